@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiler options of everything that is built here: warnings are errors, floating point is never contracted (results are
+# bit-identical over instruction sets), sanitizers on request.
+add_library(inccl_options INTERFACE)
+target_compile_options(inccl_options INTERFACE
+  -Wall -Wextra -Werror -Wshadow $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor> $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>
+  -ffp-contract=off -fno-math-errno -fstack-protector-strong)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  target_compile_options(inccl_options INTERFACE -Wno-pass-failed)
+endif()
+target_compile_definitions(inccl_options INTERFACE
+  _GNU_SOURCE $<$<NOT:$<CONFIG:Debug>>:_GLIBCXX_ASSERTIONS>)
+if(INCCL_SANITIZE)
+  target_compile_options(inccl_options INTERFACE
+    -fsanitize=${INCCL_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(inccl_options INTERFACE -fsanitize=${INCCL_SANITIZE})
+else()
+  target_compile_definitions(inccl_options INTERFACE
+    $<$<CONFIG:Release,RelWithDebInfo>:_FORTIFY_SOURCE=2>)
+endif()

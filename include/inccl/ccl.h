@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * inccl: in-line compressed collectives. The C API.
+ *
+ * Shaped like NCCL: the same numbers for results, types and operations, the same calls with the
+ * prefix ccl_. What is not written here follows NCCL's documented behaviour and, where NCCL is
+ * silent, MPI's.
+ *
+ * Streams. In this version every collective takes host memory and `stream` must be NULL: the call
+ * returns when its result is in `recv`. Any other value is CCL_INVALID_ARGUMENT.
+ *
+ * Order. All ranks of a communicator call the same collectives in the same order with matching
+ * arguments. A mismatch (operation, count, type, reduction, root, codec, seed, step) is
+ * CCL_INVALID_USAGE on every rank, and ccl_get_last_error() names two ranks that differ and both
+ * their calls.
+ *
+ * Errors. CCL_INVALID_ARGUMENT is local: the call had no effect and used no place in the order of
+ * calls. Every other error is fatal for the communicator and sticky: later calls return it at once.
+ * Only ccl_comm_abort or ccl_comm_destroy remain to be called. No call blocks for ever, prints,
+ * exits or raises.
+ *
+ * Threads. Different communicators may be used from different threads at the same time; one
+ * communicator from one thread at a time, except ccl_comm_abort and ccl_comm_get_async_error. After
+ * fork() the child may only exit or exec.
+ *
+ * Memory. `count` 0 is legal and takes part. Alignment of the element type suffices. A send buffer
+ * is never changed unless the call is in place; a receive buffer is undefined after an error.
+ */
+#ifndef INCCL_CCL_H_
+#define INCCL_CCL_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CCL_MAJOR 0
+#define CCL_MINOR 1
+#define CCL_PATCH 0
+/** Version of this header as one number: major * 10000 + minor * 100 + patch. */
+#define CCL_VERSION_CODE (CCL_MAJOR * 10000 + CCL_MINOR * 100 + CCL_PATCH)
+
+#if defined(__GNUC__)
+#define CCL_API __attribute__((visibility("default")))
+#else
+#define CCL_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Result of every call. The numbers are NCCL's; CCL_TIMEOUT is ours. */
+typedef enum {
+  CCL_SUCCESS = 0,
+  CCL_UNHANDLED_CUDA_ERROR = 1, /**< A CUDA call failed. */
+  CCL_SYSTEM_ERROR = 2, /**< A call to the operating system failed: memory, descriptors, sockets. */
+  CCL_INTERNAL_ERROR = 3,   /**< A defect of the library, or corrupted data from a peer. */
+  CCL_INVALID_ARGUMENT = 4, /**< An argument is wrong; named by ccl_get_last_error. No effect. */
+  CCL_INVALID_USAGE =
+      5, /**< The ranks do not make the same calls, or the communicator is not usable. */
+  CCL_REMOTE_ERROR = 6, /**< A peer died or left; named by ccl_get_last_error. */
+  CCL_IN_PROGRESS = 7,  /**< Not an error: an asynchronous operation is still running. */
+  CCL_TIMEOUT = 8 /**< A deadline passed (init, operation); the text says who was waited for. */
+} ccl_result_t;
+
+/** Element types. 16- and 8-bit floats are summed in fp32 inside a step and rounded once per step.
+ */
+typedef enum {
+  CCL_INT8 = 0,
+  CCL_UINT8 = 1,
+  CCL_INT32 = 2,
+  CCL_UINT32 = 3,
+  CCL_INT64 = 4,
+  CCL_UINT64 = 5,
+  CCL_FLOAT16 = 6,
+  CCL_FLOAT32 = 7,
+  CCL_FLOAT64 = 8,
+  CCL_BFLOAT16 = 9,
+  CCL_FLOAT8E4M3 = 10, /**< OCP 8-bit float, 4 exponent bits: no infinity, largest value 448. */
+  CCL_FLOAT8E5M2 = 11  /**< OCP 8-bit float, 5 exponent bits: with infinity, largest value 57344. */
+} ccl_datatype_t;
+
+/** Reductions. Integer sums and products wrap modulo 2^bits; MAX and MIN of floats return NaN where
+ * any input is NaN. */
+typedef enum {
+  CCL_SUM = 0,
+  CCL_PROD = 1,
+  CCL_MAX = 2,
+  CCL_MIN = 3,
+  CCL_AVG = 4 /**< Sum over n. Floats are multiplied by 1/n before they are added, integers divided
+                 (truncating) after. */
+} ccl_redop_t;
+
+/** Identifies a communicator while it is created. It contains a secret: whoever holds it can join.
+ * Never log it. */
+typedef struct {
+  char internal[128];
+} ccl_unique_id_t;
+
+typedef struct ccl_comm* ccl_comm_t;     /**< A communicator: one rank's end of a group of ranks. */
+typedef struct ccl_stream* ccl_stream_t; /**< A stream; NULL in this version. */
+typedef struct ccl_codec* ccl_codec_t;   /**< A parsed codec specification. */
+typedef struct ccl_residual* ccl_residual_t; /**< Error-feedback state; NULL in this version. */
+
+/** Options of a communicator. Zero or NULL means default; `size` is sizeof as the caller was
+ * compiled. */
+typedef struct {
+  size_t size;
+  int blocking;      /**< 1; non-blocking creation is not available in this version. */
+  const char* codec; /**< Default codec of compressed calls; else INCCL_CODEC, else "hbi:bits=6". */
+  const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". */
+  int channels;          /**< Independent lanes per peer, 1..32. */
+  int reproducible;      /**< 1: uncompressed float sums in rank order, independent of size and
+                            algorithm. */
+  int preserve_input;    /**< Reserved; must be 0 in this version. */
+  int init_timeout_ms;   /**< Deadline of creation; default 120000. */
+  int op_timeout_ms;     /**< Deadline of an operation without progress; default 600000. */
+  int heartbeat_ms; /**< Interval of signs of life between hosts; default 1000. Unused on one host.
+                     */
+  int dead_ms; /**< Silence after which a peer on another host counts as dead; default 10000. */
+  const char* socket_ifname; /**< As INCCL_SOCKET_IFNAME. */
+  const char* name;          /**< A name for messages. */
+} ccl_config_t;
+#define CCL_CONFIG_INIT \
+  { sizeof(ccl_config_t), 1, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
+
+/** What a compressed call did. Filled when the call completes. */
+typedef struct ccl_compression_stats {
+  size_t size;       /**< sizeof as the caller was compiled. */
+  uint64_t elements; /**< Elements of the call. */
+  uint64_t
+      payload_bytes;   /**< Compressed bytes this rank sent, without headers; once per receiver. */
+  uint64_t wire_bytes; /**< All bytes this rank sent: payload and a 64-byte header per slice and
+                          receiver. */
+  double
+      bits; /**< Payload bits per element and phase: 8 * payload_bytes / (elements * 2(n-1)/n). */
+  double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
+  double error_bound;   /**< Upper bound on the absolute error of any element of this call. */
+  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank. */
+  uint64_t
+      dropped_superblocks;  /**< Superblocks of 256 elements for which the budget left no bits. */
+  uint64_t poisoned_blocks; /**< Blocks with a NaN or infinity on some rank: NaN in the result. */
+  int compressed;           /**< 0: the call ran uncompressed (type, reduction or size). */
+} ccl_compression_stats_t;
+#define CCL_COMPRESSION_STATS_INIT \
+  { sizeof(ccl_compression_stats_t), 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0 }
+
+/** Arguments of a compressed call. All ranks pass equal codec, seed and step. */
+typedef struct {
+  size_t size;
+  ccl_codec_t codec;       /**< NULL: the communicator's default. */
+  uint64_t seed;           /**< Seed of the rounding; 0 is a seed like any other. */
+  uint64_t step;           /**< 0: the communicator's count of compressed calls so far. */
+  ccl_residual_t residual; /**< NULL in this version, else CCL_INVALID_ARGUMENT. */
+  struct ccl_compression_stats* stats; /**< NULL, or filled on completion. */
+} ccl_compression_t;
+#define CCL_COMPRESSION_INIT \
+  { sizeof(ccl_compression_t), NULL, 0, 0, NULL, NULL }
+
+/* ---------------------------------------------------------------- version and errors */
+
+/** Writes CCL_VERSION_CODE of the library that is loaded. */
+CCL_API ccl_result_t ccl_get_version(int* version);
+
+/** A constant text for a result code; never NULL. */
+CCL_API const char* ccl_get_error_string(ccl_result_t result);
+
+/**
+ * The text of the last error: of the communicator, or with NULL of the calling thread's last failed
+ * call. Names the argument, the local rank, the peer and the value. Valid until the next call on
+ * the same thread.
+ */
+CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
+
+/* ---------------------------------------------------------------- communicators */
+
+/**
+ * Creates an identifier and starts to listen for the ranks that will use it. Call it on one rank
+ * and hand the 128 bytes to the others by a channel you trust: they contain the secret that admits
+ * a rank.
+ */
+CCL_API ccl_result_t ccl_get_unique_id(ccl_unique_id_t* id);
+
+/**
+ * Joins the communicator of `id` as `rank` of `nranks` (0 <= rank < nranks <= 64). Blocks until all
+ * ranks are there, or CCL_TIMEOUT at the init deadline with the missing ranks named.
+ */
+CCL_API ccl_result_t ccl_comm_init_rank(ccl_comm_t* comm, int nranks, ccl_unique_id_t id, int rank);
+
+/** As ccl_comm_init_rank, with options; config may be NULL. */
+CCL_API ccl_result_t ccl_comm_init_rank_config(ccl_comm_t* comm, int nranks, ccl_unique_id_t id,
+                                               int rank, const ccl_config_t* config);
+
+/**
+ * Joins with rank, size and meeting point taken from the launcher's environment: Open MPI's mpirun,
+ * PMI, Slurm, or INCCL_RANK, INCCL_SIZE and INCCL_JOB. Ranks of one host need nothing else; same
+ * user is the admission rule. config may be NULL.
+ */
+CCL_API ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config);
+
+/**
+ * Creates all `ndev` ranks of a communicator inside this process; comms[i] is rank i, to be used by
+ * a thread of its own. `devices` must be NULL in this version.
+ */
+CCL_API ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices);
+
+/** Ends a communicator after its last call and frees it. Does not wait for other ranks. NULL is
+ * ignored. */
+CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
+
+/** Ends a communicator at any time, from any thread: a call in progress returns with an error,
+ * peers get theirs. */
+CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
+
+/** Writes the communicator's sticky error, CCL_SUCCESS if there is none. Never blocks; any thread.
+ */
+CCL_API ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error);
+
+/** Number of ranks. */
+CCL_API ccl_result_t ccl_comm_count(ccl_comm_t comm, int* count);
+/** Rank of this end. */
+CCL_API ccl_result_t ccl_comm_user_rank(ccl_comm_t comm, int* rank);
+/** Device of this rank; -1 for host memory. */
+CCL_API ccl_result_t ccl_comm_device(ccl_comm_t comm, int* device);
+
+/* ---------------------------------------------------------------- collectives */
+
+/** recv[i] = op over ranks of send[i], i < count. In place: send == recv. */
+CCL_API ccl_result_t ccl_allreduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                                   ccl_redop_t op, ccl_comm_t comm, ccl_stream_t stream);
+
+/**
+ * send holds nranks * recvcount elements; rank r receives the reduction of segment r.
+ * In place: recv == send + rank * recvcount.
+ */
+CCL_API ccl_result_t ccl_reduce_scatter(const void* send, void* recv, size_t recvcount,
+                                        ccl_datatype_t type, ccl_redop_t op, ccl_comm_t comm,
+                                        ccl_stream_t stream);
+
+/**
+ * recv holds nranks * sendcount elements; segment r is rank r's send buffer.
+ * In place: send == recv + rank * sendcount.
+ */
+CCL_API ccl_result_t ccl_allgather(const void* send, void* recv, size_t sendcount,
+                                   ccl_datatype_t type, ccl_comm_t comm, ccl_stream_t stream);
+
+/** recv on every rank = send of root. send is read on root only. In place: send == recv. */
+CCL_API ccl_result_t ccl_broadcast(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                                   int root, ccl_comm_t comm, ccl_stream_t stream);
+
+/** recv on root = op over ranks of send. recv is written on root only. In place: send == recv. */
+CCL_API ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                                ccl_redop_t op, int root, ccl_comm_t comm, ccl_stream_t stream);
+
+/* ---------------------------------------------------------------- compression */
+
+/**
+ * Parses a specification: "none", "hbi:bits=6", "hbi:k=15,k2=31", ... (docs/format.md). Every
+ * unknown key, bad value or contradiction is CCL_INVALID_ARGUMENT and named.
+ */
+CCL_API ccl_result_t ccl_codec_create(ccl_codec_t* codec, const char* spec);
+
+/**
+ * Writes the canonical specification, every key sorted, NUL-terminated. Equal texts mean equal
+ * bytes of results. CCL_INVALID_ARGUMENT if `size` is too small (the message says how much is
+ * needed).
+ */
+CCL_API ccl_result_t ccl_codec_spec(ccl_codec_t codec, char* buffer, size_t size);
+
+/** Frees a codec; calls that use it must have completed. NULL is ignored. */
+CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
+
+/**
+ * As ccl_allreduce, with the sum taken in the compressed domain (docs/format.md). op is CCL_SUM or
+ * CCL_AVG and type a float; any other type or op, or a call below the codec's min_bytes, runs
+ * uncompressed and says so in the stats. The result is bit-identical on all ranks and, for the
+ * codec hbi, over algorithms, slice sizes, channels, transports and instruction sets. compression
+ * may be NULL: all defaults.
+ */
+CCL_API ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,
+                                              ccl_datatype_t type, ccl_redop_t op,
+                                              const ccl_compression_t* compression, ccl_comm_t comm,
+                                              ccl_stream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INCCL_CCL_H_ */

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Element types and reductions, with the numbers of the C API.
+#ifndef INCCL_BASE_TYPES_H_
+#define INCCL_BASE_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace inccl {
+
+enum class DataType : uint8_t {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kUint32 = 3,
+  kInt64 = 4,
+  kUint64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9,
+  kFloat8E4M3 = 10,
+  kFloat8E5M2 = 11,
+};
+inline constexpr int kDataTypes = 12;
+
+enum class ReduceOp : uint8_t { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
+inline constexpr int kReduceOps = 5;
+
+// What a call does. The same word names the rows of schedules, signatures and errors.
+enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce };
+inline constexpr int kCollectives = 5;
+
+constexpr size_t SizeOf(DataType type) {
+  switch (type) {
+    case DataType::kInt8:
+    case DataType::kUint8:
+    case DataType::kFloat8E4M3:
+    case DataType::kFloat8E5M2: return 1;
+    case DataType::kFloat16:
+    case DataType::kBfloat16: return 2;
+    case DataType::kInt32:
+    case DataType::kUint32:
+    case DataType::kFloat32: return 4;
+    case DataType::kInt64:
+    case DataType::kUint64:
+    case DataType::kFloat64: return 8;
+  }
+  return 0;
+}
+
+constexpr bool IsFloat(DataType type) { return type >= DataType::kFloat16; }
+
+const char* Name(DataType type);     // "float32", ...
+const char* Name(ReduceOp op);       // "sum", ...
+const char* Name(Collective which);  // "allreduce", "reduce_scatter", ...
+
+}  // namespace inccl
+
+#endif  // INCCL_BASE_TYPES_H_

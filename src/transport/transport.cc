@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/transport.h"
+
+#include "base/rng.h"
+
+namespace inccl {
+
+uint64_t LaneSpec::Key() const {
+  uint64_t key = Mix64((uint64_t{static_cast<uint8_t>(lane_class)} << 56) |
+                       (uint64_t{channel} << 48) | (uint64_t{depth} << 32) | slot_bytes);
+  key = Mix64(key ^ static_cast<uint64_t>(producer));
+  for (const int consumer : consumers) key = Mix64(key ^ static_cast<uint64_t>(consumer));
+  return key;
+}
+
+}  // namespace inccl

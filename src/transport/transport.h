@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How slices travel. A lane is directed: one producer, a fixed set of consumers, `depth` slots. The
+// producer acquires a slot when every consumer has released what was in it before (a credit), fills
+// it in place, and publishes it; each consumer peeks at slices in order, reads them in place, and
+// releases them. Every call returns at once; waiting is the business of collectives/progress.h
+// alone.
+//
+// Lanes are opened on both sides with equal specs and wire themselves: until the other end exists,
+// TryPeek finds nothing and TryAcquire has the credits of an empty lane. One thread uses a
+// transport and its lanes at a time, except where a method says otherwise.
+#ifndef INCCL_TRANSPORT_TRANSPORT_H_
+#define INCCL_TRANSPORT_TRANSPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace inccl {
+
+struct Span {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+enum class LaneClass : uint8_t { kData, kSide, kPoint };
+
+struct LaneSpec {
+  LaneClass lane_class = LaneClass::kData;
+  uint8_t channel = 0;
+  int producer = 0;
+  std::vector<int>
+      consumers;            // ascending, without the producer; more than one needs Caps::multicast
+  uint32_t slot_bytes = 0;  // largest payload of a slice
+  uint16_t depth = 0;       // slots, at least 1
+
+  // Equal specs have equal keys; different specs of one communicator have different ones. 64-bit
+  // hash.
+  uint64_t Key() const;
+};
+
+// What travels beside a payload. On the wire a slice costs kHeaderBytes + bytes.
+struct SliceHeader {
+  uint32_t bytes = 0;      // of the payload, <= slot_bytes (checked by the lane)
+  uint32_t slice = 0;      // running number within the call, for protocol checks by the executor
+  uint64_t signature = 0;  // of the call this slice belongs to
+};
+inline constexpr uint32_t kHeaderBytes = 64;
+inline constexpr uint32_t kCreditBytes = 16;  // what returning a credit costs on a network
+
+class SendLane {
+ public:
+  virtual ~SendLane() = default;
+  // The next slot, 64-byte aligned, spec.slot_bytes large; data == nullptr while there is no
+  // credit. Idempotent.
+  virtual Result<Span> TryAcquire() = 0;
+  // Sends the slot that TryAcquire returned last. bytes may be 0.
+  virtual Status Publish(const SliceHeader& header) = 0;
+  virtual const LaneSpec& spec() const = 0;
+};
+
+class RecvLane {
+ public:
+  virtual ~RecvLane() = default;
+  struct Incoming {
+    SliceHeader header;  // copied out of the slot and checked once
+    const std::byte* payload = nullptr;
+  };
+  // True and *incoming filled if a slice is there. Idempotent until Release.
+  virtual Result<bool> TryPeek(Incoming* incoming) = 0;
+  // Gives the slot of the last peeked slice back to the producer.
+  virtual Status Release() = 0;
+  virtual const LaneSpec& spec() const = 0;
+};
+
+// Wakes a rank that sleeps. Arm, look once more for work, then Wait or Disarm: a Ring after Arm is
+// never lost.
+class Doorbell {
+ public:
+  virtual ~Doorbell() = default;
+  virtual uint32_t Arm() = 0;
+  // Blocks until a Ring since Arm, the relative timeout in ns, or a spurious wake-up; disarms.
+  virtual void Wait(uint32_t token, Time timeout) = 0;
+  virtual void Disarm() = 0;
+  // From any thread of this process; lanes of peers ring by themselves.
+  virtual void Ring() = 0;
+};
+
+struct Caps {
+  bool multicast = false;  // lanes may have several consumers at the cost of one
+  uint32_t max_slot_bytes = 1u << 30;
+  const char* name = "";  // "loopback", "shm", "sim", ...
+};
+
+// One per communicator end.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual Caps caps() const = 0;
+  // Cold. spec.producer == this rank for OpenSend; this rank is among spec.consumers for OpenRecv.
+  // Each key at most once per side and transport.
+  virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
+  virtual Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) = 0;
+  // Moves what needs moving; events handled. An error names the peer.
+  virtual Result<int> Progress(Time now) = 0;
+  // The time at which something becomes visible without anybody ringing (an emulated link's
+  // delivery); kNever if none.
+  virtual Time NextEvent() const { return kNever; }
+  // nullptr: this transport is never slept on (simulator).
+  virtual Doorbell* doorbell() = 0;
+  // Afterwards no peer touches this rank's private memory. Lanes may only be destroyed.
+  virtual void Quiesce(Time deadline) = 0;
+  // Bytes of slot memory this rank has committed.
+  virtual uint64_t memory_bytes() const = 0;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_TRANSPORT_TRANSPORT_H_
