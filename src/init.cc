@@ -13,7 +13,7 @@
 namespace inccl {
 namespace {
 
-constexpr int kMaxChannels = 32;
+constexpr int kMostChannels = 32;
 constexpr int kMaxTimeoutMs = 24 * 3600 * 1000;
 
 Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
@@ -30,9 +30,9 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
   if (config.preserve_input != 0) {
     return InvalidArgument("config->preserve_input: not available in this version");
   }
-  if (config.channels < 0 || config.channels > kMaxChannels) {
+  if (config.channels < 0 || config.channels > kMostChannels) {
     return InvalidArgument(
-        fmt::format("config->channels: {} is not in [0, {}]", config.channels, kMaxChannels));
+        fmt::format("config->channels: {} is not in [0, {}]", config.channels, kMostChannels));
   }
   for (const auto& [name, value] : {std::pair("init_timeout_ms", config.init_timeout_ms),
                                     std::pair("op_timeout_ms", config.op_timeout_ms)}) {

@@ -73,6 +73,7 @@ class Task {
     bool finished = false;
     Ticket ticket = 0;
     Range part;               // of the current step
+    uint64_t raw_bytes = 0;   // of the current slice in the caller's type
     std::vector<Term> terms;  // inputs, then outputs, of the step that a ticket is open for
     std::vector<ScratchSlot> scratch;  // scratch slots x slices of a group
     Blocked blocked;
