@@ -372,7 +372,8 @@ Status SymbolicRun::Deadlock(const StrandState& first) const {
   return InternalError(text);
 }
 
-// Every output is there, and every lane is empty.
+// Every output is there. (Every lane is empty: each of at least two turns wrote it k and read it j
+// times, and as all strands have ended, 0 <= turns * (k - j) <= 1 slot.)
 Status SymbolicRun::CheckEnd() const {
   for (const Schedule& self : schedules_) {
     const size_t rank = static_cast<size_t>(self.rank);
@@ -388,14 +389,6 @@ Status SymbolicRun::CheckEnd() const {
         }
       }
     }
-  }
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    if (lanes_[i].unread == 0) continue;
-    const SharedLane& shared = table_.lanes[i];
-    return InternalError(fmt::format("rank {} strand {} step {}: lane {} still holds {} at the end",
-                                     shared.lane->producer, shared.producer_strand,
-                                     lanes_[i].value.step, inccl::Text(*shared.lane),
-                                     Text(lanes_[i].value)));
   }
   return Status::Ok();
 }
