@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "collectives/fold_expressions.h"
 #include "collectives/schedule_text.h"
@@ -88,7 +89,7 @@ class SymbolicRun {
       cell_base_.push_back(cells);
       cells += size_t{phase.chunks} * phase.channels;
     }
-    agreed_.assign(cells, -1);
+    agreed_.assign(cells, {-1, -1});
     for (const Schedule& schedule : schedules) {
       strand_base_.push_back(strands_.size());
       for (size_t s = 0; s < schedule.strands.size(); ++s) {
@@ -158,7 +159,7 @@ class SymbolicRun {
   std::vector<std::vector<Value>> scratch_;  // by rank
   std::vector<size_t> cell_base_;            // by phase: its first cell; cells are chunk x channel
   std::vector<std::vector<int>> written_;    // by rank and cell: turns written
-  std::vector<int> agreed_;                  // by cell: the expression of all ranks
+  std::vector<std::pair<int, int>> agreed_;  // by cell: the expression of all ranks, and of whom
   std::vector<int> parts_;                   // of the fold at hand
 };
 
@@ -330,10 +331,11 @@ Status SymbolicRun::WriteOutput(const StrandState& state, const Operand& output,
   ++written_[state.rank][cell];
   if (output.format.form == Form::kSide || !Reduces(self.collective)) return Status::Ok();
   proof_.rank_order = proof_.rank_order && expressions_.InRankOrder(expression);
-  if (agreed_[cell] < 0) agreed_[cell] = expression;
-  if (agreed_[cell] == expression) return Status::Ok();
-  return Error(state, fmt::format("chunk {} is {}, but {} on another rank or row", output.chunk,
-                                  expressions_.Text(expression), expressions_.Text(agreed_[cell])));
+  auto& [agreed, whose] = agreed_[cell];
+  if (agreed < 0) agreed_[cell] = {expression, self.rank};
+  if (agreed == expression) return Status::Ok();
+  return Error(state, fmt::format("chunk {} is {} here, but {} at rank {}", output.chunk,
+                                  expressions_.Text(expression), expressions_.Text(agreed), whose));
 }
 
 void SymbolicRun::Advance(StrandState* state) {
