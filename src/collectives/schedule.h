@@ -130,10 +130,10 @@ struct Proof {
 // rank, strand, step and what was found; a deadlock is told as the chain of who waits for whom.
 Result<Proof> Validate(std::span<const Schedule> schedules, int rows = 3);
 
-// For people: NCCL's names (send, recv, recv-reduce-send, recv-copy-send, ...) derived from the
-// operands.
+// For people, of schedules that Validate accepts. NCCL's names (send, recv, recv-reduce-send,
+// recv-copy-send, ...; "keep" for what goes into scratch) are derived from the operands.
 std::string DumpText(const Schedule& schedule);
-// Graphviz DOT of the whole communicator: steps as nodes, lanes as arrows.
+// Graphviz DOT of one row of the whole communicator: steps as nodes, what passes lanes as arrows.
 std::string DumpDot(std::span<const Schedule> schedules);
 
 }  // namespace inccl
