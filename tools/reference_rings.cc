@@ -33,8 +33,7 @@ void RoundToMxfp8(std::span<double> block) {
   double top = 0;
   for (const double x : block) top = std::max(top, std::fabs(x));
   if (top == 0) return;
-  const int exponent =
-      std::clamp(std::ilogb(top) - kE4M3MaxExponent, -kE8M0Limit, kE8M0Limit);
+  const int exponent = std::clamp(std::ilogb(top) - kE4M3MaxExponent, -kE8M0Limit, kE8M0Limit);
   for (double& x : block) x = std::ldexp(RoundToE4M3(std::ldexp(x, -exponent)), exponent);
 }
 
