@@ -3,22 +3,22 @@
 
 namespace inccl {
 
-// Everybody sends everything to everybody, and everybody adds it up in rank order.
+// Everybody sends everything to everybody, and everybody adds it up in rank order. One strand: in
+// place, the sum is written over what has been sent.
 void AllReduceDirectOneShot(PhaseBuilder* phase) {
   for (int channel = 0; channel < phase->channels(); ++channel) {
-    const int send = phase->AddStrand(channel);
-    const int fold = phase->AddStrand(channel);
+    const int strand = phase->AddStrand(channel);
     std::vector<Operand> inputs;
     for (int q = 0; q < phase->nranks(); ++q) {
       const int lane = phase->AddLane(channel, kResultPlane, q, phase->AllBut(q));
       if (q == phase->rank()) {
-        phase->AddStep(send, 0, {phase->Input()}, {phase->Sum(lane, 1)});
+        phase->AddStep(strand, 0, {phase->Input()}, {phase->Sum(lane, 1)});
         inputs.push_back(phase->Input());
       } else {
         inputs.push_back(phase->Sum(lane, 1));
       }
     }
-    phase->AddStep(fold, 0, inputs, {phase->Output()});
+    phase->AddStep(strand, 0, inputs, {phase->Output()});
   }
 }
 
