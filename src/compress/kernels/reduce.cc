@@ -51,8 +51,9 @@ struct MaxOp {
   template <class D, class V>
   static HWY_INLINE V Apply(D, V a, V b) {
     if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
-      const V larger = hn::IfThenElse(hn::Or(hn::Gt(a, b), hn::Ne(a, a)), a, b);
-      return hn::IfThenElse(hn::Eq(a, b), hn::And(a, b), larger);
+      const V larger = hn::IfThenElse(hn::Gt(a, b), a, b);
+      const V number = hn::IfThenElse(hn::Eq(a, b), hn::And(a, b), larger);
+      return hn::IfThenElse(hn::Eq(a, a), number, a);
     } else {
       return hn::Max(a, b);
     }
@@ -63,8 +64,9 @@ struct MinOp {
   template <class D, class V>
   static HWY_INLINE V Apply(D, V a, V b) {
     if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
-      const V smaller = hn::IfThenElse(hn::Or(hn::Lt(a, b), hn::Ne(a, a)), a, b);
-      return hn::IfThenElse(hn::Eq(a, b), hn::Or(a, b), smaller);
+      const V smaller = hn::IfThenElse(hn::Lt(a, b), a, b);
+      const V number = hn::IfThenElse(hn::Eq(a, b), hn::Or(a, b), smaller);
+      return hn::IfThenElse(hn::Eq(a, a), number, a);
     } else {
       return hn::Min(a, b);
     }
@@ -78,7 +80,7 @@ HWY_INLINE hn::VFromD<D> OneNan(D d, hn::VFromD<D> value) {
   using T = hn::TFromD<D>;
   if constexpr (hwy::IsFloat<T>()) {
     const auto nan = hn::Set(d, std::numeric_limits<T>::quiet_NaN());
-    return hn::IfThenElse(hn::Ne(value, value), nan, value);
+    return hn::IfThenElse(hn::Eq(value, value), value, nan);
   } else {
     return value;
   }
