@@ -2,18 +2,21 @@
 //
 // Creation of communicators: by unique id, from the launcher's environment, and for threads of one
 // process.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
+#include <cerrno>
+#include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "handles.h"
 #include "init.h"
 #include "transport/bootstrap/bootstrap.h"
 #include "transport/loopback/loopback.h"
-#include "transport/shm/shm.h"
+#include "transport/shm/shm_transport.h"
 
 namespace inccl {
 namespace {
@@ -36,6 +39,30 @@ ccl_comm_t NewHandle(std::unique_ptr<Communicator> communicator) {
   auto handle = std::make_unique<ccl_comm>();
   handle->impl = std::move(communicator);
   return handle.release();
+}
+
+// The shm transport between threads of one process (INCCL_TRANSPORT=shm).
+Result<std::vector<std::unique_ptr<Transport>>> MakeShmInProcess(int nranks) {
+  std::vector<std::unique_ptr<ShmTransport>> ends;
+  for (int rank = 0; rank < nranks; ++rank) {
+    Result<std::unique_ptr<ShmTransport>> end = ShmTransport::Create(rank, nranks);
+    if (!end.ok()) return end.status();
+    ends.push_back(*std::move(end));
+  }
+  for (int rank = 0; rank < nranks; ++rank) {
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (peer == rank) continue;
+      const std::vector<int> fds = ends[static_cast<size_t>(peer)]->fds_to_share();
+      UniqueFd arena(fcntl(fds[0], F_DUPFD_CLOEXEC, 0)), bell(fcntl(fds[1], F_DUPFD_CLOEXEC, 0));
+      if (!arena.valid() || !bell.valid()) return SystemErrorErrno("dup of a memfd", errno);
+      Status status =
+          ends[static_cast<size_t>(rank)]->Attach(peer, std::move(arena), std::move(bell));
+      if (!status.ok()) return status;
+    }
+  }
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (std::unique_ptr<ShmTransport>& end : ends) transports.push_back(std::move(end));
+  return transports;
 }
 
 // Shared memory between processes: what is common to joining by id and by launcher.

@@ -16,7 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <map>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <thread>
@@ -32,11 +32,11 @@ using Body = std::function<void(int rank, ccl_comm_t comm)>;
 // Sets environment variables for its lifetime; only while no other thread reads the environment.
 class ScopedEnv {
  public:
-  explicit ScopedEnv(const std::map<std::string, std::string>& values) {
+  explicit ScopedEnv(std::initializer_list<std::pair<const char*, const char*>> values) {
     for (const auto& [name, value] : values) {
-      const char* old = std::getenv(name.c_str());
+      const char* old = std::getenv(name);
       old_.emplace_back(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
-      setenv(name.c_str(), value.c_str(), 1);
+      setenv(name, value, 1);
     }
   }
   ~ScopedEnv() {
