@@ -87,17 +87,15 @@ TEST(Validate, TellsADeadlockAsAChain) {
 }
 
 TEST(Validate, FollowsADeadlockThroughRows) {
-  // Data of rank 1 never ends, so that the side information of rank 0 must wait.
+  // Data strands 3 and 4, send and fold, become one that folds first: no row of it ever ends, so
+  // side information waits two rows later.
   Schedules schedules = Make({Collective::kAllReduce, Algorithm::kDirectOneShot}, 2, true);
   for (Schedule& schedule : schedules) {
-    Strand& data = schedule.strands.back();
-    data.steps.push_back((&data)[-1].steps[0]);
-    const std::vector<Dependency> waits = data.waits;
-    (&data)[-1] = data;
-    schedule.strands.pop_back();
-    for (Strand& strand : schedule.strands) {
-      if (strand.phase == 0) strand.waits.pop_back();
-    }
+    std::vector<Strand>& strands = schedule.strands;
+    ASSERT_EQ(strands.size(), 5u);
+    strands[4].steps.push_back(strands[3].steps[0]);
+    strands.erase(strands.begin() + 3);
+    for (size_t side = 0; side < 3; ++side) strands[side].waits = {{3, 2}};
   }
   ExpectRefused(schedules, {"deadlock",
                             "rank 0 strand 0 step 0 row 2 waits for strand 3 to finish "
