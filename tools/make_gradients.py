@@ -47,7 +47,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        qkv = self.attention_in(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        qkv = self.attention_in(self.norm1(x))
+        qkv = qkv.view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -140,19 +141,20 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=600, help="steps of training (default 600)")
     parser.add_argument("--ranks", type=int, default=8, help="data-parallel ranks (default 8)")
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="directory of the .npy files")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="directory of the files")
     parser.add_argument("--sample", type=int, default=0, metavar="N",
                         help="write N superblocks of 256 elements only; 0: everything")
-    parser.add_argument("--seed", type=int, default=1, help="seed of weights and batches (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and batches (default 1)")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--context", type=int, default=64, help="tokens per sequence (default 64)")
-    parser.add_argument("--batch", type=int, default=8, help="sequences per rank and step (default 8)")
+    parser.add_argument("--context", type=int, default=64, help="tokens a sequence (default 64)")
+    parser.add_argument("--batch", type=int, default=8,
+                        help="sequences per rank and step (default 8)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     args = parser.parse_args()
     if args.steps <= EARLY_STEP + 1 or args.ranks < 1 or args.sample < 0:
-        parser.error(f"--steps must exceed {EARLY_STEP + 1}, --ranks be positive, --sample not negative")
+        parser.error(f"--steps must exceed {EARLY_STEP + 1}, --ranks 0, --sample not be negative")
     return args
 
 
@@ -183,7 +185,8 @@ def main():
     for step in range(1, args.steps + 1):
         gradients, losses = [], []
         for shard, generator in zip(shards, generators):
-            starts = torch.randint(len(shard) - args.context - 1, (args.batch,), generator=generator)
+            last = len(shard) - args.context - 1
+            starts = torch.randint(last, (args.batch,), generator=generator)
             rows = torch.stack([shard[s : s + args.context + 1] for s in starts.tolist()]).long()
             model.zero_grad(set_to_none=True)
             loss = model(rows[:, :-1], rows[:, 1:])

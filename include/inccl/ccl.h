@@ -270,6 +270,14 @@ CCL_API ccl_result_t ccl_codec_spec(ccl_codec_t codec, char* buffer, size_t size
 CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
 
 /**
+ * What a codec promises for `count` elements on `nranks` ranks: bits per element and phase that a reference algorithm
+ * sends, and an upper bound of the absolute error of an element of the sum, relative to the largest |x| of its block of
+ * 32 elements over all ranks. Both are a priori; the stats of a call have what really happened.
+ */
+CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,
+                                     double* relative_error_bound);
+
+/**
  * As ccl_allreduce, with the sum taken in the compressed domain (docs/format.md). op is CCL_SUM or
  * CCL_AVG and type a float; any other type or op, or a call below the codec's min_bytes, runs
  * uncompressed and says so in the stats. The result is bit-identical on all ranks and, for the

@@ -141,6 +141,14 @@ struct FileCloser {
 };
 using File = std::unique_ptr<std::FILE, FileCloser>;
 
+// fread and fwrite of whole elements; none of them is no call (an empty vector has no address).
+bool ReadElements(std::FILE* file, std::span<float> values) {
+  return values.empty() || std::fread(values.data(), 4, values.size(), file) == values.size();
+}
+bool WriteElements(std::FILE* file, std::span<const float> values) {
+  return values.empty() || std::fwrite(values.data(), 4, values.size(), file) == values.size();
+}
+
 uint64_t LittleEndian(std::string_view bytes) {
   uint64_t value = 0;
   for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<uint8_t>(bytes[i]);
@@ -228,7 +236,7 @@ Result<NpyArray> ReadNpy(const std::string& path) {
   if (std::fseek(file.get(), static_cast<long>(header->data_offset), SEEK_SET) != 0) {
     return SystemErrorErrno(path, errno);
   }
-  if (std::fread(array.values.data(), 4, array.values.size(), file.get()) != array.values.size()) {
+  if (!ReadElements(file.get(), array.values)) {
     return SystemError(fmt::format("{}: reading {} elements failed", path, array.values.size()));
   }
   return array;
@@ -269,8 +277,7 @@ Status WriteNpy(const std::string& path, std::span<const float> values,
   if (!file) return SystemErrorErrno(path, errno);
   const std::string header = FormatNpyHeader(shape);
   if (std::fwrite(header.data(), 1, header.size(), file.get()) != header.size() ||
-      std::fwrite(values.data(), 4, values.size(), file.get()) != values.size() ||
-      std::fclose(file.release()) != 0) {
+      !WriteElements(file.get(), values) || std::fclose(file.release()) != 0) {
     return SystemErrorErrno(fmt::format("{}: writing {} elements", path, values.size()), errno);
   }
   return {};

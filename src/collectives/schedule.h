@@ -26,21 +26,24 @@ namespace inccl {
 
 enum class Algorithm : uint8_t { kRing, kTree, kRecursiveDoubling, kDirectOneShot, kDirect };
 inline constexpr int kAlgorithms = 5;
-const char* Name(
-    Algorithm algorithm);  // "ring", "tree", "recursive_doubling", "direct_one_shot", "direct"
+// "ring", "tree", "recursive_doubling", "direct_one_shot", "direct"
+const char* Name(Algorithm algorithm);
 
 enum class Space : uint8_t { kLane, kInput, kOutput, kScratch };
 
 struct Operand {
   Space space = Space::kInput;
-  uint16_t index =
-      0;  // kLane: into Schedule::lanes; kScratch: scratch slot of this schedule; else 0
-  uint16_t chunk =
-      0;  // which of the phase's chunks this operand holds; for scratch, what was put there
-  Format
-      format;  // kInput space: Form::kInput; kOutput space: Form::kOutput (side phase: Form::kSide)
+  // kLane: into Schedule::lanes; kScratch: scratch slot of this schedule; else 0.
+  uint16_t index = 0;
+  // Which of the phase's chunks this operand holds; for scratch, what was put there.
+  uint16_t chunk = 0;
+  // kInput space: Form::kInput; kOutput space: Form::kOutput (side phase: Form::kSide); lanes and
+  // scratch: kSum or kResult (side phase: kSide).
+  Format format;
 };
 
+// At least one input and one output. No lane and no scratch slot stands twice in a step, so a step
+// takes and fills at most one slot of each lane.
 struct Step {
   uint32_t first_operand = 0;  // into Schedule::operands: inputs, then outputs; all of one chunk
   uint16_t inputs = 0, outputs = 0;
@@ -60,15 +63,22 @@ struct Strand {
   std::vector<Dependency> waits;
 };
 
+// Lanes are shared by all calls and algorithms that name them alike, so every schedule leaves its
+// lanes empty. `channel` tells apart lanes of equal ends: kLanePlanes * (the strands' channel) +
+// plane. No two lanes of a schedule have class, channel, producer and one consumer in common, not
+// even when a multicast lane is replaced by one lane per consumer.
+inline constexpr int kLanePlanes = 4;
+inline constexpr int kMaxChannels = 256 / kLanePlanes;
 struct ScheduleLane {
   LaneClass lane_class = LaneClass::kData;
   uint8_t channel = 0;
   int producer = 0;
-  std::vector<int> consumers;  // ascending
+  std::vector<int> consumers;  // ascending, without the producer
 };
 
 // A phase cuts every row into `chunks` parts (codec superblocks dealt evenly), and every part into
-// `channels` shares. In reduce-scatter and all-gather chunk c is the row of rank c's segment.
+// `channels` shares. In reduce-scatter and all-gather chunk c is the row of rank c's segment. A
+// chunk or share without elements has no slices: its steps are skipped at both ends of every lane.
 struct Phase {
   uint16_t chunks = 1;
   uint16_t channels = 1;
@@ -81,11 +91,11 @@ struct Schedule {
   int nranks = 1;
   int rank = 0;
   int root = 0;
-  std::vector<Phase> phases;
+  std::vector<Phase> phases;        // [agreement of side information,] data
   std::vector<ScheduleLane> lanes;  // those this rank produces or consumes
   std::vector<Operand> operands;
   std::vector<Strand> strands;  // in the order in which they are polled
-  uint16_t scratch_slots = 0;
+  uint16_t scratch_slots = 0;   // each is used by one strand, and holds nothing between rows
 };
 
 struct ScheduleRequest {
@@ -94,10 +104,10 @@ struct ScheduleRequest {
   int nranks = 1;
   int rank = 0;
   int root = 0;
-  int channels = 1;
+  int channels = 1;         // 1..kMaxChannels
   bool side_phase = false;  // all-reduce only: prepend an agreement phase on side lanes
-  bool side_one_shot =
-      false;  // the agreement by direct one-shot (small calls), else by direct two-shot
+  // The agreement by direct one-shot (small calls), else by direct two-shot.
+  bool side_one_shot = false;
 };
 
 // The schedule of one rank, or why there is none (kInvalidArgument naming collective and
@@ -108,20 +118,22 @@ bool HasSchedule(Collective collective, Algorithm algorithm, int nranks);
 // What Validate proves about a communicator's schedules besides their being right.
 struct Proof {
   bool rank_order = false;  // every sum is folded as ((0 + 1) + 2) + ... + n-1: reproducible
-  int steps = 0;  // steps on the longest chain of dependent steps of one row, a measure of latency
+  int steps = 0;  // messages on the longest chain of dependent steps of one row: how often a call
+                  // of one row pays a lane's latency
 };
 
-// schedules[r] is rank r's. Symbolically runs `rows` rows with lanes of capacity 1 and checks that
-// sends meet receives of the same chunk and format, that every output is the fold of exactly the
-// contributions the collective promises, that `contributions` is what has really been added, that
-// each lane end belongs to one strand, that nothing is left in a lane, and that the run ends. An
-// error says rank, strand, step and what was found.
+// schedules[r] is rank r's. Symbolically runs `rows` rows of two groups of slices with lanes of
+// capacity 1 and checks that sends meet receives of the same chunk and format, that every output is
+// the fold of exactly the contributions the collective promises (all-reduce: by the same expression
+// on every rank), that `contributions` is what has really been added, that each lane end belongs to
+// one strand, that nothing is left in a lane, and that the run ends. An error (kInternalError) says
+// rank, strand, step and what was found; a deadlock is told as the chain of who waits for whom.
 Result<Proof> Validate(std::span<const Schedule> schedules, int rows = 3);
 
-// For people: NCCL's names (send, recv, recv-reduce-send, recv-copy-send, ...) derived from the
-// operands.
+// For people, of schedules that Validate accepts. NCCL's names (send, recv, recv-reduce-send,
+// recv-copy-send, ...; "keep" for what goes into scratch) are derived from the operands.
 std::string DumpText(const Schedule& schedule);
-// Graphviz DOT of the whole communicator: steps as nodes, lanes as arrows.
+// Graphviz DOT of one row of the whole communicator: steps as nodes, what passes lanes as arrows.
 std::string DumpDot(std::span<const Schedule> schedules);
 
 }  // namespace inccl

@@ -49,6 +49,7 @@ struct SliceHeader {
   uint32_t bytes = 0;      // of the payload, <= slot_bytes (checked by the lane)
   uint32_t slice = 0;      // running number within the call, for protocol checks by the executor
   uint64_t signature = 0;  // of the call this slice belongs to
+  Time departure = 0;      // for link emulation: when its last byte leaves the sender; else 0
 };
 inline constexpr uint32_t kHeaderBytes = 64;
 inline constexpr uint32_t kCreditBytes = 16;  // what returning a credit costs on a network
@@ -61,6 +62,9 @@ class SendLane {
   virtual Result<Span> TryAcquire() = 0;
   // Sends the slot that TryAcquire returned last. bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
+  // For link emulation: the latest stamp with which a consumer released what was before in the slot
+  // acquired last.
+  virtual Time CreditDeparture() const { return 0; }
   virtual const LaneSpec& spec() const = 0;
 };
 
@@ -75,6 +79,10 @@ class RecvLane {
   virtual Result<bool> TryPeek(Incoming* incoming) = 0;
   // Gives the slot of the last peeked slice back to the producer.
   virtual Status Release() = 0;
+  // For link emulation: Release that leaves a stamp for SendLane::CreditDeparture, and the header of
+  // the slice `ahead` places behind the next one, if that is there already.
+  virtual Status ReleaseStamped(Time /*departure*/) { return Release(); }
+  virtual Result<bool> PeekAhead(uint32_t /*ahead*/, SliceHeader* /*header*/) { return false; }
   virtual const LaneSpec& spec() const = 0;
 };
 
@@ -97,6 +105,13 @@ struct Caps {
   const char* name = "";  // "loopback", "shm", "sim", ...
 };
 
+// What this rank has sent so far, a slice once per Publish.
+struct TransportCounters {
+  uint64_t slices = 0;
+  uint64_t payload_bytes = 0;
+  uint64_t credits = 0;  // releases
+};
+
 // One per communicator end.
 class Transport {
  public:
@@ -106,10 +121,11 @@ class Transport {
   // Each key at most once per side and transport.
   virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
   virtual Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) = 0;
-  // Moves what needs moving; events handled. An error names the peer.
+  // Moves what needs moving; events handled. An error names the peer. Call it in every round of
+  // polling: an emulated link shows what has become visible by the last call's `now`.
   virtual Result<int> Progress(Time now) = 0;
-  // The time at which something becomes visible without anybody ringing (an emulated link's
-  // delivery); kNever if none.
+  // The first time after the last Progress at which something becomes visible without anybody
+  // ringing (an emulated link's delivery); kNever if none.
   virtual Time NextEvent() const { return kNever; }
   // nullptr: this transport is never slept on (simulator).
   virtual Doorbell* doorbell() = 0;
@@ -117,6 +133,7 @@ class Transport {
   virtual void Quiesce(Time deadline) = 0;
   // Bytes of slot memory this rank has committed.
   virtual uint64_t memory_bytes() const = 0;
+  virtual TransportCounters counters() const { return {}; }
 };
 
 }  // namespace inccl

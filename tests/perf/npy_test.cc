@@ -139,7 +139,8 @@ TEST_F(NpyTest, RefusesWithTheNameAndTheCause) {
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }", "3 elements"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", "1 elements"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (2305843009213693951,), }", "elements"},
-      {good.substr(0, good.size() - 1), "neither ','"},
+      {good.substr(0, good.size() - 1), "no quoted key"},
+      {good.substr(0, good.size() - 3), "neither ','"},
   };
   ASSERT_TRUE(ParseNpy(FileOf(good, {1.0f, 2.0f}), "name").ok());
   for (const Case& c : cases) {

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The collective calls of the C API: every argument is checked here, by name, before anything
+// happens.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "handles.h"
+
+namespace inccl {
+namespace {
+
+struct Arguments {
+  Collective collective;
+  const void* send;
+  void* recv;
+  size_t count;
+  ccl_datatype_t type;
+  ccl_redop_t op = CCL_SUM;
+  int root = 0;
+  ccl_comm_t comm;
+  ccl_stream_t stream;
+};
+
+Status CheckEnums(const Arguments& a) {
+  if (static_cast<int>(a.type) < 0 || static_cast<int>(a.type) >= kDataTypes) {
+    return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", static_cast<int>(a.type)));
+  }
+  if (static_cast<int>(a.op) < 0 || static_cast<int>(a.op) >= kReduceOps) {
+    return InvalidArgument(fmt::format("op: {} is no ccl_redop_t", static_cast<int>(a.op)));
+  }
+  return Status::Ok();
+}
+
+struct Extent {
+  uint64_t send, recv;  // elements
+};
+
+Extent ExtentOf(const Arguments& a, uint64_t nranks, bool is_root) {
+  switch (a.collective) {
+    case Collective::kReduceScatter: return {a.count * nranks, a.count};
+    case Collective::kAllGather: return {a.count, a.count * nranks};
+    case Collective::kBroadcast: return {is_root ? a.count : 0, a.count};
+    case Collective::kReduce: return {a.count, is_root ? a.count : 0};
+    case Collective::kAllReduce: break;
+  }
+  return {a.count, a.count};
+}
+
+// In place as NCCL defines it, or no overlap at all.
+Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, uint64_t rank) {
+  const auto send = reinterpret_cast<uintptr_t>(a.send);
+  const auto recv = reinterpret_cast<uintptr_t>(a.recv);
+  const uint64_t send_bytes = extent.send * element, recv_bytes = extent.recv * element;
+  if (send_bytes == 0 || recv_bytes == 0) return Status::Ok();
+  const bool apart = send >= recv ? send - recv >= recv_bytes : recv - send >= send_bytes;
+  if (apart) return Status::Ok();
+  const uint64_t segment = rank * a.count * element;
+  switch (a.collective) {
+    case Collective::kReduceScatter:
+      if (recv == send + segment) return Status::Ok();
+      break;
+    case Collective::kAllGather:
+      if (send == recv + segment) return Status::Ok();
+      break;
+    default:
+      if (send == recv) return Status::Ok();
+  }
+  return InvalidArgument(
+      fmt::format("send and recv: {}..+{} and {}..+{} bytes overlap and are not the in-place form",
+                  a.send, send_bytes, a.recv, recv_bytes));
+}
+
+Status Check(const Arguments& a) {
+  if (Status status = CheckComm(a.comm); !status.ok()) return status;
+  if (Status status = CheckEnums(a); !status.ok()) return status;
+  const int nranks = a.comm->impl->nranks(), rank = a.comm->impl->rank();
+  if (a.root < 0 || a.root >= nranks) {
+    return InvalidArgument(fmt::format("root: {} is not in [0, {})", a.root, nranks));
+  }
+  if (a.stream != nullptr) {
+    return InvalidArgument("stream: must be NULL, this version has no streams");
+  }
+  const size_t element = SizeOf(static_cast<DataType>(a.type));
+  if (a.count > SIZE_MAX / 2 / element / static_cast<size_t>(nranks)) {
+    return InvalidArgument(fmt::format("count: {} elements of {} bytes on {} ranks overflow size_t",
+                                       a.count, element, nranks));
+  }
+  const Extent extent = ExtentOf(a, static_cast<uint64_t>(nranks), rank == a.root);
+  if (a.send == nullptr && extent.send != 0) return InvalidArgument("send: NULL");
+  if (a.recv == nullptr && extent.recv != 0) return InvalidArgument("recv: NULL");
+  return CheckOverlap(a, extent, element, static_cast<uint64_t>(rank));
+}
+
+Call MakeCall(const Arguments& a) {
+  Call call;
+  call.collective = a.collective;
+  call.type = static_cast<DataType>(a.type);
+  call.op = static_cast<ReduceOp>(a.op);
+  call.root = a.root;
+  call.count = a.count;
+  call.send = a.send;
+  call.recv = a.recv;
+  return call;
+}
+
+// Errors of arguments that only the communicator can find get the rank in front as well.
+Status WithRank(Status status, ccl_comm_t comm) {
+  if (status.code() != Code::kInvalidArgument || comm == nullptr ||
+      comm->magic != ccl_comm::kMagic) {
+    return status;
+  }
+  return InvalidArgument(
+      fmt::format("rank {}/{}: {}", comm->impl->rank(), comm->impl->nranks(), status.message()));
+}
+
+ccl_result_t Run(const Arguments& a) {
+  return Guarded([&]() -> Status {
+    if (Status status = Check(a); !status.ok()) return WithRank(status, a.comm);
+    return WithRank(a.comm->impl->Run(MakeCall(a)), a.comm);
+  });
+}
+
+// The caller's options, whatever length of them it was compiled with.
+Status ReadOptions(const ccl_compression_t* given, ccl_compression_t* options) {
+  *options = CCL_COMPRESSION_INIT;
+  if (given == nullptr) return Status::Ok();
+  if (given->size < sizeof(size_t) || given->size > 4096) {
+    return InvalidArgument(fmt::format(
+        "compression->size: {}, must be sizeof(ccl_compression_t); use CCL_COMPRESSION_INIT",
+        given->size));
+  }
+  std::memcpy(options, given, std::min(given->size, sizeof *options));
+  if (options->residual != nullptr) {
+    return InvalidArgument("compression->residual: must be NULL, this version has no residuals");
+  }
+  if (options->stats != nullptr &&
+      (options->stats->size < sizeof(size_t) || options->stats->size > 4096)) {
+    return InvalidArgument(fmt::format(
+        "compression->stats->size: {}; use CCL_COMPRESSION_STATS_INIT", options->stats->size));
+  }
+  if (options->codec != nullptr) return CheckCodec(options->codec);
+  return Status::Ok();
+}
+
+ccl_result_t RunCompressed(const Arguments& a, const ccl_compression_t* compression) {
+  return Guarded([&]() -> Status {
+    if (Status status = Check(a); !status.ok()) return WithRank(status, a.comm);
+    ccl_compression_t options;
+    if (Status status = ReadOptions(compression, &options); !status.ok()) {
+      return WithRank(status, a.comm);
+    }
+    Call call = MakeCall(a);
+    call.compressed_call = true;
+    call.codec =
+        options.codec != nullptr ? options.codec->impl : a.comm->impl->options().default_codec;
+    call.seed = options.seed;
+    call.step = options.step;
+    call.stats = options.stats;
+    return WithRank(a.comm->impl->Run(call), a.comm);
+  });
+}
+
+}  // namespace
+}  // namespace inccl
+
+using inccl::Collective;
+
+ccl_result_t ccl_allreduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                           ccl_redop_t op, ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run({Collective::kAllReduce, send, recv, count, type, op, 0, comm, stream});
+}
+
+ccl_result_t ccl_reduce_scatter(const void* send, void* recv, size_t recvcount, ccl_datatype_t type,
+                                ccl_redop_t op, ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run({Collective::kReduceScatter, send, recv, recvcount, type, op, 0, comm, stream});
+}
+
+ccl_result_t ccl_allgather(const void* send, void* recv, size_t sendcount, ccl_datatype_t type,
+                           ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run(
+      {Collective::kAllGather, send, recv, sendcount, type, CCL_SUM, 0, comm, stream});
+}
+
+ccl_result_t ccl_broadcast(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                           int root, ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run({Collective::kBroadcast, send, recv, count, type, CCL_SUM, root, comm, stream});
+}
+
+ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                        ccl_redop_t op, int root, ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run({Collective::kReduce, send, recv, count, type, op, root, comm, stream});
+}
+
+ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,
+                                      ccl_datatype_t type, ccl_redop_t op,
+                                      const ccl_compression_t* compression, ccl_comm_t comm,
+                                      ccl_stream_t stream) {
+  return inccl::RunCompressed(
+      {Collective::kAllReduce, send, recv, count, type, op, 0, comm, stream}, compression);
+}

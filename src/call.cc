@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call.h"
+
+#include <fmt/format.h>
+
+#include "base/bytes.h"
+#include "base/rng.h"
+
+namespace inccl {
+namespace {
+
+uint64_t HashText(std::string_view text) {
+  uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001B3u;
+  return hash;
+}
+
+}  // namespace
+
+void CallRecord::Set(uint64_t sequence_number, const Call& call) {
+  sequence = sequence_number;
+  collective = call.collective;
+  type = call.type;
+  op = call.op;
+  root = call.root;
+  count = call.count;
+  seed = call.seed;
+  step = call.step;
+  codec.assign(call.codec == nullptr ? "none" : call.codec->spec());
+}
+
+uint64_t CallRecord::Signature() const {
+  uint64_t hash = Mix64(sequence);
+  hash = Mix64(hash ^ (uint64_t{static_cast<uint8_t>(collective)} << 48 |
+                       uint64_t{static_cast<uint8_t>(type)} << 40 |
+                       uint64_t{static_cast<uint8_t>(op)} << 32 | static_cast<uint32_t>(root)));
+  hash = Mix64(hash ^ count);
+  hash = Mix64(hash ^ seed);
+  hash = Mix64(hash ^ step);
+  return Mix64(hash ^ HashText(codec));
+}
+
+bool CallRecord::SameCall(const CallRecord& other) const {
+  return collective == other.collective && type == other.type && op == other.op &&
+         root == other.root && count == other.count && seed == other.seed && step == other.step &&
+         codec == other.codec;
+}
+
+std::string CallRecord::ToString() const {
+  std::string text = fmt::format("{}(count={}, {}", Name(collective), count, Name(type));
+  const bool reduces = collective != Collective::kAllGather && collective != Collective::kBroadcast;
+  if (reduces) text += fmt::format(", {}", Name(op));
+  if (collective == Collective::kBroadcast || collective == Collective::kReduce) {
+    text += fmt::format(", root={}", root);
+  }
+  if (codec != "none") text += fmt::format(", codec={}, seed={}, step={}", codec, seed, step);
+  return text + ")";
+}
+
+std::vector<std::byte> CallRecord::Encode() const {
+  ByteWriter writer;
+  writer.U64(sequence);
+  writer.U8(static_cast<uint8_t>(collective));
+  writer.U8(static_cast<uint8_t>(type));
+  writer.U8(static_cast<uint8_t>(op));
+  writer.U32(static_cast<uint32_t>(root));
+  writer.U64(count);
+  writer.U64(seed);
+  writer.U64(step);
+  writer.String(codec);
+  return {writer.bytes().begin(), writer.bytes().end()};
+}
+
+Result<CallRecord> CallRecord::Decode(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  CallRecord record;
+  uint8_t collective = 0, type = 0, op = 0;
+  uint32_t root = 0;
+  if (!reader.U64(&record.sequence) || !reader.U8(&collective) || !reader.U8(&type) ||
+      !reader.U8(&op) || !reader.U32(&root) || !reader.U64(&record.count) ||
+      !reader.U64(&record.seed) || !reader.U64(&record.step) || !reader.String(&record.codec) ||
+      reader.remaining() != 0 || collective >= kCollectives || type >= kDataTypes ||
+      op >= kReduceOps) {
+    return InternalError("malformed record of a call");
+  }
+  record.collective = static_cast<Collective>(collective);
+  record.type = static_cast<DataType>(type);
+  record.op = static_cast<ReduceOp>(op);
+  record.root = static_cast<int32_t>(root);
+  return record;
+}
+
+}  // namespace inccl

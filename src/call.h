@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One collective call: its arguments, its record that ranks compare, and the signature that every
+// slice carries.
+#ifndef INCCL_CALL_H_
+#define INCCL_CALL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "compress/codec.h"
+#include "inccl/ccl.h"
+
+namespace inccl {
+
+struct Call {
+  Collective collective = Collective::kAllReduce;
+  DataType type = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  uint64_t count = 0;  // elements of one vector (of one segment in reduce-scatter and all-gather)
+  const void* send = nullptr;
+  void* recv = nullptr;
+  std::shared_ptr<const Codec> codec;  // null: uncompressed
+  bool compressed_call = false;  // one of the ccl_*_compressed calls, whatever codec it ended with
+  uint64_t seed = 0, step = 0;
+  ccl_compression_stats_t* stats = nullptr;
+};
+
+// What must be equal on all ranks, and the place in the order of calls.
+struct CallRecord {
+  uint64_t sequence = 0;
+  Collective collective = Collective::kAllReduce;
+  DataType type = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int32_t root = 0;
+  uint64_t count = 0, seed = 0, step = 0;
+  std::string codec;
+
+  void Set(uint64_t sequence_number, const Call& call);  // reuses the memory of `codec`
+  uint64_t Signature() const;
+  bool SameCall(const CallRecord& other) const;
+  // "allreduce(count=1024, float32, sum, codec=none)"
+  std::string ToString() const;
+
+  std::vector<std::byte> Encode() const;
+  static Result<CallRecord> Decode(std::span<const std::byte> bytes);
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_CALL_H_

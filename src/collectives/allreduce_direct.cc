@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/schedule_builder.h"
+
+namespace inccl {
+
+// Everybody sends everything to everybody, and everybody adds it up in rank order. One strand: in
+// place, the sum is written over what has been sent.
+void AllReduceDirectOneShot(PhaseBuilder* phase) {
+  for (int channel = 0; channel < phase->channels(); ++channel) {
+    const int strand = phase->AddStrand(channel);
+    std::vector<Operand> inputs;
+    for (int q = 0; q < phase->nranks(); ++q) {
+      const int lane = phase->AddLane(channel, kResultPlane, q, phase->AllBut(q));
+      if (q == phase->rank()) {
+        phase->AddStep(strand, 0, {phase->Input()}, {phase->Sum(lane, 1)});
+        inputs.push_back(phase->Input());
+      } else {
+        inputs.push_back(phase->Sum(lane, 1));
+      }
+    }
+    phase->AddStep(strand, 0, inputs, {phase->Output()});
+  }
+}
+
+// Two shots. Chunk p belongs to rank p: everybody sends its part of it there, the owner adds the
+// parts in rank order and sends the result to everybody. Three strands, so that a rank that waits
+// for a part still sends, and takes in results.
+void AllReduceDirect(PhaseBuilder* phase) {
+  const int n = phase->nranks(), rank = phase->rank();
+  phase->set_chunks(n);
+  for (int channel = 0; channel < phase->channels(); ++channel) {
+    const int deal = phase->AddStrand(channel);
+    const int own = phase->AddStrand(channel);
+    const int gather = phase->AddStrand(channel);
+    for (int i = 1; i < n; ++i) {
+      const int peer = phase->Shifted(i);
+      const int lane = phase->AddLane(channel, kSumPlane, rank, {peer});
+      phase->AddStep(deal, peer, {phase->Input()}, {phase->Sum(lane, 1)});
+    }
+    std::vector<Operand> parts;
+    for (int q = 0; q < n; ++q) {
+      parts.push_back(q == rank ? phase->Input()
+                                : phase->Sum(phase->AddLane(channel, kSumPlane, q, {rank}), 1));
+    }
+    const int result = phase->AddLane(channel, kResultPlane, rank, phase->AllBut(rank));
+    phase->AddStep(own, rank, parts, {phase->Result(result), phase->Output()});
+    for (int i = 1; i < n; ++i) {
+      const int peer = phase->Shifted(i);
+      const int lane = phase->AddLane(channel, kResultPlane, peer, phase->AllBut(peer));
+      phase->AddStep(gather, peer, {phase->Result(lane)}, {phase->Output()});
+    }
+  }
+}
+
+}  // namespace inccl

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/schedule_builder.h"
+
+namespace inccl {
+
+// A chain from the root to the rank before it; slices follow each other through it.
+void BroadcastRing(PhaseBuilder* phase) {
+  const bool first = phase->rank() == phase->root();
+  const bool last = phase->Shifted(1) == phase->root();
+  for (int channel = 0; channel < phase->channels(); ++channel) {
+    const Operand input = first ? phase->Input()
+                                : phase->Result(phase->AddLane(
+                                      channel, kResultPlane, phase->Shifted(-1), {phase->rank()}));
+    std::vector<Operand> outputs;
+    if (!last) {
+      outputs.push_back(
+          phase->Result(phase->AddLane(channel, kResultPlane, phase->rank(), {phase->Shifted(1)})));
+    }
+    outputs.push_back(phase->Output());
+    phase->AddStep(phase->AddStrand(channel), 0, {input}, outputs);
+  }
+}
+
+}  // namespace inccl

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/binary_tree.h"
+#include "collectives/schedule_builder.h"
+
+namespace inccl {
+
+// Down one binary tree; a rank forwards verbatim to its children what it gets.
+void BroadcastTree(PhaseBuilder* phase) {
+  const int n = phase->nranks(), root = phase->root();
+  const TreeNode node = RootedTreeNode(n, root, phase->rank());
+  for (int channel = 0; channel < phase->channels(); ++channel) {
+    Operand input = phase->Input();
+    if (node.parent >= 0) {
+      input = phase->Result(phase->AddLane(channel, kResultPlane, node.parent,
+                                           RootedTreeNode(n, root, node.parent).children));
+    }
+    std::vector<Operand> outputs;
+    if (!node.children.empty()) {
+      outputs.push_back(
+          phase->Result(phase->AddLane(channel, kResultPlane, phase->rank(), node.children)));
+    }
+    outputs.push_back(phase->Output());
+    phase->AddStep(phase->AddStrand(channel), 0, {input}, outputs);
+  }
+}
+
+}  // namespace inccl

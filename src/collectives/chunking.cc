@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/chunking.h"
+
+#include <algorithm>
+
+namespace inccl {
+namespace {
+
+struct Share {
+  uint64_t first, count;
+};
+
+// Share `index` of `total` things dealt to `parts`: the first (total mod parts) get one more.
+Share Deal(uint64_t total, uint64_t parts, uint64_t index) {
+  const uint64_t each = total / parts, extra = total % parts;
+  return {index * each + std::min(index, extra), each + (index < extra ? 1 : 0)};
+}
+
+}  // namespace
+
+Chunking::Chunking(const ChunkingOptions& options)
+    : options_(options), rows_((options.count + options.row_elements - 1) / options.row_elements) {}
+
+Range Chunking::Part(uint64_t row, const Phase& phase, uint32_t chunk, uint32_t channel) const {
+  const uint64_t begin = row * options_.row_elements;
+  const uint64_t length = std::min(options_.row_elements, options_.count - begin);
+  const bool segmented = options_.collective == Collective::kReduceScatter ||
+                         options_.collective == Collective::kAllGather;
+  Share share{0, (length + kSuperblock - 1) / kSuperblock};
+  if (!segmented) share = Deal(share.count, phase.chunks, chunk);
+  const Share sub = Deal(share.count, phase.channels, channel);
+  const uint64_t first = std::min(length, (share.first + sub.first) * kSuperblock);
+  const uint64_t end = std::min(length, (share.first + sub.first + sub.count) * kSuperblock);
+  return {segmented ? chunk : 0, begin + first, static_cast<uint32_t>(end - first)};
+}
+
+Range Chunking::Slice(const Range& part, const Phase& phase, uint32_t index) const {
+  const uint32_t slice = SliceElements(phase);
+  const uint32_t offset = index * slice;
+  return {part.segment, part.first + offset, std::min(slice, part.count - offset)};
+}
+
+}  // namespace inccl

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The only place with the arithmetic of cutting a call into rows, chunks, channel shares and
+// slices. Everything is by element index from the start of a vector, in whole superblocks of 256,
+// so that no result depends on slice size.
+#ifndef INCCL_COLLECTIVES_CHUNKING_H_
+#define INCCL_COLLECTIVES_CHUNKING_H_
+
+#include <cstdint>
+
+#include "base/types.h"
+#include "collectives/schedule.h"
+#include "compress/codec.h"
+
+namespace inccl {
+
+struct ChunkingOptions {
+  Collective collective = Collective::kAllReduce;
+  uint64_t count = 0;  // elements of one vector (one segment in reduce-scatter and all-gather)
+  uint64_t row_elements = 0;         // multiple of kSuperblock
+  uint32_t slice_elements = 0;       // of data lanes, multiple of kSuperblock
+  uint32_t side_slice_elements = 0;  // of side lanes
+  uint32_t group =
+      1;  // slices of a chunk that are handled before the next step; at most the lanes' depth
+};
+
+class Chunking {
+ public:
+  Chunking() = default;
+  explicit Chunking(const ChunkingOptions& options);
+
+  uint64_t rows() const { return rows_; }
+  const ChunkingOptions& options() const { return options_; }
+
+  // The channel's share of a chunk of a row; count 0 if there is nothing.
+  Range Part(uint64_t row, const Phase& phase, uint32_t chunk, uint32_t channel) const;
+  uint32_t SliceElements(const Phase& phase) const {
+    return phase.lane_class == LaneClass::kSide ? options_.side_slice_elements
+                                                : options_.slice_elements;
+  }
+  uint32_t Group(const Phase& phase) const {
+    return phase.lane_class == LaneClass::kSide ? 1 : options_.group;
+  }
+  // Slices of a part.
+  uint32_t Slices(const Range& part, const Phase& phase) const {
+    const uint32_t slice = SliceElements(phase);
+    return (part.count + slice - 1) / slice;
+  }
+  // Slice `index` of a part.
+  Range Slice(const Range& part, const Phase& phase, uint32_t index) const;
+  // Where a slice lies in the caller's buffers, in elements.
+  uint64_t InputOffset(const Range& slice) const {
+    return options_.collective == Collective::kReduceScatter
+               ? slice.segment * options_.count + slice.first
+               : slice.first;
+  }
+  uint64_t OutputOffset(const Range& slice) const {
+    return options_.collective == Collective::kAllGather
+               ? slice.segment * options_.count + slice.first
+               : slice.first;
+  }
+
+ private:
+  ChunkingOptions options_;
+  uint64_t rows_ = 0;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_CHUNKING_H_

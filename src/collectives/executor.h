@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs a program: each strand in the order row -> group -> step -> slice, as far as slices and
+// credits are there. It knows neither what a codec does nor how a lane travels, never waits and
+// never reads a clock.
+#ifndef INCCL_COLLECTIVES_EXECUTOR_H_
+#define INCCL_COLLECTIVES_EXECUTOR_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/chunking.h"
+#include "collectives/engine.h"
+#include "collectives/program.h"
+
+namespace inccl {
+
+struct TaskCall {
+  const Program* program = nullptr;
+  Chunking chunking;
+  CodecState* codec = nullptr;  // Begin has been called
+  size_t element_bytes = 0;     // of the caller's type
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  uint64_t signature = 0;
+};
+
+struct TaskStats {
+  uint64_t payload_bytes = 0;  // published on data and side lanes, once per receiver
+  uint64_t slices = 0;         // likewise
+  uint64_t raw_bytes = 0;      // what the data lanes' slices would be uncompressed
+};
+
+// Why a strand cannot go on.
+struct Blocked {
+  enum class On : uint8_t { kNothing, kSlice, kCredit, kStrand, kTicket };
+  On on = On::kNothing;
+  int peer = -1;
+  uint16_t strand = 0, step = 0;
+  uint64_t row = 0;
+};
+
+class Task {
+ public:
+  explicit Task(Engine* engine) : engine_(engine) {}
+
+  void Start(const TaskCall& call);
+  // Does up to `budget` slice steps; returns how many. 0: everything is blocked, or done.
+  Result<int> Advance(int budget);
+  bool done() const { return unfinished_ == 0; }
+  const TaskStats& stats() const { return stats_; }
+  // What the first unfinished strand waits for.
+  Blocked blocked_on() const;
+  // A slice of another call has come from this rank (or -1): the ranks do not make the same calls.
+  int mismatched_peer() const { return mismatched_peer_; }
+
+ private:
+  // A scratch slot is read from one half and written to the other: a step may widen what it reads.
+  struct ScratchSlot {
+    std::vector<std::byte> half[2];
+    uint32_t bytes = 0;  // in the half that is read
+    uint8_t current = 0;
+  };
+
+  struct StrandState {
+    uint64_t row = 0;
+    uint32_t group = 0, groups = 0;
+    uint16_t step = 0;
+    uint32_t slice = 0, slice_end = 0;  // of the current step in the current group
+    bool placed = false;                // the fields above name a slice that exists
+    bool finished = false;
+    Ticket ticket = 0;
+    Range part;               // of the current step
+    uint64_t raw_bytes = 0;   // of the current slice in the caller's type
+    std::vector<Term> terms;  // inputs, then outputs, of the step that a ticket is open for
+    std::vector<ScratchSlot> scratch;  // scratch slots x slices of a group
+    Blocked blocked;
+  };
+
+  bool Place(const BoundStrand& strand,
+             StrandState* state);  // next existing slice; false at the end
+  bool WaitsDone(const BoundStrand& strand, const StrandState& state) const;
+  // True if the step ran (or its ticket completed).
+  Result<bool> RunSlice(const BoundStrand& strand, StrandState* state);
+  Result<bool> FillTerms(const BoundStrand& strand, const BoundStep& step, const Range& range,
+                         uint32_t tag, StrandState* state);
+  ScratchSlot& Scratch(const BoundStrand& strand, StrandState* state, uint16_t slot);
+  Status Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
+                  StrandState* state);
+
+  Engine* engine_;
+  TaskCall call_;
+  std::vector<StrandState> strands_;
+  size_t unfinished_ = 0;
+  TaskStats stats_;
+  int mismatched_peer_ = -1;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_EXECUTOR_H_

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A schedule bound to lanes: what the executor runs. Lanes belong to the communicator and are
+// shared by all programs with equal specs; they open when a program first needs them.
+#ifndef INCCL_COLLECTIVES_PROGRAM_H_
+#define INCCL_COLLECTIVES_PROGRAM_H_
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/schedule.h"
+#include "transport/transport.h"
+
+namespace inccl {
+
+// All lanes of one communicator end, by key.
+class LaneTable {
+ public:
+  explicit LaneTable(Transport* transport) : transport_(transport) {}
+  Result<SendLane*> Send(const LaneSpec& spec);
+  Result<RecvLane*> Recv(const LaneSpec& spec);
+  Transport* transport() const { return transport_; }
+
+ private:
+  Transport* transport_;
+  std::unordered_map<uint64_t, std::unique_ptr<SendLane>> send_;
+  std::unordered_map<uint64_t, std::unique_ptr<RecvLane>> recv_;
+};
+
+struct SlotOptions {
+  uint32_t data_bytes = 0;
+  uint32_t side_bytes = 0;
+  uint16_t data_depth = 4;
+  uint16_t side_depth = 2;
+};
+
+struct BoundOperand {
+  Space space = Space::kInput;
+  uint16_t scratch = 0;
+  Format format;
+  SendLane* send = nullptr;  // space == kLane, as an output
+  RecvLane* recv = nullptr;  // space == kLane, as an input
+  int peer = -1;             // the other end; for a lane of several consumers the first
+  int receivers = 0;         // consumers of `send`
+};
+
+struct BoundStep {
+  uint16_t chunk = 0;
+  uint32_t first = 0;  // into BoundStrand::operands: inputs, then outputs
+  uint16_t inputs = 0, outputs = 0;
+};
+
+struct BoundStrand {
+  Phase phase;
+  uint8_t channel = 0;
+  std::vector<BoundStep> steps;
+  std::vector<BoundOperand> operands;
+  std::vector<Dependency> waits;
+};
+
+struct Program {
+  Schedule schedule;
+  SlotOptions slots;
+  std::vector<BoundStrand> strands;
+  uint32_t max_operands = 0;  // of one step
+};
+
+// Opens the lanes of `schedule`. Without Caps::multicast a lane of several consumers becomes one
+// lane for each.
+Result<std::unique_ptr<Program>> Bind(Schedule schedule, const SlotOptions& slots,
+                                      LaneTable* lanes);
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_PROGRAM_H_

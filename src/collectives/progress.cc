@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/progress.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace inccl {
+namespace {
+
+constexpr int kBudget = 64;  // slice steps between two looks at the transport
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Result<int> Progress::Poll(Task* task) {
+  Result<int> events = transport_->Progress(clock_->Now());
+  if (!events.ok()) return events;
+  return task->Advance(kBudget);
+}
+
+Status Progress::Run(Task* task, WaitObserver* observer) {
+  Doorbell* doorbell = transport_->doorbell();
+  int fruitless = 0;
+  Time stalled_since = 0;
+  while (true) {
+    Result<int> ran = Poll(task);
+    if (!ran.ok()) return ran.status();
+    if (task->done()) return Status::Ok();
+    if (*ran > 0) {
+      fruitless = 0;
+      stalled_since = 0;
+      continue;
+    }
+    if (Status status = observer->Check(); !status.ok()) return status;
+    if (++fruitless <= policy_.spins) {
+      Pause();
+      continue;
+    }
+    if (fruitless <= policy_.spins + policy_.yields || doorbell == nullptr) {
+      sched_yield();
+      continue;
+    }
+    const Time now = clock_->Now();
+    if (stalled_since == 0) stalled_since = now;
+    Status status = observer->OnStall(*task, now - stalled_since);
+    if (!status.ok()) return status;
+
+    const uint32_t token = doorbell->Arm();
+    ran = Poll(task);
+    if (!ran.ok() || task->done() || *ran > 0 || !observer->Check().ok()) {
+      doorbell->Disarm();
+      if (!ran.ok()) return ran.status();
+      if (*ran > 0) fruitless = 0, stalled_since = 0;
+      continue;
+    }
+    const Time event = transport_->NextEvent();
+    const Time timeout = event == kNever
+                             ? policy_.longest_sleep
+                             : std::clamp<Time>(event - clock_->Now(), 0, policy_.longest_sleep);
+    doorbell->Wait(token, timeout);
+  }
+}
+
+}  // namespace inccl

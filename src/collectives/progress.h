@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The only place that waits: spins briefly, yields, then blocks on the rank's doorbell, so that
+// more ranks than cores do not collapse.
+#ifndef INCCL_COLLECTIVES_PROGRESS_H_
+#define INCCL_COLLECTIVES_PROGRESS_H_
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "collectives/executor.h"
+#include "transport/transport.h"
+
+namespace inccl {
+
+// How long to look before giving the core away. Counts of fruitless polls.
+struct WaitPolicy {
+  int spins = 200;
+  int yields = 50;
+  Time longest_sleep = 20 * kMillisecond;
+};
+
+// What a waiter has to look at besides its task.
+class WaitObserver {
+ public:
+  virtual ~WaitObserver() = default;
+  // Cheap, called at every fruitless poll: an error ends the wait.
+  virtual Status Check() = 0;
+  // Called before each sleep; `stalled` is the time since the last progress.
+  virtual Status OnStall(const Task& task, Time stalled) = 0;
+};
+
+class Progress {
+ public:
+  Progress(Transport* transport, const Clock* clock, const WaitPolicy& policy)
+      : transport_(transport), clock_(clock), policy_(policy) {}
+
+  // Runs the task to its end or to the first error.
+  Status Run(Task* task, WaitObserver* observer);
+
+ private:
+  Result<int> Poll(Task* task);
+
+  Transport* transport_;
+  const Clock* clock_;
+  WaitPolicy policy_;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_PROGRESS_H_

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/schedule_builder.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace inccl {
+
+PhaseBuilder::PhaseBuilder(Schedule* schedule, LaneClass lane_class, int channels)
+    : schedule_(schedule), index_(schedule->phases.size()) {
+  schedule->phases.push_back({1, static_cast<uint16_t>(channels), lane_class});
+}
+
+int PhaseBuilder::Shifted(int offset) const {
+  const int n = nranks();
+  return ((rank() + offset) % n + n) % n;
+}
+
+std::vector<int> PhaseBuilder::AllBut(int producer) const {
+  std::vector<int> others;
+  others.reserve(static_cast<size_t>(nranks()));
+  for (int q = 0; q < nranks(); ++q) {
+    if (q != producer) others.push_back(q);
+  }
+  return others;
+}
+
+void PhaseBuilder::set_chunks(int chunks) { phase().chunks = static_cast<uint16_t>(chunks); }
+
+int PhaseBuilder::AddStrand(int channel) {
+  Strand strand;
+  strand.phase = static_cast<uint8_t>(index_);
+  strand.channel = static_cast<uint8_t>(channel);
+  schedule_->strands.push_back(std::move(strand));
+  return static_cast<int>(schedule_->strands.size()) - 1;
+}
+
+int PhaseBuilder::AddLane(int channel, int plane, int producer, std::vector<int> consumers) {
+  std::sort(consumers.begin(), consumers.end());
+  schedule_->lanes.push_back({phase().lane_class,
+                              static_cast<uint8_t>(kLanePlanes * channel + plane), producer,
+                              std::move(consumers)});
+  return static_cast<int>(schedule_->lanes.size()) - 1;
+}
+
+Operand PhaseBuilder::Sum(int lane, int contributions) const {
+  return {Space::kLane, static_cast<uint16_t>(lane), 0, FormatOf(Form::kSum, contributions)};
+}
+
+Operand PhaseBuilder::Result(int lane) const {
+  return {Space::kLane, static_cast<uint16_t>(lane), 0, FormatOf(Form::kResult, 0)};
+}
+
+Operand PhaseBuilder::Scratch(int slot, int contributions) const {
+  return {Space::kScratch, static_cast<uint16_t>(slot), 0, FormatOf(Form::kSum, contributions)};
+}
+
+void PhaseBuilder::AddStep(int strand, int chunk, const std::vector<Operand>& inputs,
+                           const std::vector<Operand>& outputs) {
+  Step step;
+  step.first_operand = static_cast<uint32_t>(schedule_->operands.size());
+  step.inputs = static_cast<uint16_t>(inputs.size());
+  step.outputs = static_cast<uint16_t>(outputs.size());
+  for (const std::vector<Operand>* operands : {&inputs, &outputs}) {
+    for (Operand operand : *operands) {
+      operand.chunk = static_cast<uint16_t>(chunk);
+      schedule_->operands.push_back(operand);
+    }
+  }
+  schedule_->strands[static_cast<size_t>(strand)].steps.push_back(step);
+}
+
+Format PhaseBuilder::FormatOf(Form form, int contributions) const {
+  if (phase().lane_class == LaneClass::kSide) return {Form::kSide, 0};
+  return {form, static_cast<uint16_t>(contributions)};
+}
+
+RingLanes::RingLanes(PhaseBuilder* phase, int channel, int hops) {
+  const int previous = phase->Shifted(-1), next = phase->Shifted(1);
+  for (int plane = 0; plane < std::min(hops, 2); ++plane) {
+    in_[plane] = phase->AddLane(channel, plane, previous, {phase->rank()});
+    out_[plane] = phase->AddLane(channel, plane, phase->rank(), {next});
+  }
+}
+
+}  // namespace inccl

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How algorithms write schedules down. A PhaseBuilder appends one phase to one rank's schedule; an
+// algorithm is a function that fills it. In the agreement phase (LaneClass::kSide) the same
+// algorithms run with Form::kSide in the place of partial sums, results and outputs.
+#ifndef INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_
+#define INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "collectives/schedule.h"
+
+namespace inccl {
+
+// Planes tell apart the lanes of one channel that have the same ends.
+inline constexpr int kSumPlane = 0;     // partial sums on their way to who adds them
+inline constexpr int kResultPlane = 1;  // results on their way to who wants them
+
+class PhaseBuilder {
+ public:
+  // schedule->nranks, rank and root are set. Not owned.
+  PhaseBuilder(Schedule* schedule, LaneClass lane_class, int channels);
+
+  int nranks() const { return schedule_->nranks; }
+  int rank() const { return schedule_->rank; }
+  int root() const { return schedule_->root; }
+  int channels() const { return phase().channels; }
+  int Shifted(int offset) const;                // (rank + offset) mod nranks; offset of any sign
+  std::vector<int> AllBut(int producer) const;  // the other ranks, ascending
+
+  void set_chunks(int chunks);
+  int AddStrand(int channel);
+  // A lane this rank is an end of; to be added once. `consumers` in any order.
+  int AddLane(int channel, int plane, int producer, std::vector<int> consumers);
+  int AddScratch() { return schedule_->scratch_slots++; }
+
+  Operand Input() const { return {Space::kInput, 0, 0, {Form::kInput, 0}}; }
+  Operand Output() const { return {Space::kOutput, 0, 0, FormatOf(Form::kOutput, 0)}; }
+  Operand Sum(int lane, int contributions) const;
+  Operand Result(int lane) const;
+  Operand Scratch(int slot, int contributions) const;
+  // Appends outputs = fold(inputs) to a strand; all operands get this chunk.
+  void AddStep(int strand, int chunk, const std::vector<Operand>& inputs,
+               const std::vector<Operand>& outputs);
+
+ private:
+  Phase& phase() { return schedule_->phases[index_]; }
+  const Phase& phase() const { return schedule_->phases[index_]; }
+  Format FormatOf(Form form, int contributions) const;
+
+  Schedule* schedule_;
+  size_t index_;
+};
+
+// The lanes of a ring: two to the next rank and two from the previous one, used in turn from hop to
+// hop. With one lane, every rank would wait for a free slot of a lane that is full because the next
+// rank waits: in a ring of full lanes nobody can move.
+class RingLanes {
+ public:
+  RingLanes(PhaseBuilder* phase, int channel, int hops);
+  int in(int hop) const { return in_[hop & 1]; }
+  int out(int hop) const { return out_[hop & 1]; }
+
+ private:
+  int in_[2] = {0, 0};
+  int out_[2] = {0, 0};
+};
+
+// The algorithms; one file each. More than one rank.
+void AllReduceRing(PhaseBuilder* phase);
+void AllReduceTree(PhaseBuilder* phase);
+void AllReduceRecursiveDoubling(PhaseBuilder* phase);
+void AllReduceDirectOneShot(PhaseBuilder* phase);
+void AllReduceDirect(PhaseBuilder* phase);
+void ReduceScatterRing(PhaseBuilder* phase);
+void ReduceScatterDirect(PhaseBuilder* phase);
+void AllGatherRing(PhaseBuilder* phase);
+void AllGatherDirect(PhaseBuilder* phase);
+void BroadcastRing(PhaseBuilder* phase);
+void BroadcastTree(PhaseBuilder* phase);
+void BroadcastDirect(PhaseBuilder* phase);
+void ReduceRing(PhaseBuilder* phase);
+void ReduceTree(PhaseBuilder* phase);
+void ReduceDirect(PhaseBuilder* phase);
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "collectives/schedule_text.h"
+#include "collectives/validate_parts.h"
+
+namespace inccl {
+namespace {
+
+bool SamePhases(const Schedule& a, const Schedule& b) {
+  if (a.phases.size() != b.phases.size()) return false;
+  for (size_t i = 0; i < a.phases.size(); ++i) {
+    const Phase &x = a.phases[i], &y = b.phases[i];
+    if (x.chunks != y.chunks || x.channels != y.channels || x.lane_class != y.lane_class) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The schedules are those of ranks 0, 1, ... of one call.
+Status CheckTogether(std::span<const Schedule> schedules) {
+  const Schedule& first = schedules[0];
+  for (size_t i = 0; i < schedules.size(); ++i) {
+    const Schedule& schedule = schedules[i];
+    if (schedule.rank != static_cast<int>(i)) {
+      return InternalError(fmt::format("schedule {} is that of rank {}", i, schedule.rank));
+    }
+    if (schedule.nranks != static_cast<int>(schedules.size())) {
+      return InternalError(fmt::format("rank {}: nranks is {}, but there are {} schedules", i,
+                                       schedule.nranks, schedules.size()));
+    }
+    if (schedule.collective != first.collective || schedule.algorithm != first.algorithm ||
+        schedule.root != first.root || !SamePhases(schedule, first)) {
+      return InternalError(fmt::format(
+          "rank {}: collective, algorithm, root or phases differ from those of rank 0", i));
+    }
+  }
+  return Status::Ok();
+}
+
+Result<Proof> Prove(std::span<const Schedule> schedules, int rows) {
+  if (Status status = CheckTogether(schedules); !status.ok()) return status;
+  for (const Schedule& schedule : schedules) {
+    if (Status status = CheckStructure(schedule); !status.ok()) return status;
+  }
+  const Result<LaneTable> table = MatchLanes(schedules);
+  if (!table.ok()) return table.status();
+  return RunSymbolically(schedules, *table, rows);
+}
+
+}  // namespace
+
+Result<Proof> Validate(std::span<const Schedule> schedules, int rows) {
+  if (schedules.empty()) return InvalidArgument("Validate: no schedules");
+  if (rows < 1) return InvalidArgument(fmt::format("Validate: rows is {}, not positive", rows));
+  Result<Proof> proof = Prove(schedules, rows);
+  if (proof.ok()) return proof;
+  return Status(proof.status().code(),
+                fmt::format("{}: {}", Title(schedules[0]), proof.status().message()));
+}
+
+}  // namespace inccl

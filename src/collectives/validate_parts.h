@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of Validate: what one schedule must satisfy by itself, which lanes the schedules of a
+// communicator have in common, and the symbolic run. Errors are kInternalError without the title of
+// the schedule.
+#ifndef INCCL_COLLECTIVES_VALIDATE_PARTS_H_
+#define INCCL_COLLECTIVES_VALIDATE_PARTS_H_
+
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/schedule.h"
+
+namespace inccl {
+
+// Indices in range, operands of the forms and on the side of a step that their space allows, phases
+// coupled.
+Status CheckStructure(const Schedule& schedule);
+
+// One lane of the communicator. Strands are indices into the schedule of their rank.
+struct SharedLane {
+  const ScheduleLane* lane = nullptr;  // the producer's
+  int producer_strand = 0;
+  std::vector<int> consumer_strands;  // beside lane->consumers
+};
+
+// A lane as one rank's schedule names it.
+struct LaneEnd {
+  int shared = -1;    // into LaneTable::lanes
+  int consumer = -1;  // place of the rank among the consumers; -1: it is the producer
+};
+
+struct LaneTable {
+  std::vector<SharedLane> lanes;
+  std::vector<std::vector<LaneEnd>> ends;  // [rank][index into Schedule::lanes]
+};
+
+// Every lane is known to all its ranks, and every end is used by exactly one strand. The schedules
+// have passed CheckStructure and outlive the table.
+Result<LaneTable> MatchLanes(std::span<const Schedule> schedules);
+
+// Runs `rows` rows symbolically, lanes having one slot.
+Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
+                              int rows);
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_VALIDATE_PARTS_H_

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communicator.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace inccl {
+namespace {
+
+constexpr uint16_t kDataDepth = 4;
+constexpr uint16_t kSideDepth = 2;
+constexpr size_t kCodecsKept = 16;
+
+// A rank that shares its core gives it away at once: whoever it waits for may need it.
+WaitPolicy PolicyFor(int ranks_on_host) {
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  WaitPolicy policy;
+  if (ranks_on_host > cores) policy.spins = 0;
+  return policy;
+}
+
+uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / grain * grain; }
+
+}  // namespace
+
+Communicator::Communicator(CommEnds ends, CommOptions options)
+    : ends_(std::move(ends)),
+      options_(std::move(options)),
+      liveness_({.rank = ends_.rank,
+                 .nranks = ends_.nranks,
+                 .peer_names = ends_.peer_names,
+                 .op_timeout = options_.op_timeout},
+                ends_.transport->doorbell()),
+      task_(&engine_),
+      progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.ranks_on_host)),
+      lanes_(ends_.transport.get()) {}
+
+Communicator::~Communicator() {
+  if (control_ != nullptr) control_->Close(SystemClock().Now() + 100 * kMillisecond);
+  ends_.transport->Quiesce(SystemClock().Now() + kSecond);
+}
+
+void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {
+  control_ = std::move(control);
+  liveness_.Attach(control_.get());
+}
+
+void Communicator::Abort() {
+  liveness_.Fail(
+      RemoteError(fmt::format("rank {}/{} aborted the communicator", ends_.rank, ends_.nranks)));
+  const std::lock_guard lock(call_mutex_);
+}
+
+Status Communicator::Run(const Call& call) {
+  const std::unique_lock lock(call_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return InvalidArgument(fmt::format(
+        "comm: rank {}/{} is in another call; a communicator takes one thread at a time",
+        ends_.rank, ends_.nranks));
+  }
+  if (liveness_.failed()) return liveness_.error();
+  const Status status = RunLocked(call);
+  liveness_.EndCall();
+  if (!status.ok() && status.code() != Code::kInvalidArgument) {
+    liveness_.Fail(status);
+    return liveness_.error();  // the first one, should it have come from elsewhere
+  }
+  return status;
+}
+
+Status Communicator::RunLocked(const Call& call_in) {
+  Call call = call_in;
+  const size_t element = SizeOf(call.type);
+  Status unsupported;
+  if (call.codec != nullptr) {
+    unsupported =
+        call.codec->Supports(call.collective, call.type, call.op, std::max(2, ends_.nranks));
+    if (!unsupported.ok() || call.count * element < call.codec->min_bytes()) call.codec = nullptr;
+    if (call.codec == IdentityCodec()) call.codec = nullptr;
+  }
+  if (call.codec == nullptr) {
+    call.seed = call.step = 0;
+  } else if (call.step == 0) {
+    call.step = compressed_calls_;
+  }
+  Result<Choice> choice = Choose({.collective = call.collective,
+                                  .bytes = call.count * element,
+                                  .nranks = ends_.nranks,
+                                  .compressed = call.codec != nullptr,
+                                  .reproducible = options_.reproducible},
+                                 options_.algorithms);
+  if (!choice.ok()) return choice.status();
+
+  uint64_t signature = 0;
+  if (Status status = liveness_.BeginCall(++sequence_, call, &signature); !status.ok()) {
+    return status;
+  }
+  if (call.compressed_call) ++compressed_calls_;
+  if (ends_.nranks == 1) {
+    CopyAlone(call);
+    FillStats(call, {}, false);
+    return Status::Ok();
+  }
+  const std::shared_ptr<const Codec> codec = call.codec == nullptr ? IdentityCodec() : call.codec;
+  CodecState* state = StateOf(codec);
+  Status status = state->Begin({.collective = call.collective,
+                                .type = call.type,
+                                .op = call.op,
+                                .nranks = ends_.nranks,
+                                .rank = ends_.rank,
+                                .count = call.count,
+                                .seed = call.seed,
+                                .step = call.step});
+  if (!status.ok()) return status;
+  Result<const Program*> program = FindProgram(call, *codec, *choice);
+  if (!program.ok()) return program.status();
+  task_.Start({.program = *program,
+               .chunking = MakeChunking(call, *codec),
+               .codec = state,
+               .element_bytes = element,
+               .input = static_cast<const std::byte*>(call.send),
+               .output = static_cast<std::byte*>(call.recv),
+               .signature = signature});
+  status = progress_.Run(&task_, &liveness_);
+  CodecStats codec_stats;
+  state->Finish(&codec_stats);
+  if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
+  return status;
+}
+
+Chunking Communicator::MakeChunking(const Call& call, const Codec& codec) const {
+  const size_t element = SizeOf(call.type);
+  constexpr uint32_t kGroup = kDataDepth / 2;
+  ChunkingOptions options;
+  options.collective = call.collective;
+  options.count = call.count;
+  options.group = kGroup;
+  uint64_t slice = options_.slice_bytes / element / kSuperblock * kSuperblock;
+  // A codec may need more than the caller's type per element.
+  while (slice > kSuperblock &&
+         codec.MaxBytes(call.type, ends_.nranks, static_cast<uint32_t>(slice)) >
+             options_.slice_bytes) {
+    slice = std::max<uint64_t>(kSuperblock, slice / 2 / kSuperblock * kSuperblock);
+  }
+  options.slice_elements = static_cast<uint32_t>(std::max<uint64_t>(slice, kSuperblock));
+  options.row_elements = codec.row_elements();
+  if (options.row_elements == 0) {
+    const uint64_t parallel =
+        static_cast<uint64_t>(ends_.nranks) * static_cast<uint64_t>(options_.channels) * kGroup;
+    options.row_elements =
+        RoundUp(std::max<uint64_t>(kWindow, options.slice_elements * parallel), kSuperblock);
+  }
+  options.side_slice_elements =
+      static_cast<uint32_t>(std::min<uint64_t>(options.row_elements, kWindow));
+  return Chunking(options);
+}
+
+Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& codec,
+                                                 const Choice& choice) {
+  const bool side = codec.has_side_phase() && call.collective == Collective::kAllReduce;
+  const bool side_one_shot = side && choice.side_one_shot;
+  const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 48 |
+                       uint64_t{static_cast<uint8_t>(choice.algorithm)} << 40 |
+                       uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
+                       static_cast<uint32_t>(call.root);
+  std::unique_ptr<Program>& program = programs_[key];
+  if (program == nullptr) {
+    Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
+                                              .algorithm = choice.algorithm,
+                                              .nranks = ends_.nranks,
+                                              .rank = ends_.rank,
+                                              .root = call.root,
+                                              .channels = options_.channels,
+                                              .side_phase = side,
+                                              .side_one_shot = side_one_shot});
+    if (!schedule.ok()) return InternalError(schedule.status().message());
+    // Narrow slices of wide types still take a superblock.
+    const SlotOptions slots{.data_bytes = std::max<uint32_t>(options_.slice_bytes, kSuperblock * 8),
+                            .side_bytes = kWindow / kBlock,
+                            .data_depth = kDataDepth,
+                            .side_depth = kSideDepth};
+    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);
+    if (!bound.ok()) return bound.status();
+    program = *std::move(bound);
+  }
+  return program.get();
+}
+
+CodecState* Communicator::StateOf(const std::shared_ptr<const Codec>& codec) {
+  for (CodecUse& use : codecs_) {
+    if (use.codec == codec) return use.state.get();
+  }
+  if (codecs_.size() >= kCodecsKept) {
+    std::erase_if(codecs_, [](const CodecUse& use) { return use.codec.use_count() == 1; });
+  }
+  codecs_.push_back({codec, codec->NewState()});
+  return codecs_.back().state.get();
+}
+
+void Communicator::CopyAlone(const Call& call) const {
+  const size_t bytes = call.count * SizeOf(call.type);
+  if (bytes > 0 && call.send != call.recv) std::memcpy(call.recv, call.send, bytes);
+}
+
+void Communicator::FillStats(const Call& call, const CodecStats& codec_stats,
+                             bool compressed) const {
+  if (call.stats == nullptr) return;
+  const TaskStats task = ends_.nranks == 1 ? TaskStats{} : task_.stats();
+  ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+  stats.elements = call.count;
+  stats.payload_bytes = task.payload_bytes;
+  stats.wire_bytes = task.payload_bytes + task.slices * kHeaderBytes;
+  const double raw_elements =
+      static_cast<double>(task.raw_bytes) / static_cast<double>(SizeOf(call.type));
+  const auto payload = static_cast<double>(task.payload_bytes);
+  if (raw_elements > 0) stats.bits = 8 * payload / raw_elements;
+  stats.ratio = payload > 0 ? static_cast<double>(task.raw_bytes) / payload : 1;
+  stats.error_bound = codec_stats.error_bound;
+  stats.zero_blocks = codec_stats.zero_blocks;
+  stats.dropped_superblocks = codec_stats.dropped_superblocks;
+  stats.poisoned_blocks = codec_stats.poisoned_blocks;
+  stats.compressed = compressed ? 1 : 0;
+  const size_t caller_size = call.stats->size;
+  std::memcpy(call.stats, &stats, std::min(caller_size, sizeof stats));
+  call.stats->size = caller_size;
+}
+
+}  // namespace inccl

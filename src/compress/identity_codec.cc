@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/identity_codec.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "fmt/format.h"
+
+namespace inccl {
+namespace {
+
+// Bytes that are written to every output while they are in the L1 cache.
+constexpr uint32_t kTileBytes = 16 * 1024;
+
+bool Moves(Collective collective) {
+  return collective == Collective::kAllGather || collective == Collective::kBroadcast;
+}
+
+Status CheckCall(DataType type, ReduceOp op, int nranks) {
+  if (static_cast<int>(type) >= kDataTypes) {
+    return InvalidArgument(fmt::format("codec none: there is no type {}", static_cast<int>(type)));
+  }
+  if (static_cast<int>(op) >= kReduceOps) {
+    return InvalidArgument(
+        fmt::format("codec none: there is no reduction {}", static_cast<int>(op)));
+  }
+  if (nranks < 1) return InvalidArgument(fmt::format("codec none: {} ranks", nranks));
+  return Status::Ok();
+}
+
+bool IsPayload(const Term& term) {
+  return term.format.form == Form::kSum || term.format.form == Form::kResult;
+}
+
+void Copy(const std::byte* in, uint32_t bytes, std::span<const Term> outputs) {
+  if (outputs.size() == 1) {
+    if (outputs[0].data != in) std::memcpy(outputs[0].data, in, bytes);
+    return;
+  }
+  for (uint32_t at = 0; at < bytes; at += std::min(kTileBytes, bytes - at)) {
+    const uint32_t length = std::min(kTileBytes, bytes - at);
+    for (const Term& output : outputs) {
+      if (output.data != in) std::memcpy(output.data + at, in + at, length);
+    }
+  }
+}
+
+}  // namespace
+
+Status IdentityState::Begin(const CallDesc& call) {
+  if (Status s = CheckCall(call.type, call.op, call.nranks); !s.ok()) return s;
+  call_ = call;
+  reduce_ = FindReduce(call.type, call.op);
+  const bool averages = call.op == ReduceOp::kAvg && call.nranks > 1 && !Moves(call.collective);
+  scales_ = averages && IsFloat(call.type);
+  divides_ = averages && !IsFloat(call.type);
+  scale_ = 1;
+  if (scales_) {
+    scale_ = call.type == DataType::kFloat64
+                 ? 1.0 / call.nranks
+                 : static_cast<double>(1.0f / static_cast<float>(call.nranks));
+  }
+  return Status::Ok();
+}
+
+Status IdentityState::Check(const Range& range, std::span<const Term> inputs,
+                            std::span<const Term> outputs, uint32_t bytes) const {
+  const auto error = [&](const std::string& what) {
+    return InternalError(fmt::format(
+        "codec none: rank {}: {} of {} {} at segment {} element {}: {}", call_.rank,
+        Name(call_.collective), range.count, Name(call_.type), range.segment, range.first, what));
+  };
+  if (inputs.empty() || inputs.size() > kMaxReduceInputs || outputs.empty() ||
+      outputs.size() > kMaxReduceOutputs) {
+    return error(fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
+  }
+  if (inputs.size() > 1 && Moves(call_.collective)) {
+    return error(fmt::format("{} inputs where nothing is reduced", inputs.size()));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Form form = inputs[i].format.form;
+    if (form == Form::kSide || form == Form::kOutput ||
+        (form == Form::kResult && inputs.size() > 1)) {
+      return error(
+          fmt::format("input {} of {} has form {}", i, inputs.size(), static_cast<int>(form)));
+    }
+    if (IsPayload(inputs[i]) && inputs[i].bytes != bytes) {
+      return error(fmt::format("input {} has {} bytes, expected {}", i, inputs[i].bytes, bytes));
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Form form = outputs[i].format.form;
+    if (form == Form::kSide || form == Form::kInput) {
+      return error(fmt::format("output {} has form {}", i, static_cast<int>(form)));
+    }
+    if (IsPayload(outputs[i]) && outputs[i].bytes < bytes) {
+      return error(
+          fmt::format("output {} has room for {} bytes, needed {}", i, outputs[i].bytes, bytes));
+    }
+  }
+  return Status::Ok();
+}
+
+Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
+                              std::span<Term> outputs) {
+  const uint64_t size = uint64_t{range.count} * SizeOf(call_.type);
+  if (size > std::numeric_limits<uint32_t>::max()) {
+    return InternalError(fmt::format("codec none: rank {}: {} {} are {} bytes in one step",
+                                     call_.rank, range.count, Name(call_.type), size));
+  }
+  const uint32_t bytes = static_cast<uint32_t>(size);
+  if (Status s = Check(range, inputs, outputs, bytes); !s.ok()) return s;
+  for (Term& output : outputs) output.bytes = bytes;
+  if (bytes == 0) return Status::Ok();
+
+  const Form form = inputs[0].format.form;
+  const bool final_output = std::any_of(outputs.begin(), outputs.end(), [](const Term& output) {
+    return output.format.form != Form::kSum;
+  });
+  if (divides_ && final_output && form != Form::kResult) {
+    FoldAndDivide(range.count, inputs, outputs);
+  } else if (inputs.size() > 1 || (scales_ && form == Form::kInput)) {
+    Fold(range.count, inputs, outputs);
+  } else {
+    Copy(inputs[0].data, bytes, outputs);
+  }
+  return Status::Ok();
+}
+
+void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
+                         std::span<const Term> outputs) const {
+  const void* in[kMaxReduceInputs];
+  void* out[kMaxReduceOutputs];
+  ReduceArgs args = {.in = in, .out = out, .count = count, .scale = scale_};
+  for (const Term& input : inputs) {
+    if (scales_ && input.format.form == Form::kInput) args.scaled |= uint64_t{1} << args.inputs;
+    in[args.inputs++] = input.data;
+  }
+  for (const Term& output : outputs) out[args.outputs++] = output.data;
+  reduce_(args);
+}
+
+// Sums go to the outputs of form kSum and to one of the others, where they are divided and whence
+// they are copied to the rest.
+void IdentityState::FoldAndDivide(uint32_t count, std::span<const Term> inputs,
+                                  std::span<const Term> outputs) const {
+  const size_t size = SizeOf(call_.type);
+  const uint32_t tile = kTileBytes / static_cast<uint32_t>(size);
+  for (uint32_t at = 0; at < count; at += std::min(tile, count - at)) {
+    const size_t offset = at * size;
+    const void* in[kMaxReduceInputs];
+    void* out[kMaxReduceOutputs];
+    ReduceArgs args = {.in = in, .out = out, .count = std::min(tile, count - at)};
+    for (const Term& input : inputs) in[args.inputs++] = input.data + offset;
+    void* quotient = nullptr;
+    for (const Term& output : outputs) {
+      if (output.format.form != Form::kSum && quotient != nullptr) continue;
+      out[args.outputs++] = output.data + offset;
+      if (output.format.form != Form::kSum) quotient = output.data + offset;
+    }
+    reduce_(args);
+    DivideIntegers(call_.type, quotient, args.count, call_.nranks);
+    for (const Term& output : outputs) {
+      void* data = output.data + offset;
+      if (output.format.form != Form::kSum && data != quotient) {
+        std::memcpy(data, quotient, args.count * size);
+      }
+    }
+  }
+}
+
+void IdentityState::Finish(CodecStats* stats) {
+  if (stats != nullptr) *stats = CodecStats{};
+}
+
+namespace {
+
+class NoneCodec final : public Codec {
+ public:
+  const std::string& spec() const override { return spec_; }
+  Status Supports(Collective, DataType type, ReduceOp op, int nranks) const override {
+    return CheckCall(type, op, nranks);
+  }
+  bool has_side_phase() const override { return false; }
+  uint64_t row_elements() const override { return 0; }
+  // Exact below 4 GiB, which is as much as one step can handle.
+  uint32_t MaxBytes(DataType type, int, uint32_t count) const override {
+    return static_cast<uint32_t>(
+        std::min<uint64_t>(uint64_t{count} * SizeOf(type), std::numeric_limits<uint32_t>::max()));
+  }
+  // 0 bits: those of the type.
+  void Bound(int, double* bits, double* relative_error) const override {
+    *bits = 0;
+    *relative_error = 0;
+  }
+  std::unique_ptr<CodecState> NewState() const override {
+    return std::make_unique<IdentityState>();
+  }
+
+ private:
+  const std::string spec_ = "none";
+};
+
+}  // namespace
+
+std::shared_ptr<const Codec> IdentityCodec() {
+  static const std::shared_ptr<const Codec> codec = std::make_shared<const NoneCodec>();
+  return codec;
+}
+
+}  // namespace inccl

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Folds of arrays: out[i] = ((in0[i] op in1[i]) op in2[i]) ..., in one pass over all inputs to all
+// outputs, in the widest vectors of the CPU. The results are bit-identical on every instruction
+// set:
+//
+//   integers   sum and product wrap modulo 2^bits.
+//   floats     fp16, bf16 and 8-bit floats are folded in fp32 and rounded once (float_types.h).
+//              A result that is NaN is the positive quiet NaN without payload (0x7FC00000 for fp32;
+//              for narrow types what that converts to).
+//   max, min   are IEEE 754-2019's maximum and minimum: NaN if any input is NaN, +0 above -0.
+//   average    the sum of x * scale over the inputs in `scaled` and x over the others. The product
+//              is rounded to the element type before it is added: x * scale counts the same whether
+//              it is made here or came as a payload from the rank that owns x.
+//              Integers: the sum alone; see DivideIntegers.
+#ifndef INCCL_COMPRESS_KERNELS_REDUCE_H_
+#define INCCL_COMPRESS_KERNELS_REDUCE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+
+namespace inccl {
+
+inline constexpr int kMaxReduceInputs = 64;
+inline constexpr int kMaxReduceOutputs = 64;
+
+// Pointers have the alignment of their elements. An output may be the same memory as inputs (the
+// same address) or apart from them, never partly overlapping.
+struct ReduceArgs {
+  const void* const* in = nullptr;
+  int inputs = 0;  // 1..kMaxReduceInputs
+  void* const* out = nullptr;
+  int outputs = 0;  // 1..kMaxReduceOutputs; all get the same bytes
+  size_t count = 0;
+  // kAvg of floats only: bit i set: multiply input i by `scale`, rounded to fp32 for fp32 and
+  // narrower types.
+  uint64_t scaled = 0;
+  double scale = 1;
+};
+
+using ReduceFn = void (*)(const ReduceArgs& args);
+
+// The kernel of this CPU, never null. Thread-safe.
+ReduceFn FindReduce(DataType type, ReduceOp op);
+
+// data[i] = data[i] / divisor truncated toward zero, for an integer type and divisor > 0.
+void DivideIntegers(DataType type, void* data, size_t count, int divisor);
+
+}  // namespace inccl
+
+#endif  // INCCL_COMPRESS_KERNELS_REDUCE_H_

@@ -1,1 +1,0 @@
-#include "compress/codec.h"

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "init.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/log.h"
+#include "compress/simd.h"
+
+namespace inccl {
+namespace {
+
+constexpr int kMostChannels = 32;
+constexpr int kMaxTimeoutMs = 24 * 3600 * 1000;
+
+Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
+  ccl_config_t config = CCL_CONFIG_INIT;
+  if (given == nullptr) return config;
+  if (given->size < sizeof(size_t) || given->size > 4096) {
+    return InvalidArgument(fmt::format(
+        "config->size: {}, must be sizeof(ccl_config_t); use CCL_CONFIG_INIT", given->size));
+  }
+  std::memcpy(&config, given, std::min(given->size, sizeof config));
+  if (config.blocking == 0) {
+    return InvalidArgument("config->blocking: 0, this version creates communicators blocking only");
+  }
+  if (config.preserve_input != 0) {
+    return InvalidArgument("config->preserve_input: not available in this version");
+  }
+  if (config.channels < 0 || config.channels > kMostChannels) {
+    return InvalidArgument(
+        fmt::format("config->channels: {} is not in [0, {}]", config.channels, kMostChannels));
+  }
+  for (const auto& [name, value] : {std::pair("init_timeout_ms", config.init_timeout_ms),
+                                    std::pair("op_timeout_ms", config.op_timeout_ms)}) {
+    if (value < 0 || value > kMaxTimeoutMs) {
+      return InvalidArgument(
+          fmt::format("config->{}: {} is not in [0, {}]", name, value, kMaxTimeoutMs));
+    }
+  }
+  return config;
+}
+
+Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptions* comm,
+                   std::string* algorithm_text) {
+  *algorithm_text = config.algorithm != nullptr ? config.algorithm : env.algo;
+  Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(*algorithm_text);
+  if (!filter.ok()) {
+    return InvalidArgument(
+        fmt::format("{}: {}", config.algorithm != nullptr ? "config->algorithm" : "INCCL_ALGO",
+                    filter.status().message()));
+  }
+  comm->algorithms = *filter;
+  comm->channels = config.channels != 0 ? config.channels : env.channels;
+  comm->slice_bytes = static_cast<uint32_t>(env.slice_bytes);
+  comm->reproducible = config.reproducible != 0 || env.reproducible;
+  const int op_timeout_ms = config.op_timeout_ms != 0 ? config.op_timeout_ms : env.op_timeout_ms;
+  comm->op_timeout = op_timeout_ms * kMillisecond;
+  const std::string codec = config.codec != nullptr ? config.codec
+                            : !env.codec.empty()    ? env.codec
+                                                    : "hbi:bits=6";
+  Result<std::shared_ptr<const Codec>> made = MakeCodec(codec);
+  if (!made.ok()) {
+    return InvalidArgument(fmt::format("{}: {}",
+                                       config.codec != nullptr ? "config->codec" : "INCCL_CODEC",
+                                       made.status().message()));
+  }
+  comm->default_codec = *made;
+  for (int c = 0; comm->reproducible && c < kCollectives; ++c) {
+    const auto collective = static_cast<Collective>(c);
+    Result<Choice> choice = Choose({.collective = collective, .reproducible = true}, *filter);
+    if (!choice.ok()) return choice.status();
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
+  Result<ccl_config_t> config = CopyConfig(given);
+  if (!config.ok()) return config.status();
+  Result<Environment> env = ReadEnvironment([](const char* name) { return secure_getenv(name); });
+  if (!env.ok()) return env.status();
+  InitOptions options;
+  options.environment = *env;
+  std::string algorithm;
+  if (Status status = ResolveComm(*config, *env, &options.comm, &algorithm); !status.ok()) {
+    return status;
+  }
+  if (!env->simd.empty()) {
+    if (Status status = SetSimdTarget(env->simd); !status.ok()) return status;
+  }
+  options.transport = env->transport;
+  options.link = {.gbps = env->link_gbps, .latency_us = env->link_us, .clock = &SystemClock()};
+  options.init_timeout_ms =
+      config->init_timeout_ms != 0 ? config->init_timeout_ms : env->init_timeout_ms;
+  options.agreement = fmt::format(
+      "version={} algorithm={} channels={} slice_bytes={} reproducible={} codec={} link={}/{} "
+      "transport={}",
+      CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.channels,
+      options.comm.slice_bytes, options.comm.reproducible ? 1 : 0,
+      options.comm.default_codec->spec(), env->link_gbps, env->link_us,
+      options.transport.empty() ? "default" : options.transport);
+  return options;
+}
+
+std::unique_ptr<Transport> WithLink(std::unique_ptr<Transport> transport, const LinkOptions& link) {
+  if (link.gbps <= 0 && link.latency_us <= 0) return transport;
+  return EmulateLink(std::move(transport), link);
+}
+
+}  // namespace inccl

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From configuration and environment to a communicator.
+#ifndef INCCL_INIT_H_
+#define INCCL_INIT_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "base/status.h"
+#include "communicator.h"
+#include "inccl/ccl.h"
+#include "transport/emulated/emulated.h"
+
+namespace inccl {
+
+// A call's config over the environment over the defaults; every value checked.
+struct InitOptions {
+  Environment environment;
+  CommOptions comm;
+  LinkOptions link;       // gbps 0: none
+  std::string transport;  // "", "shm" or "loopback"
+  int init_timeout_ms = 120000;
+  std::string agreement;  // what all ranks must have alike, for people and for comparison
+};
+Result<InitOptions> ResolveOptions(const ccl_config_t* config);
+
+// The transport over which the ranks of one process meet, behind an emulated link where one is
+// asked for.
+std::unique_ptr<Transport> WithLink(std::unique_ptr<Transport> transport, const LinkOptions& link);
+
+}  // namespace inccl
+
+#endif  // INCCL_INIT_H_

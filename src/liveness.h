@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A communicator's conscience: its sticky error, who has died or left, and whether all ranks make
+// the same calls. Thread-safe; messages of peers are handled on the control thread, also while the
+// caller is outside the library.
+#ifndef INCCL_LIVENESS_H_
+#define INCCL_LIVENESS_H_
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "call.h"
+#include "collectives/progress.h"
+#include "transport/control/control.h"
+
+namespace inccl {
+
+struct LivenessOptions {
+  int rank = 0, nranks = 1;
+  std::vector<std::string> peer_names;  // "host:pid" by rank
+  Time op_timeout = 600 * kSecond;
+};
+
+class Liveness final : public ControlHandler, public WaitObserver {
+ public:
+  Liveness(LivenessOptions options, Doorbell* doorbell);
+
+  // The control plane is made after its handler.
+  void Attach(ControlPlane* control) { control_.store(control); }
+
+  // A call begins: compares with what others have said of the same place in the order.
+  Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
+  void EndCall() { in_call_.store(false, std::memory_order_release); }
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  Status error() const;
+  // The first error wins; it is told to all peers.
+  void Fail(const Status& status);
+
+  // WaitObserver
+  Status Check() override { return failed() ? error() : Status::Ok(); }
+  Status OnStall(const Task& task, Time stalled) override;
+
+  // ControlHandler
+  void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
+  void OnPeerClosed(int peer, bool clean) override;
+
+ private:
+  static constexpr size_t kHistory = 64;
+
+  void OnRecord(int peer, const CallRecord& theirs);
+  void OnError(int peer, std::span<const std::byte> body);
+  void Tell(const Status& status);
+  Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
+  std::string Where() const;  // "rank 1/4 in allreduce(...), operation 17"; holds mutex_
+
+  const LivenessOptions options_;
+  Doorbell* const doorbell_;
+  std::atomic<ControlPlane*> control_{nullptr};
+
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> in_call_{false};
+  std::atomic<bool> any_pending_{false};
+  mutable std::mutex mutex_;
+  Status error_;
+  std::array<CallRecord, kHistory> history_;
+  uint64_t latest_ = 0;                             // sequence number of the newest record, 0: none
+  std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
+  std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
+  uint64_t told_sequence_ = 0;                      // the call whose record we have sent
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_LIVENESS_H_

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/lane_check.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace inccl {
+namespace {
+
+const char* ClassName(LaneClass lane_class) {
+  switch (lane_class) {
+    case LaneClass::kData: return "data";
+    case LaneClass::kSide: return "side";
+    case LaneClass::kPoint: return "point-to-point";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+std::string Describe(const LaneSpec& spec) {
+  return fmt::format("{} lane {} -> {} (channel {}, {} x {} bytes)", ClassName(spec.lane_class),
+                     spec.producer, fmt::join(spec.consumers, ","), spec.channel, spec.depth,
+                     spec.slot_bytes);
+}
+
+Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks, const Caps& caps) {
+  const auto wrong = [&](const std::string& what) {
+    return InvalidArgument(fmt::format("rank {}: {}: {}", rank, Describe(spec), what));
+  };
+  if (spec.producer < 0 || spec.producer >= nranks) {
+    return wrong(fmt::format("producer {} is not a rank of {}", spec.producer, nranks));
+  }
+  if (spec.consumers.empty()) return wrong("no consumers");
+  int last = -1;
+  for (const int consumer : spec.consumers) {
+    if (consumer < 0 || consumer >= nranks) {
+      return wrong(fmt::format("consumer {} is not a rank of {}", consumer, nranks));
+    }
+    if (consumer == spec.producer) return wrong("the producer is among the consumers");
+    if (consumer <= last) return wrong("consumers are not in ascending order");
+    last = consumer;
+  }
+  if (spec.consumers.size() > 1 && !caps.multicast) {
+    return wrong(fmt::format("transport {} has no multicast", caps.name));
+  }
+  if (spec.depth < 1) return wrong("depth 0");
+  if (spec.slot_bytes > caps.max_slot_bytes) {
+    return wrong(fmt::format("slot_bytes above the limit {} of transport {}", caps.max_slot_bytes,
+                             caps.name));
+  }
+  if (side == LaneSide::kSend && spec.producer != rank)
+    return wrong("this rank is not the producer");
+  if (side == LaneSide::kRecv &&
+      std::find(spec.consumers.begin(), spec.consumers.end(), rank) == spec.consumers.end()) {
+    return wrong("this rank is not a consumer");
+  }
+  return Status::Ok();
+}
+
+}  // namespace inccl

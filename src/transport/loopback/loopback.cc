@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/loopback/loopback.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "base/fd.h"
+#include "transport/mapped/mapped_transport.h"
+
+namespace inccl {
+namespace {
+
+using mapped::Arena;
+using mapped::ArenaView;
+using mapped::BellArea;
+using mapped::FutexScope;
+
+// Address space without access; Commit makes pages accessible, and so accounted for.
+class AnonymousMemory final : public mapped::ArenaMemory {
+ public:
+  explicit AnonymousMemory(std::shared_ptr<const Mapping> mapping) : mapping_(std::move(mapping)) {}
+  std::byte* data() const override { return mapping_->data(); }
+  size_t bytes() const override { return mapping_->bytes(); }
+  Status Commit(size_t offset, size_t bytes) override {
+    if (mprotect(data() + offset, bytes, PROT_READ | PROT_WRITE) == 0) return Status::Ok();
+    return SystemErrorErrno(fmt::format("mprotect of {} bytes of slot memory", bytes), errno);
+  }
+
+ private:
+  std::shared_ptr<const Mapping> mapping_;
+};
+
+// What all ends share.
+struct World {
+  std::vector<std::shared_ptr<const Mapping>> arenas;
+  std::unique_ptr<BellArea[]> bells;
+};
+
+class LoopbackTransport final : public mapped::MappedTransport {
+ public:
+  LoopbackTransport(std::shared_ptr<World> world, int rank, int nranks,
+                    std::unique_ptr<Arena> arena, uint32_t max_slot_bytes)
+      : MappedTransport("loopback", rank, nranks, std::move(arena),
+                        &world->bells[static_cast<size_t>(rank)], FutexScope::kProcess,
+                        max_slot_bytes),
+        world_(std::move(world)) {}
+
+  Status AttachAll() {
+    for (int peer = 0; peer < nranks(); ++peer) {
+      if (peer == rank()) continue;
+      const Mapping& arena = *world_->arenas[static_cast<size_t>(peer)];
+      auto view = ArenaView::Create(arena.data(), arena.bytes(), peer, nranks());
+      if (!view.ok()) return view.status();
+      SetPeer(peer, std::move(*view), &world_->bells[static_cast<size_t>(peer)]);
+    }
+    return Status::Ok();
+  }
+
+ private:
+  std::shared_ptr<World> world_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> MakeLoopback(int nranks, const LoopbackOptions& options) {
+  if (nranks < 1) return {};
+  const size_t bytes = mapped::RoundUp(options.arena_bytes, mapped::kPage);
+  auto world = std::make_shared<World>();
+  world->bells = std::make_unique<BellArea[]>(static_cast<size_t>(nranks));
+  std::vector<std::unique_ptr<LoopbackTransport>> ends;
+  for (int rank = 0; rank < nranks; ++rank) {
+    void* data =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) return {};
+    world->arenas.push_back(std::make_shared<const Mapping>(data, bytes));
+    auto arena =
+        Arena::Create(std::make_unique<AnonymousMemory>(world->arenas.back()), rank, nranks);
+    if (!arena.ok()) return {};
+    ends.push_back(std::make_unique<LoopbackTransport>(world, rank, nranks, std::move(*arena),
+                                                       Arena::MaxSlotBytes(bytes)));
+  }
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (auto& end : ends) {
+    if (!end->AttachAll().ok()) return {};
+    transports.push_back(std::move(end));
+  }
+  return transports;
+}
+
+}  // namespace inccl

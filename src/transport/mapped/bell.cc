@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/mapped/bell.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+namespace inccl::mapped {
+namespace {
+
+constexpr Time kLongestWait = 3600 * kSecond;  // a spurious wake-up once an hour
+
+// The kernel reads the word itself, so this is an access to the atomic's representation.
+uint32_t* Word(std::atomic<uint32_t>* word) { return reinterpret_cast<uint32_t*>(word); }
+
+int Flags(FutexScope scope) { return scope == FutexScope::kProcess ? FUTEX_PRIVATE_FLAG : 0; }
+
+void FutexWake(BellArea* bell, FutexScope scope) {
+  syscall(SYS_futex, Word(&bell->counter), FUTEX_WAKE | Flags(scope), INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+void WakeBell(BellArea* bell, FutexScope scope) {
+  if (bell->sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;  // another one wakes it
+  bell->counter.fetch_add(1, std::memory_order_seq_cst);
+  FutexWake(bell, scope);
+}
+
+uint32_t FutexDoorbell::Arm() {
+  const uint32_t token = area_->counter.load(std::memory_order_seq_cst);
+  area_->sleeping.store(1, std::memory_order_seq_cst);
+  return token;
+}
+
+void FutexDoorbell::Wait(uint32_t token, Time timeout) {
+  if (timeout > 0) {
+    timeout = std::min(timeout, kLongestWait);
+    timespec relative{};
+    relative.tv_sec = static_cast<time_t>(timeout / kSecond);
+    relative.tv_nsec = static_cast<decltype(relative.tv_nsec)>(timeout % kSecond);
+    syscall(SYS_futex, Word(&area_->counter), FUTEX_WAIT | Flags(scope_), token, &relative, nullptr,
+            0);
+  }
+  Disarm();
+}
+
+void FutexDoorbell::Disarm() { area_->sleeping.store(0, std::memory_order_seq_cst); }
+
+// Increments always, so that it does not depend on how the caller made its news visible: a token
+// read before it differs, one read after it has acquired the news.
+void FutexDoorbell::Ring() {
+  area_->counter.fetch_add(1, std::memory_order_seq_cst);
+  if (area_->sleeping.load(std::memory_order_seq_cst) != 0) FutexWake(area_, scope_);
+}
+
+}  // namespace inccl::mapped

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What lies in an arena: the memory that one rank writes and its peers only read. Offsets are from
+// the start of the arena, numbers in host order (ranks that share memory share a host).
+//
+//   0            ArenaHeader
+//   4 KiB        directory: kDirectoryEntries entries, appended in order, never changed
+//   kDataOffset  slots of lanes this rank produces, credits of lanes it consumes
+//
+// A lane's slots are `depth` times {SlotHeader, payload} with equal strides. Slice number t (its
+// ticket, from 0) uses slot t % depth, and is there when the slot's seq is t + 1 (modulo 2^32).
+#ifndef INCCL_TRANSPORT_MAPPED_LAYOUT_H_
+#define INCCL_TRANSPORT_MAPPED_LAYOUT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace inccl::mapped {
+
+inline constexpr uint64_t kArenaMagic = 0x414e45524143434eu;
+inline constexpr uint32_t kArenaVersion = 1;
+inline constexpr size_t kPage = 4096;
+inline constexpr uint32_t kDirectoryEntries = 16384;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "atomics are shared between processes");
+static_assert(std::atomic<uint32_t>::is_always_lock_free, "atomics are shared between processes");
+
+struct alignas(64) ArenaHeader {
+  std::atomic<uint64_t> magic;  // stored last (release): the other fields are there
+  uint32_t version;
+  int32_t rank;
+  int32_t nranks;
+  uint32_t reserved;
+  uint64_t bytes;  // size of the arena
+  // Everything below this offset (and the directory's used part) has memory behind it. Grows;
+  // stored before the entry that needs it.
+  std::atomic<uint64_t> committed;
+  // Directory entries in use. Sequentially consistent, as the slots' seq: see bell.h.
+  std::atomic<uint32_t> entries;
+};
+static_assert(sizeof(ArenaHeader) == 64);
+
+enum class EntryKind : uint32_t { kSlots = 1, kCredit = 2 };
+
+struct DirectoryEntry {
+  uint64_t key;  // LaneSpec::Key()
+  uint32_t kind;
+  int32_t consumer;  // kCredit: whose; kSlots: -1
+  uint64_t offset;
+  uint32_t slot_bytes;
+  uint32_t depth;
+  uint64_t reserved[4];
+};
+static_assert(sizeof(DirectoryEntry) == 64);
+
+// The fields besides seq are atomics accessed relaxed only so that a defective peer that rewrites
+// them cannot be undefined behaviour; seq orders them.
+struct alignas(64) SlotHeader {
+  std::atomic<uint32_t> seq;
+  std::atomic<uint32_t> bytes;
+  std::atomic<uint32_t> slice;
+  uint32_t reserved;
+  std::atomic<uint64_t> signature;
+  std::atomic<int64_t> time;  // SliceHeader::departure
+};
+static_assert(sizeof(SlotHeader) == 64);
+
+// Followed in place by one stamp per slot: when link emulation says the release of the slot's last
+// content left. A stamp is written before `released` and read after it, and not written again
+// before the slot is published again.
+struct CreditBlock {
+  std::atomic<uint64_t> released;  // slices released by this consumer
+  std::atomic<int64_t> stamps[1];  // depth of them
+};
+
+inline constexpr size_t kDirectoryOffset = kPage;
+inline constexpr size_t kDataOffset =
+    kDirectoryOffset + size_t{kDirectoryEntries} * sizeof(DirectoryEntry);
+
+constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Distance of two slots: header and payload in whole cache lines, whole pages for large payloads.
+constexpr size_t SlotStride(uint32_t slot_bytes) {
+  const size_t bytes = sizeof(SlotHeader) + slot_bytes;
+  return RoundUp(bytes, bytes >= kPage ? kPage : 64);
+}
+constexpr size_t SlotsBytes(uint32_t slot_bytes, uint32_t depth) {
+  return SlotStride(slot_bytes) * depth;
+}
+constexpr size_t CreditBytes(uint32_t depth) { return RoundUp(8 + size_t{8} * depth, 64); }
+
+}  // namespace inccl::mapped
+
+#endif  // INCCL_TRANSPORT_MAPPED_LAYOUT_H_

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/mapped/mapped_transport.h"
+
+#include <fmt/format.h>
+
+#include "transport/lane_check.h"
+
+namespace inccl::mapped {
+
+MappedTransport::MappedTransport(const char* name, int rank, int nranks,
+                                 std::unique_ptr<Arena> arena, BellArea* bell, FutexScope scope,
+                                 uint32_t max_slot_bytes)
+    : name_(name),
+      rank_(rank),
+      nranks_(nranks),
+      max_slot_bytes_(max_slot_bytes),
+      arena_(std::move(arena)),
+      scope_(scope),
+      doorbell_(bell, scope),
+      views_(static_cast<size_t>(nranks)),
+      bells_(static_cast<size_t>(nranks)) {}
+
+void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell) {
+  views_[static_cast<size_t>(peer)] = std::move(view);
+  bells_[static_cast<size_t>(peer)] = bell;
+}
+
+Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
+  if (!HasPeer(peer)) {
+    return InvalidUsage(
+        fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
+  }
+  const auto index = static_cast<size_t>(peer);
+  return Peer{peer, views_[index].get(), bells_[index]};
+}
+
+Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec) {
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, caps());
+  if (!status.ok()) return status;
+  std::vector<Peer> peers;
+  for (const int consumer : spec.consumers) {
+    Result<Peer> peer = FindPeer(spec, consumer);
+    if (!peer.ok()) return peer.status();
+    peers.push_back(*peer);
+  }
+  if (opened_send_.contains(spec.Key())) {
+    return InvalidUsage(fmt::format("rank {}: {} is opened twice", rank_, Describe(spec)));
+  }
+  const size_t stride = SlotStride(spec.slot_bytes);
+  Result<uint64_t> offset =
+      arena_->Allocate(SlotsBytes(spec.slot_bytes, spec.depth), stride % kPage == 0 ? kPage : 64);
+  if (!offset.ok()) return offset.status();
+  status = arena_->Announce({.key = spec.Key(),
+                             .kind = static_cast<uint32_t>(EntryKind::kSlots),
+                             .consumer = -1,
+                             .offset = *offset,
+                             .slot_bytes = spec.slot_bytes,
+                             .depth = spec.depth,
+                             .reserved = {}});
+  if (!status.ok()) return status;
+  opened_send_.insert(spec.Key());
+  return std::unique_ptr<SendLane>(
+      new MappedSendLane(spec, arena_->At(*offset), peers, scope_, &counters_));
+}
+
+Result<std::unique_ptr<RecvLane>> MappedTransport::OpenRecv(const LaneSpec& spec) {
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, caps());
+  if (!status.ok()) return status;
+  Result<Peer> producer = FindPeer(spec, spec.producer);
+  if (!producer.ok()) return producer.status();
+  if (opened_recv_.contains(spec.Key())) {
+    return InvalidUsage(fmt::format("rank {}: {} is opened twice", rank_, Describe(spec)));
+  }
+  Result<uint64_t> offset = arena_->Allocate(CreditBytes(spec.depth), 64);
+  if (!offset.ok()) return offset.status();
+  status = arena_->Announce({.key = spec.Key(),
+                             .kind = static_cast<uint32_t>(EntryKind::kCredit),
+                             .consumer = rank_,
+                             .offset = *offset,
+                             .slot_bytes = spec.slot_bytes,
+                             .depth = spec.depth,
+                             .reserved = {}});
+  if (!status.ok()) return status;
+  opened_recv_.insert(spec.Key());
+  auto* credit = reinterpret_cast<CreditBlock*>(arena_->At(*offset));
+  return std::unique_ptr<RecvLane>(new MappedRecvLane(spec, credit, *producer, scope_, &counters_));
+}
+
+}  // namespace inccl::mapped

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A transport over arenas: what loopback and shm have in common. A lane wires itself without
+// messages: each side announces its end in its own arena's directory and looks for the other's when
+// it needs it.
+//
+// One thread at a time, but for doorbell()->Ring(). Lanes are destroyed before their transport.
+#ifndef INCCL_TRANSPORT_MAPPED_MAPPED_TRANSPORT_H_
+#define INCCL_TRANSPORT_MAPPED_MAPPED_TRANSPORT_H_
+
+#include <memory>
+#include <unordered_set>
+#include <vector>
+
+#include "transport/mapped/arena.h"
+#include "transport/mapped/bell.h"
+#include "transport/mapped/lanes.h"
+#include "transport/transport.h"
+
+namespace inccl::mapped {
+
+class MappedTransport : public Transport {
+ public:
+  // `name` is a constant. `bell` outlives the transport.
+  MappedTransport(const char* name, int rank, int nranks, std::unique_ptr<Arena> arena,
+                  BellArea* bell, FutexScope scope, uint32_t max_slot_bytes);
+
+  Caps caps() const override { return {true, max_slot_bytes_, name_}; }
+  Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
+  Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
+  Result<int> Progress(Time) override { return 0; }
+  Doorbell* doorbell() override { return &doorbell_; }
+  void Quiesce(Time) override {}  // peers only ever touch the arena
+  uint64_t memory_bytes() const override { return arena_->memory_bytes(); }
+  TransportCounters counters() const override { return counters_; }
+
+  int rank() const { return rank_; }
+  int nranks() const { return nranks_; }
+
+ protected:
+  bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
+  // Once per peer. `bell` outlives the transport, as what the view reads.
+  void SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell);
+
+ private:
+  Result<Peer> FindPeer(const LaneSpec& spec, int peer) const;
+
+  const char* name_;
+  int rank_;
+  int nranks_;
+  uint32_t max_slot_bytes_;
+  std::unique_ptr<Arena> arena_;
+  FutexScope scope_;
+  FutexDoorbell doorbell_;
+  TransportCounters counters_;
+  std::vector<std::unique_ptr<ArenaView>> views_;  // by rank; own and unknown ones are nullptr
+  std::vector<BellArea*> bells_;
+  std::unordered_set<uint64_t> opened_send_;  // keys
+  std::unordered_set<uint64_t> opened_recv_;
+};
+
+}  // namespace inccl::mapped
+
+#endif  // INCCL_TRANSPORT_MAPPED_MAPPED_TRANSPORT_H_

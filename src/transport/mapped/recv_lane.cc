@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "transport/lane_check.h"
+#include "transport/mapped/lanes.h"
+
+namespace inccl::mapped {
+
+MappedRecvLane::MappedRecvLane(LaneSpec spec, CreditBlock* credit, const Peer& producer,
+                               FutexScope scope, TransportCounters* counters)
+    : spec_(std::move(spec)),
+      key_(spec_.Key()),
+      credit_(credit),
+      producer_(producer),
+      scope_(scope),
+      counters_(counters),
+      stride_(SlotStride(spec_.slot_bytes)) {}
+
+Result<bool> MappedRecvLane::Wire() {
+  const uint32_t entries = producer_.view->entries();
+  if (entries == looked_) return false;
+  Result<const std::byte*> found = producer_.view->Find(key_, -1, spec_.slot_bytes, spec_.depth);
+  if (!found.ok()) return found.status();
+  looked_ = entries;
+  slots_ = *found;
+  return slots_ != nullptr;
+}
+
+Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
+                                        SliceHeader* header) const {
+  const auto* slot = reinterpret_cast<const SlotHeader*>(slots_ + index * stride_);
+  const auto expected = static_cast<uint32_t>(ticket + 1);
+  const uint32_t seq = slot->seq.load(std::memory_order_seq_cst);
+  if (seq != expected) {
+    const uint32_t before = ticket < spec_.depth ? 0 : expected - spec_.depth;
+    if (seq == before) return false;
+    return InternalError(
+        fmt::format("{}: peer rank {} put number {} into a slot, expected {} after {}",
+                    Describe(spec_), producer_.rank, seq, expected, before));
+  }
+  header->bytes = slot->bytes.load(std::memory_order_relaxed);
+  header->slice = slot->slice.load(std::memory_order_relaxed);
+  header->signature = slot->signature.load(std::memory_order_relaxed);
+  header->departure = slot->time.load(std::memory_order_relaxed);
+  if (header->bytes > spec_.slot_bytes) {
+    return InternalError(fmt::format("{}: peer rank {} sent a slice of {} bytes", Describe(spec_),
+                                     producer_.rank, header->bytes));
+  }
+  return true;
+}
+
+Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
+  if (!peeked_) {
+    if (slots_ == nullptr) {
+      Result<bool> wired = Wire();
+      if (!wired.ok() || !*wired) return wired;
+    }
+    Result<bool> there = ReadHeader(ticket_, index_, &incoming_.header);
+    if (!there.ok() || !*there) return there;
+    incoming_.payload = slots_ + index_ * stride_ + sizeof(SlotHeader);
+    peeked_ = true;
+  }
+  *incoming = incoming_;
+  return true;
+}
+
+Result<bool> MappedRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
+  if (slots_ == nullptr || ahead >= spec_.depth) return false;
+  return ReadHeader(ticket_ + ahead, (index_ + ahead) % spec_.depth, header);
+}
+
+Status MappedRecvLane::ReleaseStamped(Time departure) {
+  if (peeked_) credit_->stamps[index_].store(departure, std::memory_order_relaxed);
+  return Release();
+}
+
+Status MappedRecvLane::Release() {
+  if (!peeked_) {
+    return InvalidUsage(fmt::format("{}: Release without a peeked slice", Describe(spec_)));
+  }
+  peeked_ = false;
+  ++ticket_;
+  if (++index_ == spec_.depth) index_ = 0;
+  ++counters_->credits;
+  credit_->released.store(ticket_, std::memory_order_seq_cst);
+  RingIfSleeping(producer_.bell, scope_);
+  return Status::Ok();
+}
+
+}  // namespace inccl::mapped

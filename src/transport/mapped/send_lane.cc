@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "transport/lane_check.h"
+#include "transport/mapped/lanes.h"
+
+namespace inccl::mapped {
+
+MappedSendLane::MappedSendLane(LaneSpec spec, std::byte* slots, const std::vector<Peer>& peers,
+                               FutexScope scope, TransportCounters* counters)
+    : spec_(std::move(spec)),
+      key_(spec_.Key()),
+      slots_(slots),
+      stride_(SlotStride(spec_.slot_bytes)),
+      scope_(scope),
+      counters_(counters),
+      free_until_(spec_.depth) {
+  for (const Peer& peer : peers) consumers_.push_back(Consumer{peer});
+}
+
+Status MappedSendLane::Refresh(Consumer* consumer) {
+  if (consumer->credit == nullptr) {
+    const uint32_t entries = consumer->peer.view->entries();
+    if (entries == consumer->looked) return Status::Ok();
+    Result<const std::byte*> found =
+        consumer->peer.view->Find(key_, consumer->peer.rank, spec_.slot_bytes, spec_.depth);
+    if (!found.ok()) return found.status();
+    consumer->looked = entries;
+    if (*found == nullptr) return Status::Ok();
+    consumer->credit = reinterpret_cast<const CreditBlock*>(*found);
+  }
+  const uint64_t released = consumer->credit->released.load(std::memory_order_seq_cst);
+  if (released < consumer->released || released > ticket_) {
+    return InternalError(
+        fmt::format("rank {}: {}: peer rank {} has released {} slices, after {}, of {} published",
+                    spec_.producer, Describe(spec_), consumer->peer.rank, released,
+                    consumer->released, ticket_));
+  }
+  consumer->released = released;
+  return Status::Ok();
+}
+
+Result<bool> MappedSendLane::HasCredit() {
+  if (ticket_ < free_until_) return true;
+  uint64_t least = ticket_;
+  for (Consumer& consumer : consumers_) {
+    if (consumer.released < ticket_) {
+      if (Status status = Refresh(&consumer); !status.ok()) return status;
+    }
+    least = std::min(least, consumer.released);
+  }
+  free_until_ = least + spec_.depth;
+  return ticket_ < free_until_;
+}
+
+Result<Span> MappedSendLane::TryAcquire() {
+  if (!acquired_) {
+    Result<bool> credit = HasCredit();
+    if (!credit.ok()) return credit.status();
+    if (!*credit) return Span{};
+    acquired_ = true;
+  }
+  return Span{slot() + sizeof(SlotHeader), spec_.slot_bytes};
+}
+
+Status MappedSendLane::Publish(const SliceHeader& header) {
+  if (!acquired_) {
+    return InvalidUsage(fmt::format("rank {}: {}: Publish without an acquired slot", spec_.producer,
+                                    Describe(spec_)));
+  }
+  if (header.bytes > spec_.slot_bytes) {
+    return InvalidArgument(fmt::format("rank {}: {}: Publish of {} bytes", spec_.producer,
+                                       Describe(spec_), header.bytes));
+  }
+  auto* slot_header = reinterpret_cast<SlotHeader*>(slot());
+  slot_header->bytes.store(header.bytes, std::memory_order_relaxed);
+  slot_header->slice.store(header.slice, std::memory_order_relaxed);
+  slot_header->signature.store(header.signature, std::memory_order_relaxed);
+  slot_header->time.store(header.departure, std::memory_order_relaxed);
+  slot_header->seq.store(static_cast<uint32_t>(ticket_ + 1), std::memory_order_seq_cst);
+  acquired_ = false;
+  ++ticket_;
+  if (++index_ == spec_.depth) index_ = 0;
+  ++counters_->slices;
+  counters_->payload_bytes += header.bytes;
+  for (const Consumer& consumer : consumers_) RingIfSleeping(consumer.peer.bell, scope_);
+  return Status::Ok();
+}
+
+Time MappedSendLane::CreditDeparture() const {
+  if (ticket_ < spec_.depth) return 0;
+  Time latest = 0;
+  for (const Consumer& consumer : consumers_) {
+    if (consumer.credit == nullptr) continue;
+    // Of a slot whose release has been seen (HasCredit): nobody writes it now.
+    latest =
+        std::max<Time>(latest, consumer.credit->stamps[index_].load(std::memory_order_relaxed));
+  }
+  return latest;
+}
+
+}  // namespace inccl::mapped

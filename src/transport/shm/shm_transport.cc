@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/shm/shm_transport.h"
+
+#include <fmt/format.h>
+
+#include <new>
+
+namespace inccl {
+namespace {
+
+using mapped::Arena;
+using mapped::ArenaView;
+using mapped::BellArea;
+using mapped::kPage;
+
+class FileMemory final : public mapped::ArenaMemory {
+ public:
+  FileMemory(int fd, Mapping mapping) : fd_(fd), mapping_(std::move(mapping)) {}
+  std::byte* data() const override { return mapping_.data(); }
+  size_t bytes() const override { return mapping_.bytes(); }
+  Status Commit(size_t offset, size_t bytes) override {
+    return shm::CommitPages(fd_, offset, bytes);
+  }
+
+ private:
+  int fd_;  // the transport's
+  Mapping mapping_;
+};
+
+Status Prefixed(const std::string& prefix, const Status& status) {
+  return {status.code(), prefix + status.message()};
+}
+
+}  // namespace
+
+ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, UniqueFd arena_fd,
+                           shm::Memfd bell, uint32_t max_slot_bytes)
+    : MappedTransport("shm", rank, nranks, std::move(arena),
+                      reinterpret_cast<BellArea*>(bell.mapping.data()), mapped::FutexScope::kHost,
+                      max_slot_bytes),
+      arena_fd_(std::move(arena_fd)),
+      bell_(std::move(bell)) {}
+
+Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
+                                                           const ShmOptions& options) {
+  if (nranks < 1 || rank < 0 || rank >= nranks) {
+    return InvalidArgument(fmt::format("rank {} is not one of {} ranks", rank, nranks));
+  }
+  const std::string prefix = fmt::format("rank {}: ", rank);
+  const size_t bytes = mapped::RoundUp(options.arena_bytes, kPage);
+  Result<shm::Memfd> memory = shm::CreateMemfd("inccl-arena", bytes, /*peers_read_only=*/true);
+  if (!memory.ok()) return Prefixed(prefix, memory.status());
+  Result<shm::Memfd> bell = shm::CreateMemfd("inccl-doorbell", kPage, /*peers_read_only=*/false);
+  if (!bell.ok()) return Prefixed(prefix, bell.status());
+  if (Status status = shm::CommitPages(bell->fd.get(), 0, kPage); !status.ok()) {
+    return Prefixed(prefix, status);
+  }
+  auto* area = new (bell->mapping.data()) BellArea{};
+  area->magic = mapped::kBellMagic;
+  area->rank = rank;
+  Result<std::unique_ptr<Arena>> arena = Arena::Create(
+      std::make_unique<FileMemory>(memory->fd.get(), std::move(memory->mapping)), rank, nranks);
+  if (!arena.ok()) return Prefixed(prefix, arena.status());
+  return std::unique_ptr<ShmTransport>(new ShmTransport(rank, nranks, std::move(*arena),
+                                                        std::move(memory->fd), std::move(*bell),
+                                                        Arena::MaxSlotBytes(bytes)));
+}
+
+Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
+  if (peer < 0 || peer >= nranks() || peer == rank()) {
+    return InvalidArgument(
+        fmt::format("rank {}: peer {} is not another one of {} ranks", rank(), peer, nranks()));
+  }
+  if (HasPeer(peer)) {
+    return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank(), peer));
+  }
+  const std::string prefix = fmt::format("rank {}: peer rank {}: ", rank(), peer);
+  Result<Mapping> memory = shm::MapSealed(arena.get(), 0, /*writable=*/false);
+  if (!memory.ok()) return Prefixed(prefix + "arena: ", memory.status());
+  Result<Mapping> bell = shm::MapSealed(doorbell.get(), kPage, /*writable=*/true);
+  if (!bell.ok()) return Prefixed(prefix + "doorbell: ", bell.status());
+  auto* area = reinterpret_cast<BellArea*>(bell->data());
+  if (area->magic != mapped::kBellMagic || area->rank != peer) {
+    return InternalError(
+        fmt::format("{}doorbell: magic {:x}, rank {}", prefix, area->magic, area->rank));
+  }
+  Result<std::unique_ptr<ArenaView>> view =
+      ArenaView::Create(memory->data(), memory->bytes(), peer, nranks());
+  if (!view.ok()) return Prefixed(prefix, view.status());
+  SetPeer(peer, std::move(*view), area);
+  mappings_.push_back(std::move(*memory));
+  mappings_.push_back(std::move(*bell));
+  return Status::Ok();
+}
+
+}  // namespace inccl

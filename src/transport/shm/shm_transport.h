@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks of one host: a rank's arena is a sealed memory file that its peers map read-only, its
+// doorbell a second one that they map writable. The descriptors travel over an authenticated unix
+// socket, which is the business of other code. Works between processes and between threads.
+#ifndef INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
+#define INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/mapped/mapped_transport.h"
+#include "transport/shm/memfd.h"
+
+namespace inccl {
+
+struct ShmOptions {
+  // Address space of one rank's slots; memory is taken as lanes open.
+  size_t arena_bytes = size_t{1} << 30;
+};
+
+class ShmTransport final : public mapped::MappedTransport {
+ public:
+  // kInvalidArgument: rank, nranks or options; kSystemError: no memory, descriptors or file size.
+  static Result<std::unique_ptr<ShmTransport>> Create(int rank, int nranks,
+                                                      const ShmOptions& options = {});
+
+  // Arena and doorbell, to be passed to every peer in this order. They stay this object's.
+  std::vector<int> fds_to_share() const { return {arena_fd_.get(), bell_.fd.get()}; }
+  // Checks and maps what `peer` shared; the descriptors are closed. Once per peer and before lanes
+  // with it are opened. kInternalError naming the peer if they are not a rank's of this shape.
+  Status Attach(int peer, UniqueFd arena, UniqueFd doorbell);
+
+ private:
+  ShmTransport(int rank, int nranks, std::unique_ptr<mapped::Arena> arena, UniqueFd arena_fd,
+               shm::Memfd bell, uint32_t max_slot_bytes);
+
+  UniqueFd arena_fd_;
+  shm::Memfd bell_;
+  std::vector<Mapping> mappings_;  // of peers
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_

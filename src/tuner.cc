@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuner.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <vector>
+
+namespace inccl {
+namespace {
+
+using Set = std::bitset<kAlgorithms>;
+
+// One-shot moves (n-1) times the data instead of 2(n-1)/n, in one step instead of two.
+constexpr uint64_t kOneShotBytes = 16 * 1024;
+// Above this many ranks a small call takes the logarithmic algorithms.
+constexpr int kManyRanks = 16;
+// The agreement of compressed calls up to this many bytes of elements goes in one step.
+constexpr uint64_t kSideOneShotBytes = 256 * 1024;
+
+Set Bit(Algorithm algorithm) { return Set(1ull << static_cast<size_t>(algorithm)); }
+
+std::optional<Set> AlgorithmsNamed(std::string_view name) {
+  if (name == "ring") return Bit(Algorithm::kRing);
+  if (name == "tree") return Bit(Algorithm::kTree);
+  if (name == "recursive_doubling") return Bit(Algorithm::kRecursiveDoubling);
+  if (name == "direct") return Bit(Algorithm::kDirect) | Bit(Algorithm::kDirectOneShot);
+  if (name == "direct_one_shot") return Bit(Algorithm::kDirectOneShot);
+  if (name == "direct_two_shot") return Bit(Algorithm::kDirect);
+  return std::nullopt;
+}
+
+Set Existing(Collective collective) {
+  Set set;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    if (HasSchedule(collective, static_cast<Algorithm>(a), 2)) set.set(static_cast<size_t>(a));
+  }
+  return set;
+}
+
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  size_t begin = 0;
+  while (true) {
+    const size_t end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end == text.npos ? text.npos : end - begin));
+    if (end == text.npos) return parts;
+    begin = end + 1;
+  }
+}
+
+Result<Set> ParseList(std::string_view list, std::string_view whole) {
+  const bool negated = !list.empty() && list.front() == '^';
+  if (negated) list.remove_prefix(1);
+  Set set;
+  for (const std::string_view name : Split(list, ',')) {
+    const std::optional<Set> named = AlgorithmsNamed(name);
+    if (!named) {
+      return InvalidArgument(
+          fmt::format("algorithm \"{}\" in \"{}\": not one of ring, tree, recursive_doubling, "
+                      "direct, direct_one_shot, direct_two_shot",
+                      name, whole));
+    }
+    set |= *named;
+  }
+  return negated ? ~set : set;
+}
+
+Algorithm Preferred(const TunerCall& call, const Set& set) {
+  const auto in_set = [&](Algorithm algorithm) { return set.test(static_cast<size_t>(algorithm)); };
+  if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
+    if (in_set(Algorithm::kRecursiveDoubling)) return Algorithm::kRecursiveDoubling;
+    if (in_set(Algorithm::kTree)) return Algorithm::kTree;
+  } else if (call.bytes <= kOneShotBytes && in_set(Algorithm::kDirectOneShot)) {
+    return Algorithm::kDirectOneShot;
+  }
+  for (const Algorithm algorithm :
+       {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTree, Algorithm::kRecursiveDoubling}) {
+    if (in_set(algorithm)) return algorithm;
+  }
+  return Algorithm::kDirectOneShot;
+}
+
+}  // namespace
+
+AlgorithmFilter::AlgorithmFilter() {
+  for (int c = 0; c < kCollectives; ++c) {
+    allowed_[static_cast<size_t>(c)] = Existing(static_cast<Collective>(c));
+  }
+}
+
+Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
+  AlgorithmFilter filter;
+  if (text.empty()) return filter;
+  for (const std::string_view clause : Split(text, ';')) {
+    const size_t colon = clause.find(':');
+    Result<Set> set = ParseList(clause.substr(colon == clause.npos ? 0 : colon + 1), text);
+    if (!set.ok()) return set.status();
+    bool known = colon == clause.npos;
+    for (int c = 0; c < kCollectives; ++c) {
+      const auto collective = static_cast<Collective>(c);
+      const Set usable = *set & Existing(collective);
+      if (colon == clause.npos) {
+        if (usable.any()) filter.allowed_[static_cast<size_t>(c)] = usable;
+      } else if (clause.substr(0, colon) == Name(collective)) {
+        known = true;
+        if (usable.none()) {
+          return InvalidArgument(
+              fmt::format("algorithm list \"{}\": {} has none of these", clause, Name(collective)));
+        }
+        filter.allowed_[static_cast<size_t>(c)] = usable;
+      }
+    }
+    if (!known) {
+      return InvalidArgument(fmt::format("algorithm list \"{}\": no collective named \"{}\"", text,
+                                         clause.substr(0, colon)));
+    }
+  }
+  return filter;
+}
+
+bool FoldsInRankOrder(Collective collective, Algorithm algorithm) {
+  switch (collective) {
+    case Collective::kAllGather:
+    case Collective::kBroadcast: return true;  // nothing is summed
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+    case Collective::kReduce:
+      return algorithm == Algorithm::kDirect || algorithm == Algorithm::kDirectOneShot;
+  }
+  return false;
+}
+
+Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {
+  Set set;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    set.set(static_cast<size_t>(a),
+            filter.Admits(call.collective, algorithm) &&
+                (!call.reproducible || FoldsInRankOrder(call.collective, algorithm)));
+  }
+  if (set.none()) {
+    return InvalidArgument(
+        fmt::format("{}: none of the admitted algorithms sums in rank order, which `reproducible` "
+                    "asks for (direct does)",
+                    Name(call.collective)));
+  }
+  return Choice{Preferred(call, set), call.bytes <= kSideOneShotBytes};
+}
+
+}  // namespace inccl

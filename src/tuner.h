@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which algorithm runs a call: a pure function of the call, the number of ranks and the agreed
+// configuration, so that all ranks choose alike.
+#ifndef INCCL_TUNER_H_
+#define INCCL_TUNER_H_
+
+#include <array>
+#include <bitset>
+#include <cstdint>
+#include <string_view>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "collectives/schedule.h"
+
+namespace inccl {
+
+// The algorithms a user admits, in NCCL's grammar: "ring", "ring,tree", "^tree",
+// "ring;allreduce:direct;broadcast:^ring". Names: ring, tree, recursive_doubling, direct (both
+// shots), direct_one_shot, direct_two_shot. A list without a collective holds for all; a collective
+// for which none of it exists keeps its defaults. An empty list admits everything.
+class AlgorithmFilter {
+ public:
+  AlgorithmFilter();
+  static Result<AlgorithmFilter> Parse(std::string_view text);
+  bool Admits(Collective collective, Algorithm algorithm) const {
+    return allowed_[static_cast<size_t>(collective)][static_cast<size_t>(algorithm)];
+  }
+
+ private:
+  friend class FilterParser;
+  using Set = std::bitset<kAlgorithms>;
+  std::array<Set, kCollectives> allowed_;
+};
+
+// Whether float sums of this schedule are folded in rank order (Validate's proof; the tests hold
+// this table to it).
+bool FoldsInRankOrder(Collective collective, Algorithm algorithm);
+
+struct TunerCall {
+  Collective collective = Collective::kAllReduce;
+  uint64_t bytes = 0;  // of one vector, uncompressed
+  int nranks = 1;
+  bool compressed = false;
+  bool reproducible = false;
+};
+
+struct Choice {
+  Algorithm algorithm = Algorithm::kRing;
+  bool side_one_shot = false;
+};
+
+// kInvalidArgument if the filter leaves nothing.
+Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter);
+
+}  // namespace inccl
+
+#endif  // INCCL_TUNER_H_

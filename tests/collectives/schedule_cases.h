@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the tests of schedules have in common.
+#ifndef INCCL_TESTS_COLLECTIVES_SCHEDULE_CASES_H_
+#define INCCL_TESTS_COLLECTIVES_SCHEDULE_CASES_H_
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/schedule.h"
+
+namespace inccl::test {
+
+// The schedules of all ranks; request.rank does not matter.
+inline std::vector<Schedule> MakeAll(ScheduleRequest request) {
+  std::vector<Schedule> schedules;
+  for (request.rank = 0; request.rank < request.nranks; ++request.rank) {
+    Result<Schedule> schedule = MakeSchedule(request);
+    EXPECT_TRUE(schedule.ok()) << schedule.status().message();
+    if (schedule.ok()) schedules.push_back(std::move(*schedule));
+  }
+  return schedules;
+}
+
+inline std::string Describe(const ScheduleRequest& request) {
+  return fmt::format("{} {} n={} root={} channels={} side={} one_shot={}", Name(request.collective),
+                     Name(request.algorithm), request.nranks, request.root, request.channels,
+                     request.side_phase, request.side_one_shot);
+}
+
+struct Case {
+  Collective collective;
+  Algorithm algorithm;
+};
+
+// Every algorithm that exists.
+inline const std::vector<Case>& AllCases() {
+  using enum Collective;
+  using enum Algorithm;
+  static const std::vector<Case> cases = {
+      {kAllReduce, kRing},   {kAllReduce, kTree},     {kAllReduce, kDirectOneShot},
+      {kAllReduce, kDirect}, {kReduceScatter, kRing}, {kReduceScatter, kDirect},
+      {kAllGather, kRing},   {kAllGather, kDirect},   {kBroadcast, kRing},
+      {kBroadcast, kTree},   {kBroadcast, kDirect},   {kReduce, kRing},
+      {kReduce, kTree},      {kReduce, kDirect},      {kAllReduce, kRecursiveDoubling},
+  };
+  return cases;
+}
+
+inline ScheduleRequest RequestOf(const Case& which, int nranks) {
+  ScheduleRequest request;
+  request.collective = which.collective;
+  request.algorithm = which.algorithm;
+  request.nranks = nranks;
+  return request;
+}
+
+inline bool HasRoot(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce;
+}
+
+inline std::string CaseName(const testing::TestParamInfo<Case>& info) {
+  return fmt::format("{}_{}", Name(info.param.collective), Name(info.param.algorithm));
+}
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_COLLECTIVES_SCHEDULE_CASES_H_

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs calls one after the other on numbers, in random order, with lanes of random depth that all
+// calls share and rows cut into random groups of slices, and compares with sums taken directly.
+// Shares no code with Validate: what Validate claims (right results, no deadlock at any
+// interleaving and capacity) is seen here.
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <random>
+#include <tuple>
+
+#include "collectives/schedule.h"
+#include "collectives/schedule_cases.h"
+#include "support/seed.h"
+
+namespace inccl {
+namespace {
+
+using test::MakeAll;
+
+constexpr int kRows = 4;
+
+// One element of the input of a rank: different for every rank, row, group, slice and chunk.
+uint64_t InputOf(int rank, int row, int slice, int phase, int chunk, int channel) {
+  uint64_t x = static_cast<uint64_t>(rank);
+  for (int part : {row, slice, phase, chunk, channel}) {
+    x = (x + static_cast<uint64_t>(part) + 1) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 31;
+  }
+  return x;
+}
+
+// A lane of the communicator: a queue per consumer.
+struct Lane {
+  std::vector<std::deque<uint64_t>> queues;
+  size_t capacity = 1;
+};
+using LaneName = std::tuple<LaneClass, int, int, std::vector<int>>;
+using OutputName = std::tuple<int, int, int, int, int, int>;  // rank row slice phase chunk channel
+
+// How a call cuts its rows: slices per row, by chunk (0: an empty chunk) and at most.
+struct Cut {
+  int slices = 1;
+  std::vector<int> chunk_slices;
+};
+
+// One call of the run.
+struct Call {
+  std::vector<Schedule> schedules;
+  std::vector<Cut> cuts;                                         // by phase
+  std::vector<std::vector<int>> finished;                        // rows, by rank and strand
+  std::vector<std::map<std::pair<int, int>, uint64_t>> scratch;  // by rank: slot, slice of group
+  std::map<OutputName, uint64_t> outputs;
+};
+
+class Interpreter {
+ public:
+  explicit Interpreter(uint64_t seed) : random_(seed), group_(Pick(1, 3)) {}
+
+  void AddCall(std::vector<Schedule> schedules) {
+    Call call;
+    for (const Phase& phase : schedules[0].phases) {
+      Cut cut;
+      cut.slices = Pick(1, 5);
+      for (int c = 0; c < phase.chunks; ++c) cut.chunk_slices.push_back(Pick(0, cut.slices));
+      call.cuts.push_back(cut);
+    }
+    for (const Schedule& schedule : schedules) {
+      for (size_t i = 0; i < schedule.strands.size(); ++i) {
+        workers_.push_back({calls_.size(), static_cast<size_t>(schedule.rank), i});
+      }
+      call.finished.emplace_back(schedule.strands.size(), 0);
+      call.scratch.emplace_back();
+    }
+    call.schedules = std::move(schedules);
+    calls_.push_back(std::move(call));
+  }
+
+  // False: nothing moves, and not all have ended.
+  bool Run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      std::shuffle(workers_.begin(), workers_.end(), random_);
+      for (Worker& worker : workers_) {
+        for (int budget = Pick(1, 6); budget > 0 && TryStep(&worker); --budget) moved = true;
+      }
+    }
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const Worker& worker) { return worker.row == kRows; });
+  }
+
+  const Call& call(size_t index) const { return calls_[index]; }
+  bool LanesEmpty() const {
+    for (const auto& [name, lane] : lanes_) {
+      for (const auto& queue : lane.queues) {
+        if (!queue.empty()) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  struct Worker {
+    size_t call, rank, strand;
+    int row = 0, group = 0, slice = 0;  // slice: within the group
+    size_t step = 0;
+  };
+
+  int Pick(int low, int high) {
+    return low + static_cast<int>(random_() % static_cast<uint64_t>(high - low + 1));
+  }
+
+  Lane& LaneOf(const ScheduleLane& lane) {
+    Lane& found = lanes_[LaneName(lane.lane_class, lane.channel, lane.producer, lane.consumers)];
+    if (found.queues.empty()) {
+      found.queues.resize(lane.consumers.size());
+      found.capacity = static_cast<size_t>(group_ + Pick(0, 1));
+    }
+    return found;
+  }
+
+  // Row -> group -> step -> slice of the group.
+  void Next(Worker* worker) {
+    Call& call = calls_[worker->call];
+    const Strand& strand = call.schedules[worker->rank].strands[worker->strand];
+    if (++worker->slice < group_) return;
+    worker->slice = 0;
+    if (++worker->step < strand.steps.size()) return;
+    worker->step = 0;
+    if (++worker->group * group_ < call.cuts[strand.phase].slices) return;
+    worker->group = 0;
+    call.finished[worker->rank][worker->strand] = ++worker->row;
+  }
+
+  // A rank runs its calls in order.
+  bool CallBegun(const Worker& worker) const {
+    if (worker.call == 0) return true;
+    const std::vector<int>& before = calls_[worker.call - 1].finished[worker.rank];
+    return std::all_of(before.begin(), before.end(), [](int rows) { return rows == kRows; });
+  }
+
+  bool TryStep(Worker* worker) {
+    if (worker->row >= kRows || !CallBegun(*worker)) return false;
+    Call& call = calls_[worker->call];
+    const Schedule& schedule = call.schedules[worker->rank];
+    const Strand& strand = schedule.strands[worker->strand];
+    for (const Dependency& wait : strand.waits) {
+      if (call.finished[worker->rank][wait.strand] < worker->row - wait.lag + 1) return false;
+    }
+    const Step& step = strand.steps[worker->step];
+    const Operand* operands = &schedule.operands[step.first_operand];
+    const int slice = worker->group * group_ + worker->slice;
+    if (slice < call.cuts[strand.phase].chunk_slices[operands[0].chunk]) {
+      if (!Ready(schedule, operands, step)) return false;
+      Fold(*worker, operands, step, slice);
+    }
+    Next(worker);
+    return true;
+  }
+
+  bool Ready(const Schedule& schedule, const Operand* operands, const Step& step) {
+    for (int i = 0; i < step.inputs + step.outputs; ++i) {
+      if (operands[i].space != Space::kLane) continue;
+      const ScheduleLane& spec = schedule.lanes[operands[i].index];
+      Lane& lane = LaneOf(spec);
+      if (i < step.inputs) {
+        if (QueueOf(spec, &lane, schedule.rank).empty()) return false;
+      } else {
+        for (const auto& queue : lane.queues) {
+          if (queue.size() >= lane.capacity) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  static std::deque<uint64_t>& QueueOf(const ScheduleLane& spec, Lane* lane, int rank) {
+    const auto at = std::find(spec.consumers.begin(), spec.consumers.end(), rank);
+    return lane->queues[static_cast<size_t>(at - spec.consumers.begin())];
+  }
+
+  void Fold(const Worker& worker, const Operand* operands, const Step& step, int slice) {
+    Call& call = calls_[worker.call];
+    const Schedule& schedule = call.schedules[worker.rank];
+    const Strand& strand = schedule.strands[worker.strand];
+    auto& scratch = call.scratch[worker.rank];
+    uint64_t sum = 0;
+    for (int i = 0; i < step.inputs; ++i) {
+      const Operand& in = operands[i];
+      if (in.space == Space::kInput) {
+        sum += InputOf(schedule.rank, worker.row, slice, strand.phase, in.chunk, strand.channel);
+      } else if (in.space == Space::kScratch) {
+        sum += scratch.at({in.index, worker.slice});
+      } else {
+        const ScheduleLane& spec = schedule.lanes[in.index];
+        auto& queue = QueueOf(spec, &LaneOf(spec), schedule.rank);
+        sum += queue.front();
+        queue.pop_front();
+      }
+    }
+    for (int i = step.inputs; i < step.inputs + step.outputs; ++i) {
+      const Operand& out = operands[i];
+      if (out.space == Space::kOutput) {
+        const OutputName name(schedule.rank, worker.row, slice, strand.phase, out.chunk,
+                              strand.channel);
+        EXPECT_TRUE(call.outputs.emplace(name, sum).second) << "written twice";
+      } else if (out.space == Space::kScratch) {
+        scratch[{out.index, worker.slice}] = sum;
+      } else {
+        for (auto& queue : LaneOf(schedule.lanes[out.index]).queues) queue.push_back(sum);
+      }
+    }
+  }
+
+  std::mt19937_64 random_;
+  const int group_;  // slices of a group; lanes are at least as deep
+  std::vector<Call> calls_;
+  std::vector<Worker> workers_;
+  std::map<LaneName, Lane> lanes_;
+};
+
+// What the collective promises, straight from its definition.
+std::map<OutputName, uint64_t> Promised(const Call& call) {
+  std::map<OutputName, uint64_t> outputs;
+  const Schedule& first = call.schedules[0];
+  const int n = first.nranks, root = first.root;
+  const Collective what = first.collective;
+  for (int p = 0; p < static_cast<int>(first.phases.size()); ++p) {
+    const Phase& phase = first.phases[static_cast<size_t>(p)];
+    for (int rank = 0; rank < n; ++rank) {
+      for (int chunk = 0; chunk < phase.chunks; ++chunk) {
+        if (what == Collective::kReduceScatter && chunk != rank) continue;
+        if (what == Collective::kReduce && rank != root) continue;
+        const int slices =
+            call.cuts[static_cast<size_t>(p)].chunk_slices[static_cast<size_t>(chunk)];
+        for (int at = 0; at < kRows * slices * phase.channels; ++at) {
+          const int row = at % kRows, slice = at / kRows % slices, channel = at / kRows / slices;
+          uint64_t value = 0;
+          if (what == Collective::kAllGather) {
+            value = InputOf(chunk, row, slice, p, chunk, channel);
+          } else if (what == Collective::kBroadcast) {
+            value = InputOf(root, row, slice, p, chunk, channel);
+          } else {
+            for (int q = 0; q < n; ++q) value += InputOf(q, row, slice, p, chunk, channel);
+          }
+          outputs[{rank, row, slice, p, chunk, channel}] = value;
+        }
+      }
+    }
+  }
+  return outputs;
+}
+
+void RunAndCompare(const std::vector<ScheduleRequest>& requests, uint64_t seed) {
+  Interpreter interpreter(seed);
+  std::string text = fmt::format("seed {}:", seed);
+  for (const ScheduleRequest& request : requests) {
+    interpreter.AddCall(MakeAll(request));
+    text += fmt::format(" {};", test::Describe(request));
+  }
+  ASSERT_TRUE(interpreter.Run()) << "deadlock: " << text;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_TRUE(interpreter.call(i).outputs == Promised(interpreter.call(i)))
+        << i << " of " << text;
+  }
+  EXPECT_TRUE(interpreter.LanesEmpty()) << text;
+}
+
+ScheduleRequest RandomRequest(const test::Case& which, int nranks, std::mt19937_64* random) {
+  ScheduleRequest request = test::RequestOf(which, nranks);
+  request.channels = 1 + static_cast<int>((*random)() % 2);
+  if (test::HasRoot(request.collective)) {
+    request.root = static_cast<int>((*random)() % static_cast<uint64_t>(nranks));
+  }
+  if (request.collective == Collective::kAllReduce) {
+    request.side_phase = (*random)() % 2 == 0;
+    request.side_one_shot = (*random)() % 2 == 0;
+  }
+  return request;
+}
+
+class RunSchedule : public testing::TestWithParam<test::Case> {};
+
+TEST_P(RunSchedule, GivesWhatTheCollectivePromises) {
+  std::mt19937_64 random(test::TestSeed());
+  for (int n : {1, 2, 3, 4, 5, 6, 7, 8, 11, 16}) {
+    for (int round = 0; round < 4; ++round) {
+      RunAndCompare({RandomRequest(GetParam(), n, &random)}, random());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, RunSchedule, testing::ValuesIn(test::AllCases()),
+                         test::CaseName);
+
+TEST(RunCalls, OfAllAlgorithmsShareTheirLanes) {
+  std::mt19937_64 random(test::TestSeed());
+  for (int n : {2, 3, 4, 7, 8}) {
+    for (int round = 0; round < 10; ++round) {
+      std::vector<ScheduleRequest> requests;
+      for (int call = 0; call < 6; ++call) {
+        const test::Case& which = test::AllCases()[random() % test::AllCases().size()];
+        requests.push_back(RandomRequest(which, n, &random));
+      }
+      RunAndCompare(requests, random());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace inccl

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every schedule of every collective and algorithm is proven right by Validate, and its steps and
+// its traffic are those of the formulas in docs/algorithms.md.
+#include "collectives/schedule.h"
+
+#include <algorithm>
+#include <bit>
+#include <set>
+
+#include "collectives/schedule_cases.h"
+
+namespace inccl {
+namespace {
+
+using test::AllCases;
+using test::Case;
+using test::CaseName;
+using test::MakeAll;
+using test::RequestOf;
+
+Proof Prove(const ScheduleRequest& request, int rows = 3) {
+  const Result<Proof> proof = Validate(MakeAll(request), rows);
+  EXPECT_TRUE(proof.ok()) << test::Describe(request) << ": " << proof.status().message();
+  return proof.ok() ? *proof : Proof{};
+}
+
+int FloorLog2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n))) - 1; }
+
+// What one rank sends and receives per row, in units of all chunks together.
+struct Traffic {
+  double sent = 0;     // a multicast counts once
+  double unicast = 0;  // a multicast counts once per consumer
+  double received = 0;
+  int largest_sum = 0;  // most contributions of a partial sum it sends
+};
+
+Traffic TrafficOf(const Schedule& schedule) {
+  Traffic traffic;
+  for (const Strand& strand : schedule.strands) {
+    const Phase& phase = schedule.phases[strand.phase];
+    if (phase.lane_class != LaneClass::kData) continue;
+    const double share = 1.0 / (phase.chunks * phase.channels);
+    for (const Step& step : strand.steps) {
+      for (uint32_t i = 0; i < uint32_t{step.inputs} + step.outputs; ++i) {
+        const Operand& operand = schedule.operands[step.first_operand + i];
+        if (operand.space != Space::kLane) continue;
+        const ScheduleLane& lane = schedule.lanes[operand.index];
+        if (i < step.inputs) {
+          traffic.received += share;
+          continue;
+        }
+        traffic.sent += share;
+        traffic.unicast += share * static_cast<double>(lane.consumers.size());
+        traffic.largest_sum = std::max<int>(traffic.largest_sum, operand.format.contributions);
+      }
+    }
+  }
+  return traffic;
+}
+
+class EverySchedule : public testing::TestWithParam<Case> {};
+
+TEST_P(EverySchedule, IsProvenUpTo64Ranks) {
+  for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+    ScheduleRequest request = RequestOf(GetParam(), n);
+    std::set<int> roots = {0};
+    if (test::HasRoot(request.collective)) roots = {0, 1 % n, n / 2, n - 1};
+    for (int root : roots) {
+      request.root = root;
+      Prove(request);
+    }
+  }
+}
+
+TEST_P(EverySchedule, IsProvenWithEveryRoot) {
+  for (int n : {2, 3, 8, 13}) {
+    ScheduleRequest request = RequestOf(GetParam(), n);
+    for (request.root = 0; request.root < n; ++request.root) Prove(request);
+  }
+}
+
+TEST_P(EverySchedule, IsProvenWithChannels) {
+  for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+    ScheduleRequest request = RequestOf(GetParam(), n);
+    request.channels = 2;
+    Prove(request);
+  }
+  for (int n : {1, 2, 3, 5, 8}) {
+    ScheduleRequest request = RequestOf(GetParam(), n);
+    for (int channels : {8, kMaxChannels}) {
+      request.channels = channels;
+      Prove(request);
+    }
+  }
+}
+
+TEST_P(EverySchedule, IsProvenForManyRowsAndForOne) {
+  for (int rows : {1, 2, 7}) {
+    for (int n : {2, 3, 6}) Prove(RequestOf(GetParam(), n), rows);
+  }
+}
+
+// A channel is one of several equal copies: as many lanes, strands and scratch slots each, and the
+// same traffic in sum.
+TEST_P(EverySchedule, ChannelsAreCopies) {
+  for (int n : {2, 5, 8}) {
+    ScheduleRequest request = RequestOf(GetParam(), n);
+    const std::vector<Schedule> one = MakeAll(request);
+    request.channels = 3;
+    const std::vector<Schedule> three = MakeAll(request);
+    for (size_t r = 0; r < one.size(); ++r) {
+      EXPECT_EQ(three[r].lanes.size(), 3 * one[r].lanes.size());
+      EXPECT_EQ(three[r].strands.size(), 3 * one[r].strands.size());
+      EXPECT_EQ(three[r].scratch_slots, 3 * one[r].scratch_slots);
+      EXPECT_NEAR(TrafficOf(three[r]).unicast, TrafficOf(one[r]).unicast, 1e-9);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, EverySchedule, testing::ValuesIn(AllCases()), CaseName);
+
+TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
+  for (const Case& which : AllCases()) {
+    if (which.collective != Collective::kAllReduce) continue;
+    for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+      ScheduleRequest request = RequestOf(which, n);
+      request.channels = n <= 16 ? 2 : 1;
+      const Proof without = Prove(request);
+      request.side_phase = true;
+      for (bool one_shot : {false, true}) {
+        request.side_one_shot = one_shot;
+        const Proof with = Prove(request, n <= 16 ? 5 : 3);
+        const int agreement = n == 1 ? 0 : one_shot ? 1 : 2;
+        EXPECT_EQ(with.steps, without.steps + agreement) << test::Describe(request);
+        EXPECT_EQ(with.rank_order, without.rank_order) << test::Describe(request);
+      }
+    }
+  }
+}
+
+TEST(SideSchedule, ComesFirstAndOnItsOwnLanes) {
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
+  request.side_phase = true;
+  const std::vector<Schedule> with = MakeAll(request);
+  request.side_phase = false;
+  const std::vector<Schedule> without = MakeAll(request);
+  EXPECT_EQ(with[1].phases[0].lane_class, LaneClass::kSide);
+  EXPECT_EQ(with[1].phases[1].lane_class, LaneClass::kData);
+  EXPECT_EQ(with[1].strands[0].phase, 0);
+  EXPECT_EQ(with[1].strands.back().phase, 1);
+  EXPECT_DOUBLE_EQ(TrafficOf(with[1]).sent, TrafficOf(without[1]).sent);
+  const auto side =
+      std::count_if(with[1].lanes.begin(), with[1].lanes.end(),
+                    [](const ScheduleLane& lane) { return lane.lane_class == LaneClass::kSide; });
+  EXPECT_EQ(static_cast<size_t>(side), with[1].lanes.size() - without[1].lanes.size());
+}
+
+// The formulas of docs/algorithms.md: messages, traffic, widest partial sum, order.
+struct Expected {
+  int steps = 0;
+  bool rank_order = true;
+  Traffic most;  // of any rank
+};
+
+Expected ExpectedOf(const Case& which, int n) {
+  const double d = n;
+  const int log = FloorLog2(n);
+  const int p = 1 << log;
+  switch (which.collective) {
+    case Collective::kAllReduce:
+      switch (which.algorithm) {
+        case Algorithm::kRing: {
+          const double part = 2 * (d - 1) / d;
+          return {2 * (n - 1), n == 1, {part, part, part, n - 1}};
+        }
+        case Algorithm::kTree: {
+          // n = 2: half up, half down. n = 3: two ranks are roots, with both others below them.
+          const double least = n == 1 ? 0 : n == 2 ? 1 : n == 3 ? 1.5 : 2;
+          return {2 * log, n <= 3, {n <= 3 ? double(n > 1) : 1.5, least, least, p - 1}};
+        }
+        case Algorithm::kRecursiveDoubling: {
+          const bool odd = p != n;
+          const double sent = log + (odd ? 1 : 0);
+          // The wider half of the last exchange: the lower one, which has the pairs.
+          const int half = n == 1 ? 0 : p / 2 + std::min(n - p, p / 2);
+          // A message into a pair and one out of another, if there are two pairs that no exchange
+          // shortcuts: places u and p-1-u.
+          const int steps = log + (odd ? 1 : 0) + (n - p > p / 2 ? 1 : 0);
+          return {steps, n <= 3, {sent, sent, sent, half}};
+        }
+        case Algorithm::kDirectOneShot: return {n > 1, true, {double(n > 1), d - 1, d - 1, n > 1}};
+        case Algorithm::kDirect:
+          return {n > 1 ? 2 : 0, true, {double(n > 1), 2 * (d - 1) / d, 2 * (d - 1) / d, n > 1}};
+      }
+      break;
+    case Collective::kReduceScatter: {
+      const double part = (d - 1) / d;
+      if (which.algorithm == Algorithm::kRing) {
+        return {n - 1, n == 1, {part, part, part, n - 1}};
+      }
+      return {n > 1, true, {part, part, part, n > 1}};
+    }
+    case Collective::kAllGather: {
+      const double part = (d - 1) / d;
+      if (which.algorithm == Algorithm::kRing) return {n - 1, true, {part, part, part, 0}};
+      return {n > 1, true, {n > 1 ? 1 / d : 0, part, part, 0}};
+    }
+    case Collective::kBroadcast: {
+      const double one = n > 1;
+      if (which.algorithm == Algorithm::kRing) return {n - 1, true, {one, one, one, 0}};
+      if (which.algorithm == Algorithm::kTree) {
+        return {log, true, {one, double(std::min(n - 1, 2)), one, 0}};
+      }
+      return {n > 1, true, {one, d - 1, one, 0}};
+    }
+    case Collective::kReduce: {  // to root 0
+      const double one = n > 1;
+      if (which.algorithm == Algorithm::kRing) return {n - 1, n == 1, {one, one, one, n - 1}};
+      if (which.algorithm == Algorithm::kTree) {
+        // The left subtree of a complete tree: full, or short of ranks in its last level.
+        const int left = n == 1 ? 0 : std::min(p - 1, n - p / 2);
+        return {log, n <= 3, {one, one, double(std::min(n - 1, 2)), left}};
+      }
+      return {n > 1, true, {one, one, d - 1, n > 1}};
+    }
+  }
+  return {};
+}
+
+TEST_P(EverySchedule, HasTheStepsAndTheTrafficOfTheFormulas) {
+  for (int n = 1; n <= 64; ++n) {
+    const ScheduleRequest request = RequestOf(GetParam(), n);
+    const Expected expected = ExpectedOf(GetParam(), n);
+    const std::vector<Schedule> schedules = MakeAll(request);
+    const Result<Proof> proof = Validate(schedules, 1);
+    ASSERT_TRUE(proof.ok()) << proof.status().message();
+    EXPECT_EQ(proof->steps, expected.steps) << n;
+    EXPECT_EQ(proof->rank_order, expected.rank_order) << n;
+    Traffic most;
+    double sent = 0, received = 0;
+    for (const Schedule& schedule : schedules) {
+      const Traffic traffic = TrafficOf(schedule);
+      most.sent = std::max(most.sent, traffic.sent);
+      most.unicast = std::max(most.unicast, traffic.unicast);
+      most.received = std::max(most.received, traffic.received);
+      most.largest_sum = std::max(most.largest_sum, traffic.largest_sum);
+      sent += traffic.unicast;
+      received += traffic.received;
+    }
+    EXPECT_NEAR(most.sent, expected.most.sent, 1e-9) << n;
+    EXPECT_NEAR(most.unicast, expected.most.unicast, 1e-9) << n;
+    EXPECT_NEAR(most.received, expected.most.received, 1e-9) << n;
+    EXPECT_EQ(most.largest_sum, expected.most.largest_sum) << n;
+    EXPECT_NEAR(sent, received, 1e-6) << n;
+  }
+}
+
+TEST(ReduceRing, IsInRankOrderToTheLastRank) {
+  for (int n : {2, 3, 8, 64}) {
+    ScheduleRequest request = RequestOf({Collective::kReduce, Algorithm::kRing}, n);
+    for (int root : {0, n / 2, n - 1}) {
+      request.root = root;
+      EXPECT_EQ(Prove(request).rank_order, root == n - 1) << test::Describe(request);
+    }
+  }
+}
+
+TEST(HasSchedule, OfEachAlgorithmThatExists) {
+  for (int c = 0; c < kCollectives; ++c) {
+    for (int a = 0; a < kAlgorithms; ++a) {
+      const auto collective = static_cast<Collective>(c);
+      const auto algorithm = static_cast<Algorithm>(a);
+      const bool exists = std::any_of(AllCases().begin(), AllCases().end(), [&](const Case& which) {
+        return which.collective == collective && which.algorithm == algorithm;
+      });
+      EXPECT_EQ(HasSchedule(collective, algorithm, 4), exists);
+      EXPECT_FALSE(HasSchedule(collective, algorithm, 0));
+    }
+  }
+}
+
+void ExpectRefused(const ScheduleRequest& request, const std::string& what) {
+  const Result<Schedule> schedule = MakeSchedule(request);
+  ASSERT_FALSE(schedule.ok());
+  EXPECT_EQ(schedule.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(schedule.status().message().find(what), std::string::npos)
+      << schedule.status().message();
+}
+
+TEST(MakeSchedule, RefusesWhatIsNotThere) {
+  ExpectRefused(RequestOf({Collective::kBroadcast, Algorithm::kRecursiveDoubling}, 4),
+                "broadcast: there is no algorithm recursive_doubling");
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 0);
+  ExpectRefused(request, "nranks is 0");
+  request.nranks = 4;
+  request.rank = 4;
+  ExpectRefused(request, "rank is 4, not 0..3");
+  request.rank = -1;
+  ExpectRefused(request, "rank is -1");
+  request.rank = 0;
+  request.root = 4;
+  ExpectRefused(request, "root is 4");
+  request.root = 0;
+  request.channels = 0;
+  ExpectRefused(request, "channels is 0");
+  request.channels = kMaxChannels + 1;
+  ExpectRefused(request, "channels is 65, not 1..64");
+  request.channels = 1;
+  request.collective = Collective::kReduceScatter;
+  request.side_phase = true;
+  ExpectRefused(request, "reduce_scatter: only allreduce has a side phase");
+}
+
+TEST(MakeSchedule, RefusesMoreLanesThanIndicesReach) {
+  ScheduleRequest request = RequestOf({Collective::kReduceScatter, Algorithm::kDirect}, 1000);
+  request.channels = 33;  // 33 * 2 * 999 lanes
+  ExpectRefused(request, "1000 ranks with 33 channels need 65934 lanes");
+  request.channels = 32;
+  EXPECT_TRUE(MakeSchedule(request).ok());
+}
+
+}  // namespace
+}  // namespace inccl

@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Validate refuses broken schedules, and says where they are broken.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "collectives/schedule.h"
+#include "collectives/schedule_cases.h"
+
+namespace inccl {
+namespace {
+
+using test::Case;
+using test::MakeAll;
+using test::RequestOf;
+using Schedules = std::vector<Schedule>;
+
+constexpr Case kRing = {Collective::kAllReduce, Algorithm::kRing};
+constexpr Case kDirect = {Collective::kAllReduce, Algorithm::kDirect};
+constexpr Case kDoubling = {Collective::kAllReduce, Algorithm::kRecursiveDoubling};
+
+Schedules Make(const Case& which, int nranks, bool side = false) {
+  ScheduleRequest request = RequestOf(which, nranks);
+  request.side_phase = side;
+  return MakeAll(request);
+}
+
+std::string Refusal(const Schedules& schedules) {
+  const Result<Proof> proof = Validate(schedules);
+  if (proof.ok()) return "accepted";
+  EXPECT_EQ(proof.status().code(), Code::kInternalError);
+  return proof.status().message();
+}
+
+void ExpectRefused(const Schedules& schedules, const std::vector<std::string>& words) {
+  const std::string text = Refusal(schedules);
+  for (const std::string& word : words) {
+    EXPECT_NE(text.find(word), std::string::npos) << "no \"" << word << "\" in: " << text;
+  }
+}
+
+Step& StepAt(Schedule* schedule, size_t strand, size_t step) {
+  return schedule->strands[strand].steps[step];
+}
+
+// Operand k of a step: inputs, then outputs.
+Operand& OperandAt(Schedule* schedule, size_t strand, size_t step, size_t k) {
+  return schedule->operands[StepAt(schedule, strand, step).first_operand + k];
+}
+
+// Gives a step other operands.
+void SetStep(Schedule* schedule, size_t strand, size_t step, const std::vector<Operand>& inputs,
+             const std::vector<Operand>& outputs) {
+  Step& changed = StepAt(schedule, strand, step);
+  changed.first_operand = static_cast<uint32_t>(schedule->operands.size());
+  changed.inputs = static_cast<uint16_t>(inputs.size());
+  changed.outputs = static_cast<uint16_t>(outputs.size());
+  schedule->operands.insert(schedule->operands.end(), inputs.begin(), inputs.end());
+  schedule->operands.insert(schedule->operands.end(), outputs.begin(), outputs.end());
+}
+
+struct Operands {
+  std::vector<Operand> inputs, outputs;
+};
+
+Operands OperandsOf(const Schedule& schedule, size_t strand, size_t step) {
+  const Step& at = schedule.strands[strand].steps[step];
+  const auto first = schedule.operands.begin() + at.first_operand;
+  return {{first, first + at.inputs}, {first + at.inputs, first + at.inputs + at.outputs}};
+}
+
+// Calls visit for every step of every rank.
+void ForEachStep(const Schedules& schedules,
+                 const std::function<void(size_t rank, size_t strand, size_t step)>& visit) {
+  for (size_t r = 0; r < schedules.size(); ++r) {
+    for (size_t s = 0; s < schedules[r].strands.size(); ++s) {
+      for (size_t t = 0; t < schedules[r].strands[s].steps.size(); ++t) visit(r, s, t);
+    }
+  }
+}
+
+// Every algorithm, damaged everywhere in one way.
+class EveryDamage : public testing::TestWithParam<Case> {
+ protected:
+  void ForEach(const std::function<void(Schedule*, size_t strand, size_t step)>& damage) {
+    for (int n : {2, 3, 5, 6}) {
+      for (bool side : {false, true}) {
+        if (side && GetParam().collective != Collective::kAllReduce) continue;
+        const Schedules whole = Make(GetParam(), n, side);
+        ForEachStep(whole, [&](size_t rank, size_t strand, size_t step) {
+          Schedules broken = whole;
+          damage(&broken[rank], strand, step);
+          const std::string text = Refusal(broken);
+          EXPECT_NE(text.find("rank "), std::string::npos)
+              << n << " ranks: rank " << rank << " strand " << strand << " step " << step << ": "
+              << text;
+        });
+      }
+    }
+  }
+};
+
+TEST_P(EveryDamage, AStepIsMissing) {
+  ForEach([](Schedule* schedule, size_t strand, size_t step) {
+    auto& steps = schedule->strands[strand].steps;
+    steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(step));
+  });
+}
+
+TEST_P(EveryDamage, AStepIsThereTwice) {
+  ForEach([](Schedule* schedule, size_t strand, size_t step) {
+    auto& steps = schedule->strands[strand].steps;
+    steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(step), Step(steps[step]));
+  });
+}
+
+TEST_P(EveryDamage, AStepWorksOnAnotherChunk) {
+  ForEach([](Schedule* schedule, size_t strand, size_t step) {
+    Operands operands = OperandsOf(*schedule, strand, step);
+    const int chunks = schedule->phases[schedule->strands[strand].phase].chunks;
+    for (auto* list : {&operands.inputs, &operands.outputs}) {
+      for (Operand& operand : *list) {
+        operand.chunk = static_cast<uint16_t>(chunks == 1 ? 1 : (operand.chunk + 1) % chunks);
+      }
+    }
+    SetStep(schedule, strand, step, operands.inputs, operands.outputs);
+  });
+}
+
+TEST_P(EveryDamage, AnInputIsMissing) {
+  for (bool last : {false, true}) {
+    ForEach([&](Schedule* schedule, size_t strand, size_t step) {
+      Operands operands = OperandsOf(*schedule, strand, step);
+      operands.inputs.erase(last ? operands.inputs.end() - 1 : operands.inputs.begin());
+      SetStep(schedule, strand, step, operands.inputs, operands.outputs);
+    });
+  }
+}
+
+TEST_P(EveryDamage, AnOutputIsMissing) {
+  for (bool last : {false, true}) {
+    ForEach([&](Schedule* schedule, size_t strand, size_t step) {
+      Operands operands = OperandsOf(*schedule, strand, step);
+      operands.outputs.erase(last ? operands.outputs.end() - 1 : operands.outputs.begin());
+      SetStep(schedule, strand, step, operands.inputs, operands.outputs);
+    });
+  }
+}
+
+TEST_P(EveryDamage, AnInputIsThereTwice) {
+  ForEach([](Schedule* schedule, size_t strand, size_t step) {
+    Operands operands = OperandsOf(*schedule, strand, step);
+    operands.inputs.push_back(Operand(operands.inputs[0]));
+    SetStep(schedule, strand, step, operands.inputs, operands.outputs);
+  });
+}
+
+TEST_P(EveryDamage, ContributionsAreMiscounted) {
+  for (int by : {-1, 1}) {
+    int sums = 0;
+    for (int n : {2, 3, 5, 6}) {
+      const Schedules whole = Make(GetParam(), n);
+      for (size_t rank = 0; rank < whole.size(); ++rank) {
+        for (size_t i = 0; i < whole[rank].operands.size(); ++i) {
+          if (whole[rank].operands[i].format.form != Form::kSum) continue;
+          ++sums;
+          Schedules broken = whole;
+          auto& count = broken[rank].operands[i].format.contributions;
+          count = static_cast<uint16_t>(count + by);
+          ExpectRefused(broken, {"rank ", "strand ", "step "});
+        }
+      }
+    }
+    const bool reduces = GetParam().collective != Collective::kAllGather &&
+                         GetParam().collective != Collective::kBroadcast;
+    EXPECT_EQ(sums > 0, reduces);
+  }
+}
+
+TEST_P(EveryDamage, ALaneGoesElsewhere) {
+  for (int n : {3, 5, 6}) {
+    const Schedules whole = Make(GetParam(), n);
+    for (size_t rank = 0; rank < whole.size(); ++rank) {
+      for (size_t i = 0; i < whole[rank].lanes.size(); ++i) {
+        Schedules broken = whole;
+        ScheduleLane& lane = broken[rank].lanes[i];
+        if (lane.consumers.size() > 1) {
+          lane.consumers.pop_back();
+        } else {
+          lane.consumers[0] = (lane.consumers[0] + 1) % n;
+        }
+        ExpectRefused(broken, {"rank ", "lane "});
+        broken = whole;
+        broken[rank].lanes[i].channel ^= 1;
+        ExpectRefused(broken, {"rank ", "lane "});
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, EveryDamage, testing::ValuesIn(test::AllCases()),
+                         test::CaseName);
+
+// ---- One damage each: the message names the place and the cause.
+
+TEST(Validate, NamesTheCallInFront) {
+  Schedules schedules = Make(kRing, 4);
+  schedules[2].rank = 1;
+  ExpectRefused(schedules, {"allreduce ring, 4 ranks: schedule 2 is that of rank 1"});
+}
+
+TEST(Validate, RefusesNothingAndNoRows) {
+  EXPECT_EQ(Validate({}).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Validate(Make(kRing, 2), 0).status().code(), Code::kInvalidArgument);
+}
+
+TEST(Validate, RefusesSchedulesOfDifferentCalls) {
+  Schedules schedules = Make(kRing, 3);
+  schedules.pop_back();
+  ExpectRefused(schedules, {"rank 0: nranks is 3, but there are 2 schedules"});
+  schedules = Make(kRing, 3);
+  schedules[1].root = 1;
+  ExpectRefused(schedules, {"rank 1: collective, algorithm, root or phases differ"});
+  schedules = Make(kRing, 3);
+  schedules[2].phases[0].channels = 2;
+  ExpectRefused(schedules, {"rank 2: collective, algorithm, root or phases differ"});
+}
+
+TEST(Validate, RefusesPhasesThatMakeNoSense) {
+  Schedules schedules = Make(kRing, 2);
+  for (Schedule& schedule : schedules) schedule.phases[0].lane_class = LaneClass::kPoint;
+  ExpectRefused(schedules, {"rank 0: the phases are not"});
+  schedules = Make(kRing, 2, true);
+  for (Schedule& schedule : schedules) schedule.collective = Collective::kReduceScatter;
+  ExpectRefused(schedules, {"rank 0: the phases are not"});
+  schedules = Make({Collective::kAllGather, Algorithm::kRing}, 2);
+  for (Schedule& schedule : schedules) schedule.phases[0].chunks = 3;
+  ExpectRefused(schedules, {"rank 0: 3 chunks, but one segment per rank"});
+  schedules = Make(kRing, 2);
+  schedules[1].strands[0].channel = 1;
+  ExpectRefused(schedules, {"rank 1: strand 0 is of phase 0 channel 1, which do not exist"});
+}
+
+TEST(Validate, SaysWhichStepWaitsForALostSend) {
+  Schedules schedules = Make(kRing, 3);
+  auto& steps = schedules[1].strands[0].steps;
+  steps.erase(steps.begin());
+  ExpectRefused(schedules, {"rank ", "strand 0 step ", "it expects chunk", "brings chunk",
+                            "lane data/0 1 -> 2"});
+}
+
+TEST(Validate, TellsADeadlockAsAChain) {
+  // Both ranks receive before they send.
+  Schedules schedules = Make({Collective::kAllReduce, Algorithm::kDirectOneShot}, 2);
+  for (Schedule& schedule : schedules) {
+    schedule.strands[0].waits.push_back({1, 0});
+  }
+  ExpectRefused(schedules, {"deadlock with one slot per lane",
+                            "rank 0 strand 0 step 0 row 0 waits for strand 1 to finish row 0",
+                            "rank 0 strand 1 step 0 row 0 waits for a slice on lane data/1 1 -> 0",
+                            "rank 1 strand 1 step 0 row 0 waits for a slice on lane data/1 0 -> 1",
+                            "round to rank 0 strand 0"});
+}
+
+TEST(Validate, FindsTheRingThatNeedsTwoSlots) {
+  // One lane per neighbour instead of two in turn: every rank's lane is full, nobody can move.
+  Schedules schedules = Make(kRing, 3);
+  for (Schedule& schedule : schedules) {
+    for (Operand& operand : schedule.operands) {
+      if (operand.space == Space::kLane) operand.index %= 2;
+    }
+    schedule.lanes.resize(2);
+  }
+  ExpectRefused(schedules, {"deadlock", "rank 0 strand 0 step 1 row 0 waits for a free slot of",
+                            "round to rank 0 strand 0"});
+}
+
+TEST(Validate, FindsStrandsThatWaitForEachOtherOrThemselves) {
+  Schedules schedules = Make(kDirect, 3);
+  schedules[2].strands[0].waits.push_back({2, 0});
+  schedules[2].strands[2].waits.push_back({0, 0});
+  ExpectRefused(schedules, {"deadlock", "rank 2 strand 0 step 0 row 0 waits for strand 2",
+                            "rank 2 strand 2 step 0 row 0 waits for strand 0", "round to"});
+  schedules = Make(kDirect, 3);
+  schedules[1].strands[1].waits.push_back({1, 0});
+  ExpectRefused(schedules, {"deadlock", "rank 1 strand 1 step 0 row 0 waits for strand 1"});
+  // A wait for the row before is none at all.
+  schedules[1].strands[1].waits[0].lag = 1;
+  EXPECT_EQ(Refusal(schedules), "accepted");
+  schedules[1].strands[1].waits[0].strand = 3;
+  ExpectRefused(schedules, {"rank 1: strand 1 waits for strand 3, which does not exist"});
+}
+
+TEST(Validate, ChecksWhatASumContains) {
+  // Rank 1 adds a sum that has its own part already: declared right, added twice.
+  Schedules schedules = Make(kDirect, 3);
+  Operands operands = OperandsOf(schedules[1], 1, 0);
+  operands.inputs[0] = operands.inputs[1];  // of rank 0's part
+  SetStep(&schedules[1], 1, 0, operands.inputs, operands.outputs);
+  ExpectRefused(schedules, {"rank 1 strand 1 step 0: input 0 stands twice"});
+
+  schedules = Make(kDoubling, 4);
+  operands = OperandsOf(schedules[2], 0, 1);  // the sum of ranks 2 and 3, both as 2
+  operands.inputs = {operands.inputs[0]};
+  SetStep(&schedules[2], 0, 1, operands.inputs, operands.outputs);
+  ExpectRefused(schedules, {"rank 2", "lane data/0 3 -> 2"});
+
+  schedules = Make({Collective::kReduce, Algorithm::kDirect}, 3);
+  operands = OperandsOf(schedules[0], 0, 0);
+  operands.inputs.pop_back();
+  SetStep(&schedules[0], 0, 0, operands.inputs, operands.outputs);
+  schedules[0].lanes.pop_back();
+  ExpectRefused(schedules, {"rank 0: does not consume lane data/0 2 -> 0 of rank 2"});
+}
+
+TEST(Validate, NamesTheMissingAndTheRepeatedRank) {
+  // Root 0 leaves its own part out.
+  Schedules schedules = Make({Collective::kReduce, Algorithm::kDirect}, 3);
+  Operands operands = OperandsOf(schedules[0], 0, 0);
+  operands.inputs.erase(operands.inputs.begin());
+  SetStep(&schedules[0], 0, 0, operands.inputs, operands.outputs);
+  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: rank 0 is missing in the output (1 + 2)"
+                            " of chunk 0"});
+  // Rank 1 adds its own part once more to what it sends to rank 3.
+  schedules = Make(kDoubling, 4);
+  operands = OperandsOf(schedules[1], 0, 1);
+  ASSERT_EQ(operands.outputs.size(), 2u);
+  Schedule& one = schedules[1];
+  const Operand input = operands.inputs[1];
+  SetStep(&one, 0, 1, operands.inputs, {operands.outputs[1]});
+  Operand sum3 = operands.outputs[0];
+  sum3.format.contributions = 3;
+  one.strands[0].steps.insert(one.strands[0].steps.begin() + 2, Step{});
+  SetStep(&one, 0, 2, {operands.outputs[1], input}, {sum3});
+  ExpectRefused(schedules,
+                {"rank 1 strand 0 step 2 row 0: rank 1 is there twice in ((0 + 1) + 1)"});
+}
+
+TEST(Validate, ComparesTheOrderOfFoldsOverRanks) {
+  Schedules schedules = Make(kDoubling, 4);
+  Operands operands = OperandsOf(schedules[3], 0, 2);
+  std::swap(operands.inputs[0], operands.inputs[1]);
+  SetStep(&schedules[3], 0, 2, operands.inputs, operands.outputs);
+  ExpectRefused(schedules, {"strand 0 step 2 row 0: chunk 0 is ", " here, but ", "rank 3",
+                            "((2 + 3) + (0 + 1))", "((0 + 1) + (2 + 3))"});
+}
+
+TEST(Validate, SeesThatDirectIsNoLongerInRankOrder) {
+  Schedules schedules = Make(kDirect, 4);
+  EXPECT_TRUE(Validate(schedules)->rank_order);
+  Operands operands = OperandsOf(schedules[3], 1, 0);
+  std::swap(operands.inputs[1], operands.inputs[2]);
+  SetStep(&schedules[3], 1, 0, operands.inputs, operands.outputs);
+  const Result<Proof> proof = Validate(schedules);
+  ASSERT_TRUE(proof.ok()) << proof.status().message();
+  EXPECT_FALSE(proof->rank_order);
+}
+
+TEST(Validate, ChecksWhereOperandsMayStand) {
+  const Schedules whole = Make(kRing, 3);
+  auto with = [&](size_t step, size_t k, const std::function<void(Operand*)>& change) {
+    Schedules broken = whole;
+    change(&OperandAt(&broken[1], 0, step, k));
+    return broken;
+  };
+  // Step 1 is L3 sum(2) <- L0 sum(1) + input; step 2 has outputs L1 result and output.
+  ExpectRefused(with(1, 0, [](Operand* o) { o->space = Space::kOutput; }),
+                {"rank 1 strand 0 step 1: the output is read"});
+  ExpectRefused(with(1, 2, [](Operand* o) { o->space = Space::kInput; }),
+                {"rank 1 strand 0 step 1: the input is written"});
+  ExpectRefused(with(1, 0, [](Operand* o) { o->index = 1; }),
+                {"rank 1 strand 0 step 1: it reads lane data/0 1 -> 2, which this rank produces"});
+  ExpectRefused(with(1, 2, [](Operand* o) { o->index = 0; }),
+                {"rank 1 strand 0 step 1: it writes lane data/0 0 -> 1, which this rank consumes"});
+  ExpectRefused(with(1, 0, [](Operand* o) { o->index = 4; }),
+                {"rank 1 strand 0 step 1: lane 4 of 4"});
+  ExpectRefused(with(1, 0, [](Operand* o) { o->chunk = 3; }),
+                {"rank 1 strand 0 step 1: chunk 3 of 3"});
+  ExpectRefused(with(1, 0, [](Operand* o) { o->chunk = 1; }),
+                {"rank 1 strand 0 step 1: operands of chunks 1 and 2"});
+  ExpectRefused(with(1, 1, [](Operand* o) { o->format.form = Form::kSum; }),
+                {"rank 1 strand 0 step 1: form sum(0) does not fit there"});
+  ExpectRefused(with(1, 2, [](Operand* o) { o->format.form = Form::kSide; }),
+                {"rank 1 strand 0 step 1: form side does not fit there"});
+  ExpectRefused(with(2, 3,
+                     [](Operand* o) {
+                       o->format = {Form::kResult, 0};
+                     }),
+                {"rank 1 strand 0 step 2: form result does not fit there"});
+  ExpectRefused(with(2, 3, [](Operand* o) { o->format.contributions = 3; }),
+                {"rank 1 strand 0 step 2: no sum, but with 3 contributions"});
+  ExpectRefused(with(0, 1, [](Operand* o) { o->format.contributions = 4; }),
+                {"rank 1 strand 0 step 0: a sum with 4 contributions"});
+  ExpectRefused(with(1, 0,
+                     [](Operand* o) {
+                       o->format = {Form::kResult, 0};
+                     }),
+                {"rank 1 strand 0 step 1: a result is folded with something else"});
+  ExpectRefused(with(1, 0, [](Operand* o) { o->space = Space::kScratch; }),
+                {"rank 1 strand 0 step 1: scratch slot 0 of 0"});
+  Schedules broken = whole;
+  StepAt(&broken[1], 0, 1).first_operand = 1000;
+  ExpectRefused(broken, {"rank 1 strand 0 step 1: its operands do not exist"});
+  broken = whole;
+  broken[1].strands.push_back({});
+  ExpectRefused(broken, {"rank 1: strand 1 has no steps"});
+}
+
+TEST(Validate, ChecksScratch) {
+  // The last round of rank 0 reads the slot that is written in the round before.
+  Schedules schedules = Make(kDoubling, 4);
+  schedules[0].scratch_slots = 2;
+  OperandAt(&schedules[0], 0, 2, 0).index = 1;
+  ExpectRefused(schedules, {"rank 0 strand 0 step 2 row 0: scratch slot 1 is read before it is "
+                            "written in this row"});
+  schedules = Make(kDoubling, 4);
+  OperandAt(&schedules[0], 0, 2, 0).format.contributions = 3;
+  ExpectRefused(schedules, {"rank 0 strand 0 step 2 row 0: it expects chunk 0 channel 0 of row 0 "
+                            "as sum(3), but scratch slot 0 brings chunk 0 channel 0 of row 0 as "
+                            "sum(2)"});
+  // A second strand with the same slot.
+  schedules = Make(kDoubling, 4);
+  Strand second = schedules[0].strands[0];
+  second.steps.erase(second.steps.begin(), second.steps.begin() + 2);
+  schedules[0].strands.push_back(second);
+  ExpectRefused(schedules, {"rank 0 strand 1 step 0", "is used by strands 0 and 1"});
+}
+
+TEST(Validate, ChecksLaneEnds) {
+  Schedules schedules = Make(kRing, 3);
+  // A second strand that receives the last chunk.
+  Strand second = schedules[1].strands[0];
+  second.steps.erase(second.steps.begin(), second.steps.end() - 1);
+  schedules[1].strands[0].steps.pop_back();
+  schedules[1].strands.push_back(second);
+  ExpectRefused(schedules, {"rank 1 strand 1 step 0: lane data/1 0 -> 1 is also used by strand 0"});
+
+  schedules = Make(kRing, 3);
+  schedules[1].lanes.push_back({LaneClass::kData, 7, 1, {0}});
+  ExpectRefused(schedules, {"rank 1: no strand uses lane data/7 1 -> 0"});
+  schedules[1].lanes.back().consumers = {1};
+  ExpectRefused(schedules, {"rank 1: lane 4 (data/7 1 -> 1) has impossible ends"});
+  schedules[1].lanes.back() = {LaneClass::kData, 7, 0, {2}};
+  ExpectRefused(schedules, {"rank 1: lane 4 (data/7 0 -> 2) does not end here"});
+
+  schedules = Make(kRing, 3);
+  schedules[1].lanes[3] = schedules[1].lanes[1];
+  ExpectRefused(schedules, {"rank 1: lane data/0 1 -> 2 stands twice in its list"});
+  // Unicast and multicast from one rank, told apart by consumers only.
+  schedules = Make(kDirect, 3);
+  for (Schedule& schedule : schedules) {
+    for (ScheduleLane& lane : schedule.lanes) lane.channel = 0;
+  }
+  ExpectRefused(schedules, {"rank 0: another lane from rank ", "has class and channel of lane "});
+}
+
+TEST(Validate, ChecksWhoHasInputsAndOutputs) {
+  Schedules schedules = Make({Collective::kReduce, Algorithm::kDirect}, 2);
+  Operands operands = OperandsOf(schedules[1], 0, 0);
+  operands.outputs.push_back({Space::kOutput, 0, 0, {Form::kOutput, 0}});
+  SetStep(&schedules[1], 0, 0, operands.inputs, operands.outputs);
+  ExpectRefused(schedules, {"rank 1 strand 0 step 0 row 0: rank 0 is missing in the output 1"});
+
+  schedules = Make({Collective::kBroadcast, Algorithm::kDirect}, 2);
+  const Operand input = {Space::kInput, 0, 0, {Form::kInput, 0}};
+  const Operand output = {Space::kOutput, 0, 0, {Form::kOutput, 0}};
+  schedules[1].strands.push_back({0, 0, {Step{}}, {}});
+  SetStep(&schedules[1], 1, 0, {input}, {output});
+  ExpectRefused(schedules, {"rank 1 strand 1 step 0 row 0: this rank has no input for chunk 0"});
+
+  // The result of a chunk goes to a rank that has no output for it.
+  schedules = Make({Collective::kReduce, Algorithm::kRing}, 2);
+  schedules[0].lanes.push_back({LaneClass::kData, 1, 0, {1}});
+  schedules[1].lanes.push_back({LaneClass::kData, 1, 0, {1}});
+  operands = OperandsOf(schedules[0], 0, 0);
+  const Operand result = {Space::kLane, 1, 0, {Form::kResult, 0}};
+  SetStep(&schedules[0], 0, 0, operands.inputs, {result, output});
+  schedules[1].strands.push_back({0, 0, {Step{}}, {}});
+  SetStep(&schedules[1], 1, 0, {result}, {output});
+  ExpectRefused(schedules, {"rank 1 strand 1 step 0 row 0: this rank has no output for chunk 0"});
+
+  // All-gather: everything but the owner's input is wrong.
+  schedules = Make({Collective::kAllGather, Algorithm::kDirect}, 2);
+  OperandAt(&schedules[1], 0, 0, 1).format = {Form::kSum, 1};
+  ExpectRefused(schedules, {"rank 1 strand 0 step 0 row 0: a sum where nothing is reduced"});
+}
+
+TEST(Validate, ChecksThatOutputsAreWrittenOnce) {
+  Schedules schedules = Make(kDirect, 3);
+  Operands operands = OperandsOf(schedules[2], 1, 0);
+  ASSERT_EQ(operands.outputs.size(), 2u);
+  SetStep(&schedules[2], 1, 0, operands.inputs, {operands.outputs[0]});
+  ExpectRefused(schedules, {"rank 2: nothing writes output chunk 2 channel 0 of phase 0"});
+
+  schedules = Make({Collective::kAllReduce, Algorithm::kTree}, 1);
+  schedules[0].strands.push_back(schedules[0].strands[0]);
+  ExpectRefused(schedules, {"rank 0 strand 1 step 0 row 0: output chunk 0 channel 0 is written "
+                            "twice"});
+}
+
+TEST(Validate, ChecksTheCouplingOfPhases) {
+  // Strands of direct, direct: 0-2 side (deal, own, gather), 3-5 data.
+  const Schedules whole = Make(kDirect, 3, true);
+  ASSERT_EQ(whole[1].strands.size(), 6u);
+  Schedules broken = whole;
+  broken[1].strands[4].waits.clear();
+  ExpectRefused(broken, {"rank 1: data strand 4 does not wait for the side strand 1 of its row"});
+  broken = whole;
+  for (Dependency& wait : broken[1].strands[4].waits) wait.lag = 1;
+  ExpectRefused(broken, {"rank 1: data strand 4 does not wait for the side strand 1 of its row"});
+  broken = whole;
+  broken[1].strands[2].waits.clear();
+  ExpectRefused(broken, {"rank 1: side strand 2 may overtake the data strand 3 by 2 rows"});
+  broken = whole;
+  for (Dependency& wait : broken[1].strands[2].waits) wait.lag = 3;
+  ExpectRefused(broken, {"rank 1: side strand 2 may overtake the data strand 3 by 2 rows"});
+  broken = whole;
+  for (Dependency& wait : broken[1].strands[2].waits) wait.lag = 0;
+  ExpectRefused(broken, {"deadlock", "rank 1 strand 2 step 0 row 0 waits for strand 3"});
+  // Data on a side lane.
+  broken = whole;
+  OperandAt(&broken[1], 3, 0, 1).index = 0;
+  ExpectRefused(broken, {"rank 1 strand 3 step 0: lane side/0 1 -> 2 in a phase of data lanes"});
+}
+
+TEST(Validate, WantsEveryRankInTheSideInformation) {
+  ScheduleRequest request = RequestOf(kRing, 3);
+  request.side_phase = request.side_one_shot = true;
+  Schedules schedules = MakeAll(request);
+  Operands operands = OperandsOf(schedules[1], 1, 0);  // the fold of one-shot, in rank order
+  operands.inputs.erase(operands.inputs.begin() + 1);
+  SetStep(&schedules[1], 1, 0, operands.inputs, operands.outputs);
+  ExpectRefused(schedules, {"rank 1 strand 1 step 0 row 0: rank 1 is missing in the side (0 + 2)"});
+}
+
+}  // namespace
+}  // namespace inccl

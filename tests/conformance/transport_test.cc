@@ -1,0 +1,556 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What transport.h promises, for every transport.
+#include "transport/transport.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "support/seed.h"
+#include "support/transport_world.h"
+
+namespace inccl::test {
+namespace {
+
+class TransportConformance : public ::testing::TestWithParam<WorldKind> {
+ protected:
+  void Run(int nranks, const std::function<void(RankContext&)>& body) {
+    RunRanks(GetParam(), nranks, TestSeed(), body);
+  }
+};
+
+LaneSpec Spec(int producer, std::vector<int> consumers, uint32_t slot_bytes, int depth,
+              int channel = 0, LaneClass lane_class = LaneClass::kData) {
+  LaneSpec spec;
+  spec.lane_class = lane_class;
+  spec.channel = static_cast<uint8_t>(channel);
+  spec.producer = producer;
+  spec.consumers = std::move(consumers);
+  spec.slot_bytes = slot_bytes;
+  spec.depth = static_cast<uint16_t>(depth);
+  return spec;
+}
+
+LaneSpec Control(int producer, int consumer) {
+  return Spec(producer, {consumer}, 0, 4, 0, LaneClass::kPoint);
+}
+
+// What slice `i` of lane `key` holds: both ends derive it for themselves.
+struct Expected {
+  Expected(uint64_t key, uint32_t i, uint32_t slot_bytes)
+      : random(Mix64(key) ^ i),
+        header{static_cast<uint32_t>(random.Below(slot_bytes + uint64_t{1})), i, random.Next()} {
+    // The edges more often than chance has it.
+    const uint64_t edge = random.Below(8);
+    if (edge == 0) header.bytes = 0;
+    if (edge == 1) header.bytes = slot_bytes;
+  }
+  void Fill(std::byte* data) {
+    for (uint32_t at = 0; at < header.bytes; at += 8) {
+      const uint64_t word = random.Next();
+      std::memcpy(data + at, &word, std::min<uint32_t>(8, header.bytes - at));
+    }
+  }
+  Rng random;
+  SliceHeader header;
+};
+
+void SendSlice(RankContext& r, SendLane* lane, uint32_t i) {
+  Expected expected(lane->spec().Key(), i, lane->spec().slot_bytes);
+  const Span slot = r.Acquire(lane);
+  ASSERT_EQ(reinterpret_cast<uintptr_t>(slot.data) % 64, 0u);
+  ASSERT_GE(slot.bytes, lane->spec().slot_bytes);
+  expected.Fill(slot.data);
+  r.Publish(lane, expected.header);
+}
+
+void CheckSlice(const RecvLane::Incoming& incoming, const LaneSpec& spec, uint32_t i) {
+  Expected expected(spec.Key(), i, spec.slot_bytes);
+  ASSERT_EQ(incoming.header.slice, i);
+  ASSERT_EQ(incoming.header.bytes, expected.header.bytes) << "slice " << i;
+  ASSERT_EQ(incoming.header.signature, expected.header.signature) << "slice " << i;
+  std::vector<std::byte> payload(expected.header.bytes);
+  expected.Fill(payload.data());
+  ASSERT_EQ(reinterpret_cast<uintptr_t>(incoming.payload) % 64, 0u);
+  ASSERT_TRUE(payload.empty() || std::memcmp(payload.data(), incoming.payload, payload.size()) == 0)
+      << "slice " << i << " of " << payload.size() << " bytes";
+}
+
+void ReceiveSlice(RankContext& r, RecvLane* lane, uint32_t i) {
+  CheckSlice(r.Peek(lane), lane->spec(), i);
+  r.Release(lane);
+}
+
+TEST_P(TransportConformance, OrderAndIntegrity) {
+  for (const int depth : {1, 2, 5}) {
+    const LaneSpec spec = Spec(0, {1}, 5000, depth);
+    Run(2, [&](RankContext& r) {
+      if (r.rank == 0) {
+        auto lane = r.OpenSend(spec);
+        for (uint32_t i = 0; i < 300; ++i) SendSlice(r, lane.get(), i);
+        r.WaitUntil([&] { return r.CanAcquire(lane.get()); });
+      } else {
+        auto lane = r.OpenRecv(spec);
+        for (uint32_t i = 0; i < 300; ++i) ReceiveSlice(r, lane.get(), i);
+        EXPECT_FALSE(r.CanPeek(lane.get()));
+      }
+    });
+  }
+}
+
+TEST_P(TransportConformance, EmptySlices) {
+  for (const uint32_t slot_bytes : {0u, 64u}) {
+    const LaneSpec spec = Spec(1, {0}, slot_bytes, 2);
+    Run(2, [&](RankContext& r) {
+      if (r.rank == 1) {
+        auto lane = r.OpenSend(spec);
+        for (uint32_t i = 0; i < 50; ++i) {
+          ASSERT_NE(r.Acquire(lane.get()).data, nullptr);
+          r.Publish(lane.get(), SliceHeader{0, i, ~uint64_t{i}});
+        }
+      } else {
+        auto lane = r.OpenRecv(spec);
+        for (uint32_t i = 0; i < 50; ++i) {
+          const RecvLane::Incoming incoming = r.Peek(lane.get());
+          EXPECT_EQ(incoming.header.bytes, 0u);
+          EXPECT_EQ(incoming.header.slice, i);
+          EXPECT_EQ(incoming.header.signature, ~uint64_t{i});
+          r.Release(lane.get());
+        }
+      }
+    });
+  }
+}
+
+TEST_P(TransportConformance, LargestPayload) {
+  const uint32_t bytes = (3u << 20) + 13;
+  const LaneSpec spec = Spec(0, {1}, bytes, 2);
+  Run(2, [&](RankContext& r) {
+    ASSERT_GE(r.transport->caps().max_slot_bytes, bytes);
+    if (r.rank == 0) {
+      auto lane = r.OpenSend(spec);
+      for (uint32_t i = 0; i < 3; ++i) {
+        const Span slot = r.Acquire(lane.get());
+        ASSERT_GE(slot.bytes, bytes);
+        std::memset(slot.data, static_cast<int>(i + 1), bytes);
+        r.Publish(lane.get(), SliceHeader{bytes, i, 0});
+      }
+    } else {
+      auto lane = r.OpenRecv(spec);
+      for (uint32_t i = 0; i < 3; ++i) {
+        const RecvLane::Incoming incoming = r.Peek(lane.get());
+        ASSERT_EQ(incoming.header.bytes, bytes);
+        EXPECT_EQ(
+            std::count(incoming.payload, incoming.payload + bytes, static_cast<std::byte>(i + 1)),
+            static_cast<ptrdiff_t>(bytes));
+        r.Release(lane.get());
+      }
+    }
+  });
+}
+
+TEST_P(TransportConformance, CreditsBlockWhenFull) {
+  for (const int depth : {1, 3}) {
+    const LaneSpec spec = Spec(0, {1}, 100, depth);
+    Run(2, [&](RankContext& r) {
+      if (r.rank == 0) {
+        auto lane = r.OpenSend(spec);
+        auto go = r.OpenSend(Control(0, 1));
+        auto done = r.OpenRecv(Control(1, 0));
+        uint32_t sent = 0;
+        for (; sent < static_cast<uint32_t>(depth); ++sent) {
+          ASSERT_TRUE(r.CanAcquire(lane.get())) << "slot " << sent << " of an empty lane";
+          SendSlice(r, lane.get(), sent);
+        }
+        for (int round = 0; round < 5; ++round) {
+          for (int poll = 0; poll < 100; ++poll) {
+            r.Progress();
+            ASSERT_FALSE(r.CanAcquire(lane.get()));
+          }
+          r.Signal(go.get());  // the other end releases one
+          r.Await(done.get());
+          SendSlice(r, lane.get(), sent++);
+        }
+      } else {
+        auto lane = r.OpenRecv(spec);
+        auto go = r.OpenRecv(Control(0, 1));
+        auto done = r.OpenSend(Control(1, 0));
+        uint32_t received = 0;
+        for (int round = 0; round < 5; ++round) {
+          r.Await(go.get());
+          ReceiveSlice(r, lane.get(), received++);
+          r.Signal(done.get());
+        }
+        while (received < static_cast<uint32_t>(depth) + 5) ReceiveSlice(r, lane.get(), received++);
+      }
+    });
+  }
+}
+
+TEST_P(TransportConformance, AcquireAndPeekAreIdempotent) {
+  const LaneSpec spec = Spec(0, {1}, 256, 2);
+  Run(2, [&](RankContext& r) {
+    if (r.rank == 0) {
+      auto lane = r.OpenSend(spec);
+      auto done = r.OpenRecv(Control(1, 0));
+      for (uint32_t i = 0; i < 20; ++i) {
+        const Span first = r.Acquire(lane.get());
+        for (int again = 0; again < 3; ++again) {
+          r.Progress();
+          EXPECT_EQ(r.Acquire(lane.get()).data, first.data);
+        }
+        SendSlice(r, lane.get(), i);
+      }
+      r.Await(done.get());
+    } else {
+      auto lane = r.OpenRecv(spec);
+      auto done = r.OpenSend(Control(1, 0));
+      for (uint32_t i = 0; i < 20; ++i) {
+        const RecvLane::Incoming first = r.Peek(lane.get());
+        for (int again = 0; again < 3; ++again) {
+          r.Progress();
+          const RecvLane::Incoming same = r.Peek(lane.get());
+          EXPECT_EQ(same.payload, first.payload);
+          CheckSlice(same, spec, i);
+        }
+        r.Release(lane.get());
+      }
+      r.Signal(done.get());
+    }
+  });
+}
+
+// Ranks 1 and 2 read on while rank 3 holds its first slice: the producer stops after `depth`.
+TEST_P(TransportConformance, MulticastWaitsForTheSlowest) {
+  const uint32_t depth = 3;
+  const LaneSpec spec = Spec(0, {1, 2, 3}, 1000, depth);
+  Run(4, [&](RankContext& r) {
+    if (!r.transport->caps().multicast) {
+      if (r.rank == 0) {
+        EXPECT_EQ(r.transport->OpenSend(spec).status().code(), Code::kInvalidArgument);
+      } else {
+        EXPECT_EQ(r.transport->OpenRecv(spec).status().code(), Code::kInvalidArgument);
+      }
+      return;
+    }
+    if (r.rank == 0) {
+      auto lane = r.OpenSend(spec);
+      auto fast1 = r.OpenRecv(Control(1, 0));
+      auto fast2 = r.OpenRecv(Control(2, 0));
+      auto slow = r.OpenSend(Control(0, 3));
+      for (uint32_t i = 0; i < depth; ++i) SendSlice(r, lane.get(), i);
+      r.Await(fast1.get());
+      r.Await(fast2.get());
+      for (int poll = 0; poll < 100; ++poll) {
+        r.Progress();
+        ASSERT_FALSE(r.CanAcquire(lane.get()));
+      }
+      r.Signal(slow.get());
+      for (uint32_t i = depth; i < 40; ++i) SendSlice(r, lane.get(), i);
+    } else {
+      auto lane = r.OpenRecv(spec);
+      if (r.rank == 3) {
+        auto slow = r.OpenRecv(Control(0, 3));
+        const RecvLane::Incoming held = r.Peek(lane.get());
+        r.Await(slow.get());
+        CheckSlice(held, spec, 0);
+        for (uint32_t i = 0; i < 40; ++i) ReceiveSlice(r, lane.get(), i);
+      } else {
+        auto fast = r.OpenSend(Control(r.rank, 0));
+        for (uint32_t i = 0; i < depth; ++i) ReceiveSlice(r, lane.get(), i);
+        EXPECT_FALSE(r.CanPeek(lane.get()));
+        r.Signal(fast.get());
+        for (uint32_t i = depth; i < 40; ++i) ReceiveSlice(r, lane.get(), i);
+      }
+    }
+  });
+}
+
+TEST_P(TransportConformance, ConsumerOpensLate) {
+  const LaneSpec spec = Spec(0, {1}, 77, 4);
+  Run(2, [&](RankContext& r) {
+    if (r.rank == 0) {
+      auto go = r.OpenSend(Control(0, 1));
+      auto lane = r.OpenSend(spec);
+      for (uint32_t i = 0; i < 4; ++i) {
+        ASSERT_TRUE(r.CanAcquire(lane.get()));
+        SendSlice(r, lane.get(), i);
+      }
+      ASSERT_FALSE(r.CanAcquire(lane.get()));
+      r.Signal(go.get());
+      for (uint32_t i = 4; i < 20; ++i) SendSlice(r, lane.get(), i);
+    } else {
+      auto go = r.OpenRecv(Control(0, 1));
+      r.Await(go.get());
+      auto lane = r.OpenRecv(spec);
+      for (uint32_t i = 0; i < 20; ++i) ReceiveSlice(r, lane.get(), i);
+    }
+  });
+}
+
+TEST_P(TransportConformance, ProducerOpensLate) {
+  const LaneSpec spec = Spec(0, {1}, 77, 2);
+  Run(2, [&](RankContext& r) {
+    if (r.rank == 0) {
+      auto go = r.OpenRecv(Control(1, 0));
+      r.Await(go.get());
+      auto lane = r.OpenSend(spec);
+      for (uint32_t i = 0; i < 20; ++i) SendSlice(r, lane.get(), i);
+    } else {
+      auto lane = r.OpenRecv(spec);
+      for (int poll = 0; poll < 100; ++poll) {
+        r.Progress();
+        ASSERT_FALSE(r.CanPeek(lane.get()));
+      }
+      auto go = r.OpenSend(Control(1, 0));
+      r.Signal(go.get());
+      for (uint32_t i = 0; i < 20; ++i) ReceiveSlice(r, lane.get(), i);
+    }
+  });
+}
+
+// Every rank to every other one over several channels and classes, opened in random order, slices
+// interleaved at random: each lane keeps its own order and content.
+TEST_P(TransportConformance, ManyLanesAtRandom) {
+  constexpr int kRanks = 4, kChannels = 6;
+  constexpr uint32_t kSlices = 40;
+  Run(kRanks, [&](RankContext& r) {
+    struct End {
+      std::unique_ptr<SendLane> send;
+      std::unique_ptr<RecvLane> recv;
+      uint32_t next = 0;
+      bool held = false;
+      uint64_t last = 0;  // end marker of slices still to come
+    };
+    std::vector<LaneSpec> specs;
+    for (int peer = 0; peer < kRanks; ++peer) {
+      if (peer == r.rank) continue;
+      for (int channel = 0; channel < kChannels; ++channel) {
+        const auto lane_class = static_cast<LaneClass>(channel % 3);
+        const uint32_t bytes = channel % 2 == 0 ? 300 : 5000;
+        specs.push_back(Spec(r.rank, {peer}, bytes, 1 + channel % 3, channel, lane_class));
+        specs.push_back(Spec(peer, {r.rank}, bytes, 1 + channel % 3, channel, lane_class));
+      }
+    }
+    for (size_t i = specs.size(); i > 1; --i) std::swap(specs[i - 1], specs[r.rng.Below(i)]);
+    std::vector<End> ends(specs.size());
+    size_t open = 0, finished = 0;
+    while (finished < ends.size()) {
+      if (open < ends.size() && r.rng.Below(3) == 0) {
+        const LaneSpec& spec = specs[open];
+        if (spec.producer == r.rank) {
+          ends[open].send = r.OpenSend(spec);
+        } else {
+          ends[open].recv = r.OpenRecv(spec);
+        }
+        ++open;
+      }
+      bool moved = false;
+      const auto poll = [&] {
+        for (int attempt = 0; attempt < 8 && open > 0; ++attempt) {
+          End& end = ends[r.rng.Below(open)];
+          if (end.next == kSlices) continue;
+          if (end.send != nullptr && r.CanAcquire(end.send.get())) {
+            SendSlice(r, end.send.get(), end.next++);
+          } else if (end.recv != nullptr && r.CanPeek(end.recv.get())) {
+            ReceiveSlice(r, end.recv.get(), end.next++);
+          } else {
+            continue;
+          }
+          moved = true;
+          if (end.next == kSlices) ++finished;
+        }
+        return moved;
+      };
+      // With lanes still closed, or unlucky picks, there may be nothing that anybody rings for.
+      r.Progress();
+      if (poll() || open < ends.size()) continue;
+      r.WaitUntil([&] {
+        for (End& end : ends) {
+          if (end.next == kSlices) continue;
+          if (end.send != nullptr ? r.CanAcquire(end.send.get()) : r.CanPeek(end.recv.get())) {
+            return true;
+          }
+        }
+        return finished == ends.size();
+      });
+    }
+  });
+}
+
+TEST_P(TransportConformance, WrapsAroundManyTimes) {
+  constexpr uint32_t kSlices = 100000;
+  const LaneSpec spec = Spec(0, {1}, 8, 3);
+  Run(2, [&](RankContext& r) {
+    if (r.rank == 0) {
+      auto lane = r.OpenSend(spec);
+      for (uint32_t i = 0; i < kSlices; ++i) {
+        const Span slot = r.Acquire(lane.get());
+        const uint64_t value = Mix64(i);
+        std::memcpy(slot.data, &value, 8);
+        r.Publish(lane.get(), SliceHeader{8, i, 0});
+      }
+    } else {
+      auto lane = r.OpenRecv(spec);
+      for (uint32_t i = 0; i < kSlices; ++i) {
+        const RecvLane::Incoming incoming = r.Peek(lane.get());
+        uint64_t value = 0;
+        std::memcpy(&value, incoming.payload, 8);
+        ASSERT_EQ(incoming.header.slice, i);
+        ASSERT_EQ(value, Mix64(i));
+        r.Release(lane.get());
+      }
+    }
+  });
+}
+
+TEST_P(TransportConformance, BothDirectionsAtOnce) {
+  constexpr uint32_t kSlices = 500;
+  Run(2, [&](RankContext& r) {
+    const int peer = 1 - r.rank;
+    auto send = r.OpenSend(Spec(r.rank, {peer}, 2000, 2));
+    auto recv = r.OpenRecv(Spec(peer, {r.rank}, 2000, 2));
+    uint32_t sent = 0, received = 0;
+    while (sent < kSlices || received < kSlices) {
+      bool can_send = false, can_receive = false;
+      r.WaitUntil([&] {
+        can_send = sent < kSlices && r.CanAcquire(send.get());
+        can_receive = received < kSlices && r.CanPeek(recv.get());
+        return can_send || can_receive;
+      });
+      if (can_send) SendSlice(r, send.get(), sent++);
+      if (can_receive) ReceiveSlice(r, recv.get(), received++);
+    }
+  });
+}
+
+// Every hop goes to a rank that has nothing else to do: it sleeps, or is about to.
+TEST_P(TransportConformance, PingPongFromSleep) {
+  constexpr uint32_t kRounds = 10000;
+  Run(2, [&](RankContext& r) {
+    auto send = r.OpenSend(Spec(r.rank, {1 - r.rank}, 8, 1));
+    auto recv = r.OpenRecv(Spec(1 - r.rank, {r.rank}, 8, 1));
+    Doorbell* doorbell = r.transport->doorbell();
+    for (uint32_t i = 0; i < kRounds; ++i) {
+      if (r.rank == 0) r.Signal(send.get());
+      if (doorbell == nullptr) {
+        r.Await(recv.get());
+      } else {
+        // Straight to sleep, at varying distance from the peer's publishing.
+        for (uint64_t spin = r.rng.Below(200); spin > 0; --spin) {
+          std::atomic_signal_fence(std::memory_order_seq_cst);
+        }
+        while (true) {
+          const uint32_t token = doorbell->Arm();
+          r.Progress();
+          if (r.CanPeek(recv.get())) break;
+          const Time event = r.transport->NextEvent();
+          const Time now = SystemClock().Now();
+          const Time longest = 60 * kSecond;
+          doorbell->Wait(token,
+                         event == kNever ? longest : std::clamp<Time>(event - now, 0, longest));
+          ASSERT_LT(SystemClock().Now() - now, longest / 2) << "lost a wake-up in round " << i;
+        }
+        doorbell->Disarm();
+        r.Release(recv.get());
+      }
+      if (r.rank == 1) r.Signal(send.get());
+    }
+  });
+}
+
+TEST_P(TransportConformance, WrongUseIsAnError) {
+  Run(3, [&](RankContext& r) {
+    if (r.rank != 0) {
+      auto other = r.OpenRecv(Spec(0, {r.rank}, 100, 2));
+      return;
+    }
+    const auto send_code = [&](const LaneSpec& spec) {
+      Result<std::unique_ptr<SendLane>> lane = r.transport->OpenSend(spec);
+      EXPECT_TRUE(lane.ok() || !lane.status().message().empty());
+      return lane.ok() ? Code::kOk : lane.status().code();
+    };
+    EXPECT_EQ(send_code(Spec(1, {2}, 100, 1)), Code::kInvalidArgument);     // not the producer
+    EXPECT_EQ(send_code(Spec(0, {}, 100, 1)), Code::kInvalidArgument);      // nobody
+    EXPECT_EQ(send_code(Spec(0, {0}, 100, 1)), Code::kInvalidArgument);     // itself
+    EXPECT_EQ(send_code(Spec(0, {3}, 100, 1)), Code::kInvalidArgument);     // no such rank
+    EXPECT_EQ(send_code(Spec(0, {-1}, 100, 1)), Code::kInvalidArgument);    // no such rank
+    EXPECT_EQ(send_code(Spec(0, {2, 1}, 100, 1)), Code::kInvalidArgument);  // order
+    EXPECT_EQ(send_code(Spec(0, {1, 1}, 100, 1)), Code::kInvalidArgument);  // twice
+    EXPECT_EQ(send_code(Spec(0, {1}, 100, 0)), Code::kInvalidArgument);     // no slots
+    EXPECT_EQ(send_code(Spec(0, {1}, UINT32_MAX, 1)), Code::kInvalidArgument);
+    EXPECT_EQ(r.transport->OpenRecv(Spec(1, {2}, 100, 1)).status().code(), Code::kInvalidArgument);
+    EXPECT_EQ(r.transport->OpenRecv(Spec(0, {1}, 100, 1)).status().code(), Code::kInvalidArgument);
+
+    auto send = r.OpenSend(Spec(0, {1}, 100, 2));
+    EXPECT_EQ(send_code(Spec(0, {1}, 100, 2)), Code::kInvalidUsage);  // twice
+    auto recv = r.OpenRecv(Spec(1, {0}, 100, 2));
+    EXPECT_EQ(r.transport->OpenRecv(Spec(1, {0}, 100, 2)).status().code(), Code::kInvalidUsage);
+    EXPECT_EQ(send->Publish(SliceHeader{}).code(), Code::kInvalidUsage);
+    ASSERT_TRUE(r.CanAcquire(send.get()));
+    EXPECT_EQ(send->Publish(SliceHeader{101, 0, 0}).code(), Code::kInvalidArgument);
+    EXPECT_TRUE(send->Publish(SliceHeader{100, 0, 0}).ok());
+    EXPECT_EQ(send->Publish(SliceHeader{}).code(), Code::kInvalidUsage);
+    EXPECT_EQ(recv->Release().code(), Code::kInvalidUsage);
+    const Status status = r.transport->OpenSend(Spec(0, {7}, 100, 1)).status();
+    EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("7"), std::string::npos) << status.message();
+  });
+}
+
+TEST_P(TransportConformance, CountsAndMemory) {
+  Run(2, [&](RankContext& r) {
+    const uint64_t before = r.transport->memory_bytes();
+    if (r.rank == 0) {
+      auto lane = r.OpenSend(Spec(0, {1}, 10000, 4));
+      EXPECT_GE(r.transport->memory_bytes(), before + 4 * 10000);
+      for (uint32_t i = 0; i < 30; ++i) {
+        r.Acquire(lane.get());
+        r.Publish(lane.get(), SliceHeader{i * 7, i, 0});
+      }
+      EXPECT_EQ(r.transport->counters().slices, 30u);
+      EXPECT_EQ(r.transport->counters().payload_bytes, 7u * 30 * 29 / 2);
+      EXPECT_EQ(r.transport->counters().credits, 0u);
+    } else {
+      auto lane = r.OpenRecv(Spec(0, {1}, 10000, 4));
+      for (uint32_t i = 0; i < 30; ++i) r.Await(lane.get());
+      EXPECT_EQ(r.transport->counters().slices, 0u);
+      EXPECT_EQ(r.transport->counters().credits, 30u);
+    }
+  });
+}
+
+TEST_P(TransportConformance, LeavesNothingBehind) {
+  const auto cycle = [&] {
+    Run(3, [&](RankContext& r) {
+      const int next = (r.rank + 1) % 3, before = (r.rank + 2) % 3;
+      auto send = r.OpenSend(Spec(r.rank, {next}, 100000, 2));
+      auto recv = r.OpenRecv(Spec(before, {r.rank}, 100000, 2));
+      for (uint32_t i = 0; i < 5; ++i) {
+        SendSlice(r, send.get(), i);
+        ReceiveSlice(r, recv.get(), i);
+      }
+    });
+  };
+  cycle();  // what is opened once for ever (by sanitizers, say) is open now
+  const int fds = CountFds();
+  const int names = CountShmNames();
+  for (int i = 0; i < 10; ++i) cycle();
+  EXPECT_EQ(CountFds(), fds);
+  EXPECT_EQ(CountShmNames(), names);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TransportConformance,
+                         ::testing::Values(WorldKind::kLoopback, WorldKind::kShmThreads,
+                                           WorldKind::kShmProcesses),
+                         [](const auto& param) { return std::string(Name(param.param)); });
+
+}  // namespace
+}  // namespace inccl::test

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/chunking.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "base/rng.h"
+#include "support/seed.h"
+
+namespace inccl {
+namespace {
+
+// Slices of all rows, chunks and channels cover every element exactly once, whatever the cut; inner
+// borders are whole superblocks; no slice is longer than asked.
+void ExpectPartition(const ChunkingOptions& options, const Phase& phase) {
+  const Chunking chunking(options);
+  const bool segmented = options.collective == Collective::kAllGather;
+  const uint32_t segments = segmented ? phase.chunks : 1;
+  std::vector<std::vector<uint8_t>> seen(segments, std::vector<uint8_t>(options.count));
+  for (uint64_t row = 0; row < chunking.rows(); ++row) {
+    for (uint32_t chunk = 0; chunk < phase.chunks; ++chunk) {
+      for (uint32_t channel = 0; channel < phase.channels; ++channel) {
+        const Range part = chunking.Part(row, phase, chunk, channel);
+        const uint32_t slices = chunking.Slices(part, phase);
+        ASSERT_LE(slices, chunking.Slices(chunking.Part(row, phase, 0, channel), phase));
+        for (uint32_t i = 0; i < slices; ++i) {
+          const Range slice = chunking.Slice(part, phase, i);
+          ASSERT_GT(slice.count, 0u);
+          ASSERT_LE(slice.count, options.slice_elements);
+          ASSERT_EQ(slice.first % kSuperblock, 0u);
+          ASSERT_TRUE(slice.count % kSuperblock == 0 || slice.first + slice.count == options.count);
+          ASSERT_EQ(slice.first / options.row_elements,
+                    (slice.first + slice.count - 1) / options.row_elements);
+          for (uint32_t e = 0; e < slice.count; ++e) ++seen[slice.segment][slice.first + e];
+        }
+      }
+    }
+  }
+  for (const std::vector<uint8_t>& segment : seen) {
+    for (const uint8_t times : segment) ASSERT_EQ(times, 1);
+  }
+}
+
+TEST(ChunkingTest, RandomCutsPartitionTheVector) {
+  Rng rng(test::TestSeed());
+  for (int i = 0; i < 200; ++i) {
+    ChunkingOptions options;
+    options.collective = rng.Below(2) ? Collective::kAllReduce : Collective::kAllGather;
+    options.count = rng.Below(40000);
+    options.row_elements = kSuperblock * (1 + rng.Below(60));
+    options.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng.Below(20)));
+    options.group = static_cast<uint32_t>(1 + rng.Below(4));
+    const Phase phase{.chunks = static_cast<uint16_t>(1 + rng.Below(9)),
+                      .channels = static_cast<uint16_t>(1 + rng.Below(5))};
+    ExpectPartition(options, phase);
+  }
+}
+
+// docs/format.md: the first (superblocks mod n) parts of a window have one superblock more.
+TEST(ChunkingTest, PartsOfAWindowAreDealtAsTheFormatSays) {
+  ChunkingOptions options;
+  options.count = kWindow + 1000;
+  options.row_elements = kWindow;
+  options.slice_elements = kWindow;
+  const Chunking chunking(options);
+  const Phase phase{.chunks = 3, .channels = 1};
+  ASSERT_EQ(chunking.rows(), 2u);
+  EXPECT_EQ(chunking.Part(0, phase, 0, 0).count, 1366u * 256);
+  EXPECT_EQ(chunking.Part(0, phase, 1, 0).first, 1366u * 256);
+  EXPECT_EQ(chunking.Part(0, phase, 1, 0).count, 1365u * 256);
+  EXPECT_EQ(chunking.Part(1, phase, 0, 0).first, uint64_t{kWindow});
+  EXPECT_EQ(chunking.Part(1, phase, 0, 0).count, 512u);  // 4 superblocks: 2, 1, 1
+  EXPECT_EQ(chunking.Part(1, phase, 1, 0).count, 256u);
+  EXPECT_EQ(chunking.Part(1, phase, 2, 0).count, 232u);  // the tail
+}
+
+}  // namespace
+}  // namespace inccl

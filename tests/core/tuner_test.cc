@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuner.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace inccl {
+namespace {
+
+AlgorithmFilter Parsed(const std::string& text) {
+  Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(text);
+  EXPECT_TRUE(filter.ok()) << filter.status().message();
+  return filter.ok() ? *filter : AlgorithmFilter();
+}
+
+TEST(AlgorithmFilterTest, NcclGrammar) {
+  const AlgorithmFilter ring = Parsed("ring");
+  EXPECT_TRUE(ring.Admits(Collective::kAllReduce, Algorithm::kRing));
+  EXPECT_FALSE(ring.Admits(Collective::kAllReduce, Algorithm::kTree));
+
+  const AlgorithmFilter mixed = Parsed("ring,tree;allreduce:^tree");
+  EXPECT_FALSE(mixed.Admits(Collective::kAllReduce, Algorithm::kTree));
+  EXPECT_TRUE(mixed.Admits(Collective::kAllReduce, Algorithm::kDirect));
+  EXPECT_TRUE(mixed.Admits(Collective::kBroadcast, Algorithm::kTree));
+  EXPECT_FALSE(mixed.Admits(Collective::kBroadcast, Algorithm::kDirect));
+
+  const AlgorithmFilter direct = Parsed("direct");
+  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kDirect));
+  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kDirectOneShot));
+  EXPECT_FALSE(Parsed("direct_two_shot").Admits(Collective::kAllReduce, Algorithm::kDirectOneShot));
+}
+
+TEST(AlgorithmFilterTest, ListWithoutUsableAlgorithmKeepsTheDefaults) {
+  // There is no tree reduce-scatter.
+  EXPECT_TRUE(Parsed("tree").Admits(Collective::kReduceScatter, Algorithm::kRing));
+}
+
+TEST(AlgorithmFilterTest, MistakesAreNamed) {
+  for (const auto& [text, word] :
+       std::vector<std::pair<std::string, std::string>>{{"rign", "rign"},
+                                                        {"ring,", "\"\""},
+                                                        {"reduce_scatter:tree", "reduce_scatter"},
+                                                        {"scatter:ring", "scatter"},
+                                                        {"^", "\"\""}}) {
+    Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(text);
+    ASSERT_FALSE(filter.ok()) << text;
+    EXPECT_EQ(filter.status().code(), Code::kInvalidArgument);
+    EXPECT_NE(filter.status().message().find(word), std::string::npos) << filter.status().message();
+  }
+}
+
+TEST(TunerTest, EveryChoiceHasASchedule) {
+  for (int c = 0; c < kCollectives; ++c) {
+    for (const int n : {2, 3, 8, 17, 64}) {
+      for (const uint64_t bytes : {0u, 1u, 4096u, 65536u, 1u << 30}) {
+        for (const bool reproducible : {false, true}) {
+          const auto collective = static_cast<Collective>(c);
+          Result<Choice> choice = Choose(
+              {.collective = collective, .bytes = bytes, .nranks = n, .reproducible = reproducible},
+              AlgorithmFilter());
+          ASSERT_TRUE(choice.ok()) << choice.status().message();
+          EXPECT_TRUE(HasSchedule(collective, choice->algorithm, n))
+              << Name(collective) << " " << Name(choice->algorithm) << " n " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
+  for (int c = 0; c < kCollectives; ++c) {
+    for (int a = 0; a < kAlgorithms; ++a) {
+      const auto collective = static_cast<Collective>(c);
+      const auto algorithm = static_cast<Algorithm>(a);
+      for (const int n : {3, 4, 8}) {
+        if (!HasSchedule(collective, algorithm, n)) continue;
+        std::vector<Schedule> all;
+        for (int rank = 0; rank < n; ++rank) {
+          Result<Schedule> schedule = MakeSchedule(
+              {.collective = collective, .algorithm = algorithm, .nranks = n, .rank = rank});
+          ASSERT_TRUE(schedule.ok());
+          all.push_back(*std::move(schedule));
+        }
+        Result<Proof> proof = Validate(all);
+        ASSERT_TRUE(proof.ok()) << proof.status().message();
+        if (FoldsInRankOrder(collective, algorithm)) {
+          EXPECT_TRUE(proof->rank_order) << Name(collective) << " " << Name(algorithm) << " " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST(TunerTest, ReproducibleRefusesWhatDoesNotFoldInRankOrder) {
+  Result<Choice> choice =
+      Choose({.collective = Collective::kAllReduce, .nranks = 4, .reproducible = true},
+             Parsed("allreduce:tree"));
+  ASSERT_FALSE(choice.ok());
+  EXPECT_NE(choice.status().message().find("reproducible"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace inccl

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the sources to the layers: fails on an #include that is no edge of the design.
+
+    base <- transport, compress <- collectives <- src/*.cc (composition root) <- perf, tools, tests
+
+usage: include_graph_test.py SOURCE_DIR BINARY_DIR
+First proves on a temporary tree that wrong edges are found, then checks SOURCE_DIR.
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+# Layer: what its files may include, by directory below src ("inccl": the public header).
+ALLOWED = {
+    "base": {"base", "inccl"},
+    "transport": {"transport", "base"},
+    "compress": {"compress", "base"},
+    "collectives": {"collectives", "transport", "compress", "base"},
+    "root": {"root", "collectives", "transport", "compress", "base", "inccl"},
+    "inccl": {"inccl"},
+}
+
+# Headers of the system and of dependencies that only these layers may include. Which headers of C++
+# and POSIX a layer uses otherwise is its own affair.
+RESTRICTED = [
+    (re.compile(r"hwy/.*"), {"compress"}),
+    (re.compile(r"openssl/.*"), {"transport"}),
+    (re.compile(r"(sys/socket|sys/un|netinet/.*|arpa/.*|netdb)\.h"), {"transport", "root"}),
+    (re.compile(r"(.*intrin|arm_neon|arm_sve)\.h"), {"compress", "base"}),
+    (re.compile(r"(infiniband|ucp|ucs|uct|rdma)/.*"), {"transport"}),
+    (re.compile(r"mpi\.h|CLI/.*|nlohmann/.*|gtest/.*|gmock/.*|benchmark/.*"), set()),
+]
+
+# ISO C99: all that a public header may ask of its user.
+C_HEADERS = set("""assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h iso646.h limits.h
+locale.h math.h setjmp.h signal.h stdarg.h stdbool.h stddef.h stdint.h stdio.h stdlib.h string.h
+tgmath.h time.h wchar.h wctype.h""".split())
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]*)"|<([^>]*)>)', re.MULTILINE)
+SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".c", ".inc", ".cu", ".cuh"}
+
+
+def layer_of(path, root):
+    """The layer of a file of the library, or None."""
+    parts = path.relative_to(root).parts
+    if parts[0] == "include":
+        return "inccl"
+    if parts[0] == "src":
+        return "root" if len(parts) == 2 else parts[1]
+    return None
+
+
+def target_layer(header, path, root):
+    """The layer of a file that an #include names, or None if it is none of ours."""
+    for base in (root / "src", root / "include", path.parent):
+        if (base / header).is_file():
+            return layer_of((base / header).resolve(), root)
+    first = header.split("/")[0]
+    return first if "/" in header and first in ALLOWED else None
+
+
+def check_file(path, root):
+    """The violations of one file, as texts."""
+    layer = layer_of(path, root)
+    if layer not in ALLOWED:
+        return [f"{path.relative_to(root)}: below no known layer of src"]
+    found = []
+    text = path.read_text(encoding="utf-8")
+    for match in INCLUDE.finditer(text):
+        quoted, angled = match.groups()
+        header = quoted if quoted is not None else angled
+        where = f"{path.relative_to(root)}:{text.count(chr(10), 0, match.start()) + 1}"
+        target = target_layer(header, path, root)
+        if target is not None:
+            if target not in ALLOWED[layer]:
+                found.append(f"{where}: {layer} must not include {header} ({target})")
+            continue
+        if quoted is not None and not quoted.startswith("hwy/"):
+            found.append(f'{where}: "{quoted}" is no file below src or include')
+        if layer == "inccl" and header not in C_HEADERS and not header.startswith("inccl/"):
+            found.append(f"{where}: a public header may include C99 headers only, not {header}")
+        for pattern, layers in RESTRICTED:
+            if pattern.fullmatch(header) and layer not in layers:
+                found.append(f"{where}: {layer} must not include <{header}>")
+    return found
+
+
+def check_tree(root):
+    """(number of files, violations) of a source tree."""
+    root = root.resolve()
+    files = [p for top in ("src", "include") for p in sorted((root / top).rglob("*"))
+             if p.suffix in SUFFIXES and p.is_file()]
+    return len(files), [v for p in files for v in check_file(p, root)]
+
+
+# A tree that is right, and single lines that each break it: (file, line, part of the message).
+GOOD = {
+    "include/inccl/ccl.h": "#include <stdint.h>\n",
+    "src/base/status.h": '#include <string>\n#include "inccl/ccl.h"\n',
+    "src/transport/transport.h": '#include <sys/socket.h>\n#include "base/status.h"\n',
+    "src/transport/shm/shm.cc": '#include "transport/transport.h"\n#include <openssl/hmac.h>\n',
+    "src/compress/codec.h": '#include "base/status.h"\n',
+    "src/compress/kernels/pack.cc": '#include "hwy/highway.h"\n#include "compress/codec.h"\n',
+    "src/collectives/engine.h": '#include "compress/codec.h"\n#include "transport/transport.h"\n',
+    "src/tuner.h": "#include <vector>\n",
+    "src/api.cc": '#include "tuner.h"\n#include "collectives/engine.h"\n#include "inccl/ccl.h"\n',
+}
+BAD = [
+    ("src/base/status.h", '#include "transport/transport.h"', "base must not include"),
+    ("src/base/status.h", '#include "tuner.h"', "base must not include"),
+    ("src/transport/shm/shm.cc", '#include "compress/codec.h"', "transport must not include"),
+    ("src/transport/shm/shm.cc", '#include "collectives/engine.h"', "transport must not include"),
+    ("src/transport/shm/shm.cc", "#include <inccl/ccl.h>", "transport must not include"),
+    ("src/transport/shm/shm.cc", '#include "../../compress/codec.h"', "transport must not include"),
+    ("src/compress/codec.h", '  #  include "transport/transport.h"', "compress must not include"),
+    ("src/compress/codec.h", '#include "inccl/ccl.h"', "compress must not include"),
+    ("src/collectives/engine.h", '#include "inccl/ccl.h"', "collectives must not include"),
+    ("src/collectives/engine.h", '#include "tuner.h"', "collectives must not include"),
+    ("src/collectives/engine.h", "#include <sys/socket.h>", "collectives must not include"),
+    ("src/collectives/engine.h", "#include <immintrin.h>", "collectives must not include"),
+    ("src/collectives/engine.h", '#include "hwy/highway.h"', "collectives must not include"),
+    ("src/api.cc", "#include <mpi.h>", "root must not include"),
+    ("src/api.cc", '#include "perf/support/npy.h"', "no file below src"),
+    ("src/api.cc", '#include "support/seed.h"', "no file below src"),
+    ("include/inccl/ccl.h", '#include "base/status.h"', "inccl must not include"),
+    ("include/inccl/ccl.h", "#include <vector>", "C99 headers only"),
+    ("src/extra/new.cc", "", "no known layer"),
+]
+
+
+def self_test():
+    """Wrong edges are found, each alone, and the right tree has none."""
+    failures = []
+    for bad in [None] + BAD:
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            for path, text in GOOD.items():
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(text)
+            if bad is not None:
+                (root / bad[0]).parent.mkdir(parents=True, exist_ok=True)
+                with open(root / bad[0], "a") as file:
+                    file.write(bad[1] + "\n")
+            found = check_tree(root)[1]
+        if bad is None and found:
+            failures.append(f"self-test: a right tree is refused: {found}")
+        if bad is not None and (len(found) != 1 or bad[2] not in found[0]):
+            failures.append(f"self-test: {bad[0]} with {bad[1]!r} gave {found}")
+    return failures
+
+
+def main():
+    failures = self_test()
+    count, violations = check_tree(pathlib.Path(sys.argv[1]))
+    failures += violations
+    if count == 0:
+        failures.append(f"no sources below {sys.argv[1]}")
+    for failure in failures:
+        print(failure)
+    print(f"include graph: {count} files, {len(BAD)} wrong edges tried, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

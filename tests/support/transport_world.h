@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs one body per rank over any transport: in threads, in forked processes, or serialized over
+// the simulator's virtual time. The body is the same; only its way of waiting differs.
+#ifndef INCCL_TESTS_SUPPORT_TRANSPORT_WORLD_H_
+#define INCCL_TESTS_SUPPORT_TRANSPORT_WORLD_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/rng.h"
+#include "transport/transport.h"
+
+namespace inccl::test {
+
+// What a body has. Its methods throw std::runtime_error on an error or at the deadline of a wait,
+// which fails the test.
+class RankContext {
+ public:
+  RankContext(int r, int n, Transport* t, uint64_t seed)
+      : rank(r), nranks(n), transport(t), rng(seed) {}
+  virtual ~RankContext() = default;
+
+  const int rank;
+  const int nranks;
+  Transport* const transport;
+  Rng rng;
+
+  // Polls, with Progress before each poll, and sleeps in between until `poll` is true.
+  virtual void WaitUntil(const std::function<bool()>& poll) = 0;
+  // One Progress.
+  virtual void Progress() = 0;
+
+  std::unique_ptr<SendLane> OpenSend(const LaneSpec& spec);
+  std::unique_ptr<RecvLane> OpenRecv(const LaneSpec& spec);
+  bool CanAcquire(SendLane* lane);
+  bool CanPeek(RecvLane* lane);
+  Span Acquire(SendLane* lane);             // waits
+  RecvLane::Incoming Peek(RecvLane* lane);  // waits
+  void Publish(SendLane* lane, const SliceHeader& header);
+  void Release(RecvLane* lane);
+  // A slice without payload, sent and awaited: `lane` as a semaphore.
+  void Signal(SendLane* lane);
+  void Await(RecvLane* lane);
+};
+
+enum class WorldKind {
+  kLoopback,
+  kShmThreads,
+  kShmProcesses,
+};
+const char* Name(WorldKind kind);
+// Whether ranks may share variables of the test.
+bool SharesMemory(WorldKind kind);
+
+// Creates the transports of `nranks` ranks and runs body for each; each rank's end is destroyed
+// when its body returns. EXPECT and ASSERT work in bodies.
+void RunRanks(WorldKind kind, int nranks, uint64_t seed,
+              const std::function<void(RankContext&)>& body);
+
+// Open descriptors of this process and names in /dev/shm.
+int CountFds();
+int CountShmNames();
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_SUPPORT_TRANSPORT_WORLD_H_

@@ -1,0 +1,98 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what is missing, builds and runs every test, with gcc, under the address, undefined-behaviour and thread
+# sanitizers, builds with clang, and checks format and lints. Goes on after a failure; exit status 0 if all is well.
+#
+# usage: tools/check.sh [--quick] [--no-install] [-j JOBS]
+#   --quick        only the release build, its tests and the format
+#   --no-install   installs nothing
+#   -j JOBS        parallel compilations (default: the cores)
+#
+# A step that fails outside ctest (a build, the format, the lints) counts as one failure. The last line of output is
+# "N passed, N failed".
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+quick=0 install=1 jobs=$(nproc)
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --quick) quick=1 ;;
+    --no-install) install=0 ;;
+    -j) shift; jobs=${1:?} ;;
+    *) sed -n 's/^# \{0,1\}//; 6,9p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+# Tests run threads and processes of their own.
+test_jobs=$(((jobs + 1) / 2))
+
+# Open MPI: as root, and with more ranks than cores.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_mpi_yield_when_idle=1
+export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=second_deadlock_stack=1
+
+passed=0 failed=0 summary=()
+logs=build/check
+mkdir -p "$logs"
+
+# step NAME COMMAND...: runs it with its output in a log, whose end is shown if it fails.
+step() {
+  local name=$1 log=$logs/${1// /_}.log begin=$SECONDS
+  shift
+  echo "== $name"
+  if "$@" > "$log" 2>&1; then
+    summary+=("$name: ok, $((SECONDS - begin)) s")
+  else
+    tail -n 60 "$log"
+    summary+=("$name: FAILED, $((SECONDS - begin)) s, $log")
+    failed=$((failed + 1))
+    return 1
+  fi
+}
+
+configure_and_build() {
+  local launcher=()
+  command -v ccache > /dev/null &&
+    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  cmake --preset "$1" "${launcher[@]}" && cmake --build --preset "$1" -j "$jobs"
+}
+
+# test_preset NAME: ctest of a preset; adds to the totals what its summary line says.
+test_preset() {
+  local log=$logs/test_$1.log begin=$SECONDS run=() bad all
+  # Thread sanitizers of gcc 12 and clang 14 do not know kernels with much address randomization.
+  if [ "$1" = tsan ] && setarch -R true 2> /dev/null; then run=(setarch -R); fi
+  echo "== test $1"
+  "${run[@]}" ctest --preset "$1" -j "$test_jobs" 2>&1 | tee "$log" | grep -v '^ *Start '
+  read -r bad all < <(sed -n 's/^.*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' "$log")
+  if [ -z "${all:-}" ]; then
+    summary+=("test $1: FAILED, no result, $log")
+    failed=$((failed + 1))
+  else
+    passed=$((passed + all - bad)) failed=$((failed + bad))
+    summary+=("test $1: $((all - bad)) of $all passed, $((SECONDS - begin)) s")
+  fi
+}
+
+sources() {
+  find src include tests perf tools -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' \) "$@"
+}
+check_format() { sources -print0 | xargs -0 clang-format-14 --dry-run --Werror; }
+lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "^$PWD/(src|perf|tools)/.*\.cc$"; }
+
+if [ "$install" = 1 ]; then step "install packages" tools/install_packages.sh; fi
+command -v ccache > /dev/null && ccache --zero-stats > /dev/null
+if command -v clang-format-14 > /dev/null || [ "$quick" = 0 ]; then step "format" check_format; fi
+step "build release" configure_and_build release && test_preset release
+if [ "$quick" = 0 ]; then
+  for preset in asan tsan; do
+    step "build $preset" configure_and_build "$preset" && test_preset "$preset"
+  done
+  step "build clang" configure_and_build clang
+  step "lint" lint
+fi
+
+echo "== summary, $((SECONDS / 60)) min $((SECONDS % 60)) s"
+printf '%s\n' "${summary[@]}"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,0 +1,40 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs, on Debian 12, the packages that building and testing need; only those that are missing, with apt-get, as
+# root or with sudo.
+#
+# usage: tools/install_packages.sh [--build]
+#   --build   only what the build and the benchmarks need, not the second compiler and the linters of tools/check.sh
+set -euo pipefail
+
+packages=(g++ cmake ninja-build ccache pkg-config python3 libfmt-dev libhwy-dev libssl-dev libgtest-dev
+          libopenmpi-dev openmpi-bin nlohmann-json3-dev libcli11-dev libbenchmark-dev)
+checking=(binutils clang-14 clang-format-14 clang-tidy-14 util-linux)
+
+case "${1:-}" in
+  "") packages+=("${checking[@]}") ;;
+  --build) ;;
+  *) echo "usage: $0 [--build]" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query > /dev/null; then
+  echo "$0: not a Debian system; install by hand what corresponds to: ${packages[*]}" >&2
+  exit 1
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2> /dev/null || true)
+  [ "$status" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo > /dev/null || { echo "$0: run as root, or install sudo: ${missing[*]} missing" >&2; exit 1; }
+  as_root=(sudo)
+fi
+echo "installing ${missing[*]}"
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
+"${apt[@]}" update
+"${apt[@]}" install --no-install-recommends -y "${missing[@]}" > /dev/null
