@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/bench/bench.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "perf/bench/communicator.h"
+#include "perf/bench/row_runner.h"
+#include "perf/support/fork_world.h"
+#include "perf/support/record.h"
+#include "perf/support/table.h"
+#ifdef INCCL_PERF_HAVE_MPI
+#include "perf/support/mpi_world.h"
+#endif
+
+namespace inccl::perf {
+namespace {
+
+// What does not change during a run.
+struct Job {
+  Collective collective = Collective::kAllReduce;
+  std::string program, command;
+  BenchOptions options;
+  bool by_mpi = false;
+};
+
+// An error that only some ranks may have becomes the same error on all ranks: the first one's.
+Status Agree(World& world, const Status& mine) {
+  struct Report {
+    int code;
+    std::array<char, 500> text;
+  };
+  Report report{static_cast<int>(mine.code()), {}};
+  std::strncpy(report.text.data(), mine.message().c_str(), report.text.size() - 1);
+  Result<std::vector<Report>> all = Gather(world, report);
+  if (!all.ok()) return all.status();
+  for (const Report& one : *all) {
+    if (one.code != 0) return {static_cast<Code>(one.code), one.text.data()};
+  }
+  return {};
+}
+
+std::string VersionText() {
+  int version = 0;
+  ccl_get_version(&version);
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+// The value of an option, else of the variable that does the same, else "auto".
+std::string OptionOr(const std::string& option, const char* variable) {
+  if (!option.empty()) return option;
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != 0 ? value : "auto";
+}
+
+class Run {
+ public:
+  Run(World& world, const Job& job)
+      : world_(world),
+        job_(job),
+        options_(job.options),
+        progress_(world.rank() == 0),
+        table_({options_.checks > 0, options_.digest, options_.baseline_mpi, CodecWidth()}) {}
+
+  // True if every result was right.
+  Result<bool> Execute() {
+    if (Status s = AgreeOnUsage(Prepare()); !s.ok()) return s;
+    Result<Inputs> inputs = Inputs::Gather(world_, pattern_);
+    if (!inputs.ok()) return inputs.status();
+    const bool by_id = !job_.by_mpi || options_.init_by_id;
+    Result<Communicator> communicator = Communicator::Create(world_, options_, by_id);
+    if (Status s = AgreeOnUsage(communicator.status()); !s.ok()) return s;
+    if (Status s = PrintHead(); !s.ok()) return s;
+    Result<RowRunner> runner =
+        RowRunner::Create(world_, options_, *communicator, *inputs, &progress_);
+    if (!runner.ok()) return runner.status();
+    for (uint64_t cycle = 0; cycle < options_.cycles; ++cycle) {
+      if (Status s = RunRows(*runner); !s.ok()) return s;
+    }
+    Print(table_.Footer(rows_));
+    if (Status s = WriteJson(); !s.ok()) return s;
+    return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) {
+      return row.out_of_place.Failed() || row.in_place.Failed();
+    });
+  }
+
+  // Whether the error of Execute is the command line's, and the same on all ranks.
+  bool usage_error() const { return usage_error_; }
+
+ private:
+  Status AgreeOnUsage(const Status& mine) {
+    Status agreed = Agree(world_, mine);
+    usage_error_ = agreed.code() == Code::kInvalidArgument;
+    return agreed;
+  }
+
+  void Print(const std::string& text) {
+    if (world_.rank() != 0) return;
+    progress_.Clear();
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  }
+
+  int CodecWidth() const {
+    size_t width = 5;
+    for (const std::string& codec : options_.codecs) width = std::max(width, codec.size() + 1);
+    return static_cast<int>(width);
+  }
+
+  // Everything that can be wrong with the command line and needs no other rank.
+  Status Prepare() {
+    for (const int root : options_.roots) {
+      if (HasRoot(job_.collective) && root >= world_.size()) {
+        return InvalidArgument(fmt::format("-r: root {} of {} ranks", root, world_.size()));
+      }
+    }
+    for (const std::string& spec : options_.codecs) {
+      Result<BenchCodec> codec = BenchCodec::Create(spec);
+      if (!codec.ok()) return codec.status();
+      codecs_.push_back(*std::move(codec));
+    }
+    Result<std::vector<uint64_t>> sizes =
+        Sweep(options_.min_bytes, options_.max_bytes, options_.step_bytes, options_.step_factor);
+    if (!sizes.ok()) return sizes.status();
+    sizes_ = *std::move(sizes);
+    if (world_.rank() == 0 && !options_.json.empty()) {
+      if (Status s = CheckWritable(options_.json); !s.ok()) return s;
+    }
+    uint64_t max_count = 1;
+    for (const DataType type : options_.types) {
+      max_count = std::max(max_count, options_.max_bytes / SizeOf(type));
+    }
+    Result<std::vector<float>> pattern =
+        Inputs::MakePattern(world_, options_.data, max_count, options_.seed);
+    if (!pattern.ok()) return pattern.status();
+    pattern_ = *std::move(pattern);
+    return {};
+  }
+
+  Status RunRows(RowRunner& runner) {
+    std::vector<ReduceOp> ops = options_.ops;
+    if (!Reduces(job_.collective)) ops = {ReduceOp::kSum};
+    std::vector<int> roots = options_.roots;
+    if (!HasRoot(job_.collective)) roots = {0};
+    if (roots.front() < 0) {
+      roots.clear();
+      for (int rank = 0; rank < world_.size(); ++rank) roots.push_back(rank);
+    }
+    for (const DataType type : options_.types) {
+      for (const ReduceOp op : ops) {
+        for (const int root : roots) {
+          if (Status s = RunSizes(runner, type, op, root); !s.ok()) return s;
+        }
+      }
+    }
+    return {};
+  }
+
+  Status RunSizes(RowRunner& runner, DataType type, ReduceOp op, int root) {
+    for (const uint64_t bytes : sizes_) {
+      for (const BenchCodec& codec : codecs_) {
+        Result<Row> row = runner.Run({job_.collective, type, op, root, bytes, &codec});
+        if (!row.ok()) return row.status();
+        row->algorithm = OptionOr(options_.algorithm, "INCCL_ALGO");
+        row->transport = OptionOr("", "INCCL_TRANSPORT");
+        Print(table_.Format(*row));
+        rows_.push_back(*std::move(row));
+      }
+    }
+    return {};
+  }
+
+  Status PrintHead() {
+    struct Place {
+      int pid;
+      std::array<char, 64> host;
+    };
+    const Host host = ThisHost();
+    Place place{getpid(), {}};
+    std::strncpy(place.host.data(), host.name.c_str(), place.host.size() - 1);
+    Result<std::vector<Place>> places = Gather(world_, place);
+    if (!places.ok()) return places.status();
+    const BenchOptions& o = options_;
+    std::string text = fmt::format("# inccl {} {}: {} ranks, {}\n", VersionText(), job_.program,
+                                   world_.size(), job_.by_mpi ? "mpirun" : "forked");
+    text += fmt::format(
+        "# minBytes {} maxBytes {} step: {}({}) warmup iters: {} iters: {} agg iters: {} "
+        "validation: {}\n",
+        o.min_bytes, o.max_bytes, o.step_factor > 1 ? o.step_factor : o.step_bytes,
+        o.step_factor > 1 ? "factor" : "bytes", o.warmup, o.iterations, o.aggregated, o.checks);
+    text += fmt::format("# algorithm {} transport {} data {} seed {}",
+                        OptionOr(o.algorithm, "INCCL_ALGO"), OptionOr("", "INCCL_TRANSPORT"),
+                        o.data, o.seed);
+    if (o.link_gbps > 0 || o.link_us > 0) {
+      text += fmt::format(" link {} Gbit/s {} us (MPI does not pass it)", o.link_gbps, o.link_us);
+    }
+    text += "\n#\n# Using ranks\n";
+    for (size_t rank = 0; rank < places->size(); ++rank) {
+      const Place& p = (*places)[rank];
+      text +=
+          fmt::format("#  Rank {:2} Pid {:6} on {:>10} {}\n", rank, p.pid, p.host.data(), host.cpu);
+    }
+    Print(text + "#\n" + table_.Header());
+    return {};
+  }
+
+  Status WriteJson() {
+    if (world_.rank() != 0 || options_.json.empty()) return {};
+    static constexpr std::array<const char*, 4> kAverages = {"rank 0", "mean", "min", "max"};
+    RunHeader header;
+    header.version = VersionText();
+    header.program = job_.program;
+    header.command = job_.command;
+    header.data = options_.data;
+    header.seed = options_.seed;
+    header.nranks = world_.size();
+    header.launcher = job_.by_mpi ? "mpi" : "fork";
+    header.iterations = options_.iterations;
+    header.warmup = options_.warmup;
+    header.aggregated = options_.aggregated;
+    header.average = kAverages[static_cast<size_t>(options_.average)];
+    header.baseline = options_.baseline_mpi ? "mpi" : "";
+    header.link_gbps = options_.link_gbps;
+    header.link_us = options_.link_us;
+    return WriteDocument(options_.json, DocumentOf(header, rows_));
+  }
+
+  World& world_;
+  const Job& job_;
+  const BenchOptions& options_;
+  ProgressLine progress_;
+  Table table_;
+  std::vector<BenchCodec> codecs_;
+  std::vector<uint64_t> sizes_;
+  std::vector<float> pattern_;
+  std::vector<Row> rows_;
+  bool usage_error_ = false;
+};
+
+int RunRank(World& world, const Job& job) {
+  Run run(world, job);
+  Result<bool> right = run.Execute();
+  if (right.ok()) return *right ? kExitOk : kExitWrong;
+  const bool usage = run.usage_error();
+  if (!usage || world.rank() == 0) {
+    fmt::print(stderr, "{}: rank {}: {}\n", job.program, world.rank(), right.status().message());
+  }
+  return usage ? kExitUsage : kExitFailed;
+}
+
+int Usage(const std::string& program, const std::string& text) {
+  fmt::print(stderr, "{}: {}\n", program, text);
+  return kExitUsage;
+}
+
+}  // namespace
+
+int BenchMain(Collective collective, int argc, char** argv) {
+  Job job;
+  job.collective = collective;
+  job.program = fmt::format("{}_bench", Name(collective));
+  job.command = CommandLine(argc, argv);
+  Result<ParsedOptions> parsed = ParseOptions(collective, job.program, argc, argv);
+  if (!parsed.ok()) return Usage(job.program, parsed.status().message());
+  if (!parsed->help.empty()) {
+    fmt::print("{}", parsed->help);
+    return kExitOk;
+  }
+  job.options = parsed->options;
+  for (const auto& [name, value] : job.options.environment) {
+    if (setenv(name.c_str(), value.c_str(), 1) != 0) return Usage(job.program, "setenv " + name);
+  }
+  const auto body = [&job](World& world) { return RunRank(world, job); };
+#ifdef INCCL_PERF_HAVE_MPI
+  if (StartedByMpi()) {
+    if (job.options.ranks > 0) return Usage(job.program, "--ranks does not go with mpirun");
+    job.by_mpi = true;
+    return RunUnderMpi(job.program, &argc, &argv, body);
+  }
+  constexpr const char* kHowTo = "start it under mpirun, or give --ranks N";
+#else
+  constexpr const char* kHowTo = "built without MPI: give --ranks N";
+#endif
+  if (job.options.ranks == 0) return Usage(job.program, kHowTo);
+  return RunForked(job.program, job.options.ranks, body);
+}
+
+}  // namespace inccl::perf

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The library under test behind owners and Status: its public C API only. Not thread-safe.
+#ifndef INCCL_PERF_BENCH_COMMUNICATOR_H_
+#define INCCL_PERF_BENCH_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "inccl/ccl.h"
+#include "perf/support/options.h"
+#include "perf/support/world.h"
+
+namespace inccl::perf {
+
+// A codec of the command line. "none" has a handle too, for the statistics of uncompressed calls.
+class BenchCodec {
+ public:
+  static Result<BenchCodec> Create(const std::string& spec);
+  const std::string& given() const { return given_; }          // as typed
+  const std::string& canonical() const { return canonical_; }  // every key
+  bool none() const { return given_ == "none"; }
+  ccl_codec_t handle() const { return handle_.get(); }
+
+ private:
+  struct Destroy {
+    void operator()(ccl_codec_t codec) const { ccl_codec_destroy(codec); }
+  };
+  std::string given_, canonical_;
+  std::unique_ptr<ccl_codec, Destroy> handle_;
+};
+
+// One call, as the C API takes it.
+struct BenchCall {
+  Collective collective = Collective::kAllReduce;
+  DataType type = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  uint64_t count = 0;
+  const void* send = nullptr;
+  void* recv = nullptr;
+};
+
+class Communicator {
+ public:
+  // Joins all ranks of `world`, rank by rank the same.
+  static Result<Communicator> Create(World& world, const BenchOptions& options, bool by_id);
+
+  // The plain call.
+  Status Run(const BenchCall& call) const;
+
+  // ccl_allreduce_compressed, with seed 0 and step 1 always: so every call on the same data has the
+  // same result. stats may be null.
+  Status RunCompressed(const BenchCall& call, const BenchCodec& codec,
+                       ccl_compression_stats_t* stats) const;
+
+ private:
+  struct Destroy {
+    void operator()(ccl_comm_t comm) const { ccl_comm_destroy(comm); }
+  };
+  Status From(ccl_result_t result, const char* what) const;
+
+  int rank_ = 0;
+  std::unique_ptr<ccl_comm, Destroy> comm_;
+};
+
+}  // namespace inccl::perf
+
+#endif  // INCCL_PERF_BENCH_COMMUNICATOR_H_

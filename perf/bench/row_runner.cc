@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/bench/row_runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "perf/support/digest.h"
+#include "perf/support/element.h"
+#include "perf/support/statistics.h"
+#ifdef INCCL_PERF_HAVE_MPI
+#include "perf/support/mpi_world.h"
+#endif
+
+namespace inccl::perf {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double MicrosecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+Result<RowRunner> RowRunner::Create(World& world, const BenchOptions& options,
+                                    const Communicator& communicator, const Inputs& inputs,
+                                    ProgressLine* progress) {
+  RowRunner runner(world, options, communicator, inputs, progress);
+  Result<Buffer> send = Buffer::Allocate(options.max_bytes);
+  if (!send.ok()) return send.status();
+  Result<Buffer> recv = Buffer::Allocate(options.max_bytes);
+  if (!recv.ok()) return recv.status();
+  runner.send_ = *std::move(send);
+  runner.recv_ = *std::move(recv);
+  return runner;
+}
+
+Result<Row> RowRunner::Run(const RowCase& row_case) {
+  case_ = row_case;
+  layout_ = LayoutOf(case_.collective, case_.bytes, case_.type, world_->size(), world_->rank());
+  FillSend();
+  if (options_->checks > 0 && Reduces(case_.collective) &&
+      (!oracle_ || oracle_->type != case_.type || oracle_->op != case_.op)) {
+    oracle_ = MakeOracle(*inputs_, case_.type, case_.op);
+  }
+  Row row;
+  row.collective = case_.collective;
+  row.codec = case_.codec->given();
+  row.codec_spec = case_.codec->canonical();
+  row.nranks = world_->size();
+  row.bytes = layout_.bytes;
+  row.count = layout_.count;
+  row.type = case_.type;
+  row.op = case_.op;
+  row.root = case_.root;
+  for (const bool in_place : {false, true}) {
+    Result<Measurement> m = Measure(in_place);
+    if (!m.ok()) return m.status();
+    (in_place ? row.in_place : row.out_of_place) = *std::move(m);
+  }
+  return row;
+}
+
+Result<Measurement> RowRunner::Measure(bool in_place) {
+  Measurement m;
+  if (Status s = AskWire(in_place, &m); !s.ok()) return s;
+  Result<Times> times = RunIterations(in_place);
+  if (!times.ok()) return times.status();
+  if (Status s = Summarize(*times, &m); !s.ok()) return s;
+  if (Status s = Check(in_place, &m); !s.ok()) return s;
+  return m;
+}
+
+// ------------------------------------------------------------------------------ calls and buffers
+
+BenchCall RowRunner::CallFor(bool in_place) const {
+  const size_t element = SizeOf(case_.type);
+  BenchCall call{case_.collective, case_.type, case_.op, case_.root,
+                 layout_.count,    nullptr,    nullptr};
+  call.send = in_place ? recv_.data() + layout_.in_place_send * element : send_.data();
+  call.recv = recv_.data() + (in_place ? layout_.in_place_recv * element : 0);
+  return call;
+}
+
+Status RowRunner::CallOurs(const BenchCall& call, ccl_compression_stats_t* stats) const {
+  if (case_.codec->none()) return communicator_->Run(call);
+  return communicator_->RunCompressed(call, *case_.codec, stats);
+}
+
+void RowRunner::FillSend() {
+  inputs_->Fill(world_->rank(), case_.type, case_.op, 0, layout_.send, send_.data());
+}
+
+void RowRunner::RestoreInPlace() {
+  const size_t element = SizeOf(case_.type);
+  std::memcpy(recv_.data() + layout_.in_place_send * element, send_.data(), layout_.send * element);
+}
+
+void RowRunner::Poison(bool in_place) {
+  const size_t element = SizeOf(case_.type);
+  const uint64_t used = (in_place ? layout_.in_place : layout_.recv) * element;
+  std::memset(recv_.data(), static_cast<int>(kPoison), used + kGuardBytes);
+  std::memset(send_.Guard(layout_.send * element).data(), static_cast<int>(kPoison), kGuardBytes);
+  const bool has_input = case_.collective != Collective::kBroadcast || world_->rank() == case_.root;
+  if (in_place && has_input) RestoreInPlace();
+}
+
+// ------------------------------------------------------------------------------------ time
+
+bool RowRunner::HasBaseline() const {
+#ifdef INCCL_PERF_HAVE_MPI
+  return options_->baseline_mpi && MpiCan({case_.collective, case_.type, case_.op, case_.root,
+                                           layout_.count, false, nullptr, nullptr});
+#else
+  return false;
+#endif
+}
+
+Result<double> RowRunner::TimeOurs(bool in_place) {
+  const BenchCall call = CallFor(in_place);
+  if (in_place) RestoreInPlace();
+  if (Status s = world_->Barrier(); !s.ok()) return s;
+  const Clock::time_point start = Clock::now();
+  for (uint64_t i = 0; i < options_->aggregated; ++i) {
+    if (Status s = CallOurs(call, nullptr); !s.ok()) return s;
+  }
+  return MicrosecondsSince(start) / static_cast<double>(options_->aggregated);
+}
+
+Result<double> RowRunner::TimeBaseline(bool in_place) {
+#ifdef INCCL_PERF_HAVE_MPI
+  const MpiCall call{case_.collective, case_.type, case_.op,     case_.root,
+                     layout_.count,    in_place,   send_.data(), recv_.data()};
+  if (in_place) RestoreInPlace();
+  if (Status s = world_->Barrier(); !s.ok()) return s;
+  const Clock::time_point start = Clock::now();
+  for (uint64_t i = 0; i < options_->aggregated; ++i) {
+    if (Status s = RunMpi(call); !s.ok()) return s;
+  }
+  return MicrosecondsSince(start) / static_cast<double>(options_->aggregated);
+#else
+  return InternalError(fmt::format("built without MPI; in place {}", in_place));
+#endif
+}
+
+Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
+  Times times;
+  const bool has_baseline = HasBaseline();
+  const uint64_t total = options_->warmup + options_->iterations;
+  for (uint64_t i = 0; i < total; ++i) {
+    if (progress_->Due()) {
+      progress_->Show(fmt::format("{} B {} {} {}: iteration {} of {}", layout_.bytes,
+                                  TableName(case_.type), case_.codec->given(),
+                                  in_place ? "in place" : "out of place", i + 1, total));
+    }
+    // Alternately first, so that neither always runs in the other's wake.
+    for (const bool baseline : {i % 2 == 1, i % 2 == 0}) {
+      if (baseline && !has_baseline) continue;
+      Result<double> time = baseline ? TimeBaseline(in_place) : TimeOurs(in_place);
+      if (!time.ok()) return time.status();
+      if (i >= options_->warmup) (baseline ? times.baseline : times.ours).push_back(*time);
+    }
+  }
+  return times;
+}
+
+Status RowRunner::Summarize(const Times& times, Measurement* m) {
+  const size_t iterations = times.ours.size();
+  std::vector<double> all(iterations * static_cast<size_t>(world_->size()));
+  const auto combine = [&](const std::vector<double>& mine) -> Result<std::vector<double>> {
+    Status s =
+        world_->AllGather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+    if (!s.ok()) return s;
+    return CombineRanks(all, iterations, options_->average);
+  };
+  Result<std::vector<double>> ours = combine(times.ours);
+  if (!ours.ok()) return ours.status();
+  m->time_us = Median(*ours);
+  m->p99_us = Percentile(*ours, 0.99);
+  m->max_us = Percentile(*ours, 1);
+  m->algbw = AlgorithmBandwidth(layout_.bytes, m->time_us);
+  m->busbw = m->algbw * BusFactor(case_.collective, world_->size());
+  if (times.baseline.empty()) return {};
+  Result<std::vector<double>> baseline = combine(times.baseline);
+  if (!baseline.ok()) return baseline.status();
+  m->baseline_us = Median(*baseline);
+  m->vs_baseline = *m->baseline_us > 0 ? m->time_us / *m->baseline_us : 0;
+  return {};
+}
+
+// ------------------------------------------------------------------------------------ results
+
+Status RowRunner::AskWire(bool in_place, Measurement* m) {
+  if (case_.collective != Collective::kAllReduce) return {};
+  if (in_place) RestoreInPlace();
+  ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+  Status s = communicator_->RunCompressed(CallFor(in_place), *case_.codec, &stats);
+  if (!s.ok()) return s;
+  Result<std::vector<ccl_compression_stats_t>> all = Gather(*world_, stats);
+  if (!all.ok()) return all.status();
+  Wire wire;
+  double payload = 0, uncompressed = 0;
+  for (const ccl_compression_stats_t& one : *all) {
+    wire.bytes = std::max<uint64_t>(wire.bytes, one.wire_bytes);
+    wire.error_bound = std::max(wire.error_bound, one.error_bound);
+    wire.bits += one.bits / world_->size();
+    payload += static_cast<double>(one.payload_bytes);
+    uncompressed += static_cast<double>(one.payload_bytes) * one.ratio;
+  }
+  wire.ratio = payload > 0 ? uncompressed / payload : 1;
+  wire.compressed = stats.compressed != 0;
+  m->wire = wire;
+  return {};
+}
+
+std::span<const std::byte> RowRunner::ResultBytes(bool in_place) const {
+  const auto* data = static_cast<const std::byte*>(CallFor(in_place).recv);
+  return {data, layout_.recv * SizeOf(case_.type)};
+}
+
+Status RowRunner::Check(bool in_place, Measurement* m) {
+  const uint64_t rounds = std::max<uint64_t>(options_->checks, options_->digest ? 1 : 0);
+  for (uint64_t round = 0; round < rounds; ++round) {
+    uint64_t digest = 0;
+    Result<Accuracy> mine = CheckOnce(in_place, &digest);
+    if (!mine.ok()) return mine.status();
+    if (Status s = CompareDigests(digest, m); !s.ok()) return s;
+    if (options_->checks == 0) continue;
+    Result<std::vector<Accuracy>> all = Gather(*world_, *mine);
+    if (!all.ok()) return all.status();
+    if (!m->accuracy) m->accuracy.emplace();
+    for (const Accuracy& accuracy : *all) m->accuracy->Add(accuracy);
+  }
+  return {};
+}
+
+Result<Accuracy> RowRunner::CheckOnce(bool in_place, uint64_t* digest) {
+  const size_t element = SizeOf(case_.type);
+  const std::span<const std::byte> input(send_.data(), layout_.send * element);
+  const uint64_t before = options_->checks > 0 ? Digest(input) : 0;
+  Poison(in_place);
+  if (Status s = world_->Barrier(); !s.ok()) return s;
+  ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+  if (Status s = CallOurs(CallFor(in_place), &stats); !s.ok()) return s;
+  *digest = Digest(ResultBytes(in_place));
+  if (options_->checks == 0) return Accuracy();
+  Accuracy accuracy = VerifyResult(in_place, stats);
+  // Whatever lies around the result must be as it was.
+  const uint64_t used = (in_place ? layout_.in_place : layout_.recv) * element;
+  accuracy.wrong += CountDisturbed(recv_.Guard(used)) + CountDisturbed(send_.Guard(input.size()));
+  if (Digest(input) != before) ++accuracy.wrong;
+  return accuracy;
+}
+
+Accuracy RowRunner::VerifyResult(bool in_place, const ccl_compression_stats_t& stats) {
+  std::byte* result = static_cast<std::byte*>(CallFor(in_place).recv);
+  const bool lossy = !case_.codec->none() && stats.compressed != 0;
+  const std::optional<double> bound = lossy ? std::optional(stats.error_bound) : std::nullopt;
+  switch (case_.collective) {
+    case Collective::kAllReduce: return VerifyReduction(*oracle_, 0, result, layout_.count, bound);
+    case Collective::kReduceScatter:
+      return VerifyReduction(*oracle_, layout_.count * static_cast<uint64_t>(world_->rank()),
+                             result, layout_.count, bound);
+    case Collective::kReduce:
+      if (world_->rank() == case_.root) {
+        return VerifyReduction(*oracle_, 0, result, layout_.count, bound);
+      }
+      // Not written elsewhere: poison out of place, the input in place.
+      if (in_place) return VerifyCopy(case_.type, send_.data(), result, layout_.count);
+      return Accuracy{CountDisturbed(ResultBytes(false)), 0, 0, 0};
+    case Collective::kAllGather:
+    case Collective::kBroadcast: return VerifyCopies(recv_.data());
+  }
+  return Accuracy();
+}
+
+Accuracy RowRunner::VerifyCopies(std::byte* result) const {
+  Accuracy accuracy;
+  const size_t bytes = layout_.count * SizeOf(case_.type);
+  std::vector<std::byte> expected(bytes);
+  const bool gather = case_.collective == Collective::kAllGather;
+  for (int part = 0; part < (gather ? world_->size() : 1); ++part) {
+    inputs_->Fill(gather ? part : case_.root, case_.type, case_.op, 0, layout_.count,
+                  expected.data());
+    accuracy.Add(VerifyCopy(case_.type, expected.data(), result + static_cast<size_t>(part) * bytes,
+                            layout_.count));
+  }
+  return accuracy;
+}
+
+Status RowRunner::CompareDigests(uint64_t mine, Measurement* m) {
+  Result<std::vector<uint64_t>> all = Gather(*world_, mine);
+  if (!all.ok()) return all.status();
+  if (ReplicatesResult(case_.collective)) {
+    const bool same =
+        std::all_of(all->begin(), all->end(), [&](uint64_t d) { return d == all->front(); });
+    m->identical = m->identical.value_or(true) && same;
+    m->digest = all->front();
+  } else if (case_.collective == Collective::kReduce) {
+    m->digest = (*all)[static_cast<size_t>(case_.root)];
+  } else {
+    m->digest = CombineDigests(*all);
+  }
+  return {};
+}
+
+}  // namespace inccl::perf

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The streaming limit of a host: 1, 2, ... N processes start together, each copies its input to its
+// result once (memcpy of --bytes). No collective that reads every input and writes every result can
+// be faster. Prints, for each number of processes, the median time from the first start to the last
+// end, the rate of one process and of all together (bytes copied; the memory moves twice as many).
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "perf/support/fork_world.h"
+#include "perf/support/host.h"
+#include "perf/support/layout.h"
+#include "perf/support/statistics.h"
+
+namespace inccl::perf {
+namespace {
+
+struct LimitOptions {
+  std::string bytes = "64M", json;
+  uint64_t size = 0;
+  uint64_t iterations = 10;
+  int max_processes = 8;
+};
+
+// One copy: when it began and ended, microseconds on a clock that all processes share. The input
+// changes, so that no copy is the same work.
+struct Copy {
+  double start, end;
+};
+Copy TimeCopy(uint64_t iteration, std::vector<char>* from, std::vector<char>* to) {
+  const auto now = [] {
+    const auto time = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double, std::micro>(time).count();
+  };
+  (*from)[iteration % from->size()] = static_cast<char>(iteration + 1);
+  const double start = now();
+  std::memcpy(to->data(), from->data(), from->size());
+  return {start, now()};
+}
+
+// From the first process's start to the last one's end, median of the iterations.
+Result<double> MeasureRank(World& world, const LimitOptions& options) {
+  std::vector<char> from(options.size, 1), to(options.size, 2);
+  std::vector<double> times;
+  for (uint64_t i = 0; i < options.iterations + 1; ++i) {
+    if (Status s = world.Barrier(); !s.ok()) return s;
+    const Copy mine = TimeCopy(i, &from, &to);
+    if (to != from) return InternalError("memcpy copied wrong bytes");
+    Result<std::vector<Copy>> all = Gather(world, mine);
+    if (!all.ok()) return all.status();
+    Copy whole = all->front();
+    for (const Copy& one : *all) {
+      whole = {std::min(whole.start, one.start), std::max(whole.end, one.end)};
+    }
+    if (i > 0) times.push_back(whole.end - whole.start);
+  }
+  return Median(std::move(times));
+}
+
+std::string FormatLine(int processes, uint64_t bytes, double time_us) {
+  const double each = AlgorithmBandwidth(bytes, time_us);
+  return fmt::format("{:>10}  {:>12}  {:10.1f}  {:10.2f}  {:10.2f}\n", processes, bytes, time_us,
+                     each, each * processes);
+}
+
+// Rank 0 hands its number back through a file descriptor of the parent.
+int RunOne(int processes, const LimitOptions& options, int result_fd) {
+  return RunForked("limits", processes, [&](World& world) -> int {
+    Result<double> time = MeasureRank(world, options);
+    if (!time.ok()) {
+      fmt::print(stderr, "limits: rank {}: {}\n", world.rank(), time.status().message());
+      return kExitFailed;
+    }
+    if (world.rank() != 0) return kExitOk;
+    return write(result_fd, &*time, sizeof(double)) == sizeof(double) ? kExitOk : kExitFailed;
+  });
+}
+
+Status WriteLimits(const std::string& path, const nlohmann::json& rows) {
+  const Host host = ThisHost();
+  const nlohmann::json document = {
+      {"header",
+       {{"program", "limits"}, {"cpu", host.cpu}, {"cores", host.cores}, {"date", host.date}}},
+      {"rows", rows}};
+  std::ofstream file(path);
+  file << document.dump(1) << "\n";
+  file.close();
+  return file ? Status() : SystemError(path + ": cannot be written");
+}
+
+int LimitsMain(LimitOptions options) {
+  const Host host = ThisHost();
+  fmt::print("# {} on {} cores, memcpy of {} B by every process at once, median of {}\n", host.cpu,
+             host.cores, options.size, options.iterations);
+  fmt::print("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "processes", "bytes", "time", "each",
+             "all");
+  fmt::print("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "", "(B)", "(us)", "(GB/s)", "(GB/s)");
+  nlohmann::json rows = nlohmann::json::array();
+  for (int processes = 1; processes <= options.max_processes; ++processes) {
+    int ends[2];
+    if (pipe(ends) != 0) return kExitFailed;
+    const int code = RunOne(processes, options, ends[1]);
+    close(ends[1]);
+    double time_us = 0;
+    const bool complete = read(ends[0], &time_us, sizeof time_us) == sizeof time_us;
+    close(ends[0]);
+    if (code != kExitOk || !complete) return kExitFailed;
+    fmt::print("{}", FormatLine(processes, options.size, time_us));
+    std::fflush(stdout);
+    const double each = AlgorithmBandwidth(options.size, time_us);
+    rows.push_back({{"processes", processes},
+                    {"bytes", options.size},
+                    {"time_us", time_us},
+                    {"each_gbs", each},
+                    {"all_gbs", each * processes}});
+  }
+  if (options.json.empty()) return kExitOk;
+  const Status written = WriteLimits(options.json, rows);
+  if (!written.ok()) fmt::print(stderr, "limits: {}\n", written.message());
+  return written.ok() ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+}  // namespace inccl::perf
+
+int main(int argc, char** argv) {
+  inccl::perf::LimitOptions options;
+  CLI::App app("Streaming limit of this host for 1..N processes. Manual: docs/perf-tools.md");
+  app.add_option("--bytes", options.bytes, "bytes that every process copies");
+  app.add_option("-n,--iters", options.iterations, "timed copies")->check(CLI::Range(1, 1000000));
+  app.add_option("--max-processes", options.max_processes, "up to so many")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--json", options.json, "file for one record per row");
+  CLI11_PARSE(app, argc, argv);
+  const inccl::Result<uint64_t> size = inccl::perf::ParseSize(options.bytes);
+  if (!size.ok() || *size == 0) {
+    fmt::print(stderr, "limits: --bytes {}: {}\n", options.bytes,
+               size.ok() ? "nothing to copy" : size.status().message());
+    return inccl::perf::kExitUsage;
+  }
+  options.size = *size;
+  return inccl::perf::LimitsMain(options);
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/support/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+namespace inccl::perf {
+namespace {
+
+constexpr size_t kMaxSizes = 100000;
+
+// Bytes of a unit: "", "K", "KB", "KiB", ...; 0 if it is none.
+double UnitOf(std::string_view unit) {
+  if (unit.empty() || unit == "B" || unit == "b") return 1;
+  const std::string_view rest = unit.substr(1);
+  if (!rest.empty() && rest != "B" && rest != "iB" && rest != "b") return 0;
+  switch (std::toupper(static_cast<unsigned char>(unit[0]))) {
+    case 'K': return 0x1p10;
+    case 'M': return 0x1p20;
+    case 'G': return 0x1p30;
+    default: return 0;
+  }
+}
+
+}  // namespace
+
+bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
+}
+
+bool HasRoot(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce;
+}
+
+bool ReplicatesResult(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kAllGather ||
+         collective == Collective::kBroadcast;
+}
+
+Layout LayoutOf(Collective collective, uint64_t bytes, DataType type, int nranks, int rank) {
+  const uint64_t element = SizeOf(type);
+  const auto n = static_cast<uint64_t>(nranks);
+  const auto r = static_cast<uint64_t>(rank);
+  Layout layout;
+  layout.count = layout.send = layout.recv = bytes / element;
+  if (collective == Collective::kReduceScatter || collective == Collective::kAllGather) {
+    const uint64_t granule = 16 / element;
+    layout.count = bytes / element / n / granule * granule;
+    layout.send = layout.recv = layout.count;
+    if (collective == Collective::kReduceScatter) {
+      layout.send = layout.count * n;
+      layout.in_place_recv = layout.count * r;
+    } else {
+      layout.recv = layout.count * n;
+      layout.in_place_send = layout.count * r;
+    }
+  }
+  layout.in_place = std::max(layout.send, layout.recv);
+  layout.bytes = layout.in_place * element;
+  return layout;
+}
+
+double AlgorithmBandwidth(uint64_t bytes, double microseconds) {
+  return microseconds > 0 ? static_cast<double>(bytes) / microseconds * 1e-3 : 0;
+}
+
+double BusFactor(Collective collective, int nranks) {
+  const double part = static_cast<double>(nranks - 1) / nranks;
+  switch (collective) {
+    case Collective::kAllReduce: return 2 * part;
+    case Collective::kReduceScatter:
+    case Collective::kAllGather: return part;
+    case Collective::kBroadcast:
+    case Collective::kReduce: return 1;
+  }
+  return 1;
+}
+
+Result<std::vector<uint64_t>> Sweep(uint64_t min, uint64_t max, uint64_t step, uint64_t factor) {
+  if (min > max) {
+    return InvalidArgument(fmt::format("minbytes {} is larger than maxbytes {}", min, max));
+  }
+  std::vector<uint64_t> sizes;
+  for (uint64_t size = min;; size = factor > 1 ? size * factor : size + step) {
+    sizes.push_back(size);
+    if (size == max) break;
+    if (sizes.size() >= kMaxSizes || (factor > 1 ? size == 0 : step == 0)) {
+      return InvalidArgument(
+          fmt::format("the sizes from {} to {} by stepfactor {}, stepbytes {} do not end", min, max,
+                      factor, step));
+    }
+    if (factor > 1 ? size > max / factor : step > max - size) break;
+  }
+  return sizes;
+}
+
+Result<uint64_t> ParseSize(const std::string& text) {
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  const double unit = UnitOf({parsed.ptr, static_cast<size_t>(end - parsed.ptr)});
+  if (parsed.ec != std::errc() || unit == 0 || !(number >= 0) || number * unit > 0x1p50) {
+    return InvalidArgument(fmt::format("'{}' is not a size: 64, 4K, 1.5M, 2G", text));
+  }
+  return static_cast<uint64_t>(number * unit);
+}
+
+}  // namespace inccl::perf

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command line of the benchmarks: nccl-tests' options with their meaning, then ours.
+#ifndef INCCL_PERF_SUPPORT_OPTIONS_H_
+#define INCCL_PERF_SUPPORT_OPTIONS_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "perf/support/statistics.h"
+
+namespace inccl::perf {
+
+struct BenchOptions {
+  // Sizes, bytes.
+  uint64_t min_bytes = 32u << 20, max_bytes = 32u << 20, step_bytes = 1u << 20, step_factor = 1;
+  // What is called.
+  std::vector<DataType> types = {DataType::kFloat32};
+  std::vector<ReduceOp> ops = {ReduceOp::kSum};
+  std::vector<int> roots = {0};  // -1, alone: all
+  // How it is measured.
+  uint64_t iterations = 20, warmup = 5, aggregated = 1, checks = 1, cycles = 1;
+  Average average = Average::kMax;
+  // Ours.
+  int ranks = 0;  // > 0: fork as many
+  std::vector<std::string> codecs = {"none"};
+  std::string algorithm;  // empty: the library's choice
+  int channels = 0;       // 0: the library's choice
+  bool reproducible = false;
+  int timeout_s = 0;  // deadline of a call without progress; 0: the library's
+  std::string data = "normal";
+  uint64_t seed = 1;
+  bool digest = false;
+  bool baseline_mpi = false;
+  bool init_by_id = false;  // unique id handed around, instead of the launcher's environment
+  std::string json;         // file; empty: none
+  double link_gbps = 0, link_us = 0;
+  // Variables to be set before the library is used.
+  std::map<std::string, std::string> environment;
+};
+
+// Either options, or a text to print and nothing to do (--help).
+struct ParsedOptions {
+  BenchOptions options;
+  std::string help;
+};
+
+// kInvalidArgument names the option and the value. `collective`: codecs other than none are for
+// all-reduce only.
+Result<ParsedOptions> ParseOptions(Collective collective, const std::string& program, int argc,
+                                   const char* const* argv);
+
+}  // namespace inccl::perf
+
+#endif  // INCCL_PERF_SUPPORT_OPTIONS_H_

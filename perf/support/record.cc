@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/support/record.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "perf/support/digest.h"
+#include "perf/support/element.h"
+#include "perf/support/host.h"
+#include "perf/support/layout.h"
+
+namespace inccl::perf {
+namespace {
+
+using Json = nlohmann::json;
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json Number(const std::optional<double>& value) { return value ? Number(*value) : Json(nullptr); }
+
+void AddWire(const std::optional<Wire>& wire, Json* record) {
+  Json& r = *record;
+  r["wire_bytes"] = wire ? Json(wire->bytes) : Json(nullptr);
+  r["ratio"] = wire ? Number(wire->ratio) : Json(nullptr);
+  r["bits"] = wire ? Number(wire->bits) : Json(nullptr);
+  r["error_bound"] = wire ? Number(wire->error_bound) : Json(nullptr);
+  r["compressed"] = wire ? Json(wire->compressed) : Json(nullptr);
+}
+
+void AddAccuracy(const std::optional<Accuracy>& accuracy, Json* record) {
+  Json& r = *record;
+  r["wrong"] = accuracy ? Json(accuracy->wrong) : Json(nullptr);
+  r["max_err"] = accuracy ? Number(accuracy->max_error) : Json(nullptr);
+  r["rel_l2"] = accuracy ? Number(accuracy->RelativeL2()) : Json(nullptr);
+  r["vnmse"] = accuracy ? Number(accuracy->Vnmse()) : Json(nullptr);
+}
+
+}  // namespace
+
+Json RecordOf(const Row& row, bool in_place) {
+  const Measurement& m = in_place ? row.in_place : row.out_of_place;
+  Json r = {{"op", Name(row.collective)},
+            {"algo", row.algorithm},
+            {"transport", row.transport},
+            {"codec", row.codec},
+            {"codec_spec", row.codec_spec},
+            {"nranks", row.nranks},
+            {"bytes", row.bytes},
+            {"count", row.count},
+            {"type", TableName(row.type)},
+            {"redop", Reduces(row.collective) ? Json(TableName(row.op)) : Json(nullptr)},
+            {"root", HasRoot(row.collective) ? Json(row.root) : Json(nullptr)},
+            {"in_place", in_place},
+            {"time_us", Number(m.time_us)},
+            {"algbw", Number(m.algbw)},
+            {"busbw", Number(m.busbw)},
+            {"p99_us", Number(m.p99_us)},
+            {"max_us", Number(m.max_us)},
+            {"baseline_us", Number(m.baseline_us)},
+            {"vs_baseline", Number(m.vs_baseline)}};
+  AddWire(m.wire, &r);
+  AddAccuracy(m.accuracy, &r);
+  r["identical"] = m.identical ? Json(*m.identical) : Json(nullptr);
+  r["digest"] = m.digest ? Json(DigestText(*m.digest)) : Json(nullptr);
+  return r;
+}
+
+Json DocumentOf(const RunHeader& header, const std::vector<Row>& rows) {
+  const Host host = ThisHost();
+  Json document;
+  document["header"] = {
+      {"version", header.version},
+      {"program", header.program},
+      {"command", header.command},
+      {"date", host.date},
+      {"host", host.name},
+      {"cpu", host.cpu},
+      {"cores", host.cores},
+      {"nranks", header.nranks},
+      {"launcher", header.launcher},
+      {"data", header.data},
+      {"seed", header.seed},
+      {"iterations", header.iterations},
+      {"warmup", header.warmup},
+      {"aggregated", header.aggregated},
+      {"average", header.average},
+      {"baseline", header.baseline.empty() ? Json(nullptr) : Json(header.baseline)},
+      {"link_gbps", header.link_gbps},
+      {"link_us", header.link_us}};
+  document["rows"] = Json::array();
+  for (const Row& row : rows) {
+    document["rows"].push_back(RecordOf(row, false));
+    document["rows"].push_back(RecordOf(row, true));
+  }
+  return document;
+}
+
+Status CheckWritable(const std::string& path) {
+  const File file(std::fopen(path.c_str(), "a"), &std::fclose);
+  if (file == nullptr) return SystemErrorErrno(path, errno);
+  return {};
+}
+
+Status WriteDocument(const std::string& path, const Json& document) {
+  const std::string text = document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  File file(std::fopen(path.c_str(), "w"), &std::fclose);
+  if (file == nullptr) return SystemErrorErrno(path, errno);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
+  if (std::fclose(file.release()) != 0 || !written) return SystemErrorErrno(path, errno);
+  return {};
+}
+
+}  // namespace inccl::perf

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/support/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+#include "perf/support/digest.h"
+#include "perf/support/element.h"
+#include "perf/support/layout.h"
+
+namespace inccl::perf {
+namespace {
+
+constexpr int kMeasurementWidth = 33;  // of FormatMeasurement
+constexpr int kDigestWidth = 16;
+
+std::string FormatMeasurement(const Measurement& m) {
+  return fmt::format("  {:>7}  {:6.2f}  {:6.2f}  {:>6}", FormatTime(m.time_us), m.algbw, m.busbw,
+                     m.accuracy ? fmt::format("{}", m.accuracy->wrong) : std::string("N/A"));
+}
+
+std::string FormatBaseline(const Measurement& m) {
+  if (!m.baseline_us) return fmt::format("  {:>7}  {:>6}", "n/a", "n/a");
+  return fmt::format("  {:>7}  {:6.2f}", FormatTime(*m.baseline_us), *m.vs_baseline);
+}
+
+// The worse of both placements.
+std::optional<Accuracy> Worse(const Row& row) {
+  const std::optional<Accuracy>& a = row.out_of_place.accuracy;
+  const std::optional<Accuracy>& b = row.in_place.accuracy;
+  if (!a || !b) return a ? a : b;
+  Accuracy worse = a->Vnmse() >= b->Vnmse() ? *a : *b;
+  worse.max_error = std::max(a->max_error, b->max_error);
+  return worse;
+}
+
+std::string IdenticalText(const Row& row) {
+  const std::optional<bool>& a = row.out_of_place.identical;
+  const std::optional<bool>& b = row.in_place.identical;
+  if (!a && !b) return "-";
+  return a.value_or(true) && b.value_or(true) ? "yes" : "no";
+}
+
+// Of the call out of place; marked when the one in place has another.
+std::string DigestCell(const Row& row) {
+  const std::optional<uint64_t>& a = row.out_of_place.digest;
+  const std::optional<uint64_t>& b = row.in_place.digest;
+  if (!a) return "-";
+  return DigestText(*a) + (b && *b != *a ? "!" : "");
+}
+
+bool RanUncompressed(const Row& row) {
+  return row.codec != "none" && row.out_of_place.wire && !row.out_of_place.wire->compressed;
+}
+
+}  // namespace
+
+std::string FormatTime(double microseconds) {
+  if (microseconds >= 10000) return fmt::format("{:7.0f}", microseconds);
+  if (microseconds >= 100) return fmt::format("{:7.1f}", microseconds);
+  return fmt::format("{:7.2f}", microseconds);
+}
+
+std::string Table::Header() const {
+  std::string placements = "#" + std::string(55, ' ');
+  placements +=
+      fmt::format("{:^{}}{:^{}}", "out-of-place", kMeasurementWidth, "in-place", kMeasurementWidth);
+  std::string names =
+      fmt::format("#{:>11}  {:>12}  {:>8}  {:>6}  {:>6}", "size", "count", "type", "redop", "root");
+  std::string units =
+      fmt::format("#{:>11}  {:>12}  {:>8}  {:>6}  {:>6}", "(B)", "(elements)", "", "", "");
+  for (int i = 0; i < 2; ++i) {
+    names += fmt::format("  {:>7}  {:>6}  {:>6}  {:>6}", "time", "algbw", "busbw", "#wrong");
+    units += fmt::format("  {:>7}  {:>6}  {:>6}  {:>6}", "(us)", "(GB/s)", "(GB/s)", "");
+  }
+  names +=
+      fmt::format("  {:<{}}  {:>12}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}", "codec",
+                  columns_.codec_width, "wire", "ratio", "max err", "rel L2", "vNMSE", "identical");
+  units += fmt::format("  {:<{}}  {:>12}  {:>6}  {:>9}  {:>9}  {:>9}  {:>9}", "",
+                       columns_.codec_width, "(B/rank)", "", "", "", "", "");
+  if (columns_.digest) {
+    names += fmt::format("  {:<{}}", "digest", kDigestWidth + 1);
+    units += fmt::format("  {:<{}}", "", kDigestWidth + 1);
+  }
+  if (columns_.baseline) {
+    placements.resize(std::max(placements.size(), names.size()), ' ');
+    placements += fmt::format("{:^17}{:^17}", "out-of-place", "in-place");
+    for (int i = 0; i < 2; ++i) {
+      names += fmt::format("  {:>7}  {:>6}", "MPI", "ours/");
+      units += fmt::format("  {:>7}  {:>6}", "(us)", "MPI");
+    }
+  }
+  return placements + "\n" + names + "\n" + units + "\n";
+}
+
+std::string Table::FormatExtras(const Row& row) const {
+  const std::optional<Wire>& wire = row.out_of_place.wire;
+  std::string line =
+      fmt::format("  {:<{}}  {:>12}  {:>6}", row.codec + (RanUncompressed(row) ? "*" : ""),
+                  columns_.codec_width, wire ? fmt::format("{}", wire->bytes) : std::string("-"),
+                  wire ? fmt::format("{:.2f}", wire->ratio) : std::string("-"));
+  if (const std::optional<Accuracy> accuracy = Worse(row)) {
+    line += fmt::format("  {:9.2e}  {:9.2e}  {:9.2e}", accuracy->max_error, accuracy->RelativeL2(),
+                        accuracy->Vnmse());
+  } else {
+    line += fmt::format("  {:>9}  {:>9}  {:>9}", "N/A", "N/A", "N/A");
+  }
+  line += fmt::format("  {:>9}", IdenticalText(row));
+  if (columns_.digest) line += fmt::format("  {:<{}}", DigestCell(row), kDigestWidth + 1);
+  if (columns_.baseline) line += FormatBaseline(row.out_of_place) + FormatBaseline(row.in_place);
+  return line;
+}
+
+std::string Table::Format(const Row& row) const {
+  return fmt::format("{:12}  {:12}  {:>8}  {:>6}  {:>6}", row.bytes, row.count, TableName(row.type),
+                     Reduces(row.collective) ? TableName(row.op) : "none",
+                     HasRoot(row.collective) ? row.root : -1) +
+         FormatMeasurement(row.out_of_place) + FormatMeasurement(row.in_place) + FormatExtras(row) +
+         "\n";
+}
+
+std::string Table::Footer(const std::vector<Row>& rows) const {
+  uint64_t wrong = 0;
+  double busbw = 0;
+  bool differ = false, uncompressed = false, digests = false;
+  for (const Row& row : rows) {
+    uncompressed |= RanUncompressed(row);
+    const std::optional<uint64_t>& a = row.out_of_place.digest;
+    const std::optional<uint64_t>& b = row.in_place.digest;
+    digests |= columns_.digest && a && b && *a != *b;
+    for (const Measurement* m : {&row.out_of_place, &row.in_place}) {
+      wrong += m->accuracy ? m->accuracy->wrong : 0;
+      differ |= m->identical && !*m->identical;
+      busbw += m->busbw;
+    }
+  }
+  std::string text;
+  if (uncompressed) text += "# * : ran uncompressed (type, reduction or size)\n";
+  if (digests) text += "# ! : the digest in place is another one\n";
+  if (differ) text += "# Ranks with different results : FAILED\n";
+  text += columns_.check
+              ? fmt::format("# Out of bounds values : {} {}\n", wrong, wrong == 0 ? "OK" : "FAILED")
+              : std::string("# Out of bounds values : not checked\n");
+  const double count = static_cast<double>(std::max<size_t>(1, 2 * rows.size()));
+  text += fmt::format("# Avg bus bandwidth    : {:.6g}\n#\n", busbw / count);
+  return text;
+}
+
+}  // namespace inccl::perf

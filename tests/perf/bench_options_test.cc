@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "perf/support/options.h"
+
+namespace inccl::perf {
+namespace {
+
+Result<ParsedOptions> Parse(std::vector<const char*> arguments,
+                            Collective collective = Collective::kAllReduce) {
+  arguments.insert(arguments.begin(), "bench");
+  return ParseOptions(collective, "bench", static_cast<int>(arguments.size()), arguments.data());
+}
+
+BenchOptions ParseOk(const std::vector<const char*>& arguments) {
+  Result<ParsedOptions> parsed = Parse(arguments);
+  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  return parsed.ok() ? parsed->options : BenchOptions();
+}
+
+// The message of a command line that must be refused.
+std::string Refusal(const std::vector<const char*>& arguments,
+                    Collective collective = Collective::kAllReduce) {
+  Result<ParsedOptions> parsed = Parse(arguments, collective);
+  if (parsed.ok()) {
+    ADD_FAILURE() << arguments.front() << " was accepted";
+    return "";
+  }
+  EXPECT_EQ(parsed.status().code(), Code::kInvalidArgument);
+  return parsed.status().message();
+}
+
+TEST(BenchOptions, DefaultsAreThoseOfNcclTests) {
+  const BenchOptions o = ParseOk({});
+  EXPECT_EQ(o.min_bytes, 32u << 20);
+  EXPECT_EQ(o.max_bytes, 32u << 20);
+  EXPECT_EQ(o.iterations, 20u);
+  EXPECT_EQ(o.warmup, 5u);
+  EXPECT_EQ(o.checks, 1u);
+  EXPECT_EQ(o.aggregated, 1u);
+  EXPECT_EQ(o.types, std::vector<DataType>{DataType::kFloat32});
+  EXPECT_EQ(o.ops, std::vector<ReduceOp>{ReduceOp::kSum});
+  EXPECT_EQ(o.roots, std::vector<int>{0});
+  EXPECT_EQ(o.codecs, std::vector<std::string>{"none"});
+  EXPECT_EQ(o.ranks, 0);
+  EXPECT_TRUE(o.environment.empty());
+}
+
+TEST(BenchOptions, ShortAndLongForms) {
+  const BenchOptions o = ParseOk({"-b", "4K", "-e", "64M", "-f", "4",        "-n", "7",   "-w", "0",
+                                  "-c", "3",  "-m", "2",   "-d", "bfloat16", "-o", "max", "-r", "1",
+                                  "-a", "1",  "-z", "1",   "-T", "9",        "-N", "2"});
+  EXPECT_EQ(o.min_bytes, 4096u);
+  EXPECT_EQ(o.max_bytes, 64u << 20);
+  EXPECT_EQ(o.step_factor, 4u);
+  EXPECT_EQ(o.iterations, 7u);
+  EXPECT_EQ(o.warmup, 0u);
+  EXPECT_EQ(o.checks, 3u);
+  EXPECT_EQ(o.aggregated, 2u);
+  EXPECT_EQ(o.types, std::vector<DataType>{DataType::kBfloat16});
+  EXPECT_EQ(o.ops, std::vector<ReduceOp>{ReduceOp::kMax});
+  EXPECT_EQ(o.roots, std::vector<int>{1});
+  EXPECT_EQ(o.average, Average::kMean);
+  EXPECT_EQ(o.timeout_s, 9);
+  EXPECT_EQ(o.cycles, 2u);
+  const BenchOptions l =
+      ParseOk({"--minbytes=1M", "--maxbytes", "3M", "--stepbytes", "512K", "--iters", "3",
+               "--warmup_iters", "1", "--agg_iters", "5", "--datatype", "all", "--op", "all"});
+  EXPECT_EQ(l.step_bytes, 512u << 10);
+  EXPECT_EQ(l.iterations, 3u);
+  EXPECT_EQ(l.warmup, 1u);
+  EXPECT_EQ(l.aggregated, 5u);
+  EXPECT_EQ(l.types.size(), 12u);
+  EXPECT_EQ(l.ops.size(), 5u);
+}
+
+TEST(BenchOptions, AllRoots) {
+  EXPECT_EQ(ParseOk({"-r", "-1"}).roots, std::vector<int>{-1});
+  EXPECT_EQ(ParseOk({"--root", "all"}).roots, std::vector<int>{-1});
+}
+
+TEST(BenchOptions, Ours) {
+  const BenchOptions o = ParseOk({"--ranks",       "4",
+                                  "--codec",       "none",
+                                  "--codec",       "hbi:k=15,k2=31",
+                                  "--algo",        "ring",
+                                  "--channels",    "2",
+                                  "--slice-bytes", "16K",
+                                  "--transport",   "shm",
+                                  "--simd",        "scalar",
+                                  "--link-gbps",   "1",
+                                  "--link-us",     "25",
+                                  "--data",        "gradients:early",
+                                  "--seed",        "42",
+                                  "--digest",      "--json",
+                                  "out.json",      "--reproducible"});
+  EXPECT_EQ(o.ranks, 4);
+  EXPECT_EQ(o.codecs, (std::vector<std::string>{"none", "hbi:k=15,k2=31"}));
+  EXPECT_EQ(o.algorithm, "ring");
+  EXPECT_EQ(o.channels, 2);
+  EXPECT_EQ(o.data, "gradients:early");
+  EXPECT_EQ(o.seed, 42u);
+  EXPECT_TRUE(o.digest);
+  EXPECT_TRUE(o.reproducible);
+  EXPECT_FALSE(o.baseline_mpi);
+  EXPECT_EQ(o.json, "out.json");
+  const std::map<std::string, std::string> environment = {{"INCCL_SLICE_BYTES", "16384"},
+                                                          {"INCCL_TRANSPORT", "shm"},
+                                                          {"INCCL_SIMD", "scalar"},
+                                                          {"INCCL_LINK_GBPS", "1"},
+                                                          {"INCCL_LINK_US", "25"}};
+  EXPECT_EQ(o.environment, environment);
+}
+
+TEST(BenchOptions, OneCodecReplacesTheDefault) {
+  EXPECT_EQ(ParseOk({"--codec", "hbi:bits=6"}).codecs, std::vector<std::string>{"hbi:bits=6"});
+}
+
+TEST(BenchOptions, BadOnesAreNamed) {
+  EXPECT_NE(Refusal({"-b", "4Q"}).find("4Q"), std::string::npos);
+  EXPECT_NE(Refusal({"-d", "quad"}).find("quad"), std::string::npos);
+  EXPECT_NE(Refusal({"-o", "xor"}).find("xor"), std::string::npos);
+  EXPECT_NE(Refusal({"-r", "first"}).find("first"), std::string::npos);
+  EXPECT_NE(Refusal({"-r", "-2"}).find("-2"), std::string::npos);
+  EXPECT_NE(Refusal({"-b", "8M", "-e", "4M"}).find("minbytes"), std::string::npos);
+  EXPECT_NE(Refusal({"--baseline", "nccl"}).find("nccl"), std::string::npos);
+  EXPECT_NE(Refusal({"--nosuchoption"}).find("nosuchoption"), std::string::npos);
+  for (const std::vector<const char*>& bad :
+       std::vector<std::vector<const char*>>{{"-n", "0"},
+                                             {"-n", "-1"},
+                                             {"-n", "x"},
+                                             {"-m", "0"},
+                                             {"-a", "4"},
+                                             {"-z", "2"},
+                                             {"--ranks", "0"},
+                                             {"--ranks", "65"},
+                                             {"--link-gbps", "0"},
+                                             {"stray"},
+                                             {"--link-us", "-1"},
+                                             {"-g", "1"},
+                                             {"--slice-bytes", "big"},
+                                             {"--codec"},
+                                             {"-N", "0"},
+                                             {"--channels", "0"}}) {
+    Refusal(bad);
+  }
+}
+
+TEST(BenchOptions, CombinationsThatCannotBe) {
+  EXPECT_NE(Refusal({"--ranks", "2", "--baseline", "mpi"}).find("--ranks"), std::string::npos);
+  EXPECT_NE(Refusal({"--codec", "hbi:bits=6"}, Collective::kBroadcast).find("broadcast"),
+            std::string::npos);
+  EXPECT_TRUE(Parse({"--codec", "none"}, Collective::kBroadcast).ok());
+}
+
+TEST(BenchOptions, HelpIsAText) {
+  Result<ParsedOptions> parsed = Parse({"--help"});
+  ASSERT_TRUE(parsed.ok());
+  for (const char* word : {"--minbytes", "--codec", "--baseline", "docs/perf-tools.md"}) {
+    EXPECT_NE(parsed->help.find(word), std::string::npos) << word;
+  }
+}
+
+}  // namespace
+}  // namespace inccl::perf

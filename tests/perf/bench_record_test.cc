@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "perf/support/host.h"
+#include "perf/support/record.h"
+
+namespace inccl::perf {
+namespace {
+
+Row SampleRow() {
+  Row row;
+  row.codec = "hbi:bits=6";
+  row.codec_spec = "hbi:bits=6,policy=h";
+  row.algorithm = "ring";
+  row.transport = "shm";
+  row.nranks = 4;
+  row.bytes = 4096;
+  row.count = 1024;
+  row.out_of_place.time_us = 12.5;
+  row.out_of_place.accuracy = Accuracy{0, 0.5, 1, 4};
+  row.out_of_place.identical = true;
+  row.out_of_place.digest = 0xFEDCBA9876543210u;
+  row.out_of_place.wire = Wire{777, 5.25, 6.0, 0.75, true};
+  row.out_of_place.baseline_us = 25;
+  row.out_of_place.vs_baseline = 0.5;
+  row.in_place.time_us = std::numeric_limits<double>::infinity();
+  return row;
+}
+
+TEST(BenchRecord, HasEveryField) {
+  const nlohmann::json r = RecordOf(SampleRow(), false);
+  for (const char* field :
+       {"op",     "algo",    "transport",   "codec",       "nranks",    "bytes",      "count",
+        "type",   "redop",   "in_place",    "time_us",     "algbw",     "busbw",      "wire_bytes",
+        "ratio",  "max_err", "rel_l2",      "vnmse",       "identical", "digest",     "wrong",
+        "p99_us", "max_us",  "baseline_us", "vs_baseline", "root",      "codec_spec", "bits"}) {
+    EXPECT_TRUE(r.contains(field)) << field;
+  }
+  EXPECT_EQ(r["op"], "allreduce");
+  EXPECT_EQ(r["codec"], "hbi:bits=6");
+  EXPECT_EQ(r["type"], "float");
+  EXPECT_EQ(r["redop"], "sum");
+  EXPECT_EQ(r["in_place"], false);
+  EXPECT_EQ(r["time_us"], 12.5);
+  EXPECT_EQ(r["wire_bytes"], 777);
+  EXPECT_EQ(r["rel_l2"], 0.5);
+  EXPECT_EQ(r["vnmse"], 0.25);
+  EXPECT_EQ(r["max_err"], 0.5);
+  EXPECT_EQ(r["digest"], "fedcba9876543210");
+  EXPECT_EQ(r["vs_baseline"], 0.5);
+  EXPECT_TRUE(r["root"].is_null());
+}
+
+TEST(BenchRecord, WhatDoesNotExistIsNull) {
+  const nlohmann::json r = RecordOf(SampleRow(), true);
+  EXPECT_EQ(r["in_place"], true);
+  for (const char* field : {"time_us", "wire_bytes", "ratio", "max_err", "vnmse", "identical",
+                            "digest", "wrong", "baseline_us", "vs_baseline"}) {
+    EXPECT_TRUE(r[field].is_null()) << field;
+  }
+}
+
+TEST(BenchRecord, DocumentSurvivesTheFile) {
+  RunHeader header;
+  header.command = "allreduce_bench --data 'my \"file\".npy'";
+  header.version = "1.2.3";
+  const nlohmann::json document = DocumentOf(header, {SampleRow(), SampleRow()});
+  EXPECT_EQ(document["rows"].size(), 4u);
+  EXPECT_EQ(document["header"]["command"], header.command);
+  for (const char* field : {"version", "host", "cpu", "date", "cores", "seed", "iterations"}) {
+    EXPECT_TRUE(document["header"].contains(field)) << field;
+  }
+  const std::string path =
+      testing::TempDir() + "bench_record_" + std::to_string(getpid()) + ".json";
+  ASSERT_TRUE(CheckWritable(path).ok());
+  ASSERT_TRUE(WriteDocument(path, document).ok());
+  std::ifstream file(path);
+  EXPECT_EQ(nlohmann::json::parse(file), document);
+  std::remove(path.c_str());
+}
+
+TEST(BenchRecord, AFileThatCannotBeWrittenIsNamed) {
+  const std::string path = "/nonexistent-directory/out.json";
+  for (const Status& s : {CheckWritable(path), WriteDocument(path, nlohmann::json::object())}) {
+    EXPECT_EQ(s.code(), Code::kSystemError);
+    EXPECT_NE(s.message().find(path), std::string::npos);
+  }
+}
+
+TEST(BenchHost, CommandLineCanBePastedIntoAShell) {
+  const char* argv[] = {"./bench", "-b", "4K", "--data", "a b/{rank}.npy", "it's", ""};
+  EXPECT_EQ(CommandLine(7, argv), "./bench -b 4K --data 'a b/{rank}.npy' 'it'\\''s' ''");
+}
+
+TEST(BenchHost, KnowsItsDate) {
+  const Host host = ThisHost();
+  ASSERT_EQ(host.date.size(), 20u);
+  EXPECT_EQ(host.date[10], 'T');
+  EXPECT_EQ(host.date.back(), 'Z');
+  EXPECT_GT(host.cores, 0);
+}
+
+}  // namespace
+}  // namespace inccl::perf

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "perf/support/table.h"
+
+namespace inccl::perf {
+namespace {
+
+Row SampleRow() {
+  Row row;
+  row.codec = "hbi:bits=6";
+  row.nranks = 4;
+  row.bytes = 4194304;
+  row.count = 1048576;
+  row.out_of_place.time_us = 12.345;
+  row.out_of_place.algbw = 2.5;
+  row.out_of_place.busbw = 3.75;
+  row.out_of_place.accuracy = Accuracy{0, 0.001, 4, 100};
+  row.out_of_place.identical = true;
+  row.out_of_place.digest = 0xABC;
+  row.out_of_place.wire = Wire{786432, 5.33, 6, 0.01, true};
+  row.in_place = row.out_of_place;
+  row.in_place.time_us = 23456.7;
+  row.in_place.busbw = 1.25;
+  row.in_place.accuracy = Accuracy{3, 0.002, 1, 100};
+  return row;
+}
+
+std::vector<std::string> Words(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(BenchTable, ColumnsInNcclTestsOrderThenOurs) {
+  const Table table({true, true, false, 12});
+  EXPECT_EQ(Words(table.Format(SampleRow())),
+            (std::vector<std::string>{"4194304",    "1048576",  "float", "sum",
+                                      "-1",  //
+                                      "12.35",      "2.50",     "3.75",  "0",
+                                      "23457",      "2.50",     "1.25",  "3",  //
+                                      "hbi:bits=6", "786432",   "5.33",  "2.00e-03",
+                                      "2.00e-01",   "4.00e-02", "yes",   "0000000000000abc"}));
+}
+
+TEST(BenchTable, NamesStandAboveTheirColumns) {
+  const Table table({true, true, true, 12});
+  Row row = SampleRow();
+  row.out_of_place.baseline_us = 24.69;
+  row.out_of_place.vs_baseline = 0.5;
+  const std::vector<std::string> header = Lines(table.Header());
+  ASSERT_EQ(header.size(), 3u);
+  for (const std::string& line : header) EXPECT_EQ(line.front(), '#');
+  const std::string line = table.Format(row);
+  // Right-aligned columns end where their names do.
+  const auto end_of = [](const std::string& text, const std::string& word) {
+    return text.find(word) + word.size();
+  };
+  EXPECT_EQ(end_of(header[1], "size"), end_of(line, "4194304"));
+  EXPECT_EQ(end_of(header[1], "redop"), end_of(line, "sum"));
+  EXPECT_EQ(end_of(header[1], "time"), end_of(line, "12.35"));
+  EXPECT_EQ(end_of(header[2], "(us)"), end_of(line, "12.35"));
+  EXPECT_EQ(header[1].find("codec"), line.find("hbi:bits=6"));
+  EXPECT_EQ(header[1].find("digest"), line.find("0000000000000abc"));
+  EXPECT_EQ(end_of(header[1], "identical"), end_of(line, "yes"));
+  EXPECT_EQ(end_of(header[1], "MPI"), end_of(line, "24.69"));
+  EXPECT_EQ(end_of(header[1], "ours/"), end_of(line, "0.50"));
+  EXPECT_EQ(Words(line).back(), "n/a");  // no baseline in place
+}
+
+TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
+  const Table table({false, false, false, 12});
+  Row row;
+  row.collective = Collective::kBroadcast;
+  row.codec = "none";
+  row.root = 2;
+  EXPECT_EQ(Words(table.Format(row)),
+            (std::vector<std::string>{"0",    "0",   "float", "none", "2",    "0.00", "0.00",
+                                      "0.00", "N/A", "0.00",  "0.00", "0.00", "N/A",  "none",
+                                      "-",    "-",   "N/A",   "N/A",  "N/A",  "-"}));
+}
+
+TEST(BenchTable, Times) {
+  EXPECT_EQ(FormatTime(1.234), "   1.23");
+  EXPECT_EQ(FormatTime(123.45), "  123.5");
+  EXPECT_EQ(FormatTime(12345.6), "  12346");
+}
+
+TEST(BenchTable, FooterCountsWhatIsWrong) {
+  const Table table({true, true, false, 12});
+  Row good = SampleRow();
+  good.in_place.accuracy->wrong = 0;
+  EXPECT_EQ(table.Footer({good}),
+            "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 2.5\n#\n");
+  Row bad = SampleRow();
+  bad.out_of_place.identical = false;
+  bad.in_place.digest = 1;
+  const std::string footer = table.Footer({good, bad});
+  EXPECT_NE(footer.find("# Out of bounds values : 3 FAILED\n"), std::string::npos);
+  EXPECT_NE(footer.find("# Ranks with different results : FAILED\n"), std::string::npos);
+  EXPECT_NE(footer.find("# ! :"), std::string::npos);
+  EXPECT_NE(table.Format(bad).find(" no "), std::string::npos);
+  EXPECT_NE(table.Format(bad).find("0000000000000abc!"), std::string::npos);
+  EXPECT_TRUE(bad.out_of_place.Failed());
+  EXPECT_TRUE(bad.in_place.Failed());
+  EXPECT_FALSE(good.in_place.Failed());
+}
+
+TEST(BenchTable, ACodecThatDidNotRunIsMarked) {
+  const Table table({true, false, false, 12});
+  Row row = SampleRow();
+  row.out_of_place.wire->compressed = false;
+  EXPECT_NE(table.Format(row).find("hbi:bits=6* "), std::string::npos);
+  EXPECT_NE(table.Footer({row}).find("# * :"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace inccl::perf
