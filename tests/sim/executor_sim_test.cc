@@ -81,9 +81,9 @@ struct SimRank {
   std::vector<float>& result(bool in_place) { return in_place ? input : output; }
 };
 
-class Run {
+class Simulation {
  public:
-  explicit Run(uint64_t seed)
+  explicit Simulation(uint64_t seed)
       : rng_(seed),
         scenario_(Scenario::Random(&rng_)),
         world_(scenario_.nranks, rng_.Next(), SimOptions{.multicast = scenario_.multicast}),
@@ -241,7 +241,7 @@ class Run {
 TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
   const uint64_t seed = test::TestSeed();
   for (int i = 0; i < kRuns; ++i) {
-    Run run(seed + static_cast<uint64_t>(i));
+    Simulation run(seed + static_cast<uint64_t>(i));
     SCOPED_TRACE("INCCL_TEST_SEED=" + std::to_string(seed + static_cast<uint64_t>(i)));
     run.Play(-1);
     for (int rank = 0; rank < run.scenario().nranks; ++rank) {
@@ -259,7 +259,7 @@ TEST(ExecutorSimTest, SurvivorsOfACrashEnd) {
   const uint64_t seed = test::TestSeed() ^ 0xC0FFEE;
   int errors = 0;
   for (int i = 0; i < kRuns; ++i) {
-    Run run(seed + static_cast<uint64_t>(i));
+    Simulation run(seed + static_cast<uint64_t>(i));
     SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
     const int victim = run.Play(static_cast<int64_t>(Mix64(seed + static_cast<uint64_t>(i)) % 60));
     for (int rank = 0; rank < run.scenario().nranks; ++rank) {
