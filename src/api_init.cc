@@ -83,6 +83,8 @@ Status InitProcess(int nranks, int rank, const InitOptions& options, Join&& join
   join_options.deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   join_options.agreement = options.agreement;
   join_options.share_fds = (*shm)->fds_to_share();
+  join_options.secret_file = options.environment.secret_file;
+  join_options.host_id = options.environment.hostid;
   Result<Mesh> mesh = join(join_options);
   if (!mesh.ok()) return mesh.status();
 
@@ -103,9 +105,12 @@ Status InitProcess(int nranks, int rank, const InitOptions& options, Join&& join
   }
   ends.transport = WithLink(*std::move(shm), options.link);
   auto communicator = std::make_unique<Communicator>(std::move(ends), options.comm);
-  communicator->AttachControl(StartControl(*std::move(mesh), communicator->liveness()));
-  Log(LogLevel::kInfo,
-      fmt::format("rank {}/{} joined over shm: {}", rank, nranks, options.agreement));
+  Result<std::unique_ptr<ControlPlane>> control =
+      StartControl(*std::move(mesh), communicator->liveness());
+  if (!control.ok()) return control.status();
+  communicator->AttachControl(*std::move(control));
+  Log(LogLevel::kInfo, LogSubsystem::kInit, "rank {}/{} joined over shm: {}", rank, nranks,
+      options.agreement);
   *comm = NewHandle(std::move(communicator));
   return Status::Ok();
 }
@@ -116,6 +121,7 @@ Status InitThreads(ccl_comm_t* comms, int nranks) {
   std::vector<std::unique_ptr<Transport>> transports;
   if (options->transport.empty() || options->transport == "loopback") {
     transports = MakeLoopback(nranks);
+    if (transports.empty()) return SystemError("loopback: no address space for the ranks' slots");
   } else {
     Result<std::vector<std::unique_ptr<Transport>>> shm = MakeShmInProcess(nranks);
     if (!shm.ok()) return shm.status();
@@ -134,9 +140,10 @@ Status InitThreads(ccl_comm_t* comms, int nranks) {
     communicators.push_back(std::make_unique<Communicator>(std::move(ends), options->comm));
     handlers.push_back(communicators.back()->liveness());
   }
-  std::vector<std::unique_ptr<ControlPlane>> planes = MakeLocalControl(handlers);
+  Result<std::vector<std::unique_ptr<ControlPlane>>> planes = MakeLocalControl(handlers);
+  if (!planes.ok()) return planes.status();
   for (size_t i = 0; i < communicators.size(); ++i) {
-    communicators[i]->AttachControl(std::move(planes[i]));
+    communicators[i]->AttachControl(std::move((*planes)[i]));
     comms[i] = NewHandle(std::move(communicators[i]));
   }
   return Status::Ok();

@@ -79,7 +79,7 @@ Result<CallRecord> CallRecord::Decode(std::span<const std::byte> bytes) {
   if (!reader.U64(&record.sequence) || !reader.U8(&collective) || !reader.U8(&type) ||
       !reader.U8(&op) || !reader.U32(&root) || !reader.U64(&record.count) ||
       !reader.U64(&record.seed) || !reader.U64(&record.step) || !reader.String(&record.codec) ||
-      reader.remaining() != 0 || collective >= kCollectives || type >= kDataTypes ||
+      reader.remaining() != 0 || collective >= kCollectiveKinds || type >= kDataTypes ||
       op >= kReduceOps) {
     return InternalError("malformed record of a call");
   }

@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+
+#include "base/log.h"
 
 namespace inccl {
 namespace {
@@ -66,7 +69,12 @@ Status Communicator::Run(const Call& call) {
   liveness_.EndCall();
   if (!status.ok() && status.code() != Code::kInvalidArgument) {
     liveness_.Fail(status);
-    return liveness_.error();  // the first one, should it have come from elsewhere
+    const Status first = liveness_.error();  // should it have come from elsewhere
+    if (options_.abort_on_error) {
+      Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", first.message());
+      std::abort();
+    }
+    return first;
   }
   return status;
 }

@@ -33,6 +33,7 @@ struct CommOptions {
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
   bool reproducible = false;
+  bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: a fatal error kills the process
   Time op_timeout = 600 * kSecond;
   std::shared_ptr<const Codec> default_codec;
 };

@@ -2,10 +2,13 @@
 #include "init.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <string>
 
 #include "base/log.h"
 #include "compress/simd.h"
@@ -44,6 +47,16 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
   return config;
 }
 
+void WarnOfUnknownVariables() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (const std::string& name : UnknownVariables(environ)) {
+      Log(LogLevel::kWarn, LogSubsystem::kEnv, "{} is set, but is no variable of this library",
+          name);
+    }
+  });
+}
+
 Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptions* comm,
                    std::string* algorithm_text) {
   *algorithm_text = config.algorithm != nullptr ? config.algorithm : env.algo;
@@ -57,6 +70,7 @@ Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptio
   comm->channels = config.channels != 0 ? config.channels : env.channels;
   comm->slice_bytes = static_cast<uint32_t>(env.slice_bytes);
   comm->reproducible = config.reproducible != 0 || env.reproducible;
+  comm->abort_on_error = env.abort_on_error;
   const int op_timeout_ms = config.op_timeout_ms != 0 ? config.op_timeout_ms : env.op_timeout_ms;
   comm->op_timeout = op_timeout_ms * kMillisecond;
   const std::string codec = config.codec != nullptr ? config.codec
@@ -69,7 +83,7 @@ Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptio
                                        made.status().message()));
   }
   comm->default_codec = *made;
-  for (int c = 0; comm->reproducible && c < kCollectives; ++c) {
+  for (int c = 0; comm->reproducible && c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
     Result<Choice> choice = Choose({.collective = collective, .reproducible = true}, *filter);
     if (!choice.ok()) return choice.status();
@@ -84,6 +98,10 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   if (!config.ok()) return config.status();
   Result<Environment> env = ReadEnvironment([](const char* name) { return secure_getenv(name); });
   if (!env.ok()) return env.status();
+  if (Status status = ConfigureLog(env->debug, env->debug_subsys, env->debug_file); !status.ok()) {
+    return status;
+  }
+  WarnOfUnknownVariables();
   InitOptions options;
   options.environment = *env;
   std::string algorithm;

@@ -84,7 +84,7 @@ Algorithm Preferred(const TunerCall& call, const Set& set) {
 }  // namespace
 
 AlgorithmFilter::AlgorithmFilter() {
-  for (int c = 0; c < kCollectives; ++c) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
     allowed_[static_cast<size_t>(c)] = Existing(static_cast<Collective>(c));
   }
 }
@@ -97,7 +97,7 @@ Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
     Result<Set> set = ParseList(clause.substr(colon == clause.npos ? 0 : colon + 1), text);
     if (!set.ok()) return set.status();
     bool known = colon == clause.npos;
-    for (int c = 0; c < kCollectives; ++c) {
+    for (int c = 0; c < kCollectiveKinds; ++c) {
       const auto collective = static_cast<Collective>(c);
       const Set usable = *set & Existing(collective);
       if (colon == clause.npos) {

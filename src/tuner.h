@@ -31,7 +31,7 @@ class AlgorithmFilter {
  private:
   friend class FilterParser;
   using Set = std::bitset<kAlgorithms>;
-  std::array<Set, kCollectives> allowed_;
+  std::array<Set, kCollectiveKinds> allowed_;
 };
 
 // Whether float sums of this schedule are folded in rank order (Validate's proof; the tests hold

@@ -30,7 +30,7 @@ inline constexpr int kReduceOps = 5;
 
 // What a call does. The same word names the rows of schedules, signatures and errors.
 enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce };
-inline constexpr int kCollectives = 5;
+inline constexpr int kCollectiveKinds = 5;
 
 constexpr size_t SizeOf(DataType type) {
   switch (type) {

@@ -132,7 +132,7 @@ void RunShape(const Shape& shape, int root) {
 }
 
 TEST(ExecutorTest, EveryScheduleMovesTheRightElements) {
-  for (int c = 0; c < kCollectives; ++c) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
     for (int a = 0; a < kAlgorithms; ++a) {
       for (const int n : {2, 3, 4, 6}) {
         const auto collective = static_cast<Collective>(c);

@@ -302,7 +302,7 @@ TEST(ReduceRing, IsInRankOrderToTheLastRank) {
 }
 
 TEST(HasSchedule, OfEachAlgorithmThatExists) {
-  for (int c = 0; c < kCollectives; ++c) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
     for (int a = 0; a < kAlgorithms; ++a) {
       const auto collective = static_cast<Collective>(c);
       const auto algorithm = static_cast<Algorithm>(a);

@@ -52,7 +52,7 @@ TEST(AlgorithmFilterTest, MistakesAreNamed) {
 }
 
 TEST(TunerTest, EveryChoiceHasASchedule) {
-  for (int c = 0; c < kCollectives; ++c) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
     for (const int n : {2, 3, 8, 17, 64}) {
       for (const uint64_t bytes : {0u, 1u, 4096u, 65536u, 1u << 30}) {
         for (const bool reproducible : {false, true}) {
@@ -70,7 +70,7 @@ TEST(TunerTest, EveryChoiceHasASchedule) {
 }
 
 TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
-  for (int c = 0; c < kCollectives; ++c) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
     for (int a = 0; a < kAlgorithms; ++a) {
       const auto collective = static_cast<Collective>(c);
       const auto algorithm = static_cast<Algorithm>(a);

@@ -33,7 +33,7 @@ struct Scenario {
   static Scenario Random(Rng* rng) {
     Scenario s{};
     do {
-      s.collective = static_cast<Collective>(rng->Below(kCollectives));
+      s.collective = static_cast<Collective>(rng->Below(kCollectiveKinds));
       s.algorithm = static_cast<Algorithm>(rng->Below(kAlgorithms));
       s.nranks = static_cast<int>(2 + rng->Below(8));
     } while (!HasSchedule(s.collective, s.algorithm, s.nranks));
