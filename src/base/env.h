@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one table of environment variables: name, meaning, values, default. The environment itself is
+// passed in as a function.
+#ifndef INCCL_BASE_ENV_H_
+#define INCCL_BASE_ENV_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/log.h"
+#include "base/status.h"
+
+namespace inccl {
+
+// As getenv: nullptr if the variable is not set. An empty value counts as not set.
+using GetEnv = std::function<const char*(const char* name)>;
+
+// A field per variable, already checked and converted; see VariableTable for the meanings.
+struct Environment {
+  std::string algo;                               // INCCL_ALGO
+  int channels = 1;                               // INCCL_CHANNELS
+  int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
+  std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
+  std::string simd;                               // INCCL_SIMD
+  std::string codec;                              // INCCL_CODEC
+  std::string comm_id;                            // INCCL_COMM_ID: "host:port"
+  std::string secret_file;                        // INCCL_SECRET_FILE
+  std::string socket_ifname;                      // INCCL_SOCKET_IFNAME
+  std::string hostid;                             // INCCL_HOSTID
+  LogLevel debug = LogLevel::kNone;               // INCCL_DEBUG
+  uint32_t debug_subsys = kDefaultLogSubsystems;  // INCCL_DEBUG_SUBSYS
+  std::string debug_file;                         // INCCL_DEBUG_FILE
+  bool reproducible = false;                      // INCCL_REPRODUCIBLE
+  bool abort_on_error = false;                    // INCCL_ABORT_ON_ERROR
+  int init_timeout_ms = 120000;                   // INCCL_INIT_TIMEOUT_MS
+  int op_timeout_ms = 600000;                     // INCCL_OP_TIMEOUT_MS
+  int heartbeat_timeout_ms = 1000;                // INCCL_HEARTBEAT_TIMEOUT_MS
+  int dead_timeout_ms = 10000;                    // INCCL_DEAD_TIMEOUT_MS
+  double link_gbps = 0;                           // INCCL_LINK_GBPS
+  double link_us = 0;                             // INCCL_LINK_US
+  std::optional<int> rank;                        // INCCL_RANK
+  std::optional<int> size;                        // INCCL_SIZE
+  std::optional<std::string> job;                 // INCCL_JOB
+};
+
+// For people and for tools that print the table.
+struct VariableInfo {
+  const char* name;
+  const char* meaning;
+  const char* values;
+  const char* default_value;
+};
+std::span<const VariableInfo> VariableTable();
+
+// kInvalidArgument naming the variable, its value and what it may be, at the first bad one.
+Result<Environment> ReadEnvironment(const GetEnv& get);
+
+// Names in `environment` (as environ: "NAME=value" pointers up to a nullptr) that begin with INCCL_
+// and are not in the table: misspelt ones, as a rule. INCCL_TEST_* belongs to tests.
+std::vector<std::string> UnknownVariables(const char* const* environment);
+
+}  // namespace inccl
+
+#endif  // INCCL_BASE_ENV_H_

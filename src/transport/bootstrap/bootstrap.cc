@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/bootstrap/bootstrap.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "transport/bootstrap/crypto.h"
+#include "transport/bootstrap/fd_passing.h"
+#include "transport/bootstrap/gathering.h"
+#include "transport/bootstrap/handshake.h"
+#include "transport/bootstrap/host.h"
+#include "transport/bootstrap/interfaces.h"
+#include "transport/bootstrap/mesh_builder.h"
+#include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/rendezvous_client.h"
+#include "transport/bootstrap/rendezvous_root.h"
+#include "transport/bootstrap/socket.h"
+
+namespace inccl {
+namespace bootstrap {
+namespace {
+
+constexpr Time kNewsGrace = kSecond;  // for the rendezvous to say what it knows of a failure
+constexpr Time kBindPause = 10 * kMillisecond;
+
+std::string Hex(Bytes bytes) {
+  std::string text;
+  for (const std::byte b : bytes) text += fmt::format("{:02x}", std::to_integer<int>(b));
+  return text;
+}
+
+Status CheckOptions(const JoinOptions& options) {
+  if (options.nranks < 1 || options.nranks > static_cast<int>(kMaxRanks)) {
+    return InvalidArgument(fmt::format("nranks: {} is not in [1, {}]", options.nranks, kMaxRanks));
+  }
+  if (options.rank < 0 || options.rank >= options.nranks) {
+    return InvalidArgument(fmt::format("rank: {} is not in [0, {})", options.rank, options.nranks));
+  }
+  if (options.share_fds.size() > kMaxSharedFds) {
+    return InvalidArgument(fmt::format("{} descriptors to share, at most {}",
+                                       options.share_fds.size(), kMaxSharedFds));
+  }
+  if (options.agreement.size() > kMaxAgreement) {
+    return InvalidArgument(
+        fmt::format("agreement of {} bytes, at most {}", options.agreement.size(), kMaxAgreement));
+  }
+  return Status::Ok();
+}
+
+// K = HKDF(secret | content of the secret file, salt: nonce)
+Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce) {
+  std::vector<std::byte> material(secret.begin(), secret.end());
+  if (!secret_file.empty()) {
+    Result<std::vector<std::byte>> content = ReadSecretFile(secret_file);
+    if (!content.ok()) return content.status();
+    material.insert(material.end(), content->begin(), content->end());
+  }
+  Result<Key> key = Hkdf(material, nonce, "inccl rendezvous");
+  Wipe(material);
+  return key;
+}
+
+// A socket that only the other ranks will hear of.
+Result<UniqueFd> ListenForMesh(std::string* name) {
+  Nonce random;
+  if (Status status = FillRandom(random); !status.ok()) return status;
+  *name = "inccl-mesh-" + Hex(random);
+  return Listen(SocketAddress::Unix(*name));
+}
+
+Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, RankTable table,
+                UniqueFd listener, RendezvousClient* root, Mesh* mesh) {
+  Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
+  if (!key.ok()) return key.status();
+  const Result<Mac> hash = Sha256(table.session);
+  if (!hash.ok()) return hash.status();
+  ByteReader(*hash).U64(&mesh->nonce_hash);
+  mesh->rank = options.rank;
+  mesh->nranks = options.nranks;
+  mesh->peers.resize(table.ranks.size());
+  for (size_t i = 0; i < table.ranks.size(); ++i) {
+    const RankRecord& record = table.ranks[i];
+    mesh->peers[i].info = {.rank = static_cast<int>(record.rank),
+                           .pid = static_cast<int>(record.pid),
+                           .uid = record.uid,
+                           .host = record.host,
+                           .host_id = record.host_id};
+  }
+  MeshTerms terms;
+  terms.rank = options.rank;
+  terms.nranks = options.nranks;
+  terms.handshake = {.key = *key, .role = Role::kMesh, .communicator = table.session};
+  terms.ranks = std::move(table.ranks);
+  terms.share_fds = options.share_fds;
+  terms.deadline = options.deadline;
+  terms.timeout_ms = options.timeout_ms;
+  return BuildMesh(terms, std::move(listener), root, &mesh->peers);
+}
+
+// Tells the rendezvous, which tells everybody; the first failure it heard of is everybody's.
+Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
+  root->LimitTo(SystemClock().Now() + kNewsGrace);
+  (void)root->Send(MessageKind::kFailed, EncodeError(ours));
+  const Status theirs = root->Await(MessageKind::kGo).status();
+  const bool an_echo = theirs.message().find(NameOf(self) + " failed") != std::string::npos;
+  const bool no_answer = theirs.code() == Code::kTimeout && ours.code() != Code::kTimeout;
+  return theirs.ok() || an_echo || no_answer ? root->Named(ours) : theirs;
+}
+
+Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
+                  const JoinOptions& options) {
+  const auto named = [&](const Status& status) {
+    return Status(status.code(), fmt::format("rank {}/{}: init: {}", options.rank, options.nranks,
+                                             status.message()));
+  };
+  const size_t descriptors =
+      static_cast<size_t>(options.nranks) * (1 + options.share_fds.size()) + 8;
+  if (Status status = EnsureDescriptors(descriptors); !status.ok()) return named(status);
+  Registration registration;
+  registration.record = {.rank = static_cast<uint32_t>(options.rank),
+                         .pid = static_cast<uint32_t>(getpid()),
+                         .uid = static_cast<uint32_t>(geteuid()),
+                         .host_id = 0,
+                         .host = HostName(),
+                         .mesh_name = ""};
+  Result<uint64_t> host_id = HostId(options.host_id);
+  if (!host_id.ok()) return named(host_id.status());
+  registration.record.host_id = *host_id;
+  Result<UniqueFd> listener = ListenForMesh(&registration.record.mesh_name);
+  if (!listener.ok()) return named(listener.status());
+  registration.nranks = static_cast<uint32_t>(options.nranks);
+  registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
+  registration.agreement = options.agreement;
+
+  Result<std::unique_ptr<RendezvousClient>> connected =
+      RendezvousClient::Connect(target, terms,
+                                {.rank = options.rank,
+                                 .nranks = options.nranks,
+                                 .deadline = options.deadline,
+                                 .timeout_ms = options.timeout_ms});
+  if (!connected.ok()) return connected.status();
+  RendezvousClient& root = **connected;
+  registration.remaining =
+      options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
+  Status status = root.Send(MessageKind::kRegister, registration.Encode());
+  if (!status.ok()) return status;
+  Result<std::vector<std::byte>> body = root.Await(MessageKind::kTable);
+  if (!body.ok()) return body.status();
+  Result<RankTable> table = RankTable::Decode(*body, registration.nranks);
+  if (!table.ok()) return named(table.status());
+
+  Mesh mesh;
+  status = WireMesh(options, terms, *std::move(table), *std::move(listener), &root, &mesh);
+  if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
+  if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
+  Result<std::vector<std::byte>> go = root.Await(MessageKind::kGo);
+  if (!go.ok()) return go.status();
+  return mesh;
+}
+
+// Rank 0's part in a launcher's job. An earlier rendezvous of that name may still be ending.
+Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
+                      const JoinOptions& options) {
+  while (true) {
+    Result<UniqueFd> listener = Listen(address);
+    if (listener.ok()) {
+      RootOptions root;
+      root.terms = terms;
+      root.listeners.push_back(*std::move(listener));
+      root.same_uid_only = true;
+      if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
+      return StartRoot(std::move(root));
+    }
+    const Time now = SystemClock().Now();
+    if (now >= options.deadline) {
+      return SystemError(
+          fmt::format("the name of the rendezvous is taken (another job of the same name?): {}",
+                      listener.status().message()));
+    }
+    SleepUntil(std::min(options.deadline, now + kBindPause));
+  }
+}
+
+}  // namespace
+}  // namespace bootstrap
+
+using namespace bootstrap;  // NOLINT(build/namespaces)
+
+Result<UniqueId> CreateUniqueId(const Environment& environment) {
+  UniqueId id;
+  Mac secret;
+  if (Status status = FillRandom(id.nonce); !status.ok()) return status;
+  if (Status status = FillRandom(secret); !status.ok()) return status;
+  id.secret = Key(secret);
+  id.needs_secret_file = !environment.secret_file.empty();
+  RootOptions root;
+  Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.nonce);
+  if (!key.ok()) return key.status();
+  root.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce};
+  root.lifetime = 2 * environment.init_timeout_ms * kMillisecond;
+  Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
+  if (!addresses.ok()) return addresses.status();
+  for (UniqueIdAddress& address : *addresses) {
+    Result<UniqueFd> listener = Listen(SocketAddress::Tcp(address));
+    if (!listener.ok()) return listener.status();
+    Result<uint16_t> port = LocalPort(listener->get());
+    if (!port.ok()) return port.status();
+    address.port = *port;
+    id.addresses.push_back(address);
+    root.listeners.push_back(*std::move(listener));
+  }
+  if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
+  Log(LogLevel::kInfo, LogSubsystem::kBootstrap, "{}: rendezvous at {}", id.ToString(),
+      SocketAddress::Tcp(id.addresses.front()).ToString());
+  return id;
+}
+
+Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  if (id.needs_secret_file && options.secret_file.empty()) {
+    return InvalidUsage(
+        "the id was made with a secret file; INCCL_SECRET_FILE must name it on every rank");
+  }
+  Result<Key> key = DeriveKey(id.secret.bytes(),
+                              id.needs_secret_file ? options.secret_file : std::string(), id.nonce);
+  if (!key.ok()) return key.status();
+  RootTarget target;
+  for (const UniqueIdAddress& address : id.addresses) {
+    target.addresses.push_back(SocketAddress::Tcp(address));
+  }
+  return Join(target, {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce}, options);
+}
+
+Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
+                              const JoinOptions& options) {
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  if (options.rank != launcher.rank || options.nranks != launcher.nranks) {
+    return InvalidArgument(fmt::format("rank {}/{}, but {} says {}/{}", options.rank,
+                                       options.nranks, launcher.kind, launcher.rank,
+                                       launcher.nranks));
+  }
+  const std::string identity =
+      fmt::format("inccl launcher job\nuid={}\ninit={}\n{}", geteuid(), init_index, launcher.job);
+  const Result<Mac> hash = Sha256(AsBytes(identity));
+  if (!hash.ok()) return hash.status();
+  HandshakeTerms terms;
+  std::copy_n(hash->begin(), terms.communicator.size(), terms.communicator.begin());
+  const std::string secret = identity + launcher.secret;
+  Result<Key> key = DeriveKey(AsBytes(secret), options.secret_file, terms.communicator);
+  if (!key.ok()) return key.status();
+  terms.key = *key;
+  RootTarget target;
+  target.addresses.push_back(
+      SocketAddress::Unix("inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes))));
+  target.same_uid_only = true;
+  target.may_come_later = true;
+  if (options.rank == 0) {
+    Status status = HostRendezvous(target.addresses.front(), terms, options);
+    if (!status.ok()) {
+      return Status(status.code(), fmt::format("rank {}/{}: init: {}", options.rank, options.nranks,
+                                               status.message()));
+    }
+  }
+  return Join(target, terms, options);
+}
+
+}  // namespace inccl

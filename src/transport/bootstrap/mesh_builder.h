@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Connects every pair of ranks: rank i connects to every j < i, both prove that they know the
+// communicator's key and belong to one user, and each passes the other its descriptors.
+#ifndef INCCL_TRANSPORT_BOOTSTRAP_MESH_BUILDER_H_
+#define INCCL_TRANSPORT_BOOTSTRAP_MESH_BUILDER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/bootstrap/handshake.h"
+#include "transport/bootstrap/mesh.h"
+#include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/rendezvous_client.h"
+
+namespace inccl::bootstrap {
+
+struct MeshTerms {
+  int rank = 0, nranks = 1;
+  HandshakeTerms handshake;  // role kMesh, key and nonce of this communicator
+  std::vector<RankRecord> ranks;
+  std::vector<int> share_fds;
+  Time deadline = kNever;
+  int timeout_ms = 0;
+};
+
+// Until all connections are made, watching the rendezvous for news of the others' failure. Fills
+// control and fds of `peers`, which has an entry per rank. Errors name the peer.
+Status BuildMesh(const MeshTerms& terms, UniqueFd listener, RendezvousClient* root,
+                 std::vector<Peer>* peers);
+
+}  // namespace inccl::bootstrap
+
+#endif  // INCCL_TRANSPORT_BOOTSTRAP_MESH_BUILDER_H_

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/bootstrap/rendezvous_client.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace inccl::bootstrap {
+namespace {
+
+// Longer than the root's own limit, so that a slow root is not given up before it would give up.
+constexpr Time kAttemptLimit = 4 * kSecond;
+// After the deadline: the root knows better what was missing, and is about to say so.
+constexpr Time kAnswerGrace = kSecond;
+constexpr Time kFirstPause = kMillisecond;
+constexpr Time kLongestPause = 50 * kMillisecond;
+constexpr int kMostRejections = 3;  // by a root that is under attack it may happen undeservedly
+constexpr int kMostAbsences = 5;    // nobody listens where somebody must
+
+std::string ErrnoText(int error) {
+  char buffer[128];
+  return fmt::format("{} (errno {})", strerror_r(error, buffer, sizeof buffer), error);
+}
+
+// How one attempt to connect and authenticate ended.
+struct Attempt {
+  enum class Outcome : uint8_t {
+    kAuthenticated,
+    kAbsent,    // nobody listens
+    kRejected,  // the root heard our hello and hung up
+    kBroken,    // anything that another attempt may mend
+    kHopeless,
+  };
+  Outcome outcome = Outcome::kBroken;
+  UniqueFd fd;
+  std::string why;
+  Status status;  // when kHopeless
+};
+
+Attempt Broken(std::string why) {
+  Attempt attempt;
+  attempt.why = std::move(why);
+  return attempt;
+}
+
+Attempt Hopeless(Status status) {
+  Attempt attempt;
+  attempt.outcome = Attempt::Outcome::kHopeless;
+  attempt.status = std::move(status);
+  return attempt;
+}
+
+Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms& terms,
+                     const ClientOptions& options, Time until) {
+  Nonce nonce;
+  if (Status status = FillRandom(nonce); !status.ok()) return Hopeless(status);
+  ClientHandshake handshake;
+  handshake.Start(&terms, static_cast<uint32_t>(options.rank),
+                  static_cast<uint32_t>(options.nranks), nonce);
+  std::array<std::byte, kHelloBytes> buffer;
+  while (true) {
+    if (!WaitFor(fd.get(), POLLIN, until)) return Broken("it does not answer");
+    const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
+    if (got.error == EAGAIN) continue;
+    if (got.error != 0) return Broken(ErrnoText(got.error));
+    const ClientHandshake::State before = handshake.state();
+    if (got.closed) {
+      Attempt attempt = Broken("it closed the connection during authentication");
+      if (before == ClientHandshake::State::kReadingReply) {
+        attempt.outcome = Attempt::Outcome::kRejected;
+      }
+      return attempt;
+    }
+    const ClientHandshake::State after = handshake.Feed(std::span(buffer).first(got.bytes));
+    if (after == ClientHandshake::State::kFailed) {
+      return Hopeless(InvalidUsage(
+          fmt::format("the rendezvous at {} is not ours: {}", where, Describe(handshake.fault()))));
+    }
+    if (after == ClientHandshake::State::kReadingReply && before != after &&
+        WriteSome(fd.get(), handshake.hello()).bytes != kHelloBytes) {
+      return Broken("it closed the connection during authentication");
+    }
+    if (after == ClientHandshake::State::kDone) break;
+  }
+  Attempt attempt;
+  attempt.outcome = Attempt::Outcome::kAuthenticated;
+  attempt.fd = std::move(fd);
+  return attempt;
+}
+
+Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const HandshakeTerms& terms,
+                const ClientOptions& options) {
+  const std::string where = address.ToString();
+  const Time until = std::min(options.deadline, SystemClock().Now() + kAttemptLimit);
+  int error = 0;
+  Result<UniqueFd> fd = Connect(address, &error);
+  if (!fd.ok()) return Hopeless(fd.status());
+  if (error == 0) {
+    if (!WaitFor(fd->get(), POLLOUT, until)) return Broken("it does not answer");
+    error = PendingError(fd->get());
+  }
+  if (error != 0) {
+    Attempt attempt = Broken(ErrnoText(error));
+    if (error == ECONNREFUSED) attempt.outcome = Attempt::Outcome::kAbsent;
+    return attempt;
+  }
+  if (same_uid_only) {
+    const Result<PeerCredentials> peer = GetPeerCredentials(fd->get());
+    if (!peer.ok()) return Hopeless(peer.status());
+    if (peer->uid != geteuid()) {
+      return Hopeless(InvalidUsage(fmt::format(
+          "the rendezvous at {} belongs to process {} of uid {}, not to uid {}: another user has "
+          "taken its name",
+          where, peer->pid, peer->uid, geteuid())));
+    }
+  }
+  return Authenticate(*std::move(fd), where, terms, options, until);
+}
+
+Status NamedBy(const ClientOptions& options, const Status& status) {
+  return {status.code(),
+          fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
+}
+
+// What to say when there is no use in trying again; OK if there is.
+Status GiveUp(const RootTarget& target, const std::string& where, const Attempt& last,
+              int rejections, int absences) {
+  if (last.outcome == Attempt::Outcome::kHopeless) return last.status;
+  if (rejections >= kMostRejections) {
+    return InvalidUsage(fmt::format(
+        "the rendezvous at {} rejects this rank: the ids (or secret files, or jobs) differ",
+        where));
+  }
+  if (absences >= kMostAbsences && !target.may_come_later) {
+    return RemoteError(fmt::format(
+        "there is no rendezvous at {}: the process that made the id has ended or is on another "
+        "host, or the id has served already (one id, one communicator)",
+        where));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTarget& target,
+                                                                    const HandshakeTerms& terms,
+                                                                    const ClientOptions& options) {
+  std::string where;
+  for (const SocketAddress& address : target.addresses) {
+    where += (where.empty() ? "" : ", ") + address.ToString();
+  }
+  if (where.empty()) return NamedBy(options, InvalidArgument("id: it holds no address"));
+  int rejections = 0, absences = 0;
+  Time pause = kFirstPause;
+  while (true) {
+    Attempt last;
+    bool all_absent = true;
+    for (const SocketAddress& address : target.addresses) {
+      last = TryOnce(address, target.same_uid_only, terms, options);
+      if (last.outcome == Attempt::Outcome::kAuthenticated) {
+        return std::unique_ptr<RendezvousClient>(
+            new RendezvousClient(std::move(last.fd), address.ToString(), options));
+      }
+      if (last.outcome != Attempt::Outcome::kAbsent) all_absent = false;
+      if (last.outcome == Attempt::Outcome::kRejected) ++rejections;
+      if (last.outcome == Attempt::Outcome::kHopeless) break;
+    }
+    if (all_absent) ++absences;
+    if (Status end = GiveUp(target, where, last, rejections, absences); !end.ok()) {
+      return NamedBy(options, end);
+    }
+    const Time now = SystemClock().Now();
+    if (now >= options.deadline) {
+      return NamedBy(
+          options,
+          TimeoutError(fmt::format(
+              "no rendezvous at {} within {} ms: {}{}", where, options.timeout_ms, last.why,
+              target.may_come_later && all_absent ? "; has rank 0 been started, on this host?"
+                                                  : "")));
+    }
+    SleepUntil(std::min(options.deadline, now + pause));
+    pause = std::min(kLongestPause, 2 * pause);
+  }
+}
+
+Status RendezvousClient::Named(const Status& status) const { return NamedBy(options_, status); }
+
+Status RendezvousClient::Send(MessageKind kind, Bytes body) {
+  std::vector<std::byte> frame;
+  AppendFrame(static_cast<uint8_t>(kind), body, &frame);
+  Bytes rest = frame;
+  while (!rest.empty()) {
+    const IoResult sent = WriteSome(fd_.get(), rest);
+    rest = rest.subspan(sent.bytes);
+    if (sent.error == EAGAIN) {
+      if (WaitFor(fd_.get(), POLLOUT, options_.deadline)) continue;
+      return Named(TimeoutError(fmt::format("the rendezvous at {} takes nothing", root_name_)));
+    }
+    if (sent.error != 0) break;  // whatever there is to be said about it, Await will say
+  }
+  return Status::Ok();
+}
+
+Result<std::optional<FrameParser::Frame>> RendezvousClient::Receive() {
+  std::array<std::byte, 16384> buffer;
+  while (true) {
+    FrameParser::Frame frame;
+    const FrameParser::Next next = in_.Pop(&frame);
+    if (next == FrameParser::Next::kFrame) {
+      if (frame.kind == static_cast<uint8_t>(MessageKind::kFailed)) {
+        return Named(DecodeError(frame.body));
+      }
+      return std::optional(frame);
+    }
+    if (next == FrameParser::Next::kMalformed) {
+      return Named(InternalError(fmt::format("malformed message from {}", root_name_)));
+    }
+    const IoResult got = ReadSome(fd_.get(), buffer);
+    if (got.error == EAGAIN) return std::optional<FrameParser::Frame>();
+    if (got.error != 0 || got.closed) {
+      return Named(RemoteError(fmt::format(
+          "the rendezvous at {} closed the connection (did the process that runs it end?){}",
+          root_name_, got.error != 0 ? ": " + ErrnoText(got.error) : "")));
+    }
+    in_.Append(std::span(buffer).first(got.bytes));
+  }
+}
+
+Result<std::vector<std::byte>> RendezvousClient::Await(MessageKind kind) {
+  const Time until =
+      options_.deadline > kNever - kAnswerGrace ? kNever : options_.deadline + kAnswerGrace;
+  while (true) {
+    Result<std::optional<FrameParser::Frame>> frame = Receive();
+    if (!frame.ok()) return frame.status();
+    if (frame->has_value()) {
+      if ((*frame)->kind != static_cast<uint8_t>(kind)) {
+        return Named(InternalError(
+            fmt::format("unexpected message of kind {} from {}", (*frame)->kind, root_name_)));
+      }
+      return std::vector<std::byte>((*frame)->body.begin(), (*frame)->body.end());
+    }
+    if (!WaitFor(fd_.get(), POLLIN, until)) {
+      return Named(TimeoutError(fmt::format("the rendezvous at {} did not answer within {} ms",
+                                            root_name_, options_.timeout_ms)));
+    }
+  }
+}
+
+Status RendezvousClient::Check() {
+  Result<std::optional<FrameParser::Frame>> frame = Receive();
+  if (!frame.ok()) return frame.status();
+  if (frame->has_value()) {
+    return Named(InternalError(
+        fmt::format("unexpected message of kind {} from {}", (*frame)->kind, root_name_)));
+  }
+  return Status::Ok();
+}
+
+}  // namespace inccl::bootstrap

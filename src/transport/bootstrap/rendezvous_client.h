@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A rank's side of the rendezvous. Blocks the calling thread, never beyond its deadline.
+#ifndef INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_CLIENT_H_
+#define INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_CLIENT_H_
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/bootstrap/frame.h"
+#include "transport/bootstrap/handshake.h"
+#include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/socket.h"
+
+namespace inccl::bootstrap {
+
+struct RootTarget {
+  std::vector<SocketAddress> addresses;  // tried in turn
+  bool same_uid_only = false;            // unix: refuse a root of another user
+  bool may_come_later = false;           // nobody listening is no error until the deadline
+};
+
+struct ClientOptions {
+  int rank = 0, nranks = 1;
+  Time deadline = kNever;
+  int timeout_ms = 0;  // for texts
+};
+
+class RendezvousClient {
+ public:
+  // Connects and authenticates, again and again where that may help. kTimeout, kInvalidUsage (wrong
+  // secret, wrong user), kRemoteError (root gone), kSystemError.
+  static Result<std::unique_ptr<RendezvousClient>> Connect(const RootTarget& target,
+                                                           const HandshakeTerms& terms,
+                                                           const ClientOptions& options);
+
+  int fd() const { return fd_.get(); }
+  Status Send(MessageKind kind, Bytes body);
+  // Waits for a message of this kind and returns its body. The error is what the root says
+  // (kFailed), that it has gone, or that time is up.
+  Result<std::vector<std::byte>> Await(MessageKind kind);
+  // While waiting for something else: an error if the root has one, or has gone.
+  Status Check();
+  void LimitTo(Time deadline) { options_.deadline = std::min(options_.deadline, deadline); }
+  // "rank 1/4: init: ..."
+  Status Named(const Status& status) const;
+
+ private:
+  RendezvousClient(UniqueFd fd, std::string root_name, const ClientOptions& options)
+      : fd_(std::move(fd)), root_name_(std::move(root_name)), options_(options) {}
+
+  // The next message, if one is there.
+  Result<std::optional<FrameParser::Frame>> Receive();
+
+  UniqueFd fd_;
+  std::string root_name_;
+  ClientOptions options_;
+  FrameParser in_;
+};
+
+}  // namespace inccl::bootstrap
+
+#endif  // INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_CLIENT_H_

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the ranks of one communicator meet: gathers a registration from each, checks that they
+// agree, gives all of them the table, and says go when every rank has its mesh. Whatever goes wrong
+// is told to every rank that is there, and to those that come later. Serves one communicator.
+#ifndef INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_ROOT_H_
+#define INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_ROOT_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/bootstrap/handshake.h"
+
+namespace inccl::bootstrap {
+
+struct RootOptions {
+  HandshakeTerms terms;
+  std::vector<UniqueFd> listeners;
+  bool same_uid_only = false;          // listeners are unix sockets, other users are refused
+  Time lifetime = 240 * kSecond;       // from the first registration on
+  Time handshake_limit = 2 * kSecond;  // for a connection to authenticate and register
+  size_t max_pending = 64;             // connections that have not; the oldest makes room
+};
+
+// On a thread of its own, which ends by itself: when the communicator is complete, or when all
+// ranks have been told what went wrong, or at the end of the lifetime.
+Status StartRoot(RootOptions options);
+
+}  // namespace inccl::bootstrap
+
+#endif  // INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_ROOT_H_

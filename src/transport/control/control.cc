@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/control/control.h"
+
+#include "transport/control/local_plane.h"
+#include "transport/control/socket_plane.h"
+
+namespace inccl {
+
+void ControlPlane::Broadcast(uint8_t kind, std::span<const std::byte> body) {
+  for (int peer = 0; peer < nranks_; ++peer) Send(peer, kind, body);
+}
+
+Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler) {
+  return control::SocketPlane::Start(std::move(mesh), handler);
+}
+
+Result<std::vector<std::unique_ptr<ControlPlane>>> MakeLocalControl(
+    const std::vector<ControlHandler*>& handlers) {
+  return control::LocalPlane::MakeAll(handlers);
+}
+
+}  // namespace inccl

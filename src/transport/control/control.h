@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The always-open connections between the ranks of a communicator: small messages, and the news
+// that a peer has left or died. One thread per process ("inccl-control") serves all communicators;
+// it starts with the first and ends with the last.
+//
+// On the wire: frames of transport/bootstrap/frame.h, kind 0 without a body for goodbye. A frame
+// that is malformed, or larger than kMaxControlBody, closes that connection.
+#ifndef INCCL_TRANSPORT_CONTROL_CONTROL_H_
+#define INCCL_TRANSPORT_CONTROL_CONTROL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/bootstrap/mesh.h"
+
+namespace inccl {
+
+inline constexpr uint32_t kMaxControlBody = 1 << 20;
+// Bytes that may wait for one peer. A peer that takes so little that more would wait is given up:
+// its connection is closed, which both sides see as not clean.
+inline constexpr size_t kMaxControlQueue = 8 << 20;
+
+// Called on the control thread, one call at a time, so it must not wait for long and must not close
+// a plane; it may send.
+class ControlHandler {
+ public:
+  virtual ~ControlHandler() = default;
+  // In the order in which the peer sent them. `body` is valid during the call.
+  virtual void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
+  // Once per peer, after its last message. `clean`: it said goodbye; else it died, or is broken.
+  virtual void OnPeerClosed(int peer, bool clean) = 0;
+};
+
+// One rank's end.
+class ControlPlane {
+ public:
+  // Close, without waiting for anything to be flushed, if that has not been done.
+  virtual ~ControlPlane() = default;
+  // Any thread; never blocks. Kinds 1 to 255, at most kMaxControlBody bytes (more is not sent, and
+  // logged). To a peer that has gone, or to oneself: no effect.
+  virtual void Send(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
+  void Broadcast(uint8_t kind, std::span<const std::byte> body);  // to all others
+  // Says goodbye, and waits until that and all before it has left, at most until the deadline. When
+  // it returns no callback runs or will run. Any thread but the control thread; idempotent.
+  virtual void Close(Time flush_deadline) = 0;
+
+ protected:
+  explicit ControlPlane(int nranks) : nranks_(nranks) {}
+  const int nranks_;
+};
+
+// Takes over the connections of the mesh. Callbacks may come before this returns. `handler` must
+// live until Close. kSystemError if there is no thread or descriptor to be had.
+Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler);
+
+// The same for ranks that are threads of this process; a handler per rank. Messages are delivered
+// on the control thread, never in the sender's.
+Result<std::vector<std::unique_ptr<ControlPlane>>> MakeLocalControl(
+    const std::vector<ControlHandler*>& handlers);
+
+}  // namespace inccl
+
+#endif  // INCCL_TRANSPORT_CONTROL_CONTROL_H_

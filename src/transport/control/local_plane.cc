@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/control/local_plane.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "transport/control/socket_plane.h"
+
+namespace inccl::control {
+
+void LocalMember::Put(int from, uint8_t kind, std::span<const std::byte> body) {
+  {
+    const std::lock_guard lock(box_mutex_);
+    Sender& sender = senders_[static_cast<size_t>(from)];
+    if (sender.ended || sealed_) return;
+    Letter letter;
+    letter.from = from;
+    letter.kind = kind;
+    letter.last = letter.clean = kind == kGoodbye;
+    if (sender.queued + sizeof(Letter) + body.size() > kMaxControlQueue) {
+      letter.last = true;
+      letter.clean = false;
+      Log(LogLevel::kWarn, LogSubsystem::kControl, "control messages of rank {} are not taken",
+          from);
+    } else {
+      letter.body.assign(body.begin(), body.end());
+    }
+    sender.ended = letter.last;
+    sender.queued += sizeof(Letter) + letter.body.size();
+    letters_.push_back(std::move(letter));
+  }
+  Loop::Get().Wake(id_);
+}
+
+void LocalMember::Silence() {
+  const std::lock_guard dispatch(dispatch_mutex_);
+  silenced_ = true;
+  const std::lock_guard lock(box_mutex_);
+  sealed_ = true;
+  letters_.clear();
+}
+
+void LocalMember::OnWake() {
+  const std::lock_guard dispatch(dispatch_mutex_);
+  while (!silenced_) {
+    Letter letter;
+    {
+      const std::lock_guard lock(box_mutex_);
+      if (letters_.empty()) return;
+      letter = std::move(letters_.front());
+      letters_.pop_front();
+      senders_[static_cast<size_t>(letter.from)].queued -= sizeof(Letter) + letter.body.size();
+    }
+    if (letter.last) {
+      handler_->OnPeerClosed(letter.from, letter.clean);
+    } else {
+      handler_->OnMessage(letter.from, letter.kind, letter.body);
+    }
+  }
+}
+
+Result<std::vector<std::unique_ptr<ControlPlane>>> LocalPlane::MakeAll(
+    const std::vector<ControlHandler*>& handlers) {
+  const int nranks = static_cast<int>(handlers.size());
+  Members members;
+  for (ControlHandler* handler : handlers) {
+    members.push_back(std::make_shared<LocalMember>(nranks, handler));
+  }
+  std::vector<std::unique_ptr<ControlPlane>> planes;
+  std::vector<uint64_t> ids;
+  for (const std::shared_ptr<LocalMember>& member : members) {
+    Result<uint64_t> id = Loop::Get().Join(member);
+    if (!id.ok()) {
+      for (const uint64_t joined : ids) Loop::Get().Leave(joined);
+      return id.status();
+    }
+    member->Start(*id);
+    ids.push_back(*id);
+  }
+  for (int rank = 0; rank < nranks; ++rank) {
+    planes.push_back(std::unique_ptr<ControlPlane>(
+        new LocalPlane(rank, members, ids[static_cast<size_t>(rank)])));
+  }
+  return planes;
+}
+
+void LocalPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
+  if (peer < 0 || peer >= nranks_ || peer == rank_ || kind == kGoodbye) return;
+  if (body.size() > kMaxControlBody) {
+    Log(LogLevel::kWarn, LogSubsystem::kControl,
+        "rank {}: a control message of {} bytes to rank {} is too large", rank_, body.size(), peer);
+    return;
+  }
+  members_[static_cast<size_t>(peer)]->Put(rank_, kind, body);
+}
+
+void LocalPlane::Close(Time) {
+  if (!Loop::Get().InOwnProcess()) return;
+  const std::lock_guard lock(close_mutex_);
+  if (closed_) return;
+  closed_ = true;
+  for (int peer = 0; peer < nranks_; ++peer) {
+    if (peer != rank_) members_[static_cast<size_t>(peer)]->Put(rank_, kGoodbye, {});
+  }
+  members_[static_cast<size_t>(rank_)]->Silence();
+  Loop::Get().Leave(id_);
+}
+
+}  // namespace inccl::control

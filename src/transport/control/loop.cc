@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/control/loop.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <exception>
+#include <utility>
+
+#include "base/log.h"
+#include "base/thread.h"
+
+namespace inccl::control {
+namespace {
+
+constexpr uint64_t kEventTag = 0;  // members count from 1
+
+uint64_t Pack(uint64_t member, uint32_t tag) { return member << 32 | tag; }
+
+void Ring(int event_fd) {
+  const uint64_t one = 1;
+  while (write(event_fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+// A handler may run out of memory; the thread serves others too.
+template <typename Function>
+void Call(Function&& function) {
+  try {
+    function();
+  } catch (const std::exception& e) {
+    Log(LogLevel::kWarn, LogSubsystem::kControl, "control thread: {}", e.what());
+  }
+}
+
+}  // namespace
+
+Loop& Loop::Get() {
+  static Loop* const loop = new Loop;
+  return *loop;
+}
+
+bool Loop::InOwnProcess() const { return pid_ == getpid(); }
+
+Result<uint64_t> Loop::Join(std::shared_ptr<Member> member) {
+  const std::lock_guard lifecycle(lifecycle_mutex_);
+  if (pid_ != 0 && !InOwnProcess()) {
+    return InvalidUsage(
+        "this process was forked from one that had communicators; it may only exit or exec");
+  }
+  if (!thread_.joinable()) {
+    if (Status status = Start(); !status.ok()) return status;
+  }
+  const std::lock_guard lock(mutex_);
+  const uint64_t id = next_member_++;
+  members_[id] = std::move(member);
+  return id;
+}
+
+void Loop::Leave(uint64_t member) {
+  const std::lock_guard lifecycle(lifecycle_mutex_);
+  std::shared_ptr<Member> leaving;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = members_.find(member);
+    if (found == members_.end()) return;
+    leaving = std::move(found->second);
+    members_.erase(found);
+    if (!members_.empty()) return;
+  }
+  Stop();
+}
+
+Status Loop::Start() {
+  epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return SystemErrorErrno("epoll_create1", errno);
+  event_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_.valid()) return SystemErrorErrno("eventfd", errno);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = kEventTag;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, event_.get(), &event) != 0) {
+    return SystemErrorErrno("epoll_ctl", errno);
+  }
+  stopping_ = false;
+  Result<std::thread> thread = StartThread(
+      "inccl-control",
+      [this, epoll_fd = epoll_.get(), event_fd = event_.get()] { Run(epoll_fd, event_fd); });
+  if (!thread.ok()) return thread.status();
+  thread_ = *std::move(thread);
+  pid_ = getpid();
+  return Status::Ok();
+}
+
+void Loop::Stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    woken_.clear();
+  }
+  Ring(event_.get());
+  thread_.join();
+  pid_ = 0;
+  epoll_.Reset();
+  event_.Reset();
+}
+
+Status Loop::Watch(uint64_t member, uint32_t tag, int fd, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = Pack(member, tag);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return SystemErrorErrno("epoll_ctl", errno);
+  }
+  return Status::Ok();
+}
+
+void Loop::ChangeEvents(uint64_t member, uint32_t tag, int fd, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = Pack(member, tag);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);  // cannot fail for a watched descriptor
+}
+
+void Loop::Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+void Loop::Wake(uint64_t member) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!members_.contains(member)) return;
+    woken_.push_back(member);
+    if (woken_.size() > 1) return;
+    Ring(event_.get());  // with the lock: Stop closes the descriptor after the last member has left
+  }
+}
+
+std::shared_ptr<Member> Loop::Find(uint64_t member) {
+  const std::lock_guard lock(mutex_);
+  const auto found = members_.find(member);
+  return found == members_.end() ? nullptr : found->second;
+}
+
+void Loop::Run(int epoll_fd, int event_fd) {
+  std::array<epoll_event, 64> events;
+  std::vector<uint64_t> woken;
+  while (true) {
+    const int count = epoll_wait(epoll_fd, events.data(), static_cast<int>(events.size()), -1);
+    for (int i = 0; i < count; ++i) {
+      const epoll_event& event = events[static_cast<size_t>(i)];
+      if (event.data.u64 == kEventTag) {
+        uint64_t rings = 0;
+        while (read(event_fd, &rings, sizeof rings) < 0 && errno == EINTR) {
+        }
+        continue;
+      }
+      const std::shared_ptr<Member> member = Find(event.data.u64 >> 32);
+      if (member == nullptr) continue;
+      Call([&] { member->OnEvents(static_cast<uint32_t>(event.data.u64), event.events); });
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) return;
+      woken.swap(woken_);
+    }
+    for (const uint64_t id : woken) {
+      const std::shared_ptr<Member> member = Find(id);
+      if (member != nullptr) Call([&] { member->OnWake(); });
+    }
+    woken.clear();
+  }
+}
+
+}  // namespace inccl::control

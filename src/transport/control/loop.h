@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The control thread: an epoll loop for the sockets and mailboxes of all communicators of this
+// process.
+#ifndef INCCL_TRANSPORT_CONTROL_LOOP_H_
+#define INCCL_TRANSPORT_CONTROL_LOOP_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+
+namespace inccl::control {
+
+// What the loop serves. Its methods are called on the control thread.
+class Member {
+ public:
+  virtual ~Member() = default;
+  // epoll events of the socket that was watched with this tag.
+  virtual void OnEvents(uint32_t tag, uint32_t events) = 0;
+  // After Wake.
+  virtual void OnWake() = 0;
+};
+
+class Loop {
+ public:
+  // Never destroyed: threads may still use it while the process exits.
+  static Loop& Get();
+
+  // The thread runs while there are members. Returns the number by which the others know it.
+  Result<uint64_t> Join(std::shared_ptr<Member> member);
+  // Afterwards no event of this member begins; one may be under way. Not on the control thread. In
+  // a child of fork(), where the thread does not exist, only forgets.
+  void Leave(uint64_t member);
+
+  // Level-triggered. `fd` must be unwatched before it is closed.
+  Status Watch(uint64_t member, uint32_t tag, int fd, uint32_t events);
+  void ChangeEvents(uint64_t member, uint32_t tag, int fd, uint32_t events);
+  void Unwatch(int fd);
+  // OnWake will be called; any thread.
+  void Wake(uint64_t member);
+
+  // Whether this process is the one in which the thread was started.
+  bool InOwnProcess() const;
+
+ private:
+  Loop() = default;
+  Status Start();  // holds lifecycle_mutex_
+  void Stop();     // holds lifecycle_mutex_
+  void Run(int epoll_fd, int event_fd);
+  std::shared_ptr<Member> Find(uint64_t member);
+
+  std::mutex lifecycle_mutex_;  // never taken by the control thread
+  std::thread thread_;
+  std::atomic<pid_t> pid_{0};
+
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Member>> members_;
+  std::vector<uint64_t> woken_;
+  uint64_t next_member_ = 1;
+  bool stopping_ = false;
+  UniqueFd epoll_;
+  UniqueFd event_;
+};
+
+}  // namespace inccl::control
+
+#endif  // INCCL_TRANSPORT_CONTROL_LOOP_H_

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Control over the sockets of a mesh.
+#ifndef INCCL_TRANSPORT_CONTROL_SOCKET_PLANE_H_
+#define INCCL_TRANSPORT_CONTROL_SOCKET_PLANE_H_
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transport/bootstrap/frame.h"
+#include "transport/control/control.h"
+#include "transport/control/loop.h"
+
+namespace inccl::control {
+
+inline constexpr uint8_t kGoodbye = 0;
+
+// What the control thread shares with the plane's owner.
+class SocketMember final : public Member {
+ public:
+  SocketMember(Mesh mesh, ControlHandler* handler);
+
+  Status Start(uint64_t id);
+  void Send(int peer, uint8_t kind, std::span<const std::byte> body);
+  void SayGoodbye(Time flush_deadline);
+  // Afterwards no callback runs or will run, and the sockets are closed.
+  void Silence();
+
+  void OnEvents(uint32_t peer, uint32_t events) override;
+  void OnWake() override {}
+
+ private:
+  // `fd`, `open` and what is to be written: out_mutex_. `in`: the control thread.
+  struct Connection {
+    UniqueFd fd;
+    bool open = false;
+    bool broken = false;  // writing is of no use; reading shows when it ends
+    bool armed = false;   // waits for EPOLLOUT
+    std::vector<std::byte> out;
+    size_t out_begin = 0;
+    bootstrap::FrameParser in{kMaxControlBody};
+
+    size_t queued() const { return out.size() - out_begin; }
+  };
+
+  void Enqueue(size_t peer, uint8_t kind, std::span<const std::byte> body);  // holds out_mutex_
+  void Flush(size_t peer);                                                   // holds out_mutex_
+  void Drop(Connection* connection);                                         // holds out_mutex_
+  bool Flushed() const;                                                      // holds out_mutex_
+  void Read(size_t peer);
+  // False: that was the last.
+  bool Deliver(size_t peer);
+  void End(size_t peer, bool clean);
+
+  const int rank_;
+  ControlHandler* const handler_;
+  uint64_t id_ = 0;
+  std::mutex dispatch_mutex_;  // held during callbacks; never taken by Send
+  bool silenced_ = false;      // dispatch_mutex_
+  std::mutex out_mutex_;
+  std::condition_variable flushed_;
+  bool leaving_ = false;  // out_mutex_
+  std::vector<Connection> connections_;
+};
+
+class SocketPlane final : public ControlPlane {
+ public:
+  static Result<std::unique_ptr<ControlPlane>> Start(Mesh mesh, ControlHandler* handler);
+  ~SocketPlane() override { Close(0); }
+  void Send(int peer, uint8_t kind, std::span<const std::byte> body) override;
+  void Close(Time flush_deadline) override;
+
+ private:
+  SocketPlane(int nranks, std::shared_ptr<SocketMember> member, uint64_t id)
+      : ControlPlane(nranks), member_(std::move(member)), id_(id) {}
+
+  const std::shared_ptr<SocketMember> member_;
+  const uint64_t id_;
+  std::mutex close_mutex_;
+  bool closed_ = false;
+};
+
+}  // namespace inccl::control
+
+#endif  // INCCL_TRANSPORT_CONTROL_SOCKET_PLANE_H_
