@@ -3,6 +3,7 @@
 // Folds of every type and operation, on every target, against the oracle, bit for bit.
 #include "compress/kernels/reduce.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -18,8 +19,11 @@
 namespace inccl {
 namespace {
 
-constexpr size_t kSlack = 8;      // elements before and after
-constexpr size_t kLongest = 600;  // elements: beyond four vectors of 64 bytes
+constexpr size_t kSlack = 8;  // elements before and after
+// Elements beyond a tile of 2048 bytes of lanes (narrow floats have lanes of fp32) and all vectors.
+size_t Longest(DataType type) {
+  return 2048 / (IsFloat(type) ? std::max<size_t>(SizeOf(type), 4) : SizeOf(type)) + 87;
+}
 
 // An element's bits: any, one of the values that are special, or a number of ordinary size whose
 // sums and products round (`ordinary`: only those).
@@ -80,7 +84,7 @@ Problem MakeProblem(DataType type, ReduceOp op, int inputs, Rng* rng) {
                                          : static_cast<double>(1.0f / static_cast<float>(p.nranks));
   }
   p.in.resize(static_cast<size_t>(inputs));
-  for (size_t i = 0; i < kLongest; ++i) {
+  for (size_t i = 0; i < Longest(type); ++i) {
     std::vector<test::FoldOperand> operands;
     for (int k = 0; k < inputs; ++k) {
       const uint64_t bits = AnyElement(type, rng, i % 2 != 0);
@@ -141,10 +145,10 @@ class Reduce : public testing::TestWithParam<int> {
 TEST_P(Reduce, EveryOperationOnEveryTarget) {
   const DataType type = Type();
   Rng rng(test::TestSeed() + static_cast<uint64_t>(type));
-  const size_t counts[] = {0,  1,  2,  3,  4,  5,   7,   8,   9,   15,  16,  17,  31, 32,
-                           33, 63, 64, 65, 79, 127, 128, 129, 191, 255, 257, 300, 600};
+  const size_t counts[] = {0,  1,  2,  3,  4,  5,   7,   8,   9,   15,  16,  17,  31,           32,
+                           33, 63, 64, 65, 79, 127, 128, 129, 191, 255, 257, 300, Longest(type)};
   for (int op = 0; op < kReduceOps; ++op) {
-    for (int inputs = 1; inputs <= 8; ++inputs) {
+    for (const int inputs : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
       const Problem problem = MakeProblem(type, static_cast<ReduceOp>(op), inputs, &rng);
       for (const int64_t target : test::Targets()) {
         const test::ScopedTarget scoped(target);
@@ -162,13 +166,14 @@ TEST_P(Reduce, EveryOperationOnEveryTarget) {
 
 TEST_P(Reduce, InPlace) {
   Rng rng(test::TestSeed() + static_cast<uint64_t>(Type()));
-  for (const int inputs : {1, 2, 3, 5}) {
+  for (const int inputs : {1, 2, 3, 5, 20}) {
     const Problem problem = MakeProblem(Type(), ReduceOp::kSum, inputs, &rng);
     for (const int64_t target : test::Targets()) {
       const test::ScopedTarget scoped(target);
       for (int aliases = 1; aliases <= inputs; ++aliases) {
         for (const int outputs : {aliases, aliases + 1}) {
-          RunAndCheck(problem, kLongest, outputs, rng.Below(kSlack), rng.Below(kSlack), aliases);
+          RunAndCheck(problem, Longest(Type()), outputs, rng.Below(kSlack), rng.Below(kSlack),
+                      aliases);
           if (HasFatalFailure()) return;
         }
       }
@@ -182,7 +187,7 @@ TEST_P(Reduce, MostInputsAndOutputs) {
     const Problem problem = MakeProblem(Type(), op, kMaxReduceInputs, &rng);
     for (const int64_t target : test::Targets()) {
       const test::ScopedTarget scoped(target);
-      RunAndCheck(problem, 301, kMaxReduceOutputs, 1, 3, 0);
+      RunAndCheck(problem, Longest(Type()), kMaxReduceOutputs, 1, 3, 0);
       if (HasFatalFailure()) return;
     }
   }
@@ -204,15 +209,18 @@ TEST(DivideIntegers, TruncatesTowardZero) {
       for (int i = 0; i < 500; ++i) bits.push_back(AnyElement(type, &rng, false));
       bits.push_back(uint64_t{1} << (8 * SizeOf(type) - 1));  // the most negative
       bits.push_back(AnyElement(type, &rng, false));
-      std::vector<uint64_t> memory(bits.size());
-      for (size_t i = 0; i < bits.size(); ++i) {
-        test::StoreBits(type, memory.data(), i, bits[i]);
-      }
-      DivideIntegers(type, memory.data(), bits.size(), divisor);
-      for (size_t i = 0; i < bits.size(); ++i) {
-        ASSERT_EQ(test::LoadBits(type, memory.data(), i),
-                  test::FoldElement(type, ReduceOp::kAvg, {{bits[i]}}, divisor, true))
-            << Name(type) << " " << bits[i] << " / " << divisor;
+      for (const int64_t target : test::Targets()) {
+        const test::ScopedTarget scoped(target);
+        std::vector<uint64_t> memory(bits.size());
+        for (size_t i = 0; i < bits.size(); ++i) {
+          test::StoreBits(type, memory.data(), i, bits[i]);
+        }
+        DivideIntegers(type, memory.data(), bits.size(), divisor);
+        for (size_t i = 0; i < bits.size(); ++i) {
+          ASSERT_EQ(test::LoadBits(type, memory.data(), i),
+                    test::FoldElement(type, ReduceOp::kAvg, {{bits[i]}}, divisor, true))
+              << hwy::TargetName(target) << " " << Name(type) << " " << bits[i] << " / " << divisor;
+        }
       }
     }
   }

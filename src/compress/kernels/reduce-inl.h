@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fold of reduce.h for one element type, operation and instruction set. Included once per
+// target, between foreach_target.h's rounds.
+#include <cstddef>
+#include <limits>
+
+#include "compress/kernels/convert-inl.h"
+#include "compress/kernels/reduce.h"
+#include "hwy/highway.h"
+
+#if defined(INCCL_COMPRESS_KERNELS_REDUCE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef INCCL_COMPRESS_KERNELS_REDUCE_INL_H_
+#undef INCCL_COMPRESS_KERNELS_REDUCE_INL_H_
+#else
+#define INCCL_COMPRESS_KERNELS_REDUCE_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace inccl {
+namespace HWY_NAMESPACE {
+
+// Elements whose lanes are themselves; the counterpart of NarrowElement.
+template <typename T>
+struct WideElement {
+  using Code = T;
+  using Lane = T;
+  static constexpr bool kNarrow = false;
+  template <class D>
+  static HWY_INLINE hn::VFromD<D> Load(D d, const T* in) {
+    return hn::LoadU(d, in);
+  }
+  template <class D>
+  static HWY_INLINE void Store(hn::VFromD<D> value, D d, T* out) {
+    hn::StoreU(value, d, out);
+  }
+};
+
+struct SumOp {
+  template <class D, class V>
+  static HWY_INLINE V Apply(D, V a, V b) {
+    return hn::Add(a, b);
+  }
+};
+
+struct ProdOp {
+  template <class D, class V>
+  static HWY_INLINE V Apply(D, V a, V b) {
+    return hn::Mul(a, b);
+  }
+};
+
+// A NaN in `a` stays, one in `b` is not below `a`'s number and is taken. Equal zeros differ at most
+// in the sign, and `and` of both is +0 unless both are -0.
+struct MaxOp {
+  template <class D, class V>
+  static HWY_INLINE V Apply(D, V a, V b) {
+    if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
+      const V larger = hn::IfThenElse(hn::Gt(a, b), a, b);
+      const V number = hn::IfThenElse(hn::Eq(a, b), hn::And(a, b), larger);
+      return hn::IfThenElse(hn::Eq(a, a), number, a);
+    } else {
+      return hn::Max(a, b);
+    }
+  }
+};
+
+struct MinOp {
+  template <class D, class V>
+  static HWY_INLINE V Apply(D, V a, V b) {
+    if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
+      const V smaller = hn::IfThenElse(hn::Lt(a, b), a, b);
+      const V number = hn::IfThenElse(hn::Eq(a, b), hn::Or(a, b), smaller);
+      return hn::IfThenElse(hn::Eq(a, a), number, a);
+    } else {
+      return hn::Min(a, b);
+    }
+  }
+};
+
+// The payload of a NaN depends on the order of an instruction's operands, which the compiler
+// chooses; one NaN for all.
+template <class D>
+HWY_INLINE hn::VFromD<D> OneNan(D d, hn::VFromD<D> value) {
+  using T = hn::TFromD<D>;
+  if constexpr (hwy::IsFloat<T>()) {
+    const auto nan = hn::Set(d, std::numeric_limits<T>::quiet_NaN());
+    return hn::IfThenElse(hn::Eq(value, value), value, nan);
+  } else {
+    return value;
+  }
+}
+
+// Twice Lanes(d) consecutive elements in two vectors, and back. Which element is in which lane does
+// not matter to a fold. The values stored have been through OneNan.
+template <class Element>
+struct Pair {
+  using Code = typename Element::Code;
+  template <class D>
+  static HWY_INLINE void Load(D d, const Code* in, hn::VFromD<D>* a, hn::VFromD<D>* b) {
+    *a = Element::Load(d, in);
+    *b = Element::Load(d, in + hn::Lanes(d));
+  }
+  template <class D>
+  static HWY_INLINE void Store(hn::VFromD<D> a, hn::VFromD<D> b, D d, Code* out) {
+    Element::Store(a, d, out);
+    Element::Store(b, d, out + hn::Lanes(d));
+  }
+};
+
+#if HWY_TARGET != HWY_SCALAR
+// Even elements in one vector, odd ones in the other: nothing has to cross lanes. (On a
+// little-endian machine the even element is the lower half of 32 bits.)
+template <>
+struct Pair<NarrowElement<Bf16>> {
+  template <class DF>
+  static HWY_INLINE void Load(DF df, const uint16_t* in, hn::VFromD<DF>* a, hn::VFromD<DF>* b) {
+    const hn::RebindToUnsigned<DF> du;
+    const hn::Repartition<uint16_t, DF> d16;
+    const auto both = hn::BitCast(du, hn::LoadU(d16, in));
+    *a = hn::BitCast(df, hn::ShiftLeft<16>(both));
+    *b = hn::BitCast(df, hn::And(both, hn::Set(du, 0xFFFF0000u)));
+  }
+  // The one NaN rounds to its upper half.
+  template <class DF>
+  static HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> Rounded(DF, hn::VFromD<DF> value) {
+    const hn::RebindToUnsigned<DF> du;
+    const auto bits = hn::BitCast(du, value);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+    return hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
+  }
+  template <class DF>
+  static HWY_INLINE void Store(hn::VFromD<DF> a, hn::VFromD<DF> b, DF df, uint16_t* out) {
+    const hn::RebindToUnsigned<DF> du;
+    const hn::Repartition<uint16_t, DF> d16;
+    const auto even = hn::ShiftRight<16>(Rounded(df, a));
+    const auto odd = hn::And(Rounded(df, b), hn::Set(du, 0xFFFF0000u));
+    hn::StoreU(hn::BitCast(d16, hn::Or(even, odd)), d16, out);
+  }
+};
+#endif  // HWY_TARGET != HWY_SCALAR
+
+// One fold.
+//
+// The work is done in strips of four vectors that stay in registers. With many inputs, whose slots
+// tend to lie a multiple of the page size apart, the lines of all inputs would compete for the same
+// few places of the L1 cache; so kGroup inputs at a time are added up over a tile.
+template <class Element, class Op, bool kScaled>
+class Fold {
+ public:
+  using Code = typename Element::Code;
+  using Lane = typename Element::Lane;
+
+  explicit Fold(const ReduceArgs& args)
+      : args_(args), inputs_(args.inputs), outputs_(args.outputs) {}
+
+  HWY_INLINE void Run() const {
+    hn::ScalableTag<Lane> d;  // not const: its type is deduced from values and pointers alike
+    const hn::CappedTag<Lane, 4> few;
+    const hn::CappedTag<Lane, 1> one;
+    const size_t count = args_.count;
+    size_t i = 0;
+    if (inputs_ > kGroup) {
+      for (; count - i >= kTile; i += kTile) Tile(d, i);
+    }
+    for (; count - i >= Strip(d); i += Strip(d)) {
+      Vectors<decltype(d)> v;
+      LoadStrip(d, 0, i, &v);
+      Add(d, 1, inputs_, i, &v);
+      Finish(d, i, &v);
+    }
+    for (; count - i >= hn::Lanes(d); i += hn::Lanes(d)) OneVector(d, i);
+    for (; count - i >= hn::Lanes(few); i += hn::Lanes(few)) OneVector(few, i);
+    for (; i < count; ++i) OneVector(one, i);
+  }
+
+ private:
+  static constexpr int kGroup = 8;
+  static constexpr size_t kTile = 2048 / sizeof(Lane);  // a multiple of every Strip
+
+  template <class D>
+  struct Vectors {
+    hn::VFromD<D> a, b, c, e;
+  };
+
+  template <class D>
+  static HWY_INLINE size_t Strip(D d) {
+    return 4 * hn::Lanes(d);
+  }
+
+  const Code* In(int input, size_t i) const {
+    return static_cast<const Code*>(args_.in[input]) + i;
+  }
+  bool Scales(int input) const { return ((args_.scaled >> input) & 1) != 0; }
+
+  template <class D>
+  HWY_INLINE hn::VFromD<D> Scaled(D d, hn::VFromD<D> value) const {
+    value = hn::Mul(value, hn::Set(d, static_cast<Lane>(args_.scale)));
+    if constexpr (Element::kNarrow) value = Element::Round(d, value);
+    return value;
+  }
+
+  template <class D>
+  HWY_INLINE void LoadStrip(D d, int input, size_t i, Vectors<D>* v) const {
+    const Code* in = In(input, i);
+    Pair<Element>::Load(d, in, &v->a, &v->b);
+    Pair<Element>::Load(d, in + 2 * hn::Lanes(d), &v->c, &v->e);
+    if constexpr (kScaled) {
+      if (Scales(input)) {
+        v->a = Scaled(d, v->a);
+        v->b = Scaled(d, v->b);
+        v->c = Scaled(d, v->c);
+        v->e = Scaled(d, v->e);
+      }
+    }
+  }
+
+  template <class D>
+  HWY_INLINE void Add(D d, int first, int last, size_t i, Vectors<D>* v) const {
+    for (int k = first; k < last; ++k) {
+      Vectors<D> next;
+      LoadStrip(d, k, i, &next);
+      v->a = Op::Apply(d, v->a, next.a);
+      v->b = Op::Apply(d, v->b, next.b);
+      v->c = Op::Apply(d, v->c, next.c);
+      v->e = Op::Apply(d, v->e, next.e);
+    }
+  }
+
+  template <class D>
+  HWY_INLINE void Finish(D d, size_t i, Vectors<D>* v) const {
+    v->a = OneNan(d, v->a);
+    v->b = OneNan(d, v->b);
+    v->c = OneNan(d, v->c);
+    v->e = OneNan(d, v->e);
+    for (int k = 0; k < outputs_; ++k) {
+      Code* out = static_cast<Code*>(args_.out[k]) + i;
+      Pair<Element>::Store(v->a, v->b, d, out);
+      Pair<Element>::Store(v->c, v->e, d, out + 2 * hn::Lanes(d));
+    }
+  }
+
+  template <class D>
+  HWY_INLINE void Tile(D d, size_t begin) const {
+    HWY_ALIGN Lane sums[kTile];
+    const size_t n = hn::Lanes(d);
+    for (int first = 0; first < inputs_; first += kGroup) {
+      const int last = HWY_MIN(first + kGroup, inputs_);
+      for (size_t i = 0; i < kTile; i += Strip(d)) {
+        Lane* sum = sums + i;
+        Vectors<D> v;
+        if (first == 0) {
+          LoadStrip(d, 0, begin + i, &v);
+        } else {
+          v = {hn::Load(d, sum), hn::Load(d, sum + n), hn::Load(d, sum + 2 * n),
+               hn::Load(d, sum + 3 * n)};
+        }
+        Add(d, HWY_MAX(first, 1), last, begin + i, &v);
+        if (last == inputs_) {
+          Finish(d, begin + i, &v);
+        } else {
+          hn::Store(v.a, d, sum);
+          hn::Store(v.b, d, sum + n);
+          hn::Store(v.c, d, sum + 2 * n);
+          hn::Store(v.e, d, sum + 3 * n);
+        }
+      }
+    }
+  }
+
+  template <class D>
+  HWY_INLINE hn::VFromD<D> LoadOne(D d, int input, size_t i) const {
+    const auto value = Element::Load(d, In(input, i));
+    if constexpr (kScaled) {
+      if (Scales(input)) return Scaled(d, value);
+    }
+    return value;
+  }
+
+  template <class D>
+  HWY_INLINE void OneVector(D d, size_t i) const {
+    auto value = LoadOne(d, 0, i);
+    for (int k = 1; k < inputs_; ++k) value = Op::Apply(d, value, LoadOne(d, k, i));
+    value = OneNan(d, value);
+    for (int k = 0; k < outputs_; ++k) {
+      Element::Store(value, d, static_cast<Code*>(args_.out[k]) + i);
+    }
+  }
+
+  const ReduceArgs& args_;
+  const int inputs_, outputs_;
+};
+
+template <class Element, class Op, bool kScaled>
+void Reduce(const ReduceArgs& args) {
+  Fold<Element, Op, kScaled>(args).Run();
+}
+
+template <class Element>
+ReduceFn FindFloat(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum: return Reduce<Element, SumOp, false>;
+    case ReduceOp::kAvg: return Reduce<Element, SumOp, true>;
+    case ReduceOp::kMax: return Reduce<Element, MaxOp, false>;
+    case ReduceOp::kMin: return Reduce<Element, MinOp, false>;
+    case ReduceOp::kProd: break;
+  }
+  return Reduce<Element, ProdOp, false>;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace inccl
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
