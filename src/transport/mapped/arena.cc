@@ -57,7 +57,10 @@ Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
   const size_t committed_end = RoundUp(end, kPage);
   if (committed_end > committed_end_) {
     Status status = memory_->Commit(committed_end_, committed_end - committed_end_);
-    if (!status.ok()) return status;
+    if (!status.ok()) {
+      return Status(status.code(), fmt::format("rank {}: a lane needs {} bytes: {}", rank_, bytes,
+                                               status.message()));
+    }
     committed_end_ = committed_end;
     header()->committed.store(committed_end_, std::memory_order_release);
   }

@@ -38,6 +38,7 @@ class MappedSendLane final : public SendLane {
   const LaneSpec& spec() const override { return spec_; }
 
  private:
+  friend struct LaneTestAccess;
   struct Consumer {
     Peer peer;
     const CreditBlock* credit = nullptr;  // nullptr: the peer has not opened its end yet
@@ -75,6 +76,7 @@ class MappedRecvLane final : public RecvLane {
   const LaneSpec& spec() const override { return spec_; }
 
  private:
+  friend struct LaneTestAccess;
   // True once the producer's slots are known.
   Result<bool> Wire();
   // Copies the header of slice `ticket` out of slot `index`; false if it is not there.

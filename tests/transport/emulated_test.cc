@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arithmetic of the emulated link, in virtual time: nothing here waits or can be disturbed.
+#include "transport/emulated/emulated.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "base/rng.h"
+#include "support/manual_clock.h"
+#include "support/seed.h"
+#include "transport/loopback/loopback.h"
+
+namespace inccl {
+namespace {
+
+using test::ManualClock;
+
+constexpr uint32_t k128K = 128 << 10;
+
+// Slices of one lane, all of one size, sent as soon as there is a slot and consumed on sight.
+struct Flow {
+  int from = 0, to = 0;
+  uint32_t bytes = k128K;
+  uint32_t slices = 0;
+  uint16_t depth = 4;
+  uint8_t channel = 0;
+  std::unique_ptr<SendLane> send = nullptr;
+  std::unique_ptr<RecvLane> recv = nullptr;
+  uint32_t sent = 0, received = 0;
+  Time last = 0;                      // when the last slice became visible
+  std::vector<Time> departures = {};  // by slice
+  std::vector<Time> visible = {};
+};
+
+class LinkTest : public ::testing::Test {
+ protected:
+  void Start(int nranks, double gbps, double latency_us) {
+    ends_.clear();
+    gbps_ = gbps;
+    latency_ = static_cast<Time>(latency_us * 1000);
+    for (auto& end : MakeLoopback(nranks)) {
+      ends_.push_back(EmulateLink(std::move(end), LinkOptions{gbps, latency_us, &clock_}));
+    }
+    start_ = clock_.now;
+  }
+  void Open(Flow* flow) {
+    LaneSpec spec;
+    spec.channel = flow->channel;
+    spec.producer = flow->from;
+    spec.consumers = {flow->to};
+    spec.slot_bytes = flow->bytes;
+    spec.depth = flow->depth;
+    flow->send = *ends_[static_cast<size_t>(flow->from)]->OpenSend(spec);
+    flow->recv = *ends_[static_cast<size_t>(flow->to)]->OpenRecv(spec);
+  }
+  bool Progress() {
+    for (auto& end : ends_) {
+      if (!end->Progress(clock_.now).ok()) return false;
+    }
+    return true;
+  }
+  void SendOne(Flow* flow) {
+    ASSERT_NE(flow->send->TryAcquire()->data, nullptr);
+    ASSERT_TRUE(flow->send->Publish(SliceHeader{flow->bytes, flow->sent++, 0}).ok());
+  }
+  void ReceiveAll(Flow* flow, bool* moved) {
+    RecvLane::Incoming incoming;
+    while (*flow->recv->TryPeek(&incoming)) {
+      ASSERT_EQ(incoming.header.slice, flow->received++);
+      flow->departures.push_back(incoming.header.departure);
+      flow->visible.push_back(clock_.now);
+      flow->last = clock_.now;
+      ASSERT_TRUE(flow->recv->Release().ok());
+      *moved = true;
+    }
+  }
+  // All ranks poll until nobody finds anything, then time goes to the next event.
+  void Run(std::vector<Flow>* flows) {
+    for (Flow& flow : *flows) Open(&flow);
+    while (true) {
+      ASSERT_TRUE(Progress());
+      bool moved = false, done = true;
+      for (Flow& flow : *flows) {
+        while (flow.sent < flow.slices && flow.send->TryAcquire()->data != nullptr) {
+          SendOne(&flow);
+          moved = true;
+        }
+        ReceiveAll(&flow, &moved);
+        done = done && flow.received == flow.slices;
+      }
+      if (done) return;
+      if (moved) continue;
+      const Time next = NextEvent();
+      ASSERT_NE(next, kNever) << "somebody would sleep for ever";
+      ASSERT_GT(next, clock_.now) << "somebody would spin";
+      clock_.now = next;
+    }
+  }
+  Time NextEvent() const {
+    Time next = kNever;
+    for (const auto& end : ends_) next = std::min(next, end->NextEvent());
+    return next;
+  }
+  // ns that `slices` of `bytes` take on a link.
+  double Cost(double slices, double bytes) const { return slices * (64 + bytes) * 8 / gbps_; }
+  // From the start to the last of these, without the latency.
+  double Took(const std::vector<Flow>& flows) const {
+    Time last = 0;
+    for (const Flow& flow : flows) last = std::max(last, flow.last);
+    return static_cast<double>(last - start_ - latency_);
+  }
+
+  ManualClock clock_;
+  Time start_ = 0;
+  double gbps_ = 0;
+  Time latency_ = 0;
+  std::vector<std::unique_ptr<Transport>> ends_;
+};
+
+TEST_F(LinkTest, OneSliceArrivesAfterItsTimeAndLatency) {
+  Start(2, 1.0, 5.0);
+  Flow flow{.from = 0, .to = 1, .bytes = 1000};
+  Open(&flow);
+  ASSERT_TRUE(Progress());
+  SendOne(&flow);
+  ASSERT_TRUE(Progress());
+  RecvLane::Incoming incoming;
+  EXPECT_FALSE(*flow.recv->TryPeek(&incoming));
+  const Time arrival = start_ + (64 + 1000) * 8 + 5000;
+  EXPECT_EQ(ends_[1]->NextEvent(), arrival);
+  EXPECT_EQ(ends_[0]->NextEvent(), kNever);
+  clock_.now = arrival - 1;
+  ASSERT_TRUE(Progress());
+  EXPECT_FALSE(*flow.recv->TryPeek(&incoming));
+  clock_.now = arrival;
+  EXPECT_FALSE(*flow.recv->TryPeek(&incoming)) << "time stands still until Progress";
+  ASSERT_TRUE(Progress());
+  EXPECT_TRUE(*flow.recv->TryPeek(&incoming));
+  EXPECT_EQ(incoming.header.departure, arrival - 5000);
+  EXPECT_EQ(ends_[1]->NextEvent(), kNever) << "what is visible is no event to come";
+}
+
+TEST_F(LinkTest, DepthOneWaitsForTheCreditToTravel) {
+  Start(2, 1.0, 5.0);
+  std::vector<Flow> flows;
+  flows.push_back(Flow{.from = 0, .to = 1, .bytes = 1000, .slices = 10, .depth = 1});
+  Run(&flows);
+  // Each turn: slice, latency, credit of 16 bytes, latency.
+  const double turn = Cost(1, 1000) + 5000 + 16 * 8 + 5000;
+  EXPECT_NEAR(Took(flows), 9 * turn + Cost(1, 1000), 20);
+}
+
+TEST_F(LinkTest, FourSlotsKeepTheLinkBusy) {
+  for (const double gbps : {1.0, 10.0}) {
+    Start(2, gbps, 20.0);
+    std::vector<Flow> flows;
+    flows.push_back(Flow{.from = 0, .to = 1, .slices = 200});
+    Run(&flows);
+    EXPECT_GE(Took(flows), Cost(200, k128K) - 1);
+    EXPECT_LE(Took(flows), Cost(200, k128K) * 1.0001) << gbps << " Gbit/s";
+  }
+}
+
+// All ports full in both directions, credits among the data.
+TEST_F(LinkTest, RingKeepsAllLinksBusy) {
+  for (const double gbps : {1.0, 10.0}) {
+    Start(4, gbps, 20.0);
+    std::vector<Flow> flows;
+    for (int rank = 0; rank < 4; ++rank) {
+      flows.push_back(Flow{.from = rank, .to = (rank + 1) % 4, .slices = 200});
+    }
+    Run(&flows);
+    EXPECT_GE(Took(flows), Cost(200, k128K) - 1);
+    EXPECT_LE(Took(flows), (Cost(200, k128K) + 200 * 16 * 8 / gbps) * 1.001) << gbps << " Gbit/s";
+  }
+}
+
+TEST_F(LinkTest, OneToThreeHasOneLinksRate) {
+  Start(4, 10.0, 20.0);
+  std::vector<Flow> flows;
+  for (int to = 1; to < 4; ++to) flows.push_back(Flow{.from = 0, .to = to, .slices = 100});
+  Run(&flows);
+  EXPECT_GE(Took(flows), Cost(300, k128K) - 1);
+  EXPECT_LE(Took(flows), Cost(300, k128K) * 1.001);
+  EXPECT_EQ(ends_[0]->counters().slices, 300u);
+  EXPECT_EQ(ends_[0]->counters().payload_bytes, uint64_t{300} * k128K);
+  EXPECT_EQ(ends_[1]->counters().credits, 100u);
+}
+
+TEST_F(LinkTest, ThreeToOneHasOneLinksRate) {
+  Start(4, 10.0, 20.0);
+  std::vector<Flow> flows;
+  for (int from = 1; from < 4; ++from) flows.push_back(Flow{.from = from, .to = 0, .slices = 100});
+  Run(&flows);
+  EXPECT_GE(Took(flows), Cost(300, k128K) - 1);
+  EXPECT_LE(Took(flows), Cost(300, k128K) * 1.001);
+  // Fair: they end together but for one round of slots.
+  for (const Flow& flow : flows) {
+    EXPECT_LE(Took(flows) - static_cast<double>(flow.last - start_ - latency_), Cost(12, k128K));
+  }
+}
+
+TEST_F(LinkTest, DifferentPortsDoNotDisturbEachOther) {
+  Start(4, 10.0, 0.0);
+  std::vector<Flow> flows;
+  flows.push_back(Flow{.from = 0, .to = 1, .slices = 100});
+  flows.push_back(Flow{.from = 2, .to = 3, .slices = 100});
+  Run(&flows);
+  EXPECT_LE(Took(flows), Cost(100, k128K) * 1.0001);
+}
+
+TEST_F(LinkTest, ACreditOvertakesDataThatWaits) {
+  Start(2, 1.0, 0.0);
+  Flow forth{.from = 0, .to = 1, .bytes = 100, .depth = 1};
+  Flow back{.from = 1, .to = 0};
+  Open(&forth);
+  Open(&back);
+  ASSERT_TRUE(Progress());
+  SendOne(&forth);
+  for (int i = 0; i < 4; ++i) SendOne(&back);  // about 4 ms of data at the consumer's port
+  clock_.now += 164 * 8;
+  ASSERT_TRUE(Progress());
+  bool received = false;
+  ReceiveAll(&forth, &received);
+  ASSERT_TRUE(received);
+  ASSERT_TRUE(Progress());
+  EXPECT_EQ(forth.send->TryAcquire()->data, nullptr);
+  EXPECT_EQ(forth.send->Publish(SliceHeader{}).code(), Code::kInvalidUsage);
+  EXPECT_EQ(ends_[0]->NextEvent(), clock_.now + 16 * 8);
+  clock_.now += 16 * 8;
+  ASSERT_TRUE(Progress());
+  EXPECT_NE(forth.send->TryAcquire()->data, nullptr);
+}
+
+// What arrived while nobody looked was let through then, not when it is looked at.
+TEST_F(LinkTest, ASlowConsumerFindsWhatHasArrived) {
+  Start(3, 1.0, 0.0);
+  Flow a{.from = 1, .to = 0, .bytes = 10000};
+  Flow b{.from = 2, .to = 0, .bytes = 10000};
+  Open(&a);
+  Open(&b);
+  ASSERT_TRUE(Progress());
+  for (int i = 0; i < 4; ++i) SendOne(&a);
+  clock_.now += static_cast<Time>(Cost(100, 10000));
+  ASSERT_TRUE(Progress());
+  SendOne(&b);
+  clock_.now += static_cast<Time>(Cost(1, 10000));
+  ASSERT_TRUE(Progress());
+  bool received = false;
+  ReceiveAll(&b, &received);
+  EXPECT_TRUE(received) << "the port was idle";
+  ReceiveAll(&a, &received);
+  EXPECT_EQ(a.received, 4u) << "all arrived long ago";
+}
+
+TEST_F(LinkTest, RefusesMulticast) {
+  Start(3, 1.0, 0.0);
+  EXPECT_FALSE(ends_[0]->caps().multicast);
+  LaneSpec spec;
+  spec.producer = 0;
+  spec.consumers = {1, 2};
+  spec.depth = 1;
+  EXPECT_EQ(ends_[0]->OpenSend(spec).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(ends_[1]->OpenRecv(spec).status().code(), Code::kInvalidArgument);
+}
+
+// In no interval more than the rate: `through` is when each slice's last byte was through and how
+// long it takes.
+void CheckRate(std::vector<std::pair<Time, double>> through, Time start) {
+  std::sort(through.begin(), through.end());
+  for (size_t i = 0; i < through.size(); ++i) {
+    const Time from = i == 0 ? start : through[i - 1].first;
+    double busy = 0;
+    for (size_t j = i; j < through.size(); ++j) {
+      busy += through[j].second;
+      ASSERT_GE(static_cast<double>(through[j].first - from), busy - 2)
+          << "slices " << i << " to " << j;
+    }
+  }
+}
+
+TEST_F(LinkTest, NoPortExceedsItsRate) {
+  Rng rng(test::TestSeed());
+  for (int round = 0; round < 20; ++round) {
+    const double rates[] = {0.5, 1.0, 10.0, 97.0};
+    Start(4, rates[rng.Below(4)], static_cast<double>(rng.Below(50)));
+    std::vector<Flow> flows;
+    for (int lane = 0; lane < 32; ++lane) {
+      const int from = lane / 8, to = lane / 2 % 4;
+      if (from == to) continue;
+      flows.push_back(Flow{.from = from,
+                           .to = to,
+                           .bytes = static_cast<uint32_t>(rng.Below(20000)),
+                           .slices = static_cast<uint32_t>(rng.Below(30)),
+                           .depth = static_cast<uint16_t>(1 + rng.Below(4)),
+                           .channel = static_cast<uint8_t>(lane % 2)});
+    }
+    Run(&flows);
+    for (int rank = 0; rank < 4; ++rank) {
+      std::vector<std::pair<Time, double>> out, in;
+      for (const Flow& flow : flows) {
+        const double cost = Cost(1, flow.bytes);
+        for (const Time time : flow.departures) {
+          if (flow.from == rank) out.emplace_back(time, cost);
+        }
+        for (const Time time : flow.visible) {
+          if (flow.to == rank) in.emplace_back(time, cost);
+        }
+      }
+      SCOPED_TRACE(rank);
+      CheckRate(std::move(out), start_);
+      CheckRate(std::move(in), start_);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace inccl

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The lane protocol seen from inside: what is checked before it is believed. Memory is on the heap,
+// so that a sanitizer sees an access beyond it.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/rng.h"
+#include "support/seed.h"
+#include "transport/mapped/arena.h"
+#include "transport/mapped/lanes.h"
+#include "transport/mapped/mapped_transport.h"
+
+namespace inccl::mapped {
+
+// Moves both ends of a lane to where `ticket` slices have gone through it.
+struct LaneTestAccess {
+  static void Advance(uint64_t ticket, MappedSendLane* send, MappedRecvLane* recv) {
+    const uint32_t depth = send->spec_.depth;
+    for (uint64_t i = ticket - depth; i < ticket; ++i) {
+      auto* slot = reinterpret_cast<SlotHeader*>(send->slots_ + (i % depth) * send->stride_);
+      slot->seq.store(static_cast<uint32_t>(i + 1));
+    }
+    recv->credit_->released.store(ticket);
+    recv->ticket_ = ticket;
+    recv->index_ = static_cast<uint32_t>(ticket % depth);
+    send->ticket_ = ticket;
+    send->index_ = recv->index_;
+    send->free_until_ = ticket;
+    for (auto& consumer : send->consumers_) consumer.released = ticket - depth;
+  }
+};
+
+namespace {
+
+class HeapMemory final : public ArenaMemory {
+ public:
+  explicit HeapMemory(size_t bytes)
+      : bytes_(bytes), data_(new (std::align_val_t{kPage}) Page[bytes / kPage]()) {}
+  ~HeapMemory() override { ::operator delete[](data_, std::align_val_t{kPage}); }
+  std::byte* data() const override { return reinterpret_cast<std::byte*>(data_); }
+  size_t bytes() const override { return bytes_; }
+  Status Commit(size_t offset, size_t bytes) override {
+    if (offset + bytes > limit) return SystemError("out of pages");
+    commits.emplace_back(offset, bytes);
+    return Status::Ok();
+  }
+  size_t limit = SIZE_MAX;
+  std::vector<std::pair<size_t, size_t>> commits;
+
+ private:
+  struct Page {
+    std::byte bytes[kPage];
+  };
+  size_t bytes_;
+  Page* data_;
+};
+
+constexpr size_t kArenaBytes = kDataOffset + 64 * kPage;
+
+// Ranks 0 and 1 in one thread, with all their memory at hand.
+class End final : public MappedTransport {
+ public:
+  static std::unique_ptr<End> Make(int rank) {
+    auto memory = std::make_unique<HeapMemory>(kArenaBytes);
+    HeapMemory* raw = memory.get();
+    auto arena = Arena::Create(std::move(memory), rank, 2);
+    EXPECT_TRUE(arena.ok());
+    return std::unique_ptr<End>(new End(rank, std::move(*arena), raw));
+  }
+  void Attach(End* peer) {
+    auto view = ArenaView::Create(peer->memory->data(), kArenaBytes, peer->rank(), 2);
+    ASSERT_TRUE(view.ok()) << view.status().message();
+    SetPeer(peer->rank(), std::move(*view), peer->bell.get());
+  }
+  ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(memory->data()); }
+  DirectoryEntry* entry(size_t i) const {
+    return reinterpret_cast<DirectoryEntry*>(memory->data() + kDirectoryOffset) + i;
+  }
+
+  HeapMemory* memory;
+  std::unique_ptr<BellArea> bell;
+
+ private:
+  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw)
+      : End(rank, std::move(arena), raw, std::make_unique<BellArea>()) {}
+  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw, std::unique_ptr<BellArea> area)
+      : MappedTransport("test", rank, 2, std::move(arena), area.get(), FutexScope::kProcess,
+                        1 << 20),
+        memory(raw),
+        bell(std::move(area)) {}
+};
+
+class MappedTest : public ::testing::Test {
+ protected:
+  MappedTest() : zero_(End::Make(0)), one_(End::Make(1)) {
+    zero_->Attach(one_.get());
+    one_->Attach(zero_.get());
+  }
+  static LaneSpec Spec(uint32_t slot_bytes = 100, int depth = 2) {
+    LaneSpec spec;
+    spec.producer = 0;
+    spec.consumers = {1};
+    spec.slot_bytes = slot_bytes;
+    spec.depth = static_cast<uint16_t>(depth);
+    return spec;
+  }
+  void Open(const LaneSpec& spec) {
+    send_ = *zero_->OpenSend(spec);
+    recv_ = *one_->OpenRecv(spec);
+  }
+  SlotHeader* slot(size_t i) const {
+    return reinterpret_cast<SlotHeader*>(zero_->memory->data() + zero_->entry(0)->offset +
+                                         i * SlotStride(send_->spec().slot_bytes));
+  }
+  CreditBlock* credit() const {
+    return reinterpret_cast<CreditBlock*>(one_->memory->data() + one_->entry(0)->offset);
+  }
+  void Send(uint32_t slice) {
+    ASSERT_NE(send_->TryAcquire()->data, nullptr);
+    ASSERT_TRUE(send_->Publish(SliceHeader{0, slice, 0}).ok());
+  }
+  // The error names the peer.
+  static void ExpectDefect(const Status& status, int peer) {
+    EXPECT_EQ(status.code(), Code::kInternalError) << status.message();
+    EXPECT_NE(status.message().find("peer rank " + std::to_string(peer)), std::string::npos)
+        << status.message();
+  }
+
+  std::unique_ptr<End> zero_, one_;
+  std::unique_ptr<SendLane> send_;
+  std::unique_ptr<RecvLane> recv_;
+  RecvLane::Incoming incoming_;
+};
+
+TEST(LayoutTest, StridesAndSizes) {
+  EXPECT_EQ(SlotStride(0), 64u);
+  EXPECT_EQ(SlotStride(1), 128u);
+  EXPECT_EQ(SlotStride(64), 128u);
+  EXPECT_EQ(SlotStride(3968), 4032u);
+  EXPECT_EQ(SlotStride(4032), 4096u);
+  EXPECT_EQ(SlotStride(4033), 8192u);
+  EXPECT_EQ(SlotStride(131072), 131072u + 4096);
+  EXPECT_EQ(SlotStride(UINT32_MAX), (size_t{1} << 32) + 4096) << "no overflow";
+  EXPECT_EQ(CreditBytes(1), 64u);
+  EXPECT_EQ(CreditBytes(7), 64u);
+  EXPECT_EQ(CreditBytes(8), 128u);
+}
+
+TEST(ArenaTest, AllocatesAlignedAndCommitsWhatItUses) {
+  auto memory = std::make_unique<HeapMemory>(kArenaBytes);
+  HeapMemory* raw = memory.get();
+  auto arena = std::move(*Arena::Create(std::move(memory), 3, 8));
+  const uint64_t before = arena->memory_bytes();
+  const uint64_t a = *arena->Allocate(100, 64);
+  const uint64_t b = *arena->Allocate(10000, kPage);
+  const uint64_t c = *arena->Allocate(1, 64);
+  EXPECT_EQ(a % 64, 0u);
+  EXPECT_EQ(b % kPage, 0u);
+  EXPECT_GE(a, kDataOffset);
+  EXPECT_GE(b, a + 100);
+  EXPECT_GE(c, b + 10000);
+  EXPECT_EQ(arena->memory_bytes() - before, RoundUp(c + 1, kPage) - kDataOffset);
+  size_t end = kDataOffset;  // page by page without a gap, each once
+  for (const auto& [offset, bytes] : raw->commits) {
+    if (offset < kDataOffset) continue;
+    EXPECT_EQ(offset, end);
+    end = offset + bytes;
+  }
+  EXPECT_EQ(end, RoundUp(c + 1, kPage));
+}
+
+TEST(ArenaTest, ExhaustionIsAnErrorThatNamesSizes) {
+  auto memory = std::make_unique<HeapMemory>(kArenaBytes);
+  HeapMemory* raw = memory.get();
+  auto arena = std::move(*Arena::Create(std::move(memory), 3, 8));
+  const Status full = arena->Allocate(kArenaBytes, 64).status();
+  EXPECT_EQ(full.code(), Code::kSystemError);
+  EXPECT_NE(full.message().find("rank 3"), std::string::npos) << full.message();
+  EXPECT_NE(full.message().find(std::to_string(kArenaBytes)), std::string::npos) << full.message();
+  EXPECT_EQ(arena->Allocate(SIZE_MAX - 10, 64).status().code(), Code::kSystemError) << "overflow";
+  raw->limit = kDataOffset + kPage;
+  EXPECT_TRUE(arena->Allocate(100, 64).ok());
+  const Status refused = arena->Allocate(2 * kPage, 64).status();
+  EXPECT_EQ(refused.code(), Code::kSystemError);
+  EXPECT_NE(refused.message().find("8192"), std::string::npos) << refused.message();
+  EXPECT_TRUE(arena->Allocate(100, 64).ok()) << "what is committed can still be used";
+  EXPECT_EQ(Arena::Create(std::make_unique<HeapMemory>(kDataOffset), 0, 1).status().code(),
+            Code::kInvalidArgument);
+}
+
+TEST(ArenaTest, TheDirectoryHasAnEnd) {
+  auto arena = std::move(*Arena::Create(std::make_unique<HeapMemory>(kArenaBytes), 0, 2));
+  DirectoryEntry entry{};
+  for (uint32_t i = 0; i < kDirectoryEntries; ++i) ASSERT_TRUE(arena->Announce(entry).ok());
+  EXPECT_EQ(arena->Announce(entry).code(), Code::kSystemError);
+}
+
+TEST_F(MappedTest, ViewChecksTheHeader) {
+  const auto code = [&] {
+    return ArenaView::Create(one_->memory->data(), kArenaBytes, 1, 2).status().code();
+  };
+  EXPECT_EQ(code(), Code::kOk);
+  EXPECT_FALSE(ArenaView::Create(one_->memory->data(), kArenaBytes, 0, 2).ok()) << "rank";
+  EXPECT_FALSE(ArenaView::Create(one_->memory->data(), kArenaBytes, 1, 3).ok()) << "nranks";
+  EXPECT_FALSE(ArenaView::Create(one_->memory->data(), kArenaBytes - kPage, 1, 2).ok()) << "size";
+  EXPECT_FALSE(ArenaView::Create(one_->memory->data(), 0, 1, 2).ok()) << "size";
+  one_->header()->version ^= 1;
+  EXPECT_EQ(code(), Code::kInternalError);
+  one_->header()->version ^= 1;
+  one_->header()->magic ^= 1;
+  EXPECT_EQ(code(), Code::kInternalError);
+}
+
+TEST_F(MappedTest, BadDirectoryEntriesAreRefused) {
+  const std::vector<std::pair<const char*, void (*)(End*)>> damages = {
+      {"kind", [](End* end) { end->entry(0)->kind = 3; }},
+      {"consumer", [](End* end) { end->entry(0)->consumer = 0; }},
+      {"unaligned", [](End* end) { end->entry(0)->offset += 8; }},
+      {"before the data", [](End* end) { end->entry(0)->offset = 64; }},
+      {"beyond the end", [](End* end) { end->entry(0)->offset = kArenaBytes; }},
+      {"far beyond the end", [](End* end) { end->entry(0)->offset = ~uint64_t{63}; }},
+      {"not committed", [](End* end) { end->entry(0)->offset += 8 * kPage; }},
+      {"no slots", [](End* end) { end->entry(0)->depth = 0; }},
+      {"too many slots", [](End* end) { end->entry(0)->depth = 65535; }},
+      {"far too many slots", [](End* end) { end->entry(0)->depth = UINT32_MAX; }},
+      {"large slots", [](End* end) { end->entry(0)->slot_bytes = UINT32_MAX; }},
+      {"other shape", [](End* end) { end->entry(0)->slot_bytes -= 64; }},
+      {"too many entries", [](End* end) { end->header()->entries = kDirectoryEntries + 1; }},
+  };
+  for (const auto& [name, damage] : damages) {
+    SCOPED_TRACE(name);
+    auto zero = End::Make(0), one = End::Make(1);
+    one->Attach(zero.get());
+    zero->Attach(one.get());
+    auto send = *zero->OpenSend(Spec());
+    auto recv = *one->OpenRecv(Spec());
+    damage(zero.get());
+    const Status status = recv->TryPeek(&incoming_).status();
+    ExpectDefect(status, 0);
+    ExpectDefect(recv->TryPeek(&incoming_).status(), 0);
+  }
+  Open(Spec());
+  one_->entry(0)->offset = kArenaBytes - 8;
+  Send(0);
+  Send(1);
+  ExpectDefect(send_->TryAcquire().status(), 1);
+}
+
+TEST_F(MappedTest, ADirectoryDoesNotShrink) {
+  Open(Spec());
+  ASSERT_FALSE(*recv_->TryPeek(&incoming_));
+  LaneSpec other = Spec();
+  other.channel = 1;
+  auto late = *one_->OpenRecv(other);
+  zero_->header()->entries = 0;
+  ExpectDefect(late->TryPeek(&incoming_).status(), 0);
+}
+
+TEST_F(MappedTest, ASliceLargerThanItsSlotIsRefused) {
+  Open(Spec(100));
+  Send(0);
+  slot(0)->bytes = 101;
+  ExpectDefect(recv_->TryPeek(&incoming_).status(), 0);
+  SliceHeader header;
+  ExpectDefect(recv_->PeekAhead(0, &header).status(), 0);
+}
+
+TEST_F(MappedTest, AHeaderIsReadOnce) {
+  Open(Spec(100));
+  ASSERT_NE(send_->TryAcquire()->data, nullptr);
+  ASSERT_TRUE(send_->Publish(SliceHeader{60, 5, 77}).ok());
+  ASSERT_TRUE(*recv_->TryPeek(&incoming_));
+  slot(0)->bytes = UINT32_MAX;
+  slot(0)->signature = 1;
+  slot(0)->seq = 99;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming_));
+  EXPECT_EQ(incoming_.header.bytes, 60u);
+  EXPECT_EQ(incoming_.header.signature, 77u);
+}
+
+TEST_F(MappedTest, AWrongSequenceNumberIsRefused) {
+  for (const uint32_t seq : {2u, 3u, UINT32_MAX}) {
+    SCOPED_TRACE(seq);
+    if (send_ == nullptr) Open(Spec());
+    slot(0)->seq = seq;
+    ExpectDefect(recv_->TryPeek(&incoming_).status(), 0);
+  }
+}
+
+TEST_F(MappedTest, WrongCreditsAreRefused) {
+  Open(Spec());
+  Send(0);
+  Send(1);
+  credit()->released = 3;  // more than was published
+  ExpectDefect(send_->TryAcquire().status(), 1);
+  credit()->released = 1;
+  Send(2);
+  credit()->released = 0;  // less than before
+  ExpectDefect(send_->TryAcquire().status(), 1);
+}
+
+TEST_F(MappedTest, StampsBelongToTheirSlots) {
+  Open(Spec(100, 3));
+  SliceHeader header;
+  EXPECT_FALSE(*recv_->PeekAhead(0, &header));
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(send_->CreditDeparture(), 0);
+    ASSERT_NE(send_->TryAcquire()->data, nullptr);
+    ASSERT_TRUE(send_->Publish(SliceHeader{i, i, 0, 1000 + Time{i}}).ok());
+  }
+  for (uint32_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(*recv_->PeekAhead(i, &header));
+    EXPECT_EQ(header.slice, i);
+    EXPECT_EQ(header.departure, 1000 + Time{i});
+  }
+  EXPECT_FALSE(*recv_->PeekAhead(3, &header));
+  EXPECT_EQ(recv_->ReleaseStamped(5).code(), Code::kInvalidUsage);
+  for (Time i = 0; i < 3; ++i) {
+    ASSERT_TRUE(*recv_->TryPeek(&incoming_));
+    ASSERT_TRUE(recv_->ReleaseStamped(2000 + i).ok());
+  }
+  for (Time i = 0; i < 3; ++i) {
+    ASSERT_NE(send_->TryAcquire()->data, nullptr);
+    EXPECT_EQ(send_->CreditDeparture(), 2000 + i);
+    ASSERT_TRUE(send_->Publish(SliceHeader{}).ok());
+  }
+}
+
+TEST_F(MappedTest, NumbersWrapAround) {
+  const int depth = 3;
+  Open(Spec(100, depth));
+  ASSERT_FALSE(*recv_->TryPeek(&incoming_));
+  const uint64_t start = (uint64_t{1} << 32) - 7;
+  LaneTestAccess::Advance(start, static_cast<MappedSendLane*>(send_.get()),
+                          static_cast<MappedRecvLane*>(recv_.get()));
+  for (uint32_t i = 0; i < 20; ++i) {
+    ASSERT_FALSE(*recv_->TryPeek(&incoming_)) << i;
+    for (int j = 0; j < depth; ++j) Send(i * 10);
+    ASSERT_EQ(send_->TryAcquire()->data, nullptr);
+    for (int j = 0; j < depth; ++j) {
+      const Result<bool> there = recv_->TryPeek(&incoming_);
+      ASSERT_TRUE(there.ok()) << there.status().message();
+      ASSERT_TRUE(*there);
+      EXPECT_EQ(incoming_.header.slice, i * 10);
+      ASSERT_TRUE(recv_->Release().ok());
+    }
+  }
+}
+
+// A peer that writes anything anywhere can make calls fail; it cannot make us read elsewhere.
+TEST_F(MappedTest, ScribblesAreErrorsAtWorst) {
+  Rng rng(test::TestSeed());
+  int errors = 0, slices = 0;
+  for (int round = 0; round < 400; ++round) {
+    auto zero = End::Make(0), one = End::Make(1);
+    zero->Attach(one.get());
+    one->Attach(zero.get());
+    auto send = *zero->OpenSend(Spec(5000, 3));
+    auto recv = *one->OpenRecv(Spec(5000, 3));
+    for (int i = 0; i < 30; ++i) {
+      if (send->TryAcquire().ok() && send->TryAcquire()->data != nullptr) {
+        EXPECT_TRUE(send->Publish(SliceHeader{static_cast<uint32_t>(rng.Below(5001)), 0, 0}).ok());
+      }
+      if (rng.Below(3) == 0) {
+        // A word of the header, an entry, a slot's header or a credit.
+        End* victim = rng.Below(2) == 0 ? zero.get() : one.get();
+        const uint64_t places[] = {32, kDirectoryOffset, victim->entry(0)->offset};
+        uint64_t offset = places[rng.Below(3)] + rng.Below(8) * 4;
+        if (offset > kArenaBytes - 4) offset = kArenaBytes - 4;
+        const auto value = static_cast<uint32_t>(rng.Next() >> rng.Below(64));
+        std::memcpy(victim->memory->data() + offset, &value, sizeof(value));
+      }
+      RecvLane::Incoming incoming;
+      const Result<bool> there = recv->TryPeek(&incoming);
+      if (!there.ok()) {
+        ++errors;
+      } else if (*there) {
+        ++slices;
+        ASSERT_LE(incoming.header.bytes, 5000u);
+        unsigned sum = 0;
+        for (uint32_t at = 0; at < incoming.header.bytes; ++at) {
+          sum += static_cast<unsigned>(incoming.payload[at]);
+        }
+        EXPECT_LE(sum, 255u * 5000);
+        if (rng.Below(4) != 0) {
+          EXPECT_TRUE(recv->Release().ok());
+        }
+      }
+    }
+  }
+  EXPECT_GT(errors, 100);
+  EXPECT_GT(slices, 100);
+}
+
+TEST(DoorbellTest, ARingAfterArmEndsTheWait) {
+  BellArea area{};
+  FutexDoorbell bell(&area, FutexScope::kProcess);
+  for (int i = 0; i < 100; ++i) {
+    const uint32_t token = bell.Arm();
+    bell.Ring();
+    bell.Wait(token, kNever);
+    EXPECT_EQ(area.sleeping, 0u);
+  }
+}
+
+TEST(DoorbellTest, APeerRingsOnlyWhoSleeps) {
+  BellArea area{};
+  FutexDoorbell bell(&area, FutexScope::kHost);
+  RingIfSleeping(&area, FutexScope::kHost);
+  EXPECT_EQ(area.counter, 0u);
+  const uint32_t token = bell.Arm();
+  RingIfSleeping(&area, FutexScope::kHost);
+  RingIfSleeping(&area, FutexScope::kHost);
+  EXPECT_EQ(area.counter, 1u);
+  bell.Wait(token, kNever);
+  bell.Arm();
+  bell.Disarm();
+  RingIfSleeping(&area, FutexScope::kHost);
+  EXPECT_EQ(area.counter, 1u);
+}
+
+TEST(DoorbellTest, WaitEndsAtItsTimeout) {
+  BellArea area{};
+  FutexDoorbell bell(&area, FutexScope::kProcess);
+  const Time start = SystemClock().Now();
+  for (const Time timeout : {Time{-5}, Time{0}, Time{1}, 2 * kMillisecond}) {
+    bell.Wait(bell.Arm(), timeout);
+    EXPECT_EQ(area.sleeping, 0u);
+  }
+  EXPECT_GE(SystemClock().Now() - start, 2 * kMillisecond);
+}
+
+TEST(DoorbellTest, RingFromAnotherThread) {
+  BellArea area{};
+  FutexDoorbell bell(&area, FutexScope::kProcess);
+  std::atomic<int> flag = 0;
+  std::thread ringer([&] {
+    for (int i = 1; i <= 2000; ++i) {
+      flag.store(i, std::memory_order_relaxed);
+      bell.Ring();
+      while (flag.load() == i) std::this_thread::yield();
+    }
+  });
+  for (int i = 1; i <= 2000; ++i) {
+    while (true) {
+      const uint32_t token = bell.Arm();
+      if (flag.load(std::memory_order_relaxed) == i) break;
+      bell.Wait(token, kNever);
+    }
+    bell.Disarm();
+    flag = -i;
+  }
+  ringer.join();
+}
+
+}  // namespace
+}  // namespace inccl::mapped
