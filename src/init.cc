@@ -109,7 +109,9 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
 
 std::unique_ptr<Transport> WithLink(std::unique_ptr<Transport> transport, const LinkOptions& link) {
   if (link.gbps <= 0 && link.latency_us <= 0) return transport;
-  return EmulateLink(std::move(transport), link);
+  LinkOptions options = link;
+  if (options.gbps <= 0) options.gbps = 1e6;  // a latency alone: as good as no limit
+  return EmulateLink(std::move(transport), options);
 }
 
 }  // namespace inccl

@@ -108,9 +108,11 @@ std::string DotRank(const Schedule& schedule) {
     }
     for (const Dependency& wait : strand.waits) {
       const size_t last = schedule.strands[wait.strand].steps.size() - 1;
-      dot += fmt::format("    r{0}s{1}t{2} -> r{0}s{3}t0 [style=dashed, label=\"{4}\"];\n",
-                         schedule.rank, wait.strand, last, i,
-                         wait.lag == 0 ? "same row" : fmt::format("row - {}", wait.lag));
+      const std::string how = wait.lag == 0
+                                  ? "label=\"same row\""
+                                  : fmt::format("label=\"row - {}\", constraint=false", wait.lag);
+      dot += fmt::format("    r{0}s{1}t{2} -> r{0}s{3}t0 [style=dashed, {4}];\n", schedule.rank,
+                         wait.strand, last, i, how);
     }
   }
   return dot + "  }\n";

@@ -8,7 +8,10 @@
 // Steps of a strand run in order; strands are independent but for their row dependencies. Each end
 // of a lane belongs to exactly one strand, so results do not depend on timing (a Kahn network), and
 // one run with lanes of capacity 1 proves freedom from deadlock for all interleavings and
-// capacities.
+// capacities. It also does for any number of slices: a run that ends with all lanes empty ends as
+// it began, so the steps of a phase can be repeated, in groups of as many slices as a lane has
+// slots; and as strands wait for earlier rows, or earlier phases of their row, only, rows and
+// phases can be completed one by one.
 #ifndef INCCL_COLLECTIVES_SCHEDULE_H_
 #define INCCL_COLLECTIVES_SCHEDULE_H_
 
@@ -50,7 +53,7 @@ struct Step {
 };
 
 // The strand may begin row r only when `strand` has finished row r - lag (rows below 0 count as
-// finished).
+// finished). Lag 0 only for strands of an earlier phase.
 struct Dependency {
   uint16_t strand = 0;
   uint16_t lag = 0;
@@ -122,12 +125,12 @@ struct Proof {
                   // of one row pays a lane's latency
 };
 
-// schedules[r] is rank r's. Symbolically runs `rows` rows of two groups of slices with lanes of
-// capacity 1 and checks that sends meet receives of the same chunk and format, that every output is
-// the fold of exactly the contributions the collective promises (all-reduce: by the same expression
-// on every rank), that `contributions` is what has really been added, that each lane end belongs to
-// one strand, that nothing is left in a lane, and that the run ends. An error (kInternalError) says
-// rank, strand, step and what was found; a deadlock is told as the chain of who waits for whom.
+// schedules[r] is rank r's. Symbolically runs `rows` rows with lanes of capacity 1 and checks that
+// sends meet receives of the same chunk and format, that every output is the fold of exactly the
+// contributions the collective promises (all-reduce: by the same expression on every rank), that
+// `contributions` is what has really been added, that each lane end belongs to one strand, that
+// nothing is left in a lane, and that the run ends. An error (kInternalError) says rank, strand,
+// step and what was found; a deadlock is told as the chain of who waits for whom.
 Result<Proof> Validate(std::span<const Schedule> schedules, int rows = 3);
 
 // For people, of schedules that Validate accepts. NCCL's names (send, recv, recv-reduce-send,

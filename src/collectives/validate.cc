@@ -51,6 +51,27 @@ Result<Proof> Prove(std::span<const Schedule> schedules, int rows) {
 
 }  // namespace
 
+bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
+}
+
+bool HasInput(const Schedule& schedule, int chunk) {
+  switch (schedule.collective) {
+    case Collective::kAllGather: return chunk == schedule.rank;
+    case Collective::kBroadcast: return schedule.rank == schedule.root;
+    default: return true;
+  }
+}
+
+bool HasOutput(const Schedule& schedule, int chunk) {
+  switch (schedule.collective) {
+    case Collective::kReduceScatter: return chunk == schedule.rank;
+    case Collective::kReduce: return schedule.rank == schedule.root;
+    default: return true;
+  }
+}
+
 Result<Proof> Validate(std::span<const Schedule> schedules, int rows) {
   if (schedules.empty()) return InvalidArgument("Validate: no schedules");
   if (rows < 1) return InvalidArgument(fmt::format("Validate: rows is {}, not positive", rows));

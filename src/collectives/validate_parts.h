@@ -14,6 +14,12 @@
 
 namespace inccl {
 
+// What a collective promises in its data phase: whether it adds up, and whether a rank has this
+// chunk of the input, and is to have it of the output.
+bool Reduces(Collective collective);
+bool HasInput(const Schedule& schedule, int chunk);
+bool HasOutput(const Schedule& schedule, int chunk);
+
 // Indices in range, operands of the forms and on the side of a step that their space allows, phases
 // coupled.
 Status CheckStructure(const Schedule& schedule);

@@ -11,34 +11,9 @@
 namespace inccl {
 namespace {
 
-// Groups of slices per row: what follows a row without dependencies in between.
-constexpr int kGroups = 2;
-
-bool Reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kReduce;
-}
-
-// Whether a rank has this chunk of the input, and is to have it of the output.
-bool HasInput(const Schedule& schedule, int chunk) {
-  switch (schedule.collective) {
-    case Collective::kAllGather: return chunk == schedule.rank;
-    case Collective::kBroadcast: return schedule.rank == schedule.root;
-    default: return true;
-  }
-}
-
-bool HasOutput(const Schedule& schedule, int chunk) {
-  switch (schedule.collective) {
-    case Collective::kReduceScatter: return chunk == schedule.rank;
-    case Collective::kReduce: return schedule.rank == schedule.root;
-    default: return true;
-  }
-}
-
-// What a slot holds. `turn` counts groups from the first row on.
+// What a slot holds.
 struct Value {
-  int turn = -1;
+  int row = -1;
   uint8_t phase = 0;
   uint8_t channel = 0;
   uint16_t chunk = 0;
@@ -49,8 +24,8 @@ struct Value {
 };
 
 std::string Text(const Value& value) {
-  return fmt::format("chunk {} channel {} of row {} as {}", value.chunk, value.channel,
-                     value.turn / kGroups, Text(value.format));
+  return fmt::format("chunk {} channel {} of row {} as {}", value.chunk, value.channel, value.row,
+                     Text(value.format));
 }
 
 struct LaneState {
@@ -61,7 +36,7 @@ struct LaneState {
 
 struct StrandState {
   size_t rank = 0, strand = 0;
-  int turn = 0;
+  int row = 0;
   size_t step = 0;
   int messages = 0;
   int row_messages = 0;  // at the end of the first row
@@ -78,7 +53,7 @@ class SymbolicRun {
   SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int rows)
       : schedules_(schedules),
         table_(table),
-        turns_(rows * kGroups),
+        rows_(rows),
         expressions_(static_cast<int>(schedules.size())),
         lanes_(table.lanes.size()) {
     for (size_t i = 0; i < lanes_.size(); ++i) {
@@ -104,14 +79,14 @@ class SymbolicRun {
     for (bool moved = true; moved;) {
       moved = false;
       for (StrandState& state : strands_) {
-        while (state.turn < turns_ && !Why(state, nullptr)) {
+        while (state.row < rows_ && !Why(state, nullptr)) {
           if (Status status = Execute(&state); !status.ok()) return status;
           moved = true;
         }
       }
     }
     for (const StrandState& state : strands_) {
-      if (state.turn < turns_) return Deadlock(state);
+      if (state.row < rows_) return Deadlock(state);
     }
     if (Status status = CheckEnd(); !status.ok()) return status;
     return proof_;
@@ -133,7 +108,7 @@ class SymbolicRun {
   }
   std::string At(const StrandState& state) const {
     return fmt::format("{} row {}", Place(static_cast<int>(state.rank), state.strand, state.step),
-                       state.turn / kGroups);
+                       state.row);
   }
   Status Error(const StrandState& state, const std::string& what) const {
     return InternalError(fmt::format("{}: {}", At(state), what));
@@ -150,7 +125,7 @@ class SymbolicRun {
 
   std::span<const Schedule> schedules_;
   const LaneTable& table_;
-  const int turns_;
+  const int rows_;
   FoldExpressions expressions_;
   Proof proof_{true, 0};
   std::vector<StrandState> strands_;  // of all ranks
@@ -158,18 +133,18 @@ class SymbolicRun {
   std::vector<LaneState> lanes_;
   std::vector<std::vector<Value>> scratch_;  // by rank
   std::vector<size_t> cell_base_;            // by phase: its first cell; cells are chunk x channel
-  std::vector<std::vector<int>> written_;    // by rank and cell: turns written
+  std::vector<std::vector<int>> written_;    // by rank and cell: rows written
   std::vector<std::pair<int, int>> agreed_;  // by cell: the expression of all ranks, and of whom
   std::vector<int> parts_;                   // of the fold at hand
 };
 
 // Whether the strand must wait, and for what.
 bool SymbolicRun::Why(const StrandState& state, Blocked* blocked) const {
-  if (state.step == 0 && state.turn % kGroups == 0) {
-    const int row = state.turn / kGroups;
+  if (state.step == 0) {
+    const int row = state.row;
     for (const Dependency& wait : strand(state).waits) {
       const size_t other = strand_base_[state.rank] + wait.strand;
-      if (strands_[other].turn / kGroups + wait.lag > row) continue;
+      if (strands_[other].row + wait.lag > row) continue;
       if (blocked != nullptr) {
         *blocked = {fmt::format("strand {} to finish row {}", wait.strand, row - wait.lag), other};
       }
@@ -225,7 +200,7 @@ Status SymbolicRun::Execute(StrandState* state) {
   const int expression = expressions_.Fold(parts_);
   for (const Operand& operand : Operands(*state, false)) {
     if (Status status = Check(*state, operand, expression); !status.ok()) return status;
-    const Value value = {state->turn,
+    const Value value = {state->row,
                          strand(*state).phase,
                          strand(*state).channel,
                          operand.chunk,
@@ -259,13 +234,13 @@ Status SymbolicRun::Read(const StrandState& state, const Operand& operand, Value
     return Status::Ok();
   }
   const Value expected = {
-      state.turn, strand(state).phase, strand(state).channel, operand.chunk, operand.format, 0, 0,
+      state.row, strand(state).phase, strand(state).channel, operand.chunk, operand.format, 0, 0,
       0};
   std::string source;
   if (operand.space == Space::kScratch) {
     *value = scratch_[state.rank][operand.index];
     source = fmt::format("scratch slot {}", operand.index);
-    if (value->turn != state.turn) {
+    if (value->row != state.row) {
       return Error(state, source + " is read before it is written in this row");
     }
   } else {
@@ -274,7 +249,7 @@ Status SymbolicRun::Read(const StrandState& state, const Operand& operand, Value
     source = fmt::format("lane {} (step {} of its producer)", Text(*table_.lanes[shared].lane),
                          value->step);
   }
-  if (value->turn == expected.turn && value->phase == expected.phase &&
+  if (value->row == expected.row && value->phase == expected.phase &&
       value->channel == expected.channel && value->chunk == expected.chunk &&
       value->format == expected.format) {
     return Status::Ok();
@@ -324,7 +299,7 @@ Status SymbolicRun::WriteOutput(const StrandState& state, const Operand& output,
   }
   const size_t cell =
       cell_base_[s.phase] + size_t{output.chunk} * self.phases[s.phase].channels + s.channel;
-  if (written_[state.rank][cell] != state.turn) {
+  if (written_[state.rank][cell] != state.row) {
     return Error(
         state, fmt::format("output chunk {} channel {} is written twice", output.chunk, s.channel));
   }
@@ -340,12 +315,12 @@ Status SymbolicRun::WriteOutput(const StrandState& state, const Operand& output,
 
 void SymbolicRun::Advance(StrandState* state) {
   if (++state->step < strand(*state).steps.size()) return;
-  if (state->turn == 0) {
+  if (state->row == 0) {
     state->row_messages = state->messages;
     proof_.steps = std::max(proof_.steps, state->messages);
   }
   state->step = 0;
-  ++state->turn;
+  ++state->row;
 }
 
 // Follows who waits for whom from a strand that does not go on.
@@ -356,7 +331,7 @@ Status SymbolicRun::Deadlock(const StrandState& first) const {
   size_t at = static_cast<size_t>(&first - strands_.data());
   for (size_t links = 0;; ++links) {
     const StrandState& state = strands_[at];
-    if (state.turn == turns_) {
+    if (state.row == rows_) {
       text += fmt::format("; rank {} strand {} has ended", state.rank, state.strand);
       break;
     }
@@ -367,15 +342,16 @@ Status SymbolicRun::Deadlock(const StrandState& first) const {
     seen[at] = true;
     Blocked blocked;
     Why(state, &blocked);
-    if (links < kShown) text += fmt::format("; {} waits for {}", At(state), blocked.by);
+    if (links < kShown) {
+      text += fmt::format("{} {} waits for {}", links == 0 ? ":" : ";", At(state), blocked.by);
+    }
     if (links == kShown) text += "; ...";
     at = blocked.strand;
   }
   return InternalError(text);
 }
 
-// Every output is there. (Every lane is empty: each of at least two turns wrote it k and read it j
-// times, and as all strands have ended, 0 <= turns * (k - j) <= 1 slot.)
+// Every output is there, and every lane is empty.
 Status SymbolicRun::CheckEnd() const {
   for (const Schedule& self : schedules_) {
     const size_t rank = static_cast<size_t>(self.rank);
@@ -384,13 +360,22 @@ Status SymbolicRun::CheckEnd() const {
       for (int chunk = 0; chunk < phase.chunks; ++chunk) {
         for (size_t channel = 0; channel < phase.channels; ++channel) {
           const size_t cell = cell_base_[p] + static_cast<size_t>(chunk) * phase.channels + channel;
-          if (!HasOutput(self, chunk) || written_[rank][cell] == turns_) continue;
+          if (!HasOutput(self, chunk) || written_[rank][cell] == rows_) continue;
           return InternalError(
               fmt::format("rank {}: nothing writes output chunk {} channel {} of phase {}", rank,
                           chunk, channel, p));
         }
       }
     }
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i].unread == 0) continue;
+    const SharedLane& shared = table_.lanes[i];
+    return InternalError(
+        fmt::format("{}: lane {} still holds {} at the end",
+                    Place(shared.lane->producer, static_cast<size_t>(shared.producer_strand),
+                          lanes_[i].value.step),
+                    inccl::Text(*shared.lane), Text(lanes_[i].value)));
   }
   return Status::Ok();
 }

@@ -86,6 +86,13 @@ class StructureCheck {
         return Error(
             fmt::format("strand {} waits for strand {}, which does not exist", index, wait.strand));
       }
+      // Else slots and rows depend on each other: a strand of several groups of slices per row may
+      // need the one that waits for its end.
+      if (wait.lag == 0 && schedule_.strands[wait.strand].phase >= strand.phase) {
+        return Error(fmt::format(
+            "strand {} waits in the same row for strand {}, which is not of an earlier phase",
+            index, wait.strand));
+      }
     }
     for (size_t step = 0; step < strand.steps.size(); ++step) {
       if (Status status = StepAt(index, step); !status.ok()) return status;

@@ -26,6 +26,16 @@ std::string Describe(const LaneSpec& spec) {
                      spec.slot_bytes);
 }
 
+Status PublishError(const LaneSpec& spec, bool acquired, const SliceHeader& header) {
+  const std::string lane = fmt::format("rank {}: {}", spec.producer, Describe(spec));
+  if (!acquired) return InvalidUsage(lane + ": Publish without an acquired slot");
+  return InvalidArgument(fmt::format("{}: Publish of {} bytes", lane, header.bytes));
+}
+
+Status ReleaseError(const LaneSpec& spec) {
+  return InvalidUsage(fmt::format("{}: Release without a peeked slice", Describe(spec)));
+}
+
 Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks, const Caps& caps) {
   const auto wrong = [&](const std::string& what) {
     return InvalidArgument(fmt::format("rank {}: {}: {}", rank, Describe(spec), what));

@@ -17,6 +17,17 @@ enum class LaneSide { kSend, kRecv };
 // `rank` may open on this side with these capabilities.
 Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks, const Caps& caps);
 
+// kInvalidUsage if no slot is acquired, kInvalidArgument if the slice does not fit one.
+Status PublishError(const LaneSpec& spec, bool acquired, const SliceHeader& header);
+inline Status CheckPublish(const LaneSpec& spec, bool acquired, const SliceHeader& header) {
+  if (acquired && header.bytes <= spec.slot_bytes) [[likely]]
+    return Status::Ok();
+  return PublishError(spec, acquired, header);
+}
+
+// kInvalidUsage: Release without a peeked slice.
+Status ReleaseError(const LaneSpec& spec);
+
 // "data lane 3 -> 0,1 (channel 2, 4 x 131072 bytes)", for messages.
 std::string Describe(const LaneSpec& spec);
 

@@ -309,5 +309,65 @@ TEST(RunCalls, OfAllAlgorithmsShareTheirLanes) {
   }
 }
 
+// Changes one thing at random; the result may still be a right schedule.
+void Mutate(Schedule* schedule, std::mt19937_64* random) {
+  auto below = [&](size_t limit) { return static_cast<size_t>((*random)() % limit); };
+  Strand& strand = schedule->strands[below(schedule->strands.size())];
+  if (strand.steps.empty()) return;  // by the change before
+  Step& step = strand.steps[below(strand.steps.size())];
+  Operand& operand = schedule->operands[step.first_operand + below(step.inputs + step.outputs)];
+  switch (below(8)) {
+    case 0: std::swap(step, strand.steps[below(strand.steps.size())]); break;
+    case 1:
+      std::swap(schedule->operands[step.first_operand],
+                schedule->operands[step.first_operand + below(step.inputs)]);
+      break;
+    case 2: operand.index = static_cast<uint16_t>(below(schedule->lanes.size() + 1)); break;
+    case 3:
+      operand.chunk = static_cast<uint16_t>(below(static_cast<size_t>(schedule->nranks)));
+      break;
+    case 4: operand.space = static_cast<Space>(below(4)); break;
+    case 5: operand.format = {static_cast<Form>(below(5)), static_cast<uint16_t>(below(4))}; break;
+    case 6: {  // the end of a strand becomes a strand of its own
+      Strand tail = {strand.phase, strand.channel, {strand.steps.back()}, {}};
+      strand.steps.pop_back();
+      schedule->strands.push_back(std::move(tail));
+      break;
+    }
+    case 7:
+      strand.waits.push_back({static_cast<uint16_t>(below(schedule->strands.size())),
+                              static_cast<uint16_t>(below(3))});
+      break;
+  }
+}
+
+TEST(RunMutants, WhatValidateAcceptsIsRight) {
+  std::mt19937_64 random(test::TestSeed());
+  int accepted = 0, refused = 0;
+  for (const test::Case& which : test::AllCases()) {
+    for (int round = 0; round < 300; ++round) {
+      const ScheduleRequest request = test::RequestOf(which, 2 + round % 5);
+      std::vector<Schedule> schedules = MakeAll(request);
+      for (int changes = 1 + round % 2; changes > 0; --changes) {
+        Mutate(&schedules[random() % schedules.size()], &random);
+      }
+      if (!Validate(schedules).ok()) {
+        ++refused;
+        continue;
+      }
+      ++accepted;
+      const uint64_t seed = random();
+      Interpreter interpreter(seed);
+      interpreter.AddCall(std::move(schedules));
+      ASSERT_TRUE(interpreter.Run()) << test::Describe(request) << " seed " << seed;
+      EXPECT_TRUE(interpreter.call(0).outputs == Promised(interpreter.call(0)))
+          << test::Describe(request) << " seed " << seed;
+      EXPECT_TRUE(interpreter.LanesEmpty()) << test::Describe(request) << " seed " << seed;
+    }
+  }
+  EXPECT_GT(accepted, 0);
+  EXPECT_GT(refused, accepted);
+}
+
 }  // namespace
 }  // namespace inccl

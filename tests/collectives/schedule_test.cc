@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <set>
+#include <utility>
 
 #include "collectives/schedule_cases.h"
 
@@ -253,6 +254,40 @@ TEST_P(EverySchedule, HasTheStepsAndTheTrafficOfTheFormulas) {
     EXPECT_NEAR(most.received, expected.most.received, 1e-9) << n;
     EXPECT_EQ(most.largest_sum, expected.most.largest_sum) << n;
     EXPECT_NEAR(sent, received, 1e-6) << n;
+  }
+}
+
+// Lanes that a rank is an end of, and those of them it produces, at most.
+std::pair<int, int> ExpectedLanes(const Case& which, int n) {
+  const bool ring = which.algorithm == Algorithm::kRing;
+  const bool direct = which.algorithm == Algorithm::kDirect;
+  switch (which.collective) {
+    case Collective::kAllReduce: {
+      const int log = FloorLog2(n);
+      if (which.algorithm == Algorithm::kTree) return {7, 3};
+      if (which.algorithm == Algorithm::kRecursiveDoubling) return {2 * log, log};
+      if (which.algorithm == Algorithm::kDirectOneShot) return {n, 1};
+      return ring ? std::pair(4, 2) : std::pair(3 * n - 2, n);
+    }
+    case Collective::kReduceScatter: return ring ? std::pair(4, 2) : std::pair(2 * n - 2, n - 1);
+    case Collective::kAllGather: return ring ? std::pair(4, 2) : std::pair(n, 1);
+    case Collective::kBroadcast: return {direct ? 1 : 2, 1};
+    case Collective::kReduce: return {ring ? 2 : direct ? n - 1 : 3, 1};
+  }
+  return {};
+}
+
+TEST_P(EverySchedule, HasTheLanesOfTheFormulas) {
+  for (int n : {8, 16, 64}) {
+    std::pair<int, int> most = {0, 0};
+    for (const Schedule& schedule : MakeAll(RequestOf(GetParam(), n))) {
+      const auto produced =
+          std::count_if(schedule.lanes.begin(), schedule.lanes.end(),
+                        [&](const ScheduleLane& lane) { return lane.producer == schedule.rank; });
+      most.first = std::max(most.first, static_cast<int>(schedule.lanes.size()));
+      most.second = std::max(most.second, static_cast<int>(produced));
+    }
+    EXPECT_EQ(most, ExpectedLanes(GetParam(), n)) << n;
   }
 }
 

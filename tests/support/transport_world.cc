@@ -8,19 +8,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <filesystem>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "transport/emulated/emulated.h"
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
+#include "transport/sim/sim_world.h"
 
 namespace inccl::test {
 namespace {
 
-constexpr Time kDeadline = 20 * kSecond;  // of one wait: only a hang gets there
+constexpr LinkOptions kLink = {.gbps = 100, .latency_us = 2, .clock = nullptr};
+constexpr Time kDeadline = 120 * kSecond;  // of one wait: only a hang gets there
 
 template <typename T>
 T Checked(Result<T> result) {
@@ -134,25 +140,28 @@ std::vector<int> ReceiveFds(int socket) {
 // sockets[i][j] is rank i's end towards rank j.
 using Sockets = std::vector<std::vector<UniqueFd>>;
 
-void RunChild(int rank, int nranks, Sockets sockets, uint64_t seed,
+void RunChild(int rank, int nranks, Sockets sockets, uint64_t seed, bool link,
               const std::function<void(RankContext&)>& body) {
   const std::vector<UniqueFd> mine = std::move(sockets[static_cast<size_t>(rank)]);
   sockets.clear();  // so that a dead peer is an end of file
-  std::unique_ptr<ShmTransport> end = Checked(ShmTransport::Create(rank, nranks));
+  std::unique_ptr<ShmTransport> shm = Checked(ShmTransport::Create(rank, nranks));
   for (int peer = 0; peer < nranks; ++peer) {
-    if (peer != rank) SendFds(mine[static_cast<size_t>(peer)].get(), end->fds_to_share());
+    if (peer != rank) SendFds(mine[static_cast<size_t>(peer)].get(), shm->fds_to_share());
   }
   for (int peer = 0; peer < nranks; ++peer) {
     if (peer == rank) continue;
     const std::vector<int> fds = ReceiveFds(mine[static_cast<size_t>(peer)].get());
-    Status status = end->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]));
+    Status status = shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]));
     if (!status.ok()) throw std::runtime_error(status.message());
   }
+  std::unique_ptr<Transport> end = std::move(shm);
+  if (link) end = EmulateLink(std::move(end), kLink);
   BlockingContext context(rank, nranks, end.get(), Mix64(seed + static_cast<uint64_t>(rank)));
   RunBody(context, body);
 }
 
-void RunProcesses(int nranks, uint64_t seed, const std::function<void(RankContext&)>& body) {
+void RunProcesses(int nranks, uint64_t seed, bool link,
+                  const std::function<void(RankContext&)>& body) {
   const auto n = static_cast<size_t>(nranks);
   Sockets sockets(n);
   for (auto& row : sockets) row.resize(n);
@@ -171,7 +180,7 @@ void RunProcesses(int nranks, uint64_t seed, const std::function<void(RankContex
     ASSERT_GE(pid, 0);
     if (pid == 0) {
       try {
-        RunChild(rank, nranks, std::move(sockets), seed, body);
+        RunChild(rank, nranks, std::move(sockets), seed, link, body);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
       }
@@ -187,6 +196,140 @@ void RunProcesses(int nranks, uint64_t seed, const std::function<void(RankContex
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
         << "rank " << rank << " ended with wait status " << status;
   }
+}
+
+// One rank at a time, in threads that hand a baton around: a rank that finds nothing gives it back,
+// and when no rank finds anything virtual time goes on. Deterministic but for the library's bugs.
+class SimRunner {
+ public:
+  SimRunner(std::vector<std::unique_ptr<Transport>> ends, SimWorld* world, uint64_t seed)
+      : ends_(std::move(ends)), world_(world), rng_(seed), ranks_(ends_.size()) {}
+
+  void Run(uint64_t seed, const std::function<void(RankContext&)>& body);
+  // Called by rank with the baton; throws if the run has stopped.
+  void GiveBaton(size_t rank);
+  const Clock& clock() const { return world_->clock(); }
+
+ private:
+  static constexpr size_t kScheduler = SIZE_MAX;
+  struct RankState {
+    bool finished = false;
+    bool idle = false;  // found nothing since the last event
+    std::condition_variable wake;
+  };
+  void TakeBaton(size_t rank, std::unique_lock<std::mutex>* lock) {
+    ranks_[rank].wake.wait(*lock, [&] { return holder_ == rank; });
+  }
+  void Schedule();
+  bool Advance();
+
+  std::vector<std::unique_ptr<Transport>> ends_;
+  SimWorld* world_;
+  Rng rng_;
+  std::mutex mutex_;
+  std::condition_variable scheduler_wake_;
+  size_t holder_ = kScheduler;
+  bool stopped_ = false;
+  std::deque<RankState> ranks_;
+};
+
+class SimContext final : public RankContext {
+ public:
+  SimContext(SimRunner* runner, int r, int n, Transport* t, uint64_t seed)
+      : RankContext(r, n, t, seed), runner_(runner) {}
+  void Progress() override { Checked(transport->Progress(runner_->clock().Now())); }
+  void WaitUntil(const std::function<bool()>& poll) override {
+    while (true) {
+      Progress();
+      if (poll()) return;
+      runner_->GiveBaton(static_cast<size_t>(rank));
+    }
+  }
+
+ private:
+  SimRunner* runner_;
+};
+
+void SimRunner::GiveBaton(size_t rank) {
+  std::unique_lock lock(mutex_);
+  ranks_[rank].idle = true;
+  holder_ = kScheduler;
+  scheduler_wake_.notify_one();
+  TakeBaton(rank, &lock);
+  if (stopped_) throw std::runtime_error("deadlock: no event is left");
+}
+
+// To the next event of the world or of a living rank's link; false if there is none.
+bool SimRunner::Advance() {
+  Time next = world_->next_event();
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].finished) next = std::min(next, ends_[rank]->NextEvent());
+  }
+  if (next == kNever) return false;
+  world_->AdvanceTo(next);
+  return true;
+}
+
+void SimRunner::Schedule() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    std::vector<size_t> living, ready;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].finished) continue;
+      living.push_back(rank);
+      if (!ranks_[rank].idle) ready.push_back(rank);
+    }
+    if (living.empty()) return;
+    if (ready.empty() || rng_.Below(4) == 0) {
+      if (!Advance() && ready.empty()) stopped_ = true;
+      for (const size_t rank : living) ranks_[rank].idle = false;
+      ready = living;
+    }
+    holder_ = ready[rng_.Below(ready.size())];
+    ranks_[holder_].wake.notify_one();
+    scheduler_wake_.wait(lock, [&] { return holder_ == kScheduler; });
+  }
+}
+
+void SimRunner::Run(uint64_t seed, const std::function<void(RankContext&)>& body) {
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      {
+        std::unique_lock lock(mutex_);
+        TakeBaton(rank, &lock);
+      }
+      SimContext context(this, static_cast<int>(rank), static_cast<int>(ranks_.size()),
+                         ends_[rank].get(), Mix64(seed + rank));
+      RunBody(context, body);
+      std::unique_lock lock(mutex_);
+      ranks_[rank].finished = true;
+      holder_ = kScheduler;
+      scheduler_wake_.notify_one();
+    });
+  }
+  Schedule();
+  for (std::thread& thread : threads) thread.join();
+}
+
+void RunSim(int nranks, uint64_t seed, bool multicast, bool link,
+            const std::function<void(RankContext&)>& body) {
+  SimOptions options;
+  options.multicast = multicast;
+  SimWorld world(nranks, seed, options);
+  std::vector<std::unique_ptr<Transport>> ends;
+  for (int rank = 0; rank < nranks; ++rank) {
+    ends.push_back(world.NewTransport(rank));
+    LinkOptions link_options = kLink;
+    link_options.clock = &world.clock();
+    if (link) ends.back() = EmulateLink(std::move(ends.back()), link_options);
+  }
+  SimRunner(std::move(ends), &world, seed).Run(seed, body);
+}
+
+std::vector<std::unique_ptr<Transport>> WithLinks(std::vector<std::unique_ptr<Transport>> ends) {
+  for (auto& end : ends) end = EmulateLink(std::move(end), kLink);
+  return ends;
 }
 
 int CountEntries(const char* directory) {
@@ -243,18 +386,27 @@ const char* Name(WorldKind kind) {
     case WorldKind::kLoopback: return "Loopback";
     case WorldKind::kShmThreads: return "ShmThreads";
     case WorldKind::kShmProcesses: return "ShmProcesses";
+    case WorldKind::kSim: return "Sim";
+    case WorldKind::kSimUnicast: return "SimUnicast";
+    case WorldKind::kLink: return "Link";
+    case WorldKind::kLinkProcesses: return "LinkProcesses";
+    case WorldKind::kLinkSim: return "LinkSim";
   }
   return "?";
 }
-
-bool SharesMemory(WorldKind kind) { return kind != WorldKind::kShmProcesses; }
 
 void RunRanks(WorldKind kind, int nranks, uint64_t seed,
               const std::function<void(RankContext&)>& body) {
   switch (kind) {
     case WorldKind::kLoopback: return RunThreads(MakeLoopback(nranks), seed, body);
     case WorldKind::kShmThreads: return RunThreads(MakeShm(nranks), seed, body);
-    case WorldKind::kShmProcesses: return RunProcesses(nranks, seed, body);
+    case WorldKind::kShmProcesses: return RunProcesses(nranks, seed, /*link=*/false, body);
+    case WorldKind::kSim: return RunSim(nranks, seed, /*multicast=*/true, /*link=*/false, body);
+    case WorldKind::kSimUnicast:
+      return RunSim(nranks, seed, /*multicast=*/false, /*link=*/false, body);
+    case WorldKind::kLink: return RunThreads(WithLinks(MakeLoopback(nranks)), seed, body);
+    case WorldKind::kLinkProcesses: return RunProcesses(nranks, seed, /*link=*/true, body);
+    case WorldKind::kLinkSim: return RunSim(nranks, seed, /*multicast=*/true, /*link=*/true, body);
   }
 }
 

@@ -50,11 +50,13 @@ enum class WorldKind {
   kLoopback,
   kShmThreads,
   kShmProcesses,
+  kSim,
+  kSimUnicast,     // without multicast
+  kLink,           // an emulated link over loopback
+  kLinkProcesses,  // over shm
+  kLinkSim,        // over the simulator, in virtual time
 };
 const char* Name(WorldKind kind);
-// Whether ranks may share variables of the test.
-bool SharesMemory(WorldKind kind);
-
 // Creates the transports of `nranks` ranks and runs body for each; each rank's end is destroyed
 // when its body returns. EXPECT and ASSERT work in bodies.
 void RunRanks(WorldKind kind, int nranks, uint64_t seed,

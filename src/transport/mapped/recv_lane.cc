@@ -17,6 +17,7 @@ MappedRecvLane::MappedRecvLane(LaneSpec spec, CreditBlock* credit, const Peer& p
       stride_(SlotStride(spec_.slot_bytes)) {}
 
 Result<bool> MappedRecvLane::Wire() {
+  if (slots_ != nullptr) return true;
   const uint32_t entries = producer_.view->entries();
   if (entries == looked_) return false;
   Result<const std::byte*> found = producer_.view->Find(key_, -1, spec_.slot_bytes, spec_.depth);
@@ -51,10 +52,7 @@ Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
 
 Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
   if (!peeked_) {
-    if (slots_ == nullptr) {
-      Result<bool> wired = Wire();
-      if (!wired.ok() || !*wired) return wired;
-    }
+    if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
     Result<bool> there = ReadHeader(ticket_, index_, &incoming_.header);
     if (!there.ok() || !*there) return there;
     incoming_.payload = slots_ + index_ * stride_ + sizeof(SlotHeader);
@@ -65,7 +63,8 @@ Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
 }
 
 Result<bool> MappedRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
-  if (slots_ == nullptr || ahead >= spec_.depth) return false;
+  if (ahead >= spec_.depth) return false;
+  if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
   return ReadHeader(ticket_ + ahead, (index_ + ahead) % spec_.depth, header);
 }
 
@@ -75,9 +74,7 @@ Status MappedRecvLane::ReleaseStamped(Time departure) {
 }
 
 Status MappedRecvLane::Release() {
-  if (!peeked_) {
-    return InvalidUsage(fmt::format("{}: Release without a peeked slice", Describe(spec_)));
-  }
+  if (!peeked_) return ReleaseError(spec_);
   peeked_ = false;
   ++ticket_;
   if (++index_ == spec_.depth) index_ = 0;

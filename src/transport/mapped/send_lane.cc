@@ -66,14 +66,7 @@ Result<Span> MappedSendLane::TryAcquire() {
 }
 
 Status MappedSendLane::Publish(const SliceHeader& header) {
-  if (!acquired_) {
-    return InvalidUsage(fmt::format("rank {}: {}: Publish without an acquired slot", spec_.producer,
-                                    Describe(spec_)));
-  }
-  if (header.bytes > spec_.slot_bytes) {
-    return InvalidArgument(fmt::format("rank {}: {}: Publish of {} bytes", spec_.producer,
-                                       Describe(spec_), header.bytes));
-  }
+  if (Status status = CheckPublish(spec_, acquired_, header); !status.ok()) return status;
   auto* slot_header = reinterpret_cast<SlotHeader*>(slot());
   slot_header->bytes.store(header.bytes, std::memory_order_relaxed);
   slot_header->slice.store(header.slice, std::memory_order_relaxed);

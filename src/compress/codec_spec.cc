@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/codec_spec.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+
+namespace inccl {
+namespace {
+
+bool IsLower(char c) { return c >= 'a' && c <= 'z'; }
+bool IsUpper(char c) { return c >= 'A' && c <= 'Z'; }
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+bool IsNameChar(char c) { return IsLower(c) || IsDigit(c) || c == '_'; }
+bool IsValueChar(char c) { return IsNameChar(c) || IsUpper(c) || c == '.' || c == '+' || c == '-'; }
+
+// Text for an error: never longer than a line, control and non-ASCII bytes as hex.
+std::string Show(std::string_view text) {
+  std::string shown;
+  for (const char c : text.substr(0, 80)) {
+    const auto byte = static_cast<unsigned char>(c);
+    shown += byte >= 0x20 && byte < 0x7f ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
+  }
+  return text.size() > 80 ? shown + "..." : shown;
+}
+
+Status CheckName(std::string_view what, std::string_view name) {
+  if (name.empty()) return InvalidArgument(fmt::format("codec spec: empty {}", what));
+  if (name.size() > CodecSpec::kMaxName) {
+    return InvalidArgument(fmt::format("codec spec: {} \"{}\" has {} characters, at most {}", what,
+                                       Show(name), name.size(), CodecSpec::kMaxName));
+  }
+  if (!IsLower(name[0]) || !std::all_of(name.begin(), name.end(), IsNameChar)) {
+    return InvalidArgument(fmt::format(
+        "codec spec: {} \"{}\" is not made of a-z, 0-9 and _, a letter first", what, Show(name)));
+  }
+  return Status::Ok();
+}
+
+Status CheckValue(std::string_view key, std::string_view value) {
+  if (value.empty()) return InvalidArgument(fmt::format("codec spec: {}: empty value", key));
+  if (value.size() > CodecSpec::kMaxValue) {
+    return InvalidArgument(
+        fmt::format("codec spec: {}: the value \"{}\" has {} characters, at most {}", key,
+                    Show(value), value.size(), CodecSpec::kMaxValue));
+  }
+  if (!std::all_of(value.begin(), value.end(), IsValueChar)) {
+    return InvalidArgument(fmt::format(
+        "codec spec: {}: the value \"{}\" is not made of letters, digits, '.', '_', '+' and '-'",
+        key, Show(value)));
+  }
+  return Status::Ok();
+}
+
+bool ParseUnsigned(std::string_view text, uint64_t* value) {
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, *value);
+  return parsed.ec == std::errc() && parsed.ptr == end;
+}
+
+}  // namespace
+
+Result<CodecSpec> CodecSpec::Parse(std::string_view text) {
+  if (text.size() > kMaxText) {
+    return InvalidArgument(
+        fmt::format("codec spec: {} characters, at most {}", text.size(), kMaxText));
+  }
+  CodecSpec spec;
+  const size_t colon = text.find(':');
+  spec.name_ = text.substr(0, colon);
+  if (Status status = CheckName("codec name", spec.name_); !status.ok()) return status;
+  if (colon == std::string_view::npos) return spec;
+  std::string_view rest = text.substr(colon + 1);
+  while (true) {
+    const size_t comma = rest.find(',');
+    const std::string_view item = rest.substr(0, comma);
+    const size_t equals = item.find('=');
+    if (equals == std::string_view::npos) {
+      return InvalidArgument(
+          fmt::format("codec spec: \"{}\" in \"{}\" is not key=value", Show(item), Show(text)));
+    }
+    const std::string_view key = item.substr(0, equals), value = item.substr(equals + 1);
+    if (Status status = CheckName("key", key); !status.ok()) return status;
+    if (Status status = CheckValue(key, value); !status.ok()) return status;
+    if (const std::string* first = spec.Find(key); first != nullptr) {
+      return InvalidArgument(
+          fmt::format("codec spec: {} is given twice, as {} and as {}", key, *first, value));
+    }
+    spec.items_.emplace_back(key, value);
+    if (comma == std::string_view::npos) return spec;
+    rest = rest.substr(comma + 1);
+  }
+}
+
+const std::string* CodecSpec::Find(std::string_view key) const {
+  for (const auto& [name, value] : items_) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+Status CodecSpec::AllowOnly(std::span<const std::string_view> keys) const {
+  for (const auto& [key, value] : items_) {
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
+    return InvalidArgument(
+        keys.empty()
+            ? fmt::format("codec {}: unknown key {} (={}); it has no keys", name_, key, value)
+            : fmt::format("codec {}: unknown key {} (={}); there are {}", name_, key, value,
+                          fmt::join(keys, ", ")));
+  }
+  return Status::Ok();
+}
+
+Result<uint64_t> CodecSpec::Integer(std::string_view key, uint64_t fallback, uint64_t low,
+                                    uint64_t high) const {
+  const std::string* text = Find(key);
+  if (text == nullptr) return fallback;
+  uint64_t value = 0;
+  if (!ParseUnsigned(*text, &value) || value < low || value > high) {
+    return InvalidArgument(
+        fmt::format("codec {}: {}={} is not an integer in [{}, {}]", name_, key, *text, low, high));
+  }
+  return value;
+}
+
+Result<uint64_t> CodecSpec::Eighths(std::string_view key, uint64_t fallback8, uint64_t low8,
+                                    uint64_t high8) const {
+  const std::string* text = Find(key);
+  if (text == nullptr) return fallback8;
+  const Status wrong =
+      InvalidArgument(fmt::format("codec {}: {}={} is not a multiple of 0.125 in [{}, {}]", name_,
+                                  key, *text, FormatEighths(low8), FormatEighths(high8)));
+  const std::string_view view = *text;
+  const size_t point = view.find('.');
+  std::string_view fraction = point == std::string_view::npos ? "0" : view.substr(point + 1);
+  while (fraction.size() > 3 && fraction.back() == '0') fraction.remove_suffix(1);
+  uint64_t whole = 0, thousandths = 0;
+  if (!ParseUnsigned(view.substr(0, point), &whole) || whole > high8 || fraction.size() > 3 ||
+      !ParseUnsigned(fraction, &thousandths)) {
+    return wrong;
+  }
+  for (size_t digits = fraction.size(); digits < 3; ++digits) thousandths *= 10;
+  const uint64_t value8 = whole * 8 + thousandths / 125;
+  if (thousandths % 125 != 0 || value8 < low8 || value8 > high8) return wrong;
+  return value8;
+}
+
+Result<size_t> CodecSpec::Choice(std::string_view key, size_t fallback,
+                                 std::span<const std::string_view> choices) const {
+  const std::string* text = Find(key);
+  if (text == nullptr) return fallback;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (choices[i] == *text) return i;
+  }
+  return InvalidArgument(
+      fmt::format("codec {}: {}={} is none of {}", name_, key, *text, fmt::join(choices, ", ")));
+}
+
+std::string FormatEighths(uint64_t eighths) {
+  static constexpr const char* kFraction[8] = {"",   ".125", ".25", ".375",
+                                               ".5", ".625", ".75", ".875"};
+  return fmt::format("{}{}", eighths / 8, kFraction[eighths % 8]);
+}
+
+}  // namespace inccl

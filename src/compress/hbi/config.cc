@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/hbi/config.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <string_view>
+
+#include "compress/hbi/format.h"
+
+namespace inccl::hbi {
+namespace {
+
+constexpr uint64_t kMinBits8 = 4, kMaxBits8 = 128;
+
+constexpr std::array<std::string_view, 11> kKeys = {
+    "ag", "bits", "checksum", "k", "k2", "m", "min_bytes", "policy", "ref", "rht", "unbiased"};
+
+Status NotAvailable(const CodecSpec& spec, std::string_view key) {
+  return InvalidArgument(fmt::format("codec {}: {}={} is not available in this version",
+                                     spec.name(), key, *spec.Find(key)));
+}
+
+Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_view other) {
+  return InvalidArgument(fmt::format("codec {}: {}={} and {}={} contradict each other", spec.name(),
+                                     key, *spec.Find(key), other, *spec.Find(other)));
+}
+
+// A switch that this version knows and has only one position of.
+Status MustBeOff(const CodecSpec& spec, std::string_view key) {
+  const Result<uint64_t> on = spec.Integer(key, 0, 0, 1);
+  if (!on.ok()) return on.status();
+  return *on == 0 ? Status::Ok() : NotAvailable(spec, key);
+}
+
+// policy and m; `automatic` becomes whether policy=auto is asked for.
+Status ParsePolicy(const CodecSpec& spec, bool* automatic) {
+  static constexpr std::string_view kPolicies[] = {"h", "d", "r", "auto"};
+  const Result<size_t> policy = spec.Choice("policy", 0, kPolicies);
+  if (!policy.ok()) return policy.status();
+  const Result<uint64_t> m = spec.Integer("m", 0, 0, 1u << 15);
+  if (!m.ok()) return m.status();
+  if (*policy == 1 || *policy == 2) return NotAvailable(spec, "policy");
+  if (*m != 0) return NotAvailable(spec, "m");
+  *automatic = *policy == 3;
+  return Status::Ok();
+}
+
+// bits, or k and k2. 0 stands for "not given", as canonical specs write it.
+Status ParseLevels(const CodecSpec& spec, Config* config) {
+  const std::string* bits_text = spec.Find("bits");
+  const bool bits_given = bits_text != nullptr && *bits_text != "0";
+  const Result<uint64_t> bits8 =
+      bits_given ? spec.Eighths("bits", 0, kMinBits8, kMaxBits8) : Result<uint64_t>(uint64_t{0});
+  const Result<uint64_t> k = spec.Integer("k", 0, 0, kMaxLevels);
+  const Result<uint64_t> k2 = spec.Integer("k2", 0, 0, kMaxLevels);
+  for (const Result<uint64_t>* value : {&bits8, &k, &k2}) {
+    if (!value->ok()) return value->status();
+  }
+  if (bits_given && *k != 0) return Contradiction(spec, "bits", "k");
+  if (bits_given && *k2 != 0) return Contradiction(spec, "bits", "k2");
+  if (*k2 != 0 && *k == 0) {
+    return InvalidArgument(
+        fmt::format("codec {}: k2={} is given without k", spec.name(), *spec.Find("k2")));
+  }
+  if (bits_text != nullptr && !bits_given && *k == 0) {
+    return InvalidArgument(
+        fmt::format("codec {}: bits={} without k leaves no levels", spec.name(), *bits_text));
+  }
+  config->k = static_cast<uint32_t>(*k);
+  config->k2 = static_cast<uint32_t>(*k2 != 0 ? *k2 : *k);
+  if (*k != 0) {
+    config->bits8 = 0;
+  } else if (bits_given) {
+    config->bits8 = static_cast<uint32_t>(*bits8);
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+std::string Config::Canonical() const {
+  return fmt::format(
+      "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased=0",
+      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), k, k2, min_bytes,
+      reference == Reference::kRing ? "ring" : "direct");
+}
+
+Result<Config> ParseConfig(const CodecSpec& spec) {
+  if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
+  Config config;
+  bool automatic = false;
+  if (Status status = ParsePolicy(spec, &automatic); !status.ok()) return status;
+  for (const std::string_view key : {"checksum", "rht", "unbiased"}) {
+    if (Status status = MustBeOff(spec, key); !status.ok()) return status;
+  }
+  if (Status status = ParseLevels(spec, &config); !status.ok()) return status;
+
+  static constexpr std::string_view kReferences[] = {"direct", "ring"};
+  const Result<size_t> reference = spec.Choice("ref", 0, kReferences);
+  if (!reference.ok()) return reference.status();
+  config.reference = static_cast<Reference>(*reference);
+  if (automatic && config.reference != Reference::kDirect) {
+    return Contradiction(spec, "policy", "ref");
+  }
+
+  static constexpr std::string_view kAllGathers[] = {"requant", "exact"};
+  const Result<size_t> all_gather = spec.Choice("ag", 0, kAllGathers);
+  if (!all_gather.ok()) return all_gather.status();
+  config.all_gather = static_cast<AllGather>(*all_gather);
+
+  const Result<uint64_t> min_bytes = spec.Integer("min_bytes", 0, 0, UINT64_MAX);
+  if (!min_bytes.ok()) return min_bytes.status();
+  config.min_bytes = *min_bytes;
+  return config;
+}
+
+}  // namespace inccl::hbi

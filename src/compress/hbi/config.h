@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options of the codec hbi (docs/format.md, "Specification").
+#ifndef INCCL_COMPRESS_HBI_CONFIG_H_
+#define INCCL_COMPRESS_HBI_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "compress/codec_spec.h"
+
+namespace inccl::hbi {
+
+// Whose bits the budget counts, whatever algorithm runs.
+enum class Reference : uint8_t { kDirect, kRing };
+// What travels after the sum: a second quantization of it, or the integer sums themselves.
+enum class AllGather : uint8_t { kRequant, kExact };
+
+struct Config {
+  uint32_t bits8 = 48;     // 8 * bits per element and phase; 0: the levels are fixed
+  uint32_t k = 0, k2 = 0;  // fixed levels of the sum and of the all-gather; 0: planned from bits8
+  Reference reference = Reference::kDirect;
+  AllGather all_gather = AllGather::kRequant;
+  uint64_t min_bytes = 0;  // smaller calls run uncompressed
+
+  // Every key, sorted; parses to an equal Config.
+  std::string Canonical() const;
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+// Errors name key and value.
+Result<Config> ParseConfig(const CodecSpec& spec);
+
+}  // namespace inccl::hbi
+
+#endif  // INCCL_COMPRESS_HBI_CONFIG_H_

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the absolute error of an element can be at most. The derivation is in docs/format.md
+// ("Errors"); all bounds hold for every input, not on average.
+#ifndef INCCL_COMPRESS_HBI_ERROR_BOUND_H_
+#define INCCL_COMPRESS_HBI_ERROR_BOUND_H_
+
+#include "base/types.h"
+#include "compress/hbi/plan.h"
+
+namespace inccl::hbi {
+
+// Of any element of the result of a call over n ranks, in blocks whose agreed code is at most
+// `top` in superblocks that got `point`: its distance from the sum (or average) of the ranks'
+// elements. Infinite where the result may leave the range of fp32 or of the type.
+double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
+                  ReduceOp op);
+
+// Of the sum in fp32, over n times the largest magnitude of the block over the ranks; for blocks
+// whose largest magnitude is within the fine steps of the scales, 2^-34 to 2^16.
+double RelativeErrorBound(const Planner& planner, const Point& point);
+
+}  // namespace inccl::hbi
+
+#endif  // INCCL_COMPRESS_HBI_ERROR_BOUND_H_

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/hbi/hbi_codec.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "compress/hbi/error_bound.h"
+#include "compress/hbi/format.h"
+#include "compress/hbi/hbi_state.h"
+
+namespace inccl {
+namespace {
+
+using hbi::AllGather;
+using hbi::Config;
+using hbi::PackedBytes;
+using hbi::Planner;
+using hbi::Point;
+using hbi::Reference;
+using hbi::Width;
+
+constexpr double kAgreementBits = 0.25;  // one code per 32 elements; twice, reduced and spread
+
+// Bits per element over both phases of a superblock with these levels, n - 1 hops each, over n - 1.
+double BitsOf(const Config& config, int nranks, const Point& point) {
+  const auto n = static_cast<uint32_t>(nranks);
+  double sum = Width(1, point.k);
+  if (config.reference == Reference::kRing) {
+    sum = 0;
+    for (uint32_t h = 1; h < n; ++h) sum += Width(h, point.k);
+    sum /= n - 1;
+  }
+  const bool exact = config.all_gather == AllGather::kExact;
+  const double result = exact ? Width(n, point.k) : kAgreementBits + Width(1, point.k2);
+  return 2 * kAgreementBits + sum + result;
+}
+
+}  // namespace
+
+std::shared_ptr<const Planner> hbi::PlannerCache::Get(int nranks) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const std::shared_ptr<const Planner>& planner : planners_) {
+    if (planner->nranks() == nranks) return planner;
+  }
+  planners_.push_back(std::make_shared<const Planner>(nranks, config_));
+  return planners_.back();
+}
+
+HbiCodec::HbiCodec(const Config& config)
+    : planners_(std::make_shared<hbi::PlannerCache>(config)), spec_(config.Canonical()) {}
+
+Status hbi::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
+                      int nranks) {
+  if (collective != Collective::kAllReduce) {
+    return InvalidArgument(
+        fmt::format("codec hbi: {} is not available in this version", Name(collective)));
+  }
+  if (type != DataType::kFloat32 && type != DataType::kFloat16 && type != DataType::kBfloat16 &&
+      type != DataType::kFloat64) {
+    return InvalidArgument(fmt::format(
+        "codec hbi: type {} is none of float32, float16, bfloat16, float64", Name(type)));
+  }
+  if (op != ReduceOp::kSum && op != ReduceOp::kAvg) {
+    return InvalidArgument(fmt::format("codec hbi: reduction {} is neither sum nor avg", Name(op)));
+  }
+  if (nranks < 2) return InvalidArgument(fmt::format("codec hbi: {} ranks, at least 2", nranks));
+  const uint64_t k = std::max(1u, config.k);
+  if (2 * static_cast<uint64_t>(nranks) * k >= hbi::kFieldLimit) {
+    return InvalidArgument(
+        fmt::format("codec hbi: sums of {} ranks with k={} need more than 16 bits", nranks, k));
+  }
+  return Status::Ok();
+}
+
+Status HbiCodec::Supports(Collective collective, DataType type, ReduceOp op, int nranks) const {
+  return hbi::CheckCall(planners_->config(), collective, type, op, nranks);
+}
+
+uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const {
+  const Config& config = planners_->config();
+  uint32_t sum = 16, result = 16;
+  if (config.bits8 == 0) {
+    sum = Width(static_cast<uint32_t>(nranks), config.k);
+    result = Width(1, config.k2);
+  }
+  const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
+  return superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result));
+}
+
+void HbiCodec::Bound(int nranks, double* bits, double* relative_error) const {
+  const std::shared_ptr<const Planner> planner = planners_->Get(nranks);
+  const Config& config = planner->config();
+  double worst_bits = 0, worst_error = 0, exact_bits = 0;
+  for (const Point& point : planner->points().subspan(1)) {
+    worst_bits = std::max(worst_bits, BitsOf(config, nranks, point) / 2);
+    worst_error = std::max(worst_error, hbi::RelativeErrorBound(*planner, point));
+    if (config.all_gather == AllGather::kExact && point.k != 0) {
+      // The budget counts K2 and its codes, the sums themselves travel.
+      const double planned = kAgreementBits + Width(1, point.k2);
+      const double sent = Width(static_cast<uint32_t>(nranks), point.k);
+      exact_bits = std::max(exact_bits, (sent - planned) / 2);
+    }
+  }
+  *bits = config.bits8 == 0 ? worst_bits : config.bits8 / 8.0 + exact_bits;
+  *relative_error = worst_error;
+}
+
+std::unique_ptr<CodecState> HbiCodec::NewState() const {
+  return std::make_unique<hbi::HbiState>(planners_);
+}
+
+Result<std::shared_ptr<const Codec>> MakeHbiCodec(const CodecSpec& spec) {
+  Result<Config> config = hbi::ParseConfig(spec);
+  if (!config.ok()) return config.status();
+  return std::shared_ptr<const Codec>(std::make_shared<HbiCodec>(*config));
+}
+
+}  // namespace inccl

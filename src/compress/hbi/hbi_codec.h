@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// hbi: homomorphic block integers, the compressed domain of all-reduce (docs/format.md). Policy H:
+// scales agreed by all ranks ahead of the data, integer codes, packed sums that are exact.
+#ifndef INCCL_COMPRESS_HBI_HBI_CODEC_H_
+#define INCCL_COMPRESS_HBI_HBI_CODEC_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "compress/codec.h"
+#include "compress/codec_spec.h"
+#include "compress/hbi/config.h"
+#include "compress/hbi/plan.h"
+
+namespace inccl {
+
+namespace hbi {
+
+// The planners of one configuration, made when a number of ranks is first seen. Thread-safe.
+class PlannerCache {
+ public:
+  explicit PlannerCache(const Config& config) : config_(config) {}
+  const Config& config() const { return config_; }
+  std::shared_ptr<const Planner> Get(int nranks);
+
+ private:
+  const Config config_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const Planner>> planners_;
+};
+
+// Whether calls of this kind can go through a codec with this configuration.
+Status CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
+                 int nranks);
+
+}  // namespace hbi
+
+class HbiCodec final : public Codec {
+ public:
+  explicit HbiCodec(const hbi::Config& config);
+
+  const std::string& spec() const override { return spec_; }
+  Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override;
+  bool has_side_phase() const override { return true; }
+  uint64_t row_elements() const override { return kWindow; }
+  uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
+  uint64_t min_bytes() const override { return planners_->config().min_bytes; }
+  // bits: with `bits=` the cap (with ag=exact what it can become), with fixed levels their cost
+  // where every superblock is live. relative_error: RelativeErrorBound of the worst levels the plan
+  // may choose; 1 or more as long as the budget may drop superblocks.
+  void Bound(int nranks, double* bits, double* relative_error) const override;
+  std::unique_ptr<CodecState> NewState() const override;
+
+ private:
+  std::shared_ptr<hbi::PlannerCache> planners_;
+  std::string spec_;
+};
+
+Result<std::shared_ptr<const Codec>> MakeHbiCodec(const CodecSpec& spec);
+
+}  // namespace inccl
+
+#endif  // INCCL_COMPRESS_HBI_HBI_CODEC_H_

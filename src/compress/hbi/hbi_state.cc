@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/hbi/hbi_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "compress/hbi/error_bound.h"
+#include "compress/hbi/format.h"
+
+namespace inccl::hbi {
+namespace {
+
+constexpr uint32_t kWindowSuperblocks = kWindow / kSuperblock;
+
+const char* NameOf(Form form) {
+  switch (form) {
+    case Form::kInput: return "input";
+    case Form::kOutput: return "output";
+    case Form::kSum: return "sum";
+    case Form::kResult: return "result";
+    case Form::kSide: return "side";
+  }
+  return "unknown form";
+}
+
+uint8_t* Bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
+
+uint64_t Superblocks(uint64_t elements) { return (elements + kSuperblock - 1) / kSuperblock; }
+
+bool HasReserved(const uint8_t* codes, size_t count) {
+  uint8_t found = 0;
+  for (size_t i = 0; i < count; ++i) {
+    found |= static_cast<uint8_t>(codes[i] - (kLastCode + 1)) < kPoison - kLastCode - 1 ? 1 : 0;
+  }
+  return found != 0;
+}
+
+void MaxInto(const uint8_t* from, size_t count, uint8_t* to) {
+  for (size_t i = 0; i < count; ++i) to[i] = std::max(to[i], from[i]);
+}
+
+Status WrongLength(const Term& term, uint64_t expected) {
+  return InternalError(fmt::format("hbi: {} payload of {} bytes where {} are due",
+                                   NameOf(term.format.form), term.bytes, expected));
+}
+
+Status CheckCapacity(const Term& term, uint64_t needed) {
+  if (term.bytes >= needed) return Status::Ok();
+  return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed", term.bytes,
+                                   NameOf(term.format.form), needed));
+}
+
+Status Unexpected(const Term& term, const char* where) {
+  return InternalError(fmt::format("hbi: {} cannot be {} here", NameOf(term.format.form), where));
+}
+
+}  // namespace
+
+Status HbiState::Begin(const CallDesc& call) {
+  Status unsupported =
+      CheckCall(planners_->config(), call.collective, call.type, call.op, call.nranks);
+  if (!unsupported.ok()) return unsupported;
+  if (call.rank < 0 || call.rank >= call.nranks) {
+    return InvalidArgument(fmt::format("hbi: rank {} of {} ranks", call.rank, call.nranks));
+  }
+  if (planner_ == nullptr || planner_->nranks() != call.nranks) {
+    planner_ = planners_->Get(call.nranks);
+  }
+  call_ = call;
+  const uint64_t superblocks = Superblocks(call.count);
+  codes_.resize(superblocks * kBlocks);
+  points_.resize(superblocks);
+  planned_.assign((call.count + kWindow - 1) / kWindow, 0);
+  summary_ = {};
+  sources_.reserve(static_cast<size_t>(call.nranks));
+  return Status::Ok();
+}
+
+Status HbiState::CheckRange(const Range& range) const {
+  const bool inside = range.first <= call_.count && range.count <= call_.count - range.first;
+  if (range.segment != 0 || range.count == 0 || !inside) {
+    return InternalError(fmt::format("hbi: elements {} to {} of segment {} in a call of {}",
+                                     range.first, range.first + range.count, range.segment,
+                                     call_.count));
+  }
+  const bool at_end = range.first + range.count == call_.count;
+  if (range.first % kSuperblock != 0 || (range.count % kSuperblock != 0 && !at_end) ||
+      range.first / kWindow != (range.first + range.count - 1) / kWindow) {
+    return InternalError(
+        fmt::format("hbi: elements {} to {} are not whole superblocks of {} inside a window",
+                    range.first, range.first + range.count, kSuperblock));
+  }
+  return Status::Ok();
+}
+
+SliceContext HbiState::Slice(const Range& range) const {
+  const uint64_t superblock = range.first / kSuperblock;
+  return {.kernels = &BestKernels(),
+          .planner = planner_.get(),
+          .type = call_.type,
+          .average = call_.op == ReduceOp::kAvg,
+          .shift = RankShift(call_.rank, call_.nranks),
+          .counter = HashCounter(call_.seed, call_.step, range.first / kBlock),
+          .count = range.count,
+          .codes = codes_.data() + superblock * kBlocks,
+          .points = points_.data() + superblock};
+}
+
+void HbiState::Plan(uint64_t window) {
+  if (planned_[window] != 0) return;
+  planned_[window] = 1;
+  const uint64_t first = window * kWindowSuperblocks;
+  const uint64_t count = std::min<uint64_t>(kWindowSuperblocks, points_.size() - first);
+  planner_->Plan(codes_.data() + first * kBlocks, {points_.data() + first, count}, &summary_);
+}
+
+Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
+                         std::span<Term> outputs) {
+  if (Status status = CheckRange(range); !status.ok()) return status;
+  if (inputs.empty() || outputs.empty()) {
+    return InternalError(
+        fmt::format("hbi: {} inputs and {} outputs", inputs.size(), outputs.size()));
+  }
+  if (outputs[0].format.form == Form::kSide) return CombineSide(range, inputs, outputs);
+  Plan(range.first / kWindow);
+  return CombineData(Slice(range), inputs, outputs);
+}
+
+Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
+                             std::span<Term> outputs) {
+  const SliceContext slice = Slice(range);
+  const size_t bytes = size_t{slice.superblocks()} * kBlocks;
+  for (const Term& input : inputs) {
+    if (input.format.form == Form::kInput) {
+      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
+      continue;
+    }
+    if (input.format.form != Form::kSide) return Unexpected(input, "an input");
+    if (input.bytes != bytes) return WrongLength(input, bytes);
+    if (HasReserved(Bytes(input.data), bytes)) {
+      return InternalError(
+          fmt::format("hbi: a reserved scale code among those of elements {} to {}", range.first,
+                      range.first + range.count));
+    }
+  }
+  for (Term& output : outputs) {
+    if (output.format.form != Form::kSide) return Unexpected(output, "an output");
+    if (output.data == nullptr) continue;
+    if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
+  }
+  // Folded where it stays: in the state if it is wanted there, else in the first lane.
+  uint8_t* to = Bytes(outputs[0].data);
+  for (Term& output : outputs) {
+    if (output.data == nullptr) to = codes_.data() + range.first / kBlock;
+  }
+  bool first = true;
+  for (const Term& input : inputs) {
+    if (input.format.form == Form::kInput) {
+      FoldOwnCodes(slice, input.data, first, to);
+    } else if (first) {
+      std::memmove(to, input.data, bytes);
+    } else {
+      MaxInto(Bytes(input.data), bytes, to);
+    }
+    first = false;
+  }
+  for (Term& output : outputs) {
+    if (output.data != nullptr && Bytes(output.data) != to) std::memcpy(output.data, to, bytes);
+    output.bytes = static_cast<uint32_t>(bytes);
+  }
+  return Status::Ok();
+}
+
+Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
+                               const char* what) const {
+  const uint64_t bytes = slice.count * SizeOf(slice.type);
+  if (term.bytes >= bytes && term.data != nullptr) return Status::Ok();
+  return InternalError(fmt::format("hbi: {} of {} bytes for {} elements of {}", what, term.bytes,
+                                   slice.count, Name(slice.type)));
+}
+
+Status HbiState::TakeInputs(const SliceContext& slice, std::span<const Term> inputs,
+                            uint32_t* contributions) {
+  sources_.clear();
+  *contributions = 0;
+  const auto n = static_cast<uint32_t>(call_.nranks);
+  uint32_t known = 0;  // contributions whose length is in known_bytes
+  uint64_t known_bytes = 0;
+  for (const Term& input : inputs) {
+    if (input.format.form == Form::kInput) {
+      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
+      sources_.push_back({.contributions = 1, .elements = input.data});
+    } else if (input.format.form == Form::kSum) {
+      const uint32_t h = input.format.contributions;
+      if (h == 0 || h > n) {
+        return InternalError(fmt::format("hbi: a sum of {} contributions among {} ranks", h, n));
+      }
+      if (h != known) known_bytes = SumBytes(slice, h);
+      known = h;
+      if (input.bytes != known_bytes) return WrongLength(input, known_bytes);
+      const uint8_t* at = Bytes(input.data);
+      sources_.push_back({.at = at, .end = at + input.bytes, .contributions = h});
+    } else {
+      return Unexpected(input, "an input");
+    }
+    *contributions += sources_.back().contributions;
+  }
+  if (*contributions > n) {
+    return InternalError(fmt::format("hbi: {} contributions of {} ranks", *contributions, n));
+  }
+  return Status::Ok();
+}
+
+Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
+                              std::span<Term> outputs, SliceOutputs* places) const {
+  const bool exact = planner_->config().all_gather == AllGather::kExact;
+  for (Term& output : outputs) {
+    const Form form = output.format.form;
+    const bool complete = contributions == static_cast<uint32_t>(call_.nranks);
+    if ((form == Form::kResult || form == Form::kOutput) && !complete) {
+      return InternalError(fmt::format("hbi: {} from {} of {} contributions", NameOf(form),
+                                       contributions, call_.nranks));
+    }
+    if (form == Form::kSum && output.format.contributions != contributions) {
+      return InternalError(fmt::format("hbi: a sum of {} contributions from {}",
+                                       output.format.contributions, contributions));
+    }
+    uint64_t bytes = slice.count * SizeOf(slice.type);
+    if (form == Form::kSum) bytes = SumBytes(slice, contributions);
+    if (form == Form::kResult) bytes = ResultBytes(slice);
+    if (form == Form::kInput || form == Form::kSide) return Unexpected(output, "an output");
+    if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
+    uint8_t* data = Bytes(output.data);
+    const Sink sink{data, data + output.bytes};
+    if (form == Form::kSum || (form == Form::kResult && exact)) {
+      if (places->sum.at == nullptr) places->sum = sink;
+    } else if (form == Form::kResult) {
+      if (places->result.at == nullptr) places->result = sink;
+    } else if (places->elements == nullptr) {
+      places->elements = output.data;
+    }
+    output.bytes = static_cast<uint32_t>(bytes);
+  }
+  return Status::Ok();
+}
+
+Status HbiState::CombineData(const SliceContext& slice, std::span<const Term> inputs,
+                             std::span<Term> outputs) {
+  if (inputs.size() == 1 && inputs[0].format.form == Form::kResult) {
+    return ForwardResult(slice, inputs[0], outputs);
+  }
+  uint32_t contributions = 0;
+  if (Status status = TakeInputs(slice, inputs, &contributions); !status.ok()) return status;
+  SliceOutputs places;
+  Status status = PlaceOutputs(slice, contributions, outputs, &places);
+  if (!status.ok()) return status;
+  FoldSlice(slice, sources_, places);
+  // Outputs of one form get equal bytes; with ag=exact the sum is the result.
+  for (Term& output : outputs) {
+    const void* from = places.sum.at;
+    if (output.format.form == Form::kOutput) from = places.elements;
+    if (output.format.form == Form::kResult && places.result.at != nullptr) from = places.result.at;
+    if (output.data != from) std::memcpy(output.data, from, output.bytes);
+  }
+  return Status::Ok();
+}
+
+Status HbiState::ForwardResult(const SliceContext& slice, const Term& input,
+                               std::span<Term> outputs) {
+  const uint64_t bytes = ResultBytes(slice);
+  if (input.bytes != bytes) return WrongLength(input, bytes);
+  const uint8_t* payload = Bytes(input.data);
+  const size_t codes = size_t{slice.superblocks()} * kBlocks;
+  if (planner_->config().all_gather == AllGather::kRequant && HasReserved(payload, codes)) {
+    return InternalError(
+        fmt::format("hbi: a reserved scale code in a result of {} elements", slice.count));
+  }
+  const std::byte* decoded = nullptr;
+  for (Term& output : outputs) {
+    if (output.format.form == Form::kResult) {
+      if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
+      output.bytes = input.bytes;
+      std::memcpy(output.data, input.data, bytes);
+    } else if (output.format.form == Form::kOutput) {
+      if (Status status = CheckElements(slice, output, "an output"); !status.ok()) return status;
+      output.bytes = static_cast<uint32_t>(slice.count * SizeOf(slice.type));
+      if (decoded == nullptr) {
+        DecodeResult(slice, payload, output.data);
+        decoded = output.data;
+      } else {
+        std::memcpy(output.data, decoded, output.bytes);
+      }
+    } else {
+      return Unexpected(output, "an output");
+    }
+  }
+  return Status::Ok();
+}
+
+void HbiState::Finish(CodecStats* stats) {
+  if (stats == nullptr) return;
+  *stats = {};
+  if (planner_ == nullptr) return;
+  stats->dropped_superblocks = summary_.dropped;
+  const uint64_t blocks = (call_.count + kBlock - 1) / kBlock;
+  for (uint64_t b = 0; b < blocks; ++b) {
+    stats->zero_blocks += codes_[b] == kZeroCode ? 1 : 0;
+    stats->poisoned_blocks += codes_[b] == kPoison ? 1 : 0;
+  }
+  const std::span<const Point> points = planner_->points();
+  for (size_t p = 1; p < points.size(); ++p) {
+    const double bound = ErrorBound(*planner_, points[p], summary_.top[p], call_.type, call_.op);
+    stats->error_bound = std::max(stats->error_bound, bound);
+  }
+}
+
+}  // namespace inccl::hbi

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One call of the codec hbi on one rank: the agreed scale codes, the plans made from them, and
+// Combine over any of the forms (docs/format.md, "Payloads").
+#ifndef INCCL_COMPRESS_HBI_HBI_STATE_H_
+#define INCCL_COMPRESS_HBI_HBI_STATE_H_
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "compress/codec.h"
+#include "compress/hbi/hbi_codec.h"
+#include "compress/hbi/slice.h"
+
+namespace inccl::hbi {
+
+class HbiState final : public CodecState {
+ public:
+  explicit HbiState(std::shared_ptr<PlannerCache> planners) : planners_(std::move(planners)) {}
+
+  Status Begin(const CallDesc& call) override;
+  // Side information of a whole window must be there before the first data of that window.
+  Status Combine(const Range& range, std::span<const Term> inputs,
+                 std::span<Term> outputs) override;
+  void Finish(CodecStats* stats) override;
+
+ private:
+  Status CheckRange(const Range& range) const;
+  Status CombineSide(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
+  Status CombineData(const SliceContext& slice, std::span<const Term> inputs,
+                     std::span<Term> outputs);
+  Status ForwardResult(const SliceContext& slice, const Term& input, std::span<Term> outputs);
+  // Fills sources_; `contributions` becomes how many there are in all.
+  Status TakeInputs(const SliceContext& slice, std::span<const Term> inputs,
+                    uint32_t* contributions);
+  Status CheckElements(const SliceContext& slice, const Term& term, const char* what) const;
+  // Lengths of the outputs; what they need of FoldSlice.
+  Status PlaceOutputs(const SliceContext& slice, uint32_t contributions, std::span<Term> outputs,
+                      SliceOutputs* places) const;
+  SliceContext Slice(const Range& range) const;
+  void Plan(uint64_t window);
+
+  std::shared_ptr<PlannerCache> planners_;
+  std::shared_ptr<const Planner> planner_;
+  CallDesc call_;
+  std::vector<uint8_t> codes_;    // agreed, of all superblocks
+  std::vector<uint8_t> points_;   // of planned windows
+  std::vector<uint8_t> planned_;  // by window
+  PlanSummary summary_;
+  std::vector<Source> sources_;  // of the present Combine
+};
+
+}  // namespace inccl::hbi
+
+#endif  // INCCL_COMPRESS_HBI_HBI_STATE_H_

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/hbi/hull.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "compress/hbi/format.h"
+
+namespace inccl::hbi {
+namespace {
+
+constexpr uint32_t kLevels[] = {1,   2,   3,   4,   5,    6,    7,    9,    11,  13,  15,
+                                19,  23,  27,  31,  39,   47,   55,   63,   95,  127, 191,
+                                255, 383, 511, 767, 1023, 1535, 2047, 3071, 4095};
+
+// A choice of levels; the error is in units of M^2.
+struct Choice {
+  uint32_t cost;
+  double error;
+  uint32_t k, k2;
+};
+
+std::vector<Choice> AllChoices(int nranks, Reference reference) {
+  const auto n = static_cast<uint32_t>(nranks);
+  std::vector<Choice> choices{{0, n * 0.10, 0, 0}};
+  for (const uint32_t k : kLevels) {
+    if (2 * n * k >= kFieldLimit) break;
+    uint32_t cost = 0;
+    for (uint32_t h = 1; h < n; ++h) cost += Width(reference == Reference::kRing ? h : 1, k);
+    for (const uint32_t k2 : kLevels) {
+      if (2 * n * k2 >= kFieldLimit) break;
+      // Systematic rounding makes (n + 1) / 12 steps squared; the second quantization of the sum,
+      // whose scale is about sqrt(0.66 n) M, adds a twelfth of its own.
+      const double error = (n + 1) / (12.0 * k * k) + 0.66 * n / (12.0 * k2 * k2);
+      choices.push_back({cost + (n - 1) * Width(1, k2), error, k, k2});
+    }
+  }
+  std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+    return std::tie(a.cost, a.error, a.k, a.k2) < std::tie(b.cost, b.error, b.k, b.k2);
+  });
+  return choices;
+}
+
+// Whether b lies on or above the line from a to c.
+bool IsAbove(const Choice& a, const Choice& b, const Choice& c) {
+  return (b.error - a.error) * (static_cast<double>(c.cost) - a.cost) >=
+         (c.error - a.error) * (static_cast<double>(b.cost) - a.cost);
+}
+
+// The smallest d, from -400 on, with slope * 2^(d / 2) >= 1.
+int Threshold(double slope) {
+  int d = -400;
+  while (slope * std::ldexp(1.0, d >> 1) * ((d & 1) != 0 ? 1.4142135623730951 : 1.0) < 1.0) ++d;
+  return d;
+}
+
+}  // namespace
+
+std::vector<HullPoint> BuildHull(int nranks, Reference reference) {
+  std::vector<Choice> hull;
+  for (const Choice& choice : AllChoices(nranks, reference)) {
+    if (!hull.empty() && choice.error >= hull.back().error) continue;
+    if (!hull.empty() && choice.cost == hull.back().cost) hull.pop_back();
+    while (hull.size() >= 2 && IsAbove(hull[hull.size() - 2], hull.back(), choice)) hull.pop_back();
+    hull.push_back(choice);
+  }
+  std::vector<HullPoint> points;
+  for (size_t i = 0; i < hull.size(); ++i) {
+    HullPoint point{hull[i].cost, static_cast<uint16_t>(hull[i].k),
+                    static_cast<uint16_t>(hull[i].k2), -(1 << 20)};
+    if (i > 0) {
+      const Choice& before = hull[i - 1];
+      point.threshold = Threshold((before.error - hull[i].error) /
+                                  (static_cast<double>(hull[i].cost) - before.cost));
+    }
+    points.push_back(point);
+  }
+  return points;
+}
+
+}  // namespace inccl::hbi

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plan: levels of each superblock of a window from the agreed scale codes alone, integers only,
+// the same on every rank. The tables it needs depend on n and the options; they are built once.
+#ifndef INCCL_COMPRESS_HBI_PLAN_H_
+#define INCCL_COMPRESS_HBI_PLAN_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "compress/hbi/config.h"
+
+namespace inccl::hbi {
+
+// Multipliers of one number of levels, by scale code. factor: fp32 of 65536 K / M; step: fp32 of
+// M / K; average: fp32 of M / (K n); the steps at most FLT_MAX. 0 where nothing is coded; the steps
+// of kPoison are NaN.
+struct LevelTable {
+  float factor[256];
+  float step[256];
+  float average[256];
+};
+
+// What a superblock can be given. An index into Planner::points() is what a plan is made of.
+struct Point {
+  uint32_t cost = 0;                   // bits per element over the n - 1 hops of both phases
+  uint16_t k = 0, k2 = 0;              // 0: nothing is coded
+  const LevelTable* sum = nullptr;     // of k
+  const LevelTable* result = nullptr;  // of k2
+};
+
+// What a call's plans decided, for its statistics.
+struct PlanSummary {
+  std::array<uint8_t, 256> top{};  // by point: the largest code of a superblock that got it
+  uint64_t dropped = 0;            // superblocks with a live block and no levels
+};
+
+// Immutable; shared by all calls and threads.
+class Planner {
+ public:
+  static constexpr uint8_t kDead = 0;  // the point of a superblock without a live block
+
+  // n >= 2; 2 n K < 65536 for every K in use (HbiCodec::Supports).
+  Planner(int nranks, const Config& config);
+
+  int nranks() const { return nranks_; }
+  const Config& config() const { return config_; }
+  std::span<const Point> points() const { return points_; }
+
+  // Points of points.size() superblocks of one window; codes: kBlocks agreed codes for each. The
+  // window's total cost never exceeds its budget. Adds to `summary`.
+  void Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary* summary) const;
+
+ private:
+  // Exponent minus delta, in quarter octaves, takes values from -392 - 1200 to 512 + 1201.
+  static constexpr int kMaxDelta = 1200;
+  static constexpr int kFirstDistance = -392 - kMaxDelta;
+  static constexpr int kDistances = 512 + kMaxDelta + 1 - kFirstDistance + 1;
+
+  const LevelTable* TableOf(uint32_t k);
+  // Replaces the top codes in `points` by points.
+  void Spend(const std::array<uint32_t, 256>& superblocks, std::span<uint8_t> points,
+             PlanSummary* summary) const;
+  uint8_t Choose(int quarters, int delta) const {
+    return by_distance_[static_cast<size_t>(quarters - delta - kFirstDistance)];
+  }
+
+  int nranks_;
+  Config config_;
+  std::vector<Point> points_;  // [0]: dead; then the hull, or the one fixed choice
+  std::vector<uint8_t> by_distance_;
+  std::vector<std::unique_ptr<LevelTable>> tables_;
+  std::vector<uint32_t> table_levels_;
+};
+
+// The largest code of a superblock's kBlocks that is not kPoison.
+uint8_t TopCode(const uint8_t* codes);
+
+}  // namespace inccl::hbi
+
+#endif  // INCCL_COMPRESS_HBI_PLAN_H_

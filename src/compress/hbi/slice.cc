@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/hbi/slice.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "compress/hbi/format.h"
+
+namespace inccl::hbi {
+namespace {
+
+constexpr uint32_t kMaxPacked = PackedBytes(16);
+
+// Whether one of a superblock's codes is kPoison.
+bool HasPoison(const uint8_t* codes) {
+  uint64_t eight;
+  static_assert(sizeof eight == kBlocks);
+  std::memcpy(&eight, codes, sizeof eight);
+  const uint64_t inverted = ~eight;  // a zero byte where there is poison
+  return ((inverted - 0x0101010101010101u) & ~inverted & 0x8080808080808080u) != 0;
+}
+
+void ClearPoisoned(const uint8_t* codes, float* x) {
+  for (uint32_t b = 0; b < kBlocks; ++b) {
+    if (codes[b] == kPoison) std::memset(x + b * kBlock, 0, kBlock * sizeof(float));
+  }
+}
+
+// The walk over one slice. Holds the tiles, all of them in L1.
+class Walker {
+ public:
+  explicit Walker(const SliceContext& slice) : slice_(slice), kernels_(*slice.kernels) {}
+
+  uint32_t superblocks() const { return slice_.superblocks(); }
+  const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
+  const uint8_t* Codes(uint32_t s) const { return slice_.codes + size_t{s} * kBlocks; }
+  uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
+
+  // 256 floats of superblock s: in place if they lie there, else converted and padded.
+  const float* Elements(uint32_t s, const std::byte* elements) {
+    const uint32_t count = Count(s);
+    const std::byte* first = elements + size_t{s} * kSuperblock * SizeOf(slice_.type);
+    if (slice_.type == DataType::kFloat32 && count == kSuperblock) {
+      return reinterpret_cast<const float*>(first);
+    }
+    kernels_.to_float(slice_.type, first, count, x_);
+    std::memset(x_ + count, 0, (kSuperblock - count) * sizeof(float));
+    return x_;
+  }
+
+  // What is quantized of superblock s.
+  QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point) {
+    const uint8_t* codes = Codes(s);
+    const float* x = Elements(s, elements);
+    if (HasPoison(codes)) {
+      if (x != x_) std::memcpy(x_, x, sizeof x_);
+      ClearPoisoned(codes, x_);
+      x = x_;
+    }
+    return {.x = x,
+            .codes = codes,
+            .factor = point.sum->factor,
+            .k = point.k,
+            .counter = slice_.counter + s * (kSuperblock / 2),
+            .shift = slice_.shift};
+  }
+
+  // The next superblock of a packed stream, with kReadSlack behind it.
+  const uint8_t* Take(Source* source, uint32_t width) {
+    const uint32_t bytes = PackedBytes(width);
+    const uint8_t* in = source->at;
+    source->at += bytes;
+    if (static_cast<size_t>(source->end - in) >= bytes + kReadSlack) return in;
+    std::memcpy(in_, in, bytes);
+    return in_;
+  }
+
+  // Where the next superblock is to be packed, with kWriteSlack behind it; Put ends it.
+  uint8_t* Room(const Sink& sink, uint32_t width) {
+    const bool direct =
+        static_cast<size_t>(sink.limit - sink.at) >= PackedBytes(width) + kWriteSlack;
+    return direct ? sink.at : out_;
+  }
+  void Put(const uint8_t* packed, uint32_t width, Sink* sink) {
+    if (packed == out_) std::memcpy(sink->at, out_, PackedBytes(width));
+    sink->at += PackedBytes(width);
+  }
+
+  // Where superblock s can be decoded to; PutElements ends it.
+  float* ElementRoom(uint32_t s, std::byte* elements) {
+    const bool direct = slice_.type == DataType::kFloat32 && Count(s) == kSuperblock;
+    return direct ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
+  }
+  void PutElements(uint32_t s, const float* y, std::byte* elements) {
+    if (y != y_) return;
+    kernels_.from_float(slice_.type, y, Count(s),
+                        elements + size_t{s} * kSuperblock * SizeOf(slice_.type));
+  }
+
+  // Superblock s without levels: zeros, and NaN where the codes say so.
+  void PutUncoded(uint32_t s, const uint8_t* codes, std::byte* elements) {
+    float* y = ElementRoom(s, elements);
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+      const float value = codes[b] == kPoison ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+      std::fill_n(y + b * kBlock, kBlock, value);
+    }
+    PutElements(s, y, elements);
+  }
+
+  uint16_t* tile() { return tile_; }
+  float* floats() { return x_; }
+
+ private:
+  const SliceContext& slice_;
+  const Kernels& kernels_;
+  alignas(64) uint16_t tile_[kSuperblock];
+  alignas(64) float x_[kSuperblock];
+  alignas(64) float y_[kSuperblock];
+  alignas(64) uint8_t in_[kMaxPacked + kReadSlack] = {};
+  alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
+};
+
+// The sum of the sources' superblock s, as a tile.
+void FoldTile(const Kernels& kernels, Walker* walker, uint32_t s, const Point& point,
+              std::span<Source> sources) {
+  bool first = true;
+  for (Source& source : sources) {
+    if (source.elements != nullptr) {
+      const QuantizeArgs own = walker->Own(s, source.elements, point);
+      (first ? kernels.quantize : kernels.quantize_add)(own, walker->tile());
+    } else {
+      const uint32_t width = Width(source.contributions, point.k);
+      const uint8_t* in = walker->Take(&source, width);
+      (first ? kernels.unpack : kernels.unpack_add)(in, width, walker->tile());
+    }
+    first = false;
+  }
+}
+
+// Packs straight from the sources if there is a fused way.
+bool FoldFused(const Kernels& kernels, Walker* walker, uint32_t s, const Point& point,
+               std::span<Source> sources, uint32_t width, Sink* sink) {
+  if (sources.size() == 1 && sources[0].elements != nullptr) {
+    uint8_t* out = walker->Room(*sink, width);
+    kernels.encode(walker->Own(s, sources[0].elements, point), width, out);
+    walker->Put(out, width, sink);
+    return true;
+  }
+  if (sources.size() != 2) return false;
+  if (sources[0].elements != nullptr || sources[1].elements != nullptr) {
+    Source& own = sources[sources[0].elements != nullptr ? 0 : 1];
+    Source& sum = sources[sources[0].elements != nullptr ? 1 : 0];
+    if (sum.elements != nullptr) return false;
+    const uint32_t in_width = Width(sum.contributions, point.k);
+    const uint8_t* in = walker->Take(&sum, in_width);
+    uint8_t* out = walker->Room(*sink, width);
+    kernels.add_encode(walker->Own(s, own.elements, point), in, in_width, width, out);
+    walker->Put(out, width, sink);
+    return true;
+  }
+  if (Width(sources[0].contributions, point.k) != width ||
+      Width(sources[1].contributions, point.k) != width) {
+    return false;
+  }
+  AddPacked(sources[0].at, sources[1].at, PackedBytes(width) / 8, width, sink->at);
+  for (Source& source : sources) source.at += PackedBytes(width);
+  sink->at += PackedBytes(width);
+  return true;
+}
+
+// Decodes the sum in the tile, quantizes it again with its own codes; the tile becomes that.
+void Requantize(const Kernels& kernels, Walker* walker, uint32_t s, const Point& point,
+                uint32_t contributions, uint8_t* own_codes) {
+  float* y = walker->floats();
+  kernels.decode(
+      {.codes = walker->Codes(s), .step = point.sum->step, .zero = contributions * point.k},
+      walker->tile(), y);
+  kernels.block_codes(y, 1, own_codes);
+  if (HasPoison(own_codes)) ClearPoisoned(own_codes, y);
+  kernels.quantize_nearest(
+      {.x = y, .codes = own_codes, .factor = point.result->factor, .k = point.k2}, walker->tile());
+}
+
+// Codes of a kResult superblock that has no levels.
+void UncodedResult(const uint8_t* agreed, uint8_t* own_codes) {
+  for (uint32_t b = 0; b < kBlocks; ++b) own_codes[b] = agreed[b] == kPoison ? kPoison : kZeroCode;
+}
+
+}  // namespace
+
+uint64_t SumBytes(const SliceContext& slice, uint32_t contributions) {
+  uint64_t bytes = 0;
+  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
+    bytes += PackedBytes(Width(contributions, slice.planner->points()[slice.points[s]].k));
+  }
+  return bytes;
+}
+
+uint64_t ResultBytes(const SliceContext& slice) {
+  if (slice.planner->config().all_gather == AllGather::kExact) {
+    return SumBytes(slice, static_cast<uint32_t>(slice.planner->nranks()));
+  }
+  uint64_t bytes = 0;
+  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
+    bytes += kBlocks + PackedBytes(Width(1, slice.planner->points()[slice.points[s]].k2));
+  }
+  return bytes;
+}
+
+void FoldSlice(const SliceContext& slice, std::span<Source> sources, const SliceOutputs& outputs) {
+  const Kernels& kernels = *slice.kernels;
+  Walker walker(slice);
+  Sink sum = outputs.sum, result = outputs.result;
+  uint8_t* result_codes = result.at;
+  if (result.at != nullptr) result.at += size_t{slice.superblocks()} * kBlocks;
+  const bool sum_only = result.at == nullptr && outputs.elements == nullptr;
+  const bool requant = slice.planner->config().all_gather == AllGather::kRequant;
+  uint32_t contributions = 0;
+  for (const Source& source : sources) contributions += source.contributions;
+  uint8_t local_codes[kBlocks];
+  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
+    const Point& point = walker.PointOf(s);
+    const uint32_t width = Width(contributions, point.k);
+    uint8_t* own_codes = result_codes != nullptr ? result_codes + s * kBlocks : local_codes;
+    if (point.k == 0) {
+      if (result_codes != nullptr) UncodedResult(walker.Codes(s), own_codes);
+      if (outputs.elements != nullptr) walker.PutUncoded(s, walker.Codes(s), outputs.elements);
+      continue;
+    }
+    if (sum_only && FoldFused(kernels, &walker, s, point, sources, width, &sum)) continue;
+    FoldTile(kernels, &walker, s, point, sources);
+    if (sum.at != nullptr) {
+      uint8_t* out = walker.Room(sum, width);
+      kernels.pack(walker.tile(), width, out);
+      walker.Put(out, width, &sum);
+    }
+    if (sum_only) continue;
+    DecodeArgs decode{.codes = walker.Codes(s),
+                      .step = slice.average ? point.sum->average : point.sum->step,
+                      .zero = contributions * point.k};
+    if (requant) {
+      Requantize(kernels, &walker, s, point, contributions, own_codes);
+      decode = {.codes = own_codes,
+                .step = slice.average ? point.result->average : point.result->step,
+                .zero = point.k2};
+    }
+    if (result.at != nullptr) {
+      uint8_t* out = walker.Room(result, Width(1, point.k2));
+      kernels.pack(walker.tile(), Width(1, point.k2), out);
+      walker.Put(out, Width(1, point.k2), &result);
+    }
+    if (outputs.elements != nullptr) {
+      float* y = walker.ElementRoom(s, outputs.elements);
+      kernels.decode(decode, walker.tile(), y);
+      walker.PutElements(s, y, outputs.elements);
+    }
+  }
+}
+
+void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements) {
+  const bool exact = slice.planner->config().all_gather == AllGather::kExact;
+  const auto n = static_cast<uint32_t>(slice.planner->nranks());
+  Walker walker(slice);
+  const size_t codes_bytes = exact ? 0 : size_t{slice.superblocks()} * kBlocks;
+  Source source{.at = payload + codes_bytes, .end = payload + ResultBytes(slice)};
+  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
+    const Point& point = walker.PointOf(s);
+    const uint8_t* codes = exact ? walker.Codes(s) : payload + size_t{s} * kBlocks;
+    if (point.k == 0) {
+      walker.PutUncoded(s, codes, elements);
+      continue;
+    }
+    const LevelTable& table = exact ? *point.sum : *point.result;
+    const DecodeArgs decode{.codes = codes,
+                            .step = slice.average ? table.average : table.step,
+                            .zero = exact ? n * point.k : point.k2};
+    const uint32_t width = exact ? Width(n, point.k) : Width(1, point.k2);
+    float* y = walker.ElementRoom(s, elements);
+    slice.kernels->unpack_decode(decode, walker.Take(&source, width), width, y);
+    walker.PutElements(s, y, elements);
+  }
+}
+
+void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first,
+                  uint8_t* codes) {
+  constexpr uint32_t kAtOnce = 32;
+  uint8_t own[kAtOnce * kBlocks];
+  Walker walker(slice);
+  for (uint32_t s = 0; s < slice.superblocks();) {
+    // As many whole superblocks as lie there in fp32; else one, converted and padded.
+    uint32_t run = 1;
+    if (slice.type == DataType::kFloat32) {
+      run = std::clamp(slice.count / kSuperblock - s, 1u, kAtOnce);
+    }
+    uint8_t* to = first ? codes + size_t{s} * kBlocks : own;
+    slice.kernels->block_codes(walker.Elements(s, elements), run, to);
+    if (!first) {
+      for (uint32_t b = 0; b < run * kBlocks; ++b) {
+        codes[size_t{s} * kBlocks + b] = std::max(codes[size_t{s} * kBlocks + b], own[b]);
+      }
+    }
+    s += run;
+  }
+}
+
+}  // namespace inccl::hbi

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is done to one superblock of 256 elements, for every instruction set. All tables do exactly
+// the same, bit for bit, on the same arguments; Scalar() is the plain reference. A tile is 256
+// 16-bit fields in element order, in L1. Packed fields: docs/format.md, "Payloads".
+//
+// Slack: vector loads and stores of packed fields touch bytes beyond the 32 w of a superblock.
+// `in` must be readable for kReadSlack bytes more, `out` writable for kWriteSlack bytes more; what
+// is read there is ignored, what is written there has no meaning.
+#ifndef INCCL_COMPRESS_KERNELS_HBI_KERNELS_H_
+#define INCCL_COMPRESS_KERNELS_HBI_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+
+namespace inccl::hbi {
+
+inline constexpr uint32_t kReadSlack = 64;
+inline constexpr uint32_t kWriteSlack = 16;
+
+// A superblock of this rank's elements on its way to codes in [0, 2K].
+struct QuantizeArgs {
+  const float* x = nullptr;        // 256; finite, |x| <= M of its block; zeros in poisoned blocks
+  const uint8_t* codes = nullptr;  // scale codes of the 8 blocks
+  const float* factor = nullptr;   // by code: fp32 of 65536 K / M
+  uint32_t k = 0;                  // 1..4095
+  uint32_t counter = 0;            // of the first hash (HashCounter)
+  uint16_t shift = 0;              // RankShift
+};
+
+// A superblock of sums on its way to elements: (field - zero) * step[code of the block].
+struct DecodeArgs {
+  const uint8_t* codes = nullptr;
+  const float* step = nullptr;  // by code
+  uint32_t zero = 0;            // contributions * K
+};
+
+struct Kernels {
+  // Scale codes of `superblocks` superblocks of 256 floats.
+  void (*block_codes)(const float* x, size_t superblocks, uint8_t* codes);
+
+  void (*quantize)(const QuantizeArgs& args, uint16_t* tile);
+  void (*quantize_add)(const QuantizeArgs& args, uint16_t* tile);      // tile += codes
+  void (*quantize_nearest)(const QuantizeArgs& args, uint16_t* tile);  // counter, shift unused
+
+  void (*unpack)(const uint8_t* in, uint32_t width, uint16_t* tile);
+  void (*unpack_add)(const uint8_t* in, uint32_t width, uint16_t* tile);
+  void (*pack)(const uint16_t* tile, uint32_t width, uint8_t* out);
+
+  // quantize, then pack.
+  void (*encode)(const QuantizeArgs& args, uint32_t width, uint8_t* out);
+  // unpack, quantize_add, then pack; the width may grow.
+  void (*add_encode)(const QuantizeArgs& args, const uint8_t* in, uint32_t in_width,
+                     uint32_t out_width, uint8_t* out);
+
+  void (*decode)(const DecodeArgs& args, const uint16_t* tile, float* y);
+  // unpack, then decode.
+  void (*unpack_decode)(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y);
+
+  // Between a float type of the caller and fp32; 16-bit results are rounded to nearest even.
+  void (*to_float)(DataType type, const std::byte* in, size_t count, float* out);
+  void (*from_float)(DataType type, const float* in, size_t count, std::byte* out);
+};
+
+// The plain reference, on every machine.
+const Kernels& ScalarKernels();
+// Those of the instruction set in use (compress/simd.h). Ask once per slice.
+const Kernels& BestKernels();
+
+// Sum of two packed streams of one width and `words` 64-bit words, a multiple of the width: fields
+// have room for their sums, so this is one addition of long integers. out may be a or b.
+void AddPacked(const uint8_t* a, const uint8_t* b, size_t words, uint32_t width, uint8_t* out);
+
+}  // namespace inccl::hbi
+
+#endif  // INCCL_COMPRESS_KERNELS_HBI_KERNELS_H_

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The reference: one element at a time, as docs/format.md says it.
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "compress/hbi/format.h"
+#include "compress/kernels/hbi_elements.h"
+#include "compress/kernels/hbi_kernels.h"
+
+namespace inccl::hbi {
+namespace {
+
+void BlockCodes(const float* x, size_t superblocks, uint8_t* codes) {
+  for (size_t b = 0; b < superblocks * kBlocks; ++b) {
+    uint32_t magnitude = 0;
+    for (uint32_t j = 0; j < kBlock; ++j) {
+      magnitude = std::max(magnitude, std::bit_cast<uint32_t>(x[b * kBlock + j]) & 0x7fffffff);
+    }
+    codes[b] = CodeOfMagnitude(magnitude);
+  }
+}
+
+// Rounds one fp32 product to an integer, clamps, adds the 16-bit offset and keeps what is above it.
+uint16_t QuantizeElement(float x, float factor, uint32_t k, uint32_t offset) {
+  const auto limit = static_cast<float>(k * 65536);
+  float v = x * factor;
+  if (!(v > -limit)) v = -limit;
+  if (v > limit) v = limit;
+  const auto fixed = static_cast<int64_t>(std::nearbyint(v));
+  return static_cast<uint16_t>((fixed + offset + k * 65536) >> 16);
+}
+
+template <typename Store>
+void QuantizeWithHash(const QuantizeArgs& args, Store store) {
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    const uint32_t block = i / kBlock, j = i % kBlock;
+    const uint32_t hash = LowBias32(args.counter + block * 16 + j % 16);
+    const uint32_t offset = ((j < 16 ? hash : hash >> 16) + args.shift) & 0xffff;
+    store(i, QuantizeElement(args.x[i], args.factor[args.codes[block]], args.k, offset));
+  }
+}
+
+void Quantize(const QuantizeArgs& args, uint16_t* tile) {
+  QuantizeWithHash(args, [tile](uint32_t i, uint16_t code) { tile[i] = code; });
+}
+
+void QuantizeAdd(const QuantizeArgs& args, uint16_t* tile) {
+  QuantizeWithHash(
+      args, [tile](uint32_t i, uint16_t code) { tile[i] = static_cast<uint16_t>(tile[i] + code); });
+}
+
+void QuantizeNearest(const QuantizeArgs& args, uint16_t* tile) {
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    tile[i] = QuantizeElement(args.x[i], args.factor[args.codes[i / kBlock]], args.k, kRoundHalfUp);
+  }
+}
+
+template <typename Store>
+void UnpackFields(const uint8_t* in, uint32_t width, Store store) {
+  uint64_t bits = 0;
+  uint32_t have = 0;
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    for (; have < width; have += 8) bits |= uint64_t{*in++} << have;
+    store(i, static_cast<uint16_t>(bits & ((1u << width) - 1)));
+    bits >>= width;
+    have -= width;
+  }
+}
+
+void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile) {
+  UnpackFields(in, width, [tile](uint32_t i, uint16_t field) { tile[i] = field; });
+}
+
+void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile) {
+  UnpackFields(in, width, [tile](uint32_t i, uint16_t field) {
+    tile[i] = static_cast<uint16_t>(tile[i] + field);
+  });
+}
+
+void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
+  uint64_t bits = 0;
+  uint32_t have = 0;
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    bits |= uint64_t{tile[i]} << have;
+    for (have += width; have >= 8; have -= 8) {
+      *out++ = static_cast<uint8_t>(bits);
+      bits >>= 8;
+    }
+  }
+}
+
+void Encode(const QuantizeArgs& args, uint32_t width, uint8_t* out) {
+  uint16_t tile[kSuperblock];
+  Quantize(args, tile);
+  Pack(tile, width, out);
+}
+
+void AddEncode(const QuantizeArgs& args, const uint8_t* in, uint32_t in_width, uint32_t out_width,
+               uint8_t* out) {
+  uint16_t tile[kSuperblock];
+  Unpack(in, in_width, tile);
+  QuantizeAdd(args, tile);
+  Pack(tile, out_width, out);
+}
+
+void Decode(const DecodeArgs& args, const uint16_t* tile, float* y) {
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    const int sum = static_cast<int16_t>(tile[i] - args.zero);
+    y[i] = static_cast<float>(sum) * args.step[args.codes[i / kBlock]];
+  }
+}
+
+void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
+  uint16_t tile[kSuperblock];
+  Unpack(in, width, tile);
+  Decode(args, tile, y);
+}
+
+}  // namespace
+
+const Kernels& ScalarKernels() {
+  static constexpr Kernels kKernels = {
+      BlockCodes, Quantize,  QuantizeAdd, QuantizeNearest, Unpack,  UnpackAdd, Pack,
+      Encode,     AddEncode, Decode,      UnpackDecode,    ToFloat, FromFloat,
+  };
+  return kKernels;
+}
+
+}  // namespace inccl::hbi

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which codecs there are.
+#include <fmt/format.h>
+
+#include <string>
+
+#include "compress/codec.h"
+#include "compress/codec_spec.h"
+#include "compress/hbi/hbi_codec.h"
+
+namespace inccl {
+namespace {
+
+Result<std::shared_ptr<const Codec>> MakeIdentity(const CodecSpec& spec) {
+  if (Status status = spec.AllowOnly({}); !status.ok()) return status;
+  return IdentityCodec();
+}
+
+struct Entry {
+  std::string_view name;
+  Result<std::shared_ptr<const Codec>> (*make)(const CodecSpec& spec);
+};
+
+constexpr Entry kCodecs[] = {
+    {"hbi", MakeHbiCodec},
+    {"none", MakeIdentity},
+};
+
+}  // namespace
+
+Result<std::shared_ptr<const Codec>> MakeCodec(std::string_view spec) {
+  Result<CodecSpec> parsed = CodecSpec::Parse(spec);
+  if (!parsed.ok()) return parsed.status();
+  std::string names;
+  for (const Entry& entry : kCodecs) {
+    if (entry.name == parsed->name()) return entry.make(*parsed);
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", entry.name);
+  }
+  return InvalidArgument(
+      fmt::format("codec spec: unknown codec {}; there are {}", parsed->name(), names));
+}
+
+}  // namespace inccl

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The implementation of emulated.h.
+//
+// Within one round of polling the time stands still: lanes show what is visible at the `now` of the
+// last Progress, and NextEvent is the first time after it. So whatever a poll has not shown, the
+// sleep that follows does not miss.
+#ifndef INCCL_TRANSPORT_EMULATED_LINK_TRANSPORT_H_
+#define INCCL_TRANSPORT_EMULATED_LINK_TRANSPORT_H_
+
+#include <memory>
+#include <vector>
+
+#include "transport/emulated/emulated.h"
+#include "transport/emulated/link_bucket.h"
+#include "transport/transport.h"
+
+namespace inccl::emulated {
+
+class LinkTransport;
+
+class LinkSendLane final : public SendLane {
+ public:
+  LinkSendLane(LinkTransport* link, std::unique_ptr<SendLane> inner);
+  ~LinkSendLane() override;
+  Result<Span> TryAcquire() override;
+  Status Publish(const SliceHeader& header) override;
+  Time CreditDeparture() const override { return inner_->CreditDeparture(); }
+  const LaneSpec& spec() const override { return inner_->spec(); }
+
+  // When the slot that TryAcquire did not give becomes free; 0 if it waits for a consumer.
+  Time blocked_until() const { return blocked_until_; }
+
+ private:
+  LinkTransport* link_;
+  std::unique_ptr<SendLane> inner_;
+  bool acquired_ = false;
+  Time blocked_until_ = 0;
+};
+
+class LinkRecvLane final : public RecvLane {
+ public:
+  LinkRecvLane(LinkTransport* link, std::unique_ptr<RecvLane> inner);
+  ~LinkRecvLane() override;
+  Result<bool> TryPeek(Incoming* incoming) override;
+  Status Release() override;
+  const LaneSpec& spec() const override { return inner_->spec(); }
+
+  // Looks for the first slice that has not been let through the port yet.
+  Status Look();
+  bool waiting() const { return waiting_; }
+  Time arrival() const { return arrival_; }
+  uint64_t wire_bytes() const { return wire_bytes_; }
+  // Lets it through at `visible`.
+  void Admit(Time visible);
+  // When the lane's next slice becomes visible, if that is known; 0 if there is none.
+  Time NextVisible() const;
+
+ private:
+  LinkTransport* link_;
+  std::unique_ptr<RecvLane> inner_;
+  bool peeked_ = false;
+  // Slices let through and not yet released: a ring of their times.
+  std::vector<Time> visible_;
+  uint32_t head_ = 0;
+  uint32_t admitted_ = 0;
+  // The slice behind them, if waiting_.
+  bool waiting_ = false;
+  Time arrival_ = 0;
+  uint64_t wire_bytes_ = 0;
+};
+
+class LinkTransport final : public Transport {
+ public:
+  LinkTransport(std::unique_ptr<Transport> inner, const LinkOptions& options);
+  Caps caps() const override;
+  Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
+  Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
+  Result<int> Progress(Time now) override;
+  Time NextEvent() const override;
+  Doorbell* doorbell() override { return inner_->doorbell(); }
+  void Quiesce(Time deadline) override { inner_->Quiesce(deadline); }
+  uint64_t memory_bytes() const override { return inner_->memory_bytes(); }
+  TransportCounters counters() const override { return inner_->counters(); }
+
+ private:
+  friend class LinkSendLane;
+  friend class LinkRecvLane;
+
+  const Clock* clock_;
+  Time latency_;
+  Time now_;  // of the last Progress
+  LinkBucket egress_;
+  LinkBucket ingress_;
+  std::unique_ptr<Transport> inner_;
+  std::vector<LinkSendLane*> send_;  // those that live
+  std::vector<LinkRecvLane*> recv_;
+};
+
+}  // namespace inccl::emulated
+
+#endif  // INCCL_TRANSPORT_EMULATED_LINK_TRANSPORT_H_

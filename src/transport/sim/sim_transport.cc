@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/sim/sim_transport.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/lane_check.h"
+
+namespace inccl {
+
+Result<std::unique_ptr<SendLane>> SimTransport::OpenSend(const LaneSpec& spec) {
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, world_->nranks(), caps());
+  if (!status.ok()) return status;
+  sim::SimLane* lane = world_->Lane(spec);
+  if (!lane->slots.empty()) {
+    return InvalidUsage(fmt::format("rank {}: {} is opened twice", rank_, Describe(spec)));
+  }
+  while (lane->slots.size() < spec.depth) lane->slots.emplace_back(spec.slot_bytes);
+  world_->state(rank_).memory_bytes += uint64_t{spec.slot_bytes} * spec.depth;
+  return std::unique_ptr<SendLane>(new SimSendLane(world_, lane));
+}
+
+Result<std::unique_ptr<RecvLane>> SimTransport::OpenRecv(const LaneSpec& spec) {
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, world_->nranks(), caps());
+  if (!status.ok()) return status;
+  sim::SimLane* lane = world_->Lane(spec);
+  sim::SimLane::Consumer* self = lane->Find(rank_);
+  if (self->opened) {
+    return InvalidUsage(fmt::format("rank {}: {} is opened twice", rank_, Describe(spec)));
+  }
+  self->opened = true;
+  return std::unique_ptr<RecvLane>(new SimRecvLane(world_, lane, self));
+}
+
+Result<int> SimTransport::Progress(Time) {
+  const SimWorld::Rank& self = world_->state(rank_);
+  if (self.crashed || self.noticed < 0) return 0;
+  return RemoteError(fmt::format("rank {}/{}: peer rank {} has crashed (simulated)", rank_,
+                                 world_->nranks(), self.noticed));
+}
+
+Result<Span> SimSendLane::TryAcquire() {
+  if (!acquired_) {
+    const bool credit = lane_->published - lane_->LeastCredited() < lane_->spec.depth;
+    if (!credit || world_->crashed(lane_->spec.producer)) return Span{};
+    acquired_ = true;
+  }
+  return Span{lane_->slots[index()].data(), lane_->spec.slot_bytes};
+}
+
+Status SimSendLane::Publish(const SliceHeader& header) {
+  Status status = CheckPublish(lane_->spec, acquired_, header);
+  if (!status.ok()) return status;
+  acquired_ = false;
+  sim::PoisonedBuffer& slot = lane_->slots[index()];
+  const bool crashed = world_->crashed(lane_->spec.producer);
+  for (sim::SimLane::Consumer& consumer : lane_->consumers) {
+    if (crashed) break;
+    lane_->NeedSlots(&consumer);
+    std::memcpy(consumer.slots[index()].data(), slot.data(), header.bytes);
+    consumer.headers[index()] = header;
+    world_->Deliver(lane_->spec.producer, &consumer);
+  }
+  slot.Poison();
+  ++lane_->published;
+  TransportCounters& counters = world_->state(lane_->spec.producer).counters;
+  ++counters.slices;
+  counters.payload_bytes += header.bytes;
+  return Status::Ok();
+}
+
+Time SimSendLane::CreditDeparture() const {
+  Time latest = 0;
+  for (const sim::SimLane::Consumer& consumer : lane_->consumers) {
+    latest = std::max(latest, consumer.stamps[index()]);
+  }
+  return latest;
+}
+
+Result<bool> SimRecvLane::TryPeek(Incoming* incoming) {
+  if (self_->visible == self_->released || world_->crashed(self_->rank)) return false;
+  peeked_ = true;
+  incoming->header = self_->headers[index()];
+  incoming->payload = self_->slots[index()].data();
+  return true;
+}
+
+Result<bool> SimRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
+  if (self_->visible - self_->released <= ahead || world_->crashed(self_->rank)) return false;
+  *header = self_->headers[(self_->released + ahead) % lane_->spec.depth];
+  return true;
+}
+
+Status SimRecvLane::ReleaseStamped(Time departure) {
+  if (!peeked_) return ReleaseError(lane_->spec);
+  peeked_ = false;
+  self_->slots[index()].Poison();
+  self_->stamps[index()] = departure;
+  ++self_->released;
+  ++world_->state(self_->rank).counters.credits;
+  if (!world_->crashed(self_->rank)) world_->ReturnCredit(self_);
+  return Status::Ok();
+}
+
+}  // namespace inccl

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One rank's end of a SimWorld, and its lanes.
+#ifndef INCCL_TRANSPORT_SIM_SIM_TRANSPORT_H_
+#define INCCL_TRANSPORT_SIM_SIM_TRANSPORT_H_
+
+#include <memory>
+
+#include "transport/sim/sim_world.h"
+#include "transport/transport.h"
+
+namespace inccl {
+
+class SimTransport final : public Transport {
+ public:
+  SimTransport(SimWorld* world, int rank) : world_(world), rank_(rank) {}
+  Caps caps() const override { return {world_->options_.multicast, 1u << 30, "sim"}; }
+  Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
+  Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
+  Result<int> Progress(Time now) override;
+  Time NextEvent() const override { return world_->next_event(); }
+  Doorbell* doorbell() override { return nullptr; }
+  void Quiesce(Time) override {}
+  uint64_t memory_bytes() const override { return world_->state(rank_).memory_bytes; }
+  TransportCounters counters() const override { return world_->state(rank_).counters; }
+
+ private:
+  SimWorld* world_;
+  int rank_;
+};
+
+class SimSendLane final : public SendLane {
+ public:
+  SimSendLane(SimWorld* world, sim::SimLane* lane) : world_(world), lane_(lane) {}
+  Result<Span> TryAcquire() override;
+  Status Publish(const SliceHeader& header) override;
+  Time CreditDeparture() const override;
+  const LaneSpec& spec() const override { return lane_->spec; }
+
+ private:
+  size_t index() const { return lane_->published % lane_->spec.depth; }
+
+  SimWorld* world_;
+  sim::SimLane* lane_;
+  bool acquired_ = false;
+};
+
+class SimRecvLane final : public RecvLane {
+ public:
+  SimRecvLane(SimWorld* world, sim::SimLane* lane, sim::SimLane::Consumer* self)
+      : world_(world), lane_(lane), self_(self) {}
+  Result<bool> TryPeek(Incoming* incoming) override;
+  Status Release() override { return ReleaseStamped(0); }
+  Status ReleaseStamped(Time departure) override;
+  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header) override;
+  const LaneSpec& spec() const override { return lane_->spec; }
+
+ private:
+  size_t index() const { return self_->released % lane_->spec.depth; }
+
+  SimWorld* world_;
+  sim::SimLane* lane_;
+  sim::SimLane::Consumer* self_;
+  bool peeked_ = false;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_TRANSPORT_SIM_SIM_TRANSPORT_H_

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ccl_allreduce_compressed against the oracle, bit for bit: over algorithms, slice sizes, channels,
+// transports, instruction sets and ranks; and what its stats say.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "api/world.h"
+#include "base/rng.h"
+#include "compress/float_types.h"
+#include "support/hbi_oracle.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+using Vectors = std::vector<std::vector<float>>;
+
+// Magnitudes vary by superblock over many octaves; some superblocks and many elements are zero,
+// some denormal.
+Vectors MakeInputs(int n, size_t count, uint64_t seed) {
+  Vectors inputs(static_cast<size_t>(n), std::vector<float>(count));
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t shared = Mix64(seed ^ Mix64(i / 256));
+    const int exponent = shared % 11 == 0 ? -140 : static_cast<int>(shared % 40) - 30;
+    for (size_t r = 0; r < inputs.size(); ++r) {
+      const uint64_t own = Mix64(seed + 77 * (r + 1) + i * 1315423911u);
+      if (shared % 13 == 0 || own % 17 == 0) continue;
+      const double unit = static_cast<double>(static_cast<int64_t>(own)) * 0x1.0p-63;
+      inputs[r][i] = static_cast<float>(std::ldexp(unit * unit * unit, exponent));
+    }
+  }
+  return inputs;
+}
+
+struct Way {
+  const char* algorithm = "direct_two_shot";
+  const char* channels = "1";
+  const char* slice_bytes = "131072";
+  const char* transport = "loopback";
+  const char* simd = "best";
+};
+
+struct CallOptions {
+  std::string spec = "hbi:bits=6";
+  uint64_t seed = 0, step = 1;
+  ccl_redop_t op = CCL_SUM;
+  bool in_place = false;
+};
+
+struct Outcome {
+  Vectors outputs;
+  std::vector<ccl_compression_stats_t> stats;
+};
+
+Outcome AllReduce(const Vectors& inputs, const CallOptions& options, const Way& way) {
+  const ScopedEnv env({{"INCCL_ALGO", way.algorithm},
+                       {"INCCL_CHANNELS", way.channels},
+                       {"INCCL_SLICE_BYTES", way.slice_bytes},
+                       {"INCCL_TRANSPORT", way.transport},
+                       {"INCCL_SIMD", way.simd}});
+  Outcome outcome;
+  outcome.outputs = inputs;
+  outcome.stats.assign(inputs.size(), CCL_COMPRESSION_STATS_INIT);
+  RunThreads(static_cast<int>(inputs.size()), [&](int rank, ccl_comm_t comm) {
+    const auto r = static_cast<size_t>(rank);
+    ccl_codec_t codec = nullptr;
+    ASSERT_EQ(ccl_codec_create(&codec, options.spec.c_str()), CCL_SUCCESS)
+        << ccl_get_last_error(nullptr);
+    ccl_compression_t compression = CCL_COMPRESSION_INIT;
+    compression.codec = codec;
+    compression.seed = options.seed;
+    compression.step = options.step;
+    compression.stats = &outcome.stats[r];
+    std::vector<float>& out = outcome.outputs[r];
+    const float* in = options.in_place ? out.data() : inputs[r].data();
+    EXPECT_EQ(ccl_allreduce_compressed(in, out.data(), out.size(), CCL_FLOAT32, options.op,
+                                       &compression, comm, nullptr),
+              CCL_SUCCESS)
+        << ccl_get_last_error(comm);
+    ccl_codec_destroy(codec);
+  });
+  return outcome;
+}
+
+size_t Differences(const std::vector<float>& a, const std::vector<float>& b) {
+  size_t differences = a.size() != b.size();
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
+    differences += !both_nan && std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i]);
+  }
+  return differences;
+}
+
+std::string Describe(const Way& way) {
+  return std::string(way.algorithm) + " channels " + way.channels + " slices " + way.slice_bytes +
+         " " + way.transport + " " + way.simd;
+}
+
+void ExpectEverywhere(const Vectors& inputs, const CallOptions& options, const HbiOptions& oracle,
+                      const std::vector<Way>& ways) {
+  const std::vector<float> expected = HbiAllReduce(inputs, oracle);
+  for (const Way& way : ways) {
+    const Outcome outcome = AllReduce(inputs, options, way);
+    for (size_t r = 0; r < inputs.size(); ++r) {
+      ASSERT_EQ(Differences(outcome.outputs[r], expected), 0u)
+          << Describe(way) << ", rank " << r << " of " << inputs.size() << ", " << expected.size()
+          << " elements, " << options.spec;
+      ASSERT_EQ(outcome.stats[r].compressed, 1);
+    }
+  }
+}
+
+const std::vector<Way> kAlgorithms = {
+    {.algorithm = "ring"},
+    {.algorithm = "tree"},
+    {.algorithm = "recursive_doubling"},
+    {.algorithm = "direct_one_shot"},
+    {.algorithm = "direct_two_shot"},
+};
+
+TEST(CompressedTest, SameBytesEveryWay) {
+  const uint64_t seed = TestSeed();
+  std::vector<Way> ways;
+  for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
+    for (const char* channels : {"2", "8"}) {
+      for (const char* slice : {"16384", "1048576"}) {
+        for (const char* transport : {"loopback", "shm"}) {
+          ways.push_back({algorithm, channels, slice, transport, "best"});
+        }
+      }
+    }
+    ways.push_back({algorithm, "2", "16384", "loopback", "scalar"});
+  }
+  const Vectors inputs = MakeInputs(4, 200001, seed);
+  ExpectEverywhere(inputs, {}, {.bits8 = 48, .step = 1}, ways);
+}
+
+TEST(CompressedTest, EveryAlgorithmAndNumberOfRanks) {
+  const uint64_t seed = TestSeed() + 1;
+  for (int n = 2; n <= 8; ++n) {
+    for (const size_t count : {size_t{1}, size_t{31}, size_t{257}, size_t{5000}, size_t{70001}}) {
+      ExpectEverywhere(MakeInputs(n, count, seed + count), {}, {.bits8 = 48, .step = 1},
+                       kAlgorithms);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(CompressedTest, SeveralWindows) {
+  const Vectors inputs = MakeInputs(3, (size_t{2} << 20) + 777, TestSeed() + 2);
+  ExpectEverywhere(inputs, {}, {.bits8 = 48, .step = 1},
+                   {{.algorithm = "direct_two_shot"}, {.algorithm = "ring", .channels = "2"}});
+}
+
+TEST(CompressedTest, EveryOption) {
+  const Vectors inputs = MakeInputs(5, 30011, TestSeed() + 3);
+  struct Option {
+    CallOptions call;
+    HbiOptions oracle;
+  };
+  const std::vector<Option> options = {
+      {{.spec = "hbi:bits=4"}, {.bits8 = 32, .step = 1}},
+      {{.spec = "hbi:bits=8"}, {.bits8 = 64, .step = 1}},
+      {{.spec = "hbi:bits=5.5"}, {.bits8 = 44, .step = 1}},
+      {{.spec = "hbi:bits=6,ref=ring"}, {.bits8 = 48, .step = 1, .ring = true}},
+      {{.spec = "hbi:bits=6,ag=exact"}, {.bits8 = 48, .step = 1, .exact = true}},
+      {{.spec = "hbi:k=15,k2=15"}, {.k = 15, .k2 = 15, .step = 1}},
+      {{.spec = "hbi:k=1,k2=127"}, {.k = 1, .k2 = 127, .step = 1}},
+      {{.spec = "hbi:bits=6", .op = CCL_AVG}, {.bits8 = 48, .step = 1, .average = true}},
+      {{.spec = "hbi:bits=6", .seed = 7, .step = 3}, {.bits8 = 48, .seed = 7, .step = 3}},
+      {{.spec = "hbi:bits=6", .in_place = true}, {.bits8 = 48, .step = 1}},
+  };
+  for (const Option& option : options) {
+    ExpectEverywhere(inputs, option.call, option.oracle, kAlgorithms);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(CompressedTest, NonFiniteElementsPoisonTheirBlockOnEveryRank) {
+  Vectors inputs = MakeInputs(3, 4096, 5);
+  for (std::vector<float>& input : inputs) {
+    for (float& x : input) x = x == 0 ? 1.0f : std::ldexp(x, 20);
+  }
+  inputs[0][100] = std::numeric_limits<float>::quiet_NaN();
+  inputs[1][1000] = std::numeric_limits<float>::infinity();
+  inputs[2][4095] = -std::numeric_limits<float>::infinity();
+  const Outcome outcome = AllReduce(inputs, {}, {});
+  ExpectEverywhere(inputs, {}, {.bits8 = 48, .step = 1}, kAlgorithms);
+  for (const std::vector<float>& output : outcome.outputs) {
+    for (size_t i = 0; i < output.size(); ++i) {
+      const bool poisoned = i / 32 == 100 / 32 || i / 32 == 1000 / 32 || i / 32 == 4095 / 32;
+      EXPECT_EQ(std::isnan(output[i]), poisoned) << i;
+    }
+  }
+  for (const ccl_compression_stats_t& stats : outcome.stats) EXPECT_EQ(stats.poisoned_blocks, 3u);
+}
+
+TEST(CompressedTest, StatsAreTrue) {
+  constexpr size_t kCount = 300000;
+  constexpr int kRanks = 4;
+  const Vectors inputs = MakeInputs(kRanks, kCount, TestSeed() + 4);
+  std::vector<double> exact(kCount);
+  for (const std::vector<float>& input : inputs) {
+    for (size_t i = 0; i < kCount; ++i) exact[i] += input[i];
+  }
+  for (const auto& [spec, bits] :
+       {std::pair("hbi:bits=4", 4.0), std::pair("hbi:bits=6", 6.0), std::pair("hbi:bits=8", 8.0)}) {
+    const Outcome outcome = AllReduce(inputs, {.spec = spec}, {});
+    uint64_t payload = 0;
+    for (size_t r = 0; r < kRanks; ++r) {
+      const ccl_compression_stats_t& stats = outcome.stats[r];
+      payload += stats.payload_bytes;
+      EXPECT_EQ(stats.elements, kCount);
+      EXPECT_GT(stats.wire_bytes, stats.payload_bytes);
+      EXPECT_EQ((stats.wire_bytes - stats.payload_bytes) % 64, 0u);
+      EXPECT_NEAR(stats.ratio, 32 / stats.bits, 1e-9);
+      double worst = 0;
+      for (size_t i = 0; i < kCount; ++i) {
+        worst = std::max(worst, std::abs(outcome.outputs[r][i] - exact[i]));
+      }
+      EXPECT_LE(worst, stats.error_bound);
+      EXPECT_LT(stats.error_bound, 100 * worst) << "the bound says nothing";
+    }
+    // The hard cap of the plan, over all ranks, in whole superblocks.
+    const double padded = (kCount + 255) / 256 * 256;
+    EXPECT_LE(8.0 * static_cast<double>(payload), 2.0 * (kRanks - 1) * bits * padded) << spec;
+    EXPECT_GE(8.0 * static_cast<double>(payload), 2.0 * (kRanks - 1) * (bits - 0.25) * padded)
+        << spec;
+  }
+}
+
+TEST(CompressedTest, WhatNoLossyCodecMayTouchRunsUncompressed) {
+  RunThreads(2, [](int rank, ccl_comm_t comm) {
+    ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.stats = &stats;
+    std::vector<int32_t> ints(1000, 1 << (20 + rank));
+    stats.compressed = 7;
+    ASSERT_EQ(ccl_allreduce_compressed(ints.data(), ints.data(), ints.size(), CCL_INT32, CCL_SUM,
+                                       &how, comm, nullptr),
+              CCL_SUCCESS);
+    EXPECT_EQ(stats.compressed, 0);
+    EXPECT_EQ(ints[999], (1 << 20) + (1 << 21));
+    std::vector<float> floats(1000, 0.1f * static_cast<float>(rank + 1));
+    ASSERT_EQ(ccl_allreduce_compressed(floats.data(), floats.data(), floats.size(), CCL_FLOAT32,
+                                       CCL_MAX, &how, comm, nullptr),
+              CCL_SUCCESS);
+    EXPECT_EQ(stats.compressed, 0);
+    EXPECT_EQ(floats[5], 0.2f);
+    ccl_codec_t codec = nullptr;
+    ASSERT_EQ(ccl_codec_create(&codec, "hbi:bits=6,min_bytes=8000"), CCL_SUCCESS);
+    how.codec = codec;
+    for (const size_t count : {size_t{1999}, size_t{2000}}) {
+      std::vector<float> x(count, 1.25f);
+      ASSERT_EQ(ccl_allreduce_compressed(x.data(), x.data(), count, CCL_FLOAT32, CCL_SUM, &how,
+                                         comm, nullptr),
+                CCL_SUCCESS);
+      EXPECT_EQ(stats.compressed, count == 2000 ? 1 : 0);
+    }
+    ccl_codec_destroy(codec);
+  });
+}
+
+// step 0 means the count of compressed calls so far: consecutive calls round differently.
+TEST(CompressedTest, DefaultStepCountsCalls) {
+  const Vectors inputs = MakeInputs(2, 3000, TestSeed() + 6);
+  Vectors outputs = inputs;
+  RunThreads(2, [&](int rank, ccl_comm_t comm) {
+    const auto r = static_cast<size_t>(rank);
+    for (uint64_t step = 0; step < 4; ++step) {
+      ASSERT_EQ(ccl_allreduce_compressed(inputs[r].data(), outputs[r].data(), 3000, CCL_FLOAT32,
+                                         CCL_SUM, nullptr, comm, nullptr),
+                CCL_SUCCESS);
+      EXPECT_EQ(Differences(outputs[r], HbiAllReduce(inputs, {.bits8 = 48, .step = step})), 0u)
+          << step;
+    }
+  });
+}
+
+TEST(CompressedTest, NarrowTypesAreConvertedOnTheWayInAndRoundedOnceOnTheWayOut) {
+  constexpr size_t kCount = 10007;
+  Vectors inputs = MakeInputs(3, kCount, TestSeed() + 7);
+  std::vector<std::vector<uint16_t>> narrow(3, std::vector<uint16_t>(kCount));
+  for (size_t r = 0; r < 3; ++r) {
+    for (size_t i = 0; i < kCount; ++i) {
+      narrow[r][i] = Bf16::Encode(inputs[r][i]);
+      inputs[r][i] = Bf16::Decode(narrow[r][i]);
+    }
+  }
+  const std::vector<float> expected = HbiAllReduce(inputs, {.bits8 = 48, .step = 1});
+  RunThreads(3, [&](int rank, ccl_comm_t comm) {
+    std::vector<uint16_t>& mine = narrow[static_cast<size_t>(rank)];
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.step = 1;
+    ASSERT_EQ(ccl_allreduce_compressed(mine.data(), mine.data(), kCount, CCL_BFLOAT16, CCL_SUM,
+                                       &how, comm, nullptr),
+              CCL_SUCCESS);
+    size_t wrong = 0;
+    for (size_t i = 0; i < kCount; ++i) wrong += mine[i] != Bf16::Encode(expected[i]);
+    EXPECT_EQ(wrong, 0u);
+  });
+}
+
+}  // namespace
+}  // namespace inccl::test

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the compressed all-reduce must return, bit for bit: the definition of the format
+// (docs/format.md) written down a second time, slowly and from the whole vector, sharing no code
+// with the library. Only the arithmetic that defines the result is here: no payloads, no slices.
+#ifndef INCCL_TESTS_SUPPORT_HBI_ORACLE_H_
+#define INCCL_TESTS_SUPPORT_HBI_ORACLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace inccl::test {
+
+struct HbiOptions {
+  int bits8 = 48;     // eighths of a bit per element and phase; unused with fixed levels
+  int k = 0, k2 = 0;  // fixed levels where k > 0
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  bool ring = false;     // the reference algorithm is the ring, not direct
+  bool exact = false;    // no second quantization
+  bool average = false;  // divided by the number of ranks
+};
+
+// What the codec agrees on and decides, for tests of payloads and of the plan.
+struct HbiTrace {
+  std::vector<uint8_t> codes;       // agreed, one per 32 elements, padded to whole superblocks
+  std::vector<int> k, k2;           // per superblock
+  std::vector<uint32_t> total;      // sum of all ranks' codes per element, padded
+  std::vector<double> window_bits;  // cost of each window's fields over (n - 1) hops, in bits
+  std::vector<double> window_budget;
+};
+
+// inputs[r] is rank r's vector; all of one length; NaN, infinities and denormals are welcome. Two
+// ranks at least.
+std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
+                                const HbiOptions& options, HbiTrace* trace = nullptr);
+
+// The codes of one rank's contribution, padded to whole superblocks.
+std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
+                                  const HbiTrace& trace, const HbiOptions& options);
+
+// Fields as they travel: superblock s has the width of `contributions` codes of k[s] levels.
+std::vector<uint8_t> HbiPack(const std::vector<uint32_t>& fields, const std::vector<int>& k,
+                             int contributions);
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_SUPPORT_HBI_ORACLE_H_
