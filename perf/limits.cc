@@ -87,9 +87,9 @@ int RunOne(int processes, const LimitOptions& options, int result_fd) {
   });
 }
 
-Status WriteLimits(const std::string& path, const nlohmann::json& rows) {
+Status WriteLimits(const std::string& path, const nlohmann::ordered_json& rows) {
   const Host host = ThisHost();
-  const nlohmann::json document = {
+  const nlohmann::ordered_json document = {
       {"header",
        {{"program", "limits"}, {"cpu", host.cpu}, {"cores", host.cores}, {"date", host.date}}},
       {"rows", rows}};
@@ -106,7 +106,7 @@ int LimitsMain(LimitOptions options) {
   fmt::print("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "processes", "bytes", "time", "each",
              "all");
   fmt::print("#{:>9}  {:>12}  {:>10}  {:>10}  {:>10}\n", "", "(B)", "(us)", "(GB/s)", "(GB/s)");
-  nlohmann::json rows = nlohmann::json::array();
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (int processes = 1; processes <= options.max_processes; ++processes) {
     int ends[2];
     if (pipe(ends) != 0) return kExitFailed;

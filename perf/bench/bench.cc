@@ -71,12 +71,12 @@ class Run {
 
   // True if every result was right.
   Result<bool> Execute() {
-    if (Status s = AgreeOnUsage(Prepare()); !s.ok()) return s;
+    if (Status s = AgreeOn(Prepare()); !s.ok()) return s;
     Result<Inputs> inputs = Inputs::Gather(world_, pattern_);
     if (!inputs.ok()) return inputs.status();
     const bool by_id = !job_.by_mpi || options_.init_by_id;
     Result<Communicator> communicator = Communicator::Create(world_, options_, by_id);
-    if (Status s = AgreeOnUsage(communicator.status()); !s.ok()) return s;
+    if (Status s = AgreeOn(communicator.status()); !s.ok()) return s;
     if (Status s = PrintHead(); !s.ok()) return s;
     Result<RowRunner> runner =
         RowRunner::Create(world_, options_, *communicator, *inputs, &progress_);
@@ -91,14 +91,14 @@ class Run {
     });
   }
 
-  // Whether the error of Execute is the command line's, and the same on all ranks.
-  bool usage_error() const { return usage_error_; }
+  // Whether the error of Execute is the same on all ranks: one of them tells it.
+  bool agreed() const { return agreed_; }
 
  private:
-  Status AgreeOnUsage(const Status& mine) {
-    Status agreed = Agree(world_, mine);
-    usage_error_ = agreed.code() == Code::kInvalidArgument;
-    return agreed;
+  Status AgreeOn(const Status& mine) {
+    Status common = Agree(world_, mine);
+    agreed_ = !common.ok();
+    return common;
   }
 
   void Print(const std::string& text) {
@@ -241,17 +241,17 @@ class Run {
   std::vector<uint64_t> sizes_;
   std::vector<float> pattern_;
   std::vector<Row> rows_;
-  bool usage_error_ = false;
+  bool agreed_ = false;
 };
 
 int RunRank(World& world, const Job& job) {
   Run run(world, job);
   Result<bool> right = run.Execute();
   if (right.ok()) return *right ? kExitOk : kExitWrong;
-  const bool usage = run.usage_error();
-  if (!usage || world.rank() == 0) {
+  if (!run.agreed() || world.rank() == 0) {
     fmt::print(stderr, "{}: rank {}: {}\n", job.program, world.rank(), right.status().message());
   }
+  const bool usage = run.agreed() && right.status().code() == Code::kInvalidArgument;
   return usage ? kExitUsage : kExitFailed;
 }
 

@@ -17,7 +17,7 @@
 namespace inccl::perf {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }

@@ -29,14 +29,14 @@ struct RunHeader {
 };
 
 // One record. Values that do not exist are null; numbers that are not finite are too.
-nlohmann::json RecordOf(const Row& row, bool in_place);
+nlohmann::ordered_json RecordOf(const Row& row, bool in_place);
 
 // The whole file; host, CPU and date are added to the header here.
-nlohmann::json DocumentOf(const RunHeader& header, const std::vector<Row>& rows);
+nlohmann::ordered_json DocumentOf(const RunHeader& header, const std::vector<Row>& rows);
 
 // Checks that `path` can be written, leaving what it holds: an error before a long run is cheap.
 Status CheckWritable(const std::string& path);
-Status WriteDocument(const std::string& path, const nlohmann::json& document);
+Status WriteDocument(const std::string& path, const nlohmann::ordered_json& document);
 
 }  // namespace inccl::perf
 

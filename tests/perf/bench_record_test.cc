@@ -35,7 +35,7 @@ Row SampleRow() {
 }
 
 TEST(BenchRecord, HasEveryField) {
-  const nlohmann::json r = RecordOf(SampleRow(), false);
+  const nlohmann::ordered_json r = RecordOf(SampleRow(), false);
   for (const char* field :
        {"op",     "algo",    "transport",   "codec",       "nranks",    "bytes",      "count",
         "type",   "redop",   "in_place",    "time_us",     "algbw",     "busbw",      "wire_bytes",
@@ -59,7 +59,7 @@ TEST(BenchRecord, HasEveryField) {
 }
 
 TEST(BenchRecord, WhatDoesNotExistIsNull) {
-  const nlohmann::json r = RecordOf(SampleRow(), true);
+  const nlohmann::ordered_json r = RecordOf(SampleRow(), true);
   EXPECT_EQ(r["in_place"], true);
   for (const char* field : {"time_us", "wire_bytes", "ratio", "max_err", "vnmse", "identical",
                             "digest", "wrong", "baseline_us", "vs_baseline"}) {
@@ -71,7 +71,7 @@ TEST(BenchRecord, DocumentSurvivesTheFile) {
   RunHeader header;
   header.command = "allreduce_bench --data 'my \"file\".npy'";
   header.version = "1.2.3";
-  const nlohmann::json document = DocumentOf(header, {SampleRow(), SampleRow()});
+  const nlohmann::ordered_json document = DocumentOf(header, {SampleRow(), SampleRow()});
   EXPECT_EQ(document["rows"].size(), 4u);
   EXPECT_EQ(document["header"]["command"], header.command);
   for (const char* field : {"version", "host", "cpu", "date", "cores", "seed", "iterations"}) {
@@ -82,13 +82,13 @@ TEST(BenchRecord, DocumentSurvivesTheFile) {
   ASSERT_TRUE(CheckWritable(path).ok());
   ASSERT_TRUE(WriteDocument(path, document).ok());
   std::ifstream file(path);
-  EXPECT_EQ(nlohmann::json::parse(file), document);
+  EXPECT_EQ(nlohmann::ordered_json::parse(file), document);
   std::remove(path.c_str());
 }
 
 TEST(BenchRecord, AFileThatCannotBeWrittenIsNamed) {
   const std::string path = "/nonexistent-directory/out.json";
-  for (const Status& s : {CheckWritable(path), WriteDocument(path, nlohmann::json::object())}) {
+  for (const Status& s : {CheckWritable(path), WriteDocument(path, nlohmann::ordered_json::object())}) {
     EXPECT_EQ(s.code(), Code::kSystemError);
     EXPECT_NE(s.message().find(path), std::string::npos);
   }
