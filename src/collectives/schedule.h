@@ -128,9 +128,10 @@ struct Proof {
 // schedules[r] is rank r's. Symbolically runs `rows` rows with lanes of capacity 1 and checks that
 // sends meet receives of the same chunk and format, that every output is the fold of exactly the
 // contributions the collective promises (all-reduce: by the same expression on every rank), that
-// `contributions` is what has really been added, that each lane end belongs to one strand, that
-// nothing is left in a lane, and that the run ends. An error (kInternalError) says rank, strand,
-// step and what was found; a deadlock is told as the chain of who waits for whom.
+// `contributions` is what has really been added, that no output is written before its place has
+// been read as input (calls in place), that each lane end belongs to one strand, that nothing is
+// left in a lane, and that the run ends. An error (kInternalError) says rank, strand, step and what
+// was found; a deadlock is told as the chain of who waits for whom.
 Result<Proof> Validate(std::span<const Schedule> schedules, int rows = 3);
 
 // For people, of schedules that Validate accepts. NCCL's names (send, recv, recv-reduce-send,

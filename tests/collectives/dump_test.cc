@@ -86,18 +86,14 @@ L0: side/1 0 -> 1
 L1: side/1 1 -> 0
 L2: data/1 0 -> 1
 L3: data/1 1 -> 0
-strand 0: phase 0, channel 0; row r waits for row r-2 of strand 2,3
+strand 0: phase 0, channel 0; row r waits for row r-2 of strand 1
   step  name                   chunk  from     to       outputs <- fold(inputs)
      0  send                       0  -        0        L1 side <- input
-strand 1: phase 0, channel 0; row r waits for row r-2 of strand 2,3
-  step  name                   chunk  from     to       outputs <- fold(inputs)
-     0  recv-reduce-copy           0  0        -        output side <- L0 side + input
-strand 2: phase 1, channel 0; row r waits for row r of strand 1
+     1  recv-reduce-copy           0  0        -        output side <- L0 side + input
+strand 1: phase 1, channel 0; row r waits for row r of strand 0
   step  name                   chunk  from     to       outputs <- fold(inputs)
      0  send                       0  -        0        L3 sum(1) <- input
-strand 3: phase 1, channel 0; row r waits for row r of strand 1
-  step  name                   chunk  from     to       outputs <- fold(inputs)
-     0  recv-reduce-copy           0  0        -        output <- L2 sum(1) + input
+     1  recv-reduce-copy           0  0        -        output <- L2 sum(1) + input
 )");
 }
 

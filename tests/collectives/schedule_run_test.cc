@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs calls one after the other on numbers, in random order, with lanes of random depth that all
-// calls share and rows cut into random groups of slices, and compares with sums taken directly.
+// calls share and rows cut into random groups of slices, in place (outputs lie over inputs), and
+// compares with sums taken directly.
 // Shares no code with Validate: what Validate claims (right results, no deadlock at any
 // interleaving and capacity) is seen here.
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <random>
+#include <set>
 #include <tuple>
 
 #include "collectives/schedule.h"
@@ -53,6 +55,7 @@ struct Call {
   std::vector<std::vector<int>> finished;                        // rows, by rank and strand
   std::vector<std::map<std::pair<int, int>, uint64_t>> scratch;  // by rank: slot, slice of group
   std::map<OutputName, uint64_t> outputs;
+  std::set<std::pair<int, int>> overwritten;  // rank, row: some data output is written
 };
 
 class Interpreter {
@@ -181,6 +184,17 @@ class Interpreter {
     return lane->queues[static_cast<size_t>(at - spec.consumers.begin())];
   }
 
+  // The input, over which the output of the same place may have been written.
+  uint64_t InPlace(const Call& call, const Schedule& schedule, const Strand& strand, int row,
+                   int slice, int chunk) const {
+    const bool data = schedule.phases[strand.phase].lane_class == LaneClass::kData;
+    const auto over =
+        call.outputs.find({schedule.rank, row, slice, strand.phase, chunk, strand.channel});
+    if (data && over != call.outputs.end()) return over->second;
+    if (!data && call.overwritten.count({schedule.rank, row}) > 0) return 0;
+    return InputOf(schedule.rank, row, slice, strand.phase, chunk, strand.channel);
+  }
+
   void Fold(const Worker& worker, const Operand* operands, const Step& step, int slice) {
     Call& call = calls_[worker.call];
     const Schedule& schedule = call.schedules[worker.rank];
@@ -190,7 +204,7 @@ class Interpreter {
     for (int i = 0; i < step.inputs; ++i) {
       const Operand& in = operands[i];
       if (in.space == Space::kInput) {
-        sum += InputOf(schedule.rank, worker.row, slice, strand.phase, in.chunk, strand.channel);
+        sum += InPlace(call, schedule, strand, worker.row, slice, in.chunk);
       } else if (in.space == Space::kScratch) {
         sum += scratch.at({in.index, worker.slice});
       } else {
@@ -206,6 +220,9 @@ class Interpreter {
         const OutputName name(schedule.rank, worker.row, slice, strand.phase, out.chunk,
                               strand.channel);
         EXPECT_TRUE(call.outputs.emplace(name, sum).second) << "written twice";
+        if (schedule.phases[strand.phase].lane_class == LaneClass::kData) {
+          call.overwritten.insert({schedule.rank, worker.row});
+        }
       } else if (out.space == Space::kScratch) {
         scratch[{out.index, worker.slice}] = sum;
       } else {

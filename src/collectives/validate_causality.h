@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// In place, the output of a chunk lies where its input was: no step may write it before every step
+// that reads that input is known to have run, at whatever interleaving. Known is what vector clocks
+// say (Fidge 1988, Mattern 1989): a step knows what its strand knew, and what the writers of the
+// slices it reads knew.
+#ifndef INCCL_COLLECTIVES_VALIDATE_CAUSALITY_H_
+#define INCCL_COLLECTIVES_VALIDATE_CAUSALITY_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collectives/schedule.h"
+
+namespace inccl {
+
+// By strand of the communicator (ranks in order, strands in order): steps known to have run.
+using StepClock = std::vector<uint32_t>;
+
+class Causality {
+ public:
+  // The schedules have passed CheckStructure and outlive this.
+  explicit Causality(std::span<const Schedule> schedules);
+
+  // `strand` (of the communicator) learns what `known` says.
+  void Learn(size_t strand, const StepClock& known);
+  // `strand` runs a step; what it knows then.
+  const StepClock& Tick(size_t strand);
+  const StepClock& of(size_t strand) const { return clocks_[strand]; }
+  // A step of this rank that may read the input of a chunk only after its output is written by the
+  // given step of row `row`: "strand 0 step 3"; "" if there is none. Side information is read
+  // before any output of its row.
+  std::string LateReader(size_t rank, size_t strand, size_t step, int row, int chunk) const;
+
+ private:
+  struct Reader {
+    size_t strand, step;  // of the rank's schedule
+  };
+
+  std::string Late(const std::vector<Reader>& readers, size_t rank, size_t strand, size_t step,
+                   int row) const;
+
+  std::span<const Schedule> schedules_;
+  std::vector<size_t> base_;                       // by rank: its first strand
+  std::vector<StepClock> clocks_;                  // by strand of the communicator
+  std::vector<std::vector<Reader>> side_readers_;  // by rank
+  // By rank and cell: chunk * channels + channel of the data phase.
+  std::vector<std::vector<std::vector<Reader>>> data_readers_;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_VALIDATE_CAUSALITY_H_

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The symbolic run of Validate: strands take their steps as they can, lanes have one slot, values
+// are expressions. Used once, by one thread.
+#ifndef INCCL_COLLECTIVES_VALIDATE_RUN_H_
+#define INCCL_COLLECTIVES_VALIDATE_RUN_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/fold_expressions.h"
+#include "collectives/schedule.h"
+#include "collectives/validate_causality.h"
+#include "collectives/validate_parts.h"
+
+namespace inccl {
+
+class SymbolicRun {
+ public:
+  // The table is that of the schedules; both outlive this.
+  SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int rows);
+
+  Result<Proof> Run();
+
+ private:
+  // What a slot holds.
+  struct Value {
+    int row = -1;
+    uint8_t phase = 0;
+    uint8_t channel = 0;
+    uint16_t chunk = 0;
+    Format format;
+    int expression = 0;
+    int messages = 0;   // on the longest chain of steps that led here, within the row
+    uint32_t step = 0;  // that wrote it
+  };
+
+  struct LaneState {
+    Value value;
+    size_t unread = 0;        // consumers that have not released the slot
+    std::vector<bool> reads;  // by consumer: still to be read
+    StepClock known;          // to the step that wrote it
+  };
+
+  struct StrandState {
+    size_t rank = 0, strand = 0;
+    int row = 0;
+    size_t step = 0;
+    int messages = 0;
+    int row_messages = 0;             // at the end of the first row
+    bool awaited = false;             // others begin a row only when this one has finished it
+    std::vector<StepClock> row_ends;  // if awaited: what it knew after each row
+  };
+
+  // Why a strand cannot go on.
+  struct Blocked {
+    std::string by;
+    size_t strand = 0;  // whose turn it is, into strands_
+  };
+
+  const Schedule& schedule(const StrandState& state) const { return schedules_[state.rank]; }
+  const Strand& strand(const StrandState& state) const {
+    return schedule(state).strands[state.strand];
+  }
+  const Step& step(const StrandState& state) const { return strand(state).steps[state.step]; }
+  std::span<const Operand> Operands(const StrandState& state, bool inputs) const {
+    const Step& s = step(state);
+    return std::span(schedule(state).operands)
+        .subspan(s.first_operand + (inputs ? 0u : s.inputs), inputs ? s.inputs : s.outputs);
+  }
+  size_t Index(const StrandState& state) const {
+    return static_cast<size_t>(&state - strands_.data());
+  }
+  const LaneEnd& End(const StrandState& state, const Operand& operand) const {
+    return table_.ends[state.rank][operand.index];
+  }
+  static std::string ValueText(const Value& value);
+  std::string At(const StrandState& state) const;  // "rank 1 strand 0 step 3 row 2"
+  Status Error(const StrandState& state, const std::string& what) const;
+
+  // Whether the strand must wait, and, unless blocked is null, for what.
+  bool Why(const StrandState& state, Blocked* blocked) const;
+  // Runs the next step of a strand that need not wait.
+  Status Execute(StrandState* state);
+  // The value of an input, which must be what the step expects.
+  Status Read(const StrandState& state, const Operand& operand, Value* value) const;
+  // An output must hold what its format says.
+  Status Check(const StrandState& state, const Operand& output, int expression) const;
+  Status WriteOutput(const StrandState& state, const Operand& output, int expression);
+  void Advance(StrandState* state);
+  // Follows who waits for whom from a strand that does not go on.
+  Status Deadlock(const StrandState& first) const;
+  // Every output is there, and every lane is empty.
+  Status CheckEnd() const;
+
+  std::span<const Schedule> schedules_;
+  const LaneTable& table_;
+  const int rows_;
+  FoldExpressions expressions_;
+  Causality causality_;
+  Proof proof_{true, 0};
+  std::vector<StrandState> strands_;  // of all ranks
+  std::vector<size_t> strand_base_;   // by rank, into strands_
+  std::vector<LaneState> lanes_;
+  std::vector<std::vector<Value>> scratch_;  // by rank
+  std::vector<size_t> cell_base_;            // by phase: its first cell; cells are chunk x channel
+  std::vector<std::vector<int>> written_;    // by rank and cell: rows written
+  std::vector<std::pair<int, int>> agreed_;  // by cell: the expression of all ranks, and of whom
+  std::vector<int> parts_;                   // of the fold at hand
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_VALIDATE_RUN_H_
