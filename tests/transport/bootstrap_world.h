@@ -63,8 +63,8 @@ inline void OnThreads(int n, const std::function<void(int rank)>& body) {
 }
 
 // Joins n threads with one id.
-inline std::vector<Result<Mesh>> JoinThreads(
-    const UniqueId& id, int n, const std::function<void(JoinOptions*)>& adjust = {}) {
+inline std::vector<Result<Mesh>> JoinThreads(const UniqueId& id, int n,
+                                             const std::function<void(JoinOptions*)>& adjust = {}) {
   std::vector<Result<Mesh>> meshes;
   for (int rank = 0; rank < n; ++rank) meshes.emplace_back(InternalError("not run"));
   OnThreads(n, [&](int rank) {
@@ -144,8 +144,9 @@ class Processes {
   std::vector<pid_t> running_;
 };
 
-#define EXPECT_CONTAINS(text, part) \
-  EXPECT_NE(std::string(text).find(part), std::string::npos) << "\"" << (text) << "\" lacks " << (part)
+#define EXPECT_CONTAINS(text, part)                          \
+  EXPECT_NE(std::string(text).find(part), std::string::npos) \
+      << "\"" << (text) << "\" lacks " << (part)
 
 }  // namespace inccl::test
 

@@ -30,7 +30,8 @@ TEST(ControlTest, Smoke) {
     planes.push_back(*std::move(plane));
   }
   for (auto& p : planes) p->Broadcast(7, {});
-  for (auto& c : counters) while (c.messages < 3) usleep(100);
+  for (auto& c : counters)
+    while (c.messages < 3) usleep(100);
   for (int i = 0; i < 3; ++i) planes[i]->Close(SystemClock().Now() + kSecond);
   while (counters[3].cleans < 3) usleep(100);
   planes[3]->Close(SystemClock().Now() + kSecond);

@@ -108,12 +108,14 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, Ra
 
 // Tells the rendezvous, which tells everybody; the first failure it heard of is everybody's.
 Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
-  root->LimitTo(SystemClock().Now() + kNewsGrace);
-  (void)root->Send(MessageKind::kFailed, EncodeError(ours));
-  const Status theirs = root->Await(MessageKind::kGo).status();
-  const bool an_echo = theirs.message().find(NameOf(self) + " failed") != std::string::npos;
-  const bool no_answer = theirs.code() == Code::kTimeout && ours.code() != Code::kTimeout;
-  return theirs.ok() || an_echo || no_answer ? root->Named(ours) : theirs;
+  if (root->verdict().ok()) {
+    root->LimitTo(SystemClock().Now() + kNewsGrace);
+    (void)root->Send(MessageKind::kFailed, EncodeError(ours));
+    (void)root->Await(MessageKind::kGo);
+  }
+  const Status& verdict = root->verdict();
+  const bool an_echo = verdict.message().find(NameOf(self) + " failed") != std::string::npos;
+  return verdict.ok() || an_echo ? root->Named(ours) : verdict;
 }
 
 Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,

@@ -214,7 +214,8 @@ Result<std::optional<FrameParser::Frame>> RendezvousClient::Receive() {
     const FrameParser::Next next = in_.Pop(&frame);
     if (next == FrameParser::Next::kFrame) {
       if (frame.kind == static_cast<uint8_t>(MessageKind::kFailed)) {
-        return Named(DecodeError(frame.body));
+        verdict_ = Named(DecodeError(frame.body));
+        return verdict_;
       }
       return std::optional(frame);
     }

@@ -48,6 +48,8 @@ class RendezvousClient {
   // While waiting for something else: an error if the root has one, or has gone.
   Status Check();
   void LimitTo(Time deadline) { options_.deadline = std::min(options_.deadline, deadline); }
+  // What the root said has gone wrong, OK if nothing.
+  const Status& verdict() const { return verdict_; }
   // "rank 1/4: init: ..."
   Status Named(const Status& status) const;
 
@@ -62,6 +64,7 @@ class RendezvousClient {
   std::string root_name_;
   ClientOptions options_;
   FrameParser in_;
+  Status verdict_;
 };
 
 }  // namespace inccl::bootstrap

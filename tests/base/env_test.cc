@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/env.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+namespace inccl::test {
+namespace {
+
+using Values = std::map<std::string, std::string>;
+
+Result<Environment> Read(const Values& values) {
+  return ReadEnvironment([&](const char* name) -> const char* {
+    const auto found = values.find(name);
+    return found == values.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(EnvTest, NothingSetGivesTheDefaults) {
+  const Result<Environment> env = Read({});
+  ASSERT_TRUE(env.ok());
+  EXPECT_EQ(env->algo, "");
+  EXPECT_EQ(env->channels, 1);
+  EXPECT_EQ(env->slice_bytes, 131072);
+  EXPECT_EQ(env->init_timeout_ms, 120000);
+  EXPECT_EQ(env->op_timeout_ms, 600000);
+  EXPECT_EQ(env->heartbeat_timeout_ms, 1000);
+  EXPECT_EQ(env->dead_timeout_ms, 10000);
+  EXPECT_EQ(env->debug, LogLevel::kNone);
+  EXPECT_EQ(env->debug_subsys, kDefaultLogSubsystems);
+  EXPECT_FALSE(env->reproducible);
+  EXPECT_FALSE(env->abort_on_error);
+  EXPECT_EQ(env->link_gbps, 0);
+  EXPECT_EQ(env->link_us, 0);
+  EXPECT_FALSE(env->rank || env->size || env->job);
+}
+
+TEST(EnvTest, EveryVariableArrives) {
+  const Result<Environment> env = Read({{"INCCL_ALGO", "ring,tree;allreduce:^tree"},
+                                        {"INCCL_CHANNELS", "32"},
+                                        {"INCCL_SLICE_BYTES", "4096"},
+                                        {"INCCL_TRANSPORT", "shm,loopback"},
+                                        {"INCCL_SIMD", "avx2"},
+                                        {"INCCL_CODEC", "hbi:bits=4"},
+                                        {"INCCL_COMM_ID", "[::1]:4711"},
+                                        {"INCCL_SECRET_FILE", "/s"},
+                                        {"INCCL_SOCKET_IFNAME", "^lo"},
+                                        {"INCCL_HOSTID", "h"},
+                                        {"INCCL_DEBUG", "info"},
+                                        {"INCCL_DEBUG_SUBSYS", "COLL,INIT"},
+                                        {"INCCL_DEBUG_FILE", "/f"},
+                                        {"INCCL_REPRODUCIBLE", "1"},
+                                        {"INCCL_ABORT_ON_ERROR", "1"},
+                                        {"INCCL_INIT_TIMEOUT_MS", "1"},
+                                        {"INCCL_OP_TIMEOUT_MS", "2"},
+                                        {"INCCL_HEARTBEAT_TIMEOUT_MS", "3"},
+                                        {"INCCL_DEAD_TIMEOUT_MS", "86400000"},
+                                        {"INCCL_LINK_GBPS", "12.5"},
+                                        {"INCCL_LINK_US", "1e2"},
+                                        {"INCCL_RANK", "0"},
+                                        {"INCCL_SIZE", "4"},
+                                        {"INCCL_JOB", "j"}});
+  ASSERT_TRUE(env.ok()) << env.status().message();
+  EXPECT_EQ(env->algo, "ring,tree;allreduce:^tree");
+  EXPECT_EQ(env->channels, 32);
+  EXPECT_EQ(env->slice_bytes, 4096);
+  EXPECT_EQ(env->transport, "shm,loopback");
+  EXPECT_EQ(env->simd, "avx2");
+  EXPECT_EQ(env->codec, "hbi:bits=4");
+  EXPECT_EQ(env->comm_id, "[::1]:4711");
+  EXPECT_EQ(env->secret_file, "/s");
+  EXPECT_EQ(env->socket_ifname, "^lo");
+  EXPECT_EQ(env->hostid, "h");
+  EXPECT_EQ(env->debug, LogLevel::kInfo);
+  EXPECT_EQ(env->debug_subsys, static_cast<uint32_t>(LogSubsystem::kCollectives) |
+                                   static_cast<uint32_t>(LogSubsystem::kInit));
+  EXPECT_EQ(env->debug_file, "/f");
+  EXPECT_TRUE(env->reproducible);
+  EXPECT_TRUE(env->abort_on_error);
+  EXPECT_EQ(env->init_timeout_ms, 1);
+  EXPECT_EQ(env->op_timeout_ms, 2);
+  EXPECT_EQ(env->heartbeat_timeout_ms, 3);
+  EXPECT_EQ(env->dead_timeout_ms, 86400000);
+  EXPECT_EQ(env->link_gbps, 12.5);
+  EXPECT_EQ(env->link_us, 100);
+  EXPECT_EQ(env->rank, 0);
+  EXPECT_EQ(env->size, 4);
+  EXPECT_EQ(env->job, "j");
+}
+
+TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"INCCL_CHANNELS", "0"},
+      {"INCCL_CHANNELS", "33"},
+      {"INCCL_CHANNELS", "two"},
+      {"INCCL_CHANNELS", "2 "},
+      {"INCCL_CHANNELS", "-1"},
+      {"INCCL_CHANNELS", "99999999999999999999"},
+      {"INCCL_SLICE_BYTES", "4095"},
+      {"INCCL_SLICE_BYTES", "4194305"},
+      {"INCCL_SLICE_BYTES", "64k"},
+      {"INCCL_TRANSPORT", "tcp"},
+      {"INCCL_TRANSPORT", "shm,"},
+      {"INCCL_TRANSPORT", "shm,verbs"},
+      {"INCCL_COMM_ID", "host"},
+      {"INCCL_COMM_ID", "host:0"},
+      {"INCCL_COMM_ID", "host:65536"},
+      {"INCCL_COMM_ID", ":1"},
+      {"INCCL_DEBUG", "LOUD"},
+      {"INCCL_DEBUG_SUBSYS", "INIT,NOISE"},
+      {"INCCL_REPRODUCIBLE", "yes"},
+      {"INCCL_ABORT_ON_ERROR", "2"},
+      {"INCCL_INIT_TIMEOUT_MS", "0"},
+      {"INCCL_OP_TIMEOUT_MS", "-5"},
+      {"INCCL_HEARTBEAT_TIMEOUT_MS", ""},
+      {"INCCL_DEAD_TIMEOUT_MS", "86400001"},
+      {"INCCL_LINK_GBPS", "-1"},
+      {"INCCL_LINK_GBPS", "nan"},
+      {"INCCL_LINK_GBPS", "inf"},
+      {"INCCL_LINK_US", "fast"},
+      {"INCCL_RANK", "-1"},
+      {"INCCL_SIZE", "0"},
+  };
+  for (const auto& [name, value] : bad) {
+    const Result<Environment> env = Read({{name, value}});
+    if (*value == '\0') {
+      EXPECT_TRUE(env.ok()) << name << ": empty is not set";
+      continue;
+    }
+    ASSERT_FALSE(env.ok()) << name << "=" << value;
+    EXPECT_EQ(env.status().code(), Code::kInvalidArgument);
+    EXPECT_NE(env.status().message().find(name), std::string::npos) << env.status().message();
+    EXPECT_NE(env.status().message().find(value), std::string::npos) << env.status().message();
+  }
+}
+
+TEST(EnvTest, UnknownNamesAreListed) {
+  const char* const environment[] = {
+      "PATH=/bin",       "INCCL_ALGO=ring", "INCCL_CHANELS=2",    "INCCL_TEST_SEED=1",
+      "NCCL_DEBUG=INFO", "INCCL_=",         "INCCL_ALGOS=INCCL_", nullptr};
+  EXPECT_EQ(UnknownVariables(environment),
+            (std::vector<std::string>{"INCCL_CHANELS", "INCCL_", "INCCL_ALGOS"}));
+  EXPECT_TRUE(UnknownVariables(nullptr).empty());
+}
+
+TEST(EnvTest, TheTableIsComplete) {
+  std::set<std::string> names;
+  for (const VariableInfo& info : VariableTable()) {
+    EXPECT_TRUE(names.insert(info.name).second) << info.name << " twice";
+    EXPECT_STRNE(info.meaning, "");
+    EXPECT_STRNE(info.values, "");
+    EXPECT_STRNE(info.default_value, "");
+  }
+  EXPECT_EQ(names.size(), 24u);
+}
+
+}  // namespace
+}  // namespace inccl::test

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/log.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <regex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace inccl::test {
+namespace {
+
+class LogTest : public ::testing::Test {
+ protected:
+  LogTest() : pattern_(::testing::TempDir() + "inccl-log-%p-%h") {
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    host_ = host;
+    file_ = ::testing::TempDir() + "inccl-log-" + std::to_string(getpid()) + "-" + host_;
+  }
+  ~LogTest() override {
+    EXPECT_TRUE(ConfigureLog(LogLevel::kNone, kDefaultLogSubsystems, "").ok());
+    std::remove(file_.c_str());
+  }
+  std::vector<std::string> Lines() const {
+    std::ifstream in(file_);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(in, line);) lines.push_back(line);
+    return lines;
+  }
+  std::string pattern_, file_, host_;
+};
+
+TEST_F(LogTest, SilentUnlessAsked) {
+  ::testing::internal::CaptureStderr();
+  Log(LogLevel::kWarn, "nobody asked");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_FALSE(LogEnabled(LogLevel::kVersion));
+}
+
+TEST_F(LogTest, LinesSayWhoAndWhat) {
+  ASSERT_TRUE(ConfigureLog(LogLevel::kInfo, kDefaultLogSubsystems, pattern_).ok());
+  Log(LogLevel::kInfo, "first");
+  Log(LogLevel::kWarn, LogSubsystem::kControl, "number {} of {}", 2, "three");
+  Log(LogLevel::kTrace, "too fine");
+  Log(LogLevel::kInfo, LogSubsystem::kCodec, "not asked for");
+  Log(LogLevel::kInfo, "from a peer: \x1b[2J\n\x7f{}");
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 3u);
+  const std::string prefix = host_ + ":" + std::to_string(getpid()) + ":\\d+ inccl ";
+  EXPECT_TRUE(std::regex_match(lines[0], std::regex(prefix + "INFO first"))) << lines[0];
+  EXPECT_TRUE(std::regex_match(lines[1], std::regex(prefix + "WARN number 2 of three")))
+      << lines[1];
+  EXPECT_NE(lines[2].find("from a peer: \\x1b[2J\\x0a\\x7f{}"), std::string::npos) << lines[2];
+}
+
+TEST_F(LogTest, LinesOfManyThreadsStayWhole) {
+  ASSERT_TRUE(ConfigureLog(LogLevel::kTrace, kAllLogSubsystems, pattern_).ok());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([] {
+      for (int i = 0; i < 100; ++i) {
+        Log(LogLevel::kTrace, LogSubsystem::kTransport, "{}", std::string(200, 'x'));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::vector<std::string> lines = Lines();
+  EXPECT_EQ(lines.size(), 800u);
+  for (const std::string& line : lines) {
+    ASSERT_TRUE(line.ends_with("inccl TRACE " + std::string(200, 'x'))) << line;
+  }
+}
+
+TEST_F(LogTest, AFileThatCannotBeOpenedIsAnError) {
+  const Status status = ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "/nowhere/at/all");
+  EXPECT_EQ(status.code(), Code::kSystemError);
+  EXPECT_NE(status.message().find("/nowhere/at/all"), std::string::npos);
+  ::testing::internal::CaptureStderr();
+  Log(LogLevel::kWarn, "to stderr then");
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("WARN to stderr then\n"),
+            std::string::npos);
+}
+
+TEST_F(LogTest, AReaderThatHasGoneKillsNobody) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  close(ends[0]);
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems,
+                           "/proc/self/fd/" + std::to_string(ends[1]))
+                  .ok());
+  Log(LogLevel::kWarn, "into the void");  // SIGPIPE would end this process
+  close(ends[1]);
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGPIPE), 0);
+}
+
+TEST(LogParseTest, Levels) {
+  LogLevel level = LogLevel::kTrace;
+  EXPECT_TRUE(ParseLogLevel("", &level));
+  EXPECT_EQ(level, LogLevel::kNone);
+  EXPECT_TRUE(ParseLogLevel("version", &level));
+  EXPECT_EQ(level, LogLevel::kVersion);
+  EXPECT_TRUE(ParseLogLevel("Warn", &level));
+  EXPECT_EQ(level, LogLevel::kWarn);
+  EXPECT_TRUE(ParseLogLevel("TRACE", &level));
+  EXPECT_EQ(level, LogLevel::kTrace);
+  EXPECT_FALSE(ParseLogLevel("WARNING", &level));
+  EXPECT_EQ(level, LogLevel::kTrace);
+}
+
+TEST(LogParseTest, Subsystems) {
+  uint32_t mask = 0;
+  std::string unknown;
+  EXPECT_TRUE(ParseLogSubsystems("ALL", &mask, &unknown));
+  EXPECT_EQ(mask, kAllLogSubsystems);
+  EXPECT_TRUE(ParseLogSubsystems("^codec,TUNING", &mask, &unknown));
+  EXPECT_EQ(mask, kAllLogSubsystems & ~(static_cast<uint32_t>(LogSubsystem::kCodec) |
+                                        static_cast<uint32_t>(LogSubsystem::kTuning)));
+  EXPECT_FALSE(ParseLogSubsystems("INIT,,COLL", &mask, &unknown));
+  EXPECT_EQ(unknown, "");
+  EXPECT_FALSE(ParseLogSubsystems("INIT,NET", &mask, &unknown));
+  EXPECT_EQ(unknown, "NET");
+}
+
+}  // namespace
+}  // namespace inccl::test
