@@ -257,6 +257,55 @@ TEST_F(LinkTest, ASlowConsumerFindsWhatHasArrived) {
   EXPECT_EQ(a.received, 4u) << "all arrived long ago";
 }
 
+// A small slice that arrives while a large one is coming in is not behind it, however late both are
+// looked at and whichever lane is looked at first.
+TEST_F(LinkTest, SlicesAreLetInInOrderOfArrival) {
+  for (const bool large_first : {true, false}) {
+    Start(3, 1.0, 0.0);
+    Flow large{.from = 1, .to = 0, .bytes = 12500 - 64};  // 100 us
+    Flow small{.from = 2, .to = 0, .bytes = 125 - 64};    // 1 us
+    Open(large_first ? &large : &small);
+    Open(large_first ? &small : &large);
+    ASSERT_TRUE(Progress());
+    SendOne(&large);
+    clock_.now += 10 * kMicrosecond;
+    SendOne(&small);
+    bool moved = false;
+    clock_.now = start_ + 100 * kMicrosecond;
+    ASSERT_TRUE(Progress());
+    ReceiveAll(&large, &moved);
+    EXPECT_EQ(large.received, 0u) << "it shared the port with the small one";
+    EXPECT_EQ(NextEvent(), start_ + 101 * kMicrosecond);
+    ReceiveAll(&small, &moved);
+    EXPECT_EQ(small.received, 1u);
+    clock_.now = start_ + 101 * kMicrosecond;
+    ASSERT_TRUE(Progress());
+    ReceiveAll(&large, &moved);
+    EXPECT_EQ(large.received, 1u);
+  }
+}
+
+// At two ports at once the small one is through when it arrives.
+TEST_F(LinkTest, ASmallSliceOvertakesALargeOneThatIsComingIn) {
+  Start(3, 1.0, 0.0);
+  Flow large{.from = 1, .to = 0, .bytes = 12500 - 64};
+  Flow small{.from = 2, .to = 0, .bytes = 125 - 64};
+  Open(&large);
+  Open(&small);
+  ASSERT_TRUE(Progress());
+  SendOne(&large);
+  clock_.now += 10 * kMicrosecond;
+  SendOne(&small);
+  ASSERT_TRUE(Progress());
+  EXPECT_EQ(NextEvent(), start_ + 11 * kMicrosecond);
+  clock_.now = NextEvent();
+  ASSERT_TRUE(Progress());
+  bool moved = false;
+  ReceiveAll(&small, &moved);
+  EXPECT_TRUE(moved);
+  EXPECT_EQ(ends_[0]->NextEvent(), start_ + 101 * kMicrosecond);
+}
+
 TEST_F(LinkTest, RefusesMulticast) {
   Start(3, 1.0, 0.0);
   EXPECT_FALSE(ends_[0]->caps().multicast);
@@ -268,17 +317,22 @@ TEST_F(LinkTest, RefusesMulticast) {
   EXPECT_EQ(ends_[1]->OpenRecv(spec).status().code(), Code::kInvalidArgument);
 }
 
-// In no interval more than the rate: `through` is when each slice's last byte was through and how
-// long it takes.
-void CheckRate(std::vector<std::pair<Time, double>> through, Time start) {
-  std::sort(through.begin(), through.end());
-  for (size_t i = 0; i < through.size(); ++i) {
-    const Time from = i == 0 ? start : through[i - 1].first;
+// A slice at a port: when its first byte can be served, when its last one has been, and for how
+// long it occupies the port.
+struct Service {
+  double begin, end, cost;
+};
+
+// In no interval more than what the rate allows.
+void CheckRate(std::vector<Service> services) {
+  std::sort(services.begin(), services.end(),
+            [](const Service& a, const Service& b) { return a.end < b.end; });
+  for (const Service& first : services) {
     double busy = 0;
-    for (size_t j = i; j < through.size(); ++j) {
-      busy += through[j].second;
-      ASSERT_GE(static_cast<double>(through[j].first - from), busy - 2)
-          << "slices " << i << " to " << j;
+    for (const Service& service : services) {
+      if (service.begin < first.begin) continue;
+      busy += service.cost;
+      ASSERT_GE(service.end - first.begin, busy - 2) << "from " << first.begin;
     }
   }
 }
@@ -301,19 +355,21 @@ TEST_F(LinkTest, NoPortExceedsItsRate) {
     }
     Run(&flows);
     for (int rank = 0; rank < 4; ++rank) {
-      std::vector<std::pair<Time, double>> out, in;
+      std::vector<Service> out, in;
       for (const Flow& flow : flows) {
         const double cost = Cost(1, flow.bytes);
-        for (const Time time : flow.departures) {
-          if (flow.from == rank) out.emplace_back(time, cost);
-        }
-        for (const Time time : flow.visible) {
-          if (flow.to == rank) in.emplace_back(time, cost);
+        for (uint32_t i = 0; i < flow.slices; ++i) {
+          const auto left = static_cast<double>(flow.departures[i]);
+          const auto arrival = static_cast<double>(flow.departures[i] + latency_);
+          const auto visible = static_cast<double>(flow.visible[i]);
+          if (flow.from == rank) out.push_back({left - cost, left, cost});
+          if (flow.to == rank) in.push_back({arrival - cost, visible, cost});
+          ASSERT_GE(visible, arrival);
         }
       }
       SCOPED_TRACE(rank);
-      CheckRate(std::move(out), start_);
-      CheckRate(std::move(in), start_);
+      CheckRate(std::move(out));
+      CheckRate(std::move(in));
     }
   }
 }

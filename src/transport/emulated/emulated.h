@@ -5,10 +5,11 @@
 //
 // A slice costs kHeaderBytes + bytes. It leaves in the order of Publish, through the sender's port;
 // its last byte arrives `latency` after it left, and is visible once the receiver's port has let it
-// through, in order of arrival over all lanes. A port is busy only once per slice: a slice that
-// arrives alone is visible on arrival (cut-through). Returning a credit costs kCreditBytes of the
-// consumer's port towards the network; it overtakes slices that wait there (a card sends packets of
-// several connections in turn), and the producer may use it `latency` after it has left.
+// through, in order of arrival over all lanes. A slice that arrives alone is visible on arrival;
+// the bytes of several that arrive at once share the port's rate. Returning a credit costs
+// kCreditBytes of the consumer's port towards the network; it overtakes slices that wait there (a
+// card sends packets of several connections in turn), and the producer may use it `latency` after
+// it has left.
 //
 // Approximations: a slice is not cut into packets, so a small slice waits for large ones published
 // before it; credits cost nothing where they arrive; there is no loss and no congestion but at the

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "transport/emulated/emulated.h"
-#include "transport/emulated/link_bucket.h"
+#include "transport/emulated/ports.h"
 #include "transport/transport.h"
 
 namespace inccl::emulated {
@@ -90,8 +90,8 @@ class LinkTransport final : public Transport {
   const Clock* clock_;
   Time latency_;
   Time now_;  // of the last Progress
-  LinkBucket egress_;
-  LinkBucket ingress_;
+  EgressPort egress_;
+  IngressPort ingress_;
   std::unique_ptr<Transport> inner_;
   std::vector<LinkSendLane*> send_;  // those that live
   std::vector<LinkRecvLane*> recv_;

@@ -25,7 +25,7 @@ Result<std::unique_ptr<Arena>> Arena::Create(std::unique_ptr<ArenaMemory> memory
         fmt::format("rank {}: arena of {} bytes: not a multiple of {} of at least {}", rank, bytes,
                     kPage, kDataOffset + kPage));
   }
-  std::unique_ptr<Arena> arena(new Arena(std::move(memory), rank, nranks));
+  std::unique_ptr<Arena> arena(new Arena(std::move(memory), rank));
   if (Status status = arena->memory_->Commit(0, kDirectoryOffset); !status.ok()) return status;
   arena->directory_end_ = kDirectoryOffset;
   ArenaHeader* header = new (arena->memory_->data()) ArenaHeader{};

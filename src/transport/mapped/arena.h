@@ -44,13 +44,11 @@ class Arena {
   static uint32_t MaxSlotBytes(size_t bytes);
 
  private:
-  Arena(std::unique_ptr<ArenaMemory> memory, int rank, int nranks)
-      : memory_(std::move(memory)), rank_(rank), nranks_(nranks) {}
+  Arena(std::unique_ptr<ArenaMemory> memory, int rank) : memory_(std::move(memory)), rank_(rank) {}
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(memory_->data()); }
 
   std::unique_ptr<ArenaMemory> memory_;
   int rank_;
-  int nranks_;
   size_t used_end_ = kDataOffset;       // bump allocation
   size_t committed_end_ = kDataOffset;  // of the data
   size_t directory_end_ = 0;            // of header and directory
