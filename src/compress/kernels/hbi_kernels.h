@@ -13,8 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/types.h"
-
 namespace inccl::hbi {
 
 inline constexpr uint32_t kReadSlack = 64;
@@ -58,10 +56,6 @@ struct Kernels {
   void (*decode)(const DecodeArgs& args, const uint16_t* tile, float* y);
   // unpack, then decode.
   void (*unpack_decode)(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y);
-
-  // Between a float type of the caller and fp32; 16-bit results are rounded to nearest even.
-  void (*to_float)(DataType type, const std::byte* in, size_t count, float* out);
-  void (*from_float)(DataType type, const float* in, size_t count, std::byte* out);
 };
 
 // The plain reference, on every machine.

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "compress/hbi/format.h"
-#include "compress/kernels/hbi_elements.h"
 #include "compress/kernels/hbi_kernels.h"
 
 namespace inccl::hbi {
@@ -121,10 +120,9 @@ void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, flo
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {
-      BlockCodes, Quantize,  QuantizeAdd, QuantizeNearest, Unpack,  UnpackAdd, Pack,
-      Encode,     AddEncode, Decode,      UnpackDecode,    ToFloat, FromFloat,
-  };
+  static constexpr Kernels kKernels = {BlockCodes, Quantize,  QuantizeAdd, QuantizeNearest,
+                                       Unpack,     UnpackAdd, Pack,        Encode,
+                                       AddEncode,  Decode,    UnpackDecode};
   return kKernels;
 }
 
