@@ -245,6 +245,73 @@ TEST_P(HbiKernelsTest, BlockCodesOfEveryScale) {
   }
 }
 
+TEST_P(HbiKernelsTest, TopCodes) {
+  for (size_t superblocks = 1; superblocks < 40; ++superblocks) {
+    std::vector<uint8_t> codes(superblocks * kBlocks), found(superblocks), expected(superblocks);
+    for (uint8_t& code : codes) {
+      const uint64_t kind = rng_.Below(4);
+      code = kind == 0 ? kZeroCode : kind == 1 ? kPoison : static_cast<uint8_t>(rng_.Below(246));
+    }
+    std::fill_n(codes.begin(), kBlocks, kPoison);
+    reference_.top_codes(codes.data(), superblocks, expected.data());
+    BestKernels().top_codes(codes.data(), superblocks, found.data());
+    ASSERT_EQ(found, expected);
+    ASSERT_EQ(found[0], kZeroCode);
+    for (size_t s = 1; s < superblocks; ++s) {
+      int largest = 0;
+      for (size_t b = s * kBlocks; b < (s + 1) * kBlocks; ++b) {
+        if (codes[b] != kPoison) largest = std::max(largest, int{codes[b]});
+      }
+      ASSERT_EQ(found[s], largest);
+    }
+  }
+}
+
+// n ranks at +M, at -M and alternating between them, every K that n allows: fields never exceed
+// 2 n K and are exact, and never touch their neighbours.
+TEST_P(HbiKernelsTest, SumsOfExtremesAreExact) {
+  const Kernels& kernels = BestKernels();
+  for (const uint32_t n : {2u, 3u, 8u, 64u, 1024u}) {
+    const uint32_t most = std::min(kMaxLevels, (kFieldLimit - 1) / (2 * n));
+    for (uint32_t k = 1; k <= most; k = k < 8 || k == most ? k + 1 : std::min(most, k + k / 2)) {
+      SCOPED_TRACE(testing::Message() << n << " ranks, K " << k);
+      Elements elements(&rng_, k);
+      const int code = 150;
+      std::fill(std::begin(elements.codes), std::end(elements.codes), uint8_t{code});
+      const auto m = static_cast<float>(Magnitude(code));
+      Stream streams[2];
+      for (uint32_t rank = 0; rank < n; ++rank) {
+        for (uint32_t i = 0; i < kSuperblock; ++i) {
+          const bool negative = i % 4 == 1 || (i % 4 == 2 && rank % 2 != 0);
+          elements.x[i] = negative ? -m : m;
+        }
+        QuantizeArgs args = elements.Args(&rng_, k);
+        args.shift = RankShift(static_cast<int>(rank), static_cast<int>(n));
+        uint8_t* out = streams[rank % 2].data();
+        const uint32_t width = Width(rank + 1, k);
+        if (rank == 0) {
+          kernels.encode(args, width, out);
+        } else {
+          kernels.add_encode(args, streams[1 - rank % 2].data(), Width(rank, k), width, out);
+        }
+      }
+      Tile sum;
+      kernels.unpack(streams[(n - 1) % 2].data(), Width(n, k), sum.fields);
+      for (uint32_t i = 0; i < kSuperblock; ++i) {
+        const uint32_t positive = i % 4 == 1 ? 0 : i % 4 == 2 ? (n + 1) / 2 : n;
+        // M itself may round to 65536 K - 1 in fp32, and then to 2 K - 1.
+        const uint32_t slack = std::bit_cast<uint32_t>(elements.factor[code] * m) ==
+                                       std::bit_cast<uint32_t>(65536.0f * static_cast<float>(k))
+                                   ? 0
+                                   : n;
+        ASSERT_LE(sum.fields[i], 2 * positive * k + slack) << "element " << i;
+        ASSERT_GE(sum.fields[i] + slack, 2 * positive * k) << "element " << i;
+        ASSERT_LE(sum.fields[i], 2 * n * k);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Targets, HbiKernelsTest, testing::ValuesIn(SimdTargets()),
                          [](const auto& target) { return target.param; });
 

@@ -22,56 +22,66 @@ void BlockCodesOf(const float* x, size_t superblocks, uint8_t* codes) {
   BlockCodes(x, superblocks, codes);
 }
 
+void TopCodesOf(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
+  TopCodes(codes, superblocks, tops);
+}
+
 // ---------------------------------------------------------------- where fields come from and go to
+
+// Each takes kFields fields at a call, in order, and moves on.
 
 struct ToTile {
   uint16_t* tile;
-  HWY_INLINE void operator()(size_t at, V16 fields) const { hn::StoreU(fields, D16(), tile + at); }
+  HWY_INLINE void operator()(V16 fields) {
+    hn::StoreU(fields, D16(), tile);
+    tile += kFields;
+  }
 };
 
 struct AddToTile {
   uint16_t* tile;
-  HWY_INLINE void operator()(size_t at, V16 fields) const {
-    hn::StoreU(hn::Add(fields, hn::LoadU(D16(), tile + at)), D16(), tile + at);
+  HWY_INLINE void operator()(V16 fields) {
+    hn::StoreU(hn::Add(fields, hn::LoadU(D16(), tile)), D16(), tile);
+    tile += kFields;
   }
-};
-
-struct ToElements {
-  const hbi::DecodeArgs& args;
-  float* y;
-  HWY_INLINE void operator()(size_t at, V16 fields) const { DecodeFields(args, at, fields, y); }
 };
 
 template <bool kOdd>
 struct ToStream {
-  const Packer<kOdd>& packer;
-  uint32_t width;
+  Packer<kOdd> packer;
   uint8_t* out;
-  HWY_INLINE void operator()(size_t at, V16 fields) const { packer(fields, out + at / 8 * width); }
+  size_t stride;
+  HWY_INLINE ToStream(uint32_t width, uint8_t* to)
+      : packer(width), out(to), stride(kGroups * width) {}
+  HWY_INLINE void operator()(V16 fields) {
+    packer(fields, out);
+    out += stride;
+  }
 };
 
 template <class Unpacker, bool kOdd>
 struct AddToStream {
-  const Unpacker& unpacker;
+  Unpacker unpacker;
   const uint8_t* in;
-  uint32_t in_width;
-  const Packer<kOdd>& packer;
-  uint32_t out_width;
-  uint8_t* out;
-  HWY_INLINE void operator()(size_t at, V16 fields) const {
-    const V16 incoming = unpacker(in + at / 8 * in_width);
-    packer(hn::Add(fields, incoming), out + at / 8 * out_width);
+  size_t stride;
+  ToStream<kOdd> stream;
+  HWY_INLINE AddToStream(uint32_t in_width, const uint8_t* from, uint32_t out_width, uint8_t* to)
+      : unpacker(in_width), in(from), stride(kGroups * in_width), stream(out_width, to) {}
+  HWY_INLINE void operator()(V16 fields) {
+    stream(hn::Add(fields, unpacker(in)));
+    in += stride;
   }
 };
 
 template <class Unpacker, class Sink>
-HWY_INLINE void UnpackWith(const uint8_t* in, uint32_t width, const Sink& sink) {
+HWY_INLINE void UnpackWith(const uint8_t* in, uint32_t width, Sink sink) {
   const Unpacker unpacker(width);
-  for (size_t at = 0; at < kSuperblock; at += kFields) sink(at, unpacker(in + at / 8 * width));
+  const size_t stride = kGroups * width;
+  for (size_t at = 0; at < kSuperblock; at += kFields, in += stride) sink(unpacker(in));
 }
 
 template <class Sink>
-HWY_INLINE void UnpackTo(const uint8_t* in, uint32_t width, const Sink& sink) {
+HWY_INLINE void UnpackTo(const uint8_t* in, uint32_t width, Sink sink) {
   if (width <= hbi::kLastNarrow) {
     UnpackWith<NarrowUnpacker>(in, width, sink);
   } else {
@@ -81,25 +91,8 @@ HWY_INLINE void UnpackTo(const uint8_t* in, uint32_t width, const Sink& sink) {
 
 template <bool kOdd>
 HWY_INLINE void PackAs(const uint16_t* tile, uint32_t width, uint8_t* out) {
-  const Packer<kOdd> packer(width);
-  for (size_t at = 0; at < kSuperblock; at += kFields) {
-    packer(hn::LoadU(D16(), tile + at), out + at / 8 * width);
-  }
-}
-
-template <bool kOdd>
-HWY_INLINE void EncodeAs(const hbi::QuantizeArgs& args, uint32_t width, uint8_t* out) {
-  const Packer<kOdd> packer(width);
-  QuantizeWithHash(args, ToStream<kOdd>{packer, width, out});
-}
-
-template <class Unpacker, bool kOdd>
-HWY_INLINE void AddEncodeAs(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_width,
-                            uint32_t out_width, uint8_t* out) {
-  const Unpacker unpacker(in_width);
-  const Packer<kOdd> packer(out_width);
-  QuantizeWithHash(args,
-                   AddToStream<Unpacker, kOdd>{unpacker, in, in_width, packer, out_width, out});
+  ToStream<kOdd> stream(width, out);
+  for (size_t at = 0; at < kSuperblock; at += kFields) stream(hn::LoadU(D16(), tile + at));
 }
 
 // ---------------------------------------------------------------- the table
@@ -129,35 +122,42 @@ void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
 }
 
 void Encode(const hbi::QuantizeArgs& args, uint32_t width, uint8_t* out) {
-  width % 2 != 0 ? EncodeAs<true>(args, width, out) : EncodeAs<false>(args, width, out);
+  if (width % 2 != 0) {
+    QuantizeWithHash(args, ToStream<true>(width, out));
+  } else {
+    QuantizeWithHash(args, ToStream<false>(width, out));
+  }
 }
 
 void AddEncode(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_width,
                uint32_t out_width, uint8_t* out) {
-  const bool odd = out_width % 2 != 0;
+  const auto run = [&]<class Unpacker>() HWY_ATTR {
+    if (out_width % 2 != 0) {
+      QuantizeWithHash(args, AddToStream<Unpacker, true>(in_width, in, out_width, out));
+    } else {
+      QuantizeWithHash(args, AddToStream<Unpacker, false>(in_width, in, out_width, out));
+    }
+  };
   if (in_width <= hbi::kLastNarrow) {
-    odd ? AddEncodeAs<NarrowUnpacker, true>(args, in, in_width, out_width, out)
-        : AddEncodeAs<NarrowUnpacker, false>(args, in, in_width, out_width, out);
+    run.template operator()<NarrowUnpacker>();
   } else {
-    odd ? AddEncodeAs<WideUnpacker, true>(args, in, in_width, out_width, out)
-        : AddEncodeAs<WideUnpacker, false>(args, in, in_width, out_width, out);
+    run.template operator()<WideUnpacker>();
   }
 }
 
 void Decode(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
-  for (size_t at = 0; at < kSuperblock; at += kFields) {
-    DecodeFields(args, at, hn::LoadU(D16(), tile + at), y);
-  }
+  ToElements elements(args, y);
+  for (size_t at = 0; at < kSuperblock; at += kFields) elements(hn::LoadU(D16(), tile + at));
 }
 
 void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
-  UnpackTo(in, width, ToElements{args, y});
+  UnpackTo(in, width, ToElements(args, y));
 }
 
 const hbi::Kernels& KernelsOfTarget() {
-  static constexpr hbi::Kernels kKernels = {BlockCodesOf, Quantize,  QuantizeAdd, QuantizeNearest,
-                                            Unpack,       UnpackAdd, Pack,        Encode,
-                                            AddEncode,    Decode,    UnpackDecode};
+  static constexpr hbi::Kernels kKernels = {BlockCodesOf,    TopCodesOf, Quantize,  QuantizeAdd,
+                                            QuantizeNearest, Unpack,     UnpackAdd, Pack,
+                                            Encode,          AddEncode,  Decode,    UnpackDecode};
   return kKernels;
 }
 

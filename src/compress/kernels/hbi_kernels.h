@@ -38,6 +38,8 @@ struct DecodeArgs {
 struct Kernels {
   // Scale codes of `superblocks` superblocks of 256 floats.
   void (*block_codes)(const float* x, size_t superblocks, uint8_t* codes);
+  // The largest code of each superblock that is not kPoison; 0 where there is none.
+  void (*top_codes)(const uint8_t* codes, size_t superblocks, uint8_t* tops);
 
   void (*quantize)(const QuantizeArgs& args, uint16_t* tile);
   void (*quantize_add)(const QuantizeArgs& args, uint16_t* tile);      // tile += codes

@@ -105,6 +105,28 @@ HWY_INLINE void BlockCodes(const float* x, size_t superblocks, uint8_t* codes) {
   }
 }
 
+HWY_INLINE void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
+  constexpr size_t kAtOnce = HWY_LANES(uint64_t);  // a superblock's codes fill a 64-bit lane
+  HWY_ALIGN uint8_t found[kAtOnce * hbi::kBlocks] = {};
+  const V8 poison = hn::Set(D8(), hbi::kPoison);
+  for (size_t s = 0; s < superblocks; s += kAtOnce) {
+    const size_t run = superblocks - s < kAtOnce ? superblocks - s : kAtOnce;
+    V8 top;
+    if (run == kAtOnce) {
+      top = hn::LoadU(D8(), codes + s * hbi::kBlocks);
+    } else {
+      std::memcpy(found, codes + s * hbi::kBlocks, run * hbi::kBlocks);
+      top = hn::Load(D8(), found);
+    }
+    top = hn::IfThenZeroElse(hn::Eq(top, poison), top);
+    top = hn::Max(top, hn::BitCast(D8(), hn::ShiftRight<32>(hn::BitCast(D64(), top))));
+    top = hn::Max(top, hn::BitCast(D8(), hn::ShiftRight<16>(hn::BitCast(D64(), top))));
+    top = hn::Max(top, hn::BitCast(D8(), hn::ShiftRight<8>(hn::BitCast(D64(), top))));
+    hn::Store(top, D8(), found);
+    for (size_t i = 0; i < run; ++i) tops[s + i] = found[i * hbi::kBlocks];
+  }
+}
+
 // ---------------------------------------------------------------- quantization
 
 // Round to nearest even; magnitudes stay far below 2^31.
@@ -138,17 +160,19 @@ HWY_INLINE V16 CodesOfFixed(hn::Vec<DI32> low, hn::Vec<DI32> high, hn::Vec<DI16>
   return hn::BitCast(D16(), hn::Add(clamped, k));
 }
 
-// Calls sink(first element, codes) for every kFields elements of the superblock, ascending.
+// Calls sink(codes) for every kFields elements of the superblock, in order.
 template <class Sink>
-HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, const Sink& sink) {
+HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, Sink sink) {
   constexpr size_t kHashes = 16 / kLanes32;  // vectors of hashes of a block; each serves two
+  const float* x = args.x;
+  const uint8_t* codes = args.codes;
+  const float* factors = args.factor;
   const auto k = hn::Set(DI16(), static_cast<int16_t>(args.k));
   const V16 shift = hn::Set(D16(), args.shift);
   const V32 low_half = hn::Set(D32(), 0xffffu);
   V32 counter = hn::Add(hn::Set(D32(), args.counter), hn::Iota(D32(), 0));
-  for (size_t b = 0; b < hbi::kBlocks; ++b) {
-    const float* x = args.x + b * kBlock;
-    const auto factor = hn::Set(DF(), args.factor[args.codes[b]]);
+  for (size_t b = 0; b < hbi::kBlocks; ++b, x += kBlock) {
+    const auto factor = hn::Set(DF(), factors[codes[b]]);
     V32 hash[kHashes];
     for (size_t i = 0; i < kHashes; ++i) {
       const V32 random = LowBias32Lanes(counter);
@@ -161,41 +185,58 @@ HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, const Sink& sink
       const auto value = RoundToInt(hn::Mul(hn::LoadU(DF(), x + i * kLanes32), factor));
       return hn::Add(value, hn::BitCast(DI32(), offset));
     };
-    for (size_t i = 0; i < 2 * kHashes; i += 2) {
-      sink(b * kBlock + i * kLanes32, CodesOfFixed(fixed(i), fixed(i + 1), k));
-    }
+    for (size_t i = 0; i < 2 * kHashes; i += 2) sink(CodesOfFixed(fixed(i), fixed(i + 1), k));
   }
 }
 
 template <class Sink>
-HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, const Sink& sink) {
+HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, Sink sink) {
+  const float* x = args.x;
   const auto k = hn::Set(DI16(), static_cast<int16_t>(args.k));
   const auto half = hn::Set(DI32(), int32_t{hbi::kRoundHalfUp});
   for (size_t b = 0; b < hbi::kBlocks; ++b) {
     const auto factor = hn::Set(DF(), args.factor[args.codes[b]]);
-    const auto fixed = [&](const float* x) HWY_ATTR {
-      return hn::Add(RoundToInt(hn::Mul(hn::LoadU(DF(), x), factor)), half);
+    const auto fixed = [&]() HWY_ATTR {
+      const auto value = RoundToInt(hn::Mul(hn::LoadU(DF(), x), factor));
+      x += kLanes32;
+      return hn::Add(value, half);
     };
-    for (size_t at = b * kBlock; at < (b + 1) * kBlock; at += kFields) {
-      const float* x = args.x + at;
-      sink(at, CodesOfFixed(fixed(x), fixed(x + kLanes32), k));
+    for (size_t at = 0; at < kBlock; at += kFields) {
+      const auto low = fixed();
+      sink(CodesOfFixed(low, fixed(), k));
     }
   }
 }
 
 // ---------------------------------------------------------------- decoding
 
-// kFields fields from element `at` on.
-HWY_INLINE void DecodeFields(const hbi::DecodeArgs& args, size_t at, V16 fields, float* y) {
-  const hn::Half<DI16> half;
-  const auto step = hn::Set(DF(), args.step[args.codes[at / kBlock]]);
-  const auto zero = hn::Set(D16(), static_cast<uint16_t>(args.zero));
-  const auto sums = hn::BitCast(DI16(), hn::Sub(fields, zero));
-  const auto low = hn::PromoteTo(DI32(), hn::LowerHalf(half, sums));
-  const auto high = hn::PromoteTo(DI32(), hn::UpperHalf(half, sums));
-  hn::StoreU(hn::Mul(hn::ConvertTo(DF(), low), step), DF(), y + at);
-  hn::StoreU(hn::Mul(hn::ConvertTo(DF(), high), step), DF(), y + at + kLanes32);
-}
+// A sink of fields, kFields at a call, in order.
+class ToElements {
+ public:
+  HWY_INLINE ToElements(const hbi::DecodeArgs& args, float* y)
+      : zero_(hn::Set(D16(), static_cast<uint16_t>(args.zero))),
+        codes_(args.codes),
+        step_(args.step),
+        y_(y) {}
+
+  HWY_INLINE void operator()(V16 fields) {
+    const hn::Half<DI16> half;
+    const auto step = hn::Set(DF(), step_[codes_[at_ / kBlock]]);
+    const auto sums = hn::BitCast(DI16(), hn::Sub(fields, zero_));
+    const auto low = hn::PromoteTo(DI32(), hn::LowerHalf(half, sums));
+    const auto high = hn::PromoteTo(DI32(), hn::UpperHalf(half, sums));
+    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), low), step), DF(), y_ + at_);
+    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), high), step), DF(), y_ + at_ + kLanes32);
+    at_ += kFields;
+  }
+
+ private:
+  V16 zero_;
+  const uint8_t* codes_;
+  const float* step_;
+  float* y_;
+  size_t at_ = 0;
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace inccl

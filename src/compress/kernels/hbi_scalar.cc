@@ -21,6 +21,16 @@ void BlockCodes(const float* x, size_t superblocks, uint8_t* codes) {
   }
 }
 
+void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
+  for (size_t s = 0; s < superblocks; ++s, codes += kBlocks) {
+    uint8_t top = kZeroCode;
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+      if (codes[b] != kPoison) top = std::max(top, codes[b]);
+    }
+    tops[s] = top;
+  }
+}
+
 // Rounds one fp32 product to an integer, clamps, adds the 16-bit offset and keeps what is above it.
 uint16_t QuantizeElement(float x, float factor, uint32_t k, uint32_t offset) {
   const auto limit = static_cast<float>(k * 65536);
@@ -120,9 +130,9 @@ void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, flo
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {BlockCodes, Quantize,  QuantizeAdd, QuantizeNearest,
-                                       Unpack,     UnpackAdd, Pack,        Encode,
-                                       AddEncode,  Decode,    UnpackDecode};
+  static constexpr Kernels kKernels = {BlockCodes,      TopCodes,  Quantize,  QuantizeAdd,
+                                       QuantizeNearest, Unpack,    UnpackAdd, Pack,
+                                       Encode,          AddEncode, Decode,    UnpackDecode};
   return kKernels;
 }
 
