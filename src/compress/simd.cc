@@ -37,25 +37,31 @@ std::string NameOf(int64_t target) {
   return name;
 }
 
-// Lower bits are better targets; the reference comes last and is always there.
-std::vector<int64_t> Targets() {
-  std::vector<int64_t> targets;
-  int64_t there = hwy::SupportedTargets() & HWY_TARGETS & ~kReference;
-  for (; there != 0; there &= there - 1) targets.push_back(there & -there);
-  targets.push_back(kReference);
+struct Target {
+  int64_t bits;
+  std::string name;
+};
+
+// Lower bits are better targets; the reference comes last and is always there. Asked once: the
+// question itself makes Highway choose anew.
+const std::vector<Target>& Targets() {
+  static const std::vector<Target> targets = [] {
+    std::vector<Target> found;
+    int64_t there = hwy::SupportedTargets() & HWY_TARGETS & ~kReference;
+    for (; there != 0; there &= there - 1)
+      found.push_back({there & -there, NameOf(there & -there)});
+    found.push_back({kReference, NameOf(kReference)});
+    return found;
+  }();
   return targets;
 }
 
 }  // namespace
 
 Status SetSimdTarget(std::string_view name) {
-  if (name == "best") {
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    return Status::Ok();
-  }
-  for (const int64_t target : Targets()) {
-    if (NameOf(target) == name) {
-      hwy::GetChosenTarget().Update(target);
+  for (const Target& target : Targets()) {
+    if (target.name == name || name == "best") {
+      hwy::GetChosenTarget().Update(target.bits);
       return Status::Ok();
     }
   }
@@ -64,21 +70,17 @@ Status SetSimdTarget(std::string_view name) {
 }
 
 const char* SimdTargetName() {
-  static const std::vector<std::pair<int64_t, std::string>> names = [] {
-    std::vector<std::pair<int64_t, std::string>> all;
-    for (const int64_t target : Targets()) all.emplace_back(target, NameOf(target));
-    return all;
-  }();
-  const int64_t target = HWY_DYNAMIC_DISPATCH(ThisTarget)();
-  for (const auto& [bits, name] : names) {
-    if ((bits & target) != 0) return name.c_str();
+  const std::vector<Target>& targets = Targets();
+  const int64_t in_use = HWY_DYNAMIC_DISPATCH(ThisTarget)();
+  for (const Target& target : targets) {
+    if ((target.bits & in_use) != 0) return target.name.c_str();
   }
-  return "scalar";
+  return targets.back().name.c_str();
 }
 
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
-  for (const int64_t target : Targets()) names.push_back(NameOf(target));
+  for (const Target& target : Targets()) names.push_back(target.name);
   return names;
 }
 

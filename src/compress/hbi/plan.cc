@@ -8,6 +8,7 @@
 
 #include "compress/hbi/format.h"
 #include "compress/hbi/hull.h"
+#include "compress/kernels/hbi_kernels.h"
 
 namespace inccl::hbi {
 namespace {
@@ -33,15 +34,6 @@ std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks) {
 
 }  // namespace
 
-uint8_t TopCode(const uint8_t* codes) {
-  uint8_t top = 0;
-  for (uint32_t b = 0; b < kBlocks; ++b) {
-    const uint8_t code = codes[b] == kPoison ? kZeroCode : codes[b];
-    top = std::max(top, code);
-  }
-  return top;
-}
-
 const LevelTable* Planner::TableOf(uint32_t k) {
   for (size_t i = 0; i < table_levels_.size(); ++i) {
     if (table_levels_[i] == k) return tables_[i].get();
@@ -63,75 +55,87 @@ Planner::Planner(int nranks, const Config& config) : nranks_(nranks), config_(co
     points_.push_back({point.cost, point.k, point.k2, TableOf(point.k), TableOf(point.k2)});
   }
   by_distance_.resize(kDistances);
+  cost_by_distance_.resize(kDistances);
   size_t taken = 0;
   for (int i = 0; i < kDistances; ++i) {
     while (taken + 1 < hull.size() && hull[taken + 1].threshold <= kFirstDistance + i) ++taken;
     by_distance_[static_cast<size_t>(i)] = static_cast<uint8_t>(taken + 1);
+    cost_by_distance_[static_cast<size_t>(i)] = hull[taken].cost;
   }
 }
 
 void Planner::Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary* summary) const {
-  std::array<uint32_t, 256> superblocks{};  // by top code
-  for (size_t s = 0; s < points.size(); ++s) {
-    const uint8_t top = TopCode(codes + s * kBlocks);
-    points[s] = top;
-    ++superblocks[top];
+  BestKernels().top_codes(codes, points.size(), points.data());
+  // Four counters of a code: neighbours are often equal and would wait for each other.
+  std::array<std::array<uint32_t, 4>, 256> counts{};
+  for (size_t s = 0; s < points.size(); ++s) ++counts[points[s]][s % 4];
+  Tops tops;
+  for (size_t code = 1; code <= kLastCode; ++code) {
+    const uint32_t count = counts[code][0] + counts[code][1] + counts[code][2] + counts[code][3];
+    if (count != 0) tops.bins[tops.used++] = {static_cast<uint8_t>(code), count};
   }
-  if (config_.bits8 != 0) return Spend(superblocks, points, summary);
-  for (uint8_t& point : points) {
-    const uint8_t top = point;
-    point = top == kZeroCode ? kDead : kDead + 1;
-    summary->top[point] = std::max(summary->top[point], top);
-  }
+  if (config_.bits8 != 0) return Spend(tops, points, summary);
+  for (uint8_t& point : points) point = point == kZeroCode ? kDead : kDead + 1;
+  uint8_t& top = summary->top[kDead + 1];
+  if (tops.used != 0) top = std::max(top, tops.bins[tops.used - 1].code);
 }
 
-void Planner::Spend(const std::array<uint32_t, 256>& superblocks, std::span<uint8_t> points,
-                    PlanSummary* summary) const {
-  struct Bin {
-    int quarters;
-    int64_t count;
-  };
-  std::array<Bin, kLastCode> bins;
-  size_t used = 0;
-  for (int code = 1; code <= kLastCode; ++code) {
-    const auto count = superblocks[static_cast<size_t>(code)];
-    if (count != 0) bins[used++] = {QuarterOctaves(code), count};
+int64_t Planner::Cost8(const Tops& tops, int delta) const {
+  int64_t cost = 0;
+  for (const Tops::Bin& bin : tops.span()) {
+    const auto at = static_cast<size_t>(QuarterOctaves(bin.code) - delta - kFirstDistance);
+    cost += int64_t{bin.superblocks} * cost_by_distance_[at];
   }
-  const auto total8 = [&](int delta) {
-    int64_t sum = 0;
-    for (size_t i = 0; i < used; ++i) {
-      sum += bins[i].count * points_[Choose(bins[i].quarters, delta)].cost;
-    }
-    return 8 * sum;
-  };
-  const int64_t budget8 = (nranks_ - 1) * (2 * int64_t{config_.bits8} - kCodesOverhead8) *
-                          static_cast<int64_t>(points.size());
-  int delta = -kMaxDelta, high = kMaxDelta;  // the smallest delta that fits
-  while (delta < high) {
-    const int middle = delta + (high - delta) / 2;
-    if (total8(middle) <= budget8) {
+  return 8 * cost;
+}
+
+int Planner::FindDelta(const Tops& tops, int64_t budget8) const {
+  int low = -kMaxDelta, high = kMaxDelta;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (Cost8(tops, middle) <= budget8) {
       high = middle;
     } else {
-      delta = middle + 1;
+      low = middle + 1;
     }
   }
-  int64_t spent8 = total8(delta);
+  return low;
+}
+
+void Planner::Spend(const Tops& tops, std::span<uint8_t> points, PlanSummary* summary) const {
+  const int64_t budget8 = (nranks_ - 1) * (2 * int64_t{config_.bits8} - kCodesOverhead8) *
+                          static_cast<int64_t>(points.size());
+  const int delta = FindDelta(tops, budget8);
+  int64_t left8 = budget8 - Cost8(tops, delta);
+  const auto step8 = [this](uint8_t point) {
+    return 8 * (int64_t{points_[point + 1u].cost} - points_[point].cost);
+  };
   std::array<uint8_t, 256> chosen{}, ahead{};  // by top code: at delta, and one below
-  for (int code = 1; code <= kLastCode; ++code) {
-    chosen[static_cast<size_t>(code)] = Choose(QuarterOctaves(code), delta);
-    ahead[static_cast<size_t>(code)] = Choose(QuarterOctaves(code), delta - 1);
-  }
-  for (uint8_t& point : points) {  // leftovers, in index order
-    const uint8_t top = point;
-    point = chosen[top];
-    while (point < ahead[top]) {
-      const int64_t more8 = 8 * (int64_t{points_[point + 1u].cost} - points_[point].cost);
-      if (spent8 + more8 > budget8) break;
-      spent8 += more8;
-      ++point;
+  std::array<uint32_t, 256> moved{};           // superblocks that get more than chosen
+  int64_t smallest8 = budget8 + 1;             // of the steps that leftovers can buy
+  for (const Tops::Bin& bin : tops.span()) {
+    chosen[bin.code] = Choose(QuarterOctaves(bin.code), delta);
+    ahead[bin.code] = Choose(QuarterOctaves(bin.code), delta - 1);
+    for (uint8_t p = chosen[bin.code]; p < ahead[bin.code]; ++p) {
+      smallest8 = std::min(smallest8, step8(p));
     }
+  }
+  size_t s = 0;
+  for (; s < points.size() && smallest8 <= left8; ++s) {  // leftovers, in index order
+    const uint8_t top = points[s];
+    uint8_t point = chosen[top];
+    while (point < ahead[top] && step8(point) <= left8) left8 -= step8(point++);
+    points[s] = point;
+    if (point == chosen[top]) continue;
+    ++moved[top];
     summary->top[point] = std::max(summary->top[point], top);
-    summary->dropped += point != kDead && points_[point].k == 0 ? 1 : 0;
+  }
+  for (; s < points.size(); ++s) points[s] = chosen[points[s]];
+  for (const Tops::Bin& bin : tops.span()) {
+    const uint8_t point = chosen[bin.code];
+    if (moved[bin.code] == bin.superblocks) continue;
+    summary->top[point] = std::max(summary->top[point], bin.code);
+    if (points_[point].k == 0) summary->dropped += bin.superblocks - moved[bin.code];
   }
 }
 

@@ -62,9 +62,22 @@ class Planner {
   static constexpr int kDistances = 512 + kMaxDelta + 1 - kFirstDistance + 1;
 
   const LevelTable* TableOf(uint32_t k);
+  // The top codes of a window that are not zero, ascending, and how many superblocks have each.
+  struct Tops {
+    struct Bin {
+      uint8_t code;
+      uint32_t superblocks;
+    };
+    std::array<Bin, 256> bins;
+    size_t used = 0;
+    std::span<const Bin> span() const { return {bins.data(), used}; }
+  };
+  // Cost of all superblocks at this delta, in eighths of a bit per element and hop.
+  int64_t Cost8(const Tops& tops, int delta) const;
+  // The smallest delta whose cost fits.
+  int FindDelta(const Tops& tops, int64_t budget8) const;
   // Replaces the top codes in `points` by points.
-  void Spend(const std::array<uint32_t, 256>& superblocks, std::span<uint8_t> points,
-             PlanSummary* summary) const;
+  void Spend(const Tops& tops, std::span<uint8_t> points, PlanSummary* summary) const;
   uint8_t Choose(int quarters, int delta) const {
     return by_distance_[static_cast<size_t>(quarters - delta - kFirstDistance)];
   }
@@ -73,12 +86,10 @@ class Planner {
   Config config_;
   std::vector<Point> points_;  // [0]: dead; then the hull, or the one fixed choice
   std::vector<uint8_t> by_distance_;
+  std::vector<uint32_t> cost_by_distance_;
   std::vector<std::unique_ptr<LevelTable>> tables_;
   std::vector<uint32_t> table_levels_;
 };
-
-// The largest code of a superblock's kBlocks that is not kPoison.
-uint8_t TopCode(const uint8_t* codes);
 
 }  // namespace inccl::hbi
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "compress/hbi/format.h"
+#include "compress/kernels/convert.h"
 
 namespace inccl::hbi {
 namespace {
@@ -30,7 +31,7 @@ void ClearPoisoned(const uint8_t* codes, float* x) {
 // The walk over one slice. Holds the tiles, all of them in L1.
 class Walker {
  public:
-  explicit Walker(const SliceContext& slice) : slice_(slice), kernels_(*slice.kernels) {}
+  explicit Walker(const SliceContext& slice) : slice_(slice) {}
 
   uint32_t superblocks() const { return slice_.superblocks(); }
   const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
@@ -44,7 +45,7 @@ class Walker {
     if (slice_.type == DataType::kFloat32 && count == kSuperblock) {
       return reinterpret_cast<const float*>(first);
     }
-    kernels_.to_float(slice_.type, first, count, x_);
+    ToFloat(slice_.type, first, x_, count);
     std::memset(x_ + count, 0, (kSuperblock - count) * sizeof(float));
     return x_;
   }
@@ -94,8 +95,7 @@ class Walker {
   }
   void PutElements(uint32_t s, const float* y, std::byte* elements) {
     if (y != y_) return;
-    kernels_.from_float(slice_.type, y, Count(s),
-                        elements + size_t{s} * kSuperblock * SizeOf(slice_.type));
+    FromFloat(slice_.type, y, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), Count(s));
   }
 
   // Superblock s without levels: zeros, and NaN where the codes say so.
@@ -113,7 +113,6 @@ class Walker {
 
  private:
   const SliceContext& slice_;
-  const Kernels& kernels_;
   alignas(64) uint16_t tile_[kSuperblock];
   alignas(64) float x_[kSuperblock];
   alignas(64) float y_[kSuperblock];

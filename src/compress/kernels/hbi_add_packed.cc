@@ -1,30 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "compress/kernels/hbi_kernels.h"
 
 namespace inccl::hbi {
 namespace {
 
-// 64 fields fill `kWords` words and carry nothing beyond them: one chain of additions, which
-// compilers turn into add-with-carry.
+// x + y + carry, where the compiler knows the processor's instruction for it.
+inline uint64_t AddWithCarry(uint64_t x, uint64_t y, unsigned char* carry) {
+#if defined(__x86_64__)
+  unsigned long long sum;  // NOLINT(google-runtime-int): the intrinsic's type
+  *carry = _addcarry_u64(*carry, x, y, &sum);
+  return sum;
+#else
+  uint64_t partial, sum;
+  const bool first = __builtin_add_overflow(x, y, &partial);
+  const bool second = __builtin_add_overflow(partial, uint64_t{*carry}, &sum);
+  *carry = first || second ? 1 : 0;
+  return sum;
+#endif
+}
+
+template <uint32_t kWords, uint32_t kWord = 0>
+inline void AddWords(const uint8_t* a, const uint8_t* b, unsigned char carry, uint8_t* out) {
+  if constexpr (kWord < kWords) {
+    uint64_t x, y;
+    std::memcpy(&x, a + 8 * kWord, sizeof x);
+    std::memcpy(&y, b + 8 * kWord, sizeof y);
+    const uint64_t sum = AddWithCarry(x, y, &carry);
+    std::memcpy(out + 8 * kWord, &sum, sizeof sum);
+    AddWords<kWords, kWord + 1>(a, b, carry, out);
+  }
+}
+
+// 64 fields fill kWords words and carry nothing beyond them: one chain of additions.
 template <uint32_t kWords>
 void AddGroups(const uint8_t* a, const uint8_t* b, size_t groups, uint8_t* out) {
   for (size_t g = 0; g < groups; ++g) {
-    uint64_t x[kWords], y[kWords];
-    std::memcpy(x, a, sizeof x);
-    std::memcpy(y, b, sizeof y);
-    unsigned __int128 carry = 0;
-    for (uint32_t i = 0; i < kWords; ++i) {
-      carry += x[i];
-      carry += y[i];
-      x[i] = static_cast<uint64_t>(carry);
-      carry >>= 64;
-    }
-    std::memcpy(out, x, sizeof x);
-    a += sizeof x;
-    b += sizeof x;
-    out += sizeof x;
+    AddWords<kWords>(a, b, 0, out);
+    a += 8 * kWords;
+    b += 8 * kWords;
+    out += 8 * kWords;
   }
 }
 

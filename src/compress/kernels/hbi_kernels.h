@@ -13,8 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/types.h"
-
 namespace inccl::hbi {
 
 inline constexpr uint32_t kReadSlack = 64;
@@ -40,6 +38,8 @@ struct DecodeArgs {
 struct Kernels {
   // Scale codes of `superblocks` superblocks of 256 floats.
   void (*block_codes)(const float* x, size_t superblocks, uint8_t* codes);
+  // The largest code of each superblock that is not kPoison; 0 where there is none.
+  void (*top_codes)(const uint8_t* codes, size_t superblocks, uint8_t* tops);
 
   void (*quantize)(const QuantizeArgs& args, uint16_t* tile);
   void (*quantize_add)(const QuantizeArgs& args, uint16_t* tile);      // tile += codes
@@ -58,10 +58,6 @@ struct Kernels {
   void (*decode)(const DecodeArgs& args, const uint16_t* tile, float* y);
   // unpack, then decode.
   void (*unpack_decode)(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y);
-
-  // Between a float type of the caller and fp32; 16-bit results are rounded to nearest even.
-  void (*to_float)(DataType type, const std::byte* in, size_t count, float* out);
-  void (*from_float)(DataType type, const float* in, size_t count, std::byte* out);
 };
 
 // The plain reference, on every machine.

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "compress/hbi/format.h"
-#include "compress/kernels/hbi_elements.h"
 #include "compress/kernels/hbi_kernels.h"
 
 namespace inccl::hbi {
@@ -19,6 +18,16 @@ void BlockCodes(const float* x, size_t superblocks, uint8_t* codes) {
       magnitude = std::max(magnitude, std::bit_cast<uint32_t>(x[b * kBlock + j]) & 0x7fffffff);
     }
     codes[b] = CodeOfMagnitude(magnitude);
+  }
+}
+
+void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
+  for (size_t s = 0; s < superblocks; ++s, codes += kBlocks) {
+    uint8_t top = kZeroCode;
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+      if (codes[b] != kPoison) top = std::max(top, codes[b]);
+    }
+    tops[s] = top;
   }
 }
 
@@ -121,10 +130,9 @@ void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, flo
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {
-      BlockCodes, Quantize,  QuantizeAdd, QuantizeNearest, Unpack,  UnpackAdd, Pack,
-      Encode,     AddEncode, Decode,      UnpackDecode,    ToFloat, FromFloat,
-  };
+  static constexpr Kernels kKernels = {BlockCodes,      TopCodes,  Quantize,  QuantizeAdd,
+                                       QuantizeNearest, Unpack,    UnpackAdd, Pack,
+                                       Encode,          AddEncode, Decode,    UnpackDecode};
   return kKernels;
 }
 

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the codec promises in numbers: bits on the wire, statistics, bounds on the error, and the
+// error itself on Gaussian data.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "base/rng.h"
+#include "compress/hbi_cases.h"
+#include "compress/hbi_driver.h"
+#include "compress/kernels/convert.h"
+#include "support/hbi_oracle.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+TEST(HbiBounds, TheReferenceAlgorithmSendsWhatThePlanSays) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 60; ++i) {
+    Case c = RandomCase(&rng);
+    if (c.options.k > 0 || c.options.exact || c.n > 8) continue;
+    SCOPED_TRACE(Describe(c));
+    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+    HbiTrace trace;
+    HbiAllReduce(inputs, c.options, &trace);
+    HbiDriver driver = MakeDriver(c);
+    RunFloat(&driver, c.options.ring ? Way::kRing : Way::kDirect, 1024, inputs);
+    const double elements = 32.0 * static_cast<double>(trace.codes.size()), hops = c.n - 1;
+    const double fields = std::accumulate(trace.window_bits.begin(), trace.window_bits.end(), 0.0);
+    const double sent = 8.0 * static_cast<double>(driver.data_bytes());
+    EXPECT_EQ(sent, fields + hops * 0.25 * elements);
+    // The agreement takes 0.25 bits twice; everything together stays within bits per phase.
+    EXPECT_LE(sent + hops * 0.5 * elements, 2 * hops * elements * c.options.bits8 / 8);
+  }
+}
+
+TEST(HbiBounds, TheBudgetIsUsed) {
+  Rng rng(TestSeed());
+  for (const int n : {2, 3, 8}) {
+    for (const int bits : {4, 6, 8}) {
+      const Case c{.n = n,
+                   .count = 1 << 16,
+                   .kind = Kind::kGauss,
+                   .options = {.bits8 = 8 * bits},
+                   .spec = fmt::format("hbi:bits={}", bits)};
+      HbiDriver driver = MakeDriver(c);
+      RunFloat(&driver, Way::kDirect, 8192, MakeInputs(n, c.count, c.kind, &rng));
+      const double budget = 2.0 * (n - 1) * bits * static_cast<double>(c.count);
+      const double sent = 8.0 * static_cast<double>(driver.data_bytes()) +
+                          (n - 1) * 0.5 * static_cast<double>(c.count);
+      EXPECT_LE(sent, budget);
+      EXPECT_GE(sent, 0.99 * budget);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- statistics and bounds
+
+double LargestError(const Vectors& inputs, const std::vector<float>& result, double divide) {
+  double largest = 0;
+  for (size_t e = 0; e < result.size(); ++e) {
+    double sum = 0;
+    for (const std::vector<float>& x : inputs) sum += double{x[e]};
+    if (std::isfinite(result[e]) && std::isfinite(sum)) {
+      largest = std::max(largest, std::fabs(double{result[e]} - sum / divide));
+    }
+  }
+  return largest;
+}
+
+TEST(HbiBounds, ErrorBoundHoldsAndIsNotIdle) {
+  Rng rng(TestSeed());
+  int tight = 0, cases = 0;
+  for (int i = 0; i < 200; ++i) {
+    Case c = RandomCase(&rng);
+    if (c.n > 8) continue;
+    SCOPED_TRACE(Describe(c));
+    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+    HbiDriver driver = MakeDriver(c);
+    const std::vector<float> result = RunFloat(&driver, Way::kDirect, 4096, inputs);
+    CodecStats stats;
+    driver.state(0).Finish(&stats);
+    const double error = LargestError(inputs, result, c.options.average ? c.n : 1);
+    EXPECT_LE(error, stats.error_bound);
+    ++cases;
+    if (error >= stats.error_bound / 4) ++tight;
+  }
+  EXPECT_GT(tight, cases / 5);
+}
+
+TEST(HbiBounds, ErrorBoundOfOtherTypesHolds) {
+  Rng rng(TestSeed());
+  for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
+    for (int i = 0; i < 10; ++i) {
+      Case c = RandomCase(&rng);
+      c.kind = Kind::kGauss;
+      SCOPED_TRACE(Describe(c) + " " + Name(type));
+      const Vectors wide = MakeInputs(c.n, c.count, c.kind, &rng);
+      std::vector<Payload> typed(wide.size(), Payload(c.count * SizeOf(type)));
+      Vectors narrow = wide;
+      std::vector<std::byte*> memory;
+      for (size_t r = 0; r < wide.size(); ++r) {
+        FromFloat(type, wide[r].data(), typed[r].data(), c.count);
+        ToFloat(type, typed[r].data(), narrow[r].data(), c.count);
+        memory.push_back(typed[r].data());
+      }
+      HbiDriver driver = MakeDriver(c, type);
+      driver.Run(Way::kDirect, 2048, memory, memory);
+      std::vector<float> result(c.count);
+      ToFloat(type, typed[0].data(), result.data(), c.count);
+      CodecStats stats;
+      driver.state(0).Finish(&stats);
+      EXPECT_LE(LargestError(narrow, result, c.options.average ? c.n : 1), stats.error_bound);
+      EXPECT_TRUE(std::isfinite(stats.error_bound));
+    }
+  }
+}
+
+TEST(HbiBounds, StatisticsCount) {
+  // Six superblocks and a tail; the second is all zero, one block of the third is poisoned; the
+  // fourth is so small that a budget of 2 bits drops it.
+  const size_t count = 6 * 256 + 40;
+  Vectors inputs(2, std::vector<float>(count, 1.0f));
+  for (size_t e = 0; e < count; ++e) {
+    for (std::vector<float>& x : inputs) x[e] = e % 2 == 0 ? 1.0f : -0.5f;
+  }
+  for (std::vector<float>& x : inputs) {
+    std::fill(x.begin() + 256, x.begin() + 512, 0.0f);
+    std::fill(x.begin() + 768, x.begin() + 1024, 1e-6f);
+  }
+  inputs[1][512 + 70] = std::numeric_limits<float>::infinity();
+  HbiDriver driver("hbi:bits=2", 2, DataType::kFloat32, ReduceOp::kSum, count);
+  const std::vector<float> result = RunFloat(&driver, Way::kDirect, 256, inputs);
+  for (int r = 0; r < 2; ++r) {
+    CodecStats stats;
+    driver.state(r).Finish(&stats);
+    EXPECT_EQ(stats.zero_blocks, 8u);
+    EXPECT_EQ(stats.poisoned_blocks, 1u);
+    EXPECT_GE(stats.dropped_superblocks, 1u);
+    EXPECT_GT(stats.error_bound, 0.0);
+    EXPECT_LT(stats.error_bound, 3.0);
+  }
+  for (size_t e = 768; e < 1024; ++e) EXPECT_EQ(result[e], 0.0f);
+  for (size_t e = 512; e < 768; ++e) EXPECT_EQ(std::isnan(result[e]), e >= 576 && e < 608) << e;
+  driver.state(0).Finish(nullptr);
+}
+
+TEST(HbiBounds, BoundsAPriori) {
+  Rng rng(TestSeed());
+  for (const char* spec : {"hbi:k=15,k2=31", "hbi:k=1", "hbi:k=3,k2=127,ag=exact", "hbi:bits=5",
+                           "hbi:bits=8,ag=exact", "hbi:k=7,k2=7,ref=ring"}) {
+    for (const int n : {2, 5, 8}) {
+      SCOPED_TRACE(fmt::format("{} n={}", spec, n));
+      constexpr size_t kCount = 1 << 14;
+      const Vectors inputs = MakeInputs(n, kCount, Kind::kGauss, &rng);
+      HbiDriver driver(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
+      const bool ring = std::string(spec).find("ring") != std::string::npos;
+      const std::vector<float> result =
+          RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 4096, inputs);
+      double bits = 0, relative = 0;
+      driver.codec().Bound(n, &bits, &relative);
+      const double sent = 8.0 * static_cast<double>(driver.data_bytes()) / kCount / (n - 1) + 0.5;
+      if (std::string(spec).find("k=") != std::string::npos) {
+        EXPECT_DOUBLE_EQ(sent / 2, bits);
+      } else {
+        EXPECT_LE(sent / 2, bits);
+        EXPECT_LE(bits, sent / 2 + 4);
+      }
+      for (size_t b = 0; b < kCount; b += 32) {
+        double largest = 0, error = 0;
+        for (size_t e = b; e < b + 32; ++e) {
+          double sum = 0;
+          for (const std::vector<float>& x : inputs) {
+            largest = std::max(largest, std::fabs(double{x[e]}));
+            sum += double{x[e]};
+          }
+          error = std::max(error, std::fabs(double{result[e]} - sum));
+        }
+        ASSERT_LE(error, relative * n * largest);
+      }
+    }
+  }
+}
+
+// With systematic rounding the error of the sum is that of (n + 1) / 2 uniform roundings, however
+// many ranks there are.
+TEST(HbiBounds, MeanSquareErrorOfGaussianSums) {
+  Rng rng(TestSeed());
+  for (const int n : {2, 4, 8}) {
+    for (const int k : {3, 7, 31}) {
+      constexpr size_t kCount = 1 << 17;
+      HbiOptions options{.k = k, .k2 = k, .step = rng.Next(), .exact = true};
+      const Vectors inputs = MakeInputs(n, kCount, Kind::kGauss, &rng);
+      HbiTrace trace;
+      HbiAllReduce(inputs, options, &trace);
+      HbiDriver driver(fmt::format("hbi:k={},ag=exact", k), n, DataType::kFloat32, ReduceOp::kSum,
+                       kCount, options.seed, options.step);
+      const std::vector<float> result = RunFloat(&driver, Way::kDirect, 16384, inputs);
+      double error = 0, expected = 0;
+      for (size_t e = 0; e < kCount; ++e) {
+        double sum = 0;
+        for (const std::vector<float>& x : inputs) sum += double{x[e]};
+        error += std::pow(double{result[e]} - sum, 2);
+        // All scales here are quarter octaves between codes 17 and 217.
+        const double m = std::exp2((trace.codes[e / 32] - 153) / 4.0);
+        expected += (n + 1) / 12.0 * m * m / (k * k);
+      }
+      EXPECT_GT(error / expected, 0.95) << "n=" << n << " k=" << k;
+      EXPECT_LT(error / expected, 1.05) << "n=" << n << " k=" << k;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test

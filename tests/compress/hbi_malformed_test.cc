@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a state refuses: ranges, lengths, formats and codes that cannot be. It must say so before it
+// reads; the payloads here lie at the very end of their memory, so that a sanitizer sees a byte too
+// many. A warm call allocates nothing.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "compress/hbi_cases.h"
+#include "compress/hbi_driver.h"
+#include "support/seed.h"
+
+namespace {
+size_t allocations = 0;
+}  // namespace
+
+// Not inlined, so that the compiler does not take the pair for a mistake.
+[[gnu::noinline]] void* operator new(size_t size) {
+  ++allocations;
+  void* memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace inccl::test {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr uint32_t kCount = 1000;
+
+class HbiMalformed : public testing::Test {
+ protected:
+  HbiMalformed()
+      : driver_("hbi:k=3,k2=7", kRanks, DataType::kFloat32, ReduceOp::kSum, kCount),
+        inputs_(kRanks, std::vector<float>(kCount, 1.5f)),
+        in_(Pointers(inputs_)) {}
+
+  void SetUp() override {
+    driver_.Begin();
+    driver_.Agree(0, kCount, in_);
+  }
+
+  Term In(uint32_t count = kCount) const { return driver_.In(0, {0, 0, count}, in_); }
+
+  // The combine of rank 0 must fail and every part of `parts` stand in its text.
+  void Refused(const Range& range, const std::vector<Term>& inputs, std::vector<Term> outputs,
+               const std::vector<std::string>& parts) {
+    const Status status = driver_.state(0).Combine(range, inputs, outputs);
+    ASSERT_EQ(status.code(), Code::kInternalError) << status.message();
+    for (const std::string& part : parts) {
+      EXPECT_NE(status.message().find(part), std::string::npos)
+          << "\"" << part << "\" is not in: " << status.message();
+    }
+  }
+
+  const Range all_{0, 0, kCount};
+  HbiDriver driver_;
+  Vectors inputs_;
+  std::vector<std::byte*> in_;
+  Payload room_ = Payload(1 << 16);
+};
+
+Term Of(const Format& format, Payload* payload) { return HbiDriver::Of(format, payload); }
+
+TEST_F(HbiMalformed, Ranges) {
+  const auto refused = [&](uint32_t segment, uint64_t first, uint32_t count) {
+    const Term input{{Form::kInput}, in_[0], count * 4};
+    Refused({segment, first, count}, {input}, {Of(HbiDriver::Sum(1), &room_)}, {"elements"});
+    Refused({segment, first, count}, {input}, {{{Form::kSide}, nullptr, 0}}, {"elements"});
+  };
+  refused(0, 0, 0);
+  refused(0, 0, kCount + 1);
+  refused(0, 1024, 256);
+  refused(0, 768, 256);
+  refused(0, UINT64_MAX - 255, 256);
+  refused(1, 0, 256);
+  refused(0, 1, 256);
+  refused(0, 0, 100);
+  refused(0, 32, 256);
+}
+
+TEST_F(HbiMalformed, RangesAcrossWindows) {
+  HbiDriver driver("hbi", 2, DataType::kFloat32, ReduceOp::kSum, kWindow + 512);
+  driver.Begin();
+  std::vector<float> x(512);
+  std::vector<Term> outputs = {Of(HbiDriver::Sum(1), &room_)};
+  const Term input{{Form::kInput}, reinterpret_cast<std::byte*>(x.data()), 2048};
+  EXPECT_FALSE(driver.state(0).Combine({0, kWindow - 256, 512}, {&input, 1}, outputs).ok());
+}
+
+TEST_F(HbiMalformed, LengthsOfPayloads) {
+  // Four live superblocks: K = 3 has 3 bits for one contribution, 4 for two.
+  for (const size_t bytes : {0u, 1u, 96u * 4 - 1, 96u * 4 + 1, 128u * 4, 4000u}) {
+    Payload payload(bytes);
+    Refused(all_, {Of(HbiDriver::Sum(1), &payload), In()}, {Of(HbiDriver::Sum(2), &room_)},
+            {"sum", std::to_string(bytes), "384"});
+    Refused(all_, {In(), Of(HbiDriver::Sum(1), &payload), Of(HbiDriver::Sum(1), &payload)},
+            {Of({Form::kResult}, &room_)}, {"sum", std::to_string(bytes), "384"});
+  }
+  for (const size_t bytes : {0u, 31u, 543u, 545u}) {  // codes 4 * 8, fields 4 bits: 4 * 128
+    Payload payload(bytes);
+    Refused(all_, {Of({Form::kResult}, &payload)}, {Of({Form::kOutput}, &room_)},
+            {"result", std::to_string(bytes), "544"});
+  }
+  for (const size_t bytes : {0u, 31u, 33u}) {
+    Payload payload(bytes);
+    Refused(all_, {Of({Form::kSide}, &payload)}, {{{Form::kSide}, nullptr, 0}},
+            {"side", std::to_string(bytes), "32"});
+  }
+  Term shorter = In();
+  shorter.bytes -= 1;
+  Refused(all_, {shorter}, {Of(HbiDriver::Sum(1), &room_)}, {"3999", "1000"});
+  Refused(all_, {shorter}, {{{Form::kSide}, nullptr, 0}}, {"3999", "1000"});
+}
+
+TEST_F(HbiMalformed, CapacitiesOfOutputs) {
+  for (const Format& format : {HbiDriver::Sum(1), Format{Form::kSide}}) {
+    Payload payload(format.form == Form::kSide ? 31 : 383);
+    Refused(all_, {In()}, {Of(format, &payload)}, {"room", std::to_string(payload.size())});
+  }
+  Payload sums(384), result(543), output(3999);
+  const std::vector<Term> everybody = {Of(HbiDriver::Sum(1), &sums), In(),
+                                       Of(HbiDriver::Sum(1), &sums)};
+  Refused(all_, everybody, {Of({Form::kResult}, &result)}, {"543", "544"});
+  Refused(all_, everybody, {Of({Form::kOutput}, &output)}, {"3999", "4000"});
+}
+
+TEST_F(HbiMalformed, Formats) {
+  Payload one(384), two(512);
+  const Term sum1 = Of(HbiDriver::Sum(1), &one), sum2 = Of(HbiDriver::Sum(2), &two);
+  const auto to = [&](const Format& format) { return std::vector<Term>{Of(format, &room_)}; };
+  Refused(all_, {}, to(HbiDriver::Sum(1)), {"0 inputs"});
+  Refused(all_, {In()}, {}, {"0 outputs"});
+  Refused(all_, {Of(HbiDriver::Sum(0), &one)}, to(HbiDriver::Sum(1)), {"0 contributions"});
+  Refused(all_, {Of(HbiDriver::Sum(4), &one)}, to(HbiDriver::Sum(4)), {"4 contributions"});
+  Refused(all_, {sum1, In()}, to(HbiDriver::Sum(1)), {"1 contributions from 2"});
+  Refused(all_, {sum2, sum1, In()}, to(HbiDriver::Sum(4)), {"4 contributions of 3"});
+  Refused(all_, {sum1, In()}, to({Form::kResult}), {"result", "2 of 3"});
+  Refused(all_, {sum1, In()}, to({Form::kOutput}), {"output", "2 of 3"});
+  Refused(all_, {In()}, to({Form::kInput}), {"input", "an output"});
+  Refused(all_, {Of({Form::kOutput}, &room_)}, to(HbiDriver::Sum(1)), {"output", "an input"});
+  Refused(all_, {In(), Of({Form::kSide}, &one)}, to(HbiDriver::Sum(1)), {"side", "an input"});
+  Refused(all_, {sum1}, to({Form::kSide}), {"sum", "an input"});
+  Payload result(544), again(544);
+  Refused(all_, {Of({Form::kResult}, &result)}, to(HbiDriver::Sum(3)), {"sum", "an output"});
+  Refused(all_, {Of({Form::kResult}, &result), Of({Form::kResult}, &again)}, to({Form::kOutput}),
+          {"result", "an input"});
+}
+
+TEST_F(HbiMalformed, ReservedCodes) {
+  for (int code = 240; code < 256; ++code) {
+    for (const size_t at : {0u, 17u, 31u}) {
+      Payload side(32), result(544);
+      side[at] = result[at] = static_cast<std::byte>(code);
+      std::vector<Term> output = {{{Form::kSide}, nullptr, 0}};
+      const Term side_term = Of({Form::kSide}, &side), result_term = Of({Form::kResult}, &result);
+      const bool fine = code <= 245 || code == 255;
+      EXPECT_EQ(driver_.state(0).Combine(all_, {&side_term, 1}, output).ok(), fine) << code;
+      driver_.Agree(0, kCount, in_);
+      std::vector<Term> elements = {Of({Form::kOutput}, &room_)};
+      EXPECT_EQ(driver_.state(0).Combine(all_, {&result_term, 1}, elements).ok(), fine) << code;
+    }
+  }
+}
+
+// Any bytes of the right length are summed and decoded without harm: what they mean is lost, memory
+// is not.
+TEST_F(HbiMalformed, GarbageOfTheRightLength) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 200; ++i) {
+    auto sum = std::make_unique<std::byte[]>(384), two = std::make_unique<std::byte[]>(512);
+    auto result = std::make_unique<std::byte[]>(544);
+    for (int b = 0; b < 384; ++b) sum[b] = static_cast<std::byte>(rng.Next());
+    for (int b = 0; b < 512; ++b) two[b] = static_cast<std::byte>(rng.Next());
+    for (int b = 0; b < 544; ++b) {
+      const auto byte = static_cast<uint8_t>(rng.Next());
+      result[b] = static_cast<std::byte>(b < 32 && byte > 245 ? 255 : byte);
+    }
+    Payload made(544), elements(4000);
+    std::vector<Term> outputs = {Of({Form::kResult}, &made), Of({Form::kOutput}, &elements)};
+    const Term inputs[2] = {{HbiDriver::Sum(2), two.get(), 512},
+                            {HbiDriver::Sum(1), sum.get(), 384}};
+    EXPECT_TRUE(driver_.state(0).Combine(all_, inputs, outputs).ok());
+    const Term owner[2] = {{HbiDriver::Sum(2), two.get(), 512}, In()};
+    EXPECT_TRUE(driver_.state(0).Combine(all_, owner, outputs).ok());
+    const Term forward{{Form::kResult}, result.get(), 544};
+    EXPECT_TRUE(driver_.state(0).Combine(all_, {&forward, 1}, outputs).ok());
+    EXPECT_EQ(std::memcmp(made.data(), result.get(), 544), 0);
+  }
+}
+
+TEST_F(HbiMalformed, CodesTooSmallForTheElements) {
+  // A peer that says 1 (2^-98) for everything: the result is wrong, the memory is not touched.
+  Payload side(32, std::byte{1});
+  const Term term = Of({Form::kSide}, &side);
+  std::vector<Term> state = {{{Form::kSide}, nullptr, 0}};
+  ASSERT_TRUE(driver_.state(0).Combine(all_, {&term, 1}, state).ok());
+  inputs_[0][5] = std::numeric_limits<float>::quiet_NaN();
+  inputs_[0][6] = -std::numeric_limits<float>::infinity();
+  std::vector<Term> sum = {Of(HbiDriver::Sum(1), &room_)};
+  const Term input = In();
+  EXPECT_TRUE(driver_.state(0).Combine(all_, {&input, 1}, sum).ok());
+}
+
+TEST(HbiState, BeginRefusesWhatTheCodecDoesNotSupport) {
+  const std::unique_ptr<CodecState> state = (*MakeCodec("hbi"))->NewState();
+  CallDesc call{.nranks = 2, .rank = 0, .count = 10};
+  EXPECT_TRUE(state->Begin(call).ok());
+  call.rank = 2;
+  EXPECT_FALSE(state->Begin(call).ok());
+  call = {.type = DataType::kInt32, .nranks = 2, .count = 10};
+  EXPECT_FALSE(state->Begin(call).ok());
+  call = {.collective = Collective::kReduceScatter, .nranks = 2, .count = 10};
+  EXPECT_FALSE(state->Begin(call).ok());
+  CodecStats stats;
+  (*MakeCodec("hbi"))->NewState()->Finish(&stats);
+  EXPECT_EQ(stats.zero_blocks, 0u);
+}
+
+TEST(HbiState, CountZeroIsLegal) {
+  HbiDriver driver("hbi", 2, DataType::kFloat32, ReduceOp::kSum, 0);
+  driver.Begin();
+  CodecStats stats;
+  driver.state(0).Finish(&stats);
+  EXPECT_EQ(stats.error_bound, 0.0);
+}
+
+TEST(HbiState, AWarmCallAllocatesNothing) {
+  Rng rng(TestSeed());
+  for (const char* spec : {"hbi", "hbi:ag=exact,bits=4", "hbi:k=15"}) {
+    const Vectors inputs = MakeInputs(2, 10000, Kind::kSpecial, &rng);
+    HbiDriver driver(spec, 2, DataType::kFloat32, ReduceOp::kAvg, 10000);
+    RunFloat(&driver, Way::kDirect, 4096, inputs);
+    const std::vector<std::byte*> in = Pointers(inputs);
+    const Range all{0, 0, 10000};
+    Payload peer = driver.Make(1, all, {driver.In(1, all, in)}, HbiDriver::Sum(1), 1 << 16);
+    const size_t code_bytes = HbiDriver::SideCapacity(all);
+    Payload peer_codes = driver.Make(1, all, {driver.In(1, all, in)}, {Form::kSide}, code_bytes);
+    Payload result(1 << 16), elements(40000), codes(code_bytes);
+    const CallDesc call{.op = ReduceOp::kAvg, .nranks = 2, .rank = 0, .count = 10000};
+    const Term own = driver.In(0, all, in);
+    const Term sources[2] = {Of(HbiDriver::Sum(1), &peer), own};
+    const Term all_codes[2] = {Of({Form::kSide}, &peer_codes), own};
+    Term side[2] = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
+    Term made[2] = {Of({Form::kResult}, &result), Of({Form::kOutput}, &elements)};
+    CodecState& state = driver.state(0);
+    const size_t before = allocations;
+    ASSERT_TRUE(state.Begin(call).ok());
+    ASSERT_TRUE(state.Combine(all, all_codes, side).ok());
+    ASSERT_TRUE(state.Combine(all, sources, made).ok());
+    const Term forward = made[0];
+    ASSERT_TRUE(state.Combine(all, {&forward, 1}, {&made[1], 1}).ok());
+    CodecStats stats;
+    state.Finish(&stats);
+    EXPECT_EQ(allocations, before) << spec;
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test
