@@ -102,8 +102,14 @@ void SocketMember::Flush(size_t peer) {
   const bool arm = connection.queued() > 0;
   if (arm == connection.armed) return;
   connection.armed = arm;
-  Loop::Get().ChangeEvents(id_, static_cast<uint32_t>(peer), connection.fd.get(),
-                           EPOLLIN | (arm ? EPOLLOUT : 0u));
+  SetEvents(peer);
+}
+
+void SocketMember::SetEvents(size_t peer) {
+  const Connection& connection = connections_[peer];
+  Loop::Get().ChangeEvents(
+      id_, static_cast<uint32_t>(peer), connection.fd.get(),
+      (connection.departed ? 0u : EPOLLIN) | (connection.armed ? EPOLLOUT : 0u));
 }
 
 void SocketMember::Drop(Connection* connection) {
@@ -138,9 +144,15 @@ void SocketMember::Silence() {
 }
 
 void SocketMember::OnEvents(uint32_t peer, uint32_t events) {
-  if ((events & EPOLLOUT) != 0) {
+  {
     const std::lock_guard lock(out_mutex_);
-    if (connections_[peer].open) Flush(peer);
+    Connection& connection = connections_[peer];
+    if (!connection.open) return;
+    if ((events & EPOLLOUT) != 0) Flush(peer);
+    if (connection.departed) {
+      if ((events & (EPOLLHUP | EPOLLERR)) != 0) Drop(&connection);
+      return;
+    }
   }
   if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) Read(peer);
 }
@@ -154,7 +166,7 @@ void SocketMember::Read(size_t peer) {
   for (int i = 0; i < kMostReadsAtOnce; ++i) {
     const IoResult got = bootstrap::ReadSome(connection.fd.get(), buffer);
     if (got.error == EAGAIN) return;
-    if (got.error != 0 || got.closed) return End(peer, false);
+    if (got.error != 0 || got.closed) return EndBroken(peer);
     connection.in.Append(std::span(buffer).first(got.bytes));
     if (!Deliver(peer)) return;
   }
@@ -168,24 +180,33 @@ bool SocketMember::Deliver(size_t peer) {
       case FrameParser::Next::kMalformed:
         Log(LogLevel::kWarn, LogSubsystem::kControl,
             "rank {}: malformed control message from rank {}", rank_, peer);
-        End(peer, false);
+        EndBroken(peer);
         return false;
       case FrameParser::Next::kFrame: break;
     }
     if (frame.kind == kGoodbye) {
-      End(peer, frame.body.empty());
+      frame.body.empty() ? EndClean(peer) : EndBroken(peer);
       return false;
     }
     handler_->OnMessage(static_cast<int>(peer), frame.kind, frame.body);
   }
 }
 
-void SocketMember::End(size_t peer, bool clean) {
+void SocketMember::EndClean(size_t peer) {
+  {
+    const std::lock_guard lock(out_mutex_);
+    connections_[peer].departed = true;
+    SetEvents(peer);
+  }
+  handler_->OnPeerClosed(static_cast<int>(peer), true);
+}
+
+void SocketMember::EndBroken(size_t peer) {
   {
     const std::lock_guard lock(out_mutex_);
     Drop(&connections_[peer]);
   }
-  handler_->OnPeerClosed(static_cast<int>(peer), clean);
+  handler_->OnPeerClosed(static_cast<int>(peer), false);
 }
 
 Result<std::unique_ptr<ControlPlane>> SocketPlane::Start(Mesh mesh, ControlHandler* handler) {

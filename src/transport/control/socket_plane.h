@@ -37,7 +37,10 @@ class SocketMember final : public Member {
     UniqueFd fd;
     bool open = false;
     bool broken = false;  // writing is of no use; reading shows when it ends
-    bool armed = false;   // waits for EPOLLOUT
+    // It said goodbye. Nothing more is read, but it stays open until the other side closes it: who
+    // leaves must not take our end for a death, and may be told that we leave too.
+    bool departed = false;
+    bool armed = false;  // waits for EPOLLOUT
     std::vector<std::byte> out;
     size_t out_begin = 0;
     bootstrap::FrameParser in{kMaxControlBody};
@@ -47,12 +50,14 @@ class SocketMember final : public Member {
 
   void Enqueue(size_t peer, uint8_t kind, std::span<const std::byte> body);  // holds out_mutex_
   void Flush(size_t peer);                                                   // holds out_mutex_
+  void SetEvents(size_t peer);                                               // holds out_mutex_
   void Drop(Connection* connection);                                         // holds out_mutex_
   bool Flushed() const;                                                      // holds out_mutex_
   void Read(size_t peer);
   // False: that was the last.
   bool Deliver(size_t peer);
-  void End(size_t peer, bool clean);
+  void EndClean(size_t peer);
+  void EndBroken(size_t peer);
 
   const int rank_;
   ControlHandler* const handler_;

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Strangers at the rendezvous: whatever they send, the job joins, and they cost little.
+#include <fcntl.h>
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "support/seed.h"
+#include "transport/bootstrap/frame.h"
+#include "transport/bootstrap/handshake.h"
+#include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/rendezvous_client.h"
+#include "transport/bootstrap/rendezvous_root.h"
+#include "transport/bootstrap/socket.h"
+#include "transport/bootstrap_world.h"
+
+namespace inccl::test {
+namespace {
+
+using namespace bootstrap;  // NOLINT(build/namespaces)
+
+// A connection that follows no protocol. Reads give up after ten seconds.
+class Stranger {
+ public:
+  explicit Stranger(const SocketAddress& address) {
+    int error = 0;
+    Result<UniqueFd> fd = Connect(address, &error);
+    EXPECT_TRUE(fd.ok() && error == 0);
+    fd_ = *std::move(fd);
+    EXPECT_TRUE(WaitFor(fd_.get(), POLLOUT, SystemClock().Now() + 10 * kSecond));
+  }
+  bool Send(Bytes bytes) { return WriteSome(fd_.get(), bytes).bytes == bytes.size(); }
+  // Exactly n bytes, or what came before the end.
+  std::vector<std::byte> Read(size_t n) {
+    std::vector<std::byte> bytes(n);
+    size_t have = 0;
+    while (have < n && WaitFor(fd_.get(), POLLIN, SystemClock().Now() + 10 * kSecond)) {
+      const IoResult got = ReadSome(fd_.get(), std::span(bytes).subspan(have));
+      if (got.error == EAGAIN) continue;
+      if (got.error != 0 || got.closed) break;
+      have += got.bytes;
+    }
+    bytes.resize(have);
+    return bytes;
+  }
+  // The other side ends the connection and says nothing before.
+  bool IsCutOff() {
+    if (!WaitFor(fd_.get(), POLLIN, SystemClock().Now() + 10 * kSecond)) return false;
+    std::array<std::byte, 1> one;
+    const IoResult got = ReadSome(fd_.get(), one);
+    return got.closed || (got.error != 0 && got.error != EAGAIN);
+  }
+
+ private:
+  UniqueFd fd_;
+};
+
+class AttackTest : public ::testing::Test {
+ protected:
+  AttackTest() {
+    Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+    EXPECT_TRUE(id.ok());
+    id_ = *id;
+    address_ = SocketAddress::Tcp(id_.addresses[0]);
+    terms_.key = Hkdf(id_.secret.bytes(), id_.nonce, "inccl rendezvous").value();
+    terms_.communicator = id_.nonce;
+  }
+  void ExpectTheJobJoins(int n = 3) {
+    for (const Result<Mesh>& mesh : JoinThreads(id_, n)) {
+      EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+    }
+  }
+  // A whole handshake; the client's hello is kept in *hello.
+  bool Authenticate(Stranger* stranger, const HandshakeTerms& terms, uint32_t rank, uint32_t nranks,
+                    std::vector<std::byte>* hello = nullptr) {
+    ClientHandshake handshake;
+    handshake.Start(&terms, rank, nranks, Nonce{});
+    handshake.Feed(stranger->Read(kGreetingBytes));
+    if (hello != nullptr) hello->assign(handshake.hello().begin(), handshake.hello().end());
+    stranger->Send(handshake.hello());
+    const std::vector<std::byte> reply = stranger->Read(kReplyBytes);
+    return reply.size() == kReplyBytes && handshake.Feed(reply) == ClientHandshake::State::kDone;
+  }
+
+  const Baseline baseline_;
+  UniqueId id_;
+  SocketAddress address_;
+  HandshakeTerms terms_;
+};
+
+TEST_F(AttackTest, Garbage) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 50; ++i) {
+    Stranger stranger(address_);
+    std::vector<std::byte> bytes(1 + rng.Below(300));
+    for (std::byte& b : bytes) b = static_cast<std::byte>(rng.Next());
+    stranger.Send(bytes);
+    EXPECT_EQ(stranger.Read(kGreetingBytes + 1).size(), kGreetingBytes)
+        << "after the greeting nothing comes";
+  }
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, AReplayOnTheLivePort) {
+  std::vector<std::byte> recorded;
+  {
+    Stranger rank(address_);
+    ASSERT_TRUE(Authenticate(&rank, terms_, 1, 3, &recorded));
+  }
+  Stranger replay(address_);
+  EXPECT_EQ(replay.Read(kGreetingBytes).size(), kGreetingBytes);
+  EXPECT_TRUE(replay.Send(recorded));
+  EXPECT_TRUE(replay.IsCutOff());
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, AWrongSecretLearnsNothing) {
+  HandshakeTerms wrong = terms_;
+  wrong.key = Key(Mac{});
+  Stranger stranger(address_);
+  EXPECT_FALSE(Authenticate(&stranger, wrong, 1, 3));
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, AMemberThatSpeaksNonsense) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 30; ++i) {
+    Stranger member(address_);
+    ASSERT_TRUE(Authenticate(&member, terms_, 1, 3));
+    std::vector<std::byte> bytes;
+    if (i % 3 == 0) {
+      bytes.resize(4, std::byte{0xFF});  // a frame of 4 GiB
+    } else {
+      std::vector<std::byte> body(rng.Below(200));
+      for (std::byte& b : body) b = static_cast<std::byte>(rng.Next());
+      AppendFrame(static_cast<uint8_t>(1 + rng.Below(6)), body, &bytes);
+    }
+    member.Send(bytes);
+    EXPECT_TRUE(member.IsCutOff());
+  }
+  // A registration of another rank than the one that authenticated.
+  Stranger liar(address_);
+  ASSERT_TRUE(Authenticate(&liar, terms_, 1, 3));
+  Registration registration;
+  registration.record.rank = 2;
+  registration.nranks = 3;
+  std::vector<std::byte> bytes;
+  AppendFrame(static_cast<uint8_t>(MessageKind::kRegister), registration.Encode(), &bytes);
+  liar.Send(bytes);
+  EXPECT_TRUE(liar.IsCutOff());
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, IdleConnectionsAreFewAndYoung) {
+  const size_t before = CountEntries("/proc/self/fd");
+  std::vector<std::optional<Stranger>> idle(500);
+  for (auto& stranger : idle) stranger.emplace(address_);
+  while (idle.front()->Read(kGreetingBytes).size() != 0) {
+  }
+  // Ours are 500 of them; the rendezvous holds the 64 it allows.
+  EXPECT_LE(CountEntries("/proc/self/fd"), before + idle.size() + 64);
+  EXPECT_TRUE(idle.front()->IsCutOff()) << "the oldest made room";
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, JoiningDuringAFlood) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> flood;
+  for (int i = 0; i < 2; ++i) {
+    flood.emplace_back([&, i] {
+      Rng rng(TestSeed() + static_cast<uint64_t>(i));
+      std::vector<UniqueFd> open(200);
+      while (!stop) {
+        int error = 0;
+        Result<UniqueFd> fd = Connect(address_, &error);
+        if (!fd.ok()) continue;
+        if (rng.Below(2) == 0) WriteSome(fd->get(), AsBytes("icl1 and something more"));
+        open[rng.Below(open.size())] = *std::move(fd);
+        if (rng.Below(16) == 0) usleep(1000);
+      }
+    });
+  }
+  usleep(20000);
+  ExpectTheJobJoins(4);
+  stop = true;
+  for (std::thread& thread : flood) thread.join();
+}
+
+UniqueIdAddress ChooseLoopback() {
+  UniqueIdAddress address;
+  address.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
+  return address;
+}
+
+TEST(RootTest, TheSlowAreCutOff) {
+  const Baseline baseline;
+  Result<UniqueFd> listener = Listen(SocketAddress::Tcp(ChooseLoopback()));
+  ASSERT_TRUE(listener.ok());
+  UniqueIdAddress address = ChooseLoopback();
+  address.port = LocalPort(listener->get()).value();
+  RootOptions options;
+  options.handshake_limit = 200 * kMillisecond;
+  options.lifetime = kSecond;
+  options.listeners.push_back(*std::move(listener));
+  const HandshakeTerms terms = options.terms;
+  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  const SocketAddress target = SocketAddress::Tcp(address);
+  {
+    Stranger slow(target);
+    ASSERT_EQ(slow.Read(kGreetingBytes).size(), kGreetingBytes);
+    const double start = Seconds();
+    bool alive = true;
+    for (int i = 0; alive && i < 500; ++i) {
+      alive = slow.Send(AsBytes("icl1icl1").subspan(static_cast<size_t>(i % 4), 1));
+      usleep(10000);
+    }
+    EXPECT_TRUE(slow.IsCutOff());
+    EXPECT_LT(Seconds() - start, 4.0 * kSlowness);
+    // One that authenticated and then never registers.
+    Stranger silent(target);
+    ClientHandshake handshake;
+    handshake.Start(&terms, 0, 1, Nonce{});
+    handshake.Feed(silent.Read(kGreetingBytes));
+    silent.Send(handshake.hello());
+    ASSERT_EQ(handshake.Feed(silent.Read(kReplyBytes)), ClientHandshake::State::kDone);
+    EXPECT_TRUE(silent.IsCutOff());
+  }
+  // A registration that completes it, so that the thread ends.
+  const auto client = RendezvousClient::Connect(
+      {.addresses = {target}}, terms,
+      {.rank = 0, .nranks = 1, .deadline = SystemClock().Now() + 10 * kSecond});
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  Registration registration;
+  registration.nranks = 1;
+  registration.remaining = kSecond;
+  ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  EXPECT_TRUE((*client)->Await(MessageKind::kTable).ok());
+  ASSERT_TRUE((*client)->Send(MessageKind::kDone, {}).ok());
+  EXPECT_TRUE((*client)->Await(MessageKind::kGo).ok());
+}
+
+constexpr uid_t kNobody = 65534;
+
+TEST(OtherUserTest, CannotServeARendezvousOfOurs) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  const std::string name = "inccl-squatted-" + std::to_string(getpid());
+  Processes processes;
+  const pid_t squatter = processes.Start([&] {
+    if (setgroups(0, nullptr) != 0 || setuid(kNobody) != 0) return 1;
+    Result<UniqueFd> listener = Listen(SocketAddress::Unix(name));
+    if (!listener.ok()) return 2;
+    while (true) pause();
+  });
+  RootTarget target;
+  target.addresses.push_back(SocketAddress::Unix(name));
+  target.same_uid_only = true;
+  target.may_come_later = true;
+  const Status status =
+      RendezvousClient::Connect(
+          target, {}, {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 20 * kSecond})
+          .status();
+  EXPECT_EQ(status.code(), Code::kInvalidUsage);
+  EXPECT_CONTAINS(status.message(), "process " + std::to_string(squatter) + " of uid 65534");
+}
+
+TEST(OtherUserTest, CannotJoinALaunchersJob) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  const Baseline baseline;
+  const std::string name = "inccl-ours-" + std::to_string(getpid());
+  Processes processes;
+  int ready[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t intruder = processes.Start([&] {
+    char go = 0;
+    if (read(ready[0], &go, 1) != 1) return 2;
+    if (setgroups(0, nullptr) != 0 || setuid(kNobody) != 0) return 1;
+    Stranger stranger(SocketAddress::Unix(name));
+    return stranger.Read(1).empty() ? 42 : 3;  // not even a greeting
+  });
+  Result<UniqueFd> listener = Listen(SocketAddress::Unix(name));
+  ASSERT_TRUE(listener.ok());
+  RootOptions options;
+  options.same_uid_only = true;
+  options.listeners.push_back(*std::move(listener));
+  const HandshakeTerms terms = options.terms;
+  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  ASSERT_EQ(write(ready[1], "g", 1), 1);
+  const int status = processes.Wait(intruder);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
+  close(ready[0]);
+  close(ready[1]);
+  const auto client = RendezvousClient::Connect(
+      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
+      {.rank = 0, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  Registration registration;  // of one that never gets company, so that the thread ends
+  registration.nranks = 2;
+  registration.remaining = kMillisecond;
+  ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  EXPECT_EQ((*client)->Await(MessageKind::kGo).status().code(), Code::kTimeout);
+  Result<std::unique_ptr<RendezvousClient>> second = RendezvousClient::Connect(
+      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
+      {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  registration.record.rank = 1;
+  ASSERT_TRUE((*second)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  EXPECT_EQ((*second)->Await(MessageKind::kGo).status().code(), Code::kTimeout);
+}
+
+}  // namespace
+}  // namespace inccl::test
