@@ -224,7 +224,7 @@ TEST_P(CollectivesTest, AsProcesses) {
 INSTANTIATE_TEST_SUITE_P(Algorithms, CollectivesTest,
                          ::testing::Values("ring", "tree", "recursive_doubling", "direct_one_shot",
                                            "direct_two_shot"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
 }  // namespace inccl::test

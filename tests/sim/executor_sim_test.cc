@@ -130,7 +130,9 @@ class Simulation {
       wrong += std::memcmp(&got[i], &want[i], sizeof(float)) != 0;
     }
     EXPECT_EQ(wrong, 0u) << "rank " << rank << ": " << scenario_.ToString();
-    if (!scenario_.in_place) EXPECT_EQ(r.input, r.original) << "the input was written";
+    if (!scenario_.in_place) {
+      EXPECT_EQ(r.input, r.original) << "the input was written";
+    }
   }
   SimRank& rank(int i) { return *ranks_[static_cast<size_t>(i)]; }
 
