@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/identity_codec.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
-
-#include "fmt/format.h"
 
 namespace inccl {
 namespace {

@@ -130,7 +130,6 @@ TEST(ArgumentsTest, CodecSpecsNameWhatIsWrong) {
       {"hbi:bits=-1", "bits"},
       {"hbi:bits=99", "bits"},
       {"hbi:k=15,bits=6", "k"},
-      {"hbi:k=0", "k"},
       {"hbi:k=40000", "k"},
       {"hbi:nonsense=1", "nonsense"},
       {"hbi:ref=star", "ref"},
