@@ -85,7 +85,10 @@ uint64_t FoldInteger(DataType type, ReduceOp op, const std::vector<FoldOperand>&
     switch (op) {
       case ReduceOp::kSum:
       case ReduceOp::kAvg: value += next; break;
-      case ReduceOp::kProd: value *= next; break;
+      case ReduceOp::kProd:  // modulo 2^128 is modulo 2^bits
+        value = static_cast<Int128>(static_cast<unsigned __int128>(value) *
+                                    static_cast<unsigned __int128>(next));
+        break;
       case ReduceOp::kMax: value = std::max(value, next); break;
       case ReduceOp::kMin: value = std::min(value, next); break;
     }

@@ -20,10 +20,43 @@ namespace inccl {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// How elements of a type lie in memory and in lanes. Code: in memory. Lane: in registers. Round is
+// what a store and a load make of a value.
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+
+// Emulated vectors: the scalar conversions lane by lane. (Bit manipulation of emulated vectors is
+// slower, and so much inlined code that sanitizers need minutes to compile it.)
+template <class Small>
+struct NarrowElement {
+  using Code = typename Small::Code;
+  using Lane = float;
+  static constexpr bool kNarrow = true;
+  template <class DF>
+  static HWY_NOINLINE hn::VFromD<DF> Load(DF df, const Code* in) {
+    float lanes[hn::MaxLanes(DF())];
+    for (size_t i = 0; i < hn::Lanes(df); ++i) lanes[i] = Small::Decode(in[i]);
+    return hn::LoadU(df, lanes);
+  }
+  template <class DF>
+  static HWY_NOINLINE void Store(hn::VFromD<DF> value, DF df, Code* out) {
+    float lanes[hn::MaxLanes(DF())];
+    hn::StoreU(value, df, lanes);
+    for (size_t i = 0; i < hn::Lanes(df); ++i) out[i] = Small::Encode(lanes[i]);
+  }
+  template <class DF>
+  static HWY_NOINLINE hn::VFromD<DF> Round(DF df, hn::VFromD<DF> value) {
+    Code codes[hn::MaxLanes(DF())];
+    Store(value, df, codes);
+    return Load(df, codes);
+  }
+};
+
+#else
+
 // fp32 lanes from the codes of Small in 32-bit lanes, and back; the arithmetic of float_types.h
 // with selections for branches.
 template <class Small, class DF>
-HWY_INLINE hn::VFromD<DF> DecodeLanes(DF df, hn::VFromD<hn::RebindToUnsigned<DF>> codes) {
+HWY_INLINE hn::VFromD<DF> DecodeLanes(DF df, hn::VFromD<hn::RebindToUnsigned<DF> > codes) {
   const hn::RebindToUnsigned<DF> du;
   const hn::RebindToSigned<DF> di;
   const auto magnitude = hn::And(codes, hn::Set(du, Small::kMagnitude));
@@ -47,7 +80,7 @@ HWY_INLINE hn::VFromD<DF> DecodeLanes(DF df, hn::VFromD<hn::RebindToUnsigned<DF>
 }
 
 template <class Small, class DF>
-HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> EncodeLanes(DF df, hn::VFromD<DF> value) {
+HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF> > EncodeLanes(DF df, hn::VFromD<DF> value) {
   const hn::RebindToUnsigned<DF> du;
   const hn::RebindToSigned<DF> di;
   const auto sign = hn::And(hn::BitCast(du, value), hn::Set(du, 0x80000000u));
@@ -74,17 +107,16 @@ HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> EncodeLanes(DF df, hn::VFromD<DF
 
 // The codes of a narrow type in memory.
 template <class Code, class DF>
-HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> LoadCodes(DF, const Code* in) {
+HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF> > LoadCodes(DF, const Code* in) {
   const hn::Rebind<Code, DF> dc;
   return hn::PromoteTo(hn::RebindToUnsigned<DF>(), hn::LoadU(dc, in));
 }
 template <class Code, class DF>
-HWY_INLINE void StoreCodes(hn::VFromD<hn::RebindToUnsigned<DF>> codes, DF, Code* out) {
+HWY_INLINE void StoreCodes(hn::VFromD<hn::RebindToUnsigned<DF> > codes, DF, Code* out) {
   const hn::Rebind<Code, DF> dc;
   hn::StoreU(hn::DemoteTo(dc, hn::BitCast(hn::RebindToSigned<DF>(), codes)), dc, out);
 }
 
-// How elements of a type lie in memory and in lanes. Code: in memory. Lane: in registers.
 template <class Small>
 struct NarrowElement {
   using Code = typename Small::Code;
@@ -98,7 +130,6 @@ struct NarrowElement {
   static HWY_INLINE void Store(hn::VFromD<DF> value, DF df, Code* out) {
     StoreCodes(EncodeLanes<Small>(df, value), df, out);
   }
-  // What a store and a load make of it.
   template <class DF>
   static HWY_INLINE hn::VFromD<DF> Round(DF df, hn::VFromD<DF> value) {
     return DecodeLanes<Small>(df, EncodeLanes<Small>(df, value));
@@ -140,7 +171,7 @@ struct NarrowElement<Bf16> {
     return hn::BitCast(df, hn::ShiftLeft<16>(LoadCodes(df, in)));
   }
   template <class DF>
-  static HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> Encode(DF, hn::VFromD<DF> value) {
+  static HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF> > Encode(DF, hn::VFromD<DF> value) {
     const hn::RebindToUnsigned<DF> du;
     const hn::RebindToSigned<DF> di;
     const auto bits = hn::BitCast(du, value);
@@ -160,6 +191,8 @@ struct NarrowElement<Bf16> {
     return hn::BitCast(df, hn::ShiftLeft<16>(Encode(df, value)));
   }
 };
+
+#endif  // HWY_TARGET
 
 }  // namespace HWY_NAMESPACE
 }  // namespace inccl

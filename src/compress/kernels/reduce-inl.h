@@ -108,7 +108,7 @@ struct Pair {
   }
 };
 
-#if HWY_TARGET != HWY_SCALAR
+#if HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
 // Even elements in one vector, odd ones in the other: nothing has to cross lanes. (On a
 // little-endian machine the even element is the lower half of 32 bits.)
 template <>
@@ -138,7 +138,7 @@ struct Pair<NarrowElement<Bf16>> {
     hn::StoreU(hn::BitCast(d16, hn::Or(even, odd)), d16, out);
   }
 };
-#endif  // HWY_TARGET != HWY_SCALAR
+#endif  // HWY_TARGET
 
 // One fold.
 //
@@ -160,14 +160,16 @@ class Fold {
     const hn::CappedTag<Lane, 1> one;
     const size_t count = args_.count;
     size_t i = 0;
-    if (inputs_ > kGroup) {
-      for (; count - i >= kTile; i += kTile) Tile(d, i);
-    }
-    for (; count - i >= Strip(d); i += Strip(d)) {
-      Vectors<decltype(d)> v;
-      LoadStrip(d, 0, i, &v);
-      Add(d, 1, inputs_, i, &v);
-      Finish(d, i, &v);
+    if constexpr (kStrips) {
+      if (inputs_ > kGroup) {
+        for (; count - i >= kTile; i += kTile) Tile(d, i);
+      }
+      for (; count - i >= Strip(d); i += Strip(d)) {
+        Vectors<decltype(d)> v;
+        LoadStrip(d, 0, i, &v);
+        Add(d, 1, inputs_, i, &v);
+        Finish(d, i, &v);
+      }
     }
     for (; count - i >= hn::Lanes(d); i += hn::Lanes(d)) OneVector(d, i);
     for (; count - i >= hn::Lanes(few); i += hn::Lanes(few)) OneVector(few, i);
@@ -175,6 +177,8 @@ class Fold {
   }
 
  private:
+  // Emulated vectors do not live in registers.
+  static constexpr bool kStrips = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
   static constexpr int kGroup = 8;
   static constexpr size_t kTile = 2048 / sizeof(Lane);  // a multiple of every Strip
 
