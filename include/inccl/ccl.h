@@ -270,9 +270,10 @@ CCL_API ccl_result_t ccl_codec_spec(ccl_codec_t codec, char* buffer, size_t size
 CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
 
 /**
- * What a codec promises for `count` elements on `nranks` ranks: bits per element and phase that a reference algorithm
- * sends, and an upper bound of the absolute error of an element of the sum, relative to the largest |x| of its block of
- * 32 elements over all ranks. Both are a priori; the stats of a call have what really happened.
+ * What a codec promises for `count` elements on `nranks` ranks: bits per element and phase that a
+ * reference algorithm sends, and an upper bound of the absolute error of an element of the sum,
+ * relative to the largest |x| of its block of 32 elements over all ranks. Both are a priori; the
+ * stats of a call have what really happened.
  */
 CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,
                                      double* relative_error_bound);

@@ -79,8 +79,8 @@ class RecvLane {
   virtual Result<bool> TryPeek(Incoming* incoming) = 0;
   // Gives the slot of the last peeked slice back to the producer.
   virtual Status Release() = 0;
-  // For link emulation: Release that leaves a stamp for SendLane::CreditDeparture, and the header of
-  // the slice `ahead` places behind the next one, if that is there already.
+  // For link emulation: Release that leaves a stamp for SendLane::CreditDeparture, and the header
+  // of the slice `ahead` places behind the next one, if that is there already.
   virtual Status ReleaseStamped(Time /*departure*/) { return Release(); }
   virtual Result<bool> PeekAhead(uint32_t /*ahead*/, SliceHeader* /*header*/) { return false; }
   virtual const LaneSpec& spec() const = 0;

@@ -88,7 +88,8 @@ TEST(BenchRecord, DocumentSurvivesTheFile) {
 
 TEST(BenchRecord, AFileThatCannotBeWrittenIsNamed) {
   const std::string path = "/nonexistent-directory/out.json";
-  for (const Status& s : {CheckWritable(path), WriteDocument(path, nlohmann::ordered_json::object())}) {
+  for (const Status& s :
+       {CheckWritable(path), WriteDocument(path, nlohmann::ordered_json::object())}) {
     EXPECT_EQ(s.code(), Code::kSystemError);
     EXPECT_NE(s.message().find(path), std::string::npos);
   }
