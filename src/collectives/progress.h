@@ -14,8 +14,8 @@ namespace inccl {
 
 // How long to look before giving the core away. Counts of fruitless polls.
 struct WaitPolicy {
-  int spins = 200;
-  int yields = 50;
+  int spins = 20;
+  int yields = 200;
   Time longest_sleep = 20 * kMillisecond;
 };
 
