@@ -128,8 +128,8 @@ Payload PackedSum(const Vectors& inputs, const std::set<int>& ranks, const HbiTr
     for (size_t e = 0; e < total.size(); ++e) total[e] += codes[e];
   }
   const std::vector<uint8_t> packed = HbiPack(total, trace.k, static_cast<int>(ranks.size()));
-  Payload payload(packed.size());
-  std::memcpy(payload.data(), packed.data(), packed.size());
+  Payload payload;
+  for (const uint8_t byte : packed) payload.push_back(std::byte{byte});
   return payload;
 }
 

@@ -262,7 +262,7 @@ Status HbiState::CombineData(const SliceContext& slice, std::span<const Term> in
     const void* from = places.sum.at;
     if (output.format.form == Form::kOutput) from = places.elements;
     if (output.format.form == Form::kResult && places.result.at != nullptr) from = places.result.at;
-    if (output.data != from) std::memcpy(output.data, from, output.bytes);
+    if (output.data != from && output.bytes != 0) std::memcpy(output.data, from, output.bytes);
   }
   return Status::Ok();
 }
@@ -282,7 +282,7 @@ Status HbiState::ForwardResult(const SliceContext& slice, const Term& input,
     if (output.format.form == Form::kResult) {
       if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
       output.bytes = input.bytes;
-      std::memcpy(output.data, input.data, bytes);
+      if (bytes != 0) std::memcpy(output.data, input.data, bytes);
     } else if (output.format.form == Form::kOutput) {
       if (Status status = CheckElements(slice, output, "an output"); !status.ok()) return status;
       output.bytes = static_cast<uint32_t>(slice.count * SizeOf(slice.type));

@@ -36,18 +36,38 @@ class Walker {
   uint32_t superblocks() const { return slice_.superblocks(); }
   const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
   const uint8_t* Codes(uint32_t s) const { return slice_.codes + size_t{s} * kBlocks; }
+  // Whether superblock s lies in the caller's memory as 256 floats.
+  bool InPlace(uint32_t s) const {
+    return slice_.type == DataType::kFloat32 && Count(s) == kSuperblock;
+  }
   uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
 
   // 256 floats of superblock s: in place if they lie there, else converted and padded.
   const float* Elements(uint32_t s, const std::byte* elements) {
     const uint32_t count = Count(s);
     const std::byte* first = elements + size_t{s} * kSuperblock * SizeOf(slice_.type);
-    if (slice_.type == DataType::kFloat32 && count == kSuperblock) {
+    if (InPlace(s)) {
       return reinterpret_cast<const float*>(first);
     }
     ToFloat(slice_.type, first, x_, count);
     std::memset(x_ + count, 0, (kSuperblock - count) * sizeof(float));
     return x_;
+  }
+
+  // How many superblocks from s on have the same levels.
+  uint32_t Run(uint32_t s) const {
+    uint32_t end = s + 1;
+    while (end < superblocks() && slice_.points[end] == slice_.points[s]) ++end;
+    return end - s;
+  }
+
+  // How many of them can be read as elements where they lie; 1 if s itself cannot.
+  uint32_t PlainRun(uint32_t s, uint32_t run) const {
+    if (slice_.type != DataType::kFloat32) return 1;
+    const uint32_t whole = slice_.count / kSuperblock;
+    uint32_t plain = 0;
+    while (plain < run && s + plain < whole && !HasPoison(Codes(s + plain))) ++plain;
+    return std::max(plain, 1u);
   }
 
   // What is quantized of superblock s.
@@ -67,31 +87,38 @@ class Walker {
             .shift = slice_.shift};
   }
 
-  // The next superblock of a packed stream, with kReadSlack behind it.
-  const uint8_t* Take(Source* source, uint32_t width) {
-    const uint32_t bytes = PackedBytes(width);
+  // How many of `run` superblocks lie in `bytes` bytes with `slack` behind them; at least 1, which
+  // Take and Room can always do.
+  static uint32_t Within(std::ptrdiff_t bytes, uint32_t width, uint32_t slack, uint32_t run) {
+    const size_t usable =
+        static_cast<size_t>(bytes) < slack ? 0 : static_cast<size_t>(bytes) - slack;
+    return static_cast<uint32_t>(std::clamp<size_t>(usable / PackedBytes(width), 1, run));
+  }
+
+  // The next superblocks of a packed stream, with kReadSlack behind them; at most Within.
+  const uint8_t* Take(Source* source, uint32_t width, uint32_t run = 1) {
+    const size_t bytes = size_t{run} * PackedBytes(width);
     const uint8_t* in = source->at;
     source->at += bytes;
     if (static_cast<size_t>(source->end - in) >= bytes + kReadSlack) return in;
-    std::memcpy(in_, in, bytes);
+    std::memcpy(in_, in, PackedBytes(width));
     return in_;
   }
 
-  // Where the next superblock is to be packed, with kWriteSlack behind it; Put ends it.
-  uint8_t* Room(const Sink& sink, uint32_t width) {
-    const bool direct =
-        static_cast<size_t>(sink.limit - sink.at) >= PackedBytes(width) + kWriteSlack;
-    return direct ? sink.at : out_;
+  // Where the next superblocks are to be packed, with kWriteSlack behind them, at most Within; Put
+  // ends it.
+  uint8_t* Room(const Sink& sink, uint32_t width, uint32_t run = 1) {
+    const size_t bytes = size_t{run} * PackedBytes(width);
+    return static_cast<size_t>(sink.limit - sink.at) >= bytes + kWriteSlack ? sink.at : out_;
   }
-  void Put(const uint8_t* packed, uint32_t width, Sink* sink) {
+  void Put(const uint8_t* packed, uint32_t width, Sink* sink, uint32_t run = 1) {
     if (packed == out_) std::memcpy(sink->at, out_, PackedBytes(width));
-    sink->at += PackedBytes(width);
+    sink->at += size_t{run} * PackedBytes(width);
   }
 
   // Where superblock s can be decoded to; PutElements ends it.
   float* ElementRoom(uint32_t s, std::byte* elements) {
-    const bool direct = slice_.type == DataType::kFloat32 && Count(s) == kSuperblock;
-    return direct ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
+    return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
   }
   void PutElements(uint32_t s, const float* y, std::byte* elements) {
     if (y != y_) return;
@@ -137,34 +164,61 @@ void FoldTile(const Kernels& kernels, Walker* walker, uint32_t s, const Point& p
   }
 }
 
-// Packs straight from the sources if there is a fused way.
-bool FoldFused(const Kernels& kernels, Walker* walker, uint32_t s, const Point& point,
-               std::span<Source> sources, uint32_t width, Sink* sink) {
-  if (sources.size() == 1 && sources[0].elements != nullptr) {
-    uint8_t* out = walker->Room(*sink, width);
-    kernels.encode(walker->Own(s, sources[0].elements, point), width, out);
-    walker->Put(out, width, sink);
+// Sums that have a way of their own, without a tile.
+enum class Fused : uint8_t { kNone, kEncode, kAddOwn, kAddPacked };
+
+Fused FusedWay(std::span<const Source> sources) {
+  size_t own = 0;
+  for (const Source& source : sources) own += source.elements != nullptr ? 1 : 0;
+  if (sources.size() == 1 && own == 1) return Fused::kEncode;
+  if (sources.size() == 2 && own == 1) return Fused::kAddOwn;
+  if (sources.size() == 2 && own == 0) return Fused::kAddPacked;
+  return Fused::kNone;
+}
+
+// Own elements, added to a packed sum if there is one (`packed` not null): up to `run` superblocks
+// from s on; how many were done.
+uint32_t EncodeRun(const Kernels& kernels, Walker* walker, uint32_t s, uint32_t run,
+                   const Source& own, Source* packed, uint32_t width, Sink* sink) {
+  const Point& point = walker->PointOf(s);
+  const uint32_t in_width = packed == nullptr ? 0 : Width(packed->contributions, point.k);
+  run = walker->PlainRun(s, run);
+  run = Walker::Within(sink->limit - sink->at, width, kWriteSlack, run);
+  if (packed != nullptr) {
+    run = Walker::Within(packed->end - packed->at, in_width, kReadSlack, run);
+  }
+  QuantizeArgs args = walker->Own(s, own.elements, point);
+  args.superblocks = run;
+  uint8_t* out = walker->Room(*sink, width, run);
+  if (packed == nullptr) {
+    kernels.encode(args, width, out);
+  } else {
+    kernels.add_encode(args, walker->Take(packed, in_width, run), in_width, width, out);
+  }
+  walker->Put(out, width, sink, run);
+  return run;
+}
+
+// One packed sum of all sources by `way`; false where widths grow and a tile is needed after all.
+bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, uint32_t run,
+               std::span<Source> sources, uint32_t width, Sink* sink, uint32_t* done) {
+  if (way == Fused::kNone) return false;
+  if (way == Fused::kAddPacked) {
+    const uint32_t k = walker->PointOf(s).k;
+    if (Width(sources[0].contributions, k) != width ||
+        Width(sources[1].contributions, k) != width) {
+      return false;
+    }
+    const size_t bytes = size_t{run} * PackedBytes(width);
+    AddPacked(sources[0].at, sources[1].at, bytes / 8, width, sink->at);
+    for (Source& source : sources) source.at += bytes;
+    sink->at += bytes;
+    *done = run;
     return true;
   }
-  if (sources.size() != 2) return false;
-  if (sources[0].elements != nullptr || sources[1].elements != nullptr) {
-    Source& own = sources[sources[0].elements != nullptr ? 0 : 1];
-    Source& sum = sources[sources[0].elements != nullptr ? 1 : 0];
-    if (sum.elements != nullptr) return false;
-    const uint32_t in_width = Width(sum.contributions, point.k);
-    const uint8_t* in = walker->Take(&sum, in_width);
-    uint8_t* out = walker->Room(*sink, width);
-    kernels.add_encode(walker->Own(s, own.elements, point), in, in_width, width, out);
-    walker->Put(out, width, sink);
-    return true;
-  }
-  if (Width(sources[0].contributions, point.k) != width ||
-      Width(sources[1].contributions, point.k) != width) {
-    return false;
-  }
-  AddPacked(sources[0].at, sources[1].at, PackedBytes(width) / 8, width, sink->at);
-  for (Source& source : sources) source.at += PackedBytes(width);
-  sink->at += PackedBytes(width);
+  const size_t own = sources[0].elements != nullptr ? 0 : 1;
+  Source* packed = way == Fused::kAddOwn ? &sources[1 - own] : nullptr;
+  *done = EncodeRun(kernels, walker, s, run, sources[own], packed, width, sink);
   return true;
 }
 
@@ -214,11 +268,13 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   uint8_t* result_codes = result.at;
   if (result.at != nullptr) result.at += size_t{slice.superblocks()} * kBlocks;
   const bool sum_only = result.at == nullptr && outputs.elements == nullptr;
+  const Fused way = sum_only ? FusedWay(sources) : Fused::kNone;
   const bool requant = slice.planner->config().all_gather == AllGather::kRequant;
   uint32_t contributions = 0;
   for (const Source& source : sources) contributions += source.contributions;
   uint8_t local_codes[kBlocks];
-  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
+  for (uint32_t s = 0, done = 1; s < slice.superblocks(); s += done) {
+    done = 1;
     const Point& point = walker.PointOf(s);
     const uint32_t width = Width(contributions, point.k);
     uint8_t* own_codes = result_codes != nullptr ? result_codes + s * kBlocks : local_codes;
@@ -227,7 +283,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       if (outputs.elements != nullptr) walker.PutUncoded(s, walker.Codes(s), outputs.elements);
       continue;
     }
-    if (sum_only && FoldFused(kernels, &walker, s, point, sources, width, &sum)) continue;
+    if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
     FoldTile(kernels, &walker, s, point, sources);
     if (sum.at != nullptr) {
       uint8_t* out = walker.Room(sum, width);
@@ -263,20 +319,27 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
   Walker walker(slice);
   const size_t codes_bytes = exact ? 0 : size_t{slice.superblocks()} * kBlocks;
   Source source{.at = payload + codes_bytes, .end = payload + ResultBytes(slice)};
-  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
+  for (uint32_t s = 0, run = 1; s < slice.superblocks(); s += run) {
     const Point& point = walker.PointOf(s);
     const uint8_t* codes = exact ? walker.Codes(s) : payload + size_t{s} * kBlocks;
+    run = 1;
     if (point.k == 0) {
       walker.PutUncoded(s, codes, elements);
       continue;
     }
     const LevelTable& table = exact ? *point.sum : *point.result;
-    const DecodeArgs decode{.codes = codes,
-                            .step = slice.average ? table.average : table.step,
-                            .zero = exact ? n * point.k : point.k2};
     const uint32_t width = exact ? Width(n, point.k) : Width(1, point.k2);
     float* y = walker.ElementRoom(s, elements);
-    slice.kernels->unpack_decode(decode, walker.Take(&source, width), width, y);
+    if (walker.InPlace(s)) {
+      // Up to the last whole superblock; a partial one comes by itself.
+      run = std::min(walker.Run(s), slice.count / kSuperblock - s);
+      run = Walker::Within(source.end - source.at, width, kReadSlack, run);
+    }
+    slice.kernels->unpack_decode({.codes = codes,
+                                  .step = slice.average ? table.average : table.step,
+                                  .zero = exact ? n * point.k : point.k2,
+                                  .superblocks = run},
+                                 walker.Take(&source, width, run), width, y);
     walker.PutElements(s, y, elements);
   }
 }

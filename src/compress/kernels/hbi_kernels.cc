@@ -74,18 +74,29 @@ struct AddToStream {
 };
 
 template <class Unpacker, class Sink>
-HWY_INLINE void UnpackWith(const uint8_t* in, uint32_t width, Sink sink) {
+HWY_INLINE void UnpackWith(const uint8_t* in, uint32_t width, size_t superblocks, Sink sink) {
   const Unpacker unpacker(width);
   const size_t stride = kGroups * width;
-  for (size_t at = 0; at < kSuperblock; at += kFields, in += stride) sink(unpacker(in));
+  const uint8_t* const end = in + superblocks * hbi::PackedBytes(width);
+  for (; in != end; in += stride) sink(unpacker(in));
 }
 
 template <class Sink>
-HWY_INLINE void UnpackTo(const uint8_t* in, uint32_t width, Sink sink) {
+HWY_INLINE void UnpackTo(const uint8_t* in, uint32_t width, size_t superblocks, Sink sink) {
   if (width <= hbi::kLastNarrow) {
-    UnpackWith<NarrowUnpacker>(in, width, sink);
+    UnpackWith<NarrowUnpacker>(in, width, superblocks, sink);
   } else {
-    UnpackWith<WideUnpacker>(in, width, sink);
+    UnpackWith<WideUnpacker>(in, width, superblocks, sink);
+  }
+}
+
+template <class Unpacker>
+HWY_INLINE void AddEncodeWith(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_width,
+                              uint32_t out_width, uint8_t* out) {
+  if (out_width % 2 != 0) {
+    QuantizeWithHash(args, AddToStream<Unpacker, true>(in_width, in, out_width, out));
+  } else {
+    QuantizeWithHash(args, AddToStream<Unpacker, false>(in_width, in, out_width, out));
   }
 }
 
@@ -110,11 +121,11 @@ void QuantizeNearest(const hbi::QuantizeArgs& args, uint16_t* tile) {
 }
 
 void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  UnpackTo(in, width, ToTile{tile});
+  UnpackTo(in, width, 1, ToTile{tile});
 }
 
 void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  UnpackTo(in, width, AddToTile{tile});
+  UnpackTo(in, width, 1, AddToTile{tile});
 }
 
 void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
@@ -131,17 +142,10 @@ void Encode(const hbi::QuantizeArgs& args, uint32_t width, uint8_t* out) {
 
 void AddEncode(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_width,
                uint32_t out_width, uint8_t* out) {
-  const auto run = [&]<class Unpacker>() HWY_ATTR {
-    if (out_width % 2 != 0) {
-      QuantizeWithHash(args, AddToStream<Unpacker, true>(in_width, in, out_width, out));
-    } else {
-      QuantizeWithHash(args, AddToStream<Unpacker, false>(in_width, in, out_width, out));
-    }
-  };
   if (in_width <= hbi::kLastNarrow) {
-    run.template operator()<NarrowUnpacker>();
+    AddEncodeWith<NarrowUnpacker>(args, in, in_width, out_width, out);
   } else {
-    run.template operator()<WideUnpacker>();
+    AddEncodeWith<WideUnpacker>(args, in, in_width, out_width, out);
   }
 }
 
@@ -151,7 +155,7 @@ void Decode(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
 }
 
 void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
-  UnpackTo(in, width, ToElements(args, y));
+  UnpackTo(in, width, args.superblocks, ToElements(args, y));
 }
 
 const hbi::Kernels& KernelsOfTarget() {

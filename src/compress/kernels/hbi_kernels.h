@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is done to one superblock of 256 elements, for every instruction set. All tables do exactly
+// What is done to superblocks of 256 elements, for every instruction set. All tables do exactly
 // the same, bit for bit, on the same arguments; Scalar() is the plain reference. A tile is 256
 // 16-bit fields in element order, in L1. Packed fields: docs/format.md, "Payloads".
 //
-// Slack: vector loads and stores of packed fields touch bytes beyond the 32 w of a superblock.
+// Slack: vector loads and stores of packed fields touch bytes beyond the 32 w of a superblock (of
+// the last one, where several are handled).
 // `in` must be readable for kReadSlack bytes more, `out` writable for kWriteSlack bytes more; what
 // is read there is ignored, what is written there has no meaning.
 #ifndef INCCL_COMPRESS_KERNELS_HBI_KERNELS_H_
@@ -18,21 +19,24 @@ namespace inccl::hbi {
 inline constexpr uint32_t kReadSlack = 64;
 inline constexpr uint32_t kWriteSlack = 16;
 
-// A superblock of this rank's elements on its way to codes in [0, 2K].
+// Superblocks of this rank's elements on their way to codes in [0, 2K]. Those that follow each
+// other with the same levels go together; into a tile goes one.
 struct QuantizeArgs {
-  const float* x = nullptr;        // 256; finite, |x| <= M of its block; zeros in poisoned blocks
-  const uint8_t* codes = nullptr;  // scale codes of the 8 blocks
+  const float* x = nullptr;        // finite, |x| <= M of its block; zeros in poisoned blocks
+  const uint8_t* codes = nullptr;  // scale codes of the blocks
   const float* factor = nullptr;   // by code: fp32 of 65536 K / M
   uint32_t k = 0;                  // 1..4095
   uint32_t counter = 0;            // of the first hash (HashCounter)
   uint16_t shift = 0;              // RankShift
+  uint32_t superblocks = 1;
 };
 
-// A superblock of sums on its way to elements: (field - zero) * step[code of the block].
+// Superblocks of sums on their way to elements: (field - zero) * step[code of the block].
 struct DecodeArgs {
   const uint8_t* codes = nullptr;
   const float* step = nullptr;  // by code
   uint32_t zero = 0;            // contributions * K
+  uint32_t superblocks = 1;
 };
 
 struct Kernels {

@@ -75,9 +75,9 @@ HWY_INLINE void StoreGroups(D d, hn::Vec<D> v, uint32_t w, uint8_t* p) {
 class NarrowUnpacker {
  public:
   explicit HWY_INLINE NarrowUnpacker(uint32_t w)
-      : words_(hn::Load(D32(), hbi::kPackTables[w].words)),
-        spread_(hn::Load(D8(), hbi::kPackTables[w].spread)),
-        left_(hn::LoadDup128(D16(), hbi::kPackTables[w].left)),
+      : words_(hn::Load(D32(), hbi::kPackTables.by_width[w].words)),
+        spread_(hn::Load(D8(), hbi::kPackTables.by_width[w].spread)),
+        left_(hn::LoadDup128(D16(), hbi::kPackTables.by_width[w].left)),
         width_(w) {}
 
   // kFields fields from p on; reads 16 * kGroups bytes.
@@ -102,10 +102,10 @@ class NarrowUnpacker {
 class WideUnpacker {
  public:
   explicit HWY_INLINE WideUnpacker(uint32_t w)
-      : spread_low_(hn::LoadDup128(D8(), hbi::kPackTables[w].spread_low)),
-        spread_next_(hn::LoadDup128(D8(), hbi::kPackTables[w].spread_next)),
-        times_low_(hn::LoadDup128(D16(), hbi::kPackTables[w].times_low)),
-        times_next_(hn::LoadDup128(D16(), hbi::kPackTables[w].times_next)),
+      : spread_low_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].spread_low)),
+        spread_next_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].spread_next)),
+        times_low_(hn::LoadDup128(D16(), hbi::kPackTables.by_width[w].times_low)),
+        times_next_(hn::LoadDup128(D16(), hbi::kPackTables.by_width[w].times_next)),
         mask_(hn::Set(D16(), static_cast<uint16_t>((1u << w) - 1))),
         width_(w) {}
 
@@ -129,8 +129,8 @@ class Packer {
   explicit HWY_INLINE Packer(uint32_t w)
       : times_(hn::BitCast(D16(), hn::Set(D32(), 0x10000u | (1u << (16 - w))))),
         shifts_(hn::BitCast(D32(), hn::Set(D64(), uint64_t{32 - 2 * w}))),
-        gather_(hn::LoadDup128(D8(), hbi::kPackTables[w].gather)),
-        gather_second_(hn::LoadDup128(D8(), hbi::kPackTables[w].gather_second)),
+        gather_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].gather)),
+        gather_second_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].gather_second)),
         width_(w) {
 #if HWY_TARGET > HWY_AVX2 && HWY_ARCH_X86  // no shifts by lane: multiply instead
     shifts_ = hn::BitCast(D32(), hn::Set(D64(), uint64_t{1} << 32 | uint64_t{1} << (32 - 2 * w)));

@@ -5,7 +5,6 @@
 #ifndef INCCL_COMPRESS_KERNELS_HBI_PACK_TABLES_H_
 #define INCCL_COMPRESS_KERNELS_HBI_PACK_TABLES_H_
 
-#include <array>
 #include <cstdint>
 
 namespace inccl::hbi {
@@ -67,13 +66,18 @@ constexpr PackTable MakePackTable(uint32_t w) {
   return t;
 }
 
-constexpr std::array<PackTable, kWidest + 1> MakePackTables() {
-  std::array<PackTable, kWidest + 1> tables{};
-  for (uint32_t w = kNarrowest; w <= kWidest; ++w) tables[w] = MakePackTable(w);
+// By width; [0] is not used.
+struct PackTables {
+  PackTable by_width[kWidest + 1];
+};
+
+constexpr PackTables MakePackTables() {
+  PackTables tables{};
+  for (uint32_t w = kNarrowest; w <= kWidest; ++w) tables.by_width[w] = MakePackTable(w);
   return tables;
 }
 
-inline constexpr std::array<PackTable, kWidest + 1> kPackTables = MakePackTables();
+inline constexpr PackTables kPackTables = MakePackTables();
 
 }  // namespace inccl::hbi
 

@@ -160,7 +160,7 @@ HWY_INLINE V16 CodesOfFixed(hn::Vec<DI32> low, hn::Vec<DI32> high, hn::Vec<DI16>
   return hn::BitCast(D16(), hn::Add(clamped, k));
 }
 
-// Calls sink(codes) for every kFields elements of the superblock, in order.
+// Calls sink(codes) for every kFields elements of the superblocks, in order.
 template <class Sink>
 HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, Sink sink) {
   constexpr size_t kHashes = 16 / kLanes32;  // vectors of hashes of a block; each serves two
@@ -171,8 +171,9 @@ HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, Sink sink) {
   const V16 shift = hn::Set(D16(), args.shift);
   const V32 low_half = hn::Set(D32(), 0xffffu);
   V32 counter = hn::Add(hn::Set(D32(), args.counter), hn::Iota(D32(), 0));
-  for (size_t b = 0; b < hbi::kBlocks; ++b, x += kBlock) {
-    const auto factor = hn::Set(DF(), factors[codes[b]]);
+  const float* const end = x + size_t{args.superblocks} * kSuperblock;
+  for (; x != end; x += kBlock) {
+    const auto factor = hn::Set(DF(), factors[*codes++]);
     V32 hash[kHashes];
     for (size_t i = 0; i < kHashes; ++i) {
       const V32 random = LowBias32Lanes(counter);

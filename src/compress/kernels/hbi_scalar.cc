@@ -100,18 +100,33 @@ void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
   }
 }
 
+// The next of several superblocks.
+void Advance(QuantizeArgs* args) {
+  args->x += kSuperblock;
+  args->codes += kBlocks;
+  args->counter += kSuperblock / 2;
+}
+
 void Encode(const QuantizeArgs& args, uint32_t width, uint8_t* out) {
   uint16_t tile[kSuperblock];
-  Quantize(args, tile);
-  Pack(tile, width, out);
+  QuantizeArgs one = args;
+  for (uint32_t s = 0; s < args.superblocks; ++s, Advance(&one), out += PackedBytes(width)) {
+    Quantize(one, tile);
+    Pack(tile, width, out);
+  }
 }
 
 void AddEncode(const QuantizeArgs& args, const uint8_t* in, uint32_t in_width, uint32_t out_width,
                uint8_t* out) {
   uint16_t tile[kSuperblock];
-  Unpack(in, in_width, tile);
-  QuantizeAdd(args, tile);
-  Pack(tile, out_width, out);
+  QuantizeArgs one = args;
+  for (uint32_t s = 0; s < args.superblocks; ++s, Advance(&one)) {
+    Unpack(in, in_width, tile);
+    QuantizeAdd(one, tile);
+    Pack(tile, out_width, out);
+    in += PackedBytes(in_width);
+    out += PackedBytes(out_width);
+  }
 }
 
 void Decode(const DecodeArgs& args, const uint16_t* tile, float* y) {
@@ -123,8 +138,12 @@ void Decode(const DecodeArgs& args, const uint16_t* tile, float* y) {
 
 void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
   uint16_t tile[kSuperblock];
-  Unpack(in, width, tile);
-  Decode(args, tile, y);
+  DecodeArgs one = args;
+  for (uint32_t s = 0; s < args.superblocks; ++s, one.codes += kBlocks, y += kSuperblock) {
+    Unpack(in, width, tile);
+    Decode(one, tile, y);
+    in += PackedBytes(width);
+  }
 }
 
 }  // namespace
