@@ -61,14 +61,11 @@ struct Case {
   bool in_place;
 };
 
-// Buffers hold count * slots elements behind one element of guard, unaligned for what the type
-// allows.
+// Elements between two elements of guard; aligned for the element type only.
 class Buffer {
  public:
   Buffer(ccl_datatype_t type, size_t elements)
-      : bytes_((elements + 2) * SizeOfType(type), 0x5A),
-        element_(SizeOfType(type)),
-        elements_(elements) {}
+      : bytes_((elements + 2) * SizeOfType(type), 0x5A), element_(SizeOfType(type)) {}
   char* data() { return bytes_.data() + element_; }
   bool GuardsIntact() const {
     const auto is_guard = [](char c) { return c == 0x5A; };
@@ -78,7 +75,7 @@ class Buffer {
 
  private:
   std::vector<char> bytes_;
-  size_t element_, elements_;
+  size_t element_;
 };
 
 void CheckAllReduce(const Case& c, int n, int rank, ccl_comm_t comm) {
