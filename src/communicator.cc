@@ -65,11 +65,11 @@ Status Communicator::Run(const Call& call) {
         ends_.rank, ends_.nranks));
   }
   if (liveness_.failed()) return liveness_.error();
-  const Status status = RunLocked(call);
+  Status status = RunLocked(call);
   liveness_.EndCall();
   if (!status.ok() && status.code() != Code::kInvalidArgument) {
     liveness_.Fail(status);
-    const Status first = liveness_.error();  // should it have come from elsewhere
+    Status first = liveness_.error();  // should it have come from elsewhere
     if (options_.abort_on_error) {
       Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", first.message());
       std::abort();
