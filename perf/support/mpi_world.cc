@@ -93,7 +93,7 @@ class MpiWorld : public World {
     MPI_Win_shared_query(window_, 0, &size, &unit, &base);
     // Aligned relative to the page, which is the same in every process.
     const auto address = reinterpret_cast<uintptr_t>(base);
-    auto* aligned = reinterpret_cast<void*>((address + 63) / 64 * 64);
+    void* aligned = static_cast<std::byte*>(base) + (64 - address % 64) % 64;
     if (rank_ == 0) new (aligned) SharedBarrier();
     MPI_Barrier(MPI_COMM_WORLD);
     barrier_ = static_cast<SharedBarrier*>(aligned);

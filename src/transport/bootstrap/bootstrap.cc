@@ -195,7 +195,7 @@ Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
 }  // namespace
 }  // namespace bootstrap
 
-using namespace bootstrap;  // NOLINT(build/namespaces)
+using namespace bootstrap;  // NOLINT(google-build-using-namespace): the definitions below
 
 Result<UniqueId> CreateUniqueId(const Environment& environment) {
   UniqueId id;
