@@ -174,7 +174,9 @@ class CollectivesTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CollectivesTest, AllSizesTypesAndOpsAsThreads) {
   const ScopedEnv env({{"INCCL_ALGO", GetParam()}});
-  for (int n = 1; n <= 8; ++n) {
+  const std::vector<int> sizes =
+      kSanitized ? std::vector<int>{1, 2, 5} : std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8};
+  for (const int n : sizes) {
     RunThreads(n, [&](int rank, ccl_comm_t comm) {
       // Every type and operation at one odd size; every size with one type.
       for (int type = 0; type < kTypes; ++type) {
@@ -196,11 +198,11 @@ TEST_P(CollectivesTest, SmallSlicesAndManyChannels) {
   for (const char* channels : {"1", "2", "8"}) {
     const ScopedEnv env(
         {{"INCCL_ALGO", GetParam()}, {"INCCL_SLICE_BYTES", "8192"}, {"INCCL_CHANNELS", channels}});
-    for (const int n : {2, 3, 5}) {
+    for (const int n : kSanitized ? std::vector<int>{3} : std::vector<int>{2, 3, 5}) {
       RunThreads(n, [&](int rank, ccl_comm_t comm) {
         CheckAll({CCL_FLOAT32, CCL_SUM, 70001, true}, n, rank, comm);
         CheckAll({CCL_FLOAT64, CCL_MIN, 12345, false}, n, rank, comm);
-        CheckAll({CCL_INT64, CCL_SUM, 1200001, false}, n, rank, comm);
+        CheckAll({CCL_INT64, CCL_SUM, kSanitized ? 300001u : 1200001u, false}, n, rank, comm);
       });
     }
   }

@@ -24,11 +24,7 @@ double SecondsSince(Clock::time_point start) {
 }
 
 // Sanitizers and a loaded machine slow everything down; what must not happen is a hang.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kLimit = 10;
-#else
-constexpr double kLimit = 2;
-#endif
+constexpr double kLimit = kSanitized ? 10 : 2;
 
 void ExpectInvalid(ccl_result_t result, ccl_comm_t comm, const std::string& argument) {
   EXPECT_EQ(result, CCL_INVALID_ARGUMENT);

@@ -27,6 +27,13 @@
 
 namespace inccl::test {
 
+// Sanitizers are slow: the largest cases shrink under them.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 using Body = std::function<void(int rank, ccl_comm_t comm)>;
 
 // Sets environment variables for its lifetime; only while no other thread reads the environment.
