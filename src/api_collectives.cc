@@ -25,12 +25,22 @@ struct Arguments {
   ccl_stream_t stream;
 };
 
+// The number a C caller passed, which need not be one of the enumeration's: never loaded as one
+// before it is checked.
+template <typename Enum>
+int Number(const Enum& value) {
+  int number = 0;
+  static_assert(sizeof number == sizeof value);
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
 Status CheckEnums(const Arguments& a) {
-  if (static_cast<int>(a.type) < 0 || static_cast<int>(a.type) >= kDataTypes) {
-    return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", static_cast<int>(a.type)));
+  if (Number(a.type) < 0 || Number(a.type) >= kDataTypes) {
+    return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", Number(a.type)));
   }
-  if (static_cast<int>(a.op) < 0 || static_cast<int>(a.op) >= kReduceOps) {
-    return InvalidArgument(fmt::format("op: {} is no ccl_redop_t", static_cast<int>(a.op)));
+  if (Number(a.op) < 0 || Number(a.op) >= kReduceOps) {
+    return InvalidArgument(fmt::format("op: {} is no ccl_redop_t", Number(a.op)));
   }
   return Status::Ok();
 }
