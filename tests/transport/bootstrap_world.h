@@ -88,7 +88,7 @@ inline size_t CountEntries(const char* directory) {
 // allows threads that end by themselves a while for it.
 class Baseline {
  public:
-  Baseline() : fds_(Fds()), threads_(Threads()) {}
+  Baseline() : fds_(Fds()), threads_(ThreadsWarm()) {}
   ~Baseline() {
     const double limit = Seconds() + 10 * kSlowness;
     while ((Fds() > fds_ || Threads() > threads_) && Seconds() < limit) usleep(1000);
@@ -101,6 +101,13 @@ class Baseline {
  private:
   static size_t Fds() { return CountEntries("/proc/self/fd"); }
   static size_t Threads() { return CountEntries("/proc/self/task"); }
+
+  // A sanitizer's runtime may start a thread of its own with the first thread of the process.
+  static size_t ThreadsWarm() {
+    std::thread([] {}).join();
+    usleep(20000);
+    return Threads();
+  }
 
   const size_t fds_, threads_;
 };
