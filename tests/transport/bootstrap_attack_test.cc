@@ -166,8 +166,9 @@ TEST_F(AttackTest, IdleConnectionsAreFewAndYoung) {
   for (auto& stranger : idle) stranger.emplace(address_);
   while (idle.front()->Read(kGreetingBytes).size() != 0) {
   }
-  // Ours are 500 of them; the rendezvous holds the 64 it allows.
-  EXPECT_LE(CountEntries("/proc/self/fd"), before + idle.size() + 64);
+  // Ours are 500 of them; the rendezvous holds the 64 it allows, and for a moment the newest before
+  // the oldest has gone, beside the directory that is being read.
+  EXPECT_LE(CountEntries("/proc/self/fd"), before + idle.size() + 66);
   EXPECT_TRUE(idle.front()->IsCutOff()) << "the oldest made room";
   ExpectTheJobJoins();
 }
