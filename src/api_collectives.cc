@@ -55,6 +55,9 @@ Extent ExtentOf(const Arguments& a, uint64_t nranks, bool is_root) {
     case Collective::kAllGather: return {a.count, a.count * nranks};
     case Collective::kBroadcast: return {is_root ? a.count : 0, a.count};
     case Collective::kReduce: return {a.count, is_root ? a.count : 0};
+    case Collective::kAllToAll: return {a.count * nranks, a.count * nranks};
+    case Collective::kGather: return {a.count, is_root ? a.count * nranks : 0};
+    case Collective::kScatter: return {is_root ? a.count * nranks : 0, a.count};
     case Collective::kAllReduce: break;
   }
   return {a.count, a.count};
@@ -71,12 +74,20 @@ Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, ui
   const uint64_t segment = rank * a.count * element;
   switch (a.collective) {
     case Collective::kReduceScatter:
+    case Collective::kScatter:  // on the root: elsewhere there is no send buffer
       if (recv == send + segment) return Status::Ok();
       break;
     case Collective::kAllGather:
+    case Collective::kGather:  // on the root: elsewhere there is no recv buffer
       if (send == recv + segment) return Status::Ok();
       break;
-    default:
+    case Collective::kAllToAll:
+      return InvalidArgument(
+          fmt::format("send and recv: {}..+{} and {}..+{} bytes overlap; there is no in-place form",
+                      a.send, send_bytes, a.recv, recv_bytes));
+    case Collective::kAllReduce:
+    case Collective::kBroadcast:
+    case Collective::kReduce:
       if (send == recv) return Status::Ok();
   }
   return InvalidArgument(
@@ -203,6 +214,21 @@ ccl_result_t ccl_broadcast(const void* send, void* recv, size_t count, ccl_datat
 ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
                         ccl_redop_t op, int root, ccl_comm_t comm, ccl_stream_t stream) {
   return inccl::Run({Collective::kReduce, send, recv, count, type, op, root, comm, stream});
+}
+
+ccl_result_t ccl_alltoall(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                          ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run({Collective::kAllToAll, send, recv, count, type, CCL_SUM, 0, comm, stream});
+}
+
+ccl_result_t ccl_gather(const void* send, void* recv, size_t count, ccl_datatype_t type, int root,
+                        ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run({Collective::kGather, send, recv, count, type, CCL_SUM, root, comm, stream});
+}
+
+ccl_result_t ccl_scatter(const void* send, void* recv, size_t count, ccl_datatype_t type, int root,
+                         ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Run({Collective::kScatter, send, recv, count, type, CCL_SUM, root, comm, stream});
 }
 
 ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,

@@ -48,11 +48,8 @@ bool CallRecord::SameCall(const CallRecord& other) const {
 
 std::string CallRecord::ToString() const {
   std::string text = fmt::format("{}(count={}, {}", Name(collective), count, Name(type));
-  const bool reduces = collective != Collective::kAllGather && collective != Collective::kBroadcast;
-  if (reduces) text += fmt::format(", {}", Name(op));
-  if (collective == Collective::kBroadcast || collective == Collective::kReduce) {
-    text += fmt::format(", root={}", root);
-  }
+  if (Reduces(collective)) text += fmt::format(", {}", Name(op));
+  if (HasRoot(collective)) text += fmt::format(", root={}", root);
   if (codec != "none") text += fmt::format(", codec={}, seed={}, step={}", codec, seed, step);
   return text + ")";
 }
@@ -80,7 +77,7 @@ Result<CallRecord> CallRecord::Decode(std::span<const std::byte> bytes) {
       !reader.U8(&op) || !reader.U32(&root) || !reader.U64(&record.count) ||
       !reader.U64(&record.seed) || !reader.U64(&record.step) || !reader.String(&record.codec) ||
       reader.remaining() != 0 || collective >= kCollectiveKinds || type >= kDataTypes ||
-      op >= kReduceOps) {
+      op >= kReduceOpKinds) {
     return InternalError("malformed record of a call");
   }
   record.collective = static_cast<Collective>(collective);

@@ -24,7 +24,8 @@ struct Call {
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  uint64_t count = 0;  // elements of one vector (of one segment in reduce-scatter and all-gather)
+  Scalar scalar{};     // kPreMulSum: this rank's factor; the ranks' may differ
+  uint64_t count = 0;  // elements of one vector (SegmentsOf)
   const void* send = nullptr;
   void* recv = nullptr;
   std::shared_ptr<const Codec> codec;  // null: uncompressed

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "compress/identity_codec.h"
 
 namespace inccl {
 namespace {
@@ -108,7 +109,12 @@ Status Communicator::RunLocked(const Call& call_in) {
   }
   if (call.compressed_call) ++compressed_calls_;
   if (ends_.nranks == 1) {
-    CopyAlone(call);
+    CombineAlone({.collective = call.collective,
+                  .type = call.type,
+                  .op = call.op,
+                  .scalar = call.scalar,
+                  .count = call.count},
+                 call.send, call.recv);
     FillStats(call, {}, false);
     return Status::Ok();
   }
@@ -117,6 +123,7 @@ Status Communicator::RunLocked(const Call& call_in) {
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
                                 .op = call.op,
+                                .scalar = call.scalar,
                                 .nranks = ends_.nranks,
                                 .rank = ends_.rank,
                                 .count = call.count,
@@ -144,6 +151,7 @@ Chunking Communicator::MakeChunking(const Call& call, const Codec& codec) const 
   constexpr uint32_t kGroup = kDataDepth / 2;
   ChunkingOptions options;
   options.collective = call.collective;
+  options.nranks = ends_.nranks;
   options.count = call.count;
   options.group = kGroup;
   uint64_t slice = options_.slice_bytes / element / kSuperblock * kSuperblock;
@@ -206,11 +214,6 @@ CodecState* Communicator::StateOf(const std::shared_ptr<const Codec>& codec) {
   }
   codecs_.push_back({codec, codec->NewState()});
   return codecs_.back().state.get();
-}
-
-void Communicator::CopyAlone(const Call& call) const {
-  const size_t bytes = call.count * SizeOf(call.type);
-  if (bytes > 0 && call.send != call.recv) std::memcpy(call.recv, call.send, bytes);
 }
 
 void Communicator::FillStats(const Call& call, const CodecStats& codec_stats,

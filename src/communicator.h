@@ -78,7 +78,6 @@ class Communicator {
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
   Chunking MakeChunking(const Call& call, const Codec& codec) const;
   void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
-  void CopyAlone(const Call& call) const;  // nranks == 1
 
   CommEnds ends_;
   const CommOptions options_;

@@ -120,15 +120,8 @@ Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
 }
 
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm) {
-  switch (collective) {
-    case Collective::kAllGather:
-    case Collective::kBroadcast: return true;  // nothing is summed
-    case Collective::kAllReduce:
-    case Collective::kReduceScatter:
-    case Collective::kReduce:
-      return algorithm == Algorithm::kDirect || algorithm == Algorithm::kDirectOneShot;
-  }
-  return false;
+  if (!Reduces(collective)) return true;  // nothing is summed
+  return algorithm == Algorithm::kDirect || algorithm == Algorithm::kDirectOneShot;
 }
 
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {

@@ -251,6 +251,27 @@ CCL_API ccl_result_t ccl_broadcast(const void* send, void* recv, size_t count, c
 CCL_API ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
                                 ccl_redop_t op, int root, ccl_comm_t comm, ccl_stream_t stream);
 
+/**
+ * send and recv hold nranks * count elements: segment d of send goes to rank d, segment s of recv
+ * is what rank s sent here. Not in place: overlapping buffers are CCL_INVALID_ARGUMENT.
+ */
+CCL_API ccl_result_t ccl_alltoall(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                                  ccl_comm_t comm, ccl_stream_t stream);
+
+/**
+ * recv on root holds nranks * count elements; segment r is rank r's send buffer. recv is written on
+ * root only. In place on root: send == recv + root * count.
+ */
+CCL_API ccl_result_t ccl_gather(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                                int root, ccl_comm_t comm, ccl_stream_t stream);
+
+/**
+ * send on root holds nranks * count elements; rank r receives segment r. send is read on root only.
+ * In place on root: recv == send + root * count.
+ */
+CCL_API ccl_result_t ccl_scatter(const void* send, void* recv, size_t count, ccl_datatype_t type,
+                                 int root, ccl_comm_t comm, ccl_stream_t stream);
+
 /* ---------------------------------------------------------------- compression */
 
 /**

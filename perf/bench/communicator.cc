@@ -98,6 +98,12 @@ Status Communicator::Run(const BenchCall& c) const {
     case Collective::kReduce:
       return From(ccl_reduce(c.send, c.recv, c.count, type, op, c.root, comm, nullptr),
                   "ccl_reduce");
+    case Collective::kAllToAll:
+      return From(ccl_alltoall(c.send, c.recv, c.count, type, comm, nullptr), "ccl_alltoall");
+    case Collective::kGather:
+      return From(ccl_gather(c.send, c.recv, c.count, type, c.root, comm, nullptr), "ccl_gather");
+    case Collective::kScatter:
+      return From(ccl_scatter(c.send, c.recv, c.count, type, c.root, comm, nullptr), "ccl_scatter");
   }
   return InternalError("unknown collective");
 }

@@ -58,6 +58,7 @@ Result<Row> RowRunner::Run(const RowCase& row_case) {
   row.op = case_.op;
   row.root = case_.root;
   for (const bool in_place : {false, true}) {
+    if (in_place && !HasInPlace(case_.collective)) continue;
     Result<Measurement> m = Measure(in_place);
     if (!m.ok()) return m.status();
     (in_place ? row.in_place : row.out_of_place) = *std::move(m);
@@ -105,8 +106,9 @@ void RowRunner::Poison(bool in_place) {
   const uint64_t used = (in_place ? layout_.in_place : layout_.recv) * element;
   std::memset(recv_.data(), static_cast<int>(kPoison), used + kGuardBytes);
   std::memset(send_.Guard(layout_.send * element).data(), static_cast<int>(kPoison), kGuardBytes);
-  const bool has_input = case_.collective != Collective::kBroadcast || world_->rank() == case_.root;
-  if (in_place && has_input) RestoreInPlace();
+  const bool root_sends =
+      case_.collective == Collective::kBroadcast || case_.collective == Collective::kScatter;
+  if (in_place && (!root_sends || world_->rank() == case_.root)) RestoreInPlace();
 }
 
 // ------------------------------------------------------------------------------------ time
@@ -266,29 +268,47 @@ Accuracy RowRunner::VerifyResult(bool in_place, const ccl_compression_stats_t& s
       return VerifyReduction(*oracle_, layout_.count * static_cast<uint64_t>(world_->rank()),
                              result, layout_.count, bound);
     case Collective::kReduce:
-      if (world_->rank() == case_.root) {
-        return VerifyReduction(*oracle_, 0, result, layout_.count, bound);
-      }
-      // Not written elsewhere: poison out of place, the input in place.
-      if (in_place) return VerifyCopy(case_.type, send_.data(), result, layout_.count);
-      return Accuracy{CountDisturbed(ResultBytes(false)), 0, 0, 0};
+      if (world_->rank() != case_.root) return VerifyUntouched(in_place);
+      return VerifyReduction(*oracle_, 0, result, layout_.count, bound);
+    case Collective::kGather:
+      if (world_->rank() != case_.root) return VerifyUntouched(in_place);
+      return VerifyCopies(result);
     case Collective::kAllGather:
-    case Collective::kBroadcast: return VerifyCopies(recv_.data());
+    case Collective::kBroadcast:
+    case Collective::kAllToAll:
+    case Collective::kScatter: return VerifyCopies(result);
   }
   return Accuracy();
 }
 
-Accuracy RowRunner::VerifyCopies(std::byte* result) const {
+// What is received from each rank, or from the root alone: the first `count` elements of its send
+// buffer, or those for this rank.
+Accuracy RowRunner::VerifyCopies(const std::byte* result) const {
   Accuracy accuracy;
+  const Collective what = case_.collective;
+  const bool from_root = what == Collective::kBroadcast || what == Collective::kScatter;
+  const bool parted = what == Collective::kAllToAll || what == Collective::kScatter;
+  const uint64_t first = parted ? layout_.count * static_cast<uint64_t>(world_->rank()) : 0;
   const size_t bytes = layout_.count * SizeOf(case_.type);
   std::vector<std::byte> expected(bytes);
-  const bool gather = case_.collective == Collective::kAllGather;
-  for (int part = 0; part < (gather ? world_->size() : 1); ++part) {
-    inputs_->Fill(gather ? part : case_.root, case_.type, case_.op, 0, layout_.count,
+  for (int part = 0; part < (from_root ? 1 : world_->size()); ++part) {
+    inputs_->Fill(from_root ? case_.root : part, case_.type, case_.op, first, layout_.count,
                   expected.data());
     accuracy.Add(VerifyCopy(case_.type, expected.data(), result + static_cast<size_t>(part) * bytes,
                             layout_.count));
   }
+  return accuracy;
+}
+
+// The receive buffer of a rank that receives nothing: poison, but for the input in place.
+Accuracy RowRunner::VerifyUntouched(bool in_place) const {
+  const size_t element = SizeOf(case_.type);
+  const std::span<const std::byte> all(recv_.data(), layout_.recv * element);
+  if (!in_place) return Accuracy{CountDisturbed(all), 0, 0, 0};
+  const size_t begin = layout_.in_place_send * element, size = layout_.send * element;
+  Accuracy accuracy = VerifyCopy(case_.type, send_.data(), all.data() + begin, layout_.send);
+  accuracy.wrong +=
+      CountDisturbed(all.first(begin)) + CountDisturbed(all.subspan(begin).subspan(size));
   return accuracy;
 }
 
@@ -300,7 +320,7 @@ Status RowRunner::CompareDigests(uint64_t mine, Measurement* m) {
         std::all_of(all->begin(), all->end(), [&](uint64_t d) { return d == all->front(); });
     m->identical = m->identical.value_or(true) && same;
     m->digest = all->front();
-  } else if (case_.collective == Collective::kReduce) {
+  } else if (case_.collective == Collective::kReduce || case_.collective == Collective::kGather) {
     m->digest = (*all)[static_cast<size_t>(case_.root)];
   } else {
     m->digest = CombineDigests(*all);

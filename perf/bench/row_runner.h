@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Measures and checks one row: the call out of place, then in place. All ranks run the same rows in
-// the same order. docs/perf-tools.md has the rules of measurement.
+// Measures and checks one row: the call out of place, then in place where that exists. All ranks
+// run the same rows in the same order. docs/perf-tools.md has the rules of measurement.
 #ifndef INCCL_PERF_BENCH_ROW_RUNNER_H_
 #define INCCL_PERF_BENCH_ROW_RUNNER_H_
 
@@ -73,7 +73,8 @@ class RowRunner {
   Status Check(bool in_place, Measurement* m);
   Result<Accuracy> CheckOnce(bool in_place, uint64_t* digest);
   Accuracy VerifyResult(bool in_place, const ccl_compression_stats_t& stats);
-  Accuracy VerifyCopies(std::byte* result) const;
+  Accuracy VerifyCopies(const std::byte* result) const;
+  Accuracy VerifyUntouched(bool in_place) const;
   std::span<const std::byte> ResultBytes(bool in_place) const;
   Status CompareDigests(uint64_t mine, Measurement* m);
 

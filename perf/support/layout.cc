@@ -29,14 +29,7 @@ double UnitOf(std::string_view unit) {
 
 }  // namespace
 
-bool Reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kReduce;
-}
-
-bool HasRoot(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce;
-}
+bool HasInPlace(Collective collective) { return collective != Collective::kAllToAll; }
 
 bool ReplicatesResult(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kAllGather ||
@@ -48,18 +41,25 @@ Layout LayoutOf(Collective collective, uint64_t bytes, DataType type, int nranks
   const auto n = static_cast<uint64_t>(nranks);
   const auto r = static_cast<uint64_t>(rank);
   Layout layout;
-  layout.count = layout.send = layout.recv = bytes / element;
-  if (collective == Collective::kReduceScatter || collective == Collective::kAllGather) {
-    const uint64_t granule = 16 / element;
-    layout.count = bytes / element / n / granule * granule;
-    layout.send = layout.recv = layout.count;
-    if (collective == Collective::kReduceScatter) {
+  const bool segments = SegmentsOf(collective, 2) > 1;
+  const uint64_t granule = 16 / element;
+  layout.count = segments ? bytes / element / n / granule * granule : bytes / element;
+  layout.send = layout.recv = layout.count;
+  switch (collective) {
+    case Collective::kReduceScatter:
+    case Collective::kScatter:
       layout.send = layout.count * n;
       layout.in_place_recv = layout.count * r;
-    } else {
+      break;
+    case Collective::kAllGather:
+    case Collective::kGather:
       layout.recv = layout.count * n;
       layout.in_place_send = layout.count * r;
-    }
+      break;
+    case Collective::kAllToAll: layout.send = layout.recv = layout.count * n; break;
+    case Collective::kAllReduce:
+    case Collective::kBroadcast:
+    case Collective::kReduce: break;
   }
   layout.in_place = std::max(layout.send, layout.recv);
   layout.bytes = layout.in_place * element;
@@ -75,7 +75,10 @@ double BusFactor(Collective collective, int nranks) {
   switch (collective) {
     case Collective::kAllReduce: return 2 * part;
     case Collective::kReduceScatter:
-    case Collective::kAllGather: return part;
+    case Collective::kAllGather:
+    case Collective::kAllToAll:
+    case Collective::kGather:
+    case Collective::kScatter: return part;
     case Collective::kBroadcast:
     case Collective::kReduce: return 1;
   }

@@ -12,8 +12,9 @@
 
 namespace inccl::perf {
 
-// All in elements but `bytes`. In reduce-scatter and all-gather the count of a rank is a multiple
-// of 16 bytes, rounded down.
+// All in elements but `bytes`. Where a buffer is made of one segment for each rank, the count is a
+// multiple of 16 bytes, rounded down. Buffers that only the root of a call has are the same on all
+// ranks.
 struct Layout {
   uint64_t bytes = 0;  // the size column: the larger one of a rank's two buffers
   uint64_t count = 0;  // the count column: the count argument of the call
@@ -26,14 +27,13 @@ struct Layout {
 };
 Layout LayoutOf(Collective collective, uint64_t bytes, DataType type, int nranks, int rank);
 
-bool Reduces(Collective collective);  // has a reduction
-bool HasRoot(Collective collective);
+bool HasInPlace(Collective collective);
 // Every rank has the same result. Otherwise it lies in parts on the ranks, or on the root only.
 bool ReplicatesResult(Collective collective);
 
 // Bytes over time: GB/s, 0 in no time.
 double AlgorithmBandwidth(uint64_t bytes, double microseconds);
-// busbw / algbw: 2 (n-1)/n for all-reduce, (n-1)/n for reduce-scatter and all-gather, else 1.
+// busbw / algbw: 2 (n-1)/n for all-reduce, 1 for broadcast and reduce, else (n-1)/n.
 double BusFactor(Collective collective, int nranks);
 
 // The sizes of a sweep from `min` to `max`: times `factor` if it is above 1, else plus `step`.

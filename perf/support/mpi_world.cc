@@ -125,13 +125,27 @@ std::optional<MPI_Op> MpiOpOf(ReduceOp op) {
     case ReduceOp::kProd: return MPI_PROD;
     case ReduceOp::kMax: return MPI_MAX;
     case ReduceOp::kMin: return MPI_MIN;
-    case ReduceOp::kAvg: return std::nullopt;
+    case ReduceOp::kAvg:
+    case ReduceOp::kPreMulSum: break;
   }
   return std::nullopt;
 }
 
-bool MovesOnly(Collective collective) {
-  return collective == Collective::kAllGather || collective == Collective::kBroadcast;
+// The calls that give the ranks parts of what the root has, or the root all parts. In place the
+// root's own part lies in the whole; that of another rank lies in a buffer of its own.
+Status RunRooted(const MpiCall& call, int rank, int count, MPI_Datatype type) {
+  const bool root_in_place = call.in_place && rank == call.root;
+  const size_t offset = static_cast<size_t>(rank) * static_cast<size_t>(count);
+  std::byte* own = static_cast<std::byte*>(call.recv) + offset;
+  if (call.collective == Collective::kGather) {
+    const void* send = root_in_place ? MPI_IN_PLACE : call.in_place ? own : call.send;
+    return FromMpi(MPI_Gather(send, count, type, call.recv, count, type, call.root, MPI_COMM_WORLD),
+                   "MPI_Gather");
+  }
+  const void* send = call.in_place ? call.recv : call.send;
+  void* recv = root_in_place ? MPI_IN_PLACE : call.in_place ? own : call.recv;
+  return FromMpi(MPI_Scatter(send, count, type, recv, count, type, call.root, MPI_COMM_WORLD),
+                 "MPI_Scatter");
 }
 
 }  // namespace
@@ -166,16 +180,13 @@ int RunUnderMpi(const std::string& program, int* argc, char*** argv,
 
 bool MpiCan(const MpiCall& call) {
   // What is only moved has a type of its size; what is reduced must be known.
-  const bool type = MovesOnly(call.collective) || MpiTypeOf(call.type).has_value();
-  const bool op =
-      !(call.collective == Collective::kAllReduce ||
-        call.collective == Collective::kReduceScatter || call.collective == Collective::kReduce) ||
-      MpiOpOf(call.op).has_value();
+  const bool type = !Reduces(call.collective) || MpiTypeOf(call.type).has_value();
+  const bool op = !Reduces(call.collective) || MpiOpOf(call.op).has_value();
   return type && op && call.count <= INT_MAX / SizeOf(call.type);
 }
 
 Status RunMpi(const MpiCall& call) {
-  const bool moves = MovesOnly(call.collective);
+  const bool moves = !Reduces(call.collective);
   const auto count = static_cast<int>(call.count * (moves ? SizeOf(call.type) : 1));
   const MPI_Datatype type = moves ? MPI_BYTE : *MpiTypeOf(call.type);
   const MPI_Op op = moves ? MPI_OP_NULL : *MpiOpOf(call.op);
@@ -205,6 +216,11 @@ Status RunMpi(const MpiCall& call) {
       }
       return FromMpi(MPI_Reduce(send, call.recv, count, type, op, call.root, MPI_COMM_WORLD),
                      "MPI_Reduce");
+    case Collective::kAllToAll:
+      return FromMpi(MPI_Alltoall(send, count, type, call.recv, count, type, MPI_COMM_WORLD),
+                     "MPI_Alltoall");
+    case Collective::kGather:
+    case Collective::kScatter: return RunRooted(call, rank, count, type);
   }
   return InternalError("unknown collective");
 }

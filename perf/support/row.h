@@ -50,7 +50,7 @@ struct Row {
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  Measurement out_of_place, in_place;
+  Measurement out_of_place, in_place;  // in_place only where there is one (HasInPlace)
 };
 
 }  // namespace inccl::perf

@@ -22,6 +22,12 @@ std::string FormatMeasurement(const Measurement& m) {
                      m.accuracy ? fmt::format("{}", m.accuracy->wrong) : std::string("N/A"));
 }
 
+const std::string& NoMeasurement() {
+  static const std::string cells =
+      fmt::format("  {:>7}  {:>6}  {:>6}  {:>6}", "N/A", "N/A", "N/A", "N/A");
+  return cells;
+}
+
 std::string FormatBaseline(const Measurement& m) {
   if (!m.baseline_us) return fmt::format("  {:>7}  {:>6}", "n/a", "n/a");
   return fmt::format("  {:>7}  {:6.2f}", FormatTime(*m.baseline_us), *m.vs_baseline);
@@ -118,19 +124,22 @@ std::string Table::Format(const Row& row) const {
   return fmt::format("{:12}  {:12}  {:>8}  {:>6}  {:>6}", row.bytes, row.count, TableName(row.type),
                      Reduces(row.collective) ? TableName(row.op) : "none",
                      HasRoot(row.collective) ? row.root : -1) +
-         FormatMeasurement(row.out_of_place) + FormatMeasurement(row.in_place) + FormatExtras(row) +
-         "\n";
+         FormatMeasurement(row.out_of_place) +
+         (HasInPlace(row.collective) ? FormatMeasurement(row.in_place) : NoMeasurement()) +
+         FormatExtras(row) + "\n";
 }
 
 std::string Table::Footer(const std::vector<Row>& rows) const {
   uint64_t wrong = 0;
   double busbw = 0;
+  size_t placements = 0;
   bool differ = false, uncompressed = false, digests = false;
   for (const Row& row : rows) {
     uncompressed |= RanUncompressed(row);
     const std::optional<uint64_t>& a = row.out_of_place.digest;
     const std::optional<uint64_t>& b = row.in_place.digest;
     digests |= columns_.digest && a && b && *a != *b;
+    placements += HasInPlace(row.collective) ? 2 : 1;
     for (const Measurement* m : {&row.out_of_place, &row.in_place}) {
       wrong += m->accuracy ? m->accuracy->wrong : 0;
       differ |= m->identical && !*m->identical;
@@ -144,7 +153,7 @@ std::string Table::Footer(const std::vector<Row>& rows) const {
   text += columns_.check
               ? fmt::format("# Out of bounds values : {} {}\n", wrong, wrong == 0 ? "OK" : "FAILED")
               : std::string("# Out of bounds values : not checked\n");
-  const double count = static_cast<double>(std::max<size_t>(1, 2 * rows.size()));
+  const auto count = static_cast<double>(std::max<size_t>(1, placements));
   text += fmt::format("# Avg bus bandwidth    : {:.6g}\n#\n", busbw / count);
   return text;
 }

@@ -28,6 +28,7 @@ const char* Name(ReduceOp op) {
     case ReduceOp::kMax: return "max";
     case ReduceOp::kMin: return "min";
     case ReduceOp::kAvg: return "avg";
+    case ReduceOp::kPreMulSum: return "premulsum";
   }
   return "unknown";
 }
@@ -39,6 +40,9 @@ const char* Name(Collective which) {
     case Collective::kAllGather: return "allgather";
     case Collective::kBroadcast: return "broadcast";
     case Collective::kReduce: return "reduce";
+    case Collective::kAllToAll: return "alltoall";
+    case Collective::kGather: return "gather";
+    case Collective::kScatter: return "scatter";
   }
   return "unknown";
 }

@@ -4,6 +4,7 @@
 #ifndef INCCL_BASE_TYPES_H_
 #define INCCL_BASE_TYPES_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,12 +26,62 @@ enum class DataType : uint8_t {
 };
 inline constexpr int kDataTypes = 12;
 
-enum class ReduceOp : uint8_t { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
-inline constexpr int kReduceOps = 5;
+// kPreMulSum is the sum of every rank's elements times that rank's scalar; each operation that a
+// user makes of it has a number of its own in the C API, above all of these.
+enum class ReduceOp : uint8_t {
+  kSum = 0,
+  kProd = 1,
+  kMax = 2,
+  kMin = 3,
+  kAvg = 4,
+  kPreMulSum = 5,
+};
+inline constexpr int kReduceOps = 5;  // those with a constant number in the C API
+inline constexpr int kReduceOpKinds = 6;
+
+// A number in an element type: its first SizeOf(type) bytes, as they lie in memory.
+using Scalar = std::array<std::byte, 8>;
 
 // What a call does. The same word names the rows of schedules, signatures and errors.
-enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce };
-inline constexpr int kCollectiveKinds = 5;
+enum class Collective : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kReduce,
+  kAllToAll,
+  kGather,
+  kScatter,
+};
+inline constexpr int kCollectiveKinds = 8;
+
+// Whether elements of several ranks are combined; else they are only moved.
+constexpr bool Reduces(Collective which) {
+  return which == Collective::kAllReduce || which == Collective::kReduceScatter ||
+         which == Collective::kReduce;
+}
+
+// Whether one rank is unlike the others.
+constexpr bool HasRoot(Collective which) {
+  return which == Collective::kBroadcast || which == Collective::kReduce ||
+         which == Collective::kGather || which == Collective::kScatter;
+}
+
+// The vectors of `count` elements that a call of n ranks is about. One: all ranks' buffers are that
+// vector. n: segment r belongs to rank r. n * n: segment s * n + d goes from rank s to rank d.
+constexpr uint64_t SegmentsOf(Collective which, uint64_t nranks) {
+  switch (which) {
+    case Collective::kAllReduce:
+    case Collective::kBroadcast:
+    case Collective::kReduce: return 1;
+    case Collective::kReduceScatter:
+    case Collective::kAllGather:
+    case Collective::kGather:
+    case Collective::kScatter: return nranks;
+    case Collective::kAllToAll: return nranks * nranks;
+  }
+  return 1;
+}
 
 constexpr size_t SizeOf(DataType type) {
   switch (type) {

@@ -16,6 +16,9 @@ Share Deal(uint64_t total, uint64_t parts, uint64_t index) {
   return {index * each + std::min(index, extra), each + (index < extra ? 1 : 0)};
 }
 
+// Whether a chunk is a segment, and not a part of the only one.
+bool Segmented(Collective collective) { return SegmentsOf(collective, 2) > 1; }
+
 }  // namespace
 
 Chunking::Chunking(const ChunkingOptions& options)
@@ -24,8 +27,7 @@ Chunking::Chunking(const ChunkingOptions& options)
 Range Chunking::Part(uint64_t row, const Phase& phase, uint32_t chunk, uint32_t channel) const {
   const uint64_t begin = row * options_.row_elements;
   const uint64_t length = std::min(options_.row_elements, options_.count - begin);
-  const bool segmented = options_.collective == Collective::kReduceScatter ||
-                         options_.collective == Collective::kAllGather;
+  const bool segmented = Segmented(options_.collective);
   Share share{0, (length + kSuperblock - 1) / kSuperblock};
   if (!segmented) share = Deal(share.count, phase.chunks, chunk);
   const Share sub = Deal(share.count, phase.channels, channel);
@@ -38,6 +40,24 @@ Range Chunking::Slice(const Range& part, const Phase& phase, uint32_t index) con
   const uint32_t slice = SliceElements(phase);
   const uint32_t offset = index * slice;
   return {part.segment, part.first + offset, std::min(slice, part.count - offset)};
+}
+
+uint64_t Chunking::InputSegment(uint64_t segment) const {
+  switch (options_.collective) {
+    case Collective::kReduceScatter:
+    case Collective::kScatter: return segment;
+    case Collective::kAllToAll: return segment % static_cast<uint64_t>(options_.nranks);
+    default: return 0;
+  }
+}
+
+uint64_t Chunking::OutputSegment(uint64_t segment) const {
+  switch (options_.collective) {
+    case Collective::kAllGather:
+    case Collective::kGather: return segment;
+    case Collective::kAllToAll: return segment / static_cast<uint64_t>(options_.nranks);
+    default: return 0;
+  }
 }
 
 }  // namespace inccl

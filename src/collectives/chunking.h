@@ -16,7 +16,8 @@ namespace inccl {
 
 struct ChunkingOptions {
   Collective collective = Collective::kAllReduce;
-  uint64_t count = 0;  // elements of one vector (one segment in reduce-scatter and all-gather)
+  int nranks = 1;
+  uint64_t count = 0;                // elements of one vector (SegmentsOf)
   uint64_t row_elements = 0;         // multiple of kSuperblock
   uint32_t slice_elements = 0;       // of data lanes, multiple of kSuperblock
   uint32_t side_slice_elements = 0;  // of side lanes
@@ -50,17 +51,18 @@ class Chunking {
   Range Slice(const Range& part, const Phase& phase, uint32_t index) const;
   // Where a slice lies in the caller's buffers, in elements.
   uint64_t InputOffset(const Range& slice) const {
-    return options_.collective == Collective::kReduceScatter
-               ? slice.segment * options_.count + slice.first
-               : slice.first;
+    return InputSegment(slice.segment) * options_.count + slice.first;
   }
   uint64_t OutputOffset(const Range& slice) const {
-    return options_.collective == Collective::kAllGather
-               ? slice.segment * options_.count + slice.first
-               : slice.first;
+    return OutputSegment(slice.segment) * options_.count + slice.first;
   }
 
  private:
+  // Which vector of this rank's input or output a segment of the call is: for a rank that sends to
+  // several ranks (receives from several ranks) one for each, else the only one.
+  uint64_t InputSegment(uint64_t segment) const;
+  uint64_t OutputSegment(uint64_t segment) const;
+
   ChunkingOptions options_;
   uint64_t rows_ = 0;
 };

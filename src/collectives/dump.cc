@@ -143,7 +143,7 @@ std::map<LaneKey, Passes> PassesOf(const Schedule& schedule, bool written) {
 
 std::string DumpText(const Schedule& schedule) {
   std::string text = fmt::format("{}: rank {}", Title(schedule), schedule.rank);
-  if (schedule.collective == Collective::kBroadcast || schedule.collective == Collective::kReduce) {
+  if (HasRoot(schedule.collective)) {
     text += fmt::format(", root {}", schedule.root);
   }
   text += "\n";

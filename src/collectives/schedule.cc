@@ -36,6 +36,9 @@ constexpr Entry kTable[] = {
     {Collective::kReduce, Algorithm::kRing, ReduceRing},
     {Collective::kReduce, Algorithm::kTree, ReduceTree},
     {Collective::kReduce, Algorithm::kDirect, ReduceDirect},
+    {Collective::kAllToAll, Algorithm::kDirect, AllToAllDirect},
+    {Collective::kGather, Algorithm::kDirect, GatherDirect},
+    {Collective::kScatter, Algorithm::kDirect, ScatterDirect},
 };
 
 const Entry* Find(Collective collective, Algorithm algorithm) {
@@ -45,15 +48,21 @@ const Entry* Find(Collective collective, Algorithm algorithm) {
   return nullptr;
 }
 
+// Ranks and chunks are numbered in 16 bits.
+int MostRanks(Collective collective) {
+  constexpr uint64_t kMany = kMaxRanks;
+  return SegmentsOf(collective, kMany) > kMany ? 255 : kMaxRanks;
+}
+
 Status CheckRequest(const ScheduleRequest& request) {
   const char* name = Name(request.collective);
   if (Find(request.collective, request.algorithm) == nullptr) {
     return InvalidArgument(
         fmt::format("{}: there is no algorithm {}", name, Name(request.algorithm)));
   }
-  const int n = request.nranks;
-  if (n < 1 || n > kMaxRanks) {
-    return InvalidArgument(fmt::format("{}: nranks is {}, not 1..{}", name, n, kMaxRanks));
+  const int n = request.nranks, most = MostRanks(request.collective);
+  if (n < 1 || n > most) {
+    return InvalidArgument(fmt::format("{}: nranks is {}, not 1..{}", name, n, most));
   }
   if (request.rank < 0 || request.rank >= n) {
     return InvalidArgument(fmt::format("{}: rank is {}, not 0..{}", name, request.rank, n - 1));
@@ -118,7 +127,7 @@ Status CheckSizes(const Schedule& schedule) {
 }  // namespace
 
 bool HasSchedule(Collective collective, Algorithm algorithm, int nranks) {
-  return nranks >= 1 && nranks <= kMaxRanks && Find(collective, algorithm) != nullptr;
+  return nranks >= 1 && nranks <= MostRanks(collective) && Find(collective, algorithm) != nullptr;
 }
 
 Result<Schedule> MakeSchedule(const ScheduleRequest& request) {

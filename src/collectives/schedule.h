@@ -80,8 +80,9 @@ struct ScheduleLane {
 };
 
 // A phase cuts every row into `chunks` parts (codec superblocks dealt evenly), and every part into
-// `channels` shares. In reduce-scatter and all-gather chunk c is the row of rank c's segment. A
-// chunk or share without elements has no slices: its steps are skipped at both ends of every lane.
+// `channels` shares. Where a call is about several segments (SegmentsOf), chunk c is the row of
+// segment c. A chunk or share without elements has no slices: its steps are skipped at both ends of
+// every lane.
 struct Phase {
   uint16_t chunks = 1;
   uint16_t channels = 1;

@@ -14,8 +14,8 @@
 namespace inccl {
 
 // Planes tell apart the lanes of one channel that have the same ends.
-inline constexpr int kSumPlane = 0;     // partial sums on their way to who adds them
-inline constexpr int kResultPlane = 1;  // results on their way to who wants them
+inline constexpr int kSumPlane = 0;     // what only one rank wants: to add it up, or to keep it
+inline constexpr int kResultPlane = 1;  // results on their way to all who want them
 
 class PhaseBuilder {
  public:
@@ -83,6 +83,9 @@ void BroadcastDirect(PhaseBuilder* phase);
 void ReduceRing(PhaseBuilder* phase);
 void ReduceTree(PhaseBuilder* phase);
 void ReduceDirect(PhaseBuilder* phase);
+void AllToAllDirect(PhaseBuilder* phase);
+void GatherDirect(PhaseBuilder* phase);
+void ScatterDirect(PhaseBuilder* phase);
 
 }  // namespace inccl
 

@@ -51,25 +51,37 @@ Result<Proof> Prove(std::span<const Schedule> schedules, int rows) {
 
 }  // namespace
 
-bool Reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kReduce;
+int SourceOf(const Schedule& schedule, int chunk) {
+  switch (schedule.collective) {
+    case Collective::kAllGather:
+    case Collective::kGather: return chunk;
+    case Collective::kBroadcast:
+    case Collective::kScatter: return schedule.root;
+    case Collective::kAllToAll: return chunk / schedule.nranks;
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+    case Collective::kReduce: break;
+  }
+  return -1;
 }
 
 bool HasInput(const Schedule& schedule, int chunk) {
-  switch (schedule.collective) {
-    case Collective::kAllGather: return chunk == schedule.rank;
-    case Collective::kBroadcast: return schedule.rank == schedule.root;
-    default: return true;
-  }
+  const int source = SourceOf(schedule, chunk);
+  return source < 0 || source == schedule.rank;
 }
 
 bool HasOutput(const Schedule& schedule, int chunk) {
   switch (schedule.collective) {
-    case Collective::kReduceScatter: return chunk == schedule.rank;
-    case Collective::kReduce: return schedule.rank == schedule.root;
-    default: return true;
+    case Collective::kReduceScatter:
+    case Collective::kScatter: return chunk == schedule.rank;
+    case Collective::kReduce:
+    case Collective::kGather: return schedule.rank == schedule.root;
+    case Collective::kAllToAll: return chunk % schedule.nranks == schedule.rank;
+    case Collective::kAllReduce:
+    case Collective::kAllGather:
+    case Collective::kBroadcast: break;
   }
+  return true;
 }
 
 Result<Proof> Validate(std::span<const Schedule> schedules, int rows) {

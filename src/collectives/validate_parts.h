@@ -14,9 +14,9 @@
 
 namespace inccl {
 
-// What a collective promises in its data phase: whether it adds up, and whether a rank has this
-// chunk of the input, and is to have it of the output.
-bool Reduces(Collective collective);
+// What a collective promises in its data phase: whose input a chunk of the output is (-1: the sum
+// of all), and whether a rank has this chunk of the input, and is to have it of the output.
+int SourceOf(const Schedule& schedule, int chunk);
 bool HasInput(const Schedule& schedule, int chunk);
 bool HasOutput(const Schedule& schedule, int chunk);
 

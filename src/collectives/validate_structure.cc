@@ -51,10 +51,10 @@ class StructureCheck {
             fmt::format("a phase has {} chunks and {} channels", phase.chunks, phase.channels));
       }
     }
-    const bool segments = schedule_.collective == Collective::kReduceScatter ||
-                          schedule_.collective == Collective::kAllGather;
-    if (segments && phases.back().chunks != schedule_.nranks) {
-      return Error(fmt::format("{} chunks, but one segment per rank", phases.back().chunks));
+    const uint64_t segments =
+        SegmentsOf(schedule_.collective, static_cast<uint64_t>(schedule_.nranks));
+    if (SegmentsOf(schedule_.collective, 2) > 1 && phases.back().chunks != segments) {
+      return Error(fmt::format("{} chunks, but {} segments", phases.back().chunks, segments));
     }
     return Status::Ok();
   }

@@ -62,8 +62,7 @@ Status SymbolicRun::Check(const StrandState& state, const Operand& output, int e
   const bool side = form == Form::kSide;
   if (side && output.space != Space::kOutput) return Status::Ok();
   if (!Reduces(collective)) {
-    const int source =
-        collective == Collective::kAllGather ? int{output.chunk} : schedule(state).root;
+    const int source = SourceOf(schedule(state), output.chunk);
     if (form == Form::kSum) return Error(state, "a sum where nothing is reduced");
     if (expression == expressions_.Leaf(source)) return Status::Ok();
     return Error(state, fmt::format("chunk {} is {}, not the input of rank {}", output.chunk,

@@ -49,9 +49,8 @@ struct Term {
   uint32_t bytes = 0;
 };
 
-// Elements [first, first + count) of one vector. In all-reduce, broadcast and reduce there is one
-// vector (segment 0) of CallDesc::count elements; in reduce-scatter and all-gather each rank's
-// segment is a vector of its own.
+// Elements [first, first + count) of one vector of CallDesc::count elements. Calls are about one
+// vector (segment 0) or several (SegmentsOf).
 struct Range {
   uint32_t segment = 0;
   uint64_t first = 0;  // a multiple of kSuperblock
@@ -67,6 +66,7 @@ struct CallDesc {
   Collective collective = Collective::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
+  Scalar scalar{};  // kPreMulSum: what this rank's elements are multiplied by
   int nranks = 1;
   int rank = 0;
   uint64_t count = 0;  // elements of one vector (of one segment)

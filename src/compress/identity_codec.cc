@@ -8,26 +8,44 @@
 #include <limits>
 #include <utility>
 
+#include "compress/kernels/convert.h"
+
 namespace inccl {
 namespace {
 
 // Bytes that are written to every output while they are in the L1 cache.
 constexpr uint32_t kTileBytes = 16 * 1024;
 
-bool Moves(Collective collective) {
-  return collective == Collective::kAllGather || collective == Collective::kBroadcast;
-}
-
 Status CheckCall(DataType type, ReduceOp op, int nranks) {
   if (static_cast<int>(type) >= kDataTypes) {
     return InvalidArgument(fmt::format("codec none: there is no type {}", static_cast<int>(type)));
   }
-  if (static_cast<int>(op) >= kReduceOps) {
+  if (static_cast<int>(op) >= kReduceOpKinds) {
     return InvalidArgument(
         fmt::format("codec none: there is no reduction {}", static_cast<int>(op)));
   }
   if (nranks < 1) return InvalidArgument(fmt::format("codec none: {} ranks", nranks));
   return Status::Ok();
+}
+
+// A scalar of a floating-point type; the conversion is exact.
+double FloatOf(DataType type, const Scalar& scalar) {
+  double value = 0;
+  if (type == DataType::kFloat64) {
+    std::memcpy(&value, scalar.data(), sizeof value);
+  } else {
+    float value32 = 0;
+    ToFloat(type, scalar.data(), &value32, 1);
+    value = static_cast<double>(value32);
+  }
+  return value;
+}
+
+// A scalar of an integer type, little-endian as its elements are.
+uint64_t IntegerOf(DataType type, const Scalar& scalar) {
+  uint64_t value = 0;
+  std::memcpy(&value, scalar.data(), SizeOf(type));
+  return value;
 }
 
 bool IsPayload(const Term& term) {
@@ -53,11 +71,17 @@ Status IdentityState::Begin(const CallDesc& call) {
   if (Status s = CheckCall(call.type, call.op, call.nranks); !s.ok()) return s;
   call_ = call;
   reduce_ = FindReduce(call.type, call.op);
-  const bool averages = call.op == ReduceOp::kAvg && call.nranks > 1 && !Moves(call.collective);
-  scales_ = averages && IsFloat(call.type);
+  const bool averages = call.op == ReduceOp::kAvg && call.nranks > 1 && Reduces(call.collective);
+  const bool multiplies = call.op == ReduceOp::kPreMulSum && Reduces(call.collective);
+  scales_ = multiplies || (averages && IsFloat(call.type));
   divides_ = averages && !IsFloat(call.type);
   scale_ = 1;
-  if (scales_) {
+  factor_ = 1;
+  if (multiplies && IsFloat(call.type)) {
+    scale_ = FloatOf(call.type, call.scalar);
+  } else if (multiplies) {
+    factor_ = IntegerOf(call.type, call.scalar);
+  } else if (scales_) {
     scale_ = call.type == DataType::kFloat64
                  ? 1.0 / call.nranks
                  : static_cast<double>(1.0f / static_cast<float>(call.nranks));
@@ -76,7 +100,7 @@ Status IdentityState::Check(const Range& range, std::span<const Term> inputs,
       outputs.size() > kMaxReduceOutputs) {
     return error(fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
   }
-  if (inputs.size() > 1 && Moves(call_.collective)) {
+  if (inputs.size() > 1 && !Reduces(call_.collective)) {
     return error(fmt::format("{} inputs where nothing is reduced", inputs.size()));
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -133,7 +157,7 @@ void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
                          std::span<const Term> outputs) const {
   const void* in[kMaxReduceInputs];
   void* out[kMaxReduceOutputs];
-  ReduceArgs args = {.in = in, .out = out, .count = count, .scale = scale_};
+  ReduceArgs args = {.in = in, .out = out, .count = count, .scale = scale_, .factor = factor_};
   for (const Term& input : inputs) {
     if (scales_ && input.format.form == Form::kInput) args.scaled |= uint64_t{1} << args.inputs;
     in[args.inputs++] = input.data;
@@ -169,6 +193,21 @@ void IdentityState::FoldAndDivide(uint32_t count, std::span<const Term> inputs,
       }
     }
   }
+}
+
+void CombineAlone(const CallDesc& call, const void* in, void* out) {
+  if (call.op != ReduceOp::kPreMulSum || !Reduces(call.collective)) {
+    if (call.count > 0 && in != out) std::memcpy(out, in, call.count * SizeOf(call.type));
+    return;
+  }
+  ReduceArgs args = {.in = &in, .inputs = 1, .out = &out, .outputs = 1, .count = call.count};
+  args.scaled = 1;
+  if (IsFloat(call.type)) {
+    args.scale = FloatOf(call.type, call.scalar);
+  } else {
+    args.factor = IntegerOf(call.type, call.scalar);
+  }
+  FindReduce(call.type, call.op)(args);
 }
 
 void IdentityState::Finish(CodecStats* stats) {

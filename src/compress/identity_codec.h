@@ -16,7 +16,9 @@
 //   - AVG of integers adds (modulo 2^bits) and divides, truncating toward zero, when the fold
 //     becomes kResult or kOutput.
 //   - With n = 1 AVG is SUM; the fold of one operand is a copy.
-// All-gather and broadcast move elements of any type whatever the operation; they neither scale nor
+//   - The premultiplied sum multiplies each kInput operand by the call's scalar, which is this
+//     rank's own: floats as AVG does, narrow ones in fp32, integers modulo 2^bits. With n = 1 too.
+// The other collectives move elements of any type whatever the operation; they neither scale nor
 // divide.
 //
 // All results are bit-identical over instruction sets and over the ranks that fold the same
@@ -52,10 +54,16 @@ class IdentityState final : public CodecState {
 
   CallDesc call_;
   ReduceFn reduce_ = nullptr;
-  double scale_ = 1;      // of kInput operands
-  bool scales_ = false;   // AVG of floats
+  // What kInput operands are multiplied by: AVG of floats, and kPreMulSum.
+  bool scales_ = false;
+  double scale_ = 1;      // floats
+  uint64_t factor_ = 1;   // integers
   bool divides_ = false;  // AVG of integers
 };
+
+// The call of a communicator of one rank: out = in, multiplied where the operation does that, for
+// call.count elements. `out` may be `in`. The type exists.
+void CombineAlone(const CallDesc& call, const void* in, void* out);
 
 }  // namespace inccl
 

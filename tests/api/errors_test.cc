@@ -215,6 +215,26 @@ std::vector<Difference> Differences() {
        "hbi"},
       {"Codec", hbi, [](ccl_comm_t c) { return Compressed(c, "hbi:bits=5", 1, 1); }, "bits=5"},
       {"Seed", hbi, [](ccl_comm_t c) { return Compressed(c, "hbi:bits=6", 77, 1); }, "seed=77"},
+      {"SegmentCount",
+       [](ccl_comm_t c) {
+         return ccl_alltoall(Scratch().data(), Scratch().data() + 500000, 9000, CCL_FLOAT32, c,
+                             nullptr);
+       },
+       [](ccl_comm_t c) {
+         return ccl_alltoall(Scratch().data(), Scratch().data() + 500000, 9001, CCL_FLOAT32, c,
+                             nullptr);
+       },
+       "alltoall(count=9001"},
+      {"RootOfGather",
+       [](ccl_comm_t c) {
+         return ccl_gather(Scratch().data(), Scratch().data() + 500000, 9000, CCL_FLOAT32, 0, c,
+                           nullptr);
+       },
+       [](ccl_comm_t c) {
+         return ccl_gather(Scratch().data(), Scratch().data() + 500000, 9000, CCL_FLOAT32, 1, c,
+                           nullptr);
+       },
+       "root=1"},
       {"Step", hbi, [](ccl_comm_t c) { return Compressed(c, "hbi:bits=6", 1, 78); }, "step=78"},
   };
 }

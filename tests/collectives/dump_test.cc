@@ -75,6 +75,54 @@ strand 0: phase 0, channel 0
 )");
 }
 
+TEST(DumpText, OfSegmentsFromEachToEach) {
+  EXPECT_EQ(DumpText(MakeAll(RequestOf({Collective::kAllToAll, Algorithm::kDirect}, 3))[1]),
+            R"(alltoall direct, 3 ranks: rank 1
+phase 0: data, chunks 9, channels 1
+L0: data/0 1 -> 2
+L1: data/0 0 -> 1
+L2: data/0 1 -> 0
+L3: data/0 2 -> 1
+strand 0: phase 0, channel 0
+  step  name                   chunk  from     to       outputs <- fold(inputs)
+     0  send                       5  -        2        L0 result <- input
+     1  send                       3  -        0        L2 result <- input
+     2  copy                       4  -        -        output <- input
+strand 1: phase 0, channel 0
+  step  name                   chunk  from     to       outputs <- fold(inputs)
+     0  recv                       1  0        -        output <- L1 result
+     1  recv                       7  2        -        output <- L3 result
+)");
+}
+
+TEST(DumpText, OfSegmentsToAndFromARoot) {
+  ScheduleRequest request = RequestOf({Collective::kGather, Algorithm::kDirect}, 3);
+  request.root = 2;
+  EXPECT_EQ(DumpText(MakeAll(request)[2]),
+            R"(gather direct, 3 ranks: rank 2, root 2
+phase 0: data, chunks 3, channels 1
+L0: data/0 0 -> 2
+L1: data/0 1 -> 2
+strand 0: phase 0, channel 0
+  step  name                   chunk  from     to       outputs <- fold(inputs)
+     0  copy                       2  -        -        output <- input
+     1  recv                       0  0        -        output <- L0 result
+     2  recv                       1  1        -        output <- L1 result
+)");
+  request.collective = Collective::kScatter;
+  EXPECT_EQ(DumpText(MakeAll(request)[2]),
+            R"(scatter direct, 3 ranks: rank 2, root 2
+phase 0: data, chunks 3, channels 1
+L0: data/0 2 -> 0
+L1: data/0 2 -> 1
+strand 0: phase 0, channel 0
+  step  name                   chunk  from     to       outputs <- fold(inputs)
+     0  send                       0  -        0        L0 result <- input
+     1  send                       1  -        1        L1 result <- input
+     2  copy                       2  -        -        output <- input
+)");
+}
+
 TEST(DumpText, OfTheAgreementOfSideInformation) {
   ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirectOneShot}, 2);
   request.side_phase = request.side_one_shot = true;

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -41,26 +42,63 @@ struct Shape {
   uint16_t depth;
 };
 
+uint64_t InputCount(const Shape& shape) {
+  const auto n = static_cast<uint64_t>(shape.nranks);
+  switch (shape.collective) {
+    case Collective::kReduceScatter:
+    case Collective::kScatter:
+    case Collective::kAllToAll: return n * shape.count;
+    default: return shape.count;
+  }
+}
+
+uint64_t OutputCount(const Shape& shape) {
+  const auto n = static_cast<uint64_t>(shape.nranks);
+  switch (shape.collective) {
+    case Collective::kAllGather:
+    case Collective::kGather:
+    case Collective::kAllToAll: return n * shape.count;
+    default: return shape.count;
+  }
+}
+
 int32_t Value(int rank, uint64_t i) { return static_cast<int32_t>(1000003 * (rank + 1) + i * 7); }
+
+// A different factor on every rank.
+int32_t FactorOf(ReduceOp op, int rank) { return op == ReduceOp::kPreMulSum ? 5 - 3 * rank : 1; }
 
 struct Expected {
   const Shape& shape;
+  ReduceOp op;
   int root;
   int32_t At(int rank, uint64_t i) const {
     const uint64_t n = static_cast<uint64_t>(shape.nranks);
+    const uint64_t mine = static_cast<uint64_t>(rank) * shape.count;  // this rank's segment
+    const uint64_t segment = i / shape.count, rest = i % shape.count;
     switch (shape.collective) {
-      case Collective::kAllGather: return Value(static_cast<int>(i / shape.count), i % shape.count);
+      case Collective::kAllGather:
+      case Collective::kGather: return Value(static_cast<int>(segment), rest);
+      case Collective::kAllToAll: return Value(static_cast<int>(segment), mine + rest);
       case Collective::kBroadcast: return Value(root, i);
-      case Collective::kReduceScatter: i += static_cast<uint64_t>(rank) * shape.count; break;
+      case Collective::kScatter: return Value(root, mine + i);
+      case Collective::kReduceScatter: i += mine; break;
       default: break;
     }
     uint32_t sum = 0;
-    for (uint64_t r = 0; r < n; ++r) sum += static_cast<uint32_t>(Value(static_cast<int>(r), i));
+    for (uint64_t r = 0; r < n; ++r) {
+      const auto q = static_cast<int>(r);
+      sum += static_cast<uint32_t>(Value(q, i)) * static_cast<uint32_t>(FactorOf(op, q));
+    }
     return static_cast<int32_t>(sum);
   }
 };
 
-void RunRank(const Shape& shape, int rank, int root, Transport* transport, int calls) {
+// Results are written on the root only.
+bool HasResult(Collective collective, int rank, int root) {
+  return rank == root || (collective != Collective::kReduce && collective != Collective::kGather);
+}
+
+void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* transport, int calls) {
   LaneTable lanes(transport);
   Result<Schedule> schedule = MakeSchedule({.collective = shape.collective,
                                             .algorithm = shape.algorithm,
@@ -76,16 +114,16 @@ void RunRank(const Shape& shape, int rank, int root, Transport* transport, int c
   Result<std::unique_ptr<Program>> program = Bind(*std::move(schedule), slots, &lanes);
   ASSERT_TRUE(program.ok()) << program.status().message();
   const Chunking chunking({.collective = shape.collective,
+                           .nranks = shape.nranks,
                            .count = shape.count,
                            .row_elements = shape.row_elements,
                            .slice_elements = shape.slice_elements,
                            .side_slice_elements = kSuperblock,
                            .group = shape.group});
-  const uint64_t n = static_cast<uint64_t>(shape.nranks);
-  const uint64_t in_count =
-      shape.collective == Collective::kReduceScatter ? n * shape.count : shape.count;
-  const uint64_t out_count =
-      shape.collective == Collective::kAllGather ? n * shape.count : shape.count;
+  const uint64_t in_count = InputCount(shape), out_count = OutputCount(shape);
+  Scalar scalar{};
+  const int32_t factor = FactorOf(op, rank);
+  std::memcpy(scalar.data(), &factor, sizeof factor);
   std::vector<int32_t> input(in_count), output(out_count);
   for (uint64_t i = 0; i < in_count; ++i) input[i] = Value(rank, i);
   std::unique_ptr<CodecState> codec = IdentityCodec()->NewState();
@@ -98,7 +136,8 @@ void RunRank(const Shape& shape, int rank, int root, Transport* transport, int c
     ASSERT_TRUE(codec
                     ->Begin({.collective = shape.collective,
                              .type = DataType::kInt32,
-                             .op = ReduceOp::kSum,
+                             .op = op,
+                             .scalar = scalar,
                              .nranks = shape.nranks,
                              .rank = rank,
                              .count = shape.count})
@@ -112,21 +151,25 @@ void RunRank(const Shape& shape, int rank, int root, Transport* transport, int c
                 .signature = static_cast<uint64_t>(call) + 1});
     const Status status = progress.Run(&task, &observer);
     ASSERT_TRUE(status.ok()) << status.message();
-    if (shape.collective == Collective::kReduce && rank != root) continue;
-    const Expected expected{shape, root};
+    if (!HasResult(shape.collective, rank, root)) {
+      ASSERT_EQ(std::count(output.begin(), output.end(), -1), static_cast<int64_t>(out_count));
+      continue;
+    }
+    const Expected expected{shape, op, root};
     uint64_t wrong = 0;
     for (uint64_t i = 0; i < out_count; ++i) wrong += output[i] != expected.At(rank, i);
-    ASSERT_EQ(wrong, 0u) << Name(shape.collective) << " by " << Name(shape.algorithm) << " n "
-                         << shape.nranks << " rank " << rank << " count " << shape.count;
+    ASSERT_EQ(wrong, 0u) << Name(shape.collective) << " " << Name(op) << " by "
+                         << Name(shape.algorithm) << " n " << shape.nranks << " rank " << rank
+                         << " count " << shape.count;
   }
 }
 
-void RunShape(const Shape& shape, int root) {
+void RunShape(const Shape& shape, int root, ReduceOp op = ReduceOp::kSum) {
   std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(shape.nranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < shape.nranks; ++rank) {
     threads.emplace_back(
-        [&, rank] { RunRank(shape, rank, root, ends[static_cast<size_t>(rank)].get(), 3); });
+        [&, rank] { RunRank(shape, op, rank, root, ends[static_cast<size_t>(rank)].get(), 3); });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -141,6 +184,10 @@ TEST(ExecutorTest, EveryScheduleMovesTheRightElements) {
         for (const uint64_t count : {uint64_t{1}, uint64_t{5000}, uint64_t{20001}}) {
           RunShape({collective, algorithm, n, 1, count, 8192, 512, 2, 4}, n - 1);
           RunShape({collective, algorithm, n, 3, count, 4096, 256, 1, 1}, 0);
+          if (Reduces(collective) && count == 5000) {
+            RunShape({collective, algorithm, n, 2, count, 4096, 256, 2, 2}, n / 2,
+                     ReduceOp::kPreMulSum);
+          }
           if (::testing::Test::HasFailure()) return;
         }
       }

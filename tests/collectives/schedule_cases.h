@@ -47,6 +47,7 @@ inline const std::vector<Case>& AllCases() {
       {kAllGather, kRing},   {kAllGather, kDirect},   {kBroadcast, kRing},
       {kBroadcast, kTree},   {kBroadcast, kDirect},   {kReduce, kRing},
       {kReduce, kTree},      {kReduce, kDirect},      {kAllReduce, kRecursiveDoubling},
+      {kAllToAll, kDirect},  {kGather, kDirect},      {kScatter, kDirect},
   };
   return cases;
 }
@@ -57,10 +58,6 @@ inline ScheduleRequest RequestOf(const Case& which, int nranks) {
   request.algorithm = which.algorithm;
   request.nranks = nranks;
   return request;
-}
-
-inline bool HasRoot(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce;
 }
 
 inline std::string CaseName(const testing::TestParamInfo<Case>& info) {

@@ -248,16 +248,20 @@ std::map<OutputName, uint64_t> Promised(const Call& call) {
     const Phase& phase = first.phases[static_cast<size_t>(p)];
     for (int rank = 0; rank < n; ++rank) {
       for (int chunk = 0; chunk < phase.chunks; ++chunk) {
-        if (what == Collective::kReduceScatter && chunk != rank) continue;
-        if (what == Collective::kReduce && rank != root) continue;
+        const bool parted = what == Collective::kReduceScatter || what == Collective::kScatter;
+        if (parted && chunk != rank) continue;
+        if ((what == Collective::kReduce || what == Collective::kGather) && rank != root) continue;
+        if (what == Collective::kAllToAll && chunk % n != rank) continue;
         const int slices =
             call.cuts[static_cast<size_t>(p)].chunk_slices[static_cast<size_t>(chunk)];
         for (int at = 0; at < kRows * slices * phase.channels; ++at) {
           const int row = at % kRows, slice = at / kRows % slices, channel = at / kRows / slices;
           uint64_t value = 0;
-          if (what == Collective::kAllGather) {
+          if (what == Collective::kAllGather || what == Collective::kGather) {
             value = InputOf(chunk, row, slice, p, chunk, channel);
-          } else if (what == Collective::kBroadcast) {
+          } else if (what == Collective::kAllToAll) {
+            value = InputOf(chunk / n, row, slice, p, chunk, channel);
+          } else if (what == Collective::kBroadcast || what == Collective::kScatter) {
             value = InputOf(root, row, slice, p, chunk, channel);
           } else {
             for (int q = 0; q < n; ++q) value += InputOf(q, row, slice, p, chunk, channel);
@@ -288,7 +292,7 @@ void RunAndCompare(const std::vector<ScheduleRequest>& requests, uint64_t seed) 
 ScheduleRequest RandomRequest(const test::Case& which, int nranks, std::mt19937_64* random) {
   ScheduleRequest request = test::RequestOf(which, nranks);
   request.channels = 1 + static_cast<int>((*random)() % 2);
-  if (test::HasRoot(request.collective)) {
+  if (HasRoot(request.collective)) {
     request.root = static_cast<int>((*random)() % static_cast<uint64_t>(nranks));
   }
   if (request.collective == Collective::kAllReduce) {

@@ -66,7 +66,7 @@ TEST_P(EverySchedule, IsProvenUpTo64Ranks) {
   for (int n = 1; n <= 64 && !HasFailure(); ++n) {
     ScheduleRequest request = RequestOf(GetParam(), n);
     std::set<int> roots = {0};
-    if (test::HasRoot(request.collective)) roots = {0, 1 % n, n / 2, n - 1};
+    if (HasRoot(request.collective)) roots = {0, 1 % n, n / 2, n - 1};
     for (int root : roots) {
       request.root = root;
       Prove(request);
@@ -165,7 +165,7 @@ struct Expected {
 };
 
 Expected ExpectedOf(const Case& which, int n) {
-  const double d = n;
+  const double d = n, one = n > 1;
   const int log = FloorLog2(n);
   const int p = 1 << log;
   switch (which.collective) {
@@ -208,7 +208,6 @@ Expected ExpectedOf(const Case& which, int n) {
       return {n > 1, true, {n > 1 ? 1 / d : 0, part, part, 0}};
     }
     case Collective::kBroadcast: {
-      const double one = n > 1;
       if (which.algorithm == Algorithm::kRing) return {n - 1, true, {one, one, one, 0}};
       if (which.algorithm == Algorithm::kTree) {
         return {log, true, {one, double(std::min(n - 1, 2)), one, 0}};
@@ -216,7 +215,6 @@ Expected ExpectedOf(const Case& which, int n) {
       return {n > 1, true, {one, d - 1, one, 0}};
     }
     case Collective::kReduce: {  // to root 0
-      const double one = n > 1;
       if (which.algorithm == Algorithm::kRing) return {n - 1, n == 1, {one, one, one, n - 1}};
       if (which.algorithm == Algorithm::kTree) {
         // The left subtree of a complete tree: full, or short of ranks in its last level.
@@ -225,6 +223,12 @@ Expected ExpectedOf(const Case& which, int n) {
       }
       return {n > 1, true, {one, one, d - 1, n > 1}};
     }
+    case Collective::kAllToAll: {  // in units of n rows of n segments
+      const double part = (d - 1) / d / d;
+      return {n > 1, true, {part, part, part, 0}};
+    }
+    case Collective::kGather: return {n > 1, true, {one / d, one / d, (d - 1) / d, 0}};
+    case Collective::kScatter: return {n > 1, true, {(d - 1) / d, (d - 1) / d, one / d, 0}};
   }
   return {};
 }
@@ -273,6 +277,9 @@ std::pair<int, int> ExpectedLanes(const Case& which, int n) {
     case Collective::kAllGather: return ring ? std::pair(4, 2) : std::pair(n, 1);
     case Collective::kBroadcast: return {direct ? 1 : 2, 1};
     case Collective::kReduce: return {ring ? 2 : direct ? n - 1 : 3, 1};
+    case Collective::kAllToAll: return {2 * n - 2, n - 1};
+    case Collective::kGather: return {n - 1, 1};
+    case Collective::kScatter: return {n - 1, n - 1};
   }
   return {};
 }
@@ -345,6 +352,20 @@ TEST(MakeSchedule, RefusesWhatIsNotThere) {
   request.collective = Collective::kReduceScatter;
   request.side_phase = true;
   ExpectRefused(request, "reduce_scatter: only allreduce has a side phase");
+}
+
+TEST(MakeSchedule, RefusesMoreChunksThanIndicesReach) {
+  ScheduleRequest request = RequestOf({Collective::kAllToAll, Algorithm::kDirect}, 256);
+  ExpectRefused(request, "alltoall: nranks is 256, not 1..255");
+  EXPECT_FALSE(HasSchedule(Collective::kAllToAll, Algorithm::kDirect, 256));
+  EXPECT_TRUE(HasSchedule(Collective::kGather, Algorithm::kDirect, 256));
+  request.nranks = 255;
+  request.rank = 254;
+  const Result<Schedule> schedule = MakeSchedule(request);
+  ASSERT_TRUE(schedule.ok()) << schedule.status().message();
+  EXPECT_EQ(schedule->phases[0].chunks, 255 * 255);
+  // Its own segment: the last one of all.
+  EXPECT_EQ(schedule->operands.back().chunk, 255 * 255 - 1);
 }
 
 TEST(MakeSchedule, RefusesMoreLanesThanIndicesReach) {

@@ -47,7 +47,10 @@ TEST(Validate, RefusesPhasesThatMakeNoSense) {
   ExpectRefused(schedules, {"rank 0: the phases are not"});
   schedules = Make({Collective::kAllGather, Algorithm::kRing}, 2);
   for (Schedule& schedule : schedules) schedule.phases[0].chunks = 3;
-  ExpectRefused(schedules, {"rank 0: 3 chunks, but one segment per rank"});
+  ExpectRefused(schedules, {"rank 0: 3 chunks, but 2 segments"});
+  schedules = Make({Collective::kAllToAll, Algorithm::kDirect}, 3);
+  for (Schedule& schedule : schedules) schedule.phases[0].chunks = 3;
+  ExpectRefused(schedules, {"rank 0: 3 chunks, but 9 segments"});
   schedules = Make(kRing, 2);
   schedules[1].strands[0].channel = 1;
   ExpectRefused(schedules, {"rank 1: strand 0 is of phase 0 channel 1, which do not exist"});
@@ -194,6 +197,35 @@ TEST(Validate, ComparesTheOrderOfFoldsOverRanks) {
   SetStep(&schedules[3], 0, 2, operands.inputs, operands.outputs);
   ExpectRefused(schedules, {"strand 0 step 2 row 0: chunk 0 is ", " here, but ", "rank 3",
                             "((2 + 3) + (0 + 1))", "((0 + 1) + (2 + 3))"});
+}
+
+TEST(Validate, KnowsWhoseSegmentBelongsWhere) {
+  const auto move = [](Schedule* schedule, size_t strand, size_t step, uint16_t chunk) {
+    for (size_t k = 0; k < 2; ++k) OperandAt(schedule, strand, step, k).chunk = chunk;
+  };
+  // Ranks 0 and 1 agree on a chunk that is neither's: of rank 1's row, to rank 2.
+  Schedules schedules = Make({Collective::kAllToAll, Algorithm::kDirect}, 3);
+  move(&schedules[0], 0, 0, 5);
+  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: this rank has no input for chunk 5"});
+  // Rank 0 sends rank 1 what is meant for rank 2.
+  move(&schedules[0], 0, 0, 2);
+  move(&schedules[1], 1, 0, 2);
+  ExpectRefused(schedules, {"rank 1 strand 1 step 0 row 0: this rank has no output for chunk 2"});
+
+  // Only the root of a gather has an output, only the root of a scatter an input.
+  schedules = Make({Collective::kGather, Algorithm::kDirect}, 3);
+  for (Schedule& schedule : schedules) schedule.root = 1;
+  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: this rank has no output for chunk 0"});
+  schedules = Make({Collective::kScatter, Algorithm::kDirect}, 3);
+  for (Schedule& schedule : schedules) schedule.root = 1;
+  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: this rank has no input for chunk 1"});
+
+  // The root takes the segment of rank 1 for its own.
+  schedules = Make({Collective::kGather, Algorithm::kDirect}, 2);
+  move(&schedules[0], 0, 1, 0);
+  schedules[0].strands[0].steps.erase(schedules[0].strands[0].steps.begin());
+  move(&schedules[1], 0, 0, 0);
+  ExpectRefused(schedules, {"rank 1 strand 0 step 0 row 0: this rank has no input for chunk 0"});
 }
 
 TEST(Validate, SeesThatDirectIsNoLongerInRankOrder) {

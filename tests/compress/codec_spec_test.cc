@@ -242,7 +242,7 @@ TEST(HbiSpec, Supports) {
     const auto data_type = static_cast<DataType>(type);
     const bool wanted = data_type == DataType::kFloat16 || data_type == DataType::kFloat32 ||
                         data_type == DataType::kFloat64 || data_type == DataType::kBfloat16;
-    for (int op = 0; op < kReduceOps; ++op) {
+    for (int op = 0; op < kReduceOpKinds; ++op) {
       const auto reduce = static_cast<ReduceOp>(op);
       const bool sums = reduce == ReduceOp::kSum || reduce == ReduceOp::kAvg;
       const Status status = supports("hbi", Collective::kAllReduce, data_type, reduce, 8);
@@ -256,8 +256,11 @@ TEST(HbiSpec, Supports) {
   const auto all_reduce = [&](const char* spec, int nranks) {
     return supports(spec, Collective::kAllReduce, DataType::kFloat32, ReduceOp::kSum, nranks).ok();
   };
-  EXPECT_FALSE(
-      supports("hbi", Collective::kReduceScatter, DataType::kFloat32, ReduceOp::kSum, 8).ok());
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    const auto collective = static_cast<Collective>(c);
+    EXPECT_EQ(supports("hbi", collective, DataType::kFloat32, ReduceOp::kSum, 8).ok(),
+              collective == Collective::kAllReduce);
+  }
   EXPECT_FALSE(all_reduce("hbi", 1));
   EXPECT_TRUE(all_reduce("hbi", 2));
   EXPECT_TRUE(all_reduce("hbi", 32767));

@@ -2,6 +2,7 @@
 #include "compress/identity_codec.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -52,11 +53,28 @@ Term Out(Form form, Bytes* bytes) {
   return {{form, 0}, bytes->data(), static_cast<uint32_t>(bytes->size())};
 }
 
+// A factor with which products of every type round or wrap, in the bits of the type.
+uint64_t Factor(DataType type) {
+  if (type == DataType::kFloat64) return std::bit_cast<uint64_t>(-1.7);
+  if (type == DataType::kFloat32) return std::bit_cast<uint32_t>(-1.7f);
+  if (IsFloat(type)) return test::NarrowCode(type, -1.7);
+  return 0x9E3779B97F4A7C15u >> (64 - 8 * SizeOf(type));
+}
+
+// As a user gives it: what lies behind the element does not count.
+Scalar ScalarOf(DataType type) {
+  Scalar scalar;
+  scalar.fill(std::byte{0xE7});
+  test::StoreBits(type, scalar.data(), 0, Factor(type));
+  return scalar;
+}
+
 std::unique_ptr<CodecState> State(Collective collective, DataType type, ReduceOp op, int nranks) {
   std::unique_ptr<CodecState> state = IdentityCodec()->NewState();
   const Status s = state->Begin({.collective = collective,
                                  .type = type,
                                  .op = op,
+                                 .scalar = ScalarOf(type),
                                  .nranks = nranks,
                                  .rank = 1,
                                  .count = kCount});
@@ -75,8 +93,9 @@ Bytes Expected(DataType type, ReduceOp op, const std::vector<Term>& inputs, int 
   for (uint32_t i = 0; i < kCount; ++i) {
     std::vector<test::FoldOperand> operands;
     for (const Term& input : inputs) {
-      const bool scaled = op == ReduceOp::kAvg && input.format.form == Form::kInput;
-      operands.push_back({test::LoadBits(type, input.data, i), scaled});
+      const bool scaled =
+          (op == ReduceOp::kAvg || op == ReduceOp::kPreMulSum) && input.format.form == Form::kInput;
+      operands.push_back({test::LoadBits(type, input.data, i), scaled, Factor(type)});
     }
     test::StoreBits(type, bytes.data(), i, test::FoldElement(type, op, operands, nranks, divide));
   }
@@ -97,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Types, Identity, testing::Range(0, kDataTypes), TypeNam
 TEST_P(Identity, FoldsAndFinishesEveryOperation) {
   const Bytes a = RandomElements(type(), 1), b = RandomElements(type(), 2),
               c = RandomElements(type(), 3);
-  for (int o = 0; o < kReduceOps; ++o) {
+  for (int o = 0; o < kReduceOpKinds; ++o) {
     const auto op = static_cast<ReduceOp>(o);
     const int nranks = 6;
     auto state = State(Collective::kAllReduce, type(), op, nranks);
@@ -116,9 +135,10 @@ TEST_P(Identity, FoldsAndFinishesEveryOperation) {
   }
 }
 
-TEST_P(Identity, OneOperandIsACopyUnlessItIsAveraged) {
+TEST_P(Identity, OneOperandIsACopyUnlessItIsAveragedOrMultiplied) {
   const Bytes a = RandomElements(type(), 1);
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kAvg}) {
+  for (const ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kAvg, ReduceOp::kPreMulSum}) {
     auto state = State(Collective::kReduceScatter, type(), op, 3);
     Bytes first(bytes()), second(bytes());
     const auto run = [&](const Term& in, Form form) {
@@ -128,10 +148,9 @@ TEST_P(Identity, OneOperandIsACopyUnlessItIsAveraged) {
       EXPECT_EQ(first, second);
     };
     const bool averages = op == ReduceOp::kAvg;
+    const bool scales = op == ReduceOp::kPreMulSum || (averages && IsFloat(type()));
     run(In(Form::kInput, a), Form::kSum);
-    EXPECT_EQ(first, averages && IsFloat(type())
-                         ? Expected(type(), op, {In(Form::kInput, a)}, 3, false)
-                         : a);
+    EXPECT_EQ(first, scales ? Expected(type(), op, {In(Form::kInput, a)}, 3, false) : a);
     run(In(Form::kSum, a, 3), Form::kSum);
     EXPECT_EQ(first, a);
     run(In(Form::kSum, a, 3), Form::kOutput);
@@ -145,10 +164,12 @@ TEST_P(Identity, OneOperandIsACopyUnlessItIsAveraged) {
   }
 }
 
-TEST_P(Identity, GatherAndBroadcastMoveWhateverTheOperation) {
+TEST_P(Identity, OtherCollectivesMoveWhateverTheOperation) {
   const Bytes a = RandomElements(type(), 1);
-  for (const Collective collective : {Collective::kAllGather, Collective::kBroadcast}) {
-    for (int o = 0; o < kReduceOps; ++o) {
+  for (const Collective collective :
+       {Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll, Collective::kGather,
+        Collective::kScatter}) {
+    for (int o = 0; o < kReduceOpKinds; ++o) {
       auto state = State(collective, type(), static_cast<ReduceOp>(o), 5);
       Bytes result(bytes()), output(bytes());
       std::vector<Term> outputs = {Out(Form::kResult, &result), Out(Form::kOutput, &output)};
@@ -168,11 +189,44 @@ TEST_P(Identity, OfOneRankAverageIsTheInput) {
   EXPECT_EQ(output, a);
 }
 
+TEST_P(Identity, AloneIsTheInputMultipliedByTheScalar) {
+  const Bytes a = RandomElements(type(), 1);
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    for (int o = 0; o < kReduceOpKinds; ++o) {
+      const auto collective = static_cast<Collective>(c);
+      const auto op = static_cast<ReduceOp>(o);
+      const bool multiplies = op == ReduceOp::kPreMulSum && Reduces(collective);
+      const Bytes expected = multiplies ? Expected(type(), op, {In(Form::kInput, a)}, 1, false) : a;
+      const CallDesc call = {.collective = collective,
+                             .type = type(),
+                             .op = op,
+                             .scalar = ScalarOf(type()),
+                             .count = kCount};
+      Bytes out(bytes()), in_place = a;
+      CombineAlone(call, a.data(), out.data());
+      EXPECT_EQ(out, expected) << Name(collective) << " " << Name(op);
+      CombineAlone(call, in_place.data(), in_place.data());
+      EXPECT_EQ(in_place, expected) << Name(collective) << " " << Name(op);
+      CombineAlone({.collective = collective, .type = type(), .op = op}, nullptr, nullptr);
+    }
+  }
+}
+
+// The same through the state of a communicator of one rank.
+TEST_P(Identity, OfOneRankPreMulSumMultiplies) {
+  const Bytes a = RandomElements(type(), 1);
+  auto state = State(Collective::kAllReduce, type(), ReduceOp::kPreMulSum, 1);
+  Bytes output(bytes());
+  std::vector<Term> outputs = {Out(Form::kOutput, &output)};
+  ASSERT_TRUE(Combine(state.get(), {In(Form::kInput, a)}, &outputs).ok());
+  EXPECT_EQ(output, Expected(type(), ReduceOp::kPreMulSum, {In(Form::kInput, a)}, 1, false));
+}
+
 // Rank 0 folds its own elements with the payload of rank 1, rank 1 the other way about: both must
 // get the same bits, whatever the rounding of x / n.
 TEST_P(Identity, OwnElementsCountTheSameAsTheirPayload) {
   const Bytes a = RandomElements(type(), 1), b = RandomElements(type(), 2);
-  for (int o = 0; o < kReduceOps; ++o) {
+  for (int o = 0; o < kReduceOpKinds; ++o) {
     auto state = State(Collective::kAllReduce, type(), static_cast<ReduceOp>(o), 3);
     Bytes of_a(bytes()), of_b(bytes()), rank0(bytes()), rank1(bytes());
     std::vector<Term> outputs = {Out(Form::kSum, &of_a)};
@@ -189,7 +243,7 @@ TEST_P(Identity, OwnElementsCountTheSameAsTheirPayload) {
 
 TEST_P(Identity, InPlace) {
   const Bytes a = RandomElements(type(), 1), b = RandomElements(type(), 2);
-  for (int o = 0; o < kReduceOps; ++o) {
+  for (int o = 0; o < kReduceOpKinds; ++o) {
     const auto op = static_cast<ReduceOp>(o);
     auto state = State(Collective::kAllReduce, type(), op, 4);
     const std::vector<Term> apart = {In(Form::kSum, a, 3), In(Form::kInput, b)};
@@ -282,7 +336,7 @@ TEST(IdentityCodec, SaysWhatItIs) {
   codec->Bound(8, &bits, &error);
   EXPECT_EQ(error, 0);
   for (int type = 0; type < kDataTypes; ++type) {
-    for (int op = 0; op < kReduceOps; ++op) {
+    for (int op = 0; op < kReduceOpKinds; ++op) {
       EXPECT_TRUE(codec
                       ->Supports(Collective::kAllReduce, static_cast<DataType>(type),
                                  static_cast<ReduceOp>(op), 64)
@@ -296,7 +350,8 @@ TEST(IdentityCodec, SaysWhatItIs) {
         .code();
   };
   EXPECT_EQ(supports(12, 0, 2), Code::kInvalidArgument);
-  EXPECT_EQ(supports(0, 5, 2), Code::kInvalidArgument);
+  EXPECT_EQ(supports(0, 5, 2), Code::kOk);
+  EXPECT_EQ(supports(0, 6, 2), Code::kInvalidArgument);
   EXPECT_EQ(supports(0, 0, 0), Code::kInvalidArgument);
   auto state = codec->NewState();
   EXPECT_EQ(state->Begin({.type = static_cast<DataType>(12)}).code(), Code::kInvalidArgument);

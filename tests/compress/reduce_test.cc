@@ -68,6 +68,7 @@ struct Problem {
   int nranks = 0;
   uint64_t scaled = 0;
   double scale = 1;
+  uint64_t factor = 1;
   std::vector<std::vector<uint64_t>> in;
   std::vector<uint64_t> expected;
 };
@@ -83,13 +84,24 @@ Problem MakeProblem(DataType type, ReduceOp op, int inputs, Rng* rng) {
     p.scale = type == DataType::kFloat64 ? 1.0 / p.nranks
                                          : static_cast<double>(1.0f / static_cast<float>(p.nranks));
   }
+  if (op == ReduceOp::kPreMulSum) {
+    p.scaled = rng->Next();
+    p.factor = AnyElement(type, rng, rng->Below(3) != 0);
+    if (type == DataType::kFloat64) {
+      p.scale = std::bit_cast<double>(p.factor);
+    } else if (type == DataType::kFloat32) {
+      p.scale = static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(p.factor)));
+    } else if (IsFloat(type)) {
+      p.scale = test::NarrowValue(type, static_cast<uint32_t>(p.factor));
+    }
+  }
   p.in.resize(static_cast<size_t>(inputs));
   for (size_t i = 0; i < Longest(type); ++i) {
     std::vector<test::FoldOperand> operands;
     for (int k = 0; k < inputs; ++k) {
       const uint64_t bits = AnyElement(type, rng, i % 2 != 0);
       p.in[static_cast<size_t>(k)].push_back(bits);
-      operands.push_back({bits, p.scaled != 0 && ((p.scaled >> k) & 1) != 0});
+      operands.push_back({bits, ((p.scaled >> k) & 1) != 0, p.factor});
     }
     p.expected.push_back(test::FoldElement(type, op, operands, p.nranks, false));
   }
@@ -117,7 +129,8 @@ void RunAndCheck(const Problem& p, size_t count, int outputs, size_t in_offset, 
                            .outputs = outputs,
                            .count = count,
                            .scaled = p.scaled,
-                           .scale = p.scale};
+                           .scale = p.scale,
+                           .factor = p.factor};
   FindReduce(p.type, p.op)(args);
   for (int k = 0; k < outputs; ++k) {
     const auto* written = static_cast<const std::byte*>(out_pointers[static_cast<size_t>(k)]);
@@ -147,7 +160,7 @@ TEST_P(Reduce, EveryOperationOnEveryTarget) {
   Rng rng(test::TestSeed() + static_cast<uint64_t>(type));
   const size_t counts[] = {0,  1,  2,  3,  4,  5,   7,   8,   9,   15,  16,  17,  31,           32,
                            33, 63, 64, 65, 79, 127, 128, 129, 191, 255, 257, 300, Longest(type)};
-  for (int op = 0; op < kReduceOps; ++op) {
+  for (int op = 0; op < kReduceOpKinds; ++op) {
     for (const int inputs : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
       const Problem problem = MakeProblem(type, static_cast<ReduceOp>(op), inputs, &rng);
       for (const int64_t target : test::Targets()) {
@@ -167,7 +180,8 @@ TEST_P(Reduce, EveryOperationOnEveryTarget) {
 TEST_P(Reduce, InPlace) {
   Rng rng(test::TestSeed() + static_cast<uint64_t>(Type()));
   for (const int inputs : {1, 2, 3, 5, 20}) {
-    const Problem problem = MakeProblem(Type(), ReduceOp::kSum, inputs, &rng);
+    const ReduceOp op = inputs == 3 ? ReduceOp::kPreMulSum : ReduceOp::kSum;
+    const Problem problem = MakeProblem(Type(), op, inputs, &rng);
     for (const int64_t target : test::Targets()) {
       const test::ScopedTarget scoped(target);
       for (int aliases = 1; aliases <= inputs; ++aliases) {
@@ -183,7 +197,7 @@ TEST_P(Reduce, InPlace) {
 
 TEST_P(Reduce, MostInputsAndOutputs) {
   Rng rng(test::TestSeed() + static_cast<uint64_t>(Type()));
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPreMulSum}) {
     const Problem problem = MakeProblem(Type(), op, kMaxReduceInputs, &rng);
     for (const int64_t target : test::Targets()) {
       const test::ScopedTarget scoped(target);

@@ -15,7 +15,7 @@ namespace {
 // borders are whole superblocks; no slice is longer than asked.
 void ExpectPartition(const ChunkingOptions& options, const Phase& phase) {
   const Chunking chunking(options);
-  const bool segmented = options.collective == Collective::kAllGather;
+  const bool segmented = SegmentsOf(options.collective, 2) > 1;
   const uint32_t segments = segmented ? phase.chunks : 1;
   std::vector<std::vector<uint8_t>> seen(segments, std::vector<uint8_t>(options.count));
   for (uint64_t row = 0; row < chunking.rows(); ++row) {
@@ -46,7 +46,7 @@ TEST(ChunkingTest, RandomCutsPartitionTheVector) {
   Rng rng(test::TestSeed());
   for (int i = 0; i < 200; ++i) {
     ChunkingOptions options;
-    options.collective = rng.Below(2) ? Collective::kAllReduce : Collective::kAllGather;
+    options.collective = static_cast<Collective>(rng.Below(kCollectiveKinds));
     options.count = rng.Below(40000);
     options.row_elements = kSuperblock * (1 + rng.Below(60));
     options.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng.Below(20)));
@@ -54,6 +54,43 @@ TEST(ChunkingTest, RandomCutsPartitionTheVector) {
     const Phase phase{.chunks = static_cast<uint16_t>(1 + rng.Below(9)),
                       .channels = static_cast<uint16_t>(1 + rng.Below(5))};
     ExpectPartition(options, phase);
+  }
+}
+
+// Where segment s of a call of 3 ranks lies in the buffers of a rank that has it.
+TEST(ChunkingTest, SegmentsLieWhereTheCallersBuffersHaveThem) {
+  struct Place {
+    Collective collective;
+    uint32_t segment;
+    uint64_t input, output;
+  };
+  constexpr uint64_t kCount = 1000;
+  const Place places[] = {
+      {Collective::kAllReduce, 0, 0, 0},
+      {Collective::kBroadcast, 0, 0, 0},
+      {Collective::kReduce, 0, 0, 0},
+      {Collective::kReduceScatter, 2, 2 * kCount, 0},
+      {Collective::kAllGather, 2, 0, 2 * kCount},
+      {Collective::kGather, 1, 0, kCount},
+      {Collective::kScatter, 1, kCount, 0},
+      // From rank 1 to rank 2, from 2 to 1, and what rank 2 keeps.
+      {Collective::kAllToAll, 5, 2 * kCount, kCount},
+      {Collective::kAllToAll, 7, kCount, 2 * kCount},
+      {Collective::kAllToAll, 8, 2 * kCount, 2 * kCount},
+  };
+  for (const Place& place : places) {
+    const Chunking chunking({.collective = place.collective,
+                             .nranks = 3,
+                             .count = kCount,
+                             .row_elements = kSuperblock,
+                             .slice_elements = kSuperblock});
+    const auto segments = static_cast<uint16_t>(SegmentsOf(place.collective, 3));
+    const Phase phase{.chunks = segments, .channels = 1};
+    const Range part = chunking.Part(1, phase, place.segment, 0);
+    EXPECT_EQ(part.segment, place.segment) << Name(place.collective);
+    ASSERT_EQ(part.count, kSuperblock) << Name(place.collective);
+    EXPECT_EQ(chunking.InputOffset(part), place.input + kSuperblock) << Name(place.collective);
+    EXPECT_EQ(chunking.OutputOffset(part), place.output + kSuperblock) << Name(place.collective);
   }
 }
 

@@ -35,6 +35,10 @@ TEST(AlgorithmFilterTest, NcclGrammar) {
 TEST(AlgorithmFilterTest, ListWithoutUsableAlgorithmKeepsTheDefaults) {
   // There is no tree reduce-scatter.
   EXPECT_TRUE(Parsed("tree").Admits(Collective::kReduceScatter, Algorithm::kRing));
+  for (const Collective collective :
+       {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
+    EXPECT_TRUE(Parsed("ring").Admits(collective, Algorithm::kDirect)) << Name(collective);
+  }
 }
 
 TEST(AlgorithmFilterTest, MistakesAreNamed) {
@@ -42,7 +46,8 @@ TEST(AlgorithmFilterTest, MistakesAreNamed) {
        std::vector<std::pair<std::string, std::string>>{{"rign", "rign"},
                                                         {"ring,", "\"\""},
                                                         {"reduce_scatter:tree", "reduce_scatter"},
-                                                        {"scatter:ring", "scatter"},
+                                                        {"scatter:ring", "scatter has none"},
+                                                        {"allscatter:ring", "allscatter"},
                                                         {"^", "\"\""}}) {
     Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(text);
     ASSERT_FALSE(filter.ok()) << text;

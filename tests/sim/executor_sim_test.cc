@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -61,10 +62,30 @@ struct Scenario {
            (multicast ? " multicast" : " unicast");
   }
   uint64_t InputCount() const {
-    return collective == Collective::kReduceScatter ? count * static_cast<uint64_t>(nranks) : count;
+    const bool parts = collective == Collective::kReduceScatter ||
+                       collective == Collective::kScatter || collective == Collective::kAllToAll;
+    return parts ? count * static_cast<uint64_t>(nranks) : count;
   }
   uint64_t OutputCount() const {
-    return collective == Collective::kAllGather ? count * static_cast<uint64_t>(nranks) : count;
+    const bool parts = collective == Collective::kAllGather || collective == Collective::kGather ||
+                       collective == Collective::kAllToAll;
+    return parts ? count * static_cast<uint64_t>(nranks) : count;
+  }
+  // Where element i of a rank's output comes from: the rank and the element of its input. Of no
+  // rank: the sum of all.
+  std::pair<int, uint64_t> SourceOf(uint64_t rank, uint64_t i) const {
+    const uint64_t mine = rank * count;
+    switch (collective) {
+      case Collective::kAllGather:
+      case Collective::kGather: return {static_cast<int>(i / count), i % count};
+      case Collective::kAllToAll: return {static_cast<int>(i / count), mine + i % count};
+      case Collective::kBroadcast: return {root, i};
+      case Collective::kScatter: return {root, mine + i};
+      case Collective::kReduceScatter: return {-1, mine + i};
+      case Collective::kAllReduce:
+      case Collective::kReduce: break;
+    }
+    return {-1, i};
   }
 };
 
@@ -121,7 +142,9 @@ class Simulation {
 
   void ExpectRight(int rank) {
     SimRank& r = *ranks_[static_cast<size_t>(rank)];
-    if (scenario_.collective == Collective::kReduce && rank != scenario_.root) return;
+    const bool to_root =
+        scenario_.collective == Collective::kReduce || scenario_.collective == Collective::kGather;
+    if (to_root && rank != scenario_.root) return;
     const std::vector<float>& got = r.result(scenario_.in_place);
     const std::vector<float>& want = expected_[static_cast<size_t>(rank)];
     ASSERT_EQ(got.size(), want.size());
@@ -178,6 +201,7 @@ class Simulation {
     float* output = s.in_place ? r->input.data() : r->output.data();
     r->task->Start({.program = r->program.get(),
                     .chunking = Chunking({.collective = s.collective,
+                                          .nranks = s.nranks,
                                           .count = s.count,
                                           .row_elements = s.row_elements,
                                           .slice_elements = s.slice_elements,
@@ -205,12 +229,10 @@ class Simulation {
       std::vector<float>& want = expected_[rank];
       want.resize(s.OutputCount());
       for (size_t i = 0; i < want.size(); ++i) {
-        if (s.collective == Collective::kAllGather) {
-          want[i] = ranks_[i / s.count]->original[i % s.count];
-        } else if (s.collective == Collective::kBroadcast) {
-          want[i] = ranks_[static_cast<size_t>(s.root)]->original[i];
+        const auto [source, at] = s.SourceOf(rank, i);
+        if (source >= 0) {
+          want[i] = ranks_[static_cast<size_t>(source)]->original[at];
         } else {
-          const size_t at = s.collective == Collective::kReduceScatter ? rank * s.count + i : i;
           for (size_t q = 0; q < n; ++q) want[i] += ranks_[q]->original[at];
         }
       }

@@ -79,11 +79,19 @@ uint64_t IntegerBits(DataType type, Int128 value) {
 
 uint64_t FoldInteger(DataType type, ReduceOp op, const std::vector<FoldOperand>& operands,
                      int nranks, bool divide) {
-  Int128 value = IntegerValue(type, operands[0].bits);
+  const auto operand = [&](size_t i) {
+    const Int128 value = IntegerValue(type, operands[i].bits);
+    if (op != ReduceOp::kPreMulSum || !operands[i].scaled) return value;
+    const auto product = static_cast<unsigned __int128>(value) *
+                         static_cast<unsigned __int128>(IntegerValue(type, operands[i].factor));
+    return IntegerValue(type, IntegerBits(type, static_cast<Int128>(product)));
+  };
+  Int128 value = operand(0);
   for (size_t i = 1; i < operands.size(); ++i) {
-    const Int128 next = IntegerValue(type, operands[i].bits);
+    const Int128 next = operand(i);
     switch (op) {
       case ReduceOp::kSum:
+      case ReduceOp::kPreMulSum:
       case ReduceOp::kAvg: value += next; break;
       case ReduceOp::kProd:  // modulo 2^128 is modulo 2^bits
         value = static_cast<Int128>(static_cast<unsigned __int128>(value) *
@@ -129,7 +137,9 @@ uint64_t FoldFloat(DataType type, ReduceOp op, const std::vector<FoldOperand>& o
   const auto operand = [&](size_t i) {
     const double value = ElementValue(type, operands[i].bits);
     if (!operands[i].scaled) return value;
-    const double scale = wide ? 1.0 / nranks : AsFloat(1.0 / nranks);
+    const double average = wide ? 1.0 / nranks : AsFloat(1.0 / nranks);
+    const double scale =
+        op == ReduceOp::kPreMulSum ? ElementValue(type, operands[i].factor) : average;
     const double product = wide ? value * scale : AsFloat(value * scale);
     return std::isnan(product) ? product : ElementValue(type, ElementBits(type, product));
   };
@@ -138,6 +148,7 @@ uint64_t FoldFloat(DataType type, ReduceOp op, const std::vector<FoldOperand>& o
     const double next = operand(i);
     switch (op) {
       case ReduceOp::kSum:
+      case ReduceOp::kPreMulSum:
       case ReduceOp::kAvg: value = value + next; break;
       case ReduceOp::kProd: value = value * next; break;
       case ReduceOp::kMax: value = Maximum(value, next); break;

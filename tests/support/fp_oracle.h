@@ -26,10 +26,12 @@ uint32_t NarrowCode(DataType type, double value);
 uint64_t QuietNan(DataType type);
 bool IsNanCode(DataType type, uint64_t code);
 
-// One operand of a fold: an element's bits, zero-extended, and whether AVG scales it.
+// One operand of a fold: an element's bits, zero-extended, whether AVG or PREMULSUM scales it, and
+// PREMULSUM's factor in the bits of the type.
 struct FoldOperand {
   uint64_t bits = 0;
   bool scaled = false;
+  uint64_t factor = 0;
 };
 
 // ((a op b) op c)... of one element, as identity_codec.h defines it, for nranks ranks. `divide`:

@@ -304,7 +304,8 @@ template <class Element>
 ReduceFn FindFloat(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum: return Reduce<Element, SumOp, false>;
-    case ReduceOp::kAvg: return Reduce<Element, SumOp, true>;
+    case ReduceOp::kAvg:
+    case ReduceOp::kPreMulSum: return Reduce<Element, SumOp, true>;
     case ReduceOp::kMax: return Reduce<Element, MaxOp, false>;
     case ReduceOp::kMin: return Reduce<Element, MinOp, false>;
     case ReduceOp::kProd: break;

@@ -13,6 +13,8 @@
 //              is rounded to the element type before it is added: x * scale counts the same whether
 //              it is made here or came as a payload from the rank that owns x.
 //              Integers: the sum alone; see DivideIntegers.
+//   premulsum  as the average of floats, with a scale of the caller's choice; integers are
+//              multiplied by `factor`, modulo 2^bits.
 #ifndef INCCL_COMPRESS_KERNELS_REDUCE_H_
 #define INCCL_COMPRESS_KERNELS_REDUCE_H_
 
@@ -34,10 +36,10 @@ struct ReduceArgs {
   void* const* out = nullptr;
   int outputs = 0;  // 1..kMaxReduceOutputs; all get the same bytes
   size_t count = 0;
-  // kAvg of floats only: bit i set: multiply input i by `scale`, rounded to fp32 for fp32 and
-  // narrower types.
+  // kPreMulSum, and kAvg of floats: bit i set: input i is multiplied.
   uint64_t scaled = 0;
-  double scale = 1;
+  double scale = 1;     // of floats; representable in fp32 for fp32 and narrower types
+  uint64_t factor = 1;  // of integers, kPreMulSum only; its low bits
 };
 
 using ReduceFn = void (*)(const ReduceArgs& args);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstring>
 #include <type_traits>
 
 #include "compress/kernels/reduce_parts.h"
@@ -36,6 +37,30 @@ void ProdLoop(const ReduceArgs& args) {
   }
 }
 
+// Sums with factors are rare, and products are what vectors lack: plain loops again.
+template <typename U>
+void PreMulSumLoop(const ReduceArgs& args) {
+  using Wide = std::conditional_t<sizeof(U) < 4, uint32_t, U>;
+  constexpr size_t kTile = 2048 / sizeof(U);
+  const auto factor = static_cast<U>(args.factor);
+  U sums[kTile];
+  for (size_t begin = 0; begin < args.count; begin += kTile) {
+    const size_t n = HWY_MIN(kTile, args.count - begin);
+    std::memset(sums, 0, n * sizeof(U));
+    for (int k = 0; k < args.inputs; ++k) {
+      const U* in = static_cast<const U*>(args.in[k]) + begin;
+      if (((args.scaled >> k) & 1) != 0) {
+        for (size_t i = 0; i < n; ++i) sums[i] = static_cast<U>(sums[i] + Wide{in[i]} * factor);
+      } else {
+        for (size_t i = 0; i < n; ++i) sums[i] = static_cast<U>(sums[i] + in[i]);
+      }
+    }
+    for (int k = 0; k < args.outputs; ++k) {
+      std::memcpy(static_cast<U*>(args.out[k]) + begin, sums, n * sizeof(U));
+    }
+  }
+}
+
 // Sums and products do not care for the sign: unsigned, whose overflow is defined.
 template <typename T>
 ReduceFn FindInteger(ReduceOp op) {
@@ -45,6 +70,7 @@ ReduceFn FindInteger(ReduceOp op) {
     case ReduceOp::kAvg: return Reduce<WideElement<U>, SumOp, false>;
     case ReduceOp::kMax: return Reduce<WideElement<T>, MaxOp, false>;
     case ReduceOp::kMin: return Reduce<WideElement<T>, MinOp, false>;
+    case ReduceOp::kPreMulSum: return PreMulSumLoop<U>;
     case ReduceOp::kProd: break;
   }
   if constexpr (sizeof(T) == 4) {
