@@ -1,42 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API except collectives and creation: versions, errors, queries, codecs.
+// The C API except calls and the life of communicators: versions, errors, queries, codecs.
 #include <fmt/format.h>
 
 #include <cstring>
 #include <string>
 
 #include "handles.h"
-
-namespace inccl {
-namespace {
-
-thread_local std::string last_error;
-
-}  // namespace
-
-ccl_result_t Return(const Status& status) {
-  if (!status.ok()) last_error = status.message();
-  return static_cast<ccl_result_t>(status.code());
-}
-
-Status CheckComm(ccl_comm_t comm) {
-  if (comm == nullptr) return InvalidArgument("comm: NULL");
-  if (comm->magic != ccl_comm::kMagic) {
-    return InvalidArgument("comm: not a communicator, or destroyed");
-  }
-  return Status::Ok();
-}
-
-Status CheckCodec(ccl_codec_t codec) {
-  if (codec == nullptr) return InvalidArgument("codec: NULL");
-  if (codec->magic != ccl_codec::kMagic) {
-    return InvalidArgument("codec: not a codec, or destroyed");
-  }
-  return Status::Ok();
-}
-
-}  // namespace inccl
 
 using inccl::Guarded;
 using inccl::InvalidArgument;
@@ -52,66 +22,49 @@ const char* ccl_get_error_string(ccl_result_t result) {
   return inccl::CodeName(static_cast<inccl::Code>(result));
 }
 
-const char* ccl_get_last_error(ccl_comm_t comm) {
-  if (comm != nullptr && comm->magic == ccl_comm::kMagic) {
-    const Status sticky = comm->impl->error();
-    if (!sticky.ok()) {
-      inccl::last_error = sticky.message();
-    }
-  }
-  return inccl::last_error.c_str();
-}
-
-ccl_result_t ccl_comm_destroy(ccl_comm_t comm) {
-  if (comm == nullptr) return CCL_SUCCESS;
-  return Guarded([&]() -> Status {
-    if (Status status = inccl::CheckComm(comm); !status.ok()) return status;
-    comm->magic = 0;
-    delete comm;
-    return Status::Ok();
-  });
-}
-
-ccl_result_t ccl_comm_abort(ccl_comm_t comm) {
-  return Guarded([&]() -> Status {
-    if (Status status = inccl::CheckComm(comm); !status.ok()) return status;
-    comm->impl->Abort();
-    comm->magic = 0;
-    delete comm;
-    return Status::Ok();
-  });
-}
+const char* ccl_get_last_error(ccl_comm_t comm) { return inccl::LastError(comm).c_str(); }
 
 ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error) {
   return Guarded([&]() -> Status {
-    if (Status status = inccl::CheckComm(comm); !status.ok()) return status;
+    const inccl::Lease lease(comm, inccl::Need::kHandle);
+    if (!lease.ok()) return lease.status();
     if (error == nullptr) return InvalidArgument("error: NULL");
-    *error = static_cast<ccl_result_t>(comm->impl->error().code());
+    using State = ccl_comm::State;
+    const State state = comm->state.load();
+    if (state == State::kCreating || state == State::kFinalizing) {
+      *error = CCL_IN_PROGRESS;
+    } else {
+      const Status sticky = state == State::kFailed ? comm->creation_error : comm->impl->error();
+      *error = static_cast<ccl_result_t>(sticky.code());
+    }
     return Status::Ok();
   });
 }
 
 ccl_result_t ccl_comm_count(ccl_comm_t comm, int* count) {
   return Guarded([&]() -> Status {
-    if (Status status = inccl::CheckComm(comm); !status.ok()) return status;
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
     if (count == nullptr) return InvalidArgument("count: NULL");
-    *count = comm->impl->nranks();
+    *count = lease->nranks();
     return Status::Ok();
   });
 }
 
 ccl_result_t ccl_comm_user_rank(ccl_comm_t comm, int* rank) {
   return Guarded([&]() -> Status {
-    if (Status status = inccl::CheckComm(comm); !status.ok()) return status;
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
     if (rank == nullptr) return InvalidArgument("rank: NULL");
-    *rank = comm->impl->rank();
+    *rank = lease->rank();
     return Status::Ok();
   });
 }
 
 ccl_result_t ccl_comm_device(ccl_comm_t comm, int* device) {
   return Guarded([&]() -> Status {
-    if (Status status = inccl::CheckComm(comm); !status.ok()) return status;
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
     if (device == nullptr) return InvalidArgument("device: NULL");
     *device = -1;
     return Status::Ok();
@@ -124,9 +77,8 @@ ccl_result_t ccl_codec_create(ccl_codec_t* codec, const char* spec) {
     if (spec == nullptr) return InvalidArgument("spec: NULL");
     inccl::Result<std::shared_ptr<const inccl::Codec>> made = inccl::MakeCodec(spec);
     if (!made.ok()) return made.status();
-    auto handle = std::make_unique<ccl_codec>();
-    handle->impl = *std::move(made);
-    *codec = handle.release();
+    *codec = inccl::NewCodec();
+    (*codec)->impl = *std::move(made);
     return Status::Ok();
   });
 }
@@ -149,8 +101,7 @@ ccl_result_t ccl_codec_destroy(ccl_codec_t codec) {
   if (codec == nullptr) return CCL_SUCCESS;
   return Guarded([&]() -> Status {
     if (Status status = inccl::CheckCodec(codec); !status.ok()) return status;
-    codec->magic = 0;
-    delete codec;
+    inccl::FreeCodec(codec);
     return Status::Ok();
   });
 }

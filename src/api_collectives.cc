@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "handles.h"
+#include "submit.h"
 
 namespace inccl {
 namespace {
@@ -39,8 +40,17 @@ Status CheckEnums(const Arguments& a) {
   if (Number(a.type) < 0 || Number(a.type) >= kDataTypes) {
     return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", Number(a.type)));
   }
-  if (Number(a.op) < 0 || Number(a.op) >= kReduceOps) {
-    return InvalidArgument(fmt::format("op: {} is no ccl_redop_t", Number(a.op)));
+  const int op = Number(a.op);
+  if (op >= 0 && op < kReduceOps) return Status::Ok();
+  const PreMulSum* own = FindReduction(a.comm, op);
+  if (own == nullptr) {
+    return InvalidArgument(
+        fmt::format("op: {} is no ccl_redop_t, nor one made for this communicator", op));
+  }
+  if (static_cast<int>(own->type) != Number(a.type)) {
+    return InvalidArgument(fmt::format("type: {}, but op {} was made for {}",
+                                       Name(static_cast<DataType>(Number(a.type))), op,
+                                       Name(own->type)));
   }
   return Status::Ok();
 }
@@ -96,14 +106,10 @@ Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, ui
 }
 
 Status Check(const Arguments& a) {
-  if (Status status = CheckComm(a.comm); !status.ok()) return status;
   if (Status status = CheckEnums(a); !status.ok()) return status;
   const int nranks = a.comm->impl->nranks(), rank = a.comm->impl->rank();
   if (a.root < 0 || a.root >= nranks) {
     return InvalidArgument(fmt::format("root: {} is not in [0, {})", a.root, nranks));
-  }
-  if (a.stream != nullptr) {
-    return InvalidArgument("stream: must be NULL, this version has no streams");
   }
   const size_t element = SizeOf(static_cast<DataType>(a.type));
   if (a.count > SIZE_MAX / 2 / element / static_cast<size_t>(nranks)) {
@@ -120,7 +126,14 @@ Call MakeCall(const Arguments& a) {
   Call call;
   call.collective = a.collective;
   call.type = static_cast<DataType>(a.type);
-  call.op = static_cast<ReduceOp>(a.op);
+  if (Number(a.op) < kReduceOps) {
+    call.op = static_cast<ReduceOp>(Number(a.op));
+  } else {
+    const PreMulSum* own = FindReduction(a.comm, Number(a.op));
+    call.op = ReduceOp::kPreMulSum;
+    call.scalar = own->scalar;
+    call.scalar_at = own->scalar_at;
+  }
   call.root = a.root;
   call.count = a.count;
   call.send = a.send;
@@ -128,20 +141,11 @@ Call MakeCall(const Arguments& a) {
   return call;
 }
 
-// Errors of arguments that only the communicator can find get the rank in front as well.
-Status WithRank(Status status, ccl_comm_t comm) {
-  if (status.code() != Code::kInvalidArgument || comm == nullptr ||
-      comm->magic != ccl_comm::kMagic) {
-    return status;
-  }
-  return InvalidArgument(
-      fmt::format("rank {}/{}: {}", comm->impl->rank(), comm->impl->nranks(), status.message()));
-}
-
 ccl_result_t Run(const Arguments& a) {
-  return Guarded([&]() -> Status {
-    if (Status status = Check(a); !status.ok()) return WithRank(status, a.comm);
-    return WithRank(a.comm->impl->Run(MakeCall(a)), a.comm);
+  return Submit(a.comm, a.stream, [&](Call* call) -> Status {
+    if (Status status = Check(a); !status.ok()) return status;
+    *call = MakeCall(a);
+    return Status::Ok();
   });
 }
 
@@ -168,20 +172,18 @@ Status ReadOptions(const ccl_compression_t* given, ccl_compression_t* options) {
 }
 
 ccl_result_t RunCompressed(const Arguments& a, const ccl_compression_t* compression) {
-  return Guarded([&]() -> Status {
-    if (Status status = Check(a); !status.ok()) return WithRank(status, a.comm);
+  return Submit(a.comm, a.stream, [&](Call* call) -> Status {
+    if (Status status = Check(a); !status.ok()) return status;
     ccl_compression_t options;
-    if (Status status = ReadOptions(compression, &options); !status.ok()) {
-      return WithRank(status, a.comm);
-    }
-    Call call = MakeCall(a);
-    call.compressed_call = true;
-    call.codec =
+    if (Status status = ReadOptions(compression, &options); !status.ok()) return status;
+    *call = MakeCall(a);
+    call->compressed_call = true;
+    call->codec =
         options.codec != nullptr ? options.codec->impl : a.comm->impl->options().default_codec;
-    call.seed = options.seed;
-    call.step = options.step;
-    call.stats = options.stats;
-    return WithRank(a.comm->impl->Run(call), a.comm);
+    call->seed = options.seed;
+    call->step = options.step;
+    call->stats = options.stats;
+    return Status::Ok();
   });
 }
 
@@ -237,4 +239,19 @@ ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count
                                       ccl_stream_t stream) {
   return inccl::RunCompressed(
       {Collective::kAllReduce, send, recv, count, type, op, 0, comm, stream}, compression);
+}
+
+ccl_result_t ccl_reduce_scatter_compressed(const void* send, void* recv, size_t recvcount,
+                                           ccl_datatype_t type, ccl_redop_t op,
+                                           const ccl_compression_t* compression, ccl_comm_t comm,
+                                           ccl_stream_t stream) {
+  return inccl::RunCompressed(
+      {Collective::kReduceScatter, send, recv, recvcount, type, op, 0, comm, stream}, compression);
+}
+
+ccl_result_t ccl_allgather_compressed(const void* send, void* recv, size_t sendcount,
+                                      ccl_datatype_t type, const ccl_compression_t* compression,
+                                      ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::RunCompressed(
+      {Collective::kAllGather, send, recv, sendcount, type, CCL_SUM, 0, comm, stream}, compression);
 }

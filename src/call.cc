@@ -19,6 +19,7 @@ uint64_t HashText(std::string_view text) {
 
 void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   sequence = sequence_number;
+  purpose = call.purpose;
   collective = call.collective;
   type = call.type;
   op = call.op;
@@ -31,7 +32,8 @@ void CallRecord::Set(uint64_t sequence_number, const Call& call) {
 
 uint64_t CallRecord::Signature() const {
   uint64_t hash = Mix64(sequence);
-  hash = Mix64(hash ^ (uint64_t{static_cast<uint8_t>(collective)} << 48 |
+  hash = Mix64(hash ^ (uint64_t{static_cast<uint8_t>(purpose)} << 56 |
+                       uint64_t{static_cast<uint8_t>(collective)} << 48 |
                        uint64_t{static_cast<uint8_t>(type)} << 40 |
                        uint64_t{static_cast<uint8_t>(op)} << 32 | static_cast<uint32_t>(root)));
   hash = Mix64(hash ^ count);
@@ -41,12 +43,13 @@ uint64_t CallRecord::Signature() const {
 }
 
 bool CallRecord::SameCall(const CallRecord& other) const {
-  return collective == other.collective && type == other.type && op == other.op &&
-         root == other.root && count == other.count && seed == other.seed && step == other.step &&
-         codec == other.codec;
+  return purpose == other.purpose && collective == other.collective && type == other.type &&
+         op == other.op && root == other.root && count == other.count && seed == other.seed &&
+         step == other.step && codec == other.codec;
 }
 
 std::string CallRecord::ToString() const {
+  if (purpose == Purpose::kSplit) return "split()";
   std::string text = fmt::format("{}(count={}, {}", Name(collective), count, Name(type));
   if (Reduces(collective)) text += fmt::format(", {}", Name(op));
   if (HasRoot(collective)) text += fmt::format(", root={}", root);
@@ -57,6 +60,7 @@ std::string CallRecord::ToString() const {
 std::vector<std::byte> CallRecord::Encode() const {
   ByteWriter writer;
   writer.U64(sequence);
+  writer.U8(static_cast<uint8_t>(purpose));
   writer.U8(static_cast<uint8_t>(collective));
   writer.U8(static_cast<uint8_t>(type));
   writer.U8(static_cast<uint8_t>(op));
@@ -71,15 +75,16 @@ std::vector<std::byte> CallRecord::Encode() const {
 Result<CallRecord> CallRecord::Decode(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
   CallRecord record;
-  uint8_t collective = 0, type = 0, op = 0;
+  uint8_t purpose = 0, collective = 0, type = 0, op = 0;
   uint32_t root = 0;
-  if (!reader.U64(&record.sequence) || !reader.U8(&collective) || !reader.U8(&type) ||
-      !reader.U8(&op) || !reader.U32(&root) || !reader.U64(&record.count) ||
+  if (!reader.U64(&record.sequence) || !reader.U8(&purpose) || !reader.U8(&collective) ||
+      !reader.U8(&type) || !reader.U8(&op) || !reader.U32(&root) || !reader.U64(&record.count) ||
       !reader.U64(&record.seed) || !reader.U64(&record.step) || !reader.String(&record.codec) ||
-      reader.remaining() != 0 || collective >= kCollectiveKinds || type >= kDataTypes ||
-      op >= kReduceOpKinds) {
+      reader.remaining() != 0 || purpose >= kPurposes || collective >= kCollectiveKinds ||
+      type >= kDataTypes || op >= kReduceOpKinds) {
     return InternalError("malformed record of a call");
   }
+  record.purpose = static_cast<Purpose>(purpose);
   record.collective = static_cast<Collective>(collective);
   record.type = static_cast<DataType>(type);
   record.op = static_cast<ReduceOp>(op);

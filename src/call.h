@@ -19,13 +19,19 @@
 
 namespace inccl {
 
+// Calls that the library makes on its own behalf are never taken for a user's.
+enum class Purpose : uint8_t { kUser, kSplit };
+inline constexpr int kPurposes = 2;
+
 struct Call {
+  Purpose purpose = Purpose::kUser;
   Collective collective = Collective::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  Scalar scalar{};     // kPreMulSum: this rank's factor; the ranks' may differ
-  uint64_t count = 0;  // elements of one vector (SegmentsOf)
+  Scalar scalar{};                  // kPreMulSum: this rank's factor; the ranks' may differ
+  const void* scalar_at = nullptr;  // where it is read when the call runs, unless null
+  uint64_t count = 0;               // elements of one vector (SegmentsOf)
   const void* send = nullptr;
   void* recv = nullptr;
   std::shared_ptr<const Codec> codec;  // null: uncompressed
@@ -37,6 +43,7 @@ struct Call {
 // What must be equal on all ranks, and the place in the order of calls.
 struct CallRecord {
   uint64_t sequence = 0;
+  Purpose purpose = Purpose::kUser;
   Collective collective = Collective::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;

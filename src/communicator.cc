@@ -33,55 +33,155 @@ uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / 
 Communicator::Communicator(CommEnds ends, CommOptions options)
     : ends_(std::move(ends)),
       options_(std::move(options)),
+      survivors_(ends_.rank, ends_.nranks, ends_.peer_names),
       liveness_({.rank = ends_.rank,
                  .nranks = ends_.nranks,
                  .peer_names = ends_.peer_names,
                  .op_timeout = options_.op_timeout},
-                ends_.transport->doorbell()),
+                ends_.transport->doorbell(), &survivors_),
       task_(&engine_),
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.ranks_on_host)),
-      lanes_(ends_.transport.get()) {}
+      lanes_(ends_.transport.get()),
+      worker_([this](const Batch& batch) { return RunBatch(batch); },
+              [this] { return liveness_.failed(); }) {}
 
 Communicator::~Communicator() {
+  worker_.WaitIdle();
   if (control_ != nullptr) control_->Close(SystemClock().Now() + 100 * kMillisecond);
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);
 }
 
 void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {
   control_ = std::move(control);
+  survivors_.Attach(control_.get());
   liveness_.Attach(control_.get());
 }
 
-void Communicator::Abort() {
+void Communicator::Abort(const Status& why) {
+  liveness_.Fail(why);
+  { const std::lock_guard lock(call_mutex_); }
+  worker_.WaitIdle();
+}
+
+void Communicator::Revoke() {
   liveness_.Fail(
-      RemoteError(fmt::format("rank {}/{} aborted the communicator", ends_.rank, ends_.nranks)));
-  const std::lock_guard lock(call_mutex_);
+      RemoteError(fmt::format("rank {}/{} revoked the communicator", ends_.rank, ends_.nranks)));
 }
 
 Status Communicator::Run(const Call& call) {
-  const std::unique_lock lock(call_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    return InvalidArgument(fmt::format(
-        "comm: rank {}/{} is in another call; a communicator takes one thread at a time",
-        ends_.rank, ends_.nranks));
+  if (!worker_.idle()) {
+    Batch batch;
+    batch.calls.push_back(call);
+    return EnqueueAndWait(std::move(batch));
   }
+  const std::unique_lock lock(call_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return InAnotherCall();
+  return RunGuarded(call);
+}
+
+Status Communicator::RunPoints(const std::vector<PointCall>& calls) {
+  if (!worker_.idle()) {
+    Batch batch;
+    batch.points = calls;
+    return EnqueueAndWait(std::move(batch));
+  }
+  const std::unique_lock lock(call_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return InAnotherCall();
+  return RunPointsGuarded(calls);
+}
+
+Status Communicator::RunBatch(const Batch& batch) {
+  const std::lock_guard lock(call_mutex_);
+  Status first;
+  if (!batch.points.empty()) first = RunPointsGuarded(batch.points);
+  for (const Call& call : batch.calls) {
+    Status status = RunGuarded(call);
+    if (first.ok()) first = std::move(status);
+  }
+  return first;
+}
+
+Status Communicator::EnqueueAndWait(Batch batch) {
+  batch.completion = std::make_shared<Completion>();
+  batch.completion->Add();
+  const std::shared_ptr<Completion> completion = batch.completion;
+  if (Status status = Enqueue(std::move(batch)); !status.ok()) return status;
+  return completion->Wait();
+}
+
+Status Communicator::InAnotherCall() const {
+  return InvalidArgument(
+      fmt::format("comm: rank {}/{} is in another call; a communicator takes one thread at a time",
+                  ends_.rank, ends_.nranks));
+}
+
+Status Communicator::MakeSticky(const Status& status) {
+  if (status.ok() || status.code() == Code::kInvalidArgument) return status;
+  liveness_.Fail(status);
+  Status first = liveness_.error();  // should it have come from elsewhere
+  if (options_.abort_on_error) {
+    Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", first.message());
+    std::abort();
+  }
+  return first;
+}
+
+Status Communicator::RunGuarded(const Call& call) {
   if (liveness_.failed()) return liveness_.error();
-  Status status = RunLocked(call);
+  if (options_.preserve_input) SaveInput(call);
+  const Status status = MakeSticky(RunLocked(call));
   liveness_.EndCall();
-  if (!status.ok() && status.code() != Code::kInvalidArgument) {
-    liveness_.Fail(status);
-    Status first = liveness_.error();  // should it have come from elsewhere
-    if (options_.abort_on_error) {
-      Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", first.message());
-      std::abort();
-    }
-    return first;
+  if (status.ok()) {
+    completed_.store(sequence_, std::memory_order_relaxed);
+  } else if (options_.preserve_input && status.code() != Code::kInvalidArgument) {
+    RestoreInput(call);
   }
   return status;
 }
 
+Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
+  if (liveness_.failed()) return liveness_.error();
+  if (point_task_ == nullptr) {
+    point_task_ =
+        std::make_unique<PointTask>(ends_.rank, ends_.nranks, options_.slice_bytes, kDataDepth);
+  }
+  liveness_.BeginPoints(&calls);
+  Status status = point_task_->Start(calls, &lanes_);
+  if (status.ok() && !point_task_->done()) status = progress_.Run(point_task_.get(), &liveness_);
+  status = MakeSticky(status);
+  liveness_.EndCall();
+  return status;
+}
+
+// The memory of a call whose output lies where its input was.
+std::span<std::byte> Communicator::InPlace(const Call& call) const {
+  const size_t bytes = call.count * SizeOf(call.type);
+  if (bytes == 0 || call.recv == nullptr || call.send == nullptr) return {};
+  const auto* send = static_cast<const std::byte*>(call.send);
+  auto* recv = static_cast<std::byte*>(call.recv);
+  const size_t offset = static_cast<size_t>(ends_.rank) * bytes;
+  switch (call.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return send == recv ? std::span(recv, bytes) : std::span<std::byte>();
+    // The output is this rank's own segment, which the others' inputs do not need any more.
+    case Collective::kReduceScatter:
+      return send + offset == recv ? std::span(recv, bytes) : std::span<std::byte>();
+    default: return {};  // the input is not changed
+  }
+}
+
+void Communicator::SaveInput(const Call& call) {
+  const std::span<std::byte> memory = InPlace(call);
+  saved_input_.assign(memory.begin(), memory.end());
+}
+
+void Communicator::RestoreInput(const Call& call) const {
+  std::copy(saved_input_.begin(), saved_input_.end(), InPlace(call).begin());
+}
+
 Status Communicator::RunLocked(const Call& call_in) {
   Call call = call_in;
+  if (call.scalar_at != nullptr) std::memcpy(call.scalar.data(), call.scalar_at, SizeOf(call.type));
   const size_t element = SizeOf(call.type);
   Status unsupported;
   if (call.codec != nullptr) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One rank's end of a communicator: owns its transport, lanes, programs and control connections,
-// and runs calls.
+// and runs calls: at once in the calling thread, or in batches on a worker thread.
 #ifndef INCCL_COMMUNICATOR_H_
 #define INCCL_COMMUNICATOR_H_
 
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -15,15 +16,19 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "batch.h"
 #include "call.h"
 #include "collectives/engine.h"
 #include "collectives/executor.h"
+#include "collectives/point.h"
 #include "collectives/program.h"
 #include "collectives/progress.h"
 #include "liveness.h"
+#include "survivors.h"
 #include "transport/control/control.h"
 #include "transport/transport.h"
 #include "tuner.h"
+#include "worker.h"
 
 namespace inccl {
 
@@ -34,6 +39,7 @@ struct CommOptions {
   uint32_t slice_bytes = 128 * 1024;
   bool reproducible = false;
   bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: a fatal error kills the process
+  bool preserve_input = false;  // calls in place restore their buffer after an error
   Time op_timeout = 600 * kSecond;
   std::shared_ptr<const Codec> default_codec;
 };
@@ -61,11 +67,26 @@ class Communicator {
   const CommOptions& options() const { return options_; }
 
   // Checked arguments in, result in call.recv. A kInvalidArgument has had no effect; any other
-  // error is sticky.
+  // error is sticky. Waits for batches that are under way.
   Status Run(const Call& call);
+  Status RunPoints(const std::vector<PointCall>& calls);
+  // Performs a batch in the calling thread.
+  Status RunBatch(const Batch& batch);
+  // Takes a batch over, to be run after those before; kSystemError: not taken.
+  Status Enqueue(Batch batch) { return worker_.Enqueue(std::move(batch)); }
+  bool idle() const { return worker_.idle(); }
+  void WaitIdle() { worker_.WaitIdle(); }
+
   Status error() const { return liveness_.error(); }
-  // From any thread: the call in progress ends with an error; returns when it has.
-  void Abort();
+  Survivors* survivors() { return &survivors_; }
+  // From any thread: what is in progress ends with an error; returns when it has.
+  void Abort(const Status& why);
+  // From any thread: the error becomes sticky, here and on all other ranks.
+  void Fail(const Status& status) { liveness_.Fail(status); }
+  // From any thread: all ranks' calls end with an error.
+  void Revoke();
+  // Collectives that have completed on this rank, sends and receives not counted.
+  uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
 
  private:
   struct CodecUse {
@@ -73,7 +94,15 @@ class Communicator {
     std::unique_ptr<CodecState> state;
   };
 
+  Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
+  Status RunPointsGuarded(const std::vector<PointCall>& calls);
   Status RunLocked(const Call& call);
+  Status MakeSticky(const Status& status);
+  Status EnqueueAndWait(Batch batch);
+  Status InAnotherCall() const;
+  std::span<std::byte> InPlace(const Call& call) const;
+  void SaveInput(const Call& call);  // preserve_input
+  void RestoreInput(const Call& call) const;
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
   Chunking MakeChunking(const Call& call, const Codec& codec) const;
@@ -81,17 +110,22 @@ class Communicator {
 
   CommEnds ends_;
   const CommOptions options_;
+  Survivors survivors_;
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;
   CpuEngine engine_;
   Task task_;
+  std::unique_ptr<PointTask> point_task_;  // made at the first send or receive
   Progress progress_;
   LaneTable lanes_;
   std::unordered_map<uint64_t, std::unique_ptr<Program>> programs_;
   std::vector<CodecUse> codecs_;
+  std::vector<std::byte> saved_input_;
   std::mutex call_mutex_;  // held during a call; abort waits for it
   uint64_t sequence_ = 0;
   uint64_t compressed_calls_ = 0;
+  std::atomic<uint64_t> completed_{0};
+  Worker worker_;  // last: ends first
 };
 
 }  // namespace inccl

@@ -5,25 +5,63 @@
 #define INCCL_HANDLES_H_
 
 #include <atomic>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/status.h"
 #include "communicator.h"
 #include "compress/codec.h"
 #include "inccl/ccl.h"
+#include "init.h"
+#include "stream.h"
 
+namespace inccl {
+
+// A reduction of ccl_redop_create_premulsum.
+struct PreMulSum {
+  DataType type = DataType::kFloat32;
+  Scalar scalar{};
+  const void* scalar_at = nullptr;  // CCL_SCALAR_DEVICE: read when a call runs
+};
+
+}  // namespace inccl
+
+// A communicator. The objects come from a pool and are never unmapped, so that a pointer to a
+// destroyed one can be told (until it is used again, which takes its time).
 struct ccl_comm {
   static constexpr uint64_t kMagic = 0x696e63636c636f6d;
-  uint64_t magic = kMagic;
-  std::unique_ptr<inccl::Communicator> impl;
-  std::string last_error;  // backs ccl_get_last_error
+  enum class State : uint8_t { kCreating, kReady, kFailed, kFinalizing, kFinalized };
+
+  std::atomic<uint64_t> magic{0};
+  std::atomic<int> users{0};  // leases
+  std::atomic<State> state{State::kReady};
+  std::shared_ptr<inccl::Communicator> impl;  // state kReady and later
+  inccl::Status creation_error;               // state kFailed
+  std::thread background;                     // creates or finalizes (config.blocking == 0)
+  std::atomic<bool> cancelled{false};
+  inccl::InitOptions options;
+  uint64_t fork_generation = 0;
+  std::optional<uint64_t> inherited_completed;  // of a shrunk communicator
+  std::vector<std::optional<inccl::PreMulSum>> reductions;
+  std::set<std::unique_ptr<char>> registrations;
+
+  void Clear();
 };
 
 struct ccl_codec {
   static constexpr uint64_t kMagic = 0x696e63636c636463;
-  uint64_t magic = kMagic;
+  std::atomic<uint64_t> magic{0};
   std::shared_ptr<const inccl::Codec> impl;
+
+  void Clear() { impl.reset(); }
 };
 
 namespace inccl {
@@ -31,9 +69,50 @@ namespace inccl {
 // Keeps the text for ccl_get_last_error(NULL) and returns the code.
 ccl_result_t Return(const Status& status);
 
-// NULL or not a communicator: kInvalidArgument.
-Status CheckComm(ccl_comm_t comm);
+// The text for ccl_get_last_error.
+const std::string& LastError(ccl_comm_t comm);
+
+// What a call needs a communicator to be.
+enum class Need : uint8_t {
+  kHandle,  // not NULL, a communicator, of this process and not of one that forked it
+  kExists,  // and created
+  kReady,   // and not finalized
+};
+
+// A call's use of a communicator: nobody frees it meanwhile.
+class Lease {
+ public:
+  Lease(ccl_comm_t comm, Need need);
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+  const std::shared_ptr<Communicator>& operator->() const { return comm_->impl; }
+
+ private:
+  Status Check(Need need) const;
+
+  ccl_comm_t comm_;
+  bool counted_ = false;
+  Status status_;
+};
+
+// Takes the handle out of use: new leases fail. kInvalidArgument if somebody else has, or if there
+// is nothing to take.
+Status TakeForFree(ccl_comm_t comm);
 Status CheckCodec(ccl_codec_t codec);
+// NULL: nothing.
+Result<std::shared_ptr<Stream>> FindStream(ccl_stream_t stream);
+
+ccl_comm_t NewComm();
+void FreeComm(ccl_comm_t comm);  // after TakeForFree; waits for leases
+ccl_codec_t NewCodec();
+void FreeCodec(ccl_codec_t codec);
+
+// Counts the forks between the first process and this one.
+uint64_t ForkGeneration();
 
 // Runs `function`, which returns a Status; no exception passes (out of memory becomes
 // kSystemError).
@@ -47,6 +126,13 @@ ccl_result_t Guarded(Function&& function) {
     return Return(InternalError(std::string("unexpected exception: ") + e.what()));
   }
 }
+
+// How a communicator comes into being; `cancelled` turns true when nobody wants it any more.
+using Creation =
+    std::function<Result<std::shared_ptr<Communicator>>(const std::atomic<bool>* cancelled)>;
+// At once, in the background (options.blocking == 0: kInProgress, and *comm is set), or by the end
+// of the group.
+Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation);
 
 }  // namespace inccl
 

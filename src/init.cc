@@ -27,11 +27,12 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
         "config->size: {}, must be sizeof(ccl_config_t); use CCL_CONFIG_INIT", given->size));
   }
   std::memcpy(&config, given, std::min(given->size, sizeof config));
-  if (config.blocking == 0) {
-    return InvalidArgument("config->blocking: 0, this version creates communicators blocking only");
-  }
-  if (config.preserve_input != 0) {
-    return InvalidArgument("config->preserve_input: not available in this version");
+  for (const auto& [name, value] :
+       {std::pair("blocking", config.blocking), std::pair("preserve_input", config.preserve_input),
+        std::pair("reproducible", config.reproducible)}) {
+    if (value < 0 || value > 1) {
+      return InvalidArgument(fmt::format("config->{}: {} is neither 0 nor 1", name, value));
+    }
   }
   if (config.channels < 0 || config.channels > kMostChannels) {
     return InvalidArgument(
@@ -71,6 +72,7 @@ Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptio
   comm->slice_bytes = static_cast<uint32_t>(env.slice_bytes);
   comm->reproducible = config.reproducible != 0 || env.reproducible;
   comm->abort_on_error = env.abort_on_error;
+  comm->preserve_input = config.preserve_input != 0;
   const int op_timeout_ms = config.op_timeout_ms != 0 ? config.op_timeout_ms : env.op_timeout_ms;
   comm->op_timeout = op_timeout_ms * kMillisecond;
   const std::string codec = config.codec != nullptr ? config.codec
@@ -115,6 +117,7 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   options.link = {.gbps = env->link_gbps, .latency_us = env->link_us, .clock = &SystemClock()};
   options.init_timeout_ms =
       config->init_timeout_ms != 0 ? config->init_timeout_ms : env->init_timeout_ms;
+  options.blocking = config->blocking != 0;
   options.agreement = fmt::format(
       "version={} algorithm={} channels={} slice_bytes={} reproducible={} codec={} link={}/{} "
       "transport={}",

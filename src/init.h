@@ -23,6 +23,7 @@ struct InitOptions {
   LinkOptions link;       // gbps 0: none
   std::string transport;  // "", "shm" or "loopback"
   int init_timeout_ms = 120000;
+  bool blocking = true;
   std::string agreement;  // what all ranks must have alike, for people and for comparison
 };
 Result<InitOptions> ResolveOptions(const ccl_config_t* config);

@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/log.h"
 
 namespace inccl {
 namespace {
 
-enum Message : uint8_t { kRecord = 1, kError = 2 };
+// kWhere answers a record of a call that the answering rank has not begun.
+enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3 };
 
 // Without progress for this long a rank tells the others which call it is in.
 constexpr Time kTellAfter = 20 * kMillisecond;
@@ -19,14 +21,18 @@ constexpr Time kMismatchAfter = 1500 * kMillisecond;
 // A peer that said goodbye may have left slices behind; without progress for this long they are not
 // coming.
 constexpr Time kDepartedAfter = 200 * kMillisecond;
+// Worth a line in the log, long before it is an error.
+constexpr Time kWarnAfter = 60 * kSecond;
 
 }  // namespace
 
-Liveness::Liveness(LivenessOptions options, Doorbell* doorbell)
+Liveness::Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survivors)
     : options_(std::move(options)),
       doorbell_(doorbell),
+      survivors_(survivors),
       pending_(static_cast<size_t>(options_.nranks)),
-      departed_(static_cast<size_t>(options_.nranks)) {}
+      departed_(static_cast<size_t>(options_.nranks)),
+      positions_(static_cast<size_t>(options_.nranks)) {}
 
 Status Liveness::error() const {
   const std::lock_guard lock(mutex_);
@@ -35,10 +41,33 @@ Status Liveness::error() const {
 
 std::string Liveness::Where() const {
   std::string where = fmt::format("rank {}/{}", options_.rank, options_.nranks);
-  if (in_call_.load() && latest_ != 0) {
+  if (points_ != nullptr) {
+    where += fmt::format(" after op {} in {}", latest_, PointTask::Describe(*points_));
+  } else if (in_call_.load() && latest_ != 0) {
     where += fmt::format(" in op {} {}", latest_, history_[latest_ % kHistory].ToString());
   }
   return where;
+}
+
+std::string Liveness::WhereIs(int peer) const {
+  const Position& position = positions_[static_cast<size_t>(peer)];
+  if (!position.known) return "it is alive, in the same operation or waiting for another rank";
+  if (position.in_call) return fmt::format("it is alive, and in op {}", position.sequence);
+  return fmt::format("it is alive, outside the library after op {}", position.sequence);
+}
+
+void Liveness::BeginPoints(const std::vector<PointCall>* calls) {
+  const std::lock_guard lock(mutex_);
+  points_ = calls;
+  in_call_.store(true, std::memory_order_release);
+}
+
+void Liveness::EndCall() {
+  if (in_call_.load(std::memory_order_relaxed) && points_ != nullptr) {
+    const std::lock_guard lock(mutex_);
+    points_ = nullptr;
+  }
+  in_call_.store(false, std::memory_order_release);
 }
 
 Status Liveness::Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const {
@@ -57,6 +86,7 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
     record.Set(sequence, call);
     *signature = record.Signature();
     latest_ = sequence;
+    warned_ = false;
     in_call_.store(true, std::memory_order_release);
     if (any_pending_.load(std::memory_order_relaxed)) {
       bool left = false;
@@ -98,14 +128,14 @@ void Liveness::Tell(const Status& status) {
   control->Broadcast(kError, body.bytes());
 }
 
-Status Liveness::OnStall(const Task& task, Time stalled) {
+Status Liveness::OnStall(const Job& job, Time stalled) {
   if (stalled < kTellAfter) return Status::Ok();
-  const Blocked blocked = task.blocked_on();
+  const Blocked blocked = job.blocked_on();
   std::vector<std::byte> tell;
   Status failure;
   {
     const std::lock_guard lock(mutex_);
-    if (told_sequence_ != latest_) {
+    if (points_ == nullptr && told_sequence_ != latest_) {
       told_sequence_ = latest_;
       tell = history_[latest_ % kHistory].Encode();
     }
@@ -115,16 +145,20 @@ Status Liveness::OnStall(const Task& task, Time stalled) {
           fmt::format("{}: peer {}@{} closed its communicator without taking part; waited {} ms",
                       Where(), blocked.peer, options_.peer_names[static_cast<size_t>(blocked.peer)],
                       stalled / kMillisecond));
-    } else if (task.mismatched_peer() >= 0 && stalled >= kMismatchAfter) {
+    } else if (job.mismatched_peer() >= 0 && stalled >= kMismatchAfter) {
       failure = InvalidUsage(
-          fmt::format("{}: peer {}@{} sent data of another call", Where(), task.mismatched_peer(),
-                      options_.peer_names[static_cast<size_t>(task.mismatched_peer())]));
+          fmt::format("{}: peer {}@{} sent data of another call", Where(), job.mismatched_peer(),
+                      options_.peer_names[static_cast<size_t>(job.mismatched_peer())]));
     } else if (stalled >= options_.op_timeout) {
       failure = TimeoutError(fmt::format(
-          "{}: no progress for {} ms (limit {} ms), waiting for peer {}@{} (connected, has not "
-          "done its part; is it in another call?)",
-          Where(), stalled / kMillisecond, options_.op_timeout / kMillisecond, blocked.peer,
-          blocked.peer < 0 ? "-" : options_.peer_names[static_cast<size_t>(blocked.peer)]));
+          "{}: no progress for {} ms (limit {} ms), waiting for peer {}@{}; {}", Where(),
+          stalled / kMillisecond, options_.op_timeout / kMillisecond, blocked.peer,
+          blocked.peer < 0 ? "-" : options_.peer_names[static_cast<size_t>(blocked.peer)],
+          blocked.peer < 0 ? "" : WhereIs(blocked.peer)));
+    } else if (stalled >= kWarnAfter && !warned_) {
+      warned_ = true;
+      Log(LogLevel::kWarn, LogSubsystem::kCollectives, "{}: no progress for {} s; peer {} is late",
+          Where(), stalled / kSecond, blocked.peer);
     }
   }
   ControlPlane* control = control_.load();
@@ -137,6 +171,10 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
   if (kind == kRecord) {
     Result<CallRecord> record = CallRecord::Decode(body);
     if (record.ok()) return OnRecord(peer, *record);
+  } else if (kind == kWhere) {
+    return OnWhere(peer, body);
+  } else if (Survivors::Owns(kind)) {
+    return survivors_->OnMessage(peer, kind, body);
   } else if (kind == kError) {
     return OnError(peer, body);
   }
@@ -152,6 +190,12 @@ void Liveness::OnRecord(int peer, const CallRecord& theirs) {
     if (theirs.sequence > latest_) {
       pending_[static_cast<size_t>(peer)] = theirs;
       any_pending_.store(true, std::memory_order_relaxed);
+      ControlPlane* control = control_.load();
+      if (control == nullptr) return;
+      ByteWriter where;
+      where.U64(latest_);
+      where.U8(in_call_.load() ? 1 : 0);
+      control->Send(peer, kWhere, where.bytes());
       return;
     }
     const CallRecord& ours = history_[theirs.sequence % kHistory];
@@ -160,6 +204,18 @@ void Liveness::OnRecord(int peer, const CallRecord& theirs) {
     }
   }
   if (!disagreement.ok()) Fail(disagreement);
+}
+
+void Liveness::OnWhere(int peer, std::span<const std::byte> body) {
+  ByteReader reader(body);
+  uint64_t sequence = 0;
+  uint8_t in_call = 0;
+  if (!reader.U64(&sequence) || !reader.U8(&in_call) || in_call > 1) {
+    Fail(InternalError(fmt::format("malformed answer from peer {}", peer)));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  positions_[static_cast<size_t>(peer)] = {sequence, in_call == 1, true};
 }
 
 void Liveness::OnError(int peer, std::span<const std::byte> body) {
@@ -175,6 +231,7 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
 }
 
 void Liveness::OnPeerClosed(int peer, bool clean) {
+  survivors_->OnPeerClosed(peer);
   if (clean) {
     departed_[static_cast<size_t>(peer)].store(true);
     return;

@@ -16,7 +16,9 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "call.h"
+#include "collectives/point.h"
 #include "collectives/progress.h"
+#include "survivors.h"
 #include "transport/control/control.h"
 
 namespace inccl {
@@ -29,14 +31,17 @@ struct LivenessOptions {
 
 class Liveness final : public ControlHandler, public WaitObserver {
  public:
-  Liveness(LivenessOptions options, Doorbell* doorbell);
+  // `survivors` gets what concerns the agreement on who is left.
+  Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survivors);
 
   // The control plane is made after its handler.
   void Attach(ControlPlane* control) { control_.store(control); }
 
   // A call begins: compares with what others have said of the same place in the order.
   Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
-  void EndCall() { in_call_.store(false, std::memory_order_release); }
+  // Sends and receives begin; `calls` lives until EndCall.
+  void BeginPoints(const std::vector<PointCall>* calls);
+  void EndCall();
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Status error() const;
@@ -45,7 +50,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
 
   // WaitObserver
   Status Check() override { return failed() ? error() : Status::Ok(); }
-  Status OnStall(const Task& task, Time stalled) override;
+  Status OnStall(const Job& job, Time stalled) override;
 
   // ControlHandler
   void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
@@ -55,17 +60,21 @@ class Liveness final : public ControlHandler, public WaitObserver {
   static constexpr size_t kHistory = 64;
 
   void OnRecord(int peer, const CallRecord& theirs);
+  void OnWhere(int peer, std::span<const std::byte> body);
   void OnError(int peer, std::span<const std::byte> body);
   void Tell(const Status& status);
   Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
-  std::string Where() const;  // "rank 1/4 in allreduce(...), operation 17"; holds mutex_
+  std::string Where() const;            // "rank 1/4 in op 17 allreduce(...)"; holds mutex_
+  std::string WhereIs(int peer) const;  // what is known of a peer that is late; holds mutex_
 
   const LivenessOptions options_;
   Doorbell* const doorbell_;
+  Survivors* const survivors_;
   std::atomic<ControlPlane*> control_{nullptr};
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> in_call_{false};
+  const std::vector<PointCall>* points_ = nullptr;  // under way; guarded by mutex_
   std::atomic<bool> any_pending_{false};
   mutable std::mutex mutex_;
   Status error_;
@@ -74,6 +83,13 @@ class Liveness final : public ControlHandler, public WaitObserver {
   std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
   std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
   uint64_t told_sequence_ = 0;                      // the call whose record we have sent
+  bool warned_ = false;                             // of the call under way being slow
+  struct Position {
+    uint64_t sequence = 0;
+    bool in_call = false;
+    bool known = false;
+  };
+  std::vector<Position> positions_;  // by rank: where it was when we asked
 };
 
 }  // namespace inccl

@@ -6,22 +6,26 @@
  * prefix ccl_. What is not written here follows NCCL's documented behaviour and, where NCCL is
  * silent, MPI's.
  *
- * Streams. In this version every collective takes host memory and `stream` must be NULL: the call
- * returns when its result is in `recv`. Any other value is CCL_INVALID_ARGUMENT.
+ * Streams. Buffers are host memory. With stream NULL a call returns when its result is in `recv`.
+ * With a stream of ccl_stream_create it returns at once: calls on one stream run in the order in
+ * which they were made, also over several communicators; buffers, codecs and stats must live until
+ * then, and errors surface at ccl_stream_synchronize and ccl_comm_get_async_error. Any other value
+ * is CCL_INVALID_ARGUMENT.
  *
  * Order. All ranks of a communicator call the same collectives in the same order with matching
- * arguments. A mismatch (operation, count, type, reduction, root, codec, seed, step) is
- * CCL_INVALID_USAGE on every rank, and ccl_get_last_error() names two ranks that differ and both
- * their calls.
+ * arguments, whatever streams they use. A mismatch (operation, count, type, reduction, root, codec,
+ * seed, step) is CCL_INVALID_USAGE on every rank, and ccl_get_last_error() names two ranks that
+ * differ and both their calls. Sends and receives are matched in order per pair of ranks.
  *
  * Errors. CCL_INVALID_ARGUMENT is local: the call had no effect and used no place in the order of
  * calls. Every other error is fatal for the communicator and sticky: later calls return it at once.
- * Only ccl_comm_abort or ccl_comm_destroy remain to be called. No call blocks for ever, prints,
- * exits or raises.
+ * Only ccl_comm_shrink, ccl_comm_abort or ccl_comm_destroy remain to be called. No call blocks for
+ * ever, prints, exits or raises.
  *
  * Threads. Different communicators may be used from different threads at the same time; one
- * communicator from one thread at a time, except ccl_comm_abort and ccl_comm_get_async_error. After
- * fork() the child may only exit or exec.
+ * communicator from one thread at a time, except ccl_comm_abort, ccl_comm_revoke and
+ * ccl_comm_get_async_error. After fork() the child may only exit or exec: calls on a communicator
+ * of its parent are CCL_INVALID_USAGE.
  *
  * Memory. `count` 0 is legal and takes part. Alignment of the element type suffices. A send buffer
  * is never changed unless the call is in place; a receive buffer is undefined after an error.
@@ -86,9 +90,18 @@ typedef enum {
   CCL_PROD = 1,
   CCL_MAX = 2,
   CCL_MIN = 3,
-  CCL_AVG = 4 /**< Sum over n. Floats are multiplied by 1/n before they are added, integers divided
-                 (truncating) after. */
+  CCL_AVG = 4, /**< Sum over n. Floats are multiplied by 1/n before they are added, integers divided
+                  (truncating) after. */
+  CCL_REDOP_LIMIT = 0x7fffffff /**< No operation: the values in between belong to
+                                  ccl_redop_create_premulsum. */
 } ccl_redop_t;
+
+/** Where the scalar of a premultiplied sum is read. */
+typedef enum {
+  CCL_SCALAR_DEVICE = 0, /**< In memory that the device of the communicator reads, here host memory,
+                            whenever a call that uses the operation runs. */
+  CCL_SCALAR_HOST_IMMEDIATE = 1 /**< In host memory, before ccl_redop_create_premulsum returns. */
+} ccl_scalar_residence_t;
 
 /** Identifies a communicator while it is created. It contains a secret: whoever holds it can join.
  * Never log it. */
@@ -97,7 +110,7 @@ typedef struct {
 } ccl_unique_id_t;
 
 typedef struct ccl_comm* ccl_comm_t;     /**< A communicator: one rank's end of a group of ranks. */
-typedef struct ccl_stream* ccl_stream_t; /**< A stream; NULL in this version. */
+typedef struct ccl_stream* ccl_stream_t; /**< An order of asynchronous calls; NULL: wait. */
 typedef struct ccl_codec* ccl_codec_t;   /**< A parsed codec specification. */
 typedef struct ccl_residual* ccl_residual_t; /**< Error-feedback state; NULL in this version. */
 
@@ -105,13 +118,15 @@ typedef struct ccl_residual* ccl_residual_t; /**< Error-feedback state; NULL in 
  * compiled. */
 typedef struct {
   size_t size;
-  int blocking;      /**< 1; non-blocking creation is not available in this version. */
+  int blocking; /**< 1. 0: creation returns CCL_IN_PROGRESS at once; the communicator can be used
+                   when ccl_comm_get_async_error no longer says so. */
   const char* codec; /**< Default codec of compressed calls; else INCCL_CODEC, else "hbi:bits=6". */
   const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". */
   int channels;          /**< Independent lanes per peer, 1..32. */
   int reproducible;      /**< 1: uncompressed float sums in rank order, independent of size and
                             algorithm. */
-  int preserve_input;    /**< Reserved; must be 0 in this version. */
+  int preserve_input;    /**< 1: after an error, the buffer of a call in place holds its input
+                            again; costs a copy of the input per such call. */
   int init_timeout_ms;   /**< Deadline of creation; default 120000. */
   int op_timeout_ms;     /**< Deadline of an operation without progress; default 600000. */
   int heartbeat_ms; /**< Interval of signs of life between hosts; default 1000. Unused on one host.
@@ -203,16 +218,56 @@ CCL_API ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* con
  */
 CCL_API ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices);
 
-/** Ends a communicator after its last call and frees it. Does not wait for other ranks. NULL is
- * ignored. */
+#define CCL_SPLIT_NOCOLOR (-1)
+/**
+ * Divides a communicator: ranks with equal `color` (>= 0) form a new one, ordered by `key` and,
+ * where keys are equal, by their rank in `comm`. With CCL_SPLIT_NOCOLOR a rank takes part and gets
+ * NULL. Collective over `comm`, in the order of its calls; waits. config NULL: that of `comm`.
+ */
+CCL_API ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* newcomm,
+                                    const ccl_config_t* config);
+
+#define CCL_SHRINK_DEFAULT 0 /**< No call on the communicator may be in progress. */
+#define CCL_SHRINK_ABORT 1   /**< Calls in progress end with an error first. */
+/**
+ * A new communicator of the ranks that are left: all but those in `excluded` and those that have
+ * died. Called by all of them, in the end with equal flags; the order of ranks is kept. Works on a
+ * communicator that has failed or was revoked, which must still be destroyed or aborted afterwards,
+ * and goes on when more ranks die meanwhile. All that get the new communicator agree who is in it.
+ * `excluded` may be NULL if nexcluded is 0. config NULL: that of `comm`. An excluded rank that
+ * calls it all the same gets CCL_INVALID_USAGE; ranks that do not call it are named by CCL_TIMEOUT
+ * at the init deadline.
+ */
+CCL_API ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded,
+                                     ccl_comm_t* newcomm, const ccl_config_t* config, int flags);
+
+/**
+ * After ccl_comm_shrink: the last operation of the parent that completed on every rank of `comm`;
+ * collective calls count from 1. What came later must be repeated. Else: how many have completed on
+ * this rank.
+ */
+CCL_API ccl_result_t ccl_comm_last_completed(ccl_comm_t comm, uint64_t* operation);
+
+/** Waits until every call on the communicator has completed; afterwards it can only be destroyed,
+ * aborted or shrunk. CCL_IN_PROGRESS if it was created with blocking = 0: then
+ * ccl_comm_get_async_error tells the end. */
+CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
+
+/** Ends a communicator after its last call and frees it. Waits for this rank's calls on streams,
+ * not for other ranks. NULL is ignored. */
 CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
-/** Ends a communicator at any time, from any thread: a call in progress returns with an error,
- * peers get theirs. */
+/** Ends a communicator at any time, from any thread, within a second, and frees it: calls in
+ * progress, creation too, return with an error, peers get theirs. */
 CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
 
-/** Writes the communicator's sticky error, CCL_SUCCESS if there is none. Never blocks; any thread.
- */
+/** Makes a communicator fail on all ranks, from any thread: calls in progress and all later ones
+ * return CCL_REMOTE_ERROR everywhere. For a rank that has seen an error the others cannot see; they
+ * can then meet in ccl_comm_shrink. */
+CCL_API ccl_result_t ccl_comm_revoke(ccl_comm_t comm);
+
+/** Writes the communicator's sticky error, CCL_SUCCESS if there is none, CCL_IN_PROGRESS while it
+ * is being created (blocking = 0) or finalized. Never blocks; any thread. */
 CCL_API ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error);
 
 /** Number of ranks. */
@@ -252,25 +307,86 @@ CCL_API ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_
                                 ccl_redop_t op, int root, ccl_comm_t comm, ccl_stream_t stream);
 
 /**
- * send and recv hold nranks * count elements: segment d of send goes to rank d, segment s of recv
- * is what rank s sent here. Not in place: overlapping buffers are CCL_INVALID_ARGUMENT.
+ * send and recv hold nranks segments of `count` elements: segment d of send goes to rank d, segment
+ * s of recv comes from rank s. Not in place.
  */
 CCL_API ccl_result_t ccl_alltoall(const void* send, void* recv, size_t count, ccl_datatype_t type,
                                   ccl_comm_t comm, ccl_stream_t stream);
 
-/**
- * recv on root holds nranks * count elements; segment r is rank r's send buffer. recv is written on
- * root only. In place on root: send == recv + root * count.
- */
+/** recv on root holds nranks segments of `count` elements, segment r is rank r's send; recv is not
+ * used on other ranks. In place: send == recv + root * count on root. */
 CCL_API ccl_result_t ccl_gather(const void* send, void* recv, size_t count, ccl_datatype_t type,
                                 int root, ccl_comm_t comm, ccl_stream_t stream);
 
-/**
- * send on root holds nranks * count elements; rank r receives segment r. send is read on root only.
- * In place on root: recv == send + root * count.
- */
+/** send on root holds nranks segments of `count` elements, rank r gets segment r; send is not used
+ * on other ranks. In place: recv == send + root * count on root. */
 CCL_API ccl_result_t ccl_scatter(const void* send, void* recv, size_t count, ccl_datatype_t type,
                                  int root, ccl_comm_t comm, ccl_stream_t stream);
+
+/* ---------------------------------------------------------------- point to point */
+
+/**
+ * Sends `count` elements to rank `peer`, whose ccl_recv names the same count and type, else
+ * CCL_INVALID_USAGE on both. Messages of one pair of ranks arrive in the order in which they were
+ * sent. Like NCCL's, a send may wait for its receive: exchanges belong into a group. count 0 sends
+ * a message of no elements. To oneself only inside a group that receives it.
+ */
+CCL_API ccl_result_t ccl_send(const void* send, size_t count, ccl_datatype_t type, int peer,
+                              ccl_comm_t comm, ccl_stream_t stream);
+/** Receives what `peer` sends; see ccl_send. */
+CCL_API ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int peer,
+                              ccl_comm_t comm, ccl_stream_t stream);
+
+/* ---------------------------------------------------------------- groups */
+
+/**
+ * Calls between ccl_group_start and the matching ccl_group_end of a thread are started together by
+ * the outermost ccl_group_end, which waits for those without a stream. All sends and receives of a
+ * communicator progress at the same time, then its collectives run in order; different
+ * communicators progress at the same time, so one thread can call for several ranks.
+ * ccl_comm_init_rank[_config], ccl_comm_split and ccl_comm_shrink in a group are also done by its
+ * end. An error of a call inside is returned by it and again by the outermost ccl_group_end, which
+ * then starts nothing.
+ */
+CCL_API ccl_result_t ccl_group_start(void);
+CCL_API ccl_result_t ccl_group_end(void);
+
+/* ---------------------------------------------------------------- reductions of one's own */
+
+/**
+ * A reduction of `comm`: every rank multiplies its input by its *scalar, of type `type`, then sums.
+ * The calls it is used in have the same type. Its values are above those of ccl_redop_t; ranks
+ * create their operations in the same order, scalars may differ.
+ */
+CCL_API ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datatype_t type,
+                                                ccl_scalar_residence_t residence, ccl_comm_t comm);
+CCL_API ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm);
+
+/* ---------------------------------------------------------------- streams */
+
+/** A host stream: an order of asynchronous calls, for any communicators of this process. */
+CCL_API ccl_result_t ccl_stream_create(ccl_stream_t* stream);
+/** Waits until all calls on the stream have completed; returns the first error since the last
+ * ccl_stream_synchronize. */
+CCL_API ccl_result_t ccl_stream_synchronize(ccl_stream_t stream);
+/** CCL_IN_PROGRESS while calls are running, else as ccl_stream_synchronize. Does not wait. */
+CCL_API ccl_result_t ccl_stream_query(ccl_stream_t stream);
+/** Frees the stream; calls on it complete all the same. NULL is ignored. */
+CCL_API ccl_result_t ccl_stream_destroy(ccl_stream_t stream);
+
+/* ---------------------------------------------------------------- memory */
+
+/**
+ * Memory for buffers, aligned to pages, zero. Calls on it give the same results as on any other;
+ * the library may use it to save copies.
+ */
+CCL_API ccl_result_t ccl_mem_alloc(void** ptr, size_t size);
+/** Frees memory of ccl_mem_alloc; NULL is ignored. */
+CCL_API ccl_result_t ccl_mem_free(void* ptr);
+/** Tells the communicator of a buffer that is used often. A hint: host memory needs no registration
+ * in this version. The handle must be given back before the communicator is destroyed. */
+CCL_API ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle);
+CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
 
 /* ---------------------------------------------------------------- compression */
 
@@ -308,6 +424,24 @@ CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks
  */
 CCL_API ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,
                                               ccl_datatype_t type, ccl_redop_t op,
+                                              const ccl_compression_t* compression, ccl_comm_t comm,
+                                              ccl_stream_t stream);
+
+/**
+ * As ccl_reduce_scatter, with the sum taken in the compressed domain, under the conditions of
+ * ccl_allreduce_compressed.
+ */
+CCL_API ccl_result_t ccl_reduce_scatter_compressed(const void* send, void* recv, size_t recvcount,
+                                                   ccl_datatype_t type, ccl_redop_t op,
+                                                   const ccl_compression_t* compression,
+                                                   ccl_comm_t comm, ccl_stream_t stream);
+
+/**
+ * As ccl_allgather, with every rank's segment quantized once by its sender; all ranks, the sender
+ * too, get the decoded values. Under the conditions of ccl_allreduce_compressed.
+ */
+CCL_API ccl_result_t ccl_allgather_compressed(const void* send, void* recv, size_t sendcount,
+                                              ccl_datatype_t type,
                                               const ccl_compression_t* compression, ccl_comm_t comm,
                                               ccl_stream_t stream);
 

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "collectives/chunking.h"
 #include "collectives/engine.h"
+#include "collectives/job.h"
 #include "collectives/program.h"
 
 namespace inccl {
@@ -33,28 +34,16 @@ struct TaskStats {
   uint64_t raw_bytes = 0;      // what the data lanes' slices would be uncompressed
 };
 
-// Why a strand cannot go on.
-struct Blocked {
-  enum class On : uint8_t { kNothing, kSlice, kCredit, kStrand, kTicket };
-  On on = On::kNothing;
-  int peer = -1;
-  uint16_t strand = 0, step = 0;
-  uint64_t row = 0;
-};
-
-class Task {
+class Task final : public Job {
  public:
   explicit Task(Engine* engine) : engine_(engine) {}
 
   void Start(const TaskCall& call);
-  // Does up to `budget` slice steps; returns how many. 0: everything is blocked, or done.
-  Result<int> Advance(int budget);
-  bool done() const { return unfinished_ == 0; }
+  Result<int> Advance(int budget) override;
+  bool done() const override { return unfinished_ == 0; }
+  Blocked blocked_on() const override;
+  int mismatched_peer() const override { return mismatched_peer_; }
   const TaskStats& stats() const { return stats_; }
-  // What the first unfinished strand waits for.
-  Blocked blocked_on() const;
-  // A slice of another call has come from this rank (or -1): the ranks do not make the same calls.
-  int mismatched_peer() const { return mismatched_peer_; }
 
  private:
   // A scratch slot is read from one half and written to the other: a step may widen what it reads.

@@ -18,20 +18,20 @@ void Pause() {
 
 }  // namespace
 
-Result<int> Progress::Poll(Task* task) {
+Result<int> Progress::Poll(Job* job) {
   Result<int> events = transport_->Progress(clock_->Now());
   if (!events.ok()) return events;
-  return task->Advance(kBudget);
+  return job->Advance(kBudget);
 }
 
-Status Progress::Run(Task* task, WaitObserver* observer) {
+Status Progress::Run(Job* job, WaitObserver* observer) {
   Doorbell* doorbell = transport_->doorbell();
   int fruitless = 0;
   Time stalled_since = 0;
   while (true) {
-    Result<int> ran = Poll(task);
+    Result<int> ran = Poll(job);
     if (!ran.ok()) return ran.status();
-    if (task->done()) return Status::Ok();
+    if (job->done()) return Status::Ok();
     if (*ran > 0) {
       fruitless = 0;
       stalled_since = 0;
@@ -48,12 +48,12 @@ Status Progress::Run(Task* task, WaitObserver* observer) {
     }
     const Time now = clock_->Now();
     if (stalled_since == 0) stalled_since = now;
-    Status status = observer->OnStall(*task, now - stalled_since);
+    Status status = observer->OnStall(*job, now - stalled_since);
     if (!status.ok()) return status;
 
     const uint32_t token = doorbell->Arm();
-    ran = Poll(task);
-    if (!ran.ok() || task->done() || *ran > 0 || !observer->Check().ok()) {
+    ran = Poll(job);
+    if (!ran.ok() || job->done() || *ran > 0 || !observer->Check().ok()) {
       doorbell->Disarm();
       if (!ran.ok()) return ran.status();
       if (*ran > 0) fruitless = 0, stalled_since = 0;

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "collectives/executor.h"
+#include "collectives/job.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -19,14 +19,14 @@ struct WaitPolicy {
   Time longest_sleep = 20 * kMillisecond;
 };
 
-// What a waiter has to look at besides its task.
+// What a waiter has to look at besides its job.
 class WaitObserver {
  public:
   virtual ~WaitObserver() = default;
   // Cheap, called at every fruitless poll: an error ends the wait.
   virtual Status Check() = 0;
   // Called before each sleep; `stalled` is the time since the last progress.
-  virtual Status OnStall(const Task& task, Time stalled) = 0;
+  virtual Status OnStall(const Job& job, Time stalled) = 0;
 };
 
 class Progress {
@@ -34,11 +34,11 @@ class Progress {
   Progress(Transport* transport, const Clock* clock, const WaitPolicy& policy)
       : transport_(transport), clock_(clock), policy_(policy) {}
 
-  // Runs the task to its end or to the first error.
-  Status Run(Task* task, WaitObserver* observer);
+  // Runs the job to its end or to the first error.
+  Status Run(Job* job, WaitObserver* observer);
 
  private:
-  Result<int> Poll(Task* task);
+  Result<int> Poll(Job* job);
 
   Transport* transport_;
   const Clock* clock_;

@@ -148,7 +148,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                                 {.rank = options.rank,
                                  .nranks = options.nranks,
                                  .deadline = options.deadline,
-                                 .timeout_ms = options.timeout_ms});
+                                 .timeout_ms = options.timeout_ms,
+                                 .cancelled = options.cancelled});
   if (!connected.ok()) return connected.status();
   RendezvousClient& root = **connected;
   registration.remaining =
@@ -187,6 +188,9 @@ Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
       return SystemError(
           fmt::format("the name of the rendezvous is taken (another job of the same name?): {}",
                       listener.status().message()));
+    }
+    if (options.cancelled != nullptr && options.cancelled->load()) {
+      return RemoteError("this rank ended the creation of the communicator");
     }
     SleepUntil(std::min(options.deadline, now + kBindPause));
   }

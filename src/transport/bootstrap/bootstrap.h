@@ -7,6 +7,7 @@
 #ifndef INCCL_TRANSPORT_BOOTSTRAP_BOOTSTRAP_H_
 #define INCCL_TRANSPORT_BOOTSTRAP_BOOTSTRAP_H_
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct JoinOptions {
   std::vector<int> share_fds;  // every peer gets a copy of these; at most 16; stay the caller's
   std::string secret_file;     // INCCL_SECRET_FILE
   std::string host_id;         // INCCL_HOSTID
+  const std::atomic<bool>* cancelled = nullptr;  // may become true: end with an error, soon
 };
 
 // A new id, and the thread that serves it: one communicator, from this process, as long as the

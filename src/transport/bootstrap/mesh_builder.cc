@@ -91,6 +91,7 @@ Status MeshBuilder::Run() {
     links_[peer].state = Link::State::kPausing;
   }
   while (!Done()) {
+    if (Status status = root_->CheckCancelled(); !status.ok()) return status;
     const Time now = SystemClock().Now();
     if (now >= terms_.deadline) {
       return TimeoutError(
@@ -176,7 +177,9 @@ Status MeshBuilder::Poll() {
     watch(idle ? -1 : link.fd.get(), link.state == Link::State::kConnecting ? POLLOUT : POLLIN);
   }
   for (const Incoming& incoming : incoming_) watch(incoming.fd.get(), POLLIN);
-  if (poll(fds.data(), fds.size(), PollTimeout(NextDeadline())) <= 0) return Status::Ok();
+  if (poll(fds.data(), fds.size(),
+           PollTimeout(std::min(NextDeadline(), SystemClock().Now() + kCancelLag))) <= 0)
+    return Status::Ok();
 
   if (fds[0].revents != 0) {
     if (Status status = root_->Check(); !status.ok()) return status;

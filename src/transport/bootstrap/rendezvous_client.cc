@@ -128,6 +128,11 @@ Status NamedBy(const ClientOptions& options, const Status& status) {
           fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
 }
 
+Status CancelledBy(const ClientOptions& options) {
+  if (options.cancelled == nullptr || !options.cancelled->load()) return Status::Ok();
+  return NamedBy(options, RemoteError("this rank ended the creation of the communicator"));
+}
+
 // What to say when there is no use in trying again; OK if there is.
 Status GiveUp(const RootTarget& target, const std::string& where, const Attempt& last,
               int rejections, int absences) {
@@ -159,6 +164,7 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
   int rejections = 0, absences = 0;
   Time pause = kFirstPause;
   while (true) {
+    if (Status status = CancelledBy(options); !status.ok()) return status;
     Attempt last;
     bool all_absent = true;
     for (const SocketAddress& address : target.addresses) {
@@ -188,6 +194,8 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
     pause = std::min(kLongestPause, 2 * pause);
   }
 }
+
+Status RendezvousClient::CheckCancelled() const { return CancelledBy(options_); }
 
 Status RendezvousClient::Named(const Status& status) const { return NamedBy(options_, status); }
 
@@ -246,7 +254,10 @@ Result<std::vector<std::byte>> RendezvousClient::Await(MessageKind kind) {
       }
       return std::vector<std::byte>((*frame)->body.begin(), (*frame)->body.end());
     }
-    if (!WaitFor(fd_.get(), POLLIN, until)) {
+    if (Status status = CheckCancelled(); !status.ok()) return status;
+    const Time now = SystemClock().Now();
+    const Time next = options_.cancelled == nullptr ? until : std::min(until, now + kCancelLag);
+    if (!WaitFor(fd_.get(), POLLIN, next) && next == until) {
       return Named(TimeoutError(fmt::format("the rendezvous at {} did not answer within {} ms",
                                             root_name_, options_.timeout_ms)));
     }

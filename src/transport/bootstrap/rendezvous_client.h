@@ -5,6 +5,7 @@
 #define INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_CLIENT_H_
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,8 +30,10 @@ struct RootTarget {
 struct ClientOptions {
   int rank = 0, nranks = 1;
   Time deadline = kNever;
-  int timeout_ms = 0;  // for texts
+  int timeout_ms = 0;                            // for texts
+  const std::atomic<bool>* cancelled = nullptr;  // true ends every wait within kCancelLag
 };
+inline constexpr Time kCancelLag = 50 * kMillisecond;
 
 class RendezvousClient {
  public:
@@ -48,6 +51,8 @@ class RendezvousClient {
   // While waiting for something else: an error if the root has one, or has gone.
   Status Check();
   void LimitTo(Time deadline) { options_.deadline = std::min(options_.deadline, deadline); }
+  // An error once the caller does not want to join any more.
+  Status CheckCancelled() const;
   // What the root said has gone wrong, OK if nothing.
   const Status& verdict() const { return verdict_; }
   // "rank 1/4: init: ..."

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C API: memory and reductions of one's own.
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include "handles.h"
+#include "submit.h"
+
+namespace inccl {
+namespace {
+
+// What ccl_mem_alloc has given out: sizes by address.
+class Allocations {
+ public:
+  void Add(void* address, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    bytes_.emplace(address, bytes);
+  }
+  // 0: not ours.
+  size_t Remove(void* address) {
+    const std::lock_guard lock(mutex_);
+    const auto found = bytes_.find(address);
+    if (found == bytes_.end()) return 0;
+    const size_t bytes = found->second;
+    bytes_.erase(found);
+    return bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, size_t> bytes_;
+};
+
+Allocations& Memory() {
+  static auto* const memory = new Allocations;
+  return *memory;
+}
+
+template <typename Enum>
+int Number(const Enum& value) {
+  int number = 0;
+  static_assert(sizeof number == sizeof value);
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
+}  // namespace
+}  // namespace inccl
+
+using inccl::Guarded;
+using inccl::InvalidArgument;
+using inccl::Status;
+
+ccl_result_t ccl_mem_alloc(void** ptr, size_t size) {
+  return Guarded([&]() -> Status {
+    if (ptr == nullptr) return InvalidArgument("ptr: NULL");
+    *ptr = nullptr;
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    if (size == 0 || size > SIZE_MAX / 2) {
+      return InvalidArgument(fmt::format("size: {} is not in [1, {}]", size, SIZE_MAX / 2));
+    }
+    const size_t bytes = (size + page - 1) / page * page;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      return inccl::SystemErrorErrno(fmt::format("ccl_mem_alloc of {} bytes", size), errno);
+    }
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    inccl::Memory().Add(memory, bytes);
+    *ptr = memory;
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_mem_free(void* ptr) {
+  if (ptr == nullptr) return CCL_SUCCESS;
+  return Guarded([&]() -> Status {
+    const size_t bytes = inccl::Memory().Remove(ptr);
+    if (bytes == 0) {
+      return InvalidArgument(fmt::format("ptr: {} is not of ccl_mem_alloc, or freed", ptr));
+    }
+    munmap(ptr, bytes);
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kReady);
+    if (!lease.ok()) return lease.status();
+    if (ptr == nullptr) return InvalidArgument("ptr: NULL");
+    if (size == 0) return InvalidArgument("size: 0");
+    if (handle == nullptr) return InvalidArgument("handle: NULL");
+    // Nothing to do for host memory; the handle only shows that pairs match.
+    auto token = std::make_unique<char>();
+    *handle = token.get();
+    comm->registrations.insert(std::move(token));
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
+    for (auto it = comm->registrations.begin(); it != comm->registrations.end(); ++it) {
+      if (it->get() != handle) continue;
+      comm->registrations.erase(it);
+      return Status::Ok();
+    }
+    return InvalidArgument("handle: not of ccl_comm_register on this communicator");
+  });
+}
+
+ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datatype_t type,
+                                        ccl_scalar_residence_t residence, ccl_comm_t comm) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kReady);
+    if (!lease.ok()) return lease.status();
+    if (op == nullptr) return InvalidArgument("op: NULL");
+    if (scalar == nullptr) return InvalidArgument("scalar: NULL");
+    const int number = inccl::Number(type);
+    if (number < 0 || number >= inccl::kDataTypes) {
+      return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", number));
+    }
+    const int where = inccl::Number(residence);
+    if (where != CCL_SCALAR_DEVICE && where != CCL_SCALAR_HOST_IMMEDIATE) {
+      return InvalidArgument(fmt::format("residence: {} is no ccl_scalar_residence_t", where));
+    }
+    inccl::PreMulSum made;
+    made.type = static_cast<inccl::DataType>(number);
+    if (where == CCL_SCALAR_DEVICE) {
+      made.scalar_at = scalar;
+    } else {
+      std::memcpy(made.scalar.data(), scalar, inccl::SizeOf(made.type));
+    }
+    comm->reductions.emplace_back(made);
+    const int index = static_cast<int>(comm->reductions.size()) - 1 + inccl::kReduceOps;
+    std::memcpy(op, &index, sizeof index);
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
+    const int number = inccl::Number(op);
+    if (inccl::FindReduction(comm, number) == nullptr) {
+      return InvalidArgument(fmt::format(
+          "op: {} was not made by ccl_redop_create_premulsum for this communicator", number));
+    }
+    // The number is not used again, so a stale one stays an error.
+    comm->reductions[static_cast<size_t>(number - inccl::kReduceOps)].reset();
+    return Status::Ok();
+  });
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What progress.h runs to its end: a collective (executor.h) or a set of sends and receives
+// (point.h).
+#ifndef INCCL_COLLECTIVES_JOB_H_
+#define INCCL_COLLECTIVES_JOB_H_
+
+#include <cstdint>
+
+#include "base/status.h"
+
+namespace inccl {
+
+// Why a job cannot go on.
+struct Blocked {
+  enum class On : uint8_t { kNothing, kSlice, kCredit, kStrand, kTicket };
+  On on = On::kNothing;
+  int peer = -1;
+  uint16_t strand = 0, step = 0;
+  uint64_t row = 0;
+};
+
+class Job {
+ public:
+  virtual ~Job() = default;
+  // Does up to `budget` slice steps; returns how many. 0: everything is blocked, or done. Never
+  // waits and never reads a clock.
+  virtual Result<int> Advance(int budget) = 0;
+  virtual bool done() const = 0;
+  // What the first unfinished part waits for.
+  virtual Blocked blocked_on() const = 0;
+  // A slice of another call has come from this rank (or -1): the ranks do not make the same calls.
+  virtual int mismatched_peer() const = 0;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_JOB_H_

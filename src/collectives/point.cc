@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/point.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace inccl {
+namespace {
+
+// Message number (16 bits), type (8), count (40).
+uint64_t Signature(uint64_t message, DataType type, uint64_t count) {
+  return (message & 0xffff) << 48 | uint64_t{static_cast<uint8_t>(type)} << 40 | count;
+}
+
+std::string TypeName(uint64_t number) {
+  return number < kDataTypes ? Name(static_cast<DataType>(number))
+                             : fmt::format("unknown type {}", number);
+}
+
+}  // namespace
+
+PointTask::PointTask(int rank, int nranks, uint32_t slot_bytes, uint16_t depth)
+    : rank_(rank), nranks_(nranks), slot_bytes_(slot_bytes), depth_(depth) {}
+
+Status PointTask::Start(const std::vector<PointCall>& calls, LaneTable* lanes) {
+  directions_.resize(static_cast<size_t>(nranks_) * 2);
+  active_.clear();
+  unfinished_ = 0;
+  if (Status status = CopyToSelf(calls); !status.ok()) return status;
+  for (const PointCall& call : calls) {
+    if (call.peer == rank_) continue;
+    Direction& direction = At(call.is_send, call.peer);
+    const LaneSpec spec{.lane_class = LaneClass::kPoint,
+                        .channel = 0,
+                        .producer = call.is_send ? rank_ : call.peer,
+                        .consumers = {call.is_send ? call.peer : rank_},
+                        .slot_bytes = slot_bytes_,
+                        .depth = depth_};
+    if (call.is_send && direction.send == nullptr) {
+      Result<SendLane*> lane = lanes->Send(spec);
+      if (!lane.ok()) return lane.status();
+      direction.send = *lane;
+    } else if (!call.is_send && direction.recv == nullptr) {
+      Result<RecvLane*> lane = lanes->Recv(spec);
+      if (!lane.ok()) return lane.status();
+      direction.recv = *lane;
+    }
+    if (direction.next == direction.queue.size()) {
+      direction.queue.clear();
+      direction.next = 0;
+      active_.push_back(static_cast<size_t>(&direction - directions_.data()));
+    }
+    direction.queue.push_back({.call = call, .bytes = call.count * SizeOf(call.type)});
+    ++unfinished_;
+  }
+  return Status::Ok();
+}
+
+Status PointTask::CopyToSelf(const std::vector<PointCall>& calls) const {
+  std::vector<const PointCall*> sends, recvs;
+  for (const PointCall& call : calls) {
+    if (call.peer == rank_) (call.is_send ? sends : recvs).push_back(&call);
+  }
+  if (sends.size() != recvs.size()) {
+    return InvalidUsage(
+        fmt::format("rank {}/{}: {} sends to itself and {} receives from itself in one group",
+                    rank_, nranks_, sends.size(), recvs.size()));
+  }
+  for (size_t i = 0; i < sends.size(); ++i) {
+    const PointCall &send = *sends[i], &recv = *recvs[i];
+    if (send.count != recv.count || send.type != recv.type) {
+      return InvalidUsage(fmt::format("rank {}/{}: sends {} {} to itself where it receives {} {}",
+                                      rank_, nranks_, send.count, Name(send.type), recv.count,
+                                      Name(recv.type)));
+    }
+    if (send.count > 0) std::memmove(recv.recv, send.send, send.count * SizeOf(send.type));
+  }
+  return Status::Ok();
+}
+
+Result<bool> PointTask::SendSlice(int peer, Direction* direction) {
+  (void)peer;
+  Message& message = direction->queue[direction->next];
+  Result<Span> slot = direction->send->TryAcquire();
+  if (!slot.ok()) return slot.status();
+  if (slot->data == nullptr) return false;
+  const auto bytes =
+      static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slot_bytes_));
+  if (bytes > 0) std::memcpy(slot->data, message.call.send + message.moved, bytes);
+  Status status = direction->send->Publish(
+      {.bytes = bytes,
+       .slice = direction->slice,
+       .signature = Signature(direction->messages, message.call.type, message.call.count)});
+  if (!status.ok()) return status;
+  message.moved += bytes;
+  return true;
+}
+
+Status PointTask::Mismatch(int peer, const Message& message, uint64_t index,
+                           uint64_t theirs) const {
+  return InvalidUsage(
+      fmt::format("rank {}/{} receives {} {} as message {} from rank {}, which sends {} {} as "
+                  "message {}",
+                  rank_, nranks_, message.call.count, Name(message.call.type), index & 0xffff, peer,
+                  theirs & kMostPointElements, TypeName(theirs >> 40 & 0xff), theirs >> 48));
+}
+
+Result<bool> PointTask::RecvSlice(int peer, Direction* direction) {
+  Message& message = direction->queue[direction->next];
+  RecvLane::Incoming incoming;
+  Result<bool> there = direction->recv->TryPeek(&incoming);
+  if (!there.ok() || !*there) return there;
+  const uint64_t expected = Signature(direction->messages, message.call.type, message.call.count);
+  if (incoming.header.signature != expected) {
+    return Mismatch(peer, message, direction->messages, incoming.header.signature);
+  }
+  const uint64_t bytes = std::min<uint64_t>(message.bytes - message.moved, slot_bytes_);
+  if (incoming.header.slice != direction->slice || incoming.header.bytes != bytes) {
+    return InternalError(fmt::format(
+        "rank {}/{}: slice {} of {} bytes from rank {} where slice {} of {} bytes was due", rank_,
+        nranks_, incoming.header.slice, incoming.header.bytes, peer, direction->slice, bytes));
+  }
+  if (bytes > 0) std::memcpy(message.call.recv + message.moved, incoming.payload, bytes);
+  message.moved += bytes;
+  if (Status status = direction->recv->Release(); !status.ok()) return status;
+  return true;
+}
+
+Result<int> PointTask::Advance(int budget) {
+  int ran = 0;
+  // One slice of each in turn, so that no peer starves another.
+  bool any = true;
+  while (any && ran < budget) {
+    any = false;
+    for (size_t i = 0; i < active_.size();) {
+      Direction& direction = directions_[active_[i]];
+      const int peer = static_cast<int>(active_[i] / 2);
+      Result<bool> moved =
+          (active_[i] & 1) != 0 ? SendSlice(peer, &direction) : RecvSlice(peer, &direction);
+      if (!moved.ok()) return moved.status();
+      if (!*moved) {
+        ++i;
+        continue;
+      }
+      any = true;
+      ++ran;
+      ++direction.slice;
+      const Message& message = direction.queue[direction.next];
+      if (message.moved < message.bytes) {
+        ++i;
+        continue;
+      }
+      direction.slice = 0;
+      ++direction.messages;
+      --unfinished_;
+      if (++direction.next < direction.queue.size()) {
+        ++i;
+      } else {
+        active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+  }
+  return ran;
+}
+
+Blocked PointTask::blocked_on() const {
+  if (active_.empty()) return {};
+  const size_t at = active_.front();
+  return {.on = (at & 1) != 0 ? Blocked::On::kCredit : Blocked::On::kSlice,
+          .peer = static_cast<int>(at / 2)};
+}
+
+std::string PointTask::Describe(const std::vector<PointCall>& calls) {
+  if (calls.empty()) return "no sends or receives";
+  const auto sends =
+      std::count_if(calls.begin(), calls.end(), [](const PointCall& c) { return c.is_send; });
+  const PointCall& first = calls.front();
+  std::string text = fmt::format("{}(count={}, {}, peer={})", first.is_send ? "send" : "recv",
+                                 first.count, Name(first.type), first.peer);
+  if (calls.size() > 1) {
+    text += fmt::format(" and others, {} sends and {} receives in all", sends,
+                        static_cast<std::ptrdiff_t>(calls.size()) - sends);
+  }
+  return text;
+}
+
+}  // namespace inccl

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sends and receives between pairs of ranks: all those of a group progress at the same time, those
+// of one pair and direction in order, on lanes of their own that open at first use. A message
+// travels in slices; one of no elements is a slice without payload. What a slice carries as its
+// signature says which message it belongs to, so a receive that expects another one can name both.
+#ifndef INCCL_COLLECTIVES_POINT_H_
+#define INCCL_COLLECTIVES_POINT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "collectives/job.h"
+#include "collectives/program.h"
+
+namespace inccl {
+
+struct PointCall {
+  bool is_send = false;
+  int peer = 0;
+  DataType type = DataType::kFloat32;
+  uint64_t count = 0;
+  const std::byte* send = nullptr;  // is_send
+  std::byte* recv = nullptr;        // else
+};
+
+// Elements of one message, so that a signature can hold the count.
+inline constexpr uint64_t kMostPointElements = (uint64_t{1} << 40) - 1;
+
+class PointTask final : public Job {
+ public:
+  PointTask(int rank, int nranks, uint32_t slot_bytes, uint16_t depth);
+
+  // Opens lanes and pairs this rank's messages to itself. kInvalidUsage naming the first of those
+  // that has no partner.
+  Status Start(const std::vector<PointCall>& calls, LaneTable* lanes);
+
+  Result<int> Advance(int budget) override;
+  bool done() const override { return unfinished_ == 0; }
+  Blocked blocked_on() const override;
+  int mismatched_peer() const override { return -1; }  // found at once, see Advance
+
+  // "send(count=5, float32, peer=3) and others, 2 sends and 1 receives in all"
+  static std::string Describe(const std::vector<PointCall>& calls);
+
+ private:
+  struct Message {
+    PointCall call;
+    uint64_t bytes = 0, moved = 0;
+    bool started = false;
+  };
+  // One direction between this rank and a peer.
+  struct Direction {
+    SendLane* send = nullptr;
+    RecvLane* recv = nullptr;
+    uint64_t messages = 0;       // finished on this lane since it was opened
+    uint32_t slice = 0;          // of the current message
+    std::vector<Message> queue;  // of this task
+    size_t next = 0;             // into queue
+  };
+
+  Status CopyToSelf(const std::vector<PointCall>& calls) const;
+  Direction& At(bool is_send, int peer) {
+    return directions_[static_cast<size_t>(peer) * 2 + (is_send ? 1 : 0)];
+  }
+  Result<bool> SendSlice(int peer, Direction* direction);
+  Result<bool> RecvSlice(int peer, Direction* direction);
+  Status Mismatch(int peer, const Message& message, uint64_t index, uint64_t theirs) const;
+
+  const int rank_, nranks_;
+  const uint32_t slot_bytes_;
+  const uint16_t depth_;
+  std::vector<Direction> directions_;
+  std::vector<size_t> active_;  // into directions_
+  size_t unfinished_ = 0;       // messages
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COLLECTIVES_POINT_H_

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/thread.h"
+
+namespace inccl {
+namespace {
+
+thread_local std::unique_ptr<Group> current;
+
+}  // namespace
+
+Group* Group::Current() { return current.get(); }
+
+void Group::Start() {
+  if (current == nullptr) {
+    current = std::make_unique<Group>();
+  } else {
+    ++current->depth_;
+  }
+}
+
+Status Group::End() {
+  if (current == nullptr) {
+    return InvalidArgument("ccl_group_end: no group was started by this thread");
+  }
+  if (--current->depth_ > 0) return Status::Ok();
+  const std::unique_ptr<Group> group = std::move(current);  // what follows is in no group
+  if (!group->spoiled_.ok()) return group->spoiled_;
+  Status status = group->RunJobs();
+  return status.ok() ? group->RunParts() : status;
+}
+
+Group::Part& Group::PartOf(const std::shared_ptr<Communicator>& communicator,
+                           const std::shared_ptr<Stream>& stream) {
+  auto part = std::find_if(parts_.begin(), parts_.end(),
+                           [&](const Part& p) { return p.communicator == communicator; });
+  if (part == parts_.end()) {
+    parts_.emplace_back().communicator = communicator;
+    part = parts_.end() - 1;
+  }
+  if (stream == nullptr) {
+    part->waits = true;
+  } else if (std::find(part->streams.begin(), part->streams.end(), stream) == part->streams.end()) {
+    part->streams.push_back(stream);
+  }
+  return *part;
+}
+
+void Group::Add(const std::shared_ptr<Communicator>& communicator,
+                const std::shared_ptr<Stream>& stream, const Call& call) {
+  PartOf(communicator, stream).batch.calls.push_back(call);
+}
+
+void Group::Add(const std::shared_ptr<Communicator>& communicator,
+                const std::shared_ptr<Stream>& stream, const PointCall& call) {
+  PartOf(communicator, stream).batch.points.push_back(call);
+}
+
+// They wait for each other, maybe: each needs a thread of its own.
+Status Group::RunJobs() {
+  if (jobs_.size() == 1) return jobs_.front()();
+  std::vector<Status> results(jobs_.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    Result<std::thread> thread = StartThread("inccl-group", [this, i, &results] {
+      try {
+        results[i] = jobs_[i]();
+      } catch (const std::exception& e) {
+        results[i] = SystemError(e.what());
+      }
+    });
+    if (thread.ok()) {
+      threads.push_back(*std::move(thread));
+    } else {
+      results[i] = thread.status();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto failed =
+      std::find_if(results.begin(), results.end(), [](const Status& s) { return !s.ok(); });
+  return failed == results.end() ? Status::Ok() : *failed;
+}
+
+Status Group::RunParts() {
+  if (parts_.size() == 1 && parts_[0].streams.empty() && parts_[0].communicator->idle()) {
+    return parts_[0].communicator->RunBatch(parts_[0].batch);
+  }
+  const auto completion = std::make_shared<Completion>();
+  Status first;
+  for (Part& part : parts_) {
+    for (const std::shared_ptr<Stream>& stream : part.streams) {
+      part.batch.turns.push_back({stream, stream->Enter()});
+    }
+    if (part.waits) {
+      completion->Add();
+      part.batch.completion = completion;
+    }
+    const std::vector<Batch::Turn> turns = part.batch.turns;
+    Status status = part.communicator->Enqueue(std::move(part.batch));
+    if (status.ok()) continue;
+    part.communicator->Fail(status);  // the other ranks are not to wait for it
+    for (const Batch::Turn& turn : turns) turn.stream->Leave(turn.place, status);
+    if (part.waits) completion->Done(status);
+    if (first.ok()) first = status;
+  }
+  Status status = completion->Wait();
+  return first.ok() ? status : first;
+}
+
+}  // namespace inccl
