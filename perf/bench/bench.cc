@@ -145,8 +145,8 @@ class Run {
   }
 
   Status RunRows(RowRunner& runner) {
-    std::vector<ReduceOp> ops = options_.ops;
-    if (!Reduces(job_.collective)) ops = {ReduceOp::kSum};
+    const std::vector<ReduceOp> sum_only(1, ReduceOp::kSum);
+    const std::vector<ReduceOp>& ops = Reduces(job_.collective) ? options_.ops : sum_only;
     std::vector<int> roots = options_.roots;
     if (!HasRoot(job_.collective)) roots = {0};
     if (roots.front() < 0) {
