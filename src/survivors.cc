@@ -106,14 +106,17 @@ Result<bool> Survivors::WaitFor(Lock* lock, Time deadline, const char* what,
       changed_.wait_for(*lock, std::chrono::nanoseconds(deadline - now));
       continue;
     }
-    std::string missing;
+    std::string missing, gave_up;
     for (int rank = 0; rank < nranks_; ++rank) {
-      if (rank == rank_ || !IsMember(rank) || has(peers_[static_cast<size_t>(rank)])) continue;
-      missing += fmt::format("{}{}@{}", missing.empty() ? "" : ", ", rank,
-                             peer_names_[static_cast<size_t>(rank)]);
+      const Peer& peer = peers_[static_cast<size_t>(rank)];
+      if (rank == rank_ || !IsMember(rank) || has(peer)) continue;
+      // Who waited for the same and has just given up is not the one to be named.
+      const bool waited = !peer.proposes && peer.round == round_ && peer.excluded == excluded_;
+      (waited ? gave_up : missing) +=
+          fmt::format(" peer {}@{}", rank, peer_names_[static_cast<size_t>(rank)]);
     }
-    return TimeoutError(
-        fmt::format("rank {}/{}: shrink: {}: peer {}", rank_, nranks_, what, missing));
+    return TimeoutError(fmt::format("rank {}/{}: shrink: {}:{}", rank_, nranks_, what,
+                                    missing.empty() ? gave_up : missing));
   }
   return true;
 }
