@@ -145,10 +145,9 @@ class Run {
   }
 
   Status RunRows(RowRunner& runner) {
-    std::vector<ReduceOp> ops = options_.ops;
-    if (!Reduces(job_.collective)) ops = {ReduceOp::kSum};
-    std::vector<int> roots = options_.roots;
-    if (!HasRoot(job_.collective)) roots = {0};
+    const std::vector<ReduceOp> ops =
+        Reduces(job_.collective) ? options_.ops : std::vector<ReduceOp>{ReduceOp::kSum};
+    std::vector<int> roots = HasRoot(job_.collective) ? options_.roots : std::vector<int>{0};
     if (roots.front() < 0) {
       roots.clear();
       for (int rank = 0; rank < world_.size(); ++rank) roots.push_back(rank);
