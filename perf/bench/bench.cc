@@ -145,10 +145,9 @@ class Run {
   }
 
   Status RunRows(RowRunner& runner) {
-    const std::vector<ReduceOp> sum_only(1, ReduceOp::kSum);
-    const std::vector<ReduceOp>& ops = Reduces(job_.collective) ? options_.ops : sum_only;
-    std::vector<int> roots = options_.roots;
-    if (!HasRoot(job_.collective)) roots = {0};
+    const std::vector<ReduceOp> ops =
+        Reduces(job_.collective) ? options_.ops : std::vector<ReduceOp>{ReduceOp::kSum};
+    std::vector<int> roots = HasRoot(job_.collective) ? options_.roots : std::vector<int>{0};
     if (roots.front() < 0) {
       roots.clear();
       for (int rank = 0; rank < world_.size(); ++rank) roots.push_back(rank);
