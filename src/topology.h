@@ -26,7 +26,7 @@ struct Topology {
     CpuSet cpus;
     uint64_t memory_bytes = 0;
   };
-  std::string source;  // "hwloc 2.9.0", "sysfs"
+  std::string source;  // "hwloc 2.8", "sysfs"
   int packages = 0;
   int cores = 0;
   CpuSet cpus;  // logical processors that are online, allowed or not
@@ -41,7 +41,7 @@ Topology ReadTopology();
 Topology SysfsTopology(const std::string& root = "");
 // nullopt: not built with hwloc, or hwloc finds nothing.
 std::optional<Topology> HwlocTopology();
-// "2.9.0"; "" if it is not built in.
+// Of its interface, "2.8"; "" if it is not built in.
 std::string HwlocVersion();
 
 }  // namespace inccl

@@ -84,7 +84,7 @@ std::optional<Topology> HwlocTopology() {
 
 std::string HwlocVersion() {
   const unsigned version = hwloc_get_api_version();
-  return fmt::format("{}.{}.{}", version >> 16, version >> 8 & 0xFF, version & 0xFF);
+  return fmt::format("{}.{}", version >> 16, version >> 8 & 0xFF);
 }
 
 }  // namespace inccl
