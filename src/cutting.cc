@@ -17,6 +17,7 @@ uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / 
 Chunking CutCall(const CutRequest& request, const Codec& codec) {
   ChunkingOptions options;
   options.collective = request.collective;
+  options.nranks = request.nranks;
   options.count = request.count;
   options.group = kGroup;
   uint64_t slice = request.slice_bytes / SizeOf(request.type) / kSuperblock * kSuperblock;

@@ -17,7 +17,7 @@ namespace inccl {
 struct CutRequest {
   Collective collective = Collective::kAllReduce;
   DataType type = DataType::kFloat32;
-  uint64_t count = 0;  // elements of one vector
+  uint64_t count = 0;  // elements of one vector (SegmentsOf)
   int nranks = 1;
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;

@@ -152,7 +152,7 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
   std::string why;
   switch (choice.rule) {
     case TunerRule::kOnlyOne:
-      why = call.reproducible && !FoldsInRankOrder(call.collective, Algorithm::kRing)
+      why = call.reproducible && Reduces(call.collective)
                 ? "nothing else that is admitted sums in rank order, which `reproducible` asks for"
                 : "nothing else is admitted";
       break;

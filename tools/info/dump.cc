@@ -92,7 +92,8 @@ Result<std::string> Dump(const DumpRequest& request) {
                                  {"schedules", nlohmann::ordered_json::array()}};
   for (const Schedule& schedule : schedules) {
     if (request.rank && schedule.rank != *request.rank) continue;
-    text += (text.empty() ? "" : "\n") + DumpText(schedule);
+    if (!text.empty()) text += '\n';
+    text += DumpText(schedule);
     json["schedules"].push_back({{"rank", schedule.rank}, {"text", DumpText(schedule)}});
   }
   return request.as == DumpRequest::As::kJson ? json.dump(2) + "\n" : text;
