@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "base/status.h"
 #include "communicator.h"
 #include "compress/codec.h"
@@ -115,11 +116,16 @@ void FreeCodec(ccl_codec_t codec);
 uint64_t ForkGeneration();
 
 // Runs `function`, which returns a Status; no exception passes (out of memory becomes
-// kSystemError).
+// kSystemError). A failure is a line in the log.
 template <typename Function>
 ccl_result_t Guarded(Function&& function) {
   try {
-    return Return(function());
+    const Status status = function();
+    if (!status.ok() && status.code() != Code::kInProgress) {
+      Log(LogLevel::kWarn, LogSubsystem::kInit, "{}: {}", CodeName(status.code()),
+          status.message());
+    }
+    return Return(status);
   } catch (const std::bad_alloc&) {
     return Return(SystemError("out of memory"));
   } catch (const std::exception& e) {

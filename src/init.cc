@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <string>
 
-#include "base/log.h"
 #include "compress/simd.h"
+#include "config_files.h"
 
 namespace inccl {
 namespace {
@@ -48,24 +47,17 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
   return config;
 }
 
-void WarnOfUnknownVariables() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    for (const std::string& name : UnknownVariables(environ)) {
-      Log(LogLevel::kWarn, LogSubsystem::kEnv, "{} is set, but is no variable of this library",
-          name);
-    }
-  });
-}
-
-Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptions* comm,
-                   std::string* algorithm_text) {
+Status ResolveComm(const ccl_config_t& config, const Settings& settings, const Environment& env,
+                   CommOptions* comm, std::string* algorithm_text) {
+  const auto name = [&](const char* field, const char* in_config, const char* variable) {
+    return in_config != nullptr ? std::string(field) : settings.Described(variable);
+  };
   *algorithm_text = config.algorithm != nullptr ? config.algorithm : env.algo;
   Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(*algorithm_text);
   if (!filter.ok()) {
-    return InvalidArgument(
-        fmt::format("{}: {}", config.algorithm != nullptr ? "config->algorithm" : "INCCL_ALGO",
-                    filter.status().message()));
+    return InvalidArgument(fmt::format("{}: {}",
+                                       name("config->algorithm", config.algorithm, "INCCL_ALGO"),
+                                       filter.status().message()));
   }
   comm->algorithms = *filter;
   comm->channels = config.channels != 0 ? config.channels : env.channels;
@@ -80,8 +72,7 @@ Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptio
                                                     : "hbi:bits=6";
   Result<std::shared_ptr<const Codec>> made = MakeCodec(codec);
   if (!made.ok()) {
-    return InvalidArgument(fmt::format("{}: {}",
-                                       config.codec != nullptr ? "config->codec" : "INCCL_CODEC",
+    return InvalidArgument(fmt::format("{}: {}", name("config->codec", config.codec, "INCCL_CODEC"),
                                        made.status().message()));
   }
   comm->default_codec = *made;
@@ -98,20 +89,22 @@ Status ResolveComm(const ccl_config_t& config, const Environment& env, CommOptio
 Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   Result<ccl_config_t> config = CopyConfig(given);
   if (!config.ok()) return config.status();
-  Result<Environment> env = ReadEnvironment([](const char* name) { return secure_getenv(name); });
+  Result<Settings> settings = Settings::Load([](const char* name) { return secure_getenv(name); });
+  if (!settings.ok()) return settings.status();
+  Result<Environment> env = ApplySettings(*settings, environ);
   if (!env.ok()) return env.status();
-  if (Status status = ConfigureLog(env->debug, env->debug_subsys, env->debug_file); !status.ok()) {
-    return status;
-  }
-  WarnOfUnknownVariables();
   InitOptions options;
   options.environment = *env;
   std::string algorithm;
-  if (Status status = ResolveComm(*config, *env, &options.comm, &algorithm); !status.ok()) {
+  if (Status status = ResolveComm(*config, *settings, *env, &options.comm, &algorithm);
+      !status.ok()) {
     return status;
   }
   if (!env->simd.empty()) {
-    if (Status status = SetSimdTarget(env->simd); !status.ok()) return status;
+    if (Status status = SetSimdTarget(env->simd); !status.ok()) {
+      return InvalidArgument(
+          fmt::format("{}: {}", settings->Described("INCCL_SIMD"), status.message()));
+    }
   }
   options.transport = env->transport;
   options.link = {.gbps = env->link_gbps, .latency_us = env->link_us, .clock = &SystemClock()};

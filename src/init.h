@@ -16,7 +16,7 @@
 
 namespace inccl {
 
-// A call's config over the environment over the defaults; every value checked.
+// A call's config over the environment over the files over the defaults; every value checked.
 struct InitOptions {
   Environment environment;
   CommOptions comm;

@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace inccl {
@@ -66,19 +69,22 @@ Result<Set> ParseList(std::string_view list, std::string_view whole) {
   return negated ? ~set : set;
 }
 
-Algorithm Preferred(const TunerCall& call, const Set& set) {
+// What a large call prefers: direct and ring move the fewest bytes, direct in the fewest steps.
+constexpr Algorithm kOrder[] = {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTree,
+                                Algorithm::kRecursiveDoubling, Algorithm::kDirectOneShot};
+
+std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set) {
   const auto in_set = [&](Algorithm algorithm) { return set.test(static_cast<size_t>(algorithm)); };
+  const Algorithm first = *std::find_if(std::begin(kOrder), std::end(kOrder) - 1, in_set);
+  if (set.count() == 1) return {first, TunerRule::kOnlyOne};
   if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
-    if (in_set(Algorithm::kRecursiveDoubling)) return Algorithm::kRecursiveDoubling;
-    if (in_set(Algorithm::kTree)) return Algorithm::kTree;
+    for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
+      if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};
+    }
   } else if (call.bytes <= kOneShotBytes && in_set(Algorithm::kDirectOneShot)) {
-    return Algorithm::kDirectOneShot;
+    return {Algorithm::kDirectOneShot, TunerRule::kOneStep};
   }
-  for (const Algorithm algorithm :
-       {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTree, Algorithm::kRecursiveDoubling}) {
-    if (in_set(algorithm)) return algorithm;
-  }
-  return Algorithm::kDirectOneShot;
+  return {first, TunerRule::kInOrder};
 }
 
 }  // namespace
@@ -138,7 +144,39 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {
                     "asks for (direct does)",
                     Name(call.collective)));
   }
-  return Choice{Preferred(call, set), call.bytes <= kSideOneShotBytes};
+  const auto [algorithm, rule] = Preferred(call, set);
+  return Choice{algorithm, call.bytes <= kSideOneShotBytes, rule};
+}
+
+std::string Explain(const TunerCall& call, const Choice& choice) {
+  std::string why;
+  switch (choice.rule) {
+    case TunerRule::kOnlyOne:
+      why = call.reproducible && Reduces(call.collective)
+                ? "nothing else that is admitted sums in rank order, which `reproducible` asks for"
+                : "nothing else is admitted";
+      break;
+    case TunerRule::kOneStep:
+      why = fmt::format("up to {} bytes and {} ranks one step costs less than the bytes it adds",
+                        kOneShotBytes, kManyRanks);
+      break;
+    case TunerRule::kLogarithmic:
+      why = fmt::format(
+          "up to {} bytes on more than {} ranks its steps, which grow with the logarithm of the "
+          "ranks, count for more than bytes",
+          kOneShotBytes, kManyRanks);
+      break;
+    case TunerRule::kInOrder:
+      why = fmt::format("{} bytes: {}the first admitted of", call.bytes,
+                        call.bytes <= kOneShotBytes
+                            ? "what small calls prefer is not admitted or does not exist; "
+                            : "");
+      for (const Algorithm algorithm : kOrder) {
+        why += fmt::format("{} {}", algorithm == kOrder[0] ? "" : ",", Name(algorithm));
+      }
+      break;
+  }
+  return fmt::format("{}: {}", Name(choice.algorithm), why);
 }
 
 }  // namespace inccl

@@ -8,6 +8,7 @@
 #include <array>
 #include <bitset>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -46,13 +47,25 @@ struct TunerCall {
   bool reproducible = false;
 };
 
+// Why an algorithm was chosen.
+enum class TunerRule : uint8_t {
+  kOnlyOne,      // nothing else is admitted
+  kOneStep,      // small, few ranks
+  kLogarithmic,  // small, many ranks
+  kInOrder,      // the first admitted in the order of what large calls prefer
+};
+
 struct Choice {
   Algorithm algorithm = Algorithm::kRing;
   bool side_one_shot = false;
+  TunerRule rule = TunerRule::kInOrder;
 };
 
 // kInvalidArgument if the filter leaves nothing.
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter);
+
+// What Choose has chosen for `call` and why, in words.
+std::string Explain(const TunerCall& call, const Choice& choice);
 
 }  // namespace inccl
 

@@ -94,69 +94,86 @@ std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
 constexpr const char* kMilliseconds = "milliseconds, 1 to 86400000";
 
 const Variable kVariables[] = {
-    {{"INCCL_ALGO", "algorithms that may be chosen",
-      "ring, tree, recursive_doubling, direct; lists, ^ and collective: as in NCCL_ALGO", "any"},
+    {{"INCCL_ALGO", "algorithms that may run; the tuner chooses among them",
+      "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot, in NCCL_ALGO's "
+      "grammar: ring,tree; ^tree; ring;allreduce:direct",
+      "any", "list"},
      [](Text v, Environment* e) { return ParseText(v, &e->algo); }},
-    {{"INCCL_CHANNELS", "independent lanes per pair of ranks", "1 to 32", "1"},
+    {{"INCCL_CHANNELS", "independent lanes per pair of ranks", "1 to 32", "1", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, 32, &e->channels); }},
-    {{"INCCL_SLICE_BYTES", "largest slice, the unit of the pipeline", "4096 to 4194304", "131072"},
+    {{"INCCL_SLICE_BYTES", "bytes of a slot: the largest slice, the unit of the pipeline",
+      "4096 to 4194304", "131072", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},
-    {{"INCCL_TRANSPORT", "transports that may be chosen", "loopback, shm, or a list",
-      "loopback for threads, shm for processes"},
+    {{"INCCL_TRANSPORT", "transports that may be chosen; loopback joins ranks of one process only",
+      "loopback, shm, or a list", "loopback for threads, shm for processes", "list"},
      [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
-    {{"INCCL_SIMD", "instruction set of the kernels", "scalar, avx2, avx512, ...",
-      "the best this CPU has"},
+    {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
+      "best, scalar, ssse3, sse4, avx2, avx512, ... (what this CPU has)", "best", "name"},
      [](Text v, Environment* e) { return ParseText(v, &e->simd); }},
-    {{"INCCL_CODEC", "codec of compressed calls that name none", "a codec specification",
-      "hbi:bits=6"},
+    {{"INCCL_CODEC", "codec of compressed calls that name none",
+      "a codec specification (docs/format.md)", "hbi:bits=6", "codec"},
      [](Text v, Environment* e) { return ParseText(v, &e->codec); }},
-    {{"INCCL_COMM_ID", "where rank 0 listens", "host:port", "none"},
+    {{"INCCL_COMM_ID", "where rank 0 listens; checked, but nothing uses it yet", "host:port",
+      "none", "address"},
      [](Text v, Environment* e) { return ParseCommId(v, &e->comm_id); }},
-    {{"INCCL_SECRET_FILE", "file whose content is mixed into every key",
-      "a path; the file must be readable by its owner only", "none"},
+    {{"INCCL_SECRET_FILE", "file whose content ranks need to join, besides the unique id",
+      "a path; the file must be readable by its owner only (mode 0600)", "none", "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->secret_file); }},
-    {{"INCCL_SOCKET_IFNAME", "network interface to listen on",
+    {{"INCCL_SOCKET_IFNAME", "interface on which the creator of a unique id listens",
       "prefixes, comma-separated; = before: exact names; ^ before: all but these",
-      "the loopback interface"},
+      "the loopback interface", "list"},
      [](Text v, Environment* e) { return ParseText(v, &e->socket_ifname); }},
     {{"INCCL_HOSTID", "ranks with equal values count as being on one host", "any text",
-      "from the kernel's boot id"},
+      "from the kernel's boot id and the network namespace", "text"},
      [](Text v, Environment* e) { return ParseText(v, &e->hostid); }},
-    {{"INCCL_DEBUG", "what is logged", "VERSION, WARN, INFO, TRACE", "nothing"},
+    {{"INCCL_DEBUG", "what is logged; each level contains those before it",
+      "VERSION, WARN, INFO, TRACE", "nothing", "level"},
      [](Text v, Environment* e) { return ParseLevel(v, &e->debug); }},
     {{"INCCL_DEBUG_SUBSYS", "what INFO and TRACE lines are about",
       "INIT, BOOTSTRAP, ENV, TRANSPORT, CONTROL, COLL, CODEC, TUNING, ALL; lists; ^ before: all "
       "but",
-      "INIT,BOOTSTRAP,ENV"},
+      "INIT,BOOTSTRAP,ENV", "list"},
      ParseDebugSubsystems},
-    {{"INCCL_DEBUG_FILE", "file for the log; %h: host name, %p: process id", "a path",
-      "standard error"},
+    {{"INCCL_DEBUG_FILE", "file that the log is appended to",
+      "a path; %h: host name, %p: process id, %%: %", "standard error", "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->debug_file); }},
-    {{"INCCL_REPRODUCIBLE", "uncompressed float sums in rank order", "0, 1", "0"},
+    {{"INCCL_REPRODUCIBLE", "1: uncompressed float sums in rank order", "0, 1", "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->reproducible); }},
-    {{"INCCL_ABORT_ON_ERROR", "the process ends at the first error of a communicator", "0, 1", "0"},
+    {{"INCCL_ABORT_ON_ERROR", "1: the process aborts at the first error of a communicator", "0, 1",
+      "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->abort_on_error); }},
-    {{"INCCL_INIT_TIMEOUT_MS", "limit for creating a communicator", kMilliseconds, "120000"},
+    {{"INCCL_INIT_TIMEOUT_MS", "limit for creating a communicator", kMilliseconds, "120000",
+      "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->init_timeout_ms); }},
-    {{"INCCL_OP_TIMEOUT_MS", "limit for an operation without progress", kMilliseconds, "600000"},
+    {{"INCCL_OP_TIMEOUT_MS", "limit for an operation without progress", kMilliseconds, "600000",
+      "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->op_timeout_ms); }},
-    {{"INCCL_HEARTBEAT_TIMEOUT_MS", "interval of signs of life between hosts", kMilliseconds,
-      "1000"},
+    {{"INCCL_HEARTBEAT_TIMEOUT_MS",
+      "interval of signs of life between hosts; checked, but nothing uses it yet", kMilliseconds,
+      "1000", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->heartbeat_timeout_ms); }},
-    {{"INCCL_DEAD_TIMEOUT_MS", "silence after which a peer on another host counts as dead",
-      kMilliseconds, "10000"},
+    {{"INCCL_DEAD_TIMEOUT_MS",
+      "silence after which a peer on another host counts as dead; checked, but nothing uses it yet",
+      kMilliseconds, "10000", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->dead_timeout_ms); }},
-    {{"INCCL_LINK_GBPS", "emulated link: rate of each rank's port", "Gbit/s; 0: off", "0"},
+    {{"INCCL_LINK_GBPS", "emulated link: rate of each rank's port, in 10^9 bit/s",
+      "0 to 1000000; 0: off", "0", "number"},
      [](Text v, Environment* e) { return ParseReal(v, 1e6, &e->link_gbps); }},
-    {{"INCCL_LINK_US", "emulated link: one-way delay", "microseconds; 0: off", "0"},
+    {{"INCCL_LINK_US", "emulated link: one-way delay in microseconds", "0 to 10000000; 0: off", "0",
+      "number"},
      [](Text v, Environment* e) { return ParseReal(v, 1e7, &e->link_us); }},
-    {{"INCCL_RANK", "this process's rank, where no launcher says it", "0 to size - 1", "none"},
+    {{"INCCL_RANK", "this process's rank, where no launcher says it", "0 to size - 1", "none",
+      "integer", true},
      [](Text v, Environment* e) { return ParseInteger(v, 0, kMostRanks - 1, &e->rank); }},
-    {{"INCCL_SIZE", "number of ranks, where no launcher says it", "1 to 1048576", "none"},
+    {{"INCCL_SIZE", "number of ranks, where no launcher says it", "1 to 1048576", "none", "integer",
+      true},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kMostRanks, &e->size); }},
     {{"INCCL_JOB", "name that the ranks of one job share and no other job of this user has",
-      "any text", "from the launcher"},
+      "any text", "from the launcher", "text", true},
      [](Text v, Environment* e) { return ParseText(v, &e->job); }},
+    {{"INCCL_CONF_FILE", "configuration file that is read in place of the user's", "a path",
+      "$XDG_CONFIG_HOME/inccl.conf, else ~/.inccl.conf", "path", true},
+     [](Text v, Environment* e) { return ParseText(v, &e->conf_file); }},
 };
 
 std::vector<VariableInfo> MakeTable() {
@@ -172,14 +189,22 @@ std::span<const VariableInfo> VariableTable() {
   return *table;
 }
 
-Result<Environment> ReadEnvironment(const GetEnv& get) {
+const VariableInfo* FindVariable(std::string_view name) {
+  const std::span<const VariableInfo> table = VariableTable();
+  const auto found = std::find_if(table.begin(), table.end(),
+                                  [&](const VariableInfo& info) { return name == info.name; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
   Environment env;
   for (const Variable& variable : kVariables) {
     const char* value = get(variable.info.name);
     if (value == nullptr || *value == '\0') continue;
     if (const std::string wrong = variable.parse(value, &env); !wrong.empty()) {
-      return InvalidArgument(fmt::format("{}: \"{}\" is {}; it takes {}", variable.info.name, value,
-                                         wrong, variable.info.values));
+      const std::string source = where ? fmt::format(" ({})", where(variable.info.name)) : "";
+      return InvalidArgument(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name,
+                                         source, value, wrong, variable.info.values));
     }
   }
   return env;
@@ -191,9 +216,7 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
     if (!name.starts_with("INCCL_") || name.starts_with("INCCL_TEST_")) continue;
-    const bool known = std::any_of(std::begin(kVariables), std::end(kVariables),
-                                   [&](const Variable& v) { return name == v.info.name; });
-    if (!known) unknown.emplace_back(name);
+    if (FindVariable(name) == nullptr) unknown.emplace_back(name);
   }
   return unknown;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one table of environment variables: name, meaning, values, default. The environment itself is
-// passed in as a function.
+// The one table of environment variables: name, type, meaning, values, default. The environment
+// itself (and what files add to it) is passed in as a function.
 #ifndef INCCL_BASE_ENV_H_
 #define INCCL_BASE_ENV_H_
 
@@ -20,6 +20,8 @@ namespace inccl {
 
 // As getenv: nullptr if the variable is not set. An empty value counts as not set.
 using GetEnv = std::function<const char*(const char* name)>;
+// Where the value of a variable comes from, for messages: "environment", "/etc/inccl.conf:3".
+using WhereSet = std::function<std::string(const char* name)>;
 
 // A field per variable, already checked and converted; see VariableTable for the meanings.
 struct Environment {
@@ -47,6 +49,7 @@ struct Environment {
   std::optional<int> rank;                        // INCCL_RANK
   std::optional<int> size;                        // INCCL_SIZE
   std::optional<std::string> job;                 // INCCL_JOB
+  std::string conf_file;                          // INCCL_CONF_FILE
 };
 
 // For people and for tools that print the table.
@@ -55,11 +58,17 @@ struct VariableInfo {
   const char* meaning;
   const char* values;
   const char* default_value;
+  const char* type;  // "flag", "integer", "number", "text", "list", "path", ...
+  // Of one process, so not to be set in a file that all processes of a host or user read.
+  bool environment_only = false;
 };
 std::span<const VariableInfo> VariableTable();
+// The row of a name; nullptr if it is none of this library.
+const VariableInfo* FindVariable(std::string_view name);
 
-// kInvalidArgument naming the variable, its value and what it may be, at the first bad one.
-Result<Environment> ReadEnvironment(const GetEnv& get);
+// kInvalidArgument naming the variable, where it was set (if `where` is given), its value and what
+// it may be, at the first bad one.
+Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where = {});
 
 // Names in `environment` (as environ: "NAME=value" pointers up to a nullptr) that begin with INCCL_
 // and are not in the table: misspelt ones, as a rule. INCCL_TEST_* belongs to tests.

@@ -53,12 +53,15 @@ std::string HostName() {
 std::string ExpandFileName(const std::string& file) {
   std::string expanded;
   for (size_t i = 0; i < file.size(); ++i) {
-    if (file[i] == '%' && i + 1 < file.size() && (file[i + 1] == 'h' || file[i + 1] == 'p')) {
-      ++i;
-      expanded += file[i] == 'h' ? HostName() : std::to_string(getpid());
+    const char key = file[i] == '%' && i + 1 < file.size() ? file[i + 1] : '\0';
+    if (key == 'h') {
+      expanded += HostName();
+    } else if (key == 'p') {
+      expanded += std::to_string(getpid());
     } else {
       expanded += file[i];
     }
+    if (key == 'h' || key == 'p' || key == '%') ++i;
   }
   return expanded;
 }

@@ -41,8 +41,9 @@ bool ParseLogLevel(std::string_view text, LogLevel* level);
 // CODEC, TUNING, ALL. On failure *unknown is the word at fault.
 bool ParseLogSubsystems(std::string_view text, uint32_t* mask, std::string* unknown);
 
-// Where lines go from now on. `file`: "" for stderr; %h becomes the host's name, %p the process id;
-// kSystemError if it cannot be opened (lines then go to stderr).
+// Where lines go from now on. `file`: "" for stderr; %h becomes the host's name, %p the process id,
+// %% a
+// %; kSystemError if it cannot be opened (lines then go to stderr).
 Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file);
 
 namespace internal {

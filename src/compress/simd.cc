@@ -42,17 +42,19 @@ struct Target {
   std::string name;
 };
 
-// Lower bits are better targets; the reference comes last and is always there. Asked once: the
-// question itself makes Highway choose anew.
+// Lower bits are better targets; the reference comes last and is always there.
+std::vector<Target> TargetsOf(int64_t bits) {
+  std::vector<Target> found;
+  for (int64_t there = bits & ~kReference; there != 0; there &= there - 1) {
+    found.push_back({there & -there, NameOf(there & -there)});
+  }
+  found.push_back({kReference, NameOf(kReference)});
+  return found;
+}
+
+// Asked once: the question itself makes Highway choose anew.
 const std::vector<Target>& Targets() {
-  static const std::vector<Target> targets = [] {
-    std::vector<Target> found;
-    int64_t there = hwy::SupportedTargets() & HWY_TARGETS & ~kReference;
-    for (; there != 0; there &= there - 1)
-      found.push_back({there & -there, NameOf(there & -there)});
-    found.push_back({kReference, NameOf(kReference)});
-    return found;
-  }();
+  static const std::vector<Target> targets = TargetsOf(hwy::SupportedTargets() & HWY_TARGETS);
   return targets;
 }
 
@@ -81,6 +83,12 @@ const char* SimdTargetName() {
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
   for (const Target& target : Targets()) names.push_back(target.name);
+  return names;
+}
+
+std::vector<std::string> SimdTargetsBuilt() {
+  std::vector<std::string> names;
+  for (const Target& target : TargetsOf(HWY_TARGETS)) names.push_back(target.name);
   return names;
 }
 

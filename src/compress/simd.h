@@ -24,6 +24,9 @@ const char* SimdTargetName();
 // Those this CPU has and this library was built with, best first, "scalar" last.
 std::vector<std::string> SimdTargets();
 
+// Those this library was built with, likewise.
+std::vector<std::string> SimdTargetsBuilt();
+
 }  // namespace inccl
 
 #endif  // INCCL_COMPRESS_SIMD_H_

@@ -62,7 +62,8 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_LINK_US", "1e2"},
                                         {"INCCL_RANK", "0"},
                                         {"INCCL_SIZE", "4"},
-                                        {"INCCL_JOB", "j"}});
+                                        {"INCCL_JOB", "j"},
+                                        {"INCCL_CONF_FILE", "/c"}});
   ASSERT_TRUE(env.ok()) << env.status().message();
   EXPECT_EQ(env->algo, "ring,tree;allreduce:^tree");
   EXPECT_EQ(env->channels, 32);
@@ -89,6 +90,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->rank, 0);
   EXPECT_EQ(env->size, 4);
   EXPECT_EQ(env->job, "j");
+  EXPECT_EQ(env->conf_file, "/c");
 }
 
 TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
@@ -137,6 +139,16 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
   }
 }
 
+TEST(EnvTest, ABadValueIsNamedWithItsPlace) {
+  const Result<Environment> env =
+      ReadEnvironment([](const char* name) { return *name == 'I' ? "?" : nullptr; },
+                      [](const char* name) { return "the place of " + std::string(name); });
+  ASSERT_FALSE(env.ok());
+  EXPECT_EQ(env.status().message(),
+            "INCCL_CHANNELS (the place of INCCL_CHANNELS): \"?\" is not a whole number; it takes 1 "
+            "to 32");
+}
+
 TEST(EnvTest, UnknownNamesAreListed) {
   const char* const environment[] = {
       "PATH=/bin",       "INCCL_ALGO=ring", "INCCL_CHANELS=2",    "INCCL_TEST_SEED=1",
@@ -153,8 +165,12 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.meaning, "");
     EXPECT_STRNE(info.values, "");
     EXPECT_STRNE(info.default_value, "");
+    EXPECT_STRNE(info.type, "");
+    EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 24u);
+  EXPECT_EQ(names.size(), 25u);
+  EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
+  EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }
 
 }  // namespace

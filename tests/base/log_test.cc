@@ -87,6 +87,40 @@ TEST_F(LogTest, AFileThatCannotBeOpenedIsAnError) {
             std::string::npos);
 }
 
+TEST_F(LogTest, PlaceholdersOfTheFileName) {
+  const std::string stem = ::testing::TempDir() + "inccl-log-" + std::to_string(getpid());
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems,
+                           ::testing::TempDir() + "inccl-log-%p%%p%x%")
+                  .ok());
+  Log(LogLevel::kWarn, "here");
+  std::ifstream in(stem + "%p%x%");
+  std::string line;
+  EXPECT_TRUE(std::getline(in, line)) << stem;
+  EXPECT_TRUE(line.ends_with("WARN here")) << line;
+  std::remove((stem + "%p%x%").c_str());
+}
+
+TEST_F(LogTest, AFileIsAppendedTo) {
+  for (const char* text : {"one", "two"}) {
+    ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
+    Log(LogLevel::kWarn, text);
+    ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
+  }
+  EXPECT_EQ(Lines().size(), 2u);
+}
+
+TEST_F(LogTest, LevelsContainThoseBefore) {
+  constexpr LogLevel kAll[] = {LogLevel::kVersion, LogLevel::kWarn, LogLevel::kInfo,
+                               LogLevel::kTrace};
+  for (const LogLevel set : kAll) {
+    ASSERT_TRUE(ConfigureLog(set, kAllLogSubsystems, pattern_).ok());
+    for (const LogLevel line : kAll) EXPECT_EQ(LogEnabled(line), line <= set);
+  }
+  // Subsystems filter INFO and TRACE only.
+  ASSERT_TRUE(ConfigureLog(LogLevel::kTrace, 0, pattern_).ok());
+  for (const LogLevel line : kAll) EXPECT_EQ(LogEnabled(line), line <= LogLevel::kWarn);
+}
+
 TEST_F(LogTest, AReaderThatHasGoneKillsNobody) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
@@ -112,6 +146,7 @@ TEST(LogParseTest, Levels) {
   EXPECT_TRUE(ParseLogLevel("TRACE", &level));
   EXPECT_EQ(level, LogLevel::kTrace);
   EXPECT_FALSE(ParseLogLevel("WARNING", &level));
+  EXPECT_FALSE(ParseLogLevel("ABORT", &level));  // INCCL_ABORT_ON_ERROR says that
   EXPECT_EQ(level, LogLevel::kTrace);
 }
 

@@ -74,6 +74,63 @@ TEST(TunerTest, EveryChoiceHasASchedule) {
   }
 }
 
+TEST(TunerTest, TheReasonIsThatOfTheChoice) {
+  struct Case {
+    TunerCall call;
+    const char* filter;
+    Algorithm algorithm;
+    TunerRule rule;
+    const char* words;
+  };
+  const Collective sum = Collective::kAllReduce;
+  const Case cases[] = {
+      {{.collective = sum, .bytes = 16384, .nranks = 16},
+       "",
+       Algorithm::kDirectOneShot,
+       TunerRule::kOneStep,
+       "up to 16384 bytes and 16 ranks"},
+      {{.collective = sum, .bytes = 16385, .nranks = 16},
+       "",
+       Algorithm::kDirect,
+       TunerRule::kInOrder,
+       "16385 bytes: the first admitted of direct, ring,"},
+      {{.collective = sum, .bytes = 16384, .nranks = 17},
+       "",
+       Algorithm::kRecursiveDoubling,
+       TunerRule::kLogarithmic,
+       "more than 16 ranks"},
+      {{.collective = sum, .bytes = 0, .nranks = 64},
+       "tree,ring",
+       Algorithm::kTree,
+       TunerRule::kLogarithmic,
+       "more than 16 ranks"},
+      {{.collective = sum, .bytes = 8, .nranks = 4},
+       "tree,ring",
+       Algorithm::kRing,
+       TunerRule::kInOrder,
+       "what small calls prefer is not admitted"},
+      {{.collective = sum, .bytes = 1 << 20, .nranks = 4},
+       "tree",
+       Algorithm::kTree,
+       TunerRule::kOnlyOne,
+       "tree: nothing else is admitted"},
+      {{.collective = sum, .bytes = 1 << 20, .nranks = 4, .reproducible = true},
+       "ring,direct_two_shot",
+       Algorithm::kDirect,
+       TunerRule::kOnlyOne,
+       "in rank order"},
+  };
+  for (const Case& c : cases) {
+    const Result<Choice> choice = Choose(c.call, Parsed(c.filter));
+    ASSERT_TRUE(choice.ok());
+    EXPECT_EQ(choice->algorithm, c.algorithm) << Name(choice->algorithm);
+    EXPECT_EQ(choice->rule, c.rule);
+    const std::string text = Explain(c.call, *choice);
+    EXPECT_EQ(text.rfind(Name(c.algorithm), 0), 0u) << text;
+    EXPECT_NE(text.find(c.words), std::string::npos) << text;
+  }
+}
+
 TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
   for (int c = 0; c < kCollectiveKinds; ++c) {
     for (int a = 0; a < kAlgorithms; ++a) {

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where options come from, as a user meets it: a call's config over the environment over a file,
+// and what the log says of it.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "api/world.h"
+#include "inccl/ccl.h"
+
+namespace inccl::test {
+namespace {
+
+// Other ones in every test: the library keeps a log open.
+std::string Temporary(const char* name) {
+  return ::testing::TempDir() + "inccl-config-" + std::to_string(getpid()) + "-" +
+         ::testing::UnitTest::GetInstance()->current_test_info()->name() + "-" + name;
+}
+
+std::string Content(const std::string& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  ConfigTest() : file_(Temporary("conf")), log_(Temporary("log")) {
+    setenv("INCCL_CONF_FILE", file_.c_str(), 1);
+    setenv("INCCL_DEBUG_FILE", log_.c_str(), 1);
+  }
+  ~ConfigTest() override {
+    for (const char* name : {"INCCL_CONF_FILE", "INCCL_DEBUG_FILE"}) unsetenv(name);
+    std::remove(file_.c_str());
+    std::remove(log_.c_str());
+  }
+  void Write(const std::string& text) const { std::ofstream(file_) << text; }
+
+  // One rank that joins itself; what the log says of it, or the error.
+  std::string Join(const ccl_config_t* config) {
+    std::ofstream(log_, std::ios::trunc).close();
+    ccl_unique_id_t id{};
+    ccl_comm_t comm = nullptr;
+    if (ccl_get_unique_id(&id) != CCL_SUCCESS ||
+        ccl_comm_init_rank_config(&comm, 1, id, 0, config) != CCL_SUCCESS) {
+      return ccl_get_last_error(nullptr);
+    }
+    EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+    const std::string text = Content(log_);
+    const size_t joined = text.find("joined over");
+    return joined == text.npos ? text : text.substr(joined, text.find('\n', joined) - joined);
+  }
+
+  const std::string file_, log_;
+};
+
+#define EXPECT_HAS(text, part)                    \
+  EXPECT_NE((text).find(part), std::string::npos) \
+      << "no \"" << (part) << "\" in \"" << (text) << "\""
+
+TEST_F(ConfigTest, CallOverEnvironmentOverFile) {
+  Write("INCCL_DEBUG=INFO\nINCCL_CHANNELS=3\nINCCL_ALGO=tree\nINCCL_SLICE_BYTES=8192\n");
+  std::string line = Join(nullptr);
+  EXPECT_HAS(line, " channels=3 ");
+  EXPECT_HAS(line, " algorithm=tree ");
+  const ScopedEnv environment({{"INCCL_CHANNELS", "4"}, {"INCCL_ALGO", "ring"}});
+  line = Join(nullptr);
+  EXPECT_HAS(line, " channels=4 ");
+  EXPECT_HAS(line, " algorithm=ring ");
+  EXPECT_HAS(line, " slice_bytes=8192 ");
+  ccl_config_t config = CCL_CONFIG_INIT;
+  config.channels = 5;
+  line = Join(&config);
+  EXPECT_HAS(line, " channels=5 ");
+  EXPECT_HAS(line, " algorithm=ring ");
+}
+
+TEST_F(ConfigTest, ErrorsNameThePlace) {
+  Write("# mine\nINCCL_CHANNELS=many\n");
+  EXPECT_EQ(Join(nullptr),
+            "INCCL_CHANNELS (" + file_ + ":2): \"many\" is not a whole number; it takes 1 to 32");
+  Write("INCCL_ALGO=quick\n");
+  EXPECT_HAS(Join(nullptr), "INCCL_ALGO (" + file_ + ":1): algorithm \"quick\"");
+  Write("INCCL_CODEC=zip\n");
+  EXPECT_HAS(Join(nullptr), "INCCL_CODEC (" + file_ + ":1): ");
+  Write("INCCL_SIMD=mmx\n");
+  EXPECT_HAS(Join(nullptr), "INCCL_SIMD (" + file_ + ":1): instruction set \"mmx\"");
+  {
+    const ScopedEnv environment({{"INCCL_SIMD", "sse9"}});
+    EXPECT_HAS(Join(nullptr), "INCCL_SIMD (environment): instruction set \"sse9\"");
+  }
+  Write("nonsense\n");
+  EXPECT_EQ(Join(nullptr), file_ + ":1: \"nonsense\" is not of the form NAME=value");
+  std::remove(file_.c_str());
+  EXPECT_HAS(Join(nullptr), "INCCL_CONF_FILE: configuration file " + file_);
+}
+
+TEST_F(ConfigTest, AFailedCallIsALineInTheLog) {
+  Write("INCCL_DEBUG=WARN\n");
+  ASSERT_EQ(Join(nullptr), "");
+  ccl_comm_t comm = nullptr;
+  ASSERT_EQ(ccl_comm_init_all(&comm, 65, nullptr), CCL_INVALID_ARGUMENT);
+  EXPECT_HAS(Content(log_), std::string(" inccl WARN ") +
+                                ccl_get_error_string(CCL_INVALID_ARGUMENT) + ": nranks: 65");
+}
+
+TEST_F(ConfigTest, SilentByDefault) {
+  Write("");
+  ::testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(Join(nullptr), "");
+  EXPECT_EQ(ccl_get_version(nullptr), CCL_INVALID_ARGUMENT);
+  ccl_comm_t comm = nullptr;
+  EXPECT_EQ(ccl_comm_init_all(&comm, 65, nullptr), CCL_INVALID_ARGUMENT);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+}
+
+}  // namespace
+}  // namespace inccl::test

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs inccl-info and compares what it prints with what the library's own functions say.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "api/world.h"
+#include "base/env.h"
+#include "collectives/schedule.h"
+#include "compress/simd.h"
+#include "cpus.h"
+#include "inccl/ccl.h"
+#include "tools/run_program.h"
+#include "topology.h"
+
+namespace inccl::test {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kProgram = INCCL_BINARY_DIR "/tools/inccl-info";
+
+ProgramResult Info(const std::string& arguments, const std::string& before = ":") {
+  return RunProgram(kProgram, arguments, before);
+}
+
+Json InfoJson(const std::string& arguments, const std::string& before = ":", int status = 0) {
+  const ProgramResult result = Info(arguments + " --json", before);
+  EXPECT_EQ(result.status, status) << result.err;
+  Json json = Json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+  EXPECT_FALSE(json.is_discarded()) << result.out;
+  return json;
+}
+
+Json Variable(const Json& environment, const std::string& name) {
+  for (const Json& variable : environment["variables"]) {
+    if (variable["name"] == name) return variable;
+  }
+  ADD_FAILURE() << "no " << name;
+  return {};
+}
+
+TEST(InfoTest, Build) {
+  const Json build = InfoJson("--only build")["build"];
+  EXPECT_EQ(build["version_code"], CCL_VERSION_CODE);
+  EXPECT_EQ(build["sanitizers"].is_null(), !kSanitized);
+  EXPECT_EQ(build["hwloc"].is_null(), HwlocVersion().empty());
+  EXPECT_NE(Info("--version").out.find(build["version"].get<std::string>()), std::string::npos);
+}
+
+TEST(InfoTest, Simd) {
+  const Json simd = InfoJson("--only simd")["simd"];
+  EXPECT_EQ(simd["in_use"], SimdTargetName());
+  EXPECT_EQ(simd["possible_here"], Json(SimdTargets()));
+  EXPECT_EQ(simd["built_in"], Json(SimdTargetsBuilt()));
+  const std::vector<std::string> built = SimdTargetsBuilt();
+  for (const std::string& target : SimdTargets()) {
+    EXPECT_NE(std::find(built.begin(), built.end(), target), built.end()) << target;
+  }
+  EXPECT_EQ(InfoJson("--only simd", "export INCCL_SIMD=scalar")["simd"]["in_use"], "scalar");
+}
+
+TEST(InfoTest, Topology) {
+  Json topology = InfoJson("--only topology")["topology"];
+  EXPECT_EQ(topology["source"], ReadTopology().source);
+  EXPECT_EQ(topology["allowed"], FormatCpuList(AllowedCpus()));
+  EXPECT_EQ(topology["usable_cores"], UsableCores());
+  EXPECT_EQ(topology["numa_nodes"].size(), ReadTopology().nodes.size());
+  const int last = AllowedCpus().back();
+  topology = InfoJson("--only topology",
+                      "taskset -pc " + std::to_string(last) + " $BASHPID >/dev/null")["topology"];
+  EXPECT_EQ(topology["allowed"], std::to_string(last));
+  EXPECT_EQ(topology["usable_cores"], 1);
+}
+
+TEST(InfoTest, LimitsAreThoseOfTheProcess) {
+  const Json limits = InfoJson("--only limits", "ulimit -Sn 99; ulimit -Hn 100")["limits"];
+  EXPECT_EQ(limits["nofile"]["soft"], 99);
+  EXPECT_EQ(limits["nofile"]["hard"], 100);
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+  EXPECT_EQ(limits["memlock"]["soft"],
+            limit.rlim_cur == RLIM_INFINITY ? Json("unlimited") : Json(limit.rlim_cur));
+}
+
+Json Transport(const Json& all, const std::string& name) {
+  for (const Json& transport : all["transports"]) {
+    if (transport["name"] == name) return transport;
+  }
+  ADD_FAILURE() << "no " << name;
+  return {};
+}
+
+TEST(InfoTest, TransportsAreTried) {
+  Json all = InfoJson("--only transports");
+  EXPECT_EQ(Transport(all, "shm")["works"], true) << all.dump(2);
+  EXPECT_EQ(Transport(all, "loopback")["works"], true) << all.dump(2);
+  EXPECT_GE(Transport(all, "shm")["max_slot_bytes"], 4 << 20);
+  all = InfoJson("--only transports", "ulimit -f 1000");
+  EXPECT_EQ(Transport(all, "shm")["works"], false);
+  EXPECT_NE(Transport(all, "shm")["why_not"].get<std::string>().find("ulimit -f"),
+            std::string::npos);
+  EXPECT_EQ(Transport(all, "loopback")["works"], true);
+  if (kSanitized) return;  // sanitizers need address space themselves
+  all = InfoJson("--only transports", "ulimit -v 1000000");
+  EXPECT_EQ(Transport(all, "loopback")["works"], false);
+  EXPECT_NE(Transport(all, "loopback")["why_not"].get<std::string>().find("address space"),
+            std::string::npos);
+}
+
+TEST(InfoEnvironmentTest, IsTheTable) {
+  const Json environment = InfoJson("--only environment", "unset ${!INCCL_*}")["environment"];
+  ASSERT_EQ(environment["variables"].size(), VariableTable().size());
+  for (size_t i = 0; i < VariableTable().size(); ++i) {
+    const VariableInfo& info = VariableTable()[i];
+    const Json& variable = environment["variables"][i];
+    EXPECT_EQ(variable["name"], info.name);
+    EXPECT_EQ(variable["type"], info.type);
+    EXPECT_EQ(variable["meaning"], info.meaning);
+    EXPECT_EQ(variable["values"], info.values);
+    EXPECT_EQ(variable["default"], info.default_value);
+    EXPECT_EQ(variable["environment_only"], info.environment_only);
+    EXPECT_EQ(variable["source"], "default");
+    EXPECT_TRUE(variable["value"].is_null());
+    EXPECT_TRUE(variable["error"].is_null());
+  }
+  EXPECT_TRUE(environment["error"].is_null());
+}
+
+class InfoFileTest : public ::testing::Test {
+ protected:
+  InfoFileTest() {
+    std::string name = ::testing::TempDir() + "inccl-info-XXXXXX";
+    directory_ = mkdtemp(name.data());
+    file_ = directory_ + "/inccl.conf";
+    before_ = "unset INCCL_CONF_FILE; export XDG_CONFIG_HOME=" + directory_;
+  }
+  ~InfoFileTest() override { std::filesystem::remove_all(directory_); }
+  void Write(const std::string& text) const { std::ofstream(file_) << text; }
+
+  std::string directory_, file_, before_;
+};
+
+TEST_F(InfoFileTest, ValuesAndWhereTheyComeFrom) {
+  Write("# mine\nINCCL_CHANNELS=3\nINCCL_ALGO=tree\nINCCL_OTHER=1\n");
+  const Json environment = InfoJson(
+      "--only environment", before_ + "; export INCCL_ALGO=ring INCCL_CHANELS=2")["environment"];
+  EXPECT_EQ(Variable(environment, "INCCL_CHANNELS")["value"], "3");
+  EXPECT_EQ(Variable(environment, "INCCL_CHANNELS")["source"], file_ + ":2");
+  EXPECT_EQ(Variable(environment, "INCCL_ALGO")["value"], "ring");
+  EXPECT_EQ(Variable(environment, "INCCL_ALGO")["source"], "environment");
+  EXPECT_EQ(Variable(environment, "INCCL_CODEC")["source"], "default");
+  EXPECT_EQ(environment["files"][0]["path"], file_);
+  EXPECT_EQ(environment["files"][0]["state"], "read");
+  EXPECT_EQ(environment["files"][1]["path"], "/etc/inccl.conf");
+  EXPECT_EQ(environment["warnings"],
+            Json({file_ + ":4: INCCL_OTHER is no variable of this library",
+                  "INCCL_CHANELS is set, but is no variable of this library"}));
+}
+
+TEST_F(InfoFileTest, ABadConfigurationIsShownAndTold) {
+  Write("INCCL_CHANNELS=many\nINCCL_LINK_US=soon\n");
+  const ProgramResult result = Info("--json", before_);
+  EXPECT_EQ(result.status, 1);
+  const std::string wrong =
+      "INCCL_CHANNELS (" + file_ + ":1): \"many\" is not a whole number; it takes 1 to 32";
+  EXPECT_EQ(result.err, "inccl-info: " + wrong + "\n");
+  const Json environment = Json::parse(result.out)["environment"];
+  EXPECT_EQ(environment["error"], wrong);
+  EXPECT_EQ(Variable(environment, "INCCL_CHANNELS")["error"], wrong);
+  EXPECT_NE(Variable(environment, "INCCL_LINK_US")["error"].get<std::string>().find("soon"),
+            std::string::npos);
+  EXPECT_TRUE(Variable(environment, "INCCL_ALGO")["error"].is_null());
+  Write("nonsense");
+  EXPECT_EQ(Info("", before_).err,
+            "inccl-info: " + file_ + ":1: \"nonsense\" is not of the form NAME=value\n");
+  // What only a communicator checks.
+  const ProgramResult codec = Info("--only build", "export INCCL_CODEC=zip");
+  EXPECT_EQ(codec.status, 1);
+  EXPECT_NE(codec.err.find("INCCL_CODEC (environment): "), std::string::npos) << codec.err;
+}
+
+TEST_F(InfoFileTest, AnythingCanBePrinted) {
+  const std::string before = "export INCCL_HOSTID=$'a\\xff\\x1b[2Jb'";
+  EXPECT_NE(Info("--only environment", before).out.find("\\x1b[2Jb"), std::string::npos);
+  const Json environment = InfoJson("--only environment", before)["environment"];
+  EXPECT_EQ(Variable(environment, "INCCL_HOSTID")["value"], "a\xEF\xBF\xBD\x1b[2Jb");
+}
+
+// The user's files must not steer a program that runs with another user's rights.
+TEST_F(InfoFileTest, UserFilesDoNotCountWithAnotherUsersRights) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can make a program of another user";
+  if (kSanitized) GTEST_SKIP() << "sanitizers do not start in such programs";
+  Write("INCCL_CHANNELS=3\n");
+  const std::string copy = directory_ + "/info";
+  std::filesystem::copy_file(kProgram, copy);
+  ASSERT_EQ(chown(copy.c_str(), 65534, 65534), 0);
+  ASSERT_EQ(chmod(copy.c_str(), 04755), 0);
+  std::filesystem::permissions(directory_, std::filesystem::perms::all);
+  const std::string arguments = "--only environment --json";
+  const ProgramResult other =
+      RunProgram(copy, arguments, before_ + "; export INCCL_ALGO=ring HOME=" + directory_);
+  const ProgramResult own = RunProgram(kProgram, arguments, before_);
+  ASSERT_EQ(own.status, 0) << own.err;
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_EQ(Variable(Json::parse(own.out)["environment"], "INCCL_CHANNELS")["value"], "3");
+  const Json environment = Json::parse(other.out)["environment"];
+  if (Variable(environment, "INCCL_ALGO")["source"] == "environment") {
+    GTEST_SKIP() << "set-user-id programs are off here (nosuid)";
+  }
+  EXPECT_TRUE(Variable(environment, "INCCL_CHANNELS")["value"].is_null());
+  ASSERT_EQ(environment["files"].size(), 1u);
+  EXPECT_EQ(environment["files"][0]["path"], "/etc/inccl.conf");
+}
+
+// `inccl-info --environment-markdown` writes the table of docs/environment.md.
+TEST(InfoDocumentTest, TheDocumentHasTheTable) {
+  const ProgramResult table = Info("--environment-markdown");
+  ASSERT_EQ(table.status, 0);
+  for (const VariableInfo& info : VariableTable()) {
+    EXPECT_NE(table.out.find("| `" + std::string(info.name) + "`"), std::string::npos);
+  }
+  const std::string document = FileContent(INCCL_SOURCE_DIR "/docs/environment.md");
+  const size_t begin = document.find("\n| "), end = document.find("|\n\n");
+  ASSERT_NE(begin, std::string::npos);
+  ASSERT_NE(end, std::string::npos);
+  EXPECT_EQ(document.substr(begin + 1, end + 2 - begin - 1), table.out)
+      << "put the output of inccl-info --environment-markdown into docs/environment.md";
+}
+
+TEST(InfoDumpTest, PrintsTheLibrarysSchedules) {
+  std::vector<Schedule> schedules;
+  std::string text;
+  for (int rank = 0; rank < 4; ++rank) {
+    Result<Schedule> schedule = MakeSchedule({.collective = Collective::kReduceScatter,
+                                              .algorithm = Algorithm::kRing,
+                                              .nranks = 4,
+                                              .rank = rank,
+                                              .channels = 2});
+    ASSERT_TRUE(schedule.ok());
+    text += (rank == 0 ? "" : "\n") + DumpText(*schedule);
+    schedules.push_back(*std::move(schedule));
+  }
+  const std::string arguments = "--dump ring 4 --collective Reduce_Scatter --channels 2";
+  EXPECT_EQ(Info(arguments).out, text);
+  EXPECT_EQ(Info(arguments + " --rank 2").out, DumpText(schedules[2]));
+  EXPECT_EQ(Info(arguments + " --dot").out, DumpDot(schedules));
+  const Json json = InfoJson(arguments);
+  EXPECT_EQ(json["steps"], Validate(schedules)->steps);
+  ASSERT_EQ(json["schedules"].size(), 4u);
+  EXPECT_EQ(json["schedules"][3]["text"], DumpText(schedules[3]));
+}
+
+TEST(InfoDumpTest, EveryScheduleThereIs) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    for (int a = 0; a < kAlgorithms; ++a) {
+      const auto collective = static_cast<Collective>(c);
+      const auto algorithm = static_cast<Algorithm>(a);
+      const ProgramResult result =
+          Info(std::string("--dump ") + Name(algorithm) + " 5 --collective " + Name(collective));
+      const bool there = HasSchedule(collective, algorithm, 5);
+      EXPECT_EQ(result.status, there ? 0 : 2) << Name(collective) << " " << Name(algorithm);
+      EXPECT_EQ(result.out.empty(), !there);
+      EXPECT_EQ(result.err.empty(), there) << result.err;
+    }
+  }
+}
+
+TEST(InfoCommandLineTest, MistakesAreNamed) {
+  const std::pair<const char*, const char*> mistakes[] = {
+      {"--bogus", "--bogus"},
+      {"word", "word"},
+      {"--only build,weather", "weather"},
+      {"--dump ring", "--dump"},
+      {"--dump rign 4", "\"rign\" is none of ring,"},
+      {"--dump ring 65", "65"},
+      {"--dump ring 1", "1 ranks"},
+      {"--dump ring x", "\"x\""},
+      {"--dump ring 4 --rank 4", "rank 4 is not in [0, 4)"},
+      {"--dump ring 4 --root 4", "root 4"},
+      {"--dump ring 4 --collective sum", "\"sum\" is none of allreduce,"},
+      {"--dump tree 4 --collective allgather", "allgather"},
+      {"--dump ring 4 --channels 33", "33"},
+      {"--dot", "--dump"},
+      {"--codec none", "--explain"},
+      {"--explain allreduce 1M", "--explain"},
+      {"--explain allreduce 1X 4", "\"1X\""},
+      {"--explain allreduce x1 4", "\"x1\""},
+      {"--explain allreduce 999999999999999999999 4", "999999999999999999999"},
+      {"--explain allreduce 200000G 4", "200000G"},
+      {"--explain allreduce 1M 65", "65"},
+      {"--explain allreduce 1M 0", "0 ranks"},
+      {"--explain allreduce 10 2", "10 bytes are no whole number of float32"},
+      {"--explain allreduce 1M 4 --type float31", "\"float31\" is none of int8,"},
+      {"--explain allreduce 1M 4 --op plus", "\"plus\" is none of sum,"},
+      {"--explain broadcast 1M 4 --root 4", "root 4"},
+      {"--explain allgather 1M 4 --compressed", "allgather"},
+      {"--explain allreduce 1M 4 --dump ring 4", "--dump"},
+  };
+  for (const auto& [arguments, words] : mistakes) {
+    const ProgramResult result = Info(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_EQ(result.out, "") << arguments;
+    EXPECT_NE(result.err.find(words), std::string::npos) << arguments << ": " << result.err;
+  }
+  for (const auto& [arguments, words] : {std::pair("--codec zip", "config->codec: "),
+                                         std::pair("--algo rign", "config->algorithm: "),
+                                         std::pair("--algo allreduce:ring", "reproducible")}) {
+    const ProgramResult result =
+        Info(std::string("--explain allreduce 1M 4 ") + arguments, "export INCCL_REPRODUCIBLE=1");
+    EXPECT_EQ(result.status, 1) << arguments;
+    EXPECT_NE(result.err.find(words), std::string::npos) << arguments << ": " << result.err;
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test

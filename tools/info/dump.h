@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prints schedules.
+#ifndef INCCL_TOOLS_INFO_DUMP_H_
+#define INCCL_TOOLS_INFO_DUMP_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "collectives/schedule.h"
+
+namespace inccl::tools {
+
+struct DumpRequest {
+  ScheduleRequest schedule;  // rank: ignored
+  std::optional<int> rank;   // nullopt: all
+  enum class As { kText, kDot, kJson } as = As::kText;
+};
+// kInvalidArgument if there is no such schedule.
+Result<std::string> Dump(const DumpRequest& request);
+
+// By name; letter case does not matter. kInvalidArgument listing the names.
+Result<Collective> ParseCollective(std::string_view name);
+Result<Algorithm> ParseAlgorithm(std::string_view name);
+Result<DataType> ParseDataType(std::string_view name);
+Result<ReduceOp> ParseReduceOp(std::string_view name);
+// "4096", "64K", "1M", "2G": powers of 1024.
+Result<uint64_t> ParseSize(std::string_view text);
+
+}  // namespace inccl::tools
+
+#endif  // INCCL_TOOLS_INFO_DUMP_H_

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/info/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "collectives/chunking.h"
+#include "compress/codec_spec.h"
+#include "cutting.h"
+#include "transport/mapped/layout.h"
+#include "transport/transport.h"
+
+namespace inccl::tools {
+namespace {
+
+// Adds what `schedule` sends in one row.
+class RowCounter {
+ public:
+  RowCounter(const Schedule& schedule, const Chunking& chunking, DataType type, const Codec* codec)
+      : schedule_(schedule), chunking_(chunking), type_(type), codec_(codec) {}
+
+  RankTraffic Count(uint64_t row) {
+    traffic_ = {};
+    for (const Strand& strand : schedule_.strands) {
+      const Phase& phase = schedule_.phases[strand.phase];
+      for (const Step& step : strand.steps) {
+        for (uint32_t i = 0; i < step.outputs; ++i) {
+          const Operand& output = schedule_.operands[step.first_operand + step.inputs + i];
+          if (output.space != Space::kLane) continue;
+          const Range part = chunking_.Part(row, phase, output.chunk, strand.channel);
+          AddPart(part, phase, schedule_.lanes[output.index].consumers.size());
+        }
+      }
+    }
+    return traffic_;
+  }
+
+ private:
+  void AddPart(const Range& part, const Phase& phase, uint64_t receivers) {
+    const uint32_t slices = chunking_.Slices(part, phase);
+    traffic_.slices += slices * receivers;
+    for (uint32_t s = 0; s < slices; ++s) {
+      const Range slice = chunking_.Slice(part, phase, s);
+      if (phase.lane_class == LaneClass::kSide) {
+        // A byte per block, whole superblocks.
+        const uint64_t superblocks = (slice.count + kSuperblock - 1) / kSuperblock;
+        const uint64_t bytes = superblocks * (kSuperblock / kBlock) * receivers;
+        traffic_.side_bytes += bytes;
+        traffic_.most_bytes += bytes;
+        continue;
+      }
+      const uint64_t raw = uint64_t{slice.count} * SizeOf(type_);
+      const uint64_t most =
+          codec_ == nullptr ? raw : codec_->MaxBytes(type_, schedule_.nranks, slice.count);
+      traffic_.raw_bytes += raw * receivers;
+      traffic_.most_bytes += most * receivers;
+    }
+  }
+
+  const Schedule& schedule_;
+  const Chunking& chunking_;
+  DataType type_;
+  const Codec* codec_;
+  RankTraffic traffic_;
+};
+
+void Add(const RankTraffic& row, uint64_t times, RankTraffic* total) {
+  total->slices += row.slices * times;
+  total->raw_bytes += row.raw_bytes * times;
+  total->side_bytes += row.side_bytes * times;
+  total->most_bytes += row.most_bytes * times;
+}
+
+uint64_t MemoryOf(const Schedule& schedule, const SlotOptions& slots, uint32_t group) {
+  uint64_t bytes = 0;
+  for (const ScheduleLane& lane : schedule.lanes) {
+    const bool side = lane.lane_class == LaneClass::kSide;
+    const uint16_t depth = side ? slots.side_depth : slots.data_depth;
+    bytes += lane.producer == schedule.rank
+                 ? mapped::SlotsBytes(side ? slots.side_bytes : slots.data_bytes, depth)
+                 : mapped::CreditBytes(depth);
+  }
+  return bytes + uint64_t{schedule.scratch_slots} * group * 2 * slots.data_bytes;
+}
+
+Status Check(const ExplainRequest& request) {
+  const size_t element = SizeOf(request.type);
+  if (request.bytes % element != 0) {
+    return InvalidArgument(fmt::format("{} bytes are no whole number of {} elements of {} bytes",
+                                       request.bytes, Name(request.type), element));
+  }
+  if (request.nranks < 1 || request.nranks > 64) {
+    return InvalidArgument(fmt::format("{} ranks are not in [1, 64]", request.nranks));
+  }
+  if (request.root < 0 || request.root >= request.nranks) {
+    return InvalidArgument(fmt::format("root {} is not in [0, {})", request.root, request.nranks));
+  }
+  if (request.compressed && request.collective != Collective::kAllReduce) {
+    return InvalidArgument(
+        fmt::format("{}: this version compresses allreduce only", Name(request.collective)));
+  }
+  return Status::Ok();
+}
+
+void DecideCodec(const ExplainRequest& request, const CommOptions& options, Explanation* result) {
+  if (!request.compressed) return;
+  const std::shared_ptr<const Codec>& codec = options.default_codec;
+  const Status unsupported =
+      codec->Supports(request.collective, request.type, request.op, std::max(2, request.nranks));
+  if (codec == IdentityCodec()) {
+    result->uncompressed_because = "the codec is none";
+  } else if (!unsupported.ok()) {
+    result->uncompressed_because = unsupported.message();
+  } else if (request.bytes < codec->min_bytes()) {
+    result->uncompressed_because = fmt::format("{} bytes are below the codec's min_bytes of {}",
+                                               request.bytes, codec->min_bytes());
+  } else if (request.nranks == 1) {
+    result->uncompressed_because = "one rank only copies";
+  } else {
+    result->codec = codec;
+  }
+}
+
+// Whether the codec's promise of bits is about this algorithm.
+bool IsReference(const Codec& codec, Algorithm algorithm) {
+  const Result<CodecSpec> spec = CodecSpec::Parse(codec.spec());
+  const std::string* reference = spec.ok() ? spec->Find("ref") : nullptr;
+  return reference != nullptr && *reference == Name(algorithm);
+}
+
+Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
+                                            const CommOptions& options,
+                                            const Explanation& explanation) {
+  std::vector<Schedule> schedules;
+  for (int rank = 0; rank < request.nranks; ++rank) {
+    Result<Schedule> schedule =
+        MakeSchedule({.collective = request.collective,
+                      .algorithm = explanation.choice->algorithm,
+                      .nranks = request.nranks,
+                      .rank = rank,
+                      .root = request.root,
+                      .channels = options.channels,
+                      .side_phase = explanation.agreement,
+                      .side_one_shot = explanation.agreement && explanation.choice->side_one_shot});
+    if (!schedule.ok()) return schedule.status();
+    schedules.push_back(*std::move(schedule));
+  }
+  return schedules;
+}
+
+}  // namespace
+
+std::optional<uint64_t> Explanation::ExpectedBytes(const RankTraffic& rank, DataType type) const {
+  if (codec == nullptr) return rank.most_bytes;
+  if (!reference) return std::nullopt;
+  const double elements = static_cast<double>(rank.raw_bytes) / static_cast<double>(SizeOf(type));
+  return std::min(rank.most_bytes, static_cast<uint64_t>(elements * codec_bits / 8));
+}
+
+Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& options) {
+  if (Status status = Check(request); !status.ok()) return status;
+  Explanation result;
+  result.count = request.bytes / SizeOf(request.type);
+  DecideCodec(request, options, &result);
+  result.ranks.resize(static_cast<size_t>(request.nranks));
+  if (request.nranks == 1) {
+    result.why = "one rank only copies";
+    return result;
+  }
+  const TunerCall call{.collective = request.collective,
+                       .bytes = request.bytes,
+                       .nranks = request.nranks,
+                       .compressed = result.codec != nullptr,
+                       .reproducible = options.reproducible};
+  Result<Choice> choice = Choose(call, options.algorithms);
+  if (!choice.ok()) return choice.status();
+  result.choice = *choice;
+  result.why = inccl::Explain(call, *choice);
+  const std::shared_ptr<const Codec> codec =
+      result.codec != nullptr ? result.codec : IdentityCodec();
+  result.agreement = codec->has_side_phase() && request.collective == Collective::kAllReduce;
+
+  Result<std::vector<Schedule>> schedules = MakeSchedules(request, options, result);
+  if (!schedules.ok()) return schedules.status();
+  Result<Proof> proof = Validate(*schedules);
+  if (!proof.ok()) return proof.status();
+  result.steps = proof->steps;
+
+  const Chunking chunking = CutCall({.collective = request.collective,
+                                     .type = request.type,
+                                     .count = result.count,
+                                     .nranks = request.nranks,
+                                     .channels = options.channels,
+                                     .slice_bytes = options.slice_bytes},
+                                    *codec);
+  result.rows = chunking.rows();
+  result.row_elements = chunking.options().row_elements;
+  result.slice_elements = chunking.options().slice_elements;
+  result.group = chunking.options().group;
+  result.slots = SlotsFor(options.slice_bytes);
+  if (result.codec != nullptr) {
+    double error = 0;
+    result.codec->Bound(request.nranks, &result.codec_bits, &error);
+    result.reference = IsReference(*result.codec, choice->algorithm);
+  }
+  for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
+    const Schedule& schedule = (*schedules)[rank];
+    RankTraffic& traffic = result.ranks[rank];
+    traffic.memory_bytes = MemoryOf(schedule, result.slots, result.group);
+    if (result.rows == 0) continue;
+    // All rows but the last are alike.
+    RowCounter counter(schedule, chunking, request.type, result.codec.get());
+    if (result.rows > 1) Add(counter.Count(0), result.rows - 1, &traffic);
+    Add(counter.Count(result.rows - 1), 1, &traffic);
+  }
+  return result;
+}
+
+}  // namespace inccl::tools
