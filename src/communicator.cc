@@ -2,13 +2,13 @@
 #include "communicator.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "base/log.h"
+#include "cpus.h"
 #include "compress/identity_codec.h"
 
 namespace inccl {
@@ -20,9 +20,8 @@ constexpr size_t kCodecsKept = 16;
 
 // A rank that shares its core gives it away at once: whoever it waits for may need it.
 WaitPolicy PolicyFor(int ranks_on_host) {
-  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   WaitPolicy policy;
-  if (ranks_on_host > cores) policy.spins = 0;
+  if (ranks_on_host > UsableCores()) policy.spins = 0;
   return policy;
 }
 

@@ -85,6 +85,7 @@ class Root {
   // The last thing this session hears.
   void Dismiss(Session* session, MessageKind kind, Bytes body);
   void Fail(const Status& status);
+  void DismissAll(MessageKind kind, Bytes body);
   void SendTable();
   std::vector<int> NotDone() const;
 
@@ -299,9 +300,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
         session->state = Session::State::kDone;
         if (!NotDone().empty()) return;
         phase_ = Phase::kComplete;
-        for (const auto& each : sessions_) {
-          if (each->member()) Dismiss(each.get(), MessageKind::kGo, {});
-        }
+        DismissAll(MessageKind::kGo, {});
         return;
       }
       break;
@@ -396,8 +395,19 @@ void Root::Fail(const Status& status) {
   Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "initialization failed: {}", status.message());
   const std::vector<std::byte> error = EncodeError(status);
   for (const RankRecord& record : gathering_.records()) answered_[record.rank] = true;
-  for (const auto& session : sessions_) {
-    if (session->member()) Dismiss(session.get(), MessageKind::kFailed, error);
+  DismissAll(MessageKind::kFailed, error);
+}
+
+// Ranks of this process last: once told, they may end it, and this thread with it.
+void Root::DismissAll(MessageKind kind, Bytes body) {
+  for (const bool own : {false, true}) {
+    for (const auto& session : sessions_) {
+      if (!session->member()) continue;
+      const RankRecord& record = gathering_.record(static_cast<int>(session->rank));
+      if ((record.pid == static_cast<uint32_t>(getpid())) == own) {
+        Dismiss(session.get(), kind, body);
+      }
+    }
   }
 }
 
