@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/fault_point.h"
 #include "compress/simd.h"
 #include "config_files.h"
 
@@ -89,6 +90,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
 Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   Result<ccl_config_t> config = CopyConfig(given);
   if (!config.ok()) return config.status();
+  if (Status status = FAULT_ARM(); !status.ok()) return status;
   Result<Settings> settings = Settings::Load([](const char* name) { return secure_getenv(name); });
   if (!settings.ok()) return settings.status();
   Result<Environment> env = ApplySettings(*settings, environ);

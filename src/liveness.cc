@@ -45,6 +45,10 @@ std::string Liveness::Where() const {
     where += fmt::format(" after op {} in {}", latest_, PointTask::Describe(*points_));
   } else if (in_call_.load() && latest_ != 0) {
     where += fmt::format(" in op {} {}", latest_, history_[latest_ % kHistory].ToString());
+  } else if (latest_ != 0) {
+    where += fmt::format(" after op {}", latest_);
+  } else {
+    where += " before any op";
   }
   return where;
 }
@@ -72,10 +76,11 @@ void Liveness::EndCall() {
 
 Status Liveness::Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const {
   const bool we_first = options_.rank < peer;
-  return InvalidUsage(fmt::format(
-      "ranks disagree at op {}: rank {}/{} calls {}, rank {}/{} calls {}", ours.sequence,
-      we_first ? options_.rank : peer, options_.nranks, (we_first ? ours : theirs).ToString(),
-      we_first ? peer : options_.rank, options_.nranks, (we_first ? theirs : ours).ToString()));
+  return InvalidUsage(
+      fmt::format("{}: ranks disagree at op {}: rank {}/{} calls {}, rank {}/{} calls {}", Where(),
+                  ours.sequence, we_first ? options_.rank : peer, options_.nranks,
+                  (we_first ? ours : theirs).ToString(), we_first ? peer : options_.rank,
+                  options_.nranks, (we_first ? theirs : ours).ToString()));
 }
 
 Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signature) {
@@ -108,14 +113,16 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
   return Check();
 }
 
-void Liveness::Fail(const Status& status) {
+void Liveness::Fail(const Status& status) { FailAndTell(status, status); }
+
+void Liveness::FailAndTell(const Status& status, const Status& tell) {
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
     error_ = status;
     failed_.store(true, std::memory_order_release);
   }
-  Tell(status);
+  Tell(tell);
   if (doorbell_ != nullptr) doorbell_->Ring();
 }
 
@@ -227,7 +234,14 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
     Fail(InternalError(fmt::format("malformed error message from peer {}", peer)));
     return;
   }
-  Fail(Status(static_cast<Code>(code), std::move(text)));
+  Status ours;
+  {
+    const std::lock_guard lock(mutex_);
+    ours = Status(static_cast<Code>(code),
+                  fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
+                              options_.peer_names[static_cast<size_t>(peer)], text));
+  }
+  FailAndTell(ours, Status(static_cast<Code>(code), std::move(text)));
 }
 
 void Liveness::OnPeerClosed(int peer, bool clean) {

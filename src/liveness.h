@@ -62,9 +62,12 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnRecord(int peer, const CallRecord& theirs);
   void OnWhere(int peer, std::span<const std::byte> body);
   void OnError(int peer, std::span<const std::byte> body);
+  // What others are told need not be what is known here.
+  void FailAndTell(const Status& status, const Status& tell);
   void Tell(const Status& status);
   Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
-  std::string Where() const;            // "rank 1/4 in op 17 allreduce(...)"; holds mutex_
+  // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; holds mutex_
+  std::string Where() const;
   std::string WhereIs(int peer) const;  // what is known of a peer that is late; holds mutex_
 
   const LivenessOptions options_;

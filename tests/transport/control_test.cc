@@ -295,7 +295,7 @@ TEST_P(ControlTest, APeerThatTakesNothingIsGivenUp) {
 }
 
 TEST_P(ControlTest, PlanesOfSeveralCommunicatorsShareOneThread) {
-  const size_t threads = CountEntries("/proc/self/task");
+  const size_t threads = Holdings::Now().threads;
   std::vector<std::vector<Recorder>> recorders;
   for (int c = 0; c < 4; ++c) recorders.emplace_back(2);
   std::vector<Planes> all;
@@ -303,10 +303,10 @@ TEST_P(ControlTest, PlanesOfSeveralCommunicatorsShareOneThread) {
   for (Planes& planes : all) planes[0]->Send(1, 1, {});
   for (std::vector<Recorder>& pair : recorders) pair[1].WaitFor(1);
   const double limit = Seconds() + 10 * kSlowness;
-  while (CountEntries("/proc/self/task") > threads + 1 && Seconds() < limit) usleep(1000);
-  EXPECT_EQ(CountEntries("/proc/self/task"), threads + 1) << "rendezvous threads have ended";
+  while (Holdings::Now().threads > threads + 1 && Seconds() < limit) usleep(1000);
+  EXPECT_EQ(Holdings::Now().threads, threads + 1) << "rendezvous threads have ended";
   for (Planes& planes : all) CloseAll(&planes);
-  EXPECT_EQ(CountEntries("/proc/self/task"), threads);
+  EXPECT_EQ(Holdings::Now().threads, threads);
 }
 
 TEST_P(ControlTest, TwoHundredLives) {

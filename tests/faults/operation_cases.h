@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One operation of every collective and algorithm, compressed ones too, with a check of its result.
+#ifndef INCCL_TESTS_FAULTS_OPERATION_CASES_H_
+#define INCCL_TESTS_FAULTS_OPERATION_CASES_H_
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "inccl/ccl.h"
+
+namespace inccl::test {
+
+struct Operation {
+  const char* collective;
+  const char* algorithm;  // as INCCL_ALGO
+  bool compressed = false;
+
+  std::string Name() const {
+    return std::string(collective) + (compressed ? "_compressed_" : "_") + algorithm;
+  }
+};
+
+inline std::vector<Operation> AllOperations() {
+  std::vector<Operation> all;
+  for (const char* algorithm :
+       {"ring", "tree", "recursive_doubling", "direct_one_shot", "direct_two_shot"}) {
+    all.push_back({"allreduce", algorithm});
+  }
+  for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
+    all.push_back({"allreduce", algorithm, true});
+  }
+  for (const char* collective : {"reduce_scatter", "allgather", "broadcast", "reduce"}) {
+    all.push_back({collective, "ring"});
+    all.push_back({collective, "direct"});
+  }
+  all.push_back({"broadcast", "tree"});
+  all.push_back({"reduce", "tree"});
+  return all;
+}
+
+// Runs an operation again and again on constant inputs whose result is known.
+class OperationRunner {
+ public:
+  OperationRunner(const Operation& operation, int rank, int nranks, size_t count)
+      : operation_(operation),
+        rank_(rank),
+        nranks_(static_cast<size_t>(nranks)),
+        count_(count),
+        send_(count * nranks_),
+        recv_(count * nranks_) {}
+
+  ccl_result_t Run(ccl_comm_t comm, float value) {
+    value_ = value;
+    std::fill(send_.begin(), send_.end(), value * static_cast<float>(rank_ + 1));
+    std::fill(recv_.begin(), recv_.end(), -1.0f);
+    const std::string name = operation_.collective;
+    float* const send = send_.data();
+    float* const recv = recv_.data();
+    if (operation_.compressed) {
+      ccl_compression_t compression = CCL_COMPRESSION_INIT;
+      compression.stats = &stats_;
+      return ccl_allreduce_compressed(send, recv, count_, CCL_FLOAT32, CCL_SUM, &compression, comm,
+                                      nullptr);
+    }
+    if (name == "allreduce") {
+      return ccl_allreduce(send, recv, count_, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+    }
+    if (name == "reduce_scatter") {
+      return ccl_reduce_scatter(send, recv, count_, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+    }
+    if (name == "allgather") return ccl_allgather(send, recv, count_, CCL_FLOAT32, comm, nullptr);
+    if (name == "broadcast") {
+      return ccl_broadcast(send, recv, count_, CCL_FLOAT32, kRoot, comm, nullptr);
+    }
+    return ccl_reduce(send, recv, count_, CCL_FLOAT32, CCL_SUM, kRoot, comm, nullptr);
+  }
+
+  // Whether what the last successful call gave is right.
+  bool Right() const {
+    const std::string name = operation_.collective;
+    if (name == "reduce" && rank_ != kRoot) return true;
+    const size_t elements = name == "allgather" ? count_ * nranks_ : count_;
+    const double sum = value_ * static_cast<double>(nranks_ * (nranks_ + 1) / 2);
+    for (size_t i = 0; i < elements; ++i) {
+      double expected = sum;
+      if (name == "allgather") expected = value_ * static_cast<double>(i / count_ + 1);
+      if (name == "broadcast") expected = value_ * (kRoot + 1);
+      const double allowed = operation_.compressed ? stats_.error_bound : 0;
+      if (!(std::fabs(recv_[i] - expected) <= allowed)) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kRoot = 0;
+
+  const Operation operation_;
+  const int rank_;
+  const size_t nranks_, count_;
+  float value_ = 0;
+  std::vector<float> send_, recv_;
+  ccl_compression_stats_t stats_ = CCL_COMPRESSION_STATS_INIT;
+};
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_FAULTS_OPERATION_CASES_H_
