@@ -92,7 +92,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   auto communicator = std::make_shared<Communicator>(std::move(ends), options.comm);
   FAULT_POINT("control.before_start");
   Result<std::unique_ptr<ControlPlane>> control =
-      StartControl(*std::move(mesh), communicator->liveness());
+      StartControl(*std::move(mesh), communicator->liveness(), options.control);
   if (!control.ok()) return control.status();
   communicator->AttachControl(*std::move(control));
   Log(LogLevel::kInfo, LogSubsystem::kInit, "rank {}/{} joined over shm: {}", rank, nranks,

@@ -260,4 +260,17 @@ void Liveness::OnPeerClosed(int peer, bool clean) {
   Fail(failure);
 }
 
+void Liveness::OnPeerSilent(int peer, Time silence, Time limit) {
+  Status failure;
+  {
+    const std::lock_guard lock(mutex_);
+    failure = RemoteError(fmt::format(
+        "{}: peer {}@{} failed: no sign of life for {} ms (limit {} ms), though its connection is "
+        "open (process stopped? INCCL_DEAD_TIMEOUT_MS)",
+        Where(), peer, options_.peer_names[static_cast<size_t>(peer)], silence / kMillisecond,
+        limit / kMillisecond));
+  }
+  Fail(failure);
+}
+
 }  // namespace inccl
