@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/rng.h"
 
 namespace inccl {
 namespace {
@@ -89,7 +91,10 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
     const std::lock_guard lock(mutex_);
     CallRecord& record = history_[sequence % kHistory];
     record.Set(sequence, call);
-    *signature = record.Signature();
+    // Of this call and all before it: ranks that differed once, in calls that could end without the
+    // others, do not agree on any call after that.
+    chain_ = Mix64(chain_ ^ record.Signature());
+    *signature = chain_;
     latest_ = sequence;
     warned_ = false;
     in_call_.store(true, std::memory_order_release);
@@ -138,13 +143,20 @@ void Liveness::Tell(const Status& status) {
 Status Liveness::OnStall(const Job& job, Time stalled) {
   if (stalled < kTellAfter) return Status::Ok();
   const Blocked blocked = job.blocked_on();
-  std::vector<std::byte> tell;
+  std::vector<std::vector<std::byte>> tell;
   Status failure;
   {
     const std::lock_guard lock(mutex_);
+    if (job.mismatched_peer() >= 0 && told_history_ != latest_) {
+      // Earlier calls may have differed that some rank could end without hearing of the others.
+      told_history_ = latest_;
+      for (uint64_t back = std::min<uint64_t>(kHistory, latest_) - 1; back > 0; --back) {
+        tell.push_back(history_[(latest_ - back) % kHistory].Encode());
+      }
+    }
     if (points_ == nullptr && told_sequence_ != latest_) {
       told_sequence_ = latest_;
-      tell = history_[latest_ % kHistory].Encode();
+      tell.push_back(history_[latest_ % kHistory].Encode());
     }
     if (blocked.peer >= 0 && stalled >= kDepartedAfter &&
         departed_[static_cast<size_t>(blocked.peer)].load()) {
@@ -169,7 +181,9 @@ Status Liveness::OnStall(const Job& job, Time stalled) {
     }
   }
   ControlPlane* control = control_.load();
-  if (!tell.empty() && control != nullptr) control->Broadcast(kRecord, tell);
+  for (const std::vector<std::byte>& record : tell) {
+    if (control != nullptr) control->Broadcast(kRecord, record);
+  }
   if (!failure.ok()) Fail(failure);
   return Check();
 }
@@ -261,6 +275,7 @@ void Liveness::OnPeerClosed(int peer, bool clean) {
 }
 
 void Liveness::OnPeerSilent(int peer, Time silence, Time limit) {
+  survivors_->OnPeerClosed(peer);
   Status failure;
   {
     const std::lock_guard lock(mutex_);

@@ -83,10 +83,12 @@ class Liveness final : public ControlHandler, public WaitObserver {
   mutable std::mutex mutex_;
   Status error_;
   std::array<CallRecord, kHistory> history_;
+  uint64_t chain_ = 0;                              // of the signatures so far
   uint64_t latest_ = 0;                             // sequence number of the newest record, 0: none
   std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
   std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
   uint64_t told_sequence_ = 0;                      // the call whose record we have sent
+  uint64_t told_history_ = 0;                       // the call before which we have sent others
   bool warned_ = false;                             // of the call under way being slow
   struct Position {
     uint64_t sequence = 0;

@@ -66,6 +66,8 @@ inline constexpr std::string_view kPoints[] = {
     "executor.before_release",
     "executor.before_publish",
     "executor.after_publish",
+    "point.before_publish",
+    "point.before_release",
     "progress.before_sleep",
     "call.before_finish",
     "call.after_finish",

@@ -18,7 +18,7 @@ constexpr int kRanks = 3;
 static_assert(fault::kPointCount <= Report::kCounters);
 
 bool OfInit(std::string_view point) {
-  for (const char* prefix : {"call.", "executor.", "progress.", "destroy."}) {
+  for (const char* prefix : {"call.", "executor.", "point.", "progress.", "destroy."}) {
     if (point.starts_with(prefix)) return false;
   }
   return true;

@@ -4,6 +4,7 @@
 #ifndef INCCL_TESTS_FAULTS_OPERATION_CASES_H_
 #define INCCL_TESTS_FAULTS_OPERATION_CASES_H_
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -14,11 +15,12 @@ namespace inccl::test {
 
 struct Operation {
   const char* collective;
-  const char* algorithm;  // as INCCL_ALGO
+  const char* algorithm;  // as INCCL_ALGO; nullptr: there is no choice
   bool compressed = false;
 
   std::string Name() const {
-    return std::string(collective) + (compressed ? "_compressed_" : "_") + algorithm;
+    return std::string(collective) + (compressed ? "_compressed_" : "_") +
+           (algorithm == nullptr ? "" : algorithm);
   }
 };
 
@@ -37,6 +39,9 @@ inline std::vector<Operation> AllOperations() {
   }
   all.push_back({"broadcast", "tree"});
   all.push_back({"reduce", "tree"});
+  for (const char* collective : {"alltoall", "gather", "scatter", "sendrecv"}) {
+    all.push_back({collective, nullptr});
+  }
   return all;
 }
 
@@ -74,19 +79,30 @@ class OperationRunner {
     if (name == "broadcast") {
       return ccl_broadcast(send, recv, count_, CCL_FLOAT32, kRoot, comm, nullptr);
     }
+    if (name == "alltoall") return ccl_alltoall(send, recv, count_, CCL_FLOAT32, comm, nullptr);
+    if (name == "gather") {
+      return ccl_gather(send, recv, count_, CCL_FLOAT32, kRoot, comm, nullptr);
+    }
+    if (name == "scatter") {
+      return ccl_scatter(send, recv, count_, CCL_FLOAT32, kRoot, comm, nullptr);
+    }
+    if (name == "sendrecv") return ShiftByOne(comm);
     return ccl_reduce(send, recv, count_, CCL_FLOAT32, CCL_SUM, kRoot, comm, nullptr);
   }
 
   // Whether what the last successful call gave is right.
   bool Right() const {
     const std::string name = operation_.collective;
-    if (name == "reduce" && rank_ != kRoot) return true;
-    const size_t elements = name == "allgather" ? count_ * nranks_ : count_;
+    if ((name == "reduce" || name == "gather") && rank_ != kRoot) return true;
+    const bool segments = name == "allgather" || name == "gather" || name == "alltoall";
+    const size_t elements = segments ? count_ * nranks_ : count_;
+    const size_t left = (static_cast<size_t>(rank_) + nranks_ - 1) % nranks_;
     const double sum = value_ * static_cast<double>(nranks_ * (nranks_ + 1) / 2);
     for (size_t i = 0; i < elements; ++i) {
       double expected = sum;
-      if (name == "allgather") expected = value_ * static_cast<double>(i / count_ + 1);
-      if (name == "broadcast") expected = value_ * (kRoot + 1);
+      if (segments) expected = value_ * static_cast<double>(i / count_ + 1);
+      if (name == "broadcast" || name == "scatter") expected = value_ * (kRoot + 1);
+      if (name == "sendrecv") expected = value_ * static_cast<double>(left + 1);
       const double allowed = operation_.compressed ? stats_.error_bound : 0;
       if (!(std::fabs(recv_[i] - expected) <= allowed)) return false;
     }
@@ -95,6 +111,19 @@ class OperationRunner {
 
  private:
   static constexpr int kRoot = 0;
+
+  // In one group: to the right, from the left.
+  ccl_result_t ShiftByOne(ccl_comm_t comm) {
+    const int n = static_cast<int>(nranks_);
+    ccl_group_start();
+    const ccl_result_t sent =
+        ccl_send(send_.data(), count_, CCL_FLOAT32, (rank_ + 1) % n, comm, nullptr);
+    const ccl_result_t received =
+        ccl_recv(recv_.data(), count_, CCL_FLOAT32, (rank_ + n - 1) % n, comm, nullptr);
+    const ccl_result_t result = ccl_group_end();
+    if (result != CCL_SUCCESS) return result;
+    return sent != CCL_SUCCESS ? sent : received;
+  }
 
   const Operation operation_;
   const int rank_;
