@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "cpus.h"
 #include "compress/identity_codec.h"
@@ -46,7 +47,10 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
 
 Communicator::~Communicator() {
   worker_.WaitIdle();
+  FAULT_RANK(ends_.rank);
+  FAULT_POINT("destroy.begin");
   if (control_ != nullptr) control_->Close(SystemClock().Now() + 100 * kMillisecond);
+  FAULT_POINT("destroy.after_goodbye");
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);
 }
 
@@ -127,8 +131,11 @@ Status Communicator::MakeSticky(const Status& status) {
 
 Status Communicator::RunGuarded(const Call& call) {
   if (liveness_.failed()) return liveness_.error();
+  FAULT_RANK(ends_.rank);
+  FAULT_POINT("call.before_begin");
   if (options_.preserve_input) SaveInput(call);
   const Status status = MakeSticky(RunLocked(call));
+  FAULT_POINT("call.after_finish");
   liveness_.EndCall();
   if (status.ok()) {
     completed_.store(sequence_, std::memory_order_relaxed);
@@ -144,10 +151,13 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
     point_task_ =
         std::make_unique<PointTask>(ends_.rank, ends_.nranks, options_.slice_bytes, kDataDepth);
   }
+  FAULT_RANK(ends_.rank);
+  FAULT_POINT("call.before_begin");
   liveness_.BeginPoints(&calls);
   Status status = point_task_->Start(calls, &lanes_);
   if (status.ok() && !point_task_->done()) status = progress_.Run(point_task_.get(), &liveness_);
   status = MakeSticky(status);
+  FAULT_POINT("call.after_finish");
   liveness_.EndCall();
   return status;
 }
@@ -206,6 +216,7 @@ Status Communicator::RunLocked(const Call& call_in) {
   if (Status status = liveness_.BeginCall(++sequence_, call, &signature); !status.ok()) {
     return status;
   }
+  FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
   if (ends_.nranks == 1) {
     CombineAlone({.collective = call.collective,
@@ -231,6 +242,7 @@ Status Communicator::RunLocked(const Call& call_in) {
   if (!status.ok()) return status;
   Result<const Program*> program = FindProgram(call, *codec, *choice);
   if (!program.ok()) return program.status();
+  FAULT_POINT("call.after_bind");
   task_.Start({.program = *program,
                .chunking = MakeChunking(call, *codec),
                .codec = state,
@@ -239,6 +251,7 @@ Status Communicator::RunLocked(const Call& call_in) {
                .output = static_cast<std::byte*>(call.recv),
                .signature = signature});
   status = progress_.Run(&task_, &liveness_);
+  FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
   state->Finish(&codec_stats);
   if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/fault_point.h"
 #include "compress/simd.h"
 #include "config_files.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int kMostChannels = 32;
 constexpr int kMaxTimeoutMs = 24 * 3600 * 1000;
+constexpr int kLeastBeats = 3;  // that must be missed before a peer counts as dead
 
 Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
   ccl_config_t config = CCL_CONFIG_INIT;
@@ -37,14 +39,30 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
     return InvalidArgument(
         fmt::format("config->channels: {} is not in [0, {}]", config.channels, kMostChannels));
   }
-  for (const auto& [name, value] : {std::pair("init_timeout_ms", config.init_timeout_ms),
-                                    std::pair("op_timeout_ms", config.op_timeout_ms)}) {
+  for (const auto& [name, value] :
+       {std::pair("init_timeout_ms", config.init_timeout_ms),
+        std::pair("op_timeout_ms", config.op_timeout_ms),
+        std::pair("heartbeat_ms", config.heartbeat_ms), std::pair("dead_ms", config.dead_ms)}) {
     if (value < 0 || value > kMaxTimeoutMs) {
       return InvalidArgument(
           fmt::format("config->{}: {} is not in [0, {}]", name, value, kMaxTimeoutMs));
     }
   }
   return config;
+}
+
+Result<ControlOptions> ResolveControl(const ccl_config_t& config, const Environment& env) {
+  const int heartbeat_ms =
+      config.heartbeat_ms != 0 ? config.heartbeat_ms : env.heartbeat_timeout_ms;
+  const int dead_ms = config.dead_ms != 0 ? config.dead_ms : env.dead_timeout_ms;
+  if (dead_ms < kLeastBeats * heartbeat_ms) {
+    return InvalidArgument(
+        fmt::format("dead_ms (INCCL_DEAD_TIMEOUT_MS): {}, must be at least {} times heartbeat_ms "
+                    "(INCCL_HEARTBEAT_TIMEOUT_MS), {}",
+                    dead_ms, kLeastBeats, heartbeat_ms));
+  }
+  return ControlOptions{.heartbeat = heartbeat_ms * kMillisecond,
+                        .dead_after = dead_ms * kMillisecond};
 }
 
 Status ResolveComm(const ccl_config_t& config, const Settings& settings, const Environment& env,
@@ -89,6 +107,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
 Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   Result<ccl_config_t> config = CopyConfig(given);
   if (!config.ok()) return config.status();
+  if (Status status = FAULT_ARM(); !status.ok()) return status;
   Result<Settings> settings = Settings::Load([](const char* name) { return secure_getenv(name); });
   if (!settings.ok()) return settings.status();
   Result<Environment> env = ApplySettings(*settings, environ);
@@ -111,13 +130,17 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   options.init_timeout_ms =
       config->init_timeout_ms != 0 ? config->init_timeout_ms : env->init_timeout_ms;
   options.blocking = config->blocking != 0;
+  Result<ControlOptions> control = ResolveControl(*config, *env);
+  if (!control.ok()) return control.status();
+  options.control = *control;
   options.agreement = fmt::format(
       "version={} algorithm={} channels={} slice_bytes={} reproducible={} codec={} link={}/{} "
-      "transport={}",
+      "transport={} heartbeat_ms={} dead_ms={}",
       CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.channels,
       options.comm.slice_bytes, options.comm.reproducible ? 1 : 0,
       options.comm.default_codec->spec(), env->link_gbps, env->link_us,
-      options.transport.empty() ? "default" : options.transport);
+      options.transport.empty() ? "default" : options.transport,
+      options.control.heartbeat / kMillisecond, options.control.dead_after / kMillisecond);
   return options;
 }
 

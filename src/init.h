@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "communicator.h"
 #include "inccl/ccl.h"
+#include "transport/control/control.h"
 #include "transport/emulated/emulated.h"
 
 namespace inccl {
@@ -24,6 +25,7 @@ struct InitOptions {
   std::string transport;  // "", "shm" or "loopback"
   int init_timeout_ms = 120000;
   bool blocking = true;
+  ControlOptions control;
   std::string agreement;  // what all ranks must have alike, for people and for comparison
 };
 Result<InitOptions> ResolveOptions(const ccl_config_t* config);

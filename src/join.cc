@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
@@ -53,8 +54,11 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
         "INCCL_TRANSPORT: {} cannot join ranks of different processes in this version; shm can",
         options.transport));
   }
+  FAULT_RANK(rank);
+  FAULT_POINT("init.begin");
   Result<std::unique_ptr<ShmTransport>> shm = ShmTransport::Create(rank, nranks, {});
   if (!shm.ok()) return shm.status();
+  FAULT_POINT("shm.after_create");
   JoinOptions join_options;
   join_options.rank = rank;
   join_options.nranks = nranks;
@@ -83,14 +87,17 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
     Status status = (*shm)->Attach(peer.info.rank, std::move(peer.fds[0]), std::move(peer.fds[1]));
     if (!status.ok()) return status;
   }
+  FAULT_POINT("init.after_attach");
   ends.transport = WithLink(*std::move(shm), options.link);
   auto communicator = std::make_shared<Communicator>(std::move(ends), options.comm);
+  FAULT_POINT("control.before_start");
   Result<std::unique_ptr<ControlPlane>> control =
-      StartControl(*std::move(mesh), communicator->liveness());
+      StartControl(*std::move(mesh), communicator->liveness(), options.control);
   if (!control.ok()) return control.status();
   communicator->AttachControl(*std::move(control));
   Log(LogLevel::kInfo, LogSubsystem::kInit, "rank {}/{} joined over shm: {}", rank, nranks,
       options.agreement);
+  FAULT_POINT("init.before_return");
   return communicator;
 }
 

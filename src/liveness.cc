@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/rng.h"
 
 namespace inccl {
 namespace {
@@ -45,6 +47,10 @@ std::string Liveness::Where() const {
     where += fmt::format(" after op {} in {}", latest_, PointTask::Describe(*points_));
   } else if (in_call_.load() && latest_ != 0) {
     where += fmt::format(" in op {} {}", latest_, history_[latest_ % kHistory].ToString());
+  } else if (latest_ != 0) {
+    where += fmt::format(" after op {}", latest_);
+  } else {
+    where += " before any op";
   }
   return where;
 }
@@ -72,10 +78,11 @@ void Liveness::EndCall() {
 
 Status Liveness::Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const {
   const bool we_first = options_.rank < peer;
-  return InvalidUsage(fmt::format(
-      "ranks disagree at op {}: rank {}/{} calls {}, rank {}/{} calls {}", ours.sequence,
-      we_first ? options_.rank : peer, options_.nranks, (we_first ? ours : theirs).ToString(),
-      we_first ? peer : options_.rank, options_.nranks, (we_first ? theirs : ours).ToString()));
+  return InvalidUsage(
+      fmt::format("{}: ranks disagree at op {}: rank {}/{} calls {}, rank {}/{} calls {}", Where(),
+                  ours.sequence, we_first ? options_.rank : peer, options_.nranks,
+                  (we_first ? ours : theirs).ToString(), we_first ? peer : options_.rank,
+                  options_.nranks, (we_first ? theirs : ours).ToString()));
 }
 
 Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signature) {
@@ -84,7 +91,10 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
     const std::lock_guard lock(mutex_);
     CallRecord& record = history_[sequence % kHistory];
     record.Set(sequence, call);
-    *signature = record.Signature();
+    // Of this call and all before it: ranks that differed once, in calls that could end without the
+    // others, do not agree on any call after that.
+    chain_ = Mix64(chain_ ^ record.Signature());
+    *signature = chain_;
     latest_ = sequence;
     warned_ = false;
     in_call_.store(true, std::memory_order_release);
@@ -108,14 +118,16 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
   return Check();
 }
 
-void Liveness::Fail(const Status& status) {
+void Liveness::Fail(const Status& status) { FailAndTell(status, status); }
+
+void Liveness::FailAndTell(const Status& status, const Status& tell) {
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
     error_ = status;
     failed_.store(true, std::memory_order_release);
   }
-  Tell(status);
+  Tell(tell);
   if (doorbell_ != nullptr) doorbell_->Ring();
 }
 
@@ -131,13 +143,20 @@ void Liveness::Tell(const Status& status) {
 Status Liveness::OnStall(const Job& job, Time stalled) {
   if (stalled < kTellAfter) return Status::Ok();
   const Blocked blocked = job.blocked_on();
-  std::vector<std::byte> tell;
+  std::vector<std::vector<std::byte>> tell;
   Status failure;
   {
     const std::lock_guard lock(mutex_);
+    if (job.mismatched_peer() >= 0 && told_history_ != latest_) {
+      // Earlier calls may have differed that some rank could end without hearing of the others.
+      told_history_ = latest_;
+      for (uint64_t back = std::min<uint64_t>(kHistory, latest_) - 1; back > 0; --back) {
+        tell.push_back(history_[(latest_ - back) % kHistory].Encode());
+      }
+    }
     if (points_ == nullptr && told_sequence_ != latest_) {
       told_sequence_ = latest_;
-      tell = history_[latest_ % kHistory].Encode();
+      tell.push_back(history_[latest_ % kHistory].Encode());
     }
     if (blocked.peer >= 0 && stalled >= kDepartedAfter &&
         departed_[static_cast<size_t>(blocked.peer)].load()) {
@@ -162,7 +181,9 @@ Status Liveness::OnStall(const Job& job, Time stalled) {
     }
   }
   ControlPlane* control = control_.load();
-  if (!tell.empty() && control != nullptr) control->Broadcast(kRecord, tell);
+  for (const std::vector<std::byte>& record : tell) {
+    if (control != nullptr) control->Broadcast(kRecord, record);
+  }
   if (!failure.ok()) Fail(failure);
   return Check();
 }
@@ -227,7 +248,14 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
     Fail(InternalError(fmt::format("malformed error message from peer {}", peer)));
     return;
   }
-  Fail(Status(static_cast<Code>(code), std::move(text)));
+  Status ours;
+  {
+    const std::lock_guard lock(mutex_);
+    ours = Status(static_cast<Code>(code),
+                  fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
+                              options_.peer_names[static_cast<size_t>(peer)], text));
+  }
+  FailAndTell(ours, Status(static_cast<Code>(code), std::move(text)));
 }
 
 void Liveness::OnPeerClosed(int peer, bool clean) {
@@ -242,6 +270,20 @@ void Liveness::OnPeerClosed(int peer, bool clean) {
     failure = RemoteError(fmt::format(
         "{}: peer {}@{} failed: its control connection closed without goodbye (process died?)",
         Where(), peer, options_.peer_names[static_cast<size_t>(peer)]));
+  }
+  Fail(failure);
+}
+
+void Liveness::OnPeerSilent(int peer, Time silence, Time limit) {
+  survivors_->OnPeerClosed(peer);
+  Status failure;
+  {
+    const std::lock_guard lock(mutex_);
+    failure = RemoteError(fmt::format(
+        "{}: peer {}@{} failed: no sign of life for {} ms (limit {} ms), though its connection is "
+        "open (process stopped? INCCL_DEAD_TIMEOUT_MS)",
+        Where(), peer, options_.peer_names[static_cast<size_t>(peer)], silence / kMillisecond,
+        limit / kMillisecond));
   }
   Fail(failure);
 }

@@ -55,6 +55,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // ControlHandler
   void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
   void OnPeerClosed(int peer, bool clean) override;
+  void OnPeerSilent(int peer, Time silence, Time limit) override;
 
  private:
   static constexpr size_t kHistory = 64;
@@ -62,9 +63,12 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnRecord(int peer, const CallRecord& theirs);
   void OnWhere(int peer, std::span<const std::byte> body);
   void OnError(int peer, std::span<const std::byte> body);
+  // What others are told need not be what is known here.
+  void FailAndTell(const Status& status, const Status& tell);
   void Tell(const Status& status);
   Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
-  std::string Where() const;            // "rank 1/4 in op 17 allreduce(...)"; holds mutex_
+  // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; holds mutex_
+  std::string Where() const;
   std::string WhereIs(int peer) const;  // what is known of a peer that is late; holds mutex_
 
   const LivenessOptions options_;
@@ -79,10 +83,12 @@ class Liveness final : public ControlHandler, public WaitObserver {
   mutable std::mutex mutex_;
   Status error_;
   std::array<CallRecord, kHistory> history_;
+  uint64_t chain_ = 0;                              // of the signatures so far
   uint64_t latest_ = 0;                             // sequence number of the newest record, 0: none
   std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
   std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
   uint64_t told_sequence_ = 0;                      // the call whose record we have sent
+  uint64_t told_history_ = 0;                       // the call before which we have sent others
   bool warned_ = false;                             // of the call under way being slow
   struct Position {
     uint64_t sequence = 0;

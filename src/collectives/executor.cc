@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "base/fault_point.h"
+
 namespace inccl {
 namespace {
 
@@ -154,13 +156,16 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
     }
     if (operand.space != Space::kLane) continue;
     if (i < step.inputs) {
+      FAULT_POINT("executor.before_release");
       if (Status status = operand.recv->Release(); !status.ok()) return status;
       continue;
     }
     const uint32_t bytes = state->terms[i].bytes;
+    FAULT_POINT("executor.before_publish");
     Status status =
         operand.send->Publish({.bytes = bytes, .slice = tag, .signature = call_.signature});
     if (!status.ok()) return status;
+    FAULT_POINT("executor.after_publish");
     stats_.payload_bytes += uint64_t{bytes} * operand.receivers;
     stats_.slices += operand.receivers;
     if (strand.phase.lane_class == LaneClass::kData) {
@@ -196,6 +201,7 @@ Result<bool> Task::RunSlice(const BoundStrand& strand, StrandState* state) {
     const Range range = call_.chunking.Slice(state->part, strand.phase, state->slice);
     Result<bool> ready = FillTerms(strand, step, range, tag, state);
     if (!ready.ok() || !*ready) return ready;
+    FAULT_POINT("executor.before_step");
     const std::span<Term> terms(state->terms);
     Result<Ticket> ticket =
         engine_->Combine(call_.codec, range, terms.first(step.inputs), terms.subspan(step.inputs));

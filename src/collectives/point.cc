@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/fault_point.h"
+
 namespace inccl {
 namespace {
 
@@ -89,6 +91,7 @@ Result<bool> PointTask::SendSlice(int peer, Direction* direction) {
   const auto bytes =
       static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slot_bytes_));
   if (bytes > 0) std::memcpy(slot->data, message.call.send + message.moved, bytes);
+  FAULT_POINT("point.before_publish");
   Status status = direction->send->Publish(
       {.bytes = bytes,
        .slice = direction->slice,
@@ -124,6 +127,7 @@ Result<bool> PointTask::RecvSlice(int peer, Direction* direction) {
   }
   if (bytes > 0) std::memcpy(message.call.recv + message.moved, incoming.payload, bytes);
   message.moved += bytes;
+  FAULT_POINT("point.before_release");
   if (Status status = direction->recv->Release(); !status.ok()) return status;
   return true;
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "base/fault_point.h"
+
 namespace inccl {
 namespace {
 
@@ -51,6 +53,7 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
     Status status = observer->OnStall(*job, now - stalled_since);
     if (!status.ok()) return status;
 
+    FAULT_POINT("progress.before_sleep");
     const uint32_t token = doorbell->Arm();
     ran = Poll(job);
     if (!ran.ok() || job->done() || *ran > 0 || !observer->Check().ok()) {

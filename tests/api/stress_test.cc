@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Many ranks on few cores, two communicators each, a thread for each of them: random collectives,
-// types, reductions, codecs, sizes and streams, every result verified. INCCL_TEST_OPERATIONS says how
-// many operations per communicator (default: what fits into a test run), INCCL_TEST_SEED replays.
+// types, reductions, codecs, sizes and streams, every result verified. INCCL_TEST_OPERATIONS says
+// how many operations per communicator (default: what fits into a test run), INCCL_TEST_SEED
+// replays.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 #include "api/values.h"
 #include "api/world.h"
 #include "base/rng.h"
-#include "support/process_usage.h"
+#include "world/baseline.h"
 
 namespace inccl::test {
 namespace {
@@ -51,9 +52,8 @@ class Draw {
 
 // Whole numbers that every type holds, and whose sums over the ranks do too.
 int64_t Value(uint64_t operation, int rank, uint64_t index) {
-  return static_cast<int64_t>(Mix64(operation * 1315423911u + static_cast<uint64_t>(rank) * 2654435761u +
-                                    index) &
-                              1);
+  return static_cast<int64_t>(
+      Mix64(operation * 1315423911u + static_cast<uint64_t>(rank) * 2654435761u + index) & 1);
 }
 
 struct Operation {
@@ -108,8 +108,6 @@ class Worker {
   }
 
  private:
-  static constexpr size_t kRank = 0;
-
   void One(uint64_t number) {
     const Operation o = MakeOperation(seed_, number);
     const size_t count = o.kind >= 5 && o.kind <= 7 ? o.count / kRanks : o.count;
@@ -146,8 +144,8 @@ class Worker {
       case 6: CHECK_OK(ccl_gather(in, out, count, type, o.root, comm_, stream)); break;
       case 7: CHECK_OK(ccl_scatter(in, out, count, type, o.root, comm_, stream)); break;
       case 8:
-        CHECK_OK(ccl_allreduce_compressed(in, out, count, type, CCL_SUM, &compression, comm_,
-                                          stream));
+        CHECK_OK(
+            ccl_allreduce_compressed(in, out, count, type, CCL_SUM, &compression, comm_, stream));
         break;
       case 9:
         CHECK_OK(ccl_group_start());
@@ -202,9 +200,7 @@ class Worker {
             Expect(type, out, static_cast<size_t>(r) * count + i, Value(number, r, i), o, number);
           }
           break;
-        case 7:
-          Expect(type, out, i, Value(number, o.root, rank * count + i), o, number);
-          break;
+        case 7: Expect(type, out, i, Value(number, o.root, rank * count + i), o, number); break;
         case 8: {
           float got = 0;
           std::memcpy(&got, static_cast<const char*>(out) + i * sizeof got, sizeof got);
@@ -249,13 +245,15 @@ TEST(StressTest, SixteenRanksTwoCommunicatorsEach) {
           beside.join();
         };
         both(std::max(1, operations / 10));  // opens all lanes, touches all memory
-        const ProcessUsage before = ReadProcessUsage();
+        const Holdings before = Holdings::Now();
         both(operations);
-        const ProcessUsage after = ReadProcessUsage();
-        EXPECT_EQ(after.descriptors, before.descriptors);
+        const Holdings after = Holdings::Now();
+        EXPECT_EQ(after.fds, before.fds);
         EXPECT_EQ(after.threads, before.threads);
         // Largest buffers come by chance; what grows with operations is far more.
-        if (!kSanitized) EXPECT_LT(after.resident_bytes, before.resident_bytes + (24u << 20));
+        if (!kSanitized) {
+          EXPECT_LT(after.rss_kib, before.rss_kib + (24u << 10));
+        }
         for (ccl_stream_t stream : streams) CHECK_OK(ccl_stream_destroy(stream));
         CHECK_OK(ccl_comm_destroy(other));
       },

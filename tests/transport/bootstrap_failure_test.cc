@@ -205,7 +205,13 @@ void DieAt(Phase phase, const UniqueId& id, int rank, int nranks) {
   registration.record.pid = 4242;
   registration.record.uid = geteuid();
   registration.record.host = "doomed";
-  registration.record.mesh_name = "inccl-nobody-listens-here";
+  registration.record.mesh_name = "inccl-doomed-" + std::to_string(getpid());
+  // Who fails loudly is to be heard before anybody finds that it does not listen.
+  Result<UniqueFd> listener = InternalError("nobody listens");
+  if (phase == Phase::kFailsLoudly) {
+    listener = bootstrap::Listen(bootstrap::SocketAddress::Unix(registration.record.mesh_name));
+    ASSERT_TRUE(listener.ok()) << listener.status().message();
+  }
   registration.nranks = static_cast<uint32_t>(nranks);
   registration.remaining = 60 * kSecond;
   registration.agreement = Options(0, 1).agreement;

@@ -5,7 +5,6 @@
 #ifndef INCCL_TESTS_TRANSPORT_BOOTSTRAP_WORLD_H_
 #define INCCL_TESTS_TRANSPORT_BOOTSTRAP_WORLD_H_
 
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -22,22 +21,11 @@
 #include "base/clock.h"
 #include "base/env.h"
 #include "transport/bootstrap/bootstrap.h"
+#include "world/baseline.h"
+#include "world/clock.h"
+#include "world/limits.h"
 
 namespace inccl::test {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr int kSlowness = 5;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-inline constexpr int kSlowness = 5;
-#else
-inline constexpr int kSlowness = 1;
-#endif
-#else
-inline constexpr int kSlowness = 1;
-#endif
-
-inline double Seconds() { return static_cast<double>(SystemClock().Now()) * 1e-9; }
 
 inline JoinOptions Options(int rank, int nranks, int timeout_ms = 20000 * kSlowness) {
   JoinOptions options;
@@ -74,43 +62,6 @@ inline std::vector<Result<Mesh>> JoinThreads(const UniqueId& id, int n,
   });
   return meshes;
 }
-
-inline size_t CountEntries(const char* directory) {
-  size_t count = 0;
-  DIR* const dir = opendir(directory);
-  if (dir == nullptr) return 0;
-  while (readdir(dir) != nullptr) ++count;
-  closedir(dir);
-  return count;
-}
-
-// Descriptors and threads of this process when it was made; the destructor expects them again, and
-// allows threads that end by themselves a while for it.
-class Baseline {
- public:
-  Baseline() : fds_(Fds()), threads_(ThreadsWarm()) {}
-  ~Baseline() {
-    const double limit = Seconds() + 10 * kSlowness;
-    while ((Fds() > fds_ || Threads() > threads_) && Seconds() < limit) usleep(1000);
-    EXPECT_EQ(Fds(), fds_);
-    EXPECT_EQ(Threads(), threads_);
-  }
-  Baseline(const Baseline&) = delete;
-  Baseline& operator=(const Baseline&) = delete;
-
- private:
-  static size_t Fds() { return CountEntries("/proc/self/fd"); }
-  static size_t Threads() { return CountEntries("/proc/self/task"); }
-
-  // A sanitizer's runtime may start a thread of its own with the first thread of the process.
-  static size_t ThreadsWarm() {
-    std::thread([] {}).join();
-    usleep(20000);
-    return Threads();
-  }
-
-  const size_t fds_, threads_;
-};
 
 // Processes of this test; each runs `body` and exits with what it returns (or 1 after a failed
 // expectation). Those that still run at the end are killed.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "transport/bootstrap/crypto.h"
 #include "transport/bootstrap/fd_passing.h"
@@ -143,6 +144,7 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
   registration.agreement = options.agreement;
 
+  FAULT_POINT("bootstrap.before_connect");
   Result<std::unique_ptr<RendezvousClient>> connected =
       RendezvousClient::Connect(target, terms,
                                 {.rank = options.rank,
@@ -151,22 +153,28 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                                  .timeout_ms = options.timeout_ms,
                                  .cancelled = options.cancelled});
   if (!connected.ok()) return connected.status();
+  FAULT_POINT("bootstrap.after_authentication");
   RendezvousClient& root = **connected;
   registration.remaining =
       options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
   Status status = root.Send(MessageKind::kRegister, registration.Encode());
   if (!status.ok()) return status;
+  FAULT_POINT("bootstrap.after_register");
   Result<std::vector<std::byte>> body = root.Await(MessageKind::kTable);
   if (!body.ok()) return body.status();
+  FAULT_POINT("bootstrap.after_table");
   Result<RankTable> table = RankTable::Decode(*body, registration.nranks);
   if (!table.ok()) return named(table.status());
 
   Mesh mesh;
   status = WireMesh(options, terms, *std::move(table), *std::move(listener), &root, &mesh);
   if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
+  FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
+  FAULT_POINT("bootstrap.after_done");
   Result<std::vector<std::byte>> go = root.Await(MessageKind::kGo);
   if (!go.ok()) return go.status();
+  FAULT_POINT("bootstrap.after_go");
   return mesh;
 }
 

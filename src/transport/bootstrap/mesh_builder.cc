@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "transport/bootstrap/fd_passing.h"
 #include "transport/bootstrap/gathering.h"
@@ -224,6 +225,7 @@ void MeshBuilder::AcceptAll() {
           terms_.rank, terms_.nranks, peer.ok() ? static_cast<int64_t>(peer->uid) : -1);
       continue;
     }
+    FAULT_POINT("mesh.after_accept");
     if (incoming_.size() >= most) incoming_.erase(incoming_.begin());
     incoming.deadline = SystemClock().Now() + kServerLimit;
     incoming.handshake.Start(&terms_.handshake, nonce);
@@ -278,6 +280,7 @@ Status MeshBuilder::StartConnecting(size_t peer) {
     return Error(peer, RemoteError("does not listen any more (process died?)"));
   }
   if (error != 0) return Error(peer, SystemErrorErrno("connect", error));
+  FAULT_POINT("mesh.after_connect");
   Nonce nonce;
   if (Status status = FillRandom(nonce); !status.ok()) return status;
   link.fd = *std::move(fd);
@@ -334,6 +337,7 @@ Status MeshBuilder::StepHandshake(size_t peer) {
     return Status::Ok();
   }
   if (after != ClientHandshake::State::kDone) return Status::Ok();
+  FAULT_POINT("mesh.after_handshake");
   link.state = Link::State::kSwapping;
   return Swap(peer);
 }
@@ -341,6 +345,7 @@ Status MeshBuilder::StepHandshake(size_t peer) {
 Status MeshBuilder::Swap(size_t peer) {
   Link& link = links_[peer];
   if (!link.sent) {
+    FAULT_POINT("mesh.before_swap");
     Result<bool> sent = SendFds(link.fd.get(), terms_.share_fds);
     if (!sent.ok()) return Error(peer, sent.status());
     link.sent = *sent;
@@ -351,7 +356,10 @@ Status MeshBuilder::Swap(size_t peer) {
     if (!received.ok()) return Error(peer, received.status());
     link.received = *received;
   }
-  if (link.sent && link.received) link.state = Link::State::kDone;
+  if (link.sent && link.received) {
+    link.state = Link::State::kDone;
+    FAULT_POINT("mesh.after_swap");
+  }
   return Status::Ok();
 }
 

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fault_point.h"
+
 namespace inccl::bootstrap {
 namespace {
 
@@ -110,6 +112,7 @@ Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const Handshak
     if (error == ECONNREFUSED) attempt.outcome = Attempt::Outcome::kAbsent;
     return attempt;
   }
+  FAULT_POINT("bootstrap.after_connect");
   if (same_uid_only) {
     const Result<PeerCredentials> peer = GetPeerCredentials(fd->get());
     if (!peer.ok()) return Hopeless(peer.status());

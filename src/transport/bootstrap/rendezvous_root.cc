@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "transport/bootstrap/frame.h"
@@ -203,6 +204,7 @@ void Root::AcceptFrom(int listener) {
           "the rendezvous cannot accept connections: errno {}", error);
       return;
     }
+    FAULT_POINT("root.after_accept");
     if (options_.same_uid_only) {
       const Result<PeerCredentials> peer = GetPeerCredentials(fd.get());
       if (!peer.ok() || peer->uid != geteuid()) {
@@ -260,6 +262,7 @@ void Root::Promote(Pending* pending) {
   session->rank = pending->handshake.rank();
   session->deadline = SystemClock().Now() + options_.handshake_limit;
   sessions_.push_back(std::move(session));
+  FAULT_POINT("root.after_authentication");
 }
 
 void Root::Complain(const SocketAddress& source, const char* why) {
@@ -300,7 +303,9 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
         session->state = Session::State::kDone;
         if (!NotDone().empty()) return;
         phase_ = Phase::kComplete;
+        FAULT_POINT("root.before_go");
         DismissAll(MessageKind::kGo, {});
+        FAULT_POINT("root.after_go");
         return;
       }
       break;
@@ -346,6 +351,7 @@ void Root::OnRegister(Session* session, Bytes body) {
   }
   Log(LogLevel::kTrace, LogSubsystem::kBootstrap, "the rendezvous has rank {} of {}",
       NameOf(registration->record), gathering_.nranks());
+  FAULT_POINT("root.after_register");
   if (gathering_.complete()) SendTable();
 }
 
@@ -417,9 +423,11 @@ void Root::SendTable() {
   table.ranks = gathering_.records();
   phase_ = Phase::kWiring;
   const std::vector<std::byte> body = table.Encode();
+  FAULT_POINT("root.before_table");
   for (const auto& session : sessions_) {
     if (session->member()) Send(session.get(), MessageKind::kTable, body);
   }
+  FAULT_POINT("root.after_table");
 }
 
 std::vector<int> Root::NotDone() const {

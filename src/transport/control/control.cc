@@ -10,8 +10,9 @@ void ControlPlane::Broadcast(uint8_t kind, std::span<const std::byte> body) {
   for (int peer = 0; peer < nranks_; ++peer) Send(peer, kind, body);
 }
 
-Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler) {
-  return control::SocketPlane::Start(std::move(mesh), handler);
+Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler,
+                                                   const ControlOptions& options) {
+  return control::SocketPlane::Start(std::move(mesh), handler, options);
 }
 
 Result<std::vector<std::unique_ptr<ControlPlane>>> MakeLocalControl(

@@ -4,8 +4,13 @@
 // that a peer has left or died. One thread per process ("inccl-control") serves all communicators;
 // it starts with the first and ends with the last.
 //
-// On the wire: frames of transport/bootstrap/frame.h, kind 0 without a body for goodbye. A frame
-// that is malformed, or larger than kMaxControlBody, closes that connection.
+// A process that is stopped, or a host that is gone, closes nothing. So each rank says that it is
+// alive, and takes a peer of which it hears nothing for long for dead. What it measures is the
+// peer's silence less its own lateness: whoever was stopped or starved itself accuses nobody.
+//
+// On the wire: frames of transport/bootstrap/frame.h, kind 0 without a body for goodbye, kind 255
+// without a body for a sign of life. A frame that is malformed, or larger than kMaxControlBody,
+// closes that connection.
 #ifndef INCCL_TRANSPORT_CONTROL_CONTROL_H_
 #define INCCL_TRANSPORT_CONTROL_CONTROL_H_
 
@@ -26,6 +31,11 @@ inline constexpr uint32_t kMaxControlBody = 1 << 20;
 // its connection is closed, which both sides see as not clean.
 inline constexpr size_t kMaxControlQueue = 8 << 20;
 
+struct ControlOptions {
+  Time heartbeat = kSecond;        // between two signs of life; the same on all ranks
+  Time dead_after = 10 * kSecond;  // silence; any byte breaks it
+};
+
 // Called on the control thread, one call at a time, so it must not wait for long and must not close
 // a plane; it may send.
 class ControlHandler {
@@ -35,6 +45,12 @@ class ControlHandler {
   virtual void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
   // Once per peer, after its last message. `clean`: it said goodbye; else it died, or is broken.
   virtual void OnPeerClosed(int peer, bool clean) = 0;
+  // Instead of it: the peer has been silent for longer than `limit`. Its connection is closed
+  // afterwards; what is sent to it now may still reach it.
+  virtual void OnPeerSilent(int peer, Time silence, Time limit) {
+    (void)silence, (void)limit;
+    OnPeerClosed(peer, false);
+  }
 };
 
 // One rank's end.
@@ -42,7 +58,7 @@ class ControlPlane {
  public:
   // Close, without waiting for anything to be flushed, if that has not been done.
   virtual ~ControlPlane() = default;
-  // Any thread; never blocks. Kinds 1 to 255, at most kMaxControlBody bytes (more is not sent, and
+  // Any thread; never blocks. Kinds 1 to 254, at most kMaxControlBody bytes (more is not sent, and
   // logged). To a peer that has gone, or to oneself: no effect.
   virtual void Send(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
   void Broadcast(uint8_t kind, std::span<const std::byte> body);  // to all others
@@ -57,10 +73,11 @@ class ControlPlane {
 
 // Takes over the connections of the mesh. Callbacks may come before this returns. `handler` must
 // live until Close. kSystemError if there is no thread or descriptor to be had.
-Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler);
+Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler,
+                                                   const ControlOptions& options = {});
 
-// The same for ranks that are threads of this process; a handler per rank. Messages are delivered
-// on the control thread, never in the sender's.
+// The same for ranks that are threads of this process, which stop together and so need no signs of
+// life; a handler per rank. Messages are delivered on the control thread, never in the sender's.
 Result<std::vector<std::unique_ptr<ControlPlane>>> MakeLocalControl(
     const std::vector<ControlHandler*>& handlers);
 

@@ -85,7 +85,8 @@ Result<std::vector<std::unique_ptr<ControlPlane>>> LocalPlane::MakeAll(
 }
 
 void LocalPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
-  if (peer < 0 || peer >= nranks_ || peer == rank_ || kind == kGoodbye) return;
+  if (peer < 0 || peer >= nranks_ || peer == rank_) return;
+  if (kind == kGoodbye || kind == kHeartbeat) return;
   if (body.size() > kMaxControlBody) {
     Log(LogLevel::kWarn, LogSubsystem::kControl,
         "rank {}: a control message of {} bytes to rank {} is too large", rank_, body.size(), peer);

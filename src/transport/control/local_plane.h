@@ -29,6 +29,7 @@ class LocalMember final : public Member {
 
   void OnEvents(uint32_t, uint32_t) override {}
   void OnWake() override;
+  Time OnTime(Time, Time) override { return kNever; }
 
  private:
   struct Letter {

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <exception>
@@ -25,6 +26,13 @@ void Ring(int event_fd) {
   const uint64_t one = 1;
   while (write(event_fd, &one, sizeof one) < 0 && errno == EINTR) {
   }
+}
+
+// For epoll_wait, rounded up.
+int Milliseconds(Time until) {
+  if (until == kNever) return -1;
+  const Time left = until - SystemClock().Now();
+  return left <= 0 ? 0 : static_cast<int>(std::min<Time>(left / kMillisecond + 1, 1000 * 3600));
 }
 
 // A handler may run out of memory; the thread serves others too.
@@ -57,7 +65,7 @@ Result<uint64_t> Loop::Join(std::shared_ptr<Member> member) {
   }
   const std::lock_guard lock(mutex_);
   const uint64_t id = next_member_++;
-  members_[id] = std::move(member);
+  members_[id].member = std::move(member);
   return id;
 }
 
@@ -68,7 +76,7 @@ void Loop::Leave(uint64_t member) {
     const std::lock_guard lock(mutex_);
     const auto found = members_.find(member);
     if (found == members_.end()) return;
-    leaving = std::move(found->second);
+    leaving = std::move(found->second.member);
     members_.erase(found);
     if (!members_.empty()) return;
   }
@@ -141,14 +149,50 @@ void Loop::Wake(uint64_t member) {
 std::shared_ptr<Member> Loop::Find(uint64_t member) {
   const std::lock_guard lock(mutex_);
   const auto found = members_.find(member);
-  return found == members_.end() ? nullptr : found->second;
+  return found == members_.end() ? nullptr : found->second.member;
+}
+
+void Loop::CallAt(uint64_t member, Time at) {
+  const std::lock_guard lock(mutex_);
+  const auto found = members_.find(member);
+  if (found == members_.end()) return;
+  found->second.at = at;
+  Ring(event_.get());  // the thread may sleep for longer
+}
+
+Time Loop::NextTime() {
+  const std::lock_guard lock(mutex_);
+  Time next = kNever;
+  for (const auto& [id, entry] : members_) next = std::min(next, entry.at);
+  return next;
+}
+
+void Loop::CallThoseDue() {
+  const Time now = SystemClock().Now();
+  std::vector<std::pair<uint64_t, Entry>> due;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [id, entry] : members_) {
+      if (entry.at > now) continue;
+      due.emplace_back(id, entry);
+      entry.at = kNever;
+    }
+  }
+  for (const auto& [id, entry] : due) {
+    Time again = now + kSecond;  // should it throw
+    Call([&, &e = entry] { again = e.member->OnTime(now, now - e.at); });
+    const std::lock_guard lock(mutex_);
+    const auto found = members_.find(id);
+    if (found != members_.end()) found->second.at = std::min(found->second.at, again);
+  }
 }
 
 void Loop::Run(int epoll_fd, int event_fd) {
   std::array<epoll_event, 64> events;
   std::vector<uint64_t> woken;
   while (true) {
-    const int count = epoll_wait(epoll_fd, events.data(), static_cast<int>(events.size()), -1);
+    const int count = epoll_wait(epoll_fd, events.data(), static_cast<int>(events.size()),
+                                 Milliseconds(NextTime()));
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<size_t>(i)];
       if (event.data.u64 == kEventTag) {
@@ -171,6 +215,7 @@ void Loop::Run(int epoll_fd, int event_fd) {
       if (member != nullptr) Call([&] { member->OnWake(); });
     }
     woken.clear();
+    CallThoseDue();  // after what has arrived has been read
   }
 }
 

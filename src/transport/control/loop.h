@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
 
@@ -28,6 +29,8 @@ class Member {
   virtual void OnEvents(uint32_t tag, uint32_t events) = 0;
   // After Wake.
   virtual void OnWake() = 0;
+  // At the time asked for, or `late` nanoseconds after it. Returns when to be called again.
+  virtual Time OnTime(Time now, Time late) = 0;
 };
 
 class Loop {
@@ -47,6 +50,8 @@ class Loop {
   void Unwatch(int fd);
   // OnWake will be called; any thread.
   void Wake(uint64_t member);
+  // OnTime will be called at `at`; any thread.
+  void CallAt(uint64_t member, Time at);
 
   // Whether this process is the one in which the thread was started.
   bool InOwnProcess() const;
@@ -57,13 +62,19 @@ class Loop {
   void Stop();     // holds lifecycle_mutex_
   void Run(int epoll_fd, int event_fd);
   std::shared_ptr<Member> Find(uint64_t member);
+  Time NextTime();
+  void CallThoseDue();
 
   std::mutex lifecycle_mutex_;  // never taken by the control thread
   std::thread thread_;
   std::atomic<pid_t> pid_{0};
 
   std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<Member>> members_;
+  struct Entry {
+    std::shared_ptr<Member> member;
+    Time at = kNever;  // when to call OnTime
+  };
+  std::unordered_map<uint64_t, Entry> members_;
   std::vector<uint64_t> woken_;
   uint64_t next_member_ = 1;
   bool stopping_ = false;

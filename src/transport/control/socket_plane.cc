@@ -25,8 +25,8 @@ constexpr Time kLongestFlush = 3600 * kSecond;
 
 }  // namespace
 
-SocketMember::SocketMember(Mesh mesh, ControlHandler* handler)
-    : rank_(mesh.rank), handler_(handler), connections_(mesh.peers.size()) {
+SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOptions& options)
+    : rank_(mesh.rank), handler_(handler), options_(options), connections_(mesh.peers.size()) {
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     connections_[peer].fd = std::move(mesh.peers[peer].control);
   }
@@ -36,20 +36,23 @@ Status SocketMember::Start(uint64_t id) {
   const std::lock_guard dispatch(dispatch_mutex_);  // the first events wait until all is set up
   const std::lock_guard lock(out_mutex_);
   id_ = id;
+  const Time now = SystemClock().Now();
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     Connection& connection = connections_[peer];
     if (!connection.fd.valid()) continue;
     connection.open = true;
+    connection.heard = now;
     Status status =
         Loop::Get().Watch(id_, static_cast<uint32_t>(peer), connection.fd.get(), EPOLLIN);
     if (!status.ok()) return status;
   }
+  Loop::Get().CallAt(id_, now);
   return Status::Ok();
 }
 
 void SocketMember::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
   if (peer < 0 || static_cast<size_t>(peer) >= connections_.size() || peer == rank_ ||
-      kind == kGoodbye) {
+      kind == kGoodbye || kind == kHeartbeat) {
     return;
   }
   if (body.size() > kMaxControlBody) {
@@ -167,6 +170,7 @@ void SocketMember::Read(size_t peer) {
     const IoResult got = bootstrap::ReadSome(connection.fd.get(), buffer);
     if (got.error == EAGAIN) return;
     if (got.error != 0 || got.closed) return EndBroken(peer);
+    connection.heard = SystemClock().Now();
     connection.in.Append(std::span(buffer).first(got.bytes));
     if (!Deliver(peer)) return;
   }
@@ -188,6 +192,7 @@ bool SocketMember::Deliver(size_t peer) {
       frame.body.empty() ? EndClean(peer) : EndBroken(peer);
       return false;
     }
+    if (frame.kind == kHeartbeat) continue;
     handler_->OnMessage(static_cast<int>(peer), frame.kind, frame.body);
   }
 }
@@ -209,9 +214,34 @@ void SocketMember::EndBroken(size_t peer) {
   handler_->OnPeerClosed(static_cast<int>(peer), false);
 }
 
-Result<std::unique_ptr<ControlPlane>> SocketPlane::Start(Mesh mesh, ControlHandler* handler) {
+void SocketMember::EndSilent(size_t peer, Time silence) {
+  handler_->OnPeerSilent(static_cast<int>(peer), silence, options_.dead_after);
+  const std::lock_guard lock(out_mutex_);
+  Drop(&connections_[peer]);
+}
+
+Time SocketMember::OnTime(Time now, Time late) {
+  const std::lock_guard dispatch(dispatch_mutex_);
+  if (silenced_) return kNever;
+  for (size_t peer = 0; peer < connections_.size(); ++peer) {
+    Connection& connection = connections_[peer];
+    {
+      const std::lock_guard lock(out_mutex_);
+      if (!connection.open || connection.departed) continue;
+      // What still waits to be written tells as much.
+      if (!leaving_ && connection.queued() == 0) Enqueue(peer, kHeartbeat, {});
+    }
+    connection.heard = std::min(now, connection.heard + late);
+    if (now - connection.heard > options_.dead_after) EndSilent(peer, now - connection.heard);
+  }
+  // All communicators of a process at the same times: one waking for all of them.
+  return (now / options_.heartbeat + 1) * options_.heartbeat;
+}
+
+Result<std::unique_ptr<ControlPlane>> SocketPlane::Start(Mesh mesh, ControlHandler* handler,
+                                                         const ControlOptions& options) {
   const int nranks = mesh.nranks;
-  auto member = std::make_shared<SocketMember>(std::move(mesh), handler);
+  auto member = std::make_shared<SocketMember>(std::move(mesh), handler, options);
   Result<uint64_t> id = Loop::Get().Join(member);
   if (!id.ok()) return id.status();
   std::unique_ptr<ControlPlane> plane(new SocketPlane(nranks, member, *id));

@@ -16,11 +16,12 @@
 namespace inccl::control {
 
 inline constexpr uint8_t kGoodbye = 0;
+inline constexpr uint8_t kHeartbeat = 255;
 
 // What the control thread shares with the plane's owner.
 class SocketMember final : public Member {
  public:
-  SocketMember(Mesh mesh, ControlHandler* handler);
+  SocketMember(Mesh mesh, ControlHandler* handler, const ControlOptions& options);
 
   Status Start(uint64_t id);
   void Send(int peer, uint8_t kind, std::span<const std::byte> body);
@@ -30,9 +31,11 @@ class SocketMember final : public Member {
 
   void OnEvents(uint32_t peer, uint32_t events) override;
   void OnWake() override {}
+  Time OnTime(Time now, Time late) override;
 
  private:
-  // `fd`, `open` and what is to be written: out_mutex_. `in`: the control thread.
+  // `fd`, `open` and what is to be written: out_mutex_. `in`, `heard`: the control thread, or
+  // dispatch_mutex_.
   struct Connection {
     UniqueFd fd;
     bool open = false;
@@ -44,6 +47,7 @@ class SocketMember final : public Member {
     std::vector<std::byte> out;
     size_t out_begin = 0;
     bootstrap::FrameParser in{kMaxControlBody};
+    Time heard = 0;  // the last byte
 
     size_t queued() const { return out.size() - out_begin; }
   };
@@ -58,9 +62,11 @@ class SocketMember final : public Member {
   bool Deliver(size_t peer);
   void EndClean(size_t peer);
   void EndBroken(size_t peer);
+  void EndSilent(size_t peer, Time silence);
 
   const int rank_;
   ControlHandler* const handler_;
+  const ControlOptions options_;
   uint64_t id_ = 0;
   std::mutex dispatch_mutex_;  // held during callbacks; never taken by Send
   bool silenced_ = false;      // dispatch_mutex_
@@ -72,7 +78,8 @@ class SocketMember final : public Member {
 
 class SocketPlane final : public ControlPlane {
  public:
-  static Result<std::unique_ptr<ControlPlane>> Start(Mesh mesh, ControlHandler* handler);
+  static Result<std::unique_ptr<ControlPlane>> Start(Mesh mesh, ControlHandler* handler,
+                                                     const ControlOptions& options);
   ~SocketPlane() override { Close(0); }
   void Send(int peer, uint8_t kind, std::span<const std::byte> body) override;
   void Close(Time flush_deadline) override;

@@ -5,6 +5,8 @@
 
 #include <new>
 
+#include "base/fault_point.h"
+
 namespace inccl {
 namespace {
 
@@ -74,6 +76,7 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
   if (HasPeer(peer)) {
     return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank(), peer));
   }
+  FAULT_POINT("shm.before_attach");
   const std::string prefix = fmt::format("rank {}: peer rank {}: ", rank(), peer);
   Result<Mapping> memory = shm::MapSealed(arena.get(), 0, /*writable=*/false);
   if (!memory.ok()) return Prefixed(prefix + "arena: ", memory.status());
@@ -90,6 +93,7 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
   SetPeer(peer, std::move(*view), area);
   mappings_.push_back(std::move(*memory));
   mappings_.push_back(std::move(*bell));
+  FAULT_POINT("shm.after_attach");
   return Status::Ok();
 }
 

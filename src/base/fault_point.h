@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Named places in the library at which a test can kill, stop, end or delay a process, or run a
+// function. Compiled in by the CMake option INCCL_FAULT_POINTS (on where tests are built): then one
+// relaxed load per place as long as no plan is armed; otherwise nothing at all.
+//
+// A plan comes from INCCL_TEST_FAULT, read whenever a communicator or an id is created, or from
+// Arm():
+//
+//   INCCL_TEST_FAULT="rank=1;point=mesh.after_handshake;hit=3;action=kill"
+//
+//   rank    of the thread that arrives, as told by FAULT_RANK; left out: any thread
+//   point   a name of kPoints, or * for all of them together
+//   hit     the how-manieth arrival; 0: every one; left out: the first
+//   action  kill, stop (SIGSTOP), exit (exit(0)), delay:MILLISECONDS, count (nothing but counting)
+#ifndef INCCL_BASE_FAULT_POINT_H_
+#define INCCL_BASE_FAULT_POINT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace inccl::fault {
+
+// All there are. A name that is not here does not compile; one that no test reaches fails the sweep
+// (tests/faults).
+inline constexpr std::string_view kPoints[] = {
+    // creation of a communicator, in order
+    "init.begin",
+    "shm.after_create",
+    "bootstrap.before_connect",
+    "bootstrap.after_connect",
+    "bootstrap.after_authentication",
+    "bootstrap.after_register",
+    "bootstrap.after_table",
+    "mesh.after_connect",
+    "mesh.after_accept",
+    "mesh.after_handshake",
+    "mesh.before_swap",
+    "mesh.after_swap",
+    "bootstrap.before_done",
+    "bootstrap.after_done",
+    "bootstrap.after_go",
+    "shm.before_attach",
+    "shm.after_attach",
+    "init.after_attach",
+    "control.before_start",
+    "init.before_return",
+    // the thread of the rendezvous, in order
+    "root.after_accept",
+    "root.after_authentication",
+    "root.after_register",
+    "root.before_table",
+    "root.after_table",
+    "root.before_go",
+    "root.after_go",
+    // an operation
+    "call.before_begin",
+    "call.after_begin",
+    "call.after_bind",
+    "executor.before_step",
+    "executor.before_release",
+    "executor.before_publish",
+    "executor.after_publish",
+    "point.before_publish",
+    "point.before_release",
+    "progress.before_sleep",
+    "call.before_finish",
+    "call.after_finish",
+    // the end of a communicator
+    "destroy.begin",
+    "destroy.after_goodbye",
+};
+inline constexpr size_t kPointCount = sizeof kPoints / sizeof kPoints[0];
+inline constexpr size_t kNoPoint = kPointCount;
+
+constexpr size_t IndexOf(std::string_view name) {
+  for (size_t i = 0; i < kPointCount; ++i) {
+    if (kPoints[i] == name) return i;
+  }
+  return kNoPoint;
+}
+
+enum class Action : uint8_t { kCount, kKill, kStop, kExit, kDelay, kCall };
+
+struct Plan {
+  int rank = -1;            // -1: any thread
+  size_t point = kNoPoint;  // kNoPoint: all
+  uint64_t hit = 1;         // 0: every one
+  Action action = Action::kCount;
+  int delay_ms = 0;
+  std::function<void()> call = {};  // kCall, in the thread that arrives
+};
+
+// kInvalidArgument naming what is wrong.
+Result<Plan> ParsePlan(std::string_view text);
+
+// Replaces the plan and clears the counts. Any thread.
+void Arm(Plan plan);
+void Disarm();
+// Arms what INCCL_TEST_FAULT says, if that has changed since the last call.
+Status ArmFromEnvironment();
+
+// Arrivals while a plan was armed, by threads that it concerns.
+uint64_t Hits(size_t point);
+
+namespace internal {
+extern std::atomic<bool> armed;
+extern thread_local int rank;
+void Reach(size_t point);
+}  // namespace internal
+
+// Says for whom a thread works, for its lifetime.
+class RankScope {
+ public:
+  explicit RankScope(int rank) : old_(internal::rank) { internal::rank = rank; }
+  ~RankScope() { internal::rank = old_; }
+  RankScope(const RankScope&) = delete;
+  RankScope& operator=(const RankScope&) = delete;
+
+ private:
+  int old_;
+};
+
+}  // namespace inccl::fault
+
+#if !defined(INCCL_NO_FAULT_POINTS)
+#define FAULT_POINT(name)                                                               \
+  do {                                                                                  \
+    static_assert(::inccl::fault::IndexOf(name) != ::inccl::fault::kNoPoint);           \
+    if (::inccl::fault::internal::armed.load(std::memory_order_relaxed)) [[unlikely]] { \
+      ::inccl::fault::internal::Reach(::inccl::fault::IndexOf(name));                   \
+    }                                                                                   \
+  } while (false)
+#define FAULT_RANK(rank) const ::inccl::fault::RankScope inccl_fault_rank(rank)
+#define FAULT_ARM() ::inccl::fault::ArmFromEnvironment()
+#else
+#define FAULT_POINT(name) static_cast<void>(0)
+#define FAULT_RANK(rank) static_cast<void>(0)
+#define FAULT_ARM() ::inccl::Status()
+#endif
+
+#endif  // INCCL_BASE_FAULT_POINT_H_

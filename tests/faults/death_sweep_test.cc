@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A rank is killed at every fault point of an operation, for every collective and algorithm. What
+// succeeded before was right; the others get an error that names it, in time, from that call or a
+// later one; the error stays; they end with what they began with.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "base/fault_point.h"
+#include "base/rng.h"
+#include "faults/fault_test.h"
+#include "faults/operation_cases.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr size_t kCount = 5000;  // five slices of 4 KiB
+constexpr int kCallsCounted = 2;
+
+bool OfOperation(std::string_view point) {
+  return point.starts_with("call.") || point.starts_with("executor.") ||
+         point.starts_with("point.") || point.starts_with("progress.");
+}
+
+struct Case {
+  Operation operation;
+  int victim;
+  size_t point;
+  uint64_t hit;
+};
+
+std::string Describe(const Case& c) {
+  return fmt::format("{} rank={};point={};hit={}", c.operation.Name(), c.victim,
+                     fault::kPoints[c.point], c.hit);
+}
+
+ccl_result_t Join(const Side& side, const Operation& operation, ccl_comm_t* comm) {
+  ccl_config_t config = CCL_CONFIG_INIT;
+  config.algorithm = operation.algorithm;
+  const ccl_result_t result = side.Init(comm, config);
+  EXPECT_EQ(result, CCL_SUCCESS) << side.mine().text;
+  // Nobody dies before all have joined: that is another test.
+  side.mine().stage = 1;
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(side.Await(rank, 1));
+  return result;
+}
+
+std::unique_ptr<ProcessWorld> StartCounting(const Operation& operation) {
+  return std::make_unique<ProcessWorld>(WorldOptions{.nranks = kRanks}, [=](const Side& side) {
+    ccl_comm_t comm = nullptr;
+    if (Join(side, operation, &comm) != CCL_SUCCESS) return 10;
+    fault::Arm({});
+    OperationRunner runner(operation, side.rank(), kRanks, kCount);
+    for (int i = 0; i < kCallsCounted; ++i) {
+      if (i == 1 && side.rank() == 0) usleep(20000);  // the others come to sleep
+      EXPECT_EQ(runner.Run(comm, 1.0f), CCL_SUCCESS) << ccl_get_last_error(comm);
+      EXPECT_TRUE(runner.Right());
+    }
+    for (size_t i = 0; i < fault::kPointCount; ++i) side.mine().counters[i] = fault::Hits(i);
+    ccl_comm_destroy(comm);
+    return 0;
+  });
+}
+
+// Of each point: the first arrival, the last, and one between; one victim each, at random.
+std::vector<Case> Cases() {
+  Rng rng(TestSeed());
+  const std::vector<Operation> operations = AllOperations();
+  std::vector<Case> cases;
+  std::vector<uint64_t> reached(fault::kPointCount);
+  const auto add = [&](size_t i, ProcessWorld& world) {
+    world.ExpectAllExited();
+    for (size_t point = 0; point < fault::kPointCount; ++point) {
+      if (!OfOperation(fault::kPoints[point])) continue;
+      const auto first = static_cast<int>(rng.Below(kRanks));
+      for (int turn = 0; turn < kRanks; ++turn) {  // not all ranks pass all points
+        const int victim = (first + turn) % kRanks;
+        const uint64_t times = world.report(victim).counters[point];
+        if (times == 0) continue;
+        reached[point] += times;
+        // How often a rank sleeps depends on the moment.
+        const bool steady = !fault::kPoints[point].starts_with("progress.");
+        const std::set<uint64_t> hits =
+            steady ? std::set<uint64_t>{1, 1 + rng.Below(times), times} : std::set<uint64_t>{1};
+        for (const uint64_t hit : hits) cases.push_back({operations[i], victim, point, hit});
+        break;
+      }
+    }
+  };
+  RunWorlds(
+      operations.size(), 2, [&](size_t i) { return StartCounting(operations[i]); }, add);
+  for (size_t point = 0; point < fault::kPointCount; ++point) {
+    if (OfOperation(fault::kPoints[point])) {
+      EXPECT_GT(reached[point], 0u) << fault::kPoints[point] << " is not reached";
+    }
+  }
+  return cases;
+}
+
+int Body(const Side& side, const Case& c) {
+  ccl_comm_t comm = nullptr;
+  if (Join(side, c.operation, &comm) != CCL_SUCCESS) return 10;
+  OperationRunner runner(c.operation, side.rank(), kRanks, kCount);
+  if (side.rank() == c.victim) {
+    fault::Arm({.point = c.point, .hit = c.hit, .action = fault::Action::kKill});
+  }
+  double start = 0;
+  ccl_result_t result = CCL_SUCCESS;
+  for (int i = 0; result == CCL_SUCCESS && i < 200000; ++i) {
+    start = Seconds();
+    result = runner.Run(comm, static_cast<float>(i % 100 + 1));
+    if (result == CCL_SUCCESS && !runner.Right()) return 13;
+  }
+  side.mine().seconds = Seconds() - start;
+  side.mine().result = result;
+  side.mine().SetText(ccl_get_last_error(comm));
+  ccl_result_t sticky = CCL_SUCCESS;
+  EXPECT_EQ(ccl_comm_get_async_error(comm, &sticky), CCL_SUCCESS);
+  EXPECT_EQ(sticky, result);
+  start = Seconds();
+  EXPECT_EQ(runner.Run(comm, 1.0f), result) << "the error must stay";
+  EXPECT_LT(Seconds() - start, 0.1 * kSlowness);
+  return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+}
+
+void Check(const Case& c, ProcessWorld& world) {
+  SCOPED_TRACE(Describe(c));
+  const std::vector<RankEnd>& ends = world.Wait();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const RankEnd& end = ends[static_cast<size_t>(rank)];
+    if (rank == c.victim) {
+      EXPECT_TRUE(end.Killed(SIGKILL)) << "rank " << rank << " " << end.Describe();
+      continue;
+    }
+    EXPECT_TRUE(end.Exited()) << "rank " << rank << " " << end.Describe();
+    Report& report = world.report(rank);
+    EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << report.text;
+    EXPECT_LT(report.seconds, kLocalDeathSeconds + kSlackSeconds) << report.text;
+    EXPECT_EQ(
+        MissingFromError(
+            report.text, CCL_REMOTE_ERROR,
+            {.rank = rank, .nranks = kRanks, .peers = {c.victim}, .peer_pid = world.pid(c.victim)}),
+        "");
+  }
+}
+
+class DeathSweepTest : public TransportFaultTest {
+ private:
+  const ScopedEnv slices_{{{"INCCL_SLICE_BYTES", "4096"}}};
+};
+
+TEST_P(DeathSweepTest, Row01_ARankIsKilledAtEveryStep) {
+  ForRow("1");
+  const std::vector<Case> cases = Cases();
+  RecordProperty("cases", static_cast<int>(cases.size()));
+  RunWorlds(
+      cases.size(), 4,
+      [&](size_t i) {
+        return std::make_unique<ProcessWorld>(
+            WorldOptions{.nranks = kRanks}, [&](const Side& side) { return Body(side, cases[i]); });
+      },
+      [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
+}
+INSTANTIATE_OVER_TRANSPORTS(DeathSweepTest);
+
+}  // namespace
+}  // namespace inccl::test

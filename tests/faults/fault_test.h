@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the tests of docs/reliability.md's scorecard share. A test says which rows and transports it
+// shows something of (ForRow), and after every one of them the process holds what it held before.
+#ifndef INCCL_TESTS_FAULTS_FAULT_TEST_H_
+#define INCCL_TESTS_FAULTS_FAULT_TEST_H_
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "inccl/ccl.h"
+#include "world/baseline.h"
+#include "world/clock.h"
+#include "world/error_format.h"
+#include "world/limits.h"
+#include "world/process_world.h"
+#include "world/world.h"
+
+namespace inccl::test {
+
+// Transports between processes that the sweeps run over. tools/reliability_report.py reads the
+// properties that ForRow records.
+inline constexpr const char* kProcessTransports[] = {"shm"};
+
+// Time limits of the library in these tests, by environment, so that they hold for the maker of an
+// id as well.
+inline constexpr double kInitSeconds = 1.0 * kSlowness;
+inline constexpr double kOpSeconds = 2.0 * kSlowness;
+inline constexpr double kDeadSeconds = 1.0 * kSlowness;
+inline constexpr double kLocalDeathSeconds = 1.0;  // to learn of a death on one host
+
+class FaultTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  FaultTest()
+      : init_ms_(Milliseconds(kInitSeconds)),
+        op_ms_(Milliseconds(kOpSeconds)),
+        dead_ms_(Milliseconds(kDeadSeconds)),
+        beat_ms_(Milliseconds(kDeadSeconds / 10)),
+        limits_({{"INCCL_INIT_TIMEOUT_MS", init_ms_.c_str()},
+                 {"INCCL_OP_TIMEOUT_MS", op_ms_.c_str()},
+                 {"INCCL_DEAD_TIMEOUT_MS", dead_ms_.c_str()},
+                 {"INCCL_HEARTBEAT_TIMEOUT_MS", beat_ms_.c_str()}}) {}
+
+  void SetUp() override { baseline_ = std::make_unique<Baseline>(); }
+  void TearDown() override { baseline_.reset(); }
+
+  // `rows`: "9" or "11,12"; `transport`: one or several, comma-separated.
+  static void ForRow(const std::string& rows, const std::string& transport) {
+    RecordProperty("row", rows);
+    RecordProperty("transport", transport);
+  }
+
+ private:
+  static std::string Milliseconds(double seconds) {
+    return std::to_string(static_cast<int>(seconds * 1000));
+  }
+
+  const std::string init_ms_, op_ms_, dead_ms_, beat_ms_;
+  const ScopedEnv limits_;
+  std::unique_ptr<Baseline> baseline_;
+};
+
+// For tests that have one body for all transports between processes.
+class TransportFaultTest : public FaultTest {
+ protected:
+  TransportFaultTest() : transport_({{"INCCL_TRANSPORT", GetParam()}}) {}
+  static void ForRow(const std::string& rows) { FaultTest::ForRow(rows, GetParam()); }
+
+ private:
+  const ScopedEnv transport_;
+};
+
+inline std::string TransportName(const ::testing::TestParamInfo<const char*>& info) {
+  return info.param;
+}
+
+#define INSTANTIATE_OVER_TRANSPORTS(suite) \
+  INSTANTIATE_TEST_SUITE_P(Over, suite, ::testing::ValuesIn(kProcessTransports), TransportName)
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_FAULTS_FAULT_TEST_H_

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that stop without ending, that end without a goodbye, and that are merely late: the others
+// tell the three apart.
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "base/fault_point.h"
+#include "faults/fault_test.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr int kRanks = 3, kVictim = 1;
+constexpr size_t kCount = 3000;
+
+class SilenceTest : public TransportFaultTest {};
+
+// All-reduces until one fails; the report says how the last one ended.
+void RunUntilError(const Side& side, ccl_comm_t comm, double at_most_seconds) {
+  std::vector<float> data(kCount), sum(kCount);
+  const double limit = Seconds() + at_most_seconds;
+  ccl_result_t result = CCL_SUCCESS;
+  double start = 0;
+  while (result == CCL_SUCCESS && Seconds() < limit) {
+    std::fill(data.begin(), data.end(), static_cast<float>(side.rank() + 1));
+    start = Seconds();
+    result = ccl_allreduce(data.data(), sum.data(), kCount, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+    if (result != CCL_SUCCESS) break;
+    ++side.mine().calls;
+    for (const float x : sum) ASSERT_EQ(x, kRanks * (kRanks + 1) / 2);
+  }
+  side.mine().seconds = Seconds() - start;
+  side.mine().result = result;
+  side.mine().SetText(ccl_get_last_error(comm));
+}
+
+int JoinAndRun(const Side& side, double seconds, const fault::Plan* victims_plan) {
+  ccl_comm_t comm = nullptr;
+  if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+  if (victims_plan != nullptr && side.rank() == kVictim) fault::Arm(*victims_plan);
+  RunUntilError(side, comm, seconds);
+  return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+}
+
+// The ranks but the victim got kRemoteError that names it, within `seconds` and what is allowed.
+void ExpectTold(ProcessWorld& world, double seconds, const std::string& why) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kVictim) continue;
+    Report& report = world.report(rank);
+    EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << report.text;
+    EXPECT_LT(report.seconds, seconds + kSlackSeconds) << report.text;
+    EXPECT_TRUE(Matches(report.text, why)) << report.text;
+    EXPECT_EQ(
+        MissingFromError(
+            report.text, CCL_REMOTE_ERROR,
+            {.rank = rank, .nranks = kRanks, .peers = {kVictim}, .peer_pid = world.pid(kVictim)}),
+        "");
+  }
+}
+
+TEST_P(SilenceTest, Row02_AStoppedPeerIsDeadAfterItsTimeAndLearnsItWhenResumed) {
+  ForRow("2");
+  for (const char* point : {"call.before_begin", "executor.before_publish", "call.after_finish"}) {
+    SCOPED_TRACE(point);
+    const fault::Plan stop = {
+        .point = fault::IndexOf(point), .hit = 3, .action = fault::Action::kStop};
+    ProcessWorld world({.nranks = kRanks},
+                       [&](const Side& side) { return JoinAndRun(side, 60, &stop); });
+    while (world.Running(0) || world.Running(2)) usleep(1000);
+    EXPECT_TRUE(world.Running(kVictim));
+    ExpectTold(world, kDeadSeconds, "no sign of life for [0-9]+ ms \\(limit [0-9]+ ms\\)");
+    for (const int rank : {0, 2}) EXPECT_GT(world.report(rank).seconds, 0.9 * kDeadSeconds);
+    world.Kill(kVictim, SIGCONT);
+    world.ExpectAllExited();
+    Report& victim = world.report(kVictim);
+    EXPECT_EQ(victim.result, CCL_REMOTE_ERROR) << victim.text;
+    EXPECT_EQ(MissingFromError(victim.text, CCL_REMOTE_ERROR, {.rank = kVictim, .nranks = kRanks}),
+              "");
+    EXPECT_LE(victim.calls,
+              std::min(world.report(0).calls.load(), world.report(2).calls.load()) + 1)
+        << "a success that the others cannot have taken part in";
+  }
+}
+
+TEST_P(SilenceTest, Row02_AStopShorterThanTheDeadTimeIsNoError) {
+  ForRow("2");
+  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+    ccl_comm_t comm = nullptr;
+    if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+    float go_on = 1;
+    while (go_on > 0) {  // until all have seen the end
+      go_on = side.of(0).stage < 2 ? 1.0f : 0.0f;
+      const ccl_result_t result =
+          ccl_allreduce(&go_on, &go_on, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+      EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+      if (result != CCL_SUCCESS) return 11;
+      ++side.mine().calls;
+    }
+    return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    while (world.report(rank).calls < 5 && world.Running(rank)) usleep(100);
+  }
+  for (int i = 0; i < 3; ++i) {
+    world.Kill(kVictim, SIGSTOP);
+    usleep(static_cast<useconds_t>(0.3e6 * kDeadSeconds));
+    world.Kill(kVictim, SIGCONT);
+    usleep(20000);
+  }
+  world.report(0).stage = 2;
+  world.ExpectAllExited();
+}
+
+// Stopped for longer than the dead time, all of them: when they go on nobody accuses anybody.
+TEST_P(SilenceTest, Row02_WhoeverWasStoppedItselfAccusesNobody) {
+  ForRow("2");
+  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+    ccl_comm_t comm = nullptr;
+    if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+    side.mine().stage = 1;
+    while (side.of(0).stage < 2) usleep(1000);
+    float x = 1;
+    const ccl_result_t result = ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+    EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+    EXPECT_EQ(x, kRanks);
+    side.mine().stage = 3;
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(side.Await(rank, 3));
+    return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ASSERT_TRUE(world.side(0).Await(rank, 1));
+  }
+  for (int rank = 0; rank < kRanks; ++rank) world.Kill(rank, SIGSTOP);
+  usleep(static_cast<useconds_t>(2.5e6 * kDeadSeconds));
+  for (int rank = 0; rank < kRanks; ++rank) world.Kill(rank, SIGCONT);
+  usleep(static_cast<useconds_t>(0.2e6 * kDeadSeconds));
+  world.report(0).stage = 2;
+  world.ExpectAllExited();
+}
+
+TEST_P(SilenceTest, Row03_APeerThatExitsInsideACall) {
+  ForRow("3");
+  for (const char* point :
+       {"call.after_begin", "executor.before_release", "executor.after_publish"}) {
+    SCOPED_TRACE(point);
+    const fault::Plan exits = {
+        .point = fault::IndexOf(point), .hit = 3, .action = fault::Action::kExit};
+    ProcessWorld world({.nranks = kRanks},
+                       [&](const Side& side) { return JoinAndRun(side, 60, &exits); });
+    world.ExpectAllExited();  // the one that exits does not hang either
+    ExpectTold(world, kLocalDeathSeconds, "closed without goodbye");
+  }
+}
+
+TEST_P(SilenceTest, Row03_APeerThatExitsBetweenCallsWithoutDestroy) {
+  ForRow("3,22");
+  const double start = Seconds();
+  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+    if (side.rank() != kVictim) return JoinAndRun(side, 60, nullptr);
+    ccl_comm_t comm = nullptr;
+    if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+    RunUntilError(side, comm, 0.02);
+    std::exit(0);  // static destructors and all, with a live communicator
+  });
+  world.ExpectAllExited();
+  EXPECT_LT(Seconds() - start, 5.0 * kSlowness);
+  ExpectTold(world, kLocalDeathSeconds, "closed without goodbye");
+}
+
+TEST_P(SilenceTest, Row12_ALatePeerIsNotADeadOne) {
+  ForRow("12");
+  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+    ccl_comm_t comm = nullptr;
+    if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+    if (side.rank() == kVictim) {  // alive, but it does not come
+      while (side.of(0).stage < 1 || side.of(2).stage < 1) usleep(1000);
+    }
+    RunUntilError(side, comm, 60);
+    side.mine().stage = 1;
+    return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+  });
+  world.ExpectAllExited();
+  for (const int rank : {0, 2}) {
+    Report& report = world.report(rank);
+    EXPECT_EQ(report.result, CCL_TIMEOUT) << report.text;
+    EXPECT_GT(report.seconds, 0.9 * kOpSeconds) << "longer than the dead time, and yet alive";
+    EXPECT_LT(report.seconds, kOpSeconds + kSlackSeconds);
+    EXPECT_FALSE(Matches(report.text, "failed|sign of life")) << report.text;
+  }
+  // At least the one whose watchdog ended it names who was waited for.
+  EXPECT_TRUE(Matches(world.report(0).text, "peer 1@[^ ]+") ||
+              Matches(world.report(2).text, "peer 1@[^ ]+"));
+  EXPECT_EQ(world.report(kVictim).result, CCL_TIMEOUT) << world.report(kVictim).text;
+}
+INSTANTIATE_OVER_TRANSPORTS(SilenceTest);
+
+}  // namespace
+}  // namespace inccl::test

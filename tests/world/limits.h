@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How slow this build is: limits of time are multiplied by it, sizes shrink.
+#ifndef INCCL_TESTS_WORLD_LIMITS_H_
+#define INCCL_TESTS_WORLD_LIMITS_H_
+
+namespace inccl::test {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+#else
+inline constexpr bool kSanitized = false;
+#endif
+inline constexpr int kSlowness = kSanitized ? 5 : 1;
+
+// How much longer than its limit the library may take before a test calls it late.
+inline constexpr double kSlackSeconds = 2.0 * kSlowness;
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_WORLD_LIMITS_H_
