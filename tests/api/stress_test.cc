@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,6 +26,7 @@ namespace inccl::test {
 namespace {
 
 constexpr int kRanks = 16;
+constexpr uint64_t kMostBits = 17;  // of the number of elements
 
 uint64_t Seed() {
   const char* text = std::getenv("INCCL_TEST_SEED");
@@ -50,8 +52,9 @@ class Draw {
   uint64_t state_;
 };
 
-// Whole numbers that every type holds, and whose sums over the ranks do too.
+// Whole numbers whose sums every type holds: 8-bit floats have three significant bits.
 int64_t Value(uint64_t operation, int rank, uint64_t index) {
+  if (rank % 2 == 1) return 0;
   return static_cast<int64_t>(
       Mix64(operation * 1315423911u + static_cast<uint64_t>(rank) * 2654435761u + index) & 1);
 }
@@ -72,7 +75,7 @@ Operation MakeOperation(uint64_t seed, uint64_t number) {
   o.type = static_cast<ccl_datatype_t>(draw.Below(12));
   o.op = static_cast<ccl_redop_t>(draw.Below(4));
   // Log-uniform, few large ones.
-  const uint64_t bits = draw.Below(draw.Below(16) == 0 ? 17 : 11);
+  const uint64_t bits = draw.Below(draw.Below(16) == 0 ? kMostBits + 1 : 11);
   o.count = static_cast<size_t>(draw.Below((uint64_t{1} << bits) + 1));
   o.root = static_cast<int>(draw.Below(kRanks));
   o.on_stream = draw.Below(4) == 0;
@@ -96,10 +99,29 @@ int64_t Fold(ccl_redop_t op, uint64_t number, uint64_t index) {
   }
 }
 
+// Memory of this process alone. Slots that are used for the first time are shared memory, and come
+// with the operations for a while.
+size_t AnonymousKib() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  size_t kib = 0;
+  while (status >> word) {
+    if (word == "RssAnon:") status >> kib;
+  }
+  return kib;
+}
+
+bool HasSegments(int kind) { return kind == 1 || kind == 2 || (kind >= 5 && kind <= 7); }
+
 class Worker {
  public:
   Worker(int rank, ccl_comm_t comm, uint64_t seed, ccl_stream_t stream)
-      : rank_(rank), comm_(comm), seed_(seed), stream_(stream) {}
+      : rank_(rank),
+        comm_(comm),
+        seed_(seed),
+        stream_(stream),
+        send_(kMostBytes),
+        recv_(kMostBytes) {}
 
   void Run(int operations) {
     for (int i = 0; i < operations && !::testing::Test::HasFailure(); ++i) {
@@ -108,13 +130,12 @@ class Worker {
   }
 
  private:
+  static constexpr size_t kMostBytes = (size_t{1} << kMostBits) * 8 + 64;
+
   void One(uint64_t number) {
     const Operation o = MakeOperation(seed_, number);
-    const size_t count = o.kind >= 5 && o.kind <= 7 ? o.count / kRanks : o.count;
-    const size_t size = SizeOfType(o.type);
-    const size_t all = count * kRanks;
-    send_.resize(std::max<size_t>(all * std::max<size_t>(size, 4), 1));
-    recv_.assign(send_.size(), 0x5a);
+    const size_t count = HasSegments(o.kind) ? o.count / kRanks : o.count;
+    std::fill_n(recv_.begin(), std::min(kMostBytes, o.count * 8), 0x5a);
     const bool compressed = o.kind == 8;
     const ccl_datatype_t type = compressed ? CCL_FLOAT32 : o.type;
     const size_t vectors = o.kind == 1 || o.kind == 5 || o.kind == 7 ? kRanks : 1;
@@ -244,15 +265,18 @@ TEST(StressTest, SixteenRanksTwoCommunicatorsEach) {
           first.Run(count);
           beside.join();
         };
-        both(std::max(1, operations / 10));  // opens all lanes, touches all memory
+        both(operations / 3);  // opens all lanes, touches all memory
         const Holdings before = Holdings::Now();
+        const size_t kib_before = AnonymousKib();
         both(operations);
         const Holdings after = Holdings::Now();
-        EXPECT_EQ(after.fds, before.fds);
+        const size_t kib_after = AnonymousKib();
+        EXPECT_LE(after.fds, before.fds);  // those of the rendezvous may just be closing
         EXPECT_EQ(after.threads, before.threads);
-        // Largest buffers come by chance; what grows with operations is far more.
+        if (rank == 0)
+          std::fprintf(stderr, "memory: %zu KiB, then %zu KiB\n", kib_before, kib_after);
         if (!kSanitized) {
-          EXPECT_LT(after.rss_kib, before.rss_kib + (24u << 10));
+          EXPECT_LT(kib_after, kib_before + (4u << 10));
         }
         for (ccl_stream_t stream : streams) CHECK_OK(ccl_stream_destroy(stream));
         CHECK_OK(ccl_comm_destroy(other));
