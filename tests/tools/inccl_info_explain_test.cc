@@ -187,6 +187,19 @@ TEST(ExplainTest, BytesOfTheOtherCollectives) {
   }
 }
 
+TEST(ExplainTest, BytesOfMovesBetweenPairs) {
+  constexpr uint64_t kBytes = 300 << 10;
+  constexpr uint64_t kRanks = 5;
+  for (const auto& [name, pairs] :
+       {std::pair("alltoall", kRanks * (kRanks - 1)), std::pair("gather", kRanks - 1),
+        std::pair("scatter", kRanks - 1)}) {
+    const Json json = ExplainJson(std::string(name) + " 300K 5 --root 3");
+    uint64_t total = 0;
+    for (const Json& rank : json["per_rank"]) total += rank["uncompressed_bytes"].get<uint64_t>();
+    EXPECT_EQ(total, kBytes * pairs) << name;
+  }
+}
+
 TEST(ExplainTest, MemoryIsWhatLanesTake) {
   for (const char* algo : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
     constexpr int kRanks = 6;
