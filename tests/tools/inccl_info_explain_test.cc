@@ -150,17 +150,16 @@ TEST(ExplainTest, WhyACallIsNotCompressed) {
 
 TEST(ExplainTest, TheChoiceIsTheTuners) {
   for (int c = 0; c < kCollectiveKinds; ++c) {
-    for (const int n : {2, 16, 17}) {
-      for (const uint64_t bytes : {0u, 16384u, 16388u, 1u << 20}) {
-        const auto collective = static_cast<Collective>(c);
-        const TunerCall call{.collective = collective, .bytes = bytes, .nranks = n};
-        const Result<Choice> choice = Choose(call, AlgorithmFilter());
-        ASSERT_TRUE(choice.ok());
-        const Json json = ExplainJson(std::string(Name(collective)) + " " + std::to_string(bytes) +
-                                      " " + std::to_string(n));
-        EXPECT_EQ(json["algorithm"], Name(choice->algorithm));
-        EXPECT_EQ(json["why"], Explain(call, *choice));
-      }
+    const auto collective = static_cast<Collective>(c);
+    for (const auto& [n, bytes] :
+         {std::pair(2, 0u), std::pair(16, 16384u), std::pair(17, 16384u), std::pair(3, 16388u)}) {
+      const TunerCall call{.collective = collective, .bytes = bytes, .nranks = n};
+      const Result<Choice> choice = Choose(call, AlgorithmFilter());
+      ASSERT_TRUE(choice.ok());
+      const Json json = ExplainJson(std::string(Name(collective)) + " " + std::to_string(bytes) +
+                                    " " + std::to_string(n));
+      EXPECT_EQ(json["algorithm"], Name(choice->algorithm));
+      EXPECT_EQ(json["why"], Explain(call, *choice));
     }
   }
 }
