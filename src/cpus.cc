@@ -135,7 +135,7 @@ double CpuQuota(const std::string& root) {
     while (!path.empty()) {
       while (path.ends_with('/')) path.pop_back();
       for (const std::string& mount : mounts) {
-        const double quota = QuotaOf(root + "/sys/fs/cgroup" + mount + path);
+        const double quota = QuotaOf(fmt::format("{}/sys/fs/cgroup{}{}", root, mount, path));
         if (quota > 0 && (least == 0 || quota < least)) least = quota;
       }
       path.resize(path.empty() ? 0 : path.rfind('/') + 1);

@@ -150,17 +150,16 @@ TEST(ExplainTest, WhyACallIsNotCompressed) {
 
 TEST(ExplainTest, TheChoiceIsTheTuners) {
   for (int c = 0; c < kCollectiveKinds; ++c) {
-    for (const int n : {2, 16, 17}) {
-      for (const uint64_t bytes : {0u, 16384u, 16388u, 1u << 20}) {
-        const auto collective = static_cast<Collective>(c);
-        const TunerCall call{.collective = collective, .bytes = bytes, .nranks = n};
-        const Result<Choice> choice = Choose(call, AlgorithmFilter());
-        ASSERT_TRUE(choice.ok());
-        const Json json = ExplainJson(std::string(Name(collective)) + " " + std::to_string(bytes) +
-                                      " " + std::to_string(n));
-        EXPECT_EQ(json["algorithm"], Name(choice->algorithm));
-        EXPECT_EQ(json["why"], Explain(call, *choice));
-      }
+    const auto collective = static_cast<Collective>(c);
+    for (const auto& [n, bytes] :
+         {std::pair(2, 0u), std::pair(16, 16384u), std::pair(17, 16384u), std::pair(3, 16388u)}) {
+      const TunerCall call{.collective = collective, .bytes = bytes, .nranks = n};
+      const Result<Choice> choice = Choose(call, AlgorithmFilter());
+      ASSERT_TRUE(choice.ok());
+      const Json json = ExplainJson(std::string(Name(collective)) + " " + std::to_string(bytes) +
+                                    " " + std::to_string(n));
+      EXPECT_EQ(json["algorithm"], Name(choice->algorithm));
+      EXPECT_EQ(json["why"], Explain(call, *choice));
     }
   }
 }
@@ -184,6 +183,19 @@ TEST(ExplainTest, BytesOfTheOtherCollectives) {
             << name << " " << algo << " " << n;
       }
     }
+  }
+}
+
+TEST(ExplainTest, BytesOfMovesBetweenPairs) {
+  constexpr uint64_t kBytes = 300 << 10;
+  constexpr uint64_t kRanks = 5;
+  for (const auto& [name, pairs] :
+       {std::pair("alltoall", kRanks * (kRanks - 1)), std::pair("gather", kRanks - 1),
+        std::pair("scatter", kRanks - 1)}) {
+    const Json json = ExplainJson(std::string(name) + " 300K 5 --root 3");
+    uint64_t total = 0;
+    for (const Json& rank : json["per_rank"]) total += rank["uncompressed_bytes"].get<uint64_t>();
+    EXPECT_EQ(total, kBytes * pairs) << name;
   }
 }
 
