@@ -9,24 +9,21 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
-#include "cpus.h"
 #include "compress/identity_codec.h"
+#include "cpus.h"
+#include "cutting.h"
 
 namespace inccl {
 namespace {
 
-constexpr uint16_t kDataDepth = 4;
-constexpr uint16_t kSideDepth = 2;
 constexpr size_t kCodecsKept = 16;
 
 // A rank that shares its core gives it away at once: whoever it waits for may need it.
-WaitPolicy PolicyFor(int ranks_on_host) {
+WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
   WaitPolicy policy;
-  if (ranks_on_host > UsableCores()) policy.spins = 0;
+  if (!EnoughCores(pids)) policy.spins = 0;
   return policy;
 }
-
-uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / grain * grain; }
 
 }  // namespace
 
@@ -40,7 +37,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                  .op_timeout = options_.op_timeout},
                 ends_.transport->doorbell(), &survivors_),
       task_(&engine_),
-      progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.ranks_on_host)),
+      progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
       lanes_(ends_.transport.get()),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
               [this] { return liveness_.failed(); }) {}
@@ -149,7 +146,7 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
   if (liveness_.failed()) return liveness_.error();
   if (point_task_ == nullptr) {
     point_task_ =
-        std::make_unique<PointTask>(ends_.rank, ends_.nranks, options_.slice_bytes, kDataDepth);
+        std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
   }
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
@@ -244,7 +241,13 @@ Status Communicator::RunLocked(const Call& call_in) {
   if (!program.ok()) return program.status();
   FAULT_POINT("call.after_bind");
   task_.Start({.program = *program,
-               .chunking = MakeChunking(call, *codec),
+               .chunking = CutCall({.collective = call.collective,
+                                    .type = call.type,
+                                    .count = call.count,
+                                    .nranks = ends_.nranks,
+                                    .channels = options_.channels,
+                                    .slice_bytes = options_.slice_bytes},
+                                   *codec),
                .codec = state,
                .element_bytes = element,
                .input = static_cast<const std::byte*>(call.send),
@@ -256,34 +259,6 @@ Status Communicator::RunLocked(const Call& call_in) {
   state->Finish(&codec_stats);
   if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
   return status;
-}
-
-Chunking Communicator::MakeChunking(const Call& call, const Codec& codec) const {
-  const size_t element = SizeOf(call.type);
-  constexpr uint32_t kGroup = kDataDepth / 2;
-  ChunkingOptions options;
-  options.collective = call.collective;
-  options.nranks = ends_.nranks;
-  options.count = call.count;
-  options.group = kGroup;
-  uint64_t slice = options_.slice_bytes / element / kSuperblock * kSuperblock;
-  // A codec may need more than the caller's type per element.
-  while (slice > kSuperblock &&
-         codec.MaxBytes(call.type, ends_.nranks, static_cast<uint32_t>(slice)) >
-             options_.slice_bytes) {
-    slice = std::max<uint64_t>(kSuperblock, slice / 2 / kSuperblock * kSuperblock);
-  }
-  options.slice_elements = static_cast<uint32_t>(std::max<uint64_t>(slice, kSuperblock));
-  options.row_elements = codec.row_elements();
-  if (options.row_elements == 0) {
-    const uint64_t parallel =
-        static_cast<uint64_t>(ends_.nranks) * static_cast<uint64_t>(options_.channels) * kGroup;
-    options.row_elements =
-        RoundUp(std::max<uint64_t>(kWindow, options.slice_elements * parallel), kSuperblock);
-  }
-  options.side_slice_elements =
-      static_cast<uint32_t>(std::min<uint64_t>(options.row_elements, kWindow));
-  return Chunking(options);
 }
 
 Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& codec,
@@ -305,12 +280,8 @@ Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& 
                                               .side_phase = side,
                                               .side_one_shot = side_one_shot});
     if (!schedule.ok()) return InternalError(schedule.status().message());
-    // Narrow slices of wide types still take a superblock.
-    const SlotOptions slots{.data_bytes = std::max<uint32_t>(options_.slice_bytes, kSuperblock * 8),
-                            .side_bytes = kWindow / kBlock,
-                            .data_depth = kDataDepth,
-                            .side_depth = kSideDepth};
-    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);
+    Result<std::unique_ptr<Program>> bound =
+        Bind(*std::move(schedule), SlotsFor(options_.slice_bytes), &lanes_);
     if (!bound.ok()) return bound.status();
     program = *std::move(bound);
   }

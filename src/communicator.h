@@ -5,6 +5,8 @@
 #ifndef INCCL_COMMUNICATOR_H_
 #define INCCL_COMMUNICATOR_H_
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -48,7 +50,7 @@ struct CommEnds {
   int rank = 0, nranks = 1;
   std::vector<std::string> peer_names;  // "host:pid" by rank
   std::unique_ptr<Transport> transport;
-  int ranks_on_host = 1;
+  std::vector<pid_t> pids;  // of the ranks on this host, one for each
 };
 
 class Communicator {
@@ -105,7 +107,6 @@ class Communicator {
   void RestoreInput(const Call& call) const;
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
-  Chunking MakeChunking(const Call& call, const Codec& codec) const;
   void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
 
   CommEnds ends_;

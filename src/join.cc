@@ -75,9 +75,9 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   CommEnds ends;
   ends.rank = rank;
   ends.nranks = nranks;
-  ends.ranks_on_host = nranks;
   for (Peer& peer : mesh->peers) {
     ends.peer_names.push_back(PeerName(peer.info.host, peer.info.pid));
+    ends.pids.push_back(peer.info.pid);
     if (peer.info.rank == rank) continue;
     if (peer.fds.size() != join_options.share_fds.size()) {
       return InternalError(fmt::format("rank {}/{}: peer {} shared {} descriptors instead of {}",
@@ -119,7 +119,8 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
   for (int rank = 0; rank < nranks; ++rank) {
     CommEnds ends;
     ends.rank = rank;
-    ends.nranks = ends.ranks_on_host = nranks;
+    ends.nranks = nranks;
+    ends.pids.assign(static_cast<size_t>(nranks), getpid());
     ends.peer_names.assign(static_cast<size_t>(nranks), PeerName(host, getpid()));
     ends.transport = WithLink(std::move(transports[static_cast<size_t>(rank)]), options.link);
     communicators.push_back(std::make_shared<Communicator>(std::move(ends), options.comm));

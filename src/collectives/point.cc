@@ -23,8 +23,8 @@ std::string TypeName(uint64_t number) {
 
 }  // namespace
 
-PointTask::PointTask(int rank, int nranks, uint32_t slot_bytes, uint16_t depth)
-    : rank_(rank), nranks_(nranks), slot_bytes_(slot_bytes), depth_(depth) {}
+PointTask::PointTask(int rank, int nranks, const SlotOptions& slots)
+    : rank_(rank), nranks_(nranks), slots_(slots) {}
 
 Status PointTask::Start(const std::vector<PointCall>& calls, LaneTable* lanes) {
   directions_.resize(static_cast<size_t>(nranks_) * 2);
@@ -38,8 +38,8 @@ Status PointTask::Start(const std::vector<PointCall>& calls, LaneTable* lanes) {
                         .channel = 0,
                         .producer = call.is_send ? rank_ : call.peer,
                         .consumers = {call.is_send ? call.peer : rank_},
-                        .slot_bytes = slot_bytes_,
-                        .depth = depth_};
+                        .slot_bytes = slots_.data_bytes,
+                        .depth = slots_.data_depth};
     if (call.is_send && direction.send == nullptr) {
       Result<SendLane*> lane = lanes->Send(spec);
       if (!lane.ok()) return lane.status();
@@ -89,7 +89,7 @@ Result<bool> PointTask::SendSlice(int peer, Direction* direction) {
   if (!slot.ok()) return slot.status();
   if (slot->data == nullptr) return false;
   const auto bytes =
-      static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slot_bytes_));
+      static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes));
   if (bytes > 0) std::memcpy(slot->data, message.call.send + message.moved, bytes);
   FAULT_POINT("point.before_publish");
   Status status = direction->send->Publish(
@@ -119,7 +119,7 @@ Result<bool> PointTask::RecvSlice(int peer, Direction* direction) {
   if (incoming.header.signature != expected) {
     return Mismatch(peer, message, direction->messages, incoming.header.signature);
   }
-  const uint64_t bytes = std::min<uint64_t>(message.bytes - message.moved, slot_bytes_);
+  const uint64_t bytes = std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes);
   if (incoming.header.slice != direction->slice || incoming.header.bytes != bytes) {
     return InternalError(fmt::format(
         "rank {}/{}: slice {} of {} bytes from rank {} where slice {} of {} bytes was due", rank_,

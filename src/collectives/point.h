@@ -32,7 +32,7 @@ inline constexpr uint64_t kMostPointElements = (uint64_t{1} << 40) - 1;
 
 class PointTask final : public Job {
  public:
-  PointTask(int rank, int nranks, uint32_t slot_bytes, uint16_t depth);
+  PointTask(int rank, int nranks, const SlotOptions& slots);
 
   // Opens lanes and pairs this rank's messages to itself. kInvalidUsage naming the first of those
   // that has no partner.
@@ -71,8 +71,7 @@ class PointTask final : public Job {
   Status Mismatch(int peer, const Message& message, uint64_t index, uint64_t theirs) const;
 
   const int rank_, nranks_;
-  const uint32_t slot_bytes_;
-  const uint16_t depth_;
+  const SlotOptions slots_;
   std::vector<Direction> directions_;
   std::vector<size_t> active_;  // into directions_
   size_t unfinished_ = 0;       // messages

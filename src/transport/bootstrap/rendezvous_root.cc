@@ -46,6 +46,7 @@ struct Session {
   State state = State::kRegistering;
   Time deadline = 0;  // while registering or closing
   uint32_t rank = 0;  // from the handshake
+  uint32_t pid = 0;   // from the registration
   FrameParser in{kMaxFromRank};
   std::vector<std::byte> out;
   bool shut = false;
@@ -325,6 +326,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
 void Root::OnRegister(Session* session, Bytes body) {
   Result<Registration> registration = Registration::Decode(body);
   if (!registration.ok() || registration->record.rank != session->rank) return OnGone(session);
+  session->pid = registration->record.pid;
   const Time now = SystemClock().Now();
   if (end_ == kNever) end_ = now + std::max(options_.lifetime, 2 * registration->remaining);
   if (phase_ == Phase::kFailed) {
@@ -409,8 +411,7 @@ void Root::DismissAll(MessageKind kind, Bytes body) {
   for (const bool own : {false, true}) {
     for (const auto& session : sessions_) {
       if (!session->member()) continue;
-      const RankRecord& record = gathering_.record(static_cast<int>(session->rank));
-      if ((record.pid == static_cast<uint32_t>(getpid())) == own) {
+      if ((session->pid == static_cast<uint32_t>(getpid())) == own) {
         Dismiss(session.get(), kind, body);
       }
     }
