@@ -34,9 +34,10 @@ bool IsSet(const char* setting) {
   return getenv(std::string(text.substr(0, text.find('='))).c_str()) != nullptr;
 }
 
-// Another environment for as long as it lives; once per process. Nothing that a thread may be reading is changed or
-// freed: `environ` points to a copy with additions, which is never freed, and then back. Should
-// another thread have changed the environment meanwhile, the additions stay in it.
+// Another environment for as long as it lives; once per process. Nothing that a thread may be
+// reading is changed or freed: `environ` points to a copy with additions, which is never freed, and
+// then back. Should another thread have changed the environment meanwhile, the additions stay in
+// it.
 class WithSettings {
  public:
   WithSettings() : before_(environ) {

@@ -36,7 +36,7 @@ namespace inccl::ucx {
   X(ucs_status_string)
 
 struct Library {
-#define INCCL_UCX_MEMBER(name) decltype(&::name) name = nullptr;
+#define INCCL_UCX_MEMBER(name) decltype(&::name) name{};  // NOLINT: gcc wants no parentheses
   INCCL_UCX_FUNCTIONS(INCCL_UCX_MEMBER)
 #undef INCCL_UCX_MEMBER
 };

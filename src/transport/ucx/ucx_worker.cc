@@ -76,7 +76,7 @@ Status Worker::Start(const UcxOptions& options) {
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucx_->ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return Error("its configuration (UCX_ variables)", status);
-  const Status configured = Configure(config, tls);
+  Status configured = Configure(config, tls);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_TAG | (options.wake ? UCP_FEATURE_WAKEUP : 0);
