@@ -42,7 +42,8 @@ Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
 
 // Ranks of one process may be joined by other means only when they are made together.
 InitOptions ForJoining(InitOptions options) {
-  if (options.transport == "loopback") options.transport.clear();
+  std::string& transport = options.environment.transport;
+  if (transport == "loopback") transport.clear();
   return options;
 }
 

@@ -125,7 +125,6 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
           fmt::format("{}: {}", settings->Described("INCCL_SIMD"), status.message()));
     }
   }
-  options.transport = env->transport;
   options.link = {.gbps = env->link_gbps, .latency_us = env->link_us, .clock = &SystemClock()};
   options.init_timeout_ms =
       config->init_timeout_ms != 0 ? config->init_timeout_ms : env->init_timeout_ms;
@@ -135,12 +134,13 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   options.control = *control;
   options.agreement = fmt::format(
       "version={} algorithm={} channels={} slice_bytes={} reproducible={} codec={} link={}/{} "
-      "transport={} heartbeat_ms={} dead_ms={}",
+      "transport={} ucx_tls={} heartbeat_ms={} dead_ms={}",
       CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.channels,
       options.comm.slice_bytes, options.comm.reproducible ? 1 : 0,
       options.comm.default_codec->spec(), env->link_gbps, env->link_us,
-      options.transport.empty() ? "default" : options.transport,
-      options.control.heartbeat / kMillisecond, options.control.dead_after / kMillisecond);
+      env->transport.empty() ? "default" : env->transport,
+      env->ucx_tls.empty() ? "default" : env->ucx_tls, options.control.heartbeat / kMillisecond,
+      options.control.dead_after / kMillisecond);
   return options;
 }
 

@@ -21,8 +21,7 @@ namespace inccl {
 struct InitOptions {
   Environment environment;
   CommOptions comm;
-  LinkOptions link;       // gbps 0: none
-  std::string transport;  // "", "shm" or "loopback"
+  LinkOptions link;  // gbps 0: none
   int init_timeout_ms = 120000;
   bool blocking = true;
   ControlOptions control;

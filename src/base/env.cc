@@ -66,12 +66,21 @@ std::string ParseTransports(std::string_view value, std::string* field) {
   while (true) {
     const size_t comma = value.find(',');
     const std::string_view name = value.substr(0, comma);
-    if (name != "loopback" && name != "shm") {
-      return fmt::format("\"{}\" is no transport of this version (loopback, shm)", name);
+    if (name != "loopback" && name != "shm" && name != "ucx") {
+      return fmt::format("\"{}\" is no transport of this version (loopback, shm, ucx)", name);
     }
     if (comma == std::string_view::npos) return "";
     value.remove_prefix(comma + 1);
   }
+}
+
+std::string ParseUcxTls(std::string_view value, std::string* field) {
+  const bool names = std::all_of(value.begin(), value.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == ',';
+  });
+  if (!names || value.size() > 255) return "no list of names";
+  field->assign(value);
+  return "";
 }
 
 std::string ParseCommId(std::string_view value, std::string* field) {
@@ -105,8 +114,14 @@ const Variable kVariables[] = {
       "4096 to 4194304", "131072", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},
     {{"INCCL_TRANSPORT", "transports that may be chosen; loopback joins ranks of one process only",
-      "loopback, shm, or a list", "loopback for threads, shm for processes", "list"},
+      "loopback, shm, ucx, or a list in order of preference",
+      "loopback for threads; shm,ucx for processes", "list"},
      [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
+    {{"INCCL_UCX_TLS", "UCX's transports for the transport ucx, as in UCX_TLS",
+      "names, comma-separated: sysv, posix, tcp, rc, ...; whoever reaches a port of tcp can write "
+      "into the process",
+      "sysv", "list"},
+     [](Text v, Environment* e) { return ParseUcxTls(v, &e->ucx_tls); }},
     {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
       "best, scalar, ssse3, sse4, avx2, avx512, ... (what this CPU has)", "best", "name"},
      [](Text v, Environment* e) { return ParseText(v, &e->simd); }},

@@ -29,6 +29,7 @@ struct Environment {
   int channels = 1;                               // INCCL_CHANNELS
   int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
   std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
+  std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated
   std::string simd;                               // INCCL_SIMD
   std::string codec;                              // INCCL_CODEC
   std::string comm_id;                            // INCCL_COMM_ID: "host:port"

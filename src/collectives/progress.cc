@@ -33,7 +33,7 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
   while (true) {
     Result<int> ran = Poll(job);
     if (!ran.ok()) return ran.status();
-    if (job->done()) return Status::Ok();
+    if (job->done() && !transport_->unsent()) return Status::Ok();
     if (*ran > 0) {
       fruitless = 0;
       stalled_since = 0;
@@ -56,7 +56,8 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
     FAULT_POINT("progress.before_sleep");
     const uint32_t token = doorbell->Arm();
     ran = Poll(job);
-    if (!ran.ok() || job->done() || *ran > 0 || !observer->Check().ok()) {
+    const bool finished = job->done() && !transport_->unsent();
+    if (!ran.ok() || finished || *ran > 0 || !observer->Check().ok()) {
       doorbell->Disarm();
       if (!ran.ok()) return ran.status();
       if (*ran > 0) fruitless = 0, stalled_since = 0;

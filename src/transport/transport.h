@@ -124,6 +124,10 @@ class Transport {
   // Moves what needs moving; events handled. An error names the peer. Call it in every round of
   // polling: an emulated link shows what has become visible by the last call's `now`.
   virtual Result<int> Progress(Time now) = 0;
+  // True: slices that were published here still need Progress to leave this process. The caller of
+  // a collective does not get its thread back before they have, so that peers do not depend on what
+  // it does next.
+  virtual bool unsent() const { return false; }
   // The first time after the last Progress at which something becomes visible without anybody
   // ringing (an emulated link's delivery); kNever if none.
   virtual Time NextEvent() const { return kNever; }

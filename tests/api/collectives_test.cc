@@ -205,6 +205,31 @@ TEST_P(CollectivesTest, AsProcesses) {
   }
 }
 
+// Over all that is not the default above.
+TEST_P(CollectivesTest, OverEveryTransport) {
+  for (const char* transport : ThreadTransports()) {
+    const ScopedEnv env({{"INCCL_ALGO", GetParam()}, {"INCCL_TRANSPORT", transport}});
+    for (const int n : kSanitized ? std::vector<int>{3} : std::vector<int>{2, 3, 5}) {
+      RunThreads(n, [&](int rank, ccl_comm_t comm) {
+        for (const size_t count : kSizes) {
+          CheckAll({CCL_FLOAT32, CCL_SUM, count, count % 2 == 0}, n, rank, comm);
+        }
+        CheckAll({CCL_FLOAT16, CCL_MAX, 300007, true}, n, rank, comm);
+      });
+    }
+  }
+  for (const char* transport : ProcessTransports()) {
+    const ScopedEnv env({{"INCCL_ALGO", GetParam()},
+                         {"INCCL_TRANSPORT", transport},
+                         {"INCCL_SLICE_BYTES", "16384"},
+                         {"INCCL_CHANNELS", "2"}});
+    RunProcesses(4, [&](int rank, ccl_comm_t comm) {
+      CheckAll({CCL_FLOAT32, CCL_SUM, 4099, false}, 4, rank, comm);
+      CheckAll({CCL_INT64, CCL_SUM, 150001, true}, 4, rank, comm);
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Algorithms, CollectivesTest,
                          ::testing::Values("ring", "tree", "recursive_doubling", "direct_one_shot",
                                            "direct_two_shot"),

@@ -266,9 +266,12 @@ TEST(MismatchTest, ThreadsAllLearnWhoDiffers) {
 }
 
 TEST(MismatchTest, ProcessesAllLearnWhoDiffers) {
-  for (const Difference& d : Differences()) {
-    SCOPED_TRACE(d.name);
-    RunProcesses(4, [&](int rank, ccl_comm_t comm) { ExpectDisagreement(d, 4, 2, rank, comm); });
+  for (const char* transport : ProcessTransports()) {
+    const ScopedEnv env({{"INCCL_TRANSPORT", transport}});
+    for (const Difference& d : Differences()) {
+      SCOPED_TRACE(std::string(transport) + " " + d.name);
+      RunProcesses(4, [&](int rank, ccl_comm_t comm) { ExpectDisagreement(d, 4, 2, rank, comm); });
+    }
   }
 }
 
@@ -295,27 +298,32 @@ int SurvivorUntilError(int n, int victim, int rank, const ccl_unique_id_t& id, s
   return code;
 }
 
+void ExpectSurvivorsLearnWhoDied(const char* transport, const char* algorithm, size_t count,
+                                 int victim) {
+  constexpr int kRanks = 4;
+  const ScopedEnv env({{"INCCL_ALGO", algorithm}, {"INCCL_TRANSPORT", transport}});
+  SCOPED_TRACE(std::string(transport) + " " + algorithm + " " + std::to_string(count));
+  const std::vector<ProcessExit> exits =
+      RunRawProcesses(kRanks, 60000, [&](int rank, const ccl_unique_id_t& id) {
+        return SurvivorUntilError(kRanks, victim, rank, id, count);
+      });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const ProcessExit& exit = exits[static_cast<size_t>(rank)];
+    EXPECT_FALSE(exit.timed_out) << "rank " << rank;
+    if (rank == victim) {
+      EXPECT_TRUE(WIFSIGNALED(exit.status) && WTERMSIG(exit.status) == SIGKILL);
+    } else {
+      EXPECT_TRUE(WIFEXITED(exit.status) && WEXITSTATUS(exit.status) == 0)
+          << "rank " << rank << " status " << exit.status;
+    }
+  }
+}
+
 TEST(DeathTest, SurvivorsLearnWhoDied) {
-  for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
-    const ScopedEnv env({{"INCCL_ALGO", algorithm}});
-    for (const size_t count : {size_t{100}, size_t{1000000}}) {
-      constexpr int kRanks = 4;
-      const int victim = count == 100 ? 0 : 2;
-      SCOPED_TRACE(std::string(algorithm) + " " + std::to_string(count));
-      const std::vector<ProcessExit> exits =
-          RunRawProcesses(kRanks, 60000, [&](int rank, const ccl_unique_id_t& id) {
-            return SurvivorUntilError(kRanks, victim, rank, id, count);
-          });
-      for (int rank = 0; rank < kRanks; ++rank) {
-        const ProcessExit& exit = exits[static_cast<size_t>(rank)];
-        EXPECT_FALSE(exit.timed_out) << "rank " << rank;
-        if (rank == victim) {
-          EXPECT_TRUE(WIFSIGNALED(exit.status) && WTERMSIG(exit.status) == SIGKILL);
-        } else {
-          EXPECT_TRUE(WIFEXITED(exit.status) && WEXITSTATUS(exit.status) == 0)
-              << "rank " << rank << " status " << exit.status;
-        }
-      }
+  for (const char* transport : ProcessTransports()) {
+    for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
+      ExpectSurvivorsLearnWhoDied(transport, algorithm, 100, 0);
+      ExpectSurvivorsLearnWhoDied(transport, algorithm, 1000000, 2);
     }
   }
 }

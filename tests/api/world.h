@@ -1,9 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Another name of world/world.h.
+// Ranks as threads and processes (world/world.h), and what can join them in this build.
 #ifndef INCCL_TESTS_API_WORLD_H_
 #define INCCL_TESTS_API_WORLD_H_
 
+#include <vector>
+
 #include "world/world.h"  // IWYU pragma: export
+
+namespace inccl::test {
+
+// Of ccl_comm_init_all.
+inline std::vector<const char*> ThreadTransports() {
+  if (INCCL_TEST_UCX != 0) return {"loopback", "shm", "ucx"};
+  return {"loopback", "shm"};
+}
+
+inline std::vector<const char*> ProcessTransports() {
+  if (INCCL_TEST_UCX != 0) return {"shm", "ucx"};
+  return {"shm"};
+}
+
+}  // namespace inccl::test
 
 #endif  // INCCL_TESTS_API_WORLD_H_

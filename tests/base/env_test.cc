@@ -43,6 +43,7 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_CHANNELS", "32"},
                                         {"INCCL_SLICE_BYTES", "4096"},
                                         {"INCCL_TRANSPORT", "shm,loopback"},
+                                        {"INCCL_UCX_TLS", "rc,sysv"},
                                         {"INCCL_SIMD", "avx2"},
                                         {"INCCL_CODEC", "hbi:bits=4"},
                                         {"INCCL_COMM_ID", "[::1]:4711"},
@@ -69,6 +70,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->channels, 32);
   EXPECT_EQ(env->slice_bytes, 4096);
   EXPECT_EQ(env->transport, "shm,loopback");
+  EXPECT_EQ(env->ucx_tls, "rc,sysv");
   EXPECT_EQ(env->simd, "avx2");
   EXPECT_EQ(env->codec, "hbi:bits=4");
   EXPECT_EQ(env->comm_id, "[::1]:4711");
@@ -105,6 +107,9 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_SLICE_BYTES", "4194305"},
       {"INCCL_SLICE_BYTES", "64k"},
       {"INCCL_TRANSPORT", "tcp"},
+      {"INCCL_TRANSPORT", "ucx,"},
+      {"INCCL_UCX_TLS", "tcp sysv"},
+      {"INCCL_UCX_TLS", "^tcp"},
       {"INCCL_TRANSPORT", "shm,"},
       {"INCCL_TRANSPORT", "shm,verbs"},
       {"INCCL_COMM_ID", "host"},
@@ -168,7 +173,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 25u);
+  EXPECT_EQ(names.size(), 26u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

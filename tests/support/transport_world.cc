@@ -21,6 +21,7 @@
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/sim/sim_world.h"
+#include "transport/ucx/ucx_transport.h"
 
 namespace inccl::test {
 namespace {
@@ -137,30 +138,98 @@ std::vector<int> ReceiveFds(int socket) {
   return fds;
 }
 
+// Makes rank's end out of what travels over `sockets`, one per peer.
+using JoinFunction = std::function<std::unique_ptr<Transport>(
+    int rank, int nranks, const std::vector<UniqueFd>& sockets)>;
+
+std::unique_ptr<Transport> JoinShm(int rank, int nranks, const std::vector<UniqueFd>& sockets) {
+  std::unique_ptr<ShmTransport> shm = Checked(ShmTransport::Create(rank, nranks));
+  for (int peer = 0; peer < nranks; ++peer) {
+    if (peer != rank) SendFds(sockets[static_cast<size_t>(peer)].get(), shm->fds_to_share());
+  }
+  for (int peer = 0; peer < nranks; ++peer) {
+    if (peer == rank) continue;
+    const std::vector<int> fds = ReceiveFds(sockets[static_cast<size_t>(peer)].get());
+    Status status = shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]));
+    if (!status.ok()) throw std::runtime_error(status.message());
+  }
+  return shm;
+}
+
+// Sends `mine` to every peer and returns what they sent, by rank.
+std::vector<std::vector<std::byte>> Swap(int rank, const std::vector<UniqueFd>& sockets,
+                                         std::span<const std::byte> mine) {
+  const size_t bytes = mine.size();
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    if (static_cast<int>(peer) == rank) continue;
+    const int fd = sockets[peer].get();
+    if (send(fd, &bytes, sizeof bytes, MSG_NOSIGNAL) != sizeof bytes ||
+        send(fd, mine.data(), bytes, MSG_NOSIGNAL) != static_cast<ssize_t>(bytes)) {
+      throw std::runtime_error("send: a peer is gone");
+    }
+  }
+  std::vector<std::vector<std::byte>> theirs(sockets.size());
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    if (static_cast<int>(peer) == rank) continue;
+    size_t length = 0;
+    const int fd = sockets[peer].get();
+    if (recv(fd, &length, sizeof length, MSG_WAITALL) != sizeof length) {
+      throw std::runtime_error("recv: a peer is gone");
+    }
+    theirs[peer].resize(length);
+    if (recv(fd, theirs[peer].data(), length, MSG_WAITALL) != static_cast<ssize_t>(length)) {
+      throw std::runtime_error("recv: a peer is gone");
+    }
+  }
+  return theirs;
+}
+
+void AttachAll(UcxTransport* end, int rank, const std::vector<std::vector<std::byte>>& addresses) {
+  for (size_t peer = 0; peer < addresses.size(); ++peer) {
+    if (static_cast<int>(peer) == rank) continue;
+    Status status = end->Attach(static_cast<int>(peer), addresses[peer]);
+    if (!status.ok()) throw std::runtime_error(status.message());
+  }
+}
+
+JoinFunction JoinUcx(const UcxOptions& options) {
+  return [options](int rank, int nranks, const std::vector<UniqueFd>& sockets) {
+    std::unique_ptr<UcxTransport> end = Checked(UcxTransport::Create(rank, nranks, options));
+    AttachAll(end.get(), rank, Swap(rank, sockets, end->address()));
+    const std::byte attached{1};
+    Swap(rank, sockets, {&attached, 1});  // nobody leaves before all are attached
+    return end;
+  };
+}
+
+std::vector<std::unique_ptr<Transport>> MakeUcx(int nranks, const UcxOptions& options = {}) {
+  std::vector<std::unique_ptr<UcxTransport>> ends;
+  std::vector<std::vector<std::byte>> addresses;
+  for (int rank = 0; rank < nranks; ++rank) {
+    ends.push_back(Checked(UcxTransport::Create(rank, nranks, options)));
+    const std::span<const std::byte> address = ends.back()->address();
+    addresses.emplace_back(address.begin(), address.end());
+  }
+  for (int rank = 0; rank < nranks; ++rank) {
+    AttachAll(ends[static_cast<size_t>(rank)].get(), rank, addresses);
+  }
+  return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
+}
+
 // sockets[i][j] is rank i's end towards rank j.
 using Sockets = std::vector<std::vector<UniqueFd>>;
 
 void RunChild(int rank, int nranks, Sockets sockets, uint64_t seed, bool link,
-              const std::function<void(RankContext&)>& body) {
+              const JoinFunction& join, const std::function<void(RankContext&)>& body) {
   const std::vector<UniqueFd> mine = std::move(sockets[static_cast<size_t>(rank)]);
   sockets.clear();  // so that a dead peer is an end of file
-  std::unique_ptr<ShmTransport> shm = Checked(ShmTransport::Create(rank, nranks));
-  for (int peer = 0; peer < nranks; ++peer) {
-    if (peer != rank) SendFds(mine[static_cast<size_t>(peer)].get(), shm->fds_to_share());
-  }
-  for (int peer = 0; peer < nranks; ++peer) {
-    if (peer == rank) continue;
-    const std::vector<int> fds = ReceiveFds(mine[static_cast<size_t>(peer)].get());
-    Status status = shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]));
-    if (!status.ok()) throw std::runtime_error(status.message());
-  }
-  std::unique_ptr<Transport> end = std::move(shm);
+  std::unique_ptr<Transport> end = join(rank, nranks, mine);
   if (link) end = EmulateLink(std::move(end), kLink);
   BlockingContext context(rank, nranks, end.get(), Mix64(seed + static_cast<uint64_t>(rank)));
   RunBody(context, body);
 }
 
-void RunProcesses(int nranks, uint64_t seed, bool link,
+void RunProcesses(int nranks, uint64_t seed, bool link, const JoinFunction& join,
                   const std::function<void(RankContext&)>& body) {
   const auto n = static_cast<size_t>(nranks);
   Sockets sockets(n);
@@ -180,7 +249,7 @@ void RunProcesses(int nranks, uint64_t seed, bool link,
     ASSERT_GE(pid, 0);
     if (pid == 0) {
       try {
-        RunChild(rank, nranks, std::move(sockets), seed, link, body);
+        RunChild(rank, nranks, std::move(sockets), seed, link, join, body);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
       }
@@ -391,6 +460,11 @@ const char* Name(WorldKind kind) {
     case WorldKind::kLink: return "Link";
     case WorldKind::kLinkProcesses: return "LinkProcesses";
     case WorldKind::kLinkSim: return "LinkSim";
+    case WorldKind::kUcxThreads: return "UcxThreads";
+    case WorldKind::kUcxProcesses: return "UcxProcesses";
+    case WorldKind::kUcxTcp: return "UcxTcp";
+    case WorldKind::kUcxBlind: return "UcxBlind";
+    case WorldKind::kLinkUcx: return "LinkUcx";
   }
   return "?";
 }
@@ -400,14 +474,37 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
   switch (kind) {
     case WorldKind::kLoopback: return RunThreads(MakeLoopback(nranks), seed, body);
     case WorldKind::kShmThreads: return RunThreads(MakeShm(nranks), seed, body);
-    case WorldKind::kShmProcesses: return RunProcesses(nranks, seed, /*link=*/false, body);
+    case WorldKind::kShmProcesses: return RunProcesses(nranks, seed, /*link=*/false, JoinShm, body);
     case WorldKind::kSim: return RunSim(nranks, seed, /*multicast=*/true, /*link=*/false, body);
     case WorldKind::kSimUnicast:
       return RunSim(nranks, seed, /*multicast=*/false, /*link=*/false, body);
     case WorldKind::kLink: return RunThreads(WithLinks(MakeLoopback(nranks)), seed, body);
-    case WorldKind::kLinkProcesses: return RunProcesses(nranks, seed, /*link=*/true, body);
+    case WorldKind::kLinkProcesses: return RunProcesses(nranks, seed, /*link=*/true, JoinShm, body);
     case WorldKind::kLinkSim: return RunSim(nranks, seed, /*multicast=*/true, /*link=*/true, body);
+    case WorldKind::kUcxThreads: return RunThreads(MakeUcx(nranks), seed, body);
+    case WorldKind::kUcxProcesses:
+      return RunProcesses(nranks, seed, /*link=*/false, JoinUcx({}), body);
+    case WorldKind::kUcxTcp:
+      return RunProcesses(nranks, seed, /*link=*/false, JoinUcx({.tls = "tcp", .wake = true}),
+                          body);
+    case WorldKind::kUcxBlind:
+      return RunThreads(MakeUcx(nranks, {.tls = "", .wake = false}), seed, body);
+    case WorldKind::kLinkUcx: return RunThreads(WithLinks(MakeUcx(nranks)), seed, body);
   }
+}
+
+std::vector<WorldKind> AllWorlds() {
+  std::vector<WorldKind> worlds = {WorldKind::kLoopback,      WorldKind::kShmThreads,
+                                   WorldKind::kShmProcesses,  WorldKind::kSim,
+                                   WorldKind::kSimUnicast,    WorldKind::kLink,
+                                   WorldKind::kLinkProcesses, WorldKind::kLinkSim};
+  if (UcxTransport::Built()) {
+    for (const WorldKind kind : {WorldKind::kUcxThreads, WorldKind::kUcxProcesses,
+                                 WorldKind::kUcxTcp, WorldKind::kUcxBlind, WorldKind::kLinkUcx}) {
+      worlds.push_back(kind);
+    }
+  }
+  return worlds;
 }
 
 int CountFds() { return CountEntries("/proc/self/fd"); }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/rng.h"
 #include "transport/transport.h"
@@ -55,7 +56,14 @@ enum class WorldKind {
   kLink,           // an emulated link over loopback
   kLinkProcesses,  // over shm
   kLinkSim,        // over the simulator, in virtual time
+  kUcxThreads,
+  kUcxProcesses,
+  kUcxTcp,    // between processes, over UCX's TCP
+  kUcxBlind,  // threads that UCX cannot wake
+  kLinkUcx,   // an emulated link over ucx between threads
 };
+// Those that this build has.
+std::vector<WorldKind> AllWorlds();
 const char* Name(WorldKind kind);
 // Creates the transports of `nranks` ranks and runs body for each; each rank's end is destroyed
 // when its body returns. EXPECT and ASSERT work in bodies.

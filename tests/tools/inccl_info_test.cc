@@ -110,6 +110,7 @@ TEST(InfoTest, TransportsAreTried) {
   EXPECT_NE(Transport(all, "shm")["why_not"].get<std::string>().find("ulimit -f"),
             std::string::npos);
   EXPECT_EQ(Transport(all, "loopback")["works"], true);
+  EXPECT_EQ(Transport(all, "ucx")["works"], INCCL_TEST_UCX != 0) << all.dump(2);
   if (kSanitized) return;  // sanitizers need address space themselves
   all = InfoJson("--only transports", "ulimit -v 1000000");
   EXPECT_EQ(Transport(all, "loopback")["works"], false);

@@ -66,6 +66,24 @@ TEST(JoinTest, ThreadsMeetAndKnowEachOther) {
   }
 }
 
+TEST(JoinTest, BlobsArriveEverywhere) {
+  const auto blob_of = [](int rank) {
+    return std::vector<std::byte>(rank == 1 ? kMaxBlob : static_cast<size_t>(rank),
+                                  static_cast<std::byte>(rank));
+  };
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  const auto meshes =
+      JoinThreads(*id, 4, [&](JoinOptions* options) { options->blob = blob_of(options->rank); });
+  for (const Result<Mesh>& mesh : meshes) {
+    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+    for (const Peer& peer : mesh->peers) EXPECT_EQ(peer.info.blob, blob_of(peer.info.rank));
+  }
+  JoinOptions options = Options(0, 1);
+  options.blob.resize(kMaxBlob + 1);
+  EXPECT_EQ(JoinWithId(*id, options).status().code(), Code::kInvalidArgument);
+}
+
 TEST(JoinTest, SixtyFourRanksInOneProcessAreQuick) {
   const Baseline baseline;
   const double start = Seconds();

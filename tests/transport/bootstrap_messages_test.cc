@@ -176,7 +176,8 @@ Registration Sample(uint32_t rank, uint32_t nranks = 4) {
               .uid = 7,
               .host_id = 0x123456789ABCDEF0,
               .host = "node",
-              .mesh_name = "inccl-mesh-0123"};
+              .mesh_name = "inccl-mesh-0123",
+              .blob = std::vector<std::byte>(rank * 10, std::byte{9})};
   r.nranks = nranks;
   r.timeout_ms = 3000;
   r.remaining = 3 * kSecond;
@@ -191,6 +192,7 @@ void ExpectEqual(const RankRecord& a, const RankRecord& b) {
   EXPECT_EQ(a.host_id, b.host_id);
   EXPECT_EQ(a.host, b.host);
   EXPECT_EQ(a.mesh_name, b.mesh_name);
+  EXPECT_EQ(a.blob, b.blob);
 }
 
 TEST(MessagesTest, ReadBackWhatWasWritten) {
@@ -251,6 +253,11 @@ TEST(MessagesTest, ImpossibleFieldsAreErrors) {
   EXPECT_FALSE(Registration::Decode(r.Encode()).ok());
   r = Sample(0);
   r.record.mesh_name.assign(101, 'x');
+  EXPECT_FALSE(Registration::Decode(r.Encode()).ok());
+  r = Sample(0);
+  r.record.blob.resize(kMaxBlob);
+  EXPECT_TRUE(Registration::Decode(r.Encode()).ok());
+  r.record.blob.resize(kMaxBlob + 1);
   EXPECT_FALSE(Registration::Decode(r.Encode()).ok());
   r = Sample(0);
   r.record.host.assign(1000, 'h');  // cut by the writer, so that a long host name is no failure

@@ -54,6 +54,10 @@ Status CheckOptions(const JoinOptions& options) {
     return InvalidArgument(
         fmt::format("agreement of {} bytes, at most {}", options.agreement.size(), kMaxAgreement));
   }
+  if (options.blob.size() > kMaxBlob) {
+    return InvalidArgument(
+        fmt::format("blob of {} bytes, at most {}", options.blob.size(), kMaxBlob));
+  }
   return Status::Ok();
 }
 
@@ -94,7 +98,8 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, Ra
                            .pid = static_cast<int>(record.pid),
                            .uid = record.uid,
                            .host = record.host,
-                           .host_id = record.host_id};
+                           .host_id = record.host_id,
+                           .blob = record.blob};
   }
   MeshTerms terms;
   terms.rank = options.rank;
@@ -140,7 +145,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                          .uid = static_cast<uint32_t>(geteuid()),
                          .host_id = 0,
                          .host = HostName(),
-                         .mesh_name = ""};
+                         .mesh_name = "",
+                         .blob = options.blob};
   Result<uint64_t> host_id = HostId(options.host_id);
   if (!host_id.ok()) return named(host_id.status());
   registration.record.host_id = *host_id;

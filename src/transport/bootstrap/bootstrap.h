@@ -23,12 +23,13 @@ namespace inccl {
 struct JoinOptions {
   int rank = 0;
   int nranks = 1;
-  Time deadline = kNever;      // on SystemClock()
-  int timeout_ms = 0;          // what the deadline came from, for texts
-  std::string agreement;       // must be equal on all ranks; best "key=value key=value ..."
-  std::vector<int> share_fds;  // every peer gets a copy of these; at most 16; stay the caller's
-  std::string secret_file;     // INCCL_SECRET_FILE
-  std::string host_id;         // INCCL_HOSTID
+  Time deadline = kNever;       // on SystemClock()
+  int timeout_ms = 0;           // what the deadline came from, for texts
+  std::string agreement;        // must be equal on all ranks; best "key=value key=value ..."
+  std::vector<int> share_fds;   // every peer gets a copy of these; at most 16; stay the caller's
+  std::vector<std::byte> blob;  // every peer gets a copy of it; at most kMaxBlob bytes
+  std::string secret_file;      // INCCL_SECRET_FILE
+  std::string host_id;          // INCCL_HOSTID
   const std::atomic<bool>* cancelled = nullptr;  // may become true: end with an error, soon
 };
 

@@ -13,7 +13,8 @@
 namespace inccl::bootstrap {
 
 inline constexpr size_t kFrameHeaderBytes = 5;
-inline constexpr uint32_t kMaxFrameBody = 1 << 20;
+// Enough for the table of a thousand ranks with large blobs.
+inline constexpr uint32_t kMaxFrameBody = 16 << 20;
 
 void AppendFrame(uint8_t kind, Bytes body, std::vector<std::byte>* out);
 

@@ -13,12 +13,15 @@
 
 namespace inccl {
 
+inline constexpr size_t kMaxBlob = 16 * 1024;
+
 struct PeerInfo {
   int rank = -1;
   int pid = 0;
   uint32_t uid = 0;
-  std::string host;      // its name
-  uint64_t host_id = 0;  // equal on one host and network namespace
+  std::string host;             // its name
+  uint64_t host_id = 0;         // equal on one host and network namespace
+  std::vector<std::byte> blob;  // what it had in JoinOptions; nobody has looked into it
 };
 
 struct Peer {

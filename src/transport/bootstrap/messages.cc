@@ -21,12 +21,19 @@ void Write(const RankRecord& record, ByteWriter* writer) {
   writer->U64(record.host_id);
   writer->String(std::string_view(record.host).substr(0, kMaxHostName));
   writer->String(record.mesh_name);
+  writer->String({reinterpret_cast<const char*>(record.blob.data()), record.blob.size()});
 }
 
 bool Read(ByteReader* reader, RankRecord* record) {
-  return reader->U32(&record->rank) && reader->U32(&record->pid) && reader->U32(&record->uid) &&
-         reader->U64(&record->host_id) && reader->String(&record->host, kMaxHostName) &&
-         reader->String(&record->mesh_name, kMaxUnixName);
+  std::string blob;
+  if (!reader->U32(&record->rank) || !reader->U32(&record->pid) || !reader->U32(&record->uid) ||
+      !reader->U64(&record->host_id) || !reader->String(&record->host, kMaxHostName) ||
+      !reader->String(&record->mesh_name, kMaxUnixName) || !reader->String(&blob, kMaxBlob)) {
+    return false;
+  }
+  const Bytes bytes = AsBytes(blob);
+  record->blob.assign(bytes.begin(), bytes.end());
+  return true;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "transport/bootstrap/crypto.h"
+#include "transport/bootstrap/mesh.h"
 
 namespace inccl::bootstrap {
 
@@ -35,7 +36,8 @@ struct RankRecord {
   uint32_t uid = 0;
   uint64_t host_id = 0;
   std::string host;
-  std::string mesh_name;  // of its unix socket
+  std::string mesh_name;        // of its unix socket
+  std::vector<std::byte> blob;  // at most kMaxBlob bytes
 };
 
 struct Registration {

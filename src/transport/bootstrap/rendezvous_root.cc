@@ -23,7 +23,7 @@
 namespace inccl::bootstrap {
 namespace {
 
-constexpr uint32_t kMaxFromRank = 96 * 1024;      // body of a frame that a rank sends
+constexpr uint32_t kMaxFromRank = 128 * 1024;     // body of a frame that a rank sends
 constexpr int kMostAcceptsAtOnce = 16;            // so that those already here are served too
 constexpr Time kAcceptPause = 50 * kMillisecond;  // when there are no descriptors
 constexpr Time kClosingLimit = kSecond;           // to flush an answer and see the other end close

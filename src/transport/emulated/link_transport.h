@@ -77,6 +77,7 @@ class LinkTransport final : public Transport {
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time now) override;
+  bool unsent() const override { return inner_->unsent(); }
   Time NextEvent() const override;
   Doorbell* doorbell() override { return inner_->doorbell(); }
   void Quiesce(Time deadline) override { inner_->Quiesce(deadline); }

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The lane protocol in messages: a slice is a header and its payload, a credit is a count.
+#ifndef INCCL_TRANSPORT_UCX_UCX_LANES_H_
+#define INCCL_TRANSPORT_UCX_UCX_LANES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/transport.h"
+#include "transport/ucx/ucx_worker.h"
+
+namespace inccl::ucx {
+
+// Numbers in host order: UCX joins machines of one kind.
+struct alignas(64) WireHeader {
+  uint32_t seq;  // of the slice in its lane, from 1, modulo 2^32
+  uint32_t bytes;
+  uint32_t slice;
+  uint32_t reserved;
+  uint64_t signature;
+  int64_t departure;
+};
+static_assert(sizeof(WireHeader) == kHeaderBytes);
+
+struct CreditMessage {
+  uint64_t released;  // slices so far, this one included
+  int64_t departure;
+};
+static_assert(sizeof(CreditMessage) == kCreditBytes);
+
+// What UCX reads and writes for one end of a lane. The transport keeps it until its worker is gone.
+struct LaneBuffers {
+  static Result<std::shared_ptr<LaneBuffers>> Create(int rank, const LaneSpec& spec);
+  std::byte* slot(uint32_t index) const { return slots.data() + index * stride; }
+  // Of a producer: the consumer has released every slice, seen or not.
+  bool AllReleased() const;
+
+  Mapping slots;  // depth times {WireHeader, payload}
+  size_t stride = 0;
+  uint64_t published = 0, released = 0;          // of a producer
+  std::vector<CreditMessage> credits;            // per slot
+  std::vector<Operation> slice_ops, credit_ops;  // per slot
+};
+
+struct LaneTags {
+  explicit LaneTags(const LaneSpec& spec);
+  uint64_t slice, credit;
+};
+
+class UcxSendLane final : public SendLane {
+ public:
+  // `worker` and `counters` outlive the lane.
+  UcxSendLane(LaneSpec spec, std::shared_ptr<LaneBuffers> buffers, Worker* worker,
+              TransportCounters* counters);
+
+  Result<Span> TryAcquire() override;
+  Status Publish(const SliceHeader& header) override;
+  Time CreditDeparture() const override { return departures_[index_]; }
+  const LaneSpec& spec() const override { return spec_; }
+
+ private:
+  void AwaitCredit(uint32_t index);
+  // Counts what has come.
+  Status TakeCredits();
+
+  LaneSpec spec_;
+  LaneTags tags_;
+  std::shared_ptr<LaneBuffers> buffers_;
+  Worker* worker_;
+  TransportCounters* counters_;
+  int consumer_;
+  uint32_t index_ = 0;            // published % depth
+  uint32_t credit_index_ = 0;     // released % depth
+  std::vector<Time> departures_;  // per slot, of the last release
+  bool acquired_ = false;
+};
+
+class UcxRecvLane final : public RecvLane {
+ public:
+  UcxRecvLane(LaneSpec spec, std::shared_ptr<LaneBuffers> buffers, Worker* worker,
+              TransportCounters* counters);
+
+  Result<bool> TryPeek(Incoming* incoming) override;
+  Status Release() override { return ReleaseStamped(0); }
+  Status ReleaseStamped(Time departure) override;
+  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header) override;
+  const LaneSpec& spec() const override { return spec_; }
+
+ private:
+  void AwaitSlice(uint32_t index);
+  // Checks and copies the header of slice `ticket` in slot `index`; false if it is not there.
+  Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
+
+  LaneSpec spec_;
+  LaneTags tags_;
+  std::shared_ptr<LaneBuffers> buffers_;
+  Worker* worker_;
+  TransportCounters* counters_;
+  uint64_t ticket_ = 0;  // of the next slice
+  uint32_t index_ = 0;   // ticket_ % depth
+  bool peeked_ = false;
+  Incoming incoming_;
+};
+
+}  // namespace inccl::ucx
+
+#endif  // INCCL_TRANSPORT_UCX_UCX_LANES_H_

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A UCX worker with an endpoint per peer: sends, receives, failures of peers, and an end in bounded
+// time. One thread at a time.
+#ifndef INCCL_TRANSPORT_UCX_UCX_WORKER_H_
+#define INCCL_TRANSPORT_UCX_UCX_WORKER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/ucx/ucx_library.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace inccl::ucx {
+
+class Worker;
+
+enum class Traffic : uint8_t { kSlice, kCredit };
+
+// One message on its way. Lies in memory that lives as long as the worker.
+struct Operation {
+  Worker* worker = nullptr;
+  void* request = nullptr;
+  bool in_flight = false;
+  bool slice_out = false;  // a slice that is being sent
+  ucs_status_t status = UCS_OK;
+  size_t bytes = 0;  // received
+};
+
+class Worker {
+ public:
+  static Result<std::unique_ptr<Worker>> Create(int rank, int nranks, const UcxOptions& options);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  std::span<const std::byte> address() const { return address_; }
+  Status Connect(int peer, std::span<const std::byte> address);
+  bool connected(int peer) const { return ends_[static_cast<size_t>(peer)].ep != nullptr; }
+
+  // `data` stays as it is until the operation is no longer in flight. What goes wrong is in its
+  // status, and in failure() of the peer.
+  void Send(int peer, std::span<const std::byte> data, uint64_t tag, Traffic traffic,
+            Operation* operation);
+  void Receive(std::span<std::byte> data, uint64_t tag, Operation* operation);
+  // Before the memory of an operation is freed, and after Close.
+  void Cancel(Operation* operation);
+
+  // Completions, handed to their operations; how many.
+  int Progress(Time now);
+  // Something has completed since the last Progress returned.
+  bool has_news() const { return news_ > 0; }
+  bool unsent() const { return slices_out_ > 0; }
+
+  // kRemoteError once the peer has been lost for long enough for everything that it had sent to
+  // have come, and for better news of it to have come by other ways.
+  Status Lost(int peer) const;
+  // A receive ended with `status`: true if the message was longer than its buffer, false if the
+  // peer is lost.
+  bool IsTruncation(int peer, ucs_status_t status);
+
+  // -1: UCX cannot say when something comes. After Arm() returned true it becomes readable with the
+  // next event; false: there is something to do now.
+  int wake_fd() const { return wake_fd_; }
+  bool Arm() { return closed_ || ucx_->ucp_worker_arm(worker_) == UCS_OK; }
+
+  // Sends what can be sent, waits until `read` says that the peers have read what they must, then
+  // closes all endpoints, by `deadline` and a moment.
+  void Close(Time deadline, const std::function<bool()>& read);
+
+ private:
+  struct End {
+    Worker* worker = nullptr;
+    ucp_ep_h ep = nullptr;
+    ucs_status_t failure = UCS_OK;
+    Time failed_at = 0;  // of the Progress that saw it
+  };
+
+  Worker(const Library* ucx, int rank, int nranks)
+      : ucx_(ucx), rank_(rank), ends_(static_cast<size_t>(nranks)) {}
+  Status Start(const UcxOptions& options);
+  void Fail(End* end, ucs_status_t status);
+  Status Configure(ucp_config_t* config, const std::string& tls) const;
+  Status Error(const std::string& what, ucs_status_t status) const;
+  void Finish(Operation* operation, ucs_status_t status);
+  void Await(void* request, Time deadline);
+
+  static void OnSent(void* request, ucs_status_t status, void* operation);
+  static void OnReceived(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info,
+                         void* operation);
+  static void OnLost(void* end, ucp_ep_h ep, ucs_status_t status);
+
+  const Library* const ucx_;
+  const int rank_;
+  std::vector<End> ends_;  // by rank; not resized
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int wake_fd_ = -1;
+  std::vector<std::byte> address_;
+  Time now_ = 0;  // of the last Progress
+  int news_ = 0;
+  int slices_out_ = 0, credits_out_ = 0;
+  bool stamp_failures_ = false;  // failures without a time
+  bool closed_ = false;
+};
+
+}  // namespace inccl::ucx
+
+#endif  // INCCL_TRANSPORT_UCX_UCX_WORKER_H_
