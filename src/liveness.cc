@@ -127,7 +127,11 @@ void Liveness::FailAndTell(const Status& status, const Status& tell) {
     error_ = status;
     failed_.store(true, std::memory_order_release);
   }
-  Tell(tell);
+  // Who is not told for want of memory sees the connections close.
+  (void)CatchOutOfMemory([&] {
+    Tell(tell);
+    return Status::Ok();
+  });
   if (doorbell_ != nullptr) doorbell_->Ring();
 }
 

@@ -51,11 +51,15 @@ void LocalMember::OnWake() {
       letters_.pop_front();
       senders_[static_cast<size_t>(letter.from)].queued -= sizeof(Letter) + letter.body.size();
     }
-    if (letter.last) {
-      handler_->OnPeerClosed(letter.from, letter.clean);
-    } else {
-      handler_->OnMessage(letter.from, letter.kind, letter.body);
-    }
+    const Status status = CatchOutOfMemory([&] {
+      if (letter.last) {
+        handler_->OnPeerClosed(letter.from, letter.clean);
+      } else {
+        handler_->OnMessage(letter.from, letter.kind, letter.body);
+      }
+      return Status::Ok();
+    });
+    if (!status.ok()) handler_->OnOutOfMemory();
   }
 }
 
