@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -82,6 +83,14 @@ const char* Name(Function function) {
 }
 
 void Arm(const Plan& new_plan) {
+  if (std::getenv("INCCL_TEST_TRACE") != nullptr) {
+    signal(SIGSEGV, [](int) {
+      armed.store(false);
+      void* frames[60];
+      backtrace_symbols_fd(frames, backtrace(frames, 60), STDERR_FILENO);
+      _exit(139);
+    });
+  }
   plan = new_plan;
   for (std::atomic<uint64_t>& count : calls) count.store(0);
   armed.store(true, std::memory_order_release);

@@ -21,6 +21,7 @@ namespace {
 constexpr int kRanks = 2, kCalls = 2;
 constexpr double kShortInit = 0.4 * kSlowness;
 // With INCCL_TEST_EXHAUSTIVE set: every n; else at most so many of each function, at random.
+// INCCL_TEST_CASE: only cases whose description contains this; INCCL_TEST_TRACE: where they hit.
 constexpr size_t kMostPerFunction = kSanitized ? 6 : 16;
 
 struct Case {
@@ -134,6 +135,10 @@ std::vector<Case> Cases() {
     cases.push_back({victim, {interposer::kRecv, 1, UINT64_MAX, 0}, true});
     cases.push_back({victim, {interposer::kSend, 1, 5, EAGAIN}, true});
     cases.push_back({victim, {interposer::kRecv, 1, 5, EAGAIN}, true});
+  }
+  if (const char* only = std::getenv("INCCL_TEST_CASE"); only != nullptr) {
+    std::erase_if(cases,
+                  [&](const Case& c) { return Describe(c).find(only) == std::string::npos; });
   }
   return cases;
 }
