@@ -59,6 +59,7 @@ class Root {
  public:
   explicit Root(RootOptions options) : options_(std::move(options)) {
     pending_.reserve(options_.max_pending);
+    if (options_.from_the_start) end_ = SystemClock().Now() + options_.lifetime;
   }
 
   void Run();

@@ -257,11 +257,13 @@ Result<std::unique_ptr<ControlPlane>> SocketPlane::Start(Mesh mesh, ControlHandl
                                                          const ControlOptions& options) {
   const int nranks = mesh.nranks;
   auto member = std::make_shared<SocketMember>(std::move(mesh), handler, options);
+  // Before the loop knows the member, so that it leaves again whatever happens.
+  std::unique_ptr<SocketPlane> plane(new SocketPlane(nranks, member));
   Result<uint64_t> id = Loop::Get().Join(member);
   if (!id.ok()) return id.status();
-  std::unique_ptr<ControlPlane> plane(new SocketPlane(nranks, member, *id));
+  plane->id_ = *id;
   if (Status status = member->Start(*id); !status.ok()) return status;
-  return plane;
+  return std::unique_ptr<ControlPlane>(std::move(plane));
 }
 
 void SocketPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
@@ -273,6 +275,7 @@ void SocketPlane::Close(Time flush_deadline) {
   const std::lock_guard lock(close_mutex_);
   if (closed_) return;
   closed_ = true;
+  if (id_ == 0) return;
   member_->SayGoodbye(flush_deadline);
   member_->Silence();
   Loop::Get().Leave(id_);

@@ -94,11 +94,11 @@ class SocketPlane final : public ControlPlane {
   void Close(Time flush_deadline) override;
 
  private:
-  SocketPlane(int nranks, std::shared_ptr<SocketMember> member, uint64_t id)
-      : ControlPlane(nranks), member_(std::move(member)), id_(id) {}
+  SocketPlane(int nranks, std::shared_ptr<SocketMember> member)
+      : ControlPlane(nranks), member_(std::move(member)) {}
 
   const std::shared_ptr<SocketMember> member_;
-  const uint64_t id_;
+  uint64_t id_ = 0;  // 0: the loop does not know the member
   std::mutex close_mutex_;
   bool closed_ = false;
 };
