@@ -65,7 +65,7 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   Invitation mine;
   Status failure;
   if (takes_part && members.front() == rank) {
-    Result<UniqueId> id = CreateUniqueId(options.environment);
+    Result<UniqueId> id = CreateUniqueId(options.environment, /*ranks_are_waiting=*/true);
     if (id.ok()) {
       id->Encode(mine.id.data());
       mine.made = 1;
@@ -95,7 +95,7 @@ Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitO
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Shrunk shrunk;
   Survivors::Steps steps;
-  steps.create_id = [&] { return CreateUniqueId(options.environment); };
+  steps.create_id = [&] { return CreateUniqueId(options.environment, /*ranks_are_waiting=*/true); };
   steps.join = [&](const UniqueId& id, const Survivors::Outcome& outcome,
                    const std::atomic<bool>* cancelled) -> Status {
     const auto place =

@@ -130,8 +130,11 @@ Status Communicator::RunGuarded(const Call& call) {
   if (liveness_.failed()) return liveness_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
-  if (options_.preserve_input) SaveInput(call);
-  const Status status = MakeSticky(RunLocked(call));
+  // Whatever goes wrong here, the others have to hear of it.
+  const Status status = MakeSticky(CatchOutOfMemory([&] {
+    if (options_.preserve_input) SaveInput(call);
+    return RunLocked(call);
+  }));
   FAULT_POINT("call.after_finish");
   liveness_.EndCall();
   if (status.ok()) {
@@ -144,16 +147,18 @@ Status Communicator::RunGuarded(const Call& call) {
 
 Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
   if (liveness_.failed()) return liveness_.error();
-  if (point_task_ == nullptr) {
-    point_task_ =
-        std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
-  }
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
   liveness_.BeginPoints(&calls);
-  Status status = point_task_->Start(calls, &lanes_);
-  if (status.ok() && !point_task_->done()) status = progress_.Run(point_task_.get(), &liveness_);
-  status = MakeSticky(status);
+  const Status status = MakeSticky(CatchOutOfMemory([&] {
+    if (point_task_ == nullptr) {
+      point_task_ =
+          std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
+    }
+    Status started = point_task_->Start(calls, &lanes_);
+    return started.ok() && !point_task_->done() ? progress_.Run(point_task_.get(), &liveness_)
+                                                : started;
+  }));
   FAULT_POINT("call.after_finish");
   liveness_.EndCall();
   return status;

@@ -10,15 +10,17 @@
 namespace inccl {
 namespace {
 
-thread_local std::unique_ptr<Group> current;
+// Without a destructor, for which a thread might find no memory: a thread that ends in a group
+// leaves it behind.
+thread_local Group* current = nullptr;
 
 }  // namespace
 
-Group* Group::Current() { return current.get(); }
+Group* Group::Current() { return current; }
 
 void Group::Start() {
   if (current == nullptr) {
-    current = std::make_unique<Group>();
+    current = new Group;
   } else {
     ++current->depth_;
   }
@@ -29,7 +31,7 @@ Status Group::End() {
     return InvalidArgument("ccl_group_end: no group was started by this thread");
   }
   if (--current->depth_ > 0) return Status::Ok();
-  const std::unique_ptr<Group> group = std::move(current);  // what follows is in no group
+  const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // what follows is in none
   if (!group->spoiled_.ok()) return group->spoiled_;
   Status status = group->RunJobs();
   return status.ok() ? group->RunParts() : status;

@@ -8,13 +8,16 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/per_thread.h"
 #include "base/thread.h"
 #include "group.h"
 
 namespace inccl {
 namespace {
 
-thread_local std::string last_error;
+// The error itself and not its text: a copy needs no memory.
+PerThread<Status> last_errors;
+thread_local bool last_error_lost = false;  // there was no memory for it
 
 // Objects that have been given back are used again only when many have been.
 template <typename T>
@@ -112,19 +115,25 @@ uint64_t ForkGeneration() {
 }
 
 ccl_result_t Return(const Status& status) {
-  if (!status.ok()) last_error = status.message();
+  if (!status.ok()) {
+    Status* const last = last_errors.Get();
+    last_error_lost = last == nullptr;
+    if (last != nullptr) *last = status;
+  }
   return static_cast<ccl_result_t>(status.code());
 }
 
 const std::string& LastError(ccl_comm_t comm) {
+  Status* const last = last_errors.Get();
+  if (last == nullptr || last_error_lost) return OutOfMemory().message();
   if (comm != nullptr && comm->magic.load() == ccl_comm::kMagic) {
     const ccl_comm::State state = comm->state.load();
     Status sticky;
     if (state == ccl_comm::State::kFailed) sticky = comm->creation_error;
     if (comm->impl != nullptr && state != ccl_comm::State::kCreating) sticky = comm->impl->error();
-    if (!sticky.ok()) last_error = sticky.message();
+    if (!sticky.ok()) *last = sticky;
   }
-  return last_error;
+  return last->message();
 }
 
 Lease::Lease(ccl_comm_t comm, Need need) : comm_(comm) {

@@ -127,9 +127,10 @@ ccl_result_t Guarded(Function&& function) {
     }
     return Return(status);
   } catch (const std::bad_alloc&) {
-    return Return(SystemError("out of memory"));
+    return Return(OutOfMemory());
   } catch (const std::exception& e) {
-    return Return(InternalError(std::string("unexpected exception: ") + e.what()));
+    return Return(CatchOutOfMemory(
+        [&] { return InternalError(std::string("unexpected exception: ") + e.what()); }));
   }
 }
 

@@ -118,7 +118,18 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
   return Check();
 }
 
-void Liveness::Fail(const Status& status) { FailAndTell(status, status); }
+void Liveness::Fail(const Status& status) {
+  Status named = status;
+  (void)CatchOutOfMemory([&] {
+    const std::lock_guard lock(mutex_);
+    // Where the error was found nobody knew whose it is.
+    if (!status.message().starts_with(fmt::format("rank {}/", options_.rank))) {
+      named = Status(status.code(), fmt::format("{}: {}", Where(), status.message()));
+    }
+    return Status::Ok();
+  });
+  FailAndTell(named, named);
+}
 
 void Liveness::FailAndTell(const Status& status, const Status& tell) {
   {
@@ -127,7 +138,11 @@ void Liveness::FailAndTell(const Status& status, const Status& tell) {
     error_ = status;
     failed_.store(true, std::memory_order_release);
   }
-  Tell(tell);
+  // Who is not told for want of memory sees the connections close.
+  (void)CatchOutOfMemory([&] {
+    Tell(tell);
+    return Status::Ok();
+  });
   if (doorbell_ != nullptr) doorbell_->Ring();
 }
 

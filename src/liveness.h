@@ -56,6 +56,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
   void OnPeerClosed(int peer, bool clean) override;
   void OnPeerSilent(int peer, Time silence, Time limit) override;
+  void OnOutOfMemory() override { Fail(OutOfMemory()); }
 
  private:
   static constexpr size_t kHistory = 64;

@@ -26,8 +26,8 @@ Status Worker::Enqueue(Batch batch) {
     if (!thread.ok()) return thread.status();
     thread_ = *std::move(thread);
   }
+  queue_.push_back(std::move(batch));  // may throw
   open_.fetch_add(1, std::memory_order_acq_rel);
-  queue_.push_back(std::move(batch));
   changed_.notify_all();
   return Status::Ok();
 }

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <ctime>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -177,7 +178,7 @@ Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file
   return status;
 }
 
-void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) {
+void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept try {
   if (level == LogLevel::kNone || !LogEnabled(level, subsystem)) return;
   Sink& sink = GlobalSink();
   std::string line = fmt::format("{}:{}:{} inccl {} ", sink.host, getpid(), syscall(SYS_gettid),
@@ -186,6 +187,8 @@ void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) {
   line += '\n';
   const std::lock_guard lock(sink.mutex);
   WriteQuietly(sink.fd >= 0 ? sink.fd : STDERR_FILENO, line);
+} catch (const std::exception&) {
+  // Out of memory: a line less.
 }
 
 }  // namespace inccl

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -60,17 +61,19 @@ inline bool LogEnabled(LogLevel level, LogSubsystem subsystem = LogSubsystem::kI
 
 // "host:pid:tid inccl LEVEL text". Bytes of `text` that a terminal would act on are escaped: it may
 // hold what a peer sent.
-void Log(LogLevel level, LogSubsystem subsystem, std::string_view text);
+void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept;
 inline void Log(LogLevel level, std::string_view text) { Log(level, LogSubsystem::kInit, text); }
 
-// Formats only if the line is wanted.
+// Formats only if the line is wanted, and if there is memory for it.
 template <typename First, typename... Rest>
 void Log(LogLevel level, LogSubsystem subsystem, fmt::format_string<First, Rest...> format,
-         First&& first, Rest&&... rest) {
+         First&& first, Rest&&... rest) noexcept try {
   if (!LogEnabled(level, subsystem)) return;
   Log(level, subsystem,
       std::string_view(
           fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...)));
+} catch (const std::exception&) {
+  // A line less.
 }
 
 }  // namespace inccl

@@ -7,6 +7,15 @@
 
 namespace inccl {
 
+namespace {
+
+// Never destroyed: errors may be reported while the process exits.
+const Status* const out_of_memory = new Status(Code::kSystemError, "out of memory");
+
+}  // namespace
+
+const Status& OutOfMemory() noexcept { return *out_of_memory; }
+
 const std::string& Status::message() const {
   static const std::string empty;
   return rep_ ? rep_->message : empty;

@@ -5,6 +5,7 @@
 #define INCCL_BASE_STATUS_H_
 
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -53,7 +54,20 @@ Status InvalidUsage(std::string message);
 Status RemoteError(std::string message);
 Status TimeoutError(std::string message);
 
+// kSystemError, made beforehand: needs no memory, as copies of any Status.
+const Status& OutOfMemory() noexcept;
+
 const char* CodeName(Code code);
+
+// What `function`, which returns a Status, returns; OutOfMemory() if it throws std::bad_alloc.
+template <typename Function>
+Status CatchOutOfMemory(Function&& function) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  }
+}
 
 // A value or an error that is not OK.
 template <typename T>

@@ -221,7 +221,7 @@ Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
 
 using namespace bootstrap;  // NOLINT(google-build-using-namespace): the definitions below
 
-Result<UniqueId> CreateUniqueId(const Environment& environment) {
+Result<UniqueId> CreateUniqueId(const Environment& environment, bool ranks_are_waiting) {
   UniqueId id;
   Mac secret;
   if (Status status = FillRandom(id.nonce); !status.ok()) return status;
@@ -233,6 +233,7 @@ Result<UniqueId> CreateUniqueId(const Environment& environment) {
   if (!key.ok()) return key.status();
   root.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce};
   root.lifetime = 2 * environment.init_timeout_ms * kMillisecond;
+  root.from_the_start = ranks_are_waiting;
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
   if (!addresses.ok()) return addresses.status();
   for (UniqueIdAddress& address : *addresses) {

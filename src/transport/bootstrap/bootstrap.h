@@ -35,7 +35,9 @@ struct JoinOptions {
 
 // A new id, and the thread that serves it: one communicator, from this process, as long as the
 // process lives. Uses socket_ifname, secret_file and init_timeout_ms.
-Result<UniqueId> CreateUniqueId(const Environment& environment);
+// `ranks_are_waiting`: they come at once or never, so that the rendezvous ends also if nobody
+// comes.
+Result<UniqueId> CreateUniqueId(const Environment& environment, bool ranks_are_waiting = false);
 
 // Any thread; the ranks may be threads or processes of this host. kTimeout naming the ranks that
 // are missing, kInvalidUsage if ranks do not fit together, kRemoteError if one died, kSystemError.

@@ -8,6 +8,7 @@
 #include <openssl/params.h>
 #include <sys/random.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -17,9 +18,17 @@ namespace {
 
 // A thread of ours may authenticate somebody while the process exits, so libcrypto must not free
 // what it uses; it only listens to whoever initializes it first.
-void InitLibcrypto() {
-  static const int done = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
-  (void)done;
+// Libraries of OpenSSL 3.0 crash where their own start has failed for want of memory, so that is
+// asked for before anything else.
+Status InitLibcrypto() {
+  static std::atomic<bool> done{false};
+  if (done.load(std::memory_order_acquire)) return Status::Ok();
+  if (OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1 ||
+      OSSL_LIB_CTX_get0_global_default() == nullptr) {
+    return SystemError("libcrypto cannot start (out of memory?)");
+  }
+  done.store(true, std::memory_order_release);
+  return Status::Ok();
 }
 
 unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
@@ -31,7 +40,7 @@ Key::~Key() { Wipe(bytes_); }
 void Wipe(std::span<std::byte> secret) { OPENSSL_cleanse(secret.data(), secret.size()); }
 
 Result<Mac> HmacSha256(Bytes key, std::initializer_list<Bytes> parts) {
-  InitLibcrypto();
+  if (Status status = InitLibcrypto(); !status.ok()) return status;
   std::array<std::byte, kMaxMacInput> input;
   size_t size = 0;
   for (const Bytes part : parts) {
@@ -51,7 +60,7 @@ Result<Mac> HmacSha256(Bytes key, std::initializer_list<Bytes> parts) {
 }
 
 Result<Key> Hkdf(Bytes secret, Bytes salt, std::string_view label) {
-  InitLibcrypto();
+  if (Status status = InitLibcrypto(); !status.ok()) return status;
   const std::unique_ptr<EVP_KDF, void (*)(EVP_KDF*)> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr),
                                                          EVP_KDF_free);
   if (kdf == nullptr) return SystemError("libcrypto has no HKDF");
@@ -91,7 +100,7 @@ Status FillRandom(std::span<std::byte> out) {
 }
 
 Result<Mac> Sha256(Bytes bytes) {
-  InitLibcrypto();
+  if (Status status = InitLibcrypto(); !status.ok()) return status;
   Mac out;
   size_t length = 0;
   if (EVP_Q_digest(nullptr, "SHA256", nullptr, bytes.data(), bytes.size(), Unsigned(out.data()),

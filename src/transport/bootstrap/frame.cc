@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/bootstrap/frame.h"
 
+#include <algorithm>
+
 #include "base/bytes.h"
 
 namespace inccl::bootstrap {
 
 void AppendFrame(uint8_t kind, Bytes body, std::vector<std::byte>* out) {
   const auto length = static_cast<uint32_t>(body.size());
+  const size_t need = out->size() + kFrameHeaderBytes + body.size();
+  // All or nothing, should there be no memory.
+  if (need > out->capacity()) out->reserve(std::max(need, 2 * out->capacity()));
   for (int i = 0; i < 4; ++i) out->push_back(static_cast<std::byte>(length >> (8 * i)));
   out->push_back(static_cast<std::byte>(kind));
   out->insert(out->end(), body.begin(), body.end());

@@ -52,8 +52,10 @@ Result<uint64_t> HostId(const std::string& override) {
       const Result<std::vector<std::byte>> boot = ReadAll(fd.get(), 64);
       if (!boot.ok()) return boot.status();
       text.append(reinterpret_cast<const char*>(boot->data()), boot->size());
-    } else {
+    } else if (errno == ENOENT || errno == EACCES) {  // no such kernel, or it is hidden
       text += HostName();
+    } else {
+      return SystemErrorErrno("/proc/sys/kernel/random/boot_id", errno);
     }
     struct stat ns {};
     if (stat("/proc/self/ns/net", &ns) == 0) text += fmt::format("\n{}:{}", ns.st_dev, ns.st_ino);

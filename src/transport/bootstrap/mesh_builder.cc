@@ -178,9 +178,8 @@ Status MeshBuilder::Poll() {
     watch(idle ? -1 : link.fd.get(), link.state == Link::State::kConnecting ? POLLOUT : POLLIN);
   }
   for (const Incoming& incoming : incoming_) watch(incoming.fd.get(), POLLIN);
-  if (poll(fds.data(), fds.size(),
-           PollTimeout(std::min(NextDeadline(), SystemClock().Now() + kCancelLag))) <= 0)
-    return Status::Ok();
+  const Time until = std::min(NextDeadline(), SystemClock().Now() + kCancelLag);
+  if (PollUntil(fds, until) <= 0) return Status::Ok();
 
   if (fds[0].revents != 0) {
     if (Status status = root_->Check(); !status.ok()) return status;
@@ -230,7 +229,7 @@ void MeshBuilder::AcceptAll() {
     incoming.deadline = SystemClock().Now() + kServerLimit;
     incoming.handshake.Start(&terms_.handshake, nonce);
     const Bytes greeting = incoming.handshake.greeting();
-    if (WriteSome(incoming.fd.get(), greeting).bytes != greeting.size()) continue;
+    if (!WriteAll(incoming.fd.get(), greeting)) continue;
     incoming_.push_back(std::move(incoming));
   }
 }
@@ -254,7 +253,7 @@ Result<bool> MeshBuilder::Advance(Incoming* incoming) {
     return false;
   }
   const Bytes reply = incoming->handshake.reply();
-  if (WriteSome(incoming->fd.get(), reply).bytes != reply.size()) return false;
+  if (!WriteAll(incoming->fd.get(), reply)) return false;
   links_[peer].fd = std::move(incoming->fd);
   links_[peer].state = Link::State::kSwapping;
   if (Status status = Swap(peer); !status.ok()) return status;
@@ -327,12 +326,15 @@ Status MeshBuilder::StepHandshake(size_t peer) {
   }
   const ClientHandshake::State before = link.handshake.state();
   const ClientHandshake::State after = link.handshake.Feed(std::span(buffer).first(got.bytes));
+  if (link.handshake.fault() == HandshakeFault::kCrypto) {
+    return Error(peer, SystemError(Describe(link.handshake.fault())));
+  }
   if (after == ClientHandshake::State::kFailed) {
     return Error(peer, InvalidUsage(fmt::format("its socket is not ours: {}",
                                                 Describe(link.handshake.fault()))));
   }
   if (after == ClientHandshake::State::kReadingReply && before != after &&
-      WriteSome(link.fd.get(), link.handshake.hello()).bytes != kHelloBytes) {
+      !WriteAll(link.fd.get(), link.handshake.hello())) {
     Pause(&link);
     return Status::Ok();
   }

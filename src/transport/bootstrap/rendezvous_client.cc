@@ -81,11 +81,14 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
     }
     const ClientHandshake::State after = handshake.Feed(std::span(buffer).first(got.bytes));
     if (after == ClientHandshake::State::kFailed) {
+      if (handshake.fault() == HandshakeFault::kCrypto) {
+        return Hopeless(SystemError(Describe(handshake.fault())));
+      }
       return Hopeless(InvalidUsage(
           fmt::format("the rendezvous at {} is not ours: {}", where, Describe(handshake.fault()))));
     }
     if (after == ClientHandshake::State::kReadingReply && before != after &&
-        WriteSome(fd.get(), handshake.hello()).bytes != kHelloBytes) {
+        !WriteAll(fd.get(), handshake.hello())) {
       return Broken("it closed the connection during authentication");
     }
     if (after == ClientHandshake::State::kDone) break;

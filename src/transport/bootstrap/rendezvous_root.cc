@@ -28,6 +28,7 @@ constexpr int kMostAcceptsAtOnce = 16;            // so that those already here 
 constexpr Time kAcceptPause = 50 * kMillisecond;  // when there are no descriptors
 constexpr Time kClosingLimit = kSecond;           // to flush an answer and see the other end close
 constexpr Time kComplainInterval = kSecond;
+constexpr int kMostPollFailures = 100;  // then it ends, which every rank sees
 
 // Has not proven anything yet.
 struct Pending {
@@ -58,6 +59,7 @@ class Root {
  public:
   explicit Root(RootOptions options) : options_(std::move(options)) {
     pending_.reserve(options_.max_pending);
+    if (options_.from_the_start) end_ = SystemClock().Now() + options_.lifetime;
   }
 
   void Run();
@@ -105,6 +107,7 @@ class Root {
   Time accept_after_ = 0;
   Time complain_after_ = 0;
   uint64_t refused_ = 0;
+  int poll_failures_ = 0;  // in a row
 };
 
 void Root::Run() {
@@ -117,7 +120,7 @@ void Root::Run() {
 }
 
 bool Root::Finished(Time now) const {
-  if (now >= end_) return true;
+  if (now >= end_ || poll_failures_ >= kMostPollFailures) return true;
   if (!sessions_.empty()) return false;
   if (phase_ == Phase::kComplete) return true;
   return phase_ == Phase::kFailed &&
@@ -170,7 +173,9 @@ void Root::Poll() {
     const bool writes = !session->out.empty();
     watch(session->fd.get(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)));
   }
-  if (poll(fds.data(), fds.size(), PollTimeout(NextDeadline())) <= 0) return;
+  const int ready = PollUntil(fds, NextDeadline());
+  poll_failures_ = ready < 0 ? poll_failures_ + 1 : 0;
+  if (ready <= 0) return;
 
   // Those that are here first; then new ones, which change the lists.
   size_t at = options_.listeners.size();
@@ -232,7 +237,7 @@ void Root::AddPending(UniqueFd fd, const SocketAddress& source) {
   pending.deadline = SystemClock().Now() + options_.handshake_limit;
   pending.handshake.Start(&options_.terms, nonce);
   const Bytes greeting = pending.handshake.greeting();
-  if (WriteSome(pending.fd.get(), greeting).bytes != greeting.size()) pending_.pop_back();
+  if (!WriteAll(pending.fd.get(), greeting)) pending_.pop_back();
 }
 
 bool Root::Advance(Pending* pending) {
@@ -256,7 +261,7 @@ bool Root::Advance(Pending* pending) {
 
 void Root::Promote(Pending* pending) {
   const Bytes reply = pending->handshake.reply();
-  if (WriteSome(pending->fd.get(), reply).bytes != reply.size()) return;
+  if (!WriteAll(pending->fd.get(), reply)) return;
   auto session = std::make_unique<Session>();
   session->fd = std::move(pending->fd);
   session->source = pending->source;

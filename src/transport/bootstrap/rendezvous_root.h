@@ -22,6 +22,7 @@ struct RootOptions {
   std::vector<UniqueFd> listeners;
   bool same_uid_only = false;          // listeners are unix sockets, other users are refused
   Time lifetime = 240 * kSecond;       // from the first registration on
+  bool from_the_start = false;         // or from the start
   Time handshake_limit = 2 * kSecond;  // for a connection to authenticate and register
   size_t max_pending = 64;             // connections that have not; the oldest makes room
 };

@@ -21,10 +21,20 @@ namespace {
 
 constexpr int kBacklog = 512;
 constexpr rlim_t kSpareDescriptors = 64;
+constexpr Time kPollFailurePause = 10 * kMillisecond;
 
 void DisableNagle(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+// Rounded up to milliseconds for poll(); -1 for kNever.
+int PollTimeout(Time until) {
+  if (until == kNever) return -1;
+  const Time left = until - SystemClock().Now();
+  if (left <= 0) return 0;
+  return static_cast<int>(
+      std::min<Time>((left + kMillisecond - 1) / kMillisecond, 24 * 3600 * 1000));
 }
 
 Result<size_t> OpenDescriptors() {
@@ -179,18 +189,27 @@ IoResult WriteSome(int fd, Bytes bytes) {
   }
 }
 
-int PollTimeout(Time until) {
-  if (until == kNever) return -1;
-  const Time left = until - SystemClock().Now();
-  if (left <= 0) return 0;
-  return static_cast<int>(
-      std::min<Time>((left + kMillisecond - 1) / kMillisecond, 24 * 3600 * 1000));
+bool WriteAll(int fd, Bytes bytes) {
+  while (!bytes.empty()) {
+    const IoResult sent = WriteSome(fd, bytes);
+    if (sent.error != 0) return false;
+    bytes = bytes.subspan(sent.bytes);
+  }
+  return true;
+}
+
+int PollUntil(std::span<pollfd> fds, Time until) {
+  const int ready = poll(fds.data(), fds.size(), PollTimeout(until));
+  if (ready < 0 && errno != EINTR) {
+    SleepUntil(std::min(until, SystemClock().Now() + kPollFailurePause));
+  }
+  return ready;
 }
 
 bool WaitFor(int fd, short events, Time until) {
   while (true) {
     pollfd p = {.fd = fd, .events = events, .revents = 0};
-    const int ready = poll(&p, 1, PollTimeout(until));
+    const int ready = PollUntil(std::span(&p, 1), until);
     if (ready > 0) return true;
     if (SystemClock().Now() >= until) return false;
   }

@@ -5,6 +5,7 @@
 #ifndef INCCL_TRANSPORT_BOOTSTRAP_SOCKET_H_
 #define INCCL_TRANSPORT_BOOTSTRAP_SOCKET_H_
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 
@@ -60,12 +61,14 @@ struct IoResult {
 };
 IoResult ReadSome(int fd, std::span<std::byte> out);
 IoResult WriteSome(int fd, Bytes bytes);
+// For the little that a new connection always takes. False: it does not.
+bool WriteAll(int fd, Bytes bytes);
 
 // Waits for `events` on one descriptor. True: there is something (or an error to be found by
 // reading); false: the time `until` has come.
 bool WaitFor(int fd, short events, Time until);
-// Rounded up to milliseconds for poll(); -1 for kNever.
-int PollTimeout(Time until);
+// As poll(); after a failure other than EINTR it has slept a little, so that nobody spins.
+int PollUntil(std::span<pollfd> fds, Time until);
 void SleepUntil(Time until);
 
 // Raises the soft limit of descriptors towards the hard one so that `more` fit beside those open

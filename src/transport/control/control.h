@@ -45,8 +45,10 @@ class ControlHandler {
   virtual void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
   // Once per peer, after its last message. `clean`: it said goodbye; else it died, or is broken.
   virtual void OnPeerClosed(int peer, bool clean) = 0;
-  // Instead of it: the peer has been silent for longer than `limit`. Its connection is closed
-  // afterwards; what is sent to it now may still reach it.
+  // One of the above ended in std::bad_alloc; what it said is lost. Needs no memory.
+  virtual void OnOutOfMemory() {}
+  // Instead of OnPeerClosed: the peer has been silent for longer than `limit`. Its connection is
+  // closed afterwards; what is sent to it now may still reach it.
   virtual void OnPeerSilent(int peer, Time silence, Time limit) {
     (void)silence, (void)limit;
     OnPeerClosed(peer, false);

@@ -51,11 +51,15 @@ void LocalMember::OnWake() {
       letters_.pop_front();
       senders_[static_cast<size_t>(letter.from)].queued -= sizeof(Letter) + letter.body.size();
     }
-    if (letter.last) {
-      handler_->OnPeerClosed(letter.from, letter.clean);
-    } else {
-      handler_->OnMessage(letter.from, letter.kind, letter.body);
-    }
+    const Status status = CatchOutOfMemory([&] {
+      if (letter.last) {
+        handler_->OnPeerClosed(letter.from, letter.clean);
+      } else {
+        handler_->OnMessage(letter.from, letter.kind, letter.body);
+      }
+      return Status::Ok();
+    });
+    if (!status.ok()) handler_->OnOutOfMemory();
   }
 }
 
@@ -67,19 +71,15 @@ Result<std::vector<std::unique_ptr<ControlPlane>>> LocalPlane::MakeAll(
     members.push_back(std::make_shared<LocalMember>(nranks, handler));
   }
   std::vector<std::unique_ptr<ControlPlane>> planes;
-  std::vector<uint64_t> ids;
-  for (const std::shared_ptr<LocalMember>& member : members) {
-    Result<uint64_t> id = Loop::Get().Join(member);
-    if (!id.ok()) {
-      for (const uint64_t joined : ids) Loop::Get().Leave(joined);
-      return id.status();
-    }
-    member->Start(*id);
-    ids.push_back(*id);
-  }
   for (int rank = 0; rank < nranks; ++rank) {
-    planes.push_back(std::unique_ptr<ControlPlane>(
-        new LocalPlane(rank, members, ids[static_cast<size_t>(rank)])));
+    // Before the loop knows the member, so that it leaves again whatever happens.
+    auto* const plane = new LocalPlane(rank, members);
+    planes.push_back(std::unique_ptr<ControlPlane>(plane));
+    LocalMember& member = *members[static_cast<size_t>(rank)];
+    Result<uint64_t> id = Loop::Get().Join(members[static_cast<size_t>(rank)]);
+    if (!id.ok()) return id.status();
+    plane->id_ = *id;
+    member.Start(*id);
   }
   return planes;
 }
@@ -100,6 +100,7 @@ void LocalPlane::Close(Time) {
   const std::lock_guard lock(close_mutex_);
   if (closed_) return;
   closed_ = true;
+  if (id_ == 0) return;
   for (int peer = 0; peer < nranks_; ++peer) {
     if (peer != rank_) members_[static_cast<size_t>(peer)]->Put(rank_, kGoodbye, {});
   }

@@ -65,15 +65,12 @@ class LocalPlane final : public ControlPlane {
  private:
   using Members = std::vector<std::shared_ptr<LocalMember>>;
 
-  LocalPlane(int rank, Members members, uint64_t id)
-      : ControlPlane(static_cast<int>(members.size())),
-        rank_(rank),
-        members_(std::move(members)),
-        id_(id) {}
+  LocalPlane(int rank, Members members)
+      : ControlPlane(static_cast<int>(members.size())), rank_(rank), members_(std::move(members)) {}
 
   const int rank_;
   const Members members_;  // by rank
-  const uint64_t id_;
+  uint64_t id_ = 0;        // 0: the loop does not know the member
   std::mutex close_mutex_;
   bool closed_ = false;
 };

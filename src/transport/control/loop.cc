@@ -60,13 +60,20 @@ Result<uint64_t> Loop::Join(std::shared_ptr<Member> member) {
     return InvalidUsage(
         "this process was forked from one that had communicators; it may only exit or exec");
   }
-  if (!thread_.joinable()) {
-    if (Status status = Start(); !status.ok()) return status;
+  uint64_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    id = next_member_++;
+    members_[id].member = std::move(member);  // may throw, so before there is a thread
   }
+  if (thread_.joinable()) return id;
+  Status status = CatchOutOfMemory([&] { return Start(); });
+  if (status.ok()) return id;
+  epoll_.Reset();
+  event_.Reset();
   const std::lock_guard lock(mutex_);
-  const uint64_t id = next_member_++;
-  members_[id].member = std::move(member);
-  return id;
+  members_.erase(id);
+  return status;
 }
 
 void Loop::Leave(uint64_t member) {
@@ -108,7 +115,7 @@ void Loop::Stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    woken_.clear();
+    rung_ = false;
   }
   Ring(event_.get());
   thread_.join();
@@ -139,9 +146,10 @@ void Loop::Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr)
 void Loop::Wake(uint64_t member) {
   {
     const std::lock_guard lock(mutex_);
-    if (!members_.contains(member)) return;
-    woken_.push_back(member);
-    if (woken_.size() > 1) return;
+    const auto found = members_.find(member);
+    if (found == members_.end()) return;
+    found->second.woken = true;
+    if (std::exchange(rung_, true)) return;
     Ring(event_.get());  // with the lock: Stop closes the descriptor after the last member has left
   }
 }
@@ -167,29 +175,52 @@ Time Loop::NextTime() {
   return next;
 }
 
-void Loop::CallThoseDue() {
-  const Time now = SystemClock().Now();
-  std::vector<std::pair<uint64_t, Entry>> due;
+template <typename Take, typename Function>
+void Loop::ForEach(Take&& take, Function&& call) {
+  uint64_t last = 0;
+  while (true) {
+    std::shared_ptr<Member> member;
+    {
+      const std::lock_guard lock(mutex_);
+      auto next = members_.upper_bound(last);
+      while (next != members_.end() && !take(&next->second)) ++next;
+      if (next == members_.end()) return;
+      last = next->first;
+      member = next->second.member;
+    }
+    call(last, member.get());
+  }
+}
+
+void Loop::CallThoseWoken() {
   {
     const std::lock_guard lock(mutex_);
-    for (auto& [id, entry] : members_) {
-      if (entry.at > now) continue;
-      due.emplace_back(id, entry);
-      entry.at = kNever;
-    }
+    if (!std::exchange(rung_, false)) return;
   }
-  for (const auto& [id, entry] : due) {
-    Time again = now + kSecond;  // should it throw
-    Call([&, &e = entry] { again = e.member->OnTime(now, now - e.at); });
-    const std::lock_guard lock(mutex_);
-    const auto found = members_.find(id);
-    if (found != members_.end()) found->second.at = std::min(found->second.at, again);
-  }
+  ForEach([](Entry* entry) { return std::exchange(entry->woken, false); },
+          [](uint64_t, Member* member) { Call([&] { member->OnWake(); }); });
+}
+
+void Loop::CallThoseDue() {
+  const Time now = SystemClock().Now();
+  Time at = 0;
+  ForEach(
+      [&](Entry* entry) {
+        if (entry->at > now) return false;
+        at = std::exchange(entry->at, kNever);
+        return true;
+      },
+      [&](uint64_t id, Member* member) {
+        Time again = now + kSecond;  // should it throw
+        Call([&] { again = member->OnTime(now, now - at); });
+        const std::lock_guard lock(mutex_);
+        const auto found = members_.find(id);
+        if (found != members_.end()) found->second.at = std::min(found->second.at, again);
+      });
 }
 
 void Loop::Run(int epoll_fd, int event_fd) {
   std::array<epoll_event, 64> events;
-  std::vector<uint64_t> woken;
   while (true) {
     const int count = epoll_wait(epoll_fd, events.data(), static_cast<int>(events.size()),
                                  Milliseconds(NextTime()));
@@ -208,13 +239,8 @@ void Loop::Run(int epoll_fd, int event_fd) {
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
-      woken.swap(woken_);
     }
-    for (const uint64_t id : woken) {
-      const std::shared_ptr<Member> member = Find(id);
-      if (member != nullptr) Call([&] { member->OnWake(); });
-    }
-    woken.clear();
+    CallThoseWoken();
     CallThoseDue();  // after what has arrived has been read
   }
 }

@@ -9,11 +9,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <unordered_map>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -63,6 +62,10 @@ class Loop {
   void Run(int epoll_fd, int event_fd);
   std::shared_ptr<Member> Find(uint64_t member);
   Time NextTime();
+  // Calls for each member that `take`, holding mutex_, says yes to. Needs no memory.
+  template <typename Take, typename Function>
+  void ForEach(Take&& take, Function&& call);
+  void CallThoseWoken();
   void CallThoseDue();
 
   std::mutex lifecycle_mutex_;  // never taken by the control thread
@@ -73,9 +76,10 @@ class Loop {
   struct Entry {
     std::shared_ptr<Member> member;
     Time at = kNever;  // when to call OnTime
+    bool woken = false;
   };
-  std::unordered_map<uint64_t, Entry> members_;
-  std::vector<uint64_t> woken_;
+  std::map<uint64_t, Entry> members_;
+  bool rung_ = false;  // somebody is woken, and the thread will look
   uint64_t next_member_ = 1;
   bool stopping_ = false;
   UniqueFd epoll_;

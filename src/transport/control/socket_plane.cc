@@ -68,16 +68,24 @@ void SocketMember::Enqueue(size_t peer, uint8_t kind, std::span<const std::byte>
   Connection& connection = connections_[peer];
   if (!connection.open || connection.broken) return;
   if (connection.queued() + bootstrap::kFrameHeaderBytes + body.size() > kMaxControlQueue) {
-    connection.broken = true;
-    connection.out.clear();
-    connection.out_begin = 0;
-    shutdown(connection.fd.get(), SHUT_RDWR);  // the control thread sees the end
     Log(LogLevel::kWarn, LogSubsystem::kControl, "rank {}: rank {} takes no control messages",
         rank_, peer);
-    return;
+    return GiveUp(peer);
   }
-  bootstrap::AppendFrame(kind, body, &connection.out);
+  const Status status = CatchOutOfMemory([&] {
+    bootstrap::AppendFrame(kind, body, &connection.out);
+    return Status::Ok();
+  });
+  if (!status.ok()) return GiveUp(peer);
   if (!connection.armed) Flush(peer);
+}
+
+void SocketMember::GiveUp(size_t peer) {
+  Connection& connection = connections_[peer];
+  connection.broken = true;
+  connection.out.clear();
+  connection.out_begin = 0;
+  shutdown(connection.fd.get(), SHUT_RDWR);  // the control thread sees the end
 }
 
 void SocketMember::Flush(size_t peer) {
@@ -171,8 +179,14 @@ void SocketMember::Read(size_t peer) {
     if (got.error == EAGAIN) return;
     if (got.error != 0 || got.closed) return EndBroken(peer);
     connection.heard = SystemClock().Now();
-    connection.in.Append(std::span(buffer).first(got.bytes));
-    if (!Deliver(peer)) return;
+    bool more = false;
+    const Status status = CatchOutOfMemory([&] {
+      connection.in.Append(std::span(buffer).first(got.bytes));
+      more = Deliver(peer);
+      return Status::Ok();
+    });
+    if (!status.ok()) handler_->OnOutOfMemory();  // what has been read may be lost
+    if (!more) return;
   }
 }
 
@@ -193,7 +207,7 @@ bool SocketMember::Deliver(size_t peer) {
       return false;
     }
     if (frame.kind == kHeartbeat) continue;
-    handler_->OnMessage(static_cast<int>(peer), frame.kind, frame.body);
+    TellHandler([&] { handler_->OnMessage(static_cast<int>(peer), frame.kind, frame.body); });
   }
 }
 
@@ -203,7 +217,7 @@ void SocketMember::EndClean(size_t peer) {
     connections_[peer].departed = true;
     SetEvents(peer);
   }
-  handler_->OnPeerClosed(static_cast<int>(peer), true);
+  TellHandler([&] { handler_->OnPeerClosed(static_cast<int>(peer), true); });
 }
 
 void SocketMember::EndBroken(size_t peer) {
@@ -211,11 +225,12 @@ void SocketMember::EndBroken(size_t peer) {
     const std::lock_guard lock(out_mutex_);
     Drop(&connections_[peer]);
   }
-  handler_->OnPeerClosed(static_cast<int>(peer), false);
+  TellHandler([&] { handler_->OnPeerClosed(static_cast<int>(peer), false); });
 }
 
 void SocketMember::EndSilent(size_t peer, Time silence) {
-  handler_->OnPeerSilent(static_cast<int>(peer), silence, options_.dead_after);
+  TellHandler(
+      [&] { handler_->OnPeerSilent(static_cast<int>(peer), silence, options_.dead_after); });
   const std::lock_guard lock(out_mutex_);
   Drop(&connections_[peer]);
 }
@@ -242,11 +257,13 @@ Result<std::unique_ptr<ControlPlane>> SocketPlane::Start(Mesh mesh, ControlHandl
                                                          const ControlOptions& options) {
   const int nranks = mesh.nranks;
   auto member = std::make_shared<SocketMember>(std::move(mesh), handler, options);
+  // Before the loop knows the member, so that it leaves again whatever happens.
+  std::unique_ptr<SocketPlane> plane(new SocketPlane(nranks, member));
   Result<uint64_t> id = Loop::Get().Join(member);
   if (!id.ok()) return id.status();
-  std::unique_ptr<ControlPlane> plane(new SocketPlane(nranks, member, *id));
+  plane->id_ = *id;
   if (Status status = member->Start(*id); !status.ok()) return status;
-  return plane;
+  return std::unique_ptr<ControlPlane>(std::move(plane));
 }
 
 void SocketPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
@@ -258,6 +275,7 @@ void SocketPlane::Close(Time flush_deadline) {
   const std::lock_guard lock(close_mutex_);
   if (closed_) return;
   closed_ = true;
+  if (id_ == 0) return;
   member_->SayGoodbye(flush_deadline);
   member_->Silence();
   Loop::Get().Leave(id_);

@@ -54,6 +54,7 @@ class SocketMember final : public Member {
 
   void Enqueue(size_t peer, uint8_t kind, std::span<const std::byte> body);  // holds out_mutex_
   void Flush(size_t peer);                                                   // holds out_mutex_
+  void GiveUp(size_t peer);                                                  // holds out_mutex_
   void SetEvents(size_t peer);                                               // holds out_mutex_
   void Drop(Connection* connection);                                         // holds out_mutex_
   bool Flushed() const;                                                      // holds out_mutex_
@@ -63,6 +64,14 @@ class SocketMember final : public Member {
   void EndClean(size_t peer);
   void EndBroken(size_t peer);
   void EndSilent(size_t peer, Time silence);
+  template <typename Function>
+  void TellHandler(Function&& function) {
+    const Status status = CatchOutOfMemory([&] {
+      function();
+      return Status::Ok();
+    });
+    if (!status.ok()) handler_->OnOutOfMemory();
+  }
 
   const int rank_;
   ControlHandler* const handler_;
@@ -85,11 +94,11 @@ class SocketPlane final : public ControlPlane {
   void Close(Time flush_deadline) override;
 
  private:
-  SocketPlane(int nranks, std::shared_ptr<SocketMember> member, uint64_t id)
-      : ControlPlane(nranks), member_(std::move(member)), id_(id) {}
+  SocketPlane(int nranks, std::shared_ptr<SocketMember> member)
+      : ControlPlane(nranks), member_(std::move(member)) {}
 
   const std::shared_ptr<SocketMember> member_;
-  const uint64_t id_;
+  uint64_t id_ = 0;  // 0: the loop does not know the member
   std::mutex close_mutex_;
   bool closed_ = false;
 };

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The n-th call of a function of the system fails, for every n in the creation of a communicator
+// and a few operations: the result is success or a clean error, for the rank itself and for its
+// peer; nothing hangs, dies or is left behind. Interruptions and single bytes are no error at all.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <vector>
+
+#include "base/rng.h"
+#include "faults/fault_test.h"
+#include "faults/interposer.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr int kRanks = 2, kCalls = 2;
+constexpr double kShortInit = 0.4 * kSlowness;
+// With INCCL_TEST_EXHAUSTIVE set: every n; else at most so many of each function, at random.
+// INCCL_TEST_CASE: only cases whose description contains this; INCCL_TEST_TRACE: where they hit.
+constexpr size_t kMostPerFunction = kSanitized ? 6 : 16;
+
+struct Case {
+  int victim = 0;
+  interposer::Plan plan;
+  bool harmless = false;  // must not show
+};
+
+std::string Describe(const Case& c) {
+  return fmt::format("rank {}: {} {} to {}: errno {}", c.victim, Name(c.plan.function),
+                     c.plan.first, c.plan.last, c.plan.error);
+}
+
+// Joins and makes a few calls, up to the first error.
+int Body(const Side& side, const Case* c) {
+  const ccl_unique_id_t id = side.Id();
+  Report& mine = side.mine();
+  std::vector<float> data(3000, 1.0f), sum(3000);
+  if (c == nullptr || side.rank() == c->victim) {
+    interposer::Arm(c == nullptr ? interposer::Plan{} : c->plan);
+  }
+  const double start = Seconds();
+  ccl_comm_t comm = nullptr;
+  ccl_result_t result = ccl_comm_init_rank(&comm, kRanks, id, side.rank());
+  mine.stage = result == CCL_SUCCESS ? 1 : 0;
+  for (int i = 0; i < 2 * kCalls && result == CCL_SUCCESS; ++i) {
+    result = i % 2 == 0 ? ccl_allreduce(data.data(), sum.data(), data.size(), CCL_FLOAT32, CCL_SUM,
+                                        comm, nullptr)
+                        : ccl_allreduce_compressed(data.data(), sum.data(), data.size(),
+                                                   CCL_FLOAT32, CCL_SUM, nullptr, comm, nullptr);
+    if (result != CCL_SUCCESS) break;
+    ++mine.calls;
+    for (const float x : sum) {
+      if (x != 2.0f) return 13;
+    }
+  }
+  mine.seconds = Seconds() - start;
+  mine.result = result;
+  const ccl_result_t destroyed = comm == nullptr ? CCL_SUCCESS : ccl_comm_destroy(comm);
+  for (int i = 0; i < interposer::kFunctions; ++i) {
+    mine.counters[i] = interposer::Calls(static_cast<interposer::Function>(i));
+  }
+  interposer::Disarm();
+  if (result != CCL_SUCCESS) mine.SetText(ccl_get_last_error(nullptr));
+  // A rendezvous to which nobody ever came would wait for ever.
+  if (side.rank() == 0 && mine.stage == 0) {
+    ccl_comm_t again = nullptr;
+    if (ccl_comm_init_rank(&again, kRanks, id, 0) == CCL_SUCCESS) ccl_comm_destroy(again);
+  }
+  return destroyed == CCL_SUCCESS ? 0 : 12;
+}
+
+int ErrorOf(interposer::Function function) {
+  switch (function) {
+    case interposer::kSocket:
+    case interposer::kAccept:
+    case interposer::kEpollCreate:
+    case interposer::kEventfd:
+    case interposer::kOpen: return EMFILE;
+    case interposer::kFallocate:
+    case interposer::kFtruncate: return ENOSPC;
+    case interposer::kConnect:
+    case interposer::kSend:
+    case interposer::kRecv:
+    case interposer::kSendmsg:
+    case interposer::kRecvmsg: return ECONNRESET;
+    case interposer::kPthreadCreate: return EAGAIN;
+    case interposer::kBind: return EADDRINUSE;
+    case interposer::kGetrandom: return ENOSYS;
+    case interposer::kRead: return EIO;
+    default: return ENOMEM;
+  }
+}
+
+bool CanBeInterrupted(interposer::Function function) {
+  using namespace interposer;  // NOLINT(google-build-using-namespace)
+  return function == kPoll || function == kSend || function == kRecv || function == kSendmsg ||
+         function == kRecvmsg || function == kAccept || function == kEpollWait ||
+         function == kFallocate || function == kFtruncate || function == kRead ||
+         function == kGetrandom;
+}
+
+std::vector<Case> Cases() {
+  ProcessWorld world({.nranks = kRanks}, [](const Side& side) { return Body(side, nullptr); });
+  world.ExpectAllExited();
+  Rng rng(TestSeed());
+  const bool all = std::getenv("INCCL_TEST_EXHAUSTIVE") != nullptr;
+  std::vector<Case> cases;
+  for (int victim = 0; victim < kRanks; ++victim) {
+    EXPECT_EQ(world.report(victim).result, CCL_SUCCESS) << world.report(victim).text;
+    for (int i = 0; i < interposer::kFunctions; ++i) {
+      const auto function = static_cast<interposer::Function>(i);
+      const uint64_t calls = world.report(victim).counters[i];
+      std::vector<uint64_t> chosen;
+      for (uint64_t n = 1; n <= calls; ++n) chosen.push_back(n);
+      for (size_t k = 0; k < chosen.size(); ++k) {
+        std::swap(chosen[k], chosen[k + rng.Below(chosen.size() - k)]);
+      }
+      if (!all && chosen.size() > kMostPerFunction) chosen.resize(kMostPerFunction);
+      for (const uint64_t n : chosen) {
+        cases.push_back({victim, {function, n, n, ErrorOf(function)}, false});
+      }
+      if (chosen.empty()) continue;
+      // From some call on, for ever; and interruptions, which are no failures.
+      cases.push_back({victim, {function, chosen[0], UINT64_MAX, ErrorOf(function)}, false});
+      if (!CanBeInterrupted(function)) continue;
+      cases.push_back({victim, {function, 1, 3, EINTR}, true});
+      cases.push_back({victim, {function, chosen[0], chosen[0] + 2, EINTR}, true});
+    }
+    cases.push_back({victim, {interposer::kSend, 1, UINT64_MAX, 0}, true});
+    cases.push_back({victim, {interposer::kRecv, 1, UINT64_MAX, 0}, true});
+    cases.push_back({victim, {interposer::kSend, 1, 5, EAGAIN}, true});
+    cases.push_back({victim, {interposer::kRecv, 1, 5, EAGAIN}, true});
+  }
+  if (const char* only = std::getenv("INCCL_TEST_CASE"); only != nullptr) {
+    std::erase_if(cases,
+                  [&](const Case& c) { return Describe(c).find(only) == std::string::npos; });
+  }
+  return cases;
+}
+
+void Check(const Case& c, ProcessWorld& world) {
+  SCOPED_TRACE(Describe(c));
+  world.ExpectAllExited();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Report& report = world.report(rank);
+    const int result = report.result;
+    const std::string text = report.text;
+    if (c.harmless) {
+      EXPECT_EQ(result, CCL_SUCCESS) << "rank " << rank << ": " << text;
+      continue;
+    }
+    EXPECT_TRUE(result == CCL_SUCCESS || result == CCL_SYSTEM_ERROR || result == CCL_REMOTE_ERROR ||
+                result == CCL_TIMEOUT)
+        << "rank " << rank << ": result " << result << ": " << text;
+    EXPECT_TRUE(result == CCL_SUCCESS || text.size() > 10) << "rank " << rank;
+    EXPECT_LT(report.seconds, 2 * kShortInit + kOpSeconds + kSlackSeconds) << text;
+  }
+}
+
+class SyscallsTest : public TransportFaultTest {
+ private:
+  const std::string init_ = std::to_string(static_cast<int>(kShortInit * 1000));
+  const ScopedEnv short_{{{"INCCL_INIT_TIMEOUT_MS", init_.c_str()}}};
+};
+
+TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
+  ForRow("19");
+  const std::vector<Case> cases = Cases();
+  RecordProperty("cases", static_cast<int>(cases.size()));
+  std::printf("%zu cases\n", cases.size());
+  RunWorlds(
+      cases.size(), 12,
+      [&](size_t i) {
+        return std::make_unique<ProcessWorld>(
+            WorldOptions{.nranks = kRanks},
+            [&](const Side& side) { return Body(side, &cases[i]); });
+      },
+      [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
+}
+INSTANTIATE_OVER_TRANSPORTS(SyscallsTest);
+
+}  // namespace
+}  // namespace inccl::test
