@@ -278,7 +278,7 @@ int main(int argc, char** argv) {
   app.add_flag("--csv", options.csv, "comma-separated values instead of a table");
   CLI11_PARSE(app, argc, argv);
   if (inccl::Status s = inccl::tools::Run(options); !s.ok()) {
-    fmt::print(stderr, "accuracy: {}: {}\n", inccl::CodeName(s.code()), s.message());
+    fmt::print(stderr, "inccl-accuracy: {}: {}\n", inccl::CodeName(s.code()), s.message());
     return 1;
   }
   return 0;

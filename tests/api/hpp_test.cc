@@ -351,7 +351,8 @@ TEST(HppTest, ErrorsAreValues) {
 TEST(HppTest, TextsOutliveTheNextCall) {
   const api::Status first = Codec::Create("zip").status();
   const api::Status second = Codec::Create("zap").status();
-  const api::Status copy = first;
+  api::Status copy;
+  copy = first;
   EXPECT_TRUE(Says(first, "zip") && Says(copy, "zip") && Says(second, "zap"));
 }
 
