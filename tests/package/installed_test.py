@@ -87,6 +87,24 @@ def check_programs(prefix, programs):
         assert "Out of bounds values : 0 OK" in output, output
 
 
+def check_documents(prefix, libdir, scratch):
+    """The programs in the installed documents compile; the one of the README runs."""
+    scratch.mkdir()
+    environment = {"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}
+    flags = run("pkg-config", "--cflags", "--libs", "inccl", env=environment).split()
+    documents = prefix / "share/doc/inccl"
+    program, = re.findall(r"```c\n(.*?)```", (documents / "README.md").read_text(), re.DOTALL)
+    (scratch / "readme.c").write_text(program)
+    run("cc", "-std=c99", "-Wall", "-Werror", scratch / "readme.c", "-o", scratch / "readme", *flags,
+        f"-Wl,-rpath,{prefix / libdir}")
+    run(scratch / "readme", env={"INCCL_RANK": "0", "INCCL_SIZE": "1", "INCCL_JOB": scratch.name})
+    text = (documents / "docs/install.md").read_text()
+    part, = re.findall(r"```cpp\n(.*?)```", text, re.DOTALL)
+    (scratch / "install.cc").write_text(part)
+    run("c++", "-std=c++17", "-Wall", "-Werror", "-c", scratch / "install.cc", "-o",
+        scratch / "install.o", *flags)
+
+
 def check_versions(prefix, scratch):
     """find_package takes this version for itself and for no other minor version."""
     scratch.mkdir()
@@ -112,6 +130,7 @@ def main():
         prefix = (root / "first").rename(root / "moved")
         version = check_files(prefix, programs, libdir)
         check_programs(prefix, programs)
+        check_documents(prefix, libdir, root / "documents")
         check_versions(prefix, root / "versions")
 
         examples = prefix / "share/doc/inccl/examples"
