@@ -79,7 +79,7 @@ int RunOne(int processes, const LimitOptions& options, int result_fd) {
   return RunForked("limits", processes, [&](World& world) -> int {
     Result<double> time = MeasureRank(world, options);
     if (!time.ok()) {
-      fmt::print(stderr, "limits: rank {}: {}\n", world.rank(), time.status().message());
+      fmt::print(stderr, "inccl-limits: rank {}: {}\n", world.rank(), time.status().message());
       return kExitFailed;
     }
     if (world.rank() != 0) return kExitOk;
@@ -127,7 +127,7 @@ int LimitsMain(LimitOptions options) {
   }
   if (options.json.empty()) return kExitOk;
   const Status written = WriteLimits(options.json, rows);
-  if (!written.ok()) fmt::print(stderr, "limits: {}\n", written.message());
+  if (!written.ok()) fmt::print(stderr, "inccl-limits: {}\n", written.message());
   return written.ok() ? kExitOk : kExitFailed;
 }
 
@@ -136,16 +136,20 @@ int LimitsMain(LimitOptions options) {
 
 int main(int argc, char** argv) {
   inccl::perf::LimitOptions options;
-  CLI::App app("Streaming limit of this host for 1..N processes. Manual: docs/perf-tools.md");
+  CLI::App app("Streaming limit of this host for 1..N processes. Manual: docs/inccl-limits.md");
   app.add_option("--bytes", options.bytes, "bytes that every process copies");
   app.add_option("-n,--iters", options.iterations, "timed copies")->check(CLI::Range(1, 1000000));
   app.add_option("--max-processes", options.max_processes, "up to so many")
       ->check(CLI::Range(1, 64));
   app.add_option("--json", options.json, "file for one record per row");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : inccl::perf::kExitUsage;
+  }
   const inccl::Result<uint64_t> size = inccl::perf::ParseSize(options.bytes);
   if (!size.ok() || *size == 0) {
-    fmt::print(stderr, "limits: --bytes {}: {}\n", options.bytes,
+    fmt::print(stderr, "inccl-limits: --bytes {}: {}\n", options.bytes,
                size.ok() ? "nothing to copy" : size.status().message());
     return inccl::perf::kExitUsage;
   }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// accuracy: what compression costs in accuracy. For each data set and number of ranks it takes the
-// sum over the ranks with the library's compressed all-reduce (the ranks are threads of this
-// process and use the public C API), with a bf16 ring and with an MXFP8 ring, and compares each
-// with the sum in double precision. Exit status 0 if everything ran and all ranks agreed.
+// inccl-accuracy (docs/inccl-accuracy.md): what compression costs in accuracy. For each data set
+// and number of ranks it takes the sum over the ranks with the library's compressed all-reduce (the
+// ranks are threads of this process and use the public C API), with a bf16 ring and with an MXFP8
+// ring, and compares each with the sum in double precision. Exit status 0 if everything ran and all
+// ranks agreed.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -255,7 +256,9 @@ Status Run(const Options& options) {
 
 int main(int argc, char** argv) {
   inccl::tools::Options options;
-  CLI::App app("Accuracy of compressed sums beside bf16 and MXFP8 rings, against the exact sum");
+  CLI::App app(
+      "Accuracy of compressed sums beside bf16 and MXFP8 rings, against the exact sum. "
+      "Manual: docs/inccl-accuracy.md");
   app.add_option("--data", options.data,
                  "normal, laplace, t3, grad, gradients:early|middle|late, FILE.npy")
       ->delimiter(',');
@@ -276,9 +279,13 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_option("--seed", options.seed, "seed of the first run's data (default 0)");
   app.add_flag("--csv", options.csv, "comma-separated values instead of a table");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   if (inccl::Status s = inccl::tools::Run(options); !s.ok()) {
-    fmt::print(stderr, "accuracy: {}: {}\n", inccl::CodeName(s.code()), s.message());
+    fmt::print(stderr, "inccl-accuracy: {}: {}\n", inccl::CodeName(s.code()), s.message());
     return 1;
   }
   return 0;

@@ -75,7 +75,7 @@ test_preset() {
 }
 
 sources() {
-  find src include tests perf tools -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' \) "$@"
+  find src include tests perf tools examples -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' \) "$@"
 }
 check_format() { sources -print0 | xargs -0 clang-format-14 --dry-run --Werror; }
 lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "^$PWD/(src|perf|tools)/.*\.cc$"; }

@@ -8,9 +8,8 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache pkg-config python3 libfmt-dev libhwy-dev libssl-dev libgtest-dev
-          libopenmpi-dev openmpi-bin libucx-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev
-          libhwloc-dev)
-checking=(binutils clang-14 clang-format-14 clang-tidy-14 util-linux)
+          libopenmpi-dev openmpi-bin libucx-dev libhwloc-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev)
+checking=(binutils dpkg-dev file make clang-14 clang-format-14 clang-tidy-14 util-linux)
 
 case "${1:-}" in
   "") packages+=("${checking[@]}") ;;

@@ -164,7 +164,8 @@ typedef struct {
   size_t size;
   ccl_codec_t codec;       /**< NULL: the communicator's default. */
   uint64_t seed;           /**< Seed of the rounding; 0 is a seed like any other. */
-  uint64_t step;           /**< 0: the communicator's count of compressed calls so far. */
+  uint64_t step;           /**< Another rounding for each value; 0: the communicator's count of
+                              compressed calls so far. */
   ccl_residual_t residual; /**< NULL in this version, else CCL_INVALID_ARGUMENT. */
   struct ccl_compression_stats* stats; /**< NULL, or filled on completion. */
 } ccl_compression_t;
@@ -191,7 +192,7 @@ CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
 /**
  * Creates an identifier and starts to listen for the ranks that will use it. Call it on one rank
  * and hand the 128 bytes to the others by a channel you trust: they contain the secret that admits
- * a rank.
+ * a rank. An identifier makes one communicator; its creator must live until all ranks have joined.
  */
 CCL_API ccl_result_t ccl_get_unique_id(ccl_unique_id_t* id);
 
@@ -207,14 +208,16 @@ CCL_API ccl_result_t ccl_comm_init_rank_config(ccl_comm_t* comm, int nranks, ccl
 
 /**
  * Joins with rank, size and meeting point taken from the launcher's environment: Open MPI's mpirun,
- * PMI, Slurm, or INCCL_RANK, INCCL_SIZE and INCCL_JOB. Ranks of one host need nothing else; same
- * user is the admission rule. config may be NULL.
+ * PMI, Slurm, torchrun, or INCCL_RANK, INCCL_SIZE and INCCL_JOB, a name that no other job of this
+ * user has. Ranks of one host need nothing else; same user is the admission rule. The first calls
+ * of all ranks make one communicator, the second ones another. config may be NULL.
  */
 CCL_API ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config);
 
 /**
  * Creates all `ndev` ranks of a communicator inside this process; comms[i] is rank i, to be used by
- * a thread of its own. `devices` must be NULL in this version.
+ * a thread of its own, or by one thread in groups. `devices` must be NULL in this version. After an
+ * error there is nothing to destroy.
  */
 CCL_API ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices);
 
@@ -258,7 +261,7 @@ CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
 CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
 /** Ends a communicator at any time, from any thread, within a second, and frees it: calls in
- * progress, creation too, return with an error, peers get theirs. */
+ * progress, creation too, return with an error, peers get theirs. NULL is CCL_INVALID_ARGUMENT. */
 CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
 
 /** Makes a communicator fail on all ranks, from any thread: calls in progress and all later ones
@@ -344,9 +347,10 @@ CCL_API ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int
  * the outermost ccl_group_end, which waits for those without a stream. All sends and receives of a
  * communicator progress at the same time, then its collectives run in order; different
  * communicators progress at the same time, so one thread can call for several ranks.
- * ccl_comm_init_rank[_config], ccl_comm_split and ccl_comm_shrink in a group are also done by its
- * end. An error of a call inside is returned by it and again by the outermost ccl_group_end, which
- * then starts nothing.
+ * ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split and ccl_comm_shrink in a group are
+ * also done by its end, which waits for them (blocking = 0 too) and writes the new handles: until
+ * then they are NULL. An error of a call inside is returned by it and again by the outermost
+ * ccl_group_end, which then starts nothing.
  */
 CCL_API ccl_result_t ccl_group_start(void);
 CCL_API ccl_result_t ccl_group_end(void);
@@ -356,7 +360,8 @@ CCL_API ccl_result_t ccl_group_end(void);
 /**
  * A reduction of `comm`: every rank multiplies its input by its *scalar, of type `type`, then sums.
  * The calls it is used in have the same type. Its values are above those of ccl_redop_t; ranks
- * create their operations in the same order, scalars may differ.
+ * create their operations in the same order, scalars may differ. With CCL_SCALAR_DEVICE *scalar
+ * must live until the last of these calls has completed. Goes with its communicator, if not before.
  */
 CCL_API ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datatype_t type,
                                                 ccl_scalar_residence_t residence, ccl_comm_t comm);
@@ -364,7 +369,9 @@ CCL_API ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm);
 
 /* ---------------------------------------------------------------- streams */
 
-/** A host stream: an order of asynchronous calls, for any communicators of this process. */
+/** A host stream: an order of asynchronous calls, for any communicators of this process. NULL is
+ * CCL_INVALID_ARGUMENT for ccl_stream_synchronize and ccl_stream_query: nothing can be under way.
+ */
 CCL_API ccl_result_t ccl_stream_create(ccl_stream_t* stream);
 /** Waits until all calls on the stream have completed; returns the first error since the last
  * ccl_stream_synchronize. */
@@ -377,8 +384,8 @@ CCL_API ccl_result_t ccl_stream_destroy(ccl_stream_t stream);
 /* ---------------------------------------------------------------- memory */
 
 /**
- * Memory for buffers, aligned to pages, zero. Calls on it give the same results as on any other;
- * the library may use it to save copies.
+ * Memory for buffers, `size` bytes (not 0), aligned to pages, zero. Calls on it give the same
+ * results as on any other; the library may use it to save copies.
  */
 CCL_API ccl_result_t ccl_mem_alloc(void** ptr, size_t size);
 /** Frees memory of ccl_mem_alloc; NULL is ignored. */
@@ -399,7 +406,7 @@ CCL_API ccl_result_t ccl_codec_create(ccl_codec_t* codec, const char* spec);
 /**
  * Writes the canonical specification, every key sorted, NUL-terminated. Equal texts mean equal
  * bytes of results. CCL_INVALID_ARGUMENT if `size` is too small (the message says how much is
- * needed).
+ * needed; 256 is enough in this version).
  */
 CCL_API ccl_result_t ccl_codec_spec(ccl_codec_t codec, char* buffer, size_t size);
 
@@ -407,10 +414,11 @@ CCL_API ccl_result_t ccl_codec_spec(ccl_codec_t codec, char* buffer, size_t size
 CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
 
 /**
- * What a codec promises for `count` elements on `nranks` ranks: bits per element and phase that a
- * reference algorithm sends, and an upper bound of the absolute error of an element of the sum,
- * relative to the largest |x| of its block of 32 elements over all ranks. Both are a priori; the
- * stats of a call have what really happened.
+ * What a codec promises for `count` elements on `nranks` ranks: bits per element and phase that its
+ * reference algorithm sends (key `ref` of the specification; other algorithms may send more), and
+ * an upper bound of the absolute error of an element of the sum, relative to the largest |x| of its
+ * block of 32 elements over all ranks. Both are a priori; the stats of a call have what really
+ * happened.
  */
 CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,
                                      double* relative_error_bound);

@@ -211,15 +211,19 @@ Result<std::string> GradientsDirectory() {
   std::error_code error;
   const fs::path below = fs::path("data") / "gradients";
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  const fs::path installed = fs::path("share") / "inccl" / "gradients";
   for (fs::path at = program.parent_path(); !error && at.has_relative_path();
        at = at.parent_path()) {
-    if (fs::is_directory(at / below, error)) return (at / below).string();
-    error.clear();
+    for (const fs::path& place : {at / below, at / installed}) {
+      if (fs::is_directory(place, error)) return place.string();
+      error.clear();
+    }
   }
   const fs::path source = fs::path(INCCL_PERF_SOURCE_DIR) / below;
   if (fs::is_directory(source, error)) return source.string();
   return InvalidArgument(
-      fmt::format("no directory data/gradients above {} nor {}; set INCCL_GRADIENTS_DIR",
+      fmt::format("no data/gradients or share/inccl/gradients above {}, nor {}; "
+                  "set INCCL_GRADIENTS_DIR",
                   program.string(), source.string()));
 }
 

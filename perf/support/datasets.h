@@ -37,8 +37,9 @@ Result<std::vector<float>> MakeData(const std::string& spec, int rank, int nrank
 // length of a row. 0 for the generators, which have no length of their own.
 Result<uint64_t> NaturalCount(const std::string& spec);
 
-// The directory of the recorded gradients: INCCL_GRADIENTS_DIR, else data/gradients in a directory
-// above the running program, else in the source tree this was compiled from.
+// The directory of the recorded gradients: INCCL_GRADIENTS_DIR, else data/gradients or
+// share/inccl/gradients in a directory above the running program, else that of the source tree
+// this was compiled from.
 Result<std::string> GradientsDirectory();
 
 }  // namespace inccl::perf

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# What `cmake --install` installs, in three components that are also the Debian packages:
+#   runtime      libinccl.so.0
+#   development  headers, libinccl.so, CMake package, pkg-config file, documents, examples
+#   tools        the programs of tools/ and perf/ that users run, and the recorded gradients
+# Everything finds everything else relative to itself, so the tree may be moved as a whole.
+include(CMakePackageConfigHelpers)
+
+set(inccl_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/inccl)
+set(inccl_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+install(TARGETS inccl EXPORT inccl-targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/inccl DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  COMPONENT development FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+
+# ---- find_package(inccl)
+install(EXPORT inccl-targets NAMESPACE inccl:: DESTINATION ${inccl_cmake_dir}
+  COMPONENT development)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/inccl-config.cmake.in
+  ${PROJECT_BINARY_DIR}/cmake/inccl-config.cmake INSTALL_DESTINATION ${inccl_cmake_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/inccl-config-version.cmake
+  COMPATIBILITY SameMinorVersion)  # before 1.0 a minor version may change the API
+install(FILES
+  ${PROJECT_BINARY_DIR}/cmake/inccl-config.cmake ${PROJECT_BINARY_DIR}/cmake/inccl-config-version.cmake
+  DESTINATION ${inccl_cmake_dir} COMPONENT development)
+
+# ---- pkg-config
+foreach(kind LIBDIR INCLUDEDIR)
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_${kind}}")
+    set(INCCL_PC_${kind} "${CMAKE_INSTALL_${kind}}")
+  else()
+    set(INCCL_PC_${kind} "\${prefix}/${CMAKE_INSTALL_${kind}}")
+  endif()
+endforeach()
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  set(INCCL_PC_PREFIX "${CMAKE_INSTALL_PREFIX}")
+else()
+  file(RELATIVE_PATH up /prefix/${inccl_pc_dir} /prefix)
+  string(REGEX REPLACE "/$" "" up ${up})
+  set(INCCL_PC_PREFIX "\${pcfiledir}/${up}")
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/inccl.pc.in ${PROJECT_BINARY_DIR}/cmake/inccl.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/inccl.pc DESTINATION ${inccl_pc_dir}
+  COMPONENT development)
+
+# ---- documents and examples
+# The documents name each other by their places in the source tree, so these stay.
+install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE
+  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  COMPONENT development FILES_MATCHING PATTERN "*.md")
+install(FILES
+  ${PROJECT_SOURCE_DIR}/examples/README.md ${PROJECT_SOURCE_DIR}/examples/CMakeLists.txt
+  ${PROJECT_SOURCE_DIR}/examples/Makefile ${PROJECT_SOURCE_DIR}/examples/allreduce.c
+  ${PROJECT_SOURCE_DIR}/examples/allreduce.cc ${PROJECT_SOURCE_DIR}/examples/groups.c
+  ${PROJECT_SOURCE_DIR}/examples/mpi.c ${PROJECT_SOURCE_DIR}/examples/threads.c
+  DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT development)
+
+# ---- tools
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  set(inccl_rpath ${CMAKE_INSTALL_LIBDIR})
+else()
+  file(RELATIVE_PATH inccl_rpath /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CMAKE_INSTALL_LIBDIR})
+  set(inccl_rpath "$ORIGIN/${inccl_rpath}")
+endif()
+set(inccl_programs inccl-info accuracy limits)
+foreach(name allreduce reduce_scatter allgather broadcast reduce alltoall gather scatter)
+  list(APPEND inccl_programs ${name}_bench)
+endforeach()
+set(inccl_installed_programs)  # their files' names
+foreach(program IN LISTS inccl_programs)
+  if(TARGET ${program})
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "${inccl_rpath}")
+    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+    list(APPEND inccl_installed_programs $<TARGET_FILE_NAME:${program}>)
+  endif()
+endforeach()
+if(inccl_installed_programs)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/data/gradients DESTINATION ${CMAKE_INSTALL_DATADIR}/inccl
+    COMPONENT tools)
+endif()

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Part of inccl/ccl.hpp: options, codecs, streams, memory and groups. Include that one.
+#ifndef INCCL_DETAIL_HANDLES_HPP_
+#define INCCL_DETAIL_HANDLES_HPP_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "inccl/ccl.h"
+#include "inccl/detail/values.hpp"
+
+namespace inccl::api {
+inline namespace v0_1 {
+
+/// ccl_config_t with its defaults.
+struct Config : ccl_config_t {
+  Config() noexcept : ccl_config_t(CCL_CONFIG_INIT) {}
+};
+
+/// ccl_compression_stats_t, ready to be filled.
+struct Stats : ccl_compression_stats_t {
+  Stats() noexcept : ccl_compression_stats_t(CCL_COMPRESSION_STATS_INIT) {}
+};
+
+namespace detail {
+
+// A handle of the C API with one owner.
+template <typename T, ccl_result_t (*Free)(T)>
+class Owned {
+ public:
+  Owned() noexcept = default;
+  explicit Owned(T handle) noexcept : handle_(handle) {}
+  Owned(Owned&& other) noexcept : handle_(other.Release()) {}
+  Owned& operator=(Owned&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      handle_ = other.Release();
+    }
+    return *this;
+  }
+  ~Owned() { Reset(); }
+
+  T get() const noexcept { return handle_; }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+  /// Gives it up: the caller has to free it.
+  T Release() noexcept { return std::exchange(handle_, nullptr); }
+
+ private:
+  void Reset() noexcept {
+    if (handle_ != nullptr) (void)Free(handle_);
+  }
+
+  T handle_ = nullptr;
+};
+
+inline ccl_result_t EndStream(ccl_stream_t stream) noexcept {
+  (void)ccl_stream_synchronize(stream);
+  return ccl_stream_destroy(stream);
+}
+
+template <typename S>
+inline constexpr ccl_datatype_t kTypeOfSpan =
+    TypeOf<std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<S>().data())>>>::value;
+
+template <typename T>
+struct Buffers {
+  static constexpr ccl_datatype_t kType = TypeOf<T>::value;
+  Span<const T> send;
+  Span<T> recv;
+};
+
+template <typename S, typename R>
+constexpr auto MakeBuffers(const S& send, R& recv) noexcept {
+  const Span from(send);
+  const Span to(recv);
+  using To = std::remove_pointer_t<decltype(to.data())>;
+  using From = std::remove_cv_t<std::remove_pointer_t<decltype(from.data())>>;
+  static_assert(!std::is_const_v<To>, "recv is written: its elements must not be const");
+  static_assert(std::is_same_v<From, To>, "send and recv have different element types");
+  return Buffers<To>{from, to};
+}
+
+}  // namespace detail
+
+/// A parsed codec specification.
+class [[nodiscard]] Codec : public detail::Owned<ccl_codec_t, &ccl_codec_destroy> {
+ public:
+  using Owned::Owned;
+
+  /// "hbi:bits=6", ...
+  static Result<Codec> Create(const char* spec) noexcept {
+    ccl_codec_t codec = nullptr;
+    const ccl_result_t code = ccl_codec_create(&codec, spec);
+    return {code, Codec(codec)};
+  }
+  /// The canonical specification.
+  Result<Text> Spec() const noexcept {
+    std::array<char, 1024> spec{};
+    const ccl_result_t code = ccl_codec_spec(get(), spec.data(), spec.size());
+    return {code, Text(spec.data())};
+  }
+  struct Promise {
+    double bits = 0;                  ///< per element and phase
+    double relative_error_bound = 0;  ///< of an element, to the largest of its block
+  };
+  Result<Promise> Bound(std::size_t count, int nranks) const noexcept {
+    Promise bound;
+    const ccl_result_t code =
+        ccl_codec_bound(get(), count, nranks, &bound.bits, &bound.relative_error_bound);
+    return {code, bound};
+  }
+};
+
+/// An order of asynchronous calls. A default-constructed one stands for NULL: calls wait. The
+/// destructor waits for its calls, so that buffers which were made before it outlive them.
+class [[nodiscard]] Stream : public detail::Owned<ccl_stream_t, &detail::EndStream> {
+ public:
+  using Owned::Owned;
+
+  static Result<Stream> Create() noexcept {
+    ccl_stream_t stream = nullptr;
+    const ccl_result_t code = ccl_stream_create(&stream);
+    return {code, Stream(stream)};
+  }
+  /// The first error of its calls since it was last asked.
+  Status Synchronize() noexcept { return Status(ccl_stream_synchronize(get())); }
+  /// As Synchronize, but in_progress() while calls are running. Does not wait.
+  Status Query() noexcept { return Status(ccl_stream_query(get())); }
+};
+
+/// Elements in memory of ccl_mem_alloc: zeros, aligned to pages.
+template <typename T>
+class [[nodiscard]] Memory : public detail::Owned<void*, &ccl_mem_free> {
+ public:
+  static_assert(std::is_trivially_copyable_v<T>);
+  Memory() noexcept = default;
+
+  static Result<Memory> Allocate(std::size_t count) noexcept {
+    void* memory = nullptr;
+    const ccl_result_t code =
+        ccl_mem_alloc(&memory, count > SIZE_MAX / sizeof(T) ? SIZE_MAX : count * sizeof(T));
+    return {code, Memory(memory, count)};
+  }
+  T* data() const noexcept { return static_cast<T*>(get()); }
+  std::size_t size() const noexcept { return get() == nullptr ? 0 : count_; }
+  T& operator[](std::size_t i) const noexcept { return data()[i]; }
+  T* begin() const noexcept { return data(); }
+  T* end() const noexcept { return data() + size(); }
+
+ private:
+  Memory(void* memory, std::size_t count) noexcept : Owned(memory), count_(count) {}
+  std::size_t count_ = 0;
+};
+
+/// Calls between its construction and End() are started together by End(): ccl_group_start and
+/// ccl_group_end. Without End() the destructor ends the group and drops what that returns.
+class [[nodiscard]] Group {
+ public:
+  Group() noexcept : start_(ccl_group_start()) {}
+  ~Group() {
+    if (open_) (void)End();
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  Status End() noexcept {
+    if (!start_.ok() || !open_) return start_;
+    open_ = false;
+    return Status(ccl_group_end());
+  }
+
+ private:
+  Status start_;
+  bool open_ = true;
+};
+
+/// How a compressed call is done: ccl_compression_t. `codec` nullptr: the communicator's.
+struct Compression {
+  const Codec* codec = nullptr;
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  ccl_compression_stats_t* stats = nullptr;  ///< a Stats; filled when the call completes
+};
+
+}  // namespace v0_1
+}  // namespace inccl::api
+
+#endif  // INCCL_DETAIL_HANDLES_HPP_

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a user does first: install, move, find_package and pkg-config, build the examples, run them.
+
+usage: installed_test.py SOURCE_DIR BINARY_DIR [--mpi] PROGRAM...
+Installs the build in BINARY_DIR, with the given programs, into a temporary prefix, and moves that, so
+that an absolute path in it would lead nowhere. With --mpi the MPI example is built and run too.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+       "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+MPIRUN = ["mpirun", "-np", "4", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+
+ENVIRONMENT = {k: v for k, v in os.environ.items()
+               if not re.match(r"LD_|PKG_CONFIG|CMAKE_|INCCL_|CFLAGS|CXXFLAGS|LDFLAGS|MAKE", k)}
+ENVIRONMENT.update(MPI, INCCL_CONF_FILE="/dev/null")
+
+
+def run(*command, **more):
+    """The output of a command that must succeed."""
+    result = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False,
+                            env={**ENVIRONMENT, **more.pop("env", {})}, timeout=240, **more)
+    if result.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}: exit status {result.returncode}\n"
+                             f"{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def check_numbers(output, bits):
+    """One line of an allreduce example: bits, ratio, and a value near 990."""
+    found = re.fullmatch(r"([\d.]+) bits, ratio ([\d.]+): 990 is ([\d.]+)\n", output)
+    assert found, output
+    sent, ratio, value = map(float, found.groups())
+    assert abs(sent - bits) < 1 and 32 / ratio - 0.5 < sent < 32 / ratio + 0.5, output
+    assert abs(value - 990) < 40, output  # 990 is the largest of its block: 4 % of it
+
+
+def check_examples(folder, mpi):
+    check_numbers(run(folder / "allreduce"), 6)
+    check_numbers(run(folder / "allreduce_cpp"), 8)
+    lines = sorted(run(folder / "threads").splitlines())
+    assert lines == [f"rank {r}: the sum is 10" for r in range(4)], lines
+    lines = run(folder / "groups").splitlines()
+    assert lines == [f"rank {r}: from the left {(r - 1) % 3}, back at home {r}, mean 1"
+                     for r in range(3)], lines
+    if mpi:
+        output = run(*MPIRUN, folder / "mpi")
+        assert "uncompressed: differs from MPI by 0\n" in output, output
+        assert output.endswith("right\n"), output
+
+
+def check_files(prefix, programs, libdir):
+    def files(folder):
+        return {p.name for p in (prefix / folder).iterdir()}
+
+    assert files("bin") == set(programs), (files("bin"), programs)
+    assert files("include/inccl") == {"ccl.h", "ccl.hpp", "detail"}, files("include/inccl")
+    version = run("pkg-config", "--modversion", "inccl",
+                  env={"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}).strip()
+    assert files(libdir) == {"libinccl.so", "libinccl.so.0", f"libinccl.so.{version}", "cmake",
+                             "pkgconfig"}, files(libdir)
+    header = (prefix / "include/inccl/ccl.h").read_text()
+    numbers = [re.search(rf"#define CCL_{n} (\d+)", header).group(1)
+               for n in ("MAJOR", "MINOR", "PATCH")]
+    assert ".".join(numbers) == version, (numbers, version)
+    for document in ("README.md", "LICENSE", "docs/design.md", "docs/format.md"):
+        assert (prefix / "share/doc/inccl" / document).is_file(), document
+    for path in [*(prefix / "bin").iterdir(), prefix / libdir / "libinccl.so"]:
+        paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", run("readelf", "-d", path))
+        assert all(p.startswith("$ORIGIN") for p in paths), (path, paths)
+    return version
+
+
+def check_programs(prefix, programs):
+    for program in programs:
+        run(prefix / "bin" / program, "--help")
+    if "allreduce_bench" in programs:
+        output = run(prefix / "bin/allreduce_bench", "--ranks", "2", "-b", "4K", "-e", "4K", "-n",
+                     "1", "-w", "0", "--data", "gradients:late", "--codec", "hbi:bits=6", cwd="/")
+        assert "Out of bounds values : 0 OK" in output, output
+
+
+def check_documents(prefix, libdir, scratch):
+    """The programs in the installed documents compile; the one of the README runs."""
+    scratch.mkdir()
+    environment = {"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}
+    flags = run("pkg-config", "--cflags", "--libs", "inccl", env=environment).split()
+    documents = prefix / "share/doc/inccl"
+    program, = re.findall(r"```c\n(.*?)```", (documents / "README.md").read_text(), re.DOTALL)
+    (scratch / "readme.c").write_text(program)
+    run("cc", "-std=c99", "-Wall", "-Werror", scratch / "readme.c", "-o", scratch / "readme", *flags,
+        f"-Wl,-rpath,{prefix / libdir}")
+    run(scratch / "readme", env={"INCCL_RANK": "0", "INCCL_SIZE": "1", "INCCL_JOB": scratch.name})
+    text = (documents / "docs/install.md").read_text()
+    part, = re.findall(r"```cpp\n(.*?)```", text, re.DOTALL)
+    (scratch / "install.cc").write_text(part)
+    run("c++", "-std=c++17", "-Wall", "-Werror", "-c", scratch / "install.cc", "-o",
+        scratch / "install.o", *flags)
+
+
+def check_versions(prefix, scratch):
+    """find_package takes this version for itself and for no other minor version."""
+    scratch.mkdir()
+    for wanted, good in (("0.1", True), ("0.0", False), ("0.2", False), ("1.0", False)):
+        (scratch / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.16)\nproject(p NONE)\n"
+            f"find_package(inccl {wanted} CONFIG QUIET)\nmessage(STATUS \"found ${{inccl_FOUND}}\")\n")
+        output = run("cmake", "-S", scratch, "-B", scratch / "b", f"-DCMAKE_PREFIX_PATH={prefix}")
+        assert ("found 1" in output) == good, (wanted, output)
+        shutil.rmtree(scratch / "b")
+
+
+def main():
+    source, binary = map(pathlib.Path, sys.argv[1:3])
+    mpi = "--mpi" in sys.argv[3:]
+    programs = [a for a in sys.argv[3:] if a != "--mpi"]
+    cache = dict(re.findall(r"^(CMAKE_\w+):\w+=(.*)$", (binary / "CMakeCache.txt").read_text(),
+                            re.MULTILINE))
+    libdir = cache["CMAKE_INSTALL_LIBDIR"]
+    with tempfile.TemporaryDirectory(prefix="inccl-installed-") as name:
+        root = pathlib.Path(name)
+        run("cmake", "--install", binary, "--prefix", root / "first")
+        prefix = (root / "first").rename(root / "moved")
+        version = check_files(prefix, programs, libdir)
+        check_programs(prefix, programs)
+        check_documents(prefix, libdir, root / "documents")
+        check_versions(prefix, root / "versions")
+
+        examples = prefix / "share/doc/inccl/examples"
+        kept = {p.name for p in (source / "examples").iterdir()
+                if p.suffix in (".c", ".cc", ".md", ".txt") or p.name == "Makefile"}
+        assert kept == {p.name for p in examples.iterdir()}, kept
+        run("cmake", "-S", examples, "-B", root / "by_cmake", f"-DCMAKE_PREFIX_PATH={prefix}",
+            f"-DCMAKE_C_COMPILER={cache['CMAKE_C_COMPILER']}",
+            f"-DCMAKE_CXX_COMPILER={cache['CMAKE_CXX_COMPILER']}", "-DCMAKE_C_FLAGS=-Wall -Werror",
+            "-DCMAKE_CXX_FLAGS=-Wall -Werror")
+        run("cmake", "--build", root / "by_cmake", "-j", "2")
+        check_examples(root / "by_cmake", mpi)
+
+        shutil.copytree(examples, root / "by_make")
+        run("make", "-C", root / "by_make", "-j", "2", *(["all", "mpi"] if mpi else ["all"]),
+            f"PKG_CONFIG_PATH={prefix / libdir / 'pkgconfig'}")
+        check_examples(root / "by_make", mpi)
+    print(f"installed {version}: {len(programs)} programs, {len(kept)} files of examples"
+          f"{', MPI' if mpi else ''}")
+
+
+if __name__ == "__main__":
+    main()
