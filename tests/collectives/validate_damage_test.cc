@@ -113,9 +113,7 @@ TEST_P(EveryDamage, ContributionsAreMiscounted) {
         }
       }
     }
-    const bool reduces = GetParam().collective != Collective::kAllGather &&
-                         GetParam().collective != Collective::kBroadcast;
-    EXPECT_EQ(sums > 0, reduces);
+    EXPECT_EQ(sums > 0, Reduces(GetParam().collective));
   }
 }
 

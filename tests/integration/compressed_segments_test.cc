@@ -240,8 +240,8 @@ TEST_P(SegmentsTest, RecordedGradients) {
   for (const int step : {5, 300, 600}) {
     const Vectors inputs = Gradients(step, 8);
     double before = 1;
-    for (const auto& [spec, most] : {std::pair("hbi:bits=4", 0.05), std::pair("hbi:bits=6", 0.003),
-                                     std::pair("hbi:bits=8", 2e-4)}) {
+    for (const auto& [spec, most] : {std::pair("hbi:bits=4", 0.02), std::pair("hbi:bits=6", 1e-3),
+                                     std::pair("hbi:bits=8", 5e-5)}) {
       const Outcome outcome = RunCompressed(GetParam(), inputs, {.spec = spec}, {});
       double error = 0, energy = 0;
       for (size_t r = 0; r < inputs.size(); ++r) {
@@ -253,8 +253,6 @@ TEST_P(SegmentsTest, RecordedGradients) {
           energy += exact[i] * exact[i];
         }
       }
-      RecordProperty(std::string(spec) + " step " + std::to_string(step),
-                     std::to_string(error / energy));
       EXPECT_LT(error / energy, most) << spec << " step " << step;
       EXPECT_LT(error / energy, before / 4) << spec << " step " << step;
       before = error / energy;
