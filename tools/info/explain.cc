@@ -128,7 +128,8 @@ void DecideCodec(const ExplainRequest& request, const CommOptions& options, Expl
 }
 
 // Whether the codec's promise of bits is about this algorithm.
-bool IsReference(const Codec& codec, Algorithm algorithm) {
+bool IsReference(const Codec& codec, Collective collective, Algorithm algorithm) {
+  if (collective == Collective::kAllGather) return true;  // payloads are those of the sender
   const Result<CodecSpec> spec = CodecSpec::Parse(codec.spec());
   const std::string* reference = spec.ok() ? spec->Find("ref") : nullptr;
   return reference != nullptr && *reference == Name(algorithm);
@@ -207,7 +208,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   if (result.codec != nullptr) {
     double error = 0;
     result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);
-    result.reference = IsReference(*result.codec, choice->algorithm);
+    result.reference = IsReference(*result.codec, request.collective, choice->algorithm);
   }
   for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
     const Schedule& schedule = (*schedules)[rank];
