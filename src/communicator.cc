@@ -268,7 +268,7 @@ Status Communicator::RunLocked(const Call& call_in) {
 
 Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& codec,
                                                  const Choice& choice) {
-  const bool side = codec.has_side_phase() && call.collective == Collective::kAllReduce;
+  const bool side = codec.has_side_phase();
   const bool side_one_shot = side && choice.side_one_shot;
   const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 48 |
                        uint64_t{static_cast<uint8_t>(choice.algorithm)} << 40 |

@@ -145,7 +145,9 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {
                     Name(call.collective)));
   }
   const auto [algorithm, rule] = Preferred(call, set);
-  return Choice{algorithm, call.bytes <= kSideOneShotBytes, rule};
+  const bool side_one_shot =
+      call.collective == Collective::kAllReduce && call.bytes <= kSideOneShotBytes;
+  return Choice{algorithm, side_one_shot, rule};
 }
 
 std::string Explain(const TunerCall& call, const Choice& choice) {

@@ -115,9 +115,24 @@ Status Communicator::RunCompressed(const BenchCall& c, const BenchCodec& codec,
   compression.seed = kCodecSeed;
   compression.step = kCodecStep;
   compression.stats = stats;
-  return From(ccl_allreduce_compressed(c.send, c.recv, c.count, Native(c.type), Native(c.op),
-                                       &compression, comm_.get(), nullptr),
-              "ccl_allreduce_compressed");
+  ccl_comm_t comm = comm_.get();
+  const ccl_datatype_t type = Native(c.type);
+  const ccl_redop_t op = Native(c.op);
+  switch (c.collective) {
+    case Collective::kAllReduce:
+      return From(
+          ccl_allreduce_compressed(c.send, c.recv, c.count, type, op, &compression, comm, nullptr),
+          "ccl_allreduce_compressed");
+    case Collective::kReduceScatter:
+      return From(ccl_reduce_scatter_compressed(c.send, c.recv, c.count, type, op, &compression,
+                                                comm, nullptr),
+                  "ccl_reduce_scatter_compressed");
+    case Collective::kAllGather:
+      return From(
+          ccl_allgather_compressed(c.send, c.recv, c.count, type, &compression, comm, nullptr),
+          "ccl_allgather_compressed");
+    default: return InternalError(fmt::format("there is no compressed {}", Name(c.collective)));
+  }
 }
 
 }  // namespace inccl::perf

@@ -52,8 +52,8 @@ class Communicator {
   // The plain call.
   Status Run(const BenchCall& call) const;
 
-  // ccl_allreduce_compressed, with seed 0 and step 1 always: so every call on the same data has the
-  // same result. stats may be null.
+  // The compressed call (HasCompressed), with seed 0 and step 1 always: so every call on the same
+  // data has the same result. stats may be null.
   Status RunCompressed(const BenchCall& call, const BenchCodec& codec,
                        ccl_compression_stats_t* stats) const;
 

@@ -197,7 +197,7 @@ Status RowRunner::Summarize(const Times& times, Measurement* m) {
 // ------------------------------------------------------------------------------------ results
 
 Status RowRunner::AskWire(bool in_place, Measurement* m) {
-  if (case_.collective != Collective::kAllReduce) return {};
+  if (!HasCompressed(case_.collective)) return {};
   if (in_place) RestoreInPlace();
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
   Status s = communicator_->RunCompressed(CallFor(in_place), *case_.codec, &stats);
@@ -272,18 +272,18 @@ Accuracy RowRunner::VerifyResult(bool in_place, const ccl_compression_stats_t& s
       return VerifyReduction(*oracle_, 0, result, layout_.count, bound);
     case Collective::kGather:
       if (world_->rank() != case_.root) return VerifyUntouched(in_place);
-      return VerifyCopies(result);
+      return VerifyCopies(result, std::nullopt);
     case Collective::kAllGather:
     case Collective::kBroadcast:
     case Collective::kAllToAll:
-    case Collective::kScatter: return VerifyCopies(result);
+    case Collective::kScatter: return VerifyCopies(result, bound);
   }
   return Accuracy();
 }
 
 // What is received from each rank, or from the root alone: the first `count` elements of its send
-// buffer, or those for this rank.
-Accuracy RowRunner::VerifyCopies(const std::byte* result) const {
+// buffer, or those for this rank; with `bound`, through a lossy codec.
+Accuracy RowRunner::VerifyCopies(const std::byte* result, std::optional<double> bound) const {
   Accuracy accuracy;
   const Collective what = case_.collective;
   const bool from_root = what == Collective::kBroadcast || what == Collective::kScatter;
@@ -294,8 +294,9 @@ Accuracy RowRunner::VerifyCopies(const std::byte* result) const {
   for (int part = 0; part < (from_root ? 1 : world_->size()); ++part) {
     inputs_->Fill(from_root ? case_.root : part, case_.type, case_.op, first, layout_.count,
                   expected.data());
-    accuracy.Add(VerifyCopy(case_.type, expected.data(), result + static_cast<size_t>(part) * bytes,
-                            layout_.count));
+    const std::byte* got = result + static_cast<size_t>(part) * bytes;
+    accuracy.Add(bound ? VerifyLossyCopy(case_.type, expected.data(), got, layout_.count, *bound)
+                       : VerifyCopy(case_.type, expected.data(), got, layout_.count));
   }
   return accuracy;
 }

@@ -73,7 +73,7 @@ class RowRunner {
   Status Check(bool in_place, Measurement* m);
   Result<Accuracy> CheckOnce(bool in_place, uint64_t* digest);
   Accuracy VerifyResult(bool in_place, const ccl_compression_stats_t& stats);
-  Accuracy VerifyCopies(const std::byte* result) const;
+  Accuracy VerifyCopies(const std::byte* result, std::optional<double> bound) const;
   Accuracy VerifyUntouched(bool in_place) const;
   std::span<const std::byte> ResultBytes(bool in_place) const;
   Status CompareDigests(uint64_t mine, Measurement* m);

@@ -31,6 +31,11 @@ double UnitOf(std::string_view unit) {
 
 bool HasInPlace(Collective collective) { return collective != Collective::kAllToAll; }
 
+bool HasCompressed(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kAllGather;
+}
+
 bool ReplicatesResult(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kAllGather ||
          collective == Collective::kBroadcast;

@@ -28,6 +28,8 @@ struct Layout {
 Layout LayoutOf(Collective collective, uint64_t bytes, DataType type, int nranks, int rank);
 
 bool HasInPlace(Collective collective);
+// Whether the C API has a compressed form of the call.
+bool HasCompressed(Collective collective);
 // Every rank has the same result. Otherwise it lies in parts on the ranks, or on the root only.
 bool ReplicatesResult(Collective collective);
 

@@ -138,9 +138,9 @@ Status CheckCombinations(Collective collective, const BenchOptions& options) {
     return InvalidArgument("--baseline mpi needs mpirun: it does not go with --ranks");
   }
   for (const std::string& codec : options.codecs) {
-    if (codec != "none" && collective != Collective::kAllReduce) {
+    if (codec != "none" && !HasCompressed(collective)) {
       return InvalidArgument(
-          fmt::format("--codec {}: there is no compressed {} yet", codec, Name(collective)));
+          fmt::format("--codec {}: there is no compressed {}", codec, Name(collective)));
     }
   }
   return {};

@@ -133,6 +133,30 @@ Accuracy VerifyCopy(DataType type, const void* expected, const void* result, uin
   return accuracy;
 }
 
+Accuracy VerifyLossyCopy(DataType type, const void* expected, const void* result, uint64_t count,
+                         double bound) {
+  Accuracy accuracy;
+  const auto* a = static_cast<const std::byte*>(expected);
+  const auto* b = static_cast<const std::byte*>(result);
+  std::vector<double> want(kBlock), got(kBlock);
+  for (uint64_t begin = 0; begin < count; begin += kBlock) {
+    const uint64_t now = std::min(kBlock, count - begin);
+    DecodeFloats(type, a + begin * SizeOf(type), now, want.data());
+    DecodeFloats(type, b + begin * SizeOf(type), now, got.data());
+    const auto end = want.begin() + static_cast<std::ptrdiff_t>(now);
+    const bool poisoned =
+        std::any_of(want.begin(), end, [](double x) { return !std::isfinite(x); });
+    for (uint64_t i = 0; i < now; ++i) {
+      if (!poisoned) {
+        AddFinite(got[i], want[i], bound, &accuracy);
+      } else if (!std::isnan(got[i])) {
+        ++accuracy.wrong;
+      }
+    }
+  }
+  return accuracy;
+}
+
 uint64_t CountDisturbed(std::span<const std::byte> bytes) {
   uint64_t disturbed = 0;
   for (const std::byte b : bytes) disturbed += b != kPoison ? 1 : 0;

@@ -39,6 +39,11 @@ Accuracy VerifyReduction(const Oracle& oracle, uint64_t first, const void* resul
 // For calls that only move data: every element whose bytes differ from `expected` is wrong.
 Accuracy VerifyCopy(DataType type, const void* expected, const void* result, uint64_t count);
 
+// An all-gather of a lossy codec, of one rank's elements of a float type: |result - expected| <=
+// bound; a block of 32 elements in which `expected` is infinite or NaN is all NaN.
+Accuracy VerifyLossyCopy(DataType type, const void* expected, const void* result, uint64_t count,
+                         double bound);
+
 // Guards behind buffers and results that must not be written.
 inline constexpr std::byte kPoison{0xA5};
 // Number of bytes that are not kPoison.

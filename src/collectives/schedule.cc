@@ -48,6 +48,18 @@ const Entry* Find(Collective collective, Algorithm algorithm) {
   return nullptr;
 }
 
+// How all ranks get the side information of all segments; null if there is no such phase.
+using Build = void (*)(PhaseBuilder*);
+Build SidePhaseOf(Collective collective, bool one_shot) {
+  switch (collective) {
+    case Collective::kAllReduce: return one_shot ? AllReduceDirectOneShot : AllReduceDirect;
+    // Segment c is chunk c, agreed on at rank c.
+    case Collective::kReduceScatter: return one_shot ? nullptr : AllReduceDirect;
+    case Collective::kAllGather: return one_shot ? nullptr : AllGatherDirect;
+    default: return nullptr;
+  }
+}
+
 // Ranks and chunks are numbered in 16 bits.
 int MostRanks(Collective collective) {
   constexpr uint64_t kMany = kMaxRanks;
@@ -74,8 +86,9 @@ Status CheckRequest(const ScheduleRequest& request) {
     return InvalidArgument(
         fmt::format("{}: channels is {}, not 1..{}", name, request.channels, kMaxChannels));
   }
-  if (request.side_phase && request.collective != Collective::kAllReduce) {
-    return InvalidArgument(fmt::format("{}: only allreduce has a side phase", name));
+  if (request.side_phase && SidePhaseOf(request.collective, request.side_one_shot) == nullptr) {
+    return InvalidArgument(fmt::format("{}: there is no side phase{}", name,
+                                       request.side_one_shot ? " in one shot" : ""));
   }
   return Status::Ok();
 }
@@ -87,27 +100,40 @@ void Alone(PhaseBuilder* phase) {
   }
 }
 
-bool WritesOutput(const Schedule& schedule, const Strand& strand) {
+// The chunks that a strand has steps for; of a side strand those that it writes to its output.
+std::vector<bool> ChunksOf(const Schedule& schedule, const Strand& strand) {
+  const Phase& phase = schedule.phases[strand.phase];
+  std::vector<bool> chunks(phase.chunks);
   for (const Step& step : strand.steps) {
-    for (uint32_t i = 0; i < step.outputs; ++i) {
-      if (schedule.operands[step.first_operand + step.inputs + i].space == Space::kOutput) {
-        return true;
-      }
+    bool counts = phase.lane_class == LaneClass::kData;
+    for (uint32_t i = 0; i < step.outputs && !counts; ++i) {
+      counts = schedule.operands[step.first_operand + step.inputs + i].space == Space::kOutput;
     }
+    if (counts) chunks[schedule.operands[step.first_operand].chunk] = true;
+  }
+  return chunks;
+}
+
+bool Meet(const std::vector<bool>& a, const std::vector<bool>& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] && b[i]) return true;
   }
   return false;
 }
 
-// Data of a row waits for the side information of that row; side information runs at most one row
-// ahead of the data.
+// Data of a row waits for the side information of that row, all of it or that of its own segments;
+// side information runs at most one row ahead of the data.
 void CouplePhases(Schedule* schedule) {
-  for (Strand& strand : schedule->strands) {
+  const bool segmented = SegmentsOf(schedule->collective, 2) > 1;
+  std::vector<std::vector<bool>> chunks;
+  for (const Strand& strand : schedule->strands) chunks.push_back(ChunksOf(*schedule, strand));
+  for (size_t s = 0; s < schedule->strands.size(); ++s) {
+    Strand& strand = schedule->strands[s];
     for (size_t i = 0; i < schedule->strands.size(); ++i) {
-      const Strand& other = schedule->strands[i];
-      if (strand.phase == other.phase) continue;
+      if (strand.phase == schedule->strands[i].phase) continue;
       if (strand.phase == 0) {
         strand.waits.push_back({static_cast<uint16_t>(i), kSideRows});
-      } else if (WritesOutput(*schedule, other)) {
+      } else if (segmented ? Meet(chunks[s], chunks[i]) : Meet(chunks[i], chunks[i])) {
         strand.waits.push_back({static_cast<uint16_t>(i), 0});
       }
     }
@@ -141,8 +167,7 @@ Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
   const bool alone = request.nranks == 1;
   if (request.side_phase) {
     PhaseBuilder side(&schedule, LaneClass::kSide, 1);
-    auto build = request.side_one_shot ? AllReduceDirectOneShot : AllReduceDirect;
-    (alone ? Alone : build)(&side);
+    (alone ? Alone : SidePhaseOf(request.collective, request.side_one_shot))(&side);
   }
   PhaseBuilder data(&schedule, LaneClass::kData, request.channels);
   (alone ? Alone : Find(request.collective, request.algorithm)->build)(&data);

@@ -95,7 +95,7 @@ struct Schedule {
   int nranks = 1;
   int rank = 0;
   int root = 0;
-  std::vector<Phase> phases;        // [agreement of side information,] data
+  std::vector<Phase> phases;        // [side information,] data
   std::vector<ScheduleLane> lanes;  // those this rank produces or consumes
   std::vector<Operand> operands;
   std::vector<Strand> strands;  // in the order in which they are polled
@@ -108,9 +108,11 @@ struct ScheduleRequest {
   int nranks = 1;
   int rank = 0;
   int root = 0;
-  int channels = 1;         // 1..kMaxChannels
-  bool side_phase = false;  // all-reduce only: prepend an agreement phase on side lanes
-  // The agreement by direct one-shot (small calls), else by direct two-shot.
+  int channels = 1;  // 1..kMaxChannels
+  // Prepend a phase on side lanes. All-reduce and reduce-scatter: an agreement, all-reduced by MAX.
+  // All-gather: the side information of the senders.
+  bool side_phase = false;
+  // All-reduce only: the agreement by direct one-shot (small calls), else by direct two-shot.
   bool side_one_shot = false;
 };
 

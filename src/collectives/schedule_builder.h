@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How algorithms write schedules down. A PhaseBuilder appends one phase to one rank's schedule; an
-// algorithm is a function that fills it. In the agreement phase (LaneClass::kSide) the same
+// algorithm is a function that fills it. In the side phase (LaneClass::kSide) the same
 // algorithms run with Form::kSide in the place of partial sums, results and outputs.
 #ifndef INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_
 #define INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_

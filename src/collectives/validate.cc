@@ -70,7 +70,8 @@ bool HasInput(const Schedule& schedule, int chunk) {
   return source < 0 || source == schedule.rank;
 }
 
-bool HasOutput(const Schedule& schedule, int chunk) {
+bool HasOutput(const Schedule& schedule, const Phase& phase, int chunk) {
+  if (phase.lane_class == LaneClass::kSide) return true;
   switch (schedule.collective) {
     case Collective::kReduceScatter:
     case Collective::kScatter: return chunk == schedule.rank;

@@ -7,13 +7,14 @@
 
 namespace inccl {
 
-Causality::Causality(std::span<const Schedule> schedules) : schedules_(schedules) {
+Causality::Causality(std::span<const Schedule> schedules)
+    : schedules_(schedules), segmented_(SegmentsOf(schedules[0].collective, 2) > 1) {
   size_t strands = 0;
   for (const Schedule& schedule : schedules) {
     base_.push_back(strands);
     strands += schedule.strands.size();
     const Phase& data = schedule.phases.back();
-    side_readers_.emplace_back();
+    side_readers_.emplace_back(segmented_ ? data.chunks : 1);
     data_readers_.emplace_back(size_t{data.chunks} * data.channels);
     for (size_t i = 0; i < schedule.strands.size(); ++i) {
       const Strand& strand = schedule.strands[i];
@@ -24,7 +25,9 @@ Causality::Causality(std::span<const Schedule> schedules) : schedules_(schedules
              std::span(schedule.operands).subspan(step.first_operand, step.inputs)) {
           if (input.space != Space::kInput) continue;
           const size_t cell = size_t{input.chunk} * data.channels + strand.channel;
-          (side ? side_readers_.back() : data_readers_.back()[cell]).push_back({i, s});
+          std::vector<Reader>& readers = side ? side_readers_.back()[segmented_ ? input.chunk : 0]
+                                              : data_readers_.back()[cell];
+          readers.push_back({i, s});
         }
       }
     }
@@ -48,7 +51,9 @@ std::string Causality::LateReader(size_t rank, size_t strand, size_t step, int r
   const size_t cell = static_cast<size_t>(chunk) * schedule.phases.back().channels +
                       schedule.strands[strand].channel;
   std::string late = Late(data_readers_[rank][cell], rank, strand, step, row);
-  return late.empty() ? Late(side_readers_[rank], rank, strand, step, row) : late;
+  if (!late.empty()) return late;
+  const size_t segment = segmented_ ? static_cast<size_t>(chunk) : 0;
+  return Late(side_readers_[rank][segment], rank, strand, step, row);
 }
 
 std::string Causality::Late(const std::vector<Reader>& readers, size_t rank, size_t strand,

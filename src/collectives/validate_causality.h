@@ -31,7 +31,7 @@ class Causality {
   const StepClock& of(size_t strand) const { return clocks_[strand]; }
   // A step of this rank that may read the input of a chunk only after its output is written by the
   // given step of row `row`: "strand 0 step 3"; "" if there is none. Side information is read
-  // before any output of its row.
+  // before any output of its row (where chunks are segments: of its chunk) is written.
   std::string LateReader(size_t rank, size_t strand, size_t step, int row, int chunk) const;
 
  private:
@@ -43,9 +43,11 @@ class Causality {
                    int row) const;
 
   std::span<const Schedule> schedules_;
-  std::vector<size_t> base_;                       // by rank: its first strand
-  std::vector<StepClock> clocks_;                  // by strand of the communicator
-  std::vector<std::vector<Reader>> side_readers_;  // by rank
+  std::vector<size_t> base_;       // by rank: its first strand
+  std::vector<StepClock> clocks_;  // by strand of the communicator
+  bool segmented_;                 // chunks of both phases are segments
+  // By rank and segment (else 0).
+  std::vector<std::vector<std::vector<Reader>>> side_readers_;
   // By rank and cell: chunk * channels + channel of the data phase.
   std::vector<std::vector<std::vector<Reader>>> data_readers_;
 };

@@ -14,11 +14,12 @@
 
 namespace inccl {
 
-// What a collective promises in its data phase: whose input a chunk of the output is (-1: the sum
-// of all), and whether a rank has this chunk of the input, and is to have it of the output.
+// What a collective promises: whose input a chunk of the output is (-1: the sum of all), and
+// whether a rank has this chunk of the input, and is to have it of the output of a phase. Side
+// information of every chunk is for all ranks.
 int SourceOf(const Schedule& schedule, int chunk);
 bool HasInput(const Schedule& schedule, int chunk);
-bool HasOutput(const Schedule& schedule, int chunk);
+bool HasOutput(const Schedule& schedule, const Phase& phase, int chunk);
 
 // Indices in range, operands of the forms and on the side of a step that their space allows, phases
 // coupled.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "collectives/schedule_text.h"
 #include "collectives/validate_parts.h"
@@ -40,24 +41,33 @@ class StructureCheck {
   Status Phases() const {
     const std::vector<Phase>& phases = schedule_.phases;
     if (!IsRank(schedule_.root)) return Error(fmt::format("root is {}", schedule_.root));
-    const bool side = phases.size() == 2 && phases[0].lane_class == LaneClass::kSide &&
-                      schedule_.collective == Collective::kAllReduce;
+    const bool side =
+        phases.size() == 2 && phases[0].lane_class == LaneClass::kSide && HasSidePhase();
     if ((phases.size() != 1 && !side) || phases.back().lane_class != LaneClass::kData) {
-      return Error("the phases are not [side information of an allreduce,] data");
+      return Error("the phases are not [side information,] data");
     }
+    const uint64_t segments =
+        SegmentsOf(schedule_.collective, static_cast<uint64_t>(schedule_.nranks));
     for (const Phase& phase : phases) {
       if (phase.chunks < 1 || phase.channels < 1 || phase.channels > kMaxChannels) {
         return Error(
             fmt::format("a phase has {} chunks and {} channels", phase.chunks, phase.channels));
       }
-    }
-    const uint64_t segments =
-        SegmentsOf(schedule_.collective, static_cast<uint64_t>(schedule_.nranks));
-    if (SegmentsOf(schedule_.collective, 2) > 1 && phases.back().chunks != segments) {
-      return Error(fmt::format("{} chunks, but {} segments", phases.back().chunks, segments));
+      if (Segmented() && phase.chunks != segments) {
+        return Error(fmt::format("{} chunks, but {} segments", phase.chunks, segments));
+      }
     }
     return Status::Ok();
   }
+
+  bool HasSidePhase() const {
+    return schedule_.collective == Collective::kAllReduce ||
+           schedule_.collective == Collective::kReduceScatter ||
+           schedule_.collective == Collective::kAllGather;
+  }
+
+  // Whether chunks are segments, each with side information of its own.
+  bool Segmented() const { return SegmentsOf(schedule_.collective, 2) > 1; }
 
   Status Lane(const ScheduleLane& lane, size_t index) const {
     bool ok = IsRank(lane.producer) && !lane.consumers.empty();
@@ -203,14 +213,21 @@ class StructureCheck {
         fmt::format("{} {} stands twice in it", kSpaces[*twice >> 16], *twice & 0xffff));
   }
 
-  // Data waits for the side information of its row, which overwrites that of kSideRows rows before.
+  // Data waits for the side information of its row and segments, which overwrites that of kSideRows
+  // rows before.
   Status Coupling() const {
     if (schedule_.phases.size() == 1) return Status::Ok();
     for (size_t data = 0; data < schedule_.strands.size(); ++data) {
       if (schedule_.strands[data].phase == 0) continue;
+      const std::set<int> touched = Chunks(schedule_.strands[data], false);
       for (size_t side = 0; side < schedule_.strands.size(); ++side) {
-        if (schedule_.strands[side].phase != 0 || !WritesOutput(schedule_.strands[side])) continue;
-        if (!Waits(data, side, 0)) {
+        if (schedule_.strands[side].phase != 0) continue;
+        const std::set<int> written = Chunks(schedule_.strands[side], true);
+        if (written.empty()) continue;
+        const bool needed =
+            !Segmented() || std::any_of(written.begin(), written.end(),
+                                        [&](int chunk) { return touched.count(chunk) > 0; });
+        if (needed && !Waits(data, side, 0)) {
           return Error(fmt::format("data strand {} does not wait for the side strand {} of its row",
                                    data, side));
         }
@@ -230,14 +247,16 @@ class StructureCheck {
     });
   }
 
-  bool WritesOutput(const Strand& strand) const {
+  // The chunks a strand has to do with, or those it writes to the output.
+  std::set<int> Chunks(const Strand& strand, bool written) const {
+    std::set<int> chunks;
     for (const Step& step : strand.steps) {
-      for (uint32_t i = 0; i < step.outputs; ++i) {
-        const Operand& output = schedule_.operands[step.first_operand + step.inputs + i];
-        if (output.space == Space::kOutput) return true;
+      for (uint32_t i = 0; i < uint32_t{step.inputs} + step.outputs; ++i) {
+        const Operand& operand = schedule_.operands[step.first_operand + i];
+        if (!written || operand.space == Space::kOutput) chunks.insert(operand.chunk);
       }
     }
-    return false;
+    return chunks;
   }
 
   const Schedule& schedule_;

@@ -90,7 +90,7 @@ Status SymbolicRun::Check(const StrandState& state, const Operand& output, int e
 Status SymbolicRun::WriteOutput(const StrandState& state, const Operand& output, int expression) {
   const Schedule& self = schedule(state);
   const Strand& s = strand(state);
-  if (!HasOutput(self, output.chunk)) {
+  if (!HasOutput(self, self.phases[s.phase], output.chunk)) {
     return Error(state, fmt::format("this rank has no output for chunk {}", output.chunk));
   }
   const size_t cell =
@@ -125,7 +125,7 @@ Status SymbolicRun::CheckEnd() const {
       for (int chunk = 0; chunk < phase.chunks; ++chunk) {
         for (size_t channel = 0; channel < phase.channels; ++channel) {
           const size_t cell = cell_base_[p] + static_cast<size_t>(chunk) * phase.channels + channel;
-          if (!HasOutput(self, chunk) || written_[rank][cell] == rows_) continue;
+          if (!HasOutput(self, phase, chunk) || written_[rank][cell] == rows_) continue;
           return InternalError(
               fmt::format("rank {}: nothing writes output chunk {} channel {} of phase {}", rank,
                           chunk, channel, p));

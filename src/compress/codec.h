@@ -29,8 +29,7 @@ enum class Form : uint8_t {
   kSum,     // a partial sum of `contributions` ranks, in the codec's representation
   kResult,  // the final value on its way to the ranks, in the codec's representation, forwarded
             // verbatim
-  kSide,    // side information of the agreement phase (hbi: scale codes, combined by MAX); see
-            // Codec::has_side_phase
+  kSide,    // side information (hbi: scale codes, combined by MAX); see Codec::has_side_phase
 };
 
 struct Format {
@@ -104,10 +103,11 @@ class Codec {
   virtual const std::string& spec() const = 0;
   // Whether calls of this kind can go through this codec; the message says why not.
   virtual Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const = 0;
-  // True: the schedule runs an agreement phase on side lanes, row by row ahead of the data: kInput
-  // -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
+  // True: the schedule runs a phase on side lanes, row by row ahead of the data, in which all ranks
+  // get the side information of every segment: where something is reduced that of all ranks
+  // together, else its sender's. kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
   virtual bool has_side_phase() const = 0;
-  // Elements of one row of the schedule (all-reduce: window of the vector). 0: any.
+  // Elements of one row of the schedule (a window of a vector). 0: any.
   virtual uint64_t row_elements() const = 0;
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in
   // bytes.
@@ -115,8 +115,13 @@ class Codec {
   virtual uint64_t min_bytes() const { return 0; }
   // A priori: bits per element and phase that a reference algorithm sends, and the bound on the
   // absolute error of an element of the sum relative to n times the largest max|x| of its block
-  // over the ranks. 0 for a lossless codec.
-  virtual void Bound(int nranks, double* bits, double* relative_error) const = 0;
+  // over the ranks; where nothing is reduced, to the sender's. 0 for a lossless codec.
+  virtual void Bound(Collective collective, int nranks, double* bits,
+                     double* relative_error) const = 0;
+  // Of an all-reduce.
+  void Bound(int nranks, double* bits, double* relative_error) const {
+    Bound(Collective::kAllReduce, nranks, bits, relative_error);
+  }
   virtual std::unique_ptr<CodecState> NewState() const = 0;
 };
 

@@ -230,7 +230,7 @@ class NoneCodec final : public Codec {
         std::min<uint64_t>(uint64_t{count} * SizeOf(type), std::numeric_limits<uint32_t>::max()));
   }
   // 0 bits: those of the type.
-  void Bound(int, double* bits, double* relative_error) const override {
+  void Bound(Collective, int, double* bits, double* relative_error) const override {
     *bits = 0;
     *relative_error = 0;
   }

@@ -190,7 +190,9 @@ size_t Count(const std::string& text, const std::string& word) {
 TEST(DumpDot, HasANodePerStepAndAnArrowPerMessage) {
   for (const test::Case& which : test::AllCases()) {
     ScheduleRequest request = RequestOf(which, 5);
-    request.side_phase = which.collective == Collective::kAllReduce;
+    request.side_phase = which.collective == Collective::kAllReduce ||
+                         which.collective == Collective::kReduceScatter ||
+                         which.collective == Collective::kAllGather;
     const std::vector<Schedule> schedules = MakeAll(request);
     size_t steps = 0, messages = 0, inner = 0, waits = 0;
     for (const Schedule& schedule : schedules) {

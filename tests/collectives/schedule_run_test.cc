@@ -55,7 +55,8 @@ struct Call {
   std::vector<std::vector<int>> finished;                        // rows, by rank and strand
   std::vector<std::map<std::pair<int, int>, uint64_t>> scratch;  // by rank: slot, slice of group
   std::map<OutputName, uint64_t> outputs;
-  std::set<std::pair<int, int>> overwritten;  // rank, row: some data output is written
+  // Rank, row, segment (else 0): some data output is written.
+  std::set<std::tuple<int, int, int>> overwritten;
 };
 
 class Interpreter {
@@ -184,6 +185,10 @@ class Interpreter {
     return lane->queues[static_cast<size_t>(at - spec.consumers.begin())];
   }
 
+  static int SegmentOf(const Schedule& schedule, int chunk) {
+    return SegmentsOf(schedule.collective, 2) > 1 ? chunk : 0;
+  }
+
   // The input, over which the output of the same place may have been written.
   uint64_t InPlace(const Call& call, const Schedule& schedule, const Strand& strand, int row,
                    int slice, int chunk) const {
@@ -191,7 +196,8 @@ class Interpreter {
     const auto over =
         call.outputs.find({schedule.rank, row, slice, strand.phase, chunk, strand.channel});
     if (data && over != call.outputs.end()) return over->second;
-    if (!data && call.overwritten.count({schedule.rank, row}) > 0) return 0;
+    const int segment = SegmentOf(schedule, chunk);
+    if (!data && call.overwritten.count({schedule.rank, row, segment}) > 0) return 0;
     return InputOf(schedule.rank, row, slice, strand.phase, chunk, strand.channel);
   }
 
@@ -221,7 +227,8 @@ class Interpreter {
                               strand.channel);
         EXPECT_TRUE(call.outputs.emplace(name, sum).second) << "written twice";
         if (schedule.phases[strand.phase].lane_class == LaneClass::kData) {
-          call.overwritten.insert({schedule.rank, worker.row});
+          const int segment = SegmentOf(schedule, out.chunk);
+          call.overwritten.insert({schedule.rank, worker.row, segment});
         }
       } else if (out.space == Space::kScratch) {
         scratch[{out.index, worker.slice}] = sum;
@@ -248,7 +255,9 @@ std::map<OutputName, uint64_t> Promised(const Call& call) {
     const Phase& phase = first.phases[static_cast<size_t>(p)];
     for (int rank = 0; rank < n; ++rank) {
       for (int chunk = 0; chunk < phase.chunks; ++chunk) {
-        const bool parted = what == Collective::kReduceScatter || what == Collective::kScatter;
+        // Side information is for everybody.
+        const bool parted = (what == Collective::kReduceScatter || what == Collective::kScatter) &&
+                            phase.lane_class == LaneClass::kData;
         if (parted && chunk != rank) continue;
         if ((what == Collective::kReduce || what == Collective::kGather) && rank != root) continue;
         if (what == Collective::kAllToAll && chunk % n != rank) continue;
@@ -295,9 +304,11 @@ ScheduleRequest RandomRequest(const test::Case& which, int nranks, std::mt19937_
   if (HasRoot(request.collective)) {
     request.root = static_cast<int>((*random)() % static_cast<uint64_t>(nranks));
   }
-  if (request.collective == Collective::kAllReduce) {
+  const bool all_reduces = request.collective == Collective::kAllReduce;
+  if (all_reduces || request.collective == Collective::kReduceScatter ||
+      request.collective == Collective::kAllGather) {
     request.side_phase = (*random)() % 2 == 0;
-    request.side_one_shot = (*random)() % 2 == 0;
+    request.side_one_shot = all_reduces && (*random)() % 2 == 0;
   }
   return request;
 }

@@ -140,6 +140,34 @@ TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
   }
 }
 
+// Every data strand waits for the codes of the segments it works on, and for no others.
+TEST(SideSchedule, DataWaitsForItsOwnSegments) {
+  ScheduleRequest request = RequestOf({Collective::kAllGather, Algorithm::kDirect}, 4);
+  request.side_phase = true;
+  // Strands: 0 side send, 1 side gather, 2 data send, 3 data gather.
+  const Schedule gather = MakeAll(request)[1];
+  ASSERT_EQ(gather.strands.size(), 4u);
+  const auto same_row = [](const Strand& strand) {
+    std::vector<int> strands;
+    for (const Dependency& wait : strand.waits) {
+      if (wait.lag == 0) strands.push_back(wait.strand);
+    }
+    return strands;
+  };
+  EXPECT_EQ(same_row(gather.strands[2]), std::vector<int>{0});
+  EXPECT_EQ(same_row(gather.strands[3]), std::vector<int>{1});
+  // 0 side deal, 1 side own, 2 side gather, 3 data deal, 4 data own.
+  request = RequestOf({Collective::kReduceScatter, Algorithm::kDirect}, 4);
+  request.side_phase = true;
+  const Schedule scatter = MakeAll(request)[1];
+  ASSERT_EQ(scatter.strands.size(), 5u);
+  EXPECT_EQ(same_row(scatter.strands[3]), std::vector<int>{2});
+  EXPECT_EQ(same_row(scatter.strands[4]), std::vector<int>{1});
+  // The ring has one strand for all segments.
+  request.algorithm = Algorithm::kRing;
+  EXPECT_EQ(same_row(MakeAll(request)[1].strands[3]), (std::vector<int>{1, 2}));
+}
+
 TEST(SideSchedule, ComesFirstAndOnItsOwnLanes) {
   ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
   request.side_phase = true;
@@ -231,6 +259,31 @@ Expected ExpectedOf(const Case& which, int n) {
     case Collective::kScatter: return {n > 1, true, {(d - 1) / d, (d - 1) / d, one / d, 0}};
   }
   return {};
+}
+
+// Of segments: an agreement of two messages before the data of a reduce-scatter; the codes of an
+// all-gather travel beside the first data, unless one strand needs those of all.
+TEST(SideSchedule, OfSegmentsIsProven) {
+  for (const Case& which : AllCases()) {
+    const bool scatters = which.collective == Collective::kReduceScatter;
+    if (!scatters && which.collective != Collective::kAllGather) continue;
+    for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+      ScheduleRequest request = RequestOf(which, n);
+      request.channels = n <= 16 ? 2 : 1;
+      const int rows = n <= 16 ? 5 : 3;
+      request.side_phase = true;
+      const Proof with = Prove(request, rows);
+      const Expected expected = ExpectedOf(which, n);
+      int steps = expected.steps;
+      if (n > 1 && scatters) steps += 2;
+      if (n > 1 && which.collective == Collective::kAllGather &&
+          which.algorithm == Algorithm::kRing) {
+        steps += 1;
+      }
+      EXPECT_EQ(with.steps, steps) << test::Describe(request);
+      EXPECT_EQ(with.rank_order, expected.rank_order) << test::Describe(request);
+    }
+  }
 }
 
 TEST_P(EverySchedule, HasTheStepsAndTheTrafficOfTheFormulas) {
@@ -349,9 +402,12 @@ TEST(MakeSchedule, RefusesWhatIsNotThere) {
   request.channels = kMaxChannels + 1;
   ExpectRefused(request, "channels is 65, not 1..64");
   request.channels = 1;
-  request.collective = Collective::kReduceScatter;
+  request.collective = Collective::kBroadcast;
   request.side_phase = true;
-  ExpectRefused(request, "reduce_scatter: only allreduce has a side phase");
+  ExpectRefused(request, "broadcast: there is no side phase");
+  request.collective = Collective::kReduceScatter;
+  request.side_one_shot = true;
+  ExpectRefused(request, "reduce_scatter: there is no side phase in one shot");
 }
 
 TEST(MakeSchedule, RefusesMoreChunksThanIndicesReach) {

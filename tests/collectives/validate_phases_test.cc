@@ -36,6 +36,64 @@ TEST(Validate, ChecksTheCouplingOfPhases) {
   ExpectRefused(broken, {"rank 1 strand 3 step 0: lane side/0 1 -> 2 in a phase of data lanes"});
 }
 
+TEST(Validate, ChecksTheCouplingOfSegments) {
+  // All-gather by direct: 0 side send, 1 side gather, 2 data send, 3 data gather.
+  const Schedules gather = Make({Collective::kAllGather, Algorithm::kDirect}, 3, true);
+  ASSERT_EQ(gather[1].strands.size(), 4u);
+  Schedules broken = gather;
+  std::swap(broken[1].strands[2].waits, broken[1].strands[3].waits);
+  ExpectRefused(broken, {"rank 1: data strand 2 does not wait for the side strand 0 of its row"});
+  broken = gather;
+  broken[1].strands[3].waits.clear();
+  ExpectRefused(broken, {"rank 1: data strand 3 does not wait for the side strand 1 of its row"});
+  broken = gather;
+  broken[2].strands[1].waits.clear();
+  ExpectRefused(broken, {"rank 2: side strand 1 may overtake the data strand 2 by 2 rows"});
+  // Side information of one segment in the place of another's.
+  broken = gather;
+  for (size_t k = 0; k < 2; ++k) OperandAt(&broken[1], 1, 0, k).chunk = 0;
+  ExpectRefused(broken, {"rank 1 strand 1 step 0 row 0: it expects chunk 0", "brings chunk 2"});
+  broken = gather;
+  broken[0].strands[1].steps.pop_back();
+  EXPECT_NE(Refusal(broken), "accepted");
+  // Reduce-scatter by direct: 0 side deal, 1 side own, 2 side gather, 3 data deal, 4 data own.
+  const Schedules scatter = Make({Collective::kReduceScatter, Algorithm::kDirect}, 3, true);
+  ASSERT_EQ(scatter[1].strands.size(), 5u);
+  broken = scatter;
+  std::erase_if(broken[1].strands[3].waits, [](const Dependency& wait) { return wait.lag == 0; });
+  ExpectRefused(broken, {"rank 1: data strand 3 does not wait for the side strand 2 of its row"});
+  broken = scatter;
+  std::erase_if(broken[1].strands[4].waits, [](const Dependency& wait) { return wait.lag == 0; });
+  ExpectRefused(broken, {"rank 1: data strand 4 does not wait for the side strand 1 of its row"});
+  // Chunks of both phases are segments.
+  broken = scatter;
+  for (Schedule& schedule : broken) schedule.phases[0].chunks = 4;
+  ExpectRefused(broken, {"rank 0: 4 chunks, but 3 segments"});
+}
+
+TEST(Validate, WantsTheSideInformationOfEverySegment) {
+  // Rank 1 agrees on its segment without the part of rank 2.
+  Schedules schedules = Make({Collective::kReduceScatter, Algorithm::kRing}, 3, true);
+  Operands own = OperandsOf(schedules[1], 1, 0);
+  own.inputs.pop_back();
+  SetStep(&schedules[1], 1, 0, own.inputs, own.outputs);
+  EXPECT_NE(Refusal(schedules), "accepted");
+  // Rank 2 does not keep the codes of rank 0.
+  schedules = Make({Collective::kAllGather, Algorithm::kRing}, 3, true);
+  schedules[2].scratch_slots = 1;
+  Operands gather = OperandsOf(schedules[2], 1, 0);
+  ASSERT_EQ(gather.outputs[0].chunk, 0);
+  gather.outputs[0].space = Space::kScratch;
+  SetStep(&schedules[2], 1, 0, gather.inputs, gather.outputs);
+  ExpectRefused(schedules, {"rank 2: nothing writes output chunk 0 channel 0 of phase 0"});
+  // Only what all-reduces, reduce-scatters and all-gathers has side information.
+  schedules = Make({Collective::kBroadcast, Algorithm::kRing}, 3);
+  for (Schedule& schedule : schedules) {
+    schedule.phases.insert(schedule.phases.begin(), {1, 1, LaneClass::kSide});
+  }
+  ExpectRefused(schedules, {"the phases are not [side information,] data"});
+}
+
 TEST(Validate, RefusesOutputsThatMayLieOverUnreadInput) {
   // Send and fold of one-shot in two strands: the fold does not know whether the send has run.
   Schedules schedules = Make({Collective::kAllReduce, Algorithm::kDirectOneShot}, 3);

@@ -43,7 +43,7 @@ TEST(Validate, RefusesPhasesThatMakeNoSense) {
   for (Schedule& schedule : schedules) schedule.phases[0].lane_class = LaneClass::kPoint;
   ExpectRefused(schedules, {"rank 0: the phases are not"});
   schedules = Make(kRing, 2, true);
-  for (Schedule& schedule : schedules) schedule.collective = Collective::kReduceScatter;
+  for (Schedule& schedule : schedules) schedule.collective = Collective::kReduce;
   ExpectRefused(schedules, {"rank 0: the phases are not"});
   schedules = Make({Collective::kAllGather, Algorithm::kRing}, 2);
   for (Schedule& schedule : schedules) schedule.phases[0].chunks = 3;

@@ -258,8 +258,17 @@ TEST(HbiSpec, Supports) {
   };
   for (int c = 0; c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
-    EXPECT_EQ(supports("hbi", collective, DataType::kFloat32, ReduceOp::kSum, 8).ok(),
-              collective == Collective::kAllReduce);
+    const bool wanted = collective == Collective::kAllReduce ||
+                        collective == Collective::kReduceScatter ||
+                        collective == Collective::kAllGather;
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      // Where nothing is reduced, the operation does not matter.
+      const bool matters = collective != Collective::kAllGather && op == ReduceOp::kMax;
+      EXPECT_EQ(supports("hbi", collective, DataType::kFloat32, op, 8).ok(), wanted && !matters)
+          << Name(collective) << " " << Name(op);
+    }
+    EXPECT_FALSE(supports("hbi", collective, DataType::kInt32, ReduceOp::kSum, 8).ok());
+    EXPECT_FALSE(supports("hbi", collective, DataType::kFloat32, ReduceOp::kSum, 1).ok());
   }
   EXPECT_FALSE(all_reduce("hbi", 1));
   EXPECT_TRUE(all_reduce("hbi", 2));

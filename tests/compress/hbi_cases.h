@@ -105,17 +105,10 @@ inline std::string Describe(const Case& c) {
                      static_cast<int>(c.kind), c.options.seed, c.options.step, c.options.average);
 }
 
-inline HbiDriver MakeDriver(const Case& c, DataType type = DataType::kFloat32) {
+inline HbiDriver MakeDriver(const Case& c, DataType type = DataType::kFloat32,
+                            Collective collective = Collective::kAllReduce) {
   return HbiDriver(c.spec, c.n, type, c.options.average ? ReduceOp::kAvg : ReduceOp::kSum, c.count,
-                   c.options.seed, c.options.step);
-}
-
-inline std::vector<std::byte*> Pointers(const Vectors& vectors) {
-  std::vector<std::byte*> pointers;
-  for (const std::vector<float>& x : vectors) {
-    pointers.push_back(reinterpret_cast<std::byte*>(const_cast<float*>(x.data())));
-  }
-  return pointers;
+                   c.options.seed, c.options.step, collective);
 }
 
 }  // namespace inccl::test

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All ranks of one compressed all-reduce in one process, without lanes or executor: the states of
-// the codec are driven through the folds of an algorithm, slice by slice.
+// All ranks of one compressed call in one process, without lanes or executor: the states of the
+// codec are driven through the folds of an algorithm, slice by slice.
 #ifndef INCCL_TESTS_COMPRESS_HBI_DRIVER_H_
 #define INCCL_TESTS_COMPRESS_HBI_DRIVER_H_
 
@@ -24,14 +24,14 @@ enum class Way { kDirect, kRing, kDoubling };
 class HbiDriver {
  public:
   HbiDriver(const std::string& spec, int nranks, DataType type, ReduceOp op, uint64_t count,
-            uint64_t seed = 0, uint64_t step = 0)
-      : n_(nranks), count_(count), size_(SizeOf(type)) {
+            uint64_t seed = 0, uint64_t step = 0, Collective collective = Collective::kAllReduce)
+      : collective_(collective), n_(nranks), count_(count), size_(SizeOf(type)) {
     Result<std::shared_ptr<const Codec>> codec = MakeCodec(spec);
     EXPECT_TRUE(codec.ok()) << codec.status().message();
     codec_ = *codec;
     for (int r = 0; r < n_; ++r) {
       states_.push_back(codec_->NewState());
-      descs_.push_back({.collective = Collective::kAllReduce,
+      descs_.push_back({.collective = collective,
                         .type = type,
                         .op = op,
                         .nranks = n_,
@@ -77,9 +77,57 @@ class HbiDriver {
     }
   }
 
+  // Reduce-scatter: segment r is summed up for rank r.
+  void RunReduceScatter(Way way, uint32_t slice, const std::vector<std::byte*>& inputs,
+                        const std::vector<std::byte*>& outputs) {
+    Begin();
+    ForEachWindow([&](uint32_t segment, uint64_t first, uint64_t end) {
+      Agree(first, end, inputs, segment);
+      ForEachSlice(segment, first, end, slice, [&](const Range& range) {
+        const int owner = static_cast<int>(segment);
+        const std::vector<Term> terms =
+            way == Way::kDirect ? Deal(owner, range, inputs) : Chain(owner, range, inputs);
+        std::vector<Term> made = {Out(owner, range, outputs)};
+        Must(owner, range, terms, &made);
+      });
+    });
+  }
+
+  // All-gather: what rank r sends goes from rank to rank.
+  void RunAllGather(uint32_t slice, const std::vector<std::byte*>& inputs,
+                    const std::vector<std::byte*>& outputs) {
+    Begin();
+    ForEachWindow([&](uint32_t segment, uint64_t first, uint64_t end) {
+      const int sender = static_cast<int>(segment);
+      Announce(sender, {segment, first, static_cast<uint32_t>(end - first)}, inputs);
+      ForEachSlice(segment, first, end, slice, [&](const Range& range) {
+        Payload sent(Capacity(range));
+        std::vector<Term> made = {Of({Form::kResult}, &sent), Out(sender, range, outputs)};
+        Must(sender, range, {In(sender, range, inputs)}, &made);
+        sent.resize(made[0].bytes);
+        PassOn(sender, range, sent, outputs);
+      });
+    });
+  }
+
+  // The codes of the sender's elements, to all.
+  void Announce(int sender, const Range& range, const std::vector<std::byte*>& inputs) {
+    Payload codes(SideCapacity(range));
+    std::vector<Term> made = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
+    Must(sender, range, {In(sender, range, inputs)}, &made);
+    codes.resize(made[0].bytes);
+    for (int r = 0; r < n_; ++r) {
+      if (r == sender) continue;
+      side_bytes_ += codes.size();
+      std::vector<Term> mine = {{{Form::kSide}, nullptr, 0}};
+      Must(r, range, {Of({Form::kSide}, &codes)}, &mine);
+    }
+  }
+
   // Agreement of [first, end): rank 0 takes the maximum and spreads it.
-  void Agree(uint64_t first, uint64_t end, const std::vector<std::byte*>& inputs) {
-    const Range range{0, first, static_cast<uint32_t>(end - first)};
+  void Agree(uint64_t first, uint64_t end, const std::vector<std::byte*>& inputs,
+             uint32_t segment = 0) {
+    const Range range{segment, first, static_cast<uint32_t>(end - first)};
     std::vector<Payload> codes(static_cast<size_t>(n_));
     for (int r = 1; r < n_; ++r) {
       codes[Index(r)] = Make(r, range, {In(r, range, inputs)}, {Form::kSide}, SideCapacity(range));
@@ -109,14 +157,12 @@ class HbiDriver {
   }
 
   Term In(int rank, const Range& range, const std::vector<std::byte*>& inputs) const {
-    return {{Form::kInput},
-            inputs[Index(rank)] + range.first * size_,
-            static_cast<uint32_t>(range.count * size_)};
+    const bool many = collective_ == Collective::kReduceScatter;
+    return Place(Form::kInput, many ? range.segment : 0, inputs[Index(rank)], range);
   }
   Term Out(int rank, const Range& range, const std::vector<std::byte*>& outputs) const {
-    Term term = In(rank, range, outputs);
-    term.format.form = Form::kOutput;
-    return term;
+    const bool many = collective_ == Collective::kAllGather;
+    return Place(Form::kOutput, many ? range.segment : 0, outputs[Index(rank)], range);
   }
   static Term Of(const Format& format, Payload* payload) {
     return {format, payload->data(), static_cast<uint32_t>(payload->size())};
@@ -131,7 +177,8 @@ class HbiDriver {
     return (range.count + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
   }
 
-  uint64_t data_bytes() const { return data_bytes_; }  // published by Direct and Ring
+  uint64_t data_bytes() const { return data_bytes_; }  // published in all, but by Doubling
+  uint64_t side_bytes() const { return side_bytes_; }  // published by Announce
 
  private:
   static size_t Index(int rank) { return static_cast<size_t>(rank); }
@@ -142,20 +189,79 @@ class HbiDriver {
     ASSERT_TRUE(status.ok()) << status.message();
   }
 
-  // The owner gets every rank's contribution, sums, requantizes and sends one result to all.
-  void Direct(int owner, const Range& range, const std::vector<std::byte*>& inputs,
-              const std::vector<std::byte*>& outputs) {
-    std::vector<Payload> sent(Index(n_));
+  Term Place(Form form, uint64_t segment, std::byte* buffer, const Range& range) const {
+    return {{form},
+            buffer + (segment * count_ + range.first) * size_,
+            static_cast<uint32_t>(range.count * size_)};
+  }
+
+  // body(segment, first, end) for every window of every segment.
+  template <typename Body>
+  void ForEachWindow(const Body& body) {
+    for (uint32_t segment = 0; segment < static_cast<uint32_t>(n_); ++segment) {
+      for (uint64_t first = 0; first < count_; first += kWindow) {
+        body(segment, first, std::min<uint64_t>(count_, first + kWindow));
+      }
+    }
+  }
+  template <typename Body>
+  void ForEachSlice(uint32_t segment, uint64_t first, uint64_t end, uint32_t slice,
+                    const Body& body) {
+    for (uint64_t at = first; at < end; at += slice) {
+      body(Range{segment, at, static_cast<uint32_t>(std::min<uint64_t>(slice, end - at))});
+    }
+  }
+
+  // Every rank's contribution, for the owner.
+  std::vector<Term> Deal(int owner, const Range& range, const std::vector<std::byte*>& inputs) {
+    parts_.assign(Index(n_), {});
     std::vector<Term> terms;
     for (int r = 0; r < n_; ++r) {
       if (r == owner) {
         terms.push_back(In(r, range, inputs));
         continue;
       }
-      sent[Index(r)] = Make(r, range, {In(r, range, inputs)}, Sum(1), Capacity(range));
-      data_bytes_ += sent[Index(r)].size();
-      terms.push_back(Of(Sum(1), &sent[Index(r)]));
+      parts_[Index(r)] = Make(r, range, {In(r, range, inputs)}, Sum(1), Capacity(range));
+      data_bytes_ += parts_[Index(r)].size();
+      terms.push_back(Of(Sum(1), &parts_[Index(r)]));
     }
+    return terms;
+  }
+
+  // The sum of all others, hop by hop, and the owner's own elements.
+  std::vector<Term> Chain(int owner, const Range& range, const std::vector<std::byte*>& inputs) {
+    parts_.assign(1, {});
+    Payload& sum = parts_[0];
+    const int start = (owner + 1) % n_;
+    sum = Make(start, range, {In(start, range, inputs)}, Sum(1), Capacity(range));
+    data_bytes_ += sum.size();
+    for (int h = 2; h < n_; ++h) {
+      const int r = (owner + h) % n_;
+      sum = Make(r, range, {Of(Sum(h - 1), &sum), In(r, range, inputs)}, Sum(h), Capacity(range));
+      data_bytes_ += sum.size();
+    }
+    return {Of(Sum(n_ - 1), &sum), In(owner, range, inputs)};
+  }
+
+  // From `sender` round all ranks, verbatim; each decodes it.
+  void PassOn(int sender, const Range& range, Payload result,
+              const std::vector<std::byte*>& outputs) {
+    for (int h = 1; h < n_; ++h) {
+      const int r = (sender + h) % n_;
+      data_bytes_ += result.size();
+      Payload forwarded(Capacity(range));
+      std::vector<Term> both = {Of({Form::kResult}, &forwarded), Out(r, range, outputs)};
+      Must(r, range, {Of({Form::kResult}, &result)}, &both);
+      forwarded.resize(both[0].bytes);
+      EXPECT_EQ(forwarded, result);
+      result = forwarded;
+    }
+  }
+
+  // The owner gets every rank's contribution, sums, requantizes and sends one result to all.
+  void Direct(int owner, const Range& range, const std::vector<std::byte*>& inputs,
+              const std::vector<std::byte*>& outputs) {
+    const std::vector<Term> terms = Deal(owner, range, inputs);
     Payload result(Capacity(range));
     std::vector<Term> made = {Of({Form::kResult}, &result), Out(owner, range, outputs)};
     Must(owner, range, terms, &made);
@@ -170,28 +276,12 @@ class HbiDriver {
 
   void Ring(int owner, const Range& range, const std::vector<std::byte*>& inputs,
             const std::vector<std::byte*>& outputs) {
-    const int start = (owner + 1) % n_;
-    Payload sum = Make(start, range, {In(start, range, inputs)}, Sum(1), Capacity(range));
-    data_bytes_ += sum.size();
-    for (int h = 2; h < n_; ++h) {
-      const int r = (owner + h) % n_;
-      sum = Make(r, range, {Of(Sum(h - 1), &sum), In(r, range, inputs)}, Sum(h), Capacity(range));
-      data_bytes_ += sum.size();
-    }
+    const std::vector<Term> terms = Chain(owner, range, inputs);
     Payload result(Capacity(range));
     std::vector<Term> made = {Of({Form::kResult}, &result), Out(owner, range, outputs)};
-    Must(owner, range, {Of(Sum(n_ - 1), &sum), In(owner, range, inputs)}, &made);
+    Must(owner, range, terms, &made);
     result.resize(made[0].bytes);
-    for (int h = 1; h < n_; ++h) {
-      const int r = (owner + h) % n_;
-      data_bytes_ += result.size();
-      Payload forwarded(Capacity(range));
-      std::vector<Term> both = {Of({Form::kResult}, &forwarded), Out(r, range, outputs)};
-      Must(r, range, {Of({Form::kResult}, &result)}, &both);
-      forwarded.resize(both[0].bytes);
-      EXPECT_EQ(forwarded, result);
-      result = forwarded;
-    }
+    PassOn(owner, range, result, outputs);
   }
 
   // n a power of two: sums of equal size meet, everybody ends with the full one.
@@ -216,10 +306,13 @@ class HbiDriver {
     }
   }
 
+  Collective collective_;
   int n_;
   uint64_t count_;
   size_t size_;
   uint64_t data_bytes_ = 0;
+  uint64_t side_bytes_ = 0;
+  std::vector<Payload> parts_;  // of the present Deal or Chain
   std::shared_ptr<const Codec> codec_;
   std::vector<std::unique_ptr<CodecState>> states_;
   std::vector<CallDesc> descs_;
@@ -239,6 +332,31 @@ inline std::vector<float> RunFloat(HbiDriver* driver, Way way, uint32_t slice,
     EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
   }
   return results[0];
+}
+
+inline std::vector<std::byte*> Memory(const std::vector<std::vector<float>>& vectors) {
+  std::vector<std::byte*> memory;
+  for (const std::vector<float>& x : vectors) {
+    memory.push_back(reinterpret_cast<std::byte*>(const_cast<float*>(x.data())));
+  }
+  return memory;
+}
+
+// What every rank ends with.
+inline std::vector<std::vector<float>> ReduceScatterFloat(
+    HbiDriver* driver, Way way, uint32_t slice, const std::vector<std::vector<float>>& inputs) {
+  const size_t count = inputs[0].size() / inputs.size();
+  std::vector<std::vector<float>> results(inputs.size(), std::vector<float>(count));
+  driver->RunReduceScatter(way, slice, Memory(inputs), Memory(results));
+  return results;
+}
+
+inline std::vector<std::vector<float>> AllGatherFloat(
+    HbiDriver* driver, uint32_t slice, const std::vector<std::vector<float>>& inputs) {
+  const size_t count = inputs[0].size() * inputs.size();
+  std::vector<std::vector<float>> results(inputs.size(), std::vector<float>(count));
+  driver->RunAllGather(slice, Memory(inputs), Memory(results));
+  return results;
 }
 
 inline bool SameBytes(const std::vector<float>& a, const std::vector<float>& b) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// hbi against the golden rows: results of the codec's states driven like the direct algorithm and
+// hbi against the golden rows: results of the codec's states driven like the direct algorithms and
 // of the oracle, codes, levels and payloads of one call.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -105,6 +105,65 @@ TEST(HbiGolden, OracleGivesTheSameResults) {
     SCOPED_TRACE(line);
     const std::vector<float> result = HbiAllReduce(GoldenInputs(row.n, row.count), row.options);
     EXPECT_EQ(Crc32(result.data(), result.size() * sizeof(float)), row.crc);
+  }
+}
+
+// "reduce_scatter n=2 recvcount=70001 bits=4 24ebcd0a e7772a9d", "allgather n=2 sendcount=70001
+// ..."
+struct SegmentsRow {
+  int n = 0, bits = 0;
+  size_t count = 0;
+  std::string text;  // up to the checksums
+};
+
+SegmentsRow ParseSegments(const std::string& line) {
+  SegmentsRow row;
+  int length = 0;
+  const size_t first = line.find(' ');
+  EXPECT_EQ(std::sscanf(line.c_str() + first, " n=%d %*[a-z]=%zu bits=%d%n", &row.n, &row.count,
+                        &row.bits, &length),
+            3);
+  row.text = line.substr(0, first + static_cast<size_t>(length));
+  return row;
+}
+
+std::string WithChecksums(std::string text, const std::vector<std::vector<float>>& results) {
+  for (const std::vector<float>& x : results) {
+    text += fmt::format(" {:08x}", Crc32(x.data(), x.size() * sizeof(float)));
+  }
+  return text;
+}
+
+TEST(HbiGolden, ReduceScatter) {
+  const std::vector<std::string> rows = GoldenRows("reduce_scatter");
+  ASSERT_EQ(rows.size(), 6u);
+  for (const std::string& line : rows) {
+    const SegmentsRow row = ParseSegments(line);
+    std::vector<std::vector<float>> inputs;
+    for (int r = 0; r < row.n; ++r) {
+      inputs.push_back(GoldenInput(r, static_cast<size_t>(row.n) * row.count));
+    }
+    HbiDriver driver(fmt::format("hbi:bits={}", row.bits), row.n, DataType::kFloat32,
+                     ReduceOp::kSum, row.count, 0, 0, Collective::kReduceScatter);
+    EXPECT_EQ(WithChecksums(row.text, ReduceScatterFloat(&driver, Way::kDirect, 16384, inputs)),
+              line);
+    EXPECT_EQ(WithChecksums(row.text, HbiReduceScatter(inputs, {.bits8 = 8 * row.bits})), line);
+  }
+}
+
+TEST(HbiGolden, AllGather) {
+  const std::vector<std::string> rows = GoldenRows("allgather");
+  ASSERT_EQ(rows.size(), 6u);
+  for (const std::string& line : rows) {
+    const SegmentsRow row = ParseSegments(line);
+    const std::vector<std::vector<float>>& inputs = GoldenInputs(row.n, row.count);
+    const std::vector<std::vector<float>> first_n(inputs.begin(), inputs.begin() + row.n);
+    HbiDriver driver(fmt::format("hbi:bits={}", row.bits), row.n, DataType::kFloat32,
+                     ReduceOp::kSum, row.count, 0, 0, Collective::kAllGather);
+    for (const std::vector<float>& result : AllGatherFloat(&driver, 16384, first_n)) {
+      EXPECT_EQ(WithChecksums(row.text, {result}), line);
+    }
+    EXPECT_EQ(WithChecksums(row.text, {HbiAllGather(first_n, {.bits8 = 8 * row.bits})}), line);
   }
 }
 

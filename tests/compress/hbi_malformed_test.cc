@@ -38,7 +38,7 @@ class HbiMalformed : public testing::Test {
   HbiMalformed()
       : driver_("hbi:k=3,k2=7", kRanks, DataType::kFloat32, ReduceOp::kSum, kCount),
         inputs_(kRanks, std::vector<float>(kCount, 1.5f)),
-        in_(Pointers(inputs_)) {}
+        in_(Memory(inputs_)) {}
 
   void SetUp() override {
     driver_.Begin();
@@ -207,6 +207,103 @@ TEST_F(HbiMalformed, CodesTooSmallForTheElements) {
   EXPECT_TRUE(driver_.state(0).Combine(all_, {&input, 1}, sum).ok());
 }
 
+// ---------------------------------------------------------------- reduce-scatter and all-gather
+
+// Rank 0 of two, k = 3, after the agreement on all segments.
+class HbiMalformedSegments {
+ public:
+  explicit HbiMalformedSegments(Collective collective)
+      : driver_("hbi:k=3,k2=7", 2, DataType::kFloat32, ReduceOp::kSum, kCount, 0, 0, collective),
+        inputs_(2, std::vector<float>(2 * kCount, 1.5f)),
+        in_(Memory(inputs_)) {
+    driver_.Begin();
+    for (uint32_t segment = 0; segment < 2; ++segment) {
+      if (collective == Collective::kAllGather) {
+        driver_.Announce(static_cast<int>(segment), {segment, 0, kCount}, in_);
+      } else {
+        driver_.Agree(0, kCount, in_, segment);
+      }
+    }
+  }
+
+  Term In(uint32_t segment) const { return driver_.In(0, {segment, 0, kCount}, in_); }
+  HbiDriver& driver() { return driver_; }
+  std::vector<Term> To(const Format& format) { return {HbiDriver::Of(format, &room_)}; }
+
+  void Refused(const Range& range, const std::vector<Term>& inputs, std::vector<Term> outputs,
+               const std::vector<std::string>& parts) {
+    const Status status = driver_.state(0).Combine(range, inputs, outputs);
+    ASSERT_EQ(status.code(), Code::kInternalError) << status.message();
+    for (const std::string& part : parts) {
+      EXPECT_NE(status.message().find(part), std::string::npos)
+          << "\"" << part << "\" is not in: " << status.message();
+    }
+  }
+
+ private:
+  HbiDriver driver_;
+  Vectors inputs_;
+  std::vector<std::byte*> in_;
+  Payload room_ = Payload(1 << 16);
+};
+
+TEST(HbiMalformedReduceScatter, IsRefused) {
+  HbiMalformedSegments test(Collective::kReduceScatter);
+  const Format sum = HbiDriver::Sum(1), result{Form::kResult}, output{Form::kOutput};
+  test.Refused({2, 0, kCount}, {test.In(0)}, test.To(sum), {"segment 2", "in 2"});
+  test.Refused({UINT32_MAX, 0, kCount}, {test.In(0)}, test.To({Form::kSide}), {"segment"});
+  Payload payload(96 * 4), wrong(96 * 4 - 1), two(512);
+  for (uint32_t segment = 0; segment < 2; ++segment) {
+    const Range all{segment, 0, kCount};
+    test.Refused(all, {Of(sum, &wrong), test.In(segment)}, test.To(output), {"383", "384"});
+    test.Refused(all, {test.In(segment)}, test.To(output), {"1 of 2"});
+    // Sums are for their owner alone: no result travels.
+    test.Refused(all, {Of(sum, &payload), test.In(segment)}, test.To(result),
+                 {"result", "an output"});
+    test.Refused(all, {Of(result, &two)}, test.To(output), {"result", "an input"});
+    Payload short_side(31);
+    test.Refused(all, {Of({Form::kSide}, &short_side)}, {{{Form::kSide}, nullptr, 0}},
+                 {"31", "32"});
+  }
+}
+
+TEST(HbiMalformedAllGather, IsRefused) {
+  HbiMalformedSegments test(Collective::kAllGather);
+  const Format sum = HbiDriver::Sum(1), result{Form::kResult}, output{Form::kOutput};
+  test.Refused({2, 0, kCount}, {test.In(0)}, test.To(result), {"segment 2", "in 2"});
+  Payload payload(96 * 4), other(96 * 4);
+  const Range all{1, 0, kCount};
+  for (const size_t bytes : {0u, 1u, 383u, 385u, 416u}) {
+    Payload wrong(bytes);
+    test.Refused(all, {Of(result, &wrong)}, test.To(output), {std::to_string(bytes), "384"});
+  }
+  test.Refused(all, {Of(sum, &payload)}, test.To(output), {"sum", "an input"});
+  test.Refused(all, {test.In(0)}, test.To(sum), {"sum", "an output"});
+  test.Refused(all, {Of(result, &payload)}, test.To(sum), {"sum", "an output"});
+  test.Refused(all, {test.In(0), test.In(0)}, test.To(output), {"2 contributions of 1"});
+  test.Refused(all, {Of(result, &payload), Of(result, &other)}, test.To(output),
+               {"result", "an input"});
+  Payload small(383), side(32, std::byte{250});
+  test.Refused(all, {Of(result, &payload)}, {Of(result, &small)}, {"383", "384"});
+  test.Refused(all, {test.In(0)}, {Of(result, &small)}, {"383", "384"});
+  test.Refused(all, {Of({Form::kSide}, &side)}, {{{Form::kSide}, nullptr, 0}}, {"reserved"});
+}
+
+// At the very end of its memory, for sanitizers.
+TEST(HbiMalformedAllGather, GarbageOfTheRightLength) {
+  HbiMalformedSegments test(Collective::kAllGather);
+  Rng rng(TestSeed());
+  for (int i = 0; i < 100; ++i) {
+    auto payload = std::make_unique<std::byte[]>(384);
+    for (int b = 0; b < 384; ++b) payload[b] = static_cast<std::byte>(rng.Next());
+    Payload forwarded(384), elements(4000);
+    std::vector<Term> outputs = {Of({Form::kResult}, &forwarded), Of({Form::kOutput}, &elements)};
+    const Term input{{Form::kResult}, payload.get(), 384};
+    EXPECT_TRUE(test.driver().state(0).Combine({1, 0, kCount}, {&input, 1}, outputs).ok());
+    EXPECT_EQ(std::memcmp(forwarded.data(), payload.get(), 384), 0);
+  }
+}
+
 TEST(HbiState, BeginRefusesWhatTheCodecDoesNotSupport) {
   const std::unique_ptr<CodecState> state = (*MakeCodec("hbi"))->NewState();
   CallDesc call{.nranks = 2, .rank = 0, .count = 10};
@@ -215,8 +312,12 @@ TEST(HbiState, BeginRefusesWhatTheCodecDoesNotSupport) {
   EXPECT_FALSE(state->Begin(call).ok());
   call = {.type = DataType::kInt32, .nranks = 2, .count = 10};
   EXPECT_FALSE(state->Begin(call).ok());
-  call = {.collective = Collective::kReduceScatter, .nranks = 2, .count = 10};
+  call = {.collective = Collective::kBroadcast, .nranks = 2, .count = 10};
   EXPECT_FALSE(state->Begin(call).ok());
+  call = {.collective = Collective::kReduceScatter, .op = ReduceOp::kMax, .nranks = 2, .count = 10};
+  EXPECT_FALSE(state->Begin(call).ok());
+  call.op = ReduceOp::kAvg;
+  EXPECT_TRUE(state->Begin(call).ok());
   CodecStats stats;
   (*MakeCodec("hbi"))->NewState()->Finish(&stats);
   EXPECT_EQ(stats.zero_blocks, 0u);
@@ -236,7 +337,7 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
     const Vectors inputs = MakeInputs(2, 10000, Kind::kSpecial, &rng);
     HbiDriver driver(spec, 2, DataType::kFloat32, ReduceOp::kAvg, 10000);
     RunFloat(&driver, Way::kDirect, 4096, inputs);
-    const std::vector<std::byte*> in = Pointers(inputs);
+    const std::vector<std::byte*> in = Memory(inputs);
     const Range all{0, 0, 10000};
     Payload peer = driver.Make(1, all, {driver.In(1, all, in)}, HbiDriver::Sum(1), 1 << 16);
     const size_t code_bytes = HbiDriver::SideCapacity(all);
@@ -258,6 +359,47 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
     CodecStats stats;
     state.Finish(&stats);
     EXPECT_EQ(allocations, before) << spec;
+  }
+}
+
+// Warm: the second of two equal calls, whatever came in between on other states.
+TEST(HbiState, AWarmCallOfSegmentsAllocatesNothing) {
+  Rng rng(TestSeed());
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
+    constexpr uint32_t kElements = 5000;
+    const Vectors inputs = MakeInputs(2, 2 * kElements, Kind::kSpecial, &rng);
+    const std::vector<std::byte*> in = Memory(inputs);
+    HbiDriver driver("hbi", 2, DataType::kFloat32, ReduceOp::kSum, kElements, 0, 0, collective);
+    const bool scatters = collective == Collective::kReduceScatter;
+    if (scatters) {
+      ReduceScatterFloat(&driver, Way::kDirect, 4096, inputs);
+    } else {
+      AllGatherFloat(&driver, 4096,
+                     {{inputs[0].begin(), inputs[0].begin() + kElements},
+                      {inputs[1].begin(), inputs[1].begin() + kElements}});
+    }
+    const Range own{0, 0, kElements};
+    const Term element = driver.In(0, own, in);
+    Payload codes(1024), payload(1 << 15), elements(4 * kElements);
+    const CallDesc call{.collective = collective, .nranks = 2, .rank = 0, .count = kElements};
+    Term side[2] = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
+    const Format travelling = scatters ? HbiDriver::Sum(1) : Format{Form::kResult};
+    Term made[2] = {Of(travelling, &payload), Of({Form::kOutput}, &elements)};
+    CodecState& state = driver.state(0);
+    const size_t before = allocations;
+    ASSERT_TRUE(state.Begin(call).ok());
+    ASSERT_TRUE(state.Combine(own, {&element, 1}, side).ok());
+    ASSERT_TRUE(state.Combine(own, {&element, 1}, {made, scatters ? 1u : 2u}).ok());
+    if (scatters) {
+      const Term both[2] = {element, made[0]};
+      ASSERT_TRUE(state.Combine(own, both, {made + 1, 1}).ok());
+    } else {
+      const Term forward = made[0];
+      ASSERT_TRUE(state.Combine(own, {&forward, 1}, {made + 1, 1}).ok());
+    }
+    CodecStats stats;
+    state.Finish(&stats);
+    EXPECT_EQ(allocations, before) << Name(collective);
   }
 }
 

@@ -144,7 +144,7 @@ TEST(HbiState, ContributionsMayBeGroupedInAnyWay) {
     HbiAllReduce(inputs, c.options, &trace);
     HbiDriver driver = MakeDriver(c);
     driver.Begin();
-    const std::vector<std::byte*> in = Pointers(inputs);
+    const std::vector<std::byte*> in = Memory(inputs);
     driver.Agree(0, c.count, in);
     const Range all{0, 0, static_cast<uint32_t>(c.count)};
     // Partial sums that still have to meet, and who is in them.
@@ -202,7 +202,7 @@ TEST(HbiState, SumResultAndOutputFromOneFold) {
     const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
     HbiDriver driver = MakeDriver(c);
     driver.Begin();
-    const std::vector<std::byte*> in = Pointers(inputs);
+    const std::vector<std::byte*> in = Memory(inputs);
     driver.Agree(0, c.count, in);
     const Range all{0, 0, static_cast<uint32_t>(c.count)};
     Payload sums[2];
@@ -243,7 +243,7 @@ TEST(HbiState, CodesTravelAsTheMaximum) {
   HbiAllReduce(inputs, c.options, &trace);
   HbiDriver driver = MakeDriver(c);
   driver.Begin();
-  const std::vector<std::byte*> in = Pointers(inputs);
+  const std::vector<std::byte*> in = Memory(inputs);
   const Range all{0, 0, static_cast<uint32_t>(c.count)};
   const Format side{Form::kSide};
   const size_t bytes = HbiDriver::SideCapacity(all);

@@ -4,103 +4,22 @@
 // transports, instruction sets and ranks; and what its stats say.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "api/world.h"
-#include "base/rng.h"
 #include "compress/float_types.h"
+#include "integration/compressed_world.h"
 #include "support/hbi_oracle.h"
 #include "support/seed.h"
 
 namespace inccl::test {
 namespace {
 
-using Vectors = std::vector<std::vector<float>>;
-
-// Magnitudes vary by superblock over many octaves; some superblocks and many elements are zero,
-// some denormal.
-Vectors MakeInputs(int n, size_t count, uint64_t seed) {
-  Vectors inputs(static_cast<size_t>(n), std::vector<float>(count));
-  for (size_t i = 0; i < count; ++i) {
-    const uint64_t shared = Mix64(seed ^ Mix64(i / 256));
-    const int exponent = shared % 11 == 0 ? -140 : static_cast<int>(shared % 40) - 30;
-    for (size_t r = 0; r < inputs.size(); ++r) {
-      const uint64_t own = Mix64(seed + 77 * (r + 1) + i * 1315423911u);
-      if (shared % 13 == 0 || own % 17 == 0) continue;
-      const double unit = static_cast<double>(static_cast<int64_t>(own)) * 0x1.0p-63;
-      inputs[r][i] = static_cast<float>(std::ldexp(unit * unit * unit, exponent));
-    }
-  }
-  return inputs;
-}
-
-struct Way {
-  const char* algorithm = "direct_two_shot";
-  const char* channels = "1";
-  const char* slice_bytes = "131072";
-  const char* transport = "loopback";
-  const char* simd = "best";
-};
-
-struct CallOptions {
-  std::string spec = "hbi:bits=6";
-  uint64_t seed = 0, step = 1;
-  ccl_redop_t op = CCL_SUM;
-  bool in_place = false;
-};
-
-struct Outcome {
-  Vectors outputs;
-  std::vector<ccl_compression_stats_t> stats;
-};
-
 Outcome AllReduce(const Vectors& inputs, const CallOptions& options, const Way& way) {
-  const ScopedEnv env({{"INCCL_ALGO", way.algorithm},
-                       {"INCCL_CHANNELS", way.channels},
-                       {"INCCL_SLICE_BYTES", way.slice_bytes},
-                       {"INCCL_TRANSPORT", way.transport},
-                       {"INCCL_SIMD", way.simd}});
-  Outcome outcome;
-  outcome.outputs = inputs;
-  outcome.stats.assign(inputs.size(), CCL_COMPRESSION_STATS_INIT);
-  RunThreads(static_cast<int>(inputs.size()), [&](int rank, ccl_comm_t comm) {
-    const auto r = static_cast<size_t>(rank);
-    ccl_codec_t codec = nullptr;
-    ASSERT_EQ(ccl_codec_create(&codec, options.spec.c_str()), CCL_SUCCESS)
-        << ccl_get_last_error(nullptr);
-    ccl_compression_t compression = CCL_COMPRESSION_INIT;
-    compression.codec = codec;
-    compression.seed = options.seed;
-    compression.step = options.step;
-    compression.stats = &outcome.stats[r];
-    std::vector<float>& out = outcome.outputs[r];
-    const float* in = options.in_place ? out.data() : inputs[r].data();
-    EXPECT_EQ(ccl_allreduce_compressed(in, out.data(), out.size(), CCL_FLOAT32, options.op,
-                                       &compression, comm, nullptr),
-              CCL_SUCCESS)
-        << ccl_get_last_error(comm);
-    ccl_codec_destroy(codec);
-  });
-  return outcome;
-}
-
-size_t Differences(const std::vector<float>& a, const std::vector<float>& b) {
-  size_t differences = a.size() != b.size();
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
-    differences += !both_nan && std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i]);
-  }
-  return differences;
-}
-
-std::string Describe(const Way& way) {
-  return std::string(way.algorithm) + " channels " + way.channels + " slices " + way.slice_bytes +
-         " " + way.transport + " " + way.simd;
+  return RunCompressed(Collective::kAllReduce, inputs, options, way);
 }
 
 void ExpectEverywhere(const Vectors& inputs, const CallOptions& options, const HbiOptions& oracle,

@@ -154,6 +154,8 @@ TEST(BenchOptions, CombinationsThatCannotBe) {
   EXPECT_NE(Refusal({"--codec", "hbi:bits=6"}, Collective::kBroadcast).find("broadcast"),
             std::string::npos);
   EXPECT_TRUE(Parse({"--codec", "none"}, Collective::kBroadcast).ok());
+  EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Collective::kReduceScatter).ok());
+  EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Collective::kAllGather).ok());
 }
 
 TEST(BenchOptions, HelpIsAText) {

@@ -285,6 +285,24 @@ TEST(BenchInputs, PeriodIsAnOddNumberOfSuperblocks) {
   EXPECT_EQ(PatternPeriod(0, 0, 4), 1u);
 }
 
+TEST(BenchVerify, LossyCopies) {
+  std::vector<float> a(100, 1.0f), b(100, 1.25f);
+  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 0u);
+  const Accuracy off = VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.2499);
+  EXPECT_EQ(off.wrong, 100u);
+  EXPECT_EQ(off.max_error, 0.25);
+  EXPECT_DOUBLE_EQ(off.Vnmse(), 0.0625);
+  // The second block and the tail are poisoned: NaN, and nothing else.
+  a[40] = std::numeric_limits<float>::infinity();
+  a[99] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 36u);
+  std::fill_n(b.begin() + 32, 32, std::numeric_limits<float>::quiet_NaN());
+  std::fill_n(b.begin() + 96, 4, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 0u);
+  b[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 1u);
+}
+
 TEST(BenchVerify, CopiesAndGuards) {
   std::vector<uint16_t> a(10000), b;
   std::iota(a.begin(), a.end(), uint16_t{0});

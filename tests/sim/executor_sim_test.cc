@@ -5,6 +5,7 @@
 // replays a run: INCCL_TEST_SEED.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -40,9 +41,12 @@ struct Scenario {
     } while (!HasSchedule(s.collective, s.algorithm, s.nranks));
     s.root = static_cast<int>(rng->Below(static_cast<uint64_t>(s.nranks)));
     s.channels = static_cast<int>(1 + rng->Below(3));
-    s.hbi = s.collective == Collective::kAllReduce && rng->Below(2) == 0;
-    s.side_one_shot = rng->Below(2) == 0;
-    s.in_place = s.collective == Collective::kAllReduce && rng->Below(2) == 0;
+    const bool all_reduce = s.collective == Collective::kAllReduce;
+    const bool halves = s.collective == Collective::kReduceScatter ||
+                        s.collective == Collective::kAllGather;  // of an all-reduce
+    s.hbi = (all_reduce || halves) && rng->Below(2) == 0;
+    s.side_one_shot = all_reduce && rng->Below(2) == 0;
+    s.in_place = (all_reduce || halves) && rng->Below(2) == 0;
     s.late_engine = rng->Below(2) == 0;
     s.multicast = rng->Below(2) == 0;
     s.count = rng->Below(4) == 0 ? rng->Below(3) : rng->Below(12000);
@@ -71,6 +75,8 @@ struct Scenario {
                        collective == Collective::kAllToAll;
     return parts ? count * static_cast<uint64_t>(nranks) : count;
   }
+  // In place, the smaller buffer is this rank's segment of the larger one.
+  uint64_t Segment(int rank) const { return count * static_cast<uint64_t>(rank); }
   // Where element i of a rank's output comes from: the rank and the element of its input. Of no
   // rank: the sum of all.
   std::pair<int, uint64_t> SourceOf(uint64_t rank, uint64_t i) const {
@@ -99,7 +105,6 @@ struct SimRank {
   std::unique_ptr<Task> task;
   Status failure;
   bool over() const { return task->done() || !failure.ok(); }
-  std::vector<float>& result(bool in_place) { return in_place ? input : output; }
 };
 
 class Simulation {
@@ -145,7 +150,7 @@ class Simulation {
     const bool to_root =
         scenario_.collective == Collective::kReduce || scenario_.collective == Collective::kGather;
     if (to_root && rank != scenario_.root) return;
-    const std::vector<float>& got = r.result(scenario_.in_place);
+    const std::vector<float> got = ResultOf(rank);
     const std::vector<float>& want = expected_[static_cast<size_t>(rank)];
     ASSERT_EQ(got.size(), want.size());
     size_t wrong = 0;
@@ -156,6 +161,14 @@ class Simulation {
     if (!scenario_.in_place) {
       EXPECT_EQ(r.input, r.original) << "the input was written";
     }
+  }
+  // What lies where this rank's result belongs.
+  std::vector<float> ResultOf(int rank) {
+    const SimRank& r = *ranks_[static_cast<size_t>(rank)];
+    if (!scenario_.in_place || scenario_.collective == Collective::kAllGather) return r.output;
+    if (scenario_.collective == Collective::kAllReduce) return r.input;
+    const auto first = r.input.begin() + static_cast<std::ptrdiff_t>(scenario_.Segment(rank));
+    return {first, first + static_cast<std::ptrdiff_t>(scenario_.count)};
   }
   SimRank& rank(int i) { return *ranks_[static_cast<size_t>(i)]; }
 
@@ -198,7 +211,15 @@ class Simulation {
     r->engine =
         std::make_unique<test::SimEngine>(&world_, rank, rng_.Next(), s.late_engine ? 0.25 : 1.0);
     r->task = std::make_unique<Task>(r->engine.get());
-    float* output = s.in_place ? r->input.data() : r->output.data();
+    const float* input = r->input.data();
+    float* output = r->output.data();
+    if (s.in_place && s.collective == Collective::kAllGather) {
+      float* own = output + s.Segment(rank);
+      std::copy(r->input.begin(), r->input.end(), own);
+      input = own;
+    } else if (s.in_place) {
+      output = r->input.data() + (s.collective == Collective::kAllReduce ? 0 : s.Segment(rank));
+    }
     r->task->Start({.program = r->program.get(),
                     .chunking = Chunking({.collective = s.collective,
                                           .nranks = s.nranks,
@@ -209,7 +230,7 @@ class Simulation {
                                           .group = s.group}),
                     .codec = r->codec.get(),
                     .element_bytes = 4,
-                    .input = reinterpret_cast<const std::byte*>(r->input.data()),
+                    .input = reinterpret_cast<const std::byte*>(input),
                     .output = reinterpret_cast<std::byte*>(output),
                     .signature = 42});
     return r;
@@ -222,7 +243,12 @@ class Simulation {
     if (s.hbi) {
       std::vector<std::vector<float>> inputs;
       for (const auto& r : ranks_) inputs.push_back(r->original);
-      expected_.assign(n, test::HbiAllReduce(inputs, {.bits8 = 48, .seed = 3, .step = 9}));
+      const test::HbiOptions options{.bits8 = 48, .seed = 3, .step = 9};
+      switch (s.collective) {
+        case Collective::kReduceScatter: expected_ = HbiReduceScatter(inputs, options); break;
+        case Collective::kAllGather: expected_.assign(n, HbiAllGather(inputs, options)); break;
+        default: expected_.assign(n, HbiAllReduce(inputs, options));
+      }
       return;
     }
     for (size_t rank = 0; rank < n; ++rank) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <tuple>
 
 namespace inccl::test {
 namespace {
@@ -72,14 +73,28 @@ struct Option {
   int from;  // smallest exponent minus delta at which it is taken
 };
 
-std::vector<Option> Options(int n, bool ring) {
+// What is planned for: the sum and its second quantization, a sum alone, one rank's payload.
+enum class Kind { kAllReduce, kReduceScatter, kAllGather };
+
+std::vector<Option> Options(Kind kind, int n, bool ring) {
   static const int kLevels[] = {1,   2,   3,   4,   5,    6,    7,    9,    11,  13,  15,
                                 19,  23,  27,  31,  39,   47,   55,   63,   95,  127, 191,
                                 255, 383, 511, 767, 1023, 1535, 2047, 3071, 4095};
   std::vector<Option> all{{0, n * 0.10, 0, 0, 0}};
   for (const int k : kLevels) {
+    if (2 * n * k >= 65536) continue;
+    if (kind == Kind::kAllGather) {
+      all.push_back({BitLength(static_cast<uint64_t>(2 * k)), n / (12.0 * k * k), k, 0, 0});
+      continue;
+    }
+    if (kind == Kind::kReduceScatter) {
+      int cost = 0;
+      for (int h = 1; h < n; ++h) cost += BitLength(static_cast<uint64_t>(2 * (ring ? h : 1) * k));
+      all.push_back({cost, n / (12.0 * k * k), k, 0, 0});
+      continue;
+    }
     for (const int k2 : kLevels) {
-      if (2 * n * k >= 65536 || 2 * n * k2 >= 65536) continue;
+      if (2 * n * k2 >= 65536) continue;
       int cost = (n - 1) * BitLength(static_cast<uint64_t>(2 * k2));
       for (int h = 1; h < n; ++h) cost += BitLength(static_cast<uint64_t>(2 * (ring ? h : 1) * k));
       const double sum_error = (n + 1) / (12.0 * k * k);
@@ -127,8 +142,14 @@ int Taken(const std::vector<Option>& options, int exponent, int delta) {
   return taken;
 }
 
-void PlanWindow(const uint8_t* codes, size_t superblocks, int n, const HbiOptions& options,
-                HbiTrace* trace) {
+int64_t BudgetOf(Kind kind, int n, int bits8, size_t superblocks) {
+  const auto all = static_cast<int64_t>(superblocks);
+  if (kind == Kind::kAllGather) return (bits8 - 2) * all;
+  return (n - 1) * (kind == Kind::kReduceScatter ? bits8 - 4 : 2 * bits8 - 6) * all;
+}
+
+void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
+                const HbiOptions& options, HbiTrace* trace) {
   std::vector<int> top(superblocks, 0);
   for (size_t s = 0; s < superblocks; ++s) {
     for (size_t b = 0; b < 8; ++b) {
@@ -139,19 +160,18 @@ void PlanWindow(const uint8_t* codes, size_t superblocks, int n, const HbiOption
   if (options.k > 0) {
     for (const int code : top) {
       trace->k.push_back(code > 0 ? options.k : 0);
-      trace->k2.push_back(code > 0 ? options.k2 : 0);
+      trace->k2.push_back(code > 0 && kind == Kind::kAllReduce ? options.k2 : 0);
     }
     return;
   }
-  static std::map<std::pair<int, bool>, std::vector<Option>> known;
-  std::vector<Option>& hull = known[{n, options.ring}];
-  if (hull.empty()) hull = Options(n, options.ring);
+  static std::map<std::tuple<Kind, int, bool>, std::vector<Option>> known;
+  std::vector<Option>& hull = known[{kind, n, options.ring}];
+  if (hull.empty()) hull = Options(kind, n, options.ring);
 
   std::map<int, int64_t> how_many;
   for (const int code : top) ++how_many[code];
   how_many.erase(0);
-  const int64_t budget =
-      int64_t{n - 1} * (2 * options.bits8 - 6) * static_cast<int64_t>(superblocks);
+  const int64_t budget = BudgetOf(kind, n, options.bits8, superblocks);
   const auto cost8 = [&](int delta) {
     int64_t cost = 0;
     for (const auto& [code, count] : how_many) {
@@ -241,6 +261,43 @@ std::vector<float> Padded(const std::vector<float>& x) {
   return padded;
 }
 
+// Codes of all inputs together, and the plan.
+void CodesAndPlan(Kind kind, const std::vector<std::vector<float>>& inputs, int n,
+                  const HbiOptions& options, HbiTrace* trace) {
+  *trace = {};
+  for (const std::vector<float>& input : inputs) {
+    const std::vector<float> x = Padded(input);
+    trace->codes.resize(x.size() / 32, 0);
+    for (size_t b = 0; b < trace->codes.size(); ++b) {
+      trace->codes[b] = std::max(trace->codes[b], static_cast<uint8_t>(CodeOf(&x[32 * b])));
+    }
+  }
+  const size_t padded = trace->codes.size() * 32;
+  for (size_t first = 0; first < padded; first += kWindowElements) {
+    const size_t length = std::min(kWindowElements, padded - first);
+    PlanWindow(kind, &trace->codes[first / 32], length / 256, n, options, trace);
+  }
+}
+
+// The sum of all ranks' codes, decoded; padded.
+std::vector<float> DecodedSum(Kind kind, const std::vector<std::vector<float>>& inputs,
+                              const HbiOptions& options, int divide, HbiTrace* trace) {
+  const int n = static_cast<int>(inputs.size());
+  CodesAndPlan(kind, inputs, n, options, trace);
+  const size_t padded = trace->codes.size() * 32;
+  trace->total.assign(padded, 0);
+  for (int r = 0; r < n; ++r) {
+    const std::vector<uint32_t> codes =
+        HbiQuantize(inputs[static_cast<size_t>(r)], r, n, *trace, options);
+    for (size_t e = 0; e < padded; ++e) trace->total[e] += codes[e];
+  }
+  std::vector<float> result(padded);
+  for (size_t e = 0; e < padded; ++e) {
+    result[e] = DecodeOne(trace->total[e], n, trace->codes[e / 32], trace->k[e / 256], divide);
+  }
+  return result;
+}
+
 }  // namespace
 
 std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
@@ -260,30 +317,9 @@ std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
   const int n = static_cast<int>(inputs.size());
   HbiTrace local;
   HbiTrace& t = trace != nullptr ? *trace : local;
-  t = {};
-  for (const std::vector<float>& input : inputs) {
-    const std::vector<float> x = Padded(input);
-    t.codes.resize(x.size() / 32, 0);
-    for (size_t b = 0; b < t.codes.size(); ++b) {
-      t.codes[b] = std::max(t.codes[b], static_cast<uint8_t>(CodeOf(&x[32 * b])));
-    }
-  }
-  const size_t padded = t.codes.size() * 32;
-  for (size_t first = 0; first < padded; first += kWindowElements) {
-    const size_t length = std::min(kWindowElements, padded - first);
-    PlanWindow(&t.codes[first / 32], length / 256, n, options, &t);
-  }
-  t.total.assign(padded, 0);
-  for (int r = 0; r < n; ++r) {
-    const std::vector<uint32_t> codes =
-        HbiQuantize(inputs[static_cast<size_t>(r)], r, n, t, options);
-    for (size_t e = 0; e < padded; ++e) t.total[e] += codes[e];
-  }
   const int divide = options.average ? n : 1;
-  std::vector<float> result(padded);
-  for (size_t e = 0; e < padded; ++e) {
-    result[e] = DecodeOne(t.total[e], n, t.codes[e / 32], t.k[e / 256], options.exact ? divide : 1);
-  }
+  std::vector<float> result =
+      DecodedSum(Kind::kAllReduce, inputs, options, options.exact ? divide : 1, &t);
   if (!options.exact) {
     for (size_t b = 0; b < t.codes.size(); ++b) {
       const int code = CodeOf(&result[32 * b]), k2 = t.k2[b / 8];
@@ -295,6 +331,45 @@ std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
     }
   }
   result.resize(inputs[0].size());
+  return result;
+}
+
+std::vector<std::vector<float>> HbiReduceScatter(const std::vector<std::vector<float>>& inputs,
+                                                 const HbiOptions& options,
+                                                 std::vector<HbiTrace>* traces) {
+  const size_t n = inputs.size(), count = inputs[0].size() / n;
+  std::vector<std::vector<float>> results;
+  std::vector<HbiTrace> local;
+  std::vector<HbiTrace>& t = traces != nullptr ? *traces : local;
+  t.assign(n, {});
+  for (size_t r = 0; r < n; ++r) {
+    std::vector<std::vector<float>> segments;
+    for (const std::vector<float>& input : inputs) {
+      const auto first = input.begin() + static_cast<std::ptrdiff_t>(r * count);
+      segments.emplace_back(first, first + static_cast<std::ptrdiff_t>(count));
+    }
+    const int divide = options.average ? static_cast<int>(n) : 1;
+    results.push_back(DecodedSum(Kind::kReduceScatter, segments, options, divide, &t[r]));
+    results.back().resize(count);
+  }
+  return results;
+}
+
+std::vector<float> HbiAllGather(const std::vector<std::vector<float>>& inputs,
+                                const HbiOptions& options, std::vector<HbiTrace>* traces) {
+  std::vector<float> result;
+  std::vector<HbiTrace> local;
+  std::vector<HbiTrace>& t = traces != nullptr ? *traces : local;
+  t.assign(inputs.size(), {});
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    CodesAndPlan(Kind::kAllGather, {inputs[r]}, static_cast<int>(inputs.size()), options, &t[r]);
+    const std::vector<float> x = Padded(inputs[r]);
+    for (size_t e = 0; e < x.size(); ++e) {
+      const int code = t[r].codes[e / 32], k = t[r].k[e / 256];
+      t[r].total.push_back(QuantizeOne(x[e], code, k, 0x8000));
+      if (e < inputs[r].size()) result.push_back(DecodeOne(t[r].total[e], 1, code, k, 1));
+    }
+  }
   return result;
 }
 

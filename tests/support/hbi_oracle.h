@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the compressed all-reduce must return, bit for bit: the definition of the format
+// What the compressed collectives must return, bit for bit: the definition of the format
 // (docs/format.md) written down a second time, slowly and from the whole vector, sharing no code
 // with the library. Only the arithmetic that defines the result is here: no payloads, no slices.
 #ifndef INCCL_TESTS_SUPPORT_HBI_ORACLE_H_
@@ -14,12 +14,12 @@ namespace inccl::test {
 
 struct HbiOptions {
   int bits8 = 48;     // eighths of a bit per element and phase; unused with fixed levels
-  int k = 0, k2 = 0;  // fixed levels where k > 0
+  int k = 0, k2 = 0;  // fixed levels where k > 0; k2 of an all-reduce only
   uint64_t seed = 0;
   uint64_t step = 0;
   bool ring = false;     // the reference algorithm is the ring, not direct
-  bool exact = false;    // no second quantization
-  bool average = false;  // divided by the number of ranks
+  bool exact = false;    // all-reduce: no second quantization
+  bool average = false;  // divided by the number of ranks; not in an all-gather
 };
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.
@@ -27,7 +27,7 @@ struct HbiTrace {
   std::vector<uint8_t> codes;       // agreed, one per 32 elements, padded to whole superblocks
   std::vector<int> k, k2;           // per superblock
   std::vector<uint32_t> total;      // sum of all ranks' codes per element, padded
-  std::vector<double> window_bits;  // cost of each window's fields over (n - 1) hops, in bits
+  std::vector<double> window_bits;  // cost of each window's fields over the plan's hops, in bits
   std::vector<double> window_budget;
 };
 
@@ -36,7 +36,18 @@ struct HbiTrace {
 std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
                                 const HbiOptions& options, HbiTrace* trace = nullptr);
 
-// The codes of one rank's contribution, padded to whole superblocks.
+// inputs[r] is rank r's n segments of one length; result[r] is what rank r ends with. traces: one
+// per segment.
+std::vector<std::vector<float>> HbiReduceScatter(const std::vector<std::vector<float>>& inputs,
+                                                 const HbiOptions& options,
+                                                 std::vector<HbiTrace>* traces = nullptr);
+
+// inputs[r] is rank r's segment; the result is what every rank ends with. traces: one per segment;
+// total holds the codes of the segment's rank.
+std::vector<float> HbiAllGather(const std::vector<std::vector<float>>& inputs,
+                                const HbiOptions& options, std::vector<HbiTrace>* traces = nullptr);
+
+// The codes of one rank's contribution to a sum, padded to whole superblocks.
 std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
                                   const HbiTrace& trace, const HbiOptions& options);
 

@@ -36,31 +36,41 @@ Json ExplainJson(const std::string& arguments) {
   return json;
 }
 
-// The statistics of one all-reduce on n ranks, by rank.
+// The statistics of one call on n ranks, by rank.
 std::vector<ccl_compression_stats_t> Measure(int n, size_t count, const std::string& spec,
-                                             const std::string& algo, const char* channels) {
+                                             const std::string& algo, const char* channels,
+                                             const std::string& collective = "allreduce") {
   const ScopedEnv environment(
       {{"INCCL_ALGO", algo.c_str()}, {"INCCL_CHANNELS", channels}, {"INCCL_CODEC", spec.c_str()}});
   std::vector<ccl_compression_stats_t> stats(static_cast<size_t>(n), CCL_COMPRESSION_STATS_INIT);
   const uint64_t seed = TestSeed();
   RunThreads(n, [&](int rank, ccl_comm_t comm) {
     Rng rng(seed + static_cast<uint64_t>(rank));
-    std::vector<float> data(count);
+    std::vector<float> data(count * static_cast<size_t>(n)), result(data.size());
     for (float& x : data) {
       x = static_cast<float>(rng.Uniform() + rng.Uniform() + rng.Uniform() - 1.5);
     }
     ccl_compression_t how = CCL_COMPRESSION_INIT;
     how.stats = &stats[static_cast<size_t>(rank)];
-    EXPECT_EQ(ccl_allreduce_compressed(data.data(), data.data(), count, CCL_FLOAT32, CCL_SUM, &how,
-                                       comm, nullptr),
-              CCL_SUCCESS)
-        << ccl_get_last_error(comm);
+    ccl_result_t status = CCL_SUCCESS;
+    if (collective == "reduce_scatter") {
+      status = ccl_reduce_scatter_compressed(data.data(), result.data(), count, CCL_FLOAT32,
+                                             CCL_SUM, &how, comm, nullptr);
+    } else if (collective == "allgather") {
+      status = ccl_allgather_compressed(data.data(), result.data(), count, CCL_FLOAT32, &how, comm,
+                                        nullptr);
+    } else {
+      status = ccl_allreduce_compressed(data.data(), result.data(), count, CCL_FLOAT32, CCL_SUM,
+                                        &how, comm, nullptr);
+    }
+    EXPECT_EQ(status, CCL_SUCCESS) << ccl_get_last_error(comm);
   });
   return stats;
 }
 
-std::string Arguments(size_t count, int n, const std::string& algo, const char* channels) {
-  return "allreduce " + std::to_string(count * 4) + " " + std::to_string(n) + " --channels " +
+std::string Arguments(size_t count, int n, const std::string& algo, const char* channels,
+                      const std::string& collective = "allreduce") {
+  return collective + " " + std::to_string(count * 4) + " " + std::to_string(n) + " --channels " +
          channels + (algo.empty() ? "" : " --algo " + algo);
 }
 
@@ -125,6 +135,40 @@ TEST(ExplainTest, CompressedBytesBoundThoseOfRealCalls) {
       // The budget holds for the ranks together: each has its own share of the superblocks.
       EXPECT_NEAR(wire / one["wire_bytes_expected"].get<double>(), 1, 0.1)
           << spec << " rank " << rank;
+    }
+  }
+}
+
+TEST(ExplainTest, CompressedBytesOfSegmentsBoundThoseOfRealCalls) {
+  struct Case {
+    const char *collective, *spec, *algo, *agreement;
+    bool reference;
+  };
+  const Case cases[] = {{"reduce_scatter", "hbi:bits=6", "direct", "two steps", true},
+                        {"reduce_scatter", "hbi:bits=6", "ring", "two steps", false},
+                        {"reduce_scatter", "hbi:bits=5,ref=ring", "ring", "two steps", true},
+                        {"reduce_scatter", "hbi:k=7,k2=15", "direct", "two steps", true},
+                        {"allgather", "hbi:bits=6", "direct", "one step", true},
+                        {"allgather", "hbi:bits=4", "ring", "one step", true},
+                        {"allgather", "hbi:k=7,k2=15", "direct", "one step", true}};
+  constexpr int kRanks = 4;
+  constexpr size_t kCount = 300001;
+  for (const Case& c : cases) {
+    const Json json = ExplainJson(Arguments(kCount, kRanks, c.algo, "1", c.collective) +
+                                  " --codec " + std::string(c.spec));
+    const std::vector<ccl_compression_stats_t> stats =
+        Measure(kRanks, kCount, c.spec, c.algo, "1", c.collective);
+    EXPECT_EQ(json["agreement"], c.agreement);
+    for (size_t rank = 0; rank < stats.size(); ++rank) {
+      const Json& one = json["per_rank"][rank];
+      ASSERT_EQ(stats[rank].compressed, 1);
+      const auto wire = static_cast<double>(stats[rank].wire_bytes);
+      EXPECT_LE(wire, one["wire_bytes_at_most"].get<double>());
+      EXPECT_EQ(one["slices"], (stats[rank].wire_bytes - stats[rank].payload_bytes) / 64);
+      ASSERT_EQ(one["wire_bytes_expected"].is_null(), !c.reference) << c.spec << " " << c.algo;
+      if (!c.reference) continue;
+      EXPECT_NEAR(wire / one["wire_bytes_expected"].get<double>(), 1, 0.03)
+          << c.collective << " " << c.spec << " rank " << rank;
     }
   }
 }

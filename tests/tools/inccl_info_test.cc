@@ -304,7 +304,7 @@ TEST(InfoCommandLineTest, MistakesAreNamed) {
       {"--explain allreduce 1M 4 --type float31", "\"float31\" is none of int8,"},
       {"--explain allreduce 1M 4 --op plus", "\"plus\" is none of sum,"},
       {"--explain broadcast 1M 4 --root 4", "root 4"},
-      {"--explain allgather 1M 4 --compressed", "allgather"},
+      {"--explain broadcast 1M 4 --compressed", "broadcast"},
       {"--explain allreduce 1M 4 --dump ring 4", "--dump"},
   };
   for (const auto& [arguments, words] : mistakes) {

@@ -97,9 +97,13 @@ Status Check(const ExplainRequest& request) {
   if (request.root < 0 || request.root >= request.nranks) {
     return InvalidArgument(fmt::format("root {} is not in [0, {})", request.root, request.nranks));
   }
-  if (request.compressed && request.collective != Collective::kAllReduce) {
+  const bool compressible = request.collective == Collective::kAllReduce ||
+                            request.collective == Collective::kReduceScatter ||
+                            request.collective == Collective::kAllGather;
+  if (request.compressed && !compressible) {
     return InvalidArgument(
-        fmt::format("{}: this version compresses allreduce only", Name(request.collective)));
+        fmt::format("{}: this version compresses allreduce, reduce_scatter and allgather only",
+                    Name(request.collective)));
   }
   return Status::Ok();
 }
@@ -124,7 +128,8 @@ void DecideCodec(const ExplainRequest& request, const CommOptions& options, Expl
 }
 
 // Whether the codec's promise of bits is about this algorithm.
-bool IsReference(const Codec& codec, Algorithm algorithm) {
+bool IsReference(const Codec& codec, Collective collective, Algorithm algorithm) {
+  if (collective == Collective::kAllGather) return true;  // payloads are those of the sender
   const Result<CodecSpec> spec = CodecSpec::Parse(codec.spec());
   const std::string* reference = spec.ok() ? spec->Find("ref") : nullptr;
   return reference != nullptr && *reference == Name(algorithm);
@@ -180,7 +185,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   result.why = inccl::Explain(call, *choice);
   const std::shared_ptr<const Codec> codec =
       result.codec != nullptr ? result.codec : IdentityCodec();
-  result.agreement = codec->has_side_phase() && request.collective == Collective::kAllReduce;
+  result.agreement = codec->has_side_phase();
 
   Result<std::vector<Schedule>> schedules = MakeSchedules(request, options, result);
   if (!schedules.ok()) return schedules.status();
@@ -202,8 +207,8 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   result.slots = SlotsFor(options.slice_bytes);
   if (result.codec != nullptr) {
     double error = 0;
-    result.codec->Bound(request.nranks, &result.codec_bits, &error);
-    result.reference = IsReference(*result.codec, choice->algorithm);
+    result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);
+    result.reference = IsReference(*result.codec, request.collective, choice->algorithm);
   }
   for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
     const Schedule& schedule = (*schedules)[rank];

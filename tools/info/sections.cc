@@ -105,9 +105,12 @@ Json ExplainSection(const ExplainRequest& request, const CommOptions& options,
   json["algorithm"] = explanation.choice ? Json(Name(explanation.choice->algorithm)) : Json();
   json["why"] = explanation.why;
   if (!explanation.choice) return json;
-  json["agreement"] = !explanation.agreement              ? Json()
-                      : explanation.choice->side_one_shot ? Json("one step")
-                                                          : Json("two steps");
+  // The codes of an all-gather only go from their senders to all.
+  const bool one_step =
+      explanation.choice->side_one_shot || request.collective == Collective::kAllGather;
+  json["agreement"] = !explanation.agreement ? Json()
+                      : one_step             ? Json("one step")
+                                             : Json("two steps");
   json["steps"] = explanation.steps;
   json["channels"] = options.channels;
   json["rows"] = explanation.rows;

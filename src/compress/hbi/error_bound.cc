@@ -16,14 +16,15 @@ constexpr double kDecode = 0x1p-22;  // two fp32 roundings, of the step and of t
 // 65536 K.
 double FixedPointError(uint32_t k) { return 0x1p-17 + k * 0x1p-22; }
 
+// Of one quantization to nearest, over its M.
+double NearestError(uint32_t k) { return (0.5 + FixedPointError(k)) / k + kDecode; }
+
 // Of the decoded sum, over M.
-double SumError(int nranks, uint32_t k) {
-  const double n = nranks;
+double SumError(const Planner& planner, uint32_t k) {
+  if (planner.collective() == Collective::kAllGather) return NearestError(k);
+  const double n = planner.nranks();
   return ((n + 1) / 2 + n * (0x1p-16 + FixedPointError(k))) / k + n * kDecode;
 }
-
-// Of the second quantization, over its own M.
-double ResultError(uint32_t k2) { return (0.5 + FixedPointError(k2)) / k2 + kDecode; }
 
 // Relative rounding of a result in this type, and the smallest magnitude that overflows it.
 struct TypeRounding {
@@ -43,21 +44,21 @@ TypeRounding RoundingOf(DataType type) {
 double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
                   ReduceOp op) {
   if (top == kZeroCode) return 0;
-  const double n = planner.nranks(), magnitude = Magnitude(top);
+  const double n = planner.contributions(), magnitude = Magnitude(top);
   double error = n * magnitude;  // dropped: zero instead of the sum
   if (point.k != 0) {
-    error = magnitude * SumError(planner.nranks(), point.k);
+    error = magnitude * SumError(planner, point.k);
     const double largest = n * magnitude * (1 + kDecode);
     if (largest > std::numeric_limits<float>::max()) return kInfinity;
-    if (planner.config().all_gather == AllGather::kRequant) {
+    if (planner.requantizes()) {
       const float above = std::nextafter(static_cast<float>(largest), HUGE_VALF);
       const uint8_t code = CodeOfMagnitude(std::bit_cast<uint32_t>(above));
       if (code == kPoison) return kInfinity;
-      error += Magnitude(code) * ResultError(point.k2);
+      error += Magnitude(code) * NearestError(point.k2);
     }
   }
   if (type == DataType::kFloat64) error += n * (magnitude * 0x1p-24 + 0x1p-150);
-  const double divisor = op == ReduceOp::kAvg ? n : 1;
+  const double divisor = Reduces(planner.collective()) && op == ReduceOp::kAvg ? n : 1;
   const TypeRounding rounding = RoundingOf(type);
   const double largest = (n * magnitude + error) / divisor;
   if (largest >= rounding.limit) return kInfinity;
@@ -67,10 +68,10 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
 double RelativeErrorBound(const Planner& planner, const Point& point) {
   if (point.k == 0) return 1;
   // M is at most a quarter octave above the magnitude, the second M one above the largest sum.
-  const double quarter = std::exp2(0.25) * (1 + 0x1p-20), n = planner.nranks();
-  double error = quarter * SumError(planner.nranks(), point.k) / n;
-  if (planner.config().all_gather == AllGather::kRequant) {
-    error += quarter * quarter * (1 + 2 * kDecode) * ResultError(point.k2);
+  const double quarter = std::exp2(0.25) * (1 + 0x1p-20), n = planner.contributions();
+  double error = quarter * SumError(planner, point.k) / n;
+  if (planner.requantizes()) {
+    error += quarter * quarter * (1 + 2 * kDecode) * NearestError(point.k2);
   }
   return error;
 }

@@ -10,13 +10,15 @@
 
 namespace inccl::hbi {
 
-// Of any element of the result of a call over n ranks, in blocks whose agreed code is at most
-// `top` in superblocks that got `point`: its distance from the sum (or average) of the ranks'
-// elements. Infinite where the result may leave the range of fp32 or of the type.
+// Of any element of the result of a call, in blocks whose agreed code is at most `top` in
+// superblocks that got `point`: its distance from the sum (or average) of the ranks' elements, in
+// an all-gather from the sender's element. Infinite where the result may leave the range of fp32 or
+// of the type.
 double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
                   ReduceOp op);
 
-// Of the sum in fp32, over n times the largest magnitude of the block over the ranks; for blocks
+// Of the result in fp32, over the contributions of a sum times the largest magnitude of the block
+// over the ranks (in an all-gather of the sender alone); for blocks
 // whose largest magnitude is within the fine steps of the scales, 2^-34 to 2^16.
 double RelativeErrorBound(const Planner& planner, const Point& point);
 

@@ -12,7 +12,6 @@
 namespace inccl {
 namespace {
 
-using hbi::AllGather;
 using hbi::Config;
 using hbi::PackedBytes;
 using hbi::Planner;
@@ -20,30 +19,31 @@ using hbi::Point;
 using hbi::Reference;
 using hbi::Width;
 
-constexpr double kAgreementBits = 0.25;  // one code per 32 elements; twice, reduced and spread
+constexpr double kCodesBits = 0.25;  // one code per 32 elements; an agreement takes them twice
 
-// Bits per element over both phases of a superblock with these levels, n - 1 hops each, over n - 1.
-double BitsOf(const Config& config, int nranks, const Point& point) {
-  const auto n = static_cast<uint32_t>(nranks);
-  double sum = Width(1, point.k);
-  if (config.reference == Reference::kRing) {
+// Bits per element and phase of a superblock with these levels.
+double BitsOf(const Planner& planner, const Point& point) {
+  const auto n = static_cast<uint32_t>(planner.nranks());
+  if (planner.collective() == Collective::kAllGather) return kCodesBits + Width(1, point.k);
+  double sum = 2 * kCodesBits + Width(1, point.k);
+  if (planner.config().reference == Reference::kRing) {
     sum = 0;
     for (uint32_t h = 1; h < n; ++h) sum += Width(h, point.k);
-    sum /= n - 1;
+    sum = 2 * kCodesBits + sum / (n - 1);
   }
-  const bool exact = config.all_gather == AllGather::kExact;
-  const double result = exact ? Width(n, point.k) : kAgreementBits + Width(1, point.k2);
-  return 2 * kAgreementBits + sum + result;
+  if (planner.collective() == Collective::kReduceScatter) return sum;
+  const double result = planner.requantizes() ? kCodesBits + Width(1, point.k2) : Width(n, point.k);
+  return (sum + result) / 2;
 }
 
 }  // namespace
 
-std::shared_ptr<const Planner> hbi::PlannerCache::Get(int nranks) {
+std::shared_ptr<const Planner> hbi::PlannerCache::Get(Collective collective, int nranks) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const std::shared_ptr<const Planner>& planner : planners_) {
-    if (planner->nranks() == nranks) return planner;
+    if (planner->nranks() == nranks && planner->collective() == collective) return planner;
   }
-  planners_.push_back(std::make_shared<const Planner>(nranks, config_));
+  planners_.push_back(std::make_shared<const Planner>(collective, nranks, config_));
   return planners_.back();
 }
 
@@ -52,7 +52,8 @@ HbiCodec::HbiCodec(const Config& config)
 
 Status hbi::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
                       int nranks) {
-  if (collective != Collective::kAllReduce) {
+  if (collective != Collective::kAllReduce && collective != Collective::kReduceScatter &&
+      collective != Collective::kAllGather) {
     return InvalidArgument(
         fmt::format("codec hbi: {} is not available in this version", Name(collective)));
   }
@@ -61,7 +62,7 @@ Status hbi::CheckCall(const Config& config, Collective collective, DataType type
     return InvalidArgument(fmt::format(
         "codec hbi: type {} is none of float32, float16, bfloat16, float64", Name(type)));
   }
-  if (op != ReduceOp::kSum && op != ReduceOp::kAvg) {
+  if (Reduces(collective) && op != ReduceOp::kSum && op != ReduceOp::kAvg) {
     return InvalidArgument(fmt::format("codec hbi: reduction {} is neither sum nor avg", Name(op)));
   }
   if (nranks < 2) return InvalidArgument(fmt::format("codec hbi: {} ranks, at least 2", nranks));
@@ -88,16 +89,18 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
   return superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result));
 }
 
-void HbiCodec::Bound(int nranks, double* bits, double* relative_error) const {
-  const std::shared_ptr<const Planner> planner = planners_->Get(nranks);
+void HbiCodec::Bound(Collective collective, int nranks, double* bits,
+                     double* relative_error) const {
+  const std::shared_ptr<const Planner> planner = planners_->Get(collective, nranks);
   const Config& config = planner->config();
+  const bool sums_spread = collective == Collective::kAllReduce && !planner->requantizes();
   double worst_bits = 0, worst_error = 0, exact_bits = 0;
   for (const Point& point : planner->points().subspan(1)) {
-    worst_bits = std::max(worst_bits, BitsOf(config, nranks, point) / 2);
+    worst_bits = std::max(worst_bits, BitsOf(*planner, point));
     worst_error = std::max(worst_error, hbi::RelativeErrorBound(*planner, point));
-    if (config.all_gather == AllGather::kExact && point.k != 0) {
+    if (sums_spread && point.k != 0) {
       // The budget counts K2 and its codes, the sums themselves travel.
-      const double planned = kAgreementBits + Width(1, point.k2);
+      const double planned = kCodesBits + Width(1, point.k2);
       const double sent = Width(static_cast<uint32_t>(nranks), point.k);
       exact_bits = std::max(exact_bits, (sent - planned) / 2);
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// hbi: homomorphic block integers, the compressed domain of all-reduce (docs/format.md). Policy H:
-// scales agreed by all ranks ahead of the data, integer codes, packed sums that are exact.
+// hbi: homomorphic block integers, the compressed domain of all-reduce, reduce-scatter and
+// all-gather (docs/format.md). Policy H: scales agreed by all ranks ahead of the data, integer
+// codes, packed sums that are exact.
 #ifndef INCCL_COMPRESS_HBI_HBI_CODEC_H_
 #define INCCL_COMPRESS_HBI_HBI_CODEC_H_
 
@@ -19,12 +20,13 @@ namespace inccl {
 
 namespace hbi {
 
-// The planners of one configuration, made when a number of ranks is first seen. Thread-safe.
+// The planners of one configuration, made when a collective and a number of ranks are first seen.
+// Thread-safe.
 class PlannerCache {
  public:
   explicit PlannerCache(const Config& config) : config_(config) {}
   const Config& config() const { return config_; }
-  std::shared_ptr<const Planner> Get(int nranks);
+  std::shared_ptr<const Planner> Get(Collective collective, int nranks);
 
  private:
   const Config config_;
@@ -51,7 +53,8 @@ class HbiCodec final : public Codec {
   // bits: with `bits=` the cap (with ag=exact what it can become), with fixed levels their cost
   // where every superblock is live. relative_error: RelativeErrorBound of the worst levels the plan
   // may choose; 1 or more as long as the budget may drop superblocks.
-  void Bound(int nranks, double* bits, double* relative_error) const override;
+  void Bound(Collective collective, int nranks, double* bits,
+             double* relative_error) const override;
   std::unique_ptr<CodecState> NewState() const override;
 
  private:

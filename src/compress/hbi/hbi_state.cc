@@ -65,14 +65,17 @@ Status HbiState::Begin(const CallDesc& call) {
   if (call.rank < 0 || call.rank >= call.nranks) {
     return InvalidArgument(fmt::format("hbi: rank {} of {} ranks", call.rank, call.nranks));
   }
-  if (planner_ == nullptr || planner_->nranks() != call.nranks) {
-    planner_ = planners_->Get(call.nranks);
+  if (planner_ == nullptr || planner_->nranks() != call.nranks ||
+      planner_->collective() != call.collective) {
+    planner_ = planners_->Get(call.collective, call.nranks);
   }
   call_ = call;
-  const uint64_t superblocks = Superblocks(call.count);
-  codes_.resize(superblocks * kBlocks);
-  points_.resize(superblocks);
-  planned_.assign((call.count + kWindow - 1) / kWindow, 0);
+  segments_ = SegmentsOf(call.collective, static_cast<uint64_t>(call.nranks));
+  superblocks_ = Superblocks(call.count);
+  windows_ = (call.count + kWindow - 1) / kWindow;
+  codes_.resize(segments_ * superblocks_ * kBlocks);
+  points_.resize(segments_ * superblocks_);
+  planned_.assign(segments_ * windows_, 0);
   summary_ = {};
   sources_.reserve(static_cast<size_t>(call.nranks));
   return Status::Ok();
@@ -80,10 +83,10 @@ Status HbiState::Begin(const CallDesc& call) {
 
 Status HbiState::CheckRange(const Range& range) const {
   const bool inside = range.first <= call_.count && range.count <= call_.count - range.first;
-  if (range.segment != 0 || range.count == 0 || !inside) {
-    return InternalError(fmt::format("hbi: elements {} to {} of segment {} in a call of {}",
+  if (range.segment >= segments_ || range.count == 0 || !inside) {
+    return InternalError(fmt::format("hbi: elements {} to {} of segment {} in a call of {} in {}",
                                      range.first, range.first + range.count, range.segment,
-                                     call_.count));
+                                     call_.count, segments_));
   }
   const bool at_end = range.first + range.count == call_.count;
   if (range.first % kSuperblock != 0 || (range.count % kSuperblock != 0 && !at_end) ||
@@ -96,11 +99,12 @@ Status HbiState::CheckRange(const Range& range) const {
 }
 
 SliceContext HbiState::Slice(const Range& range) const {
-  const uint64_t superblock = range.first / kSuperblock;
+  const uint64_t superblock = FirstSuperblock(range.segment) + range.first / kSuperblock;
   return {.kernels = &BestKernels(),
           .planner = planner_.get(),
           .type = call_.type,
-          .average = call_.op == ReduceOp::kAvg,
+          .average = Reduces(call_.collective) && call_.op == ReduceOp::kAvg,
+          .nearest = !Reduces(call_.collective),
           .shift = RankShift(call_.rank, call_.nranks),
           .counter = HashCounter(call_.seed, call_.step, range.first / kBlock),
           .count = range.count,
@@ -108,11 +112,13 @@ SliceContext HbiState::Slice(const Range& range) const {
           .points = points_.data() + superblock};
 }
 
-void HbiState::Plan(uint64_t window) {
-  if (planned_[window] != 0) return;
-  planned_[window] = 1;
-  const uint64_t first = window * kWindowSuperblocks;
-  const uint64_t count = std::min<uint64_t>(kWindowSuperblocks, points_.size() - first);
+void HbiState::Plan(uint32_t segment, uint64_t window) {
+  uint8_t& planned = planned_[FirstWindow(segment) + window];
+  if (planned != 0) return;
+  planned = 1;
+  const uint64_t before = window * kWindowSuperblocks;
+  const uint64_t first = FirstSuperblock(segment) + before;
+  const uint64_t count = std::min<uint64_t>(kWindowSuperblocks, superblocks_ - before);
   planner_->Plan(codes_.data() + first * kBlocks, {points_.data() + first, count}, &summary_);
 }
 
@@ -124,7 +130,7 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
         fmt::format("hbi: {} inputs and {} outputs", inputs.size(), outputs.size()));
   }
   if (outputs[0].format.form == Form::kSide) return CombineSide(range, inputs, outputs);
-  Plan(range.first / kWindow);
+  Plan(range.segment, range.first / kWindow);
   return CombineData(Slice(range), inputs, outputs);
 }
 
@@ -153,7 +159,9 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
   // Folded where it stays: in the state if it is wanted there, else in the first lane.
   uint8_t* to = Bytes(outputs[0].data);
   for (Term& output : outputs) {
-    if (output.data == nullptr) to = codes_.data() + range.first / kBlock;
+    if (output.data == nullptr) {
+      to = codes_.data() + FirstSuperblock(range.segment) * kBlocks + range.first / kBlock;
+    }
   }
   bool first = true;
   for (const Term& input : inputs) {
@@ -173,6 +181,17 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
   return Status::Ok();
 }
 
+bool HbiState::Travels(Form form) const {
+  switch (form) {
+    case Form::kSum: return Reduces(call_.collective);
+    case Form::kResult: return call_.collective != Collective::kReduceScatter;
+    case Form::kOutput: return true;
+    case Form::kInput:
+    case Form::kSide: break;
+  }
+  return false;
+}
+
 Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
                                const char* what) const {
   const uint64_t bytes = slice.count * SizeOf(slice.type);
@@ -185,14 +204,14 @@ Status HbiState::TakeInputs(const SliceContext& slice, std::span<const Term> inp
                             uint32_t* contributions) {
   sources_.clear();
   *contributions = 0;
-  const auto n = static_cast<uint32_t>(call_.nranks);
+  const uint32_t n = planner_->contributions();
   uint32_t known = 0;  // contributions whose length is in known_bytes
   uint64_t known_bytes = 0;
   for (const Term& input : inputs) {
     if (input.format.form == Form::kInput) {
       if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
       sources_.push_back({.contributions = 1, .elements = input.data});
-    } else if (input.format.form == Form::kSum) {
+    } else if (input.format.form == Form::kSum && Reduces(call_.collective)) {
       const uint32_t h = input.format.contributions;
       if (h == 0 || h > n) {
         return InternalError(fmt::format("hbi: a sum of {} contributions among {} ranks", h, n));
@@ -215,13 +234,13 @@ Status HbiState::TakeInputs(const SliceContext& slice, std::span<const Term> inp
 
 Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
                               std::span<Term> outputs, SliceOutputs* places) const {
-  const bool exact = planner_->config().all_gather == AllGather::kExact;
+  const bool complete = contributions == planner_->contributions();
   for (Term& output : outputs) {
     const Form form = output.format.form;
-    const bool complete = contributions == static_cast<uint32_t>(call_.nranks);
+    if (!Travels(form)) return Unexpected(output, "an output");
     if ((form == Form::kResult || form == Form::kOutput) && !complete) {
       return InternalError(fmt::format("hbi: {} from {} of {} contributions", NameOf(form),
-                                       contributions, call_.nranks));
+                                       contributions, planner_->contributions()));
     }
     if (form == Form::kSum && output.format.contributions != contributions) {
       return InternalError(fmt::format("hbi: a sum of {} contributions from {}",
@@ -230,11 +249,10 @@ Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
     uint64_t bytes = slice.count * SizeOf(slice.type);
     if (form == Form::kSum) bytes = SumBytes(slice, contributions);
     if (form == Form::kResult) bytes = ResultBytes(slice);
-    if (form == Form::kInput || form == Form::kSide) return Unexpected(output, "an output");
     if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
     uint8_t* data = Bytes(output.data);
     const Sink sink{data, data + output.bytes};
-    if (form == Form::kSum || (form == Form::kResult && exact)) {
+    if (form == Form::kSum || (form == Form::kResult && !planner_->requantizes())) {
       if (places->sum.at == nullptr) places->sum = sink;
     } else if (form == Form::kResult) {
       if (places->result.at == nullptr) places->result = sink;
@@ -257,7 +275,7 @@ Status HbiState::CombineData(const SliceContext& slice, std::span<const Term> in
   Status status = PlaceOutputs(slice, contributions, outputs, &places);
   if (!status.ok()) return status;
   FoldSlice(slice, sources_, places);
-  // Outputs of one form get equal bytes; with ag=exact the sum is the result.
+  // Outputs of one form get equal bytes; without a second quantization the sum is the result.
   for (Term& output : outputs) {
     const void* from = places.sum.at;
     if (output.format.form == Form::kOutput) from = places.elements;
@@ -269,11 +287,12 @@ Status HbiState::CombineData(const SliceContext& slice, std::span<const Term> in
 
 Status HbiState::ForwardResult(const SliceContext& slice, const Term& input,
                                std::span<Term> outputs) {
+  if (!Travels(input.format.form)) return Unexpected(input, "an input");
   const uint64_t bytes = ResultBytes(slice);
   if (input.bytes != bytes) return WrongLength(input, bytes);
   const uint8_t* payload = Bytes(input.data);
   const size_t codes = size_t{slice.superblocks()} * kBlocks;
-  if (planner_->config().all_gather == AllGather::kRequant && HasReserved(payload, codes)) {
+  if (planner_->requantizes() && HasReserved(payload, codes)) {
     return InternalError(
         fmt::format("hbi: a reserved scale code in a result of {} elements", slice.count));
   }
@@ -305,9 +324,12 @@ void HbiState::Finish(CodecStats* stats) {
   if (planner_ == nullptr) return;
   stats->dropped_superblocks = summary_.dropped;
   const uint64_t blocks = (call_.count + kBlock - 1) / kBlock;
-  for (uint64_t b = 0; b < blocks; ++b) {
-    stats->zero_blocks += codes_[b] == kZeroCode ? 1 : 0;
-    stats->poisoned_blocks += codes_[b] == kPoison ? 1 : 0;
+  for (uint32_t segment = 0; segment < segments_; ++segment) {
+    const uint8_t* codes = codes_.data() + FirstSuperblock(segment) * kBlocks;
+    for (uint64_t b = 0; b < blocks; ++b) {
+      stats->zero_blocks += codes[b] == kZeroCode ? 1 : 0;
+      stats->poisoned_blocks += codes[b] == kPoison ? 1 : 0;
+    }
   }
   const std::span<const Point> points = planner_->points();
   for (size_t p = 1; p < points.size(); ++p) {

@@ -38,12 +38,20 @@ class HbiState final : public CodecState {
   // Lengths of the outputs; what they need of FoldSlice.
   Status PlaceOutputs(const SliceContext& slice, uint32_t contributions, std::span<Term> outputs,
                       SliceOutputs* places) const;
+  // Whether data of this form is part of this collective, as an output; of kResult also as an
+  // input.
+  bool Travels(Form form) const;
   SliceContext Slice(const Range& range) const;
-  void Plan(uint64_t window);
+  // Place of a segment's first superblock and of its first window in the vectors below.
+  uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }
+  uint64_t FirstWindow(uint32_t segment) const { return segment * windows_; }
+  void Plan(uint32_t segment, uint64_t window);
 
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;
   CallDesc call_;
+  uint64_t segments_ = 1, superblocks_ = 0, windows_ = 0;  // the last two of one segment
+  // Segment by segment.
   std::vector<uint8_t> codes_;    // agreed, of all superblocks
   std::vector<uint8_t> points_;   // of planned windows
   std::vector<uint8_t> planned_;  // by window

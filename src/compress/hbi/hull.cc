@@ -21,19 +21,24 @@ struct Choice {
   uint32_t k, k2;
 };
 
-std::vector<Choice> AllChoices(int nranks, Reference reference) {
+std::vector<Choice> AllChoices(Collective collective, int nranks, Reference reference) {
   const auto n = static_cast<uint32_t>(nranks);
+  const uint32_t hops = Hops(collective, nranks);
   std::vector<Choice> choices{{0, n * 0.10, 0, 0}};
   for (const uint32_t k : kLevels) {
     if (2 * n * k >= kFieldLimit) break;
     uint32_t cost = 0;
-    for (uint32_t h = 1; h < n; ++h) cost += Width(reference == Reference::kRing ? h : 1, k);
+    for (uint32_t h = 1; h <= hops; ++h) cost += Width(reference == Reference::kRing ? h : 1, k);
+    if (collective != Collective::kAllReduce) {
+      choices.push_back({cost, n / (12.0 * k * k), k, 0});
+      continue;
+    }
     for (const uint32_t k2 : kLevels) {
       if (2 * n * k2 >= kFieldLimit) break;
       // Systematic rounding makes (n + 1) / 12 steps squared; the second quantization of the sum,
       // whose scale is about sqrt(0.66 n) M, adds a twelfth of its own.
       const double error = (n + 1) / (12.0 * k * k) + 0.66 * n / (12.0 * k2 * k2);
-      choices.push_back({cost + (n - 1) * Width(1, k2), error, k, k2});
+      choices.push_back({cost + hops * Width(1, k2), error, k, k2});
     }
   }
   std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
@@ -57,9 +62,9 @@ int Threshold(double slope) {
 
 }  // namespace
 
-std::vector<HullPoint> BuildHull(int nranks, Reference reference) {
+std::vector<HullPoint> BuildHull(Collective collective, int nranks, Reference reference) {
   std::vector<Choice> hull;
-  for (const Choice& choice : AllChoices(nranks, reference)) {
+  for (const Choice& choice : AllChoices(collective, nranks, reference)) {
     if (!hull.empty() && choice.error >= hull.back().error) continue;
     if (!hull.empty() && choice.cost == hull.back().cost) hull.pop_back();
     while (hull.size() >= 2 && IsAbove(hull[hull.size() - 2], hull.back(), choice)) hull.pop_back();

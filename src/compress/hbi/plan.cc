@@ -13,8 +13,9 @@
 namespace inccl::hbi {
 namespace {
 
-// Of the two phases together, in eighths of a bit per element: agreement 0.5, own codes 0.25.
-constexpr int64_t kCodesOverhead8 = 6;
+// What `bits` counts of scale codes, in eighths of a bit per element: an agreement takes 0.5, codes
+// that only one rank has 0.25.
+constexpr int64_t kAgreement8 = 4, kOwnCodes8 = 2;
 
 std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks) {
   auto table = std::make_unique<LevelTable>();
@@ -43,14 +44,16 @@ const LevelTable* Planner::TableOf(uint32_t k) {
   return tables_.back().get();
 }
 
-Planner::Planner(int nranks, const Config& config) : nranks_(nranks), config_(config) {
+Planner::Planner(Collective collective, int nranks, const Config& config)
+    : collective_(collective), nranks_(nranks), config_(config) {
   points_.push_back({0, 0, 0, TableOf(0), TableOf(0)});
   if (config.bits8 == 0) {
-    points_.push_back({0, static_cast<uint16_t>(config.k), static_cast<uint16_t>(config.k2),
-                       TableOf(config.k), TableOf(config.k2)});
+    const uint32_t k2 = collective == Collective::kAllReduce ? config.k2 : 0;
+    points_.push_back({0, static_cast<uint16_t>(config.k), static_cast<uint16_t>(k2),
+                       TableOf(config.k), TableOf(k2)});
     return;
   }
-  const std::vector<HullPoint> hull = BuildHull(nranks, config.reference);
+  const std::vector<HullPoint> hull = BuildHull(collective, nranks, config.reference);
   for (const HullPoint& point : hull) {
     points_.push_back({point.cost, point.k, point.k2, TableOf(point.k), TableOf(point.k2)});
   }
@@ -80,6 +83,16 @@ void Planner::Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary*
   if (tops.used != 0) top = std::max(top, tops.bins[tops.used - 1].code);
 }
 
+int64_t Planner::Budget8(size_t superblocks) const {
+  int64_t per_hop8 = config_.bits8;
+  switch (collective_) {
+    case Collective::kReduceScatter: per_hop8 -= kAgreement8; break;
+    case Collective::kAllGather: per_hop8 -= kOwnCodes8; break;
+    default: per_hop8 = 2 * per_hop8 - kAgreement8 - kOwnCodes8;
+  }
+  return Hops(collective_, nranks_) * per_hop8 * static_cast<int64_t>(superblocks);
+}
+
 int64_t Planner::Cost8(const Tops& tops, int delta) const {
   int64_t cost = 0;
   for (const Tops::Bin& bin : tops.span()) {
@@ -103,8 +116,7 @@ int Planner::FindDelta(const Tops& tops, int64_t budget8) const {
 }
 
 void Planner::Spend(const Tops& tops, std::span<uint8_t> points, PlanSummary* summary) const {
-  const int64_t budget8 = (nranks_ - 1) * (2 * int64_t{config_.bits8} - kCodesOverhead8) *
-                          static_cast<int64_t>(points.size());
+  const int64_t budget8 = Budget8(points.size());
   const int delta = FindDelta(tops, budget8);
   int64_t left8 = budget8 - Cost8(tops, delta);
   const auto step8 = [this](uint8_t point) {

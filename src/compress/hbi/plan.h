@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plan: levels of each superblock of a window from the agreed scale codes alone, integers only,
-// the same on every rank. The tables it needs depend on n and the options; they are built once.
+// The plan: levels of each superblock of a window from its scale codes alone, integers only, the
+// same on every rank. The tables it needs depend on the collective, n and the options; they are
+// built once.
 #ifndef INCCL_COMPRESS_HBI_PLAN_H_
 #define INCCL_COMPRESS_HBI_PLAN_H_
 
@@ -11,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "base/status.h"
+#include "base/types.h"
 #include "compress/hbi/config.h"
 
 namespace inccl::hbi {
@@ -27,7 +28,7 @@ struct LevelTable {
 
 // What a superblock can be given. An index into Planner::points() is what a plan is made of.
 struct Point {
-  uint32_t cost = 0;                   // bits per element over the n - 1 hops of both phases
+  uint32_t cost = 0;                   // bits per element over the hops of the plan
   uint16_t k = 0, k2 = 0;              // 0: nothing is coded
   const LevelTable* sum = nullptr;     // of k
   const LevelTable* result = nullptr;  // of k2
@@ -44,10 +45,20 @@ class Planner {
  public:
   static constexpr uint8_t kDead = 0;  // the point of a superblock without a live block
 
-  // n >= 2; 2 n K < 65536 for every K in use (HbiCodec::Supports).
-  Planner(int nranks, const Config& config);
+  // All-reduce, reduce-scatter or all-gather; n >= 2; 2 n K < 65536 for every K in use
+  // (HbiCodec::Supports).
+  Planner(Collective collective, int nranks, const Config& config);
 
+  Collective collective() const { return collective_; }
   int nranks() const { return nranks_; }
+  // Contributions in a complete sum.
+  uint32_t contributions() const {
+    return collective_ == Collective::kAllGather ? 1 : static_cast<uint32_t>(nranks_);
+  }
+  // Whether complete sums are decoded and quantized once more on their way to the ranks.
+  bool requantizes() const {
+    return collective_ == Collective::kAllReduce && config_.all_gather == AllGather::kRequant;
+  }
   const Config& config() const { return config_; }
   std::span<const Point> points() const { return points_; }
 
@@ -82,6 +93,10 @@ class Planner {
     return by_distance_[static_cast<size_t>(quarters - delta - kFirstDistance)];
   }
 
+  // What a window may cost, in eighths of a bit per element and hop.
+  int64_t Budget8(size_t superblocks) const;
+
+  Collective collective_;
   int nranks_;
   Config config_;
   std::vector<Point> points_;  // [0]: dead; then the hull, or the one fixed choice

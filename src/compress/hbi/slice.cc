@@ -148,13 +148,15 @@ class Walker {
 };
 
 // The sum of the sources' superblock s, as a tile.
-void FoldTile(const Kernels& kernels, Walker* walker, uint32_t s, const Point& point,
+void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
               std::span<Source> sources) {
+  const Kernels& kernels = *slice.kernels;
   bool first = true;
   for (Source& source : sources) {
     if (source.elements != nullptr) {
       const QuantizeArgs own = walker->Own(s, source.elements, point);
-      (first ? kernels.quantize : kernels.quantize_add)(own, walker->tile());
+      const auto quantize = slice.nearest ? kernels.quantize_nearest : kernels.quantize;
+      (first ? quantize : kernels.quantize_add)(own, walker->tile());
     } else {
       const uint32_t width = Width(source.contributions, point.k);
       const uint8_t* in = walker->Take(&source, width);
@@ -251,9 +253,7 @@ uint64_t SumBytes(const SliceContext& slice, uint32_t contributions) {
 }
 
 uint64_t ResultBytes(const SliceContext& slice) {
-  if (slice.planner->config().all_gather == AllGather::kExact) {
-    return SumBytes(slice, static_cast<uint32_t>(slice.planner->nranks()));
-  }
+  if (!slice.planner->requantizes()) return SumBytes(slice, slice.planner->contributions());
   uint64_t bytes = 0;
   for (uint32_t s = 0; s < slice.superblocks(); ++s) {
     bytes += kBlocks + PackedBytes(Width(1, slice.planner->points()[slice.points[s]].k2));
@@ -268,8 +268,8 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   uint8_t* result_codes = result.at;
   if (result.at != nullptr) result.at += size_t{slice.superblocks()} * kBlocks;
   const bool sum_only = result.at == nullptr && outputs.elements == nullptr;
-  const Fused way = sum_only ? FusedWay(sources) : Fused::kNone;
-  const bool requant = slice.planner->config().all_gather == AllGather::kRequant;
+  const Fused way = sum_only && !slice.nearest ? FusedWay(sources) : Fused::kNone;
+  const bool requant = slice.planner->requantizes();
   uint32_t contributions = 0;
   for (const Source& source : sources) contributions += source.contributions;
   uint8_t local_codes[kBlocks];
@@ -284,7 +284,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       continue;
     }
     if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
-    FoldTile(kernels, &walker, s, point, sources);
+    FoldTile(slice, &walker, s, point, sources);
     if (sum.at != nullptr) {
       uint8_t* out = walker.Room(sum, width);
       kernels.pack(walker.tile(), width, out);
@@ -314,21 +314,21 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
 }
 
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements) {
-  const bool exact = slice.planner->config().all_gather == AllGather::kExact;
-  const auto n = static_cast<uint32_t>(slice.planner->nranks());
+  const bool sums = !slice.planner->requantizes();
+  const uint32_t contributions = slice.planner->contributions();
   Walker walker(slice);
-  const size_t codes_bytes = exact ? 0 : size_t{slice.superblocks()} * kBlocks;
+  const size_t codes_bytes = sums ? 0 : size_t{slice.superblocks()} * kBlocks;
   Source source{.at = payload + codes_bytes, .end = payload + ResultBytes(slice)};
   for (uint32_t s = 0, run = 1; s < slice.superblocks(); s += run) {
     const Point& point = walker.PointOf(s);
-    const uint8_t* codes = exact ? walker.Codes(s) : payload + size_t{s} * kBlocks;
+    const uint8_t* codes = sums ? walker.Codes(s) : payload + size_t{s} * kBlocks;
     run = 1;
     if (point.k == 0) {
       walker.PutUncoded(s, codes, elements);
       continue;
     }
-    const LevelTable& table = exact ? *point.sum : *point.result;
-    const uint32_t width = exact ? Width(n, point.k) : Width(1, point.k2);
+    const LevelTable& table = sums ? *point.sum : *point.result;
+    const uint32_t width = sums ? Width(contributions, point.k) : Width(1, point.k2);
     float* y = walker.ElementRoom(s, elements);
     if (walker.InPlace(s)) {
       // Up to the last whole superblock; a partial one comes by itself.
@@ -337,7 +337,7 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
     }
     slice.kernels->unpack_decode({.codes = codes,
                                   .step = slice.average ? table.average : table.step,
-                                  .zero = exact ? n * point.k : point.k2,
+                                  .zero = sums ? contributions * point.k : point.k2,
                                   .superblocks = run},
                                  walker.Take(&source, width, run), width, y);
     walker.PutElements(s, y, elements);

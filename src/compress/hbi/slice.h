@@ -22,10 +22,11 @@ struct SliceContext {
   const Planner* planner = nullptr;
   DataType type = DataType::kFloat32;
   bool average = false;
+  bool nearest = false;             // own elements are rounded to nearest, without hash and shift
   uint16_t shift = 0;               // RankShift of this rank
   uint32_t counter = 0;             // HashCounter of the slice's first block
   uint32_t count = 0;               // elements; the last superblock may be partial
-  const uint8_t* codes = nullptr;   // agreed, kBlocks per superblock
+  const uint8_t* codes = nullptr;   // agreed (all-gather: the sender's), kBlocks per superblock
   const uint8_t* points = nullptr;  // planned, one per superblock
 
   uint32_t superblocks() const { return (count + kSuperblock - 1) / kSuperblock; }
@@ -48,7 +49,7 @@ struct Sink {
 // Null where an output is not wanted.
 struct SliceOutputs {
   Sink sum;                       // packed, of all contributions together
-  Sink result;                    // kResult; with AllGather::kExact use `sum`
+  Sink result;                    // kResult; unless Planner::requantizes() use `sum`
   std::byte* elements = nullptr;  // decoded, in the caller's type
 };
 
@@ -57,7 +58,7 @@ uint64_t SumBytes(const SliceContext& slice, uint32_t contributions);
 uint64_t ResultBytes(const SliceContext& slice);
 
 // Folds the sources (at least one; `at` advances) into the outputs. `result` and `elements` need
-// all n contributions.
+// all contributions.
 void FoldSlice(const SliceContext& slice, std::span<Source> sources, const SliceOutputs& outputs);
 
 // Decodes a kResult payload of ResultBytes bytes whose codes have been checked.
