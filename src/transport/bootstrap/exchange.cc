@@ -92,8 +92,7 @@ Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const Exchange
     return TimeoutError(fmt::format("no word from rank {} about the transport within {} ms",
                                     bootstrap::ListRanks(late), terms.timeout_ms));
   }
-  poll(fds.data(), fds.size(),
-       bootstrap::PollTimeout(std::min(terms.deadline, now + bootstrap::kCancelLag)));
+  bootstrap::PollUntil(fds, std::min(terms.deadline, now + bootstrap::kCancelLag));
   return Status::Ok();
 }
 
