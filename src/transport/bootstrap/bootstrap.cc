@@ -112,7 +112,12 @@ Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClie
   if (root->verdict().ok()) {
     root->LimitTo(SystemClock().Now() + kNewsGrace);
     (void)root->Send(MessageKind::kFailed, EncodeError(ours));
-    (void)root->Await(MessageKind::kGo);
+    const Status news = root->Await(MessageKind::kGo).status();
+    // Then it may have been the first to go, and the peer that is missed one of those who noticed.
+    if (root->verdict().ok() && news.code() == Code::kRemoteError) {
+      return root->Named(Status(ours.code(), fmt::format("{}; and the rendezvous at {} is gone",
+                                                         ours.message(), root->name())));
+    }
   }
   const Status& verdict = root->verdict();
   const bool an_echo = verdict.message().find(NameOf(self) + " failed") != std::string::npos;

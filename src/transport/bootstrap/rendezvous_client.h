@@ -55,6 +55,7 @@ class RendezvousClient {
   Status CheckCancelled() const;
   // What the root said has gone wrong, OK if nothing.
   const Status& verdict() const { return verdict_; }
+  const std::string& name() const { return root_name_; }  // where it is
   // "rank 1/4: init: ..."
   Status Named(const Status& status) const;
 
