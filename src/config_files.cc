@@ -157,7 +157,10 @@ Status Settings::LoadFile(const std::string& path, bool required) {
   if (!text.ok()) {
     const bool absent = error == ENOENT || error == ENOTDIR;
     const bool forbidden = error == EACCES || error == EPERM;
-    if (required) {
+    // Nothing is wrong with the name then.
+    const bool of_the_system =
+        error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
+    if (required && !of_the_system) {
       return InvalidArgument(fmt::format("INCCL_CONF_FILE: {}", text.status().message()));
     }
     if (!absent && !forbidden) return text.status();

@@ -94,7 +94,8 @@ lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "^$PWD/(src|perf|t
 if [ "$install" = 1 ]; then step "install packages" tools/install_packages.sh; fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
 if command -v clang-format-14 > /dev/null || [ "$quick" = 0 ]; then step "format" check_format; fi
-step "build release" configure_and_build release && test_preset release
+step "build release" configure_and_build release && test_preset release &&
+  step "scorecard" tools/reliability_report.py --check build/release/results
 if [ "$quick" = 0 ]; then
   for preset in asan tsan; do
     step "build $preset" configure_and_build "$preset" && test_preset "$preset"

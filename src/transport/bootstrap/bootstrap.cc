@@ -114,20 +114,19 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, Ra
 
 // Tells the rendezvous, which tells everybody; the first failure it heard of is everybody's.
 Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
-  Status told = ours;
   if (root->verdict().ok()) {
     root->LimitTo(SystemClock().Now() + kNewsGrace);
     (void)root->Send(MessageKind::kFailed, EncodeError(ours));
-    const Result<std::vector<std::byte>> news = root->Await(MessageKind::kGo);
-    // Nobody is left to say what came first; that may be why.
-    if (!news.ok() && news.status().code() == Code::kRemoteError && root->verdict().ok()) {
-      told =
-          Status(ours.code(), fmt::format("{}; {} has gone as well", ours.message(), root->name()));
+    const Status news = root->Await(MessageKind::kGo).status();
+    // Then it may have been the first to go, and the peer that is missed one of those who noticed.
+    if (root->verdict().ok() && news.code() == Code::kRemoteError) {
+      return root->Named(Status(ours.code(), fmt::format("{}; and the rendezvous at {} is gone",
+                                                         ours.message(), root->name())));
     }
   }
   const Status& verdict = root->verdict();
   const bool an_echo = verdict.message().find(NameOf(self) + " failed") != std::string::npos;
-  return verdict.ok() || an_echo ? root->Named(told) : verdict;
+  return verdict.ok() || an_echo ? root->Named(ours) : verdict;
 }
 
 Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,

@@ -53,10 +53,9 @@ class RendezvousClient {
   void LimitTo(Time deadline) { options_.deadline = std::min(options_.deadline, deadline); }
   // An error once the caller does not want to join any more.
   Status CheckCancelled() const;
-  // "the rendezvous at 192.0.2.1:4711"
-  std::string name() const { return "the rendezvous at " + root_name_; }
   // What the root said has gone wrong, OK if nothing.
   const Status& verdict() const { return verdict_; }
+  const std::string& name() const { return root_name_; }  // where it is
   // "rank 1/4: init: ..."
   Status Named(const Status& status) const;
 
