@@ -130,7 +130,8 @@ const std::string& LastError(ccl_comm_t comm) {
     const ccl_comm::State state = comm->state.load();
     Status sticky;
     if (state == ccl_comm::State::kFailed) sticky = comm->creation_error;
-    if (comm->impl != nullptr && state != ccl_comm::State::kCreating) sticky = comm->impl->error();
+    // `impl` is the background thread's while it creates.
+    if (state != ccl_comm::State::kCreating && comm->impl != nullptr) sticky = comm->impl->error();
     if (!sticky.ok()) *last = sticky;
   }
   return last->message();
