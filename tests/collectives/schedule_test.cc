@@ -121,70 +121,6 @@ TEST_P(EverySchedule, ChannelsAreCopies) {
 
 INSTANTIATE_TEST_SUITE_P(Schedules, EverySchedule, testing::ValuesIn(AllCases()), CaseName);
 
-TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
-  for (const Case& which : AllCases()) {
-    if (which.collective != Collective::kAllReduce) continue;
-    for (int n = 1; n <= 64 && !HasFailure(); ++n) {
-      ScheduleRequest request = RequestOf(which, n);
-      request.channels = n <= 16 ? 2 : 1;
-      const Proof without = Prove(request);
-      request.side_phase = true;
-      for (bool one_shot : {false, true}) {
-        request.side_one_shot = one_shot;
-        const Proof with = Prove(request, n <= 16 ? 5 : 3);
-        const int agreement = n == 1 ? 0 : one_shot ? 1 : 2;
-        EXPECT_EQ(with.steps, without.steps + agreement) << test::Describe(request);
-        EXPECT_EQ(with.rank_order, without.rank_order) << test::Describe(request);
-      }
-    }
-  }
-}
-
-// Every data strand waits for the codes of the segments it works on, and for no others.
-TEST(SideSchedule, DataWaitsForItsOwnSegments) {
-  ScheduleRequest request = RequestOf({Collective::kAllGather, Algorithm::kDirect}, 4);
-  request.side_phase = true;
-  // Strands: 0 side send, 1 side gather, 2 data send, 3 data gather.
-  const Schedule gather = MakeAll(request)[1];
-  ASSERT_EQ(gather.strands.size(), 4u);
-  const auto same_row = [](const Strand& strand) {
-    std::vector<int> strands;
-    for (const Dependency& wait : strand.waits) {
-      if (wait.lag == 0) strands.push_back(wait.strand);
-    }
-    return strands;
-  };
-  EXPECT_EQ(same_row(gather.strands[2]), std::vector<int>{0});
-  EXPECT_EQ(same_row(gather.strands[3]), std::vector<int>{1});
-  // 0 side deal, 1 side own, 2 side gather, 3 data deal, 4 data own.
-  request = RequestOf({Collective::kReduceScatter, Algorithm::kDirect}, 4);
-  request.side_phase = true;
-  const Schedule scatter = MakeAll(request)[1];
-  ASSERT_EQ(scatter.strands.size(), 5u);
-  EXPECT_EQ(same_row(scatter.strands[3]), std::vector<int>{2});
-  EXPECT_EQ(same_row(scatter.strands[4]), std::vector<int>{1});
-  // The ring has one strand for all segments.
-  request.algorithm = Algorithm::kRing;
-  EXPECT_EQ(same_row(MakeAll(request)[1].strands[3]), (std::vector<int>{1, 2}));
-}
-
-TEST(SideSchedule, ComesFirstAndOnItsOwnLanes) {
-  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
-  request.side_phase = true;
-  const std::vector<Schedule> with = MakeAll(request);
-  request.side_phase = false;
-  const std::vector<Schedule> without = MakeAll(request);
-  EXPECT_EQ(with[1].phases[0].lane_class, LaneClass::kSide);
-  EXPECT_EQ(with[1].phases[1].lane_class, LaneClass::kData);
-  EXPECT_EQ(with[1].strands[0].phase, 0);
-  EXPECT_EQ(with[1].strands.back().phase, 1);
-  EXPECT_DOUBLE_EQ(TrafficOf(with[1]).sent, TrafficOf(without[1]).sent);
-  const auto side =
-      std::count_if(with[1].lanes.begin(), with[1].lanes.end(),
-                    [](const ScheduleLane& lane) { return lane.lane_class == LaneClass::kSide; });
-  EXPECT_EQ(static_cast<size_t>(side), with[1].lanes.size() - without[1].lanes.size());
-}
-
 // The formulas of docs/algorithms.md: messages, traffic, widest partial sum, order.
 struct Expected {
   int steps = 0;
@@ -259,31 +195,6 @@ Expected ExpectedOf(const Case& which, int n) {
     case Collective::kScatter: return {n > 1, true, {(d - 1) / d, (d - 1) / d, one / d, 0}};
   }
   return {};
-}
-
-// Of segments: an agreement of two messages before the data of a reduce-scatter; the codes of an
-// all-gather travel beside the first data, unless one strand needs those of all.
-TEST(SideSchedule, OfSegmentsIsProven) {
-  for (const Case& which : AllCases()) {
-    const bool scatters = which.collective == Collective::kReduceScatter;
-    if (!scatters && which.collective != Collective::kAllGather) continue;
-    for (int n = 1; n <= 64 && !HasFailure(); ++n) {
-      ScheduleRequest request = RequestOf(which, n);
-      request.channels = n <= 16 ? 2 : 1;
-      const int rows = n <= 16 ? 5 : 3;
-      request.side_phase = true;
-      const Proof with = Prove(request, rows);
-      const Expected expected = ExpectedOf(which, n);
-      int steps = expected.steps;
-      if (n > 1 && scatters) steps += 2;
-      if (n > 1 && which.collective == Collective::kAllGather &&
-          which.algorithm == Algorithm::kRing) {
-        steps += 1;
-      }
-      EXPECT_EQ(with.steps, steps) << test::Describe(request);
-      EXPECT_EQ(with.rank_order, expected.rank_order) << test::Describe(request);
-    }
-  }
 }
 
 TEST_P(EverySchedule, HasTheStepsAndTheTrafficOfTheFormulas) {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -109,6 +110,28 @@ inline HbiDriver MakeDriver(const Case& c, DataType type = DataType::kFloat32,
                             Collective collective = Collective::kAllReduce) {
   return HbiDriver(c.spec, c.n, type, c.options.average ? ReduceOp::kAvg : ReduceOp::kSum, c.count,
                    c.options.seed, c.options.step, collective);
+}
+
+// ---------------------------------------------------------------- segments
+
+inline constexpr Collective kScatter = Collective::kReduceScatter, kGather = Collective::kAllGather;
+
+// A random call whose oracle does not take long.
+inline Case RandomSegments(Rng* rng) {
+  Case c = RandomCase(rng);
+  const size_t n = static_cast<size_t>(c.n);
+  c.count = std::min(c.count, std::max<size_t>(1, 250000 / n / n));
+  return c;
+}
+
+// What the ranks of a reduce-scatter send: n segments.
+inline Vectors ScatterInputs(const Case& c, Rng* rng) {
+  return MakeInputs(c.n, c.count * static_cast<size_t>(c.n), c.kind, rng);
+}
+
+inline std::vector<float> Segment(const std::vector<float>& x, size_t segment, size_t count) {
+  const auto first = x.begin() + static_cast<std::ptrdiff_t>(segment * count);
+  return {first, first + static_cast<std::ptrdiff_t>(count)};
 }
 
 }  // namespace inccl::test
