@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -155,7 +155,7 @@ class Simulation {
     ASSERT_EQ(got.size(), want.size());
     size_t wrong = 0;
     for (size_t i = 0; i < got.size(); ++i) {
-      wrong += std::memcmp(&got[i], &want[i], sizeof(float)) != 0;
+      wrong += std::bit_cast<uint32_t>(got[i]) != std::bit_cast<uint32_t>(want[i]);
     }
     EXPECT_EQ(wrong, 0u) << "rank " << rank << ": " << scenario_.ToString();
     if (!scenario_.in_place) {

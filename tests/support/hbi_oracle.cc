@@ -60,7 +60,7 @@ int CodeOf(const float* block) {
 
 // ---------------------------------------------------------------- the plan
 
-int BitLength(uint64_t x) {
+int BitLength(int x) {
   int length = 0;
   for (; x != 0; x >>= 1) ++length;
   return length;
@@ -84,19 +84,19 @@ std::vector<Option> Options(Kind kind, int n, bool ring) {
   for (const int k : kLevels) {
     if (2 * n * k >= 65536) continue;
     if (kind == Kind::kAllGather) {
-      all.push_back({BitLength(static_cast<uint64_t>(2 * k)), n / (12.0 * k * k), k, 0, 0});
+      all.push_back({BitLength(2 * k), n / (12.0 * k * k), k, 0, 0});
       continue;
     }
     if (kind == Kind::kReduceScatter) {
       int cost = 0;
-      for (int h = 1; h < n; ++h) cost += BitLength(static_cast<uint64_t>(2 * (ring ? h : 1) * k));
+      for (int h = 1; h < n; ++h) cost += BitLength(2 * (ring ? h : 1) * k);
       all.push_back({cost, n / (12.0 * k * k), k, 0, 0});
       continue;
     }
     for (const int k2 : kLevels) {
       if (2 * n * k2 >= 65536) continue;
-      int cost = (n - 1) * BitLength(static_cast<uint64_t>(2 * k2));
-      for (int h = 1; h < n; ++h) cost += BitLength(static_cast<uint64_t>(2 * (ring ? h : 1) * k));
+      int cost = (n - 1) * BitLength(2 * k2);
+      for (int h = 1; h < n; ++h) cost += BitLength(2 * (ring ? h : 1) * k);
       const double sum_error = (n + 1) / (12.0 * k * k);
       const double result_error = 0.66 * n / (12.0 * k2 * k2);
       all.push_back({cost, sum_error + result_error, k, k2, 0});
@@ -377,7 +377,7 @@ std::vector<uint8_t> HbiPack(const std::vector<uint32_t>& fields, const std::vec
                              int contributions) {
   std::vector<uint8_t> out;
   for (size_t s = 0; s < k.size(); ++s) {
-    const int width = k[s] == 0 ? 0 : BitLength(static_cast<uint64_t>(2 * contributions * k[s]));
+    const int width = k[s] == 0 ? 0 : BitLength(2 * contributions * k[s]);
     std::vector<uint8_t> packed(static_cast<size_t>(32 * width), 0);
     for (size_t j = 0; j < kSuperElements; ++j) {
       for (int bit = 0; bit < width; ++bit) {
