@@ -1,26 +1,29 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds and runs every test with gcc, under the address and undefined-behaviour sanitizers, and
-# those with threads under the thread sanitizer, shows all sources to clang, and checks format and lints. Goes on after a
-# failure; exit status 0 if all is well.
+# those with threads under the thread sanitizer, and checks the format and lints. Goes on after a failure; exit status 0 if
+# all is well.
 #
-# usage: tools/check.sh [--quick] [--no-install] [-j JOBS]
+# usage: tools/check.sh [--quick | --long] [--no-install] [-j JOBS]
 #   --quick        only the release build, its tests and the format
+#   --long         also: tests seen by clang, lints of benchmarks and tools, every fuzz target for a minute, a stress test
+#                  of 10^5 operations
 #   --no-install   installs nothing
-#   -j JOBS        parallel compilations (default: the cores)
+#   -j JOBS        parallel compilations and tests (default: the cores)
 #
 # A step that fails outside ctest (a build, the format, the lints) counts as one failure. The last line of output is
 # "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-quick=0 install=1 jobs=$(nproc)
+quick=0 long=0 install=1 jobs=$(nproc)
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=1 ;;
+    --long) long=1 ;;
     --no-install) install=0 ;;
     -j) shift; jobs=${1:?} ;;
-    *) sed -n 's/^# \{0,1\}//; 6,9p' "$0" >&2; exit 2 ;;
+    *) sed -n 's/^# \{0,1\}//; 7,12p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -78,7 +81,7 @@ sources() {
   find src include tests perf tools examples -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' \) "$@"
 }
 check_format() { sources -print0 | xargs -0 clang-format-14 --dry-run --Werror; }
-# clang-tidy compiles the sources with clang's warnings; what it does not see is compiled here, as far as that shows.
+# clang-tidy shows the sources to clang; this shows it the tests.
 clang_tests() {
   python3 - build/release/compile_commands.json "$PWD/tests/" << 'END' | xargs -0 -P "$jobs" -I {} sh -c {}
 import json, re, sys
@@ -89,7 +92,8 @@ for entry in json.load(open(sys.argv[1])):
         print("cd " + entry["directory"] + " && " + command, end="\0")
 END
 }
-lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "^$PWD/(src|perf|tools)/.*\.cc$"; }
+lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "^$PWD/($1)/.*\.cc$"; }
+stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_stress_test; }
 
 if [ "$install" = 1 ]; then step "install packages" tools/install_packages.sh; fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
@@ -100,8 +104,13 @@ if [ "$quick" = 0 ]; then
   for preset in asan tsan; do
     step "build $preset" configure_and_build "$preset" && test_preset "$preset"
   done
+  step "lint" lint src
+fi
+if [ "$long" = 1 ]; then
+  step "lint of perf and tools" lint "perf|tools"
   step "tests with clang" clang_tests
-  step "lint" lint
+  step "stress" stress
+  step "build fuzz" configure_and_build fuzz && test_preset fuzz
 fi
 
 echo "== summary, $((SECONDS / 60)) min $((SECONDS % 60)) s"
