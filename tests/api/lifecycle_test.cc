@@ -179,7 +179,9 @@ TEST(LifecycleTest, ForkedChildrenAreStrangers) {
                                  CCL_INVALID_USAGE &&
                              ccl_comm_destroy(comm) == CCL_INVALID_USAGE &&
                              ccl_comm_abort(comm) == CCL_INVALID_USAGE && Says(nullptr, "fork");
-        if (i % 2 == 0) _exit(refused ? 0 : 1);
+        // A leak checker at exit misses the threads of the parent, and takes what they hold for
+        // lost.
+        if (i % 2 == 0 || kSanitized) _exit(refused ? 0 : 1);
         std::exit(refused ? 0 : 1);
       }
       children.push_back(child);
