@@ -25,7 +25,11 @@ namespace inccl::test {
 
 // Transports between processes that the sweeps run over. tools/reliability_report.py reads the
 // properties that ForRow records.
+#if INCCL_TEST_UCX
+inline constexpr const char* kProcessTransports[] = {"shm", "ucx"};
+#else
 inline constexpr const char* kProcessTransports[] = {"shm"};
+#endif
 
 // Time limits of the library in these tests, by environment, so that they hold for the maker of an
 // id as well.
