@@ -166,7 +166,7 @@ TEST_P(DeathSweepTest, Row01_ARankIsKilledAtEveryStep) {
       },
       [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
 }
-INSTANTIATE_OVER_TRANSPORTS(DeathSweepTest);
+INSTANTIATE_OVER_SHM(DeathSweepTest);
 
 }  // namespace
 }  // namespace inccl::test

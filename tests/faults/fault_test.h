@@ -85,6 +85,9 @@ inline std::string TransportName(const ::testing::TestParamInfo<const char*>& in
 
 #define INSTANTIATE_OVER_TRANSPORTS(suite) \
   INSTANTIATE_TEST_SUITE_P(Over, suite, ::testing::ValuesIn(kProcessTransports), TransportName)
+// What goes through the points of shared memory, or counts its calls of the system.
+#define INSTANTIATE_OVER_SHM(suite) \
+  INSTANTIATE_TEST_SUITE_P(Over, suite, ::testing::Values("shm"), TransportName)
 
 }  // namespace inccl::test
 

@@ -157,7 +157,7 @@ TEST_P(InitSweepTest, Row09_ARankDiesAtEveryPhaseOfInit) {
       },
       [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
 }
-INSTANTIATE_OVER_TRANSPORTS(InitSweepTest);
+INSTANTIATE_OVER_SHM(InitSweepTest);
 
 }  // namespace
 }  // namespace inccl::test

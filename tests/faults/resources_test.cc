@@ -239,7 +239,7 @@ TEST_P(ResourcesTest, Row17_ASmallDevShmDoesNotMatter) {
     EXPECT_EQ(world.report(rank).result, CCL_SUCCESS) << world.report(rank).text;
   }
 }
-INSTANTIATE_OVER_TRANSPORTS(ResourcesTest);
+INSTANTIATE_OVER_SHM(ResourcesTest);
 
 }  // namespace
 }  // namespace inccl::test

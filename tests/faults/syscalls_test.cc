@@ -182,7 +182,7 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
       },
       [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
 }
-INSTANTIATE_OVER_TRANSPORTS(SyscallsTest);
+INSTANTIATE_OVER_SHM(SyscallsTest);
 
 }  // namespace
 }  // namespace inccl::test
