@@ -315,10 +315,15 @@ int SurviveADeath(int socket, const std::string& tls, bool expect_loss) {
   auto receive = *zero->OpenRecv(Spec(1, 0, 1000, 1));
   auto lane = *zero->OpenSend(Spec(0, 1, 1 << 20, 2));
   RecvLane::Incoming incoming;
-  if (!Until({zero.get()}, [&] { return *receive->TryPeek(&incoming); })) return 5;
+  const auto peeked = [&] {
+    Result<bool> there = receive->TryPeek(&incoming);
+    return there.ok() && *there;
+  };
+  if (!Until({zero.get()}, peeked, 60 * kSecond)) return 5;
+  if (incoming.payload[999] != std::byte{7} || !receive->Release().ok()) return 6;
   char byte = 0;
-  if (recv(socket, &byte, 1, 0) != 0) return 6;  // end of file: it is dead
-  if (incoming.payload[999] != std::byte{7} || !receive->Release().ok()) return 7;
+  const auto dead = [&] { return recv(socket, &byte, 1, MSG_DONTWAIT) == 0; };
+  if (!Until({zero.get()}, dead, 60 * kSecond)) return 7;
   for (int i = 0; i < 2; ++i) {
     if (lane->TryAcquire()->data == nullptr) return 8;
     if (!lane->Publish({.bytes = 1 << 20}).ok()) return 9;
@@ -352,11 +357,13 @@ int SendAndDie(int socket, const std::string& tls) {
   auto lane = *one->OpenSend(Spec(1, 0, 1000, 1));
   std::memset(lane->TryAcquire()->data, 7, 1000);
   if (!lane->Publish({.bytes = 1000}).ok()) return 5;
-  // Over TCP there is a connection to be made first.
-  Until(
-      {one.get()}, [&] { return false; }, 200 * kMillisecond / kSlowness);
+  const auto released = [&] {
+    Result<Span> slot = lane->TryAcquire();
+    return slot.ok() && slot->data != nullptr;
+  };
+  if (!Until({one.get()}, released, 60 * kSecond)) return 6;
   kill(getpid(), SIGKILL);
-  return 6;
+  return 7;
 }
 
 TEST(UcxTest, APeerIsKilled) {

@@ -15,6 +15,7 @@ namespace {
 
 constexpr Time kBlindSleep = 100 * kMicrosecond;  // where nothing wakes us
 constexpr Time kLongestWait = 3600 * kSecond;
+constexpr int kRefusals = 16;
 
 }  // namespace
 
@@ -43,9 +44,11 @@ void UcxDoorbell::Sleep(Time timeout) {
   if (worker_->wake_fd() < 0) {
     timeout = std::min(timeout, kBlindSleep);
   } else if (!worker_->Arm()) {
-    sched_yield();  // also while something cannot be sent yet
+    // As a rule one Progress clears it. It stays while something cannot be sent yet.
+    if (++refusals_ > kRefusals) sched_yield();
     return;
   }
+  refusals_ = 0;
   timespec relative{};
   relative.tv_sec = static_cast<time_t>(timeout / kSecond);
   relative.tv_nsec = static_cast<decltype(relative.tv_nsec)>(timeout % kSecond);

@@ -31,6 +31,7 @@ class UcxDoorbell final : public Doorbell {
 
   Worker* worker_;
   UniqueFd ring_fd_;
+  int refusals_ = 0;  // of the worker to be armed, in a row
   std::atomic<uint32_t> rings_{0};
   std::atomic<bool> armed_{false};
 };

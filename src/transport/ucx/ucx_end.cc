@@ -61,10 +61,15 @@ class UcxEnd final : public UcxTransport {
 UcxEnd::~UcxEnd() { Quiesce(SystemClock().Now() + kCloseLimit); }
 
 void UcxEnd::Quiesce(Time deadline) {
-  worker_->Close(deadline, [&] {
-    return !linger_ || std::all_of(buffers_.begin(), buffers_.end(),
-                                   [](const auto& buffers) { return buffers->AllReleased(); });
-  });
+  const auto read = [&] {
+    return std::all_of(buffers_.begin(), buffers_.end(),
+                       [](const auto& buffers) { return buffers->AllReleased(); });
+  };
+  if (linger_) {
+    worker_->Close(deadline, read);
+  } else {
+    worker_->Close(deadline);
+  }
   for (const std::shared_ptr<LaneBuffers>& buffers : buffers_) {
     for (Operation& operation : buffers->slice_ops) worker_->Cancel(&operation);
     for (Operation& operation : buffers->credit_ops) worker_->Cancel(&operation);

@@ -17,6 +17,16 @@ namespace {
 constexpr Time kLostAfter = kSecond;
 // Nobody needs the last credits of a transport that is being closed, as a rule.
 constexpr Time kCreditsGrace = 100 * kMillisecond;
+// For endpoints that are ending: no longer than this, and no longer than it takes.
+constexpr Time kEndingLimit = 200 * kMillisecond;
+constexpr Time kQuiet = 5 * kMillisecond;
+
+constexpr std::pair<const char*, const char*> kMemorySettings[] = {
+    {"ERROR_HANDLING", "y"},  // failures of peers are told, which closing by force needs
+    {"HUGETLB_MODE", "n"},
+    {"SEG_SIZE", "16448"},  // of a fragment: fewer than with 8 KiB, and no larger than half of L1
+    {"RX_BUFS_GROW", "128"},
+};
 
 // UCX may start threads: handlers of the application do not run on them.
 class SignalsBlocked {
@@ -56,15 +66,13 @@ Result<std::unique_ptr<Worker>> Worker::Create(int rank, int nranks, const UcxOp
 Status Worker::Configure(ucp_config_t* config, const std::string& tls) const {
   ucs_status_t status = ucx_->ucp_config_modify(config, "TLS", tls.c_str());
   if (status != UCS_OK) return Error(fmt::format("transports \"{}\"", tls), status);
-  // Wishes: a version of UCX that does not know one does without. Shared memory reports failures of
-  // peers, which closing by force needs, only if told to; UCX 1.13 knows its settings by the prefix
-  // MM_, later ones by the transport's name.
-  for (const auto& [name, value] :
-       {std::pair("WARN_INVALID_CONFIG", "n"), std::pair("MM_ERROR_HANDLING", "y"),
-        std::pair("SYSV_ERROR_HANDLING", "y"), std::pair("POSIX_ERROR_HANDLING", "y"),
-        std::pair("MM_HUGETLB_MODE", "n"), std::pair("SYSV_HUGETLB_MODE", "n"),
-        std::pair("POSIX_HUGETLB_MODE", "n")}) {
-    ucx_->ucp_config_modify(config, name, value);
+  // Wishes: a version of UCX that does not know one does without. UCX 1.13 knows the settings of
+  // shared memory by the prefix MM_, later ones by the transport's name.
+  ucx_->ucp_config_modify(config, "WARN_INVALID_CONFIG", "n");
+  for (const auto& [name, value] : kMemorySettings) {
+    for (const char* prefix : {"MM_", "SYSV_", "POSIX_"}) {
+      ucx_->ucp_config_modify(config, fmt::format("{}{}", prefix, name).c_str(), value);
+    }
   }
   // Copies through shared memory need no handshake; UCX's alternative maps the sender's memory.
   if (tls == kDefaultUcxTls) ucx_->ucp_config_modify(config, "RNDV_THRESH", "inf");
@@ -114,7 +122,7 @@ Status Worker::Start(const UcxOptions& options) {
 }
 
 Worker::~Worker() {
-  Close(SystemClock().Now(), [] { return true; });
+  Close(SystemClock().Now());
   if (worker_ != nullptr) ucx_->ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucx_->ucp_cleanup(context_);
 }
@@ -147,6 +155,7 @@ void Worker::OnSent(void* request, ucs_status_t status, void* user_data) {
   auto* operation = static_cast<Operation*>(user_data);
   Worker* const worker = operation->worker;
   --(operation->slice_out ? worker->slices_out_ : worker->credits_out_);
+  --worker->ends_[static_cast<size_t>(operation->peer)].in_flight;
   worker->Finish(operation, status);
   worker->ucx_->ucp_request_free(request);
 }
@@ -194,6 +203,8 @@ void Worker::Send(int peer, std::span<const std::byte> data, uint64_t tag, Traff
   }
   operation->request = request;
   operation->in_flight = true;
+  operation->peer = peer;
+  ++end.in_flight;
   ++(operation->slice_out ? slices_out_ : credits_out_);
 }
 
@@ -265,22 +276,40 @@ void Worker::Close(Time deadline, const std::function<bool()>& read) {
       if (ucx_->ucp_worker_progress(worker_) == 0) sched_yield();
     }
   };
-  drain([&] { return slices_out_ > 0 || !read(); }, deadline);
+  drain([&] { return slices_out_ > 0 || (read && !read()); }, deadline);
   const Time soon = std::min(deadline, SystemClock().Now() + kCreditsGrace);
   drain([&] { return credits_out_ > 0; }, soon);
-  ucp_request_param_t none{};
-  Await(ucx_->ucp_worker_flush_nbx(worker_, &none), soon);
+  if (read) {
+    ucp_request_param_t none{};
+    Await(ucx_->ucp_worker_flush_nbx(worker_, &none), soon);
+  }
+  TakeBack();
   closed_ = true;
+}
+
+// Closes by force what still has something of ours. Everything else is left to the end of the
+// worker: UCX 1.13 aborts if that comes while an endpoint that was closed is still ending.
+void Worker::TakeBack() {
   ucp_request_param_t force{};
   force.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   force.flags = UCP_EP_CLOSE_FLAG_FORCE;
   std::vector<void*> closing;
+  bool ending = false;
   for (End& end : ends_) {
-    if (end.ep == nullptr) continue;
+    ending = ending || end.failure != UCS_OK;
+    if (end.ep == nullptr || end.failure != UCS_OK || end.in_flight == 0) continue;
     closing.push_back(ucx_->ucp_ep_close_nbx(std::exchange(end.ep, nullptr), &force));
+    ending = true;
   }
-  const Time last = SystemClock().Now() + kCreditsGrace;
+  if (!ending) return;
+  const Time last = SystemClock().Now() + kEndingLimit;
   for (void* request : closing) Await(request, last);
+  Time quiet_since = SystemClock().Now();
+  for (Time now = quiet_since; now < last && now - quiet_since < kQuiet;
+       now = SystemClock().Now()) {
+    if (ucx_->ucp_worker_progress(worker_) != 0) quiet_since = now;
+    sched_yield();
+  }
 }
 
 }  // namespace inccl::ucx

@@ -27,6 +27,7 @@ enum class Traffic : uint8_t { kSlice, kCredit };
 // One message on its way. Lies in memory that lives as long as the worker.
 struct Operation {
   Worker* worker = nullptr;
+  int peer = -1;  // of a send
   void* request = nullptr;
   bool in_flight = false;
   bool slice_out = false;  // a slice that is being sent
@@ -71,9 +72,9 @@ class Worker {
   int wake_fd() const { return wake_fd_; }
   bool Arm() { return closed_ || ucx_->ucp_worker_arm(worker_) == UCS_OK; }
 
-  // Sends what can be sent, waits until `read` says that the peers have read what they must, then
-  // closes all endpoints, by `deadline` and a moment.
-  void Close(Time deadline, const std::function<bool()>& read);
+  // Sends what can be sent, by `deadline`; what cannot is taken back. With `read`: waits until that
+  // says that the peers have read what they must, too. Nothing is sent or received afterwards.
+  void Close(Time deadline, const std::function<bool()>& read = {});
 
  private:
   struct End {
@@ -81,6 +82,7 @@ class Worker {
     ucp_ep_h ep = nullptr;
     ucs_status_t failure = UCS_OK;
     Time failed_at = 0;  // of the Progress that saw it
+    int in_flight = 0;   // sends
   };
 
   Worker(const Library* ucx, int rank, int nranks)
@@ -91,6 +93,7 @@ class Worker {
   Status Error(const std::string& what, ucs_status_t status) const;
   void Finish(Operation* operation, ucs_status_t status);
   void Await(void* request, Time deadline);
+  void TakeBack();
 
   static void OnSent(void* request, ucs_status_t status, void* operation);
   static void OnReceived(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info,
