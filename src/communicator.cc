@@ -131,7 +131,7 @@ Status Communicator::RunGuarded(const Call& call) {
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
   // Whatever goes wrong here, the others have to hear of it.
-  const Status status = MakeSticky(CatchOutOfMemory([&] {
+  Status status = MakeSticky(CatchOutOfMemory([&] {
     if (options_.preserve_input) SaveInput(call);
     return RunLocked(call);
   }));
@@ -150,7 +150,7 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
   liveness_.BeginPoints(&calls);
-  const Status status = MakeSticky(CatchOutOfMemory([&] {
+  Status status = MakeSticky(CatchOutOfMemory([&] {
     if (point_task_ == nullptr) {
       point_task_ =
           std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));

@@ -65,7 +65,7 @@ void AbortAt(size_t point, uint64_t hit) {
   fault::Disarm();
   ASSERT_TRUE(aborter.joinable()) << "not reached";
   aborter.join();
-  EXPECT_LT(abort_seconds, kAbortSeconds + kSlackSeconds);
+  EXPECT_LT(abort_seconds, kAbortSeconds + SlackSeconds());
   // Its own call ends with the abort, or finds the communicator gone.
   EXPECT_TRUE(results[0] == CCL_REMOTE_ERROR || results[0] == CCL_INVALID_ARGUMENT) << results[0];
   for (size_t rank = 1; rank < kRanks; ++rank) {
@@ -119,7 +119,7 @@ TEST_F(AbortTest, Row23_DestroyWithCallsUnderWay) {
   ASSERT_EQ(ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comms[0], stream), CCL_SUCCESS);
   const double start = Seconds();
   EXPECT_EQ(ccl_comm_destroy(comms[0]), CCL_SUCCESS);  // rank 1 never comes
-  EXPECT_LT(Seconds() - start, kOpSeconds + kSlackSeconds) << "bounded by the watchdog";
+  EXPECT_LT(Seconds() - start, kOpSeconds + SlackSeconds()) << "bounded by the watchdog";
   EXPECT_NE(ccl_stream_synchronize(stream), CCL_SUCCESS);
   EXPECT_EQ(ccl_stream_destroy(stream), CCL_SUCCESS);
   EXPECT_EQ(ccl_comm_destroy(comms[1]), CCL_SUCCESS);
@@ -150,7 +150,7 @@ TEST_P(ProcessAbortTest, Row23_NeedsNoPeer) {
   world.Kill(2, SIGKILL);
   world.ExpectAllExited({1, 2});
   for (const int rank : {0, 3}) {
-    EXPECT_LT(world.report(rank).seconds, kAbortSeconds + kSlackSeconds);
+    EXPECT_LT(world.report(rank).seconds, kAbortSeconds + SlackSeconds());
   }
 }
 

@@ -57,7 +57,9 @@ std::unique_ptr<ProcessWorld> StartCounting(const Operation& operation) {
     fault::Arm({});
     OperationRunner runner(operation, side.rank(), kRanks, kCount);
     for (int i = 0; i < kCallsCounted; ++i) {
-      if (i == 1 && side.rank() == 0) usleep(20000);  // the others come to sleep
+      // The others come to sleep, at least once even where yielding takes long.
+      if (i == 1 && side.rank() == 0)
+        usleep(operation.Name() == "allreduce_ring" ? 1500000 : 20000);
       EXPECT_EQ(runner.Run(comm, 1.0f), CCL_SUCCESS) << ccl_get_last_error(comm);
       EXPECT_TRUE(runner.Right());
     }
@@ -124,7 +126,7 @@ int Body(const Side& side, const Case& c) {
   EXPECT_EQ(sticky, result);
   start = Seconds();
   EXPECT_EQ(runner.Run(comm, 1.0f), result) << "the error must stay";
-  EXPECT_LT(Seconds() - start, 0.1 * kSlowness);
+  EXPECT_LT(Seconds() - start, SlackSeconds());
   return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
 }
 
@@ -140,7 +142,7 @@ void Check(const Case& c, ProcessWorld& world) {
     EXPECT_TRUE(end.Exited()) << "rank " << rank << " " << end.Describe();
     Report& report = world.report(rank);
     EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << report.text;
-    EXPECT_LT(report.seconds, kLocalDeathSeconds + kSlackSeconds) << report.text;
+    EXPECT_LT(report.seconds, kLocalDeathSeconds + SlackSeconds()) << report.text;
     EXPECT_EQ(
         MissingFromError(
             report.text, CCL_REMOTE_ERROR,

@@ -128,7 +128,7 @@ void Check(const Case& c, ProcessWorld& world) {
     Report& report = world.report(rank);
     const bool joined = report.stage == 1;
     const std::string text = report.text;
-    const double limit = (joined ? kLocalDeathSeconds : kInitSeconds) + kSlackSeconds;
+    const double limit = (joined ? kLocalDeathSeconds : kInitSeconds) + SlackSeconds();
     EXPECT_LT(report.seconds, limit) << text;
     if (!joined) {
       CheckInitFailure(c, rank, report.result, text, world.pid(c.victim));

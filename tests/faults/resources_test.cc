@@ -89,7 +89,7 @@ TEST_P(ResourcesTest, Row16_TheHardLimitOfDescriptorsIsNamed) {
   world.ExpectAllExited();
   for (int rank = 0; rank < kRanks; ++rank) {
     Report& report = world.report(rank);
-    EXPECT_LT(report.seconds, kInitSeconds + kSlackSeconds);
+    EXPECT_LT(report.seconds, kInitSeconds + SlackSeconds());
     if (rank == kVictim) {
       EXPECT_EQ(report.result, CCL_SYSTEM_ERROR) << report.text;
       EXPECT_TRUE(Matches(report.text, "needs about [0-9]+ descriptors, the limit is 48"))

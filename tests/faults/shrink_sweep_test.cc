@@ -116,7 +116,7 @@ TEST_P(ShrinkSweepTest, Row24_ASecondRankDiesAtEveryPointOfShrinking) {
           EXPECT_TRUE(ends[static_cast<size_t>(rank)].Exited())
               << "rank " << rank << " " << ends[static_cast<size_t>(rank)].Describe();
           EXPECT_EQ(world.report(rank).result, members);
-          EXPECT_LT(world.report(rank).seconds, kShrinkSeconds + kSlackSeconds);
+          EXPECT_LT(world.report(rank).seconds, kShrinkSeconds + SlackSeconds());
         }
       });
 }

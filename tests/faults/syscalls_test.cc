@@ -158,7 +158,7 @@ void Check(const Case& c, ProcessWorld& world) {
                 result == CCL_TIMEOUT)
         << "rank " << rank << ": result " << result << ": " << text;
     EXPECT_TRUE(result == CCL_SUCCESS || text.size() > 10) << "rank " << rank;
-    EXPECT_LT(report.seconds, 2 * kShortInit + kOpSeconds + kSlackSeconds) << text;
+    EXPECT_LT(report.seconds, 2 * kShortInit + kOpSeconds + SlackSeconds()) << text;
   }
 }
 
