@@ -129,7 +129,7 @@ TEST(HbiSegments, OtherTypesAndInPlace) {
 
 bool SameBytes(const Payload& payload, const std::vector<uint8_t>& bytes) {
   return payload.size() == bytes.size() &&
-         std::memcmp(payload.data(), bytes.data(), bytes.size()) == 0;
+         (bytes.empty() || std::memcmp(payload.data(), bytes.data(), bytes.size()) == 0);
 }
 
 TEST(HbiSegments, PayloadsAreThoseOfTheFormat) {
