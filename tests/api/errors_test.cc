@@ -83,6 +83,26 @@ TEST(ArgumentsTest, EveryBadArgumentIsNamedAndHarmless) {
     ExpectInvalid(ccl_allreduce_compressed(a.data(), b.data(), n, CCL_FLOAT32, CCL_SUM,
                                            &compression, comm, nullptr),
                   comm, "size");
+    compression = CCL_COMPRESSION_INIT;
+    compression.residual = reinterpret_cast<ccl_residual_t>(&local);
+    ExpectInvalid(ccl_reduce_scatter_compressed(a.data(), b.data(), n / 2, CCL_FLOAT32, CCL_SUM,
+                                                &compression, comm, nullptr),
+                  comm, "residual");
+    ExpectInvalid(ccl_allgather_compressed(a.data(), b.data(), n / 2, CCL_FLOAT32, &compression,
+                                           comm, nullptr),
+                  comm, "residual");
+    ExpectInvalid(ccl_reduce_scatter_compressed(a.data(), a.data() + 32 * (1 - rank), 32,
+                                                CCL_FLOAT32, CCL_SUM, nullptr, comm, nullptr),
+                  comm, "overlap");
+    ExpectInvalid(ccl_reduce_scatter_compressed(a.data(), b.data(), n / 2, CCL_FLOAT32, op(-1),
+                                                nullptr, comm, nullptr),
+                  comm, "op");
+    ExpectInvalid(ccl_allgather_compressed(a.data() + 32 * (1 - rank), a.data(), 32, CCL_FLOAT32,
+                                           nullptr, comm, nullptr),
+                  comm, "overlap");
+    ExpectInvalid(
+        ccl_allgather_compressed(nullptr, b.data(), 32, CCL_FLOAT32, nullptr, comm, nullptr), comm,
+        "send");
     // Nothing of the above took a place in the order of calls.
     ASSERT_EQ(ccl_allreduce(a.data(), b.data(), n, CCL_FLOAT32, CCL_SUM, comm, nullptr),
               CCL_SUCCESS);
