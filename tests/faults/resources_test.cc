@@ -214,7 +214,8 @@ TEST_P(ResourcesTest, Row17_NoMemfdAtAll) {
     for (const int rank : {0, 1}) {
       Report& report = world.report(rank);
       EXPECT_EQ(report.result, CCL_SYSTEM_ERROR) << report.text;
-      EXPECT_TRUE(Matches(report.text, fmt::format("memfd_create of [0-9]+ bytes.*errno {}", error)))
+      EXPECT_TRUE(
+          Matches(report.text, fmt::format("memfd_create of [0-9]+ bytes.*errno {}", error)))
           << report.text;
     }
   }
