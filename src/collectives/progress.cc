@@ -44,12 +44,16 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
       Pause();
       continue;
     }
-    if (fruitless <= policy_.spins + policy_.yields || doorbell == nullptr) {
+    const Time now = clock_->Now();
+    if (stalled_since == 0) stalled_since = now;
+    // By count and by time: on a busy machine a single yield may take long, and nobody hears of a
+    // stall meanwhile.
+    const bool yields =
+        fruitless <= policy_.spins + policy_.yields && now - stalled_since < policy_.longest_sleep;
+    if (yields || doorbell == nullptr) {
       sched_yield();
       continue;
     }
-    const Time now = clock_->Now();
-    if (stalled_since == 0) stalled_since = now;
     Status status = observer->OnStall(*job, now - stalled_since);
     if (!status.ok()) return status;
 
