@@ -24,7 +24,7 @@ constexpr Time kQuiet = 5 * kMillisecond;
 constexpr std::pair<const char*, const char*> kMemorySettings[] = {
     {"ERROR_HANDLING", "y"},  // failures of peers are told, which closing by force needs
     {"HUGETLB_MODE", "n"},
-    {"SEG_SIZE", "16448"},  // of a fragment: fewer than with 8 KiB, and no larger than half of L1
+    {"SEG_SIZE", "16640"},  // of a fragment: 16 KiB and all headers
     {"RX_BUFS_GROW", "128"},
 };
 
