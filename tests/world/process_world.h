@@ -115,6 +115,7 @@ class ProcessWorld {
   void DumpStacks(int rank);
 
   const WorldOptions options_;
+  const size_t parent_threads_;
   Shared* shared_ = nullptr;
   size_t shared_bytes_ = 0;
   double started_ = 0;
