@@ -20,8 +20,8 @@ enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3 };
 constexpr Time kTellAfter = 20 * kMillisecond;
 // A slice of another call has come, yet no record explains it for this long.
 constexpr Time kMismatchAfter = 1500 * kMillisecond;
-// A peer that said goodbye may have left slices behind; without progress for this long they are not
-// coming.
+// A peer that said goodbye may have left slices behind; without progress for this long after we
+// have seen that it left they are not coming.
 constexpr Time kDepartedAfter = 200 * kMillisecond;
 // Worth a line in the log, long before it is an error.
 constexpr Time kWarnAfter = 60 * kSecond;
@@ -34,6 +34,7 @@ Liveness::Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survi
       survivors_(survivors),
       pending_(static_cast<size_t>(options_.nranks)),
       departed_(static_cast<size_t>(options_.nranks)),
+      departure_seen_(static_cast<size_t>(options_.nranks)),
       positions_(static_cast<size_t>(options_.nranks)) {}
 
 Status Liveness::error() const {
@@ -155,6 +156,16 @@ void Liveness::Tell(const Status& status) {
   control->Broadcast(kError, body.bytes());
 }
 
+// From the first stall that sees it, and not from the start of this one: a thread that was kept
+// from running since it last looked may not have seen what the peer sent before it left.
+bool Liveness::LongGone(int peer) {
+  if (peer < 0 || !departed_[static_cast<size_t>(peer)].load()) return false;
+  const Time now = SystemClock().Now();
+  Time& seen = departure_seen_[static_cast<size_t>(peer)];
+  if (seen == 0) seen = now;
+  return now - seen >= kDepartedAfter;
+}
+
 Status Liveness::OnStall(const Job& job, Time stalled) {
   if (stalled < kTellAfter) return Status::Ok();
   const Blocked blocked = job.blocked_on();
@@ -173,8 +184,7 @@ Status Liveness::OnStall(const Job& job, Time stalled) {
       told_sequence_ = latest_;
       tell.push_back(history_[latest_ % kHistory].Encode());
     }
-    if (blocked.peer >= 0 && stalled >= kDepartedAfter &&
-        departed_[static_cast<size_t>(blocked.peer)].load()) {
+    if (LongGone(blocked.peer) && stalled >= kDepartedAfter) {
       failure = RemoteError(
           fmt::format("{}: peer {}@{} closed its communicator without taking part; waited {} ms",
                       Where(), blocked.peer, options_.peer_names[static_cast<size_t>(blocked.peer)],

@@ -67,6 +67,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // What others are told need not be what is known here.
   void FailAndTell(const Status& status, const Status& tell);
   void Tell(const Status& status);
+  bool LongGone(int peer);  // holds mutex_
   Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
   // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; holds mutex_
   std::string Where() const;
@@ -88,6 +89,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   uint64_t latest_ = 0;                             // sequence number of the newest record, 0: none
   std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
   std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
+  std::vector<Time> departure_seen_;                // by rank: by the waiting thread, 0: not yet
   uint64_t told_sequence_ = 0;                      // the call whose record we have sent
   uint64_t told_history_ = 0;                       // the call before which we have sent others
   bool warned_ = false;                             // of the call under way being slow

@@ -68,6 +68,7 @@ inline constexpr std::string_view kPoints[] = {
     "executor.after_publish",
     "point.before_publish",
     "point.before_release",
+    "progress.before_stall",
     "progress.before_sleep",
     "call.before_finish",
     "call.after_finish",

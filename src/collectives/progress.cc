@@ -54,6 +54,7 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
       sched_yield();
       continue;
     }
+    FAULT_POINT("progress.before_stall");
     Status status = observer->OnStall(*job, now - stalled_since);
     if (!status.ok()) return status;
 

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fault_point.h"
 #include "faults/fault_test.h"
 #include "world/stacks.h"
 
@@ -288,6 +289,36 @@ TEST_F(OrderTest, Row13_OppositeOrdersOfBlockingCallsEndAtTheWatchdog) {
   EXPECT_LT(Seconds() - start, kOpSeconds + SlackSeconds());
   for (ccl_comm_t comm : a) EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
   for (ccl_comm_t comm : b) EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+}
+
+// Rank 1 has waited for long when it is kept from running, after it has looked and before it
+// judges; meanwhile rank 0 comes, does its part and leaves.
+TEST_F(OrderTest, Row12_WhoLeavesAfterItsPartHasTakenPart) {
+  ForRow("12", "loopback");
+  const Watchdog watchdog(60.0 * kSlowness);
+  std::vector<ccl_comm_t> comms(2);
+  ASSERT_EQ(ccl_comm_init_all(comms.data(), 2, nullptr), CCL_SUCCESS);
+  std::thread peer;
+  fault::Plan plan;
+  plan.rank = 1;
+  plan.point = fault::IndexOf("progress.before_stall");
+  plan.hit = 30;  // 20 ms each: longer than a peer that has left is given
+  plan.action = fault::Action::kCall;
+  plan.call = [&] {
+    peer = std::thread([&] {
+      EXPECT_EQ(Sum(comms[0]), CCL_SUCCESS);
+      EXPECT_EQ(ccl_comm_destroy(comms[0]), CCL_SUCCESS);
+    });
+    peer.join();
+    usleep(50000);  // for the news to arrive
+  };
+  fault::Arm(plan);
+  EXPECT_EQ(Sum(comms[1]), CCL_SUCCESS) << ccl_get_last_error(comms[1]);
+  fault::Disarm();
+  EXPECT_EQ(Sum(comms[1]), CCL_REMOTE_ERROR) << "nobody is left";
+  EXPECT_TRUE(Matches(ccl_get_last_error(comms[1]), "peer 0@.*closed its communicator"))
+      << ccl_get_last_error(comms[1]);
+  EXPECT_EQ(ccl_comm_destroy(comms[1]), CCL_SUCCESS);
 }
 
 }  // namespace
