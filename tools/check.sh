@@ -32,7 +32,7 @@ test_jobs=$jobs
 # Open MPI: as root, and with more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_mpi_yield_when_idle=1
-export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="second_deadlock_stack=1 die_after_fork=0"
+export UBSAN_OPTIONS=print_stacktrace=1
 
 passed=0 failed=0 summary=()
 logs=build/check

@@ -20,12 +20,6 @@
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>
-
-// What UCX holds until its destructors run, when a process exits with communicators.
-// NOLINTNEXTLINE(bugprone-reserved-identifier)
-extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
-  return "leak:libucs.so\nleak:libuct.so\nleak:libucp.so\n";
-}
 #endif
 
 namespace inccl::test {

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the runtimes of the sanitizers are told in every test program, however it is started.
+// Variables of the environment (TSAN_OPTIONS) come after, and win.
+
+#if defined(__SANITIZE_THREAD__)
+// die_after_fork: ranks are forked by programs that have had threads.
+// intercept_tls_get_addr: gcc 12's runtime takes 16 bytes in front of a thread's variables for a
+// header of the C library if they happen to lie 16 bytes behind the start of a page, as those of
+// UCX's libraries do in one life of 256, and dies of the size that it reads there.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
+  return "second_deadlock_stack=1:die_after_fork=0:intercept_tls_get_addr=0";
+}
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+// What UCX holds until its destructors run, when a process exits with communicators.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
+extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
+  return "leak:libucs.so\nleak:libuct.so\nleak:libucp.so\n";
+}
+#endif
