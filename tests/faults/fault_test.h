@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -31,20 +32,28 @@ inline constexpr const char* kProcessTransports[] = {"shm", "ucx"};
 inline constexpr const char* kProcessTransports[] = {"shm"};
 #endif
 
-// Time limits of the library in these tests, by environment, so that they hold for the maker of an
-// id as well.
+// Time limits of the library in the tests that wait for them.
 inline constexpr double kInitSeconds = 1.0 * kSlowness;
 inline constexpr double kOpSeconds = 2.0 * kSlowness;
 inline constexpr double kDeadSeconds = 1.0 * kSlowness;
 inline constexpr double kLocalDeathSeconds = 1.0;  // to learn of a death on one host
 
+// All others get so much that no busy machine reaches it. By environment, so that they hold for the
+// maker of an id as well.
+struct FaultLimits {
+  double init_seconds = 30.0 * kSlowness;
+  double op_seconds = 30.0 * kSlowness;
+  double dead_seconds = 30.0 * kSlowness;
+};
+inline constexpr FaultLimits kShortLimits = {kInitSeconds, kOpSeconds, kDeadSeconds};
+
 class FaultTest : public ::testing::TestWithParam<const char*> {
  protected:
-  FaultTest()
-      : init_ms_(Milliseconds(kInitSeconds)),
-        op_ms_(Milliseconds(kOpSeconds)),
-        dead_ms_(Milliseconds(kDeadSeconds)),
-        beat_ms_(Milliseconds(kDeadSeconds / 10)),
+  explicit FaultTest(const FaultLimits& limits = {})
+      : init_ms_(Milliseconds(limits.init_seconds)),
+        op_ms_(Milliseconds(limits.op_seconds)),
+        dead_ms_(Milliseconds(limits.dead_seconds)),
+        beat_ms_(Milliseconds(std::min(limits.dead_seconds, kDeadSeconds) / 10)),
         limits_({{"INCCL_INIT_TIMEOUT_MS", init_ms_.c_str()},
                  {"INCCL_OP_TIMEOUT_MS", op_ms_.c_str()},
                  {"INCCL_DEAD_TIMEOUT_MS", dead_ms_.c_str()},
@@ -59,11 +68,11 @@ class FaultTest : public ::testing::TestWithParam<const char*> {
     RecordProperty("transport", transport);
   }
 
- private:
   static std::string Milliseconds(double seconds) {
     return std::to_string(static_cast<int>(seconds * 1000));
   }
 
+ private:
   const std::string init_ms_, op_ms_, dead_ms_, beat_ms_;
   const ScopedEnv limits_;
   std::unique_ptr<Baseline> baseline_;
@@ -72,11 +81,19 @@ class FaultTest : public ::testing::TestWithParam<const char*> {
 // For tests that have one body for all transports between processes.
 class TransportFaultTest : public FaultTest {
  protected:
-  TransportFaultTest() : transport_({{"INCCL_TRANSPORT", GetParam()}}) {}
+  explicit TransportFaultTest(const FaultLimits& limits = {})
+      : FaultTest(limits), transport_({{"INCCL_TRANSPORT", GetParam()}}) {}
   static void ForRow(const std::string& rows) { FaultTest::ForRow(rows, GetParam()); }
 
  private:
   const ScopedEnv transport_;
+};
+
+// A watchdog that bites after kOpSeconds.
+class ShortWatchdog {
+ private:
+  const ScopedEnv limit_{
+      {{"INCCL_OP_TIMEOUT_MS", std::to_string(static_cast<int>(kOpSeconds * 1000)).c_str()}}};
 };
 
 inline std::string TransportName(const ::testing::TestParamInfo<const char*>& info) {

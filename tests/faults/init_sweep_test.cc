@@ -146,7 +146,10 @@ void Check(const Case& c, ProcessWorld& world) {
   }
 }
 
-class InitSweepTest : public TransportFaultTest {};
+class InitSweepTest : public TransportFaultTest {
+ protected:
+  InitSweepTest() : TransportFaultTest(kShortLimits) {}
+};
 
 TEST_P(InitSweepTest, Row09_ARankDiesAtEveryPhaseOfInit) {
   ForRow("9");

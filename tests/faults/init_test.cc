@@ -14,7 +14,10 @@
 namespace inccl::test {
 namespace {
 
-class InitTest : public TransportFaultTest {};
+class InitTest : public TransportFaultTest {
+ protected:
+  InitTest() : TransportFaultTest(kShortLimits) {}
+};
 
 ccl_result_t Sum(ccl_comm_t comm, int nranks) {
   float x = 1;

@@ -20,7 +20,10 @@ namespace {
 
 constexpr int kRanks = 3, kVictim = 1;
 
-class ResourcesTest : public TransportFaultTest {};
+class ResourcesTest : public TransportFaultTest {
+ protected:
+  ResourcesTest() : TransportFaultTest(kShortLimits) {}
+};
 
 void LimitDescriptors(rlim_t soft, rlim_t hard) {
   const rlimit limit = {.rlim_cur = soft, .rlim_max = hard};

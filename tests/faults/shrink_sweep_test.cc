@@ -85,6 +85,9 @@ std::vector<Case> Cases() {
 }
 
 class ShrinkSweepTest : public TransportFaultTest {
+ protected:
+  ShrinkSweepTest() : TransportFaultTest(kShortLimits) {}
+
  private:
   const std::string init_ = std::to_string(2000 * kSlowness);
   const ScopedEnv patient_{{{"INCCL_INIT_TIMEOUT_MS", init_.c_str()}}};

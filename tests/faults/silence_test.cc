@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/fault_point.h"
@@ -16,7 +18,44 @@ namespace {
 constexpr int kRanks = 3, kVictim = 1;
 constexpr size_t kCount = 3000;
 
-class SilenceTest : public TransportFaultTest {};
+// Most of the time is spent waiting, so the worlds of a test run beside each other, of all
+// transports and cases.
+class SilenceTest : public FaultTest {
+ protected:
+  struct Running {
+    std::string name;
+    std::unique_ptr<ProcessWorld> world;
+  };
+
+  SilenceTest() : FaultTest(kShortLimits) {}
+
+  static void ForRow(const std::string& rows) {
+    std::string transports;
+    for (const char* transport : kProcessTransports) {
+      if (!transports.empty()) transports += ',';
+      transports += transport;
+    }
+    FaultTest::ForRow(rows, transports);
+  }
+
+  // One world for each transport.
+  void Start(const std::string& name, const ProcessWorld::Body& body) {
+    for (const char* transport : kProcessTransports) {
+      const ScopedEnv env({{"INCCL_TRANSPORT", transport}});
+      worlds_.push_back({name + " over " + transport,
+                         std::make_unique<ProcessWorld>(WorldOptions{.nranks = kRanks}, body)});
+    }
+  }
+  std::vector<Running>& worlds() { return worlds_; }
+
+  void TearDown() override {
+    worlds_.clear();
+    FaultTest::TearDown();
+  }
+
+ private:
+  std::vector<Running> worlds_;
+};
 
 // All-reduces until one fails; the report says how the last one ended.
 void RunUntilError(const Side& side, ccl_comm_t comm, double at_most_seconds) {
@@ -61,14 +100,16 @@ void ExpectTold(ProcessWorld& world, double seconds, const std::string& why) {
   }
 }
 
-TEST_P(SilenceTest, Row02_AStoppedPeerIsDeadAfterItsTimeAndLearnsItWhenResumed) {
+TEST_F(SilenceTest, Row02_AStoppedPeerIsDeadAfterItsTimeAndLearnsItWhenResumed) {
   ForRow("2");
   for (const char* point : {"call.before_begin", "executor.before_publish", "call.after_finish"}) {
-    SCOPED_TRACE(point);
     const fault::Plan stop = {
         .point = fault::IndexOf(point), .hit = 3, .action = fault::Action::kStop};
-    ProcessWorld world({.nranks = kRanks},
-                       [&](const Side& side) { return JoinAndRun(side, 60, &stop); });
+    Start(point, [stop](const Side& side) { return JoinAndRun(side, 60, &stop); });
+  }
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    ProcessWorld& world = *running.world;
     while (world.Running(0) || world.Running(2)) usleep(1000);
     EXPECT_TRUE(world.Running(kVictim));
     ExpectTold(world, kDeadSeconds, "no sign of life for [0-9]+ ms \\(limit [0-9]+ ms\\)");
@@ -85,9 +126,9 @@ TEST_P(SilenceTest, Row02_AStoppedPeerIsDeadAfterItsTimeAndLearnsItWhenResumed) 
   }
 }
 
-TEST_P(SilenceTest, Row02_AStopShorterThanTheDeadTimeIsNoError) {
+TEST_F(SilenceTest, Row02_AStopShorterThanTheDeadTimeIsNoError) {
   ForRow("2");
-  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+  Start("short stops", [](const Side& side) {
     ccl_comm_t comm = nullptr;
     if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
     float go_on = 1;
@@ -101,23 +142,28 @@ TEST_P(SilenceTest, Row02_AStopShorterThanTheDeadTimeIsNoError) {
     }
     return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
   });
-  for (int rank = 0; rank < kRanks; ++rank) {
-    while (world.report(rank).calls < 5 && world.Running(rank)) usleep(100);
+  for (Running& running : worlds()) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      while (running.world->report(rank).calls < 5 && running.world->Running(rank)) usleep(100);
+    }
   }
   for (int i = 0; i < 3; ++i) {
-    world.Kill(kVictim, SIGSTOP);
+    for (Running& running : worlds()) running.world->Kill(kVictim, SIGSTOP);
     usleep(static_cast<useconds_t>(0.3e6 * kDeadSeconds));
-    world.Kill(kVictim, SIGCONT);
+    for (Running& running : worlds()) running.world->Kill(kVictim, SIGCONT);
     usleep(20000);
   }
-  world.report(0).stage = 2;
-  world.ExpectAllExited();
+  for (Running& running : worlds()) running.world->report(0).stage = 2;
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    running.world->ExpectAllExited();
+  }
 }
 
 // Stopped for longer than the dead time, all of them: when they go on nobody accuses anybody.
-TEST_P(SilenceTest, Row02_WhoeverWasStoppedItselfAccusesNobody) {
+TEST_F(SilenceTest, Row02_WhoeverWasStoppedItselfAccusesNobody) {
   ForRow("2");
-  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+  Start("all stop", [](const Side& side) {
     ccl_comm_t comm = nullptr;
     if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
     side.mine().stage = 1;
@@ -130,49 +176,59 @@ TEST_P(SilenceTest, Row02_WhoeverWasStoppedItselfAccusesNobody) {
     for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(side.Await(rank, 3));
     return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
   });
-  for (int rank = 0; rank < kRanks; ++rank) {
-    ASSERT_TRUE(world.side(0).Await(rank, 1));
-  }
-  for (int rank = 0; rank < kRanks; ++rank) world.Kill(rank, SIGSTOP);
-  usleep(static_cast<useconds_t>(2.5e6 * kDeadSeconds));
-  for (int rank = 0; rank < kRanks; ++rank) world.Kill(rank, SIGCONT);
+  const auto all = [&](auto&& act) {
+    for (Running& running : worlds()) {
+      for (int rank = 0; rank < kRanks; ++rank) act(*running.world, rank);
+    }
+  };
+  all([](ProcessWorld& world, int rank) { EXPECT_TRUE(world.side(0).Await(rank, 1)); });
+  all([](ProcessWorld& world, int rank) { world.Kill(rank, SIGSTOP); });
+  usleep(static_cast<useconds_t>(1.6e6 * kDeadSeconds));
+  all([](ProcessWorld& world, int rank) { world.Kill(rank, SIGCONT); });
   usleep(static_cast<useconds_t>(0.2e6 * kDeadSeconds));
-  world.report(0).stage = 2;
-  world.ExpectAllExited();
+  for (Running& running : worlds()) running.world->report(0).stage = 2;
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    running.world->ExpectAllExited();
+  }
 }
 
-TEST_P(SilenceTest, Row03_APeerThatExitsInsideACall) {
+TEST_F(SilenceTest, Row03_APeerThatExitsInsideACall) {
   ForRow("3");
   for (const char* point :
        {"call.after_begin", "executor.before_release", "executor.after_publish"}) {
-    SCOPED_TRACE(point);
     const fault::Plan exits = {
         .point = fault::IndexOf(point), .hit = 3, .action = fault::Action::kExit};
-    ProcessWorld world({.nranks = kRanks},
-                       [&](const Side& side) { return JoinAndRun(side, 60, &exits); });
-    world.ExpectAllExited();  // the one that exits does not hang either
-    ExpectTold(world, kLocalDeathSeconds, "closed without goodbye");
+    Start(point, [exits](const Side& side) { return JoinAndRun(side, 60, &exits); });
+  }
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    running.world->ExpectAllExited();  // the one that exits does not hang either
+    ExpectTold(*running.world, kLocalDeathSeconds, "closed without goodbye");
   }
 }
 
-TEST_P(SilenceTest, Row03_APeerThatExitsBetweenCallsWithoutDestroy) {
+TEST_F(SilenceTest, Row03_APeerThatExitsBetweenCallsWithoutDestroy) {
   ForRow("3,22");
   const double start = Seconds();
-  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+  Start("exit", [](const Side& side) {
     if (side.rank() != kVictim) return JoinAndRun(side, 60, nullptr);
     ccl_comm_t comm = nullptr;
     if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
     RunUntilError(side, comm, 0.02);
     std::exit(0);  // static destructors and all, with a live communicator
   });
-  world.ExpectAllExited();
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    running.world->ExpectAllExited();
+    ExpectTold(*running.world, kLocalDeathSeconds, "closed without goodbye");
+  }
   EXPECT_LT(Seconds() - start, 3.0 + SlackSeconds());
-  ExpectTold(world, kLocalDeathSeconds, "closed without goodbye");
 }
 
-TEST_P(SilenceTest, Row12_ALatePeerIsNotADeadOne) {
+TEST_F(SilenceTest, Row12_ALatePeerIsNotADeadOne) {
   ForRow("12");
-  ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+  Start("late", [](const Side& side) {
     ccl_comm_t comm = nullptr;
     if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
     if (side.rank() == kVictim) {  // alive, but it does not come
@@ -182,20 +238,23 @@ TEST_P(SilenceTest, Row12_ALatePeerIsNotADeadOne) {
     side.mine().stage = 1;
     return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
   });
-  world.ExpectAllExited();
-  for (const int rank : {0, 2}) {
-    Report& report = world.report(rank);
-    EXPECT_EQ(report.result, CCL_TIMEOUT) << report.text;
-    EXPECT_GT(report.seconds, 0.9 * kOpSeconds) << "longer than the dead time, and yet alive";
-    EXPECT_LT(report.seconds, kOpSeconds + SlackSeconds());
-    EXPECT_FALSE(Matches(report.text, "failed|sign of life")) << report.text;
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    ProcessWorld& world = *running.world;
+    world.ExpectAllExited();
+    for (const int rank : {0, 2}) {
+      Report& report = world.report(rank);
+      EXPECT_EQ(report.result, CCL_TIMEOUT) << report.text;
+      EXPECT_GT(report.seconds, 0.9 * kOpSeconds) << "longer than the dead time, and yet alive";
+      EXPECT_LT(report.seconds, kOpSeconds + SlackSeconds());
+      EXPECT_FALSE(Matches(report.text, "failed|sign of life")) << report.text;
+    }
+    // At least the one whose watchdog ended it names who was waited for.
+    EXPECT_TRUE(Matches(world.report(0).text, "peer 1@[^ ]+") ||
+                Matches(world.report(2).text, "peer 1@[^ ]+"));
+    EXPECT_EQ(world.report(kVictim).result, CCL_TIMEOUT) << world.report(kVictim).text;
   }
-  // At least the one whose watchdog ended it names who was waited for.
-  EXPECT_TRUE(Matches(world.report(0).text, "peer 1@[^ ]+") ||
-              Matches(world.report(2).text, "peer 1@[^ ]+"));
-  EXPECT_EQ(world.report(kVictim).result, CCL_TIMEOUT) << world.report(kVictim).text;
 }
-INSTANTIATE_OVER_TRANSPORTS(SilenceTest);
 
 }  // namespace
 }  // namespace inccl::test

@@ -163,6 +163,9 @@ void Check(const Case& c, ProcessWorld& world) {
 }
 
 class SyscallsTest : public TransportFaultTest {
+ protected:
+  SyscallsTest() : TransportFaultTest(kShortLimits) {}
+
  private:
   const std::string init_ = std::to_string(static_cast<int>(kShortInit * 1000));
   const ScopedEnv short_{{{"INCCL_INIT_TIMEOUT_MS", init_.c_str()}}};

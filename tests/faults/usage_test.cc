@@ -173,6 +173,7 @@ TEST_P(ProcessUsageTest, Row12_CallsInAnotherOrder) {
 // The skipped call looks like the next one: only that the one rank is late can be told.
 TEST_P(ProcessUsageTest, Row12_ARankSkipsACall) {
   ForRow("12");
+  const ShortWatchdog short_watchdog;
   RunProcesses(3, [&](int rank, ccl_comm_t comm) {
     for (int i = 0; i < (rank == 1 ? 4 : 5); ++i) {
       const ccl_result_t result = Sum(comm);
@@ -272,6 +273,7 @@ TEST_F(OrderTest, Row13_OppositeOrdersOnTwoStreams) {
 TEST_F(OrderTest, Row13_OppositeOrdersOfBlockingCallsEndAtTheWatchdog) {
   ForRow("13", "loopback");
   const Watchdog watchdog(60.0 * kSlowness);
+  const ShortWatchdog short_watchdog;
   std::vector<ccl_comm_t> a(2), b(2);
   ASSERT_EQ(ccl_comm_init_all(a.data(), 2, nullptr), CCL_SUCCESS);
   ASSERT_EQ(ccl_comm_init_all(b.data(), 2, nullptr), CCL_SUCCESS);

@@ -204,8 +204,7 @@ void ProcessWorld::DumpStacks(int rank) {
 
 bool ProcessWorld::Poll() {
   const double over = Seconds() - started_ - options_.deadline_seconds;
-  const double busy = SlackSeconds() / (2.0 * kSlowness);
-  const bool late = over > (busy - 1) * options_.deadline_seconds;
+  const bool late = over > 0 && over > (Busy() - 1) * options_.deadline_seconds;
   if (late) {
     for (int rank = 0; rank < options_.nranks; ++rank) {
       if (running_[static_cast<size_t>(rank)]) DumpStacks(rank);
