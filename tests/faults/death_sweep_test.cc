@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <vector>
 
@@ -69,10 +70,18 @@ std::unique_ptr<ProcessWorld> StartCounting(const Operation& operation) {
   });
 }
 
-// Of each point: the first arrival, the last, and one between; one victim each, at random.
-std::vector<Case> Cases() {
+// Every operation over shared memory. What happens after a death differs between transports, and
+// not so much between operations: a few of each kind over the others.
+std::vector<Operation> OperationsOver(const std::string& transport) {
+  if (transport == "shm") return AllOperations();
+  return {{"allreduce", "ring"}, {"allreduce", "recursive_doubling", true}, {"sendrecv", nullptr}};
+}
+
+// Of each point: the first arrival, the last, and one between, or over other transports than shared
+// memory one of them; one victim each, at random.
+std::vector<Case> Cases(const std::string& transport) {
   Rng rng(TestSeed());
-  const std::vector<Operation> operations = AllOperations();
+  const std::vector<Operation> operations = OperationsOver(transport);
   std::vector<Case> cases;
   std::vector<uint64_t> reached(fault::kPointCount);
   const auto add = [&](size_t i, ProcessWorld& world) {
@@ -87,8 +96,13 @@ std::vector<Case> Cases() {
         reached[point] += times;
         // How often a rank sleeps depends on the moment.
         const bool steady = !fault::kPoints[point].starts_with("progress.");
-        const std::set<uint64_t> hits =
+        std::set<uint64_t> hits =
             steady ? std::set<uint64_t>{1, 1 + rng.Below(times), times} : std::set<uint64_t>{1};
+        if (transport != "shm") {
+          auto one = hits.begin();
+          std::advance(one, rng.Below(hits.size()));
+          hits = {*one};
+        }
         for (const uint64_t hit : hits) cases.push_back({operations[i], victim, point, hit});
         break;
       }
@@ -158,7 +172,7 @@ class DeathSweepTest : public TransportFaultTest {
 
 TEST_P(DeathSweepTest, Row01_ARankIsKilledAtEveryStep) {
   ForRow("1");
-  const std::vector<Case> cases = Cases();
+  const std::vector<Case> cases = Cases(GetParam());
   RecordProperty("cases", static_cast<int>(cases.size()));
   RunWorlds(
       cases.size(), 4,
@@ -168,7 +182,7 @@ TEST_P(DeathSweepTest, Row01_ARankIsKilledAtEveryStep) {
       },
       [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
 }
-INSTANTIATE_OVER_SHM(DeathSweepTest);
+INSTANTIATE_OVER_TRANSPORTS(DeathSweepTest);
 
 }  // namespace
 }  // namespace inccl::test

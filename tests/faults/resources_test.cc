@@ -24,6 +24,7 @@ class ResourcesTest : public TransportFaultTest {
  protected:
   ResourcesTest() : TransportFaultTest(kShortLimits) {}
 };
+class DescriptorsTest : public ResourcesTest {};
 
 void LimitDescriptors(rlim_t soft, rlim_t hard) {
   const rlimit limit = {.rlim_cur = soft, .rlim_max = hard};
@@ -71,7 +72,7 @@ int JoinSumDestroy(const Side& side) {
   return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
 }
 
-TEST_P(ResourcesTest, Row16_TheSoftLimitOfDescriptorsIsRaised) {
+TEST_P(DescriptorsTest, Row16_TheSoftLimitOfDescriptorsIsRaised) {
   ForRow("16");
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) {
     LimitDescriptors(48, 4096);
@@ -83,7 +84,7 @@ TEST_P(ResourcesTest, Row16_TheSoftLimitOfDescriptorsIsRaised) {
   }
 }
 
-TEST_P(ResourcesTest, Row16_TheHardLimitOfDescriptorsIsNamed) {
+TEST_P(DescriptorsTest, Row16_TheHardLimitOfDescriptorsIsNamed) {
   ForRow("16");
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) {
     if (side.rank() == kVictim) LimitDescriptors(48, 48);
@@ -103,7 +104,7 @@ TEST_P(ResourcesTest, Row16_TheHardLimitOfDescriptorsIsNamed) {
   }
 }
 
-TEST_P(ResourcesTest, Row16_ARendezvousWithoutDescriptorsWaitsQuietly) {
+TEST_P(DescriptorsTest, Row16_ARendezvousWithoutDescriptorsWaitsQuietly) {
   ForRow("16");
   const double seconds = 0.6;
   ProcessWorld maker({.nranks = 1}, [&](const Side& side) {
@@ -136,7 +137,7 @@ TEST_P(ResourcesTest, Row16_ARendezvousWithoutDescriptorsWaitsQuietly) {
   EXPECT_LT(maker.report(0).seconds, 0.05 * seconds * kSlowness) << "CPU time while waiting";
 }
 
-TEST_P(ResourcesTest, Row16_NoDescriptorsAreNeededOnceAllHaveJoined) {
+TEST_P(DescriptorsTest, Row16_NoDescriptorsAreNeededOnceAllHaveJoined) {
   ForRow("16");
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) {
     LimitDescriptors(256, 256);
@@ -152,6 +153,8 @@ TEST_P(ResourcesTest, Row16_NoDescriptorsAreNeededOnceAllHaveJoined) {
   });
   world.ExpectAllExited();
 }
+
+INSTANTIATE_OVER_TRANSPORTS(DescriptorsTest);
 
 TEST_P(ResourcesTest, Row17_AFileSizeLimitIsNamedAndRaisesNoSignal) {
   ForRow("17");

@@ -185,7 +185,7 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
       },
       [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
 }
-INSTANTIATE_OVER_SHM(SyscallsTest);
+INSTANTIATE_OVER_TRANSPORTS(SyscallsTest);
 
 }  // namespace
 }  // namespace inccl::test
