@@ -23,6 +23,7 @@ constexpr double kShortInit = 0.4 * kSlowness;
 // With INCCL_TEST_EXHAUSTIVE set: every n; else at most so many of each function, at random.
 // INCCL_TEST_CASE: only cases whose description contains this; INCCL_TEST_TRACE: where they hit.
 constexpr size_t kMostPerFunction = kSanitized ? 6 : 16;
+constexpr size_t kMostElsewhere = kSanitized ? 2 : 5;  // over other transports than shared memory
 
 struct Case {
   int victim = 0;
@@ -104,23 +105,31 @@ bool CanBeInterrupted(interposer::Function function) {
          function == kGetrandom;
 }
 
-std::vector<Case> Cases() {
+// What cannot be promised: without memory UCX fails an assertion of its own, and the loader of its
+// libraries ends the process. That concerns malloc; what this library allocates is covered by new.
+bool MayEndTheProcess(const std::string& transport, interposer::Function function) {
+  return transport == "ucx" && function == interposer::kMalloc;
+}
+
+std::vector<Case> Cases(const std::string& transport) {
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) { return Body(side, nullptr); });
   world.ExpectAllExited();
   Rng rng(TestSeed());
   const bool all = std::getenv("INCCL_TEST_EXHAUSTIVE") != nullptr;
+  const size_t most = transport == "shm" ? kMostPerFunction : kMostElsewhere;
   std::vector<Case> cases;
   for (int victim = 0; victim < kRanks; ++victim) {
     EXPECT_EQ(world.report(victim).result, CCL_SUCCESS) << world.report(victim).text;
     for (int i = 0; i < interposer::kFunctions; ++i) {
       const auto function = static_cast<interposer::Function>(i);
+      if (MayEndTheProcess(transport, function)) continue;
       const uint64_t calls = world.report(victim).counters[i];
       std::vector<uint64_t> chosen;
       for (uint64_t n = 1; n <= calls; ++n) chosen.push_back(n);
       for (size_t k = 0; k < chosen.size(); ++k) {
         std::swap(chosen[k], chosen[k + rng.Below(chosen.size() - k)]);
       }
-      if (!all && chosen.size() > kMostPerFunction) chosen.resize(kMostPerFunction);
+      if (!all && chosen.size() > most) chosen.resize(most);
       for (const uint64_t n : chosen) {
         cases.push_back({victim, {function, n, n, ErrorOf(function)}, false});
       }
@@ -173,7 +182,7 @@ class SyscallsTest : public TransportFaultTest {
 
 TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
   ForRow("19");
-  const std::vector<Case> cases = Cases();
+  const std::vector<Case> cases = Cases(GetParam());
   RecordProperty("cases", static_cast<int>(cases.size()));
   std::printf("%zu cases\n", cases.size());
   RunWorlds(
