@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every codec, as the conformance tests want to know it. A new codec gets a row here.
+#ifndef INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
+#define INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
+
+#include <ostream>
+#include <string>
+
+namespace inccl::test {
+
+// What elements have in common.
+enum class Share { kElement, kBlock, kVector };
+
+struct CodecRow {
+  const char* spec;
+  // Inputs and sums of the tests stay below it: the format's range.
+  double largest;
+  // What one rounding may cost below the format's full precision.
+  double floor;
+  // Who else may become NaN by an element that is not finite.
+  Share poison;
+  // Whose largest magnitude the bound is relative to.
+  Share bound;
+  bool any_order;  // sums do not depend on the algorithm
+  bool lossless;   // the results are those of "none", bit for bit
+};
+
+inline void PrintTo(const CodecRow& row, std::ostream* out) { *out << row.spec; }
+
+constexpr CodecRow kCodecTable[] = {
+    {"none", 1e30, 0x1p-149, Share::kElement, Share::kBlock, false, true},
+    {"hbi", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:bits=4", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:bits=8,ag=exact", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:k=7,k2=15,ref=ring", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:k=1", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"bf16", 1e30, 0x1p-134, Share::kElement, Share::kBlock, false, false},
+    {"fp16", 65504, 0x1p-25, Share::kElement, Share::kBlock, false, false},
+    {"fp8", 448, 0x1p-10, Share::kElement, Share::kBlock, false, false},
+    {"fp8:format=e5m2", 57344, 0x1p-17, Share::kElement, Share::kBlock, false, false},
+    {"mxfp8", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
+    {"mxfp8:format=e5m2", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
+};
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
