@@ -356,14 +356,7 @@ TEST_P(CodecConformance, EveryTypeOfFloat) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, CodecConformance, testing::ValuesIn(kCodecTable),
-                         [](const testing::TestParamInfo<CodecRow>& which) {
-                           std::string name = which.param.spec;
-                           std::replace_if(
-                               name.begin(), name.end(),
-                               [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Codecs, CodecConformance, testing::ValuesIn(kCodecTable), CodecRowName);
 
 }  // namespace
 }  // namespace inccl::test

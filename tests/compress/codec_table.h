@@ -4,6 +4,9 @@
 #ifndef INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
 #define INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
 
+#include <gtest/gtest.h>
+
+#include <cctype>
 #include <ostream>
 #include <string>
 
@@ -25,6 +28,13 @@ struct CodecRow {
   bool any_order;  // sums do not depend on the algorithm
   bool lossless;   // the results are those of "none", bit for bit
 };
+
+// For INSTANTIATE_TEST_SUITE_P.
+inline std::string CodecRowName(const testing::TestParamInfo<CodecRow>& row) {
+  std::string name = row.param.spec;
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) == 0 ? '_' : c;
+  return name;
+}
 
 inline void PrintTo(const CodecRow& row, std::ostream* out) { *out << row.spec; }
 
