@@ -14,10 +14,11 @@ namespace inccl {
 
 using MadeCodec = Result<std::shared_ptr<const Codec>>;
 
-MadeCodec MakeBf16Codec(const CodecSpec& spec);   // wire/casts.cc
-MadeCodec MakeFp16Codec(const CodecSpec& spec);   // wire/casts.cc
-MadeCodec MakeFp8Codec(const CodecSpec& spec);    // wire/casts.cc
-MadeCodec MakeMxfp8Codec(const CodecSpec& spec);  // wire/mxfp8.cc
+MadeCodec MakeBf16Codec(const CodecSpec& spec);      // wire/casts.cc
+MadeCodec MakeFp16Codec(const CodecSpec& spec);      // wire/casts.cc
+MadeCodec MakeFp8Codec(const CodecSpec& spec);       // wire/casts.cc
+MadeCodec MakeMxfp8Codec(const CodecSpec& spec);     // wire/mxfp8.cc
+MadeCodec MakeLosslessCodec(const CodecSpec& spec);  // lossless/lossless_codec.cc
 
 }  // namespace inccl
 

@@ -24,8 +24,9 @@ struct Entry {
 };
 
 constexpr Entry kCodecs[] = {
-    {"bf16", MakeBf16Codec}, {"fp16", MakeFp16Codec},   {"fp8", MakeFp8Codec},
-    {"hbi", MakeHbiCodec},   {"mxfp8", MakeMxfp8Codec}, {"none", MakeIdentity},
+    {"bf16", MakeBf16Codec}, {"fp16", MakeFp16Codec},         {"fp8", MakeFp8Codec},
+    {"hbi", MakeHbiCodec},   {"lossless", MakeLosslessCodec}, {"mxfp8", MakeMxfp8Codec},
+    {"none", MakeIdentity},
 };
 
 }  // namespace

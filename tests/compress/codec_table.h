@@ -49,6 +49,7 @@ constexpr CodecRow kCodecTable[] = {
     {"fp16", 65504, 0x1p-25, Share::kElement, Share::kBlock, false, false},
     {"fp8", 448, 0x1p-10, Share::kElement, Share::kBlock, false, false},
     {"fp8:format=e5m2", 57344, 0x1p-17, Share::kElement, Share::kBlock, false, false},
+    {"lossless", 1e30, 0x1p-149, Share::kElement, Share::kBlock, false, true},
     {"mxfp8", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
     {"mxfp8:format=e5m2", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
 };
