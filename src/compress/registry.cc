@@ -26,7 +26,7 @@ struct Entry {
 constexpr Entry kCodecs[] = {
     {"bf16", MakeBf16Codec}, {"fp16", MakeFp16Codec},         {"fp8", MakeFp8Codec},
     {"hbi", MakeHbiCodec},   {"lossless", MakeLosslessCodec}, {"mxfp8", MakeMxfp8Codec},
-    {"none", MakeIdentity},
+    {"none", MakeIdentity},  {"qsgd", MakeQsgdCodec},         {"randk", MakeRandkCodec},
 };
 
 }  // namespace

@@ -25,8 +25,9 @@ struct CodecRow {
   Share poison;
   // Whose largest magnitude the bound is relative to.
   Share bound;
-  bool any_order;  // sums do not depend on the algorithm
-  bool lossless;   // the results are those of "none", bit for bit
+  bool any_order;       // sums do not depend on the algorithm
+  bool lossless;        // the results are those of "none", bit for bit
+  bool sparse = false;  // elements may be left out: zero in the result
 };
 
 // For INSTANTIATE_TEST_SUITE_P.
@@ -51,6 +52,13 @@ constexpr CodecRow kCodecTable[] = {
     {"fp8:format=e5m2", 57344, 0x1p-17, Share::kElement, Share::kBlock, false, false},
     {"lossless", 1e30, 0x1p-149, Share::kElement, Share::kBlock, false, true},
     {"mxfp8", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
+    {"qsgd", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
+    {"qsgd:q=1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
+    {"qsgd:q=16", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
+    {"randk:k=0.1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false, true},
+    {"randk:k=0.5,q=4,unbiased=1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false,
+     true},
+    {"randk:k=1,q=6", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
     {"mxfp8:format=e5m2", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
 };
 

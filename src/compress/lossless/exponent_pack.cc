@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "compress/bit_fields.h"
 #include "compress/codec.h"
 
 namespace inccl {
@@ -52,8 +53,6 @@ struct Coding {
   uint32_t direct() const { return width == 0 ? 1 : escape() - zero; }  // exponents with codes
 };
 
-uint32_t FieldBytes(uint32_t count, uint32_t width) { return (count * width + 7) / 8; }
-
 // The cheapest coding of exponents with this histogram, all of them in {0} and [lo, hi].
 Coding Choose(const uint16_t* histogram, uint32_t lo, uint32_t hi, uint32_t count,
               uint32_t escape_bits) {
@@ -83,43 +82,6 @@ Coding Choose(const uint16_t* histogram, uint32_t lo, uint32_t hi, uint32_t coun
     }
   }
   return best;
-}
-
-// Fields of `width` bits, at most 16, one after the other.
-void PackFields(const uint16_t* fields, uint32_t count, uint32_t width, std::byte* out) {
-  uint64_t pending = 0;
-  uint32_t bits = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    pending |= uint64_t{fields[i]} << bits;
-    bits += width;
-    if (bits >= 32) {
-      std::memcpy(out, &pending, 4);
-      out += 4;
-      pending >>= 32;
-      bits -= 32;
-    }
-  }
-  std::memcpy(out, &pending, (bits + 7) / 8);
-}
-
-void UnpackFields(const std::byte* in, uint32_t count, uint32_t width, uint16_t* fields) {
-  const uint32_t mask = (1u << width) - 1;
-  uint64_t pending = 0;
-  uint32_t bits = 0, left = FieldBytes(count, width);
-  for (uint32_t i = 0; i < count; ++i) {
-    if (bits < width) {
-      const uint32_t now = std::min(4u, left);
-      uint32_t next = 0;
-      std::memcpy(&next, in, now);
-      in += now;
-      left -= now;
-      pending |= uint64_t{next} << bits;
-      bits += 8 * now;
-    }
-    fields[i] = static_cast<uint16_t>(pending & mask);
-    pending >>= width;
-    bits -= width;
-  }
 }
 
 uint32_t PackRaw(const std::byte* elements, uint32_t bytes, std::byte* out) {
