@@ -18,7 +18,6 @@
 namespace inccl {
 namespace {
 
-constexpr uint32_t kBlocks = kSuperblock / kBlock;
 constexpr uint32_t kNanScale = 0xFF;
 constexpr int kBias = 127;
 
