@@ -7,6 +7,7 @@
 
 #include "compress/codec.h"
 #include "compress/codec_spec.h"
+#include "compress/codecs.h"
 #include "compress/hbi/hbi_codec.h"
 
 namespace inccl {
@@ -23,8 +24,9 @@ struct Entry {
 };
 
 constexpr Entry kCodecs[] = {
-    {"hbi", MakeHbiCodec},
-    {"none", MakeIdentity},
+    {"bf16", MakeBf16Codec}, {"fp16", MakeFp16Codec},         {"fp8", MakeFp8Codec},
+    {"hbi", MakeHbiCodec},   {"lossless", MakeLosslessCodec}, {"mxfp8", MakeMxfp8Codec},
+    {"none", MakeIdentity},  {"qsgd", MakeQsgdCodec},         {"randk", MakeRandkCodec},
 };
 
 }  // namespace

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/checked_state.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+namespace inccl {
+
+const char* Name(Form form) {
+  switch (form) {
+    case Form::kInput: return "input";
+    case Form::kOutput: return "output";
+    case Form::kSum: return "sum";
+    case Form::kResult: return "result";
+    case Form::kSide: return "side";
+  }
+  return "unknown form";
+}
+
+Status CheckFloatCall(const char* name, Collective collective, DataType type, ReduceOp op,
+                      int nranks) {
+  if (collective != Collective::kAllReduce && collective != Collective::kReduceScatter &&
+      collective != Collective::kAllGather) {
+    return InvalidArgument(
+        fmt::format("codec {}: {} is not available in this version", name, Name(collective)));
+  }
+  if (type != DataType::kFloat32 && type != DataType::kFloat16 && type != DataType::kBfloat16 &&
+      type != DataType::kFloat64) {
+    return InvalidArgument(fmt::format(
+        "codec {}: type {} is none of float32, float16, bfloat16, float64", name, Name(type)));
+  }
+  if (Reduces(collective) && op != ReduceOp::kSum && op != ReduceOp::kAvg) {
+    return InvalidArgument(
+        fmt::format("codec {}: reduction {} is neither sum nor avg", name, Name(op)));
+  }
+  if (nranks < 2) {
+    return InvalidArgument(fmt::format("codec {}: {} ranks, at least 2", name, nranks));
+  }
+  return Status::Ok();
+}
+
+Term* FindOutput(Form form, std::span<Term> outputs) {
+  for (Term& output : outputs) {
+    if (output.format.form == form) return &output;
+  }
+  return nullptr;
+}
+
+void CopyToOthers(Form form, std::span<Term> outputs) {
+  const Term* first = FindOutput(form, outputs);
+  for (Term& output : outputs) {
+    if (output.format.form != form || &output == first) continue;
+    output.bytes = first->bytes;
+    if (output.data != first->data) std::memcpy(output.data, first->data, first->bytes);
+  }
+}
+
+Status CheckedState::Error(const Range& range, const std::string& what) const {
+  return InternalError(fmt::format("codec {}: rank {}: {} of {} {} at segment {} element {}: {}",
+                                   name_, call_.rank, Name(call_.collective), range.count,
+                                   Name(call_.type), range.segment, range.first, what));
+}
+
+Status CheckedState::WrongLength(const Range& range, const Term& term, uint64_t expected) const {
+  return Error(range, fmt::format("{} payload of {} bytes where {} are due", Name(term.format.form),
+                                  term.bytes, expected));
+}
+
+Status CheckedState::CheckCapacity(const Range& range, const Term& term, uint64_t needed) const {
+  if (term.bytes >= needed && (term.data != nullptr || needed == 0)) return Status::Ok();
+  return Error(range, fmt::format("room for {} bytes of {} where {} are needed", term.bytes,
+                                  Name(term.format.form), needed));
+}
+
+Status CheckedState::CheckElements(const Range& range, const Term& input) const {
+  if (input.bytes >= ElementBytes(range) && input.data != nullptr) return Status::Ok();
+  return Error(range, fmt::format("an input of {} bytes where {} are due", input.bytes,
+                                  ElementBytes(range)));
+}
+
+Status CheckedState::Begin(const CallDesc& call) {
+  if (call.rank < 0 || call.rank >= call.nranks) {
+    return InvalidArgument(
+        fmt::format("codec {}: rank {} of {} ranks", name_, call.rank, call.nranks));
+  }
+  call_ = call;
+  segments_ = SegmentsOf(call.collective, static_cast<uint64_t>(call.nranks));
+  return OnBegin();
+}
+
+Status CheckedState::CheckRange(const Range& range) const {
+  const bool inside = range.first <= call_.count && range.count <= call_.count - range.first;
+  if (range.segment >= segments_ || range.count == 0 || !inside) {
+    return Error(range,
+                 fmt::format("outside of {} segments of {} elements", segments_, call_.count));
+  }
+  const bool at_end = range.first + range.count == call_.count;
+  if (range.first % kSuperblock != 0 || (range.count % kSuperblock != 0 && !at_end)) {
+    return Error(range, fmt::format("not whole superblocks of {}", kSuperblock));
+  }
+  return Status::Ok();
+}
+
+bool CheckedState::Travels(Form form) const {
+  switch (form) {
+    case Form::kSum: return Reduces(call_.collective);
+    case Form::kResult: return call_.collective != Collective::kReduceScatter;
+    case Form::kOutput: return true;
+    case Form::kInput:
+    case Form::kSide: break;
+  }
+  return false;
+}
+
+Status CheckedState::Combine(const Range& range, std::span<const Term> inputs,
+                             std::span<Term> outputs) {
+  if (Status status = CheckRange(range); !status.ok()) return status;
+  if (inputs.empty() || outputs.empty()) {
+    return Error(range, fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
+  }
+  if (outputs[0].format.form == Form::kSide) return Side(range, inputs, outputs);
+  if (inputs.size() == 1 && inputs[0].format.form == Form::kResult) {
+    return Forward(range, inputs[0], outputs);
+  }
+  uint32_t contributions = 0;
+  if (Status status = CheckInputs(range, inputs, &contributions); !status.ok()) return status;
+  if (Status status = CheckOutputs(range, contributions, outputs); !status.ok()) return status;
+  return Fold(range, contributions, inputs, outputs);
+}
+
+Status CheckedState::CheckInputs(const Range& range, std::span<const Term> inputs,
+                                 uint32_t* contributions) const {
+  for (const Term& input : inputs) {
+    if (input.format.form == Form::kInput) {
+      if (Status status = CheckElements(range, input); !status.ok()) return status;
+      ++*contributions;
+      continue;
+    }
+    if (input.format.form != Form::kSum || !Reduces(call_.collective)) {
+      return Error(range, fmt::format("{} cannot be an input here", Name(input.format.form)));
+    }
+    const uint32_t h = input.format.contributions;
+    if (h == 0 || h > complete()) {
+      return Error(range, fmt::format("a sum of {} contributions among {} ranks", h, complete()));
+    }
+    *contributions += h;
+    const uint64_t bytes = PayloadBytes(range, input.format);
+    if (bytes != kSelfDescribing && input.bytes != bytes) return WrongLength(range, input, bytes);
+  }
+  if (*contributions > complete()) {
+    return Error(range, fmt::format("{} contributions of {} ranks", *contributions, complete()));
+  }
+  return Status::Ok();
+}
+
+Status CheckedState::CheckOutput(const Range& range, Term* output) const {
+  if (!Travels(output->format.form)) {
+    return Error(range, fmt::format("{} cannot be an output here", Name(output->format.form)));
+  }
+  uint64_t bytes = ElementBytes(range);
+  if (output->format.form != Form::kOutput) bytes = PayloadBytes(range, output->format);
+  if (bytes == kSelfDescribing) return Status::Ok();
+  if (Status status = CheckCapacity(range, *output, bytes); !status.ok()) return status;
+  output->bytes = static_cast<uint32_t>(bytes);
+  return Status::Ok();
+}
+
+Status CheckedState::CheckOutputs(const Range& range, uint32_t contributions,
+                                  std::span<Term> outputs) const {
+  for (Term& output : outputs) {
+    const Form form = output.format.form;
+    if ((form == Form::kResult || form == Form::kOutput) && contributions != complete()) {
+      return Error(range, fmt::format("{} from {} of {} contributions", Name(form), contributions,
+                                      complete()));
+    }
+    if (form == Form::kSum && output.format.contributions != contributions) {
+      return Error(range, fmt::format("a sum of {} contributions from {}",
+                                      output.format.contributions, contributions));
+    }
+    if (Status status = CheckOutput(range, &output); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status CheckedState::Forward(const Range& range, const Term& input, std::span<Term> outputs) {
+  if (!Travels(Form::kResult)) return Error(range, "result cannot be an input here");
+  const uint64_t bytes = PayloadBytes(range, input.format);
+  if (bytes != kSelfDescribing && input.bytes != bytes) return WrongLength(range, input, bytes);
+  for (Term& output : outputs) {
+    if (output.format.form == Form::kSum) return Error(range, "sum cannot be an output here");
+    if (Status status = CheckOutput(range, &output); !status.ok()) return status;
+    if (output.format.form != Form::kResult) continue;
+    if (Status status = CheckCapacity(range, output, input.bytes); !status.ok()) return status;
+    output.bytes = input.bytes;
+  }
+  if (Term* output = FindOutput(Form::kOutput, outputs); output != nullptr) {
+    if (Status status = DecodeResult(range, input, output->data); !status.ok()) return status;
+    CopyToOthers(Form::kOutput, outputs);
+  }
+  for (const Term& output : outputs) {
+    if (output.format.form == Form::kResult) std::memcpy(output.data, input.data, input.bytes);
+  }
+  return Status::Ok();
+}
+
+Status CheckedState::Side(const Range& range, std::span<const Term> /*inputs*/,
+                          std::span<Term> /*outputs*/) {
+  return Error(range, "side cannot be an output here");
+}
+
+}  // namespace inccl

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every codec asks of an operation before it touches a byte: ranges of whole superblocks
+// inside the call, forms that the collective has, contributions that add up, lengths that are due.
+// A codec on top of it sees only operations that make sense.
+#ifndef INCCL_COMPRESS_CHECKED_STATE_H_
+#define INCCL_COMPRESS_CHECKED_STATE_H_
+
+#include <string>
+
+#include "compress/codec.h"
+
+namespace inccl {
+
+const char* Name(Form form);
+
+// Whether codec `name` can sum such calls: all-reduce and reduce-scatter by sum or average,
+// all-gather; float32, float16, bfloat16, float64; 2 ranks or more.
+Status CheckFloatCall(const char* name, Collective collective, DataType type, ReduceOp op,
+                      int nranks);
+
+class CheckedState : public CodecState {
+ public:
+  Status Begin(const CallDesc& call) final;
+  Status Combine(const Range& range, std::span<const Term> inputs, std::span<Term> outputs) final;
+
+ protected:
+  static constexpr uint64_t kSelfDescribing = UINT64_MAX;
+
+  explicit CheckedState(const char* name) : name_(name) {}
+
+  // call() is set and not yet known to make sense for this codec.
+  virtual Status OnBegin() = 0;
+  // The one length that a payload (kSum, kResult) of this range has; kSelfDescribing: its contents
+  // say. Then Fold checks what it reads and writes, and sets the outputs' bytes.
+  virtual uint64_t PayloadBytes(const Range& range, const Format& format) const = 0;
+  // Inputs are kInput and kSum, of `contributions` ranks in all; outputs kSum of as many and, where
+  // these are all, kResult and kOutput. An output may be an input's memory.
+  virtual Status Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
+                      std::span<Term> outputs) = 0;
+  // A result into elements of the call's type.
+  virtual Status DecodeResult(const Range& range, const Term& payload, std::byte* elements) = 0;
+  // outputs[0] is kSide.
+  virtual Status Side(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
+
+  const CallDesc& call() const { return call_; }
+  uint64_t ElementBytes(const Range& range) const { return range.count * SizeOf(call_.type); }
+  // The first element of a range in vectors that hold all segments one after the other.
+  uint64_t segments() const { return segments_; }
+  Status Error(const Range& range, const std::string& what) const;
+  Status WrongLength(const Range& range, const Term& term, uint64_t expected) const;
+  Status CheckCapacity(const Range& range, const Term& term, uint64_t needed) const;
+  Status CheckElements(const Range& range, const Term& input) const;
+
+ private:
+  Status CheckRange(const Range& range) const;
+  Status CheckInputs(const Range& range, std::span<const Term> inputs,
+                     uint32_t* contributions) const;
+  Status CheckOutputs(const Range& range, uint32_t contributions, std::span<Term> outputs) const;
+  Status CheckOutput(const Range& range, Term* output) const;
+  Status Forward(const Range& range, const Term& input, std::span<Term> outputs);
+  bool Travels(Form form) const;
+  // Contributions of a complete sum.
+  uint32_t complete() const {
+    return Reduces(call_.collective) ? static_cast<uint32_t>(call_.nranks) : 1;
+  }
+
+  const char* name_;
+  CallDesc call_;
+  uint64_t segments_ = 0;
+};
+
+// Copies what the first output of form `form` holds to the others of that form.
+void CopyToOthers(Form form, std::span<Term> outputs);
+// The first output of this form, or null.
+Term* FindOutput(Form form, std::span<Term> outputs);
+
+}  // namespace inccl
+
+#endif  // INCCL_COMPRESS_CHECKED_STATE_H_

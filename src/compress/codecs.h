@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The makers that registry.cc lists: from a specification to a codec, or an error that names the
+// key and the value.
+#ifndef INCCL_COMPRESS_CODECS_H_
+#define INCCL_COMPRESS_CODECS_H_
+
+#include <memory>
+
+#include "compress/codec.h"
+#include "compress/codec_spec.h"
+
+namespace inccl {
+
+using MadeCodec = Result<std::shared_ptr<const Codec>>;
+
+MadeCodec MakeBf16Codec(const CodecSpec& spec);      // wire/casts.cc
+MadeCodec MakeFp16Codec(const CodecSpec& spec);      // wire/casts.cc
+MadeCodec MakeFp8Codec(const CodecSpec& spec);       // wire/casts.cc
+MadeCodec MakeMxfp8Codec(const CodecSpec& spec);     // wire/mxfp8.cc
+MadeCodec MakeLosslessCodec(const CodecSpec& spec);  // lossless/lossless_codec.cc
+MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // qsgd/qsgd_codec.cc
+MadeCodec MakeRandkCodec(const CodecSpec& spec);     // qsgd/qsgd_codec.cc
+
+}  // namespace inccl
+
+#endif  // INCCL_COMPRESS_CODECS_H_

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// lossless: what "none" does, bit for bit, in fewer bytes. Payloads are unpacked, folded by the
+// codec "none" in the call's own type and operation, and packed again; what is only forwarded stays
+// as it is. A payload is as many packed superblocks as the range has (exponent_pack.h) or, where
+// these would not be shorter, the elements themselves: whatever has the elements' length is them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "compress/checked_state.h"
+#include "compress/codecs.h"
+#include "compress/identity_codec.h"
+#include "compress/lossless/exponent_pack.h"
+
+namespace inccl {
+namespace {
+
+constexpr uint32_t kTile = 4 * kSuperblock;
+
+Status CheckLossless(Collective collective, DataType type, ReduceOp op, int nranks) {
+  // Whatever can be reduced can be reduced.
+  Status status = CheckFloatCall("lossless", collective, type, ReduceOp::kSum, nranks);
+  return status.ok() ? IdentityCodec()->Supports(collective, type, op, nranks) : status;
+}
+
+// Reads a payload tile by tile.
+struct Cursor {
+  const std::byte* at = nullptr;
+  uint64_t left = 0;
+  bool packed = false;
+};
+
+class LosslessState final : public CheckedState {
+ public:
+  LosslessState() : CheckedState("lossless") {}
+
+  void Finish(CodecStats* stats) override {
+    if (stats != nullptr) *stats = {};
+  }
+
+ protected:
+  Status OnBegin() override;
+  uint64_t PayloadBytes(const Range& /*range*/, const Format& /*format*/) const override {
+    return kSelfDescribing;
+  }
+  Status Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
+              std::span<Term> outputs) override;
+  Status DecodeResult(const Range& range, const Term& payload, std::byte* elements) override;
+
+ private:
+  Cursor Open(const Range& range, const Term& payload) const {
+    return {payload.data, payload.bytes, payload.bytes != ElementBytes(range)};
+  }
+  Status Read(const Range& range, const Term& payload, uint32_t count, Cursor* cursor,
+              std::byte* elements) const;
+  Status CheckEnd(const Range& range, const Term& payload, const Cursor& cursor) const;
+  Status FoldTiles(const Range& range, std::span<const Term> inputs, std::byte* elements);
+  Status Pack(const Range& range, const std::byte* elements, Term* output);
+
+  IdentityState none_;
+  std::optional<ExponentPacker> packer_;
+  DataType packs_ = DataType::kInt8;
+  size_t size_ = 0;
+  std::vector<std::byte> folded_;  // elements of a range without an output
+  std::vector<std::byte> tiles_;   // one for each rank
+  std::vector<Cursor> cursors_;
+  std::vector<Term> terms_;
+  std::byte packed_[1 + 8 * kSuperblock];
+};
+
+Status LosslessState::OnBegin() {
+  const CallDesc& c = call();
+  Status status = CheckLossless(c.collective, c.type, c.op, c.nranks);
+  if (!status.ok()) return status;
+  if (!packer_ || packs_ != c.type) packer_.emplace(c.type);
+  packs_ = c.type;
+  size_ = SizeOf(c.type);
+  const auto n = static_cast<size_t>(c.nranks);
+  tiles_.resize(n * kTile * size_);
+  cursors_.reserve(n);
+  terms_.reserve(n);
+  return none_.Begin(c);
+}
+
+// `count` elements of whole superblocks, or to the end.
+Status LosslessState::Read(const Range& range, const Term& payload, uint32_t count, Cursor* cursor,
+                           std::byte* elements) const {
+  if (!cursor->packed) {
+    std::memcpy(elements, cursor->at, count * size_);
+    cursor->at += count * size_;
+    cursor->left -= count * size_;
+    return Status::Ok();
+  }
+  for (uint32_t at = 0; at < count; at += kSuperblock) {
+    const uint32_t now = std::min(kSuperblock, count - at);
+    const uint32_t length = packer_->Unpack(cursor->at, cursor->left, now, elements + at * size_);
+    if (length == 0) {
+      return Error(range, fmt::format("{} payload of {} bytes is not packed elements at byte {}",
+                                      Name(payload.format.form), payload.bytes,
+                                      payload.bytes - cursor->left));
+    }
+    cursor->at += length;
+    cursor->left -= length;
+  }
+  return Status::Ok();
+}
+
+Status LosslessState::CheckEnd(const Range& range, const Term& payload,
+                               const Cursor& cursor) const {
+  if (cursor.left == 0) return Status::Ok();
+  return WrongLength(range, payload, payload.bytes - cursor.left);
+}
+
+Status LosslessState::DecodeResult(const Range& range, const Term& payload, std::byte* elements) {
+  Cursor cursor = Open(range, payload);
+  Status status = Read(range, payload, range.count, &cursor, elements);
+  return status.ok() ? CheckEnd(range, payload, cursor) : status;
+}
+
+Status LosslessState::FoldTiles(const Range& range, std::span<const Term> inputs,
+                                std::byte* elements) {
+  cursors_.clear();
+  for (const Term& input : inputs) cursors_.push_back(Open(range, input));
+  for (uint32_t at = 0; at < range.count; at += kTile) {
+    const uint32_t count = std::min(kTile, range.count - at);
+    const auto bytes = static_cast<uint32_t>(count * size_);
+    terms_.clear();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      Term term{inputs[i].format, inputs[i].data + at * size_, bytes};
+      if (term.format.form == Form::kSum) {
+        term.data = tiles_.data() + i * kTile * size_;
+        Status status = Read(range, inputs[i], count, &cursors_[i], term.data);
+        if (!status.ok()) return status;
+      }
+      terms_.push_back(term);
+    }
+    Term output{{Form::kOutput}, elements + at * size_, bytes};
+    const Range tile{range.segment, range.first + at, count};
+    if (Status s = none_.Combine(tile, terms_, {&output, 1}); !s.ok()) return s;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].format.form != Form::kSum) continue;
+    if (Status s = CheckEnd(range, inputs[i], cursors_[i]); !s.ok()) return s;
+  }
+  return Status::Ok();
+}
+
+Status LosslessState::Pack(const Range& range, const std::byte* elements, Term* output) {
+  const uint64_t raw = ElementBytes(range);
+  uint64_t length = 0;
+  for (uint32_t at = 0; at < range.count; at += kSuperblock) {
+    const uint32_t now = std::min(kSuperblock, range.count - at);
+    const uint32_t bytes = packer_->Pack(elements + at * size_, now, packed_);
+    if (length + bytes >= raw) {
+      length = raw;
+      break;
+    }
+    if (Status s = CheckCapacity(range, *output, length + bytes); !s.ok()) return s;
+    std::memcpy(output->data + length, packed_, bytes);
+    length += bytes;
+  }
+  if (length == raw) {
+    if (Status s = CheckCapacity(range, *output, raw); !s.ok()) return s;
+    std::memcpy(output->data, elements, raw);
+  }
+  output->bytes = static_cast<uint32_t>(length);
+  return Status::Ok();
+}
+
+Status LosslessState::Fold(const Range& range, uint32_t /*contributions*/,
+                           std::span<const Term> inputs, std::span<Term> outputs) {
+  Term* output = FindOutput(Form::kOutput, outputs);
+  const std::byte* elements = inputs[0].data;
+  const bool scales = Reduces(call().collective) &&
+                      (call().op == ReduceOp::kAvg || call().op == ReduceOp::kPreMulSum);
+  if (output != nullptr || inputs.size() > 1 || inputs[0].format.form != Form::kInput || scales) {
+    if (output == nullptr) folded_.resize(std::max<size_t>(folded_.size(), ElementBytes(range)));
+    std::byte* to = output != nullptr ? output->data : folded_.data();
+    if (Status s = FoldTiles(range, inputs, to); !s.ok()) return s;
+    elements = to;
+  }
+  if (output != nullptr) CopyToOthers(Form::kOutput, outputs);
+  const Term* packed = nullptr;
+  for (Term& one : outputs) {
+    if (one.format.form == Form::kOutput) continue;
+    if (packed == nullptr) {
+      if (Status s = Pack(range, elements, &one); !s.ok()) return s;
+      packed = &one;
+      continue;
+    }
+    if (Status s = CheckCapacity(range, one, packed->bytes); !s.ok()) return s;
+    one.bytes = packed->bytes;
+    std::memcpy(one.data, packed->data, packed->bytes);
+  }
+  return Status::Ok();
+}
+
+class LosslessCodec final : public Codec {
+ public:
+  const std::string& spec() const override { return spec_; }
+  Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override {
+    return CheckLossless(collective, type, op, nranks);
+  }
+  bool has_side_phase() const override { return false; }
+  uint64_t row_elements() const override { return 0; }
+  uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override {
+    return IdentityCodec()->MaxBytes(type, nranks, count);
+  }
+  // At most those of the type: as "none".
+  void Bound(Collective collective, int nranks, double* bits,
+             double* relative_error) const override {
+    IdentityCodec()->Bound(collective, nranks, bits, relative_error);
+  }
+  std::unique_ptr<CodecState> NewState() const override {
+    return std::make_unique<LosslessState>();
+  }
+
+ private:
+  const std::string spec_ = "lossless";
+};
+
+}  // namespace
+
+MadeCodec MakeLosslessCodec(const CodecSpec& spec) {
+  if (Status status = spec.AllowOnly({}); !status.ok()) return status;
+  return std::shared_ptr<const Codec>(std::make_shared<const LosslessCodec>());
+}
+
+}  // namespace inccl

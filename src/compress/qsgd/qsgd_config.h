@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a quantizer of the family QSGDMaxNorm does: "Unbiased Single-scale and Multi-scale
+// Quantizers for Distributed Optimization" (arXiv 2109.12497). docs/codecs.md says where this
+// differs.
+#ifndef INCCL_COMPRESS_QSGD_QSGD_CONFIG_H_
+#define INCCL_COMPRESS_QSGD_QSGD_CONFIG_H_
+
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "compress/codec.h"
+
+namespace inccl::qsgd {
+
+struct Config {
+  const char* name = "";
+  std::string spec;                 // canonical
+  uint32_t levels = 0;              // s: codes are -s to s
+  uint32_t selected = kSuperblock;  // elements of a superblock that a call is about
+  bool unbiased = false;            // those count for the others
+};
+
+// Sums of n codes, with n * s added, lie in [0, 2 n s].
+inline constexpr uint64_t kFieldLimit = uint64_t{1} << 31;
+constexpr uint32_t Width(uint32_t contributions, uint32_t levels) {
+  return static_cast<uint32_t>(std::bit_width(uint64_t{2} * contributions * levels));
+}
+
+// Steps of a sweep over all elements.
+constexpr uint32_t Sweep(uint32_t selected) { return (kSuperblock + selected - 1) / selected; }
+
+Status CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
+                 int nranks);
+
+std::unique_ptr<CodecState> NewState(std::shared_ptr<const Config> config);
+
+}  // namespace inccl::qsgd
+
+#endif  // INCCL_COMPRESS_QSGD_QSGD_CONFIG_H_

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MXFP8 of the OCP Microscaling Formats Specification v1.0: 32 elements of 8 bits share a scale of
+// type E8M0, a power of two. The scale is the largest power of two not above the block's largest
+// magnitude, over the largest power of two of the element type; elements saturate. A block with a
+// NaN or an infinity has the scale NaN (0xFF), which makes NaN of all its elements.
+//
+// A superblock is its scales, then its elements.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "compress/codecs.h"
+#include "compress/kernels/convert.h"
+#include "compress/wire/float_wire.h"
+
+namespace inccl {
+namespace {
+
+constexpr uint32_t kNanScale = 0xFF;
+constexpr int kBias = 127;
+
+struct Element {
+  const char* spec;
+  DataType type;
+  int top_exponent;  // of the largest power of two
+  float largest;
+};
+constexpr Element kE4m3 = {"mxfp8:format=e4m3", DataType::kFloat8E4M3, 8, 448};
+constexpr Element kE5m2 = {"mxfp8:format=e5m2", DataType::kFloat8E5M2, 15, 57344};
+
+// 2^exponent, -127 to 127; the first is denormal.
+float PowerOfTwo(int exponent) {
+  return std::bit_cast<float>(exponent == -kBias ? 1u << 22
+                                                 : static_cast<uint32_t>(exponent + kBias) << 23);
+}
+
+class Mxfp8Wire final : public FloatWire {
+ public:
+  explicit Mxfp8Wire(const Element& element) : element_(element) {}
+
+  const char* name() const override { return "mxfp8"; }
+  std::string spec() const override { return element_.spec; }
+  double bits() const override { return 8.25; }
+  // Both: what saturates is below 2^(top + 1), an eighth above the largest value; e4m3's own
+  // rounding is half of that, e5m2's the same.
+  double unit() const override { return 0x1p-3; }
+  uint64_t Bytes(uint32_t count) const override {
+    return uint64_t{count} + count / kBlock + (count % kBlock != 0 ? 1 : 0);
+  }
+  void Encode(const float* in, uint32_t count, std::byte* out) const override {
+    for (uint32_t at = 0; at < count; at += kSuperblock) {
+      EncodeSuperblock(in + at, std::min(kSuperblock, count - at), out + Bytes(at));
+    }
+  }
+  void Decode(const std::byte* in, uint32_t count, float* out) const override {
+    for (uint32_t at = 0; at < count; at += kSuperblock) {
+      DecodeSuperblock(in + Bytes(at), std::min(kSuperblock, count - at), out + at);
+    }
+  }
+
+ private:
+  void EncodeSuperblock(const float* in, uint32_t count, std::byte* out) const;
+  void DecodeSuperblock(const std::byte* in, uint32_t count, float* out) const;
+  // The biased exponent of the block's scale.
+  uint32_t ScaleOf(const float* in, uint32_t count) const;
+
+  const Element element_;
+};
+
+uint32_t Mxfp8Wire::ScaleOf(const float* in, uint32_t count) const {
+  int32_t top = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    top = std::max(top, std::bit_cast<int32_t>(in[i]) & 0x7FFFFFFF);
+  }
+  if (top >= 0x7F800000) return kNanScale;
+  // Denormal floats are below every scale that e4m3 and e5m2 ask for: the lowest does.
+  return static_cast<uint32_t>(std::max(0, (top >> 23) - element_.top_exponent));
+}
+
+void Mxfp8Wire::EncodeSuperblock(const float* in, uint32_t count, std::byte* out) const {
+  float scaled[kSuperblock];
+  std::byte* elements = out + (count + kBlock - 1) / kBlock;
+  for (uint32_t at = 0, block = 0; at < count; at += kBlock, ++block) {
+    const uint32_t now = std::min(kBlock, count - at);
+    const uint32_t scale = ScaleOf(in + at, now);
+    out[block] = static_cast<std::byte>(scale);
+    const float factor = scale == kNanScale ? 0.0f : PowerOfTwo(kBias - static_cast<int>(scale));
+    for (uint32_t i = at; i < at + now; ++i) {
+      const float x = scale == kNanScale ? 0.0f : in[i] * factor;
+      scaled[i] = std::clamp(x, -element_.largest, element_.largest);
+    }
+  }
+  FromFloat(element_.type, scaled, elements, count);
+}
+
+void Mxfp8Wire::DecodeSuperblock(const std::byte* in, uint32_t count, float* out) const {
+  ToFloat(element_.type, in + (count + kBlock - 1) / kBlock, out, count);
+  for (uint32_t at = 0, block = 0; at < count; at += kBlock, ++block) {
+    const uint32_t now = std::min(kBlock, count - at);
+    const auto scale = std::to_integer<uint32_t>(in[block]);
+    if (scale == kNanScale) {
+      std::fill(out + at, out + at + now, std::numeric_limits<float>::quiet_NaN());
+      continue;
+    }
+    const float factor = PowerOfTwo(static_cast<int>(scale) - kBias);
+    for (uint32_t i = at; i < at + now; ++i) out[i] *= factor;
+  }
+}
+
+}  // namespace
+
+MadeCodec MakeMxfp8Codec(const CodecSpec& spec) {
+  static constexpr std::string_view kKeys[] = {"format"}, kFormats[] = {"e4m3", "e5m2"};
+  if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
+  const Result<size_t> format = spec.Choice("format", 0, kFormats);
+  if (!format.ok()) return format.status();
+  return MakeWireCodec(std::make_shared<const Mxfp8Wire>(*format == 0 ? kE4m3 : kE5m2));
+}
+
+}  // namespace inccl

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The codec around a wire format: decode, add, encode, a tile at a time, so that the sum in fp32
+// stays in the L1 cache.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "compress/checked_state.h"
+#include "compress/kernels/convert.h"
+#include "compress/kernels/reduce.h"
+#include "compress/wire/float_wire.h"
+
+namespace inccl {
+namespace {
+
+constexpr uint32_t kTile = 4 * kSuperblock;
+
+class WireState final : public CheckedState {
+ public:
+  explicit WireState(std::shared_ptr<const FloatWire> wire)
+      : CheckedState(wire->name()),
+        wire_(std::move(wire)),
+        add_(FindReduce(DataType::kFloat32, ReduceOp::kSum)),
+        code_(wire_->Bytes(kTile)),
+        sum_(kTile),
+        next_(kTile) {}
+
+  // No rank sees all contributions, so none knows a bound.
+  void Finish(CodecStats* stats) override {
+    if (stats == nullptr) return;
+    *stats = {};
+    stats->error_bound = std::numeric_limits<double>::infinity();
+  }
+
+ protected:
+  Status OnBegin() override {
+    const CallDesc& c = call();
+    const bool averages = Reduces(c.collective) && c.op == ReduceOp::kAvg;
+    scale_ = averages ? 1.0f / static_cast<float>(c.nranks) : 1.0f;
+    return CheckFloatCall(wire_->name(), c.collective, c.type, c.op, c.nranks);
+  }
+  uint64_t PayloadBytes(const Range& range, const Format& /*format*/) const override {
+    return wire_->Bytes(range.count);
+  }
+  Status Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
+              std::span<Term> outputs) override;
+  Status DecodeResult(const Range& range, const Term& payload, std::byte* elements) override {
+    ForEachTile(range, [&](uint32_t at, uint32_t count) {
+      wire_->Decode(payload.data + wire_->Bytes(at), count, sum_.data());
+      FromFloat(call().type, sum_.data(), elements + at * SizeOf(call().type), count);
+    });
+    return Status::Ok();
+  }
+
+ private:
+  template <typename Body>
+  static void ForEachTile(const Range& range, const Body& body) {
+    for (uint32_t at = 0; at < range.count; at += kTile)
+      body(at, std::min(kTile, range.count - at));
+  }
+  // `rounded`: an own contribution as it would arrive from elsewhere.
+  void Load(const Term& input, uint32_t at, uint32_t count, bool rounded, float* out);
+  void Add(uint32_t count);
+  void Store(uint32_t at, uint32_t count, std::span<Term> outputs);
+
+  std::shared_ptr<const FloatWire> wire_;
+  ReduceFn add_;
+  float scale_ = 1;
+  std::vector<std::byte> code_;
+  std::vector<float> sum_, next_;
+};
+
+void WireState::Load(const Term& input, uint32_t at, uint32_t count, bool rounded, float* out) {
+  if (input.format.form == Form::kSum) {
+    wire_->Decode(input.data + wire_->Bytes(at), count, out);
+    return;
+  }
+  ToFloat(call().type, input.data + at * SizeOf(call().type), out, count);
+  if (scale_ != 1.0f) {
+    for (uint32_t i = 0; i < count; ++i) out[i] *= scale_;
+  }
+  if (!rounded) return;
+  wire_->Encode(out, count, code_.data());
+  wire_->Decode(code_.data(), count, out);
+}
+
+void WireState::Add(uint32_t count) {
+  const void* in[2] = {sum_.data(), next_.data()};
+  void* out[1] = {sum_.data()};
+  add_({.in = in, .inputs = 2, .out = out, .outputs = 1, .count = count});
+}
+
+void WireState::Store(uint32_t at, uint32_t count, std::span<Term> outputs) {
+  const bool encoded =
+      call().collective != Collective::kReduceScatter || outputs[0].format.form != Form::kOutput;
+  if (encoded) {
+    wire_->Encode(sum_.data(), count, code_.data());
+    for (const Term& output : outputs) {
+      if (output.format.form == Form::kOutput) continue;
+      std::copy_n(code_.data(), wire_->Bytes(count), output.data + wire_->Bytes(at));
+    }
+  }
+  const Term* elements = FindOutput(Form::kOutput, outputs);
+  if (elements == nullptr) return;
+  if (encoded) wire_->Decode(code_.data(), count, sum_.data());
+  FromFloat(call().type, sum_.data(), elements->data + at * SizeOf(call().type), count);
+}
+
+Status WireState::Fold(const Range& range, uint32_t /*contributions*/, std::span<const Term> inputs,
+                       std::span<Term> outputs) {
+  ForEachTile(range, [&](uint32_t at, uint32_t count) {
+    Load(inputs[0], at, count, inputs.size() > 1, sum_.data());
+    for (const Term& input : inputs.subspan(1)) {
+      Load(input, at, count, true, next_.data());
+      Add(count);
+    }
+    Store(at, count, outputs);
+  });
+  if (FindOutput(Form::kOutput, outputs) != nullptr) CopyToOthers(Form::kOutput, outputs);
+  return Status::Ok();
+}
+
+class WireCodec final : public Codec {
+ public:
+  explicit WireCodec(std::shared_ptr<const FloatWire> wire)
+      : wire_(std::move(wire)), spec_(wire_->spec()) {}
+
+  const std::string& spec() const override { return spec_; }
+  Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override {
+    return CheckFloatCall(wire_->name(), collective, type, op, nranks);
+  }
+  bool has_side_phase() const override { return false; }
+  uint64_t row_elements() const override { return 0; }
+  uint32_t MaxBytes(DataType /*type*/, int /*nranks*/, uint32_t count) const override {
+    return static_cast<uint32_t>(
+        std::min<uint64_t>(wire_->Bytes(count), std::numeric_limits<uint32_t>::max()));
+  }
+  // On any path an element is rounded at most n times by the wire and n times by fp32.
+  void Bound(Collective collective, int nranks, double* bits,
+             double* relative_error) const override {
+    const double n = Reduces(collective) ? nranks : 1;
+    *bits = wire_->bits();
+    *relative_error = std::pow((1 + wire_->unit()) * (1 + 0x1p-23), n) - 1;
+  }
+  std::unique_ptr<CodecState> NewState() const override {
+    return std::make_unique<WireState>(wire_);
+  }
+
+ private:
+  std::shared_ptr<const FloatWire> wire_;
+  std::string spec_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Codec> MakeWireCodec(std::shared_ptr<const FloatWire> wire) {
+  return std::make_shared<const WireCodec>(std::move(wire));
+}
+
+}  // namespace inccl

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every codec, as the conformance tests want to know it. A new codec gets a row here.
+#ifndef INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
+#define INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <ostream>
+#include <string>
+
+namespace inccl::test {
+
+// What elements have in common.
+enum class Share { kElement, kBlock, kVector };
+
+struct CodecRow {
+  const char* spec;
+  // Inputs and sums of the tests stay below it: the format's range.
+  double largest;
+  // What one rounding may cost below the format's full precision.
+  double floor;
+  // Who else may become NaN by an element that is not finite.
+  Share poison;
+  // Whose largest magnitude the bound is relative to.
+  Share bound;
+  bool any_order;       // sums do not depend on the algorithm
+  bool lossless;        // the results are those of "none", bit for bit
+  bool sparse = false;  // elements may be left out: zero in the result
+};
+
+// For INSTANTIATE_TEST_SUITE_P.
+inline std::string CodecRowName(const testing::TestParamInfo<CodecRow>& row) {
+  std::string name = row.param.spec;
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) == 0 ? '_' : c;
+  return name;
+}
+
+inline void PrintTo(const CodecRow& row, std::ostream* out) { *out << row.spec; }
+
+constexpr CodecRow kCodecTable[] = {
+    {"none", 1e30, 0x1p-149, Share::kElement, Share::kBlock, false, true},
+    {"hbi", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:bits=4", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:bits=8,ag=exact", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:k=7,k2=15,ref=ring", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:k=1", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"bf16", 1e30, 0x1p-134, Share::kElement, Share::kBlock, false, false},
+    {"fp16", 65504, 0x1p-25, Share::kElement, Share::kBlock, false, false},
+    {"fp8", 448, 0x1p-10, Share::kElement, Share::kBlock, false, false},
+    {"fp8:format=e5m2", 57344, 0x1p-17, Share::kElement, Share::kBlock, false, false},
+    {"lossless", 1e30, 0x1p-149, Share::kElement, Share::kBlock, false, true},
+    {"mxfp8", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
+    {"qsgd", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
+    {"qsgd:q=1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
+    {"qsgd:q=16", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
+    {"randk:k=0.1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false, true},
+    {"randk:k=0.5,q=4,unbiased=1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false,
+     true},
+    {"randk:k=1,q=6", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
+    {"mxfp8:format=e5m2", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
+};
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_COMPRESS_CODEC_TABLE_H_

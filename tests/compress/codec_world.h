@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// All ranks of a communicator in one thread: the real schedules, executor, slots and cutting over
+// loopback, for whole calls of any codec.
+#ifndef INCCL_TESTS_COMPRESS_CODEC_WORLD_H_
+#define INCCL_TESTS_COMPRESS_CODEC_WORLD_H_
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collectives/executor.h"
+#include "compress/codec.h"
+#include "cutting.h"
+#include "transport/loopback/loopback.h"
+
+namespace inccl::test {
+
+// One rank's part of a call.
+struct CodecBuffers {
+  const std::byte* input;
+  std::byte* output;
+};
+
+class CodecWorld {
+ public:
+  static constexpr uint32_t kSliceBytes = 4096;
+
+  CodecWorld(std::shared_ptr<const Codec> codec, int nranks)
+      : codec_(std::move(codec)), ends_(MakeLoopback(nranks)) {
+    for (const std::unique_ptr<Transport>& end : ends_) {
+      ranks_.push_back(std::make_unique<Rank>(end.get(), *codec_));
+    }
+  }
+
+  int nranks() const { return static_cast<int>(ends_.size()); }
+
+  // `call.rank` is set here. Fails the test if the call does, or if nobody gets on.
+  void Run(CallDesc call, Algorithm algorithm, const std::vector<CodecBuffers>& buffers) {
+    for (int r = 0; r < nranks(); ++r) {
+      call.rank = r;
+      ASSERT_NO_FATAL_FAILURE(Start(call, algorithm, buffers[static_cast<size_t>(r)]));
+    }
+    bool done = false;
+    while (!done) {
+      int steps = 0;
+      done = true;
+      for (const std::unique_ptr<Rank>& rank : ranks_) {
+        const Result<int> ran = rank->task.Advance(64);
+        ASSERT_TRUE(ran.ok()) << ran.status().message();
+        steps += *ran;
+        done = done && rank->task.done();
+      }
+      ASSERT_TRUE(done || steps > 0) << "nobody gets on";
+    }
+    for (const std::unique_ptr<Rank>& rank : ranks_) rank->state->Finish(&rank->stats);
+  }
+
+  const CodecStats& stats(int rank) const { return ranks_[static_cast<size_t>(rank)]->stats; }
+  const TaskStats& sent(int rank) const { return ranks_[static_cast<size_t>(rank)]->task.stats(); }
+
+ private:
+  struct Rank {
+    Rank(Transport* transport, const Codec& codec)
+        : lanes(transport), state(codec.NewState()), task(&engine) {}
+    LaneTable lanes;
+    std::unique_ptr<CodecState> state;
+    CpuEngine engine;
+    Task task;
+    std::map<std::pair<Collective, Algorithm>, std::unique_ptr<Program>> programs;
+    CodecStats stats;
+  };
+
+  void Start(const CallDesc& call, Algorithm algorithm, const CodecBuffers& buffers) {
+    Rank& rank = *ranks_[static_cast<size_t>(call.rank)];
+    std::unique_ptr<Program>& program = rank.programs[{call.collective, algorithm}];
+    if (program == nullptr) {
+      Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
+                                                .algorithm = algorithm,
+                                                .nranks = call.nranks,
+                                                .rank = call.rank,
+                                                .side_phase = codec_->has_side_phase()});
+      ASSERT_TRUE(schedule.ok()) << schedule.status().message();
+      auto bound = Bind(*std::move(schedule), SlotsFor(kSliceBytes), &rank.lanes);
+      ASSERT_TRUE(bound.ok()) << bound.status().message();
+      program = *std::move(bound);
+    }
+    const Status begun = rank.state->Begin(call);
+    ASSERT_TRUE(begun.ok()) << begun.message();
+    const CutRequest cut{.collective = call.collective,
+                         .type = call.type,
+                         .count = call.count,
+                         .nranks = call.nranks,
+                         .slice_bytes = kSliceBytes};
+    rank.task.Start({.program = program.get(),
+                     .chunking = CutCall(cut, *codec_),
+                     .codec = rank.state.get(),
+                     .element_bytes = SizeOf(call.type),
+                     .input = buffers.input,
+                     .output = buffers.output,
+                     .signature = 1});
+  }
+
+  std::shared_ptr<const Codec> codec_;
+  std::vector<std::unique_ptr<Transport>> ends_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace inccl::test
+
+#endif  // INCCL_TESTS_COMPRESS_CODEC_WORLD_H_

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// qsgd and randk against their definition: unbiased codes on the scale of the window's largest
+// magnitude, exact sums with room for all ranks, selections that visit every element once a sweep.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "compress/hbi_driver.h"
+#include "compress/qsgd/qsgd_config.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+using Vectors = std::vector<std::vector<float>>;
+
+Vectors Uniform(size_t n, size_t count, Rng* rng) {
+  Vectors inputs(n, std::vector<float>(count));
+  for (std::vector<float>& x : inputs) {
+    for (float& e : x) e = static_cast<float>(rng->Uniform() * 2 - 1);
+  }
+  return inputs;
+}
+
+std::vector<float> Sum(const char* spec, const Vectors& inputs, uint64_t seed = 1,
+                       uint64_t step = 0, ReduceOp op = ReduceOp::kSum) {
+  HbiDriver driver(spec, static_cast<int>(inputs.size()), DataType::kFloat32, op, inputs[0].size(),
+                   seed, step);
+  return RunFloat(&driver, Way::kRing, 1024, inputs);
+}
+
+double Largest(const Vectors& inputs) {
+  double largest = 0;
+  for (const std::vector<float>& x : inputs) {
+    for (const float e : x) largest = std::max(largest, std::fabs(double{e}));
+  }
+  return largest;
+}
+
+// Every result is a whole number of units M / s, between the floors and the ceilings of the ranks'.
+TEST(Qsgd, ResultsAreSumsOfRoundedElements) {
+  Rng rng(TestSeed());
+  for (const int q : {1, 4, 8, 12}) {
+    const double levels = (1 << q) - 1;
+    const Vectors inputs = Uniform(3, 3000, &rng);
+    const std::vector<float> result =
+        Sum(("qsgd:q=" + std::to_string(q)).c_str(), inputs, rng.Next());
+    const double unit = Largest(inputs) / levels;
+    for (size_t i = 0; i < result.size(); ++i) {
+      const double code = result[i] / unit;
+      ASSERT_NEAR(code, std::round(code), 1e-3);
+      double low = 0, high = 0;
+      for (const std::vector<float>& x : inputs) {
+        low += std::floor(x[i] / unit - 1e-4);
+        high += std::ceil(x[i] / unit + 1e-4);
+      }
+      ASSERT_GE(std::round(code), low);
+      ASSERT_LE(std::round(code), high);
+    }
+  }
+}
+
+// The mean over many roundings is the element, within six standard deviations; for the elements
+// that the scale favours least, too.
+TEST(Qsgd, RoundingIsUnbiased) {
+  Rng rng(TestSeed());
+  constexpr int kSteps = 4000;
+  Vectors inputs = {{1.0f, 0.01f, -0.01f, 0.3f, -0.7f, 0.99f, 1e-4f, 0.5f}};
+  inputs.push_back(inputs[0]);
+  std::vector<double> mean(inputs[0].size());
+  const uint64_t seed = rng.Next();
+  for (int step = 0; step < kSteps; ++step) {
+    const std::vector<float> result = Sum("qsgd:q=3", inputs, seed, static_cast<uint64_t>(step));
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] += result[i] / kSteps;
+  }
+  const double unit = 1.0 / 7;
+  for (size_t i = 0; i < mean.size(); ++i) {
+    EXPECT_NEAR(mean[i], 2.0 * inputs[0][i], 6 * unit * std::sqrt(2 * 0.25 / kSteps)) << i;
+  }
+}
+
+// Two ranks with equal elements do not round alike.
+TEST(Qsgd, RanksRoundIndependently) {
+  const Vectors inputs(2, std::vector<float>(4000, 0.5f));
+  Vectors scaled = inputs;
+  scaled[0][0] = scaled[1][0] = 1.0f;
+  const std::vector<float> result = Sum("qsgd:q=1", scaled);
+  int odd = 0;
+  for (size_t i = 1; i < result.size(); ++i) odd += result[i] == 1.0f ? 1 : 0;
+  // One of two: with probability 1/2.
+  EXPECT_NEAR(odd, 2000, 6 * std::sqrt(4000 * 0.25));
+}
+
+// What n ranks can sum up to at most: nothing wraps, nothing saturates.
+TEST(Qsgd, LargestSumsAreExact) {
+  for (const char* spec : {"qsgd:q=1", "qsgd:q=7", "qsgd:q=8", "qsgd:q=16", "randk:k=1,q=15"}) {
+    for (const size_t n : {2u, 9u, 64u}) {
+      for (const float value : {3.0f, -3.0f}) {
+        const Vectors inputs(n, std::vector<float>(600, value));
+        for (const float x : Sum(spec, inputs)) {
+          ASSERT_EQ(x, value * static_cast<float>(n)) << spec << " n " << n;
+        }
+        for (const float x : Sum(spec, inputs, 1, 0, ReduceOp::kAvg)) ASSERT_EQ(x, value);
+      }
+    }
+  }
+  EXPECT_EQ(qsgd::Width(1, 255), 9u);
+  EXPECT_EQ(qsgd::Width(8, 255), 12u);
+  const auto codec = *MakeCodec("qsgd:q=16");
+  const auto supports = [&](int n) {
+    return codec->Supports(Collective::kAllReduce, DataType::kFloat32, ReduceOp::kSum, n).ok();
+  };
+  EXPECT_TRUE(supports(16384));
+  EXPECT_FALSE(supports(16385));
+}
+
+// Each window has its own scale.
+TEST(Qsgd, LargestMagnitudeIsOfTheWindow) {
+  Vectors inputs(2, std::vector<float>(kWindow + 500, 1e-3f));
+  inputs[1][7] = 1000;
+  const std::vector<float> result = Sum("qsgd:q=8", inputs);
+  for (size_t i = kWindow; i < result.size(); ++i) ASSERT_EQ(result[i], 2e-3f);
+  EXPECT_NEAR(result[7], 1000, 1000.0 / 255);
+}
+
+TEST(Randk, ASweepVisitsEveryElementOnce) {
+  Rng rng(TestSeed());
+  struct Case {
+    const char* spec;
+    uint32_t selected;
+  };
+  for (const Case& c : {Case{"randk:k=0.1,q=8", 26}, Case{"randk:k=0.25,q=8", 64},
+                        Case{"randk:k=0.004,q=8", 1}, Case{"randk:k=1", 256}}) {
+    SCOPED_TRACE(c.spec);
+    constexpr size_t kCount = 2 * 256 + 77;
+    const Vectors inputs(2, std::vector<float>(kCount, 2.0f));
+    const uint32_t steps = qsgd::Sweep(c.selected);
+    const uint64_t seed = rng.Next();
+    const uint64_t sweep = rng.Below(1000);
+    std::vector<int> visits(kCount);
+    std::set<std::vector<float>> patterns;
+    for (uint64_t step = sweep * steps; step < (sweep + 1) * steps; ++step) {
+      const std::vector<float> result = Sum(c.spec, inputs, seed, step);
+      patterns.insert(result);
+      size_t here = 0;
+      for (size_t i = 0; i < kCount; ++i) {
+        ASSERT_TRUE(result[i] == 0 || result[i] == 4.0f) << result[i];
+        visits[i] += result[i] != 0 ? 1 : 0;
+        here += i < 256 && result[i] != 0 ? 1 : 0;
+      }
+      ASSERT_LE(here, c.selected);
+    }
+    EXPECT_EQ(visits, std::vector<int>(kCount, 1));
+    EXPECT_EQ(patterns.size(), steps);
+  }
+}
+
+TEST(Randk, OtherSweepsAndSuperblocksSelectOtherElements) {
+  const Vectors inputs(2, std::vector<float>(512, 1.0f));
+  const std::vector<float> one = Sum("randk:k=0.25", inputs, 9, 0);
+  EXPECT_NE(one, Sum("randk:k=0.25", inputs, 9, 4));
+  EXPECT_NE(one, Sum("randk:k=0.25", inputs, 10, 0));
+  EXPECT_FALSE(std::equal(one.begin(), one.begin() + 256, one.begin() + 256));
+}
+
+TEST(Randk, UnbiasedMeansAreTheSum) {
+  const Vectors inputs(2, std::vector<float>(256, 1.0f));
+  double mean = 0;
+  // A sweep of four slices: 77, 77, 77 and 25 elements.
+  for (uint64_t step = 0; step < 4; ++step) {
+    for (const float x : Sum("randk:k=0.3,unbiased=1", inputs, 3, step)) mean += x / 4 / 256;
+  }
+  EXPECT_NEAR(mean, 2.0, 1e-6);
+}
+
+// Only what is selected sets the scale, and travels.
+TEST(Randk, BytesAreThoseOfTheSelection) {
+  constexpr size_t kCount = 10 * 256;
+  Rng rng(TestSeed());
+  HbiDriver driver("randk:k=0.25,q=7", 2, DataType::kFloat32, ReduceOp::kSum, kCount);
+  RunFloat(&driver, Way::kDirect, 512, Uniform(2, kCount, &rng));
+  // 64 elements of 8 bits there, of 9 bits (two ranks) back.
+  EXPECT_EQ(driver.data_bytes(), 10u * (64 + 72));
+}
+
+}  // namespace
+}  // namespace inccl::test
