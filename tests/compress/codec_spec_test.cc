@@ -166,10 +166,11 @@ TEST(CodecSpec, Eighths) {
 
 TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto expected = [&](const char* ag, const char* bits, int k, int k2, int min_bytes,
-                            const char* ref) {
+                            const char* ref, int unbiased = 0) {
     return fmt::format(
-        "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased=0",
-        ag, bits, k, k2, min_bytes, ref);
+        "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased={"
+        "}",
+        ag, bits, k, k2, min_bytes, ref, unbiased);
   };
   EXPECT_EQ(CanonicalOf("hbi"), expected("requant", "6", 0, 0, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:bits=6"), expected("requant", "6", 0, 0, 0, "direct"));
@@ -179,6 +180,7 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:ref=ring,min_bytes=4096,ag=exact,bits=4.125"),
             expected("exact", "4.125", 0, 0, 4096, "ring"));
+  EXPECT_EQ(CanonicalOf("hbi:unbiased=1"), expected("requant", "6", 0, 0, 0, "direct", 1));
   for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
@@ -219,7 +221,6 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:policy=r", {"policy=r", "not available in this version"}},
       {"hbi:policy=r,m=2", {"policy=r", "not available in this version"}},
       {"hbi:m=1", {"m=1", "not available in this version"}},
-      {"hbi:unbiased=1", {"unbiased=1", "not available in this version"}},
       {"hbi:rht=1", {"rht=1", "not available in this version"}},
       {"hbi:checksum=1", {"checksum=1", "not available in this version"}},
       {"none:bits=6", {"none", "bits", "6"}},
@@ -278,6 +279,41 @@ TEST(HbiSpec, Supports) {
   EXPECT_FALSE(all_reduce("hbi:k=4095", 9));
   EXPECT_TRUE(all_reduce("hbi:k=511", 64));
   EXPECT_FALSE(all_reduce("hbi:k=512", 64));
+}
+
+// unbiased=1 drops nothing, so the budget must be enough for K = 1 everywhere.
+TEST(HbiSpec, UnbiasedNeedsBits) {
+  const struct {
+    Collective collective;
+    const char* options;
+    int nranks;
+    double least;
+  } kCases[] = {
+      // 2 bits each for sum and result; codes 0.375 a phase.
+      {Collective::kAllReduce, "", 2, 2.375},
+      {Collective::kAllReduce, "", 64, 2.375},
+      {Collective::kReduceScatter, "", 8, 2.5},  // 2 bits, codes 0.5
+      {Collective::kAllGather, "", 8, 2.25},     // 2 bits, codes 0.25
+      // Sums of 1, 2, 3 contributions take 2, 3, 3 bits.
+      {Collective::kAllReduce, ",ref=ring", 4, 2.75},  // (8 / 3 + 2) / 2 + 0.375 = 2.708
+      {Collective::kReduceScatter, ",ref=ring", 4, 3.25},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(fmt::format("{} of {}{}", Name(c.collective), c.nranks, c.options));
+    const auto fits = [&](double bits, const char* unbiased) {
+      const std::string spec = fmt::format("hbi:bits={},{}{}", bits, unbiased, c.options);
+      return (*MakeCodec(spec))->Fits(c.collective, c.nranks);
+    };
+    EXPECT_TRUE(fits(c.least, "unbiased=1").ok());
+    EXPECT_TRUE(fits(c.least - 0.125, "unbiased=0").ok());
+    const Status refused = fits(c.least - 0.125, "unbiased=1");
+    ASSERT_FALSE(refused.ok());
+    ExpectError(refused, {fmt::format("bits={}", c.least - 0.125), "unbiased=1",
+                          fmt::format("at least bits={}", c.least), Name(c.collective)});
+  }
+  EXPECT_TRUE((*MakeCodec("hbi:k=1,unbiased=1"))->Fits(Collective::kAllReduce, 4).ok());
+  // Too many ranks for any levels at all.
+  EXPECT_FALSE((*MakeCodec("hbi:unbiased=1"))->Fits(Collective::kAllReduce, 40000).ok());
 }
 
 }  // namespace

@@ -216,5 +216,38 @@ TEST(HbiBounds, MeanSquareErrorOfGaussianSums) {
   }
 }
 
+// The mean over many steps approaches the sum as fast as independent errors let it.
+TEST(HbiBounds, UnbiasedMeansUnbiased) {
+  Rng rng(TestSeed());
+  constexpr int kRanks = 4, kSteps = 256;
+  constexpr size_t kCount = 8192;
+  const Vectors inputs = MakeInputs(kRanks, kCount, Kind::kScales, &rng);
+  std::vector<double> sum(kCount), mean(kCount);
+  for (const std::vector<float>& x : inputs) {
+    for (size_t e = 0; e < kCount; ++e) sum[e] += double{x[e]};
+  }
+  for (const bool unbiased : {true, false}) {
+    std::fill(mean.begin(), mean.end(), 0.0);
+    double one = 0, all = 0;
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      HbiDriver driver(fmt::format("hbi:bits=4,unbiased={}", unbiased ? 1 : 0), kRanks,
+                       DataType::kFloat32, ReduceOp::kSum, kCount, 5, step);
+      const std::vector<float> result = RunFloat(&driver, Way::kDirect, 8192, inputs);
+      for (size_t e = 0; e < kCount; ++e) {
+        one += std::pow(double{result[e]} - sum[e], 2) / kSteps;
+        mean[e] += double{result[e]} / kSteps;
+      }
+    }
+    for (size_t e = 0; e < kCount; ++e) {
+      all += std::pow(mean[e] - sum[e], 2);
+    }
+    if (unbiased) {
+      EXPECT_LE(all, 1.3 * one / kSteps);
+    } else {
+      EXPECT_GT(all, 1.3 * one / kSteps) << "the test cannot tell";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace inccl::test

@@ -95,6 +95,7 @@ TEST(CompressedTest, EveryOption) {
       {{.spec = "hbi:bits=6", .op = CCL_AVG}, {.bits8 = 48, .step = 1, .average = true}},
       {{.spec = "hbi:bits=6", .seed = 7, .step = 3}, {.bits8 = 48, .seed = 7, .step = 3}},
       {{.spec = "hbi:bits=6", .in_place = true}, {.bits8 = 48, .step = 1}},
+      {{.spec = "hbi:bits=4,unbiased=1"}, {.bits8 = 32, .step = 1, .unbiased = true}},
   };
   for (const Option& option : options) {
     ExpectEverywhere(inputs, option.call, option.oracle, kAlgorithms);
@@ -184,6 +185,30 @@ TEST(CompressedTest, WhatNoLossyCodecMayTouchRunsUncompressed) {
       EXPECT_EQ(stats.compressed, count == 2000 ? 1 : 0);
     }
     ccl_codec_destroy(codec);
+  });
+}
+
+// What a specification cannot hold on this communicator is refused by every rank before anything is
+// sent, and the communicator stays usable.
+TEST(CompressedTest, ABudgetTooSmallForUnbiasedIsRefused) {
+  RunThreads(3, [](int rank, ccl_comm_t comm) {
+    ccl_codec_t codec = nullptr;
+    ASSERT_EQ(ccl_codec_create(&codec, "hbi:bits=2,unbiased=1"), CCL_SUCCESS);
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.codec = codec;
+    std::vector<float> x(1000, static_cast<float>(rank));
+    EXPECT_EQ(ccl_allreduce_compressed(x.data(), x.data(), x.size(), CCL_FLOAT32, CCL_SUM, &how,
+                                       comm, nullptr),
+              CCL_INVALID_ARGUMENT);
+    const std::string error = ccl_get_last_error(comm);
+    EXPECT_NE(error.find("bits=2 "), std::string::npos) << error;
+    EXPECT_NE(error.find("bits=2.375"), std::string::npos) << error;
+    double bits = 0, relative = 0;
+    EXPECT_EQ(ccl_codec_bound(codec, 1000, 3, &bits, &relative), CCL_INVALID_ARGUMENT);
+    ccl_codec_destroy(codec);
+    EXPECT_EQ(ccl_allreduce(x.data(), x.data(), x.size(), CCL_FLOAT32, CCL_SUM, comm, nullptr),
+              CCL_SUCCESS);
+    EXPECT_EQ(x[7], 3.0f);
   });
 }
 

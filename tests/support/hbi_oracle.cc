@@ -76,11 +76,12 @@ struct Option {
 // What is planned for: the sum and its second quantization, a sum alone, one rank's payload.
 enum class Kind { kAllReduce, kReduceScatter, kAllGather };
 
-std::vector<Option> Options(Kind kind, int n, bool ring) {
+std::vector<Option> Options(Kind kind, int n, bool ring, bool unbiased) {
   static const int kLevels[] = {1,   2,   3,   4,   5,    6,    7,    9,    11,  13,  15,
                                 19,  23,  27,  31,  39,   47,   55,   63,   95,  127, 191,
                                 255, 383, 511, 767, 1023, 1535, 2047, 3071, 4095};
-  std::vector<Option> all{{0, n * 0.10, 0, 0, 0}};
+  std::vector<Option> all;
+  if (!unbiased) all.push_back({0, n * 0.10, 0, 0, 0});
   for (const int k : kLevels) {
     if (2 * n * k >= 65536) continue;
     if (kind == Kind::kAllGather) {
@@ -164,9 +165,9 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     }
     return;
   }
-  static std::map<std::tuple<Kind, int, bool>, std::vector<Option>> known;
-  std::vector<Option>& hull = known[{kind, n, options.ring}];
-  if (hull.empty()) hull = Options(kind, n, options.ring);
+  static std::map<std::tuple<Kind, int, bool, bool>, std::vector<Option>> known;
+  std::vector<Option>& hull = known[{kind, n, options.ring, options.unbiased}];
+  if (hull.empty()) hull = Options(kind, n, options.ring, options.unbiased);
 
   std::map<int, int64_t> how_many;
   for (const int code : top) ++how_many[code];
@@ -181,7 +182,7 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     return cost;
   };
   int delta = -1200;
-  while (cost8(delta) > budget) ++delta;
+  while (cost8(delta) > budget && delta < 1200) ++delta;
   int64_t spent = cost8(delta);
   std::map<int, std::pair<int, int>> taken_at;  // by code: at delta, at delta - 1
   for (const auto& [code, count] : how_many) {
@@ -227,11 +228,17 @@ uint32_t Scramble32(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-uint32_t Random16(uint64_t seed, uint64_t step, uint64_t element) {
+uint32_t Random16(uint64_t seed, uint64_t step, uint64_t element, uint64_t salt = 0) {
   const uint64_t block = element / 32, inside = element % 32;
-  const uint64_t key = Scramble64(seed ^ Scramble64(step ^ Scramble64(block >> 28)));
+  const uint64_t high = (block >> 28) ^ (salt << 32);
+  const uint64_t key = Scramble64(seed ^ Scramble64(step ^ Scramble64(high)));
   const uint32_t hash = Scramble32(static_cast<uint32_t>(key + 16 * block + inside % 16));
   return inside < 16 ? hash % 65536 : hash / 65536;
+}
+
+// The offset of an element's last quantization.
+uint32_t ResultOffset(const HbiOptions& options, uint64_t element) {
+  return options.unbiased ? Random16(options.seed, options.step, element, 1) : 0x8000;
 }
 
 // ---------------------------------------------------------------- one element
@@ -324,7 +331,7 @@ std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
     for (size_t b = 0; b < t.codes.size(); ++b) {
       const int code = CodeOf(&result[32 * b]), k2 = t.k2[b / 8];
       for (size_t e = 32 * b; e < 32 * b + 32; ++e) {
-        const uint32_t field = QuantizeOne(result[e], code, k2, 0x8000);
+        const uint32_t field = QuantizeOne(result[e], code, k2, ResultOffset(options, e));
         result[e] = t.codes[b] == kNotFinite ? std::numeric_limits<float>::quiet_NaN()
                                              : DecodeOne(field, 1, code, k2, divide);
       }
@@ -366,7 +373,7 @@ std::vector<float> HbiAllGather(const std::vector<std::vector<float>>& inputs,
     const std::vector<float> x = Padded(inputs[r]);
     for (size_t e = 0; e < x.size(); ++e) {
       const int code = t[r].codes[e / 32], k = t[r].k[e / 256];
-      t[r].total.push_back(QuantizeOne(x[e], code, k, 0x8000));
+      t[r].total.push_back(QuantizeOne(x[e], code, k, ResultOffset(options, e)));
       if (e < inputs[r].size()) result.push_back(DecodeOne(t[r].total[e], 1, code, k, 1));
     }
   }

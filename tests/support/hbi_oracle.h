@@ -20,6 +20,7 @@ struct HbiOptions {
   bool ring = false;     // the reference algorithm is the ring, not direct
   bool exact = false;    // all-reduce: no second quantization
   bool average = false;  // divided by the number of ranks; not in an all-gather
+  bool unbiased = false;
 };
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.

@@ -26,6 +26,13 @@ Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_vi
                                      key, *spec.Find(key), other, *spec.Find(other)));
 }
 
+Status ParseSwitch(const CodecSpec& spec, std::string_view key, bool* on) {
+  const Result<uint64_t> value = spec.Integer(key, 0, 0, 1);
+  if (!value.ok()) return value.status();
+  *on = *value != 0;
+  return Status::Ok();
+}
+
 // A switch that this version knows and has only one position of.
 Status MustBeOff(const CodecSpec& spec, std::string_view key) {
   const Result<uint64_t> on = spec.Integer(key, 0, 0, 1);
@@ -81,9 +88,9 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 
 std::string Config::Canonical() const {
   return fmt::format(
-      "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased=0",
+      "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased={}",
       all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), k, k2, min_bytes,
-      reference == Reference::kRing ? "ring" : "direct");
+      reference == Reference::kRing ? "ring" : "direct", unbiased ? 1 : 0);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {
@@ -91,9 +98,10 @@ Result<Config> ParseConfig(const CodecSpec& spec) {
   Config config;
   bool automatic = false;
   if (Status status = ParsePolicy(spec, &automatic); !status.ok()) return status;
-  for (const std::string_view key : {"checksum", "rht", "unbiased"}) {
+  for (const std::string_view key : {"checksum", "rht"}) {
     if (Status status = MustBeOff(spec, key); !status.ok()) return status;
   }
+  if (Status status = ParseSwitch(spec, "unbiased", &config.unbiased); !status.ok()) return status;
   if (Status status = ParseLevels(spec, &config); !status.ok()) return status;
 
   static constexpr std::string_view kReferences[] = {"direct", "ring"};

@@ -16,12 +16,15 @@ constexpr double kDecode = 0x1p-22;  // two fp32 roundings, of the step and of t
 // 65536 K.
 double FixedPointError(uint32_t k) { return 0x1p-17 + k * 0x1p-22; }
 
-// Of one quantization to nearest, over its M.
-double NearestError(uint32_t k) { return (0.5 + FixedPointError(k)) / k + kDecode; }
+// Of one quantization by one rank, over its M: to nearest half a step, with a hash a whole one.
+double SingleError(const Planner& planner, uint32_t k) {
+  const double steps = planner.config().unbiased ? 1.0 : 0.5;
+  return (steps + FixedPointError(k)) / k + kDecode;
+}
 
 // Of the decoded sum, over M.
 double SumError(const Planner& planner, uint32_t k) {
-  if (planner.collective() == Collective::kAllGather) return NearestError(k);
+  if (planner.collective() == Collective::kAllGather) return SingleError(planner, k);
   const double n = planner.nranks();
   return ((n + 1) / 2 + n * (0x1p-16 + FixedPointError(k))) / k + n * kDecode;
 }
@@ -54,7 +57,7 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
       const float above = std::nextafter(static_cast<float>(largest), HUGE_VALF);
       const uint8_t code = CodeOfMagnitude(std::bit_cast<uint32_t>(above));
       if (code == kPoison) return kInfinity;
-      error += Magnitude(code) * NearestError(point.k2);
+      error += Magnitude(code) * SingleError(planner, point.k2);
     }
   }
   if (type == DataType::kFloat64) error += n * (magnitude * 0x1p-24 + 0x1p-150);
@@ -71,7 +74,7 @@ double RelativeErrorBound(const Planner& planner, const Point& point) {
   const double quarter = std::exp2(0.25) * (1 + 0x1p-20), n = planner.contributions();
   double error = quarter * SumError(planner, point.k) / n;
   if (planner.requantizes()) {
-    error += quarter * quarter * (1 + 2 * kDecode) * NearestError(point.k2);
+    error += quarter * quarter * (1 + 2 * kDecode) * SingleError(planner, point.k2);
   }
   return error;
 }

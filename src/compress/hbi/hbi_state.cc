@@ -62,6 +62,8 @@ Status HbiState::Begin(const CallDesc& call) {
   Status unsupported =
       CheckCall(planners_->config(), call.collective, call.type, call.op, call.nranks);
   if (!unsupported.ok()) return unsupported;
+  Status unfit = CheckFit(planners_->config(), call.collective, call.nranks);
+  if (!unfit.ok()) return unfit;
   if (call.rank < 0 || call.rank >= call.nranks) {
     return InvalidArgument(fmt::format("hbi: rank {} of {} ranks", call.rank, call.nranks));
   }
@@ -100,13 +102,19 @@ Status HbiState::CheckRange(const Range& range) const {
 
 SliceContext HbiState::Slice(const Range& range) const {
   const uint64_t superblock = FirstSuperblock(range.segment) + range.first / kSuperblock;
+  const auto counter = [&](Salt salt) {
+    return HashCounter(call_.seed, call_.step, range.first / kBlock, salt);
+  };
+  const bool reduces = Reduces(call_.collective), unbiased = planners_->config().unbiased;
   return {.kernels = &BestKernels(),
           .planner = planner_.get(),
           .type = call_.type,
-          .average = Reduces(call_.collective) && call_.op == ReduceOp::kAvg,
-          .nearest = !Reduces(call_.collective),
-          .shift = RankShift(call_.rank, call_.nranks),
-          .counter = HashCounter(call_.seed, call_.step, range.first / kBlock),
+          .average = reduces && call_.op == ReduceOp::kAvg,
+          .nearest = !reduces && !unbiased,
+          .unbiased = unbiased,
+          .shift = reduces ? RankShift(call_.rank, call_.nranks) : uint16_t{0},
+          .counter = counter(reduces ? Salt::kSum : Salt::kResult),
+          .result_counter = unbiased ? counter(Salt::kResult) : 0,
           .count = range.count,
           .codes = codes_.data() + superblock * kBlocks,
           .points = points_.data() + superblock};

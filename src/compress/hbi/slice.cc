@@ -225,16 +225,22 @@ bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, ui
 }
 
 // Decodes the sum in the tile, quantizes it again with its own codes; the tile becomes that.
-void Requantize(const Kernels& kernels, Walker* walker, uint32_t s, const Point& point,
+void Requantize(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
                 uint32_t contributions, uint8_t* own_codes) {
+  const Kernels& kernels = *slice.kernels;
   float* y = walker->floats();
   kernels.decode(
       {.codes = walker->Codes(s), .step = point.sum->step, .zero = contributions * point.k},
       walker->tile(), y);
   kernels.block_codes(y, 1, own_codes);
   if (HasPoison(own_codes)) ClearPoisoned(own_codes, y);
-  kernels.quantize_nearest(
-      {.x = y, .codes = own_codes, .factor = point.result->factor, .k = point.k2}, walker->tile());
+  const auto quantize = slice.unbiased ? kernels.quantize : kernels.quantize_nearest;
+  quantize({.x = y,
+            .codes = own_codes,
+            .factor = point.result->factor,
+            .k = point.k2,
+            .counter = slice.result_counter + s * (kSuperblock / 2)},
+           walker->tile());
 }
 
 // Codes of a kResult superblock that has no levels.
@@ -295,7 +301,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
                       .step = slice.average ? point.sum->average : point.sum->step,
                       .zero = contributions * point.k};
     if (requant) {
-      Requantize(kernels, &walker, s, point, contributions, own_codes);
+      Requantize(slice, &walker, s, point, contributions, own_codes);
       decode = {.codes = own_codes,
                 .step = slice.average ? point.result->average : point.result->step,
                 .zero = point.k2};
