@@ -166,11 +166,10 @@ TEST(CodecSpec, Eighths) {
 
 TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto expected = [&](const char* ag, const char* bits, int k, int k2, int min_bytes,
-                            const char* ref, int unbiased = 0) {
+                            const char* ref) {
     return fmt::format(
-        "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased={"
-        "}",
-        ag, bits, k, k2, min_bytes, ref, unbiased);
+        "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased=0",
+        ag, bits, k, k2, min_bytes, ref);
   };
   EXPECT_EQ(CanonicalOf("hbi"), expected("requant", "6", 0, 0, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:bits=6"), expected("requant", "6", 0, 0, 0, "direct"));
@@ -180,7 +179,12 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:ref=ring,min_bytes=4096,ag=exact,bits=4.125"),
             expected("exact", "4.125", 0, 0, 4096, "ring"));
-  EXPECT_EQ(CanonicalOf("hbi:unbiased=1"), expected("requant", "6", 0, 0, 0, "direct", 1));
+  for (const std::string key : {"rht", "unbiased"}) {
+    std::string on = CanonicalOf("hbi");
+    on.replace(on.find(key + "=0"), key.size() + 2, key + "=1");
+    EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
+    EXPECT_EQ(CanonicalOf("hbi:" + key + "=0"), CanonicalOf("hbi"));
+  }
   for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
@@ -221,7 +225,7 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:policy=r", {"policy=r", "not available in this version"}},
       {"hbi:policy=r,m=2", {"policy=r", "not available in this version"}},
       {"hbi:m=1", {"m=1", "not available in this version"}},
-      {"hbi:rht=1", {"rht=1", "not available in this version"}},
+      {"hbi:rht=yes", {"rht=yes"}},
       {"hbi:checksum=1", {"checksum=1", "not available in this version"}},
       {"none:bits=6", {"none", "bits", "6"}},
       {"zip", {"zip", "hbi", "none"}},

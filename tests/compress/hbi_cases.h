@@ -113,6 +113,8 @@ inline Case RandomCase(Rng* rng) {
   c.spec += c.options.ring ? ",ref=ring" : "";
   c.spec += c.options.exact ? ",ag=exact" : "";
   if (rng->Below(3) == 0) MakeUnbiased(&c);
+  c.options.rht = rng->Below(4) == 0;
+  c.spec += c.options.rht ? ",rht=1" : "";
   return c;
 }
 

@@ -88,13 +88,15 @@ ResultRow ParseResult(std::string line) {
                                : fmt::format("hbi:bits={}", bits);
   row.spec += row.options.ring ? ",ref=ring" : "";
   row.spec += row.options.exact ? ",ag=exact" : "";
+  row.options.rht = line.find("rht=True") != std::string::npos;
+  row.spec += row.options.rht ? ",rht=1" : "";
   row.spec += row.options.unbiased ? ",unbiased=1" : "";
   return row;
 }
 
 TEST(HbiGolden, Results) {
   const std::vector<std::string> rows = GoldenRows("result");
-  ASSERT_EQ(rows.size(), 160u);
+  ASSERT_EQ(rows.size(), 176u);
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);

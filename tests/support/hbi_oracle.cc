@@ -268,12 +268,55 @@ std::vector<float> Padded(const std::vector<float>& x) {
   return padded;
 }
 
+// ---------------------------------------------------------------- rotation
+
+// The transform by its halves: sums and differences of neighbours first, then of pairs, and so on.
+void Transform(float* x, size_t stride) {
+  if (stride == kSuperElements) {
+    for (size_t i = 0; i < kSuperElements; ++i) x[i] *= 0.0625f;
+    return;
+  }
+  for (size_t base = 0; base < kSuperElements; base += 2 * stride) {
+    for (size_t i = base; i < base + stride; ++i) {
+      const float left = x[i], right = x[i + stride];
+      x[i] = left + right;
+      x[i + stride] = left - right;
+    }
+  }
+  Transform(x, 2 * stride);
+}
+
+float SignOf(const HbiOptions& options, size_t element) {
+  return Random16(options.seed, options.step, element, 2) % 2 == 1 ? -1.0f : 1.0f;
+}
+
+// Padded and, with rht, rotated.
+std::vector<float> Rotated(const std::vector<float>& input, const HbiOptions& options) {
+  std::vector<float> x = Padded(input);
+  if (!options.rht) return x;
+  for (size_t e = 0; e < x.size(); ++e) x[e] *= SignOf(options, e);
+  for (size_t e = 0; e < x.size(); e += kSuperElements) Transform(&x[e], 1);
+  return x;
+}
+
+// The way back, to `count` elements.
+void RotateBack(const HbiOptions& options, size_t count, std::vector<float>* x) {
+  if (options.rht) {
+    for (size_t e = 0; e < x->size(); e += kSuperElements) Transform(&(*x)[e], 1);
+    for (size_t e = 0; e < x->size(); ++e) {
+      float& y = (*x)[e];
+      y = std::isnan(y) ? std::numeric_limits<float>::quiet_NaN() : y * SignOf(options, e);
+    }
+  }
+  x->resize(count);
+}
+
 // Codes of all inputs together, and the plan.
 void CodesAndPlan(Kind kind, const std::vector<std::vector<float>>& inputs, int n,
                   const HbiOptions& options, HbiTrace* trace) {
   *trace = {};
   for (const std::vector<float>& input : inputs) {
-    const std::vector<float> x = Padded(input);
+    const std::vector<float> x = Rotated(input, options);
     trace->codes.resize(x.size() / 32, 0);
     for (size_t b = 0; b < trace->codes.size(); ++b) {
       trace->codes[b] = std::max(trace->codes[b], static_cast<uint8_t>(CodeOf(&x[32 * b])));
@@ -309,7 +352,7 @@ std::vector<float> DecodedSum(Kind kind, const std::vector<std::vector<float>>& 
 
 std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
                                   const HbiTrace& trace, const HbiOptions& options) {
-  const std::vector<float> x = Padded(input);
+  const std::vector<float> x = Rotated(input, options);
   const auto shift = static_cast<uint32_t>(65536 * static_cast<int64_t>(rank) / nranks);
   std::vector<uint32_t> codes(x.size());
   for (size_t e = 0; e < x.size(); ++e) {
@@ -337,7 +380,7 @@ std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
       }
     }
   }
-  result.resize(inputs[0].size());
+  RotateBack(options, inputs[0].size(), &result);
   return result;
 }
 
@@ -357,7 +400,7 @@ std::vector<std::vector<float>> HbiReduceScatter(const std::vector<std::vector<f
     }
     const int divide = options.average ? static_cast<int>(n) : 1;
     results.push_back(DecodedSum(Kind::kReduceScatter, segments, options, divide, &t[r]));
-    results.back().resize(count);
+    RotateBack(options, count, &results.back());
   }
   return results;
 }
@@ -369,13 +412,15 @@ std::vector<float> HbiAllGather(const std::vector<std::vector<float>>& inputs,
   std::vector<HbiTrace>& t = traces != nullptr ? *traces : local;
   t.assign(inputs.size(), {});
   for (size_t r = 0; r < inputs.size(); ++r) {
+    std::vector<float> x = Rotated(inputs[r], options);
     CodesAndPlan(Kind::kAllGather, {inputs[r]}, static_cast<int>(inputs.size()), options, &t[r]);
-    const std::vector<float> x = Padded(inputs[r]);
     for (size_t e = 0; e < x.size(); ++e) {
       const int code = t[r].codes[e / 32], k = t[r].k[e / 256];
       t[r].total.push_back(QuantizeOne(x[e], code, k, ResultOffset(options, e)));
-      if (e < inputs[r].size()) result.push_back(DecodeOne(t[r].total[e], 1, code, k, 1));
+      x[e] = DecodeOne(t[r].total[e], 1, code, k, 1);
     }
+    RotateBack(options, inputs[r].size(), &x);
+    result.insert(result.end(), x.begin(), x.end());
   }
   return result;
 }

@@ -88,9 +88,9 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 
 std::string Config::Canonical() const {
   return fmt::format(
-      "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased={}",
+      "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht={},unbiased={}",
       all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), k, k2, min_bytes,
-      reference == Reference::kRing ? "ring" : "direct", unbiased ? 1 : 0);
+      reference == Reference::kRing ? "ring" : "direct", rht ? 1 : 0, unbiased ? 1 : 0);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {
@@ -98,9 +98,8 @@ Result<Config> ParseConfig(const CodecSpec& spec) {
   Config config;
   bool automatic = false;
   if (Status status = ParsePolicy(spec, &automatic); !status.ok()) return status;
-  for (const std::string_view key : {"checksum", "rht"}) {
-    if (Status status = MustBeOff(spec, key); !status.ok()) return status;
-  }
+  if (Status status = MustBeOff(spec, "checksum"); !status.ok()) return status;
+  if (Status status = ParseSwitch(spec, "rht", &config.rht); !status.ok()) return status;
   if (Status status = ParseSwitch(spec, "unbiased", &config.unbiased); !status.ok()) return status;
   if (Status status = ParseLevels(spec, &config); !status.ok()) return status;
 

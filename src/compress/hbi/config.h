@@ -23,6 +23,7 @@ struct Config {
   Reference reference = Reference::kDirect;
   AllGather all_gather = AllGather::kRequant;
   bool unbiased = false;   // the all-gather rounds with a hash, nothing is dropped
+  bool rht = false;        // superblocks are rotated by a randomized Hadamard transform
   uint64_t min_bytes = 0;  // smaller calls run uncompressed
 
   // Every key, sorted; parses to an equal Config.

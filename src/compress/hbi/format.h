@@ -77,7 +77,7 @@ constexpr uint32_t LowBias32(uint32_t x) {
 }
 
 // What a hash is for; each use has hashes of its own.
-enum class Salt : uint64_t { kSum = 0, kResult = 1 };
+enum class Salt : uint64_t { kSum = 0, kResult = 1, kSigns = 2 };
 
 // The counter of the first hash of the block with this index. Hash j of a block (0 <= j < 16) is
 // LowBias32(counter + j); its low half belongs to element j, its high half to element j + 16.

@@ -105,16 +105,19 @@ SliceContext HbiState::Slice(const Range& range) const {
   const auto counter = [&](Salt salt) {
     return HashCounter(call_.seed, call_.step, range.first / kBlock, salt);
   };
-  const bool reduces = Reduces(call_.collective), unbiased = planners_->config().unbiased;
+  const Config& config = planners_->config();
+  const bool reduces = Reduces(call_.collective);
   return {.kernels = &BestKernels(),
           .planner = planner_.get(),
           .type = call_.type,
           .average = reduces && call_.op == ReduceOp::kAvg,
-          .nearest = !reduces && !unbiased,
-          .unbiased = unbiased,
+          .nearest = !reduces && !config.unbiased,
+          .rotate = config.rht,
+          .unbiased = config.unbiased,
           .shift = reduces ? RankShift(call_.rank, call_.nranks) : uint16_t{0},
           .counter = counter(reduces ? Salt::kSum : Salt::kResult),
-          .result_counter = unbiased ? counter(Salt::kResult) : 0,
+          .result_counter = config.unbiased ? counter(Salt::kResult) : 0,
+          .sign_counter = config.rht ? counter(Salt::kSigns) : 0,
           .count = range.count,
           .codes = codes_.data() + superblock * kBlocks,
           .points = points_.data() + superblock};
@@ -326,19 +329,32 @@ Status HbiState::ForwardResult(const SliceContext& slice, const Term& input,
   return Status::Ok();
 }
 
+void HbiState::CountBlocks(uint32_t segment, CodecStats* stats) const {
+  const uint64_t blocks = (call_.count + kBlock - 1) / kBlock;
+  const uint8_t* codes = codes_.data() + FirstSuperblock(segment) * kBlocks;
+  if (!planners_->config().rht) {
+    for (uint64_t b = 0; b < blocks; ++b) {
+      stats->zero_blocks += codes[b] == kZeroCode ? 1 : 0;
+      stats->poisoned_blocks += codes[b] == kPoison ? 1 : 0;
+    }
+    return;
+  }
+  // Codes are about rotated blocks. What is zero or poisoned is so in the whole superblock.
+  for (uint64_t b = 0; b < blocks; b += kBlocks) {
+    const uint64_t here = std::min<uint64_t>(kBlocks, blocks - b);
+    const uint8_t* first = codes + b;
+    const auto is = [first](uint8_t code) { return std::count(first, first + kBlocks, code); };
+    if (is(kZeroCode) == kBlocks) stats->zero_blocks += here;
+    if (is(kPoison) != 0) stats->poisoned_blocks += here;
+  }
+}
+
 void HbiState::Finish(CodecStats* stats) {
   if (stats == nullptr) return;
   *stats = {};
   if (planner_ == nullptr) return;
   stats->dropped_superblocks = summary_.dropped;
-  const uint64_t blocks = (call_.count + kBlock - 1) / kBlock;
-  for (uint32_t segment = 0; segment < segments_; ++segment) {
-    const uint8_t* codes = codes_.data() + FirstSuperblock(segment) * kBlocks;
-    for (uint64_t b = 0; b < blocks; ++b) {
-      stats->zero_blocks += codes[b] == kZeroCode ? 1 : 0;
-      stats->poisoned_blocks += codes[b] == kPoison ? 1 : 0;
-    }
-  }
+  for (uint32_t segment = 0; segment < segments_; ++segment) CountBlocks(segment, stats);
   const std::span<const Point> points = planner_->points();
   for (size_t p = 1; p < points.size(); ++p) {
     const double bound = ErrorBound(*planner_, points[p], summary_.top[p], call_.type, call_.op);
