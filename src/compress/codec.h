@@ -116,6 +116,10 @@ class Codec {
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in
   // bytes.
   virtual uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const = 0;
+  // Bytes of the side information of `count` elements.
+  virtual uint32_t SideBytes(uint32_t count) const {
+    return (count + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
+  }
   virtual uint64_t min_bytes() const { return 0; }
   // A priori: bits per element and phase that a reference algorithm sends, and the bound on the
   // absolute error of an element of the sum relative to n times the largest max|x| of its block

@@ -179,7 +179,7 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:ref=ring,min_bytes=4096,ag=exact,bits=4.125"),
             expected("exact", "4.125", 0, 0, 4096, "ring"));
-  for (const std::string key : {"rht", "unbiased"}) {
+  for (const std::string key : {"checksum", "rht", "unbiased"}) {
     std::string on = CanonicalOf("hbi");
     on.replace(on.find(key + "=0"), key.size() + 2, key + "=1");
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
@@ -226,7 +226,7 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:policy=r,m=2", {"policy=r", "not available in this version"}},
       {"hbi:m=1", {"m=1", "not available in this version"}},
       {"hbi:rht=yes", {"rht=yes"}},
-      {"hbi:checksum=1", {"checksum=1", "not available in this version"}},
+      {"hbi:checksum=2", {"checksum=2"}},
       {"none:bits=6", {"none", "bits", "6"}},
       {"zip", {"zip", "hbi", "none"}},
   };

@@ -97,6 +97,7 @@ TEST(CompressedTest, EveryOption) {
       {{.spec = "hbi:bits=6", .in_place = true}, {.bits8 = 48, .step = 1}},
       {{.spec = "hbi:bits=4,unbiased=1"}, {.bits8 = 32, .step = 1, .unbiased = true}},
       {{.spec = "hbi:bits=5,rht=1"}, {.bits8 = 40, .step = 1, .rht = true}},
+      {{.spec = "hbi:bits=6,checksum=1"}, {.bits8 = 48, .step = 1}},
   };
   for (const Option& option : options) {
     ExpectEverywhere(inputs, option.call, option.oracle, kAlgorithms);
@@ -154,6 +155,21 @@ TEST(CompressedTest, StatsAreTrue) {
     EXPECT_LE(8.0 * static_cast<double>(payload), 2.0 * (kRanks - 1) * bits * padded) << spec;
     EXPECT_GE(8.0 * static_cast<double>(payload), 2.0 * (kRanks - 1) * (bits - 0.25) * padded)
         << spec;
+  }
+}
+
+TEST(CompressedTest, StatsCountChecksums) {
+  const Vectors inputs = MakeInputs(3, 100000, TestSeed() + 8);
+  for (const char* algorithm : {"direct_two_shot", "ring"}) {
+    const Way way{.algorithm = algorithm, .slice_bytes = "16384"};
+    const Outcome bare = AllReduce(inputs, {.spec = "hbi:bits=5"}, way);
+    const Outcome checked = AllReduce(inputs, {.spec = "hbi:bits=5,checksum=1"}, way);
+    for (size_t r = 0; r < inputs.size(); ++r) {
+      const ccl_compression_stats_t& stats = checked.stats[r];
+      const uint64_t slices = (stats.wire_bytes - stats.payload_bytes) / 64;
+      EXPECT_EQ(stats.payload_bytes, bare.stats[r].payload_bytes + 4 * slices);
+      EXPECT_EQ(Differences(checked.outputs[r], bare.outputs[r]), 0u);
+    }
   }
 }
 

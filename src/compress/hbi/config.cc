@@ -5,6 +5,7 @@
 
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "compress/hbi/format.h"
 
@@ -31,13 +32,6 @@ Status ParseSwitch(const CodecSpec& spec, std::string_view key, bool* on) {
   if (!value.ok()) return value.status();
   *on = *value != 0;
   return Status::Ok();
-}
-
-// A switch that this version knows and has only one position of.
-Status MustBeOff(const CodecSpec& spec, std::string_view key) {
-  const Result<uint64_t> on = spec.Integer(key, 0, 0, 1);
-  if (!on.ok()) return on.status();
-  return *on == 0 ? Status::Ok() : NotAvailable(spec, key);
 }
 
 // policy and m; `automatic` becomes whether policy=auto is asked for.
@@ -88,9 +82,11 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 
 std::string Config::Canonical() const {
   return fmt::format(
-      "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht={},unbiased={}",
-      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), k, k2, min_bytes,
-      reference == Reference::kRing ? "ring" : "direct", rht ? 1 : 0, unbiased ? 1 : 0);
+      "hbi:ag={},bits={},checksum={},k={},k2={},m=0,min_bytes={},policy=h,ref={},rht={},unbiased={"
+      "}",
+      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum ? 1 : 0,
+      k, k2, min_bytes, reference == Reference::kRing ? "ring" : "direct", rht ? 1 : 0,
+      unbiased ? 1 : 0);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {
@@ -98,9 +94,11 @@ Result<Config> ParseConfig(const CodecSpec& spec) {
   Config config;
   bool automatic = false;
   if (Status status = ParsePolicy(spec, &automatic); !status.ok()) return status;
-  if (Status status = MustBeOff(spec, "checksum"); !status.ok()) return status;
-  if (Status status = ParseSwitch(spec, "rht", &config.rht); !status.ok()) return status;
-  if (Status status = ParseSwitch(spec, "unbiased", &config.unbiased); !status.ok()) return status;
+  for (const auto& [key, on] :
+       {std::pair("checksum", &config.checksum), std::pair("rht", &config.rht),
+        std::pair("unbiased", &config.unbiased)}) {
+    if (Status status = ParseSwitch(spec, key, on); !status.ok()) return status;
+  }
   if (Status status = ParseLevels(spec, &config); !status.ok()) return status;
 
   static constexpr std::string_view kReferences[] = {"direct", "ring"};

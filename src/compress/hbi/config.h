@@ -24,6 +24,7 @@ struct Config {
   AllGather all_gather = AllGather::kRequant;
   bool unbiased = false;   // the all-gather rounds with a hash, nothing is dropped
   bool rht = false;        // superblocks are rotated by a randomized Hadamard transform
+  bool checksum = false;   // every payload carries its CRC-32C
   uint64_t min_bytes = 0;  // smaller calls run uncompressed
 
   // Every key, sorted; parses to an equal Config.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "compress/hbi/checksum.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
@@ -104,7 +105,12 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
     result = Width(1, config.k2);
   }
   const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-  return superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result));
+  return superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result)) +
+         hbi::TrailerBytes(config);
+}
+
+uint32_t HbiCodec::SideBytes(uint32_t count) const {
+  return Codec::SideBytes(count) + hbi::TrailerBytes(planners_->config());
 }
 
 void HbiCodec::Bound(Collective collective, int nranks, double* bits,

@@ -51,6 +51,7 @@ class HbiCodec final : public Codec {
   bool has_side_phase() const override { return true; }
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
+  uint32_t SideBytes(uint32_t count) const override;
   uint64_t min_bytes() const override { return planners_->config().min_bytes; }
   // bits: with `bits=` the cap (with ag=exact what it can become), with fixed levels their cost
   // where every superblock is live. relative_error: RelativeErrorBound of the worst levels the plan
