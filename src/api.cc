@@ -3,6 +3,7 @@
 // The C API except calls and the life of communicators: versions, errors, queries, codecs.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -114,6 +115,10 @@ ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double
     if (nranks < 1) return InvalidArgument(fmt::format("nranks: {}, must be at least 1", nranks));
     if (bits == nullptr) return InvalidArgument("bits: NULL");
     if (relative_error_bound == nullptr) return InvalidArgument("relative_error_bound: NULL");
+    if (Status status = codec->impl->Fits(inccl::Collective::kAllReduce, std::max(2, nranks));
+        !status.ok()) {
+      return status;
+    }
     codec->impl->Bound(nranks, bits, relative_error_bound);
     return Status::Ok();
   });

@@ -201,6 +201,10 @@ Status Communicator::RunLocked(const Call& call_in) {
     if (!unsupported.ok() || call.count * element < call.codec->min_bytes()) call.codec = nullptr;
     if (call.codec == IdentityCodec()) call.codec = nullptr;
   }
+  if (call.codec != nullptr && ends_.nranks > 1) {
+    Status unfit = call.codec->Fits(call.collective, ends_.nranks);
+    if (!unfit.ok()) return unfit;
+  }
   if (call.codec == nullptr) {
     call.seed = call.step = 0;
   } else if (call.step == 0) {

@@ -103,6 +103,10 @@ class Codec {
   virtual const std::string& spec() const = 0;
   // Whether calls of this kind can go through this codec; the message says why not.
   virtual Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const = 0;
+  // Whether this specification can hold what it promises in such calls, whatever their type and
+  // operation; where not, a call is refused rather than run uncompressed. The message names the
+  // key.
+  virtual Status Fits(Collective /*collective*/, int /*nranks*/) const { return Status::Ok(); }
   // True: the schedule runs a phase on side lanes, row by row ahead of the data, in which all ranks
   // get the side information of every segment: where something is reduced that of all ranks
   // together, else its sender's. kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
@@ -112,6 +116,10 @@ class Codec {
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in
   // bytes.
   virtual uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const = 0;
+  // Bytes of the side information of `count` elements.
+  virtual uint32_t SideBytes(uint32_t count) const {
+    return (count + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
+  }
   virtual uint64_t min_bytes() const { return 0; }
   // A priori: bits per element and phase that a reference algorithm sends, and the bound on the
   // absolute error of an element of the sum relative to n times the largest max|x| of its block

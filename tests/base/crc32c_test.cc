@@ -26,5 +26,23 @@ TEST(Crc32cTest, PublishedValues) {
   EXPECT_EQ(Crc32c({}), 0u);
 }
 
+// Every length and place, against the polynomial division bit by bit.
+TEST(Crc32cTest, EveryLengthAndAlignment) {
+  std::vector<std::byte> bytes(100);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i + 7 * i);
+  for (size_t first = 0; first < 9; ++first) {
+    for (size_t length = 0; first + length <= bytes.size(); ++length) {
+      uint32_t crc = ~0u;
+      for (size_t i = first; i < first + length; ++i) {
+        for (uint32_t bit = 0; bit < 8; ++bit) {
+          const uint32_t in = (std::to_integer<uint32_t>(bytes[i]) >> bit) & 1;
+          crc = ((crc ^ in) & 1) != 0 ? (crc >> 1) ^ 0x82F63B78u : crc >> 1;
+        }
+      }
+      ASSERT_EQ(Crc32c(std::span(bytes).subspan(first, length)), ~crc) << first << " " << length;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace inccl::test

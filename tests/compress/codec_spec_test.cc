@@ -179,6 +179,12 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:ref=ring,min_bytes=4096,ag=exact,bits=4.125"),
             expected("exact", "4.125", 0, 0, 4096, "ring"));
+  for (const std::string key : {"checksum", "rht", "unbiased"}) {
+    std::string on = CanonicalOf("hbi");
+    on.replace(on.find(key + "=0"), key.size() + 2, key + "=1");
+    EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
+    EXPECT_EQ(CanonicalOf("hbi:" + key + "=0"), CanonicalOf("hbi"));
+  }
   for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
@@ -219,9 +225,8 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:policy=r", {"policy=r", "not available in this version"}},
       {"hbi:policy=r,m=2", {"policy=r", "not available in this version"}},
       {"hbi:m=1", {"m=1", "not available in this version"}},
-      {"hbi:unbiased=1", {"unbiased=1", "not available in this version"}},
-      {"hbi:rht=1", {"rht=1", "not available in this version"}},
-      {"hbi:checksum=1", {"checksum=1", "not available in this version"}},
+      {"hbi:rht=yes", {"rht=yes"}},
+      {"hbi:checksum=2", {"checksum=2"}},
       {"none:bits=6", {"none", "bits", "6"}},
       {"zip", {"zip", "hbi", "none"}},
   };
@@ -278,6 +283,41 @@ TEST(HbiSpec, Supports) {
   EXPECT_FALSE(all_reduce("hbi:k=4095", 9));
   EXPECT_TRUE(all_reduce("hbi:k=511", 64));
   EXPECT_FALSE(all_reduce("hbi:k=512", 64));
+}
+
+// unbiased=1 drops nothing, so the budget must be enough for K = 1 everywhere.
+TEST(HbiSpec, UnbiasedNeedsBits) {
+  const struct {
+    Collective collective;
+    const char* options;
+    int nranks;
+    double least;
+  } kCases[] = {
+      // 2 bits each for sum and result; codes 0.375 a phase.
+      {Collective::kAllReduce, "", 2, 2.375},
+      {Collective::kAllReduce, "", 64, 2.375},
+      {Collective::kReduceScatter, "", 8, 2.5},  // 2 bits, codes 0.5
+      {Collective::kAllGather, "", 8, 2.25},     // 2 bits, codes 0.25
+      // Sums of 1, 2, 3 contributions take 2, 3, 3 bits.
+      {Collective::kAllReduce, ",ref=ring", 4, 2.75},  // (8 / 3 + 2) / 2 + 0.375 = 2.708
+      {Collective::kReduceScatter, ",ref=ring", 4, 3.25},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(fmt::format("{} of {}{}", Name(c.collective), c.nranks, c.options));
+    const auto fits = [&](double bits, const char* unbiased) {
+      const std::string spec = fmt::format("hbi:bits={},{}{}", bits, unbiased, c.options);
+      return (*MakeCodec(spec))->Fits(c.collective, c.nranks);
+    };
+    EXPECT_TRUE(fits(c.least, "unbiased=1").ok());
+    EXPECT_TRUE(fits(c.least - 0.125, "unbiased=0").ok());
+    const Status refused = fits(c.least - 0.125, "unbiased=1");
+    ASSERT_FALSE(refused.ok());
+    ExpectError(refused, {fmt::format("bits={}", c.least - 0.125), "unbiased=1",
+                          fmt::format("at least bits={}", c.least), Name(c.collective)});
+  }
+  EXPECT_TRUE((*MakeCodec("hbi:k=1,unbiased=1"))->Fits(Collective::kAllReduce, 4).ok());
+  // Too many ranks for any levels at all.
+  EXPECT_FALSE((*MakeCodec("hbi:unbiased=1"))->Fits(Collective::kAllReduce, 40000).ok());
 }
 
 }  // namespace

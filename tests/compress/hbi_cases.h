@@ -66,6 +66,8 @@ inline Vectors MakeInputs(int n, size_t count, Kind kind, Rng* rng) {
   return inputs;
 }
 
+inline int BitWidth(int x) { return x == 0 ? 0 : 1 + BitWidth(x / 2); }
+
 struct Case {
   int n = 2;
   size_t count = 0;
@@ -73,6 +75,18 @@ struct Case {
   HbiOptions options;
   std::string spec;
 };
+
+// Nothing may be dropped, so `bits` must be enough for that.
+inline void MakeUnbiased(Case* c) {
+  c->options.unbiased = true;
+  c->spec += ",unbiased=1";
+  if (c->options.k > 0) return;
+  const int least8 = c->options.ring ? 8 * (BitWidth(2 * c->n) + 1) : 20;
+  if (c->options.bits8 >= least8) return;
+  const size_t at = c->spec.find("bits="), end = c->spec.find(',', at);
+  c->options.bits8 = least8;
+  c->spec.replace(at, end - at, fmt::format("bits={}", least8 / 8.0));
+}
 
 inline Case RandomCase(Rng* rng) {
   static const int kRanks[] = {2, 2, 3, 4, 5, 8, 16, 33};
@@ -98,6 +112,9 @@ inline Case RandomCase(Rng* rng) {
   }
   c.spec += c.options.ring ? ",ref=ring" : "";
   c.spec += c.options.exact ? ",ag=exact" : "";
+  if (rng->Below(3) == 0) MakeUnbiased(&c);
+  c.options.rht = rng->Below(4) == 0;
+  c.spec += c.options.rht ? ",rht=1" : "";
   return c;
 }
 

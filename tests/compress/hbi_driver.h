@@ -112,7 +112,7 @@ class HbiDriver {
 
   // The codes of the sender's elements, to all.
   void Announce(int sender, const Range& range, const std::vector<std::byte*>& inputs) {
-    Payload codes(SideCapacity(range));
+    Payload codes(SideRoom(range));
     std::vector<Term> made = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
     Must(sender, range, {In(sender, range, inputs)}, &made);
     codes.resize(made[0].bytes);
@@ -130,12 +130,12 @@ class HbiDriver {
     const Range range{segment, first, static_cast<uint32_t>(end - first)};
     std::vector<Payload> codes(static_cast<size_t>(n_));
     for (int r = 1; r < n_; ++r) {
-      codes[Index(r)] = Make(r, range, {In(r, range, inputs)}, {Form::kSide}, SideCapacity(range));
+      codes[Index(r)] = Make(r, range, {In(r, range, inputs)}, {Form::kSide}, SideRoom(range));
     }
     std::vector<Term> all;
     for (int r = 1; r < n_; ++r) all.push_back(Of({Form::kSide}, &codes[Index(r)]));
     all.push_back(In(0, range, inputs));
-    Payload agreed(SideCapacity(range));
+    Payload agreed(SideRoom(range));
     std::vector<Term> outputs = {Of({Form::kSide}, &agreed), {{Form::kSide}, nullptr, 0}};
     Must(0, range, all, &outputs);
     agreed.resize(outputs[0].bytes);
@@ -173,6 +173,7 @@ class HbiDriver {
   size_t Capacity(const Range& range) const {
     return codec_->MaxBytes(descs_[0].type, n_, range.count);
   }
+  size_t SideRoom(const Range& range) const { return codec_->SideBytes(range.count); }
   static size_t SideCapacity(const Range& range) {
     return (range.count + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
   }

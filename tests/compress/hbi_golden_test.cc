@@ -76,23 +76,34 @@ ResultRow ParseResult(std::string line) {
   row.options.ring = line.find("reference=ring") != std::string::npos;
   row.options.average = line.find("average=True") != std::string::npos;
   row.options.exact = line.find("exact=True") != std::string::npos;
+  row.options.unbiased = line.find("unbiased=True") != std::string::npos;
+  const auto number = [&line](const char* key) -> uint64_t {
+    const size_t at = line.find(key);
+    return at == std::string::npos ? 0 : std::stoul(line.substr(line.find('=', at) + 1));
+  };
+  row.options.seed = number(" seed=");
+  row.options.step = number(" step=");
   row.crc = static_cast<uint32_t>(std::stoul(line.substr(line.rfind(' ') + 1), nullptr, 16));
   row.spec = row.options.k > 0 ? fmt::format("hbi:k={},k2={}", row.options.k, row.options.k2)
                                : fmt::format("hbi:bits={}", bits);
   row.spec += row.options.ring ? ",ref=ring" : "";
   row.spec += row.options.exact ? ",ag=exact" : "";
+  row.options.rht = line.find("rht=True") != std::string::npos;
+  row.spec += row.options.rht ? ",rht=1" : "";
+  row.spec += row.options.unbiased ? ",unbiased=1" : "";
   return row;
 }
 
 TEST(HbiGolden, Results) {
   const std::vector<std::string> rows = GoldenRows("result");
-  ASSERT_EQ(rows.size(), 144u);
+  ASSERT_EQ(rows.size(), 176u);
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);
     const std::vector<std::vector<float>>& inputs = GoldenInputs(row.n, row.count);
     HbiDriver driver(row.spec, row.n, DataType::kFloat32,
-                     row.options.average ? ReduceOp::kAvg : ReduceOp::kSum, row.count);
+                     row.options.average ? ReduceOp::kAvg : ReduceOp::kSum, row.count,
+                     row.options.seed, row.options.step);
     const std::vector<float> result = RunFloat(&driver, Way::kDirect, 16384, inputs);
     EXPECT_EQ(Crc32(result.data(), result.size() * sizeof(float)), row.crc);
   }

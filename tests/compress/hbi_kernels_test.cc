@@ -199,6 +199,41 @@ TEST_P(HbiKernelsTest, DecodeEveryWidth) {
   }
 }
 
+TEST_P(HbiKernelsTest, Rotations) {
+  for (int round = 0; round < 40; ++round) {
+    const auto counter = static_cast<uint32_t>(rng_.Next());
+    Elements elements(&rng_, 1), expected = elements;
+    const Elements before = elements;
+    const bool special = round % 4 == 3;
+    if (special) {  // only some of the superblock overflows, or what is not finite is there
+      elements.x[17 * round % 256] = std::numeric_limits<float>::max();
+      elements.x[18 * round % 256] = round % 8 == 3 ? std::numeric_limits<float>::max()
+                                                    : -std::numeric_limits<float>::infinity();
+      expected = elements;
+    }
+    BestKernels().rotate(elements.x, counter);
+    reference_.rotate(expected.x, counter);
+    double length = 0, rotated_length = 0;
+    for (uint32_t i = 0; i < kSuperblock; ++i) {
+      if (!std::isnan(expected.x[i])) {  // of NaN the codec asks no more than that it is one
+        ASSERT_EQ(std::bit_cast<uint32_t>(elements.x[i]), std::bit_cast<uint32_t>(expected.x[i]));
+      }
+      ASSERT_EQ(std::isnan(elements.x[i]), std::isnan(expected.x[i]));
+      length += std::pow(double{before.x[i]}, 2);
+      rotated_length += std::pow(double{elements.x[i]}, 2);
+    }
+    elements = expected;
+    BestKernels().rotate_back(elements.x, counter);
+    reference_.rotate_back(expected.x, counter);
+    ASSERT_EQ(std::memcmp(elements.x, expected.x, sizeof elements.x), 0);
+    if (special) continue;
+    ASSERT_NEAR(rotated_length / length, 1, 1e-5);
+    for (uint32_t i = 0; i < kSuperblock; ++i) {
+      ASSERT_NEAR(elements.x[i], before.x[i], 1e-6 * std::sqrt(length));
+    }
+  }
+}
+
 TEST_P(HbiKernelsTest, BlockCodesOfEveryScale) {
   // All exponents, mantissas around the four thresholds, non-finite values: one per block.
   std::vector<uint32_t> magnitudes = {0,          1,          2,          0x7fffff,

@@ -25,7 +25,8 @@ TEST(HbiState, RandomCallsEqualTheOracle) {
   Rng rng(TestSeed());
   const std::vector<std::string> targets = SimdTargets();
   for (int i = 0; i < 250; ++i) {
-    const Case c = RandomCase(&rng);
+    Case c = RandomCase(&rng);
+    if (rng.Below(3) == 0) c.spec += ",checksum=1";
     SCOPED_TRACE(Describe(c));
     const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
     const std::vector<float> expected = HbiAllReduce(inputs, c.options);

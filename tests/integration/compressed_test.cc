@@ -95,6 +95,9 @@ TEST(CompressedTest, EveryOption) {
       {{.spec = "hbi:bits=6", .op = CCL_AVG}, {.bits8 = 48, .step = 1, .average = true}},
       {{.spec = "hbi:bits=6", .seed = 7, .step = 3}, {.bits8 = 48, .seed = 7, .step = 3}},
       {{.spec = "hbi:bits=6", .in_place = true}, {.bits8 = 48, .step = 1}},
+      {{.spec = "hbi:bits=4,unbiased=1"}, {.bits8 = 32, .step = 1, .unbiased = true}},
+      {{.spec = "hbi:bits=5,rht=1"}, {.bits8 = 40, .step = 1, .rht = true}},
+      {{.spec = "hbi:bits=6,checksum=1"}, {.bits8 = 48, .step = 1}},
   };
   for (const Option& option : options) {
     ExpectEverywhere(inputs, option.call, option.oracle, kAlgorithms);
@@ -155,6 +158,21 @@ TEST(CompressedTest, StatsAreTrue) {
   }
 }
 
+TEST(CompressedTest, StatsCountChecksums) {
+  const Vectors inputs = MakeInputs(3, 100000, TestSeed() + 8);
+  for (const char* algorithm : {"direct_two_shot", "ring"}) {
+    const Way way{.algorithm = algorithm, .slice_bytes = "16384"};
+    const Outcome bare = AllReduce(inputs, {.spec = "hbi:bits=5"}, way);
+    const Outcome checked = AllReduce(inputs, {.spec = "hbi:bits=5,checksum=1"}, way);
+    for (size_t r = 0; r < inputs.size(); ++r) {
+      const ccl_compression_stats_t& stats = checked.stats[r];
+      const uint64_t slices = (stats.wire_bytes - stats.payload_bytes) / 64;
+      EXPECT_EQ(stats.payload_bytes, bare.stats[r].payload_bytes + 4 * slices);
+      EXPECT_EQ(Differences(checked.outputs[r], bare.outputs[r]), 0u);
+    }
+  }
+}
+
 TEST(CompressedTest, WhatNoLossyCodecMayTouchRunsUncompressed) {
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
@@ -184,6 +202,30 @@ TEST(CompressedTest, WhatNoLossyCodecMayTouchRunsUncompressed) {
       EXPECT_EQ(stats.compressed, count == 2000 ? 1 : 0);
     }
     ccl_codec_destroy(codec);
+  });
+}
+
+// What a specification cannot hold on this communicator is refused by every rank before anything is
+// sent, and the communicator stays usable.
+TEST(CompressedTest, ABudgetTooSmallForUnbiasedIsRefused) {
+  RunThreads(3, [](int rank, ccl_comm_t comm) {
+    ccl_codec_t codec = nullptr;
+    ASSERT_EQ(ccl_codec_create(&codec, "hbi:bits=2,unbiased=1"), CCL_SUCCESS);
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.codec = codec;
+    std::vector<float> x(1000, static_cast<float>(rank));
+    EXPECT_EQ(ccl_allreduce_compressed(x.data(), x.data(), x.size(), CCL_FLOAT32, CCL_SUM, &how,
+                                       comm, nullptr),
+              CCL_INVALID_ARGUMENT);
+    const std::string error = ccl_get_last_error(comm);
+    EXPECT_NE(error.find("bits=2 "), std::string::npos) << error;
+    EXPECT_NE(error.find("bits=2.375"), std::string::npos) << error;
+    double bits = 0, relative = 0;
+    EXPECT_EQ(ccl_codec_bound(codec, 1000, 3, &bits, &relative), CCL_INVALID_ARGUMENT);
+    ccl_codec_destroy(codec);
+    EXPECT_EQ(ccl_allreduce(x.data(), x.data(), x.size(), CCL_FLOAT32, CCL_SUM, comm, nullptr),
+              CCL_SUCCESS);
+    EXPECT_EQ(x[7], 3.0f);
   });
 }
 

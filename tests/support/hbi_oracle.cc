@@ -76,11 +76,12 @@ struct Option {
 // What is planned for: the sum and its second quantization, a sum alone, one rank's payload.
 enum class Kind { kAllReduce, kReduceScatter, kAllGather };
 
-std::vector<Option> Options(Kind kind, int n, bool ring) {
+std::vector<Option> Options(Kind kind, int n, bool ring, bool unbiased) {
   static const int kLevels[] = {1,   2,   3,   4,   5,    6,    7,    9,    11,  13,  15,
                                 19,  23,  27,  31,  39,   47,   55,   63,   95,  127, 191,
                                 255, 383, 511, 767, 1023, 1535, 2047, 3071, 4095};
-  std::vector<Option> all{{0, n * 0.10, 0, 0, 0}};
+  std::vector<Option> all;
+  if (!unbiased) all.push_back({0, n * 0.10, 0, 0, 0});
   for (const int k : kLevels) {
     if (2 * n * k >= 65536) continue;
     if (kind == Kind::kAllGather) {
@@ -164,9 +165,9 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     }
     return;
   }
-  static std::map<std::tuple<Kind, int, bool>, std::vector<Option>> known;
-  std::vector<Option>& hull = known[{kind, n, options.ring}];
-  if (hull.empty()) hull = Options(kind, n, options.ring);
+  static std::map<std::tuple<Kind, int, bool, bool>, std::vector<Option>> known;
+  std::vector<Option>& hull = known[{kind, n, options.ring, options.unbiased}];
+  if (hull.empty()) hull = Options(kind, n, options.ring, options.unbiased);
 
   std::map<int, int64_t> how_many;
   for (const int code : top) ++how_many[code];
@@ -181,7 +182,7 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     return cost;
   };
   int delta = -1200;
-  while (cost8(delta) > budget) ++delta;
+  while (cost8(delta) > budget && delta < 1200) ++delta;
   int64_t spent = cost8(delta);
   std::map<int, std::pair<int, int>> taken_at;  // by code: at delta, at delta - 1
   for (const auto& [code, count] : how_many) {
@@ -227,11 +228,17 @@ uint32_t Scramble32(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-uint32_t Random16(uint64_t seed, uint64_t step, uint64_t element) {
+uint32_t Random16(uint64_t seed, uint64_t step, uint64_t element, uint64_t salt = 0) {
   const uint64_t block = element / 32, inside = element % 32;
-  const uint64_t key = Scramble64(seed ^ Scramble64(step ^ Scramble64(block >> 28)));
+  const uint64_t high = (block >> 28) ^ (salt << 32);
+  const uint64_t key = Scramble64(seed ^ Scramble64(step ^ Scramble64(high)));
   const uint32_t hash = Scramble32(static_cast<uint32_t>(key + 16 * block + inside % 16));
   return inside < 16 ? hash % 65536 : hash / 65536;
+}
+
+// The offset of an element's last quantization.
+uint32_t ResultOffset(const HbiOptions& options, uint64_t element) {
+  return options.unbiased ? Random16(options.seed, options.step, element, 1) : 0x8000;
 }
 
 // ---------------------------------------------------------------- one element
@@ -261,12 +268,55 @@ std::vector<float> Padded(const std::vector<float>& x) {
   return padded;
 }
 
+// ---------------------------------------------------------------- rotation
+
+// The transform by its halves: sums and differences of neighbours first, then of pairs, and so on.
+void Transform(float* x, size_t stride) {
+  if (stride == kSuperElements) {
+    for (size_t i = 0; i < kSuperElements; ++i) x[i] *= 0.0625f;
+    return;
+  }
+  for (size_t base = 0; base < kSuperElements; base += 2 * stride) {
+    for (size_t i = base; i < base + stride; ++i) {
+      const float left = x[i], right = x[i + stride];
+      x[i] = left + right;
+      x[i + stride] = left - right;
+    }
+  }
+  Transform(x, 2 * stride);
+}
+
+float SignOf(const HbiOptions& options, size_t element) {
+  return Random16(options.seed, options.step, element, 2) % 2 == 1 ? -1.0f : 1.0f;
+}
+
+// Padded and, with rht, rotated.
+std::vector<float> Rotated(const std::vector<float>& input, const HbiOptions& options) {
+  std::vector<float> x = Padded(input);
+  if (!options.rht) return x;
+  for (size_t e = 0; e < x.size(); ++e) x[e] *= SignOf(options, e);
+  for (size_t e = 0; e < x.size(); e += kSuperElements) Transform(&x[e], 1);
+  return x;
+}
+
+// The way back, to `count` elements.
+void RotateBack(const HbiOptions& options, size_t count, std::vector<float>* x) {
+  if (options.rht) {
+    for (size_t e = 0; e < x->size(); e += kSuperElements) Transform(&(*x)[e], 1);
+    for (size_t e = 0; e < x->size(); ++e) {
+      float& y = (*x)[e];
+      y = std::isnan(y) ? std::numeric_limits<float>::quiet_NaN() : y * SignOf(options, e);
+    }
+  }
+  x->resize(count);
+}
+
 // Codes of all inputs together, and the plan.
 void CodesAndPlan(Kind kind, const std::vector<std::vector<float>>& inputs, int n,
                   const HbiOptions& options, HbiTrace* trace) {
   *trace = {};
   for (const std::vector<float>& input : inputs) {
-    const std::vector<float> x = Padded(input);
+    const std::vector<float> x = Rotated(input, options);
     trace->codes.resize(x.size() / 32, 0);
     for (size_t b = 0; b < trace->codes.size(); ++b) {
       trace->codes[b] = std::max(trace->codes[b], static_cast<uint8_t>(CodeOf(&x[32 * b])));
@@ -302,7 +352,7 @@ std::vector<float> DecodedSum(Kind kind, const std::vector<std::vector<float>>& 
 
 std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
                                   const HbiTrace& trace, const HbiOptions& options) {
-  const std::vector<float> x = Padded(input);
+  const std::vector<float> x = Rotated(input, options);
   const auto shift = static_cast<uint32_t>(65536 * static_cast<int64_t>(rank) / nranks);
   std::vector<uint32_t> codes(x.size());
   for (size_t e = 0; e < x.size(); ++e) {
@@ -324,13 +374,13 @@ std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
     for (size_t b = 0; b < t.codes.size(); ++b) {
       const int code = CodeOf(&result[32 * b]), k2 = t.k2[b / 8];
       for (size_t e = 32 * b; e < 32 * b + 32; ++e) {
-        const uint32_t field = QuantizeOne(result[e], code, k2, 0x8000);
+        const uint32_t field = QuantizeOne(result[e], code, k2, ResultOffset(options, e));
         result[e] = t.codes[b] == kNotFinite ? std::numeric_limits<float>::quiet_NaN()
                                              : DecodeOne(field, 1, code, k2, divide);
       }
     }
   }
-  result.resize(inputs[0].size());
+  RotateBack(options, inputs[0].size(), &result);
   return result;
 }
 
@@ -350,7 +400,7 @@ std::vector<std::vector<float>> HbiReduceScatter(const std::vector<std::vector<f
     }
     const int divide = options.average ? static_cast<int>(n) : 1;
     results.push_back(DecodedSum(Kind::kReduceScatter, segments, options, divide, &t[r]));
-    results.back().resize(count);
+    RotateBack(options, count, &results.back());
   }
   return results;
 }
@@ -362,13 +412,15 @@ std::vector<float> HbiAllGather(const std::vector<std::vector<float>>& inputs,
   std::vector<HbiTrace>& t = traces != nullptr ? *traces : local;
   t.assign(inputs.size(), {});
   for (size_t r = 0; r < inputs.size(); ++r) {
+    std::vector<float> x = Rotated(inputs[r], options);
     CodesAndPlan(Kind::kAllGather, {inputs[r]}, static_cast<int>(inputs.size()), options, &t[r]);
-    const std::vector<float> x = Padded(inputs[r]);
     for (size_t e = 0; e < x.size(); ++e) {
       const int code = t[r].codes[e / 32], k = t[r].k[e / 256];
-      t[r].total.push_back(QuantizeOne(x[e], code, k, 0x8000));
-      if (e < inputs[r].size()) result.push_back(DecodeOne(t[r].total[e], 1, code, k, 1));
+      t[r].total.push_back(QuantizeOne(x[e], code, k, ResultOffset(options, e)));
+      x[e] = DecodeOne(t[r].total[e], 1, code, k, 1);
     }
+    RotateBack(options, inputs[r].size(), &x);
+    result.insert(result.end(), x.begin(), x.end());
   }
   return result;
 }

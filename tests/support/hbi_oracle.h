@@ -20,6 +20,8 @@ struct HbiOptions {
   bool ring = false;     // the reference algorithm is the ring, not direct
   bool exact = false;    // all-reduce: no second quantization
   bool average = false;  // divided by the number of ranks; not in an all-gather
+  bool unbiased = false;
+  bool rht = false;
 };
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.
@@ -47,7 +49,7 @@ std::vector<std::vector<float>> HbiReduceScatter(const std::vector<std::vector<f
 std::vector<float> HbiAllGather(const std::vector<std::vector<float>>& inputs,
                                 const HbiOptions& options, std::vector<HbiTrace>* traces = nullptr);
 
-// The codes of one rank's contribution to a sum, padded to whole superblocks.
+// The codes of one rank's contribution to a sum, given its elements, padded to whole superblocks.
 std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
                                   const HbiTrace& trace, const HbiOptions& options);
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "compress/hbi/format.h"
 
@@ -26,11 +27,11 @@ Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_vi
                                      key, *spec.Find(key), other, *spec.Find(other)));
 }
 
-// A switch that this version knows and has only one position of.
-Status MustBeOff(const CodecSpec& spec, std::string_view key) {
-  const Result<uint64_t> on = spec.Integer(key, 0, 0, 1);
-  if (!on.ok()) return on.status();
-  return *on == 0 ? Status::Ok() : NotAvailable(spec, key);
+Status ParseSwitch(const CodecSpec& spec, std::string_view key, bool* on) {
+  const Result<uint64_t> value = spec.Integer(key, 0, 0, 1);
+  if (!value.ok()) return value.status();
+  *on = *value != 0;
+  return Status::Ok();
 }
 
 // policy and m; `automatic` becomes whether policy=auto is asked for.
@@ -81,9 +82,11 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 
 std::string Config::Canonical() const {
   return fmt::format(
-      "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased=0",
-      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), k, k2, min_bytes,
-      reference == Reference::kRing ? "ring" : "direct");
+      "hbi:ag={},bits={},checksum={},k={},k2={},m=0,min_bytes={},policy=h,ref={},rht={},unbiased={"
+      "}",
+      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum ? 1 : 0,
+      k, k2, min_bytes, reference == Reference::kRing ? "ring" : "direct", rht ? 1 : 0,
+      unbiased ? 1 : 0);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {
@@ -91,8 +94,10 @@ Result<Config> ParseConfig(const CodecSpec& spec) {
   Config config;
   bool automatic = false;
   if (Status status = ParsePolicy(spec, &automatic); !status.ok()) return status;
-  for (const std::string_view key : {"checksum", "rht", "unbiased"}) {
-    if (Status status = MustBeOff(spec, key); !status.ok()) return status;
+  for (const auto& [key, on] :
+       {std::pair("checksum", &config.checksum), std::pair("rht", &config.rht),
+        std::pair("unbiased", &config.unbiased)}) {
+    if (Status status = ParseSwitch(spec, key, on); !status.ok()) return status;
   }
   if (Status status = ParseLevels(spec, &config); !status.ok()) return status;
 

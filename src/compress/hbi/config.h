@@ -22,6 +22,9 @@ struct Config {
   uint32_t k = 0, k2 = 0;  // fixed levels of the sum and of the all-gather; 0: planned from bits8
   Reference reference = Reference::kDirect;
   AllGather all_gather = AllGather::kRequant;
+  bool unbiased = false;   // the all-gather rounds with a hash, nothing is dropped
+  bool rht = false;        // superblocks are rotated by a randomized Hadamard transform
+  bool checksum = false;   // every payload carries its CRC-32C
   uint64_t min_bytes = 0;  // smaller calls run uncompressed
 
   // Every key, sorted; parses to an equal Config.

@@ -18,8 +18,9 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
                   ReduceOp op);
 
 // Of the result in fp32, over the contributions of a sum times the largest magnitude of the block
-// over the ranks (in an all-gather of the sender alone); for blocks
-// whose largest magnitude is within the fine steps of the scales, 2^-34 to 2^16.
+// (with rht of the superblock) over the ranks (in an all-gather of the sender alone); for blocks
+// whose largest magnitude is within the fine steps of the scales, 2^-34 to 2^16 (with rht to 2^12,
+// for it grows).
 double RelativeErrorBound(const Planner& planner, const Point& point);
 
 }  // namespace inccl::hbi

@@ -76,10 +76,15 @@ constexpr uint32_t LowBias32(uint32_t x) {
   return x;
 }
 
+// What a hash is for; each use has hashes of its own.
+enum class Salt : uint64_t { kSum = 0, kResult = 1, kSigns = 2 };
+
 // The counter of the first hash of the block with this index. Hash j of a block (0 <= j < 16) is
 // LowBias32(counter + j); its low half belongs to element j, its high half to element j + 16.
-constexpr uint32_t HashCounter(uint64_t seed, uint64_t step, uint64_t block) {
-  const uint64_t key = Mix64(seed ^ Mix64(step ^ Mix64(block >> 28)));
+constexpr uint32_t HashCounter(uint64_t seed, uint64_t step, uint64_t block,
+                               Salt salt = Salt::kSum) {
+  const uint64_t key =
+      Mix64(seed ^ Mix64(step ^ Mix64((block >> 28) ^ (static_cast<uint64_t>(salt) << 32))));
   return static_cast<uint32_t>(key + (block << 4));
 }
 

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 
+#include "compress/hbi/checksum.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
+#include "compress/hbi/hull.h"
 
 namespace inccl {
 namespace {
@@ -34,6 +36,14 @@ double BitsOf(const Planner& planner, const Point& point) {
   if (planner.collective() == Collective::kReduceScatter) return sum;
   const double result = planner.requantizes() ? kCodesBits + Width(1, point.k2) : Width(n, point.k);
   return (sum + result) / 2;
+}
+
+// A sum must fit its field.
+Status CheckRanks(const Config& config, int nranks) {
+  const uint64_t k = std::max(1u, config.k);
+  if (2 * static_cast<uint64_t>(nranks) * k < hbi::kFieldLimit) return Status::Ok();
+  return InvalidArgument(
+      fmt::format("codec hbi: sums of {} ranks with k={} need more than 16 bits", nranks, k));
 }
 
 }  // namespace
@@ -66,12 +76,21 @@ Status hbi::CheckCall(const Config& config, Collective collective, DataType type
     return InvalidArgument(fmt::format("codec hbi: reduction {} is neither sum nor avg", Name(op)));
   }
   if (nranks < 2) return InvalidArgument(fmt::format("codec hbi: {} ranks, at least 2", nranks));
-  const uint64_t k = std::max(1u, config.k);
-  if (2 * static_cast<uint64_t>(nranks) * k >= hbi::kFieldLimit) {
-    return InvalidArgument(
-        fmt::format("codec hbi: sums of {} ranks with k={} need more than 16 bits", nranks, k));
-  }
-  return Status::Ok();
+  return CheckRanks(config, nranks);
+}
+
+Status hbi::CheckFit(const Config& config, Collective collective, int nranks) {
+  if (Status status = CheckRanks(config, nranks); !status.ok()) return status;
+  if (!config.unbiased || config.bits8 == 0) return Status::Ok();
+  const uint32_t least8 = LeastUnbiasedBits8(collective, nranks, config.reference);
+  if (config.bits8 >= least8) return Status::Ok();
+  return InvalidArgument(fmt::format(
+      "codec hbi: bits={} is too little for unbiased=1: {} of {} ranks needs at least bits={}",
+      FormatEighths(config.bits8), Name(collective), nranks, FormatEighths(least8)));
+}
+
+Status HbiCodec::Fits(Collective collective, int nranks) const {
+  return hbi::CheckFit(planners_->config(), collective, nranks);
 }
 
 Status HbiCodec::Supports(Collective collective, DataType type, ReduceOp op, int nranks) const {
@@ -86,7 +105,12 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
     result = Width(1, config.k2);
   }
   const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-  return superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result));
+  return superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result)) +
+         hbi::TrailerBytes(config);
+}
+
+uint32_t HbiCodec::SideBytes(uint32_t count) const {
+  return Codec::SideBytes(count) + hbi::TrailerBytes(planners_->config());
 }
 
 void HbiCodec::Bound(Collective collective, int nranks, double* bits,

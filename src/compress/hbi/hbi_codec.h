@@ -34,9 +34,10 @@ class PlannerCache {
   std::vector<std::shared_ptr<const Planner>> planners_;
 };
 
-// Whether calls of this kind can go through a codec with this configuration.
+// Codec::Supports and Codec::Fits of a codec with this configuration.
 Status CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
                  int nranks);
+Status CheckFit(const Config& config, Collective collective, int nranks);
 
 }  // namespace hbi
 
@@ -46,9 +47,11 @@ class HbiCodec final : public Codec {
 
   const std::string& spec() const override { return spec_; }
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override;
+  Status Fits(Collective collective, int nranks) const override;
   bool has_side_phase() const override { return true; }
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
+  uint32_t SideBytes(uint32_t count) const override;
   uint64_t min_bytes() const override { return planners_->config().min_bytes; }
   // bits: with `bits=` the cap (with ag=exact what it can become), with fixed levels their cost
   // where every superblock is live. relative_error: RelativeErrorBound of the worst levels the plan

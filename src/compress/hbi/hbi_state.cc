@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compress/hbi/checksum.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 
@@ -62,6 +63,8 @@ Status HbiState::Begin(const CallDesc& call) {
   Status unsupported =
       CheckCall(planners_->config(), call.collective, call.type, call.op, call.nranks);
   if (!unsupported.ok()) return unsupported;
+  Status unfit = CheckFit(planners_->config(), call.collective, call.nranks);
+  if (!unfit.ok()) return unfit;
   if (call.rank < 0 || call.rank >= call.nranks) {
     return InvalidArgument(fmt::format("hbi: rank {} of {} ranks", call.rank, call.nranks));
   }
@@ -76,6 +79,7 @@ Status HbiState::Begin(const CallDesc& call) {
   codes_.resize(segments_ * superblocks_ * kBlocks);
   points_.resize(segments_ * superblocks_);
   planned_.assign(segments_ * windows_, 0);
+  trailer_ = TrailerBytes(planners_->config());
   summary_ = {};
   sources_.reserve(static_cast<size_t>(call.nranks));
   return Status::Ok();
@@ -100,13 +104,22 @@ Status HbiState::CheckRange(const Range& range) const {
 
 SliceContext HbiState::Slice(const Range& range) const {
   const uint64_t superblock = FirstSuperblock(range.segment) + range.first / kSuperblock;
+  const auto counter = [&](Salt salt) {
+    return HashCounter(call_.seed, call_.step, range.first / kBlock, salt);
+  };
+  const Config& config = planners_->config();
+  const bool reduces = Reduces(call_.collective);
   return {.kernels = &BestKernels(),
           .planner = planner_.get(),
           .type = call_.type,
-          .average = Reduces(call_.collective) && call_.op == ReduceOp::kAvg,
-          .nearest = !Reduces(call_.collective),
-          .shift = RankShift(call_.rank, call_.nranks),
-          .counter = HashCounter(call_.seed, call_.step, range.first / kBlock),
+          .average = reduces && call_.op == ReduceOp::kAvg,
+          .nearest = !reduces && !config.unbiased,
+          .rotate = config.rht,
+          .unbiased = config.unbiased,
+          .shift = reduces ? RankShift(call_.rank, call_.nranks) : uint16_t{0},
+          .counter = counter(reduces ? Salt::kSum : Salt::kResult),
+          .result_counter = config.unbiased ? counter(Salt::kResult) : 0,
+          .sign_counter = config.rht ? counter(Salt::kSigns) : 0,
           .count = range.count,
           .codes = codes_.data() + superblock * kBlocks,
           .points = points_.data() + superblock};
@@ -131,7 +144,13 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
   }
   if (outputs[0].format.form == Form::kSide) return CombineSide(range, inputs, outputs);
   Plan(range.segment, range.first / kWindow);
-  return CombineData(Slice(range), inputs, outputs);
+  return CombineData(range, Slice(range), inputs, outputs);
+}
+
+Status HbiState::CheckPayload(const Range& range, const Term& input, uint64_t expected) const {
+  if (input.bytes != expected + trailer_) return WrongLength(input, expected + trailer_);
+  if (trailer_ == 0) return Status::Ok();
+  return VerifyChecksum(input.data, expected, NameOf(input.format.form), range, call_.rank);
 }
 
 Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
@@ -144,7 +163,7 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
       continue;
     }
     if (input.format.form != Form::kSide) return Unexpected(input, "an input");
-    if (input.bytes != bytes) return WrongLength(input, bytes);
+    if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
     if (HasReserved(Bytes(input.data), bytes)) {
       return InternalError(
           fmt::format("hbi: a reserved scale code among those of elements {} to {}", range.first,
@@ -154,7 +173,7 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
   for (Term& output : outputs) {
     if (output.format.form != Form::kSide) return Unexpected(output, "an output");
     if (output.data == nullptr) continue;
-    if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
+    if (Status status = CheckCapacity(output, bytes + trailer_); !status.ok()) return status;
   }
   // Folded where it stays: in the state if it is wanted there, else in the first lane.
   uint8_t* to = Bytes(outputs[0].data);
@@ -175,8 +194,11 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
     first = false;
   }
   for (Term& output : outputs) {
-    if (output.data != nullptr && Bytes(output.data) != to) std::memcpy(output.data, to, bytes);
     output.bytes = static_cast<uint32_t>(bytes);
+    if (output.data == nullptr) continue;
+    if (Bytes(output.data) != to) std::memcpy(output.data, to, bytes);
+    if (trailer_ != 0) PutChecksum(output.data, bytes);
+    output.bytes += trailer_;
   }
   return Status::Ok();
 }
@@ -200,8 +222,8 @@ Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
                                    slice.count, Name(slice.type)));
 }
 
-Status HbiState::TakeInputs(const SliceContext& slice, std::span<const Term> inputs,
-                            uint32_t* contributions) {
+Status HbiState::TakeInputs(const Range& range, const SliceContext& slice,
+                            std::span<const Term> inputs, uint32_t* contributions) {
   sources_.clear();
   *contributions = 0;
   const uint32_t n = planner_->contributions();
@@ -218,9 +240,9 @@ Status HbiState::TakeInputs(const SliceContext& slice, std::span<const Term> inp
       }
       if (h != known) known_bytes = SumBytes(slice, h);
       known = h;
-      if (input.bytes != known_bytes) return WrongLength(input, known_bytes);
+      if (Status status = CheckPayload(range, input, known_bytes); !status.ok()) return status;
       const uint8_t* at = Bytes(input.data);
-      sources_.push_back({.at = at, .end = at + input.bytes, .contributions = h});
+      sources_.push_back({.at = at, .end = at + known_bytes, .contributions = h});
     } else {
       return Unexpected(input, "an input");
     }
@@ -247,8 +269,8 @@ Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
                                        output.format.contributions, contributions));
     }
     uint64_t bytes = slice.count * SizeOf(slice.type);
-    if (form == Form::kSum) bytes = SumBytes(slice, contributions);
-    if (form == Form::kResult) bytes = ResultBytes(slice);
+    if (form == Form::kSum) bytes = SumBytes(slice, contributions) + trailer_;
+    if (form == Form::kResult) bytes = ResultBytes(slice) + trailer_;
     if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
     uint8_t* data = Bytes(output.data);
     const Sink sink{data, data + output.bytes};
@@ -264,13 +286,13 @@ Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
   return Status::Ok();
 }
 
-Status HbiState::CombineData(const SliceContext& slice, std::span<const Term> inputs,
-                             std::span<Term> outputs) {
+Status HbiState::CombineData(const Range& range, const SliceContext& slice,
+                             std::span<const Term> inputs, std::span<Term> outputs) {
   if (inputs.size() == 1 && inputs[0].format.form == Form::kResult) {
-    return ForwardResult(slice, inputs[0], outputs);
+    return ForwardResult(range, slice, inputs[0], outputs);
   }
   uint32_t contributions = 0;
-  if (Status status = TakeInputs(slice, inputs, &contributions); !status.ok()) return status;
+  if (Status status = TakeInputs(range, slice, inputs, &contributions); !status.ok()) return status;
   SliceOutputs places;
   Status status = PlaceOutputs(slice, contributions, outputs, &places);
   if (!status.ok()) return status;
@@ -280,16 +302,20 @@ Status HbiState::CombineData(const SliceContext& slice, std::span<const Term> in
     const void* from = places.sum.at;
     if (output.format.form == Form::kOutput) from = places.elements;
     if (output.format.form == Form::kResult && places.result.at != nullptr) from = places.result.at;
-    if (output.data != from && output.bytes != 0) std::memcpy(output.data, from, output.bytes);
+    if (output.data != from) {
+      if (output.bytes != 0) std::memcpy(output.data, from, output.bytes);
+    } else if (trailer_ != 0 && output.format.form != Form::kOutput) {
+      PutChecksum(output.data, output.bytes - trailer_);
+    }
   }
   return Status::Ok();
 }
 
-Status HbiState::ForwardResult(const SliceContext& slice, const Term& input,
+Status HbiState::ForwardResult(const Range& range, const SliceContext& slice, const Term& input,
                                std::span<Term> outputs) {
   if (!Travels(input.format.form)) return Unexpected(input, "an input");
   const uint64_t bytes = ResultBytes(slice);
-  if (input.bytes != bytes) return WrongLength(input, bytes);
+  if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
   const uint8_t* payload = Bytes(input.data);
   const size_t codes = size_t{slice.superblocks()} * kBlocks;
   if (planner_->requantizes() && HasReserved(payload, codes)) {
@@ -299,9 +325,9 @@ Status HbiState::ForwardResult(const SliceContext& slice, const Term& input,
   const std::byte* decoded = nullptr;
   for (Term& output : outputs) {
     if (output.format.form == Form::kResult) {
-      if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
+      if (Status status = CheckCapacity(output, input.bytes); !status.ok()) return status;
       output.bytes = input.bytes;
-      if (bytes != 0) std::memcpy(output.data, input.data, bytes);
+      if (input.bytes != 0) std::memcpy(output.data, input.data, input.bytes);
     } else if (output.format.form == Form::kOutput) {
       if (Status status = CheckElements(slice, output, "an output"); !status.ok()) return status;
       output.bytes = static_cast<uint32_t>(slice.count * SizeOf(slice.type));
@@ -318,19 +344,32 @@ Status HbiState::ForwardResult(const SliceContext& slice, const Term& input,
   return Status::Ok();
 }
 
+void HbiState::CountBlocks(uint32_t segment, CodecStats* stats) const {
+  const uint64_t blocks = (call_.count + kBlock - 1) / kBlock;
+  const uint8_t* codes = codes_.data() + FirstSuperblock(segment) * kBlocks;
+  if (!planners_->config().rht) {
+    for (uint64_t b = 0; b < blocks; ++b) {
+      stats->zero_blocks += codes[b] == kZeroCode ? 1 : 0;
+      stats->poisoned_blocks += codes[b] == kPoison ? 1 : 0;
+    }
+    return;
+  }
+  // Codes are about rotated blocks. What is zero or poisoned is so in the whole superblock.
+  for (uint64_t b = 0; b < blocks; b += kBlocks) {
+    const uint64_t here = std::min<uint64_t>(kBlocks, blocks - b);
+    const uint8_t* first = codes + b;
+    const auto is = [first](uint8_t code) { return std::count(first, first + kBlocks, code); };
+    if (is(kZeroCode) == kBlocks) stats->zero_blocks += here;
+    if (is(kPoison) != 0) stats->poisoned_blocks += here;
+  }
+}
+
 void HbiState::Finish(CodecStats* stats) {
   if (stats == nullptr) return;
   *stats = {};
   if (planner_ == nullptr) return;
   stats->dropped_superblocks = summary_.dropped;
-  const uint64_t blocks = (call_.count + kBlock - 1) / kBlock;
-  for (uint32_t segment = 0; segment < segments_; ++segment) {
-    const uint8_t* codes = codes_.data() + FirstSuperblock(segment) * kBlocks;
-    for (uint64_t b = 0; b < blocks; ++b) {
-      stats->zero_blocks += codes[b] == kZeroCode ? 1 : 0;
-      stats->poisoned_blocks += codes[b] == kPoison ? 1 : 0;
-    }
-  }
+  for (uint32_t segment = 0; segment < segments_; ++segment) CountBlocks(segment, stats);
   const std::span<const Point> points = planner_->points();
   for (size_t p = 1; p < points.size(); ++p) {
     const double bound = ErrorBound(*planner_, points[p], summary_.top[p], call_.type, call_.op);

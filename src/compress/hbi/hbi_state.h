@@ -27,12 +27,15 @@ class HbiState final : public CodecState {
 
  private:
   Status CheckRange(const Range& range) const;
+  // Whether an input has the expected length and, where there is one, the right checksum.
+  Status CheckPayload(const Range& range, const Term& input, uint64_t expected) const;
   Status CombineSide(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
-  Status CombineData(const SliceContext& slice, std::span<const Term> inputs,
+  Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
-  Status ForwardResult(const SliceContext& slice, const Term& input, std::span<Term> outputs);
+  Status ForwardResult(const Range& range, const SliceContext& slice, const Term& input,
+                       std::span<Term> outputs);
   // Fills sources_; `contributions` becomes how many there are in all.
-  Status TakeInputs(const SliceContext& slice, std::span<const Term> inputs,
+  Status TakeInputs(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                     uint32_t* contributions);
   Status CheckElements(const SliceContext& slice, const Term& term, const char* what) const;
   // Lengths of the outputs; what they need of FoldSlice.
@@ -46,6 +49,7 @@ class HbiState final : public CodecState {
   uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }
   uint64_t FirstWindow(uint32_t segment) const { return segment * windows_; }
   void Plan(uint32_t segment, uint64_t window);
+  void CountBlocks(uint32_t segment, CodecStats* stats) const;
 
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;
@@ -55,6 +59,7 @@ class HbiState final : public CodecState {
   std::vector<uint8_t> codes_;    // agreed, of all superblocks
   std::vector<uint8_t> points_;   // of planned windows
   std::vector<uint8_t> planned_;  // by window
+  uint32_t trailer_ = 0;          // bytes of a payload's checksum
   PlanSummary summary_;
   std::vector<Source> sources_;  // of the present Combine
 };

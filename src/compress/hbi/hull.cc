@@ -21,14 +21,28 @@ struct Choice {
   uint32_t k, k2;
 };
 
-std::vector<Choice> AllChoices(Collective collective, int nranks, Reference reference) {
+// What `bits` counts of scale codes, in eighths of a bit per element: an agreement takes 0.5, codes
+// that only one rank has 0.25.
+constexpr int64_t kAgreement8 = 4, kOwnCodes8 = 2;
+
+// Bits per element over the hops of a sum of k levels.
+uint32_t SumCost(Collective collective, int nranks, Reference reference, uint32_t k) {
+  uint32_t cost = 0;
+  for (uint32_t h = 1; h <= Hops(collective, nranks); ++h) {
+    cost += Width(reference == Reference::kRing ? h : 1, k);
+  }
+  return cost;
+}
+
+std::vector<Choice> AllChoices(Collective collective, int nranks, Reference reference,
+                               bool unbiased) {
   const auto n = static_cast<uint32_t>(nranks);
   const uint32_t hops = Hops(collective, nranks);
-  std::vector<Choice> choices{{0, n * 0.10, 0, 0}};
+  std::vector<Choice> choices;
+  if (!unbiased) choices.push_back({0, n * 0.10, 0, 0});
   for (const uint32_t k : kLevels) {
     if (2 * n * k >= kFieldLimit) break;
-    uint32_t cost = 0;
-    for (uint32_t h = 1; h <= hops; ++h) cost += Width(reference == Reference::kRing ? h : 1, k);
+    const uint32_t cost = SumCost(collective, nranks, reference, k);
     if (collective != Collective::kAllReduce) {
       choices.push_back({cost, n / (12.0 * k * k), k, 0});
       continue;
@@ -62,9 +76,28 @@ int Threshold(double slope) {
 
 }  // namespace
 
-std::vector<HullPoint> BuildHull(Collective collective, int nranks, Reference reference) {
+int64_t BudgetOfSuperblock8(Collective collective, int nranks, uint32_t bits8) {
+  int64_t per_hop8 = bits8;
+  switch (collective) {
+    case Collective::kReduceScatter: per_hop8 -= kAgreement8; break;
+    case Collective::kAllGather: per_hop8 -= kOwnCodes8; break;
+    default: per_hop8 = 2 * per_hop8 - kAgreement8 - kOwnCodes8;
+  }
+  return Hops(collective, nranks) * per_hop8;
+}
+
+uint32_t LeastUnbiasedBits8(Collective collective, int nranks, Reference reference) {
+  uint32_t cost = SumCost(collective, nranks, reference, 1);
+  if (collective == Collective::kAllReduce) cost += Hops(collective, nranks) * Width(1, 1);
+  uint32_t bits8 = 1;
+  while (BudgetOfSuperblock8(collective, nranks, bits8) < int64_t{8} * cost) ++bits8;
+  return bits8;
+}
+
+std::vector<HullPoint> BuildHull(Collective collective, int nranks, Reference reference,
+                                 bool unbiased) {
   std::vector<Choice> hull;
-  for (const Choice& choice : AllChoices(collective, nranks, reference)) {
+  for (const Choice& choice : AllChoices(collective, nranks, reference, unbiased)) {
     if (!hull.empty() && choice.error >= hull.back().error) continue;
     if (!hull.empty() && choice.cost == hull.back().cost) hull.pop_back();
     while (hull.size() >= 2 && IsAbove(hull[hull.size() - 2], hull.back(), choice)) hull.pop_back();

@@ -29,8 +29,16 @@ constexpr uint32_t Hops(Collective collective, int nranks) {
 }
 
 // n >= 2, 2 n < 65536; all-reduce, reduce-scatter or all-gather, the last two with k2 = 0.
-// Ascending in cost; the first point is the dropped superblock.
-std::vector<HullPoint> BuildHull(Collective collective, int nranks, Reference reference);
+// Ascending in cost; the first point is the dropped superblock, unless `unbiased`: then the one of
+// the least cost.
+std::vector<HullPoint> BuildHull(Collective collective, int nranks, Reference reference,
+                                 bool unbiased);
+
+// What a superblock may cost, in eighths of a bit per element over the hops of a plan, for what
+// `bits` leaves beside scale codes; negative where that is less than nothing.
+int64_t BudgetOfSuperblock8(Collective collective, int nranks, uint32_t bits8);
+// The smallest bits8 with which every superblock can have K = 1.
+uint32_t LeastUnbiasedBits8(Collective collective, int nranks, Reference reference);
 
 }  // namespace inccl::hbi
 

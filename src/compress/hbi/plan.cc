@@ -13,10 +13,6 @@
 namespace inccl::hbi {
 namespace {
 
-// What `bits` counts of scale codes, in eighths of a bit per element: an agreement takes 0.5, codes
-// that only one rank has 0.25.
-constexpr int64_t kAgreement8 = 4, kOwnCodes8 = 2;
-
 std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks) {
   auto table = std::make_unique<LevelTable>();
   for (int code = 0; code < 256; ++code) {
@@ -53,7 +49,8 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
                        TableOf(config.k), TableOf(k2)});
     return;
   }
-  const std::vector<HullPoint> hull = BuildHull(collective, nranks, config.reference);
+  const std::vector<HullPoint> hull =
+      BuildHull(collective, nranks, config.reference, config.unbiased);
   for (const HullPoint& point : hull) {
     points_.push_back({point.cost, point.k, point.k2, TableOf(point.k), TableOf(point.k2)});
   }
@@ -84,13 +81,8 @@ void Planner::Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary*
 }
 
 int64_t Planner::Budget8(size_t superblocks) const {
-  int64_t per_hop8 = config_.bits8;
-  switch (collective_) {
-    case Collective::kReduceScatter: per_hop8 -= kAgreement8; break;
-    case Collective::kAllGather: per_hop8 -= kOwnCodes8; break;
-    default: per_hop8 = 2 * per_hop8 - kAgreement8 - kOwnCodes8;
-  }
-  return Hops(collective_, nranks_) * per_hop8 * static_cast<int64_t>(superblocks);
+  return BudgetOfSuperblock8(collective_, nranks_, config_.bits8) *
+         static_cast<int64_t>(superblocks);
 }
 
 int64_t Planner::Cost8(const Tops& tops, int delta) const {

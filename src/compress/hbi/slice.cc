@@ -31,18 +31,17 @@ void ClearPoisoned(const uint8_t* codes, float* x) {
 // The walk over one slice. Holds the tiles, all of them in L1.
 class Walker {
  public:
-  explicit Walker(const SliceContext& slice) : slice_(slice) {}
+  explicit Walker(const SliceContext& slice)
+      : slice_(slice), plain_(slice.type == DataType::kFloat32 && !slice.rotate) {}
 
   uint32_t superblocks() const { return slice_.superblocks(); }
   const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
   const uint8_t* Codes(uint32_t s) const { return slice_.codes + size_t{s} * kBlocks; }
-  // Whether superblock s lies in the caller's memory as 256 floats.
-  bool InPlace(uint32_t s) const {
-    return slice_.type == DataType::kFloat32 && Count(s) == kSuperblock;
-  }
+  // Whether superblock s lies in the caller's memory as the 256 floats that are coded.
+  bool InPlace(uint32_t s) const { return plain_ && Count(s) == kSuperblock; }
   uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
 
-  // 256 floats of superblock s: in place if they lie there, else converted and padded.
+  // 256 floats of superblock s: in place if they lie there, else converted, padded and rotated.
   const float* Elements(uint32_t s, const std::byte* elements) {
     const uint32_t count = Count(s);
     const std::byte* first = elements + size_t{s} * kSuperblock * SizeOf(slice_.type);
@@ -51,6 +50,7 @@ class Walker {
     }
     ToFloat(slice_.type, first, x_, count);
     std::memset(x_ + count, 0, (kSuperblock - count) * sizeof(float));
+    if (slice_.rotate) slice_.kernels->rotate(x_, Signs(s));
     return x_;
   }
 
@@ -63,7 +63,7 @@ class Walker {
 
   // How many of them can be read as elements where they lie; 1 if s itself cannot.
   uint32_t PlainRun(uint32_t s, uint32_t run) const {
-    if (slice_.type != DataType::kFloat32) return 1;
+    if (!plain_) return 1;
     const uint32_t whole = slice_.count / kSuperblock;
     uint32_t plain = 0;
     while (plain < run && s + plain < whole && !HasPoison(Codes(s + plain))) ++plain;
@@ -122,6 +122,7 @@ class Walker {
   }
   void PutElements(uint32_t s, const float* y, std::byte* elements) {
     if (y != y_) return;
+    if (slice_.rotate) slice_.kernels->rotate_back(y_, Signs(s));
     FromFloat(slice_.type, y, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), Count(s));
   }
 
@@ -139,7 +140,10 @@ class Walker {
   float* floats() { return x_; }
 
  private:
+  uint32_t Signs(uint32_t s) const { return slice_.sign_counter + s * (kSuperblock / 2); }
+
   const SliceContext& slice_;
+  const bool plain_;
   alignas(64) uint16_t tile_[kSuperblock];
   alignas(64) float x_[kSuperblock];
   alignas(64) float y_[kSuperblock];
@@ -225,16 +229,22 @@ bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, ui
 }
 
 // Decodes the sum in the tile, quantizes it again with its own codes; the tile becomes that.
-void Requantize(const Kernels& kernels, Walker* walker, uint32_t s, const Point& point,
+void Requantize(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
                 uint32_t contributions, uint8_t* own_codes) {
+  const Kernels& kernels = *slice.kernels;
   float* y = walker->floats();
   kernels.decode(
       {.codes = walker->Codes(s), .step = point.sum->step, .zero = contributions * point.k},
       walker->tile(), y);
   kernels.block_codes(y, 1, own_codes);
   if (HasPoison(own_codes)) ClearPoisoned(own_codes, y);
-  kernels.quantize_nearest(
-      {.x = y, .codes = own_codes, .factor = point.result->factor, .k = point.k2}, walker->tile());
+  const auto quantize = slice.unbiased ? kernels.quantize : kernels.quantize_nearest;
+  quantize({.x = y,
+            .codes = own_codes,
+            .factor = point.result->factor,
+            .k = point.k2,
+            .counter = slice.result_counter + s * (kSuperblock / 2)},
+           walker->tile());
 }
 
 // Codes of a kResult superblock that has no levels.
@@ -295,7 +305,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
                       .step = slice.average ? point.sum->average : point.sum->step,
                       .zero = contributions * point.k};
     if (requant) {
-      Requantize(kernels, &walker, s, point, contributions, own_codes);
+      Requantize(slice, &walker, s, point, contributions, own_codes);
       decode = {.codes = own_codes,
                 .step = slice.average ? point.result->average : point.result->step,
                 .zero = point.k2};
@@ -350,11 +360,9 @@ void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool fir
   uint8_t own[kAtOnce * kBlocks];
   Walker walker(slice);
   for (uint32_t s = 0; s < slice.superblocks();) {
-    // As many whole superblocks as lie there in fp32; else one, converted and padded.
+    // As many whole superblocks as lie there as they are coded; else one.
     uint32_t run = 1;
-    if (slice.type == DataType::kFloat32) {
-      run = std::clamp(slice.count / kSuperblock - s, 1u, kAtOnce);
-    }
+    if (walker.InPlace(s)) run = std::min(slice.count / kSuperblock - s, kAtOnce);
     uint8_t* to = first ? codes + size_t{s} * kBlocks : own;
     slice.kernels->block_codes(walker.Elements(s, elements), run, to);
     if (!first) {

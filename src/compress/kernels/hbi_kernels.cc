@@ -9,6 +9,7 @@
 // After foreach_target.h.
 #include "compress/kernels/hbi_pack-inl.h"
 #include "compress/kernels/hbi_quantize-inl.h"
+#include "compress/kernels/hbi_rotate-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,6 +26,10 @@ void BlockCodesOf(const float* x, size_t superblocks, uint8_t* codes) {
 void TopCodesOf(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
   TopCodes(codes, superblocks, tops);
 }
+
+void Rotate(float* x, uint32_t counter) { RotateSuperblock<false>(x, counter); }
+
+void RotateBack(float* x, uint32_t counter) { RotateSuperblock<true>(x, counter); }
 
 // ---------------------------------------------------------------- where fields come from and go to
 
@@ -159,9 +164,9 @@ void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width
 }
 
 const hbi::Kernels& KernelsOfTarget() {
-  static constexpr hbi::Kernels kKernels = {BlockCodesOf,    TopCodesOf, Quantize,  QuantizeAdd,
-                                            QuantizeNearest, Unpack,     UnpackAdd, Pack,
-                                            Encode,          AddEncode,  Decode,    UnpackDecode};
+  static constexpr hbi::Kernels kKernels = {
+      BlockCodesOf, TopCodesOf, Rotate, RotateBack, Quantize,  QuantizeAdd, QuantizeNearest,
+      Unpack,       UnpackAdd,  Pack,   Encode,     AddEncode, Decode,      UnpackDecode};
   return kKernels;
 }
 

@@ -45,6 +45,11 @@ struct Kernels {
   // The largest code of each superblock that is not kPoison; 0 where there is none.
   void (*top_codes)(const uint8_t* codes, size_t superblocks, uint8_t* tops);
 
+  // One superblock, in place: random signs (of the hash with this counter), then the orthonormal
+  // Walsh-Hadamard transform; and back. NaN comes back as 7fc00000.
+  void (*rotate)(float* x, uint32_t counter);
+  void (*rotate_back)(float* x, uint32_t counter);
+
   void (*quantize)(const QuantizeArgs& args, uint16_t* tile);
   void (*quantize_add)(const QuantizeArgs& args, uint16_t* tile);      // tile += codes
   void (*quantize_nearest)(const QuantizeArgs& args, uint16_t* tile);  // counter, shift unused

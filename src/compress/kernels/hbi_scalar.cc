@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
@@ -28,6 +29,40 @@ void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
       if (codes[b] != kPoison) top = std::max(top, codes[b]);
     }
     tops[s] = top;
+  }
+}
+
+// Whether element j of block `block` changes its sign.
+bool Negated(uint32_t counter, uint32_t block, uint32_t j) {
+  const uint32_t hash = LowBias32(counter + block * 16 + j % 16);
+  return ((j < 16 ? hash : hash >> 16) & 1) != 0;
+}
+
+// Sums and differences with strides 1, 2, 4, .. 128, in this order, then times 1/16.
+void Hadamard(float* x) {
+  for (uint32_t stride = 1; stride < kSuperblock; stride *= 2) {
+    for (uint32_t i = 0; i < kSuperblock; ++i) {
+      if ((i & stride) != 0) continue;
+      const float a = x[i], b = x[i + stride];
+      x[i] = a + b;
+      x[i + stride] = a - b;
+    }
+  }
+  for (uint32_t i = 0; i < kSuperblock; ++i) x[i] *= 1.0f / 16;
+}
+
+void Rotate(float* x, uint32_t counter) {
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    if (Negated(counter, i / kBlock, i % kBlock)) x[i] = -x[i];
+  }
+  Hadamard(x);
+}
+
+void RotateBack(float* x, uint32_t counter) {
+  Hadamard(x);
+  for (uint32_t i = 0; i < kSuperblock; ++i) {
+    if (Negated(counter, i / kBlock, i % kBlock)) x[i] = -x[i];
+    if (std::isnan(x[i])) x[i] = std::numeric_limits<float>::quiet_NaN();
   }
 }
 
@@ -149,9 +184,9 @@ void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, flo
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {BlockCodes,      TopCodes,  Quantize,  QuantizeAdd,
-                                       QuantizeNearest, Unpack,    UnpackAdd, Pack,
-                                       Encode,          AddEncode, Decode,    UnpackDecode};
+  static constexpr Kernels kKernels = {BlockCodes,  TopCodes,        Rotate, RotateBack,  Quantize,
+                                       QuantizeAdd, QuantizeNearest, Unpack, UnpackAdd,   Pack,
+                                       Encode,      AddEncode,       Decode, UnpackDecode};
   return kKernels;
 }
 
