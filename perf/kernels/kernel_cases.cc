@@ -142,6 +142,7 @@ void KernelCases::AddScales() {
   KernelWorkspace* w = work_.get();
   Add({.name = "block_codes",
        .bytes = 4 + 1 / 32.0,
+       .counted = 16,
        .run =
            [w](uint32_t superblocks) {
              hbi::BestKernels().block_codes(w->x.data(), superblocks, w->codes.data());

@@ -38,9 +38,15 @@ void Checklist::Skip(const std::string& what, const std::string& why) {
   Line("skipped", what, "", why);
 }
 
+void Checklist::Note(const std::string& what, const std::string& beside,
+                     const std::string& measured) {
+  ++noted_;
+  Line("not met", what, beside, measured);
+}
+
 void Checklist::Total() const {
-  fmt::print(csv_ ? stderr : stdout, "{} passed, {} failed, {} skipped\n", passed_, failed_,
-             skipped_);
+  fmt::print(csv_ ? stderr : stdout, "{} passed, {} failed, {} skipped, {} known not to be met\n",
+             passed_, failed_, skipped_, noted_);
 }
 
 }  // namespace inccl::tools

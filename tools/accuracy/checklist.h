@@ -17,6 +17,8 @@ class Checklist {
              const std::string& measured);
   // Not measured, and so neither passed nor failed.
   void Skip(const std::string& what, const std::string& why);
+  // A comparison that is known to go the other way: shown, and no promise.
+  void Note(const std::string& what, const std::string& beside, const std::string& measured);
   void Total() const;
 
   int passed() const { return passed_; }
@@ -28,7 +30,7 @@ class Checklist {
             const std::string& measured) const;
 
   bool csv_;
-  int passed_ = 0, failed_ = 0, skipped_ = 0;
+  int passed_ = 0, failed_ = 0, skipped_ = 0, noted_ = 0;
 };
 
 }  // namespace inccl::tools

@@ -2,6 +2,7 @@
 #include "tools/accuracy/plot.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +10,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <iterator>
 #include <limits>
 
 namespace inccl::tools {
@@ -38,7 +40,10 @@ std::string Escaped(const std::string& text) {
   return safe;
 }
 
-bool HasPlace(const Row& row) { return std::isfinite(row.vnmse) && row.vnmse > 0; }
+// What is smaller is fp32's own rounding and would take half of the picture.
+constexpr double kLeastError = 1e-9;
+
+bool HasPlace(const Row& row) { return std::isfinite(row.vnmse) && row.vnmse >= kLeastError; }
 
 // Limits of the axes, the same for all panels.
 struct Axes {
@@ -123,6 +128,8 @@ std::string Line(size_t series, Points points) {
 
 std::string TitleOf(const Row& row) { return fmt::format("{}, n = {}", row.data, row.nranks); }
 
+std::string SeriesName(const Row& row) { return row.way.series; }
+
 template <class NameOf>
 std::vector<std::string> Distinct(const std::vector<Row>& rows, NameOf name_of) {
   std::vector<std::string> names;
@@ -138,19 +145,16 @@ std::vector<std::string> Distinct(const std::vector<Row>& rows, NameOf name_of) 
 std::string PlotSvg(const std::vector<Row>& rows) {
   const Axes axes(rows);
   const std::vector<std::string> panels = Distinct(rows, TitleOf);
-  const std::vector<std::string> series =
-      Distinct(rows, [](const Row& row) { return row.way.series; });
+  const std::vector<std::string> series = Distinct(rows, SeriesName);
   const int columns = std::max(1, std::min<int>(kColumns, static_cast<int>(panels.size())));
   const int lines = (static_cast<int>(panels.size()) + columns - 1) / columns;
   const int per_line = std::max(1, columns * kPanelWidth / kLegendWidth);
   const int legend_lines = (static_cast<int>(series.size()) + per_line - 1) / per_line;
   const int width = columns * kPanelWidth, below = lines * kPanelHeight;
-  std::string missing;
-  for (const Row& row : rows) {
-    if (HasPlace(row)) continue;
-    missing += fmt::format("{}{} ({}): {:.3g}", missing.empty() ? "" : "; ", row.way.name,
-                           TitleOf(row), row.vnmse);
-  }
+  std::vector<Row> outside;
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(outside),
+               [](const Row& row) { return !HasPlace(row); });
+  const std::string missing = fmt::format("{}", fmt::join(Distinct(outside, SeriesName), ", "));
   const int height = below + (legend_lines + (missing.empty() ? 1 : 2)) * kLegendLine;
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
@@ -180,7 +184,7 @@ std::string PlotSvg(const std::vector<Row>& rows) {
     svg += Mark(s, x, y - 4) + Text(x + 12, y, "start", series[s]);
   }
   if (!missing.empty()) {
-    svg += Text(8, height - 8, "start", "not on a logarithmic axis: " + missing);
+    svg += Text(8, height - 8, "start", "without error, or outside of the axes: " + missing);
   }
   return svg + "</svg>\n";
 }

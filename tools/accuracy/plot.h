@@ -13,8 +13,8 @@
 
 namespace inccl::tools {
 
-// The SVG's text. Rows without a positive finite error have no place on a logarithmic axis and are
-// named below the panels.
+// The SVG's text. Series with errors that have no place on the axis (zero, below 1e-9, not finite)
+// are named below the panels.
 std::string PlotSvg(const std::vector<Row>& rows);
 
 Status WritePlot(const std::string& path, const std::vector<Row>& rows);
