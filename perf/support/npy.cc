@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -17,7 +19,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "elements are read as they lie");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr uint64_t kMaxElements = (uint64_t{1} << 61) - 1;
+constexpr uint64_t kMaxElements = (uint64_t{1} << 60) - 1;
 
 // Reads the header's dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }, the
 // keys in any order and each exactly once.
@@ -25,7 +27,8 @@ class DictionaryParser {
  public:
   DictionaryParser(std::string_view text, const std::string& name) : text_(text), name_(name) {}
 
-  Result<std::vector<uint64_t>> Shape() {
+  // Leaves the size of an element in *element_bytes.
+  Result<std::vector<uint64_t>> Shape(uint32_t* element_bytes) {
     if (!Take('{')) return Error("no '{'");
     while (!Take('}')) {
       if (Status s = Entry(); !s.ok()) return s;
@@ -35,8 +38,10 @@ class DictionaryParser {
     }
     SkipSpaces();
     if (text_.substr(at_) != "\n") return Error("no newline at the end, or text behind '}'");
-    if (!descr_ || !fortran_order_) return Error("'descr' or 'fortran_order' is missing");
+    if (element_bytes_ == 0 || !fortran_order_)
+      return Error("'descr' or 'fortran_order' is missing");
     if (!shape_) return Error("'shape' is missing");
+    *element_bytes = element_bytes_;
     return *std::move(shape_);
   }
 
@@ -91,10 +96,14 @@ class DictionaryParser {
 
   Status Descr() {
     const std::optional<std::string_view> type = String();
-    if (descr_) return Error("'descr' twice");
+    if (element_bytes_ != 0) return Error("'descr' twice");
     if (!type) return Error("'descr' is not a string (a structured type?)");
-    if (*type != "<f4") return Error(fmt::format("element type '{}', only '<f4' is read", *type));
-    descr_ = true;
+    for (const uint32_t bytes : {2, 4, 8}) {
+      if (*type == fmt::format("<f{}", bytes)) element_bytes_ = bytes;
+    }
+    if (element_bytes_ == 0) {
+      return Error(fmt::format("element type '{}', only '<f2', '<f4' and '<f8' are read", *type));
+    }
     return {};
   }
 
@@ -131,7 +140,7 @@ class DictionaryParser {
   std::string_view text_;
   const std::string& name_;
   size_t at_ = 0;
-  bool descr_ = false;
+  uint32_t element_bytes_ = 0;
   bool fortran_order_ = false;
   std::optional<std::vector<uint64_t>> shape_;
 };
@@ -141,10 +150,7 @@ struct FileCloser {
 };
 using File = std::unique_ptr<std::FILE, FileCloser>;
 
-// fread and fwrite of whole elements; none of them is no call (an empty vector has no address).
-bool ReadElements(std::FILE* file, std::span<float> values) {
-  return values.empty() || std::fread(values.data(), 4, values.size(), file) == values.size();
-}
+// fwrite of whole elements; none of them is no call (an empty vector has no address).
 bool WriteElements(std::FILE* file, std::span<const float> values) {
   return values.empty() || std::fwrite(values.data(), 4, values.size(), file) == values.size();
 }
@@ -156,9 +162,52 @@ uint64_t LittleEndian(std::string_view bytes) {
 }
 
 Status SizeError(const std::string& name, const NpyHeader& header, uint64_t size) {
-  return InvalidArgument(
-      fmt::format("{}: the .npy header announces {} elements, {} bytes in all; the file has {}",
-                  name, header.elements, header.data_offset + 4 * header.elements, size));
+  return InvalidArgument(fmt::format(
+      "{}: the .npy header announces {} elements, {} bytes in all; the file has {}", name,
+      header.elements, header.data_offset + header.element_bytes * header.elements, size));
+}
+
+// IEEE 754 binary16, exact in fp32.
+float HalfToFloat(uint16_t code) {
+  const int exponent = code >> 10 & 31;
+  const int mantissa = code & 1023;
+  float magnitude = 0;
+  if (exponent == 31) {
+    magnitude = mantissa == 0 ? std::numeric_limits<float>::infinity()
+                              : std::numeric_limits<float>::quiet_NaN();
+  } else if (exponent == 0) {
+    magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+  } else {
+    magnitude = std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  }
+  return std::copysign(magnitude, code >> 15 != 0 ? -1.0f : 1.0f);
+}
+
+// Elements as fp32. An fp64 that is finite and beyond fp32's range is an error.
+Status Convert(std::string_view bytes, uint32_t element_bytes, const std::string& name,
+               std::vector<float>* values) {
+  if (values->empty()) return {};
+  if (element_bytes == 4) {
+    std::memcpy(values->data(), bytes.data(), 4 * values->size());
+    return {};
+  }
+  for (size_t i = 0; i < values->size(); ++i) {
+    const char* at = bytes.data() + element_bytes * i;
+    if (element_bytes == 2) {
+      uint16_t code = 0;
+      std::memcpy(&code, at, sizeof code);
+      (*values)[i] = HalfToFloat(code);
+      continue;
+    }
+    double wide = 0;
+    std::memcpy(&wide, at, sizeof wide);
+    if (std::isfinite(wide) && std::fabs(wide) > double{std::numeric_limits<float>::max()}) {
+      return InvalidArgument(
+          fmt::format("{}: element {} is {}, beyond the range of fp32", name, i, wide));
+    }
+    (*values)[i] = static_cast<float>(wide);
+  }
+  return {};
 }
 
 }  // namespace
@@ -187,10 +236,10 @@ Result<NpyHeader> ParseNpyHeader(std::string_view bytes, const std::string& name
                     "there",
                     name, length, bytes.size() - prefix));
   }
-  Result<std::vector<uint64_t>> shape =
-      DictionaryParser(bytes.substr(prefix, length), name).Shape();
-  if (!shape.ok()) return shape.status();
   NpyHeader header;
+  Result<std::vector<uint64_t>> shape =
+      DictionaryParser(bytes.substr(prefix, length), name).Shape(&header.element_bytes);
+  if (!shape.ok()) return shape.status();
   header.data_offset = prefix + length;
   header.elements = 1;
   for (const uint64_t extent : *shape) {
@@ -206,13 +255,13 @@ Result<NpyHeader> ParseNpyHeader(std::string_view bytes, const std::string& name
 Result<NpyArray> ParseNpy(std::string_view bytes, const std::string& name) {
   Result<NpyHeader> header = ParseNpyHeader(bytes, name);
   if (!header.ok()) return header.status();
-  if (bytes.size() - header->data_offset != 4 * header->elements) {
+  if (bytes.size() - header->data_offset != header->element_bytes * header->elements) {
     return SizeError(name, *header, bytes.size());
   }
   NpyArray array{std::move(header->shape), std::vector<float>(header->elements)};
-  if (!array.values.empty()) {
-    std::memcpy(array.values.data(), bytes.data() + header->data_offset, 4 * array.values.size());
-  }
+  const Status converted =
+      Convert(bytes.substr(header->data_offset), header->element_bytes, name, &array.values);
+  if (!converted.ok()) return converted;
   return array;
 }
 
@@ -229,16 +278,20 @@ Result<NpyArray> ReadNpy(const std::string& path) {
   }
   Result<NpyHeader> header = ParseNpyHeader(start, path);
   if (!header.ok()) return header.status();
-  if (static_cast<uint64_t>(size) - header->data_offset != 4 * header->elements) {
+  const uint64_t length = static_cast<uint64_t>(size) - header->data_offset;
+  if (length != header->element_bytes * header->elements) {
     return SizeError(path, *header, static_cast<uint64_t>(size));
   }
   NpyArray array{std::move(header->shape), std::vector<float>(header->elements)};
   if (std::fseek(file.get(), static_cast<long>(header->data_offset), SEEK_SET) != 0) {
     return SystemErrorErrno(path, errno);
   }
-  if (!ReadElements(file.get(), array.values)) {
+  std::string elements(length, '\0');
+  if (length != 0 && std::fread(elements.data(), 1, length, file.get()) != length) {
     return SystemError(fmt::format("{}: reading {} elements failed", path, array.values.size()));
   }
+  const Status converted = Convert(elements, header->element_bytes, path, &array.values);
+  if (!converted.ok()) return converted;
   return array;
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NumPy's .npy files, as far as data sets need them: little-endian fp32, C order, one or two
-// dimensions. The format is NumPy's (numpy.lib.format, versions 1.0, 2.0 and 3.0): magic, version,
-// length and text of a header that is a Python dictionary, then the elements. Everything else, and
-// every file whose size is not exactly what its header says, is refused; nothing is allocated
-// before the size is known to be there. Thread-safe: no state.
+// NumPy's .npy files, as far as data sets need them: little-endian fp32, fp16 or fp64, which are
+// read as fp32 (fp64 rounded to nearest, refused beyond its range), C order, one or two dimensions.
+// The format is NumPy's (numpy.lib.format, versions 1.0, 2.0 and 3.0): magic, version, length and
+// text of a header that is a Python dictionary, then the elements. Everything else, and every file
+// whose size is not exactly what its header says, is refused; nothing is allocated before the size
+// is known to be there. Thread-safe: no state.
 #ifndef INCCL_PERF_SUPPORT_NPY_H_
 #define INCCL_PERF_SUPPORT_NPY_H_
 
@@ -26,8 +27,9 @@ struct NpyArray {
 // What stands before the elements.
 struct NpyHeader {
   std::vector<uint64_t> shape;
-  uint64_t elements = 0;     // product of the extents; 4 * elements fits 63 bits
-  uint64_t data_offset = 0;  // bytes before the first element
+  uint64_t elements = 0;       // product of the extents; 8 * elements fits 63 bits
+  uint64_t data_offset = 0;    // bytes before the first element
+  uint32_t element_bytes = 0;  // 2, 4 or 8
 };
 
 // Longest header text that is accepted, in bytes.

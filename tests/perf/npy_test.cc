@@ -64,6 +64,47 @@ TEST_F(NpyTest, ReadsWhatNumpyWrote) {
   EXPECT_EQ(array->values, expected);
 }
 
+// The bytes of `values` behind a header that says `type`.
+template <class T>
+std::string TypedFile(const std::string& type, const std::vector<T>& values) {
+  std::string bytes = FileOf("{'descr': '" + type + "', 'fortran_order': False, 'shape': (" +
+                                 std::to_string(values.size()) + ",), }",
+                             {});
+  bytes.append(reinterpret_cast<const char*>(values.data()), sizeof(T) * values.size());
+  return bytes;
+}
+
+TEST_F(NpyTest, ReadsHalfPrecisionExactly) {
+  // Zeros, the smallest and largest subnormal, the smallest normal, 1, pi, the largest, infinity.
+  const std::vector<uint16_t> codes = {0x0000, 0x8000, 0x0001, 0x83FF, 0x0400,
+                                       0x3C00, 0xC248, 0x7BFF, 0xFC00};
+  const std::vector<float> expected = {
+      0.0f,          -0.0f,    0x1p-24f,
+      -0x1.FF8p-15f, 0x1p-14f, 1.0f,
+      -3.140625f,    65504.0f, -std::numeric_limits<float>::infinity()};
+  const Result<NpyArray> array = ReadNpy(Write(TypedFile("<f2", codes)));
+  ASSERT_TRUE(array.ok()) << array.status().message();
+  EXPECT_EQ(array->values, expected);
+  EXPECT_TRUE(std::signbit(array->values[1]));
+  const Result<NpyArray> nan = ReadNpy(Write(TypedFile<uint16_t>("<f2", {0x7E00})));
+  ASSERT_TRUE(nan.ok());
+  EXPECT_TRUE(std::isnan(nan->values[0]));
+}
+
+TEST_F(NpyTest, RoundsDoublesAndRefusesThoseBeyondFloat) {
+  const std::vector<double> doubles = {1.0, 1.0 + 0x1p-24, 1.0 + 0x3p-24, -1e-50,
+                                       std::numeric_limits<double>::infinity()};
+  const std::vector<float> expected = {1.0f, 1.0f, 1.0f + 0x1p-22f, -0.0f,
+                                       std::numeric_limits<float>::infinity()};
+  const Result<NpyArray> array = ReadNpy(Write(TypedFile("<f8", doubles)));
+  ASSERT_TRUE(array.ok()) << array.status().message();
+  EXPECT_EQ(array->values, expected);
+  const Result<NpyArray> large = ReadNpy(Write(TypedFile<double>("<f8", {0, 0, 1e39})));
+  ASSERT_FALSE(large.ok());
+  EXPECT_EQ(large.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(large.status().message().find("element 2 is 1e+39"), std::string::npos);
+}
+
 TEST_F(NpyTest, WritesTheHeaderThatNumpyWrites) {
   const std::vector<uint64_t> shape = {5};
   std::string expected("\x93NUMPY\x01\x00\x76\x00", 10);
@@ -116,7 +157,11 @@ TEST_F(NpyTest, RefusesWithTheNameAndTheCause) {
   const std::vector<Case> cases = {
       {"", "no '{'"},
       {"{}", "missing"},
-      {"{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }", "'<f8'"},
+      {"{'descr': '<i8', 'fortran_order': False, 'shape': (1,), }", "'<i8'"},
+      {"{'descr': '<f16', 'fortran_order': False, 'shape': (1,), }", "'<f16'"},
+      {"{'descr': '>f8', 'fortran_order': False, 'shape': (1,), }", "'>f8'"},
+      {"{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }", "2 elements"},
+      {"{'descr': '<f2', 'fortran_order': False, 'shape': (2,), }", "2 elements"},
       {"{'descr': '>f4', 'fortran_order': False, 'shape': (2,), }", "'>f4'"},
       {"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }", "not a string"},
       {"{'descr': '<f4', 'fortran_order': True, 'shape': (2,), }", "Fortran"},
@@ -138,7 +183,7 @@ TEST_F(NpyTest, RefusesWithTheNameAndTheCause) {
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (2,), } x", "behind"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }", "3 elements"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", "1 elements"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (2305843009213693951,), }", "elements"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846975,), }", "elements"},
       {good.substr(0, good.size() - 1), "no quoted key"},
       {good.substr(0, good.size() - 3), "neither ','"},
   };

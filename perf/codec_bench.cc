@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// codec_bench (docs/codec-bench.md): every kernel of src/compress/kernels on every instruction set
+// of this processor, beside memcpy and the sum of fp32, with Google Benchmark; or, with
+// --instructions, how many instructions each takes per element, and whether that is within what the
+// format's design has; --goals: only where the design has a number.
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "compress/codec.h"
+#include "compress/simd.h"
+#include "perf/kernels/kernel_cases.h"
+#include "perf/support/instruction_count.h"
+
+namespace inccl::perf {
+namespace {
+
+constexpr double kGoalSlack = 1.2;
+constexpr int kRan = 0, kMissed = 1, kCommandLine = 2, kError = 3, kNotMeasured = 4;  // exit status
+
+void RunCase(benchmark::State& state, const KernelCase* kernel, const std::string& target) {
+  if (Status s = SetSimdTarget(target); !s.ok()) {
+    state.SkipWithError(s.message().c_str());
+    return;
+  }
+  for (auto _ : state) {
+    kernel->run(kCaseSuperblocks);
+    benchmark::ClobberMemory();
+  }
+  const auto elements = static_cast<double>(state.iterations()) * kCaseSuperblocks * kSuperblock;
+  state.SetItemsProcessed(static_cast<int64_t>(elements));
+  state.SetBytesProcessed(static_cast<int64_t>(elements * kernel->bytes));
+}
+
+std::vector<std::string> TargetsOf(const KernelCase& kernel) {
+  return kernel.every_target ? SimdTargets() : std::vector<std::string>{"best"};
+}
+
+void Register(const KernelCases& cases) {
+  for (const KernelCase& kernel : cases.all()) {
+    for (const std::string& target : TargetsOf(kernel)) {
+      const std::string name =
+          kernel.every_target ? fmt::format("{}/{}", kernel.name, target) : kernel.name;
+      benchmark::RegisterBenchmark(
+          name.c_str(),
+          [kernel = &kernel, target](benchmark::State& state) { RunCase(state, kernel, target); });
+    }
+  }
+}
+
+// Per element: what twice as many superblocks take more.
+Result<double> InstructionsOf(const KernelCase& kernel, const std::string& target) {
+  if (Status s = SetSimdTarget(target); !s.ok()) return s;
+  double counts[2] = {};
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t superblocks = kernel.counted * (i + 1);
+    kernel.run(superblocks);  // what is done once, such as choosing a target
+    Result<uint64_t> count = CountInstructions([&] { kernel.run(superblocks); });
+    if (!count.ok()) return count.status();
+    counts[i] = static_cast<double>(*count);
+  }
+  return (counts[1] - counts[0]) / (kernel.counted * kSuperblock);
+}
+
+std::optional<double> GoalOf(const KernelCase& kernel, std::string_view target) {
+  if (!kernel.goal) return std::nullopt;
+  if (target == "avx2") return kernel.goal->avx2;
+  if (target.starts_with("avx512") || target == "best") return kernel.goal->avx512;
+  return std::nullopt;
+}
+
+struct Instructions {
+  int measured = 0;
+  int missed = 0;  // more than kGoalSlack times the goal
+};
+
+Result<Instructions> PrintInstructions(const KernelCases& cases, bool only_goals) {
+  Instructions all;
+  fmt::print("{:<20} {:<10} {:>12} {:>8}\n", "kernel", "target", "instructions", "goal");
+  for (const KernelCase& kernel : cases.all()) {
+    if (!kernel.counts_exactly) continue;
+    for (const std::string& target : TargetsOf(kernel)) {
+      const std::optional<double> goal = GoalOf(kernel, target);
+      if (only_goals && !goal) continue;
+      const Result<double> count = InstructionsOf(kernel, target);
+      if (!count.ok()) return count.status();
+      const bool miss = goal && *count > kGoalSlack * *goal;
+      ++all.measured;
+      all.missed += miss ? 1 : 0;
+      fmt::print("{:<20} {:<10} {:>12.3f} {:>8}{}\n", kernel.name,
+                 kernel.every_target ? target : "any", *count,
+                 goal ? fmt::format("{:.2f}", *goal) : "-", miss ? "  MISSED" : "");
+      std::fflush(stdout);
+    }
+  }
+  fmt::print("instructions per element: {} kernels, {} above {} times the goal\n", all.measured,
+             all.missed, kGoalSlack);
+  return all;
+}
+
+int RunInstructions(const KernelCases& cases, bool only_goals) {
+  const Result<Instructions> all = PrintInstructions(cases, only_goals);
+  if (!all.ok()) {
+    fmt::print(stderr, "codec_bench: {}: {}\n", CodeName(all.status().code()),
+               all.status().message());
+    return all.status().code() == Code::kSystemError ? kNotMeasured : kError;
+  }
+  if (all->measured == 0) return kNotMeasured;
+  return all->missed == 0 ? kRan : kMissed;
+}
+
+}  // namespace
+}  // namespace inccl::perf
+
+int main(int argc, char** argv) {
+  const inccl::perf::KernelCases cases;
+  const std::string_view first = argc == 2 ? argv[1] : "";
+  if (first == "--instructions" || first == "--goals") {
+    return inccl::perf::RunInstructions(cases, first == "--goals");
+  }
+  inccl::perf::Register(cases);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return inccl::perf::kCommandLine;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

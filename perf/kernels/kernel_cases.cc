@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/kernels/kernel_cases.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "base/rng.h"
+#include "base/types.h"
+#include "compress/codec.h"
+#include "compress/hbi/format.h"
+#include "compress/kernels/convert.h"
+#include "compress/kernels/hbi_kernels.h"
+#include "compress/kernels/reduce.h"
+
+namespace inccl::perf {
+
+namespace {
+
+constexpr uint32_t kElements = kCaseSuperblocks * kSuperblock;
+// Sums of four contributions of 7 levels have 6 bits, and those of three as well.
+constexpr uint32_t kLevels = 7, kContributions = 4, kWidth = 6;
+static_assert(hbi::Width(kContributions, kLevels) == kWidth);
+static_assert(hbi::Width(kContributions - 1, kLevels) == kWidth);
+constexpr uint32_t kOwnLevels = 31;  // 6 bits of one contribution
+static_assert(hbi::Width(1, kOwnLevels) == kWidth);
+constexpr double kPackedBytes = kWidth / 8.0;  // of an element
+
+// fp32 multipliers by scale code.
+struct Multipliers {
+  std::array<float, 256> factor{}, step{};
+  explicit Multipliers(uint32_t levels) {
+    for (int c = 1; c <= hbi::kLastCode; ++c) {
+      factor[static_cast<size_t>(c)] = static_cast<float>(levels * 65536.0 / hbi::Magnitude(c));
+      step[static_cast<size_t>(c)] = static_cast<float>(hbi::Magnitude(c) / levels);
+    }
+  }
+};
+
+}  // namespace
+
+class KernelWorkspace {
+ public:
+  KernelWorkspace() {
+    Rng rng(1);
+    for (uint32_t i = 0; i < kElements; ++i) {
+      // Every superblock has a magnitude of its own, as gradients have.
+      const int octave = static_cast<int>(i / kSuperblock % 16) - 12;
+      x[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
+      y[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
+    }
+    hbi::ScalarKernels().block_codes(x.data(), kCaseSuperblocks, codes.data());
+    for (uint32_t s = 0; s < kCaseSuperblocks; ++s) {
+      for (uint32_t i = 0; i < kSuperblock; ++i) {
+        tile[i] = static_cast<uint16_t>(rng.Below(2 * (kContributions - 1) * kLevels + 1));
+      }
+      const size_t at = size_t{s} * hbi::PackedBytes(kWidth);
+      hbi::ScalarKernels().pack(tile.data(), kWidth, packed.data() + at);
+      // Fields up to 14: their sums with those above stay within 6 bits.
+      for (uint16_t& field : tile) field = static_cast<uint16_t>(field % (2 * kLevels + 1));
+      hbi::ScalarKernels().pack(tile.data(), kWidth, own_packed.data() + at);
+    }
+    for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
+      FromFloat(type, x.data(), typed(type), kElements);
+      FromFloat(type, y.data(), typed_other(type), kElements);
+    }
+  }
+
+  hbi::QuantizeArgs Quantize(uint32_t s, const Multipliers& multipliers, uint32_t levels,
+                             uint32_t superblocks) const {
+    return {.x = x.data() + size_t{s} * kSuperblock,
+            .codes = codes.data() + size_t{s} * hbi::kBlocks,
+            .factor = multipliers.factor.data(),
+            .k = levels,
+            .counter = s * (kSuperblock / 2),
+            .shift = 12345,
+            .superblocks = superblocks};
+  }
+  hbi::DecodeArgs Decode(uint32_t s, uint32_t superblocks) const {
+    return {.codes = codes.data() + size_t{s} * hbi::kBlocks,
+            .step = few.step.data(),
+            .zero = kContributions * kLevels,
+            .superblocks = superblocks};
+  }
+  uint8_t* At(std::vector<uint8_t>& stream, uint32_t s) const {
+    return stream.data() + size_t{s} * hbi::PackedBytes(kWidth);
+  }
+  void* typed(DataType type) { return typed_[Index(type)].data(); }
+  void* typed_other(DataType type) { return typed_other_[Index(type)].data(); }
+
+  const Multipliers few{kLevels}, own{kOwnLevels};
+  std::vector<float> x = std::vector<float>(kElements), y = x, out = x;
+  std::vector<uint8_t> codes = std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::kBlocks);
+  std::vector<uint8_t> tops = std::vector<uint8_t>(kCaseSuperblocks);
+  std::vector<uint8_t> packed =
+      std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::PackedBytes(kWidth) + hbi::kReadSlack);
+  std::vector<uint8_t> own_packed = packed, packed_out = packed;
+  alignas(64) std::array<uint16_t, kSuperblock> tile{};
+
+ private:
+  static size_t Index(DataType type) {
+    return type == DataType::kFloat16 ? 0 : type == DataType::kBfloat16 ? 1 : 2;
+  }
+  std::array<std::vector<double>, 3> typed_ = {std::vector<double>(kElements),
+                                               std::vector<double>(kElements),
+                                               std::vector<double>(kElements)};
+  std::array<std::vector<double>, 3> typed_other_ = typed_;
+};
+
+KernelCases::KernelCases() : work_(std::make_unique<KernelWorkspace>()) {
+  AddBaselines();
+  AddScales();
+  AddPacked();
+  AddTiles();
+  AddTypes();
+}
+
+KernelCases::~KernelCases() = default;
+
+void KernelCases::AddBaselines() {
+  KernelWorkspace* w = work_.get();
+  Add({.name = "memcpy_fp32",
+       .bytes = 8,
+       .every_target = false,
+       .counts_exactly = false,
+       .run = [w](uint32_t superblocks) {
+         std::memcpy(w->out.data(), w->x.data(), superblocks * kSuperblock * sizeof(float));
+       }});
+  Add({.name = "add_fp32", .bytes = 12, .run = [w](uint32_t superblocks) {
+         const void* in[] = {w->out.data(), w->y.data()};
+         void* out[] = {w->out.data()};
+         FindReduce(DataType::kFloat32, ReduceOp::kSum)(
+             {.in = in, .inputs = 2, .out = out, .outputs = 1, .count = superblocks * kSuperblock});
+       }});
+}
+
+void KernelCases::AddScales() {
+  KernelWorkspace* w = work_.get();
+  Add({.name = "block_codes",
+       .bytes = 4 + 1 / 32.0,
+       .counted = 16,
+       .run =
+           [w](uint32_t superblocks) {
+             hbi::BestKernels().block_codes(w->x.data(), superblocks, w->codes.data());
+           },
+       .goal = KernelCase::Goal{0.50, 0.56}});
+  Add({.name = "top_codes", .bytes = 1 / 32.0, .counted = 32, .run = [w](uint32_t superblocks) {
+         hbi::BestKernels().top_codes(w->codes.data(), superblocks, w->tops.data());
+       }});
+}
+
+void KernelCases::AddPacked() {
+  KernelWorkspace* w = work_.get();
+  Add({.name = "encode", .bytes = 4 + kPackedBytes, .run = [w](uint32_t superblocks) {
+         hbi::BestKernels().encode(w->Quantize(0, w->own, kOwnLevels, superblocks), kWidth,
+                                   w->packed_out.data());
+       }});
+  Add({.name = "add_encode",
+       .bytes = 4 + 2 * kPackedBytes,
+       .run =
+           [w](uint32_t superblocks) {
+             hbi::BestKernels().add_encode(w->Quantize(0, w->few, kLevels, superblocks),
+                                           w->packed.data(), kWidth, kWidth, w->packed_out.data());
+           },
+       .goal = KernelCase::Goal{1.56, 2.47}});
+  Add({.name = "add_packed",
+       .bytes = 3 * kPackedBytes,
+       .every_target = false,
+       .run =
+           [w](uint32_t superblocks) {
+             hbi::AddPacked(w->packed.data(), w->own_packed.data(),
+                            superblocks * hbi::PackedBytes(kWidth) / 8, kWidth,
+                            w->packed_out.data());
+           },
+       .goal = KernelCase::Goal{0.49, 0.49}});
+  Add({.name = "unpack_decode",
+       .bytes = 4 + kPackedBytes,
+       .run =
+           [w](uint32_t superblocks) {
+             hbi::BestKernels().unpack_decode(w->Decode(0, superblocks), w->packed.data(), kWidth,
+                                              w->out.data());
+           },
+       .goal = KernelCase::Goal{1.2, 1.2}});
+}
+
+// Those that go by way of a tile take one superblock at a call.
+void KernelCases::AddTiles() {
+  KernelWorkspace* w = work_.get();
+  const auto each = [](auto one) {
+    return [one](uint32_t superblocks) {
+      const hbi::Kernels& kernels = hbi::BestKernels();
+      for (uint32_t s = 0; s < superblocks; ++s) one(kernels, s);
+    };
+  };
+  Add({.name = "quantize", .bytes = 6, .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+                                         kernels.quantize(w->Quantize(s, w->few, kLevels, 1),
+                                                          w->tile.data());
+                                       })});
+  Add({.name = "quantize_add",
+       .bytes = 8,
+       .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+         kernels.quantize_add(w->Quantize(s, w->few, kLevels, 1), w->tile.data());
+       })});
+  Add({.name = "quantize_nearest",
+       .bytes = 6,
+       .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+         kernels.quantize_nearest(w->Quantize(s, w->few, kLevels, 1), w->tile.data());
+       })});
+  Add({.name = "unpack",
+       .bytes = 2 + kPackedBytes,
+       .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+         kernels.unpack(w->At(w->packed, s), kWidth, w->tile.data());
+       })});
+  Add({.name = "unpack_add",
+       .bytes = 4 + kPackedBytes,
+       .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+         kernels.unpack_add(w->At(w->packed, s), kWidth, w->tile.data());
+       })});
+  Add({.name = "pack",
+       .bytes = 2 + kPackedBytes,
+       .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+         kernels.pack(w->tile.data(), kWidth, w->At(w->packed_out, s));
+       })});
+  Add({.name = "decode", .bytes = 6, .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+                                       kernels.decode(w->Decode(s, 1), w->tile.data(),
+                                                      w->out.data() + size_t{s} * kSuperblock);
+                                     })});
+}
+
+void KernelCases::AddTypes() {
+  KernelWorkspace* w = work_.get();
+  for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
+    const std::string suffix = type == DataType::kFloat16    ? "fp16"
+                               : type == DataType::kBfloat16 ? "bf16"
+                                                             : "fp64";
+    const auto size = static_cast<double>(SizeOf(type));
+    Add({.name = "add_" + suffix, .bytes = 3 * size, .run = [w, type](uint32_t superblocks) {
+           const void* in[] = {w->typed(type), w->typed_other(type)};
+           void* out[] = {w->typed(type)};
+           FindReduce(type, ReduceOp::kSum)({.in = in,
+                                             .inputs = 2,
+                                             .out = out,
+                                             .outputs = 1,
+                                             .count = superblocks * kSuperblock});
+         }});
+    Add({.name = "to_float_" + suffix, .bytes = 4 + size, .run = [w, type](uint32_t superblocks) {
+           ToFloat(type, w->typed_other(type), w->out.data(), superblocks * kSuperblock);
+         }});
+    Add({.name = "from_float_" + suffix, .bytes = 4 + size, .run = [w, type](uint32_t superblocks) {
+           FromFloat(type, w->x.data(), w->typed(type), superblocks * kSuperblock);
+         }});
+  }
+}
+
+}  // namespace inccl::perf

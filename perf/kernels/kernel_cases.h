@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of src/compress/kernels as things to measure: each works through a number of
+// superblocks of one workspace that fits into a second-level cache.
+#ifndef INCCL_PERF_KERNELS_KERNEL_CASES_H_
+#define INCCL_PERF_KERNELS_KERNEL_CASES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace inccl::perf {
+
+inline constexpr uint32_t kCaseSuperblocks = 64;  // 16384 elements: 64 KiB of fp32
+
+struct KernelCase {
+  std::string name;
+  double bytes = 0;            // read and written, per element
+  bool every_target = true;    // whether it differs between instruction sets
+  bool counts_exactly = true;  // false: instructions that repeat themselves inside (memcpy)
+  uint32_t counted = 1;        // superblocks after which its instructions repeat
+  // Handles this many superblocks (1..kCaseSuperblocks) with the kernels of the instruction set in
+  // use (compress/simd.h).
+  std::function<void(uint32_t superblocks)> run;
+  // Instructions per element that the format's design has for AVX-512 and AVX2.
+  struct Goal {
+    double avx512, avx2;
+  };
+  std::optional<Goal> goal = std::nullopt;
+};
+
+class KernelWorkspace;
+
+// All cases; they live as long as the workspace.
+class KernelCases {
+ public:
+  KernelCases();
+  ~KernelCases();
+  KernelCases(const KernelCases&) = delete;
+  KernelCases& operator=(const KernelCases&) = delete;
+  const std::vector<KernelCase>& all() const { return cases_; }
+
+ private:
+  void Add(KernelCase kernel) { cases_.push_back(std::move(kernel)); }
+  void AddBaselines();
+  void AddScales();
+  void AddPacked();
+  void AddTiles();
+  void AddTypes();
+
+  std::unique_ptr<KernelWorkspace> work_;
+  std::vector<KernelCase> cases_;
+};
+
+}  // namespace inccl::perf
+
+#endif  // INCCL_PERF_KERNELS_KERNEL_CASES_H_
