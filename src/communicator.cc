@@ -181,6 +181,16 @@ std::span<std::byte> Communicator::InPlace(const Call& call) const {
   }
 }
 
+// In place the result's lines are in the caches already, as the input's.
+bool Communicator::Streams(const Call& call) const {
+  const size_t bytes = call.count * SizeOf(call.type);
+  const bool many = call.collective == Collective::kAllGather ||
+                    call.collective == Collective::kAllToAll ||
+                    call.collective == Collective::kGather;
+  return bytes * static_cast<size_t>(many ? ends_.nranks : 1) >= options_.stream_bytes &&
+         InPlace(call).empty();
+}
+
 void Communicator::SaveInput(const Call& call) {
   const std::span<std::byte> memory = InPlace(call);
   saved_input_.assign(memory.begin(), memory.end());
@@ -244,7 +254,8 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .rank = ends_.rank,
                                 .count = call.count,
                                 .seed = call.seed,
-                                .step = call.step});
+                                .step = call.step,
+                                .stream = Streams(call)});
   if (!status.ok()) return status;
   Result<const Program*> program = FindProgram(call, *codec, *choice);
   if (!program.ok()) return program.status();

@@ -39,6 +39,7 @@ struct CommOptions {
   AlgorithmFilter algorithms;
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
+  uint64_t stream_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
   bool reproducible = false;
   bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: a fatal error kills the process
   bool preserve_input = false;  // calls in place restore their buffer after an error
@@ -103,6 +104,7 @@ class Communicator {
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
   std::span<std::byte> InPlace(const Call& call) const;
+  bool Streams(const Call& call) const;
   void SaveInput(const Call& call);  // preserve_input
   void RestoreInput(const Call& call) const;
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);

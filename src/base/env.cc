@@ -113,6 +113,11 @@ const Variable kVariables[] = {
     {{"INCCL_SLICE_BYTES", "bytes of a slot: the largest slice, the unit of the pipeline",
       "4096 to 4194304", "131072", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},
+    {{"INCCL_STREAM_BYTES",
+      "results of this size or more that are not in place are written past the caches; about half "
+      "of a last-level cache",
+      "0 to 2^62", "16777216", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 0, int64_t{1} << 62, &e->stream_bytes); }},
     {{"INCCL_TRANSPORT", "transports that may be chosen; loopback joins ranks of one process only",
       "loopback, shm, ucx, or a list in order of preference",
       "loopback for threads; shm,ucx for processes", "list"},

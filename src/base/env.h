@@ -28,6 +28,7 @@ struct Environment {
   std::string algo;                               // INCCL_ALGO
   int channels = 1;                               // INCCL_CHANNELS
   int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
+  int64_t stream_bytes = 16 << 20;                // INCCL_STREAM_BYTES
   std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
   std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated
   std::string simd;                               // INCCL_SIMD

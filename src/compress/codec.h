@@ -71,6 +71,8 @@ struct CallDesc {
   uint64_t count = 0;  // elements of one vector (of one segment)
   uint64_t seed = 0;
   uint64_t step = 0;
+  // The result is larger than what caches hold: write it past them where that is possible.
+  bool stream = false;
 };
 
 struct CodecStats {

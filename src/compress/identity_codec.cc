@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "compress/kernels/convert.h"
+#include "compress/kernels/stream.h"
 
 namespace inccl {
 namespace {
@@ -52,9 +53,18 @@ bool IsPayload(const Term& term) {
   return term.format.form == Form::kSum || term.format.form == Form::kResult;
 }
 
-void Copy(const std::byte* in, uint32_t bytes, std::span<const Term> outputs) {
+// Below this a copy past the caches costs more than it saves.
+constexpr uint32_t kLeastStreamed = 4096;
+
+void Copy(const std::byte* in, uint32_t bytes, bool stream, std::span<const Term> outputs) {
   if (outputs.size() == 1) {
-    if (outputs[0].data != in) std::memcpy(outputs[0].data, in, bytes);
+    const Term& output = outputs[0];
+    if (output.data == in) return;
+    if (stream && output.format.form == Form::kOutput && bytes >= kLeastStreamed) {
+      StreamCopy(output.data, in, bytes);
+    } else {
+      std::memcpy(output.data, in, bytes);
+    }
     return;
   }
   for (uint32_t at = 0; at < bytes; at += std::min(kTileBytes, bytes - at)) {
@@ -148,7 +158,7 @@ Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
   } else if (inputs.size() > 1 || (scales_ && form == Form::kInput)) {
     Fold(range.count, inputs, outputs);
   } else {
-    Copy(inputs[0].data, bytes, outputs);
+    Copy(inputs[0].data, bytes, call_.stream, outputs);
   }
   return Status::Ok();
 }
@@ -162,7 +172,10 @@ void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
     if (scales_ && input.format.form == Form::kInput) args.scaled |= uint64_t{1} << args.inputs;
     in[args.inputs++] = input.data;
   }
-  for (const Term& output : outputs) out[args.outputs++] = output.data;
+  for (const Term& output : outputs) {
+    if (call_.stream && output.format.form == Form::kOutput) args.streamed = args.outputs;
+    out[args.outputs++] = output.data;
+  }
   reduce_(args);
 }
 

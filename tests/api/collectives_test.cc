@@ -181,8 +181,10 @@ TEST_P(CollectivesTest, AllSizesTypesAndOpsAsThreads) {
 
 TEST_P(CollectivesTest, SmallSlicesAndManyChannels) {
   for (const char* channels : {"1", "2", "8"}) {
-    const ScopedEnv env(
-        {{"INCCL_ALGO", GetParam()}, {"INCCL_SLICE_BYTES", "8192"}, {"INCCL_CHANNELS", channels}});
+    const ScopedEnv env({{"INCCL_ALGO", GetParam()},
+                         {"INCCL_SLICE_BYTES", "8192"},
+                         {"INCCL_STREAM_BYTES", channels == std::string("1") ? "0" : "16777216"},
+                         {"INCCL_CHANNELS", channels}});
     for (const int n : kSanitized ? std::vector<int>{3} : std::vector<int>{2, 3, 5}) {
       RunThreads(n, [&](int rank, ccl_comm_t comm) {
         CheckAll({CCL_FLOAT32, CCL_SUM, 70001, true}, n, rank, comm);

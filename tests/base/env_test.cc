@@ -25,6 +25,7 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->algo, "");
   EXPECT_EQ(env->channels, 1);
   EXPECT_EQ(env->slice_bytes, 131072);
+  EXPECT_EQ(env->stream_bytes, 16777216);
   EXPECT_EQ(env->init_timeout_ms, 120000);
   EXPECT_EQ(env->op_timeout_ms, 600000);
   EXPECT_EQ(env->heartbeat_timeout_ms, 1000);
@@ -42,6 +43,7 @@ TEST(EnvTest, EveryVariableArrives) {
   const Result<Environment> env = Read({{"INCCL_ALGO", "ring,tree;allreduce:^tree"},
                                         {"INCCL_CHANNELS", "32"},
                                         {"INCCL_SLICE_BYTES", "4096"},
+                                        {"INCCL_STREAM_BYTES", "0"},
                                         {"INCCL_TRANSPORT", "shm,loopback"},
                                         {"INCCL_UCX_TLS", "rc,sysv"},
                                         {"INCCL_SIMD", "avx2"},
@@ -69,6 +71,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->algo, "ring,tree;allreduce:^tree");
   EXPECT_EQ(env->channels, 32);
   EXPECT_EQ(env->slice_bytes, 4096);
+  EXPECT_EQ(env->stream_bytes, 0);
   EXPECT_EQ(env->transport, "shm,loopback");
   EXPECT_EQ(env->ucx_tls, "rc,sysv");
   EXPECT_EQ(env->simd, "avx2");
@@ -173,7 +176,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 26u);
+  EXPECT_EQ(names.size(), 27u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

@@ -3,10 +3,12 @@
 // The fold of reduce.h for one element type, operation and instruction set. Included once per
 // target, between foreach_target.h's rounds.
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 #include "compress/kernels/convert-inl.h"
 #include "compress/kernels/reduce.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_REDUCE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -33,6 +35,11 @@ struct WideElement {
   template <class D>
   static HWY_INLINE void Store(hn::VFromD<D> value, D d, T* out) {
     hn::StoreU(value, d, out);
+  }
+  // Past the caches, to an aligned address.
+  template <class D>
+  static HWY_INLINE void Stream(hn::VFromD<D> value, D d, T* out) {
+    hn::Stream(value, d, out);
   }
 };
 
@@ -152,7 +159,10 @@ class Fold {
   using Lane = typename Element::Lane;
 
   explicit Fold(const ReduceArgs& args)
-      : args_(args), inputs_(args.inputs), outputs_(args.outputs) {}
+      : args_(args),
+        inputs_(args.inputs),
+        outputs_(args.outputs),
+        streamed_(kStreams ? args.streamed : -1) {}
 
   HWY_INLINE void Run() const {
     hn::ScalableTag<Lane> d;  // not const: its type is deduced from values and pointers alike
@@ -161,6 +171,7 @@ class Fold {
     const size_t count = args_.count;
     size_t i = 0;
     if constexpr (kStrips) {
+      for (const size_t end = BeforeAligned(d); i < end; ++i) OneVector(one, i);
       if (inputs_ > kGroup) {
         for (; count - i >= kTile; i += kTile) Tile(d, i);
       }
@@ -174,11 +185,14 @@ class Fold {
     for (; count - i >= hn::Lanes(d); i += hn::Lanes(d)) OneVector(d, i);
     for (; count - i >= hn::Lanes(few); i += hn::Lanes(few)) OneVector(few, i);
     for (; i < count; ++i) OneVector(one, i);
+    if (streamed_ >= 0) hwy::FlushStream();
   }
 
  private:
   // Emulated vectors do not live in registers.
   static constexpr bool kStrips = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
+  // Elements that are stored as they are computed.
+  static constexpr bool kStreams = kStrips && !Element::kNarrow;
   static constexpr int kGroup = 8;
   static constexpr size_t kTile = 2048 / sizeof(Lane);  // a multiple of every Strip
 
@@ -194,6 +208,14 @@ class Fold {
 
   const Code* In(int input, size_t i) const {
     return static_cast<const Code*>(args_.in[input]) + i;
+  }
+  // Elements in front of the first strip, so that vectors of the streamed output are aligned.
+  template <class D>
+  size_t BeforeAligned(D d) const {
+    if (streamed_ < 0) return 0;
+    const size_t vector = hn::Lanes(d) * sizeof(Code);
+    const size_t beyond = reinterpret_cast<uintptr_t>(args_.out[streamed_]) % vector;
+    return HWY_MIN(args_.count, beyond == 0 ? 0 : (vector - beyond) / sizeof(Code));
   }
   bool Scales(int input) const { return ((args_.scaled >> input) & 1) != 0; }
 
@@ -239,6 +261,16 @@ class Fold {
     v->e = OneNan(d, v->e);
     for (int k = 0; k < outputs_; ++k) {
       Code* out = static_cast<Code*>(args_.out[k]) + i;
+      if constexpr (kStreams) {
+        if (k == streamed_) {
+          const size_t n = hn::Lanes(d);
+          Element::Stream(v->a, d, out);
+          Element::Stream(v->b, d, out + n);
+          Element::Stream(v->c, d, out + 2 * n);
+          Element::Stream(v->e, d, out + 3 * n);
+          continue;
+        }
+      }
       Pair<Element>::Store(v->a, v->b, d, out);
       Pair<Element>::Store(v->c, v->e, d, out + 2 * hn::Lanes(d));
     }
@@ -292,7 +324,7 @@ class Fold {
   }
 
   const ReduceArgs& args_;
-  const int inputs_, outputs_;
+  const int inputs_, outputs_, streamed_;
 };
 
 template <class Element, class Op, bool kScaled>
