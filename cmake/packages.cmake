@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Debian packages of the components (cmake/install.cmake) by `cpack`: libinccl0, libinccl-dev, inccl-tools. For packages
 # that lie where Debian's do, configure with the preset `deb` (prefix /usr).
-set(INCCL_PACKAGE_CONTACT "inccl maintainers <maintainers@inccl.example>" CACHE STRING
-  "Name and address in packages")
+# Whoever builds packages answers for them: there is no default but what Debian's own tools take.
+set(contact)
+if(DEFINED ENV{DEBFULLNAME} AND DEFINED ENV{DEBEMAIL})
+  set(contact "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")
+endif()
+set(INCCL_PACKAGE_CONTACT "${contact}" CACHE STRING "Name and address in packages, NAME <ADDRESS>")
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME inccl)

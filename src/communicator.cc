@@ -151,6 +151,10 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
   FAULT_POINT("call.before_begin");
   liveness_.BeginPoints(&calls);
   Status status = MakeSticky(CatchOutOfMemory([&] {
+    if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives)) {
+      Log(LogLevel::kInfo, LogSubsystem::kCollectives, "rank {}/{} after op {}: {}", ends_.rank,
+          ends_.nranks, sequence_, PointTask::Describe(calls));
+    }
     if (point_task_ == nullptr) {
       point_task_ =
           std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
@@ -220,17 +224,21 @@ Status Communicator::RunLocked(const Call& call_in) {
   } else if (call.step == 0) {
     call.step = compressed_calls_;
   }
-  Result<Choice> choice = Choose({.collective = call.collective,
-                                  .bytes = call.count * element,
-                                  .nranks = ends_.nranks,
-                                  .compressed = call.codec != nullptr,
-                                  .reproducible = options_.reproducible},
-                                 options_.algorithms);
+  const TunerCall tuned{.collective = call.collective,
+                        .bytes = call.count * element,
+                        .nranks = ends_.nranks,
+                        .compressed = call.codec != nullptr,
+                        .reproducible = options_.reproducible};
+  Result<Choice> choice = Choose(tuned, options_.algorithms);
   if (!choice.ok()) return choice.status();
 
   uint64_t signature = 0;
   if (Status status = liveness_.BeginCall(++sequence_, call, &signature); !status.ok()) {
     return status;
+  }
+  if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives) ||
+      LogEnabled(LogLevel::kInfo, LogSubsystem::kTuning)) {
+    LogCall(call, tuned, *choice);
   }
   FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
@@ -279,6 +287,17 @@ Status Communicator::RunLocked(const Call& call_in) {
   state->Finish(&codec_stats);
   if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
   return status;
+}
+
+void Communicator::LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const {
+  CallRecord record;
+  record.Set(sequence_, call);
+  const std::string where = fmt::format("rank {}/{} op {}", ends_.rank, ends_.nranks, sequence_);
+  Log(LogLevel::kInfo, LogSubsystem::kCollectives, "{} {}: algorithm {}, codec {}", where,
+      record.ToString(), ends_.nranks == 1 ? "none" : Name(choice.algorithm), record.codec);
+  if (ends_.nranks == 1) return;  // nothing was chosen
+  Log(LogLevel::kInfo, LogSubsystem::kTuning, "{} {} of {} bytes takes {}", where,
+      Name(call.collective), tuned.bytes, Explain(tuned, choice));
 }
 
 Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& codec,

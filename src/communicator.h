@@ -107,6 +107,8 @@ class Communicator {
   bool Streams(const Call& call) const;
   void SaveInput(const Call& call);  // preserve_input
   void RestoreInput(const Call& call) const;
+  // Lines about the call under way and the choice of its algorithm, where somebody asks for them.
+  void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
   void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;

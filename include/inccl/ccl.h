@@ -146,8 +146,12 @@ typedef struct ccl_compression_stats {
       payload_bytes;   /**< Compressed bytes this rank sent, without headers; once per receiver. */
   uint64_t wire_bytes; /**< All bytes this rank sent: payload and a 64-byte header per slice and
                           receiver. */
-  double
-      bits; /**< Payload bits per element and phase: 8 * payload_bytes / (elements * 2(n-1)/n). */
+  /**
+   * Payload bits per element sent: 8 * payload_bytes / (elements * 2(n-1)/n) for an all-reduce over
+   * ring or direct; 8 * payload_bytes / (elements * (n-1)) for a reduce-scatter or all-gather,
+   * whose elements are those of one segment.
+   */
+  double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
   double error_bound;   /**< Upper bound on the absolute error of any element of this call. */
   uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank. */

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "api/world.h"
 #include "inccl/ccl.h"
@@ -62,6 +63,37 @@ class ConfigTest : public ::testing::Test {
 #define EXPECT_HAS(text, part)                    \
   EXPECT_NE((text).find(part), std::string::npos) \
       << "no \"" << (part) << "\" in \"" << (text) << "\""
+
+TEST_F(ConfigTest, CallsAndChoicesAreLoggedForWhoAsks) {
+  Write("");
+  const auto log_of = [&](const char* subsystems) {
+    const ScopedEnv env({{"INCCL_DEBUG", "INFO"}, {"INCCL_DEBUG_SUBSYS", subsystems}});
+    std::ofstream(log_, std::ios::trunc).close();
+    RunThreads(2, [](int rank, ccl_comm_t comm) {
+      std::vector<float> data(1000, 1.0f);
+      EXPECT_EQ(ccl_allreduce(data.data(), data.data(), 1000, CCL_FLOAT32, CCL_MAX, comm, nullptr),
+                CCL_SUCCESS);
+      EXPECT_EQ(ccl_allreduce_compressed(data.data(), data.data(), 1000, CCL_FLOAT32, CCL_SUM,
+                                         nullptr, comm, nullptr),
+                CCL_SUCCESS);
+      EXPECT_EQ(rank == 0 ? ccl_send(data.data(), 7, CCL_FLOAT32, 1, comm, nullptr)
+                          : ccl_recv(data.data(), 7, CCL_FLOAT32, 0, comm, nullptr),
+                CCL_SUCCESS);
+    });
+    return Content(log_);
+  };
+  std::string log = log_of("COLL");
+  EXPECT_HAS(log, "INFO rank 1/2 op 1 allreduce(count=1000, float32, max): algorithm ");
+  EXPECT_HAS(log, ", codec none");
+  EXPECT_HAS(log, "INFO rank 0/2 op 2 allreduce(count=1000, float32, sum, codec=hbi:");
+  EXPECT_HAS(log, "INFO rank 0/2 after op 2: send(count=7, float32, peer=1)");
+  EXPECT_EQ(log.find(" takes "), std::string::npos) << log;
+  log = log_of("TUNING");
+  EXPECT_HAS(log, "INFO rank 0/2 op 1 allreduce of 4000 bytes takes direct_one_shot: up to ");
+  EXPECT_EQ(log.find("count="), std::string::npos) << log;
+  log = log_of("INIT");
+  EXPECT_EQ(log.find(" op "), std::string::npos) << log;
+}
 
 TEST_F(ConfigTest, CallOverEnvironmentOverFile) {
   Write("INCCL_DEBUG=INFO\nINCCL_CHANNELS=3\nINCCL_ALGO=tree\nINCCL_SLICE_BYTES=8192\n");

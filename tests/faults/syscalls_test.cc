@@ -23,7 +23,7 @@ constexpr double kShortInit = 0.4 * kSlowness;
 // With INCCL_TEST_EXHAUSTIVE set: every n; else at most so many of each function, at random.
 // INCCL_TEST_CASE: only cases whose description contains this; INCCL_TEST_TRACE: where they hit.
 constexpr size_t kMostPerFunction = kSanitized ? 6 : 16;
-constexpr size_t kMostElsewhere = kSanitized ? 2 : 5;  // over other transports than shared memory
+constexpr size_t kMostElsewhere = 2;  // over other transports than shared memory
 
 struct Case {
   int victim = 0;

@@ -14,6 +14,9 @@ import sys
 import tempfile
 
 
+CONTACT = "Test <test@localhost>"
+
+
 def run(*command, **more):
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=True,
                           timeout=240, **more).stdout
@@ -43,7 +46,12 @@ def main():
     libdir = re.search(r"^CMAKE_INSTALL_LIBDIR:\w+=(.*)$", cache, re.MULTILINE).group(1)
     with tempfile.TemporaryDirectory(prefix="inccl-debian-") as name:
         root = pathlib.Path(name)
-        run("cpack", "--config", binary / "CPackConfig.cmake", "-G", "DEB", "-B", root, cwd=root)
+        cpack = ["cpack", "--config", str(binary / "CPackConfig.cmake"), "-G", "DEB", "-B", name]
+        nobody = subprocess.run([*cpack, "-D", "CPACK_PACKAGE_CONTACT="], capture_output=True, text=True, check=False,
+                                timeout=240, cwd=root)
+        assert nobody.returncode != 0 and "INCCL_PACKAGE_CONTACT" in nobody.stderr, nobody
+        assert not list(root.glob("*.deb")), "packages without a maintainer"
+        run(*cpack, "-D", f"CPACK_PACKAGE_CONTACT={CONTACT}", cwd=root)
         debs = {d.name.split("_")[0]: d for d in root.glob("*.deb")}
         expected = {"libinccl0", "libinccl-dev"} | ({"inccl-tools"} if programs else set())
         assert set(debs) == expected, debs
@@ -55,7 +63,7 @@ def main():
         for package, said in about.items():
             assert said["Package"] == package and said["Version"] == version, said
             assert said["Architecture"] == architecture, said
-            assert re.fullmatch(r".+ <.+@.+>", said["Maintainer"]), said
+            assert said["Maintainer"] == CONTACT, said
             synopsis, *rest = said["Description"].split("\n")
             assert 20 < len(synopsis) < 80 and not synopsis.endswith(".") and len(rest) > 3, said
             for document in ("copyright", "changelog.gz"):
