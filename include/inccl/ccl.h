@@ -401,19 +401,21 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
 /**
  * Parses a specification: "none", or "hbi" with any of these keys behind a colon, as in
  * "hbi:bits=5,rht=1" (docs/format.md has all of it):
- *   bits=B          bits per element and phase, a multiple of 1/8 in [0.5, 16]; 6 by default
- *   k=K[,k2=K]      fixed levels of the sum and of the result instead of bits
- *   ref=direct|ring the algorithm that sends no more than `bits`; others may send more
- *   policy=h|d|r|auto  h: sums of integers, exact, the same over all algorithms; d: every rank's
- *                   elements with scales of its own, on direct only; r: re-quantized at every hop
- * of a ring, on ring only; d and r for all-reduce only; auto: what is best, now h m=1 only with
- * policy=r: the hops between re-quantizations ag=requant|exact  the result is quantized once more,
- * or sums travel in full (policy=h) unbiased=0|1    1: the mean over many steps tends to the sum;
- * needs bits of 2.375 or more rht=0|1         1: a randomized Hadamard transform first: less error
- * where tails are heavy; zeros are not exact and a NaN reaches 256 elements instead of 32
- *   checksum=0|1    1: payloads carry a CRC-32C; damage is an error on all ranks
- *   min_bytes=N     calls of fewer bytes run uncompressed, summed in rank order where an algorithm
- *                   that is admitted does so
+ * - bits=B: bits per element and phase, a multiple of 1/8 in [0.5, 16]; 6 by default
+ * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
+ * - ref=direct|ring: the algorithm that sends no more than bits; others may send more
+ * - policy=h|d|r|auto: h: sums of integers, exact, the same over all algorithms; d: every rank's
+ *   elements on scales of their own, over direct only; r: re-quantized at every hop of a ring, over
+ *   ring only; d and r are for all-reduce only; auto: what is best, in this version h
+ * - m=1: with policy=r, the hops between re-quantizations
+ * - ag=requant|exact: the result is quantized once more, or sums travel in full (policy=h)
+ * - unbiased=0|1: 1: the mean over many steps tends to the sum; bits must be enough for all
+ * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros
+ *   are not exact and a NaN reaches 256 elements instead of 32
+ * - checksum=0|1: 1: payloads carry a CRC-32C; damage is an error on all ranks
+ * - min_bytes=N: calls of fewer bytes run uncompressed, summed in rank order where an algorithm
+ *   that is admitted does so
+ *
  * Every unknown key, bad value or contradiction is CCL_INVALID_ARGUMENT and named.
  */
 CCL_API ccl_result_t ccl_codec_create(ccl_codec_t* codec, const char* spec);

@@ -135,7 +135,6 @@ bool IsReference(const Codec& codec, Collective collective, Algorithm algorithm)
 }
 
 Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
-                                            const CommOptions& options,
                                             const Explanation& explanation) {
   std::vector<Schedule> schedules;
   for (int rank = 0; rank < request.nranks; ++rank) {
@@ -193,7 +192,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   result.agreement = codec->has_side_phase();
   result.channels = codec->whole_chunks() ? 1 : options.channels;
 
-  Result<std::vector<Schedule>> schedules = MakeSchedules(request, options, result);
+  Result<std::vector<Schedule>> schedules = MakeSchedules(request, result);
   if (!schedules.ok()) return schedules.status();
   Result<Proof> proof = Validate(*schedules);
   if (!proof.ok()) return proof.status();
