@@ -208,11 +208,12 @@ Status Communicator::RunLocked(const Call& call_in) {
   Call call = call_in;
   if (call.scalar_at != nullptr) std::memcpy(call.scalar.data(), call.scalar_at, SizeOf(call.type));
   const size_t element = SizeOf(call.type);
-  Status unsupported;
+  bool below_min_bytes = false;
   if (call.codec != nullptr) {
-    unsupported =
+    const Status unsupported =
         call.codec->Supports(call.collective, call.type, call.op, std::max(2, ends_.nranks));
-    if (!unsupported.ok() || call.count * element < call.codec->min_bytes()) call.codec = nullptr;
+    below_min_bytes = unsupported.ok() && call.count * element < call.codec->min_bytes();
+    if (!unsupported.ok() || below_min_bytes) call.codec = nullptr;
     if (call.codec == IdentityCodec()) call.codec = nullptr;
   }
   if (call.codec != nullptr && ends_.nranks > 1) {
@@ -228,7 +229,9 @@ Status Communicator::RunLocked(const Call& call_in) {
                         .bytes = call.count * element,
                         .nranks = ends_.nranks,
                         .compressed = call.codec != nullptr,
-                        .reproducible = options_.reproducible};
+                        .reproducible = options_.reproducible,
+                        .route = call.codec != nullptr ? call.codec->route() : Route{},
+                        .below_min_bytes = below_min_bytes};
   Result<Choice> choice = Choose(tuned, options_.algorithms);
   if (!choice.ok()) return choice.status();
 
@@ -308,19 +311,25 @@ Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& 
                        uint64_t{static_cast<uint8_t>(choice.algorithm)} << 40 |
                        uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
                        static_cast<uint32_t>(call.root);
-  std::unique_ptr<Program>& program = programs_[key];
+  const SlotOptions slots = SlotsFor({.slice_bytes = options_.slice_bytes,
+                                      .type = call.type,
+                                      .count = call.count,
+                                      .nranks = ends_.nranks,
+                                      .one_part = choice.algorithm == Algorithm::kDirectOneShot},
+                                     codec);
+  const int channels = codec.whole_chunks() ? 1 : options_.channels;
+  std::unique_ptr<Program>& program = programs_[{key, slots.data_bytes, channels}];
   if (program == nullptr) {
     Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
                                               .algorithm = choice.algorithm,
                                               .nranks = ends_.nranks,
                                               .rank = ends_.rank,
                                               .root = call.root,
-                                              .channels = options_.channels,
+                                              .channels = channels,
                                               .side_phase = side,
                                               .side_one_shot = side_one_shot});
     if (!schedule.ok()) return InternalError(schedule.status().message());
-    Result<std::unique_ptr<Program>> bound =
-        Bind(*std::move(schedule), SlotsFor(options_.slice_bytes), &lanes_);
+    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);
     if (!bound.ok()) return bound.status();
     program = *std::move(bound);
   }

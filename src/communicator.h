@@ -8,11 +8,12 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -123,7 +124,8 @@ class Communicator {
   std::unique_ptr<PointTask> point_task_;  // made at the first send or receive
   Progress progress_;
   LaneTable lanes_;
-  std::unordered_map<uint64_t, std::unique_ptr<Program>> programs_;
+  // By schedule, slot size and channels.
+  std::map<std::tuple<uint64_t, uint32_t, int>, std::unique_ptr<Program>> programs_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
   std::mutex call_mutex_;  // held during a call; abort waits for it

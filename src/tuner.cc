@@ -87,6 +87,53 @@ std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set)
   return {first, TunerRule::kInOrder};
 }
 
+const char* NameOf(Route::Kind kind) { return kind == Route::Kind::kRing ? "ring" : "direct"; }
+
+bool CanRun(const Route& route, Algorithm algorithm) {
+  switch (route.kind) {
+    case Route::Kind::kAny: return true;
+    case Route::Kind::kRing: return algorithm == Algorithm::kRing;
+    case Route::Kind::kDirect:
+      return algorithm == Algorithm::kDirect || algorithm == Algorithm::kDirectOneShot;
+  }
+  return false;
+}
+
+Set RankOrdered(Collective collective) {
+  Set set;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    set.set(static_cast<size_t>(a), FoldsInRankOrder(collective, static_cast<Algorithm>(a)));
+  }
+  return set;
+}
+
+// Why there is no algorithm.
+Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
+  if (call.route.kind == Route::Kind::kAny) {
+    return InvalidArgument(
+        fmt::format("{}: none of the admitted algorithms sums in rank order, which `reproducible` "
+                    "asks for (direct does)",
+                    Name(call.collective)));
+  }
+  std::string admitted;
+  bool runs = false;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    if (!filter.Admits(call.collective, algorithm)) continue;
+    runs = runs || CanRun(call.route, algorithm);
+    admitted += fmt::format("{}{}", admitted.empty() ? "" : ", ", Name(algorithm));
+  }
+  const char* route = NameOf(call.route.kind);
+  if (runs) {
+    return InvalidArgument(
+        fmt::format("{}: {} runs on {} only, which does not sum in rank order as `reproducible` "
+                    "asks for",
+                    Name(call.collective), call.route.because, route));
+  }
+  return InvalidArgument(fmt::format("{}: {} runs on {} only, and the algorithms admitted are {}",
+                                     Name(call.collective), call.route.because, route, admitted));
+}
+
 }  // namespace
 
 AlgorithmFilter::AlgorithmFilter() {
@@ -135,14 +182,13 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {
   for (int a = 0; a < kAlgorithms; ++a) {
     const auto algorithm = static_cast<Algorithm>(a);
     set.set(static_cast<size_t>(a),
-            filter.Admits(call.collective, algorithm) &&
+            filter.Admits(call.collective, algorithm) && CanRun(call.route, algorithm) &&
                 (!call.reproducible || FoldsInRankOrder(call.collective, algorithm)));
   }
-  if (set.none()) {
-    return InvalidArgument(
-        fmt::format("{}: none of the admitted algorithms sums in rank order, which `reproducible` "
-                    "asks for (direct does)",
-                    Name(call.collective)));
+  if (set.none()) return NothingLeft(call, filter);
+  if (call.below_min_bytes) {
+    const Set in_order = set & RankOrdered(call.collective);
+    if (in_order.any()) set = in_order;
   }
   const auto [algorithm, rule] = Preferred(call, set);
   const bool side_one_shot =
@@ -154,6 +200,10 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
   std::string why;
   switch (choice.rule) {
     case TunerRule::kOnlyOne:
+      if (call.route.kind != Route::Kind::kAny) {
+        why = fmt::format("{} runs on {} only", call.route.because, NameOf(call.route.kind));
+        break;
+      }
       why = call.reproducible && Reduces(call.collective)
                 ? "nothing else that is admitted sums in rank order, which `reproducible` asks for"
                 : "nothing else is admitted";
@@ -177,6 +227,9 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
         why += fmt::format("{} {}", algorithm == kOrder[0] ? "" : ",", Name(algorithm));
       }
       break;
+  }
+  if (call.below_min_bytes && FoldsInRankOrder(call.collective, choice.algorithm)) {
+    why += "; below the codec's min_bytes sums are taken in rank order";
   }
   return fmt::format("{}: {}", Name(choice.algorithm), why);
 }

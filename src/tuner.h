@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
+#include "compress/codec.h"
 
 namespace inccl {
 
@@ -45,6 +46,10 @@ struct TunerCall {
   int nranks = 1;
   bool compressed = false;
   bool reproducible = false;
+  Route route{};  // of the codec
+  // A codec was asked for that leaves calls this small alone: sums in rank order, if that is
+  // admitted.
+  bool below_min_bytes = false;
 };
 
 // Why an algorithm was chosen.
@@ -61,7 +66,7 @@ struct Choice {
   TunerRule rule = TunerRule::kInOrder;
 };
 
-// kInvalidArgument if the filter leaves nothing.
+// kInvalidArgument if nothing is left that filter, codec and `reproducible` admit.
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter);
 
 // What Choose has chosen for `call` and why, in words.

@@ -154,9 +154,10 @@ typedef struct ccl_compression_stats {
   double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
   double error_bound;   /**< Upper bound on the absolute error of any element of this call. */
-  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank. */
-  uint64_t
-      dropped_superblocks;  /**< Superblocks of 256 elements for which the budget left no bits. */
+  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank; with policy=d or r:
+                             in the result. */
+  uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits;
+                                   with policy=d or r counted for every quantization. */
   uint64_t poisoned_blocks; /**< Blocks with a NaN or infinity on some rank: NaN in the result. */
   int compressed;           /**< 0: the call ran uncompressed (type, reduction or size). */
 } ccl_compression_stats_t;
@@ -402,8 +403,24 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
 /* ---------------------------------------------------------------- compression */
 
 /**
- * Parses a specification: "none", "hbi:bits=6", "hbi:k=15,k2=31", ... (docs/format.md). Every
- * unknown key, bad value or contradiction is CCL_INVALID_ARGUMENT and named.
+ * Parses a specification: "none", or "hbi" with any of these keys behind a colon, as in
+ * "hbi:bits=5,rht=1" (docs/format.md has all of it):
+ * - bits=B: bits per element and phase, a multiple of 1/8 in [0.5, 16]; 6 by default
+ * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
+ * - ref=direct|ring: the algorithm that sends no more than bits; others may send more
+ * - policy=h|d|r|auto: h: sums of integers, exact, the same over all algorithms; d: every rank's
+ *   elements on scales of their own, over direct only; r: re-quantized at every hop of a ring, over
+ *   ring only; d and r are for all-reduce only; auto: what is best, in this version h
+ * - m=1: with policy=r, the hops between re-quantizations
+ * - ag=requant|exact: the result is quantized once more, or sums travel in full (policy=h)
+ * - unbiased=0|1: 1: the mean over many steps tends to the sum; bits must be enough for all
+ * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros
+ *   are not exact and a NaN reaches 256 elements instead of 32
+ * - checksum=0|1: 1: payloads carry a CRC-32C; damage is an error on all ranks
+ * - min_bytes=N: calls of fewer bytes run uncompressed, summed in rank order where an algorithm
+ *   that is admitted does so
+ *
+ * Every unknown key, bad value or contradiction is CCL_INVALID_ARGUMENT and named.
  */
 CCL_API ccl_result_t ccl_codec_create(ccl_codec_t* codec, const char* spec);
 
@@ -420,9 +437,10 @@ CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
 /**
  * What a codec promises for `count` elements on `nranks` ranks: bits per element and phase that its
  * reference algorithm sends (key `ref` of the specification; other algorithms may send more), and
- * an upper bound of the absolute error of an element of the sum, relative to the largest |x| of its
- * block of 32 elements over all ranks. Both are a priori; the stats of a call have what really
- * happened.
+ * an upper bound of the absolute error of an element of the sum, relative to `nranks` times the
+ * largest |x| of its block of 32 elements (with rht=1 of its superblock of 256) over all ranks.
+ * Both are a priori; the stats of a call have what really happened. CCL_INVALID_ARGUMENT if no such
+ * call is possible, e.g. with bits that are too few for unbiased=1.
  */
 CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,
                                      double* relative_error_bound);
@@ -431,8 +449,10 @@ CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks
  * As ccl_allreduce, with the sum taken in the compressed domain (docs/format.md). op is CCL_SUM or
  * CCL_AVG and type a float; any other type or op, or a call below the codec's min_bytes, runs
  * uncompressed and says so in the stats. The result is bit-identical on all ranks and, for the
- * codec hbi, over algorithms, slice sizes, channels, transports and instruction sets. compression
- * may be NULL: all defaults.
+ * codec hbi with policy=h, over algorithms, slice sizes, channels, transports and instruction sets.
+ * What a specification cannot do on this communicator (policy=d where algorithms other than direct
+ * are forced, unbiased=1 with too few bits) is CCL_INVALID_ARGUMENT, and nothing has been sent.
+ * compression may be NULL: all defaults.
  */
 CCL_API ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,
                                               ccl_datatype_t type, ccl_redop_t op,

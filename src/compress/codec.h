@@ -97,6 +97,13 @@ class CodecState {
   virtual void Finish(CodecStats* stats) = 0;
 };
 
+// Which of the schedules can run a codec.
+struct Route {
+  enum class Kind : uint8_t { kAny, kDirect, kRing };
+  Kind kind = Kind::kAny;
+  const char* because = "";  // what of the specification asks for it
+};
+
 // Immutable, made from a canonical spec, shared by all calls and threads.
 class Codec {
  public:
@@ -113,6 +120,9 @@ class Codec {
   // get the side information of every segment: where something is reduced that of all ranks
   // together, else its sender's. kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
   virtual bool has_side_phase() const = 0;
+  virtual Route route() const { return {}; }
+  // True: a payload is about a whole chunk of a row, so a chunk is one slice.
+  virtual bool whole_chunks() const { return false; }
   // Elements of one row of the schedule (a window of a vector). 0: any.
   virtual uint64_t row_elements() const = 0;
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in

@@ -179,13 +179,22 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:ref=ring,min_bytes=4096,ag=exact,bits=4.125"),
             expected("exact", "4.125", 0, 0, 4096, "ring"));
+  const auto with = [](std::string spec, const std::string& from, const std::string& to) {
+    return spec.replace(spec.find(from), from.size(), to);
+  };
+  EXPECT_EQ(CanonicalOf("hbi:policy=d"), with(CanonicalOf("hbi"), "policy=h", "policy=d"));
+  EXPECT_EQ(CanonicalOf("hbi:policy=r"),
+            with(with(CanonicalOf("hbi:ref=ring"), "policy=h", "policy=r"), ",m=0", ",m=1"));
+  EXPECT_EQ(CanonicalOf("hbi:policy=r,m=1,ref=ring"), CanonicalOf("hbi:policy=r"));
   for (const std::string key : {"checksum", "rht", "unbiased"}) {
     std::string on = CanonicalOf("hbi");
     on.replace(on.find(key + "=0"), key.size() + 2, key + "=1");
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=0"), CanonicalOf("hbi"));
   }
-  for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring"}) {
+  for (const std::string text :
+       {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring", "hbi:policy=d,bits=4,rht=1",
+        "hbi:policy=r,k=15,k2=7,checksum=1", "hbi:unbiased=1,policy=auto"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
   // Sorted, as the text claims.
@@ -221,10 +230,15 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:policy=auto,ref=ring", {"policy=auto", "ref=ring", "contradict"}},
       {"hbi:min_bytes=-1", {"min_bytes=-1"}},
       {"hbi:unbiased=2", {"unbiased=2"}},
-      {"hbi:policy=d", {"policy=d", "not available in this version"}},
-      {"hbi:policy=r", {"policy=r", "not available in this version"}},
-      {"hbi:policy=r,m=2", {"policy=r", "not available in this version"}},
-      {"hbi:m=1", {"m=1", "not available in this version"}},
+      {"hbi:policy=d,ref=ring", {"policy=d", "ref=ring", "contradict"}},
+      {"hbi:policy=d,ag=exact", {"policy=d", "ag=exact", "contradict"}},
+      {"hbi:policy=r,ref=direct", {"policy=r", "ref=direct", "contradict"}},
+      {"hbi:policy=r,ag=exact", {"policy=r", "ag=exact", "contradict"}},
+      {"hbi:policy=r,m=0", {"policy=r", "m=0", "contradict"}},
+      {"hbi:policy=r,m=2", {"m=2", "not available in this version"}},
+      {"hbi:policy=r,m=40000", {"m=40000"}},
+      {"hbi:m=1", {"m=1", "without policy=r"}},
+      {"hbi:policy=d,m=1", {"m=1", "without policy=r"}},
       {"hbi:rht=yes", {"rht=yes"}},
       {"hbi:checksum=2", {"checksum=2"}},
       {"none:bits=6", {"none", "bits", "6"}},
@@ -283,6 +297,23 @@ TEST(HbiSpec, Supports) {
   EXPECT_FALSE(all_reduce("hbi:k=4095", 9));
   EXPECT_TRUE(all_reduce("hbi:k=511", 64));
   EXPECT_FALSE(all_reduce("hbi:k=512", 64));
+}
+
+TEST(HbiSpec, PoliciesDAndRAreForAllReduce) {
+  for (const char* spec : {"hbi:policy=d", "hbi:policy=r"}) {
+    const auto codec = *MakeCodec(spec);
+    EXPECT_TRUE(codec->Fits(Collective::kAllReduce, 4).ok());
+    for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
+      const Status status = codec->Fits(collective, 4);
+      ASSERT_FALSE(status.ok());
+      ExpectError(status, {std::string(spec).substr(4), Name(collective), "allreduce"});
+    }
+    EXPECT_FALSE(codec->has_side_phase());
+  }
+  const auto h = *MakeCodec("hbi"), d = *MakeCodec("hbi:policy=d"), r = *MakeCodec("hbi:policy=r");
+  EXPECT_EQ(h->route().kind, Route::Kind::kAny);
+  EXPECT_EQ(d->route().kind, Route::Kind::kDirect);
+  EXPECT_EQ(r->route().kind, Route::Kind::kRing);
 }
 
 // unbiased=1 drops nothing, so the budget must be enough for K = 1 everywhere.

@@ -89,6 +89,10 @@ ResultRow ParseResult(std::string line) {
   row.spec += row.options.ring ? ",ref=ring" : "";
   row.spec += row.options.exact ? ",ag=exact" : "";
   row.options.rht = line.find("rht=True") != std::string::npos;
+  if (line.find("policy=d") != std::string::npos) {
+    row.options.policy = HbiPolicy::kD;
+    row.spec += ",policy=d";
+  }
   row.spec += row.options.rht ? ",rht=1" : "";
   row.spec += row.options.unbiased ? ",unbiased=1" : "";
   return row;
@@ -96,7 +100,7 @@ ResultRow ParseResult(std::string line) {
 
 TEST(HbiGolden, Results) {
   const std::vector<std::string> rows = GoldenRows("result");
-  ASSERT_EQ(rows.size(), 176u);
+  ASSERT_EQ(rows.size(), 192u);
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);

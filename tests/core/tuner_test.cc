@@ -74,6 +74,53 @@ TEST(TunerTest, EveryChoiceHasASchedule) {
   }
 }
 
+// A codec that runs on some schedules only: chosen among those, else refused with both names.
+TEST(TunerTest, TheCodecHasAWord) {
+  TunerCall call{.collective = Collective::kAllReduce,
+                 .bytes = 1 << 20,
+                 .nranks = 4,
+                 .compressed = true,
+                 .route = {Route::Kind::kDirect, "policy=x"}};
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirect);
+  call.bytes = 100;
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirectOneShot);
+  call.nranks = 40;  // where others would take logarithmic algorithms
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirect);
+  const auto refused = [&](const char* filter, std::vector<std::string> words) {
+    const Result<Choice> choice = Choose(call, Parsed(filter));
+    ASSERT_FALSE(choice.ok());
+    EXPECT_EQ(choice.status().code(), Code::kInvalidArgument);
+    for (const std::string& word : words) {
+      EXPECT_NE(choice.status().message().find(word), std::string::npos)
+          << word << " in: " << choice.status().message();
+    }
+  };
+  refused("ring", {"policy=x", "direct only", "ring"});
+  refused("tree,recursive_doubling", {"policy=x", "direct only", "tree, recursive_doubling"});
+  call.route.kind = Route::Kind::kRing;
+  call.bytes = 8;
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kRing);
+  EXPECT_NE(Explain(call, *Choose(call, AlgorithmFilter())).find("policy=x runs on ring only"),
+            std::string::npos);
+  refused("direct", {"policy=x", "ring only", "direct_one_shot"});
+  call.reproducible = true;
+  refused("", {"policy=x", "ring only", "reproducible"});
+}
+
+TEST(TunerTest, BelowMinBytesSumsAreInRankOrder) {
+  TunerCall call{.collective = Collective::kAllReduce, .bytes = 100, .nranks = 40};
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kRecursiveDoubling);
+  call.below_min_bytes = true;
+  for (const char* filter : {"", "ring,direct", "^direct_one_shot"}) {
+    const Result<Choice> choice = Choose(call, Parsed(filter));
+    EXPECT_TRUE(FoldsInRankOrder(call.collective, choice->algorithm)) << filter;
+    EXPECT_NE(Explain(call, *choice).find("in rank order"), std::string::npos);
+  }
+  // A user's choice stands.
+  EXPECT_EQ(Choose(call, Parsed("ring"))->algorithm, Algorithm::kRing);
+  EXPECT_EQ(Explain(call, *Choose(call, Parsed("ring"))).find("in rank order"), std::string::npos);
+}
+
 TEST(TunerTest, TheReasonIsThatOfTheChoice) {
   struct Case {
     TunerCall call;

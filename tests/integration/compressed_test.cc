@@ -105,6 +105,78 @@ TEST(CompressedTest, EveryOption) {
   }
 }
 
+std::vector<Way> WaysOf(const std::vector<const char*>& algorithms) {
+  std::vector<Way> ways;
+  for (const char* algorithm : algorithms) {
+    for (const char* transport : ThreadTransports()) {
+      ways.push_back({algorithm, "1", "131072", transport, "best"});
+    }
+    ways.push_back({algorithm, "4", "16384", "loopback", "scalar"});
+  }
+  return ways;
+}
+
+// Payloads with the sender's own scales run on some algorithms only, with any transport, channels,
+// and slice sizes.
+TEST(CompressedTest, PoliciesDAndR) {
+  const std::vector<Way> direct = WaysOf({"direct_two_shot", "direct_one_shot"});
+  const std::vector<Way> ring = WaysOf({"ring"});
+  for (const int n : {2, 3, 5}) {
+    for (const size_t count : {size_t{1}, size_t{300}, size_t{70001}}) {
+      const Vectors inputs = MakeInputs(n, count, TestSeed() + count);
+      ExpectEverywhere(inputs, {.spec = "hbi:policy=d"}, {.step = 1, .policy = HbiPolicy::kD},
+                       direct);
+      ExpectEverywhere(inputs, {.spec = "hbi:policy=r,bits=4,checksum=1"},
+                       {.bits8 = 32, .step = 1, .policy = HbiPolicy::kR}, ring);
+      if (HasFailure()) return;
+    }
+  }
+  const Vectors inputs = MakeInputs(3, (size_t{1} << 20) + 777, TestSeed() + 9);
+  ExpectEverywhere(inputs, {.spec = "hbi:policy=d,bits=5,rht=1,unbiased=1", .op = CCL_AVG},
+                   {.bits8 = 40,
+                    .step = 1,
+                    .average = true,
+                    .unbiased = true,
+                    .rht = true,
+                    .policy = HbiPolicy::kD},
+                   {{.algorithm = "direct"}, {.algorithm = "direct,ring", .channels = "4"}});
+  ExpectEverywhere(inputs, {.spec = "hbi:policy=r,k=15,k2=63", .in_place = true},
+                   {.k = 15, .k2 = 63, .step = 1, .policy = HbiPolicy::kR},
+                   {{.algorithm = "ring"}});
+}
+
+// Forced elsewhere, they are refused with both names, and the communicator stays usable.
+TEST(CompressedTest, PoliciesDAndRRefuseOtherAlgorithms) {
+  const struct {
+    const char *spec, *algorithm, *policy, *only;
+  } kCases[] = {{"hbi:policy=d", "ring", "policy=d", "direct only"},
+                {"hbi:policy=d", "tree", "policy=d", "direct only"},
+                {"hbi:policy=r", "direct", "policy=r", "ring only"}};
+  for (const auto& c : kCases) {
+    const ScopedEnv env({{"INCCL_ALGO", c.algorithm}});
+    RunThreads(2, [&](int, ccl_comm_t comm) {
+      ccl_codec_t codec = nullptr;
+      ASSERT_EQ(ccl_codec_create(&codec, c.spec), CCL_SUCCESS);
+      ccl_compression_t how = CCL_COMPRESSION_INIT;
+      how.codec = codec;
+      std::vector<float> x(5000, 1.0f), y(10000);
+      EXPECT_EQ(ccl_allreduce_compressed(x.data(), x.data(), x.size(), CCL_FLOAT32, CCL_SUM, &how,
+                                         comm, nullptr),
+                CCL_INVALID_ARGUMENT);
+      const std::string error = ccl_get_last_error(comm);
+      for (const char* word : {c.policy, c.only, c.algorithm}) {
+        EXPECT_NE(error.find(word), std::string::npos) << error;
+      }
+      EXPECT_EQ(
+          ccl_allgather_compressed(x.data(), y.data(), x.size(), CCL_FLOAT32, &how, comm, nullptr),
+          CCL_INVALID_ARGUMENT);
+      ccl_codec_destroy(codec);
+      EXPECT_EQ(ccl_allreduce(x.data(), x.data(), x.size(), CCL_FLOAT32, CCL_SUM, comm, nullptr),
+                CCL_SUCCESS);
+    });
+  }
+}
+
 TEST(CompressedTest, NonFiniteElementsPoisonTheirBlockOnEveryRank) {
   Vectors inputs = MakeInputs(3, 4096, 5);
   for (std::vector<float>& input : inputs) {
@@ -203,6 +275,25 @@ TEST(CompressedTest, WhatNoLossyCodecMayTouchRunsUncompressed) {
     }
     ccl_codec_destroy(codec);
   });
+}
+
+// Below min_bytes: the sum in fp32 in the order of the ranks, whatever the other algorithms do.
+TEST(CompressedTest, BelowMinBytesIsTheSumInRankOrder) {
+  constexpr int kRanks = kSanitized ? 4 : 18;  // more than 16: small calls take other algorithms
+  constexpr size_t kCount = 100;
+  const Vectors inputs = MakeInputs(kRanks, kCount, TestSeed() + 11);
+  std::vector<float> expected = inputs[0];
+  for (size_t r = 1; r < inputs.size(); ++r) {
+    for (size_t i = 0; i < kCount; ++i) expected[i] += inputs[r][i];
+  }
+  const Way any{.algorithm = "ring,tree,recursive_doubling,direct"};
+  const Outcome small = AllReduce(inputs, {.spec = "hbi:min_bytes=401"}, any);
+  const Outcome large = AllReduce(inputs, {.spec = "hbi:min_bytes=400"}, any);
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    EXPECT_EQ(Differences(small.outputs[r], expected), 0u);
+    EXPECT_EQ(small.stats[r].compressed, 0);
+    EXPECT_EQ(large.stats[r].compressed, 1);
+  }
 }
 
 // What a specification cannot hold on this communicator is refused by every rank before anything is

@@ -362,8 +362,81 @@ std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int
   return codes;
 }
 
+namespace {
+
+// One payload with its own codes: what is read out of it for the values x of a part that starts at
+// element `first`, quantized with these offsets.
+template <typename Offset>
+std::vector<float> ThroughPayload(const std::vector<float>& x, int n, const HbiOptions& options,
+                                  int divide, const Offset& offset) {
+  HbiTrace trace;
+  for (size_t b = 0; b < x.size() / 32; ++b) {
+    trace.codes.push_back(static_cast<uint8_t>(CodeOf(&x[32 * b])));
+  }
+  PlanWindow(Kind::kAllGather, trace.codes.data(), x.size() / 256, n, options, &trace);
+  std::vector<float> y(x.size());
+  for (size_t e = 0; e < x.size(); ++e) {
+    const int code = trace.codes[e / 32], k = trace.k[e / 256];
+    y[e] = DecodeOne(QuantizeOne(x[e], code, k, offset(e)), 1, code, k, divide);
+  }
+  return y;
+}
+
+// Policies D and R, part by part: part p of a window belongs to rank p.
+std::vector<float> ReduceParts(const std::vector<std::vector<float>>& inputs,
+                               const HbiOptions& options) {
+  const size_t n = inputs.size();
+  std::vector<std::vector<float>> rotated;
+  for (const std::vector<float>& input : inputs) rotated.push_back(Rotated(input, options));
+  const size_t padded = rotated[0].size();
+  HbiOptions last = options;
+  last.k = options.k2;
+  std::vector<float> result;
+  for (size_t window = 0; window < padded; window += kWindowElements) {
+    const size_t superblocks = std::min(kWindowElements, padded - window) / 256;
+    for (size_t p = 0; p < n; ++p) {
+      const size_t first = result.size();
+      const size_t length = 256 * (superblocks / n + (p < superblocks % n ? 1 : 0));
+      if (length == 0) continue;
+      const auto of = [&](size_t rank) {
+        const auto begin = rotated[rank].begin() + static_cast<std::ptrdiff_t>(first);
+        return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(length));
+      };
+      const auto coded = [&](const std::vector<float>& x, size_t rank) {
+        return ThroughPayload(x, static_cast<int>(n), options, 1, [&](size_t e) {
+          const uint32_t shift = static_cast<uint32_t>(65536 * rank / n);
+          return (Random16(options.seed, options.step, first + e) + shift) % 65536;
+        });
+      };
+      const auto add = [&](std::vector<float>* to, const std::vector<float>& x) {
+        for (size_t e = 0; e < length; ++e) (*to)[e] += x[e];
+      };
+      std::vector<float> sum;
+      if (options.policy == HbiPolicy::kD) {
+        sum = coded(of(0), 0);
+        for (size_t rank = 1; rank < n; ++rank) add(&sum, coded(of(rank), rank));
+      } else {  // round the ring, from the rank after the owner to the owner
+        sum = of((p + 1) % n);
+        for (size_t hop = 1; hop < n; ++hop) {
+          sum = coded(sum, (p + hop) % n);
+          add(&sum, of((p + hop + 1) % n));
+        }
+      }
+      const std::vector<float> y =
+          ThroughPayload(sum, static_cast<int>(n), last, options.average ? static_cast<int>(n) : 1,
+                         [&](size_t e) { return ResultOffset(options, first + e); });
+      result.insert(result.end(), y.begin(), y.end());
+    }
+  }
+  RotateBack(options, inputs[0].size(), &result);
+  return result;
+}
+
+}  // namespace
+
 std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
                                 const HbiOptions& options, HbiTrace* trace) {
+  if (options.policy != HbiPolicy::kH) return ReduceParts(inputs, options);
   const int n = static_cast<int>(inputs.size());
   HbiTrace local;
   HbiTrace& t = trace != nullptr ? *trace : local;

@@ -12,6 +12,8 @@
 
 namespace inccl::test {
 
+enum class HbiPolicy { kH, kD, kR };
+
 struct HbiOptions {
   int bits8 = 48;     // eighths of a bit per element and phase; unused with fixed levels
   int k = 0, k2 = 0;  // fixed levels where k > 0; k2 of an all-reduce only
@@ -22,6 +24,7 @@ struct HbiOptions {
   bool average = false;  // divided by the number of ranks; not in an all-gather
   bool unbiased = false;
   bool rht = false;
+  HbiPolicy policy = HbiPolicy::kH;  // D and R: all-reduce only, without trace
 };
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.

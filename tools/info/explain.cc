@@ -44,9 +44,7 @@ class RowCounter {
     for (uint32_t s = 0; s < slices; ++s) {
       const Range slice = chunking_.Slice(part, phase, s);
       if (phase.lane_class == LaneClass::kSide) {
-        // A byte per block, whole superblocks.
-        const uint64_t superblocks = (slice.count + kSuperblock - 1) / kSuperblock;
-        const uint64_t bytes = superblocks * (kSuperblock / kBlock) * receivers;
+        const uint64_t bytes = codec_->SideBytes(slice.count) * receivers;
         traffic_.side_bytes += bytes;
         traffic_.most_bytes += bytes;
         continue;
@@ -118,6 +116,7 @@ void DecideCodec(const ExplainRequest& request, const CommOptions& options, Expl
   } else if (!unsupported.ok()) {
     result->uncompressed_because = unsupported.message();
   } else if (request.bytes < codec->min_bytes()) {
+    result->below_min_bytes = true;
     result->uncompressed_because = fmt::format("{} bytes are below the codec's min_bytes of {}",
                                                request.bytes, codec->min_bytes());
   } else if (request.nranks == 1) {
@@ -136,7 +135,6 @@ bool IsReference(const Codec& codec, Collective collective, Algorithm algorithm)
 }
 
 Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
-                                            const CommOptions& options,
                                             const Explanation& explanation) {
   std::vector<Schedule> schedules;
   for (int rank = 0; rank < request.nranks; ++rank) {
@@ -146,7 +144,7 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                       .nranks = request.nranks,
                       .rank = rank,
                       .root = request.root,
-                      .channels = options.channels,
+                      .channels = explanation.channels,
                       .side_phase = explanation.agreement,
                       .side_one_shot = explanation.agreement && explanation.choice->side_one_shot});
     if (!schedule.ok()) return schedule.status();
@@ -178,7 +176,13 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
                        .bytes = request.bytes,
                        .nranks = request.nranks,
                        .compressed = result.codec != nullptr,
-                       .reproducible = options.reproducible};
+                       .reproducible = options.reproducible,
+                       .route = result.codec != nullptr ? result.codec->route() : Route{},
+                       .below_min_bytes = result.below_min_bytes};
+  if (result.codec != nullptr) {
+    Status unfit = result.codec->Fits(request.collective, request.nranks);
+    if (!unfit.ok()) return unfit;
+  }
   Result<Choice> choice = Choose(call, options.algorithms);
   if (!choice.ok()) return choice.status();
   result.choice = *choice;
@@ -186,8 +190,9 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   const std::shared_ptr<const Codec> codec =
       result.codec != nullptr ? result.codec : IdentityCodec();
   result.agreement = codec->has_side_phase();
+  result.channels = codec->whole_chunks() ? 1 : options.channels;
 
-  Result<std::vector<Schedule>> schedules = MakeSchedules(request, options, result);
+  Result<std::vector<Schedule>> schedules = MakeSchedules(request, result);
   if (!schedules.ok()) return schedules.status();
   Result<Proof> proof = Validate(*schedules);
   if (!proof.ok()) return proof.status();
@@ -204,7 +209,12 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   result.row_elements = chunking.options().row_elements;
   result.slice_elements = chunking.options().slice_elements;
   result.group = chunking.options().group;
-  result.slots = SlotsFor(options.slice_bytes);
+  result.slots = SlotsFor({.slice_bytes = options.slice_bytes,
+                           .type = request.type,
+                           .count = result.count,
+                           .nranks = request.nranks,
+                           .one_part = choice->algorithm == Algorithm::kDirectOneShot},
+                          *codec);
   if (result.codec != nullptr) {
     double error = 0;
     result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);

@@ -42,11 +42,13 @@ struct Explanation {
   uint64_t count = 0;
   std::shared_ptr<const Codec> codec;  // null: uncompressed
   std::string uncompressed_because;    // if compression was asked for
+  bool below_min_bytes = false;        // that is why
   std::optional<Choice> choice;        // nullopt: one rank, which only copies
   std::string why;
   bool agreement = false;  // a phase that agrees on scales goes before the data
   uint64_t rows = 0, row_elements = 0;
   uint32_t slice_elements = 0, group = 0;
+  int channels = 1;
   SlotOptions slots;
   int steps = 0;           // messages on the longest chain of one row
   double codec_bits = 0;   // per element and phase, in the codec's reference algorithm

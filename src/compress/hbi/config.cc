@@ -34,16 +34,38 @@ Status ParseSwitch(const CodecSpec& spec, std::string_view key, bool* on) {
   return Status::Ok();
 }
 
-// policy and m; `automatic` becomes whether policy=auto is asked for.
-Status ParsePolicy(const CodecSpec& spec, bool* automatic) {
+// policy, m, ref and ag, and what they say of each other.
+Status ParsePolicy(const CodecSpec& spec, Config* config) {
   static constexpr std::string_view kPolicies[] = {"h", "d", "r", "auto"};
+  static constexpr std::string_view kReferences[] = {"direct", "ring"};
+  static constexpr std::string_view kAllGathers[] = {"requant", "exact"};
+  constexpr size_t kAuto = 3;
   const Result<size_t> policy = spec.Choice("policy", 0, kPolicies);
   if (!policy.ok()) return policy.status();
-  const Result<uint64_t> m = spec.Integer("m", 0, 0, 1u << 15);
+  const bool automatic = *policy == kAuto;
+  config->policy = automatic ? Policy::kH : static_cast<Policy>(*policy);
+  const bool ring = config->policy == Policy::kR;  // R runs there and nowhere else
+  const Result<size_t> reference = spec.Choice("ref", ring ? 1 : 0, kReferences);
+  const Result<size_t> all_gather = spec.Choice("ag", 0, kAllGathers);
+  const Result<uint64_t> m = spec.Integer("m", ring ? 1 : 0, 0, 1u << 15);
+  if (!reference.ok()) return reference.status();
+  if (!all_gather.ok()) return all_gather.status();
   if (!m.ok()) return m.status();
-  if (*policy == 1 || *policy == 2) return NotAvailable(spec, "policy");
-  if (*m != 0) return NotAvailable(spec, "m");
-  *automatic = *policy == 3;
+  config->reference = static_cast<Reference>(*reference);
+  config->all_gather = static_cast<AllGather>(*all_gather);
+  const bool free = config->policy == Policy::kH && !automatic;
+  if (!free && config->reference != (ring ? Reference::kRing : Reference::kDirect)) {
+    return Contradiction(spec, "policy", "ref");
+  }
+  if (config->policy != Policy::kH && config->all_gather != AllGather::kRequant) {
+    return Contradiction(spec, "policy", "ag");
+  }
+  if (ring && *m == 0) return Contradiction(spec, "policy", "m");
+  if (ring && *m != 1) return NotAvailable(spec, "m");
+  if (!ring && *m != 0) {
+    return InvalidArgument(
+        fmt::format("codec {}: m={} is given without policy=r", spec.name(), *spec.Find("m")));
+  }
   return Status::Ok();
 }
 
@@ -81,38 +103,25 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 }  // namespace
 
 std::string Config::Canonical() const {
+  static constexpr const char* kPolicyNames[] = {"h", "d", "r"};
   return fmt::format(
-      "hbi:ag={},bits={},checksum={},k={},k2={},m=0,min_bytes={},policy=h,ref={},rht={},unbiased={"
-      "}",
-      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum ? 1 : 0,
-      k, k2, min_bytes, reference == Reference::kRing ? "ring" : "direct", rht ? 1 : 0,
-      unbiased ? 1 : 0);
+      "hbi:ag={},bits={},checksum={:d},k={},k2={},m={},min_bytes={},policy={},ref={},rht={:d},"
+      "unbiased={:d}",
+      all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum, k, k2,
+      policy == Policy::kR ? 1 : 0, min_bytes, kPolicyNames[static_cast<size_t>(policy)],
+      reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
   Config config;
-  bool automatic = false;
-  if (Status status = ParsePolicy(spec, &automatic); !status.ok()) return status;
+  if (Status status = ParsePolicy(spec, &config); !status.ok()) return status;
   for (const auto& [key, on] :
        {std::pair("checksum", &config.checksum), std::pair("rht", &config.rht),
         std::pair("unbiased", &config.unbiased)}) {
     if (Status status = ParseSwitch(spec, key, on); !status.ok()) return status;
   }
   if (Status status = ParseLevels(spec, &config); !status.ok()) return status;
-
-  static constexpr std::string_view kReferences[] = {"direct", "ring"};
-  const Result<size_t> reference = spec.Choice("ref", 0, kReferences);
-  if (!reference.ok()) return reference.status();
-  config.reference = static_cast<Reference>(*reference);
-  if (automatic && config.reference != Reference::kDirect) {
-    return Contradiction(spec, "policy", "ref");
-  }
-
-  static constexpr std::string_view kAllGathers[] = {"requant", "exact"};
-  const Result<size_t> all_gather = spec.Choice("ag", 0, kAllGathers);
-  if (!all_gather.ok()) return all_gather.status();
-  config.all_gather = static_cast<AllGather>(*all_gather);
 
   const Result<uint64_t> min_bytes = spec.Integer("min_bytes", 0, 0, UINT64_MAX);
   if (!min_bytes.ok()) return min_bytes.status();

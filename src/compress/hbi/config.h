@@ -17,9 +17,14 @@ enum class Reference : uint8_t { kDirect, kRing };
 // What travels after the sum: a second quantization of it, or the integer sums themselves.
 enum class AllGather : uint8_t { kRequant, kExact };
 
+// How sums travel: as integers on scales that all ranks agree on (H); each rank's elements on
+// scales of its own, summed in fp32 by an owner (D) or at every hop (R).
+enum class Policy : uint8_t { kH, kD, kR };
+
 struct Config {
   uint32_t bits8 = 48;     // 8 * bits per element and phase; 0: the levels are fixed
   uint32_t k = 0, k2 = 0;  // fixed levels of the sum and of the all-gather; 0: planned from bits8
+  Policy policy = Policy::kH;
   Reference reference = Reference::kDirect;
   AllGather all_gather = AllGather::kRequant;
   bool unbiased = false;   // the all-gather rounds with a hash, nothing is dropped

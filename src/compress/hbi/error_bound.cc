@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/hbi/error_bound.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -22,9 +24,9 @@ constexpr double kSpread = 16, kRotations = 0x1p-20;
 double FixedPointError(uint32_t k) { return 0x1p-17 + k * 0x1p-22; }
 
 // Of one quantization by one rank, over its M: to nearest half a step, with a hash a whole one.
+double SingleError(double steps, uint32_t k) { return (steps + FixedPointError(k)) / k + kDecode; }
 double SingleError(const Planner& planner, uint32_t k) {
-  const double steps = planner.config().unbiased ? 1.0 : 0.5;
-  return (steps + FixedPointError(k)) / k + kDecode;
+  return SingleError(planner.config().unbiased ? 1.0 : 0.5, k);
 }
 
 // Of the decoded sum, over M.
@@ -49,12 +51,25 @@ TypeRounding RoundingOf(DataType type) {
 
 }  // namespace
 
+double FinishBound(const UnfinishedBound& so_far) {
+  double error = so_far.error, sum = so_far.sum;
+  // Back from a rotation an element takes a sixteenth of each of 256 errors, and its magnitude is
+  // below 16 times that of the rotated ones.
+  if (so_far.rotated) {
+    error = kSpread * error + kSpread * (sum + error) * kRotations + 0x1p-120;
+    sum *= kSpread;
+  }
+  if (so_far.type == DataType::kFloat64) error += sum * 0x1p-24 + 0x1p-130;
+  const TypeRounding rounding = RoundingOf(so_far.type);
+  const double largest = (sum + error) / so_far.divisor;
+  if (largest >= rounding.limit) return kInfinity;
+  return error / so_far.divisor + largest * rounding.relative + rounding.absolute;
+}
+
 double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
                   ReduceOp op) {
   if (top == kZeroCode) return 0;
-  const double n = planner.contributions();
-  double magnitude = Magnitude(top);
-  const bool rotated = planner.config().rht;
+  const double n = planner.contributions(), magnitude = Magnitude(top);
   double error = n * magnitude;  // dropped: zero instead of the sum
   if (point.k != 0) {
     error = magnitude * SumError(planner, point.k);
@@ -67,18 +82,22 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
       error += Magnitude(code) * SingleError(planner, point.k2);
     }
   }
-  // Of what was rotated; back, an element takes a sixteenth of each of 256 errors, and its
-  // magnitude is below 16 n M.
-  if (rotated) {
-    error = kSpread * error + kSpread * (n * magnitude + error) * kRotations + n * 0x1p-140;
-    magnitude *= kSpread;
+  return FinishBound({.error = error,
+                      .sum = n * magnitude,
+                      .divisor = Reduces(planner.collective()) && op == ReduceOp::kAvg ? n : 1,
+                      .rotated = planner.config().rht,
+                      .type = type});
+}
+
+double QuantizationError(const Planner& planner, const PlanSummary& plan, bool nearest) {
+  double worst = 0;
+  for (size_t p = 1; p < planner.points().size(); ++p) {
+    if (plan.top[p] == kZeroCode) continue;
+    const uint32_t k = planner.points()[p].k;
+    const double relative = k == 0 ? 1 : SingleError(nearest ? 0.5 : 1.0, k);
+    worst = std::max(worst, Magnitude(plan.top[p]) * relative);
   }
-  if (type == DataType::kFloat64) error += n * (magnitude * 0x1p-24 + 0x1p-150);
-  const double divisor = Reduces(planner.collective()) && op == ReduceOp::kAvg ? n : 1;
-  const TypeRounding rounding = RoundingOf(type);
-  const double largest = (n * magnitude + error) / divisor;
-  if (largest >= rounding.limit) return kInfinity;
-  return error / divisor + largest * rounding.relative + rounding.absolute;
+  return worst;
 }
 
 double RelativeErrorBound(const Planner& planner, const Point& point) {
@@ -91,6 +110,29 @@ double RelativeErrorBound(const Planner& planner, const Point& point) {
   }
   // A rotated element is at most 16 times the largest one of the superblock.
   if (planner.config().rht) error = kSpread * kSpread * (error + (1 + error) * kRotations);
+  return error;
+}
+
+double RelativePartErrorBound(const Planner& sums, const Planner& results, int hops) {
+  const double quarter = std::exp2(0.25) * (1 + 0x1p-20);
+  const auto worst = [&](const Planner& planner, double steps) {
+    double error = 0;
+    for (const Point& point : planner.points().subspan(1)) {
+      error = std::max(error, point.k == 0 ? 1 : quarter * SingleError(steps, point.k));
+    }
+    return error;
+  };
+  const double each = worst(sums, 1), last = worst(results, sums.config().unbiased ? 1 : 0.5);
+  const double n = sums.nranks();
+  double error = 0;
+  if (sums.config().policy == Policy::kD) {
+    error = n * each;
+  } else {  // hop h codes h elements and the error so far
+    for (int h = 1; h <= hops; ++h) error += (h + error) * each;
+  }
+  error += n * n * 0x1p-22;  // additions in fp32
+  error = (error + (n + error) * last) / n;
+  if (sums.config().rht) error = kSpread * kSpread * (error + (1 + error) * kRotations);
   return error;
 }
 

@@ -17,6 +17,24 @@ namespace inccl::hbi {
 double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
                   ReduceOp op);
 
+// What is known of a sum as it is coded.
+struct UnfinishedBound {
+  double error = 0;  // of an element
+  double sum = 0;    // largest magnitude of one
+  double divisor = 1;
+  bool rotated = false;
+  DataType type = DataType::kFloat32;
+};
+// The bound on the error of the caller's elements.
+double FinishBound(const UnfinishedBound& so_far);
+
+// Of one quantization of values with this plan: to nearest, or with a hash.
+double QuantizationError(const Planner& planner, const PlanSummary& plan, bool nearest);
+
+// As RelativeErrorBound, for the policies D and R: payloads of `sums`, in R re-coded at `hops`
+// hops, a result of `results`.
+double RelativePartErrorBound(const Planner& sums, const Planner& results, int hops);
+
 // Of the result in fp32, over the contributions of a sum times the largest magnitude of the block
 // (with rht of the superblock) over the ranks (in an all-gather of the sender alone); for blocks
 // whose largest magnitude is within the fine steps of the scales, 2^-34 to 2^16 (with rht to 2^12,

@@ -10,6 +10,7 @@
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
 #include "compress/hbi/hull.h"
+#include "compress/hbi/part_state.h"
 
 namespace inccl {
 namespace {
@@ -58,7 +59,23 @@ std::shared_ptr<const Planner> hbi::PlannerCache::Get(Collective collective, int
 }
 
 HbiCodec::HbiCodec(const Config& config)
-    : planners_(std::make_shared<hbi::PlannerCache>(config)), spec_(config.Canonical()) {}
+    : planners_(std::make_shared<hbi::PlannerCache>(config)),
+      result_planners_(planners_),
+      spec_(config.Canonical()) {
+  if (!own_scales() || config.bits8 != 0) return;
+  Config results = config;
+  results.k = config.k2;
+  result_planners_ = std::make_shared<hbi::PlannerCache>(results);
+}
+
+Route HbiCodec::route() const {
+  switch (planners_->config().policy) {
+    case hbi::Policy::kD: return {Route::Kind::kDirect, "policy=d of the codec hbi"};
+    case hbi::Policy::kR: return {Route::Kind::kRing, "policy=r of the codec hbi"};
+    case hbi::Policy::kH: break;
+  }
+  return {};
+}
 
 Status hbi::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
                       int nranks) {
@@ -81,8 +98,16 @@ Status hbi::CheckCall(const Config& config, Collective collective, DataType type
 
 Status hbi::CheckFit(const Config& config, Collective collective, int nranks) {
   if (Status status = CheckRanks(config, nranks); !status.ok()) return status;
+  const bool own_scales = config.policy != Policy::kH;
+  if (own_scales && collective != Collective::kAllReduce) {
+    return InvalidArgument(fmt::format("codec hbi: policy={} is for {} only, not for {}",
+                                       config.policy == Policy::kD ? "d" : "r",
+                                       Name(Collective::kAllReduce), Name(collective)));
+  }
   if (!config.unbiased || config.bits8 == 0) return Status::Ok();
-  const uint32_t least8 = LeastUnbiasedBits8(collective, nranks, config.reference);
+  // Payloads of the policies D and R are like those of an all-gather.
+  const uint32_t least8 = LeastUnbiasedBits8(own_scales ? Collective::kAllGather : collective,
+                                             nranks, config.reference);
   if (config.bits8 >= least8) return Status::Ok();
   return InvalidArgument(fmt::format(
       "codec hbi: bits={} is too little for unbiased=1: {} of {} ranks needs at least bits={}",
@@ -99,6 +124,13 @@ Status HbiCodec::Supports(Collective collective, DataType type, ReduceOp op, int
 
 uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const {
   const Config& config = planners_->config();
+  if (own_scales()) {
+    const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
+    const uint32_t k = std::max(config.k, config.k2);
+    return superblocks * hbi::PartSuperblockBytes(config.bits8, k) +
+           std::min(superblocks, static_cast<uint32_t>(nranks)) * hbi::kSummaryBytes +
+           hbi::TrailerBytes(config);
+  }
   uint32_t sum = 16, result = 16;
   if (config.bits8 == 0) {
     sum = Width(static_cast<uint32_t>(nranks), config.k);
@@ -115,6 +147,7 @@ uint32_t HbiCodec::SideBytes(uint32_t count) const {
 
 void HbiCodec::Bound(Collective collective, int nranks, double* bits,
                      double* relative_error) const {
+  if (own_scales()) return BoundOfParts(nranks, bits, relative_error);
   const std::shared_ptr<const Planner> planner = planners_->Get(collective, nranks);
   const Config& config = planner->config();
   const bool sums_spread = collective == Collective::kAllReduce && !planner->requantizes();
@@ -133,7 +166,19 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
   *relative_error = worst_error;
 }
 
+void HbiCodec::BoundOfParts(int nranks, double* bits, double* relative_error) const {
+  const Config& config = planners_->config();
+  const auto payload_bits = [&config](uint32_t k) {
+    return 8.0 * hbi::PartSuperblockBytes(config.bits8, k) / kSuperblock;
+  };
+  *bits = (payload_bits(config.k) + payload_bits(config.k2)) / 2;
+  *relative_error = hbi::RelativePartErrorBound(
+      *planners_->Get(Collective::kAllGather, nranks),
+      *result_planners_->Get(Collective::kAllGather, nranks), nranks - 1);
+}
+
 std::unique_ptr<CodecState> HbiCodec::NewState() const {
+  if (own_scales()) return std::make_unique<hbi::PartState>(planners_, result_planners_);
   return std::make_unique<hbi::HbiState>(planners_);
 }
 

@@ -2,7 +2,7 @@
 //
 // hbi: homomorphic block integers, the compressed domain of all-reduce, reduce-scatter and
 // all-gather (docs/format.md). Policy H: scales agreed by all ranks ahead of the data, integer
-// codes, packed sums that are exact.
+// codes, packed sums that are exact. Policies D and R, all-reduce only: scales of the sender's own.
 #ifndef INCCL_COMPRESS_HBI_HBI_CODEC_H_
 #define INCCL_COMPRESS_HBI_HBI_CODEC_H_
 
@@ -48,7 +48,9 @@ class HbiCodec final : public Codec {
   const std::string& spec() const override { return spec_; }
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override;
   Status Fits(Collective collective, int nranks) const override;
-  bool has_side_phase() const override { return true; }
+  bool has_side_phase() const override { return !own_scales(); }
+  Route route() const override;
+  bool whole_chunks() const override { return own_scales(); }
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
   uint32_t SideBytes(uint32_t count) const override;
@@ -61,7 +63,12 @@ class HbiCodec final : public Codec {
   std::unique_ptr<CodecState> NewState() const override;
 
  private:
+  void BoundOfParts(int nranks, double* bits, double* relative_error) const;
+  bool own_scales() const { return planners_->config().policy != hbi::Policy::kH; }
+
   std::shared_ptr<hbi::PlannerCache> planners_;
+  // Policies D and R: those of the last quantization.
+  std::shared_ptr<hbi::PlannerCache> result_planners_;
   std::string spec_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "compress/hbi/checksum.h"
+#include "compress/hbi/codes.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 
@@ -29,14 +30,6 @@ const char* NameOf(Form form) {
 uint8_t* Bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
 
 uint64_t Superblocks(uint64_t elements) { return (elements + kSuperblock - 1) / kSuperblock; }
-
-bool HasReserved(const uint8_t* codes, size_t count) {
-  uint8_t found = 0;
-  for (size_t i = 0; i < count; ++i) {
-    found |= static_cast<uint8_t>(codes[i] - (kLastCode + 1)) < kPoison - kLastCode - 1 ? 1 : 0;
-  }
-  return found != 0;
-}
 
 void MaxInto(const uint8_t* from, size_t count, uint8_t* to) {
   for (size_t i = 0; i < count; ++i) to[i] = std::max(to[i], from[i]);
@@ -344,32 +337,15 @@ Status HbiState::ForwardResult(const Range& range, const SliceContext& slice, co
   return Status::Ok();
 }
 
-void HbiState::CountBlocks(uint32_t segment, CodecStats* stats) const {
-  const uint64_t blocks = (call_.count + kBlock - 1) / kBlock;
-  const uint8_t* codes = codes_.data() + FirstSuperblock(segment) * kBlocks;
-  if (!planners_->config().rht) {
-    for (uint64_t b = 0; b < blocks; ++b) {
-      stats->zero_blocks += codes[b] == kZeroCode ? 1 : 0;
-      stats->poisoned_blocks += codes[b] == kPoison ? 1 : 0;
-    }
-    return;
-  }
-  // Codes are about rotated blocks. What is zero or poisoned is so in the whole superblock.
-  for (uint64_t b = 0; b < blocks; b += kBlocks) {
-    const uint64_t here = std::min<uint64_t>(kBlocks, blocks - b);
-    const uint8_t* first = codes + b;
-    const auto is = [first](uint8_t code) { return std::count(first, first + kBlocks, code); };
-    if (is(kZeroCode) == kBlocks) stats->zero_blocks += here;
-    if (is(kPoison) != 0) stats->poisoned_blocks += here;
-  }
-}
-
 void HbiState::Finish(CodecStats* stats) {
   if (stats == nullptr) return;
   *stats = {};
   if (planner_ == nullptr) return;
   stats->dropped_superblocks = summary_.dropped;
-  for (uint32_t segment = 0; segment < segments_; ++segment) CountBlocks(segment, stats);
+  for (uint32_t segment = 0; segment < segments_; ++segment) {
+    CountBlocks(codes_.data() + FirstSuperblock(segment) * kBlocks,
+                (call_.count + kBlock - 1) / kBlock, planners_->config().rht, stats);
+  }
   const std::span<const Point> points = planner_->points();
   for (size_t p = 1; p < points.size(); ++p) {
     const double bound = ErrorBound(*planner_, points[p], summary_.top[p], call_.type, call_.op);

@@ -49,7 +49,6 @@ class HbiState final : public CodecState {
   uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }
   uint64_t FirstWindow(uint32_t segment) const { return segment * windows_; }
   void Plan(uint32_t segment, uint64_t window);
-  void CountBlocks(uint32_t segment, CodecStats* stats) const;
 
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;

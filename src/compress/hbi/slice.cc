@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "compress/hbi/codes.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/convert.h"
 
@@ -12,21 +13,6 @@ namespace inccl::hbi {
 namespace {
 
 constexpr uint32_t kMaxPacked = PackedBytes(16);
-
-// Whether one of a superblock's codes is kPoison.
-bool HasPoison(const uint8_t* codes) {
-  uint64_t eight;
-  static_assert(sizeof eight == kBlocks);
-  std::memcpy(&eight, codes, sizeof eight);
-  const uint64_t inverted = ~eight;  // a zero byte where there is poison
-  return ((inverted - 0x0101010101010101u) & ~inverted & 0x8080808080808080u) != 0;
-}
-
-void ClearPoisoned(const uint8_t* codes, float* x) {
-  for (uint32_t b = 0; b < kBlocks; ++b) {
-    if (codes[b] == kPoison) std::memset(x + b * kBlock, 0, kBlock * sizeof(float));
-  }
-}
 
 // The walk over one slice. Holds the tiles, all of them in L1.
 class Walker {

@@ -83,7 +83,8 @@ Result<UniqueFd> ListenForMesh(std::string* name) {
 }
 
 Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, RankTable table,
-                UniqueFd listener, RendezvousClient* root, Mesh* mesh) {
+                UniqueFd listener, RendezvousClient* root, Mesh* mesh,
+                std::vector<UniqueFd>* open) {
   Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
   if (!key.ok()) return key.status();
   const Result<Mac> hash = Sha256(table.session);
@@ -109,7 +110,7 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, Ra
   terms.share_fds = options.share_fds;
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
-  return BuildMesh(terms, std::move(listener), root, &mesh->peers);
+  return BuildMesh(terms, std::move(listener), root, &mesh->peers, open);
 }
 
 // Tells the rendezvous, which tells everybody; the first failure it heard of is everybody's.
@@ -178,7 +179,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   if (!table.ok()) return named(table.status());
 
   Mesh mesh;
-  status = WireMesh(options, terms, *std::move(table), *std::move(listener), &root, &mesh);
+  std::vector<UniqueFd> open;  // until a failure has been told
+  status = WireMesh(options, terms, *std::move(table), *std::move(listener), &root, &mesh, &open);
   if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
   FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;

@@ -61,6 +61,7 @@ class MeshBuilder {
 
   Status Run();
   void MoveTo(std::vector<Peer>* peers);
+  void MoveTo(std::vector<UniqueFd>* open);
 
  private:
   bool Done() const;
@@ -111,6 +112,12 @@ void MeshBuilder::MoveTo(std::vector<Peer>* peers) {
     (*peers)[peer].control = std::move(links_[peer].fd);
     (*peers)[peer].fds = links_[peer].receiver.Take();
   }
+}
+
+void MeshBuilder::MoveTo(std::vector<UniqueFd>* open) {
+  open->push_back(std::move(listener_));
+  for (Link& link : links_) open->push_back(std::move(link.fd));
+  for (Incoming& incoming : incoming_) open->push_back(std::move(incoming.fd));
 }
 
 bool MeshBuilder::Done() const {
@@ -368,9 +375,12 @@ Status MeshBuilder::Swap(size_t peer) {
 }  // namespace
 
 Status BuildMesh(const MeshTerms& terms, UniqueFd listener, RendezvousClient* root,
-                 std::vector<Peer>* peers) {
+                 std::vector<Peer>* peers, std::vector<UniqueFd>* open) {
   MeshBuilder builder(terms, std::move(listener), root);
-  if (Status status = builder.Run(); !status.ok()) return status;
+  if (Status status = builder.Run(); !status.ok()) {
+    builder.MoveTo(open);
+    return status;
+  }
   builder.MoveTo(peers);
   return Status::Ok();
 }

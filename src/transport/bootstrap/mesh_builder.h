@@ -30,8 +30,10 @@ struct MeshTerms {
 
 // Until all connections are made, watching the rendezvous for news of the others' failure. Fills
 // control and fds of `peers`, which has an entry per rank. Errors name the peer.
+// After a failure `open` has the descriptors, to be closed once the failure has been told: a peer
+// that found them closed before would take this rank for the one that began it.
 Status BuildMesh(const MeshTerms& terms, UniqueFd listener, RendezvousClient* root,
-                 std::vector<Peer>* peers);
+                 std::vector<Peer>* peers, std::vector<UniqueFd>* open);
 
 }  // namespace inccl::bootstrap
 
