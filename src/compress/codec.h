@@ -107,15 +107,21 @@ class Codec {
   // get the side information of every segment: where something is reduced that of all ranks
   // together, else its sender's. kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
   virtual bool has_side_phase() const = 0;
+  // Bytes of the side information of `count` elements of a row.
+  virtual uint32_t SideBytes(uint32_t count) const {
+    return (count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0)) * (kSuperblock / kBlock);
+  }
   // Elements of one row of the schedule (a window of a vector). 0: any.
   virtual uint64_t row_elements() const = 0;
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in
   // bytes.
   virtual uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const = 0;
   virtual uint64_t min_bytes() const { return 0; }
-  // A priori: bits per element and phase that a reference algorithm sends, and the bound on the
-  // absolute error of an element of the sum relative to n times the largest max|x| of its block
-  // over the ranks; where nothing is reduced, to the sender's. 0 for a lossless codec.
+  // A priori: bits per element and phase that a reference algorithm sends (0: those of the type, or
+  // fewer), and the bound on the absolute error of an element of the sum relative to n times the
+  // largest max|x| of its block over the ranks; where nothing is reduced, to the sender's. 0 for a
+  // lossless codec. For codecs without scales per block docs/codecs.md says what stands for a
+  // block.
   virtual void Bound(Collective collective, int nranks, double* bits,
                      double* relative_error) const = 0;
   // Of an all-reduce.

@@ -44,9 +44,7 @@ class RowCounter {
     for (uint32_t s = 0; s < slices; ++s) {
       const Range slice = chunking_.Slice(part, phase, s);
       if (phase.lane_class == LaneClass::kSide) {
-        // A byte per block, whole superblocks.
-        const uint64_t superblocks = (slice.count + kSuperblock - 1) / kSuperblock;
-        const uint64_t bytes = superblocks * (kSuperblock / kBlock) * receivers;
+        const uint64_t bytes = codec_->SideBytes(slice.count) * receivers;
         traffic_.side_bytes += bytes;
         traffic_.most_bytes += bytes;
         continue;
@@ -128,11 +126,12 @@ void DecideCodec(const ExplainRequest& request, const CommOptions& options, Expl
 }
 
 // Whether the codec's promise of bits is about this algorithm.
-bool IsReference(const Codec& codec, Collective collective, Algorithm algorithm) {
+bool IsReference(const Codec& codec, double bits, Collective collective, Algorithm algorithm) {
+  if (bits == 0) return false;                            // the data decides
   if (collective == Collective::kAllGather) return true;  // payloads are those of the sender
   const Result<CodecSpec> spec = CodecSpec::Parse(codec.spec());
   const std::string* reference = spec.ok() ? spec->Find("ref") : nullptr;
-  return reference != nullptr && *reference == Name(algorithm);
+  return reference == nullptr ? algorithm == Algorithm::kDirect : *reference == Name(algorithm);
 }
 
 Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
@@ -208,7 +207,8 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   if (result.codec != nullptr) {
     double error = 0;
     result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);
-    result.reference = IsReference(*result.codec, request.collective, choice->algorithm);
+    result.reference =
+        IsReference(*result.codec, result.codec_bits, request.collective, choice->algorithm);
   }
   for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
     const Schedule& schedule = (*schedules)[rank];

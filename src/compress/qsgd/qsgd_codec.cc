@@ -31,6 +31,7 @@ class QsgdCodec final : public Codec {
     return qsgd::CheckCall(*config_, collective, type, op, nranks);
   }
   bool has_side_phase() const override { return true; }
+  uint32_t SideBytes(uint32_t /*count*/) const override { return qsgd::kSideBytes; }
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType /*type*/, int nranks, uint32_t count) const override {
     const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);

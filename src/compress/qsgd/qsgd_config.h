@@ -15,6 +15,9 @@
 
 namespace inccl::qsgd {
 
+// Of any range: the bits of its largest magnitude.
+inline constexpr uint32_t kSideBytes = sizeof(uint32_t);
+
 struct Config {
   const char* name = "";
   std::string spec;                 // canonical

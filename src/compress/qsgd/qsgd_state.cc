@@ -25,7 +25,6 @@ namespace inccl::qsgd {
 namespace {
 
 constexpr uint32_t kPoison = 0x7F800000;  // a magnitude that is not finite
-constexpr uint32_t kSideBytes = sizeof(uint32_t);
 
 uint64_t Windows(uint64_t count) { return (count + kWindow - 1) / kWindow; }
 
