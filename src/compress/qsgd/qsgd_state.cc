@@ -164,12 +164,17 @@ void State::AddElements(const Part& part, const std::byte* elements, uint32_t* s
   Load(part, elements, x);
   const uint32_t first =
       key_ + static_cast<uint32_t>(part.superblock % (kWindow / kSuperblock)) * kSuperblock;
+  uint32_t random[kSuperblock];
+  if (selection_.all()) {
+    for (uint32_t i = 0; i < kSuperblock; ++i) random[i] = hbi::LowBias32(first + i);
+  } else {
+    for (uint32_t i = 0; i < part.picked; ++i) random[i] = hbi::LowBias32(first + part.places[i]);
+  }
   for (uint32_t i = 0; i < part.picked; ++i) {
-    const uint32_t random = hbi::LowBias32(first + part.places[i]);
     const double scaled = static_cast<double>(x[i]) * factor_;
     const double above = scaled > -levels ? scaled : -levels;  // -s for what is not a number
     const double code = above < levels ? above : levels;
-    sums[i] += static_cast<uint32_t>(static_cast<int64_t>(code + levels + random * 0x1p-32));
+    sums[i] += static_cast<uint32_t>(static_cast<int32_t>(code + levels + random[i] * 0x1p-32));
   }
 }
 
