@@ -8,6 +8,7 @@ namespace {
 
 constexpr uint16_t kDataDepth = 4;
 constexpr uint16_t kSideDepth = 2;
+constexpr uint32_t kSideBytes = kWindow / kBlock;  // of a slot of a side lane
 constexpr uint32_t kGroup = kDataDepth / 2;
 
 uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / grain * grain; }
@@ -37,13 +38,16 @@ Chunking CutCall(const CutRequest& request, const Codec& codec) {
   }
   options.side_slice_elements =
       static_cast<uint32_t>(std::min<uint64_t>(options.row_elements, kWindow));
+  while (codec.has_side_phase() && codec.SideBytes(options.side_slice_elements) > kSideBytes) {
+    options.side_slice_elements /= 2;
+  }
   return Chunking(options);
 }
 
 SlotOptions SlotsFor(uint32_t slice_bytes) {
   // Narrow slices of wide types still take a superblock.
   return {.data_bytes = std::max<uint32_t>(slice_bytes, kSuperblock * 8),
-          .side_bytes = kWindow / kBlock,
+          .side_bytes = kSideBytes,
           .data_depth = kDataDepth,
           .side_depth = kSideDepth};
 }

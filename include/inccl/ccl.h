@@ -421,8 +421,9 @@ CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
  * reference algorithm sends (key `ref` of the specification, else direct; other algorithms may send
  * more; 0: no more than the type has), and an upper bound of the absolute error of an element of
  * the sum, relative to nranks times the largest |x| of its block of 32 elements over all ranks
- * (qsgd and randk: of its 2^20 elements). 0: as uncompressed. Both are a priori and hold in the
- * codec's range of magnitudes (docs/codecs.md); the stats of a call have what really happened.
+ * (qsgd, qsgd_ms and randk: of its 2^20 elements). 0: as uncompressed. Both are a priori and hold
+ * in the codec's range of magnitudes (docs/codecs.md); the stats of a call have what really
+ * happened.
  */
 CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,
                                      double* relative_error_bound);
@@ -431,8 +432,9 @@ CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks
  * As ccl_allreduce, with compressed bytes on the way (docs/codecs.md). op is CCL_SUM or CCL_AVG
  * (with the codec lossless any) and type a float of 2 bytes or more; any other type or op, or a
  * call below the codec's min_bytes, runs uncompressed and says so in the stats. The result is
- * bit-identical on all ranks; with hbi, qsgd and randk, whose sums are exact, also over algorithms,
- * slice sizes, channels, transports and instruction sets. compression may be NULL: all defaults.
+ * bit-identical on all ranks; with hbi, qsgd, qsgd_ms and randk, whose sums are exact, also over
+ * algorithms, slice sizes, channels, transports and instruction sets. compression may be NULL: all
+ * defaults.
  */
 CCL_API ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,
                                               ccl_datatype_t type, ccl_redop_t op,

@@ -30,6 +30,7 @@ enum class Form : uint8_t {
   kResult,  // the final value on its way to the ranks, in the codec's representation, forwarded
             // verbatim
   kSide,    // side information (hbi: scale codes, combined by MAX); see Codec::has_side_phase
+            // (`contributions`: 1 in the second side phase)
 };
 
 struct Format {
@@ -107,7 +108,9 @@ class Codec {
   // get the side information of every segment: where something is reduced that of all ranks
   // together, else its sender's. kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
   virtual bool has_side_phase() const = 0;
-  // Bytes of the side information of `count` elements of a row.
+  // True: another such phase follows, row by row between the first and the data.
+  virtual bool has_second_side_phase() const { return false; }
+  // Bytes of the side information of `count` elements of a row, at most (of either phase).
   virtual uint32_t SideBytes(uint32_t count) const {
     return (count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0)) * (kSuperblock / kBlock);
   }

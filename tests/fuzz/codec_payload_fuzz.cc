@@ -12,10 +12,24 @@ namespace {
 
 constexpr uint32_t kCount = 300;  // with a tail
 constexpr int kRanks = 3;
-constexpr const char* kSpecs[] = {"none",     "bf16", "fp16",      "fp8",        "mxfp8",
-                                  "lossless", "qsgd", "qsgd:q=16", "randk:k=0.1"};
+constexpr const char* kSpecs[] = {"none",        "bf16",           "fp16", "fp8",
+                                  "mxfp8",       "lossless",       "qsgd", "qsgd:q=16",
+                                  "randk:k=0.1", "qsgd_ms:q=2+5+7"};
 constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kBfloat16, DataType::kFloat16,
                                DataType::kFloat64};
+
+// Side information of the right length and any content.
+bool Agree(const Range& range, const Term& mine, const Format& side, CodecState* state,
+           Input* input) {
+  std::vector<std::byte> room(kWindow / kBlock);
+  Term out{side, room.data(), static_cast<uint32_t>(room.size())};
+  Require(state->Combine(range, {&mine, 1}, {&out, 1}).ok(), "own side information");
+  std::vector<std::byte> theirs = Exact(input->Take(out.bytes));
+  theirs.resize(out.bytes);
+  const Term in{side, theirs.data(), out.bytes};
+  Term kept{side, nullptr, 0};
+  return state->Combine(range, {&in, 1}, {&kept, 1}).ok();
+}
 
 }  // namespace
 
@@ -28,19 +42,17 @@ void Run(Data data) {
   Require(state->Begin({.type = type, .nranks = kRanks, .rank = 0, .count = kCount}).ok(),
           "a call begins");
   const Range range{0, 0, kCount};
-  if (codec->has_side_phase()) {
-    std::vector<std::byte> side = Exact(input.Take(codec->SideBytes(kCount)));
-    side.resize(codec->SideBytes(kCount));
-    const Term in{{Form::kSide}, side.data(), static_cast<uint32_t>(side.size())};
-    Term out{{Form::kSide}, nullptr, 0};
-    if (!state->Combine(range, {&in, 1}, {&out, 1}).ok()) return;
+  std::vector<std::byte> own(bytes);
+  const Term mine{{Form::kInput}, own.data(), bytes};
+  for (uint16_t phase = 0; codec->has_side_phase() && phase < 2; ++phase) {
+    if (phase == 1 && !codec->has_second_side_phase()) break;
+    if (!Agree(range, mine, {Form::kSide, phase}, state.get(), &input)) return;
   }
   const bool sum = (input.Byte() & 1) != 0;
   const uint32_t room_bytes = codec->MaxBytes(type, kRanks, kCount);
-  std::vector<std::byte> own(bytes), room(room_bytes), result(bytes);
+  std::vector<std::byte> room(room_bytes), result(bytes);
   uint32_t length = static_cast<uint32_t>(input.Below(room_bytes + 2));
   if ((input.Byte() & 3) != 0) {  // as long as a payload is
-    const Term mine{{Form::kInput}, own.data(), bytes};
     const Term two[2] = {mine, mine};
     Term out{{Form::kSum, 2}, room.data(), room_bytes};
     if (state->Combine(range, two, {&out, 1}).ok() && out.bytes > 8) length = out.bytes;

@@ -147,7 +147,9 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                       .root = request.root,
                       .channels = options.channels,
                       .side_phase = explanation.agreement,
-                      .side_one_shot = explanation.agreement && explanation.choice->side_one_shot});
+                      .side_one_shot = explanation.agreement && explanation.choice->side_one_shot,
+                      .second_side_phase = explanation.codec != nullptr &&
+                                           explanation.codec->has_second_side_phase()});
     if (!schedule.ok()) return schedule.status();
     schedules.push_back(*std::move(schedule));
   }
