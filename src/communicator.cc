@@ -306,11 +306,12 @@ void Communicator::LogCall(const Call& call, const TunerCall& tuned, const Choic
 Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& codec,
                                                  const Choice& choice) {
   const bool side = codec.has_side_phase();
+  const bool second = codec.has_second_side_phase();
   const bool side_one_shot = side && choice.side_one_shot;
   const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 48 |
                        uint64_t{static_cast<uint8_t>(choice.algorithm)} << 40 |
-                       uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
-                       static_cast<uint32_t>(call.root);
+                       uint64_t{second} << 34 | uint64_t{side} << 33 |
+                       uint64_t{side_one_shot} << 32 | static_cast<uint32_t>(call.root);
   const SlotOptions slots = SlotsFor({.slice_bytes = options_.slice_bytes,
                                       .type = call.type,
                                       .count = call.count,
@@ -327,7 +328,8 @@ Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& 
                                               .root = call.root,
                                               .channels = channels,
                                               .side_phase = side,
-                                              .side_one_shot = side_one_shot});
+                                              .side_one_shot = side_one_shot,
+                                              .second_side_phase = second});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);
     if (!bound.ok()) return bound.status();

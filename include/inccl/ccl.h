@@ -123,8 +123,8 @@ typedef struct {
   const char* codec; /**< Default codec of compressed calls; else INCCL_CODEC, else "hbi:bits=6". */
   const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". */
   int channels;          /**< Independent lanes per peer, 1..32. */
-  int reproducible;      /**< 1: uncompressed float sums in rank order, independent of size and
-                            algorithm. */
+  int reproducible;      /**< 1: float sums in rank order, independent of size and algorithm; those
+                            of compressed calls too, whose codecs depend on the order. */
   int preserve_input;    /**< 1: after an error, the buffer of a call in place holds its input
                             again; costs a copy of the input per such call. */
   int init_timeout_ms;   /**< Deadline of creation; default 120000. */
@@ -153,9 +153,10 @@ typedef struct ccl_compression_stats {
    */
   double bits;
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
-  double error_bound;   /**< Upper bound on the absolute error of any element of this call. */
-  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank; with policy=d or r:
-                             in the result. */
+  double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
+                           uncompressed. Infinite where no rank can know one (docs/codecs.md). */
+  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank; hbi with policy=d or
+                           r: in the result. This and the next two: of hbi, else 0. */
   uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits;
                                    with policy=d or r counted for every quantization. */
   uint64_t poisoned_blocks; /**< Blocks with a NaN or infinity on some rank: NaN in the result. */
@@ -403,7 +404,8 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
 /* ---------------------------------------------------------------- compression */
 
 /**
- * Parses a specification: "none", or "hbi" with any of these keys behind a colon, as in
+ * Parses a specification: "none", "lossless", "bf16", "mxfp8", "qsgd:q=8", ... (docs/codecs.md has
+ * all codecs and their keys), or "hbi" with any of these keys behind a colon, as in
  * "hbi:bits=5,rht=1" (docs/format.md has all of it):
  * - bits=B: bits per element and phase, a multiple of 1/8 in [0.5, 16]; 6 by default
  * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
@@ -436,22 +438,25 @@ CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
 
 /**
  * What a codec promises for `count` elements on `nranks` ranks: bits per element and phase that its
- * reference algorithm sends (key `ref` of the specification; other algorithms may send more), and
- * an upper bound of the absolute error of an element of the sum, relative to `nranks` times the
- * largest |x| of its block of 32 elements (with rht=1 of its superblock of 256) over all ranks.
- * Both are a priori; the stats of a call have what really happened. CCL_INVALID_ARGUMENT if no such
- * call is possible, e.g. with bits that are too few for unbiased=1.
+ * reference algorithm sends (key `ref` of the specification, else direct; other algorithms may send
+ * more; 0: no more than the type has), and an upper bound of the absolute error of an element of
+ * the sum, relative to `nranks` times the largest |x| of its block of 32 elements (hbi with rht=1:
+ * of its superblock of 256; qsgd, qsgd_ms and randk: of its 2^20 elements) over all ranks. 0: as
+ * uncompressed. Both are a priori and hold in the codec's range of magnitudes (docs/codecs.md); the
+ * stats of a call have what really happened. CCL_INVALID_ARGUMENT if no such call is possible, e.g.
+ * with bits that are too few for unbiased=1.
  */
 CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks, double* bits,
                                      double* relative_error_bound);
 
 /**
- * As ccl_allreduce, with the sum taken in the compressed domain (docs/format.md). op is CCL_SUM or
- * CCL_AVG and type a float; any other type or op, or a call below the codec's min_bytes, runs
- * uncompressed and says so in the stats. The result is bit-identical on all ranks and, for the
- * codec hbi with policy=h, over algorithms, slice sizes, channels, transports and instruction sets.
- * What a specification cannot do on this communicator (policy=d where algorithms other than direct
- * are forced, unbiased=1 with too few bits) is CCL_INVALID_ARGUMENT, and nothing has been sent.
+ * As ccl_allreduce, with compressed bytes on the way (docs/codecs.md). op is CCL_SUM or CCL_AVG
+ * (with the codec lossless any) and type a float of 2 bytes or more; any other type or op, or a
+ * call below the codec's min_bytes, runs uncompressed and says so in the stats. The result is
+ * bit-identical on all ranks; with hbi (policy=h), qsgd, qsgd_ms and randk, whose sums are exact,
+ * also over algorithms, slice sizes, channels, transports and instruction sets. What a
+ * specification cannot do on this communicator (policy=d where algorithms other than direct are
+ * forced, unbiased=1 with too few bits) is CCL_INVALID_ARGUMENT, and nothing has been sent.
  * compression may be NULL: all defaults.
  */
 CCL_API ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,
@@ -460,7 +465,7 @@ CCL_API ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size
                                               ccl_stream_t stream);
 
 /**
- * As ccl_reduce_scatter, with the sum taken in the compressed domain, under the conditions of
+ * As ccl_reduce_scatter, with compressed bytes on the way, under the conditions of
  * ccl_allreduce_compressed.
  */
 CCL_API ccl_result_t ccl_reduce_scatter_compressed(const void* send, void* recv, size_t recvcount,
@@ -469,7 +474,7 @@ CCL_API ccl_result_t ccl_reduce_scatter_compressed(const void* send, void* recv,
                                                    ccl_comm_t comm, ccl_stream_t stream);
 
 /**
- * As ccl_allgather, with every rank's segment quantized once by its sender; all ranks, the sender
+ * As ccl_allgather, with every rank's segment compressed once by its sender; all ranks, the sender
  * too, get the decoded values. Under the conditions of ccl_allreduce_compressed.
  */
 CCL_API ccl_result_t ccl_allgather_compressed(const void* send, void* recv, size_t sendcount,

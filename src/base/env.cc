@@ -131,7 +131,7 @@ const Variable kVariables[] = {
       "best, scalar, ssse3, sse4, avx2, avx512, ... (what this CPU has)", "best", "name"},
      [](Text v, Environment* e) { return ParseText(v, &e->simd); }},
     {{"INCCL_CODEC", "codec of compressed calls that name none",
-      "a codec specification (docs/format.md)", "hbi:bits=6", "codec"},
+      "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
      [](Text v, Environment* e) { return ParseText(v, &e->codec); }},
     {{"INCCL_COMM_ID", "where rank 0 listens; checked, but nothing uses it yet", "host:port",
       "none", "address"},

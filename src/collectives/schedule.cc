@@ -86,6 +86,9 @@ Status CheckRequest(const ScheduleRequest& request) {
     return InvalidArgument(
         fmt::format("{}: channels is {}, not 1..{}", name, request.channels, kMaxChannels));
   }
+  if (request.second_side_phase && !request.side_phase) {
+    return InvalidArgument(fmt::format("{}: a second side phase without a first", name));
+  }
   if (request.side_phase && SidePhaseOf(request.collective, request.side_one_shot) == nullptr) {
     return InvalidArgument(fmt::format("{}: there is no side phase{}", name,
                                        request.side_one_shot ? " in one shot" : ""));
@@ -121,19 +124,24 @@ bool Meet(const std::vector<bool>& a, const std::vector<bool>& b) {
   return false;
 }
 
-// Data of a row waits for the side information of that row, all of it or that of its own segments;
-// side information runs at most one row ahead of the data.
+// Data of a row waits for the side information of that row, all of it or that of its own segments,
+// and a second side phase for all of the first; side information runs at most one row ahead of the
+// data.
 void CouplePhases(Schedule* schedule) {
   const bool segmented = SegmentsOf(schedule->collective, 2) > 1;
+  const size_t data = schedule->phases.size() - 1;
   std::vector<std::vector<bool>> chunks;
   for (const Strand& strand : schedule->strands) chunks.push_back(ChunksOf(*schedule, strand));
   for (size_t s = 0; s < schedule->strands.size(); ++s) {
     Strand& strand = schedule->strands[s];
     for (size_t i = 0; i < schedule->strands.size(); ++i) {
-      if (strand.phase == schedule->strands[i].phase) continue;
-      if (strand.phase == 0) {
+      const size_t other = schedule->strands[i].phase;
+      if (strand.phase == other) continue;
+      const bool all = !segmented || strand.phase != data;
+      if (other == data) {
         strand.waits.push_back({static_cast<uint16_t>(i), kSideRows});
-      } else if (segmented ? Meet(chunks[s], chunks[i]) : Meet(chunks[i], chunks[i])) {
+      } else if (other < strand.phase &&
+                 (all ? Meet(chunks[i], chunks[i]) : Meet(chunks[s], chunks[i]))) {
         strand.waits.push_back({static_cast<uint16_t>(i), 0});
       }
     }
@@ -165,7 +173,7 @@ Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
   schedule.rank = request.rank;
   schedule.root = request.root;
   const bool alone = request.nranks == 1;
-  if (request.side_phase) {
+  for (int p = 0; p < (request.side_phase ? 1 : 0) + (request.second_side_phase ? 1 : 0); ++p) {
     PhaseBuilder side(&schedule, LaneClass::kSide, 1);
     (alone ? Alone : SidePhaseOf(request.collective, request.side_one_shot))(&side);
   }

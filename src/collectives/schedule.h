@@ -41,7 +41,7 @@ struct Operand {
   // Which of the phase's chunks this operand holds; for scratch, what was put there.
   uint16_t chunk = 0;
   // kInput space: Form::kInput; kOutput space: Form::kOutput (side phase: Form::kSide); lanes and
-  // scratch: kSum or kResult (side phase: kSide).
+  // scratch: kSum or kResult (side phase: kSide, `contributions` is the number of the phase).
   Format format;
 };
 
@@ -70,7 +70,9 @@ struct Strand {
 // lanes empty. `channel` tells apart lanes of equal ends: kLanePlanes * (the strands' channel) +
 // plane. No two lanes of a schedule have class, channel, producer and one consumer in common, not
 // even when a multicast lane is replaced by one lane per consumer.
+// The lanes of a second side phase are on the planes from kSecondSidePlane.
 inline constexpr int kLanePlanes = 4;
+inline constexpr int kSecondSidePlane = 2;
 inline constexpr int kMaxChannels = 256 / kLanePlanes;
 struct ScheduleLane {
   LaneClass lane_class = LaneClass::kData;
@@ -95,7 +97,7 @@ struct Schedule {
   int nranks = 1;
   int rank = 0;
   int root = 0;
-  std::vector<Phase> phases;        // [side information,] data
+  std::vector<Phase> phases;        // [side information, [more of it,]] data
   std::vector<ScheduleLane> lanes;  // those this rank produces or consumes
   std::vector<Operand> operands;
   std::vector<Strand> strands;  // in the order in which they are polled
@@ -114,6 +116,8 @@ struct ScheduleRequest {
   bool side_phase = false;
   // All-reduce only: the agreement by direct one-shot (small calls), else by direct two-shot.
   bool side_one_shot = false;
+  // Prepend another one after it: a second agreement, which needs what the first has agreed on.
+  bool second_side_phase = false;
 };
 
 // The schedule of one rank, or why there is none (kInvalidArgument naming collective and

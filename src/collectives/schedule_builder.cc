@@ -37,9 +37,10 @@ int PhaseBuilder::AddStrand(int channel) {
 
 int PhaseBuilder::AddLane(int channel, int plane, int producer, std::vector<int> consumers) {
   std::sort(consumers.begin(), consumers.end());
-  schedule_->lanes.push_back({phase().lane_class,
-                              static_cast<uint8_t>(kLanePlanes * channel + plane), producer,
-                              std::move(consumers)});
+  schedule_->lanes.push_back(
+      {phase().lane_class,
+       static_cast<uint8_t>(kLanePlanes * channel + plane + SideNumber() * kSecondSidePlane),
+       producer, std::move(consumers)});
   return static_cast<int>(schedule_->lanes.size()) - 1;
 }
 
@@ -71,7 +72,9 @@ void PhaseBuilder::AddStep(int strand, int chunk, const std::vector<Operand>& in
 }
 
 Format PhaseBuilder::FormatOf(Form form, int contributions) const {
-  if (phase().lane_class == LaneClass::kSide) return {Form::kSide, 0};
+  if (phase().lane_class == LaneClass::kSide) {
+    return {Form::kSide, static_cast<uint16_t>(SideNumber())};
+  }
   return {form, static_cast<uint16_t>(contributions)};
 }
 

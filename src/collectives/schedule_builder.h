@@ -48,6 +48,10 @@ class PhaseBuilder {
   Phase& phase() { return schedule_->phases[index_]; }
   const Phase& phase() const { return schedule_->phases[index_]; }
   Format FormatOf(Form form, int contributions) const;
+  // Of a side phase: how many others are before it; of data 0.
+  int SideNumber() const {
+    return phase().lane_class == LaneClass::kSide ? static_cast<int>(index_) : 0;
+  }
 
   Schedule* schedule_;
   size_t index_;

@@ -41,11 +41,13 @@ class StructureCheck {
   Status Phases() const {
     const std::vector<Phase>& phases = schedule_.phases;
     if (!IsRank(schedule_.root)) return Error(fmt::format("root is {}", schedule_.root));
-    const bool side =
-        phases.size() == 2 && phases[0].lane_class == LaneClass::kSide && HasSidePhase();
-    if ((phases.size() != 1 && !side) || phases.back().lane_class != LaneClass::kData) {
-      return Error("the phases are not [side information,] data");
+    const bool known = phases.size() == 1 || (phases.size() <= 3 && HasSidePhase());
+    for (size_t p = 0; p < phases.size(); ++p) {
+      const bool last = p + 1 == phases.size();
+      if (known && phases[p].lane_class == (last ? LaneClass::kData : LaneClass::kSide)) continue;
+      return Error("the phases are not [side information, [more of it,]] data");
     }
+    if (phases.empty()) return Error("there is no phase");
     const uint64_t segments =
         SegmentsOf(schedule_.collective, static_cast<uint64_t>(schedule_.nranks));
     for (const Phase& phase : phases) {
@@ -173,6 +175,10 @@ class StructureCheck {
       }
     }
     if (!form_fits) return fmt::format("form {} does not fit there", Text(format));
+    if (format.form == Form::kSide && format.contributions != schedule_.strands[strand].phase) {
+      return fmt::format("side information of phase {} does not fit there", format.contributions);
+    }
+    if (format.form == Form::kSide) return "";
     const bool counted = format.form == Form::kSum;
     if (counted ? format.contributions < 1 || format.contributions > schedule_.nranks
                 : format.contributions != 0) {
@@ -214,24 +220,26 @@ class StructureCheck {
   }
 
   // Data waits for the side information of its row and segments, which overwrites that of kSideRows
-  // rows before.
+  // rows before; a second side phase waits for all of the first.
   Status Coupling() const {
     if (schedule_.phases.size() == 1) return Status::Ok();
+    const size_t last = schedule_.phases.size() - 1;
     for (size_t data = 0; data < schedule_.strands.size(); ++data) {
-      if (schedule_.strands[data].phase == 0) continue;
+      const size_t phase = schedule_.strands[data].phase;
+      if (phase == 0) continue;
       const std::set<int> touched = Chunks(schedule_.strands[data], false);
       for (size_t side = 0; side < schedule_.strands.size(); ++side) {
-        if (schedule_.strands[side].phase != 0) continue;
+        if (schedule_.strands[side].phase >= phase) continue;
         const std::set<int> written = Chunks(schedule_.strands[side], true);
         if (written.empty()) continue;
-        const bool needed =
-            !Segmented() || std::any_of(written.begin(), written.end(),
+        const bool needed = !Segmented() || phase != last ||
+                            std::any_of(written.begin(), written.end(),
                                         [&](int chunk) { return touched.count(chunk) > 0; });
         if (needed && !Waits(data, side, 0)) {
-          return Error(fmt::format("data strand {} does not wait for the side strand {} of its row",
-                                   data, side));
+          return Error(fmt::format("{} strand {} does not wait for the side strand {} of its row",
+                                   phase == last ? "data" : "side", data, side));
         }
-        if (!Waits(side, data, kSideRows)) {
+        if (phase == last && !Waits(side, data, kSideRows)) {
           return Error(fmt::format("side strand {} may overtake the data strand {} by {} rows",
                                    side, data, kSideRows));
         }

@@ -18,43 +18,91 @@ static_assert(std::endian::native == std::endian::little, "payloads are little-e
 
 constexpr uint32_t FieldBytes(uint32_t count, uint32_t width) { return (count * width + 7) / 8; }
 
-// Values have no bits above `width`.
+namespace fields {
+
+// Values are handled eight at a time, `width` bytes, through memory with room behind it.
+inline constexpr uint32_t kMost = 256;
+inline constexpr uint32_t kRoom = kMost * 4 + 32;
+
+// Eight values of at most 16 bits.
+template <typename Value>
+void PackEight(const Value* v, uint32_t width, std::byte* out) {
+  const uint32_t half = 4 * width;
+  uint64_t low = 0, high = 0;
+  for (uint32_t j = 0; j < 4; ++j) {
+    low |= uint64_t{v[j]} << (j * width);
+    high |= uint64_t{v[4 + j]} << (j * width);
+  }
+  std::memcpy(out, &low, 8);
+  if (half % 8 == 0) {
+    std::memcpy(out + half / 8, &high, 8);
+    return;
+  }
+  const uint64_t tail = high >> (64 - half);  // half < 64
+  low |= high << half;
+  std::memcpy(out, &low, 8);
+  std::memcpy(out + 8, &tail, 8);
+}
+
+// Eight values of at most 16 bits.
+template <typename Value>
+void UnpackEight(const std::byte* in, uint32_t width, Value* v) {
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  const uint32_t half = 4 * width;
+  uint64_t low = 0, high = 0;
+  std::memcpy(&low, in, 8);
+  std::memcpy(&high, in + half / 8, 8);
+  // Up to four bits of the first half, then at most 60.
+  high >>= half % 8;
+  for (uint32_t j = 0; j < 4; ++j) v[j] = static_cast<Value>(low >> (j * width) & mask);
+  for (uint32_t j = 0; j < 4; ++j) v[4 + j] = static_cast<Value>(high >> (j * width) & mask);
+}
+
+}  // namespace fields
+
+// At most 256 values, which have no bits above `width`.
 template <typename Value>
 void PackFields(const Value* values, uint32_t count, uint32_t width, std::byte* out) {
+  std::byte packed[fields::kRoom];
+  uint32_t i = 0;
+  if (width > 0 && width < 16) {
+    for (; i + 8 <= count; i += 8) fields::PackEight(values + i, width, packed + i / 8 * width);
+  }
   uint64_t pending = 0;
   uint32_t bits = 0;
-  for (uint32_t i = 0; i < count; ++i) {
+  std::byte* to = packed + i / 8 * width;
+  for (; i < count; ++i) {
     pending |= uint64_t{values[i]} << bits;
     bits += width;
     if (bits >= 32) {
-      std::memcpy(out, &pending, 4);
-      out += 4;
+      std::memcpy(to, &pending, 4);
+      to += 4;
       pending >>= 32;
       bits -= 32;
     }
   }
-  std::memcpy(out, &pending, (bits + 7) / 8);
+  std::memcpy(to, &pending, 8);
+  std::memcpy(out, packed, FieldBytes(count, width));
 }
 
-// Reads FieldBytes(count, width) bytes.
+// Reads FieldBytes(count, width) bytes; at most 256 values.
 template <typename Value>
 void UnpackFields(const std::byte* in, uint32_t count, uint32_t width, Value* values) {
+  std::byte packed[fields::kRoom];
+  const uint32_t bytes = FieldBytes(count, width);
+  std::memcpy(packed, in, bytes);
+  std::memset(packed + bytes, 0, 16);
+  uint32_t i = 0;
+  if (width > 0 && width < 16) {
+    for (; i + 8 <= count; i += 8) fields::UnpackEight(packed + i / 8 * width, width, values + i);
+  }
   const uint64_t mask = (uint64_t{1} << width) - 1;
-  uint64_t pending = 0;
-  uint32_t bits = 0, left = FieldBytes(count, width);
-  for (uint32_t i = 0; i < count; ++i) {
-    if (bits < width) {
-      const uint32_t now = std::min(4u, left);
-      uint32_t next = 0;
-      std::memcpy(&next, in, now);
-      in += now;
-      left -= now;
-      pending |= uint64_t{next} << bits;
-      bits += 8 * now;
-    }
-    values[i] = static_cast<Value>(pending & mask);
-    pending >>= width;
-    bits -= width;
+  const std::byte* from = packed + i / 8 * width;
+  uint32_t bit = 0;
+  for (; i < count; ++i, bit += width) {
+    uint64_t next = 0;
+    std::memcpy(&next, from + bit / 8, 8);
+    values[i] = static_cast<Value>(next >> bit % 8 & mask);
   }
 }
 

@@ -30,6 +30,7 @@ enum class Form : uint8_t {
   kResult,  // the final value on its way to the ranks, in the codec's representation, forwarded
             // verbatim
   kSide,    // side information (hbi: scale codes, combined by MAX); see Codec::has_side_phase
+            // (`contributions`: 1 in the second side phase)
 };
 
 struct Format {
@@ -123,19 +124,23 @@ class Codec {
   virtual Route route() const { return {}; }
   // True: a payload is about a whole chunk of a row, so a chunk is one slice.
   virtual bool whole_chunks() const { return false; }
+  // True: another such phase follows, row by row between the first and the data.
+  virtual bool has_second_side_phase() const { return false; }
+  // Bytes of the side information of `count` elements of a row, at most (of either phase).
+  virtual uint32_t SideBytes(uint32_t count) const {
+    return (count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0)) * (kSuperblock / kBlock);
+  }
   // Elements of one row of the schedule (a window of a vector). 0: any.
   virtual uint64_t row_elements() const = 0;
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in
   // bytes.
   virtual uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const = 0;
-  // Bytes of the side information of `count` elements.
-  virtual uint32_t SideBytes(uint32_t count) const {
-    return (count + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
-  }
   virtual uint64_t min_bytes() const { return 0; }
-  // A priori: bits per element and phase that a reference algorithm sends, and the bound on the
-  // absolute error of an element of the sum relative to n times the largest max|x| of its block
-  // over the ranks; where nothing is reduced, to the sender's. 0 for a lossless codec.
+  // A priori: bits per element and phase that a reference algorithm sends (0: those of the type, or
+  // fewer), and the bound on the absolute error of an element of the sum relative to n times the
+  // largest max|x| of its block over the ranks; where nothing is reduced, to the sender's. 0 for a
+  // lossless codec. For codecs without scales per block docs/codecs.md says what stands for a
+  // block.
   virtual void Bound(Collective collective, int nranks, double* bits,
                      double* relative_error) const = 0;
   // Of an all-reduce.

@@ -20,6 +20,7 @@ MadeCodec MakeFp8Codec(const CodecSpec& spec);       // wire/casts.cc
 MadeCodec MakeMxfp8Codec(const CodecSpec& spec);     // wire/mxfp8.cc
 MadeCodec MakeLosslessCodec(const CodecSpec& spec);  // lossless/lossless_codec.cc
 MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // qsgd/qsgd_codec.cc
+MadeCodec MakeQsgdMsCodec(const CodecSpec& spec);    // qsgd/qsgd_codec.cc
 MadeCodec MakeRandkCodec(const CodecSpec& spec);     // qsgd/qsgd_codec.cc
 
 }  // namespace inccl

@@ -51,6 +51,38 @@ TEST(SideSchedule, OfSegmentsIsProven) {
   }
 }
 
+// A second agreement takes as many messages as the first.
+TEST(SideSchedule, SecondPhaseIsProven) {
+  for (const Case& which : AllCases()) {
+    const bool gathers = which.collective == Collective::kAllGather;
+    if (which.collective != Collective::kAllReduce &&
+        which.collective != Collective::kReduceScatter && !gathers) {
+      continue;
+    }
+    for (const int n : {1, 2, 3, 5, 8}) {
+      ScheduleRequest request = RequestOf(which, n);
+      request.channels = 2;
+      for (const bool one_shot : {false, true}) {
+        if (one_shot && which.collective != Collective::kAllReduce) continue;
+        request.side_phase = true;
+        request.second_side_phase = false;
+        request.side_one_shot = one_shot;
+        const Proof one = Prove(request, 3);
+        request.second_side_phase = true;
+        const Proof two = Prove(request, RowsFor(n));
+        if (!gathers) {
+          EXPECT_EQ(two.steps - one.steps, n == 1     ? 0
+                                           : one_shot ? 1
+                                                      : 2)
+              << test::Describe(request);
+        }
+        EXPECT_EQ(two.rank_order, one.rank_order) << test::Describe(request);
+      }
+    }
+  }
+  EXPECT_FALSE(MakeSchedule({.nranks = 2, .second_side_phase = true}).ok());
+}
+
 TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
   for (const Case& which : AllCases()) {
     if (which.collective != Collective::kAllReduce) continue;

@@ -91,7 +91,7 @@ TEST(Validate, WantsTheSideInformationOfEverySegment) {
   for (Schedule& schedule : schedules) {
     schedule.phases.insert(schedule.phases.begin(), {1, 1, LaneClass::kSide});
   }
-  ExpectRefused(schedules, {"the phases are not [side information,] data"});
+  ExpectRefused(schedules, {"the phases are not [side information, [more of it,]] data"});
 }
 
 TEST(Validate, RefusesOutputsThatMayLieOverUnreadInput) {
@@ -122,6 +122,25 @@ TEST(Validate, RefusesOutputsThatMayLieOverUnreadInput) {
   SetStep(&schedules[2], 6, 0, operands.inputs, operands.outputs);
   ExpectRefused(schedules, {"rank 2 strand ", "in place, output chunk ",
                             "may be written before strand 6 step 0 reads the input"});
+}
+
+TEST(Validate, WantsASecondSidePhaseToWaitForTheFirst) {
+  ScheduleRequest request = RequestOf(kDirect, 3);
+  request.side_phase = request.second_side_phase = true;
+  Schedules schedules = MakeAll(request);
+  ASSERT_EQ(schedules[1].phases.size(), 3u);
+  for (Strand& strand : schedules[1].strands) {
+    if (strand.phase == 1) std::erase_if(strand.waits, [](const auto& w) { return w.lag == 0; });
+  }
+  ExpectRefused(schedules, {"rank 1: side strand 3 does not wait for the side strand "});
+  // The second's formats say so.
+  schedules = MakeAll(request);
+  for (Schedule& schedule : schedules) {
+    for (Operand& operand : schedule.operands) {
+      if (operand.format.form == Form::kSide) operand.format.contributions = 0;
+    }
+  }
+  ExpectRefused(schedules, {"side information of phase 0 does not fit there"});
 }
 
 TEST(Validate, WantsEveryRankInTheSideInformation) {

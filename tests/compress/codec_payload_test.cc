@@ -52,7 +52,8 @@ class World {
                                .step = 2})
                       .ok());
     }
-    if (codec_->has_side_phase()) Agree();
+    if (codec_->has_side_phase()) Agree({Form::kSide});
+    if (codec_->has_second_side_phase()) Agree({Form::kSide, 1});
   }
 
   const Codec& codec() const { return *codec_; }
@@ -79,8 +80,7 @@ class World {
   }
 
  private:
-  void Agree() {
-    const Format side{Form::kSide};
+  void Agree(const Format& side) {
     Bytes other = Make(1, {In(1)}, side), third = Make(2, {In(2)}, side);
     std::vector<Term> parts = {In(0), Of(side, &other), Of(side, &third)};
     if (!Reduces(collective_)) parts.resize(1);

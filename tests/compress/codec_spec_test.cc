@@ -252,6 +252,66 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
   }
 }
 
+TEST(OtherSpecs, CanonicalTextListsEveryKey) {
+  const struct {
+    const char* given;
+    const char* canonical;
+  } kCases[] = {
+      {"bf16", "bf16"},
+      {"fp16", "fp16"},
+      {"fp8", "fp8:format=e4m3"},
+      {"mxfp8:format=e5m2", "mxfp8:format=e5m2"},
+      {"lossless", "lossless"},
+      {"qsgd", "qsgd:q=8"},
+      {"randk", "randk:k=0.1015625,q=8,unbiased=0,with=qsgd"},
+      {"randk:with=qsgd,q=4,k=0.5", "randk:k=0.5,q=4,unbiased=0,with=qsgd"},
+      {"qsgd_ms", "qsgd_ms:q=4+8"},
+      {"qsgd_ms:q=1+2+3+16", "qsgd_ms:q=1+2+3+16"},
+      {"randk:q=2+6,with=qsgd_ms", "randk:k=0.1015625,q=2+6,unbiased=0,with=qsgd_ms"},
+      {"randk:k=1", "randk:k=1,q=8,unbiased=0,with=qsgd"},
+  };
+  for (const auto& c : kCases) {
+    EXPECT_EQ(CanonicalOf(c.given), c.canonical);
+    EXPECT_EQ(CanonicalOf(c.canonical), c.canonical);
+  }
+}
+
+TEST(OtherSpecs, ErrorsNameKeyAndValue) {
+  const struct {
+    const char* text;
+    std::vector<std::string> error;
+  } kCases[] = {
+      {"bf16:x=1", {"bf16", "x", "1"}},
+      {"fp8:format=e3m4", {"fp8", "format=e3m4", "e4m3", "e5m2"}},
+      {"mxfp8:block=16", {"mxfp8", "block", "format"}},
+      {"lossless:level=9", {"lossless", "level"}},
+      {"qsgd:q=0", {"qsgd", "q=0", "16"}},
+      {"qsgd:q=17", {"q=17"}},
+      {"qsgd:q=4+8", {"q=4+8"}},
+      {"qsgd_ms:q=8", {"q=8", "ascending"}},
+      {"qsgd_ms:q=8+4", {"q=8+4"}},
+      {"qsgd_ms:q=4+4", {"q=4+4"}},
+      {"qsgd_ms:q=4+17", {"q=4+17"}},
+      {"qsgd_ms:q=1+2+3+4+5", {"q=1+2+3+4+5"}},
+      {"qsgd_ms:q=4+8+", {"q=4+8+"}},
+      {"qsgd_ms:q=+4", {"q=+4"}},
+      {"randk:with=qsgd_ms,q=8", {"q=8"}},
+      {"randk:k=0", {"k=0", "1/256"}},
+      {"randk:k=0.001", {"k=0.001"}},
+      {"randk:k=1.01", {"k=1.01"}},
+      {"randk:k=1e-1", {"k=1e-1"}},
+      {"randk:k=nan", {"k=nan"}},
+      {"randk:with=hbi", {"with=hbi", "qsgd"}},
+      {"randk:unbiased=2", {"unbiased=2"}},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.text);
+    const Result<std::shared_ptr<const Codec>> codec = MakeCodec(c.text);
+    ASSERT_FALSE(codec.ok());
+    ExpectError(codec.status(), c.error);
+  }
+}
+
 TEST(HbiSpec, Supports) {
   const auto supports = [](const char* spec, Collective collective, DataType type, ReduceOp op,
                            int nranks) {

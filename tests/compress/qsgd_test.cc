@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// qsgd and randk against their definition: unbiased codes on the scale of the window's largest
-// magnitude, exact sums with room for all ranks, selections that visit every element once a sweep.
+// qsgd, qsgd_ms and randk against their definition: unbiased codes on the scale of the window's
+// largest magnitude, exact sums with room for all ranks, selections that visit every element once a
+// sweep.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "compress/codec_world.h"
 #include "compress/hbi_driver.h"
 #include "compress/qsgd/qsgd_config.h"
 #include "support/seed.h"
@@ -127,6 +129,85 @@ TEST(Qsgd, LargestMagnitudeIsOfTheWindow) {
   for (size_t i = kWindow; i < result.size(); ++i) ASSERT_EQ(result[i], 2e-3f);
   EXPECT_NEAR(result[7], 1000, 1000.0 / 255);
 }
+
+// ---------------------------------------------------------------- several scales
+
+// An all-reduce through schedules, which have the second agreement.
+std::vector<float> SumOverLanes(const char* spec, const Vectors& inputs, uint64_t seed) {
+  const size_t n = inputs.size(), count = inputs[0].size();
+  CodecWorld world(*MakeCodec(spec), static_cast<int>(n));
+  Vectors outputs(n, std::vector<float>(count));
+  std::vector<CodecBuffers> buffers;
+  for (size_t r = 0; r < n; ++r) {
+    buffers.push_back({reinterpret_cast<const std::byte*>(inputs[r].data()),
+                       reinterpret_cast<std::byte*>(outputs[r].data())});
+  }
+  world.Run({.nranks = static_cast<int>(n), .count = count, .seed = seed, .step = 1},
+            Algorithm::kDirect, buffers);
+  for (const std::vector<float>& output : outputs) EXPECT_EQ(output, outputs[0]);
+  return outputs[0];
+}
+
+// Every element is in units of the finest scale that holds it on all ranks.
+TEST(QsgdMs, ElementsHaveTheFinestScaleThatHoldsThem) {
+  Rng rng(TestSeed());
+  const std::vector<double> levels = {7, 63, 1023};
+  Vectors inputs = Uniform(3, 3000, &rng);
+  for (std::vector<float>& x : inputs) {
+    for (float& e : x) e *= static_cast<float>(std::ldexp(1.0, -static_cast<int>(rng.Below(12))));
+  }
+  const std::vector<float> result = SumOverLanes("qsgd_ms:q=3+6+10", inputs, rng.Next());
+  const double largest = Largest(inputs);
+  std::vector<int> used(levels.size());
+  for (size_t i = 0; i < result.size(); ++i) {
+    double top = 0;
+    for (const std::vector<float>& x : inputs) top = std::max(top, std::fabs(double{x[i]}));
+    size_t k = levels.size() - 1;
+    while (k > 0 && top * levels[k] / largest > levels[0]) --k;
+    ++used[k];
+    const double unit = largest / levels[k], code = result[i] / unit;
+    ASSERT_NEAR(code, std::round(code), 1e-3) << i;
+    double low = 0, high = 0;
+    for (const std::vector<float>& x : inputs) {
+      low += std::floor(x[i] / unit - 1e-4);
+      high += std::ceil(x[i] / unit + 1e-4);
+    }
+    ASSERT_GE(std::round(code), low) << i;
+    ASSERT_LE(std::round(code), high) << i;
+  }
+  for (const int number : used) EXPECT_GT(number, 100);
+}
+
+// On heavy tails a second scale of the same width takes most of the error away; on data of one
+// size it cannot do harm.
+TEST(QsgdMs, ASecondScaleHelpsHeavyTails) {
+  Rng rng(TestSeed());
+  const auto error = [&](const char* spec, const Vectors& inputs) {
+    const std::vector<float> result = SumOverLanes(spec, inputs, rng.Next());
+    double wrong = 0, all = 0;
+    for (size_t i = 0; i < result.size(); ++i) {
+      const double sum = double{inputs[0][i]} + double{inputs[1][i]};
+      wrong += (result[i] - sum) * (result[i] - sum);
+      all += sum * sum;
+    }
+    return wrong / all;
+  };
+  Vectors inputs = Uniform(2, 20000, &rng);
+  EXPECT_LT(error("qsgd_ms:q=3+7", inputs), 1.05 * error("qsgd:q=3", inputs));
+  for (std::vector<float>& x : inputs) {
+    for (float& e : x) e /= static_cast<float>(0.01 + rng.Uniform());
+  }
+  EXPECT_LT(error("qsgd_ms:q=3+7", inputs), 0.5 * error("qsgd:q=3", inputs));
+}
+
+TEST(QsgdMs, LargestSumsAreExact) {
+  for (const float value : {2.0f, -2.0f}) {
+    const Vectors inputs(9, std::vector<float>(700, value));
+    for (const float x : SumOverLanes("qsgd_ms:q=4+8", inputs, 1)) ASSERT_EQ(x, 9 * value);
+  }
+}
+
+// ---------------------------------------------------------------- random selections
 
 TEST(Randk, ASweepVisitsEveryElementOnce) {
   Rng rng(TestSeed());

@@ -127,11 +127,12 @@ void DecideCodec(const ExplainRequest& request, const CommOptions& options, Expl
 }
 
 // Whether the codec's promise of bits is about this algorithm.
-bool IsReference(const Codec& codec, Collective collective, Algorithm algorithm) {
+bool IsReference(const Codec& codec, double bits, Collective collective, Algorithm algorithm) {
+  if (bits == 0) return false;                            // the data decides
   if (collective == Collective::kAllGather) return true;  // payloads are those of the sender
   const Result<CodecSpec> spec = CodecSpec::Parse(codec.spec());
   const std::string* reference = spec.ok() ? spec->Find("ref") : nullptr;
-  return reference != nullptr && *reference == Name(algorithm);
+  return reference == nullptr ? algorithm == Algorithm::kDirect : *reference == Name(algorithm);
 }
 
 Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
@@ -146,7 +147,9 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                       .root = request.root,
                       .channels = explanation.channels,
                       .side_phase = explanation.agreement,
-                      .side_one_shot = explanation.agreement && explanation.choice->side_one_shot});
+                      .side_one_shot = explanation.agreement && explanation.choice->side_one_shot,
+                      .second_side_phase = explanation.codec != nullptr &&
+                                           explanation.codec->has_second_side_phase()});
     if (!schedule.ok()) return schedule.status();
     schedules.push_back(*std::move(schedule));
   }
@@ -218,7 +221,8 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   if (result.codec != nullptr) {
     double error = 0;
     result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);
-    result.reference = IsReference(*result.codec, request.collective, choice->algorithm);
+    result.reference =
+        IsReference(*result.codec, result.codec_bits, request.collective, choice->algorithm);
   }
   for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
     const Schedule& schedule = (*schedules)[rank];

@@ -14,6 +14,7 @@ namespace {
 constexpr uint8_t kRaw = 0xFF, kZeros = 0xFE;
 constexpr uint32_t kMaxWidth = 6;
 constexpr uint32_t kHeader = 3;  // control byte and base
+constexpr uint32_t kParts = 4;   // histograms
 
 template <typename BitsType, uint32_t kMantissaBits, typename EscapeType>
 struct Layout {
@@ -90,6 +91,42 @@ uint32_t PackRaw(const std::byte* elements, uint32_t bytes, std::byte* out) {
   return 1 + bytes;
 }
 
+// Into the first of kParts histograms; neighbours count in different ones, so that none waits for
+// the other's.
+void CountExponents(const uint16_t* exponents, uint32_t count, uint32_t stride, uint32_t lo,
+                    uint32_t hi, uint16_t* histograms) {
+  uint32_t i = 0;
+  for (; i + kParts <= count; i += kParts) {
+    ++histograms[exponents[i]];
+    ++histograms[stride + exponents[i + 1]];
+    ++histograms[2 * stride + exponents[i + 2]];
+    ++histograms[3 * stride + exponents[i + 3]];
+  }
+  for (; i < count; ++i) ++histograms[exponents[i]];
+  for (uint32_t part = 1; part < kParts; ++part) {
+    const uint16_t* other = histograms + part * stride;
+    histograms[0] = static_cast<uint16_t>(histograms[0] + (lo > 0 ? other[0] : 0));
+    for (uint32_t e = lo; e <= hi; ++e) {
+      histograms[e] = static_cast<uint16_t>(histograms[e] + other[e]);
+    }
+  }
+}
+
+void EncodeExponents(const Coding& coding, const uint16_t* exponents, uint32_t count,
+                     uint16_t* codes) {
+  const auto base = static_cast<uint16_t>(coding.base), zero = static_cast<uint16_t>(coding.zero);
+  // With w = 0 there is nothing but the base. Below it differences wrap to large ones.
+  const auto direct = static_cast<uint16_t>(coding.width == 0 ? 0 : coding.direct());
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto above = static_cast<uint16_t>(exponents[i] - base);
+    codes[i] = static_cast<uint16_t>(std::min(above, direct) + zero);
+  }
+  if (zero == 0) return;
+  for (uint32_t i = 0; i < count; ++i) {
+    codes[i] = exponents[i] == 0 ? uint16_t{0} : codes[i];
+  }
+}
+
 template <typename L>
 void WritePlanes(const typename L::Bits* others, uint32_t count, std::byte* out) {
   for (uint32_t plane = 0; plane < L::kPlanes; ++plane) {
@@ -100,30 +137,35 @@ void WritePlanes(const typename L::Bits* others, uint32_t count, std::byte* out)
 }
 
 template <typename L>
-uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histogram, uint8_t* codes,
-                std::byte* out) {
+uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms, std::byte* out) {
   using Bits = typename L::Bits;
   Bits x[kSuperblock];
   uint16_t exponents[kSuperblock];
   std::memcpy(x, elements, count * sizeof(Bits));
-  uint32_t lo = L::kExponents, hi = 0;
   Bits any = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t e = L::Exponent(x[i]);
-    exponents[i] = static_cast<uint16_t>(e);
+    exponents[i] = static_cast<uint16_t>(L::Exponent(x[i]));
     any = static_cast<Bits>(any | x[i]);
-    lo = e == 0 ? lo : std::min(lo, e);
-    hi = std::max(hi, e);
+  }
+  // Signed minima are what every instruction set has; 0 becomes the largest number.
+  int16_t least = std::numeric_limits<int16_t>::max(), most = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto above = static_cast<int16_t>((exponents[i] - 1) ^ 0x8000);
+    least = std::min(least, above);
+    most = std::max(most, static_cast<int16_t>(exponents[i]));
   }
   if (any == 0) {
     *out = std::byte{kZeros};
     return 1;
   }
-  lo = std::min(lo, hi);  // all exponents 0
-  for (uint32_t i = 0; i < count; ++i) ++histogram[exponents[i]];
-  const Coding coding = Choose(histogram, lo, hi, count, 8 * sizeof(typename L::Escape));
-  histogram[0] = 0;
-  std::fill(histogram + lo, histogram + hi + 1, uint16_t{0});
+  const auto hi = static_cast<uint32_t>(most);
+  const uint32_t lo = std::min(static_cast<uint32_t>(least + 0x8001), hi);  // 0 if all are
+  CountExponents(exponents, count, L::kExponents, lo, hi, histograms);
+  const Coding coding = Choose(histograms, lo, hi, count, 8 * sizeof(typename L::Escape));
+  for (uint32_t part = 0; part < kParts; ++part) {
+    histograms[part * L::kExponents] = 0;
+    std::fill_n(histograms + part * L::kExponents + lo, hi - lo + 1, uint16_t{0});
+  }
 
   const uint32_t fields = FieldBytes(count, coding.width + L::kRest);
   const uint32_t length = kHeader + L::kPlanes * count + fields +
@@ -135,24 +177,20 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histogram, 
   const auto base = static_cast<uint16_t>(coding.base);
   std::memcpy(out + 1, &base, sizeof base);
 
-  std::fill(codes + lo, codes + hi + 1, static_cast<uint8_t>(coding.escape()));
-  codes[0] = static_cast<uint8_t>(coding.zero != 0 ? 0 : coding.escape());
-  for (uint32_t d = 0; d < coding.direct() && coding.base + d < L::kExponents; ++d) {
-    codes[coding.base + d] = static_cast<uint8_t>(coding.width == 0 ? 0 : d + coding.zero);
-  }
   Bits others[kSuperblock];
   uint16_t coded[kSuperblock];
-  for (uint32_t i = 0; i < count; ++i) {
-    others[i] = L::Others(x[i]);
-    coded[i] = codes[exponents[i]];
-  }
+  for (uint32_t i = 0; i < count; ++i) others[i] = L::Others(x[i]);
+  EncodeExponents(coding, exponents, count, coded);
   WritePlanes<L>(others, count, out + kHeader);
-  std::byte* escape = out + kHeader + L::kPlanes * count + fields;
-  for (uint32_t i = 0; i < count && coding.escapes > 0; ++i) {
-    if (coded[i] != coding.escape()) continue;
-    const auto e = static_cast<typename L::Escape>(exponents[i]);
-    std::memcpy(escape, &e, sizeof e);
-    escape += sizeof e;
+  if (coding.escapes > 0) {
+    // Without a branch: nobody can predict them.
+    typename L::Escape escapes[kSuperblock + 1];
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      escapes[used] = static_cast<typename L::Escape>(exponents[i]);
+      used += coded[i] == coding.escape() ? 1 : 0;
+    }
+    std::memcpy(out + kHeader + L::kPlanes * count + fields, escapes, used * sizeof escapes[0]);
   }
   if constexpr (L::kRest > 0) {
     for (uint32_t i = 0; i < count; ++i) {
@@ -169,22 +207,35 @@ template <typename L>
 uint32_t DecodeExponents(const Coding& coding, const uint16_t* fields, uint32_t count,
                          const std::byte* escapes, uint64_t left, uint16_t* exponents) {
   constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
-  const uint32_t mask = coding.escape();
-  uint32_t used = 0, top = 0;
+  const auto mask = static_cast<uint16_t>(coding.escape());
+  const auto first = static_cast<uint16_t>(coding.base - coding.zero);
+  uint16_t top = 0, largest = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t code = fields[i] & mask;
-    uint32_t e = coding.base + code - coding.zero;
-    if (coding.zero != 0 && code == 0) e = 0;
-    if (coding.width > 0 && code == mask) {
-      typename L::Escape escape = 0;
-      if (left - used < sizeof escape) return kNone;
-      std::memcpy(&escape, escapes + used, sizeof escape);
-      used += sizeof escape;
-      e = escape;
-    }
-    top = std::max(top, e);
-    exponents[i] = static_cast<uint16_t>(e);
+    const auto code = static_cast<uint16_t>(fields[i] & mask);
+    exponents[i] = static_cast<uint16_t>(first + code);
+    largest = std::max(largest, code);
   }
+  for (uint32_t i = 0; i < count && coding.zero != 0; ++i) {
+    exponents[i] = (fields[i] & mask) == 0 ? uint16_t{0} : exponents[i];
+  }
+  uint32_t number = 0;
+  for (uint32_t i = 0; i < count && coding.width > 0 && largest == mask; ++i) {
+    number += (fields[i] & mask) == mask ? 1 : 0;
+  }
+  const auto used = static_cast<uint32_t>(number * sizeof(typename L::Escape));
+  if (left < used) return kNone;
+  if (number > 0) {
+    typename L::Escape own[kSuperblock + 1];
+    std::memcpy(own, escapes, used);
+    own[number] = 0;
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      const bool escaped = (fields[i] & mask) == mask;
+      exponents[i] = escaped ? uint16_t{own[next]} : exponents[i];
+      next += escaped ? 1 : 0;
+    }
+  }
+  for (uint32_t i = 0; i < count; ++i) top = std::max(top, exponents[i]);
   return top < L::kExponents ? used : kNone;
 }
 
@@ -250,16 +301,15 @@ uint32_t ExponentsOf(DataType type) {
 }  // namespace
 
 ExponentPacker::ExponentPacker(DataType type)
-    : type_(type), histogram_(ExponentsOf(type)), code_(ExponentsOf(type)) {}
+    : type_(type), histograms_(size_t{kParts} * ExponentsOf(type)) {}
 
 uint32_t ExponentPacker::Pack(const std::byte* elements, uint32_t count, std::byte* out) {
-  uint16_t* histogram = histogram_.data();
-  uint8_t* code = code_.data();
+  uint16_t* histograms = histograms_.data();
   switch (type_) {
-    case DataType::kFloat16: return PackAs<Fp16Layout>(elements, count, histogram, code, out);
-    case DataType::kBfloat16: return PackAs<Bf16Layout>(elements, count, histogram, code, out);
-    case DataType::kFloat64: return PackAs<Fp64Layout>(elements, count, histogram, code, out);
-    default: return PackAs<Fp32Layout>(elements, count, histogram, code, out);
+    case DataType::kFloat16: return PackAs<Fp16Layout>(elements, count, histograms, out);
+    case DataType::kBfloat16: return PackAs<Bf16Layout>(elements, count, histograms, out);
+    case DataType::kFloat64: return PackAs<Fp64Layout>(elements, count, histograms, out);
+    default: return PackAs<Fp32Layout>(elements, count, histograms, out);
   }
 }
 

@@ -40,8 +40,7 @@ class ExponentPacker {
 
  private:
   DataType type_;
-  std::vector<uint16_t> histogram_;  // of exponents; zero between calls
-  std::vector<uint8_t> code_;        // of exponents
+  std::vector<uint16_t> histograms_;  // of exponents; zero between calls
 };
 
 }  // namespace inccl

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codecs qsgd and randk.
+// The codecs qsgd, qsgd_ms and randk.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "compress/bit_fields.h"
 #include "compress/checked_state.h"
@@ -31,10 +33,16 @@ class QsgdCodec final : public Codec {
     return qsgd::CheckCall(*config_, collective, type, op, nranks);
   }
   bool has_side_phase() const override { return true; }
+  bool has_second_side_phase() const override { return config_->index_bits() > 0; }
+  uint32_t SideBytes(uint32_t count) const override {
+    const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
+    return std::max(qsgd::kLargestBytes,
+                    superblocks * FieldBytes(config_->selected, config_->index_bits()));
+  }
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType /*type*/, int nranks, uint32_t count) const override {
     const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-    const uint32_t width = Width(static_cast<uint32_t>(nranks), config_->levels);
+    const uint32_t width = Width(static_cast<uint32_t>(nranks), config_->levels());
     return superblocks * FieldBytes(std::min(config_->selected, count), width);
   }
   // Relative to the largest magnitude of the window. What is not selected is zero in the result;
@@ -42,12 +50,14 @@ class QsgdCodec final : public Codec {
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
     const auto n = static_cast<uint32_t>(nranks);
-    const double sum = Width(1, config_->levels), result = Width(n, config_->levels);
+    const double sum = Width(1, config_->levels()), result = Width(n, config_->levels());
     const double share = double{kSuperblock} / config_->selected;
     *bits = sum;
     if (collective == Collective::kAllReduce) *bits = (sum + result) / 2;
+    // An agreement takes them twice.
+    *bits += (collective == Collective::kReduceScatter ? 2 : 1) * config_->index_bits();
     *bits /= share;
-    const double unit = 1.0 / config_->levels + 0x1p-21;
+    const double unit = 1.0 / config_->levels() + 0x1p-21;
     *relative_error = unit;
     if (config_->selected == kSuperblock) return;
     // The last slice of a sweep may be shorter.
@@ -61,9 +71,37 @@ class QsgdCodec final : public Codec {
   std::shared_ptr<const Config> config_;
 };
 
-Status CheckWith(const CodecSpec& spec) {
-  static constexpr std::string_view kQuantizers[] = {"qsgd"};
-  return spec.Choice("with", 0, kQuantizers).status();
+// "8", or with several scales "4+8": ascending.
+Result<std::vector<uint32_t>> ParseScales(const CodecSpec& spec, bool several) {
+  const std::string* given = spec.Find("q");
+  const std::string text = given != nullptr ? *given : several ? "4+8" : "8";
+  std::vector<uint32_t> scales;
+  uint32_t last = 0;
+  for (const char* at = text.data(); at != nullptr;) {
+    const char* end = text.data() + text.size();
+    uint32_t q = 0;
+    const auto parsed = std::from_chars(at, end, q);
+    const bool ends = parsed.ptr == end;
+    if (parsed.ec != std::errc() || q <= last || q > kMaxQ || (!ends && *parsed.ptr != '+')) break;
+    scales.push_back((1u << q) - 1);
+    last = q;
+    at = ends ? nullptr : parsed.ptr + 1;
+    if (!ends) continue;
+    if (several ? scales.size() >= 2 && scales.size() <= qsgd::kMostScales : scales.size() == 1) {
+      return scales;
+    }
+  }
+  return InvalidArgument(fmt::format(
+      "codec {}: q={} is not {}", spec.name(), text,
+      several ? "two to four ascending numbers from 1 to 16, as 4+8" : "an integer in [1, 16]"));
+}
+
+std::string TextOf(const std::vector<uint32_t>& scales) {
+  std::string text;
+  for (const uint32_t s : scales) {
+    text += fmt::format("{}{}", text.empty() ? "" : "+", std::bit_width(s));
+  }
+  return text;
 }
 
 // A fraction of the elements, as places of a superblock.
@@ -87,40 +125,49 @@ Status qsgd::CheckCall(const Config& config, Collective collective, DataType typ
                        int nranks) {
   Status status = CheckFloatCall(config.name, collective, type, op, nranks);
   if (!status.ok()) return status;
-  if (uint64_t{2} * static_cast<uint64_t>(nranks) * config.levels < kFieldLimit) {
+  if (uint64_t{2} * static_cast<uint64_t>(nranks) * config.levels() < kFieldLimit) {
     return Status::Ok();
   }
   return InvalidArgument(fmt::format("codec {}: sums of {} ranks with {} levels need 32 bits",
-                                     config.name, nranks, config.levels));
+                                     config.name, nranks, config.levels()));
 }
 
-MadeCodec MakeQsgdCodec(const CodecSpec& spec) {
+namespace {
+
+MadeCodec MakeQuantizer(const CodecSpec& spec, const char* name, bool several) {
   static constexpr std::string_view kKeys[] = {"q"};
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
-  const Result<uint64_t> q = spec.Integer("q", 8, 1, kMaxQ);
-  if (!q.ok()) return q.status();
+  Result<std::vector<uint32_t>> scales = ParseScales(spec, several);
+  if (!scales.ok()) return scales.status();
   Config config;
-  config.name = "qsgd";
-  config.spec = fmt::format("qsgd:q={}", *q);
-  config.levels = (1u << *q) - 1;
+  config.name = name;
+  config.spec = fmt::format("{}:q={}", name, TextOf(*scales));
+  config.scales = *std::move(scales);
   return std::shared_ptr<const Codec>(std::make_shared<const QsgdCodec>(std::move(config)));
 }
 
+}  // namespace
+
+MadeCodec MakeQsgdCodec(const CodecSpec& spec) { return MakeQuantizer(spec, "qsgd", false); }
+MadeCodec MakeQsgdMsCodec(const CodecSpec& spec) { return MakeQuantizer(spec, "qsgd_ms", true); }
+
 MadeCodec MakeRandkCodec(const CodecSpec& spec) {
   static constexpr std::string_view kKeys[] = {"k", "q", "unbiased", "with"};
+  static constexpr std::string_view kQuantizers[] = {"qsgd", "qsgd_ms"};
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
-  if (Status status = CheckWith(spec); !status.ok()) return status;
-  const Result<uint64_t> q = spec.Integer("q", 8, 1, kMaxQ);
+  const Result<size_t> with = spec.Choice("with", 0, kQuantizers);
+  if (!with.ok()) return with.status();
+  Result<std::vector<uint32_t>> scales = ParseScales(spec, *with == 1);
   const Result<uint64_t> unbiased = spec.Integer("unbiased", 0, 0, 1);
   const Result<uint32_t> selected = ParseFraction(spec);
-  if (!q.ok()) return q.status();
+  if (!scales.ok()) return scales.status();
   if (!unbiased.ok()) return unbiased.status();
   if (!selected.ok()) return selected.status();
   Config config;
   config.name = "randk";
-  config.spec =
-      fmt::format("randk:k={},q={},unbiased={},with=qsgd", *selected / 256.0, *q, *unbiased);
-  config.levels = (1u << *q) - 1;
+  config.spec = fmt::format("randk:k={},q={},unbiased={},with={}", *selected / 256.0,
+                            TextOf(*scales), *unbiased, kQuantizers[*with]);
+  config.scales = *std::move(scales);
   config.selected = *selected;
   config.unbiased = *unbiased != 0;
   return std::shared_ptr<const Codec>(std::make_shared<const QsgdCodec>(std::move(config)));

@@ -10,17 +10,27 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "compress/codec.h"
 
 namespace inccl::qsgd {
 
+// Of the first side phase, of any range: the bits of its largest magnitude.
+inline constexpr uint32_t kLargestBytes = sizeof(uint32_t);
+inline constexpr size_t kMostScales = 4;
+
 struct Config {
   const char* name = "";
   std::string spec;                 // canonical
-  uint32_t levels = 0;              // s: codes are -s to s
+  std::vector<uint32_t> scales;     // the numbers of levels, ascending
   uint32_t selected = kSuperblock;  // elements of a superblock that a call is about
   bool unbiased = false;            // those count for the others
+
+  // s: codes of every scale are -s to s.
+  uint32_t levels() const { return scales[0]; }
+  // Of the index of an element's scale; 0: there is only one.
+  uint32_t index_bits() const { return static_cast<uint32_t>(std::bit_width(scales.size() - 1)); }
 };
 
 // Sums of n codes, with n * s added, lie in [0, 2 n s].
