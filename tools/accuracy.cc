@@ -69,6 +69,8 @@ constexpr Known kEvery[] = {
     {"qsgd:q=5", ""},
     {"qsgd:q=6", ""},
     {"qsgd:q=8", ""},
+    {"qsgd_ms:q=3+7", ""},
+    {"qsgd_ms:q=4+8", ""},
 };
 
 const std::vector<std::string>& RecordedGradients() {
