@@ -216,7 +216,8 @@ Status Communicator::RunLocked(const Call& call_in) {
     if (!unsupported.ok() || below_min_bytes) call.codec = nullptr;
     if (call.codec == IdentityCodec()) call.codec = nullptr;
   }
-  if (call.codec != nullptr && ends_.nranks > 1) {
+  const bool compresses = call.codec != nullptr && ends_.nranks > 1;
+  if (compresses) {
     Status unfit = call.codec->Fits(call.collective, ends_.nranks);
     if (!unfit.ok()) return unfit;
   }
@@ -228,9 +229,9 @@ Status Communicator::RunLocked(const Call& call_in) {
   const TunerCall tuned{.collective = call.collective,
                         .bytes = call.count * element,
                         .nranks = ends_.nranks,
-                        .compressed = call.codec != nullptr,
+                        .compressed = compresses,
                         .reproducible = options_.reproducible,
-                        .route = call.codec != nullptr ? call.codec->route() : Route{},
+                        .route = compresses ? call.codec->route() : Route{},
                         .below_min_bytes = below_min_bytes};
   Result<Choice> choice = Choose(tuned, options_.algorithms);
   if (!choice.ok()) return choice.status();

@@ -265,6 +265,31 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
   }
 }
 
+TEST(HbiState, AWarmCallOfPartsAllocatesNothing) {
+  Rng rng(TestSeed());
+  const Vectors inputs = MakeInputs(2, 10000, Kind::kSpecial, &rng);
+  const std::vector<std::byte*> in = Memory(inputs);
+  for (const char* spec : {"hbi:policy=d,checksum=1", "hbi:policy=r,rht=1"}) {
+    HbiDriver driver(spec, 2, DataType::kFloat32, ReduceOp::kSum, 10000);
+    const bool ring = driver.codec().route().kind == Route::Kind::kRing;
+    RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 0, inputs);
+    const Range part{0, 0, 5120};  // 20 of 40 superblocks
+    Payload peer = driver.Make(1, part, {driver.In(1, part, in)}, HbiDriver::Sum(1), 1 << 16);
+    Payload result(1 << 16), elements(40000);
+    const CallDesc call{.nranks = 2, .rank = 0, .count = 10000};
+    const Term sources[2] = {Of(HbiDriver::Sum(1), &peer), driver.In(0, part, in)};
+    Term made[2] = {Of({Form::kResult}, &result), Of({Form::kOutput}, &elements)};
+    CodecState& state = driver.state(0);
+    const size_t before = allocations;
+    ASSERT_TRUE(state.Begin(call).ok());
+    ASSERT_TRUE(state.Combine(part, sources, made).ok());
+    const Term forward = made[0];
+    ASSERT_TRUE(state.Combine(part, {&forward, 1}, {&made[1], 1}).ok());
+    state.Finish(nullptr);
+    EXPECT_EQ(allocations, before) << spec;
+  }
+}
+
 // Warm: the second of two equal calls, whatever came in between on other states.
 TEST(HbiState, AWarmCallOfSegmentsAllocatesNothing) {
   Rng rng(TestSeed());

@@ -213,6 +213,39 @@ TEST(HbiParts, StatisticsCount) {
   EXPECT_TRUE(std::isnan(result[512 + 70]));
 }
 
+// Bounds of results that were rounded to a narrower type, or converted from a wider one.
+TEST(HbiParts, ErrorBoundsOfOtherTypesHold) {
+  Rng rng(TestSeed());
+  for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
+    for (int i = 0; i < 10; ++i) {
+      Case c = RandomParts(&rng);
+      c.kind = Kind::kGauss;
+      SCOPED_TRACE(Describe(c) + " " + Name(type));
+      Vectors values = MakeInputs(c.n, c.count, c.kind, &rng);
+      std::vector<Payload> typed(values.size(), Payload(c.count * SizeOf(type)));
+      std::vector<std::byte*> memory;
+      for (size_t r = 0; r < typed.size(); ++r) {
+        FromFloat(type, values[r].data(), typed[r].data(), c.count);
+        ToFloat(type, typed[r].data(), values[r].data(), c.count);
+        memory.push_back(typed[r].data());
+      }
+      HbiDriver driver = MakeDriver(c, type);
+      driver.Run(WayOf(c), 0, memory, memory);
+      std::vector<float> result(c.count);
+      ToFloat(type, typed[0].data(), result.data(), c.count);
+      CodecStats stats;
+      driver.state(0).Finish(&stats);
+      EXPECT_TRUE(std::isfinite(stats.error_bound));
+      for (size_t e = 0; e < c.count; ++e) {
+        double sum = 0;
+        for (const std::vector<float>& x : values) sum += double{x[e]};
+        if (c.options.average) sum /= c.n;
+        ASSERT_LE(std::fabs(double{result[e]} - sum), stats.error_bound);
+      }
+    }
+  }
+}
+
 // ---------------------------------------------------------------- what is refused
 
 class HbiPartsRefused : public testing::TestWithParam<const char*> {

@@ -86,7 +86,7 @@ TEST(TunerTest, TheCodecHasAWord) {
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirectOneShot);
   call.nranks = 40;  // where others would take logarithmic algorithms
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirect);
-  const auto refused = [&](const char* filter, std::vector<std::string> words) {
+  const auto refused = [&](const char* filter, const std::vector<std::string>& words) {
     const Result<Choice> choice = Choose(call, Parsed(filter));
     ASSERT_FALSE(choice.ok());
     EXPECT_EQ(choice.status().code(), Code::kInvalidArgument);
