@@ -63,6 +63,7 @@ void UnpackEight(const std::byte* in, uint32_t width, Value* v) {
 // At most 256 values, which have no bits above `width`.
 template <typename Value>
 void PackFields(const Value* values, uint32_t count, uint32_t width, std::byte* out) {
+  if (count == 0) return;  // of nothing, maybe to nowhere
   std::byte packed[fields::kRoom];
   uint32_t i = 0;
   if (width > 0 && width < 16) {
@@ -90,7 +91,7 @@ template <typename Value>
 void UnpackFields(const std::byte* in, uint32_t count, uint32_t width, Value* values) {
   std::byte packed[fields::kRoom];
   const uint32_t bytes = FieldBytes(count, width);
-  std::memcpy(packed, in, bytes);
+  if (bytes != 0) std::memcpy(packed, in, bytes);
   std::memset(packed + bytes, 0, 16);
   uint32_t i = 0;
   if (width > 0 && width < 16) {

@@ -52,7 +52,9 @@ void CopyToOthers(Form form, std::span<Term> outputs) {
   for (Term& output : outputs) {
     if (output.format.form != form || &output == first) continue;
     output.bytes = first->bytes;
-    if (output.data != first->data) std::memcpy(output.data, first->data, first->bytes);
+    if (output.data != first->data && first->bytes != 0) {
+      std::memcpy(output.data, first->data, first->bytes);
+    }
   }
 }
 
@@ -199,7 +201,9 @@ Status CheckedState::Forward(const Range& range, const Term& input, std::span<Te
     CopyToOthers(Form::kOutput, outputs);
   }
   for (const Term& output : outputs) {
-    if (output.format.form == Form::kResult) std::memcpy(output.data, input.data, input.bytes);
+    if (output.format.form == Form::kResult && input.bytes != 0) {
+      std::memcpy(output.data, input.data, input.bytes);
+    }
   }
   return Status::Ok();
 }

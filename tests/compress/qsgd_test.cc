@@ -200,6 +200,35 @@ TEST(QsgdMs, ASecondScaleHelpsHeavyTails) {
   EXPECT_LT(error("qsgd_ms:q=3+7", inputs), 0.5 * error("qsgd:q=3", inputs));
 }
 
+// Several rows, and several slices of side information in each.
+TEST(QsgdMs, LongVectors) {
+  Rng rng(TestSeed());
+  constexpr size_t kCount = kWindow + 70001;
+  Vectors inputs(2, std::vector<float>(kCount));
+  for (std::vector<float>& x : inputs) {
+    for (size_t i = 0; i < kCount; ++i) {
+      const double tail = (rng.Uniform() * 2 - 1) / (0.01 + rng.Uniform());
+      x[i] = static_cast<float>(i < kWindow ? tail : tail * 1e-3);
+    }
+  }
+  const std::vector<float> result = SumOverLanes("qsgd_ms:q=3+5+8", inputs, 2);
+  const double levels[] = {7, 31, 255};
+  for (size_t first = 0; first < kCount; first += kWindow) {
+    const size_t end = std::min<size_t>(kCount, first + kWindow);
+    double largest = 0;
+    for (const std::vector<float>& x : inputs) {
+      for (size_t i = first; i < end; ++i) largest = std::max(largest, std::fabs(double{x[i]}));
+    }
+    for (size_t i = first; i < end; ++i) {
+      const double top = std::max(std::fabs(inputs[0][i]), std::fabs(inputs[1][i]));
+      size_t k = 2;
+      while (k > 0 && top * levels[k] / largest > 7) --k;
+      const double sum = double{inputs[0][i]} + double{inputs[1][i]};
+      ASSERT_LE(std::fabs(result[i] - sum), 2.001 * largest / levels[k]) << i;
+    }
+  }
+}
+
 TEST(QsgdMs, LargestSumsAreExact) {
   for (const float value : {2.0f, -2.0f}) {
     const Vectors inputs(9, std::vector<float>(700, value));
