@@ -121,6 +121,8 @@ TEST_P(SegmentsTest, EveryOption) {
       {{.spec = "hbi:bits=6", .op = CCL_AVG}, {.bits8 = 48, .step = 1, .average = scatters()}},
       {{.spec = "hbi:bits=6", .seed = 7, .step = 3}, {.bits8 = 48, .seed = 7, .step = 3}},
       {{.spec = "hbi:bits=6", .in_place = true}, {.bits8 = 48, .step = 1}},
+      {{.spec = "hbi:bits=4,unbiased=1"}, {.bits8 = 32, .step = 1, .unbiased = true}},
+      {{.spec = "hbi:bits=5,rht=1,checksum=1"}, {.bits8 = 40, .step = 1, .rht = true}},
   };
   for (const Option& option : options) {
     ExpectEverywhere(inputs, option.call, option.oracle, kAlgorithms);
