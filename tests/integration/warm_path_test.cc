@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a warm call costs beside its arithmetic: no memory is allocated, the kernel is asked for
+// nothing but waiting, and a call of many slices takes no more locks than one of few.
+//
+// A peer that is kept from running for long is asked where it is, which does allocate and send; so
+// a case has several rounds, and the least of them counts. What a call always does is in every one.
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "faults/interposer.h"
+#include "gtest/gtest.h"
+#include "support/kernel_calls.h"
+#include "world/process_world.h"
+#include "world/world.h"
+
+namespace {
+thread_local uint64_t locks_taken = 0;
+
+template <typename F>
+F* Next(F*, const char* name) {
+  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
+}
+}  // namespace
+
+// In front of the C library's.
+extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) {
+  static auto* const next = Next(&pthread_mutex_lock, "pthread_mutex_lock");
+  ++locks_taken;
+  return next(mutex);
+}
+extern "C" int pthread_rwlock_rdlock(pthread_rwlock_t* lock) {
+  static auto* const next = Next(&pthread_rwlock_rdlock, "pthread_rwlock_rdlock");
+  ++locks_taken;
+  return next(lock);
+}
+extern "C" int pthread_rwlock_wrlock(pthread_rwlock_t* lock) {
+  static auto* const next = Next(&pthread_rwlock_wrlock, "pthread_rwlock_wrlock");
+  ++locks_taken;
+  return next(lock);
+}
+
+namespace inccl::test {
+namespace {
+
+constexpr int kWarm = 64, kRounds = 8;          // a communicator remembers its last 64 calls
+constexpr size_t kFew = 2000, kMany = 500'000;  // elements; slices of 8 KB: 1 and 250
+
+struct Buffers {
+  std::vector<float> send = std::vector<float>(2 * kMany, 1.5f);
+  std::vector<float> recv = std::vector<float>(2 * kMany);
+};
+
+struct Case {
+  std::string name;
+  std::function<ccl_result_t(ccl_comm_t, Buffers*, size_t count)> run;
+};
+
+ccl_codec_t Codec(const char* spec) {
+  ccl_codec_t codec = nullptr;
+  EXPECT_EQ(ccl_codec_create(&codec, spec), CCL_SUCCESS) << spec;
+  return codec;
+}
+
+Case Compressed(const char* spec) {
+  return {spec, [codec = Codec(spec)](ccl_comm_t comm, Buffers* b, size_t count) {
+            ccl_compression_t compression = CCL_COMPRESSION_INIT;
+            compression.codec = codec;
+            return ccl_allreduce_compressed(b->send.data(), b->recv.data(), count, CCL_FLOAT32,
+                                            CCL_SUM, &compression, comm, nullptr);
+          }};
+}
+
+std::vector<Case> Cases() {
+  return {
+      {"allreduce",
+       [](ccl_comm_t comm, Buffers* b, size_t count) {
+         return ccl_allreduce(b->send.data(), b->recv.data(), count, CCL_FLOAT32, CCL_SUM, comm,
+                              nullptr);
+       }},
+      {"reduce_scatter",
+       [](ccl_comm_t comm, Buffers* b, size_t count) {
+         return ccl_reduce_scatter(b->send.data(), b->recv.data(), count / 2, CCL_FLOAT32, CCL_SUM,
+                                   comm, nullptr);
+       }},
+      {"allgather",
+       [](ccl_comm_t comm, Buffers* b, size_t count) {
+         return ccl_allgather(b->send.data(), b->recv.data(), count / 2, CCL_FLOAT32, comm,
+                              nullptr);
+       }},
+      {"broadcast",
+       [](ccl_comm_t comm, Buffers* b, size_t count) {
+         return ccl_broadcast(b->send.data(), b->recv.data(), count, CCL_FLOAT32, 0, comm, nullptr);
+       }},
+      Compressed("hbi:bits=6"),
+      Compressed("hbi:bits=6,rht=1,unbiased=1,checksum=1"),
+      Compressed("hbi:bits=6,policy=d"),
+      Compressed("bf16"),
+      Compressed("mxfp8"),
+      Compressed("lossless"),
+      Compressed("qsgd:q=8"),
+      Compressed("qsgd_ms:q=4+8"),
+  };
+}
+
+struct Cost {
+  uint64_t allocations = UINT64_MAX, kernel = UINT64_MAX, locks = UINT64_MAX;
+  std::string kernel_numbers;
+};
+
+// The least of several calls; all ranks make equally many.
+Cost Measure(const Case& c, ccl_comm_t comm, Buffers* buffers, size_t count) {
+  Cost least;
+  for (int round = 0; round < kRounds; ++round) {
+    interposer::Arm({});
+    KernelCalls::Reset();
+    locks_taken = 0;
+    const ccl_result_t result = c.run(comm, buffers, count);
+    const uint64_t locks = locks_taken, kernel = KernelCalls::Count();
+    interposer::Disarm();
+    EXPECT_EQ(result, CCL_SUCCESS) << c.name << ": " << ccl_get_last_error(comm);
+    least.allocations = std::min(least.allocations, interposer::Calls(interposer::kNew) +
+                                                        interposer::Calls(interposer::kMalloc));
+    least.locks = std::min(least.locks, locks);
+    if (kernel < least.kernel) {
+      least.kernel = kernel;
+      least.kernel_numbers = KernelCalls::Numbers();
+    }
+  }
+  return least;
+}
+
+TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
+  const ScopedEnv env({{"INCCL_SLICE_BYTES", "8192"},
+                       {"INCCL_ALGO", "direct"},
+                       {"INCCL_HEARTBEAT_TIMEOUT_MS", "600000"},
+                       {"INCCL_DEAD_TIMEOUT_MS", "3600000"}});
+  ProcessWorld world({.nranks = 2, .deadline_seconds = 120, .baseline = false},
+                     [](const Side& side) {
+                       ccl_comm_t comm = nullptr;
+                       if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+                       Buffers buffers;
+                       const std::vector<Case> cases = Cases();
+                       if (!KernelCalls::StartCounting()) return 11;
+                       for (const Case& c : cases) {
+                         SCOPED_TRACE(c.name);
+                         for (int i = 0; i < kWarm; ++i) {
+                           EXPECT_EQ(c.run(comm, &buffers, kFew), CCL_SUCCESS);
+                         }
+                         EXPECT_EQ(c.run(comm, &buffers, kMany), CCL_SUCCESS);
+                         const Cost few = Measure(c, comm, &buffers, kFew);
+                         const Cost many = Measure(c, comm, &buffers, kMany);
+                         EXPECT_EQ(few.allocations, 0u);
+                         EXPECT_EQ(many.allocations, 0u);
+                         EXPECT_EQ(few.kernel, 0u) << few.kernel_numbers;
+                         EXPECT_EQ(many.kernel, 0u) << many.kernel_numbers;
+                         EXPECT_LE(many.locks, few.locks);
+                         EXPECT_GT(few.locks, 0u) << "locks are not counted";
+                       }
+                       return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+                     });
+  world.ExpectAllExited();
+}
+
+// That the counters count: what is known to happen once, they show once.
+TEST(WarmPathTest, TheCountersCount) {
+  ProcessWorld world({.nranks = 1, .baseline = false}, [](const Side&) {
+    if (!KernelCalls::StartCounting()) return 11;
+    interposer::Arm({});
+    KernelCalls::Reset();
+    delete new (std::nothrow) int(3);
+    const pid_t parent = getppid();
+    const uint64_t kernel = KernelCalls::Count();
+    interposer::Disarm();
+    EXPECT_GT(parent, 0);
+    EXPECT_EQ(kernel, 1u) << KernelCalls::Numbers();
+    return 0;
+  });
+  world.ExpectAllExited();
+}
+
+}  // namespace
+}  // namespace inccl::test
