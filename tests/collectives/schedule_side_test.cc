@@ -32,7 +32,7 @@ TEST(SideSchedule, OfSegmentsIsProven) {
   for (const Case& which : AllCases()) {
     const bool scatters = which.collective == Collective::kReduceScatter;
     if (!scatters && which.collective != Collective::kAllGather) continue;
-    for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+    for (int n = 1; n <= test::kProvenRanks && !HasFailure(); ++n) {
       ScheduleRequest request = RequestOf(which, n);
       request.channels = n <= 16 ? 2 : 1;
       const int rows = RowsFor(n);
@@ -86,7 +86,7 @@ TEST(SideSchedule, SecondPhaseIsProven) {
 TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
   for (const Case& which : AllCases()) {
     if (which.collective != Collective::kAllReduce) continue;
-    for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+    for (int n = 1; n <= test::kProvenRanks && !HasFailure(); ++n) {
       ScheduleRequest request = RequestOf(which, n);
       request.channels = n <= 16 ? 2 : 1;
       const Proof without = Prove(request, 1);

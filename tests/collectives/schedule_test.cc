@@ -63,7 +63,7 @@ Traffic TrafficOf(const Schedule& schedule) {
 class EverySchedule : public testing::TestWithParam<Case> {};
 
 TEST_P(EverySchedule, IsProvenUpTo64Ranks) {
-  for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+  for (int n = 1; n <= test::kProvenRanks && !HasFailure(); ++n) {
     ScheduleRequest request = RequestOf(GetParam(), n);
     std::set<int> roots = {0};
     if (HasRoot(request.collective)) roots = {0, 1 % n, n / 2, n - 1};
@@ -82,7 +82,7 @@ TEST_P(EverySchedule, IsProvenWithEveryRoot) {
 }
 
 TEST_P(EverySchedule, IsProvenWithChannels) {
-  for (int n = 1; n <= 64 && !HasFailure(); ++n) {
+  for (int n = 1; n <= test::kProvenRanks && !HasFailure(); ++n) {
     ScheduleRequest request = RequestOf(GetParam(), n);
     request.channels = 2;
     Prove(request);
@@ -198,7 +198,7 @@ Expected ExpectedOf(const Case& which, int n) {
 }
 
 TEST_P(EverySchedule, HasTheStepsAndTheTrafficOfTheFormulas) {
-  for (int n = 1; n <= 64; ++n) {
+  for (int n = 1; n <= test::kProvenRanks; ++n) {
     const ScheduleRequest request = RequestOf(GetParam(), n);
     const Expected expected = ExpectedOf(GetParam(), n);
     const std::vector<Schedule> schedules = MakeAll(request);
