@@ -18,6 +18,17 @@ const char* Name(Form form) {
   return "unknown form";
 }
 
+bool Travels(Collective collective, Form form) {
+  switch (form) {
+    case Form::kSum: return Reduces(collective);
+    case Form::kResult: return collective != Collective::kReduceScatter;
+    case Form::kOutput: return true;
+    case Form::kInput:
+    case Form::kSide: break;
+  }
+  return false;
+}
+
 Status CheckFloatCall(const char* name, Collective collective, DataType type, ReduceOp op,
                       int nranks) {
   if (collective != Collective::kAllReduce && collective != Collective::kReduceScatter &&
@@ -104,17 +115,6 @@ Status CheckedState::CheckRange(const Range& range) const {
   return Status::Ok();
 }
 
-bool CheckedState::Travels(Form form) const {
-  switch (form) {
-    case Form::kSum: return Reduces(call_.collective);
-    case Form::kResult: return call_.collective != Collective::kReduceScatter;
-    case Form::kOutput: return true;
-    case Form::kInput:
-    case Form::kSide: break;
-  }
-  return false;
-}
-
 Status CheckedState::Combine(const Range& range, std::span<const Term> inputs,
                              std::span<Term> outputs) {
   if (Status status = CheckRange(range); !status.ok()) return status;
@@ -157,7 +157,7 @@ Status CheckedState::CheckInputs(const Range& range, std::span<const Term> input
 }
 
 Status CheckedState::CheckOutput(const Range& range, Term* output) const {
-  if (!Travels(output->format.form)) {
+  if (!Travels(call_.collective, output->format.form)) {
     return Error(range, fmt::format("{} cannot be an output here", Name(output->format.form)));
   }
   uint64_t bytes = ElementBytes(range);
@@ -186,7 +186,8 @@ Status CheckedState::CheckOutputs(const Range& range, uint32_t contributions,
 }
 
 Status CheckedState::Forward(const Range& range, const Term& input, std::span<Term> outputs) {
-  if (!Travels(Form::kResult)) return Error(range, "result cannot be an input here");
+  if (!Travels(call_.collective, Form::kResult))
+    return Error(range, "result cannot be an input here");
   const uint64_t bytes = PayloadBytes(range, input.format);
   if (bytes != kSelfDescribing && input.bytes != bytes) return WrongLength(range, input, bytes);
   for (Term& output : outputs) {

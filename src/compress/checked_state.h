@@ -14,6 +14,9 @@ namespace inccl {
 
 const char* Name(Form form);
 
+// Whether calls of this collective end in this form, or hand it on.
+bool Travels(Collective collective, Form form);
+
 // Whether codec `name` can sum such calls: all-reduce and reduce-scatter by sum or average,
 // all-gather; float32, float16, bfloat16, float64; 2 ranks or more.
 Status CheckFloatCall(const char* name, Collective collective, DataType type, ReduceOp op,
@@ -45,7 +48,6 @@ class CheckedState : public CodecState {
 
   const CallDesc& call() const { return call_; }
   uint64_t ElementBytes(const Range& range) const { return range.count * SizeOf(call_.type); }
-  // The first element of a range in vectors that hold all segments one after the other.
   uint64_t segments() const { return segments_; }
   Status Error(const Range& range, const std::string& what) const;
   Status WrongLength(const Range& range, const Term& term, uint64_t expected) const;
@@ -59,7 +61,6 @@ class CheckedState : public CodecState {
   Status CheckOutputs(const Range& range, uint32_t contributions, std::span<Term> outputs) const;
   Status CheckOutput(const Range& range, Term* output) const;
   Status Forward(const Range& range, const Term& input, std::span<Term> outputs);
-  bool Travels(Form form) const;
   // Contributions of a complete sum.
   uint32_t complete() const {
     return Reduces(call_.collective) ? static_cast<uint32_t>(call_.nranks) : 1;

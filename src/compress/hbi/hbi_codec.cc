@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
@@ -79,20 +80,8 @@ Route HbiCodec::route() const {
 
 Status hbi::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
                       int nranks) {
-  if (collective != Collective::kAllReduce && collective != Collective::kReduceScatter &&
-      collective != Collective::kAllGather) {
-    return InvalidArgument(
-        fmt::format("codec hbi: {} is not available in this version", Name(collective)));
-  }
-  if (type != DataType::kFloat32 && type != DataType::kFloat16 && type != DataType::kBfloat16 &&
-      type != DataType::kFloat64) {
-    return InvalidArgument(fmt::format(
-        "codec hbi: type {} is none of float32, float16, bfloat16, float64", Name(type)));
-  }
-  if (Reduces(collective) && op != ReduceOp::kSum && op != ReduceOp::kAvg) {
-    return InvalidArgument(fmt::format("codec hbi: reduction {} is neither sum nor avg", Name(op)));
-  }
-  if (nranks < 2) return InvalidArgument(fmt::format("codec hbi: {} ranks, at least 2", nranks));
+  Status status = CheckFloatCall("hbi", collective, type, op, nranks);
+  if (!status.ok()) return status;
   return CheckRanks(config, nranks);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
 #include "compress/hbi/codes.h"
 #include "compress/hbi/error_bound.h"
@@ -15,17 +16,6 @@ namespace inccl::hbi {
 namespace {
 
 constexpr uint32_t kWindowSuperblocks = kWindow / kSuperblock;
-
-const char* NameOf(Form form) {
-  switch (form) {
-    case Form::kInput: return "input";
-    case Form::kOutput: return "output";
-    case Form::kSum: return "sum";
-    case Form::kResult: return "result";
-    case Form::kSide: return "side";
-  }
-  return "unknown form";
-}
 
 uint8_t* Bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
 
@@ -37,17 +27,17 @@ void MaxInto(const uint8_t* from, size_t count, uint8_t* to) {
 
 Status WrongLength(const Term& term, uint64_t expected) {
   return InternalError(fmt::format("hbi: {} payload of {} bytes where {} are due",
-                                   NameOf(term.format.form), term.bytes, expected));
+                                   Name(term.format.form), term.bytes, expected));
 }
 
 Status CheckCapacity(const Term& term, uint64_t needed) {
   if (term.bytes >= needed) return Status::Ok();
   return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed", term.bytes,
-                                   NameOf(term.format.form), needed));
+                                   Name(term.format.form), needed));
 }
 
 Status Unexpected(const Term& term, const char* where) {
-  return InternalError(fmt::format("hbi: {} cannot be {} here", NameOf(term.format.form), where));
+  return InternalError(fmt::format("hbi: {} cannot be {} here", Name(term.format.form), where));
 }
 
 }  // namespace
@@ -143,7 +133,7 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
 Status HbiState::CheckPayload(const Range& range, const Term& input, uint64_t expected) const {
   if (input.bytes != expected + trailer_) return WrongLength(input, expected + trailer_);
   if (trailer_ == 0) return Status::Ok();
-  return VerifyChecksum(input.data, expected, NameOf(input.format.form), range, call_.rank);
+  return VerifyChecksum(input.data, expected, Name(input.format.form), range, call_.rank);
 }
 
 Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
@@ -196,17 +186,6 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
   return Status::Ok();
 }
 
-bool HbiState::Travels(Form form) const {
-  switch (form) {
-    case Form::kSum: return Reduces(call_.collective);
-    case Form::kResult: return call_.collective != Collective::kReduceScatter;
-    case Form::kOutput: return true;
-    case Form::kInput:
-    case Form::kSide: break;
-  }
-  return false;
-}
-
 Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
                                const char* what) const {
   const uint64_t bytes = slice.count * SizeOf(slice.type);
@@ -252,9 +231,9 @@ Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
   const bool complete = contributions == planner_->contributions();
   for (Term& output : outputs) {
     const Form form = output.format.form;
-    if (!Travels(form)) return Unexpected(output, "an output");
+    if (!Travels(call_.collective, form)) return Unexpected(output, "an output");
     if ((form == Form::kResult || form == Form::kOutput) && !complete) {
-      return InternalError(fmt::format("hbi: {} from {} of {} contributions", NameOf(form),
+      return InternalError(fmt::format("hbi: {} from {} of {} contributions", Name(form),
                                        contributions, planner_->contributions()));
     }
     if (form == Form::kSum && output.format.contributions != contributions) {
@@ -306,7 +285,7 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
 
 Status HbiState::ForwardResult(const Range& range, const SliceContext& slice, const Term& input,
                                std::span<Term> outputs) {
-  if (!Travels(input.format.form)) return Unexpected(input, "an input");
+  if (!Travels(call_.collective, input.format.form)) return Unexpected(input, "an input");
   const uint64_t bytes = ResultBytes(slice);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
   const uint8_t* payload = Bytes(input.data);

@@ -43,7 +43,6 @@ class HbiState final : public CodecState {
                       SliceOutputs* places) const;
   // Whether data of this form is part of this collective, as an output; of kResult also as an
   // input.
-  bool Travels(Form form) const;
   SliceContext Slice(const Range& range) const;
   // Place of a segment's first superblock and of its first window in the vectors below.
   uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
 #include "compress/hbi/codes.h"
 #include "compress/hbi/error_bound.h"
@@ -21,20 +22,9 @@ uint32_t Superblocks(uint64_t elements) {
   return static_cast<uint32_t>((elements + kSuperblock - 1) / kSuperblock);
 }
 
-const char* NameOf(Form form) {
-  switch (form) {
-    case Form::kInput: return "input";
-    case Form::kOutput: return "output";
-    case Form::kSum: return "sum";
-    case Form::kResult: return "result";
-    case Form::kSide: return "side";
-  }
-  return "unknown form";
-}
-
 Status Unexpected(const Term& term, const char* where) {
   return InternalError(fmt::format("hbi: {} of {} contributions cannot be {} here",
-                                   NameOf(term.format.form), term.format.contributions, where));
+                                   Name(term.format.form), term.format.contributions, where));
 }
 
 bool IsPayload(Form form) { return form == Form::kSum || form == Form::kResult; }
@@ -104,10 +94,10 @@ Status PartState::CheckPayload(const Range& range, const Term& input) const {
   const uint64_t due = BytesOf(input.format.form, range);
   if (input.bytes != due) {
     return InternalError(fmt::format("hbi: {} payload of {} bytes where {} are due",
-                                     NameOf(input.format.form), input.bytes, due));
+                                     Name(input.format.form), input.bytes, due));
   }
   if (!config().checksum) return Status::Ok();
-  return VerifyChecksum(input.data, due - kChecksumBytes, NameOf(input.format.form), range,
+  return VerifyChecksum(input.data, due - kChecksumBytes, Name(input.format.form), range,
                         call_.rank);
 }
 
@@ -147,13 +137,13 @@ Status PartState::CheckOutputs(const Range& range, uint32_t contributions,
       return Unexpected(output, "an output");
     }
     if (form != Form::kSum && !complete) {
-      return InternalError(fmt::format("hbi: {} from {} of {} contributions", NameOf(form),
+      return InternalError(fmt::format("hbi: {} from {} of {} contributions", Name(form),
                                        contributions, call_.nranks));
     }
     const uint64_t bytes = BytesOf(form, range);
     if (output.data == nullptr || output.bytes < bytes) {
       return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed",
-                                       output.bytes, NameOf(form), bytes));
+                                       output.bytes, Name(form), bytes));
     }
     output.bytes = static_cast<uint32_t>(bytes);
   }
