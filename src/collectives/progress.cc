@@ -11,6 +11,8 @@ namespace inccl {
 namespace {
 
 constexpr int kBudget = 64;  // slice steps between two looks at the transport
+// So many longest sleeps between two looks at the clock: not waiting, but kept from running.
+constexpr int kKeptFromRunning = 10;
 
 void Pause() {
 #if defined(__x86_64__)
@@ -29,7 +31,7 @@ Result<int> Progress::Poll(Job* job) {
 Status Progress::Run(Job* job, WaitObserver* observer) {
   Doorbell* doorbell = transport_->doorbell();
   int fruitless = 0;
-  Time stalled_since = 0;
+  Time stalled_since = 0, looked = 0;
   while (true) {
     Result<int> ran = Poll(job);
     if (!ran.ok()) return ran.status();
@@ -45,7 +47,12 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
       continue;
     }
     const Time now = clock_->Now();
-    if (stalled_since == 0) stalled_since = now;
+    if (stalled_since == 0) {
+      stalled_since = now;
+    } else if (now - looked > kKeptFromRunning * policy_.longest_sleep) {
+      stalled_since += now - looked;  // stopped, or a machine that stood still: nobody's fault
+    }
+    looked = now;
     // By count and by time: on a busy machine a single yield may take long, and nobody hears of a
     // stall meanwhile.
     const bool yields =

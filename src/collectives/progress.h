@@ -25,7 +25,8 @@ class WaitObserver {
   virtual ~WaitObserver() = default;
   // Cheap, called at every fruitless poll: an error ends the wait.
   virtual Status Check() = 0;
-  // Called before each sleep; `stalled` is the time since the last progress.
+  // Called before each sleep; `stalled` is the time since the last progress, without what this
+  // thread was kept from running.
   virtual Status OnStall(const Job& job, Time stalled) = 0;
 };
 
