@@ -327,7 +327,7 @@ class [[nodiscard]] Communicator {
 
   // The handle, for the one caller that ends it.
   ccl_comm_t Take() noexcept {
-    if (get() == nullptr || cell_->freed.exchange(true)) return nullptr;
+    if (cell_ == nullptr || cell_->comm == nullptr || cell_->freed.exchange(true)) return nullptr;
     return cell_->comm;
   }
 
