@@ -103,6 +103,7 @@ struct Route {
   enum class Kind : uint8_t { kAny, kDirect, kRing };
   Kind kind = Kind::kAny;
   const char* because = "";  // what of the specification asks for it
+  int group = 0;             // kDirect: so many ranks may add up before an owner does; 0: none
 };
 
 // Immutable, made from a canonical spec, shared by all calls and threads.

@@ -148,6 +148,7 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                       .channels = explanation.channels,
                       .side_phase = explanation.agreement,
                       .side_one_shot = explanation.agreement && explanation.choice->side_one_shot,
+                      .group = explanation.codec != nullptr ? explanation.codec->route().group : 0,
                       .second_side_phase = explanation.codec != nullptr &&
                                            explanation.codec->has_second_side_phase()});
     if (!schedule.ok()) return schedule.status();

@@ -74,7 +74,8 @@ Route HbiCodec::route() const {
     case hbi::Policy::kR: return {Route::Kind::kRing, "policy=r of the codec hbi"};
     case hbi::Policy::kH: break;
   }
-  if (planners_->config().m != 0) return {Route::Kind::kDirect, "m of the codec hbi"};
+  const int m = static_cast<int>(planners_->config().m);
+  if (m != 0) return {Route::Kind::kDirect, "m of the codec hbi", m};
   return {};
 }
 
