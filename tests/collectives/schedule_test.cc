@@ -262,8 +262,8 @@ TEST_P(EverySchedule, HasTheLanesOfTheFormulas) {
   }
 }
 
-// Groups of ranks: everything is right for every size of them, and only sums and results pass from
-// group to group.
+// Groups of ranks: everything is right for every size of them, and what passes from group to group
+// does so once.
 TEST(DirectGroups, AreProvenForEverySize) {
   ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirect}, 0);
   for (request.nranks = 2; request.nranks <= (test::kSanitized ? 10 : 20); ++request.nranks) {
@@ -286,26 +286,29 @@ TEST(DirectGroups, ExchangeSums) {
     ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirect}, n);
     request.group = m;
     const std::vector<Schedule> schedules = MakeAll(request);
-    EXPECT_EQ(Prove(request).steps, 3);
+    EXPECT_EQ(Prove(request).steps, 4);
     const int groups = (n + m - 1) / m;
     double sent = 0;
     for (const Schedule& schedule : schedules) {
       sent += TrafficOf(schedule).unicast;
-      double across = 0;
+      double across = 0, results = 0;
       for (const Strand& strand : schedule.strands) {
         for (const Step& step : strand.steps) {
-          const Operand& output = schedule.operands[step.first_operand + step.inputs];
-          if (output.space != Space::kLane || output.format.form != Form::kSum) continue;
-          const int to = schedule.lanes[output.index].consumers[0];
-          if (to / m == schedule.rank / m) {
-            EXPECT_EQ(output.format.contributions, 1);
-            continue;
+          for (uint32_t o = 0; o < step.outputs; ++o) {
+            const Operand& output = schedule.operands[step.first_operand + step.inputs + o];
+            if (output.space != Space::kLane) continue;
+            const bool sum = output.format.form == Form::kSum;
+            for (const int to : schedule.lanes[output.index].consumers) {
+              const bool inside = to / m == schedule.rank / m;
+              const int first = schedule.rank / m * m;
+              const int whole = inside ? 1 : std::min(m, n - first);
+              EXPECT_EQ(output.format.contributions, sum ? whole : 0);
+              if (!inside) (sum ? across : results) += 1.0 / n;
+            }
           }
-          const int first = schedule.rank / m * m;
-          EXPECT_EQ(output.format.contributions, std::min(m, n - first));
-          across += 1.0 / n;
         }
       }
+      EXPECT_NEAR(results, (groups - 1.0) / n, 1e-9);
       if (n % m == 0) {
         EXPECT_NEAR(across, (groups - 1.0) / n, 1e-9);
       }
