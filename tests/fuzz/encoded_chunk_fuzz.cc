@@ -16,6 +16,8 @@ namespace {
 
 constexpr uint32_t kCount = 700;  // with a tail
 constexpr int kRanks = 3;
+// Of whole superblocks.
+constexpr uint32_t kCodes = (kCount + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
 
 // Policy D: the first part, from a payload that brings its own codes.
 void RunPart(const Codec& codec, CodecState* state, Input* input) {
@@ -79,10 +81,9 @@ void Run(Data data) {
   std::vector<float> own(kCount, 0.25f), result(kCount);
 
   // The agreed codes: right in number, and any in value; then others.
-  const uint32_t codes = (kCount + kBlock - 1) / kBlock;
   const uint8_t odd = input.Byte();
-  std::vector<std::byte> side = Exact(input.Take(odd % 8 == 7 ? odd : codes));
-  if (odd % 8 != 7) side.resize(codes);
+  std::vector<std::byte> side = Exact(input.Take(odd % 8 == 7 ? odd : kCodes));
+  if (odd % 8 != 7) side.resize(kCodes);
   std::vector<Term> agreed{{{Form::kSide, 0}, nullptr, 0}};
   const Term side_in{{Form::kSide, 0}, side.data(), static_cast<uint32_t>(side.size())};
   const Status agreement = state->Combine(range, {&side_in, 1}, agreed);
@@ -125,8 +126,6 @@ std::vector<std::byte> Runs(std::initializer_list<std::pair<int, uint32_t>> runs
 }  // namespace
 
 std::vector<std::vector<std::byte>> Examples() {
-  constexpr uint32_t kCodes = (kCount + kBlock - 1) / kBlock;
-  constexpr uint32_t kOwnCodes = (kCount + kSuperblock - 1) / kSuperblock * kSuperblock / kBlock;
   std::vector<std::vector<std::byte>> examples;
   for (const int form : {0, 16}) {
     for (const int codec : {0, 1, 2}) {
@@ -138,7 +137,7 @@ std::vector<std::vector<std::byte>> Examples() {
                                {120, kCodes},
                                {1, 1},
                                {0, 2},  // the length that is not used
-                               {126, kOwnCodes},
+                               {126, kCodes},
                                {0x5a, 800}}));
     }
   }
