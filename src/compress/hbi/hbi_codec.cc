@@ -133,6 +133,11 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
          hbi::TrailerBytes(config);
 }
 
+uint32_t HbiCodec::UncountedBytes(Form form) const {
+  const uint32_t summary = own_scales() && form != Form::kSide ? hbi::kSummaryBytes : 0;
+  return summary + hbi::TrailerBytes(planners_->config());
+}
+
 uint32_t HbiCodec::SideBytes(uint32_t count) const {
   return Codec::SideBytes(count) + hbi::TrailerBytes(planners_->config());
 }

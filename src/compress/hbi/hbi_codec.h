@@ -52,6 +52,7 @@ class HbiCodec final : public Codec {
   bool has_side_phase() const override { return !own_scales(); }
   Route route() const override;
   bool whole_chunks() const override { return own_scales(); }
+  uint32_t UncountedBytes(Form form) const override;
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
   uint32_t SideBytes(uint32_t count) const override;
