@@ -309,10 +309,12 @@ Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& 
   const bool side = codec.has_side_phase();
   const bool second = codec.has_second_side_phase();
   const bool side_one_shot = side && choice.side_one_shot;
-  const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 48 |
-                       uint64_t{static_cast<uint8_t>(choice.algorithm)} << 40 |
-                       uint64_t{second} << 34 | uint64_t{side} << 33 |
-                       uint64_t{side_one_shot} << 32 | static_cast<uint32_t>(call.root);
+  const int group = codec.route().group;
+  const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 56 |
+                       uint64_t{static_cast<uint8_t>(choice.algorithm)} << 52 |
+                       uint64_t{static_cast<uint16_t>(group)} << 35 | uint64_t{second} << 34 |
+                       uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
+                       static_cast<uint32_t>(call.root);
   const SlotOptions slots = SlotsFor({.slice_bytes = options_.slice_bytes,
                                       .type = call.type,
                                       .count = call.count,
@@ -330,6 +332,7 @@ Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& 
                                               .channels = channels,
                                               .side_phase = side,
                                               .side_one_shot = side_one_shot,
+                                              .group = group,
                                               .second_side_phase = second});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);

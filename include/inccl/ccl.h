@@ -155,10 +155,10 @@ typedef struct ccl_compression_stats {
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
   double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
                            uncompressed. Infinite where no rank can know one (docs/codecs.md). */
-  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank; hbi with policy=d or
-                           r: in the result. This and the next two: of hbi, else 0. */
+  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank; hbi with policy=d,
+                           or r and m=1: in the result. This and the next two: of hbi, else 0. */
   uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits;
-                                   with policy=d or r counted for every quantization. */
+                                   with policy=d, or r and m=1, counted for every quantization. */
   uint64_t poisoned_blocks; /**< Blocks with a NaN or infinity on some rank: NaN in the result. */
   int compressed;           /**< 0: the call ran uncompressed (type, reduction or size). */
 } ccl_compression_stats_t;
@@ -411,9 +411,11 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
  * - ref=direct|ring: the algorithm that sends no more than bits; others may send more
  * - policy=h|d|r|auto: h: sums of integers, exact, the same over all algorithms; d: every rank's
- *   elements on scales of their own, over direct only; r: re-quantized at every hop of a ring, over
+ *   elements on scales of their own, over direct only; r: re-quantized on the way round a ring, over
  *   ring only; d and r are for all-reduce only; auto: what is best, in this version h
- * - m=1: with policy=r, the hops between re-quantizations
+ * - m=M: with policy=r, the hops between re-quantizations (1 by default); with policy=h, groups of M
+ *   neighbouring ranks, 2 or more, whose sums are exact and meet re-quantized: over direct only,
+ *   for all-reduce only; not with the other policies
  * - ag=requant|exact: the result is quantized once more, or sums travel in full (policy=h)
  * - unbiased=0|1: 1: the mean over many steps tends to the sum; bits must be enough for all
  * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros

@@ -60,6 +60,17 @@ Build SidePhaseOf(Collective collective, bool one_shot) {
   }
 }
 
+// Whether there is more than one group.
+bool HasGroups(const ScheduleRequest& request) {
+  return request.collective == Collective::kAllReduce && request.algorithm == Algorithm::kDirect &&
+         request.group > 0 && request.group < request.nranks;
+}
+
+Build DataPhaseOf(const ScheduleRequest& request) {
+  if (HasGroups(request)) return AllReduceDirectGroups;
+  return Find(request.collective, request.algorithm)->build;
+}
+
 // Ranks and chunks are numbered in 16 bits.
 int MostRanks(Collective collective) {
   constexpr uint64_t kMany = kMaxRanks;
@@ -85,6 +96,9 @@ Status CheckRequest(const ScheduleRequest& request) {
   if (request.channels < 1 || request.channels > kMaxChannels) {
     return InvalidArgument(
         fmt::format("{}: channels is {}, not 1..{}", name, request.channels, kMaxChannels));
+  }
+  if (request.group < 0) {
+    return InvalidArgument(fmt::format("{}: group is {}", name, request.group));
   }
   if (request.second_side_phase && !request.side_phase) {
     return InvalidArgument(fmt::format("{}: a second side phase without a first", name));
@@ -172,13 +186,14 @@ Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
   schedule.nranks = request.nranks;
   schedule.rank = request.rank;
   schedule.root = request.root;
+  schedule.group = HasGroups(request) ? request.group : 0;
   const bool alone = request.nranks == 1;
   for (int p = 0; p < (request.side_phase ? 1 : 0) + (request.second_side_phase ? 1 : 0); ++p) {
     PhaseBuilder side(&schedule, LaneClass::kSide, 1);
     (alone ? Alone : SidePhaseOf(request.collective, request.side_one_shot))(&side);
   }
   PhaseBuilder data(&schedule, LaneClass::kData, request.channels);
-  (alone ? Alone : Find(request.collective, request.algorithm)->build)(&data);
+  (alone ? Alone : DataPhaseOf(request))(&data);
   if (request.side_phase) CouplePhases(&schedule);
   if (Status status = CheckSizes(schedule); !status.ok()) return status;
   return schedule;

@@ -97,6 +97,7 @@ struct Schedule {
   int nranks = 1;
   int rank = 0;
   int root = 0;
+  int group = 0;                    // 0: of all ranks
   std::vector<Phase> phases;        // [side information, [more of it,]] data
   std::vector<ScheduleLane> lanes;  // those this rank produces or consumes
   std::vector<Operand> operands;
@@ -116,6 +117,9 @@ struct ScheduleRequest {
   bool side_phase = false;
   // All-reduce only: the agreement by direct one-shot (small calls), else by direct two-shot.
   bool side_one_shot = false;
+  // All-reduce by direct two-shot: groups of so many ranks add up what goes to other groups, which
+  // are sent their sums. 0: everybody sends to everybody. Other algorithms have no groups.
+  int group = 0;
   // Prepend another one after it: a second agreement, which needs what the first has agreed on.
   bool second_side_phase = false;
 };

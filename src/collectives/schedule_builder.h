@@ -25,6 +25,7 @@ class PhaseBuilder {
   int nranks() const { return schedule_->nranks; }
   int rank() const { return schedule_->rank; }
   int root() const { return schedule_->root; }
+  int group() const { return schedule_->group; }
   int channels() const { return phase().channels; }
   int Shifted(int offset) const;                // (rank + offset) mod nranks; offset of any sign
   std::vector<int> AllBut(int producer) const;  // the other ranks, ascending
@@ -77,6 +78,7 @@ void AllReduceTree(PhaseBuilder* phase);
 void AllReduceRecursiveDoubling(PhaseBuilder* phase);
 void AllReduceDirectOneShot(PhaseBuilder* phase);
 void AllReduceDirect(PhaseBuilder* phase);
+void AllReduceDirectGroups(PhaseBuilder* phase);  // of phase->group() ranks
 void ReduceScatterRing(PhaseBuilder* phase);
 void ReduceScatterDirect(PhaseBuilder* phase);
 void AllGatherRing(PhaseBuilder* phase);

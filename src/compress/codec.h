@@ -103,6 +103,7 @@ struct Route {
   enum class Kind : uint8_t { kAny, kDirect, kRing };
   Kind kind = Kind::kAny;
   const char* because = "";  // what of the specification asks for it
+  int group = 0;             // kDirect: so many ranks may add up before an owner does; 0: none
 };
 
 // Immutable, made from a canonical spec, shared by all calls and threads.
@@ -130,6 +131,9 @@ class Codec {
   virtual uint32_t SideBytes(uint32_t count) const {
     return (count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0)) * (kSuperblock / kBlock);
   }
+  // Of a payload of this form in the reference algorithm of `bits`: bytes that these do not count
+  // (hbi: checksums, what parts say of themselves).
+  virtual uint32_t UncountedBytes(Form /*form*/) const { return 0; }
   // Elements of one row of the schedule (a window of a vector). 0: any.
   virtual uint64_t row_elements() const = 0;
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in

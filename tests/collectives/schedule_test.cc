@@ -262,6 +262,73 @@ TEST_P(EverySchedule, HasTheLanesOfTheFormulas) {
   }
 }
 
+// Groups of ranks: everything is right for every size of them, and what passes from group to group
+// does so once.
+TEST(DirectGroups, AreProvenForEverySize) {
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirect}, 0);
+  for (request.nranks = 2; request.nranks <= (test::kSanitized ? 10 : 20); ++request.nranks) {
+    for (request.group = 1; request.group <= request.nranks + 1; ++request.group) {
+      SCOPED_TRACE(fmt::format("{} ranks in groups of {}", request.nranks, request.group));
+      request.channels = request.nranks < 8 ? 2 : 1;
+      request.side_phase = request.nranks % 2 == 0;
+      const Proof proof = Prove(request);
+      // ((0 + 1) + 2) + 3, with a single rank in the second group.
+      EXPECT_EQ(proof.rank_order, request.group == 1 || request.group >= request.nranks - 1);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(DirectGroups, ExchangeSums) {
+  for (const auto& [n, m] :
+       {std::pair(8, 4), std::pair(16, 4), std::pair(12, 6), std::pair(7, 3)}) {
+    SCOPED_TRACE(fmt::format("{} ranks in groups of {}", n, m));
+    ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirect}, n);
+    request.group = m;
+    const std::vector<Schedule> schedules = MakeAll(request);
+    EXPECT_EQ(Prove(request).steps, 4);
+    const int groups = (n + m - 1) / m;
+    double sent = 0;
+    for (const Schedule& schedule : schedules) {
+      sent += TrafficOf(schedule).unicast;
+      double across = 0, results = 0;
+      for (const Strand& strand : schedule.strands) {
+        for (const Step& step : strand.steps) {
+          for (uint32_t o = 0; o < step.outputs; ++o) {
+            const Operand& output = schedule.operands[step.first_operand + step.inputs + o];
+            if (output.space != Space::kLane) continue;
+            const bool sum = output.format.form == Form::kSum;
+            for (const int to : schedule.lanes[output.index].consumers) {
+              const bool inside = to / m == schedule.rank / m;
+              const int first = schedule.rank / m * m;
+              const int whole = inside ? 1 : std::min(m, n - first);
+              EXPECT_EQ(output.format.contributions, sum ? whole : 0);
+              if (!inside) (sum ? across : results) += 1.0 / n;
+            }
+          }
+        }
+      }
+      EXPECT_NEAR(results, (groups - 1.0) / n, 1e-9);
+      if (n % m == 0) {
+        EXPECT_NEAR(across, (groups - 1.0) / n, 1e-9);
+      }
+    }
+    EXPECT_NEAR(sent, 2.0 * (n - 1), 1e-9);  // as without groups
+  }
+}
+
+TEST(DirectGroups, OfOneGroupAndElsewhereChangeNothing) {
+  for (const Case& which : AllCases()) {
+    ScheduleRequest request = RequestOf(which, 6);
+    const std::vector<Schedule> plain = MakeAll(request);
+    const bool direct =
+        which.collective == Collective::kAllReduce && which.algorithm == Algorithm::kDirect;
+    request.group = direct ? 6 : 2;
+    const std::vector<Schedule> same = MakeAll(request);
+    for (size_t r = 0; r < plain.size(); ++r) EXPECT_EQ(DumpText(same[r]), DumpText(plain[r]));
+  }
+}
+
 TEST(ReduceRing, IsInRankOrderToTheLastRank) {
   for (int n : {2, 3, 8, 64}) {
     ScheduleRequest request = RequestOf({Collective::kReduce, Algorithm::kRing}, n);
@@ -313,6 +380,9 @@ TEST(MakeSchedule, RefusesWhatIsNotThere) {
   request.channels = kMaxChannels + 1;
   ExpectRefused(request, "channels is 65, not 1..64");
   request.channels = 1;
+  request.group = -1;
+  ExpectRefused(request, "group is -1");
+  request.group = 0;
   request.collective = Collective::kBroadcast;
   request.side_phase = true;
   ExpectRefused(request, "broadcast: there is no side phase");

@@ -124,9 +124,19 @@ void Make(Algorithm algorithm, CodecWorld* world, Call* call) {
   call->error_bound = world->stats(0).error_bound;
 }
 
-// Those calls that have a schedule of this kind.
+bool Admits(const Route& route, Algorithm algorithm) {
+  if (route.kind == Route::Kind::kAny) return true;
+  return (route.kind == Route::Kind::kRing) == (algorithm == Algorithm::kRing) &&
+         algorithm != Algorithm::kTree && algorithm != Algorithm::kRecursiveDoubling;
+}
+
+// Those calls that the codec takes and that have a schedule of this kind.
 std::vector<Call> RunAll(const char* spec, Algorithm algorithm, int n, std::vector<Call> calls) {
-  std::erase_if(calls, [&](const Call& c) { return !HasSchedule(c.collective, algorithm, n); });
+  const auto codec = *MakeCodec(spec);
+  std::erase_if(calls, [&](const Call& c) {
+    return !HasSchedule(c.collective, algorithm, n) || !Admits(codec->route(), algorithm) ||
+           !codec->Fits(c.collective, n).ok();
+  });
   CodecWorld world(*MakeCodec(spec), n);
   for (Call& call : calls) {
     SCOPED_TRACE(Describe(call));
@@ -313,6 +323,24 @@ class CodecConformance : public testing::TestWithParam<CodecRow> {
   Rng rng_{TestSeed()};
 };
 
+// What is left out above is refused, and something is left.
+TEST_P(CodecConformance, WhatDoesNotFitIsRefused) {
+  const auto codec = *MakeCodec(GetParam().spec);
+  EXPECT_TRUE(codec->Fits(Collective::kAllReduce, 5).ok());
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
+    const Status fits = codec->Fits(collective, 5);
+    const Status begun =
+        codec->NewState()->Begin({.collective = collective, .nranks = 5, .count = 100});
+    EXPECT_EQ(fits.ok(), begun.ok()) << begun.message();
+    EXPECT_EQ(fits.code(), begun.code());
+  }
+  const auto admitted = std::count_if(std::begin(kAlgorithms), std::end(kAlgorithms),
+                                      [&](Algorithm a) { return Admits(codec->route(), a); });
+  EXPECT_EQ(admitted, codec->route().kind == Route::Kind::kAny      ? 5
+                      : codec->route().kind == Route::Kind::kDirect ? 2
+                                                                    : 1);
+}
+
 TEST_P(CodecConformance, SumsAreWithinTheBoundOnAllRanksAlike) {
   RunAndCheck(5, Calls(5, {Kind::kGauss, Kind::kLayered}));
   RunAndCheck(2, Calls(2, {Kind::kGauss}));
@@ -323,8 +351,9 @@ TEST_P(CodecConformance, ZerosDenormalsAndWhatIsNotANumber) {
 }
 
 TEST_P(CodecConformance, ZerosStayZero) {
-  const std::vector<Call> calls =
-      RunAll(GetParam().spec, Algorithm::kDirect, 3, Calls(3, {Kind::kZero}));
+  const bool ring = (*MakeCodec(GetParam().spec))->route().kind == Route::Kind::kRing;
+  const Algorithm algorithm = ring ? Algorithm::kRing : Algorithm::kDirect;
+  const std::vector<Call> calls = RunAll(GetParam().spec, algorithm, 3, Calls(3, {Kind::kZero}));
   for (const Call& call : calls) {
     for (const Bytes& output : call.outputs) {
       for (const double x : ToDoubles(call.type, output)) ASSERT_EQ(x, 0) << Describe(call);

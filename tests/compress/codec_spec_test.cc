@@ -186,15 +186,17 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   EXPECT_EQ(CanonicalOf("hbi:policy=r"),
             with(with(CanonicalOf("hbi:ref=ring"), "policy=h", "policy=r"), ",m=0", ",m=1"));
   EXPECT_EQ(CanonicalOf("hbi:policy=r,m=1,ref=ring"), CanonicalOf("hbi:policy=r"));
+  EXPECT_EQ(CanonicalOf("hbi:policy=r,m=4"), with(CanonicalOf("hbi:policy=r"), ",m=1", ",m=4"));
+  EXPECT_EQ(CanonicalOf("hbi:m=4"), with(CanonicalOf("hbi"), ",m=0", ",m=4"));
   for (const std::string key : {"checksum", "rht", "unbiased"}) {
     std::string on = CanonicalOf("hbi");
     on.replace(on.find(key + "=0"), key.size() + 2, key + "=1");
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=0"), CanonicalOf("hbi"));
   }
-  for (const std::string text :
-       {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring", "hbi:policy=d,bits=4,rht=1",
-        "hbi:policy=r,k=15,k2=7,checksum=1", "hbi:unbiased=1,policy=auto"}) {
+  for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring",
+                                 "hbi:policy=d,bits=4,rht=1", "hbi:policy=r,k=15,k2=7,checksum=1",
+                                 "hbi:policy=r,m=3", "hbi:m=32768", "hbi:unbiased=1,policy=auto"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
   // Sorted, as the text claims.
@@ -235,10 +237,13 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:policy=r,ref=direct", {"policy=r", "ref=direct", "contradict"}},
       {"hbi:policy=r,ag=exact", {"policy=r", "ag=exact", "contradict"}},
       {"hbi:policy=r,m=0", {"policy=r", "m=0", "contradict"}},
-      {"hbi:policy=r,m=2", {"m=2", "not available in this version"}},
       {"hbi:policy=r,m=40000", {"m=40000"}},
-      {"hbi:m=1", {"m=1", "without policy=r"}},
-      {"hbi:policy=d,m=1", {"m=1", "without policy=r"}},
+      {"hbi:m=1", {"m=1", "groups of one rank"}},
+      {"hbi:policy=h,m=40000", {"m=40000"}},
+      {"hbi:m=4,ref=ring", {"m=4", "ref=ring", "contradict"}},
+      {"hbi:m=4,ag=exact", {"m=4", "ag=exact", "contradict"}},
+      {"hbi:policy=d,m=1", {"policy=d", "m=1", "contradict"}},
+      {"hbi:policy=auto,m=2", {"policy=auto", "m=2", "contradict"}},
       {"hbi:rht=yes", {"rht=yes"}},
       {"hbi:checksum=2", {"checksum=2"}},
       {"none:bits=6", {"none", "bits", "6"}},
@@ -359,8 +364,8 @@ TEST(HbiSpec, Supports) {
   EXPECT_FALSE(all_reduce("hbi:k=512", 64));
 }
 
-TEST(HbiSpec, PoliciesDAndRAreForAllReduce) {
-  for (const char* spec : {"hbi:policy=d", "hbi:policy=r"}) {
+TEST(HbiSpec, PoliciesDAndRAndGroupsAreForAllReduce) {
+  for (const char* spec : {"hbi:policy=d", "hbi:policy=r", "hbi:m=2"}) {
     const auto codec = *MakeCodec(spec);
     EXPECT_TRUE(codec->Fits(Collective::kAllReduce, 4).ok());
     for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
@@ -368,8 +373,13 @@ TEST(HbiSpec, PoliciesDAndRAreForAllReduce) {
       ASSERT_FALSE(status.ok());
       ExpectError(status, {std::string(spec).substr(4), Name(collective), "allreduce"});
     }
-    EXPECT_FALSE(codec->has_side_phase());
+    EXPECT_EQ(codec->has_side_phase(), std::string(spec) == "hbi:m=2");
   }
+  const auto refused = (*MakeCodec("hbi:policy=r,m=2"))->Fits(Collective::kAllGather, 4);
+  ExpectError(refused, {"policy=r", "allreduce", "allgather"});
+  EXPECT_EQ((*MakeCodec("hbi:policy=r,m=2"))->route().kind, Route::Kind::kRing);
+  EXPECT_EQ((*MakeCodec("hbi:m=2"))->route().kind, Route::Kind::kDirect);
+  EXPECT_TRUE((*MakeCodec("hbi:policy=r,m=2"))->has_side_phase());
   const auto h = *MakeCodec("hbi"), d = *MakeCodec("hbi:policy=d"), r = *MakeCodec("hbi:policy=r");
   EXPECT_EQ(h->route().kind, Route::Kind::kAny);
   EXPECT_EQ(d->route().kind, Route::Kind::kDirect);
@@ -392,6 +402,10 @@ TEST(HbiSpec, UnbiasedNeedsBits) {
       // Sums of 1, 2, 3 contributions take 2, 3, 3 bits.
       {Collective::kAllReduce, ",ref=ring", 4, 2.75},  // (8 / 3 + 2) / 2 + 0.375 = 2.708
       {Collective::kReduceScatter, ",ref=ring", 4, 3.25},
+      // Sums of 1, 2, 1, 2, 1, 2, 1 contributions, five with codes: (18.25 / 7 + 2.75) / 2 = 2.679
+      {Collective::kAllReduce, ",policy=r,m=2", 8, 2.75},
+      // Six contributions and a sum of four with codes: (14.25 / 7 + 2.75) / 2 = 2.393
+      {Collective::kAllReduce, ",m=4", 8, 2.5},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(fmt::format("{} of {}{}", Name(c.collective), c.nranks, c.options));

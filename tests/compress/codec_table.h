@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every codec, as the conformance tests want to know it. A new codec gets a row here.
+// Every codec, as the conformance tests want to know it. A new codec gets a row here. What a codec
+// refuses (Codec::Fits) must be refused, what its route does not admit is not run.
 #ifndef INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
 #define INCCL_TESTS_COMPRESS_CODEC_TABLE_H_
 
@@ -45,6 +46,9 @@ constexpr CodecRow kCodecTable[] = {
     {"hbi:bits=4", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"hbi:bits=8,ag=exact", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"hbi:k=7,k2=15,ref=ring", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:m=2", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:k=15,k2=31,m=3", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi:bits=8,m=2,policy=r", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"hbi:k=1", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"bf16", 1e30, 0x1p-134, Share::kElement, Share::kBlock, false, false},
     {"fp16", 65504, 0x1p-25, Share::kElement, Share::kBlock, false, false},

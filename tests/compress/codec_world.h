@@ -85,6 +85,7 @@ class CodecWorld {
                         .nranks = call.nranks,
                         .rank = call.rank,
                         .side_phase = codec_->has_side_phase(),
+                        .group = codec_->route().group,
                         .second_side_phase = codec_->has_second_side_phase()});
       ASSERT_TRUE(schedule.ok()) << schedule.status().message();
       auto bound = Bind(*std::move(schedule), SlotsFor(kSliceBytes), &rank.lanes);

@@ -20,7 +20,8 @@ namespace inccl::test {
 
 using Payload = std::vector<std::byte>;
 
-enum class Way { kDirect, kRing, kDoubling };
+// kGroups: direct, with the sums of groups of `group` ranks taken inside the groups.
+enum class Way { kDirect, kRing, kDoubling, kGroups };
 
 class HbiDriver {
  public:
@@ -71,6 +72,7 @@ class HbiDriver {
         for (uint64_t at = first; at < last; at += slice) {
           const Range range{0, at, static_cast<uint32_t>(std::min<uint64_t>(slice, last - at))};
           if (way == Way::kDirect) Direct(owner, range, inputs, outputs);
+          if (way == Way::kGroups) Groups(owner, range, inputs, outputs);
           if (way == Way::kRing) Ring(owner, range, inputs, outputs);
           if (way == Way::kDoubling) Doubling(range, inputs, outputs);
         }
@@ -180,6 +182,8 @@ class HbiDriver {
     return (range.count + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
   }
 
+  void set_group(int ranks) { group_ = ranks; }
+
   uint64_t data_bytes() const { return data_bytes_; }  // published in all, but by Doubling
   uint64_t side_bytes() const { return side_bytes_; }  // published by Announce
 
@@ -264,7 +268,45 @@ class HbiDriver {
   // The owner gets every rank's contribution, sums, requantizes and sends one result to all.
   void Direct(int owner, const Range& range, const std::vector<std::byte*>& inputs,
               const std::vector<std::byte*>& outputs) {
-    const std::vector<Term> terms = Deal(owner, range, inputs);
+    Spread(owner, Deal(owner, range, inputs), range, outputs);
+  }
+
+  // The same, but for what the owner gets from other groups: their sums, taken at a member.
+  void Groups(int owner, const Range& range, const std::vector<std::byte*>& inputs,
+              const std::vector<std::byte*>& outputs) {
+    parts_.assign(Index(n_), {});
+    std::vector<Payload> sums(Index(n_));
+    std::vector<Term> terms;
+    for (int first = 0; first < n_; first += group_) {
+      const int end = std::min(n_, first + group_);
+      const bool own = owner >= first && owner < end;
+      const int collector = own ? owner : first + owner % group_ % (end - first);
+      std::vector<Term> members;
+      for (int r = first; r < end; ++r) {
+        if (r == collector) {
+          members.push_back(In(r, range, inputs));
+          continue;
+        }
+        Payload& part = parts_[Index(r)];
+        part = Make(r, range, {In(r, range, inputs)}, Sum(1), Capacity(range));
+        data_bytes_ += part.size();
+        members.push_back(Of(Sum(1), &part));
+      }
+      if (own) {
+        terms.insert(terms.end(), members.begin(), members.end());
+        continue;
+      }
+      Payload& sum = sums[Index(first)];
+      sum = Make(collector, range, members, Sum(end - first), Capacity(range));
+      data_bytes_ += sum.size();
+      terms.push_back(Of(Sum(end - first), &sum));
+    }
+    Spread(owner, terms, range, outputs);
+  }
+
+  // The owner's result, to all.
+  void Spread(int owner, const std::vector<Term>& terms, const Range& range,
+              const std::vector<std::byte*>& outputs) {
     Payload result(Capacity(range));
     std::vector<Term> made = {Of({Form::kResult}, &result), Out(owner, range, outputs)};
     Must(owner, range, terms, &made);
@@ -311,6 +353,7 @@ class HbiDriver {
 
   Collective collective_;
   int n_;
+  int group_ = 1;
   uint64_t count_;
   size_t size_;
   uint64_t data_bytes_ = 0;

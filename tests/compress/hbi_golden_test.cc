@@ -71,7 +71,7 @@ ResultRow ParseResult(std::string line) {
     std::sscanf(line.c_str() + levels, "levels=(%d, %d)", &row.options.k, &row.options.k2);
   }
   int bits = 0;
-  std::sscanf(line.c_str(), "result n=%d count=%zu bits=%d", &row.n, &row.count, &bits);
+  std::sscanf(line.c_str(), "%*s n=%d count=%zu bits=%d", &row.n, &row.count, &bits);
   row.options.bits8 = 8 * bits;
   row.options.ring = line.find("reference=ring") != std::string::npos;
   row.options.average = line.find("average=True") != std::string::npos;
@@ -93,6 +93,12 @@ ResultRow ParseResult(std::string line) {
     row.options.policy = HbiPolicy::kD;
     row.spec += ",policy=d";
   }
+  if (line.find("policy=r") != std::string::npos) {
+    row.options.policy = HbiPolicy::kR;
+    row.spec += ",policy=r";
+  }
+  row.options.m = static_cast<int>(number(" m="));
+  if (row.options.m != 0) row.spec += fmt::format(",m={}", row.options.m);
   row.spec += row.options.rht ? ",rht=1" : "";
   row.spec += row.options.unbiased ? ",unbiased=1" : "";
   return row;
@@ -110,6 +116,26 @@ TEST(HbiGolden, Results) {
                      row.options.seed, row.options.step);
     const std::vector<float> result = RunFloat(&driver, Way::kDirect, 16384, inputs);
     EXPECT_EQ(Crc32(result.data(), result.size() * sizeof(float)), row.crc);
+  }
+}
+
+// "groups n=8 count=70000 bits=0 levels=(15, 31) policy=r m=4 f56de002"
+TEST(HbiGolden, Groups) {
+  const std::vector<std::string> rows = GoldenRows("groups");
+  ASSERT_EQ(rows.size(), 21u);
+  for (const std::string& line : rows) {
+    SCOPED_TRACE(line);
+    const ResultRow row = ParseResult(line);
+    const std::vector<std::vector<float>>& inputs = GoldenInputs(row.n, row.count);
+    HbiDriver driver(row.spec, row.n, DataType::kFloat32,
+                     row.options.average ? ReduceOp::kAvg : ReduceOp::kSum, row.count,
+                     row.options.seed, row.options.step);
+    driver.set_group(row.options.m);
+    const Way way = row.options.policy == HbiPolicy::kR ? Way::kRing : Way::kGroups;
+    const std::vector<float> result = RunFloat(&driver, way, 16384, inputs);
+    EXPECT_EQ(fmt::format("{:08x}", Crc32(result.data(), result.size() * sizeof(float))),
+              fmt::format("{:08x}", row.crc));
+    EXPECT_TRUE(SameBytes(result, HbiAllReduce(inputs, row.options)));
   }
 }
 

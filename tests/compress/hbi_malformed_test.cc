@@ -290,6 +290,39 @@ TEST(HbiState, AWarmCallOfPartsAllocatesNothing) {
   }
 }
 
+TEST(HbiState, AWarmCallInGroupsAllocatesNothing) {
+  Rng rng(TestSeed());
+  const Vectors inputs = MakeInputs(5, 5000, Kind::kSpecial, &rng);
+  const std::vector<std::byte*> in = Memory(inputs);
+  for (const char* spec : {"hbi:m=2,rht=1", "hbi:policy=r,m=2,checksum=1"}) {
+    HbiDriver driver(spec, 5, DataType::kFloat32, ReduceOp::kSum, 5000);
+    const bool ring = driver.codec().route().kind == Route::Kind::kRing;
+    RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 1024, inputs);
+    const Range all{0, 0, 5000};
+    std::vector<Term> sources = {driver.In(2, all, in)};
+    // At rank 2: a hop that ends a group and begins another; the sum of its group.
+    Payload zero = driver.Make(0, all, {driver.In(0, all, in)}, HbiDriver::Sum(1), 1 << 16);
+    Payload two = driver.Make(1, all, {Of(HbiDriver::Sum(1), &zero), driver.In(1, all, in)},
+                              HbiDriver::Sum(2), 1 << 16);
+    Payload three = driver.Make(3, all, {driver.In(3, all, in)}, HbiDriver::Sum(1), 1 << 16);
+    sources.push_back(ring ? Of(HbiDriver::Sum(2), &two) : Of(HbiDriver::Sum(1), &three));
+    Payload codes(HbiDriver::SideCapacity(all) + 4), sum(1 << 16);
+    std::vector<Term> side = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
+    std::vector<Term> made = {Of(HbiDriver::Sum(ring ? 3 : 2), &sum)};
+    std::vector<Term> everyone;
+    for (int r = 0; r < 5; ++r) everyone.push_back(driver.In(r, all, in));
+    const CallDesc call{.nranks = 5, .rank = 2, .count = 5000};
+    CodecState& state = driver.state(2);
+    const size_t before = allocations;
+    ASSERT_TRUE(state.Begin(call).ok());
+    ASSERT_TRUE(state.Combine(all, everyone, side).ok());
+    ASSERT_TRUE(state.Combine(all, sources, made).ok());
+    CodecStats stats;
+    state.Finish(&stats);
+    EXPECT_EQ(allocations, before) << spec;
+  }
+}
+
 // Warm: the second of two equal calls, whatever came in between on other states.
 TEST(HbiState, AWarmCallOfSegmentsAllocatesNothing) {
   Rng rng(TestSeed());

@@ -2,7 +2,11 @@
 //
 // Payloads of the codec hbi: codes and packed sums of any content and any length. They are refused
 // by their length, or give some numbers; nothing is read or written beyond the memory.
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
+#include <span>
+#include <utility>
 
 #include "compress/codec.h"
 #include "fuzz/fuzz.h"
@@ -12,6 +16,8 @@ namespace {
 
 constexpr uint32_t kCount = 700;  // with a tail
 constexpr int kRanks = 3;
+// Of whole superblocks.
+constexpr uint32_t kCodes = (kCount + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
 
 // Policy D: the first part, from a payload that brings its own codes.
 void RunPart(const Codec& codec, CodecState* state, Input* input) {
@@ -37,43 +43,64 @@ void RunPart(const Codec& codec, CodecState* state, Input* input) {
   state->Finish(&stats);
 }
 
+// As long as a sum of all ranks but one is, by making one; 0 where the agreed codes forbid it.
+uint32_t LengthOfSum(const Range& range, const Term& mine, int contributions, bool ring,
+                     CodecState* state, std::span<std::byte> room) {
+  std::vector<std::byte> before(room.size());
+  uint32_t length = 0;
+  for (int h = ring ? 1 : contributions; h <= contributions; ++h) {
+    std::vector<Term> in(ring ? 1 : static_cast<size_t>(h), mine);
+    if (ring && h > 1) {
+      std::copy(room.begin(), room.end(), before.begin());
+      in.push_back({{Form::kSum, static_cast<uint16_t>(h - 1)}, before.data(), length});
+    }
+    Term out{
+        {Form::kSum, static_cast<uint16_t>(h)}, room.data(), static_cast<uint32_t>(room.size())};
+    if (!state->Combine(range, in, {&out, 1}).ok()) return 0;
+    length = out.bytes;
+  }
+  return length;
+}
+
 }  // namespace
 
 void Run(Data data) {
   static const std::shared_ptr<const Codec> codecs[] = {
-      *MakeCodec("hbi:bits=6"), *MakeCodec("hbi:bits=3"), *MakeCodec("hbi:k=7,k2=15"),
-      *MakeCodec("hbi:policy=d,rht=1")};
+      *MakeCodec("hbi:bits=6"),    *MakeCodec("hbi:bits=3"),
+      *MakeCodec("hbi:k=7,k2=15"), *MakeCodec("hbi:policy=d,rht=1"),
+      *MakeCodec("hbi:m=2"),       *MakeCodec("hbi:bits=8,m=2,policy=r")};
   Input input(data);
   const Codec& codec = *codecs[input.Byte() % std::size(codecs)];
+  // On a ring a third contribution begins a group: with scale codes of its own.
+  const bool ring = codec.route().kind == Route::Kind::kRing;
+  const int ranks = ring ? kRanks + 1 : kRanks;
   std::unique_ptr<CodecState> state = codec.NewState();
-  Require(state->Begin({.nranks = kRanks, .rank = 0, .count = kCount}).ok(), "a call begins");
+  Require(state->Begin({.nranks = ranks, .rank = 0, .count = kCount}).ok(), "a call begins");
   if (codec.whole_chunks()) return RunPart(codec, state.get(), &input);
   const Range range{0, 0, kCount};
   std::vector<float> own(kCount, 0.25f), result(kCount);
 
   // The agreed codes: right in number, and any in value; then others.
-  const uint32_t codes = (kCount + kBlock - 1) / kBlock;
   const uint8_t odd = input.Byte();
-  std::vector<std::byte> side = Exact(input.Take(odd % 8 == 7 ? odd : codes));
-  if (odd % 8 != 7) side.resize(codes);
+  std::vector<std::byte> side = Exact(input.Take(odd % 8 == 7 ? odd : kCodes));
+  if (odd % 8 != 7) side.resize(kCodes);
   std::vector<Term> agreed{{{Form::kSide, 0}, nullptr, 0}};
   const Term side_in{{Form::kSide, 0}, side.data(), static_cast<uint32_t>(side.size())};
   const Status agreement = state->Combine(range, {&side_in, 1}, agreed);
   if (!agreement.ok()) return;
 
   const bool exact = (input.Byte() & 1) != 0;
-  std::vector<std::byte> room(codec.MaxBytes(DataType::kFloat32, kRanks, kCount));
+  std::vector<std::byte> room(codec.MaxBytes(DataType::kFloat32, ranks, kCount));
   uint32_t length = static_cast<uint32_t>(input.Below(4096));
   if (exact) {  // as long as a payload of this plan is
     const Term mine{{Form::kInput, 0}, reinterpret_cast<std::byte*>(own.data()), kCount * 4};
-    Term out{{Form::kSum, 2}, room.data(), static_cast<uint32_t>(room.size())};
-    const Term two[2] = {mine, mine};
-    if (state->Combine(range, two, {&out, 1}).ok()) length = out.bytes;
+    const uint32_t due = LengthOfSum(range, mine, ranks - 1, ring, state.get(), room);
+    if (due != 0) length = due;
   }
   std::vector<std::byte> payload = Exact(input.Take(length));
   if (exact) payload.resize(length);
   const Form form = (odd & 16) != 0 ? Form::kResult : Form::kSum;
-  Term in[2] = {{{form, static_cast<uint16_t>(form == Form::kSum ? 2 : 0)},
+  Term in[2] = {{{form, static_cast<uint16_t>(form == Form::kSum ? ranks - 1 : 0)},
                  payload.data(),
                  static_cast<uint32_t>(payload.size())},
                 {{Form::kInput, 0}, reinterpret_cast<std::byte*>(own.data()), kCount * 4}};
@@ -85,23 +112,37 @@ void Run(Data data) {
   state->Finish(nullptr);
 }
 
+namespace {
+
+// Bytes, and how often each stands there.
+std::vector<std::byte> Runs(std::initializer_list<std::pair<int, uint32_t>> runs) {
+  std::vector<std::byte> bytes;
+  for (const auto& [value, times] : runs) {
+    for (uint32_t i = 0; i < times; ++i) bytes.push_back(static_cast<std::byte>(value));
+  }
+  return bytes;
+}
+
+}  // namespace
+
 std::vector<std::vector<std::byte>> Examples() {
   std::vector<std::vector<std::byte>> examples;
-  for (int codec = 0; codec < 3; ++codec) {
-    for (const int form : {0, 16}) {
-      std::vector<std::byte> example{std::byte(static_cast<uint8_t>(codec)),
-                                     std::byte(static_cast<uint8_t>(form))};
-      example.insert(example.end(), (kCount + kBlock - 1) / kBlock, std::byte{120});
-      example.push_back(std::byte{1});
-      example.insert(example.end(), 800, std::byte{0x5a});
-      examples.push_back(std::move(example));
+  for (const int form : {0, 16}) {
+    for (const int codec : {0, 1, 2}) {
+      examples.push_back(Runs({{codec, 1}, {form, 1}, {120, kCodes}, {1, 1}, {0x5a, 800}}));
+    }
+    for (const int codec : {4, 5}) {  // sums and results that begin with their own codes
+      examples.push_back(Runs({{codec, 1},
+                               {form, 1},
+                               {120, kCodes},
+                               {1, 1},
+                               {0, 2},  // the length that is not used
+                               {126, kCodes},
+                               {0x5a, 800}}));
     }
   }
   for (const int form : {0, 1}) {
-    std::vector<std::byte> example{std::byte{3}, std::byte(static_cast<uint8_t>(form))};
-    example.insert(example.end(), kSuperblock / kBlock, std::byte{120});
-    example.insert(example.end(), 200, std::byte{0x5a});
-    examples.push_back(std::move(example));
+    examples.push_back(Runs({{3, 1}, {form, 1}, {120, kSuperblock / kBlock}, {0x5a, 200}}));
   }
   return examples;
 }

@@ -145,13 +145,41 @@ TEST(CompressedTest, PoliciesDAndR) {
                    {{.algorithm = "ring"}});
 }
 
+// Groups: the direct algorithms give the same, whether sums of groups travel (two shots) or are
+// taken by who wants them (one shot); so does a communicator that asks for reproducible results.
+TEST(CompressedTest, Groups) {
+  const std::vector<Way> direct = WaysOf({"direct_two_shot", "direct_one_shot"});
+  const std::vector<Way> ring = WaysOf({"ring"});
+  for (const auto& [n, m] : {std::pair(4, 2), std::pair(7, 3)}) {
+    for (const size_t count : {size_t{300}, size_t{30001}}) {
+      const Vectors inputs = MakeInputs(n, count, TestSeed() + count);
+      HbiOptions h{.bits8 = 48, .step = 1, .m = m};
+      ExpectEverywhere(inputs, {.spec = "hbi:m=" + std::to_string(m)}, h, direct);
+      HbiOptions r{.bits8 = 40, .step = 1, .policy = HbiPolicy::kR, .m = m};
+      const std::string spec = "hbi:policy=r,bits=5,checksum=1,m=" + std::to_string(m);
+      ExpectEverywhere(inputs, {.spec = spec}, r, ring);
+      if (HasFailure()) return;
+    }
+  }
+  const Vectors inputs = MakeInputs(4, (size_t{1} << 20) + 777, TestSeed() + 9);
+  const HbiOptions groups{
+      .bits8 = 40, .step = 1, .average = true, .unbiased = true, .rht = true, .m = 2};
+  const CallOptions options{.spec = "hbi:bits=5,m=2,rht=1,unbiased=1", .op = CCL_AVG};
+  ExpectEverywhere(inputs, options, groups,
+                   {{.algorithm = "direct"}, {.algorithm = "direct,ring", .channels = "4"}});
+  const ScopedEnv reproducible({{"INCCL_REPRODUCIBLE", "1"}});
+  ExpectEverywhere(inputs, options, groups, {{.algorithm = "direct,ring"}});
+}
+
 // Forced elsewhere, they are refused with both names, and the communicator stays usable.
 TEST(CompressedTest, PoliciesDAndRRefuseOtherAlgorithms) {
   const struct {
     const char *spec, *algorithm, *policy, *only;
   } kCases[] = {{"hbi:policy=d", "ring", "policy=d", "direct only"},
                 {"hbi:policy=d", "tree", "policy=d", "direct only"},
-                {"hbi:policy=r", "direct", "policy=r", "ring only"}};
+                {"hbi:policy=r", "direct", "policy=r", "ring only"},
+                {"hbi:policy=r,m=2", "tree", "policy=r", "ring only"},
+                {"hbi:m=2", "ring", "m of the codec", "direct only"}};
   for (const auto& c : kCases) {
     const ScopedEnv env({{"INCCL_ALGO", c.algorithm}});
     RunThreads(2, [&](int, ccl_comm_t comm) {

@@ -76,12 +76,68 @@ struct Option {
 // What is planned for: the sum and its second quantization, a sum alone, one rank's payload.
 enum class Kind { kAllReduce, kReduceScatter, kAllGather };
 
-std::vector<Option> Options(Kind kind, int n, bool ring, bool unbiased) {
+// What one element of the first rank's part meets before it is complete there.
+struct Hops {
+  std::vector<int> contributions;  // in the fields of each payload with K levels
+  int sums = 0;                    // payloads with K2 levels: sums of groups
+  int coded = 0;                   // payloads that have scale codes of their own
+};
+
+bool InGroups(const HbiOptions& options, int n) { return options.m > 1 && options.m < n; }
+
+Hops HopsOf(Kind kind, int n, const HbiOptions& options) {
+  Hops hops;
+  if (kind == Kind::kAllGather) return hops;
+  const bool groups = InGroups(options, n);
+  if (groups && options.policy == HbiPolicy::kH) {
+    for (int first = 0; first < n; first += options.m) {
+      const int members = std::min(options.m, n - first);
+      if (first == 0 || members == 1) {
+        hops.contributions.insert(hops.contributions.end(),
+                                  static_cast<size_t>(first == 0 ? members - 1 : 1), 1);
+        continue;
+      }
+      hops.contributions.insert(hops.contributions.end(), static_cast<size_t>(members - 1), 1);
+      ++hops.sums;
+      ++hops.coded;
+    }
+    return hops;
+  }
+  int inside = 0;
+  for (int h = 1; h < n; ++h) {
+    if (groups && inside == options.m) inside = 0;
+    ++inside;
+    hops.contributions.push_back(options.ring || options.policy == HbiPolicy::kR ? inside : 1);
+    hops.coded += groups && h > options.m ? 1 : 0;
+  }
+  return hops;
+}
+
+// Weights of the errors of sum and result.
+std::pair<double, double> WeightsOf(int n, const HbiOptions& options) {
+  if (!InGroups(options, n)) return {n + 1, 0.66 * n};
+  if (options.policy == HbiPolicy::kH) return {n + 1, 1.32 * n};
+  double weight = 1;
+  for (int first = 1; first <= n; first += options.m) {
+    const int quantized = std::min(options.m, n - first + 1);
+    if (first == n) break;
+    for (int i = 0; i < quantized; ++i) weight += first == 1 ? 1.0 : 0.66 * first;
+  }
+  return {weight, 0.66 * n};
+}
+
+std::vector<Option> Options(Kind kind, int n, const HbiOptions& options) {
+  const Hops hops = HopsOf(kind, n, options);
+  const auto cost_of_sum = [&](int k, int k2) {
+    int cost = hops.sums * BitLength(2 * k2);
+    for (const int h : hops.contributions) cost += BitLength(2 * h * k);
+    return cost;
+  };
   static const int kLevels[] = {1,   2,   3,   4,   5,    6,    7,    9,    11,  13,  15,
                                 19,  23,  27,  31,  39,   47,   55,   63,   95,  127, 191,
                                 255, 383, 511, 767, 1023, 1535, 2047, 3071, 4095};
   std::vector<Option> all;
-  if (!unbiased) all.push_back({0, n * 0.10, 0, 0, 0});
+  if (!options.unbiased) all.push_back({0, n * 0.10, 0, 0, 0});
   for (const int k : kLevels) {
     if (2 * n * k >= 65536) continue;
     if (kind == Kind::kAllGather) {
@@ -89,17 +145,15 @@ std::vector<Option> Options(Kind kind, int n, bool ring, bool unbiased) {
       continue;
     }
     if (kind == Kind::kReduceScatter) {
-      int cost = 0;
-      for (int h = 1; h < n; ++h) cost += BitLength(2 * (ring ? h : 1) * k);
-      all.push_back({cost, n / (12.0 * k * k), k, 0, 0});
+      all.push_back({cost_of_sum(k, 0), n / (12.0 * k * k), k, 0, 0});
       continue;
     }
     for (const int k2 : kLevels) {
       if (2 * n * k2 >= 65536) continue;
-      int cost = (n - 1) * BitLength(2 * k2);
-      for (int h = 1; h < n; ++h) cost += BitLength(2 * (ring ? h : 1) * k);
-      const double sum_error = (n + 1) / (12.0 * k * k);
-      const double result_error = 0.66 * n / (12.0 * k2 * k2);
+      const int cost = (n - 1) * BitLength(2 * k2) + cost_of_sum(k, k2);
+      const auto [sum_weight, result_weight] = WeightsOf(n, options);
+      const double sum_error = sum_weight / (12.0 * k * k);
+      const double result_error = result_weight / (12.0 * k2 * k2);
       all.push_back({cost, sum_error + result_error, k, k2, 0});
     }
   }
@@ -143,10 +197,12 @@ int Taken(const std::vector<Option>& options, int exponent, int delta) {
   return taken;
 }
 
-int64_t BudgetOf(Kind kind, int n, int bits8, size_t superblocks) {
+int64_t BudgetOf(Kind kind, int n, const HbiOptions& options, size_t superblocks) {
   const auto all = static_cast<int64_t>(superblocks);
+  const int bits8 = options.bits8;
   if (kind == Kind::kAllGather) return (bits8 - 2) * all;
-  return (n - 1) * (kind == Kind::kReduceScatter ? bits8 - 4 : 2 * bits8 - 6) * all;
+  const int coded = HopsOf(kind, n, options).coded;
+  return ((n - 1) * (kind == Kind::kReduceScatter ? bits8 - 4 : 2 * bits8 - 6) - 2 * coded) * all;
 }
 
 void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
@@ -165,14 +221,15 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     }
     return;
   }
-  static std::map<std::tuple<Kind, int, bool, bool>, std::vector<Option>> known;
-  std::vector<Option>& hull = known[{kind, n, options.ring, options.unbiased}];
-  if (hull.empty()) hull = Options(kind, n, options.ring, options.unbiased);
+  static std::map<std::tuple<Kind, int, bool, bool, HbiPolicy, int>, std::vector<Option>> known;
+  std::vector<Option>& hull =
+      known[{kind, n, options.ring, options.unbiased, options.policy, options.m}];
+  if (hull.empty()) hull = Options(kind, n, options);
 
   std::map<int, int64_t> how_many;
   for (const int code : top) ++how_many[code];
   how_many.erase(0);
-  const int64_t budget = BudgetOf(kind, n, options.bits8, superblocks);
+  const int64_t budget = BudgetOf(kind, n, options, superblocks);
   const auto cost8 = [&](int delta) {
     int64_t cost = 0;
     for (const auto& [code, count] : how_many) {
@@ -382,6 +439,128 @@ std::vector<float> ThroughPayload(const std::vector<float>& x, int n, const HbiO
   return y;
 }
 
+using Vector = std::vector<float>;
+
+// Sums on the agreed scales that are quantized anew where a group of m ends. `x` are all ranks'
+// rotated elements; the sum of those of block b.
+class GroupedBlock {
+ public:
+  GroupedBlock(const std::vector<Vector>& x, const HbiOptions& options, const HbiTrace& trace,
+               size_t block)
+      : x_(x),
+        options_(options),
+        b_(block),
+        n_(static_cast<int>(x.size())),
+        k_(trace.k[block / 8]),
+        k2_(trace.k2[block / 8]),
+        agreed_(trace.codes[block]) {}
+
+  // Policy R: the ranks in the order of a ring that begins with `start`.
+  Vector Ring(int start) const {
+    Vector y(32, 0.0f);
+    if (k_ == 0) return y;
+    Fields fields(32, 0);
+    int code = agreed_, inside = 0;
+    for (int h = 0; h < n_; ++h) {
+      const int rank = (start + h) % n_, group = h / options_.m;
+      const Vector own = Of(rank);
+      if (h > 0 && h % options_.m == 0) {
+        y = Decoded(fields, inside, code, k_);
+        for (size_t j = 0; j < 32; ++j) y[j] += own[j];
+        if (h == n_ - 1) return y;
+        code = std::max(CodeOf(y.data()), agreed_);
+        fields.assign(32, 0);
+        inside = 0;
+      } else {
+        y = own;
+      }
+      const auto shift = static_cast<uint32_t>(65536 * (rank % options_.m) / options_.m);
+      const uint64_t salt = group == 0 ? 0 : static_cast<uint64_t>(group) + 2;
+      Quantize(y, code, k_, salt, shift, &fields);
+      ++inside;
+    }
+    return Decoded(fields, inside, code, k_);
+  }
+
+  // Policy H: neighbouring ranks, then their sums.
+  Vector Groups() const {
+    Vector sum(32, 0.0f);
+    if (k_ == 0) return sum;
+    const int groups = (n_ + options_.m - 1) / options_.m;
+    for (int g = 0; g < groups; ++g) {
+      const int first = g * options_.m, members = std::min(options_.m, n_ - first);
+      Fields fields(32, 0);
+      for (int rank = first; rank < first + members; ++rank) {
+        Quantize(Of(rank), agreed_, k_, 0, static_cast<uint32_t>(65536 * rank / n_), &fields);
+      }
+      Vector y = Decoded(fields, members, agreed_, k_);
+      if (members > 1) {
+        const int own = CodeOf(y.data());
+        fields.assign(32, 0);
+        if (options_.unbiased) {
+          Quantize(y, own, k2_, 3, static_cast<uint32_t>(65536 * g / groups), &fields);
+        } else {
+          for (size_t j = 0; j < 32; ++j) fields[j] = QuantizeOne(y[j], own, k2_, 0x8000);
+        }
+        y = Decoded(fields, 1, own, k2_);
+      }
+      for (size_t j = 0; j < 32 && g > 0; ++j) sum[j] += y[j];
+      if (g == 0) sum = y;
+    }
+    return sum;
+  }
+
+ private:
+  using Fields = std::vector<uint32_t>;
+
+  Vector Of(int rank) const {
+    const auto first = x_[static_cast<size_t>(rank)].begin() + static_cast<std::ptrdiff_t>(32 * b_);
+    return {first, first + 32};
+  }
+  void Quantize(const Vector& y, int code, int k, uint64_t salt, uint32_t shift,
+                Fields* fields) const {
+    for (size_t j = 0; j < 32; ++j) {
+      const uint32_t random = Random16(options_.seed, options_.step, 32 * b_ + j, salt);
+      (*fields)[j] += QuantizeOne(y[j], code, k, (random + shift) % 65536);
+    }
+  }
+  static Vector Decoded(const Fields& fields, int contributions, int code, int k) {
+    Vector y;
+    for (const uint32_t field : fields) y.push_back(DecodeOne(field, contributions, code, k, 1));
+    return y;
+  }
+
+  const std::vector<Vector>& x_;
+  const HbiOptions& options_;
+  size_t b_;
+  int n_, k_, k2_, agreed_;
+};
+
+// All sums, before their second quantization; padded.
+Vector GroupedSum(const std::vector<Vector>& inputs, const HbiOptions& options, HbiTrace* trace) {
+  const int n = static_cast<int>(inputs.size());
+  CodesAndPlan(Kind::kAllReduce, inputs, n, options, trace);
+  std::vector<Vector> x;
+  for (const Vector& input : inputs) x.push_back(Rotated(input, options));
+  Vector result;
+  for (size_t b = 0; b < trace->codes.size(); ++b) {
+    const size_t window = 32 * b / kWindowElements * kWindowElements;
+    const size_t superblocks = std::min(kWindowElements, x[0].size() - window) / 256;
+    // The owner of this superblock, and its part, which begins with the rank after it.
+    size_t owner = 0, end = 0;
+    for (;; ++owner) {
+      const auto all = static_cast<size_t>(n);
+      end += superblocks / all + (owner < superblocks % all ? 1 : 0);
+      if (b / 8 - window / 256 < end) break;
+    }
+    const GroupedBlock block(x, options, *trace, b);
+    const Vector y =
+        options.policy == HbiPolicy::kR ? block.Ring(static_cast<int>(owner) + 1) : block.Groups();
+    result.insert(result.end(), y.begin(), y.end());
+  }
+  return result;
+}
+
 // Policies D and R, part by part: part p of a window belongs to rank p.
 std::vector<float> ReduceParts(const std::vector<std::vector<float>>& inputs,
                                const HbiOptions& options) {
@@ -436,13 +615,16 @@ std::vector<float> ReduceParts(const std::vector<std::vector<float>>& inputs,
 
 std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
                                 const HbiOptions& options, HbiTrace* trace) {
-  if (options.policy != HbiPolicy::kH) return ReduceParts(inputs, options);
   const int n = static_cast<int>(inputs.size());
+  const bool agreed =
+      options.policy == HbiPolicy::kH || (options.policy == HbiPolicy::kR && options.m > 1);
+  if (!agreed) return ReduceParts(inputs, options);
   HbiTrace local;
   HbiTrace& t = trace != nullptr ? *trace : local;
   const int divide = options.average ? n : 1;
-  std::vector<float> result =
-      DecodedSum(Kind::kAllReduce, inputs, options, options.exact ? divide : 1, &t);
+  std::vector<float> result = InGroups(options, n) ? GroupedSum(inputs, options, &t)
+                                                   : DecodedSum(Kind::kAllReduce, inputs, options,
+                                                                options.exact ? divide : 1, &t);
   if (!options.exact) {
     for (size_t b = 0; b < t.codes.size(); ++b) {
       const int code = CodeOf(&result[32 * b]), k2 = t.k2[b / 8];

@@ -25,6 +25,8 @@ struct HbiOptions {
   bool unbiased = false;
   bool rht = false;
   HbiPolicy policy = HbiPolicy::kH;  // D and R: all-reduce only, without trace
+  // R: contributions between re-quantizations; H: ranks of a group (0: all), all-reduce only.
+  int m = 0;
 };
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.

@@ -110,11 +110,11 @@ TEST(ExplainTest, UncompressedBytesAreThoseOfRealCalls) {
 }
 
 TEST(ExplainTest, CompressedBytesBoundThoseOfRealCalls) {
-  const std::pair<const char*, const char*> cases[] = {{"hbi:bits=6", "direct_two_shot"},
-                                                       {"hbi:bits=4", "direct_two_shot"},
-                                                       {"hbi:bits=5,ref=ring", "ring"},
-                                                       {"hbi:bits=6", "tree"},
-                                                       {"hbi:k=7,k2=15", "direct_two_shot"}};
+  const std::pair<const char*, const char*> cases[] = {
+      {"hbi:bits=6", "direct_two_shot"},    {"hbi:bits=4", "direct_two_shot"},
+      {"hbi:bits=5,ref=ring", "ring"},      {"hbi:bits=6", "tree"},
+      {"hbi:k=7,k2=15", "direct_two_shot"}, {"hbi:bits=6,m=2", "direct_two_shot"},
+      {"hbi:bits=6,m=2,policy=r", "ring"}};
   constexpr int kRanks = 4;
   constexpr size_t kCount = (1 << 20) + 5000;
   for (const auto& [spec, algo] : cases) {
@@ -135,6 +135,35 @@ TEST(ExplainTest, CompressedBytesBoundThoseOfRealCalls) {
       // The budget holds for the ranks together: each has its own share of the superblocks.
       EXPECT_NEAR(wire / one["wire_bytes_expected"].get<double>(), 1, 0.1)
           << spec << " rank " << rank;
+    }
+  }
+}
+
+// What `bits` does not count is in the expected bytes: checksums, and what parts say of themselves.
+// Payloads of parts have one size, so there they are exact, but for the division of an odd length.
+TEST(ExplainTest, ChecksumsAndSummariesAreExpected) {
+  const struct {
+    const char *spec, *algo;
+    double slack;
+  } cases[] = {{"hbi:bits=6,policy=d", "direct_two_shot", 8},
+               {"hbi:bits=5,policy=r", "ring", 8},
+               {"hbi:bits=6,policy=d,checksum=1", "direct_two_shot", 8},
+               {"hbi:k=7,k2=15,policy=r,checksum=1", "ring", 8},
+               {"hbi:k=7,k2=15,checksum=1", "direct_two_shot", 8},
+               {"hbi:k=7,k2=15,m=2,checksum=1", "direct_two_shot", 8}};
+  constexpr int kRanks = 4;
+  constexpr size_t kCount = 131072;  // enough for an agreement in two steps, which `bits` counts
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.spec);
+    const Json json =
+        ExplainJson(Arguments(kCount, kRanks, c.algo, "1") + " --codec " + std::string(c.spec));
+    const std::vector<ccl_compression_stats_t> stats = Measure(kRanks, kCount, c.spec, c.algo, "1");
+    for (size_t rank = 0; rank < stats.size(); ++rank) {
+      const Json& one = json["per_rank"][rank];
+      EXPECT_LE(stats[rank].wire_bytes, one["wire_bytes_at_most"].get<uint64_t>());
+      EXPECT_NEAR(static_cast<double>(stats[rank].wire_bytes),
+                  one["wire_bytes_expected"].get<double>(), c.slack)
+          << " rank " << rank;
     }
   }
 }

@@ -30,7 +30,7 @@ class RowCounter {
           const Operand& output = schedule_.operands[step.first_operand + step.inputs + i];
           if (output.space != Space::kLane) continue;
           const Range part = chunking_.Part(row, phase, output.chunk, strand.channel);
-          AddPart(part, phase, schedule_.lanes[output.index].consumers.size());
+          AddPart(part, phase, output.format.form, schedule_.lanes[output.index].consumers.size());
         }
       }
     }
@@ -38,9 +38,12 @@ class RowCounter {
   }
 
  private:
-  void AddPart(const Range& part, const Phase& phase, uint64_t receivers) {
+  void AddPart(const Range& part, const Phase& phase, Form form, uint64_t receivers) {
     const uint32_t slices = chunking_.Slices(part, phase);
     traffic_.slices += slices * receivers;
+    if (codec_ != nullptr) {
+      traffic_.uncounted_bytes += codec_->UncountedBytes(form) * slices * receivers;
+    }
     for (uint32_t s = 0; s < slices; ++s) {
       const Range slice = chunking_.Slice(part, phase, s);
       if (phase.lane_class == LaneClass::kSide) {
@@ -69,6 +72,7 @@ void Add(const RankTraffic& row, uint64_t times, RankTraffic* total) {
   total->raw_bytes += row.raw_bytes * times;
   total->side_bytes += row.side_bytes * times;
   total->most_bytes += row.most_bytes * times;
+  total->uncounted_bytes += row.uncounted_bytes * times;
 }
 
 uint64_t MemoryOf(const Schedule& schedule, const SlotOptions& slots, uint32_t group) {
@@ -148,6 +152,7 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                       .channels = explanation.channels,
                       .side_phase = explanation.agreement,
                       .side_one_shot = explanation.agreement && explanation.choice->side_one_shot,
+                      .group = explanation.codec != nullptr ? explanation.codec->route().group : 0,
                       .second_side_phase = explanation.codec != nullptr &&
                                            explanation.codec->has_second_side_phase()});
     if (!schedule.ok()) return schedule.status();
@@ -162,7 +167,8 @@ std::optional<uint64_t> Explanation::ExpectedBytes(const RankTraffic& rank, Data
   if (codec == nullptr) return rank.most_bytes;
   if (!reference) return std::nullopt;
   const double elements = static_cast<double>(rank.raw_bytes) / static_cast<double>(SizeOf(type));
-  return std::min(rank.most_bytes, static_cast<uint64_t>(elements * codec_bits / 8));
+  const auto counted = static_cast<uint64_t>(elements * codec_bits / 8);
+  return std::min(rank.most_bytes, counted + rank.uncounted_bytes);
 }
 
 Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& options) {

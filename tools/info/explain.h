@@ -32,8 +32,9 @@ struct ExplainRequest {
 // What one rank sends, once per receiver, and the memory it needs.
 struct RankTraffic {
   uint64_t slices = 0;
-  uint64_t raw_bytes = 0;   // of data slices, in the caller's type
-  uint64_t side_bytes = 0;  // of the agreement of compressed calls
+  uint64_t raw_bytes = 0;        // of data slices, in the caller's type
+  uint64_t side_bytes = 0;       // of the agreement of compressed calls
+  uint64_t uncounted_bytes = 0;  // beside what the codec's bits count
   uint64_t most_bytes = 0;  // upper bound of the payload, agreement included; exact if uncompressed
   uint64_t memory_bytes = 0;  // slots it shares and scratch of its own
 };

@@ -17,11 +17,6 @@ constexpr uint64_t kMinBits8 = 4, kMaxBits8 = 128;
 constexpr std::array<std::string_view, 11> kKeys = {
     "ag", "bits", "checksum", "k", "k2", "m", "min_bytes", "policy", "ref", "rht", "unbiased"};
 
-Status NotAvailable(const CodecSpec& spec, std::string_view key) {
-  return InvalidArgument(fmt::format("codec {}: {}={} is not available in this version",
-                                     spec.name(), key, *spec.Find(key)));
-}
-
 Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_view other) {
   return InvalidArgument(fmt::format("codec {}: {}={} and {}={} contradict each other", spec.name(),
                                      key, *spec.Find(key), other, *spec.Find(other)));
@@ -60,12 +55,17 @@ Status ParsePolicy(const CodecSpec& spec, Config* config) {
   if (config->policy != Policy::kH && config->all_gather != AllGather::kRequant) {
     return Contradiction(spec, "policy", "ag");
   }
+  config->m = static_cast<uint32_t>(*m);
   if (ring && *m == 0) return Contradiction(spec, "policy", "m");
-  if (ring && *m != 1) return NotAvailable(spec, "m");
-  if (!ring && *m != 0) {
+  if (ring || *m == 0) return Status::Ok();
+  if (!free) return Contradiction(spec, "policy", "m");
+  if (*m == 1) {
     return InvalidArgument(
-        fmt::format("codec {}: m={} is given without policy=r", spec.name(), *spec.Find("m")));
+        fmt::format("codec {}: m={} makes groups of one rank", spec.name(), *spec.Find("m")));
   }
+  // The groups' sums meet at an owner, in fp32.
+  if (config->reference != Reference::kDirect) return Contradiction(spec, "m", "ref");
+  if (config->all_gather != AllGather::kRequant) return Contradiction(spec, "m", "ag");
   return Status::Ok();
 }
 
@@ -108,7 +108,7 @@ std::string Config::Canonical() const {
       "hbi:ag={},bits={},checksum={:d},k={},k2={},m={},min_bytes={},policy={},ref={},rht={:d},"
       "unbiased={:d}",
       all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum, k, k2,
-      policy == Policy::kR ? 1 : 0, min_bytes, kPolicyNames[static_cast<size_t>(policy)],
+      m, min_bytes, kPolicyNames[static_cast<size_t>(policy)],
       reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
 }
 

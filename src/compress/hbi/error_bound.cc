@@ -36,6 +36,75 @@ double SumError(const Planner& planner, uint32_t k) {
   return ((n + 1) / 2 + n * (0x1p-16 + FixedPointError(k))) / k + n * kDecode;
 }
 
+// A sum before it is quantized for the result.
+struct PartialSum {
+  double error = 0;    // of an element
+  double largest = 0;  // magnitude of one
+};
+
+// `scale`: the M of values of this magnitude, infinite where there is none.
+template <typename Scale>
+PartialSum BoundOfRing(const Planner& planner, uint32_t k, double magnitude, const Scale& scale) {
+  const auto n = static_cast<uint32_t>(planner.nranks());
+  const double one = (1 + FixedPointError(k)) / k;
+  double error = 0, present = magnitude;  // the M of the present group
+  uint32_t inside = 0;
+  for (uint32_t h = 1; h <= n; ++h) {
+    if (inside == planner.group()) {
+      const double sum = inside * present * (1 + kDecode) + magnitude;
+      error += inside * present * kDecode + sum * 0x1p-23;
+      if (h == n) return {error, sum * (1 + kDecode)};
+      present = scale(sum * (1 + kDecode));
+      inside = 0;
+    }
+    error += present * one;
+    ++inside;
+  }
+  return {error + inside * present * kDecode, inside * present * (1 + kDecode)};
+}
+
+template <typename Scale>
+PartialSum BoundOfGroups(const Planner& planner, const Point& point, double magnitude,
+                         const Scale& scale) {
+  PartialSum sum{magnitude * SumError(planner, point.k), 0};
+  uint32_t groups = 0;
+  for (uint32_t left = planner.contributions(); left != 0; ++groups) {
+    const uint32_t members = std::min(left, planner.group());
+    left -= members;
+    double largest = members * magnitude * (1 + kDecode);
+    if (members > 1) {
+      const double own = scale(largest);
+      sum.error += own * SingleError(planner, point.k2);
+      largest = own * (1 + kDecode);
+    }
+    sum.largest += largest;
+  }
+  sum.error += groups * sum.largest * 0x1p-23;
+  sum.largest *= 1 + kDecode;
+  return sum;
+}
+
+template <typename Scale>
+PartialSum BoundOfSum(const Planner& planner, const Point& point, double magnitude,
+                      const Scale& scale) {
+  if (planner.group() == 0) {
+    return {magnitude * SumError(planner, point.k),
+            planner.contributions() * magnitude * (1 + kDecode)};
+  }
+  if (planner.config().policy == Policy::kR) {
+    return BoundOfRing(planner, point.k, magnitude, scale);
+  }
+  return BoundOfGroups(planner, point, magnitude, scale);
+}
+
+// The M of a block with this magnitude.
+double ScaleAbove(double magnitude) {
+  if (!(magnitude <= std::numeric_limits<float>::max())) return kInfinity;
+  const float above = std::nextafter(static_cast<float>(magnitude), HUGE_VALF);
+  const uint8_t code = CodeOfMagnitude(std::bit_cast<uint32_t>(above));
+  return code == kPoison ? kInfinity : Magnitude(code);
+}
+
 // Relative rounding of a result in this type, and the smallest magnitude that overflows it.
 struct TypeRounding {
   double relative, absolute, limit;
@@ -72,15 +141,11 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
   const double n = planner.contributions(), magnitude = Magnitude(top);
   double error = n * magnitude;  // dropped: zero instead of the sum
   if (point.k != 0) {
-    error = magnitude * SumError(planner, point.k);
-    const double largest = n * magnitude * (1 + kDecode);
-    if (largest > std::numeric_limits<float>::max()) return kInfinity;
-    if (planner.requantizes()) {
-      const float above = std::nextafter(static_cast<float>(largest), HUGE_VALF);
-      const uint8_t code = CodeOfMagnitude(std::bit_cast<uint32_t>(above));
-      if (code == kPoison) return kInfinity;
-      error += Magnitude(code) * SingleError(planner, point.k2);
-    }
+    const PartialSum sum = BoundOfSum(planner, point, magnitude, ScaleAbove);
+    if (!(sum.largest <= std::numeric_limits<float>::max())) return kInfinity;
+    error = sum.error;
+    if (planner.requantizes()) error += ScaleAbove(sum.largest) * SingleError(planner, point.k2);
+    if (!std::isfinite(error)) return kInfinity;
   }
   return FinishBound({.error = error,
                       .sum = n * magnitude,
@@ -104,9 +169,11 @@ double RelativeErrorBound(const Planner& planner, const Point& point) {
   if (point.k == 0) return 1;
   // M is at most a quarter octave above the magnitude, the second M one above the largest sum.
   const double quarter = std::exp2(0.25) * (1 + 0x1p-20), n = planner.contributions();
-  double error = quarter * SumError(planner, point.k) / n;
+  const PartialSum sum =
+      BoundOfSum(planner, point, quarter, [=](double largest) { return quarter * largest; });
+  double error = sum.error / n;
   if (planner.requantizes()) {
-    error += quarter * quarter * (1 + 2 * kDecode) * SingleError(planner, point.k2);
+    error += quarter * (1 + kDecode) * sum.largest / n * SingleError(planner, point.k2);
   }
   // A rotated element is at most 16 times the largest one of the superblock.
   if (planner.config().rht) error = kSpread * kSpread * (error + (1 + error) * kRotations);

@@ -28,14 +28,13 @@ constexpr double kCodesBits = 0.25;  // one code per 32 elements; an agreement t
 // Bits per element and phase of a superblock with these levels.
 double BitsOf(const Planner& planner, const Point& point) {
   const auto n = static_cast<uint32_t>(planner.nranks());
-  if (planner.collective() == Collective::kAllGather) return kCodesBits + Width(1, point.k);
-  double sum = 2 * kCodesBits + Width(1, point.k);
-  if (planner.config().reference == Reference::kRing) {
-    sum = 0;
-    for (uint32_t h = 1; h < n; ++h) sum += Width(h, point.k);
-    sum = 2 * kCodesBits + sum / (n - 1);
-  }
-  if (planner.collective() == Collective::kReduceScatter) return sum;
+  const Collective collective = planner.collective();
+  if (collective == Collective::kAllGather) return kCodesBits + Width(1, point.k);
+  const Config& config = planner.config();
+  const double coded = kCodesBits * CodedHops(collective, planner.nranks(), config);
+  const double fields = SumCost(collective, planner.nranks(), config, point.k, point.k2);
+  const double sum = 2 * kCodesBits + (fields + coded) / (n - 1);
+  if (collective == Collective::kReduceScatter) return sum;
   const double result = planner.requantizes() ? kCodesBits + Width(1, point.k2) : Width(n, point.k);
   return (sum + result) / 2;
 }
@@ -75,6 +74,8 @@ Route HbiCodec::route() const {
     case hbi::Policy::kR: return {Route::Kind::kRing, "policy=r of the codec hbi"};
     case hbi::Policy::kH: break;
   }
+  const int m = static_cast<int>(planners_->config().m);
+  if (m != 0) return {Route::Kind::kDirect, "m of the codec hbi", m};
   return {};
 }
 
@@ -87,16 +88,17 @@ Status hbi::CheckCall(const Config& config, Collective collective, DataType type
 
 Status hbi::CheckFit(const Config& config, Collective collective, int nranks) {
   if (Status status = CheckRanks(config, nranks); !status.ok()) return status;
-  const bool own_scales = config.policy != Policy::kH;
-  if (own_scales && collective != Collective::kAllReduce) {
-    return InvalidArgument(fmt::format("codec hbi: policy={} is for {} only, not for {}",
-                                       config.policy == Policy::kD ? "d" : "r",
+  if (collective != Collective::kAllReduce && (config.policy != Policy::kH || config.m != 0)) {
+    const std::string what = config.policy == Policy::kH   ? fmt::format("m={}", config.m)
+                             : config.policy == Policy::kD ? "policy=d"
+                                                           : "policy=r";
+    return InvalidArgument(fmt::format("codec hbi: {} is for {} only, not for {}", what,
                                        Name(Collective::kAllReduce), Name(collective)));
   }
   if (!config.unbiased || config.bits8 == 0) return Status::Ok();
-  // Payloads of the policies D and R are like those of an all-gather.
-  const uint32_t least8 = LeastUnbiasedBits8(own_scales ? Collective::kAllGather : collective,
-                                             nranks, config.reference);
+  // Payloads with scales of their own are like those of an all-gather.
+  const uint32_t least8 =
+      LeastUnbiasedBits8(config.own_scales() ? Collective::kAllGather : collective, nranks, config);
   if (config.bits8 >= least8) return Status::Ok();
   return InvalidArgument(fmt::format(
       "codec hbi: bits={} is too little for unbiased=1: {} of {} ranks needs at least bits={}",
@@ -126,8 +128,14 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
     result = Width(1, config.k2);
   }
   const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-  return superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result)) +
+  const uint32_t codes = config.policy == hbi::Policy::kR ? hbi::kBlocks : 0;
+  return superblocks * std::max(codes + PackedBytes(sum), hbi::kBlocks + PackedBytes(result)) +
          hbi::TrailerBytes(config);
+}
+
+uint32_t HbiCodec::UncountedBytes(Form form) const {
+  const uint32_t summary = own_scales() && form != Form::kSide ? hbi::kSummaryBytes : 0;
+  return summary + hbi::TrailerBytes(planners_->config());
 }
 
 uint32_t HbiCodec::SideBytes(uint32_t count) const {

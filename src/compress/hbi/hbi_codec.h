@@ -2,7 +2,8 @@
 //
 // hbi: homomorphic block integers, the compressed domain of all-reduce, reduce-scatter and
 // all-gather (docs/format.md). Policy H: scales agreed by all ranks ahead of the data, integer
-// codes, packed sums that are exact. Policies D and R, all-reduce only: scales of the sender's own.
+// codes, packed sums that are exact, of all ranks or of groups of them. Policies D and R,
+// all-reduce only: scales of the sender's own, and re-quantization on the way round a ring.
 #ifndef INCCL_COMPRESS_HBI_HBI_CODEC_H_
 #define INCCL_COMPRESS_HBI_HBI_CODEC_H_
 
@@ -51,6 +52,7 @@ class HbiCodec final : public Codec {
   bool has_side_phase() const override { return !own_scales(); }
   Route route() const override;
   bool whole_chunks() const override { return own_scales(); }
+  uint32_t UncountedBytes(Form form) const override;
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
   uint32_t SideBytes(uint32_t count) const override;
@@ -64,10 +66,10 @@ class HbiCodec final : public Codec {
 
  private:
   void BoundOfParts(int nranks, double* bits, double* relative_error) const;
-  bool own_scales() const { return planners_->config().policy != hbi::Policy::kH; }
+  bool own_scales() const { return planners_->config().own_scales(); }
 
   std::shared_ptr<hbi::PlannerCache> planners_;
-  // Policies D and R: those of the last quantization.
+  // With scales of the sender's own: those of the last quantization.
   std::shared_ptr<hbi::PlannerCache> result_planners_;
   std::string spec_;
 };

@@ -65,6 +65,7 @@ Status HbiState::Begin(const CallDesc& call) {
   trailer_ = TrailerBytes(planners_->config());
   summary_ = {};
   sources_.reserve(static_cast<size_t>(call.nranks));
+  if (planner_->group() != 0) groups_.reserve(static_cast<size_t>(call.nranks));
   return Status::Ok();
 }
 
@@ -85,6 +86,18 @@ Status HbiState::CheckRange(const Range& range) const {
   return Status::Ok();
 }
 
+uint16_t HbiState::Shift() const {
+  // Along a ring every group of contributions has offsets that are spread evenly.
+  const bool groups = planner_->group() != 0 && planner_->config().policy == Policy::kR;
+  const int m = groups ? static_cast<int>(planner_->group()) : call_.nranks;
+  return RankShift(call_.rank % m, m);
+}
+
+uint64_t HbiState::BytesOfSum(const SliceContext& slice, uint32_t contributions) const {
+  return planner_->group() != 0 ? GroupedSumBytes(slice, contributions)
+                                : SumBytes(slice, contributions);
+}
+
 SliceContext HbiState::Slice(const Range& range) const {
   const uint64_t superblock = FirstSuperblock(range.segment) + range.first / kSuperblock;
   const auto counter = [&](Salt salt) {
@@ -99,10 +112,11 @@ SliceContext HbiState::Slice(const Range& range) const {
           .nearest = !reduces && !config.unbiased,
           .rotate = config.rht,
           .unbiased = config.unbiased,
-          .shift = reduces ? RankShift(call_.rank, call_.nranks) : uint16_t{0},
+          .shift = reduces ? Shift() : uint16_t{0},
           .counter = counter(reduces ? Salt::kSum : Salt::kResult),
           .result_counter = config.unbiased ? counter(Salt::kResult) : 0,
           .sign_counter = config.rht ? counter(Salt::kSigns) : 0,
+          .group_counter = config.unbiased ? counter(Salt::kGroups) : 0,
           .count = range.count,
           .codes = codes_.data() + superblock * kBlocks,
           .points = points_.data() + superblock};
@@ -241,7 +255,7 @@ Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
                                        output.format.contributions, contributions));
     }
     uint64_t bytes = slice.count * SizeOf(slice.type);
-    if (form == Form::kSum) bytes = SumBytes(slice, contributions) + trailer_;
+    if (form == Form::kSum) bytes = BytesOfSum(slice, contributions) + trailer_;
     if (form == Form::kResult) bytes = ResultBytes(slice) + trailer_;
     if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
     uint8_t* data = Bytes(output.data);
@@ -263,12 +277,18 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   if (inputs.size() == 1 && inputs[0].format.form == Form::kResult) {
     return ForwardResult(range, slice, inputs[0], outputs);
   }
+  if (planner_->group() != 0) return CombineGroups(range, slice, inputs, outputs);
   uint32_t contributions = 0;
   if (Status status = TakeInputs(range, slice, inputs, &contributions); !status.ok()) return status;
   SliceOutputs places;
   Status status = PlaceOutputs(slice, contributions, outputs, &places);
   if (!status.ok()) return status;
   FoldSlice(slice, sources_, places);
+  CopyOutputs(outputs, places);
+  return Status::Ok();
+}
+
+void HbiState::CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) const {
   // Outputs of one form get equal bytes; without a second quantization the sum is the result.
   for (Term& output : outputs) {
     const void* from = places.sum.at;
@@ -280,7 +300,6 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
       PutChecksum(output.data, output.bytes - trailer_);
     }
   }
-  return Status::Ok();
 }
 
 Status HbiState::ForwardResult(const Range& range, const SliceContext& slice, const Term& input,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compress/codec.h"
+#include "compress/hbi/groups.h"
 #include "compress/hbi/hbi_codec.h"
 #include "compress/hbi/slice.h"
 
@@ -32,6 +33,18 @@ class HbiState final : public CodecState {
   Status CombineSide(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
+  // With groups (grouped_state.cc): fills hop_ or groups_; folds them.
+  Status TakeHop(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
+                 uint32_t* contributions);
+  Status TakeGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
+                    uint32_t* contributions);
+  Status CheckGroupedSum(const Range& range, const SliceContext& slice, const Term& input) const;
+  Status CheckOwnCodes(const Range& range, const SliceContext& slice, const Term& input) const;
+  Status CombineGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
+                       std::span<Term> outputs);
+  void CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) const;
+  // How many ranks belong to the group that begins with this one.
+  uint32_t GroupFrom(uint32_t first) const;
   Status ForwardResult(const Range& range, const SliceContext& slice, const Term& input,
                        std::span<Term> outputs);
   // Fills sources_; `contributions` becomes how many there are in all.
@@ -41,9 +54,9 @@ class HbiState final : public CodecState {
   // Lengths of the outputs; what they need of FoldSlice.
   Status PlaceOutputs(const SliceContext& slice, uint32_t contributions, std::span<Term> outputs,
                       SliceOutputs* places) const;
-  // Whether data of this form is part of this collective, as an output; of kResult also as an
-  // input.
   SliceContext Slice(const Range& range) const;
+  uint16_t Shift() const;  // of this rank's elements
+  uint64_t BytesOfSum(const SliceContext& slice, uint32_t contributions) const;
   // Place of a segment's first superblock and of its first window in the vectors below.
   uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }
   uint64_t FirstWindow(uint32_t segment) const { return segment * windows_; }
@@ -59,7 +72,10 @@ class HbiState final : public CodecState {
   std::vector<uint8_t> planned_;  // by window
   uint32_t trailer_ = 0;          // bytes of a payload's checksum
   PlanSummary summary_;
-  std::vector<Source> sources_;  // of the present Combine
+  // Of the present Combine.
+  std::vector<Source> sources_;
+  std::vector<Group> groups_;
+  RingHop hop_;
 };
 
 }  // namespace inccl::hbi

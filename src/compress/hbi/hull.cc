@@ -25,33 +25,48 @@ struct Choice {
 // that only one rank has 0.25.
 constexpr int64_t kAgreement8 = 4, kOwnCodes8 = 2;
 
-// Bits per element over the hops of a sum of k levels.
-uint32_t SumCost(Collective collective, int nranks, Reference reference, uint32_t k) {
-  uint32_t cost = 0;
-  for (uint32_t h = 1; h <= Hops(collective, nranks); ++h) {
-    cost += Width(reference == Reference::kRing ? h : 1, k);
-  }
-  return cost;
+uint32_t GroupOf(Collective collective, int nranks, const Config& config) {
+  return collective == Collective::kAllReduce ? config.GroupOf(nranks) : 0;
 }
 
-std::vector<Choice> AllChoices(Collective collective, int nranks, Reference reference,
-                               bool unbiased) {
+// Errors of the sum over (M / K)^2 / 12 and of what has K2 levels over (M / K2)^2 / 12, roughly.
+// Systematic rounding makes n + 1 of n contributions; what is quantized after h contributions has
+// a scale of about sqrt(0.66 h) M.
+struct ErrorWeights {
+  double sum, result;
+};
+
+ErrorWeights WeightsOf(Collective collective, int nranks, const Config& config) {
+  const auto n = static_cast<uint32_t>(nranks);
+  const uint32_t m = GroupOf(collective, nranks, config);
+  ErrorWeights weights{n + 1.0, 0.66 * n};
+  if (m == 0) return weights;
+  if (config.policy == Policy::kH) return {n + 1.0, 1.32 * n};
+  weights.sum = 1;
+  for (uint32_t h = 1; h <= n; ++h) {
+    const uint32_t first = (h - 1) / m * m + 1;
+    if (h == n && first == n) break;  // added in fp32 to what is quantized for the result
+    weights.sum += first == 1 ? 1.0 : 0.66 * first;
+  }
+  return weights;
+}
+
+std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& config) {
   const auto n = static_cast<uint32_t>(nranks);
   const uint32_t hops = Hops(collective, nranks);
   std::vector<Choice> choices;
-  if (!unbiased) choices.push_back({0, n * 0.10, 0, 0});
+  const ErrorWeights weights = WeightsOf(collective, nranks, config);
+  if (!config.unbiased) choices.push_back({0, n * 0.10, 0, 0});
   for (const uint32_t k : kLevels) {
     if (2 * n * k >= kFieldLimit) break;
-    const uint32_t cost = SumCost(collective, nranks, reference, k);
     if (collective != Collective::kAllReduce) {
-      choices.push_back({cost, n / (12.0 * k * k), k, 0});
+      choices.push_back({SumCost(collective, nranks, config, k, 0), n / (12.0 * k * k), k, 0});
       continue;
     }
     for (const uint32_t k2 : kLevels) {
       if (2 * n * k2 >= kFieldLimit) break;
-      // Systematic rounding makes (n + 1) / 12 steps squared; the second quantization of the sum,
-      // whose scale is about sqrt(0.66 n) M, adds a twelfth of its own.
-      const double error = (n + 1) / (12.0 * k * k) + 0.66 * n / (12.0 * k2 * k2);
+      const uint32_t cost = SumCost(collective, nranks, config, k, k2);
+      const double error = weights.sum / (12.0 * k * k) + weights.result / (12.0 * k2 * k2);
       choices.push_back({cost + hops * Width(1, k2), error, k, k2});
     }
   }
@@ -76,28 +91,49 @@ int Threshold(double slope) {
 
 }  // namespace
 
-int64_t BudgetOfSuperblock8(Collective collective, int nranks, uint32_t bits8) {
-  int64_t per_hop8 = bits8;
+uint32_t CodedHops(Collective collective, int nranks, const Config& config) {
+  const uint32_t m = GroupOf(collective, nranks, config), n = static_cast<uint32_t>(nranks);
+  if (m == 0) return 0;
+  if (config.policy == Policy::kR) return n - 1 - m;
+  return n / m - 1 + (n % m > 1 ? 1 : 0);
+}
+
+uint32_t SumCost(Collective collective, int nranks, const Config& config, uint32_t k, uint32_t k2) {
+  const uint32_t m = GroupOf(collective, nranks, config), hops = Hops(collective, nranks);
+  if (m != 0 && config.policy == Policy::kH) {
+    const uint32_t coded = CodedHops(collective, nranks, config);
+    return (hops - coded) * Width(1, k) + coded * Width(1, k2);
+  }
+  uint32_t cost = 0;
+  for (uint32_t h = 1; h <= hops; ++h) {
+    const uint32_t inside = m == 0 ? h : (h - 1) % m + 1;
+    cost += Width(config.reference == Reference::kRing ? inside : 1, k);
+  }
+  return cost;
+}
+
+int64_t BudgetOfSuperblock8(Collective collective, int nranks, const Config& config) {
+  int64_t per_hop8 = config.bits8;
   switch (collective) {
     case Collective::kReduceScatter: per_hop8 -= kAgreement8; break;
     case Collective::kAllGather: per_hop8 -= kOwnCodes8; break;
     default: per_hop8 = 2 * per_hop8 - kAgreement8 - kOwnCodes8;
   }
-  return Hops(collective, nranks) * per_hop8;
+  return Hops(collective, nranks) * per_hop8 - kOwnCodes8 * CodedHops(collective, nranks, config);
 }
 
-uint32_t LeastUnbiasedBits8(Collective collective, int nranks, Reference reference) {
-  uint32_t cost = SumCost(collective, nranks, reference, 1);
+uint32_t LeastUnbiasedBits8(Collective collective, int nranks, const Config& config) {
+  uint32_t cost = SumCost(collective, nranks, config, 1, 1);
   if (collective == Collective::kAllReduce) cost += Hops(collective, nranks) * Width(1, 1);
-  uint32_t bits8 = 1;
-  while (BudgetOfSuperblock8(collective, nranks, bits8) < int64_t{8} * cost) ++bits8;
-  return bits8;
+  Config least = config;
+  least.bits8 = 1;
+  while (BudgetOfSuperblock8(collective, nranks, least) < int64_t{8} * cost) ++least.bits8;
+  return least.bits8;
 }
 
-std::vector<HullPoint> BuildHull(Collective collective, int nranks, Reference reference,
-                                 bool unbiased) {
+std::vector<HullPoint> BuildHull(Collective collective, int nranks, const Config& config) {
   std::vector<Choice> hull;
-  for (const Choice& choice : AllChoices(collective, nranks, reference, unbiased)) {
+  for (const Choice& choice : AllChoices(collective, nranks, config)) {
     if (!hull.empty() && choice.error >= hull.back().error) continue;
     if (!hull.empty() && choice.cost == hull.back().cost) hull.pop_back();
     while (hull.size() >= 2 && IsAbove(hull[hull.size() - 2], hull.back(), choice)) hull.pop_back();

@@ -31,14 +31,19 @@ constexpr uint32_t Hops(Collective collective, int nranks) {
 // n >= 2, 2 n < 65536; all-reduce, reduce-scatter or all-gather, the last two with k2 = 0.
 // Ascending in cost; the first point is the dropped superblock, unless `unbiased`: then the one of
 // the least cost.
-std::vector<HullPoint> BuildHull(Collective collective, int nranks, Reference reference,
-                                 bool unbiased);
+std::vector<HullPoint> BuildHull(Collective collective, int nranks, const Config& config);
+
+// Bits per element over the hops of a sum of k levels (of its groups: k2) in the algorithm that
+// `bits` counts, scale codes excepted.
+uint32_t SumCost(Collective collective, int nranks, const Config& config, uint32_t k, uint32_t k2);
+// How many of these hops carry scale codes of the sum's own.
+uint32_t CodedHops(Collective collective, int nranks, const Config& config);
 
 // What a superblock may cost, in eighths of a bit per element over the hops of a plan, for what
 // `bits` leaves beside scale codes; negative where that is less than nothing.
-int64_t BudgetOfSuperblock8(Collective collective, int nranks, uint32_t bits8);
+int64_t BudgetOfSuperblock8(Collective collective, int nranks, const Config& config);
 // The smallest bits8 with which every superblock can have K = 1.
-uint32_t LeastUnbiasedBits8(Collective collective, int nranks, Reference reference);
+uint32_t LeastUnbiasedBits8(Collective collective, int nranks, const Config& config);
 
 }  // namespace inccl::hbi
 

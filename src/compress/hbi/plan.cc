@@ -49,8 +49,7 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
                        TableOf(config.k), TableOf(k2)});
     return;
   }
-  const std::vector<HullPoint> hull =
-      BuildHull(collective, nranks, config.reference, config.unbiased);
+  const std::vector<HullPoint> hull = BuildHull(collective, nranks, config);
   for (const HullPoint& point : hull) {
     points_.push_back({point.cost, point.k, point.k2, TableOf(point.k), TableOf(point.k2)});
   }
@@ -81,8 +80,7 @@ void Planner::Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary*
 }
 
 int64_t Planner::Budget8(size_t superblocks) const {
-  return BudgetOfSuperblock8(collective_, nranks_, config_.bits8) *
-         static_cast<int64_t>(superblocks);
+  return BudgetOfSuperblock8(collective_, nranks_, config_) * static_cast<int64_t>(superblocks);
 }
 
 int64_t Planner::Cost8(const Tops& tops, int delta) const {

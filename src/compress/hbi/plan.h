@@ -60,6 +60,10 @@ class Planner {
     return collective_ == Collective::kAllReduce && config_.all_gather == AllGather::kRequant;
   }
   const Config& config() const { return config_; }
+  // Config::m, where sums are taken in more than one group; else 0.
+  uint32_t group() const {
+    return collective_ == Collective::kAllReduce ? config_.GroupOf(nranks_) : 0;
+  }
   std::span<const Point> points() const { return points_; }
 
   // Points of points.size() superblocks of one window; codes: kBlocks agreed codes for each. The

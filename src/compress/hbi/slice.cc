@@ -2,159 +2,11 @@
 #include "compress/hbi/slice.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 
-#include "compress/hbi/codes.h"
-#include "compress/hbi/format.h"
-#include "compress/kernels/convert.h"
+#include "compress/hbi/walker.h"
 
 namespace inccl::hbi {
 namespace {
-
-constexpr uint32_t kMaxPacked = PackedBytes(16);
-
-// The walk over one slice. Holds the tiles, all of them in L1.
-class Walker {
- public:
-  explicit Walker(const SliceContext& slice)
-      : slice_(slice), plain_(slice.type == DataType::kFloat32 && !slice.rotate) {}
-
-  uint32_t superblocks() const { return slice_.superblocks(); }
-  const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
-  const uint8_t* Codes(uint32_t s) const { return slice_.codes + size_t{s} * kBlocks; }
-  // Whether superblock s lies in the caller's memory as the 256 floats that are coded.
-  bool InPlace(uint32_t s) const { return plain_ && Count(s) == kSuperblock; }
-  uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
-
-  // 256 floats of superblock s: in place if they lie there, else converted, padded and rotated.
-  const float* Elements(uint32_t s, const std::byte* elements) {
-    const uint32_t count = Count(s);
-    const std::byte* first = elements + size_t{s} * kSuperblock * SizeOf(slice_.type);
-    if (InPlace(s)) {
-      return reinterpret_cast<const float*>(first);
-    }
-    ToFloat(slice_.type, first, x_, count);
-    std::memset(x_ + count, 0, (kSuperblock - count) * sizeof(float));
-    if (slice_.rotate) slice_.kernels->rotate(x_, Signs(s));
-    return x_;
-  }
-
-  // How many superblocks from s on have the same levels.
-  uint32_t Run(uint32_t s) const {
-    uint32_t end = s + 1;
-    while (end < superblocks() && slice_.points[end] == slice_.points[s]) ++end;
-    return end - s;
-  }
-
-  // How many of them can be read as elements where they lie; 1 if s itself cannot.
-  uint32_t PlainRun(uint32_t s, uint32_t run) const {
-    if (!plain_) return 1;
-    const uint32_t whole = slice_.count / kSuperblock;
-    uint32_t plain = 0;
-    while (plain < run && s + plain < whole && !HasPoison(Codes(s + plain))) ++plain;
-    return std::max(plain, 1u);
-  }
-
-  // What is quantized of superblock s.
-  QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point) {
-    const uint8_t* codes = Codes(s);
-    const float* x = Elements(s, elements);
-    if (HasPoison(codes)) {
-      if (x != x_) std::memcpy(x_, x, sizeof x_);
-      ClearPoisoned(codes, x_);
-      x = x_;
-    }
-    return {.x = x,
-            .codes = codes,
-            .factor = point.sum->factor,
-            .k = point.k,
-            .counter = slice_.counter + s * (kSuperblock / 2),
-            .shift = slice_.shift};
-  }
-
-  // How many of `run` superblocks lie in `bytes` bytes with `slack` behind them; at least 1, which
-  // Take and Room can always do.
-  static uint32_t Within(std::ptrdiff_t bytes, uint32_t width, uint32_t slack, uint32_t run) {
-    const size_t usable =
-        static_cast<size_t>(bytes) < slack ? 0 : static_cast<size_t>(bytes) - slack;
-    return static_cast<uint32_t>(std::clamp<size_t>(usable / PackedBytes(width), 1, run));
-  }
-
-  // The next superblocks of a packed stream, with kReadSlack behind them; at most Within.
-  const uint8_t* Take(Source* source, uint32_t width, uint32_t run = 1) {
-    const size_t bytes = size_t{run} * PackedBytes(width);
-    const uint8_t* in = source->at;
-    source->at += bytes;
-    if (static_cast<size_t>(source->end - in) >= bytes + kReadSlack) return in;
-    std::memcpy(in_, in, PackedBytes(width));
-    return in_;
-  }
-
-  // Where the next superblocks are to be packed, with kWriteSlack behind them, at most Within; Put
-  // ends it.
-  uint8_t* Room(const Sink& sink, uint32_t width, uint32_t run = 1) {
-    const size_t bytes = size_t{run} * PackedBytes(width);
-    return static_cast<size_t>(sink.limit - sink.at) >= bytes + kWriteSlack ? sink.at : out_;
-  }
-  void Put(const uint8_t* packed, uint32_t width, Sink* sink, uint32_t run = 1) {
-    if (packed == out_) std::memcpy(sink->at, out_, PackedBytes(width));
-    sink->at += size_t{run} * PackedBytes(width);
-  }
-
-  // Where superblock s can be decoded to; PutElements ends it.
-  float* ElementRoom(uint32_t s, std::byte* elements) {
-    return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
-  }
-  void PutElements(uint32_t s, const float* y, std::byte* elements) {
-    if (y != y_) return;
-    if (slice_.rotate) slice_.kernels->rotate_back(y_, Signs(s));
-    FromFloat(slice_.type, y, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), Count(s));
-  }
-
-  // Superblock s without levels: zeros, and NaN where the codes say so.
-  void PutUncoded(uint32_t s, const uint8_t* codes, std::byte* elements) {
-    float* y = ElementRoom(s, elements);
-    for (uint32_t b = 0; b < kBlocks; ++b) {
-      const float value = codes[b] == kPoison ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
-      std::fill_n(y + b * kBlock, kBlock, value);
-    }
-    PutElements(s, y, elements);
-  }
-
-  uint16_t* tile() { return tile_; }
-  float* floats() { return x_; }
-
- private:
-  uint32_t Signs(uint32_t s) const { return slice_.sign_counter + s * (kSuperblock / 2); }
-
-  const SliceContext& slice_;
-  const bool plain_;
-  alignas(64) uint16_t tile_[kSuperblock];
-  alignas(64) float x_[kSuperblock];
-  alignas(64) float y_[kSuperblock];
-  alignas(64) uint8_t in_[kMaxPacked + kReadSlack] = {};
-  alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
-};
-
-// The sum of the sources' superblock s, as a tile.
-void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
-              std::span<Source> sources) {
-  const Kernels& kernels = *slice.kernels;
-  bool first = true;
-  for (Source& source : sources) {
-    if (source.elements != nullptr) {
-      const QuantizeArgs own = walker->Own(s, source.elements, point);
-      const auto quantize = slice.nearest ? kernels.quantize_nearest : kernels.quantize;
-      (first ? quantize : kernels.quantize_add)(own, walker->tile());
-    } else {
-      const uint32_t width = Width(source.contributions, point.k);
-      const uint8_t* in = walker->Take(&source, width);
-      (first ? kernels.unpack : kernels.unpack_add)(in, width, walker->tile());
-    }
-    first = false;
-  }
-}
 
 // Sums that have a way of their own, without a tile.
 enum class Fused : uint8_t { kNone, kEncode, kAddOwn, kAddPacked };
@@ -214,30 +66,6 @@ bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, ui
   return true;
 }
 
-// Decodes the sum in the tile, quantizes it again with its own codes; the tile becomes that.
-void Requantize(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
-                uint32_t contributions, uint8_t* own_codes) {
-  const Kernels& kernels = *slice.kernels;
-  float* y = walker->floats();
-  kernels.decode(
-      {.codes = walker->Codes(s), .step = point.sum->step, .zero = contributions * point.k},
-      walker->tile(), y);
-  kernels.block_codes(y, 1, own_codes);
-  if (HasPoison(own_codes)) ClearPoisoned(own_codes, y);
-  const auto quantize = slice.unbiased ? kernels.quantize : kernels.quantize_nearest;
-  quantize({.x = y,
-            .codes = own_codes,
-            .factor = point.result->factor,
-            .k = point.k2,
-            .counter = slice.result_counter + s * (kSuperblock / 2)},
-           walker->tile());
-}
-
-// Codes of a kResult superblock that has no levels.
-void UncodedResult(const uint8_t* agreed, uint8_t* own_codes) {
-  for (uint32_t b = 0; b < kBlocks; ++b) own_codes[b] = agreed[b] == kPoison ? kPoison : kZeroCode;
-}
-
 }  // namespace
 
 uint64_t SumBytes(const SliceContext& slice, uint32_t contributions) {
@@ -291,21 +119,15 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
                       .step = slice.average ? point.sum->average : point.sum->step,
                       .zero = contributions * point.k};
     if (requant) {
-      Requantize(slice, &walker, s, point, contributions, own_codes);
+      float* y = walker.floats();
+      decode.step = point.sum->step;
+      kernels.decode(decode, walker.tile(), y);
+      RequantizeValues(slice, &walker, ResultRounding(slice, s, point), y, own_codes);
       decode = {.codes = own_codes,
                 .step = slice.average ? point.result->average : point.result->step,
                 .zero = point.k2};
     }
-    if (result.at != nullptr) {
-      uint8_t* out = walker.Room(result, Width(1, point.k2));
-      kernels.pack(walker.tile(), Width(1, point.k2), out);
-      walker.Put(out, Width(1, point.k2), &result);
-    }
-    if (outputs.elements != nullptr) {
-      float* y = walker.ElementRoom(s, outputs.elements);
-      kernels.decode(decode, walker.tile(), y);
-      walker.PutElements(s, y, outputs.elements);
-    }
+    PutResult(slice, &walker, s, point, decode, &result, outputs.elements);
   }
 }
 

@@ -29,6 +29,7 @@ struct SliceContext {
   uint32_t counter = 0;         // HashCounter of the slice's first block
   uint32_t result_counter = 0;  // likewise, for the second quantization
   uint32_t sign_counter = 0;    // likewise, for the signs of a rotation
+  uint32_t group_counter = 0;   // likewise, for sums of groups (policy H)
   uint32_t count = 0;           // elements; the last superblock may be partial
   const uint8_t* codes = nullptr;   // agreed (all-gather: the sender's), kBlocks per superblock
   const uint8_t* points = nullptr;  // planned, one per superblock

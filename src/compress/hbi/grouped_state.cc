@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What HbiState does where sums are taken in groups: which inputs make a hop of a ring, or the
+// groups of an owner, and whether their payloads can be what they are due to be.
+#include <fmt/format.h>
+
+#include "compress/checked_state.h"
+#include "compress/hbi/codes.h"
+#include "compress/hbi/format.h"
+#include "compress/hbi/hbi_state.h"
+
+namespace inccl::hbi {
+namespace {
+
+const uint8_t* Bytes(const std::byte* data) { return reinterpret_cast<const uint8_t*>(data); }
+
+Status Unexpected(const Term& term) {
+  return InternalError(fmt::format("hbi: {} of {} contributions cannot be an input here",
+                                   Name(term.format.form), term.format.contributions));
+}
+
+}  // namespace
+
+uint32_t HbiState::GroupFrom(uint32_t first) const {
+  return std::min(planner_->group(), planner_->contributions() - first);
+}
+
+Status HbiState::CheckOwnCodes(const Range& range, const SliceContext& slice,
+                               const Term& input) const {
+  const size_t codes = size_t{slice.superblocks()} * kBlocks;
+  const uint8_t* own = Bytes(input.data);
+  if (HasReserved(own, codes)) {
+    return InternalError(fmt::format("hbi: a reserved scale code in a sum of elements {} to {}",
+                                     range.first, range.first + range.count));
+  }
+  if (planner_->config().policy == Policy::kH) return Status::Ok();
+  for (size_t b = 0; b < codes; ++b) {  // what is still to be added would not fit
+    const bool live = planner_->points()[slice.points[b / kBlocks]].k != 0;
+    if (live && own[b] < slice.codes[b]) {
+      return InternalError(
+          fmt::format("hbi: a scale code of {} in a sum where {} was agreed, elements {} to {}",
+                      own[b], slice.codes[b], range.first, range.first + range.count));
+    }
+  }
+  return Status::Ok();
+}
+
+Status HbiState::CheckGroupedSum(const Range& range, const SliceContext& slice,
+                                 const Term& input) const {
+  const uint32_t h = input.format.contributions;
+  const uint64_t bytes = GroupedSumBytes(slice, h);
+  if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
+  return HasOwnCodes(*planner_, h) ? CheckOwnCodes(range, slice, input) : Status::Ok();
+}
+
+Status HbiState::TakeHop(const Range& range, const SliceContext& slice,
+                         std::span<const Term> inputs, uint32_t* contributions) {
+  hop_ = {};
+  for (const Term& input : inputs) {
+    const uint32_t h = input.format.contributions;
+    if (input.format.form == Form::kInput && hop_.elements == nullptr) {
+      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
+      hop_.elements = input.data;
+    } else if (input.format.form == Form::kSum && hop_.contributions == 0 && h != 0 &&
+               h < planner_->contributions()) {
+      if (Status status = CheckGroupedSum(range, slice, input); !status.ok()) return status;
+      hop_.payload = Bytes(input.data);
+      hop_.bytes = GroupedSumBytes(slice, h);
+      hop_.contributions = h;
+    } else {
+      return Unexpected(input);
+    }
+  }
+  if (hop_.elements == nullptr) {
+    return InternalError("hbi: a hop of policy=r without elements of this rank");
+  }
+  *contributions = hop_.contributions + 1;
+  return Status::Ok();
+}
+
+Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
+                            std::span<const Term> inputs, uint32_t* contributions) {
+  const uint32_t n = planner_->contributions(), m = planner_->group();
+  *contributions = 0;
+  for (const Term& input : inputs) {
+    *contributions += input.format.form == Form::kInput ? 1u : input.format.contributions;
+  }
+  // All groups, or this rank's alone, or a part of it on its way there.
+  uint32_t rank = *contributions == n ? 0 : static_cast<uint32_t>(call_.rank) / m * m;
+  if (*contributions > n || (*contributions != n && *contributions > GroupFrom(rank))) {
+    return InternalError(
+        fmt::format("hbi: {} contributions of {} ranks in groups of {}", *contributions, n, m));
+  }
+  sources_.clear();
+  groups_.clear();
+  uint32_t members = 0;  // still to come in the present group
+  for (const Term& input : inputs) {
+    const uint32_t h = input.format.form == Form::kInput ? 1 : input.format.contributions;
+    if (input.format.form == Form::kInput) {
+      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
+    } else if (input.format.form != Form::kSum || h == 0) {
+      return Unexpected(input);
+    } else if (Status status = CheckGroupedSum(range, slice, input); !status.ok()) {
+      return status;
+    }
+    if (members == 0) {
+      members = GroupFrom(rank);
+      const auto groups = static_cast<int>((n + m - 1) / m);
+      groups_.emplace_back().shift = RankShift(static_cast<int>(rank / m), groups);
+    } else if (h != 1) {
+      return Unexpected(input);
+    }
+    Group& group = groups_.back();
+    const uint8_t* at = Bytes(input.data);
+    if (h != 1) {
+      if (h != members) return Unexpected(input);
+      const size_t codes = size_t{slice.superblocks()} * kBlocks;
+      group.codes = at;
+      group.sum = {.at = at + codes, .end = at + GroupedSumBytes(slice, h)};
+    } else {
+      Source source{.elements = input.data};
+      if (input.format.form == Form::kSum) source = {.at = at, .end = at + SumBytes(slice, 1)};
+      sources_.push_back(source);
+      group.members = {sources_.data() + sources_.size() - group.members.size() - 1,
+                       group.members.size() + 1};
+    }
+    members -= h;
+    rank += h;
+  }
+  return Status::Ok();
+}
+
+Status HbiState::CombineGroups(const Range& range, const SliceContext& slice,
+                               std::span<const Term> inputs, std::span<Term> outputs) {
+  const bool ring = planner_->config().policy == Policy::kR;
+  uint32_t contributions = 0;
+  Status status = ring ? TakeHop(range, slice, inputs, &contributions)
+                       : TakeGroups(range, slice, inputs, &contributions);
+  if (!status.ok()) return status;
+  SliceOutputs places;
+  status = PlaceOutputs(slice, contributions, outputs, &places);
+  if (!status.ok()) return status;
+  if (ring) {
+    SliceContext hop = slice;
+    hop.counter = HashCounter(call_.seed, call_.step, range.first / kBlock,
+                              SaltOfGroup((contributions - 1) / planner_->group()));
+    FoldRingHop(hop, hop_, places);
+  } else if (contributions == 1) {
+    FoldSlice(slice, sources_, places);
+  } else if (places.sum.at != nullptr &&
+             contributions != GroupFrom(static_cast<uint32_t>(call_.rank) / planner_->group() *
+                                        planner_->group())) {
+    return InternalError(fmt::format("hbi: a sum of {} contributions in groups of {}",
+                                     contributions, planner_->group()));
+  } else {
+    FoldGroups(slice, groups_, places);
+  }
+  CopyOutputs(outputs, places);
+  return Status::Ok();
+}
+
+}  // namespace inccl::hbi

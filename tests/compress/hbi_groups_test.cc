@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sums in groups: policy R with m > 1 and policy H with groups of ranks. Random calls against the
+// oracle, bytes on the wire, error bounds, and what the state refuses.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/rng.h"
+#include "compress/hbi_cases.h"
+#include "compress/hbi_driver.h"
+#include "compress/kernels/convert.h"
+#include "compress/simd.h"
+#include "support/hbi_oracle.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+void Drop(const std::string& text, std::string* from) {
+  const size_t at = from->find(text);
+  if (at != std::string::npos) from->erase(at, text.size());
+}
+
+// Bits with which every option may be unbiased.
+void MakeSureOfBits(Case* c) {
+  if (c->options.k > 0 || !c->options.unbiased || c->options.bits8 >= 64) return;
+  const size_t at = c->spec.find("bits="), end = c->spec.find(',', at);
+  c->options.bits8 = 64;
+  c->spec.replace(at, end - at, "bits=8");
+}
+
+Case RandomGroups(Rng* rng) {
+  Case c = RandomCase(rng);
+  while (c.n < 3) c = RandomCase(rng);
+  c.count = std::min(c.count, 150000 / static_cast<size_t>(c.n));
+  Drop(",ref=ring", &c.spec);
+  Drop(",ag=exact", &c.spec);
+  c.options.ring = c.options.exact = false;
+  c.options.policy = rng->Below(2) == 0 ? HbiPolicy::kH : HbiPolicy::kR;
+  c.options.m = 2 + static_cast<int>(rng->Below(static_cast<uint64_t>(c.n)));
+  const bool ring = c.options.policy == HbiPolicy::kR;
+  c.spec += fmt::format(",policy={},m={}", ring ? "r" : "h", c.options.m);
+  MakeSureOfBits(&c);
+  return c;
+}
+
+std::vector<float> RunGroups(HbiDriver* driver, const Case& c, Rng* rng, const Vectors& inputs) {
+  static const uint32_t kSlices[] = {256, 1024, 4096, kWindow};
+  driver->set_group(c.options.m);
+  const bool ring = c.options.policy == HbiPolicy::kR;
+  const Way way = ring ? Way::kRing : rng->Below(2) == 0 ? Way::kDirect : Way::kGroups;
+  // Sums of all ranks do not come in groups.
+  const Way usual = !ring && c.options.m >= c.n ? Way::kDirect : way;
+  return RunFloat(driver, usual, kSlices[rng->Below(4)], inputs);
+}
+
+TEST(HbiGroups, RandomCallsEqualTheOracle) {
+  Rng rng(TestSeed());
+  const std::vector<std::string> targets = SimdTargets();
+  for (int i = 0; i < 200; ++i) {
+    Case c = RandomGroups(&rng);
+    if (rng.Below(3) == 0) c.spec += ",checksum=1";
+    SCOPED_TRACE(Describe(c));
+    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+    ASSERT_TRUE(SetSimdTarget(targets[rng.Below(targets.size())]).ok());
+    SCOPED_TRACE(SimdTargetName());
+    HbiDriver driver = MakeDriver(c);
+    ASSERT_TRUE(SameBytes(RunGroups(&driver, c, &rng, inputs), HbiAllReduce(inputs, c.options)));
+  }
+  ASSERT_TRUE(SetSimdTarget("best").ok());
+}
+
+// Two windows, parts that do not begin where windows do.
+TEST(HbiGroups, SeveralWindows) {
+  Rng rng(TestSeed());
+  for (const char* spec : {"hbi:bits=5,policy=r,m=2", "hbi:bits=5,m=2"}) {
+    SCOPED_TRACE(spec);
+    Case c;
+    c.n = 3;
+    c.count = kWindow + 3000;
+    c.kind = Kind::kScales;
+    c.spec = spec;
+    c.options.bits8 = 40;
+    c.options.m = 2;
+    c.options.policy = c.spec.find("policy=r") != std::string::npos ? HbiPolicy::kR : HbiPolicy::kH;
+    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+    HbiDriver driver = MakeDriver(c);
+    ASSERT_TRUE(SameBytes(RunGroups(&driver, c, &rng, inputs), HbiAllReduce(inputs, c.options)));
+  }
+}
+
+// One group of all ranks is policy H itself.
+TEST(HbiGroups, OneGroupIsPolicyH) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 30; ++i) {
+    Case c = RandomGroups(&rng);
+    const bool ring = c.options.policy == HbiPolicy::kR;
+    c.spec.resize(c.spec.find(",policy="));
+    Case plain = c;
+    plain.spec += ring ? ",ref=ring" : "";
+    c.spec +=
+        fmt::format(",policy={},m={}", ring ? "r" : "h", c.n + static_cast<int>(rng.Below(3)));
+    SCOPED_TRACE(Describe(c));
+    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+    HbiDriver one = MakeDriver(c), h = MakeDriver(plain);
+    const Way way = ring ? Way::kRing : Way::kDirect;
+    ASSERT_TRUE(SameBytes(RunFloat(&one, way, 1024, inputs), RunFloat(&h, way, 1024, inputs)));
+    ASSERT_EQ(one.data_bytes(), h.data_bytes());
+    double bits[2], error[2];
+    one.codec().Bound(c.n, &bits[0], &error[0]);
+    h.codec().Bound(c.n, &bits[1], &error[1]);
+    EXPECT_EQ(bits[0], bits[1]);
+    EXPECT_EQ(error[0], error[1]);
+  }
+}
+
+TEST(HbiGroups, OtherTypesInPlace) {
+  Rng rng(TestSeed());
+  for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
+    for (int i = 0; i < 12; ++i) {
+      Case c = RandomGroups(&rng);
+      c.kind = i % 3 == 0 ? Kind::kSpecial : Kind::kGauss;
+      SCOPED_TRACE(Describe(c) + " " + Name(type));
+      Vectors values = MakeInputs(c.n, c.count, c.kind, &rng);
+      std::vector<Payload> typed(values.size(), Payload(c.count * SizeOf(type)));
+      std::vector<std::byte*> memory;
+      for (size_t r = 0; r < typed.size(); ++r) {
+        FromFloat(type, values[r].data(), typed[r].data(), c.count);
+        ToFloat(type, typed[r].data(), values[r].data(), c.count);
+        memory.push_back(typed[r].data());
+      }
+      Payload expected(typed[0].size());
+      FromFloat(type, HbiAllReduce(values, c.options).data(), expected.data(), c.count);
+      HbiDriver driver = MakeDriver(c, type);
+      driver.Run(c.options.policy == HbiPolicy::kR ? Way::kRing : Way::kDirect, 1024, memory,
+                 memory);
+      for (const Payload& result : typed) ASSERT_EQ(result, expected);
+      CodecStats stats;
+      driver.state(0).Finish(&stats);
+      std::vector<float> result(c.count);
+      ToFloat(type, typed[0].data(), result.data(), c.count);
+      for (size_t e = 0; e < c.count; ++e) {
+        double sum = 0;
+        for (const std::vector<float>& x : values) sum += double{x[e]};
+        if (c.options.average) sum /= c.n;
+        if (!std::isfinite(result[e]) || !std::isfinite(sum)) continue;
+        ASSERT_LE(std::fabs(double{result[e]} - sum), stats.error_bound);
+      }
+    }
+  }
+}
+
+// Hops of a sum whose payloads have scale codes of their own.
+int CodedHops(int n, const HbiOptions& options) {
+  if (options.m >= n) return 0;
+  if (options.policy == HbiPolicy::kR) return n - 1 - options.m;
+  return (n + options.m - 1) / options.m - 1;
+}
+
+// What travels is what was planned: fields and codes, and within `bits`.
+TEST(HbiGroups, BytesEqualThePlan) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 60; ++i) {
+    Case c = RandomGroups(&rng);
+    if (c.options.k > 0) continue;
+    if (c.options.policy == HbiPolicy::kH && c.n % c.options.m == 1) continue;
+    SCOPED_TRACE(Describe(c));
+    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+    HbiDriver driver = MakeDriver(c);
+    driver.set_group(c.options.m);
+    const bool groups = c.options.m < c.n;
+    const Way way = c.options.policy == HbiPolicy::kR ? Way::kRing
+                    : groups                          ? Way::kGroups
+                                                      : Way::kDirect;
+    RunFloat(&driver, way, 1024, inputs);
+    HbiTrace trace;
+    HbiAllReduce(inputs, c.options, &trace);
+    const double padded = static_cast<double>(trace.codes.size()) * 32;
+    double fields = 0, budget = 0;
+    for (const double window : trace.window_bits) fields += window;
+    for (const double window : trace.window_budget) budget += window;
+    const double codes = 0.25 * (c.n - 1 + CodedHops(c.n, c.options)) * padded;
+    ASSERT_EQ(8.0 * static_cast<double>(driver.data_bytes()), fields + codes);
+    // With the agreement, 0.5 over n - 1 hops, what the budget leaves is `bits` in two phases.
+    ASSERT_EQ(budget + codes + 0.5 * (c.n - 1) * padded,
+              2 * (c.n - 1) * c.options.bits8 / 8.0 * padded);
+    ASSERT_LE(fields, std::max(budget, 0.0));
+    double promised = 0, relative = 0;
+    driver.codec().Bound(c.n, &promised, &relative);
+    EXPECT_EQ(promised, c.options.bits8 / 8.0);
+  }
+}
+
+TEST(HbiGroups, BytesOfFixedLevels) {
+  constexpr int kRanks = 8;
+  constexpr size_t kCount = 16 * 256;
+  Rng rng(TestSeed());
+  const Vectors inputs = MakeInputs(kRanks, kCount, Kind::kGauss, &rng);
+  const struct {
+    const char* spec;
+    int m;
+    double hops;  // bits per element over the seven hops of the sum
+  } kCases[] = {
+      // Fields of 3 contributions at most: 5, 6, 7 bits; codes from the fourth hop on.
+      {"hbi:k=15,k2=7,policy=r,m=3", 3, 5 + 6 + 7 + 5 + 6 + 7 + 5 + 4 * 0.25},
+      {"hbi:k=15,k2=7,m=4", 4, 6 * 5 + 4 + 0.25},
+      {"hbi:k=15,k2=7,m=3", 3, 5 * 5 + 2 * (4 + 0.25)},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.spec);
+    HbiDriver driver(c.spec, kRanks, DataType::kFloat32, ReduceOp::kSum, kCount);
+    driver.set_group(c.m);
+    const bool ring = std::string(c.spec).find("policy=r") != std::string::npos;
+    RunFloat(&driver, ring ? Way::kRing : Way::kGroups, 1024, inputs);
+    const double bits = (c.hops + 7 * (4 + 0.25)) * kCount;
+    EXPECT_EQ(8.0 * static_cast<double>(driver.data_bytes()), bits);
+    double promised = 0, relative = 0;
+    driver.codec().Bound(kRanks, &promised, &relative);
+    EXPECT_EQ(promised, (c.hops / 7 + 0.5 + 4.25) / 2);
+  }
+}
+
+TEST(HbiGroups, ErrorBoundsHoldAndAreNotIdle) {
+  Rng rng(TestSeed());
+  int tight = 0, cases = 0;
+  for (int i = 0; i < 120; ++i) {
+    const Case c = RandomGroups(&rng);
+    if (c.n > 8) continue;
+    SCOPED_TRACE(Describe(c));
+    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+    HbiDriver driver = MakeDriver(c);
+    const std::vector<float> result = RunGroups(&driver, c, &rng, inputs);
+    double error = 0;
+    for (size_t e = 0; e < c.count; ++e) {
+      double sum = 0;
+      for (const std::vector<float>& x : inputs) sum += double{x[e]};
+      if (!std::isfinite(result[e]) || !std::isfinite(sum)) continue;
+      error = std::max(error, std::fabs(double{result[e]} - sum / (c.options.average ? c.n : 1)));
+    }
+    CodecStats first, stats;
+    driver.state(0).Finish(&first);
+    ASSERT_LE(error, first.error_bound);
+    for (int r = 1; r < c.n; ++r) {  // every rank knows the same
+      driver.state(r).Finish(&stats);
+      ASSERT_EQ(stats.error_bound, first.error_bound);
+      ASSERT_EQ(stats.dropped_superblocks, first.dropped_superblocks);
+    }
+    ++cases;
+    if (error >= first.error_bound / (c.options.rht ? 300 : 15)) ++tight;
+  }
+  EXPECT_GT(tight, cases / 5);
+}
+
+TEST(HbiGroups, BoundsAPriori) {
+  Rng rng(TestSeed());
+  for (const char* spec : {"hbi:k=15,k2=31,m=2", "hbi:bits=6,m=3,unbiased=1", "hbi:bits=6,m=2",
+                           "hbi:bits=8,policy=r,m=2", "hbi:k=63,policy=r,m=3,unbiased=1",
+                           "hbi:bits=8,policy=r,m=4,rht=1"}) {
+    for (const int n : {2, 5, 8}) {
+      SCOPED_TRACE(fmt::format("{} n={}", spec, n));
+      constexpr size_t kCount = 1 << 13;
+      const Vectors inputs = MakeInputs(n, kCount, Kind::kGauss, &rng);
+      HbiDriver driver(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
+      const bool ring = std::string(spec).find("policy=r") != std::string::npos;
+      const std::vector<float> result =
+          RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 1024, inputs);
+      double bits = 0, relative = 0;
+      driver.codec().Bound(n, &bits, &relative);
+      ASSERT_TRUE(std::isfinite(relative));
+      for (size_t s = 0; s < kCount; s += 32) {
+        double largest = 0, error = 0;
+        for (size_t e = s; e < s + 32; ++e) {
+          double sum = 0;
+          for (const std::vector<float>& x : inputs) {
+            largest = std::max(largest, std::fabs(double{x[e]}));
+            sum += double{x[e]};
+          }
+          error = std::max(error, std::fabs(double{result[e]} - sum));
+        }
+        ASSERT_LE(error, relative * n * largest);
+      }
+    }
+  }
+}
+
+// The mean of many steps comes near the sum: no quantization on the way has a bias.
+TEST(HbiGroups, UnbiasedOnTheAverage) {
+  constexpr int kRanks = 6, kSteps = 256;
+  constexpr size_t kCount = 4096;
+  Rng rng(TestSeed());
+  const Vectors inputs = MakeInputs(kRanks, kCount, Kind::kGauss, &rng);
+  for (const char* spec : {"hbi:bits=5,policy=r,m=2,unbiased=1", "hbi:bits=4,m=3,unbiased=1"}) {
+    SCOPED_TRACE(spec);
+    const bool ring = std::string(spec).find("policy=r") != std::string::npos;
+    std::vector<double> mean(kCount, 0), sum(kCount, 0);
+    for (const std::vector<float>& x : inputs) {
+      for (size_t e = 0; e < kCount; ++e) sum[e] += double{x[e]};
+    }
+    double one = 0, all = 0;
+    for (int step = 1; step <= kSteps; ++step) {
+      HbiDriver driver(spec, kRanks, DataType::kFloat32, ReduceOp::kSum, kCount, 0,
+                       static_cast<uint64_t>(step));
+      const std::vector<float> y =
+          RunFloat(&driver, ring ? Way::kRing : Way::kDirect, kWindow, inputs);
+      for (size_t e = 0; e < kCount; ++e) {
+        one += std::pow(double{y[e]} - sum[e], 2) / kSteps;
+        mean[e] += double{y[e]} / kSteps;
+      }
+    }
+    for (size_t e = 0; e < kCount; ++e) all += std::pow(mean[e] - sum[e], 2);
+    EXPECT_LE(all, 1.3 * one / kSteps);
+  }
+}
+
+// ---------------------------------------------------------------- what is refused
+
+class HbiGroupsRefused : public testing::Test {
+ protected:
+  static constexpr uint32_t kCount = 1000, kSum = 4 * 32 * 4, kCoded = kSum + 4 * 8;
+
+  void Start(const char* spec, int n) {
+    n_ = n;
+    inputs_.assign(static_cast<size_t>(n), std::vector<float>(kCount, 1.5f));
+    in_ = Memory(inputs_);
+    driver_.emplace(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
+    driver_->Begin();
+    driver_->Agree(0, kCount, in_);
+  }
+  Term Own(int rank) { return driver_->In(rank, all_, in_); }
+  Payload Sum(int rank, const std::vector<Term>& inputs, int contributions) {
+    return driver_->Make(rank, all_, inputs, HbiDriver::Sum(contributions), 1 << 14);
+  }
+  static Term As(int contributions, Payload* payload) {
+    return HbiDriver::Of(HbiDriver::Sum(contributions), payload);
+  }
+  void Refused(int rank, const std::vector<Term>& inputs, const Format& format, const char* part) {
+    std::vector<Term> outputs = {HbiDriver::Of(format, &room_)};
+    const Status status = driver_->state(rank).Combine(all_, inputs, outputs);
+    ASSERT_EQ(status.code(), Code::kInternalError) << part;
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+
+  const Range all_{0, 0, kCount};
+  int n_ = 0;
+  std::optional<HbiDriver> driver_;
+  Vectors inputs_;
+  std::vector<std::byte*> in_;
+  Payload room_ = Payload(1 << 14);
+};
+
+TEST_F(HbiGroupsRefused, HopsOfARing) {
+  Start("hbi:k=7,policy=r,m=2", 5);
+  Payload one = Sum(0, {Own(0)}, 1), two = Sum(1, {As(1, &one), Own(1)}, 2);
+  Payload three = Sum(2, {As(2, &two), Own(2)}, 3);
+  ASSERT_EQ(one.size(), kSum);
+  ASSERT_EQ(three.size(), kCoded);
+  Refused(3, {As(3, &three), Own(3)}, HbiDriver::Sum(3), "sum of 3 contributions from 4");
+  Refused(3, {As(3, &three), Own(3)}, {Form::kResult}, "4 of 5");
+  Refused(3, {As(3, &three), As(1, &one), Own(3)}, HbiDriver::Sum(5), "cannot be an input");
+  Refused(3, {Own(3), Own(3)}, HbiDriver::Sum(2), "cannot be an input");
+  Refused(3, {As(3, &three)}, HbiDriver::Sum(3), "without elements");
+  Refused(3, {As(5, &three), Own(3)}, HbiDriver::Sum(5), "cannot be an input");
+  Refused(3, {As(0, &three), Own(3)}, HbiDriver::Sum(1), "cannot be an input");
+  Refused(3, {As(2, &three), Own(3)}, HbiDriver::Sum(3), "544 bytes where 640");
+  for (const size_t bytes : {size_t{0}, size_t{32}, size_t{543}, size_t{545}}) {
+    Payload wrong(bytes);
+    Refused(3, {As(3, &wrong), Own(3)}, HbiDriver::Sum(4), "544 are due");
+  }
+  Payload reserved = three;
+  reserved[5] = std::byte{250};
+  Refused(3, {As(3, &reserved), Own(3)}, HbiDriver::Sum(4), "reserved");
+  // A smaller scale than agreed would cut off what is still to come.
+  Payload smaller = three;
+  smaller[7] = std::byte{3};
+  Refused(3, {As(3, &smaller), Own(3)}, HbiDriver::Sum(4), "scale code of 3");
+}
+
+TEST_F(HbiGroupsRefused, SumsOfGroups) {
+  Start("hbi:k=7,m=2", 5);  // 0 and 1, 2 and 3, 4
+  Payload one = Sum(1, {Own(1)}, 1), last = Sum(4, {Own(4)}, 1), two = Sum(2, {Own(2)}, 1);
+  Payload group = Sum(3, {As(1, &two), Own(3)}, 2);
+  ASSERT_EQ(one.size(), kSum);
+  ASSERT_EQ(group.size(), kCoded);
+  const Format result{Form::kResult};
+  std::vector<Term> outputs = {HbiDriver::Of(result, &room_)};
+  const std::vector<Term> right = {Own(0), As(1, &one), As(2, &group), As(1, &last)};
+  ASSERT_TRUE(driver_->state(0).Combine(all_, right, outputs).ok());
+  Refused(0, {Own(0), As(2, &group), As(1, &one), As(1, &last)}, result, "cannot be an input");
+  Refused(0, {As(3, &group), Own(0), As(1, &last)}, result, "cannot be an input");
+  Refused(0, {Own(0), As(1, &one), As(2, &group)}, result, "4 contributions of 5 ranks");
+  Refused(0, {Own(0), As(1, &one), As(1, &two)}, HbiDriver::Sum(3), "in groups of 2");
+  Refused(0, {Own(0), As(1, &one), As(2, &group), As(2, &group)}, result, "6 contributions");
+  Refused(0, right, HbiDriver::Sum(5), "sum of 5");
+  Refused(0, {Own(0), As(1, &one)}, result, "2 of 5");
+  Refused(0, {Own(0), As(1, &one), As(0, &group)}, HbiDriver::Sum(2), "cannot be an input");
+  Payload reserved = group;
+  reserved[31] = std::byte{246};
+  Refused(0, {Own(0), As(1, &one), As(2, &reserved), As(1, &last)}, result, "reserved");
+  for (const size_t bytes : {size_t{0}, size_t{512}, size_t{543}, size_t{545}}) {
+    Payload wrong(bytes);
+    Refused(0, {Own(0), As(1, &one), As(2, &wrong), As(1, &last)}, result, "544 are due");
+  }
+}
+
+// Whatever stands in a payload of the right length: numbers, or an error that says why.
+TEST_F(HbiGroupsRefused, GarbageIsHarmless) {
+  Rng rng(TestSeed());
+  int taken = 0;
+  for (const bool ring : {true, false}) {
+    Start(ring ? "hbi:k=7,policy=r,m=2" : "hbi:k=7,m=2", 5);
+    for (int round = 0; round < 300; ++round) {
+      Payload garbage(kCoded);
+      for (std::byte& b : garbage) b = static_cast<std::byte>(rng.Below(256));
+      const int low = static_cast<int>(rng.Below(3) == 0 ? 0 : 150);
+      for (size_t b = 0; b < 32; ++b) garbage[b] = static_cast<std::byte>(low + rng.Below(96));
+      Payload one = Sum(0, {Own(0)}, 1);
+      std::vector<Term> inputs = {As(3, &garbage), Own(3)};
+      if (!ring) inputs = {As(2, &garbage), Own(2), As(1, &one), As(1, &one)};
+      std::vector<Term> outputs = {
+          HbiDriver::Of(ring ? HbiDriver::Sum(4) : Format{Form::kOutput}, &room_)};
+      const Status status = driver_->state(ring ? 3 : 2).Combine(all_, inputs, outputs);
+      ASSERT_EQ(status.ok(), status.message().empty());
+      taken += status.ok() ? 1 : 0;
+    }
+  }
+  EXPECT_GT(taken, 100);
+}
+
+TEST_F(HbiGroupsRefused, NoFlippedBitGetsThroughAChecksum) {
+  Rng rng(TestSeed());
+  for (const bool ring : {true, false}) {
+    Start(ring ? "hbi:k=3,policy=r,m=2,checksum=1" : "hbi:k=3,m=2,checksum=1", 5);
+    Payload one = Sum(0, {Own(0)}, 1), two = Sum(1, {As(1, &one), Own(1)}, 2);
+    Payload three = ring ? Sum(2, {As(2, &two), Own(2)}, 3) : two;
+    for (int round = 0; round < 200; ++round) {
+      Payload damaged = three;
+      damaged[rng.Below(damaged.size())] ^= static_cast<std::byte>(1 << rng.Below(8));
+      std::vector<Term> inputs = {As(3, &damaged), Own(3)};
+      if (!ring) inputs = {As(2, &damaged), Own(2), As(1, &one), As(1, &one)};
+      Refused(ring ? 3 : 2, inputs, ring ? HbiDriver::Sum(4) : Format{Form::kOutput}, "checksum");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test
