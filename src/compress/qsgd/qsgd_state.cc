@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -17,8 +18,9 @@
 #include "base/rng.h"
 #include "compress/bit_fields.h"
 #include "compress/checked_state.h"
-#include "compress/hbi/format.h"
 #include "compress/kernels/convert.h"
+#include "compress/kernels/qsgd_kernels.h"
+#include "compress/qsgd/fields.h"
 #include "compress/qsgd/qsgd_config.h"
 #include "compress/qsgd/selection.h"
 
@@ -33,9 +35,20 @@ uint64_t Windows(uint64_t count) { return (count + kWindow - 1) / kWindow; }
 struct Part {
   uint64_t superblock;
   uint32_t at, count;  // elements of the range
-  uint8_t places[kSuperblock];
+  const uint8_t* places;
   uint32_t picked;
+  uint8_t own_places[kSuperblock];
 };
+
+// What kernels touch of arrays of this many elements.
+uint32_t Padded(uint32_t count) { return (count + 31) / 32 * 32; }
+
+constexpr std::array<uint8_t, kSuperblock> AllPlaces() {
+  std::array<uint8_t, kSuperblock> places{};
+  for (uint32_t i = 0; i < kSuperblock; ++i) places[i] = static_cast<uint8_t>(i);
+  return places;
+}
+constexpr std::array<uint8_t, kSuperblock> kAllPlaces = AllPlaces();
 
 class State final : public CheckedState {
  public:
@@ -70,11 +83,13 @@ class State final : public CheckedState {
     return scales_.data() + (range.segment * superblocks + part.superblock) *
                                 FieldBytes(selection_.size(), config_->index_bits());
   }
-  // values[i] = by_scale[scale of element i].
-  void Spread(const Range& range, const Part& part, const double* by_scale, double* values);
-  void Load(const Part& part, const std::byte* elements, float* x) const;
+  // Of the elements of a part, whose scales it puts into `scales`, one of these values each.
+  ScaleChoice ByScale(const Range& range, const Part& part, const double* by_scale,
+                      uint8_t* scales);
+  // The elements of a part in fp32: where they are, or in x.
+  const float* Load(const Part& part, const std::byte* elements, float* x) const;
   void AddElements(const Range& range, const Part& part, const std::byte* elements, uint32_t* sums);
-  Status AddPayload(const Range& range, const Part& part, const std::byte* payload,
+  Status AddPayload(const Range& range, const Part& part, const std::byte* payload, uint64_t left,
                     uint32_t contributions, uint32_t* sums) const;
   void Store(const Range& range, const Part& part, const uint32_t* sums, std::byte* elements);
   // Sets what the parts of a range have in common.
@@ -115,7 +130,13 @@ Status State::ForEachPart(const Range& range, const Body& body) const {
   for (part.at = 0; part.at < range.count; part.at += kSuperblock) {
     part.superblock = (range.first + part.at) / kSuperblock;
     part.count = std::min(kSuperblock, range.count - part.at);
-    part.picked = selection_.Pick(range.segment, part.superblock, part.count, part.places);
+    if (selection_.all()) {
+      part.places = kAllPlaces.data();
+      part.picked = part.count;
+    } else {
+      part.places = part.own_places;
+      part.picked = selection_.Pick(range.segment, part.superblock, part.count, part.own_places);
+    }
     if (Status status = body(part); !status.ok()) return status;
   }
   return Status::Ok();
@@ -157,95 +178,88 @@ Status State::Enter(const Range& range) {
   return Status::Ok();
 }
 
-void State::Load(const Part& part, const std::byte* elements, float* x) const {
-  ToFloat(call().type, elements + part.at * SizeOf(call().type), x, part.count);
-  if (selection_.all()) return;
-  float picked[kSuperblock];
-  for (uint32_t i = 0; i < part.picked; ++i) picked[i] = x[part.places[i]];
-  std::copy_n(picked, part.picked, x);
+const float* State::Load(const Part& part, const std::byte* elements, float* x) const {
+  const DataType type = call().type;
+  const std::byte* from = elements + part.at * SizeOf(type);
+  const bool as_they_are = type == DataType::kFloat32;
+  const auto* own = reinterpret_cast<const float*>(from);
+  if (as_they_are && selection_.all() && part.count == kSuperblock) return own;
+  float converted[kSuperblock];
+  if (!as_they_are) {
+    ToFloat(type, from, converted, part.count);
+    own = converted;
+  }
+  for (uint32_t i = 0; i < part.picked; ++i) x[i] = own[part.places[i]];
+  std::fill(x + part.picked, x + Padded(part.picked), 0.0f);
+  return x;
 }
 
 uint32_t State::LargestOf(const Range& range, const std::byte* elements) const {
-  int32_t largest = 0;
+  const Kernels& kernels = BestKernels();
+  uint32_t largest = 0;
   // Never fails: the body does not.
   (void)ForEachPart(range, [&](const Part& part) {
     float x[kSuperblock];
-    Load(part, elements, x);
-    for (uint32_t i = 0; i < part.picked; ++i) {
-      largest = std::max(largest, std::bit_cast<int32_t>(x[i]) & 0x7FFFFFFF);
-    }
+    largest = std::max(largest, kernels.largest(Load(part, elements, x), part.picked));
     return Status::Ok();
   });
-  return std::min(kPoison, static_cast<uint32_t>(largest));
+  return std::min(kPoison, largest);
 }
 
-void State::Spread(const Range& range, const Part& part, const double* by_scale, double* values) {
-  if (config_->index_bits() == 0) {
-    std::fill_n(values, part.picked, by_scale[0]);
-    return;
-  }
-  uint8_t scales[kSuperblock];
-  UnpackFields(Scales(range, part), part.picked, config_->index_bits(), scales);
-  for (uint32_t i = 0; i < part.picked; ++i) values[i] = by_scale[scales[i]];
+ScaleChoice State::ByScale(const Range& range, const Part& part, const double* by_scale,
+                           uint8_t* scales) {
+  if (config_->index_bits() == 0) return {nullptr, 1, by_scale};
+  const std::byte* from = Scales(range, part);
+  UnpackIndices(from, static_cast<uint64_t>(scales_.data() + scales_.size() - from), part.picked,
+                config_->index_bits(), scales);
+  return {scales, config_->scales.size(), by_scale};
 }
 
 // floor(x * s / M + r), r uniform in [0, 1): its mean is x * s / M, zero stays zero.
 void State::AddElements(const Range& range, const Part& part, const std::byte* elements,
                         uint32_t* sums) {
-  const double levels = config_->levels();
   if (factor_[0] == 0) {
     for (uint32_t i = 0; i < part.picked; ++i) sums[i] += config_->levels();
     return;
   }
   float x[kSuperblock];
-  double factors[kSuperblock];
-  Load(part, elements, x);
-  Spread(range, part, factor_, factors);
+  uint8_t scales[kSuperblock];
   const uint32_t first =
       key_ + static_cast<uint32_t>(part.superblock % (kWindow / kSuperblock)) * kSuperblock;
-  uint32_t random[kSuperblock];
-  if (selection_.all()) {
-    for (uint32_t i = 0; i < kSuperblock; ++i) random[i] = hbi::LowBias32(first + i);
-  } else {
-    for (uint32_t i = 0; i < part.picked; ++i) random[i] = hbi::LowBias32(first + part.places[i]);
-  }
-  for (uint32_t i = 0; i < part.picked; ++i) {
-    const double scaled = static_cast<double>(x[i]) * factors[i];
-    const double above = scaled > -levels ? scaled : -levels;  // -s for what is not a number
-    const double code = above < levels ? above : levels;
-    sums[i] += static_cast<uint32_t>(static_cast<int32_t>(code + levels + random[i] * 0x1p-32));
-  }
+  BestKernels().add_codes({.x = Load(part, elements, x),
+                           .places = part.places,
+                           .first = first,
+                           .levels = config_->levels(),
+                           .factor = ByScale(range, part, factor_, scales)},
+                          part.picked, sums);
 }
 
 Status State::AddPayload(const Range& range, const Part& part, const std::byte* payload,
-                         uint32_t contributions, uint32_t* sums) const {
-  uint32_t fields[kSuperblock];
-  UnpackFields(payload, part.picked, Width(contributions, config_->levels()), fields);
-  uint32_t largest = 0;
-  for (uint32_t i = 0; i < part.picked; ++i) {
-    largest = std::max(largest, fields[i]);
-    sums[i] += fields[i];
-  }
+                         uint64_t left, uint32_t contributions, uint32_t* sums) const {
+  const uint32_t width = Width(contributions, config_->levels());
+  const uint64_t at = Offset(part, width);
+  const uint32_t largest = AddSums(payload + at, left - at, part.picked, width, sums);
   if (largest <= 2 * contributions * config_->levels()) return Status::Ok();
   return Error(range, fmt::format("a sum of {} codes of {} levels is {}", contributions,
                                   config_->levels(), largest));
 }
 
 void State::Store(const Range& range, const Part& part, const uint32_t* sums, std::byte* elements) {
+  const DataType type = call().type;
+  std::byte* to = elements + part.at * SizeOf(type);
   float x[kSuperblock], all[kSuperblock];
-  double units[kSuperblock];
-  Spread(range, part, unit_, units);
-  const auto zero = static_cast<int32_t>(complete() * config_->levels());
-  for (uint32_t i = 0; i < part.picked; ++i) {
-    x[i] = static_cast<float>(units[i] * (static_cast<int32_t>(sums[i]) - zero));
-  }
-  const float* from = x;
+  uint8_t scales[kSuperblock];
+  const bool straight = type == DataType::kFloat32 && selection_.all() && part.count == kSuperblock;
+  float* values = straight ? reinterpret_cast<float*>(to) : x;
+  BestKernels().decode(sums, complete() * config_->levels(), ByScale(range, part, unit_, scales),
+                       part.picked, values);
+  if (straight) return;
   if (!selection_.all()) {
     std::fill_n(all, part.count, 0.0f);
     for (uint32_t i = 0; i < part.picked; ++i) all[part.places[i]] = x[i];
-    from = all;
+    values = all;
   }
-  FromFloat(call().type, from, elements + part.at * SizeOf(call().type), part.count);
+  FromFloat(type, values, to, part.count);
 }
 
 Status State::Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
@@ -254,20 +268,20 @@ Status State::Fold(const Range& range, uint32_t contributions, std::span<const T
   const uint32_t width = Width(contributions, config_->levels());
   Term* elements = FindOutput(Form::kOutput, outputs);
   Status status = ForEachPart(range, [&](const Part& part) {
-    uint32_t sums[kSuperblock] = {};
+    uint32_t sums[kSuperblock];
+    std::fill_n(sums, Padded(part.picked), 0u);
     for (const Term& input : inputs) {
       if (input.format.form == Form::kInput) {
         AddElements(range, part, input.data, sums);
         continue;
       }
-      const uint32_t h = input.format.contributions;
       Status added =
-          AddPayload(range, part, input.data + Offset(part, Width(h, config_->levels())), h, sums);
+          AddPayload(range, part, input.data, input.bytes, input.format.contributions, sums);
       if (!added.ok()) return added;
     }
     for (const Term& output : outputs) {
       if (output.format.form == Form::kOutput) continue;
-      PackFields(sums, part.picked, width, output.data + Offset(part, width));
+      PackSums(sums, part.picked, width, output.data + Offset(part, width));
     }
     if (elements != nullptr) Store(range, part, sums, elements->data);
     return Status::Ok();
@@ -278,10 +292,10 @@ Status State::Fold(const Range& range, uint32_t contributions, std::span<const T
 
 Status State::DecodeResult(const Range& range, const Term& payload, std::byte* elements) {
   if (Status status = Enter(range); !status.ok()) return status;
-  const uint32_t width = Width(complete(), config_->levels());
   return ForEachPart(range, [&](const Part& part) {
-    uint32_t sums[kSuperblock] = {};
-    Status status = AddPayload(range, part, payload.data + Offset(part, width), complete(), sums);
+    uint32_t sums[kSuperblock];
+    std::fill_n(sums, Padded(part.picked), 0u);
+    Status status = AddPayload(range, part, payload.data, payload.bytes, complete(), sums);
     if (status.ok()) Store(range, part, sums, elements);
     return status;
   });
@@ -352,7 +366,7 @@ Status State::SideScales(const Range& range, std::span<const Term> inputs,
     for (const Term& output : outputs) {
       std::byte* to =
           output.data == nullptr ? Scales(range, part) : output.data + Offset(part, bits);
-      PackFields(scales, part.picked, bits, to);
+      PackIndices(scales, part.picked, bits, to);
     }
     return Status::Ok();
   });
@@ -364,19 +378,14 @@ Status State::FoldScales(const Range& range, const Part& part, const Term& input
                          uint8_t* scales) const {
   if (input.format.form == Form::kInput) {
     float x[kSuperblock];
-    Load(part, input.data, x);
-    const double levels = config_->levels();
-    for (uint32_t i = 0; i < part.picked; ++i) {
-      uint8_t& scale = scales[i];
-      while (scale > 0 && !(std::fabs(static_cast<double>(x[i])) * factor_[scale] <= levels)) {
-        --scale;
-      }
-    }
+    BestKernels().finest(Load(part, input.data, x), {nullptr, config_->scales.size(), factor_},
+                         config_->levels(), part.picked, scales);
     return Status::Ok();
   }
   const uint32_t bits = config_->index_bits();
   uint8_t theirs[kSuperblock];
-  UnpackFields(input.data + Offset(part, bits), part.picked, bits, theirs);
+  const uint64_t at = Offset(part, bits);
+  UnpackIndices(input.data + at, input.bytes - at, part.picked, bits, theirs);
   for (uint32_t i = 0; i < part.picked; ++i) {
     if (theirs[i] >= config_->scales.size()) {
       return Error(range, fmt::format("scale {} of {}", theirs[i], config_->scales.size()));
