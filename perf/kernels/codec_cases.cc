@@ -102,15 +102,14 @@ class CodecRun {
     Require(spec_, state_->Combine({0, 0, superblocks * kSuperblock}, in, out));
   }
   void Agree(uint16_t phase) {
-    Bytes side(codec_->SideBytes(kElements));
-    for (const Bytes* elements : {&own_, &other_}) {
-      const Term in = Own(kCaseSuperblocks, *elements);
-      Term out{{Form::kSide, phase}, side.data(), static_cast<uint32_t>(side.size())};
-      Combine(kCaseSuperblocks, {&in, 1}, {&out, 1});
-      const Term sent{{Form::kSide, phase}, side.data(), out.bytes};
-      Term agreed{{Form::kSide, phase}, nullptr, 0};
-      Combine(kCaseSuperblocks, {&sent, 1}, {&agreed, 1});
+    Bytes sides[2] = {Bytes(codec_->SideBytes(kElements)), Bytes(codec_->SideBytes(kElements))};
+    Term sent[2], agreed{{Form::kSide, phase}, nullptr, 0};
+    for (size_t i = 0; i < 2; ++i) {
+      const Term in = Own(kCaseSuperblocks, i == 0 ? own_ : other_);
+      sent[i] = {{Form::kSide, phase}, sides[i].data(), static_cast<uint32_t>(sides[i].size())};
+      Combine(kCaseSuperblocks, {&in, 1}, {&sent[i], 1});
     }
+    Combine(kCaseSuperblocks, sent, {&agreed, 1});
   }
   // Payloads of the other ranks' elements.
   const Payloads& Sent(uint32_t superblocks) {
