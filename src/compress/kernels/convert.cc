@@ -41,12 +41,15 @@ void EncodeArray(const float* in, void* out, size_t n) {
 template <class Element>
 void RoundArray(float* x, size_t n) {
   const hn::ScalableTag<float> df;
-  const hn::CappedTag<float, 1> one;
   size_t i = 0;
   for (; n - i >= hn::Lanes(df); i += hn::Lanes(df)) {
     hn::StoreU(Element::Round(df, hn::LoadU(df, x + i)), df, x + i);
   }
-  for (; i < n; ++i) hn::StoreU(Element::Round(one, hn::LoadU(one, x + i)), one, x + i);
+  if (i == n) return;
+  float rest[HWY_LANES(float)] = {};
+  std::memcpy(rest, x + i, (n - i) * sizeof *x);
+  RoundArray<Element>(rest, hn::Lanes(df));
+  std::memcpy(x + i, rest, (n - i) * sizeof *x);
 }
 
 // Plain loops, which the compiler vectorizes: the language's conversion is the one we want.
@@ -83,13 +86,8 @@ void FromFloatTarget(DataType type, const float* in, void* out, size_t n) {
 }
 
 void RoundToTarget(DataType type, float* x, size_t n) {
-  switch (type) {
-    case DataType::kFloat16: return RoundArray<NarrowElement<Fp16>>(x, n);
-    case DataType::kBfloat16: return RoundArray<NarrowElement<Bf16>>(x, n);
-    case DataType::kFloat8E4M3: return RoundArray<NarrowElement<Fp8E4m3>>(x, n);
-    case DataType::kFloat8E5M2: return RoundArray<NarrowElement<Fp8E5m2>>(x, n);
-    default: return;
-  }
+  type == DataType::kFloat16 ? RoundArray<NarrowElement<Fp16>>(x, n)
+                             : RoundArray<NarrowElement<Bf16>>(x, n);
 }
 
 }  // namespace HWY_NAMESPACE

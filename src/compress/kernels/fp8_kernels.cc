@@ -9,7 +9,6 @@
 #define HWY_TARGET_INCLUDE "compress/kernels/fp8_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
-#include "compress/kernels/convert-inl.h"
 #include "compress/kernels/hbi_quantize-inl.h"
 #include "hwy/highway.h"
 
@@ -76,29 +75,27 @@ struct Rounded {
   }
 };
 
-// The codes of kAtOnce elements.
-template <class Small, class Load>
-HWY_INLINE void EncodeSome(const Load& load, std::byte* out) {
-  const auto codes = [&](size_t v) HWY_ATTR {
-    return hn::BitCast(D16(), Rounded<Small>(load(v * kLanes32)).Code());
-  };
-  const V16 lower = hn::ConcatEven(D16(), codes(1), codes(0));
-  const V16 upper = hn::ConcatEven(D16(), codes(3), codes(2));
-  const V8 all = hn::ConcatEven(D8(), hn::BitCast(D8(), upper), hn::BitCast(D8(), lower));
-  hn::StoreU(all, D8(), reinterpret_cast<uint8_t*>(out));
+template <class Small>
+HWY_INLINE V16 Codes(const float* in) {
+  return hn::BitCast(D16(), Rounded<Small>(hn::LoadU(DF(), in)).Code());
 }
 
 template <class Small>
 void Encode(const float* in, size_t count, std::byte* out) {
   size_t i = 0;
   for (; count - i >= kAtOnce; i += kAtOnce) {
-    EncodeSome<Small>([&](size_t at) HWY_ATTR { return hn::LoadU(DF(), in + i + at); }, out + i);
+    const float* x = in + i;
+    const V16 lower = hn::ConcatEven(D16(), Codes<Small>(x + kLanes32), Codes<Small>(x));
+    x += 2 * kLanes32;
+    const V16 upper = hn::ConcatEven(D16(), Codes<Small>(x + kLanes32), Codes<Small>(x));
+    const V8 all = hn::ConcatEven(D8(), hn::BitCast(D8(), upper), hn::BitCast(D8(), lower));
+    hn::StoreU(all, D8(), reinterpret_cast<uint8_t*>(out + i));
   }
   if (i == count) return;
   float rest[kAtOnce] = {};
   std::byte codes[kAtOnce];
   std::memcpy(rest, in + i, (count - i) * sizeof *in);
-  EncodeSome<Small>([&](size_t at) HWY_ATTR { return hn::LoadU(DF(), rest + at); }, codes);
+  Encode<Small>(rest, kAtOnce, codes);
   std::memcpy(out + i, codes, count - i);
 }
 
@@ -111,7 +108,7 @@ void Round(float* x, size_t count) {
   if (i == count) return;
   float rest[kLanes32] = {};
   std::memcpy(rest, x + i, (count - i) * sizeof *x);
-  hn::StoreU(Rounded<Small>(hn::LoadU(DF(), rest)).Value(), DF(), rest);
+  Round<Small>(rest, kLanes32);
   std::memcpy(x + i, rest, (count - i) * sizeof *x);
 }
 
@@ -127,7 +124,7 @@ HWY_INLINE float PowerOfTwo(uint32_t exponent) {
 
 // The scales of a superblock's blocks: exponents, and what elements are multiplied by.
 struct Scales {
-  uint32_t exponent[hbi::kBlocks];
+  uint8_t exponent[hbi::kBlocks];
   float factor[hbi::kBlocks];
   bool numbers = true;  // no block has the scale NaN
 
@@ -138,8 +135,9 @@ struct Scales {
     for (size_t b = 0; b < hbi::kBlocks; ++b) {
       const uint32_t top = maxima[b] >> 23;
       const bool number = top != kNanScale;
-      exponent[b] = !number ? kNanScale : top < top_exponent ? 0 : top - top_exponent;
-      factor[b] = number ? PowerOfTwo(2 * 127 - exponent[b]) : 0.0f;
+      const uint32_t scale = !number ? kNanScale : top < top_exponent ? 0 : top - top_exponent;
+      exponent[b] = static_cast<uint8_t>(scale);
+      factor[b] = number ? PowerOfTwo(2 * 127 - scale) : 0.0f;
       numbers = numbers && number;
     }
   }
@@ -148,42 +146,37 @@ struct Scales {
 template <class Small>
 constexpr uint32_t kTopExponent = (Rounded<Small>::kLargest >> 23) - 127;
 
+// out may be x.
+HWY_INLINE void ScaleBlock(const float* x, float factor, float* out) {
+  const VF32 times = hn::Set(DF(), factor);
+  for (size_t i = 0; i < kBlock; i += kLanes32) {
+    hn::StoreU(hn::Mul(hn::LoadU(DF(), x + i), times), DF(), out + i);
+  }
+}
+
+// The blocks of a superblock back on their scales, in place.
+HWY_NOINLINE void UnscaleBlocks(const uint8_t* exponents, float* x) {
+  const VF32 nan = hn::BitCast(DF(), Ints(0x7FC00000u));
+  for (size_t b = 0; b < hbi::kBlocks; ++b, x += kBlock) {
+    ScaleBlock(x, PowerOfTwo(exponents[b] % kNanScale), x);
+    for (size_t i = 0; i < kBlock && exponents[b] == kNanScale; i += kLanes32) {
+      hn::StoreU(nan, DF(), x + i);
+    }
+  }
+}
+
 template <class Small>
 void EncodeBlocks(const float* in, std::byte* out) {
   const Scales scales(in, kTopExponent<Small>);
-  for (size_t b = 0; b < hbi::kBlocks; ++b) out[b] = static_cast<std::byte>(scales.exponent[b]);
-  std::byte* elements = out + hbi::kBlocks;
-  for (size_t i = 0; i < kSuperblock; i += kAtOnce) {
-    EncodeSome<Small>(
-        [&](size_t at) HWY_ATTR {
-          const VF32 factor = hn::Set(DF(), scales.factor[(i + at) / kBlock]);
-          return hn::Mul(hn::LoadU(DF(), in + i + at), factor);
-        },
-        elements + i);
-  }
-  for (size_t b = 0; b < hbi::kBlocks && !scales.numbers; ++b) {
-    if (out[b] == std::byte{kNanScale}) std::memset(elements + b * kBlock, 0, kBlock);
-  }
-}
-
-// decode(at): what the elements from there on are before they are scaled.
-template <class Decode>
-HWY_INLINE void ScaleBlock(uint32_t exponent, size_t block, const Decode& decode, float* out) {
-  const VF32 nan = hn::BitCast(DF(), Ints(0x7FC00000u));
-  const VF32 factor = hn::Set(DF(), PowerOfTwo(exponent % kNanScale));
-  for (size_t i = block * kBlock; i < (block + 1) * kBlock; i += kLanes32) {
-    const VF32 value = hn::Mul(decode(i), factor);
-    hn::StoreU(exponent == kNanScale ? nan : value, DF(), out + i);
-  }
-}
-
-template <class Small>
-void DecodeBlocks(const std::byte* in, float* out) {
-  const auto* elements = reinterpret_cast<const uint8_t*>(in + hbi::kBlocks);
+  HWY_ALIGN float scaled[kSuperblock];
   for (size_t b = 0; b < hbi::kBlocks; ++b) {
-    ScaleBlock(
-        std::to_integer<uint32_t>(in[b]), b,
-        [&](size_t i) HWY_ATTR { return NarrowElement<Small>::Load(DF(), elements + i); }, out);
+    out[b] = static_cast<std::byte>(scales.exponent[b]);
+    ScaleBlock(in + b * kBlock, scales.factor[b], scaled + b * kBlock);
+  }
+  std::byte* elements = out + hbi::kBlocks;
+  Encode<Small>(scaled, kSuperblock, elements);
+  for (size_t b = 0; b < hbi::kBlocks && !scales.numbers; ++b) {
+    if (scales.exponent[b] == kNanScale) std::memset(elements + b * kBlock, 0, kBlock);
   }
 }
 
@@ -191,19 +184,16 @@ template <class Small>
 void RoundBlocks(float* x) {
   const Scales scales(x, kTopExponent<Small>);
   for (size_t b = 0; b < hbi::kBlocks; ++b) {
-    const VF32 factor = hn::Set(DF(), scales.factor[b]);
-    ScaleBlock(
-        scales.exponent[b], b,
-        [&](size_t i)
-            HWY_ATTR { return Rounded<Small>(hn::Mul(hn::LoadU(DF(), x + i), factor)).Value(); },
-        x);
+    ScaleBlock(x + b * kBlock, scales.factor[b], x + b * kBlock);
   }
+  Round<Small>(x, kSuperblock);
+  UnscaleBlocks(scales.exponent, x);
 }
 
 template <class Small>
 const Fp8Kernels* KernelsOfType() {
   static constexpr Fp8Kernels kKernels = {Encode<Small>, Round<Small>, EncodeBlocks<Small>,
-                                          DecodeBlocks<Small>, RoundBlocks<Small>};
+                                          UnscaleBlocks, RoundBlocks<Small>};
   return &kKernels;
 }
 

@@ -6,6 +6,7 @@
 #define INCCL_COMPRESS_KERNELS_FP8_KERNELS_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/types.h"
 
@@ -18,7 +19,8 @@ struct Fp8Kernels {
   void (*round)(float* x, size_t count);
   // A superblock of mxfp8: the scales of its 8 blocks, then its 256 elements.
   void (*encode_blocks)(const float* in, std::byte* out);
-  void (*decode_blocks)(const std::byte* in, float* out);
+  // Decoded elements of one, in place: times their blocks' scales.
+  void (*unscale_blocks)(const uint8_t* scales, float* x);
   // What decoding makes of encoding, in place.
   void (*round_blocks)(float* x);
 };

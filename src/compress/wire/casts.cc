@@ -56,8 +56,12 @@ class CastWire final : public FloatWire {
       kernels->round(x, count);
       return;
     }
-    for (uint32_t i = 0; i < count; ++i) x[i] = Saturated(x[i]);
-    RoundTo(type_.type, x, count);
+    std::byte code[kSuperblock];
+    for (uint32_t at = 0; at < count; at += kSuperblock) {
+      const uint32_t now = std::min(kSuperblock, count - at);
+      Encode(x + at, now, code);
+      Decode(code, now, x + at);
+    }
   }
   void Decode(const std::byte* in, uint32_t count, float* out) const override {
     ToFloat(type_.type, in, out, count);
