@@ -29,9 +29,10 @@ constexpr int kRanks = 4;
 // One call on one rank. Payloads end where their memory ends.
 class Call {
  public:
-  Call(const char* spec, DataType type, uint32_t count, uint64_t seed)
+  Call(const char* spec, DataType type, uint32_t count, uint64_t seed, bool stream = false)
       : codec_(*MakeCodec(spec)), state_(codec_->NewState()), range_{0, 0, count}, type_(type) {
-    const CallDesc call{.type = type, .nranks = kRanks, .rank = 1, .count = count, .seed = seed};
+    const CallDesc call{
+        .type = type, .nranks = kRanks, .rank = 1, .count = count, .seed = seed, .stream = stream};
     EXPECT_TRUE(state_->Begin(call).ok());
   }
 
@@ -61,6 +62,13 @@ class Call {
     return Run({In({Form::kResult}, result)}, {Form::kOutput},
                static_cast<uint32_t>(count() * SizeOf(type_)));
   }
+  // Of a payload, or of all ranks' elements; to memory that begins there.
+  void Output(const Bytes& result, std::byte* to) { RunTo({In({Form::kResult}, result)}, to); }
+  void Output(const std::vector<Bytes>& ranks, std::byte* to) {
+    std::vector<Term> inputs;
+    for (const Bytes& elements : ranks) inputs.push_back(Own(elements));
+    RunTo(inputs, to);
+  }
   const std::vector<Bytes>& sides() const { return sides_; }
   int refused() const { return refused_; }  // operations
 
@@ -78,6 +86,11 @@ class Call {
     out.resize(ok ? output.bytes : 0);
     out.shrink_to_fit();
     return out;
+  }
+
+  void RunTo(const std::vector<Term>& inputs, std::byte* to) {
+    Term output{{Form::kOutput}, to, static_cast<uint32_t>(count() * SizeOf(type_))};
+    EXPECT_TRUE(state_->Combine(range_, inputs, {&output, 1}).ok());
   }
 
   std::shared_ptr<const Codec> codec_;
@@ -167,6 +180,38 @@ TEST_P(CodecTargetsTest, PayloadsAndResultsAreTheReferences) {
   for (int round = 0; round < 20; ++round) {
     const auto count = static_cast<uint32_t>(1 + rng_.Below(600));
     ASSERT_NO_FATAL_FAILURE(Compare(DataType::kFloat32, count, rng_.Below(2) == 0));
+  }
+}
+
+// Wherever they begin, and nothing beside them.
+TEST_P(CodecTargetsTest, ResultsPastTheCachesAreTheSame) {
+  constexpr size_t kAround = 128;
+  const DataType type = DataType::kFloat32;
+  for (const uint32_t count : {1u, 256u, 5000u, 20480u}) {
+    std::vector<Bytes> ranks;
+    for (int r = 0; r < kRanks; ++r) ranks.push_back(Elements(type, count, r == 2, &rng_));
+    const size_t bytes = count * SizeOf(type);
+    for (const std::string& target : SimdTargets()) {
+      ASSERT_TRUE(SetSimdTarget(target).ok());
+      Call plain(GetParam().spec, type, count, 3), streamed(GetParam().spec, type, count, 3, true);
+      plain.Agree(ranks);
+      streamed.Agree(ranks);
+      const Bytes result =
+          plain.Result(plain.Hop(plain.Sum(ranks[0]), ranks[1]), ranks[2], ranks[3]);
+      for (const size_t at : {size_t{0}, size_t{4}, size_t{16}, size_t{60}}) {
+        SCOPED_TRACE(target + " " + std::to_string(count) + " at " + std::to_string(at));
+        alignas(64) static std::byte expected[20480 * 4 + 2 * kAround], found[sizeof expected];
+        for (const bool folded : {false, true}) {
+          std::memset(expected, 0xA5, sizeof expected);
+          std::memset(found, 0xA5, sizeof found);
+          std::byte* to = expected + kAround + at;
+          folded ? plain.Output(ranks, to) : plain.Output(result, to);
+          to = found + kAround + at;
+          folded ? streamed.Output(ranks, to) : streamed.Output(result, to);
+          ASSERT_EQ(std::memcmp(found, expected, bytes + 2 * kAround), 0) << folded;
+        }
+      }
+    }
   }
 }
 

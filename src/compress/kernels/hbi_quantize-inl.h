@@ -9,6 +9,7 @@
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_pack-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -218,7 +219,8 @@ class ToElements {
       : zero_(hn::Set(D16(), static_cast<uint16_t>(args.zero))),
         codes_(args.codes),
         step_(args.step),
-        y_(y) {}
+        y_(y),
+        stream_(args.stream) {}
 
   HWY_INLINE void operator()(V16 fields) {
     const hn::Half<DI16> half;
@@ -226,16 +228,25 @@ class ToElements {
     const auto sums = hn::BitCast(DI16(), hn::Sub(fields, zero_));
     const auto low = hn::PromoteTo(DI32(), hn::LowerHalf(half, sums));
     const auto high = hn::PromoteTo(DI32(), hn::UpperHalf(half, sums));
-    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), low), step), DF(), y_ + at_);
-    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), high), step), DF(), y_ + at_ + kLanes32);
+    Put(hn::Mul(hn::ConvertTo(DF(), low), step), y_ + at_);
+    Put(hn::Mul(hn::ConvertTo(DF(), high), step), y_ + at_ + kLanes32);
     at_ += kFields;
   }
 
  private:
+  HWY_INLINE void Put(hn::Vec<DF> elements, float* to) const {
+    if (stream_) {
+      hn::Stream(elements, DF(), to);
+    } else {
+      hn::StoreU(elements, DF(), to);
+    }
+  }
+
   V16 zero_;
   const uint8_t* codes_;
   const float* step_;
   float* y_;
+  bool stream_;
   size_t at_ = 0;
 };
 
