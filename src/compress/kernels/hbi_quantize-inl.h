@@ -212,15 +212,15 @@ HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, Sink sink) {
 
 // ---------------------------------------------------------------- decoding
 
-// A sink of fields, kFields at a call, in order.
+// A sink of fields, kFields at a call, in order. kStream: DecodeArgs::stream.
+template <bool kStream>
 class ToElements {
  public:
   HWY_INLINE ToElements(const hbi::DecodeArgs& args, float* y)
       : zero_(hn::Set(D16(), static_cast<uint16_t>(args.zero))),
         codes_(args.codes),
         step_(args.step),
-        y_(y),
-        stream_(args.stream) {}
+        y_(y) {}
 
   HWY_INLINE void operator()(V16 fields) {
     const hn::Half<DI16> half;
@@ -234,8 +234,8 @@ class ToElements {
   }
 
  private:
-  HWY_INLINE void Put(hn::Vec<DF> elements, float* to) const {
-    if (stream_) {
+  static HWY_INLINE void Put(hn::Vec<DF> elements, float* to) {
+    if constexpr (kStream) {
       hn::Stream(elements, DF(), to);
     } else {
       hn::StoreU(elements, DF(), to);
@@ -246,7 +246,6 @@ class ToElements {
   const uint8_t* codes_;
   const float* step_;
   float* y_;
-  bool stream_;
   size_t at_ = 0;
 };
 
