@@ -168,7 +168,7 @@ std::vector<KernelCase> CodecCases() {
     const auto add = [&](const char* what, double bytes, auto function) {
       cases.push_back({.name = fmt::format("{}_{}", row.name, what),
                        .bytes = bytes,
-                       .counted = kCaseSuperblocks / 2,
+                       .counted = 4,
                        .run = function});
     };
     add("encode", size + payload, [run](uint32_t n) { run->Encode(n); });
