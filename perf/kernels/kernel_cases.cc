@@ -16,6 +16,7 @@
 #include "compress/kernels/convert.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/reduce.h"
+#include "perf/kernels/codec_cases.h"
 
 namespace inccl::perf {
 
@@ -117,6 +118,7 @@ KernelCases::KernelCases() : work_(std::make_unique<KernelWorkspace>()) {
   AddPacked();
   AddTiles();
   AddTypes();
+  for (KernelCase& codec : CodecCases()) Add(std::move(codec));
 }
 
 KernelCases::~KernelCases() = default;
@@ -229,6 +231,13 @@ void KernelCases::AddTiles() {
                                        kernels.decode(w->Decode(s, 1), w->tile.data(),
                                                       w->out.data() + size_t{s} * kSuperblock);
                                      })});
+  Add({.name = "rotate", .bytes = 8, .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+                                       kernels.rotate(w->out.data() + size_t{s} * kSuperblock, s);
+                                     })});
+  Add({.name = "rotate_back", .bytes = 8, .run = each([w](const hbi::Kernels& kernels, uint32_t s) {
+                                            kernels.rotate_back(
+                                                w->out.data() + size_t{s} * kSuperblock, s);
+                                          })});
 }
 
 void KernelCases::AddTypes() {

@@ -14,6 +14,7 @@
 #include "compress/codec.h"
 #include "compress/kernels/convert.h"
 #include "compress/lossless/exponent_pack.h"
+#include "compress/simd.h"
 #include "integration/compressed_world.h"
 #include "support/seed.h"
 
@@ -141,7 +142,7 @@ TEST(Lossless, MalformedSuperblocksAreRefused) {
   for (const DataType type : kTypes) {
     ExponentPacker packer(type);
     const Bytes x = Typed(type, Gauss(256, &rng));
-    Bytes packed(1 + x.size()), out(x.size());
+    Bytes packed(1 + x.size() + ExponentPacker::kSlack), out(x.size());
     const uint32_t length = packer.Pack(x.data(), 256, packed.data());
     ASSERT_LT(length, x.size());
     for (uint32_t bytes = 0; bytes < length; ++bytes) {
@@ -163,6 +164,58 @@ TEST(Lossless, MalformedSuperblocksAreRefused) {
       noise[0] = static_cast<std::byte>(rng.Below(32));
       const auto size = static_cast<uint32_t>(noise.size());
       EXPECT_LE(packer.Unpack(noise.data(), size, 256, out.data()), size);
+    }
+  }
+}
+
+// A superblock whose exponents lie in `range` values from `base` on, but for those of every n-th.
+Bytes Superblock(DataType type, Rng* rng) {
+  const int mantissa = type == DataType::kFloat16    ? 10
+                       : type == DataType::kBfloat16 ? 7
+                       : type == DataType::kFloat32  ? 23
+                                                     : 52;
+  const auto bits = static_cast<int>(8 * SizeOf(type));
+  const uint64_t exponents = uint64_t{1} << (bits - 1 - mantissa);
+  const uint64_t base = rng->Below(exponents), range = 1 + rng->Below(1 + rng->Below(exponents));
+  const uint64_t one_of = 2 + rng->Below(80), zero_of = rng->Below(2) == 0 ? 0 : 1 + rng->Below(40);
+  Bytes bytes(256 * SizeOf(type));
+  for (size_t i = 0; i < 256; ++i) {
+    const bool stray = rng->Below(one_of) == 0;
+    uint64_t exponent = stray ? rng->Below(exponents) : (base + rng->Below(range)) % exponents;
+    uint64_t noise = rng->Next() & ~((exponents - 1) << mantissa);
+    if (zero_of != 0 && rng->Below(zero_of) == 0) exponent = 0;
+    if (zero_of == 3) noise = 0;
+    const uint64_t value = noise | exponent << mantissa;
+    std::memcpy(bytes.data() + i * SizeOf(type), &value, SizeOf(type));
+  }
+  return bytes;
+}
+
+// The plain code is the reference: what it writes, all write, and what it reads or refuses.
+TEST(Lossless, EveryInstructionSetDoesWhatThePlainCodeDoes) {
+  Rng rng(TestSeed());
+  for (const DataType type : kTypes) {
+    ExponentPacker packer(type);
+    for (int round = 0; round < 2000; ++round) {
+      const Bytes x = Superblock(type, &rng);
+      const size_t room = 1 + x.size() + ExponentPacker::kSlack;
+      Bytes expected(room), packed(room), out(x.size()), reference(x.size());
+      ASSERT_TRUE(SetSimdTarget("scalar").ok());
+      const uint32_t length = packer.Pack(x.data(), 256, expected.data());
+      Bytes damaged(expected.begin(), expected.begin() + length);
+      if (round % 2 != 0) damaged[rng.Below(4) % length] = static_cast<std::byte>(rng.Next());
+      if (round % 4 == 3) damaged[0] = static_cast<std::byte>(rng.Below(32));
+      reference = x;
+      const uint32_t read = packer.Unpack(damaged.data(), damaged.size(), 256, reference.data());
+      for (const std::string& target : SimdTargets()) {
+        SCOPED_TRACE(target + " " + Name(type) + " round " + std::to_string(round));
+        ASSERT_TRUE(SetSimdTarget(target).ok());
+        ASSERT_EQ(packer.Pack(x.data(), 256, packed.data()), length);
+        ASSERT_EQ(std::memcmp(packed.data(), expected.data(), length), 0);
+        ASSERT_EQ(packer.Unpack(damaged.data(), damaged.size(), 256, out.data()), read);
+        ASSERT_TRUE(read == 0 || out == reference);
+      }
+      ASSERT_TRUE(SetSimdTarget("best").ok());
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "compress/hbi/walker.h"
+#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 namespace {
@@ -231,6 +232,7 @@ void FoldRingHop(const SliceContext& slice, const RingHop& hop, const SliceOutpu
     }
     finish.Put(&walker, s, point, fold.values());
   }
+  if (slice.stream) StreamFlush();
 }
 
 void FoldGroups(const SliceContext& slice, std::span<Group> groups, const SliceOutputs& outputs) {
@@ -252,6 +254,7 @@ void FoldGroups(const SliceContext& slice, std::span<Group> groups, const SliceO
     }
     if (finish.wanted()) finish.Put(&walker, s, point, fold.Sum(&walker, s, point, groups));
   }
+  if (slice.stream) StreamFlush();
 }
 
 }  // namespace inccl::hbi

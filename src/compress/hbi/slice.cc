@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "compress/hbi/walker.h"
+#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 namespace {
@@ -129,6 +130,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
     }
     PutResult(slice, &walker, s, point, decode, &result, outputs.elements);
   }
+  if (slice.stream) StreamFlush();
 }
 
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements) {
@@ -156,10 +158,12 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
     slice.kernels->unpack_decode({.codes = codes,
                                   .step = slice.average ? table.average : table.step,
                                   .zero = sums ? contributions * point.k : point.k2,
-                                  .superblocks = run},
+                                  .superblocks = run,
+                                  .stream = walker.Streams(s, y)},
                                  walker.Take(&source, width, run), width, y);
     walker.PutElements(s, y, elements);
   }
+  if (slice.stream) StreamFlush();
 }
 
 void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first,

@@ -38,6 +38,20 @@ void EncodeArray(const float* in, void* out, size_t n) {
   for (; i < n; ++i) Element::Store(hn::LoadU(one, in + i), one, codes + i);
 }
 
+template <class Element>
+void RoundArray(float* x, size_t n) {
+  const hn::ScalableTag<float> df;
+  size_t i = 0;
+  for (; n - i >= hn::Lanes(df); i += hn::Lanes(df)) {
+    hn::StoreU(Element::Round(df, hn::LoadU(df, x + i)), df, x + i);
+  }
+  if (i == n) return;
+  float rest[HWY_LANES(float)] = {};
+  std::memcpy(rest, x + i, (n - i) * sizeof *x);
+  RoundArray<Element>(rest, hn::Lanes(df));
+  std::memcpy(x + i, rest, (n - i) * sizeof *x);
+}
+
 // Plain loops, which the compiler vectorizes: the language's conversion is the one we want.
 void DoubleToFloat(const void* in, float* out, size_t n) {
   const auto* doubles = static_cast<const double*>(in);
@@ -71,6 +85,11 @@ void FromFloatTarget(DataType type, const float* in, void* out, size_t n) {
   }
 }
 
+void RoundToTarget(DataType type, float* x, size_t n) {
+  type == DataType::kFloat16 ? RoundArray<NarrowElement<Fp16>>(x, n)
+                             : RoundArray<NarrowElement<Bf16>>(x, n);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace inccl
 HWY_AFTER_NAMESPACE();
@@ -80,6 +99,7 @@ namespace inccl {
 
 HWY_EXPORT(ToFloatTarget);
 HWY_EXPORT(FromFloatTarget);
+HWY_EXPORT(RoundToTarget);
 
 void ToFloat(DataType type, const void* in, float* out, size_t n) {
   if (n == 0) return;
@@ -98,6 +118,8 @@ void FromFloat(DataType type, const float* in, void* out, size_t n) {
     std::memcpy(out, in, n * sizeof(float));
   }
 }
+
+void RoundTo(DataType type, float* x, size_t n) { HWY_DYNAMIC_DISPATCH(RoundToTarget)(type, x, n); }
 
 }  // namespace inccl
 #endif  // HWY_ONCE

@@ -17,6 +17,8 @@ namespace inccl {
 
 void ToFloat(DataType type, const void* in, float* out, size_t n);
 void FromFloat(DataType type, const float* in, void* out, size_t n);
+// What ToFloat makes of FromFloat's elements, in place; of fp16 and bf16.
+void RoundTo(DataType type, float* x, size_t n);
 
 }  // namespace inccl
 

@@ -4,17 +4,24 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "compress/bit_fields.h"
 #include "compress/codec.h"
+#include "compress/kernels/exponent_kernels.h"
+#include "compress/lossless/exponent_coding.h"
 
 namespace inccl {
 namespace {
 
-constexpr uint8_t kRaw = 0xFF, kZeros = 0xFE;
-constexpr uint32_t kMaxWidth = 6;
-constexpr uint32_t kHeader = 3;  // control byte and base
-constexpr uint32_t kParts = 4;   // histograms
+using lossless::Choose;
+using lossless::Coding;
+using lossless::kHeader;
+using lossless::kRaw;
+using lossless::kZeros;
+using lossless::PackRaw;
+
+constexpr uint32_t kParts = 4;  // histograms
 
 template <typename BitsType, uint32_t kMantissaBits, typename EscapeType>
 struct Layout {
@@ -46,50 +53,6 @@ using Bf16Layout = Layout<uint16_t, 7, uint8_t>;
 using Fp16Layout = Layout<uint16_t, 10, uint8_t>;
 using Fp32Layout = Layout<uint32_t, 23, uint8_t>;
 using Fp64Layout = Layout<uint64_t, 52, uint16_t>;
-
-// How the exponents of a superblock are coded.
-struct Coding {
-  uint32_t width = 0, zero = 0, base = 0, escapes = 0;
-  uint32_t escape() const { return (1u << width) - 1; }
-  uint32_t direct() const { return width == 0 ? 1 : escape() - zero; }  // exponents with codes
-};
-
-// The cheapest coding of exponents with this histogram, all of them in {0} and [lo, hi].
-Coding Choose(const uint16_t* histogram, uint32_t lo, uint32_t hi, uint32_t count,
-              uint32_t escape_bits) {
-  const uint32_t zeros = histogram[0];
-  if (lo == hi && (zeros == 0 || lo == 0)) return {.width = 0, .zero = 0, .base = lo, .escapes = 0};
-  Coding best;
-  uint32_t cost = std::numeric_limits<uint32_t>::max();
-  for (uint32_t width = 1; width <= kMaxWidth && width * count < cost; ++width) {
-    const uint32_t zero = zeros > 0 && width > 1 ? 1 : 0;
-    Coding coding{.width = width, .zero = zero, .base = lo, .escapes = 0};
-    const uint32_t direct = coding.direct();
-    uint32_t inside = 0;
-    for (uint32_t e = lo; e <= hi && e < lo + direct; ++e) inside += histogram[e];
-    uint32_t most = inside;
-    for (uint32_t e = lo + direct; e <= hi; ++e) {
-      inside = inside + histogram[e] - histogram[e - direct];
-      if (inside > most) {
-        most = inside;
-        coding.base = e - direct + 1;
-      }
-    }
-    coding.escapes = count - most - zero * zeros;
-    const uint32_t total = width * count + escape_bits * coding.escapes;
-    if (total < cost) {
-      cost = total;
-      best = coding;
-    }
-  }
-  return best;
-}
-
-uint32_t PackRaw(const std::byte* elements, uint32_t bytes, std::byte* out) {
-  *out = std::byte{kRaw};
-  std::memcpy(out + 1, elements, bytes);
-  return 1 + bytes;
-}
 
 // Into the first of kParts histograms; neighbours count in different ones, so that none waits for
 // the other's.
@@ -254,10 +217,8 @@ uint32_t UnpackAs(const std::byte* in, uint64_t bytes, uint32_t count, std::byte
     std::memcpy(elements, in + 1, raw);
     return 1 + raw;
   }
-  Coding coding{.width = control & 15, .zero = control >> 4, .base = 0, .escapes = 0};
-  if (coding.width > kMaxWidth || coding.zero > 1 || (coding.width < 2 && coding.zero != 0)) {
-    return 0;
-  }
+  Coding coding;
+  if (!lossless::ReadControl(control, &coding)) return 0;
   const uint32_t width = coding.width + L::kRest;
   const uint32_t fixed = kHeader + L::kPlanes * count + FieldBytes(count, width);
   if (bytes < fixed) return 0;
@@ -304,6 +265,11 @@ ExponentPacker::ExponentPacker(DataType type)
     : type_(type), histograms_(size_t{kParts} * ExponentsOf(type)) {}
 
 uint32_t ExponentPacker::Pack(const std::byte* elements, uint32_t count, std::byte* out) {
+  const lossless::ExponentKernels* kernels = lossless::BestExponentKernels(type_);
+  if (count == kSuperblock && kernels != nullptr) {
+    const std::optional<uint32_t> length = lossless::PackWhole(*kernels, type_, elements, out);
+    if (length) return *length;
+  }
   uint16_t* histograms = histograms_.data();
   switch (type_) {
     case DataType::kFloat16: return PackAs<Fp16Layout>(elements, count, histograms, out);
@@ -315,6 +281,12 @@ uint32_t ExponentPacker::Pack(const std::byte* elements, uint32_t count, std::by
 
 uint32_t ExponentPacker::Unpack(const std::byte* in, uint64_t bytes, uint32_t count,
                                 std::byte* elements) const {
+  const lossless::ExponentKernels* kernels = lossless::BestExponentKernels(type_);
+  if (count == kSuperblock && kernels != nullptr) {
+    const std::optional<uint32_t> length =
+        lossless::UnpackWhole(*kernels, type_, in, bytes, elements);
+    if (length) return *length;
+  }
   switch (type_) {
     case DataType::kFloat16: return UnpackAs<Fp16Layout>(in, bytes, count, elements);
     case DataType::kBfloat16: return UnpackAs<Bf16Layout>(in, bytes, count, elements);

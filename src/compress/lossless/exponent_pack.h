@@ -32,8 +32,11 @@ class ExponentPacker {
   // A float type of 2 bytes or more.
   explicit ExponentPacker(DataType type);
 
+  // `out` of Pack is writable for this many bytes more than are written for good.
+  static constexpr uint32_t kSlack = 16;
+
   // Writes a superblock of at most 256 elements, never more than 1 + its elements' bytes, which
-  // `out` has room for. Returns the length.
+  // `out` has room for, and kSlack. Returns the length.
   uint32_t Pack(const std::byte* elements, uint32_t count, std::byte* out);
   // Reads one from at most `bytes` bytes. Returns its length; 0 if the bytes hold none.
   uint32_t Unpack(const std::byte* in, uint64_t bytes, uint32_t count, std::byte* elements) const;

@@ -69,7 +69,7 @@ class LosslessState final : public CheckedState {
   std::vector<std::byte> tiles_;   // one for each rank
   std::vector<Cursor> cursors_;
   std::vector<Term> terms_;
-  std::byte packed_[1 + 8 * kSuperblock];
+  std::byte packed_[1 + 8 * kSuperblock + ExponentPacker::kSlack];
 };
 
 Status LosslessState::OnBegin() {

@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "compress/codec.h"
+#include "compress/kernels/qsgd_kernels.h"
 
 namespace inccl::qsgd {
 
 // Of the first side phase, of any range: the bits of its largest magnitude.
 inline constexpr uint32_t kLargestBytes = sizeof(uint32_t);
-inline constexpr size_t kMostScales = 4;
 
 struct Config {
   const char* name = "";

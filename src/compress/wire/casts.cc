@@ -8,6 +8,7 @@
 
 #include "compress/codecs.h"
 #include "compress/kernels/convert.h"
+#include "compress/kernels/fp8_kernels.h"
 #include "compress/wire/float_wire.h"
 
 namespace inccl {
@@ -35,11 +36,31 @@ class CastWire final : public FloatWire {
       FromFloat(type_.type, in, out, count);
       return;
     }
+    if (const Fp8Kernels* kernels = BestFp8Kernels(type_.type); kernels != nullptr) {
+      kernels->encode(in, count, out);
+      return;
+    }
     float limited[kSuperblock];
     for (uint32_t at = 0; at < count; at += kSuperblock) {
       const uint32_t now = std::min(kSuperblock, count - at);
       for (uint32_t i = 0; i < now; ++i) limited[i] = Saturated(in[at + i]);
       FromFloat(type_.type, limited, out + at * size_, now);
+    }
+  }
+  void Round(float* x, uint32_t count) const override {
+    if (type_.saturates == 0) {
+      RoundTo(type_.type, x, count);
+      return;
+    }
+    if (const Fp8Kernels* kernels = BestFp8Kernels(type_.type); kernels != nullptr) {
+      kernels->round(x, count);
+      return;
+    }
+    std::byte code[kSuperblock];
+    for (uint32_t at = 0; at < count; at += kSuperblock) {
+      const uint32_t now = std::min(kSuperblock, count - at);
+      Encode(x + at, now, code);
+      Decode(code, now, x + at);
     }
   }
   void Decode(const std::byte* in, uint32_t count, float* out) const override {

@@ -34,6 +34,8 @@ class FloatWire {
   virtual double unit() const = 0;
   virtual uint64_t Bytes(uint32_t count) const = 0;
   virtual void Encode(const float* in, uint32_t count, std::byte* out) const = 0;
+  // What Decode makes of Encode's bytes, in place.
+  virtual void Round(float* x, uint32_t count) const = 0;
   // Any bytes decode to something.
   virtual void Decode(const std::byte* in, uint32_t count, float* out) const = 0;
 };

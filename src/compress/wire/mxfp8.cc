@@ -13,6 +13,7 @@
 
 #include "compress/codecs.h"
 #include "compress/kernels/convert.h"
+#include "compress/kernels/fp8_kernels.h"
 #include "compress/wire/float_wire.h"
 
 namespace inccl {
@@ -50,13 +51,38 @@ class Mxfp8Wire final : public FloatWire {
     return uint64_t{count} + count / kBlock + (count % kBlock != 0 ? 1 : 0);
   }
   void Encode(const float* in, uint32_t count, std::byte* out) const override {
+    const Fp8Kernels* kernels = BestFp8Kernels(element_.type);
     for (uint32_t at = 0; at < count; at += kSuperblock) {
-      EncodeSuperblock(in + at, std::min(kSuperblock, count - at), out + Bytes(at));
+      if (kernels != nullptr && count - at >= kSuperblock) {
+        kernels->encode_blocks(in + at, out + Bytes(at));
+      } else {
+        EncodeSuperblock(in + at, std::min(kSuperblock, count - at), out + Bytes(at));
+      }
+    }
+  }
+  void Round(float* x, uint32_t count) const override {
+    const Fp8Kernels* kernels = BestFp8Kernels(element_.type);
+    for (uint32_t at = 0; at < count; at += kSuperblock) {
+      const uint32_t now = std::min(kSuperblock, count - at);
+      if (kernels != nullptr && now == kSuperblock) {
+        kernels->round_blocks(x + at);
+        continue;
+      }
+      std::byte code[kSuperblock + kSuperblock / kBlock];
+      EncodeSuperblock(x + at, now, code);
+      DecodeSuperblock(code, now, x + at);
     }
   }
   void Decode(const std::byte* in, uint32_t count, float* out) const override {
+    const Fp8Kernels* kernels = BestFp8Kernels(element_.type);
     for (uint32_t at = 0; at < count; at += kSuperblock) {
-      DecodeSuperblock(in + Bytes(at), std::min(kSuperblock, count - at), out + at);
+      if (kernels != nullptr && count - at >= kSuperblock) {
+        const std::byte* code = in + Bytes(at);
+        ToFloat(element_.type, code + kSuperblock / kBlock, out + at, kSuperblock);
+        kernels->unscale_blocks(reinterpret_cast<const uint8_t*>(code), out + at);
+      } else {
+        DecodeSuperblock(in + Bytes(at), std::min(kSuperblock, count - at), out + at);
+      }
     }
   }
 

@@ -23,7 +23,6 @@ class WireState final : public CheckedState {
       : CheckedState(wire->name()),
         wire_(std::move(wire)),
         add_(FindReduce(DataType::kFloat32, ReduceOp::kSum)),
-        code_(wire_->Bytes(kTile)),
         sum_(kTile),
         next_(kTile) {}
 
@@ -68,7 +67,6 @@ class WireState final : public CheckedState {
   std::shared_ptr<const FloatWire> wire_;
   ReduceFn add_;
   float scale_ = 1;
-  std::vector<std::byte> code_;
   std::vector<float> sum_, next_;
 };
 
@@ -81,9 +79,7 @@ void WireState::Load(const Term& input, uint32_t at, uint32_t count, bool rounde
   if (scale_ != 1.0f) {
     for (uint32_t i = 0; i < count; ++i) out[i] *= scale_;
   }
-  if (!rounded) return;
-  wire_->Encode(out, count, code_.data());
-  wire_->Decode(code_.data(), count, out);
+  if (rounded) wire_->Round(out, count);
 }
 
 void WireState::Add(uint32_t count) {
@@ -95,16 +91,20 @@ void WireState::Add(uint32_t count) {
 void WireState::Store(uint32_t at, uint32_t count, std::span<Term> outputs) {
   const bool encoded =
       call().collective != Collective::kReduceScatter || outputs[0].format.form != Form::kOutput;
-  if (encoded) {
-    wire_->Encode(sum_.data(), count, code_.data());
-    for (const Term& output : outputs) {
-      if (output.format.form == Form::kOutput) continue;
-      std::copy_n(code_.data(), wire_->Bytes(count), output.data + wire_->Bytes(at));
+  const Term* elements = FindOutput(Form::kOutput, outputs);
+  const std::byte* code = nullptr;
+  for (const Term& output : outputs) {
+    if (output.format.form == Form::kOutput) continue;
+    std::byte* to = output.data + wire_->Bytes(at);
+    if (code == nullptr) {
+      wire_->Encode(sum_.data(), count, to);
+      code = to;
+    } else if (code != to) {
+      std::copy_n(code, wire_->Bytes(count), to);
     }
   }
-  const Term* elements = FindOutput(Form::kOutput, outputs);
   if (elements == nullptr) return;
-  if (encoded) wire_->Decode(code_.data(), count, sum_.data());
+  if (encoded) wire_->Round(sum_.data(), count);
   FromFloat(call().type, sum_.data(), elements->data + at * SizeOf(call().type), count);
 }
 

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/lossless/exponent_coding.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace inccl::lossless {
+namespace {
+
+constexpr uint32_t kMaxWidth = 6;
+// How many of the counted lie in a window of this length, at most; *first is where the first such
+// window begins.
+uint32_t FullestWindow(const uint16_t* histogram, uint32_t exponents, uint32_t length,
+                       uint32_t* first) {
+  constexpr uint32_t kOne = 1u << 16;  // above the windows' places, counted down
+  uint32_t window = kOne - 1;
+  for (uint32_t i = 0; i < std::min(exponents, length); ++i) window += histogram[i] * kOne;
+  uint32_t fullest = window;
+  for (uint32_t i = length; i < exponents; ++i) {
+    window += (uint32_t{histogram[i]} - histogram[i - length]) * kOne - 1;
+    fullest = std::max(fullest, window);  // nobody could predict a branch
+  }
+  *first = kOne - 1 - fullest % kOne;
+  return fullest / kOne;
+}
+
+}  // namespace
+
+bool ReadControl(uint32_t control, Coding* coding) {
+  coding->width = control & 15;
+  coding->zero = control >> 4;
+  return coding->width <= kMaxWidth && coding->zero <= (coding->width < 2 ? 0u : 1u);
+}
+
+Coding Choose(const uint16_t* histogram, uint32_t lo, uint32_t hi, uint32_t count,
+              uint32_t escape_bits) {
+  const uint32_t zeros = histogram[0];
+  if (lo == hi && (zeros == 0 || lo == 0)) return {.width = 0, .zero = 0, .base = lo, .escapes = 0};
+  Coding best;
+  uint32_t cost = std::numeric_limits<uint32_t>::max();
+  for (uint32_t width = 1; width <= kMaxWidth && width * count < cost; ++width) {
+    const uint32_t zero = zeros > 0 && width > 1 ? 1 : 0;
+    Coding coding{.width = width, .zero = zero, .base = lo, .escapes = 0};
+    uint32_t first = 0;
+    const uint32_t most = FullestWindow(histogram + lo, hi - lo + 1, coding.direct(), &first);
+    coding.base = lo + first;
+    coding.escapes = count - most - zero * zeros;
+    const uint32_t total = width * count + escape_bits * coding.escapes;
+    if (total < cost) {
+      cost = total;
+      best = coding;
+    }
+  }
+  return best;
+}
+
+uint32_t PackRaw(const std::byte* elements, uint32_t bytes, std::byte* out) {
+  *out = std::byte{kRaw};
+  std::memcpy(out + 1, elements, bytes);
+  return 1 + bytes;
+}
+
+}  // namespace inccl::lossless

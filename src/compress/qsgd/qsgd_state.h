@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One call of QSGDMaxNorm on one rank. The side phase agrees on the largest magnitude M of a window
+// (in an all-gather it is the sender's); codes are integers in units of M / s, their sums are exact
+// and travel in fields that n ranks cannot overflow. With several scales a second side phase agrees
+// on the finest one that fits an element on all ranks.
+#ifndef INCCL_COMPRESS_QSGD_QSGD_STATE_H_
+#define INCCL_COMPRESS_QSGD_QSGD_STATE_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "compress/bit_fields.h"
+#include "compress/checked_state.h"
+#include "compress/kernels/qsgd_kernels.h"
+#include "compress/qsgd/qsgd_config.h"
+#include "compress/qsgd/selection.h"
+
+namespace inccl::qsgd {
+
+inline constexpr uint32_t kPoison = 0x7F800000;  // a magnitude that is not finite
+
+inline uint64_t Windows(uint64_t count) { return (count + kWindow - 1) / kWindow; }
+
+// A superblock of a range: which elements it has, and where they are in the range.
+struct Part {
+  uint64_t superblock;
+  uint32_t at, count;  // elements of the range
+  const uint8_t* places;
+  uint32_t picked;
+  uint8_t own_places[kSuperblock];
+};
+
+// What kernels touch of arrays of this many elements.
+inline uint32_t Padded(uint32_t count) { return (count + 31) / 32 * 32; }
+
+constexpr std::array<uint8_t, kSuperblock> AllPlaces() {
+  std::array<uint8_t, kSuperblock> places{};
+  for (uint32_t i = 0; i < kSuperblock; ++i) places[i] = static_cast<uint8_t>(i);
+  return places;
+}
+inline constexpr std::array<uint8_t, kSuperblock> kAllPlaces = AllPlaces();
+
+class State final : public CheckedState {
+ public:
+  explicit State(std::shared_ptr<const Config> config)
+      : CheckedState(config->name), config_(std::move(config)) {}
+
+  void Finish(CodecStats* stats) override;
+
+ protected:
+  Status OnBegin() override;
+  uint64_t PayloadBytes(const Range& range, const Format& format) const override;
+  Status Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
+              std::span<Term> outputs) override;
+  Status DecodeResult(const Range& range, const Term& payload, std::byte* elements) override;
+  Status Side(const Range& range, std::span<const Term> inputs, std::span<Term> outputs) override;
+
+ private:
+  template <typename Body>
+  Status ForEachPart(const Range& range, const Body& body) const;
+  uint32_t LargestOf(const Range& range, const std::byte* elements) const;
+  Status SideLargest(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
+  Status SideScales(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
+  Status FoldScales(const Range& range, const Part& part, const Term& input, uint8_t* scales) const;
+  // Of all superblocks of a range: fields of `width` bits; and of those before a part.
+  uint64_t RangeBytes(const Range& range, uint32_t width) const;
+  uint64_t Offset(const Part& part, uint32_t width) const {
+    return uint64_t{part.at / kSuperblock} * FieldBytes(selection_.size(), width);
+  }
+  // The agreed indices of a part's scales.
+  std::byte* Scales(const Range& range, const Part& part) {
+    const uint64_t superblocks = (call().count + kSuperblock - 1) / kSuperblock;
+    return scales_.data() + (range.segment * superblocks + part.superblock) *
+                                FieldBytes(selection_.size(), config_->index_bits());
+  }
+  // Of the elements of a part, whose scales it puts into `scales`, one of these values each.
+  ScaleChoice ByScale(const Range& range, const Part& part, const double* by_scale,
+                      uint8_t* scales);
+  // The elements of a part in fp32: where they are, or in x.
+  const float* Load(const Part& part, const std::byte* elements, float* x) const;
+  void AddElements(const Range& range, const Part& part, const std::byte* elements, uint32_t* sums);
+  Status AddPayload(const Range& range, const Part& part, const std::byte* payload, uint64_t left,
+                    uint32_t contributions, uint32_t* sums) const;
+  void Store(const Range& range, const Part& part, const uint32_t* sums, std::byte* elements);
+  // Sets what the parts of a range have in common.
+  Status Enter(const Range& range);
+  uint32_t& LargestOfWindow(const Range& range) {
+    return largest_[range.segment * Windows(call().count) + range.first / kWindow];
+  }
+  // Of a complete sum.
+  uint32_t complete() const {
+    return Reduces(call().collective) ? static_cast<uint32_t>(call().nranks) : 1;
+  }
+
+  std::shared_ptr<const Config> config_;
+  Selection selection_;
+  std::vector<uint32_t> largest_;  // bits of M, window by window, segment by segment
+  std::vector<std::byte> scales_;  // agreed, superblock by superblock, segment by segment
+  // Of the range at hand, by scale.
+  double factor_[kMostScales] = {};  // codes per unit; 0: all codes are zero
+  double unit_[kMostScales] = {};    // value of a code in the result
+  uint32_t key_ = 0;                 // of the rounding
+};
+
+// body(part) for every superblock, until one fails.
+template <typename Body>
+Status State::ForEachPart(const Range& range, const Body& body) const {
+  Part part;
+  for (part.at = 0; part.at < range.count; part.at += kSuperblock) {
+    part.superblock = (range.first + part.at) / kSuperblock;
+    part.count = std::min(kSuperblock, range.count - part.at);
+    if (selection_.all()) {
+      part.places = kAllPlaces.data();
+      part.picked = part.count;
+    } else {
+      part.places = part.own_places;
+      part.picked = selection_.Pick(range.segment, part.superblock, part.count, part.own_places);
+    }
+    if (Status status = body(part); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+}  // namespace inccl::qsgd
+
+#endif  // INCCL_COMPRESS_QSGD_QSGD_STATE_H_
