@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -12,15 +11,10 @@
 #include "inccl/ccl.h"
 #include "perf/overhead/memory.h"
 #include "perf/support/statistics.h"
+#include "perf/support/streaming.h"
 
 namespace inccl::perf {
 namespace {
-
-// Microseconds on a clock that all processes of a host share.
-double Now() {
-  const auto time = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double, std::micro>(time).count();
-}
 
 Status From(ccl_result_t result, const std::string& what, ccl_comm_t comm) {
   if (result == CCL_SUCCESS) return {};
@@ -38,21 +32,14 @@ using Codec = std::unique_ptr<ccl_codec, DestroyCodec>;
 
 // All ranks start together; the time from the first one's start to the last one's end.
 Result<double> TimeTogether(World& world, const std::function<Status()>& body) {
-  struct Interval {
-    double start, end;
-  };
   if (Status s = world.Barrier(); !s.ok()) return s;
-  Interval mine{Now(), 0};
+  Interval mine{SharedMicroseconds(), 0};
   const Status status = body();
-  mine.end = Now();
+  mine.end = SharedMicroseconds();
   if (!status.ok()) return status;
   Result<std::vector<Interval>> all = Gather(world, mine);
   if (!all.ok()) return all.status();
-  Interval whole = mine;
-  for (const Interval& one : *all) {
-    whole = {std::min(whole.start, one.start), std::max(whole.end, one.end)};
-  }
-  return whole.end - whole.start;
+  return SpanOf(*all);
 }
 
 Status CreateComm(World& world, Comm* comm) {
@@ -108,11 +95,12 @@ Result<double> TimeEmpty(World& world, const OverheadOptions& options, const Cal
     if (Status s = world.Barrier(); !s.ok()) return s;
     if (turn != world.rank()) continue;
     for (uint64_t batch = 0; batch < options.batches; ++batch) {
-      const double start = Now();
+      const double start = SharedMicroseconds();
       for (uint64_t i = 0; i < options.calls; ++i) {
         if (Status s = calls.AllReduce(0); !s.ok()) return s;
       }
-      times.push_back((Now() - start) * 1000 / static_cast<double>(options.calls));
+      const double time = SharedMicroseconds() - start;
+      times.push_back(time * 1000 / static_cast<double>(options.calls));
     }
   }
   return Median(std::move(times));
