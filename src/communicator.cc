@@ -233,7 +233,7 @@ Status Communicator::RunLocked(const Call& call_in) {
                         .reproducible = options_.reproducible,
                         .route = compresses ? call.codec->route() : Route{},
                         .below_min_bytes = below_min_bytes};
-  Result<Choice> choice = Choose(tuned, options_.algorithms);
+  Result<Choice> choice = Choose(tuned, options_.algorithms, options_.tuner_table);
   if (!choice.ok()) return choice.status();
 
   uint64_t signature = 0;

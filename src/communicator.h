@@ -38,6 +38,7 @@ namespace inccl {
 // What all ranks agree on at init.
 struct CommOptions {
   AlgorithmFilter algorithms;
+  TunerTable tuner_table;
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
   uint64_t stream_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
