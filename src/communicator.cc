@@ -40,7 +40,11 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
       lanes_(ends_.transport.get()),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
-              [this] { return liveness_.failed(); }) {}
+              [this] { return liveness_.failed(); }) {
+  // Which kernels this CPU takes is found out at the first question, by instructions that are slow
+  // on virtual machines: not in the first call.
+  (void)StateOf(IdentityCodec())->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = 1});
+}
 
 Communicator::~Communicator() {
   worker_.WaitIdle();
