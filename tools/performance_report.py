@@ -64,7 +64,7 @@ def measure(args):
             for mpi in MPIS:
                 file = out / f"{name}.{mpi}.{turn}.json"
                 line = command(pathlib.Path(args.perf), program, ranks, arguments, mpi,
-                               args.pin and name not in TAILS, file)
+                               args.pin, file)
                 done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
                 if done.returncode != 0:
                     sys.exit(f"{' '.join(line)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
