@@ -8,12 +8,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +20,7 @@
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
 #include "perf/support/statistics.h"
+#include "perf/support/streaming.h"
 
 namespace inccl::perf {
 namespace {
@@ -33,20 +32,12 @@ struct LimitOptions {
   int max_processes = 8;
 };
 
-// One copy: when it began and ended, microseconds on a clock that all processes share. The input
-// changes, so that no copy is the same work.
-struct Copy {
-  double start, end;
-};
-Copy TimeCopy(uint64_t iteration, std::vector<char>* from, std::vector<char>* to) {
-  const auto now = [] {
-    const auto time = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration<double, std::micro>(time).count();
-  };
+// One copy. The input changes, so that no copy is the same work.
+Interval TimeCopy(uint64_t iteration, std::vector<char>* from, std::vector<char>* to) {
   (*from)[iteration % from->size()] = static_cast<char>(iteration + 1);
-  const double start = now();
-  std::memcpy(to->data(), from->data(), from->size());
-  return {start, now()};
+  const double start = SharedMicroseconds();
+  StreamOnce(std::as_bytes(std::span(*from)), std::as_writable_bytes(std::span(*to)));
+  return {start, SharedMicroseconds()};
 }
 
 // From the first process's start to the last one's end, median of the iterations.
@@ -55,15 +46,11 @@ Result<double> MeasureRank(World& world, const LimitOptions& options) {
   std::vector<double> times;
   for (uint64_t i = 0; i < options.iterations + 1; ++i) {
     if (Status s = world.Barrier(); !s.ok()) return s;
-    const Copy mine = TimeCopy(i, &from, &to);
+    const Interval mine = TimeCopy(i, &from, &to);
     if (to != from) return InternalError("memcpy copied wrong bytes");
-    Result<std::vector<Copy>> all = Gather(world, mine);
+    Result<std::vector<Interval>> all = Gather(world, mine);
     if (!all.ok()) return all.status();
-    Copy whole = all->front();
-    for (const Copy& one : *all) {
-      whole = {std::min(whole.start, one.start), std::max(whole.end, one.end)};
-    }
-    if (i > 0) times.push_back(whole.end - whole.start);
+    if (i > 0) times.push_back(SpanOf(*all));
   }
   return Median(std::move(times));
 }

@@ -40,7 +40,11 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
       lanes_(ends_.transport.get()),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
-              [this] { return liveness_.failed(); }) {}
+              [this] { return liveness_.failed(); }) {
+  // Which kernels this CPU takes is found out at the first question, by instructions that are slow
+  // on virtual machines: not in the first call.
+  (void)StateOf(IdentityCodec())->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = 1});
+}
 
 Communicator::~Communicator() {
   worker_.WaitIdle();
@@ -204,28 +208,36 @@ void Communicator::RestoreInput(const Call& call) const {
   std::copy(saved_input_.begin(), saved_input_.end(), InPlace(call).begin());
 }
 
+Status Communicator::SettleCodec(Call* call, bool* below_min_bytes) const {
+  const Status unsupported =
+      call->codec->Supports(call->collective, call->type, call->op, std::max(2, ends_.nranks));
+  *below_min_bytes =
+      unsupported.ok() && call->count * SizeOf(call->type) < call->codec->min_bytes();
+  if (!unsupported.ok() || *below_min_bytes || call->codec == IdentityCodec()) {
+    call->codec = nullptr;
+    call->seed = call->step = 0;
+    return Status::Ok();
+  }
+  if (call->step == 0) call->step = compressed_calls_;
+  return ends_.nranks > 1 ? call->codec->Fits(call->collective, ends_.nranks) : Status::Ok();
+}
+
+Communicator::Plan* Communicator::PlaceOf(const Call& call) {
+  const uint64_t hash = (call.count ^ uint64_t{static_cast<uint8_t>(call.collective)} << 56 ^
+                         uint64_t{static_cast<uint8_t>(call.type)} << 48) *
+                        0x9E3779B97F4A7C15u;
+  return &plans_[hash >> 60];
+}
+
 Status Communicator::RunLocked(const Call& call_in) {
   Call call = call_in;
   if (call.scalar_at != nullptr) std::memcpy(call.scalar.data(), call.scalar_at, SizeOf(call.type));
   const size_t element = SizeOf(call.type);
   bool below_min_bytes = false;
   if (call.codec != nullptr) {
-    const Status unsupported =
-        call.codec->Supports(call.collective, call.type, call.op, std::max(2, ends_.nranks));
-    below_min_bytes = unsupported.ok() && call.count * element < call.codec->min_bytes();
-    if (!unsupported.ok() || below_min_bytes) call.codec = nullptr;
-    if (call.codec == IdentityCodec()) call.codec = nullptr;
+    if (Status unfit = SettleCodec(&call, &below_min_bytes); !unfit.ok()) return unfit;
   }
   const bool compresses = call.codec != nullptr && ends_.nranks > 1;
-  if (compresses) {
-    Status unfit = call.codec->Fits(call.collective, ends_.nranks);
-    if (!unfit.ok()) return unfit;
-  }
-  if (call.codec == nullptr) {
-    call.seed = call.step = 0;
-  } else if (call.step == 0) {
-    call.step = compressed_calls_;
-  }
   const TunerCall tuned{.collective = call.collective,
                         .bytes = call.count * element,
                         .nranks = ends_.nranks,
@@ -233,7 +245,13 @@ Status Communicator::RunLocked(const Call& call_in) {
                         .reproducible = options_.reproducible,
                         .route = compresses ? call.codec->route() : Route{},
                         .below_min_bytes = below_min_bytes};
-  Result<Choice> choice = Choose(tuned, options_.algorithms);
+  // A codec's state changes its plan from call to call.
+  Plan* const place = call.codec == nullptr && !below_min_bytes ? PlaceOf(call) : nullptr;
+  const bool known = place != nullptr && place->program != nullptr &&
+                     place->collective == call.collective && place->type == call.type &&
+                     place->root == call.root && place->count == call.count;
+  Result<Choice> choice = known ? Result<Choice>(place->choice)
+                                : Choose(tuned, options_.algorithms, options_.tuner_table);
   if (!choice.ok()) return choice.status();
 
   uint64_t signature = 0;
@@ -256,7 +274,7 @@ Status Communicator::RunLocked(const Call& call_in) {
     FillStats(call, {}, false);
     return Status::Ok();
   }
-  const std::shared_ptr<const Codec> codec = call.codec == nullptr ? IdentityCodec() : call.codec;
+  const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   CodecState* state = StateOf(codec);
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
@@ -269,17 +287,16 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .step = call.step,
                                 .stream = Streams(call)});
   if (!status.ok()) return status;
-  Result<const Program*> program = FindProgram(call, *codec, *choice);
-  if (!program.ok()) return program.status();
+  Plan unkept;
+  Plan* const plan = place != nullptr ? place : &unkept;
+  if (!known) {
+    Result<Plan> made = MakePlan(call, *codec, *choice);
+    if (!made.ok()) return made.status();
+    *plan = *made;
+  }
   FAULT_POINT("call.after_bind");
-  task_.Start({.program = *program,
-               .chunking = CutCall({.collective = call.collective,
-                                    .type = call.type,
-                                    .count = call.count,
-                                    .nranks = ends_.nranks,
-                                    .channels = options_.channels,
-                                    .slice_bytes = options_.slice_bytes},
-                                   *codec),
+  task_.Start({.program = plan->program,
+               .chunking = plan->chunking,
                .codec = state,
                .element_bytes = element,
                .input = static_cast<const std::byte*>(call.send),
@@ -291,6 +308,25 @@ Status Communicator::RunLocked(const Call& call_in) {
   state->Finish(&codec_stats);
   if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
   return status;
+}
+
+Result<Communicator::Plan> Communicator::MakePlan(const Call& call, const Codec& codec,
+                                                  const Choice& choice) {
+  Result<const Program*> program = FindProgram(call, codec, choice);
+  if (!program.ok()) return program.status();
+  return Plan{.collective = call.collective,
+              .type = call.type,
+              .root = call.root,
+              .count = call.count,
+              .choice = choice,
+              .chunking = CutCall({.collective = call.collective,
+                                   .type = call.type,
+                                   .count = call.count,
+                                   .nranks = ends_.nranks,
+                                   .channels = options_.channels,
+                                   .slice_bytes = options_.slice_bytes},
+                                  codec),
+              .program = *program};
 }
 
 void Communicator::LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const {

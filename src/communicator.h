@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -38,6 +39,7 @@ namespace inccl {
 // What all ranks agree on at init.
 struct CommOptions {
   AlgorithmFilter algorithms;
+  TunerTable tuner_table;
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
   uint64_t stream_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
@@ -101,6 +103,8 @@ class Communicator {
   Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
   Status RunPointsGuarded(const std::vector<PointCall>& calls);
   Status RunLocked(const Call& call);
+  // What of the call's codec is left, checked, and the step of the call.
+  Status SettleCodec(Call* call, bool* below_min_bytes) const;
   Status MakeSticky(const Status& status);
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
@@ -110,6 +114,19 @@ class Communicator {
   void RestoreInput(const Call& call) const;
   // Lines about the call under way and the choice of its algorithm, where somebody asks for them.
   void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
+  // What has been found out about a kind of call without a codec, once.
+  struct Plan {
+    Collective collective = Collective::kAllReduce;
+    DataType type = DataType::kFloat32;
+    int root = 0;
+    uint64_t count = 0;
+    Choice choice;
+    Chunking chunking;
+    const Program* program = nullptr;  // null: an empty place
+  };
+  // Where the plan of such a call is, or may be put.
+  Plan* PlaceOf(const Call& call);
+  Result<Plan> MakePlan(const Call& call, const Codec& codec, const Choice& choice);
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
   void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
@@ -126,6 +143,7 @@ class Communicator {
   LaneTable lanes_;
   // By schedule, slot size and channels.
   std::map<std::tuple<uint64_t, uint32_t, int>, std::unique_ptr<Program>> programs_;
+  std::array<Plan, 16> plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
   std::mutex call_mutex_;  // held during a call; abort waits for it

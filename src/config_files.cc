@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "config_files.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,8 +10,8 @@
 #include <set>
 #include <utility>
 
-#include "base/fd.h"
 #include "base/log.h"
+#include "base/text_file.h"
 #include "inccl/ccl.h"
 
 namespace inccl {
@@ -49,31 +48,6 @@ bool IsName(std::string_view text) {
 // Text from a file, in a message.
 std::string Shown(std::string_view text) {
   return text.size() <= 80 ? std::string(text) : std::string(text.substr(0, 80)) + "...";
-}
-
-// Up to kMostFileBytes; never waits for anybody, should the name be that of a pipe.
-Result<std::string> ReadTextFile(const std::string& path, int* error) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  *error = fd.valid() ? 0 : errno;
-  if (*error != 0) return SystemErrorErrno(fmt::format("configuration file {}", path), *error);
-  std::string text(kMostFileBytes + 1, '\0');
-  size_t have = 0;
-  while (have < text.size()) {
-    const ssize_t got = read(fd.get(), text.data() + have, text.size() - have);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      *error = errno;
-      return SystemErrorErrno(fmt::format("configuration file {}", path), *error);
-    }
-    if (got == 0) break;
-    have += static_cast<size_t>(got);
-  }
-  if (have > kMostFileBytes) {
-    return InvalidArgument(
-        fmt::format("configuration file {}: longer than {} bytes", path, kMostFileBytes));
-  }
-  text.resize(have);
-  return text;
 }
 
 // The user's own file where INCCL_CONF_FILE names none, the one that is there; "" without a home.
@@ -153,7 +127,7 @@ Result<Settings> Settings::Load(GetEnv environment, const std::string& system_fi
 
 Status Settings::LoadFile(const std::string& path, bool required) {
   int error = 0;
-  Result<std::string> text = ReadTextFile(path, &error);
+  Result<std::string> text = ReadTextFile("configuration file", path, kMostFileBytes, &error);
   if (!text.ok()) {
     const bool absent = error == ENOENT || error == ENOTDIR;
     const bool forbidden = error == EACCES || error == EPERM;

@@ -78,6 +78,14 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
                                        filter.status().message()));
   }
   comm->algorithms = *filter;
+  if (!env.tuner_file.empty()) {
+    Result<TunerTable> table = TunerTable::Load(env.tuner_file);
+    if (!table.ok()) {
+      return InvalidArgument(
+          fmt::format("{}: {}", settings.Described("INCCL_TUNER_FILE"), table.status().message()));
+    }
+    comm->tuner_table = *std::move(table);
+  }
   comm->channels = config.channels != 0 ? config.channels : env.channels;
   comm->slice_bytes = static_cast<uint32_t>(env.slice_bytes);
   comm->stream_bytes = static_cast<uint64_t>(env.stream_bytes);
@@ -134,10 +142,11 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   if (!control.ok()) return control.status();
   options.control = *control;
   options.agreement = fmt::format(
-      "version={} algorithm={} channels={} slice_bytes={} reproducible={} codec={} link={}/{} "
+      "version={} algorithm={} tuner_table={:x} channels={} slice_bytes={} reproducible={} "
+      "codec={} link={}/{} "
       "transport={} ucx_tls={} heartbeat_ms={} dead_ms={}",
-      CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.channels,
-      options.comm.slice_bytes, options.comm.reproducible ? 1 : 0,
+      CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.tuner_table.Digest(),
+      options.comm.channels, options.comm.slice_bytes, options.comm.reproducible ? 1 : 0,
       options.comm.default_codec->spec(), env->link_gbps, env->link_us,
       env->transport.empty() ? "default" : env->transport,
       env->ucx_tls.empty() ? "default" : env->ucx_tls, options.control.heartbeat / kMillisecond,

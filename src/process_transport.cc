@@ -21,6 +21,9 @@ namespace {
 constexpr uint32_t kOfferMagic = 0x31666f69;  // "iof1"
 constexpr size_t kMaxName = 32, kMaxReason = 2048;
 
+// What the first small calls of a communicator need: two lanes of slots as they are by default.
+constexpr size_t kCommitAhead = 1088 * 1024;
+
 class JoinableShm final : public Joinable {
  public:
   JoinableShm(int rank, int nranks, std::unique_ptr<ShmTransport> shm)
@@ -65,7 +68,8 @@ UcxOptions UcxOptionsOf(const Environment& environment) {
 Result<std::unique_ptr<Joinable>> MakeJoinable(const std::string& name, int rank, int nranks,
                                                const Environment& environment) {
   if (name == "shm") {
-    Result<std::unique_ptr<ShmTransport>> shm = ShmTransport::Create(rank, nranks);
+    Result<std::unique_ptr<ShmTransport>> shm =
+        ShmTransport::Create(rank, nranks, {.commit_ahead = kCommitAhead});
     if (!shm.ok()) return shm.status();
     return std::unique_ptr<Joinable>(new JoinableShm(rank, nranks, *std::move(shm)));
   }

@@ -76,7 +76,7 @@ constexpr Algorithm kOrder[] = {Algorithm::kDirect, Algorithm::kRing, Algorithm:
 std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set) {
   const auto in_set = [&](Algorithm algorithm) { return set.test(static_cast<size_t>(algorithm)); };
   const Algorithm first = *std::find_if(std::begin(kOrder), std::end(kOrder) - 1, in_set);
-  if (set.count() == 1) return {first, TunerRule::kOnlyOne};
+  if ((set.to_ulong() & (set.to_ulong() - 1)) == 0) return {first, TunerRule::kOnlyOne};
   if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
     for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
       if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};
@@ -177,7 +177,8 @@ bool FoldsInRankOrder(Collective collective, Algorithm algorithm) {
   return algorithm == Algorithm::kDirect || algorithm == Algorithm::kDirectOneShot;
 }
 
-Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {
+Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
+                      const TunerTable& table) {
   Set set;
   for (int a = 0; a < kAlgorithms; ++a) {
     const auto algorithm = static_cast<Algorithm>(a);
@@ -190,7 +191,15 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {
     const Set in_order = set & RankOrdered(call.collective);
     if (in_order.any()) set = in_order;
   }
-  const auto [algorithm, rule] = Preferred(call, set);
+  auto [algorithm, rule] = Preferred(call, set);
+  if (!table.empty() && rule != TunerRule::kOnlyOne) {
+    const std::optional<Algorithm> measured =
+        table.Find(call.collective, call.nranks, call.compressed, call.bytes);
+    if (measured && set.test(static_cast<size_t>(*measured))) {
+      algorithm = *measured;
+      rule = TunerRule::kTable;
+    }
+  }
   const bool side_one_shot =
       call.collective == Collective::kAllReduce && call.bytes <= kSideOneShotBytes;
   return Choice{algorithm, side_one_shot, rule};
@@ -199,6 +208,10 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter) {
 std::string Explain(const TunerCall& call, const Choice& choice) {
   std::string why;
   switch (choice.rule) {
+    case TunerRule::kTable:
+      why = fmt::format("the fastest for {} bytes on {} ranks in the table of INCCL_TUNER_FILE",
+                        call.bytes, call.nranks);
+      break;
     case TunerRule::kOnlyOne:
       if (call.route.kind != Route::Kind::kAny) {
         why = fmt::format("{} runs on {} only", call.route.because, NameOf(call.route.kind));

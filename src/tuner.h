@@ -15,6 +15,7 @@
 #include "base/types.h"
 #include "collectives/schedule.h"
 #include "compress/codec.h"
+#include "tuner_table.h"
 
 namespace inccl {
 
@@ -54,6 +55,7 @@ struct TunerCall {
 
 // Why an algorithm was chosen.
 enum class TunerRule : uint8_t {
+  kTable,        // measured as the fastest
   kOnlyOne,      // nothing else is admitted
   kOneStep,      // small, few ranks
   kLogarithmic,  // small, many ranks
@@ -66,8 +68,10 @@ struct Choice {
   TunerRule rule = TunerRule::kInOrder;
 };
 
-// kInvalidArgument if nothing is left that filter, codec and `reproducible` admit.
-Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter);
+// kInvalidArgument if nothing is left that filter, codec and `reproducible` admit. Where more than
+// one is, `table` goes first, if it has an opinion that is among them.
+Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
+                      const TunerTable& table = {});
 
 // What Choose has chosen for `call` and why, in words.
 std::string Explain(const TunerCall& call, const Choice& choice);

@@ -67,7 +67,12 @@ class Run {
         job_(job),
         options_(job.options),
         progress_(world.rank() == 0),
-        table_({options_.checks > 0, options_.digest, options_.baseline_mpi, CodecWidth()}) {}
+        table_({.check = options_.checks > 0,
+                .digest = options_.digest,
+                .baseline = options_.baseline_mpi,
+                .codec_width = CodecWidth(),
+                .limit = options_.limit,
+                .tails = options_.tails}) {}
 
   // True if every result was right.
   Result<bool> Execute() {
@@ -187,6 +192,12 @@ class Run {
     Result<std::vector<Place>> places = Gather(world_, place);
     if (!places.ok()) return places.status();
     const BenchOptions& o = options_;
+    const bool one_host = std::all_of(places->begin(), places->end(), [&](const Place& p) {
+      return p.host == places->front().host;
+    });
+    if (o.limit && !one_host) {
+      return InvalidUsage("--limit: the ranks are on several hosts, whose clocks differ");
+    }
     std::string text = fmt::format("# inccl {} {}: {} ranks, {}\n", VersionText(), job_.program,
                                    world_.size(), job_.by_mpi ? "mpirun" : "forked");
     text += fmt::format(

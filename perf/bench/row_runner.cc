@@ -149,9 +149,37 @@ Result<double> RowRunner::TimeBaseline(bool in_place) {
 #endif
 }
 
+// In place too the input is copied to another place: what is read and written is as much.
+Result<Interval> RowRunner::TimeLimit(bool in_place) {
+  const Streams streams =
+      StreamsOf(case_.collective, layout_, case_.type, world_->rank(), case_.root);
+  if (in_place) RestoreInPlace();
+  if (Status s = world_->Barrier(); !s.ok()) return s;
+  const double start = SharedMicroseconds();
+  for (uint64_t i = 0; i < options_->aggregated; ++i) {
+    StreamOnce({send_.data(), streams.read}, {recv_.data(), streams.write});
+  }
+  return Interval{start, SharedMicroseconds()};
+}
+
+Status RowRunner::RunSide(Side side, bool in_place, bool timed, Times* times) {
+  if (side == Side::kLimit) {
+    Result<Interval> time = TimeLimit(in_place);
+    if (time.ok() && timed) times->limit.push_back(*time);
+    return time.status();
+  }
+  Result<double> time = side == Side::kOurs ? TimeOurs(in_place) : TimeBaseline(in_place);
+  if (time.ok() && timed) {
+    (side == Side::kOurs ? times->ours : times->baseline).push_back(*time);
+  }
+  return time.status();
+}
+
 Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
   Times times;
-  const bool has_baseline = HasBaseline();
+  std::vector<Side> sides = {Side::kOurs};
+  if (HasBaseline()) sides.push_back(Side::kBaseline);
+  if (options_->limit) sides.push_back(Side::kLimit);
   const uint64_t total = options_->warmup + options_->iterations;
   for (uint64_t i = 0; i < total; ++i) {
     if (progress_->Due()) {
@@ -159,15 +187,28 @@ Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
                                   TableName(case_.type), case_.codec->given(),
                                   in_place ? "in place" : "out of place", i + 1, total));
     }
-    // Alternately first, so that neither always runs in the other's wake.
-    for (const bool baseline : {i % 2 == 1, i % 2 == 0}) {
-      if (baseline && !has_baseline) continue;
-      Result<double> time = baseline ? TimeBaseline(in_place) : TimeOurs(in_place);
-      if (!time.ok()) return time.status();
-      if (i >= options_->warmup) (baseline ? times.baseline : times.ours).push_back(*time);
+    for (const Side side : sides) {
+      if (Status s = RunSide(side, in_place, i >= options_->warmup, &times); !s.ok()) return s;
     }
+    // In the other order next time, so that none always runs in the same one's wake.
+    std::reverse(sides.begin(), sides.end());
   }
   return times;
+}
+
+// Of each iteration, from the first rank's start to the last one's end.
+Result<std::vector<double>> RowRunner::SpansOf(const std::vector<Interval>& mine) {
+  const auto ranks = static_cast<size_t>(world_->size());
+  std::vector<Interval> all(mine.size() * ranks), one(ranks);
+  Status s =
+      world_->AllGather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+  if (!s.ok()) return s;
+  std::vector<double> spans;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    for (size_t rank = 0; rank < ranks; ++rank) one[rank] = all[rank * mine.size() + i];
+    spans.push_back(SpanOf(one) / static_cast<double>(options_->aggregated));
+  }
+  return spans;
 }
 
 Status RowRunner::Summarize(const Times& times, Measurement* m) {
@@ -186,11 +227,22 @@ Status RowRunner::Summarize(const Times& times, Measurement* m) {
   m->max_us = Percentile(*ours, 1);
   m->algbw = AlgorithmBandwidth(layout_.bytes, m->time_us);
   m->busbw = m->algbw * BusFactor(case_.collective, world_->size());
-  if (times.baseline.empty()) return {};
-  Result<std::vector<double>> baseline = combine(times.baseline);
-  if (!baseline.ok()) return baseline.status();
-  m->baseline_us = Median(*baseline);
-  m->vs_baseline = *m->baseline_us > 0 ? m->time_us / *m->baseline_us : 0;
+  const auto compare = [&](const std::vector<double>& side) {
+    const double median = Median(side);
+    return Measurement::Side{.time_us = median,
+                             .p99_us = Percentile(side, 0.99),
+                             .max_us = Percentile(side, 1),
+                             .ratio = median > 0 ? m->time_us / median : 0};
+  };
+  if (!times.baseline.empty()) {
+    Result<std::vector<double>> baseline = combine(times.baseline);
+    if (!baseline.ok()) return baseline.status();
+    m->baseline = compare(*baseline);
+  }
+  if (times.limit.empty()) return {};
+  Result<std::vector<double>> limit = SpansOf(times.limit);
+  if (!limit.ok()) return limit.status();
+  m->limit = compare(*limit);
   return {};
 }
 

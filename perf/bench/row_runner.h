@@ -16,6 +16,7 @@
 #include "perf/support/layout.h"
 #include "perf/support/oracle.h"
 #include "perf/support/row.h"
+#include "perf/support/streaming.h"
 
 namespace inccl::perf {
 
@@ -53,10 +54,15 @@ class RowRunner {
   // The times of this rank, one for each iteration, microseconds.
   struct Times {
     std::vector<double> ours, baseline;
+    std::vector<Interval> limit;
   };
+  enum class Side { kOurs, kBaseline, kLimit };
   Result<Times> RunIterations(bool in_place);
   Result<double> TimeOurs(bool in_place);
   Result<double> TimeBaseline(bool in_place);
+  Result<Interval> TimeLimit(bool in_place);
+  Status RunSide(Side side, bool in_place, bool timed, Times* times);
+  Result<std::vector<double>> SpansOf(const std::vector<Interval>& mine);
   Status Summarize(const Times& times, Measurement* m);
 
   BenchCall CallFor(bool in_place) const;

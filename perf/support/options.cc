@@ -73,6 +73,8 @@ void AddOurOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
   app->add_flag("--digest", options->digest, "column with a digest of the result");
   app->add_option("--baseline", raw->baseline, "mpi: the same call of MPI, interleaved")
       ->check(CLI::IsMember({"mpi"}));
+  app->add_flag("--limit", options->limit, "the streaming limit, interleaved: columns beside it");
+  app->add_flag("--tails", options->tails, "columns with p99 and maximum of every side");
   app->add_option("--init", raw->init, "env or id: how communicators meet under mpirun")
       ->check(CLI::IsMember({"env", "id"}));
   app->add_option("--json", options->json, "file for one record per row and placement");

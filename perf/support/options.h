@@ -37,6 +37,8 @@ struct BenchOptions {
   uint64_t seed = 1;
   bool digest = false;
   bool baseline_mpi = false;
+  bool limit = false;       // the streaming limit, interleaved
+  bool tails = false;       // p99 and maximum of every side in the table
   bool init_by_id = false;  // unique id handed around, instead of the launcher's environment
   std::string json;         // file; empty: none
   double link_gbps = 0, link_us = 0;

@@ -21,7 +21,15 @@ using Json = nlohmann::ordered_json;
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-Json Number(const std::optional<double>& value) { return value ? Number(*value) : Json(nullptr); }
+
+// NAME_us, vs_NAME, NAME_p99_us, NAME_max_us.
+void AddSide(const std::optional<Measurement::Side>& side, const std::string& name, Json* record) {
+  Json& r = *record;
+  r[name + "_us"] = side ? Number(side->time_us) : Json(nullptr);
+  r["vs_" + name] = side ? Number(side->ratio) : Json(nullptr);
+  r[name + "_p99_us"] = side ? Number(side->p99_us) : Json(nullptr);
+  r[name + "_max_us"] = side ? Number(side->max_us) : Json(nullptr);
+}
 
 void AddWire(const std::optional<Wire>& wire, Json* record) {
   Json& r = *record;
@@ -60,9 +68,9 @@ Json RecordOf(const Row& row, bool in_place) {
             {"algbw", Number(m.algbw)},
             {"busbw", Number(m.busbw)},
             {"p99_us", Number(m.p99_us)},
-            {"max_us", Number(m.max_us)},
-            {"baseline_us", Number(m.baseline_us)},
-            {"vs_baseline", Number(m.vs_baseline)}};
+            {"max_us", Number(m.max_us)}};
+  AddSide(m.baseline, "baseline", &r);
+  AddSide(m.limit, "limit", &r);
   AddWire(m.wire, &r);
   AddAccuracy(m.accuracy, &r);
   r["identical"] = m.identical ? Json(*m.identical) : Json(nullptr);

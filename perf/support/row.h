@@ -29,8 +29,13 @@ struct Measurement {
   double p99_us = 0, max_us = 0;
   double algbw = 0, busbw = 0;  // GB/s
 
-  std::optional<double> baseline_us;  // median
-  std::optional<double> vs_baseline;  // time_us / baseline_us
+  // Of another side that ran between our iterations; absent without it.
+  struct Side {
+    double time_us = 0, p99_us = 0, max_us = 0;
+    double ratio = 0;  // our median over its; 0 if that took no time
+  };
+  std::optional<Side> baseline;
+  std::optional<Side> limit;
 
   std::optional<Accuracy> accuracy;  // of all ranks; absent without -c
   std::optional<bool> identical;     // absent where the ranks' results differ by definition

@@ -28,9 +28,23 @@ const std::string& NoMeasurement() {
   return cells;
 }
 
-std::string FormatBaseline(const Measurement& m) {
-  if (!m.baseline_us) return fmt::format("  {:>7}  {:>6}", "n/a", "n/a");
-  return fmt::format("  {:>7}  {:6.2f}", FormatTime(*m.baseline_us), *m.vs_baseline);
+// A group of columns for another side: what the sides are called, and what a cell holds.
+std::string FormatSide(const std::optional<Measurement::Side>& side, bool tails) {
+  if (!side) {
+    return fmt::format("  {:>7}  {:>6}", "n/a", "n/a") +
+           (tails ? fmt::format("  {:>7}  {:>7}", "n/a", "n/a") : std::string());
+  }
+  std::string cells = fmt::format("  {:>7}  {:6.2f}", FormatTime(side->time_us), side->ratio);
+  if (tails) cells += "  " + FormatTime(side->p99_us) + "  " + FormatTime(side->max_us);
+  return cells;
+}
+
+void AddSideHeader(const char* side, bool tails, std::string* names, std::string* units) {
+  *names += fmt::format("  {:>7}  {:>6}", side, "ours/");
+  *units += fmt::format("  {:>7}  {:>6}", "(us)", side);
+  if (!tails) return;
+  *names += fmt::format("  {:>7}  {:>7}", "p99", "max");
+  *units += fmt::format("  {:>7}  {:>7}", "(us)", "(us)");
 }
 
 // The worse of both placements.
@@ -91,13 +105,17 @@ std::string Table::Header() const {
     names += fmt::format("  {:<{}}", "digest", kDigestWidth + 1);
     units += fmt::format("  {:<{}}", "", kDigestWidth + 1);
   }
-  if (columns_.baseline) {
-    placements.resize(std::max(placements.size(), names.size()), ' ');
-    placements += fmt::format("{:^17}{:^17}", "out-of-place", "in-place");
-    for (int i = 0; i < 2; ++i) {
-      names += fmt::format("  {:>7}  {:>6}", "MPI", "ours/");
-      units += fmt::format("  {:>7}  {:>6}", "(us)", "MPI");
+  for (const char* placement : {"out-of-place", "in-place"}) {
+    const size_t begin = names.size();
+    if (columns_.tails) {
+      names += fmt::format("  {:>7}  {:>7}", "p99", "max");
+      units += fmt::format("  {:>7}  {:>7}", "(us)", "(us)");
     }
+    if (columns_.baseline) AddSideHeader("MPI", columns_.tails, &names, &units);
+    if (columns_.limit) AddSideHeader("limit", columns_.tails, &names, &units);
+    if (names.size() == begin) break;
+    placements.resize(begin, ' ');
+    placements += fmt::format("{:^{}}", placement, names.size() - begin);
   }
   return placements + "\n" + names + "\n" + units + "\n";
 }
@@ -116,7 +134,15 @@ std::string Table::FormatExtras(const Row& row) const {
   }
   line += fmt::format("  {:>9}", IdenticalText(row));
   if (columns_.digest) line += fmt::format("  {:<{}}", DigestCell(row), kDigestWidth + 1);
-  if (columns_.baseline) line += FormatBaseline(row.out_of_place) + FormatBaseline(row.in_place);
+  for (const Measurement* m : {&row.out_of_place, &row.in_place}) {
+    const bool there = m == &row.out_of_place || HasInPlace(row.collective);
+    if (columns_.tails) {
+      line += there ? "  " + FormatTime(m->p99_us) + "  " + FormatTime(m->max_us)
+                    : fmt::format("  {:>7}  {:>7}", "N/A", "N/A");
+    }
+    if (columns_.baseline) line += FormatSide(m->baseline, columns_.tails);
+    if (columns_.limit) line += FormatSide(m->limit, columns_.tails);
+  }
   return line;
 }
 

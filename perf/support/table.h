@@ -16,6 +16,8 @@ struct TableColumns {
   bool digest = false;    // --digest
   bool baseline = false;  // --baseline
   int codec_width = 12;   // of the widest codec
+  bool limit = false;     // --limit
+  bool tails = false;     // --tails
 };
 
 class Table {

@@ -26,6 +26,7 @@ using WhereSet = std::function<std::string(const char* name)>;
 // A field per variable, already checked and converted; see VariableTable for the meanings.
 struct Environment {
   std::string algo;                               // INCCL_ALGO
+  std::string tuner_file;                         // INCCL_TUNER_FILE
   int channels = 1;                               // INCCL_CHANNELS
   int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
   int64_t stream_bytes = 16 << 20;                // INCCL_STREAM_BYTES

@@ -33,7 +33,7 @@ class WaitObserver {
 class Progress {
  public:
   Progress(Transport* transport, const Clock* clock, const WaitPolicy& policy)
-      : transport_(transport), clock_(clock), policy_(policy) {}
+      : transport_(transport), clock_(clock), policy_(policy), timed_(transport->caps().timed) {}
 
   // Runs the job to its end or to the first error.
   Status Run(Job* job, WaitObserver* observer);
@@ -44,6 +44,7 @@ class Progress {
   Transport* transport_;
   const Clock* clock_;
   WaitPolicy policy_;
+  bool timed_;  // the transport wants to know the time
 };
 
 }  // namespace inccl

@@ -158,7 +158,7 @@ class Codec {
 Result<std::shared_ptr<const Codec>> MakeCodec(std::string_view spec);
 
 // The codec "none": elements travel as they are and are reduced by the call's operation.
-std::shared_ptr<const Codec> IdentityCodec();
+const std::shared_ptr<const Codec>& IdentityCodec();
 
 }  // namespace inccl
 

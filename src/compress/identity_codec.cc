@@ -257,7 +257,7 @@ class NoneCodec final : public Codec {
 
 }  // namespace
 
-std::shared_ptr<const Codec> IdentityCodec() {
+const std::shared_ptr<const Codec>& IdentityCodec() {
   static const std::shared_ptr<const Codec> codec = std::make_shared<const NoneCodec>();
   return codec;
 }

@@ -103,6 +103,7 @@ struct Caps {
   bool multicast = false;  // lanes may have several consumers at the cost of one
   uint32_t max_slot_bytes = 1u << 30;
   const char* name = "";  // "loopback", "shm", "sim", ...
+  bool timed = true;      // Progress looks at its argument; where it does not, asking is saved
 };
 
 // What this rank has sent so far, a slice once per Publish.

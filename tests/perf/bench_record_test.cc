@@ -28,8 +28,8 @@ Row SampleRow() {
   row.out_of_place.identical = true;
   row.out_of_place.digest = 0xFEDCBA9876543210u;
   row.out_of_place.wire = Wire{777, 5.25, 6.0, 0.75, true};
-  row.out_of_place.baseline_us = 25;
-  row.out_of_place.vs_baseline = 0.5;
+  row.out_of_place.baseline = Measurement::Side{25, 26, 27, 0.5};
+  row.out_of_place.limit = Measurement::Side{10, 11, 12, 1.25};
   row.in_place.time_us = std::numeric_limits<double>::infinity();
   return row;
 }
@@ -54,15 +54,23 @@ TEST(BenchRecord, HasEveryField) {
   EXPECT_EQ(r["vnmse"], 0.25);
   EXPECT_EQ(r["max_err"], 0.5);
   EXPECT_EQ(r["digest"], "fedcba9876543210");
+  EXPECT_EQ(r["baseline_us"], 25);
   EXPECT_EQ(r["vs_baseline"], 0.5);
+  EXPECT_EQ(r["baseline_p99_us"], 26);
+  EXPECT_EQ(r["baseline_max_us"], 27);
+  EXPECT_EQ(r["limit_us"], 10);
+  EXPECT_EQ(r["vs_limit"], 1.25);
+  EXPECT_EQ(r["limit_p99_us"], 11);
+  EXPECT_EQ(r["limit_max_us"], 12);
   EXPECT_TRUE(r["root"].is_null());
 }
 
 TEST(BenchRecord, WhatDoesNotExistIsNull) {
   const nlohmann::ordered_json r = RecordOf(SampleRow(), true);
   EXPECT_EQ(r["in_place"], true);
-  for (const char* field : {"time_us", "wire_bytes", "ratio", "max_err", "vnmse", "identical",
-                            "digest", "wrong", "baseline_us", "vs_baseline"}) {
+  for (const char* field :
+       {"time_us", "wire_bytes", "ratio", "max_err", "vnmse", "identical", "digest", "wrong",
+        "baseline_us", "vs_baseline", "limit_us", "vs_limit", "limit_max_us"}) {
     EXPECT_TRUE(r[field].is_null()) << field;
   }
 }

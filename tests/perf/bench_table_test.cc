@@ -58,8 +58,7 @@ TEST(BenchTable, ColumnsInNcclTestsOrderThenOurs) {
 TEST(BenchTable, NamesStandAboveTheirColumns) {
   const Table table({true, true, true, 12});
   Row row = SampleRow();
-  row.out_of_place.baseline_us = 24.69;
-  row.out_of_place.vs_baseline = 0.5;
+  row.out_of_place.baseline = Measurement::Side{24.69, 0, 0, 0.5};
   const std::vector<std::string> header = Lines(table.Header());
   ASSERT_EQ(header.size(), 3u);
   for (const std::string& line : header) EXPECT_EQ(line.front(), '#');
@@ -78,6 +77,35 @@ TEST(BenchTable, NamesStandAboveTheirColumns) {
   EXPECT_EQ(end_of(header[1], "MPI"), end_of(line, "24.69"));
   EXPECT_EQ(end_of(header[1], "ours/"), end_of(line, "0.50"));
   EXPECT_EQ(Words(line).back(), "n/a");  // no baseline in place
+}
+
+TEST(BenchTable, OtherSidesAndTailsStandBehindEachPlacement) {
+  Row row = SampleRow();
+  row.out_of_place.p99_us = 13;
+  row.out_of_place.max_us = 14;
+  row.out_of_place.baseline = Measurement::Side{25, 26, 27, 0.5};
+  row.out_of_place.limit = Measurement::Side{6, 7, 8, 2};
+  row.in_place.p99_us = 23;
+  row.in_place.max_us = 24;
+  row.in_place.limit = Measurement::Side{9, 10, 11, 3};
+  const Table without({true, false, false, 12});
+  const Table limits({.check = true, .codec_width = 12, .limit = true});
+  const Table all(
+      {.check = true, .baseline = true, .codec_width = 12, .limit = true, .tails = true});
+  const auto added = [&](const Table& table) {
+    std::vector<std::string> words = Words(table.Format(row));
+    const size_t before = Words(without.Format(row)).size();
+    return std::vector<std::string>(words.begin() + static_cast<ptrdiff_t>(before), words.end());
+  };
+  EXPECT_EQ(added(limits), (std::vector<std::string>{"6.00", "2.00", "9.00", "3.00"}));
+  EXPECT_EQ(added(all), (std::vector<std::string>{
+                            "13.00", "14.00", "25.00", "0.50", "26.00", "27.00",  // ours, MPI
+                            "6.00",  "2.00",  "7.00",  "8.00",                    // limit
+                            "23.00", "24.00", "n/a",   "n/a",  "n/a",   "n/a",    // in place
+                            "9.00",  "3.00",  "10.00", "11.00"}));
+  // As wide as what stands below.
+  EXPECT_EQ(Lines(all.Header())[1].size() + 1, all.Format(row).size());
+  EXPECT_EQ(Lines(limits.Header())[1].size() + 1, limits.Format(row).size());
 }
 
 TEST(BenchTable, WhatIsNotKnownIsNotInvented) {

@@ -192,7 +192,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
     Status unfit = result.codec->Fits(request.collective, request.nranks);
     if (!unfit.ok()) return unfit;
   }
-  Result<Choice> choice = Choose(call, options.algorithms);
+  Result<Choice> choice = Choose(call, options.algorithms, options.tuner_table);
   if (!choice.ok()) return choice.status();
   result.choice = *choice;
   result.why = inccl::Explain(call, *choice);

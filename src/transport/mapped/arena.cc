@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -43,6 +44,17 @@ uint32_t Arena::MaxSlotBytes(size_t bytes) {
   if (bytes < kDataOffset + 2 * kPage) return 0;
   const size_t most = bytes - kDataOffset - kPage - sizeof(SlotHeader);
   return static_cast<uint32_t>(most < (size_t{1} << 30) ? most : size_t{1} << 30);
+}
+
+void Arena::CommitAhead(size_t bytes) {
+  if (directory_end_ == kDirectoryOffset && memory_->Commit(directory_end_, kPage).ok()) {
+    directory_end_ += kPage;
+  }
+  const size_t end = std::min(kDataOffset + RoundUp(bytes, kPage), memory_->bytes());
+  if (end <= committed_end_) return;
+  if (!memory_->Commit(committed_end_, end - committed_end_).ok()) return;
+  committed_end_ = end;
+  header()->committed.store(committed_end_, std::memory_order_release);
 }
 
 Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {

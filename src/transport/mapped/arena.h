@@ -4,6 +4,7 @@
 #ifndef INCCL_TRANSPORT_MAPPED_ARENA_H_
 #define INCCL_TRANSPORT_MAPPED_ARENA_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,9 @@ class Arena {
   static Result<std::unique_ptr<Arena>> Create(std::unique_ptr<ArenaMemory> memory, int rank,
                                                int nranks);
 
+  // Commits `bytes` of data, and a page of the directory, ahead of use. Where memory is missing
+  // Allocate and Announce try again, and say so.
+  void CommitAhead(size_t bytes);
   // Zeroed memory; offset from the start. `alignment` is a power of two up to kPage.
   Result<uint64_t> Allocate(size_t bytes, size_t alignment);
   // Makes it visible to peers.
@@ -61,6 +65,11 @@ class ArenaView {
   static Result<std::unique_ptr<ArenaView>> Create(const std::byte* data, size_t bytes, int peer,
                                                    int nranks);
 
+  // The end of the data that have memory behind them: at least kDataOffset.
+  size_t committed() const {
+    const uint64_t end = header()->committed.load(std::memory_order_acquire);
+    return std::clamp<uint64_t>(end, kDataOffset, bytes_);
+  }
   // Entries announced so far, to avoid a Find that cannot find more than the one before. One load.
   uint32_t entries() const { return header()->entries.load(std::memory_order_seq_cst); }
   // The slots or (consumer >= 0) the credits of a lane; nullptr as long as the peer has announced

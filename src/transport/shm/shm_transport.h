@@ -20,6 +20,9 @@ namespace inccl {
 struct ShmOptions {
   // Address space of one rank's slots; memory is taken as lanes open.
   size_t arena_bytes = size_t{1} << 30;
+  // Bytes of slots that are taken, and mapped in all ranks, beforehand: lanes that fit them open
+  // fast.
+  size_t commit_ahead = 0;
 };
 
 class ShmTransport final : public mapped::MappedTransport {

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Measures on this machine which algorithm is the fastest for which call and writes the tuner's
+// table. docs/inccl-tune.md is the manual.
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "perf/support/fork_world.h"
+#include "perf/support/host.h"
+#include "perf/support/layout.h"
+#include "tools/tune/measure.h"
+#include "tuner_table.h"
+
+namespace inccl::tools {
+namespace {
+
+struct Options {
+  std::vector<int> ranks = {2, 4, 8};
+  std::string min_bytes = "1K", max_bytes = "16M", output;
+  uint64_t factor = 4;
+  std::vector<std::string> collectives;
+  TuneOptions tune;
+};
+
+Status Check(Options* options) {
+  Result<uint64_t> min = perf::ParseSize(options->min_bytes);
+  Result<uint64_t> max = perf::ParseSize(options->max_bytes);
+  if (!min.ok()) return InvalidArgument("--minbytes: " + min.status().message());
+  if (!max.ok()) return InvalidArgument("--maxbytes: " + max.status().message());
+  if (*min < sizeof(float) || *max < *min) {
+    return InvalidArgument(fmt::format("--minbytes {} --maxbytes {}: not 4 or more, ascending",
+                                       options->min_bytes, options->max_bytes));
+  }
+  Result<std::vector<uint64_t>> sizes = perf::Sweep(*min, *max, 0, options->factor);
+  if (!sizes.ok()) return sizes.status();
+  options->tune.sizes = *std::move(sizes);
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    const auto collective = static_cast<Collective>(c);
+    const auto& names = options->collectives;
+    if (names.empty() || std::find(names.begin(), names.end(), Name(collective)) != names.end()) {
+      options->tune.collectives.push_back(collective);
+    }
+  }
+  return Status::Ok();
+}
+
+// The lines for one number of ranks, in processes of their own.
+int MeasureRanks(int ranks, const TuneOptions& options, std::string* lines) {
+  constexpr size_t kMailBytes = 256 * 1024;
+  void* memory =
+      mmap(nullptr, kMailBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return perf::kExitFailed;
+  const Mapping mapping(memory, kMailBytes);
+  auto* const mail = static_cast<char*>(memory);
+  const int code = perf::RunForked("inccl-tune", ranks, [&](perf::World& world) -> int {
+    Result<std::vector<TunerRow>> rows = MeasureRows(world, options);
+    if (!rows.ok()) {
+      fmt::print(stderr, "inccl-tune: rank {}: {}\n", world.rank(), rows.status().message());
+      return perf::kExitFailed;
+    }
+    if (world.rank() != 0) return perf::kExitOk;
+    std::string text;
+    for (const TunerRow& row : *rows) text += FormatRow(row) + "\n";
+    if (text.size() >= kMailBytes) return perf::kExitFailed;
+    std::copy(text.begin(), text.end(), mail);
+    return perf::kExitOk;
+  });
+  lines->append(mail);
+  return code;
+}
+
+int Fail(int code, const std::string& text) {
+  fmt::print(stderr, "inccl-tune: {}\n", text);
+  return code;
+}
+
+int TuneMain(Options options, const std::string& command) {
+  if (Status s = Check(&options); !s.ok()) return Fail(perf::kExitUsage, s.message());
+  // A table in force and a choice of algorithms would come between.
+  for (const char* name : {"INCCL_TUNER_FILE", "INCCL_ALGO"}) unsetenv(name);
+  const perf::Host host = perf::ThisHost();
+  std::string text =
+      fmt::format("# {} on {} cores, {}\n# {}\n", host.cpu, host.cores, host.date, command);
+  text += "# COLLECTIVE RANKS plain|compressed BYTES|max ALGORITHM\n";
+  for (const int ranks : options.ranks) {
+    if (const int code = MeasureRanks(ranks, options.tune, &text); code != perf::kExitOk) {
+      return code;
+    }
+  }
+  if (Result<TunerTable> table = TunerTable::Parse(text, "table"); !table.ok()) {
+    return Fail(perf::kExitFailed, table.status().message());
+  }
+  if (options.output.empty()) {
+    fmt::print("{}", text);
+    return perf::kExitOk;
+  }
+  std::ofstream file(options.output);
+  file << text;
+  file.close();
+  if (!file) return Fail(perf::kExitFailed, options.output + ": cannot be written");
+  return perf::kExitOk;
+}
+
+}  // namespace
+}  // namespace inccl::tools
+
+int main(int argc, char** argv) {
+  inccl::tools::Options options;
+  options.tune.codec = "hbi:bits=6";
+  CLI::App app("Measures which algorithms are the fastest here. Manual: docs/inccl-tune.md");
+  app.add_option("-o,--output", options.output, "file for the table; default: standard output");
+  app.add_option("--ranks", options.ranks, "numbers of processes, 2..64, ascending")
+      ->delimiter(',')
+      ->check(CLI::Range(2, 64));
+  app.add_option("-b,--minbytes", options.min_bytes, "smallest size");
+  app.add_option("-e,--maxbytes", options.max_bytes, "largest size");
+  app.add_option("-f,--stepfactor", options.factor, "factor between sizes")
+      ->check(CLI::Range(2, 1024));
+  app.add_option("--collective", options.collectives, "only these")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"allreduce", "reduce_scatter", "allgather", "broadcast", "reduce",
+                             "alltoall", "gather", "scatter"}));
+  app.add_option("--codec", options.tune.codec, "of compressed calls; none: leave them out");
+  app.add_option("-n,--iters", options.tune.iterations, "timed calls of each kind and size")
+      ->check(CLI::Range(1, 1000000));
+  app.add_option("--margin", options.tune.margin,
+                 "by how much another algorithm must be faster than the default, 0.1: 10 %")
+      ->check(CLI::Range(0.0, 10.0));
+  app.add_flag("-v,--verbose", options.tune.verbose, "every time, on standard error");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : inccl::perf::kExitUsage;
+  }
+  return inccl::tools::TuneMain(options, inccl::perf::CommandLine(argc, argv));
+}
