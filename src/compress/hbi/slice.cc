@@ -8,7 +8,6 @@
 #include "compress/hbi/codes.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/convert.h"
-#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 namespace {
@@ -106,10 +105,6 @@ class Walker {
   // Where superblock s can be decoded to; PutElements ends it.
   float* ElementRoom(uint32_t s, std::byte* elements) {
     return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
-  }
-  // Whether it is written past the caches: not if it takes another step from y.
-  bool Streams(uint32_t s, const float* y) const {
-    return slice_.stream && InPlace(s) && reinterpret_cast<uintptr_t>(y) % kStreamAlignment == 0;
   }
   void PutElements(uint32_t s, const float* y, std::byte* elements) {
     if (y != y_) return;
@@ -308,12 +303,10 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
     }
     if (outputs.elements != nullptr) {
       float* y = walker.ElementRoom(s, outputs.elements);
-      decode.stream = walker.Streams(s, y);
       kernels.decode(decode, walker.tile(), y);
       walker.PutElements(s, y, outputs.elements);
     }
   }
-  if (slice.stream) StreamFlush();
 }
 
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements) {
@@ -341,12 +334,10 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
     slice.kernels->unpack_decode({.codes = codes,
                                   .step = slice.average ? table.average : table.step,
                                   .zero = sums ? contributions * point.k : point.k2,
-                                  .superblocks = run,
-                                  .stream = walker.Streams(s, y)},
+                                  .superblocks = run},
                                  walker.Take(&source, width, run), width, y);
     walker.PutElements(s, y, elements);
   }
-  if (slice.stream) StreamFlush();
 }
 
 void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first,
