@@ -76,7 +76,7 @@ constexpr Algorithm kOrder[] = {Algorithm::kDirect, Algorithm::kRing, Algorithm:
 std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set) {
   const auto in_set = [&](Algorithm algorithm) { return set.test(static_cast<size_t>(algorithm)); };
   const Algorithm first = *std::find_if(std::begin(kOrder), std::end(kOrder) - 1, in_set);
-  if ((set.to_ulong() & (set.to_ulong() - 1)) == 0) return {first, TunerRule::kOnlyOne};
+  if (set.count() == 1) return {first, TunerRule::kOnlyOne};
   if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
     for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
       if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};

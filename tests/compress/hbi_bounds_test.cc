@@ -185,18 +185,7 @@ TEST(HbiBounds, BoundsAPriori) {
         EXPECT_LE(bits, sent / 2 + 4);
       }
       const size_t together = std::string(spec).find("rht=1") != std::string::npos ? 256 : 32;
-      for (size_t b = 0; b < kCount; b += together) {
-        double largest = 0, error = 0;
-        for (size_t e = b; e < b + together; ++e) {
-          double sum = 0;
-          for (const std::vector<float>& x : inputs) {
-            largest = std::max(largest, std::fabs(double{x[e]}));
-            sum += double{x[e]};
-          }
-          error = std::max(error, std::fabs(double{result[e]} - sum));
-        }
-        ASSERT_LE(error, relative * n * largest);
-      }
+      ASSERT_NO_FATAL_FAILURE(ExpectWithinBound(result, inputs, together, relative));
     }
   }
 }

@@ -5,6 +5,7 @@
 #define INCCL_TESTS_COMPRESS_HBI_CASES_H_
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -149,6 +150,25 @@ inline Vectors ScatterInputs(const Case& c, Rng* rng) {
 inline std::vector<float> Segment(const std::vector<float>& x, size_t segment, size_t count) {
   const auto first = x.begin() + static_cast<std::ptrdiff_t>(segment * count);
   return {first, first + static_cast<std::ptrdiff_t>(count)};
+}
+
+// In every `together` elements the error of the sum is at most `relative` times the number of ranks
+// times the largest magnitude that any rank has there.
+inline void ExpectWithinBound(const std::vector<float>& result, const Vectors& inputs,
+                              size_t together, double relative) {
+  ASSERT_EQ(result.size() % together, 0u);
+  for (size_t b = 0; b < result.size(); b += together) {
+    double largest = 0, error = 0;
+    for (size_t e = b; e < b + together; ++e) {
+      double sum = 0;
+      for (const std::vector<float>& x : inputs) {
+        largest = std::max(largest, std::fabs(double{x[e]}));
+        sum += double{x[e]};
+      }
+      error = std::max(error, std::fabs(double{result[e]} - sum));
+    }
+    ASSERT_LE(error, relative * static_cast<double>(inputs.size()) * largest) << "from " << b;
+  }
 }
 
 }  // namespace inccl::test

@@ -104,17 +104,21 @@ ResultRow ParseResult(std::string line) {
   return row;
 }
 
+std::vector<float> ResultOf(const ResultRow& row, Way way) {
+  HbiDriver driver(row.spec, row.n, DataType::kFloat32,
+                   row.options.average ? ReduceOp::kAvg : ReduceOp::kSum, row.count,
+                   row.options.seed, row.options.step);
+  driver.set_group(row.options.m);
+  return RunFloat(&driver, way, 16384, GoldenInputs(row.n, row.count));
+}
+
 TEST(HbiGolden, Results) {
   const std::vector<std::string> rows = GoldenRows("result");
   ASSERT_EQ(rows.size(), 192u);
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);
-    const std::vector<std::vector<float>>& inputs = GoldenInputs(row.n, row.count);
-    HbiDriver driver(row.spec, row.n, DataType::kFloat32,
-                     row.options.average ? ReduceOp::kAvg : ReduceOp::kSum, row.count,
-                     row.options.seed, row.options.step);
-    const std::vector<float> result = RunFloat(&driver, Way::kDirect, 16384, inputs);
+    const std::vector<float> result = ResultOf(row, Way::kDirect);
     EXPECT_EQ(Crc32(result.data(), result.size() * sizeof(float)), row.crc);
   }
 }
@@ -126,16 +130,11 @@ TEST(HbiGolden, Groups) {
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);
-    const std::vector<std::vector<float>>& inputs = GoldenInputs(row.n, row.count);
-    HbiDriver driver(row.spec, row.n, DataType::kFloat32,
-                     row.options.average ? ReduceOp::kAvg : ReduceOp::kSum, row.count,
-                     row.options.seed, row.options.step);
-    driver.set_group(row.options.m);
     const Way way = row.options.policy == HbiPolicy::kR ? Way::kRing : Way::kGroups;
-    const std::vector<float> result = RunFloat(&driver, way, 16384, inputs);
+    const std::vector<float> result = ResultOf(row, way);
     EXPECT_EQ(fmt::format("{:08x}", Crc32(result.data(), result.size() * sizeof(float))),
               fmt::format("{:08x}", row.crc));
-    EXPECT_TRUE(SameBytes(result, HbiAllReduce(inputs, row.options)));
+    EXPECT_TRUE(SameBytes(result, HbiAllReduce(GoldenInputs(row.n, row.count), row.options)));
   }
 }
 
