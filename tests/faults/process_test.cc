@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "faults/fault_test.h"
+#include "world/sanitizers.h"
 
 namespace inccl::test {
 namespace {
@@ -50,6 +51,7 @@ TEST_P(ProcessTest, Row21_ChildrenOfForkDisturbNobody) {
         std::vector<char> memory(1 << 20, static_cast<char>(rank));
         if (memory[77] != rank) _exit(3);
         if (i % 2 == 0) _exit(0);
+        ExitsWithThreadsAtWork();  // those of the parent: what they held looks lost
         std::exit(0);  // with the destructors of static objects
       }
       children.push_back(child);
@@ -191,7 +193,8 @@ TEST_P(ProcessTest, Row22_ExitWithLiveCommunicators) {
     if (side.rank() == 0) {
       EXPECT_EQ(ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comm, stream), CCL_SUCCESS);
     }
-    std::exit(side.rank() == 0 ? 0 : 0);
+    ExitsWithThreadsAtWork();
+    std::exit(0);
   });
   world.ExpectAllExited();
   EXPECT_LT(Seconds() - start, 2.0 + SlackSeconds());

@@ -11,6 +11,7 @@
 
 #include "base/fault_point.h"
 #include "faults/fault_test.h"
+#include "world/sanitizers.h"
 
 namespace inccl::test {
 namespace {
@@ -201,7 +202,10 @@ TEST_F(SilenceTest, Row03_APeerThatExitsInsideACall) {
        {"call.after_begin", "executor.before_release", "executor.after_publish"}) {
     const fault::Plan exits = {
         .point = fault::IndexOf(point), .hit = 3, .action = fault::Action::kExit};
-    Start(point, [exits](const Side& side) { return JoinAndRun(side, 60, &exits); });
+    Start(point, [exits](const Side& side) {
+      if (side.rank() == kVictim) ExitsWithThreadsAtWork();
+      return JoinAndRun(side, 60, &exits);
+    });
   }
   for (Running& running : worlds()) {
     SCOPED_TRACE(running.name);
@@ -218,6 +222,7 @@ TEST_F(SilenceTest, Row03_APeerThatExitsBetweenCallsWithoutDestroy) {
     ccl_comm_t comm = nullptr;
     if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
     RunUntilError(side, comm, 0.02);
+    ExitsWithThreadsAtWork();
     std::exit(0);  // static destructors and all, with a live communicator
   });
   for (Running& running : worlds()) {
