@@ -67,7 +67,7 @@ class Run {
         job_(job),
         options_(job.options),
         progress_(world.rank() == 0),
-        table_({options_.checks > 0, options_.digest, options_.baseline_mpi, CodecWidth()}) {}
+        table_({options_.checks > 0, options_.digest, options_.baseline, CodecWidth()}) {}
 
   // True if every result was right.
   Result<bool> Execute() {
@@ -225,7 +225,7 @@ class Run {
     header.warmup = options_.warmup;
     header.aggregated = options_.aggregated;
     header.average = kAverages[static_cast<size_t>(options_.average)];
-    header.baseline = options_.baseline_mpi ? "mpi" : "";
+    header.baseline = Name(options_.baseline);
     header.link_gbps = options_.link_gbps;
     header.link_us = options_.link_us;
     return WriteDocument(options_.json, DocumentOf(header, rows_));

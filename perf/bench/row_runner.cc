@@ -30,9 +30,9 @@ Result<RowRunner> RowRunner::Create(World& world, const BenchOptions& options,
                                     const Communicator& communicator, const Inputs& inputs,
                                     ProgressLine* progress) {
   RowRunner runner(world, options, communicator, inputs, progress);
-  Result<Buffer> send = Buffer::Allocate(options.max_bytes);
+  Result<Buffer> send = Buffer::Allocate(options.max_bytes, options.mem_alloc);
   if (!send.ok()) return send.status();
-  Result<Buffer> recv = Buffer::Allocate(options.max_bytes);
+  Result<Buffer> recv = Buffer::Allocate(options.max_bytes, options.mem_alloc);
   if (!recv.ok()) return recv.status();
   runner.send_ = *std::move(send);
   runner.recv_ = *std::move(recv);
@@ -114,9 +114,11 @@ void RowRunner::Poison(bool in_place) {
 // ------------------------------------------------------------------------------------ time
 
 bool RowRunner::HasBaseline() const {
+  if (options_->baseline == Baseline::kCopy) return true;
 #ifdef INCCL_PERF_HAVE_MPI
-  return options_->baseline_mpi && MpiCan({case_.collective, case_.type, case_.op, case_.root,
-                                           layout_.count, false, nullptr, nullptr});
+  return options_->baseline == Baseline::kMpi &&
+         MpiCan({case_.collective, case_.type, case_.op, case_.root, layout_.count, false, nullptr,
+                 nullptr});
 #else
   return false;
 #endif
@@ -133,7 +135,17 @@ Result<double> RowRunner::TimeOurs(bool in_place) {
   return MicrosecondsSince(start) / static_cast<double>(options_->aggregated);
 }
 
+// All ranks at once read their input and write as much of their result, once.
+Result<double> RowRunner::TimeCopy() {
+  if (Status s = world_->Barrier(); !s.ok()) return s;
+  const Clock::time_point start = Clock::now();
+  std::memcpy(recv_.data(), send_.data(),
+              std::min(layout_.send, layout_.recv) * SizeOf(case_.type));
+  return MicrosecondsSince(start);
+}
+
 Result<double> RowRunner::TimeBaseline(bool in_place) {
+  if (options_->baseline == Baseline::kCopy) return TimeCopy();
 #ifdef INCCL_PERF_HAVE_MPI
   const MpiCall call{case_.collective, case_.type, case_.op,     case_.root,
                      layout_.count,    in_place,   send_.data(), recv_.data()};

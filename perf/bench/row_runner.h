@@ -57,6 +57,7 @@ class RowRunner {
   Result<Times> RunIterations(bool in_place);
   Result<double> TimeOurs(bool in_place);
   Result<double> TimeBaseline(bool in_place);
+  Result<double> TimeCopy();
   Status Summarize(const Times& times, Measurement* m);
 
   BenchCall CallFor(bool in_place) const;

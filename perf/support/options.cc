@@ -20,7 +20,7 @@ struct RawOptions {
   std::string min_bytes = "32M", max_bytes = "32M", step_bytes = "1M";
   std::string datatype = "float", op = "sum", root = "0";
   int average = 3, blocking = 1;
-  std::string baseline, init = "env", slice_bytes, transport, simd;
+  std::string baseline, init = "env", buffers = "ordinary", slice_bytes, transport, simd;
 };
 
 void AddMeasureOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
@@ -71,8 +71,11 @@ void AddOurOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
                   "normal, laplace, t3, grad, gradients:early|middle|late or FILE.npy");
   app->add_option("--seed", options->seed, "of generated data");
   app->add_flag("--digest", options->digest, "column with a digest of the result");
-  app->add_option("--baseline", raw->baseline, "mpi: the same call of MPI, interleaved")
-      ->check(CLI::IsMember({"mpi"}));
+  app->add_option("--baseline", raw->baseline,
+                  "interleaved: mpi, the same call of MPI; copy, memcpy by all ranks at once")
+      ->check(CLI::IsMember({"mpi", "copy"}));
+  app->add_option("--buffers", raw->buffers, "ordinary memory or that of ccl_mem_alloc")
+      ->check(CLI::IsMember({"ordinary", "mem_alloc"}));
   app->add_option("--init", raw->init, "env or id: how communicators meet under mpirun")
       ->check(CLI::IsMember({"env", "id"}));
   app->add_option("--json", options->json, "file for one record per row and placement");
@@ -134,7 +137,7 @@ Status ParseSizes(const RawOptions& raw, BenchOptions* options) {
 }
 
 Status CheckCombinations(Collective collective, const BenchOptions& options) {
-  if (options.baseline_mpi && options.ranks > 0) {
+  if (options.baseline == Baseline::kMpi && options.ranks > 0) {
     return InvalidArgument("--baseline mpi needs mpirun: it does not go with --ranks");
   }
   for (const std::string& codec : options.codecs) {
@@ -158,7 +161,10 @@ Status Convert(Collective collective, const RawOptions& raw, BenchOptions* optio
   if (!root.ok()) return root.status();
   options->roots = {*root};
   options->average = static_cast<Average>(raw.average);
-  options->baseline_mpi = raw.baseline == "mpi";
+  for (const Baseline baseline : {Baseline::kMpi, Baseline::kCopy}) {
+    if (raw.baseline == Name(baseline)) options->baseline = baseline;
+  }
+  options->mem_alloc = raw.buffers == "mem_alloc";
   options->init_by_id = raw.init == "id";
   if (!raw.slice_bytes.empty()) {
     Result<uint64_t> bytes = ParseSize(raw.slice_bytes);
@@ -177,6 +183,15 @@ Status Convert(Collective collective, const RawOptions& raw, BenchOptions* optio
 }
 
 }  // namespace
+
+const char* Name(Baseline baseline) {
+  switch (baseline) {
+    case Baseline::kNone: break;
+    case Baseline::kMpi: return "mpi";
+    case Baseline::kCopy: return "copy";
+  }
+  return "";
+}
 
 Result<ParsedOptions> ParseOptions(Collective collective, const std::string& program, int argc,
                                    const char* const* argv) {

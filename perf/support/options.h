@@ -16,6 +16,10 @@
 
 namespace inccl::perf {
 
+// What every call is measured beside, in the same run.
+enum class Baseline : uint8_t { kNone, kMpi, kCopy };
+const char* Name(Baseline baseline);  // "", "mpi", "copy"
+
 struct BenchOptions {
   // Sizes, bytes.
   uint64_t min_bytes = 32u << 20, max_bytes = 32u << 20, step_bytes = 1u << 20, step_factor = 1;
@@ -36,7 +40,8 @@ struct BenchOptions {
   std::string data = "normal";
   uint64_t seed = 1;
   bool digest = false;
-  bool baseline_mpi = false;
+  Baseline baseline = Baseline::kNone;
+  bool mem_alloc = false;   // buffers of ccl_mem_alloc
   bool init_by_id = false;  // unique id handed around, instead of the launcher's environment
   std::string json;         // file; empty: none
   double link_gbps = 0, link_us = 0;

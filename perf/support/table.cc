@@ -91,12 +91,13 @@ std::string Table::Header() const {
     names += fmt::format("  {:<{}}", "digest", kDigestWidth + 1);
     units += fmt::format("  {:<{}}", "", kDigestWidth + 1);
   }
-  if (columns_.baseline) {
+  if (columns_.baseline != Baseline::kNone) {
+    const char* other = columns_.baseline == Baseline::kMpi ? "MPI" : "copy";
     placements.resize(std::max(placements.size(), names.size()), ' ');
     placements += fmt::format("{:^17}{:^17}", "out-of-place", "in-place");
     for (int i = 0; i < 2; ++i) {
-      names += fmt::format("  {:>7}  {:>6}", "MPI", "ours/");
-      units += fmt::format("  {:>7}  {:>6}", "(us)", "MPI");
+      names += fmt::format("  {:>7}  {:>6}", other, "ours/");
+      units += fmt::format("  {:>7}  {:>6}", "(us)", other);
     }
   }
   return placements + "\n" + names + "\n" + units + "\n";
@@ -116,7 +117,9 @@ std::string Table::FormatExtras(const Row& row) const {
   }
   line += fmt::format("  {:>9}", IdenticalText(row));
   if (columns_.digest) line += fmt::format("  {:<{}}", DigestCell(row), kDigestWidth + 1);
-  if (columns_.baseline) line += FormatBaseline(row.out_of_place) + FormatBaseline(row.in_place);
+  if (columns_.baseline != Baseline::kNone) {
+    line += FormatBaseline(row.out_of_place) + FormatBaseline(row.in_place);
+  }
   return line;
 }
 

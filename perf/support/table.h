@@ -7,15 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "perf/support/options.h"
 #include "perf/support/row.h"
 
 namespace inccl::perf {
 
 struct TableColumns {
-  bool check = true;      // else N/A stands under #wrong and the errors
-  bool digest = false;    // --digest
-  bool baseline = false;  // --baseline
-  int codec_width = 12;   // of the widest codec
+  bool check = true;    // else N/A stands under #wrong and the errors
+  bool digest = false;  // --digest
+  Baseline baseline = Baseline::kNone;
+  int codec_width = 12;  // of the widest codec
 };
 
 class Table {

@@ -96,7 +96,9 @@ TEST(BenchOptions, Ours) {
                                   "--data",        "gradients:early",
                                   "--seed",        "42",
                                   "--digest",      "--json",
-                                  "out.json",      "--reproducible"});
+                                  "out.json",      "--reproducible",
+                                  "--baseline",    "copy",
+                                  "--buffers",     "mem_alloc"});
   EXPECT_EQ(o.ranks, 4);
   EXPECT_EQ(o.codecs, (std::vector<std::string>{"none", "hbi:k=15,k2=31"}));
   EXPECT_EQ(o.algorithm, "ring");
@@ -105,7 +107,8 @@ TEST(BenchOptions, Ours) {
   EXPECT_EQ(o.seed, 42u);
   EXPECT_TRUE(o.digest);
   EXPECT_TRUE(o.reproducible);
-  EXPECT_FALSE(o.baseline_mpi);
+  EXPECT_EQ(o.baseline, Baseline::kCopy);
+  EXPECT_TRUE(o.mem_alloc);
   EXPECT_EQ(o.json, "out.json");
   const std::map<std::string, std::string> environment = {{"INCCL_SLICE_BYTES", "16384"},
                                                           {"INCCL_TRANSPORT", "shm"},
@@ -127,6 +130,9 @@ TEST(BenchOptions, BadOnesAreNamed) {
   EXPECT_NE(Refusal({"-r", "-2"}).find("-2"), std::string::npos);
   EXPECT_NE(Refusal({"-b", "8M", "-e", "4M"}).find("minbytes"), std::string::npos);
   EXPECT_NE(Refusal({"--baseline", "nccl"}).find("nccl"), std::string::npos);
+  EXPECT_NE(Refusal({"--buffers", "gpu"}).find("gpu"), std::string::npos);
+  EXPECT_EQ(ParseOk({}).baseline, Baseline::kNone);
+  EXPECT_FALSE(ParseOk({}).mem_alloc);
   EXPECT_NE(Refusal({"--nosuchoption"}).find("nosuchoption"), std::string::npos);
   for (const std::vector<const char*>& bad :
        std::vector<std::vector<const char*>>{{"-n", "0"},

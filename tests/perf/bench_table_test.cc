@@ -45,7 +45,7 @@ std::vector<std::string> Lines(const std::string& text) {
 }
 
 TEST(BenchTable, ColumnsInNcclTestsOrderThenOurs) {
-  const Table table({true, true, false, 12});
+  const Table table({true, true, Baseline::kNone, 12});
   EXPECT_EQ(Words(table.Format(SampleRow())),
             (std::vector<std::string>{"4194304",    "1048576",  "float", "sum",
                                       "-1",  //
@@ -56,7 +56,7 @@ TEST(BenchTable, ColumnsInNcclTestsOrderThenOurs) {
 }
 
 TEST(BenchTable, NamesStandAboveTheirColumns) {
-  const Table table({true, true, true, 12});
+  const Table table({true, true, Baseline::kMpi, 12});
   Row row = SampleRow();
   row.out_of_place.baseline_us = 24.69;
   row.out_of_place.vs_baseline = 0.5;
@@ -81,7 +81,7 @@ TEST(BenchTable, NamesStandAboveTheirColumns) {
 }
 
 TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
-  const Table table({false, false, false, 12});
+  const Table table({false, false, Baseline::kNone, 12});
   Row row;
   row.collective = Collective::kBroadcast;
   row.codec = "none";
@@ -93,7 +93,7 @@ TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
 }
 
 TEST(BenchTable, WhatHasNoInPlaceFormIsNotCounted) {
-  const Table table({true, false, false, 12});
+  const Table table({true, false, Baseline::kNone, 12});
   Row row = SampleRow();
   row.collective = Collective::kAllToAll;
   row.in_place = Measurement();
@@ -112,7 +112,7 @@ TEST(BenchTable, Times) {
 }
 
 TEST(BenchTable, FooterCountsWhatIsWrong) {
-  const Table table({true, true, false, 12});
+  const Table table({true, true, Baseline::kNone, 12});
   Row good = SampleRow();
   good.in_place.accuracy->wrong = 0;
   EXPECT_EQ(table.Footer({good}),
@@ -132,7 +132,7 @@ TEST(BenchTable, FooterCountsWhatIsWrong) {
 }
 
 TEST(BenchTable, ACodecThatDidNotRunIsMarked) {
-  const Table table({true, false, false, 12});
+  const Table table({true, false, Baseline::kNone, 12});
   Row row = SampleRow();
   row.out_of_place.wire->compressed = false;
   EXPECT_NE(table.Format(row).find("hbi:bits=6* "), std::string::npos);
