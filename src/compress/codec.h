@@ -94,6 +94,10 @@ class CodecState {
   // both lengths), never read past its end.
   virtual Status Combine(const Range& range, std::span<const Term> inputs,
                          std::span<Term> outputs) = 0;
+  // Whether a peer may use the caller's memory in the place of a payload: the payload kSum of one
+  // contribution is the input as it stands; kResult is the output.
+  virtual bool InputIsPayload() const { return false; }
+  virtual bool ResultIsPayload() const { return false; }
   // Ends the call; stats may be null.
   virtual void Finish(CodecStats* stats) = 0;
 };

@@ -41,7 +41,8 @@ ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, U
                       reinterpret_cast<BellArea*>(bell.mapping.data()), mapped::FutexScope::kHost,
                       max_slot_bytes),
       arena_fd_(std::move(arena_fd)),
-      bell_(std::move(bell)) {}
+      bell_(std::move(bell)),
+      own_regions_(this->arena()) {}
 
 Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
                                                            const ShmOptions& options) {
@@ -90,11 +91,20 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
   Result<std::unique_ptr<ArenaView>> view =
       ArenaView::Create(memory->data(), memory->bytes(), peer, nranks());
   if (!view.ok()) return Prefixed(prefix, view.status());
-  SetPeer(peer, std::move(*view), area);
+  peer_regions_.push_back(
+      std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_, this->arena(), view->get()));
+  SetPeer(peer, std::move(*view), area, peer_regions_.back().get());
   mappings_.push_back(std::move(*memory));
   mappings_.push_back(std::move(*bell));
   FAULT_POINT("shm.after_attach");
   return Status::Ok();
+}
+
+Result<int> ShmTransport::Progress(Time /*now*/) {
+  for (const std::unique_ptr<shm::PeerRegions>& regions : peer_regions_) {
+    if (Status status = regions->Update(); !status.ok()) return status;
+  }
+  return 0;
 }
 
 }  // namespace inccl
