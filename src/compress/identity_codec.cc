@@ -173,7 +173,9 @@ void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
     in[args.inputs++] = input.data;
   }
   for (const Term& output : outputs) {
-    if (call_.stream && output.format.form == Form::kOutput) args.streamed = args.outputs;
+    if (call_.stream && output.format.form == Form::kOutput) {
+      args.streamed |= uint64_t{1} << args.outputs;
+    }
     out[args.outputs++] = output.data;
   }
   reduce_(args);
