@@ -18,6 +18,7 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
+constexpr size_t kLeastStreamedPayloads = size_t{4} << 20;
 // Smaller calls go through slots, whose memory is in the caches.
 constexpr size_t kLeastLent = 256 * 1024;
 
@@ -200,6 +201,14 @@ bool Communicator::Streams(const Call& call) const {
          InPlace(call).empty();
 }
 
+// Another core reads a slot: where it does not share a cache with this one, fetching what that has
+// just written takes several times as long as fetching it from memory. (Direct algorithms keep no
+// partial sums, which this core would read again.)
+bool Communicator::StreamsPayloads(const Call& call, Algorithm algorithm) const {
+  return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place &&
+         call.count * SizeOf(call.type) >= kLeastStreamedPayloads;
+}
+
 Lent Communicator::LendBuffer(const void* data, size_t bytes) {
   constexpr uintptr_t kPage = 4096;
   const Region region = CallerMemory::Instance().Find(data, bytes);
@@ -323,7 +332,8 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .count = call.count,
                                 .seed = call.seed,
                                 .step = call.step,
-                                .stream = Streams(call)});
+                                .stream = Streams(call),
+                                .stream_payloads = StreamsPayloads(call, choice->algorithm)});
   if (!status.ok()) return status;
   Result<const Program*> program = FindProgram(call, *codec, *choice);
   if (!program.ok()) return program.status();

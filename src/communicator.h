@@ -107,6 +107,7 @@ class Communicator {
   Status InAnotherCall() const;
   std::span<std::byte> InPlace(const Call& call) const;
   bool Streams(const Call& call) const;
+  bool StreamsPayloads(const Call& call, Algorithm algorithm) const;
   // Sets lent_input_ and lent_output_.
   void Lend(const Call& call, Algorithm algorithm);
   Lent LendBuffer(const void* data, size_t bytes);

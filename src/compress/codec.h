@@ -74,6 +74,9 @@ struct CallDesc {
   uint64_t step = 0;
   // The result is larger than what caches hold: write it past them where that is possible.
   bool stream = false;
+  // Payloads are written for other cores, more of them than what caches hold, and are in nobody's
+  // way there: likewise.
+  bool stream_payloads = false;
 };
 
 struct CodecStats {

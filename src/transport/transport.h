@@ -128,7 +128,8 @@ class Doorbell {
 struct Caps {
   bool multicast = false;  // lanes may have several consumers at the cost of one
   uint32_t max_slot_bytes = 1u << 30;
-  const char* name = "";  // "loopback", "shm", "sim", ...
+  const char* name = "";       // "loopback", "shm", "sim", ...
+  bool read_in_place = false;  // consumers read the very memory that the producer has written
 };
 
 // What this rank has sent so far, a slice once per Publish.
