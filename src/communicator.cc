@@ -19,8 +19,8 @@ namespace {
 
 constexpr size_t kCodecsKept = 16;
 constexpr size_t kLeastStreamedPayloads = size_t{4} << 20;
-// Smaller calls go through slots, whose memory is in the caches.
-constexpr size_t kLeastLent = 256 * 1024;
+// Calls of fewer slices go through slots, whose memory is in the caches.
+constexpr size_t kLeastSlicesLent = 2;
 
 // A rank that shares its core gives it away at once: whoever it waits for may need it.
 WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
@@ -229,7 +229,9 @@ Lent Communicator::LendBuffer(const void* data, size_t bytes) {
 // overwrites has been read by then.
 void Communicator::Lend(const Call& call, Algorithm algorithm) {
   const size_t bytes = call.count * SizeOf(call.type);
-  if (algorithm != Algorithm::kDirect || call.codec != nullptr || bytes < kLeastLent) return;
+  if (algorithm != Algorithm::kDirect || call.codec != nullptr ||
+      bytes < kLeastSlicesLent * options_.slice_bytes)
+    return;
   switch (call.collective) {
     case Collective::kAllReduce:
       lent_input_ = LendBuffer(call.send, bytes);

@@ -272,6 +272,12 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
     FAULT_POINT("executor.before_publish");
     if (Status status = operand.send->Publish(header); !status.ok()) return status;
     FAULT_POINT("executor.after_publish");
+    if (header.source.region != 0) {
+      FAULT_POINT("executor.after_lend");
+    }
+    if (header.delivered != 0) {
+      FAULT_POINT("executor.after_delivery");
+    }
     stats_.payload_bytes += uint64_t{header.bytes} * operand.receivers;
     stats_.slices += operand.receivers;
     if (strand.phase.lane_class == LaneClass::kData) {
