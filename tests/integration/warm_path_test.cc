@@ -51,9 +51,9 @@ namespace inccl::test {
 namespace {
 
 constexpr int kWarm = 64, kRounds = 8;  // a communicator remembers its last 64 calls
-// Elements; slices of 8 KB: 3 and 250. From two slices on buffers are looked up, which takes a
+// Elements; slices of 8 KB: 6 and 250. From two slices on buffers are looked up, which takes a
 // lock.
-constexpr size_t kFew = 6000, kMany = 500'000;
+constexpr size_t kFew = 12'000, kMany = 500'000;
 
 struct Buffers {
   std::span<float> send, recv;  // 2 * kMany each
