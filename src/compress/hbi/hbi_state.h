@@ -59,7 +59,8 @@ class HbiState final : public CodecState {
   std::vector<uint8_t> planned_;  // by window
   uint32_t trailer_ = 0;          // bytes of a payload's checksum
   PlanSummary summary_;
-  std::vector<Source> sources_;  // of the present Combine
+  std::vector<Source> sources_;    // of the present Combine
+  std::vector<uint8_t> outgoing_;  // its payload, where that goes past the caches
 };
 
 }  // namespace inccl::hbi

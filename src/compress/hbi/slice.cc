@@ -8,6 +8,7 @@
 #include "compress/hbi/codes.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/convert.h"
+#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 namespace {
@@ -103,8 +104,22 @@ class Walker {
   }
 
   // Where superblock s can be decoded to; PutElements ends it.
-  float* ElementRoom(uint32_t s, std::byte* elements) {
-    return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
+  float* ElementRoom(uint32_t s, std::byte* elements, uint32_t run = 1) {
+    if (!InPlace(s)) return y_;
+    if (!slice_.stream) return reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock;
+    if (gathered_ + run > kGathered || s != first_gathered_ + gathered_) Flush(elements);
+    if (gathered_ == 0) first_gathered_ = s;
+    gathered_ += run;
+    return gather_ + size_t{gathered_ - run} * kSuperblock;
+  }
+  // How many of `run` superblocks ElementRoom has room for.
+  uint32_t MostRoom(uint32_t run) const { return slice_.stream ? std::min(run, kGathered) : run; }
+  // After the last PutElements.
+  void Flush(std::byte* elements) {
+    if (gathered_ == 0) return;
+    StreamCopy(reinterpret_cast<float*>(elements) + size_t{first_gathered_} * kSuperblock, gather_,
+               size_t{gathered_} * kSuperblock * sizeof(float));
+    gathered_ = 0;
   }
   void PutElements(uint32_t s, const float* y, std::byte* elements) {
     if (y != y_) return;
@@ -126,6 +141,8 @@ class Walker {
   float* floats() { return x_; }
 
  private:
+  static constexpr uint32_t kGathered = 8;  // superblocks that are streamed at once
+
   uint32_t Signs(uint32_t s) const { return slice_.sign_counter + s * (kSuperblock / 2); }
 
   const SliceContext& slice_;
@@ -133,6 +150,8 @@ class Walker {
   alignas(64) uint16_t tile_[kSuperblock];
   alignas(64) float x_[kSuperblock];
   alignas(64) float y_[kSuperblock];
+  alignas(64) float gather_[kGathered * kSuperblock];
+  uint32_t gathered_ = 0, first_gathered_ = 0;
   alignas(64) uint8_t in_[kMaxPacked + kReadSlack] = {};
   alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
 };
@@ -307,6 +326,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       walker.PutElements(s, y, outputs.elements);
     }
   }
+  walker.Flush(outputs.elements);
 }
 
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements) {
@@ -325,12 +345,12 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
     }
     const LevelTable& table = sums ? *point.sum : *point.result;
     const uint32_t width = sums ? Width(contributions, point.k) : Width(1, point.k2);
-    float* y = walker.ElementRoom(s, elements);
     if (walker.InPlace(s)) {
       // Up to the last whole superblock; a partial one comes by itself.
-      run = std::min(walker.Run(s), slice.count / kSuperblock - s);
+      run = walker.MostRoom(std::min(walker.Run(s), slice.count / kSuperblock - s));
       run = Walker::Within(source.end - source.at, width, kReadSlack, run);
     }
+    float* y = walker.ElementRoom(s, elements, run);
     slice.kernels->unpack_decode({.codes = codes,
                                   .step = slice.average ? table.average : table.step,
                                   .zero = sums ? contributions * point.k : point.k2,
@@ -338,6 +358,7 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
                                  walker.Take(&source, width, run), width, y);
     walker.PutElements(s, y, elements);
   }
+  walker.Flush(elements);
 }
 
 void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first,

@@ -24,6 +24,7 @@ struct SliceContext {
   bool average = false;
   bool nearest = false;         // own elements are rounded to nearest, without hash and shift
   bool rotate = false;          // superblocks are rotated on their way in and back on the way out
+  bool stream = false;          // elements are written past the caches
   bool unbiased = false;        // the second quantization has a hash, else it is to nearest
   uint16_t shift = 0;           // RankShift of this rank
   uint32_t counter = 0;         // HashCounter of the slice's first block
