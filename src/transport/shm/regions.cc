@@ -89,8 +89,10 @@ Status PeerRegions::Look(uint32_t index) {
 
 bool PeerRegions::Reaches(uint32_t region) const {
   if (board_ == nullptr || region == 0) return false;
-  return board_->answers[static_cast<size_t>(rank_)].mapped[region - 1].load(
-             std::memory_order_acquire) == own_->serial(region);
+  const std::atomic<uint64_t>& answer =
+      board_->answers[static_cast<size_t>(rank_)].mapped[region - 1];
+  const uint64_t serial = own_->serial(region);
+  return serial != 0 && answer.load(std::memory_order_acquire) == serial;
 }
 
 std::byte* PeerRegions::At(const RegionRef& place, size_t bytes) const {
