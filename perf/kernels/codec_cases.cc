@@ -168,7 +168,7 @@ std::vector<KernelCase> CodecCases() {
     const auto add = [&](const char* what, double bytes, auto function) {
       cases.push_back({.name = fmt::format("{}_{}", row.name, what),
                        .bytes = bytes,
-                       .counted = 4,
+                       .counts_exactly = false,  // they copy
                        .run = function});
     };
     add("encode", size + payload, [run](uint32_t n) { run->Encode(n); });
