@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 # Options of other programs that a page mentions; of the page's own program for all others.
-OTHERS = {"perf-tools.md": {"--bind-to", "--mca"}}
+OTHERS = {"perf-tools.md": {"--bind-to", "--mca"}, "inccl-tune.md": {"--explain"}}
 ALWAYS = {"--help"}
 
 
