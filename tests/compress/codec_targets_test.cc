@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/rng.h"
@@ -215,7 +216,17 @@ TEST_P(CodecTargetsTest, ResultsPastTheCachesAreTheSame) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, CodecTargetsTest, testing::ValuesIn(kCodecTable), CodecRowName);
+// Sums in groups take another way: hbi_groups_test has them on every instruction set.
+std::vector<CodecRow> RowsWithoutGroups() {
+  std::vector<CodecRow> rows;
+  for (const CodecRow& row : kCodecTable) {
+    if (std::string_view(row.spec).find("m=") == std::string_view::npos) rows.push_back(row);
+  }
+  return rows;
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, CodecTargetsTest, testing::ValuesIn(RowsWithoutGroups()),
+                         CodecRowName);
 
 }  // namespace
 }  // namespace inccl::test

@@ -9,12 +9,14 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
 #include "support/seed.h"
 #include "support/transport_world.h"
+#include "world/limits.h"
 
 namespace inccl::test {
 namespace {
@@ -548,10 +550,10 @@ TEST_P(TransportConformance, LeavesNothingBehind) {
   };
   cycle();  // what is opened once for ever (by sanitizers, say) is open now
   const int fds = CountFds();
-  const int names = CountShmNames();
+  const std::set<std::string> names = ShmNames();
   for (int i = 0; i < 10; ++i) cycle();
   EXPECT_EQ(CountFds(), fds);
-  EXPECT_EQ(CountShmNames(), names);
+  EXPECT_EQ(NewShmNames(names, 20.0 * kSlowness), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TransportConformance, ::testing::ValuesIn(AllWorlds()),

@@ -13,6 +13,7 @@
 #include <deque>
 #include <filesystem>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "transport/shm/shm_transport.h"
 #include "transport/sim/sim_world.h"
 #include "transport/ucx/ucx_transport.h"
+#include "world/clock.h"
 
 namespace inccl::test {
 namespace {
@@ -508,6 +510,26 @@ std::vector<WorldKind> AllWorlds() {
 }
 
 int CountFds() { return CountEntries("/proc/self/fd"); }
-int CountShmNames() { return CountEntries("/dev/shm"); }
+
+std::set<std::string> ShmNames() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    names.insert(entry.path().filename());
+  }
+  return names;
+}
+
+std::string NewShmNames(const std::set<std::string>& before, double seconds) {
+  std::string left;
+  const double limit = Seconds() + seconds;
+  do {
+    left.clear();
+    for (const std::string& name : ShmNames()) {
+      if (!before.contains(name)) left += name + " ";
+    }
+    if (!left.empty()) usleep(2000);
+  } while (!left.empty() && Seconds() < limit);
+  return left;
+}
 
 }  // namespace inccl::test

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -70,9 +71,12 @@ const char* Name(WorldKind kind);
 void RunRanks(WorldKind kind, int nranks, uint64_t seed,
               const std::function<void(RankContext&)>& body);
 
-// Open descriptors of this process and names in /dev/shm.
+// Open descriptors of this process.
 int CountFds();
-int CountShmNames();
+// Names in /dev/shm; which there are besides those of before. Others use the directory, too: waits
+// so long for theirs to go.
+std::set<std::string> ShmNames();
+std::string NewShmNames(const std::set<std::string>& before, double seconds);
 
 }  // namespace inccl::test
 

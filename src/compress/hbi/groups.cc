@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "compress/hbi/walker.h"
-#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 namespace {
@@ -232,7 +231,6 @@ void FoldRingHop(const SliceContext& slice, const RingHop& hop, const SliceOutpu
     }
     finish.Put(&walker, s, point, fold.values());
   }
-  if (slice.stream) StreamFlush();
 }
 
 void FoldGroups(const SliceContext& slice, std::span<Group> groups, const SliceOutputs& outputs) {
@@ -254,7 +252,6 @@ void FoldGroups(const SliceContext& slice, std::span<Group> groups, const SliceO
     }
     if (finish.wanted()) finish.Put(&walker, s, point, fold.Sum(&walker, s, point, groups));
   }
-  if (slice.stream) StreamFlush();
 }
 
 }  // namespace inccl::hbi

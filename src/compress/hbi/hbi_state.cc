@@ -113,7 +113,6 @@ SliceContext HbiState::Slice(const Range& range) const {
           .nearest = !reduces && !config.unbiased,
           .rotate = config.rht,
           .unbiased = config.unbiased,
-          .stream = call_.stream,
           .shift = reduces ? Shift() : uint16_t{0},
           .counter = counter(reduces ? Salt::kSum : Salt::kResult),
           .result_counter = config.unbiased ? counter(Salt::kResult) : 0,

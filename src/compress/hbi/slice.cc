@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "compress/hbi/walker.h"
-#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 namespace {
@@ -130,7 +129,6 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
     }
     PutResult(slice, &walker, s, point, decode, &result, outputs.elements);
   }
-  if (slice.stream) StreamFlush();
 }
 
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements) {
@@ -158,12 +156,10 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
     slice.kernels->unpack_decode({.codes = codes,
                                   .step = slice.average ? table.average : table.step,
                                   .zero = sums ? contributions * point.k : point.k2,
-                                  .superblocks = run,
-                                  .stream = walker.Streams(s, y)},
+                                  .superblocks = run},
                                  walker.Take(&source, width, run), width, y);
     walker.PutElements(s, y, elements);
   }
-  if (slice.stream) StreamFlush();
 }
 
 void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first,

@@ -14,7 +14,6 @@
 #include "compress/hbi/format.h"
 #include "compress/hbi/slice.h"
 #include "compress/kernels/convert.h"
-#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 
@@ -115,10 +114,6 @@ class Walker {
   float* ElementRoom(uint32_t s, std::byte* elements) {
     return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
   }
-  // Whether it is written past the caches: not if it takes another step from y.
-  bool Streams(uint32_t s, const float* y) const {
-    return slice_.stream && InPlace(s) && reinterpret_cast<uintptr_t>(y) % kStreamAlignment == 0;
-  }
   void PutElements(uint32_t s, const float* y, std::byte* elements) {
     if (y != y_) return;
     if (slice_.rotate) slice_.kernels->rotate_back(y_, Signs(s));
@@ -189,10 +184,9 @@ inline QuantizeArgs ResultRounding(const SliceContext& slice, uint32_t s, const 
           .counter = slice.result_counter + s * (kSuperblock / 2)};
 }
 
-// Superblock s of the tile's quantization, where it is wanted: packed, and decoded; StreamFlush
-// comes after the last one if the slice is streamed.
+// Superblock s of the tile's quantization, where it is wanted: packed, and decoded.
 inline void PutResult(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
-                      DecodeArgs decode, Sink* result, std::byte* elements) {
+                      const DecodeArgs& decode, Sink* result, std::byte* elements) {
   if (result->at != nullptr) {
     uint8_t* out = walker->Room(*result, Width(1, point.k2));
     slice.kernels->pack(walker->tile(), Width(1, point.k2), out);
@@ -200,7 +194,6 @@ inline void PutResult(const SliceContext& slice, Walker* walker, uint32_t s, con
   }
   if (elements != nullptr) {
     float* y = walker->ElementRoom(s, elements);
-    decode.stream = walker->Streams(s, y);
     slice.kernels->decode(decode, walker->tile(), y);
     walker->PutElements(s, y, elements);
   }

@@ -154,22 +154,13 @@ void AddEncode(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_wid
   }
 }
 
-template <bool kStream>
-HWY_INLINE void DecodeAs(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
-  ToElements<kStream> elements(args, y);
+void Decode(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
+  ToElements elements(args, y);
   for (size_t at = 0; at < kSuperblock; at += kFields) elements(hn::LoadU(D16(), tile + at));
 }
 
-void Decode(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
-  args.stream ? DecodeAs<true>(args, tile, y) : DecodeAs<false>(args, tile, y);
-}
-
 void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
-  if (args.stream) {
-    UnpackTo(in, width, args.superblocks, ToElements<true>(args, y));
-  } else {
-    UnpackTo(in, width, args.superblocks, ToElements<false>(args, y));
-  }
+  UnpackTo(in, width, args.superblocks, ToElements(args, y));
 }
 
 const hbi::Kernels& KernelsOfTarget() {

@@ -37,9 +37,6 @@ struct DecodeArgs {
   const float* step = nullptr;  // by code
   uint32_t zero = 0;            // contributions * K
   uint32_t superblocks = 1;
-  // y is aligned to kStreamAlignment and written past the caches: StreamFlush before others are
-  // told.
-  bool stream = false;
 };
 
 struct Kernels {

@@ -9,7 +9,6 @@
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_pack-inl.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_QUANTIZE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -212,8 +211,7 @@ HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, Sink sink) {
 
 // ---------------------------------------------------------------- decoding
 
-// A sink of fields, kFields at a call, in order. kStream: DecodeArgs::stream.
-template <bool kStream>
+// A sink of fields, kFields at a call, in order.
 class ToElements {
  public:
   HWY_INLINE ToElements(const hbi::DecodeArgs& args, float* y)
@@ -228,20 +226,12 @@ class ToElements {
     const auto sums = hn::BitCast(DI16(), hn::Sub(fields, zero_));
     const auto low = hn::PromoteTo(DI32(), hn::LowerHalf(half, sums));
     const auto high = hn::PromoteTo(DI32(), hn::UpperHalf(half, sums));
-    Put(hn::Mul(hn::ConvertTo(DF(), low), step), y_ + at_);
-    Put(hn::Mul(hn::ConvertTo(DF(), high), step), y_ + at_ + kLanes32);
+    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), low), step), DF(), y_ + at_);
+    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), high), step), DF(), y_ + at_ + kLanes32);
     at_ += kFields;
   }
 
  private:
-  static HWY_INLINE void Put(hn::Vec<DF> elements, float* to) {
-    if constexpr (kStream) {
-      hn::Stream(elements, DF(), to);
-    } else {
-      hn::StoreU(elements, DF(), to);
-    }
-  }
-
   V16 zero_;
   const uint8_t* codes_;
   const float* step_;

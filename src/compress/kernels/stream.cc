@@ -48,8 +48,6 @@ namespace inccl {
 
 HWY_EXPORT(StreamCopyTarget);
 
-void StreamFlush() { hwy::FlushStream(); }
-
 void StreamCopy(void* to, const void* from, size_t bytes) {
   HWY_DYNAMIC_DISPATCH(StreamCopyTarget)(to, from, bytes);
 }

@@ -9,11 +9,6 @@
 
 namespace inccl {
 
-inline constexpr size_t kStreamAlignment = 64;  // of memory that vectors are streamed to
-
-// What this thread has written past the caches is ordered before whatever it stores next.
-void StreamFlush();
-
 // As memcpy. What is copied is ordered before whatever the caller stores next. Thread-safe.
 void StreamCopy(void* to, const void* from, size_t bytes);
 
