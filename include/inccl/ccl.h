@@ -416,11 +416,11 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
  * - ref=direct|ring: the algorithm that sends no more than bits; others may send more
  * - policy=h|d|r|auto: h: sums of integers, exact, the same over all algorithms; d: every rank's
- *   elements on scales of their own, over direct only; r: re-quantized on the way round a ring, over
- *   ring only; d and r are for all-reduce only; auto: what is best, in this version h
- * - m=M: with policy=r, the hops between re-quantizations (1 by default); with policy=h, groups of M
- *   neighbouring ranks, 2 or more, whose sums are exact and meet re-quantized: over direct only,
- *   for all-reduce only; not with the other policies
+ *   elements on scales of their own, over direct only; r: re-quantized on the way round a ring,
+ *   over ring only; d and r are for all-reduce only; auto: what is best, in this version h
+ * - m=M: with policy=r, the hops between re-quantizations (1 by default); with policy=h, groups
+ *   of M neighbouring ranks, 2 or more, whose sums are exact and meet re-quantized: over direct
+ *   only, for all-reduce only; not with the other policies
  * - ag=requant|exact: the result is quantized once more, or sums travel in full (policy=h)
  * - unbiased=0|1: 1: the mean over many steps tends to the sum; bits must be enough for all
  * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros
