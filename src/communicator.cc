@@ -18,7 +18,6 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
-constexpr size_t kLeastStreamedPayloads = size_t{4} << 20;
 // Calls of fewer slices go through slots, whose memory is in the caches.
 constexpr size_t kLeastSlicesLent = 2;
 
@@ -201,12 +200,10 @@ bool Communicator::Streams(const Call& call) const {
          InPlace(call).empty();
 }
 
-// Another core reads a slot: where it does not share a cache with this one, fetching what that has
-// just written takes several times as long as fetching it from memory. (Direct algorithms keep no
-// partial sums, which this core would read again.)
-bool Communicator::StreamsPayloads(const Call& call, Algorithm algorithm) const {
-  return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place &&
-         call.count * SizeOf(call.type) >= kLeastStreamedPayloads;
+// Where another core reads the slots themselves. Direct algorithms keep no partial sums, which this
+// core would read again.
+bool Communicator::CanStreamPayloads(Algorithm algorithm) const {
+  return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place;
 }
 
 Lent Communicator::LendBuffer(const void* data, size_t bytes) {
@@ -325,6 +322,9 @@ Status Communicator::RunLocked(const Call& call_in) {
   }
   const std::shared_ptr<const Codec> codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   CodecState* state = StateOf(codec);
+  const uint64_t bytes = call.count * element;
+  const bool can_stream = CanStreamPayloads(choice->algorithm);
+  const bool stream_payloads = can_stream && slot_writes_.Choose(bytes);
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
                                 .op = call.op,
@@ -335,7 +335,7 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .seed = call.seed,
                                 .step = call.step,
                                 .stream = Streams(call),
-                                .stream_payloads = StreamsPayloads(call, choice->algorithm)});
+                                .stream_payloads = stream_payloads});
   if (!status.ok()) return status;
   Result<const Program*> program = FindProgram(call, *codec, *choice);
   if (!program.ok()) return program.status();
@@ -356,7 +356,12 @@ Status Communicator::RunLocked(const Call& call_in) {
                .signature = signature,
                .lent_input = lent_input_,
                .lent_output = lent_output_});
+  const Time start = SystemClock().Now();
   status = progress_.Run(&task_, &liveness_);
+  // Lent buffers hardly use slots.
+  if (can_stream && lent_input_.region == 0 && lent_output_.region == 0) {
+    slot_writes_.Learn(bytes, stream_payloads, SystemClock().Now() - start);
+  }
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
   state->Finish(&codec_stats);
