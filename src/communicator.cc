@@ -210,16 +210,17 @@ Lent Communicator::LendBuffer(const void* data, size_t bytes) {
   constexpr uintptr_t kPage = 4096;
   const Region region = CallerMemory::Instance().Find(data, bytes);
   if (region.serial == 0) return {};
-  const auto first = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (first + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (first + bytes) / kPage * kPage;
-  if (begin >= end) return {};
+  const auto* const first = static_cast<const std::byte*>(data);
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(first) % kPage;
+  const size_t head = beyond == 0 ? 0 : kPage - beyond;
+  if (bytes < head + kPage) return {};
+  const std::byte* const begin = first + head;
   const uint32_t id = ends_.transport->Offer(region);
   if (id == 0) return {};
   return {.region = id,
-          .offset = begin - reinterpret_cast<uintptr_t>(region.data),
-          .begin = reinterpret_cast<const std::byte*>(begin),
-          .end = reinterpret_cast<const std::byte*>(end)};
+          .offset = static_cast<uint64_t>(begin - region.data),
+          .begin = begin,
+          .end = begin + (bytes - head) / kPage * kPage};
 }
 
 // Direct algorithms alone: there every consumer reads the input itself, and what a call in place
@@ -227,8 +228,9 @@ Lent Communicator::LendBuffer(const void* data, size_t bytes) {
 void Communicator::Lend(const Call& call, Algorithm algorithm) {
   const size_t bytes = call.count * SizeOf(call.type);
   if (algorithm != Algorithm::kDirect || call.codec != nullptr ||
-      bytes < kLeastSlicesLent * options_.slice_bytes)
+      bytes < kLeastSlicesLent * options_.slice_bytes) {
     return;
+  }
   switch (call.collective) {
     case Collective::kAllReduce:
       lent_input_ = LendBuffer(call.send, bytes);
