@@ -144,18 +144,22 @@ Status CallerMemory::TakeAway(const std::byte* begin, const std::byte* end, Cont
 // The child of a fork gets private pages, as it has of all other memory, and does not disturb its
 // parent. (What the parent writes later shows through where the child has not written before.)
 void CallerMemory::ForkedChild() {
-  for (auto& [data, piece] : pieces_) {
+  for (auto& entry : pieces_) {
+    const std::byte* const data = entry.first;
+    Piece& piece = entry.second;
     if (!piece.file.valid()) continue;
     piece.serial = 0;
     const std::byte* at = data;
     const auto make_private = [&](const std::byte* end) {
       if (at >= end) return;
-      mmap(const_cast<std::byte*>(at), static_cast<size_t>(end - at), PROT_READ | PROT_WRITE,
-           MAP_PRIVATE | MAP_FIXED, piece.file.get(), static_cast<off_t>(at - data));
+      // Nothing can be done if this fails, and nobody told.
+      static_cast<void>(mmap(const_cast<std::byte*>(at), static_cast<size_t>(end - at),
+                             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, piece.file.get(),
+                             static_cast<off_t>(at - data)));
     };
-    for (const auto& [begin, end] : piece.taken) {
-      make_private(begin);
-      at = std::max(at, end);
+    for (const auto& range : piece.taken) {
+      make_private(range.first);
+      at = std::max(at, range.second);
     }
     make_private(data + piece.bytes);
   }

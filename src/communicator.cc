@@ -18,7 +18,6 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
-constexpr size_t kLeastStreamedPayloads = size_t{4} << 20;
 // Calls of fewer slices go through slots, whose memory is in the caches.
 constexpr size_t kLeastSlicesLent = 2;
 
@@ -205,28 +204,27 @@ bool Communicator::Streams(const Call& call) const {
          InPlace(call).empty();
 }
 
-// Another core reads a slot: where it does not share a cache with this one, fetching what that has
-// just written takes several times as long as fetching it from memory. (Direct algorithms keep no
-// partial sums, which this core would read again.)
-bool Communicator::StreamsPayloads(const Call& call, Algorithm algorithm) const {
-  return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place &&
-         call.count * SizeOf(call.type) >= kLeastStreamedPayloads;
+// Where another core reads the slots themselves. Direct algorithms keep no partial sums, which this
+// core would read again.
+bool Communicator::CanStreamPayloads(Algorithm algorithm) const {
+  return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place;
 }
 
 Lent Communicator::LendBuffer(const void* data, size_t bytes) {
   constexpr uintptr_t kPage = 4096;
   const Region region = CallerMemory::Instance().Find(data, bytes);
   if (region.serial == 0) return {};
-  const auto first = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (first + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (first + bytes) / kPage * kPage;
-  if (begin >= end) return {};
+  const auto* const first = static_cast<const std::byte*>(data);
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(first) % kPage;
+  const size_t head = beyond == 0 ? 0 : kPage - beyond;
+  if (bytes < head + kPage) return {};
+  const std::byte* const begin = first + head;
   const uint32_t id = ends_.transport->Offer(region);
   if (id == 0) return {};
   return {.region = id,
-          .offset = begin - reinterpret_cast<uintptr_t>(region.data),
-          .begin = reinterpret_cast<const std::byte*>(begin),
-          .end = reinterpret_cast<const std::byte*>(end)};
+          .offset = static_cast<uint64_t>(begin - region.data),
+          .begin = begin,
+          .end = begin + (bytes - head) / kPage * kPage};
 }
 
 // Direct algorithms alone: there every consumer reads the input itself, and what a call in place
@@ -234,8 +232,9 @@ Lent Communicator::LendBuffer(const void* data, size_t bytes) {
 void Communicator::Lend(const Call& call, Algorithm algorithm) {
   const size_t bytes = call.count * SizeOf(call.type);
   if (algorithm != Algorithm::kDirect || call.codec != nullptr ||
-      bytes < kLeastSlicesLent * options_.slice_bytes)
+      bytes < kLeastSlicesLent * options_.slice_bytes) {
     return;
+  }
   switch (call.collective) {
     case Collective::kAllReduce:
       lent_input_ = LendBuffer(call.send, bytes);
@@ -343,6 +342,9 @@ Status Communicator::RunLocked(const Call& call_in) {
   }
   const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   CodecState* state = StateOf(codec);
+  const uint64_t bytes = call.count * element;
+  const bool can_stream = CanStreamPayloads(choice->algorithm);
+  const bool stream_payloads = can_stream && slot_writes_.Choose(bytes);
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
                                 .op = call.op,
@@ -353,7 +355,7 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .seed = call.seed,
                                 .step = call.step,
                                 .stream = Streams(call),
-                                .stream_payloads = StreamsPayloads(call, choice->algorithm)});
+                                .stream_payloads = stream_payloads});
   if (!status.ok()) return status;
   Plan unkept;
   Plan* const plan = place != nullptr ? place : &unkept;
@@ -373,7 +375,12 @@ Status Communicator::RunLocked(const Call& call_in) {
                .signature = signature,
                .lent_input = lent_input_,
                .lent_output = lent_output_});
+  const Time start = SystemClock().Now();
   status = progress_.Run(&task_, &liveness_);
+  // Lent buffers hardly use slots.
+  if (can_stream && lent_input_.region == 0 && lent_output_.region == 0) {
+    slot_writes_.Learn(bytes, stream_payloads, SystemClock().Now() - start);
+  }
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
   state->Finish(&codec_stats);

@@ -29,6 +29,7 @@
 #include "collectives/program.h"
 #include "collectives/progress.h"
 #include "liveness.h"
+#include "slot_writes.h"
 #include "survivors.h"
 #include "transport/control/control.h"
 #include "transport/transport.h"
@@ -111,7 +112,8 @@ class Communicator {
   Status InAnotherCall() const;
   std::span<std::byte> InPlace(const Call& call) const;
   bool Streams(const Call& call) const;
-  bool StreamsPayloads(const Call& call, Algorithm algorithm) const;
+  // Whether slots can be written past the caches.
+  bool CanStreamPayloads(Algorithm algorithm) const;
   // Sets lent_input_ and lent_output_.
   void Lend(const Call& call, Algorithm algorithm);
   Lent LendBuffer(const void* data, size_t bytes);
@@ -153,6 +155,7 @@ class Communicator {
   std::array<Plan, 16> plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
+  SlotWrites slot_writes_;
   Lent lent_input_, lent_output_;  // by the call under way
   std::mutex call_mutex_;          // held during a call; abort waits for it
   uint64_t sequence_ = 0;
