@@ -273,10 +273,10 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
     if (Status status = operand.send->Publish(header); !status.ok()) return status;
     FAULT_POINT("executor.after_publish");
     if (header.source.region != 0) {
-      FAULT_POINT("executor.after_lend");
+      FAULT_POINT("lend.after_offer");
     }
     if (header.delivered != 0) {
-      FAULT_POINT("executor.after_delivery");
+      FAULT_POINT("lend.after_delivery");
     }
     stats_.payload_bytes += uint64_t{header.bytes} * operand.receivers;
     stats_.slices += operand.receivers;

@@ -25,14 +25,12 @@ constexpr int kCallsCounted = 2, kLentCallsCounted = 60;
 
 bool OfOperation(std::string_view point) {
   return point.starts_with("call.") || point.starts_with("executor.") ||
-         point.starts_with("point.") || point.starts_with("progress.");
+         point.starts_with("lend.") || point.starts_with("point.") ||
+         point.starts_with("progress.");
 }
 
 // Only where memory can be shared.
-bool OfLending(size_t point) {
-  return fault::kPoints[point] == "executor.after_lend" ||
-         fault::kPoints[point] == "executor.after_delivery";
-}
+bool OfLending(size_t point) { return fault::kPoints[point].starts_with("lend."); }
 
 struct Case {
   Operation operation;
