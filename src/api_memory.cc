@@ -2,46 +2,16 @@
 //
 // The C API: memory and reductions of one's own.
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <cstdint>
 #include <cstring>
-#include <mutex>
-#include <unordered_map>
 
+#include "caller_memory.h"
 #include "handles.h"
 #include "submit.h"
 
 namespace inccl {
 namespace {
-
-// What ccl_mem_alloc has given out: sizes by address.
-class Allocations {
- public:
-  void Add(void* address, size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    bytes_.emplace(address, bytes);
-  }
-  // 0: not ours.
-  size_t Remove(void* address) {
-    const std::lock_guard lock(mutex_);
-    const auto found = bytes_.find(address);
-    if (found == bytes_.end()) return 0;
-    const size_t bytes = found->second;
-    bytes_.erase(found);
-    return bytes;
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<void*, size_t> bytes_;
-};
-
-Allocations& Memory() {
-  static auto* const memory = new Allocations;
-  return *memory;
-}
 
 template <typename Enum>
 int Number(const Enum& value) {
@@ -62,32 +32,21 @@ ccl_result_t ccl_mem_alloc(void** ptr, size_t size) {
   return Guarded([&]() -> Status {
     if (ptr == nullptr) return InvalidArgument("ptr: NULL");
     *ptr = nullptr;
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     if (size == 0 || size > SIZE_MAX / 2) {
       return InvalidArgument(fmt::format("size: {} is not in [1, {}]", size, SIZE_MAX / 2));
     }
-    const size_t bytes = (size + page - 1) / page * page;
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-      return inccl::SystemErrorErrno(fmt::format("ccl_mem_alloc of {} bytes", size), errno);
+    inccl::Result<void*> memory = inccl::CallerMemory::Instance().Allocate(size);
+    if (!memory.ok()) {
+      return {memory.status().code(), "ccl_mem_alloc of " + memory.status().message()};
     }
-    madvise(memory, bytes, MADV_HUGEPAGE);
-    inccl::Memory().Add(memory, bytes);
-    *ptr = memory;
+    *ptr = *memory;
     return Status::Ok();
   });
 }
 
 ccl_result_t ccl_mem_free(void* ptr) {
   if (ptr == nullptr) return CCL_SUCCESS;
-  return Guarded([&]() -> Status {
-    const size_t bytes = inccl::Memory().Remove(ptr);
-    if (bytes == 0) {
-      return InvalidArgument(fmt::format("ptr: {} is not of ccl_mem_alloc, or freed", ptr));
-    }
-    munmap(ptr, bytes);
-    return Status::Ok();
-  });
+  return Guarded([&]() -> Status { return inccl::CallerMemory::Instance().Free(ptr); });
 }
 
 ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle) {

@@ -9,6 +9,7 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "caller_memory.h"
 #include "compress/identity_codec.h"
 #include "cpus.h"
 #include "cutting.h"
@@ -17,6 +18,8 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
+// Calls of fewer slices go through slots, whose memory is in the caches.
+constexpr size_t kLeastSlicesLent = 2;
 
 // A rank that shares its core gives it away at once: whoever it waits for may need it.
 WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
@@ -134,6 +137,7 @@ Status Communicator::RunGuarded(const Call& call) {
   if (liveness_.failed()) return liveness_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
+  lent_input_ = lent_output_ = {};
   // Whatever goes wrong here, the others have to hear of it.
   Status status = MakeSticky(CatchOutOfMemory([&] {
     if (options_.preserve_input) SaveInput(call);
@@ -143,8 +147,9 @@ Status Communicator::RunGuarded(const Call& call) {
   liveness_.EndCall();
   if (status.ok()) {
     completed_.store(sequence_, std::memory_order_relaxed);
-  } else if (options_.preserve_input && status.code() != Code::kInvalidArgument) {
-    RestoreInput(call);
+  } else if (status.code() != Code::kInvalidArgument) {
+    TakeBack();
+    if (options_.preserve_input) RestoreInput(call);
   }
   return status;
 }
@@ -197,6 +202,67 @@ bool Communicator::Streams(const Call& call) const {
                     call.collective == Collective::kGather;
   return bytes * static_cast<size_t>(many ? ends_.nranks : 1) >= options_.stream_bytes &&
          InPlace(call).empty();
+}
+
+// Where another core reads the slots themselves. Direct algorithms keep no partial sums, which this
+// core would read again.
+bool Communicator::CanStreamPayloads(Algorithm algorithm) const {
+  return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place;
+}
+
+Lent Communicator::LendBuffer(const void* data, size_t bytes) {
+  constexpr uintptr_t kPage = 4096;
+  const Region region = CallerMemory::Instance().Find(data, bytes);
+  if (region.serial == 0) return {};
+  const auto* const first = static_cast<const std::byte*>(data);
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(first) % kPage;
+  const size_t head = beyond == 0 ? 0 : kPage - beyond;
+  if (bytes < head + kPage) return {};
+  const std::byte* const begin = first + head;
+  const uint32_t id = ends_.transport->Offer(region);
+  if (id == 0) return {};
+  return {.region = id,
+          .offset = static_cast<uint64_t>(begin - region.data),
+          .begin = begin,
+          .end = begin + (bytes - head) / kPage * kPage};
+}
+
+// Direct algorithms alone: there every consumer reads the input itself, and what a call in place
+// overwrites has been read by then.
+void Communicator::Lend(const Call& call, Algorithm algorithm) {
+  const size_t bytes = call.count * SizeOf(call.type);
+  if (algorithm != Algorithm::kDirect || call.codec != nullptr ||
+      bytes < kLeastSlicesLent * options_.slice_bytes) {
+    return;
+  }
+  switch (call.collective) {
+    case Collective::kAllReduce:
+      lent_input_ = LendBuffer(call.send, bytes);
+      lent_output_ = LendBuffer(call.recv, bytes);
+      break;
+    case Collective::kReduceScatter:
+      lent_input_ = LendBuffer(call.send, bytes * static_cast<size_t>(ends_.nranks));
+      break;
+    case Collective::kAllGather: lent_input_ = LendBuffer(call.send, bytes); break;
+    case Collective::kBroadcast:
+      if (call.root == ends_.rank) lent_input_ = LendBuffer(call.send, bytes);
+      break;
+    default: break;
+  }
+}
+
+void Communicator::TakeBack() {
+  // The output first: in place it is the input as well, and then peers write to it.
+  for (const auto& [lent, contents] : {std::pair(lent_output_, CallerMemory::Contents::kLost),
+                                       std::pair(lent_input_, CallerMemory::Contents::kKept)}) {
+    if (lent.region == 0) continue;
+    const Status status = CallerMemory::Instance().TakeAway(lent.begin, lent.end, contents);
+    if (status.ok()) continue;
+    Log(LogLevel::kWarn, LogSubsystem::kCollectives,
+        "rank {}/{}: peers that are late may still use the buffers of the failed call: {}",
+        ends_.rank, ends_.nranks, status.message());
+  }
+  lent_input_ = lent_output_ = {};
 }
 
 void Communicator::SaveInput(const Call& call) {
@@ -276,6 +342,9 @@ Status Communicator::RunLocked(const Call& call_in) {
   }
   const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   CodecState* state = StateOf(codec);
+  const uint64_t bytes = call.count * element;
+  const bool can_stream = CanStreamPayloads(choice->algorithm);
+  const bool stream_payloads = can_stream && slot_writes_.Choose(bytes);
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
                                 .op = call.op,
@@ -285,7 +354,8 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .count = call.count,
                                 .seed = call.seed,
                                 .step = call.step,
-                                .stream = Streams(call)});
+                                .stream = Streams(call),
+                                .stream_payloads = stream_payloads});
   if (!status.ok()) return status;
   Plan unkept;
   Plan* const plan = place != nullptr ? place : &unkept;
@@ -294,6 +364,7 @@ Status Communicator::RunLocked(const Call& call_in) {
     if (!made.ok()) return made.status();
     *plan = *made;
   }
+  Lend(call, choice->algorithm);
   FAULT_POINT("call.after_bind");
   task_.Start({.program = plan->program,
                .chunking = plan->chunking,
@@ -301,8 +372,15 @@ Status Communicator::RunLocked(const Call& call_in) {
                .element_bytes = element,
                .input = static_cast<const std::byte*>(call.send),
                .output = static_cast<std::byte*>(call.recv),
-               .signature = signature});
+               .signature = signature,
+               .lent_input = lent_input_,
+               .lent_output = lent_output_});
+  const Time start = SystemClock().Now();
   status = progress_.Run(&task_, &liveness_);
+  // Lent buffers hardly use slots.
+  if (can_stream && lent_input_.region == 0 && lent_output_.region == 0) {
+    slot_writes_.Learn(bytes, stream_payloads, SystemClock().Now() - start);
+  }
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
   state->Finish(&codec_stats);

@@ -24,10 +24,12 @@
 #include "call.h"
 #include "collectives/engine.h"
 #include "collectives/executor.h"
+#include "collectives/lent.h"
 #include "collectives/point.h"
 #include "collectives/program.h"
 #include "collectives/progress.h"
 #include "liveness.h"
+#include "slot_writes.h"
 #include "survivors.h"
 #include "transport/control/control.h"
 #include "transport/transport.h"
@@ -110,6 +112,13 @@ class Communicator {
   Status InAnotherCall() const;
   std::span<std::byte> InPlace(const Call& call) const;
   bool Streams(const Call& call) const;
+  // Whether slots can be written past the caches.
+  bool CanStreamPayloads(Algorithm algorithm) const;
+  // Sets lent_input_ and lent_output_.
+  void Lend(const Call& call, Algorithm algorithm);
+  Lent LendBuffer(const void* data, size_t bytes);
+  // After an error: peers that do not know of it yet get nothing from this rank's buffers any more.
+  void TakeBack();
   void SaveInput(const Call& call);  // preserve_input
   void RestoreInput(const Call& call) const;
   // Lines about the call under way and the choice of its algorithm, where somebody asks for them.
@@ -146,7 +155,9 @@ class Communicator {
   std::array<Plan, 16> plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
-  std::mutex call_mutex_;  // held during a call; abort waits for it
+  SlotWrites slot_writes_;
+  Lent lent_input_, lent_output_;  // by the call under way
+  std::mutex call_mutex_;          // held during a call; abort waits for it
   uint64_t sequence_ = 0;
   uint64_t compressed_calls_ = 0;
   std::atomic<uint64_t> completed_{0};

@@ -391,7 +391,12 @@ CCL_API ccl_result_t ccl_stream_destroy(ccl_stream_t stream);
 
 /**
  * Memory for buffers, `size` bytes (not 0), aligned to pages, zero. Calls on it give the same
- * results as on any other; the library may use it to save copies.
+ * results as on any other and save copies: from 1 MiB on it is a file in memory (one descriptor),
+ * which ranks of the same user on this host map when they first meet it in a call, so that they
+ * read inputs and write results where these lie. It may be freed as soon as the calls on it have
+ * returned. After a call has failed, its receive buffer holds anything (zeros, as a rule). The
+ * child of a fork has private pages, as of all memory, but where neither has written since, it may
+ * see what its parent writes.
  */
 CCL_API ccl_result_t ccl_mem_alloc(void** ptr, size_t size);
 /** Frees memory of ccl_mem_alloc; NULL is ignored. */

@@ -30,9 +30,9 @@ Result<RowRunner> RowRunner::Create(World& world, const BenchOptions& options,
                                     const Communicator& communicator, const Inputs& inputs,
                                     ProgressLine* progress) {
   RowRunner runner(world, options, communicator, inputs, progress);
-  Result<Buffer> send = Buffer::Allocate(options.max_bytes);
+  Result<Buffer> send = Buffer::Allocate(options.max_bytes, options.mem_alloc);
   if (!send.ok()) return send.status();
-  Result<Buffer> recv = Buffer::Allocate(options.max_bytes);
+  Result<Buffer> recv = Buffer::Allocate(options.max_bytes, options.mem_alloc);
   if (!recv.ok()) return recv.status();
   runner.send_ = *std::move(send);
   runner.recv_ = *std::move(recv);

@@ -20,7 +20,7 @@ struct RawOptions {
   std::string min_bytes = "32M", max_bytes = "32M", step_bytes = "1M";
   std::string datatype = "float", op = "sum", root = "0";
   int average = 3, blocking = 1;
-  std::string baseline, init = "env", slice_bytes, transport, simd;
+  std::string baseline, init = "env", buffers = "ordinary", slice_bytes, transport, simd;
 };
 
 void AddMeasureOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
@@ -73,6 +73,8 @@ void AddOurOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
   app->add_flag("--digest", options->digest, "column with a digest of the result");
   app->add_option("--baseline", raw->baseline, "mpi: the same call of MPI, interleaved")
       ->check(CLI::IsMember({"mpi"}));
+  app->add_option("--buffers", raw->buffers, "ordinary memory or that of ccl_mem_alloc")
+      ->check(CLI::IsMember({"ordinary", "mem_alloc"}));
   app->add_flag("--limit", options->limit, "the streaming limit, interleaved: columns beside it");
   app->add_flag("--tails", options->tails, "columns with p99 and maximum of every side");
   app->add_option("--init", raw->init, "env or id: how communicators meet under mpirun")
@@ -161,6 +163,7 @@ Status Convert(Collective collective, const RawOptions& raw, BenchOptions* optio
   options->roots = {*root};
   options->average = static_cast<Average>(raw.average);
   options->baseline_mpi = raw.baseline == "mpi";
+  options->mem_alloc = raw.buffers == "mem_alloc";
   options->init_by_id = raw.init == "id";
   if (!raw.slice_bytes.empty()) {
     Result<uint64_t> bytes = ParseSize(raw.slice_bytes);

@@ -37,6 +37,7 @@ struct BenchOptions {
   uint64_t seed = 1;
   bool digest = false;
   bool baseline_mpi = false;
+  bool mem_alloc = false;   // buffers of ccl_mem_alloc
   bool limit = false;       // the streaming limit, interleaved
   bool tails = false;       // p99 and maximum of every side in the table
   bool init_by_id = false;  // unique id handed around, instead of the launcher's environment

@@ -66,6 +66,8 @@ inline constexpr std::string_view kPoints[] = {
     "executor.before_release",
     "executor.before_publish",
     "executor.after_publish",
+    "lend.after_offer",
+    "lend.after_delivery",
     "point.before_publish",
     "point.before_release",
     "progress.before_stall",

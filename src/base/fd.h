@@ -47,6 +47,10 @@ class Mapping {
 
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   size_t bytes() const { return bytes_; }
+  void* Release() {
+    bytes_ = 0;
+    return std::exchange(data_, nullptr);
+  }
   void Reset();
 
  private:

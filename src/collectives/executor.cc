@@ -15,12 +15,23 @@ uint32_t Tag(uint64_t row, uint32_t chunk, uint32_t slice) {
   return static_cast<uint32_t>(row * 1048583 + chunk * 8209 + slice);
 }
 
+// Results are written to so many ranks at most: what one step can write, and bits of
+// SliceHeader::delivered.
+constexpr int kMostDelivered = 32;
+
+// The place of a consumer of a lane among all of them.
+int PlaceAmong(const LaneSpec& spec, int rank) {
+  const auto found = std::find(spec.consumers.begin(), spec.consumers.end(), rank);
+  return static_cast<int>(found - spec.consumers.begin());
+}
+
 }  // namespace
 
 void Task::Start(const TaskCall& call) {
   call_ = call;
   stats_ = {};
   mismatched_peer_ = -1;
+  lanes_lent_.clear();
   const std::vector<BoundStrand>& strands = call.program->strands;
   if (strands_.size() < strands.size()) strands_.resize(strands.size());
   unfinished_ = strands.size();
@@ -33,7 +44,10 @@ void Task::Start(const TaskCall& call) {
     state.placed = state.finished = false;
     state.ticket = 0;
     state.blocked = {};
-    state.terms.reserve(call.program->max_operands);
+    const auto ranks = static_cast<size_t>(call.program->schedule.nranks);
+    state.terms.reserve(call.program->max_operands + ranks);
+    state.outgoing.reserve(call.program->max_operands);
+    state.targets.reserve(ranks);
     if (call.chunking.rows() == 0) {
       state.finished = true;
       --unfinished_;
@@ -93,80 +107,178 @@ Task::ScratchSlot& Task::Scratch(const BoundStrand& strand, StrandState* state, 
 Result<bool> Task::FillTerms(const BoundStrand& strand, const BoundStep& step, const Range& range,
                              uint32_t tag, StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
-  const auto raw_bytes = static_cast<uint32_t>(range.count * call_.element_bytes);
-  state->raw_bytes = raw_bytes;
+  state->raw_bytes = range.count * call_.element_bytes;
   state->terms.clear();
-  for (uint32_t i = 0; i < uint32_t{step.inputs} + step.outputs; ++i) {
-    const BoundOperand& operand = operands[i];
-    const bool is_input = i < step.inputs;
-    Term term{.format = operand.format, .data = nullptr, .bytes = raw_bytes};
-    if (operand.space == Space::kLane && is_input) {
-      RecvLane::Incoming incoming;
-      Result<bool> there = operand.recv->TryPeek(&incoming);
-      if (!there.ok()) return there.status();
-      if (*there && incoming.header.signature != call_.signature) {
-        mismatched_peer_ = operand.peer;
-        there = false;
-      }
-      if (!*there) {
-        state->blocked = {Blocked::On::kSlice, operand.peer,
-                          static_cast<uint16_t>(state - strands_.data()), state->step, state->row};
-        return false;
-      }
-      if (incoming.header.slice != tag) {
-        return InternalError(fmt::format("slice {:#x} from rank {} where {:#x} was due",
-                                         incoming.header.slice, operand.peer, tag));
-      }
-      term.data = const_cast<std::byte*>(incoming.payload);
-      term.bytes = incoming.header.bytes;
-    } else if (operand.space == Space::kLane) {
-      Result<Span> slot = operand.send->TryAcquire();
-      if (!slot.ok()) return slot.status();
-      if (slot->data == nullptr) {
-        state->blocked = {Blocked::On::kCredit, operand.peer,
-                          static_cast<uint16_t>(state - strands_.data()), state->step, state->row};
-        return false;
-      }
-      term.data = slot->data;
-      term.bytes = static_cast<uint32_t>(slot->bytes);
-    } else if (operand.space == Space::kInput) {
-      term.data = const_cast<std::byte*>(call_.input) +
-                  call_.chunking.InputOffset(range) * call_.element_bytes;
-    } else if (operand.space == Space::kScratch) {
-      ScratchSlot& scratch = Scratch(strand, state, operand.scratch);
-      term.data = scratch.half[is_input ? scratch.current : 1 - scratch.current].data();
-      term.bytes = is_input ? scratch.bytes : call_.program->slots.data_bytes;
-    } else if (operand.format.form == Form::kOutput) {
-      term.data = call_.output + call_.chunking.OutputOffset(range) * call_.element_bytes;
-    }
-    state->terms.push_back(term);
+  state->outgoing.clear();
+  state->targets.clear();
+  state->delivered = false;
+  for (uint32_t i = 0; i < step.inputs; ++i) {
+    Result<bool> ready = FillInput(strand, operands[i], range, tag, state);
+    if (!ready.ok() || !*ready) return ready;
+  }
+  state->inputs = step.inputs;
+  for (uint32_t i = 0; i < step.outputs; ++i) {
+    Result<bool> ready = FillOutput(strand, step, operands[step.inputs + i], range, state);
+    if (!ready.ok() || !*ready) return ready;
   }
   return true;
+}
+
+Result<bool> Task::FillInput(const BoundStrand& strand, const BoundOperand& operand,
+                             const Range& range, uint32_t tag, StrandState* state) {
+  Term term{
+      .format = operand.format, .data = nullptr, .bytes = static_cast<uint32_t>(state->raw_bytes)};
+  if (operand.space == Space::kLane) {
+    RecvLane::Incoming incoming;
+    Result<bool> there = operand.recv->TryPeek(&incoming);
+    if (!there.ok()) return there.status();
+    if (*there && incoming.header.signature != call_.signature) {
+      mismatched_peer_ = operand.peer;
+      there = false;
+    }
+    if (!*there) {
+      state->blocked = {Blocked::On::kSlice, operand.peer,
+                        static_cast<uint16_t>(state - strands_.data()), state->step, state->row};
+      return false;
+    }
+    if (incoming.header.slice != tag) {
+      return InternalError(fmt::format("slice {:#x} from rank {} where {:#x} was due",
+                                       incoming.header.slice, operand.peer, tag));
+    }
+    term.data = const_cast<std::byte*>(incoming.payload);
+    term.bytes = incoming.header.bytes;
+    if (incoming.target != nullptr && term.bytes == state->raw_bytes) {
+      state->targets.push_back({operand.peer, incoming.target});
+    }
+    if (incoming.header.delivered != 0) {
+      const int place = PlaceAmong(operand.recv->spec(), call_.program->schedule.rank);
+      state->delivered = place < 64 && (incoming.header.delivered >> place & 1) != 0;
+    }
+  } else if (operand.space == Space::kInput) {
+    term.data = const_cast<std::byte*>(InputAt(range));
+  } else if (operand.space == Space::kScratch) {
+    ScratchSlot& scratch = Scratch(strand, state, operand.scratch);
+    term.data = scratch.half[scratch.current].data();
+    term.bytes = scratch.bytes;
+  }
+  state->terms.push_back(term);
+  return true;
+}
+
+Result<bool> Task::FillOutput(const BoundStrand& strand, const BoundStep& step,
+                              const BoundOperand& operand, const Range& range, StrandState* state) {
+  Term term{
+      .format = operand.format, .data = nullptr, .bytes = static_cast<uint32_t>(state->raw_bytes)};
+  Outgoing outgoing;
+  if (operand.space == Space::kLane) {
+    Result<Span> slot = operand.send->TryAcquire();
+    if (!slot.ok()) return slot.status();
+    if (slot->data == nullptr) {
+      state->blocked = {Blocked::On::kCredit, operand.peer,
+                        static_cast<uint16_t>(state - strands_.data()), state->step, state->row};
+      return false;
+    }
+    term.data = slot->data;
+    term.bytes = static_cast<uint32_t>(slot->bytes);
+    Lend(strand, step, operand, range, state, &outgoing);
+    if (outgoing.header.source.region != 0 || Deliver(operand, state, &outgoing)) {
+      outgoing.header.bytes = static_cast<uint32_t>(state->raw_bytes);
+      state->outgoing.push_back(outgoing);
+      return true;
+    }
+  } else if (operand.space == Space::kScratch) {
+    ScratchSlot& scratch = Scratch(strand, state, operand.scratch);
+    term.data = scratch.half[1 - scratch.current].data();
+    term.bytes = call_.program->slots.data_bytes;
+  } else if (operand.format.form == Form::kOutput) {
+    term.data = OutputAt(range);
+  }
+  if (state->delivered) {
+    if (operand.format.form != Form::kOutput) {
+      return InternalError("a result that was delivered is to be passed on");
+    }
+    state->outgoing.push_back(outgoing);
+    return true;
+  }
+  outgoing.term = static_cast<int>(state->terms.size());
+  state->terms.push_back(term);
+  state->outgoing.push_back(outgoing);
+  return true;
+}
+
+void Task::Lend(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
+                const Range& range, StrandState* state, Outgoing* outgoing) {
+  if ((call_.lent_input.region | call_.lent_output.region) == 0 || step.inputs != 1 ||
+      strand.operands[step.first].space != Space::kInput ||
+      strand.phase.lane_class != LaneClass::kData) {
+    return;
+  }
+  if (call_.codec->InputIsPayload()) {
+    const RegionRef source = call_.lent_input.At(InputAt(range), state->raw_bytes);
+    if (source.region != 0 && operand.send->Reaches(source.region)) {
+      outgoing->header.source = source;
+    }
+  }
+  // Only there does the consumer of a part make the result of it.
+  const Schedule& schedule = call_.program->schedule;
+  if (schedule.collective == Collective::kAllReduce && schedule.algorithm == Algorithm::kDirect &&
+      schedule.nranks <= kMostDelivered && call_.codec->ResultIsPayload()) {
+    const RegionRef target = call_.lent_output.At(OutputAt(range), state->raw_bytes);
+    if (target.region != 0 && operand.send->Reaches(target.region)) {
+      outgoing->header.target = target;
+    }
+  }
+}
+
+// Writes the result to those consumers who want it; true if that is all of them.
+bool Task::Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing) {
+  if (state->targets.empty() || operand.format.form != Form::kResult) return false;
+  const std::vector<int>& consumers = operand.send->spec().consumers;
+  for (const Target& target : state->targets) {
+    const int place = PlaceAmong(operand.send->spec(), target.peer);
+    outgoing->header.delivered |= uint64_t{1} << place;
+    state->terms.push_back({.format = {Form::kOutput, 0},
+                            .data = target.memory,
+                            .bytes = static_cast<uint32_t>(state->raw_bytes)});
+  }
+  return state->targets.size() == consumers.size();
 }
 
 Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
                       StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
-  for (uint32_t i = 0; i < uint32_t{step.inputs} + step.outputs; ++i) {
-    const BoundOperand& operand = operands[i];
-    if (operand.space == Space::kScratch && i >= step.inputs) {
+  for (uint32_t i = 0; i < step.inputs; ++i) {
+    if (operands[i].space != Space::kLane) continue;
+    FAULT_POINT("executor.before_release");
+    if (Status status = operands[i].recv->Release(); !status.ok()) return status;
+  }
+  for (uint32_t i = 0; i < step.outputs; ++i) {
+    const BoundOperand& operand = operands[step.inputs + i];
+    Outgoing& outgoing = state->outgoing[i];
+    if (operand.space == Space::kScratch) {
       ScratchSlot& scratch = Scratch(strand, state, operand.scratch);
-      scratch.bytes = state->terms[i].bytes;
+      scratch.bytes = state->terms[static_cast<size_t>(outgoing.term)].bytes;
       scratch.current ^= 1;
     }
     if (operand.space != Space::kLane) continue;
-    if (i < step.inputs) {
-      FAULT_POINT("executor.before_release");
-      if (Status status = operand.recv->Release(); !status.ok()) return status;
-      continue;
+    SliceHeader& header = outgoing.header;
+    if (outgoing.term >= 0) header.bytes = state->terms[static_cast<size_t>(outgoing.term)].bytes;
+    header.slice = tag;
+    header.signature = call_.signature;
+    if (header.source.region != 0 &&
+        std::find(lanes_lent_.begin(), lanes_lent_.end(), operand.send) == lanes_lent_.end()) {
+      lanes_lent_.push_back(operand.send);
     }
-    const uint32_t bytes = state->terms[i].bytes;
     FAULT_POINT("executor.before_publish");
-    Status status =
-        operand.send->Publish({.bytes = bytes, .slice = tag, .signature = call_.signature});
-    if (!status.ok()) return status;
+    if (Status status = operand.send->Publish(header); !status.ok()) return status;
     FAULT_POINT("executor.after_publish");
-    stats_.payload_bytes += uint64_t{bytes} * operand.receivers;
+    if (header.source.region != 0) {
+      FAULT_POINT("lend.after_offer");
+    }
+    if (header.delivered != 0) {
+      FAULT_POINT("lend.after_delivery");
+    }
+    stats_.payload_bytes += uint64_t{header.bytes} * operand.receivers;
     stats_.slices += operand.receivers;
     if (strand.phase.lane_class == LaneClass::kData) {
       stats_.raw_bytes += state->raw_bytes * operand.receivers;
@@ -177,6 +289,16 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
   if (++state->slice == state->slice_end) {
     ++state->step;
     state->placed = false;
+  }
+  return Status::Ok();
+}
+
+Status Task::TakeBack() {
+  while (!lanes_lent_.empty()) {
+    Result<bool> drained = lanes_lent_.back()->Drained();
+    if (!drained.ok()) return drained.status();
+    if (!*drained) break;
+    lanes_lent_.pop_back();
   }
   return Status::Ok();
 }
@@ -203,11 +325,13 @@ Result<bool> Task::RunSlice(const BoundStrand& strand, StrandState* state) {
     if (!ready.ok() || !*ready) return ready;
     FAULT_POINT("executor.before_step");
     const std::span<Term> terms(state->terms);
-    Result<Ticket> ticket =
-        engine_->Combine(call_.codec, range, terms.first(step.inputs), terms.subspan(step.inputs));
-    if (!ticket.ok()) return ticket.status();
-    state->ticket = *ticket;
-    if (*ticket != 0) return true;
+    if (terms.size() > state->inputs) {
+      Result<Ticket> ticket = engine_->Combine(call_.codec, range, terms.first(state->inputs),
+                                               terms.subspan(state->inputs));
+      if (!ticket.ok()) return ticket.status();
+      state->ticket = *ticket;
+      if (*ticket != 0) return true;
+    }
   }
   if (Status status = Complete(strand, step, tag, state); !status.ok()) return status;
   return true;
@@ -225,10 +349,16 @@ Result<int> Task::Advance(int budget) {
       ++ran;
     }
   }
+  if (unfinished_ == 0 && !lanes_lent_.empty()) {
+    if (Status status = TakeBack(); !status.ok()) return status;
+  }
   return ran;
 }
 
 Blocked Task::blocked_on() const {
+  if (unfinished_ == 0 && !lanes_lent_.empty()) {
+    return {.on = Blocked::On::kCredit, .peer = lanes_lent_.back()->spec().consumers.front()};
+  }
   for (size_t i = 0; i < call_.program->strands.size(); ++i) {
     if (!strands_[i].finished && strands_[i].blocked.on != Blocked::On::kNothing &&
         strands_[i].blocked.on != Blocked::On::kStrand) {

@@ -14,6 +14,7 @@
 #include "collectives/chunking.h"
 #include "collectives/engine.h"
 #include "collectives/job.h"
+#include "collectives/lent.h"
 #include "collectives/program.h"
 
 namespace inccl {
@@ -26,6 +27,9 @@ struct TaskCall {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   uint64_t signature = 0;
+  // What peers may reach of the input and of the output. A call does not end before they are done
+  // with it; in place only where no part of the input is overwritten before all have read it.
+  Lent lent_input = {}, lent_output = {};
 };
 
 struct TaskStats {
@@ -40,7 +44,7 @@ class Task final : public Job {
 
   void Start(const TaskCall& call);
   Result<int> Advance(int budget) override;
-  bool done() const override { return unfinished_ == 0; }
+  bool done() const override { return unfinished_ == 0 && lanes_lent_.empty(); }
   Blocked blocked_on() const override;
   int mismatched_peer() const override { return mismatched_peer_; }
   const TaskStats& stats() const { return stats_; }
@@ -53,6 +57,16 @@ class Task final : public Job {
     uint8_t current = 0;
   };
 
+  // An output operand of the step under way.
+  struct Outgoing {
+    int term = -1;       // into StrandState::terms; -1: the engine has nothing to do with it
+    SliceHeader header;  // of a lane
+  };
+  struct Target {
+    int peer = -1;
+    std::byte* memory = nullptr;
+  };
+
   struct StrandState {
     uint64_t row = 0;
     uint32_t group = 0, groups = 0;
@@ -61,9 +75,13 @@ class Task final : public Job {
     bool placed = false;                // the fields above name a slice that exists
     bool finished = false;
     Ticket ticket = 0;
-    Range part;               // of the current step
-    uint64_t raw_bytes = 0;   // of the current slice in the caller's type
-    std::vector<Term> terms;  // inputs, then outputs, of the step that a ticket is open for
+    Range part;                      // of the current step
+    uint64_t raw_bytes = 0;          // of the current slice in the caller's type
+    std::vector<Term> terms;         // inputs, then outputs, of the step that a ticket is open for
+    uint16_t inputs = 0;             // of `terms`
+    std::vector<Outgoing> outgoing;  // by output operand
+    std::vector<Target> targets;     // where peers want the result of this step
+    bool delivered = false;          // the producer has written the result into the output
     std::vector<ScratchSlot> scratch;  // scratch slots x slices of a group
     Blocked blocked;
   };
@@ -75,6 +93,21 @@ class Task final : public Job {
   Result<bool> RunSlice(const BoundStrand& strand, StrandState* state);
   Result<bool> FillTerms(const BoundStrand& strand, const BoundStep& step, const Range& range,
                          uint32_t tag, StrandState* state);
+  Result<bool> FillInput(const BoundStrand& strand, const BoundOperand& operand, const Range& range,
+                         uint32_t tag, StrandState* state);
+  Result<bool> FillOutput(const BoundStrand& strand, const BoundStep& step,
+                          const BoundOperand& operand, const Range& range, StrandState* state);
+  // Of an output on a lane that has a slot: what of it peers do, or find, in callers' memory.
+  void Lend(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
+            const Range& range, StrandState* state, Outgoing* outgoing);
+  bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);
+  Status TakeBack();
+  const std::byte* InputAt(const Range& range) const {
+    return call_.input + call_.chunking.InputOffset(range) * call_.element_bytes;
+  }
+  std::byte* OutputAt(const Range& range) const {
+    return call_.output + call_.chunking.OutputOffset(range) * call_.element_bytes;
+  }
   ScratchSlot& Scratch(const BoundStrand& strand, StrandState* state, uint16_t slot);
   Status Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
                   StrandState* state);
@@ -83,6 +116,7 @@ class Task final : public Job {
   TaskCall call_;
   std::vector<StrandState> strands_;
   size_t unfinished_ = 0;
+  std::vector<SendLane*> lanes_lent_;  // on which peers may still read the input
   TaskStats stats_;
   int mismatched_peer_ = -1;
 };

@@ -74,6 +74,9 @@ struct CallDesc {
   uint64_t step = 0;
   // The result is larger than what caches hold: write it past them where that is possible.
   bool stream = false;
+  // Payloads are written for other cores, more of them than what caches hold, and are in nobody's
+  // way there: likewise.
+  bool stream_payloads = false;
 };
 
 struct CodecStats {
@@ -94,6 +97,10 @@ class CodecState {
   // both lengths), never read past its end.
   virtual Status Combine(const Range& range, std::span<const Term> inputs,
                          std::span<Term> outputs) = 0;
+  // Whether a peer may use the caller's memory in the place of a payload: the payload kSum of one
+  // contribution is the input as it stands; kResult is the output.
+  virtual bool InputIsPayload() const { return false; }
+  virtual bool ResultIsPayload() const { return false; }
   // Ends the call; stats may be null.
   virtual void Finish(CodecStats* stats) = 0;
 };

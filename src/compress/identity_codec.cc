@@ -56,11 +56,16 @@ bool IsPayload(const Term& term) {
 // Below this a copy past the caches costs more than it saves.
 constexpr uint32_t kLeastStreamed = 4096;
 
-void Copy(const std::byte* in, uint32_t bytes, bool stream, std::span<const Term> outputs) {
+bool Streams(const CallDesc& call, const Term& output) {
+  return output.format.form == Form::kOutput ? call.stream : call.stream_payloads;
+}
+
+void Copy(const CallDesc& call, const std::byte* in, uint32_t bytes,
+          std::span<const Term> outputs) {
   if (outputs.size() == 1) {
     const Term& output = outputs[0];
     if (output.data == in) return;
-    if (stream && output.format.form == Form::kOutput && bytes >= kLeastStreamed) {
+    if (Streams(call, output) && bytes >= kLeastStreamed) {
       StreamCopy(output.data, in, bytes);
     } else {
       std::memcpy(output.data, in, bytes);
@@ -70,7 +75,12 @@ void Copy(const std::byte* in, uint32_t bytes, bool stream, std::span<const Term
   for (uint32_t at = 0; at < bytes; at += std::min(kTileBytes, bytes - at)) {
     const uint32_t length = std::min(kTileBytes, bytes - at);
     for (const Term& output : outputs) {
-      if (output.data != in) std::memcpy(output.data + at, in + at, length);
+      if (output.data == in) continue;
+      if (Streams(call, output) && length >= kLeastStreamed) {
+        StreamCopy(output.data + at, in + at, length);
+      } else {
+        std::memcpy(output.data + at, in + at, length);
+      }
     }
   }
 }
@@ -158,7 +168,7 @@ Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
   } else if (inputs.size() > 1 || (scales_ && form == Form::kInput)) {
     Fold(range.count, inputs, outputs);
   } else {
-    Copy(inputs[0].data, bytes, call_.stream, outputs);
+    Copy(call_, inputs[0].data, bytes, outputs);
   }
   return Status::Ok();
 }
@@ -173,7 +183,9 @@ void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
     in[args.inputs++] = input.data;
   }
   for (const Term& output : outputs) {
-    if (call_.stream && output.format.form == Form::kOutput) args.streamed = args.outputs;
+    if (Streams(call_, output)) {
+      args.streamed |= uint64_t{1} << args.outputs;
+    }
     out[args.outputs++] = output.data;
   }
   reduce_(args);

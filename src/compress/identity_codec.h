@@ -43,6 +43,8 @@ class IdentityState final : public CodecState {
   // forms that do not occur (kSide; kResult in a fold; a fold in a collective that only moves).
   Status Combine(const Range& range, std::span<const Term> inputs,
                  std::span<Term> outputs) override;
+  bool InputIsPayload() const override { return !scales_; }
+  bool ResultIsPayload() const override { return true; }
   void Finish(CodecStats* stats) override;
 
  private:

@@ -44,12 +44,33 @@ struct LaneSpec {
   uint64_t Key() const;
 };
 
+// Memory of callers, a file that ranks of one host could map.
+struct Region {
+  uint64_t serial = 0;  // of this process, never used twice; 0: no region
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+  int fd = -1;
+};
+
+// A place in a region that its owner has offered to its peers.
+struct RegionRef {
+  uint32_t region = 0;  // what Transport::Offer returned; 0: nowhere
+  uint64_t offset = 0;
+};
+
 // What travels beside a payload. On the wire a slice costs kHeaderBytes + bytes.
 struct SliceHeader {
   uint32_t bytes = 0;      // of the payload, <= slot_bytes (checked by the lane)
   uint32_t slice = 0;      // running number within the call, for protocol checks by the executor
   uint64_t signature = 0;  // of the call this slice belongs to
   Time departure = 0;      // for link emulation: when its last byte leaves the sender; else 0
+  // Where all consumers reach the producer's regions (SendLane::Reaches): the payload lies there,
+  // not in the slot, until the slot is released;
+  RegionRef source = {};
+  // the consumer may write what becomes of these `bytes` there, in place of publishing it;
+  RegionRef target = {};
+  // the consumers that have got this payload in such a way, by their place in LaneSpec::consumers.
+  uint64_t delivered = 0;
 };
 inline constexpr uint32_t kHeaderBytes = 64;
 inline constexpr uint32_t kCreditBytes = 16;  // what returning a credit costs on a network
@@ -62,6 +83,10 @@ class SendLane {
   virtual Result<Span> TryAcquire() = 0;
   // Sends the slot that TryAcquire returned last. bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
+  // True: all consumers have mapped that region of this rank (an id of Transport::Offer).
+  virtual bool Reaches(uint32_t /*region*/) const { return false; }
+  // True: all consumers have released everything.
+  virtual Result<bool> Drained() { return true; }
   // For link emulation: the latest stamp with which a consumer released what was before in the slot
   // acquired last.
   virtual Time CreditDeparture() const { return 0; }
@@ -74,6 +99,7 @@ class RecvLane {
   struct Incoming {
     SliceHeader header;  // copied out of the slot and checked once
     const std::byte* payload = nullptr;
+    std::byte* target = nullptr;  // header.target, room for header.bytes; nullptr: nowhere
   };
   // True and *incoming filled if a slice is there. Idempotent until Release.
   virtual Result<bool> TryPeek(Incoming* incoming) = 0;
@@ -102,8 +128,9 @@ class Doorbell {
 struct Caps {
   bool multicast = false;  // lanes may have several consumers at the cost of one
   uint32_t max_slot_bytes = 1u << 30;
-  const char* name = "";  // "loopback", "shm", "sim", ...
-  bool timed = true;      // Progress looks at its argument; where it does not, asking is saved
+  const char* name = "";       // "loopback", "shm", "sim", ...
+  bool timed = true;           // Progress looks at its argument; where it does not, asking is saved
+  bool read_in_place = false;  // consumers read the very memory that the producer has written
 };
 
 // What this rank has sent so far, a slice once per Publish.
@@ -122,6 +149,12 @@ class Transport {
   // Each key at most once per side and transport.
   virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
   virtual Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) = 0;
+  // Lets peers map a region; returns the id by which they know it, 0: this transport cannot. Cheap
+  // where nothing has changed. Peers map it at their leisure (Progress); until then nothing
+  // reaches it. May take the place of another region, the one used longest ago, so: only between
+  // calls, at most kOffersPerCall for one.
+  static constexpr int kOffersPerCall = 8;
+  virtual uint32_t Offer(const Region& /*region*/) { return 0; }
   // Moves what needs moving; events handled. An error names the peer. Call it in every round of
   // polling: an emulated link shows what has become visible by the last call's `now`.
   virtual Result<int> Progress(Time now) = 0;

@@ -43,6 +43,8 @@ class CodecWorld {
   void Run(CallDesc call, Algorithm algorithm, const std::vector<CodecBuffers>& buffers) {
     for (int r = 0; r < nranks(); ++r) {
       call.rank = r;
+      call.stream = r % 2 == 1;  // hints, which change no bit
+      call.stream_payloads = r % 3 != 1;
       ASSERT_NO_FATAL_FAILURE(Start(call, algorithm, buffers[static_cast<size_t>(r)]));
     }
     bool done = false;

@@ -40,7 +40,10 @@ class HbiDriver {
                         .rank = r,
                         .count = count,
                         .seed = seed,
-                        .step = step});
+                        .step = step,
+                        // Hints, which change no bit.
+                        .stream = r % 2 == 1,
+                        .stream_payloads = r % 3 != 1});
     }
   }
 

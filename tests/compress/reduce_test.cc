@@ -123,17 +123,16 @@ void RunAndCheck(const Problem& p, size_t count, int outputs, size_t in_offset, 
   for (int k = 0; k < outputs; ++k) {
     out_pointers.push_back(k < aliases ? in.at(k, in_offset) : out.at(k, out_offset));
   }
-  const ReduceArgs args = {
-      .in = in_pointers.data(),
-      .inputs = p.inputs,
-      .out = out_pointers.data(),
-      .outputs = outputs,
-      .count = count,
-      // Any of them, or none.
-      .streamed = static_cast<int>((count + in_offset) % (static_cast<size_t>(outputs) + 1)) - 1,
-      .scaled = p.scaled,
-      .scale = p.scale,
-      .factor = p.factor};
+  const ReduceArgs args = {.in = in_pointers.data(),
+                           .inputs = p.inputs,
+                           .out = out_pointers.data(),
+                           .outputs = outputs,
+                           .count = count,
+                           // Any of them, or none.
+                           .streamed = (count + in_offset) % (uint64_t{1} << outputs),
+                           .scaled = p.scaled,
+                           .scale = p.scale,
+                           .factor = p.factor};
   FindReduce(p.type, p.op)(args);
   for (int k = 0; k < outputs; ++k) {
     const auto* written = static_cast<const std::byte*>(out_pointers[static_cast<size_t>(k)]);

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,9 +19,10 @@ struct Operation {
   const char* collective;
   const char* algorithm;  // as INCCL_ALGO; nullptr: there is no choice
   bool compressed = false;
+  bool lent = false;  // buffers of ccl_mem_alloc
 
   std::string Name() const {
-    return std::string(collective) + (compressed ? "_compressed_" : "_") +
+    return std::string(collective) + (compressed ? "_compressed_" : "_") + (lent ? "lent_" : "") +
            (algorithm == nullptr ? "" : algorithm);
   }
 };
@@ -37,6 +40,8 @@ inline std::vector<Operation> AllOperations() {
     all.push_back({collective, "ring"});
     all.push_back({collective, "direct"});
   }
+  all.push_back({"allreduce", "direct_two_shot", false, true});
+  all.push_back({"allgather", "direct", false, true});
   all.push_back({"broadcast", "tree"});
   all.push_back({"reduce", "tree"});
   for (const char* collective : {"alltoall", "gather", "scatter", "sendrecv"}) {
@@ -53,8 +58,10 @@ class OperationRunner {
         rank_(rank),
         nranks_(static_cast<size_t>(nranks)),
         count_(count),
-        send_(count * nranks_),
-        recv_(count * nranks_) {}
+        own_(operation.lent ? 0 : 2 * count * nranks_),
+        lent_(operation.lent ? Allocate(2 * count * nranks_) : nullptr),
+        send_(operation.lent ? lent_.get() : own_.data(), count * nranks_),
+        recv_(send_.data() + send_.size(), send_.size()) {}
 
   ccl_result_t Run(ccl_comm_t comm, float value) {
     value_ = value;
@@ -112,6 +119,17 @@ class OperationRunner {
  private:
   static constexpr int kRoot = 0;
 
+  struct Free {
+    void operator()(float* memory) const { ccl_mem_free(memory); }
+  };
+
+  // As much as the library shares.
+  static float* Allocate(size_t elements) {
+    void* memory = nullptr;
+    const size_t bytes = std::max<size_t>(elements * sizeof(float), 1u << 20);
+    return ccl_mem_alloc(&memory, bytes) == CCL_SUCCESS ? static_cast<float*>(memory) : nullptr;
+  }
+
   // In one group: to the right, from the left.
   ccl_result_t ShiftByOne(ccl_comm_t comm) {
     const int n = static_cast<int>(nranks_);
@@ -129,7 +147,9 @@ class OperationRunner {
   const int rank_;
   const size_t nranks_, count_;
   float value_ = 0;
-  std::vector<float> send_, recv_;
+  std::vector<float> own_;
+  std::unique_ptr<float, Free> lent_;
+  const std::span<float> send_, recv_;
   ccl_compression_stats_t stats_ = CCL_COMPRESSION_STATS_INIT;
 };
 

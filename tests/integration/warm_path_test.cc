@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,17 +50,19 @@ extern "C" int pthread_rwlock_wrlock(pthread_rwlock_t* lock) {
 namespace inccl::test {
 namespace {
 
-constexpr int kWarm = 64, kRounds = 8;          // a communicator remembers its last 64 calls
-constexpr size_t kFew = 2000, kMany = 500'000;  // elements; slices of 8 KB: 1 and 250
+constexpr int kWarm = 64, kRounds = 8;  // a communicator remembers its last 64 calls
+// Elements; slices of 8 KB: 6 and 250. From two slices on buffers are looked up, which takes a
+// lock.
+constexpr size_t kFew = 12'000, kMany = 500'000;
 
 struct Buffers {
-  std::vector<float> send = std::vector<float>(2 * kMany, 1.5f);
-  std::vector<float> recv = std::vector<float>(2 * kMany);
+  std::span<float> send, recv;  // 2 * kMany each
 };
 
 struct Case {
   std::string name;
   std::function<ccl_result_t(ccl_comm_t, Buffers*, size_t count)> run;
+  bool lent = false;  // memory of ccl_mem_alloc
 };
 
 ccl_codec_t Codec(const char* spec) {
@@ -78,7 +81,7 @@ Case Compressed(const char* spec) {
 }
 
 std::vector<Case> Cases() {
-  return {
+  std::vector<Case> cases = {
       {"allreduce",
        [](ccl_comm_t comm, Buffers* b, size_t count) {
          return ccl_allreduce(b->send.data(), b->recv.data(), count, CCL_FLOAT32, CCL_SUM, comm,
@@ -107,6 +110,10 @@ std::vector<Case> Cases() {
       Compressed("qsgd:q=8"),
       Compressed("qsgd_ms:q=4+8"),
   };
+  for (size_t i = 0; i < 4; ++i) {
+    cases.push_back({cases[i].name + " on lent buffers", cases[i].run, true});
+  }
+  return cases;
 }
 
 struct Cost {
@@ -145,11 +152,17 @@ TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
                      [](const Side& side) {
                        ccl_comm_t comm = nullptr;
                        if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
-                       Buffers buffers;
+                       std::vector<float> ordinary(4 * kMany, 1.5f);
+                       void* lent = nullptr;
+                       if (ccl_mem_alloc(&lent, 4 * kMany * sizeof(float)) != CCL_SUCCESS) {
+                         return 13;
+                       }
                        const std::vector<Case> cases = Cases();
                        if (!KernelCalls::StartCounting()) return 11;
                        for (const Case& c : cases) {
                          SCOPED_TRACE(c.name);
+                         float* const memory = c.lent ? static_cast<float*>(lent) : ordinary.data();
+                         Buffers buffers{{memory, 2 * kMany}, {memory + 2 * kMany, 2 * kMany}};
                          for (int i = 0; i < kWarm; ++i) {
                            EXPECT_EQ(c.run(comm, &buffers, kFew), CCL_SUCCESS);
                          }
@@ -163,6 +176,7 @@ TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
                          EXPECT_LE(many.locks, few.locks);
                          EXPECT_GT(few.locks, 0u) << "locks are not counted";
                        }
+                       ccl_mem_free(lent);
                        return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
                      });
   world.ExpectAllExited();

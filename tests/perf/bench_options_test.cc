@@ -127,6 +127,9 @@ TEST(BenchOptions, BadOnesAreNamed) {
   EXPECT_NE(Refusal({"-r", "-2"}).find("-2"), std::string::npos);
   EXPECT_NE(Refusal({"-b", "8M", "-e", "4M"}).find("minbytes"), std::string::npos);
   EXPECT_NE(Refusal({"--baseline", "nccl"}).find("nccl"), std::string::npos);
+  EXPECT_NE(Refusal({"--buffers", "gpu"}).find("gpu"), std::string::npos);
+  EXPECT_FALSE(ParseOk({}).mem_alloc);
+  EXPECT_TRUE(ParseOk({"--buffers", "mem_alloc"}).mem_alloc);
   EXPECT_NE(Refusal({"--nosuchoption"}).find("nosuchoption"), std::string::npos);
   for (const std::vector<const char*>& bad :
        std::vector<std::vector<const char*>>{{"-n", "0"},

@@ -11,6 +11,7 @@
 #include "compress/hbi/codes.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
+#include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
 namespace {
@@ -283,18 +284,31 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   SliceOutputs places;
   Status status = PlaceOutputs(slice, contributions, outputs, &places);
   if (!status.ok()) return status;
+  // Payloads that go past the caches are made in them, and copied out as a whole.
+  Sink* const payload = places.sum.at != nullptr ? &places.sum : &places.result;
+  const bool streams = call_.stream_payloads && payload->at != nullptr;
+  if (streams) {
+    const auto capacity = static_cast<size_t>(payload->limit - payload->at);
+    if (outgoing_.size() < capacity) outgoing_.resize(capacity);
+    *payload = {outgoing_.data(), outgoing_.data() + capacity};
+  }
   FoldSlice(slice, sources_, places);
   CopyOutputs(outputs, places);
   return Status::Ok();
 }
 
-void HbiState::CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) const {
+void HbiState::CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) {
   // Outputs of one form get equal bytes; without a second quantization the sum is the result.
   for (Term& output : outputs) {
     const void* from = places.sum.at;
     if (output.format.form == Form::kOutput) from = places.elements;
     if (output.format.form == Form::kResult && places.result.at != nullptr) from = places.result.at;
-    if (output.data != from) {
+    if (from != nullptr && from == outgoing_.data()) {
+      if (trailer_ != 0) {
+        PutChecksum(reinterpret_cast<std::byte*>(outgoing_.data()), output.bytes - trailer_);
+      }
+      StreamCopy(output.data, from, output.bytes);
+    } else if (output.data != from) {
       if (output.bytes != 0) std::memcpy(output.data, from, output.bytes);
     } else if (trailer_ != 0 && output.format.form != Form::kOutput) {
       PutChecksum(output.data, output.bytes - trailer_);

@@ -42,7 +42,7 @@ class HbiState final : public CodecState {
   Status CheckOwnCodes(const Range& range, const SliceContext& slice, const Term& input) const;
   Status CombineGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                        std::span<Term> outputs);
-  void CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) const;
+  void CopyOutputs(std::span<Term> outputs, const SliceOutputs& places);
   // How many ranks belong to the group that begins with this one.
   uint32_t GroupFrom(uint32_t first) const;
   Status ForwardResult(const Range& range, const SliceContext& slice, const Term& input,
@@ -76,6 +76,7 @@ class HbiState final : public CodecState {
   std::vector<Source> sources_;
   std::vector<Group> groups_;
   RingHop hop_;
+  std::vector<uint8_t> outgoing_;  // its payload, where that goes past the caches
 };
 
 }  // namespace inccl::hbi

@@ -2,6 +2,7 @@
 //
 // The fold of reduce.h for one element type, operation and instruction set. Included once per
 // target, between foreach_target.h's rounds.
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -159,10 +160,7 @@ class Fold {
   using Lane = typename Element::Lane;
 
   explicit Fold(const ReduceArgs& args)
-      : args_(args),
-        inputs_(args.inputs),
-        outputs_(args.outputs),
-        streamed_(kStreams ? args.streamed : -1) {}
+      : args_(args), inputs_(args.inputs), outputs_(args.outputs), streamed_(Congruent(args)) {}
 
   HWY_INLINE void Run() const {
     hn::ScalableTag<Lane> d;  // not const: its type is deduced from values and pointers alike
@@ -185,7 +183,7 @@ class Fold {
     for (; count - i >= hn::Lanes(d); i += hn::Lanes(d)) OneVector(d, i);
     for (; count - i >= hn::Lanes(few); i += hn::Lanes(few)) OneVector(few, i);
     for (; i < count; ++i) OneVector(one, i);
-    if (streamed_ >= 0) hwy::FlushStream();
+    if (streamed_ != 0) hwy::FlushStream();
   }
 
  private:
@@ -209,12 +207,25 @@ class Fold {
   const Code* In(int input, size_t i) const {
     return static_cast<const Code*>(args_.in[input]) + i;
   }
-  // Elements in front of the first strip, so that vectors of the streamed output are aligned.
+  // Of the outputs to be streamed those whose vectors are aligned when the first one's are.
+  static uint64_t Congruent(const ReduceArgs& args) {
+    if (!kStreams || args.streamed == 0) return 0;
+    const auto beyond = [&](int k) { return reinterpret_cast<uintptr_t>(args.out[k]) % 64; };
+    const int first = std::countr_zero(args.streamed);
+    uint64_t congruent = 0;
+    for (int k = first; k < args.outputs; ++k) {
+      if ((args.streamed >> k & 1) != 0 && beyond(k) == beyond(first))
+        congruent |= uint64_t{1} << k;
+    }
+    return congruent;
+  }
+  // Elements in front of the first strip, so that vectors of streamed outputs are aligned.
   template <class D>
   size_t BeforeAligned(D d) const {
-    if (streamed_ < 0) return 0;
+    if (streamed_ == 0) return 0;
     const size_t vector = hn::Lanes(d) * sizeof(Code);
-    const size_t beyond = reinterpret_cast<uintptr_t>(args_.out[streamed_]) % vector;
+    const int first = std::countr_zero(streamed_);
+    const size_t beyond = reinterpret_cast<uintptr_t>(args_.out[first]) % vector;
     return HWY_MIN(args_.count, beyond == 0 ? 0 : (vector - beyond) / sizeof(Code));
   }
   bool Scales(int input) const { return ((args_.scaled >> input) & 1) != 0; }
@@ -262,7 +273,7 @@ class Fold {
     for (int k = 0; k < outputs_; ++k) {
       Code* out = static_cast<Code*>(args_.out[k]) + i;
       if constexpr (kStreams) {
-        if (k == streamed_) {
+        if ((streamed_ >> k & 1) != 0) {
           const size_t n = hn::Lanes(d);
           Element::Stream(v->a, d, out);
           Element::Stream(v->b, d, out + n);
@@ -324,7 +335,8 @@ class Fold {
   }
 
   const ReduceArgs& args_;
-  const int inputs_, outputs_, streamed_;
+  const int inputs_, outputs_;
+  const uint64_t streamed_;
 };
 
 template <class Element, class Op, bool kScaled>

@@ -36,9 +36,9 @@ struct ReduceArgs {
   void* const* out = nullptr;
   int outputs = 0;  // 1..kMaxReduceOutputs; all get the same bytes
   size_t count = 0;
-  // An output that is not read soon, -1: none. A hint: it is written past the caches where that is
+  // Bit i set: output i is not read soon. A hint: it is written past the caches where that is
   // possible, and is ordered before whatever the caller stores next.
-  int streamed = -1;
+  uint64_t streamed = 0;
   // kPreMulSum, and kAvg of floats: bit i set: input i is multiplied.
   uint64_t scaled = 0;
   double scale = 1;     // of floats; representable in fp32 for fp32 and narrower types

@@ -26,7 +26,7 @@ Result<std::unique_ptr<Arena>> Arena::Create(std::unique_ptr<ArenaMemory> memory
         fmt::format("rank {}: arena of {} bytes: not a multiple of {} of at least {}", rank, bytes,
                     kPage, kDataOffset + kPage));
   }
-  std::unique_ptr<Arena> arena(new Arena(std::move(memory), rank));
+  std::unique_ptr<Arena> arena(new Arena(std::move(memory), rank, nranks));
   if (Status status = arena->memory_->Commit(0, kDirectoryOffset); !status.ok()) return status;
   arena->directory_end_ = kDirectoryOffset;
   ArenaHeader* header = new (arena->memory_->data()) ArenaHeader{};
@@ -80,6 +80,16 @@ Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
   return uint64_t{begin};
 }
 
+Result<RegionBoard*> Arena::Board() {
+  if (board_ == nullptr) {
+    Result<uint64_t> offset = Allocate(BoardBytes(nranks_), kPage);
+    if (!offset.ok()) return offset.status();
+    board_ = reinterpret_cast<RegionBoard*>(At(*offset));
+    header()->board.store(*offset, std::memory_order_release);
+  }
+  return board_;
+}
+
 Status Arena::Announce(const DirectoryEntry& entry) {
   const uint32_t count = header()->entries.load(std::memory_order_relaxed);
   if (count == kDirectoryEntries) {
@@ -111,7 +121,20 @@ Result<std::unique_ptr<ArenaView>> ArenaView::Create(const std::byte* data, size
   if (header->rank != peer) return wrong("rank", header->rank, peer);
   if (header->nranks != nranks) return wrong("number of ranks", header->nranks, nranks);
   if (header->bytes != bytes) return wrong("size", header->bytes, bytes);
-  return std::unique_ptr<ArenaView>(new ArenaView(data, bytes, peer));
+  return std::unique_ptr<ArenaView>(new ArenaView(data, bytes, peer, nranks));
+}
+
+Result<const RegionBoard*> ArenaView::Board() const {
+  const uint64_t offset = header()->board.load(std::memory_order_acquire);
+  if (offset == 0) return static_cast<const RegionBoard*>(nullptr);
+  const uint64_t committed = header()->committed.load(std::memory_order_acquire);
+  const uint64_t end = committed < bytes_ ? committed : bytes_;
+  if (offset % kPage != 0 || offset < kDataOffset || offset > end ||
+      BoardBytes(nranks_) > end - offset) {
+    return InternalError(
+        fmt::format("shared memory of peer rank {}: its regions at {} of {}", peer_, offset, end));
+  }
+  return reinterpret_cast<const RegionBoard*>(data_ + offset);
 }
 
 Status ArenaView::Check(const DirectoryEntry& entry) const {

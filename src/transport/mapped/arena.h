@@ -39,6 +39,8 @@ class Arena {
   void CommitAhead(size_t bytes);
   // Zeroed memory; offset from the start. `alignment` is a power of two up to kPage.
   Result<uint64_t> Allocate(size_t bytes, size_t alignment);
+  // The board of regions, which comes with its first use; an error: no memory.
+  Result<RegionBoard*> Board();
   // Makes it visible to peers.
   Status Announce(const DirectoryEntry& entry);
 
@@ -48,11 +50,13 @@ class Arena {
   static uint32_t MaxSlotBytes(size_t bytes);
 
  private:
-  Arena(std::unique_ptr<ArenaMemory> memory, int rank) : memory_(std::move(memory)), rank_(rank) {}
+  Arena(std::unique_ptr<ArenaMemory> memory, int rank, int nranks)
+      : memory_(std::move(memory)), rank_(rank), nranks_(nranks) {}
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(memory_->data()); }
 
   std::unique_ptr<ArenaMemory> memory_;
-  int rank_;
+  int rank_, nranks_;
+  RegionBoard* board_ = nullptr;
   size_t used_end_ = kDataOffset;       // bump allocation
   size_t committed_end_ = kDataOffset;  // of the data
   size_t directory_end_ = 0;            // of header and directory
@@ -72,20 +76,22 @@ class ArenaView {
   }
   // Entries announced so far, to avoid a Find that cannot find more than the one before. One load.
   uint32_t entries() const { return header()->entries.load(std::memory_order_seq_cst); }
+  // The peer's board of regions; nullptr: none (yet). An error: it does not fit the arena.
+  Result<const RegionBoard*> Board() const;
   // The slots or (consumer >= 0) the credits of a lane; nullptr as long as the peer has announced
   // none. An error: the entry does not fit the arena or the given shape.
   Result<const std::byte*> Find(uint64_t key, int consumer, uint32_t slot_bytes, uint32_t depth);
 
  private:
-  ArenaView(const std::byte* data, size_t bytes, int peer)
-      : data_(data), bytes_(bytes), peer_(peer) {}
+  ArenaView(const std::byte* data, size_t bytes, int peer, int nranks)
+      : data_(data), bytes_(bytes), peer_(peer), nranks_(nranks) {}
   const ArenaHeader* header() const { return reinterpret_cast<const ArenaHeader*>(data_); }
   Status Scan();
   Status Check(const DirectoryEntry& entry) const;
 
   const std::byte* data_;
   size_t bytes_;
-  int peer_;
+  int peer_, nranks_;
   uint32_t scanned_ = 0;
   Status error_;  // of Scan; stays
   // Mixed from key and consumer; the entry is compared in full.

@@ -19,11 +19,22 @@
 
 namespace inccl::mapped {
 
+// Regions of this rank and of one peer, as far as each has mapped the other's.
+class SharedRegions {
+ public:
+  virtual ~SharedRegions() = default;
+  // True: the peer has mapped this rank's region.
+  virtual bool Reaches(uint32_t region) const = 0;
+  // Memory of the peer's region; nullptr if it is not mapped here or not that large.
+  virtual std::byte* At(const RegionRef& place, size_t bytes) const = 0;
+};
+
 // What a lane needs to know of a peer; it outlives the lane.
 struct Peer {
   int rank = -1;
   ArenaView* view = nullptr;
   BellArea* bell = nullptr;
+  const SharedRegions* regions = nullptr;  // nullptr: none
 };
 
 class MappedSendLane final : public SendLane {
@@ -34,6 +45,8 @@ class MappedSendLane final : public SendLane {
 
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
+  bool Reaches(uint32_t region) const override;
+  Result<bool> Drained() override;
   Time CreditDeparture() const override;
   const LaneSpec& spec() const override { return spec_; }
 
@@ -79,6 +92,8 @@ class MappedRecvLane final : public RecvLane {
   friend struct LaneTestAccess;
   // True once the producer's slots are known.
   Result<bool> Wire();
+  // Where header and payload of the slice that is due lie.
+  Status Locate(Incoming* incoming) const;
   // Copies the header of slice `ticket` out of slot `index`; false if it is not there.
   Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
 

@@ -19,7 +19,7 @@
 namespace inccl::mapped {
 
 inline constexpr uint64_t kArenaMagic = 0x414e45524143434eu;
-inline constexpr uint32_t kArenaVersion = 1;
+inline constexpr uint32_t kArenaVersion = 2;
 inline constexpr size_t kPage = 4096;
 inline constexpr uint32_t kDirectoryEntries = 16384;
 
@@ -38,8 +38,33 @@ struct alignas(64) ArenaHeader {
   std::atomic<uint64_t> committed;
   // Directory entries in use. Sequentially consistent, as the slots' seq: see bell.h.
   std::atomic<uint32_t> entries;
+  // Offset of the RegionBoard, a multiple of kPage; 0: none yet.
+  std::atomic<uint64_t> board;
 };
 static_assert(sizeof(ArenaHeader) == 64);
+
+// What a rank lets its peers map, and what it has mapped of theirs. A region's id is its place on
+// the board + 1. Its owner uses it towards a peer only while the peer's answer is its serial.
+inline constexpr uint32_t kRegions = 32;
+struct RegionEntry {
+  std::atomic<uint64_t> serial;  // stored first as 0, and last: the fields below belong to it
+  std::atomic<uint64_t> bytes;
+  std::atomic<int32_t> pid, fd;  // where the file is found
+  std::atomic<uint64_t> device, inode;
+  uint64_t reserved[3];
+};
+static_assert(sizeof(RegionEntry) == 64);
+struct RegionAnswers {
+  std::atomic<uint64_t> mapped[kRegions];  // serials; 0: none
+};
+struct alignas(64) RegionBoard {
+  std::atomic<uint32_t> changes;  // of `regions`
+  alignas(64) RegionEntry regions[kRegions];
+  RegionAnswers answers[1];  // one for each rank
+};
+constexpr size_t BoardBytes(int nranks) {
+  return sizeof(RegionBoard) + static_cast<size_t>(nranks - 1) * sizeof(RegionAnswers);
+}
 
 enum class EntryKind : uint32_t { kSlots = 1, kCredit = 2 };
 
@@ -63,6 +88,9 @@ struct alignas(64) SlotHeader {
   uint32_t reserved;
   std::atomic<uint64_t> signature;
   std::atomic<int64_t> time;  // SliceHeader::departure
+  std::atomic<uint32_t> source_region, target_region;
+  std::atomic<uint64_t> source_offset, target_offset;
+  std::atomic<uint64_t> delivered;
 };
 static_assert(sizeof(SlotHeader) == 64);
 

@@ -18,11 +18,14 @@ MappedTransport::MappedTransport(const char* name, int rank, int nranks,
       scope_(scope),
       doorbell_(bell, scope),
       views_(static_cast<size_t>(nranks)),
-      bells_(static_cast<size_t>(nranks)) {}
+      bells_(static_cast<size_t>(nranks)),
+      regions_(static_cast<size_t>(nranks)) {}
 
-void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell) {
+void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell,
+                              const SharedRegions* regions) {
   views_[static_cast<size_t>(peer)] = std::move(view);
   bells_[static_cast<size_t>(peer)] = bell;
+  regions_[static_cast<size_t>(peer)] = regions;
 }
 
 Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
@@ -31,7 +34,7 @@ Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
         fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
   }
   const auto index = static_cast<size_t>(peer);
-  return Peer{peer, views_[index].get(), bells_[index]};
+  return Peer{peer, views_[index].get(), bells_[index], regions_[index]};
 }
 
 Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec) {

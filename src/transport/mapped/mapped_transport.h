@@ -25,7 +25,7 @@ class MappedTransport : public Transport {
   MappedTransport(const char* name, int rank, int nranks, std::unique_ptr<Arena> arena,
                   BellArea* bell, FutexScope scope, uint32_t max_slot_bytes);
 
-  Caps caps() const override { return {true, max_slot_bytes_, name_, false}; }
+  Caps caps() const override { return {true, max_slot_bytes_, name_, false, true}; }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time) override { return 0; }
@@ -40,7 +40,9 @@ class MappedTransport : public Transport {
  protected:
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
   // Once per peer. `bell` outlives the transport, as what the view reads.
-  void SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell);
+  void SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell,
+               const SharedRegions* regions = nullptr);
+  Arena* arena() const { return arena_.get(); }
 
  private:
   Result<Peer> FindPeer(const LaneSpec& spec, int peer) const;
@@ -55,6 +57,7 @@ class MappedTransport : public Transport {
   TransportCounters counters_;
   std::vector<std::unique_ptr<ArenaView>> views_;  // by rank; own and unknown ones are nullptr
   std::vector<BellArea*> bells_;
+  std::vector<const SharedRegions*> regions_;
   std::unordered_set<uint64_t> opened_send_;  // keys
   std::unordered_set<uint64_t> opened_recv_;
 };

@@ -43,6 +43,11 @@ Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
   header->slice = slot->slice.load(std::memory_order_relaxed);
   header->signature = slot->signature.load(std::memory_order_relaxed);
   header->departure = slot->time.load(std::memory_order_relaxed);
+  header->source = {slot->source_region.load(std::memory_order_relaxed),
+                    slot->source_offset.load(std::memory_order_relaxed)};
+  header->target = {slot->target_region.load(std::memory_order_relaxed),
+                    slot->target_offset.load(std::memory_order_relaxed)};
+  header->delivered = slot->delivered.load(std::memory_order_relaxed);
   if (header->bytes > spec_.slot_bytes) {
     return InternalError(fmt::format("{}: peer rank {} sent a slice of {} bytes", Describe(spec_),
                                      producer_.rank, header->bytes));
@@ -50,12 +55,34 @@ Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
   return true;
 }
 
+Status MappedRecvLane::Locate(Incoming* incoming) const {
+  const SliceHeader& header = incoming->header;
+  incoming->payload = slots_ + index_ * stride_ + sizeof(SlotHeader);
+  incoming->target = nullptr;
+  if ((header.source.region | header.target.region) == 0) return Status::Ok();
+  const auto find = [&](const RegionRef& place) {
+    return producer_.regions == nullptr ? nullptr : producer_.regions->At(place, header.bytes);
+  };
+  const auto unknown = [&](const RegionRef& place) {
+    return InternalError(
+        fmt::format("{}: peer rank {} names {} bytes at {} of its region {}, which is not mapped",
+                    Describe(spec_), producer_.rank, header.bytes, place.offset, place.region));
+  };
+  if (header.source.region != 0) incoming->payload = find(header.source);
+  if (incoming->payload == nullptr) return unknown(header.source);
+  if (header.target.region != 0) {
+    incoming->target = find(header.target);
+    if (incoming->target == nullptr) return unknown(header.target);
+  }
+  return Status::Ok();
+}
+
 Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
   if (!peeked_) {
     if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
     Result<bool> there = ReadHeader(ticket_, index_, &incoming_.header);
     if (!there.ok() || !*there) return there;
-    incoming_.payload = slots_ + index_ * stride_ + sizeof(SlotHeader);
+    if (Status status = Locate(&incoming_); !status.ok()) return status;
     peeked_ = true;
   }
   *incoming = incoming_;

@@ -72,6 +72,11 @@ Status MappedSendLane::Publish(const SliceHeader& header) {
   slot_header->slice.store(header.slice, std::memory_order_relaxed);
   slot_header->signature.store(header.signature, std::memory_order_relaxed);
   slot_header->time.store(header.departure, std::memory_order_relaxed);
+  slot_header->source_region.store(header.source.region, std::memory_order_relaxed);
+  slot_header->source_offset.store(header.source.offset, std::memory_order_relaxed);
+  slot_header->target_region.store(header.target.region, std::memory_order_relaxed);
+  slot_header->target_offset.store(header.target.offset, std::memory_order_relaxed);
+  slot_header->delivered.store(header.delivered, std::memory_order_relaxed);
   slot_header->seq.store(static_cast<uint32_t>(ticket_ + 1), std::memory_order_seq_cst);
   acquired_ = false;
   ++ticket_;
@@ -80,6 +85,21 @@ Status MappedSendLane::Publish(const SliceHeader& header) {
   counters_->payload_bytes += header.bytes;
   for (const Consumer& consumer : consumers_) RingIfSleeping(consumer.peer.bell, scope_);
   return Status::Ok();
+}
+
+bool MappedSendLane::Reaches(uint32_t region) const {
+  return std::all_of(consumers_.begin(), consumers_.end(), [&](const Consumer& consumer) {
+    return consumer.peer.regions != nullptr && consumer.peer.regions->Reaches(region);
+  });
+}
+
+Result<bool> MappedSendLane::Drained() {
+  for (Consumer& consumer : consumers_) {
+    if (consumer.released == ticket_) continue;
+    if (Status status = Refresh(&consumer); !status.ok()) return status;
+    if (consumer.released != ticket_) return false;
+  }
+  return true;
 }
 
 Time MappedSendLane::CreditDeparture() const {

@@ -52,7 +52,8 @@ ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, U
                       reinterpret_cast<BellArea*>(bell.mapping.data()), mapped::FutexScope::kHost,
                       max_slot_bytes),
       arena_fd_(std::move(arena_fd)),
-      bell_(std::move(bell)) {}
+      bell_(std::move(bell)),
+      own_regions_(this->arena()) {}
 
 Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
                                                            const ShmOptions& options) {
@@ -104,11 +105,20 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
   if (!view.ok()) return Prefixed(prefix, view.status());
   Map(memory->data() + mapped::kDataOffset, (*view)->committed() - mapped::kDataOffset,
       kPopulateRead);
-  SetPeer(peer, std::move(*view), area);
+  peer_regions_.push_back(
+      std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_, this->arena(), view->get()));
+  SetPeer(peer, std::move(*view), area, peer_regions_.back().get());
   mappings_.push_back(std::move(*memory));
   mappings_.push_back(std::move(*bell));
   FAULT_POINT("shm.after_attach");
   return Status::Ok();
+}
+
+Result<int> ShmTransport::Progress(Time /*now*/) {
+  for (const std::unique_ptr<shm::PeerRegions>& regions : peer_regions_) {
+    if (Status status = regions->Update(); !status.ok()) return status;
+  }
+  return 0;
 }
 
 }  // namespace inccl

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "transport/mapped/mapped_transport.h"
 #include "transport/shm/memfd.h"
+#include "transport/shm/regions.h"
 
 namespace inccl {
 
@@ -37,6 +38,9 @@ class ShmTransport final : public mapped::MappedTransport {
   // with it are opened. kInternalError naming the peer if they are not a rank's of this shape.
   Status Attach(int peer, UniqueFd arena, UniqueFd doorbell);
 
+  uint32_t Offer(const Region& region) override { return own_regions_.Offer(region); }
+  Result<int> Progress(Time now) override;
+
  private:
   ShmTransport(int rank, int nranks, std::unique_ptr<mapped::Arena> arena, UniqueFd arena_fd,
                shm::Memfd bell, uint32_t max_slot_bytes);
@@ -44,6 +48,8 @@ class ShmTransport final : public mapped::MappedTransport {
   UniqueFd arena_fd_;
   shm::Memfd bell_;
   std::vector<Mapping> mappings_;  // of peers
+  shm::OwnRegions own_regions_;
+  std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;
 };
 
 }  // namespace inccl

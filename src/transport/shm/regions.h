@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of callers that peers reach without a copy. The owner puts a region on its board (in its
+// arena), where its peers find it when they next look; each maps the file and writes the region's
+// serial among its answers, which only then makes the owner use it. So no message and no waiting is
+// needed, and whoever cannot map a region is served through slots.
+#ifndef INCCL_TRANSPORT_SHM_REGIONS_H_
+#define INCCL_TRANSPORT_SHM_REGIONS_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/mapped/arena.h"
+#include "transport/mapped/lanes.h"
+#include "transport/transport.h"
+
+namespace inccl::shm {
+
+// This rank's regions.
+class OwnRegions {
+ public:
+  explicit OwnRegions(mapped::Arena* arena) : arena_(arena) {}
+  uint32_t Offer(const Region& region);
+  uint64_t serial(uint32_t id) const { return offers_[id - 1].serial; }
+
+ private:
+  struct Offered {
+    uint64_t serial = 0;
+    uint64_t used = 0;
+  };
+
+  mapped::Arena* arena_;
+  std::array<Offered, mapped::kRegions> offers_;
+  uint64_t uses_ = 0;
+  uint64_t refused_ = 0;  // a serial that cannot be offered
+};
+
+// One peer's, and its answers to this rank's.
+class PeerRegions final : public mapped::SharedRegions {
+ public:
+  // All outlive this.
+  PeerRegions(int rank, int peer, const OwnRegions* own, mapped::Arena* arena,
+              const mapped::ArenaView* view)
+      : rank_(rank), peer_(peer), own_(own), arena_(arena), view_(view) {}
+
+  // Maps what is new on the peer's board. One load where nothing is.
+  Status Update();
+  bool Reaches(uint32_t region) const override;
+  std::byte* At(const RegionRef& place, size_t bytes) const override;
+
+ private:
+  struct Mapped {
+    uint64_t serial = 0;  // seen last, whether it could be mapped or not
+    Mapping memory;
+  };
+  Status Look(uint32_t index);
+
+  const int rank_, peer_;
+  const OwnRegions* own_;
+  mapped::Arena* arena_;
+  const mapped::ArenaView* view_;
+  const mapped::RegionBoard* board_ = nullptr;  // the peer's
+  uint32_t changes_ = 0;
+  std::array<Mapped, mapped::kRegions> mapped_;
+};
+
+}  // namespace inccl::shm
+
+#endif  // INCCL_TRANSPORT_SHM_REGIONS_H_

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Regions: who reaches what when, references in slices, and what a peer says that cannot be.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/shm/memfd.h"
+#include "transport/shm/shm_transport.h"
+
+namespace inccl {
+namespace {
+
+constexpr size_t kBytes = 64 * 1024;
+
+struct File {
+  explicit File(uint64_t serial) : memory(*shm::CreateMemfd("test", kBytes, false)) {
+    region = {serial, memory.mapping.data(), kBytes, memory.fd.get()};
+  }
+  shm::Memfd memory;
+  Region region;
+};
+
+// Two ranks, and a lane from rank 0 to rank 1.
+class ShmRegionsTest : public ::testing::Test {
+ protected:
+  ShmRegionsTest() {
+    for (int rank : {0, 1}) ends_.push_back(*ShmTransport::Create(rank, 2));
+    for (int rank : {0, 1}) {
+      std::vector<UniqueFd> fds;
+      for (const int fd : ends_[static_cast<size_t>(1 - rank)]->fds_to_share()) {
+        fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+      }
+      EXPECT_TRUE(end(rank).Attach(1 - rank, std::move(fds[0]), std::move(fds[1])).ok());
+    }
+    LaneSpec spec;
+    spec.producer = 0;
+    spec.consumers = {1};
+    spec.slot_bytes = kBytes;
+    spec.depth = 4;
+    send_ = *end(0).OpenSend(spec);
+    recv_ = *end(1).OpenRecv(spec);
+  }
+  ShmTransport& end(int rank) { return *ends_[static_cast<size_t>(rank)]; }
+  // The peer at what is offered, the owner at the answers.
+  void Look() {
+    for (int rank : {1, 0}) EXPECT_TRUE(end(rank).Progress(0).ok());
+  }
+  bool Reaches(uint32_t region) const { return send_->Reaches(region); }
+
+  Status Publish(const SliceHeader& header) {
+    Result<Span> slot = send_->TryAcquire();
+    EXPECT_TRUE(slot.ok() && slot->data != nullptr);
+    return send_->Publish(header);
+  }
+  std::string PeekError() {
+    RecvLane::Incoming incoming;
+    const Result<bool> there = recv_->TryPeek(&incoming);
+    return there.ok() ? "" : there.status().message();
+  }
+
+  std::vector<std::unique_ptr<ShmTransport>> ends_;
+  std::unique_ptr<SendLane> send_;
+  std::unique_ptr<RecvLane> recv_;
+};
+
+TEST_F(ShmRegionsTest, ReachedWhenThePeerHasLooked) {
+  const File file(7);
+  const uint32_t id = end(0).Offer(file.region);
+  ASSERT_NE(id, 0u);
+  EXPECT_FALSE(Reaches(id));
+  Look();
+  EXPECT_TRUE(Reaches(id));
+  EXPECT_EQ(end(0).Offer(file.region), id);
+  EXPECT_FALSE(Reaches(id == 1 ? 2 : 1));
+  EXPECT_FALSE(Reaches(0));
+}
+
+TEST_F(ShmRegionsTest, ASliceCanLieInARegionAndNameATarget) {
+  const File file(7);
+  const uint32_t id = end(0).Offer(file.region);
+  Look();
+  std::memcpy(file.region.data + 4096, "source", 7);
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 4096}, .target = {id, 8192}}).ok());
+  EXPECT_FALSE(*send_->Drained());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
+  EXPECT_NE(incoming.payload, file.region.data + 4096) << "not the peer's own mapping";
+  ASSERT_NE(incoming.target, nullptr);
+  std::memcpy(incoming.target, "target", 7);
+  EXPECT_STREQ(reinterpret_cast<const char*>(file.region.data + 8192), "target");
+  ASSERT_TRUE(recv_->Release().ok());
+  EXPECT_TRUE(*send_->Drained());
+  // The next one says nothing of the sort, and has nothing of it.
+  ASSERT_TRUE(Publish({.bytes = 7}).ok());
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_EQ(incoming.target, nullptr);
+  EXPECT_EQ(incoming.header.source.region, 0u);
+}
+
+// What is wrong with a slice, and whether it is its source, else its target.
+using WrongRef = std::pair<RegionRef, bool>;
+class ShmWrongRefTest : public ShmRegionsTest, public ::testing::WithParamInterface<WrongRef> {};
+
+TEST_P(ShmWrongRefTest, IsAnErrorThatNamesThePeer) {
+  const File file(7);
+  const uint32_t id = end(0).Offer(file.region);
+  ASSERT_EQ(id, 1u);
+  Look();
+  const auto& [ref, is_source] = GetParam();
+  SliceHeader header{.bytes = 7};
+  (is_source ? header.source : header.target) = ref;
+  ASSERT_TRUE(Publish(header).ok());
+  EXPECT_NE(PeekError().find("peer rank 0"), std::string::npos) << PeekError();
+}
+INSTANTIATE_TEST_SUITE_P(Refs, ShmWrongRefTest,
+                         ::testing::Values(WrongRef{{1, kBytes - 6}, true},
+                                           WrongRef{{1, kBytes - 6}, false},
+                                           WrongRef{{1, kBytes + 1}, true},
+                                           WrongRef{{1, UINT64_MAX}, false}, WrongRef{{2, 0}, true},
+                                           WrongRef{{33, 0}, false},
+                                           WrongRef{{UINT32_MAX, 0}, true}));
+
+TEST_F(ShmRegionsTest, TheRegionUsedLongestAgoMakesRoom) {
+  std::vector<std::unique_ptr<File>> files;
+  std::vector<uint32_t> ids;
+  for (uint64_t serial = 1; serial <= mapped::kRegions + 1; ++serial) {
+    files.push_back(std::make_unique<File>(serial));
+    ids.push_back(end(0).Offer(files.back()->region));
+    ASSERT_NE(ids.back(), 0u);
+    if (serial == 2) {
+      EXPECT_EQ(end(0).Offer(files[0]->region), ids[0]);
+    }
+    if (serial == mapped::kRegions) {
+      Look();
+      for (const uint32_t id : ids) EXPECT_TRUE(Reaches(id));
+    }
+  }
+  EXPECT_EQ(ids.back(), ids[1]);
+  EXPECT_FALSE(Reaches(ids.back())) << "the peer has the old one";
+  Look();
+  EXPECT_TRUE(Reaches(ids.back()));
+  files.back()->region.data[0] = std::byte{42};
+  ASSERT_TRUE(Publish({.bytes = 1, .source = {ids.back(), 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_EQ(incoming.payload[0], std::byte{42});
+}
+
+TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
+  // Another file by the time the peer looks.
+  auto gone = std::make_unique<File>(1);
+  const uint32_t first = end(0).Offer(gone->region);
+  const int fd = gone->region.fd;
+  gone.reset();
+  const File other(2);
+  EXPECT_EQ(dup2(other.region.fd, fd), fd);
+  // A size that could change.
+  UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
+  const uint32_t second = end(0).Offer({3, nullptr, kBytes, unsealed.get()});
+  // A wrong size.
+  const File small(4);
+  const uint32_t third = end(0).Offer({4, small.region.data, 2 * kBytes, small.region.fd});
+  // No file at all.
+  const uint32_t fourth = end(0).Offer({5, nullptr, kBytes, -1});
+  EXPECT_EQ(fourth, 0u);
+  Look();
+  for (const uint32_t id : {first, second, third}) {
+    EXPECT_NE(id, 0u);
+    EXPECT_FALSE(Reaches(id));
+  }
+  if (fd != other.region.fd) close(fd);
+}
+
+}  // namespace
+}  // namespace inccl
