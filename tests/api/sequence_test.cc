@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <latch>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,10 @@ class Draw {
 // One rank's life. All ranks draw alike from `common_`, and for themselves from `own_`.
 class Life {
  public:
-  Life(uint64_t seed, int rank, ccl_comm_t comm)
-      : common_(Mix64(seed)),
+  // `almost_done`: of all ranks, counts those that have only the end before them.
+  Life(uint64_t seed, int rank, ccl_comm_t comm, std::latch* almost_done)
+      : almost_done_(almost_done),
+        common_(Mix64(seed)),
         own_(Mix64(seed ^ (0x1234u + static_cast<uint64_t>(rank)))),
         rank_(rank),
         comms_{comm} {}
@@ -56,6 +59,8 @@ class Life {
       if (own_.Below(4) == 0) Mistake();
       Step();
     }
+    // The end of one is an error of all, at once.
+    almost_done_->arrive_and_wait();
     if (!::testing::Test::HasFailure()) End();
     for (ccl_stream_t stream : streams_) (void)ccl_stream_destroy(stream);
     for (size_t i = 1; i < comms_.size(); ++i) CHECK_OK(ccl_comm_destroy(comms_[i]));
@@ -200,6 +205,7 @@ class Life {
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(kSanitized ? 60 : 10));
   }
 
+  std::latch* const almost_done_;
   Draw common_, own_;
   const int rank_;
   std::vector<ccl_comm_t> comms_;
@@ -217,7 +223,9 @@ TEST(SequenceTest, RandomLives) {
   const Baseline baseline;
   for (uint64_t i = 0; i < sequences && !HasFailure(); ++i) {
     SCOPED_TRACE("sequence " + std::to_string(i));
-    RunThreads(kRanks, [&](int rank, ccl_comm_t comm) { Life(seed + i, rank, comm).Run(); });
+    std::latch almost_done(kRanks);
+    RunThreads(kRanks,
+               [&](int rank, ccl_comm_t comm) { Life(seed + i, rank, comm, &almost_done).Run(); });
   }
 }
 

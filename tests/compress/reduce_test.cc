@@ -129,7 +129,7 @@ void RunAndCheck(const Problem& p, size_t count, int outputs, size_t in_offset, 
                            .outputs = outputs,
                            .count = count,
                            // Any of them, or none.
-                           .streamed = (count + in_offset) % (uint64_t{1} << outputs),
+                           .streamed = (count + in_offset) & (~uint64_t{0} >> (64 - outputs)),
                            .scaled = p.scaled,
                            .scale = p.scale,
                            .factor = p.factor};
