@@ -67,7 +67,7 @@ ccl_result_t ccl_comm_device(ccl_comm_t comm, int* device) {
     const inccl::Lease lease(comm, inccl::Need::kExists);
     if (!lease.ok()) return lease.status();
     if (device == nullptr) return InvalidArgument("device: NULL");
-    *device = -1;
+    *device = comm->device;
     return Status::Ok();
   });
 }

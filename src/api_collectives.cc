@@ -55,24 +55,6 @@ Status CheckEnums(const Arguments& a) {
   return Status::Ok();
 }
 
-struct Extent {
-  uint64_t send, recv;  // elements
-};
-
-Extent ExtentOf(const Arguments& a, uint64_t nranks, bool is_root) {
-  switch (a.collective) {
-    case Collective::kReduceScatter: return {a.count * nranks, a.count};
-    case Collective::kAllGather: return {a.count, a.count * nranks};
-    case Collective::kBroadcast: return {is_root ? a.count : 0, a.count};
-    case Collective::kReduce: return {a.count, is_root ? a.count : 0};
-    case Collective::kAllToAll: return {a.count * nranks, a.count * nranks};
-    case Collective::kGather: return {a.count, is_root ? a.count * nranks : 0};
-    case Collective::kScatter: return {is_root ? a.count * nranks : 0, a.count};
-    case Collective::kAllReduce: break;
-  }
-  return {a.count, a.count};
-}
-
 // In place as NCCL defines it, or no overlap at all.
 Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, uint64_t rank) {
   const auto send = reinterpret_cast<uintptr_t>(a.send);
@@ -116,7 +98,7 @@ Status Check(const Arguments& a) {
     return InvalidArgument(fmt::format("count: {} elements of {} bytes on {} ranks overflow size_t",
                                        a.count, element, nranks));
   }
-  const Extent extent = ExtentOf(a, static_cast<uint64_t>(nranks), rank == a.root);
+  const Extent extent = ExtentOf(a.collective, a.count, nranks, rank == a.root);
   if (a.send == nullptr && extent.send != 0) return InvalidArgument("send: NULL");
   if (a.recv == nullptr && extent.recv != 0) return InvalidArgument("recv: NULL");
   return CheckOverlap(a, extent, element, static_cast<uint64_t>(rank));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/thread.h"
+#include "device/runtime.h"
 #include "handles.h"
 #include "init.h"
 #include "join.h"
@@ -24,6 +25,20 @@ Status CheckRanks(int nranks, int rank) {
   }
   if (rank < 0 || rank >= nranks) {
     return InvalidArgument(fmt::format("rank: {} is not in [0, {})", rank, nranks));
+  }
+  return Status::Ok();
+}
+
+Status CheckDevices(int count, const int* devices) {
+  if (devices == nullptr) return Status::Ok();
+  Device* const device = LookForDevice();
+  if (device == nullptr) {
+    return InvalidArgument(fmt::format("devices: must be NULL: {}", WhyNoDevice()));
+  }
+  for (int i = 0; i < count; ++i) {
+    if (devices[i] >= 0 && devices[i] < device->Count()) continue;
+    return InvalidArgument(
+        fmt::format("devices[{}]: {} is not in [0, {})", i, devices[i], device->Count()));
   }
   return Status::Ok();
 }
@@ -101,10 +116,8 @@ ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config) {
 ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices) {
   return Guarded([&]() -> Status {
     if (comms == nullptr) return InvalidArgument("comms: NULL");
-    if (devices != nullptr) {
-      return InvalidArgument("devices: must be NULL, this version has no devices");
-    }
     if (Status status = inccl::CheckRanks(ndev, 0); !status.ok()) return status;
+    if (Status status = inccl::CheckDevices(ndev, devices); !status.ok()) return status;
     Result<inccl::InitOptions> options = inccl::ResolveOptions(nullptr);
     if (!options.ok()) return options.status();
     Result<std::vector<std::shared_ptr<inccl::Communicator>>> made =
@@ -114,6 +127,7 @@ ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices) 
       comms[i] = inccl::NewComm();
       comms[i]->impl = (*made)[i];
       comms[i]->options = *options;
+      if (devices != nullptr) comms[i]->device = devices[i];
     }
     return Status::Ok();
   });

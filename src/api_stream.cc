@@ -19,13 +19,13 @@ class StreamTable {
  public:
   ccl_stream_t Add() {
     auto handle = std::make_unique<ccl_stream>();
-    auto stream = std::make_shared<Stream>();
+    auto stream = std::make_shared<HostStream>();
     const std::unique_lock lock(mutex_);
     ccl_stream_t key = handle.get();
     streams_.emplace(key, Entry{std::move(handle), std::move(stream)});
     return key;
   }
-  std::shared_ptr<Stream> Find(ccl_stream_t key) const {
+  std::shared_ptr<HostStream> Find(ccl_stream_t key) const {
     const std::shared_lock lock(mutex_);
     const auto found = streams_.find(key);
     return found == streams_.end() ? nullptr : found->second.stream;
@@ -38,7 +38,7 @@ class StreamTable {
  private:
   struct Entry {
     std::unique_ptr<ccl_stream> handle;
-    std::shared_ptr<Stream> stream;
+    std::shared_ptr<HostStream> stream;
   };
   mutable std::shared_mutex mutex_;
   std::unordered_map<ccl_stream_t, Entry> streams_;
@@ -49,17 +49,12 @@ StreamTable& Streams() {
   return *table;
 }
 
-Status NoStream() {
-  return InvalidArgument("stream: neither NULL nor a stream of ccl_stream_create, or destroyed");
-}
-
 }  // namespace
 
-Result<std::shared_ptr<Stream>> FindStream(ccl_stream_t stream) {
-  if (stream == nullptr) return std::shared_ptr<Stream>();
-  std::shared_ptr<Stream> found = Streams().Find(stream);
-  if (found == nullptr) return NoStream();
-  return found;
+std::shared_ptr<Stream> FindStream(ccl_stream_t stream) { return Streams().Find(stream); }
+
+Status NoStream() {
+  return InvalidArgument("stream: neither NULL nor a stream of ccl_stream_create, or destroyed");
 }
 
 }  // namespace inccl
@@ -79,17 +74,15 @@ ccl_result_t ccl_stream_create(ccl_stream_t* stream) {
 
 ccl_result_t ccl_stream_synchronize(ccl_stream_t stream) {
   return Guarded([&]() -> Status {
-    const Result<std::shared_ptr<inccl::Stream>> found = inccl::FindStream(stream);
-    if (!found.ok()) return found.status();
-    return *found == nullptr ? inccl::NoStream() : (*found)->Synchronize();
+    const std::shared_ptr<inccl::HostStream> found = inccl::Streams().Find(stream);
+    return found == nullptr ? inccl::NoStream() : found->Synchronize();
   });
 }
 
 ccl_result_t ccl_stream_query(ccl_stream_t stream) {
   return Guarded([&]() -> Status {
-    const Result<std::shared_ptr<inccl::Stream>> found = inccl::FindStream(stream);
-    if (!found.ok()) return found.status();
-    return *found == nullptr ? inccl::NoStream() : (*found)->Query();
+    const std::shared_ptr<inccl::HostStream> found = inccl::Streams().Find(stream);
+    return found == nullptr ? inccl::NoStream() : found->Query();
   });
 }
 

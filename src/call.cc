@@ -28,6 +28,21 @@ uint64_t HashText(std::string_view text) {
 
 }  // namespace
 
+Extent ExtentOf(Collective collective, uint64_t count, int nranks, bool is_root) {
+  const uint64_t all = count * static_cast<uint64_t>(nranks);
+  switch (collective) {
+    case Collective::kReduceScatter: return {all, count};
+    case Collective::kAllGather: return {count, all};
+    case Collective::kBroadcast: return {is_root ? count : 0, count};
+    case Collective::kReduce: return {count, is_root ? count : 0};
+    case Collective::kAllToAll: return {all, all};
+    case Collective::kGather: return {count, is_root ? all : 0};
+    case Collective::kScatter: return {is_root ? all : 0, count};
+    case Collective::kAllReduce: break;
+  }
+  return {count, count};
+}
+
 void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   sequence = sequence_number;
   purpose = call.purpose;

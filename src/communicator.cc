@@ -140,6 +140,7 @@ Status Communicator::RunGuarded(const Call& call) {
   lent_input_ = lent_output_ = {};
   // Whatever goes wrong here, the others have to hear of it.
   Status status = MakeSticky(CatchOutOfMemory([&] {
+    if (call.on_device) return RunStaged(call);
     if (options_.preserve_input) SaveInput(call);
     return RunLocked(call);
   }));
@@ -149,9 +150,17 @@ Status Communicator::RunGuarded(const Call& call) {
     completed_.store(sequence_, std::memory_order_relaxed);
   } else if (status.code() != Code::kInvalidArgument) {
     TakeBack();
-    if (options_.preserve_input) RestoreInput(call);
+    if (options_.preserve_input && !call.on_device) RestoreInput(call);
   }
   return status;
+}
+
+// The device's memory is not touched before the call has succeeded.
+Status Communicator::RunStaged(const Call& call) {
+  Result<Call> staged = staging_.Bring(call, ends_.rank, ends_.nranks);
+  if (!staged.ok()) return staged.status();
+  if (Status status = RunLocked(*staged); !status.ok()) return status;
+  return staging_.Return(call, ends_.rank, ends_.nranks);
 }
 
 Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
@@ -164,17 +173,27 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
       Log(LogLevel::kInfo, LogSubsystem::kCollectives, "rank {}/{} after op {}: {}", ends_.rank,
           ends_.nranks, sequence_, PointTask::Describe(calls));
     }
-    if (point_task_ == nullptr) {
-      point_task_ =
-          std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
+    if (std::none_of(calls.begin(), calls.end(), [](const PointCall& c) { return c.on_device; })) {
+      return RunPointsLocked(calls);
     }
-    Status started = point_task_->Start(calls, &lanes_);
-    return started.ok() && !point_task_->done() ? progress_.Run(point_task_.get(), &liveness_)
-                                                : started;
+    Result<std::vector<PointCall>> staged = staging_.Bring(calls);
+    if (!staged.ok()) return staged.status();
+    if (Status ran = RunPointsLocked(*staged); !ran.ok()) return ran;
+    return staging_.Return(calls);
   }));
   FAULT_POINT("call.after_finish");
   liveness_.EndCall();
   return status;
+}
+
+Status Communicator::RunPointsLocked(const std::vector<PointCall>& calls) {
+  if (point_task_ == nullptr) {
+    point_task_ =
+        std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
+  }
+  Status started = point_task_->Start(calls, &lanes_);
+  return started.ok() && !point_task_->done() ? progress_.Run(point_task_.get(), &liveness_)
+                                              : started;
 }
 
 // The memory of a call whose output lies where its input was.

@@ -30,6 +30,7 @@
 #include "collectives/progress.h"
 #include "liveness.h"
 #include "slot_writes.h"
+#include "staging.h"
 #include "survivors.h"
 #include "transport/control/control.h"
 #include "transport/transport.h"
@@ -105,6 +106,8 @@ class Communicator {
   Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
   Status RunPointsGuarded(const std::vector<PointCall>& calls);
   Status RunLocked(const Call& call);
+  Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
+  Status RunPointsLocked(const std::vector<PointCall>& calls);
   // What of the call's codec is left, checked, and the step of the call.
   Status SettleCodec(Call* call, bool* below_min_bytes) const;
   Status MakeSticky(const Status& status);
@@ -156,6 +159,7 @@ class Communicator {
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
   SlotWrites slot_writes_;
+  Staging staging_;
   Lent lent_input_, lent_output_;  // by the call under way
   std::mutex call_mutex_;          // held during a call; abort waits for it
   uint64_t sequence_ = 0;

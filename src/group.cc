@@ -88,6 +88,15 @@ Status Group::RunJobs() {
   return failed == results.end() ? Status::Ok() : *failed;
 }
 
+Status Group::EnterAll(const std::vector<std::shared_ptr<Stream>>& streams, Batch* batch) {
+  for (const std::shared_ptr<Stream>& stream : streams) {
+    Result<uint64_t> place = stream->Enter();
+    if (!place.ok()) return place.status();
+    batch->turns.push_back({stream, *place});
+  }
+  return Status::Ok();
+}
+
 Status Group::RunParts() {
   if (parts_.size() == 1 && parts_[0].streams.empty() && parts_[0].communicator->idle()) {
     return parts_[0].communicator->RunBatch(parts_[0].batch);
@@ -95,15 +104,13 @@ Status Group::RunParts() {
   const auto completion = std::make_shared<Completion>();
   Status first;
   for (Part& part : parts_) {
-    for (const std::shared_ptr<Stream>& stream : part.streams) {
-      part.batch.turns.push_back({stream, stream->Enter()});
-    }
+    Status status = EnterAll(part.streams, &part.batch);
     if (part.waits) {
       completion->Add();
       part.batch.completion = completion;
     }
     const std::vector<Batch::Turn> turns = part.batch.turns;
-    Status status = part.communicator->Enqueue(std::move(part.batch));
+    if (status.ok()) status = part.communicator->Enqueue(std::move(part.batch));
     if (status.ok()) continue;
     part.communicator->Fail(status);  // the other ranks are not to wait for it
     for (const Batch::Turn& turn : turns) turn.stream->Leave(turn.place, status);

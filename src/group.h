@@ -45,6 +45,8 @@ class Group {
   Part& PartOf(const std::shared_ptr<Communicator>& communicator,
                const std::shared_ptr<Stream>& stream);
   Status RunJobs();
+  // Takes a place on each; an error: only on those in batch->turns.
+  static Status EnterAll(const std::vector<std::shared_ptr<Stream>>& streams, Batch* batch);
   Status RunParts();
 
   int depth_ = 1;

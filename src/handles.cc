@@ -10,6 +10,7 @@
 
 #include "base/per_thread.h"
 #include "base/thread.h"
+#include "device/runtime.h"
 #include "group.h"
 
 namespace inccl {
@@ -188,6 +189,8 @@ Status CheckCodec(ccl_codec_t codec) {
 ccl_comm_t NewComm() {
   ccl_comm_t comm = Comms().Take();
   comm->fork_generation = ForkGeneration();
+  Device* const device = LookForDevice();
+  comm->device = device == nullptr ? -1 : device->Current();
   comm->magic.store(ccl_comm::kMagic);
   return comm;
 }

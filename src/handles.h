@@ -50,6 +50,7 @@ struct ccl_comm {
   std::atomic<bool> cancelled{false};
   inccl::InitOptions options;
   uint64_t fork_generation = 0;
+  int device = -1;  // current when this was made, or given to ccl_comm_init_all
   std::optional<uint64_t> inherited_completed;  // of a shrunk communicator
   std::vector<std::optional<inccl::PreMulSum>> reductions;
   std::set<std::unique_ptr<char>> registrations;
@@ -104,8 +105,9 @@ class Lease {
 // is nothing to take.
 Status TakeForFree(ccl_comm_t comm);
 Status CheckCodec(ccl_codec_t codec);
-// NULL: nothing.
-Result<std::shared_ptr<Stream>> FindStream(ccl_stream_t stream);
+// A stream of ccl_stream_create; nullptr: none has this handle.
+std::shared_ptr<Stream> FindStream(ccl_stream_t stream);
+Status NoStream();
 
 ccl_comm_t NewComm();
 void FreeComm(ccl_comm_t comm);  // after TakeForFree; waits for leases

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A host stream: an order of asynchronous calls, also of several communicators. Thread-safe.
+// Orders of asynchronous calls, also of several communicators. Thread-safe.
 #ifndef INCCL_STREAM_H_
 #define INCCL_STREAM_H_
 
@@ -16,12 +16,38 @@ namespace inccl {
 
 class Stream {
  public:
+  virtual ~Stream() = default;
   // Takes the next place in the order. Every place must be left, once.
-  uint64_t Enter();
-  // Waits until every earlier place has been left, or `give_up` (asked every few milliseconds) says
-  // true; then returns false.
-  bool WaitTurn(uint64_t place, const std::function<bool()>& give_up);
-  void Leave(uint64_t place, const Status& status);
+  virtual Result<uint64_t> Enter() = 0;
+  // Waits until every earlier place has been left and what else the stream does before has been
+  // done, or `give_up` (asked every few milliseconds) says true; then returns false.
+  virtual bool WaitTurn(uint64_t place, const std::function<bool()>& give_up) = 0;
+  virtual void Leave(uint64_t place, const Status& status) = 0;
+};
+
+// Places are left in any order; counts those before which all have been left.
+class LeftPlaces {
+ public:
+  uint64_t count() const { return count_; }
+  void Leave(uint64_t place) {
+    early_.insert(place);
+    while (!early_.empty() && *early_.begin() == count_) {
+      early_.erase(early_.begin());
+      ++count_;
+    }
+  }
+
+ private:
+  uint64_t count_ = 0;
+  std::set<uint64_t> early_;
+};
+
+// Of calls on memory of the host alone.
+class HostStream final : public Stream {
+ public:
+  Result<uint64_t> Enter() override;
+  bool WaitTurn(uint64_t place, const std::function<bool()>& give_up) override;
+  void Leave(uint64_t place, const Status& status) override;
 
   // Waits until all places taken so far have been left.
   Status Synchronize();
@@ -35,8 +61,7 @@ class Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t entered_ = 0;
-  uint64_t left_ = 0;              // all places below have been left
-  std::set<uint64_t> left_early_;  // and these
+  LeftPlaces left_;
   Status error_;
 };
 

@@ -1,8 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "submit.h"
 
+#include <initializer_list>
+
+#include "device/runtime.h"
+#include "device_stream.h"
+
 namespace inccl {
 namespace {
+
+struct Buffer {
+  const char* name;
+  const void* data;
+  uint64_t elements;  // 0: there is no such buffer
+};
+
+std::string MemoryOf(Device* device, const void* data) {
+  const int number = device->DeviceOf(data);
+  return number < 0 ? "memory of the host" : fmt::format("memory of device {}", number);
+}
+
+// Whether the buffers are a device's. Where there are none, `otherwise`.
+Result<bool> OnDevice(Device* device, std::initializer_list<Buffer> buffers, bool otherwise) {
+  const Buffer* first = nullptr;
+  for (const Buffer& buffer : buffers) {
+    if (buffer.elements == 0) continue;
+    if (first == nullptr) {
+      first = &buffer;
+    } else if ((device->DeviceOf(buffer.data) < 0) != (device->DeviceOf(first->data) < 0)) {
+      return InvalidArgument(fmt::format("{} is {}, {} {}: they must be of one kind", first->name,
+                                         MemoryOf(device, first->data), buffer.name,
+                                         MemoryOf(device, buffer.data)));
+    }
+  }
+  return first == nullptr ? otherwise : device->DeviceOf(first->data) >= 0;
+}
+
+Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream,
+                                          std::initializer_list<Buffer> buffers, bool* on_device) {
+  std::shared_ptr<Stream> own = stream == nullptr ? nullptr : FindStream(stream);
+  const bool foreign = stream != nullptr && own == nullptr;
+  Device* const device = foreign ? LookForDevice() : CurrentDevice();
+  if (device == nullptr) {
+    if (foreign) return NoStream();
+    return own;
+  }
+  Result<bool> there = OnDevice(device, buffers, foreign);
+  if (!there.ok()) return there.status();
+  *on_device = *there;
+  if (!*on_device) {
+    if (!foreign) return own;
+    return InvalidArgument(
+        "stream: not of ccl_stream_create, which a call on memory of the host takes, or NULL");
+  }
+  if (own != nullptr) {
+    return InvalidArgument(
+        "stream: of ccl_stream_create, but the buffers are memory of a device: give a stream of "
+        "the "
+        "device");
+  }
+  return DeviceStreamOf(device, stream);
+}
 
 Status Run(Communicator* communicator, const Call& call) { return communicator->Run(call); }
 Status Run(Communicator* communicator, const PointCall& call) {
@@ -22,12 +80,13 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
   if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
   Batch batch;
   Put(call, &batch);
-  batch.turns.push_back({stream, stream->Enter()});
-  const uint64_t place = batch.turns.front().place;
+  Result<uint64_t> place = stream->Enter();
+  if (!place.ok()) return place.status();
+  batch.turns.push_back({stream, *place});
   Status status = communicator->Enqueue(std::move(batch));
   if (!status.ok()) {
     communicator->Fail(status);
-    stream->Leave(place, status);
+    stream->Leave(*place, status);
   }
   return status;
 }
@@ -39,6 +98,32 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op) {
   if (index < 0 || static_cast<size_t>(index) >= comm->reductions.size()) return nullptr;
   const std::optional<PreMulSum>& found = comm->reductions[static_cast<size_t>(index)];
   return found ? &*found : nullptr;
+}
+
+Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
+                                         Call* call) {
+  const Extent extent = ExtentOf(call->collective, call->count, communicator.nranks(),
+                                 communicator.rank() == call->root);
+  Result<std::shared_ptr<Stream>> found =
+      StreamFor(stream, {{"send", call->send, extent.send}, {"recv", call->recv, extent.recv}},
+                &call->on_device);
+  Device* const device = CurrentDevice();
+  if (found.ok() && !call->on_device && call->scalar_at != nullptr && device != nullptr &&
+      device->DeviceOf(call->scalar_at) >= 0) {
+    return InvalidArgument(
+        fmt::format("op: its factor is {}, the buffers memory of the host: make it with a factor "
+                    "there",
+                    MemoryOf(device, call->scalar_at)));
+  }
+  return found;
+}
+
+Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& /*communicator*/,
+                                         PointCall* call) {
+  return StreamFor(stream,
+                   {{"send", call->send, call->is_send ? call->count : 0},
+                    {"recv", call->recv, call->is_send ? 0 : call->count}},
+                   &call->on_device);
 }
 
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of a checked call: at once, onto its stream, or into the thread's group.
+// The way of a checked call: at once, onto its stream, or into the thread's group. Calls on memory
+// of a device always take a stream of the device.
 #ifndef INCCL_SUBMIT_H_
 #define INCCL_SUBMIT_H_
 
@@ -22,6 +23,13 @@ Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
                   const std::shared_ptr<Stream>& stream, const PointCall& call);
 
+// The stream of a call, nullptr: none. Says in the call whether its memory is a device's.
+// kInvalidArgument: there is no such stream, or memory and stream do not go together.
+Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
+                                         Call* call);
+Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
+                                         PointCall* call);
+
 // `make` checks the arguments of a call on `comm`, which is ready, and fills it in. Errors get the
 // rank in front, and spoil the group.
 template <typename AnyCall = Call, typename Make>
@@ -30,10 +38,12 @@ ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
     const Lease lease(comm, Need::kReady);
     Status status = lease.status();
     if (status.ok()) {
-      Result<std::shared_ptr<Stream>> found = FindStream(stream);
       AnyCall call;
-      status = found.ok() ? make(&call) : found.status();
-      if (status.ok()) status = SubmitCall(comm->impl, *found, call);
+      status = make(&call);
+      if (status.ok()) {
+        Result<std::shared_ptr<Stream>> found = StreamOf(stream, *comm->impl, &call);
+        status = found.ok() ? SubmitCall(comm->impl, *found, call) : found.status();
+      }
       if (status.code() == Code::kInvalidArgument) {
         status = InvalidArgument(
             fmt::format("rank {}/{}: {}", lease->rank(), lease->nranks(), status.message()));

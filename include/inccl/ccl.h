@@ -6,11 +6,19 @@
  * prefix ccl_. What is not written here follows NCCL's documented behaviour and, where NCCL is
  * silent, MPI's.
  *
- * Streams. Buffers are host memory. With stream NULL a call returns when its result is in `recv`.
- * With a stream of ccl_stream_create it returns at once: calls on one stream run in the order in
+ * Streams. Buffers in host memory: with stream NULL a call returns when its result is in `recv`;
+ * with a stream of ccl_stream_create it returns at once: calls on one stream run in the order in
  * which they were made, also over several communicators; buffers, codecs and stats must live until
  * then, and errors surface at ccl_stream_synchronize and ccl_comm_get_async_error. Any other value
  * is CCL_INVALID_ARGUMENT.
+ *
+ * Devices. Buffers in memory of a CUDA device (all of a call, or none): the stream is one of CUDA,
+ * cast to ccl_stream_t, NULL the legacy one. The call returns when it is on the stream, runs when
+ * the device has done what was put there before, and the device goes on when it is done; errors
+ * surface at ccl_comm_get_async_error alone. The current device of the thread is not changed. Ranks
+ * that share a device need a stream each. A stream that is being captured is CCL_INVALID_ARGUMENT.
+ * Needs libinccl_cuda.so and a process that has loaded CUDA before it creates the communicator; in
+ * this version all goes through copies in host memory, as large as the call.
  *
  * Order. All ranks of a communicator call the same collectives in the same order with matching
  * arguments, whatever streams they use. A mismatch (operation, count, type, reduction, root, codec,
@@ -98,8 +106,8 @@ typedef enum {
 
 /** Where the scalar of a premultiplied sum is read. */
 typedef enum {
-  CCL_SCALAR_DEVICE = 0, /**< In memory that the device of the communicator reads, here host memory,
-                            whenever a call that uses the operation runs. */
+  CCL_SCALAR_DEVICE = 0, /**< In memory of the kind that the buffers of calls have, read whenever a
+                            call that uses the operation runs. */
   CCL_SCALAR_HOST_IMMEDIATE = 1 /**< In host memory, before ccl_redop_create_premulsum returns. */
 } ccl_scalar_residence_t;
 
@@ -222,8 +230,8 @@ CCL_API ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* con
 
 /**
  * Creates all `ndev` ranks of a communicator inside this process; comms[i] is rank i, to be used by
- * a thread of its own, or by one thread in groups. `devices` must be NULL in this version. After an
- * error there is nothing to destroy.
+ * a thread of its own, or by one thread in groups. `devices`: the ranks' devices, which may be the
+ * same; NULL for host memory. After an error there is nothing to destroy.
  */
 CCL_API ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices);
 
@@ -283,7 +291,8 @@ CCL_API ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* err
 CCL_API ccl_result_t ccl_comm_count(ccl_comm_t comm, int* count);
 /** Rank of this end. */
 CCL_API ccl_result_t ccl_comm_user_rank(ccl_comm_t comm, int* rank);
-/** Device of this rank; -1 for host memory. */
+/** Device of this rank: given to ccl_comm_init_all, or current when the communicator was created;
+ * -1 in a process without devices. */
 CCL_API ccl_result_t ccl_comm_device(ccl_comm_t comm, int* device);
 
 /* ---------------------------------------------------------------- collectives */

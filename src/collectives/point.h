@@ -25,6 +25,7 @@ struct PointCall {
   uint64_t count = 0;
   const std::byte* send = nullptr;  // is_send
   std::byte* recv = nullptr;        // else
+  bool on_device = false;           // which is memory of a device
 };
 
 // Elements of one message, so that a signature can hold the count.

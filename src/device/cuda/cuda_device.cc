@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory and streams of CUDA, over its driver alone. Never changes the current device of a thread
+// of the caller: contexts are pushed and popped.
+#include <cuda.h>
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "device/cuda/driver.h"
+#include "device/device.h"
+
+namespace inccl::cuda {
+namespace {
+
+CUdeviceptr Address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+// A context for as long as this lives.
+class Within {
+ public:
+  Within(const Driver& driver, CUcontext context)
+      : driver_(driver), status_(driver.Check(driver.push(context), "cuCtxPushCurrent")) {}
+  ~Within() {
+    CUcontext context = nullptr;
+    if (status_.ok()) driver_.pop(&context);
+  }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  const Driver& driver_;
+  const Status status_;
+};
+
+// The words lie in memory of the host that the device reaches: the stream writes one and waits for
+// the other, without a kernel and without a callback of the host.
+class Order final : public DeviceOrder {
+ public:
+  struct Words {
+    alignas(64) std::atomic<uint32_t> reached{0};
+    alignas(64) std::atomic<uint32_t> finished{0};
+  };
+  Order(const Driver& driver, CUcontext context, CUstream stream, Words* words)
+      : driver_(driver), context_(context), stream_(stream), words_(words) {}
+
+  Status Append(uint32_t place) override {
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    Status status =
+        driver_.Check(driver_.stream_capturing(stream_, &capture), "cuStreamIsCapturing");
+    if (!status.ok()) return status;
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+      return InvalidArgument("stream: is being captured into a graph, which this version cannot");
+    }
+    const Within within(driver_, context_);
+    if (!within.status().ok()) return within.status();
+    status = driver_.Check(driver_.stream_write(stream_, Address(&words_->reached), place + 1,
+                                                CU_STREAM_WRITE_VALUE_DEFAULT),
+                           "cuStreamWriteValue32");
+    if (!status.ok()) return status;
+    return driver_.Check(driver_.stream_wait(stream_, Address(&words_->finished), place + 1,
+                                             CU_STREAM_WAIT_VALUE_GEQ),
+                         "cuStreamWaitValue32");
+  }
+  bool Reached(uint32_t place) const override {
+    const uint32_t reached = words_->reached.load(std::memory_order_acquire);
+    return static_cast<int32_t>(reached - place - 1) >= 0;
+  }
+  void Finish(uint32_t place) override {
+    words_->finished.store(place + 1, std::memory_order_release);
+  }
+
+ private:
+  const Driver& driver_;
+  const CUcontext context_;
+  const CUstream stream_;
+  Words* const words_;  // never freed: the stream may come to its wait at any time
+};
+
+class CudaDevice final : public Device {
+ public:
+  static Result<std::unique_ptr<CudaDevice>> Create() {
+    Result<Driver> driver = Driver::Load();
+    if (!driver.ok()) return driver.status();
+    std::unique_ptr<CudaDevice> device(new CudaDevice(*driver));
+    Status status = driver->Check(driver->init(0), "cuInit");
+    if (status.ok()) {
+      status = driver->Check(driver->device_count(&device->count_), "cuDeviceGetCount");
+    }
+    if (!status.ok()) return status;
+    device->places_.resize(static_cast<size_t>(device->count_));
+    return device;
+  }
+
+  int Count() override { return count_; }
+
+  int Current() override {
+    CUcontext context = nullptr;
+    CUdevice device = 0;  // that of a thread which has chosen none
+    if (driver_.context(&context) == CUDA_SUCCESS && context != nullptr) {
+      driver_.context_device(&device);
+    }
+    return device;
+  }
+
+  // Managed memory is a device's, too: what streams do with it has their order.
+  int DeviceOf(const void* memory) override {
+    unsigned type = 0;
+    if (driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Address(memory)) !=
+            CUDA_SUCCESS ||
+        type != CU_MEMORYTYPE_DEVICE) {
+      return -1;
+    }
+    int number = 0;
+    if (driver_.pointer_attribute(&number, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, Address(memory)) !=
+        CUDA_SUCCESS) {
+      return -1;
+    }
+    return number;
+  }
+
+  Result<uint64_t> IdOf(void* stream) override {
+    Result<CUcontext> context = ContextOfCaller();
+    if (!context.ok()) return context.status();
+    const Within within(driver_, *context);
+    if (!within.status().ok()) return within.status();
+    unsigned long long id = 0;  // NOLINT(google-runtime-int): the driver's type
+    const CUresult result = driver_.stream_id(static_cast<CUstream>(stream), &id);
+    if (result != CUDA_SUCCESS) {
+      return InvalidArgument(
+          fmt::format("stream: {}: {}", stream, driver_.Check(result, "cuStreamGetId").message()));
+    }
+    return uint64_t{id};
+  }
+
+  Result<std::unique_ptr<DeviceOrder>> OrderOf(void* stream) override {
+    Result<CUcontext> context = ContextOfCaller();
+    if (!context.ok()) return context.status();
+    const Within within(driver_, *context);
+    if (!within.status().ok()) return within.status();
+    const auto handle = static_cast<CUstream>(stream);
+    CUcontext own = *context;
+    if (stream != nullptr) {
+      Status status = driver_.Check(driver_.stream_context(handle, &own), "cuStreamGetCtx");
+      if (!status.ok()) return status;
+    }
+    Result<std::byte*> memory = AllocateHost(sizeof(Order::Words));
+    if (!memory.ok()) return memory.status();
+    return std::unique_ptr<DeviceOrder>(
+        std::make_unique<Order>(driver_, own, handle, new (*memory) Order::Words));
+  }
+
+  Result<std::byte*> AllocateHost(size_t bytes) override {
+    Result<CUcontext> context = ContextOfCaller();
+    if (!context.ok()) return context.status();
+    const Within within(driver_, *context);
+    if (!within.status().ok()) return within.status();
+    void* memory = nullptr;
+    Status status = driver_.Check(
+        driver_.host_alloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+        "cuMemHostAlloc");
+    if (!status.ok()) {
+      return Status(status.code(), fmt::format("{} bytes: {}", bytes, status.message()));
+    }
+    return static_cast<std::byte*>(memory);
+  }
+
+  void FreeHost(std::byte* memory) override { driver_.host_free(memory); }
+
+  Status Copy(void* to, const void* from, size_t bytes) override {
+    const int to_device = DeviceOf(to);
+    Result<Place> place = PlaceOf(to_device >= 0 ? to_device : DeviceOf(from));
+    if (!place.ok()) return place.status();
+    const Within within(driver_, place->context);
+    if (!within.status().ok()) return within.status();
+    Status status = driver_.Check(driver_.copy(Address(to), Address(from), bytes, place->stream),
+                                  "cuMemcpyAsync");
+    if (!status.ok()) return status;
+    return driver_.Check(driver_.stream_synchronize(place->stream), "cuStreamSynchronize");
+  }
+
+ private:
+  // Where this library works on a device: the context of the runtime, a stream of its own.
+  struct Place {
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;
+  };
+
+  explicit CudaDevice(const Driver& driver) : driver_(driver) {}
+
+  Result<Place> PlaceOf(int number) {
+    if (number < 0 || number >= count_) {
+      return InternalError(fmt::format("device {} is not in [0, {})", number, count_));
+    }
+    const std::lock_guard lock(mutex_);
+    Place& place = places_[static_cast<size_t>(number)];
+    if (place.stream != nullptr) return place;
+    CUdevice device = 0;
+    Status status = driver_.Check(driver_.device_get(&device, number), "cuDeviceGet");
+    if (status.ok()) {
+      status = driver_.Check(driver_.retain(&place.context, device), "cuDevicePrimaryCtxRetain");
+    }
+    if (!status.ok()) return status;
+    const Within within(driver_, place.context);
+    if (!within.status().ok()) return within.status();
+    // Out-of-range priorities are clamped: the lowest number is the highest priority.
+    constexpr int kHighest = -5;
+    status = driver_.Check(driver_.stream_create(&place.stream, CU_STREAM_NON_BLOCKING, kHighest),
+                           "cuStreamCreateWithPriority");
+    if (!status.ok()) return status;
+    return place;
+  }
+
+  // The caller's context; that of device 0 for a thread without one.
+  Result<CUcontext> ContextOfCaller() {
+    CUcontext context = nullptr;
+    Status status = driver_.Check(driver_.context(&context), "cuCtxGetCurrent");
+    if (!status.ok()) return status;
+    if (context != nullptr) return context;
+    Result<Place> place = PlaceOf(0);
+    if (!place.ok()) return place.status();
+    return place->context;
+  }
+
+  const Driver driver_;
+  int count_ = 0;
+  std::mutex mutex_;
+  std::vector<Place> places_;
+};
+
+}  // namespace
+}  // namespace inccl::cuda
+
+extern "C" __attribute__((visibility("default"))) inccl::Device* inccl_device(uint32_t version,
+                                                                              char* why,
+                                                                              size_t why_bytes) {
+  if (version != inccl::Device::kVersion) {
+    std::snprintf(why, why_bytes, "is of another version (%u, not %u)", inccl::Device::kVersion,
+                  version);
+    return nullptr;
+  }
+  static std::mutex mutex;
+  static inccl::Device* device = nullptr;  // as long as the process
+  const std::lock_guard lock(mutex);
+  if (device != nullptr) return device;
+  inccl::Result<std::unique_ptr<inccl::cuda::CudaDevice>> made = inccl::cuda::CudaDevice::Create();
+  if (!made.ok()) {
+    std::snprintf(why, why_bytes, "%s", made.status().message().c_str());
+    return nullptr;
+  }
+  device = made->release();
+  return device;
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/runtime.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "base/log.h"
+
+namespace inccl {
+namespace {
+
+constexpr const char* kDriver = "libcuda.so.1";
+constexpr const char* kLibrary = "libinccl_cuda.so.0";
+
+std::atomic<Device*> current{nullptr};
+std::mutex mutex;
+bool looked = false;  // and the answer stays; holds mutex
+std::string& Reason() {
+  static auto* const reason = new std::string;
+  return *reason;
+}
+
+void* OpenBeside(const char* name) {
+  Dl_info self{};
+  if (dladdr(reinterpret_cast<const void*>(&LookForDevice), &self) != 0 &&
+      self.dli_fname != nullptr) {
+    const std::string path = self.dli_fname;
+    const size_t slash = path.rfind('/');
+    if (slash != std::string::npos) {
+      void* const library = dlopen((path.substr(0, slash + 1) + name).c_str(), RTLD_NOW);
+      if (library != nullptr) return library;
+    }
+  }
+  return dlopen(name, RTLD_NOW);
+}
+
+Result<Device*> Load() {
+  void* const library = OpenBeside(kLibrary);
+  if (library == nullptr) return SystemError(fmt::format("{}: {}", kLibrary, dlerror()));
+  const auto entry = reinterpret_cast<DeviceEntry>(dlsym(library, kDeviceEntry));
+  if (entry == nullptr) return SystemError(fmt::format("{}: no {}", kLibrary, kDeviceEntry));
+  std::array<char, 512> why{};
+  Device* const device = entry(Device::kVersion, why.data(), why.size());
+  if (device == nullptr) return SystemError(fmt::format("{}: {}", kLibrary, why.data()));
+  return device;
+}
+
+}  // namespace
+
+Device* CurrentDevice() { return current.load(std::memory_order_acquire); }
+
+Device* LookForDevice() {
+  if (Device* const device = CurrentDevice(); device != nullptr) return device;
+  const std::lock_guard lock(mutex);
+  if (looked) return CurrentDevice();
+  void* const driver = dlopen(kDriver, RTLD_LAZY | RTLD_NOLOAD);
+  if (driver == nullptr) {
+    Reason() = "this process has not loaded CUDA";
+    return nullptr;
+  }
+  dlclose(driver);
+  looked = true;
+  Result<Device*> device = Load();
+  if (device.ok()) {
+    current.store(*device, std::memory_order_release);
+    return *device;
+  }
+  Reason() = device.status().message();
+  Log(LogLevel::kWarn, LogSubsystem::kInit, "no device memory in calls: {}", Reason());
+  return nullptr;
+}
+
+std::string WhyNoDevice() {
+  const std::lock_guard lock(mutex);
+  return Reason();
+}
+
+void SetDevice(Device* device) {
+  const std::lock_guard lock(mutex);
+  looked = true;
+  Reason() = "no device was set";
+  current.store(device, std::memory_order_release);
+}
+
+}  // namespace inccl

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A stream of a device as an order of calls: a call's turn comes when the device has done what was
+// put on the stream before it, and the device goes on when the call is done.
+#ifndef INCCL_DEVICE_STREAM_H_
+#define INCCL_DEVICE_STREAM_H_
+
+#include <memory>
+#include <mutex>
+
+#include "device/device.h"
+#include "stream.h"
+
+namespace inccl {
+
+class DeviceStream final : public Stream {
+ public:
+  explicit DeviceStream(std::unique_ptr<DeviceOrder> order) : order_(std::move(order)) {}
+  Result<uint64_t> Enter() override;
+  bool WaitTurn(uint64_t place, const std::function<bool()>& give_up) override;
+  // The error is its communicator's to keep: the device knows none.
+  void Leave(uint64_t place, const Status& status) override;
+
+ private:
+  const std::unique_ptr<DeviceOrder> order_;
+  std::mutex mutex_;
+  uint64_t entered_ = 0;
+  LeftPlaces left_;
+};
+
+// The one object of a stream of the device (NULL: its legacy stream).
+Result<std::shared_ptr<Stream>> DeviceStreamOf(Device* device, void* stream);
+
+}  // namespace inccl
+
+#endif  // INCCL_DEVICE_STREAM_H_

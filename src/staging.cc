@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "staging.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "device/runtime.h"
+
+namespace inccl {
+namespace {
+
+constexpr size_t kAlignment = 4096;
+constexpr size_t kLeastBytes = size_t{1} << 20;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+struct Bytes {
+  size_t send, recv;
+};
+
+Bytes BytesOf(const Call& call, int rank, int nranks) {
+  const Extent extent = ExtentOf(call.collective, call.count, nranks, rank == call.root);
+  const size_t element = SizeOf(call.type);
+  return {extent.send * element, extent.recv * element};
+}
+
+size_t BytesOf(const PointCall& call) { return call.count * SizeOf(call.type); }
+
+}  // namespace
+
+Staging::~Staging() {
+  for (std::byte* block : blocks_) device_->FreeHost(block);
+}
+
+Status Staging::Reserve(size_t bytes) {
+  if (device_ == nullptr) device_ = CurrentDevice();
+  if (device_ == nullptr) return InternalError("a call on a device's memory without a device");
+  if (bytes <= bytes_) return Status::Ok();
+  const size_t more = std::bit_ceil(std::max(bytes, kLeastBytes));
+  blocks_.reserve(blocks_.size() + 1);
+  Result<std::byte*> memory = device_->AllocateHost(more);
+  if (!memory.ok()) return memory.status();
+  blocks_.push_back(*memory);
+  memory_ = *memory;
+  bytes_ = more;
+  return Status::Ok();
+}
+
+Result<Call> Staging::Bring(const Call& call, int rank, int nranks) {
+  const Bytes bytes = BytesOf(call, rank, nranks);
+  const size_t recv_at = Aligned(bytes.send);
+  if (Status status = Reserve(recv_at + bytes.recv); !status.ok()) return status;
+  Call staged = call;
+  staged.on_device = false;
+  staged.send = memory_;
+  staged.recv = memory_ + recv_at;
+  if (bytes.send > 0) {
+    if (Status status = device_->Copy(memory_, call.send, bytes.send); !status.ok()) return status;
+  }
+  if (call.scalar_at != nullptr && device_->DeviceOf(call.scalar_at) >= 0) {
+    Status status = device_->Copy(staged.scalar.data(), call.scalar_at, SizeOf(call.type));
+    if (!status.ok()) return status;
+    staged.scalar_at = nullptr;
+  }
+  return staged;
+}
+
+Status Staging::Return(const Call& call, int rank, int nranks) {
+  const Bytes bytes = BytesOf(call, rank, nranks);
+  if (bytes.recv == 0) return Status::Ok();
+  return device_->Copy(call.recv, memory_ + Aligned(bytes.send), bytes.recv);
+}
+
+Result<std::vector<PointCall>> Staging::Bring(const std::vector<PointCall>& calls) {
+  size_t total = 0;
+  for (const PointCall& call : calls) {
+    if (call.on_device) total += Aligned(BytesOf(call));
+  }
+  if (Status status = Reserve(total); !status.ok()) return status;
+  std::vector<PointCall> staged = calls;
+  std::byte* at = memory_;
+  for (PointCall& call : staged) {
+    if (!call.on_device) continue;
+    const size_t bytes = BytesOf(call);
+    if (call.is_send && bytes > 0) {
+      if (Status status = device_->Copy(at, call.send, bytes); !status.ok()) return status;
+    }
+    if (call.is_send) {
+      call.send = at;
+    } else {
+      call.recv = at;
+    }
+    at += Aligned(bytes);
+  }
+  return staged;
+}
+
+Status Staging::Return(const std::vector<PointCall>& calls) {
+  const std::byte* at = memory_;
+  for (const PointCall& call : calls) {
+    if (!call.on_device) continue;
+    const size_t bytes = BytesOf(call);
+    if (!call.is_send && bytes > 0) {
+      if (Status status = device_->Copy(call.recv, at, bytes); !status.ok()) return status;
+    }
+    at += Aligned(bytes);
+  }
+  return Status::Ok();
+}
+
+}  // namespace inccl

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls on memory of a device, run on memory of the host: what they read is copied there before,
+// what they have written back afterwards.
+#ifndef INCCL_STAGING_H_
+#define INCCL_STAGING_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "base/status.h"
+#include "call.h"
+#include "collectives/point.h"
+#include "device/device.h"
+
+namespace inccl {
+
+// One communicator's; its memory grows to what the largest call needed. What it has outgrown is
+// kept until the end: giving it back waits for all that the device does, of which some may wait for
+// this communicator.
+class Staging {
+ public:
+  Staging() = default;
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // The call with the host's memory in place of the device's, which holds its input.
+  Result<Call> Bring(const Call& call, int rank, int nranks);
+  // Copies the result of such a call to where `call` wants it.
+  Status Return(const Call& call, int rank, int nranks);
+  // The same for sends and receives at once. Those on memory of the host stay as they are.
+  Result<std::vector<PointCall>> Bring(const std::vector<PointCall>& calls);
+  Status Return(const std::vector<PointCall>& calls);
+
+ private:
+  Status Reserve(size_t bytes);
+
+  Device* device_ = nullptr;     // whose memory this is
+  std::byte* memory_ = nullptr;  // the last of blocks_
+  size_t bytes_ = 0;
+  std::vector<std::byte*> blocks_;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_STAGING_H_

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls on memory of a device: the bytes of a result are those of the same call on memory of the
+// host; calls return when they are on the stream and run in its order; errors leave no stream
+// behind that waits. The device is a fake whose memory the processor cannot touch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/rng.h"
+#include "inccl/ccl.h"
+#include "support/fake_device.h"
+#include "support/seed.h"
+#include "world/clock.h"
+#include "world/error_format.h"
+#include "world/limits.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr int kRanks = 3;
+
+class DeviceCallsTest : public ::testing::Test {
+ protected:
+  DeviceCallsTest() {
+    EXPECT_EQ(ccl_comm_init_all(comms_.data(), kRanks, nullptr), CCL_SUCCESS);
+    for (void*& stream : streams_) stream = device_.MakeStream();
+  }
+  ~DeviceCallsTest() override {
+    for (ccl_comm_t comm : comms_) EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+    EXPECT_EQ(device_.host_bytes, 0u) << "of the library, and not given back";
+  }
+
+  static ccl_stream_t Handle(void* stream) { return static_cast<ccl_stream_t>(stream); }
+  ccl_comm_t comm(int rank) { return comms_[static_cast<size_t>(rank)]; }
+  void* stream(int rank) { return streams_[static_cast<size_t>(rank)]; }
+
+  float* Floats(size_t count, int device = 0) {
+    return reinterpret_cast<float*>(device_.Allocate(count * sizeof(float), device));
+  }
+
+  ccl_result_t AllReduce(int rank, const float* send, float* recv, size_t count) {
+    return ccl_allreduce(send, recv, count, CCL_FLOAT32, CCL_SUM, comm(rank), Handle(stream(rank)));
+  }
+
+  void SynchronizeAll() {
+    for (void* stream : streams_) device_.Synchronize(stream);
+  }
+
+  FakeDevice device_{size_t{64} << 20};
+  std::array<ccl_comm_t, kRanks> comms_{};
+  std::array<void*, kRanks> streams_{};
+};
+
+// ---------------------------------------------------------------- the same bytes
+
+using CallFn = ccl_result_t (*)(const void*, void*, size_t, ccl_comm_t, ccl_stream_t);
+struct Collective {
+  const char* name;
+  int send_segments, recv_segments;  // of `count` elements; kRanks or 1
+  int in_place;  // 1: recv == send; 2: recv is a segment of send; 3: the reverse
+  CallFn call;
+};
+
+const ccl_compression_t* Hbi() {
+  static ccl_compression_t options = [] {
+    ccl_compression_t made = CCL_COMPRESSION_INIT;
+    EXPECT_EQ(ccl_codec_create(&made.codec, "hbi:bits=6,min_bytes=0"), CCL_SUCCESS);
+    made.seed = 7;
+    made.step = 9;
+    return made;
+  }();
+  return &options;
+}
+
+const Collective kCollectives[] = {
+    {"allreduce", 1, 1, 1,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_allreduce(s, r, n, CCL_FLOAT32, CCL_SUM, c, t);
+     }},
+    {"allreduce compressed", 1, 1, 1,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_allreduce_compressed(s, r, n, CCL_FLOAT32, CCL_SUM, Hbi(), c, t);
+     }},
+    {"reduce_scatter", kRanks, 1, 2,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_reduce_scatter(s, r, n, CCL_FLOAT32, CCL_SUM, c, t);
+     }},
+    {"allgather", 1, kRanks, 3,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_allgather(s, r, n, CCL_FLOAT32, c, t);
+     }},
+    {"broadcast", 1, 1, 1,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_broadcast(s, r, n, CCL_FLOAT32, 1, c, t);
+     }},
+    {"reduce", 1, 1, 1,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_reduce(s, r, n, CCL_FLOAT32, CCL_SUM, 2, c, t);
+     }},
+    {"alltoall", kRanks, kRanks, 0,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_alltoall(s, r, n, CCL_FLOAT32, c, t);
+     }},
+    {"gather", 1, kRanks, 3,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_gather(s, r, n, CCL_FLOAT32, 0, c, t);
+     }},
+    {"scatter", kRanks, 1, 2,
+     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
+       return ccl_scatter(s, r, n, CCL_FLOAT32, 0, c, t);
+     }},
+};
+
+// Where a rank's send and recv begin in a buffer of 2 kRanks segments of `count`.
+std::pair<size_t, size_t> Places(const Collective& c, bool in_place, int rank, size_t count) {
+  const size_t own = static_cast<size_t>(rank) * count;
+  if (!in_place) return {0, kRanks * count};
+  return {c.in_place == 3 ? own : 0, c.in_place == 2 ? own : 0};
+}
+
+TEST_F(DeviceCallsTest, ResultsAreTheHostsByteForByte) {
+  constexpr size_t kMost = 100'000;
+  Rng rng(TestSeed());
+  std::vector<float*> there(kRanks);
+  for (float*& buffer : there) buffer = Floats(2 * kRanks * kMost);
+  for (const Collective& c : kCollectives) {
+    for (const size_t count : {size_t{1}, size_t{777}, kMost}) {
+      for (const bool in_place : {false, true}) {
+        if (in_place && c.in_place == 0) continue;
+        SCOPED_TRACE(std::string(c.name) + (in_place ? " in place " : " ") + std::to_string(count));
+        const size_t elements = 2 * kRanks * count;
+        std::vector<std::vector<float>> host(kRanks, std::vector<float>(elements));
+        for (size_t rank = 0; rank < kRanks; ++rank) {
+          for (float& x : host[rank]) x = static_cast<float>(rng.Below(2001)) - 1000.0f;
+          std::memcpy(device_.Reach(there[rank]), host[rank].data(), elements * sizeof(float));
+        }
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < kRanks; ++rank) {
+          threads.emplace_back([&, rank] {
+            const auto [send, recv] = Places(c, in_place, rank, count);
+            float* const mine = host[static_cast<size_t>(rank)].data();
+            EXPECT_EQ(c.call(mine + send, mine + recv, count, comm(rank), nullptr), CCL_SUCCESS);
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        // All ranks from one thread: calls on a device return when they are on the stream.
+        for (int rank = 0; rank < kRanks; ++rank) {
+          const auto [send, recv] = Places(c, in_place, rank, count);
+          float* const mine = there[static_cast<size_t>(rank)];
+          ASSERT_EQ(c.call(mine + send, mine + recv, count, comm(rank), Handle(stream(rank))),
+                    CCL_SUCCESS)
+              << ccl_get_last_error(comm(rank));
+        }
+        SynchronizeAll();
+        for (size_t rank = 0; rank < kRanks; ++rank) {
+          EXPECT_EQ(
+              std::memcmp(device_.Reach(there[rank]), host[rank].data(), elements * sizeof(float)),
+              0)
+              << "rank " << rank;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DeviceCallsTest, SendsAndReceivesInAGroup) {
+  constexpr size_t kCount = 50'000;
+  std::vector<float*> out, in;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    out.push_back(Floats(kCount));
+    in.push_back(Floats(kCount));
+    std::fill_n(device_.Reach(out.back()), kCount, static_cast<float>(rank));
+  }
+  ASSERT_EQ(ccl_group_start(), CCL_SUCCESS);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto i = static_cast<size_t>(rank);
+    EXPECT_EQ(ccl_send(out[i], kCount, CCL_FLOAT32, (rank + 1) % kRanks, comm(rank),
+                       Handle(stream(rank))),
+              CCL_SUCCESS);
+    EXPECT_EQ(ccl_recv(in[i], kCount, CCL_FLOAT32, (rank + kRanks - 1) % kRanks, comm(rank),
+                       Handle(stream(rank))),
+              CCL_SUCCESS);
+  }
+  ASSERT_EQ(ccl_group_end(), CCL_SUCCESS);
+  SynchronizeAll();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const float* const got = device_.Reach(in[static_cast<size_t>(rank)]);
+    const auto left = static_cast<float>((rank + kRanks - 1) % kRanks);
+    EXPECT_EQ(std::count(got, got + kCount, left), static_cast<ptrdiff_t>(kCount)) << rank;
+  }
+}
+
+TEST_F(DeviceCallsTest, AFactorInMemoryOfTheDeviceIsReadWhenTheCallRuns) {
+  float* const factor = Floats(1);
+  std::array<float*, kRanks> x{};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    x[static_cast<size_t>(rank)] = Floats(1000);
+    std::fill_n(device_.Reach(x[static_cast<size_t>(rank)]), 1000, 1.0f);
+  }
+  *device_.Reach(factor) = 5;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ccl_redop_t op{};
+    ASSERT_EQ(ccl_redop_create_premulsum(&op, factor, CCL_FLOAT32, CCL_SCALAR_DEVICE, comm(rank)),
+              CCL_SUCCESS);
+    device_.Launch(stream(rank), [&] { *device_.Reach(factor) = 2; });
+    float* const data = x[static_cast<size_t>(rank)];
+    ASSERT_EQ(ccl_allreduce(data, data, 1000, CCL_FLOAT32, op, comm(rank), Handle(stream(rank))),
+              CCL_SUCCESS);
+    std::array<float, 4> here{};
+    EXPECT_EQ(ccl_allreduce(here.data(), here.data(), 4, CCL_FLOAT32, op, comm(rank), nullptr),
+              CCL_INVALID_ARGUMENT);
+    EXPECT_TRUE(Matches(ccl_get_last_error(comm(rank)), "op: .*memory of device 0"));
+  }
+  SynchronizeAll();
+  EXPECT_EQ(device_.Reach(x[0])[999], 2.0f * kRanks);
+}
+
+// ---------------------------------------------------------------- the stream's order
+
+TEST_F(DeviceCallsTest, CallsReturnAtOnceAndRunInTheOrderOfTheirStreams) {
+  constexpr size_t kCount = 30'000;
+  constexpr int kRounds = 10;
+  std::atomic<bool> open{false};
+  std::array<float*, kRanks> x{}, y{};
+  std::atomic<int> wrong{0};
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto i = static_cast<size_t>(rank);
+    x[i] = Floats(kCount);
+    y[i] = Floats(kCount);
+    device_.Launch(stream(rank), [&] {
+      while (!open) std::this_thread::yield();
+    });
+    for (int round = 0; round < kRounds; ++round) {
+      device_.Launch(stream(rank), [this, i, round, x] {
+        std::fill_n(device_.Reach(x[i]), kCount, static_cast<float>(round + 1));
+      });
+      ASSERT_EQ(AllReduce(rank, x[i], y[i], kCount), CCL_SUCCESS);
+      device_.Launch(stream(rank), [this, i, round, y, &wrong] {
+        const float* const got = device_.Reach(y[i]);
+        if (std::count(got, got + kCount, static_cast<float>(kRanks * (round + 1))) != kCount) {
+          ++wrong;
+        }
+      });
+    }
+  }
+  // All calls have returned, and none has begun.
+  EXPECT_EQ(device_.Reach(y[0])[0], 0.0f);
+  open = true;
+  SynchronizeAll();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(DeviceCallsTest, GroupsAndTheLegacyStream) {
+  constexpr size_t kCount = 20'000;
+  std::array<float*, kRanks> x{};
+  for (size_t i = 0; i < kRanks; ++i) {
+    x[i] = Floats(kCount);
+    std::fill_n(device_.Reach(x[i]), kCount, 1.0f);
+  }
+  for (int round = 0; round < 5; ++round) {
+    ASSERT_EQ(ccl_group_start(), CCL_SUCCESS);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      float* const data = x[static_cast<size_t>(rank)];
+      EXPECT_EQ(
+          ccl_allreduce(data, data, kCount, CCL_FLOAT32, CCL_SUM, comm(rank), Handle(stream(rank))),
+          CCL_SUCCESS);
+    }
+    ASSERT_EQ(ccl_group_end(), CCL_SUCCESS);
+  }
+  // NULL is a stream as well: the call comes after what was put there before.
+  std::array<ccl_comm_t, 1> alone{};
+  ASSERT_EQ(ccl_comm_init_all(alone.data(), 1, nullptr), CCL_SUCCESS);
+  float* const mine = Floats(kCount);
+  device_.Launch(nullptr, [&] { std::fill_n(device_.Reach(mine), kCount, 3.0f); });
+  float* const result = Floats(kCount);
+  EXPECT_EQ(ccl_allreduce(mine, result, kCount, CCL_FLOAT32, CCL_SUM, alone[0], nullptr),
+            CCL_SUCCESS);
+  device_.Synchronize(nullptr);
+  EXPECT_EQ(device_.Reach(result)[kCount - 1], 3.0f);
+  EXPECT_EQ(ccl_comm_destroy(alone[0]), CCL_SUCCESS);
+  SynchronizeAll();
+  EXPECT_EQ(device_.Reach(x[2])[kCount - 1], 243.0f);
+}
+
+// ---------------------------------------------------------------- what is refused
+
+TEST_F(DeviceCallsTest, MemoryAndStreamMustGoTogether) {
+  std::vector<float> host(100);
+  float* const there = Floats(100);
+  ccl_stream_t own = nullptr;
+  ASSERT_EQ(ccl_stream_create(&own), CCL_SUCCESS);
+  const auto refused = [&](const float* send, float* recv, ccl_stream_t stream, const char* why) {
+    EXPECT_EQ(ccl_allreduce(send, recv, 100, CCL_FLOAT32, CCL_SUM, comm(0), stream),
+              CCL_INVALID_ARGUMENT);
+    const std::string text = ccl_get_last_error(comm(0));
+    EXPECT_TRUE(Matches(text, why)) << text;
+    EXPECT_TRUE(Matches(text, "rank 0/3")) << text;
+  };
+  refused(host.data(), there, nullptr, "send is memory of the host, recv memory of device 0");
+  refused(Floats(100, 1), host.data(), Handle(stream(0)),
+          "send is memory of device 1, recv memory of the host");
+  refused(there, there, own, "stream: of ccl_stream_create, but");
+  refused(host.data(), host.data(), Handle(stream(0)), "stream: not of ccl_stream_create");
+  int nothing = 0;
+  refused(there, there, reinterpret_cast<ccl_stream_t>(&nothing), "stream: .* is none");
+  device_.capturing = true;
+  refused(there, there, Handle(stream(0)), "captured");
+  device_.capturing = false;
+  EXPECT_EQ(ccl_stream_destroy(own), CCL_SUCCESS);
+  // Nothing of it has had an effect.
+  for (int rank = 0; rank < kRanks; ++rank) {
+    float* const data = Floats(10);
+    EXPECT_EQ(AllReduce(rank, data, data, 10), CCL_SUCCESS);
+  }
+  SynchronizeAll();
+}
+
+TEST_F(DeviceCallsTest, DevicesOfCommunicators) {
+  int number = -2;
+  EXPECT_EQ(ccl_comm_device(comm(1), &number), CCL_SUCCESS);
+  EXPECT_EQ(number, device_.Current());
+  std::array<ccl_comm_t, 2> two{};
+  const std::array<int, 2> wrong = {0, FakeDevice::kDevices}, right = {0, 1};
+  EXPECT_EQ(ccl_comm_init_all(two.data(), 2, wrong.data()), CCL_INVALID_ARGUMENT);
+  EXPECT_TRUE(Matches(ccl_get_last_error(nullptr), "devices\\[1\\]: 2 .*0, 2"));
+  ASSERT_EQ(ccl_comm_init_all(two.data(), 2, right.data()), CCL_SUCCESS);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(ccl_comm_device(two[i], &number), CCL_SUCCESS);
+    EXPECT_EQ(number, right[i]);
+    EXPECT_EQ(ccl_comm_destroy(two[i]), CCL_SUCCESS);
+  }
+}
+
+// ---------------------------------------------------------------- errors
+
+TEST_F(DeviceCallsTest, ACopyThatFailsIsAnErrorOfAllRanksAndNoStreamIsLeftWaiting) {
+  std::array<float*, kRanks> x{};
+  for (float*& data : x) data = Floats(100'000);
+  device_.copies_until_failure = 4;  // after the inputs of all three, and one result
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(AllReduce(rank, x[static_cast<size_t>(rank)], x[static_cast<size_t>(rank)], 100'000),
+              CCL_SUCCESS);
+  }
+  SynchronizeAll();
+  device_.copies_until_failure = -1;
+  int failed = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ccl_result_t error = CCL_SUCCESS;
+    const double limit = Seconds() + 10.0 * kSlowness;
+    while (error == CCL_SUCCESS && Seconds() < limit) {
+      EXPECT_EQ(ccl_comm_get_async_error(comm(rank), &error), CCL_SUCCESS);
+    }
+    if (error == CCL_UNHANDLED_CUDA_ERROR) ++failed;
+    EXPECT_NE(error, CCL_SUCCESS) << rank;
+    // The error stays, and the stream goes on.
+    EXPECT_NE(AllReduce(rank, x[0], x[0], 10), CCL_SUCCESS);
+  }
+  EXPECT_GT(failed, 0);
+  SynchronizeAll();
+}
+
+TEST_F(DeviceCallsTest, AbortEndsWhatWaitsForItsStream) {
+  std::atomic<bool> open{false};
+  float* const data = Floats(1000);
+  device_.Launch(stream(0), [&] {
+    while (!open) std::this_thread::yield();
+  });
+  ASSERT_EQ(AllReduce(0, data, data, 1000), CCL_SUCCESS);
+  const double start = Seconds();
+  EXPECT_EQ(ccl_comm_abort(comms_[0]), CCL_SUCCESS);
+  EXPECT_LT(Seconds() - start, 1.0 + SlackSeconds());
+  comms_[0] = nullptr;
+  open = true;
+  device_.Synchronize(stream(0));  // it passes
+}
+
+}  // namespace
+}  // namespace inccl::test

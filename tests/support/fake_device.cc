@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/fake_device.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <thread>
+
+#include "device/runtime.h"
+
+namespace inccl::test {
+
+class FakeDevice::FakeStream {
+ public:
+  explicit FakeStream(uint64_t id) : id_(id), thread_([this] { Loop(); }) {}
+  ~FakeStream() {
+    Append({});
+    thread_.join();
+  }
+  uint64_t id() const { return id_; }
+  void Append(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+    changed_.notify_all();
+  }
+
+ private:
+  void Loop() {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return !queue_.empty(); });
+      const std::function<void()> work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      if (work == nullptr) return;
+      work();
+    }
+  }
+
+  const uint64_t id_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  std::thread thread_;
+};
+
+class FakeDevice::Order final : public DeviceOrder {
+ public:
+  Order(FakeDevice* device, FakeStream* stream) : device_(device), stream_(stream) {}
+  Status Append(uint32_t place) override {
+    if (device_->capturing) return InvalidArgument("stream: is being captured");
+    // What is on the stream may outlive the order.
+    stream_->Append([words = words_, place] {
+      const std::lock_guard lock(words->mutex);
+      words->reached = place + 1;
+    });
+    stream_->Append([words = words_, place] {
+      std::unique_lock lock(words->mutex);
+      words->changed.wait(lock,
+                          [&] { return static_cast<int32_t>(words->finished - place - 1) >= 0; });
+    });
+    return Status::Ok();
+  }
+  bool Reached(uint32_t place) const override {
+    const std::lock_guard lock(words_->mutex);
+    return static_cast<int32_t>(words_->reached - place - 1) >= 0;
+  }
+  void Finish(uint32_t place) override {
+    const std::lock_guard lock(words_->mutex);
+    words_->finished = place + 1;
+    words_->changed.notify_all();
+  }
+
+ private:
+  struct Words {
+    std::mutex mutex;
+    std::condition_variable changed;
+    uint32_t reached = 0, finished = 0;
+  };
+  FakeDevice* const device_;
+  FakeStream* const stream_;
+  const std::shared_ptr<Words> words_ = std::make_shared<Words>();
+};
+
+FakeDevice::FakeDevice(size_t memory_bytes)
+    : bytes_(memory_bytes), file_(memfd_create("fake-device", MFD_CLOEXEC)) {
+  const auto map = [&](int protection) {
+    void* const memory = mmap(nullptr, bytes_, protection, MAP_SHARED, file_.get(), 0);
+    if (memory == MAP_FAILED) std::abort();
+    return Mapping(memory, bytes_);
+  };
+  if (ftruncate(file_.get(), static_cast<off_t>(bytes_)) != 0) std::abort();
+  device_view_ = map(PROT_NONE);
+  host_view_ = map(PROT_READ | PROT_WRITE);
+  MakeStream();
+  SetDevice(this);
+}
+
+FakeDevice::~FakeDevice() {
+  SetDevice(nullptr);
+  streams_.clear();
+}
+
+std::byte* FakeDevice::Allocate(size_t bytes, int device) {
+  const std::lock_guard lock(mutex_);
+  const size_t half = bytes_ / kDevices;
+  size_t& used = used_[device];
+  std::byte* const memory = device_view_.data() + static_cast<size_t>(device) * half + used;
+  used += (bytes + 255) / 256 * 256;
+  if (used > half) std::abort();
+  return memory;
+}
+
+std::byte* FakeDevice::Reach(const void* memory) const {
+  return host_view_.data() + (static_cast<const std::byte*>(memory) - device_view_.data());
+}
+
+void* FakeDevice::MakeStream() {
+  static std::atomic<uint64_t> ids{0};
+  const std::lock_guard lock(mutex_);
+  streams_.push_back(std::make_unique<FakeStream>(ids++));
+  return streams_.back().get();
+}
+
+FakeDevice::FakeStream* FakeDevice::Find(void* stream) {
+  const std::lock_guard lock(mutex_);
+  if (stream == nullptr) return streams_.front().get();
+  const auto found = std::find_if(streams_.begin(), streams_.end(),
+                                  [&](const auto& one) { return one.get() == stream; });
+  return found == streams_.end() ? nullptr : found->get();
+}
+
+void FakeDevice::Launch(void* stream, std::function<void()> work) {
+  Find(stream)->Append(std::move(work));
+}
+
+void FakeDevice::Synchronize(void* stream) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  Launch(stream, [&] {
+    const std::lock_guard lock(mutex);
+    done = true;
+    changed.notify_all();
+  });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return done; });
+}
+
+int FakeDevice::DeviceOf(const void* memory) {
+  const auto offset =
+      reinterpret_cast<uintptr_t>(memory) - reinterpret_cast<uintptr_t>(device_view_.data());
+  return offset < bytes_ ? static_cast<int>(offset / (bytes_ / kDevices)) : -1;
+}
+
+Result<uint64_t> FakeDevice::IdOf(void* stream) {
+  FakeStream* const found = Find(stream);
+  if (found == nullptr) return InvalidArgument(fmt::format("stream: {} is none", stream));
+  return found->id();
+}
+
+Result<std::unique_ptr<DeviceOrder>> FakeDevice::OrderOf(void* stream) {
+  return std::unique_ptr<DeviceOrder>(std::make_unique<Order>(this, Find(stream)));
+}
+
+Result<std::byte*> FakeDevice::AllocateHost(size_t bytes) {
+  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(4096, bytes));
+  const std::lock_guard lock(mutex_);
+  host_memory_.emplace(memory, bytes);
+  host_bytes += bytes;
+  return memory;
+}
+
+void FakeDevice::FreeHost(std::byte* memory) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(host_memory_.begin(), host_memory_.end(),
+                                  [&](const auto& one) { return one.first == memory; });
+  if (found == host_memory_.end()) std::abort();
+  host_bytes -= found->second;
+  host_memory_.erase(found);
+  std::free(memory);  // NOLINT: of aligned_alloc
+}
+
+Status FakeDevice::Copy(void* to, const void* from, size_t bytes) {
+  if (copies_until_failure >= 0 && copies_until_failure-- == 0) {
+    return Status(Code::kUnhandledCudaError, "the fake device does not copy any more");
+  }
+  if ((DeviceOf(to) < 0) == (DeviceOf(from) < 0)) std::abort();  // one of them, and not both
+  std::memcpy(DeviceOf(to) < 0 ? to : Reach(to), DeviceOf(from) < 0 ? from : Reach(from), bytes);
+  return Status::Ok();
+}
+
+}  // namespace inccl::test
