@@ -91,7 +91,12 @@ Status Group::RunJobs() {
 Status Group::EnterAll(const std::vector<std::shared_ptr<Stream>>& streams, Batch* batch) {
   for (const std::shared_ptr<Stream>& stream : streams) {
     Result<uint64_t> place = stream->Enter();
-    if (!place.ok()) return place.status();
+    if (!place.ok()) {
+      // No longer an argument that is checked before anything happens.
+      const Status& status = place.status();
+      const bool refused = status.code() == Code::kInvalidArgument;
+      return {refused ? Code::kInvalidUsage : status.code(), status.message()};
+    }
     batch->turns.push_back({stream, *place});
   }
   return Status::Ok();

@@ -81,7 +81,11 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
   Batch batch;
   Put(call, &batch);
   Result<uint64_t> place = stream->Enter();
-  if (!place.ok()) return place.status();
+  if (!place.ok()) {
+    // The others are not to wait for this rank.
+    if (place.status().code() != Code::kInvalidArgument) communicator->Fail(place.status());
+    return place.status();
+  }
   batch.turns.push_back({stream, *place});
   Status status = communicator->Enqueue(std::move(batch));
   if (!status.ok()) {

@@ -367,6 +367,22 @@ TEST_F(DeviceCallsTest, ACopyThatFailsIsAnErrorOfAllRanksAndNoStreamIsLeftWaitin
   SynchronizeAll();
 }
 
+// Its calls were right, so all ranks are told.
+TEST_F(DeviceCallsTest, AGroupThatAStreamRefusesIsAnErrorOfAllRanks) {
+  float* const data = Floats(1000);
+  ASSERT_EQ(ccl_group_start(), CCL_SUCCESS);
+  EXPECT_EQ(AllReduce(0, data, data, 1000), CCL_SUCCESS);
+  device_.capturing = true;
+  EXPECT_EQ(ccl_group_end(), CCL_INVALID_USAGE);
+  device_.capturing = false;
+  float* const other = Floats(1000);
+  EXPECT_EQ(AllReduce(1, other, other, 1000), CCL_SUCCESS);
+  SynchronizeAll();
+  ccl_result_t error = CCL_SUCCESS;
+  EXPECT_EQ(ccl_comm_get_async_error(comm(1), &error), CCL_SUCCESS);
+  EXPECT_NE(error, CCL_SUCCESS);
+}
+
 TEST_F(DeviceCallsTest, AbortEndsWhatWaitsForItsStream) {
   std::atomic<bool> open{false};
   float* const data = Floats(1000);
