@@ -22,7 +22,7 @@ namespace inccl::perf {
 
 // What differs between rows.
 struct RowCase {
-  Collective collective = Collective::kAllReduce;
+  Operation operation = Operation::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
