@@ -115,9 +115,9 @@ Status Communicator::Shift(const BenchCall& c) const {
   ccl_comm_t comm = comm_.get();
   const ccl_datatype_t type = Native(c.type);
   if (Status s = From(ccl_group_start(), "ccl_group_start"); !s.ok()) return s;
-  const Status sent =
+  Status sent =
       From(ccl_send(c.send, c.count, type, NextRank(rank_, size_), comm, nullptr), "ccl_send");
-  const Status received =
+  Status received =
       From(ccl_recv(c.recv, c.count, type, PreviousRank(rank_, size_), comm, nullptr), "ccl_recv");
   const Status ended = From(ccl_group_end(), "ccl_group_end");  // whatever came before
   if (!sent.ok()) return sent;
