@@ -344,7 +344,11 @@ Status Communicator::RunLocked(const Call& call_in) {
   CodecState* state = StateOf(codec);
   const uint64_t bytes = call.count * element;
   const bool can_stream = CanStreamPayloads(choice->algorithm);
-  const bool stream_payloads = can_stream && slot_writes_.Choose(bytes);
+  const bool one_way = HasRoot(call.collective);
+  const bool segmented = SegmentsOf(call.collective, 2) > 1;
+  const uint64_t moved = bytes * (segmented ? static_cast<uint64_t>(ends_.nranks) : 1);
+  SlotWrites& slot_writes = slot_writes_[static_cast<size_t>(call.collective)];
+  const SlotWrites::Way way = can_stream ? slot_writes.Choose(moved, one_way) : SlotWrites::Way{};
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
                                 .op = call.op,
@@ -355,7 +359,7 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .seed = call.seed,
                                 .step = call.step,
                                 .stream = Streams(call),
-                                .stream_payloads = stream_payloads});
+                                .stream_payloads = way.past});
   if (!status.ok()) return status;
   Plan unkept;
   Plan* const plan = place != nullptr ? place : &unkept;
@@ -374,12 +378,13 @@ Status Communicator::RunLocked(const Call& call_in) {
                .output = static_cast<std::byte*>(call.recv),
                .signature = signature,
                .lent_input = lent_input_,
-               .lent_output = lent_output_});
+               .lent_output = lent_output_,
+               .until_read = way.until_read});
   const Time start = SystemClock().Now();
   status = progress_.Run(&task_, &liveness_);
   // Lent buffers hardly use slots.
   if (can_stream && lent_input_.region == 0 && lent_output_.region == 0) {
-    slot_writes_.Learn(bytes, stream_payloads, SystemClock().Now() - start);
+    slot_writes.Learn(moved, one_way, way, SystemClock().Now() - start);
   }
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;

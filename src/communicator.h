@@ -155,7 +155,7 @@ class Communicator {
   std::array<Plan, 16> plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
-  SlotWrites slot_writes_;
+  std::array<SlotWrites, kCollectiveKinds> slot_writes_;
   Lent lent_input_, lent_output_;  // by the call under way
   std::mutex call_mutex_;          // held during a call; abort waits for it
   uint64_t sequence_ = 0;
