@@ -168,12 +168,35 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
       point_task_ =
           std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
     }
-    Status started = point_task_->Start(calls, &lanes_);
-    return started.ok() && !point_task_->done() ? progress_.Run(point_task_.get(), &liveness_)
-                                                : started;
+    return MovePoints(calls);
   }));
   FAULT_POINT("call.after_finish");
   liveness_.EndCall();
+  return status;
+}
+
+Status Communicator::MovePoints(const std::vector<PointCall>& calls) {
+  uint64_t sent = 0;
+  bool receives = false;
+  for (const PointCall& call : calls) {
+    if (call.peer == ends_.rank) continue;
+    if (call.is_send) sent += call.count * SizeOf(call.type);
+    receives = receives || !call.is_send;
+  }
+  // A rank that only sends is done when the slots have it all, which says nothing of its readers.
+  SlotWrites::Way way;
+  const bool in_place = ends_.transport->caps().read_in_place;
+  if (in_place && receives) {
+    way = point_writes_.Choose(sent, false);
+  } else {
+    way.past = in_place && point_writes_.Past(sent);
+  }
+  Status status =
+      point_task_->Start(calls, {.slots = way.past, .results = options_.stream_bytes}, &lanes_);
+  if (!status.ok() || point_task_->done()) return status;
+  const Time start = SystemClock().Now();
+  status = progress_.Run(point_task_.get(), &liveness_);
+  if (in_place && receives) point_writes_.Learn(sent, false, way, SystemClock().Now() - start);
   return status;
 }
 

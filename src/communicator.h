@@ -105,6 +105,7 @@ class Communicator {
   Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
   Status RunPointsGuarded(const std::vector<PointCall>& calls);
   Status RunLocked(const Call& call);
+  Status MovePoints(const std::vector<PointCall>& calls);
   // What of the call's codec is left, checked, and the step of the call.
   Status SettleCodec(Call* call, bool* below_min_bytes) const;
   Status MakeSticky(const Status& status);
@@ -156,6 +157,7 @@ class Communicator {
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
   std::array<SlotWrites, kCollectiveKinds> slot_writes_;
+  SlotWrites point_writes_;
   Lent lent_input_, lent_output_;  // by the call under way
   std::mutex call_mutex_;          // held during a call; abort waits for it
   uint64_t sequence_ = 0;
