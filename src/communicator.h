@@ -69,6 +69,10 @@ class Communicator {
   // To be given to the control plane, which is attached afterwards.
   Liveness* liveness() { return &liveness_; }
   void AttachControl(std::unique_ptr<ControlPlane> control);
+  // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, where
+  // that takes no more memory than is committed. A user's first one then finds schedule, lanes and
+  // pages in place. `cancelled` may be null.
+  Status Rehearse(Time deadline, const std::atomic<bool>* cancelled);
 
   int rank() const { return ends_.rank; }
   int nranks() const { return ends_.nranks; }
