@@ -65,7 +65,7 @@ else()
   set(inccl_rpath "$ORIGIN/${inccl_rpath}")
 endif()
 set(inccl_programs inccl-info inccl-tune accuracy limits)
-foreach(name allreduce reduce_scatter allgather broadcast reduce alltoall gather scatter)
+foreach(name allreduce reduce_scatter allgather broadcast reduce alltoall gather scatter sendrecv)
   list(APPEND inccl_programs ${name}_bench)
 endforeach()
 set(inccl_installed_programs)  # their files' names

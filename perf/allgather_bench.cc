@@ -2,5 +2,5 @@
 #include "perf/bench/bench.h"
 
 int main(int argc, char** argv) {
-  return inccl::perf::BenchMain(inccl::Collective::kAllGather, argc, argv);
+  return inccl::perf::BenchMain(inccl::perf::Operation::kAllGather, argc, argv);
 }

@@ -174,11 +174,11 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
           ends_.nranks, sequence_, PointTask::Describe(calls));
     }
     if (std::none_of(calls.begin(), calls.end(), [](const PointCall& c) { return c.on_device; })) {
-      return RunPointsLocked(calls);
+      return MovePoints(calls);
     }
     Result<std::vector<PointCall>> staged = staging_.Bring(calls);
     if (!staged.ok()) return staged.status();
-    if (Status ran = RunPointsLocked(*staged); !ran.ok()) return ran;
+    if (Status moved = MovePoints(*staged); !moved.ok()) return moved;
     return staging_.Return(calls);
   }));
   FAULT_POINT("call.after_finish");
@@ -186,14 +186,33 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
   return status;
 }
 
-Status Communicator::RunPointsLocked(const std::vector<PointCall>& calls) {
+Status Communicator::MovePoints(const std::vector<PointCall>& calls) {
   if (point_task_ == nullptr) {
     point_task_ =
         std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
   }
-  Status started = point_task_->Start(calls, &lanes_);
-  return started.ok() && !point_task_->done() ? progress_.Run(point_task_.get(), &liveness_)
-                                              : started;
+  uint64_t sent = 0;
+  bool receives = false;
+  for (const PointCall& call : calls) {
+    if (call.peer == ends_.rank) continue;
+    if (call.is_send) sent += call.count * SizeOf(call.type);
+    receives = receives || !call.is_send;
+  }
+  // A rank that only sends is done when the slots have it all, which says nothing of its readers.
+  SlotWrites::Way way;
+  const bool in_place = ends_.transport->caps().read_in_place;
+  if (in_place && receives) {
+    way = point_writes_.Choose(sent, false);
+  } else {
+    way.past = in_place && point_writes_.Past(sent);
+  }
+  Status status =
+      point_task_->Start(calls, {.slots = way.past, .results = options_.stream_bytes}, &lanes_);
+  if (!status.ok() || point_task_->done()) return status;
+  const Time start = SystemClock().Now();
+  status = progress_.Run(point_task_.get(), &liveness_);
+  if (in_place && receives) point_writes_.Learn(sent, false, way, SystemClock().Now() - start);
+  return status;
 }
 
 // The memory of a call whose output lies where its input was.
@@ -363,7 +382,11 @@ Status Communicator::RunLocked(const Call& call_in) {
   CodecState* state = StateOf(codec);
   const uint64_t bytes = call.count * element;
   const bool can_stream = CanStreamPayloads(choice->algorithm);
-  const bool stream_payloads = can_stream && slot_writes_.Choose(bytes);
+  const bool one_way = HasRoot(call.collective);
+  const bool segmented = SegmentsOf(call.collective, 2) > 1;
+  const uint64_t moved = bytes * (segmented ? static_cast<uint64_t>(ends_.nranks) : 1);
+  SlotWrites& slot_writes = slot_writes_[static_cast<size_t>(call.collective)];
+  const SlotWrites::Way way = can_stream ? slot_writes.Choose(moved, one_way) : SlotWrites::Way{};
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
                                 .op = call.op,
@@ -374,7 +397,7 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .seed = call.seed,
                                 .step = call.step,
                                 .stream = Streams(call),
-                                .stream_payloads = stream_payloads});
+                                .stream_payloads = way.past});
   if (!status.ok()) return status;
   Plan unkept;
   Plan* const plan = place != nullptr ? place : &unkept;
@@ -393,12 +416,13 @@ Status Communicator::RunLocked(const Call& call_in) {
                .output = static_cast<std::byte*>(call.recv),
                .signature = signature,
                .lent_input = lent_input_,
-               .lent_output = lent_output_});
+               .lent_output = lent_output_,
+               .until_read = way.until_read});
   const Time start = SystemClock().Now();
   status = progress_.Run(&task_, &liveness_);
   // Lent buffers hardly use slots.
   if (can_stream && lent_input_.region == 0 && lent_output_.region == 0) {
-    slot_writes_.Learn(bytes, stream_payloads, SystemClock().Now() - start);
+    slot_writes.Learn(moved, one_way, way, SystemClock().Now() - start);
   }
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;

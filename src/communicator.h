@@ -70,6 +70,10 @@ class Communicator {
   // To be given to the control plane, which is attached afterwards.
   Liveness* liveness() { return &liveness_; }
   void AttachControl(std::unique_ptr<ControlPlane> control);
+  // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, where
+  // that takes no more memory than is committed. A user's first one then finds schedule, lanes and
+  // pages in place. `cancelled` may be null.
+  Status Rehearse(Time deadline, const std::atomic<bool>* cancelled);
 
   int rank() const { return ends_.rank; }
   int nranks() const { return ends_.nranks; }
@@ -107,7 +111,7 @@ class Communicator {
   Status RunPointsGuarded(const std::vector<PointCall>& calls);
   Status RunLocked(const Call& call);
   Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
-  Status RunPointsLocked(const std::vector<PointCall>& calls);
+  Status MovePoints(const std::vector<PointCall>& calls);
   // What of the call's codec is left, checked, and the step of the call.
   Status SettleCodec(Call* call, bool* below_min_bytes) const;
   Status MakeSticky(const Status& status);
@@ -158,7 +162,8 @@ class Communicator {
   std::array<Plan, 16> plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
-  SlotWrites slot_writes_;
+  std::array<SlotWrites, kCollectiveKinds> slot_writes_;
+  SlotWrites point_writes_;
   Staging staging_;
   Lent lent_input_, lent_output_;  // by the call under way
   std::mutex call_mutex_;          // held during a call; abort waits for it

@@ -60,6 +60,9 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
       StartControl(*std::move(mesh), communicator->liveness(), options.control);
   if (!control.ok()) return control.status();
   communicator->AttachControl(*std::move(control));
+  if (Status status = communicator->Rehearse(join_options.deadline, cancelled); !status.ok()) {
+    return status;
+  }
   Log(LogLevel::kInfo, LogSubsystem::kInit, "rank {}/{} joined over {}: {}", rank, nranks, name,
       options.agreement);
   FAULT_POINT("init.before_return");

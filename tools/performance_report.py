@@ -34,6 +34,8 @@ for n in (2, 4, 8):
         RUNS[f"{op}-{n}"] = (op, n, LARGE)
     size = str(64 * 1024 * n)  # 64 KB for each pair
     RUNS[f"alltoall-{n}"] = ("alltoall", n, ["-b", size, "-e", size, "-w", "20", "-n", "200"])
+    RUNS[f"sendrecv-{n}"] = ("sendrecv", n, ["-b", "64K", "-e", "4M", "-f", "8", "-w", "20",
+                                             "-n", "100"])
 RUNS["allreduce-16"] = ("allreduce", 16, SWEEP + ["-e", "1M"])
 TAILS = {"tails-16": ("allreduce", 16, ["-b", "4K", "-e", "4K", "-w", "100", "-n", "100000"])}
 

@@ -25,7 +25,7 @@ namespace {
 
 // What does not change during a run.
 struct Job {
-  Collective collective = Collective::kAllReduce;
+  Operation operation = Operation::kAllReduce;
   std::string program, command;
   BenchOptions options;
   bool by_mpi = false;
@@ -122,7 +122,7 @@ class Run {
   // Everything that can be wrong with the command line and needs no other rank.
   Status Prepare() {
     for (const int root : options_.roots) {
-      if (HasRoot(job_.collective) && root >= world_.size()) {
+      if (HasRoot(job_.operation) && root >= world_.size()) {
         return InvalidArgument(fmt::format("-r: root {} of {} ranks", root, world_.size()));
       }
     }
@@ -151,8 +151,8 @@ class Run {
 
   Status RunRows(RowRunner& runner) {
     const std::vector<ReduceOp> ops =
-        Reduces(job_.collective) ? options_.ops : std::vector<ReduceOp>{ReduceOp::kSum};
-    std::vector<int> roots = HasRoot(job_.collective) ? options_.roots : std::vector<int>{0};
+        Reduces(job_.operation) ? options_.ops : std::vector<ReduceOp>{ReduceOp::kSum};
+    std::vector<int> roots = HasRoot(job_.operation) ? options_.roots : std::vector<int>{0};
     if (roots.front() < 0) {
       roots.clear();
       for (int rank = 0; rank < world_.size(); ++rank) roots.push_back(rank);
@@ -170,7 +170,7 @@ class Run {
   Status RunSizes(RowRunner& runner, DataType type, ReduceOp op, int root) {
     for (const uint64_t bytes : sizes_) {
       for (const BenchCodec& codec : codecs_) {
-        Result<Row> row = runner.Run({job_.collective, type, op, root, bytes, &codec});
+        Result<Row> row = runner.Run({job_.operation, type, op, root, bytes, &codec});
         if (!row.ok()) return row.status();
         row->algorithm = OptionOr(options_.algorithm, "INCCL_ALGO");
         row->transport = OptionOr("", "INCCL_TRANSPORT");
@@ -272,12 +272,12 @@ int Usage(const std::string& program, const std::string& text) {
 
 }  // namespace
 
-int BenchMain(Collective collective, int argc, char** argv) {
+int BenchMain(Operation operation, int argc, char** argv) {
   Job job;
-  job.collective = collective;
-  job.program = fmt::format("{}_bench", Name(collective));
+  job.operation = operation;
+  job.program = fmt::format("{}_bench", Name(operation));
   job.command = CommandLine(argc, argv);
-  Result<ParsedOptions> parsed = ParseOptions(collective, job.program, argc, argv);
+  Result<ParsedOptions> parsed = ParseOptions(operation, job.program, argc, argv);
   if (!parsed.ok()) return Usage(job.program, parsed.status().message());
   if (!parsed->help.empty()) {
     fmt::print("{}", parsed->help);

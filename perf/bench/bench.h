@@ -4,12 +4,12 @@
 #ifndef INCCL_PERF_BENCH_BENCH_H_
 #define INCCL_PERF_BENCH_BENCH_H_
 
-#include "base/types.h"
+#include "perf/support/operation.h"
 
 namespace inccl::perf {
 
-// The main function of the benchmark of one collective; returns an ExitCode.
-int BenchMain(Collective collective, int argc, char** argv);
+// The main function of the benchmark of one operation; returns an ExitCode.
+int BenchMain(Operation operation, int argc, char** argv);
 
 }  // namespace inccl::perf
 

@@ -44,6 +44,7 @@ Result<Communicator> Communicator::Create(World& world, const BenchOptions& opti
   config.op_timeout_ms = options.timeout_s * 1000;
   Communicator communicator;
   communicator.rank_ = world.rank();
+  communicator.size_ = world.size();
   ccl_comm_t comm = nullptr;
   ccl_result_t result;
   if (by_id) {
@@ -84,28 +85,43 @@ Status Communicator::Run(const BenchCall& c) const {
   ccl_comm_t comm = comm_.get();
   const ccl_datatype_t type = Native(c.type);
   const ccl_redop_t op = Native(c.op);
-  switch (c.collective) {
-    case Collective::kAllReduce:
+  switch (c.operation) {
+    case Operation::kAllReduce:
       return From(ccl_allreduce(c.send, c.recv, c.count, type, op, comm, nullptr), "ccl_allreduce");
-    case Collective::kReduceScatter:
+    case Operation::kReduceScatter:
       return From(ccl_reduce_scatter(c.send, c.recv, c.count, type, op, comm, nullptr),
                   "ccl_reduce_scatter");
-    case Collective::kAllGather:
+    case Operation::kAllGather:
       return From(ccl_allgather(c.send, c.recv, c.count, type, comm, nullptr), "ccl_allgather");
-    case Collective::kBroadcast:
+    case Operation::kBroadcast:
       return From(ccl_broadcast(c.send, c.recv, c.count, type, c.root, comm, nullptr),
                   "ccl_broadcast");
-    case Collective::kReduce:
+    case Operation::kReduce:
       return From(ccl_reduce(c.send, c.recv, c.count, type, op, c.root, comm, nullptr),
                   "ccl_reduce");
-    case Collective::kAllToAll:
+    case Operation::kAllToAll:
       return From(ccl_alltoall(c.send, c.recv, c.count, type, comm, nullptr), "ccl_alltoall");
-    case Collective::kGather:
+    case Operation::kGather:
       return From(ccl_gather(c.send, c.recv, c.count, type, c.root, comm, nullptr), "ccl_gather");
-    case Collective::kScatter:
+    case Operation::kScatter:
       return From(ccl_scatter(c.send, c.recv, c.count, type, c.root, comm, nullptr), "ccl_scatter");
+    case Operation::kSendRecv: return Shift(c);
   }
-  return InternalError("unknown collective");
+  return InternalError("unknown operation");
+}
+
+// To the next rank, from the one before, at the same time.
+Status Communicator::Shift(const BenchCall& c) const {
+  ccl_comm_t comm = comm_.get();
+  const ccl_datatype_t type = Native(c.type);
+  if (Status s = From(ccl_group_start(), "ccl_group_start"); !s.ok()) return s;
+  Status sent =
+      From(ccl_send(c.send, c.count, type, NextRank(rank_, size_), comm, nullptr), "ccl_send");
+  Status received =
+      From(ccl_recv(c.recv, c.count, type, PreviousRank(rank_, size_), comm, nullptr), "ccl_recv");
+  const Status ended = From(ccl_group_end(), "ccl_group_end");  // whatever came before
+  if (!sent.ok()) return sent;
+  return received.ok() ? ended : received;
 }
 
 Status Communicator::RunCompressed(const BenchCall& c, const BenchCodec& codec,
@@ -118,20 +134,20 @@ Status Communicator::RunCompressed(const BenchCall& c, const BenchCodec& codec,
   ccl_comm_t comm = comm_.get();
   const ccl_datatype_t type = Native(c.type);
   const ccl_redop_t op = Native(c.op);
-  switch (c.collective) {
-    case Collective::kAllReduce:
+  switch (c.operation) {
+    case Operation::kAllReduce:
       return From(
           ccl_allreduce_compressed(c.send, c.recv, c.count, type, op, &compression, comm, nullptr),
           "ccl_allreduce_compressed");
-    case Collective::kReduceScatter:
+    case Operation::kReduceScatter:
       return From(ccl_reduce_scatter_compressed(c.send, c.recv, c.count, type, op, &compression,
                                                 comm, nullptr),
                   "ccl_reduce_scatter_compressed");
-    case Collective::kAllGather:
+    case Operation::kAllGather:
       return From(
           ccl_allgather_compressed(c.send, c.recv, c.count, type, &compression, comm, nullptr),
           "ccl_allgather_compressed");
-    default: return InternalError(fmt::format("there is no compressed {}", Name(c.collective)));
+    default: return InternalError(fmt::format("there is no compressed {}", Name(c.operation)));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "inccl/ccl.h"
+#include "perf/support/operation.h"
 #include "perf/support/options.h"
 #include "perf/support/world.h"
 
@@ -35,7 +36,7 @@ class BenchCodec {
 
 // One call, as the C API takes it.
 struct BenchCall {
-  Collective collective = Collective::kAllReduce;
+  Operation operation = Operation::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
@@ -62,8 +63,9 @@ class Communicator {
     void operator()(ccl_comm_t comm) const { ccl_comm_destroy(comm); }
   };
   Status From(ccl_result_t result, const char* what) const;
+  Status Shift(const BenchCall& call) const;
 
-  int rank_ = 0;
+  int rank_ = 0, size_ = 1;
   std::unique_ptr<ccl_comm, Destroy> comm_;
 };
 

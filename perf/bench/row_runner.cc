@@ -20,6 +20,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr size_t kLine = 64;
+constexpr size_t kMostOwned = size_t{16} << 20;  // more does not stay in caches
+
 double MicrosecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
@@ -41,14 +44,14 @@ Result<RowRunner> RowRunner::Create(World& world, const BenchOptions& options,
 
 Result<Row> RowRunner::Run(const RowCase& row_case) {
   case_ = row_case;
-  layout_ = LayoutOf(case_.collective, case_.bytes, case_.type, world_->size(), world_->rank());
+  layout_ = LayoutOf(case_.operation, case_.bytes, case_.type, world_->size(), world_->rank());
   FillSend();
-  if (options_->checks > 0 && Reduces(case_.collective) &&
+  if (options_->checks > 0 && Reduces(case_.operation) &&
       (!oracle_ || oracle_->type != case_.type || oracle_->op != case_.op)) {
     oracle_ = MakeOracle(*inputs_, case_.type, case_.op);
   }
   Row row;
-  row.collective = case_.collective;
+  row.operation = case_.operation;
   row.codec = case_.codec->given();
   row.codec_spec = case_.codec->canonical();
   row.nranks = world_->size();
@@ -58,7 +61,7 @@ Result<Row> RowRunner::Run(const RowCase& row_case) {
   row.op = case_.op;
   row.root = case_.root;
   for (const bool in_place : {false, true}) {
-    if (in_place && !HasInPlace(case_.collective)) continue;
+    if (in_place && !HasInPlace(case_.operation)) continue;
     Result<Measurement> m = Measure(in_place);
     if (!m.ok()) return m.status();
     (in_place ? row.in_place : row.out_of_place) = *std::move(m);
@@ -80,8 +83,8 @@ Result<Measurement> RowRunner::Measure(bool in_place) {
 
 BenchCall RowRunner::CallFor(bool in_place) const {
   const size_t element = SizeOf(case_.type);
-  BenchCall call{case_.collective, case_.type, case_.op, case_.root,
-                 layout_.count,    nullptr,    nullptr};
+  BenchCall call{case_.operation, case_.type, case_.op, case_.root,
+                 layout_.count,   nullptr,    nullptr};
   call.send = in_place ? recv_.data() + layout_.in_place_send * element : send_.data();
   call.recv = recv_.data() + (in_place ? layout_.in_place_recv * element : 0);
   return call;
@@ -101,13 +104,25 @@ void RowRunner::RestoreInPlace() {
   std::memcpy(recv_.data() + layout_.in_place_send * element, send_.data(), layout_.send * element);
 }
 
+// The side before has perhaps let other ranks read what this one received; then each line costs a
+// message to their caches when it is written, which is not this side's doing.
+void RowRunner::MakeReady(bool in_place) {
+  if (in_place) return RestoreInPlace();
+  const size_t bytes = layout_.recv * SizeOf(case_.type);
+  if (bytes > kMostOwned) return;
+  for (size_t at = 0; at < bytes; at += kLine) {
+    volatile std::byte& byte = recv_.data()[at];
+    byte = byte;
+  }
+}
+
 void RowRunner::Poison(bool in_place) {
   const size_t element = SizeOf(case_.type);
   const uint64_t used = (in_place ? layout_.in_place : layout_.recv) * element;
   std::memset(recv_.data(), static_cast<int>(kPoison), used + kGuardBytes);
   std::memset(send_.Guard(layout_.send * element).data(), static_cast<int>(kPoison), kGuardBytes);
   const bool root_sends =
-      case_.collective == Collective::kBroadcast || case_.collective == Collective::kScatter;
+      case_.operation == Operation::kBroadcast || case_.operation == Operation::kScatter;
   if (in_place && (!root_sends || world_->rank() == case_.root)) RestoreInPlace();
 }
 
@@ -115,7 +130,7 @@ void RowRunner::Poison(bool in_place) {
 
 bool RowRunner::HasBaseline() const {
 #ifdef INCCL_PERF_HAVE_MPI
-  return options_->baseline_mpi && MpiCan({case_.collective, case_.type, case_.op, case_.root,
+  return options_->baseline_mpi && MpiCan({case_.operation, case_.type, case_.op, case_.root,
                                            layout_.count, false, nullptr, nullptr});
 #else
   return false;
@@ -124,7 +139,7 @@ bool RowRunner::HasBaseline() const {
 
 Result<double> RowRunner::TimeOurs(bool in_place) {
   const BenchCall call = CallFor(in_place);
-  if (in_place) RestoreInPlace();
+  MakeReady(in_place);
   if (Status s = world_->Barrier(); !s.ok()) return s;
   const Clock::time_point start = Clock::now();
   for (uint64_t i = 0; i < options_->aggregated; ++i) {
@@ -135,9 +150,9 @@ Result<double> RowRunner::TimeOurs(bool in_place) {
 
 Result<double> RowRunner::TimeBaseline(bool in_place) {
 #ifdef INCCL_PERF_HAVE_MPI
-  const MpiCall call{case_.collective, case_.type, case_.op,     case_.root,
-                     layout_.count,    in_place,   send_.data(), recv_.data()};
-  if (in_place) RestoreInPlace();
+  const MpiCall call{case_.operation, case_.type, case_.op,     case_.root,
+                     layout_.count,   in_place,   send_.data(), recv_.data()};
+  MakeReady(in_place);
   if (Status s = world_->Barrier(); !s.ok()) return s;
   const Clock::time_point start = Clock::now();
   for (uint64_t i = 0; i < options_->aggregated; ++i) {
@@ -152,8 +167,8 @@ Result<double> RowRunner::TimeBaseline(bool in_place) {
 // In place too the input is copied to another place: what is read and written is as much.
 Result<Interval> RowRunner::TimeLimit(bool in_place) {
   const Streams streams =
-      StreamsOf(case_.collective, layout_, case_.type, world_->rank(), case_.root);
-  if (in_place) RestoreInPlace();
+      StreamsOf(case_.operation, layout_, case_.type, world_->rank(), case_.root);
+  MakeReady(in_place);
   if (Status s = world_->Barrier(); !s.ok()) return s;
   const double start = SharedMicroseconds();
   for (uint64_t i = 0; i < options_->aggregated; ++i) {
@@ -226,7 +241,7 @@ Status RowRunner::Summarize(const Times& times, Measurement* m) {
   m->p99_us = Percentile(*ours, 0.99);
   m->max_us = Percentile(*ours, 1);
   m->algbw = AlgorithmBandwidth(layout_.bytes, m->time_us);
-  m->busbw = m->algbw * BusFactor(case_.collective, world_->size());
+  m->busbw = m->algbw * BusFactor(case_.operation, world_->size());
   const auto compare = [&](const std::vector<double>& side) {
     const double median = Median(side);
     return Measurement::Side{.time_us = median,
@@ -249,7 +264,7 @@ Status RowRunner::Summarize(const Times& times, Measurement* m) {
 // ------------------------------------------------------------------------------------ results
 
 Status RowRunner::AskWire(bool in_place, Measurement* m) {
-  if (!HasCompressed(case_.collective)) return {};
+  if (!HasCompressed(case_.operation)) return {};
   if (in_place) RestoreInPlace();
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
   Status s = communicator_->RunCompressed(CallFor(in_place), *case_.codec, &stats);
@@ -316,38 +331,41 @@ Accuracy RowRunner::VerifyResult(bool in_place, const ccl_compression_stats_t& s
   const std::optional<double> bound = lossy ? std::optional(stats.error_bound) : std::nullopt;
   // A lossless codec's sum is rounded as an uncompressed one.
   const std::optional<double> sum_bound = stats.error_bound > 0 ? bound : std::nullopt;
-  switch (case_.collective) {
-    case Collective::kAllReduce:
+  switch (case_.operation) {
+    case Operation::kAllReduce:
       return VerifyReduction(*oracle_, 0, result, layout_.count, sum_bound);
-    case Collective::kReduceScatter:
+    case Operation::kReduceScatter:
       return VerifyReduction(*oracle_, layout_.count * static_cast<uint64_t>(world_->rank()),
                              result, layout_.count, sum_bound);
-    case Collective::kReduce:
+    case Operation::kReduce:
       if (world_->rank() != case_.root) return VerifyUntouched(in_place);
       return VerifyReduction(*oracle_, 0, result, layout_.count, bound);
-    case Collective::kGather:
+    case Operation::kGather:
       if (world_->rank() != case_.root) return VerifyUntouched(in_place);
       return VerifyCopies(result, std::nullopt);
-    case Collective::kAllGather:
-    case Collective::kBroadcast:
-    case Collective::kAllToAll:
-    case Collective::kScatter: return VerifyCopies(result, bound);
+    case Operation::kAllGather:
+    case Operation::kBroadcast:
+    case Operation::kAllToAll:
+    case Operation::kScatter:
+    case Operation::kSendRecv: return VerifyCopies(result, bound);
   }
   return Accuracy();
 }
 
-// What is received from each rank, or from the root alone: the first `count` elements of its send
+// What is received from each rank, or from one alone: the first `count` elements of its send
 // buffer, or those for this rank; with `bound`, through a lossy codec.
 Accuracy RowRunner::VerifyCopies(const std::byte* result, std::optional<double> bound) const {
   Accuracy accuracy;
-  const Collective what = case_.collective;
-  const bool from_root = what == Collective::kBroadcast || what == Collective::kScatter;
-  const bool parted = what == Collective::kAllToAll || what == Collective::kScatter;
+  const Operation what = case_.operation;
+  const bool from_root = what == Operation::kBroadcast || what == Operation::kScatter;
+  const bool from_one = from_root || what == Operation::kSendRecv;
+  const int sender = from_root ? case_.root : PreviousRank(world_->rank(), world_->size());
+  const bool parted = what == Operation::kAllToAll || what == Operation::kScatter;
   const uint64_t first = parted ? layout_.count * static_cast<uint64_t>(world_->rank()) : 0;
   const size_t bytes = layout_.count * SizeOf(case_.type);
   std::vector<std::byte> expected(bytes);
-  for (int part = 0; part < (from_root ? 1 : world_->size()); ++part) {
-    inputs_->Fill(from_root ? case_.root : part, case_.type, case_.op, first, layout_.count,
+  for (int part = 0; part < (from_one ? 1 : world_->size()); ++part) {
+    inputs_->Fill(from_one ? sender : part, case_.type, case_.op, first, layout_.count,
                   expected.data());
     const std::byte* got = result + static_cast<size_t>(part) * bytes;
     accuracy.Add(bound ? VerifyLossyCopy(case_.type, expected.data(), got, layout_.count, *bound)
@@ -371,12 +389,12 @@ Accuracy RowRunner::VerifyUntouched(bool in_place) const {
 Status RowRunner::CompareDigests(uint64_t mine, Measurement* m) {
   Result<std::vector<uint64_t>> all = Gather(*world_, mine);
   if (!all.ok()) return all.status();
-  if (ReplicatesResult(case_.collective)) {
+  if (ReplicatesResult(case_.operation)) {
     const bool same =
         std::all_of(all->begin(), all->end(), [&](uint64_t d) { return d == all->front(); });
     m->identical = m->identical.value_or(true) && same;
     m->digest = all->front();
-  } else if (case_.collective == Collective::kReduce || case_.collective == Collective::kGather) {
+  } else if (case_.operation == Operation::kReduce || case_.operation == Operation::kGather) {
     m->digest = (*all)[static_cast<size_t>(case_.root)];
   } else {
     m->digest = CombineDigests(*all);

@@ -22,7 +22,7 @@ namespace inccl::perf {
 
 // What differs between rows.
 struct RowCase {
-  Collective collective = Collective::kAllReduce;
+  Operation operation = Operation::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
@@ -72,6 +72,8 @@ class RowRunner {
   void FillSend();
   // The buffer of a call in place holds its input again.
   void RestoreInPlace();
+  // Before a side is timed: all sides find their rank's buffers in the same state.
+  void MakeReady(bool in_place);
   // Before a check: whatever the call has to write is poison.
   void Poison(bool in_place);
 

@@ -29,42 +29,46 @@ double UnitOf(std::string_view unit) {
 
 }  // namespace
 
-bool HasInPlace(Collective collective) { return collective != Collective::kAllToAll; }
-
-bool HasCompressed(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kAllGather;
+bool HasInPlace(Operation operation) {
+  return operation != Operation::kAllToAll && operation != Operation::kSendRecv;
 }
 
-bool ReplicatesResult(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kAllGather ||
-         collective == Collective::kBroadcast;
+bool HasCompressed(Operation operation) {
+  return operation == Operation::kAllReduce || operation == Operation::kReduceScatter ||
+         operation == Operation::kAllGather;
 }
 
-Layout LayoutOf(Collective collective, uint64_t bytes, DataType type, int nranks, int rank) {
+bool ReplicatesResult(Operation operation) {
+  return operation == Operation::kAllReduce || operation == Operation::kAllGather ||
+         operation == Operation::kBroadcast;
+}
+
+Layout LayoutOf(Operation operation, uint64_t bytes, DataType type, int nranks, int rank) {
   const uint64_t element = SizeOf(type);
   const auto n = static_cast<uint64_t>(nranks);
   const auto r = static_cast<uint64_t>(rank);
   Layout layout;
-  const bool segments = SegmentsOf(collective, 2) > 1;
+  const bool segments =
+      operation != Operation::kSendRecv && SegmentsOf(static_cast<Collective>(operation), 2) > 1;
   const uint64_t granule = 16 / element;
   layout.count = segments ? bytes / element / n / granule * granule : bytes / element;
   layout.send = layout.recv = layout.count;
-  switch (collective) {
-    case Collective::kReduceScatter:
-    case Collective::kScatter:
+  switch (operation) {
+    case Operation::kReduceScatter:
+    case Operation::kScatter:
       layout.send = layout.count * n;
       layout.in_place_recv = layout.count * r;
       break;
-    case Collective::kAllGather:
-    case Collective::kGather:
+    case Operation::kAllGather:
+    case Operation::kGather:
       layout.recv = layout.count * n;
       layout.in_place_send = layout.count * r;
       break;
-    case Collective::kAllToAll: layout.send = layout.recv = layout.count * n; break;
-    case Collective::kAllReduce:
-    case Collective::kBroadcast:
-    case Collective::kReduce: break;
+    case Operation::kAllToAll: layout.send = layout.recv = layout.count * n; break;
+    case Operation::kAllReduce:
+    case Operation::kBroadcast:
+    case Operation::kReduce:
+    case Operation::kSendRecv: break;
   }
   layout.in_place = std::max(layout.send, layout.recv);
   layout.bytes = layout.in_place * element;
@@ -75,17 +79,18 @@ double AlgorithmBandwidth(uint64_t bytes, double microseconds) {
   return microseconds > 0 ? static_cast<double>(bytes) / microseconds * 1e-3 : 0;
 }
 
-double BusFactor(Collective collective, int nranks) {
+double BusFactor(Operation operation, int nranks) {
   const double part = static_cast<double>(nranks - 1) / nranks;
-  switch (collective) {
-    case Collective::kAllReduce: return 2 * part;
-    case Collective::kReduceScatter:
-    case Collective::kAllGather:
-    case Collective::kAllToAll:
-    case Collective::kGather:
-    case Collective::kScatter: return part;
-    case Collective::kBroadcast:
-    case Collective::kReduce: return 1;
+  switch (operation) {
+    case Operation::kAllReduce: return 2 * part;
+    case Operation::kReduceScatter:
+    case Operation::kAllGather:
+    case Operation::kAllToAll:
+    case Operation::kGather:
+    case Operation::kScatter: return part;
+    case Operation::kBroadcast:
+    case Operation::kReduce:
+    case Operation::kSendRecv: return 1;
   }
   return 1;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a size means for a collective: counts, buffers and bandwidths as nccl-tests define them.
+// What a size means for an operation: counts, buffers and bandwidths as nccl-tests define them.
 #ifndef INCCL_PERF_SUPPORT_LAYOUT_H_
 #define INCCL_PERF_SUPPORT_LAYOUT_H_
 
@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "base/types.h"
+#include "perf/support/operation.h"
 
 namespace inccl::perf {
 
@@ -25,18 +26,18 @@ struct Layout {
   uint64_t in_place_recv = 0;
   uint64_t in_place = 0;  // elements of that buffer
 };
-Layout LayoutOf(Collective collective, uint64_t bytes, DataType type, int nranks, int rank);
+Layout LayoutOf(Operation operation, uint64_t bytes, DataType type, int nranks, int rank);
 
-bool HasInPlace(Collective collective);
+bool HasInPlace(Operation operation);
 // Whether the C API has a compressed form of the call.
-bool HasCompressed(Collective collective);
+bool HasCompressed(Operation operation);
 // Every rank has the same result. Otherwise it lies in parts on the ranks, or on the root only.
-bool ReplicatesResult(Collective collective);
+bool ReplicatesResult(Operation operation);
 
 // Bytes over time: GB/s, 0 in no time.
 double AlgorithmBandwidth(uint64_t bytes, double microseconds);
-// busbw / algbw: 2 (n-1)/n for all-reduce, 1 for broadcast and reduce, else (n-1)/n.
-double BusFactor(Collective collective, int nranks);
+// busbw / algbw: 2 (n-1)/n for all-reduce, 1 for broadcast, reduce and sendrecv, else (n-1)/n.
+double BusFactor(Operation operation, int nranks);
 
 // The sizes of a sweep from `min` to `max`: times `factor` if it is above 1, else plus `step`.
 // kInvalidArgument if the sweep would not end.

@@ -137,7 +137,7 @@ Status RunRooted(const MpiCall& call, int rank, int count, MPI_Datatype type) {
   const bool root_in_place = call.in_place && rank == call.root;
   const size_t offset = static_cast<size_t>(rank) * static_cast<size_t>(count);
   std::byte* own = static_cast<std::byte*>(call.recv) + offset;
-  if (call.collective == Collective::kGather) {
+  if (call.operation == Operation::kGather) {
     const void* send = root_in_place ? MPI_IN_PLACE : call.in_place ? own : call.send;
     return FromMpi(MPI_Gather(send, count, type, call.recv, count, type, call.root, MPI_COMM_WORLD),
                    "MPI_Gather");
@@ -180,49 +180,57 @@ int RunUnderMpi(const std::string& program, int* argc, char*** argv,
 
 bool MpiCan(const MpiCall& call) {
   // What is only moved has a type of its size; what is reduced must be known.
-  const bool type = !Reduces(call.collective) || MpiTypeOf(call.type).has_value();
-  const bool op = !Reduces(call.collective) || MpiOpOf(call.op).has_value();
+  const bool type = !Reduces(call.operation) || MpiTypeOf(call.type).has_value();
+  const bool op = !Reduces(call.operation) || MpiOpOf(call.op).has_value();
   return type && op && call.count <= INT_MAX / SizeOf(call.type);
 }
 
 Status RunMpi(const MpiCall& call) {
-  const bool moves = !Reduces(call.collective);
+  const bool moves = !Reduces(call.operation);
   const auto count = static_cast<int>(call.count * (moves ? SizeOf(call.type) : 1));
   const MPI_Datatype type = moves ? MPI_BYTE : *MpiTypeOf(call.type);
   const MPI_Op op = moves ? MPI_OP_NULL : *MpiOpOf(call.op);
   const void* send = call.in_place ? MPI_IN_PLACE : call.send;
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  switch (call.collective) {
-    case Collective::kAllReduce:
+  switch (call.operation) {
+    case Operation::kAllReduce:
       return FromMpi(MPI_Allreduce(send, call.recv, count, type, op, MPI_COMM_WORLD),
                      "MPI_Allreduce");
-    case Collective::kReduceScatter:
+    case Operation::kReduceScatter:
       return FromMpi(MPI_Reduce_scatter_block(send, call.recv, count, type, op, MPI_COMM_WORLD),
                      "MPI_Reduce_scatter_block");
-    case Collective::kAllGather:
+    case Operation::kAllGather:
       return FromMpi(MPI_Allgather(send, count, type, call.recv, count, type, MPI_COMM_WORLD),
                      "MPI_Allgather");
-    case Collective::kBroadcast:
+    case Operation::kBroadcast:
       // MPI has one buffer: out of place the root copies first.
       if (!call.in_place && rank == call.root && count > 0) {
         std::memcpy(call.recv, call.send, static_cast<size_t>(count));
       }
       return FromMpi(MPI_Bcast(call.recv, count, type, call.root, MPI_COMM_WORLD), "MPI_Bcast");
-    case Collective::kReduce:
+    case Operation::kReduce:
       if (call.in_place && rank != call.root) {
         return FromMpi(MPI_Reduce(call.recv, nullptr, count, type, op, call.root, MPI_COMM_WORLD),
                        "MPI_Reduce");
       }
       return FromMpi(MPI_Reduce(send, call.recv, count, type, op, call.root, MPI_COMM_WORLD),
                      "MPI_Reduce");
-    case Collective::kAllToAll:
+    case Operation::kAllToAll:
       return FromMpi(MPI_Alltoall(send, count, type, call.recv, count, type, MPI_COMM_WORLD),
                      "MPI_Alltoall");
-    case Collective::kGather:
-    case Collective::kScatter: return RunRooted(call, rank, count, type);
+    case Operation::kGather:
+    case Operation::kScatter: return RunRooted(call, rank, count, type);
+    case Operation::kSendRecv: {
+      int size = 1;
+      MPI_Comm_size(MPI_COMM_WORLD, &size);
+      return FromMpi(
+          MPI_Sendrecv(send, count, type, NextRank(rank, size), 0, call.recv, count, type,
+                       PreviousRank(rank, size), 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
+          "MPI_Sendrecv");
+    }
   }
-  return InternalError("unknown collective");
+  return InternalError("unknown operation");
 }
 
 }  // namespace inccl::perf

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/types.h"
+#include "perf/support/operation.h"
 #include "perf/support/world.h"
 
 namespace inccl::perf {
@@ -25,7 +26,7 @@ int RunUnderMpi(const std::string& program, int* argc, char*** argv,
 // The same call of MPI. Where it is in place, `send` and `recv` lie as in the C API of inccl, and
 // MPI gets MPI_IN_PLACE and the buffer that belongs to it.
 struct MpiCall {
-  Collective collective = Collective::kAllReduce;
+  Operation operation = Operation::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;

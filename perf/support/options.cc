@@ -137,20 +137,20 @@ Status ParseSizes(const RawOptions& raw, BenchOptions* options) {
       .status();
 }
 
-Status CheckCombinations(Collective collective, const BenchOptions& options) {
+Status CheckCombinations(Operation operation, const BenchOptions& options) {
   if (options.baseline_mpi && options.ranks > 0) {
     return InvalidArgument("--baseline mpi needs mpirun: it does not go with --ranks");
   }
   for (const std::string& codec : options.codecs) {
-    if (codec != "none" && !HasCompressed(collective)) {
+    if (codec != "none" && !HasCompressed(operation)) {
       return InvalidArgument(
-          fmt::format("--codec {}: there is no compressed {}", codec, Name(collective)));
+          fmt::format("--codec {}: there is no compressed {}", codec, Name(operation)));
     }
   }
   return {};
 }
 
-Status Convert(Collective collective, const RawOptions& raw, BenchOptions* options) {
+Status Convert(Operation operation, const RawOptions& raw, BenchOptions* options) {
   if (Status s = ParseSizes(raw, options); !s.ok()) return s;
   Result<std::vector<DataType>> types = ParseTypes(raw.datatype);
   if (!types.ok()) return types.status();
@@ -178,17 +178,17 @@ Status Convert(Collective collective, const RawOptions& raw, BenchOptions* optio
   if (options->link_us > 0) {
     options->environment["INCCL_LINK_US"] = fmt::format("{}", options->link_us);
   }
-  return CheckCombinations(collective, *options);
+  return CheckCombinations(operation, *options);
 }
 
 }  // namespace
 
-Result<ParsedOptions> ParseOptions(Collective collective, const std::string& program, int argc,
+Result<ParsedOptions> ParseOptions(Operation operation, const std::string& program, int argc,
                                    const char* const* argv) {
   ParsedOptions parsed;
   RawOptions raw;
   CLI::App app(fmt::format("Times and checks {} as nccl-tests do. Manual: docs/perf-tools.md",
-                           Name(collective)),
+                           Name(operation)),
                program);
   AddMeasureOptions(&app, &parsed.options, &raw);
   AddOurOptions(&app, &parsed.options, &raw);
@@ -201,7 +201,7 @@ Result<ParsedOptions> ParseOptions(Collective collective, const std::string& pro
   } catch (const CLI::ParseError& error) {
     return InvalidArgument(error.what());
   }
-  if (Status s = Convert(collective, raw, &parsed.options); !s.ok()) return s;
+  if (Status s = Convert(operation, raw, &parsed.options); !s.ok()) return s;
   return parsed;
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "base/types.h"
+#include "perf/support/operation.h"
 #include "perf/support/statistics.h"
 
 namespace inccl::perf {
@@ -53,9 +54,9 @@ struct ParsedOptions {
   std::string help;
 };
 
-// kInvalidArgument names the option and the value. `collective`: codecs other than none are for
+// kInvalidArgument names the option and the value. `operation`: codecs other than none are for
 // all-reduce only.
-Result<ParsedOptions> ParseOptions(Collective collective, const std::string& program, int argc,
+Result<ParsedOptions> ParseOptions(Operation operation, const std::string& program, int argc,
                                    const char* const* argv);
 
 }  // namespace inccl::perf

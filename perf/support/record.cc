@@ -52,7 +52,7 @@ void AddAccuracy(const std::optional<Accuracy>& accuracy, Json* record) {
 
 Json RecordOf(const Row& row, bool in_place) {
   const Measurement& m = in_place ? row.in_place : row.out_of_place;
-  Json r = {{"op", Name(row.collective)},
+  Json r = {{"op", Name(row.operation)},
             {"algo", row.algorithm},
             {"transport", row.transport},
             {"codec", row.codec},
@@ -61,8 +61,8 @@ Json RecordOf(const Row& row, bool in_place) {
             {"bytes", row.bytes},
             {"count", row.count},
             {"type", TableName(row.type)},
-            {"redop", Reduces(row.collective) ? Json(TableName(row.op)) : Json(nullptr)},
-            {"root", HasRoot(row.collective) ? Json(row.root) : Json(nullptr)},
+            {"redop", Reduces(row.operation) ? Json(TableName(row.op)) : Json(nullptr)},
+            {"root", HasRoot(row.operation) ? Json(row.root) : Json(nullptr)},
             {"in_place", in_place},
             {"time_us", Number(m.time_us)},
             {"algbw", Number(m.algbw)},
@@ -103,7 +103,7 @@ Json DocumentOf(const RunHeader& header, const std::vector<Row>& rows) {
   document["rows"] = Json::array();
   for (const Row& row : rows) {
     document["rows"].push_back(RecordOf(row, false));
-    if (HasInPlace(row.collective)) document["rows"].push_back(RecordOf(row, true));
+    if (HasInPlace(row.operation)) document["rows"].push_back(RecordOf(row, true));
   }
   return document;
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/types.h"
+#include "perf/support/operation.h"
 #include "perf/support/verify.h"
 
 namespace inccl::perf {
@@ -46,7 +47,7 @@ struct Measurement {
 };
 
 struct Row {
-  Collective collective = Collective::kAllReduce;
+  Operation operation = Operation::kAllReduce;
   std::string algorithm, transport;  // as asked for; "auto" otherwise
   std::string codec;                 // as given
   std::string codec_spec;            // canonical

@@ -27,18 +27,19 @@ uint64_t ReadAll(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Streams StreamsOf(Collective collective, const Layout& layout, DataType type, int rank, int root) {
+Streams StreamsOf(Operation operation, const Layout& layout, DataType type, int rank, int root) {
   Streams streams{layout.send * SizeOf(type), layout.recv * SizeOf(type)};
   if (rank == root) return streams;
-  switch (collective) {
-    case Collective::kBroadcast:
-    case Collective::kScatter: streams.read = 0; break;
-    case Collective::kReduce:
-    case Collective::kGather: streams.write = 0; break;
-    case Collective::kAllReduce:
-    case Collective::kReduceScatter:
-    case Collective::kAllGather:
-    case Collective::kAllToAll: break;
+  switch (operation) {
+    case Operation::kBroadcast:
+    case Operation::kScatter: streams.read = 0; break;
+    case Operation::kReduce:
+    case Operation::kGather: streams.write = 0; break;
+    case Operation::kAllReduce:
+    case Operation::kReduceScatter:
+    case Operation::kAllGather:
+    case Operation::kAllToAll:
+    case Operation::kSendRecv: break;
   }
   return streams;
 }

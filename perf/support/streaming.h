@@ -11,6 +11,7 @@
 
 #include "base/types.h"
 #include "perf/support/layout.h"
+#include "perf/support/operation.h"
 
 namespace inccl::perf {
 
@@ -19,7 +20,7 @@ namespace inccl::perf {
 struct Streams {
   uint64_t read = 0, write = 0;
 };
-Streams StreamsOf(Collective collective, const Layout& layout, DataType type, int rank, int root);
+Streams StreamsOf(Operation operation, const Layout& layout, DataType type, int rank, int root);
 
 // Reads all of `from` and writes all of `to`, each byte once: a copy as far as both go. What is
 // longer in `from` is only read; what is longer in `to` repeats `from`, or is filled where there is

@@ -135,7 +135,7 @@ std::string Table::FormatExtras(const Row& row) const {
   line += fmt::format("  {:>9}", IdenticalText(row));
   if (columns_.digest) line += fmt::format("  {:<{}}", DigestCell(row), kDigestWidth + 1);
   for (const Measurement* m : {&row.out_of_place, &row.in_place}) {
-    const bool there = m == &row.out_of_place || HasInPlace(row.collective);
+    const bool there = m == &row.out_of_place || HasInPlace(row.operation);
     if (columns_.tails) {
       line += there ? "  " + FormatTime(m->p99_us) + "  " + FormatTime(m->max_us)
                     : fmt::format("  {:>7}  {:>7}", "N/A", "N/A");
@@ -148,10 +148,10 @@ std::string Table::FormatExtras(const Row& row) const {
 
 std::string Table::Format(const Row& row) const {
   return fmt::format("{:12}  {:12}  {:>8}  {:>6}  {:>6}", row.bytes, row.count, TableName(row.type),
-                     Reduces(row.collective) ? TableName(row.op) : "none",
-                     HasRoot(row.collective) ? row.root : -1) +
+                     Reduces(row.operation) ? TableName(row.op) : "none",
+                     HasRoot(row.operation) ? row.root : -1) +
          FormatMeasurement(row.out_of_place) +
-         (HasInPlace(row.collective) ? FormatMeasurement(row.in_place) : NoMeasurement()) +
+         (HasInPlace(row.operation) ? FormatMeasurement(row.in_place) : NoMeasurement()) +
          FormatExtras(row) + "\n";
 }
 
@@ -165,7 +165,7 @@ std::string Table::Footer(const std::vector<Row>& rows) const {
     const std::optional<uint64_t>& a = row.out_of_place.digest;
     const std::optional<uint64_t>& b = row.in_place.digest;
     digests |= columns_.digest && a && b && *a != *b;
-    placements += HasInPlace(row.collective) ? 2 : 1;
+    placements += HasInPlace(row.operation) ? 2 : 1;
     for (const Measurement* m : {&row.out_of_place, &row.in_place}) {
       wrong += m->accuracy ? m->accuracy->wrong : 0;
       differ |= m->identical && !*m->identical;

@@ -265,7 +265,7 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
     if (outgoing.term >= 0) header.bytes = state->terms[static_cast<size_t>(outgoing.term)].bytes;
     header.slice = tag;
     header.signature = call_.signature;
-    if (header.source.region != 0 &&
+    if ((header.source.region != 0 || call_.until_read) &&
         std::find(lanes_lent_.begin(), lanes_lent_.end(), operand.send) == lanes_lent_.end()) {
       lanes_lent_.push_back(operand.send);
     }

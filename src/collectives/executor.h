@@ -30,6 +30,7 @@ struct TaskCall {
   // What peers may reach of the input and of the output. A call does not end before they are done
   // with it; in place only where no part of the input is overwritten before all have read it.
   Lent lent_input = {}, lent_output = {};
+  bool until_read = false;  // a call does not end before the others have read what it sent
 };
 
 struct TaskStats {
@@ -116,7 +117,7 @@ class Task final : public Job {
   TaskCall call_;
   std::vector<StrandState> strands_;
   size_t unfinished_ = 0;
-  std::vector<SendLane*> lanes_lent_;  // on which peers may still read the input
+  std::vector<SendLane*> lanes_lent_;  // on which peers may still read what the call waits for
   TaskStats stats_;
   int mismatched_peer_ = -1;
 };

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/fault_point.h"
+#include "compress/kernels/stream.h"
 
 namespace inccl {
 namespace {
@@ -21,12 +22,25 @@ std::string TypeName(uint64_t number) {
                              : fmt::format("unknown type {}", number);
 }
 
+// Below this a copy past the caches costs more than it saves.
+constexpr uint64_t kLeastStreamed = 4096;
+
+void Copy(std::byte* to, const std::byte* from, uint64_t bytes, bool past_caches) {
+  if (past_caches && bytes >= kLeastStreamed) {
+    StreamCopy(to, from, bytes);
+  } else if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
 }  // namespace
 
 PointTask::PointTask(int rank, int nranks, const SlotOptions& slots)
     : rank_(rank), nranks_(nranks), slots_(slots) {}
 
-Status PointTask::Start(const std::vector<PointCall>& calls, LaneTable* lanes) {
+Status PointTask::Start(const std::vector<PointCall>& calls, const Copies& copies,
+                        LaneTable* lanes) {
+  copies_ = copies;
   directions_.resize(static_cast<size_t>(nranks_) * 2);
   active_.clear();
   unfinished_ = 0;
@@ -90,7 +104,7 @@ Result<bool> PointTask::SendSlice(int peer, Direction* direction) {
   if (slot->data == nullptr) return false;
   const auto bytes =
       static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes));
-  if (bytes > 0) std::memcpy(slot->data, message.call.send + message.moved, bytes);
+  Copy(slot->data, message.call.send + message.moved, bytes, copies_.slots);
   FAULT_POINT("point.before_publish");
   Status status = direction->send->Publish(
       {.bytes = bytes,
@@ -125,7 +139,8 @@ Result<bool> PointTask::RecvSlice(int peer, Direction* direction) {
         "rank {}/{}: slice {} of {} bytes from rank {} where slice {} of {} bytes was due", rank_,
         nranks_, incoming.header.slice, incoming.header.bytes, peer, direction->slice, bytes));
   }
-  if (bytes > 0) std::memcpy(message.call.recv + message.moved, incoming.payload, bytes);
+  Copy(message.call.recv + message.moved, incoming.payload, bytes,
+       message.bytes >= copies_.results);
   message.moved += bytes;
   FAULT_POINT("point.before_release");
   if (Status status = direction->recv->Release(); !status.ok()) return status;

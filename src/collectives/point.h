@@ -35,9 +35,14 @@ class PointTask final : public Job {
  public:
   PointTask(int rank, int nranks, const SlotOptions& slots);
 
+  // What of the copies goes past the caches. No result depends on it.
+  struct Copies {
+    bool slots = false;                    // those into slots
+    uint64_t results = uint64_t{1} << 63;  // those into receive buffers of so many bytes and more
+  };
   // Opens lanes and pairs this rank's messages to itself. kInvalidUsage naming the first of those
   // that has no partner.
-  Status Start(const std::vector<PointCall>& calls, LaneTable* lanes);
+  Status Start(const std::vector<PointCall>& calls, const Copies& copies, LaneTable* lanes);
 
   Result<int> Advance(int budget) override;
   bool done() const override { return unfinished_ == 0; }
@@ -76,6 +81,7 @@ class PointTask final : public Job {
   std::vector<Direction> directions_;
   std::vector<size_t> active_;  // into directions_
   size_t unfinished_ = 0;       // messages
+  Copies copies_;
 };
 
 }  // namespace inccl

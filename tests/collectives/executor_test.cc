@@ -195,5 +195,65 @@ TEST(ExecutorTest, EveryScheduleMovesTheRightElements) {
   }
 }
 
+// One rank's broadcast of a single slice from rank 0 to rank 1, run step by step.
+struct Broadcast {
+  Broadcast(int rank, Transport* transport, bool until_read) : lanes(transport), task(&engine) {
+    Result<Schedule> schedule = MakeSchedule({.collective = Collective::kBroadcast,
+                                              .algorithm = Algorithm::kDirect,
+                                              .nranks = 2,
+                                              .rank = rank});
+    Result<std::unique_ptr<Program>> bound =
+        Bind(*std::move(schedule), {.data_bytes = 4096, .data_depth = 2}, &lanes);
+    program = *std::move(bound);
+    EXPECT_TRUE(codec
+                    ->Begin({.collective = Collective::kBroadcast,
+                             .type = DataType::kInt32,
+                             .nranks = 2,
+                             .rank = rank,
+                             .count = values.size()})
+                    .ok());
+    if (rank == 0) std::fill(values.begin(), values.end(), 7);
+    task.Start({.program = program.get(),
+                .chunking = Chunking({.collective = Collective::kBroadcast,
+                                      .nranks = 2,
+                                      .count = values.size(),
+                                      .row_elements = kSuperblock,
+                                      .slice_elements = kSuperblock,
+                                      .side_slice_elements = kSuperblock}),
+                .codec = codec.get(),
+                .element_bytes = 4,
+                .input = reinterpret_cast<const std::byte*>(values.data()),
+                .output = reinterpret_cast<std::byte*>(values.data()),
+                .signature = 1,
+                .until_read = until_read});
+  }
+  void Advance() { EXPECT_TRUE(task.Advance(64).ok()); }
+
+  std::vector<int32_t> values = std::vector<int32_t>(100);
+  std::unique_ptr<CodecState> codec = IdentityCodec()->NewState();
+  CpuEngine engine;
+  LaneTable lanes;
+  std::unique_ptr<Program> program;
+  Task task;
+};
+
+TEST(ExecutorTest, ACallUntilReadLastsUntilTheOthersHaveReleasedItsSlices) {
+  for (const bool until_read : {false, true}) {
+    std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(2);
+    Broadcast root(0, ends[0].get(), until_read), reader(1, ends[1].get(), false);
+    root.Advance();
+    EXPECT_EQ(root.task.done(), !until_read);
+    if (until_read) {
+      EXPECT_EQ(root.task.blocked_on().on, Blocked::On::kCredit);
+      EXPECT_EQ(root.task.blocked_on().peer, 1);
+    }
+    reader.Advance();
+    EXPECT_TRUE(reader.task.done());
+    EXPECT_EQ(reader.values, root.values);
+    root.Advance();
+    EXPECT_TRUE(root.task.done());
+  }
+}
+
 }  // namespace
 }  // namespace inccl

@@ -121,23 +121,28 @@ struct Cost {
   std::string kernel_numbers;
 };
 
+Cost MeasureOnce(const Case& c, ccl_comm_t comm, Buffers* buffers, size_t count) {
+  interposer::Arm({});
+  KernelCalls::Reset();
+  locks_taken = 0;
+  const ccl_result_t result = c.run(comm, buffers, count);
+  const uint64_t locks = locks_taken, kernel = KernelCalls::Count();
+  interposer::Disarm();
+  EXPECT_EQ(result, CCL_SUCCESS) << c.name << ": " << ccl_get_last_error(comm);
+  return {interposer::Calls(interposer::kNew) + interposer::Calls(interposer::kMalloc), kernel,
+          locks, KernelCalls::Numbers()};
+}
+
 // The least of several calls; all ranks make equally many.
 Cost Measure(const Case& c, ccl_comm_t comm, Buffers* buffers, size_t count) {
   Cost least;
   for (int round = 0; round < kRounds; ++round) {
-    interposer::Arm({});
-    KernelCalls::Reset();
-    locks_taken = 0;
-    const ccl_result_t result = c.run(comm, buffers, count);
-    const uint64_t locks = locks_taken, kernel = KernelCalls::Count();
-    interposer::Disarm();
-    EXPECT_EQ(result, CCL_SUCCESS) << c.name << ": " << ccl_get_last_error(comm);
-    least.allocations = std::min(least.allocations, interposer::Calls(interposer::kNew) +
-                                                        interposer::Calls(interposer::kMalloc));
-    least.locks = std::min(least.locks, locks);
-    if (kernel < least.kernel) {
-      least.kernel = kernel;
-      least.kernel_numbers = KernelCalls::Numbers();
+    Cost cost = MeasureOnce(c, comm, buffers, count);
+    least.allocations = std::min(least.allocations, cost.allocations);
+    least.locks = std::min(least.locks, cost.locks);
+    if (cost.kernel < least.kernel) {
+      least.kernel = cost.kernel;
+      least.kernel_numbers = std::move(cost.kernel_numbers);
     }
   }
   return least;
@@ -180,6 +185,37 @@ TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
                        return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
                      });
   world.ExpectAllExited();
+}
+
+// Allocations of a rank's first call, the least of several worlds'.
+uint64_t FirstCallAllocations(const char* algorithm) {
+  const ScopedEnv env({{"INCCL_ALGO", algorithm}});
+  const Case small = {"allreduce", [](ccl_comm_t comm, Buffers* b, size_t count) {
+                        return ccl_allreduce(b->send.data(), b->recv.data(), count, CCL_FLOAT32,
+                                             CCL_SUM, comm, nullptr);
+                      }};
+  uint64_t least = UINT64_MAX;
+  for (int round = 0; round < 3; ++round) {
+    ProcessWorld world({.nranks = 2, .baseline = false}, [&small](const Side& side) {
+      ccl_comm_t comm = nullptr;
+      if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+      std::vector<float> memory(2000, 1.5f);
+      Buffers buffers{{memory.data(), 1000}, {memory.data() + 1000, 1000}};
+      side.mine().counters[0] = MeasureOnce(small, comm, &buffers, 1000).allocations;
+      return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+    });
+    world.ExpectAllExited();
+    least = std::min<uint64_t>(least, world.report(0).counters[0]);
+  }
+  return least;
+}
+
+// Creation ends with a small all-reduce, by direct one-shot; it leaves nothing to build to the
+// first one of a user. A ring's schedule and lanes are built by the first call.
+TEST(WarmPathTest, TheFirstSmallCallBuildsNothing) {
+  constexpr uint64_t kMost = 6;  // what the communicator remembers of a call
+  EXPECT_LE(FirstCallAllocations("direct"), kMost);
+  EXPECT_GT(FirstCallAllocations("ring"), 3 * kMost);
 }
 
 // That the counters count: what is known to happen once, they show once.

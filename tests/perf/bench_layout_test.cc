@@ -62,7 +62,7 @@ TEST(BenchLayout, SweepsThatDoNotEndAreErrors) {
 }
 
 TEST(BenchLayout, CountsAndBuffers) {
-  const Layout all = LayoutOf(Collective::kAllReduce, 1000, DataType::kFloat64, 4, 2);
+  const Layout all = LayoutOf(Operation::kAllReduce, 1000, DataType::kFloat64, 4, 2);
   EXPECT_EQ(all.count, 125u);
   EXPECT_EQ(all.send, 125u);
   EXPECT_EQ(all.recv, 125u);
@@ -71,7 +71,7 @@ TEST(BenchLayout, CountsAndBuffers) {
   EXPECT_EQ(all.in_place_recv, 0u);
 
   // 1000 B of fp32 for 4 ranks: 62 elements each, rounded down to 16 bytes: 60.
-  const Layout scatter = LayoutOf(Collective::kReduceScatter, 1000, DataType::kFloat32, 4, 2);
+  const Layout scatter = LayoutOf(Operation::kReduceScatter, 1000, DataType::kFloat32, 4, 2);
   EXPECT_EQ(scatter.count, 60u);
   EXPECT_EQ(scatter.send, 240u);
   EXPECT_EQ(scatter.recv, 60u);
@@ -79,50 +79,60 @@ TEST(BenchLayout, CountsAndBuffers) {
   EXPECT_EQ(scatter.in_place_recv, 120u);
   EXPECT_EQ(scatter.bytes, 960u);
 
-  const Layout gather = LayoutOf(Collective::kAllGather, 1000, DataType::kInt8, 3, 1);
+  const Layout gather = LayoutOf(Operation::kAllGather, 1000, DataType::kInt8, 3, 1);
   EXPECT_EQ(gather.count, 320u);
   EXPECT_EQ(gather.send, 320u);
   EXPECT_EQ(gather.recv, 960u);
   EXPECT_EQ(gather.in_place_send, 320u);
   EXPECT_EQ(gather.in_place_recv, 0u);
 
-  const Layout to_root = LayoutOf(Collective::kGather, 1000, DataType::kInt8, 3, 1);
+  const Layout to_root = LayoutOf(Operation::kGather, 1000, DataType::kInt8, 3, 1);
   EXPECT_EQ(to_root.count, 320u);
   EXPECT_EQ(to_root.send, 320u);
   EXPECT_EQ(to_root.recv, 960u);
   EXPECT_EQ(to_root.in_place_send, 320u);
   EXPECT_EQ(to_root.bytes, 960u);
 
-  const Layout from_root = LayoutOf(Collective::kScatter, 1000, DataType::kFloat32, 4, 2);
+  const Layout from_root = LayoutOf(Operation::kScatter, 1000, DataType::kFloat32, 4, 2);
   EXPECT_EQ(from_root.send, 240u);
   EXPECT_EQ(from_root.recv, 60u);
   EXPECT_EQ(from_root.in_place_recv, 120u);
   EXPECT_EQ(from_root.bytes, 960u);
 
-  const Layout each = LayoutOf(Collective::kAllToAll, 1000, DataType::kFloat32, 4, 2);
+  const Layout each = LayoutOf(Operation::kAllToAll, 1000, DataType::kFloat32, 4, 2);
   EXPECT_EQ(each.count, 60u);
   EXPECT_EQ(each.send, 240u);
   EXPECT_EQ(each.recv, 240u);
   EXPECT_EQ(each.bytes, 960u);
-  EXPECT_FALSE(HasInPlace(Collective::kAllToAll));
-  EXPECT_TRUE(HasInPlace(Collective::kGather));
+  EXPECT_FALSE(HasInPlace(Operation::kAllToAll));
 
-  EXPECT_EQ(LayoutOf(Collective::kReduceScatter, 15, DataType::kInt8, 1, 0).count, 0u);
-  EXPECT_EQ(LayoutOf(Collective::kBroadcast, 3, DataType::kFloat32, 2, 0).count, 0u);
+  const Layout shift = LayoutOf(Operation::kSendRecv, 1000, DataType::kFloat32, 3, 1);
+  EXPECT_EQ(shift.count, 250u);
+  EXPECT_EQ(shift.send, 250u);
+  EXPECT_EQ(shift.recv, 250u);
+  EXPECT_EQ(shift.bytes, 1000u);
+  EXPECT_FALSE(HasInPlace(Operation::kSendRecv));
+  EXPECT_EQ(NextRank(2, 3), 0);
+  EXPECT_EQ(PreviousRank(0, 3), 2);
+  EXPECT_TRUE(HasInPlace(Operation::kGather));
+
+  EXPECT_EQ(LayoutOf(Operation::kReduceScatter, 15, DataType::kInt8, 1, 0).count, 0u);
+  EXPECT_EQ(LayoutOf(Operation::kBroadcast, 3, DataType::kFloat32, 2, 0).count, 0u);
 }
 
 TEST(BenchLayout, BandwidthsAreThoseOfNcclTests) {
   EXPECT_DOUBLE_EQ(AlgorithmBandwidth(1000000, 1000), 1.0);  // 1 MB in 1 ms is 1 GB/s
   EXPECT_DOUBLE_EQ(AlgorithmBandwidth(1000000, 0), 0.0);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kAllReduce, 4), 1.5);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kReduceScatter, 4), 0.75);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kAllGather, 2), 0.5);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kBroadcast, 8), 1);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kReduce, 8), 1);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kAllReduce, 1), 0);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kAllToAll, 4), 0.75);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kGather, 4), 0.75);
-  EXPECT_DOUBLE_EQ(BusFactor(Collective::kScatter, 4), 0.75);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kAllReduce, 4), 1.5);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kReduceScatter, 4), 0.75);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kAllGather, 2), 0.5);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kBroadcast, 8), 1);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kReduce, 8), 1);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kAllReduce, 1), 0);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kAllToAll, 4), 0.75);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kGather, 4), 0.75);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kScatter, 4), 0.75);
+  EXPECT_DOUBLE_EQ(BusFactor(Operation::kSendRecv, 4), 1);
 }
 
 }  // namespace

@@ -10,9 +10,9 @@ namespace inccl::perf {
 namespace {
 
 Result<ParsedOptions> Parse(std::vector<const char*> arguments,
-                            Collective collective = Collective::kAllReduce) {
+                            Operation operation = Operation::kAllReduce) {
   arguments.insert(arguments.begin(), "bench");
-  return ParseOptions(collective, "bench", static_cast<int>(arguments.size()), arguments.data());
+  return ParseOptions(operation, "bench", static_cast<int>(arguments.size()), arguments.data());
 }
 
 BenchOptions ParseOk(const std::vector<const char*>& arguments) {
@@ -23,8 +23,8 @@ BenchOptions ParseOk(const std::vector<const char*>& arguments) {
 
 // The message of a command line that must be refused.
 std::string Refusal(const std::vector<const char*>& arguments,
-                    Collective collective = Collective::kAllReduce) {
-  Result<ParsedOptions> parsed = Parse(arguments, collective);
+                    Operation operation = Operation::kAllReduce) {
+  Result<ParsedOptions> parsed = Parse(arguments, operation);
   if (parsed.ok()) {
     ADD_FAILURE() << arguments.front() << " was accepted";
     return "";
@@ -154,11 +154,11 @@ TEST(BenchOptions, BadOnesAreNamed) {
 
 TEST(BenchOptions, CombinationsThatCannotBe) {
   EXPECT_NE(Refusal({"--ranks", "2", "--baseline", "mpi"}).find("--ranks"), std::string::npos);
-  EXPECT_NE(Refusal({"--codec", "hbi:bits=6"}, Collective::kBroadcast).find("broadcast"),
+  EXPECT_NE(Refusal({"--codec", "hbi:bits=6"}, Operation::kBroadcast).find("broadcast"),
             std::string::npos);
-  EXPECT_TRUE(Parse({"--codec", "none"}, Collective::kBroadcast).ok());
-  EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Collective::kReduceScatter).ok());
-  EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Collective::kAllGather).ok());
+  EXPECT_TRUE(Parse({"--codec", "none"}, Operation::kBroadcast).ok());
+  EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Operation::kReduceScatter).ok());
+  EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Operation::kAllGather).ok());
 }
 
 TEST(BenchOptions, HelpIsAText) {

@@ -82,7 +82,7 @@ TEST(BenchRecord, DocumentSurvivesTheFile) {
   const nlohmann::ordered_json document = DocumentOf(header, {SampleRow(), SampleRow()});
   EXPECT_EQ(document["rows"].size(), 4u);
   Row out_of_place_only = SampleRow();
-  out_of_place_only.collective = Collective::kAllToAll;
+  out_of_place_only.operation = Operation::kAllToAll;
   EXPECT_EQ(DocumentOf(header, {out_of_place_only})["rows"].size(), 1u);
   EXPECT_EQ(document["header"]["command"], header.command);
   for (const char* field : {"version", "host", "cpu", "date", "cores", "seed", "iterations"}) {

@@ -15,26 +15,27 @@ TEST(BenchStreaming, EveryRankReadsItsInputAndWritesItsResult) {
   constexpr int kRanks = 4, kRoot = 2;
   constexpr uint64_t kBytes = 4096, kPart = kBytes / kRanks;
   struct Case {
-    Collective collective;
+    Operation operation;
     Streams root, other;
   };
   const Case cases[] = {
-      {Collective::kAllReduce, {kBytes, kBytes}, {kBytes, kBytes}},
-      {Collective::kReduceScatter, {kBytes, kPart}, {kBytes, kPart}},
-      {Collective::kAllGather, {kPart, kBytes}, {kPart, kBytes}},
-      {Collective::kAllToAll, {kBytes, kBytes}, {kBytes, kBytes}},
-      {Collective::kBroadcast, {kBytes, kBytes}, {0, kBytes}},
-      {Collective::kReduce, {kBytes, kBytes}, {kBytes, 0}},
-      {Collective::kGather, {kPart, kBytes}, {kPart, 0}},
-      {Collective::kScatter, {kBytes, kPart}, {0, kPart}},
+      {Operation::kAllReduce, {kBytes, kBytes}, {kBytes, kBytes}},
+      {Operation::kReduceScatter, {kBytes, kPart}, {kBytes, kPart}},
+      {Operation::kAllGather, {kPart, kBytes}, {kPart, kBytes}},
+      {Operation::kAllToAll, {kBytes, kBytes}, {kBytes, kBytes}},
+      {Operation::kSendRecv, {kBytes, kBytes}, {kBytes, kBytes}},
+      {Operation::kBroadcast, {kBytes, kBytes}, {0, kBytes}},
+      {Operation::kReduce, {kBytes, kBytes}, {kBytes, 0}},
+      {Operation::kGather, {kPart, kBytes}, {kPart, 0}},
+      {Operation::kScatter, {kBytes, kPart}, {0, kPart}},
   };
   for (const Case& c : cases) {
     for (int rank = 0; rank < kRanks; ++rank) {
-      const Layout layout = LayoutOf(c.collective, kBytes, DataType::kFloat32, kRanks, rank);
-      const Streams found = StreamsOf(c.collective, layout, DataType::kFloat32, rank, kRoot);
+      const Layout layout = LayoutOf(c.operation, kBytes, DataType::kFloat32, kRanks, rank);
+      const Streams found = StreamsOf(c.operation, layout, DataType::kFloat32, rank, kRoot);
       const Streams& expected = rank == kRoot ? c.root : c.other;
-      EXPECT_EQ(found.read, expected.read) << Name(c.collective) << " rank " << rank;
-      EXPECT_EQ(found.write, expected.write) << Name(c.collective) << " rank " << rank;
+      EXPECT_EQ(found.read, expected.read) << Name(c.operation) << " rank " << rank;
+      EXPECT_EQ(found.write, expected.write) << Name(c.operation) << " rank " << rank;
     }
   }
 }

@@ -111,7 +111,7 @@ TEST(BenchTable, OtherSidesAndTailsStandBehindEachPlacement) {
 TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
   const Table table({false, false, false, 12});
   Row row;
-  row.collective = Collective::kBroadcast;
+  row.operation = Operation::kBroadcast;
   row.codec = "none";
   row.root = 2;
   EXPECT_EQ(Words(table.Format(row)),
@@ -123,7 +123,7 @@ TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
 TEST(BenchTable, WhatHasNoInPlaceFormIsNotCounted) {
   const Table table({true, false, false, 12});
   Row row = SampleRow();
-  row.collective = Collective::kAllToAll;
+  row.operation = Operation::kAllToAll;
   row.in_place = Measurement();
   const std::vector<std::string> words = Words(table.Format(row));
   const std::vector<std::string> in_place(words.begin() + 9, words.begin() + 13);

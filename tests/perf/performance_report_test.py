@@ -70,6 +70,10 @@ def check_text(report, out):
 
 
 def check_commands(report):
+    # Every collective of the benchmarks, and send and receive, with 2, 4 and 8 ranks.
+    assert {program for program, _, _ in report.RUNS.values()} == {
+        "allreduce", "reduce_scatter", "allgather", "broadcast", "reduce", "alltoall", "sendrecv"}
+    assert {n for program, n, _ in report.RUNS.values() if program == "sendrecv"} == {2, 4, 8}
     line = report.command(pathlib.Path("perf"), "reduce", 4, ["-b", "1M"], "ucx", True, "x.json")
     assert line[:3] == ["mpirun", "-np", "4"] and report.UCX[0] in line, line
     assert line.index("chrt") if "chrt" in line else "chrt" in " ".join(line)

@@ -79,8 +79,8 @@ class Measurer {
   Result<std::vector<TuneSample>> Measure(Collective collective, bool compressed) {
     std::vector<TuneSample> samples;
     for (const uint64_t size : options_.sizes) {
-      const perf::Layout layout =
-          perf::LayoutOf(collective, size, DataType::kFloat32, world_.size(), world_.rank());
+      const perf::Layout layout = perf::LayoutOf(perf::OperationOf(collective), size,
+                                                 DataType::kFloat32, world_.size(), world_.rank());
       if (layout.count == 0) continue;
       TuneSample sample{layout.count * sizeof(float), Algorithm::kDirect, {}};
       const std::vector<Algorithm> algorithms = Candidates(collective, compressed);
@@ -202,7 +202,9 @@ Result<std::vector<TunerRow>> MeasureRows(perf::World& world, const TuneOptions&
   std::vector<TunerRow> rows;
   for (const Collective collective : options.collectives) {
     for (const bool compressed : {false, true}) {
-      if (compressed && (options.codec == "none" || !perf::HasCompressed(collective))) continue;
+      if (compressed &&
+          (options.codec == "none" || !perf::HasCompressed(perf::OperationOf(collective))))
+        continue;
       Result<std::vector<TuneSample>> samples = measurer.Measure(collective, compressed);
       if (!samples.ok()) return samples.status();
       const TunerRow group{

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a benchmark calls: a collective, or a send and a receive in a group, which the library does
+// not count among its collectives.
+#ifndef INCCL_PERF_SUPPORT_OPERATION_H_
+#define INCCL_PERF_SUPPORT_OPERATION_H_
+
+#include <cstdint>
+
+#include "base/types.h"
+
+namespace inccl::perf {
+
+// The collectives have the numbers of Collective.
+enum class Operation : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kReduce,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kSendRecv,  // every rank sends to the next one and receives from the one before
+};
+static_assert(static_cast<int>(Operation::kSendRecv) == kCollectiveKinds);
+
+constexpr Operation OperationOf(Collective collective) {
+  return static_cast<Operation>(collective);
+}
+
+constexpr bool Reduces(Operation which) {
+  return which != Operation::kSendRecv && inccl::Reduces(static_cast<Collective>(which));
+}
+
+constexpr bool HasRoot(Operation which) {
+  return which != Operation::kSendRecv && inccl::HasRoot(static_cast<Collective>(which));
+}
+
+inline const char* Name(Operation which) {
+  return which == Operation::kSendRecv ? "sendrecv" : inccl::Name(static_cast<Collective>(which));
+}
+
+// Whom a rank sends to, and from whom it receives, in kSendRecv.
+constexpr int NextRank(int rank, int nranks) { return (rank + 1) % nranks; }
+constexpr int PreviousRank(int rank, int nranks) { return (rank + nranks - 1) % nranks; }
+
+}  // namespace inccl::perf
+
+#endif  // INCCL_PERF_SUPPORT_OPERATION_H_
