@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# CUDA, where nvcc is found: a language of the build then, and of src/compress/cuda and tests/cuda alone. Included after
+# the other options; sets INCCL_HAVE_CUDA.
+set(INCCL_CUDA AUTO CACHE STRING "The kernels for GPUs, libinccl_cuda.so: AUTO (if nvcc is found), ON, OFF")
+set_property(CACHE INCCL_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(INCCL_CUDA_ARCHITECTURES "" CACHE STRING
+  "What they are compiled for, as CMAKE_CUDA_ARCHITECTURES has it; empty: everything this nvcc knows up to 10.0")
+if(NOT INCCL_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "INCCL_CUDA is \"${INCCL_CUDA}\", not AUTO, ON or OFF")
+endif()
+
+set(INCCL_HAVE_CUDA OFF)
+set(inccl_cuda_note)
+if(INCCL_CUDA)
+  find_program(INCCL_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(INCCL_NVCC)
+    execute_process(COMMAND ${INCCL_NVCC} --version OUTPUT_VARIABLE inccl_nvcc_says ERROR_QUIET)
+    string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" inccl_nvcc_says "${inccl_nvcc_says}")
+    set(inccl_nvcc_version ${CMAKE_MATCH_1})
+  endif()
+  if(INCCL_NVCC AND inccl_nvcc_version VERSION_GREATER_EQUAL 12.0)
+    set(INCCL_HAVE_CUDA ON)
+  elseif(INCCL_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "INCCL_CUDA=ON, but there is no nvcc 12.0 or newer (INCCL_NVCC is \"${INCCL_NVCC}\")")
+  elseif(INCCL_NVCC)
+    set(inccl_cuda_note "nvcc ${inccl_nvcc_version} is older than 12.0")
+  endif()
+endif()
+
+if(INCCL_HAVE_CUDA)
+  # Machine code for each generation, and PTX of the last, which drivers compile for later ones.
+  set(inccl_cuda_architectures ${INCCL_CUDA_ARCHITECTURES})
+  if(NOT inccl_cuda_architectures)
+    set(inccl_cuda_architectures 75-real 80-real 86-real 89-real 90-real)
+    if(inccl_nvcc_version VERSION_LESS 13.0)
+      list(PREPEND inccl_cuda_architectures 70-real)
+    endif()
+    if(inccl_nvcc_version VERSION_GREATER_EQUAL 12.8)
+      list(APPEND inccl_cuda_architectures 100)
+    else()
+      list(TRANSFORM inccl_cuda_architectures REPLACE "^90-real$" "90")
+    endif()
+  endif()
+  set(CMAKE_CUDA_ARCHITECTURES ${inccl_cuda_architectures})
+  set(CMAKE_CUDA_COMPILER ${INCCL_NVCC})
+  set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+  if(CMAKE_CXX_COMPILER_LAUNCHER AND NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
+  endif()
+  enable_language(CUDA)
+  foreach(kind STANDARD EXTENSION)
+    if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
+      set(CMAKE_CUDA20_${kind}_COMPILE_OPTION -std=c++20)  # nvcc 12 has it, CMake 3.25 does not know
+    endif()
+  endforeach()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+  find_package(CUDAToolkit REQUIRED)
+
+  # Results are those of the CPU, bit for bit: nothing is contracted, denormals are kept, divisions are rounded.
+  add_library(inccl_cuda_options INTERFACE)
+  target_compile_options(inccl_cuda_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:
+    --fmad=false --ftz=false --prec-div=true --expt-relaxed-constexpr -Werror=all-warnings
+    -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off>)
+endif()
