@@ -40,7 +40,9 @@ struct WarpEmulator::Lanes {
     for (uint32_t other = 0; other < lane; ++other) {
       if (!self->ended[other]) Diverged(lane, "ends before lanes in front of it");
     }
-    swapcontext(&self->contexts[lane], lane + 1 < kLanes ? &self->contexts[lane + 1] : &self->main);
+    swapcontext(&self->contexts[lane],
+                lane + 1 < kLanes ? &self->contexts[lane + 1] : &self->main);
+    Diverged(lane, "is met after its end");
   }
 
   // The row of this meeting, in which all lanes have put what they give.
@@ -49,13 +51,12 @@ struct WarpEmulator::Lanes {
     row[lane] = value;
     ++met[lane];
     const uint32_t next = (lane + 1) % kLanes;
+    if (ended[next]) Diverged(lane, "meets nobody");
     swapcontext(&contexts[lane], &contexts[next]);
+    // Those in front are at their next meeting, or at their end; those behind still wait.
     for (uint32_t other = 0; other < kLanes; ++other) {
-      const uint64_t due = met[lane] + (other < lane ? 1 : 0);
-      if (ended[other] ? other > lane || met[other] != met[lane]
-                       : met[other] != met[lane] && met[other] != due) {
-        Diverged(other, "is not where the others are");
-      }
+      const uint64_t due = met[lane] + (other < lane && !ended[other] ? 1 : 0);
+      if (met[other] != due) Diverged(other, "is not where the others are");
     }
     return row;
   }
@@ -75,7 +76,9 @@ void WarpEmulator::Run(const std::function<void(const EmulatedWarp&)>& body) {
     lanes.ended[lane] = false;
     ucontext_t& context = lanes.contexts[lane];
     getcontext(&context);
-    context.uc_stack = {.ss_sp = lanes.stacks.data() + lane * kStack, .ss_size = kStack};
+    context.uc_stack = {};
+    context.uc_stack.ss_sp = lanes.stacks.data() + lane * kStack;
+    context.uc_stack.ss_size = kStack;
     context.uc_link = nullptr;
     makecontext(&context, reinterpret_cast<void (*)()>(Lanes::Lane), 3,
                 static_cast<uint32_t>(self >> 32), static_cast<uint32_t>(self), lane);

@@ -55,22 +55,22 @@ struct PackedArgs {
 
 // Packed sum of own elements, and of `in` where it is there.
 struct EncodeArgs {
-  SliceArgs slice;
+  SliceArgs slice = {};
   const void* elements = nullptr;
-  PackedArgs in;  // data may be null
-  PackedArgs out;
+  PackedArgs in = {};  // data may be null
+  PackedArgs out = {};
 };
 
 struct AddArgs {
-  SliceArgs slice;
-  PackedArgs a, b, out;  // out may be a or b where no width grows
+  SliceArgs slice = {};
+  PackedArgs a = {}, b = {}, out = {};  // out may be a or b where no width grows
 };
 
 // A complete sum (codes: those of the slice) or a result (codes: its own).
 struct DecodeArgs {
-  SliceArgs slice;
+  SliceArgs slice = {};
   const uint8_t* codes = nullptr;
-  PackedArgs in;
+  PackedArgs in = {};
   bool result = false;  // fields are of k2 and one contribution
   void* elements = nullptr;
 };
@@ -78,14 +78,14 @@ struct DecodeArgs {
 // Everything at once, as hbi::FoldSlice: the sum of all sources, and of own elements where they are
 // there; out of it a packed sum, a result, elements, each where it is wanted (not null).
 struct FoldArgs {
-  SliceArgs slice;
-  PackedArgs sources[kMaxSources];
+  SliceArgs slice = {};
+  PackedArgs sources[kMaxSources] = {};
   uint32_t source_count = 0;
   const void* own = nullptr;
   bool requantize = false;
-  PackedArgs sum;
+  PackedArgs sum = {};
   uint8_t* result_codes = nullptr;
-  PackedArgs result;
+  PackedArgs result = {};
   void* elements = nullptr;
 };
 
