@@ -101,6 +101,12 @@ TEST(CudaSlices, ScaleCodes) {
   CheckScaleCodes(&target, &rng);
 }
 
+TEST(CudaSlices, EveryWidthOfSums) {
+  Rng rng(TestSeed());
+  EmulatedTarget target;
+  CheckEveryWidth(&target, &rng);
+}
+
 TEST(CudaSlices, RandomSlicesEqualTheReference) {
   Rng rng(TestSeed());
   EmulatedTarget target;

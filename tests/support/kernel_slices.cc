@@ -74,7 +74,7 @@ void ExpectSame(const Bytes& found, const Bytes& expected, const std::string& wh
 // The reference's slice and the target's copy of what describes it.
 class Slice {
  public:
-  Slice(KernelTarget* target, const SliceCase& which, Rng* rng);
+  Slice(KernelTarget* target, const SliceCase& which, const hbi::Kernels& kernels, Rng* rng);
 
   void CheckCodes();
   void CheckEncode();
@@ -122,12 +122,12 @@ class Slice {
   std::vector<std::unique_ptr<TargetBytes>> starts_;  // by contributions
 };
 
-Slice::Slice(KernelTarget* target, const SliceCase& which, Rng* rng)
+Slice::Slice(KernelTarget* target, const SliceCase& which, const hbi::Kernels& kernels, Rng* rng)
     : target_(target),
       case_(which),
       rng_(rng),
       planner_(Collective::kAllReduce, which.nranks, which.config) {
-  context_ = {.kernels = &hbi::ScalarKernels(),
+  context_ = {.kernels = &kernels,
               .planner = &planner_,
               .type = case_.type,
               .average = case_.average,
@@ -304,7 +304,8 @@ void Slice::CheckFold() {
     args.own = elements_[static_cast<size_t>(rank)]->data();
   }
   // Any of the outputs.
-  const uint64_t wanted = 1 + rng_->Below(7);
+  const uint64_t any = 1 + rng_->Below(7);
+  const uint64_t wanted = any == 2 && !requant ? 4 : any;
   Bytes sum(wanted & 1 ? hbi::SumBytes(context_, static_cast<uint32_t>(n)) : 0);
   Bytes result(wanted & 2 && requant ? hbi::ResultBytes(context_) : 0);
   Bytes elements(case_.count * SizeOf(case_.type));
@@ -380,15 +381,32 @@ SliceCase RandomSlice(Rng* rng, uint32_t most_elements) {
   return which;
 }
 
-void CheckSlice(KernelTarget* target, const SliceCase& slice, Rng* rng) {
+void CheckSlice(KernelTarget* target, const SliceCase& slice, Rng* rng,
+                const hbi::Kernels& kernels) {
   SCOPED_TRACE(slice.Description());
-  Slice checked(target, slice, rng);
+  Slice checked(target, slice, kernels, rng);
   const auto failed = [] { return testing::Test::HasFatalFailure(); };
   if (!failed()) checked.CheckCodes();
   if (!failed()) checked.CheckEncode();
   if (!failed()) checked.CheckRing();
   if (!failed()) checked.CheckAdd();
   if (!failed()) checked.CheckFold();
+}
+
+void CheckEveryWidth(KernelTarget* target, Rng* rng) {
+  for (uint32_t k = 1; k <= hbi::kMaxLevels; k = 2 * k + 1) {
+    for (const uint32_t n : {2u, 3u, 4u, 7u}) {
+      if (2 * n * k >= hbi::kFieldLimit) continue;
+      SliceCase slice;
+      slice.config.bits8 = 0;
+      slice.config.k = k;
+      slice.config.k2 = 1 + static_cast<uint32_t>(rng->Below(k));
+      slice.nranks = static_cast<int>(n);
+      slice.count = 1 + static_cast<uint32_t>(rng->Below(1500));
+      CheckSlice(target, slice, rng);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
 }
 
 void CheckScaleCodes(KernelTarget* target, Rng* rng) {

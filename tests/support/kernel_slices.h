@@ -33,7 +33,12 @@ SliceCase RandomSlice(Rng* rng, uint32_t most_elements);
 
 // Fails the test where a byte differs. Every step once: codes, encode, encode and add along a ring
 // of all ranks, sums of sums, decode, the fold of an owner with all outputs, and of its parts.
-void CheckSlice(KernelTarget* target, const SliceCase& slice, Rng* rng);
+// `kernels`: whose work is right.
+void CheckSlice(KernelTarget* target, const SliceCase& slice, Rng* rng,
+                const hbi::Kernels& kernels = hbi::ScalarKernels());
+
+// Small slices of every width that a sum can have, and every step from one width to the next.
+void CheckEveryWidth(KernelTarget* target, Rng* rng);
 
 // Scale codes of all exponents and of mantissas around the four thresholds, of every type.
 void CheckScaleCodes(KernelTarget* target, Rng* rng);
