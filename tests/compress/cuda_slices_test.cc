@@ -12,6 +12,7 @@
 #include "compress/cuda/warp_fields.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
+#include "compress/simd.h"
 #include "support/kernel_slices.h"
 #include "support/kernel_target.h"
 #include "support/seed.h"
@@ -99,6 +100,14 @@ TEST(CudaSlices, ScaleCodes) {
   Rng rng(TestSeed());
   EmulatedTarget target;
   CheckScaleCodes(&target, &rng);
+}
+
+TEST(CudaSlices, Casts) {
+  Rng rng(TestSeed());
+  EmulatedTarget target;
+  ASSERT_TRUE(SetSimdTarget("scalar").ok());
+  CheckCasts(&target, &rng);
+  ASSERT_TRUE(SetSimdTarget("best").ok());
 }
 
 TEST(CudaSlices, EveryWidthOfSums) {

@@ -28,6 +28,8 @@ class CudaKernels : public testing::Test {
 
 TEST_F(CudaKernels, ScaleCodes) { CheckScaleCodes(&target_, &rng_); }
 
+TEST_F(CudaKernels, Casts) { CheckCasts(&target_, &rng_); }
+
 TEST_F(CudaKernels, EveryWidthOfSums) { CheckEveryWidth(&target_, &rng_); }
 
 TEST_F(CudaKernels, RandomSlicesEqualTheReference) {

@@ -40,6 +40,10 @@ void CheckSlice(KernelTarget* target, const SliceCase& slice, Rng* rng,
 // Small slices of every width that a sum can have, and every step from one width to the next.
 void CheckEveryWidth(KernelTarget* target, Rng* rng);
 
+// The casts against the codecs themselves (whose instruction set is for the caller to choose):
+// every exponent, every code, lengths with tails.
+void CheckCasts(KernelTarget* target, Rng* rng);
+
 // Scale codes of all exponents and of mantissas around the four thresholds, of every type.
 void CheckScaleCodes(KernelTarget* target, Rng* rng);
 

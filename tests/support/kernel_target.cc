@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "compress/cuda/warp_casts.h"
 #include "compress/cuda/warp_slice.h"
 #include "support/warp_emulation.h"
 
@@ -88,6 +89,24 @@ int Fold(cuda::ElementType type, const cuda::FoldArgs& args, void*) {
   });
 }
 
+int CastEncode(cuda::CastFormat format, const float* in, uint32_t count, uint8_t* out, void*) {
+  return cuda::WithCast(format, 1, [&](auto cast) {
+    return ForEachWarp(cuda::SliceArgs{.count = count}.tiles(),
+                       [&](const EmulatedWarp& warp, uint32_t tile, uint32_t part) {
+                         cuda::CastEncodeTile<decltype(cast)>(warp, in, count, out, tile, part);
+                       });
+  });
+}
+
+int CastDecode(cuda::CastFormat format, const uint8_t* in, uint32_t count, float* out, void*) {
+  return cuda::WithCast(format, 1, [&](auto cast) {
+    return ForEachWarp(cuda::SliceArgs{.count = count}.tiles(),
+                       [&](const EmulatedWarp& warp, uint32_t tile, uint32_t part) {
+                         cuda::CastDecodeTile<decltype(cast)>(warp, in, count, out, tile, part);
+                       });
+  });
+}
+
 const char* ErrorName(int) { return "not a type"; }
 
 }  // namespace
@@ -129,6 +148,8 @@ const cuda::Launchers& EmulatedTarget::launchers() const {
                                                  .add = Add,
                                                  .decode = Decode,
                                                  .fold = Fold,
+                                                 .cast_encode = CastEncode,
+                                                 .cast_decode = CastDecode,
                                                  .error_name = ErrorName};
   return kLaunchers;
 }

@@ -56,6 +56,15 @@ INCCL_HOST_DEVICE inline void Store16(const Words4& words, void* to) {
 #endif
 }
 
+// Of a table that no kernel writes.
+INCCL_HOST_DEVICE inline float LoadConstant(const float* from) {
+#ifdef __CUDA_ARCH__
+  return __ldg(from);
+#else
+  return *from;
+#endif
+}
+
 INCCL_HOST_DEVICE inline bool IsAligned16(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }

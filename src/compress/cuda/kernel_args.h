@@ -21,6 +21,10 @@ inline constexpr uint32_t kMaxSources = 64;
 enum class ElementType : uint8_t { kFloat32, kFloat16, kBfloat16, kFloat64 };
 inline constexpr int kElementTypes = 4;
 
+// Casts of fp32, as the codecs bf16, fp16, fp8 and mxfp8 make them.
+enum class CastFormat : uint8_t { kBf16, kFp16, kE4m3, kE5m2, kMxE4m3, kMxE5m2 };
+inline constexpr int kCastFormats = 6;
+
 // hbi::Point with tables that the device can read. Where k is 0, nothing is coded.
 struct LevelChoice {
   uint32_t k = 0, k2 = 0;

@@ -22,6 +22,12 @@ struct Launchers {
   int (*decode)(ElementType type, const DecodeArgs& args, void* stream);
   int (*fold)(ElementType type, const FoldArgs& args, void* stream);
 
+  // Payloads of `count` elements; `out` and `in` have the alignment of their elements.
+  int (*cast_encode)(CastFormat format, const float* in, uint32_t count, uint8_t* out,
+                     void* stream);
+  int (*cast_decode)(CastFormat format, const uint8_t* in, uint32_t count, float* out,
+                     void* stream);
+
   const char* (*error_name)(int error);
 };
 

@@ -18,6 +18,12 @@ int LaunchAdd(const AddArgs& args, void* stream);
 int LaunchDecode(ElementType type, const DecodeArgs& args, void* stream);
 int LaunchFold(ElementType type, const FoldArgs& args, void* stream);
 
+// casts.cu
+int LaunchCastEncode(CastFormat format, const float* in, uint32_t count, uint8_t* out,
+                     void* stream);
+int LaunchCastDecode(CastFormat format, const uint8_t* in, uint32_t count, float* out,
+                     void* stream);
+
 }  // namespace inccl::cuda
 
 #endif  // INCCL_COMPRESS_CUDA_LAUNCH_PARTS_H_

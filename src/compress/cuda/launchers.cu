@@ -20,6 +20,8 @@ const inccl::cuda::Launchers* inccl_cuda_launchers() {
                                            .add = LaunchAdd,
                                            .decode = LaunchDecode,
                                            .fold = LaunchFold,
+                                           .cast_encode = LaunchCastEncode,
+                                           .cast_decode = LaunchCastDecode,
                                            .error_name = ErrorName};
   return &kLaunchers;
 }

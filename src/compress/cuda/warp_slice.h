@@ -57,7 +57,7 @@ INCCL_HOST_DEVICE Fields QuantizeOwn(const TileLevels<Warp>& levels, const Level
   const uint32_t code = slice.codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
   const Rounding rounding{slice.counter + superblock * (kSuperblock / 2), slice.shift,
                           slice.nearest};
-  return Quantize(warp, x, choice.sum->factor[code], choice.k, rounding);
+  return Quantize(warp, x, LoadConstant(&choice.sum->factor[code]), choice.k, rounding);
 }
 
 INCCL_HOST_DEVICE inline void Accumulate(const Fields& more, Fields* sum) {
@@ -183,7 +183,7 @@ INCCL_HOST_DEVICE void DecodeTile(const Warp& warp, const DecodeArgs& args, uint
     const uint32_t superblock = levels.Superblock(s);
     const uint8_t code = args.codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
     float y[kLaneElements];
-    Decode(fields, args.result ? choice.k2 : h * choice.k, steps[code], y);
+    Decode(fields, args.result ? choice.k2 : h * choice.k, LoadConstant(&steps[code]), y);
     StoreSuperblock<Type>(warp, y, args.elements, superblock * kSuperblock, args.slice.count);
   }
 }
@@ -221,7 +221,7 @@ INCCL_HOST_DEVICE Fields Requantize(const TileLevels<Warp>& levels, const LevelC
   *code = BlockCode(warp, y);
   const Rounding rounding{slice.result_counter + levels.Superblock(s) * (kSuperblock / 2), 0,
                           !slice.unbiased};
-  return Quantize(warp, y, choice.result->factor[*code], choice.k2, rounding);
+  return Quantize(warp, y, LoadConstant(&choice.result->factor[*code]), choice.k2, rounding);
 }
 
 template <class Type, class Warp>
@@ -261,7 +261,7 @@ INCCL_HOST_DEVICE void FoldTile(const Warp& warp, const FoldArgs& args, uint32_t
     const hbi::LevelTable* table = choice.sum;
     float y[kLaneElements];
     if (args.requantize) {
-      Decode(fields, zero, table->step[code], y);
+      Decode(fields, zero, LoadConstant(&table->step[code]), y);
       fields = Requantize(levels, choice, y, s, &code);
       table = choice.result;
       zero = choice.k2;
@@ -273,7 +273,8 @@ INCCL_HOST_DEVICE void FoldTile(const Warp& warp, const FoldArgs& args, uint32_t
       }
     }
     if (args.elements == nullptr) continue;
-    Decode(fields, zero, (args.slice.average ? table->average : table->step)[code], y);
+    const float* steps = args.slice.average ? table->average : table->step;
+    Decode(fields, zero, LoadConstant(&steps[code]), y);
     StoreSuperblock<Type>(warp, y, args.elements, superblock * kSuperblock, args.slice.count);
   }
 }

@@ -25,9 +25,9 @@ struct Rounding {
   bool nearest = false;
 };
 
-// The scale code of the lane's block.
+// The bits of the largest magnitude in the lane's block.
 template <class Warp>
-INCCL_HOST_DEVICE uint32_t BlockCode(const Warp& warp, const float* x) {
+INCCL_HOST_DEVICE uint32_t BlockMagnitude(const Warp& warp, const float* x) {
   uint32_t largest = 0;
   for (uint32_t i = 0; i < kLaneElements; ++i) {
     const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7fffffff;
@@ -37,7 +37,13 @@ INCCL_HOST_DEVICE uint32_t BlockCode(const Warp& warp, const float* x) {
     const uint32_t other = warp.Get(largest, warp.lane() ^ apart);
     largest = largest < other ? other : largest;
   }
-  return hbi::CodeOfMagnitude(largest);
+  return largest;
+}
+
+// Its scale code.
+template <class Warp>
+INCCL_HOST_DEVICE uint32_t BlockCode(const Warp& warp, const float* x) {
+  return hbi::CodeOfMagnitude(BlockMagnitude(warp, x));
 }
 
 // A hash serves two elements of a block, 16 apart, so those of two lanes: each makes half of the
