@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint32_t kThreads = kWarpsPerTile * kWarp;
 
-__device__ uint32_t Part() { return threadIdx.x / kWarp; }
+// Which warp of the block; as lane 0 says it, so that the compiler knows that all lanes agree.
+__device__ uint32_t Part() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0); }
 
 template <class Type>
 __global__ void __launch_bounds__(kThreads)
