@@ -11,7 +11,7 @@ namespace inccl::test {
 namespace {
 
 constexpr uint32_t kLanes = 32;
-constexpr size_t kStack = size_t{256} << 10;
+constexpr size_t kStack = size_t{64} << 10;
 
 [[noreturn]] void Diverged(uint32_t lane, const char* how) {
   std::fprintf(stderr, "emulated warp: lane %u %s\n", lane, how);
@@ -34,14 +34,14 @@ struct WarpEmulator::Lanes {
   uint64_t meetings = 0;
 
   static void Lane(uint32_t upper, uint32_t lower, uint32_t lane) {
+    // makecontext hands on nothing but int.  NOLINTNEXTLINE(performance-no-int-to-ptr)
     auto* self = reinterpret_cast<Lanes*>(uint64_t{upper} << 32 | lower);
     (*self->body)(EmulatedWarp(self->warp, lane));
     self->ended[lane] = true;
     for (uint32_t other = 0; other < lane; ++other) {
       if (!self->ended[other]) Diverged(lane, "ends before lanes in front of it");
     }
-    swapcontext(&self->contexts[lane],
-                lane + 1 < kLanes ? &self->contexts[lane + 1] : &self->main);
+    swapcontext(&self->contexts[lane], lane + 1 < kLanes ? &self->contexts[lane + 1] : &self->main);
     Diverged(lane, "is met after its end");
   }
 

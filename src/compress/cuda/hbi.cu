@@ -11,32 +11,38 @@ namespace inccl::cuda {
 namespace {
 
 constexpr uint32_t kThreads = kWarpsPerTile * kWarp;
+// Thread blocks that are to fit on a multiprocessor: as many as go without spilling registers.
+constexpr uint32_t kBlocksPerProcessor = 4;
+constexpr uint32_t kFoldBlocksPerProcessor = 3;
 
 // Which warp of the block; as lane 0 says it, so that the compiler knows that all lanes agree.
 __device__ uint32_t Part() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0); }
 
 template <class Type>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     BlockCodesKernel(const void* elements, uint32_t count, uint8_t* codes) {
   BlockCodesTile<Type>(DeviceWarp(), elements, count, codes, blockIdx.x, Part());
 }
 
 template <class Type, bool kAdd>
-__global__ void __launch_bounds__(kThreads) EncodeKernel(const __grid_constant__ EncodeArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    EncodeKernel(const __grid_constant__ EncodeArgs args) {
   EncodeTile<Type, kAdd>(DeviceWarp(), args, blockIdx.x, Part());
 }
 
-__global__ void __launch_bounds__(kThreads) AddKernel(const __grid_constant__ AddArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    AddKernel(const __grid_constant__ AddArgs args) {
   AddTile(DeviceWarp(), args, blockIdx.x, Part());
 }
 
 template <class Type>
-__global__ void __launch_bounds__(kThreads) DecodeKernel(const __grid_constant__ DecodeArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    DecodeKernel(const __grid_constant__ DecodeArgs args) {
   DecodeTile<Type>(DeviceWarp(), args, blockIdx.x, Part());
 }
 
 template <class Type>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kFoldBlocksPerProcessor)
     FoldKernel(const __grid_constant__ FoldArgs args, uint32_t contributions) {
   FoldTile<Type>(DeviceWarp(), args, contributions, blockIdx.x, Part());
 }
