@@ -65,6 +65,8 @@ struct EncodeArgs {
   PackedArgs out = {};
 };
 
+// `contributions` of a, b and out say how wide their fields are; those of out hold the sum. Packed
+// as narrow as they can be, two sums always grow; fields of one width for all do not.
 struct AddArgs {
   SliceArgs slice = {};
   PackedArgs a = {}, b = {}, out = {};  // out may be a or b where no width grows
