@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` installs, in three components that are also the Debian packages:
-#   runtime      libinccl.so.0
+#   runtime      libinccl.so.0, libinccl_cuda.so.0 where CUDA was found
 #   development  headers, libinccl.so, CMake package, pkg-config file, documents, examples
 #   tools        the programs of tools/ and perf/ that users run, and the recorded gradients
 # Everything finds everything else relative to itself, so the tree may be moved as a whole.
@@ -11,6 +11,9 @@ set(inccl_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 install(TARGETS inccl EXPORT inccl-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+if(INCCL_HAVE_CUDA)
+  install(TARGETS inccl_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_SKIP)
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/inccl DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   COMPONENT development FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 

@@ -62,7 +62,7 @@ configure_and_build() {
 
 # test_preset NAME: ctest of a preset; adds to the totals what its summary line says.
 test_preset() {
-  local log=$logs/test_$1.log begin=$SECONDS run=() bad all
+  local log=$logs/test_$1.log begin=$SECONDS run=() bad all skipped
   # Thread sanitizers of gcc 12 and clang 14 do not know kernels with much address randomization.
   if [ "$1" = tsan ] && setarch -R true 2> /dev/null; then run=(setarch -R); fi
   echo "== test $1"
@@ -72,13 +72,14 @@ test_preset() {
     summary+=("test $1: FAILED, no result, $log")
     failed=$((failed + 1))
   else
-    passed=$((passed + all - bad)) failed=$((failed + bad))
-    summary+=("test $1: $((all - bad)) of $all passed, $((SECONDS - begin)) s")
+    skipped=$(grep -c '\*\*\*Skipped' "$log")
+    passed=$((passed + all - bad - skipped)) failed=$((failed + bad))
+    summary+=("test $1: $((all - bad - skipped)) of $all passed, $skipped skipped, $((SECONDS - begin)) s")
   fi
 }
 
 sources() {
-  find src include tests perf tools examples -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' \) "$@"
+  find src include tests perf tools examples -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' -o -name '*.cu' \) "$@"
 }
 check_format() { sources -print0 | xargs -0 clang-format-14 --dry-run --Werror; }
 # clang-tidy shows the sources to clang; this shows it the tests.

@@ -36,6 +36,8 @@ struct SmallFloat {
   // Infinity's code, or NaN's where there is no infinity.
   static constexpr uint32_t kTop =
       kInfinity ? kMagnitude & ~((1u << kMantissaBits) - 1) : kMagnitude;
+  // The largest number.
+  static constexpr float Largest() { return Decode(static_cast<Bits>(kTop - 1)); }
   static constexpr uint32_t kNan = kPayload ? kTop | (1u << (kMantissaBits - 1)) : kMagnitude;
   // The rest are bits of fp32: this bias seen as an exponent of fp32, the smallest normal value,
   // the value that kTop would be if it were a number, and the number whose last bit is the smallest
@@ -84,6 +86,14 @@ struct SmallFloat {
 using Fp16 = SmallFloat<uint16_t, 5, 10, true, true>;
 using Fp8E4m3 = SmallFloat<uint8_t, 4, 3, false, false>;
 using Fp8E5m2 = SmallFloat<uint8_t, 5, 2, true, false>;
+
+// A finite value beyond the largest one of a type becomes that; infinity and NaN stay.
+constexpr float SaturatedTo(float x, float largest) {
+  const uint32_t sign = std::bit_cast<uint32_t>(x) & 0x80000000u;
+  const uint32_t magnitude = std::bit_cast<uint32_t>(x) ^ sign;
+  if (magnitude >= 0x7F800000u || magnitude <= std::bit_cast<uint32_t>(largest)) return x;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(largest) | sign);
+}
 
 struct Bf16 {
   using Code = uint16_t;

@@ -52,7 +52,7 @@ TEST_P(ProcessTest, Row21_ChildrenOfForkDisturbNobody) {
         if (memory[77] != rank) _exit(3);
         if (i % 2 == 0) _exit(0);
         ExitsWithThreadsAtWork();  // those of the parent: what they held looks lost
-        std::exit(0);  // with the destructors of static objects
+        std::exit(0);              // with the destructors of static objects
       }
       children.push_back(child);
       ASSERT_EQ(Sum(comm, 3, 3000), CCL_SUCCESS) << ccl_get_last_error(comm);

@@ -32,6 +32,7 @@ RESTRICTED = [
     (re.compile(r"(.*intrin|arm_neon|arm_sve)\.h"), {"compress", "base"}),
     (re.compile(r"(infiniband|ucp|ucs|uct|rdma)/.*"), {"transport"}),
     (re.compile(r"hwloc(/.*|\.h)"), {"root"}),
+    (re.compile(r"cuda(_.*)?\.h"), {"compress"}),
     (re.compile(r"mpi\.h|CLI/.*|nlohmann/.*|gtest/.*|gmock/.*|benchmark/.*"), set()),
 ]
 
@@ -129,6 +130,7 @@ BAD = [
     ("src/collectives/engine.h", '#include "hwy/highway.h"', "collectives must not include"),
     ("src/api.cc", "#include <mpi.h>", "root must not include"),
     ("src/base/status.h", "#include <hwloc.h>", "base must not include"),
+    ("src/transport/shm/shm.cc", "#include <cuda_runtime.h>", "transport must not include"),
     ("src/api.cc", '#include "perf/support/npy.h"', "no file below src"),
     ("src/api.cc", '#include "support/seed.h"', "no file below src"),
     ("include/inccl/ccl.h", '#include "base/status.h"', "inccl must not include"),

@@ -14,17 +14,9 @@
 
 #include "base/types.h"
 #include "compress/hbi/config.h"
+#include "compress/hbi/level_table.h"
 
 namespace inccl::hbi {
-
-// Multipliers of one number of levels, by scale code. factor: fp32 of 65536 K / M; step: fp32 of
-// M / K; average: fp32 of M / (K n); the steps at most FLT_MAX. 0 where nothing is coded; the steps
-// of kPoison are NaN.
-struct LevelTable {
-  float factor[256];
-  float step[256];
-  float average[256];
-};
 
 // What a superblock can be given. An index into Planner::points() is what a plan is made of.
 struct Point {

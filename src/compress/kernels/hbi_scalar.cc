@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
 
@@ -66,23 +67,14 @@ void RotateBack(float* x, uint32_t counter) {
   }
 }
 
-// Rounds one fp32 product to an integer, clamps, adds the 16-bit offset and keeps what is above it.
-uint16_t QuantizeElement(float x, float factor, uint32_t k, uint32_t offset) {
-  const auto limit = static_cast<float>(k * 65536);
-  float v = x * factor;
-  if (!(v > -limit)) v = -limit;
-  if (v > limit) v = limit;
-  const auto fixed = static_cast<int64_t>(std::nearbyint(v));
-  return static_cast<uint16_t>((fixed + offset + k * 65536) >> 16);
-}
-
 template <typename Store>
 void QuantizeWithHash(const QuantizeArgs& args, Store store) {
   for (uint32_t i = 0; i < kSuperblock; ++i) {
     const uint32_t block = i / kBlock, j = i % kBlock;
     const uint32_t hash = LowBias32(args.counter + block * 16 + j % 16);
-    const uint32_t offset = ((j < 16 ? hash : hash >> 16) + args.shift) & 0xffff;
-    store(i, QuantizeElement(args.x[i], args.factor[args.codes[block]], args.k, offset));
+    const uint32_t offset = RoundingOffset(hash, j, args.shift);
+    const float factor = args.factor[args.codes[block]];
+    store(i, static_cast<uint16_t>(QuantizeElement(args.x[i], factor, args.k, offset)));
   }
 }
 
@@ -97,7 +89,8 @@ void QuantizeAdd(const QuantizeArgs& args, uint16_t* tile) {
 
 void QuantizeNearest(const QuantizeArgs& args, uint16_t* tile) {
   for (uint32_t i = 0; i < kSuperblock; ++i) {
-    tile[i] = QuantizeElement(args.x[i], args.factor[args.codes[i / kBlock]], args.k, kRoundHalfUp);
+    const float factor = args.factor[args.codes[i / kBlock]];
+    tile[i] = static_cast<uint16_t>(QuantizeElement(args.x[i], factor, args.k, kRoundHalfUp));
   }
 }
 
@@ -166,8 +159,7 @@ void AddEncode(const QuantizeArgs& args, const uint8_t* in, uint32_t in_width, u
 
 void Decode(const DecodeArgs& args, const uint16_t* tile, float* y) {
   for (uint32_t i = 0; i < kSuperblock; ++i) {
-    const int sum = static_cast<int16_t>(tile[i] - args.zero);
-    y[i] = static_cast<float>(sum) * args.step[args.codes[i / kBlock]];
+    y[i] = DecodeElement(tile[i], args.zero, args.step[args.codes[i / kBlock]]);
   }
 }
 

@@ -4,9 +4,9 @@
 // and infinity infinity (NaN in e4m3, which has none). Beyond the largest value bf16 and fp16
 // become infinite; the 8-bit types saturate.
 #include <algorithm>
-#include <cmath>
 
 #include "compress/codecs.h"
+#include "compress/float_types.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/fp8_kernels.h"
 #include "compress/wire/float_wire.h"
@@ -43,7 +43,7 @@ class CastWire final : public FloatWire {
     float limited[kSuperblock];
     for (uint32_t at = 0; at < count; at += kSuperblock) {
       const uint32_t now = std::min(kSuperblock, count - at);
-      for (uint32_t i = 0; i < now; ++i) limited[i] = Saturated(in[at + i]);
+      for (uint32_t i = 0; i < now; ++i) limited[i] = SaturatedTo(in[at + i], type_.saturates);
       FromFloat(type_.type, limited, out + at * size_, now);
     }
   }
@@ -68,11 +68,6 @@ class CastWire final : public FloatWire {
   }
 
  private:
-  float Saturated(float x) const {
-    const float limit = type_.saturates;
-    return std::isinf(x) ? x : std::copysign(std::fabs(x) > limit ? limit : std::fabs(x), x);
-  }
-
   const CastType type_;
   const size_t size_;
 };

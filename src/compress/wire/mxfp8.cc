@@ -9,18 +9,15 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 
 #include "compress/codecs.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/fp8_kernels.h"
 #include "compress/wire/float_wire.h"
+#include "compress/wire/mx_block.h"
 
 namespace inccl {
 namespace {
-
-constexpr uint32_t kNanScale = 0xFF;
-constexpr int kBias = 127;
 
 struct Element {
   const char* spec;
@@ -30,12 +27,6 @@ struct Element {
 };
 constexpr Element kE4m3 = {"mxfp8:format=e4m3", DataType::kFloat8E4M3, 8, 448};
 constexpr Element kE5m2 = {"mxfp8:format=e5m2", DataType::kFloat8E5M2, 15, 57344};
-
-// 2^exponent, -127 to 127; the first is denormal.
-float PowerOfTwo(int exponent) {
-  return std::bit_cast<float>(exponent == -kBias ? 1u << 22
-                                                 : static_cast<uint32_t>(exponent + kBias) << 23);
-}
 
 class Mxfp8Wire final : public FloatWire {
  public:
@@ -96,13 +87,11 @@ class Mxfp8Wire final : public FloatWire {
 };
 
 uint32_t Mxfp8Wire::ScaleOf(const float* in, uint32_t count) const {
-  int32_t top = 0;
+  uint32_t top = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    top = std::max(top, std::bit_cast<int32_t>(in[i]) & 0x7FFFFFFF);
+    top = std::max(top, std::bit_cast<uint32_t>(in[i]) & 0x7FFFFFFFu);
   }
-  if (top >= 0x7F800000) return kNanScale;
-  // Denormal floats are below every scale that e4m3 and e5m2 ask for: the lowest does.
-  return static_cast<uint32_t>(std::max(0, (top >> 23) - element_.top_exponent));
+  return MxScale(top, element_.top_exponent);
 }
 
 void Mxfp8Wire::EncodeSuperblock(const float* in, uint32_t count, std::byte* out) const {
@@ -112,10 +101,8 @@ void Mxfp8Wire::EncodeSuperblock(const float* in, uint32_t count, std::byte* out
     const uint32_t now = std::min(kBlock, count - at);
     const uint32_t scale = ScaleOf(in + at, now);
     out[block] = static_cast<std::byte>(scale);
-    const float factor = scale == kNanScale ? 0.0f : PowerOfTwo(kBias - static_cast<int>(scale));
     for (uint32_t i = at; i < at + now; ++i) {
-      const float x = scale == kNanScale ? 0.0f : in[i] * factor;
-      scaled[i] = std::clamp(x, -element_.largest, element_.largest);
+      scaled[i] = MxScaled(in[i], scale, element_.largest);
     }
   }
   FromFloat(element_.type, scaled, elements, count);
@@ -123,15 +110,8 @@ void Mxfp8Wire::EncodeSuperblock(const float* in, uint32_t count, std::byte* out
 
 void Mxfp8Wire::DecodeSuperblock(const std::byte* in, uint32_t count, float* out) const {
   ToFloat(element_.type, in + (count + kBlock - 1) / kBlock, out, count);
-  for (uint32_t at = 0, block = 0; at < count; at += kBlock, ++block) {
-    const uint32_t now = std::min(kBlock, count - at);
-    const auto scale = std::to_integer<uint32_t>(in[block]);
-    if (scale == kNanScale) {
-      std::fill(out + at, out + at + now, std::numeric_limits<float>::quiet_NaN());
-      continue;
-    }
-    const float factor = PowerOfTwo(static_cast<int>(scale) - kBias);
-    for (uint32_t i = at; i < at + now; ++i) out[i] *= factor;
+  for (uint32_t i = 0; i < count; ++i) {
+    out[i] = MxUnscaled(out[i], std::to_integer<uint32_t>(in[i / kBlock]));
   }
 }
 

@@ -20,9 +20,12 @@ using bootstrap::IoResult;
 
 constexpr size_t kLengthBytes = 4;
 
+constexpr int kOthersMs = 10;
+
 // The exchange with one peer.
 struct Swap {
   const Peer* peer = nullptr;
+  bool gone = false;
   size_t sent = 0;
   std::vector<std::byte> received;  // length, then blob
   size_t have = 0;
@@ -35,10 +38,32 @@ std::string NameOf(const Peer& peer) {
   return fmt::format("{}@{}:{}", peer.info.rank, peer.info.host, peer.info.pid);
 }
 
-Status Gone(const Peer& peer, int error) {
+Status Gone(Swap* swap, int error) {
+  swap->gone = true;
   return RemoteError(fmt::format("peer {} closed the connection while a transport was chosen{}{}",
-                                 NameOf(peer), error != 0 ? ": " : " (process died?)",
+                                 NameOf(*swap->peer), error != 0 ? ": " : " (process died?)",
                                  error != 0 ? SystemErrorErrno("socket", error).message() : ""));
+}
+
+// Who closes a connection may do so because another peer has died: names all who have.
+Status WithOthersGone(const Status& status, const std::vector<Swap>& swaps) {
+  std::vector<pollfd> fds;
+  std::vector<const Peer*> peers;
+  bool any = false;
+  for (const Swap& swap : swaps) {
+    any = any || swap.gone;
+    if (swap.gone) continue;
+    fds.push_back({.fd = swap.peer->control.get(), .events = POLLRDHUP, .revents = 0});
+    peers.push_back(swap.peer);
+  }
+  if (!any) return status;
+  poll(fds.data(), fds.size(), kOthersMs);
+  std::string others;
+  for (size_t i = 0; i < fds.size(); ++i) {
+    if ((fds[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) continue;
+    others += (others.empty() ? "; so did " : ", ") + NameOf(*peers[i]);
+  }
+  return others.empty() ? status : Status(status.code(), status.message() + others);
 }
 
 Status Send(std::span<const std::byte> message, Swap* swap) {
@@ -47,7 +72,7 @@ Status Send(std::span<const std::byte> message, Swap* swap) {
         bootstrap::WriteSome(swap->peer->control.get(), message.subspan(swap->sent));
     swap->sent += put.bytes;
     if (put.error == EAGAIN) break;
-    if (put.error != 0) return Gone(*swap->peer, put.error);
+    if (put.error != 0) return Gone(swap, put.error);
   }
   return Status::Ok();
 }
@@ -58,7 +83,7 @@ Status Receive(Swap* swap) {
                                              std::span(swap->received).subspan(swap->have));
     swap->have += got.bytes;
     if (got.error == EAGAIN) break;
-    if (got.error != 0 || got.closed) return Gone(*swap->peer, got.error);
+    if (got.error != 0 || got.closed) return Gone(swap, got.error);
     if (swap->length_known || swap->have < kLengthBytes) continue;
     uint32_t length = 0;
     ByteReader(swap->received).U32(&length);
@@ -127,8 +152,8 @@ Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(const Mesh& mesh,
     swaps.push_back({.peer = &peer, .received = std::vector<std::byte>(kLengthBytes)});
   }
   if (Status status = Run(message.bytes(), terms, &swaps); !status.ok()) {
-    return Status(status.code(),
-                  fmt::format("rank {}/{}: init: {}", mesh.rank, mesh.nranks, status.message()));
+    return Status(status.code(), fmt::format("rank {}/{}: init: {}", mesh.rank, mesh.nranks,
+                                             WithOthersGone(status, swaps).message()));
   }
   std::vector<std::vector<std::byte>> blobs(mesh.peers.size());
   blobs[static_cast<size_t>(mesh.rank)].assign(mine.begin(), mine.end());

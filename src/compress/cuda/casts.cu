@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of the casts; thread blocks as in hbi.cu.
+#include <cuda_runtime.h>
+
+#include "compress/cuda/device_warp.h"
+#include "compress/cuda/launch_parts.h"
+#include "compress/cuda/warp_casts.h"
+
+namespace inccl::cuda {
+namespace {
+
+constexpr uint32_t kThreads = kWarpsPerTile * kWarp;
+
+template <class Format>
+__global__ void __launch_bounds__(kThreads)
+    CastEncodeKernel(const float* in, uint32_t count, uint8_t* out) {
+  CastEncodeTile<Format>(DeviceWarp(), in, count, out, blockIdx.x, threadIdx.x / kWarp);
+}
+
+template <class Format>
+__global__ void __launch_bounds__(kThreads)
+    CastDecodeKernel(const uint8_t* in, uint32_t count, float* out) {
+  CastDecodeTile<Format>(DeviceWarp(), in, count, out, blockIdx.x, threadIdx.x / kWarp);
+}
+
+uint32_t Tiles(uint32_t count) { return SliceArgs{.count = count}.tiles(); }
+
+}  // namespace
+
+int LaunchCastEncode(CastFormat format, const float* in, uint32_t count, uint8_t* out,
+                     void* stream) {
+  if (count == 0) return cudaSuccess;
+  return WithCast(format, cudaErrorInvalidValue, [&](auto cast) {
+    CastEncodeKernel<decltype(cast)>
+        <<<Tiles(count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(in, count, out);
+    return static_cast<int>(cudaGetLastError());
+  });
+}
+
+int LaunchCastDecode(CastFormat format, const uint8_t* in, uint32_t count, float* out,
+                     void* stream) {
+  if (count == 0) return cudaSuccess;
+  return WithCast(format, cudaErrorInvalidValue, [&](auto cast) {
+    CastDecodeKernel<decltype(cast)>
+        <<<Tiles(count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(in, count, out);
+    return static_cast<int>(cudaGetLastError());
+  });
+}
+
+}  // namespace inccl::cuda

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of HBI: a thread block of 8 warps for each tile of 32 superblocks.
+#include <cuda_runtime.h>
+
+#include "compress/cuda/device_warp.h"
+#include "compress/cuda/launch_parts.h"
+#include "compress/cuda/warp_slice.h"
+
+namespace inccl::cuda {
+namespace {
+
+constexpr uint32_t kThreads = kWarpsPerTile * kWarp;
+// Thread blocks that are to fit on a multiprocessor: as many as go without spilling registers.
+constexpr uint32_t kBlocksPerProcessor = 4;
+constexpr uint32_t kFoldBlocksPerProcessor = 3;
+
+// Which warp of the block; as lane 0 says it, so that the compiler knows that all lanes agree.
+__device__ uint32_t Part() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0); }
+
+template <class Type>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    BlockCodesKernel(const void* elements, uint32_t count, uint8_t* codes) {
+  BlockCodesTile<Type>(DeviceWarp(), elements, count, codes, blockIdx.x, Part());
+}
+
+template <class Type, bool kAdd>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    EncodeKernel(const __grid_constant__ EncodeArgs args) {
+  EncodeTile<Type, kAdd>(DeviceWarp(), args, blockIdx.x, Part());
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    AddKernel(const __grid_constant__ AddArgs args) {
+  AddTile(DeviceWarp(), args, blockIdx.x, Part());
+}
+
+template <class Type>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    DecodeKernel(const __grid_constant__ DecodeArgs args) {
+  DecodeTile<Type>(DeviceWarp(), args, blockIdx.x, Part());
+}
+
+template <class Type>
+__global__ void __launch_bounds__(kThreads, kFoldBlocksPerProcessor)
+    FoldKernel(const __grid_constant__ FoldArgs args, uint32_t contributions) {
+  FoldTile<Type>(DeviceWarp(), args, contributions, blockIdx.x, Part());
+}
+
+// Calls launch(Type{}) with the type's description.
+template <class Launch>
+int WithType(ElementType type, Launch launch) {
+  switch (type) {
+    case ElementType::kFloat32: launch(Fp32{}); break;
+    case ElementType::kFloat16: launch(Fp16{}); break;
+    case ElementType::kBfloat16: launch(Bf16{}); break;
+    case ElementType::kFloat64: launch(Fp64{}); break;
+    default: return cudaErrorInvalidValue;
+  }
+  return cudaGetLastError();
+}
+
+bool Aligned(const PackedArgs& packed, uint32_t bytes) {
+  return reinterpret_cast<uintptr_t>(packed.data) % bytes == 0;
+}
+
+cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+int LaunchBlockCodes(ElementType type, const void* elements, uint32_t count, uint8_t* codes,
+                     void* stream) {
+  const uint32_t tiles = SliceArgs{.count = count}.tiles();
+  if (tiles == 0) return cudaSuccess;
+  return WithType(type, [&](auto chosen) {
+    BlockCodesKernel<decltype(chosen)>
+        <<<tiles, kThreads, 0, Stream(stream)>>>(elements, count, codes);
+  });
+}
+
+int LaunchEncode(ElementType type, const EncodeArgs& args, void* stream) {
+  if (!Aligned(args.in, 4) || !Aligned(args.out, 4)) return cudaErrorMisalignedAddress;
+  const uint32_t tiles = args.slice.tiles();
+  if (tiles == 0) return cudaSuccess;
+  return WithType(type, [&](auto chosen) {
+    using Type = decltype(chosen);
+    if (args.in.data != nullptr) {
+      EncodeKernel<Type, true><<<tiles, kThreads, 0, Stream(stream)>>>(args);
+    } else {
+      EncodeKernel<Type, false><<<tiles, kThreads, 0, Stream(stream)>>>(args);
+    }
+  });
+}
+
+int LaunchAdd(const AddArgs& args, void* stream) {
+  if (!Aligned(args.a, 16) || !Aligned(args.b, 16) || !Aligned(args.out, 16)) {
+    return cudaErrorMisalignedAddress;
+  }
+  const uint32_t tiles = args.slice.tiles();
+  if (tiles == 0) return cudaSuccess;
+  AddKernel<<<tiles, kThreads, 0, Stream(stream)>>>(args);
+  return cudaGetLastError();
+}
+
+int LaunchDecode(ElementType type, const DecodeArgs& args, void* stream) {
+  if (!Aligned(args.in, 4)) return cudaErrorMisalignedAddress;
+  const uint32_t tiles = args.slice.tiles();
+  if (tiles == 0) return cudaSuccess;
+  return WithType(type, [&](auto chosen) {
+    DecodeKernel<decltype(chosen)><<<tiles, kThreads, 0, Stream(stream)>>>(args);
+  });
+}
+
+int LaunchFold(ElementType type, const FoldArgs& args, void* stream) {
+  if (args.source_count > kMaxSources) return cudaErrorInvalidValue;
+  uint32_t contributions = args.own != nullptr ? 1 : 0;
+  for (uint32_t i = 0; i < args.source_count; ++i) {
+    if (!Aligned(args.sources[i], 4)) return cudaErrorMisalignedAddress;
+    contributions += args.sources[i].contributions;
+  }
+  if (!Aligned(args.sum, 4) || !Aligned(args.result, 4)) return cudaErrorMisalignedAddress;
+  const uint32_t tiles = args.slice.tiles();
+  if (tiles == 0) return cudaSuccess;
+  return WithType(type, [&](auto chosen) {
+    FoldKernel<decltype(chosen)><<<tiles, kThreads, 0, Stream(stream)>>>(args, contributions);
+  });
+}
+
+}  // namespace inccl::cuda

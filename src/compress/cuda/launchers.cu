@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table that libinccl_cuda.so exports.
+#include <cuda_runtime.h>
+
+#include "compress/cuda/launch_parts.h"
+
+namespace inccl::cuda {
+namespace {
+
+const char* ErrorName(int error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
+
+}  // namespace
+}  // namespace inccl::cuda
+
+const inccl::cuda::Launchers* inccl_cuda_launchers() {
+  using namespace inccl::cuda;  // NOLINT(google-build-using-namespace)
+  static constexpr Launchers kLaunchers = {.block_codes = LaunchBlockCodes,
+                                           .encode = LaunchEncode,
+                                           .add = LaunchAdd,
+                                           .decode = LaunchDecode,
+                                           .fold = LaunchFold,
+                                           .cast_encode = LaunchCastEncode,
+                                           .cast_decode = LaunchCastDecode,
+                                           .error_name = ErrorName};
+  return &kLaunchers;
+}

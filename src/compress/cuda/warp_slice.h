@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bodies of the kernels: what one warp does of one tile of a slice. `part` (below
+// kWarpsPerTile) says which four superblocks of the tile are its own. On a GPU and in tests alike
+// (warp_fields.h: Warp).
+#ifndef INCCL_COMPRESS_CUDA_WARP_SLICE_H_
+#define INCCL_COMPRESS_CUDA_WARP_SLICE_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "compress/cuda/elements.h"
+#include "compress/cuda/kernel_args.h"
+#include "compress/cuda/warp_fields.h"
+#include "compress/cuda/warp_tile.h"
+#include "compress/cuda/warp_values.h"
+
+namespace inccl::cuda {
+
+inline constexpr uint32_t kQuietNan = 0x7fc00000;
+
+// ---------------------------------------------------------------- scale codes
+
+// Four superblocks have 32 blocks, whose codes are stored as one sector.
+template <class Type, class Warp>
+INCCL_HOST_DEVICE void BlockCodesTile(const Warp& warp, const void* elements, uint32_t count,
+                                      uint8_t* codes, uint32_t tile, uint32_t part) {
+  const uint32_t first = (tile * kTile + part * kSuperblocksPerWarp) * kSuperblock;
+  if (first >= count) return;
+  uint32_t mine = 0;
+  for (uint32_t s = 0; s < kSuperblocksPerWarp; ++s) {
+    float x[kLaneElements];
+    LoadEight<Type>(elements, first + s * kSuperblock + warp.lane() * kLaneElements, count, x);
+    const uint32_t code = BlockCode(warp, x);
+    const uint32_t got = warp.Get(code, warp.lane() % hbi::kBlocks * kLanesPerBlock);
+    if (warp.lane() / hbi::kBlocks == s) mine = got;
+  }
+  // Codes of whole superblocks, also where the last one is partial.
+  const uint32_t block = first / kBlock + warp.lane();
+  if (warp.lane() / hbi::kBlocks * kSuperblock + first < count) {
+    codes[block] = static_cast<uint8_t>(mine);
+  }
+}
+
+// ---------------------------------------------------------------- own elements
+
+// The lane's codes of superblock s on the agreed scales.
+template <class Type, class Warp>
+INCCL_HOST_DEVICE Fields QuantizeOwn(const TileLevels<Warp>& levels, const LevelChoice& choice,
+                                     const void* elements, uint32_t s) {
+  const Warp& warp = levels.warp();
+  const SliceArgs& slice = levels.slice();
+  const uint32_t superblock = levels.Superblock(s);
+  float x[kLaneElements];
+  LoadEight<Type>(elements, superblock * kSuperblock + warp.lane() * kLaneElements, slice.count, x);
+  const uint32_t code = slice.codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
+  const Rounding rounding{slice.counter + superblock * (kSuperblock / 2), slice.shift,
+                          slice.nearest};
+  return Quantize(warp, x, LoadConstant(&choice.sum->factor[code]), choice.k, rounding);
+}
+
+INCCL_HOST_DEVICE inline void Accumulate(const Fields& more, Fields* sum) {
+  for (uint32_t i = 0; i < kLaneElements; ++i) sum->at[i] += more.at[i];
+}
+
+template <class Type, bool kAdd, class Warp>
+INCCL_HOST_DEVICE void EncodeTile(const Warp& warp, const EncodeArgs& args, uint32_t tile,
+                                  uint32_t part) {
+  const TileLevels<Warp> levels(warp, args.slice, tile);
+  const TileStream<Warp> in(warp, args.in.tiles, tile, levels.SumWidth(args.in.contributions));
+  const TileStream<Warp> out(warp, args.out.tiles, tile, levels.SumWidth(args.out.contributions));
+  for (uint32_t i = 0; i < kSuperblocksPerWarp; ++i) {
+    const uint32_t s = part * kSuperblocksPerWarp + i;
+    if (s >= levels.count()) return;
+    const uint32_t width = out.Width(s);
+    if (width == 0) continue;
+    Fields fields = QuantizeOwn<Type>(levels, levels.Choice(s), args.elements, s);
+    if constexpr (kAdd) {
+      Accumulate(Unpack(warp, args.in.data + in.FirstByte(s), in.Width(s)), &fields);
+    }
+    Pack(warp, fields, width, args.out.data + out.FirstByte(s));
+  }
+}
+
+// ---------------------------------------------------------------- sums of packed fields
+
+// a + b, and whether that carries.
+INCCL_HOST_DEVICE inline uint32_t AddWord(uint32_t a, uint32_t b, uint32_t* carry) {
+  const uint32_t sum = a + b;
+  *carry = sum < a ? 1 : 0;
+  return sum;
+}
+
+// Whole superblocks of streams of equal widths: one addition of long integers. A field has room for
+// its sum and touches two words at most, so what a word carries ends in the next one, and depends
+// on the word alone.
+template <class Warp>
+INCCL_HOST_DEVICE void AddBytes(const Warp& warp, const uint8_t* a, const uint8_t* b,
+                                uint32_t bytes, uint8_t* out) {
+  const uint32_t vectors = bytes / 16;
+  uint32_t before = 0;  // lane 0: what the last row carries
+  for (uint32_t row = 0; row < vectors; row += kWarp) {
+    const uint32_t mine = row + warp.lane();
+    Words4 x{}, y{}, sum;
+    if (mine < vectors) {
+      x = Load16(a + size_t{mine} * 16);
+      y = Load16(b + size_t{mine} * 16);
+    }
+    uint32_t carries[4];
+    for (uint32_t i = 0; i < 4; ++i) sum.at[i] = AddWord(x.at[i], y.at[i], &carries[i]);
+    const uint32_t neighbour = warp.Get(carries[3], warp.lane() - 1);
+    sum.at[0] += warp.lane() == 0 ? before : neighbour;
+    for (uint32_t i = 1; i < 4; ++i) sum.at[i] += carries[i - 1];
+    before = neighbour;
+    if (mine < vectors) Store16(sum, out + size_t{mine} * 16);
+  }
+}
+
+template <class Warp>
+INCCL_HOST_DEVICE void AddTile(const Warp& warp, const AddArgs& args, uint32_t tile,
+                               uint32_t part) {
+  const TileLevels<Warp> levels(warp, args.slice, tile);
+  const uint32_t of_a = levels.SumWidth(args.a.contributions);
+  const uint32_t of_b = levels.SumWidth(args.b.contributions);
+  const uint32_t of_sum = levels.SumWidth(args.out.contributions);
+  const TileStream<Warp> a(warp, args.a.tiles, tile, of_a);
+  const TileStream<Warp> b(warp, args.b.tiles, tile, of_b);
+  const TileStream<Warp> out(warp, args.out.tiles, tile, of_sum);
+  const uint32_t first = part * kSuperblocksPerWarp, last = first + kSuperblocksPerWarp - 1;
+  const bool grows = of_a != of_sum || of_b != of_sum;
+  if (!warp.Any(grows && warp.lane() >= first && warp.lane() <= last)) {
+    const uint64_t end = out.FirstByte(last) + hbi::PackedBytes(out.Width(last));
+    AddBytes(warp, args.a.data + a.FirstByte(first), args.b.data + b.FirstByte(first),
+             static_cast<uint32_t>(end - out.FirstByte(first)),
+             args.out.data + out.FirstByte(first));
+    return;
+  }
+  for (uint32_t i = 0; i < kSuperblocksPerWarp; ++i) {
+    const uint32_t s = part * kSuperblocksPerWarp + i;
+    if (s >= levels.count()) return;
+    const uint32_t width = out.Width(s);
+    if (width == 0) continue;
+    Fields fields = Unpack(warp, args.a.data + a.FirstByte(s), a.Width(s));
+    Accumulate(Unpack(warp, args.b.data + b.FirstByte(s), b.Width(s)), &fields);
+    Pack(warp, fields, width, args.out.data + out.FirstByte(s));
+  }
+}
+
+// ---------------------------------------------------------------- elements
+
+// Superblock s without levels: zeros, and NaN where its codes say so.
+template <class Type, class Warp>
+INCCL_HOST_DEVICE void StoreUncoded(const TileLevels<Warp>& levels, const uint8_t* codes,
+                                    void* elements, uint32_t s) {
+  const Warp& warp = levels.warp();
+  const uint32_t superblock = levels.Superblock(s);
+  const uint8_t code = codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
+  float y[kLaneElements];
+  for (float& value : y) value = std::bit_cast<float>(code == hbi::kPoison ? kQuietNan : 0u);
+  StoreSuperblock<Type>(warp, y, elements, superblock * kSuperblock, levels.slice().count);
+}
+
+template <class Type, class Warp>
+INCCL_HOST_DEVICE void DecodeTile(const Warp& warp, const DecodeArgs& args, uint32_t tile,
+                                  uint32_t part) {
+  const TileLevels<Warp> levels(warp, args.slice, tile);
+  const uint32_t h = args.in.contributions;
+  const TileStream<Warp> in(warp, args.in.tiles, tile,
+                            args.result ? levels.ResultWidth() : levels.SumWidth(h));
+  for (uint32_t i = 0; i < kSuperblocksPerWarp; ++i) {
+    const uint32_t s = part * kSuperblocksPerWarp + i;
+    if (s >= levels.count()) return;
+    const uint32_t width = in.Width(s);
+    if (width == 0) {
+      StoreUncoded<Type>(levels, args.codes, args.elements, s);
+      continue;
+    }
+    const Fields fields = Unpack(warp, args.in.data + in.FirstByte(s), width);
+    const LevelChoice& choice = levels.Choice(s);
+    const hbi::LevelTable& table = args.result ? *choice.result : *choice.sum;
+    const float* steps = args.slice.average ? table.average : table.step;
+    const uint32_t superblock = levels.Superblock(s);
+    const uint8_t code = args.codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
+    float y[kLaneElements];
+    Decode(fields, args.result ? choice.k2 : h * choice.k, LoadConstant(&steps[code]), y);
+    StoreSuperblock<Type>(warp, y, args.elements, superblock * kSuperblock, args.slice.count);
+  }
+}
+
+// ---------------------------------------------------------------- everything at once
+
+// The sum of all sources' superblock s.
+template <class Type, class Warp>
+INCCL_HOST_DEVICE Fields FoldSources(const TileLevels<Warp>& levels, const LevelChoice& choice,
+                                     const FoldArgs& args, uint32_t tile, uint32_t s) {
+  const Warp& warp = levels.warp();
+  Fields sum{};
+  if (args.own != nullptr) sum = QuantizeOwn<Type>(levels, choice, args.own, s);
+  uint64_t first = 0;
+  uint32_t width = 0;
+  for (uint32_t i = 0; i < args.source_count; ++i) {
+    const PackedArgs& source = args.sources[i];
+    // Mostly all are of one contribution.
+    if (i == 0 || source.contributions != args.sources[i - 1].contributions) {
+      const TileStream<Warp> in(warp, source.tiles, tile, levels.SumWidth(source.contributions));
+      first = in.FirstByte(s);
+      width = in.Width(s);
+    }
+    Accumulate(Unpack(warp, source.data + first, width), &sum);
+  }
+  return sum;
+}
+
+// The second quantization of y, in place of the sum, and its codes.
+template <class Warp>
+INCCL_HOST_DEVICE Fields Requantize(const TileLevels<Warp>& levels, const LevelChoice& choice,
+                                    const float* y, uint32_t s, uint32_t* code) {
+  const Warp& warp = levels.warp();
+  const SliceArgs& slice = levels.slice();
+  *code = BlockCode(warp, y);
+  const Rounding rounding{slice.result_counter + levels.Superblock(s) * (kSuperblock / 2), 0,
+                          !slice.unbiased};
+  return Quantize(warp, y, LoadConstant(&choice.result->factor[*code]), choice.k2, rounding);
+}
+
+template <class Type, class Warp>
+INCCL_HOST_DEVICE void FoldUncoded(const TileLevels<Warp>& levels, const FoldArgs& args,
+                                   uint32_t s) {
+  const uint32_t lane = levels.warp().lane();
+  if (args.result_codes != nullptr && lane < hbi::kBlocks) {
+    const uint32_t block = levels.Superblock(s) * hbi::kBlocks + lane;
+    args.result_codes[block] =
+        args.slice.codes[block] == hbi::kPoison ? hbi::kPoison : hbi::kZeroCode;
+  }
+  if (args.elements != nullptr) StoreUncoded<Type>(levels, args.slice.codes, args.elements, s);
+}
+
+template <class Type, class Warp>
+INCCL_HOST_DEVICE void FoldTile(const Warp& warp, const FoldArgs& args, uint32_t contributions,
+                                uint32_t tile, uint32_t part) {
+  const TileLevels<Warp> levels(warp, args.slice, tile);
+  const bool wants_result = args.result.data != nullptr, wants_sum = args.sum.data != nullptr;
+  const TileStream<Warp> sums(warp, args.sum.tiles, tile, levels.SumWidth(contributions));
+  const TileStream<Warp> results(warp, args.result.tiles, tile, levels.ResultWidth());
+  for (uint32_t i = 0; i < kSuperblocksPerWarp; ++i) {
+    const uint32_t s = part * kSuperblocksPerWarp + i;
+    if (s >= levels.count()) return;
+    const uint32_t width = sums.Width(s);
+    if (width == 0) {
+      FoldUncoded<Type>(levels, args, s);
+      continue;
+    }
+    const LevelChoice& choice = levels.Choice(s);
+    Fields fields = FoldSources<Type>(levels, choice, args, tile, s);
+    if (wants_sum) Pack(warp, fields, width, args.sum.data + sums.FirstByte(s));
+    if (!wants_result && args.elements == nullptr) continue;
+    const uint32_t superblock = levels.Superblock(s);
+    const uint32_t block = superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock;
+    uint32_t code = args.slice.codes[block], zero = contributions * choice.k;
+    const hbi::LevelTable* table = choice.sum;
+    float y[kLaneElements];
+    if (args.requantize) {
+      Decode(fields, zero, LoadConstant(&table->step[code]), y);
+      fields = Requantize(levels, choice, y, s, &code);
+      table = choice.result;
+      zero = choice.k2;
+      if (args.result_codes != nullptr && warp.lane() % kLanesPerBlock == 0) {
+        args.result_codes[block] = static_cast<uint8_t>(code);
+      }
+      if (wants_result) {
+        Pack(warp, fields, results.Width(s), args.result.data + results.FirstByte(s));
+      }
+    }
+    if (args.elements == nullptr) continue;
+    const float* steps = args.slice.average ? table->average : table->step;
+    Decode(fields, zero, LoadConstant(&steps[code]), y);
+    StoreSuperblock<Type>(warp, y, args.elements, superblock * kSuperblock, args.slice.count);
+  }
+}
+
+}  // namespace inccl::cuda
+
+#endif  // INCCL_COMPRESS_CUDA_WARP_SLICE_H_

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Eight elements of a lane to and from codes of K levels: lane l has elements 8 l to 8 l + 7 of a
+// superblock, four lanes have a block. The arithmetic of one element is hbi/element.h's.
+#ifndef INCCL_COMPRESS_CUDA_WARP_VALUES_H_
+#define INCCL_COMPRESS_CUDA_WARP_VALUES_H_
+
+#include <bit>
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "compress/cuda/warp_fields.h"
+#include "compress/hbi/element.h"
+#include "compress/hbi/format.h"
+
+namespace inccl::cuda {
+
+inline constexpr uint32_t kLanesPerBlock = 4;
+
+// How values are rounded: by the hash with this counter, that of the superblock's first block, and
+// the rank's shift; or to nearest.
+struct Rounding {
+  uint32_t counter = 0;
+  uint32_t shift = 0;
+  bool nearest = false;
+};
+
+// The bits of the largest magnitude in the lane's block.
+template <class Warp>
+INCCL_HOST_DEVICE uint32_t BlockMagnitude(const Warp& warp, const float* x) {
+  uint32_t largest = 0;
+  for (uint32_t i = 0; i < kLaneElements; ++i) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7fffffff;
+    largest = largest < magnitude ? magnitude : largest;
+  }
+  for (uint32_t apart = 1; apart < kLanesPerBlock; apart *= 2) {
+    const uint32_t other = warp.Get(largest, warp.lane() ^ apart);
+    largest = largest < other ? other : largest;
+  }
+  return largest;
+}
+
+// Its scale code.
+template <class Warp>
+INCCL_HOST_DEVICE uint32_t BlockCode(const Warp& warp, const float* x) {
+  return hbi::CodeOfMagnitude(BlockMagnitude(warp, x));
+}
+
+// A hash serves two elements of a block, 16 apart, so those of two lanes: each makes half of the
+// eight that both need.
+template <class Warp>
+INCCL_HOST_DEVICE void LaneHashes(const Warp& warp, uint32_t counter, uint32_t* hashes) {
+  const uint32_t lane = warp.lane(), place = lane % kLanesPerBlock;
+  const bool upper = place >= 2;
+  const uint32_t first = counter + lane / kLanesPerBlock * 16 + place % 2 * 8 + (upper ? 4 : 0);
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t mine = hbi::LowBias32(first + i);
+    const uint32_t other = warp.Get(mine, lane ^ 2);
+    hashes[i] = upper ? other : mine;
+    hashes[4 + i] = upper ? mine : other;
+  }
+}
+
+template <class Warp>
+INCCL_HOST_DEVICE Fields Quantize(const Warp& warp, const float* x, float factor, uint32_t k,
+                                  const Rounding& rounding) {
+  uint32_t offsets[kLaneElements];
+  if (rounding.nearest) {
+    for (uint32_t& offset : offsets) offset = hbi::kRoundHalfUp;
+  } else {
+    LaneHashes(warp, rounding.counter, offsets);
+    const uint32_t first = warp.lane() % kLanesPerBlock * kLaneElements;
+    for (uint32_t i = 0; i < kLaneElements; ++i) {
+      offsets[i] = hbi::RoundingOffset(offsets[i], first + i, rounding.shift);
+    }
+  }
+  Fields fields;
+  for (uint32_t i = 0; i < kLaneElements; ++i) {
+    fields.at[i] = hbi::QuantizeElement(x[i], factor, k, offsets[i]);
+  }
+  return fields;
+}
+
+INCCL_HOST_DEVICE inline void Decode(const Fields& fields, uint32_t zero, float step, float* y) {
+  for (uint32_t i = 0; i < kLaneElements; ++i) {
+    y[i] = hbi::DecodeElement(fields.at[i], zero, step);
+  }
+}
+
+}  // namespace inccl::cuda
+
+#endif  // INCCL_COMPRESS_CUDA_WARP_VALUES_H_

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bodies of the CUDA kernels on an emulated warp, against the scalar reference, byte for byte:
+// what a GPU executes, but for its own arithmetic instructions and memory.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/rng.h"
+#include "compress/cuda/warp_fields.h"
+#include "compress/hbi/format.h"
+#include "compress/kernels/hbi_kernels.h"
+#include "compress/simd.h"
+#include "support/kernel_slices.h"
+#include "support/kernel_target.h"
+#include "support/seed.h"
+#include "support/warp_emulation.h"
+
+namespace inccl::test {
+namespace {
+
+TEST(CudaWarp, LanesSeeWhatTheOthersGive) {
+  WarpEmulator warp;
+  uint32_t found[32], any[32];
+  warp.Run([&](const EmulatedWarp& lane) {
+    uint32_t value = lane.lane() + 1;
+    for (uint32_t apart = 1; apart < 32; apart *= 2) value += lane.Get(value, lane.lane() ^ apart);
+    found[lane.lane()] = value + lane.Get(lane.lane(), lane.lane() + 33);
+    any[lane.lane()] = (lane.Any(lane.lane() == 17) ? 2 : 0) + (lane.Any(false) ? 1 : 0);
+  });
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    EXPECT_EQ(found[lane], 32 * 33 / 2 + (lane + 1) % 32);
+    EXPECT_EQ(any[lane], 2u);
+  }
+  EXPECT_EQ(warp.meetings(), 8u);
+}
+
+TEST(CudaWarpDeathTest, LanesThatPartAreFound) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto early = [] {
+    WarpEmulator().Run([](const EmulatedWarp& warp) {
+      if (warp.lane() != 5) warp.Get(0, 0);
+    });
+  };
+  const auto late = [] {
+    WarpEmulator().Run([](const EmulatedWarp& warp) {
+      warp.Get(0, 0);
+      if (warp.lane() == 31) warp.Get(0, 0);
+    });
+  };
+  const auto first = [] {
+    WarpEmulator().Run([](const EmulatedWarp& warp) {
+      if (warp.lane() == 0) warp.Get(0, 0);
+    });
+  };
+  EXPECT_DEATH(early(), "emulated warp: lane");
+  EXPECT_DEATH(late(), "emulated warp: lane");
+  EXPECT_DEATH(first(), "emulated warp: lane");
+}
+
+TEST(CudaFields, PackAndUnpackEveryWidth) {
+  Rng rng(TestSeed());
+  WarpEmulator warp;
+  for (uint32_t width = 1; width <= 16; ++width) {
+    SCOPED_TRACE(width);
+    for (int round = 0; round < 12; ++round) {
+      uint16_t tile[kSuperblock];
+      const uint32_t most = (1u << width) - 1;
+      for (uint16_t& field : tile) {
+        const uint64_t kind = round == 0 ? 0 : rng.Below(3);
+        field = static_cast<uint16_t>(kind == 0 ? most : kind == 1 ? 0 : rng.Below(most + 1));
+      }
+      if (round == 1) std::fill(std::begin(tile), std::end(tile), uint16_t{0});
+      if (round < 4) tile[rng.Below(kSuperblock)] = static_cast<uint16_t>(most);
+      const uint32_t bytes = hbi::PackedBytes(width);
+      std::vector<uint8_t> expected(bytes + hbi::kWriteSlack);
+      hbi::ScalarKernels().pack(tile, width, expected.data());
+      EmulatedTarget target;
+      const TargetBytes packed(&target, bytes, 4);
+      uint32_t found[kSuperblock];
+      warp.Run([&](const EmulatedWarp& lane) {
+        cuda::Fields fields;
+        for (uint32_t i = 0; i < 8; ++i) fields.at[i] = tile[8 * lane.lane() + i];
+        cuda::Pack(lane, fields, width, packed.data());
+      });
+      const std::vector<uint8_t> written = packed.Take();
+      ASSERT_EQ(std::memcmp(written.data(), expected.data(), bytes), 0);
+      warp.Run([&](const EmulatedWarp& lane) {
+        const cuda::Fields fields = cuda::Unpack(lane, packed.data(), width);
+        std::copy_n(fields.at, 8, found + 8 * lane.lane());
+      });
+      for (uint32_t i = 0; i < kSuperblock; ++i) ASSERT_EQ(found[i], tile[i]) << i;
+    }
+  }
+}
+
+TEST(CudaSlices, ScaleCodes) {
+  Rng rng(TestSeed());
+  EmulatedTarget target;
+  CheckScaleCodes(&target, &rng);
+}
+
+TEST(CudaSlices, Casts) {
+  Rng rng(TestSeed());
+  EmulatedTarget target;
+  ASSERT_TRUE(SetSimdTarget("scalar").ok());
+  CheckCasts(&target, &rng);
+  ASSERT_TRUE(SetSimdTarget("best").ok());
+}
+
+TEST(CudaSlices, EveryWidthOfSums) {
+  Rng rng(TestSeed());
+  EmulatedTarget target;
+  CheckEveryWidth(&target, &rng);
+}
+
+TEST(CudaSlices, RandomSlicesEqualTheReference) {
+  Rng rng(TestSeed());
+  EmulatedTarget target;
+  for (int round = 0; round < 40 && !HasFatalFailure(); ++round) {
+    CheckSlice(&target, RandomSlice(&rng, round % 10 == 0 ? 12000 : 2500), &rng);
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test
