@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` installs, in three components that are also the Debian packages:
-#   runtime      libinccl.so.0, libinccl_cuda.so.0 where CUDA was found
+#   runtime      libinccl.so.0
 #   development  headers, libinccl.so, CMake package, pkg-config file, documents, examples
 #   tools        the programs of tools/ and perf/ that users run, and the recorded gradients
+# And a fourth, cuda, where CUDA was found, which is no Debian package: libinccl_cuda.so.0.
 # Everything finds everything else relative to itself, so the tree may be moved as a whole.
 include(CMakePackageConfigHelpers)
 
@@ -12,7 +13,7 @@ set(inccl_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(TARGETS inccl EXPORT inccl-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
 if(INCCL_HAVE_CUDA)
-  install(TARGETS inccl_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_SKIP)
+  install(TARGETS inccl_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cuda NAMELINK_SKIP)
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/inccl DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   COMPONENT development FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")

@@ -56,7 +56,7 @@ def check_examples(folder, mpi):
         assert output.endswith("right\n"), output
 
 
-def check_files(prefix, programs, libdir):
+def check_files(prefix, programs, libdir, binary_dir):
     def files(folder):
         return {p.name for p in (prefix / folder).iterdir()}
 
@@ -64,8 +64,11 @@ def check_files(prefix, programs, libdir):
     assert files("include/inccl") == {"ccl.h", "ccl.hpp", "detail"}, files("include/inccl")
     version = run("pkg-config", "--modversion", "inccl",
                   env={"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}).strip()
+    cuda = set()
+    if (binary_dir / "src/libinccl_cuda.so.0").exists():
+        cuda = {"libinccl_cuda.so.0", f"libinccl_cuda.so.{version}"}
     assert files(libdir) == {"libinccl.so", "libinccl.so.0", f"libinccl.so.{version}", "cmake",
-                             "pkgconfig"}, files(libdir)
+                             "pkgconfig"} | cuda, files(libdir)
     header = (prefix / "include/inccl/ccl.h").read_text()
     numbers = [re.search(rf"#define CCL_{n} (\d+)", header).group(1)
                for n in ("MAJOR", "MINOR", "PATCH")]
@@ -128,7 +131,7 @@ def main():
         root = pathlib.Path(name)
         run("cmake", "--install", binary, "--prefix", root / "first")
         prefix = (root / "first").rename(root / "moved")
-        version = check_files(prefix, programs, libdir)
+        version = check_files(prefix, programs, libdir, binary)
         check_programs(prefix, programs)
         check_documents(prefix, libdir, root / "documents")
         check_versions(prefix, root / "versions")

@@ -32,7 +32,7 @@ RESTRICTED = [
     (re.compile(r"(.*intrin|arm_neon|arm_sve)\.h"), {"compress", "base"}),
     (re.compile(r"(infiniband|ucp|ucs|uct|rdma)/.*"), {"transport"}),
     (re.compile(r"hwloc(/.*|\.h)"), {"root"}),
-    (re.compile(r"cuda(_.*)?\.h"), {"compress"}),
+    (re.compile(r"cuda(_.*)?\.h"), {"compress", "device"}),
     (re.compile(r"mpi\.h|CLI/.*|nlohmann/.*|gtest/.*|gmock/.*|benchmark/.*"), set()),
 ]
 
