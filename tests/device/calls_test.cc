@@ -199,18 +199,18 @@ TEST_F(DeviceCallsTest, SendsAndReceivesInAGroup) {
 }
 
 TEST_F(DeviceCallsTest, AFactorInMemoryOfTheDeviceIsReadWhenTheCallRuns) {
-  float* const factor = Floats(1);
   std::array<float*, kRanks> x{};
   for (int rank = 0; rank < kRanks; ++rank) {
     x[static_cast<size_t>(rank)] = Floats(1000);
     std::fill_n(device_.Reach(x[static_cast<size_t>(rank)]), 1000, 1.0f);
   }
-  *device_.Reach(factor) = 5;
   for (int rank = 0; rank < kRanks; ++rank) {
+    float* const factor = Floats(1);
+    *device_.Reach(factor) = 5;
     ccl_redop_t op{};
     ASSERT_EQ(ccl_redop_create_premulsum(&op, factor, CCL_FLOAT32, CCL_SCALAR_DEVICE, comm(rank)),
               CCL_SUCCESS);
-    device_.Launch(stream(rank), [&] { *device_.Reach(factor) = 2; });
+    device_.Launch(stream(rank), [this, factor] { *device_.Reach(factor) = 2; });
     float* const data = x[static_cast<size_t>(rank)];
     ASSERT_EQ(ccl_allreduce(data, data, 1000, CCL_FLOAT32, op, comm(rank), Handle(stream(rank))),
               CCL_SUCCESS);
