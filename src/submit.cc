@@ -106,6 +106,7 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op) {
 
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call) {
+  if (stream == nullptr && CurrentDevice() == nullptr) return std::shared_ptr<Stream>();
   const Extent extent = ExtentOf(call->collective, call->count, communicator.nranks(),
                                  communicator.rank() == call->root);
   Result<std::shared_ptr<Stream>> found =
