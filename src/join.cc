@@ -10,6 +10,7 @@
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "process_transport.h"
+#include "transport/control/loop.h"
 
 namespace inccl {
 namespace {
@@ -24,6 +25,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
                                                     const std::atomic<bool>* cancelled) {
   FAULT_RANK(rank);
   FAULT_POINT("init.begin");
+  if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
   JoinOptions join_options;
   join_options.rank = rank;
   join_options.nranks = nranks;
@@ -71,6 +73,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
 
 Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
                                                                const InitOptions& options) {
+  if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
   Result<std::vector<std::unique_ptr<Transport>>> transports =
       MakeThreadTransports(nranks, options.environment);
   if (!transports.ok()) return transports.status();

@@ -54,12 +54,15 @@ Loop& Loop::Get() {
 
 bool Loop::InOwnProcess() const { return pid_ == getpid(); }
 
+Status Loop::CheckProcess() const {
+  if (pid_ == 0 || InOwnProcess()) return Status::Ok();
+  return InvalidUsage(
+      "this process was forked from one that had communicators; it may only exit or exec");
+}
+
 Result<uint64_t> Loop::Join(std::shared_ptr<Member> member) {
+  if (Status status = CheckProcess(); !status.ok()) return status;
   const std::lock_guard lifecycle(lifecycle_mutex_);
-  if (pid_ != 0 && !InOwnProcess()) {
-    return InvalidUsage(
-        "this process was forked from one that had communicators; it may only exit or exec");
-  }
   uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);

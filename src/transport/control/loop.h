@@ -54,6 +54,9 @@ class Loop {
 
   // Whether this process is the one in which the thread was started.
   bool InOwnProcess() const;
+  // kInvalidUsage in the child of a process that had members: locks of its threads, also of other
+  // libraries, may be held for ever here.
+  Status CheckProcess() const;
 
  private:
   Loop() = default;
