@@ -104,8 +104,9 @@ Status Check(const Arguments& a) {
   return CheckOverlap(a, extent, element, static_cast<uint64_t>(rank));
 }
 
-Call MakeCall(const Arguments& a) {
-  Call call;
+// Into a new call, field by field: a copy of one just written would wait for all its stores.
+void FillCall(const Arguments& a, Call* out) {
+  Call& call = *out;
   call.collective = a.collective;
   call.type = static_cast<DataType>(a.type);
   if (Number(a.op) < kReduceOps) {
@@ -120,13 +121,12 @@ Call MakeCall(const Arguments& a) {
   call.count = a.count;
   call.send = a.send;
   call.recv = a.recv;
-  return call;
 }
 
 ccl_result_t Run(const Arguments& a) {
   return Submit(a.comm, a.stream, [&](Call* call) -> Status {
     if (Status status = Check(a); !status.ok()) return status;
-    *call = MakeCall(a);
+    FillCall(a, call);
     return Status::Ok();
   });
 }
@@ -158,7 +158,7 @@ ccl_result_t RunCompressed(const Arguments& a, const ccl_compression_t* compress
     if (Status status = Check(a); !status.ok()) return status;
     ccl_compression_t options;
     if (Status status = ReadOptions(compression, &options); !status.ok()) return status;
-    *call = MakeCall(a);
+    FillCall(a, call);
     call->compressed_call = true;
     call->codec =
         options.codec != nullptr ? options.codec->impl : a.comm->impl->options().default_codec;

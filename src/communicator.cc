@@ -137,7 +137,8 @@ Status Communicator::RunGuarded(const Call& call) {
   if (liveness_.failed()) return liveness_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
-  lent_input_ = lent_output_ = {};
+  lent_input_ = {};
+  lent_output_ = {};
   // Whatever goes wrong here, the others have to hear of it.
   Status status = MakeSticky(CatchOutOfMemory([&] {
     if (call.on_device) return RunStaged(call);
@@ -333,30 +334,46 @@ Communicator::Plan* Communicator::PlaceOf(const Call& call) {
   return &plans_[hash >> 60];
 }
 
-Status Communicator::RunLocked(const Call& call_in) {
-  Call call = call_in;
-  if (call.scalar_at != nullptr) std::memcpy(call.scalar.data(), call.scalar_at, SizeOf(call.type));
-  const size_t element = SizeOf(call.type);
+Status Communicator::RunLocked(const Call& call) {
+  if (call.scalar_at == nullptr && call.codec == nullptr) return RunSettled(call, false);
+  Call settled = call;
+  if (call.scalar_at != nullptr) {
+    std::memcpy(settled.scalar.data(), call.scalar_at, SizeOf(call.type));
+  }
   bool below_min_bytes = false;
   if (call.codec != nullptr) {
-    if (Status unfit = SettleCodec(&call, &below_min_bytes); !unfit.ok()) return unfit;
+    if (Status unfit = SettleCodec(&settled, &below_min_bytes); !unfit.ok()) return unfit;
   }
+  return RunSettled(settled, below_min_bytes);
+}
+
+TunerCall Communicator::Tuned(const Call& call, bool below_min_bytes) const {
   const bool compresses = call.codec != nullptr && ends_.nranks > 1;
-  const TunerCall tuned{.collective = call.collective,
-                        .bytes = call.count * element,
-                        .nranks = ends_.nranks,
-                        .compressed = compresses,
-                        .reproducible = options_.reproducible,
-                        .route = compresses ? call.codec->route() : Route{},
-                        .below_min_bytes = below_min_bytes};
+  return {.collective = call.collective,
+          .bytes = call.count * SizeOf(call.type),
+          .nranks = ends_.nranks,
+          .compressed = compresses,
+          .reproducible = options_.reproducible,
+          .route = compresses ? call.codec->route() : Route{},
+          .below_min_bytes = below_min_bytes};
+}
+
+Status Communicator::RunSettled(const Call& call, bool below_min_bytes) {
+  const size_t element = SizeOf(call.type);
   // A codec's state changes its plan from call to call.
   Plan* const place = call.codec == nullptr && !below_min_bytes ? PlaceOf(call) : nullptr;
   const bool known = place != nullptr && place->program != nullptr &&
                      place->collective == call.collective && place->type == call.type &&
                      place->root == call.root && place->count == call.count;
-  Result<Choice> choice = known ? Result<Choice>(place->choice)
-                                : Choose(tuned, options_.algorithms, options_.tuner_table);
-  if (!choice.ok()) return choice.status();
+  Choice choice;
+  if (known) {
+    choice = place->choice;
+  } else {
+    Result<Choice> chosen =
+        Choose(Tuned(call, below_min_bytes), options_.algorithms, options_.tuner_table);
+    if (!chosen.ok()) return chosen.status();
+    choice = *chosen;
+  }
 
   uint64_t signature = 0;
   if (Status status = liveness_.BeginCall(++sequence_, call, &signature); !status.ok()) {
@@ -364,7 +381,7 @@ Status Communicator::RunLocked(const Call& call_in) {
   }
   if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives) ||
       LogEnabled(LogLevel::kInfo, LogSubsystem::kTuning)) {
-    LogCall(call, tuned, *choice);
+    LogCall(call, Tuned(call, below_min_bytes), choice);
   }
   FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
@@ -381,7 +398,7 @@ Status Communicator::RunLocked(const Call& call_in) {
   const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   CodecState* state = StateOf(codec);
   const uint64_t bytes = call.count * element;
-  const bool can_stream = CanStreamPayloads(choice->algorithm);
+  const bool can_stream = CanStreamPayloads(choice.algorithm);
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
   const uint64_t moved = bytes * (segmented ? static_cast<uint64_t>(ends_.nranks) : 1);
@@ -402,11 +419,11 @@ Status Communicator::RunLocked(const Call& call_in) {
   Plan unkept;
   Plan* const plan = place != nullptr ? place : &unkept;
   if (!known) {
-    Result<Plan> made = MakePlan(call, *codec, *choice);
+    Result<Plan> made = MakePlan(call, *codec, choice);
     if (!made.ok()) return made.status();
     *plan = *made;
   }
-  Lend(call, choice->algorithm);
+  Lend(call, choice.algorithm);
   FAULT_POINT("call.after_bind");
   task_.Start({.program = plan->program,
                .chunking = plan->chunking,
@@ -418,12 +435,12 @@ Status Communicator::RunLocked(const Call& call_in) {
                .lent_input = lent_input_,
                .lent_output = lent_output_,
                .until_read = way.until_read});
-  const Time start = SystemClock().Now();
-  status = progress_.Run(&task_, &liveness_);
   // Lent buffers hardly use slots.
-  if (can_stream && lent_input_.region == 0 && lent_output_.region == 0) {
-    slot_writes.Learn(moved, one_way, way, SystemClock().Now() - start);
-  }
+  const bool learns = can_stream && SlotWrites::Learns(moved) && lent_input_.region == 0 &&
+                      lent_output_.region == 0;
+  const Time start = learns ? SystemClock().Now() : 0;
+  status = progress_.Run(&task_, &liveness_);
+  if (learns) slot_writes.Learn(moved, one_way, way, SystemClock().Now() - start);
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
   state->Finish(&codec_stats);

@@ -110,6 +110,8 @@ class Communicator {
   Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
   Status RunPointsGuarded(const std::vector<PointCall>& calls);
   Status RunLocked(const Call& call);
+  Status RunSettled(const Call& call, bool below_min_bytes);  // codec and factor are known
+  TunerCall Tuned(const Call& call, bool below_min_bytes) const;
   Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
   Status MovePoints(const std::vector<PointCall>& calls);
   // What of the call's codec is left, checked, and the step of the call.

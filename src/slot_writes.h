@@ -35,6 +35,8 @@ class SlotWrites {
   Way Choose(uint64_t bytes, bool one_way);
   // The way that has been faster so far, for calls that are not to be learnt from.
   bool Past(uint64_t bytes) const;
+  // Whether Learn would learn anything.
+  static bool Learns(uint64_t bytes) { return bytes >= kLeast && bytes < kMost; }
   // How long it took; only after Choose said what to do, and if it was done.
   void Learn(uint64_t bytes, bool one_way, const Way& way, Time took);
 
@@ -43,7 +45,6 @@ class SlotWrites {
     uint32_t calls = 0;
     std::array<Time, 2> time = {0, 0};  // through the caches, past them; 0: not known
   };
-  static bool Learns(uint64_t bytes) { return bytes >= kLeast && bytes < kMost; }
   static size_t Place(uint64_t bytes);
 
   std::array<Size, 7> sizes_;  // by powers of two

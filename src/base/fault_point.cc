@@ -21,7 +21,7 @@ namespace inccl::fault {
 namespace internal {
 
 std::atomic<bool> armed{false};
-thread_local int rank = -1;
+thread_local constinit int rank = -1;
 
 }  // namespace internal
 

@@ -113,7 +113,7 @@ uint64_t Hits(size_t point);
 
 namespace internal {
 extern std::atomic<bool> armed;
-extern thread_local int rank;
+extern thread_local constinit int rank;
 void Reach(size_t point);
 }  // namespace internal
 
