@@ -73,8 +73,14 @@ template <typename AnyCall>
 Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
                  const std::shared_ptr<Stream>& stream, const AnyCall& call) {
   if (Group* group = Group::Current(); group != nullptr) {
-    group->Add(communicator, stream, call);
-    return Status::Ok();
+    // What can be told now spoils the group, and nothing of it happens.
+    Status status = stream == nullptr ? Status::Ok() : stream->Check();
+    if (status.ok()) {
+      group->Add(communicator, stream, call);
+    } else if (status.code() != Code::kInvalidArgument) {
+      communicator->Fail(status);
+    }
+    return status;
   }
   if (stream == nullptr) return Run(communicator.get(), call);
   if (Status sticky = communicator->error(); !sticky.ok()) return sticky;

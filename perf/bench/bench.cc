@@ -78,7 +78,6 @@ class Run {
       if (Status s = RunRows(*runner); !s.ok()) return s;
     }
     Print(table_->Footer(rows_));
-    if (Status s = WriteJson(); !s.ok()) return s;
     return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) {
       return row.out_of_place.Failed() || row.in_place.Failed();
     });
@@ -206,6 +205,7 @@ class Run {
         row->transport = OptionOr("", "INCCL_TRANSPORT");
         Print(table_->Format(*row));
         rows_.push_back(*std::move(row));
+        if (Status s = WriteJson(); !s.ok()) return s;  // whoever stops the run has what there is
       }
     }
     return {};
@@ -214,11 +214,12 @@ class Run {
   Status PrintHead(const std::string& left_out) {
     struct Place {
       int pid, device;
-      std::array<char, 64> host;
+      std::array<char, 64> host, gpu;
     };
     const Host host = ThisHost();
-    Place place{getpid(), gpu_ == nullptr ? -1 : gpu_->number(), {}};
+    Place place{getpid(), gpu_ == nullptr ? -1 : gpu_->number(), {}, {}};
     std::strncpy(place.host.data(), host.name.c_str(), place.host.size() - 1);
+    if (gpu_ != nullptr) std::strncpy(place.gpu.data(), gpu_->name().c_str(), 63);
     Result<std::vector<Place>> places = Gather(world_, place);
     if (!places.ok()) return places.status();
     const BenchOptions& o = options_;
@@ -249,7 +250,7 @@ class Run {
       const Place& p = (*places)[rank];
       text += fmt::format(
           "#  Rank {:2} Pid {:6} on {:>10} {}\n", rank, p.pid, p.host.data(),
-          p.device < 0 ? host.cpu : fmt::format("device {} {}", p.device, gpu_->name()));
+          p.device < 0 ? host.cpu : fmt::format("device {} {}", p.device, p.gpu.data()));
     }
     Print(text + "#\n" + table_->Header());
     return {};

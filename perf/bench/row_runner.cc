@@ -130,20 +130,37 @@ Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
   std::vector<Side> sides = {Side::kOurs};
   if (baseline_ != nullptr && baseline_->Can(buffers_)) sides.push_back(Side::kBaseline);
   if (options_->limit) sides.push_back(Side::kLimit);
-  const uint64_t total = options_->warmup + options_->iterations;
-  for (uint64_t i = 0; i < total; ++i) {
+  Turns turns{options_->warmup, options_->warmup + options_->iterations};
+  const Clock::time_point start = Clock::now();
+  for (uint64_t i = 0; i < turns.total; ++i) {
     if (progress_->Due()) {
       progress_->Show(fmt::format("{} B {} {} {}: iteration {} of {}", buffers_.layout().bytes,
                                   TableName(buffers_.row().type), buffers_.row().codec->given(),
-                                  in_place ? "in place" : "out of place", i + 1, total));
+                                  in_place ? "in place" : "out of place", i + 1, turns.total));
     }
     for (const Side side : sides) {
-      if (Status s = RunSide(side, in_place, i >= options_->warmup, &times); !s.ok()) return s;
+      if (Status s = RunSide(side, in_place, i >= turns.warmup, &times); !s.ok()) return s;
     }
     // In the other order next time, so that none always runs in the same one's wake.
     std::reverse(sides.begin(), sides.end());
+    if (i > 0 || turns.warmup == 0 || options_->row_seconds <= 0) continue;
+    Result<Turns> fewer = TurnsAfterTheFirst(MicrosecondsSince(start) * 1e-6);
+    if (!fewer.ok()) return fewer.status();
+    turns = *fewer;
   }
   return times;
+}
+
+// The first turn, of the warmup, took `seconds` here.
+Result<RowRunner::Turns> RowRunner::TurnsAfterTheFirst(double seconds) {
+  const Turns all{options_->warmup, options_->warmup + options_->iterations};
+  Result<std::vector<double>> ranks = Gather(*world_, seconds);
+  if (!ranks.ok()) return ranks.status();
+  const double longest = *std::max_element(ranks->begin(), ranks->end());
+  if (longest * static_cast<double>(all.total) <= options_->row_seconds) return all;
+  const double fit = options_->row_seconds / longest - 1;
+  const uint64_t timed = fit < 2 ? 2 : static_cast<uint64_t>(fit);
+  return Turns{1, 1 + std::min(timed, options_->iterations)};
 }
 
 // Of each iteration, from the first rank's start to the last one's end.

@@ -53,6 +53,11 @@ class RowRunner {
   Result<double> TimeBaseline(bool in_place);
   Result<Interval> TimeLimit(bool in_place);
   Status RunSide(Side side, bool in_place, bool timed, Times* times);
+  // How often, in all; the same on all ranks.
+  struct Turns {
+    uint64_t warmup, total;
+  };
+  Result<Turns> TurnsAfterTheFirst(double seconds);
   Result<std::vector<double>> SpansOf(const std::vector<Interval>& mine);
   Status Summarize(const Times& times, Measurement* m);
 

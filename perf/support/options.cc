@@ -86,6 +86,9 @@ void AddOurOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
   app->add_flag("--tails", options->tails, "columns with p99 and maximum of every side");
   app->add_option("--init", raw->init, "env or id: how communicators meet under mpirun")
       ->check(CLI::IsMember({"env", "id"}));
+  app->add_option("--row-seconds", options->row_seconds,
+                  "fewer iterations where a row's, in a placement, would take longer; 2 at least")
+      ->check(CLI::PositiveNumber);
   app->add_option("--json", options->json, "file for one record per row and placement");
 }
 

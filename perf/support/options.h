@@ -30,6 +30,7 @@ struct BenchOptions {
   // How it is measured.
   uint64_t iterations = 20, warmup = 5, aggregated = 1, checks = 1, cycles = 1;
   Average average = Average::kMax;
+  double row_seconds = 0;  // fewer iterations where they would take longer; 0: all
   // Ours.
   int ranks = 0;    // > 0: fork as many
   int threads = 0;  // > 0: as many threads of this process

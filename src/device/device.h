@@ -23,8 +23,11 @@ struct Launchers;  // compress/cuda/launch.h
 class DeviceOrder {
  public:
   virtual ~DeviceOrder() = default;
+  // kInvalidArgument: the stream takes nothing now, since it is being captured into a graph.
+  virtual Status Check() = 0;
   // Appends to the stream: tell the host that the stream has come here, then wait for
-  // Finish(place). An error: nothing has been appended. Changes nothing of the calling thread's.
+  // Finish(place). An error, also that of Check: nothing has been appended. Changes nothing of the
+  // calling thread's.
   virtual Status Append(uint32_t place) = 0;
   // True once the stream has come to `place`. Any thread.
   virtual bool Reached(uint32_t place) const = 0;

@@ -27,6 +27,7 @@ namespace {
 using api::Codec;
 using api::Communicator;
 using api::Compression;
+using api::DeviceMemory;
 using api::Group;
 using api::Memory;
 using api::Span;

@@ -143,6 +143,7 @@ TEST(BenchOptions, BadOnesAreNamed) {
                                              {"--ranks", "0"},
                                              {"--ranks", "65"},
                                              {"--threads", "0"},
+                                             {"--row-seconds", "0"},
                                              {"--threads", "65"},
                                              {"--link-gbps", "0"},
                                              {"stray"},

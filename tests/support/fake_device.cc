@@ -57,8 +57,14 @@ class FakeDevice::FakeStream {
 class FakeDevice::Order final : public DeviceOrder {
  public:
   Order(FakeDevice* device, FakeStream* stream) : device_(device), stream_(stream) {}
+  Status Check() override {
+    if (device_->capturing) {
+      return InvalidArgument("stream: is being captured");
+    }
+    return Status::Ok();
+  }
   Status Append(uint32_t place) override {
-    if (device_->capturing) return InvalidArgument("stream: is being captured");
+    if (Status status = Check(); !status.ok()) return status;
     // What is on the stream may outlive the order.
     stream_->Append([words = words_, place] {
       const std::lock_guard lock(words->mutex);
@@ -292,11 +298,19 @@ Result<std::unique_ptr<DeviceQueue>> FakeDevice::NewQueue(int device) {
 }
 
 Result<std::byte*> FakeDevice::AllocateOn(int device, size_t bytes) {
-  return Allocate(bytes, device);
+  if (bytes > bytes_ / kDevices - used_[device]) {
+    return Status(Code::kUnhandledCudaError, "the fake device has no memory left");
+  }
+  std::byte* const memory = Allocate(bytes, device);
+  const std::lock_guard lock(mutex_);
+  device_memory_.insert(memory);
+  return memory;
 }
 
 void FakeDevice::FreeOn(int device, std::byte* memory) {
-  if (DeviceOf(memory) != device) std::abort();  // its memory comes back with the device
+  const std::lock_guard lock(mutex_);
+  // Its memory comes back with the device.
+  if (DeviceOf(memory) != device || device_memory_.erase(memory) == 0) std::abort();
 }
 
 Status FakeDevice::Register(void* memory, size_t bytes) {

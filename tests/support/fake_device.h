@@ -94,6 +94,7 @@ class FakeDevice final : public Device {
   size_t used_[kDevices] = {};
   std::vector<std::unique_ptr<FakeStream>> streams_;  // the first is the legacy one
   std::set<std::pair<std::byte*, size_t>> host_memory_;
+  std::set<std::byte*> device_memory_;  // of AllocateOn, not freed
   std::map<const std::byte*, Range> registered_ranges_;
   std::atomic<const cuda::Launchers*> kernels_{nullptr};
   std::mutex hold_mutex_;

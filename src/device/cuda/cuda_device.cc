@@ -23,6 +23,19 @@ extern "C" const inccl::cuda::Launchers* inccl_cuda_launchers();
 namespace inccl::cuda {
 namespace {
 
+// A graph would repeat what waits for one call of the host's: nothing of a call can be in it.
+Status CheckCapture(const Driver& driver, CUstream stream) {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = driver.stream_capturing(stream, &capture);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
+    return InvalidArgument(
+        "stream: NULL, the legacy stream, must not be used while another is being captured");
+  }
+  if (result != CUDA_SUCCESS) return driver.Check(result, "cuStreamIsCapturing");
+  if (capture == CU_STREAM_CAPTURE_STATUS_NONE) return Status::Ok();
+  return InvalidArgument("stream: is being captured into a graph, which this version cannot");
+}
+
 // The words lie in memory of the host that the device reaches: the stream writes one and waits for
 // the other, without a kernel and without a callback of the host.
 class Order final : public DeviceOrder {
@@ -34,16 +47,15 @@ class Order final : public DeviceOrder {
   Order(const Driver& driver, CUcontext context, CUstream stream, Words* words)
       : driver_(driver), context_(context), stream_(stream), words_(words) {}
 
+  Status Check() override {
+    const Within within(driver_, context_);
+    return within.status().ok() ? CheckCapture(driver_, stream_) : within.status();
+  }
   Status Append(uint32_t place) override {
-    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    Status status =
-        driver_.Check(driver_.stream_capturing(stream_, &capture), "cuStreamIsCapturing");
-    if (!status.ok()) return status;
-    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
-      return InvalidArgument("stream: is being captured into a graph, which this version cannot");
-    }
     const Within within(driver_, context_);
     if (!within.status().ok()) return within.status();
+    Status status = CheckCapture(driver_, stream_);
+    if (!status.ok()) return status;
     status = driver_.Check(driver_.stream_write(stream_, Address(&words_->reached), place + 1,
                                                 CU_STREAM_WRITE_VALUE_DEFAULT),
                            "cuStreamWriteValue32");
@@ -135,6 +147,8 @@ class CudaDevice final : public Device {
       Status status = driver_.Check(driver_.stream_context(handle, &own), "cuStreamGetCtx");
       if (!status.ok()) return status;
     }
+    // Before anything that a capture would not survive.
+    if (Status status = CheckCapture(driver_, handle); !status.ok()) return status;
     Result<std::byte*> memory = AllocateHost(sizeof(Order::Words));
     if (!memory.ok()) return memory.status();
     return std::unique_ptr<DeviceOrder>(

@@ -52,6 +52,7 @@ Result<Driver> Driver::Load() {
   symbols.Find(INCCL_SYMBOL(cuStreamGetId), &driver.stream_id);
   symbols.Find(INCCL_SYMBOL(cuStreamGetCtx), &driver.stream_context);
   symbols.Find(INCCL_SYMBOL(cuStreamIsCapturing), &driver.stream_capturing);
+  symbols.Find(INCCL_SYMBOL(cuThreadExchangeStreamCaptureMode), &driver.capture_mode);
   symbols.Find(INCCL_SYMBOL(cuStreamWriteValue32), &driver.stream_write);
   symbols.Find(INCCL_SYMBOL(cuStreamWaitValue32), &driver.stream_wait);
   symbols.Find(INCCL_SYMBOL(cuMemHostAlloc), &driver.host_alloc);

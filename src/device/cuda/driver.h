@@ -29,6 +29,7 @@ struct Driver {
   decltype(&cuStreamGetId) stream_id;
   decltype(&cuStreamGetCtx) stream_context;
   decltype(&cuStreamIsCapturing) stream_capturing;
+  decltype(&cuThreadExchangeStreamCaptureMode) capture_mode;
   decltype(&cuStreamWriteValue32) stream_write;
   decltype(&cuStreamWaitValue32) stream_wait;
   decltype(&cuMemHostAlloc) host_alloc;
@@ -48,12 +49,16 @@ struct Driver {
 
 inline CUdeviceptr Address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
-// A context for as long as this lives.
+// A context for as long as this lives. What is done meanwhile is on streams of the library's own or
+// is checked before: a capture that the application makes elsewhere neither forbids nor notices it.
 class Within {
  public:
   Within(const Driver& driver, CUcontext context)
-      : driver_(driver), status_(driver.Check(driver.push(context), "cuCtxPushCurrent")) {}
+      : driver_(driver), status_(driver.Check(driver.push(context), "cuCtxPushCurrent")) {
+    driver_.capture_mode(&mode_);
+  }
   ~Within() {
+    driver_.capture_mode(&mode_);
     CUcontext context = nullptr;
     if (status_.ok()) driver_.pop(&context);
   }
@@ -63,6 +68,7 @@ class Within {
 
  private:
   const Driver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then the thread's own
   const Status status_;
 };
 
