@@ -192,9 +192,9 @@ def kernel_lines(suite):
 def sweep_lines(suite):
     found = {}  # (ranks, link) -> size -> codec -> row
     for name, document in suite["benches"].items():
-        kind, _, ranks, link = name.split(".")[:4]
-        if kind != "sweep":
+        if not name.startswith("sweep."):
             continue
+        _, _, ranks, link = name.split(".")[:4]
         for row in rows_of({"benches": {name: document}}, ("sweep",)):
             sizes = found.setdefault((int(ranks), link), {})
             sizes.setdefault(row["bytes"], {})[row["codec"]] = row
