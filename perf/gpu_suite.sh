@@ -58,6 +58,7 @@ fi
 unset ${!OMPI_*} ${!PMI*} # the benchmarks fork their ranks
 
 limit=${INCCL_GPU_SUITE_SECONDS:-520} failed=0 steps=()
+unset INCCL_GPU_SUITE_SECONDS # no variable of the library's
 
 # What there is at the end, also when the caller stops it.
 finish() {

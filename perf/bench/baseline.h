@@ -25,9 +25,10 @@ class BaselineCalls {
 // MPI's, in a world that MPI made.
 Result<std::unique_ptr<BaselineCalls>> MpiBaseline();
 
-// NCCL's, in a communicator of all ranks. All ranks make this call; where one of them has an error
-// all have the same: why there can be none, in words.
-Result<std::unique_ptr<BaselineCalls>> NcclBaseline(World& world, const Gpu& gpu);
+// NCCL's, of the library `file` (Nccl::Load), in a communicator of all ranks. All ranks make this
+// call; where one of them has an error all have the same: why there can be none, in words.
+Result<std::unique_ptr<BaselineCalls>> NcclBaseline(World& world, const Gpu& gpu,
+                                                    const std::string& file);
 
 }  // namespace inccl::perf
 

@@ -119,7 +119,7 @@ class Run {
     if (options_.baseline == Baseline::kNone) return {};
     const bool nccl = options_.baseline == Baseline::kNccl;
     Result<std::unique_ptr<BaselineCalls>> made =
-        nccl ? NcclBaseline(world_, *gpu_) : MpiBaseline();
+        nccl ? NcclBaseline(world_, *gpu_, options_.nccl_library) : MpiBaseline();
     if (made.ok()) {
       baseline_ = *std::move(made);
     } else if (nccl && made.status().code() != Code::kRemoteError) {
@@ -324,6 +324,11 @@ int BenchMain(Operation operation, int argc, char** argv) {
     return kExitOk;
   }
   job.options = parsed->options;
+  // Ours: the library, which would take it for a mistake, shall not see it.
+  if (const char* file = std::getenv("INCCL_NCCL_LIBRARY"); file != nullptr) {
+    job.options.nccl_library = file;
+    unsetenv("INCCL_NCCL_LIBRARY");
+  }
   for (const auto& [name, value] : job.options.environment) {
     if (setenv(name.c_str(), value.c_str(), 1) != 0) return Usage(job.program, "setenv " + name);
   }

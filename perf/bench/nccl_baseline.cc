@@ -123,7 +123,8 @@ Status NcclCalls::Points(const BenchCall& c) const {
 
 }  // namespace
 
-Result<std::unique_ptr<BaselineCalls>> NcclBaseline(World& world, const Gpu& gpu) {
+Result<std::unique_ptr<BaselineCalls>> NcclBaseline(World& world, const Gpu& gpu,
+                                                    const std::string& file) {
   Status mine;
   if (world.size() > gpu.count()) {
     mine = InvalidUsage(fmt::format("{} ranks, {} GPU{}: NCCL needs one for each rank",
@@ -131,7 +132,7 @@ Result<std::unique_ptr<BaselineCalls>> NcclBaseline(World& world, const Gpu& gpu
   }
   Nccl nccl{};
   if (mine.ok()) {
-    Result<Nccl> loaded = Nccl::Load();
+    Result<Nccl> loaded = Nccl::Load(file);
     mine = loaded.status();
     if (loaded.ok()) nccl = *loaded;
   }

@@ -3,15 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <cstdlib>
-
 #include "perf/support/library.h"
 
 namespace inccl::perf {
 
-Result<Nccl> Nccl::Load() {
-  const char* given = std::getenv("INCCL_NCCL_LIBRARY");
-  Result<Library> library = Library::Load(given != nullptr && *given != 0 ? given : "libnccl.so.2");
+Result<Nccl> Nccl::Load(const std::string& file) {
+  Result<Library> library = Library::Load(file.empty() ? "libnccl.so.2" : file);
   if (!library.ok()) return library.status();
   Nccl nccl{};
   library->Find("ncclGetVersion", &nccl.get_version);

@@ -38,8 +38,8 @@ struct Nccl {
   int (*group_start)();
   int (*group_end)();
 
-  // From the file that INCCL_NCCL_LIBRARY names, else libnccl.so.2 where the loader finds it.
-  static Result<Nccl> Load();
+  // From a file, or with "" from libnccl.so.2 where the loader finds it.
+  static Result<Nccl> Load(const std::string& file);
   std::string Version() const;  // "2.27.7"
   Status Check(int result, const char* call) const;
 };

@@ -43,12 +43,13 @@ struct BenchOptions {
   uint64_t seed = 1;
   bool digest = false;
   Baseline baseline = Baseline::kNone;
-  bool cuda = false;        // buffers in memory of GPUs, calls on streams of theirs
-  bool mem_alloc = false;   // buffers of ccl_mem_alloc, or ccl_mem_alloc_device
-  bool limit = false;       // the streaming limit, interleaved
-  bool tails = false;       // p99 and maximum of every side in the table
-  bool init_by_id = false;  // unique id handed around, instead of the launcher's environment
-  std::string json;         // file; empty: none
+  std::string nccl_library;  // of INCCL_NCCL_LIBRARY; empty: the loader's
+  bool cuda = false;         // buffers in memory of GPUs, calls on streams of theirs
+  bool mem_alloc = false;    // buffers of ccl_mem_alloc, or ccl_mem_alloc_device
+  bool limit = false;        // the streaming limit, interleaved
+  bool tails = false;        // p99 and maximum of every side in the table
+  bool init_by_id = false;   // unique id handed around, instead of the launcher's environment
+  std::string json;          // file; empty: none
   double link_gbps = 0, link_us = 0;
   // Variables to be set before the library is used.
   std::map<std::string, std::string> environment;
