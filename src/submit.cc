@@ -106,11 +106,12 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
     if (place.status().code() != Code::kInvalidArgument) communicator->Fail(place.status());
     return place.status();
   }
-  batch.turns.push_back({stream, *place});
+  const auto turn = std::make_shared<Turn>(stream, *place, 1);
+  batch.turns.push_back(turn);
   Status status = communicator->Enqueue(std::move(batch));
   if (!status.ok()) {
     communicator->Fail(status);
-    stream->Leave(*place, status);
+    turn->Leave(status);
   }
   return status;
 }
