@@ -255,47 +255,6 @@ TEST_F(DeviceCallsTest, ACopyThatFailsIsAnErrorOfAllRanksAndNoStreamIsLeftWaitin
   SynchronizeAll();
 }
 
-// Told at once, of every kind of call and inside a group, and without any effect.
-TEST_F(DeviceCallsTest, AStreamThatIsBeingCapturedTakesNothing) {
-  std::array<float*, kRanks> x{};
-  for (float*& data : x) data = Floats(1000);
-  const auto refused = [&](ccl_result_t result) {
-    EXPECT_EQ(result, CCL_INVALID_ARGUMENT);
-    const std::string text = ccl_get_last_error(comm(1));
-    EXPECT_TRUE(Matches(text, "rank 1/3: stream: .*captured")) << text;
-  };
-  const auto every_kind = [&] {
-    for (const Collective& c : kCollectives) {
-      SCOPED_TRACE(c.name);
-      refused(c.call(x[1], x[1] + 500, 100, comm(1), Handle(stream(1))));
-    }
-    refused(ccl_send(x[1], 10, CCL_FLOAT32, 0, comm(1), Handle(stream(1))));
-    refused(ccl_recv(x[1], 10, CCL_FLOAT32, 0, comm(1), Handle(stream(1))));
-  };
-  device_.capturing = true;
-  every_kind();
-  // Also those that were right before it are not begun.
-  device_.capturing = false;
-  ASSERT_EQ(ccl_group_start(), CCL_SUCCESS);
-  EXPECT_EQ(AllReduce(0, x[0], x[0], 1000), CCL_SUCCESS);
-  device_.capturing = true;
-  every_kind();
-  EXPECT_EQ(ccl_group_end(), CCL_INVALID_ARGUMENT);
-  EXPECT_TRUE(Matches(ccl_get_last_error(nullptr), "rank 1/3: stream: .*captured"));
-  device_.capturing = false;
-  // No place of the stream was taken, and no communicator has failed: all goes on.
-  for (int rank = 0; rank < kRanks; ++rank) {
-    ccl_result_t error = CCL_INTERNAL_ERROR;
-    EXPECT_EQ(ccl_comm_get_async_error(comm(rank), &error), CCL_SUCCESS);
-    EXPECT_EQ(error, CCL_SUCCESS);
-    float* const data = x[static_cast<size_t>(rank)];
-    std::fill_n(device_.Reach(data), 1000, 2.0f);
-    EXPECT_EQ(AllReduce(rank, data, data, 1000), CCL_SUCCESS) << ccl_get_last_error(comm(rank));
-  }
-  SynchronizeAll();
-  for (float* data : x) EXPECT_EQ(device_.Reach(data)[999], 6.0f);
-}
-
 // Its calls were right, so all ranks are told.
 TEST_F(DeviceCallsTest, AGroupThatAStreamRefusesIsAnErrorOfAllRanks) {
   float* const data = Floats(1000);

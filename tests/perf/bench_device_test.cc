@@ -106,6 +106,27 @@ TEST(BenchDevice, AWrongByteThatComesBackIsSeen) {
   }
 }
 
+#if INCCL_TEST_CUDA
+// The library's own way on devices, too: over a fake driver whose memory the processor cannot
+// touch.
+TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
+  for (const std::string ranks : {"--ranks 3", "--threads 3"}) {
+    for (const std::string name : {"allreduce", "reduce_scatter", "alltoall", "sendrecv"}) {
+      const ProgramResult run =
+          Bench(name, ranks + " --device cuda -b 16 -e 300000 -f 50 -n 2 -w 1 --limit",
+                "FAKE_CUDA_DEVICES=2 LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
+      EXPECT_EQ(run.status, 0) << name << ranks << run.out << run.err;
+      EXPECT_TRUE(Has(run.out, "device 1 Fake 1")) << run.out;
+      EXPECT_TRUE(Has(run.out, "# Out of bounds values : 0 OK")) << name << run.out;
+    }
+  }
+  const ProgramResult run =
+      Bench("allreduce", "--ranks 2 --device cuda -b 300K -e 300K -n 2 -w 1 --buffers mem_alloc",
+            "LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+}
+#endif
+
 // ---------------------------------------------------------------- NCCL beside it
 
 TEST(BenchDevice, NcclIsLeftOutWithTheReason) {
