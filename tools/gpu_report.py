@@ -134,6 +134,7 @@ def goals(suite):
              if row["codec"] == "none" and row["vs_limit"]]
     add("4 ranks on one GPU, 256 MB, fp32: the copies' time / ours", ">= 0.5",
         max(bound, default=None), lambda v: f"{v[0]:.2f} ({v[1]})", lambda v: v[0] >= 0.5)
+    add("kernel launches for a slice", "<= 3", None, str, bool)  # of a profiler, not of the suite
     latency = best([(row["time_us"], launcher) for launcher in ("processes", "threads")
                     for row in rows_of(suite, ("latency",), launcher, 2)])
     add("2 ranks, 4 KB: time", "<= 30 us", latency[0] and latency,

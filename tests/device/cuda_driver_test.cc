@@ -26,7 +26,7 @@ constexpr size_t kCount = 100'000;
 #define FAKE_TEXT(x) #x
 #define FAKE_SYMBOL(name) FAKE_TEXT(name)
 // A function of the fake, by the name that cuda.h has for it.
-#define DRIVER(name) (reinterpret_cast<decltype(&name)>(Symbol(FAKE_SYMBOL(name))))
+#define DRIVER(name) (reinterpret_cast<decltype(&(name))>(Symbol(FAKE_SYMBOL(name))))
 
 void* Symbol(const char* name) {
   static void* const driver =

@@ -177,6 +177,32 @@ TEST(BenchDevice, AnErrorOfNcclIsTheRuns) {
   EXPECT_TRUE(Has(run.err, "ncclSend, ncclRecv: refused by the fake (4)")) << run.err;
 }
 
+// ---------------------------------------------------------------- less of it
+
+// Without the limit it would not end.
+TEST(BenchRowSeconds, FewerIterationsWhereAllWouldTakeLonger) {
+  const JsonFile json;
+  const ProgramResult run = Bench("allreduce",
+                                  "--ranks 2 -b 4K -e 64K -f 4 -n 1000000000 -w 1000000000 "
+                                  "--row-seconds 0.05 --codec none --codec hbi:bits=6" +
+                                      json.option());
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(json.Read()["rows"].size(), 12u);
+}
+
+// A run that is stopped leaves the rows that it had.
+TEST(BenchRows, AreWrittenOneByOne) {
+  const JsonFile json;
+  const ProgramResult run = RunProgram(
+      "timeout", "2 " INCCL_BINARY_DIR
+                 "/perf/allreduce_bench --ranks 2 -b 4K -e 1G -f 2 -n 100 --link-gbps 1 -c 0" +
+                     json.option());
+  EXPECT_EQ(run.status, 124) << run.out << run.err;
+  const nlohmann::json rows = json.Read()["rows"];
+  ASSERT_GE(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["bytes"], 4096);
+}
+
 // ---------------------------------------------------------------- ranks as threads
 
 TEST(BenchThreads, RanksAreThreadsOfOneProcess) {
