@@ -1,36 +1,99 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, on a machine with one and without a network, in under nine minutes, from a tree that is
-# built here or brought along: the tests of the kernels, the same under compute-sanitizer, their throughput beside the
-# device's copy speed. Results as JSON and logs.
+# built here or brought along (docs/cuda.md): all tests on the GPU, those of the kernels under compute-sanitizer, the
+# kernels' throughput beside the device's copy, all-reduce of several ranks on one GPU, NCCL where each rank has its own.
+# Results: suite.json, table.md, and each part's own files and logs.
 #
 # usage: perf/gpu_suite.sh [BUILD_DIR [OUTPUT_DIR]]        (build/release, BUILD_DIR/gpu)
+#        perf/gpu_suite.sh --pack BUILD_DIR DIR            what it needs of a build, with libraries, to be brought along
 # Exit status: 0 if all that could run is well; 1 if something failed; 4 where there is no GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
+
+programs_of() { # BUILD_DIR: what is run, relative to it
+  (cd "$1" && ls tests/cuda_*_test perf/cuda_kernel_bench perf/allreduce_bench perf/alltoall_bench perf/sendrecv_bench)
+}
+
+pack() {
+  local build=$1 to=$2 file library
+  mkdir -p "$to/lib" "$to/perf" "$to/tests" || return 1
+  for file in $(programs_of "$build"); do
+    cp "$build/$file" "$to/$file" && strip "$to/$file" || return 1
+  done
+  cp -L "$build"/src/libinccl.so.0 "$build"/src/libinccl_cuda.so.0 "$to/lib/" || return 1
+  strip "$to"/lib/*
+  # The system's C library is that of where it runs; what of MPI and others the programs name comes along.
+  for library in $(for file in "$to"/perf/* "$to"/tests/* "$to"/lib/*; do ldd "$file"; done |
+    awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u); do
+    case $(basename "$library") in
+      libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.* | libcuda.so.* | libinccl*) ;;
+      *) cp -L "$library" "$to/lib/" || return 1 ;;
+    esac
+  done
+  du -sh "$to"
+}
+
+if [ "${1:-}" = --pack ]; then
+  if [ $# -ne 3 ]; then
+    echo "usage: $0 --pack BUILD_DIR DIR" >&2
+    exit 1
+  fi
+  pack "$2" "$3"
+  exit
+fi
+
 build=${1:-build/release}
 out=${2:-$build/gpu}
 mkdir -p "$out" || exit 1
-for program in tests/cuda_kernels_test perf/cuda_kernel_bench; do
+for program in tests/cuda_kernels_test perf/cuda_kernel_bench perf/allreduce_bench; do
   if [ ! -x "$build/$program" ]; then
-    echo "$0: no $build/$program: configure with INCCL_CUDA=ON, and build cuda_kernels_test and cuda_kernel_bench" >&2
+    echo "$0: no $build/$program: configure with INCCL_CUDA=ON, and build all" >&2
     exit 1
   fi
 done
-begin=$SECONDS failed=0 steps=()
+if [ -d "$build/lib" ]; then # of --pack
+  export LD_LIBRARY_PATH=$(cd "$build/lib" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
+unset ${!OMPI_*} ${!PMI*} # the benchmarks fork their ranks
 
-# step NAME SECONDS COMMAND...: its output in a log, its end shown if it fails or runs out of time.
+limit=${INCCL_GPU_SUITE_SECONDS:-520} failed=0 steps=()
+unset INCCL_GPU_SUITE_SECONDS # no variable of the library's
+
+# What there is at the end, also when the caller stops it.
+finish() {
+  trap - EXIT
+  printf -v joined ',\n  %s' "${steps[@]}"
+  printf '{"seconds": %d, "failed": %s, "steps": [%s\n]}\n' "$SECONDS" \
+    "$([ "$failed" -eq 0 ] && echo false || echo true)" "${joined:1}" > "$out/steps.json"
+  if command -v python3 > /dev/null; then
+    python3 tools/gpu_report.py "$out" || failed=1
+  else
+    echo "no python3 here: tools/gpu_report.py $out makes suite.json and table.md elsewhere"
+  fi
+  exit "$failed"
+}
+
+# step NAME SECONDS COMMAND...: at most so long, and not beyond the end of all; its output in a log, its end shown if it
+# fails or runs out of time. That is a failure, but for benchmarks, which have left what they had.
 step() {
-  local name=$1 limit=$2 start=$SECONDS log=$out/$1.log rc
+  local name=$1 most=$2 start=$SECONDS log=$out/$1.log rc
   shift 2
+  if [ $((limit - SECONDS)) -lt 8 ]; then
+    skipped "$name" "no time was left"
+    return 1
+  fi
+  [ "$most" -le $((limit - SECONDS)) ] || most=$((limit - SECONDS))
   echo "== $name"
-  timeout -k 10 "$limit" "$@" > "$log" 2>&1
+  timeout -k 5 "$most" "$@" > "$log" 2>&1
   rc=$?
-  if [ "$rc" -ne 0 ]; then
+  if [ "$rc" -eq 124 ] && [ -n "${may_be_stopped:-}" ]; then
+    echo "   stopped after $most s"
+  elif [ "$rc" -ne 0 ]; then
     tail -n 40 "$log"
     failed=1
   fi
-  steps+=("{\"step\": \"$name\", \"exit_status\": $rc, \"seconds\": $((SECONDS - start))}")
+  steps+=("{\"step\": \"$name\", \"exit_status\": $rc, \"seconds\": $((SECONDS - start)), \"limit\": $most}")
   return "$rc"
 }
 skipped() {
@@ -43,22 +106,66 @@ if [ $? -eq 4 ]; then
   cat "$out/device.log"
   exit 4
 fi
+rm -f "$out"/*.json
+trap finish EXIT
 
 # 10^8 elements, byte for byte.
-step tests 180 env INCCL_TEST_ELEMENTS=100000000 GTEST_OUTPUT="json:$out/tests.json" "$build/tests/cuda_kernels_test"
+for program in "$build"/tests/cuda_*_test; do
+  name=$(basename "$program")
+  step "$name" 120 env INCCL_TEST_ELEMENTS=100000000 GTEST_OUTPUT="json:$out/$name.tests.json" "$program"
+done
+step kernels 45 "$build/perf/cuda_kernel_bench" --json "$out/kernels.json" && cat "$out/kernels.log"
+
+# bench NAME SECONDS PROGRAM ARGUMENT...: on the device, with a file for the report.
+bench() {
+  local name=$1 most=$2 program=$3
+  shift 3
+  may_be_stopped=1 step "$name" "$most" "$build/perf/${program}_bench" --device cuda --json "$out/bench.$name.json" "$@"
+}
+codecs=(--codec none --codec hbi:bits=8 --codec hbi:bits=6 --codec hbi:bits=4)
+small=(-b 64K -e 16M -f 4 -n 20 -w 3 --row-seconds 0.25)
+large=(-b 64M -e 1G -f 4 -n 5 -w 1 --row-seconds 0.8 -c 0) # the oracle takes longer than the calls
+latency=(-b 4K -e 4K -n 2000 -w 200 --row-seconds 2 --tails)
+
+bench latency.processes.2.shm 15 allreduce --ranks 2 "${latency[@]}"
+bench latency.threads.2.shm 15 allreduce --threads 2 "${latency[@]}"
+# What the goals ask for first, in case that time runs out.
+bench goals.processes.4.shm 20 allreduce --ranks 4 -b 256M -e 256M -n 10 -w 2 --row-seconds 2 -c 0 --limit "${codecs[@]}"
+bench goals.threads.4.shm 20 allreduce --threads 4 -b 256M -e 256M -n 10 -w 2 --row-seconds 2 -c 0 --limit "${codecs[@]}"
+bench goals.processes.4.100 20 allreduce --ranks 4 -b 256M -e 256M -n 5 -w 1 --row-seconds 2 -c 0 --link-gbps 100 "${codecs[@]}"
+
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
 for tool in memcheck racecheck; do
   if [ -n "$sanitizer" ]; then
-    step "$tool" 100 env INCCL_TEST_SEED=1 INCCL_TEST_ELEMENTS=0 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+    step "$tool" 50 env INCCL_TEST_SEED=1 INCCL_TEST_ELEMENTS=0 "$sanitizer" --tool "$tool" --error-exitcode 9 \
       "$build/tests/cuda_kernels_test" --gtest_filter='*.ScaleCodes:*.EveryWidth*:*.Casts'
   else
     skipped "$tool" "compute-sanitizer is not installed"
   fi
 done
-step kernels 120 "$build/perf/cuda_kernel_bench" --json "$out/kernels.json" && cat "$out/kernels.log"
 
-printf -v joined ',\n  %s' "${steps[@]}"
-printf '{"seconds": %d, "failed": %s, "steps": [%s\n]}\n' "$((SECONDS - begin))" \
-  "$([ "$failed" -eq 0 ] && echo false || echo true)" "${joined:1}" > "$out/suite.json"
-cat "$out/suite.json"
-exit "$failed"
+for ranks in 4 2 8; do
+  bench sweep.processes.$ranks.shm.small 30 allreduce --ranks $ranks "${small[@]}" --limit "${codecs[@]}"
+  bench sweep.processes.$ranks.shm.large 40 allreduce --ranks $ranks "${large[@]}" --limit "${codecs[@]}"
+done
+bench alltoall.processes.4.shm 10 alltoall --ranks 4 -b 1M -e 64M -f 8 -n 10 --row-seconds 0.25 --limit
+bench sendrecv.processes.2.shm 10 sendrecv --ranks 2 -b 1M -e 64M -f 8 -n 10 --row-seconds 0.25 --limit
+
+# A line of the report says why NCCL was left out.
+if [ -z "${INCCL_NCCL_LIBRARY:-}" ]; then
+  found=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' 2> /dev/null) &&
+    export INCCL_NCCL_LIBRARY=$found
+fi
+for ranks in 2 4 8; do
+  bench nccl.processes.$ranks.shm 25 allreduce --ranks $ranks -b 64K -e 256M -f 16 -n 20 -w 3 --row-seconds 0.5 -c 0 \
+    --baseline nccl --codec none --codec hbi:bits=6
+  if grep -q '^# NCCL left out' "$out/nccl.processes.$ranks.shm.log" 2> /dev/null; then break; fi
+done
+
+for link in 100 10; do
+  for ranks in 4 2 8; do
+    bench sweep.processes.$ranks.$link.small 25 allreduce --ranks $ranks "${small[@]}" --link-gbps $link "${codecs[@]}"
+    bench sweep.processes.$ranks.$link.large 45 allreduce --ranks $ranks "${large[@]}" --link-gbps $link "${codecs[@]}"
+  done
+done
+finish

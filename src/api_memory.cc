@@ -7,6 +7,8 @@
 #include <cstring>
 
 #include "caller_memory.h"
+#include "device/runtime.h"
+#include "device_memory.h"
 #include "handles.h"
 #include "submit.h"
 
@@ -44,9 +46,39 @@ ccl_result_t ccl_mem_alloc(void** ptr, size_t size) {
   });
 }
 
+ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device) {
+  return Guarded([&]() -> Status {
+    if (ptr == nullptr) return InvalidArgument("ptr: NULL");
+    *ptr = nullptr;
+    if (size == 0 || size > SIZE_MAX / 2) {
+      return InvalidArgument(fmt::format("size: {} is not in [1, {}]", size, SIZE_MAX / 2));
+    }
+    inccl::Device* const devices = inccl::LookForDevice();
+    if (devices == nullptr) {
+      return InvalidArgument(
+          fmt::format("device: {}: there is none: {}", device, inccl::WhyNoDevice()));
+    }
+    if (device < 0 || device >= devices->Count()) {
+      return InvalidArgument(fmt::format("device: {} is not in [0, {})", device, devices->Count()));
+    }
+    inccl::Result<void*> memory = inccl::DeviceMemory::Instance().Allocate(devices, device, size);
+    if (!memory.ok()) {
+      return {memory.status().code(),
+              fmt::format("ccl_mem_alloc_device of {} bytes on device {}: {}", size, device,
+                          memory.status().message())};
+    }
+    *ptr = *memory;
+    return Status::Ok();
+  });
+}
+
 ccl_result_t ccl_mem_free(void* ptr) {
   if (ptr == nullptr) return CCL_SUCCESS;
-  return Guarded([&]() -> Status { return inccl::CallerMemory::Instance().Free(ptr); });
+  return Guarded([&]() -> Status {
+    Status status = inccl::CallerMemory::Instance().Free(ptr);
+    if (!status.ok() && inccl::DeviceMemory::Instance().Free(ptr)) return Status::Ok();
+    return status;
+  });
 }
 
 ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle) {

@@ -16,6 +16,7 @@ namespace inccl {
 class DeviceStream final : public Stream {
  public:
   explicit DeviceStream(std::unique_ptr<DeviceOrder> order) : order_(std::move(order)) {}
+  Status Check() override { return order_->Check(); }
   Result<uint64_t> Enter() override;
   bool WaitTurn(uint64_t place, const std::function<bool()>& give_up) override;
   // The error is its communicator's to keep: the device knows none.

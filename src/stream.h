@@ -17,6 +17,8 @@ namespace inccl {
 class Stream {
  public:
   virtual ~Stream() = default;
+  // kInvalidArgument: Enter would say so now.
+  virtual Status Check() { return Status::Ok(); }
   // Takes the next place in the order. Every place must be left, once.
   virtual Result<uint64_t> Enter() = 0;
   // Waits until every earlier place has been left and what else the stream does before has been

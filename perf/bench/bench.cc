@@ -9,13 +9,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "perf/bench/agree.h"
 #include "perf/bench/communicator.h"
 #include "perf/bench/row_runner.h"
 #include "perf/support/fork_world.h"
 #include "perf/support/record.h"
 #include "perf/support/table.h"
+#include "perf/support/thread_world.h"
 #ifdef INCCL_PERF_HAVE_MPI
 #include "perf/support/mpi_world.h"
 #endif
@@ -30,22 +34,6 @@ struct Job {
   BenchOptions options;
   bool by_mpi = false;
 };
-
-// An error that only some ranks may have becomes the same error on all ranks: the first one's.
-Status Agree(World& world, const Status& mine) {
-  struct Report {
-    int code;
-    std::array<char, 500> text;
-  };
-  Report report{static_cast<int>(mine.code()), {}};
-  std::strncpy(report.text.data(), mine.message().c_str(), report.text.size() - 1);
-  Result<std::vector<Report>> all = Gather(world, report);
-  if (!all.ok()) return all.status();
-  for (const Report& one : *all) {
-    if (one.code != 0) return {static_cast<Code>(one.code), one.text.data()};
-  }
-  return {};
-}
 
 std::string VersionText() {
   int version = 0;
@@ -63,34 +51,33 @@ std::string OptionOr(const std::string& option, const char* variable) {
 class Run {
  public:
   Run(World& world, const Job& job)
-      : world_(world),
-        job_(job),
-        options_(job.options),
-        progress_(world.rank() == 0),
-        table_({.check = options_.checks > 0,
-                .digest = options_.digest,
-                .baseline = options_.baseline_mpi,
-                .codec_width = CodecWidth(),
-                .limit = options_.limit,
-                .tails = options_.tails}) {}
+      : world_(world), job_(job), options_(job.options), progress_(world.rank() == 0) {}
 
   // True if every result was right.
   Result<bool> Execute() {
     if (Status s = AgreeOn(Prepare()); !s.ok()) return s;
+    if (Status s = OpenDevice(); !s.ok()) return s;
     Result<Inputs> inputs = Inputs::Gather(world_, pattern_);
     if (!inputs.ok()) return inputs.status();
-    const bool by_id = !job_.by_mpi || options_.init_by_id;
-    Result<Communicator> communicator = Communicator::Create(world_, options_, by_id);
+    Result<Communicator> communicator =
+        Communicator::Create(world_, options_, HowToMeet(), gpu_.get());
     if (Status s = AgreeOn(communicator.status()); !s.ok()) return s;
-    if (Status s = PrintHead(); !s.ok()) return s;
-    Result<RowRunner> runner =
-        RowRunner::Create(world_, options_, *communicator, *inputs, &progress_);
-    if (!runner.ok()) return runner.status();
+    std::string left_out;
+    if (Status s = MakeBaseline(&left_out); !s.ok()) return s;
+    table_.emplace(TableColumns{.check = options_.checks > 0,
+                                .digest = options_.digest,
+                                .baseline = baseline_ == nullptr ? "" : baseline_->name(),
+                                .codec_width = CodecWidth(),
+                                .limit = options_.limit,
+                                .tails = options_.tails});
+    if (Status s = PrintHead(left_out); !s.ok()) return s;
+    Result<RowRunner> runner = RowRunner::Create(world_, options_, *communicator, *inputs,
+                                                 gpu_.get(), baseline_.get(), &progress_);
+    if (Status s = AgreeOn(runner.status()); !s.ok()) return s;
     for (uint64_t cycle = 0; cycle < options_.cycles; ++cycle) {
       if (Status s = RunRows(*runner); !s.ok()) return s;
     }
-    Print(table_.Footer(rows_));
-    if (Status s = WriteJson(); !s.ok()) return s;
+    Print(table_->Footer(rows_));
     return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) {
       return row.out_of_place.Failed() || row.in_place.Failed();
     });
@@ -98,6 +85,8 @@ class Run {
 
   // Whether the error of Execute is the same on all ranks: one of them tells it.
   bool agreed() const { return agreed_; }
+  // Whether it is that there is no device.
+  bool no_device() const { return no_device_; }
 
  private:
   Status AgreeOn(const Status& mine) {
@@ -106,11 +95,51 @@ class Run {
     return common;
   }
 
+  Status OpenDevice() {
+    if (!options_.cuda) return {};
+    Result<std::unique_ptr<Gpu>> gpu = Gpu::Open(world_.rank());
+    Status mine = gpu.status();
+    if (gpu.ok()) {
+      gpu_ = *std::move(gpu);
+    } else {
+      mine = {mine.code(), "--device cuda: " + mine.message()};
+    }
+    Status s = AgreeOn(mine);
+    no_device_ = !s.ok() && agreed_;
+    return s;
+  }
+
+  Meeting HowToMeet() const {
+    if (job_.options.threads > 0) return Meeting::kInProcess;
+    return job_.by_mpi && !options_.init_by_id ? Meeting::kByEnvironment : Meeting::kById;
+  }
+
+  // NCCL may be impossible where all else is well: `left_out` says why.
+  Status MakeBaseline(std::string* left_out) {
+    if (options_.baseline == Baseline::kNone) return {};
+    const bool nccl = options_.baseline == Baseline::kNccl;
+    Result<std::unique_ptr<BaselineCalls>> made =
+        nccl ? NcclBaseline(world_, *gpu_, options_.nccl_library) : MpiBaseline();
+    if (made.ok()) {
+      baseline_ = *std::move(made);
+    } else if (nccl && made.status().code() != Code::kRemoteError) {
+      *left_out = made.status().message();
+    } else {
+      return AgreeOn(made.status());
+    }
+    return {};
+  }
+
   void Print(const std::string& text) {
     if (world_.rank() != 0) return;
     progress_.Clear();
     fmt::print("{}", text);
     std::fflush(stdout);
+  }
+
+  std::string Launcher() const {
+    if (job_.by_mpi) return "mpirun";
+    return options_.threads > 0 ? "threads" : "fork";
   }
 
   int CodecWidth() const {
@@ -174,21 +203,23 @@ class Run {
         if (!row.ok()) return row.status();
         row->algorithm = OptionOr(options_.algorithm, "INCCL_ALGO");
         row->transport = OptionOr("", "INCCL_TRANSPORT");
-        Print(table_.Format(*row));
+        Print(table_->Format(*row));
         rows_.push_back(*std::move(row));
+        if (Status s = WriteJson(); !s.ok()) return s;  // whoever stops the run has what there is
       }
     }
     return {};
   }
 
-  Status PrintHead() {
+  Status PrintHead(const std::string& left_out) {
     struct Place {
-      int pid;
-      std::array<char, 64> host;
+      int pid, device;
+      std::array<char, 64> host, gpu;
     };
     const Host host = ThisHost();
-    Place place{getpid(), {}};
+    Place place{getpid(), gpu_ == nullptr ? -1 : gpu_->number(), {}, {}};
     std::strncpy(place.host.data(), host.name.c_str(), place.host.size() - 1);
+    if (gpu_ != nullptr) std::strncpy(place.gpu.data(), gpu_->name().c_str(), 63);
     Result<std::vector<Place>> places = Gather(world_, place);
     if (!places.ok()) return places.status();
     const BenchOptions& o = options_;
@@ -199,7 +230,7 @@ class Run {
       return InvalidUsage("--limit: the ranks are on several hosts, whose clocks differ");
     }
     std::string text = fmt::format("# inccl {} {}: {} ranks, {}\n", VersionText(), job_.program,
-                                   world_.size(), job_.by_mpi ? "mpirun" : "forked");
+                                   world_.size(), Launcher() == "fork" ? "forked" : Launcher());
     text += fmt::format(
         "# minBytes {} maxBytes {} step: {}({}) warmup iters: {} iters: {} agg iters: {} "
         "validation: {}\n",
@@ -211,13 +242,17 @@ class Run {
     if (o.link_gbps > 0 || o.link_us > 0) {
       text += fmt::format(" link {} Gbit/s {} us (MPI does not pass it)", o.link_gbps, o.link_us);
     }
+    if (gpu_ != nullptr)
+      text += fmt::format("\n# device cuda: {} of {}", gpu_->name(), gpu_->count());
+    if (!left_out.empty()) text += "\n# NCCL left out: " + left_out;
     text += "\n#\n# Using ranks\n";
     for (size_t rank = 0; rank < places->size(); ++rank) {
       const Place& p = (*places)[rank];
-      text +=
-          fmt::format("#  Rank {:2} Pid {:6} on {:>10} {}\n", rank, p.pid, p.host.data(), host.cpu);
+      text += fmt::format(
+          "#  Rank {:2} Pid {:6} on {:>10} {}\n", rank, p.pid, p.host.data(),
+          p.device < 0 ? host.cpu : fmt::format("device {} {}", p.device, p.gpu.data()));
     }
-    Print(text + "#\n" + table_.Header());
+    Print(text + "#\n" + table_->Header());
     return {};
   }
 
@@ -231,12 +266,14 @@ class Run {
     header.data = options_.data;
     header.seed = options_.seed;
     header.nranks = world_.size();
-    header.launcher = job_.by_mpi ? "mpi" : "fork";
+    header.launcher = job_.by_mpi ? "mpi" : Launcher();
+    header.device = gpu_ == nullptr ? "" : gpu_->name();
+    header.devices = gpu_ == nullptr ? 0 : gpu_->count();
     header.iterations = options_.iterations;
     header.warmup = options_.warmup;
     header.aggregated = options_.aggregated;
     header.average = kAverages[static_cast<size_t>(options_.average)];
-    header.baseline = options_.baseline_mpi ? "mpi" : "";
+    header.baseline = baseline_ == nullptr ? "" : baseline_->version();
     header.link_gbps = options_.link_gbps;
     header.link_us = options_.link_us;
     return WriteDocument(options_.json, DocumentOf(header, rows_));
@@ -246,12 +283,14 @@ class Run {
   const Job& job_;
   const BenchOptions& options_;
   ProgressLine progress_;
-  Table table_;
+  std::optional<Table> table_;
+  std::unique_ptr<Gpu> gpu_;
+  std::unique_ptr<BaselineCalls> baseline_;
   std::vector<BenchCodec> codecs_;
   std::vector<uint64_t> sizes_;
   std::vector<float> pattern_;
   std::vector<Row> rows_;
-  bool agreed_ = false;
+  bool agreed_ = false, no_device_ = false;
 };
 
 int RunRank(World& world, const Job& job) {
@@ -261,6 +300,7 @@ int RunRank(World& world, const Job& job) {
   if (!run.agreed() || world.rank() == 0) {
     fmt::print(stderr, "{}: rank {}: {}\n", job.program, world.rank(), right.status().message());
   }
+  if (run.no_device()) return kExitNoDevice;
   const bool usage = run.agreed() && right.status().code() == Code::kInvalidArgument;
   return usage ? kExitUsage : kExitFailed;
 }
@@ -284,6 +324,11 @@ int BenchMain(Operation operation, int argc, char** argv) {
     return kExitOk;
   }
   job.options = parsed->options;
+  // Ours: the library, which would take it for a mistake, shall not see it.
+  if (const char* file = std::getenv("INCCL_NCCL_LIBRARY"); file != nullptr) {
+    job.options.nccl_library = file;
+    unsetenv("INCCL_NCCL_LIBRARY");
+  }
   for (const auto& [name, value] : job.options.environment) {
     if (setenv(name.c_str(), value.c_str(), 1) != 0) return Usage(job.program, "setenv " + name);
   }
@@ -291,13 +336,15 @@ int BenchMain(Operation operation, int argc, char** argv) {
 #ifdef INCCL_PERF_HAVE_MPI
   if (StartedByMpi()) {
     if (job.options.ranks > 0) return Usage(job.program, "--ranks does not go with mpirun");
+    if (job.options.threads > 0) return Usage(job.program, "--threads does not go with mpirun");
     job.by_mpi = true;
     return RunUnderMpi(job.program, &argc, &argv, body);
   }
-  constexpr const char* kHowTo = "start it under mpirun, or give --ranks N";
+  constexpr const char* kHowTo = "start it under mpirun, or give --ranks N or --threads N";
 #else
-  constexpr const char* kHowTo = "built without MPI: give --ranks N";
+  constexpr const char* kHowTo = "built without MPI: give --ranks N or --threads N";
 #endif
+  if (job.options.threads > 0) return RunThreads(job.program, job.options.threads, body);
   if (job.options.ranks == 0) return Usage(job.program, kHowTo);
   return RunForked(job.program, job.options.ranks, body);
 }

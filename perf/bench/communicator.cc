@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <vector>
+
+#include "perf/bench/agree.h"
 
 namespace inccl::perf {
 namespace {
@@ -36,7 +39,47 @@ Result<BenchCodec> BenchCodec::Create(const std::string& spec) {
   return codec;
 }
 
-Result<Communicator> Communicator::Create(World& world, const BenchOptions& options, bool by_id) {
+Result<ccl_comm_t> Communicator::Join(World& world, const ccl_config_t& config, Meeting meeting) {
+  ccl_comm_t comm = nullptr;
+  if (meeting == Meeting::kByEnvironment) {
+    const ccl_result_t result = ccl_comm_init_env(&comm, &config);
+    if (result != CCL_SUCCESS) return Describe(result, "ccl_comm_init_env", nullptr);
+    return comm;
+  }
+  ccl_unique_id_t id{};
+  if (world.rank() == 0) {
+    const ccl_result_t result = ccl_get_unique_id(&id);
+    if (result != CCL_SUCCESS) return Describe(result, "ccl_get_unique_id", nullptr);
+  }
+  Status s = world.Broadcast(std::as_writable_bytes(std::span(&id, 1)));
+  if (!s.ok()) return s;
+  const ccl_result_t result =
+      ccl_comm_init_rank_config(&comm, world.size(), id, world.rank(), &config);
+  if (result != CCL_SUCCESS) return Describe(result, "ccl_comm_init_rank_config", nullptr);
+  return comm;
+}
+
+// Rank 0 makes all of them and hands each rank its own.
+Result<ccl_comm_t> Communicator::TakeOwn(World& world, const Gpu* gpu) {
+  std::vector<ccl_comm_t> comms(static_cast<size_t>(world.size()));
+  Status made;
+  if (world.rank() == 0) {
+    std::vector<int> devices(comms.size());
+    for (size_t i = 0; gpu != nullptr && i < devices.size(); ++i) {
+      devices[i] = static_cast<int>(i) % gpu->count();
+    }
+    const ccl_result_t result =
+        ccl_comm_init_all(comms.data(), world.size(), gpu == nullptr ? nullptr : devices.data());
+    if (result != CCL_SUCCESS) made = Describe(result, "ccl_comm_init_all", nullptr);
+  }
+  if (Status s = Agree(world, made); !s.ok()) return s;
+  Status s = world.Broadcast(std::as_writable_bytes(std::span(comms)));
+  if (!s.ok()) return s;
+  return comms[static_cast<size_t>(world.rank())];
+}
+
+Result<Communicator> Communicator::Create(World& world, const BenchOptions& options,
+                                          Meeting meeting, const Gpu* gpu) {
   ccl_config_t config = CCL_CONFIG_INIT;
   if (!options.algorithm.empty()) config.algorithm = options.algorithm.c_str();
   config.channels = options.channels;
@@ -45,29 +88,17 @@ Result<Communicator> Communicator::Create(World& world, const BenchOptions& opti
   Communicator communicator;
   communicator.rank_ = world.rank();
   communicator.size_ = world.size();
-  ccl_comm_t comm = nullptr;
-  ccl_result_t result;
-  if (by_id) {
-    ccl_unique_id_t id{};
-    if (world.rank() == 0) {
-      result = ccl_get_unique_id(&id);
-      if (result != CCL_SUCCESS) return Describe(result, "ccl_get_unique_id", nullptr);
-    }
-    Status s = world.Broadcast(std::as_writable_bytes(std::span(&id, 1)));
-    if (!s.ok()) return s;
-    result = ccl_comm_init_rank_config(&comm, world.size(), id, world.rank(), &config);
-    if (result != CCL_SUCCESS) return Describe(result, "ccl_comm_init_rank_config", nullptr);
-  } else {
-    result = ccl_comm_init_env(&comm, &config);
-    if (result != CCL_SUCCESS) return Describe(result, "ccl_comm_init_env", nullptr);
-  }
-  communicator.comm_.reset(comm);
+  if (gpu != nullptr) communicator.stream_ = static_cast<ccl_stream_t>(gpu->stream());
+  Result<ccl_comm_t> comm =
+      meeting == Meeting::kInProcess ? TakeOwn(world, gpu) : Join(world, config, meeting);
+  if (!comm.ok()) return comm.status();
+  communicator.comm_.reset(*comm);
   int rank = -1, size = -1;
-  if (Status s = communicator.From(ccl_comm_user_rank(comm, &rank), "ccl_comm_user_rank");
+  if (Status s = communicator.From(ccl_comm_user_rank(*comm, &rank), "ccl_comm_user_rank");
       !s.ok()) {
     return s;
   }
-  if (Status s = communicator.From(ccl_comm_count(comm, &size), "ccl_comm_count"); !s.ok())
+  if (Status s = communicator.From(ccl_comm_count(*comm, &size), "ccl_comm_count"); !s.ok())
     return s;
   if (rank != world.rank() || size != world.size()) {
     return InvalidUsage(fmt::format("the library is rank {} of {}, the launcher says {} of {}",
@@ -87,24 +118,24 @@ Status Communicator::Run(const BenchCall& c) const {
   const ccl_redop_t op = Native(c.op);
   switch (c.operation) {
     case Operation::kAllReduce:
-      return From(ccl_allreduce(c.send, c.recv, c.count, type, op, comm, nullptr), "ccl_allreduce");
+      return From(ccl_allreduce(c.send, c.recv, c.count, type, op, comm, stream_), "ccl_allreduce");
     case Operation::kReduceScatter:
-      return From(ccl_reduce_scatter(c.send, c.recv, c.count, type, op, comm, nullptr),
+      return From(ccl_reduce_scatter(c.send, c.recv, c.count, type, op, comm, stream_),
                   "ccl_reduce_scatter");
     case Operation::kAllGather:
-      return From(ccl_allgather(c.send, c.recv, c.count, type, comm, nullptr), "ccl_allgather");
+      return From(ccl_allgather(c.send, c.recv, c.count, type, comm, stream_), "ccl_allgather");
     case Operation::kBroadcast:
-      return From(ccl_broadcast(c.send, c.recv, c.count, type, c.root, comm, nullptr),
+      return From(ccl_broadcast(c.send, c.recv, c.count, type, c.root, comm, stream_),
                   "ccl_broadcast");
     case Operation::kReduce:
-      return From(ccl_reduce(c.send, c.recv, c.count, type, op, c.root, comm, nullptr),
+      return From(ccl_reduce(c.send, c.recv, c.count, type, op, c.root, comm, stream_),
                   "ccl_reduce");
     case Operation::kAllToAll:
-      return From(ccl_alltoall(c.send, c.recv, c.count, type, comm, nullptr), "ccl_alltoall");
+      return From(ccl_alltoall(c.send, c.recv, c.count, type, comm, stream_), "ccl_alltoall");
     case Operation::kGather:
-      return From(ccl_gather(c.send, c.recv, c.count, type, c.root, comm, nullptr), "ccl_gather");
+      return From(ccl_gather(c.send, c.recv, c.count, type, c.root, comm, stream_), "ccl_gather");
     case Operation::kScatter:
-      return From(ccl_scatter(c.send, c.recv, c.count, type, c.root, comm, nullptr), "ccl_scatter");
+      return From(ccl_scatter(c.send, c.recv, c.count, type, c.root, comm, stream_), "ccl_scatter");
     case Operation::kSendRecv: return Shift(c);
   }
   return InternalError("unknown operation");
@@ -116,9 +147,9 @@ Status Communicator::Shift(const BenchCall& c) const {
   const ccl_datatype_t type = Native(c.type);
   if (Status s = From(ccl_group_start(), "ccl_group_start"); !s.ok()) return s;
   Status sent =
-      From(ccl_send(c.send, c.count, type, NextRank(rank_, size_), comm, nullptr), "ccl_send");
+      From(ccl_send(c.send, c.count, type, NextRank(rank_, size_), comm, stream_), "ccl_send");
   Status received =
-      From(ccl_recv(c.recv, c.count, type, PreviousRank(rank_, size_), comm, nullptr), "ccl_recv");
+      From(ccl_recv(c.recv, c.count, type, PreviousRank(rank_, size_), comm, stream_), "ccl_recv");
   const Status ended = From(ccl_group_end(), "ccl_group_end");  // whatever came before
   if (!sent.ok()) return sent;
   return received.ok() ? ended : received;
@@ -137,18 +168,25 @@ Status Communicator::RunCompressed(const BenchCall& c, const BenchCodec& codec,
   switch (c.operation) {
     case Operation::kAllReduce:
       return From(
-          ccl_allreduce_compressed(c.send, c.recv, c.count, type, op, &compression, comm, nullptr),
+          ccl_allreduce_compressed(c.send, c.recv, c.count, type, op, &compression, comm, stream_),
           "ccl_allreduce_compressed");
     case Operation::kReduceScatter:
       return From(ccl_reduce_scatter_compressed(c.send, c.recv, c.count, type, op, &compression,
-                                                comm, nullptr),
+                                                comm, stream_),
                   "ccl_reduce_scatter_compressed");
     case Operation::kAllGather:
       return From(
-          ccl_allgather_compressed(c.send, c.recv, c.count, type, &compression, comm, nullptr),
+          ccl_allgather_compressed(c.send, c.recv, c.count, type, &compression, comm, stream_),
           "ccl_allgather_compressed");
     default: return InternalError(fmt::format("there is no compressed {}", Name(c.operation)));
   }
+}
+
+Status Communicator::AsyncError() const {
+  if (stream_ == nullptr) return {};
+  ccl_result_t error = CCL_SUCCESS;
+  Status s = From(ccl_comm_get_async_error(comm_.get(), &error), "ccl_comm_get_async_error");
+  return s.ok() ? From(error, "a call on the stream") : s;
 }
 
 }  // namespace inccl::perf

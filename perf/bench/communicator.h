@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "inccl/ccl.h"
+#include "perf/support/gpu.h"
 #include "perf/support/operation.h"
 #include "perf/support/options.h"
 #include "perf/support/world.h"
@@ -45,10 +46,16 @@ struct BenchCall {
   void* recv = nullptr;
 };
 
+// How the ranks meet: by a unique id that rank 0 hands around, by what the launcher has put into
+// the environment, or made all at once, by rank 0, in the process that all are threads of.
+enum class Meeting : uint8_t { kById, kByEnvironment, kInProcess };
+
 class Communicator {
  public:
-  // Joins all ranks of `world`, rank by rank the same.
-  static Result<Communicator> Create(World& world, const BenchOptions& options, bool by_id);
+  // Joins all ranks of `world`, rank by rank the same. gpu: the rank's, whose stream takes the
+  // calls, which then return when they are on it; nullptr: calls are waited for.
+  static Result<Communicator> Create(World& world, const BenchOptions& options, Meeting meeting,
+                                     const Gpu* gpu);
 
   // The plain call.
   Status Run(const BenchCall& call) const;
@@ -58,14 +65,20 @@ class Communicator {
   Status RunCompressed(const BenchCall& call, const BenchCodec& codec,
                        ccl_compression_stats_t* stats) const;
 
+  // Of calls that have returned before they ended.
+  Status AsyncError() const;
+
  private:
   struct Destroy {
     void operator()(ccl_comm_t comm) const { ccl_comm_destroy(comm); }
   };
   Status From(ccl_result_t result, const char* what) const;
   Status Shift(const BenchCall& call) const;
+  static Result<ccl_comm_t> Join(World& world, const ccl_config_t& config, Meeting meeting);
+  static Result<ccl_comm_t> TakeOwn(World& world, const Gpu* gpu);
 
   int rank_ = 0, size_ = 1;
+  ccl_stream_t stream_ = nullptr;
   std::unique_ptr<ccl_comm, Destroy> comm_;
 };
 

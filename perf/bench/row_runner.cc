@@ -5,23 +5,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "perf/support/digest.h"
 #include "perf/support/element.h"
 #include "perf/support/statistics.h"
-#ifdef INCCL_PERF_HAVE_MPI
-#include "perf/support/mpi_world.h"
-#endif
 
 namespace inccl::perf {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr size_t kLine = 64;
-constexpr size_t kMostOwned = size_t{16} << 20;  // more does not stay in caches
 
 double MicrosecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
@@ -31,37 +24,27 @@ double MicrosecondsSince(Clock::time_point start) {
 
 Result<RowRunner> RowRunner::Create(World& world, const BenchOptions& options,
                                     const Communicator& communicator, const Inputs& inputs,
-                                    ProgressLine* progress) {
-  RowRunner runner(world, options, communicator, inputs, progress);
-  Result<Buffer> send = Buffer::Allocate(options.max_bytes, options.mem_alloc);
-  if (!send.ok()) return send.status();
-  Result<Buffer> recv = Buffer::Allocate(options.max_bytes, options.mem_alloc);
-  if (!recv.ok()) return recv.status();
-  runner.send_ = *std::move(send);
-  runner.recv_ = *std::move(recv);
-  return runner;
+                                    Gpu* gpu, BaselineCalls* baseline, ProgressLine* progress) {
+  Result<RowBuffers> buffers = RowBuffers::Create(world, options, inputs, gpu);
+  if (!buffers.ok()) return buffers.status();
+  return RowRunner(world, options, communicator, inputs, baseline, progress, *std::move(buffers));
 }
 
 Result<Row> RowRunner::Run(const RowCase& row_case) {
-  case_ = row_case;
-  layout_ = LayoutOf(case_.operation, case_.bytes, case_.type, world_->size(), world_->rank());
-  FillSend();
-  if (options_->checks > 0 && Reduces(case_.operation) &&
-      (!oracle_ || oracle_->type != case_.type || oracle_->op != case_.op)) {
-    oracle_ = MakeOracle(*inputs_, case_.type, case_.op);
-  }
+  if (Status s = buffers_.Begin(row_case); !s.ok()) return s;
+  if (options_->checks > 0) check_.Begin(buffers_);
   Row row;
-  row.operation = case_.operation;
-  row.codec = case_.codec->given();
-  row.codec_spec = case_.codec->canonical();
+  row.operation = row_case.operation;
+  row.codec = row_case.codec->given();
+  row.codec_spec = row_case.codec->canonical();
   row.nranks = world_->size();
-  row.bytes = layout_.bytes;
-  row.count = layout_.count;
-  row.type = case_.type;
-  row.op = case_.op;
-  row.root = case_.root;
+  row.bytes = buffers_.layout().bytes;
+  row.count = buffers_.layout().count;
+  row.type = row_case.type;
+  row.op = row_case.op;
+  row.root = row_case.root;
   for (const bool in_place : {false, true}) {
-    if (in_place && !HasInPlace(case_.operation)) continue;
+    if (in_place && !HasInPlace(row_case.operation)) continue;
     Result<Measurement> m = Measure(in_place);
     if (!m.ok()) return m.status();
     (in_place ? row.in_place : row.out_of_place) = *std::move(m);
@@ -79,101 +62,53 @@ Result<Measurement> RowRunner::Measure(bool in_place) {
   return m;
 }
 
-// ------------------------------------------------------------------------------ calls and buffers
-
-BenchCall RowRunner::CallFor(bool in_place) const {
-  const size_t element = SizeOf(case_.type);
-  BenchCall call{case_.operation, case_.type, case_.op, case_.root,
-                 layout_.count,   nullptr,    nullptr};
-  call.send = in_place ? recv_.data() + layout_.in_place_send * element : send_.data();
-  call.recv = recv_.data() + (in_place ? layout_.in_place_recv * element : 0);
-  return call;
-}
-
 Status RowRunner::CallOurs(const BenchCall& call, ccl_compression_stats_t* stats) const {
-  if (case_.codec->none()) return communicator_->Run(call);
-  return communicator_->RunCompressed(call, *case_.codec, stats);
+  const BenchCodec& codec = *buffers_.row().codec;
+  if (codec.none()) return communicator_->Run(call);
+  return communicator_->RunCompressed(call, codec, stats);
 }
 
-void RowRunner::FillSend() {
-  inputs_->Fill(world_->rank(), case_.type, case_.op, 0, layout_.send, send_.data());
-}
-
-void RowRunner::RestoreInPlace() {
-  const size_t element = SizeOf(case_.type);
-  std::memcpy(recv_.data() + layout_.in_place_send * element, send_.data(), layout_.send * element);
-}
-
-// The side before has perhaps let other ranks read what this one received; then each line costs a
-// message to their caches when it is written, which is not this side's doing.
-void RowRunner::MakeReady(bool in_place) {
-  if (in_place) return RestoreInPlace();
-  const size_t bytes = layout_.recv * SizeOf(case_.type);
-  if (bytes > kMostOwned) return;
-  for (size_t at = 0; at < bytes; at += kLine) {
-    volatile std::byte& byte = recv_.data()[at];
-    byte = byte;
-  }
-}
-
-void RowRunner::Poison(bool in_place) {
-  const size_t element = SizeOf(case_.type);
-  const uint64_t used = (in_place ? layout_.in_place : layout_.recv) * element;
-  std::memset(recv_.data(), static_cast<int>(kPoison), used + kGuardBytes);
-  std::memset(send_.Guard(layout_.send * element).data(), static_cast<int>(kPoison), kGuardBytes);
-  const bool root_sends =
-      case_.operation == Operation::kBroadcast || case_.operation == Operation::kScatter;
-  if (in_place && (!root_sends || world_->rank() == case_.root)) RestoreInPlace();
+Status RowRunner::Finish() const {
+  Status s = buffers_.Synchronize();
+  return s.ok() ? communicator_->AsyncError() : s;
 }
 
 // ------------------------------------------------------------------------------------ time
 
-bool RowRunner::HasBaseline() const {
-#ifdef INCCL_PERF_HAVE_MPI
-  return options_->baseline_mpi && MpiCan({case_.operation, case_.type, case_.op, case_.root,
-                                           layout_.count, false, nullptr, nullptr});
-#else
-  return false;
-#endif
-}
-
+// On a device: until the stream is empty, by the host's clock.
 Result<double> RowRunner::TimeOurs(bool in_place) {
-  const BenchCall call = CallFor(in_place);
-  MakeReady(in_place);
+  const BenchCall call = buffers_.CallFor(in_place);
+  if (Status s = buffers_.MakeReady(in_place); !s.ok()) return s;
   if (Status s = world_->Barrier(); !s.ok()) return s;
   const Clock::time_point start = Clock::now();
   for (uint64_t i = 0; i < options_->aggregated; ++i) {
     if (Status s = CallOurs(call, nullptr); !s.ok()) return s;
   }
-  return MicrosecondsSince(start) / static_cast<double>(options_->aggregated);
+  if (Status s = buffers_.Synchronize(); !s.ok()) return s;
+  const double time = MicrosecondsSince(start) / static_cast<double>(options_->aggregated);
+  if (Status s = communicator_->AsyncError(); !s.ok()) return s;
+  return time;
 }
 
 Result<double> RowRunner::TimeBaseline(bool in_place) {
-#ifdef INCCL_PERF_HAVE_MPI
-  const MpiCall call{case_.operation, case_.type, case_.op,     case_.root,
-                     layout_.count,   in_place,   send_.data(), recv_.data()};
-  MakeReady(in_place);
+  if (Status s = buffers_.MakeReady(in_place); !s.ok()) return s;
   if (Status s = world_->Barrier(); !s.ok()) return s;
   const Clock::time_point start = Clock::now();
   for (uint64_t i = 0; i < options_->aggregated; ++i) {
-    if (Status s = RunMpi(call); !s.ok()) return s;
+    if (Status s = baseline_->Run(buffers_, in_place); !s.ok()) return s;
   }
+  if (Status s = buffers_.Synchronize(); !s.ok()) return s;
   return MicrosecondsSince(start) / static_cast<double>(options_->aggregated);
-#else
-  return InternalError(fmt::format("built without MPI; in place {}", in_place));
-#endif
 }
 
-// In place too the input is copied to another place: what is read and written is as much.
 Result<Interval> RowRunner::TimeLimit(bool in_place) {
-  const Streams streams =
-      StreamsOf(case_.operation, layout_, case_.type, world_->rank(), case_.root);
-  MakeReady(in_place);
+  if (Status s = buffers_.MakeReady(in_place); !s.ok()) return s;
   if (Status s = world_->Barrier(); !s.ok()) return s;
   const double start = SharedMicroseconds();
   for (uint64_t i = 0; i < options_->aggregated; ++i) {
-    StreamOnce({send_.data(), streams.read}, {recv_.data(), streams.write});
+    if (Status s = buffers_.StreamOnce(); !s.ok()) return s;
   }
+  if (Status s = buffers_.Synchronize(); !s.ok()) return s;
   return Interval{start, SharedMicroseconds()};
 }
 
@@ -193,22 +128,39 @@ Status RowRunner::RunSide(Side side, bool in_place, bool timed, Times* times) {
 Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
   Times times;
   std::vector<Side> sides = {Side::kOurs};
-  if (HasBaseline()) sides.push_back(Side::kBaseline);
+  if (baseline_ != nullptr && baseline_->Can(buffers_)) sides.push_back(Side::kBaseline);
   if (options_->limit) sides.push_back(Side::kLimit);
-  const uint64_t total = options_->warmup + options_->iterations;
-  for (uint64_t i = 0; i < total; ++i) {
+  Turns turns{options_->warmup, options_->warmup + options_->iterations};
+  const Clock::time_point start = Clock::now();
+  for (uint64_t i = 0; i < turns.total; ++i) {
     if (progress_->Due()) {
-      progress_->Show(fmt::format("{} B {} {} {}: iteration {} of {}", layout_.bytes,
-                                  TableName(case_.type), case_.codec->given(),
-                                  in_place ? "in place" : "out of place", i + 1, total));
+      progress_->Show(fmt::format("{} B {} {} {}: iteration {} of {}", buffers_.layout().bytes,
+                                  TableName(buffers_.row().type), buffers_.row().codec->given(),
+                                  in_place ? "in place" : "out of place", i + 1, turns.total));
     }
     for (const Side side : sides) {
-      if (Status s = RunSide(side, in_place, i >= options_->warmup, &times); !s.ok()) return s;
+      if (Status s = RunSide(side, in_place, i >= turns.warmup, &times); !s.ok()) return s;
     }
     // In the other order next time, so that none always runs in the same one's wake.
     std::reverse(sides.begin(), sides.end());
+    if (i > 0 || turns.warmup == 0 || options_->row_seconds <= 0) continue;
+    Result<Turns> fewer = TurnsAfterTheFirst(MicrosecondsSince(start) * 1e-6);
+    if (!fewer.ok()) return fewer.status();
+    turns = *fewer;
   }
   return times;
+}
+
+// The first turn, of the warmup, took `seconds` here.
+Result<RowRunner::Turns> RowRunner::TurnsAfterTheFirst(double seconds) {
+  const Turns all{options_->warmup, options_->warmup + options_->iterations};
+  Result<std::vector<double>> ranks = Gather(*world_, seconds);
+  if (!ranks.ok()) return ranks.status();
+  const double longest = *std::max_element(ranks->begin(), ranks->end());
+  if (longest * static_cast<double>(all.total) <= options_->row_seconds) return all;
+  const double fit = options_->row_seconds / longest - 1;
+  const uint64_t timed = fit < 2 ? 2 : static_cast<uint64_t>(fit);
+  return Turns{1, 1 + std::min(timed, options_->iterations)};
 }
 
 // Of each iteration, from the first rank's start to the last one's end.
@@ -240,8 +192,8 @@ Status RowRunner::Summarize(const Times& times, Measurement* m) {
   m->time_us = Median(*ours);
   m->p99_us = Percentile(*ours, 0.99);
   m->max_us = Percentile(*ours, 1);
-  m->algbw = AlgorithmBandwidth(layout_.bytes, m->time_us);
-  m->busbw = m->algbw * BusFactor(case_.operation, world_->size());
+  m->algbw = AlgorithmBandwidth(buffers_.layout().bytes, m->time_us);
+  m->busbw = m->algbw * BusFactor(buffers_.row().operation, world_->size());
   const auto compare = [&](const std::vector<double>& side) {
     const double median = Median(side);
     return Measurement::Side{.time_us = median,
@@ -264,10 +216,14 @@ Status RowRunner::Summarize(const Times& times, Measurement* m) {
 // ------------------------------------------------------------------------------------ results
 
 Status RowRunner::AskWire(bool in_place, Measurement* m) {
-  if (!HasCompressed(case_.operation)) return {};
-  if (in_place) RestoreInPlace();
+  if (!HasCompressed(buffers_.row().operation)) return {};
+  if (in_place) {
+    if (Status s = buffers_.RestoreInPlace(); !s.ok()) return s;
+  }
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
-  Status s = communicator_->RunCompressed(CallFor(in_place), *case_.codec, &stats);
+  Status s =
+      communicator_->RunCompressed(buffers_.CallFor(in_place), *buffers_.row().codec, &stats);
+  if (s.ok()) s = Finish();
   if (!s.ok()) return s;
   Result<std::vector<ccl_compression_stats_t>> all = Gather(*world_, stats);
   if (!all.ok()) return all.status();
@@ -284,11 +240,6 @@ Status RowRunner::AskWire(bool in_place, Measurement* m) {
   wire.compressed = stats.compressed != 0;
   m->wire = wire;
   return {};
-}
-
-std::span<const std::byte> RowRunner::ResultBytes(bool in_place) const {
-  const auto* data = static_cast<const std::byte*>(CallFor(in_place).recv);
-  return {data, layout_.recv * SizeOf(case_.type)};
 }
 
 Status RowRunner::Check(bool in_place, Measurement* m) {
@@ -308,94 +259,34 @@ Status RowRunner::Check(bool in_place, Measurement* m) {
 }
 
 Result<Accuracy> RowRunner::CheckOnce(bool in_place, uint64_t* digest) {
-  const size_t element = SizeOf(case_.type);
-  const std::span<const std::byte> input(send_.data(), layout_.send * element);
-  const uint64_t before = options_->checks > 0 ? Digest(input) : 0;
-  Poison(in_place);
+  const uint64_t before = options_->checks > 0 ? Digest(buffers_.Input()) : 0;
+  if (Status s = buffers_.Poison(in_place); !s.ok()) return s;
   if (Status s = world_->Barrier(); !s.ok()) return s;
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
-  if (Status s = CallOurs(CallFor(in_place), &stats); !s.ok()) return s;
-  *digest = Digest(ResultBytes(in_place));
+  Status s = CallOurs(buffers_.CallFor(in_place), &stats);
+  if (s.ok()) s = Finish();
+  if (s.ok()) s = buffers_.Fetch(in_place);
+  if (!s.ok()) return s;
+  *digest = Digest(buffers_.ResultBytes(in_place));
   if (options_->checks == 0) return Accuracy();
-  Accuracy accuracy = VerifyResult(in_place, stats);
+  Accuracy accuracy = check_.Verify(buffers_, in_place, stats);
   // Whatever lies around the result must be as it was.
-  const uint64_t used = (in_place ? layout_.in_place : layout_.recv) * element;
-  accuracy.wrong += CountDisturbed(recv_.Guard(used)) + CountDisturbed(send_.Guard(input.size()));
-  if (Digest(input) != before) ++accuracy.wrong;
-  return accuracy;
-}
-
-Accuracy RowRunner::VerifyResult(bool in_place, const ccl_compression_stats_t& stats) {
-  std::byte* result = static_cast<std::byte*>(CallFor(in_place).recv);
-  const bool lossy = !case_.codec->none() && stats.compressed != 0;
-  const std::optional<double> bound = lossy ? std::optional(stats.error_bound) : std::nullopt;
-  // A lossless codec's sum is rounded as an uncompressed one.
-  const std::optional<double> sum_bound = stats.error_bound > 0 ? bound : std::nullopt;
-  switch (case_.operation) {
-    case Operation::kAllReduce:
-      return VerifyReduction(*oracle_, 0, result, layout_.count, sum_bound);
-    case Operation::kReduceScatter:
-      return VerifyReduction(*oracle_, layout_.count * static_cast<uint64_t>(world_->rank()),
-                             result, layout_.count, sum_bound);
-    case Operation::kReduce:
-      if (world_->rank() != case_.root) return VerifyUntouched(in_place);
-      return VerifyReduction(*oracle_, 0, result, layout_.count, bound);
-    case Operation::kGather:
-      if (world_->rank() != case_.root) return VerifyUntouched(in_place);
-      return VerifyCopies(result, std::nullopt);
-    case Operation::kAllGather:
-    case Operation::kBroadcast:
-    case Operation::kAllToAll:
-    case Operation::kScatter:
-    case Operation::kSendRecv: return VerifyCopies(result, bound);
-  }
-  return Accuracy();
-}
-
-// What is received from each rank, or from one alone: the first `count` elements of its send
-// buffer, or those for this rank; with `bound`, through a lossy codec.
-Accuracy RowRunner::VerifyCopies(const std::byte* result, std::optional<double> bound) const {
-  Accuracy accuracy;
-  const Operation what = case_.operation;
-  const bool from_root = what == Operation::kBroadcast || what == Operation::kScatter;
-  const bool from_one = from_root || what == Operation::kSendRecv;
-  const int sender = from_root ? case_.root : PreviousRank(world_->rank(), world_->size());
-  const bool parted = what == Operation::kAllToAll || what == Operation::kScatter;
-  const uint64_t first = parted ? layout_.count * static_cast<uint64_t>(world_->rank()) : 0;
-  const size_t bytes = layout_.count * SizeOf(case_.type);
-  std::vector<std::byte> expected(bytes);
-  for (int part = 0; part < (from_one ? 1 : world_->size()); ++part) {
-    inputs_->Fill(from_one ? sender : part, case_.type, case_.op, first, layout_.count,
-                  expected.data());
-    const std::byte* got = result + static_cast<size_t>(part) * bytes;
-    accuracy.Add(bound ? VerifyLossyCopy(case_.type, expected.data(), got, layout_.count, *bound)
-                       : VerifyCopy(case_.type, expected.data(), got, layout_.count));
-  }
-  return accuracy;
-}
-
-// The receive buffer of a rank that receives nothing: poison, but for the input in place.
-Accuracy RowRunner::VerifyUntouched(bool in_place) const {
-  const size_t element = SizeOf(case_.type);
-  const std::span<const std::byte> all(recv_.data(), layout_.recv * element);
-  if (!in_place) return Accuracy{CountDisturbed(all), 0, 0, 0};
-  const size_t begin = layout_.in_place_send * element, size = layout_.send * element;
-  Accuracy accuracy = VerifyCopy(case_.type, send_.data(), all.data() + begin, layout_.send);
-  accuracy.wrong +=
-      CountDisturbed(all.first(begin)) + CountDisturbed(all.subspan(begin).subspan(size));
+  accuracy.wrong += buffers_.Disturbed(in_place);
+  if (Digest(buffers_.Input()) != before) ++accuracy.wrong;
   return accuracy;
 }
 
 Status RowRunner::CompareDigests(uint64_t mine, Measurement* m) {
   Result<std::vector<uint64_t>> all = Gather(*world_, mine);
   if (!all.ok()) return all.status();
-  if (ReplicatesResult(case_.operation)) {
+  const Operation operation = buffers_.row().operation;
+  if (ReplicatesResult(operation)) {
     const bool same =
         std::all_of(all->begin(), all->end(), [&](uint64_t d) { return d == all->front(); });
     m->identical = m->identical.value_or(true) && same;
     m->digest = all->front();
-  } else if (case_.operation == Operation::kReduce || case_.operation == Operation::kGather) {
-    m->digest = (*all)[static_cast<size_t>(case_.root)];
+  } else if (operation == Operation::kReduce || operation == Operation::kGather) {
+    m->digest = (*all)[static_cast<size_t>(buffers_.row().root)];
   } else {
     m->digest = CombineDigests(*all);
   }

@@ -155,7 +155,7 @@ class Parent {
   void Fail() {
     if (failed_) return;
     failed_ = true;
-    code_ = kExitFailed;
+    code_ = std::max<int>(code_, kExitFailed);
     deadline_ = std::chrono::steady_clock::now() + kGrace;
     area_.barrier()->Abort();
   }

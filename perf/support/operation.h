@@ -13,17 +13,17 @@ namespace inccl::perf {
 
 // The collectives have the numbers of Collective.
 enum class Operation : uint8_t {
-  kAllReduce,
-  kReduceScatter,
-  kAllGather,
-  kBroadcast,
-  kReduce,
-  kAllToAll,
-  kGather,
-  kScatter,
-  kSendRecv,  // every rank sends to the next one and receives from the one before
+  kAllReduce = static_cast<uint8_t>(Collective::kAllReduce),
+  kReduceScatter = static_cast<uint8_t>(Collective::kReduceScatter),
+  kAllGather = static_cast<uint8_t>(Collective::kAllGather),
+  kBroadcast = static_cast<uint8_t>(Collective::kBroadcast),
+  kReduce = static_cast<uint8_t>(Collective::kReduce),
+  kAllToAll = static_cast<uint8_t>(Collective::kAllToAll),
+  kGather = static_cast<uint8_t>(Collective::kGather),
+  kScatter = static_cast<uint8_t>(Collective::kScatter),
+  kSendRecv =
+      kCollectiveKinds,  // every rank sends to the next one and receives from the one before
 };
-static_assert(static_cast<int>(Operation::kSendRecv) == kCollectiveKinds);
 
 constexpr Operation OperationOf(Collective collective) {
   return static_cast<Operation>(collective);

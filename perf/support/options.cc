@@ -20,7 +20,8 @@ struct RawOptions {
   std::string min_bytes = "32M", max_bytes = "32M", step_bytes = "1M";
   std::string datatype = "float", op = "sum", root = "0";
   int average = 3, blocking = 1;
-  std::string baseline, init = "env", buffers = "ordinary", slice_bytes, transport, simd;
+  std::string baseline, init = "env", buffers = "ordinary", device = "host";
+  std::string slice_bytes, transport, simd;
 };
 
 void AddMeasureOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
@@ -45,7 +46,8 @@ void AddMeasureOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
   app->add_option("-a,--average", raw->average,
                   "time of an iteration: 0 rank 0's, 1 mean, 2 smallest, 3 largest of the ranks'")
       ->check(CLI::Range(0, 3));
-  app->add_option("-z,--blocking", raw->blocking, "0 or 1: calls on host memory always block")
+  app->add_option("-z,--blocking", raw->blocking,
+                  "0 or 1: calls are waited for one by one in any case")
       ->check(CLI::Range(0, 1));
   app->add_option("-T,--timeout", options->timeout_s, "seconds a call may make no progress")
       ->check(CLI::Range(1, 86400));
@@ -54,6 +56,10 @@ void AddMeasureOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
 void AddOurOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
   app->add_option("--ranks", options->ranks, "fork this many ranks (without mpirun)")
       ->check(CLI::Range(1, kMaxRanks));
+  app->add_option("--threads", options->threads, "ranks as threads of this process")
+      ->check(CLI::Range(1, kMaxRanks));
+  app->add_option("--device", raw->device, "where the buffers are: host, or cuda (GPUs' memory)")
+      ->check(CLI::IsMember({"host", "cuda"}));
   app->add_option("--codec", options->codecs, "codec, \"none\" or \"hbi:bits=6\"; repeatable")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -71,14 +77,18 @@ void AddOurOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
                   "normal, laplace, t3, grad, gradients:early|middle|late or FILE.npy");
   app->add_option("--seed", options->seed, "of generated data");
   app->add_flag("--digest", options->digest, "column with a digest of the result");
-  app->add_option("--baseline", raw->baseline, "mpi: the same call of MPI, interleaved")
-      ->check(CLI::IsMember({"mpi"}));
+  app->add_option("--baseline", raw->baseline, "mpi, nccl: the same call of theirs, interleaved")
+      ->check(CLI::IsMember({"mpi", "nccl"}));
   app->add_option("--buffers", raw->buffers, "ordinary memory or that of ccl_mem_alloc")
       ->check(CLI::IsMember({"ordinary", "mem_alloc"}));
-  app->add_flag("--limit", options->limit, "the streaming limit, interleaved: columns beside it");
+  app->add_flag("--limit", options->limit,
+                "the streaming limit (of a device: its copy), interleaved: columns beside it");
   app->add_flag("--tails", options->tails, "columns with p99 and maximum of every side");
   app->add_option("--init", raw->init, "env or id: how communicators meet under mpirun")
       ->check(CLI::IsMember({"env", "id"}));
+  app->add_option("--row-seconds", options->row_seconds,
+                  "fewer iterations where a row's, in a placement, would take longer; 2 at least")
+      ->check(CLI::PositiveNumber);
   app->add_option("--json", options->json, "file for one record per row and placement");
 }
 
@@ -138,8 +148,17 @@ Status ParseSizes(const RawOptions& raw, BenchOptions* options) {
 }
 
 Status CheckCombinations(Operation operation, const BenchOptions& options) {
-  if (options.baseline_mpi && options.ranks > 0) {
-    return InvalidArgument("--baseline mpi needs mpirun: it does not go with --ranks");
+  if (options.ranks > 0 && options.threads > 0) {
+    return InvalidArgument("--ranks and --threads: ranks are processes or threads");
+  }
+  if (options.baseline == Baseline::kMpi && (options.ranks > 0 || options.threads > 0)) {
+    return InvalidArgument("--baseline mpi needs mpirun: it does not go with --ranks or --threads");
+  }
+  if (options.baseline == Baseline::kMpi && options.cuda) {
+    return InvalidArgument("--baseline mpi: of buffers of the host only, not with --device cuda");
+  }
+  if (options.baseline == Baseline::kNccl && !options.cuda) {
+    return InvalidArgument("--baseline nccl needs --device cuda: NCCL has no others");
   }
   for (const std::string& codec : options.codecs) {
     if (codec != "none" && !HasCompressed(operation)) {
@@ -148,6 +167,17 @@ Status CheckCombinations(Operation operation, const BenchOptions& options) {
     }
   }
   return {};
+}
+
+// ccl_comm_init_all takes no options but those of the environment.
+void SetForThreads(BenchOptions* options) {
+  std::map<std::string, std::string>& environment = options->environment;
+  if (!options->algorithm.empty()) environment["INCCL_ALGO"] = options->algorithm;
+  if (options->channels > 0) environment["INCCL_CHANNELS"] = fmt::format("{}", options->channels);
+  if (options->reproducible) environment["INCCL_REPRODUCIBLE"] = "1";
+  if (options->timeout_s > 0) {
+    environment["INCCL_OP_TIMEOUT_MS"] = fmt::format("{}", options->timeout_s * 1000);
+  }
 }
 
 Status Convert(Operation operation, const RawOptions& raw, BenchOptions* options) {
@@ -162,7 +192,10 @@ Status Convert(Operation operation, const RawOptions& raw, BenchOptions* options
   if (!root.ok()) return root.status();
   options->roots = {*root};
   options->average = static_cast<Average>(raw.average);
-  options->baseline_mpi = raw.baseline == "mpi";
+  options->baseline = raw.baseline == "mpi"    ? Baseline::kMpi
+                      : raw.baseline == "nccl" ? Baseline::kNccl
+                                               : Baseline::kNone;
+  options->cuda = raw.device == "cuda";
   options->mem_alloc = raw.buffers == "mem_alloc";
   options->init_by_id = raw.init == "id";
   if (!raw.slice_bytes.empty()) {
@@ -178,6 +211,7 @@ Status Convert(Operation operation, const RawOptions& raw, BenchOptions* options
   if (options->link_us > 0) {
     options->environment["INCCL_LINK_US"] = fmt::format("{}", options->link_us);
   }
+  if (options->threads > 0) SetForThreads(options);
   return CheckCombinations(operation, *options);
 }
 

@@ -17,6 +17,9 @@
 
 namespace inccl::perf {
 
+// What else makes the same call, in the same run.
+enum class Baseline : uint8_t { kNone, kMpi, kNccl };
+
 struct BenchOptions {
   // Sizes, bytes.
   uint64_t min_bytes = 32u << 20, max_bytes = 32u << 20, step_bytes = 1u << 20, step_factor = 1;
@@ -27,8 +30,10 @@ struct BenchOptions {
   // How it is measured.
   uint64_t iterations = 20, warmup = 5, aggregated = 1, checks = 1, cycles = 1;
   Average average = Average::kMax;
+  double row_seconds = 0;  // fewer iterations where they would take longer; 0: all
   // Ours.
-  int ranks = 0;  // > 0: fork as many
+  int ranks = 0;    // > 0: fork as many
+  int threads = 0;  // > 0: as many threads of this process
   std::vector<std::string> codecs = {"none"};
   std::string algorithm;  // empty: the library's choice
   int channels = 0;       // 0: the library's choice
@@ -37,12 +42,14 @@ struct BenchOptions {
   std::string data = "normal";
   uint64_t seed = 1;
   bool digest = false;
-  bool baseline_mpi = false;
-  bool mem_alloc = false;   // buffers of ccl_mem_alloc
-  bool limit = false;       // the streaming limit, interleaved
-  bool tails = false;       // p99 and maximum of every side in the table
-  bool init_by_id = false;  // unique id handed around, instead of the launcher's environment
-  std::string json;         // file; empty: none
+  Baseline baseline = Baseline::kNone;
+  std::string nccl_library;  // of INCCL_NCCL_LIBRARY; empty: the loader's
+  bool cuda = false;         // buffers in memory of GPUs, calls on streams of theirs
+  bool mem_alloc = false;    // buffers of ccl_mem_alloc, or ccl_mem_alloc_device
+  bool limit = false;        // the streaming limit, interleaved
+  bool tails = false;        // p99 and maximum of every side in the table
+  bool init_by_id = false;   // unique id handed around, instead of the launcher's environment
+  std::string json;          // file; empty: none
   double link_gbps = 0, link_us = 0;
   // Variables to be set before the library is used.
   std::map<std::string, std::string> environment;

@@ -91,6 +91,8 @@ Json DocumentOf(const RunHeader& header, const std::vector<Row>& rows) {
       {"cores", host.cores},
       {"nranks", header.nranks},
       {"launcher", header.launcher},
+      {"device", header.device.empty() ? Json(nullptr) : Json(header.device)},
+      {"devices", header.devices},
       {"data", header.data},
       {"seed", header.seed},
       {"iterations", header.iterations},

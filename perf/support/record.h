@@ -21,10 +21,12 @@ struct RunHeader {
   std::string data;     // data set
   uint64_t seed = 0;    // of the data
   int nranks = 1;
-  std::string launcher;  // "mpi" or "fork"
+  std::string launcher;  // "mpi", "fork" or "threads"
+  std::string device;    // the GPUs' name; "" on buffers of the host
+  int devices = 0;       // GPUs in this host
   uint64_t iterations = 0, warmup = 0, aggregated = 1;
   std::string average;                // how the times of the ranks become one
-  std::string baseline;               // "mpi", "" without
+  std::string baseline;               // "mpi", "nccl 2.27.7", "" without
   double link_gbps = 0, link_us = 0;  // of the emulated network; 0: none
 };
 

@@ -111,7 +111,9 @@ std::string Table::Header() const {
       names += fmt::format("  {:>7}  {:>7}", "p99", "max");
       units += fmt::format("  {:>7}  {:>7}", "(us)", "(us)");
     }
-    if (columns_.baseline) AddSideHeader("MPI", columns_.tails, &names, &units);
+    if (!columns_.baseline.empty()) {
+      AddSideHeader(columns_.baseline.c_str(), columns_.tails, &names, &units);
+    }
     if (columns_.limit) AddSideHeader("limit", columns_.tails, &names, &units);
     if (names.size() == begin) break;
     placements.resize(begin, ' ');
@@ -140,7 +142,7 @@ std::string Table::FormatExtras(const Row& row) const {
       line += there ? "  " + FormatTime(m->p99_us) + "  " + FormatTime(m->max_us)
                     : fmt::format("  {:>7}  {:>7}", "N/A", "N/A");
     }
-    if (columns_.baseline) line += FormatSide(m->baseline, columns_.tails);
+    if (!columns_.baseline.empty()) line += FormatSide(m->baseline, columns_.tails);
     if (columns_.limit) line += FormatSide(m->limit, columns_.tails);
   }
   return line;

@@ -12,12 +12,12 @@
 namespace inccl::perf {
 
 struct TableColumns {
-  bool check = true;      // else N/A stands under #wrong and the errors
-  bool digest = false;    // --digest
-  bool baseline = false;  // --baseline
-  int codec_width = 12;   // of the widest codec
-  bool limit = false;     // --limit
-  bool tails = false;     // --tails
+  bool check = true;       // else N/A stands under #wrong and the errors
+  bool digest = false;     // --digest
+  std::string baseline{};  // its name, of --baseline; empty: none
+  int codec_width = 12;    // of the widest codec
+  bool limit = false;      // --limit
+  bool tails = false;      // --tails
 };
 
 class Table {

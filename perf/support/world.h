@@ -44,9 +44,10 @@ Result<std::vector<T>> Gather(World& world, const T& mine) {
 // How a benchmark ends.
 enum ExitCode : int {
   kExitOk = 0,
-  kExitWrong = 1,   // ran to its end, but a result was wrong or ranks differ
-  kExitUsage = 2,   // the command line
-  kExitFailed = 3,  // an error of the library or the system, or a rank that died
+  kExitWrong = 1,     // ran to its end, but a result was wrong or ranks differ
+  kExitUsage = 2,     // the command line
+  kExitFailed = 3,    // an error of the library or the system, or a rank that died
+  kExitNoDevice = 4,  // --device, and there is none
 };
 
 }  // namespace inccl::perf

@@ -86,6 +86,8 @@ struct CodecStats {
   uint64_t poisoned_blocks = 0;
 };
 
+class DeviceWork;  // compress/device_work.h
+
 // The state of one call on one rank. Used by one thread at a time; reused from call to call, so
 // that a warm call allocates nothing.
 class CodecState {
@@ -97,6 +99,18 @@ class CodecState {
   // both lengths), never read past its end.
   virtual Status Combine(const Range& range, std::span<const Term> inputs,
                          std::span<Term> outputs) = 0;
+  // Combine in two halves, where elements (kInput, kOutput) are in memory of a device. Launch
+  // checks what Combine checks and launches kernels; false: there are none for this, and nothing
+  // has been done. When they are done Land does what is left: copies, checksums, the lengths of the
+  // outputs. In between come the halves of other Combines, of other ranges or forms.
+  virtual Result<bool> Launch(const Range& /*range*/, std::span<const Term> /*inputs*/,
+                              std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
+    return false;
+  }
+  virtual Status Land(const Range& /*range*/, std::span<const Term> /*inputs*/,
+                      std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
+    return Status::Ok();
+  }
   // Whether a peer may use the caller's memory in the place of a payload: the payload kSum of one
   // contribution is the input as it stands; kResult is the output.
   virtual bool InputIsPayload() const { return false; }

@@ -7,19 +7,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "base/status.h"
 
 namespace inccl {
 
+namespace cuda {
+struct Launchers;  // compress/cuda/launch.h
+}
+
 // Two counters by which a stream of a device and a thread of the host wait for each other. Both
 // count places, from 0; they wrap, and only their difference counts.
 class DeviceOrder {
  public:
   virtual ~DeviceOrder() = default;
+  // kInvalidArgument: the stream takes nothing now, since it is being captured into a graph.
+  virtual Status Check() = 0;
   // Appends to the stream: tell the host that the stream has come here, then wait for
-  // Finish(place). An error: nothing has been appended. Changes nothing of the calling thread's.
+  // Finish(place). An error, also that of Check: nothing has been appended. Changes nothing of the
+  // calling thread's.
   virtual Status Append(uint32_t place) = 0;
   // True once the stream has come to `place`. Any thread.
   virtual bool Reached(uint32_t place) const = 0;
@@ -27,10 +35,30 @@ class DeviceOrder {
   virtual void Finish(uint32_t place) = 0;
 };
 
+// A stream of the library's own on one device: what is put on it runs in order, at once with what
+// other queues and the streams of callers do. One thread at a time. Its end waits for all of it.
+class DeviceQueue {
+ public:
+  // Launches kernels on `stream`; returns the first error (Launchers::error_name says which), or 0.
+  using Launch = std::function<int(const cuda::Launchers& kernels, void* stream)>;
+
+  virtual ~DeviceQueue() = default;
+  // Between memory of this device and of the host (AllocateHost, Register), either way, or within
+  // the device.
+  virtual Status Copy(void* to, const void* from, size_t bytes) = 0;
+  // Calls `launch` at once, with the device's context. Only where Device::Kernels has some.
+  virtual Status Run(const Launch& launch) = 0;
+  // Counts what has been put on the queue before; the first count is 1.
+  virtual Result<uint64_t> Mark() = 0;
+  // True: all that a Mark counted is done, and the host sees what it wrote. An error of the device
+  // ends in one here, in time.
+  virtual Result<bool> Reached(uint64_t mark) = 0;
+};
+
 // Every function from any thread, at any time.
 class Device {
  public:
-  static constexpr uint32_t kVersion = 1;  // of this interface
+  static constexpr uint32_t kVersion = 2;  // of this interface
 
   virtual ~Device() = default;
   virtual int Count() = 0;
@@ -47,6 +75,19 @@ class Device {
   // Between memory of the host and of a device, either way. Waits for the copy and for no stream of
   // a caller's. From the library's own threads.
   virtual Status Copy(void* to, const void* from, size_t bytes) = 0;
+
+  virtual Result<std::unique_ptr<DeviceQueue>> NewQueue(int device) = 0;
+  // nullptr: there are none, and elements are copied to where the processor reaches them.
+  virtual const cuda::Launchers* Kernels() = 0;
+  // Memory of a device.
+  virtual Result<std::byte*> AllocateOn(int device, size_t bytes) = 0;
+  virtual void FreeOn(int device, std::byte* memory) = 0;
+  // Lets devices reach memory of the host that is mapped here, as that of AllocateHost. Whole
+  // pages.
+  virtual Status Register(void* memory, size_t bytes) = 0;
+  virtual void Unregister(void* memory) = 0;
+  // Where kernels of this device find memory of AllocateHost or Register; nullptr: they do not.
+  virtual void* AddressOf(int device, const void* host) = 0;
 };
 
 // The one function that a library of a device exports, "inccl_device": the device of this process,

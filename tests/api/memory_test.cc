@@ -51,6 +51,10 @@ TEST(MemoryTest, MisuseIsNamed) {
   CHECK_OK(ccl_mem_free(nullptr));
   std::vector<char> other(16);
   expect(ccl_mem_free(other.data()), "ccl_mem_alloc");
+  expect(ccl_mem_alloc_device(nullptr, 1, 0), "ptr: NULL");
+  expect(ccl_mem_alloc_device(&memory, 0, 0), "size: 0");
+  expect(ccl_mem_alloc_device(&memory, 1, 3), "device: 3: there is none: this process has not");
+  EXPECT_EQ(memory, nullptr);
   CHECK_OK(ccl_mem_alloc(&memory, 100));
   CHECK_OK(ccl_mem_free(memory));
   expect(ccl_mem_free(memory), "freed");

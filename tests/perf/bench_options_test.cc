@@ -105,7 +105,8 @@ TEST(BenchOptions, Ours) {
   EXPECT_EQ(o.seed, 42u);
   EXPECT_TRUE(o.digest);
   EXPECT_TRUE(o.reproducible);
-  EXPECT_FALSE(o.baseline_mpi);
+  EXPECT_EQ(o.baseline, Baseline::kNone);
+  EXPECT_FALSE(o.cuda);
   EXPECT_EQ(o.json, "out.json");
   const std::map<std::string, std::string> environment = {{"INCCL_SLICE_BYTES", "16384"},
                                                           {"INCCL_TRANSPORT", "shm"},
@@ -126,7 +127,8 @@ TEST(BenchOptions, BadOnesAreNamed) {
   EXPECT_NE(Refusal({"-r", "first"}).find("first"), std::string::npos);
   EXPECT_NE(Refusal({"-r", "-2"}).find("-2"), std::string::npos);
   EXPECT_NE(Refusal({"-b", "8M", "-e", "4M"}).find("minbytes"), std::string::npos);
-  EXPECT_NE(Refusal({"--baseline", "nccl"}).find("nccl"), std::string::npos);
+  EXPECT_NE(Refusal({"--baseline", "gloo"}).find("gloo"), std::string::npos);
+  EXPECT_NE(Refusal({"--device", "gpu"}).find("gpu"), std::string::npos);
   EXPECT_NE(Refusal({"--buffers", "gpu"}).find("gpu"), std::string::npos);
   EXPECT_FALSE(ParseOk({}).mem_alloc);
   EXPECT_TRUE(ParseOk({"--buffers", "mem_alloc"}).mem_alloc);
@@ -140,6 +142,9 @@ TEST(BenchOptions, BadOnesAreNamed) {
                                              {"-z", "2"},
                                              {"--ranks", "0"},
                                              {"--ranks", "65"},
+                                             {"--threads", "0"},
+                                             {"--row-seconds", "0"},
+                                             {"--threads", "65"},
                                              {"--link-gbps", "0"},
                                              {"stray"},
                                              {"--link-us", "-1"},
@@ -154,11 +159,36 @@ TEST(BenchOptions, BadOnesAreNamed) {
 
 TEST(BenchOptions, CombinationsThatCannotBe) {
   EXPECT_NE(Refusal({"--ranks", "2", "--baseline", "mpi"}).find("--ranks"), std::string::npos);
+  EXPECT_NE(Refusal({"--threads", "2", "--baseline", "mpi"}).find("--threads"), std::string::npos);
+  EXPECT_NE(Refusal({"--threads", "2", "--ranks", "2"}).find("--threads"), std::string::npos);
+  EXPECT_NE(Refusal({"--device", "cuda", "--baseline", "mpi"}).find("cuda"), std::string::npos);
+  EXPECT_NE(Refusal({"--ranks", "2", "--baseline", "nccl"}).find("--device cuda"),
+            std::string::npos);
   EXPECT_NE(Refusal({"--codec", "hbi:bits=6"}, Operation::kBroadcast).find("broadcast"),
             std::string::npos);
   EXPECT_TRUE(Parse({"--codec", "none"}, Operation::kBroadcast).ok());
   EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Operation::kReduceScatter).ok());
   EXPECT_TRUE(Parse({"--codec", "hbi:bits=6"}, Operation::kAllGather).ok());
+}
+
+TEST(BenchOptions, Devices) {
+  const BenchOptions o = ParseOk({"--ranks", "2", "--device", "cuda", "--baseline", "nccl"});
+  EXPECT_TRUE(o.cuda);
+  EXPECT_EQ(o.baseline, Baseline::kNccl);
+  EXPECT_EQ(ParseOk({"--baseline", "mpi", "--device", "host"}).baseline, Baseline::kMpi);
+}
+
+// ccl_comm_init_all takes no options: they go by the environment.
+TEST(BenchOptions, OfThreads) {
+  const BenchOptions o =
+      ParseOk({"--threads", "4", "--algo", "ring", "--channels", "2", "--reproducible", "-T", "9"});
+  EXPECT_EQ(o.threads, 4);
+  const std::map<std::string, std::string> environment = {{"INCCL_ALGO", "ring"},
+                                                          {"INCCL_CHANNELS", "2"},
+                                                          {"INCCL_REPRODUCIBLE", "1"},
+                                                          {"INCCL_OP_TIMEOUT_MS", "9000"}};
+  EXPECT_EQ(o.environment, environment);
+  EXPECT_TRUE(ParseOk({"--ranks", "4", "--algo", "ring"}).environment.empty());
 }
 
 TEST(BenchOptions, HelpIsAText) {

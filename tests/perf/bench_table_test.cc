@@ -45,7 +45,7 @@ std::vector<std::string> Lines(const std::string& text) {
 }
 
 TEST(BenchTable, ColumnsInNcclTestsOrderThenOurs) {
-  const Table table({true, true, false, 12});
+  const Table table({true, true, "", 12});
   EXPECT_EQ(Words(table.Format(SampleRow())),
             (std::vector<std::string>{"4194304",    "1048576",  "float", "sum",
                                       "-1",  //
@@ -56,7 +56,7 @@ TEST(BenchTable, ColumnsInNcclTestsOrderThenOurs) {
 }
 
 TEST(BenchTable, NamesStandAboveTheirColumns) {
-  const Table table({true, true, true, 12});
+  const Table table({true, true, "MPI", 12});
   Row row = SampleRow();
   row.out_of_place.baseline = Measurement::Side{24.69, 0, 0, 0.5};
   const std::vector<std::string> header = Lines(table.Header());
@@ -88,10 +88,10 @@ TEST(BenchTable, OtherSidesAndTailsStandBehindEachPlacement) {
   row.in_place.p99_us = 23;
   row.in_place.max_us = 24;
   row.in_place.limit = Measurement::Side{9, 10, 11, 3};
-  const Table without({true, false, false, 12});
+  const Table without({true, false, "", 12});
   const Table limits({.check = true, .codec_width = 12, .limit = true});
   const Table all(
-      {.check = true, .baseline = true, .codec_width = 12, .limit = true, .tails = true});
+      {.check = true, .baseline = "MPI", .codec_width = 12, .limit = true, .tails = true});
   const auto added = [&](const Table& table) {
     std::vector<std::string> words = Words(table.Format(row));
     const size_t before = Words(without.Format(row)).size();
@@ -109,7 +109,7 @@ TEST(BenchTable, OtherSidesAndTailsStandBehindEachPlacement) {
 }
 
 TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
-  const Table table({false, false, false, 12});
+  const Table table({false, false, "", 12});
   Row row;
   row.operation = Operation::kBroadcast;
   row.codec = "none";
@@ -121,7 +121,7 @@ TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
 }
 
 TEST(BenchTable, WhatHasNoInPlaceFormIsNotCounted) {
-  const Table table({true, false, false, 12});
+  const Table table({true, false, "", 12});
   Row row = SampleRow();
   row.operation = Operation::kAllToAll;
   row.in_place = Measurement();
@@ -140,7 +140,7 @@ TEST(BenchTable, Times) {
 }
 
 TEST(BenchTable, FooterCountsWhatIsWrong) {
-  const Table table({true, true, false, 12});
+  const Table table({true, true, "", 12});
   Row good = SampleRow();
   good.in_place.accuracy->wrong = 0;
   EXPECT_EQ(table.Footer({good}),
@@ -160,7 +160,7 @@ TEST(BenchTable, FooterCountsWhatIsWrong) {
 }
 
 TEST(BenchTable, ACodecThatDidNotRunIsMarked) {
-  const Table table({true, false, false, 12});
+  const Table table({true, false, "", 12});
   Row row = SampleRow();
   row.out_of_place.wire->compressed = false;
   EXPECT_NE(table.Format(row).find("hbi:bits=6* "), std::string::npos);

@@ -156,6 +156,28 @@ class [[nodiscard]] Memory : public detail::Owned<void*, &ccl_mem_free> {
   std::size_t count_ = 0;
 };
 
+/// Elements in memory of a device, of ccl_mem_alloc_device: any contents, and not for the
+/// processor.
+template <typename T>
+class [[nodiscard]] DeviceMemory : public detail::Owned<void*, &ccl_mem_free> {
+ public:
+  static_assert(std::is_trivially_copyable_v<T>);
+  DeviceMemory() noexcept = default;
+
+  static Result<DeviceMemory> Allocate(std::size_t count, int device) noexcept {
+    void* memory = nullptr;
+    const ccl_result_t code = ccl_mem_alloc_device(
+        &memory, count > SIZE_MAX / sizeof(T) ? SIZE_MAX : count * sizeof(T), device);
+    return {code, DeviceMemory(memory, count)};
+  }
+  T* data() const noexcept { return static_cast<T*>(get()); }
+  std::size_t size() const noexcept { return get() == nullptr ? 0 : count_; }
+
+ private:
+  DeviceMemory(void* memory, std::size_t count) noexcept : Owned(memory), count_(count) {}
+  std::size_t count_ = 0;
+};
+
 /// Calls between its construction and End() are started together by End(): ccl_group_start and
 /// ccl_group_end. Without End() the destructor ends the group and drops what that returns.
 class [[nodiscard]] Group {

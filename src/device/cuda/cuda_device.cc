@@ -12,31 +12,29 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda/cuda_queue.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/host_ranges.h"
 #include "device/device.h"
+
+// In this library, too, and not to be known here in any more detail: the device layer hands it on.
+extern "C" const inccl::cuda::Launchers* inccl_cuda_launchers();
 
 namespace inccl::cuda {
 namespace {
 
-CUdeviceptr Address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
-
-// A context for as long as this lives.
-class Within {
- public:
-  Within(const Driver& driver, CUcontext context)
-      : driver_(driver), status_(driver.Check(driver.push(context), "cuCtxPushCurrent")) {}
-  ~Within() {
-    CUcontext context = nullptr;
-    if (status_.ok()) driver_.pop(&context);
+// A graph would repeat what waits for one call of the host's: nothing of a call can be in it.
+Status CheckCapture(const Driver& driver, CUstream stream) {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = driver.stream_capturing(stream, &capture);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
+    return InvalidArgument(
+        "stream: NULL, the legacy stream, must not be used while another is being captured");
   }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  const Driver& driver_;
-  const Status status_;
-};
+  if (result != CUDA_SUCCESS) return driver.Check(result, "cuStreamIsCapturing");
+  if (capture == CU_STREAM_CAPTURE_STATUS_NONE) return Status::Ok();
+  return InvalidArgument("stream: is being captured into a graph, which this version cannot");
+}
 
 // The words lie in memory of the host that the device reaches: the stream writes one and waits for
 // the other, without a kernel and without a callback of the host.
@@ -49,16 +47,15 @@ class Order final : public DeviceOrder {
   Order(const Driver& driver, CUcontext context, CUstream stream, Words* words)
       : driver_(driver), context_(context), stream_(stream), words_(words) {}
 
+  Status Check() override {
+    const Within within(driver_, context_);
+    return within.status().ok() ? CheckCapture(driver_, stream_) : within.status();
+  }
   Status Append(uint32_t place) override {
-    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    Status status =
-        driver_.Check(driver_.stream_capturing(stream_, &capture), "cuStreamIsCapturing");
-    if (!status.ok()) return status;
-    if (capture != CU_STREAM_CAPTURE_STATUS_NONE) {
-      return InvalidArgument("stream: is being captured into a graph, which this version cannot");
-    }
     const Within within(driver_, context_);
     if (!within.status().ok()) return within.status();
+    Status status = CheckCapture(driver_, stream_);
+    if (!status.ok()) return status;
     status = driver_.Check(driver_.stream_write(stream_, Address(&words_->reached), place + 1,
                                                 CU_STREAM_WRITE_VALUE_DEFAULT),
                            "cuStreamWriteValue32");
@@ -94,6 +91,7 @@ class CudaDevice final : public Device {
     }
     if (!status.ok()) return status;
     device->places_.resize(static_cast<size_t>(device->count_));
+    device->ranges_.SetDevices(device->count_);
     return device;
   }
 
@@ -149,6 +147,8 @@ class CudaDevice final : public Device {
       Status status = driver_.Check(driver_.stream_context(handle, &own), "cuStreamGetCtx");
       if (!status.ok()) return status;
     }
+    // Before anything that a capture would not survive.
+    if (Status status = CheckCapture(driver_, handle); !status.ok()) return status;
     Result<std::byte*> memory = AllocateHost(sizeof(Order::Words));
     if (!memory.ok()) return memory.status();
     return std::unique_ptr<DeviceOrder>(
@@ -184,6 +184,60 @@ class CudaDevice final : public Device {
     return driver_.Check(driver_.stream_synchronize(place->stream), "cuStreamSynchronize");
   }
 
+  Result<std::unique_ptr<DeviceQueue>> NewQueue(int number) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return place.status();
+    Result<std::unique_ptr<CudaQueue>> queue =
+        CudaQueue::Create(driver_, place->context, inccl_cuda_launchers());
+    if (!queue.ok()) return queue.status();
+    return std::unique_ptr<DeviceQueue>(*std::move(queue));
+  }
+
+  const Launchers* Kernels() override { return inccl_cuda_launchers(); }
+
+  Result<std::byte*> AllocateOn(int number, size_t bytes) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return place.status();
+    const Within within(driver_, place->context);
+    if (!within.status().ok()) return within.status();
+    CUdeviceptr memory = 0;
+    Status status = driver_.Check(driver_.alloc(&memory, bytes), "cuMemAlloc");
+    if (!status.ok()) {
+      return Status(status.code(),
+                    fmt::format("{} bytes on device {}: {}", bytes, number, status.message()));
+    }
+    return reinterpret_cast<std::byte*>(memory);  // NOLINT(performance-no-int-to-ptr): CUDA's type
+  }
+
+  void FreeOn(int number, std::byte* memory) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return;
+    const Within within(driver_, place->context);
+    if (within.status().ok()) driver_.free(Address(memory));
+  }
+
+  Status Register(void* memory, size_t bytes) override {
+    Result<CUcontext> context = ContextOfCaller();
+    if (!context.ok()) return context.status();
+    const Within within(driver_, *context);
+    if (!within.status().ok()) return within.status();
+    return ranges_.Register(memory, bytes);
+  }
+
+  void Unregister(void* memory) override {
+    Result<CUcontext> context = ContextOfCaller();
+    if (!context.ok()) return;
+    const Within within(driver_, *context);
+    if (within.status().ok()) ranges_.Unregister(memory);
+  }
+
+  void* AddressOf(int number, const void* host) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return nullptr;
+    const Within within(driver_, place->context);
+    return within.status().ok() ? ranges_.AddressOf(number, host) : nullptr;
+  }
+
  private:
   // Where this library works on a device: the context of the runtime, a stream of its own.
   struct Place {
@@ -191,7 +245,7 @@ class CudaDevice final : public Device {
     CUstream stream = nullptr;
   };
 
-  explicit CudaDevice(const Driver& driver) : driver_(driver) {}
+  explicit CudaDevice(const Driver& driver) : driver_(driver), ranges_(&driver_) {}
 
   Result<Place> PlaceOf(int number) {
     if (number < 0 || number >= count_) {
@@ -231,6 +285,7 @@ class CudaDevice final : public Device {
   int count_ = 0;
   std::mutex mutex_;
   std::vector<Place> places_;
+  HostRanges ranges_;
 };
 
 }  // namespace

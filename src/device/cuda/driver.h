@@ -23,21 +23,53 @@ struct Driver {
   decltype(&cuCtxPopCurrent) pop;
   decltype(&cuPointerGetAttribute) pointer_attribute;
   decltype(&cuStreamCreateWithPriority) stream_create;
+  decltype(&cuStreamDestroy) stream_destroy;
   decltype(&cuStreamSynchronize) stream_synchronize;
+  decltype(&cuStreamQuery) stream_query;
   decltype(&cuStreamGetId) stream_id;
   decltype(&cuStreamGetCtx) stream_context;
   decltype(&cuStreamIsCapturing) stream_capturing;
+  decltype(&cuThreadExchangeStreamCaptureMode) capture_mode;
   decltype(&cuStreamWriteValue32) stream_write;
   decltype(&cuStreamWaitValue32) stream_wait;
   decltype(&cuMemHostAlloc) host_alloc;
   decltype(&cuMemFreeHost) host_free;
   decltype(&cuMemHostGetDevicePointer) host_pointer;
+  decltype(&cuMemHostRegister) host_register;
+  decltype(&cuMemHostUnregister) host_unregister;
+  decltype(&cuMemAlloc) alloc;
+  decltype(&cuMemFree) free;
   decltype(&cuMemcpyAsync) copy;
 
   // The driver of this process; an error: there is none, or it lacks a function.
   static Result<Driver> Load();
   // kUnhandledCudaError with the call's name and the driver's words.
   Status Check(CUresult result, const char* call) const;
+};
+
+inline CUdeviceptr Address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+// A context for as long as this lives. What is done meanwhile is on streams of the library's own or
+// is checked before: a capture that the application makes elsewhere neither forbids nor notices it.
+class Within {
+ public:
+  Within(const Driver& driver, CUcontext context)
+      : driver_(driver), status_(driver.Check(driver.push(context), "cuCtxPushCurrent")) {
+    driver_.capture_mode(&mode_);
+  }
+  ~Within() {
+    driver_.capture_mode(&mode_);
+    CUcontext context = nullptr;
+    if (status_.ok()) driver_.pop(&context);
+  }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  const Driver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then the thread's own
+  const Status status_;
 };
 
 }  // namespace inccl::cuda

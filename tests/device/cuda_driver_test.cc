@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// libinccl_cuda.so over a fake of CUDA's driver (fakes/driver.cc) that is as strict with contexts,
+// streams and captures as the real one: calls on memory of devices give what they should, the
+// calling thread's device stays, captures are neither used nor disturbed.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/device.h"
+#include "device/runtime.h"
+#include "inccl/ccl.h"
+#include "world/error_format.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr size_t kCount = 100'000;
+
+#define FAKE_TEXT(x) #x
+#define FAKE_SYMBOL(name) FAKE_TEXT(name)
+// A function of the fake, by the name that cuda.h has for it.
+#define DRIVER(name) (reinterpret_cast<decltype(&(name))>(Symbol(FAKE_SYMBOL(name))))
+
+void* Symbol(const char* name) {
+  static void* const driver =
+      dlopen(INCCL_BINARY_DIR "/tests/fake_driver/libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  EXPECT_NE(driver, nullptr) << dlerror();
+  void* const found = dlsym(driver, name);
+  EXPECT_NE(found, nullptr) << name;
+  return found;
+}
+
+Device* CudaDevice() {
+  static Device* const device = []() -> Device* {
+    (void)Symbol("cuInit");  // the process has loaded the driver
+    void* const library = dlopen(INCCL_BINARY_DIR "/src/libinccl_cuda.so.0", RTLD_NOW);
+    if (library == nullptr) return nullptr;
+    std::array<char, 256> why{};
+    const auto entry = reinterpret_cast<DeviceEntry>(dlsym(library, kDeviceEntry));
+    Device* const made = entry(Device::kVersion, why.data(), why.size());
+    EXPECT_NE(made, nullptr) << why.data();
+    return made;
+  }();
+  return device;
+}
+
+class CudaDriverTest : public ::testing::Test {
+ protected:
+  CudaDriverTest() {
+    device_ = CudaDevice();
+    SetDevice(device_);
+    CUdevice one = 0;
+    EXPECT_EQ(DRIVER(cuDeviceGet)(&one, 1), CUDA_SUCCESS);
+    EXPECT_EQ(DRIVER(cuDevicePrimaryCtxRetain)(&own_, one), CUDA_SUCCESS);
+    EXPECT_EQ(DRIVER(cuCtxSetCurrent)(own_), CUDA_SUCCESS);  // as cudaSetDevice(1)
+    EXPECT_EQ(ccl_comm_init_all(comms_.data(), kRanks, kDevices.data()), CCL_SUCCESS)
+        << ccl_get_last_error(nullptr);
+    for (size_t i = 0; i < kRanks; ++i) {
+      CUcontext context = nullptr;
+      EXPECT_EQ(DRIVER(cuDevicePrimaryCtxRetain)(&context, kDevices[i]), CUDA_SUCCESS);
+      EXPECT_EQ(DRIVER(cuCtxPushCurrent)(context), CUDA_SUCCESS);
+      EXPECT_EQ(DRIVER(cuStreamCreate)(&streams_[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+      EXPECT_EQ(DRIVER(cuCtxPopCurrent)(&context), CUDA_SUCCESS);
+      void* memory = nullptr;
+      EXPECT_EQ(ccl_mem_alloc_device(&memory, kCount * sizeof(float), kDevices[i]), CCL_SUCCESS);
+      data_[i] = static_cast<float*>(memory);
+      EXPECT_EQ(device_->DeviceOf(memory), kDevices[i]);
+    }
+  }
+  ~CudaDriverTest() override {
+    CUcontext now = nullptr;
+    EXPECT_EQ(DRIVER(cuCtxGetCurrent)(&now), CUDA_SUCCESS);
+    EXPECT_EQ(now, own_) << "the thread's device is another one";
+    for (ccl_comm_t comm : comms_) EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+    for (float* data : data_) EXPECT_EQ(ccl_mem_free(data), CCL_SUCCESS);
+    EXPECT_EQ(DRIVER(cuCtxGetCurrent)(&now), CUDA_SUCCESS);
+    EXPECT_EQ(now, own_);
+    SetDevice(nullptr);
+  }
+
+  void Fill(size_t rank, float value) {
+    const std::vector<float> values(kCount, value);
+    EXPECT_TRUE(device_->Copy(data_[rank], values.data(), kCount * sizeof(float)).ok());
+  }
+  ccl_result_t AllReduce(size_t rank, CUstream stream) {
+    return ccl_allreduce(data_[rank], data_[rank], kCount, CCL_FLOAT32, CCL_SUM, comms_[rank],
+                         reinterpret_cast<ccl_stream_t>(stream));
+  }
+  // Waits for the ranks' streams; true if every element on every rank is `value`.
+  bool AllAre(float value) {
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      std::thread([&] {
+        CUcontext context = nullptr;
+        EXPECT_EQ(DRIVER(cuDevicePrimaryCtxRetain)(&context, kDevices[rank]), CUDA_SUCCESS);
+        EXPECT_EQ(DRIVER(cuCtxSetCurrent)(context), CUDA_SUCCESS);
+        EXPECT_EQ(DRIVER(cuStreamSynchronize)(streams_[rank]), CUDA_SUCCESS);
+      }).join();
+      std::vector<float> got(kCount);
+      EXPECT_TRUE(device_->Copy(got.data(), data_[rank], kCount * sizeof(float)).ok());
+      if (got != std::vector<float>(kCount, value)) return false;
+    }
+    return true;
+  }
+  void ExpectNoError() {
+    for (ccl_comm_t comm : comms_) {
+      ccl_result_t error = CCL_INTERNAL_ERROR;
+      EXPECT_EQ(ccl_comm_get_async_error(comm, &error), CCL_SUCCESS);
+      EXPECT_EQ(error, CCL_SUCCESS) << ccl_get_last_error(comm);
+    }
+  }
+
+  static constexpr std::array<int, kRanks> kDevices = {0, 0, 1};  // two ranks share one
+  Device* device_ = nullptr;
+  CUcontext own_ = nullptr;
+  std::array<ccl_comm_t, kRanks> comms_{};
+  std::array<CUstream, kRanks> streams_{};
+  std::array<float*, kRanks> data_{};
+};
+
+TEST_F(CudaDriverTest, CallsOnStreams) {
+  float expected = 0;
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    Fill(rank, static_cast<float>(rank + 1));
+    expected += static_cast<float>(rank + 1);
+  }
+  for (int round = 0; round < 3; ++round, expected *= kRanks) {
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
+    }
+  }
+  EXPECT_TRUE(AllAre(expected / kRanks));
+  ExpectNoError();
+}
+
+TEST_F(CudaDriverTest, DevicesAreKnown) {
+  EXPECT_EQ(device_->Count(), 2);
+  EXPECT_EQ(device_->Current(), 1);
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    int number = -1;
+    EXPECT_EQ(ccl_comm_device(comms_[rank], &number), CCL_SUCCESS);
+    EXPECT_EQ(number, kDevices[rank]);
+  }
+  std::thread([&] { EXPECT_EQ(device_->Current(), 0) << "that of a thread without one"; }).join();
+  int here = 0;
+  EXPECT_EQ(device_->DeviceOf(&here), -1);
+  void* memory = nullptr;
+  EXPECT_EQ(ccl_mem_alloc_device(&memory, size_t{1} << 40, 1), CCL_UNHANDLED_CUDA_ERROR);
+  EXPECT_TRUE(Matches(ccl_get_last_error(nullptr), "device 1: .*out of memory"))
+      << ccl_get_last_error(nullptr);
+}
+
+TEST_F(CudaDriverTest, WhatIsNoStreamIsRefused) {
+  int nothing = 0;
+  EXPECT_EQ(AllReduce(0, reinterpret_cast<CUstream>(&nothing)), CCL_INVALID_ARGUMENT);
+  EXPECT_TRUE(Matches(ccl_get_last_error(comms_[0]), "rank 0/3: stream: .*cuStreamGetId"))
+      << ccl_get_last_error(comms_[0]);
+}
+
+TEST_F(CudaDriverTest, ACapturedStreamTakesNothingAndItsCaptureLives) {
+  CUgraph graph = nullptr;
+  for (size_t rank = 0; rank < kRanks; ++rank) Fill(rank, 1);
+  ASSERT_EQ(DRIVER(cuStreamBeginCapture)(streams_[2], CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  // The stream is new to the library.
+  EXPECT_EQ(AllReduce(2, streams_[2]), CCL_INVALID_ARGUMENT);
+  EXPECT_TRUE(Matches(ccl_get_last_error(comms_[2]), "rank 2/3: stream: is being captured"));
+  // Work on the legacy stream would be in the capture.
+  EXPECT_EQ(AllReduce(2, nullptr), CCL_INVALID_ARGUMENT);
+  EXPECT_TRUE(Matches(ccl_get_last_error(comms_[2]), "stream: NULL, the legacy stream"))
+      << ccl_get_last_error(comms_[2]);
+  EXPECT_EQ(ccl_group_start(), CCL_SUCCESS);
+  EXPECT_EQ(AllReduce(0, streams_[0]), CCL_SUCCESS);
+  EXPECT_EQ(AllReduce(2, streams_[2]), CCL_INVALID_ARGUMENT);
+  EXPECT_EQ(ccl_group_end(), CCL_INVALID_ARGUMENT);
+  EXPECT_EQ(DRIVER(cuStreamEndCapture)(streams_[2], &graph), CUDA_SUCCESS) << "invalidated";
+  // Known to it, and captured again.
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
+  }
+  EXPECT_TRUE(AllAre(3));
+  ASSERT_EQ(DRIVER(cuStreamBeginCapture)(streams_[2], CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  EXPECT_EQ(AllReduce(2, streams_[2]), CCL_INVALID_ARGUMENT);
+  EXPECT_EQ(DRIVER(cuStreamEndCapture)(streams_[2], &graph), CUDA_SUCCESS) << "invalidated";
+  ExpectNoError();
+}
+
+// All that the library allocates and copies meanwhile is allowed, and no part of it.
+TEST_F(CudaDriverTest, ACaptureElsewhereDisturbsNoCall) {
+  CUstream other = nullptr;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(DRIVER(cuStreamCreate)(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(DRIVER(cuStreamBeginCapture)(other, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    Fill(rank, 2);
+    EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
+  }
+  EXPECT_TRUE(AllAre(6));
+  void* memory = nullptr;
+  EXPECT_EQ(ccl_mem_alloc_device(&memory, 100, 0), CCL_SUCCESS) << ccl_get_last_error(nullptr);
+  EXPECT_EQ(ccl_mem_free(memory), CCL_SUCCESS);
+  ExpectNoError();
+  EXPECT_EQ(DRIVER(cuStreamEndCapture)(other, &graph), CUDA_SUCCESS) << "invalidated";
+}
+
+}  // namespace
+}  // namespace inccl::test

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// In the place of CUDA's driver (libcuda.so.1), for libinccl_cuda.so and the benchmarks: devices
+// without hardware. The processor cannot touch their memory where calls see it, streams work in
+// threads of their own, contexts are as strict as CUDA's: what needs one fails without, a stream is
+// of its context. There are no kernels. FAKE_CUDA_DEVICES: how many (2).
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "device/fakes/machine.h"
+
+// NOLINTNEXTLINE(google-build-using-namespace): of this file's other half
+using namespace inccl::test;
+
+FAKE cuInit(unsigned flags) {
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return Fake().count == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+FAKE cuGetErrorString(CUresult error, const char** text) {
+  *text = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the fake driver";
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDeviceGetCount(int* count) {
+  *count = Fake().count;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDeviceGet(CUdevice* device, int number) {
+  *device = number;
+  return number >= 0 && number < Fake().count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+FAKE cuDeviceGetName(char* name, int bytes, CUdevice device) {
+  std::snprintf(name, static_cast<size_t>(bytes), "Fake %d", device);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  *context = &Fake().primary[device];
+  return CUDA_SUCCESS;
+}
+
+FAKE cuCtxSetCurrent(CUcontext context) {
+  if (!contexts.empty()) contexts.pop_back();
+  contexts.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuCtxGetCurrent(CUcontext* context) {
+  *context = Current();
+  return CUDA_SUCCESS;
+}
+
+FAKE cuCtxGetDevice(CUdevice* device) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = Current()->device;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuCtxPushCurrent(CUcontext context) {
+  contexts.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuCtxPopCurrent(CUcontext* context) {
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = contexts.back();
+  contexts.pop_back();
+  return CUDA_SUCCESS;
+}
+
+FAKE cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  const int device = m.DeviceOf(address);
+  if (device < 0 && !m.Pinned(address, 1)) return CUDA_ERROR_INVALID_VALUE;
+  if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+    *static_cast<unsigned*>(value) = device < 0 ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  } else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
+    *static_cast<int*>(value) = std::max(device, 0);
+  } else {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- memory
+
+FAKE cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  Arena& arena = m.arenas[Current()->device];
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > kDeviceBytes - arena.used) return CUDA_ERROR_OUT_OF_MEMORY;
+  *memory = reinterpret_cast<CUdeviceptr>(arena.seen + arena.used);
+  arena.used += (bytes + 511) / 512 * 512;
+  m.pieces[*memory] = Current()->device;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemFree(CUdeviceptr memory) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  const std::lock_guard lock(Fake().mutex);
+  return Fake().pieces.erase(memory) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (*memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::lock_guard lock(Fake().mutex);
+  Fake().pinned[reinterpret_cast<uintptr_t>(*memory)] = bytes;
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemFreeHost(void* memory) {
+  if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  {
+    const std::lock_guard lock(Fake().mutex);
+    const auto address = reinterpret_cast<uintptr_t>(memory);
+    if (Fake().registered.count(address) > 0 || Fake().pinned.erase(address) == 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  std::free(memory);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  if (address % 4096 != 0 || bytes % 4096 != 0) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(Fake().mutex);
+  if (Fake().Pinned(address, 1)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  Fake().pinned[address] = bytes;
+  Fake().registered.insert(address);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemHostUnregister(void* memory) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const std::lock_guard lock(Fake().mutex);
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  if (Fake().registered.erase(address) == 0) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  Fake().pinned.erase(address);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuMemHostGetDevicePointer(CUdeviceptr* device, void* memory, unsigned /*flags*/) {
+  const std::lock_guard lock(Fake().mutex);
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  if (!Fake().Pinned(address, 1)) return CUDA_ERROR_INVALID_VALUE;
+  *device = address;
+  return CUDA_SUCCESS;
+}
+
+// As CUDA does: what is not pinned is copied before the call returns.
+FAKE cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle) {
+  CUstream stream = nullptr;
+  if (const CUresult result = ForWork(handle, &stream); result != CUDA_SUCCESS) return result;
+  Machine& m = Fake();
+  bool wait = false;
+  {
+    const std::lock_guard lock(m.mutex);
+    for (const CUdeviceptr end : {to, from}) {
+      wait |= m.DeviceOf(end) < 0 && !m.Pinned(end, bytes);
+    }
+  }
+  stream->Append([to = m.Reach(to), from = m.Reach(from), bytes] { std::memcpy(to, from, bytes); });
+  if (wait) stream->Wait();
+  return CUDA_SUCCESS;
+}

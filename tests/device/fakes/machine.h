@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The devices, contexts and streams of the fake driver (driver.cc, streams.cc).
+#ifndef INCCL_TESTS_DEVICE_FAKES_MACHINE_H_
+#define INCCL_TESTS_DEVICE_FAKES_MACHINE_H_
+
+#include <cuda.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+struct CUctx_st {
+  int device = 0;
+  CUstream legacy = nullptr;
+};
+
+// A stream: what was put on it, done in order.
+struct CUstream_st {
+  CUstream_st(CUcontext of, uint64_t number) : context(of), id(number) {
+    std::thread([this] { Loop(); }).detach();
+  }
+  void Append(std::function<void()> work) {
+    const std::lock_guard lock(mutex);
+    queue.push_back(std::move(work));
+    changed.notify_all();
+  }
+  bool Idle() {
+    const std::lock_guard lock(mutex);
+    return queue.empty();
+  }
+  void Wait() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return queue.empty(); });
+  }
+  void Loop() {
+    while (true) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return !queue.empty(); });
+      const std::function<void()> work = queue.front();  // counts as there until it is done
+      lock.unlock();
+      work();
+      lock.lock();
+      queue.pop_front();
+      changed.notify_all();
+    }
+  }
+
+  const CUcontext context;
+  const uint64_t id;
+  bool capturing = false, invalidated = false;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;
+};
+
+namespace inccl::test {
+
+inline constexpr size_t kDeviceBytes = size_t{1} << 32;
+inline constexpr int kMostDevices = 8;
+
+inline thread_local std::vector<CUcontext> contexts;
+inline thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+inline CUcontext Current() { return contexts.empty() ? nullptr : contexts.back(); }
+
+// One device's memory: where calls see it, and where this file reaches it.
+struct Arena {
+  std::byte *seen = nullptr, *reached = nullptr;
+  size_t used = 0;
+};
+
+struct Machine {
+  Machine() {
+    const char* given = std::getenv("FAKE_CUDA_DEVICES");
+    count = std::min(given == nullptr ? 2 : std::atoi(given), kMostDevices);
+    for (int i = 0; i < count; ++i) {
+      const int file = memfd_create("fake-gpu", MFD_CLOEXEC);
+      if (ftruncate(file, kDeviceBytes) != 0) std::abort();
+      const auto map = [&](int protection) {
+        void* memory = mmap(nullptr, kDeviceBytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+        if (memory == MAP_FAILED) std::abort();
+        return static_cast<std::byte*>(memory);
+      };
+      arenas[i].seen = map(PROT_NONE);
+      arenas[i].reached = map(PROT_READ | PROT_WRITE);
+      close(file);
+      primary[i].device = i;
+    }
+  }
+
+  int DeviceOf(uintptr_t address) const {
+    for (int i = 0; i < count; ++i) {
+      if (address - reinterpret_cast<uintptr_t>(arenas[i].seen) < kDeviceBytes) return i;
+    }
+    return -1;
+  }
+  std::byte* Reach(uintptr_t address) const {
+    const int device = DeviceOf(address);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the driver's
+    if (device < 0) return reinterpret_cast<std::byte*>(address);
+    const Arena& arena = arenas[device];
+    return arena.reached + (address - reinterpret_cast<uintptr_t>(arena.seen));
+  }
+  // Holds mutex.
+  bool Pinned(uintptr_t address, size_t bytes) const {
+    auto after = pinned.upper_bound(address);
+    if (after == pinned.begin()) return false;
+    --after;
+    return address + bytes <= after->first + after->second;
+  }
+
+  int count = 0;
+  Arena arenas[kMostDevices];
+  CUctx_st primary[kMostDevices];
+  std::mutex mutex;
+  std::map<CUdeviceptr, int> pieces;   // of cuMemAlloc
+  std::map<uintptr_t, size_t> pinned;  // of cuMemHostAlloc and cuMemHostRegister
+  std::set<uintptr_t> registered;      // of the latter
+  std::set<CUstream> streams;
+  uint64_t next_id = 1;
+  std::set<CUstream> captures;  // in the mode global
+};
+
+inline Machine& Fake() {
+  static auto* const machine = new Machine;
+  return *machine;
+}
+
+// The stream of a handle, in the thread's context.
+inline CUresult Find(CUstream handle, CUstream* found) {
+  CUcontext const context = Current();
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  if (handle == nullptr) {
+    if (context->legacy == nullptr) context->legacy = new CUstream_st(context, m.next_id++);
+    *found = context->legacy;
+    return CUDA_SUCCESS;
+  }
+  if (m.streams.count(handle) == 0) return CUDA_ERROR_INVALID_HANDLE;
+  *found = handle;
+  return CUDA_SUCCESS;
+}
+
+// What a capture that somebody makes in the mode global does not allow.
+inline CUresult Unsafe() {
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  if (m.captures.empty() || capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
+  for (CUstream stream : m.captures) stream->invalidated = true;
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+// Something that a captured stream does not take, in this file.
+inline CUresult ForWork(CUstream handle, CUstream* found) {
+  const CUresult result = Find(handle, found);
+  if (result != CUDA_SUCCESS) return result;
+  if ((*found)->capturing) {
+    (*found)->invalidated = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return (*found)->context == Current() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+inline CUresult WordOf(CUdeviceptr address, uint32_t** word) {
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  if (address % 4 != 0 || (m.DeviceOf(address) < 0 && !m.Pinned(address, 4))) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *word = reinterpret_cast<uint32_t*>(m.Reach(address));
+  return CUDA_SUCCESS;
+}
+
+}  // namespace inccl::test
+
+// A function of the driver, by the name that cuda.h has for it.
+#define FAKE extern "C" __attribute__((visibility("default"))) CUresult
+
+#endif  // INCCL_TESTS_DEVICE_FAKES_MACHINE_H_

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The benchmarks with --device cuda and --baseline nccl, on fakes of both in memory of the host:
+// what is copied, timed, checked and left out, and what is said where there is no device. (What the
+// library does with memory of a device is tested elsewhere.)
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+
+#include "tools/run_program.h"
+
+namespace inccl::perf {
+namespace {
+
+using test::FileContent;
+using test::ProgramResult;
+using test::RunProgram;
+
+constexpr const char* kFakes = INCCL_BINARY_DIR "/tests/fakes";
+
+ProgramResult Bench(const std::string& name, const std::string& arguments,
+                    const std::string& environment = "") {
+  return RunProgram(INCCL_BINARY_DIR "/perf/" + name + "_bench", arguments,
+                    "unset ${!OMPI_*} ${!PMI*}; export LD_LIBRARY_PATH=" + std::string(kFakes) +
+                        " " + environment);
+}
+
+bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class JsonFile {
+ public:
+  ~JsonFile() { unlink(path_.c_str()); }
+  std::string option() const { return " --json " + path_; }
+  const std::string& path() const { return path_; }
+  nlohmann::json Read() const { return nlohmann::json::parse(FileContent(path_)); }
+
+ private:
+  const std::string path_ = testing::TempDir() + "bench-device-" + std::to_string(getpid());
+};
+
+TEST(BenchDevice, WithoutADeviceItSaysWhy) {
+  for (const std::string ranks : {"--ranks 3", "--threads 2"}) {
+    const ProgramResult run =
+        Bench("allreduce", ranks + " --device cuda -b 4K -e 4K", "FAKE_CUDA_DEVICES=0");
+    EXPECT_EQ(run.status, 4) << ranks << run.err;
+    // Once, not by every rank.
+    EXPECT_EQ(run.err,
+              "allreduce_bench: rank 0: --device cuda: cuInit: no CUDA-capable device is detected "
+              "(100)\n");
+    EXPECT_EQ(run.out, "");
+  }
+}
+
+TEST(BenchDevice, EveryOperationIsCopiedThereAndBackAndChecked) {
+  for (const std::string name : {"allreduce", "reduce_scatter", "allgather", "broadcast", "reduce",
+                                 "alltoall", "gather", "scatter", "sendrecv"}) {
+    const ProgramResult run = Bench(
+        name, "--ranks 3 --device cuda -b 16 -e 300000 -f 50 -n 2 -w 1 --limit --digest -r 1");
+    EXPECT_EQ(run.status, 0) << name << run.out << run.err;
+    EXPECT_TRUE(Has(run.out, "# Out of bounds values : 0 OK")) << name << run.out;
+  }
+}
+
+TEST(BenchDevice, CodecsAndTheHeader) {
+  const JsonFile json;
+  const ProgramResult run = Bench(
+      "allreduce",
+      "--ranks 2 --device cuda -b 1M -e 1M -n 2 -w 0 --codec hbi:bits=6 --limit" + json.option(),
+      "FAKE_CUDA_DEVICES=2");
+  ASSERT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_TRUE(Has(run.out, "# device cuda: Fake 0 of 2")) << run.out;
+  EXPECT_TRUE(Has(run.out, "device 1 Fake 1")) << run.out;
+  const nlohmann::json document = json.Read();
+  EXPECT_EQ(document["header"]["device"], "Fake 0");
+  EXPECT_EQ(document["header"]["devices"], 2);
+  for (const nlohmann::json& row : document["rows"]) {
+    EXPECT_TRUE(row["compressed"].get<bool>());
+    EXPECT_GT(row["limit_us"].get<double>(), 0);
+    EXPECT_EQ(row["wrong"], 0);
+  }
+}
+
+TEST(BenchDevice, TheDigestIsThatOfTheHost) {
+  const JsonFile json;
+  const std::string arguments =
+      "--ranks 2 -b 40000 -e 40000 -n 1 -w 0 --digest --codec hbi" + json.option();
+  ASSERT_EQ(Bench("allreduce", arguments).status, 0);
+  const nlohmann::json host = json.Read();
+  EXPECT_TRUE(host["header"]["device"].is_null());
+  ASSERT_EQ(Bench("allreduce", arguments + " --device cuda").status, 0);
+  const nlohmann::json device = json.Read();
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(host["rows"][i]["digest"], device["rows"][i]["digest"]);
+}
+
+TEST(BenchDevice, AWrongByteThatComesBackIsSeen) {
+  for (const std::string name : {"allreduce", "alltoall"}) {
+    const ProgramResult run =
+        Bench(name, "--ranks 2 --device cuda -b 4K -e 4K -n 1 -w 0", "FAKE_CUDA_SPOIL=1");
+    EXPECT_EQ(run.status, 1) << run.out << run.err;
+    EXPECT_TRUE(Has(run.out, "FAILED")) << run.out;
+  }
+}
+
+#if INCCL_TEST_CUDA
+// The library's own way on devices, too: over a fake driver whose memory the processor cannot
+// touch.
+TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
+  for (const std::string ranks : {"--ranks 3", "--threads 3"}) {
+    for (const std::string name : {"allreduce", "reduce_scatter", "alltoall", "sendrecv"}) {
+      const ProgramResult run =
+          Bench(name, ranks + " --device cuda -b 16 -e 300000 -f 50 -n 2 -w 1 --limit",
+                "FAKE_CUDA_DEVICES=2 LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
+      EXPECT_EQ(run.status, 0) << name << ranks << run.out << run.err;
+      EXPECT_TRUE(Has(run.out, "device 1 Fake 1")) << run.out;
+      EXPECT_TRUE(Has(run.out, "# Out of bounds values : 0 OK")) << name << run.out;
+    }
+  }
+  const ProgramResult run =
+      Bench("allreduce", "--ranks 2 --device cuda -b 300K -e 300K -n 2 -w 1 --buffers mem_alloc",
+            "LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+}
+#endif
+
+// ---------------------------------------------------------------- NCCL beside it
+
+TEST(BenchDevice, NcclIsLeftOutWithTheReason) {
+  const std::string arguments = "--ranks 2 --device cuda --baseline nccl -b 4K -e 4K -n 1 -w 0";
+  ProgramResult run = Bench("allreduce", arguments);
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_TRUE(Has(run.out, "# NCCL left out: 2 ranks, 1 GPU: NCCL needs one for each rank\n"))
+      << run.out;
+  EXPECT_FALSE(Has(run.out, "ours/")) << run.out;
+  run = Bench("allreduce", arguments, "FAKE_CUDA_DEVICES=2 INCCL_NCCL_LIBRARY=/nowhere/nccl");
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_TRUE(Has(run.out, "# NCCL left out: /nowhere/nccl: cannot open shared object file"))
+      << run.out;
+  run = Bench("allreduce", arguments,
+              std::string("FAKE_CUDA_DEVICES=2 INCCL_NCCL_LIBRARY=") + kFakes + "/libcuda.so.1");
+  EXPECT_TRUE(Has(run.out, "libcuda.so.1 has no ncclGetVersion")) << run.out;
+}
+
+TEST(BenchDevice, NcclRunsBeside) {
+  const JsonFile json;
+  const std::string log = json.path() + ".log";
+  // libnccl.so.2 is found where the loader searches.
+  const ProgramResult run = Bench(
+      "allreduce",
+      "--ranks 3 --device cuda --baseline nccl -b 4K -e 400K -f 100 -n 3 -w 1" + json.option(),
+      "FAKE_CUDA_DEVICES=4 FAKE_NCCL_LOG=" + log);
+  ASSERT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_TRUE(Has(run.out, "NCCL")) << run.out;
+  const nlohmann::json document = json.Read();
+  EXPECT_EQ(document["header"]["baseline"], "nccl 2.99.3");
+  for (const nlohmann::json& row : document["rows"]) {
+    EXPECT_GT(row["baseline_us"].get<double>(), 0);
+    EXPECT_GT(row["vs_baseline"].get<double>(), 0);
+  }
+  // Three ranks, out of place and in place, once for warmup and three times.
+  const std::string sums = FileContent(log);
+  unlink(log.c_str());
+  EXPECT_EQ(std::count(sums.begin(), sums.end(), '\n'), 3 * 2 * 4 * 2);
+  EXPECT_TRUE(Has(sums, "sum of 1024\n")) << sums;
+  EXPECT_TRUE(Has(sums, "sum of 102400\n")) << sums;
+}
+
+TEST(BenchDevice, AnErrorOfNcclIsTheRuns) {
+  const ProgramResult run =
+      Bench("alltoall", "--ranks 2 --device cuda --baseline nccl -b 4K -e 4K -n 1 -w 0",
+            "FAKE_CUDA_DEVICES=2");
+  EXPECT_EQ(run.status, 3) << run.out << run.err;
+  EXPECT_TRUE(Has(run.err, "ncclSend, ncclRecv: refused by the fake (4)")) << run.err;
+}
+
+// ---------------------------------------------------------------- less of it
+
+// Without the limit it would not end.
+TEST(BenchRowSeconds, FewerIterationsWhereAllWouldTakeLonger) {
+  const JsonFile json;
+  const ProgramResult run = Bench("allreduce",
+                                  "--ranks 2 -b 4K -e 64K -f 4 -n 1000000000 -w 1000000000 "
+                                  "--row-seconds 0.05 --codec none --codec hbi:bits=6" +
+                                      json.option());
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_EQ(json.Read()["rows"].size(), 12u);
+}
+
+// A run that is stopped leaves the rows that it had.
+TEST(BenchRows, AreWrittenOneByOne) {
+  const JsonFile json;
+  const ProgramResult run = RunProgram(
+      "timeout", "2 " INCCL_BINARY_DIR
+                 "/perf/allreduce_bench --ranks 2 -b 4K -e 1G -f 2 -n 100 --link-gbps 1 -c 0" +
+                     json.option());
+  EXPECT_EQ(run.status, 124) << run.out << run.err;
+  const nlohmann::json rows = json.Read()["rows"];
+  ASSERT_GE(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["bytes"], 4096);
+}
+
+// ---------------------------------------------------------------- ranks as threads
+
+TEST(BenchThreads, RanksAreThreadsOfOneProcess) {
+  const JsonFile json;
+  const ProgramResult run =
+      Bench("allreduce",
+            "--threads 3 -b 4K -e 4M -f 32 -n 2 -w 1 --codec none --codec hbi:bits=6 "
+            "--algo ring --channels 2 --digest" +
+                json.option());
+  ASSERT_EQ(run.status, 0) << run.out << run.err;
+  const nlohmann::json document = json.Read();
+  EXPECT_EQ(document["header"]["launcher"], "threads");
+  EXPECT_EQ(document["header"]["nranks"], 3);
+  // One process.
+  std::smatch first, second;
+  ASSERT_TRUE(std::regex_search(run.out, first, std::regex("Rank  0 Pid +([0-9]+)"))) << run.out;
+  ASSERT_TRUE(std::regex_search(run.out, second, std::regex("Rank  2 Pid +([0-9]+)"))) << run.out;
+  EXPECT_EQ(first[1], second[1]);
+}
+
+}  // namespace
+}  // namespace inccl::perf
