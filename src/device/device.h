@@ -43,7 +43,7 @@ class DeviceQueue {
   // Between memory of this device and of the host (AllocateHost, Register), either way, or within
   // the device.
   virtual Status Copy(void* to, const void* from, size_t bytes) = 0;
-  // Calls `launch` at once, with the device's context.
+  // Calls `launch` at once, with the device's context. Only where Device::Kernels has some.
   virtual Status Run(const Launch& launch) = 0;
   // Counts what has been put on the queue before; the first count is 1.
   virtual Result<uint64_t> Mark() = 0;
@@ -74,6 +74,8 @@ class Device {
   virtual Status Copy(void* to, const void* from, size_t bytes) = 0;
 
   virtual Result<std::unique_ptr<DeviceQueue>> NewQueue(int device) = 0;
+  // nullptr: there are none, and elements are copied to where the processor reaches them.
+  virtual const cuda::Launchers* Kernels() = 0;
   // Memory of a device.
   virtual Result<std::byte*> AllocateOn(int device, size_t bytes) = 0;
   virtual void FreeOn(int device, std::byte* memory) = 0;

@@ -24,6 +24,9 @@ class FakeDevice::FakeStream {
     thread_.join();
   }
   uint64_t id() const { return id_; }
+  // After this nothing is done any more of what is on a queue.
+  void Fail() { failed_ = true; }
+  bool failed() const { return failed_; }
   void Append(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(work));
@@ -39,11 +42,12 @@ class FakeDevice::FakeStream {
       queue_.pop_front();
       lock.unlock();
       if (work == nullptr) return;
-      work();
+      if (!failed_) work();
     }
   }
 
   const uint64_t id_;
+  std::atomic<bool> failed_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
@@ -86,6 +90,73 @@ class FakeDevice::Order final : public DeviceOrder {
   FakeDevice* const device_;
   FakeStream* const stream_;
   const std::shared_ptr<Words> words_ = std::make_shared<Words>();
+};
+
+// A stream of the device's, and words that outlive it.
+class FakeDevice::Queue final : public DeviceQueue {
+ public:
+  Queue(FakeDevice* device, int number, FakeStream* stream)
+      : device_(device), number_(number), stream_(stream) {}
+  ~Queue() override { device_->Remove(stream_); }
+
+  Status Copy(void* to, const void* from, size_t bytes) override {
+    if (stream_->failed()) return Failed();
+    for (const void* end : {static_cast<const void*>(to), from}) {
+      const int place = device_->DeviceOf(end);
+      if (place < 0 ? !device_->Reachable(end, bytes) : place != number_) std::abort();
+    }
+    const auto at = [this](auto* end) {
+      return device_->DeviceOf(end) < 0 ? static_cast<const void*>(end) : device_->Reach(end);
+    };
+    Append([device = device_, stream = stream_, to = const_cast<void*>(at(to)), from = at(from),
+            bytes] {
+      if (device->copies_until_failure >= 0 && device->copies_until_failure-- == 0) {
+        stream->Fail();
+        return;
+      }
+      ++device->copies;
+      std::memcpy(to, from, bytes);
+    });
+    return Status::Ok();
+  }
+  Status Run(const Launch& launch) override {
+    if (stream_->failed()) return Failed();
+    const int error = launch(*device_->Kernels(), stream_);
+    if (error == 0) return Status::Ok();
+    return {Code::kUnhandledCudaError, fmt::format("the fake device has not launched: {}", error)};
+  }
+  Result<uint64_t> Mark() override {
+    if (stream_->failed()) return Failed();
+    ++marks_;
+    stream_->Append([passed = passed_, mark = marks_] { *passed = mark; });
+    return marks_;
+  }
+  Result<bool> Reached(uint64_t mark) override {
+    if (*passed_ >= mark) return true;
+    if (stream_->failed()) return Failed();
+    return false;
+  }
+
+ private:
+  static Status Failed() {
+    return {Code::kUnhandledCudaError, "the fake device does not copy any more"};
+  }
+  void Append(std::function<void()> work) {
+    stream_->Append([device = device_, work = std::move(work)] {
+      std::unique_lock lock(device->hold_mutex_);
+      device->hold_changed_.wait(lock, [&] { return !device->hold_; });
+      lock.unlock();
+      ++device->running;
+      work();
+      --device->running;
+    });
+  }
+
+  FakeDevice* const device_;
+  const int number_;
+  FakeStream* const stream_;
+  uint64_t marks_ = 0;
+  const std::shared_ptr<std::atomic<uint64_t>> passed_ = std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 FakeDevice::FakeDevice(size_t memory_bytes)
@@ -136,6 +207,23 @@ FakeDevice::FakeStream* FakeDevice::Find(void* stream) {
   return found == streams_.end() ? nullptr : found->get();
 }
 
+// Its end, which waits for what is on it, is the caller's, without the mutex.
+std::unique_ptr<FakeDevice::FakeStream> FakeDevice::Remove(FakeStream* stream) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(streams_.begin(), streams_.end(),
+                                  [&](const auto& one) { return one.get() == stream; });
+  if (found == streams_.end()) std::abort();
+  std::unique_ptr<FakeStream> removed = std::move(*found);
+  streams_.erase(found);
+  return removed;
+}
+
+void FakeDevice::HoldQueues(bool hold) {
+  const std::lock_guard lock(hold_mutex_);
+  hold_ = hold;
+  hold_changed_.notify_all();
+}
+
 void FakeDevice::Launch(void* stream, std::function<void()> work) {
   Find(stream)->Append(std::move(work));
 }
@@ -174,6 +262,7 @@ Result<std::byte*> FakeDevice::AllocateHost(size_t bytes) {
   const std::lock_guard lock(mutex_);
   host_memory_.emplace(memory, bytes);
   host_bytes += bytes;
+  ++host_blocks;
   return memory;
 }
 
@@ -194,6 +283,55 @@ Status FakeDevice::Copy(void* to, const void* from, size_t bytes) {
   if ((DeviceOf(to) < 0) == (DeviceOf(from) < 0)) std::abort();  // one of them, and not both
   std::memcpy(DeviceOf(to) < 0 ? to : Reach(to), DeviceOf(from) < 0 ? from : Reach(from), bytes);
   return Status::Ok();
+}
+
+Result<std::unique_ptr<DeviceQueue>> FakeDevice::NewQueue(int device) {
+  if (device < 0 || device >= kDevices) std::abort();
+  auto* const stream = static_cast<FakeStream*>(MakeStream());
+  return std::unique_ptr<DeviceQueue>(std::make_unique<Queue>(this, device, stream));
+}
+
+Result<std::byte*> FakeDevice::AllocateOn(int device, size_t bytes) {
+  return Allocate(bytes, device);
+}
+
+void FakeDevice::FreeOn(int device, std::byte* memory) {
+  if (DeviceOf(memory) != device) std::abort();  // its memory comes back with the device
+}
+
+Status FakeDevice::Register(void* memory, size_t bytes) {
+  if (!registering) return {Code::kUnhandledCudaError, "the fake device registers nothing"};
+  if (reinterpret_cast<uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0) std::abort();
+  const std::lock_guard lock(mutex_);
+  Range& range = registered_ranges_[static_cast<const std::byte*>(memory)];
+  if (range.users++ > 0 && range.bytes != bytes) std::abort();
+  range.bytes = bytes;
+  ++registered;
+  return Status::Ok();
+}
+
+void FakeDevice::Unregister(void* memory) {
+  const std::lock_guard lock(mutex_);
+  const auto found = registered_ranges_.find(static_cast<const std::byte*>(memory));
+  if (found == registered_ranges_.end()) std::abort();
+  --registered;
+  if (--found->second.users == 0) registered_ranges_.erase(found);
+}
+
+void* FakeDevice::AddressOf(int /*device*/, const void* host) {
+  return Reachable(host, 1) ? const_cast<void*>(host) : nullptr;
+}
+
+bool FakeDevice::Reachable(const void* host, size_t bytes) {
+  const auto* const at = static_cast<const std::byte*>(host);
+  const auto holds = [&](const std::byte* begin, size_t size) {
+    return at >= begin && at < begin + size && bytes <= static_cast<size_t>(begin + size - at);
+  };
+  const std::lock_guard lock(mutex_);
+  return std::any_of(host_memory_.begin(), host_memory_.end(),
+                     [&](const auto& one) { return holds(one.first, one.second); }) ||
+         std::any_of(registered_ranges_.begin(), registered_ranges_.end(),
+                     [&](const auto& one) { return holds(one.first, one.second.bytes); });
 }
 
 }  // namespace inccl::test

@@ -7,7 +7,9 @@
 #define INCCL_TESTS_SUPPORT_FAKE_DEVICE_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -39,10 +41,22 @@ class FakeDevice final : public Device {
   void Launch(void* stream, std::function<void()> work);
   void Synchronize(void* stream);
 
-  // What is to go wrong.
+  // What queues hand on to whoever launches kernels; nullptr, as at first: there are none. A
+  // launcher puts what its kernel does on the stream that it is given (Launch).
+  void SetKernels(const cuda::Launchers* kernels) { kernels_ = kernels; }
+  // Until false, what is on queues waits.
+  void HoldQueues(bool hold);
+
+  // What is to go wrong. Copies of queues fail when their turn comes, and nothing that stands on
+  // the same queue behind one of them is done.
   std::atomic<int> copies_until_failure{-1};  // -1: never
   std::atomic<bool> capturing{false};
-  std::atomic<uint64_t> host_bytes{0};  // of AllocateHost, not freed
+  std::atomic<bool> registering{true};   // false: Register fails
+  std::atomic<uint64_t> host_bytes{0};   // of AllocateHost, not freed
+  std::atomic<uint64_t> host_blocks{0};  // of AllocateHost, ever
+  std::atomic<uint64_t> registered{0};   // ranges of Register
+  std::atomic<int> running{0};           // copies and kernels on queues at this moment
+  std::atomic<uint64_t> copies{0};       // of queues, ever
 
   int Count() override { return kDevices; }
   int Current() override { return 1; }
@@ -52,11 +66,26 @@ class FakeDevice final : public Device {
   Result<std::byte*> AllocateHost(size_t bytes) override;
   void FreeHost(std::byte* memory) override;
   Status Copy(void* to, const void* from, size_t bytes) override;
+  Result<std::unique_ptr<DeviceQueue>> NewQueue(int device) override;
+  const cuda::Launchers* Kernels() override { return kernels_; }
+  Result<std::byte*> AllocateOn(int device, size_t bytes) override;
+  void FreeOn(int device, std::byte* memory) override;
+  Status Register(void* memory, size_t bytes) override;
+  void Unregister(void* memory) override;
+  // Host pointers stay as they are; nullptr: neither of AllocateHost nor of Register.
+  void* AddressOf(int device, const void* host) override;
 
  private:
   class FakeStream;
   class Order;
+  class Queue;
+  struct Range {
+    size_t bytes = 0;
+    int users = 0;
+  };
   FakeStream* Find(void* stream);
+  std::unique_ptr<FakeStream> Remove(FakeStream* stream);
+  bool Reachable(const void* host, size_t bytes);
 
   const size_t bytes_;
   UniqueFd file_;
@@ -65,6 +94,11 @@ class FakeDevice final : public Device {
   size_t used_[kDevices] = {};
   std::vector<std::unique_ptr<FakeStream>> streams_;  // the first is the legacy one
   std::set<std::pair<std::byte*, size_t>> host_memory_;
+  std::map<const std::byte*, Range> registered_ranges_;
+  std::atomic<const cuda::Launchers*> kernels_{nullptr};
+  std::mutex hold_mutex_;
+  std::condition_variable hold_changed_;
+  bool hold_ = false;
 };
 
 }  // namespace inccl::test

@@ -12,31 +12,16 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda/cuda_queue.h"
 #include "device/cuda/driver.h"
+#include "device/cuda/host_ranges.h"
 #include "device/device.h"
+
+// In this library, too, and not to be known here in any more detail: the device layer hands it on.
+extern "C" const inccl::cuda::Launchers* inccl_cuda_launchers();
 
 namespace inccl::cuda {
 namespace {
-
-CUdeviceptr Address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
-
-// A context for as long as this lives.
-class Within {
- public:
-  Within(const Driver& driver, CUcontext context)
-      : driver_(driver), status_(driver.Check(driver.push(context), "cuCtxPushCurrent")) {}
-  ~Within() {
-    CUcontext context = nullptr;
-    if (status_.ok()) driver_.pop(&context);
-  }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  const Driver& driver_;
-  const Status status_;
-};
 
 // The words lie in memory of the host that the device reaches: the stream writes one and waits for
 // the other, without a kernel and without a callback of the host.
@@ -94,6 +79,7 @@ class CudaDevice final : public Device {
     }
     if (!status.ok()) return status;
     device->places_.resize(static_cast<size_t>(device->count_));
+    device->ranges_.SetDevices(device->count_);
     return device;
   }
 
@@ -184,6 +170,60 @@ class CudaDevice final : public Device {
     return driver_.Check(driver_.stream_synchronize(place->stream), "cuStreamSynchronize");
   }
 
+  Result<std::unique_ptr<DeviceQueue>> NewQueue(int number) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return place.status();
+    Result<std::unique_ptr<CudaQueue>> queue =
+        CudaQueue::Create(driver_, place->context, inccl_cuda_launchers());
+    if (!queue.ok()) return queue.status();
+    return std::unique_ptr<DeviceQueue>(*std::move(queue));
+  }
+
+  const Launchers* Kernels() override { return inccl_cuda_launchers(); }
+
+  Result<std::byte*> AllocateOn(int number, size_t bytes) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return place.status();
+    const Within within(driver_, place->context);
+    if (!within.status().ok()) return within.status();
+    CUdeviceptr memory = 0;
+    Status status = driver_.Check(driver_.alloc(&memory, bytes), "cuMemAlloc");
+    if (!status.ok()) {
+      return Status(status.code(),
+                    fmt::format("{} bytes on device {}: {}", bytes, number, status.message()));
+    }
+    return reinterpret_cast<std::byte*>(memory);  // NOLINT(performance-no-int-to-ptr): CUDA's type
+  }
+
+  void FreeOn(int number, std::byte* memory) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return;
+    const Within within(driver_, place->context);
+    if (within.status().ok()) driver_.free(Address(memory));
+  }
+
+  Status Register(void* memory, size_t bytes) override {
+    Result<CUcontext> context = ContextOfCaller();
+    if (!context.ok()) return context.status();
+    const Within within(driver_, *context);
+    if (!within.status().ok()) return within.status();
+    return ranges_.Register(memory, bytes);
+  }
+
+  void Unregister(void* memory) override {
+    Result<CUcontext> context = ContextOfCaller();
+    if (!context.ok()) return;
+    const Within within(driver_, *context);
+    if (within.status().ok()) ranges_.Unregister(memory);
+  }
+
+  void* AddressOf(int number, const void* host) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return nullptr;
+    const Within within(driver_, place->context);
+    return within.status().ok() ? ranges_.AddressOf(number, host) : nullptr;
+  }
+
  private:
   // Where this library works on a device: the context of the runtime, a stream of its own.
   struct Place {
@@ -191,7 +231,7 @@ class CudaDevice final : public Device {
     CUstream stream = nullptr;
   };
 
-  explicit CudaDevice(const Driver& driver) : driver_(driver) {}
+  explicit CudaDevice(const Driver& driver) : driver_(driver), ranges_(&driver_) {}
 
   Result<Place> PlaceOf(int number) {
     if (number < 0 || number >= count_) {
@@ -231,6 +271,7 @@ class CudaDevice final : public Device {
   int count_ = 0;
   std::mutex mutex_;
   std::vector<Place> places_;
+  HostRanges ranges_;
 };
 
 }  // namespace

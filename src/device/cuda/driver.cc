@@ -46,6 +46,8 @@ Result<Driver> Driver::Load() {
   symbols.Find(INCCL_SYMBOL(cuCtxPopCurrent), &driver.pop);
   symbols.Find(INCCL_SYMBOL(cuPointerGetAttribute), &driver.pointer_attribute);
   symbols.Find(INCCL_SYMBOL(cuStreamCreateWithPriority), &driver.stream_create);
+  symbols.Find(INCCL_SYMBOL(cuStreamDestroy), &driver.stream_destroy);
+  symbols.Find(INCCL_SYMBOL(cuStreamQuery), &driver.stream_query);
   symbols.Find(INCCL_SYMBOL(cuStreamSynchronize), &driver.stream_synchronize);
   symbols.Find(INCCL_SYMBOL(cuStreamGetId), &driver.stream_id);
   symbols.Find(INCCL_SYMBOL(cuStreamGetCtx), &driver.stream_context);
@@ -55,6 +57,10 @@ Result<Driver> Driver::Load() {
   symbols.Find(INCCL_SYMBOL(cuMemHostAlloc), &driver.host_alloc);
   symbols.Find(INCCL_SYMBOL(cuMemFreeHost), &driver.host_free);
   symbols.Find(INCCL_SYMBOL(cuMemHostGetDevicePointer), &driver.host_pointer);
+  symbols.Find(INCCL_SYMBOL(cuMemHostRegister), &driver.host_register);
+  symbols.Find(INCCL_SYMBOL(cuMemHostUnregister), &driver.host_unregister);
+  symbols.Find(INCCL_SYMBOL(cuMemAlloc), &driver.alloc);
+  symbols.Find(INCCL_SYMBOL(cuMemFree), &driver.free);
   symbols.Find(INCCL_SYMBOL(cuMemcpyAsync), &driver.copy);
   if (symbols.missing() != nullptr) {
     return SystemError(
