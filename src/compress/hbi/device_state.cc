@@ -28,8 +28,8 @@ bool HbiState::HasKernels(std::span<const Term> inputs, std::span<const Term> ou
   const Config& config = planner_->config();
   if (config.rht || config.policy != Policy::kH || planner_->group() != 0) return false;
   const size_t own = Count(inputs, Form::kInput), wanted = Count(outputs, Form::kOutput);
-  if (own > 1 || wanted > 1 || inputs.size() - own > cuda::kMaxSources) return false;
-  if (own + wanted == 0) return false;
+  if (own > 1 || wanted > 1 || own + wanted == 0) return false;
+  if (Count(inputs, Form::kSum) > cuda::kMaxSources) return false;
   const auto aligned = [this](const Term& term) {
     const bool elements = term.format.form == Form::kInput || term.format.form == Form::kOutput;
     return !elements || IsAlignedTo(term.data, SizeOf(call_.type));
