@@ -6,8 +6,10 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -42,15 +44,35 @@ class Completion {
   Status status_;
 };
 
+// A place on a stream. Batches of one group that go on the same stream have it in common: they wait
+// for each other, so none can come after another.
+class Turn {
+ public:
+  Turn(std::shared_ptr<Stream> stream, uint64_t place, int batches)
+      : stream_(std::move(stream)), place_(place), open_(batches) {}
+
+  // As Stream::WaitTurn.
+  bool Wait(const std::function<bool()>& give_up) { return stream_->WaitTurn(place_, give_up); }
+  // Once for each batch; the last leaves the place, with the first error.
+  void Leave(const Status& status) {
+    const std::lock_guard lock(mutex_);
+    if (status_.ok()) status_ = status;
+    if (--open_ == 0) stream_->Leave(place_, status_);
+  }
+
+ private:
+  const std::shared_ptr<Stream> stream_;
+  const uint64_t place_;
+  std::mutex mutex_;
+  int open_;
+  Status status_;
+};
+
 struct Batch {
-  struct Turn {
-    std::shared_ptr<Stream> stream;
-    uint64_t place = 0;
-  };
-  std::vector<PointCall> points;           // all at the same time, before the collectives
-  std::vector<Call> calls;                 // in order
-  std::vector<Turn> turns;                 // waited for before, left afterwards
-  std::shared_ptr<Completion> completion;  // may be null; Add() has been called
+  std::vector<PointCall> points;             // all at the same time, before the collectives
+  std::vector<Call> calls;                   // in order
+  std::vector<std::shared_ptr<Turn>> turns;  // waited for before, left afterwards
+  std::shared_ptr<Completion> completion;    // may be null; Add() has been called
 };
 
 }  // namespace inccl

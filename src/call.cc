@@ -43,6 +43,22 @@ Extent ExtentOf(Collective collective, uint64_t count, int nranks, bool is_root)
   return {count, count};
 }
 
+std::span<std::byte> InPlace(const Call& call, int rank) {
+  const size_t bytes = call.count * SizeOf(call.type);
+  if (bytes == 0 || call.recv == nullptr || call.send == nullptr) return {};
+  const auto* send = static_cast<const std::byte*>(call.send);
+  auto* recv = static_cast<std::byte*>(call.recv);
+  const size_t offset = static_cast<size_t>(rank) * bytes;
+  switch (call.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return send == recv ? std::span(recv, bytes) : std::span<std::byte>();
+    // The output is this rank's own segment, which the others' inputs do not need any more.
+    case Collective::kReduceScatter:
+      return send + offset == recv ? std::span(recv, bytes) : std::span<std::byte>();
+    default: return {};  // the input is not changed
+  }
+}
+
 void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   sequence = sequence_number;
   purpose = call.purpose;

@@ -38,7 +38,8 @@ struct Call {
   bool compressed_call = false;  // one of the ccl_*_compressed calls, whatever codec it ended with
   uint64_t seed = 0, step = 0;
   ccl_compression_stats_t* stats = nullptr;
-  bool on_device = false;  // send and recv are memory of a device
+  bool on_device = false;  // send and recv are memory of a device:
+  int device = -1;         // this one, or (-1) not both of the same
 };
 
 // What a rank's send and recv hold, in elements; 0: there is no such buffer.
@@ -46,6 +47,9 @@ struct Extent {
   uint64_t send, recv;
 };
 Extent ExtentOf(Collective collective, uint64_t count, int nranks, bool is_root);
+
+// The memory of a call whose output lies where its input was; empty: there is none.
+std::span<std::byte> InPlace(const Call& call, int rank);
 
 // What must be equal on all ranks, and the place in the order of calls.
 struct CallRecord {

@@ -9,7 +9,6 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
-#include "caller_memory.h"
 #include "compress/identity_codec.h"
 #include "cpus.h"
 #include "cutting.h"
@@ -18,8 +17,7 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
-// Calls of fewer slices go through slots, whose memory is in the caches.
-constexpr size_t kLeastSlicesLent = 2;
+constexpr size_t kCopiesOfAStep = 2;  // of a slice in memory of a device, on the host: in and out
 
 // A rank that shares its core gives it away at once: whoever it waits for may need it.
 WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
@@ -42,6 +40,8 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       task_(&engine_),
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
       lanes_(ends_.transport.get()),
+      lending_(ends_.rank, ends_.nranks, options_.slice_bytes, ends_.transport.get()),
+      engines_(ends_.transport.get(), kCopiesOfAStep * options_.slice_bytes),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
               [this] { return liveness_.failed(); }) {
   // Which kernels this CPU takes is found out at the first question, by instructions that are slow
@@ -137,29 +137,47 @@ Status Communicator::RunGuarded(const Call& call) {
   if (liveness_.failed()) return liveness_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
-  lent_input_ = lent_output_ = {};
+  lending_.Begin();
   // Whatever goes wrong here, the others have to hear of it.
   Status status = MakeSticky(CatchOutOfMemory([&] {
-    if (call.on_device) return RunStaged(call);
+    if (call.on_device) return RunOnDevice(call);
     if (options_.preserve_input) SaveInput(call);
-    return RunLocked(call);
+    return RunLocked(call, nullptr);
   }));
   FAULT_POINT("call.after_finish");
+  // The others know by now, and the stream waits until nothing touches its memory any more.
+  if (!status.ok() && call.on_device) engines_.Drain();
   liveness_.EndCall();
   if (status.ok()) {
     completed_.store(sequence_, std::memory_order_relaxed);
   } else if (status.code() != Code::kInvalidArgument) {
-    TakeBack();
+    lending_.TakeBack();
     if (options_.preserve_input && !call.on_device) RestoreInput(call);
   }
   return status;
 }
 
-// The device's memory is not touched before the call has succeeded.
+Status Communicator::RunOnDevice(const Call& call) {
+  // Nothing of the device's memory is touched before a staged call has succeeded.
+  const bool kept = options_.preserve_input && !InPlace(call, ends_.rank).empty();
+  if (ends_.nranks == 1 || call.device < 0 || kept) return RunStaged(call);
+  Result<DeviceEngine*> engine = engines_.Of(call.device);
+  if (!engine.ok()) return engine.status();
+  Call brought = call;
+  if (Status status = staging_.BringScalar(&brought); !status.ok()) return status;
+  const Extent extent =
+      ExtentOf(call.collective, call.count, ends_.nranks, call.root == ends_.rank);
+  (*engine)->Begin({.collective = call.collective,
+                    .element_bytes = SizeOf(call.type),
+                    .output = static_cast<const std::byte*>(call.recv),
+                    .output_bytes = extent.recv * SizeOf(call.type)});
+  return RunLocked(brought, *engine);
+}
+
 Status Communicator::RunStaged(const Call& call) {
   Result<Call> staged = staging_.Bring(call, ends_.rank, ends_.nranks);
   if (!staged.ok()) return staged.status();
-  if (Status status = RunLocked(*staged); !status.ok()) return status;
+  if (Status status = RunLocked(*staged, nullptr); !status.ok()) return status;
   return staging_.Return(call, ends_.rank, ends_.nranks);
 }
 
@@ -215,23 +233,6 @@ Status Communicator::MovePoints(const std::vector<PointCall>& calls) {
   return status;
 }
 
-// The memory of a call whose output lies where its input was.
-std::span<std::byte> Communicator::InPlace(const Call& call) const {
-  const size_t bytes = call.count * SizeOf(call.type);
-  if (bytes == 0 || call.recv == nullptr || call.send == nullptr) return {};
-  const auto* send = static_cast<const std::byte*>(call.send);
-  auto* recv = static_cast<std::byte*>(call.recv);
-  const size_t offset = static_cast<size_t>(ends_.rank) * bytes;
-  switch (call.collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce: return send == recv ? std::span(recv, bytes) : std::span<std::byte>();
-    // The output is this rank's own segment, which the others' inputs do not need any more.
-    case Collective::kReduceScatter:
-      return send + offset == recv ? std::span(recv, bytes) : std::span<std::byte>();
-    default: return {};  // the input is not changed
-  }
-}
-
 // In place the result's lines are in the caches already, as the input's.
 bool Communicator::Streams(const Call& call) const {
   const size_t bytes = call.count * SizeOf(call.type);
@@ -239,7 +240,7 @@ bool Communicator::Streams(const Call& call) const {
                     call.collective == Collective::kAllToAll ||
                     call.collective == Collective::kGather;
   return bytes * static_cast<size_t>(many ? ends_.nranks : 1) >= options_.stream_bytes &&
-         InPlace(call).empty();
+         InPlace(call, ends_.rank).empty();
 }
 
 // Where another core reads the slots themselves. Direct algorithms keep no partial sums, which this
@@ -248,68 +249,13 @@ bool Communicator::CanStreamPayloads(Algorithm algorithm) const {
   return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place;
 }
 
-Lent Communicator::LendBuffer(const void* data, size_t bytes) {
-  constexpr uintptr_t kPage = 4096;
-  const Region region = CallerMemory::Instance().Find(data, bytes);
-  if (region.serial == 0) return {};
-  const auto* const first = static_cast<const std::byte*>(data);
-  const uintptr_t beyond = reinterpret_cast<uintptr_t>(first) % kPage;
-  const size_t head = beyond == 0 ? 0 : kPage - beyond;
-  if (bytes < head + kPage) return {};
-  const std::byte* const begin = first + head;
-  const uint32_t id = ends_.transport->Offer(region);
-  if (id == 0) return {};
-  return {.region = id,
-          .offset = static_cast<uint64_t>(begin - region.data),
-          .begin = begin,
-          .end = begin + (bytes - head) / kPage * kPage};
-}
-
-// Direct algorithms alone: there every consumer reads the input itself, and what a call in place
-// overwrites has been read by then.
-void Communicator::Lend(const Call& call, Algorithm algorithm) {
-  const size_t bytes = call.count * SizeOf(call.type);
-  if (algorithm != Algorithm::kDirect || call.codec != nullptr ||
-      bytes < kLeastSlicesLent * options_.slice_bytes) {
-    return;
-  }
-  switch (call.collective) {
-    case Collective::kAllReduce:
-      lent_input_ = LendBuffer(call.send, bytes);
-      lent_output_ = LendBuffer(call.recv, bytes);
-      break;
-    case Collective::kReduceScatter:
-      lent_input_ = LendBuffer(call.send, bytes * static_cast<size_t>(ends_.nranks));
-      break;
-    case Collective::kAllGather: lent_input_ = LendBuffer(call.send, bytes); break;
-    case Collective::kBroadcast:
-      if (call.root == ends_.rank) lent_input_ = LendBuffer(call.send, bytes);
-      break;
-    default: break;
-  }
-}
-
-void Communicator::TakeBack() {
-  // The output first: in place it is the input as well, and then peers write to it.
-  for (const auto& [lent, contents] : {std::pair(lent_output_, CallerMemory::Contents::kLost),
-                                       std::pair(lent_input_, CallerMemory::Contents::kKept)}) {
-    if (lent.region == 0) continue;
-    const Status status = CallerMemory::Instance().TakeAway(lent.begin, lent.end, contents);
-    if (status.ok()) continue;
-    Log(LogLevel::kWarn, LogSubsystem::kCollectives,
-        "rank {}/{}: peers that are late may still use the buffers of the failed call: {}",
-        ends_.rank, ends_.nranks, status.message());
-  }
-  lent_input_ = lent_output_ = {};
-}
-
 void Communicator::SaveInput(const Call& call) {
-  const std::span<std::byte> memory = InPlace(call);
+  const std::span<std::byte> memory = InPlace(call, ends_.rank);
   saved_input_.assign(memory.begin(), memory.end());
 }
 
 void Communicator::RestoreInput(const Call& call) const {
-  std::copy(saved_input_.begin(), saved_input_.end(), InPlace(call).begin());
+  std::copy(saved_input_.begin(), saved_input_.end(), InPlace(call, ends_.rank).begin());
 }
 
 Status Communicator::SettleCodec(Call* call, bool* below_min_bytes) const {
@@ -333,7 +279,7 @@ Communicator::Plan* Communicator::PlaceOf(const Call& call) {
   return &plans_[hash >> 60];
 }
 
-Status Communicator::RunLocked(const Call& call_in) {
+Status Communicator::RunLocked(const Call& call_in, Engine* engine) {
   Call call = call_in;
   if (call.scalar_at != nullptr) std::memcpy(call.scalar.data(), call.scalar_at, SizeOf(call.type));
   const size_t element = SizeOf(call.type);
@@ -381,7 +327,7 @@ Status Communicator::RunLocked(const Call& call_in) {
   const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   CodecState* state = StateOf(codec);
   const uint64_t bytes = call.count * element;
-  const bool can_stream = CanStreamPayloads(choice->algorithm);
+  const bool can_stream = engine == nullptr && CanStreamPayloads(choice->algorithm);
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
   const uint64_t moved = bytes * (segmented ? static_cast<uint64_t>(ends_.nranks) : 1);
@@ -396,7 +342,7 @@ Status Communicator::RunLocked(const Call& call_in) {
                                 .count = call.count,
                                 .seed = call.seed,
                                 .step = call.step,
-                                .stream = Streams(call),
+                                .stream = engine == nullptr && Streams(call),
                                 .stream_payloads = way.past});
   if (!status.ok()) return status;
   Plan unkept;
@@ -406,22 +352,23 @@ Status Communicator::RunLocked(const Call& call_in) {
     if (!made.ok()) return made.status();
     *plan = *made;
   }
-  Lend(call, choice->algorithm);
+  if (engine == nullptr) lending_.Lend(call, choice->algorithm);
   FAULT_POINT("call.after_bind");
   task_.Start({.program = plan->program,
                .chunking = plan->chunking,
                .codec = state,
+               .engine = engine,
                .element_bytes = element,
                .input = static_cast<const std::byte*>(call.send),
                .output = static_cast<std::byte*>(call.recv),
                .signature = signature,
-               .lent_input = lent_input_,
-               .lent_output = lent_output_,
+               .lent_input = lending_.input(),
+               .lent_output = lending_.output(),
                .until_read = way.until_read});
   const Time start = SystemClock().Now();
   status = progress_.Run(&task_, &liveness_);
   // Lent buffers hardly use slots.
-  if (can_stream && lent_input_.region == 0 && lent_output_.region == 0) {
+  if (can_stream && !lending_.any()) {
     slot_writes.Learn(moved, one_way, way, SystemClock().Now() - start);
   }
   FAULT_POINT("call.before_finish");

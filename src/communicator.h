@@ -24,10 +24,11 @@
 #include "call.h"
 #include "collectives/engine.h"
 #include "collectives/executor.h"
-#include "collectives/lent.h"
 #include "collectives/point.h"
 #include "collectives/program.h"
 #include "collectives/progress.h"
+#include "device_engines.h"
+#include "lending.h"
 #include "liveness.h"
 #include "slot_writes.h"
 #include "staging.h"
@@ -90,6 +91,12 @@ class Communicator {
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
 
+  // From any thread, before a call on memory of a device takes its place on a stream: what it will
+  // need is allocated while nothing waits for it. An error is the call's own, when it runs.
+  void PrepareFor(const Call& call) {
+    if (call.on_device && call.device >= 0 && ends_.nranks > 1) (void)engines_.Of(call.device);
+  }
+
   Status error() const { return liveness_.error(); }
   Survivors* survivors() { return &survivors_; }
   // From any thread: what is in progress ends with an error; returns when it has.
@@ -109,7 +116,9 @@ class Communicator {
 
   Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
   Status RunPointsGuarded(const std::vector<PointCall>& calls);
-  Status RunLocked(const Call& call);
+  // `engine`: of the memory that the call is about; nullptr: the host's.
+  Status RunLocked(const Call& call, Engine* engine);
+  Status RunOnDevice(const Call& call);
   Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
   Status MovePoints(const std::vector<PointCall>& calls);
   // What of the call's codec is left, checked, and the step of the call.
@@ -117,15 +126,9 @@ class Communicator {
   Status MakeSticky(const Status& status);
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
-  std::span<std::byte> InPlace(const Call& call) const;
   bool Streams(const Call& call) const;
   // Whether slots can be written past the caches.
   bool CanStreamPayloads(Algorithm algorithm) const;
-  // Sets lent_input_ and lent_output_.
-  void Lend(const Call& call, Algorithm algorithm);
-  Lent LendBuffer(const void* data, size_t bytes);
-  // After an error: peers that do not know of it yet get nothing from this rank's buffers any more.
-  void TakeBack();
   void SaveInput(const Call& call);  // preserve_input
   void RestoreInput(const Call& call) const;
   // Lines about the call under way and the choice of its algorithm, where somebody asks for them.
@@ -165,8 +168,9 @@ class Communicator {
   std::array<SlotWrites, kCollectiveKinds> slot_writes_;
   SlotWrites point_writes_;
   Staging staging_;
-  Lent lent_input_, lent_output_;  // by the call under way
-  std::mutex call_mutex_;          // held during a call; abort waits for it
+  Lending lending_;
+  DeviceEngines engines_;
+  std::mutex call_mutex_;  // held during a call; abort waits for it
   uint64_t sequence_ = 0;
   uint64_t compressed_calls_ = 0;
   std::atomic<uint64_t> completed_{0};

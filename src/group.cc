@@ -88,18 +88,33 @@ Status Group::RunJobs() {
   return failed == results.end() ? Status::Ok() : *failed;
 }
 
-Status Group::EnterAll(const std::vector<std::shared_ptr<Stream>>& streams, Batch* batch) {
-  for (const std::shared_ptr<Stream>& stream : streams) {
-    Result<uint64_t> place = stream->Enter();
-    if (!place.ok()) {
-      // No longer an argument that is checked before anything happens.
-      const Status& status = place.status();
-      const bool refused = status.code() == Code::kInvalidArgument;
-      return {refused ? Code::kInvalidUsage : status.code(), status.message()};
+std::vector<Group::Entered> Group::EnterAll() {
+  std::vector<Entered> all;
+  const auto goes_to = [](const Part& part, const std::shared_ptr<Stream>& stream) {
+    return std::find(part.streams.begin(), part.streams.end(), stream) != part.streams.end();
+  };
+  for (const Part& part : parts_) {
+    for (const std::shared_ptr<Stream>& stream : part.streams) {
+      if (std::any_of(all.begin(), all.end(),
+                      [&](const Entered& e) { return e.stream == stream; })) {
+        continue;
+      }
+      Entered& entered = all.emplace_back();
+      entered.stream = stream;
+      Result<uint64_t> place = stream->Enter();
+      if (place.ok()) {
+        const auto users = std::count_if(parts_.begin(), parts_.end(),
+                                         [&](const Part& p) { return goes_to(p, stream); });
+        entered.turn = std::make_shared<Turn>(stream, *place, static_cast<int>(users));
+      } else {
+        // No longer an argument that is checked before anything happens.
+        const bool refused = place.status().code() == Code::kInvalidArgument;
+        entered.status = {refused ? Code::kInvalidUsage : place.status().code(),
+                          place.status().message()};
+      }
     }
-    batch->turns.push_back({stream, *place});
   }
-  return Status::Ok();
+  return all;
 }
 
 Status Group::RunParts() {
@@ -107,18 +122,28 @@ Status Group::RunParts() {
     return parts_[0].communicator->RunBatch(parts_[0].batch);
   }
   const auto completion = std::make_shared<Completion>();
+  const std::vector<Entered> all = EnterAll();
   Status first;
   for (Part& part : parts_) {
-    Status status = EnterAll(part.streams, &part.batch);
+    Status status;
+    for (const std::shared_ptr<Stream>& stream : part.streams) {
+      const auto entered = std::find_if(all.begin(), all.end(),
+                                        [&](const Entered& e) { return e.stream == stream; });
+      if (entered->turn != nullptr) {
+        part.batch.turns.push_back(entered->turn);
+      } else if (status.ok()) {
+        status = entered->status;
+      }
+    }
     if (part.waits) {
       completion->Add();
       part.batch.completion = completion;
     }
-    const std::vector<Batch::Turn> turns = part.batch.turns;
+    const std::vector<std::shared_ptr<Turn>> turns = part.batch.turns;
     if (status.ok()) status = part.communicator->Enqueue(std::move(part.batch));
     if (status.ok()) continue;
     part.communicator->Fail(status);  // the other ranks are not to wait for it
-    for (const Batch::Turn& turn : turns) turn.stream->Leave(turn.place, status);
+    for (const std::shared_ptr<Turn>& turn : turns) turn->Leave(status);
     if (part.waits) completion->Done(status);
     if (first.ok()) first = status;
   }

@@ -45,8 +45,13 @@ class Group {
   Part& PartOf(const std::shared_ptr<Communicator>& communicator,
                const std::shared_ptr<Stream>& stream);
   Status RunJobs();
-  // Takes a place on each; an error: only on those in batch->turns.
-  static Status EnterAll(const std::vector<std::shared_ptr<Stream>>& streams, Batch* batch);
+  // A place on the stream, for all parts that go there.
+  struct Entered {
+    std::shared_ptr<Stream> stream;
+    std::shared_ptr<Turn> turn;  // nullptr: the stream has refused, and says why
+    Status status;
+  };
+  std::vector<Entered> EnterAll();
   Status RunParts();
 
   int depth_ = 1;

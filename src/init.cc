@@ -12,6 +12,7 @@
 #include "base/fault_point.h"
 #include "compress/simd.h"
 #include "config_files.h"
+#include "device/runtime.h"
 
 namespace inccl {
 namespace {
@@ -128,6 +129,8 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
       !status.ok()) {
     return status;
   }
+  const char* const slice_bytes = settings->Get("INCCL_SLICE_BYTES");
+  options.slice_bytes_given = slice_bytes != nullptr && *slice_bytes != '\0';
   if (!env->simd.empty()) {
     if (Status status = SetSimdTarget(env->simd); !status.ok()) {
       return InvalidArgument(
@@ -152,6 +155,10 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
       env->ucx_tls.empty() ? "default" : env->ucx_tls, options.control.heartbeat / kMillisecond,
       options.control.dead_after / kMillisecond);
   return options;
+}
+
+bool TakesDeviceSlices(const InitOptions& options) {
+  return !options.slice_bytes_given && LookForDevice() != nullptr;
 }
 
 std::unique_ptr<Transport> WithLink(std::unique_ptr<Transport> transport, const LinkOptions& link) {

@@ -35,7 +35,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   join_options.secret_file = options.environment.secret_file;
   join_options.host_id = options.environment.hostid;
   join_options.cancelled = cancelled;
-  ProcessTransport transport(rank, nranks, options.environment);
+  ProcessTransport transport(rank, nranks, options.environment, TakesDeviceSlices(options));
   transport.Offer(&join_options);
   FAULT_POINT("shm.after_create");
   Result<Mesh> mesh = join(join_options);
@@ -56,7 +56,9 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   }
   FAULT_POINT("init.after_attach");
   ends.transport = WithLink(*std::move(end), options.link);
-  auto communicator = std::make_shared<Communicator>(std::move(ends), options.comm);
+  CommOptions comm = options.comm;
+  if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
+  auto communicator = std::make_shared<Communicator>(std::move(ends), comm);
   FAULT_POINT("control.before_start");
   Result<std::unique_ptr<ControlPlane>> control =
       StartControl(*std::move(mesh), communicator->liveness(), options.control);
@@ -79,6 +81,8 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
   if (!transports.ok()) return transports.status();
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);
+  CommOptions comm = options.comm;
+  if (TakesDeviceSlices(options)) comm.slice_bytes = kDeviceSliceBytes;
   std::vector<std::shared_ptr<Communicator>> communicators;
   std::vector<ControlHandler*> handlers;
   for (int rank = 0; rank < nranks; ++rank) {
@@ -88,7 +92,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
     ends.pids.assign(static_cast<size_t>(nranks), getpid());
     ends.peer_names.assign(static_cast<size_t>(nranks), PeerName(host, getpid()));
     ends.transport = WithLink(std::move((*transports)[static_cast<size_t>(rank)]), options.link);
-    communicators.push_back(std::make_shared<Communicator>(std::move(ends), options.comm));
+    communicators.push_back(std::make_shared<Communicator>(std::move(ends), comm));
     handlers.push_back(communicators.back()->liveness());
   }
   Result<std::vector<std::unique_ptr<ControlPlane>>> planes = MakeLocalControl(handlers);

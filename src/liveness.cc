@@ -193,6 +193,10 @@ Status Liveness::OnStall(const Job& job, Time stalled) {
       failure = InvalidUsage(
           fmt::format("{}: peer {}@{} sent data of another call", Where(), job.mismatched_peer(),
                       options_.peer_names[static_cast<size_t>(job.mismatched_peer())]));
+    } else if (stalled >= options_.op_timeout && blocked.on == Blocked::On::kTicket) {
+      failure = TimeoutError(fmt::format(
+          "{}: no progress for {} ms (limit {} ms), waiting for this rank's device to do its part",
+          Where(), stalled / kMillisecond, options_.op_timeout / kMillisecond));
     } else if (stalled >= options_.op_timeout) {
       failure = TimeoutError(fmt::format(
           "{}: no progress for {} ms (limit {} ms), waiting for peer {}@{}; {}", Where(),

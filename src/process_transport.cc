@@ -18,7 +18,7 @@
 namespace inccl {
 namespace {
 
-constexpr uint32_t kOfferMagic = 0x31666f69;  // "iof1"
+constexpr uint32_t kOfferMagic = 0x32666f69;  // "iof2"
 constexpr size_t kMaxName = 32, kMaxReason = 2048;
 
 // What the first small calls of a communicator need: two lanes of slots as they are by default.
@@ -115,6 +115,7 @@ std::vector<std::byte> TransportOffer::Encode() const {
   writer.U32(static_cast<uint32_t>(status.code()));
   writer.String(std::string_view(status.message()).substr(0, kMaxReason));
   writer.String({reinterpret_cast<const char*>(payload.data()), payload.size()});
+  writer.U8(device_slices ? 1 : 0);
   return writer.bytes();
 }
 
@@ -122,29 +123,34 @@ Result<TransportOffer> TransportOffer::Decode(std::span<const std::byte> bytes) 
   ByteReader reader(bytes);
   TransportOffer offer;
   uint32_t magic = 0, code = 0;
+  uint8_t device_slices = 0;
   std::string reason, payload;
   if (!reader.U32(&magic) || magic != kOfferMagic || !reader.String(&offer.transport, kMaxName) ||
       !reader.U32(&code) || code > static_cast<uint32_t>(Code::kTimeout) ||
       !reader.String(&reason, kMaxReason) || !reader.String(&payload, kMaxBlob) ||
-      reader.remaining() != 0) {
+      !reader.U8(&device_slices) || device_slices > 1 || reader.remaining() != 0) {
     return InternalError("malformed offer of a transport");
   }
   offer.status = Status(static_cast<Code>(code), std::move(reason));
+  offer.device_slices = device_slices == 1;
   const auto content = std::as_bytes(std::span(payload));
   offer.payload.assign(content.begin(), content.end());
   return offer;
 }
 
-ProcessTransport::ProcessTransport(int rank, int nranks, const Environment& environment)
+ProcessTransport::ProcessTransport(int rank, int nranks, const Environment& environment,
+                                   bool device_slices)
     : rank_(rank),
       nranks_(nranks),
       environment_(environment),
+      device_slices_(device_slices),
       names_(NamesIn(environment.transport, {"shm", "ucx"})) {}
 
 TransportOffer ProcessTransport::Make(const std::string& name,
                                       std::unique_ptr<Joinable>* made) const {
   TransportOffer offer;
   offer.transport = name;
+  offer.device_slices = device_slices_;
   Result<std::unique_ptr<Joinable>> result = MakeJoinable(name, rank_, nranks_, environment_);
   offer.status = result.status();
   if (result.ok()) {
@@ -228,6 +234,8 @@ Result<std::unique_ptr<Transport>> ProcessTransport::Choose(Mesh* mesh,
     }
     offers.push_back(*std::move(offer));
   }
+  device_slices_ = std::all_of(offers.begin(), offers.end(),
+                               [](const TransportOffer& offer) { return offer.device_slices; });
   for (size_t i = 0; i < names_.size(); ++i) {
     const std::string& name = names_[i];
     if (i > 0) {

@@ -25,6 +25,7 @@ struct TransportOffer {
   std::string transport;
   Status status;                   // why not
   std::vector<std::byte> payload;  // an address, or nothing
+  bool device_slices = false;      // the rank has a device, and takes slices as large as it likes
 
   std::vector<std::byte> Encode() const;
   // kInternalError if the bytes are none.
@@ -46,13 +47,16 @@ class Joinable {
 // One rank that is a process, or will be treated as one. In this order: Offer, join, Choose.
 class ProcessTransport {
  public:
-  ProcessTransport(int rank, int nranks, const Environment& environment);
+  // `device_slices`: of this rank, for its offers.
+  ProcessTransport(int rank, int nranks, const Environment& environment, bool device_slices);
 
   // Makes the first transport and puts it into `options`.
   void Offer(JoinOptions* options);
   // Attaches to the peers over the transport that all ranks can use, after further rounds with them
   // if the first is not. An error begins with "rank r/n: init:".
   Result<std::unique_ptr<Transport>> Choose(Mesh* mesh, const ExchangeTerms& terms);
+  // After Choose: of every rank's offer.
+  bool all_device_slices() const { return device_slices_; }
 
  private:
   // Into *made, unless the offer says why not.
@@ -67,6 +71,7 @@ class ProcessTransport {
 
   const int rank_, nranks_;
   const Environment environment_;
+  bool device_slices_;
   std::vector<std::string> names_;  // in the order of preference
   // The one that is tried, and shm if it is not the first: descriptors travel with the joining
   // only.

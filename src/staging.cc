@@ -57,12 +57,17 @@ Result<Call> Staging::Bring(const Call& call, int rank, int nranks) {
   if (bytes.send > 0) {
     if (Status status = device_->Copy(memory_, call.send, bytes.send); !status.ok()) return status;
   }
-  if (call.scalar_at != nullptr && device_->DeviceOf(call.scalar_at) >= 0) {
-    Status status = device_->Copy(staged.scalar.data(), call.scalar_at, SizeOf(call.type));
-    if (!status.ok()) return status;
-    staged.scalar_at = nullptr;
-  }
+  if (Status status = BringScalar(&staged); !status.ok()) return status;
   return staged;
+}
+
+Status Staging::BringScalar(Call* call) {
+  if (call->scalar_at == nullptr) return Status::Ok();
+  if (Status status = Reserve(0); !status.ok()) return status;
+  if (device_->DeviceOf(call->scalar_at) < 0) return Status::Ok();
+  Status status = device_->Copy(call->scalar.data(), call->scalar_at, SizeOf(call->type));
+  call->scalar_at = nullptr;
+  return status;
 }
 
 Status Staging::Return(const Call& call, int rank, int nranks) {

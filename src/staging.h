@@ -27,6 +27,8 @@ class Staging {
 
   // The call with the host's memory in place of the device's, which holds its input.
   Result<Call> Bring(const Call& call, int rank, int nranks);
+  // A factor in memory of a device is read now.
+  Status BringScalar(Call* call);
   // Copies the result of such a call to where `call` wants it.
   Status Return(const Call& call, int rank, int nranks);
   // The same for sends and receives at once. Those on memory of the host stay as they are.

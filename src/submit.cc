@@ -20,24 +20,35 @@ std::string MemoryOf(Device* device, const void* data) {
   return number < 0 ? "memory of the host" : fmt::format("memory of device {}", number);
 }
 
-// Whether the buffers are a device's. Where there are none, `otherwise`.
-Result<bool> OnDevice(Device* device, std::initializer_list<Buffer> buffers, bool otherwise) {
+// Where the buffers of a call lie.
+struct Place {
+  bool on_device = false;
+  int device = -1;  // whose memory it is, if it is all of one device
+};
+
+// `otherwise`: where there are no buffers.
+Result<Place> PlaceOf(Device* device, std::initializer_list<Buffer> buffers, bool otherwise) {
   const Buffer* first = nullptr;
+  Place place{.on_device = otherwise, .device = -1};
   for (const Buffer& buffer : buffers) {
     if (buffer.elements == 0) continue;
+    const int number = device->DeviceOf(buffer.data);
     if (first == nullptr) {
       first = &buffer;
-    } else if ((device->DeviceOf(buffer.data) < 0) != (device->DeviceOf(first->data) < 0)) {
+      place = {.on_device = number >= 0, .device = number};
+    } else if ((number >= 0) != place.on_device) {
       return InvalidArgument(fmt::format("{} is {}, {} {}: they must be of one kind", first->name,
                                          MemoryOf(device, first->data), buffer.name,
                                          MemoryOf(device, buffer.data)));
+    } else if (number != place.device) {
+      place.device = -1;
     }
   }
-  return first == nullptr ? otherwise : device->DeviceOf(first->data) >= 0;
+  return place;
 }
 
 Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream,
-                                          std::initializer_list<Buffer> buffers, bool* on_device) {
+                                          std::initializer_list<Buffer> buffers, Place* place) {
   std::shared_ptr<Stream> own = stream == nullptr ? nullptr : FindStream(stream);
   const bool foreign = stream != nullptr && own == nullptr;
   Device* const device = foreign ? LookForDevice() : CurrentDevice();
@@ -45,10 +56,10 @@ Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream,
     if (foreign) return NoStream();
     return own;
   }
-  Result<bool> there = OnDevice(device, buffers, foreign);
-  if (!there.ok()) return there.status();
-  *on_device = *there;
-  if (!*on_device) {
+  Result<Place> found = PlaceOf(device, buffers, foreign);
+  if (!found.ok()) return found.status();
+  *place = *found;
+  if (!place->on_device) {
     if (!foreign) return own;
     return InvalidArgument(
         "stream: not of ccl_stream_create, which a call on memory of the host takes, or NULL");
@@ -66,12 +77,15 @@ Status Run(Communicator* communicator, const Call& call) { return communicator->
 Status Run(Communicator* communicator, const PointCall& call) {
   return communicator->RunPoints({call});
 }
+void Prepare(Communicator* communicator, const Call& call) { communicator->PrepareFor(call); }
+void Prepare(Communicator* /*communicator*/, const PointCall& /*call*/) {}
 void Put(const Call& call, Batch* batch) { batch->calls.push_back(call); }
 void Put(const PointCall& call, Batch* batch) { batch->points.push_back(call); }
 
 template <typename AnyCall>
 Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
                  const std::shared_ptr<Stream>& stream, const AnyCall& call) {
+  Prepare(communicator.get(), call);
   if (Group* group = Group::Current(); group != nullptr) {
     group->Add(communicator, stream, call);
     return Status::Ok();
@@ -86,11 +100,12 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
     if (place.status().code() != Code::kInvalidArgument) communicator->Fail(place.status());
     return place.status();
   }
-  batch.turns.push_back({stream, *place});
+  const auto turn = std::make_shared<Turn>(stream, *place, 1);
+  batch.turns.push_back(turn);
   Status status = communicator->Enqueue(std::move(batch));
   if (!status.ok()) {
     communicator->Fail(status);
-    stream->Leave(*place, status);
+    turn->Leave(status);
   }
   return status;
 }
@@ -109,9 +124,11 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
   if (stream == nullptr && CurrentDevice() == nullptr) return std::shared_ptr<Stream>();
   const Extent extent = ExtentOf(call->collective, call->count, communicator.nranks(),
                                  communicator.rank() == call->root);
-  Result<std::shared_ptr<Stream>> found =
-      StreamFor(stream, {{"send", call->send, extent.send}, {"recv", call->recv, extent.recv}},
-                &call->on_device);
+  Place place;
+  Result<std::shared_ptr<Stream>> found = StreamFor(
+      stream, {{"send", call->send, extent.send}, {"recv", call->recv, extent.recv}}, &place);
+  call->on_device = place.on_device;
+  call->device = place.device;
   Device* const device = CurrentDevice();
   if (found.ok() && !call->on_device && call->scalar_at != nullptr && device != nullptr &&
       device->DeviceOf(call->scalar_at) >= 0) {
@@ -125,10 +142,14 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
 
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& /*communicator*/,
                                          PointCall* call) {
-  return StreamFor(stream,
-                   {{"send", call->send, call->is_send ? call->count : 0},
-                    {"recv", call->recv, call->is_send ? 0 : call->count}},
-                   &call->on_device);
+  Place place;
+  Result<std::shared_ptr<Stream>> found =
+      StreamFor(stream,
+                {{"send", call->send, call->is_send ? call->count : 0},
+                 {"recv", call->recv, call->is_send ? 0 : call->count}},
+                &place);
+  call->on_device = place.on_device;
+  return found;
 }
 
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,

@@ -45,14 +45,14 @@ void Worker::Loop() {
     const Batch batch = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    for (const Batch::Turn& turn : batch.turns) turn.stream->WaitTurn(turn.place, give_up_);
+    for (const std::shared_ptr<Turn>& turn : batch.turns) turn->Wait(give_up_);
     const Status status = run_(batch);
     // First idle, then told: who was told may call at once and find the communicator free.
     lock.lock();
     open_.fetch_sub(1, std::memory_order_acq_rel);
     changed_.notify_all();
     lock.unlock();
-    for (const Batch::Turn& turn : batch.turns) turn.stream->Leave(turn.place, status);
+    for (const std::shared_ptr<Turn>& turn : batch.turns) turn->Leave(status);
     if (batch.completion != nullptr) batch.completion->Done(status);
     lock.lock();
   }

@@ -29,6 +29,8 @@ int PlaceAmong(const LaneSpec& spec, int rank) {
 
 void Task::Start(const TaskCall& call) {
   call_ = call;
+  engine_ = call.engine != nullptr ? call.engine : own_engine_;
+  open_tickets_ = 0;
   stats_ = {};
   mismatched_peer_ = -1;
   lanes_lent_.clear();
@@ -314,6 +316,7 @@ Result<bool> Task::RunSlice(const BoundStrand& strand, StrandState* state) {
   if (state->ticket != 0) {
     Result<bool> finished = engine_->Done(state->ticket);
     if (!finished.ok() || !*finished) return finished;
+    --open_tickets_;
   } else {
     if (!WaitsDone(strand, *state)) {
       state->blocked = {Blocked::On::kStrand, -1, static_cast<uint16_t>(state - strands_.data()),
@@ -330,7 +333,12 @@ Result<bool> Task::RunSlice(const BoundStrand& strand, StrandState* state) {
                                                terms.subspan(state->inputs));
       if (!ticket.ok()) return ticket.status();
       state->ticket = *ticket;
-      if (*ticket != 0) return true;
+      if (*ticket != 0) {
+        ++open_tickets_;
+        state->blocked = {Blocked::On::kTicket, -1, static_cast<uint16_t>(state - strands_.data()),
+                          state->step, state->row};
+        return true;
+      }
     }
   }
   if (Status status = Complete(strand, step, tag, state); !status.ok()) return status;

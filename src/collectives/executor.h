@@ -23,6 +23,7 @@ struct TaskCall {
   const Program* program = nullptr;
   Chunking chunking;
   CodecState* codec = nullptr;  // Begin has been called
+  Engine* engine = nullptr;     // of this call alone; nullptr: the task's
   size_t element_bytes = 0;     // of the caller's type
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -41,11 +42,12 @@ struct TaskStats {
 
 class Task final : public Job {
  public:
-  explicit Task(Engine* engine) : engine_(engine) {}
+  explicit Task(Engine* engine) : own_engine_(engine), engine_(engine) {}
 
   void Start(const TaskCall& call);
   Result<int> Advance(int budget) override;
   bool done() const override { return unfinished_ == 0 && lanes_lent_.empty(); }
+  bool polls() const override { return open_tickets_ > 0; }
   Blocked blocked_on() const override;
   int mismatched_peer() const override { return mismatched_peer_; }
   const TaskStats& stats() const { return stats_; }
@@ -113,10 +115,12 @@ class Task final : public Job {
   Status Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
                   StrandState* state);
 
-  Engine* engine_;
+  Engine* const own_engine_;
+  Engine* engine_;  // of the call
   TaskCall call_;
   std::vector<StrandState> strands_;
   size_t unfinished_ = 0;
+  int open_tickets_ = 0;
   std::vector<SendLane*> lanes_lent_;  // on which peers may still read what the call waits for
   TaskStats stats_;
   int mismatched_peer_ = -1;

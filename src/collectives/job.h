@@ -27,6 +27,8 @@ class Job {
   // waits and never reads a clock.
   virtual Result<int> Advance(int budget) = 0;
   virtual bool done() const = 0;
+  // True: something is under way whose end rings no doorbell.
+  virtual bool polls() const { return false; }
   // What the first unfinished part waits for.
   virtual Blocked blocked_on() const = 0;
   // A slice of another call has come from this rank (or -1): the ranks do not make the same calls.

@@ -13,6 +13,9 @@ namespace {
 constexpr int kBudget = 64;  // slice steps between two looks at the transport
 // So many longest sleeps between two looks at the clock: not waiting, but kept from running.
 constexpr int kKeptFromRunning = 10;
+// What rings no doorbell is looked at all the time at first, then after short sleeps.
+constexpr Time kLooksAllTheTime = kMillisecond;
+constexpr Time kShortSleep = 50 * kMicrosecond;
 
 void Pause() {
 #if defined(__x86_64__)
@@ -55,8 +58,10 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
     looked = now;
     // By count and by time: on a busy machine a single yield may take long, and nobody hears of a
     // stall meanwhile.
-    const bool yields =
-        fruitless <= policy_.spins + policy_.yields && now - stalled_since < policy_.longest_sleep;
+    const bool polls = job->polls();
+    const bool yields = (fruitless <= policy_.spins + policy_.yields &&
+                         now - stalled_since < policy_.longest_sleep) ||
+                        (polls && now - stalled_since < kLooksAllTheTime);
     if (yields || doorbell == nullptr) {
       sched_yield();
       continue;
@@ -76,9 +81,9 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
       continue;
     }
     const Time event = transport_->NextEvent();
-    const Time timeout = event == kNever
-                             ? policy_.longest_sleep
-                             : std::clamp<Time>(event - clock_->Now(), 0, policy_.longest_sleep);
+    const Time longest = polls ? kShortSleep : policy_.longest_sleep;
+    const Time timeout =
+        event == kNever ? longest : std::clamp<Time>(event - clock_->Now(), 0, longest);
     doorbell->Wait(token, timeout);
   }
 }

@@ -155,9 +155,10 @@ class Transport {
   // calls, at most kOffersPerCall for one.
   static constexpr int kOffersPerCall = 8;
   virtual uint32_t Offer(const Region& /*region*/) { return 0; }
-  // Where payloads lie that this rank's lanes read and write now, as far as this is memory that
-  // stays until the transport ends: what a device may be told of. Whole pages; grows as lanes open.
-  virtual std::vector<Span> SlotMemory() const { return {}; }
+  // Appends where payloads lie that this rank's lanes read and write, as far as this is memory that
+  // stays until the transport ends: what a device may be told of. Whole pages. As lanes open here
+  // and elsewhere, more spans come and spans become longer.
+  virtual void SlotMemory(std::vector<Span>* /*spans*/) const {}
   // Moves what needs moving; events handled. An error names the peer. Call it in every round of
   // polling: an emulated link shows what has become visible by the last call's `now`.
   virtual Result<int> Progress(Time now) = 0;

@@ -20,6 +20,7 @@ TransportOffer Sample(bool ok) {
   offer.transport = "ucx";
   if (ok) {
     offer.payload.assign(300, std::byte{5});
+    offer.device_slices = true;
   } else {
     offer.status = SystemError("no such luck");
   }
@@ -32,10 +33,12 @@ TEST(TransportOfferTest, ReadsBackWhatWasWritten) {
   EXPECT_EQ(good->transport, "ucx");
   EXPECT_TRUE(good->status.ok());
   EXPECT_EQ(good->payload, Sample(true).payload);
+  EXPECT_TRUE(good->device_slices);
   const Result<TransportOffer> bad = TransportOffer::Decode(Sample(false).Encode());
   ASSERT_TRUE(bad.ok());
   EXPECT_EQ(bad->status.code(), Code::kSystemError);
   EXPECT_EQ(bad->status.message(), "no such luck");
+  EXPECT_FALSE(bad->device_slices);
   TransportOffer talkative = Sample(false);
   talkative.status = SystemError(std::string(100000, 'x'));  // cut, so that it is no failure
   EXPECT_LE(talkative.Encode().size(), kMaxBlob);
@@ -68,7 +71,7 @@ TEST(TransportOfferTest, DamageIsAnErrorOrAnOffer) {
 
 // Joins n threads as if they were processes and chooses.
 std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
-    int n, const std::function<void(int rank, Environment*)>& adjust) {
+    int n, const std::function<void(int rank, Environment*)>& adjust, int without_device = -1) {
   Result<UniqueId> id = CreateUniqueId(TestEnvironment());
   EXPECT_TRUE(id.ok());
   std::vector<Result<std::unique_ptr<Transport>>> chosen;
@@ -76,13 +79,14 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
   OnThreads(n, [&](int rank) {
     Environment environment = TestEnvironment();
     adjust(rank, &environment);
-    ProcessTransport transport(rank, n, environment);
+    ProcessTransport transport(rank, n, environment, rank != without_device);
     JoinOptions options = Options(rank, n);
     transport.Offer(&options);
     Result<Mesh> mesh = JoinWithId(*id, options);
     ASSERT_TRUE(mesh.ok()) << mesh.status().message();
     chosen[static_cast<size_t>(rank)] =
         transport.Choose(&*mesh, {.deadline = options.deadline, .timeout_ms = options.timeout_ms});
+    EXPECT_EQ(transport.all_device_slices(), without_device < 0) << rank;
   });
   return chosen;
 }
@@ -103,8 +107,9 @@ TEST(ProcessTransportTest, TheFirstThatAllCan) {
   }
   for (const Case& c : cases) {
     const Baseline baseline;
-    const auto chosen =
-        ChooseAmong(3, [&](int, Environment* environment) { environment->transport = c.list; });
+    const auto chosen = ChooseAmong(
+        3, [&](int, Environment* environment) { environment->transport = c.list; },
+        &c == &cases[1] ? 2 : -1);
     for (const auto& end : chosen) {
       ASSERT_TRUE(end.ok()) << c.list << ": " << end.status().message();
       EXPECT_STREQ((*end)->caps().name, c.chosen) << c.list;

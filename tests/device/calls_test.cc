@@ -1,23 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls on memory of a device: the bytes of a result are those of the same call on memory of the
-// host; calls return when they are on the stream and run in its order; errors leave no stream
-// behind that waits. The device is a fake whose memory the processor cannot touch.
+// Calls on memory of a device: they return when they are on the stream and run in its order; errors
+// leave no stream behind that waits. The device is a fake whose memory the processor cannot touch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/rng.h"
 #include "inccl/ccl.h"
 #include "support/fake_device.h"
-#include "support/seed.h"
 #include "world/clock.h"
 #include "world/error_format.h"
 #include "world/limits.h"
@@ -59,117 +55,7 @@ class DeviceCallsTest : public ::testing::Test {
   std::array<void*, kRanks> streams_{};
 };
 
-// ---------------------------------------------------------------- the same bytes
-
-using CallFn = ccl_result_t (*)(const void*, void*, size_t, ccl_comm_t, ccl_stream_t);
-struct Collective {
-  const char* name;
-  int send_segments, recv_segments;  // of `count` elements; kRanks or 1
-  int in_place;  // 1: recv == send; 2: recv is a segment of send; 3: the reverse
-  CallFn call;
-};
-
-const ccl_compression_t* Hbi() {
-  static ccl_compression_t options = [] {
-    ccl_compression_t made = CCL_COMPRESSION_INIT;
-    EXPECT_EQ(ccl_codec_create(&made.codec, "hbi:bits=6,min_bytes=0"), CCL_SUCCESS);
-    made.seed = 7;
-    made.step = 9;
-    return made;
-  }();
-  return &options;
-}
-
-const Collective kCollectives[] = {
-    {"allreduce", 1, 1, 1,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_allreduce(s, r, n, CCL_FLOAT32, CCL_SUM, c, t);
-     }},
-    {"allreduce compressed", 1, 1, 1,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_allreduce_compressed(s, r, n, CCL_FLOAT32, CCL_SUM, Hbi(), c, t);
-     }},
-    {"reduce_scatter", kRanks, 1, 2,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_reduce_scatter(s, r, n, CCL_FLOAT32, CCL_SUM, c, t);
-     }},
-    {"allgather", 1, kRanks, 3,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_allgather(s, r, n, CCL_FLOAT32, c, t);
-     }},
-    {"broadcast", 1, 1, 1,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_broadcast(s, r, n, CCL_FLOAT32, 1, c, t);
-     }},
-    {"reduce", 1, 1, 1,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_reduce(s, r, n, CCL_FLOAT32, CCL_SUM, 2, c, t);
-     }},
-    {"alltoall", kRanks, kRanks, 0,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_alltoall(s, r, n, CCL_FLOAT32, c, t);
-     }},
-    {"gather", 1, kRanks, 3,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_gather(s, r, n, CCL_FLOAT32, 0, c, t);
-     }},
-    {"scatter", kRanks, 1, 2,
-     [](auto* s, auto* r, size_t n, ccl_comm_t c, ccl_stream_t t) {
-       return ccl_scatter(s, r, n, CCL_FLOAT32, 0, c, t);
-     }},
-};
-
-// Where a rank's send and recv begin in a buffer of 2 kRanks segments of `count`.
-std::pair<size_t, size_t> Places(const Collective& c, bool in_place, int rank, size_t count) {
-  const size_t own = static_cast<size_t>(rank) * count;
-  if (!in_place) return {0, kRanks * count};
-  return {c.in_place == 3 ? own : 0, c.in_place == 2 ? own : 0};
-}
-
-TEST_F(DeviceCallsTest, ResultsAreTheHostsByteForByte) {
-  constexpr size_t kMost = 100'000;
-  Rng rng(TestSeed());
-  std::vector<float*> there(kRanks);
-  for (float*& buffer : there) buffer = Floats(2 * kRanks * kMost);
-  for (const Collective& c : kCollectives) {
-    for (const size_t count : {size_t{1}, size_t{777}, kMost}) {
-      for (const bool in_place : {false, true}) {
-        if (in_place && c.in_place == 0) continue;
-        SCOPED_TRACE(std::string(c.name) + (in_place ? " in place " : " ") + std::to_string(count));
-        const size_t elements = 2 * kRanks * count;
-        std::vector<std::vector<float>> host(kRanks, std::vector<float>(elements));
-        for (size_t rank = 0; rank < kRanks; ++rank) {
-          for (float& x : host[rank]) x = static_cast<float>(rng.Below(2001)) - 1000.0f;
-          std::memcpy(device_.Reach(there[rank]), host[rank].data(), elements * sizeof(float));
-        }
-        std::vector<std::thread> threads;
-        for (int rank = 0; rank < kRanks; ++rank) {
-          threads.emplace_back([&, rank] {
-            const auto [send, recv] = Places(c, in_place, rank, count);
-            float* const mine = host[static_cast<size_t>(rank)].data();
-            EXPECT_EQ(c.call(mine + send, mine + recv, count, comm(rank), nullptr), CCL_SUCCESS);
-          });
-        }
-        for (std::thread& thread : threads) thread.join();
-        // All ranks from one thread: calls on a device return when they are on the stream.
-        for (int rank = 0; rank < kRanks; ++rank) {
-          const auto [send, recv] = Places(c, in_place, rank, count);
-          float* const mine = there[static_cast<size_t>(rank)];
-          ASSERT_EQ(c.call(mine + send, mine + recv, count, comm(rank), Handle(stream(rank))),
-                    CCL_SUCCESS)
-              << ccl_get_last_error(comm(rank));
-        }
-        SynchronizeAll();
-        for (size_t rank = 0; rank < kRanks; ++rank) {
-          EXPECT_EQ(
-              std::memcmp(device_.Reach(there[rank]), host[rank].data(), elements * sizeof(float)),
-              0)
-              << "rank " << rank;
-        }
-      }
-    }
-  }
-}
+// ---------------------------------------------------------------- calls on streams
 
 TEST_F(DeviceCallsTest, SendsAndReceivesInAGroup) {
   constexpr size_t kCount = 50'000;

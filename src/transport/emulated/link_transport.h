@@ -77,6 +77,7 @@ class LinkTransport final : public Transport {
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time now) override;
+  void SlotMemory(std::vector<Span>* spans) const override { inner_->SlotMemory(spans); }
   bool unsent() const override { return inner_->unsent(); }
   Time NextEvent() const override;
   Doorbell* doorbell() override { return inner_->doorbell(); }

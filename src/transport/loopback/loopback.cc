@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <mutex>
 
 #include "base/fd.h"
 #include "transport/mapped/mapped_transport.h"
@@ -17,25 +18,49 @@ using mapped::ArenaView;
 using mapped::BellArea;
 using mapped::FutexScope;
 
+// What of all arenas has memory behind it, in the pieces in which that came: all ends have the same
+// memory, so they name it alike.
+class Pieces {
+ public:
+  void Add(const Span& piece) {
+    const std::lock_guard lock(mutex_);
+    pieces_.push_back(piece);
+  }
+  void Append(std::vector<Span>* spans) const {
+    const std::lock_guard lock(mutex_);
+    spans->insert(spans->end(), pieces_.begin(), pieces_.end());
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Span> pieces_;
+};
+
 // Address space without access; Commit makes pages accessible, and so accounted for.
 class AnonymousMemory final : public mapped::ArenaMemory {
  public:
-  explicit AnonymousMemory(std::shared_ptr<const Mapping> mapping) : mapping_(std::move(mapping)) {}
+  AnonymousMemory(std::shared_ptr<const Mapping> mapping, std::shared_ptr<Pieces> pieces)
+      : mapping_(std::move(mapping)), pieces_(std::move(pieces)) {}
   std::byte* data() const override { return mapping_->data(); }
   size_t bytes() const override { return mapping_->bytes(); }
   Status Commit(size_t offset, size_t bytes) override {
-    if (mprotect(data() + offset, bytes, PROT_READ | PROT_WRITE) == 0) return Status::Ok();
-    return SystemErrorErrno(fmt::format("mprotect of {} bytes of slot memory", bytes), errno);
+    if (mprotect(data() + offset, bytes, PROT_READ | PROT_WRITE) != 0) {
+      return SystemErrorErrno(fmt::format("mprotect of {} bytes of slot memory", bytes), errno);
+    }
+    if (offset >= mapped::kDataOffset) pieces_->Add({data() + offset, bytes});
+    return Status::Ok();
   }
 
  private:
   std::shared_ptr<const Mapping> mapping_;
+  std::shared_ptr<Pieces> pieces_;
 };
 
 // What all ends share.
 struct World {
   std::vector<std::shared_ptr<const Mapping>> arenas;
   std::unique_ptr<BellArea[]> bells;
+  std::shared_ptr<Pieces> pieces = std::make_shared<Pieces>();
 };
 
 class LoopbackTransport final : public mapped::MappedTransport {
@@ -46,6 +71,8 @@ class LoopbackTransport final : public mapped::MappedTransport {
                         &world->bells[static_cast<size_t>(rank)], FutexScope::kProcess,
                         max_slot_bytes),
         world_(std::move(world)) {}
+
+  void SlotMemory(std::vector<Span>* spans) const override { world_->pieces->Append(spans); }
 
   Status AttachAll() {
     for (int peer = 0; peer < nranks(); ++peer) {
@@ -75,8 +102,8 @@ std::vector<std::unique_ptr<Transport>> MakeLoopback(int nranks, const LoopbackO
         mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) return {};
     world->arenas.push_back(std::make_shared<const Mapping>(data, bytes));
-    auto arena =
-        Arena::Create(std::make_unique<AnonymousMemory>(world->arenas.back()), rank, nranks);
+    auto arena = Arena::Create(
+        std::make_unique<AnonymousMemory>(world->arenas.back(), world->pieces), rank, nranks);
     if (!arena.ok()) return {};
     ends.push_back(std::make_unique<LoopbackTransport>(world, rank, nranks, std::move(*arena),
                                                        Arena::MaxSlotBytes(bytes)));

@@ -45,6 +45,8 @@ class Arena {
   Status Announce(const DirectoryEntry& entry);
 
   std::byte* At(uint64_t offset) const { return memory_->data() + offset; }
+  // Where its data end that have memory behind them.
+  size_t committed() const { return committed_end_; }
   uint64_t memory_bytes() const { return committed_end_ - kDataOffset + directory_end_; }
   // The largest slot that fits an empty arena of `bytes`.
   static uint32_t MaxSlotBytes(size_t bytes);
@@ -70,6 +72,7 @@ class ArenaView {
                                                    int nranks);
 
   // The end of the data that have memory behind them: at least kDataOffset.
+  const std::byte* data() const { return data_; }
   size_t committed() const {
     const uint64_t end = header()->committed.load(std::memory_order_acquire);
     return std::clamp<uint64_t>(end, kDataOffset, bytes_);

@@ -89,4 +89,14 @@ Result<std::unique_ptr<RecvLane>> MappedTransport::OpenRecv(const LaneSpec& spec
   return std::unique_ptr<RecvLane>(new MappedRecvLane(spec, credit, *producer, scope_, &counters_));
 }
 
+void MappedTransport::AppendSlotMemory(std::vector<Span>* spans) const {
+  const auto append = [&](std::byte* arena, size_t committed) {
+    if (committed > kDataOffset) spans->push_back({arena + kDataOffset, committed - kDataOffset});
+  };
+  append(arena_->At(0), arena_->committed());
+  for (const std::unique_ptr<ArenaView>& view : views_) {
+    if (view != nullptr) append(const_cast<std::byte*>(view->data()), view->committed());
+  }
+}
+
 }  // namespace inccl::mapped

@@ -38,6 +38,8 @@ class MappedTransport : public Transport {
   int nranks() const { return nranks_; }
 
  protected:
+  // Transport::SlotMemory, of mappings that are this transport's alone.
+  void AppendSlotMemory(std::vector<Span>* spans) const;
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
   // Once per peer. `bell` outlives the transport, as what the view reads.
   void SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell,

@@ -40,6 +40,7 @@ class ShmTransport final : public mapped::MappedTransport {
 
   uint32_t Offer(const Region& region) override { return own_regions_.Offer(region); }
   Result<int> Progress(Time now) override;
+  void SlotMemory(std::vector<Span>* spans) const override { AppendSlotMemory(spans); }
 
  private:
   ShmTransport(int rank, int nranks, std::unique_ptr<mapped::Arena> arena, UniqueFd arena_fd,

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device_engine.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace inccl {
+namespace {
+
+constexpr useconds_t kDrainLook = 20;
+constexpr size_t kConstants = size_t{256} << 10;  // of device memory at a time
+constexpr size_t kWorksAhead = 3;                 // the strands of a direct all-reduce
+
+size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+bool Elements(const Term& term) {
+  return term.format.form == Form::kInput || term.format.form == Form::kOutput;
+}
+
+}  // namespace
+
+// A step under way.
+class DeviceEngine::Work final : public DeviceWork {
+ public:
+  Work(DeviceEngine* engine, size_t index)
+      : engine_(engine), index_(index), scratch_(engine->device_) {}
+
+  void Start(CodecState* combining, const Range& elements, std::span<const Term> in,
+             std::span<Term> out) {
+    state = combining;
+    range = elements;
+    inputs = in;
+    outputs = out;
+    marks = {};
+    kept = {};
+    here.clear();
+    combined.clear();
+    returned.clear();
+  }
+  Ticket ticket() const { return index_ + 1; }
+  void GiveBack() { scratch_.GiveBack(); }
+
+  Result<std::byte*> Scratch(size_t bytes) override { return scratch_.Take(bytes); }
+  std::byte* Reach(const std::byte* host, size_t bytes) override {
+    return engine_->slots_.Reach(host, bytes);
+  }
+  Result<const std::byte*> Constant(std::span<const std::byte> bytes) override {
+    return engine_->Constant(bytes);
+  }
+  Status Run(
+      const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) override {
+    return engine_->queues_[way]->Run(launch);
+  }
+
+  Stage stage = Stage::kKernels;
+  Way way = kFromDevice;  // of kernels
+  CodecState* state = nullptr;
+  Range range;
+  std::span<const Term> inputs;
+  std::span<Term> outputs;
+  std::array<uint64_t, kWays> marks{};  // to be reached; 0: nothing is under way there
+  // The terms of what is combined on the host: inputs, then outputs.
+  std::vector<Term> here;
+  size_t inputs_here = 0;
+  struct Returned {
+    size_t output = 0;  // of `outputs`
+    const std::byte* from = nullptr;
+  };
+  std::vector<Returned> returned;  // what goes to the device when it has been combined
+  std::vector<size_t> combined;    // of `outputs`, in the order of `here`
+
+ private:
+  DeviceEngine* const engine_;
+  const size_t index_;
+  PinnedScratch scratch_;
+};
+
+DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transport)
+    : device_(device),
+      number_(number),
+      slots_(device, number, transport),
+      constants_here_(device) {}
+
+Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int number,
+                                                           const Transport* transport,
+                                                           size_t step_bytes) {
+  std::unique_ptr<DeviceEngine> engine(new DeviceEngine(device, number, transport));
+  for (std::unique_ptr<DeviceQueue>& queue : engine->queues_) {
+    Result<std::unique_ptr<DeviceQueue>> made = device->NewQueue(number);
+    if (!made.ok()) return made.status();
+    queue = *std::move(made);
+  }
+  // Of what the first calls need: allocations may have to wait for the device, on which streams
+  // wait for the calls under way, but not yet for one that is still to come.
+  for (size_t i = 0; i < kWorksAhead; ++i) {
+    engine->works_.push_back(std::make_unique<Work>(engine.get(), i));
+    if (Result<std::byte*> memory = engine->works_.back()->Scratch(step_bytes); !memory.ok()) {
+      return memory.status();
+    }
+  }
+  engine->free_.reserve(kWorksAhead);
+  for (const std::unique_ptr<Work>& work : engine->works_) engine->GiveBack(work.get());
+  Result<std::byte*> memory = device->AllocateOn(number, kConstants);
+  if (!memory.ok()) return memory.status();
+  engine->constants_memory_.push_back(*memory);
+  engine->constants_next_ = *memory;
+  engine->constants_left_ = kConstants;
+  return engine;
+}
+
+DeviceEngine::~DeviceEngine() {
+  for (std::unique_ptr<DeviceQueue>& queue : queues_) queue.reset();
+  for (std::byte* memory : constants_memory_) device_->FreeOn(number_, memory);
+}
+
+void DeviceEngine::Begin(const Call& call) {
+  call_ = call;
+  slots_.Update();
+}
+
+// Results may be wanted in memory of a peer, too, which is the host's.
+bool DeviceEngine::OnDevice(const Term& output) const {
+  return output.format.form == Form::kOutput && output.data >= call_.output &&
+         output.data < call_.output + call_.output_bytes;
+}
+
+DeviceEngine::Work* DeviceEngine::Take() {
+  if (free_.empty()) {
+    free_.reserve(works_.size() + 1);
+    works_.push_back(std::make_unique<Work>(this, works_.size()));
+    free_.push_back(works_.back().get());
+  }
+  Work* const work = free_.back();
+  free_.pop_back();
+  return work;
+}
+
+void DeviceEngine::GiveBack(Work* work) {
+  work->GiveBack();
+  free_.push_back(work);
+}
+
+Status DeviceEngine::Copy(Work* work, Way way, std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes == 0 || to == from) return Status::Ok();
+  work->marks[way] = UINT64_MAX;  // until Mark
+  return queues_[way]->Copy(to, from, bytes);
+}
+
+Status DeviceEngine::Mark(Work* work) {
+  for (size_t way = 0; way < kWays; ++way) {
+    if (work->marks[way] != UINT64_MAX) continue;
+    Result<uint64_t> mark = queues_[way]->Mark();
+    if (!mark.ok()) return mark.status();
+    work->marks[way] = *mark;
+  }
+  return Status::Ok();
+}
+
+Result<bool> DeviceEngine::Reached(Work* work) {
+  for (size_t way = 0; way < kWays; ++way) {
+    if (work->marks[way] == 0) continue;
+    Result<bool> reached = queues_[way]->Reached(work->marks[way]);
+    if (!reached.ok() || !*reached) return reached;
+    work->marks[way] = 0;
+  }
+  return true;
+}
+
+Result<Ticket> DeviceEngine::Combine(CodecState* state, const Range& range,
+                                     std::span<const Term> inputs, std::span<Term> outputs) {
+  const bool elements = std::any_of(inputs.begin(), inputs.end(), Elements) ||
+                        std::any_of(outputs.begin(), outputs.end(),
+                                    [this](const Term& output) { return OnDevice(output); });
+  if (!elements || range.count == 0) {
+    if (Status status = state->Combine(range, inputs, outputs); !status.ok()) return status;
+    return Ticket{0};
+  }
+  Work* const work = Take();  // after an error Drain takes it back
+  work->Start(state, range, inputs, outputs);
+  Result<bool> launched = Launch(work);
+  if (!launched.ok()) return launched.status();
+  if (!*launched) {
+    Result<bool> moved = Move(work);
+    if (!moved.ok()) return moved.status();
+    if (!*moved) {
+      if (Status status = Bring(work); !status.ok()) return status;
+    }
+  }
+  if (Status status = Mark(work); !status.ok()) return status;
+  return work->ticket();
+}
+
+Result<bool> DeviceEngine::Launch(Work* work) {
+  if (device_->Kernels() == nullptr) return false;
+  bool to_device_alone = true;
+  for (const Term& output : work->outputs) {
+    const bool there = OnDevice(output);
+    if (Elements(output) && !there) return false;
+    to_device_alone = to_device_alone && there;
+  }
+  work->stage = Stage::kKernels;
+  work->way = to_device_alone ? kToDevice : kFromDevice;
+  Result<bool> launched = work->state->Launch(work->range, work->inputs, work->outputs, work);
+  if (!launched.ok()) return launched;
+  if (*launched) {
+    work->marks[work->way] = UINT64_MAX;
+  } else {
+    work->GiveBack();
+  }
+  return launched;
+}
+
+// Where the bytes of an output are those of the one input, they are copied there at once.
+Result<bool> DeviceEngine::Move(Work* work) {
+  if (work->inputs.size() != 1) return false;
+  const Term& input = work->inputs[0];
+  const size_t bytes = work->range.count * call_.element_bytes;
+  const bool own = input.format.form == Form::kInput;
+  if (own ? !work->state->InputIsPayload()
+          : input.format.form != Form::kResult || !work->state->ResultIsPayload() ||
+                input.bytes != bytes || !slots_.Copies(input.data, bytes)) {
+    return false;
+  }
+  for (const Term& output : work->outputs) {
+    if (OnDevice(output)) {
+      if (own && Reduces(call_.collective)) return false;
+      continue;
+    }
+    if (!own) continue;  // from slot to slot, below
+    const bool payload = (output.format.form == Form::kSum && output.format.contributions == 1) ||
+                         (output.format.form == Form::kResult && !Reduces(call_.collective) &&
+                          work->state->ResultIsPayload());
+    if (!payload || output.bytes < bytes || !slots_.Copies(output.data, bytes)) return false;
+  }
+  work->stage = Stage::kReturning;
+  work->here.push_back(input);
+  work->inputs_here = 1;
+  for (size_t i = 0; i < work->outputs.size(); ++i) {
+    Term& output = work->outputs[i];
+    const bool there = OnDevice(output);
+    if (!own && !there) {
+      work->here.push_back(output);
+      work->combined.push_back(i);
+      continue;
+    }
+    Status status = Copy(work, there ? kToDevice : kFromDevice, output.data, input.data, bytes);
+    if (!status.ok()) return status;
+    output.bytes = static_cast<uint32_t>(bytes);
+  }
+  if (work->combined.empty()) return true;
+  if (Status status = CombineHere(work); !status.ok()) return status;
+  return true;
+}
+
+Status DeviceEngine::Bring(Work* work) {
+  const size_t bytes = work->range.count * call_.element_bytes;
+  work->stage = Stage::kBringing;
+  bool brings = false;
+  for (const Term& input : work->inputs) {
+    Term term = input;
+    if (input.format.form == Form::kInput) {
+      Result<std::byte*> memory = work->Scratch(bytes);
+      if (!memory.ok()) return memory.status();
+      term.data = *memory;
+      brings = true;
+      Status status = Copy(work, kFromDevice, term.data, input.data, bytes);
+      if (!status.ok()) return status;
+    }
+    work->here.push_back(term);
+  }
+  work->inputs_here = work->here.size();
+  // The result for the ranks is the one for the device, where a codec says so.
+  const std::byte* result = nullptr;
+  for (const Term& output : work->outputs) {
+    if (output.format.form == Form::kResult && work->state->ResultIsPayload() &&
+        slots_.Copies(output.data, bytes)) {
+      result = output.data;
+    }
+  }
+  for (size_t i = 0; i < work->outputs.size(); ++i) {
+    Term term = work->outputs[i];
+    if (OnDevice(term)) {
+      if (result != nullptr) {
+        work->returned.push_back({i, result});
+        continue;
+      }
+      Result<std::byte*> memory = work->Scratch(bytes);
+      if (!memory.ok()) return memory.status();
+      term.data = *memory;
+      work->returned.push_back({i, term.data});
+    }
+    work->here.push_back(term);
+    work->combined.push_back(i);
+  }
+  return brings ? Status::Ok() : CombineHere(work);
+}
+
+Status DeviceEngine::CombineHere(Work* work) {
+  const size_t bytes = work->range.count * call_.element_bytes;
+  const std::span<Term> terms(work->here);
+  const std::span<Term> outputs = terms.subspan(work->inputs_here);
+  Status status = work->state->Combine(work->range, terms.first(work->inputs_here), outputs);
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    work->outputs[work->combined[i]].bytes = outputs[i].bytes;
+  }
+  work->stage = Stage::kReturning;
+  for (const Work::Returned& returned : work->returned) {
+    Term& output = work->outputs[returned.output];
+    output.bytes = static_cast<uint32_t>(bytes);
+    status = Copy(work, kToDevice, output.data, returned.from, bytes);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Result<bool> DeviceEngine::Done(Ticket ticket) {
+  Work* const work = works_[ticket - 1].get();
+  Result<bool> reached = Reached(work);
+  if (!reached.ok() || !*reached) return reached;
+  switch (work->stage) {
+    case Stage::kKernels: {
+      Status status = work->state->Land(work->range, work->inputs, work->outputs, work);
+      if (!status.ok()) return status;
+      break;
+    }
+    case Stage::kBringing: {
+      if (Status status = CombineHere(work); !status.ok()) return status;
+      if (Status status = Mark(work); !status.ok()) return status;
+      if (!work->returned.empty()) return false;
+      break;
+    }
+    case Stage::kReturning: break;
+  }
+  GiveBack(work);
+  return true;
+}
+
+void DeviceEngine::Drain() {
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    // A queue that has failed does nothing any more.
+    const Result<uint64_t> mark = queue->Mark();
+    if (!mark.ok()) continue;
+    while (true) {
+      const Result<bool> reached = queue->Reached(*mark);
+      if (!reached.ok() || *reached) break;
+      usleep(kDrainLook);
+    }
+  }
+  free_.clear();
+  for (const std::unique_ptr<Work>& work : works_) GiveBack(work.get());
+}
+
+Result<const std::byte*> DeviceEngine::Constant(std::span<const std::byte> bytes) {
+  const auto [first, last] = constants_.equal_range(bytes.data());
+  for (auto it = first; it != last; ++it) {
+    // Other memory may have come to where a codec has been.
+    if (std::equal(bytes.begin(), bytes.end(), it->second.here.begin(), it->second.here.end())) {
+      return it->second.copy;
+    }
+  }
+  if (bytes.size() > constants_left_) {
+    const size_t more = std::max(bytes.size(), kConstants);
+    constants_memory_.reserve(constants_memory_.size() + 1);
+    Result<std::byte*> memory = device_->AllocateOn(number_, more);
+    if (!memory.ok()) return memory.status();
+    constants_memory_.push_back(*memory);
+    constants_next_ = *memory;
+    constants_left_ = more;
+  }
+  // Never given back before the end: that may wait for streams that wait for this call.
+  Result<std::byte*> pinned = constants_here_.Take(bytes.size());
+  if (!pinned.ok()) return pinned.status();
+  std::copy(bytes.begin(), bytes.end(), *pinned);
+  std::byte* const copy = constants_next_;
+  if (Status status = device_->Copy(copy, *pinned, bytes.size()); !status.ok()) return status;
+  constants_.emplace(bytes.data(), Known{.here = {*pinned, bytes.size()}, .copy = copy});
+  const size_t taken = std::min(constants_left_, Aligned(bytes.size()));
+  constants_next_ += taken;
+  constants_left_ -= taken;
+  return static_cast<const std::byte*>(copy);
+}
+
+}  // namespace inccl

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps of calls whose elements are in memory of a device. A step is launched on one of two streams
+// of the library's own: as kernels of the codec, where it has some for the step; else elements are
+// copied to pinned memory of the host, combined there, and copied back. What only moves is copied
+// between the device and slots, where the device reaches these.
+#ifndef INCCL_DEVICE_ENGINE_H_
+#define INCCL_DEVICE_ENGINE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collectives/engine.h"
+#include "compress/device_work.h"
+#include "device/device.h"
+#include "device_slots.h"
+#include "pinned_scratch.h"
+#include "transport/transport.h"
+
+namespace inccl {
+
+class DeviceEngine final : public Engine {
+ public:
+  // Of memory on the device of this number. Both outlive it. A step takes `step_bytes` of pinned
+  // memory, as a rule.
+  static Result<std::unique_ptr<DeviceEngine>> Create(Device* device, int number,
+                                                      const Transport* transport,
+                                                      size_t step_bytes);
+  // Waits for all of its streams.
+  ~DeviceEngine() override;
+
+  // A call begins whose output is this memory of the device; other terms of form kOutput are memory
+  // of the host.
+  struct Call {
+    Collective collective = Collective::kAllReduce;
+    size_t element_bytes = 0;
+    const std::byte* output = nullptr;
+    size_t output_bytes = 0;
+  };
+  void Begin(const Call& call);
+
+  Result<Ticket> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
+                         std::span<Term> outputs) override;
+  Result<bool> Done(Ticket ticket) override;
+
+  // After an error: returns when nothing of the call is running any more, and forgets its tickets.
+  void Drain();
+
+ private:
+  // Elements to lanes on one, elements from lanes on the other: both directions at once.
+  enum Way : size_t { kFromDevice, kToDevice, kWays };
+  enum class Stage { kKernels, kBringing, kReturning };
+  class Work;
+
+  DeviceEngine(Device* device, int number, const Transport* transport);
+  bool OnDevice(const Term& output) const;
+  Result<bool> Launch(Work* work);
+  Result<bool> Move(Work* work);
+  Status Bring(Work* work);
+  // Combines on the host what has been brought, and sends back what has to go to the device.
+  Status CombineHere(Work* work);
+  Status Copy(Work* work, Way way, std::byte* to, const std::byte* from, size_t bytes);
+  Status Mark(Work* work);
+  Result<bool> Reached(Work* work);
+  Result<const std::byte*> Constant(std::span<const std::byte> bytes);
+  Work* Take();
+  void GiveBack(Work* work);
+
+  struct Known {
+    std::span<const std::byte> here;  // what it was when it was copied
+    const std::byte* copy = nullptr;  // on the device
+  };
+
+  Device* const device_;
+  const int number_;
+  DeviceSlots slots_;
+  std::array<std::unique_ptr<DeviceQueue>, kWays> queues_;
+  Call call_;
+  std::vector<std::unique_ptr<Work>> works_;  // a ticket is a place here, + 1
+  std::vector<Work*> free_;
+  std::multimap<const std::byte*, Known> constants_;
+  PinnedScratch constants_here_;
+  std::vector<std::byte*> constants_memory_;  // of the device
+  std::byte* constants_next_ = nullptr;       // in the last of it
+  size_t constants_left_ = 0;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_DEVICE_ENGINE_H_

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What peers may reach of the buffers of the call under way (docs/design.md, "Lent buffers").
+#ifndef INCCL_LENDING_H_
+#define INCCL_LENDING_H_
+
+#include <string>
+
+#include "call.h"
+#include "collectives/lent.h"
+#include "collectives/schedule.h"
+#include "transport/transport.h"
+
+namespace inccl {
+
+class Lending {
+ public:
+  // Calls of fewer than two slices go through slots, whose memory is in the caches. `transport`
+  // outlives it.
+  Lending(int rank, int nranks, uint32_t slice_bytes, Transport* transport)
+      : rank_(rank), nranks_(nranks), slice_bytes_(slice_bytes), transport_(transport) {}
+
+  // A call begins that lends nothing yet.
+  void Begin() { input_ = output_ = {}; }
+  void Lend(const Call& call, Algorithm algorithm);
+  // After an error: peers that do not know of it yet get nothing from this rank's buffers any more.
+  void TakeBack();
+
+  const Lent& input() const { return input_; }
+  const Lent& output() const { return output_; }
+  bool any() const { return (input_.region | output_.region) != 0; }
+
+ private:
+  Lent LendBuffer(const void* data, size_t bytes);
+
+  const int rank_, nranks_;
+  const uint32_t slice_bytes_;
+  Transport* const transport_;
+  Lent input_, output_;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_LENDING_H_
