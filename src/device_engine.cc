@@ -47,8 +47,9 @@ class DeviceEngine::Work final : public DeviceWork {
   std::byte* Reach(const std::byte* host, size_t bytes) override {
     return engine_->slots_.Reach(host, bytes);
   }
-  Result<const std::byte*> Constant(std::span<const std::byte> bytes) override {
-    return engine_->Constant(bytes);
+  Result<const std::byte*> Constant(std::span<const std::byte> bytes,
+                                    const std::shared_ptr<const void>& owner) override {
+    return engine_->Constant(bytes, owner);
   }
   Status Run(
       const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) override {
@@ -354,16 +355,40 @@ void DeviceEngine::Drain() {
   for (const std::unique_ptr<Work>& work : works_) GiveBack(work.get());
 }
 
-Result<const std::byte*> DeviceEngine::Constant(std::span<const std::byte> bytes) {
-  const auto [first, last] = constants_.equal_range(bytes.data());
-  for (auto it = first; it != last; ++it) {
-    // Other memory may have come to where a codec has been.
-    if (std::equal(bytes.begin(), bytes.end(), it->second.here.begin(), it->second.here.end())) {
-      return it->second.copy;
-    }
+Result<const std::byte*> DeviceEngine::Constant(std::span<const std::byte> bytes,
+                                                const std::shared_ptr<const void>& owner) {
+  const auto found = constants_.find(bytes.data());
+  if (found != constants_.end()) return static_cast<const std::byte*>(found->second.copy.data());
+  // What nobody else holds any more, no call asks for again.
+  constants_free_.reserve(constants_free_.size() + constants_.size());
+  for (auto it = constants_.begin(); it != constants_.end();) {
+    const bool held = it->second.owner.use_count() > 1;
+    if (!held) constants_free_.push_back(it->second.copy);
+    it = held ? std::next(it) : constants_.erase(it);
   }
-  if (bytes.size() > constants_left_) {
-    const size_t more = std::max(bytes.size(), kConstants);
+  Result<std::byte*> pinned = constants_here_.Take(bytes.size());
+  if (!pinned.ok()) return pinned.status();
+  std::copy(bytes.begin(), bytes.end(), *pinned);
+  const Result<std::byte*> room = RoomForConstant(bytes.size());
+  Status status = room.ok() ? device_->Copy(*room, *pinned, bytes.size()) : room.status();
+  constants_here_.GiveBack();
+  if (!status.ok()) return status;
+  constants_.emplace(bytes.data(), Known{.owner = owner, .copy = {*room, bytes.size()}});
+  return static_cast<const std::byte*>(*room);
+}
+
+Result<std::byte*> DeviceEngine::RoomForConstant(size_t bytes) {
+  const auto fits = std::find_if(
+      constants_free_.begin(), constants_free_.end(),
+      [bytes](const std::span<std::byte>& free) { return Aligned(free.size()) == Aligned(bytes); });
+  if (fits != constants_free_.end()) {
+    std::byte* const room = fits->data();
+    constants_free_.erase(fits);
+    return room;
+  }
+  if (bytes > constants_left_) {
+    // Never given back before the end: that may wait for streams that wait for this call.
+    const size_t more = std::max(Aligned(bytes), kConstants);
     constants_memory_.reserve(constants_memory_.size() + 1);
     Result<std::byte*> memory = device_->AllocateOn(number_, more);
     if (!memory.ok()) return memory.status();
@@ -371,17 +396,11 @@ Result<const std::byte*> DeviceEngine::Constant(std::span<const std::byte> bytes
     constants_next_ = *memory;
     constants_left_ = more;
   }
-  // Never given back before the end: that may wait for streams that wait for this call.
-  Result<std::byte*> pinned = constants_here_.Take(bytes.size());
-  if (!pinned.ok()) return pinned.status();
-  std::copy(bytes.begin(), bytes.end(), *pinned);
-  std::byte* const copy = constants_next_;
-  if (Status status = device_->Copy(copy, *pinned, bytes.size()); !status.ok()) return status;
-  constants_.emplace(bytes.data(), Known{.here = {*pinned, bytes.size()}, .copy = copy});
-  const size_t taken = std::min(constants_left_, Aligned(bytes.size()));
+  std::byte* const room = constants_next_;
+  const size_t taken = std::min(constants_left_, Aligned(bytes));
   constants_next_ += taken;
   constants_left_ -= taken;
-  return static_cast<const std::byte*>(copy);
+  return room;
 }
 
 }  // namespace inccl

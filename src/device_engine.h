@@ -67,13 +67,15 @@ class DeviceEngine final : public Engine {
   Status Copy(Work* work, Way way, std::byte* to, const std::byte* from, size_t bytes);
   Status Mark(Work* work);
   Result<bool> Reached(Work* work);
-  Result<const std::byte*> Constant(std::span<const std::byte> bytes);
+  Result<const std::byte*> Constant(std::span<const std::byte> bytes,
+                                    const std::shared_ptr<const void>& owner);
+  Result<std::byte*> RoomForConstant(size_t bytes);
   Work* Take();
   void GiveBack(Work* work);
 
   struct Known {
-    std::span<const std::byte> here;  // what it was when it was copied
-    const std::byte* copy = nullptr;  // on the device
+    std::shared_ptr<const void> owner;
+    std::span<std::byte> copy;  // on the device
   };
 
   Device* const device_;
@@ -83,7 +85,8 @@ class DeviceEngine final : public Engine {
   Call call_;
   std::vector<std::unique_ptr<Work>> works_;  // a ticket is a place here, + 1
   std::vector<Work*> free_;
-  std::multimap<const std::byte*, Known> constants_;
+  std::map<const std::byte*, Known> constants_;  // by their address here
+  std::vector<std::span<std::byte>> constants_free_;
   PinnedScratch constants_here_;
   std::vector<std::byte*> constants_memory_;  // of the device
   std::byte* constants_next_ = nullptr;       // in the last of it

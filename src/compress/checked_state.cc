@@ -51,6 +51,14 @@ Status CheckFloatCall(const char* name, Collective collective, DataType type, Re
   return Status::Ok();
 }
 
+void CopyPayload(const std::byte* payload, std::span<Term> outputs) {
+  for (const Term& output : outputs) {
+    if (output.format.form == Form::kOutput || output.data == payload || output.bytes == 0)
+      continue;
+    std::memcpy(output.data, payload, output.bytes);
+  }
+}
+
 Term* FindOutput(Form form, std::span<Term> outputs) {
   for (Term& output : outputs) {
     if (output.format.form == form) return &output;
@@ -115,20 +123,27 @@ Status CheckedState::CheckRange(const Range& range) const {
   return Status::Ok();
 }
 
+Status CheckedState::CheckOperation(const Range& range, std::span<const Term> inputs,
+                                    std::span<const Term> outputs) const {
+  if (Status status = CheckRange(range); !status.ok()) return status;
+  if (!inputs.empty() && !outputs.empty()) return Status::Ok();
+  return Error(range, fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
+}
+
+Status CheckedState::CheckFold(const Range& range, std::span<const Term> inputs,
+                               std::span<Term> outputs, uint32_t* contributions) const {
+  if (Status status = CheckInputs(range, inputs, contributions); !status.ok()) return status;
+  return CheckOutputs(range, *contributions, outputs);
+}
+
 Status CheckedState::Combine(const Range& range, std::span<const Term> inputs,
                              std::span<Term> outputs) {
-  if (Status status = CheckRange(range); !status.ok()) return status;
-  if (inputs.empty() || outputs.empty()) {
-    return Error(range, fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
-  }
+  if (Status status = CheckOperation(range, inputs, outputs); !status.ok()) return status;
   if (outputs[0].format.form == Form::kSide) return Side(range, inputs, outputs);
-  if (inputs.size() == 1 && inputs[0].format.form == Form::kResult) {
-    return Forward(range, inputs[0], outputs);
-  }
+  if (IsForward(inputs)) return Forward(range, inputs[0], outputs);
   uint32_t contributions = 0;
-  if (Status status = CheckInputs(range, inputs, &contributions); !status.ok()) return status;
-  if (Status status = CheckOutputs(range, contributions, outputs); !status.ok()) return status;
-  return Fold(range, contributions, inputs, outputs);
+  Status status = CheckFold(range, inputs, outputs, &contributions);
+  return status.ok() ? Fold(range, contributions, inputs, outputs) : status;
 }
 
 Status CheckedState::CheckInputs(const Range& range, std::span<const Term> inputs,
@@ -185,7 +200,8 @@ Status CheckedState::CheckOutputs(const Range& range, uint32_t contributions,
   return Status::Ok();
 }
 
-Status CheckedState::Forward(const Range& range, const Term& input, std::span<Term> outputs) {
+Status CheckedState::CheckForward(const Range& range, const Term& input,
+                                  std::span<Term> outputs) const {
   if (!Travels(call_.collective, Form::kResult))
     return Error(range, "result cannot be an input here");
   const uint64_t bytes = PayloadBytes(range, input.format);
@@ -197,15 +213,16 @@ Status CheckedState::Forward(const Range& range, const Term& input, std::span<Te
     if (Status status = CheckCapacity(range, output, input.bytes); !status.ok()) return status;
     output.bytes = input.bytes;
   }
+  return Status::Ok();
+}
+
+Status CheckedState::Forward(const Range& range, const Term& input, std::span<Term> outputs) {
+  if (Status status = CheckForward(range, input, outputs); !status.ok()) return status;
   if (Term* output = FindOutput(Form::kOutput, outputs); output != nullptr) {
     if (Status status = DecodeResult(range, input, output->data); !status.ok()) return status;
     CopyToOthers(Form::kOutput, outputs);
   }
-  for (const Term& output : outputs) {
-    if (output.format.form == Form::kResult && input.bytes != 0) {
-      std::memcpy(output.data, input.data, input.bytes);
-    }
-  }
+  CopyPayload(input.data, outputs);
   return Status::Ok();
 }
 

@@ -46,6 +46,17 @@ class CheckedState : public CodecState {
   // outputs[0] is kSide.
   virtual Status Side(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
 
+  // What Combine checks before Fold and before a result is decoded and handed on; outputs get their
+  // lengths.
+  Status CheckOperation(const Range& range, std::span<const Term> inputs,
+                        std::span<const Term> outputs) const;
+  Status CheckFold(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                   uint32_t* contributions) const;
+  Status CheckForward(const Range& range, const Term& input, std::span<Term> outputs) const;
+  static bool IsForward(std::span<const Term> inputs) {
+    return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
+  }
+
   const CallDesc& call() const { return call_; }
   uint64_t ElementBytes(const Range& range) const { return range.count * SizeOf(call_.type); }
   uint64_t segments() const { return segments_; }
@@ -73,6 +84,8 @@ class CheckedState : public CodecState {
 
 // Copies what the first output of form `form` holds to the others of that form.
 void CopyToOthers(Form form, std::span<Term> outputs);
+// Copies a payload to all outputs that are not elements, of its length.
+void CopyPayload(const std::byte* payload, std::span<Term> outputs);
 // The first output of this form, or null.
 Term* FindOutput(Form form, std::span<Term> outputs);
 

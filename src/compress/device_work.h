@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "base/status.h"
@@ -24,10 +25,11 @@ class DeviceWork {
   // Where kernels reach memory of the host, as that of a slot; nullptr: nowhere, and what they read
   // or write has to be in Scratch.
   virtual std::byte* Reach(const std::byte* host, size_t bytes) = 0;
-  // A copy in the device's memory of what never changes, made at the first call with this address
-  // and kept until the communicator ends.
-  virtual Result<const std::byte*> Constant(std::span<const std::byte> bytes) = 0;
-  // Launches kernels, in the order of the calls.
+  // A copy in the device's memory of what never changes, made at the first call with this address.
+  // `owner` holds the bytes, and is held as long as the copy is there: their address names them.
+  virtual Result<const std::byte*> Constant(std::span<const std::byte> bytes,
+                                            const std::shared_ptr<const void>& owner) = 0;
+  // Calls `launch` at once; its kernels run in the order of the calls.
   virtual Status Run(
       const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) = 0;
 

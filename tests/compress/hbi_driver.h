@@ -50,6 +50,12 @@ class HbiDriver {
   const Codec& codec() const { return *codec_; }
   CodecState& state(int rank) { return *states_[static_cast<size_t>(rank)]; }
 
+  // Puts wrap(state) in the place of every rank's state.
+  template <typename Wrapper>
+  void Wrap(const Wrapper& wrap) {
+    for (std::unique_ptr<CodecState>& state : states_) state = wrap(std::move(state));
+  }
+
   void Begin() {
     for (int r = 0; r < n_; ++r) {
       const Status status = state(r).Begin(descs_[static_cast<size_t>(r)]);
@@ -89,7 +95,7 @@ class HbiDriver {
                         const std::vector<std::byte*>& outputs) {
     Begin();
     ForEachWindow([&](uint32_t segment, uint64_t first, uint64_t end) {
-      Agree(first, end, inputs, segment);
+      if (codec_->has_side_phase()) Agree(first, end, inputs, segment);
       ForEachSlice(segment, first, end, slice, [&](const Range& range) {
         const int owner = static_cast<int>(segment);
         const std::vector<Term> terms =
@@ -106,7 +112,8 @@ class HbiDriver {
     Begin();
     ForEachWindow([&](uint32_t segment, uint64_t first, uint64_t end) {
       const int sender = static_cast<int>(segment);
-      Announce(sender, {segment, first, static_cast<uint32_t>(end - first)}, inputs);
+      const Range all{segment, first, static_cast<uint32_t>(end - first)};
+      if (codec_->has_side_phase()) Announce(sender, all, inputs);
       ForEachSlice(segment, first, end, slice, [&](const Range& range) {
         Payload sent(Capacity(range));
         std::vector<Term> made = {Of({Form::kResult}, &sent), Out(sender, range, outputs)};

@@ -7,6 +7,7 @@
 
 #include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
+#include "compress/hbi/device_levels.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
@@ -51,11 +52,21 @@ Status CheckRanks(const Config& config, int nranks) {
 
 std::shared_ptr<const Planner> hbi::PlannerCache::Get(Collective collective, int nranks) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const std::shared_ptr<const Planner>& planner : planners_) {
-    if (planner->nranks() == nranks && planner->collective() == collective) return planner;
+  for (const Known& known : planners_) {
+    const Planner& planner = *known.planner;
+    if (planner.nranks() == nranks && planner.collective() == collective) return known.planner;
   }
-  planners_.push_back(std::make_shared<const Planner>(collective, nranks, config_));
-  return planners_.back();
+  planners_.push_back({std::make_shared<const Planner>(collective, nranks, config_), nullptr});
+  return planners_.back().planner;
+}
+
+std::shared_ptr<hbi::DeviceLevels> hbi::PlannerCache::LevelsOf(
+    const std::shared_ptr<const Planner>& planner) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = std::find_if(planners_.begin(), planners_.end(),
+                                  [&planner](const Known& one) { return one.planner == planner; });
+  if (known->levels == nullptr) known->levels = std::make_shared<DeviceLevels>(*planner);
+  return known->levels;
 }
 
 HbiCodec::HbiCodec(const Config& config)

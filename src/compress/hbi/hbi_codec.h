@@ -21,6 +21,8 @@ namespace inccl {
 
 namespace hbi {
 
+class DeviceLevels;
+
 // The planners of one configuration, made when a collective and a number of ranks are first seen.
 // Thread-safe.
 class PlannerCache {
@@ -28,11 +30,17 @@ class PlannerCache {
   explicit PlannerCache(const Config& config) : config_(config) {}
   const Config& config() const { return config_; }
   std::shared_ptr<const Planner> Get(Collective collective, int nranks);
+  // Of one of them.
+  std::shared_ptr<DeviceLevels> LevelsOf(const std::shared_ptr<const Planner>& planner);
 
  private:
+  struct Known {
+    std::shared_ptr<const Planner> planner;
+    std::shared_ptr<DeviceLevels> levels;  // once they are needed
+  };
   const Config config_;
   std::mutex mutex_;
-  std::vector<std::shared_ptr<const Planner>> planners_;
+  std::vector<Known> planners_;
 };
 
 // Codec::Supports and Codec::Fits of a codec with this configuration.

@@ -26,21 +26,6 @@ void MaxInto(const uint8_t* from, size_t count, uint8_t* to) {
   for (size_t i = 0; i < count; ++i) to[i] = std::max(to[i], from[i]);
 }
 
-Status WrongLength(const Term& term, uint64_t expected) {
-  return InternalError(fmt::format("hbi: {} payload of {} bytes where {} are due",
-                                   Name(term.format.form), term.bytes, expected));
-}
-
-Status CheckCapacity(const Term& term, uint64_t needed) {
-  if (term.bytes >= needed) return Status::Ok();
-  return InternalError(fmt::format("hbi: room for {} bytes of {} where {} are needed", term.bytes,
-                                   Name(term.format.form), needed));
-}
-
-Status Unexpected(const Term& term, const char* where) {
-  return InternalError(fmt::format("hbi: {} cannot be {} here", Name(term.format.form), where));
-}
-
 }  // namespace
 
 Status HbiState::Begin(const CallDesc& call) {
@@ -55,6 +40,7 @@ Status HbiState::Begin(const CallDesc& call) {
   if (planner_ == nullptr || planner_->nranks() != call.nranks ||
       planner_->collective() != call.collective) {
     planner_ = planners_->Get(call.collective, call.nranks);
+    levels_ = nullptr;
   }
   call_ = call;
   segments_ = SegmentsOf(call.collective, static_cast<uint64_t>(call.nranks));
@@ -67,23 +53,6 @@ Status HbiState::Begin(const CallDesc& call) {
   summary_ = {};
   sources_.reserve(static_cast<size_t>(call.nranks));
   if (planner_->group() != 0) groups_.reserve(static_cast<size_t>(call.nranks));
-  return Status::Ok();
-}
-
-Status HbiState::CheckRange(const Range& range) const {
-  const bool inside = range.first <= call_.count && range.count <= call_.count - range.first;
-  if (range.segment >= segments_ || range.count == 0 || !inside) {
-    return InternalError(fmt::format("hbi: elements {} to {} of segment {} in a call of {} in {}",
-                                     range.first, range.first + range.count, range.segment,
-                                     call_.count, segments_));
-  }
-  const bool at_end = range.first + range.count == call_.count;
-  if (range.first % kSuperblock != 0 || (range.count % kSuperblock != 0 && !at_end) ||
-      range.first / kWindow != (range.first + range.count - 1) / kWindow) {
-    return InternalError(
-        fmt::format("hbi: elements {} to {} are not whole superblocks of {} inside a window",
-                    range.first, range.first + range.count, kSuperblock));
-  }
   return Status::Ok();
 }
 
@@ -135,44 +104,20 @@ void HbiState::Plan(uint32_t segment, uint64_t window) {
 
 Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
                          std::span<Term> outputs) {
-  if (Status status = CheckRange(range); !status.ok()) return status;
-  if (inputs.empty() || outputs.empty()) {
-    return InternalError(
-        fmt::format("hbi: {} inputs and {} outputs", inputs.size(), outputs.size()));
+  if (Status status = CheckOperation(range, inputs, outputs); !status.ok()) return status;
+  if (outputs[0].format.form == Form::kSide) {
+    const SliceContext slice = Slice(range);
+    if (Status status = CheckSide(range, slice, inputs, outputs); !status.ok()) return status;
+    FoldSide(range, slice, nullptr, inputs, outputs);
+    return Status::Ok();
   }
-  if (outputs[0].format.form == Form::kSide) return CombineSide(range, inputs, outputs);
   Plan(range.segment, range.first / kWindow);
   return CombineData(range, Slice(range), inputs, outputs);
 }
 
-Status HbiState::CheckPayload(const Range& range, const Term& input, uint64_t expected) const {
-  if (input.bytes != expected + trailer_) return WrongLength(input, expected + trailer_);
-  if (trailer_ == 0) return Status::Ok();
-  return VerifyChecksum(input.data, expected, Name(input.format.form), range, call_.rank);
-}
-
-Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
-                             std::span<Term> outputs) {
-  const SliceContext slice = Slice(range);
+void HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_codes,
+                        std::span<const Term> inputs, std::span<Term> outputs) {
   const size_t bytes = size_t{slice.superblocks()} * kBlocks;
-  for (const Term& input : inputs) {
-    if (input.format.form == Form::kInput) {
-      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
-      continue;
-    }
-    if (input.format.form != Form::kSide) return Unexpected(input, "an input");
-    if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-    if (HasReserved(Bytes(input.data), bytes)) {
-      return InternalError(
-          fmt::format("hbi: a reserved scale code among those of elements {} to {}", range.first,
-                      range.first + range.count));
-    }
-  }
-  for (Term& output : outputs) {
-    if (output.format.form != Form::kSide) return Unexpected(output, "an output");
-    if (output.data == nullptr) continue;
-    if (Status status = CheckCapacity(output, bytes + trailer_); !status.ok()) return status;
-  }
   // Folded where it stays: in the state if it is wanted there, else in the first lane.
   uint8_t* to = Bytes(outputs[0].data);
   for (Term& output : outputs) {
@@ -182,12 +127,14 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
   }
   bool first = true;
   for (const Term& input : inputs) {
-    if (input.format.form == Form::kInput) {
+    const bool own = input.format.form == Form::kInput;
+    const uint8_t* codes = own ? own_codes : Bytes(input.data);
+    if (own && own_codes == nullptr) {
       FoldOwnCodes(slice, input.data, first, to);
     } else if (first) {
-      std::memmove(to, input.data, bytes);
+      std::memmove(to, codes, bytes);
     } else {
-      MaxInto(Bytes(input.data), bytes, to);
+      MaxInto(codes, bytes, to);
     }
     first = false;
   }
@@ -198,85 +145,14 @@ Status HbiState::CombineSide(const Range& range, std::span<const Term> inputs,
     if (trailer_ != 0) PutChecksum(output.data, bytes);
     output.bytes += trailer_;
   }
-  return Status::Ok();
-}
-
-Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
-                               const char* what) const {
-  const uint64_t bytes = slice.count * SizeOf(slice.type);
-  if (term.bytes >= bytes && term.data != nullptr) return Status::Ok();
-  return InternalError(fmt::format("hbi: {} of {} bytes for {} elements of {}", what, term.bytes,
-                                   slice.count, Name(slice.type)));
-}
-
-Status HbiState::TakeInputs(const Range& range, const SliceContext& slice,
-                            std::span<const Term> inputs, uint32_t* contributions) {
-  sources_.clear();
-  *contributions = 0;
-  const uint32_t n = planner_->contributions();
-  uint32_t known = 0;  // contributions whose length is in known_bytes
-  uint64_t known_bytes = 0;
-  for (const Term& input : inputs) {
-    if (input.format.form == Form::kInput) {
-      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
-      sources_.push_back({.contributions = 1, .elements = input.data});
-    } else if (input.format.form == Form::kSum && Reduces(call_.collective)) {
-      const uint32_t h = input.format.contributions;
-      if (h == 0 || h > n) {
-        return InternalError(fmt::format("hbi: a sum of {} contributions among {} ranks", h, n));
-      }
-      if (h != known) known_bytes = SumBytes(slice, h);
-      known = h;
-      if (Status status = CheckPayload(range, input, known_bytes); !status.ok()) return status;
-      const uint8_t* at = Bytes(input.data);
-      sources_.push_back({.at = at, .end = at + known_bytes, .contributions = h});
-    } else {
-      return Unexpected(input, "an input");
-    }
-    *contributions += sources_.back().contributions;
-  }
-  if (*contributions > n) {
-    return InternalError(fmt::format("hbi: {} contributions of {} ranks", *contributions, n));
-  }
-  return Status::Ok();
-}
-
-Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
-                              std::span<Term> outputs, SliceOutputs* places) const {
-  const bool complete = contributions == planner_->contributions();
-  for (Term& output : outputs) {
-    const Form form = output.format.form;
-    if (!Travels(call_.collective, form)) return Unexpected(output, "an output");
-    if ((form == Form::kResult || form == Form::kOutput) && !complete) {
-      return InternalError(fmt::format("hbi: {} from {} of {} contributions", Name(form),
-                                       contributions, planner_->contributions()));
-    }
-    if (form == Form::kSum && output.format.contributions != contributions) {
-      return InternalError(fmt::format("hbi: a sum of {} contributions from {}",
-                                       output.format.contributions, contributions));
-    }
-    uint64_t bytes = slice.count * SizeOf(slice.type);
-    if (form == Form::kSum) bytes = BytesOfSum(slice, contributions) + trailer_;
-    if (form == Form::kResult) bytes = ResultBytes(slice) + trailer_;
-    if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
-    uint8_t* data = Bytes(output.data);
-    const Sink sink{data, data + output.bytes};
-    if (form == Form::kSum || (form == Form::kResult && !planner_->requantizes())) {
-      if (places->sum.at == nullptr) places->sum = sink;
-    } else if (form == Form::kResult) {
-      if (places->result.at == nullptr) places->result = sink;
-    } else if (places->elements == nullptr) {
-      places->elements = output.data;
-    }
-    output.bytes = static_cast<uint32_t>(bytes);
-  }
-  return Status::Ok();
 }
 
 Status HbiState::CombineData(const Range& range, const SliceContext& slice,
                              std::span<const Term> inputs, std::span<Term> outputs) {
-  if (inputs.size() == 1 && inputs[0].format.form == Form::kResult) {
-    return ForwardResult(range, slice, inputs[0], outputs);
+  if (IsForward(inputs)) {
+    Status status = CheckForward(range, slice, inputs[0], outputs);
+    if (status.ok()) ForwardResult(slice, inputs[0], outputs);
+    return status;
   }
   if (planner_->group() != 0) return CombineGroups(range, slice, inputs, outputs);
   uint32_t contributions = 0;
@@ -299,54 +175,40 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
 
 void HbiState::CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) {
   // Outputs of one form get equal bytes; without a second quantization the sum is the result.
+  bool sealed[2] = {};
   for (Term& output : outputs) {
-    const void* from = places.sum.at;
-    if (output.format.form == Form::kOutput) from = places.elements;
-    if (output.format.form == Form::kResult && places.result.at != nullptr) from = places.result.at;
-    if (from != nullptr && from == outgoing_.data()) {
-      if (trailer_ != 0) {
-        PutChecksum(reinterpret_cast<std::byte*>(outgoing_.data()), output.bytes - trailer_);
+    if (output.format.form == Form::kOutput) {
+      if (output.data != places.elements) {
+        std::memcpy(output.data, places.elements, output.bytes);
       }
+      continue;
+    }
+    const bool second = output.format.form == Form::kResult && places.result.at != nullptr;
+    auto* const from = reinterpret_cast<std::byte*>(second ? places.result.at : places.sum.at);
+    if (trailer_ != 0 && !sealed[second]) PutChecksum(from, output.bytes - trailer_);
+    sealed[second] = true;
+    if (output.data == from || output.bytes == 0) continue;
+    if (Bytes(from) == outgoing_.data()) {
       StreamCopy(output.data, from, output.bytes);
-    } else if (output.data != from) {
-      if (output.bytes != 0) std::memcpy(output.data, from, output.bytes);
-    } else if (trailer_ != 0 && output.format.form != Form::kOutput) {
-      PutChecksum(output.data, output.bytes - trailer_);
+    } else {
+      std::memcpy(output.data, from, output.bytes);
     }
   }
 }
 
-Status HbiState::ForwardResult(const Range& range, const SliceContext& slice, const Term& input,
-                               std::span<Term> outputs) {
-  if (!Travels(call_.collective, input.format.form)) return Unexpected(input, "an input");
-  const uint64_t bytes = ResultBytes(slice);
-  if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-  const uint8_t* payload = Bytes(input.data);
-  const size_t codes = size_t{slice.superblocks()} * kBlocks;
-  if (planner_->requantizes() && HasReserved(payload, codes)) {
-    return InternalError(
-        fmt::format("hbi: a reserved scale code in a result of {} elements", slice.count));
-  }
+void HbiState::ForwardResult(const SliceContext& slice, const Term& input,
+                             std::span<Term> outputs) {
   const std::byte* decoded = nullptr;
   for (Term& output : outputs) {
     if (output.format.form == Form::kResult) {
-      if (Status status = CheckCapacity(output, input.bytes); !status.ok()) return status;
-      output.bytes = input.bytes;
       if (input.bytes != 0) std::memcpy(output.data, input.data, input.bytes);
-    } else if (output.format.form == Form::kOutput) {
-      if (Status status = CheckElements(slice, output, "an output"); !status.ok()) return status;
-      output.bytes = static_cast<uint32_t>(slice.count * SizeOf(slice.type));
-      if (decoded == nullptr) {
-        DecodeResult(slice, payload, output.data);
-        decoded = output.data;
-      } else {
-        std::memcpy(output.data, decoded, output.bytes);
-      }
+    } else if (decoded == nullptr) {
+      DecodeResult(slice, Bytes(input.data), output.data);
+      decoded = output.data;
     } else {
-      return Unexpected(output, "an output");
+      std::memcpy(output.data, decoded, output.bytes);
     }
   }
-  return Status::Ok();
 }
 
 void HbiState::Finish(CodecStats* stats) {

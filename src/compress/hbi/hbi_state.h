@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compress/codec.h"
+#include "compress/hbi/device_levels.h"
 #include "compress/hbi/groups.h"
 #include "compress/hbi/hbi_codec.h"
 #include "compress/hbi/slice.h"
@@ -24,13 +25,39 @@ class HbiState final : public CodecState {
   // Side information of a whole window must be there before the first data of that window.
   Status Combine(const Range& range, std::span<const Term> inputs,
                  std::span<Term> outputs) override;
+  Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                      DeviceWork* work) override;
+  Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+              DeviceWork* work) override;
   void Finish(CodecStats* stats) override;
 
  private:
+  // What every operation has to be (state_checks.cc). PlaceOutputs and CheckForward replace the
+  // outputs' capacities by their lengths.
+  Status CheckOperation(const Range& range, std::span<const Term> inputs,
+                        std::span<const Term> outputs) const;
   Status CheckRange(const Range& range) const;
   // Whether an input has the expected length and, where there is one, the right checksum.
   Status CheckPayload(const Range& range, const Term& input, uint64_t expected) const;
-  Status CombineSide(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
+  Status CheckElements(const SliceContext& slice, const Term& term, const char* what) const;
+  Status CheckSide(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
+                   std::span<Term> outputs) const;
+  Status CheckForward(const Range& range, const SliceContext& slice, const Term& input,
+                      std::span<Term> outputs) const;
+  // Fills sources_; `contributions` becomes how many there are in all.
+  Status TakeInputs(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
+                    uint32_t* contributions);
+  // What the outputs need of FoldSlice.
+  Status PlaceOutputs(const SliceContext& slice, uint32_t contributions, std::span<Term> outputs,
+                      SliceOutputs* places) const;
+
+  // A result, decoded and handed on; not a fold.
+  static bool IsForward(std::span<const Term> inputs) {
+    return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
+  }
+  // own_codes: those of this rank's elements, where they are known.
+  void FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_codes,
+                std::span<const Term> inputs, std::span<Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
   // With groups (grouped_state.cc): fills hop_ or groups_; folds them.
@@ -42,18 +69,15 @@ class HbiState final : public CodecState {
   Status CheckOwnCodes(const Range& range, const SliceContext& slice, const Term& input) const;
   Status CombineGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                        std::span<Term> outputs);
+  // Checksums, and what the outputs get that are not `places` themselves.
   void CopyOutputs(std::span<Term> outputs, const SliceOutputs& places);
   // How many ranks belong to the group that begins with this one.
   uint32_t GroupFrom(uint32_t first) const;
-  Status ForwardResult(const Range& range, const SliceContext& slice, const Term& input,
-                       std::span<Term> outputs);
-  // Fills sources_; `contributions` becomes how many there are in all.
-  Status TakeInputs(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
-                    uint32_t* contributions);
-  Status CheckElements(const SliceContext& slice, const Term& term, const char* what) const;
-  // Lengths of the outputs; what they need of FoldSlice.
-  Status PlaceOutputs(const SliceContext& slice, uint32_t contributions, std::span<Term> outputs,
-                      SliceOutputs* places) const;
+  static void ForwardResult(const SliceContext& slice, const Term& input, std::span<Term> outputs);
+  // On a device (device_state.cc).
+  bool HasKernels(std::span<const Term> inputs, std::span<const Term> outputs) const;
+  Status LaunchForward(const SliceContext& slice, const Term& input, std::span<Term> outputs,
+                       DeviceWork* work);
   SliceContext Slice(const Range& range) const;
   uint16_t Shift() const;  // of this rank's elements
   uint64_t BytesOfSum(const SliceContext& slice, uint32_t contributions) const;
@@ -64,6 +88,7 @@ class HbiState final : public CodecState {
 
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;
+  std::shared_ptr<DeviceLevels> levels_;  // of the planner, once they are needed
   CallDesc call_;
   uint64_t segments_ = 1, superblocks_ = 0, windows_ = 0;  // the last two of one segment
   // Segment by segment.

@@ -20,6 +20,7 @@ struct CastType {
   DataType type;
   double unit;
   float saturates;  // the largest value; 0: does not saturate
+  cuda::CastFormat kernels;
 };
 
 class CastWire final : public FloatWire {
@@ -66,6 +67,7 @@ class CastWire final : public FloatWire {
   void Decode(const std::byte* in, uint32_t count, float* out) const override {
     ToFloat(type_.type, in, out, count);
   }
+  std::optional<cuda::CastFormat> kernels() const override { return type_.kernels; }
 
  private:
   const CastType type_;
@@ -80,12 +82,12 @@ MadeCodec MakeCast(CastType type) {
 
 MadeCodec MakeBf16Codec(const CodecSpec& spec) {
   if (Status status = spec.AllowOnly({}); !status.ok()) return status;
-  return MakeCast({"bf16", "bf16", DataType::kBfloat16, 0x1p-8, 0});
+  return MakeCast({"bf16", "bf16", DataType::kBfloat16, 0x1p-8, 0, cuda::CastFormat::kBf16});
 }
 
 MadeCodec MakeFp16Codec(const CodecSpec& spec) {
   if (Status status = spec.AllowOnly({}); !status.ok()) return status;
-  return MakeCast({"fp16", "fp16", DataType::kFloat16, 0x1p-11, 0});
+  return MakeCast({"fp16", "fp16", DataType::kFloat16, 0x1p-11, 0, cuda::CastFormat::kFp16});
 }
 
 MadeCodec MakeFp8Codec(const CodecSpec& spec) {
@@ -93,8 +95,11 @@ MadeCodec MakeFp8Codec(const CodecSpec& spec) {
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
   const Result<size_t> format = spec.Choice("format", 0, kFormats);
   if (!format.ok()) return format.status();
-  if (*format == 0) return MakeCast({"fp8", "fp8:format=e4m3", DataType::kFloat8E4M3, 0x1p-4, 448});
-  return MakeCast({"fp8", "fp8:format=e5m2", DataType::kFloat8E5M2, 0x1p-3, 57344});
+  if (*format == 0)
+    return MakeCast(
+        {"fp8", "fp8:format=e4m3", DataType::kFloat8E4M3, 0x1p-4, 448, cuda::CastFormat::kE4m3});
+  return MakeCast(
+      {"fp8", "fp8:format=e5m2", DataType::kFloat8E5M2, 0x1p-3, 57344, cuda::CastFormat::kE5m2});
 }
 
 }  // namespace inccl

@@ -15,9 +15,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "compress/codec.h"
+#include "compress/cuda/kernel_args.h"
 
 namespace inccl {
 
@@ -38,6 +40,8 @@ class FloatWire {
   virtual void Round(float* x, uint32_t count) const = 0;
   // Any bytes decode to something.
   virtual void Decode(const std::byte* in, uint32_t count, float* out) const = 0;
+  // Kernels that write what Encode writes and read what Decode reads.
+  virtual std::optional<cuda::CastFormat> kernels() const { return std::nullopt; }
 };
 
 std::shared_ptr<const Codec> MakeWireCodec(std::shared_ptr<const FloatWire> wire);

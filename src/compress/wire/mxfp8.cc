@@ -24,9 +24,12 @@ struct Element {
   DataType type;
   int top_exponent;  // of the largest power of two
   float largest;
+  cuda::CastFormat kernels;
 };
-constexpr Element kE4m3 = {"mxfp8:format=e4m3", DataType::kFloat8E4M3, 8, 448};
-constexpr Element kE5m2 = {"mxfp8:format=e5m2", DataType::kFloat8E5M2, 15, 57344};
+constexpr Element kE4m3 = {"mxfp8:format=e4m3", DataType::kFloat8E4M3, 8, 448,
+                           cuda::CastFormat::kMxE4m3};
+constexpr Element kE5m2 = {"mxfp8:format=e5m2", DataType::kFloat8E5M2, 15, 57344,
+                           cuda::CastFormat::kMxE5m2};
 
 class Mxfp8Wire final : public FloatWire {
  public:
@@ -76,6 +79,7 @@ class Mxfp8Wire final : public FloatWire {
       }
     }
   }
+  std::optional<cuda::CastFormat> kernels() const override { return element_.kernels; }
 
  private:
   void EncodeSuperblock(const float* in, uint32_t count, std::byte* out) const;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compress/checked_state.h"
+#include "compress/device_buffers.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/reduce.h"
 #include "compress/wire/float_wire.h"
@@ -25,6 +26,12 @@ class WireState final : public CheckedState {
         add_(FindReduce(DataType::kFloat32, ReduceOp::kSum)),
         sum_(kTile),
         next_(kTile) {}
+
+  // Plain casts have kernels, sums and averages have none.
+  Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                      DeviceWork* work) override;
+  Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+              DeviceWork* work) override;
 
   // No rank sees all contributions, so none knows a bound.
   void Finish(CodecStats* stats) override {
@@ -59,6 +66,13 @@ class WireState final : public CheckedState {
     for (uint32_t at = 0; at < range.count; at += kTile)
       body(at, std::min(kTile, range.count - at));
   }
+  // Whether Launch has kernels for this.
+  bool IsCast(std::span<const Term> inputs, std::span<const Term> outputs) const;
+  Status LaunchEncode(const Range& range, const Term& input, std::span<Term> outputs,
+                      DeviceWork* work);
+  Status LaunchDecode(const Range& range, const Term& input, std::span<Term> outputs,
+                      DeviceWork* work);
+  size_t CodeAlignment() const { return wire_->bits() < 16 ? 1 : 2; }
   // `rounded`: an own contribution as it would arrive from elsewhere.
   void Load(const Term& input, uint32_t at, uint32_t count, bool rounded, float* out);
   void Add(uint32_t count);
@@ -119,6 +133,78 @@ Status WireState::Fold(const Range& range, uint32_t /*contributions*/, std::span
     Store(at, count, outputs);
   });
   if (FindOutput(Form::kOutput, outputs) != nullptr) CopyToOthers(Form::kOutput, outputs);
+  return Status::Ok();
+}
+
+bool WireState::IsCast(std::span<const Term> inputs, std::span<const Term> outputs) const {
+  if (!wire_->kernels() || call().type != DataType::kFloat32 || inputs.size() != 1) return false;
+  // A contribution of this rank, or a result; where nothing is reduced one is the other.
+  const Form form = inputs[0].format.form;
+  if (form == Form::kInput ? scale_ != 1.0f : form != Form::kResult) return false;
+  size_t wanted = 0;
+  for (const Term& output : outputs) {
+    if (output.format.form != Form::kOutput) continue;
+    ++wanted;
+    if (!IsAlignedTo(output.data, sizeof(float))) return false;
+  }
+  const bool payload = wanted < outputs.size();
+  if (form == Form::kInput) return payload && wanted <= 1 && IsAlignedTo(inputs[0].data, 4);
+  return wanted == 1;
+}
+
+// Elements that are wanted, too, are what is decoded of the payload.
+Status WireState::LaunchEncode(const Range& range, const Term& input, std::span<Term> outputs,
+                               DeviceWork* work) {
+  const auto payload = std::find_if(outputs.begin(), outputs.end(), [](const Term& output) {
+    return output.format.form != Form::kOutput;
+  });
+  const Term* const wanted = FindOutput(Form::kOutput, outputs);
+  DeviceBuffers buffers(work);
+  work->kept[0] = payload->data;
+  auto* const code = reinterpret_cast<uint8_t*>(
+      buffers.Out(work->kept.data(), payload->bytes, CodeAlignment(), 0));
+  return buffers.Run([&](const cuda::Launchers& kernels, void* stream) {
+    const int error = kernels.cast_encode(
+        *wire_->kernels(), reinterpret_cast<const float*>(input.data), range.count, code, stream);
+    if (error != 0 || wanted == nullptr) return error;
+    return kernels.cast_decode(*wire_->kernels(), code, range.count,
+                               reinterpret_cast<float*>(wanted->data), stream);
+  });
+}
+
+Status WireState::LaunchDecode(const Range& range, const Term& input, std::span<Term> outputs,
+                               DeviceWork* work) {
+  DeviceBuffers buffers(work);
+  const auto* const code =
+      reinterpret_cast<const uint8_t*>(buffers.In(input.data, input.bytes, CodeAlignment()));
+  auto* const elements = reinterpret_cast<float*>(FindOutput(Form::kOutput, outputs)->data);
+  const Status status = buffers.Run([&](const cuda::Launchers& kernels, void* stream) {
+    return kernels.cast_decode(*wire_->kernels(), code, range.count, elements, stream);
+  });
+  if (status.ok()) CopyPayload(input.data, outputs);
+  return status;
+}
+
+Result<bool> WireState::Launch(const Range& range, std::span<const Term> inputs,
+                               std::span<Term> outputs, DeviceWork* work) {
+  Status status = CheckOperation(range, inputs, outputs);
+  if (!status.ok()) return status;
+  if (!IsCast(inputs, outputs)) return false;
+  if (IsForward(inputs)) {
+    status = CheckForward(range, inputs[0], outputs);
+    if (status.ok()) status = LaunchDecode(range, inputs[0], outputs, work);
+  } else {
+    uint32_t contributions = 0;
+    status = CheckFold(range, inputs, outputs, &contributions);
+    if (status.ok()) status = LaunchEncode(range, inputs[0], outputs, work);
+  }
+  if (!status.ok()) return status;
+  return true;
+}
+
+Status WireState::Land(const Range& /*range*/, std::span<const Term> inputs,
+                       std::span<Term> outputs, DeviceWork* work) {
+  if (!IsForward(inputs)) CopyPayload(work->kept[0], outputs);
   return Status::Ok();
 }
 

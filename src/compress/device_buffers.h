@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the kernels of one Combine read and write payloads: in slots where they reach them, else in
+// Scratch. The first error is kept, and whatever is asked for after it is null.
+#ifndef INCCL_COMPRESS_DEVICE_BUFFERS_H_
+#define INCCL_COMPRESS_DEVICE_BUFFERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "base/status.h"
+#include "compress/device_work.h"
+
+namespace inccl {
+
+class DeviceBuffers {
+ public:
+  explicit DeviceBuffers(DeviceWork* work) : work_(work) {}
+  // What else has gone wrong.
+  void Fail(const Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+
+  std::byte* Scratch(size_t bytes);
+  // Scratch with a copy of these bytes.
+  std::byte* Copy(const void* from, size_t bytes);
+  // A payload of the host's, where kernels find it at a multiple of `alignment`; nullptr where it
+  // has no bytes.
+  std::byte* In(const std::byte* payload, size_t bytes, size_t alignment);
+  // Where kernels write a payload, of at least one byte, that is wanted at `*host`. `*host` becomes
+  // where the host will find it, with room for `behind` more bytes.
+  std::byte* Out(std::byte** host, size_t bytes, size_t alignment, size_t behind);
+  // Unless there has been an error.
+  Status Run(const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) const {
+    return status_.ok() ? work_->Run(launch) : status_;
+  }
+
+ private:
+  std::byte* Reach(const std::byte* host, size_t bytes, size_t alignment) const;
+
+  DeviceWork* work_;
+  Status status_;
+};
+
+// Whether elements or codes of this size can be there.
+inline bool IsAlignedTo(const void* memory, size_t size) {
+  return reinterpret_cast<uintptr_t>(memory) % size == 0;
+}
+
+}  // namespace inccl
+
+#endif  // INCCL_COMPRESS_DEVICE_BUFFERS_H_

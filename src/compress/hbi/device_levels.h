@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A planner's points as kernels read them: with tables in the device's memory. One for all states
+// of a codec, so that every device gets them once per communicator.
+#ifndef INCCL_COMPRESS_HBI_DEVICE_LEVELS_H_
+#define INCCL_COMPRESS_HBI_DEVICE_LEVELS_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "compress/cuda/kernel_args.h"
+#include "compress/device_work.h"
+#include "compress/hbi/plan.h"
+
+namespace inccl::hbi {
+
+// Thread-safe.
+class DeviceLevels {
+ public:
+  explicit DeviceLevels(const Planner& planner);
+
+  // By point.
+  Result<const cuda::LevelChoice*> On(DeviceWork* work);
+
+ private:
+  struct Levels {
+    uint32_t k = 0, k2 = 0;
+    size_t sum = 0, result = 0;  // indices of tables
+  };
+  using Choices = std::shared_ptr<const std::vector<cuda::LevelChoice>>;
+  // They depend on that address alone.
+  Choices WithTablesAt(const LevelTable* tables);
+
+  std::shared_ptr<const std::vector<LevelTable>> tables_;
+  std::vector<Levels> levels_;  // by point
+  std::mutex mutex_;
+  std::vector<std::pair<const LevelTable*, Choices>> choices_;
+};
+
+}  // namespace inccl::hbi
+
+#endif  // INCCL_COMPRESS_HBI_DEVICE_LEVELS_H_

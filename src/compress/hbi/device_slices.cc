@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/hbi/device_slices.h"
+
+#include "compress/cuda/layout.h"
+#include "compress/device_buffers.h"
+#include "compress/hbi/checksum.h"
+#include "compress/hbi/format.h"
+
+namespace inccl::hbi {
+namespace {
+
+constexpr size_t kFieldAlignment = 4;  // PackedArgs::data
+
+cuda::ElementType TypeOf(DataType type) {
+  switch (type) {
+    case DataType::kFloat16: return cuda::ElementType::kFloat16;
+    case DataType::kBfloat16: return cuda::ElementType::kBfloat16;
+    case DataType::kFloat64: return cuda::ElementType::kFloat64;
+    default: return cuda::ElementType::kFloat32;
+  }
+}
+
+uint8_t* Unsigned(std::byte* bytes) { return reinterpret_cast<uint8_t*>(bytes); }
+const std::byte* AsBytes(const uint8_t* bytes) { return reinterpret_cast<const std::byte*>(bytes); }
+
+// One slice for one kernel.
+class DeviceSlice {
+ public:
+  DeviceSlice(const SliceContext& slice, DeviceLevels* levels, DeviceWork* work);
+
+  const cuda::SliceArgs& args() const { return args_; }
+  size_t CodesBytes() const { return size_t{slice_.superblocks()} * kBlocks; }
+
+  // A packed sum of h.
+  cuda::PackedArgs SumIn(const uint8_t* payload, uint64_t bytes, uint32_t h);
+  cuda::PackedArgs SumOut(uint32_t h, Sink* sink);
+  // A second quantization: fields of k2 behind codes of their own.
+  cuda::PackedArgs ResultIn(const uint8_t* payload, const uint8_t** codes);
+  cuda::PackedArgs ResultOut(Sink* sink, uint8_t** codes);
+
+  template <class Launch>
+  Status Run(const Launch& launch) const {
+    return buffers_.Run([&](const cuda::Launchers& kernels, void* stream) {
+      return launch(kernels, TypeOf(slice_.type), stream);
+    });
+  }
+
+ private:
+  static constexpr uint32_t kResult = 0;  // in place of contributions
+  // PackedArgs::tiles; `bytes`: of all superblocks.
+  const uint32_t* Tiles(uint32_t contributions, uint64_t* bytes);
+  std::byte* Place(Sink* sink, uint64_t bytes);
+
+  const SliceContext& slice_;
+  DeviceBuffers buffers_;
+  cuda::SliceArgs args_;
+  // The last ones: mostly all sources have as many contributions.
+  const uint32_t* tiles_ = nullptr;
+  uint32_t contributions_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+DeviceSlice::DeviceSlice(const SliceContext& slice, DeviceLevels* levels, DeviceWork* work)
+    : slice_(slice), buffers_(work) {
+  const size_t superblocks = slice.superblocks();
+  args_ = {.codes = Unsigned(buffers_.Copy(slice.codes, superblocks * kBlocks)),
+           .points = Unsigned(buffers_.Copy(slice.points, superblocks)),
+           .count = slice.count,
+           .counter = slice.counter,
+           .result_counter = slice.result_counter,
+           .shift = slice.shift,
+           .nearest = slice.nearest,
+           .unbiased = slice.unbiased,
+           .average = slice.average};
+  const Result<const cuda::LevelChoice*> choices = levels->On(work);
+  if (choices.ok()) args_.choices = *choices;
+  if (!choices.ok()) buffers_.Fail(choices.status());
+}
+
+const uint32_t* DeviceSlice::Tiles(uint32_t contributions, uint64_t* bytes) {
+  if (tiles_ == nullptr || contributions != contributions_) {
+    auto* const tiles =
+        reinterpret_cast<uint32_t*>(buffers_.Scratch(args_.tiles() * sizeof(uint32_t)));
+    if (tiles == nullptr) return nullptr;
+    const std::span<const Point> points = slice_.planner->points();
+    const auto width = [&](uint8_t point) {
+      return contributions == kResult ? Width(1, points[point].k2)
+                                      : Width(contributions, points[point].k);
+    };
+    bytes_ = cuda::TileStarts({slice_.points, slice_.superblocks()}, width, tiles);
+    tiles_ = tiles;
+    contributions_ = contributions;
+  }
+  *bytes = bytes_;
+  return tiles_;
+}
+
+std::byte* DeviceSlice::Place(Sink* sink, uint64_t bytes) {
+  if (bytes == 0) return nullptr;
+  auto* host = reinterpret_cast<std::byte*>(sink->at);
+  std::byte* const there = buffers_.Out(&host, bytes, kFieldAlignment, kChecksumBytes);
+  *sink = {Unsigned(host), Unsigned(host) + bytes + kChecksumBytes};
+  return there;
+}
+
+cuda::PackedArgs DeviceSlice::SumIn(const uint8_t* payload, uint64_t bytes, uint32_t h) {
+  uint64_t expected = 0;
+  const uint32_t* const tiles = Tiles(h, &expected);
+  return {Unsigned(buffers_.In(AsBytes(payload), bytes, kFieldAlignment)), tiles, h};
+}
+
+cuda::PackedArgs DeviceSlice::SumOut(uint32_t h, Sink* sink) {
+  uint64_t bytes = 0;
+  const uint32_t* const tiles = Tiles(h, &bytes);
+  return {Unsigned(Place(sink, bytes)), tiles, h};
+}
+
+cuda::PackedArgs DeviceSlice::ResultIn(const uint8_t* payload, const uint8_t** codes) {
+  uint64_t bytes = 0;
+  const uint32_t* const tiles = Tiles(kResult, &bytes);
+  uint8_t* const at =
+      Unsigned(buffers_.In(AsBytes(payload), CodesBytes() + bytes, kFieldAlignment));
+  if (at == nullptr) return {};
+  *codes = at;
+  return {at + CodesBytes(), tiles, 1};
+}
+
+cuda::PackedArgs DeviceSlice::ResultOut(Sink* sink, uint8_t** codes) {
+  uint64_t bytes = 0;
+  const uint32_t* const tiles = Tiles(kResult, &bytes);
+  uint8_t* const at = Unsigned(Place(sink, CodesBytes() + bytes));
+  if (at == nullptr) return {};
+  *codes = at;
+  return {at + CodesBytes(), tiles, 1};
+}
+
+// What FoldSlice is asked for.
+struct Fold {
+  const Source* own = nullptr;
+  uint32_t packed = 0, contributions = 0;
+  explicit Fold(std::span<const Source> sources) {
+    for (const Source& source : sources) {
+      if (source.elements != nullptr) own = &source;
+      packed += source.elements != nullptr ? 0 : 1;
+      contributions += source.contributions;
+    }
+  }
+};
+
+cuda::PackedArgs Packed(DeviceSlice* device, const Source& source) {
+  return device->SumIn(source.at, static_cast<uint64_t>(source.end - source.at),
+                       source.contributions);
+}
+
+Status Encode(DeviceSlice* device, std::span<const Source> sources, const Fold& fold, Sink* sum) {
+  cuda::EncodeArgs args{.slice = device->args(), .elements = fold.own->elements};
+  for (const Source& source : sources) {
+    if (source.elements == nullptr) args.in = Packed(device, source);
+  }
+  args.out = device->SumOut(fold.contributions, sum);
+  return device->Run([&](const cuda::Launchers& kernels, cuda::ElementType type, void* stream) {
+    return kernels.encode(type, args, stream);
+  });
+}
+
+Status DecodeSum(DeviceSlice* device, const Source& sum, std::byte* elements) {
+  const cuda::DecodeArgs args{.slice = device->args(),
+                              .codes = device->args().codes,
+                              .in = Packed(device, sum),
+                              .elements = elements};
+  return device->Run([&](const cuda::Launchers& kernels, cuda::ElementType type, void* stream) {
+    return kernels.decode(type, args, stream);
+  });
+}
+
+}  // namespace
+
+Result<std::byte*> LaunchCodes(const SliceContext& slice, const std::byte* elements,
+                               DeviceWork* work) {
+  DeviceBuffers buffers(work);
+  std::byte* const codes = buffers.Scratch(size_t{slice.superblocks()} * kBlocks);
+  const Status status = buffers.Run([&](const cuda::Launchers& kernels, void* stream) {
+    return kernels.block_codes(TypeOf(slice.type), elements, slice.count, Unsigned(codes), stream);
+  });
+  if (!status.ok()) return status;
+  return codes;
+}
+
+Status LaunchFold(const SliceContext& slice, DeviceLevels* levels, std::span<const Source> sources,
+                  DeviceWork* work, SliceOutputs* outputs) {
+  DeviceSlice device(slice, levels, work);
+  const Fold fold(sources);
+  const bool requantizes = slice.planner->requantizes();
+  const bool sum_only = outputs->result.at == nullptr && outputs->elements == nullptr;
+  if (sum_only && fold.own != nullptr && fold.packed <= 1) {
+    return Encode(&device, sources, fold, &outputs->sum);
+  }
+  if (sources.size() == 1 && fold.own == nullptr && outputs->sum.at == nullptr && !requantizes) {
+    return DecodeSum(&device, sources[0], outputs->elements);
+  }
+  cuda::FoldArgs args{.slice = device.args(),
+                      .own = fold.own != nullptr ? fold.own->elements : nullptr,
+                      .requantize = requantizes,
+                      .elements = outputs->elements};
+  for (const Source& source : sources) {
+    if (source.elements == nullptr) args.sources[args.source_count++] = Packed(&device, source);
+  }
+  if (outputs->sum.at != nullptr) args.sum = device.SumOut(fold.contributions, &outputs->sum);
+  if (outputs->result.at != nullptr) {
+    args.result = device.ResultOut(&outputs->result, &args.result_codes);
+  }
+  return device.Run([&](const cuda::Launchers& kernels, cuda::ElementType type, void* stream) {
+    return kernels.fold(type, args, stream);
+  });
+}
+
+Status LaunchDecode(const SliceContext& slice, DeviceLevels* levels, const uint8_t* payload,
+                    std::byte* elements, DeviceWork* work) {
+  DeviceSlice device(slice, levels, work);
+  if (!slice.planner->requantizes()) {
+    const Source sum{.at = payload,
+                     .end = payload + ResultBytes(slice),
+                     .contributions = slice.planner->contributions()};
+    return DecodeSum(&device, sum, elements);
+  }
+  cuda::DecodeArgs args{.slice = device.args(), .result = true, .elements = elements};
+  args.in = device.ResultIn(payload, &args.codes);
+  return device.Run([&](const cuda::Launchers& kernels, cuda::ElementType type, void* stream) {
+    return kernels.decode(type, args, stream);
+  });
+}
+
+}  // namespace inccl::hbi
