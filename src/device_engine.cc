@@ -52,7 +52,15 @@ class DeviceEngine::Work final : public DeviceWork {
   }
   Status Run(
       const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) override {
-    return engine_->queues_[way]->Run(launch);
+    int error = 0;
+    Status status =
+        engine_->queues_[way]->Run([&](const cuda::Launchers& kernels, void* stream) -> int {
+          error = launch(kernels, stream);
+          return error;
+        });
+    if (error == 0) return status;
+    return {status.code(), fmt::format("{} ({})", status.message(),
+                                       engine_->device_->Kernels()->error_name(error))};
   }
 
   Stage stage = Stage::kKernels;
