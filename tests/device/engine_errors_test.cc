@@ -164,6 +164,49 @@ TEST(EngineErrorsTest, ADeviceThatHangsIsATimeoutOfItsRank) {
   x.ExpectMarks();
 }
 
+// With preserve_input nothing of a buffer in place is written before all is well.
+TEST(EngineErrorsTest, PreservedInputs) {
+  FakeDevice device(size_t{8} << 20);
+  ccl_unique_id_t id;
+  ASSERT_EQ(ccl_get_unique_id(&id), CCL_SUCCESS);
+  std::vector<ccl_comm_t> comms(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      ccl_config_t config = CCL_CONFIG_INIT;
+      config.preserve_input = 1;
+      EXPECT_EQ(ccl_comm_init_rank_config(&comms[static_cast<size_t>(rank)], 2, id, rank, &config),
+                CCL_SUCCESS);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  constexpr size_t kCount = 100'000;
+  std::vector<float*> x;
+  std::vector<void*> streams;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    x.push_back(reinterpret_cast<float*>(device.Allocate(kCount * sizeof(float))));
+    std::fill_n(device.Reach(x[rank]), kCount, 3.0f);
+    streams.push_back(device.MakeStream());
+  }
+  for (const int copies : {-1, 2}) {  // the second time a result cannot be copied back
+    device.copies_until_failure = copies;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(ccl_allreduce(x[rank], x[rank], kCount, CCL_FLOAT32, CCL_SUM, comms[rank],
+                              static_cast<ccl_stream_t>(streams[rank])),
+                CCL_SUCCESS);
+    }
+    for (void* stream : streams) device.Synchronize(stream);
+  }
+  for (size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(ccl_comm_destroy(comms[rank]), CCL_SUCCESS);
+    const float* const got = device.Reach(x[rank]);
+    // Of the rank whose copies have not failed the call was done.
+    const float value = got[0];
+    EXPECT_TRUE(value == 6.0f || value == 12.0f) << value;
+    EXPECT_EQ(std::count(got, got + kCount, value), static_cast<ptrdiff_t>(kCount)) << rank;
+  }
+}
+
 // A rank that waits for a peer, not for its device, says so.
 TEST(EngineErrorsTest, ARankThatNobodyJoinsNamesThePeer) {
   const ScopedEnv environment({{"INCCL_OP_TIMEOUT_MS", "300"}});
