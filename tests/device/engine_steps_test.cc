@@ -65,7 +65,7 @@ class EngineStepsTest : public ::testing::Test {
     EXPECT_TRUE(state_.plain.Begin({.nranks = 2, .count = kCount}).ok());
     input_ = device_.Allocate(kBytes, 1);
     output_ = device_.Allocate(kBytes, 1);
-    engine_->Begin({.element_bytes = sizeof(float), .output = output_, .output_bytes = kBytes});
+    Begin(false);
     for (uint32_t i = 0; i < kCount; ++i) Value(input_, i) = static_cast<float>(i);
   }
   ~EngineStepsTest() override {
@@ -76,6 +76,17 @@ class EngineStepsTest : public ::testing::Test {
     EXPECT_EQ(device_.registered, 0u);
   }
 
+  // `whole`: the input is small and not compressed.
+  void Begin(bool whole) {
+    EXPECT_TRUE(engine_
+                    ->Begin({.element_bytes = sizeof(float),
+                             .input = input_,
+                             .input_bytes = kBytes,
+                             .output = output_,
+                             .output_bytes = kBytes,
+                             .compressed = !whole})
+                    .ok());
+  }
   float& Value(std::byte* memory, uint32_t i) {
     return reinterpret_cast<float*>(device_.Reach(memory))[i];
   }
@@ -232,6 +243,21 @@ TEST_F(EngineStepsTest, WithoutKernelsElementsGoByTheHost) {
   ASSERT_TRUE(Finish(*Combine(inputs, &outputs)).ok());
   EXPECT_EQ(lent[999], 999.5f);
   EXPECT_EQ(Value(output_, 1), 1.5f);
+}
+
+TEST_F(EngineStepsTest, ASmallInputIsBroughtOnce) {
+  std::vector<float> peer(kCount, 0.5f);
+  const uint64_t before = device_.copies;
+  Begin(true);
+  std::vector<Term> sent = {Sum(slot_, 1)};
+  ASSERT_TRUE(Finish(*Combine({Input(input_)}, &sent)).ok());
+  EXPECT_EQ(reinterpret_cast<float*>(slot_)[999], 999.0f);
+  std::vector<Term> result = {Output(output_)};
+  const Result<Ticket> ticket =
+      Combine({Sum(reinterpret_cast<std::byte*>(peer.data()), 1), Input(input_)}, &result);
+  ASSERT_TRUE(Finish(*ticket).ok());
+  EXPECT_EQ(Value(output_, 999), 999.5f);
+  EXPECT_EQ(device_.copies - before, 2u);
 }
 
 TEST_F(EngineStepsTest, StepsWithoutElementsAreDoneAtOnce) {
