@@ -115,6 +115,7 @@ class FakeDevice::Queue final : public DeviceQueue {
         return;
       }
       ++device->copies;
+      if (device->copy_delay_us > 0) usleep(static_cast<useconds_t>(device->copy_delay_us));
       std::memcpy(to, from, bytes);
     });
     return Status::Ok();
@@ -144,7 +145,9 @@ class FakeDevice::Queue final : public DeviceQueue {
   void Append(std::function<void()> work) {
     stream_->Append([device = device_, work = std::move(work)] {
       std::unique_lock lock(device->hold_mutex_);
+      ++device->held;
       device->hold_changed_.wait(lock, [&] { return !device->hold_; });
+      --device->held;
       lock.unlock();
       ++device->running;
       work();
@@ -292,6 +295,12 @@ Result<std::unique_ptr<DeviceQueue>> FakeDevice::NewQueue(int device) {
 }
 
 Result<std::byte*> FakeDevice::AllocateOn(int device, size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (used_[device] + bytes + 255 > bytes_ / kDevices) {
+      return Status(Code::kUnhandledCudaError, "the fake device has no more memory");
+    }
+  }
   return Allocate(bytes, device);
 }
 
