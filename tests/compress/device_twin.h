@@ -195,7 +195,7 @@ class DeviceCombine {
   // Where it has no elements, or no kernels: those are copied then.
   Status OnHost(CodecState* state) {
     std::vector<std::vector<std::byte>> copies;
-    const auto there = [this](const Term& term) {
+    const auto there = [](const Term& term) {
       return term.format.form == Form::kInput || term.format.form == Form::kOutput;
     };
     std::vector<Term> inputs = inputs_, outputs = outputs_;

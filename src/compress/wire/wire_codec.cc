@@ -178,7 +178,7 @@ Status WireState::LaunchDecode(const Range& range, const Term& input, std::span<
   const auto* const code =
       reinterpret_cast<const uint8_t*>(buffers.In(input.data, input.bytes, CodeAlignment()));
   auto* const elements = reinterpret_cast<float*>(FindOutput(Form::kOutput, outputs)->data);
-  const Status status = buffers.Run([&](const cuda::Launchers& kernels, void* stream) {
+  Status status = buffers.Run([&](const cuda::Launchers& kernels, void* stream) {
     return kernels.cast_decode(*wire_->kernels(), code, range.count, elements, stream);
   });
   if (status.ok()) CopyPayload(input.data, outputs);
