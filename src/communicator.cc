@@ -167,10 +167,14 @@ Status Communicator::RunOnDevice(const Call& call) {
   if (Status status = staging_.BringScalar(&brought); !status.ok()) return status;
   const Extent extent =
       ExtentOf(call.collective, call.count, ends_.nranks, call.root == ends_.rank);
-  (*engine)->Begin({.collective = call.collective,
-                    .element_bytes = SizeOf(call.type),
-                    .output = static_cast<const std::byte*>(call.recv),
-                    .output_bytes = extent.recv * SizeOf(call.type)});
+  Status begun = (*engine)->Begin({.collective = call.collective,
+                                   .element_bytes = SizeOf(call.type),
+                                   .input = static_cast<const std::byte*>(call.send),
+                                   .input_bytes = extent.send * SizeOf(call.type),
+                                   .output = static_cast<const std::byte*>(call.recv),
+                                   .output_bytes = extent.recv * SizeOf(call.type),
+                                   .compressed = call.codec != nullptr});
+  if (!begun.ok()) return begun;
   return RunLocked(brought, *engine);
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 constexpr useconds_t kDrainLook = 20;
 constexpr size_t kConstants = size_t{256} << 10;  // of device memory at a time
-constexpr size_t kWorksAhead = 3;                 // the strands of a direct all-reduce
+constexpr size_t kSmallInput = size_t{32} << 10;
+constexpr size_t kWorksAhead = 3;  // the strands of a direct all-reduce
 
 size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -52,7 +53,15 @@ class DeviceEngine::Work final : public DeviceWork {
   }
   Status Run(
       const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) override {
-    return engine_->queues_[way]->Run(launch);
+    int error = 0;
+    Status status =
+        engine_->queues_[way]->Run([&](const cuda::Launchers& kernels, void* stream) -> int {
+          error = launch(kernels, stream);
+          return error;
+        });
+    if (error == 0) return status;
+    return {status.code(), fmt::format("{} ({})", status.message(),
+                                       engine_->device_->Kernels()->error_name(error))};
   }
 
   Stage stage = Stage::kKernels;
@@ -82,6 +91,7 @@ DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transpor
     : device_(device),
       number_(number),
       slots_(device, number, transport),
+      input_here_memory_(device),
       constants_here_(device) {}
 
 Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int number,
@@ -103,6 +113,9 @@ Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int n
   }
   engine->free_.reserve(kWorksAhead);
   for (const std::unique_ptr<Work>& work : engine->works_) engine->GiveBack(work.get());
+  if (Result<std::byte*> input = engine->input_here_memory_.Take(kSmallInput); !input.ok()) {
+    return input.status();
+  }
   Result<std::byte*> memory = device->AllocateOn(number, kConstants);
   if (!memory.ok()) return memory.status();
   engine->constants_memory_.push_back(*memory);
@@ -116,9 +129,24 @@ DeviceEngine::~DeviceEngine() {
   for (std::byte* memory : constants_memory_) device_->FreeOn(number_, memory);
 }
 
-void DeviceEngine::Begin(const Call& call) {
+// A small input is brought at once and as a whole: its steps then wait for one copy, not for one
+// each. Kernels read it where it is.
+Status DeviceEngine::Begin(const Call& call) {
   call_ = call;
   slots_.Update();
+  input_here_ = nullptr;
+  input_here_memory_.GiveBack();
+  const bool kernels = call.compressed && device_->Kernels() != nullptr;
+  if (call.input_bytes == 0 || call.input_bytes > kSmallInput || kernels) return Status::Ok();
+  Result<std::byte*> memory = input_here_memory_.Take(call.input_bytes);
+  if (!memory.ok()) return memory.status();
+  Status status = queues_[kFromDevice]->Copy(*memory, call.input, call.input_bytes);
+  if (!status.ok()) return status;
+  Result<uint64_t> mark = queues_[kFromDevice]->Mark();
+  if (!mark.ok()) return mark.status();
+  input_here_ = *memory;
+  input_mark_ = *mark;
+  return Status::Ok();
 }
 
 // Results may be wanted in memory of a peer, too, which is the host's.
@@ -190,6 +218,10 @@ Result<Ticket> DeviceEngine::Combine(CodecState* state, const Range& range,
     }
   }
   if (Status status = Mark(work); !status.ok()) return status;
+  if (work->stage == Stage::kReturning && work->marks == decltype(work->marks){}) {
+    GiveBack(work);
+    return Ticket{0};
+  }
   return work->ticket();
 }
 
@@ -219,6 +251,7 @@ Result<bool> DeviceEngine::Move(Work* work) {
   const Term& input = work->inputs[0];
   const size_t bytes = work->range.count * call_.element_bytes;
   const bool own = input.format.form == Form::kInput;
+  if (own && input_here_ != nullptr) return false;
   if (own ? !work->state->InputIsPayload()
           : input.format.form != Form::kResult || !work->state->ResultIsPayload() ||
                 input.bytes != bytes || !slots_.Copies(input.data, bytes)) {
@@ -261,7 +294,11 @@ Status DeviceEngine::Bring(Work* work) {
   bool brings = false;
   for (const Term& input : work->inputs) {
     Term term = input;
-    if (input.format.form == Form::kInput) {
+    if (input.format.form == Form::kInput && input_here_ != nullptr) {
+      term.data = const_cast<std::byte*>(input_here_) + (input.data - call_.input);
+      work->marks[kFromDevice] = input_mark_;
+      brings = true;
+    } else if (input.format.form == Form::kInput) {
       Result<std::byte*> memory = work->Scratch(bytes);
       if (!memory.ok()) return memory.status();
       term.data = *memory;
@@ -295,7 +332,13 @@ Status DeviceEngine::Bring(Work* work) {
     work->here.push_back(term);
     work->combined.push_back(i);
   }
-  return brings ? Status::Ok() : CombineHere(work);
+  if (brings) {
+    if (input_here_ == nullptr) return Status::Ok();
+    Result<bool> reached = Reached(work);
+    if (!reached.ok()) return reached.status();
+    if (!*reached) return Status::Ok();
+  }
+  return CombineHere(work);
 }
 
 Status DeviceEngine::CombineHere(Work* work) {

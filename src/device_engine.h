@@ -39,10 +39,13 @@ class DeviceEngine final : public Engine {
   struct Call {
     Collective collective = Collective::kAllReduce;
     size_t element_bytes = 0;
+    const std::byte* input = nullptr;
+    size_t input_bytes = 0;
     const std::byte* output = nullptr;
     size_t output_bytes = 0;
+    bool compressed = false;
   };
-  void Begin(const Call& call);
+  Status Begin(const Call& call);
 
   Result<Ticket> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
                          std::span<Term> outputs) override;
@@ -81,6 +84,9 @@ class DeviceEngine final : public Engine {
   DeviceSlots slots_;
   std::array<std::unique_ptr<DeviceQueue>, kWays> queues_;
   Call call_;
+  PinnedScratch input_here_memory_;
+  const std::byte* input_here_ = nullptr;  // all of the call's input, once this has been reached:
+  uint64_t input_mark_ = 0;
   std::vector<std::unique_ptr<Work>> works_;  // a ticket is a place here, + 1
   std::vector<Work*> free_;
   std::multimap<const std::byte*, Known> constants_;

@@ -37,13 +37,23 @@ class DeviceEngines {
 
   // By the thread that uses them.
   void Drain() {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [number, engine] : engines_) {
-      if (engine != nullptr) engine->Drain();
+    for (int number = 0;; ++number) {
+      DeviceEngine* const engine = AtOrAfter(&number);
+      if (engine == nullptr) return;
+      engine->Drain();  // takes as long as the device does
     }
   }
 
  private:
+  DeviceEngine* AtOrAfter(int* number) {
+    const std::lock_guard lock(mutex_);
+    auto found = engines_.lower_bound(*number);
+    while (found != engines_.end() && found->second == nullptr) ++found;
+    if (found == engines_.end()) return nullptr;
+    *number = found->first;
+    return found->second.get();
+  }
+
   const Transport* const transport_;
   const size_t step_bytes_;
   std::mutex mutex_;

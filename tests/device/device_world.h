@@ -13,6 +13,8 @@
 
 #include "inccl/ccl.h"
 #include "support/fake_device.h"
+#include "world/clock.h"
+#include "world/limits.h"
 
 namespace inccl::test {
 
@@ -42,8 +44,8 @@ class Compression {
 
 class DeviceWorld {
  public:
-  explicit DeviceWorld(int nranks, bool two_devices = false)
-      : two_devices_(two_devices), comms_(static_cast<size_t>(nranks)) {
+  explicit DeviceWorld(int nranks, bool two_devices = false, size_t bytes = size_t{64} << 20)
+      : two_devices_(two_devices), device_(bytes), comms_(static_cast<size_t>(nranks)) {
     EXPECT_EQ(ccl_comm_init_all(comms_.data(), nranks, nullptr), CCL_SUCCESS)
         << ccl_get_last_error(nullptr);
     for (int rank = 0; rank < nranks; ++rank) streams_.push_back(device_.MakeStream());
@@ -79,17 +81,20 @@ class DeviceWorld {
   void Synchronize() {
     for (void* stream : streams_) device_.Synchronize(stream);
   }
-  // As soon as it is known here.
+  // Waits for it, a while.
   ccl_result_t AsyncError(int rank) {
     ccl_result_t error = CCL_SUCCESS;
-    EXPECT_EQ(ccl_comm_get_async_error(comm(rank), &error), CCL_SUCCESS);
+    const double limit = Seconds() + 10.0 * kSlowness;
+    while (error == CCL_SUCCESS && Seconds() < limit) {
+      EXPECT_EQ(ccl_comm_get_async_error(comm(rank), &error), CCL_SUCCESS);
+    }
     return error;
   }
   std::string ErrorOf(int rank) { return ccl_get_last_error(comm(rank)); }
 
  private:
   const bool two_devices_;
-  FakeDevice device_{size_t{64} << 20};
+  FakeDevice device_;
   std::vector<ccl_comm_t> comms_;
   std::vector<void*> streams_;
 };

@@ -233,5 +233,46 @@ TEST(EngineCallsTest, ManyMoreRanksThanCores) {
   for (float* data : x) EXPECT_EQ(world.device().Reach(data)[kCount - 1], 12.0f * 12 * 12);
 }
 
+// Peers with memory of ccl_mem_alloc want results written straight there.
+TEST(EngineCallsTest, RanksOnMemoryOfTheHostAndOfTheDevice) {
+  const ScopedEnv environment({{"INCCL_TRANSPORT", "shm"}});
+  constexpr int kRanks = 3;
+  constexpr size_t kCount = size_t{3} << 20;
+  DeviceWorld world(kRanks, false, size_t{128} << 20);
+  void* lent = nullptr;
+  ASSERT_EQ(ccl_mem_alloc(&lent, kCount * sizeof(float)), CCL_SUCCESS);
+  auto* const host = static_cast<float*>(lent);
+  std::vector<float*> x = {nullptr, world.Floats(kCount), world.Floats(kCount)};
+  float expected = 1;
+  std::fill_n(host, kCount, expected);
+  for (int rank = 1; rank < kRanks; ++rank) {
+    std::fill_n(world.device().Reach(x[static_cast<size_t>(rank)]), kCount, expected);
+  }
+  for (int round = 0; round < 5; ++round) {
+    for (int rank = 1; rank < kRanks; ++rank) {
+      float* const data = x[static_cast<size_t>(rank)];
+      ASSERT_EQ(ccl_allreduce(data, data, kCount, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                              world.handle(rank)),
+                CCL_SUCCESS);
+    }
+    ASSERT_EQ(ccl_allreduce(host, host, kCount, CCL_FLOAT32, CCL_SUM, world.comm(0), nullptr),
+              CCL_SUCCESS);
+    expected *= kRanks;
+    EXPECT_EQ(std::count(host, host + kCount, expected), static_cast<ptrdiff_t>(kCount));
+  }
+  world.Synchronize();
+  for (int rank = 1; rank < kRanks; ++rank) {
+    const float* const got = world.device().Reach(x[static_cast<size_t>(rank)]);
+    EXPECT_EQ(std::count(got, got + kCount, expected), static_cast<ptrdiff_t>(kCount)) << rank;
+  }
+  EXPECT_EQ(ccl_mem_free(lent), CCL_SUCCESS);
+}
+
+// Behind an emulated link the device reaches slots as well.
+TEST(EngineCallsTest, OverAnEmulatedLink) {
+  const ScopedEnv environment({{"INCCL_LINK_GBPS", "50"}});
+  CompareAll({.nranks = 2}, {"", "hbi:bits=6,min_bytes=0"}, {30'001});
+}
+
 }  // namespace
 }  // namespace inccl::test

@@ -121,6 +121,7 @@ class FakeDevice::Queue final : public DeviceQueue {
         return;
       }
       ++device->copies;
+      if (device->copy_delay_us > 0) usleep(static_cast<useconds_t>(device->copy_delay_us));
       std::memcpy(to, from, bytes);
     });
     return Status::Ok();
@@ -150,7 +151,9 @@ class FakeDevice::Queue final : public DeviceQueue {
   void Append(std::function<void()> work) {
     stream_->Append([device = device_, work = std::move(work)] {
       std::unique_lock lock(device->hold_mutex_);
+      ++device->held;
       device->hold_changed_.wait(lock, [&] { return !device->hold_; });
+      --device->held;
       lock.unlock();
       ++device->running;
       work();
@@ -298,8 +301,11 @@ Result<std::unique_ptr<DeviceQueue>> FakeDevice::NewQueue(int device) {
 }
 
 Result<std::byte*> FakeDevice::AllocateOn(int device, size_t bytes) {
-  if (bytes > bytes_ / kDevices - used_[device]) {
-    return Status(Code::kUnhandledCudaError, "the fake device has no memory left");
+  {
+    const std::lock_guard lock(mutex_);
+    if (used_[device] + bytes + 255 > bytes_ / kDevices) {
+      return Status(Code::kUnhandledCudaError, "the fake device has no more memory");
+    }
   }
   std::byte* const memory = Allocate(bytes, device);
   const std::lock_guard lock(mutex_);

@@ -50,6 +50,7 @@ class FakeDevice final : public Device {
   // What is to go wrong. Copies of queues fail when their turn comes, and nothing that stands on
   // the same queue behind one of them is done.
   std::atomic<int> copies_until_failure{-1};  // -1: never
+  std::atomic<int> copy_delay_us{0};          // of queues
   std::atomic<bool> capturing{false};
   std::atomic<bool> registering{true};   // false: Register fails
   std::atomic<uint64_t> host_bytes{0};   // of AllocateHost, not freed
@@ -57,6 +58,7 @@ class FakeDevice final : public Device {
   std::atomic<uint64_t> registered{0};   // ranges of Register
   std::atomic<int> running{0};           // copies and kernels on queues at this moment
   std::atomic<uint64_t> copies{0};       // of queues, ever
+  std::atomic<int> held{0};              // queues that wait at this moment (HoldQueues)
 
   int Count() override { return kDevices; }
   int Current() override { return 1; }
