@@ -134,6 +134,11 @@ bench goals.processes.4.shm 20 allreduce --ranks 4 -b 256M -e 256M -n 10 -w 2 --
 bench goals.threads.4.shm 20 allreduce --threads 4 -b 256M -e 256M -n 10 -w 2 --row-seconds 2 -c 0 --limit "${codecs[@]}"
 bench goals.processes.4.100 20 allreduce --ranks 4 -b 256M -e 256M -n 5 -w 1 --row-seconds 2 -c 0 --link-gbps 100 "${codecs[@]}"
 
+# The same calls on both kinds of memory: their results' digests are compared.
+same=(--ranks 4 -b 64K -e 16M -f 16 -n 2 -w 1 --reproducible --digest "${codecs[@]}" --codec bf16 --codec mxfp8)
+bench digest.processes.4.shm.device 20 allreduce "${same[@]}"
+step digest.processes.4.shm.host 20 "$build/perf/allreduce_bench" "${same[@]}" --json "$out/bench.digest.processes.4.shm.host.json"
+
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
 for tool in memcheck racecheck; do
   if [ -n "$sanitizer" ]; then

@@ -100,6 +100,17 @@ def elements_test(suite):
     return None
 
 
+def digests(suite):
+    """(equal, all) results of calls on a GPU beside those of the same calls on the host's memory."""
+    def of(kind):
+        document = suite["benches"].get(f"digest.processes.4.shm.{kind}") or {"rows": []}
+        return {(row["codec"], row["bytes"], row["in_place"]): row["digest"]
+                for row in document["rows"]}
+    device, host = of("device"), of("host")
+    both = device.keys() & host.keys()
+    return (sum(device[key] == host[key] for key in both), len(both)) if both else None
+
+
 def best(values):
     found = [v for v in values if v[0] is not None]
     return min(found) if found else (None, None)
@@ -124,6 +135,8 @@ def goals(suite):
         lambda v: v["of_copy"] >= 0.8)
     same = elements_test(suite)
     add("10^8 elements against the CPU", "0 bytes differ", same, lambda v: v[1], lambda v: v[0])
+    add("all-reduce on a GPU against the same on the host: results", "all equal", digests(suite),
+        lambda v: f"{v[0]} of {v[1]} equal", lambda v: v[0] == v[1])
     ours = time_of(suite, "processes", 4, "100", "hbi:bits=6", 256 * MB)
     plain = time_of(suite, "processes", 4, "100", "none", 256 * MB)
     ratio = ours / plain if ours and plain else None

@@ -178,7 +178,7 @@ class Parent {
         Fail();
       } else {
         code_ = std::max(code_, WEXITSTATUS(status));
-        if (WEXITSTATUS(status) >= kExitFailed) Fail();
+        if (EndsTheRun(WEXITSTATUS(status))) Fail();
       }
     }
   }

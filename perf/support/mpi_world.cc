@@ -168,7 +168,7 @@ int RunUnderMpi(const std::string& program, int* argc, char*** argv,
   {
     MpiWorld world;
     code = body(world);
-    if (code == kExitFailed) {  // kExitNoDevice is every rank's
+    if (EndsTheRun(code)) {
       std::fflush(nullptr);
       MPI_Abort(MPI_COMM_WORLD, code);
     }

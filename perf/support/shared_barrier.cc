@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kYieldsBeforeBlock = 20;
 constexpr int kLooksBeforeYield = 200;
+constexpr uint32_t kComplete = 2;  // what a barrier that all have reached adds to the generation
 
 // Not the private operations: the word is shared between processes.
 void FutexWait(std::atomic<uint32_t>* word, uint32_t expected) {
@@ -35,17 +36,17 @@ void CpuRelax() {
 bool SharedBarrier::Wait(uint32_t ranks) { return Arrive(ranks) && Start(ranks); }
 
 bool SharedBarrier::Arrive(uint32_t ranks) {
-  if (aborted_.load() != 0) return false;
   const uint32_t generation = generation_.load();
+  if (aborted_.load() != 0) return false;  // else an abort changes the generation after this
   if (arrived_.fetch_add(1) + 1 == ranks) {
     arrived_.store(0);
-    generation_.fetch_add(1);
+    generation_.fetch_add(kComplete);
     FutexWakeAll(&generation_);
-    return aborted_.load() == 0;
+    return true;
   }
   for (int i = 0; i < kYieldsBeforeBlock && generation_.load() == generation; ++i) sched_yield();
   while (generation_.load() == generation) FutexWait(&generation_, generation);
-  return aborted_.load() == 0;
+  return generation_.load() - generation >= kComplete;
 }
 
 bool SharedBarrier::Start(uint32_t ranks) {
@@ -53,22 +54,22 @@ bool SharedBarrier::Start(uint32_t ranks) {
   if (awake_.fetch_add(1) + 1 == ranks) {
     awake_.store(0);
     started_.fetch_add(1);
-    return aborted_.load() == 0;
+    return true;
   }
   while (started_.load() == started) {
     for (int i = 0; i < kLooksBeforeYield; ++i) {
-      if (started_.load(std::memory_order_acquire) != started) return aborted_.load() == 0;
+      if (started_.load(std::memory_order_acquire) != started) return true;
       CpuRelax();
     }
-    if (aborted_.load() != 0) return false;
+    if (aborted_.load() != 0) return true;  // who is awake may be gone; all had arrived
     sched_yield();
   }
-  return aborted_.load() == 0;
+  return true;
 }
 
 void SharedBarrier::Abort() {
-  aborted_.store(1);
-  generation_.fetch_add(1);
+  if (aborted_.exchange(1) != 0) return;
+  generation_.fetch_add(1);  // less than kComplete
   FutexWakeAll(&generation_);
 }
 

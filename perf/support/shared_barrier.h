@@ -15,10 +15,12 @@ namespace inccl::perf {
 
 class SharedBarrier {
  public:
-  // True when all `ranks` have arrived; false when the barrier was aborted.
+  // True when all `ranks` have arrived, also if one of them aborts then; false when the barrier was
+  // aborted before.
   bool Wait(uint32_t ranks);
 
-  // Every present and future Wait returns false. Any process, any time, also in a signal's wake.
+  // Every future Wait returns false, and every present one that not all have reached. Any process,
+  // any time, also in a signal's wake.
   void Abort();
 
  private:

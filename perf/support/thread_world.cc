@@ -72,7 +72,7 @@ int RunThreads(const std::string& program, int ranks, const std::function<int(Wo
     ThreadWorld world(rank, ranks, &board);
     const int code = body(world);
     codes[static_cast<size_t>(rank)] = code;
-    if (code >= kExitFailed) board.barrier.Abort();
+    if (EndsTheRun(code)) board.barrier.Abort();
   };
   int code = kExitOk;
   for (int rank = 0; rank < ranks; ++rank) {

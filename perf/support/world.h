@@ -50,6 +50,9 @@ enum ExitCode : int {
   kExitNoDevice = 4,  // --device, and there is none
 };
 
+// Whether a rank that ends with this code ends the others. Where there is no device, all see that.
+constexpr bool EndsTheRun(int code) { return code >= kExitFailed && code != kExitNoDevice; }
+
 }  // namespace inccl::perf
 
 #endif  // INCCL_PERF_SUPPORT_WORLD_H_

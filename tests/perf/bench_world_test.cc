@@ -16,6 +16,7 @@
 
 #include "perf/support/fork_world.h"
 #include "perf/support/shared_barrier.h"
+#include "perf/support/thread_world.h"
 
 namespace inccl::perf {
 namespace {
@@ -100,6 +101,17 @@ TEST(ForkWorld, TheWorstExitCodeCounts) {
   EXPECT_EQ(RunForked("test", 2, [](World&) { return int{kExitUsage}; }), kExitUsage);
 }
 
+// Not a failure that others must be told.
+TEST(ForkWorld, WithoutADeviceAllEndByThemselves) {
+  EXPECT_EQ(RunForked("test", 3,
+                      [](World& world) {
+                        if (world.rank() == 0) return int{kExitNoDevice};
+                        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                        return int{kExitNoDevice};
+                      }),
+            kExitNoDevice);
+}
+
 TEST(ForkWorld, AKilledRankEndsTheRun) {
   testing::internal::CaptureStderr();
   auto* errors = Shared<std::atomic<int>>();
@@ -144,6 +156,59 @@ TEST(ForkWorld, RankZeroDyingBeforeTheBroadcastIsAnError) {
             kExitFailed);
   testing::internal::GetCapturedStderr();
   EXPECT_EQ(code->load(), static_cast<int>(Code::kRemoteError));
+}
+
+// Whoever has reached it with all the others knows that, whatever one of them does next.
+TEST(SharedBarrier, AbortComesTooLateForABarrierThatAllHaveReached) {
+  for (int round = 0; round < 200; ++round) {
+    SharedBarrier barrier{};
+    std::atomic<int> passed{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        if (!barrier.Wait(3)) return;
+        passed.fetch_add(1);
+        barrier.Abort();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(passed.load(), 3) << round;
+    ASSERT_FALSE(barrier.Wait(1));
+  }
+}
+
+TEST(ThreadWorld, RanksKnowThemselvesAndExchange) {
+  EXPECT_EQ(RunThreads("test", 4,
+                       [](World& world) {
+                         if (world.size() != 4) return 7;
+                         for (int round = 0; round < 50; ++round) {
+                           const Result<std::vector<int>> all =
+                               Gather(world, 10 * round + world.rank());
+                           if (!all.ok()) return 8;
+                           for (int rank = 0; rank < 4; ++rank) {
+                             if ((*all)[static_cast<size_t>(rank)] != 10 * round + rank) return 9;
+                           }
+                           int word = world.rank() == 0 ? round : -1;
+                           if (!world.Broadcast(std::as_writable_bytes(std::span(&word, 1))).ok()) {
+                             return 10;
+                           }
+                           if (word != round) return 11;
+                         }
+                         return world.rank() == 2 ? int{kExitWrong} : 0;
+                       }),
+            kExitWrong);
+}
+
+TEST(ThreadWorld, ARankThatGivesUpEndsTheOthersBarriers) {
+  std::atomic<int> told{0};
+  EXPECT_EQ(RunThreads("test", 3,
+                       [&](World& world) {
+                         if (world.rank() == 1) return int{kExitFailed};
+                         if (world.Barrier().code() == Code::kRemoteError) told.fetch_add(1);
+                         return int{kExitFailed};
+                       }),
+            kExitFailed);
+  EXPECT_EQ(told, 2);
 }
 
 TEST(SharedBarrier, AbortReleasesThoseWhoWait) {

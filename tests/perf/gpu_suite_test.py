@@ -24,7 +24,8 @@ def value(name, otherwise=None):
     return a[a.index(name) + 1] if name in a else otherwise
 def size(text):
     return int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
-assert value("--device") == "cuda", a
+device = value("--device") == "cuda"
+assert device or "--digest" in a, a
 if os.environ.get("STAND_IN_FAILS") in a:
     sys.exit("allreduce_bench: rank 0: it does not work")
 nccl = value("--baseline") == "nccl"
@@ -46,6 +47,7 @@ while at <= size(value("-e")):
                          "vs_limit": 3 if "--limit" in a else None,
                          "baseline_us": us * 2 if nccl and "STAND_IN_NCCL" in os.environ else None,
                          "vs_baseline": 0.5 if nccl and "STAND_IN_NCCL" in os.environ else None,
+                         "digest": f"{at}{codec}{'STAND_IN_DIFFERS' in os.environ and device}",
                          "wrong": None if value("-c") == "0" else 0, "identical": True})
     at *= int(value("-f", "1000000"))
 with open(value("--json"), "w") as file:
@@ -134,6 +136,7 @@ def check_whole(source, root):
             "the copies' time / ours | >= 0.5 | 0.33 (threads) | missed |",
             "kernels' sizes | <= 16 | 15.93 | reached |",
             "L2 cache | <= 12 | 11.93 | reached |",
+            "results | all equal | 36 of 36 equal | reached |",
             "| kernel launches for a slice | <= 3 | - | not measured |",
             "NCCL was left out: 2 ranks, 1 GPU: NCCL needs one for each rank.",
             "**All-reduce, 8 ranks on one GPU, an emulated link of 10 Gbit/s**",
@@ -158,6 +161,10 @@ def check_failures(source, root):
     status, text = run(source, root, out, STAND_IN_NO_GPU="1")
     assert status == 4 and "no CUDA device: none here" in text, text
     assert not (out / "suite.json").exists()
+    # Results that are not the host's.
+    out = root / "differs"
+    status, text = run(source, root, out, STAND_IN_DIFFERS="1")
+    assert "results | all equal | 0 of 36 equal | missed |" in (out / "table.md").read_text()
     # A part that fails is shown, and the others run.
     out = root / "failing"
     status, text = run(source, root, out, STAND_IN_FAILS="--link-gbps")
@@ -170,7 +177,7 @@ def check_failures(source, root):
     assert "sweep.processes.4.shm.small" in suite["benches"]
     # What a benchmark had when it ran out of time stays, and is no failure.
     out = root / "slow"
-    status, text = run(source, root, out, STAND_IN_SLOW="1", INCCL_GPU_SUITE_SECONDS="9")
+    status, text = run(source, root, out, STAND_IN_SLOW="1", INCCL_GPU_SUITE_SECONDS="11")
     assert status == 0 and "stopped after" in text, text
     suite = json.loads((out / "suite.json").read_text())
     stopped = [s["step"] for s in suite["steps"] if s.get("exit_status") == 124]

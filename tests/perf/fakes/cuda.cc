@@ -16,6 +16,7 @@
 
 namespace {
 
+constexpr int kFirstHandle = 70;  // a handle is not a number
 constexpr int kNoDevice = 100;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
@@ -58,17 +59,18 @@ int cuDeviceGetCount(int* count) {
 }
 
 int cuDeviceGet(int* device, int number) {
-  *device = number + 70;  // a handle is not a number
+  *device = number + kFirstHandle;
   return number < Devices() ? 0 : kInvalidValue;
 }
 
 int cuDeviceGetName(char* name, int bytes, int device) {
-  std::strncpy(name, ("Fake " + std::to_string(device - 70)).c_str(), static_cast<size_t>(bytes));
+  std::strncpy(name, ("Fake " + std::to_string(device - kFirstHandle)).c_str(), static_cast<size_t>(bytes));
   return 0;
 }
 
 int cuDevicePrimaryCtxRetain(void** context, int device) {
-  *context = reinterpret_cast<void*>(static_cast<ptrdiff_t>(device));
+  static char contexts[64];
+  *context = contexts + (device - kFirstHandle);
   return 0;
 }
 
