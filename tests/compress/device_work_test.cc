@@ -21,7 +21,7 @@ namespace {
 TEST(DeviceWork, AllReduceIsTheHostsByteForByte) {
   Rng rng(TestSeed());
   DeviceBench bench;
-  for (int round = 0; round < 24 && !HasFailure(); ++round) {
+  for (int round = 0; round < 18 && !HasFailure(); ++round) {
     TwinCall call = RandomTwinCall(&rng);
     call.in_place = rng.Below(4) == 0;
     const Places places = RandomPlaces(&rng);
@@ -36,7 +36,7 @@ TEST(DeviceWork, AllReduceIsTheHostsByteForByte) {
 TEST(DeviceWork, ReduceScatterIsTheHostsByteForByte) {
   Rng rng(TestSeed());
   DeviceBench bench;
-  for (int round = 0; round < 12 && !HasFailure(); ++round) {
+  for (int round = 0; round < 9 && !HasFailure(); ++round) {
     TwinCall call = RandomTwinCall(&rng);
     call.collective = Collective::kReduceScatter;
     call.n = std::min(call.n, 5);
@@ -53,7 +53,7 @@ TEST(DeviceWork, ReduceScatterIsTheHostsByteForByte) {
 TEST(DeviceWork, AllGatherIsTheHostsByteForByte) {
   Rng rng(TestSeed());
   DeviceBench bench;
-  for (int round = 0; round < 10 && !HasFailure(); ++round) {
+  for (int round = 0; round < 7 && !HasFailure(); ++round) {
     TwinCall call = RandomTwinCall(&rng);
     call.collective = Collective::kAllGather;
     call.average = false;
@@ -71,7 +71,7 @@ TEST(DeviceWork, AllGatherIsTheHostsByteForByte) {
 TEST(DeviceWork, AnySumsIntoAnyOutputs) {
   Rng rng(TestSeed());
   DeviceBench bench;
-  for (int round = 0; round < 16 && !HasFailure(); ++round) {
+  for (int round = 0; round < 10 && !HasFailure(); ++round) {
     TwinCall call = RandomTwinCall(&rng);
     const Places places = RandomPlaces(&rng);
     SCOPED_TRACE(call.Description(places));
