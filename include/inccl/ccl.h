@@ -274,7 +274,7 @@ CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
  * not for other ranks. NULL is ignored. */
 CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
-/** Ends a communicator at any time, from any thread, within a second (longer if a device is busy for
+/** Ends a communicator at any time, from any thread, within a second (longer if a device works for
  * it), and frees it: what is in progress ends with an error. NULL is CCL_INVALID_ARGUMENT. */
 CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
 
