@@ -35,8 +35,28 @@ T* At(FakeDevice* device, T* pointer) {
   return pointer;
 }
 
+// As a GPU's instructions ask for it.
+template <class T>
+T* AlignedAt(FakeDevice* device, T* pointer, size_t alignment) {
+  if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
+    std::fprintf(stderr, "fake kernel: %p is no multiple of %zu\n",
+                 static_cast<const void*>(pointer), alignment);
+    std::abort();
+  }
+  return At(device, pointer);
+}
+
+size_t SizeOf(cuda::ElementType type) {
+  if (type == cuda::ElementType::kFloat64) return 8;
+  return type == cuda::ElementType::kFloat32 ? 4 : 2;
+}
+
+size_t CodeBytes(cuda::CastFormat format) {
+  return format == cuda::CastFormat::kBf16 || format == cuda::CastFormat::kFp16 ? 2 : 1;
+}
+
 cuda::PackedArgs At(FakeDevice* device, const cuda::PackedArgs& packed) {
-  return {At(device, packed.data), At(device, packed.tiles), packed.contributions};
+  return {AlignedAt(device, packed.data, 4), At(device, packed.tiles), packed.contributions};
 }
 
 // A slice with pointers that hold where the processor reads them; its tables, too. When the kernel
@@ -79,7 +99,8 @@ int BlockCodes(cuda::ElementType type, const void* elements, uint32_t count, uin
                void* stream) {
   FakeDevice* const device = Fake();
   return Enqueue(&launches.block_codes, stream, [=] {
-    return Emulated().block_codes(type, At(device, elements), count, At(device, codes), nullptr);
+    return Emulated().block_codes(type, AlignedAt(device, elements, SizeOf(type)), count,
+                                  At(device, codes), nullptr);
   });
 }
 
@@ -88,7 +109,7 @@ int Encode(cuda::ElementType type, const cuda::EncodeArgs& given, void* stream) 
   return Enqueue(&launches.encode, stream, [=] {
     const HostSlice slice(device, given.slice);
     const cuda::EncodeArgs args{.slice = slice.args(),
-                                .elements = At(device, given.elements),
+                                .elements = AlignedAt(device, given.elements, SizeOf(type)),
                                 .in = At(device, given.in),
                                 .out = At(device, given.out)};
     return Emulated().encode(type, args, nullptr);
@@ -115,7 +136,7 @@ int Decode(cuda::ElementType type, const cuda::DecodeArgs& given, void* stream) 
     args.slice = slice.args();
     args.codes = At(device, given.codes);
     args.in = At(device, given.in);
-    args.elements = At(device, given.elements);
+    args.elements = AlignedAt(device, given.elements, SizeOf(type));
     return Emulated().decode(type, args, nullptr);
   });
 }
@@ -129,11 +150,11 @@ int Fold(cuda::ElementType type, const cuda::FoldArgs& given, void* stream) {
     for (uint32_t i = 0; i < given.source_count; ++i) {
       args.sources[i] = At(device, given.sources[i]);
     }
-    args.own = At(device, given.own);
+    args.own = AlignedAt(device, given.own, SizeOf(type));
     args.sum = At(device, given.sum);
     args.result_codes = At(device, given.result_codes);
     args.result = At(device, given.result);
-    args.elements = At(device, given.elements);
+    args.elements = AlignedAt(device, given.elements, SizeOf(type));
     return Emulated().fold(type, args, nullptr);
   });
 }
@@ -142,7 +163,8 @@ int CastEncode(cuda::CastFormat format, const float* in, uint32_t count, uint8_t
                void* stream) {
   FakeDevice* const device = Fake();
   return Enqueue(&launches.cast_encode, stream, [=] {
-    return Emulated().cast_encode(format, At(device, in), count, At(device, out), nullptr);
+    return Emulated().cast_encode(format, AlignedAt(device, in, 4), count,
+                                  AlignedAt(device, out, CodeBytes(format)), nullptr);
   });
 }
 
@@ -150,7 +172,8 @@ int CastDecode(cuda::CastFormat format, const uint8_t* in, uint32_t count, float
                void* stream) {
   FakeDevice* const device = Fake();
   return Enqueue(&launches.cast_decode, stream, [=] {
-    return Emulated().cast_decode(format, At(device, in), count, At(device, out), nullptr);
+    return Emulated().cast_decode(format, AlignedAt(device, in, CodeBytes(format)), count,
+                                  AlignedAt(device, out, 4), nullptr);
   });
 }
 
