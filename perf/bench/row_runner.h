@@ -57,7 +57,7 @@ class RowRunner {
   struct Turns {
     uint64_t warmup, total;
   };
-  Result<Turns> TurnsAfterTheFirst(double seconds);
+  Result<Turns> TurnsInTime(double seconds);
   Result<std::vector<double>> SpansOf(const std::vector<Interval>& mine);
   Status Summarize(const Times& times, Measurement* m);
 
