@@ -59,6 +59,7 @@ Result<Measurement> RowRunner::Measure(bool in_place) {
   if (!times.ok()) return times.status();
   if (Status s = Summarize(*times, &m); !s.ok()) return s;
   if (Status s = Check(in_place, &m); !s.ok()) return s;
+  if (Status s = CheckBaseline(in_place); !s.ok()) return s;
   return m;
 }
 
@@ -257,6 +258,23 @@ Status RowRunner::Check(bool in_place, Measurement* m) {
     for (const Accuracy& accuracy : *all) m->accuracy->Add(accuracy);
   }
   return {};
+}
+
+Status RowRunner::CheckBaseline(bool in_place) {
+  if (options_->checks == 0 || baseline_ == nullptr || !baseline_->Checked() ||
+      !baseline_->Can(buffers_)) {
+    return {};
+  }
+  if (Status s = buffers_.Poison(in_place); !s.ok()) return s;
+  if (Status s = world_->Barrier(); !s.ok()) return s;
+  Status s = baseline_->Run(buffers_, in_place);
+  if (s.ok()) s = buffers_.Fetch(in_place);
+  if (!s.ok()) return s;
+  const ccl_compression_stats_t uncompressed = CCL_COMPRESSION_STATS_INIT;
+  const uint64_t wrong = check_.Verify(buffers_, in_place, uncompressed).wrong;
+  if (wrong == 0) return {};
+  return InternalError(fmt::format("{}: {} elements are not those of the same call of inccl",
+                                   baseline_->name(), wrong));
 }
 
 Result<Accuracy> RowRunner::CheckOnce(bool in_place, uint64_t* digest) {
