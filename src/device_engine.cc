@@ -103,6 +103,11 @@ Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int n
     if (!made.ok()) return made.status();
     queue = *std::move(made);
   }
+  if (device->Kernels() != nullptr && device->Kernels()->load != nullptr) {
+    // A kernel that this device cannot run is an error of the step that needs it.
+    (void)engine->queues_[kFromDevice]->Run(
+        [](const cuda::Launchers& kernels, void* /*stream*/) { return kernels.load(); });
+  }
   // Of what the first calls need: allocations may have to wait for the device, on which streams
   // wait for the calls under way, but not yet for one that is still to come.
   for (size_t i = 0; i < kWorksAhead; ++i) {

@@ -16,9 +16,9 @@
  * cast to ccl_stream_t, NULL the legacy one. The call returns when it is on the stream, runs when
  * the device has done what was put there before, and the device goes on when it is done; errors
  * surface at ccl_comm_get_async_error alone. The current device of the thread is not changed. Ranks
- * that share a device need a stream each. A stream that is being captured is CCL_INVALID_ARGUMENT.
- * Needs libinccl_cuda.so and a process that has loaded CUDA before it creates the communicator; in
- * this version all goes through copies in host memory, as large as the call.
+ * of one thread need a stream each, or one group for all. A stream that is being captured is
+ * CCL_INVALID_ARGUMENT. Needs libinccl_cuda.so and a process that has loaded CUDA before it creates
+ * the communicator. Payloads travel through host memory.
  *
  * Order. All ranks of a communicator call the same collectives in the same order with matching
  * arguments, whatever streams they use. A mismatch (operation, count, type, reduction, root, codec,
@@ -274,8 +274,8 @@ CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
  * not for other ranks. NULL is ignored. */
 CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
-/** Ends a communicator at any time, from any thread, within a second, and frees it: calls in
- * progress, creation too, return with an error, peers get theirs. NULL is CCL_INVALID_ARGUMENT. */
+/** Ends a communicator at any time, from any thread, within a second (longer if a device works for
+ * it), and frees it: what is in progress ends with an error. NULL is CCL_INVALID_ARGUMENT. */
 CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
 
 /** Makes a communicator fail on all ranks, from any thread: calls in progress and all later ones

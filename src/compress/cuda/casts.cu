@@ -48,4 +48,18 @@ int LaunchCastDecode(CastFormat format, const uint8_t* in, uint32_t count, float
   });
 }
 
+int LoadCasts() {
+  int first = cudaSuccess;
+  for (int format = 0; format < kCastFormats; ++format) {
+    const int error =
+        WithCast(static_cast<CastFormat>(format), cudaErrorInvalidValue, [](auto cast) {
+          const int encode = Load(CastEncodeKernel<decltype(cast)>);
+          const int decode = Load(CastDecodeKernel<decltype(cast)>);
+          return encode != cudaSuccess ? encode : decode;
+        });
+    if (first == cudaSuccess) first = error;
+  }
+  return first;
+}
+
 }  // namespace inccl::cuda

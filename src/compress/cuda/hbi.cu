@@ -126,4 +126,23 @@ int LaunchFold(ElementType type, const FoldArgs& args, void* stream) {
   });
 }
 
+int LoadSlices() {
+  int first = Load(AddKernel);
+  const auto load = [&](auto* kernel) {
+    if (const int error = Load(kernel); first == cudaSuccess) first = error;
+  };
+  for (const ElementType type : {ElementType::kFloat32, ElementType::kFloat16,
+                                 ElementType::kBfloat16, ElementType::kFloat64}) {
+    WithType(type, [&](auto chosen) {
+      using Type = decltype(chosen);
+      load(BlockCodesKernel<Type>);
+      load(EncodeKernel<Type, true>);
+      load(EncodeKernel<Type, false>);
+      load(DecodeKernel<Type>);
+      load(FoldKernel<Type>);
+    });
+  }
+  return first;
+}
+
 }  // namespace inccl::cuda

@@ -29,6 +29,10 @@ struct Launchers {
                      void* stream);
 
   const char* (*error_name)(int error);
+
+  // Loads all kernels into the current context. Else each is loaded at its first launch, which then
+  // may wait for all that runs there. nullptr: there is nothing to load.
+  int (*load)() = nullptr;
 };
 
 // The one symbol that the library exports, under this name.

@@ -4,6 +4,8 @@
 #ifndef INCCL_COMPRESS_CUDA_LAUNCH_PARTS_H_
 #define INCCL_COMPRESS_CUDA_LAUNCH_PARTS_H_
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "compress/cuda/launch.h"
@@ -17,12 +19,23 @@ int LaunchEncode(ElementType type, const EncodeArgs& args, void* stream);
 int LaunchAdd(const AddArgs& args, void* stream);
 int LaunchDecode(ElementType type, const DecodeArgs& args, void* stream);
 int LaunchFold(ElementType type, const FoldArgs& args, void* stream);
+int LoadSlices();
 
 // casts.cu
 int LaunchCastEncode(CastFormat format, const float* in, uint32_t count, uint8_t* out,
                      void* stream);
 int LaunchCastDecode(CastFormat format, const uint8_t* in, uint32_t count, float* out,
                      void* stream);
+int LoadCasts();
+
+// Asking for its attributes loads a kernel.
+template <class Kernel>
+int Load(Kernel* kernel) {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error != cudaSuccess) cudaGetLastError();  // which keeps it, too
+  return error;
+}
 
 }  // namespace inccl::cuda
 

@@ -10,6 +10,12 @@ namespace {
 
 const char* ErrorName(int error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
 
+int LoadAll() {
+  const int slices = LoadSlices();
+  const int casts = LoadCasts();
+  return slices != cudaSuccess ? slices : casts;
+}
+
 }  // namespace
 }  // namespace inccl::cuda
 
@@ -22,6 +28,7 @@ const inccl::cuda::Launchers* inccl_cuda_launchers() {
                                            .fold = LaunchFold,
                                            .cast_encode = LaunchCastEncode,
                                            .cast_decode = LaunchCastDecode,
-                                           .error_name = ErrorName};
+                                           .error_name = ErrorName,
+                                           .load = LoadAll};
   return &kLaunchers;
 }

@@ -156,7 +156,7 @@ class CudaDevice final : public Device {
   }
 
   Result<std::byte*> AllocateHost(size_t bytes) override {
-    Result<CUcontext> context = ContextOfCaller();
+    Result<CUcontext> context = AnyContext();
     if (!context.ok()) return context.status();
     const Within within(driver_, *context);
     if (!within.status().ok()) return within.status();
@@ -170,7 +170,12 @@ class CudaDevice final : public Device {
     return static_cast<std::byte*>(memory);
   }
 
-  void FreeHost(std::byte* memory) override { driver_.host_free(memory); }
+  void FreeHost(std::byte* memory) override {
+    Result<CUcontext> context = AnyContext();
+    if (!context.ok()) return;
+    const Within within(driver_, *context);
+    if (within.status().ok()) driver_.host_free(memory);
+  }
 
   Status Copy(void* to, const void* from, size_t bytes) override {
     const int to_device = DeviceOf(to);
@@ -217,7 +222,7 @@ class CudaDevice final : public Device {
   }
 
   Status Register(void* memory, size_t bytes) override {
-    Result<CUcontext> context = ContextOfCaller();
+    Result<CUcontext> context = AnyContext();
     if (!context.ok()) return context.status();
     const Within within(driver_, *context);
     if (!within.status().ok()) return within.status();
@@ -225,7 +230,7 @@ class CudaDevice final : public Device {
   }
 
   void Unregister(void* memory) override {
-    Result<CUcontext> context = ContextOfCaller();
+    Result<CUcontext> context = AnyContext();
     if (!context.ok()) return;
     const Within within(driver_, *context);
     if (within.status().ok()) ranges_.Unregister(memory);
@@ -268,6 +273,20 @@ class CudaDevice final : public Device {
                            "cuStreamCreateWithPriority");
     if (!status.ok()) return status;
     return place;
+  }
+
+  // For what is about memory of the host: the caller's, else one that is in use here already, as a
+  // context of another device takes memory there.
+  Result<CUcontext> AnyContext() {
+    CUcontext context = nullptr;
+    if (driver_.context(&context) == CUDA_SUCCESS && context != nullptr) return context;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const Place& place : places_) {
+        if (place.stream != nullptr) return place.context;
+      }
+    }
+    return ContextOfCaller();
   }
 
   // The caller's context; that of device 0 for a thread without one.
