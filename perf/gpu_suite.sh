@@ -162,7 +162,7 @@ if [ -z "${INCCL_NCCL_LIBRARY:-}" ]; then
     export INCCL_NCCL_LIBRARY=$found
 fi
 for ranks in 2 4 8; do
-  bench nccl.processes.$ranks.shm 25 allreduce --ranks $ranks -b 64K -e 256M -f 16 -n 20 -w 3 --row-seconds 0.5 -c 0 \
+  bench nccl.processes.$ranks.shm 40 allreduce --ranks $ranks -b 64K -e 256M -f 16 -n 20 -w 3 --row-seconds 0.5 \
     --baseline nccl --codec none --codec hbi:bits=6
   if grep -q '^# NCCL left out' "$out/nccl.processes.$ranks.shm.log" 2> /dev/null; then break; fi
 done

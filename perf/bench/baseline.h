@@ -18,6 +18,8 @@ class BaselineCalls {
   virtual std::string version() const = 0;  // "mpi": for records
   // Whether it has the type, the operation and the size of the row.
   virtual bool Can(const RowBuffers& buffers) const = 0;
+  // Whether its results are held to what ours must be: that the calls are the same is then shown.
+  virtual bool Checked() const { return false; }
   // On a device: enqueued on the stream of ours.
   virtual Status Run(const RowBuffers& buffers, bool in_place) = 0;
 };

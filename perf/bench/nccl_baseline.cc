@@ -29,6 +29,7 @@ class NcclCalls final : public BaselineCalls {
     const RowCase& row = buffers.row();
     return !Reduces(row.operation) || !IsFloat8(row.type);
   }
+  bool Checked() const override { return true; }
   Status Run(const RowBuffers& buffers, bool in_place) override {
     return Call(buffers.CallFor(in_place));
   }

@@ -59,6 +59,7 @@ Result<Measurement> RowRunner::Measure(bool in_place) {
   if (!times.ok()) return times.status();
   if (Status s = Summarize(*times, &m); !s.ok()) return s;
   if (Status s = Check(in_place, &m); !s.ok()) return s;
+  if (Status s = CheckBaseline(in_place); !s.ok()) return s;
   return m;
 }
 
@@ -131,8 +132,8 @@ Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
   if (baseline_ != nullptr && baseline_->Can(buffers_)) sides.push_back(Side::kBaseline);
   if (options_->limit) sides.push_back(Side::kLimit);
   Turns turns{options_->warmup, options_->warmup + options_->iterations};
-  const Clock::time_point start = Clock::now();
   for (uint64_t i = 0; i < turns.total; ++i) {
+    const Clock::time_point start = Clock::now();
     if (progress_->Due()) {
       progress_->Show(fmt::format("{} B {} {} {}: iteration {} of {}", buffers_.layout().bytes,
                                   TableName(buffers_.row().type), buffers_.row().codec->given(),
@@ -143,24 +144,25 @@ Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
     }
     // In the other order next time, so that none always runs in the same one's wake.
     std::reverse(sides.begin(), sides.end());
-    if (i > 0 || turns.warmup == 0 || options_->row_seconds <= 0) continue;
-    Result<Turns> fewer = TurnsAfterTheFirst(MicrosecondsSince(start) * 1e-6);
+    if (i != 1 || options_->row_seconds <= 0) continue;
+    Result<Turns> fewer = TurnsInTime(MicrosecondsSince(start) * 1e-6);
     if (!fewer.ok()) return fewer.status();
     turns = *fewer;
   }
   return times;
 }
 
-// The first turn, of the warmup, took `seconds` here.
-Result<RowRunner::Turns> RowRunner::TurnsAfterTheFirst(double seconds) {
+// The second turn took `seconds` here; the first may have had more to do than others.
+Result<RowRunner::Turns> RowRunner::TurnsInTime(double seconds) {
   const Turns all{options_->warmup, options_->warmup + options_->iterations};
   Result<std::vector<double>> ranks = Gather(*world_, seconds);
   if (!ranks.ok()) return ranks.status();
   const double longest = *std::max_element(ranks->begin(), ranks->end());
   if (longest * static_cast<double>(all.total) <= options_->row_seconds) return all;
-  const double fit = options_->row_seconds / longest - 1;
+  const uint64_t warmup = std::min<uint64_t>(all.warmup, 2);
+  const double fit = options_->row_seconds / longest - static_cast<double>(warmup);
   const uint64_t timed = fit < 2 ? 2 : static_cast<uint64_t>(fit);
-  return Turns{1, 1 + std::min(timed, options_->iterations)};
+  return Turns{warmup, warmup + std::min(timed, options_->iterations)};
 }
 
 // Of each iteration, from the first rank's start to the last one's end.
@@ -256,6 +258,23 @@ Status RowRunner::Check(bool in_place, Measurement* m) {
     for (const Accuracy& accuracy : *all) m->accuracy->Add(accuracy);
   }
   return {};
+}
+
+Status RowRunner::CheckBaseline(bool in_place) {
+  if (options_->checks == 0 || baseline_ == nullptr || !baseline_->Checked() ||
+      !baseline_->Can(buffers_)) {
+    return {};
+  }
+  if (Status s = buffers_.Poison(in_place); !s.ok()) return s;
+  if (Status s = world_->Barrier(); !s.ok()) return s;
+  Status s = baseline_->Run(buffers_, in_place);
+  if (s.ok()) s = buffers_.Fetch(in_place);
+  if (!s.ok()) return s;
+  const ccl_compression_stats_t uncompressed = CCL_COMPRESSION_STATS_INIT;
+  const uint64_t wrong = check_.Verify(buffers_, in_place, uncompressed).wrong;
+  if (wrong == 0) return {};
+  return InternalError(fmt::format("{}: {} elements are not those of the same call of inccl",
+                                   baseline_->name(), wrong));
 }
 
 Result<Accuracy> RowRunner::CheckOnce(bool in_place, uint64_t* digest) {

@@ -57,7 +57,7 @@ class RowRunner {
   struct Turns {
     uint64_t warmup, total;
   };
-  Result<Turns> TurnsAfterTheFirst(double seconds);
+  Result<Turns> TurnsInTime(double seconds);
   Result<std::vector<double>> SpansOf(const std::vector<Interval>& mine);
   Status Summarize(const Times& times, Measurement* m);
 
@@ -67,6 +67,7 @@ class RowRunner {
 
   Status AskWire(bool in_place, Measurement* m);
   Status Check(bool in_place, Measurement* m);
+  Status CheckBaseline(bool in_place);
   Result<Accuracy> CheckOnce(bool in_place, uint64_t* digest);
   Status CompareDigests(uint64_t mine, Measurement* m);
 

@@ -51,7 +51,9 @@ class DeviceCaptureTest : public ::testing::Test {
     world_.device().capturing = false;
     for (float* data : data_) std::fill_n(world_.device().Reach(data), kCount, 2.0f);
     for (int rank = 0; rank < world_.nranks(); ++rank) {
-      EXPECT_EQ(world_.AsyncError(rank), CCL_SUCCESS);
+      ccl_result_t error = CCL_INTERNAL_ERROR;
+      EXPECT_EQ(ccl_comm_get_async_error(world_.comm(rank), &error), CCL_SUCCESS);
+      EXPECT_EQ(error, CCL_SUCCESS) << world_.ErrorOf(rank);
     }
     world_.ForAll([&](int rank) { return AllReduce(rank); });
     world_.Synchronize();

@@ -161,12 +161,22 @@ TEST(BenchDevice, NcclRunsBeside) {
     EXPECT_GT(row["baseline_us"].get<double>(), 0);
     EXPECT_GT(row["vs_baseline"].get<double>(), 0);
   }
-  // Three ranks, out of place and in place, once for warmup and three times.
+  // Three ranks, out of place and in place, once for warmup, three times, and once to be checked.
   const std::string sums = FileContent(log);
   unlink(log.c_str());
-  EXPECT_EQ(std::count(sums.begin(), sums.end(), '\n'), 3 * 2 * 4 * 2);
+  EXPECT_EQ(std::count(sums.begin(), sums.end(), '\n'), 3 * 2 * 5 * 2);
   EXPECT_TRUE(Has(sums, "sum of 1024\n")) << sums;
   EXPECT_TRUE(Has(sums, "sum of 102400\n")) << sums;
+}
+
+// A call that is not the same would be no comparison.
+TEST(BenchDevice, AWrongSumOfNcclIsSeen) {
+  const ProgramResult run =
+      Bench("allreduce", "--ranks 2 --device cuda --baseline nccl -b 4K -e 4K -n 1 -w 0",
+            "FAKE_CUDA_DEVICES=2 FAKE_NCCL_WRONG=1");
+  EXPECT_EQ(run.status, 3) << run.out << run.err;
+  EXPECT_TRUE(Has(run.err, "NCCL: 1024 elements are not those of the same call of inccl"))
+      << run.err;
 }
 
 TEST(BenchDevice, AnErrorOfNcclIsTheRuns) {

@@ -98,6 +98,7 @@ int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, 
     for (size_t i = 0; i < now; ++i) {
       out[at + i] = 0;
       for (int of = 0; of < comm.nranks; ++of) out[at + i] += comm.Shown(of)[i];
+      if (std::getenv("FAKE_NCCL_WRONG") != nullptr) out[at + i] += 1;
     }
     comm.Meet();
   }
