@@ -61,7 +61,7 @@ TEST(DeviceMemoryTest, WhatIsWrongIsNamed) {
   ExpectRefused(alloc(1, FakeDevice::kDevices), CCL_INVALID_ARGUMENT, "device: 2 is not in .0, 2");
   EXPECT_EQ(memory, nullptr);
   ExpectRefused(alloc(kBytes, 1), CCL_UNHANDLED_CUDA_ERROR,
-                "ccl_mem_alloc_device of 8388608 bytes on device 1: .*no more memory");
+                "ccl_mem_alloc_device of 8388608 bytes on device 1: .*no memory left");
   EXPECT_EQ(memory, nullptr);
   // It is the library's, not the application's.
   std::byte* const other = device.Allocate(100);
