@@ -113,7 +113,8 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) { return ParseText(v, &e->tuner_file); }},
     {{"INCCL_CHANNELS", "independent lanes per pair of ranks", "1 to 32", "1", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, 32, &e->channels); }},
-    {{"INCCL_SLICE_BYTES", "bytes of a slot: the largest slice, the unit of the pipeline; where nothing is set and all "
+    {{"INCCL_SLICE_BYTES",
+      "bytes of a slot: the largest slice, the unit of the pipeline; where nothing is set and all "
       "ranks have a device (CUDA), 524288",
       "4096 to 4194304", "131072", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},

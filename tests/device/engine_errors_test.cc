@@ -164,6 +164,38 @@ TEST(EngineErrorsTest, ADeviceThatHangsIsATimeoutOfItsRank) {
   x.ExpectMarks();
 }
 
+// The last of those that share a turn of a stream lets it go on, whatever has become of them.
+TEST(EngineErrorsTest, AGroupOnOneStreamThatFails) {
+  for (const bool aborted : {false, true}) {
+    DeviceWorld world(kRanks);
+    constexpr size_t kCount = 50'000;
+    Buffers x(&world, kCount);
+    std::atomic<bool> open{!aborted};
+    world.device().Launch(world.stream(0), [&] {
+      while (!open) std::this_thread::yield();
+    });
+    world.device().copies_until_failure = aborted ? -1 : 4;
+    ASSERT_EQ(ccl_group_start(), CCL_SUCCESS);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(ccl_allreduce(x[rank], x[rank], kCount, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                              world.handle(0)),
+                CCL_SUCCESS);
+    }
+    ASSERT_EQ(ccl_group_end(), CCL_SUCCESS);
+    std::atomic<bool> passed{false};
+    world.device().Launch(world.stream(0), [&] { passed = true; });
+    if (aborted) {  // before its turn
+      EXPECT_EQ(ccl_comm_abort(world.comm(1)), CCL_SUCCESS);
+      world.comm(1) = nullptr;
+      EXPECT_FALSE(passed);
+      open = true;
+    }
+    world.device().Synchronize(world.stream(0));
+    EXPECT_TRUE(passed);
+    for (int rank : {0, 2}) EXPECT_NE(world.AsyncError(rank), CCL_SUCCESS);
+  }
+}
+
 // With preserve_input nothing of a buffer in place is written before all is well.
 TEST(EngineErrorsTest, PreservedInputs) {
   FakeDevice device(size_t{8} << 20);
