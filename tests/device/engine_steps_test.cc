@@ -169,8 +169,11 @@ TEST_F(EngineStepsTest, KernelsRunBetweenTheTwoHalves) {
   EXPECT_EQ(state_.combined, 0);
 }
 
-TEST_F(EngineStepsTest, ConstantsAreCopiedOnceAndGivenUpWithTheirOwner) {
-  auto table = std::make_shared<std::vector<std::byte>>(3000, std::byte{1});
+// As long as anybody else holds them; then they make room, and nothing else can come to their
+// address before.
+TEST_F(EngineStepsTest, ConstantsAreCopiedOnce) {
+  using Table = std::vector<std::byte>;
+  auto table = std::make_shared<const Table>(3000, std::byte{1});
   std::vector<const std::byte*> copies;
   state_.launch = [&](DeviceWork* work, std::span<const Term>, std::span<Term>) {
     Result<const std::byte*> copy = work->Constant(*table, table);
@@ -181,16 +184,27 @@ TEST_F(EngineStepsTest, ConstantsAreCopiedOnceAndGivenUpWithTheirOwner) {
     return Status::Ok();
   };
   state_.land = [](DeviceWork*, std::span<const Term>, std::span<Term>) { return Status::Ok(); };
-  std::weak_ptr<const void> first = table;
-  for (int round = 0; round < 3; ++round) {
-    // Another codec's, which the memory of this one's must not be taken for.
-    if (round == 2) table = std::make_shared<std::vector<std::byte>>(3000, std::byte{2});
+  const auto step = [&] {
     std::vector<Term> outputs = {Sum(slot_, 1)};
     const std::vector<Term> inputs = {Input(input_)};
     ASSERT_TRUE(Finish(*Combine(inputs, &outputs)).ok());
-    EXPECT_EQ(first.expired(), round == 2) << "held for as long as somebody may ask for it";
-  }
+  };
+  step();
+  step();
   EXPECT_EQ(copies[0], copies[1]);
+  const std::shared_ptr<const Table> first = table;
+  table = std::make_shared<const Table>(3000, std::byte{2});
+  step();
+  EXPECT_NE(copies[2], copies[0]);
+  const std::weak_ptr<const Table> second = table;
+  table = std::make_shared<const Table>(3000, std::byte{3});
+  EXPECT_FALSE(second.expired()) << "held with its copy";
+  step();
+  EXPECT_TRUE(second.expired());
+  EXPECT_EQ(copies[3], copies[2]);
+  table = first;
+  step();
+  EXPECT_EQ(copies[4], copies[0]);
 }
 
 TEST_F(EngineStepsTest, ErrorsOfTheHalves) {
