@@ -64,7 +64,8 @@ int cuDeviceGet(int* device, int number) {
 }
 
 int cuDeviceGetName(char* name, int bytes, int device) {
-  std::strncpy(name, ("Fake " + std::to_string(device - kFirstHandle)).c_str(), static_cast<size_t>(bytes));
+  std::strncpy(name, ("Fake " + std::to_string(device - kFirstHandle)).c_str(),
+               static_cast<size_t>(bytes));
   return 0;
 }
 
