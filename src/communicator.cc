@@ -39,7 +39,11 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                 ends_.transport->doorbell(), &survivors_),
       task_(&engine_),
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
-      lanes_(ends_.transport.get()),
+      plans_({.rank = ends_.rank,
+              .nranks = ends_.nranks,
+              .channels = options_.channels,
+              .slice_bytes = options_.slice_bytes},
+             ends_.transport.get()),
       lending_(ends_.rank, ends_.nranks, options_.slice_bytes, ends_.transport.get()),
       engines_(ends_.transport.get(), kCopiesOfAStep * options_.slice_bytes),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
@@ -228,8 +232,8 @@ Status Communicator::MovePoints(const std::vector<PointCall>& calls) {
   } else {
     way.past = in_place && point_writes_.Past(sent);
   }
-  Status status =
-      point_task_->Start(calls, {.slots = way.past, .results = options_.stream_bytes}, &lanes_);
+  Status status = point_task_->Start(calls, {.slots = way.past, .results = options_.stream_bytes},
+                                     plans_.lanes());
   if (!status.ok() || point_task_->done()) return status;
   const Time start = SystemClock().Now();
   status = progress_.Run(point_task_.get(), &liveness_);
@@ -276,13 +280,6 @@ Status Communicator::SettleCodec(Call* call, bool* below_min_bytes) const {
   return ends_.nranks > 1 ? call->codec->Fits(call->collective, ends_.nranks) : Status::Ok();
 }
 
-Communicator::Plan* Communicator::PlaceOf(const Call& call) {
-  const uint64_t hash = (call.count ^ uint64_t{static_cast<uint8_t>(call.collective)} << 56 ^
-                         uint64_t{static_cast<uint8_t>(call.type)} << 48) *
-                        0x9E3779B97F4A7C15u;
-  return &plans_[hash >> 60];
-}
-
 Status Communicator::RunLocked(const Call& call, Engine* engine) {
   if (call.scalar_at == nullptr && call.codec == nullptr) return RunSettled(call, engine, false);
   Call settled = call;
@@ -310,13 +307,11 @@ TunerCall Communicator::Tuned(const Call& call, bool below_min_bytes) const {
 Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
   const size_t element = SizeOf(call.type);
   // A codec's state changes its plan from call to call.
-  Plan* const place = call.codec == nullptr && !below_min_bytes ? PlaceOf(call) : nullptr;
-  const bool known = place != nullptr && place->program != nullptr &&
-                     place->collective == call.collective && place->type == call.type &&
-                     place->root == call.root && place->count == call.count;
+  const bool kept = call.codec == nullptr && !below_min_bytes;
+  const Plans::Plan* plan = kept ? plans_.Find(call) : nullptr;
   Choice choice;
-  if (known) {
-    choice = place->choice;
+  if (plan != nullptr) {
+    choice = plan->choice;
   } else {
     Result<Choice> chosen =
         Choose(Tuned(call, below_min_bytes), options_.algorithms, options_.tuner_table);
@@ -365,12 +360,11 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
                                 .stream = engine == nullptr && Streams(call),
                                 .stream_payloads = way.past});
   if (!status.ok()) return status;
-  Plan unkept;
-  Plan* const plan = place != nullptr ? place : &unkept;
-  if (!known) {
-    Result<Plan> made = MakePlan(call, *codec, choice);
+  Plans::Plan unkept;
+  if (plan == nullptr) {
+    Result<Plans::Plan> made = plans_.Make(call, *codec, choice);
     if (!made.ok()) return made.status();
-    *plan = *made;
+    plan = kept ? plans_.Keep(*made) : &(unkept = *made);
   }
   if (engine == nullptr) lending_.Lend(call, choice.algorithm);
   FAULT_POINT("call.after_bind");
@@ -397,25 +391,6 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
   return status;
 }
 
-Result<Communicator::Plan> Communicator::MakePlan(const Call& call, const Codec& codec,
-                                                  const Choice& choice) {
-  Result<const Program*> program = FindProgram(call, codec, choice);
-  if (!program.ok()) return program.status();
-  return Plan{.collective = call.collective,
-              .type = call.type,
-              .root = call.root,
-              .count = call.count,
-              .choice = choice,
-              .chunking = CutCall({.collective = call.collective,
-                                   .type = call.type,
-                                   .count = call.count,
-                                   .nranks = ends_.nranks,
-                                   .channels = options_.channels,
-                                   .slice_bytes = options_.slice_bytes},
-                                  codec),
-              .program = *program};
-}
-
 void Communicator::LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const {
   CallRecord record;
   record.Set(sequence_, call);
@@ -425,44 +400,6 @@ void Communicator::LogCall(const Call& call, const TunerCall& tuned, const Choic
   if (ends_.nranks == 1) return;  // nothing was chosen
   Log(LogLevel::kInfo, LogSubsystem::kTuning, "{} {} of {} bytes takes {}", where,
       Name(call.collective), tuned.bytes, Explain(tuned, choice));
-}
-
-Result<const Program*> Communicator::FindProgram(const Call& call, const Codec& codec,
-                                                 const Choice& choice) {
-  const bool side = codec.has_side_phase();
-  const bool second = codec.has_second_side_phase();
-  const bool side_one_shot = side && choice.side_one_shot;
-  const int group = codec.route().group;
-  const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 56 |
-                       uint64_t{static_cast<uint8_t>(choice.algorithm)} << 52 |
-                       uint64_t{static_cast<uint16_t>(group)} << 35 | uint64_t{second} << 34 |
-                       uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
-                       static_cast<uint32_t>(call.root);
-  const SlotOptions slots = SlotsFor({.slice_bytes = options_.slice_bytes,
-                                      .type = call.type,
-                                      .count = call.count,
-                                      .nranks = ends_.nranks,
-                                      .one_part = choice.algorithm == Algorithm::kDirectOneShot},
-                                     codec);
-  const int channels = codec.whole_chunks() ? 1 : options_.channels;
-  std::unique_ptr<Program>& program = programs_[{key, slots.data_bytes, channels}];
-  if (program == nullptr) {
-    Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
-                                              .algorithm = choice.algorithm,
-                                              .nranks = ends_.nranks,
-                                              .rank = ends_.rank,
-                                              .root = call.root,
-                                              .channels = channels,
-                                              .side_phase = side,
-                                              .side_one_shot = side_one_shot,
-                                              .group = group,
-                                              .second_side_phase = second});
-    if (!schedule.ok()) return InternalError(schedule.status().message());
-    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);
-    if (!bound.ok()) return bound.status();
-    program = *std::move(bound);
-  }
-  return program.get();
 }
 
 CodecState* Communicator::StateOf(const std::shared_ptr<const Codec>& codec) {

@@ -9,12 +9,10 @@
 
 #include <array>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,11 +23,11 @@
 #include "collectives/engine.h"
 #include "collectives/executor.h"
 #include "collectives/point.h"
-#include "collectives/program.h"
 #include "collectives/progress.h"
 #include "device_engines.h"
 #include "lending.h"
 #include "liveness.h"
+#include "plans.h"
 #include "slot_writes.h"
 #include "staging.h"
 #include "survivors.h"
@@ -136,20 +134,6 @@ class Communicator {
   void RestoreInput(const Call& call) const;
   // Lines about the call under way and the choice of its algorithm, where somebody asks for them.
   void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
-  // What has been found out about a kind of call without a codec, once.
-  struct Plan {
-    Collective collective = Collective::kAllReduce;
-    DataType type = DataType::kFloat32;
-    int root = 0;
-    uint64_t count = 0;
-    Choice choice;
-    Chunking chunking;
-    const Program* program = nullptr;  // null: an empty place
-  };
-  // Where the plan of such a call is, or may be put.
-  Plan* PlaceOf(const Call& call);
-  Result<Plan> MakePlan(const Call& call, const Codec& codec, const Choice& choice);
-  Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
   void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
 
@@ -162,10 +146,7 @@ class Communicator {
   Task task_;
   std::unique_ptr<PointTask> point_task_;  // made at the first send or receive
   Progress progress_;
-  LaneTable lanes_;
-  // By schedule, slot size and channels.
-  std::map<std::tuple<uint64_t, uint32_t, int>, std::unique_ptr<Program>> programs_;
-  std::array<Plan, 16> plans_;
+  Plans plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
   std::array<SlotWrites, kCollectiveKinds> slot_writes_;

@@ -73,7 +73,7 @@ Status Communicator::Rehearse(Time deadline, const std::atomic<bool>* cancelled)
   const std::string name = fmt::format("rank {}/{}", ends_.rank, ends_.nranks);
   Observer observer(name, &liveness_, deadline, cancelled);
   Status status = CatchOutOfMemory([&] {
-    Result<Plan> plan = MakePlan(call, *IdentityCodec(), *choice);
+    Result<Plans::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice);
     if (!plan.ok()) return plan.status();
     CodecState* const state = StateOf(IdentityCodec());
     Status begun = state->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = call.count});
