@@ -91,6 +91,14 @@ class Communicator {
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
 
+  // Once, before the first call and while no other rank has made one: as PrepareFor, for calls on
+  // memory of this device. Other ranks of this process may share the device, and what is allocated
+  // there later might wait for their streams, which wait for this rank.
+  void PrepareOn(int device) {
+    if (device < 0 || ends_.nranks == 1) return;
+    if (Result<DeviceEngine*> engine = engines_.Of(device); engine.ok()) (*engine)->Prepare();
+  }
+
   // From any thread, before a call on memory of a device takes its place on a stream: what it will
   // need is allocated while nothing waits for it. An error is the call's own, when it runs.
   void PrepareFor(const Call& call) {

@@ -9,6 +9,7 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "device/runtime.h"
 #include "process_transport.h"
 #include "transport/control/loop.h"
 
@@ -64,6 +65,9 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
       StartControl(*std::move(mesh), communicator->liveness(), options.control);
   if (!control.ok()) return control.status();
   communicator->AttachControl(*std::move(control));
+  if (Device* const device = CurrentDevice(); device != nullptr && device->InUse()) {
+    communicator->PrepareOn(device->Current());
+  }
   if (Status status = communicator->Rehearse(join_options.deadline, cancelled); !status.ok()) {
     return status;
   }

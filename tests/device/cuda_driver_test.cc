@@ -139,6 +139,35 @@ TEST_F(CudaDriverTest, CallsOnStreams) {
   ExpectNoError();
 }
 
+// Ranks share a device: what one still allocated when it makes its first call could wait for the
+// stream of another, which waits for that call.
+TEST_F(CudaDriverTest, FirstCallsAllocateNothingThatWaits) {
+  const auto allocations_wait =
+      reinterpret_cast<int (*)(int)>(Symbol("fake_cuda_allocations_wait"));
+  for (size_t rank = 0; rank < kRanks; ++rank) Fill(rank, 1);
+  const int before = allocations_wait(1);
+  for (int round = 0; round < 2; ++round) {
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
+    }
+  }
+  EXPECT_TRUE(AllAre(kRanks * kRanks));
+  EXPECT_EQ(allocations_wait(0), before);
+  ExpectNoError();
+}
+
+// Nothing tells a call's turn then.
+TEST_F(CudaDriverTest, AStreamThatCannotWaitTakesNoMore) {
+  Result<std::unique_ptr<DeviceOrder>> order = device_->OrderOf(streams_[2]);
+  ASSERT_TRUE(order.ok());
+  reinterpret_cast<void (*)(int)>(Symbol("fake_cuda_fail_waits"))(1);
+  for (int i = 0; i < 2; ++i) {
+    const Status status = (*order)->Append(0);
+    EXPECT_EQ(status.code(), Code::kUnhandledCudaError);
+    EXPECT_TRUE(Matches(status.message(), "cuStreamWaitValue32: ")) << status.message();
+  }
+}
+
 TEST_F(CudaDriverTest, DevicesAreKnown) {
   EXPECT_EQ(device_->Count(), 2);
   EXPECT_EQ(device_->Current(), 1);

@@ -92,6 +92,7 @@ FAKE cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdevicep
 FAKE cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   Machine& m = Fake();
   const std::lock_guard lock(m.mutex);
   Arena& arena = m.arenas[Current()->device];
@@ -106,6 +107,7 @@ FAKE cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
 FAKE cuMemFree(CUdeviceptr memory) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   const std::lock_guard lock(Fake().mutex);
   return Fake().pieces.erase(memory) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -113,6 +115,7 @@ FAKE cuMemFree(CUdeviceptr memory) {
 FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::lock_guard lock(Fake().mutex);
@@ -121,7 +124,9 @@ FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
 }
 
 FAKE cuMemFreeHost(void* memory) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   {
     const std::lock_guard lock(Fake().mutex);
     const auto address = reinterpret_cast<uintptr_t>(memory);
@@ -147,6 +152,7 @@ FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
 
 FAKE cuMemHostUnregister(void* memory) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  WaitForContext();
   const std::lock_guard lock(Fake().mutex);
   const auto address = reinterpret_cast<uintptr_t>(memory);
   if (Fake().registered.erase(address) == 0) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
