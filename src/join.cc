@@ -81,7 +81,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
                                                                const InitOptions& options) {
   if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
   Result<std::vector<std::unique_ptr<Transport>>> transports =
-      MakeThreadTransports(nranks, options.environment);
+      MakeThreadTransports(nranks, options.environment, TakesDeviceSlices(options));
   if (!transports.ok()) return transports.status();
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);

@@ -120,6 +120,14 @@ TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
       EXPECT_TRUE(Has(run.out, "device 1 Fake 1")) << run.out;
       EXPECT_TRUE(Has(run.out, "# Out of bounds values : 0 OK")) << name << run.out;
     }
+    // A driver whose allocations wait for all streams may not stop a call, not even the first one.
+    for (const std::string codec : {"none", "hbi:bits=6"}) {
+      const ProgramResult run =
+          Bench("allreduce", ranks + " --device cuda -b 3M -e 3M -n 2 -w 1 -c 1 --codec " + codec,
+                "FAKE_CUDA_DEVICES=1 FAKE_CUDA_ALLOCATIONS_WAIT=1 "
+                "LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
+      EXPECT_EQ(run.status, 0) << codec << ranks << run.out << run.err;
+    }
   }
   const ProgramResult run =
       Bench("allreduce", "--ranks 2 --device cuda -b 300K -e 300K -n 2 -w 1 --buffers mem_alloc",

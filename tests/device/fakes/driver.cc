@@ -4,6 +4,7 @@
 // without hardware. The processor cannot touch their memory where calls see it, streams work in
 // threads of their own, contexts are as strict as CUDA's: what needs one fails without, a stream is
 // of its context. There are no kernels. FAKE_CUDA_DEVICES: how many (2).
+// FAKE_CUDA_ALLOCATIONS_WAIT: allocations wait for streams, and one that does in vain is the end.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -141,6 +142,7 @@ FAKE cuMemFreeHost(void* memory) {
 FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   const auto address = reinterpret_cast<uintptr_t>(memory);
   if (address % 4096 != 0 || bytes % 4096 != 0) return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard lock(Fake().mutex);

@@ -135,7 +135,8 @@ struct Machine {
   std::set<CUstream> captures;  // in the mode global
 
   // What tests ask for (streams.cc).
-  std::atomic<bool> allocations_wait{false};
+  const bool strict = std::getenv("FAKE_CUDA_ALLOCATIONS_WAIT") != nullptr;
+  std::atomic<bool> allocations_wait{strict};
   std::atomic<int> waited_in_vain{0};
   std::atomic<int> failing_waits{0};
 };
@@ -170,8 +171,8 @@ inline CUresult Unsafe() {
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-// Allocating and freeing may wait for all that the context's streams have, as the worst of drivers
-// does; not for ever here, but that is counted.
+// Allocating, registering and freeing may wait for all that the context's streams have, as the
+// worst of drivers does; not for ever here, but that is counted, or ends the program.
 inline void WaitForContext() {
   Machine& m = Fake();
   if (!m.allocations_wait) return;
@@ -188,6 +189,7 @@ inline void WaitForContext() {
   while (!idle()) {
     if (std::chrono::steady_clock::now() > end) {
       ++m.waited_in_vain;
+      if (m.strict) std::abort();
       return;
     }
     usleep(100);
