@@ -85,8 +85,8 @@ UcxOptions UcxOptionsOf(const Environment& environment) {
 Result<std::unique_ptr<Joinable>> MakeJoinable(const std::string& name, int rank, int nranks,
                                                const Environment& environment, bool for_device) {
   if (name == "shm") {
-    Result<std::unique_ptr<ShmTransport>> shm =
-        ShmTransport::Create(rank, nranks, {.commit_ahead = CommitAhead(nranks, for_device)});
+    Result<std::unique_ptr<ShmTransport>> shm = ShmTransport::Create(
+        rank, nranks, {.commit_ahead = CommitAhead(nranks, for_device), .for_device = for_device});
     if (!shm.ok()) return shm.status();
     return std::unique_ptr<Joinable>(new JoinableShm(rank, nranks, *std::move(shm)));
   }

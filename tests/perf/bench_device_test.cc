@@ -124,9 +124,12 @@ TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
     for (const std::string codec : {"none", "hbi:bits=6"}) {
       const ProgramResult run =
           Bench("allreduce", ranks + " --device cuda -b 3M -e 3M -n 2 -w 1 -c 1 --codec " + codec,
-                "FAKE_CUDA_DEVICES=1 FAKE_CUDA_ALLOCATIONS_WAIT=1 "
+                "FAKE_CUDA_DEVICES=1 FAKE_CUDA_ALLOCATIONS_WAIT=1 INCCL_DEBUG=INFO "
+                "INCCL_DEBUG_SUBSYS=INIT,TRANSPORT "
                 "LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
       EXPECT_EQ(run.status, 0) << codec << ranks << run.out << run.err;
+      EXPECT_TRUE(Has(run.err, "joined over") || ranks[2] == 't') << "no log: " << run.err;
+      EXPECT_FALSE(Has(run.err, "does not reach")) << "slots: " << run.err;
     }
   }
   const ProgramResult run =

@@ -8,11 +8,28 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "device/fakes/machine.h"
 
 // NOLINTNEXTLINE(google-build-using-namespace): of this file's other half
 using namespace inccl::test;
+
+namespace {
+
+bool IsWritable(uintptr_t address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const uintptr_t begin = std::stoull(line, nullptr, 16);
+    const size_t dash = line.find('-'), blank = line.find(' ');
+    const uintptr_t end = std::stoull(line.substr(dash + 1), nullptr, 16);
+    if (address >= begin && address < end) return line[blank + 2] == 'w';
+  }
+  return false;
+}
+
+}  // namespace
 
 FAKE cuInit(unsigned flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -139,12 +156,15 @@ FAKE cuMemFreeHost(void* memory) {
   return CUDA_SUCCESS;
 }
 
-FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
+// What is mapped for reading is not taken, with the flag for it or without: as on most devices.
+FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned flags) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
   WaitForContext();
   const auto address = reinterpret_cast<uintptr_t>(memory);
   if (address % 4096 != 0 || bytes % 4096 != 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!IsWritable(address)) return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard lock(Fake().mutex);
   if (Fake().Pinned(address, 1)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   Fake().pinned[address] = bytes;
