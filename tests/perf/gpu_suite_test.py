@@ -28,6 +28,9 @@ device = value("--device") == "cuda"
 assert device or "--digest" in a, a
 if os.environ.get("STAND_IN_FAILS") in a:
     sys.exit("allreduce_bench: rank 0: it does not work")
+assert os.environ["INCCL_OP_TIMEOUT_MS"] == "8000"
+if "STAND_IN_HANGS" in os.environ:
+    time.sleep(100)
 nccl = value("--baseline") == "nccl"
 if nccl and "STAND_IN_NCCL" not in os.environ:
     print("# NCCL left out: 2 ranks, 1 GPU: NCCL needs one for each rank")
@@ -198,6 +201,10 @@ def check_failures(source, root):
     stopped = [s["step"] for s in suite["steps"] if s.get("exit_status") == 124]
     assert stopped == ["latency.processes.2.shm"], suite["steps"]
     assert suite["benches"][stopped[0]]["rows"], suite["benches"]
+    # One that hangs in its first call has nothing.
+    out = root / "hanging"
+    status, text = run(source, root, out, STAND_IN_HANGS="1", INCCL_GPU_SUITE_SECONDS="11")
+    assert status == 1 and "\n   stopped after" not in text, text
     # No time: what is left over is named.
     out = root / "late"
     status, text = run(source, root, out, INCCL_GPU_SUITE_SECONDS="0")
