@@ -127,8 +127,10 @@ TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
     for (const auto& [name, codec] :
          {Call("allreduce", ""), Call("allreduce", " --codec hbi:bits=6"), Call("sendrecv", "")}) {
       if (name == "sendrecv" && ranks == "--threads 3") continue;
+      std::string arguments = ranks + " --device cuda -b 3M -e 3M -n 2 -w 1 -c 1";
+      arguments += codec;
       const ProgramResult run =
-          Bench(name, ranks + " --device cuda -b 3M -e 3M -n 2 -w 1 -c 1" + codec,
+          Bench(name, arguments,
                 "FAKE_CUDA_DEVICES=1 FAKE_CUDA_ALLOCATIONS_WAIT=1 INCCL_DEBUG=INFO "
                 "INCCL_DEBUG_SUBSYS=INIT,TRANSPORT "
                 "LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");

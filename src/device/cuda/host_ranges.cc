@@ -36,7 +36,7 @@ bool IsSharedReadOnly(const void* memory, size_t bytes) {
 
 }  // namespace
 
-// What a peer writes is mapped read-only here. Many devices take that for nothing: neither as it
+// What a peer writes is mapped read-only here. Some devices do not take that, neither as it
 // is, nor with the flag that says so. What they have taken stays theirs whatever the mapping
 // becomes.
 CUresult HostRanges::Tell(void* memory, size_t bytes) const {

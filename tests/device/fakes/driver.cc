@@ -156,7 +156,7 @@ FAKE cuMemFreeHost(void* memory) {
   return CUDA_SUCCESS;
 }
 
-// What is mapped for reading is not taken, with the flag for it or without: as on most devices.
+// What is mapped for reading is not taken, with the flag for it or without: as on some devices.
 FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned flags) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
