@@ -31,6 +31,7 @@ pack() {
       *) cp -L "$library" "$to/lib/" || return 1 ;;
     esac
   done
+  echo "needs the C library of $(grep -aoh 'GLIBC_2\.[0-9]*' "$to"/perf/* "$to"/tests/* "$to"/lib/* | sort -Vu | tail -n 1), or newer"
   du -sh "$to"
 }
 
@@ -52,9 +53,15 @@ for program in tests/cuda_kernels_test perf/cuda_kernel_bench perf/allreduce_ben
     exit 1
   fi
 done
+# For the programs of the build alone: others here belong to another system.
+with_libraries=()
 if [ -d "$build/lib" ]; then # of --pack
-  export LD_LIBRARY_PATH=$(cd "$build/lib" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  with_libraries=(env "LD_LIBRARY_PATH=$(cd "$build/lib" && pwd)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
 fi
+# Streams that share one of the device's queues wait for each other, and ranks that are threads have many (docs/cuda.md).
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
+# What hangs says which device or peer it waits for, before its part's time is over.
+export INCCL_OP_TIMEOUT_MS=${INCCL_OP_TIMEOUT_MS:-8000}
 unset ${!OMPI_*} ${!PMI*} # the benchmarks fork their ranks
 
 limit=${INCCL_GPU_SUITE_SECONDS:-520} failed=0 steps=()
@@ -75,7 +82,7 @@ finish() {
 }
 
 # step NAME SECONDS COMMAND...: at most so long, and not beyond the end of all; its output in a log, its end shown if it
-# fails or runs out of time. That is a failure, but for benchmarks, which have left what they had.
+# fails or runs out of time. That is a failure, but for benchmarks that have left some results.
 step() {
   local name=$1 most=$2 start=$SECONDS log=$out/$1.log rc
   shift 2
@@ -85,9 +92,9 @@ step() {
   fi
   [ "$most" -le $((limit - SECONDS)) ] || most=$((limit - SECONDS))
   echo "== $name"
-  timeout -k 5 "$most" "$@" > "$log" 2>&1
+  timeout -k 5 "$most" "${with_libraries[@]}" "$@" > "$log" 2>&1
   rc=$?
-  if [ "$rc" -eq 124 ] && [ -n "${may_be_stopped:-}" ]; then
+  if [ "$rc" -eq 124 ] && grep -qs '"time_us"' "$out/bench.$name.json"; then
     echo "   stopped after $most s"
   elif [ "$rc" -ne 0 ]; then
     tail -n 40 "$log"
@@ -101,10 +108,11 @@ skipped() {
   steps+=("{\"step\": \"$1\", \"not_run\": \"$2\"}")
 }
 
-"$build/perf/cuda_kernel_bench" --elements 1048576 --rounds 1 > "$out/device.log" 2>&1
-if [ $? -eq 4 ]; then
+"${with_libraries[@]}" "$build/perf/cuda_kernel_bench" --elements 1048576 --rounds 1 > "$out/device.log" 2>&1
+status=$?
+if [ "$status" -eq 4 ] || [ "$status" -eq 126 ] || [ "$status" -eq 127 ]; then # no GPU; cannot be started here
   cat "$out/device.log"
-  exit 4
+  exit $((status == 4 ? 4 : 1))
 fi
 rm -f "$out"/*.json
 trap finish EXIT
@@ -120,7 +128,7 @@ step kernels 45 "$build/perf/cuda_kernel_bench" --json "$out/kernels.json" && ca
 bench() {
   local name=$1 most=$2 program=$3
   shift 3
-  may_be_stopped=1 step "$name" "$most" "$build/perf/${program}_bench" --device cuda --json "$out/bench.$name.json" "$@"
+  step "$name" "$most" "$build/perf/${program}_bench" --device cuda --json "$out/bench.$name.json" "$@"
 }
 codecs=(--codec none --codec hbi:bits=8 --codec hbi:bits=6 --codec hbi:bits=4)
 small=(-b 64K -e 16M -f 4 -n 20 -w 3 --row-seconds 0.25)

@@ -127,7 +127,9 @@ ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices) 
       comms[i] = inccl::NewComm();
       comms[i]->impl = (*made)[i];
       comms[i]->options = *options;
-      if (devices != nullptr) comms[i]->device = devices[i];
+      if (devices == nullptr) continue;
+      comms[i]->device = devices[i];
+      (*made)[i]->PrepareOn(devices[i]);
     }
     return Status::Ok();
   });

@@ -161,10 +161,13 @@ Status Communicator::RunGuarded(const Call& call) {
   return status;
 }
 
+bool Communicator::IsStaged(const Call& call) const {
+  return ends_.nranks == 1 || call.device < 0 ||
+         (options_.preserve_input && !InPlace(call, ends_.rank).empty());
+}
+
 Status Communicator::RunOnDevice(const Call& call) {
-  // Nothing of the device's memory is touched before a staged call has succeeded.
-  const bool kept = options_.preserve_input && !InPlace(call, ends_.rank).empty();
-  if (ends_.nranks == 1 || call.device < 0 || kept) return RunStaged(call);
+  if (IsStaged(call)) return RunStaged(call);
   Result<DeviceEngine*> engine = engines_.Of(call.device);
   if (!engine.ok()) return engine.status();
   Call brought = call;

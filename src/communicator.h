@@ -89,11 +89,25 @@ class Communicator {
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
 
+  // Once, before the first call and while no other rank has made one: as PrepareFor, for calls on
+  // memory of this device. Other ranks of this process may share the device, and what is allocated
+  // there later might wait for their streams, which wait for this rank.
+  void PrepareOn(int device) {
+    if (device < 0 || ends_.nranks == 1) return;
+    if (Result<DeviceEngine*> engine = engines_.Of(device); engine.ok()) (*engine)->Prepare();
+  }
+
   // From any thread, before a call on memory of a device takes its place on a stream: what it will
   // need is allocated while nothing waits for it. An error is the call's own, when it runs.
   void PrepareFor(const Call& call) {
-    if (call.on_device && call.device >= 0 && ends_.nranks > 1) (void)engines_.Of(call.device);
+    if (!call.on_device) return;
+    if (IsStaged(call)) {
+      staging_.Prepare(call, ends_.rank, ends_.nranks);
+    } else {
+      (void)engines_.Of(call.device);
+    }
   }
+  void PrepareFor(const std::vector<PointCall>& calls) { staging_.Prepare(calls); }
 
   Status error() const { return liveness_.error(); }
   Survivors* survivors() { return &survivors_; }
@@ -119,6 +133,8 @@ class Communicator {
   // The codec and the factor are known.
   Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
   TunerCall Tuned(const Call& call, bool below_min_bytes) const;
+  // Nothing of the device's memory is touched before a staged call has succeeded.
+  bool IsStaged(const Call& call) const;
   Status RunOnDevice(const Call& call);
   Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
   Status MovePoints(const std::vector<PointCall>& calls);

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
+
 namespace inccl {
 namespace {
 
@@ -105,9 +107,18 @@ Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int n
     queue = *std::move(made);
   }
   if (device->Kernels() != nullptr && device->Kernels()->load != nullptr) {
-    // A kernel that this device cannot run is an error of the step that needs it.
-    (void)engine->queues_[kFromDevice]->Run(
-        [](const cuda::Launchers& kernels, void* /*stream*/) { return kernels.load(); });
+    int error = 0;
+    const Status status = engine->queues_[kFromDevice]->Run(
+        [&error](const cuda::Launchers& kernels, void* /*stream*/) -> int {
+          return error = kernels.load();
+        });
+    // An older driver, or a device that there is no code for: results are the same without.
+    engine->refused_ = !status.ok();
+    if (!status.ok()) {
+      Log(LogLevel::kWarn, LogSubsystem::kInit,
+          "device {} does not take the kernels, so that elements are copied to the host: {} ({})",
+          number, status.message(), device->Kernels()->error_name(error));
+    }
   }
   // Of what the first calls need: allocations may have to wait for the device, on which streams
   // wait for the calls under way, but not yet for one that is still to come.
@@ -142,7 +153,7 @@ Status DeviceEngine::Begin(const Call& call) {
   slots_.Update();
   input_here_ = nullptr;
   input_here_memory_.GiveBack();
-  const bool kernels = call.compressed && device_->Kernels() != nullptr;
+  const bool kernels = call.compressed && HasKernels();
   if (call.input_bytes == 0 || call.input_bytes > kSmallInput || kernels) return Status::Ok();
   Result<std::byte*> memory = input_here_memory_.Take(call.input_bytes);
   if (!memory.ok()) return memory.status();
@@ -232,7 +243,7 @@ Result<Ticket> DeviceEngine::Combine(CodecState* state, const Range& range,
 }
 
 Result<bool> DeviceEngine::Launch(Work* work) {
-  if (device_->Kernels() == nullptr) return false;
+  if (!HasKernels()) return false;
   bool to_device_alone = true;
   for (const Term& output : work->outputs) {
     const bool there = OnDevice(output);

@@ -34,6 +34,9 @@ class DeviceEngine final : public Engine {
   // Waits for all of its streams.
   ~DeviceEngine() override;
 
+  // Tells the device of the slots that there are. While the transport is used by nobody else.
+  void Prepare() { slots_.Update(); }
+
   // A call begins whose output is this memory of the device; other terms of form kOutput are memory
   // of the host.
   struct Call {
@@ -62,6 +65,7 @@ class DeviceEngine final : public Engine {
 
   DeviceEngine(Device* device, int number, const Transport* transport);
   bool OnDevice(const Term& output) const;
+  bool HasKernels() const { return !refused_ && device_->Kernels() != nullptr; }
   Result<bool> Launch(Work* work);
   Result<bool> Move(Work* work);
   Status Bring(Work* work);
@@ -83,6 +87,7 @@ class DeviceEngine final : public Engine {
 
   Device* const device_;
   const int number_;
+  bool refused_ = false;  // by this device: its kernels
   DeviceSlots slots_;
   std::array<std::unique_ptr<DeviceQueue>, kWays> queues_;
   Call call_;

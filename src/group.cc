@@ -89,6 +89,7 @@ Status Group::RunJobs() {
 }
 
 std::vector<Group::Entered> Group::EnterAll() {
+  for (const Part& part : parts_) part.communicator->PrepareFor(part.batch.points);
   std::vector<Entered> all;
   const auto goes_to = [](const Part& part, const std::shared_ptr<Stream>& stream) {
     return std::find(part.streams.begin(), part.streams.end(), stream) != part.streams.end();

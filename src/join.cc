@@ -9,6 +9,7 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "device/runtime.h"
 #include "process_transport.h"
 #include "transport/control/loop.h"
 
@@ -64,6 +65,9 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
       StartControl(*std::move(mesh), communicator->liveness(), options.control);
   if (!control.ok()) return control.status();
   communicator->AttachControl(*std::move(control));
+  if (Device* const device = CurrentDevice(); device != nullptr && device->InUse()) {
+    communicator->PrepareOn(device->Current());
+  }
   if (Status status = communicator->Rehearse(join_options.deadline, cancelled); !status.ok()) {
     return status;
   }
@@ -77,7 +81,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
                                                                const InitOptions& options) {
   if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
   Result<std::vector<std::unique_ptr<Transport>>> transports =
-      MakeThreadTransports(nranks, options.environment);
+      MakeThreadTransports(nranks, options.environment, TakesDeviceSlices(options));
   if (!transports.ok()) return transports.status();
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);

@@ -11,6 +11,8 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "device/runtime.h"
+#include "init.h"
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/ucx/ucx_transport.h"
@@ -23,6 +25,21 @@ constexpr size_t kMaxName = 32, kMaxReason = 2048;
 
 // What the first small calls of a communicator need: two lanes of slots as they are by default.
 constexpr size_t kCommitAhead = 1088 * 1024;
+
+// Of a rank that works on a device: what a direct call needs, all of it. The device is told of
+// slots before the first call, since that might wait for streams which wait for the call.
+constexpr size_t kDeviceLane = 4 * size_t{kDeviceSliceBytes} + 128 * 1024;  // with side information
+constexpr int kMostDeviceLanes = 17;
+
+size_t CommitAhead(int nranks, bool for_device) {
+  if (!for_device) return kCommitAhead;
+  return static_cast<size_t>(std::min(nranks + 1, kMostDeviceLanes)) * kDeviceLane;
+}
+
+bool OnDevice() {
+  Device* const device = CurrentDevice();
+  return device != nullptr && device->InUse();
+}
 
 class JoinableShm final : public Joinable {
  public:
@@ -66,10 +83,10 @@ UcxOptions UcxOptionsOf(const Environment& environment) {
 }
 
 Result<std::unique_ptr<Joinable>> MakeJoinable(const std::string& name, int rank, int nranks,
-                                               const Environment& environment) {
+                                               const Environment& environment, bool for_device) {
   if (name == "shm") {
-    Result<std::unique_ptr<ShmTransport>> shm =
-        ShmTransport::Create(rank, nranks, {.commit_ahead = kCommitAhead});
+    Result<std::unique_ptr<ShmTransport>> shm = ShmTransport::Create(
+        rank, nranks, {.commit_ahead = CommitAhead(nranks, for_device), .for_device = for_device});
     if (!shm.ok()) return shm.status();
     return std::unique_ptr<Joinable>(new JoinableShm(rank, nranks, *std::move(shm)));
   }
@@ -151,7 +168,8 @@ TransportOffer ProcessTransport::Make(const std::string& name,
   TransportOffer offer;
   offer.transport = name;
   offer.device_slices = device_slices_;
-  Result<std::unique_ptr<Joinable>> result = MakeJoinable(name, rank_, nranks_, environment_);
+  Result<std::unique_ptr<Joinable>> result =
+      MakeJoinable(name, rank_, nranks_, environment_, device_slices_ && OnDevice());
   offer.status = result.status();
   if (result.ok()) {
     *made = *std::move(result);
@@ -277,10 +295,11 @@ using Transports = std::vector<std::unique_ptr<Transport>>;
 
 // Peers of one process: their descriptors are duplicated, as a socket would have done.
 Result<Transports> JoinInProcess(const std::string& name, int nranks,
-                                 const Environment& environment) {
+                                 const Environment& environment, bool for_device) {
   std::vector<std::unique_ptr<Joinable>> ends;
   for (int rank = 0; rank < nranks; ++rank) {
-    Result<std::unique_ptr<Joinable>> end = MakeJoinable(name, rank, nranks, environment);
+    Result<std::unique_ptr<Joinable>> end =
+        MakeJoinable(name, rank, nranks, environment, for_device);
     if (!end.ok()) return end.status();
     ends.push_back(*std::move(end));
   }
@@ -304,21 +323,23 @@ Result<Transports> JoinInProcess(const std::string& name, int nranks,
 }
 
 Result<Transports> MakeInProcess(const std::string& name, int nranks,
-                                 const Environment& environment) {
-  if (name != "loopback") return JoinInProcess(name, nranks, environment);
-  Transports transports = MakeLoopback(nranks);
+                                 const Environment& environment, bool for_device) {
+  if (name != "loopback") return JoinInProcess(name, nranks, environment, for_device);
+  Transports transports =
+      MakeLoopback(nranks, {.commit_ahead = for_device ? CommitAhead(nranks, true) : 0});
   if (transports.empty()) return SystemError("no address space for the ranks' slots");
   return transports;
 }
 
 }  // namespace
 
-Result<std::vector<std::unique_ptr<Transport>>> MakeThreadTransports(
-    int nranks, const Environment& environment) {
+Result<std::vector<std::unique_ptr<Transport>>> MakeThreadTransports(int nranks,
+                                                                     const Environment& environment,
+                                                                     bool for_device) {
   std::string reasons;
   Code code = Code::kSystemError;
   for (const std::string& name : NamesIn(environment.transport, {"loopback"})) {
-    Result<Transports> made = MakeInProcess(name, nranks, environment);
+    Result<Transports> made = MakeInProcess(name, nranks, environment, for_device);
     if (made.ok()) return made;
     code = made.status().code();
     AddReason(name, made.status().message(), &reasons);

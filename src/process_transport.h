@@ -82,9 +82,10 @@ class ProcessTransport {
 };
 
 // The ends of all ranks of one process: the first of INCCL_TRANSPORT (without it: loopback) that
-// can be made.
-Result<std::vector<std::unique_ptr<Transport>>> MakeThreadTransports(
-    int nranks, const Environment& environment);
+// can be made. `for_device`: slots for calls on memory of devices are to be there at once.
+Result<std::vector<std::unique_ptr<Transport>>> MakeThreadTransports(int nranks,
+                                                                     const Environment& environment,
+                                                                     bool for_device = false);
 
 }  // namespace inccl
 

@@ -26,25 +26,49 @@ Bytes BytesOf(const Call& call, int rank, int nranks) {
 
 size_t BytesOf(const PointCall& call) { return call.count * SizeOf(call.type); }
 
+size_t BytesOf(const std::vector<PointCall>& calls) {
+  size_t total = 0;
+  for (const PointCall& call : calls) {
+    if (call.on_device) total += Aligned(BytesOf(call));
+  }
+  return total;
+}
+
 }  // namespace
 
 Staging::~Staging() {
-  for (std::byte* block : blocks_) device_->FreeHost(block);
+  for (std::byte* block : blocks_) owner_->FreeHost(block);
+}
+
+Result<std::byte*> Staging::Grow(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (bytes <= bytes_) return blocks_.empty() ? nullptr : blocks_.back();
+  if (owner_ == nullptr) owner_ = CurrentDevice();
+  if (owner_ == nullptr) return InternalError("a call on a device's memory without a device");
+  const size_t more = std::bit_ceil(std::max(bytes, kLeastBytes));
+  blocks_.reserve(blocks_.size() + 1);
+  Result<std::byte*> memory = owner_->AllocateHost(more);
+  if (!memory.ok()) return memory.status();
+  blocks_.push_back(*memory);
+  bytes_ = more;
+  return *memory;
 }
 
 Status Staging::Reserve(size_t bytes) {
   if (device_ == nullptr) device_ = CurrentDevice();
   if (device_ == nullptr) return InternalError("a call on a device's memory without a device");
-  if (bytes <= bytes_) return Status::Ok();
-  const size_t more = std::bit_ceil(std::max(bytes, kLeastBytes));
-  blocks_.reserve(blocks_.size() + 1);
-  Result<std::byte*> memory = device_->AllocateHost(more);
+  const Result<std::byte*> memory = Grow(bytes);
   if (!memory.ok()) return memory.status();
-  blocks_.push_back(*memory);
   memory_ = *memory;
-  bytes_ = more;
   return Status::Ok();
 }
+
+void Staging::Prepare(const Call& call, int rank, int nranks) {
+  const Bytes bytes = BytesOf(call, rank, nranks);
+  (void)Grow(Aligned(bytes.send) + bytes.recv);
+}
+
+void Staging::Prepare(const std::vector<PointCall>& calls) { (void)Grow(BytesOf(calls)); }
 
 Result<Call> Staging::Bring(const Call& call, int rank, int nranks) {
   const Bytes bytes = BytesOf(call, rank, nranks);
@@ -77,11 +101,7 @@ Status Staging::Return(const Call& call, int rank, int nranks) {
 }
 
 Result<std::vector<PointCall>> Staging::Bring(const std::vector<PointCall>& calls) {
-  size_t total = 0;
-  for (const PointCall& call : calls) {
-    if (call.on_device) total += Aligned(BytesOf(call));
-  }
-  if (Status status = Reserve(total); !status.ok()) return status;
+  if (Status status = Reserve(BytesOf(calls)); !status.ok()) return status;
   std::vector<PointCall> staged = calls;
   std::byte* at = memory_;
   for (PointCall& call : staged) {

@@ -6,6 +6,7 @@
 #define INCCL_STAGING_H_
 
 #include <cstddef>
+#include <mutex>
 #include <vector>
 
 #include "base/status.h"
@@ -25,6 +26,11 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
+  // From any thread, before such calls take their place on a stream, which allocations may wait
+  // for: takes what they will need. An error is the calls' own, when they run.
+  void Prepare(const Call& call, int rank, int nranks);
+  void Prepare(const std::vector<PointCall>& calls);
+
   // The call with the host's memory in place of the device's, which holds its input.
   Result<Call> Bring(const Call& call, int rank, int nranks);
   // A factor in memory of a device is read now.
@@ -36,11 +42,15 @@ class Staging {
   Status Return(const std::vector<PointCall>& calls);
 
  private:
+  // The largest block, with at least so many bytes.
+  Result<std::byte*> Grow(size_t bytes);
   Status Reserve(size_t bytes);
 
-  Device* device_ = nullptr;     // whose memory this is
-  std::byte* memory_ = nullptr;  // the last of blocks_
-  size_t bytes_ = 0;
+  Device* device_ = nullptr;     // of the call that is running
+  std::byte* memory_ = nullptr;  // likewise
+  std::mutex mutex_;             // of what follows
+  Device* owner_ = nullptr;      // whose memory the blocks are
+  size_t bytes_ = 0;             // of the last block
   std::vector<std::byte*> blocks_;
 };
 

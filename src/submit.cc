@@ -78,7 +78,10 @@ Status Run(Communicator* communicator, const PointCall& call) {
   return communicator->RunPoints({call});
 }
 void Prepare(Communicator* communicator, const Call& call) { communicator->PrepareFor(call); }
-void Prepare(Communicator* /*communicator*/, const PointCall& /*call*/) {}
+// Those of a group: at its end.
+void Prepare(Communicator* communicator, const PointCall& call) {
+  if (call.on_device && Group::Current() == nullptr) communicator->PrepareFor({call});
+}
 void Put(const Call& call, Batch* batch) { batch->calls.push_back(call); }
 void Put(const PointCall& call, Batch* batch) { batch->points.push_back(call); }
 

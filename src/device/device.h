@@ -58,12 +58,15 @@ class DeviceQueue {
 // Every function from any thread, at any time.
 class Device {
  public:
-  static constexpr uint32_t kVersion = 2;  // of this interface
+  static constexpr uint32_t kVersion = 3;  // of this interface
 
   virtual ~Device() = default;
   virtual int Count() = 0;
   // The calling thread's current device.
   virtual int Current() = 0;
+  // True: the calling thread works on that device already, so that what is prepared there starts
+  // nothing that the process does not want.
+  virtual bool InUse() = 0;
   // The device whose memory this is; -1: the processor's own, or memory that it reaches, too.
   virtual int DeviceOf(const void* memory) = 0;
   // Names a stream (NULL: the legacy one of the current device) by a number that no other gets.

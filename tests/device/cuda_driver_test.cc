@@ -5,9 +5,13 @@
 // calling thread's device stays, captures are neither used nor disturbed.
 #include <cuda.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <string>
 #include <thread>
 #include <vector>
@@ -137,6 +141,62 @@ TEST_F(CudaDriverTest, CallsOnStreams) {
   }
   EXPECT_TRUE(AllAre(expected / kRanks));
   ExpectNoError();
+}
+
+// Ranks share a device: what one still allocated when it makes its first call could wait for the
+// stream of another, which waits for that call.
+TEST_F(CudaDriverTest, FirstCallsAllocateNothingThatWaits) {
+  const auto allocations_wait =
+      reinterpret_cast<int (*)(int)>(Symbol("fake_cuda_allocations_wait"));
+  for (size_t rank = 0; rank < kRanks; ++rank) Fill(rank, 1);
+  const int before = allocations_wait(1);
+  for (int round = 0; round < 2; ++round) {
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(AllReduce(rank, streams_[rank]), CCL_SUCCESS) << ccl_get_last_error(comms_[rank]);
+    }
+  }
+  EXPECT_TRUE(AllAre(kRanks * kRanks));
+  EXPECT_EQ(allocations_wait(0), before);
+  ExpectNoError();
+}
+
+// As peers' slots are mapped: the device reaches them, and the processor still only reads.
+TEST_F(CudaDriverTest, WhatIsMappedForReadingIsReached) {
+  constexpr size_t kBytes = 8192;
+  const int file = memfd_create("slots", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(file, kBytes), 0);
+  const auto map = [file](int rights) {
+    return mmap(nullptr, kBytes, rights, MAP_SHARED, file, 0);
+  };
+  void* const written = map(PROT_READ | PROT_WRITE);
+  void* const read = map(PROT_READ);
+  ASSERT_NE(read, MAP_FAILED);
+  static_cast<int*>(written)[0] = 17;
+  EXPECT_TRUE(device_->Register(read, kBytes).ok());
+  EXPECT_NE(device_->AddressOf(0, read), nullptr);
+  EXPECT_EQ(static_cast<int*>(read)[0], 17);
+  EXPECT_EQ(pread(file, read, 4, 0), -1) << "it can be written";
+  EXPECT_EQ(errno, EFAULT);
+  device_->Unregister(read);
+  // A file that nobody else may write stays so.
+  ASSERT_EQ(munmap(read, kBytes), 0);
+  const int other = open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDONLY | O_CLOEXEC);
+  void* const foreign = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, other, 0);
+  EXPECT_FALSE(device_->Register(foreign, kBytes).ok());
+  close(other);
+  close(file);
+}
+
+// Nothing tells a call's turn then.
+TEST_F(CudaDriverTest, AStreamThatCannotWaitTakesNoMore) {
+  Result<std::unique_ptr<DeviceOrder>> order = device_->OrderOf(streams_[2]);
+  ASSERT_TRUE(order.ok());
+  reinterpret_cast<void (*)(int)>(Symbol("fake_cuda_fail_waits"))(1);
+  for (int i = 0; i < 2; ++i) {
+    const Status status = (*order)->Append(0);
+    EXPECT_EQ(status.code(), Code::kUnhandledCudaError);
+    EXPECT_TRUE(Matches(status.message(), "cuStreamWaitValue32: ")) << status.message();
+  }
 }
 
 TEST_F(CudaDriverTest, DevicesAreKnown) {

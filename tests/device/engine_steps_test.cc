@@ -235,6 +235,24 @@ TEST_F(EngineStepsTest, ErrorsOfTheHalves) {
   EXPECT_EQ(reinterpret_cast<float*>(slot_)[999], 999.0f);
 }
 
+// As where the driver is too old for them, or the device too new.
+TEST_F(EngineStepsTest, KernelsThatCannotBeLoadedAreDoneWithout) {
+  cuda::Launchers refused = kernels_;
+  refused.load = [] { return 209; };
+  device_.SetKernels(&refused);
+  engine_ = *DeviceEngine::Create(&device_, 1, ends_[0].get(), 2 * kBytes);
+  Begin(false);
+  state_.launch = [](DeviceWork*, std::span<const Term>, std::span<Term>) {
+    return InternalError("there are no kernels");
+  };
+  const std::vector<Term> inputs = {Input(input_)};
+  std::vector<Term> outputs = {Sum(slot_, 1)};
+  ASSERT_TRUE(Finish(*Combine(inputs, &outputs)).ok());
+  EXPECT_EQ(reinterpret_cast<float*>(slot_)[999], 999.0f);
+  engine_.reset();
+  device_.SetKernels(&kernels_);
+}
+
 TEST_F(EngineStepsTest, WithoutKernelsElementsGoByTheHost) {
   std::vector<float> peer(kCount, 0.5f);
   auto* const theirs = reinterpret_cast<std::byte*>(peer.data());

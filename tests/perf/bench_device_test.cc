@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
+#include <utility>
 
 #include "tools/run_program.h"
 
@@ -119,6 +120,23 @@ TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
       EXPECT_EQ(run.status, 0) << name << ranks << run.out << run.err;
       EXPECT_TRUE(Has(run.out, "device 1 Fake 1")) << run.out;
       EXPECT_TRUE(Has(run.out, "# Out of bounds values : 0 OK")) << name << run.out;
+    }
+    // A driver whose allocations wait for all streams may not stop a call, not even the first one.
+    // (Of threads, sends and receives may wait for each other's staging.)
+    using Call = std::pair<std::string, std::string>;
+    for (const auto& [name, codec] :
+         {Call("allreduce", ""), Call("allreduce", " --codec hbi:bits=6"), Call("sendrecv", "")}) {
+      if (name == "sendrecv" && ranks == "--threads 3") continue;
+      std::string arguments = ranks + " --device cuda -b 3M -e 3M -n 2 -w 1 -c 1";
+      arguments += codec;
+      const ProgramResult run =
+          Bench(name, arguments,
+                "FAKE_CUDA_DEVICES=1 FAKE_CUDA_ALLOCATIONS_WAIT=1 INCCL_DEBUG=INFO "
+                "INCCL_DEBUG_SUBSYS=INIT,TRANSPORT "
+                "LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
+      EXPECT_EQ(run.status, 0) << name << codec << ranks << run.out << run.err;
+      EXPECT_TRUE(Has(run.err, "joined over") || ranks[2] == 't') << "no log: " << run.err;
+      EXPECT_FALSE(Has(run.err, "does not reach")) << "slots: " << run.err;
     }
   }
   const ProgramResult run =

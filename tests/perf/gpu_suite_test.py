@@ -28,6 +28,9 @@ device = value("--device") == "cuda"
 assert device or "--digest" in a, a
 if os.environ.get("STAND_IN_FAILS") in a:
     sys.exit("allreduce_bench: rank 0: it does not work")
+assert os.environ["INCCL_OP_TIMEOUT_MS"] == "8000"
+if "STAND_IN_HANGS" in os.environ:
+    time.sleep(100)
 nccl = value("--baseline") == "nccl"
 if nccl and "STAND_IN_NCCL" not in os.environ:
     print("# NCCL left out: 2 ranks, 1 GPU: NCCL needs one for each rank")
@@ -56,8 +59,13 @@ if "STAND_IN_SLOW" in os.environ:
     time.sleep(100)
 '''
 KERNELS = r'''#!/usr/bin/env python3
-import json, sys
-if "STAND_IN_NO_GPU" in __import__("os").environ:
+import json, os, sys
+assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+assert os.environ["LD_LIBRARY_PATH"].split(":")[0].endswith("/build/lib")  # as --pack leaves it
+if "STAND_IN_NO_START" in os.environ:
+    print("version `GLIBC_2.99' not found", file=sys.stderr)
+    sys.exit(127)
+if "STAND_IN_NO_GPU" in os.environ:
     print("no CUDA device: none here", file=sys.stderr)
     sys.exit(4)
 rows = [{"bits": b, "kernel": k, "ms": 1.0, "gb_per_s": 3000.0 * f, "of_copy": f,
@@ -92,13 +100,19 @@ def make_build(root):
         program(build / f"perf/{name}_bench", BENCH)
     program(build / "perf/cuda_kernel_bench", KERNELS)
     program(build / "tests/cuda_kernels_test", TESTS)
+    (build / "lib").mkdir()
     program(root / "bin/compute-sanitizer", "#!/bin/sh\nexit 0\n")
+    # Of the system, and not to be given the libraries of another one.
+    program(root / "bin/python3", "#!/bin/bash\n"
+            "[[ ${1:-} == tools/gpu_report.py ]] && [ -n \"${LD_LIBRARY_PATH:-}\" ] && exit 77\n"
+            f"exec {sys.executable} \"$@\"\n")
     return build
 
 
 def run(source, root, out, **environment):
     """(exit status, output) of the suite."""
-    env = {**os.environ, **environment, "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
+    env = {**os.environ, **environment, "LD_LIBRARY_PATH": "",
+           "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", str(source / "perf/gpu_suite.sh"), str(root / "build"),
                            str(out)], env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -161,6 +175,10 @@ def check_failures(source, root):
     status, text = run(source, root, out, STAND_IN_NO_GPU="1")
     assert status == 4 and "no CUDA device: none here" in text, text
     assert not (out / "suite.json").exists()
+    # Programs that do not start here are no machine without a GPU, and the rest is not tried.
+    out = root / "start"
+    status, text = run(source, root, out, STAND_IN_NO_START="1")
+    assert status == 1 and "GLIBC_2.99" in text and "==" not in text, text
     # Results that are not the host's.
     out = root / "differs"
     status, text = run(source, root, out, STAND_IN_DIFFERS="1")
@@ -183,6 +201,10 @@ def check_failures(source, root):
     stopped = [s["step"] for s in suite["steps"] if s.get("exit_status") == 124]
     assert stopped == ["latency.processes.2.shm"], suite["steps"]
     assert suite["benches"][stopped[0]]["rows"], suite["benches"]
+    # One that hangs in its first call has nothing.
+    out = root / "hanging"
+    status, text = run(source, root, out, STAND_IN_HANGS="1", INCCL_GPU_SUITE_SECONDS="11")
+    assert status == 1 and "\n   stopped after" not in text, text
     # No time: what is left over is named.
     out = root / "late"
     status, text = run(source, root, out, INCCL_GPU_SUITE_SECONDS="0")

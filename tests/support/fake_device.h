@@ -62,6 +62,7 @@ class FakeDevice final : public Device {
 
   int Count() override { return kDevices; }
   int Current() override { return 1; }
+  bool InUse() override { return false; }
   int DeviceOf(const void* memory) override;
   Result<uint64_t> IdOf(void* stream) override;
   Result<std::unique_ptr<DeviceOrder>> OrderOf(void* stream) override;

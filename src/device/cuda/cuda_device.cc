@@ -56,13 +56,16 @@ class Order final : public DeviceOrder {
     if (!within.status().ok()) return within.status();
     Status status = CheckCapture(driver_, stream_);
     if (!status.ok()) return status;
+    if (!broken_.ok()) return broken_;
     status = driver_.Check(driver_.stream_write(stream_, Address(&words_->reached), place + 1,
                                                 CU_STREAM_WRITE_VALUE_DEFAULT),
                            "cuStreamWriteValue32");
     if (!status.ok()) return status;
-    return driver_.Check(driver_.stream_wait(stream_, Address(&words_->finished), place + 1,
-                                             CU_STREAM_WAIT_VALUE_GEQ),
-                         "cuStreamWaitValue32");
+    // Without the wait the word will say of the next call that its turn has come.
+    broken_ = driver_.Check(driver_.stream_wait(stream_, Address(&words_->finished), place + 1,
+                                                CU_STREAM_WAIT_VALUE_GEQ),
+                            "cuStreamWaitValue32");
+    return broken_;
   }
   bool Reached(uint32_t place) const override {
     const uint32_t reached = words_->reached.load(std::memory_order_acquire);
@@ -77,6 +80,7 @@ class Order final : public DeviceOrder {
   const CUcontext context_;
   const CUstream stream_;
   Words* const words_;  // never freed: the stream may come to its wait at any time
+  Status broken_;       // of all that would be appended
 };
 
 class CudaDevice final : public Device {
@@ -104,6 +108,11 @@ class CudaDevice final : public Device {
       driver_.context_device(&device);
     }
     return device;
+  }
+
+  bool InUse() override {
+    CUcontext context = nullptr;
+    return driver_.context(&context) == CUDA_SUCCESS && context != nullptr;
   }
 
   // Managed memory is a device's, too: what streams do with it has their order.
@@ -149,10 +158,9 @@ class CudaDevice final : public Device {
     }
     // Before anything that a capture would not survive.
     if (Status status = CheckCapture(driver_, handle); !status.ok()) return status;
-    Result<std::byte*> memory = AllocateHost(sizeof(Order::Words));
-    if (!memory.ok()) return memory.status();
-    return std::unique_ptr<DeviceOrder>(
-        std::make_unique<Order>(driver_, own, handle, new (*memory) Order::Words));
+    Result<Order::Words*> words = NewWords();
+    if (!words.ok()) return words.status();
+    return std::unique_ptr<DeviceOrder>(std::make_unique<Order>(driver_, own, handle, *words));
   }
 
   Result<std::byte*> AllocateHost(size_t bytes) override {
@@ -275,6 +283,21 @@ class CudaDevice final : public Device {
     return place;
   }
 
+  // Many at a time: when another stream turns up, the streams before it may be waiting for the call
+  // that it is to take, and an allocation for the streams.
+  Result<Order::Words*> NewWords() {
+    constexpr size_t kAtOnce = 512;
+    const std::lock_guard lock(words_mutex_);
+    if (words_left_ == 0) {
+      Result<std::byte*> memory = AllocateHost(kAtOnce * sizeof(Order::Words));
+      if (!memory.ok()) return memory.status();
+      words_ = *memory;
+      words_left_ = kAtOnce;
+    }
+    --words_left_;
+    return new (words_ + words_left_ * sizeof(Order::Words)) Order::Words;
+  }
+
   // For what is about memory of the host: the caller's, else one that is in use here already, as a
   // context of another device takes memory there.
   Result<CUcontext> AnyContext() {
@@ -304,6 +327,9 @@ class CudaDevice final : public Device {
   int count_ = 0;
   std::mutex mutex_;
   std::vector<Place> places_;
+  std::mutex words_mutex_;
+  std::byte* words_ = nullptr;
+  size_t words_left_ = 0;
   HostRanges ranges_;
 };
 

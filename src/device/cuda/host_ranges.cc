@@ -2,10 +2,53 @@
 #include "device/cuda/host_ranges.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
+#include <cstdio>
 #include <iterator>
+#include <memory>
 
 namespace inccl::cuda {
+namespace {
+
+constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+
+bool Taken(CUresult result) {
+  return result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+}
+
+// Whether one shared mapping has all of it, for reading only.
+bool IsSharedReadOnly(const void* memory, size_t bytes) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"),
+                                                   [](FILE* file) { return std::fclose(file); });
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  char line[512];
+  while (maps != nullptr && std::fgets(line, sizeof line, maps.get()) != nullptr) {
+    unsigned long from = 0, to = 0;  // NOLINT(google-runtime-int): sscanf's type
+    char rights[5] = {};
+    // NOLINTNEXTLINE(cert-err34-c): the kernel's own numbers
+    if (std::sscanf(line, "%lx-%lx %4s", &from, &to, rights) != 3 || begin >= to) continue;
+    if (begin < from || bytes > to - begin) return false;
+    return rights[0] == 'r' && rights[1] == '-' && rights[3] == 's';
+  }
+  return false;
+}
+
+}  // namespace
+
+// What a peer writes is mapped read-only here. Some devices do not take that, neither as it
+// is, nor with the flag that says so. What they have taken stays theirs whatever the mapping
+// becomes.
+CUresult HostRanges::Tell(void* memory, size_t bytes) const {
+  CUresult result = driver_.host_register(memory, bytes, kFlags);
+  if (Taken(result)) return result;
+  result = driver_.host_register(memory, bytes, kFlags | CU_MEMHOSTREGISTER_READ_ONLY);
+  if (Taken(result) || !IsSharedReadOnly(memory, bytes)) return result;
+  if (mprotect(memory, bytes, PROT_READ | PROT_WRITE) != 0) return result;
+  result = driver_.host_register(memory, bytes, kFlags);
+  mprotect(memory, bytes, PROT_READ);
+  return result;
+}
 
 Status HostRanges::Register(void* memory, size_t bytes) {
   const std::lock_guard lock(mutex_);
@@ -18,13 +61,8 @@ Status HostRanges::Register(void* memory, size_t bytes) {
     ++range.users;
     return Status::Ok();
   }
-  constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  CUresult result = driver_.host_register(memory, bytes, kFlags);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
-    // What a peer writes is mapped read-only here.
-    result = driver_.host_register(memory, bytes, kFlags | CU_MEMHOSTREGISTER_READ_ONLY);
-  }
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
+  const CUresult result = Tell(memory, bytes);
+  if (!Taken(result)) {
     ranges_.erase(reinterpret_cast<uintptr_t>(memory));
     const Status status = driver_.Check(result, "cuMemHostRegister");
     return Status(status.code(), fmt::format("{} bytes: {}", bytes, status.message()));

@@ -34,6 +34,8 @@ class HostRanges {
     std::vector<CUdeviceptr> addresses;  // by device; 0: not asked for yet
   };
 
+  CUresult Tell(void* memory, size_t bytes) const;
+
   const Driver& driver_;
   size_t devices_ = 0;
   std::mutex mutex_;

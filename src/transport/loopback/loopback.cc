@@ -105,6 +105,7 @@ std::vector<std::unique_ptr<Transport>> MakeLoopback(int nranks, const LoopbackO
     auto arena = Arena::Create(
         std::make_unique<AnonymousMemory>(world->arenas.back(), world->pieces), rank, nranks);
     if (!arena.ok()) return {};
+    if (options.commit_ahead > 0) (*arena)->CommitAhead(options.commit_ahead);
     ends.push_back(std::make_unique<LoopbackTransport>(world, rank, nranks, std::move(*arena),
                                                        Arena::MaxSlotBytes(bytes)));
   }

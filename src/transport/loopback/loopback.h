@@ -16,6 +16,8 @@ namespace inccl {
 struct LoopbackOptions {
   // Address space reserved per rank; memory is taken as lanes open.
   size_t arena_bytes = size_t{1} << 30;
+  // Of it, what can be used from the beginning.
+  size_t commit_ahead = 0;
 };
 
 // The ends of all ranks, each to be used by one thread. Their memory lives until the last end is

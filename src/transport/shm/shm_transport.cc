@@ -62,7 +62,8 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
   }
   const std::string prefix = fmt::format("rank {}: ", rank);
   const size_t bytes = mapped::RoundUp(options.arena_bytes, kPage);
-  Result<shm::Memfd> memory = shm::CreateMemfd("inccl-arena", bytes, /*peers_read_only=*/true);
+  Result<shm::Memfd> memory =
+      shm::CreateMemfd("inccl-arena", bytes, /*peers_read_only=*/!options.for_device);
   if (!memory.ok()) return Prefixed(prefix, memory.status());
   Result<shm::Memfd> bell = shm::CreateMemfd("inccl-doorbell", kPage, /*peers_read_only=*/false);
   if (!bell.ok()) return Prefixed(prefix, bell.status());

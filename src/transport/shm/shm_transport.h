@@ -24,6 +24,8 @@ struct ShmOptions {
   // Bytes of slots that are taken, and mapped in all ranks, beforehand: lanes that fit them open
   // fast.
   size_t commit_ahead = 0;
+  // Peers may need a right to write before their devices read; they map for reading all the same.
+  bool for_device = false;
 };
 
 class ShmTransport final : public mapped::MappedTransport {

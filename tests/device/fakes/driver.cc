@@ -4,14 +4,32 @@
 // without hardware. The processor cannot touch their memory where calls see it, streams work in
 // threads of their own, contexts are as strict as CUDA's: what needs one fails without, a stream is
 // of its context. There are no kernels. FAKE_CUDA_DEVICES: how many (2).
+// FAKE_CUDA_ALLOCATIONS_WAIT: allocations wait for streams, and one that does in vain is the end.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "device/fakes/machine.h"
 
 // NOLINTNEXTLINE(google-build-using-namespace): of this file's other half
 using namespace inccl::test;
+
+namespace {
+
+bool IsWritable(uintptr_t address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const uintptr_t begin = std::stoull(line, nullptr, 16);
+    const size_t dash = line.find('-'), blank = line.find(' ');
+    const uintptr_t end = std::stoull(line.substr(dash + 1), nullptr, 16);
+    if (address >= begin && address < end) return line[blank + 2] == 'w';
+  }
+  return false;
+}
+
+}  // namespace
 
 FAKE cuInit(unsigned flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -92,6 +110,7 @@ FAKE cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdevicep
 FAKE cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   Machine& m = Fake();
   const std::lock_guard lock(m.mutex);
   Arena& arena = m.arenas[Current()->device];
@@ -106,6 +125,7 @@ FAKE cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
 FAKE cuMemFree(CUdeviceptr memory) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   const std::lock_guard lock(Fake().mutex);
   return Fake().pieces.erase(memory) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -113,6 +133,7 @@ FAKE cuMemFree(CUdeviceptr memory) {
 FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   const std::lock_guard lock(Fake().mutex);
@@ -121,7 +142,9 @@ FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
 }
 
 FAKE cuMemFreeHost(void* memory) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   {
     const std::lock_guard lock(Fake().mutex);
     const auto address = reinterpret_cast<uintptr_t>(memory);
@@ -133,11 +156,15 @@ FAKE cuMemFreeHost(void* memory) {
   return CUDA_SUCCESS;
 }
 
-FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
+// What is mapped for reading is not taken, with the flag for it or without: as on some devices.
+FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned flags) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  WaitForContext();
   const auto address = reinterpret_cast<uintptr_t>(memory);
   if (address % 4096 != 0 || bytes % 4096 != 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!IsWritable(address)) return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard lock(Fake().mutex);
   if (Fake().Pinned(address, 1)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   Fake().pinned[address] = bytes;
@@ -147,6 +174,7 @@ FAKE cuMemHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
 
 FAKE cuMemHostUnregister(void* memory) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  WaitForContext();
   const std::lock_guard lock(Fake().mutex);
   const auto address = reinterpret_cast<uintptr_t>(memory);
   if (Fake().registered.erase(address) == 0) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -131,6 +133,12 @@ struct Machine {
   std::set<CUstream> streams;
   uint64_t next_id = 1;
   std::set<CUstream> captures;  // in the mode global
+
+  // What tests ask for (streams.cc).
+  const bool strict = std::getenv("FAKE_CUDA_ALLOCATIONS_WAIT") != nullptr;
+  std::atomic<bool> allocations_wait{strict};
+  std::atomic<int> waited_in_vain{0};
+  std::atomic<int> failing_waits{0};
 };
 
 inline Machine& Fake() {
@@ -161,6 +169,31 @@ inline CUresult Unsafe() {
   if (m.captures.empty() || capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
   for (CUstream stream : m.captures) stream->invalidated = true;
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+// Allocating, registering and freeing may wait for all that the context's streams have, as the
+// worst of drivers does; not for ever here, but that is counted, or ends the program.
+inline void WaitForContext() {
+  Machine& m = Fake();
+  if (!m.allocations_wait) return;
+  constexpr auto kLongest = std::chrono::seconds(2);
+  const auto end = std::chrono::steady_clock::now() + kLongest;
+  const auto idle = [&m] {
+    const std::lock_guard lock(m.mutex);
+    const CUcontext context = Current();
+    return (context->legacy == nullptr || context->legacy->Idle()) &&
+           std::all_of(m.streams.begin(), m.streams.end(), [context](CUstream stream) {
+             return stream->context != context || stream->Idle();
+           });
+  };
+  while (!idle()) {
+    if (std::chrono::steady_clock::now() > end) {
+      ++m.waited_in_vain;
+      if (m.strict) std::abort();
+      return;
+    }
+    usleep(100);
+  }
 }
 
 // Something that a captured stream does not take, in this file.

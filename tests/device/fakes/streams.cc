@@ -74,11 +74,28 @@ FAKE cuStreamWaitValue32(CUstream handle, CUdeviceptr address, cuuint32_t value,
   uint32_t* word = nullptr;
   if (const CUresult result = WordOf(address, &word); result != CUDA_SUCCESS) return result;
   if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+  if (Fake().failing_waits > 0) {
+    --Fake().failing_waits;
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   stream->Append([word, value] {
     const std::atomic_ref seen(*word);
     while (static_cast<int32_t>(seen.load(std::memory_order_acquire) - value) < 0) usleep(20);
   });
   return CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- for tests
+
+// From now on allocations wait, or do not; how often one has waited in vain so far.
+extern "C" __attribute__((visibility("default"))) int fake_cuda_allocations_wait(int wait) {
+  Fake().allocations_wait = wait != 0;
+  return Fake().waited_in_vain;
+}
+
+// The next waits of streams for a value are refused.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_fail_waits(int count) {
+  Fake().failing_waits = count;
 }
 
 // ---------------------------------------------------------------- captures
