@@ -17,6 +17,7 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
+constexpr Time kGoodbyeLimit = 100 * kMillisecond;
 constexpr size_t kCopiesOfAStep = 2;  // of a slice in memory of a device, on the host: in and out
 
 // A rank that shares its core gives it away at once: whoever it waits for may need it.
@@ -57,7 +58,8 @@ Communicator::~Communicator() {
   worker_.WaitIdle();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("destroy.begin");
-  if (control_ != nullptr) control_->Close(SystemClock().Now() + 100 * kMillisecond);
+  liveness_.WaitTold(kGoodbyeLimit);
+  if (control_ != nullptr) control_->Close(SystemClock().Now() + kGoodbyeLimit);
   FAULT_POINT("destroy.after_goodbye");
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);
 }

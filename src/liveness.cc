@@ -2,6 +2,7 @@
 #include "liveness.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -133,6 +134,8 @@ void Liveness::Fail(const Status& status) {
 }
 
 void Liveness::FailAndTell(const Status& status, const Status& tell) {
+  if (failed_.load(std::memory_order_acquire)) return;
+  const std::lock_guard telling(telling_);
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
@@ -145,6 +148,17 @@ void Liveness::FailAndTell(const Status& status, const Status& tell) {
     return Status::Ok();
   });
   if (doorbell_ != nullptr) doorbell_->Ring();
+}
+
+// The caller's thread returns from its call as soon as it sees the error, and may destroy the
+// communicator while the thread that found it has not told the others yet.
+void Liveness::WaitTold(Time limit) {
+  constexpr useconds_t kLook = 100;
+  for (const Time end = SystemClock().Now() + limit; SystemClock().Now() < end; usleep(kLook)) {
+    if (!telling_.try_lock()) continue;
+    telling_.unlock();
+    return;
+  }
 }
 
 void Liveness::Tell(const Status& status) {

@@ -58,6 +58,10 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnPeerSilent(int peer, Time silence, Time limit) override;
   void OnOutOfMemory() override { Fail(OutOfMemory()); }
 
+  // Before the goodbye: returns when a failure that is known here has been told to all others, or
+  // after the limit.
+  void WaitTold(Time limit);
+
  private:
   static constexpr size_t kHistory = 64;
 
@@ -82,6 +86,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   std::atomic<bool> in_call_{false};
   const std::vector<PointCall>* points_ = nullptr;  // under way; guarded by mutex_
   std::atomic<bool> any_pending_{false};
+  std::mutex telling_;  // from before failed_ turns true until the others are told
   mutable std::mutex mutex_;
   Status error_;
   std::array<CallRecord, kHistory> history_;
