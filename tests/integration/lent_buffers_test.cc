@@ -191,9 +191,9 @@ TEST_F(LentBuffersTest, SameBitsWhoeverLendsWhat) {
                                  shape.in_place));
         EXPECT_EQ(RunOnce(what, shape, round++, side.rank(), comm, &send, &recv), 0u);
       }
-      // That it is really this what was tested. Peers map a region at their leisure, and a buffer of
-      // results holds an input in place only: calls that lend for sure may have to come behind those
-      // of this seed.
+      // That it is really this what was tested. Peers map a region at their leisure, and a buffer
+      // of results holds an input in place only: calls that lend for sure may have to come behind
+      // those of this seed.
       const bool lends = ((lenders.inputs | lenders.results) >> side.rank() & 1) != 0;
       const bool delivers = (lenders.results & ~(1u << side.rank())) != 0;
       const auto seen = [&] {
