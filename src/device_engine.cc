@@ -13,11 +13,8 @@ namespace inccl {
 namespace {
 
 constexpr useconds_t kDrainLook = 20;
-constexpr size_t kConstants = size_t{256} << 10;  // of device memory at a time
 constexpr size_t kSmallInput = size_t{32} << 10;
 constexpr size_t kWorksAhead = 3;  // the strands of a direct all-reduce
-
-size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 bool Elements(const Term& term) {
   return term.format.form == Form::kInput || term.format.form == Form::kOutput;
@@ -52,7 +49,7 @@ class DeviceEngine::Work final : public DeviceWork {
   }
   Result<const std::byte*> Constant(std::span<const std::byte> bytes,
                                     const std::shared_ptr<const void>& owner) override {
-    return engine_->Constant(bytes, owner);
+    return engine_->constants_.On(bytes, owner);
   }
   Status Run(
       const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) override {
@@ -92,10 +89,9 @@ class DeviceEngine::Work final : public DeviceWork {
 
 DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transport)
     : device_(device),
-      number_(number),
       slots_(device, number, transport),
       input_here_memory_(device),
-      constants_here_(device) {}
+      constants_(device, number) {}
 
 Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int number,
                                                            const Transport* transport,
@@ -133,17 +129,12 @@ Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int n
   if (Result<std::byte*> input = engine->input_here_memory_.Take(kSmallInput); !input.ok()) {
     return input.status();
   }
-  Result<std::byte*> memory = device->AllocateOn(number, kConstants);
-  if (!memory.ok()) return memory.status();
-  engine->constants_memory_.push_back(*memory);
-  engine->constants_next_ = *memory;
-  engine->constants_left_ = kConstants;
+  if (Status status = engine->constants_.Prepare(); !status.ok()) return status;
   return engine;
 }
 
 DeviceEngine::~DeviceEngine() {
   for (std::unique_ptr<DeviceQueue>& queue : queues_) queue.reset();
-  for (std::byte* memory : constants_memory_) device_->FreeOn(number_, memory);
 }
 
 // A small input is brought at once and as a whole: its steps then wait for one copy, not for one
@@ -412,54 +403,6 @@ void DeviceEngine::Drain() {
   }
   free_.clear();
   for (const std::unique_ptr<Work>& work : works_) GiveBack(work.get());
-}
-
-Result<const std::byte*> DeviceEngine::Constant(std::span<const std::byte> bytes,
-                                                const std::shared_ptr<const void>& owner) {
-  const auto found = constants_.find(bytes.data());
-  if (found != constants_.end()) return static_cast<const std::byte*>(found->second.copy.data());
-  // What nobody else holds any more, no call asks for again.
-  constants_free_.reserve(constants_free_.size() + constants_.size());
-  for (auto it = constants_.begin(); it != constants_.end();) {
-    const bool held = it->second.owner.use_count() > 1;
-    if (!held) constants_free_.push_back(it->second.copy);
-    it = held ? std::next(it) : constants_.erase(it);
-  }
-  Result<std::byte*> pinned = constants_here_.Take(bytes.size());
-  if (!pinned.ok()) return pinned.status();
-  std::copy(bytes.begin(), bytes.end(), *pinned);
-  const Result<std::byte*> room = RoomForConstant(bytes.size());
-  Status status = room.ok() ? device_->Copy(*room, *pinned, bytes.size()) : room.status();
-  constants_here_.GiveBack();
-  if (!status.ok()) return status;
-  constants_.emplace(bytes.data(), Known{.owner = owner, .copy = {*room, bytes.size()}});
-  return static_cast<const std::byte*>(*room);
-}
-
-Result<std::byte*> DeviceEngine::RoomForConstant(size_t bytes) {
-  const auto fits = std::find_if(
-      constants_free_.begin(), constants_free_.end(),
-      [bytes](const std::span<std::byte>& free) { return Aligned(free.size()) == Aligned(bytes); });
-  if (fits != constants_free_.end()) {
-    std::byte* const room = fits->data();
-    constants_free_.erase(fits);
-    return room;
-  }
-  if (bytes > constants_left_) {
-    // Never given back before the end: that may wait for streams that wait for this call.
-    const size_t more = std::max(Aligned(bytes), kConstants);
-    constants_memory_.reserve(constants_memory_.size() + 1);
-    Result<std::byte*> memory = device_->AllocateOn(number_, more);
-    if (!memory.ok()) return memory.status();
-    constants_memory_.push_back(*memory);
-    constants_next_ = *memory;
-    constants_left_ = more;
-  }
-  std::byte* const room = constants_next_;
-  const size_t taken = std::min(constants_left_, Aligned(bytes));
-  constants_next_ += taken;
-  constants_left_ -= taken;
-  return room;
 }
 
 }  // namespace inccl

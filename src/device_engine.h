@@ -10,7 +10,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "collectives/engine.h"
 #include "compress/device_work.h"
 #include "device/device.h"
+#include "device_constants.h"
 #include "device_slots.h"
 #include "pinned_scratch.h"
 #include "transport/transport.h"
@@ -74,19 +74,10 @@ class DeviceEngine final : public Engine {
   Status Copy(Work* work, Way way, std::byte* to, const std::byte* from, size_t bytes);
   Status Mark(Work* work);
   Result<bool> Reached(Work* work);
-  Result<const std::byte*> Constant(std::span<const std::byte> bytes,
-                                    const std::shared_ptr<const void>& owner);
-  Result<std::byte*> RoomForConstant(size_t bytes);
   Work* Take();
   void GiveBack(Work* work);
 
-  struct Known {
-    std::shared_ptr<const void> owner;
-    std::span<std::byte> copy;  // on the device
-  };
-
   Device* const device_;
-  const int number_;
   bool refused_ = false;  // by this device: its kernels
   DeviceSlots slots_;
   std::array<std::unique_ptr<DeviceQueue>, kWays> queues_;
@@ -96,12 +87,7 @@ class DeviceEngine final : public Engine {
   uint64_t input_mark_ = 0;
   std::vector<std::unique_ptr<Work>> works_;  // a ticket is a place here, + 1
   std::vector<Work*> free_;
-  std::map<const std::byte*, Known> constants_;  // by their address here
-  std::vector<std::span<std::byte>> constants_free_;
-  PinnedScratch constants_here_;
-  std::vector<std::byte*> constants_memory_;  // of the device
-  std::byte* constants_next_ = nullptr;       // in the last of it
-  size_t constants_left_ = 0;
+  DeviceConstants constants_;
 };
 
 }  // namespace inccl

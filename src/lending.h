@@ -21,7 +21,10 @@ class Lending {
       : rank_(rank), nranks_(nranks), slice_bytes_(slice_bytes), transport_(transport) {}
 
   // A call begins that lends nothing yet.
-  void Begin() { input_ = output_ = {}; }
+  void Begin() {
+    input_ = {};
+    output_ = {};  // not from the other, which has just been written
+  }
   void Lend(const Call& call, Algorithm algorithm);
   // After an error: peers that do not know of it yet get nothing from this rank's buffers any more.
   void TakeBack();
