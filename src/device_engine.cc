@@ -47,6 +47,9 @@ class DeviceEngine::Work final : public DeviceWork {
   std::byte* Reach(const std::byte* host, size_t bytes) override {
     return engine_->slots_.Reach(host, bytes);
   }
+  bool OnDevice(const std::byte* memory, size_t bytes) const override {
+    return engine_->IsThere(memory, bytes);
+  }
   Result<const std::byte*> Constant(std::span<const std::byte> bytes,
                                     const std::shared_ptr<const void>& owner) override {
     return engine_->constants_.On(bytes, owner);
@@ -155,6 +158,14 @@ Status DeviceEngine::Begin(const Call& call) {
   input_here_ = *memory;
   input_mark_ = *mark;
   return Status::Ok();
+}
+
+bool DeviceEngine::IsThere(const std::byte* memory, size_t bytes) const {
+  const auto within = [&](const std::byte* begin, size_t size) {
+    return begin != nullptr && memory >= begin && memory <= begin + size &&
+           bytes <= static_cast<size_t>(begin + size - memory);
+  };
+  return within(call_.input, call_.input_bytes) || within(call_.output, call_.output_bytes);
 }
 
 // Results may be wanted in memory of a peer, too, which is the host's.

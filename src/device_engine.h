@@ -65,6 +65,8 @@ class DeviceEngine final : public Engine {
 
   DeviceEngine(Device* device, int number, const Transport* transport);
   bool OnDevice(const Term& output) const;
+  // Of a device: elements of the call's.
+  bool IsThere(const std::byte* memory, size_t bytes) const;
   bool HasKernels() const { return !refused_ && device_->Kernels() != nullptr; }
   Result<bool> Launch(Work* work);
   Result<bool> Move(Work* work);

@@ -25,6 +25,9 @@ class DeviceWork {
   // Where kernels reach memory of the host, as that of a slot; nullptr: nowhere, and what they read
   // or write has to be in Scratch.
   virtual std::byte* Reach(const std::byte* host, size_t bytes) = 0;
+  // True: this is memory of a device, elements or a payload that a peer has lent, which kernels
+  // reach where it is and the processor does not.
+  virtual bool OnDevice(const std::byte* memory, size_t bytes) const = 0;
   // A copy in the device's memory of what never changes, made at the first call with this address.
   // `owner` holds the bytes, and is held as long as the copy is there: their address names them.
   virtual Result<const std::byte*> Constant(std::span<const std::byte> bytes,

@@ -5,6 +5,7 @@
 #ifndef INCCL_DEVICE_DEVICE_H_
 #define INCCL_DEVICE_DEVICE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -55,10 +56,21 @@ class DeviceQueue {
   virtual Result<bool> Reached(uint64_t mark) = 0;
 };
 
+// An allocation of a device's memory, as other processes of the host are told of it.
+struct DeviceShare {
+  static constexpr size_t kHandleBytes = 96;
+  using Handle = std::array<std::byte, kHandleBytes>;  // for Device::Open alone to read
+
+  uint64_t id = 0;            // of this allocation: no other one of its process ever has it
+  std::byte* data = nullptr;  // where it begins, here
+  size_t bytes = 0;
+  Handle handle{};
+};
+
 // Every function from any thread, at any time.
 class Device {
  public:
-  static constexpr uint32_t kVersion = 3;  // of this interface
+  static constexpr uint32_t kVersion = 4;  // of this interface
 
   virtual ~Device() = default;
   virtual int Count() = 0;
@@ -85,6 +97,14 @@ class Device {
   // Memory of a device.
   virtual Result<std::byte*> AllocateOn(int device, size_t bytes) = 0;
   virtual void FreeOn(int device, std::byte* memory) = 0;
+  // The allocation that [memory, memory + bytes) lies in. An error: others cannot be given it. Once
+  // shared, it must not be freed while another process has it open.
+  virtual Result<DeviceShare> Share(const void* memory, size_t bytes) = 0;
+  // Memory that this or another process of the host shares, where queues and kernels of `device`
+  // reach it; in the sharing process that is where it is. Each Open has its Close, before which all
+  // use of it has ended.
+  virtual Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) = 0;
+  virtual void Close(int device, std::byte* memory) = 0;
   // Lets devices reach memory of the host that is mapped here, as that of AllocateHost. Whole
   // pages.
   virtual Status Register(void* memory, size_t bytes) = 0;

@@ -114,6 +114,9 @@ class BenchWork final : public DeviceWork {
     scratch_.push_back(std::make_unique<GuardedBytes>(bench_, bytes, true, 192));
     return scratch_.back()->data();
   }
+  bool OnDevice(const std::byte* memory, size_t /*bytes*/) const override {
+    return bench_->device.DeviceOf(memory) >= 0;
+  }
   std::byte* Reach(const std::byte* host, size_t bytes) override {
     EXPECT_GT(bytes, 0u);
     return static_cast<std::byte*>(bench_->device.AddressOf(0, host));

@@ -319,6 +319,14 @@ void FakeDevice::FreeOn(int device, std::byte* memory) {
   if (DeviceOf(memory) != device || device_memory_.erase(memory) == 0) std::abort();
 }
 
+Result<DeviceShare> FakeDevice::Share(const void* /*memory*/, size_t /*bytes*/) {
+  return InvalidUsage("memory of this device cannot be shared");
+}
+Result<std::byte*> FakeDevice::Open(int /*device*/, const DeviceShare::Handle& /*handle*/) {
+  return InvalidUsage("memory of this device cannot be shared");
+}
+void FakeDevice::Close(int /*device*/, std::byte* /*memory*/) {}
+
 Status FakeDevice::Register(void* memory, size_t bytes) {
   if (!registering) return {Code::kUnhandledCudaError, "the fake device registers nothing"};
   if (reinterpret_cast<uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0) std::abort();

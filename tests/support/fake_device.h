@@ -73,6 +73,9 @@ class FakeDevice final : public Device {
   const cuda::Launchers* Kernels() override { return kernels_; }
   Result<std::byte*> AllocateOn(int device, size_t bytes) override;
   void FreeOn(int device, std::byte* memory) override;
+  Result<DeviceShare> Share(const void* memory, size_t bytes) override;
+  Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) override;
+  void Close(int device, std::byte* memory) override;
   Status Register(void* memory, size_t bytes) override;
   void Unregister(void* memory) override;
   // Host pointers stay as they are; nullptr: neither of AllocateHost nor of Register.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "base/types.h"
 #include "compress/hbi/level_table.h"
 
 namespace inccl::cuda {
@@ -16,6 +17,7 @@ inline constexpr uint32_t kTile = 32;         // superblocks
 inline constexpr uint32_t kWarpsPerTile = 8;  // a thread block works on one tile
 inline constexpr uint32_t kSuperblocksPerWarp = kTile / kWarpsPerTile;
 inline constexpr uint32_t kMaxSources = 64;
+inline constexpr uint32_t kMaxReduced = 8;  // outputs of a plain reduction
 
 // Element types of callers' buffers.
 enum class ElementType : uint8_t { kFloat32, kFloat16, kBfloat16, kFloat64 };
@@ -93,6 +95,22 @@ struct FoldArgs {
   uint8_t* result_codes = nullptr;
   PackedArgs result = {};
   void* elements = nullptr;
+};
+
+// inccl::ReduceArgs (kernels/reduce.h) by value. All pointers have the alignment of their elements;
+// an output may be an input, or overlaps none.
+struct ReduceKernelArgs {
+  DataType type = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  uint32_t inputs = 0;   // 1 .. kMaxSources
+  uint32_t outputs = 0;  // 1 .. kMaxReduced; all get the same
+  uint64_t count = 0;
+  uint64_t scaled = 0;   // bit i: input i is multiplied, by
+  double scale = 1;      // floats
+  uint64_t factor = 1;   // integers
+  uint32_t divisor = 1;  // of integers, last, towards zero
+  const void* in[kMaxSources] = {};
+  void* out[kMaxReduced] = {};
 };
 
 }  // namespace inccl::cuda

@@ -28,6 +28,9 @@ struct Launchers {
   int (*cast_decode)(CastFormat format, const uint8_t* in, uint32_t count, float* out,
                      void* stream);
 
+  // Elements of all inputs, combined as kernels/reduce.h says, to all outputs.
+  int (*reduce)(const ReduceKernelArgs& args, void* stream) = nullptr;
+
   const char* (*error_name)(int error);
 
   // Loads all kernels into the current context. Else each is loaded at its first launch, which then

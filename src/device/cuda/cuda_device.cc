@@ -244,6 +244,13 @@ class CudaDevice final : public Device {
     if (within.status().ok()) ranges_.Unregister(memory);
   }
 
+  Result<DeviceShare> Share(const void* /*memory*/, size_t /*bytes*/) override {
+    return InvalidUsage("memory of this device cannot be shared");
+  }
+  Result<std::byte*> Open(int /*number*/, const DeviceShare::Handle& /*handle*/) override {
+    return InvalidUsage("memory of this device cannot be shared");
+  }
+  void Close(int /*number*/, std::byte* /*memory*/) override {}
   void* AddressOf(int number, const void* host) override {
     Result<Place> place = PlaceOf(number);
     if (!place.ok()) return nullptr;
