@@ -172,6 +172,7 @@ Status Communicator::RunOnDevice(const Call& call) {
   if (IsStaged(call)) return RunStaged(call);
   Result<DeviceEngine*> engine = engines_.Of(call.device);
   if (!engine.ok()) return engine.status();
+  engines_.Attach();
   Call brought = call;
   if (Status status = staging_.BringScalar(&brought); !status.ok()) return status;
   const Extent extent =
@@ -371,18 +372,23 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
     if (!made.ok()) return made.status();
     plan = kept ? plans_.Keep(*made) : &(unkept = *made);
   }
-  if (engine == nullptr) lending_.Lend(call, choice.algorithm);
+  if (engine == nullptr) {
+    lending_.Lend(call, choice.algorithm);
+  } else {
+    lending_.LendOnDevice(call, choice.algorithm);
+  }
   FAULT_POINT("call.after_bind");
   task_.Start({.program = plan->program,
                .chunking = plan->chunking,
                .codec = state,
-               .engine = engine,
+               .engine = engine != nullptr ? engine : engines_.ForHost(),
                .element_bytes = element,
                .input = static_cast<const std::byte*>(call.send),
                .output = static_cast<std::byte*>(call.recv),
                .signature = signature,
                .lent_input = lending_.input(),
                .lent_output = lending_.output(),
+               .lent_result = lending_.result(),
                .until_read = way.until_read});
   // Lent buffers hardly use slots.
   const bool learns = can_stream && SlotWrites::Learns(moved) && !lending_.any();

@@ -95,6 +95,7 @@ class Communicator {
   void PrepareOn(int device) {
     if (device < 0 || ends_.nranks == 1) return;
     if (Result<DeviceEngine*> engine = engines_.Of(device); engine.ok()) (*engine)->Prepare();
+    engines_.Attach();
   }
 
   // From any thread, before a call on memory of a device takes its place on a stream: what it will

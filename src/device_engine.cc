@@ -20,6 +20,11 @@ bool Elements(const Term& term) {
   return term.format.form == Form::kInput || term.format.form == Form::kOutput;
 }
 
+template <class Terms, class Predicate>
+bool AnyOf(const Terms& terms, const Predicate& predicate) {
+  return std::any_of(terms.begin(), terms.end(), predicate);
+}
+
 }  // namespace
 
 // A step under way.
@@ -90,16 +95,20 @@ class DeviceEngine::Work final : public DeviceWork {
   PinnedScratch scratch_;
 };
 
-DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transport)
+DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transport,
+                           const DeviceRegions* regions)
     : device_(device),
+      number_(number),
+      regions_(regions),
       slots_(device, number, transport),
       input_here_memory_(device),
       constants_(device, number) {}
 
 Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int number,
                                                            const Transport* transport,
+                                                           const DeviceRegions* regions,
                                                            size_t step_bytes) {
-  std::unique_ptr<DeviceEngine> engine(new DeviceEngine(device, number, transport));
+  std::unique_ptr<DeviceEngine> engine(new DeviceEngine(device, number, transport, regions));
   for (std::unique_ptr<DeviceQueue>& queue : engine->queues_) {
     Result<std::unique_ptr<DeviceQueue>> made = device->NewQueue(number);
     if (!made.ok()) return made.status();
@@ -144,6 +153,7 @@ DeviceEngine::~DeviceEngine() {
 // each. Kernels read it where it is.
 Status DeviceEngine::Begin(const Call& call) {
   call_ = call;
+  on_host_ = false;
   slots_.Update();
   input_here_ = nullptr;
   input_here_memory_.GiveBack();
@@ -165,7 +175,20 @@ bool DeviceEngine::IsThere(const std::byte* memory, size_t bytes) const {
     return begin != nullptr && memory >= begin && memory <= begin + size &&
            bytes <= static_cast<size_t>(begin + size - memory);
   };
-  return within(call_.input, call_.input_bytes) || within(call_.output, call_.output_bytes);
+  return within(call_.input, call_.input_bytes) || within(call_.output, call_.output_bytes) ||
+         (number_ == regions_->number() && regions_->Holds(memory, bytes));
+}
+
+bool DeviceEngine::IsLent(const Term& input) const {
+  return input.format.form != Form::kInput && regions_->any() &&
+         regions_->Holds(input.data, input.bytes);
+}
+
+void DeviceEngine::BeginOnHost() {
+  call_ = {};
+  on_host_ = true;
+  input_here_ = nullptr;
+  slots_.Update();
 }
 
 // Results may be wanted in memory of a peer, too, which is the host's.
@@ -218,10 +241,10 @@ Result<bool> DeviceEngine::Reached(Work* work) {
 
 Result<Ticket> DeviceEngine::Combine(CodecState* state, const Range& range,
                                      std::span<const Term> inputs, std::span<Term> outputs) {
-  const bool elements = std::any_of(inputs.begin(), inputs.end(), Elements) ||
-                        std::any_of(outputs.begin(), outputs.end(),
-                                    [this](const Term& output) { return OnDevice(output); });
-  if (!elements || range.count == 0) {
+  const bool there =
+      AnyOf(inputs, [this](const Term& input) { return OwnThere(input) || IsLent(input); }) ||
+      AnyOf(outputs, [this](const Term& output) { return OnDevice(output); });
+  if (!there || range.count == 0) {
     if (Status status = state->Combine(range, inputs, outputs); !status.ok()) return status;
     return Ticket{0};
   }
@@ -245,7 +268,7 @@ Result<Ticket> DeviceEngine::Combine(CodecState* state, const Range& range,
 }
 
 Result<bool> DeviceEngine::Launch(Work* work) {
-  if (!HasKernels()) return false;
+  if (!HasKernels() || on_host_) return false;
   bool to_device_alone = true;
   for (const Term& output : work->outputs) {
     const bool there = OnDevice(output);
@@ -266,14 +289,15 @@ Result<bool> DeviceEngine::Launch(Work* work) {
 
 // Where the bytes of an output are those of the one input, they are copied there at once.
 Result<bool> DeviceEngine::Move(Work* work) {
-  if (work->inputs.size() != 1) return false;
+  if (work->inputs.size() != 1 || on_host_) return false;
   const Term& input = work->inputs[0];
   const size_t bytes = work->range.count * call_.element_bytes;
   const bool own = input.format.form == Form::kInput;
+  const bool lent = IsLent(input);
   if (own && input_here_ != nullptr) return false;
   if (own ? !work->state->InputIsPayload()
           : input.format.form != Form::kResult || !work->state->ResultIsPayload() ||
-                input.bytes != bytes || !slots_.Copies(input.data, bytes)) {
+                input.bytes != bytes || !(lent || slots_.Copies(input.data, bytes))) {
     return false;
   }
   for (const Term& output : work->outputs) {
@@ -281,6 +305,7 @@ Result<bool> DeviceEngine::Move(Work* work) {
       if (own && Reduces(call_.collective)) return false;
       continue;
     }
+    if (lent) return false;
     if (!own) continue;  // from slot to slot, below
     const bool payload = (output.format.form == Form::kSum && output.format.contributions == 1) ||
                          (output.format.form == Form::kResult && !Reduces(call_.collective) &&
@@ -310,19 +335,19 @@ Result<bool> DeviceEngine::Move(Work* work) {
 Status DeviceEngine::Bring(Work* work) {
   const size_t bytes = work->range.count * call_.element_bytes;
   work->stage = Stage::kBringing;
-  bool brings = false;
+  bool waits = false, copies = false;
   for (const Term& input : work->inputs) {
     Term term = input;
-    if (input.format.form == Form::kInput && input_here_ != nullptr) {
+    if (OwnThere(input) && input_here_ != nullptr) {
       term.data = const_cast<std::byte*>(input_here_) + (input.data - call_.input);
-      work->marks[kFromDevice] = input_mark_;
-      brings = true;
-    } else if (input.format.form == Form::kInput) {
-      Result<std::byte*> memory = work->Scratch(bytes);
+      waits = true;
+    } else if (OwnThere(input) || IsLent(input)) {
+      const size_t size = OwnThere(input) ? bytes : input.bytes;
+      Result<std::byte*> memory = work->Scratch(size);
       if (!memory.ok()) return memory.status();
       term.data = *memory;
-      brings = true;
-      Status status = Copy(work, kFromDevice, term.data, input.data, bytes);
+      copies = true;
+      Status status = Copy(work, kFromDevice, term.data, input.data, size);
       if (!status.ok()) return status;
     }
     work->here.push_back(term);
@@ -351,8 +376,9 @@ Status DeviceEngine::Bring(Work* work) {
     work->here.push_back(term);
     work->combined.push_back(i);
   }
-  if (brings) {
-    if (input_here_ == nullptr) return Status::Ok();
+  if (copies) return Status::Ok();  // which come after the input on their queue
+  if (waits) {
+    work->marks[kFromDevice] = input_mark_;
     Result<bool> reached = Reached(work);
     if (!reached.ok()) return reached.status();
     if (!*reached) return Status::Ok();

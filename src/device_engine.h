@@ -18,6 +18,7 @@
 #include "compress/device_work.h"
 #include "device/device.h"
 #include "device_constants.h"
+#include "device_regions.h"
 #include "device_slots.h"
 #include "pinned_scratch.h"
 #include "transport/transport.h"
@@ -26,10 +27,12 @@ namespace inccl {
 
 class DeviceEngine final : public Engine {
  public:
-  // Of memory on the device of this number. Both outlive it. A step takes `step_bytes` of pinned
+  // Of memory on the device of this number. All outlive it. `regions`: what peers lend, as this or
+  // another device of the rank reaches it. A step takes `step_bytes` of pinned
   // memory, as a rule.
   static Result<std::unique_ptr<DeviceEngine>> Create(Device* device, int number,
                                                       const Transport* transport,
+                                                      const DeviceRegions* regions,
                                                       size_t step_bytes);
   // Waits for all of its streams.
   ~DeviceEngine() override;
@@ -49,6 +52,8 @@ class DeviceEngine final : public Engine {
     bool compressed = false;
   };
   Status Begin(const Call& call);
+  // A call begins that is about memory of the host.
+  void BeginOnHost();
 
   Result<Ticket> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
                          std::span<Term> outputs) override;
@@ -63,9 +68,16 @@ class DeviceEngine final : public Engine {
   enum class Stage { kKernels, kBringing, kReturning };
   class Work;
 
-  DeviceEngine(Device* device, int number, const Transport* transport);
+  DeviceEngine(Device* device, int number, const Transport* transport,
+               const DeviceRegions* regions);
   bool OnDevice(const Term& output) const;
-  // Of a device: elements of the call's.
+  // An operand of the call's own, on the device.
+  bool OwnThere(const Term& input) const {
+    return input.format.form == Form::kInput && !on_host_;
+  }
+  // A payload that a peer has lent.
+  bool IsLent(const Term& input) const;
+  // Of a device, and kernels of this one reach it.
   bool IsThere(const std::byte* memory, size_t bytes) const;
   bool HasKernels() const { return !refused_ && device_->Kernels() != nullptr; }
   Result<bool> Launch(Work* work);
@@ -80,10 +92,13 @@ class DeviceEngine final : public Engine {
   void GiveBack(Work* work);
 
   Device* const device_;
+  const int number_;
+  const DeviceRegions* const regions_;
   bool refused_ = false;  // by this device: its kernels
   DeviceSlots slots_;
   std::array<std::unique_ptr<DeviceQueue>, kWays> queues_;
   Call call_;
+  bool on_host_ = false;  // a call on memory of the host
   PinnedScratch input_here_memory_;
   const std::byte* input_here_ = nullptr;  // all of the call's input, once this has been reached:
   uint64_t input_mark_ = 0;

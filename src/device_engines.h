@@ -11,13 +11,14 @@
 
 #include "device/runtime.h"
 #include "device_engine.h"
+#include "device_regions.h"
 
 namespace inccl {
 
 class DeviceEngines {
  public:
   // As DeviceEngine::Create.
-  DeviceEngines(const Transport* transport, size_t step_bytes)
+  DeviceEngines(Transport* transport, size_t step_bytes)
       : transport_(transport), step_bytes_(step_bytes) {}
 
   // Any thread; an engine is used by one at a time.
@@ -27,12 +28,33 @@ class DeviceEngines {
     if (engine == nullptr) {
       Device* const device = CurrentDevice();
       if (device == nullptr) return InternalError("a call on a device's memory without a device");
+      if (regions_ == nullptr) {
+        regions_ = std::make_unique<DeviceRegions>(device, number, transport_);
+      }
       Result<std::unique_ptr<DeviceEngine>> made =
-          DeviceEngine::Create(device, number, transport_, step_bytes_);
+          DeviceEngine::Create(device, number, transport_, regions_.get(), step_bytes_);
       if (!made.ok()) return made.status();
       engine = *std::move(made);
     }
     return engine.get();
+  }
+
+  // Before calls on memory of a device, by the thread that uses the transport: its peers may lend
+  // from now on.
+  void Attach() {
+    if (attached_) return;
+    const std::lock_guard lock(mutex_);
+    attached_ = regions_.get();
+    if (attached_ != nullptr) attached_->Attach();
+  }
+  // Of a call on memory of the host: one that brings what peers lend of their devices; nullptr as
+  // long as there is nothing of the kind.
+  Engine* ForHost() {
+    if (attached_ == nullptr || !attached_->any()) return nullptr;
+    Result<DeviceEngine*> engine = Of(attached_->number());
+    if (!engine.ok()) return nullptr;
+    (*engine)->BeginOnHost();
+    return *engine;
   }
 
   // By the thread that uses them.
@@ -54,9 +76,11 @@ class DeviceEngines {
     return found->second.get();
   }
 
-  const Transport* const transport_;
+  Transport* const transport_;
   const size_t step_bytes_;
+  DeviceRegions* attached_ = nullptr;  // `regions_`, once the transport knows of them
   std::mutex mutex_;
+  std::unique_ptr<DeviceRegions> regions_;  // of the first engine's device; outlives the engines
   std::map<int, std::unique_ptr<DeviceEngine>> engines_;
 };
 

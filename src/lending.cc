@@ -5,11 +5,13 @@
 
 #include "base/log.h"
 #include "caller_memory.h"
+#include "device_memory.h"
 
 namespace inccl {
 namespace {
 
 constexpr size_t kLeastSlicesLent = 2;
+constexpr uint64_t kOfDevice = uint64_t{1} << 63;  // in serials, apart from those of CallerMemory
 
 }  // namespace
 
@@ -30,31 +32,63 @@ Lent Lending::LendBuffer(const void* data, size_t bytes) {
           .end = begin + (bytes - head) / kPage * kPage};
 }
 
+Lent Lending::LendMemoryOfDevice(const void* data, size_t bytes) {
+  const DeviceShare share = DeviceMemory::Instance().Find(data, bytes);
+  if (share.id == 0) return {};
+  static_assert(DeviceShare::kHandleBytes == Region::kHandleBytes);
+  const auto* const begin = static_cast<const std::byte*>(data);
+  const uint32_t id = transport_->Offer({.serial = kOfDevice | share.id,
+                                         .data = share.data,
+                                         .bytes = share.bytes,
+                                         .handle = share.handle});
+  if (id == 0) return {};
+  return {.region = id,
+          .offset = static_cast<uint64_t>(begin - share.data),
+          .begin = begin,
+          .end = begin + bytes};
+}
+
 // Direct algorithms alone: there every consumer reads the input itself, and what a call in place
 // overwrites has been read by then.
-void Lending::Lend(const Call& call, Algorithm algorithm) {
+bool Lending::Lends(const Call& call, Algorithm algorithm) const {
+  return algorithm == Algorithm::kDirect && call.codec == nullptr &&
+         call.count * SizeOf(call.type) >= kLeastSlicesLent * slice_bytes_;
+}
+
+size_t Lending::InputBytes(const Call& call) const {
   const size_t bytes = call.count * SizeOf(call.type);
-  if (algorithm != Algorithm::kDirect || call.codec != nullptr ||
-      bytes < kLeastSlicesLent * slice_bytes_) {
-    return;
-  }
   switch (call.collective) {
     case Collective::kAllReduce:
-      input_ = LendBuffer(call.send, bytes);
-      output_ = LendBuffer(call.recv, bytes);
-      break;
-    case Collective::kReduceScatter:
-      input_ = LendBuffer(call.send, bytes * static_cast<size_t>(nranks_));
-      break;
-    case Collective::kAllGather: input_ = LendBuffer(call.send, bytes); break;
-    case Collective::kBroadcast:
-      if (call.root == rank_) input_ = LendBuffer(call.send, bytes);
-      break;
-    default: break;
+    case Collective::kAllGather: return bytes;
+    case Collective::kReduceScatter: return bytes * static_cast<size_t>(nranks_);
+    case Collective::kBroadcast: return call.root == rank_ ? bytes : 0;
+    default: return 0;
   }
 }
 
+void Lending::Lend(const Call& call, Algorithm algorithm) {
+  if (!Lends(call, algorithm)) return;
+  const size_t bytes = InputBytes(call);
+  if (bytes > 0) input_ = LendBuffer(call.send, bytes);
+  if (call.collective == Collective::kAllReduce) output_ = LendBuffer(call.recv, bytes);
+}
+
+void Lending::LendOnDevice(const Call& call, Algorithm algorithm) {
+  if (!Lends(call, algorithm)) return;
+  on_device_ = true;
+  const size_t bytes = InputBytes(call);
+  if (bytes > 0) input_ = LendMemoryOfDevice(call.send, bytes);
+  if (call.collective == Collective::kAllReduce) result_ = LendMemoryOfDevice(call.recv, bytes);
+}
+
 void Lending::TakeBack() {
+  if (on_device_) {
+    for (const uint32_t region : {input_.region, result_.region}) {
+      if (region != 0) transport_->Withdraw(region);
+    }
+    Begin();
+    return;
+  }
   // The output first: in place it is the input as well, and then peers write to it.
   for (const auto& [lent, contents] : {std::pair(output_, CallerMemory::Contents::kLost),
                                        std::pair(input_, CallerMemory::Contents::kKept)}) {
@@ -65,7 +99,7 @@ void Lending::TakeBack() {
         "rank {}/{}: peers that are late may still use the buffers of the failed call: {}", rank_,
         nranks_, status.message());
   }
-  input_ = output_ = {};
+  Begin();
 }
 
 }  // namespace inccl

@@ -24,22 +24,33 @@ class Lending {
   void Begin() {
     input_ = {};
     output_ = {};  // not from the other, which has just been written
+    result_ = {};
+    on_device_ = false;
   }
   void Lend(const Call& call, Algorithm algorithm);
-  // After an error: peers that do not know of it yet get nothing from this rank's buffers any more.
+  // Of a call on memory of a device, which peers only ever read.
+  void LendOnDevice(const Call& call, Algorithm algorithm);
+  // After an error: peers that do not know of it yet get nothing from this rank's buffers any more,
+  // or know that it does not count.
   void TakeBack();
 
   const Lent& input() const { return input_; }
   const Lent& output() const { return output_; }
+  const Lent& result() const { return result_; }
   bool any() const { return (input_.region | output_.region) != 0; }
 
  private:
+  bool Lends(const Call& call, Algorithm algorithm) const;
+  // The input of a call that is read by peers; 0 bytes: there is none.
+  size_t InputBytes(const Call& call) const;
   Lent LendBuffer(const void* data, size_t bytes);
+  Lent LendMemoryOfDevice(const void* data, size_t bytes);
 
   const int rank_, nranks_;
   const uint32_t slice_bytes_;
   Transport* const transport_;
-  Lent input_, output_;
+  Lent input_, output_, result_;
+  bool on_device_ = false;
 };
 
 }  // namespace inccl

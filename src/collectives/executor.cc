@@ -208,11 +208,27 @@ Result<bool> Task::FillOutput(const BoundStrand& strand, const BoundStep& step,
   return true;
 }
 
+// The step writes the result into this rank's own output, too.
+bool Task::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
+  const BoundOperand* const outputs = strand.operands.data() + step.first + step.inputs;
+  return std::any_of(outputs, outputs + step.outputs, [](const BoundOperand& output) {
+    return output.format.form == Form::kOutput;
+  });
+}
+
 void Task::Lend(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
                 const Range& range, StrandState* state, Outgoing* outgoing) {
+  if (strand.phase.lane_class != LaneClass::kData) return;
+  if (call_.lent_result.region != 0 && operand.format.form == Form::kResult &&
+      call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
+    const RegionRef source = call_.lent_result.At(OutputAt(range), state->raw_bytes);
+    if (source.region != 0 && operand.send->Reaches(source.region)) {
+      outgoing->header.source = source;
+    }
+    return;
+  }
   if ((call_.lent_input.region | call_.lent_output.region) == 0 || step.inputs != 1 ||
-      strand.operands[step.first].space != Space::kInput ||
-      strand.phase.lane_class != LaneClass::kData) {
+      strand.operands[step.first].space != Space::kInput) {
     return;
   }
   if (call_.codec->InputIsPayload()) {

@@ -31,6 +31,8 @@ struct TaskCall {
   // What peers may reach of the input and of the output. A call does not end before they are done
   // with it; in place only where no part of the input is overwritten before all have read it.
   Lent lent_input = {}, lent_output = {};
+  // The output, where peers read parts of the result that this rank has made.
+  Lent lent_result = {};
   bool until_read = false;  // a call does not end before the others have read what it sent
 };
 
@@ -101,6 +103,7 @@ class Task final : public Job {
   Result<bool> FillOutput(const BoundStrand& strand, const BoundStep& step,
                           const BoundOperand& operand, const Range& range, StrandState* state);
   // Of an output on a lane that has a slot: what of it peers do, or find, in callers' memory.
+  static bool KeepsResult(const BoundStrand& strand, const BoundStep& step);
   void Lend(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
             const Range& range, StrandState* state, Outgoing* outgoing);
   bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);

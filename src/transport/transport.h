@@ -12,6 +12,7 @@
 #ifndef INCCL_TRANSPORT_TRANSPORT_H_
 #define INCCL_TRANSPORT_TRANSPORT_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -44,12 +45,27 @@ struct LaneSpec {
   uint64_t Key() const;
 };
 
-// Memory of callers, a file that ranks of one host could map.
+// Memory of callers that ranks of one host could reach: a file that they could map, or (without
+// one) memory of a device.
 struct Region {
+  static constexpr size_t kHandleBytes = 96;
+  using Handle = std::array<std::byte, kHandleBytes>;
+
   uint64_t serial = 0;  // of this process, never used twice; 0: no region
   std::byte* data = nullptr;
   size_t bytes = 0;
   int fd = -1;
+  Handle handle{};  // of memory of a device: for RegionOpener to read
+};
+
+// Reaches for this rank what its peers have offered of memory of devices. The processor need not
+// reach it: whoever opens it has to know what it is.
+class RegionOpener {
+ public:
+  virtual ~RegionOpener() = default;
+  // nullptr: this rank cannot reach it.
+  virtual std::byte* Open(const Region::Handle& handle, size_t bytes) = 0;
+  virtual void Close(std::byte* data) = 0;
 };
 
 // A place in a region that its owner has offered to its peers.
@@ -155,6 +171,12 @@ class Transport {
   // calls, at most kOffersPerCall for one.
   static constexpr int kOffersPerCall = 8;
   virtual uint32_t Offer(const Region& /*region*/) { return 0; }
+  // After an error: from now on no slice that lies in this region can be released. What a peer that
+  // is late reads there, when its owner writes to it again, so ends in an error and not in a result.
+  virtual void Withdraw(uint32_t /*region*/) {}
+  // From the next Progress on; it outlives that, until another one or nullptr is set. Without one
+  // peers' memory of devices stays where this rank does not reach it.
+  virtual void SetRegionOpener(RegionOpener* /*opener*/) {}
   // Appends where payloads lie that this rank's lanes read and write, as far as this is memory that
   // stays until the transport ends: what a device may be told of. Whole pages. As lanes open here
   // and elsewhere, more spans come and spans become longer.

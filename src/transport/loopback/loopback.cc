@@ -9,6 +9,7 @@
 
 #include "base/fd.h"
 #include "transport/mapped/mapped_transport.h"
+#include "transport/shm/regions.h"
 
 namespace inccl {
 namespace {
@@ -70,7 +71,24 @@ class LoopbackTransport final : public mapped::MappedTransport {
       : MappedTransport("loopback", rank, nranks, std::move(arena),
                         &world->bells[static_cast<size_t>(rank)], FutexScope::kProcess,
                         max_slot_bytes),
-        world_(std::move(world)) {}
+        world_(std::move(world)),
+        own_regions_(this->arena()) {}
+
+  // Memory of the host is left where it is: between threads its way through slots, which are in the
+  // caches, is as fast.
+  uint32_t Offer(const Region& region) override {
+    return region.fd >= 0 ? 0 : own_regions_.Offer(region);
+  }
+  void Withdraw(uint32_t region) override { own_regions_.Withdraw(region); }
+  void SetRegionOpener(RegionOpener* opener) override {
+    for (const auto& regions : peer_regions_) regions->SetOpener(opener);
+  }
+  Result<int> Progress(Time /*now*/) override {
+    for (const auto& regions : peer_regions_) {
+      if (Status status = regions->Update(); !status.ok()) return status;
+    }
+    return 0;
+  }
 
   void SlotMemory(std::vector<Span>* spans) const override { world_->pieces->Append(spans); }
 
@@ -80,13 +98,18 @@ class LoopbackTransport final : public mapped::MappedTransport {
       const Mapping& arena = *world_->arenas[static_cast<size_t>(peer)];
       auto view = ArenaView::Create(arena.data(), arena.bytes(), peer, nranks());
       if (!view.ok()) return view.status();
-      SetPeer(peer, std::move(*view), &world_->bells[static_cast<size_t>(peer)]);
+      peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
+                                                                 this->arena(), view->get()));
+      SetPeer(peer, std::move(*view), &world_->bells[static_cast<size_t>(peer)],
+              peer_regions_.back().get());
     }
     return Status::Ok();
   }
 
  private:
   std::shared_ptr<World> world_;
+  shm::OwnRegions own_regions_;
+  std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;
 };
 
 }  // namespace

@@ -25,6 +25,8 @@ class SharedRegions {
   virtual ~SharedRegions() = default;
   // True: the peer has mapped this rank's region.
   virtual bool Reaches(uint32_t region) const = 0;
+  // False: the peer has withdrawn its region.
+  virtual bool Counts(uint32_t region) const = 0;
   // Memory of the peer's region; nullptr if it is not mapped here or not that large.
   virtual std::byte* At(const RegionRef& place, size_t bytes) const = 0;
 };

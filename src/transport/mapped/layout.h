@@ -19,7 +19,7 @@
 namespace inccl::mapped {
 
 inline constexpr uint64_t kArenaMagic = 0x414e45524143434eu;
-inline constexpr uint32_t kArenaVersion = 2;
+inline constexpr uint32_t kArenaVersion = 3;
 inline constexpr size_t kPage = 4096;
 inline constexpr uint32_t kDirectoryEntries = 16384;
 
@@ -49,11 +49,13 @@ inline constexpr uint32_t kRegions = 32;
 struct RegionEntry {
   std::atomic<uint64_t> serial;  // stored first as 0, and last: the fields below belong to it
   std::atomic<uint64_t> bytes;
-  std::atomic<int32_t> pid, fd;  // where the file is found
+  std::atomic<int32_t> pid, fd;  // where the file is found; fd -1: memory of a device
   std::atomic<uint64_t> device, inode;
   uint64_t reserved[3];
+  std::atomic<uint64_t> handle[12];  // Region::handle
+  uint64_t reserved_too[4];
 };
-static_assert(sizeof(RegionEntry) == 64);
+static_assert(sizeof(RegionEntry) == 192);
 struct RegionAnswers {
   std::atomic<uint64_t> mapped[kRegions];  // serials; 0: none
 };

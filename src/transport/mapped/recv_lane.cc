@@ -102,6 +102,11 @@ Status MappedRecvLane::ReleaseStamped(Time departure) {
 
 Status MappedRecvLane::Release() {
   if (!peeked_) return ReleaseError(spec_);
+  const uint32_t source = incoming_.header.source.region;
+  if (source != 0 && !producer_.regions->Counts(source)) {
+    return RemoteError(fmt::format("{}: peer rank {} has failed, and withdrawn what it had lent",
+                                   Describe(spec_), producer_.rank));
+  }
   peeked_ = false;
   ++ticket_;
   if (++index_ == spec_.depth) index_ = 0;

@@ -2,6 +2,8 @@
 #include "transport/shm/regions.h"
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 
 #include "transport/shm/memfd.h"
 
@@ -24,8 +26,12 @@ uint32_t OwnRegions::Offer(const Region& region) {
   refused_ = region.serial;
   Result<RegionBoard*> board = arena_->Board();
   if (!board.ok()) return 0;
-  Result<FileName> name = NameOf(region.fd);
-  if (!name.ok()) return 0;
+  FileName name{.pid = -1, .fd = -1};
+  if (region.fd >= 0) {
+    Result<FileName> file = NameOf(region.fd);
+    if (!file.ok()) return 0;
+    name = *file;
+  }
   refused_ = 0;
   Offered& oldest =
       *std::min_element(offers_.begin(), offers_.end(),
@@ -34,13 +40,27 @@ uint32_t OwnRegions::Offer(const Region& region) {
   RegionEntry& entry = (*board)->regions[id_of(oldest) - 1];
   entry.serial.store(0, std::memory_order_seq_cst);
   entry.bytes.store(region.bytes, std::memory_order_relaxed);
-  entry.pid.store(name->pid, std::memory_order_relaxed);
-  entry.fd.store(name->fd, std::memory_order_relaxed);
-  entry.device.store(name->device, std::memory_order_relaxed);
-  entry.inode.store(name->inode, std::memory_order_relaxed);
+  entry.pid.store(name.pid, std::memory_order_relaxed);
+  entry.fd.store(name.fd, std::memory_order_relaxed);
+  entry.device.store(name.device, std::memory_order_relaxed);
+  entry.inode.store(name.inode, std::memory_order_relaxed);
+  uint64_t words[std::size(entry.handle)];
+  static_assert(sizeof words == Region::kHandleBytes);
+  std::memcpy(words, region.handle.data(), sizeof words);
+  for (size_t i = 0; i < std::size(words); ++i) {
+    entry.handle[i].store(words[i], std::memory_order_relaxed);
+  }
   entry.serial.store(region.serial, std::memory_order_seq_cst);
   (*board)->changes.fetch_add(1, std::memory_order_seq_cst);
   return id_of(oldest);
+}
+
+// The store goes before whatever the caller does with its memory.
+void OwnRegions::Withdraw(uint32_t id) {
+  Result<RegionBoard*> board = arena_->Board();
+  if (!board.ok()) return;  // nothing was offered
+  (*board)->regions[id - 1].serial.store(0, std::memory_order_seq_cst);
+  offers_[id - 1] = {};
 }
 
 Status PeerRegions::Update() {
@@ -59,32 +79,65 @@ Status PeerRegions::Update() {
   return Status::Ok();
 }
 
+void PeerRegions::SetOpener(RegionOpener* opener) {
+  for (size_t i = 0; i < mapped_.size(); ++i) {
+    if (mapped_[i].file.data() != nullptr) continue;
+    if (mapped_[i].opened.data != nullptr) {
+      Result<RegionBoard*> board = arena_->Board();  // there is one: it has the answer
+      if (board.ok()) (*board)->answers[static_cast<size_t>(peer_)].mapped[i].store(0);
+    }
+    Forget(&mapped_[i]);
+  }
+  opener_ = opener;
+  changes_ = 0;  // what could not be opened before may be now
+}
+
+void PeerRegions::Forget(Mapped* mapped) {
+  if (mapped->opened.data != nullptr) opener_->Close(mapped->opened.data);
+  *mapped = {};
+}
+
 // A region that cannot be mapped stays unanswered: its owner does not use it towards this rank.
 Status PeerRegions::Look(uint32_t index) {
   const RegionEntry& entry = board_->regions[index];
   Mapped& mapped = mapped_[index];
   const uint64_t serial = entry.serial.load(std::memory_order_seq_cst);
   if (serial == 0 || serial == mapped.serial) return Status::Ok();
+  Result<RegionBoard*> own_board = arena_->Board();
+  if (!own_board.ok()) return Status::Ok();
+  std::atomic<uint64_t>& answer = (*own_board)->answers[static_cast<size_t>(peer_)].mapped[index];
+  answer.store(0, std::memory_order_seq_cst);
+  Forget(&mapped);
+  if (Reach(entry, serial, &mapped)) answer.store(serial, std::memory_order_seq_cst);
+  return Status::Ok();
+}
+
+bool PeerRegions::Reach(const RegionEntry& entry, uint64_t serial, Mapped* mapped) {
   const uint64_t bytes = entry.bytes.load(std::memory_order_relaxed);
   const FileName name{.pid = entry.pid.load(std::memory_order_relaxed),
                       .fd = entry.fd.load(std::memory_order_relaxed),
                       .device = entry.device.load(std::memory_order_relaxed),
                       .inode = entry.inode.load(std::memory_order_relaxed)};
+  uint64_t words[std::size(entry.handle)];
+  for (size_t i = 0; i < std::size(words); ++i) {
+    words[i] = entry.handle[i].load(std::memory_order_relaxed);
+  }
   // Changed meanwhile: `changes` will be different, too.
-  if (entry.serial.load(std::memory_order_seq_cst) != serial || bytes == 0) return Status::Ok();
-  Result<RegionBoard*> own_board = arena_->Board();
-  if (!own_board.ok()) return Status::Ok();
-  std::atomic<uint64_t>& answer = (*own_board)->answers[static_cast<size_t>(peer_)].mapped[index];
-  answer.store(0, std::memory_order_seq_cst);
-  mapped.memory.Reset();
-  mapped.serial = serial;
+  if (entry.serial.load(std::memory_order_seq_cst) != serial || bytes == 0) return false;
+  mapped->serial = serial;
+  if (name.fd < 0) {
+    Region::Handle handle;
+    std::memcpy(handle.data(), words, sizeof words);
+    std::byte* const memory = opener_ == nullptr ? nullptr : opener_->Open(handle, bytes);
+    if (memory != nullptr) mapped->opened = {memory, bytes};
+    return memory != nullptr;
+  }
   Result<UniqueFd> file = OpenByName(name);
-  if (!file.ok()) return Status::Ok();
+  if (!file.ok()) return false;
   Result<Mapping> memory = MapSealed(file->get(), bytes, /*writable=*/true);
-  if (!memory.ok()) return Status::Ok();
-  mapped.memory = *std::move(memory);
-  answer.store(serial, std::memory_order_seq_cst);
-  return Status::Ok();
+  if (!memory.ok()) return false;
+  mapped->file = *std::move(memory);
+  return true;
 }
 
 bool PeerRegions::Reaches(uint32_t region) const {
@@ -95,11 +148,16 @@ bool PeerRegions::Reaches(uint32_t region) const {
   return serial != 0 && answer.load(std::memory_order_acquire) == serial;
 }
 
+bool PeerRegions::Counts(uint32_t region) const {
+  return board_->regions[region - 1].serial.load(std::memory_order_seq_cst) ==
+         mapped_[region - 1].serial;
+}
+
 std::byte* PeerRegions::At(const RegionRef& place, size_t bytes) const {
   if (place.region == 0 || place.region > mapped::kRegions) return nullptr;
-  const Mapping& memory = mapped_[place.region - 1].memory;
-  if (place.offset > memory.bytes() || bytes > memory.bytes() - place.offset) return nullptr;
-  return memory.data() == nullptr ? nullptr : memory.data() + place.offset;
+  const Span memory = mapped_[place.region - 1].memory();
+  if (place.offset > memory.bytes || bytes > memory.bytes - place.offset) return nullptr;
+  return memory.data == nullptr ? nullptr : memory.data + place.offset;
 }
 
 }  // namespace inccl::shm

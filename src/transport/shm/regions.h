@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory of callers that peers reach without a copy. The owner puts a region on its board (in its
-// arena), where its peers find it when they next look; each maps the file and writes the region's
-// serial among its answers, which only then makes the owner use it. So no message and no waiting is
-// needed, and whoever cannot map a region is served through slots.
+// arena), where its peers find it when they next look; each maps the file, or opens the memory of a
+// device, and writes the region's serial among its answers, which only then makes the owner use it.
+// So no message and no waiting is needed, and whoever cannot reach a region is served through
+// slots.
 #ifndef INCCL_TRANSPORT_SHM_REGIONS_H_
 #define INCCL_TRANSPORT_SHM_REGIONS_H_
 
@@ -25,6 +26,7 @@ class OwnRegions {
  public:
   explicit OwnRegions(mapped::Arena* arena) : arena_(arena) {}
   uint32_t Offer(const Region& region);
+  void Withdraw(uint32_t id);
   uint64_t serial(uint32_t id) const { return offers_[id - 1].serial; }
 
  private:
@@ -49,20 +51,31 @@ class PeerRegions final : public mapped::SharedRegions {
 
   // Maps what is new on the peer's board. One load where nothing is.
   Status Update();
+  // Transport::SetRegionOpener.
+  void SetOpener(RegionOpener* opener);
   bool Reaches(uint32_t region) const override;
+  bool Counts(uint32_t region) const override;
   std::byte* At(const RegionRef& place, size_t bytes) const override;
 
  private:
   struct Mapped {
     uint64_t serial = 0;  // seen last, whether it could be mapped or not
-    Mapping memory;
+    Mapping file;
+    Span opened;  // memory of a device
+
+    Span memory() const {
+      return opened.data != nullptr ? opened : Span{file.data(), file.bytes()};
+    }
   };
   Status Look(uint32_t index);
+  bool Reach(const mapped::RegionEntry& entry, uint64_t serial, Mapped* mapped);
+  void Forget(Mapped* mapped);
 
   const int rank_, peer_;
   const OwnRegions* own_;
   mapped::Arena* arena_;
   const mapped::ArenaView* view_;
+  RegionOpener* opener_ = nullptr;
   const mapped::RegionBoard* board_ = nullptr;  // the peer's
   uint32_t changes_ = 0;
   std::array<Mapped, mapped::kRegions> mapped_;

@@ -41,6 +41,10 @@ class ShmTransport final : public mapped::MappedTransport {
   Status Attach(int peer, UniqueFd arena, UniqueFd doorbell);
 
   uint32_t Offer(const Region& region) override { return own_regions_.Offer(region); }
+  void Withdraw(uint32_t region) override { own_regions_.Withdraw(region); }
+  void SetRegionOpener(RegionOpener* opener) override {
+    for (const auto& regions : peer_regions_) regions->SetOpener(opener);
+  }
   Result<int> Progress(Time now) override;
   void SlotMemory(std::vector<Span>* spans) const override { AppendSlotMemory(spans); }
 
