@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device_memory.h"
 
+#include <iterator>
+
 namespace inccl {
 
 DeviceMemory& DeviceMemory::Instance() {
@@ -34,6 +36,15 @@ bool DeviceMemory::Free(void* data) {
   }
   piece.device->FreeOn(piece.number, static_cast<std::byte*>(data));
   return true;
+}
+
+DeviceShare DeviceMemory::Find(const void* data, size_t bytes) {
+  DeviceMemory& all = Instance();
+  const std::lock_guard lock(all.mutex_);
+  const auto after = all.pieces_.upper_bound(const_cast<void*>(data));
+  if (after == all.pieces_.begin()) return {};
+  Result<DeviceShare> share = std::prev(after)->second.device->Share(data, bytes);
+  return share.ok() ? *share : DeviceShare{};
 }
 
 }  // namespace inccl

@@ -21,6 +21,7 @@ class DeviceMemory {
   Result<void*> Allocate(Device* device, int number, size_t bytes);
   // False: it is not of Allocate, or freed.
   bool Free(void* data);
+  static DeviceShare Find(const void* data, size_t bytes);
 
  private:
   struct Piece {

@@ -33,13 +33,14 @@ Lent Lending::LendBuffer(const void* data, size_t bytes) {
 }
 
 Lent Lending::LendMemoryOfDevice(const void* data, size_t bytes) {
-  const DeviceShare share = DeviceMemory::Instance().Find(data, bytes);
+  const DeviceShare share = DeviceMemory::Find(data, bytes);
   if (share.id == 0) return {};
   static_assert(DeviceShare::kHandleBytes == Region::kHandleBytes);
   const auto* const begin = static_cast<const std::byte*>(data);
   const uint32_t id = transport_->Offer({.serial = kOfDevice | share.id,
                                          .data = share.data,
                                          .bytes = share.bytes,
+                                         .on_device = true,
                                          .handle = share.handle});
   if (id == 0) return {};
   return {.region = id,

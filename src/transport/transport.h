@@ -45,8 +45,8 @@ struct LaneSpec {
   uint64_t Key() const;
 };
 
-// Memory of callers that ranks of one host could reach: a file that they could map, or (without
-// one) memory of a device.
+// Memory of callers that ranks of one host could reach: a file that they could map, or memory of a
+// device.
 struct Region {
   static constexpr size_t kHandleBytes = 96;
   using Handle = std::array<std::byte, kHandleBytes>;
@@ -55,6 +55,7 @@ struct Region {
   std::byte* data = nullptr;
   size_t bytes = 0;
   int fd = -1;
+  bool on_device = false;
   Handle handle{};  // of memory of a device: for RegionOpener to read
 };
 

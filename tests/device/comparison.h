@@ -21,9 +21,14 @@ namespace inccl::test {
 // All ranks' buffers are filled alike on the host and on the device, then called with alike.
 class Comparison {
  public:
-  Comparison(DeviceWorld* world, Rng* rng, size_t most) : world_(world), rng_(rng) {
+  // `sharing`: this many of the ranks have memory that they lend.
+  Comparison(DeviceWorld* world, Rng* rng, size_t most, int sharing = 0)
+      : world_(world), rng_(rng) {
     for (int rank = 0; rank < world->nranks(); ++rank) {
-      there_.push_back(world->Floats(2 * world->Count() * most, world->DeviceOf(rank)));
+      const size_t count = 2 * world->Count() * most;
+      const int device = world->DeviceOf(rank);
+      there_.push_back(rank < sharing ? world->SharedFloats(count, device)
+                                      : world->Floats(count, device));
     }
   }
 

@@ -56,6 +56,7 @@ class DeviceWorld {
         EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
       }
     }
+    for (void* memory : shared_) EXPECT_EQ(ccl_mem_free(memory), CCL_SUCCESS);
     EXPECT_EQ(device_.host_bytes, 0u) << "of the library, and not given back";
     EXPECT_EQ(device_.registered, 0u) << "of the library, and not given back";
   }
@@ -71,6 +72,14 @@ class DeviceWorld {
   int DeviceOf(int rank) const { return two_devices_ ? rank % FakeDevice::kDevices : 0; }
   float* Floats(size_t count, int device = 0) {
     return reinterpret_cast<float*>(device_.Allocate(count * sizeof(float), device));
+  }
+  // Memory of ccl_mem_alloc_device, which ranks lend each other.
+  float* SharedFloats(size_t count, int device = 0) {
+    void* memory = nullptr;
+    EXPECT_EQ(ccl_mem_alloc_device(&memory, count * sizeof(float), device), CCL_SUCCESS)
+        << ccl_get_last_error(nullptr);
+    shared_.push_back(memory);
+    return static_cast<float*>(memory);
   }
   template <typename Call>
   void ForAll(const Call& call) {
@@ -97,6 +106,7 @@ class DeviceWorld {
   FakeDevice device_;
   std::vector<ccl_comm_t> comms_;
   std::vector<void*> streams_;
+  std::vector<void*> shared_;
 };
 
 }  // namespace inccl::test

@@ -127,13 +127,15 @@ class FakeDevice::Queue final : public DeviceQueue {
     const auto at = [this](auto* end) {
       return device_->DeviceOf(end) < 0 ? static_cast<const void*>(end) : device_->Reach(end);
     };
+    const bool crosses = device_->DeviceOf(to) < 0 || device_->DeviceOf(from) < 0;
     Append([device = device_, stream = stream_, to = const_cast<void*>(at(to)), from = at(from),
-            bytes] {
+            bytes, crosses] {
       if (device->copies_until_failure >= 0 && device->copies_until_failure-- == 0) {
         stream->Fail();
         return;
       }
       ++device->copies;
+      if (crosses) ++device->host_copies;
       if (device->copy_delay_us > 0) usleep(static_cast<useconds_t>(device->copy_delay_us));
       std::memcpy(to, from, bytes);
     });

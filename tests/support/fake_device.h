@@ -58,6 +58,7 @@ class FakeDevice final : public Device {
   std::atomic<uint64_t> registered{0};   // ranges of Register
   std::atomic<int> running{0};           // copies and kernels on queues at this moment
   std::atomic<uint64_t> copies{0};       // of queues, ever
+  std::atomic<uint64_t> host_copies{0};  // of these: between the device and the host
   std::atomic<int> held{0};              // queues that wait at this moment (HoldQueues)
   std::atomic<bool> sharing{true};       // false: Share fails
   std::atomic<bool> opening{true};       // false: Open fails

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -179,6 +180,97 @@ TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
     EXPECT_FALSE(Reaches(id));
   }
   if (fd != other.region.fd) close(fd);
+}
+
+// Memory of a "device": the handle has its address, which is another one where it is opened.
+class Opener final : public RegionOpener {
+ public:
+  std::byte* Open(const Region::Handle& handle, size_t bytes) override {
+    std::byte* memory = nullptr;
+    std::memcpy(&memory, handle.data(), sizeof memory);
+    if (memory == nullptr) return nullptr;
+    EXPECT_EQ(handle.back(), std::byte{0xAB});
+    EXPECT_EQ(bytes, kBytes);
+    opened.push_back(memory + kDistance);
+    return opened.back();
+  }
+  void Close(std::byte* data) override {
+    const auto found = std::find(opened.begin(), opened.end(), data);
+    ASSERT_NE(found, opened.end());
+    opened.erase(found);
+  }
+
+  static constexpr size_t kDistance = 64;
+  std::vector<std::byte*> opened;
+};
+
+Region OfDevice(uint64_t serial, std::byte* memory) {
+  Region region{
+      .serial = serial, .data = memory, .bytes = kBytes, .fd = -1, .on_device = true, .handle = {}};
+  std::memcpy(region.handle.data(), &memory, sizeof memory);
+  region.handle.back() = std::byte{0xAB};
+  return region;
+}
+
+TEST_F(ShmRegionsTest, MemoryOfADeviceIsOpenedByWhoCan) {
+  std::vector<std::byte> memory(kBytes + Opener::kDistance);
+  const uint32_t id = end(0).Offer(OfDevice(7, memory.data()));
+  ASSERT_NE(id, 0u);
+  Look();
+  EXPECT_FALSE(Reaches(id)) << "the peer has no device";
+  Opener opener;
+  end(1).SetRegionOpener(&opener);
+  Look();
+  EXPECT_TRUE(Reaches(id)) << "it was offered before the peer had one";
+  const uint32_t refused = end(0).Offer(OfDevice(8, nullptr));
+  Look();
+  EXPECT_FALSE(Reaches(refused));
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 4096}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_EQ(incoming.payload, memory.data() + Opener::kDistance + 4096);
+  EXPECT_TRUE(recv_->Release().ok());
+  EXPECT_TRUE(*send_->Drained());
+  end(1).SetRegionOpener(nullptr);
+  EXPECT_TRUE(opener.opened.empty());
+  EXPECT_FALSE(Reaches(id));
+}
+
+TEST_F(ShmRegionsTest, MemoryOfADeviceMakesRoom) {
+  Opener opener;
+  end(1).SetRegionOpener(&opener);
+  std::vector<std::byte> memory(4096 * (mapped::kRegions + 9));
+  for (uint64_t serial = 1; serial <= mapped::kRegions + 8; ++serial) {
+    const uint32_t id = end(0).Offer(OfDevice(serial, &memory[4096 * serial]));
+    Look();
+    EXPECT_TRUE(Reaches(id));
+  }
+  EXPECT_EQ(opener.opened.size(), mapped::kRegions);
+  end(1).SetRegionOpener(nullptr);
+  EXPECT_TRUE(opener.opened.empty());
+}
+
+// What has been read there may be anything by then.
+TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
+  Opener opener;
+  end(1).SetRegionOpener(&opener);
+  std::vector<std::byte> memory(kBytes + Opener::kDistance);
+  const uint32_t kept = end(0).Offer(OfDevice(7, memory.data()));
+  const uint32_t withdrawn = end(0).Offer(OfDevice(8, memory.data()));
+  Look();
+  ASSERT_TRUE(Publish({.bytes = 1, .source = {kept, 0}}).ok());
+  ASSERT_TRUE(Publish({.bytes = 1, .source = {withdrawn, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  end(0).Withdraw(withdrawn);
+  EXPECT_TRUE(recv_->Release().ok());
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  const Status status = recv_->Release();
+  EXPECT_EQ(status.code(), Code::kRemoteError);
+  EXPECT_NE(status.message().find("peer rank 0 has failed"), std::string::npos) << status.message();
+  EXPECT_FALSE(*send_->Drained());
+  EXPECT_FALSE(Reaches(withdrawn));
+  end(1).SetRegionOpener(nullptr);
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ class LoopbackTransport final : public mapped::MappedTransport {
   // Memory of the host is left where it is: between threads its way through slots, which are in the
   // caches, is as fast.
   uint32_t Offer(const Region& region) override {
-    return region.fd >= 0 ? 0 : own_regions_.Offer(region);
+    return region.on_device ? own_regions_.Offer(region) : 0;
   }
   void Withdraw(uint32_t region) override { own_regions_.Withdraw(region); }
   void SetRegionOpener(RegionOpener* opener) override {

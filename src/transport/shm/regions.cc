@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
+#include <type_traits>
 
 #include "transport/shm/memfd.h"
 
@@ -11,6 +11,13 @@ namespace inccl::shm {
 
 using mapped::RegionBoard;
 using mapped::RegionEntry;
+
+namespace {
+
+using HandleWords = std::array<uint64_t, std::extent_v<decltype(RegionEntry::handle)>>;
+static_assert(sizeof(HandleWords) == Region::kHandleBytes);
+
+}  // namespace
 
 uint32_t OwnRegions::Offer(const Region& region) {
   const auto id_of = [&](const Offered& offered) {
@@ -27,7 +34,7 @@ uint32_t OwnRegions::Offer(const Region& region) {
   Result<RegionBoard*> board = arena_->Board();
   if (!board.ok()) return 0;
   FileName name{.pid = -1, .fd = -1};
-  if (region.fd >= 0) {
+  if (!region.on_device) {
     Result<FileName> file = NameOf(region.fd);
     if (!file.ok()) return 0;
     name = *file;
@@ -44,10 +51,9 @@ uint32_t OwnRegions::Offer(const Region& region) {
   entry.fd.store(name.fd, std::memory_order_relaxed);
   entry.device.store(name.device, std::memory_order_relaxed);
   entry.inode.store(name.inode, std::memory_order_relaxed);
-  uint64_t words[std::size(entry.handle)];
-  static_assert(sizeof words == Region::kHandleBytes);
-  std::memcpy(words, region.handle.data(), sizeof words);
-  for (size_t i = 0; i < std::size(words); ++i) {
+  HandleWords words;
+  std::memcpy(words.data(), region.handle.data(), sizeof words);
+  for (size_t i = 0; i < words.size(); ++i) {
     entry.handle[i].store(words[i], std::memory_order_relaxed);
   }
   entry.serial.store(region.serial, std::memory_order_seq_cst);
@@ -118,8 +124,8 @@ bool PeerRegions::Reach(const RegionEntry& entry, uint64_t serial, Mapped* mappe
                       .fd = entry.fd.load(std::memory_order_relaxed),
                       .device = entry.device.load(std::memory_order_relaxed),
                       .inode = entry.inode.load(std::memory_order_relaxed)};
-  uint64_t words[std::size(entry.handle)];
-  for (size_t i = 0; i < std::size(words); ++i) {
+  HandleWords words;
+  for (size_t i = 0; i < words.size(); ++i) {
     words[i] = entry.handle[i].load(std::memory_order_relaxed);
   }
   // Changed meanwhile: `changes` will be different, too.
@@ -127,7 +133,7 @@ bool PeerRegions::Reach(const RegionEntry& entry, uint64_t serial, Mapped* mappe
   mapped->serial = serial;
   if (name.fd < 0) {
     Region::Handle handle;
-    std::memcpy(handle.data(), words, sizeof words);
+    std::memcpy(handle.data(), words.data(), sizeof words);
     std::byte* const memory = opener_ == nullptr ? nullptr : opener_->Open(handle, bytes);
     if (memory != nullptr) mapped->opened = {memory, bytes};
     return memory != nullptr;

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks whose devices reach each other's memory: what ccl_mem_alloc_device gave is read where it
+// lies. Results are those of calls on memory of the host, byte for byte, whoever lends and whoever
+// does not.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/rng.h"
+#include "device/collective_table.h"
+#include "device/comparison.h"
+#include "device/device_world.h"
+#include "support/fake_kernels.h"
+#include "support/seed.h"
+#include "world/limits.h"
+#include "world/world.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr size_t kCount = 9001;  // several slices for every rank, and a part of one
+
+struct Way {
+  int nranks = 3;
+  const char* transport = "loopback";
+  int sharing = 3;
+  bool kernels = true;
+  bool two_devices = false;
+  bool opening = true;
+  const char* algorithm = "direct";
+
+  bool all_lend() const { return sharing == nranks && opening; }
+};
+
+class Lenders {
+ public:
+  Lenders(const Way& way, Rng* rng)
+      : environment_({{"INCCL_SLICE_BYTES", "4096"},
+                      {"INCCL_ALGO", way.algorithm},
+                      {"INCCL_TRANSPORT", way.transport}}),
+        world_(way.nranks, way.two_devices),
+        comparison_(&world_, rng, kCount, way.sharing) {
+    world_.device().opening = way.opening;
+    if (way.kernels) world_.device().SetKernels(&FakeKernels());
+  }
+  DeviceWorld& world() { return world_; }
+  FakeDevice& device() { return world_.device(); }
+  // Returns how much of it crossed between device and host.
+  uint64_t Run(const Collective& c, bool in_place) {
+    const uint64_t copies = device().host_copies;
+    comparison_.Run(c, nullptr, in_place, kCount);
+    return device().host_copies - copies;
+  }
+
+ private:
+  const ScopedEnv environment_;
+  DeviceWorld world_;
+  Comparison comparison_;
+};
+
+// Whose peers read what they lend: the others go through slots, or through the host.
+bool Lends(const std::string& name) {
+  return name.starts_with("allreduce") || name == "reduce_scatter" || name == "allgather" ||
+         name == "broadcast";
+}
+
+TEST(LentDeviceBuffersTest, EveryCollective) {
+  Rng rng(TestSeed());
+  const Way ways[] = {{.nranks = 2, .sharing = 2},
+                      {},
+                      {.nranks = 4, .sharing = 4, .two_devices = true},
+                      {.transport = "shm"},
+                      {.kernels = false},
+                      {.sharing = 2},
+                      {.sharing = 1, .kernels = false},
+                      {.opening = false},
+                      {.transport = "shm", .sharing = 2, .two_devices = true},
+                      {.algorithm = "ring"}};
+  for (const Way& way : ways) {
+    Lenders lenders(way, &rng);
+    for (const Collective& c : kCollectives) {
+      SCOPED_TRACE(fmt::format(
+          "{}: {} ranks, {} lend, {}, {}{}{}{}", c.name, way.nranks, way.sharing, way.algorithm,
+          way.transport, way.kernels ? "" : ", no kernels", way.two_devices ? ", two devices" : "",
+          way.opening ? "" : ", nobody reaches it"));
+      // Peers reach it at their next look: the first calls may still go through slots.
+      for (int round = 0; round < 2; ++round) lenders.Run(c, false);
+      const bool in_place = c.in_place != InPlace::kNo;
+      const uint64_t out_of_place = lenders.Run(c, false), copies = lenders.Run(c, in_place);
+      if (way.kernels && way.all_lend() && Lends(c.name) &&
+          std::strcmp(way.algorithm, "direct") == 0) {
+        EXPECT_EQ(out_of_place, 0u);
+        EXPECT_EQ(copies, 0u);
+      } else {
+        EXPECT_GT(out_of_place, 0u);
+      }
+      if (::testing::Test::HasFailure()) return;
+    }
+    EXPECT_EQ(lenders.device().opened > 0, way.opening);
+  }
+}
+
+// A rank with memory of the host among others that lend theirs of a device.
+TEST(LentDeviceBuffersTest, OneRankIsOnTheHost) {
+  Rng rng(TestSeed());
+  Lenders lenders({}, &rng);
+  DeviceWorld& world = lenders.world();
+  for (const Collective& c : kCollectives) lenders.Run(c, false);  // all is open now
+  std::vector<float*> there;
+  for (int rank = 0; rank < 2; ++rank) there.push_back(world.SharedFloats(2 * kCount));
+  std::vector<float> here(2 * kCount), sum(kCount, 0.0f);
+  for (int round = 0; round < 4; ++round) {
+    sum.assign(kCount, 0.0f);
+    for (int rank = 0; rank < 3; ++rank) {
+      float* const mine =
+          rank < 2 ? world.device().Reach(there[static_cast<size_t>(rank)]) : here.data();
+      for (size_t i = 0; i < kCount; ++i) {
+        mine[i] = static_cast<float>(rng.Below(2001)) - 1000.0f;
+        sum[i] += mine[i];
+      }
+    }
+    std::thread host([&] {
+      EXPECT_EQ(ccl_allreduce(here.data(), here.data() + kCount, kCount, CCL_FLOAT32, CCL_SUM,
+                              world.comm(2), nullptr),
+                CCL_SUCCESS)
+          << ccl_get_last_error(world.comm(2));
+    });
+    for (int rank = 0; rank < 2; ++rank) {
+      float* const mine = there[static_cast<size_t>(rank)];
+      EXPECT_EQ(ccl_allreduce(mine, mine + kCount, kCount, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                              world.handle(rank)),
+                CCL_SUCCESS);
+    }
+    host.join();
+    world.Synchronize();
+    for (int rank = 0; rank < 3; ++rank) {
+      const float* const mine =
+          rank < 2 ? world.device().Reach(there[static_cast<size_t>(rank)]) : here.data();
+      ASSERT_EQ(std::memcmp(mine + kCount, sum.data(), kCount * sizeof(float)), 0)
+          << "rank " << rank << ", round " << round;
+    }
+  }
+}
+
+// More pieces than the ranks can offer each other at a time, one after the other.
+TEST(LentDeviceBuffersTest, ManyPieces) {
+  Rng rng(TestSeed());
+  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = lenders.world();
+  std::vector<std::vector<float*>> pieces(2);
+  for (int piece = 0; piece < 40; ++piece) {
+    for (auto& mine : pieces) mine.push_back(world.SharedFloats(kCount));
+  }
+  for (int round = 0; round < 120; ++round) {
+    const auto piece = static_cast<size_t>(rng.Below(40));
+    for (auto& mine : pieces) {
+      float* const data = world.device().Reach(mine[piece]);
+      for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(i + piece);
+    }
+    world.ForAll([&](int rank) {
+      float* const mine = pieces[static_cast<size_t>(rank)][piece];
+      return ccl_allreduce(mine, mine, kCount, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                           world.handle(rank));
+    });
+    world.Synchronize();
+    for (auto& mine : pieces) {
+      const float* const data = world.device().Reach(mine[piece]);
+      for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(data[i], 2 * static_cast<float>(i + piece));
+    }
+  }
+}
+
+// What one rank cannot copy is an error on all of them, and their streams go on.
+TEST(LentDeviceBuffersTest, AnErrorOfOneIsAnErrorOfAll) {
+  Rng rng(TestSeed());
+  for (const char* name : {"allgather", "broadcast"}) {
+    Lenders lenders({}, &rng);
+    DeviceWorld& world = lenders.world();
+    const Collective& c =
+        *std::find_if(std::begin(kCollectives), std::end(kCollectives),
+                      [&](const Collective& each) { return std::strcmp(each.name, name) == 0; });
+    for (int round = 0; round < 3; ++round) lenders.Run(c, false);
+    lenders.device().copies_until_failure = static_cast<int>(rng.Below(4));
+    std::vector<float*> memory;
+    for (int rank = 0; rank < 3; ++rank) memory.push_back(world.SharedFloats(4 * kCount));
+    world.ForAll([&](int rank) {
+      float* const mine = memory[static_cast<size_t>(rank)];
+      return c.call(mine, mine + kCount, kCount, nullptr, world.comm(rank), world.handle(rank));
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_NE(world.AsyncError(rank), CCL_SUCCESS) << name << ", rank " << rank;
+    }
+    world.Synchronize();
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test
