@@ -13,6 +13,7 @@
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/simd.h"
+#include "support/kernel_reduce.h"
 #include "support/kernel_slices.h"
 #include "support/kernel_target.h"
 #include "support/seed.h"
@@ -108,6 +109,12 @@ TEST(CudaSlices, Casts) {
   ASSERT_TRUE(SetSimdTarget("scalar").ok());
   CheckCasts(&target, &rng);
   ASSERT_TRUE(SetSimdTarget("best").ok());
+}
+
+TEST(CudaReductions, EqualTheCpu) {
+  Rng rng(TestSeed());
+  EmulatedTarget target;
+  CheckReductions(&target, &rng);
 }
 
 TEST(CudaSlices, EveryWidthOfSums) {

@@ -177,6 +177,18 @@ int CastDecode(cuda::CastFormat format, const uint8_t* in, uint32_t count, float
   });
 }
 
+int Reduce(const cuda::ReduceKernelArgs& given, void* stream) {
+  FakeDevice* const device = Fake();
+  return Enqueue(&launches.reduce, stream, [=] {
+    cuda::ReduceKernelArgs args = given;
+    const size_t size = inccl::SizeOf(given.type);
+    for (uint32_t i = 0; i < given.inputs; ++i) args.in[i] = AlignedAt(device, given.in[i], size);
+    for (uint32_t i = 0; i < given.outputs; ++i)
+      args.out[i] = AlignedAt(device, given.out[i], size);
+    return Emulated().reduce(args, nullptr);
+  });
+}
+
 const char* ErrorName(int) { return "an error of the fake device"; }
 
 }  // namespace
@@ -189,6 +201,7 @@ const cuda::Launchers& FakeKernels() {
                                                  .fold = Fold,
                                                  .cast_encode = CastEncode,
                                                  .cast_decode = CastDecode,
+                                                 .reduce = Reduce,
                                                  .error_name = ErrorName};
   return kLaunchers;
 }

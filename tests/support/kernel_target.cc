@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
+#include "compress/cuda/reduce.h"
 #include "compress/cuda/warp_casts.h"
 #include "compress/cuda/warp_slice.h"
 #include "support/warp_emulation.h"
@@ -107,6 +109,25 @@ int CastDecode(cuda::CastFormat format, const uint8_t* in, uint32_t count, float
   });
 }
 
+// Threads know nothing of each other: one after the other, of few blocks, so that each goes on to
+// more than it begins with.
+int Reduce(const cuda::ReduceKernelArgs& args, void*) {
+  bool misaligned = false;
+  if (!cuda::IsReduction(args, &misaligned)) return 1;
+  return cuda::WithReduced(args.type, 1, [&](auto element) {
+    using Element = decltype(element);
+    const cuda::ReducePlan plan = cuda::PlanReduction(args);
+    const auto blocks =
+        static_cast<uint32_t>(std::min(cuda::ReduceBlocks<Element>(plan), uint64_t{3}));
+    for (uint32_t block = 0; block < blocks; ++block) {
+      for (uint32_t thread = 0; thread < cuda::kReduceThreads; ++thread) {
+        cuda::ReduceThread<Element>(args, plan, {thread, block, blocks});
+      }
+    }
+    return 0;
+  });
+}
+
 const char* ErrorName(int) { return "not a type"; }
 
 }  // namespace
@@ -150,6 +171,7 @@ const cuda::Launchers& EmulatedTarget::launchers() const {
                                                  .fold = Fold,
                                                  .cast_encode = CastEncode,
                                                  .cast_decode = CastDecode,
+                                                 .reduce = Reduce,
                                                  .error_name = ErrorName};
   return kLaunchers;
 }

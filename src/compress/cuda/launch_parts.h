@@ -28,6 +28,10 @@ int LaunchCastDecode(CastFormat format, const uint8_t* in, uint32_t count, float
                      void* stream);
 int LoadCasts();
 
+// reduce.cu
+int LaunchReduce(const ReduceKernelArgs& args, void* stream);
+int LoadReduce();
+
 // Asking for its attributes loads a kernel.
 template <class Kernel>
 int Load(Kernel* kernel) {

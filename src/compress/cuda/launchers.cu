@@ -13,7 +13,9 @@ const char* ErrorName(int error) { return cudaGetErrorName(static_cast<cudaError
 int LoadAll() {
   const int slices = LoadSlices();
   const int casts = LoadCasts();
-  return slices != cudaSuccess ? slices : casts;
+  const int reductions = LoadReduce();
+  if (slices != cudaSuccess) return slices;
+  return casts != cudaSuccess ? casts : reductions;
 }
 
 }  // namespace
@@ -28,6 +30,7 @@ const inccl::cuda::Launchers* inccl_cuda_launchers() {
                                            .fold = LaunchFold,
                                            .cast_encode = LaunchCastEncode,
                                            .cast_decode = LaunchCastDecode,
+                                           .reduce = LaunchReduce,
                                            .error_name = ErrorName,
                                            .load = LoadAll};
   return &kLaunchers;

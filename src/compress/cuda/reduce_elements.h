@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a plain reduction does to one element (kernels/reduce.h). Code: as it lies in memory; Value:
+// as it is folded. Encode makes one NaN of all, as GPUs have bits of their own for it.
+#ifndef INCCL_COMPRESS_CUDA_REDUCE_ELEMENTS_H_
+#define INCCL_COMPRESS_CUDA_REDUCE_ELEMENTS_H_
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "base/host_device.h"
+#include "base/types.h"
+#include "compress/cuda/kernel_args.h"
+#include "compress/float_types.h"
+
+namespace inccl::cuda {
+
+// fp16 has instructions, which do what Fp16 does but for the bits of NaN; it takes many others
+// without them.
+INCCL_HOST_DEVICE inline float HalfToFloat(uint16_t code) {
+#ifdef __CUDA_ARCH__
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
+  return value;
+#else
+  return Fp16::Decode(code);
+#endif
+}
+
+INCCL_HOST_DEVICE inline uint16_t FloatToHalf(float value) {
+#ifdef __CUDA_ARCH__
+  uint16_t code;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
+  return code;
+#else
+  return Fp16::Encode(value);
+#endif
+}
+
+struct ReducedFloat64 {
+  using Code = uint64_t;
+  using Value = double;
+  static constexpr double Decode(uint64_t code) { return std::bit_cast<double>(code); }
+  static constexpr uint64_t Encode(double value) {
+    return value != value ? 0x7FF8000000000000u : std::bit_cast<uint64_t>(value);
+  }
+};
+
+struct ReducedFloat32 {
+  using Code = uint32_t;
+  using Value = float;
+  static constexpr float Decode(uint32_t code) { return std::bit_cast<float>(code); }
+  static constexpr uint32_t Encode(float value) {
+    return value != value ? 0x7FC00000u : std::bit_cast<uint32_t>(value);
+  }
+};
+
+struct ReducedBfloat16 {
+  using Code = uint16_t;
+  using Value = float;
+  static constexpr float Decode(uint16_t code) { return Bf16::Decode(code); }
+  static constexpr uint16_t Encode(float value) {
+    return value != value ? uint16_t{0x7FC0} : Bf16::Encode(value);
+  }
+};
+
+struct ReducedFloat16 {
+  using Code = uint16_t;
+  using Value = float;
+  INCCL_HOST_DEVICE static float Decode(uint16_t code) { return HalfToFloat(code); }
+  INCCL_HOST_DEVICE static uint16_t Encode(float value) {
+    return value != value ? uint16_t{0x7E00} : FloatToHalf(value);
+  }
+};
+
+// The upper half of fp16.
+struct ReducedFloat8E5M2 {
+  using Code = uint8_t;
+  using Value = float;
+  INCCL_HOST_DEVICE static float Decode(uint8_t code) {
+    return HalfToFloat(static_cast<uint16_t>(code << 8));
+  }
+  static constexpr uint8_t Encode(float value) {
+    return value != value ? uint8_t{0x7F} : Fp8E5m2::Encode(value);
+  }
+};
+
+// As fp16 has its bits, but for the bias: 2^-8 of the value. NaN is no number there.
+struct ReducedFloat8E4M3 {
+  using Code = uint8_t;
+  using Value = float;
+  INCCL_HOST_DEVICE static float Decode(uint8_t code) {
+    const uint32_t magnitude = code & 0x7Fu, sign = code & 0x80u;
+    const float value = HalfToFloat(static_cast<uint16_t>(sign << 8 | magnitude << 7)) * 256.0f;
+    return magnitude == 0x7F ? std::bit_cast<float>(0x7FC00000u) : value;
+  }
+  static constexpr uint8_t Encode(float value) {
+    return value != value ? uint8_t{0x7F} : Fp8E4m3::Encode(value);
+  }
+};
+
+// Signed or not. What is above a Code's bits in a Value is without meaning once it was computed.
+template <class Unsigned>
+struct ReducedInteger {
+  using Code = Unsigned;
+  using Value = std::conditional_t<sizeof(Unsigned) == 8, uint64_t, uint32_t>;
+  static constexpr Value Decode(Code code) { return code; }
+  static constexpr Code Encode(Value value) { return static_cast<Code>(value); }
+};
+
+// The upper half of the product.
+INCCL_HOST_DEVICE inline uint32_t MultiplyHigh(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+}
+INCCL_HOST_DEVICE inline uint64_t MultiplyHigh(uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(a, b);
+#else
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+#endif
+}
+
+constexpr bool IsSigned(DataType type) {
+  return type == DataType::kInt8 || type == DataType::kInt32 || type == DataType::kInt64;
+}
+
+// The operation of a call on elements of a type.
+template <class Element>
+class Reduction {
+ public:
+  using Code = typename Element::Code;
+  using Value = typename Element::Value;
+  static constexpr bool kFloat = std::is_floating_point_v<Value>;
+
+  INCCL_HOST_DEVICE Reduction(const ReduceKernelArgs& args, uint64_t inverse)
+      : op_(args.op), divisor_(args.divisor) {
+    if constexpr (kFloat) {
+      scale_ = static_cast<Value>(args.scale);
+    } else {
+      scale_ = static_cast<Value>(args.factor);
+      sign_ = IsSigned(args.type) ? Value{1} << (8 * sizeof(Code) - 1) : 0;
+      inverse_ = static_cast<Value>(inverse);
+    }
+  }
+
+  // A product counts as what it is in a payload.
+  INCCL_HOST_DEVICE Value Scaled(Value value) const {
+    return Element::Decode(Element::Encode(value * scale_));
+  }
+
+  // sums[i] = sums[i] op x[i].
+  template <uint32_t kValues>
+  INCCL_HOST_DEVICE void Fold(const Value* x, Value* sums) const {
+    switch (op_) {
+      case ReduceOp::kMax:
+        for (uint32_t i = 0; i < kValues; ++i) sums[i] = Larger(sums[i], x[i]);
+        break;
+      case ReduceOp::kMin:
+        for (uint32_t i = 0; i < kValues; ++i) sums[i] = Smaller(sums[i], x[i]);
+        break;
+      case ReduceOp::kProd:
+        for (uint32_t i = 0; i < kValues; ++i) sums[i] *= x[i];
+        break;
+      default:
+        for (uint32_t i = 0; i < kValues; ++i) sums[i] += x[i];
+    }
+  }
+
+  INCCL_HOST_DEVICE bool divides() const { return divisor_ != 1; }
+  // Truncated towards zero. With the inverse, the largest Value / divisor, a quotient is too small
+  // by two at most.
+  INCCL_HOST_DEVICE Value Divided(Value sum) const {
+    if constexpr (kFloat) {
+      return sum;
+    } else {
+      const Value value = Element::Encode(sum), divisor = divisor_;
+      const bool negative = (value & sign_) != 0;
+      const Value magnitude = negative ? Element::Encode(Value{0} - value) : value;
+      Value quotient = MultiplyHigh(magnitude, inverse_);
+      Value rest = magnitude - quotient * divisor;
+      for (int correction = 0; correction < 2; ++correction) {
+        const bool more = rest >= divisor;
+        quotient += more ? 1 : 0;
+        rest -= more ? divisor : 0;
+      }
+      return negative ? Value{0} - quotient : quotient;
+    }
+  }
+
+ private:
+  // A NaN in `a` stays, one in `b` is taken. Of equal numbers only zeros differ, in the sign.
+  INCCL_HOST_DEVICE Value Larger(Value a, Value b) const {
+    if constexpr (kFloat) {
+      const Value number = a == b ? OfBits(Bits(a) & Bits(b)) : a > b ? a : b;
+      return a == a ? number : a;
+    } else {
+      return (a ^ sign_) > (b ^ sign_) ? a : b;
+    }
+  }
+  INCCL_HOST_DEVICE Value Smaller(Value a, Value b) const {
+    if constexpr (kFloat) {
+      const Value number = a == b ? OfBits(Bits(a) | Bits(b)) : a < b ? a : b;
+      return a == a ? number : a;
+    } else {
+      return (a ^ sign_) < (b ^ sign_) ? a : b;
+    }
+  }
+  using Word = std::conditional_t<sizeof(Value) == 8, uint64_t, uint32_t>;
+  static constexpr Word Bits(Value value) { return std::bit_cast<Word>(value); }
+  static constexpr Value OfBits(Word bits) { return std::bit_cast<Value>(bits); }
+
+  ReduceOp op_;
+  uint32_t divisor_;
+  Value scale_{};
+  Value sign_{}, inverse_{};  // of integers
+};
+
+}  // namespace inccl::cuda
+
+#endif  // INCCL_COMPRESS_CUDA_REDUCE_ELEMENTS_H_
