@@ -43,10 +43,12 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       plans_({.rank = ends_.rank,
               .nranks = ends_.nranks,
               .channels = options_.channels,
-              .slice_bytes = options_.slice_bytes},
+              .slice_bytes = options_.slice_bytes,
+              .large_slice_bytes = options_.large_slice_bytes},
              ends_.transport.get()),
       lending_(ends_.rank, ends_.nranks, options_.slice_bytes, ends_.transport.get()),
-      engines_(ends_.transport.get(), kCopiesOfAStep * options_.slice_bytes),
+      engines_(ends_.transport.get(),
+               kCopiesOfAStep * std::max(options_.slice_bytes, options_.large_slice_bytes)),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
               [this] { return liveness_.failed(); }) {
   // Which kernels this CPU takes is found out at the first question, by instructions that are slow

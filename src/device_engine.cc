@@ -154,7 +154,6 @@ DeviceEngine::~DeviceEngine() {
 Status DeviceEngine::Begin(const Call& call) {
   call_ = call;
   on_host_ = false;
-  slots_.Update();
   input_here_ = nullptr;
   input_here_memory_.GiveBack();
   const bool kernels = call.compressed && HasKernels();
@@ -188,7 +187,6 @@ void DeviceEngine::BeginOnHost() {
   call_ = {};
   on_host_ = true;
   input_here_ = nullptr;
-  slots_.Update();
 }
 
 // Results may be wanted in memory of a peer, too, which is the host's.
