@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Throughput of the CUDA kernels beside the device's own copy (docs/cuda.md): each kernel by itself
-// on vectors that no cache holds, fp32, HBI of several sizes.
+// on vectors that no cache holds, fp32, HBI of several sizes; plain sums of fp32 and bf16.
 //
 // usage: cuda_kernel_bench [--elements N] [--rounds N] [--json FILE]
 // Exit status: 0; 2 for the command line; 3 for an error of CUDA; 4 where there is no GPU.
@@ -45,6 +45,26 @@ void FillElements(uint32_t elements, uint64_t seed, DeviceBytes* to) {
     const auto now = static_cast<size_t>(std::min<uint64_t>(kWindow, elements - at));
     to->Put(window.data(), now * 4, at * 4);
   }
+}
+
+struct Measured {
+  double bits;  // of an element, or of a compressed one
+  std::string kernel;
+  double ms, bytes;
+  uint64_t elements;
+};
+
+void AddRow(const Measured& measured, double copy_gbs, nlohmann::json* rows) {
+  const double gbs = measured.bytes / measured.ms / 1e6;
+  const double per_element = measured.bytes / static_cast<double>(measured.elements);
+  fmt::print("{:>4} {:<22} {:9.3f} ms {:8.1f} GB/s {:6.2f} of copy {:7.2f} bytes/element\n",
+             measured.bits, measured.kernel, measured.ms, gbs, gbs / copy_gbs, per_element);
+  rows->push_back({{"bits", measured.bits},
+                   {"kernel", measured.kernel},
+                   {"ms", measured.ms},
+                   {"gb_per_s", gbs},
+                   {"of_copy", gbs / copy_gbs},
+                   {"bytes_per_element", per_element}});
 }
 
 // A plan in the device's memory, and payloads of it.
@@ -149,16 +169,7 @@ cuda::PackedArgs Bench::Stream::Args(uint32_t copy) const {
 template <class Launch>
 void Bench::Row(const char* kernel, double bytes, Launch launch) {
   const double ms = MedianMilliseconds(options_.rounds, launch);
-  const double gbs = bytes / ms / 1e6;
-  const double per_element = bytes / options_.elements;
-  fmt::print("{:>4} {:<22} {:9.3f} ms {:8.1f} GB/s {:6.2f} of copy {:7.2f} bytes/element\n",
-             bits8_ / 8.0, kernel, ms, gbs, gbs / copy_gbs_, per_element);
-  rows_->push_back({{"bits", bits8_ / 8.0},
-                    {"kernel", kernel},
-                    {"ms", ms},
-                    {"gb_per_s", gbs},
-                    {"of_copy", gbs / copy_gbs_},
-                    {"bytes_per_element", per_element}});
+  AddRow({bits8_ / 8.0, kernel, ms, bytes, options_.elements}, copy_gbs_, rows_);
 }
 
 void Bench::Run(double copy_gbs, nlohmann::json* rows) {
@@ -219,6 +230,31 @@ void Bench::Run(double copy_gbs, nlohmann::json* rows) {
       [&] { return kernels_.fold(type, fold, nullptr); });
 }
 
+// Plain sums of as many vectors, of as many bytes as those of fp32 above.
+void RunReductions(const Options& options, double copy_gbs, nlohmann::json* rows) {
+  const size_t bytes = size_t{options.elements} * 4;
+  const DeviceBytes out(bytes);
+  std::vector<std::unique_ptr<DeviceBytes>> in;
+  for (uint64_t i = 0; i < 8; ++i) {
+    in.push_back(std::make_unique<DeviceBytes>(bytes));
+    FillElements(options.elements, i, in.back().get());
+  }
+  for (const DataType type : {DataType::kFloat32, DataType::kBfloat16}) {
+    for (const uint32_t inputs : {2u, 4u, 8u}) {
+      cuda::ReduceKernelArgs args{
+          .type = type, .inputs = inputs, .outputs = 1, .count = bytes / SizeOf(type)};
+      for (uint32_t i = 0; i < inputs; ++i) args.in[i] = in[i]->data();
+      args.out[0] = out.data();
+      const double moved = (inputs + 1.0) * static_cast<double>(bytes);
+      const double ms = MedianMilliseconds(
+          options.rounds, [&] { return inccl_cuda_launchers()->reduce(args, nullptr); });
+      AddRow({8.0 * static_cast<double>(SizeOf(type)), fmt::format("reduce, {} inputs", inputs), ms,
+              moved, args.count},
+             copy_gbs, rows);
+    }
+  }
+}
+
 double CopyGigabytes(const Options& options) {
   const size_t bytes = size_t{options.elements} * 4;
   const DeviceBytes from(bytes), to(bytes);
@@ -251,6 +287,7 @@ int Main(int argc, char** argv) {
   fmt::print("{}, {} elements, copy {:.1f} GB/s\n", properties.name, options.elements, copy);
   nlohmann::json rows = nlohmann::json::array();
   for (const uint32_t bits : {8u, 6u, 4u}) Bench(options, 8 * bits).Run(copy, &rows);
+  RunReductions(options, copy, &rows);
   if (!options.json.empty()) {
     std::ofstream(options.json) << nlohmann::json{{"device", properties.name},
                                                   {"elements", options.elements},

@@ -110,7 +110,14 @@ Status IdentityState::Begin(const CallDesc& call) {
 }
 
 Status IdentityState::Check(const Range& range, std::span<const Term> inputs,
-                            std::span<const Term> outputs, uint32_t bytes) const {
+                            std::span<const Term> outputs, uint32_t* size) const {
+  const uint64_t all = uint64_t{range.count} * SizeOf(call_.type);
+  if (all > std::numeric_limits<uint32_t>::max()) {
+    return InternalError(fmt::format("codec none: rank {}: {} {} are {} bytes in one step",
+                                     call_.rank, range.count, Name(call_.type), all));
+  }
+  const auto bytes = static_cast<uint32_t>(all);
+  *size = bytes;
   const auto error = [&](const std::string& what) {
     return InternalError(fmt::format(
         "codec none: rank {}: {} of {} {} at segment {} element {}: {}", call_.rank,
@@ -147,28 +154,34 @@ Status IdentityState::Check(const Range& range, std::span<const Term> inputs,
   return Status::Ok();
 }
 
-Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
-                              std::span<Term> outputs) {
-  const uint64_t size = uint64_t{range.count} * SizeOf(call_.type);
-  if (size > std::numeric_limits<uint32_t>::max()) {
-    return InternalError(fmt::format("codec none: rank {}: {} {} are {} bytes in one step",
-                                     call_.rank, range.count, Name(call_.type), size));
-  }
-  const uint32_t bytes = static_cast<uint32_t>(size);
-  if (Status s = Check(range, inputs, outputs, bytes); !s.ok()) return s;
-  for (Term& output : outputs) output.bytes = bytes;
-  if (bytes == 0) return Status::Ok();
-
+IdentityState::Step IdentityState::StepOf(std::span<const Term> inputs,
+                                          std::span<const Term> outputs) const {
   const Form form = inputs[0].format.form;
   const bool final_output = std::any_of(outputs.begin(), outputs.end(), [](const Term& output) {
     return output.format.form != Form::kSum;
   });
-  if (divides_ && final_output && form != Form::kResult) {
-    FoldAndDivide(range.count, inputs, outputs);
-  } else if (inputs.size() > 1 || (scales_ && form == Form::kInput)) {
-    Fold(range.count, inputs, outputs);
-  } else {
-    Copy(call_, inputs[0].data, bytes, outputs);
+  if (divides_ && final_output && form != Form::kResult) return Step::kFoldAndDivide;
+  return inputs.size() > 1 || (scales_ && form == Form::kInput) ? Step::kFold : Step::kCopy;
+}
+
+uint64_t IdentityState::Scaled(std::span<const Term> inputs) const {
+  uint64_t scaled = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (scales_ && inputs[i].format.form == Form::kInput) scaled |= uint64_t{1} << i;
+  }
+  return scaled;
+}
+
+Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
+                              std::span<Term> outputs) {
+  uint32_t bytes = 0;
+  if (Status s = Check(range, inputs, outputs, &bytes); !s.ok()) return s;
+  for (Term& output : outputs) output.bytes = bytes;
+  if (bytes == 0) return Status::Ok();
+  switch (StepOf(inputs, outputs)) {
+    case Step::kCopy: Copy(call_, inputs[0].data, bytes, outputs); break;
+    case Step::kFold: Fold(range.count, inputs, outputs); break;
+    case Step::kFoldAndDivide: FoldAndDivide(range.count, inputs, outputs); break;
   }
   return Status::Ok();
 }
@@ -177,11 +190,13 @@ void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
                          std::span<const Term> outputs) const {
   const void* in[kMaxReduceInputs];
   void* out[kMaxReduceOutputs];
-  ReduceArgs args = {.in = in, .out = out, .count = count, .scale = scale_, .factor = factor_};
-  for (const Term& input : inputs) {
-    if (scales_ && input.format.form == Form::kInput) args.scaled |= uint64_t{1} << args.inputs;
-    in[args.inputs++] = input.data;
-  }
+  ReduceArgs args = {.in = in,
+                     .out = out,
+                     .count = count,
+                     .scaled = Scaled(inputs),
+                     .scale = scale_,
+                     .factor = factor_};
+  for (const Term& input : inputs) in[args.inputs++] = input.data;
   for (const Term& output : outputs) {
     if (Streams(call_, output)) {
       args.streamed |= uint64_t{1} << args.outputs;

@@ -43,13 +43,25 @@ class IdentityState final : public CodecState {
   // forms that do not occur (kSide; kResult in a fold; a fold in a collective that only moves).
   Status Combine(const Range& range, std::span<const Term> inputs,
                  std::span<Term> outputs) override;
+  // Folds where all inputs and outputs are in memory of devices; what is a copy is the caller's.
+  Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                      DeviceWork* work) override;
+  Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+              DeviceWork* work) override;
   bool InputIsPayload() const override { return !scales_; }
   bool ResultIsPayload() const override { return true; }
   void Finish(CodecStats* stats) override;
 
  private:
+  // What becomes of the elements.
+  enum class Step : uint8_t { kCopy, kFold, kFoldAndDivide };
+
+  // Sets `*bytes` to those of the elements.
   Status Check(const Range& range, std::span<const Term> inputs, std::span<const Term> outputs,
-               uint32_t bytes) const;
+               uint32_t* bytes) const;
+  Step StepOf(std::span<const Term> inputs, std::span<const Term> outputs) const;
+  // Bit i: input i is multiplied.
+  uint64_t Scaled(std::span<const Term> inputs) const;
   void Fold(uint32_t count, std::span<const Term> inputs, std::span<const Term> outputs) const;
   void FoldAndDivide(uint32_t count, std::span<const Term> inputs,
                      std::span<const Term> outputs) const;

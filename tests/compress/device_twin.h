@@ -146,6 +146,7 @@ struct Places {
   size_t slot_offset = 0;      // from a multiple of 64
   size_t elements_beside = 0;  // likewise, in elements
   bool interleaved = false;    // up to three Combines are under way at once
+  bool lent = false;           // payloads, too, are in memory of the device
 };
 
 // One Combine on the device, from Launch to Land.
@@ -157,14 +158,14 @@ class DeviceCombine {
     const size_t beside = GuardedBytes::kGuard + places.elements_beside * SizeOf(type);
     for (const Term& input : inputs) {
       Term& term = inputs_.emplace_back(input);
-      if (input.format.form == Form::kInput) {
+      if (input.format.form == Form::kInput || places.lent) {
         elements_ = true;
         term.data = Region() + beside;
         if (input.data != nullptr) {
           std::memcpy(bench->device.Reach(term.data), input.data,
                       std::min<size_t>(input.bytes, bytes_));
+          there_[input.data] = term.data;
         }
-        own_ = {input.data, term.data};
       } else {
         term.data = Slot(input, places);
         if (input.bytes != 0) std::memcpy(term.data, input.data, input.bytes);
@@ -172,10 +173,10 @@ class DeviceCombine {
     }
     for (const Term& output : outputs) {
       Term& term = outputs_.emplace_back(output);
-      if (output.format.form == Form::kOutput) {
+      if (output.format.form == Form::kOutput || places.lent) {
         elements_ = true;
-        const bool in_place = own_.first != nullptr && own_.first == output.data;
-        term.data = in_place ? own_.second : Region() + beside;
+        const auto in_place = there_.find(output.data);
+        term.data = in_place != there_.end() ? in_place->second : Region() + beside;
       } else if (output.data != nullptr) {
         term.data = Slot(output, places);
       }
@@ -198,13 +199,10 @@ class DeviceCombine {
   // Where it has no elements, or no kernels: those are copied then.
   Status OnHost(CodecState* state) {
     std::vector<std::vector<std::byte>> copies;
-    const auto there = [](const Term& term) {
-      return term.format.form == Form::kInput || term.format.form == Form::kOutput;
-    };
     std::vector<Term> inputs = inputs_, outputs = outputs_;
     for (auto* terms : {&inputs, &outputs}) {
       for (Term& term : *terms) {
-        if (!there(term)) continue;
+        if (!IsThere(term)) continue;
         copies.emplace_back(bytes_);
         std::memcpy(copies.back().data(), bench_->device.Reach(term.data), bytes_);
         term.data = copies.back().data();
@@ -213,7 +211,7 @@ class DeviceCombine {
     const Status status = state->Combine(range_, inputs, outputs);
     for (size_t i = 0; i < outputs.size(); ++i) {
       outputs_[i].bytes = outputs[i].bytes;
-      if (!there(outputs[i])) continue;
+      if (!IsThere(outputs_[i])) continue;
       std::memcpy(bench_->device.Reach(outputs_[i].data), outputs[i].data, bytes_);
     }
     return status;
@@ -235,8 +233,7 @@ class DeviceCombine {
       const Term& term = outputs_[i];
       ASSERT_EQ(term.bytes, lengths_[i]) << "length of output " << i;
       if (term.data == nullptr) continue;
-      const bool elements = term.format.form == Form::kOutput;
-      const std::byte* const found = elements ? bench_->device.Reach(term.data) : term.data;
+      const std::byte* const found = IsThere(term) ? bench_->device.Reach(term.data) : term.data;
       for (size_t b = 0; b < expected_[i].size(); ++b) {
         ASSERT_EQ(found[b], expected_[i][b])
             << "output " << i << ", byte " << b << " of " << expected_[i].size();
@@ -252,6 +249,7 @@ class DeviceCombine {
   }
 
  private:
+  bool IsThere(const Term& term) const { return bench_->device.DeviceOf(term.data) >= 0; }
   std::byte* Region() {
     std::byte* const region = bench_->Take();
     regions_.push_back(region);
@@ -286,7 +284,7 @@ class DeviceCombine {
   BenchWork work_;
   const size_t bytes_;  // of elements
   bool elements_ = false;
-  std::pair<const std::byte*, std::byte*> own_{};
+  std::map<const std::byte*, std::byte*> there_;  // inputs
   std::vector<Term> inputs_, outputs_;
   std::vector<std::byte*> regions_;
   std::vector<std::unique_ptr<GuardedBytes>> slots_;

@@ -2,16 +2,20 @@
 //
 // The codecs' work on elements of a device (CodecState::Launch, Land) against their work on those
 // of the host: the same bytes, lengths and errors, in any order of halves.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
 #include "compress/device_twin.h"
 #include "compress/hbi_driver.h"
+#include "compress/kernels/convert.h"
 #include "compress/twin_calls.h"
 #include "support/seed.h"
 #include "world/limits.h"
@@ -200,6 +204,132 @@ TEST(DeviceWork, TermsThatKernelsDoNotTake) {
     EXPECT_FALSE(*result);
   }
   EXPECT_EQ(work.runs(), 0);
+}
+
+// ---------------------------------------------------------------- no codec
+
+// One rank's steps of uncompressed calls, whose operands are all in the device's memory.
+class PlainTwin {
+ public:
+  PlainTwin(DeviceBench* bench, const Places& places, const CallDesc& call, Rng* rng)
+      : call_(call),
+        rng_(rng),
+        state_(bench, places, IdentityCodec()->NewState(), IdentityCodec()->NewState(),
+               rng->Next()) {
+    EXPECT_TRUE(state_.Begin(call).ok());
+  }
+  Term New(Form form) {
+    const size_t bytes = call_.count * SizeOf(call_.type);
+    std::vector<std::byte>& memory = memory_.emplace_back(bytes);
+    for (std::byte& byte : memory) byte = static_cast<std::byte>(rng_->Next());
+    return {{form, 1}, memory.data(), static_cast<uint32_t>(bytes)};
+  }
+  Status Combine(const std::vector<Term>& inputs, std::vector<Term> outputs) {
+    return state_.Combine({0, 0, static_cast<uint32_t>(call_.count)}, inputs, outputs);
+  }
+  // Whether it went to a kernel.
+  bool Launched(const std::vector<Term>& inputs, const std::vector<Term>& outputs) {
+    const int before = state_.launched(), refused = state_.refused();
+    const Status status = Combine(inputs, outputs);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(state_.launched() + state_.refused(), before + refused + 1);
+    return state_.launched() > before;
+  }
+  TwinState& state() { return state_; }
+
+ private:
+  const CallDesc call_;
+  Rng* const rng_;
+  TwinState state_;
+  std::deque<std::vector<std::byte>> memory_;
+};
+
+TEST(DeviceWork, UncompressedFoldsAreTheHostsByteForByte) {
+  Rng rng(TestSeed());
+  DeviceBench bench;
+  for (int round = 0; round < 400 / kLess && !HasFailure(); ++round) {
+    CallDesc call{.type = static_cast<DataType>(rng.Below(kDataTypes)),
+                  .op = static_cast<ReduceOp>(rng.Below(kReduceOpKinds)),
+                  .nranks = 1 + static_cast<int>(rng.Below(9)),
+                  .count = 1 + rng.Below(1500)};
+    const float factor = 0.3f;
+    FromFloat(call.type == DataType::kFloat64 ? DataType::kFloat32 : call.type, &factor,
+              call.scalar.data(), 1);
+    Places places = RandomPlaces(&rng);
+    places.lent = true;
+    PlainTwin twin(&bench, places, call, &rng);
+    std::vector<Term> inputs, outputs;
+    const uint64_t most = rng.Below(4) == 0 ? 1 : 9;
+    for (uint64_t i = 0; i == 0 || i < rng.Below(most); ++i) {
+      inputs.push_back(twin.New(rng.Below(2) == 0 ? Form::kInput : Form::kSum));
+    }
+    bool sums = false, finals = false;
+    const uint64_t wanted = 1 + rng.Below(4), forms = rng.Below(3);
+    for (uint64_t i = 0; i < wanted; ++i) {
+      const bool sum = forms == 0 || (forms == 1 && rng.Below(2) == 0);
+      (sum ? sums : finals) = true;
+      outputs.push_back(twin.New(sum ? Form::kSum : i == 0 ? Form::kOutput : Form::kResult));
+      if (i < inputs.size() && rng.Below(3) == 0) outputs.back().data = inputs[i].data;
+    }
+    SCOPED_TRACE(fmt::format("{} of {} x {}, {} ranks, {} inputs, {} outputs", Name(call.op),
+                             call.count, Name(call.type), call.nranks, inputs.size(), wanted));
+    const bool averages = call.op == ReduceOp::kAvg && call.nranks > 1;
+    const bool divides = averages && !IsFloat(call.type) && finals;
+    const bool scales = call.op == ReduceOp::kPreMulSum || (averages && IsFloat(call.type));
+    const bool folds =
+        inputs.size() > 1 || divides || (scales && inputs[0].format.form == Form::kInput);
+    EXPECT_EQ(twin.Launched(inputs, outputs), folds && !(divides && sums));
+    twin.state().Finish(nullptr);
+  }
+}
+
+TEST(DeviceWork, UncompressedTermsThatAKernelDoesNotTake) {
+  Rng rng(TestSeed());
+  DeviceBench bench;
+  const CallDesc call{.nranks = 3, .count = 700};
+  PlainTwin twin(&bench, {.lent = true}, call, &rng);
+  const Term in = twin.New(Form::kInput), sum = twin.New(Form::kSum);
+  EXPECT_TRUE(twin.Launched({in, sum}, {twin.New(Form::kOutput)}));
+  EXPECT_TRUE(twin.Launched(std::vector<Term>(64, sum), {twin.New(Form::kSum)}));
+  const std::vector<Term> many(9, twin.New(Form::kSum));
+  EXPECT_TRUE(twin.Launched({in, sum}, {many.begin(), many.end() - 1}));
+  EXPECT_FALSE(twin.Launched({in, sum}, many));
+  // A slot of the host's on one side or the other.
+  PlainTwin mixed(&bench, {}, call, &rng);
+  EXPECT_FALSE(mixed.Launched({in, sum}, {mixed.New(Form::kOutput)}));
+  EXPECT_FALSE(mixed.Launched({in, in}, {mixed.New(Form::kSum)}));
+  EXPECT_TRUE(mixed.Launched({in, in}, {mixed.New(Form::kOutput)}));
+  // Errors are the host's, and come before anything is launched.
+  Term less = sum;
+  less.bytes -= 4;
+  Term small = twin.New(Form::kResult);
+  small.bytes -= 1;
+  const std::vector<std::pair<std::vector<Term>, Term>> wrong = {
+      {{in, less}, twin.New(Form::kSum)},
+      {{in, sum}, small},
+      {{in, twin.New(Form::kResult)}, twin.New(Form::kSum)},
+      {std::vector<Term>(65, sum), twin.New(Form::kSum)}};
+  for (const auto& [inputs, output] : wrong) {
+    const int errors = twin.state().errors();
+    EXPECT_FALSE(twin.Combine(inputs, {output}).ok());
+    EXPECT_EQ(twin.state().errors(), errors + 1);
+  }
+  // Not where elements of this type can be; none at all.
+  const std::unique_ptr<CodecState> alone = IdentityCodec()->NewState();
+  ASSERT_TRUE(alone->Begin(call).ok());
+  BenchWork work(&bench);
+  std::byte* const region = bench.Take();
+  for (const size_t beside : {0u, 1u, 2u, 3u}) {
+    for (const uint32_t count : {0u, 700u}) {
+      const std::vector<Term> both(2, {{Form::kInput}, region + 4096 + beside, 2800});
+      std::vector<Term> out = {{{Form::kOutput}, region, 5}};
+      const Result<bool> result = alone->Launch({0, 0, count}, both, out, &work);
+      ASSERT_TRUE(result.ok());
+      EXPECT_EQ(*result, beside == 0 && count != 0);
+      EXPECT_EQ(out[0].bytes, *result ? 2800u : 5u);
+    }
+  }
+  bench.device.Synchronize(bench.stream);
 }
 
 // ---------------------------------------------------------------- what is there once

@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "cuda/device_target.h"
+#include "support/kernel_reduce.h"
 #include "support/kernel_slices.h"
 #include "support/seed.h"
 
@@ -29,6 +30,16 @@ class CudaKernels : public testing::Test {
 TEST_F(CudaKernels, ScaleCodes) { CheckScaleCodes(&target_, &rng_); }
 
 TEST_F(CudaKernels, Casts) { CheckCasts(&target_, &rng_); }
+
+TEST_F(CudaKernels, Reductions) { CheckReductions(&target_, &rng_); }
+
+// More than the thread blocks of one launch begin with.
+TEST_F(CudaKernels, LongReductionsEqualTheCpu) {
+  const uint64_t count = (uint64_t{40} << 20) + 12345;
+  CheckReduction(&target_, DataType::kUint8, ReduceOp::kSum, 2, count, &rng_);
+  CheckReduction(&target_, DataType::kBfloat16, ReduceOp::kAvg, 3, count / 4, &rng_);
+  CheckReduction(&target_, DataType::kFloat32, ReduceOp::kMax, 2, count / 4, &rng_);
+}
 
 TEST_F(CudaKernels, EveryWidthOfSums) { CheckEveryWidth(&target_, &rng_); }
 

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What IdentityState does where all that it reads and writes is in memory of devices: one kernel,
+// with the same checks and the same bytes as Combine.
+#include <algorithm>
+
+#include "compress/device_buffers.h"
+#include "compress/identity_codec.h"
+
+namespace inccl {
+
+static_assert(cuda::kMaxSources >= kMaxReduceInputs);
+
+Result<bool> IdentityState::Launch(const Range& range, std::span<const Term> inputs,
+                                   std::span<Term> outputs, DeviceWork* work) {
+  uint32_t bytes = 0;
+  if (Status s = Check(range, inputs, outputs, &bytes); !s.ok()) return s;
+  const auto has_kernel = [&](const Term& term) {
+    return IsAlignedTo(term.data, SizeOf(call_.type)) && work->OnDevice(term.data, bytes);
+  };
+  if (bytes == 0 || outputs.size() > cuda::kMaxReduced ||
+      !std::all_of(inputs.begin(), inputs.end(), has_kernel) ||
+      !std::all_of(outputs.begin(), outputs.end(), has_kernel)) {
+    return false;
+  }
+  const Step step = StepOf(inputs, outputs);
+  // A kernel writes the same to all outputs, sums or what they are divided to.
+  const bool sums = std::any_of(outputs.begin(), outputs.end(), [](const Term& output) {
+    return output.format.form == Form::kSum;
+  });
+  if (step == Step::kCopy || (step == Step::kFoldAndDivide && sums)) return false;
+
+  cuda::ReduceKernelArgs args{.type = call_.type,
+                              .op = call_.op,
+                              .count = range.count,
+                              .scaled = Scaled(inputs),
+                              .scale = scale_,
+                              .factor = factor_};
+  if (step == Step::kFoldAndDivide) args.divisor = static_cast<uint32_t>(call_.nranks);
+  for (const Term& input : inputs) args.in[args.inputs++] = input.data;
+  for (const Term& output : outputs) args.out[args.outputs++] = output.data;
+  Status status = work->Run(
+      [&](const cuda::Launchers& kernels, void* stream) { return kernels.reduce(args, stream); });
+  if (!status.ok()) return status;
+  for (Term& output : outputs) output.bytes = bytes;
+  return true;
+}
+
+// The kernel has done it all.
+Status IdentityState::Land(const Range& /*range*/, std::span<const Term> /*inputs*/,
+                           std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
+  return Status::Ok();
+}
+
+}  // namespace inccl
