@@ -53,13 +53,20 @@ void Arena::CommitAhead(size_t bytes) {
   const size_t end = std::min(kDataOffset + RoundUp(bytes, kPage), memory_->bytes());
   if (end <= committed_end_) return;
   if (!memory_->Commit(committed_end_, end - committed_end_).ok()) return;
-  committed_end_ = end;
+  ahead_used_ = std::max(ahead_used_, used_end_);
+  committed_end_ = ahead_end_ = end;
   header()->committed.store(committed_end_, std::memory_order_release);
 }
 
 Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
   const size_t total = memory_->bytes();
-  const size_t begin = RoundUp(used_end_, alignment);
+  // Devices are told of memory in the pieces in which it was committed, and copy within them.
+  size_t* used = &ahead_used_;
+  if (RoundUp(*used, alignment) + bytes > ahead_end_) {
+    used = &used_end_;
+    *used = std::max(*used, ahead_end_);
+  }
+  const size_t begin = RoundUp(*used, alignment);
   if (begin > total || bytes > total - begin) {
     return SystemError(fmt::format(
         "rank {}: a lane needs {} bytes of shared memory, {} of the arena's {} are left", rank_,
@@ -76,7 +83,7 @@ Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
     committed_end_ = committed_end;
     header()->committed.store(committed_end_, std::memory_order_release);
   }
-  used_end_ = end;
+  *used = end;
   return uint64_t{begin};
 }
 

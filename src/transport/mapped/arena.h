@@ -59,7 +59,9 @@ class Arena {
   std::unique_ptr<ArenaMemory> memory_;
   int rank_, nranks_;
   RegionBoard* board_ = nullptr;
-  size_t used_end_ = kDataOffset;       // bump allocation
+  // Bump allocation, in what was committed ahead as far as that goes, and behind it.
+  size_t ahead_used_ = kDataOffset, ahead_end_ = kDataOffset;
+  size_t used_end_ = kDataOffset;
   size_t committed_end_ = kDataOffset;  // of the data
   size_t directory_end_ = 0;            // of header and directory
 };
