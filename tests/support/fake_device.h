@@ -59,6 +59,10 @@ class FakeDevice final : public Device {
   std::atomic<int> running{0};           // copies and kernels on queues at this moment
   std::atomic<uint64_t> copies{0};       // of queues, ever
   std::atomic<int> held{0};              // queues that wait at this moment (HoldQueues)
+  std::atomic<bool> sharing{true};       // false: Share fails
+  std::atomic<bool> opening{true};       // false: Open fails
+  std::atomic<uint64_t> shared{0};       // times that Share has succeeded
+  std::atomic<uint64_t> opened{0};       // times that Open has succeeded, without those closed
 
   int Count() override { return kDevices; }
   int Current() override { return 1; }
@@ -71,8 +75,11 @@ class FakeDevice final : public Device {
   Status Copy(void* to, const void* from, size_t bytes) override;
   Result<std::unique_ptr<DeviceQueue>> NewQueue(int device) override;
   const cuda::Launchers* Kernels() override { return kernels_; }
+  // Takes first what was freed, where it has the right size.
   Result<std::byte*> AllocateOn(int device, size_t bytes) override;
+  // Ends the program where it is open.
   void FreeOn(int device, std::byte* memory) override;
+  // Of Allocate or AllocateOn; for this process alone.
   Result<DeviceShare> Share(const void* memory, size_t bytes) override;
   Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) override;
   void Close(int device, std::byte* memory) override;
@@ -89,9 +96,20 @@ class FakeDevice final : public Device {
     size_t bytes = 0;
     int users = 0;
   };
+  struct Allocation {
+    uint64_t id = 0;
+    size_t bytes = 0;
+    bool freeable = false;  // of AllocateOn
+    int opens[kDevices] = {};
+  };
+  // Those that hold mutex_ do.
+  std::byte* Take(size_t bytes, int device, bool freeable);
+  std::map<const std::byte*, Allocation>::iterator Holding(const void* memory, size_t bytes);
   FakeStream* Find(void* stream);
   std::unique_ptr<FakeStream> Remove(FakeStream* stream);
   bool Reachable(const void* host, size_t bytes);
+  // Whether queues of `device` copy from and to it.
+  bool IsNear(int device, const void* memory);
 
   const size_t bytes_;
   UniqueFd file_;
@@ -100,7 +118,8 @@ class FakeDevice final : public Device {
   size_t used_[kDevices] = {};
   std::vector<std::unique_ptr<FakeStream>> streams_;  // the first is the legacy one
   std::set<std::pair<std::byte*, size_t>> host_memory_;
-  std::set<std::byte*> device_memory_;  // of AllocateOn, not freed
+  std::map<const std::byte*, Allocation> allocations_;  // of devices, not freed
+  std::multimap<size_t, std::byte*> freed_[kDevices];   // by bytes, rounded up
   std::map<const std::byte*, Range> registered_ranges_;
   std::atomic<const cuda::Launchers*> kernels_{nullptr};
   std::mutex hold_mutex_;
