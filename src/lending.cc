@@ -33,7 +33,7 @@ Lent Lending::LendBuffer(const void* data, size_t bytes) {
 }
 
 Lent Lending::LendMemoryOfDevice(const void* data, size_t bytes) {
-  const DeviceShare share = DeviceMemory::Find(data, bytes);
+  const DeviceShare share = DeviceMemory::Instance().Find(data, bytes);
   if (share.id == 0) return {};
   static_assert(DeviceShare::kHandleBytes == Region::kHandleBytes);
   const auto* const begin = static_cast<const std::byte*>(data);

@@ -409,16 +409,19 @@ CCL_API ccl_result_t ccl_stream_destroy(ccl_stream_t stream);
  */
 CCL_API ccl_result_t ccl_mem_alloc(void** ptr, size_t size);
 /**
- * Memory of a device for buffers, `size` bytes (not 0) on device number `device`, with any
- * contents. In this version it is what the device's own allocation gives, and calls on it are as
- * fast as on that; the current device of the thread stays as it is. CCL_INVALID_ARGUMENT: a size of
+ * Memory of a device for buffers, `size` bytes (not 0; CUDA: up to the next multiple of 2 MiB) on
+ * device number `device`, with any contents. Calls on it give the same results as on any other; it
+ * is memory that ranks of this host can open and reach where it lies. The current device of the
+ * thread stays as it is. Memory that was opened by others stays taken after ccl_mem_free, and is
+ * given out again here for at least half its size. CCL_INVALID_ARGUMENT: a size of
  * 0, no such device, or a process that has not loaded CUDA; CCL_UNHANDLED_CUDA_ERROR: the device
  * has no memory left.
  */
 CCL_API ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device);
 /** Frees memory of ccl_mem_alloc or ccl_mem_alloc_device; NULL is ignored. That of a device waits,
- * as a rule, until the device has done all that it was given. CCL_INVALID_ARGUMENT: it is of
- * neither, or freed. */
+ * as a rule, until the device has done all that it was given, and is kept for the next
+ * ccl_mem_alloc_device where ranks of other processes may have opened it. CCL_INVALID_ARGUMENT: it
+ * is of neither, or freed. */
 CCL_API ccl_result_t ccl_mem_free(void* ptr);
 /** Tells the communicator of a buffer that is used often. A hint: host memory needs no registration
  * in this version. The handle must be given back before the communicator is destroyed. */

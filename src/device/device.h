@@ -97,6 +97,10 @@ class Device {
   // Memory of a device.
   virtual Result<std::byte*> AllocateOn(int device, size_t bytes) = 0;
   virtual void FreeOn(int device, std::byte* memory) = 0;
+  // Waits until the device has done all that this process has given it.
+  virtual void WaitFor(int device) = 0;
+  // An allocation of a multiple of so many bytes is shared with nothing beside it.
+  virtual size_t ShareGranularity() = 0;
   // The allocation that [memory, memory + bytes) lies in. An error: others cannot be given it. Once
   // shared, it must not be freed while another process has it open.
   virtual Result<DeviceShare> Share(const void* memory, size_t bytes) = 0;

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of a device from the library: whose it is, calls on it, what is refused.
+// Memory of a device from the library: whose it is, calls on it, what is refused, what others are
+// told of it.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <thread>
+#include <vector>
 
+#include "device_memory.h"
 #include "inccl/ccl.h"
 #include "inccl/ccl.hpp"
 #include "support/fake_device.h"
@@ -86,6 +93,143 @@ TEST(DeviceMemoryTest, OwnedByAnObject) {
   }
   ExpectRefused(ccl_mem_free(memory), CCL_INVALID_ARGUMENT, "freed");
   EXPECT_FALSE(api::DeviceMemory<float>::Allocate(SIZE_MAX / 4, 0).ok());
+}
+
+class SharedPiecesTest : public ::testing::Test {
+ protected:
+  std::byte* Allocate(size_t bytes, int number = 0) {
+    const Result<void*> made = pieces_.Allocate(&device_, number, bytes);
+    return made.ok() ? static_cast<std::byte*>(*made) : nullptr;
+  }
+
+  FakeDevice device_{kBytes};
+  DeviceMemory& pieces_ = DeviceMemory::Instance();
+};
+
+TEST_F(SharedPiecesTest, AreFound) {
+  int here = 0;
+  EXPECT_EQ(pieces_.Find(&here, 1).id, 0u);
+  std::byte* const first = Allocate(1000);
+  std::byte* const second = Allocate(5000, 1);
+  const DeviceShare share = pieces_.Find(first + 10, 990);
+  EXPECT_NE(share.id, 0u);
+  EXPECT_EQ(share.data, first);
+  EXPECT_GE(share.bytes, 1000u);
+  EXPECT_EQ(*device_.Open(1, share.handle), first);
+  device_.Close(1, first);
+  const DeviceShare other = pieces_.Find(second, 5000);
+  EXPECT_EQ(other.data, second);
+  EXPECT_NE(other.id, share.id);
+  // Asked once per piece.
+  for (size_t i = 0; i < 1000; i += 100) EXPECT_EQ(pieces_.Find(first + i, 100).id, share.id);
+  EXPECT_EQ(device_.shared, 2u);
+  EXPECT_EQ(pieces_.Find(&here, 1).id, 0u);
+  EXPECT_EQ(pieces_.Find(first, share.bytes).id, share.id);
+  EXPECT_EQ(pieces_.Find(first, share.bytes + 1).id, 0u);
+  EXPECT_EQ(pieces_.Find(first + share.bytes, 0).id, 0u);
+  EXPECT_EQ(pieces_.Find(device_.Allocate(100), 100).id, 0u) << "it is the application's";
+  EXPECT_EQ(device_.shared, 2u);
+  EXPECT_TRUE(pieces_.Free(first));
+  EXPECT_EQ(pieces_.Find(first, 1).id, 0u);
+  EXPECT_FALSE(pieces_.Free(first));
+  EXPECT_TRUE(pieces_.Free(second));
+}
+
+TEST_F(SharedPiecesTest, AreNoneWhereTheDeviceSharesNothing) {
+  device_.sharing = false;
+  std::byte* const memory = Allocate(1000);
+  EXPECT_EQ(pieces_.Find(memory, 1).id, 0u);
+  device_.sharing = true;
+  EXPECT_EQ(pieces_.Find(memory, 1).id, 0u) << "asked twice";
+  EXPECT_TRUE(pieces_.Free(memory));
+  EXPECT_EQ(device_.waits, 0u);
+  // It was freed, so another has its place.
+  EXPECT_EQ(Allocate(1000), memory);
+  EXPECT_NE(pieces_.Find(memory, 1).id, 0u);
+}
+
+TEST_F(SharedPiecesTest, AreKeptAndTakenAgain) {
+  std::byte* const small = Allocate(1 << 16);
+  std::byte* const large = Allocate(1 << 17);
+  std::byte* const there = Allocate(1 << 16, 1);
+  std::byte* const unseen = Allocate(1 << 16);
+  const uint64_t id = pieces_.Find(small, 1).id;
+  const uint64_t large_id = pieces_.Find(large, 1).id;
+  const DeviceShare open = pieces_.Find(there, 1);
+  EXPECT_EQ(*device_.Open(0, open.handle), there);
+  for (std::byte* piece : {small, large, there, unseen}) EXPECT_TRUE(pieces_.Free(piece));
+  EXPECT_EQ(device_.waits, 3u);  // the fourth is freed
+  EXPECT_EQ(pieces_.Find(small, 1).id, 0u);
+  EXPECT_FALSE(pieces_.Free(small));
+  // Of another device, too small, or more than twice as large: none of them.
+  std::byte* const tiny = Allocate((1 << 15) - 256);
+  std::byte* const huge = Allocate((1 << 17) + 1);
+  for (std::byte* made : {tiny, huge}) {
+    EXPECT_NE(made, nullptr);
+    EXPECT_TRUE(made != small && made != large && made != there);
+  }
+  // The smallest that is large enough.
+  EXPECT_EQ(Allocate(40'000), small);
+  EXPECT_EQ(pieces_.Find(small + 1, 1).id, id);
+  EXPECT_EQ(Allocate(1 << 16), large);
+  EXPECT_EQ(pieces_.Find(large + 1, 1).id, large_id);
+  EXPECT_EQ(Allocate(1 << 16), unseen);
+  // Whoever has it open has the new piece.
+  EXPECT_EQ(Allocate(1 << 15, 1), there);
+  EXPECT_EQ(pieces_.Find(there, 1).id, open.id);
+  EXPECT_EQ(device_.shared, 3u);
+  device_.Close(0, there);
+}
+
+TEST_F(SharedPiecesTest, AreNamedWhereTheyLack) {
+  std::byte* const piece = Allocate(kBytes / 2);
+  EXPECT_NE(pieces_.Find(piece, 1).id, 0u);
+  EXPECT_TRUE(pieces_.Free(piece));
+  const Result<void*> made = pieces_.Allocate(&device_, 0, 1000);
+  ASSERT_FALSE(made.ok());
+  EXPECT_TRUE(Matches(made.status().message(), "no memory left .4194304 bytes .* are kept"))
+      << made.status().message();
+  EXPECT_EQ(Allocate(kBytes / 4), piece);
+}
+
+TEST_F(SharedPiecesTest, AreTheParentsAfterAFork) {
+  std::byte* const memory = Allocate(1000);
+  std::byte* const kept = Allocate(1000);
+  EXPECT_NE(pieces_.Find(memory, 1).id, 0u);
+  EXPECT_NE(pieces_.Find(kept, 1).id, 0u);
+  EXPECT_TRUE(pieces_.Free(kept));
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool none = pieces_.Find(memory, 1).id == 0 && pieces_.Free(memory) &&
+                      !pieces_.Free(memory) && Allocate(1000) != kept;
+    _exit(none ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_NE(pieces_.Find(memory, 1).id, 0u);
+  EXPECT_EQ(Allocate(1000), kept);
+}
+
+TEST_F(SharedPiecesTest, AreFoundByManyThreads) {
+  std::vector<std::byte*> memory(4);
+  for (std::byte*& piece : memory) piece = Allocate(1000);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (size_t i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      for (size_t round = 0; round < 200; ++round) {
+        std::byte* const piece = memory[(i + round) % memory.size()];
+        wrong += pieces_.Find(piece + round, 1).data != piece;
+        std::byte* const own = Allocate(20'000);
+        wrong += pieces_.Find(own, 1).data != own;
+        wrong += !pieces_.Free(own);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_LE(device_.shared, memory.size() + threads.size());
 }
 
 }  // namespace

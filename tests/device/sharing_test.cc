@@ -35,6 +35,7 @@ TEST(FakeSharingTest, WholeAllocations) {
 }
 
 TEST(FakeSharingTest, OpenAndFreed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   FakeDevice device(kBytes);
   std::byte* const memory = *device.AllocateOn(0, 1000);
   const DeviceShare share = *device.Share(memory, 1000);

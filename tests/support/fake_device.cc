@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "device/runtime.h"
+#include "device_memory.h"
 
 namespace inccl::test {
 namespace {
@@ -200,6 +201,7 @@ FakeDevice::FakeDevice(size_t memory_bytes)
 FakeDevice::~FakeDevice() {
   SetDevice(nullptr);
   streams_.clear();
+  DeviceMemory::Instance().Forget(this);
 }
 
 std::byte* FakeDevice::Allocate(size_t bytes, int device) {
@@ -365,6 +367,11 @@ std::map<const std::byte*, FakeDevice::Allocation>::iterator FakeDevice::Holding
   --found;
   const size_t offset = static_cast<size_t>(at - found->first), size = found->second.bytes;
   return offset < size && bytes <= size - offset ? found : allocations_.end();
+}
+
+void FakeDevice::WaitFor(int device) {
+  if (device < 0 || device >= kDevices) std::abort();
+  ++waits;
 }
 
 Result<DeviceShare> FakeDevice::Share(const void* memory, size_t bytes) {

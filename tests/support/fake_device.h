@@ -62,6 +62,7 @@ class FakeDevice final : public Device {
   std::atomic<int> held{0};              // queues that wait at this moment (HoldQueues)
   std::atomic<bool> sharing{true};       // false: Share fails
   std::atomic<bool> opening{true};       // false: Open fails
+  std::atomic<uint64_t> waits{0};        // times that WaitFor was called
   std::atomic<uint64_t> shared{0};       // times that Share has succeeded
   std::atomic<uint64_t> opened{0};       // times that Open has succeeded, without those closed
 
@@ -80,6 +81,8 @@ class FakeDevice final : public Device {
   Result<std::byte*> AllocateOn(int device, size_t bytes) override;
   // Ends the program where it is open.
   void FreeOn(int device, std::byte* memory) override;
+  void WaitFor(int device) override;
+  size_t ShareGranularity() override { return 256; }
   // Of Allocate or AllocateOn; for this process alone.
   Result<DeviceShare> Share(const void* memory, size_t bytes) override;
   Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) override;

@@ -15,6 +15,7 @@
 #include "device/cuda/cuda_queue.h"
 #include "device/cuda/driver.h"
 #include "device/cuda/host_ranges.h"
+#include "device/cuda/ipc.h"
 #include "device/device.h"
 
 // In this library, too, and not to be known here in any more detail: the device layer hands it on.
@@ -96,6 +97,7 @@ class CudaDevice final : public Device {
     if (!status.ok()) return status;
     device->places_.resize(static_cast<size_t>(device->count_));
     device->ranges_.SetDevices(device->count_);
+    device->ipc_.SetDevices(device->count_);
     return device;
   }
 
@@ -229,6 +231,23 @@ class CudaDevice final : public Device {
     if (within.status().ok()) driver_.free(Address(memory));
   }
 
+  void WaitFor(int number) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return;
+    const Within within(driver_, place->context);
+    if (within.status().ok()) driver_.context_synchronize();
+  }
+
+  // What is smaller shares a block of this size with others, and CUDA IPC maps whole blocks.
+  size_t ShareGranularity() override { return size_t{2} << 20; }
+  Result<DeviceShare> Share(const void* memory, size_t bytes) override {
+    return ipc_.Share(DeviceOf(memory), memory, bytes);
+  }
+  Result<std::byte*> Open(int number, const DeviceShare::Handle& handle) override {
+    return ipc_.Open(number, handle);
+  }
+  void Close(int number, std::byte* memory) override { ipc_.Close(number, memory); }
+
   Status Register(void* memory, size_t bytes) override {
     Result<CUcontext> context = AnyContext();
     if (!context.ok()) return context.status();
@@ -244,13 +263,6 @@ class CudaDevice final : public Device {
     if (within.status().ok()) ranges_.Unregister(memory);
   }
 
-  Result<DeviceShare> Share(const void* /*memory*/, size_t /*bytes*/) override {
-    return InvalidUsage("memory of this device cannot be shared");
-  }
-  Result<std::byte*> Open(int /*number*/, const DeviceShare::Handle& /*handle*/) override {
-    return InvalidUsage("memory of this device cannot be shared");
-  }
-  void Close(int /*number*/, std::byte* /*memory*/) override {}
   void* AddressOf(int number, const void* host) override {
     Result<Place> place = PlaceOf(number);
     if (!place.ok()) return nullptr;
@@ -265,7 +277,12 @@ class CudaDevice final : public Device {
     CUstream stream = nullptr;
   };
 
-  explicit CudaDevice(const Driver& driver) : driver_(driver), ranges_(&driver_) {}
+  explicit CudaDevice(const Driver& driver)
+      : driver_(driver), ranges_(&driver_), ipc_(&driver_, [this](int number) -> Result<CUcontext> {
+          Result<Place> place = PlaceOf(number);
+          if (!place.ok()) return place.status();
+          return place->context;
+        }) {}
 
   Result<Place> PlaceOf(int number) {
     if (number < 0 || number >= count_) {
@@ -338,6 +355,7 @@ class CudaDevice final : public Device {
   std::byte* words_ = nullptr;
   size_t words_left_ = 0;
   HostRanges ranges_;
+  Ipc ipc_;
 };
 
 }  // namespace

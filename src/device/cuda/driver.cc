@@ -17,8 +17,12 @@ class Symbols {
   explicit Symbols(void* library) : library_(library) {}
   template <typename Function>
   void Find(const char* name, Function* function) {
-    *function = reinterpret_cast<Function>(dlsym(library_, name));
+    FindOptional(name, function);
     if (*function == nullptr && missing_ == nullptr) missing_ = name;
+  }
+  template <typename Function>
+  void FindOptional(const char* name, Function* function) {
+    *function = reinterpret_cast<Function>(dlsym(library_, name));
   }
   const char* missing() const { return missing_; }
 
@@ -63,6 +67,15 @@ Result<Driver> Driver::Load() {
   symbols.Find(INCCL_SYMBOL(cuMemAlloc), &driver.alloc);
   symbols.Find(INCCL_SYMBOL(cuMemFree), &driver.free);
   symbols.Find(INCCL_SYMBOL(cuMemcpyAsync), &driver.copy);
+  symbols.Find(INCCL_SYMBOL(cuCtxSynchronize), &driver.context_synchronize);
+  symbols.Find(INCCL_SYMBOL(cuDeviceCanAccessPeer), &driver.can_access_peer);
+  symbols.Find(INCCL_SYMBOL(cuCtxEnablePeerAccess), &driver.enable_peer);
+  symbols.Find(INCCL_SYMBOL(cuMemGetAddressRange), &driver.address_range);
+  // Parts of one device (MIG) have numbers of their own in the second version only.
+  symbols.FindOptional("cuDeviceGetUuid_v2", &driver.device_uuid);
+  symbols.FindOptional(INCCL_SYMBOL(cuIpcGetMemHandle), &driver.ipc_get);
+  symbols.FindOptional(INCCL_SYMBOL(cuIpcOpenMemHandle), &driver.ipc_open);
+  symbols.FindOptional(INCCL_SYMBOL(cuIpcCloseMemHandle), &driver.ipc_close);
   if (symbols.missing() != nullptr) {
     return SystemError(
         fmt::format("libcuda.so.1 has no {}: older than CUDA 12", symbols.missing()));

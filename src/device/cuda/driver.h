@@ -40,9 +40,19 @@ struct Driver {
   decltype(&cuMemAlloc) alloc;
   decltype(&cuMemFree) free;
   decltype(&cuMemcpyAsync) copy;
+  decltype(&cuCtxSynchronize) context_synchronize;
+  decltype(&cuDeviceCanAccessPeer) can_access_peer;
+  decltype(&cuCtxEnablePeerAccess) enable_peer;
+  decltype(&cuMemGetAddressRange) address_range;
+  // For memory of other processes; nullptr: not with this driver.
+  decltype(&cuDeviceGetUuid) device_uuid;
+  decltype(&cuIpcGetMemHandle) ipc_get;
+  decltype(&cuIpcOpenMemHandle) ipc_open;
+  decltype(&cuIpcCloseMemHandle) ipc_close;
 
   // The driver of this process; an error: there is none, or it lacks a function.
   static Result<Driver> Load();
+  bool HasIpc() const { return device_uuid && ipc_get && ipc_open && ipc_close; }
   // kUnhandledCudaError with the call's name and the driver's words.
   Status Check(CUresult result, const char* call) const;
 };

@@ -99,6 +99,13 @@ FAKE cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdevicep
     *static_cast<unsigned*>(value) = device < 0 ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   } else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
     *static_cast<int*>(value) = std::max(device, 0);
+  } else if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID) {
+    const auto piece = m.PieceAt(address);
+    if (piece == m.pieces.end()) return CUDA_ERROR_INVALID_VALUE;
+    *static_cast<unsigned long long*>(value) = piece->second.id;  // NOLINT(google-runtime-int)
+  } else if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) {
+    const auto piece = m.PieceAt(address);
+    *static_cast<int*>(value) = piece != m.pieces.end() && piece->second.shareable ? 1 : 0;
   } else {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -115,19 +122,44 @@ FAKE cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
   const std::lock_guard lock(m.mutex);
   Arena& arena = m.arenas[Current()->device];
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (bytes > kDeviceBytes - arena.used) return CUDA_ERROR_OUT_OF_MEMORY;
-  *memory = reinterpret_cast<CUdeviceptr>(arena.seen + arena.used);
-  arena.used += (bytes + 511) / 512 * 512;
-  m.pieces[*memory] = Current()->device;
+  if (bytes > kDeviceBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  const size_t size = (bytes + kUnit - 1) / kUnit * kUnit;
+  if (const auto freed = arena.freed.find(size); freed != arena.freed.end()) {
+    *memory = freed->second;
+    arena.freed.erase(freed);
+  } else {
+    if (size > kDeviceBytes - arena.used) return CUDA_ERROR_OUT_OF_MEMORY;
+    *memory = reinterpret_cast<CUdeviceptr>(arena.seen + arena.used);
+    arena.used += size;
+  }
+  const Piece piece{Current()->device, bytes, m.next_piece++, m.shareable};
+  m.pieces[*memory] = piece;
+  arena.NoticeOf(*memory)->id = piece.id;
   return CUDA_SUCCESS;
 }
 
+// CUDA does not say what happens to memory that others have open: here it ends the program.
 FAKE cuMemFree(CUdeviceptr memory) {
   if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
   WaitForContext();
-  const std::lock_guard lock(Fake().mutex);
-  return Fake().pieces.erase(memory) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  const auto found = m.pieces.find(memory);
+  if (found == m.pieces.end()) return CUDA_ERROR_INVALID_VALUE;
+  Arena& arena = m.arenas[found->second.device];
+  Notice* const notice = arena.NoticeOf(memory);
+  if (notice->opened > 0) {
+    ++m.opened_were_freed;
+    if (!m.opened_may_be_freed) {
+      std::fprintf(stderr, "fake driver: memory is freed that another process has open\n");
+      std::abort();
+    }
+  }
+  notice->id = 0;
+  arena.freed.emplace((found->second.bytes + kUnit - 1) / kUnit * kUnit, memory);
+  m.pieces.erase(found);
+  return CUDA_SUCCESS;
 }
 
 FAKE cuMemHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
@@ -196,13 +228,16 @@ FAKE cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream hand
   if (const CUresult result = ForWork(handle, &stream); result != CUDA_SUCCESS) return result;
   Machine& m = Fake();
   bool wait = false;
+  std::byte *target = nullptr, *source = nullptr;
   {
     const std::lock_guard lock(m.mutex);
     for (const CUdeviceptr end : {to, from}) {
       wait |= m.DeviceOf(end) < 0 && !m.Pinned(end, bytes);
     }
+    target = m.Reach(to);
+    source = m.Reach(from);
   }
-  stream->Append([to = m.Reach(to), from = m.Reach(from), bytes] { std::memcpy(to, from, bytes); });
+  stream->Append([target, source, bytes] { std::memcpy(target, source, bytes); });
   if (wait) stream->Wait();
   return CUDA_SUCCESS;
 }

@@ -26,6 +26,7 @@
 struct CUctx_st {
   int device = 0;
   CUstream legacy = nullptr;
+  std::set<CUcontext> peers;  // of cuCtxEnablePeerAccess
 };
 
 // A stream: what was put on it, done in order.
@@ -77,10 +78,46 @@ inline thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GL
 
 inline CUcontext Current() { return contexts.empty() ? nullptr : contexts.back(); }
 
+inline constexpr size_t kUnit = 512;  // of allocations
+
+// What processes know of each other's allocations, by their beginning: in the file of the device's
+// memory, behind it.
+struct Notice {
+  std::atomic<uint32_t> id;      // 0: there is none
+  std::atomic<uint32_t> opened;  // by others
+};
+inline constexpr size_t kNoticeBytes = kDeviceBytes / kUnit * sizeof(Notice);
+
 // One device's memory: where calls see it, and where this file reaches it.
 struct Arena {
+  Notice* NoticeOf(CUdeviceptr memory) const {
+    return notices + (memory - reinterpret_cast<uintptr_t>(seen)) / kUnit;
+  }
+  int file = -1;
   std::byte *seen = nullptr, *reached = nullptr;
+  Notice* notices = nullptr;
   size_t used = 0;
+  std::multimap<size_t, CUdeviceptr> freed;  // by size, to be given out again
+};
+
+// Of cuMemAlloc.
+struct Piece {
+  int device = 0;
+  size_t bytes = 0;
+  uint32_t id = 0;
+  bool shareable = true;
+};
+
+// Memory of another process (ipc.cc).
+struct Foreign {
+  std::byte *seen = nullptr, *reached = nullptr;  // whole pages
+  size_t mapped = 0;
+  CUcontext context = nullptr;  // in which it was opened
+  int device = 0;
+  Notice* notice = nullptr;  // alone in its mapping, which begins here:
+  void* notice_page = nullptr;
+  uint64_t exporter = 0;  // the process, and its number of the piece
+  uint32_t id = 0;
 };
 
 struct Machine {
@@ -89,33 +126,54 @@ struct Machine {
     count = std::min(given == nullptr ? 2 : std::atoi(given), kMostDevices);
     for (int i = 0; i < count; ++i) {
       const int file = memfd_create("fake-gpu", MFD_CLOEXEC);
-      if (ftruncate(file, kDeviceBytes) != 0) std::abort();
-      const auto map = [&](int protection) {
-        void* memory = mmap(nullptr, kDeviceBytes, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+      if (ftruncate(file, kDeviceBytes + kNoticeBytes) != 0) std::abort();
+      const auto map = [&](int protection, size_t bytes, size_t from) {
+        void* memory = mmap(nullptr, bytes, protection, MAP_SHARED | MAP_NORESERVE, file,
+                            static_cast<off_t>(from));
         if (memory == MAP_FAILED) std::abort();
         return static_cast<std::byte*>(memory);
       };
-      arenas[i].seen = map(PROT_NONE);
-      arenas[i].reached = map(PROT_READ | PROT_WRITE);
-      close(file);
+      arenas[i].seen = map(PROT_NONE, kDeviceBytes, 0);
+      arenas[i].reached = map(PROT_READ | PROT_WRITE, kDeviceBytes, 0);
+      arenas[i].notices =
+          reinterpret_cast<Notice*>(map(PROT_READ | PROT_WRITE, kNoticeBytes, kDeviceBytes));
+      arenas[i].file = file;
       primary[i].device = i;
     }
   }
 
+  // The following hold mutex.
+  const Foreign* ForeignAt(uintptr_t address) const {
+    for (const auto& entry : foreign) {
+      const Foreign& one = entry.second;
+      if (address - reinterpret_cast<uintptr_t>(one.seen) < one.mapped) return &one;
+    }
+    return nullptr;
+  }
   int DeviceOf(uintptr_t address) const {
     for (int i = 0; i < count; ++i) {
       if (address - reinterpret_cast<uintptr_t>(arenas[i].seen) < kDeviceBytes) return i;
     }
-    return -1;
+    const Foreign* const other = ForeignAt(address);
+    return other == nullptr ? -1 : other->device;
   }
   std::byte* Reach(uintptr_t address) const {
-    const int device = DeviceOf(address);
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the driver's
-    if (device < 0) return reinterpret_cast<std::byte*>(address);
-    const Arena& arena = arenas[device];
-    return arena.reached + (address - reinterpret_cast<uintptr_t>(arena.seen));
+    for (int i = 0; i < count; ++i) {
+      const uintptr_t offset = address - reinterpret_cast<uintptr_t>(arenas[i].seen);
+      if (offset < kDeviceBytes) return arenas[i].reached + offset;
+    }
+    if (const Foreign* const other = ForeignAt(address); other != nullptr) {
+      return other->reached + (address - reinterpret_cast<uintptr_t>(other->seen));
+    }
+    return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): the host's
   }
-  // Holds mutex.
+  // The piece of this process that has it; end: none.
+  std::map<CUdeviceptr, Piece>::iterator PieceAt(uintptr_t address) {
+    auto found = pieces.upper_bound(address);
+    if (found == pieces.begin()) return pieces.end();
+    --found;
+    return address - found->first < found->second.bytes ? found : pieces.end();
+  }
   bool Pinned(uintptr_t address, size_t bytes) const {
     auto after = pinned.upper_bound(address);
     if (after == pinned.begin()) return false;
@@ -127,9 +185,11 @@ struct Machine {
   Arena arenas[kMostDevices];
   CUctx_st primary[kMostDevices];
   std::mutex mutex;
-  std::map<CUdeviceptr, int> pieces;   // of cuMemAlloc
-  std::map<uintptr_t, size_t> pinned;  // of cuMemHostAlloc and cuMemHostRegister
-  std::set<uintptr_t> registered;      // of the latter
+  std::map<CUdeviceptr, Piece> pieces;
+  uint32_t next_piece = 1;
+  std::map<CUdeviceptr, Foreign> foreign;  // by what cuIpcOpenMemHandle has given
+  std::map<uintptr_t, size_t> pinned;      // of cuMemHostAlloc and cuMemHostRegister
+  std::set<uintptr_t> registered;          // of the latter
   std::set<CUstream> streams;
   uint64_t next_id = 1;
   std::set<CUstream> captures;  // in the mode global
@@ -139,6 +199,8 @@ struct Machine {
   std::atomic<bool> allocations_wait{strict};
   std::atomic<int> waited_in_vain{0};
   std::atomic<int> failing_waits{0};
+  std::atomic<bool> shareable{true}, peers_reach{true}, opened_may_be_freed{false};
+  std::atomic<int> opened_were_freed{0};
 };
 
 inline Machine& Fake() {
@@ -171,6 +233,15 @@ inline CUresult Unsafe() {
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+inline bool IsIdle(CUcontext context) {
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  return (context->legacy == nullptr || context->legacy->Idle()) &&
+         std::all_of(m.streams.begin(), m.streams.end(), [context](CUstream stream) {
+           return stream->context != context || stream->Idle();
+         });
+}
+
 // Allocating, registering and freeing may wait for all that the context's streams have, as the
 // worst of drivers does; not for ever here, but that is counted, or ends the program.
 inline void WaitForContext() {
@@ -178,15 +249,7 @@ inline void WaitForContext() {
   if (!m.allocations_wait) return;
   constexpr auto kLongest = std::chrono::seconds(2);
   const auto end = std::chrono::steady_clock::now() + kLongest;
-  const auto idle = [&m] {
-    const std::lock_guard lock(m.mutex);
-    const CUcontext context = Current();
-    return (context->legacy == nullptr || context->legacy->Idle()) &&
-           std::all_of(m.streams.begin(), m.streams.end(), [context](CUstream stream) {
-             return stream->context != context || stream->Idle();
-           });
-  };
-  while (!idle()) {
+  while (!IsIdle(Current())) {
     if (std::chrono::steady_clock::now() > end) {
       ++m.waited_in_vain;
       if (m.strict) std::abort();

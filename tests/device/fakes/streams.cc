@@ -43,6 +43,14 @@ FAKE cuStreamSynchronize(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
+FAKE cuCtxSynchronize() {
+  const CUcontext context = Current();
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  while (!IsIdle(context)) usleep(100);
+  return CUDA_SUCCESS;
+}
+
 // NOLINTNEXTLINE(google-runtime-int): the driver's type
 FAKE cuStreamGetId(CUstream handle, unsigned long long* id) {
   CUstream stream = nullptr;
