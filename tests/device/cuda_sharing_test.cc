@@ -460,17 +460,21 @@ TEST_F(CudaSharingTest, FreedPiecesAreKept) {
   SetDevice(device_);
   void* memory = nullptr;
   ASSERT_EQ(ccl_mem_alloc_device(&memory, 1'000, 0), CCL_SUCCESS) << ccl_get_last_error(nullptr);
-  const DeviceShare share = DeviceMemory::Instance().Find(memory, 1'000);
-  EXPECT_EQ(share.bytes, size_t{2} << 20) << "shares a block with others";
+  EXPECT_EQ(DeviceMemory::Instance().Find(memory, 1'000).id, 0u) << "shares a block with others";
+  EXPECT_EQ(ccl_mem_free(memory), CCL_SUCCESS);
+  ASSERT_EQ(ccl_mem_alloc_device(&memory, 3'000'000, 0), CCL_SUCCESS)
+      << ccl_get_last_error(nullptr);
+  const DeviceShare share = DeviceMemory::Instance().Find(memory, 3'000'000);
+  EXPECT_EQ(share.bytes, size_t{4} << 20) << "shares a block with others";
   const Answer opened = peer_->Open(0, share.handle);
   ASSERT_EQ(opened.code, Code::kOk) << opened.message;
   EXPECT_EQ(ccl_mem_free(memory), CCL_SUCCESS);
   void* again = nullptr;
-  ASSERT_EQ(ccl_mem_alloc_device(&again, 2'000'000, 0), CCL_SUCCESS) << ccl_get_last_error(nullptr);
+  ASSERT_EQ(ccl_mem_alloc_device(&again, 4'000'000, 0), CCL_SUCCESS) << ccl_get_last_error(nullptr);
   EXPECT_EQ(again, memory);
   EXPECT_EQ(DeviceMemory::Instance().Find(again, 1).handle, share.handle);
-  Fill(static_cast<std::byte*>(again), 2'000'000, 31);
-  EXPECT_EQ(peer_->First(opened.memory + 1'999'999), 31);
+  Fill(static_cast<std::byte*>(again), 4'000'000, 31);
+  EXPECT_EQ(peer_->First(opened.memory + 3'999'999), 31);
   peer_->Close(0, opened.memory);
   EXPECT_EQ(ccl_mem_free(again), CCL_SUCCESS);
   SetDevice(nullptr);
