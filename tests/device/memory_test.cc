@@ -169,7 +169,7 @@ TEST_F(SharedPiecesTest, AreKeptAndTakenAgain) {
     EXPECT_TRUE(made != small && made != large && made != there);
   }
   // The smallest that is large enough.
-  EXPECT_EQ(Allocate(40'000), small);
+  EXPECT_EQ(Allocate((1 << 16) - 255), small);
   EXPECT_EQ(pieces_.Find(small + 1, 1).id, id);
   EXPECT_EQ(Allocate(1 << 16), large);
   EXPECT_EQ(pieces_.Find(large + 1, 1).id, large_id);
@@ -195,6 +195,7 @@ TEST_F(SharedPiecesTest, AreNamedWhereTheyLack) {
 TEST_F(SharedPiecesTest, AreTheParentsAfterAFork) {
   std::byte* const memory = Allocate(1000);
   std::byte* const kept = Allocate(1000);
+  std::byte* const unseen = Allocate(1000);
   EXPECT_NE(pieces_.Find(memory, 1).id, 0u);
   EXPECT_NE(pieces_.Find(kept, 1).id, 0u);
   EXPECT_TRUE(pieces_.Free(kept));
@@ -202,7 +203,9 @@ TEST_F(SharedPiecesTest, AreTheParentsAfterAFork) {
   if (child == 0) {
     const bool none = pieces_.Find(memory, 1).id == 0 && pieces_.Free(memory) &&
                       !pieces_.Free(memory) && Allocate(1000) != kept;
-    _exit(none ? 0 : 1);
+    const uint64_t waits = device_.waits;
+    const bool untouched = pieces_.Free(unseen) && device_.Share(unseen, 1).ok() && waits == 1;
+    _exit(none && untouched ? 0 : 1);
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
