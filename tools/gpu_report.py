@@ -187,20 +187,22 @@ def kernel_lines(suite):
     if not kernels:
         return
     yield ""
-    yield (f"**Kernels**, fp32, {kernels['elements']} elements, beside the device's copy "
-           f"({kernels['copy_gb_per_s']:.0f} GB/s)")
-    yield ""
-    bits = sorted({row["bits"] for row in kernels["kernels"]}, reverse=True)
+    yield (f"**Kernels**, {kernels['elements']} elements of fp32, or as many bytes, beside the "
+           f"device's copy ({kernels['copy_gb_per_s']:.0f} GB/s)")
     names = list(dict.fromkeys(row["kernel"] for row in kernels["kernels"]))
-    yield "| kernel |" + "".join(f" {b:g} bits: GB/s | of copy | bytes/element |" for b in bits)
-    yield "|---|" + "---|---|---|" * len(bits)
-    for name in names:
-        cells = []
-        for b in bits:
-            row = kernel(suite, b, name)
-            cells += ["-"] * 3 if row is None else [
-                f"{row['gb_per_s']:.0f}", f"{row['of_copy']:.2f}", f"{row['bytes_per_element']:.2f}"]
-        yield f"| {name} | " + " | ".join(cells) + " |"
+    sizes = {name: tuple(sorted((row["bits"] for row in kernels["kernels"]
+                                 if row["kernel"] == name), reverse=True)) for name in names}
+    for bits in dict.fromkeys(sizes.values()):  # a table for those of the same sizes
+        yield ""
+        yield "| kernel |" + "".join(f" {b:g} bits: GB/s | of copy | bytes/element |" for b in bits)
+        yield "|---|" + "---|---|---|" * len(bits)
+        for name in (name for name in names if sizes[name] == bits):
+            cells = []
+            for b in bits:
+                row = kernel(suite, b, name)
+                cells += [f"{row['gb_per_s']:.0f}", f"{row['of_copy']:.2f}",
+                          f"{row['bytes_per_element']:.2f}"]
+            yield f"| {name} | " + " | ".join(cells) + " |"
 
 
 def sweep_lines(suite):

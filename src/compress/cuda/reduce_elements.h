@@ -168,8 +168,8 @@ class Reduction {
   }
 
   INCCL_HOST_DEVICE bool divides() const { return divisor_ != 1; }
-  // Truncated towards zero. With the inverse, the largest Value / divisor, a quotient is too small
-  // by two at most.
+  // Truncated towards zero. The inverse, of the largest Value m, is at least (m + 1) / divisor - 1,
+  // so that a quotient is too small by one at most.
   INCCL_HOST_DEVICE Value Divided(Value sum) const {
     if constexpr (kFloat) {
       return sum;
@@ -178,12 +178,7 @@ class Reduction {
       const bool negative = (value & sign_) != 0;
       const Value magnitude = negative ? Element::Encode(Value{0} - value) : value;
       Value quotient = MultiplyHigh(magnitude, inverse_);
-      Value rest = magnitude - quotient * divisor;
-      for (int correction = 0; correction < 2; ++correction) {
-        const bool more = rest >= divisor;
-        quotient += more ? 1 : 0;
-        rest -= more ? divisor : 0;
-      }
+      quotient += magnitude - quotient * divisor >= divisor ? 1 : 0;
       return negative ? Value{0} - quotient : quotient;
     }
   }
