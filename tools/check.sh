@@ -34,7 +34,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 export OMPI_MCA_mpi_yield_when_idle=1
 export UBSAN_OPTIONS=print_stacktrace=1
 
-passed=0 failed=0 summary=()
+passed=0 failed=0 summary=() failing_logs=()
 logs=build/check
 mkdir -p "$logs"
 
@@ -60,13 +60,15 @@ configure_and_build() {
   cmake --preset "$1" "${launcher[@]}" && cmake --build --preset "$1" -j "$jobs"
 }
 
-# test_preset NAME: ctest of a preset; adds to the totals what its summary line says.
+# test_preset NAME: ctest of a preset; adds to the totals what its summary line says. Of what failing tests print, the
+# cases that went well are in the log only.
 test_preset() {
   local log=$logs/test_$1.log begin=$SECONDS run=() bad all skipped
   # Thread sanitizers of gcc 12 and clang 14 do not know kernels with much address randomization.
   if [ "$1" = tsan ] && setarch -R true 2> /dev/null; then run=(setarch -R); fi
   echo "== test $1"
-  "${run[@]}" ctest --preset "$1" -j "$test_jobs" 2>&1 | tee "$log" | grep -v '^ *Start '
+  "${run[@]}" ctest --preset "$1" -j "$test_jobs" 2>&1 | tee "$log" |
+    grep -Ev '^ *Start |^\[( RUN      |       OK )\] '
   read -r bad all < <(sed -n 's/^.*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' "$log")
   if [ -z "${all:-}" ]; then
     summary+=("test $1: FAILED, no result, $log")
@@ -74,6 +76,7 @@ test_preset() {
   else
     skipped=$(grep -c '\*\*\*Skipped' "$log")
     passed=$((passed + all - bad - skipped)) failed=$((failed + bad))
+    [ "$bad" -eq 0 ] || failing_logs+=("$log")
     summary+=("test $1: $((all - bad - skipped)) of $all passed, $skipped skipped, $((SECONDS - begin)) s")
   fi
 }
@@ -114,6 +117,11 @@ if [ "$long" = 1 ]; then
   step "build fuzz" configure_and_build fuzz && test_preset fuzz
 fi
 
+# At the end, where a log that is cut short still has it.
+for log in "${failing_logs[@]}"; do
+  echo "== failed, of $log"
+  tools/failed_tests.py "$log"
+done
 echo "== summary, $((SECONDS / 60)) min $((SECONDS % 60)) s"
 printf '%s\n' "${summary[@]}"
 echo "$passed passed, $failed failed"

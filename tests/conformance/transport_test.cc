@@ -479,6 +479,7 @@ TEST_P(TransportConformance, WrongUseIsAnError) {
   Run(3, [&](RankContext& r) {
     if (r.rank != 0) {
       auto other = r.OpenRecv(Spec(0, {r.rank}, 100, 2));
+      if (r.rank == 1) r.Await(other.get());
       return;
     }
     const auto send_code = [&](const LaneSpec& spec) {

@@ -68,9 +68,12 @@ class BlockingContext final : public RankContext {
   }
 };
 
+// A transport's end waits a second for what has not left yet. Where the machine stands still for as
+// long, that would be lost, so it is waited for here.
 void RunBody(RankContext& context, const std::function<void(RankContext&)>& body) {
   try {
     body(context);
+    context.transport->Quiesce(SystemClock().Now() + kDeadline);
   } catch (const std::exception& error) {
     ADD_FAILURE() << "rank " << context.rank << ": " << error.what();
   }

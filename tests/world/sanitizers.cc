@@ -6,11 +6,12 @@
 
 #include <atomic>
 
+// intercept_tls_get_addr=0: gcc 12's runtimes take 16 bytes in front of a thread's variables for a
+// header of the C library if they happen to lie 16 bytes behind the start of a page, as those of
+// UCX's libraries do in one life of 256 under the thread sanitizer, which dies of the size that it
+// reads there, and in one of 64 under the address sanitizer, whose search for leaks then does.
 #if defined(__SANITIZE_THREAD__)
 // die_after_fork: ranks are forked by programs that have had threads.
-// intercept_tls_get_addr: gcc 12's runtime takes 16 bytes in front of a thread's variables for a
-// header of the C library if they happen to lie 16 bytes behind the start of a page, as those of
-// UCX's libraries do in one life of 256, and dies of the size that it reads there.
 // NOLINTNEXTLINE(bugprone-reserved-identifier)
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
   return "second_deadlock_stack=1:die_after_fork=0:intercept_tls_get_addr=0";
@@ -18,6 +19,11 @@ extern "C" __attribute__((visibility("default"))) const char* __tsan_default_opt
 #endif
 
 #if defined(__SANITIZE_ADDRESS__)
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
+  return "intercept_tls_get_addr=0";
+}
+
 // What UCX holds until its destructors run, when a process exits with communicators.
 // NOLINTNEXTLINE(bugprone-reserved-identifier)
 extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
