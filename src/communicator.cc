@@ -60,7 +60,7 @@ Communicator::~Communicator() {
   worker_.WaitIdle();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("destroy.begin");
-  liveness_.WaitTold(kGoodbyeLimit);
+  liveness_.WaitTold();
   if (control_ != nullptr) control_->Close(SystemClock().Now() + kGoodbyeLimit);
   FAULT_POINT("destroy.after_goodbye");
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);

@@ -24,6 +24,10 @@ constexpr Time kMismatchAfter = 1500 * kMillisecond;
 // A peer that said goodbye may have left slices behind; without progress for this long after we
 // have seen that it left they are not coming.
 constexpr Time kDepartedAfter = 200 * kMillisecond;
+// Who tells others waits for nobody, but may be kept from running for a while: those to whom a rank
+// said goodbye before it told them would take it for one that left without taking part. In a child
+// of fork() the thread that tells does not exist.
+constexpr Time kTellLimit = 10 * kSecond;
 // Worth a line in the log, long before it is an error.
 constexpr Time kWarnAfter = 60 * kSecond;
 
@@ -152,9 +156,10 @@ void Liveness::FailAndTell(const Status& status, const Status& tell) {
 
 // The caller's thread returns from its call as soon as it sees the error, and may destroy the
 // communicator while the thread that found it has not told the others yet.
-void Liveness::WaitTold(Time limit) {
+void Liveness::WaitTold() {
   constexpr useconds_t kLook = 100;
-  for (const Time end = SystemClock().Now() + limit; SystemClock().Now() < end; usleep(kLook)) {
+  for (const Time end = SystemClock().Now() + kTellLimit; SystemClock().Now() < end;
+       usleep(kLook)) {
     if (!telling_.try_lock()) continue;
     telling_.unlock();
     return;

@@ -58,9 +58,8 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnPeerSilent(int peer, Time silence, Time limit) override;
   void OnOutOfMemory() override { Fail(OutOfMemory()); }
 
-  // Before the goodbye: returns when a failure that is known here has been told to all others, or
-  // after the limit.
-  void WaitTold(Time limit);
+  // Before the goodbye: returns when a failure that is known here has been told to all others.
+  void WaitTold();
 
  private:
   static constexpr size_t kHistory = 64;

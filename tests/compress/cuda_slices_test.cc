@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "base/rng.h"
+#include "compress/cuda/reduce_elements.h"
 #include "compress/cuda/warp_fields.h"
+#include "compress/float_types.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/simd.h"
@@ -109,6 +113,19 @@ TEST(CudaSlices, Casts) {
   ASSERT_TRUE(SetSimdTarget("scalar").ok());
   CheckCasts(&target, &rng);
   ASSERT_TRUE(SetSimdTarget("best").ok());
+}
+
+TEST(CudaReductions, NarrowTypesOfAnyNumber) {
+  for (uint32_t upper = 0; upper < 65536; ++upper) {
+    for (const uint32_t lower : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const float x = std::bit_cast<float>(upper << 16 | lower);
+      const float positive = x != x ? std::abs(x) : x;
+      ASSERT_EQ(cuda::EncodeSmall<Fp8E4m3>(x), Fp8E4m3::Encode(positive)) << x;
+      ASSERT_EQ(cuda::EncodeSmall<Fp8E5m2>(x), Fp8E5m2::Encode(positive)) << x;
+      const uint16_t code = cuda::ReducedBfloat16::Encode(x);
+      ASSERT_EQ(code, x != x ? 0x7FC0 : Bf16::Encode(x)) << x;
+    }
+  }
 }
 
 TEST(CudaReductions, EqualTheCpu) {

@@ -60,8 +60,11 @@ struct ReducedBfloat16 {
   using Code = uint16_t;
   using Value = float;
   static constexpr float Decode(uint16_t code) { return Bf16::Decode(code); }
+  // As Bf16::Encode, without branches: lanes would part there.
   static constexpr uint16_t Encode(float value) {
-    return value != value ? uint16_t{0x7FC0} : Bf16::Encode(value);
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t code = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    return static_cast<uint16_t>(value != value ? 0x7FC0u : code);
   }
 };
 
@@ -74,6 +77,23 @@ struct ReducedFloat16 {
   }
 };
 
+// Small::Encode, of NaN the positive one, without branches.
+template <class Small>
+constexpr uint8_t EncodeSmall(float value) {
+  const uint32_t sign = std::bit_cast<uint32_t>(value) & 0x80000000u;
+  const uint32_t bits = std::bit_cast<uint32_t>(value) ^ sign;
+  const uint32_t odd = (bits >> Small::kShift) & 1;
+  const uint32_t normal =
+      (bits - Small::kRebias + (1u << (Small::kShift - 1)) - 1 + odd) >> Small::kShift;
+  const uint32_t denormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + std::bit_cast<float>(Small::kDenormal)) -
+      Small::kDenormal;
+  uint32_t code = bits < Small::kMinNormal ? denormal : normal;
+  code = bits >= Small::kOverflow ? Small::kTop : code;
+  code |= sign >> Small::kSignShift;
+  return static_cast<uint8_t>(bits > 0x7F800000u ? Small::kNan : code);
+}
+
 // The upper half of fp16.
 struct ReducedFloat8E5M2 {
   using Code = uint8_t;
@@ -81,9 +101,7 @@ struct ReducedFloat8E5M2 {
   INCCL_HOST_DEVICE static float Decode(uint8_t code) {
     return HalfToFloat(static_cast<uint16_t>(code << 8));
   }
-  static constexpr uint8_t Encode(float value) {
-    return value != value ? uint8_t{0x7F} : Fp8E5m2::Encode(value);
-  }
+  static constexpr uint8_t Encode(float value) { return EncodeSmall<Fp8E5m2>(value); }
 };
 
 // As fp16 has its bits, but for the bias: 2^-8 of the value. NaN is no number there.
@@ -95,9 +113,7 @@ struct ReducedFloat8E4M3 {
     const float value = HalfToFloat(static_cast<uint16_t>(sign << 8 | magnitude << 7)) * 256.0f;
     return magnitude == 0x7F ? std::bit_cast<float>(0x7FC00000u) : value;
   }
-  static constexpr uint8_t Encode(float value) {
-    return value != value ? uint8_t{0x7F} : Fp8E4m3::Encode(value);
-  }
+  static constexpr uint8_t Encode(float value) { return EncodeSmall<Fp8E4m3>(value); }
 };
 
 // Signed or not. What is above a Code's bits in a Value is without meaning once it was computed.
