@@ -166,12 +166,13 @@ Status Communicator::RunGuarded(const Call& call) {
 }
 
 bool Communicator::IsStaged(const Call& call) const {
-  return ends_.nranks == 1 || call.device < 0 ||
-         (options_.preserve_input && !InPlace(call, ends_.rank).empty());
+  if (ends_.nranks == 1) return Reduces(call.collective) && call.op == ReduceOp::kPreMulSum;
+  return call.device < 0 || (options_.preserve_input && !InPlace(call, ends_.rank).empty());
 }
 
 Status Communicator::RunOnDevice(const Call& call) {
   if (IsStaged(call)) return RunStaged(call);
+  if (ends_.nranks == 1) return RunLocked(call, nullptr);
   Result<DeviceEngine*> engine = engines_.Of(call.device);
   if (!engine.ok()) return engine.status();
   engines_.Attach();
@@ -337,16 +338,7 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
   }
   FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
-  if (ends_.nranks == 1) {
-    CombineAlone({.collective = call.collective,
-                  .type = call.type,
-                  .op = call.op,
-                  .scalar = call.scalar,
-                  .count = call.count},
-                 call.send, call.recv);
-    FillStats(call, {}, false);
-    return Status::Ok();
-  }
+  if (ends_.nranks == 1) return RunAlone(call);
   const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   CodecState* state = StateOf(codec);
   const uint64_t bytes = call.count * element;
@@ -401,6 +393,23 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
   CodecStats codec_stats;
   state->Finish(&codec_stats);
   if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
+  return status;
+}
+
+Status Communicator::RunAlone(const Call& call) const {
+  const size_t bytes = call.count * SizeOf(call.type);
+  Status status;
+  if (!call.on_device) {
+    CombineAlone({.collective = call.collective,
+                  .type = call.type,
+                  .op = call.op,
+                  .scalar = call.scalar,
+                  .count = call.count},
+                 call.send, call.recv);
+  } else if (bytes > 0 && call.send != call.recv) {
+    status = CurrentDevice()->Copy(call.recv, call.send, bytes);
+  }
+  if (status.ok()) FillStats(call, {}, false);
   return status;
 }
 

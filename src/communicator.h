@@ -103,6 +103,7 @@ class Communicator {
   // need is allocated while nothing waits for it. An error is the call's own, when it runs.
   void PrepareFor(const Call& call) {
     if (!call.on_device) return;
+    if (ends_.nranks == 1 && !IsStaged(call)) return;
     if (IsStaged(call)) {
       staging_.Prepare(call, ends_.rank, ends_.nranks);
     } else {
@@ -134,6 +135,8 @@ class Communicator {
   Status RunLocked(const Call& call, Engine* engine);
   // The codec and the factor are known.
   Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
+  // The one rank of its communicator; not a premultiplied sum on a device.
+  Status RunAlone(const Call& call) const;
   TunerCall Tuned(const Call& call, bool below_min_bytes) const;
   // Nothing of the device's memory is touched before a staged call has succeeded.
   bool IsStaged(const Call& call) const;

@@ -35,6 +35,8 @@ std::byte* DeviceRegions::Open(const Region::Handle& handle, size_t bytes) {
         number_, bytes, memory.status().message());
     return nullptr;
   }
+  Log(LogLevel::kInfo, LogSubsystem::kTransport,
+      "device {} reads {} bytes that a peer has on its device where they lie", number_, bytes);
   Opened& opened = opened_[*memory];
   opened.bytes = bytes;
   ++opened.times;

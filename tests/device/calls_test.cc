@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -54,6 +55,41 @@ class DeviceCallsTest : public ::testing::Test {
   std::array<ccl_comm_t, kRanks> comms_{};
   std::array<void*, kRanks> streams_{};
 };
+
+// ---------------------------------------------------------------- a rank alone
+
+TEST(DeviceCallsAloneTest, EveryCollectiveIsACopyOnTheDevice) {
+  FakeDevice device(size_t{16} << 20);
+  ccl_comm_t comm = nullptr;
+  ASSERT_EQ(ccl_comm_init_all(&comm, 1, nullptr), CCL_SUCCESS);
+  auto* const stream = static_cast<ccl_stream_t>(device.MakeStream());
+  constexpr size_t kCount = 100'003;
+  const auto bytes = kCount * sizeof(float);
+  for (const bool two_devices : {false, true}) {
+    auto* const in = reinterpret_cast<float*>(device.Allocate(bytes));
+    auto* const out = reinterpret_cast<float*>(device.Allocate(bytes, two_devices ? 1 : 0));
+    const uint64_t blocks = device.host_blocks;
+    const std::vector<std::function<ccl_result_t()>> calls = {
+        [&] { return ccl_allreduce(in, out, kCount, CCL_FLOAT32, CCL_SUM, comm, stream); },
+        [&] { return ccl_allreduce(in, out, kCount, CCL_FLOAT32, CCL_AVG, comm, stream); },
+        [&] { return ccl_reduce_scatter(in, out, kCount, CCL_FLOAT32, CCL_MAX, comm, stream); },
+        [&] { return ccl_allgather(in, out, kCount, CCL_FLOAT32, comm, stream); },
+        [&] { return ccl_broadcast(in, out, kCount, CCL_FLOAT32, 0, comm, stream); },
+        [&] { return ccl_alltoall(in, out, kCount, CCL_FLOAT32, comm, stream); }};
+    for (size_t call = 0; call < calls.size(); ++call) {
+      for (size_t i = 0; i < kCount; ++i) {
+        device.Reach(in)[i] = static_cast<float>(i + call);
+        device.Reach(out)[i] = -1;
+      }
+      EXPECT_EQ(calls[call](), CCL_SUCCESS) << ccl_get_last_error(comm);
+      device.Synchronize(stream);
+      EXPECT_TRUE(std::equal(device.Reach(in), device.Reach(in) + kCount, device.Reach(out)))
+          << "call " << call;
+    }
+    EXPECT_EQ(device.host_blocks, blocks) << "through memory of the host";
+  }
+  EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+}
 
 // ---------------------------------------------------------------- calls on streams
 

@@ -139,10 +139,21 @@ TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
       EXPECT_FALSE(Has(run.err, "does not reach")) << "slots: " << run.err;
     }
   }
-  const ProgramResult run =
-      Bench("allreduce", "--ranks 2 --device cuda -b 300K -e 300K -n 2 -w 1 --buffers mem_alloc",
-            "LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
-  EXPECT_EQ(run.status, 0) << run.out << run.err;
+}
+
+// Buffers that the ranks lend each other, between processes by CUDA's handles.
+TEST(BenchDevice, RanksReadEachOthersMemory) {
+  for (const std::string ranks : {"--ranks 3", "--threads 3"}) {
+    for (const std::string name : {"allreduce", "reduce_scatter", "allgather"}) {
+      const ProgramResult run = Bench(
+          name, ranks + " --device cuda -b 5M -e 5M -n 3 -w 2 --buffers mem_alloc",
+          "FAKE_CUDA_DEVICES=2 FAKE_CUDA_ALLOCATIONS_WAIT=1 INCCL_DEBUG=INFO "
+          "INCCL_DEBUG_SUBSYS=TRANSPORT LD_LIBRARY_PATH=" INCCL_BINARY_DIR "/tests/fake_driver");
+      EXPECT_EQ(run.status, 0) << name << ranks << run.out << run.err;
+      EXPECT_TRUE(Has(run.out, "# Out of bounds values : 0 OK")) << name << run.out;
+      EXPECT_TRUE(Has(run.err, "on its device where they lie")) << name << ranks << run.err;
+    }
+  }
 }
 #endif
 

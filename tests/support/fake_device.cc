@@ -325,7 +325,7 @@ Status FakeDevice::Copy(void* to, const void* from, size_t bytes) {
   if (copies_until_failure >= 0 && copies_until_failure-- == 0) {
     return Status(Code::kUnhandledCudaError, "the fake device does not copy any more");
   }
-  if ((DeviceOf(to) < 0) == (DeviceOf(from) < 0)) std::abort();  // one of them, and not both
+  if (DeviceOf(to) < 0 && DeviceOf(from) < 0) std::abort();
   std::memcpy(DeviceOf(to) < 0 ? to : Reach(to), DeviceOf(from) < 0 ? from : Reach(from), bytes);
   return Status::Ok();
 }
