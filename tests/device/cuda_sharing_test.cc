@@ -4,15 +4,9 @@
 // one process, on two devices, and between two, of which the other one is forked before CUDA starts
 // here and does what it is told.
 #include <cuda.h>
-#include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <cstring>
 #include <random>
 #include <string>
 #include <thread>
@@ -20,6 +14,7 @@
 
 #include "device/device.h"
 #include "device/runtime.h"
+#include "device/sharing_peer.h"
 #include "device_memory.h"
 #include "inccl/ccl.h"
 #include "support/seed.h"
@@ -27,150 +22,6 @@
 
 namespace inccl::test {
 namespace {
-
-#define FAKE_TEXT(x) #x
-#define FAKE_SYMBOL(name) FAKE_TEXT(name)
-// A function of the fake, by the name that cuda.h has for it.
-#define DRIVER(name) (reinterpret_cast<decltype(&(name))>(Symbol(FAKE_SYMBOL(name))))
-
-void* Symbol(const char* name) {
-  static void* const driver =
-      dlopen(INCCL_BINARY_DIR "/tests/fake_driver/libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-  return driver == nullptr ? nullptr : dlsym(driver, name);
-}
-
-template <typename... Arguments>
-int Fake(const char* name, Arguments... arguments) {
-  return reinterpret_cast<int (*)(Arguments...)>(Symbol(name))(arguments...);
-}
-
-Device* CudaDevice() {
-  static Device* const device = []() -> Device* {
-    (void)Symbol("cuInit");  // the process has loaded the driver
-    void* const library = dlopen(INCCL_BINARY_DIR "/src/libinccl_cuda.so.0", RTLD_NOW);
-    if (library == nullptr) return nullptr;
-    std::array<char, 256> why{};
-    const auto entry = reinterpret_cast<DeviceEntry>(dlsym(library, kDeviceEntry));
-    return entry(Device::kVersion, why.data(), why.size());
-  }();
-  return device;
-}
-
-// What the other process is to do, and what came of it.
-struct Order {
-  enum class What : uint8_t { kShare, kOpen, kClose, kFill, kFirst, kFree, kTouch, kOpened };
-  What what;
-  int device = 0;
-  std::byte* memory = nullptr;
-  size_t bytes = 0;
-  int value = 0;
-  DeviceShare::Handle handle{};
-};
-struct Answer {
-  Code code = Code::kOk;
-  char message[400] = {};
-  std::byte* memory = nullptr;
-  int value = 0;
-  DeviceShare share;
-};
-
-Answer Obey(Device* device, const Order& order) {
-  Answer answer;
-  const auto take = [&](const Status& status) {
-    answer.code = status.code();
-    std::snprintf(answer.message, sizeof answer.message, "%s", status.message().c_str());
-  };
-  switch (order.what) {
-    case Order::What::kShare: {
-      const Result<std::byte*> made = device->AllocateOn(order.device, order.bytes);
-      if (!made.ok()) return take(made.status()), answer;
-      const Result<DeviceShare> share = device->Share(*made, order.bytes);
-      take(share.status());
-      if (share.ok()) answer.share = *share;
-      break;
-    }
-    case Order::What::kOpen: {
-      const Result<std::byte*> opened = device->Open(order.device, order.handle);
-      take(opened.status());
-      if (opened.ok()) answer.memory = *opened;
-      if (opened.ok()) answer.value = device->DeviceOf(*opened);
-      break;
-    }
-    case Order::What::kClose: device->Close(order.device, order.memory); break;
-    case Order::What::kFill: {
-      const std::vector<char> bytes(order.bytes, static_cast<char>(order.value));
-      take(device->Copy(order.memory, bytes.data(), order.bytes));
-      break;
-    }
-    case Order::What::kFirst: {
-      unsigned char first = 0;
-      take(device->Copy(&first, order.memory, 1));
-      answer.value = first;
-      break;
-    }
-    case Order::What::kFree: device->FreeOn(order.device, order.memory); break;
-    case Order::What::kTouch: {  // by the kernel, as the processor would die of it
-      int ends[2] = {};
-      if (pipe(ends) != 0) std::abort();
-      answer.value = write(ends[1], order.memory, 1) < 0 ? errno : 0;
-      for (int end : ends) close(end);
-      break;
-    }
-    case Order::What::kOpened: answer.value = Fake("fake_cuda_opened"); break;
-  }
-  return answer;
-}
-
-// The other process.
-class Peer {
- public:
-  // Before CUDA starts in this one.
-  Peer() {
-    int ends[2] = {};
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
-    process_ = fork();
-    if (process_ == 0) {
-      close(ends[0]);
-      Order order;
-      while (recv(ends[1], &order, sizeof order, 0) == sizeof order) {
-        const Answer answer = Obey(CudaDevice(), order);
-        if (send(ends[1], &answer, sizeof answer, 0) != sizeof answer) break;
-      }
-      _exit(0);
-    }
-    close(ends[1]);
-    socket_ = ends[0];
-  }
-  ~Peer() {
-    close(socket_);
-    waitpid(process_, nullptr, 0);
-  }
-  Peer(const Peer&) = delete;
-  Peer& operator=(const Peer&) = delete;
-
-  Answer Do(const Order& order) const {
-    Answer answer;
-    EXPECT_EQ(send(socket_, &order, sizeof order, MSG_NOSIGNAL), ssize_t{sizeof order});
-    EXPECT_EQ(recv(socket_, &answer, sizeof answer, 0), ssize_t{sizeof answer});
-    return answer;
-  }
-  Answer Open(int device, const DeviceShare::Handle& handle) const {
-    Order order{.what = Order::What::kOpen, .device = device};
-    order.handle = handle;
-    return Do(order);
-  }
-  void Close(int device, std::byte* memory) const {
-    Do({.what = Order::What::kClose, .device = device, .memory = memory});
-  }
-  int First(std::byte* memory) const {
-    return Do({.what = Order::What::kFirst, .memory = memory}).value;
-  }
-  int Opened() const { return Do({.what = Order::What::kOpened}).value; }
-
- private:
-  pid_t process_ = -1;
-  int socket_ = -1;
-};
 
 class CudaSharingTest : public ::testing::Test {
  protected:
