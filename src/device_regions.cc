@@ -7,9 +7,11 @@
 
 namespace inccl {
 
-// The transport gives back what it has opened.
 DeviceRegions::~DeviceRegions() {
   if (attached_) transport_->SetRegionOpener(nullptr);
+  for (const auto& [memory, opened] : opened_) {
+    device_->Close(number_, const_cast<std::byte*>(memory));
+  }
 }
 
 void DeviceRegions::Attach() {
@@ -35,18 +37,15 @@ std::byte* DeviceRegions::Open(const Region::Handle& handle, size_t bytes) {
         number_, bytes, memory.status().message());
     return nullptr;
   }
-  Log(LogLevel::kInfo, LogSubsystem::kTransport,
-      "device {} reads {} bytes that a peer has on its device where they lie", number_, bytes);
   Opened& opened = opened_[*memory];
   opened.bytes = bytes;
-  ++opened.times;
+  if (++opened.times > 1) {
+    device_->Close(number_, *memory);  // of more than one Open: cheap
+  } else {
+    Log(LogLevel::kInfo, LogSubsystem::kTransport,
+        "device {} reads {} bytes that a peer has on its device where they lie", number_, bytes);
+  }
   return *memory;
-}
-
-void DeviceRegions::Close(std::byte* data) {
-  device_->Close(number_, data);
-  const auto found = opened_.find(data);
-  if (found != opened_.end() && --found->second.times == 0) opened_.erase(found);
 }
 
 }  // namespace inccl

@@ -5,6 +5,7 @@
 #define INCCL_DEVICE_REGIONS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 
 #include "device/device.h"
@@ -26,18 +27,20 @@ class DeviceRegions final : public RegionOpener {
   // From now on the transport opens here what peers lend.
   void Attach();
   int number() const { return number_; }
-  // Whether there is anything at all.
+  // Whether there has been anything.
   bool any() const { return !opened_.empty(); }
   // True: this is memory that has been lent, which the processor must not touch.
   bool Holds(const std::byte* memory, size_t bytes) const;
 
   std::byte* Open(const Region::Handle& handle, size_t bytes) override;
-  void Close(std::byte* data) override;
+  // Closing may wait for all that the device does, and so for the very call in which a peer's
+  // region makes room for another one: it is done in the end.
+  void Close(std::byte* /*data*/) override {}
 
  private:
   struct Opened {
     size_t bytes = 0;
-    int times = 0;  // ranks of one process may lend parts of one allocation
+    uint64_t times = 0;
   };
 
   Device* const device_;

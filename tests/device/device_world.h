@@ -56,6 +56,7 @@ class DeviceWorld {
         EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
       }
     }
+    EXPECT_EQ(device_.opened, 0u) << "by the library, and not closed";
     for (void* memory : shared_) EXPECT_EQ(ccl_mem_free(memory), CCL_SUCCESS);
     EXPECT_EQ(device_.host_bytes, 0u) << "of the library, and not given back";
     EXPECT_EQ(device_.registered, 0u) << "of the library, and not given back";
