@@ -107,9 +107,13 @@ bool DeviceEngine::IsThere(const std::byte* memory, size_t bytes) const {
          (number_ == regions_->number() && regions_->Holds(memory, bytes));
 }
 
+bool DeviceEngine::OwnThere(const Term& input) const {
+  return input.format.form == Form::kInput && input.data >= call_.input &&
+         input.data < call_.input + call_.input_bytes;
+}
+
 bool DeviceEngine::IsLent(const Term& input) const {
-  return input.format.form != Form::kInput && regions_->any() &&
-         regions_->Holds(input.data, input.bytes);
+  return regions_->any() && !OwnThere(input) && regions_->Holds(input.data, input.bytes);
 }
 
 void DeviceEngine::BeginOnHost() {

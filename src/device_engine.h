@@ -72,8 +72,8 @@ class DeviceEngine final : public Engine {
                const DeviceRegions* regions);
   bool OnDevice(const Term& output) const;
   // An operand of the call's own, on the device.
-  bool OwnThere(const Term& input) const { return input.format.form == Form::kInput && !on_host_; }
-  // A payload that a peer has lent.
+  bool OwnThere(const Term& input) const;
+  // What a peer has lent of a device: its input, or a part of the result.
   bool IsLent(const Term& input) const;
   // Of a device, and kernels of this one reach it.
   bool IsThere(const std::byte* memory, size_t bytes) const;

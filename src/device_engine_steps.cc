@@ -40,7 +40,7 @@ Result<bool> DeviceEngine::Move(Work* work) {
   if (work->inputs.size() != 1 || on_host_) return false;
   const Term& input = work->inputs[0];
   const size_t bytes = work->range.count * call_.element_bytes;
-  const bool own = input.format.form == Form::kInput;
+  const bool own = OwnThere(input);
   const bool lent = IsLent(input);
   if (own && input_here_ != nullptr) return false;
   if (own ? !work->state->InputIsPayload()

@@ -149,6 +149,14 @@ Result<bool> Task::FillInput(const BoundStrand& strand, const BoundOperand& oper
     }
     term.data = const_cast<std::byte*>(incoming.payload);
     term.bytes = incoming.header.bytes;
+    // A peer lends its input, or its part of the result.
+    if (incoming.header.source.region != 0 && term.format.form == Form::kSum) {
+      if (term.bytes != state->raw_bytes) {
+        return InternalError(fmt::format("rank {} lends {} bytes of input where {} were due",
+                                         operand.peer, term.bytes, state->raw_bytes));
+      }
+      term.format = {Form::kInput, 0};
+    }
     if (incoming.target != nullptr && term.bytes == state->raw_bytes) {
       state->targets.push_back({operand.peer, incoming.target});
     }
@@ -231,7 +239,7 @@ void Task::Lend(const BoundStrand& strand, const BoundStep& step, const BoundOpe
       strand.operands[step.first].space != Space::kInput) {
     return;
   }
-  if (call_.codec->InputIsPayload()) {
+  if (call_.codec->InputsAreAlike()) {
     const RegionRef source = call_.lent_input.At(InputAt(range), state->raw_bytes);
     if (source.region != 0 && operand.send->Reaches(source.region)) {
       outgoing->header.source = source;

@@ -49,6 +49,7 @@ class IdentityState final : public CodecState {
   Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
               DeviceWork* work) override;
   bool InputIsPayload() const override { return !scales_; }
+  bool InputsAreAlike() const override { return call_.op != ReduceOp::kPreMulSum; }
   bool ResultIsPayload() const override { return true; }
   void Finish(CodecStats* stats) override;
 
