@@ -19,6 +19,7 @@ namespace {
 constexpr size_t kCodecsKept = 16;
 constexpr Time kGoodbyeLimit = 100 * kMillisecond;
 constexpr size_t kCopiesOfAStep = 2;  // of a slice in memory of a device, on the host: in and out
+constexpr Time kCauseLimit = 200 * kMillisecond;
 
 // A rank that shares its core gives it away at once: whoever it waits for may need it.
 WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
@@ -43,12 +44,12 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       plans_({.rank = ends_.rank,
               .nranks = ends_.nranks,
               .channels = options_.channels,
-              .slice_bytes = options_.slice_bytes,
-              .large_slice_bytes = options_.large_slice_bytes},
+              .slice_bytes = options_.slice_bytes},
              ends_.transport.get()),
       lending_(ends_.rank, ends_.nranks, options_.slice_bytes, ends_.transport.get()),
       engines_(ends_.transport.get(),
-               kCopiesOfAStep * std::max(options_.slice_bytes, options_.large_slice_bytes)),
+               {.with_kernels = kCopiesOfAStep * options_.slice_bytes,
+                .without = (static_cast<size_t>(ends_.nranks) + 1) * options_.slice_bytes}),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
               [this] { return liveness_.failed(); }) {
   // Which kernels this CPU takes is found out at the first question, by instructions that are slow
@@ -132,6 +133,8 @@ Status Communicator::InAnotherCall() const {
 
 Status Communicator::MakeSticky(const Status& status) {
   if (status.ok() || status.code() == Code::kInvalidArgument) return status;
+  // What a peer's memory shows may come before what the peer says of the cause.
+  if (status.code() == Code::kRemoteError) liveness_.WaitFailed(kCauseLimit);
   liveness_.Fail(status);
   Status first = liveness_.error();  // should it have come from elsewhere
   if (options_.abort_on_error) {
@@ -333,6 +336,8 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
     if (!made.ok()) return made.status();
     plan = kept ? plans_.Keep(*made) : &(unkept = *made);
   }
+  const Result<Engine*> for_host = engine == nullptr ? engines_.ForHost() : engine;
+  if (!for_host.ok()) return for_host.status();
   if (engine == nullptr) {
     lending_.Lend(call, choice.algorithm);
   } else {
@@ -342,7 +347,7 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
   task_.Start({.program = plan->program,
                .chunking = plan->chunking,
                .codec = state,
-               .engine = engine != nullptr ? engine : engines_.ForHost(),
+               .engine = engine != nullptr ? engine : *for_host,
                .element_bytes = element,
                .input = static_cast<const std::byte*>(call.send),
                .output = static_cast<std::byte*>(call.recv),

@@ -44,7 +44,6 @@ struct CommOptions {
   TunerTable tuner_table;
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
-  uint32_t large_slice_bytes = 0;    // of large uncompressed calls; 0: as all others
   uint64_t stream_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
   bool reproducible = false;
   bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: a fatal error kills the process

@@ -36,7 +36,7 @@ DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transpor
 Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int number,
                                                            const Transport* transport,
                                                            const DeviceRegions* regions,
-                                                           size_t step_bytes) {
+                                                           const StepBytes& step_bytes) {
   std::unique_ptr<DeviceEngine> engine(new DeviceEngine(device, number, transport, regions));
   for (std::unique_ptr<DeviceQueue>& queue : engine->queues_) {
     Result<std::unique_ptr<DeviceQueue>> made = device->NewQueue(number);
@@ -57,11 +57,12 @@ Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int n
           number, status.message(), device->Kernels()->error_name(error));
     }
   }
+  const size_t bytes = engine->HasKernels() ? step_bytes.with_kernels : step_bytes.without;
   // Of what the first calls need: allocations may have to wait for the device, on which streams
   // wait for the calls under way, but not yet for one that is still to come.
   for (size_t i = 0; i < kWorksAhead; ++i) {
     engine->works_.push_back(std::make_unique<Work>(engine.get(), i));
-    if (Result<std::byte*> memory = engine->works_.back()->Scratch(step_bytes); !memory.ok()) {
+    if (Result<std::byte*> memory = engine->works_.back()->Scratch(bytes); !memory.ok()) {
       return memory.status();
     }
   }

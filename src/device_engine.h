@@ -27,13 +27,18 @@ namespace inccl {
 
 class DeviceEngine final : public Engine {
  public:
+  // Pinned memory that a step takes, as a rule.
+  struct StepBytes {
+    size_t with_kernels = 0;
+    size_t without = 0;  // all operands are brought, also what peers lend
+  };
   // Of memory on the device of this number. All outlive it. `regions`: what peers lend, as this or
   // another device of the rank reaches it. A step takes `step_bytes` of pinned
   // memory, as a rule.
   static Result<std::unique_ptr<DeviceEngine>> Create(Device* device, int number,
                                                       const Transport* transport,
                                                       const DeviceRegions* regions,
-                                                      size_t step_bytes);
+                                                      const StepBytes& step_bytes);
   // Waits for all of its streams.
   ~DeviceEngine() override;
 

@@ -4,6 +4,7 @@
 #ifndef INCCL_DEVICE_ENGINES_H_
 #define INCCL_DEVICE_ENGINES_H_
 
+#include <atomic>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -18,7 +19,7 @@ namespace inccl {
 class DeviceEngines {
  public:
   // As DeviceEngine::Create.
-  DeviceEngines(Transport* transport, size_t step_bytes)
+  DeviceEngines(Transport* transport, const DeviceEngine::StepBytes& step_bytes)
       : transport_(transport), step_bytes_(step_bytes) {}
 
   // Any thread; an engine is used by one at a time.
@@ -30,6 +31,7 @@ class DeviceEngines {
       if (device == nullptr) return InternalError("a call on a device's memory without a device");
       if (regions_ == nullptr) {
         regions_ = std::make_unique<DeviceRegions>(device, number, transport_);
+        first_ = number;
       }
       Result<std::unique_ptr<DeviceEngine>> made =
           DeviceEngine::Create(device, number, transport_, regions_.get(), step_bytes_);
@@ -39,22 +41,28 @@ class DeviceEngines {
     return engine.get();
   }
 
+  // What peers lend is opened for one device, that of the first engine, and calls on another one
+  // must not meet it. Any thread.
+  bool Serves(int number) const {
+    const int first = first_.load();
+    return first < 0 || first == number;
+  }
   // Before calls on memory of a device, by the thread that uses the transport: its peers may lend
-  // from now on.
+  // from now on, in whatever call.
   void Attach() {
-    if (attached_) return;
+    if (attached_ != nullptr) return;
     const std::lock_guard lock(mutex_);
     attached_ = regions_.get();
     if (attached_ != nullptr) attached_->Attach();
   }
-  // Of a call on memory of the host: one that brings what peers lend of their devices; nullptr as
-  // long as there is nothing of the kind.
-  Engine* ForHost() {
-    if (attached_ == nullptr || !attached_->any()) return nullptr;
+  // Of a call on memory of the host: one that brings what peers lend of their devices; nullptr:
+  // they lend nothing to this rank.
+  Result<Engine*> ForHost() {
+    if (attached_ == nullptr) return static_cast<Engine*>(nullptr);
     Result<DeviceEngine*> engine = Of(attached_->number());
-    if (!engine.ok()) return nullptr;
+    if (!engine.ok()) return engine.status();
     (*engine)->BeginOnHost();
-    return *engine;
+    return static_cast<Engine*>(*engine);
   }
 
   // By the thread that uses them.
@@ -77,7 +85,8 @@ class DeviceEngines {
   }
 
   Transport* const transport_;
-  const size_t step_bytes_;
+  const DeviceEngine::StepBytes step_bytes_;
+  std::atomic<int> first_{-1};         // the first engine's device
   DeviceRegions* attached_ = nullptr;  // `regions_`, once the transport knows of them
   std::mutex mutex_;
   std::unique_ptr<DeviceRegions> regions_;  // of the first engine's device; outlives the engines

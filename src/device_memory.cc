@@ -22,17 +22,24 @@ DeviceMemory& DeviceMemory::Instance() {
   return *memory;
 }
 
-// The smallest kept piece that is large enough, if it does not waste more than it holds.
-DeviceMemory::Pieces::iterator DeviceMemory::Fitting(const Device* device, int number,
-                                                     size_t bytes) {
+// The smallest kept piece of at least `bytes` and at most `most`.
+DeviceMemory::Pieces::iterator DeviceMemory::Fitting(const Device* device, int number, size_t bytes,
+                                                     size_t most) {
   auto best = kept_.end();
   for (auto it = kept_.begin(); it != kept_.end(); ++it) {
     const Piece& piece = *it->second;
     if (piece.device != device || piece.number != number) continue;
-    if (piece.bytes < bytes || piece.bytes / 2 > bytes) continue;
+    if (piece.bytes < bytes || piece.bytes > most) continue;
     if (best == kept_.end() || piece.bytes < best->second->bytes) best = it;
   }
   return best;
+}
+
+void* DeviceMemory::Take(Pieces::iterator kept) {
+  auto* const data = const_cast<std::byte*>(kept->first);
+  pieces_.insert(kept_.extract(kept));
+  ++count_;
+  return data;
 }
 
 Result<void*> DeviceMemory::Allocate(Device* device, int number, size_t bytes) {
@@ -42,11 +49,8 @@ Result<void*> DeviceMemory::Allocate(Device* device, int number, size_t bytes) {
   size_t kept = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = Fitting(device, number, bytes); found != kept_.end()) {
-      auto* const data = const_cast<std::byte*>(found->first);
-      pieces_.insert(kept_.extract(found));
-      ++count_;
-      return data;
+    if (const auto found = Fitting(device, number, bytes, 2 * bytes); found != kept_.end()) {
+      return Take(found);
     }
     for (const auto& [data, piece] : kept_) {
       if (piece->device == device && piece->number == number) kept += piece->bytes;
@@ -55,6 +59,10 @@ Result<void*> DeviceMemory::Allocate(Device* device, int number, size_t bytes) {
   Result<std::byte*> memory = device->AllocateOn(number, bytes);
   if (!memory.ok()) {
     if (kept == 0) return memory.status();
+    const std::lock_guard lock(mutex_);
+    if (const auto found = Fitting(device, number, bytes, SIZE_MAX); found != kept_.end()) {
+      return Take(found);
+    }
     return Status(
         memory.status().code(),
         fmt::format("{} ({} bytes that were freed are kept, as others may have them open)",

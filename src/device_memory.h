@@ -49,7 +49,9 @@ class DeviceMemory {
   };
   using Pieces = std::map<const std::byte*, std::shared_ptr<Piece>>;
 
-  Pieces::iterator Fitting(const Device* device, int number, size_t bytes);
+  // Those that hold mutex_ do.
+  Pieces::iterator Fitting(const Device* device, int number, size_t bytes, size_t most);
+  void* Take(Pieces::iterator kept);
   void ForkedChild();
 
   std::mutex mutex_;

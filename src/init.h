@@ -33,7 +33,6 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* config);
 // Slices of ranks that all have a device, where nothing else is asked for: a launch or a copy costs
 // microseconds, whatever its size.
 inline constexpr uint32_t kDeviceSliceBytes = 512 * 1024;
-inline constexpr uint32_t kLargeDeviceSliceBytes = 4 * kDeviceSliceBytes;
 // Whether this rank would take them. Looks for devices.
 bool TakesDeviceSlices(const InitOptions& options);
 

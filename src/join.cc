@@ -16,11 +16,6 @@
 namespace inccl {
 namespace {
 
-void TakeDeviceSlices(CommOptions* options) {
-  options->slice_bytes = kDeviceSliceBytes;
-  options->large_slice_bytes = kLargeDeviceSliceBytes;
-}
-
 std::string PeerName(const std::string& host, int pid) { return fmt::format("{}:{}", host, pid); }
 
 }  // namespace
@@ -63,7 +58,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   FAULT_POINT("init.after_attach");
   ends.transport = WithLink(*std::move(end), options.link);
   CommOptions comm = options.comm;
-  if (transport.all_device_slices()) TakeDeviceSlices(&comm);
+  if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
   auto communicator = std::make_shared<Communicator>(std::move(ends), comm);
   FAULT_POINT("control.before_start");
   Result<std::unique_ptr<ControlPlane>> control =
@@ -91,7 +86,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);
   CommOptions comm = options.comm;
-  if (TakesDeviceSlices(options)) TakeDeviceSlices(&comm);
+  if (TakesDeviceSlices(options)) comm.slice_bytes = kDeviceSliceBytes;
   std::vector<std::shared_ptr<Communicator>> communicators;
   std::vector<ControlHandler*> handlers;
   for (int rank = 0; rank < nranks; ++rank) {

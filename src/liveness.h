@@ -48,6 +48,9 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // The first error wins; it is told to all peers.
   void Fail(const Status& status);
 
+  // Returns when there is an error, or after the limit.
+  void WaitFailed(Time limit) const;
+
   // WaitObserver
   Status Check() override { return failed() ? error() : Status::Ok(); }
   Status OnStall(const Job& job, Time stalled) override;

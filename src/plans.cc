@@ -6,13 +6,6 @@
 #include "cutting.h"
 
 namespace inccl {
-namespace {
-
-// So many for each rank that the first and the last ones do not count.
-constexpr uint64_t kLeastLargeSlices = 8;
-
-}  // namespace
-
 size_t Plans::PlaceOf(Collective collective, DataType type, uint64_t count) {
   const uint64_t hash = (count ^ uint64_t{static_cast<uint8_t>(collective)} << 56 ^
                          uint64_t{static_cast<uint8_t>(type)} << 48) *
@@ -25,17 +18,6 @@ const Plans::Plan* Plans::Find(const Call& call) const {
   const bool known = plan.program != nullptr && plan.collective == call.collective &&
                      plan.type == call.type && plan.root == call.root && plan.count == call.count;
   return known ? &plan : nullptr;
-}
-
-// A function of what all ranks know, as everything that cuts a call.
-uint32_t Plans::SliceBytes(const Call& call) const {
-  const uint64_t bytes = call.count * SizeOf(call.type);
-  const uint64_t part = SegmentsOf(call.collective, 2) > 1 || HasRoot(call.collective)
-                            ? bytes
-                            : bytes / static_cast<uint64_t>(options_.nranks);
-  const bool large = options_.large_slice_bytes != 0 && call.codec == nullptr &&
-                     part >= kLeastLargeSlices * options_.large_slice_bytes;
-  return large ? options_.large_slice_bytes : options_.slice_bytes;
 }
 
 Result<Plans::Plan> Plans::Make(const Call& call, const Codec& codec, const Choice& choice) {
@@ -51,7 +33,7 @@ Result<Plans::Plan> Plans::Make(const Call& call, const Codec& codec, const Choi
                                    .count = call.count,
                                    .nranks = options_.nranks,
                                    .channels = options_.channels,
-                                   .slice_bytes = SliceBytes(call)},
+                                   .slice_bytes = options_.slice_bytes},
                                   codec),
               .program = *program};
 }
@@ -67,7 +49,7 @@ Result<const Program*> Plans::FindProgram(const Call& call, const Codec& codec,
                        uint64_t{static_cast<uint16_t>(group)} << 35 | uint64_t{second} << 34 |
                        uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
                        static_cast<uint32_t>(call.root);
-  const SlotOptions slots = SlotsFor({.slice_bytes = SliceBytes(call),
+  const SlotOptions slots = SlotsFor({.slice_bytes = options_.slice_bytes,
                                       .type = call.type,
                                       .count = call.count,
                                       .nranks = options_.nranks,

@@ -27,7 +27,6 @@ class Plans {
     int rank = 0, nranks = 1;
     int channels = 1;
     uint32_t slice_bytes = 128 * 1024;
-    uint32_t large_slice_bytes = 0;  // of large uncompressed calls; 0: as all others
   };
   struct Plan {
     Collective collective = Collective::kAllReduce;
@@ -55,7 +54,6 @@ class Plans {
  private:
   static constexpr int kPlaceBits = 4;
   static size_t PlaceOf(Collective collective, DataType type, uint64_t count);
-  uint32_t SliceBytes(const Call& call) const;
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
 
   const Options options_;

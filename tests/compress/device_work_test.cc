@@ -294,10 +294,12 @@ TEST(DeviceWork, UncompressedTermsThatAKernelDoesNotTake) {
   const std::vector<Term> many(9, twin.New(Form::kSum));
   EXPECT_TRUE(twin.Launched({in, sum}, {many.begin(), many.end() - 1}));
   EXPECT_FALSE(twin.Launched({in, sum}, many));
-  // A slot of the host's on one side or the other.
+  // Slots of the host are read and written beside memory that others have lent, and not else.
   PlainTwin mixed(&bench, {}, call, &rng);
-  EXPECT_FALSE(mixed.Launched({in, sum}, {mixed.New(Form::kOutput)}));
-  EXPECT_FALSE(mixed.Launched({in, in}, {mixed.New(Form::kSum)}));
+  const Term slot = mixed.New(Form::kSum);
+  EXPECT_FALSE(mixed.Launched({in, slot}, {mixed.New(Form::kOutput)}));
+  EXPECT_TRUE(mixed.Launched({in, slot, in}, {mixed.New(Form::kOutput)}));
+  EXPECT_TRUE(mixed.Launched({in, in}, {mixed.New(Form::kSum)}));
   EXPECT_TRUE(mixed.Launched({in, in}, {mixed.New(Form::kOutput)}));
   // Errors are the host's, and come before anything is launched.
   Term less = sum;

@@ -152,6 +152,94 @@ TEST(LentDeviceBuffersTest, OneRankIsOnTheHost) {
   }
 }
 
+// A call on memory of the host that has begun before anybody lent anything.
+TEST(LentDeviceBuffersTest, FirstLentToARankOnTheHost) {
+  Rng rng(TestSeed());
+  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = lenders.world();
+  constexpr size_t kMany = kSanitized ? 1 << 16 : 1 << 20;
+  const std::vector<float*> small = {world.SharedFloats(16), world.SharedFloats(16)};
+  world.ForAll([&](int rank) {
+    float* const mine = small[static_cast<size_t>(rank)];
+    return ccl_allreduce(mine, mine, 16, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                         world.handle(rank));
+  });
+  world.Synchronize();
+  float* const there = world.SharedFloats(kMany);
+  std::fill_n(world.device().Reach(there), kMany, 2.0f);
+  std::vector<float> here(kMany, 3.0f);
+  std::thread host([&] {
+    EXPECT_EQ(ccl_allreduce(here.data(), here.data(), kMany, CCL_FLOAT32, CCL_SUM, world.comm(1),
+                            nullptr),
+              CCL_SUCCESS)
+        << ccl_get_last_error(world.comm(1));
+  });
+  EXPECT_EQ(
+      ccl_allreduce(there, there, kMany, CCL_FLOAT32, CCL_SUM, world.comm(0), world.handle(0)),
+      CCL_SUCCESS);
+  host.join();
+  world.Synchronize();
+  EXPECT_EQ(std::count(here.begin(), here.end(), 5.0f), static_cast<ptrdiff_t>(kMany));
+  const float* const result = world.device().Reach(there);
+  EXPECT_EQ(std::count(result, result + kMany, 5.0f), static_cast<ptrdiff_t>(kMany));
+}
+
+// What peers lend is opened for a rank's first device; its calls on another one do without.
+TEST(LentDeviceBuffersTest, ARankTurnsToAnotherDevice) {
+  Rng rng(TestSeed());
+  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = lenders.world();
+  for (int device = 0; device < 2; ++device) {
+    const std::vector<float*> mine = {world.SharedFloats(kCount, device),
+                                      world.SharedFloats(kCount)};
+    for (int round = 1; round < 5; ++round) {
+      for (float* const buffer : mine) std::fill_n(world.device().Reach(buffer), kCount, 1.0f);
+      world.ForAll([&](int rank) {
+        float* const buffer = mine[static_cast<size_t>(rank)];
+        return ccl_allreduce(buffer, buffer, kCount, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                             world.handle(rank));
+      });
+      world.Synchronize();
+      for (const float* const buffer : mine) {
+        const float* const result = world.device().Reach(buffer);
+        ASSERT_EQ(std::count(result, result + kCount, 2.0f), static_cast<ptrdiff_t>(kCount))
+            << "device " << device << ", round " << round;
+      }
+    }
+  }
+}
+
+// Pinned memory is not taken within calls, however many of the ranks lend: an allocation may wait
+// for the streams that wait for the call.
+TEST(LentDeviceBuffersTest, NothingIsAllocatedWithinCalls) {
+  for (const bool kernels : {true, false}) {
+    for (const int sharing : {0, 3, 4}) {
+      const ScopedEnv environment({{"INCCL_SLICE_BYTES", "262144"}, {"INCCL_ALGO", "direct"}});
+      DeviceWorld world(4, false, size_t{256} << 20);
+      if (kernels) world.device().SetKernels(&FakeKernels());
+      constexpr size_t kMany = 1 << 19;
+      std::vector<float*> large, small;
+      for (int rank = 0; rank < 4; ++rank) {
+        large.push_back(rank < sharing ? world.SharedFloats(2 * kMany) : world.Floats(2 * kMany));
+        small.push_back(world.Floats(64));
+      }
+      const auto all_reduce = [&](const std::vector<float*>& buffers, size_t count) {
+        world.ForAll([&](int rank) {
+          float* const mine = buffers[static_cast<size_t>(rank)];
+          return ccl_allreduce(mine, mine + count, count, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                               world.handle(rank));
+        });
+        world.Synchronize();
+      };
+      all_reduce(small, 32);
+      const uint64_t blocks = world.device().host_blocks;
+      for (int round = 0; round < (kSanitized ? 2 : 4); ++round) all_reduce(large, kMany);
+      EXPECT_EQ(world.device().host_blocks, blocks)
+          << sharing << " lend, " << (kernels ? "with kernels" : "without");
+    }
+  }
+}
+
 // More pieces than the ranks can offer each other at a time, one after the other.
 TEST(LentDeviceBuffersTest, ManyPieces) {
   Rng rng(TestSeed());

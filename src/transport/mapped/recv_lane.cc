@@ -60,6 +60,10 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
   incoming->payload = slots_ + index_ * stride_ + sizeof(SlotHeader);
   incoming->target = nullptr;
   if ((header.source.region | header.target.region) == 0) return Status::Ok();
+  if (spec_.lane_class != LaneClass::kData) {
+    return InternalError(
+        fmt::format("{}: peer rank {} lends something here", Describe(spec_), producer_.rank));
+  }
   const auto find = [&](const RegionRef& place) {
     return producer_.regions == nullptr ? nullptr : producer_.regions->At(place, header.bytes);
   };
@@ -71,6 +75,9 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
   if (header.source.region != 0) incoming->payload = find(header.source);
   if (incoming->payload == nullptr) return unknown(header.source);
   if (header.target.region != 0) {
+    if (producer_.regions != nullptr && !producer_.regions->IsOfHost(header.target.region)) {
+      return unknown(header.target);
+    }
     incoming->target = find(header.target);
     if (incoming->target == nullptr) return unknown(header.target);
   }

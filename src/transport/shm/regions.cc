@@ -159,6 +159,10 @@ bool PeerRegions::Counts(uint32_t region) const {
          mapped_[region - 1].serial;
 }
 
+bool PeerRegions::IsOfHost(uint32_t region) const {
+  return region > mapped::kRegions || region == 0 || mapped_[region - 1].opened.data == nullptr;
+}
+
 std::byte* PeerRegions::At(const RegionRef& place, size_t bytes) const {
   if (place.region == 0 || place.region > mapped::kRegions) return nullptr;
   const Span memory = mapped_[place.region - 1].memory();

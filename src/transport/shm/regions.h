@@ -55,6 +55,7 @@ class PeerRegions final : public mapped::SharedRegions {
   void SetOpener(RegionOpener* opener);
   bool Reaches(uint32_t region) const override;
   bool Counts(uint32_t region) const override;
+  bool IsOfHost(uint32_t region) const override;
   std::byte* At(const RegionRef& place, size_t bytes) const override;
 
  private:
