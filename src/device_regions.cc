@@ -30,6 +30,11 @@ bool DeviceRegions::Holds(const std::byte* memory, size_t bytes) const {
 
 std::byte* DeviceRegions::Open(const Region::Handle& handle, size_t bytes) {
   Result<std::byte*> memory = device_->Open(number_, handle);
+  const size_t known = memory.ok() ? device_->BytesFrom(number_, *memory) : 0;
+  if (known != 0 && known < bytes) {
+    device_->Close(number_, *memory);
+    memory = InvalidArgument("the allocation is smaller");  // a defect of the peer's
+  }
   if (!memory.ok()) {
     Log(LogLevel::kInfo, LogSubsystem::kTransport,
         "device {} does not reach {} bytes that a peer has on its device, which therefore come "

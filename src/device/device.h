@@ -109,6 +109,8 @@ class Device {
   // use of it has ended.
   virtual Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) = 0;
   virtual void Close(int device, std::byte* memory) = 0;
+  // How far the allocation goes on from here, as `device` has it; 0: that is not known.
+  virtual size_t BytesFrom(int device, const std::byte* memory) = 0;
   // Lets devices reach memory of the host that is mapped here, as that of AllocateHost. Whole
   // pages.
   virtual Status Register(void* memory, size_t bytes) = 0;

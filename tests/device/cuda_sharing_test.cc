@@ -324,6 +324,7 @@ TEST_F(CudaSharingTest, FreedPiecesAreKept) {
       << ccl_get_last_error(nullptr);
   const DeviceShare share = DeviceMemory::Instance().Find(memory, 3'000'000);
   EXPECT_EQ(share.bytes, size_t{4} << 20) << "shares a block with others";
+  EXPECT_EQ(device_->BytesFrom(0, share.data + 256), share.bytes - 256);
   const Answer opened = peer_->Open(0, share.handle);
   ASSERT_EQ(opened.code, Code::kOk) << opened.message;
   EXPECT_EQ(ccl_mem_free(memory), CCL_SUCCESS);

@@ -4,7 +4,9 @@
 // rely.
 #include <gtest/gtest.h>
 
+#include "device_regions.h"
 #include "support/fake_device.h"
+#include "transport/loopback/loopback.h"
 
 namespace inccl::test {
 namespace {
@@ -65,6 +67,25 @@ TEST(FakeSharingTest, OpenAndFreed) {
   DeviceShare::Handle other = again.handle;
   other[0] ^= std::byte{1};
   EXPECT_FALSE(device.Open(0, other).ok());
+  EXPECT_EQ(device.opened, 0u);
+}
+
+// A defective peer says that it has lent more than there is.
+TEST(SharingTest, NoMoreIsOpenedThanThereIs) {
+  FakeDevice device(size_t{1} << 20);
+  const Result<DeviceShare> share = device.Share(device.Allocate(5000), 5000);
+  ASSERT_TRUE(share.ok());
+  const auto ends = MakeLoopback(1);
+  {
+    DeviceRegions regions(&device, 0, ends[0].get());
+    EXPECT_EQ(regions.Open(share->handle, share->bytes + 1), nullptr);
+    EXPECT_FALSE(regions.any());
+    EXPECT_EQ(device.opened, 0u);
+    EXPECT_EQ(regions.Open(share->handle, share->bytes), share->data);
+    EXPECT_TRUE(regions.Holds(share->data + share->bytes - 1, 1));
+    EXPECT_FALSE(regions.Holds(share->data + share->bytes - 1, 2));
+    EXPECT_EQ(device.opened, 1u);
+  }
   EXPECT_EQ(device.opened, 0u);
 }
 

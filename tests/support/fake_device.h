@@ -87,6 +87,7 @@ class FakeDevice final : public Device {
   Result<DeviceShare> Share(const void* memory, size_t bytes) override;
   Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) override;
   void Close(int device, std::byte* memory) override;
+  size_t BytesFrom(int device, const std::byte* memory) override;
   Status Register(void* memory, size_t bytes) override;
   void Unregister(void* memory) override;
   // Host pointers stay as they are; nullptr: neither of AllocateHost nor of Register.

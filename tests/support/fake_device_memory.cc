@@ -109,6 +109,13 @@ Result<DeviceShare> FakeDevice::Share(const void* memory, size_t bytes) {
   return share;
 }
 
+size_t FakeDevice::BytesFrom(int /*device*/, const std::byte* memory) {
+  const std::lock_guard lock(mutex_);
+  const auto found = Holding(memory, 1);
+  if (found == allocations_.end()) return 0;
+  return found->second.bytes - static_cast<size_t>(memory - found->first);
+}
+
 Result<std::byte*> FakeDevice::Open(int device, const DeviceShare::Handle& handle) {
   if (device < 0 || device >= kDevices) std::abort();
   Ticket ticket;

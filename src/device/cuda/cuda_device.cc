@@ -246,6 +246,16 @@ class CudaDevice final : public Device {
   Result<std::byte*> Open(int number, const DeviceShare::Handle& handle) override {
     return ipc_.Open(number, handle);
   }
+  size_t BytesFrom(int number, const std::byte* memory) override {
+    Result<Place> place = PlaceOf(number);
+    if (!place.ok()) return 0;
+    const Within within(driver_, place->context);
+    CUdeviceptr begin = 0;
+    size_t size = 0;
+    const bool found = within.status().ok() &&
+                       driver_.address_range(&begin, &size, Address(memory)) == CUDA_SUCCESS;
+    return found ? size - (Address(memory) - begin) : 0;
+  }
   void Close(int number, std::byte* memory) override { ipc_.Close(number, memory); }
 
   Status Register(void* memory, size_t bytes) override {
