@@ -154,14 +154,14 @@ void Liveness::FailAndTell(const Status& status, const Status& tell) {
   if (doorbell_ != nullptr) doorbell_->Ring();
 }
 
-// The caller's thread returns from its call as soon as it sees the error, and may destroy the
-// communicator while the thread that found it has not told the others yet.
 void Liveness::WaitFailed(Time limit) const {
   constexpr useconds_t kLook = 100;
   const Time end = SystemClock().Now() + limit;
   while (!failed() && SystemClock().Now() < end) usleep(kLook);
 }
 
+// The caller's thread returns from its call as soon as it sees the error, and may destroy the
+// communicator while the thread that found it has not told the others yet.
 void Liveness::WaitTold() {
   constexpr useconds_t kLook = 100;
   for (const Time end = SystemClock().Now() + kTellLimit; SystemClock().Now() < end;

@@ -102,8 +102,8 @@ class Task final : public Job {
                          uint32_t tag, StrandState* state);
   Result<bool> FillOutput(const BoundStrand& strand, const BoundStep& step,
                           const BoundOperand& operand, const Range& range, StrandState* state);
-  // Of an output on a lane that has a slot: what of it peers do, or find, in callers' memory.
   static bool KeepsResult(const BoundStrand& strand, const BoundStep& step);
+  // Of an output on a lane that has a slot: what of it peers do, or find, in callers' memory.
   void Lend(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
             const Range& range, StrandState* state, Outgoing* outgoing);
   bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);
