@@ -10,7 +10,8 @@ namespace inccl {
 
 bool Communicator::IsStaged(const Call& call) const {
   if (ends_.nranks == 1) return Reduces(call.collective) && call.op == ReduceOp::kPreMulSum;
-  return call.device < 0 || !engines_.Serves(call.device) || (options_.preserve_input && !InPlace(call, ends_.rank).empty());
+  return call.device < 0 || !engines_.Serves(call.device) ||
+         (options_.preserve_input && !InPlace(call, ends_.rank).empty());
 }
 
 Status Communicator::RunOnDevice(const Call& call) {

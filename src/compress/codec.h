@@ -115,8 +115,8 @@ class CodecState {
   // contribution is the input as it stands; kResult is the output.
   virtual bool InputIsPayload() const { return false; }
   virtual bool ResultIsPayload() const { return false; }
-  // Whether the consumer of such a kSum may take the producer's input in its place, as an operand of
-  // its own (kInput): what is done to inputs is the same on all ranks.
+  // Whether the consumer of such a kSum may take the producer's input in its place, as an operand
+  // of its own (kInput): what is done to inputs is the same on all ranks.
   virtual bool InputsAreAlike() const { return InputIsPayload(); }
   // Ends the call; stats may be null.
   virtual void Finish(CodecStats* stats) = 0;

@@ -87,8 +87,8 @@ class Device {
   // Memory of the host that the device copies from and to at full speed.
   virtual Result<std::byte*> AllocateHost(size_t bytes) = 0;
   virtual void FreeHost(std::byte* memory) = 0;
-  // Between memory of the host and of a device, either way, or of devices. Waits for the copy and for no stream of
-  // a caller's. From the library's own threads.
+  // Between memory of the host and of a device, either way, or of devices. Waits for the copy and
+  // for no stream of a caller's. From the library's own threads.
   virtual Status Copy(void* to, const void* from, size_t bytes) = 0;
 
   virtual Result<std::unique_ptr<DeviceQueue>> NewQueue(int device) = 0;

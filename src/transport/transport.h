@@ -173,7 +173,8 @@ class Transport {
   static constexpr int kOffersPerCall = 8;
   virtual uint32_t Offer(const Region& /*region*/) { return 0; }
   // After an error: from now on no slice that lies in this region can be released. What a peer that
-  // is late reads there, when its owner writes to it again, so ends in an error and not in a result.
+  // is late reads there, when its owner writes to it again, so ends in an error and not in a
+  // result.
   virtual void Withdraw(uint32_t /*region*/) {}
   // From the next Progress on; it outlives that, until another one or nullptr is set. Without one
   // peers' memory of devices stays where this rank does not reach it.

@@ -61,7 +61,8 @@ class EngineStepsTest : public ::testing::Test {
     LaneSpec spec{.channel = 0, .producer = 0, .consumers = {1}, .slot_bytes = kBytes, .depth = 2};
     lane_ = *ends_[0]->OpenSend(spec);
     slot_ = (*lane_->TryAcquire()).data;
-    engine_ = *DeviceEngine::Create(&device_, 1, ends_[0].get(), &regions_, {2 * kBytes, 2 * kBytes});
+    engine_ =
+        *DeviceEngine::Create(&device_, 1, ends_[0].get(), &regions_, {2 * kBytes, 2 * kBytes});
     EXPECT_TRUE(state_.plain.Begin({.nranks = 2, .count = kCount}).ok());
     input_ = device_.Allocate(kBytes, 1);
     output_ = device_.Allocate(kBytes, 1);
