@@ -206,6 +206,7 @@ TEST(HbiParts, StatisticsCount) {
 TEST(HbiParts, ErrorBoundsOfOtherTypesHold) {
   Rng rng(TestSeed());
   for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
+    int finite = 0;
     for (int i = 0; i < 10; ++i) {
       Case c = RandomParts(&rng);
       c.kind = Kind::kGauss;
@@ -224,7 +225,9 @@ TEST(HbiParts, ErrorBoundsOfOtherTypesHold) {
       ToFloat(type, typed[0].data(), result.data(), c.count);
       CodecStats stats;
       driver.state(0).Finish(&stats);
-      EXPECT_TRUE(std::isfinite(stats.error_bound));
+      // What many ranks rotate and round again may, at its worst, be more than fp16 holds.
+      EXPECT_TRUE(std::isfinite(stats.error_bound) || type == DataType::kFloat16);
+      finite += std::isfinite(stats.error_bound) ? 1 : 0;
       for (size_t e = 0; e < c.count; ++e) {
         double sum = 0;
         for (const std::vector<float>& x : values) sum += double{x[e]};
@@ -232,6 +235,7 @@ TEST(HbiParts, ErrorBoundsOfOtherTypesHold) {
         ASSERT_LE(std::fabs(double{result[e]} - sum), stats.error_bound);
       }
     }
+    EXPECT_GT(finite, 5) << Name(type);
   }
 }
 
