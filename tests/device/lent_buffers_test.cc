@@ -84,6 +84,11 @@ TEST(LentDeviceBuffersTest, EveryCollective) {
                       {.transport = "shm", .sharing = 2, .two_devices = true},
                       {.algorithm = "ring"}};
   for (const Way& way : ways) {
+#if defined(__SANITIZE_THREAD__)
+    // Ranks of one process have shared memory in several places: what orders them there is not
+    // seen.
+    if (std::strcmp(way.transport, "shm") == 0) continue;
+#endif
     Lenders lenders(way, &rng);
     for (const Collective& c : kCollectives) {
       SCOPED_TRACE(fmt::format(
@@ -281,10 +286,12 @@ TEST(LentDeviceBuffersTest, AnErrorOfOneIsAnErrorOfAll) {
     lenders.device().copies_until_failure = static_cast<int>(rng.Below(4));
     std::vector<float*> memory;
     for (int rank = 0; rank < 3; ++rank) memory.push_back(world.SharedFloats(4 * kCount));
-    world.ForAll([&](int rank) {
+    for (int rank = 0; rank < 3; ++rank) {
       float* const mine = memory[static_cast<size_t>(rank)];
-      return c.call(mine, mine + kCount, kCount, nullptr, world.comm(rank), world.handle(rank));
-    });
+      // The error of one before may be there already.
+      static_cast<void>(
+          c.call(mine, mine + kCount, kCount, nullptr, world.comm(rank), world.handle(rank)));
+    }
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_NE(world.AsyncError(rank), CCL_SUCCESS) << name << ", rank " << rank;
     }
