@@ -412,11 +412,10 @@ CCL_API ccl_result_t ccl_mem_alloc(void** ptr, size_t size);
  * Memory of a device for buffers, `size` bytes (not 0; CUDA: from 2 MiB on up to the next multiple
  * of 2 MiB) on device number `device`, with any contents. Calls on it give the same results as on
  * any other; it is memory that ranks of this host can open and reach where it lies (CUDA: from 2
- * MiB on). The current device of the
- * thread stays as it is. Memory that was opened by others stays taken after ccl_mem_free, and is
- * given out again here for at least half its size. CCL_INVALID_ARGUMENT: a size of
- * 0, no such device, or a process that has not loaded CUDA; CCL_UNHANDLED_CUDA_ERROR: the device
- * has no memory left.
+ * MiB on). The current device of the thread stays as it is. Memory that was opened by others stays
+ * taken after ccl_mem_free, and is given out again here: for at least half its size, or where the
+ * device has no other. CCL_INVALID_ARGUMENT: a size of 0, no such device, or a process that has not
+ * loaded CUDA; CCL_UNHANDLED_CUDA_ERROR: the device has no memory left.
  */
 CCL_API ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device);
 /** Frees memory of ccl_mem_alloc or ccl_mem_alloc_device; NULL is ignored. That of a device waits,

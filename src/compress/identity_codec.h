@@ -43,7 +43,8 @@ class IdentityState final : public CodecState {
   // forms that do not occur (kSide; kResult in a fold; a fold in a collective that only moves).
   Status Combine(const Range& range, std::span<const Term> inputs,
                  std::span<Term> outputs) override;
-  // Folds where all inputs and outputs are in memory of devices; what is a copy is the caller's.
+  // Folds of inputs in memory of devices: all of them, or at least two beside others, and outputs,
+  // in slots that kernels reach; what is a copy is the caller's.
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                       DeviceWork* work) override;
   Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,

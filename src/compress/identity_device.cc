@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What IdentityState does where all that it reads and writes is in memory of devices: one kernel,
-// with the same checks and the same bytes as Combine.
+// What IdentityState does where its inputs are in memory of devices, its own and lent ones: one
+// kernel, with the same checks and the same bytes as Combine. The rest may lie in slots.
 #include <algorithm>
 
 #include "compress/device_buffers.h"
@@ -15,38 +15,36 @@ Result<bool> IdentityState::Launch(const Range& range, std::span<const Term> inp
                                    std::span<Term> outputs, DeviceWork* work) {
   uint32_t bytes = 0;
   if (Status s = Check(range, inputs, outputs, &bytes); !s.ok()) return s;
-  // What kernels reach of it; nullptr: nothing.
-  size_t there = 0;
-  const auto reached = [&](const Term& term) -> std::byte* {
-    const bool on_device = work->OnDevice(term.data, bytes);
-    if (on_device) ++there;
-    std::byte* const at = on_device ? term.data : work->Reach(term.data, bytes);
-    return at != nullptr && IsAlignedTo(at, SizeOf(call_.type)) ? at : nullptr;
-  };
   if (bytes == 0 || outputs.size() > cuda::kMaxReduced) return false;
-  cuda::ReduceKernelArgs args{.type = call_.type,
-                              .op = call_.op,
-                              .count = range.count,
-                              .scaled = Scaled(inputs),
-                              .scale = scale_,
-                              .factor = factor_};
-  for (const Term& input : inputs) args.in[args.inputs++] = reached(input);
-  // One is a rank's own. Sums of what is in slots are made by the processor, where there are no
-  // others.
-  const bool reads_there = there == inputs.size() || there >= 2;
-  for (const Term& output : outputs) args.out[args.outputs++] = reached(output);
-  const auto nowhere = [](const void* at) { return at == nullptr; };
-  if (!reads_there || std::any_of(args.in, args.in + args.inputs, nowhere) ||
-      std::any_of(args.out, args.out + args.outputs, nowhere)) {
-    return false;
-  }
   const Step step = StepOf(inputs, outputs);
   // A kernel writes the same to all outputs, sums or what they are divided to.
   const bool sums = std::any_of(outputs.begin(), outputs.end(), [](const Term& output) {
     return output.format.form == Form::kSum;
   });
   if (step == Step::kCopy || (step == Step::kFoldAndDivide && sums)) return false;
+  // One is a rank's own. Sums of what is in slots are made by the processor, where there are no
+  // others.
+  const auto on_device = [&](const Term& term) { return work->OnDevice(term.data, bytes); };
+  const auto there = std::count_if(inputs.begin(), inputs.end(), on_device);
+  if (there < 2 && static_cast<size_t>(there) != inputs.size()) return false;
 
+  cuda::ReduceKernelArgs args{.type = call_.type,
+                              .op = call_.op,
+                              .count = range.count,
+                              .scaled = Scaled(inputs),
+                              .scale = scale_,
+                              .factor = factor_};
+  // Where kernels find it; nullptr: nowhere.
+  const auto reached = [&](const Term& term) -> std::byte* {
+    std::byte* const at = on_device(term) ? term.data : work->Reach(term.data, bytes);
+    return at != nullptr && IsAlignedTo(at, SizeOf(call_.type)) ? at : nullptr;
+  };
+  for (const Term& input : inputs) {
+    if ((args.in[args.inputs++] = reached(input)) == nullptr) return false;
+  }
+  for (const Term& output : outputs) {
+    if ((args.out[args.outputs++] = reached(output)) == nullptr) return false;
+  }
   if (step == Step::kFoldAndDivide) args.divisor = static_cast<uint32_t>(call_.nranks);
   Status status = work->Run(
       [&](const cuda::Launchers& kernels, void* stream) { return kernels.reduce(args, stream); });
