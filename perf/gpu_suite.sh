@@ -12,7 +12,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 programs_of() { # BUILD_DIR: what is run, relative to it
-  (cd "$1" && ls tests/cuda_*_test perf/cuda_kernel_bench perf/allreduce_bench perf/alltoall_bench perf/sendrecv_bench)
+  (cd "$1" && ls tests/cuda_tests perf/cuda_kernel_bench perf/allreduce_bench perf/alltoall_bench perf/sendrecv_bench)
 }
 
 pack() {
@@ -47,7 +47,7 @@ fi
 build=${1:-build/release}
 out=${2:-$build/gpu}
 mkdir -p "$out" || exit 1
-for program in tests/cuda_kernels_test perf/cuda_kernel_bench perf/allreduce_bench; do
+for program in tests/cuda_tests perf/cuda_kernel_bench perf/allreduce_bench; do
   if [ ! -x "$build/$program" ]; then
     echo "$0: no $build/$program: configure with INCCL_CUDA=ON, and build all" >&2
     exit 1
@@ -118,10 +118,7 @@ rm -f "$out"/*.json
 trap finish EXIT
 
 # 10^8 elements, byte for byte.
-for program in "$build"/tests/cuda_*_test; do
-  name=$(basename "$program")
-  step "$name" 120 env INCCL_TEST_ELEMENTS=100000000 GTEST_OUTPUT="json:$out/$name.tests.json" "$program"
-done
+step cuda_tests 120 env INCCL_TEST_ELEMENTS=100000000 GTEST_OUTPUT="json:$out/cuda_tests.tests.json" "$build/tests/cuda_tests"
 step kernels 45 "$build/perf/cuda_kernel_bench" --json "$out/kernels.json" && cat "$out/kernels.log"
 
 # bench NAME SECONDS PROGRAM ARGUMENT...: on the device, with a file for the report.
@@ -152,7 +149,7 @@ sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanit
 for tool in memcheck racecheck; do
   if [ -n "$sanitizer" ]; then
     step "$tool" 50 env INCCL_TEST_SEED=1 INCCL_TEST_ELEMENTS=0 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-      "$build/tests/cuda_kernels_test" --gtest_filter='*.ScaleCodes:*.EveryWidth*:*.Casts:*.SomeReductions'
+      "$build/tests/cuda_tests" --gtest_filter='*.ScaleCodes:*.EveryWidth*:*.Casts:*.SomeReductions'
   else
     skipped "$tool" "compute-sanitizer is not installed"
   fi

@@ -1,13 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing, builds and runs every test with gcc, under the address and undefined-behaviour sanitizers, and
-# those with threads under the thread sanitizer, and checks the format and lints. Goes on after a failure; exit status 0 if
-# all is well.
+# Installs what is missing, builds a release and runs every test. Goes on after a failure; exit status 0 if all is well.
 #
-# usage: tools/check.sh [--quick | --long] [--no-install] [-j JOBS]
-#   --quick        only the release build, its tests and the format
-#   --long         also: tests seen by clang, lints of benchmarks and tools, every fuzz target for a minute, a stress test
-#                  of 10^5 operations
+# usage: tools/check.sh [--all | --long] [--no-install] [-j JOBS]
+#   --all          also: the tests under the address and undefined-behaviour sanitizers, those with threads under the
+#                  thread sanitizer, which is clang's, and lints of what has changed since everything was last linted
+#   --long         all that, lints of everything, the tests seen by clang, every fuzz target for a minute, and a stress
+#                  test of 10^5 operations
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations and tests (default: the cores)
 #
@@ -16,14 +15,14 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-quick=0 long=0 install=1 jobs=$(nproc)
+all=0 long=0 install=1 jobs=$(nproc)
 while [ $# -gt 0 ]; do
   case "$1" in
-    --quick) quick=1 ;;
-    --long) long=1 ;;
+    --all) all=1 ;;
+    --long) all=1 long=1 ;;
     --no-install) install=0 ;;
     -j) shift; jobs=${1:?} ;;
-    *) sed -n 's/^# \{0,1\}//; 7,12p' "$0" >&2; exit 2 ;;
+    *) sed -n 's/^# \{0,1\}//; 6,13p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -53,31 +52,35 @@ step() {
   fi
 }
 
+# Clones share what the compiler cache has: paths below the clone are taken as relative.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 configure_and_build() {
   local launcher=()
   command -v ccache > /dev/null &&
     launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  cmake --preset "$1" "${launcher[@]}" && cmake --build --preset "$1" -j "$jobs"
+  # Of the GPUs, one architecture: packages have all of them.
+  cmake --preset "$1" "${launcher[@]}" -DINCCL_CUDA_ARCHITECTURES=90 && cmake --build --preset "$1" -j "$jobs"
 }
 
 # test_preset NAME: ctest of a preset; adds to the totals what its summary line says. Of what failing tests print, the
 # cases that went well are in the log only.
 test_preset() {
-  local log=$logs/test_$1.log begin=$SECONDS run=() bad all skipped
+  local log=$logs/test_$1.log begin=$SECONDS run=() bad total skipped again
   # Thread sanitizers of gcc 12 and clang 14 do not know kernels with much address randomization.
   if [ "$1" = tsan ] && setarch -R true 2> /dev/null; then run=(setarch -R); fi
   echo "== test $1"
   "${run[@]}" ctest --preset "$1" -j "$test_jobs" 2>&1 | tee "$log" |
     grep -Ev '^ *Start |^\[( RUN      |       OK )\] '
-  read -r bad all < <(sed -n 's/^.*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' "$log")
-  if [ -z "${all:-}" ]; then
+  read -r bad total < <(sed -n 's/^.*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' "$log")
+  if [ -z "${total:-}" ]; then
     summary+=("test $1: FAILED, no result, $log")
     failed=$((failed + 1))
   else
     skipped=$(grep -c '\*\*\*Skipped' "$log")
-    passed=$((passed + all - bad - skipped)) failed=$((failed + bad))
+    passed=$((passed + total - bad - skipped)) failed=$((failed + bad))
     [ "$bad" -eq 0 ] || failing_logs+=("$log")
-    summary+=("test $1: $((all - bad - skipped)) of $all passed, $skipped skipped, $((SECONDS - begin)) s")
+    again=$(grep -c '^== the machine stood still' "build/$1/Testing/Temporary/LastTest.log")
+    summary+=("test $1: $((total - bad - skipped)) of $total passed, $skipped skipped, $again run again after a standstill, $((SECONDS - begin)) s")
   fi
 }
 
@@ -85,7 +88,7 @@ sources() {
   find src include tests perf tools examples -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' -o -name '*.cu' \) "$@"
 }
 check_format() { sources -print0 | xargs -0 clang-format-14 --dry-run --Werror; }
-# clang-tidy shows the sources to clang; this shows it the tests.
+# Other steps show the sources to clang; this shows it the tests, without headers that were compiled before.
 clang_tests() {
   python3 - build/release/compile_commands.json "$PWD/tests/" << 'END' | xargs -0 -P "$jobs" -I {} sh -c {}
 import json, re, sys
@@ -93,25 +96,47 @@ for entry in json.load(open(sys.argv[1])):
     if entry["file"].startswith(sys.argv[2]):
         command = re.sub(r"^(\S*ccache )?\S+ ", "clang++-14 ", entry["command"])
         command = re.sub(r" -o \S+ -c ", " -fsyntax-only ", command)
+        command = re.sub(r" -Winvalid-pch -include \S+", "", command)
         print("cd " + entry["directory"] + " && " + command, end="\0")
 END
 }
-lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "^$PWD/($1)/.*\.cc$"; }
-stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_stress_test; }
+lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "$1"; }
+# What has changed below src since the commit that tools/linted names, at which --long has linted everything; a header is
+# seen in a source that includes it.
+lint_changed() {
+  local base file including files=()
+  base=$(cat tools/linted)
+  if ! git cat-file -e "$base^{commit}"; then
+    echo "no commit $base here: everything"
+    lint "^$PWD/src/.*\.cc$"
+    return
+  fi
+  while read -r file; do
+    case $file in
+      */device/cuda/*) ;;  # needs CUDA's headers
+      *.cc) files+=("$file") ;;
+      *.h) including=$(git grep -lF "#include \"${file#src/}\"" -- 'src/*.cc' | head -n 1)
+        [ -z "$including" ] || files+=("$including") ;;
+    esac
+  done < <(git diff --name-only --diff-filter=d "$base" -- src)
+  [ ${#files[@]} -gt 0 ] || { echo "nothing has changed"; return 0; }
+  printf '%s\n' "${files[@]}" | sort -u | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/release
+}
+stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_tests --source=stress_test.cc; }
 
 if [ "$install" = 1 ]; then step "install packages" tools/install_packages.sh; fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
-if command -v clang-format-14 > /dev/null || [ "$quick" = 0 ]; then step "format" check_format; fi
+step "format" check_format
 step "build release" configure_and_build release && test_preset release &&
   step "scorecard" tools/reliability_report.py --check build/release/results
-if [ "$quick" = 0 ]; then
+if [ "$all" = 1 ]; then
   for preset in asan tsan; do
     step "build $preset" configure_and_build "$preset" && test_preset "$preset"
   done
-  step "lint" lint src
+  [ "$long" = 1 ] || step "lint" lint_changed
 fi
 if [ "$long" = 1 ]; then
-  step "lint of perf and tools" lint "perf|tools"
+  step "lint" lint "^$PWD/(src|perf|tools)/.*\.cc$"
   step "tests with clang" clang_tests
   step "stress" stress
   step "build fuzz" configure_and_build fuzz && test_preset fuzz

@@ -10,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "build_paths.h"
 #include "compress/hbi_driver.h"
 #include "support/hbi_oracle.h"
 

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "build_paths.h"
 #include "device/device.h"
 #include "device/runtime.h"
 #include "inccl/ccl.h"

@@ -7,6 +7,7 @@
 #include <array>
 #include <string>
 
+#include "build_paths.h"
 #include "device/device.h"
 
 namespace inccl::test {

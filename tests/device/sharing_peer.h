@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "build_paths.h"
 #include "device/device.h"
 
 namespace inccl::test {

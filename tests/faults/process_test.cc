@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "build_paths.h"
 #include "faults/fault_test.h"
 #include "world/sanitizers.h"
 

@@ -17,6 +17,7 @@
 #include "api/world.h"
 #include "base/rng.h"
 #include "base/types.h"
+#include "build_paths.h"
 
 namespace inccl::test {
 

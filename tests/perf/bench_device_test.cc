@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "build_paths.h"
 #include "tools/run_program.h"
 
 namespace inccl::perf {

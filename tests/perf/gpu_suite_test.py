@@ -101,7 +101,7 @@ def make_build(root):
     for name in ("allreduce", "alltoall", "sendrecv"):
         program(build / f"perf/{name}_bench", BENCH)
     program(build / "perf/cuda_kernel_bench", KERNELS)
-    program(build / "tests/cuda_kernels_test", TESTS)
+    program(build / "tests/cuda_tests", TESTS)
     (build / "lib").mkdir()
     program(root / "bin/compute-sanitizer", "#!/bin/sh\nexit 0\n")
     # Of the system, and not to be given the libraries of another one.
@@ -128,7 +128,7 @@ def check_whole(source, root):
     assert not suite["failed"]
     steps = {step["step"]: step for step in suite["steps"]}
     assert all(step["exit_status"] == 0 for step in steps.values()), steps
-    assert {"cuda_kernels_test", "memcheck", "racecheck", "kernels"} <= set(steps)
+    assert {"cuda_tests", "memcheck", "racecheck", "kernels"} <= set(steps)
     # Every number of ranks over every link, small and large.
     for ranks in (2, 4, 8):
         for link in ("shm", "100", "10"):

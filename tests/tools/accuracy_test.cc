@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "build_paths.h"
 #include "tools/accuracy/measure.h"
 #include "tools/accuracy/numpy_random.h"
 #include "tools/accuracy/plot.h"

@@ -13,6 +13,7 @@
 
 #include "api/world.h"
 #include "base/rng.h"
+#include "build_paths.h"
 #include "collectives/program.h"
 #include "collectives/schedule.h"
 #include "cutting.h"

@@ -15,6 +15,7 @@
 
 #include "api/world.h"
 #include "base/env.h"
+#include "build_paths.h"
 #include "collectives/schedule.h"
 #include "compress/simd.h"
 #include "cpus.h"

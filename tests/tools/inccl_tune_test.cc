@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "build_paths.h"
 #include "tools/run_program.h"
 #include "tools/tune/rows.h"
 #include "tuner_table.h"

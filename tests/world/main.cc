@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The main function of every test program. A program holds the tests of one folder;
+// `--source=errors_test.cc` runs those of one of its files, as ctest does: a process for each file.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace {
+
+constexpr std::string_view kFlag = "--source=";
+
+std::string_view FileName(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+// A filter that lets through the tests that `source` defines; empty if there are none, or if one of
+// them has the name of another file's.
+std::string TestsOf(std::string_view source) {
+  std::string filter;
+  std::set<std::string> others;
+  std::set<std::string> own;
+  const auto& unit_test = *testing::UnitTest::GetInstance();
+  for (int i = 0; i < unit_test.total_test_suite_count(); ++i) {
+    const testing::TestSuite& suite = *unit_test.GetTestSuite(i);
+    for (int j = 0; j < suite.total_test_count(); ++j) {
+      const testing::TestInfo& test = *suite.GetTestInfo(j);
+      const std::string name = std::string(suite.name()) + "." + test.name();
+      const bool matches = FileName(test.file()) == source;
+      if (!(matches ? own : others).insert(name).second) {
+        std::fprintf(stderr, "two tests are named %s\n", name.c_str());
+        return "";
+      }
+      if (matches) filter += name + ":";
+    }
+  }
+  for (const std::string& name : own) {
+    if (others.count(name) != 0) {
+      std::fprintf(stderr, "two files have a test named %s\n", name.c_str());
+      return "";
+    }
+  }
+  if (own.empty()) {
+    std::fprintf(stderr, "no test of this program is defined in \"%.*s\"\n",
+                 static_cast<int>(source.size()), source.data());
+  }
+  return filter;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument.substr(0, kFlag.size()) != kFlag) {
+      std::fprintf(stderr, "unknown argument \"%s\"\n", argv[i]);
+      return 2;
+    }
+    const std::string filter = TestsOf(argument.substr(kFlag.size()));
+    if (filter.empty()) return 2;
+    GTEST_FLAG_SET(filter, filter);
+  }
+  return RUN_ALL_TESTS();
+}
