@@ -36,7 +36,7 @@ std::vector<int32_t> SumOf(int n, size_t first, int32_t step) {
 
 // As a caller in C passes it; a cast of a number that is no enumerator is undefined in C++.
 template <typename T>
-[[gnu::no_sanitize("enum")]] T Enum(int number) {
+__attribute__((no_sanitize("enum"))) T Enum(int number) {
   T value;
   std::memcpy(&value, &number, sizeof value);
   return value;
