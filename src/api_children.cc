@@ -23,10 +23,10 @@ ccl_comm_t Wrap(std::shared_ptr<Communicator> communicator, const InitOptions& o
   return handle;
 }
 
-// Now, or in a thread of its own by the end of the group.
-Status NowOrInGroup(std::function<Status()> job) {
+// Now, or by the end of the group, in the order of its calls.
+Status NowOrInGroup(const std::shared_ptr<Communicator>& parent, std::function<Status()> job) {
   if (Group* group = Group::Current(); group != nullptr) {
-    group->Add(std::move(job));
+    group->Add(parent, std::move(job));
     return Status::Ok();
   }
   return job();
@@ -74,13 +74,15 @@ ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* new
     }
     Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
     if (!options.ok()) return options.status();
-    return inccl::NowOrInGroup([parent = comm->impl, color, key, newcomm, options = *options] {
-      Result<std::shared_ptr<inccl::Communicator>> made =
-          inccl::Split(parent.get(), color, key, options);
-      if (!made.ok()) return made.status();
-      if (*made != nullptr) *newcomm = inccl::Wrap(*std::move(made), options);
-      return Status::Ok();
-    });
+    return inccl::NowOrInGroup(comm->impl,
+                               [parent = comm->impl, color, key, newcomm, options = *options] {
+                                 Result<std::shared_ptr<inccl::Communicator>> made =
+                                     inccl::Split(parent.get(), color, key, options);
+                                 if (!made.ok()) return made.status();
+                                 if (*made != nullptr)
+                                   *newcomm = inccl::Wrap(*std::move(made), options);
+                                 return Status::Ok();
+                               });
   });
 }
 
@@ -101,6 +103,7 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
     Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
     if (!options.ok()) return options.status();
     return inccl::NowOrInGroup(
+        comm->impl,
         [parent = comm->impl, set = *set, newcomm, flags, options = *options]() -> Status {
           if (flags == CCL_SHRINK_ABORT) {
             parent->Abort(inccl::RemoteError(

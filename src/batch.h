@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,7 +53,8 @@ class Turn {
       : stream_(std::move(stream)), place_(place), open_(batches) {}
 
   // As Stream::WaitTurn.
-  bool Wait(const std::function<bool()>& give_up) { return stream_->WaitTurn(place_, give_up); }
+  bool Wait(const Stream::GiveUp& give_up) { return stream_->WaitTurn(place_, give_up); }
+  std::string Before() const { return stream_->Before(place_); }
   // Once for each batch; the last leaves the place, with the first error.
   void Leave(const Status& status) {
     const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -64,8 +65,9 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   const bool takes_part = color >= 0;
   Invitation mine;
   Status failure;
+  const auto abandoned = std::make_shared<std::atomic<bool>>(false);
   if (takes_part && members.front() == rank) {
-    Result<UniqueId> id = CreateUniqueId(options.environment, /*ranks_are_waiting=*/true);
+    Result<UniqueId> id = CreateUniqueId(options.environment, abandoned);
     if (id.ok()) {
       id->Encode(mine.id.data());
       mine.made = 1;
@@ -76,7 +78,10 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   // Everybody takes part, whatever has happened: the others wait for it.
   Result<std::vector<Invitation>> invitations = Exchange(parent, mine);
   if (!failure.ok()) return failure;
-  if (!invitations.ok()) return invitations.status();
+  if (!invitations.ok()) {
+    abandoned->store(true);
+    return invitations.status();
+  }
   if (!takes_part) return std::shared_ptr<Communicator>();
   const Invitation& invitation = (*invitations)[static_cast<size_t>(members.front())];
   if (invitation.made == 0) {
@@ -86,16 +91,26 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   Result<UniqueId> id = UniqueId::Decode(invitation.id.data());
   if (!id.ok()) return id.status();
   const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
-  return JoinProcesses(
+  // A call on the parent like any other: it ends when the parent fails. Else a member that dies
+  // before it has come would be waited for, and so would everybody after an abort.
+  Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
       static_cast<int>(members.size()), static_cast<int>(place), ForJoining(options),
-      [&](const JoinOptions& join) { return JoinWithId(*id, join); }, nullptr);
+      [&](const JoinOptions& join) { return JoinWithId(*id, join); }, parent->failed_flag());
+  if (joined.ok()) return joined;
+  abandoned->store(true);
+  return parent->CauseOf(joined.status());
 }
 
 Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitOptions& options) {
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Shrunk shrunk;
   Survivors::Steps steps;
-  steps.create_id = [&] { return CreateUniqueId(options.environment, /*ranks_are_waiting=*/true); };
+  auto abandoned = std::make_shared<std::atomic<bool>>(false);  // the id of the round under way
+  steps.create_id = [&] {
+    abandoned->store(true);
+    abandoned = std::make_shared<std::atomic<bool>>(false);
+    return CreateUniqueId(options.environment, abandoned);
+  };
   steps.join = [&](const UniqueId& id, const Survivors::Outcome& outcome,
                    const std::atomic<bool>* cancelled) -> Status {
     const auto place =
@@ -107,12 +122,16 @@ Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitO
     Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
         static_cast<int>(outcome.members.size()), static_cast<int>(place), joining,
         [&](const JoinOptions& join) { return JoinWithId(id, join); }, cancelled);
-    if (!joined.ok()) return joined.status();
+    if (!joined.ok()) {
+      abandoned->store(true);
+      return joined.status();
+    }
     shrunk.communicator = *std::move(joined);
     return Status::Ok();
   };
   Result<Survivors::Outcome> outcome =
       parent->survivors()->Agree(excluded, parent->completed(), deadline, steps);
+  abandoned->store(true);  // without effect where all have joined
   if (!outcome.ok()) return outcome.status();
   shrunk.last_completed = outcome->last_completed;
   return shrunk;

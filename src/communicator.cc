@@ -28,11 +28,18 @@ WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
   return policy;
 }
 
+std::shared_ptr<const std::string> NextLabel(int rank, int nranks) {
+  static std::atomic<uint64_t> count{0};
+  return std::make_shared<const std::string>(
+      fmt::format("communicator {} (rank {}/{})", ++count, rank, nranks));
+}
+
 }  // namespace
 
 Communicator::Communicator(CommEnds ends, CommOptions options)
     : ends_(std::move(ends)),
       options_(std::move(options)),
+      label_(NextLabel(ends_.rank, ends_.nranks)),
       survivors_(ends_.rank, ends_.nranks, ends_.peer_names),
       liveness_({.rank = ends_.rank,
                  .nranks = ends_.nranks,
@@ -51,7 +58,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                {.with_kernels = kCopiesOfAStep * options_.slice_bytes,
                 .without = (static_cast<size_t>(ends_.nranks) + 1) * options_.slice_bytes}),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
-              [this] { return liveness_.failed(); }) {
+              [this](const Turn& turn, Time stalled) { return GivesUp(turn, stalled); }) {
   // Which kernels this CPU takes is found out at the first question, by instructions that are slow
   // on virtual machines: not in the first call.
   (void)StateOf(IdentityCodec())->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = 1});
@@ -77,6 +84,25 @@ void Communicator::Abort(const Status& why) {
   liveness_.Fail(why);
   { const std::lock_guard lock(call_mutex_); }
   worker_.WaitIdle();
+}
+
+void Communicator::AbortAll(const Status& why) {
+  survivors_.Cancel(why);
+  Abort(why);
+}
+
+Status Communicator::CauseOf(const Status& status) const {
+  if (status.code() == Code::kRemoteError) liveness_.WaitFailed(kCauseLimit);
+  return liveness_.failed() ? liveness_.error() : status;
+}
+
+bool Communicator::GivesUp(const Turn& turn, Time stalled) {
+  if (!liveness_.failed() && stalled >= options_.op_timeout) {
+    liveness_.Fail(TimeoutError(fmt::format(
+        "{} waited {} ms (limit {} ms) for its turn on a stream: before it comes {}", *label_,
+        stalled / kMillisecond, options_.op_timeout / kMillisecond, turn.Before())));
+  }
+  return liveness_.failed();
 }
 
 void Communicator::Revoke() {
@@ -126,6 +152,8 @@ Status Communicator::EnqueueAndWait(Batch batch) {
 }
 
 Status Communicator::InAnotherCall() const {
+  // Then the other call is on its way out, or is an abort.
+  if (liveness_.failed()) return liveness_.error();
   return InvalidArgument(
       fmt::format("comm: rank {}/{} is in another call; a communicator takes one thread at a time",
                   ends_.rank, ends_.nranks));

@@ -113,12 +113,21 @@ class Communicator {
 
   Status error() const { return liveness_.error(); }
   Survivors* survivors() { return &survivors_; }
-  // From any thread: what is in progress ends with an error; returns when it has.
+  // From any thread: calls in progress end with an error; returns when they have.
   void Abort(const Status& why);
+  // Abort, and a shrink in progress ends, too. For good: later ones do not begin.
+  void AbortAll(const Status& why);
   // From any thread: the error becomes sticky, here and on all other ranks.
   void Fail(const Status& status) { liveness_.Fail(status); }
   // From any thread: all ranks' calls end with an error.
   void Revoke();
+  // Turns true when there is an error.
+  const std::atomic<bool>* failed_flag() const { return liveness_.failed_flag(); }
+  // What went wrong on the way to a communicator of this one's ranks: this one's error, if there is
+  // one or comes soon; else `status`.
+  Status CauseOf(const Status& status) const;
+  // For messages about several communicators: "communicator 3 (rank 0/2)", counted in this process.
+  const std::shared_ptr<const std::string>& label() const { return label_; }
   // Collectives that have completed on this rank, sends and receives not counted.
   uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
 
@@ -147,6 +156,8 @@ class Communicator {
   Status MakeSticky(const Status& status);
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
+  // Whether a batch is not to wait for its turn any more.
+  bool GivesUp(const Turn& turn, Time stalled);
   bool Streams(const Call& call) const;
   // Whether slots can be written past the caches.
   bool CanStreamPayloads(Algorithm algorithm) const;
@@ -159,6 +170,7 @@ class Communicator {
 
   CommEnds ends_;
   const CommOptions options_;
+  const std::shared_ptr<const std::string> label_;
   Survivors survivors_;
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;

@@ -18,27 +18,34 @@ constexpr useconds_t kSeldom = 20;
 
 }  // namespace
 
-Result<uint64_t> DeviceStream::Enter() {
-  const std::lock_guard lock(mutex_);  // the stream's order is that of the places
+// Places are taken one at a time: the stream's order is theirs.
+Result<uint64_t> DeviceStream::TakePlace() {
   if (Status status = order_->Append(static_cast<uint32_t>(entered_)); !status.ok()) return status;
   return entered_++;
 }
 
-bool DeviceStream::WaitTurn(uint64_t place, const std::function<bool()>& give_up) {
+bool DeviceStream::WaitTurn(uint64_t place, const GiveUp& give_up) {
   const auto number = static_cast<uint32_t>(place);
   const Time start = SystemClock().Now();
+  Standstill standstill;
   while (!order_->Reached(number)) {
     if (SystemClock().Now() - start < kLookOften) {
       sched_yield();
       continue;
     }
-    if (give_up()) return false;
+    uint64_t left = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      left = left_.count();
+    }
+    const Time stalled = standstill.Look(left);
+    if (give_up(left < place ? stalled : 0)) return false;
     usleep(kSeldom);
   }
   return true;
 }
 
-void DeviceStream::Leave(uint64_t place, const Status& /*status*/) {
+void DeviceStream::LeavePlace(uint64_t place, const Status& /*status*/) {
   const std::lock_guard lock(mutex_);
   left_.Leave(place);
   // A place that was left before its turn lets nothing pass that is still running.

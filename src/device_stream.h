@@ -17,15 +17,18 @@ class DeviceStream final : public Stream {
  public:
   explicit DeviceStream(std::unique_ptr<DeviceOrder> order) : order_(std::move(order)) {}
   Status Check() override { return order_->Check(); }
-  Result<uint64_t> Enter() override;
-  bool WaitTurn(uint64_t place, const std::function<bool()>& give_up) override;
+  // No limit of time for what the device does of its own before.
+  bool WaitTurn(uint64_t place, const GiveUp& give_up) override;
+
+ protected:
+  Result<uint64_t> TakePlace() override;
   // The error is its communicator's to keep: the device knows none.
-  void Leave(uint64_t place, const Status& status) override;
+  void LeavePlace(uint64_t place, const Status& status) override;
 
  private:
   const std::unique_ptr<DeviceOrder> order_;
+  uint64_t entered_ = 0;  // of TakePlace
   std::mutex mutex_;
-  uint64_t entered_ = 0;
   LeftPlaces left_;
 };
 

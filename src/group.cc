@@ -14,6 +14,14 @@ namespace {
 // leaves it behind.
 thread_local Group* current = nullptr;
 
+Status Guard(const std::function<Status()>& job) {
+  try {
+    return job();
+  } catch (const std::exception& e) {
+    return SystemError(e.what());
+  }
+}
+
 }  // namespace
 
 Group* Group::Current() { return current; }
@@ -33,123 +41,180 @@ Status Group::End() {
   if (--current->depth_ > 0) return Status::Ok();
   const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // what follows is in none
   if (!group->spoiled_.ok()) return group->spoiled_;
-  Status status = group->RunJobs();
-  return status.ok() ? group->RunParts() : status;
+  return group->Run();
 }
 
-Group::Part& Group::PartOf(const std::shared_ptr<Communicator>& communicator,
-                           const std::shared_ptr<Stream>& stream) {
+void Group::Step::AddStream(const std::shared_ptr<Stream>& stream) {
+  if (stream == nullptr) {
+    waits = true;
+  } else if (!GoesTo(stream)) {
+    streams.push_back(stream);
+  }
+}
+
+bool Group::Step::GoesTo(const std::shared_ptr<Stream>& stream) const {
+  return std::find(streams.begin(), streams.end(), stream) != streams.end();
+}
+
+Group::Part& Group::PartOf(const std::shared_ptr<Communicator>& communicator) {
   auto part = std::find_if(parts_.begin(), parts_.end(),
                            [&](const Part& p) { return p.communicator == communicator; });
-  if (part == parts_.end()) {
-    parts_.emplace_back().communicator = communicator;
-    part = parts_.end() - 1;
-  }
-  if (stream == nullptr) {
-    part->waits = true;
-  } else if (std::find(part->streams.begin(), part->streams.end(), stream) == part->streams.end()) {
-    part->streams.push_back(stream);
-  }
-  return *part;
+  if (part != parts_.end()) return *part;
+  parts_.emplace_back().communicator = communicator;
+  return parts_.back();
 }
 
 void Group::Add(const std::shared_ptr<Communicator>& communicator,
                 const std::shared_ptr<Stream>& stream, const Call& call) {
-  PartOf(communicator, stream).batch.calls.push_back(call);
+  Step& step = PartOf(communicator).steps.back();
+  step.AddStream(stream);
+  step.batch.calls.push_back(call);
 }
 
+// All of them at the same time, so with the first step.
 void Group::Add(const std::shared_ptr<Communicator>& communicator,
                 const std::shared_ptr<Stream>& stream, const PointCall& call) {
-  PartOf(communicator, stream).batch.points.push_back(call);
+  Step& step = PartOf(communicator).steps.front();
+  step.AddStream(stream);
+  step.batch.points.push_back(call);
 }
 
-// They wait for each other, maybe: each needs a thread of its own.
-Status Group::RunJobs() {
-  if (jobs_.size() == 1) return jobs_.front()();
-  std::vector<Status> results(jobs_.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < jobs_.size(); ++i) {
-    Result<std::thread> thread = StartThread("inccl-group", [this, i, &results] {
-      try {
-        results[i] = jobs_[i]();
-      } catch (const std::exception& e) {
-        results[i] = SystemError(e.what());
+void Group::Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {
+  Part& part = PartOf(communicator);
+  part.steps.back().job = std::move(job);
+  part.steps.emplace_back();
+}
+
+void Group::EnterAll() {
+  std::vector<Stream*> streams;
+  std::vector<Stream::User> users;
+  std::vector<int> steps;  // by stream
+  for (const Part& part : parts_) {
+    part.communicator->PrepareFor(part.steps.front().batch.points);
+    for (const Step& step : part.steps) {
+      for (const std::shared_ptr<Stream>& stream : step.streams) {
+        const auto found = std::find(streams.begin(), streams.end(), stream.get());
+        const auto at = static_cast<size_t>(found - streams.begin());
+        if (found == streams.end()) {
+          entered_.emplace_back().stream = stream;
+          streams.push_back(stream.get());
+          users.push_back(part.communicator->label());
+          steps.push_back(0);
+        } else if (users[at]->find(*part.communicator->label()) == std::string::npos) {
+          users[at] = std::make_shared<const std::string>(*users[at] + " and " +
+                                                          *part.communicator->label());
+        }
+        ++steps[at];
       }
+    }
+  }
+  const std::vector<Result<uint64_t>> places = Stream::EnterAll(streams, users);
+  for (size_t i = 0; i < entered_.size(); ++i) {
+    if (places[i].ok()) {
+      entered_[i].turn = std::make_shared<Turn>(entered_[i].stream, *places[i], steps[i]);
+    } else {
+      // No longer an argument that is checked before anything happens.
+      const Status& status = places[i].status();
+      const bool refused = status.code() == Code::kInvalidArgument;
+      entered_[i].status = {refused ? Code::kInvalidUsage : status.code(), status.message()};
+    }
+  }
+}
+
+const Group::Entered& Group::EnteredOf(const std::shared_ptr<Stream>& stream) const {
+  return *std::find_if(entered_.begin(), entered_.end(),
+                       [&](const Entered& e) { return e.stream == stream; });
+}
+
+Status Group::Start(Communicator* communicator, Step* step,
+                    const std::shared_ptr<Completion>& waits) {
+  if (step->batch.calls.empty() && step->batch.points.empty()) return Status::Ok();
+  Status status;
+  for (const std::shared_ptr<Stream>& stream : step->streams) {
+    const Entered& entered = EnteredOf(stream);
+    if (entered.turn != nullptr) {
+      step->batch.turns.push_back(entered.turn);
+    } else if (status.ok()) {
+      status = entered.status;
+    }
+  }
+  if (step->waits) {
+    waits->Add();
+    step->batch.completion = waits;
+  }
+  const std::vector<std::shared_ptr<Turn>> turns = step->batch.turns;
+  if (status.ok()) {
+    status = CatchOutOfMemory([&] { return communicator->Enqueue(std::move(step->batch)); });
+  }
+  if (status.ok()) return status;
+  communicator->Fail(status);  // the other ranks are not to wait for it
+  for (const std::shared_ptr<Turn>& turn : turns) turn->Leave(status);
+  if (step->waits) waits->Done(status);
+  return status;
+}
+
+// With jobs in between. Each begins when the calls without a stream before it have completed.
+Status Group::RunInOrder(Part* part) {
+  Status first;
+  const auto note = [&](const Status& status) {
+    if (first.ok()) first = status;
+  };
+  for (Step& step : part->steps) {
+    const auto completion = std::make_shared<Completion>();
+    note(Start(part->communicator.get(), &step, completion));
+    note(completion->Wait());
+    if (step.job) note(Guard(step.job));
+  }
+  return first;
+}
+
+// There is no thread to run it.
+void Group::GiveUp(Part* part, const Status& status) {
+  part->communicator->Fail(status);
+  for (const Step& step : part->steps) {
+    for (const std::shared_ptr<Stream>& stream : step.streams) {
+      if (const Entered& entered = EnteredOf(stream); entered.turn != nullptr) {
+        entered.turn->Leave(status);
+      }
+    }
+  }
+}
+
+Status Group::Run() {
+  if (parts_.empty() && jobs_.size() == 1) return jobs_.front()();
+  if (jobs_.empty() && parts_.size() == 1 && parts_[0].steps.size() == 1) {
+    Part& only = parts_[0];
+    if (only.steps[0].streams.empty() && only.communicator->idle()) {
+      return only.communicator->RunBatch(only.steps[0].batch);
+    }
+  }
+  EnterAll();
+  std::vector<Status> results(parts_.size() + jobs_.size());
+  const auto completion = std::make_shared<Completion>();
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].steps.size() > 1) continue;
+    results[i] = Start(parts_[i].communicator.get(), &parts_[i].steps[0], completion);
+  }
+  // They wait for each other, maybe: each needs a thread of its own.
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < results.size(); ++i) {
+    Part* const part = i < parts_.size() ? &parts_[i] : nullptr;
+    if (part != nullptr && part->steps.size() == 1) continue;
+    Result<std::thread> thread = StartThread("inccl-group", [this, i, part, &results] {
+      results[i] = part != nullptr ? RunInOrder(part) : Guard(jobs_[i - parts_.size()]);
     });
     if (thread.ok()) {
       threads.push_back(*std::move(thread));
-    } else {
-      results[i] = thread.status();
+      continue;
     }
+    results[i] = thread.status();
+    if (part != nullptr) GiveUp(part, thread.status());
   }
   for (std::thread& thread : threads) thread.join();
+  results.push_back(completion->Wait());
   const auto failed =
       std::find_if(results.begin(), results.end(), [](const Status& s) { return !s.ok(); });
   return failed == results.end() ? Status::Ok() : *failed;
-}
-
-std::vector<Group::Entered> Group::EnterAll() {
-  for (const Part& part : parts_) part.communicator->PrepareFor(part.batch.points);
-  std::vector<Entered> all;
-  const auto goes_to = [](const Part& part, const std::shared_ptr<Stream>& stream) {
-    return std::find(part.streams.begin(), part.streams.end(), stream) != part.streams.end();
-  };
-  for (const Part& part : parts_) {
-    for (const std::shared_ptr<Stream>& stream : part.streams) {
-      if (std::any_of(all.begin(), all.end(),
-                      [&](const Entered& e) { return e.stream == stream; })) {
-        continue;
-      }
-      Entered& entered = all.emplace_back();
-      entered.stream = stream;
-      Result<uint64_t> place = stream->Enter();
-      if (place.ok()) {
-        const auto users = std::count_if(parts_.begin(), parts_.end(),
-                                         [&](const Part& p) { return goes_to(p, stream); });
-        entered.turn = std::make_shared<Turn>(stream, *place, static_cast<int>(users));
-      } else {
-        // No longer an argument that is checked before anything happens.
-        const bool refused = place.status().code() == Code::kInvalidArgument;
-        entered.status = {refused ? Code::kInvalidUsage : place.status().code(),
-                          place.status().message()};
-      }
-    }
-  }
-  return all;
-}
-
-Status Group::RunParts() {
-  if (parts_.size() == 1 && parts_[0].streams.empty() && parts_[0].communicator->idle()) {
-    return parts_[0].communicator->RunBatch(parts_[0].batch);
-  }
-  const auto completion = std::make_shared<Completion>();
-  const std::vector<Entered> all = EnterAll();
-  Status first;
-  for (Part& part : parts_) {
-    Status status;
-    for (const std::shared_ptr<Stream>& stream : part.streams) {
-      const auto entered = std::find_if(all.begin(), all.end(),
-                                        [&](const Entered& e) { return e.stream == stream; });
-      if (entered->turn != nullptr) {
-        part.batch.turns.push_back(entered->turn);
-      } else if (status.ok()) {
-        status = entered->status;
-      }
-    }
-    if (part.waits) {
-      completion->Add();
-      part.batch.completion = completion;
-    }
-    const std::vector<std::shared_ptr<Turn>> turns = part.batch.turns;
-    if (status.ok()) status = part.communicator->Enqueue(std::move(part.batch));
-    if (status.ok()) continue;
-    part.communicator->Fail(status);  // the other ranks are not to wait for it
-    for (const std::shared_ptr<Turn>& turn : turns) turn->Leave(status);
-    if (part.waits) completion->Done(status);
-    if (first.ok()) first = status;
-  }
-  Status status = completion->Wait();
-  return first.ok() ? status : first;
 }
 
 }  // namespace inccl

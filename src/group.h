@@ -27,7 +27,9 @@ class Group {
            const Call& call);
   void Add(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<Stream>& stream,
            const PointCall& call);
-  // A job of its own thread: creation of a communicator.
+  // Makes a communicator of this one: after the calls on it before, and before those after.
+  void Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job);
+  // Makes a communicator of none.
   void Add(std::function<Status()> job) { jobs_.push_back(std::move(job)); }
   // A call of the group was wrong: nothing will be started.
   void Spoil(const Status& status) {
@@ -35,28 +37,40 @@ class Group {
   }
 
  private:
+  // Some calls of a communicator, and what is done after them.
+  struct Step {
+    Batch batch;
+    std::vector<std::shared_ptr<Stream>> streams;  // of its calls, each once
+    bool waits = false;                            // has calls without a stream
+    std::function<Status()> job;                   // may be empty
+
+    void AddStream(const std::shared_ptr<Stream>& stream);
+    bool GoesTo(const std::shared_ptr<Stream>& stream) const;
+  };
   struct Part {
     std::shared_ptr<Communicator> communicator;
-    std::vector<std::shared_ptr<Stream>> streams;  // each once
-    bool waits = false;                            // has calls without a stream
-    Batch batch;
+    std::vector<Step> steps = std::vector<Step>(1);  // in order; all but the last have a job
   };
-
-  Part& PartOf(const std::shared_ptr<Communicator>& communicator,
-               const std::shared_ptr<Stream>& stream);
-  Status RunJobs();
-  // A place on the stream, for all parts that go there.
+  // A place on the stream, for all steps that go there.
   struct Entered {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Turn> turn;  // nullptr: the stream has refused, and says why
     Status status;
   };
-  std::vector<Entered> EnterAll();
-  Status RunParts();
+
+  Part& PartOf(const std::shared_ptr<Communicator>& communicator);
+  void EnterAll();
+  const Entered& EnteredOf(const std::shared_ptr<Stream>& stream) const;
+  // Hands the calls over.
+  Status Start(Communicator* communicator, Step* step, const std::shared_ptr<Completion>& waits);
+  Status RunInOrder(Part* part);
+  void GiveUp(Part* part, const Status& status);
+  Status Run();
 
   int depth_ = 1;
   std::vector<Part> parts_;  // in the order in which their communicators first came
   std::vector<std::function<Status()>> jobs_;
+  std::vector<Entered> entered_;
   Status spoiled_;
 };
 

@@ -127,14 +127,15 @@ ccl_result_t Return(const Status& status) {
 const std::string& LastError(ccl_comm_t comm) {
   Status* const last = last_errors.Get();
   if (last == nullptr || last_error_lost) return OutOfMemory().message();
-  if (comm != nullptr && comm->magic.load() == ccl_comm::kMagic) {
-    const ccl_comm::State state = comm->state.load();
-    Status sticky;
-    if (state == ccl_comm::State::kFailed) sticky = comm->creation_error;
-    // `impl` is the background thread's while it creates.
-    if (state != ccl_comm::State::kCreating && comm->impl != nullptr) sticky = comm->impl->error();
-    if (!sticky.ok()) *last = sticky;
-  }
+  if (comm == nullptr) return last->message();
+  const Lease lease(comm, Need::kHandle);
+  if (!lease.ok()) return last->message();
+  const ccl_comm::State state = comm->state.load();
+  Status sticky;
+  if (state == ccl_comm::State::kFailed) sticky = comm->creation_error;
+  // `impl` is the background thread's while it creates.
+  if (state != ccl_comm::State::kCreating && comm->impl != nullptr) sticky = comm->impl->error();
+  if (!sticky.ok()) *last = sticky;
   return last->message();
 }
 

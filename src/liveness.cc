@@ -249,7 +249,7 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
   } else if (kind == kWhere) {
     return OnWhere(peer, body);
   } else if (Survivors::Owns(kind)) {
-    return survivors_->OnMessage(peer, kind, body);
+    if (survivors_->OnMessage(peer, kind, body)) return;
   } else if (kind == kError) {
     return OnError(peer, body);
   }

@@ -44,6 +44,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void EndCall();
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
+  const std::atomic<bool>* failed_flag() const { return &failed_; }
   Status error() const;
   // The first error wins; it is told to all peers.
   void Fail(const Status& status);

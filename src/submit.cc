@@ -103,7 +103,7 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
   if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
   Batch batch;
   Put(call, &batch);
-  Result<uint64_t> place = stream->Enter();
+  Result<uint64_t> place = stream->Enter(communicator->label());
   if (!place.ok()) {
     // The others are not to wait for this rank.
     if (place.status().code() != Code::kInvalidArgument) communicator->Fail(place.status());

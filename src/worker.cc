@@ -7,7 +7,7 @@
 
 namespace inccl {
 
-Worker::Worker(std::function<Status(const Batch&)> run, std::function<bool()> give_up)
+Worker::Worker(std::function<Status(const Batch&)> run, GiveUp give_up)
     : run_(std::move(run)), give_up_(std::move(give_up)) {}
 
 Worker::~Worker() {
@@ -45,7 +45,9 @@ void Worker::Loop() {
     const Batch batch = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    for (const std::shared_ptr<Turn>& turn : batch.turns) turn->Wait(give_up_);
+    for (const std::shared_ptr<Turn>& turn : batch.turns) {
+      turn->Wait([&](Time stalled) { return give_up_(*turn, stalled); });
+    }
     const Status status = run_(batch);
     // First idle, then told: who was told may call at once and find the communicator free.
     lock.lock();

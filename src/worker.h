@@ -19,8 +19,11 @@ namespace inccl {
 
 class Worker {
  public:
-  // `run` performs a batch; `give_up` says that waiting for other communicators is pointless.
-  Worker(std::function<Status(const Batch&)> run, std::function<bool()> give_up);
+  // Whether to stop waiting for a turn on whose stream nothing has moved for so long.
+  using GiveUp = std::function<bool(const Turn& turn, Time stalled)>;
+
+  // `run` performs a batch.
+  Worker(std::function<Status(const Batch&)> run, GiveUp give_up);
   // Runs what is queued, then ends the thread.
   ~Worker();
   Worker(const Worker&) = delete;
@@ -35,7 +38,7 @@ class Worker {
   void Loop();
 
   const std::function<Status(const Batch&)> run_;
-  const std::function<bool()> give_up_;
+  const GiveUp give_up_;
   std::atomic<int> open_{0};  // queued and running
   std::mutex mutex_;
   std::condition_variable changed_;

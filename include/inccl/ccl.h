@@ -136,7 +136,8 @@ typedef struct {
   int preserve_input;    /**< 1: after an error, the buffer of a call in place holds its input
                             again; costs a copy of the input per such call. */
   int init_timeout_ms;   /**< Deadline of creation; default 120000. */
-  int op_timeout_ms;     /**< Deadline of an operation without progress; default 600000. */
+  int op_timeout_ms;     /**< Deadline of an operation without progress, and of its turn on a stream
+                            on which nothing moves; default 600000. */
   int heartbeat_ms; /**< Interval of signs of life between hosts; default 1000. Unused on one host.
                      */
   int dead_ms; /**< Silence after which a peer on another host counts as dead; default 10000. */
@@ -197,7 +198,7 @@ CCL_API const char* ccl_get_error_string(ccl_result_t result);
 /**
  * The text of the last error: of the communicator, or with NULL of the calling thread's last failed
  * call. Names the argument, the local rank, the peer and the value. Valid until the next call on
- * the same thread.
+ * the same thread. Any thread, also while another aborts the communicator.
  */
 CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
 
@@ -239,7 +240,8 @@ CCL_API ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* d
 /**
  * Divides a communicator: ranks with equal `color` (>= 0) form a new one, ordered by `key` and,
  * where keys are equal, by their rank in `comm`. With CCL_SPLIT_NOCOLOR a rank takes part and gets
- * NULL. Collective over `comm`, in the order of its calls; waits. config NULL: that of `comm`.
+ * NULL. Collective over `comm`, in the order of its calls; waits. Ends with the error of `comm`
+ * when that fails, as when a rank of it dies. config NULL: that of `comm`.
  */
 CCL_API ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* newcomm,
                                     const ccl_config_t* config);
@@ -275,7 +277,8 @@ CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
 CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
 /** Ends a communicator at any time, from any thread, within a second (longer if a device works for
- * it), and frees it: what is in progress ends with an error. NULL is CCL_INVALID_ARGUMENT. */
+ * it), and frees it: what is in progress, its creation, finalization, splits and shrinks included,
+ * ends with an error. NULL is CCL_INVALID_ARGUMENT. */
 CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
 
 /** Makes a communicator fail on all ranks, from any thread: calls in progress and all later ones
@@ -360,8 +363,9 @@ CCL_API ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int
 /**
  * Calls between ccl_group_start and the matching ccl_group_end of a thread are started together by
  * the outermost ccl_group_end, which waits for those without a stream. All sends and receives of a
- * communicator progress at the same time, then its collectives run in order; different
- * communicators progress at the same time, so one thread can call for several ranks.
+ * communicator progress at the same time, then its collectives, splits and shrinks run in the order
+ * of the calls; different communicators progress at the same time, so one thread can call for
+ * several ranks. The group takes its places on all its streams at one moment.
  * ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split and ccl_comm_shrink in a group are
  * also done by its end, which waits for them (blocking = 0 too) and writes the new handles: until
  * then they are NULL. An error of a call inside is returned by it and again by the outermost

@@ -137,6 +137,28 @@ TEST(LifecycleTest, OneOfTwoAbortsWins) {
   }
 }
 
+// The text of the last error is asked for while another thread takes the communicator away.
+TEST(LifecycleTest, LastErrorBesideAbort) {
+  for (int i = 0; i < (kSanitized ? 50 : 150); ++i) {
+    ccl_comm_t comms[3];
+    CHECK_OK(ccl_comm_init_all(comms, 3, nullptr));
+    CHECK_OK(ccl_comm_revoke(comms[2]));
+    std::atomic<bool> asked{false}, over{false};
+    std::thread asker([&] {
+      while (!over) {
+        const std::string text = ccl_get_last_error(comms[2]);
+        EXPECT_TRUE(text.empty() || text.find("rank 2/3 revoked") != std::string::npos) << text;
+        asked = true;
+      }
+    });
+    while (!asked) std::this_thread::yield();
+    CHECK_OK(i % 2 == 0 ? ccl_comm_abort(comms[2]) : ccl_comm_destroy(comms[2]));
+    over = true;
+    asker.join();
+    for (int rank = 0; rank < 2; ++rank) CHECK_OK(ccl_comm_destroy(comms[rank]));
+  }
+}
+
 TEST(LifecycleTest, RevokeReachesAllRanks) {
   RunProcesses(3, [](int rank, ccl_comm_t comm) {
     std::vector<float> value(1000, 1.0f);

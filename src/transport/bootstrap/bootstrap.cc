@@ -222,7 +222,8 @@ Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
 
 using namespace bootstrap;  // NOLINT(google-build-using-namespace): the definitions below
 
-Result<UniqueId> CreateUniqueId(const Environment& environment, bool ranks_are_waiting) {
+Result<UniqueId> CreateUniqueId(const Environment& environment,
+                                std::shared_ptr<const std::atomic<bool>> abandoned) {
   UniqueId id;
   Mac secret;
   if (Status status = FillRandom(id.nonce); !status.ok()) return status;
@@ -234,7 +235,7 @@ Result<UniqueId> CreateUniqueId(const Environment& environment, bool ranks_are_w
   if (!key.ok()) return key.status();
   root.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce};
   root.lifetime = 2 * environment.init_timeout_ms * kMillisecond;
-  root.from_the_start = ranks_are_waiting;
+  root.abandoned = std::move(abandoned);
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
   if (!addresses.ok()) return addresses.status();
   for (UniqueIdAddress& address : *addresses) {

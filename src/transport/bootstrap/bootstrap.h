@@ -8,6 +8,7 @@
 #define INCCL_TRANSPORT_BOOTSTRAP_BOOTSTRAP_H_
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,9 +36,10 @@ struct JoinOptions {
 
 // A new id, and the thread that serves it: one communicator, from this process, as long as the
 // process lives. Uses socket_ifname, secret_file and init_timeout_ms.
-// `ranks_are_waiting`: they come at once or never, so that the rendezvous ends also if nobody
-// comes.
-Result<UniqueId> CreateUniqueId(const Environment& environment, bool ranks_are_waiting = false);
+// `abandoned`, unless null: the ranks come at once or never, so the rendezvous ends also if nobody
+// comes, and soon after a failure or after this has turned true.
+Result<UniqueId> CreateUniqueId(const Environment& environment,
+                                std::shared_ptr<const std::atomic<bool>> abandoned = nullptr);
 
 // Any thread; the ranks may be threads or processes of this host. kTimeout naming the ranks that
 // are missing, kInvalidUsage if ranks do not fit together, kRemoteError if one died, kSystemError.

@@ -58,6 +58,16 @@ Attempt Hopeless(Status status) {
   return attempt;
 }
 
+// As bootstrap::WaitFor; false also when the caller does not want to join any more.
+bool WaitFor(int fd, short events, Time until, const ClientOptions& options) {
+  while (options.cancelled != nullptr && !options.cancelled->load()) {
+    const Time next = std::min(until, SystemClock().Now() + kCancelLag);
+    if (bootstrap::WaitFor(fd, events, next)) return true;
+    if (next == until) return false;
+  }
+  return options.cancelled == nullptr && bootstrap::WaitFor(fd, events, until);
+}
+
 Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms& terms,
                      const ClientOptions& options, Time until) {
   Nonce nonce;
@@ -67,7 +77,7 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
                   static_cast<uint32_t>(options.nranks), nonce);
   std::array<std::byte, kHelloBytes> buffer;
   while (true) {
-    if (!WaitFor(fd.get(), POLLIN, until)) return Broken("it does not answer");
+    if (!WaitFor(fd.get(), POLLIN, until, options)) return Broken("it does not answer");
     const IoResult got = ReadSome(fd.get(), std::span(buffer).first(handshake.wanted()));
     if (got.error == EAGAIN) continue;
     if (got.error != 0) return Broken(ErrnoText(got.error));
@@ -107,7 +117,7 @@ Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const Handshak
   Result<UniqueFd> fd = Connect(address, &error);
   if (!fd.ok()) return Hopeless(fd.status());
   if (error == 0) {
-    if (!WaitFor(fd->get(), POLLOUT, until)) return Broken("it does not answer");
+    if (!WaitFor(fd->get(), POLLOUT, until, options)) return Broken("it does not answer");
     error = PendingError(fd->get());
   }
   if (error != 0) {
@@ -213,7 +223,8 @@ Status RendezvousClient::Send(MessageKind kind, Bytes body) {
     const IoResult sent = WriteSome(fd_.get(), rest);
     rest = rest.subspan(sent.bytes);
     if (sent.error == EAGAIN) {
-      if (WaitFor(fd_.get(), POLLOUT, options_.deadline)) continue;
+      if (WaitFor(fd_.get(), POLLOUT, options_.deadline, options_)) continue;
+      if (Status status = CheckCancelled(); !status.ok()) return status;
       return Named(TimeoutError(fmt::format("the rendezvous at {} takes nothing", root_name_)));
     }
     if (sent.error != 0) break;  // whatever there is to be said about it, Await will say

@@ -23,10 +23,12 @@
 namespace inccl::bootstrap {
 namespace {
 
-constexpr uint32_t kMaxFromRank = 128 * 1024;     // body of a frame that a rank sends
-constexpr int kMostAcceptsAtOnce = 16;            // so that those already here are served too
-constexpr Time kAcceptPause = 50 * kMillisecond;  // when there are no descriptors
-constexpr Time kClosingLimit = kSecond;           // to flush an answer and see the other end close
+constexpr uint32_t kMaxFromRank = 128 * 1024;      // body of a frame that a rank sends
+constexpr int kMostAcceptsAtOnce = 16;             // so that those already here are served too
+constexpr Time kAcceptPause = 50 * kMillisecond;   // when there are no descriptors
+constexpr Time kClosingLimit = kSecond;            // to flush an answer and see the other end close
+constexpr Time kLateLimit = 2 * kSecond;           // for ranks that come at once, or never
+constexpr Time kLookInterval = 50 * kMillisecond;  // at whether it is abandoned
 constexpr Time kComplainInterval = kSecond;
 constexpr int kMostPollFailures = 100;  // then it ends, which every rank sees
 
@@ -59,7 +61,7 @@ class Root {
  public:
   explicit Root(RootOptions options) : options_(std::move(options)) {
     pending_.reserve(options_.max_pending);
-    if (options_.from_the_start) end_ = SystemClock().Now() + options_.lifetime;
+    if (options_.abandoned != nullptr) end_ = SystemClock().Now() + options_.lifetime;
   }
 
   void Run();
@@ -129,6 +131,7 @@ bool Root::Finished(Time now) const {
 
 Time Root::NextDeadline() const {
   Time next = end_;
+  if (options_.abandoned != nullptr) next = std::min(next, SystemClock().Now() + kLookInterval);
   if (phase_ == Phase::kGathering || phase_ == Phase::kWiring) next = std::min(next, deadline_);
   if (accept_after_ != 0) next = std::min(next, accept_after_);
   for (const Pending& pending : pending_) next = std::min(next, pending.deadline);
@@ -149,6 +152,9 @@ void Root::Expire(Time now) {
   std::erase_if(sessions_, [&](const std::unique_ptr<Session>& session) {
     return !session->fd.valid() || (!session->member() && now >= session->deadline);
   });
+  if (options_.abandoned != nullptr && options_.abandoned->load()) {
+    Fail(RemoteError("the rank that made the id does not want the communicator any more"));
+  }
   if (now < deadline_) return;
   if (phase_ == Phase::kGathering) {
     Fail(TimeoutError(fmt::format("{} of {} did not arrive within {} ms",
@@ -403,6 +409,7 @@ void Root::Fail(const Status& status) {
   if (phase_ == Phase::kFailed || phase_ == Phase::kComplete) return;
   phase_ = Phase::kFailed;
   failure_ = status;
+  if (options_.abandoned != nullptr) end_ = std::min(end_, SystemClock().Now() + kLateLimit);
   expected_ranks_ = std::max(expected_ranks_, static_cast<uint32_t>(gathering_.nranks()));
   answered_.assign(expected_ranks_, false);
   Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "initialization failed: {}", status.message());

@@ -6,7 +6,9 @@
 #ifndef INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_ROOT_H_
 #define INCCL_TRANSPORT_BOOTSTRAP_RENDEZVOUS_ROOT_H_
 
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,9 +22,11 @@ namespace inccl::bootstrap {
 struct RootOptions {
   HandshakeTerms terms;
   std::vector<UniqueFd> listeners;
-  bool same_uid_only = false;          // listeners are unix sockets, other users are refused
-  Time lifetime = 240 * kSecond;       // from the first registration on
-  bool from_the_start = false;         // or from the start
+  bool same_uid_only = false;     // listeners are unix sockets, other users are refused
+  Time lifetime = 240 * kSecond;  // from the first registration on
+  // Not null: the ranks come at once, or never. The lifetime counts from the start, and a failure
+  // is told to late ones for a moment only. True: nobody wants the communicator any more.
+  std::shared_ptr<const std::atomic<bool>> abandoned = nullptr;
   Time handshake_limit = 2 * kSecond;  // for a connection to authenticate and register
   size_t max_pending = 64;             // connections that have not; the oldest makes room
 };
