@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,17 +30,17 @@ struct File {
   Region region;
 };
 
-// Two ranks, and a lane from rank 0 to rank 1.
+constexpr int kRanks = 3;
+
+// Three ranks, and a lane from rank 0 to rank 1.
 class ShmRegionsTest : public ::testing::Test {
  protected:
   ShmRegionsTest() {
-    for (int rank : {0, 1}) ends_.push_back(*ShmTransport::Create(rank, 2));
-    for (int rank : {0, 1}) {
-      std::vector<UniqueFd> fds;
-      for (const int fd : ends_[static_cast<size_t>(1 - rank)]->fds_to_share()) {
-        fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    for (int rank = 0; rank < kRanks; ++rank) ends_.push_back(*ShmTransport::Create(rank, kRanks));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer != rank) Attach(rank, peer);
       }
-      EXPECT_TRUE(end(rank).Attach(1 - rank, std::move(fds[0]), std::move(fds[1])).ok());
     }
     LaneSpec spec;
     spec.producer = 0;
@@ -49,10 +50,17 @@ class ShmRegionsTest : public ::testing::Test {
     send_ = *end(0).OpenSend(spec);
     recv_ = *end(1).OpenRecv(spec);
   }
+  void Attach(int rank, int peer) {
+    std::vector<UniqueFd> fds;
+    for (const int fd : end(peer).fds_to_share()) {
+      fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    }
+    EXPECT_TRUE(end(rank).Attach(peer, std::move(fds[0]), std::move(fds[1])).ok());
+  }
   ShmTransport& end(int rank) { return *ends_[static_cast<size_t>(rank)]; }
   // The peer at what is offered, the owner at the answers.
   void Look() {
-    for (int rank : {1, 0}) EXPECT_TRUE(end(rank).Progress(0).ok());
+    for (int rank : {2, 1, 0}) EXPECT_TRUE(end(rank).Progress(0).ok());
   }
   bool Reaches(uint32_t region) const { return send_->Reaches(region); }
 
@@ -271,6 +279,82 @@ TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
   EXPECT_FALSE(*send_->Drained());
   EXPECT_FALSE(Reaches(withdrawn));
   end(1).SetRegionOpener(nullptr);
+}
+
+// Where a slice refers to the region that its owner replaces too early.
+enum class Refers { kSource, kTarget, kBoth };
+class ShmRegionInUseTest : public ShmRegionsTest, public ::testing::WithParamInterface<Refers> {
+ protected:
+  // Rank 0 offers so many others that the first makes room; rank 2 does, too, which is in order.
+  void ReplaceTheFirst() {
+    for (uint64_t serial = 2; serial <= mapped::kRegions + 1; ++serial) {
+      files_.push_back(std::make_unique<File>(serial));
+      EXPECT_NE(end(0).Offer(files_.back()->region), 0u);
+      EXPECT_NE(end(2).Offer(files_.back()->region), 0u);
+    }
+  }
+  void ExpectErrorOfRank0() {
+    const Result<int> progress = end(1).Progress(0);
+    ASSERT_FALSE(progress.ok()) << "a region in use was replaced";
+    EXPECT_EQ(progress.status().code(), Code::kInternalError);
+    const std::string& text = progress.status().message();
+    EXPECT_NE(text.find("rank 1: peer rank 0 replaced its region 1,"), std::string::npos) << text;
+  }
+
+  std::vector<std::unique_ptr<File>> files_;
+};
+
+TEST_P(ShmRegionInUseTest, ItsReplacementIsThePeersError) {
+  const File file(1);
+  ASSERT_EQ(end(0).Offer(file.region), 1u);
+  Look();
+  std::memcpy(file.region.data + 4096, "source", 7);
+  SliceHeader header{.bytes = 7};
+  if (GetParam() != Refers::kTarget) header.source = {1, 4096};
+  if (GetParam() != Refers::kSource) header.target = {1, 8192};
+  ASSERT_TRUE(Publish(header).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  ReplaceTheFirst();
+  ExpectErrorOfRank0();
+  // Whoever peeked at the slice may still be at work: that reads and writes what it was told of.
+  if (header.source.region != 0) {
+    EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
+  }
+  if (header.target.region != 0) {
+    std::memcpy(incoming.target, "target", 7);
+    EXPECT_STREQ(reinterpret_cast<const char*>(file.region.data + 8192), "target");
+  }
+  // A source that does not count any more is no slice that can be released.
+  EXPECT_EQ(recv_->Release().ok(), GetParam() == Refers::kTarget);
+  if (GetParam() != Refers::kTarget) ExpectErrorOfRank0();
+  recv_.reset();  // lanes go first when a transport ends
+  EXPECT_TRUE(end(1).Progress(0).ok());
+}
+INSTANTIATE_TEST_SUITE_P(Refs, ShmRegionInUseTest,
+                         ::testing::Values(Refers::kSource, Refers::kTarget, Refers::kBoth));
+
+TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
+  Opener opener;
+  end(1).SetRegionOpener(&opener);
+  std::vector<std::byte> memory(kBytes + Opener::kDistance, std::byte{42});
+  ASSERT_EQ(end(0).Offer(OfDevice(1, memory.data())), 1u);
+  Look();
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {1, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  std::byte copied{};
+  const std::function<void()> pending_copy = [&] { copied = *incoming.payload; };
+  ReplaceTheFirst();
+  ExpectErrorOfRank0();
+  EXPECT_EQ(opener.opened.size(), 1u) << "closed while a copy out of it was pending";
+  pending_copy();
+  EXPECT_EQ(copied, std::byte{42});
+  EXPECT_EQ(recv_->Release().code(), Code::kRemoteError);
+  // The end: the opener goes before the lane.
+  end(1).SetRegionOpener(nullptr);
+  EXPECT_TRUE(opener.opened.empty());
+  recv_.reset();
 }
 
 }  // namespace

@@ -84,6 +84,19 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
   return Status::Ok();
 }
 
+void MappedRecvLane::HoldRegions() {
+  for (const RegionRef& place : {incoming_.header.source, incoming_.header.target}) {
+    if (place.region != 0) producer_.regions->Hold(place.region);
+  }
+}
+
+void MappedRecvLane::DropRegions() {
+  if (!peeked_) return;
+  for (const RegionRef& place : {incoming_.header.source, incoming_.header.target}) {
+    if (place.region != 0) producer_.regions->Drop(place.region);
+  }
+}
+
 Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
   if (!peeked_) {
     if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
@@ -91,6 +104,7 @@ Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
     if (!there.ok() || !*there) return there;
     if (Status status = Locate(&incoming_); !status.ok()) return status;
     peeked_ = true;
+    HoldRegions();
   }
   *incoming = incoming_;
   return true;
@@ -114,6 +128,7 @@ Status MappedRecvLane::Release() {
     return RemoteError(fmt::format("{}: peer rank {} has failed, and withdrawn what it had lent",
                                    Describe(spec_), producer_.rank));
   }
+  DropRegions();
   peeked_ = false;
   ++ticket_;
   if (++index_ == spec_.depth) index_ = 0;

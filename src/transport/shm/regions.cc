@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/shm/regions.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -100,7 +102,9 @@ void PeerRegions::SetOpener(RegionOpener* opener) {
 
 void PeerRegions::Forget(Mapped* mapped) {
   if (mapped->opened.data != nullptr) opener_->Close(mapped->opened.data);
+  const uint32_t users = mapped->users;  // lanes of a transport that ends still drop theirs
   *mapped = {};
+  mapped->users = users;
 }
 
 // A region that cannot be mapped stays unanswered: its owner does not use it towards this rank.
@@ -109,6 +113,12 @@ Status PeerRegions::Look(uint32_t index) {
   Mapped& mapped = mapped_[index];
   const uint64_t serial = entry.serial.load(std::memory_order_seq_cst);
   if (serial == 0 || serial == mapped.serial) return Status::Ok();
+  if (mapped.users > 0) {
+    return InternalError(
+        fmt::format("rank {}: peer rank {} replaced its region {}, to which {} slices that this "
+                    "rank has not released refer",
+                    rank_, peer_, index + 1, mapped.users));
+  }
   Result<RegionBoard*> own_board = arena_->Board();
   if (!own_board.ok()) return Status::Ok();
   std::atomic<uint64_t>& answer = (*own_board)->answers[static_cast<size_t>(peer_)].mapped[index];

@@ -49,7 +49,9 @@ class PeerRegions final : public mapped::SharedRegions {
               const mapped::ArenaView* view)
       : rank_(rank), peer_(peer), own_(own), arena_(arena), view_(view) {}
 
-  // Maps what is new on the peer's board. One load where nothing is.
+  // Maps what is new on the peer's board. One load where nothing is. kInternalError naming the peer
+  // if it has replaced a region that slices peeked at here still refer to: an owner does that only
+  // after all of them have been released. That region stays mapped.
   Status Update();
   // Transport::SetRegionOpener.
   void SetOpener(RegionOpener* opener);
@@ -57,12 +59,15 @@ class PeerRegions final : public mapped::SharedRegions {
   bool Counts(uint32_t region) const override;
   bool IsOfHost(uint32_t region) const override;
   std::byte* At(const RegionRef& place, size_t bytes) const override;
+  void Hold(uint32_t region) override { ++mapped_[region - 1].users; }
+  void Drop(uint32_t region) override { --mapped_[region - 1].users; }
 
  private:
   struct Mapped {
     uint64_t serial = 0;  // seen last, whether it could be mapped or not
     Mapping file;
-    Span opened;  // memory of a device
+    Span opened;         // memory of a device
+    uint32_t users = 0;  // references of slices that are peeked at
 
     Span memory() const {
       return opened.data != nullptr ? opened : Span{file.data(), file.bytes()};
