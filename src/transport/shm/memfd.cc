@@ -79,21 +79,21 @@ Status CommitPages(int fd, size_t offset, size_t bytes) {
 }
 
 Result<Mapping> MapSealed(int fd, size_t bytes, bool writable) {
-  struct stat info {};
-  if (fstat(fd, &info) != 0) return SystemErrorErrno("fstat of shared memory", errno);
-  if (!S_ISREG(info.st_mode)) return InternalError("shared memory: descriptor is not a file");
-  const auto size = static_cast<size_t>(info.st_size);
-  if (size == 0 || (bytes != 0 && size != bytes)) {
-    return InternalError(fmt::format("shared memory: size {}, expected {}", size, bytes));
-  }
+  // The seals first: a size that is not sealed is not the size later.
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
     return InternalError(fmt::format("shared memory: size is not sealed (seals {})", seals));
   }
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return SystemErrorErrno("fstat of shared memory", errno);
+  if (!S_ISREG(info.st_mode)) return InternalError("shared memory: descriptor is not a file");
+  if (info.st_size <= 0 || static_cast<size_t>(info.st_size) != bytes) {
+    return InternalError(fmt::format("shared memory: size {}, expected {}", info.st_size, bytes));
+  }
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* data = mmap(nullptr, size, protection, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) return Failed("mmap", size, errno);
-  return Mapping(data, size);
+  void* data = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return Failed("mmap", bytes, errno);
+  return Mapping(data, bytes);
 }
 
 Result<FileName> NameOf(int fd) {

@@ -25,8 +25,8 @@ Result<Memfd> CreateMemfd(const char* name, size_t bytes, bool peers_read_only);
 // Puts pages behind [offset, offset + bytes), so that using them cannot raise SIGBUS.
 Status CommitPages(int fd, size_t offset, size_t bytes);
 
-// Maps all of a peer's descriptor after checking that it is a regular file of `bytes` bytes (0: any
-// size) whose size is sealed. kInternalError naming what is wrong; kSystemError if mapping fails.
+// Maps all of a peer's descriptor after checking that it is a regular file whose size is sealed,
+// and is `bytes` exactly. kInternalError naming what is wrong; kSystemError if mapping fails.
 Result<Mapping> MapSealed(int fd, size_t bytes, bool writable);
 
 // A file of a process that runs on this host, and what tells it from others.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/fault_point.h"
@@ -47,10 +48,11 @@ Status Prefixed(const std::string& prefix, const Status& status) {
 }  // namespace
 
 ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, UniqueFd arena_fd,
-                           shm::Memfd bell, uint32_t max_slot_bytes)
+                           shm::Memfd bell, const ShmOptions& options)
     : MappedTransport("shm", rank, nranks, std::move(arena),
                       reinterpret_cast<BellArea*>(bell.mapping.data()), mapped::FutexScope::kHost,
-                      max_slot_bytes),
+                      Arena::MaxSlotBytes(mapped::RoundUp(options.arena_bytes, kPage))),
+      options_(options),
       arena_fd_(std::move(arena_fd)),
       bell_(std::move(bell)),
       own_regions_(this->arena()) {}
@@ -77,9 +79,8 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
       std::make_unique<FileMemory>(memory->fd.get(), std::move(memory->mapping)), rank, nranks);
   if (!arena.ok()) return Prefixed(prefix, arena.status());
   if (options.commit_ahead > 0) (*arena)->CommitAhead(options.commit_ahead);
-  return std::unique_ptr<ShmTransport>(new ShmTransport(rank, nranks, std::move(*arena),
-                                                        std::move(memory->fd), std::move(*bell),
-                                                        Arena::MaxSlotBytes(bytes)));
+  return std::unique_ptr<ShmTransport>(new ShmTransport(
+      rank, nranks, std::move(*arena), std::move(memory->fd), std::move(*bell), options));
 }
 
 Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
@@ -92,7 +93,8 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
   }
   FAULT_POINT("shm.before_attach");
   const std::string prefix = fmt::format("rank {}: peer rank {}: ", rank(), peer);
-  Result<Mapping> memory = shm::MapSealed(arena.get(), 0, /*writable=*/false);
+  Result<Mapping> memory =
+      shm::MapSealed(arena.get(), mapped::RoundUp(options_.arena_bytes, kPage), /*writable=*/false);
   if (!memory.ok()) return Prefixed(prefix + "arena: ", memory.status());
   Result<Mapping> bell = shm::MapSealed(doorbell.get(), kPage, /*writable=*/true);
   if (!bell.ok()) return Prefixed(prefix + "doorbell: ", bell.status());
@@ -104,8 +106,11 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
   Result<std::unique_ptr<ArenaView>> view =
       ArenaView::Create(memory->data(), memory->bytes(), peer, nranks());
   if (!view.ok()) return Prefixed(prefix, view.status());
-  Map(memory->data() + mapped::kDataOffset, (*view)->committed() - mapped::kDataOffset,
-      kPopulateRead);
+  // What peers commit ahead is agreed on, too: their word alone must not make this rank take
+  // memory.
+  const size_t ahead = mapped::RoundUp(options_.commit_ahead, kPage);
+  Map(memory->data() + mapped::kDataOffset,
+      std::min(ahead, (*view)->committed() - mapped::kDataOffset), kPopulateRead);
   peer_regions_.push_back(
       std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_, this->arena(), view->get()));
   SetPeer(peer, std::move(*view), area, peer_regions_.back().get());

@@ -19,7 +19,7 @@
 namespace inccl {
 
 struct ShmOptions {
-  // Address space of one rank's slots; memory is taken as lanes open.
+  // Address space of one rank's slots, the same on all ranks; memory is taken as lanes open.
   size_t arena_bytes = size_t{1} << 30;
   // Bytes of slots that are taken, and mapped in all ranks, beforehand: lanes that fit them open
   // fast.
@@ -50,8 +50,9 @@ class ShmTransport final : public mapped::MappedTransport {
 
  private:
   ShmTransport(int rank, int nranks, std::unique_ptr<mapped::Arena> arena, UniqueFd arena_fd,
-               shm::Memfd bell, uint32_t max_slot_bytes);
+               shm::Memfd bell, const ShmOptions& options);
 
+  const ShmOptions options_;
   UniqueFd arena_fd_;
   shm::Memfd bell_;
   std::vector<Mapping> mappings_;  // of peers
