@@ -56,7 +56,8 @@ struct Region {
   size_t bytes = 0;
   int fd = -1;
   bool on_device = false;
-  Handle handle{};  // of memory of a device: for RegionOpener to read
+  Handle handle{};        // of memory of a device: for RegionOpener to read
+  bool writable = false;  // a file: peers write there, too
 };
 
 // Reaches for this rank what its peers have offered of memory of devices. The processor need not

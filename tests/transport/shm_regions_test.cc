@@ -4,16 +4,20 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "support/transport_world.h"
 #include "transport/shm/memfd.h"
 #include "transport/shm/shm_transport.h"
 
@@ -23,8 +27,10 @@ namespace {
 constexpr size_t kBytes = 64 * 1024;
 
 struct File {
-  explicit File(uint64_t serial) : memory(*shm::CreateMemfd("test", kBytes, false)) {
+  explicit File(uint64_t serial, bool writable = true)
+      : memory(*shm::CreateMemfd("test", kBytes, false)) {
     region = {serial, memory.mapping.data(), kBytes, memory.fd.get()};
+    region.writable = writable;
   }
   shm::Memfd memory;
   Region region;
@@ -55,7 +61,8 @@ class ShmRegionsTest : public ::testing::Test {
     for (const int fd : end(peer).fds_to_share()) {
       fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     }
-    EXPECT_TRUE(end(rank).Attach(peer, std::move(fds[0]), std::move(fds[1])).ok());
+    EXPECT_TRUE(
+        end(rank).Attach(peer, std::move(fds[0]), std::move(fds[1]), std::move(fds[2])).ok());
   }
   ShmTransport& end(int rank) { return *ends_[static_cast<size_t>(rank)]; }
   // The peer at what is offered, the owner at the answers.
@@ -165,13 +172,10 @@ TEST_F(ShmRegionsTest, TheRegionUsedLongestAgoMakesRoom) {
 }
 
 TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
-  // Another file by the time the peer looks.
-  auto gone = std::make_unique<File>(1);
-  const uint32_t first = end(0).Offer(gone->region);
-  const int fd = gone->region.fd;
-  gone.reset();
-  const File other(2);
-  EXPECT_EQ(dup2(other.region.fd, fd), fd);
+  // Not sealed at all.
+  UniqueFd plain(memfd_create("plain", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(plain.get(), kBytes), 0);
+  const uint32_t first = end(0).Offer({1, nullptr, kBytes, plain.get()});
   // A size that could change.
   UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
@@ -187,7 +191,125 @@ TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
     EXPECT_NE(id, 0u);
     EXPECT_FALSE(Reaches(id));
   }
+}
+
+// As the kernel shows the mapping that `address` lies in: "r--s", "rw-s".
+std::string AccessTo(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char access[5] = "";
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access) != 3) continue;
+    if (at >= begin && at < end) return access;
+  }
+  return "nothing";
+}
+
+// The owner may have closed the descriptor, and its number be another file's, when the peer looks.
+TEST_F(ShmRegionsTest, TheFileTravelsWithTheOffer) {
+  auto file = std::make_unique<File>(1);
+  file->region.data[7] = std::byte{42};
+  const uint32_t id = end(0).Offer(file->region);
+  const int fd = file->region.fd;
+  file.reset();
+  const File other(2);
+  EXPECT_EQ(dup2(other.region.fd, fd), fd);
+  Look();
+  EXPECT_TRUE(Reaches(id));
+  ASSERT_TRUE(Publish({.bytes = 1, .source = {id, 7}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_EQ(incoming.payload[0], std::byte{42});
   if (fd != other.region.fd) close(fd);
+}
+
+TEST_F(ShmRegionsTest, WhatIsOnlyReadIsMappedForReading) {
+  const File input(1, /*writable=*/false), output(2, /*writable=*/true);
+  const uint32_t in = end(0).Offer(input.region), out = end(0).Offer(output.region);
+  Look();
+  ASSERT_TRUE(Reaches(in) && Reaches(out));
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {in, 0}, .target = {out, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_EQ(AccessTo(incoming.payload), "r--s");
+  EXPECT_EQ(AccessTo(incoming.target), "rw-s");
+  ASSERT_TRUE(recv_->Release().ok());
+  ASSERT_TRUE(Publish({.bytes = 7, .target = {in, 0}}).ok());
+  EXPECT_NE(PeekError().find("peer rank 0 names 7 bytes at 0 of its region 1, which is not mapped "
+                             "to be written"),
+            std::string::npos)
+      << PeekError();
+}
+
+TEST_F(ShmRegionsTest, AnInputThatBecomesAnOutputIsMappedAgain) {
+  File file(1, /*writable=*/false);
+  const uint32_t id = end(0).Offer(file.region);
+  Look();
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  ASSERT_TRUE(recv_->Release().ok());
+  file.region.writable = true;
+  ASSERT_EQ(end(0).Offer(file.region), id);
+  EXPECT_FALSE(Reaches(id)) << "nobody has looked again";
+  Look();
+  ASSERT_TRUE(Reaches(id));
+  file.region.writable = false;
+  ASSERT_EQ(end(0).Offer(file.region), id);
+  EXPECT_TRUE(Reaches(id)) << "whoever may write may read";
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}, .target = {id, 4096}}).ok());
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  std::memcpy(incoming.target, "target", 7);
+  EXPECT_STREQ(reinterpret_cast<const char*>(file.region.data + 4096), "target");
+}
+
+// Rank 2 puts a file of its own into rank 1's inbox as if it were rank 0's.
+TEST_F(ShmRegionsTest, AFileThatAnotherRankSentIsNotTaken) {
+  const File file(1), other(2);
+  const int fds_before = test::CountFds();
+  const uint32_t id = end(0).Offer(file.region);
+  ASSERT_EQ(id, 1u);
+  EXPECT_EQ(shm::SendRegionFile(end(1).fds_to_share()[2], {0, 1, 1}, other.region.fd),
+            shm::Sent::kYes);
+  Look();
+  EXPECT_FALSE(Reaches(id));
+  EXPECT_EQ(test::CountFds(), fds_before) << "files that are not mapped are closed";
+}
+
+TEST_F(ShmRegionsTest, AFullInboxIsTriedAgain) {
+  std::vector<uint32_t> ids;
+  std::unique_ptr<File> file;
+  // Nobody looks: more files than the kernel queues (a few hundred).
+  for (uint64_t serial = 1; serial <= 4000; ++serial) {
+    file = std::make_unique<File>(serial);
+    ASSERT_NE(end(0).Offer(file->region), 0u);
+  }
+  const uint32_t id = end(0).Offer(file->region);
+  Look();
+  ASSERT_FALSE(Reaches(id)) << "the kernel queues more than this test thinks";
+  ASSERT_EQ(end(0).Offer(file->region), id);
+  Look();
+  EXPECT_TRUE(Reaches(id));
+}
+
+TEST_F(ShmRegionsTest, WhatIsNoFileForARegionIsDropped) {
+  const File file(7);
+  const int inbox = end(1).fds_to_share()[2];
+  const int fds_before = test::CountFds();
+  EXPECT_EQ(send(inbox, "garbage", 7, MSG_DONTWAIT), 7);
+  EXPECT_EQ(send(inbox, std::string(4096, 'x').data(), 4096, MSG_DONTWAIT), 4096);
+  EXPECT_EQ(send(inbox, "", 0, MSG_DONTWAIT), 0);
+  for (const auto& [rank, region] :
+       {std::pair(-1, 1u), std::pair(3, 1u), std::pair(0, 0u), std::pair(0, mapped::kRegions + 1),
+        std::pair(0, UINT32_MAX)}) {
+    EXPECT_EQ(shm::SendRegionFile(inbox, {rank, region, 1}, file.region.fd), shm::Sent::kYes);
+  }
+  const uint32_t id = end(0).Offer(file.region);
+  Look();
+  EXPECT_TRUE(Reaches(id));
+  // Rank 2's own copy is mapped by the same Look; all descriptors that came are closed.
+  EXPECT_EQ(test::CountFds(), fds_before);
 }
 
 // Memory of a "device": the handle has its address, which is another one where it is opened.

@@ -36,7 +36,7 @@ std::unique_ptr<ShmTransport> Make(int rank, int nranks, const ShmOptions& optio
 
 Status Attach(ShmTransport* to, int peer, const ShmTransport& from) {
   const std::vector<int> fds = from.fds_to_share();
-  return to->Attach(peer, Dup(fds[0]), Dup(fds[1]));
+  return to->Attach(peer, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]));
 }
 
 TEST(ShmTest, CreateChecksItsArguments) {
@@ -87,14 +87,15 @@ TEST(ShmTest, AttachRefusesWhatIsNoPeer) {
   EXPECT_EQ(Attach(zero.get(), 1, *other_size).code(), Code::kInternalError);
 
   const std::vector<int> fds = one->fds_to_share();
-  EXPECT_FALSE(zero->Attach(1, UniqueFd(), UniqueFd()).ok());
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0])).ok()) << "swapped";
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0])).ok()) << "no doorbell";
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1])).ok())
+  EXPECT_FALSE(zero->Attach(1, UniqueFd(), UniqueFd(), UniqueFd()).ok());
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2])).ok()) << "swapped";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0]), Dup(fds[2])).ok()) << "no doorbell";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1]), Dup(fds[2])).ok())
       << "somebody else's doorbell";
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  EXPECT_FALSE(zero->Attach(1, UniqueFd(ends[0]), UniqueFd(ends[1])).ok()) << "a pipe";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(ends[0])).ok()) << "no inbox";
+  EXPECT_FALSE(zero->Attach(1, UniqueFd(ends[0]), UniqueFd(ends[1]), Dup(fds[2])).ok()) << "a pipe";
 
   for (const auto* resized : {small.get(), large.get()}) {
     const Status size = Attach(zero.get(), 1, *resized);
@@ -125,7 +126,7 @@ TEST(ShmTest, AttachRefusesUnsealedOrForeignFiles) {
       if (sealed) {
         ASSERT_EQ(fcntl(copy.get(), F_ADD_SEALS, seals), 0);
       }
-      const Status status = zero->Attach(1, Dup(copy.get()), Dup(fds[1]));
+      const Status status = zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2]));
       EXPECT_EQ(status.ok(), sealed && !foreign) << status.message();
     }
   }
@@ -145,7 +146,7 @@ TEST(ShmTest, AttachTakesNoMoreMemoryThanIsCommittedAhead) {
   reinterpret_cast<mapped::ArenaHeader*>(page)->committed.store(kArena);
   ASSERT_EQ(pwrite(copy.get(), page, sizeof(page), 0), 4096);
   ASSERT_EQ(fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-  ASSERT_TRUE(zero->Attach(1, Dup(copy.get()), Dup(fds[1])).ok());
+  ASSERT_TRUE(zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2])).ok());
   struct stat info {};
   ASSERT_EQ(fstat(copy.get(), &info), 0);
   EXPECT_LE(static_cast<size_t>(info.st_blocks) * 512, kAhead + sizeof(page));
@@ -221,11 +222,11 @@ TEST(ShmTest, FailedCallsLeaveNothingOpen) {
     EXPECT_FALSE(ShmTransport::Create(0, 2, ShmOptions{4096}).ok());
     EXPECT_FALSE(ShmTransport::Create(0, 2, ShmOptions{size_t{1} << 62}).ok());
     const std::vector<int> fds = one->fds_to_share();
-    EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0])).ok());
+    EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2])).ok());
   }
   EXPECT_EQ(test::CountFds(), before);
   ASSERT_TRUE(Attach(zero.get(), 1, *one).ok());
-  EXPECT_EQ(test::CountFds(), before) << "attached descriptors are closed";
+  EXPECT_EQ(test::CountFds(), before + 1) << "arena and doorbell are mapped, the inbox stays open";
 }
 
 // A peer that is killed takes nothing with it: what it published stays readable.

@@ -27,8 +27,8 @@ class SharedRegions {
   virtual bool Reaches(uint32_t region) const = 0;
   // False: the peer has withdrawn its region.
   virtual bool Counts(uint32_t region) const = 0;
-  // True: memory that the processor reaches, if it is mapped here.
-  virtual bool IsOfHost(uint32_t region) const = 0;
+  // True: the peer's region is mapped here, and to be written.
+  virtual bool IsWritable(uint32_t region) const = 0;
   // Memory of the peer's region; nullptr if it is not mapped here or not that large.
   virtual std::byte* At(const RegionRef& place, size_t bytes) const = 0;
   // A slice refers to the peer's region from Hold to Drop, and the region stays mapped.

@@ -69,13 +69,14 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
   };
   const auto unknown = [&](const RegionRef& place) {
     return InternalError(
-        fmt::format("{}: peer rank {} names {} bytes at {} of its region {}, which is not mapped",
-                    Describe(spec_), producer_.rank, header.bytes, place.offset, place.region));
+        fmt::format("{}: peer rank {} names {} bytes at {} of its region {}, which is not mapped{}",
+                    Describe(spec_), producer_.rank, header.bytes, place.offset, place.region,
+                    &place == &header.target ? " to be written" : ""));
   };
   if (header.source.region != 0) incoming->payload = find(header.source);
   if (incoming->payload == nullptr) return unknown(header.source);
   if (header.target.region != 0) {
-    if (producer_.regions != nullptr && !producer_.regions->IsOfHost(header.target.region)) {
+    if (producer_.regions != nullptr && !producer_.regions->IsWritable(header.target.region)) {
       return unknown(header.target);
     }
     incoming->target = find(header.target);

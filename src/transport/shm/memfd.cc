@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
 
 namespace inccl::shm {
 namespace {
@@ -94,29 +93,6 @@ Result<Mapping> MapSealed(int fd, size_t bytes, bool writable) {
   void* data = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return Failed("mmap", bytes, errno);
   return Mapping(data, bytes);
-}
-
-Result<FileName> NameOf(int fd) {
-  struct stat info {};
-  if (fstat(fd, &info) != 0) return SystemErrorErrno("fstat of shared memory", errno);
-  return FileName{getpid(), fd, info.st_dev, info.st_ino};
-}
-
-Result<UniqueFd> OpenByName(const FileName& name) {
-  const std::string path = fmt::format("/proc/{}/fd/{}", name.pid, name.fd);
-  const auto is_it = [&](int fd) {
-    struct stat info {};
-    return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_dev == name.device &&
-           info.st_ino == name.inode;
-  };
-  // Looked at before it is opened: opening another file could have effects.
-  const UniqueFd seen(open(path.c_str(), O_PATH | O_CLOEXEC));
-  if (!seen.valid()) return SystemErrorErrno("open of " + path, errno);
-  if (!is_it(seen.get())) return SystemError(path + " is another file");
-  const std::string again = fmt::format("/proc/self/fd/{}", seen.get());
-  UniqueFd fd(open(again.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd.valid()) return SystemErrorErrno("open of " + path, errno);
-  return fd;
 }
 
 }  // namespace inccl::shm
