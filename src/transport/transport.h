@@ -149,6 +149,7 @@ struct Caps {
   const char* name = "";       // "loopback", "shm", "sim", ...
   bool timed = true;           // Progress looks at its argument; where it does not, asking is saved
   bool read_in_place = false;  // consumers read the very memory that the producer has written
+  uint64_t slot_memory = UINT64_MAX;  // bytes that all slots of a rank can take together
 };
 
 // What this rank has sent so far, a slice once per Publish.

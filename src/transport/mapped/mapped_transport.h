@@ -25,7 +25,9 @@ class MappedTransport : public Transport {
   MappedTransport(const char* name, int rank, int nranks, std::unique_ptr<Arena> arena,
                   BellArea* bell, FutexScope scope, uint32_t max_slot_bytes);
 
-  Caps caps() const override { return {true, max_slot_bytes_, name_, false, true}; }
+  Caps caps() const override {
+    return {true, max_slot_bytes_, name_, false, true, arena_->data_bytes()};
+  }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time) override { return 0; }
