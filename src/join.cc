@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "device/runtime.h"
 #include "process_transport.h"
+#include "slot_memory.h"
 #include "transport/control/loop.h"
 
 namespace inccl {
@@ -59,6 +60,10 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   ends.transport = WithLink(*std::move(end), options.link);
   CommOptions comm = options.comm;
   if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
+  // All ranks have agreed on what this depends on: all of them end here, or none.
+  if (Status fits = CheckSlotMemory(comm, nranks, ends.transport->caps()); !fits.ok()) {
+    return Status(fits.code(), fmt::format("rank {}/{}: init: {}", rank, nranks, fits.message()));
+  }
   auto communicator = std::make_shared<Communicator>(std::move(ends), comm);
   FAULT_POINT("control.before_start");
   Result<std::unique_ptr<ControlPlane>> control =
@@ -96,6 +101,9 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
     ends.pids.assign(static_cast<size_t>(nranks), getpid());
     ends.peer_names.assign(static_cast<size_t>(nranks), PeerName(host, getpid()));
     ends.transport = WithLink(std::move((*transports)[static_cast<size_t>(rank)]), options.link);
+    if (Status fits = CheckSlotMemory(comm, nranks, ends.transport->caps()); !fits.ok()) {
+      return fits;
+    }
     communicators.push_back(std::make_shared<Communicator>(std::move(ends), comm));
     handlers.push_back(communicators.back()->liveness());
   }

@@ -15,10 +15,11 @@ constexpr uint64_t kOfDevice = uint64_t{1} << 63;  // in serials, apart from tho
 
 }  // namespace
 
-Lent Lending::LendBuffer(const void* data, size_t bytes) {
+Lent Lending::LendBuffer(const void* data, size_t bytes, bool writable) {
   constexpr uintptr_t kPage = 4096;
-  const Region region = CallerMemory::Instance().Find(data, bytes);
+  Region region = CallerMemory::Instance().Find(data, bytes);
   if (region.serial == 0) return {};
+  region.writable = writable;
   const auto* const first = static_cast<const std::byte*>(data);
   const uintptr_t beyond = reinterpret_cast<uintptr_t>(first) % kPage;
   const size_t head = beyond == 0 ? 0 : kPage - beyond;
@@ -70,8 +71,9 @@ size_t Lending::InputBytes(const Call& call) const {
 void Lending::Lend(const Call& call, Algorithm algorithm) {
   if (!Lends(call, algorithm)) return;
   const size_t bytes = InputBytes(call);
-  if (bytes > 0) input_ = LendBuffer(call.send, bytes);
-  if (call.collective == Collective::kAllReduce) output_ = LendBuffer(call.recv, bytes);
+  // The output first: peers need not map again what is the input, too.
+  if (call.collective == Collective::kAllReduce) output_ = LendBuffer(call.recv, bytes, true);
+  if (bytes > 0) input_ = LendBuffer(call.send, bytes, false);
 }
 
 void Lending::LendOnDevice(const Call& call, Algorithm algorithm) {

@@ -43,7 +43,7 @@ class Lending {
   bool Lends(const Call& call, Algorithm algorithm) const;
   // The input of a call that is read by peers; 0 bytes: there is none.
   size_t InputBytes(const Call& call) const;
-  Lent LendBuffer(const void* data, size_t bytes);
+  Lent LendBuffer(const void* data, size_t bytes, bool writable);
   Lent LendMemoryOfDevice(const void* data, size_t bytes);
 
   const int rank_, nranks_;

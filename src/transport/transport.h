@@ -56,7 +56,8 @@ struct Region {
   size_t bytes = 0;
   int fd = -1;
   bool on_device = false;
-  Handle handle{};  // of memory of a device: for RegionOpener to read
+  Handle handle{};        // of memory of a device: for RegionOpener to read
+  bool writable = false;  // a file: peers write there, too
 };
 
 // Reaches for this rank what its peers have offered of memory of devices. The processor need not
@@ -148,6 +149,7 @@ struct Caps {
   const char* name = "";       // "loopback", "shm", "sim", ...
   bool timed = true;           // Progress looks at its argument; where it does not, asking is saved
   bool read_in_place = false;  // consumers read the very memory that the producer has written
+  uint64_t slot_memory = UINT64_MAX;  // bytes that all slots of a rank can take together
 };
 
 // What this rank has sent so far, a slice once per Publish.

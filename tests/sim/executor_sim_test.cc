@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The real schedules and the real executor in the simulator: random collectives, shapes and codecs,
-// slices and credits arriving in random order, work finishing late, ranks crashing. One integer
-// replays a run: INCCL_TEST_SEED.
+// slices and credits arriving in random order, work finishing late, buffers lent, ranks crashing.
+// One integer replays a run: INCCL_TEST_SEED.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,11 +23,18 @@ namespace {
 
 constexpr int kRuns = 400;
 
+// What ranks lend of a call's buffers: as in memory of the host, where results are written to those
+// who want them, or as in memory of devices, where peers only read, and which is withdrawn when the
+// call fails.
+enum class Lending { kNothing, kOfHost, kOfDevice };
+
 struct Scenario {
   Collective collective;
   Algorithm algorithm;
   int nranks, root, channels;
   bool hbi, side_one_shot, in_place, late_engine, multicast;
+  Lending lending;
+  bool noticed_soon;
   uint64_t count, row_elements;
   uint32_t slice_elements, group;
   uint16_t depth;
@@ -49,11 +56,25 @@ struct Scenario {
     s.in_place = (all_reduce || halves) && rng->Below(2) == 0;
     s.late_engine = rng->Below(2) == 0;
     s.multicast = rng->Below(2) == 0;
+    // As the composition root does (src/lending.cc), over what joins ranks by shared memory.
+    const bool lends = s.algorithm == Algorithm::kDirect && !s.hbi && s.multicast &&
+                       (all_reduce || halves || s.collective == Collective::kBroadcast);
+    s.noticed_soon = rng->Below(2) == 0;
+    s.lending = lends ? static_cast<Lending>(rng->Below(3)) : Lending::kNothing;
     s.count = rng->Below(4) == 0 ? rng->Below(3) : rng->Below(12000);
     s.row_elements = s.hbi ? kWindow : kSuperblock * (1 + rng->Below(20));
     s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
     s.depth = static_cast<uint16_t>(1 + rng->Below(4));
     s.group = static_cast<uint32_t>(1 + rng->Below(s.depth));
+    return s;
+  }
+  // Calls in which something is lent; ranks that fail early take it back while others still use it.
+  static Scenario Lent(Lending lending, Rng* rng) {
+    Scenario s{};
+    do {
+      s = Random(rng);
+    } while (s.lending != lending || s.count < 1000);
+    s.late_engine = s.noticed_soon = true;
     return s;
   }
   std::string ToString() const {
@@ -63,7 +84,10 @@ struct Scenario {
            " slice=" + std::to_string(slice_elements) + " depth=" + std::to_string(depth) +
            " group=" + std::to_string(group) + (hbi ? " hbi" : " none") +
            (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
-           (multicast ? " multicast" : " unicast");
+           (multicast ? " multicast" : " unicast") +
+           (lending == Lending::kNothing  ? ""
+            : lending == Lending::kOfHost ? " lent"
+                                          : " lent of a device");
   }
   uint64_t InputCount() const {
     const bool parts = collective == Collective::kReduceScatter ||
@@ -103,16 +127,19 @@ struct SimRank {
   std::unique_ptr<CodecState> codec;
   std::unique_ptr<test::SimEngine> engine;
   std::unique_ptr<Task> task;
+  std::vector<float> other;  // lent before
+  Lent lent_input, lent_output;
   Status failure;
   bool over() const { return task->done() || !failure.ok(); }
 };
 
 class Simulation {
  public:
-  explicit Simulation(uint64_t seed)
+  explicit Simulation(uint64_t seed, Lending lending = Lending::kNothing)
       : rng_(seed),
-        scenario_(Scenario::Random(&rng_)),
-        world_(scenario_.nranks, rng_.Next(), SimOptions{.multicast = scenario_.multicast}),
+        scenario_(lending == Lending::kNothing ? Scenario::Random(&rng_)
+                                               : Scenario::Lent(lending, &rng_)),
+        world_(scenario_.nranks, rng_.Next(), SimOptionsOf(scenario_)),
         codec_(scenario_.hbi ? *MakeCodec("hbi:bits=6") : IdentityCodec()) {
     for (int rank = 0; rank < scenario_.nranks; ++rank) ranks_.push_back(MakeRank(rank));
     MakeExpected();
@@ -171,8 +198,58 @@ class Simulation {
     return {first, first + static_cast<std::ptrdiff_t>(scenario_.count)};
   }
   SimRank& rank(int i) { return *ranks_[static_cast<size_t>(i)]; }
+  const SimWorld& world() const { return world_; }
 
  private:
+  static SimOptions SimOptionsOf(const Scenario& scenario) {
+    SimOptions options{.multicast = scenario.multicast};
+    if (scenario.noticed_soon) {  // crashes, while slices are still under way
+      options.min_detection = kMicrosecond;
+      options.max_detection = 300 * kMicrosecond;
+    }
+    return options;
+  }
+
+  // A part of the buffer, so that some slices lie in it and some do not; at any place of a rank's
+  // board, if others have been there before.
+  Lent Lend(Transport* transport, std::vector<float>* buffer, uint64_t serial, bool writable) {
+    if (buffer->empty()) return {};
+    auto* const data = reinterpret_cast<std::byte*>(buffer->data());
+    const size_t bytes = buffer->size() * sizeof(float);
+    const uint32_t id =
+        transport->Offer({.serial = serial, .data = data, .bytes = bytes, .writable = writable});
+    const size_t head = rng_.Below(4) == 0 ? rng_.Below(bytes) : 0;
+    return {.region = id, .offset = head, .begin = data + head, .end = data + bytes};
+  }
+
+  void LendBuffers(int rank, std::vector<float>* input, std::vector<float>* output, SimRank* r) {
+    const Scenario& s = scenario_;
+    if (s.lending == Lending::kNothing) return;
+    Transport* const transport = world_.transport(rank);
+    r->other.resize(64);
+    for (uint64_t serial = 10 + rng_.Below(16); serial > 10; --serial) {
+      Lend(transport, &r->other, serial, false);
+    }
+    const bool host = s.lending == Lending::kOfHost;
+    if (s.collective == Collective::kAllReduce) {
+      r->lent_output = Lend(transport, output, input == output ? 1 : 2, host);
+    }
+    if (s.collective != Collective::kBroadcast || rank == s.root) {
+      r->lent_input = Lend(transport, input, 1, false);
+    }
+    if (rng_.Below(2) == 0) world_.AdvanceTo(world_.now() + kMillisecond);  // else it comes later
+  }
+
+  // What follows a failed call: nothing that a peer reads here from now on may become a result.
+  void TakeBack(int rank, SimRank* r) {
+    if (scenario_.lending != Lending::kOfDevice) return;
+    for (const Lent& lent : {r->lent_input, r->lent_output}) {
+      if (lent.region != 0) world_.transport(rank)->Withdraw(lent.region);
+    }
+    std::fill(r->input.begin(), r->input.end(), 1e30f);
+    std::fill(r->output.begin(), r->output.end(), 1e30f);
+  }
+
   std::unique_ptr<SimRank> MakeRank(int rank) {
     const Scenario& s = scenario_;
     auto r = std::make_unique<SimRank>();
@@ -220,6 +297,12 @@ class Simulation {
     } else if (s.in_place) {
       output = r->input.data() + (s.collective == Collective::kAllReduce ? 0 : s.Segment(rank));
     }
+    std::vector<float>* const in_buffer =
+        s.in_place && s.collective == Collective::kAllGather ? &r->output : &r->input;
+    std::vector<float>* const out_buffer =
+        s.in_place && s.collective != Collective::kAllGather ? &r->input : &r->output;
+    LendBuffers(rank, in_buffer, out_buffer, r.get());
+    const bool host = s.lending == Lending::kOfHost;
     r->task->Start({.program = r->program.get(),
                     .chunking = Chunking({.collective = s.collective,
                                           .nranks = s.nranks,
@@ -232,7 +315,10 @@ class Simulation {
                     .element_bytes = 4,
                     .input = reinterpret_cast<const std::byte*>(input),
                     .output = reinterpret_cast<std::byte*>(output),
-                    .signature = 42});
+                    .signature = 42,
+                    .lent_input = r->lent_input,
+                    .lent_output = host ? r->lent_output : Lent{},
+                    .lent_result = host ? Lent{} : r->lent_output});
     return r;
   }
 
@@ -270,11 +356,13 @@ class Simulation {
     Result<int> events = world_.transport(rank)->Progress(world_.now());
     if (!events.ok()) {
       r.failure = events.status();
+      TakeBack(rank, &r);
       return true;
     }
     Result<int> ran = r.task->Advance(static_cast<int>(1 + rng_.Below(8)));
     if (!ran.ok()) {
       r.failure = ran.status();
+      TakeBack(rank, &r);
       return true;
     }
     return *ran > 0;
@@ -288,45 +376,81 @@ class Simulation {
   std::vector<std::vector<float>> expected_;
 };
 
+// Of run i: every fourth one lends for certain.
+Lending LendingOf(int i) {
+  if (i % 4 != 1) return Lending::kNothing;
+  return i % 8 == 1 ? Lending::kOfHost : Lending::kOfDevice;
+}
+
 TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
   const uint64_t seed = test::TestSeed();
+  uint64_t references = 0, targets = 0;
   for (int i = 0; i < kRuns; ++i) {
-    Simulation run(seed + static_cast<uint64_t>(i));
-    SCOPED_TRACE("INCCL_TEST_SEED=" + std::to_string(seed + static_cast<uint64_t>(i)));
+    Simulation run(seed + static_cast<uint64_t>(i), LendingOf(i));
+    SCOPED_TRACE("run " + std::to_string(i) + " of INCCL_TEST_SEED=" + std::to_string(seed));
     run.Play(-1);
     for (int rank = 0; rank < run.scenario().nranks; ++rank) {
       ASSERT_TRUE(run.rank(rank).failure.ok())
           << run.rank(rank).failure.message() << ": " << run.scenario().ToString();
       run.ExpectRight(rank);
     }
+    references += run.world().references();
+    targets += run.world().targets();
     if (HasFailure()) return;
   }
+  EXPECT_GT(references, 100u) << "hardly any slice lay in a lent buffer";
+  EXPECT_GT(targets, 30u) << "hardly any result was wanted in a lent buffer";
 }
+
+struct Crashes {
+  int errors = 0;
+  int withdrawn = 0;  // of `errors`: at what a peer had lent, and taken back
+};
 
 // A rank dies at any moment. Every survivor ends, with an error that names it or with the right
 // result.
+void CrashOneIn(Simulation* run, uint64_t crash_after, Crashes* crashes) {
+  const int victim = run->Play(static_cast<int64_t>(crash_after));
+  for (int rank = 0; rank < run->scenario().nranks; ++rank) {
+    if (rank == victim) continue;
+    SimRank& r = run->rank(rank);
+    ASSERT_TRUE(r.over()) << "rank " << rank << ": " << run->scenario().ToString();
+    if (r.failure.ok()) {
+      run->ExpectRight(rank);
+      continue;
+    }
+    ++crashes->errors;
+    EXPECT_EQ(r.failure.code(), Code::kRemoteError) << r.failure.message();
+    // Or one that failed because of it, and took back what it had lent.
+    if (r.failure.message().find("withdrawn what it had lent") != std::string::npos) {
+      ++crashes->withdrawn;
+    } else {
+      EXPECT_NE(r.failure.message().find(std::to_string(victim)), std::string::npos);
+    }
+  }
+}
+
 TEST(ExecutorSimTest, SurvivorsOfACrashEnd) {
   const uint64_t seed = test::TestSeed() ^ 0xC0FFEE;
-  int errors = 0;
-  for (int i = 0; i < kRuns; ++i) {
-    Simulation run(seed + static_cast<uint64_t>(i));
+  Crashes crashes;
+  for (int i = 0; i < kRuns && !HasFailure(); ++i) {
+    Simulation run(seed + static_cast<uint64_t>(i), LendingOf(i));
     SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
-    const int victim = run.Play(static_cast<int64_t>(Mix64(seed + static_cast<uint64_t>(i)) % 60));
-    for (int rank = 0; rank < run.scenario().nranks; ++rank) {
-      if (rank == victim) continue;
-      SimRank& r = run.rank(rank);
-      ASSERT_TRUE(r.over()) << "rank " << rank << ": " << run.scenario().ToString();
-      if (r.failure.ok()) {
-        run.ExpectRight(rank);
-      } else {
-        ++errors;
-        EXPECT_EQ(r.failure.code(), Code::kRemoteError) << r.failure.message();
-        EXPECT_NE(r.failure.message().find(std::to_string(victim)), std::string::npos);
-      }
-    }
-    if (HasFailure()) return;
+    CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
   }
-  EXPECT_GT(errors, kRuns / 4) << "hardly any run was hit by its crash";
+  EXPECT_GT(crashes.errors, kRuns / 4) << "hardly any run was hit by its crash";
+}
+
+// Survivors that fail overwrite what they had lent, while others still read it.
+TEST(ExecutorSimTest, WhatIsWithdrawnNeverBecomesAResult) {
+  const uint64_t seed = test::TestSeed() ^ 0xDE71CE;
+  Crashes crashes;
+  for (int i = 0; i < kRuns && !HasFailure(); ++i) {
+    Simulation run(seed + static_cast<uint64_t>(i), Lending::kOfDevice);
+    SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
+    CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
+  }
+  EXPECT_GT(crashes.withdrawn, 0) << "no rank was late to what had been withdrawn";
 }
 
 }  // namespace

@@ -101,18 +101,20 @@ std::vector<std::unique_ptr<Transport>> MakeShm(int nranks) {
     for (int peer = 0; peer < nranks; ++peer) {
       if (peer == rank) continue;
       const std::vector<int> fds = ends[static_cast<size_t>(peer)]->fds_to_share();
-      Status status = ends[static_cast<size_t>(rank)]->Attach(peer, UniqueFd(dup(fds[0])),
-                                                              UniqueFd(dup(fds[1])));
+      Status status = ends[static_cast<size_t>(rank)]->Attach(
+          peer, UniqueFd(dup(fds[0])), UniqueFd(dup(fds[1])), UniqueFd(dup(fds[2])));
       if (!status.ok()) throw std::runtime_error(status.message());
     }
   }
   return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
 }
 
+constexpr size_t kSharedFds = 3;  // of ShmTransport
+
 void SendFds(int socket, const std::vector<int>& fds) {
   char byte = 'f';
   iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kSharedFds * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
@@ -121,15 +123,15 @@ void SendFds(int socket, const std::vector<int>& fds) {
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(2 * sizeof(int));
-  std::memcpy(CMSG_DATA(header), fds.data(), 2 * sizeof(int));
+  header->cmsg_len = CMSG_LEN(kSharedFds * sizeof(int));
+  std::memcpy(CMSG_DATA(header), fds.data(), kSharedFds * sizeof(int));
   if (sendmsg(socket, &message, 0) != 1) throw std::runtime_error("sendmsg");
 }
 
 std::vector<int> ReceiveFds(int socket) {
   char byte = 0;
   iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kSharedFds * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
@@ -138,8 +140,8 @@ std::vector<int> ReceiveFds(int socket) {
   const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (got != 1 || header == nullptr) throw std::runtime_error("recvmsg: a peer is gone");
-  std::vector<int> fds(2);
-  std::memcpy(fds.data(), CMSG_DATA(header), 2 * sizeof(int));
+  std::vector<int> fds(kSharedFds);
+  std::memcpy(fds.data(), CMSG_DATA(header), kSharedFds * sizeof(int));
   return fds;
 }
 
@@ -155,7 +157,7 @@ std::unique_ptr<Transport> JoinShm(int rank, int nranks, const std::vector<Uniqu
   for (int peer = 0; peer < nranks; ++peer) {
     if (peer == rank) continue;
     const std::vector<int> fds = ReceiveFds(sockets[static_cast<size_t>(peer)].get());
-    Status status = shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]));
+    Status status = shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]), UniqueFd(fds[2]));
     if (!status.ok()) throw std::runtime_error(status.message());
   }
   return shm;

@@ -274,6 +274,70 @@ TEST(OtherUserTest, CannotServeARendezvousOfOurs) {
   EXPECT_CONTAINS(status.message(), "process " + std::to_string(squatter) + " of uid 65534");
 }
 
+// A process of another user that holds `names` until it is killed; it has them when this returns.
+pid_t TakeNames(Processes* processes, const std::vector<std::string>& names, bool listens) {
+  int ready[2];
+  EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t squatter = processes->Start([&] {
+    if (setgroups(0, nullptr) != 0 || setuid(kNobody) != 0) return 1;
+    std::vector<UniqueFd> held;
+    for (const std::string& name : names) {
+      const SocketAddress address = SocketAddress::Unix(name);
+      held.emplace_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      const auto* where = reinterpret_cast<const sockaddr*>(&address.storage);
+      if (bind(held.back().get(), where, address.length) != 0) return 2;
+      if (listens && listen(held.back().get(), 64) != 0) return 3;
+    }
+    if (write(ready[1], "r", 1) != 1) return 4;
+    while (true) pause();
+  });
+  close(ready[1]);
+  char byte = 0;
+  EXPECT_EQ(read(ready[0], &byte, 1), 1) << "the names could not be taken";
+  close(ready[0]);
+  return squatter;
+}
+
+Launcher JobOf(int rank, const std::string& name) {
+  Launcher launcher;
+  launcher.kind = "test";
+  launcher.rank = rank;
+  launcher.nranks = 3;
+  launcher.job = name + std::to_string(getpid());
+  return launcher;
+}
+
+// The names that a job will use can be told from its number, so another user may have them before.
+class SquattedNamesTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(SquattedNamesTest, ArePassedOver) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  std::vector<std::string> names = *RendezvousNames(JobOf(0, "squatted"), 0);
+  ASSERT_GE(names.size(), 3u);
+  names.resize(names.size() - 1);
+  Processes processes;
+  TakeNames(&processes, names, GetParam());
+  OnThreads(3, [&](int rank) {
+    const Result<Mesh> mesh = JoinWithLauncher(JobOf(rank, "squatted"), 0, Options(rank, 3));
+    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+    EXPECT_EQ(mesh->peers.size(), 3u);
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Listening, SquattedNamesTest, ::testing::Bool());
+
+TEST(OtherUserTest, WhoHoldsAllNamesIsNamed) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  Processes processes;
+  const pid_t squatter =
+      TakeNames(&processes, *RendezvousNames(JobOf(0, "all"), 0), /*listens=*/true);
+  OnThreads(3, [&](int rank) {
+    const Status status = JoinWithLauncher(JobOf(rank, "all"), 0, Options(rank, 3)).status();
+    EXPECT_EQ(status.code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + "/3: init: ");
+    EXPECT_CONTAINS(status.message(), "process " + std::to_string(squatter) + " of uid 65534");
+  });
+}
+
 TEST(OtherUserTest, CannotJoinALaunchersJob) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   const Baseline baseline;

@@ -4,15 +4,20 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "support/transport_world.h"
 #include "transport/shm/memfd.h"
 #include "transport/shm/shm_transport.h"
 
@@ -22,24 +27,26 @@ namespace {
 constexpr size_t kBytes = 64 * 1024;
 
 struct File {
-  explicit File(uint64_t serial) : memory(*shm::CreateMemfd("test", kBytes, false)) {
+  explicit File(uint64_t serial, bool writable = true)
+      : memory(*shm::CreateMemfd("test", kBytes, false)) {
     region = {serial, memory.mapping.data(), kBytes, memory.fd.get()};
+    region.writable = writable;
   }
   shm::Memfd memory;
   Region region;
 };
 
-// Two ranks, and a lane from rank 0 to rank 1.
+constexpr int kRanks = 3;
+
+// Three ranks, and a lane from rank 0 to rank 1.
 class ShmRegionsTest : public ::testing::Test {
  protected:
   ShmRegionsTest() {
-    for (int rank : {0, 1}) ends_.push_back(*ShmTransport::Create(rank, 2));
-    for (int rank : {0, 1}) {
-      std::vector<UniqueFd> fds;
-      for (const int fd : ends_[static_cast<size_t>(1 - rank)]->fds_to_share()) {
-        fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    for (int rank = 0; rank < kRanks; ++rank) ends_.push_back(*ShmTransport::Create(rank, kRanks));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer != rank) Attach(rank, peer);
       }
-      EXPECT_TRUE(end(rank).Attach(1 - rank, std::move(fds[0]), std::move(fds[1])).ok());
     }
     LaneSpec spec;
     spec.producer = 0;
@@ -49,10 +56,18 @@ class ShmRegionsTest : public ::testing::Test {
     send_ = *end(0).OpenSend(spec);
     recv_ = *end(1).OpenRecv(spec);
   }
+  void Attach(int rank, int peer) {
+    std::vector<UniqueFd> fds;
+    for (const int fd : end(peer).fds_to_share()) {
+      fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    }
+    EXPECT_TRUE(
+        end(rank).Attach(peer, std::move(fds[0]), std::move(fds[1]), std::move(fds[2])).ok());
+  }
   ShmTransport& end(int rank) { return *ends_[static_cast<size_t>(rank)]; }
   // The peer at what is offered, the owner at the answers.
   void Look() {
-    for (int rank : {1, 0}) EXPECT_TRUE(end(rank).Progress(0).ok());
+    for (int rank : {2, 1, 0}) EXPECT_TRUE(end(rank).Progress(0).ok());
   }
   bool Reaches(uint32_t region) const { return send_->Reaches(region); }
 
@@ -157,13 +172,10 @@ TEST_F(ShmRegionsTest, TheRegionUsedLongestAgoMakesRoom) {
 }
 
 TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
-  // Another file by the time the peer looks.
-  auto gone = std::make_unique<File>(1);
-  const uint32_t first = end(0).Offer(gone->region);
-  const int fd = gone->region.fd;
-  gone.reset();
-  const File other(2);
-  EXPECT_EQ(dup2(other.region.fd, fd), fd);
+  // Not sealed at all.
+  UniqueFd plain(memfd_create("plain", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(plain.get(), kBytes), 0);
+  const uint32_t first = end(0).Offer({1, nullptr, kBytes, plain.get()});
   // A size that could change.
   UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
@@ -179,7 +191,125 @@ TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
     EXPECT_NE(id, 0u);
     EXPECT_FALSE(Reaches(id));
   }
+}
+
+// As the kernel shows the mapping that `address` lies in: "r--s", "rw-s".
+std::string AccessTo(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char access[5] = "";
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access) != 3) continue;
+    if (at >= begin && at < end) return access;
+  }
+  return "nothing";
+}
+
+// The owner may have closed the descriptor, and its number be another file's, when the peer looks.
+TEST_F(ShmRegionsTest, TheFileTravelsWithTheOffer) {
+  auto file = std::make_unique<File>(1);
+  file->region.data[7] = std::byte{42};
+  const uint32_t id = end(0).Offer(file->region);
+  const int fd = file->region.fd;
+  file.reset();
+  const File other(2);
+  EXPECT_EQ(dup2(other.region.fd, fd), fd);
+  Look();
+  EXPECT_TRUE(Reaches(id));
+  ASSERT_TRUE(Publish({.bytes = 1, .source = {id, 7}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_EQ(incoming.payload[0], std::byte{42});
   if (fd != other.region.fd) close(fd);
+}
+
+TEST_F(ShmRegionsTest, WhatIsOnlyReadIsMappedForReading) {
+  const File input(1, /*writable=*/false), output(2, /*writable=*/true);
+  const uint32_t in = end(0).Offer(input.region), out = end(0).Offer(output.region);
+  Look();
+  ASSERT_TRUE(Reaches(in) && Reaches(out));
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {in, 0}, .target = {out, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_EQ(AccessTo(incoming.payload), "r--s");
+  EXPECT_EQ(AccessTo(incoming.target), "rw-s");
+  ASSERT_TRUE(recv_->Release().ok());
+  ASSERT_TRUE(Publish({.bytes = 7, .target = {in, 0}}).ok());
+  EXPECT_NE(PeekError().find("peer rank 0 names 7 bytes at 0 of its region 1, which is not mapped "
+                             "to be written"),
+            std::string::npos)
+      << PeekError();
+}
+
+TEST_F(ShmRegionsTest, AnInputThatBecomesAnOutputIsMappedAgain) {
+  File file(1, /*writable=*/false);
+  const uint32_t id = end(0).Offer(file.region);
+  Look();
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  ASSERT_TRUE(recv_->Release().ok());
+  file.region.writable = true;
+  ASSERT_EQ(end(0).Offer(file.region), id);
+  EXPECT_FALSE(Reaches(id)) << "nobody has looked again";
+  Look();
+  ASSERT_TRUE(Reaches(id));
+  file.region.writable = false;
+  ASSERT_EQ(end(0).Offer(file.region), id);
+  EXPECT_TRUE(Reaches(id)) << "whoever may write may read";
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}, .target = {id, 4096}}).ok());
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  std::memcpy(incoming.target, "target", 7);
+  EXPECT_STREQ(reinterpret_cast<const char*>(file.region.data + 4096), "target");
+}
+
+// Rank 2 puts a file of its own into rank 1's inbox as if it were rank 0's.
+TEST_F(ShmRegionsTest, AFileThatAnotherRankSentIsNotTaken) {
+  const File file(1), other(2);
+  const int fds_before = test::CountFds();
+  const uint32_t id = end(0).Offer(file.region);
+  ASSERT_EQ(id, 1u);
+  EXPECT_EQ(shm::SendRegionFile(end(1).fds_to_share()[2], {0, 1, 1}, other.region.fd),
+            shm::Sent::kYes);
+  Look();
+  EXPECT_FALSE(Reaches(id));
+  EXPECT_EQ(test::CountFds(), fds_before) << "files that are not mapped are closed";
+}
+
+TEST_F(ShmRegionsTest, AFullInboxIsTriedAgain) {
+  std::vector<uint32_t> ids;
+  std::unique_ptr<File> file;
+  // Nobody looks: more files than the kernel queues (a few hundred).
+  for (uint64_t serial = 1; serial <= 4000; ++serial) {
+    file = std::make_unique<File>(serial);
+    ASSERT_NE(end(0).Offer(file->region), 0u);
+  }
+  const uint32_t id = end(0).Offer(file->region);
+  Look();
+  ASSERT_FALSE(Reaches(id)) << "the kernel queues more than this test thinks";
+  ASSERT_EQ(end(0).Offer(file->region), id);
+  Look();
+  EXPECT_TRUE(Reaches(id));
+}
+
+TEST_F(ShmRegionsTest, WhatIsNoFileForARegionIsDropped) {
+  const File file(7);
+  const int inbox = end(1).fds_to_share()[2];
+  const int fds_before = test::CountFds();
+  EXPECT_EQ(send(inbox, "garbage", 7, MSG_DONTWAIT), 7);
+  EXPECT_EQ(send(inbox, std::string(4096, 'x').data(), 4096, MSG_DONTWAIT), 4096);
+  EXPECT_EQ(send(inbox, "", 0, MSG_DONTWAIT), 0);
+  for (const auto& [rank, region] :
+       {std::pair(-1, 1u), std::pair(3, 1u), std::pair(0, 0u), std::pair(0, mapped::kRegions + 1),
+        std::pair(0, UINT32_MAX)}) {
+    EXPECT_EQ(shm::SendRegionFile(inbox, {rank, region, 1}, file.region.fd), shm::Sent::kYes);
+  }
+  const uint32_t id = end(0).Offer(file.region);
+  Look();
+  EXPECT_TRUE(Reaches(id));
+  // Rank 2's own copy is mapped by the same Look; all descriptors that came are closed.
+  EXPECT_EQ(test::CountFds(), fds_before);
 }
 
 // Memory of a "device": the handle has its address, which is another one where it is opened.
@@ -271,6 +401,82 @@ TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
   EXPECT_FALSE(*send_->Drained());
   EXPECT_FALSE(Reaches(withdrawn));
   end(1).SetRegionOpener(nullptr);
+}
+
+// Where a slice refers to the region that its owner replaces too early.
+enum class Refers { kSource, kTarget, kBoth };
+class ShmRegionInUseTest : public ShmRegionsTest, public ::testing::WithParamInterface<Refers> {
+ protected:
+  // Rank 0 offers so many others that the first makes room; rank 2 does, too, which is in order.
+  void ReplaceTheFirst() {
+    for (uint64_t serial = 2; serial <= mapped::kRegions + 1; ++serial) {
+      files_.push_back(std::make_unique<File>(serial));
+      EXPECT_NE(end(0).Offer(files_.back()->region), 0u);
+      EXPECT_NE(end(2).Offer(files_.back()->region), 0u);
+    }
+  }
+  void ExpectErrorOfRank0() {
+    const Result<int> progress = end(1).Progress(0);
+    ASSERT_FALSE(progress.ok()) << "a region in use was replaced";
+    EXPECT_EQ(progress.status().code(), Code::kInternalError);
+    const std::string& text = progress.status().message();
+    EXPECT_NE(text.find("rank 1: peer rank 0 replaced its region 1,"), std::string::npos) << text;
+  }
+
+  std::vector<std::unique_ptr<File>> files_;
+};
+
+TEST_P(ShmRegionInUseTest, ItsReplacementIsThePeersError) {
+  const File file(1);
+  ASSERT_EQ(end(0).Offer(file.region), 1u);
+  Look();
+  std::memcpy(file.region.data + 4096, "source", 7);
+  SliceHeader header{.bytes = 7};
+  if (GetParam() != Refers::kTarget) header.source = {1, 4096};
+  if (GetParam() != Refers::kSource) header.target = {1, 8192};
+  ASSERT_TRUE(Publish(header).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  ReplaceTheFirst();
+  ExpectErrorOfRank0();
+  // Whoever peeked at the slice may still be at work: that reads and writes what it was told of.
+  if (header.source.region != 0) {
+    EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
+  }
+  if (header.target.region != 0) {
+    std::memcpy(incoming.target, "target", 7);
+    EXPECT_STREQ(reinterpret_cast<const char*>(file.region.data + 8192), "target");
+  }
+  // A source that does not count any more is no slice that can be released.
+  EXPECT_EQ(recv_->Release().ok(), GetParam() == Refers::kTarget);
+  if (GetParam() != Refers::kTarget) ExpectErrorOfRank0();
+  recv_.reset();  // lanes go first when a transport ends
+  EXPECT_TRUE(end(1).Progress(0).ok());
+}
+INSTANTIATE_TEST_SUITE_P(Refs, ShmRegionInUseTest,
+                         ::testing::Values(Refers::kSource, Refers::kTarget, Refers::kBoth));
+
+TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
+  Opener opener;
+  end(1).SetRegionOpener(&opener);
+  std::vector<std::byte> memory(kBytes + Opener::kDistance, std::byte{42});
+  ASSERT_EQ(end(0).Offer(OfDevice(1, memory.data())), 1u);
+  Look();
+  ASSERT_TRUE(Publish({.bytes = 7, .source = {1, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  std::byte copied{};
+  const std::function<void()> pending_copy = [&] { copied = *incoming.payload; };
+  ReplaceTheFirst();
+  ExpectErrorOfRank0();
+  EXPECT_EQ(opener.opened.size(), 1u) << "closed while a copy out of it was pending";
+  pending_copy();
+  EXPECT_EQ(copied, std::byte{42});
+  EXPECT_EQ(recv_->Release().code(), Code::kRemoteError);
+  // The end: the opener goes before the lane.
+  end(1).SetRegionOpener(nullptr);
+  EXPECT_TRUE(opener.opened.empty());
+  recv_.reset();
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ std::unique_ptr<ShmTransport> Make(int rank, int nranks, const ShmOptions& optio
 
 Status Attach(ShmTransport* to, int peer, const ShmTransport& from) {
   const std::vector<int> fds = from.fds_to_share();
-  return to->Attach(peer, Dup(fds[0]), Dup(fds[1]));
+  return to->Attach(peer, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]));
 }
 
 TEST(ShmTest, CreateChecksItsArguments) {
@@ -74,7 +74,8 @@ TEST(ShmTest, LanesNeedAttachedPeers) {
 }
 
 TEST(ShmTest, AttachRefusesWhatIsNoPeer) {
-  auto zero = Make(0, 3), one = Make(1, 3), small = Make(1, 3, ShmOptions{size_t{16} << 20});
+  auto zero = Make(0, 3), one = Make(1, 3), small = Make(1, 3, ShmOptions{size_t{16} << 20}),
+       large = Make(1, 3, ShmOptions{size_t{2} << 30});
   auto other_size = Make(1, 4);
   EXPECT_EQ(Attach(zero.get(), 0, *one).code(), Code::kInvalidArgument);
   EXPECT_EQ(Attach(zero.get(), 3, *one).code(), Code::kInvalidArgument);
@@ -86,16 +87,25 @@ TEST(ShmTest, AttachRefusesWhatIsNoPeer) {
   EXPECT_EQ(Attach(zero.get(), 1, *other_size).code(), Code::kInternalError);
 
   const std::vector<int> fds = one->fds_to_share();
-  EXPECT_FALSE(zero->Attach(1, UniqueFd(), UniqueFd()).ok());
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0])).ok()) << "swapped";
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0])).ok()) << "no doorbell";
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1])).ok())
+  EXPECT_FALSE(zero->Attach(1, UniqueFd(), UniqueFd(), UniqueFd()).ok());
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2])).ok()) << "swapped";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0]), Dup(fds[2])).ok()) << "no doorbell";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1]), Dup(fds[2])).ok())
       << "somebody else's doorbell";
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  EXPECT_FALSE(zero->Attach(1, UniqueFd(ends[0]), UniqueFd(ends[1])).ok()) << "a pipe";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(ends[0])).ok()) << "no inbox";
+  EXPECT_FALSE(zero->Attach(1, UniqueFd(ends[0]), UniqueFd(ends[1]), Dup(fds[2])).ok()) << "a pipe";
 
-  EXPECT_TRUE(Attach(zero.get(), 1, *small).ok()) << "arenas may differ in size";
+  for (const auto* resized : {small.get(), large.get()}) {
+    const Status size = Attach(zero.get(), 1, *resized);
+    EXPECT_EQ(size.code(), Code::kInternalError) << "all ranks agree on the size of arenas";
+    EXPECT_NE(size.message().find("rank 0: peer rank 1: arena: shared memory: size"),
+              std::string::npos)
+        << size.message();
+    EXPECT_NE(size.message().find("expected 1073741824"), std::string::npos) << size.message();
+  }
+  EXPECT_TRUE(Attach(zero.get(), 1, *one).ok());
   EXPECT_EQ(Attach(zero.get(), 1, *one).code(), Code::kInvalidUsage) << "twice";
 }
 
@@ -116,10 +126,30 @@ TEST(ShmTest, AttachRefusesUnsealedOrForeignFiles) {
       if (sealed) {
         ASSERT_EQ(fcntl(copy.get(), F_ADD_SEALS, seals), 0);
       }
-      const Status status = zero->Attach(1, Dup(copy.get()), Dup(fds[1]));
+      const Status status = zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2]));
       EXPECT_EQ(status.ok(), sealed && !foreign) << status.message();
     }
   }
+}
+
+// A peer says that all of its arena has memory behind it, which it has not: looking there would
+// take that memory.
+TEST(ShmTest, AttachTakesNoMoreMemoryThanIsCommittedAhead) {
+  constexpr size_t kArena = size_t{64} << 20, kAhead = size_t{1} << 20;
+  const ShmOptions options{.arena_bytes = kArena, .commit_ahead = kAhead};
+  auto zero = Make(0, 3, options), one = Make(1, 3, options);
+  const std::vector<int> fds = one->fds_to_share();
+  UniqueFd copy(memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(copy.get(), kArena), 0);
+  alignas(mapped::ArenaHeader) char page[4096];
+  ASSERT_EQ(pread(fds[0], page, sizeof(page), 0), 4096);
+  reinterpret_cast<mapped::ArenaHeader*>(page)->committed.store(kArena);
+  ASSERT_EQ(pwrite(copy.get(), page, sizeof(page), 0), 4096);
+  ASSERT_EQ(fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+  ASSERT_TRUE(zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2])).ok());
+  struct stat info {};
+  ASSERT_EQ(fstat(copy.get(), &info), 0);
+  EXPECT_LE(static_cast<size_t>(info.st_blocks) * 512, kAhead + sizeof(page));
 }
 
 TEST(ShmTest, PeersCanNeitherWriteNorResize) {
@@ -192,11 +222,11 @@ TEST(ShmTest, FailedCallsLeaveNothingOpen) {
     EXPECT_FALSE(ShmTransport::Create(0, 2, ShmOptions{4096}).ok());
     EXPECT_FALSE(ShmTransport::Create(0, 2, ShmOptions{size_t{1} << 62}).ok());
     const std::vector<int> fds = one->fds_to_share();
-    EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0])).ok());
+    EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2])).ok());
   }
   EXPECT_EQ(test::CountFds(), before);
   ASSERT_TRUE(Attach(zero.get(), 1, *one).ok());
-  EXPECT_EQ(test::CountFds(), before) << "attached descriptors are closed";
+  EXPECT_EQ(test::CountFds(), before + 1) << "arena and doorbell are mapped, the inbox stays open";
 }
 
 // A peer that is killed takes nothing with it: what it published stays readable.

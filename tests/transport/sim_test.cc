@@ -240,5 +240,97 @@ TEST(SimTest, ManyRanks) {
   }
 }
 
+// Rank 0 lends to ranks 1 and 2.
+class SimRegionsTest : public ::testing::Test {
+ protected:
+  uint32_t Offer(uint64_t serial, bool writable = true) {
+    return world_.transport(0)->Offer(
+        {.serial = serial, .data = memory_.data(), .bytes = memory_.size(), .writable = writable});
+  }
+  void StepToTheEnd() {
+    while (world_.Step()) {
+    }
+  }
+  void Publish(const SliceHeader& header) {
+    ASSERT_NE(send_->TryAcquire()->data, nullptr);
+    ASSERT_TRUE(send_->Publish(header).ok());
+    StepToTheEnd();
+  }
+  void Peek(RecvLane::Incoming* incoming) { ASSERT_TRUE(*recv_->TryPeek(incoming)); }
+
+  SimWorld world_{3, test::TestSeed()};
+  std::vector<std::byte> memory_ = std::vector<std::byte>(512, std::byte{42});
+  std::unique_ptr<SendLane> send_ = *world_.transport(0)->OpenSend(Spec(0, {1, 2}));
+  std::unique_ptr<RecvLane> recv_ = *world_.transport(1)->OpenRecv(Spec(0, {1, 2}));
+};
+
+TEST_F(SimRegionsTest, AreReachedLaterAndUsedInPlace) {
+  const uint32_t id = Offer(7);
+  int steps = 0;
+  for (; !send_->Reaches(id); ++steps) ASSERT_TRUE(world_.Step());
+  EXPECT_EQ(steps, 4) << "two peers learn of it, and the owner of each of them";
+  Publish({.bytes = 8, .source = {id, 16}, .target = {id, 504}});
+  RecvLane::Incoming incoming;
+  Peek(&incoming);
+  EXPECT_EQ(incoming.payload, memory_.data() + 16);
+  EXPECT_EQ(incoming.target, memory_.data() + 504);
+  EXPECT_FALSE(*send_->Drained());
+}
+
+class SimWrongPlaceTest : public SimRegionsTest,
+                          public ::testing::WithParamInterface<SliceHeader> {};
+
+TEST_P(SimWrongPlaceTest, IsAnErrorOfThePeer) {
+  ASSERT_EQ(Offer(7, /*writable=*/false), 1u);
+  StepToTheEnd();
+  Publish(GetParam());
+  RecvLane::Incoming incoming;
+  const Result<bool> there = recv_->TryPeek(&incoming);
+  ASSERT_FALSE(there.ok());
+  EXPECT_EQ(there.status().code(), Code::kInternalError);
+  EXPECT_NE(there.status().message().find("peer rank 0 names a region"), std::string::npos);
+}
+INSTANTIATE_TEST_SUITE_P(Places, SimWrongPlaceTest,
+                         ::testing::Values(SliceHeader{.bytes = 8, .source = {1, 505}},
+                                           SliceHeader{.bytes = 8, .target = {1, 0}},
+                                           SliceHeader{.bytes = 8, .source = {2, 0}},
+                                           SliceHeader{.bytes = 8, .source = {9, 0}}));
+
+TEST_F(SimRegionsTest, AReplacementInUseIsTheOwnersError) {
+  const uint32_t id = Offer(1);
+  StepToTheEnd();
+  Publish({.bytes = 8, .target = {id, 0}});
+  RecvLane::Incoming incoming;
+  Peek(&incoming);
+  for (uint64_t serial = 2; serial <= 1 + sim::SimRegions::kPlaces; ++serial) Offer(serial);
+  StepToTheEnd();
+  const Status status = world_.transport(1)->Progress(0).status();
+  EXPECT_EQ(status.code(), Code::kInternalError);
+  EXPECT_NE(status.message().find("rank 1/3: peer rank 0 replaced"), std::string::npos)
+      << status.message();
+  EXPECT_TRUE(world_.transport(2)->Progress(0).ok()) << "it uses nothing";
+}
+
+TEST_F(SimRegionsTest, WithdrawnOnesDoNotCount) {
+  const uint32_t id = Offer(1);
+  StepToTheEnd();
+  Publish({.bytes = 8, .source = {id, 0}});
+  RecvLane::Incoming incoming;
+  Peek(&incoming);
+  world_.transport(0)->Withdraw(id);
+  EXPECT_EQ(incoming.payload, memory_.data()) << "it stays where it is";
+  const Status status = recv_->Release();
+  EXPECT_EQ(status.code(), Code::kRemoteError);
+  EXPECT_NE(status.message().find("peer rank 0 has failed"), std::string::npos);
+  EXPECT_FALSE(send_->Reaches(id));
+}
+
+TEST_F(SimRegionsTest, WhatACrashedRankOfferedMayStayUnknown) {
+  const uint32_t id = Offer(1);
+  world_.Crash(0);
+  StepToTheEnd();
+  EXPECT_FALSE(send_->Reaches(id));
+}
+
 }  // namespace
 }  // namespace inccl

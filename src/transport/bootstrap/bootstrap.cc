@@ -32,6 +32,8 @@ namespace {
 
 constexpr Time kNewsGrace = kSecond;  // for the rendezvous to say what it knows of a failure
 constexpr Time kBindPause = 10 * kMillisecond;
+constexpr int kRendezvousNames = 8;
+constexpr int kSilentRounds = 20;  // for a name that is bound, and at which nobody can be seen
 
 std::string Hex(Bytes bytes) {
   std::string text;
@@ -72,6 +74,12 @@ Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce)
   Result<Key> key = Hkdf(material, nonce, "inccl rendezvous");
   Wipe(material);
   return key;
+}
+
+// What tells a launcher's job, and the communicator within it, from others of this host.
+std::string IdentityOf(const Launcher& launcher, int init_index) {
+  return fmt::format("inccl launcher job\nuid={}\ninit={}\n{}", geteuid(), init_index,
+                     launcher.job);
 }
 
 // A socket that only the other ranks will hear of.
@@ -191,12 +199,38 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   return mesh;
 }
 
-// Rank 0's part in a launcher's job. An earlier rendezvous of that name may still be ending.
-Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
+// Listens at the first name that no other user holds. An earlier rendezvous of this user may still
+// be ending: its name is waited for. What stands in the way is in *obstacle; an error: other users
+// hold all names.
+Result<UniqueFd> ListenAtOneOf(const std::vector<SocketAddress>& names, bool pass_over_silent,
+                               Status* obstacle) {
+  size_t foreign = 0;
+  for (const SocketAddress& name : names) {
+    Result<UniqueFd> listener = Listen(name);
+    if (listener.ok()) return listener;
+    *obstacle = listener.status();
+    const Result<PeerCredentials> holder = WhoListens(name);
+    if (!holder.ok() && pass_over_silent) continue;
+    if (!holder.ok() || holder->uid == geteuid()) break;
+    ++foreign;
+    *obstacle = InvalidUsage(
+        fmt::format("the name of the rendezvous, {}, belongs to process {} of uid {}, not to uid "
+                    "{}: another user has taken it",
+                    name.ToString(), holder->pid, holder->uid, geteuid()));
+    Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", obstacle->message());
+  }
+  if (foreign == names.size()) return *obstacle;
+  return UniqueFd();
+}
+
+// Rank 0's part in a launcher's job.
+Status HostRendezvous(const std::vector<SocketAddress>& names, const HandshakeTerms& terms,
                       const JoinOptions& options) {
-  while (true) {
-    Result<UniqueFd> listener = Listen(address);
-    if (listener.ok()) {
+  for (int round = 0;; ++round) {
+    Status obstacle;
+    Result<UniqueFd> listener = ListenAtOneOf(names, round >= kSilentRounds, &obstacle);
+    if (!listener.ok()) return listener.status();
+    if (listener->valid()) {
       RootOptions root;
       root.terms = terms;
       root.listeners.push_back(*std::move(listener));
@@ -208,7 +242,7 @@ Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
     if (now >= options.deadline) {
       return SystemError(
           fmt::format("the name of the rendezvous is taken (another job of the same name?): {}",
-                      listener.status().message()));
+                      obstacle.message()));
     }
     if (options.cancelled != nullptr && options.cancelled->load()) {
       return RemoteError("this rank ended the creation of the communicator");
@@ -269,6 +303,15 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
   return Join(target, {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce}, options);
 }
 
+Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index) {
+  const Result<Mac> hash = Sha256(AsBytes(IdentityOf(launcher, init_index)));
+  if (!hash.ok()) return hash.status();
+  const std::string first = "inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes));
+  std::vector<std::string> names = {first};
+  for (int i = 1; i < kRendezvousNames; ++i) names.push_back(fmt::format("{}-{}", first, i));
+  return names;
+}
+
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
                               const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
@@ -277,8 +320,7 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
                                        options.nranks, launcher.kind, launcher.rank,
                                        launcher.nranks));
   }
-  const std::string identity =
-      fmt::format("inccl launcher job\nuid={}\ninit={}\n{}", geteuid(), init_index, launcher.job);
+  const std::string identity = IdentityOf(launcher, init_index);
   const Result<Mac> hash = Sha256(AsBytes(identity));
   if (!hash.ok()) return hash.status();
   HandshakeTerms terms;
@@ -287,13 +329,14 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
   Result<Key> key = DeriveKey(AsBytes(secret), options.secret_file, terms.communicator);
   if (!key.ok()) return key.status();
   terms.key = *key;
+  Result<std::vector<std::string>> names = RendezvousNames(launcher, init_index);
+  if (!names.ok()) return names.status();
   RootTarget target;
-  target.addresses.push_back(
-      SocketAddress::Unix("inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes))));
+  for (const std::string& name : *names) target.addresses.push_back(SocketAddress::Unix(name));
   target.same_uid_only = true;
   target.may_come_later = true;
   if (options.rank == 0) {
-    Status status = HostRendezvous(target.addresses.front(), terms, options);
+    Status status = HostRendezvous(target.addresses, terms, options);
     if (!status.ok()) {
       return Status(status.code(), fmt::format("rank {}/{}: init: {}", options.rank, options.nranks,
                                                status.message()));

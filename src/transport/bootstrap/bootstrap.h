@@ -50,6 +50,10 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options);
 // the same user are trusted.
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const JoinOptions& options);
 
+// The names of unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the
+// first that no other user holds. Whoever knows the job's name can tell them.
+Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index);
+
 }  // namespace inccl
 
 #endif  // INCCL_TRANSPORT_BOOTSTRAP_BOOTSTRAP_H_

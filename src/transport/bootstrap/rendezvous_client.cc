@@ -35,6 +35,7 @@ struct Attempt {
   enum class Outcome : uint8_t {
     kAuthenticated,
     kAbsent,    // nobody listens
+    kForeign,   // another user listens
     kRejected,  // the root heard our hello and hung up
     kBroken,    // anything that another attempt may mend
     kHopeless,
@@ -42,7 +43,7 @@ struct Attempt {
   Outcome outcome = Outcome::kBroken;
   UniqueFd fd;
   std::string why;
-  Status status;  // when kHopeless
+  Status status;  // when kHopeless or kForeign
 };
 
 Attempt Broken(std::string why) {
@@ -130,10 +131,13 @@ Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const Handshak
     const Result<PeerCredentials> peer = GetPeerCredentials(fd->get());
     if (!peer.ok()) return Hopeless(peer.status());
     if (peer->uid != geteuid()) {
-      return Hopeless(InvalidUsage(fmt::format(
+      Attempt attempt;
+      attempt.outcome = Attempt::Outcome::kForeign;
+      attempt.status = InvalidUsage(fmt::format(
           "the rendezvous at {} belongs to process {} of uid {}, not to uid {}: another user has "
           "taken its name",
-          where, peer->pid, peer->uid, geteuid())));
+          where, peer->pid, peer->uid, geteuid()));
+      return attempt;
     }
   }
   return Authenticate(*std::move(fd), where, terms, options, until);
@@ -175,24 +179,35 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
   std::string where;
   for (const SocketAddress& address : target.addresses) {
     where += (where.empty() ? "" : ", ") + address.ToString();
+    if (target.same_uid_only) break;  // the others are in its place, should it be taken
   }
   if (where.empty()) return NamedBy(options, InvalidArgument("id: it holds no address"));
   int rejections = 0, absences = 0;
   Time pause = kFirstPause;
   while (true) {
     if (Status status = CancelledBy(options); !status.ok()) return status;
-    Attempt last;
+    Attempt last;  // or one that has met somebody
+    Status taken;  // by another user
+    size_t foreign = 0;
     bool all_absent = true;
     for (const SocketAddress& address : target.addresses) {
-      last = TryOnce(address, target.same_uid_only, terms, options);
-      if (last.outcome == Attempt::Outcome::kAuthenticated) {
+      Attempt attempt = TryOnce(address, target.same_uid_only, terms, options);
+      if (attempt.outcome == Attempt::Outcome::kAuthenticated) {
         return std::unique_ptr<RendezvousClient>(
-            new RendezvousClient(std::move(last.fd), address.ToString(), options));
+            new RendezvousClient(std::move(attempt.fd), address.ToString(), options));
       }
-      if (last.outcome != Attempt::Outcome::kAbsent) all_absent = false;
-      if (last.outcome == Attempt::Outcome::kRejected) ++rejections;
+      if (attempt.outcome == Attempt::Outcome::kForeign) {
+        taken = attempt.status;
+        ++foreign;
+        continue;
+      }
+      if (attempt.outcome == Attempt::Outcome::kRejected) ++rejections;
+      if (attempt.outcome == Attempt::Outcome::kAbsent && !last.why.empty()) continue;
+      if (attempt.outcome != Attempt::Outcome::kAbsent) all_absent = false;
+      last = std::move(attempt);
       if (last.outcome == Attempt::Outcome::kHopeless) break;
     }
+    if (foreign == target.addresses.size()) return NamedBy(options, taken);
     if (all_absent) ++absences;
     if (Status end = GiveUp(target, where, last, rejections, absences); !end.ok()) {
       return NamedBy(options, end);
@@ -202,9 +217,9 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
       return NamedBy(
           options,
           TimeoutError(fmt::format(
-              "no rendezvous at {} within {} ms: {}{}", where, options.timeout_ms, last.why,
-              target.may_come_later && all_absent ? "; has rank 0 been started, on this host?"
-                                                  : "")));
+              "no rendezvous at {} within {} ms: {}{}{}", where, options.timeout_ms, last.why,
+              target.may_come_later && all_absent ? "; has rank 0 been started, on this host?" : "",
+              taken.ok() ? "" : "; " + taken.message())));
     }
     SleepUntil(std::min(options.deadline, now + pause));
     pause = std::min(kLongestPause, 2 * pause);

@@ -23,7 +23,7 @@ namespace inccl::bootstrap {
 
 struct RootTarget {
   std::vector<SocketAddress> addresses;  // tried in turn
-  bool same_uid_only = false;            // unix: refuse a root of another user
+  bool same_uid_only = false;            // unix: pass over those that another user listens at
   bool may_come_later = false;           // nobody listening is no error until the deadline
 };
 

@@ -53,6 +53,8 @@ struct PeerCredentials {
   uid_t uid = 0;
 };
 Result<PeerCredentials> GetPeerCredentials(int fd);
+// Of who listens at the name of a unix socket. An error: nobody does, as far as one can see.
+Result<PeerCredentials> WhoListens(const SocketAddress& address);
 
 struct IoResult {
   size_t bytes = 0;

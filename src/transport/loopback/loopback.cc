@@ -72,7 +72,7 @@ class LoopbackTransport final : public mapped::MappedTransport {
                         &world->bells[static_cast<size_t>(rank)], FutexScope::kProcess,
                         max_slot_bytes),
         world_(std::move(world)),
-        own_regions_(this->arena()) {}
+        own_regions_(rank, this->arena()) {}
 
   // Memory of the host is left where it is: between threads its way through slots, which are in the
   // caches, is as fast.

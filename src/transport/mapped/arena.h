@@ -45,6 +45,8 @@ class Arena {
   Status Announce(const DirectoryEntry& entry);
 
   std::byte* At(uint64_t offset) const { return memory_->data() + offset; }
+  // For data, all in all.
+  uint64_t data_bytes() const { return memory_->bytes() - kDataOffset; }
   // Where its data end that have memory behind them.
   size_t committed() const { return committed_end_; }
   uint64_t memory_bytes() const { return committed_end_ - kDataOffset + directory_end_; }

@@ -27,10 +27,13 @@ class SharedRegions {
   virtual bool Reaches(uint32_t region) const = 0;
   // False: the peer has withdrawn its region.
   virtual bool Counts(uint32_t region) const = 0;
-  // True: memory that the processor reaches, if it is mapped here.
-  virtual bool IsOfHost(uint32_t region) const = 0;
+  // True: the peer's region is mapped here, and to be written.
+  virtual bool IsWritable(uint32_t region) const = 0;
   // Memory of the peer's region; nullptr if it is not mapped here or not that large.
   virtual std::byte* At(const RegionRef& place, size_t bytes) const = 0;
+  // A slice refers to the peer's region from Hold to Drop, and the region stays mapped.
+  virtual void Hold(uint32_t region) = 0;
+  virtual void Drop(uint32_t region) = 0;
 };
 
 // What a lane needs to know of a peer; it outlives the lane.
@@ -38,7 +41,7 @@ struct Peer {
   int rank = -1;
   ArenaView* view = nullptr;
   BellArea* bell = nullptr;
-  const SharedRegions* regions = nullptr;  // nullptr: none
+  SharedRegions* regions = nullptr;  // nullptr: none
 };
 
 class MappedSendLane final : public SendLane {
@@ -85,6 +88,7 @@ class MappedRecvLane final : public RecvLane {
   // `credit`: of this rank's arena, zeroed.
   MappedRecvLane(LaneSpec spec, CreditBlock* credit, const Peer& producer, FutexScope scope,
                  TransportCounters* counters);
+  ~MappedRecvLane() override { DropRegions(); }
 
   Result<bool> TryPeek(Incoming* incoming) override;
   Status Release() override;
@@ -98,6 +102,9 @@ class MappedRecvLane final : public RecvLane {
   Result<bool> Wire();
   // Where header and payload of the slice that is due lie.
   Status Locate(Incoming* incoming) const;
+  // The peeked slice refers to regions of the producer from the peek to its release.
+  void HoldRegions();
+  void DropRegions();
   // Copies the header of slice `ticket` out of slot `index`; false if it is not there.
   Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
 

@@ -19,7 +19,7 @@
 namespace inccl::mapped {
 
 inline constexpr uint64_t kArenaMagic = 0x414e45524143434eu;
-inline constexpr uint32_t kArenaVersion = 3;
+inline constexpr uint32_t kArenaVersion = 4;
 inline constexpr size_t kPage = 4096;
 inline constexpr uint32_t kDirectoryEntries = 16384;
 
@@ -46,11 +46,15 @@ static_assert(sizeof(ArenaHeader) == 64);
 // What a rank lets its peers map, and what it has mapped of theirs. A region's id is its place on
 // the board + 1. Its owner uses it towards a peer only while the peer's answer is its serial.
 inline constexpr uint32_t kRegions = 32;
+enum class RegionKind : uint32_t { kReadable = 1, kWritable = 2, kDevice = 3 };
 struct RegionEntry {
-  std::atomic<uint64_t> serial;  // stored first as 0, and last: the fields below belong to it
+  // Of this offer; rises from offer to offer. Stored first as 0, and last: the fields below belong
+  // to it.
+  std::atomic<uint64_t> serial;
   std::atomic<uint64_t> bytes;
-  std::atomic<int32_t> pid, fd;  // where the file is found; fd -1: memory of a device
-  std::atomic<uint64_t> device, inode;
+  std::atomic<uint32_t> kind;  // RegionKind: of a file, for peers to read or to write; or no file
+  uint32_t reserved_half;
+  std::atomic<uint64_t> device, inode;  // of the file, which peers are sent
   uint64_t reserved[3];
   std::atomic<uint64_t> handle[12];  // Region::handle
   uint64_t reserved_too[4];

@@ -22,7 +22,7 @@ MappedTransport::MappedTransport(const char* name, int rank, int nranks,
       regions_(static_cast<size_t>(nranks)) {}
 
 void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell,
-                              const SharedRegions* regions) {
+                              SharedRegions* regions) {
   views_[static_cast<size_t>(peer)] = std::move(view);
   bells_[static_cast<size_t>(peer)] = bell;
   regions_[static_cast<size_t>(peer)] = regions;

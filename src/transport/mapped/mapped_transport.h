@@ -25,7 +25,9 @@ class MappedTransport : public Transport {
   MappedTransport(const char* name, int rank, int nranks, std::unique_ptr<Arena> arena,
                   BellArea* bell, FutexScope scope, uint32_t max_slot_bytes);
 
-  Caps caps() const override { return {true, max_slot_bytes_, name_, false, true}; }
+  Caps caps() const override {
+    return {true, max_slot_bytes_, name_, false, true, arena_->data_bytes()};
+  }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time) override { return 0; }
@@ -43,7 +45,7 @@ class MappedTransport : public Transport {
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
   // Once per peer. `bell` outlives the transport, as what the view reads.
   void SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell,
-               const SharedRegions* regions = nullptr);
+               SharedRegions* regions = nullptr);
   Arena* arena() const { return arena_.get(); }
 
  private:
@@ -59,7 +61,7 @@ class MappedTransport : public Transport {
   TransportCounters counters_;
   std::vector<std::unique_ptr<ArenaView>> views_;  // by rank; own and unknown ones are nullptr
   std::vector<BellArea*> bells_;
-  std::vector<const SharedRegions*> regions_;
+  std::vector<SharedRegions*> regions_;
   std::unordered_set<uint64_t> opened_send_;  // keys
   std::unordered_set<uint64_t> opened_recv_;
 };

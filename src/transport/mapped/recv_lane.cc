@@ -69,19 +69,33 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
   };
   const auto unknown = [&](const RegionRef& place) {
     return InternalError(
-        fmt::format("{}: peer rank {} names {} bytes at {} of its region {}, which is not mapped",
-                    Describe(spec_), producer_.rank, header.bytes, place.offset, place.region));
+        fmt::format("{}: peer rank {} names {} bytes at {} of its region {}, which is not mapped{}",
+                    Describe(spec_), producer_.rank, header.bytes, place.offset, place.region,
+                    &place == &header.target ? " to be written" : ""));
   };
   if (header.source.region != 0) incoming->payload = find(header.source);
   if (incoming->payload == nullptr) return unknown(header.source);
   if (header.target.region != 0) {
-    if (producer_.regions != nullptr && !producer_.regions->IsOfHost(header.target.region)) {
+    if (producer_.regions != nullptr && !producer_.regions->IsWritable(header.target.region)) {
       return unknown(header.target);
     }
     incoming->target = find(header.target);
     if (incoming->target == nullptr) return unknown(header.target);
   }
   return Status::Ok();
+}
+
+void MappedRecvLane::HoldRegions() {
+  for (const RegionRef& place : {incoming_.header.source, incoming_.header.target}) {
+    if (place.region != 0) producer_.regions->Hold(place.region);
+  }
+}
+
+void MappedRecvLane::DropRegions() {
+  if (!peeked_) return;
+  for (const RegionRef& place : {incoming_.header.source, incoming_.header.target}) {
+    if (place.region != 0) producer_.regions->Drop(place.region);
+  }
 }
 
 Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
@@ -91,6 +105,7 @@ Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
     if (!there.ok() || !*there) return there;
     if (Status status = Locate(&incoming_); !status.ok()) return status;
     peeked_ = true;
+    HoldRegions();
   }
   *incoming = incoming_;
   return true;
@@ -114,6 +129,7 @@ Status MappedRecvLane::Release() {
     return RemoteError(fmt::format("{}: peer rank {} has failed, and withdrawn what it had lent",
                                    Describe(spec_), producer_.rank));
   }
+  DropRegions();
   peeked_ = false;
   ++ticket_;
   if (++index_ == spec_.depth) index_ = 0;

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
 
 namespace inccl::shm {
 namespace {
@@ -79,44 +78,21 @@ Status CommitPages(int fd, size_t offset, size_t bytes) {
 }
 
 Result<Mapping> MapSealed(int fd, size_t bytes, bool writable) {
-  struct stat info {};
-  if (fstat(fd, &info) != 0) return SystemErrorErrno("fstat of shared memory", errno);
-  if (!S_ISREG(info.st_mode)) return InternalError("shared memory: descriptor is not a file");
-  const auto size = static_cast<size_t>(info.st_size);
-  if (size == 0 || (bytes != 0 && size != bytes)) {
-    return InternalError(fmt::format("shared memory: size {}, expected {}", size, bytes));
-  }
+  // The seals first: a size that is not sealed is not the size later.
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
     return InternalError(fmt::format("shared memory: size is not sealed (seals {})", seals));
   }
-  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* data = mmap(nullptr, size, protection, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED) return Failed("mmap", size, errno);
-  return Mapping(data, size);
-}
-
-Result<FileName> NameOf(int fd) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return SystemErrorErrno("fstat of shared memory", errno);
-  return FileName{getpid(), fd, info.st_dev, info.st_ino};
-}
-
-Result<UniqueFd> OpenByName(const FileName& name) {
-  const std::string path = fmt::format("/proc/{}/fd/{}", name.pid, name.fd);
-  const auto is_it = [&](int fd) {
-    struct stat info {};
-    return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_dev == name.device &&
-           info.st_ino == name.inode;
-  };
-  // Looked at before it is opened: opening another file could have effects.
-  const UniqueFd seen(open(path.c_str(), O_PATH | O_CLOEXEC));
-  if (!seen.valid()) return SystemErrorErrno("open of " + path, errno);
-  if (!is_it(seen.get())) return SystemError(path + " is another file");
-  const std::string again = fmt::format("/proc/self/fd/{}", seen.get());
-  UniqueFd fd(open(again.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd.valid()) return SystemErrorErrno("open of " + path, errno);
-  return fd;
+  if (!S_ISREG(info.st_mode)) return InternalError("shared memory: descriptor is not a file");
+  if (info.st_size <= 0 || static_cast<size_t>(info.st_size) != bytes) {
+    return InternalError(fmt::format("shared memory: size {}, expected {}", info.st_size, bytes));
+  }
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* data = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return Failed("mmap", bytes, errno);
+  return Mapping(data, bytes);
 }
 
 }  // namespace inccl::shm

@@ -25,19 +25,9 @@ Result<Memfd> CreateMemfd(const char* name, size_t bytes, bool peers_read_only);
 // Puts pages behind [offset, offset + bytes), so that using them cannot raise SIGBUS.
 Status CommitPages(int fd, size_t offset, size_t bytes);
 
-// Maps all of a peer's descriptor after checking that it is a regular file of `bytes` bytes (0: any
-// size) whose size is sealed. kInternalError naming what is wrong; kSystemError if mapping fails.
+// Maps all of a peer's descriptor after checking that it is a regular file whose size is sealed,
+// and is `bytes` exactly. kInternalError naming what is wrong; kSystemError if mapping fails.
 Result<Mapping> MapSealed(int fd, size_t bytes, bool writable);
-
-// A file of a process that runs on this host, and what tells it from others.
-struct FileName {
-  int pid = 0, fd = -1;
-  uint64_t device = 0, inode = 0;
-};
-Result<FileName> NameOf(int fd);
-// Opens what another process has open, where the kernel lets it (same user, same process ids).
-// kSystemError where it does not, or if it is another file by now.
-Result<UniqueFd> OpenByName(const FileName& name);
 
 }  // namespace inccl::shm
 

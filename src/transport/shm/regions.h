@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of callers that peers reach without a copy. The owner puts a region on its board (in its
-// arena), where its peers find it when they next look; each maps the file, or opens the memory of a
-// device, and writes the region's serial among its answers, which only then makes the owner use it.
-// So no message and no waiting is needed, and whoever cannot reach a region is served through
-// slots.
+// Memory of callers that peers reach without a copy. The owner sends its peers the file
+// (region_inbox.h) and puts the region on its board (in its arena), where they find it when they
+// next look; each maps the file, or opens the memory of a device, and writes the entry's serial
+// among its answers, which only then makes the owner use it. So nobody waits, and a peer that
+// cannot reach a region is served through slots.
 #ifndef INCCL_TRANSPORT_SHM_REGIONS_H_
 #define INCCL_TRANSPORT_SHM_REGIONS_H_
 
@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "transport/mapped/arena.h"
 #include "transport/mapped/lanes.h"
+#include "transport/shm/region_inbox.h"
 #include "transport/transport.h"
 
 namespace inccl::shm {
@@ -24,58 +25,80 @@ namespace inccl::shm {
 // This rank's regions.
 class OwnRegions {
  public:
-  explicit OwnRegions(mapped::Arena* arena) : arena_(arena) {}
+  OwnRegions(int rank, mapped::Arena* arena) : rank_(rank), arena_(arena) {}
+  // The end of that peer's RegionInbox. Once per peer, before regions that are files are offered.
+  void AddPeer(UniqueFd inbox) { inboxes_.push_back(std::move(inbox)); }
   uint32_t Offer(const Region& region);
   void Withdraw(uint32_t id);
-  uint64_t serial(uint32_t id) const { return offers_[id - 1].serial; }
+  // As it stands on the board; 0: withdrawn.
+  uint64_t serial(uint32_t id) const { return offers_[id - 1].posted; }
 
  private:
   struct Offered {
-    uint64_t serial = 0;
+    uint64_t serial = 0;  // Region::serial
+    uint64_t posted = 0;  // on the board
     uint64_t used = 0;
+    bool writable = false;
+    std::vector<int> unsent;  // inboxes that were full
   };
+  uint32_t IdOf(const Offered& offered) const {
+    return static_cast<uint32_t>(&offered - offers_.data()) + 1;
+  }
+  // In the place of what `offered` was; false: it cannot be offered.
+  bool Post(const Region& region, Offered* offered);
+  // To those in offered->unsent; true: to one at least.
+  bool Send(int file, Offered* offered);
 
+  const int rank_;
   mapped::Arena* arena_;
+  std::vector<UniqueFd> inboxes_;
   std::array<Offered, mapped::kRegions> offers_;
-  uint64_t uses_ = 0;
+  uint64_t uses_ = 0, posts_ = 0;
   uint64_t refused_ = 0;  // a serial that cannot be offered
 };
 
 // One peer's, and its answers to this rank's.
 class PeerRegions final : public mapped::SharedRegions {
  public:
-  // All outlive this.
+  // All outlive this. `inbox`: of this rank; nullptr: none, and no regions that are files.
   PeerRegions(int rank, int peer, const OwnRegions* own, mapped::Arena* arena,
-              const mapped::ArenaView* view)
-      : rank_(rank), peer_(peer), own_(own), arena_(arena), view_(view) {}
+              const mapped::ArenaView* view, RegionInbox* inbox = nullptr)
+      : rank_(rank), peer_(peer), own_(own), arena_(arena), view_(view), inbox_(inbox) {}
 
-  // Maps what is new on the peer's board. One load where nothing is.
+  // Maps what is new on the peer's board. One load where nothing is. kInternalError naming the peer
+  // if it has replaced a region that slices peeked at here still refer to: an owner does that only
+  // after all of them have been released. That region stays mapped.
   Status Update();
   // Transport::SetRegionOpener.
   void SetOpener(RegionOpener* opener);
   bool Reaches(uint32_t region) const override;
   bool Counts(uint32_t region) const override;
-  bool IsOfHost(uint32_t region) const override;
+  bool IsWritable(uint32_t region) const override;
   std::byte* At(const RegionRef& place, size_t bytes) const override;
+  void Hold(uint32_t region) override { ++mapped_[region - 1].users; }
+  void Drop(uint32_t region) override { --mapped_[region - 1].users; }
 
  private:
   struct Mapped {
     uint64_t serial = 0;  // seen last, whether it could be mapped or not
     Mapping file;
-    Span opened;  // memory of a device
+    bool writable = false;
+    Span opened;         // memory of a device
+    uint32_t users = 0;  // references of slices that are peeked at
 
     Span memory() const {
       return opened.data != nullptr ? opened : Span{file.data(), file.bytes()};
     }
   };
   Status Look(uint32_t index);
-  bool Reach(const mapped::RegionEntry& entry, uint64_t serial, Mapped* mapped);
+  bool Reach(uint32_t index, uint64_t serial, Mapped* mapped);
   void Forget(Mapped* mapped);
 
   const int rank_, peer_;
   const OwnRegions* own_;
   mapped::Arena* arena_;
   const mapped::ArenaView* view_;
+  RegionInbox* const inbox_;
   RegionOpener* opener_ = nullptr;
   const mapped::RegionBoard* board_ = nullptr;  // the peer's
   uint32_t changes_ = 0;

@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <new>
 
 #include "base/fault_point.h"
@@ -47,13 +49,15 @@ Status Prefixed(const std::string& prefix, const Status& status) {
 }  // namespace
 
 ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, UniqueFd arena_fd,
-                           shm::Memfd bell, uint32_t max_slot_bytes)
+                           shm::Memfd bell, shm::RegionInbox inbox, const ShmOptions& options)
     : MappedTransport("shm", rank, nranks, std::move(arena),
                       reinterpret_cast<BellArea*>(bell.mapping.data()), mapped::FutexScope::kHost,
-                      max_slot_bytes),
+                      Arena::MaxSlotBytes(mapped::RoundUp(options.arena_bytes, kPage))),
+      options_(options),
       arena_fd_(std::move(arena_fd)),
       bell_(std::move(bell)),
-      own_regions_(this->arena()) {}
+      inbox_(std::move(inbox)),
+      own_regions_(rank, this->arena()) {}
 
 Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
                                                            const ShmOptions& options) {
@@ -77,12 +81,14 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
       std::make_unique<FileMemory>(memory->fd.get(), std::move(memory->mapping)), rank, nranks);
   if (!arena.ok()) return Prefixed(prefix, arena.status());
   if (options.commit_ahead > 0) (*arena)->CommitAhead(options.commit_ahead);
+  Result<shm::RegionInbox> inbox = shm::RegionInbox::Create(nranks);
+  if (!inbox.ok()) return Prefixed(prefix, inbox.status());
   return std::unique_ptr<ShmTransport>(new ShmTransport(rank, nranks, std::move(*arena),
                                                         std::move(memory->fd), std::move(*bell),
-                                                        Arena::MaxSlotBytes(bytes)));
+                                                        std::move(*inbox), options));
 }
 
-Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
+Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell, UniqueFd inbox) {
   if (peer < 0 || peer >= nranks() || peer == rank()) {
     return InvalidArgument(
         fmt::format("rank {}: peer {} is not another one of {} ranks", rank(), peer, nranks()));
@@ -92,7 +98,8 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
   }
   FAULT_POINT("shm.before_attach");
   const std::string prefix = fmt::format("rank {}: peer rank {}: ", rank(), peer);
-  Result<Mapping> memory = shm::MapSealed(arena.get(), 0, /*writable=*/false);
+  Result<Mapping> memory =
+      shm::MapSealed(arena.get(), mapped::RoundUp(options_.arena_bytes, kPage), /*writable=*/false);
   if (!memory.ok()) return Prefixed(prefix + "arena: ", memory.status());
   Result<Mapping> bell = shm::MapSealed(doorbell.get(), kPage, /*writable=*/true);
   if (!bell.ok()) return Prefixed(prefix + "doorbell: ", bell.status());
@@ -101,13 +108,22 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell) {
     return InternalError(
         fmt::format("{}doorbell: magic {:x}, rank {}", prefix, area->magic, area->rank));
   }
+  int type = 0;
+  socklen_t length = sizeof type;
+  if (getsockopt(inbox.get(), SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_SEQPACKET) {
+    return InternalError(prefix + "inbox: not a socket of packets");
+  }
   Result<std::unique_ptr<ArenaView>> view =
       ArenaView::Create(memory->data(), memory->bytes(), peer, nranks());
   if (!view.ok()) return Prefixed(prefix, view.status());
-  Map(memory->data() + mapped::kDataOffset, (*view)->committed() - mapped::kDataOffset,
-      kPopulateRead);
-  peer_regions_.push_back(
-      std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_, this->arena(), view->get()));
+  // What peers commit ahead is agreed on, too: their word alone must not make this rank take
+  // memory.
+  const size_t ahead = mapped::RoundUp(options_.commit_ahead, kPage);
+  Map(memory->data() + mapped::kDataOffset,
+      std::min(ahead, (*view)->committed() - mapped::kDataOffset), kPopulateRead);
+  peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
+                                                             this->arena(), view->get(), &inbox_));
+  own_regions_.AddPeer(std::move(inbox));
   SetPeer(peer, std::move(*view), area, peer_regions_.back().get());
   mappings_.push_back(std::move(*memory));
   mappings_.push_back(std::move(*bell));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ranks of one host: a rank's arena is a sealed memory file that its peers map read-only, its
-// doorbell a second one that they map writable. The descriptors travel over an authenticated unix
-// socket, which is the business of other code. Works between processes and between threads.
+// doorbell a second one that they map writable; into its inbox they put the files of their regions.
+// The descriptors travel over an authenticated unix socket, which is the business of other code.
+// Works between processes and between threads.
 #ifndef INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 #define INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 
@@ -14,12 +15,13 @@
 #include "base/status.h"
 #include "transport/mapped/mapped_transport.h"
 #include "transport/shm/memfd.h"
+#include "transport/shm/region_inbox.h"
 #include "transport/shm/regions.h"
 
 namespace inccl {
 
 struct ShmOptions {
-  // Address space of one rank's slots; memory is taken as lanes open.
+  // Address space of one rank's slots, the same on all ranks; memory is taken as lanes open.
   size_t arena_bytes = size_t{1} << 30;
   // Bytes of slots that are taken, and mapped in all ranks, beforehand: lanes that fit them open
   // fast.
@@ -34,11 +36,15 @@ class ShmTransport final : public mapped::MappedTransport {
   static Result<std::unique_ptr<ShmTransport>> Create(int rank, int nranks,
                                                       const ShmOptions& options = {});
 
-  // Arena and doorbell, to be passed to every peer in this order. They stay this object's.
-  std::vector<int> fds_to_share() const { return {arena_fd_.get(), bell_.fd.get()}; }
-  // Checks and maps what `peer` shared; the descriptors are closed. Once per peer and before lanes
-  // with it are opened. kInternalError naming the peer if they are not a rank's of this shape.
-  Status Attach(int peer, UniqueFd arena, UniqueFd doorbell);
+  // Arena, doorbell and inbox of files, to be passed to every peer in this order. They stay this
+  // object's.
+  std::vector<int> fds_to_share() const {
+    return {arena_fd_.get(), bell_.fd.get(), inbox_.for_peers()};
+  }
+  // Checks what `peer` shared, maps arena and doorbell and closes them. Once per peer and before
+  // lanes with it are opened. kInternalError naming the peer if they are not a rank's of this
+  // shape.
+  Status Attach(int peer, UniqueFd arena, UniqueFd doorbell, UniqueFd inbox);
 
   uint32_t Offer(const Region& region) override { return own_regions_.Offer(region); }
   void Withdraw(uint32_t region) override { own_regions_.Withdraw(region); }
@@ -50,11 +56,13 @@ class ShmTransport final : public mapped::MappedTransport {
 
  private:
   ShmTransport(int rank, int nranks, std::unique_ptr<mapped::Arena> arena, UniqueFd arena_fd,
-               shm::Memfd bell, uint32_t max_slot_bytes);
+               shm::Memfd bell, shm::RegionInbox inbox, const ShmOptions& options);
 
+  const ShmOptions options_;
   UniqueFd arena_fd_;
   shm::Memfd bell_;
   std::vector<Mapping> mappings_;  // of peers
+  shm::RegionInbox inbox_;
   shm::OwnRegions own_regions_;
   std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;
 };

@@ -36,7 +36,14 @@ Result<std::unique_ptr<RecvLane>> SimTransport::OpenRecv(const LaneSpec& spec) {
 
 Result<int> SimTransport::Progress(Time) {
   const SimWorld::Rank& self = world_->state(rank_);
-  if (self.crashed || self.noticed < 0) return 0;
+  if (self.crashed) return 0;
+  if (const int offender = world_->regions_.offender(rank_); offender >= 0) {
+    return InternalError(
+        fmt::format("rank {}/{}: peer rank {} replaced a region to which slices that this rank has "
+                    "not released refer",
+                    rank_, world_->nranks(), offender));
+  }
+  if (self.noticed < 0) return 0;
   return RemoteError(fmt::format("rank {}/{}: peer rank {} has crashed (simulated)", rank_,
                                  world_->nranks(), self.noticed));
 }
@@ -59,11 +66,15 @@ Status SimSendLane::Publish(const SliceHeader& header) {
   for (sim::SimLane::Consumer& consumer : lane_->consumers) {
     if (crashed) break;
     lane_->NeedSlots(&consumer);
-    std::memcpy(consumer.slots[index()].data(), slot.data(), header.bytes);
+    if (header.source.region == 0) {
+      std::memcpy(consumer.slots[index()].data(), slot.data(), header.bytes);
+    }
     consumer.headers[index()] = header;
     world_->Deliver(lane_->spec.producer, &consumer);
   }
   slot.Poison();
+  world_->references_ += header.source.region != 0;
+  world_->targets_ += header.target.region != 0;
   ++lane_->published;
   TransportCounters& counters = world_->state(lane_->spec.producer).counters;
   ++counters.slices;
@@ -81,10 +92,48 @@ Time SimSendLane::CreditDeparture() const {
 
 Result<bool> SimRecvLane::TryPeek(Incoming* incoming) {
   if (self_->visible == self_->released || world_->crashed(self_->rank)) return false;
-  peeked_ = true;
   incoming->header = self_->headers[index()];
-  incoming->payload = self_->slots[index()].data();
+  if (Status status = Locate(incoming); !status.ok()) return status;
+  if (!peeked_) {
+    for (const RegionRef& place : {incoming->header.source, incoming->header.target}) {
+      if (place.region == 0) continue;
+      world_->regions_.Hold(lane_->spec.producer, place.region, self_->rank);
+    }
+  }
+  peeked_ = true;
   return true;
+}
+
+Status SimRecvLane::Locate(Incoming* incoming) {
+  const SliceHeader& header = incoming->header;
+  const auto find = [&](const RegionRef& place, bool to_write) {
+    return world_->regions_.At(lane_->spec.producer, place, header.bytes, to_write, self_->rank);
+  };
+  incoming->payload = self_->slots[index()].data();
+  incoming->target = nullptr;
+  if (header.source.region != 0) incoming->payload = find(header.source, false);
+  if (header.target.region != 0) incoming->target = find(header.target, true);
+  if (incoming->payload != nullptr && (header.target.region == 0 || incoming->target != nullptr)) {
+    return Status::Ok();
+  }
+  return InternalError(fmt::format("{}: peer rank {} names a region that is not known here",
+                                   Describe(lane_->spec), lane_->spec.producer));
+}
+
+void SimRecvLane::DropRegions() {
+  if (!peeked_) return;
+  const SliceHeader& header = self_->headers[index()];
+  for (const RegionRef& place : {header.source, header.target}) {
+    if (place.region != 0) {
+      world_->regions_.Drop(lane_->spec.producer, place.region, self_->rank);
+    }
+  }
+}
+
+bool SimSendLane::Reaches(uint32_t region) const {
+  const int owner = lane_->spec.producer;
+  return std::all_of(lane_->spec.consumers.begin(), lane_->spec.consumers.end(),
+                     [&](int peer) { return world_->regions_.Reaches(owner, region, peer); });
 }
 
 Result<bool> SimRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
@@ -95,6 +144,12 @@ Result<bool> SimRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
 
 Status SimRecvLane::ReleaseStamped(Time departure) {
   if (!peeked_) return ReleaseError(lane_->spec);
+  const uint32_t source = self_->headers[index()].source.region;
+  if (source != 0 && !world_->regions_.Counts(lane_->spec.producer, source, self_->rank)) {
+    return RemoteError(fmt::format("{}: peer rank {} has failed, and withdrawn what it had lent",
+                                   Describe(lane_->spec), lane_->spec.producer));
+  }
+  DropRegions();
   peeked_ = false;
   self_->slots[index()].Poison();
   self_->stamps[index()] = departure;

@@ -17,6 +17,8 @@ class SimTransport final : public Transport {
   Caps caps() const override { return {world_->options_.multicast, 1u << 30, "sim"}; }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
+  uint32_t Offer(const Region& region) override { return world_->regions_.Offer(rank_, region); }
+  void Withdraw(uint32_t region) override { world_->regions_.Withdraw(rank_, region); }
   Result<int> Progress(Time now) override;
   Time NextEvent() const override { return world_->next_event(); }
   Doorbell* doorbell() override { return nullptr; }
@@ -34,6 +36,8 @@ class SimSendLane final : public SendLane {
   SimSendLane(SimWorld* world, sim::SimLane* lane) : world_(world), lane_(lane) {}
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
+  bool Reaches(uint32_t region) const override;
+  Result<bool> Drained() override { return lane_->LeastCredited() == lane_->published; }
   Time CreditDeparture() const override;
   const LaneSpec& spec() const override { return lane_->spec; }
 
@@ -49,6 +53,7 @@ class SimRecvLane final : public RecvLane {
  public:
   SimRecvLane(SimWorld* world, sim::SimLane* lane, sim::SimLane::Consumer* self)
       : world_(world), lane_(lane), self_(self) {}
+  ~SimRecvLane() override { DropRegions(); }
   Result<bool> TryPeek(Incoming* incoming) override;
   Status Release() override { return ReleaseStamped(0); }
   Status ReleaseStamped(Time departure) override;
@@ -57,6 +62,9 @@ class SimRecvLane final : public RecvLane {
 
  private:
   size_t index() const { return self_->released % lane_->spec.depth; }
+  // Where the slice lies, and where what becomes of it may.
+  Status Locate(Incoming* incoming);
+  void DropRegions();
 
   SimWorld* world_;
   sim::SimLane* lane_;

@@ -9,7 +9,13 @@
 namespace inccl {
 
 SimWorld::SimWorld(int nranks, uint64_t seed, const SimOptions& options)
-    : nranks_(nranks), options_(options), rng_(seed), ranks_(static_cast<size_t>(nranks)) {}
+    : nranks_(nranks),
+      options_(options),
+      rng_(seed),
+      ranks_(static_cast<size_t>(nranks)),
+      regions_(nranks, [this](int rank, std::function<void()> event) {
+        Schedule(rank, std::move(event));
+      }) {}
 
 SimWorld::~SimWorld() = default;
 

@@ -5,7 +5,8 @@
 // next event. The same seed and the same order of calls give the same run.
 //
 // What is random: when each slice becomes visible to each consumer, and each credit to its producer
-// (in order on one lane, in any order between lanes), and when a crash is noticed by each peer.
+// (in order on one lane, in any order between lanes), when a crash is noticed by each peer, and
+// when a region that a rank offers is known to each peer.
 #ifndef INCCL_TRANSPORT_SIM_SIM_WORLD_H_
 #define INCCL_TRANSPORT_SIM_SIM_WORLD_H_
 
@@ -19,6 +20,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "transport/sim/sim_lane.h"
+#include "transport/sim/sim_regions.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -63,6 +65,10 @@ class SimWorld {
   void Crash(int rank);
   bool crashed(int rank) const { return ranks_[static_cast<size_t>(rank)].crashed; }
 
+  // Slices so far whose payload lies in a region, and slices that name a target.
+  uint64_t references() const { return references_; }
+  uint64_t targets() const { return targets_; }
+
  private:
   friend class SimTransport;
   friend class SimSendLane;
@@ -102,6 +108,8 @@ class SimWorld {
   Rng rng_;
   VirtualClock clock_;
   std::vector<Rank> ranks_;
+  sim::SimRegions regions_;
+  uint64_t references_ = 0, targets_ = 0;
   std::map<uint64_t, std::unique_ptr<sim::SimLane>> lanes_;  // by key
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
 };

@@ -74,12 +74,16 @@ Status UcxSendLane::TakeCredits() {
   while (true) {
     const Operation& operation = buffers_->credit_ops[credit_index_];
     if (operation.in_flight) return Status::Ok();
-    const CreditMessage credit = buffers_->credits[credit_index_];
+    const std::span<const std::byte> message =
+        std::as_bytes(std::span(&buffers_->credits[credit_index_], 1));
+    CreditMessage credit;
+    const bool right = operation.bytes <= message.size() &&
+                       ReadCredit(message.first(operation.bytes), buffers_->released,
+                                  buffers_->published, &credit);
     if (operation.status != UCS_OK && !worker_->IsTruncation(consumer_, operation.status)) {
       return worker_->Lost(consumer_);
     }
-    if (operation.status != UCS_OK || operation.bytes != sizeof credit ||
-        credit.released != buffers_->released + 1 || credit.released > buffers_->published) {
+    if (operation.status != UCS_OK || !right) {
       return InternalError(fmt::format(
           "rank {}: {}: peer rank {} sent a credit of {} bytes (UCX status {}) for {} slices, "
           "after {}, of {} published",
@@ -158,23 +162,9 @@ Result<bool> UcxRecvLane::ReadHeader(uint64_t ticket, uint32_t index, SliceHeade
     if (Status status = worker_->Lost(spec_.producer); !status.ok()) return status;
     return false;
   }
-  if (operation.bytes < sizeof(WireHeader)) {
-    return wrong(fmt::format("a message of {} bytes", operation.bytes));
-  }
-  WireHeader wire;
-  std::memcpy(&wire, buffers_->slot(index), sizeof wire);
-  const auto expected = static_cast<uint32_t>(ticket + 1);
-  if (wire.seq != expected) {
-    return wrong(fmt::format("slice number {}, expected {}", wire.seq, expected));
-  }
-  if (wire.bytes > spec_.slot_bytes || operation.bytes != sizeof wire + wire.bytes) {
-    return wrong(
-        fmt::format("a slice of {} bytes in a message of {}", wire.bytes, operation.bytes));
-  }
-  *header = {.bytes = wire.bytes,
-             .slice = wire.slice,
-             .signature = wire.signature,
-             .departure = wire.departure};
+  const std::string what =
+      ReadWireHeader({buffers_->slot(index), operation.bytes}, ticket, spec_.slot_bytes, header);
+  if (!what.empty()) return wrong(what);
   return true;
 }
 

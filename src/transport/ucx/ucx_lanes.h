@@ -12,26 +12,10 @@
 #include "base/fd.h"
 #include "base/status.h"
 #include "transport/transport.h"
+#include "transport/ucx/ucx_wire.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace inccl::ucx {
-
-// Numbers in host order: UCX joins machines of one kind.
-struct alignas(64) WireHeader {
-  uint32_t seq;  // of the slice in its lane, from 1, modulo 2^32
-  uint32_t bytes;
-  uint32_t slice;
-  uint32_t reserved;
-  uint64_t signature;
-  int64_t departure;
-};
-static_assert(sizeof(WireHeader) == kHeaderBytes);
-
-struct CreditMessage {
-  uint64_t released;  // slices so far, this one included
-  int64_t departure;
-};
-static_assert(sizeof(CreditMessage) == kCreditBytes);
 
 // What UCX reads and writes for one end of a lane. The transport keeps it until its worker is gone.
 struct LaneBuffers {

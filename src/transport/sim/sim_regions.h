@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory that ranks of the simulator lend each other: peers learn of a region after a random time,
+// and its owner that they have, after another one. What was learnt stays until something else takes
+// the region's place; that it does not count any more is seen at once, as in shared memory.
+#ifndef INCCL_TRANSPORT_SIM_SIM_REGIONS_H_
+#define INCCL_TRANSPORT_SIM_SIM_REGIONS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace inccl::sim {
+
+class SimRegions {
+ public:
+  static constexpr uint32_t kPlaces = 8;
+  // Runs an event, which is this rank's doing, later.
+  using Later = std::function<void(int rank, std::function<void()> event)>;
+
+  SimRegions(int nranks, Later later);
+
+  uint32_t Offer(int owner, const Region& region);
+  void Withdraw(int owner, uint32_t region);
+  // The owner knows that the peer knows its region.
+  bool Reaches(int owner, uint32_t region, int peer) const;
+  // False: withdrawn, or replaced, since the peer learnt of it.
+  bool Counts(int owner, uint32_t region, int peer) const;
+  // What the peer knows by that name; nullptr: nothing of that size, or nothing to be written.
+  std::byte* At(int owner, const RegionRef& place, size_t bytes, bool to_write, int peer) const;
+  // A slice that the peer has peeked at refers to the region, or does not any more.
+  void Hold(int owner, uint32_t region, int peer) { ++Known(owner, region, peer).users; }
+  void Drop(int owner, uint32_t region, int peer) { --Known(owner, region, peer).users; }
+  // A rank that replaced a region while `peer` held it; -1: none.
+  int offender(int peer) const { return offenders_[static_cast<size_t>(peer)]; }
+
+ private:
+  struct Place {  // its owner's view
+    uint64_t region = 0;
+    uint64_t serial = 0;  // of the offer; 0: none, or withdrawn
+    uint64_t used = 0;
+    bool writable = false;
+    std::vector<uint64_t> answers;  // by rank: the last serial that it is known to know
+  };
+  struct Knowledge {  // a peer's view
+    uint64_t serial = 0;
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    bool writable = false;
+    uint32_t users = 0;
+  };
+  using Places = std::array<Place, kPlaces>;
+
+  void Post(int owner, const Region& region, uint32_t index);
+  void Learn(int owner, uint32_t index, int peer, const Knowledge& news);
+  Knowledge& Known(int owner, uint32_t region, int peer) {
+    return known_[(static_cast<size_t>(peer) * places_.size() + static_cast<size_t>(owner)) *
+                      kPlaces +
+                  region - 1];
+  }
+  const Knowledge& Known(int owner, uint32_t region, int peer) const {
+    return const_cast<SimRegions*>(this)->Known(owner, region, peer);
+  }
+
+  const Later later_;
+  std::vector<Places> places_;    // by owner
+  std::vector<Knowledge> known_;  // by peer, owner, place
+  std::vector<int> offenders_;    // by peer
+  uint64_t serials_ = 0, uses_ = 0;
+};
+
+}  // namespace inccl::sim
+
+#endif  // INCCL_TRANSPORT_SIM_SIM_REGIONS_H_
