@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/escaped.h"
 #include "base/log.h"
 #include "base/rng.h"
 
@@ -302,6 +303,7 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
     Fail(InternalError(fmt::format("malformed error message from peer {}", peer)));
     return;
   }
+  text = Escaped(text);
   Status ours;
   {
     const std::lock_guard lock(mutex_);
