@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/escaped.h"
+
 namespace inccl {
 namespace {
 
@@ -228,8 +230,9 @@ Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
     if (value == nullptr || *value == '\0') continue;
     if (const std::string wrong = variable.parse(value, &env); !wrong.empty()) {
       const std::string source = where ? fmt::format(" ({})", where(variable.info.name)) : "";
-      return InvalidArgument(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name,
-                                         source, value, wrong, variable.info.values));
+      return InvalidArgument(
+          Escaped(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name, source, value,
+                              wrong, variable.info.values)));
     }
   }
   return env;
