@@ -16,7 +16,7 @@ namespace inccl::perf {
 // In place of the kRemoteError of a World: the communicator's own error, which names the rank that
 // failed. It may come a little later. Any other status, and one that quotes it, stays as it is.
 inline Status WithCause(const Status& status, ccl_comm_t comm) {
-  constexpr auto kLimit = std::chrono::seconds(1);
+  constexpr auto kLimit = std::chrono::seconds(2);
   if (status.code() != Code::kRemoteError || comm == nullptr) return status;
   const auto end = std::chrono::steady_clock::now() + kLimit;
   ccl_result_t error = CCL_SUCCESS;

@@ -164,7 +164,7 @@ const Variable kVariables[] = {
     {{"INCCL_DEBUG_FILE", "file that the log is appended to",
       "a path; %h: host name, %p: process id, %%: %", "standard error", "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->debug_file); }},
-    {{"INCCL_REPRODUCIBLE", "1: uncompressed float sums in rank order", "0, 1", "0", "flag"},
+    {{"INCCL_REPRODUCIBLE", "1: float sums in rank order, compressed or not", "0, 1", "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->reproducible); }},
     {{"INCCL_ABORT_ON_ERROR", "1: the process aborts at the first error of a communicator", "0, 1",
       "0", "flag"},

@@ -246,6 +246,10 @@ TEST_F(ConfigTest, TheInterfaceIsCheckedAndUsedWhereARankListens) {
     const std::string error = ccl_get_last_error(nullptr);
     EXPECT_HAS(error, rank == 0 ? "socket_ifname (INCCL_SOCKET_IFNAME): \"nosuch1\""
                                 : "rank 0 could not make a unique id");
+    // That was the child's: the parent is as before.
+    int ones = 1;
+    EXPECT_EQ(ccl_allreduce(&ones, &ones, 1, CCL_INT32, CCL_SUM, comm, nullptr), CCL_SUCCESS);
+    EXPECT_EQ(ones, 3);
     meet(3);
     if (rank == 0) unsetenv("INCCL_SOCKET_IFNAME");
     meet(4);
