@@ -50,7 +50,7 @@ install(FILES ${PROJECT_BINARY_DIR}/cmake/inccl.pc DESTINATION ${inccl_pc_dir}
 
 # ---- documents and examples
 # The documents name each other by their places in the source tree, so these stay.
-install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE
+install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/SECURITY.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT development FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")

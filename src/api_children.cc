@@ -106,9 +106,8 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
         comm->impl,
         [parent = comm->impl, set = *set, newcomm, flags, options = *options]() -> Status {
           if (flags == CCL_SHRINK_ABORT) {
-            parent->Abort(inccl::RemoteError(
-                fmt::format("rank {}/{} shrinks the communicator: calls in progress have ended",
-                            parent->rank(), parent->nranks())));
+            parent->Abort(inccl::RemoteError(fmt::format(
+                "{} shrinks the communicator: calls in progress have ended", parent->rank_name())));
           } else if (!parent->idle()) {
             return InvalidArgument(
                 "comm: calls are in progress on streams; synchronize, or pass CCL_SHRINK_ABORT");

@@ -173,13 +173,14 @@ ccl_result_t ccl_comm_destroy(ccl_comm_t comm) {
 }
 
 ccl_result_t ccl_comm_abort(ccl_comm_t comm) {
+  if (comm == nullptr) return CCL_SUCCESS;
   return Guarded([&]() -> Status {
     if (Status status = inccl::TakeForFree(comm); !status.ok()) return status;
     comm->cancelled.store(true);
     if (comm->state.load() == ccl_comm::State::kCreating) comm->background.join();
     if (comm->impl != nullptr) {
-      comm->impl->AbortAll(inccl::RemoteError(fmt::format(
-          "rank {}/{} aborted the communicator", comm->impl->rank(), comm->impl->nranks())));
+      comm->impl->AbortAll(
+          inccl::RemoteError(fmt::format("{} aborted the communicator", comm->impl->rank_name())));
     }
     inccl::FreeComm(comm);
     return Status::Ok();

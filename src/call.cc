@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/bytes.h"
+#include "base/escaped.h"
 #include "base/rng.h"
 
 namespace inccl {
@@ -94,7 +95,8 @@ std::string CallRecord::ToString() const {
   std::string text = fmt::format("{}(count={}, {}", Name(collective), count, Name(type));
   if (Reduces(collective)) text += fmt::format(", {}", Name(op));
   if (HasRoot(collective)) text += fmt::format(", root={}", root);
-  if (codec != "none") text += fmt::format(", codec={}, seed={}, step={}", codec, seed, step);
+  if (codec != "none")
+    text += fmt::format(", codec={}, seed={}, step={}", Escaped(codec), seed, step);
   return text + ")";
 }
 

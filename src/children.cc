@@ -85,8 +85,8 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   if (!takes_part) return std::shared_ptr<Communicator>();
   const Invitation& invitation = (*invitations)[static_cast<size_t>(members.front())];
   if (invitation.made == 0) {
-    return RemoteError(fmt::format("rank {}/{}: split: rank {} could not make a unique id", rank,
-                                   parent->nranks(), members.front()));
+    return RemoteError(fmt::format("{}: split: rank {} could not make a unique id",
+                                   parent->rank_name(), members.front()));
   }
   Result<UniqueId> id = UniqueId::Decode(invitation.id.data());
   if (!id.ok()) return id.status();
@@ -132,7 +132,9 @@ Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitO
   Result<Survivors::Outcome> outcome =
       parent->survivors()->Agree(excluded, parent->completed(), deadline, steps);
   abandoned->store(true);  // without effect where all have joined
-  if (!outcome.ok()) return outcome.status();
+  if (!outcome.ok()) {
+    return WithCommName(outcome.status(), parent->rank(), parent->nranks(), parent->options().name);
+  }
   shrunk.last_completed = outcome->last_completed;
   return shrunk;
 }

@@ -44,7 +44,8 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       liveness_({.rank = ends_.rank,
                  .nranks = ends_.nranks,
                  .peer_names = ends_.peer_names,
-                 .op_timeout = options_.op_timeout},
+                 .op_timeout = options_.op_timeout,
+                 .comm_name = options_.name},
                 ends_.transport->doorbell(), &survivors_),
       task_(&engine_),
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
@@ -106,8 +107,7 @@ bool Communicator::GivesUp(const Turn& turn, Time stalled) {
 }
 
 void Communicator::Revoke() {
-  liveness_.Fail(
-      RemoteError(fmt::format("rank {}/{} revoked the communicator", ends_.rank, ends_.nranks)));
+  liveness_.Fail(RemoteError(fmt::format("{} revoked the communicator", rank_name())));
 }
 
 Status Communicator::Run(const Call& call) {
@@ -154,9 +154,8 @@ Status Communicator::EnqueueAndWait(Batch batch) {
 Status Communicator::InAnotherCall() const {
   // Then the other call is on its way out, or is an abort.
   if (liveness_.failed()) return liveness_.error();
-  return InvalidArgument(
-      fmt::format("comm: rank {}/{} is in another call; a communicator takes one thread at a time",
-                  ends_.rank, ends_.nranks));
+  return InvalidArgument(fmt::format(
+      "comm: {} is in another call; a communicator takes one thread at a time", rank_name()));
 }
 
 Status Communicator::MakeSticky(const Status& status) {
@@ -203,8 +202,8 @@ Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
   liveness_.BeginPoints(&calls);
   Status status = MakeSticky(CatchOutOfMemory([&] {
     if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives)) {
-      Log(LogLevel::kInfo, LogSubsystem::kCollectives, "rank {}/{} after op {}: {}", ends_.rank,
-          ends_.nranks, sequence_, PointTask::Describe(calls));
+      Log(LogLevel::kInfo, LogSubsystem::kCollectives, "{} after op {}: {}", rank_name(), sequence_,
+          PointTask::Describe(calls));
     }
     if (std::none_of(calls.begin(), calls.end(), [](const PointCall& c) { return c.on_device; })) {
       return MovePoints(calls);
@@ -399,7 +398,7 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
 void Communicator::LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const {
   CallRecord record;
   record.Set(sequence_, call);
-  const std::string where = fmt::format("rank {}/{} op {}", ends_.rank, ends_.nranks, sequence_);
+  const std::string where = fmt::format("{} op {}", rank_name(), sequence_);
   Log(LogLevel::kInfo, LogSubsystem::kCollectives, "{} {}: algorithm {}, codec {}", where,
       record.ToString(), ends_.nranks == 1 ? "none" : Name(choice.algorithm), record.codec);
   if (ends_.nranks == 1) return;  // nothing was chosen

@@ -28,6 +28,7 @@
 #include "lending.h"
 #include "liveness.h"
 #include "plans.h"
+#include "rank_name.h"
 #include "slot_writes.h"
 #include "staging.h"
 #include "survivors.h"
@@ -50,6 +51,7 @@ struct CommOptions {
   bool preserve_input = false;  // calls in place restore their buffer after an error
   Time op_timeout = 600 * kSecond;
   std::shared_ptr<const Codec> default_codec;
+  std::string name;  // of the communicator, for messages; each rank's own, "": none
 };
 
 struct CommEnds {
@@ -76,6 +78,8 @@ class Communicator {
 
   int rank() const { return ends_.rank; }
   int nranks() const { return ends_.nranks; }
+  // What messages call it.
+  std::string rank_name() const { return RankName(ends_.rank, ends_.nranks, options_.name); }
   const CommOptions& options() const { return options_; }
 
   // Checked arguments in, result in call.recv. A kInvalidArgument has had no effect; any other

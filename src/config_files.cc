@@ -10,8 +10,8 @@
 #include <set>
 #include <utility>
 
+#include "base/escaped.h"
 #include "base/log.h"
-#include "base/text_file.h"
 #include "inccl/ccl.h"
 
 namespace inccl {
@@ -86,7 +86,7 @@ Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const st
     text.remove_prefix(end == text.npos ? text.size() : end + 1);
     if (line.empty()) continue;
     const auto wrong = [&](const std::string& what) {
-      return InvalidArgument(fmt::format("{}:{}: {}", file, line_number, what));
+      return InvalidArgument(Escaped(fmt::format("{}:{}: {}", file, line_number, what)));
     };
     if (std::any_of(line.begin(), line.end(),
                     [](char c) { return (c >= 0 && c < ' ' && c != '\t') || c == 0x7F; })) {
@@ -119,15 +119,20 @@ Result<Settings> Settings::Load(GetEnv environment, const std::string& system_fi
   const bool required = named != nullptr && *named != '\0';
   const std::string user_file = required ? named : UserFile(settings.environment_);
   if (!user_file.empty()) {
-    if (Status status = settings.LoadFile(user_file, required); !status.ok()) return status;
+    if (Status status = settings.LoadFile(user_file, TextFileWriters::kThisUser, required);
+        !status.ok())
+      return status;
   }
-  if (Status status = settings.LoadFile(system_file, false); !status.ok()) return status;
+  if (Status status = settings.LoadFile(system_file, TextFileWriters::kAnybody, false);
+      !status.ok())
+    return status;
   return settings;
 }
 
-Status Settings::LoadFile(const std::string& path, bool required) {
+Status Settings::LoadFile(const std::string& path, TextFileWriters writers, bool required) {
   int error = 0;
-  Result<std::string> text = ReadTextFile("configuration file", path, kMostFileBytes, &error);
+  Result<std::string> text =
+      ReadTextFile("configuration file", path, kMostFileBytes, &error, writers);
   if (!text.ok()) {
     const bool absent = error == ENOENT || error == ENOTDIR;
     const bool forbidden = error == EACCES || error == EPERM;
@@ -138,7 +143,11 @@ Status Settings::LoadFile(const std::string& path, bool required) {
       return InvalidArgument(fmt::format("INCCL_CONF_FILE: {}", text.status().message()));
     }
     if (!absent && !forbidden) return text.status();
-    files_.push_back({path, absent ? FileState::kAbsent : FileState::kUnreadable, 0});
+    files_.push_back({path,
+                      absent           ? FileState::kAbsent
+                      : error == EPERM ? FileState::kRefused
+                                       : FileState::kUnreadable,
+                      0});
     if (forbidden) warnings_.push_back(text.status().message() + "; it is not used");
     return Status::Ok();
   }

@@ -16,6 +16,7 @@
 
 #include "base/env.h"
 #include "base/status.h"
+#include "base/text_file.h"
 
 namespace inccl {
 
@@ -32,7 +33,12 @@ Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const st
 
 class Settings {
  public:
-  enum class FileState { kRead, kAbsent, kUnreadable };
+  enum class FileState {
+    kRead,
+    kAbsent,
+    kUnreadable,
+    kRefused,  // others than this user and root may have written it
+  };
   struct File {
     std::string path;
     FileState state = FileState::kAbsent;
@@ -41,7 +47,8 @@ class Settings {
 
   // Reads the files. An error names the file: one that INCCL_CONF_FILE names and that cannot be
   // read, or a line that cannot be understood in any. Of the other files, those that are missing or
-  // that this user may not read count as empty.
+  // that this user may not read count as empty. The user's file counts only if it belongs to this
+  // user or to root and nobody else may write to it; the system's directory is trusted.
   static Result<Settings> Load(GetEnv environment,
                                const std::string& system_file = kSystemConfigFile);
 
@@ -63,7 +70,7 @@ class Settings {
     std::string value, where;
   };
 
-  Status LoadFile(const std::string& path, bool required);
+  Status LoadFile(const std::string& path, TextFileWriters writers, bool required);
 
   GetEnv environment_;
   std::map<std::string, Place, std::less<>> from_files_;

@@ -165,8 +165,7 @@ Status Lease::Check(Need need) const {
   }
   if (state == ccl_comm::State::kFailed) return comm_->creation_error;
   if (need == Need::kExists) return Status::Ok();
-  return InvalidUsage(fmt::format("comm: rank {}/{} has been finalized", comm_->impl->rank(),
-                                  comm_->impl->nranks()));
+  return InvalidUsage(fmt::format("comm: {} has been finalized", comm_->impl->rank_name()));
 }
 
 Status TakeForFree(ccl_comm_t comm) {

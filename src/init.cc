@@ -9,10 +9,12 @@
 #include <cstring>
 #include <string>
 
+#include "base/escaped.h"
 #include "base/fault_point.h"
 #include "compress/simd.h"
 #include "config_files.h"
 #include "device/runtime.h"
+#include "transport/bootstrap/interfaces.h"
 
 namespace inccl {
 namespace {
@@ -20,6 +22,7 @@ namespace {
 constexpr int kMostChannels = 32;
 constexpr int kMaxTimeoutMs = 24 * 3600 * 1000;
 constexpr int kLeastBeats = 3;  // that must be missed before a peer counts as dead
+constexpr size_t kMostNameBytes = 128;
 
 Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
   ccl_config_t config = CCL_CONFIG_INIT;
@@ -49,7 +52,22 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
           fmt::format("config->{}: {} is not in [0, {}]", name, value, kMaxTimeoutMs));
     }
   }
+  if (config.name != nullptr && strnlen(config.name, kMostNameBytes + 1) > kMostNameBytes) {
+    return InvalidArgument(fmt::format("config->name: longer than {} bytes", kMostNameBytes));
+  }
   return config;
+}
+
+// An interface is needed where this rank makes a unique id: in a split or shrink. A name that is
+// given is checked at once, so that a wrong one does not wait until then.
+Status ResolveInterface(const ccl_config_t& config, Environment* env) {
+  if (config.socket_ifname == nullptr) return Status::Ok();
+  const auto addresses = bootstrap::ChooseAddresses(config.socket_ifname);
+  if (addresses.status().code() == Code::kInvalidUsage) {
+    return InvalidArgument("config->" + addresses.status().message());
+  }
+  env->socket_ifname = config.socket_ifname;
+  return addresses.status();
 }
 
 Result<ControlOptions> ResolveControl(const ccl_config_t& config, const Environment& env) {
@@ -93,6 +111,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   comm->reproducible = config.reproducible != 0 || env.reproducible;
   comm->abort_on_error = env.abort_on_error;
   comm->preserve_input = config.preserve_input != 0;
+  if (config.name != nullptr) comm->name = Escaped(config.name);
   const int op_timeout_ms = config.op_timeout_ms != 0 ? config.op_timeout_ms : env.op_timeout_ms;
   comm->op_timeout = op_timeout_ms * kMillisecond;
   const std::string codec = config.codec != nullptr ? config.codec
@@ -123,6 +142,7 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   Result<Environment> env = ApplySettings(*settings, environ);
   if (!env.ok()) return env.status();
   InitOptions options;
+  if (Status status = ResolveInterface(*config, &*env); !status.ok()) return status;
   options.environment = *env;
   std::string algorithm;
   if (Status status = ResolveComm(*config, *settings, *env, &options.comm, &algorithm);

@@ -19,12 +19,9 @@ namespace {
 
 std::string PeerName(const std::string& host, int pid) { return fmt::format("{}:{}", host, pid); }
 
-}  // namespace
-
-Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
-                                                    const InitOptions& options,
-                                                    const JoinFunction& join,
-                                                    const std::atomic<bool>* cancelled) {
+Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptions& options,
+                                           const JoinFunction& join,
+                                           const std::atomic<bool>* cancelled) {
   FAULT_RANK(rank);
   FAULT_POINT("init.begin");
   if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
@@ -76,10 +73,21 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   if (Status status = communicator->Rehearse(join_options.deadline, cancelled); !status.ok()) {
     return status;
   }
-  Log(LogLevel::kInfo, LogSubsystem::kInit, "rank {}/{} joined over {}: {}", rank, nranks, name,
-      options.agreement);
+  Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", communicator->rank_name(),
+      name, options.agreement);
   FAULT_POINT("init.before_return");
   return communicator;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
+                                                    const InitOptions& options,
+                                                    const JoinFunction& join,
+                                                    const std::atomic<bool>* cancelled) {
+  Result<std::shared_ptr<Communicator>> made = Join(nranks, rank, options, join, cancelled);
+  if (made.ok()) return made;
+  return WithCommName(made.status(), rank, nranks, options.comm.name);
 }
 
 Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/escaped.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "rank_name.h"
 
 namespace inccl {
 namespace {
@@ -48,7 +50,7 @@ Status Liveness::error() const {
 }
 
 std::string Liveness::Where() const {
-  std::string where = fmt::format("rank {}/{}", options_.rank, options_.nranks);
+  std::string where = RankName(options_.rank, options_.nranks, options_.comm_name);
   if (points_ != nullptr) {
     where += fmt::format(" after op {} in {}", latest_, PointTask::Describe(*points_));
   } else if (in_call_.load() && latest_ != 0) {
@@ -253,9 +255,9 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
   } else if (kind == kError) {
     return OnError(peer, body);
   }
-  Fail(InternalError(fmt::format("rank {}/{}: malformed control message of kind {} from peer {}@{}",
-                                 options_.rank, options_.nranks, kind, peer,
-                                 options_.peer_names[static_cast<size_t>(peer)])));
+  Fail(InternalError(fmt::format("{}: malformed control message of kind {} from peer {}@{}",
+                                 RankName(options_.rank, options_.nranks, options_.comm_name), kind,
+                                 peer, options_.peer_names[static_cast<size_t>(peer)])));
 }
 
 void Liveness::OnRecord(int peer, const CallRecord& theirs) {
@@ -302,6 +304,7 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
     Fail(InternalError(fmt::format("malformed error message from peer {}", peer)));
     return;
   }
+  text = Escaped(text);
   Status ours;
   {
     const std::lock_guard lock(mutex_);

@@ -27,6 +27,7 @@ struct LivenessOptions {
   int rank = 0, nranks = 1;
   std::vector<std::string> peer_names;  // "host:pid" by rank
   Time op_timeout = 600 * kSecond;
+  std::string comm_name;
 };
 
 class Liveness final : public ControlHandler, public WaitObserver {

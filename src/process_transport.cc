@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/escaped.h"
 #include "base/log.h"
 #include "device/runtime.h"
 #include "init.h"
@@ -149,7 +150,7 @@ Result<TransportOffer> TransportOffer::Decode(std::span<const std::byte> bytes) 
       !reader.U8(&device_slices) || device_slices > 1 || reader.remaining() != 0) {
     return InternalError("malformed offer of a transport");
   }
-  offer.status = Status(static_cast<Code>(code), std::move(reason));
+  offer.status = Status(static_cast<Code>(code), Escaped(reason));
   offer.device_slices = device_slices == 1;
   const auto content = std::as_bytes(std::span(payload));
   offer.payload.assign(content.begin(), content.end());

@@ -70,7 +70,7 @@ Status Communicator::Rehearse(Time deadline, const std::atomic<bool>* cancelled)
     return Status::Ok();
   }
   FAULT_RANK(kNobody);  // the fault points of calls are those of users' calls
-  const std::string name = fmt::format("rank {}/{}", ends_.rank, ends_.nranks);
+  const std::string name = rank_name();
   Observer observer(name, &liveness_, deadline, cancelled);
   Status status = CatchOutOfMemory([&] {
     Result<Plans::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice);

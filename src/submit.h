@@ -45,8 +45,7 @@ ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
         status = found.ok() ? SubmitCall(comm->impl, *found, call) : found.status();
       }
       if (status.code() == Code::kInvalidArgument) {
-        status = InvalidArgument(
-            fmt::format("rank {}/{}: {}", lease->rank(), lease->nranks(), status.message()));
+        status = InvalidArgument(fmt::format("{}: {}", lease->rank_name(), status.message()));
       }
     }
     if (Group* group = Group::Current(); group != nullptr && !status.ok()) group->Spoil(status);

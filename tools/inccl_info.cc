@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/escaped.h"
 #include "inccl/ccl.h"
 #include "init.h"
 #include "tools/info/dump.h"

@@ -18,17 +18,21 @@
  * surface at ccl_comm_get_async_error alone. The current device of the thread is not changed. Ranks
  * of one thread need a stream each, or one group for all. A stream that is being captured is
  * CCL_INVALID_ARGUMENT. Needs libinccl_cuda.so and a process that has loaded CUDA before it creates
- * the communicator. Payloads travel through host memory.
+ * the communicator. Payloads travel through slots in host memory; ranks whose devices reach each
+ * other's memory read that of ccl_mem_alloc_device where it lies.
  *
  * Order. All ranks of a communicator call the same collectives in the same order with matching
  * arguments, whatever streams they use. A mismatch (operation, count, type, reduction, root, codec,
  * seed, step) is CCL_INVALID_USAGE on every rank, and ccl_get_last_error() names two ranks that
- * differ and both their calls. Sends and receives are matched in order per pair of ranks.
+ * differ and both their calls; a rank whose call has returned already (the root of a broadcast)
+ * gets it at its next call. Sends and receives are matched in order per pair of ranks.
  *
  * Errors. CCL_INVALID_ARGUMENT is local: the call had no effect and used no place in the order of
- * calls. Every other error is fatal for the communicator and sticky: later calls return it at once.
- * Only ccl_comm_shrink, ccl_comm_abort or ccl_comm_destroy remain to be called. No call blocks for
- * ever, prints, exits or raises.
+ * calls. Every other error of a collective, a send or a receive is fatal for the communicator and
+ * sticky: later calls return it at once. Queries, ccl_comm_shrink, ccl_comm_abort and
+ * ccl_comm_destroy remain to be called. An error of ccl_comm_split or ccl_comm_shrink may concern
+ * the new communicator alone: ccl_comm_get_async_error tells. No call blocks for ever, prints,
+ * exits or raises.
  *
  * Threads. Different communicators may be used from different threads at the same time; one
  * communicator from one thread at a time, except ccl_comm_abort, ccl_comm_revoke and
@@ -122,12 +126,12 @@ typedef struct ccl_stream* ccl_stream_t; /**< An order of asynchronous calls; NU
 typedef struct ccl_codec* ccl_codec_t;   /**< A parsed codec specification. */
 typedef struct ccl_residual* ccl_residual_t; /**< Error-feedback state; NULL in this version. */
 
-/** Options of a communicator. Zero or NULL means default; `size` is sizeof as the caller was
- * compiled. */
+/** Options of a communicator, to be initialized with CCL_CONFIG_INIT: zero or NULL means default,
+ * but for `blocking`. `size` is sizeof as the caller was compiled. */
 typedef struct {
   size_t size;
-  int blocking; /**< 1. 0: creation returns CCL_IN_PROGRESS at once; the communicator can be used
-                   when ccl_comm_get_async_error no longer says so. */
+  int blocking; /**< 1: creation waits. 0: it returns CCL_IN_PROGRESS at once; the communicator can
+                   be used when ccl_comm_get_async_error no longer says so. */
   const char* codec; /**< Default codec of compressed calls; else INCCL_CODEC, else "hbi:bits=6". */
   const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". */
   int channels;          /**< Independent lanes per peer, 1..32. */
@@ -141,8 +145,11 @@ typedef struct {
   int heartbeat_ms; /**< Interval of signs of life between hosts; default 1000. Unused on one host.
                      */
   int dead_ms; /**< Silence after which a peer on another host counts as dead; default 10000. */
-  const char* socket_ifname; /**< As INCCL_SOCKET_IFNAME. */
-  const char* name;          /**< A name for messages. */
+  const char* socket_ifname; /**< As INCCL_SOCKET_IFNAME: where this rank listens when it makes the
+                                id of a split or shrink. CCL_INVALID_ARGUMENT if no interface of
+                                that name is up. Other sockets stay on the host. */
+  const char* name; /**< A name for error texts and the log, at most 128 bytes; each rank's own:
+                       rank 1/4 of "name". */
 } ccl_config_t;
 #define CCL_CONFIG_INIT \
   { sizeof(ccl_config_t), 1, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
@@ -196,9 +203,10 @@ CCL_API ccl_result_t ccl_get_version(int* version);
 CCL_API const char* ccl_get_error_string(ccl_result_t result);
 
 /**
- * The text of the last error: of the communicator, or with NULL of the calling thread's last failed
- * call. Names the argument, the local rank, the peer and the value. Valid until the next call on
- * the same thread. Any thread, also while another aborts the communicator.
+ * The text of the communicator's sticky error if there is one, else (and with NULL) of the calling
+ * thread's last failed call; "" if none has failed. Names the argument, the local rank, the peer
+ * and the value; control characters in what peers have sent are escaped. Valid until the next call
+ * on the same thread. Any thread, also while another aborts the communicator.
  */
 CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
 
@@ -278,7 +286,7 @@ CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
 /** Ends a communicator at any time, from any thread, within a second (longer if a device works for
  * it), and frees it: what is in progress, its creation, finalization, splits and shrinks included,
- * ends with an error. NULL is CCL_INVALID_ARGUMENT. */
+ * ends with an error. NULL is ignored. */
 CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
 
 /** Makes a communicator fail on all ranks, from any thread: calls in progress and all later ones
@@ -348,9 +356,10 @@ CCL_API ccl_result_t ccl_scatter(const void* send, void* recv, size_t count, ccl
 
 /**
  * Sends `count` elements to rank `peer`, whose ccl_recv names the same count and type, else
- * CCL_INVALID_USAGE on both. Messages of one pair of ranks arrive in the order in which they were
- * sent. Like NCCL's, a send may wait for its receive: exchanges belong into a group. count 0 sends
- * a message of no elements. To oneself only inside a group that receives it.
+ * CCL_INVALID_USAGE on both (a sender that has returned already gets it at its next call). Messages
+ * of one pair of ranks arrive in the order in which they were sent. Like NCCL's, a send may wait
+ * for its receive: exchanges belong into a group. count 0 sends a message of no elements. To
+ * oneself only inside a group that receives it.
  */
 CCL_API ccl_result_t ccl_send(const void* send, size_t count, ccl_datatype_t type, int peer,
                               ccl_comm_t comm, ccl_stream_t stream);
@@ -392,8 +401,8 @@ CCL_API ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm);
  * CCL_INVALID_ARGUMENT for ccl_stream_synchronize and ccl_stream_query: nothing can be under way.
  */
 CCL_API ccl_result_t ccl_stream_create(ccl_stream_t* stream);
-/** Waits until all calls on the stream have completed; returns the first error since the last
- * ccl_stream_synchronize. */
+/** Waits until all calls on the stream have completed; returns the first error since this or
+ * ccl_stream_query last returned one. */
 CCL_API ccl_result_t ccl_stream_synchronize(ccl_stream_t stream);
 /** CCL_IN_PROGRESS while calls are running, else as ccl_stream_synchronize. Does not wait. */
 CCL_API ccl_result_t ccl_stream_query(ccl_stream_t stream);
@@ -427,8 +436,9 @@ CCL_API ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device);
  * ccl_mem_alloc_device where ranks of other processes may have opened it. CCL_INVALID_ARGUMENT: it
  * is of neither, or freed. */
 CCL_API ccl_result_t ccl_mem_free(void* ptr);
-/** Tells the communicator of a buffer that is used often. A hint: host memory needs no registration
- * in this version. The handle must be given back before the communicator is destroyed. */
+/** Does nothing in this version but check its arguments and make a handle: memory that peers read
+ * and write where it lies comes from ccl_mem_alloc and ccl_mem_alloc_device. The handle goes with
+ * its communicator, if ccl_comm_deregister has not taken it before. */
 CCL_API ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle);
 CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
 

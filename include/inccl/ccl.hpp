@@ -294,7 +294,7 @@ class [[nodiscard]] Communicator {
   }
   Status DestroyReduction(ccl_redop_t op) noexcept { return Status(ccl_redop_destroy(op, get())); }
 
-  /// A hint; the handle must be given back before the communicator is destroyed.
+  /// ccl_comm_register, which does nothing in this version but make a handle.
   template <typename R>
   Result<void*> Register(R&& buffer) noexcept {
     const Span memory(buffer);

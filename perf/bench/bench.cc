@@ -75,7 +75,7 @@ class Run {
                                                  gpu_.get(), baseline_.get(), &progress_);
     if (Status s = AgreeOn(runner.status()); !s.ok()) return s;
     for (uint64_t cycle = 0; cycle < options_.cycles; ++cycle) {
-      if (Status s = RunRows(*runner); !s.ok()) return s;
+      if (Status s = RunRows(*runner); !s.ok()) return communicator->Explained(s);
     }
     Print(table_->Footer(rows_));
     return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) {

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "inccl/ccl.h"
+#include "perf/support/cause.h"
 #include "perf/support/gpu.h"
 #include "perf/support/operation.h"
 #include "perf/support/options.h"
@@ -64,6 +65,9 @@ class Communicator {
   // data has the same result. stats may be null.
   Status RunCompressed(const BenchCall& call, const BenchCodec& codec,
                        ccl_compression_stats_t* stats) const;
+
+  // Of an error that another rank's end may have caused: WithCause of perf/support/cause.h.
+  Status Explained(const Status& status) const { return WithCause(status, comm_.get()); }
 
   // Of calls that have returned before they ended.
   Status AsyncError() const;

@@ -10,6 +10,7 @@
 
 #include "inccl/ccl.h"
 #include "perf/overhead/memory.h"
+#include "perf/support/cause.h"
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
 
@@ -115,9 +116,7 @@ void TakeMedian(const std::vector<Run>& runs, Run* result, Get get) {
   place = static_cast<std::remove_reference_t<decltype(place)>>(Median(std::move(values)));
 }
 
-}  // namespace
-
-Result<Overhead> MeasureOverhead(World& world, const OverheadOptions& options) {
+Result<Overhead> Measure(World& world, const OverheadOptions& options, Comm* owner) {
   Overhead overhead;
   const uint64_t largest = *std::max_element(options.sizes.begin(), options.sizes.end());
   std::vector<float> send(largest / sizeof(float), 1.0f), recv(largest / sizeof(float), 2.0f);
@@ -125,7 +124,7 @@ Result<Overhead> MeasureOverhead(World& world, const OverheadOptions& options) {
   Result<uint64_t> before = ProportionalSize();
   if (!before.ok()) return before.status();
 
-  Comm comm;
+  Comm& comm = *owner;
   Result<double> init = TimeTogether(world, [&] { return CreateComm(world, &comm); });
   if (!init.ok()) return init.status();
   overhead.init_us = *init;
@@ -162,6 +161,15 @@ Result<Overhead> MeasureOverhead(World& world, const OverheadOptions& options) {
   // Nobody destroys what another still uses.
   if (Status s = world.Barrier(); !s.ok()) return s;
   return overhead;
+}
+
+}  // namespace
+
+Result<Overhead> MeasureOverhead(World& world, const OverheadOptions& options) {
+  Comm comm;
+  Result<Overhead> overhead = Measure(world, options, &comm);
+  if (overhead.ok()) return overhead;
+  return WithCause(overhead.status(), comm.get());
 }
 
 Overhead MedianOf(const std::vector<Overhead>& runs) {

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/escaped.h"
+
 namespace inccl {
 namespace {
 
@@ -162,7 +164,7 @@ const Variable kVariables[] = {
     {{"INCCL_DEBUG_FILE", "file that the log is appended to",
       "a path; %h: host name, %p: process id, %%: %", "standard error", "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->debug_file); }},
-    {{"INCCL_REPRODUCIBLE", "1: uncompressed float sums in rank order", "0, 1", "0", "flag"},
+    {{"INCCL_REPRODUCIBLE", "1: float sums in rank order, compressed or not", "0, 1", "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->reproducible); }},
     {{"INCCL_ABORT_ON_ERROR", "1: the process aborts at the first error of a communicator", "0, 1",
       "0", "flag"},
@@ -228,8 +230,9 @@ Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
     if (value == nullptr || *value == '\0') continue;
     if (const std::string wrong = variable.parse(value, &env); !wrong.empty()) {
       const std::string source = where ? fmt::format(" ({})", where(variable.info.name)) : "";
-      return InvalidArgument(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name,
-                                         source, value, wrong, variable.info.values));
+      return InvalidArgument(
+          Escaped(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name, source, value,
+                              wrong, variable.info.values)));
     }
   }
   return env;

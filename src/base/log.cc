@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/log.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,6 +10,9 @@
 #include <exception>
 #include <mutex>
 #include <utility>
+
+#include "base/escaped.h"
+#include "base/log_file.h"
 
 namespace inccl {
 namespace internal {
@@ -48,7 +50,7 @@ bool SameWord(std::string_view a, std::string_view b) {
 std::string HostName() {
   char name[256] = "";
   if (gethostname(name, sizeof name - 1) != 0) return "localhost";
-  return name;
+  return Escaped(name);
 }
 
 std::string ExpandFileName(const std::string& file) {
@@ -78,17 +80,6 @@ struct Sink {
 Sink& GlobalSink() {
   static Sink* const sink = new Sink;
   return *sink;
-}
-
-void AppendEscaped(std::string_view text, std::string* line) {
-  for (const char c : text) {
-    const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7F) {
-      *line += fmt::format("\\x{:02x}", u);
-    } else {
-      *line += c;
-    }
-  }
 }
 
 // Writes all of it; a reader that has gone away is not a reason for a SIGPIPE to anybody.
@@ -164,9 +155,9 @@ Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file
     if (file != sink.file) {
       int fd = -1;
       if (!file.empty()) {
-        const std::string name = ExpandFileName(file);
-        fd = open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-        if (fd < 0) status = SystemErrorErrno(fmt::format("INCCL_DEBUG_FILE: {}", name), errno);
+        Result<UniqueFd> opened = OpenLogFile(ExpandFileName(file));
+        status = opened.status();
+        if (opened.ok()) fd = opened->Release();
       }
       if (sink.fd >= 0) close(sink.fd);
       sink.fd = fd;
@@ -183,7 +174,7 @@ void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept
   Sink& sink = GlobalSink();
   std::string line = fmt::format("{}:{}:{} inccl {} ", sink.host, getpid(), syscall(SYS_gettid),
                                  kLevels[static_cast<int>(level) - 1].first);
-  AppendEscaped(text, &line);
+  line += Escaped(text);
   line += '\n';
   const std::lock_guard lock(sink.mutex);
   WriteQuietly(sink.fd >= 0 ? sink.fd : STDERR_FILENO, line);

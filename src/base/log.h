@@ -43,8 +43,8 @@ bool ParseLogLevel(std::string_view text, LogLevel* level);
 bool ParseLogSubsystems(std::string_view text, uint32_t* mask, std::string* unknown);
 
 // Where lines go from now on. `file`: "" for stderr; %h becomes the host's name, %p the process id,
-// %% a
-// %; kSystemError if it cannot be opened (lines then go to stderr).
+// %% a %; kSystemError if it cannot be opened or is not a file of this user alone (log_file.h);
+// lines then go to stderr.
 Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file);
 
 namespace internal {

@@ -3,12 +3,16 @@
 // Where options come from, as a user meets it: a call's config over the environment over a file,
 // and what the log says of it.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "api/world.h"
@@ -40,7 +44,10 @@ class ConfigTest : public ::testing::Test {
     std::remove(file_.c_str());
     std::remove(log_.c_str());
   }
-  void Write(const std::string& text) const { std::ofstream(file_) << text; }
+  void Write(const std::string& text) const {
+    std::ofstream(file_) << text;
+    chmod(file_.c_str(), 0600);  // whatever the umask of who runs this
+  }
 
   // One rank that joins itself; what the log says of it, or the error.
   std::string Join(const ccl_config_t* config) {
@@ -130,6 +137,123 @@ TEST_F(ConfigTest, ErrorsNameThePlace) {
   EXPECT_EQ(Join(nullptr), file_ + ":1: \"nonsense\" is not of the form NAME=value");
   std::remove(file_.c_str());
   EXPECT_HAS(Join(nullptr), "INCCL_CONF_FILE: configuration file " + file_);
+}
+
+// Ranks as threads that meet by an id; `body` also gets what creation returned.
+void JoinThreads(int nranks, int coming, const ccl_config_t& config,
+                 const std::function<void(int rank, ccl_comm_t comm, ccl_result_t made)>& body) {
+  ccl_unique_id_t id{};
+  ASSERT_EQ(ccl_get_unique_id(&id), CCL_SUCCESS) << ccl_get_last_error(nullptr);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < coming; ++rank) {
+    threads.emplace_back([=, &config] {
+      ccl_comm_t comm = nullptr;
+      const ccl_result_t made = ccl_comm_init_rank_config(&comm, nranks, id, rank, &config);
+      body(rank, comm, made);
+      EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(ConfigTest, TheNameIsInMessages) {
+  Write("INCCL_DEBUG=INFO\nINCCL_DEBUG_SUBSYS=INIT,COLL\n");
+  ccl_config_t config = CCL_CONFIG_INIT;
+  config.name = "grad\x1b[2Jients";  // what a terminal acts on is shown
+  const std::string of = " of \"grad\\x1b[2Jients\"";
+  JoinThreads(3, 3, config, [&](int rank, ccl_comm_t comm, ccl_result_t made) {
+    ASSERT_EQ(made, CCL_SUCCESS) << ccl_get_last_error(nullptr);
+    const std::string self = "rank " + std::to_string(rank) + "/3" + of;
+    float data[8] = {};
+    ASSERT_EQ(ccl_allreduce(nullptr, data, 8, CCL_FLOAT32, CCL_SUM, comm, nullptr),
+              CCL_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(ccl_get_last_error(nullptr)).rfind(self + ": send: ", 0), 0u)
+        << ccl_get_last_error(nullptr);
+    ASSERT_EQ(ccl_allreduce(data, data, 8, CCL_FLOAT32, CCL_SUM, comm, nullptr), CCL_SUCCESS);
+    // A child has its parent's name, or one of its own.
+    ccl_comm_t child = nullptr;
+    ASSERT_EQ(ccl_comm_split(comm, 0, -rank, &child, nullptr), CCL_SUCCESS);
+    ASSERT_EQ(ccl_send(data, 8, CCL_FLOAT32, 3, child, nullptr), CCL_INVALID_ARGUMENT);
+    EXPECT_HAS(std::string(ccl_get_last_error(nullptr)),
+               "rank " + std::to_string(2 - rank) + "/3" + of + ": peer: 3");
+    EXPECT_EQ(ccl_comm_destroy(child), CCL_SUCCESS);
+    ccl_config_t other = CCL_CONFIG_INIT;
+    other.name = "experts";
+    ASSERT_EQ(ccl_comm_split(comm, 0, 0, &child, &other), CCL_SUCCESS);
+    ASSERT_EQ(ccl_send(data, 8, CCL_FLOAT32, 3, child, nullptr), CCL_INVALID_ARGUMENT);
+    EXPECT_HAS(std::string(ccl_get_last_error(nullptr)), "/3 of \"experts\": peer: 3");
+    EXPECT_EQ(ccl_comm_destroy(child), CCL_SUCCESS);
+    // The sticky error, which also names the two ranks that differ.
+    EXPECT_EQ(ccl_allreduce(data, data, rank == 1 ? 7 : 8, CCL_FLOAT32, CCL_SUM, comm, nullptr),
+              CCL_INVALID_USAGE);
+    const std::string error = ccl_get_last_error(comm);
+    EXPECT_EQ(error.rfind(self + " in op ", 0), 0u) << error;
+    EXPECT_HAS(error, "ranks disagree at op ");
+    EXPECT_HAS(error, "rank 1/3 calls allreduce(count=7");
+  });
+  const std::string log = Content(log_);
+  EXPECT_HAS(log, "INFO rank 2/3" + of + " joined over ");
+  EXPECT_HAS(log, "INFO rank 1/3" + of + " op 1 allreduce(count=8");
+}
+
+TEST_F(ConfigTest, TheNameIsInErrorsOfCreation) {
+  Write("");
+  ccl_config_t config = CCL_CONFIG_INIT;
+  config.name = "gradients";
+  config.init_timeout_ms = 300;
+  JoinThreads(3, 2, config, [&](int rank, ccl_comm_t, ccl_result_t made) {
+    EXPECT_EQ(made, CCL_TIMEOUT);
+    const std::string error = ccl_get_last_error(nullptr);
+    EXPECT_EQ(error.rfind("rank " + std::to_string(rank) + "/3 of \"gradients\": init: ", 0), 0u)
+        << error;
+    EXPECT_HAS(error, "rank 2 of 3");
+  });
+  const std::string longest(128, 'n');
+  config.name = longest.c_str();
+  EXPECT_EQ(Join(&config), "");
+  const std::string too_long = longest + "n";
+  config.name = too_long.c_str();
+  EXPECT_EQ(Join(&config), "config->name: longer than 128 bytes");
+}
+
+TEST_F(ConfigTest, TheInterfaceIsCheckedAndUsedWhereARankListens) {
+  Write("");
+  ccl_config_t config = CCL_CONFIG_INIT;
+  config.socket_ifname = "nosuch0";
+  const std::string wrong =
+      "config->socket_ifname (INCCL_SOCKET_IFNAME): \"nosuch0\" matches no interface";
+  EXPECT_HAS(Join(&config), wrong);
+  EXPECT_HAS(Join(&config), " lo");  // what there is
+  config.socket_ifname = "=lo";
+  EXPECT_EQ(Join(&config), "");
+  // A child's first rank listens: where its config says, else where its environment says.
+  std::atomic<int> met{0};
+  const auto meet = [&](int times) {
+    ++met;
+    while (met < 3 * times) std::this_thread::yield();
+  };
+  JoinThreads(3, 3, config, [&](int rank, ccl_comm_t comm, ccl_result_t made) {
+    ASSERT_EQ(made, CCL_SUCCESS) << ccl_get_last_error(nullptr);
+    meet(1);
+    if (rank == 0) setenv("INCCL_SOCKET_IFNAME", "nosuch1", 1);
+    meet(2);
+    ccl_comm_t child = nullptr;
+    EXPECT_EQ(ccl_comm_split(comm, 0, 0, &child, &config), CCL_SUCCESS)
+        << ccl_get_last_error(nullptr);
+    EXPECT_EQ(ccl_comm_destroy(child), CCL_SUCCESS);
+    const ccl_config_t none = CCL_CONFIG_INIT;
+    EXPECT_NE(ccl_comm_split(comm, 0, 0, &child, &none), CCL_SUCCESS);
+    const std::string error = ccl_get_last_error(nullptr);
+    EXPECT_HAS(error, rank == 0 ? "socket_ifname (INCCL_SOCKET_IFNAME): \"nosuch1\""
+                                : "rank 0 could not make a unique id");
+    // That was the child's: the parent is as before.
+    int ones = 1;
+    EXPECT_EQ(ccl_allreduce(&ones, &ones, 1, CCL_INT32, CCL_SUM, comm, nullptr), CCL_SUCCESS);
+    EXPECT_EQ(ones, 3);
+    meet(3);
+    if (rank == 0) unsetenv("INCCL_SOCKET_IFNAME");
+    meet(4);
+  });
 }
 
 TEST_F(ConfigTest, AFailedCallIsALineInTheLog) {

@@ -3,10 +3,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <regex>
 #include <string>
 #include <thread>
@@ -100,6 +102,63 @@ TEST_F(LogTest, PlaceholdersOfTheFileName) {
   std::remove((stem + "%p%x%").c_str());
 }
 
+// A file that is not this user's alone is an error that names it and what is wrong; nothing is
+// written to it, and lines go to stderr.
+class LogFileTest : public LogTest {
+ protected:
+  void ExpectRefused(const std::string& file, const std::string& why) {
+    const Status status = ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, file);
+    EXPECT_EQ(status.code(), Code::kSystemError);
+    EXPECT_NE(status.message().find("INCCL_DEBUG_FILE: " + file), std::string::npos)
+        << status.message();
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+    ::testing::internal::CaptureStderr();
+    Log(LogLevel::kWarn, "to stderr then");
+    EXPECT_NE(::testing::internal::GetCapturedStderr().find("WARN to stderr then\n"),
+              std::string::npos);
+  }
+};
+
+TEST_F(LogFileTest, IsItsOwnersAloneWhateverTheUmask) {
+  const mode_t before = umask(0);
+  const Status status = ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_);
+  umask(before);
+  ASSERT_TRUE(status.ok()) << status.message();
+  struct stat info {};
+  ASSERT_EQ(stat(file_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0600u);
+}
+
+TEST_F(LogFileTest, LinksAreNotFollowed) {
+  const std::string target = file_ + ".target";
+  std::ofstream(target) << "precious\n";
+  ASSERT_EQ(symlink(target.c_str(), file_.c_str()), 0);
+  ExpectRefused(file_, "symbolic links are not followed");
+  ASSERT_EQ(unlink(file_.c_str()), 0);
+  ASSERT_EQ(link(target.c_str(), file_.c_str()), 0);
+  ExpectRefused(file_, "has 2 names");
+  std::ifstream in(target);
+  const std::string content{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_EQ(content, "precious\n");
+  std::remove(target.c_str());
+}
+
+TEST_F(LogFileTest, APipeIsNeitherWaitedForNorTaken) {
+  ASSERT_EQ(mkfifo(file_.c_str(), 0600), 0);
+  ExpectRefused(file_, "No such device or address");  // nobody reads; a plain open would wait
+  const int reader = open(file_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  ExpectRefused(file_, "not a regular file");
+  close(reader);
+}
+
+TEST_F(LogFileTest, AnotherUsersFileIsNotTaken) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can make files of others";
+  std::ofstream(file_).close();
+  ASSERT_EQ(chown(file_.c_str(), 4711, 4711), 0);
+  ExpectRefused(file_, "belongs to uid 4711, not to uid 0");
+}
+
 TEST_F(LogTest, AFileIsAppendedTo) {
   for (const char* text : {"one", "two"}) {
     ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
@@ -125,10 +184,12 @@ TEST_F(LogTest, AReaderThatHasGoneKillsNobody) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   close(ends[0]);
-  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems,
-                           "/proc/self/fd/" + std::to_string(ends[1]))
-                  .ok());
+  const int before = dup(STDERR_FILENO);
+  ASSERT_EQ(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
   Log(LogLevel::kWarn, "into the void");  // SIGPIPE would end this process
+  dup2(before, STDERR_FILENO);
+  close(before);
   close(ends[1]);
   sigset_t pending;
   sigpending(&pending);

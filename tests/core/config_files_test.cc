@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -30,6 +31,7 @@ class ConfigFilesTest : public ::testing::Test {
 
   std::string Write(const std::string& name, const std::string& text) const {
     std::ofstream(root_ / name) << text;
+    chmod((root_ / name).c_str(), 0600);  // whatever the umask of who runs this
     return (root_ / name).string();
   }
   Result<Settings> Load() {
@@ -187,6 +189,46 @@ TEST_F(ConfigFilesTest, AFileThatMayNotBeReadIsAWarning) {
   ASSERT_EQ(settings->warnings().size(), 1u);
   EXPECT_NE(settings->warnings()[0].find(file), std::string::npos);
   EXPECT_EQ(settings->files()[0].state, Settings::FileState::kUnreadable);
+}
+
+// What others may have written is not this user's configuration: the file that is found is left
+// out, with a warning; the one that was named is an error. Both name the file and say why.
+TEST_F(ConfigFilesTest, AFileThatOthersMayHaveWrittenDoesNotCount) {
+  const std::string file = Write("home/.inccl.conf", "INCCL_CHANNELS=3\n");
+  const auto expect_refused = [&](const std::string& why) {
+    environment_.erase("INCCL_CONF_FILE");
+    const Result<Settings> settings = Load();
+    ASSERT_TRUE(settings.ok()) << settings.status().message();
+    EXPECT_EQ(settings->Get("INCCL_CHANNELS"), nullptr);
+    EXPECT_EQ(settings->files()[0].state, Settings::FileState::kRefused);
+    EXPECT_EQ(settings->warnings(), std::vector<std::string>{"configuration file " + file + ": " +
+                                                             why + "; it is not used"});
+    environment_["INCCL_CONF_FILE"] = file;
+    EXPECT_EQ(LoadError(), "INCCL_CONF_FILE: configuration file " + file + ": " + why);
+  };
+  for (const mode_t mode : {0620u, 0602u, 0666u, 0020u}) {
+    ASSERT_EQ(chmod(file.c_str(), mode), 0);
+    char text[8];
+    std::snprintf(text, sizeof text, "%04o", mode);
+    if (geteuid() != 0 && (mode & 0400) == 0) continue;
+    expect_refused("mode " + std::string(text) + " lets others write to it (chmod go-w)");
+  }
+  environment_.erase("INCCL_CONF_FILE");
+  for (const mode_t mode : {0600u, 0644u, 0400u}) {
+    ASSERT_EQ(chmod(file.c_str(), mode), 0);
+    EXPECT_STREQ(Load()->Get("INCCL_CHANNELS"), "3");
+  }
+  if (geteuid() != 0) return;  // the rest needs files of others
+  ASSERT_EQ(chown(file.c_str(), 4711, 0), 0);
+  expect_refused("belongs to uid 4711, neither to uid 0 nor to root");
+  ASSERT_EQ(chown(file.c_str(), 0, 0), 0);
+  environment_.erase("INCCL_CONF_FILE");
+  // Root's file counts for everybody.
+  std::filesystem::permissions(root_, std::filesystem::perms::all);
+  ASSERT_EQ(chmod(file.c_str(), 0644), 0);
+  ASSERT_EQ(seteuid(4711), 0);
+  EXPECT_STREQ(Load()->Get("INCCL_CHANNELS"), "3");
+  ASSERT_EQ(seteuid(0), 0);
 }
 
 TEST_F(ConfigFilesTest, UnknownNamesAreWarnedOf) {

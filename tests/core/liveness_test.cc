@@ -7,7 +7,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <string>
 #include <thread>
+#include <vector>
+
+#include "base/bytes.h"
 
 namespace inccl::test {
 namespace {
@@ -44,6 +48,35 @@ TEST(LivenessTest, NothingToTell) {
   Liveness liveness({.rank = 0, .nranks = 2, .peer_names = {"a:1", "a:2"}}, nullptr, &survivors);
   liveness.WaitTold();
   EXPECT_FALSE(liveness.failed());
+}
+
+// What a peer says of itself goes into messages, and what it says must not act on a terminal.
+TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
+  constexpr int kRanks = 3;
+  const std::vector<std::string> names = {"a:1", "a:2", "a:3"};
+  const std::string evil = "\x1b[2J\nboom", shown = R"(\x1b[2J\x0aboom)";
+  {
+    Survivors survivors(0, kRanks, names);
+    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
+    ByteWriter error;
+    error.U32(static_cast<uint32_t>(Code::kSystemError));
+    error.String(evil);
+    liveness.OnMessage(2, /*kError*/ 2, error.bytes());
+    EXPECT_EQ(liveness.error().code(), Code::kSystemError);
+    EXPECT_EQ(liveness.error().message(), "rank 0/3 before any op: peer 2@a:3 reports: " + shown);
+  }
+  Survivors survivors(0, kRanks, names);
+  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
+  uint64_t signature = 0;
+  ASSERT_TRUE(liveness.BeginCall(1, Call{}, &signature).ok());
+  CallRecord record;
+  record.Set(1, Call{});
+  record.codec = evil;
+  liveness.OnMessage(1, /*kRecord*/ 1, record.Encode());
+  EXPECT_EQ(liveness.error().code(), Code::kInvalidUsage);
+  EXPECT_NE(liveness.error().message().find("rank 1/3 calls allreduce"), std::string::npos);
+  EXPECT_NE(liveness.error().message().find("codec=" + shown), std::string::npos)
+      << liveness.error().message();
 }
 
 }  // namespace

@@ -17,7 +17,9 @@ void Decode(uint8_t kind, Data body) {
     case 0: {
       const Result<bootstrap::Registration> registration = bootstrap::Registration::Decode(body);
       if (registration.ok()) {
-        Require(registration->Encode().size() == body.size(), "a registration has one encoding");
+        // A rendezvous hands on what it has decoded.
+        Require(bootstrap::Registration::Decode(registration->Encode()).ok(),
+                "a registration can be sent on");
       }
       break;
     }

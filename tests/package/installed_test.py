@@ -73,7 +73,7 @@ def check_files(prefix, programs, libdir, binary_dir):
     numbers = [re.search(rf"#define CCL_{n} (\d+)", header).group(1)
                for n in ("MAJOR", "MINOR", "PATCH")]
     assert ".".join(numbers) == version, (numbers, version)
-    for document in ("README.md", "LICENSE", "docs/design.md", "docs/format.md"):
+    for document in ("README.md", "LICENSE", "SECURITY.md", "docs/design.md", "docs/format.md"):
         assert (prefix / "share/doc/inccl" / document).is_file(), document
     for path in [*(prefix / "bin").iterdir(), prefix / libdir / "libinccl.so"]:
         paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", run("readelf", "-d", path))
@@ -90,17 +90,51 @@ def check_programs(prefix, programs):
         assert "Out of bounds values : 0 OK" in output, output
 
 
-def check_documents(prefix, libdir, scratch):
-    """The programs in the installed documents compile; the one of the README runs."""
+def indented(text):
+    """The lines of a document that are commands."""
+    return [line[4:] for line in text.splitlines() if re.match(r"    \S", line)]
+
+
+def check_readme(prefix, libdir, scratch, mpi):
+    """README, "Use it": its program, built by its CMake lines and by its compiler's line, runs."""
     scratch.mkdir()
+    readme = (prefix / "share/doc/inccl/README.md").read_text()
+    program, = re.findall(r"```c\n(.*?)```", readme, re.DOTALL)
+    (scratch / "train.c").write_text(program)
+    commands = [c for c in indented(readme) if re.match(r"export PKG_CONFIG_PATH=|cc |mpirun -np \d+ \./train", c)]
+    assert [c.split()[0] for c in commands] == ["export", "cc", "mpirun"], commands
+    script = "\n".join(commands if mpi else commands[:2])
+    script = script.replace("/opt/inccl/lib/", f"{prefix / libdir}/")
+    run("sh", "-ec", script, cwd=scratch)
+    run("cc", "-std=c99", "-Wall", "-Werror", f"-I{prefix}/include", "-fsyntax-only", scratch / "train.c")
+    alone = {"INCCL_RANK": "0", "INCCL_SIZE": "1", "INCCL_JOB": scratch.parent.parent.name}
+    run(scratch / "train", env=alone)
+
+    lines, = re.findall(r"```cmake\n(.*?)```", readme, re.DOTALL)
+    (scratch / "CMakeLists.txt").write_text(
+        f"cmake_minimum_required(VERSION 3.16)\nproject(train C)\nadd_executable(train train.c)\n{lines}")
+    said, = re.findall(r"CMAKE_PREFIX_PATH=(\S+)", lines)
+    assert said == "/opt/inccl", said
+    run("cmake", "-S", scratch, "-B", scratch / "b", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", scratch / "b")
+    run(scratch / "b/train", env=alone)
+
+
+def check_jobs(documents):
+    """No command starts as many compilers as there are files: each takes hundreds of megabytes."""
+    for page in [documents / "README.md", *documents.glob("docs/*.md"), *documents.glob("examples/*.md")]:
+        for command in indented(page.read_text()):
+            assert not re.search(r"(-j|--parallel)\s*(&|;|\||#|$)", command), (page.name, command)
+
+
+def check_documents(prefix, libdir, scratch, mpi):
+    """The programs in the installed documents compile; what the README says to type works as written."""
+    scratch.mkdir()
+    check_readme(prefix, libdir, scratch / "readme", mpi)
     environment = {"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}
     flags = run("pkg-config", "--cflags", "--libs", "inccl", env=environment).split()
     documents = prefix / "share/doc/inccl"
-    program, = re.findall(r"```c\n(.*?)```", (documents / "README.md").read_text(), re.DOTALL)
-    (scratch / "readme.c").write_text(program)
-    run("cc", "-std=c99", "-Wall", "-Werror", scratch / "readme.c", "-o", scratch / "readme", *flags,
-        f"-Wl,-rpath,{prefix / libdir}")
-    run(scratch / "readme", env={"INCCL_RANK": "0", "INCCL_SIZE": "1", "INCCL_JOB": scratch.name})
+    check_jobs(documents)
     text = (documents / "docs/install.md").read_text()
     part, = re.findall(r"```cpp\n(.*?)```", text, re.DOTALL)
     (scratch / "install.cc").write_text(part)
@@ -133,7 +167,7 @@ def main():
         prefix = (root / "first").rename(root / "moved")
         version = check_files(prefix, programs, libdir, binary)
         check_programs(prefix, programs)
-        check_documents(prefix, libdir, root / "documents")
+        check_documents(prefix, libdir, root / "documents", mpi)
         check_versions(prefix, root / "versions")
 
         examples = prefix / "share/doc/inccl/examples"

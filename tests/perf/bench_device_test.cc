@@ -247,6 +247,25 @@ TEST(BenchRows, AreWrittenOneByOne) {
   EXPECT_EQ(rows[0]["bytes"], 4096);
 }
 
+#ifndef INCCL_NO_FAULT_POINTS
+// Between calls it is the launcher that misses a rank; who it was the library knows.
+TEST(BenchRows, ADeadRankIsNamedByTheOthers) {
+  for (const std::string hit : {"1", "2", "3"}) {
+    const ProgramResult run =
+        Bench("allreduce", "--ranks 3 -b 4K -e 4K -n 3 -w 0",
+              "INCCL_TEST_FAULT='rank=1;point=call.after_finish;hit=" + hit + ";action=kill'");
+    EXPECT_EQ(run.status, 3) << run.err;
+    EXPECT_TRUE(Has(run.err, "rank 1 was killed by signal 9")) << run.err;
+    for (const std::string rank : {"0", "2"}) {
+      const std::regex named("allreduce_bench: rank " + rank + ": .*rank " + rank +
+                             "/3 [^\n]*peer 1@\\S+ failed: ");
+      EXPECT_TRUE(std::regex_search(run.err, named)) << "hit " << hit << "\n" << run.err;
+    }
+    EXPECT_FALSE(Has(run.err, "another rank died")) << run.err;
+  }
+}
+#endif
+
 // ---------------------------------------------------------------- ranks as threads
 
 TEST(BenchThreads, RanksAreThreadsOfOneProcess) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""libinccl.so exports what ccl.h declares and nothing else.
+"""libinccl.so exports what ccl.h declares and nothing else, and needs few other libraries.
 
 usage: exported_symbols_test.py SOURCE_DIR BINARY_DIR
 Needs nm and readelf (binutils). The library lives in processes that hold other libraries of the
-same purpose: a global symbol that is not ccl_* can meet one of theirs.
+same purpose: a global symbol that is not ccl_* can meet one of theirs. And what it needs every
+program that uses it loads: what only some ranks or tools need is loaded by these.
 """
 import pathlib
 import re
@@ -12,6 +13,8 @@ import subprocess
 import sys
 
 SONAME = "libinccl.so.0"
+# The C and C++ runtime, OpenSSL's libcrypto and Highway; sanitizers bring their own.
+NEEDED = re.compile(r"(ld-linux.*|lib(c|m|gcc_s|stdc\+\+|crypto|hwy|(a|l|t|ub)san|clang_rt.*|dl|pthread|rt))\.so\.[\d.]*")
 
 
 def declared(header):
@@ -46,6 +49,11 @@ def compare(names, symbols):
     return failures
 
 
+def needed(readelf_output):
+    """Names of the libraries that the loader brings in with it, of readelf -d."""
+    return re.findall(r"\(NEEDED\).*\[(.*)\]", readelf_output)
+
+
 def self_test():
     header = """
     #define CCL_API __attribute__((visibility("default")))
@@ -64,6 +72,10 @@ def self_test():
     assert len(compare(names, exported(good + "0000000000002000 T ccl_three@@INCCL_0\n"))) == 1
     assert len(compare(names, exported(good.replace("T ccl_two", "B ccl_two")))) == 1
     assert len(compare(names | {"ccl_four"}, exported(good))) == 1
+    assert needed(" 0x01 (NEEDED)  Shared library: [libhwloc.so.15]\n 0x0e (SONAME) [x]") == ["libhwloc.so.15"]
+    wanted = ("libc.so.6", "libstdc++.so.6", "libcrypto.so.3", "ld-linux-x86-64.so.2", "libubsan.so.1")
+    assert all(NEEDED.fullmatch(n) for n in wanted)
+    assert not any(NEEDED.fullmatch(n) for n in ("libhwloc.so.15", "libucp.so.0", "libmpi.so.40", "libfmt.so.9"))
 
 
 def main():
@@ -81,8 +93,13 @@ def main():
     failures = compare(names, exported(run("nm", "-D", "--defined-only", str(library))))
     if len(names) < 10:
         failures.append(f"only {len(names)} declarations found in ccl.h")
-    if f"[{SONAME}]" not in run("readelf", "-d", str(library)):
+    dynamic = run("readelf", "-d", str(library))
+    if f"[{SONAME}]" not in dynamic:
         failures.append(f"{library}: its soname is not {SONAME}")
+    libraries = needed(dynamic)
+    if "libc.so.6" not in libraries:
+        failures.append(f"{library}: needs no libc.so.6? {libraries}")
+    failures += [f"{library}: needs {n}" for n in libraries if not NEEDED.fullmatch(n)]
     for failure in failures:
         print(failure)
     print(f"exported symbols: {len(names)} declared, {len(failures)} failures")

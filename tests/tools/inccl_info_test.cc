@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -147,7 +148,10 @@ class InfoFileTest : public ::testing::Test {
     before_ = "unset INCCL_CONF_FILE; export XDG_CONFIG_HOME=" + directory_;
   }
   ~InfoFileTest() override { std::filesystem::remove_all(directory_); }
-  void Write(const std::string& text) const { std::ofstream(file_) << text; }
+  void Write(const std::string& text) const {
+    std::ofstream(file_) << text;
+    chmod(file_.c_str(), 0644);  // whatever the umask of who runs this
+  }
 
   std::string directory_, file_, before_;
 };
@@ -198,7 +202,8 @@ TEST_F(InfoFileTest, AnythingCanBePrinted) {
   EXPECT_EQ(Variable(environment, "INCCL_HOSTID")["value"], "a\xEF\xBF\xBD\x1b[2Jb");
 }
 
-// The user's files must not steer a program that runs with another user's rights.
+// Neither the user's files nor UCX, which reads files and variables of the user and loads modules
+// that they name, may steer a program that runs with another user's rights.
 TEST_F(InfoFileTest, UserFilesDoNotCountWithAnotherUsersRights) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can make a program of another user";
   if (kSanitized) GTEST_SKIP() << "sanitizers do not start in such programs";
@@ -208,7 +213,7 @@ TEST_F(InfoFileTest, UserFilesDoNotCountWithAnotherUsersRights) {
   ASSERT_EQ(chown(copy.c_str(), 65534, 65534), 0);
   ASSERT_EQ(chmod(copy.c_str(), 04755), 0);
   std::filesystem::permissions(directory_, std::filesystem::perms::all);
-  const std::string arguments = "--only environment --json";
+  const std::string arguments = "--only environment,transports --json";
   const ProgramResult other =
       RunProgram(copy, arguments, before_ + "; export INCCL_ALGO=ring HOME=" + directory_);
   const ProgramResult own = RunProgram(kProgram, arguments, before_);
@@ -222,6 +227,12 @@ TEST_F(InfoFileTest, UserFilesDoNotCountWithAnotherUsersRights) {
   EXPECT_TRUE(Variable(environment, "INCCL_CHANNELS")["value"].is_null());
   ASSERT_EQ(environment["files"].size(), 1u);
   EXPECT_EQ(environment["files"][0]["path"], "/etc/inccl.conf");
+  EXPECT_EQ(Transport(Json::parse(own.out), "ucx")["works"], INCCL_TEST_UCX != 0);
+  const Json ucx = Transport(Json::parse(other.out), "ucx");
+  EXPECT_EQ(ucx["works"], false);
+  if (INCCL_TEST_UCX == 0) return;
+  EXPECT_NE(ucx["why_not"].get<std::string>().find("another user's rights"), std::string::npos)
+      << ucx.dump();
 }
 
 // `inccl-info --environment-markdown` writes the table of docs/environment.md.

@@ -219,6 +219,24 @@ TEST(MessagesTest, ReadBackWhatWasWritten) {
   EXPECT_EQ(error.message(), "late");
 }
 
+TEST(MessagesTest, TextsOfPeersAreFitForATerminal) {
+  const std::string evil = "\x1b[2J\nnode\xc2\x9b";
+  const std::string shown = R"(\x1b[2J\x0anode\xc2\x9b)";
+  Registration r = Sample(1);
+  r.record.host = evil;
+  const Result<Registration> registration = Registration::Decode(r.Encode());
+  ASSERT_TRUE(registration.ok());
+  EXPECT_EQ(registration->record.host, shown);
+  EXPECT_EQ(NameOf(registration->record), "1@" + shown + ":1001");
+  RankTable table;
+  for (uint32_t i = 0; i < 3; ++i) table.ranks.push_back(Sample(i).record);
+  table.ranks[2].host = evil;
+  const Result<RankTable> ranks = RankTable::Decode(table.Encode(), 3);
+  ASSERT_TRUE(ranks.ok());
+  EXPECT_EQ(ranks->ranks[2].host, shown);
+  EXPECT_EQ(DecodeError(EncodeError(RemoteError(evil))).message(), shown);
+}
+
 TEST(MessagesTest, TruncationsAndExtensionsAreErrors) {
   RankTable table;
   for (uint32_t i = 0; i < 4; ++i) table.ranks.push_back(Sample(i).record);
@@ -341,6 +359,8 @@ TEST(GatheringTest, DifferencesNameBothRanksAndBothValues) {
   const std::string all = difference([](Registration* r) { r->agreement = "no words alike"; });
   EXPECT_CONTAINS(all, "version=1 channels=2 codec=hbi:bits=6");
   EXPECT_CONTAINS(all, "no words alike");
+  EXPECT_CONTAINS(difference([](Registration* r) { r->agreement = "no\n\x1b[2Jwords"; }),
+                  R"(has "no\x0a\x1b[2Jwords")");
 }
 
 TEST(GatheringTest, ListsOfRanks) {

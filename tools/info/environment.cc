@@ -25,6 +25,7 @@ const char* StateName(Settings::FileState state) {
     case Settings::FileState::kRead: return "read";
     case Settings::FileState::kAbsent: return "absent";
     case Settings::FileState::kUnreadable: return "unreadable";
+    case Settings::FileState::kRefused: return "refused";
   }
   return "unknown";
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "base/escaped.h"
+
 namespace inccl::tools {
 namespace {
 
@@ -98,19 +100,6 @@ std::string Over(const Json& ranks, const char* key) {
 }
 
 }  // namespace
-
-std::string Escaped(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) {
-    const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7F) {
-      escaped += fmt::format("\\x{:02x}", u);
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
-}
 
 std::string SectionText(const std::string& name, const Json& section) {
   std::string text = name + "\n";

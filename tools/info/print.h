@@ -10,9 +10,6 @@
 
 namespace inccl::tools {
 
-// Control characters as \xNN: values may come from anywhere.
-std::string Escaped(const std::string& text);
-
 // "name" heads the section. Any of those of sections.h.
 std::string SectionText(const std::string& name, const Json& section);
 std::string ExplainText(const Json& section);

@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "inccl/ccl.h"
+#include "perf/support/cause.h"
 #include "perf/support/layout.h"
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
@@ -155,7 +156,7 @@ class Measurer {
     for (uint64_t i = 0; i < options_.iterations + 1; ++i) {
       for (const Algorithm algorithm : algorithms) {
         const ccl_comm_t comm = comms_.at(algorithm).get();
-        if (Status s = world_.Barrier(); !s.ok()) return s;
+        if (Status s = world_.Barrier(); !s.ok()) return perf::WithCause(s, comm);
         const double start = perf::SharedMicroseconds();
         const ccl_result_t result = Call(collective, compressed, layout.count, comm);
         const double mine = perf::SharedMicroseconds() - start;

@@ -5,6 +5,8 @@
 
 #include <string_view>
 
+#include "base/escaped.h"
+
 namespace inccl::bootstrap {
 namespace {
 
@@ -98,8 +100,8 @@ Status Gathering::CheckAgainst(const Registration& first, const Registration& ot
   if (first.agreement != other.agreement) {
     std::string ours = first.agreement, theirs = other.agreement;
     KeepDifference(&ours, &theirs);
-    return InvalidUsage(
-        fmt::format("ranks disagree: rank {} has \"{}\", rank {} has \"{}\"", a, ours, b, theirs));
+    return InvalidUsage(fmt::format("ranks disagree: rank {} has \"{}\", rank {} has \"{}\"", a,
+                                    Escaped(ours), b, Escaped(theirs)));
   }
   return Status::Ok();
 }

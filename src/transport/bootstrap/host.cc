@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "base/bytes.h"
+#include "base/escaped.h"
 #include "base/fd.h"
 #include "transport/bootstrap/crypto.h"
 
@@ -38,7 +39,7 @@ Result<std::vector<std::byte>> ReadAll(int fd, size_t most) {
 std::string HostName() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
-  return name.data();
+  return Escaped(name.data());
 }
 
 Result<uint64_t> HostId(const std::string& override) {

@@ -12,6 +12,8 @@
 #include <memory>
 #include <optional>
 
+#include "base/escaped.h"
+
 namespace inccl::bootstrap {
 namespace {
 
@@ -98,9 +100,9 @@ Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern) {
     candidates += (candidates.empty() ? "" : ", ") + interface.name;
   }
   return InvalidUsage(
-      fmt::format("INCCL_SOCKET_IFNAME: \"{}\" matches no interface that is up and has an address; "
-                  "there are {}",
-                  pattern, candidates));
+      fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" matches no interface that is up and "
+                  "has an address; there are {}",
+                  Escaped(pattern), candidates));
 }
 
 }  // namespace inccl::bootstrap

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "base/escaped.h"
 #include "transport/bootstrap/handshake.h"
 #include "transport/bootstrap/socket.h"
 
@@ -25,12 +26,13 @@ void Write(const RankRecord& record, ByteWriter* writer) {
 }
 
 bool Read(ByteReader* reader, RankRecord* record) {
-  std::string blob;
+  std::string host, blob;
   if (!reader->U32(&record->rank) || !reader->U32(&record->pid) || !reader->U32(&record->uid) ||
-      !reader->U64(&record->host_id) || !reader->String(&record->host, kMaxHostName) ||
+      !reader->U64(&record->host_id) || !reader->String(&host, kMaxHostName) ||
       !reader->String(&record->mesh_name, kMaxUnixName) || !reader->String(&blob, kMaxBlob)) {
     return false;
   }
+  record->host = Escaped(host);
   const Bytes bytes = AsBytes(blob);
   record->blob.assign(bytes.begin(), bytes.end());
   return true;
@@ -108,7 +110,7 @@ Status DecodeError(Bytes bytes) {
       code == 0 || code > static_cast<uint32_t>(Code::kTimeout)) {
     return InternalError("malformed error message");
   }
-  return {static_cast<Code>(code), std::move(text)};
+  return {static_cast<Code>(code), Escaped(text)};
 }
 
 }  // namespace inccl::bootstrap

@@ -35,7 +35,7 @@ struct RankRecord {
   uint32_t pid = 0;
   uint32_t uid = 0;
   uint64_t host_id = 0;
-  std::string host;
+  std::string host;             // decoded: fit for messages (Escaped)
   std::string mesh_name;        // of its unix socket
   std::vector<std::byte> blob;  // at most kMaxBlob bytes
 };
@@ -61,7 +61,7 @@ struct RankTable {
 };
 
 std::vector<std::byte> EncodeError(const Status& status);
-// The status that was sent, or kInternalError if it makes no sense.
+// The status that was sent, its text escaped, or kInternalError if it makes no sense.
 Status DecodeError(Bytes bytes);
 
 }  // namespace inccl::bootstrap

@@ -16,6 +16,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "base/escaped.h"
+
 namespace inccl::bootstrap {
 namespace {
 
@@ -91,9 +93,8 @@ std::string SocketAddress::ToString() const {
   }
   constexpr size_t kPathAt = offsetof(sockaddr_un, sun_path) + 1;
   if (length <= kPathAt) return "unix socket";
-  return fmt::format(
-      "unix socket @{}",
-      std::string_view(reinterpret_cast<const char*>(&storage) + kPathAt, length - kPathAt));
+  return fmt::format("unix socket @{}", Escaped({reinterpret_cast<const char*>(&storage) + kPathAt,
+                                                 length - kPathAt}));
 }
 
 Result<UniqueFd> Listen(const SocketAddress& address) {

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -70,6 +71,13 @@ void* Open() {
 }
 
 Result<const Library*> LoadOnce() {
+  // UCX takes modules to load, files to write and settings from variables UCX_* and from ucx.conf
+  // in the home and in the working directory, whoever runs it.
+  if (getauxval(AT_SECURE) != 0) {
+    return SystemError(
+        "UCX is not used in a program that runs with another user's rights (set-user-id, file "
+        "capabilities): its files and variables are that user's");
+  }
   void* library = Open();
   if (library == nullptr) {
     const char* why = dlerror();

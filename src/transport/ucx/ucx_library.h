@@ -43,7 +43,8 @@ struct Library {
 
 // Once per process; never unloaded. If nobody else has loaded UCX it is told to be silent and to
 // leave signals and functions of the process alone, but for what the environment says in UCX_
-// variables; an application's own UCX keeps its settings. kSystemError saying what is missing.
+// variables; an application's own UCX keeps its settings. Never in a
+// process with another user's rights (AT_SECURE). kSystemError saying what is missing.
 Result<const Library*> Load();
 
 }  // namespace inccl::ucx

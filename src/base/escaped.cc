@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/escaped.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+
+namespace inccl {
+namespace {
+
+// The bytes of the character at the start of `text` that may be shown as they are; 0: none.
+size_t ShownBytes(std::string_view text) {
+  const auto byte = [&](size_t i) -> uint32_t {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
+  };
+  const uint32_t first = byte(0);
+  if (first < 0x80) return first >= 0x20 && first != 0x7F ? 1 : 0;
+  const size_t length = first >= 0xC2 && first < 0xE0   ? 2
+                        : first >= 0xE0 && first < 0xF0 ? 3
+                        : first >= 0xF0 && first < 0xF5 ? 4
+                                                        : 0;
+  if (length == 0) return 0;
+  uint32_t point = first & (0x7Fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+    point = point << 6 | (byte(i) & 0x3F);
+  }
+  constexpr uint32_t kLeast[] = {0, 0, 0xA0, 0x800, 0x10000};  // 0x80 to 0x9F: C1
+  const bool surrogate = point >= 0xD800 && point < 0xE000;
+  return point >= kLeast[length] && point <= 0x10FFFF && !surrogate ? length : 0;
+}
+
+}  // namespace
+
+std::string Escaped(std::string_view text) {
+  std::string escaped;
+  escaped.reserve(text.size());
+  while (!text.empty()) {
+    const size_t shown = ShownBytes(text);
+    if (shown > 0) {
+      escaped += text.substr(0, shown);
+    } else {
+      escaped += fmt::format("\\x{:02x}", static_cast<unsigned char>(text.front()));
+    }
+    text.remove_prefix(shown > 0 ? shown : 1);
+  }
+  return escaped;
+}
+
+}  // namespace inccl
