@@ -31,8 +31,8 @@ constexpr int64_t kReference = HWY_SCALAR | HWY_EMU128;
 std::string NameOf(int64_t target) {
   if ((target & kReference) != 0) return "scalar";
   std::string name = hwy::TargetName(target);
-  if (name == "AVX3") return "avx512";
-  if (name == "AVX3_DL") return "avx512dl";
+  if (name.starts_with("AVX3")) name.replace(0, 4, "avx512");  // and what some add to it
+  std::erase(name, '_');
   for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
   return name;
 }

@@ -204,6 +204,23 @@ TEST_P(CodecPayload, OutputsThatAreTooSmallAreRefused) {
   }
 }
 
+// What is too much for 32 bits is not taken for little.
+TEST_P(CodecPayload, LargestSizesAscend) {
+  const auto codec = *MakeCodec(GetParam().spec);
+  for (const int ranks : {2, 64}) {
+    const DataType type = DataType::kFloat32;
+    if (!codec->Supports(Collective::kAllReduce, type, ReduceOp::kSum, ranks).ok()) continue;
+    uint32_t last = 0, last_side = 0;
+    for (uint64_t count = 1; count <= UINT32_MAX; count += count / 3 + 1) {
+      const auto here = static_cast<uint32_t>(count);
+      ASSERT_GE(codec->MaxBytes(type, ranks, here), last) << count;
+      ASSERT_GE(codec->SideBytes(here), last_side) << count;
+      last = codec->MaxBytes(type, ranks, here);
+      last_side = codec->SideBytes(here);
+    }
+  }
+}
+
 // Any bytes of any length end in numbers or in an error that says something.
 TEST_P(CodecPayload, MutatedPayloadsAreHarmless) {
   int refused = 0, taken = 0;

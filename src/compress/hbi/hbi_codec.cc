@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
@@ -126,22 +127,22 @@ Status HbiCodec::Supports(Collective collective, DataType type, ReduceOp op, int
 
 uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const {
   const Config& config = planners_->config();
+  const uint64_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
+  uint64_t bytes = hbi::TrailerBytes(config);
   if (own_scales()) {
-    const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
     const uint32_t k = std::max(config.k, config.k2);
-    return superblocks * hbi::PartSuperblockBytes(config.bits8, k) +
-           std::min(superblocks, static_cast<uint32_t>(nranks)) * hbi::kSummaryBytes +
-           hbi::TrailerBytes(config);
+    bytes += superblocks * hbi::PartSuperblockBytes(config.bits8, k) +
+             std::min(superblocks, static_cast<uint64_t>(nranks)) * hbi::kSummaryBytes;
+  } else {
+    uint32_t sum = 16, result = 16;
+    if (config.bits8 == 0) {
+      sum = Width(static_cast<uint32_t>(nranks), config.k);
+      result = Width(1, config.k2);
+    }
+    const uint32_t codes = config.policy == hbi::Policy::kR ? hbi::kBlocks : 0;
+    bytes += superblocks * std::max(codes + PackedBytes(sum), hbi::kBlocks + PackedBytes(result));
   }
-  uint32_t sum = 16, result = 16;
-  if (config.bits8 == 0) {
-    sum = Width(static_cast<uint32_t>(nranks), config.k);
-    result = Width(1, config.k2);
-  }
-  const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-  const uint32_t codes = config.policy == hbi::Policy::kR ? hbi::kBlocks : 0;
-  return superblocks * std::max(codes + PackedBytes(sum), hbi::kBlocks + PackedBytes(result)) +
-         hbi::TrailerBytes(config);
+  return static_cast<uint32_t>(std::min<uint64_t>(bytes, std::numeric_limits<uint32_t>::max()));
 }
 
 uint32_t HbiCodec::UncountedBytes(Form form) const {

@@ -131,9 +131,9 @@ HWY_INLINE void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops
 
 // Round to nearest even; magnitudes stay far below 2^31.
 HWY_INLINE hn::Vec<DI32> RoundToInt(hn::Vec<DF> v) {
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#if HWY_ARCH_X86 && HWY_MAX_BYTES == 64
   return hn::Vec<DI32>{_mm512_cvtps_epi32(v.raw)};
-#elif HWY_TARGET == HWY_AVX2
+#elif HWY_ARCH_X86 && HWY_MAX_BYTES == 32
   return hn::Vec<DI32>{_mm256_cvtps_epi32(v.raw)};
 #elif HWY_ARCH_X86
   return hn::Vec<DI32>{_mm_cvtps_epi32(v.raw)};

@@ -34,9 +34,9 @@ HWY_INLINE hn::Vec<DI32> TwoHalves(hn::Vec<DHalfI> upper, hn::Vec<DHalfI> lower)
 
 // Towards zero; magnitudes stay far below 2^31.
 HWY_INLINE hn::Vec<DHalfI> Truncated(VD v) {
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#if HWY_ARCH_X86 && HWY_MAX_BYTES == 64
   return hn::Vec<DHalfI>{_mm512_cvttpd_epi32(v.raw)};
-#elif HWY_TARGET == HWY_AVX2
+#elif HWY_ARCH_X86 && HWY_MAX_BYTES == 32
   return hn::Vec<DHalfI>{_mm256_cvttpd_epi32(v.raw)};
 #elif HWY_ARCH_X86
   return hn::Vec<DHalfI>{_mm_cvttpd_epi32(v.raw)};

@@ -41,9 +41,11 @@ class QsgdCodec final : public Codec {
   }
   uint64_t row_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType /*type*/, int nranks, uint32_t count) const override {
-    const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
+    const uint64_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
     const uint32_t width = Width(static_cast<uint32_t>(nranks), config_->levels());
-    return superblocks * FieldBytes(std::min(config_->selected, count), width);
+    return static_cast<uint32_t>(
+        std::min<uint64_t>(superblocks * FieldBytes(std::min(config_->selected, count), width),
+                           std::numeric_limits<uint32_t>::max()));
   }
   // Relative to the largest magnitude of the window. What is not selected is zero in the result;
   // unbiased, the others are that much too large.

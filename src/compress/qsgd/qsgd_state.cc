@@ -27,13 +27,14 @@ Status State::OnBegin() {
 
 uint64_t State::RangeBytes(const Range& range, uint32_t width) const {
   const uint32_t whole = range.count / kSuperblock, tail = range.count % kSuperblock;
-  uint64_t bytes = uint64_t{whole} * FieldBytes(selection_.size(), width);
-  if (tail != 0) {
+  const uint64_t bytes = uint64_t{whole} * FieldBytes(selection_.size(), width);
+  if (tail == 0) return bytes;
+  uint32_t picked = tail;
+  if (!selection_.all()) {
     uint8_t places[kSuperblock];
-    const uint64_t superblock = range.first / kSuperblock + whole;
-    bytes += FieldBytes(selection_.Pick(range.segment, superblock, tail, places), width);
+    picked = selection_.Pick(range.segment, range.first / kSuperblock + whole, tail, places);
   }
-  return bytes;
+  return bytes + FieldBytes(picked, width);
 }
 
 uint64_t State::PayloadBytes(const Range& range, const Format& format) const {

@@ -3,7 +3,8 @@
 // Which elements a call is about: of every superblock the same number, in places that all ranks
 // draw alike from the seed. A permutation of a superblock's places is cut into slices, one for each
 // step; a sweep of as many steps visits every element once. Another sweep has another permutation,
-// other superblocks have it with the bits of the places flipped in their own way.
+// and every superblock renames the places by a map of its own, drawn from its number: what two
+// superblocks select is as unlike as if each had drawn a permutation, for any two elements of each.
 #ifndef INCCL_COMPRESS_QSGD_SELECTION_H_
 #define INCCL_COMPRESS_QSGD_SELECTION_H_
 
@@ -20,7 +21,8 @@ class Selection {
   bool all() const { return size_ == kSuperblock; }
   // Elements of a whole superblock.
   uint32_t size() const { return size_; }
-  // The places, below `count`, of a superblock of a segment; returns how many.
+  // The places, below `count`, of a superblock of a segment; returns how many. `places` has room
+  // for 256. Not where all() is true.
   uint32_t Pick(uint32_t segment, uint64_t superblock, uint32_t count, uint8_t* places) const;
 
  private:
