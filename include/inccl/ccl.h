@@ -28,7 +28,12 @@
  * Errors. CCL_INVALID_ARGUMENT is local: the call had no effect and used no place in the order of
  * calls. Every other error is fatal for the communicator and sticky: later calls return it at once.
  * Only ccl_comm_shrink, ccl_comm_abort or ccl_comm_destroy remain to be called. No call blocks for
- * ever, prints, exits or raises.
+ * ever, exits or raises. A rank that completes its calls and destroys its communicator does not
+ * disturb ranks that come later.
+ *
+ * Log. The library writes warnings to standard error: calls that fail with their texts, and who is
+ * missing when a call has made no progress for 10 seconds. INCCL_DEBUG=NONE makes it silent,
+ * INCCL_DEBUG=INFO asks for more.
  *
  * Threads. Different communicators may be used from different threads at the same time; one
  * communicator from one thread at a time, except ccl_comm_abort, ccl_comm_revoke and
@@ -137,9 +142,11 @@ typedef struct {
                             again; costs a copy of the input per such call. */
   int init_timeout_ms;   /**< Deadline of creation; default 120000. */
   int op_timeout_ms;     /**< Deadline of an operation without progress; default 600000. */
-  int heartbeat_ms; /**< Interval of signs of life between hosts; default 1000. Unused on one host.
-                     */
-  int dead_ms; /**< Silence after which a peer on another host counts as dead; default 10000. */
+  int heartbeat_ms;      /**< Interval of signs of life between processes, on one host too; default
+                            1000. Ranks that are threads of one process send none. */
+  int dead_ms; /**< Silence after which a process counts as dead, at least three times heartbeat_ms;
+                  default 10000. A rank that a debugger stops for longer fails the communicator. -1
+                  (INCCL_DEAD_TIMEOUT_MS=0): never; a process that ends is seen all the same. */
   const char* socket_ifname; /**< As INCCL_SOCKET_IFNAME. */
   const char* name;          /**< A name for messages. */
 } ccl_config_t;
