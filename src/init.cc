@@ -108,6 +108,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   comm->default_codec = *made;
   for (int c = 0; comm->reproducible && c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
+    if (!filter->AdmitsAny(collective)) continue;  // calls of it are errors
     Result<Choice> choice = Choose({.collective = collective, .reproducible = true}, *filter);
     if (!choice.ok()) return choice.status();
   }

@@ -134,16 +134,19 @@ typedef struct {
   int blocking; /**< 1. 0: creation returns CCL_IN_PROGRESS at once; the communicator can be used
                    when ccl_comm_get_async_error no longer says so. */
   const char* codec; /**< Default codec of compressed calls; else INCCL_CODEC, else "hbi:bits=6". */
-  const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". */
-  int channels;          /**< Independent lanes per peer, 1..32. */
-  int reproducible;      /**< 1: float sums in rank order, independent of size and algorithm; those
-                            of compressed calls too, whose codecs depend on the order. */
-  int preserve_input;    /**< 1: after an error, the buffer of a call in place holds its input
-                            again; costs a copy of the input per such call. */
-  int init_timeout_ms;   /**< Deadline of creation; default 120000. */
-  int op_timeout_ms;     /**< Deadline of an operation without progress; default 600000. */
-  int heartbeat_ms;      /**< Interval of signs of life between processes, on one host too; default
-                            1000. Ranks that are threads of one process send none. */
+  const char*
+      algorithm;       /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". A call of
+                          a collective that has none of those asked for is CCL_INVALID_ARGUMENT;
+                          "tree;allgather:ring" asks for another one of it. */
+  int channels;        /**< Independent lanes per peer, 1..32. */
+  int reproducible;    /**< 1: float sums in rank order, independent of size and algorithm; those
+                          of compressed calls too, whose codecs depend on the order. */
+  int preserve_input;  /**< 1: after an error, the buffer of a call in place holds its input
+                          again; costs a copy of the input per such call. */
+  int init_timeout_ms; /**< Deadline of creation; default 120000. */
+  int op_timeout_ms;   /**< Deadline of an operation without progress; default 600000. */
+  int heartbeat_ms;    /**< Interval of signs of life between processes, on one host too; default
+                          1000. Ranks that are threads of one process send none. */
   int dead_ms; /**< Silence after which a process counts as dead, at least three times heartbeat_ms;
                   default 10000. A rank that a debugger stops for longer fails the communicator. -1
                   (INCCL_DEAD_TIMEOUT_MS=0): never; a process that ends is seen all the same. */
