@@ -162,6 +162,13 @@ struct Endings {
   std::atomic<int> ended{0};
 };
 
+void RunLast(Endings* endings, OperationRunner* runner, int rank, ccl_comm_t comm) {
+  Ending& mine = endings->of[static_cast<size_t>(rank)];
+  mine.result = runner->Run(comm, 1);
+  mine.text = ccl_get_last_error(comm);
+  ++endings->ended;
+}
+
 void CallLate(Endings* endings, int rank, ccl_comm_t comm) {
   const Case& c = endings->c;
   OperationRunner runner(c.operation, rank, c.nranks, kCount);
@@ -169,13 +176,11 @@ void CallLate(Endings* endings, int rank, ccl_comm_t comm) {
   if (rank == c.late) {  // alive, until all others have ended
     while (endings->ended < c.nranks - 1) usleep(2000);
   }
-  Ending& mine = endings->of[static_cast<size_t>(rank)];
-  mine.result = runner.Run(comm, 1);
-  mine.text = ccl_get_last_error(comm);
-  ++endings->ended;
+  RunLast(endings, &runner, rank, comm);
 }
 
-void CheckEndings(const Endings& endings) {
+// Those that need the late rank, and others perhaps, get this error, which names that rank alone.
+void CheckEndings(const Endings& endings, ccl_result_t error, const std::string& why) {
   const Case& c = endings.c;
   SCOPED_TRACE(c.Name());
   int failed = 0;
@@ -185,11 +190,9 @@ void CheckEndings(const Endings& endings) {
     EXPECT_FALSE(needs && ending.result == CCL_SUCCESS) << "rank " << rank;
     if (ending.result == CCL_SUCCESS) continue;
     ++failed;
-    EXPECT_EQ(ending.result, CCL_TIMEOUT) << "rank " << rank << ": " << ending.text;
+    EXPECT_EQ(ending.result, error) << "rank " << rank << ": " << ending.text;
     EXPECT_EQ(Named(ending.text), std::set<int>{c.late}) << "rank " << rank << ": " << ending.text;
-    EXPECT_TRUE(
-        Matches(ending.text, fmt::format("alive, outside the library after op {}", kInOrder)))
-        << "rank " << rank << ": " << ending.text;
+    EXPECT_TRUE(Matches(ending.text, why)) << "rank " << rank << ": " << ending.text;
   }
   EXPECT_GT(failed, 0);
 }
@@ -204,7 +207,27 @@ TEST_F(LateTest, Row12_TheLateRankAndOnlyItIsNamed) {
           CallLate(endings, rank, comm);
         }));
   });
-  for (const auto& endings : all) CheckEndings(*endings);
+  for (const auto& endings : all) {
+    CheckEndings(*endings, CCL_TIMEOUT,
+                 fmt::format("alive, outside the library after op {}", kInOrder));
+  }
+}
+
+TEST_F(LateTest, Row12_ARankThatLeavesWithoutTakingPartIsNamed) {
+  ForRow("12", kTransports);
+  std::vector<std::unique_ptr<Endings>> all;
+  ForAll([&](const Case& c, auto* running) {
+    all.push_back(std::make_unique<Endings>(c));
+    running->push_back(std::make_unique<Threads>(
+        c, kManySlices, [endings = all.back().get()](int rank, ccl_comm_t comm) {
+          OperationRunner runner(endings->c.operation, rank, endings->c.nranks, kCount);
+          RunInOrder(&runner, rank, comm);
+          if (rank != endings->c.late) RunLast(endings, &runner, rank, comm);
+        }));
+  });
+  for (const auto& endings : all) {
+    CheckEndings(*endings, CCL_REMOTE_ERROR, "closed its communicator without taking part");
+  }
 }
 
 // Whoever has done its part leaves, whatever the others still have to do.
