@@ -201,7 +201,10 @@ Result<Environment> ApplySettings(const Settings& settings, const char* const* e
   if (Status status = ConfigureLog(log->debug, log->debug_subsys, log->debug_file); !status.ok()) {
     return status;
   }
-  LogOnce(LogLevel::kVersion, fmt::format("version {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
+  // Not for the default level: a program that nothing goes wrong in prints nothing.
+  if (const char* level = settings.Get("INCCL_DEBUG"); level != nullptr && *level != '\0') {
+    LogOnce(LogLevel::kVersion, fmt::format("version {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
+  }
   for (const std::string& warning : settings.warnings()) LogOnce(LogLevel::kWarn, warning);
   for (const std::string& name : UnknownVariables(environment)) {
     LogOnce(LogLevel::kWarn, fmt::format("{} is set, but is no variable of this library", name));

@@ -107,7 +107,7 @@ void WriteQuietly(int fd, std::string_view text) {
 }  // namespace
 
 bool ParseLogLevel(std::string_view text, LogLevel* level) {
-  if (text.empty()) {
+  if (text.empty() || SameWord(text, "NONE")) {
     *level = LogLevel::kNone;
     return true;
   }
