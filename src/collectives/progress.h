@@ -5,6 +5,7 @@
 #ifndef INCCL_COLLECTIVES_PROGRESS_H_
 #define INCCL_COLLECTIVES_PROGRESS_H_
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -37,12 +38,16 @@ class WaitObserver {
 class Progress {
  public:
   Progress(Transport* transport, const Clock* clock, const WaitPolicy& policy)
-      : transport_(transport), clock_(clock), policy_(policy), timed_(transport->caps().timed) {}
+      : transport_(transport), clock_(clock), policy_(policy), timed_(transport->caps().timed) {
+    awaited_.reserve(kFewAwaited);  // so that calls allocate nothing
+  }
 
   // Runs the job to its end or to the first error.
   Status Run(Job* job, WaitObserver* observer);
 
  private:
+  static constexpr size_t kFewAwaited = 64;
+
   Result<int> Poll(Job* job);
   Status Stalled(const Job& job, Time stalled, WaitObserver* observer);
 
