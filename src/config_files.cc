@@ -89,7 +89,7 @@ Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const st
       return InvalidArgument(Escaped(fmt::format("{}:{}: {}", file, line_number, what)));
     };
     if (std::any_of(line.begin(), line.end(),
-                    [](char c) { return (c >= 0 && c < ' ' && c != '\t') || c == 0x7F; })) {
+                    [](unsigned char c) { return (c < ' ' && c != '\t') || c == 0x7F; })) {
       return wrong("a control character; this is no text file");
     }
     const size_t equals = line.find('=');
