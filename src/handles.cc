@@ -234,6 +234,6 @@ void ccl_comm::Clear() {
   cancelled.store(false);
   options = {};
   inherited_completed.reset();
-  reductions.clear();
+  reductions.Clear();
   registrations.clear();
 }

@@ -121,12 +121,7 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
 
 }  // namespace
 
-const PreMulSum* FindReduction(ccl_comm_t comm, int op) {
-  const int index = op - kReduceOps;
-  if (index < 0 || static_cast<size_t>(index) >= comm->reductions.size()) return nullptr;
-  const std::optional<PreMulSum>& found = comm->reductions[static_cast<size_t>(index)];
-  return found ? &*found : nullptr;
-}
+const PreMulSum* FindReduction(ccl_comm_t comm, int op) { return comm->reductions.Find(op); }
 
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call) {
