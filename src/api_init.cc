@@ -178,8 +178,10 @@ ccl_result_t ccl_comm_abort(ccl_comm_t comm) {
     comm->cancelled.store(true);
     if (comm->state.load() == ccl_comm::State::kCreating) comm->background.join();
     if (comm->impl != nullptr) {
-      comm->impl->Abort(inccl::RemoteError(fmt::format("rank {}/{} aborted the communicator",
-                                                       comm->impl->rank(), comm->impl->nranks())));
+      comm->impl->Abort(inccl::CatchOutOfMemory([&] {
+        return inccl::RemoteError(fmt::format("rank {}/{} aborted the communicator",
+                                              comm->impl->rank(), comm->impl->nranks()));
+      }));
     }
     inccl::FreeComm(comm);
     return Status::Ok();

@@ -28,15 +28,20 @@ struct Invitation {
 
 template <typename T>
 Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
-  std::vector<T> all(static_cast<size_t>(parent->nranks()));
-  Call call;
-  call.collective = Collective::kAllGather;
-  call.type = DataType::kUint8;
-  call.count = sizeof(T);
-  call.send = &mine;
-  call.recv = all.data();
-  call.purpose = Purpose::kSplit;
-  if (Status status = parent->Run(call); !status.ok()) return status;
+  std::vector<T> all;
+  const Status status = CatchOutOfMemory([&] {
+    all.resize(static_cast<size_t>(parent->nranks()));
+    Call call;
+    call.collective = Collective::kAllGather;
+    call.type = DataType::kUint8;
+    call.count = sizeof(T);
+    call.send = &mine;
+    call.recv = all.data();
+    call.purpose = Purpose::kSplit;
+    return parent->Run(call);
+  });
+  // The other ranks are not to wait for this one.
+  if (!status.ok()) return parent->MakeSticky(status);
   return all;
 }
 
@@ -55,24 +60,22 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   Result<std::vector<Wish>> wishes = Exchange(parent, Wish{color, key});
   if (!wishes.ok()) return wishes.status();
   std::vector<int> members;
-  for (int r = 0; r < parent->nranks(); ++r) {
-    if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
-  });
   const bool takes_part = color >= 0;
   Invitation mine;
-  Status failure;
-  if (takes_part && members.front() == rank) {
-    Result<UniqueId> id = CreateUniqueId(options.environment, /*ranks_are_waiting=*/true);
-    if (id.ok()) {
-      id->Encode(mine.id.data());
-      mine.made = 1;
-    } else {
-      failure = id.status();
+  const Status failure = CatchOutOfMemory([&] {
+    for (int r = 0; r < parent->nranks(); ++r) {
+      if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
     }
-  }
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
+    });
+    if (!takes_part || members.front() != rank) return Status::Ok();
+    Result<UniqueId> id = CreateUniqueId(options.environment, /*ranks_are_waiting=*/true);
+    if (!id.ok()) return id.status();
+    id->Encode(mine.id.data());
+    mine.made = 1;
+    return Status::Ok();
+  });
   // Everybody takes part, whatever has happened: the others wait for it.
   Result<std::vector<Invitation>> invitations = Exchange(parent, mine);
   if (!failure.ok()) return failure;

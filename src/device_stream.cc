@@ -20,8 +20,11 @@ constexpr useconds_t kSeldom = 20;
 
 Result<uint64_t> DeviceStream::Enter() {
   const std::lock_guard lock(mutex_);  // the stream's order is that of the places
-  if (Status status = order_->Append(static_cast<uint32_t>(entered_)); !status.ok()) return status;
-  return entered_++;
+  left_.Take();
+  Status status = CatchOutOfMemory([&] { return order_->Append(static_cast<uint32_t>(entered_)); });
+  if (status.ok()) return entered_++;
+  left_.Untake();
+  return status;
 }
 
 bool DeviceStream::WaitTurn(uint64_t place, const std::function<bool()>& give_up) {

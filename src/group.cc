@@ -32,9 +32,18 @@ Status Group::End() {
   }
   if (--current->depth_ > 0) return Status::Ok();
   const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // what follows is in none
-  if (!group->spoiled_.ok()) return group->spoiled_;
-  Status status = group->RunJobs();
+  if (group->spoiled_.code() == Code::kInvalidArgument) return group->spoiled_;
+  if (!group->spoiled_.ok()) return group->FailParts(group->spoiled_);
+  Status status = CatchOutOfMemory([&] { return group->RunJobs(); });
   return status.ok() ? group->RunParts() : status;
+}
+
+Status Group::FailParts(const Status& status) {
+  Status first = status;
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    first = part->communicator->MakeSticky(status);
+  }
+  return first;
 }
 
 Group::Part& Group::PartOf(const std::shared_ptr<Communicator>& communicator,
@@ -68,19 +77,20 @@ Status Group::RunJobs() {
   if (jobs_.size() == 1) return jobs_.front()();
   std::vector<Status> results(jobs_.size());
   std::vector<std::thread> threads;
+  threads.reserve(jobs_.size());
   for (size_t i = 0; i < jobs_.size(); ++i) {
-    Result<std::thread> thread = StartThread("inccl-group", [this, i, &results] {
-      try {
-        results[i] = jobs_[i]();
-      } catch (const std::exception& e) {
-        results[i] = SystemError(e.what());
-      }
+    const Status started = CatchOutOfMemory([&]() -> Status {
+      Result<std::thread> thread = StartThread("inccl-group", [this, i, &results] {
+        try {
+          results[i] = jobs_[i]();
+        } catch (const std::exception& e) {
+          results[i] = CatchOutOfMemory([&] { return SystemError(e.what()); });
+        }
+      });
+      if (thread.ok()) threads.push_back(*std::move(thread));
+      return thread.status();
     });
-    if (thread.ok()) {
-      threads.push_back(*std::move(thread));
-    } else {
-      results[i] = thread.status();
-    }
+    if (!started.ok()) results[i] = started;
   }
   for (std::thread& thread : threads) thread.join();
   const auto failed =
@@ -102,49 +112,58 @@ std::vector<Group::Entered> Group::EnterAll() {
       }
       Entered& entered = all.emplace_back();
       entered.stream = stream;
-      Result<uint64_t> place = stream->Enter();
-      if (place.ok()) {
-        const auto users = std::count_if(parts_.begin(), parts_.end(),
-                                         [&](const Part& p) { return goes_to(p, stream); });
-        entered.turn = std::make_shared<Turn>(stream, *place, static_cast<int>(users));
-      } else {
+      const auto users = std::count_if(parts_.begin(), parts_.end(),
+                                       [&](const Part& p) { return goes_to(p, stream); });
+      const auto turn = std::make_shared<Turn>(stream, static_cast<int>(users));
+      entered.status = turn->Enter();
+      if (entered.status.ok()) {
+        entered.turn = turn;
+      } else if (entered.status.code() == Code::kInvalidArgument) {
         // No longer an argument that is checked before anything happens.
-        const bool refused = place.status().code() == Code::kInvalidArgument;
-        entered.status = {refused ? Code::kInvalidUsage : place.status().code(),
-                          place.status().message()};
+        entered.status = InvalidUsage(entered.status.message());
       }
     }
   }
   return all;
 }
 
+void Group::TakeTurns(const std::vector<Entered>& all, Part* part) {
+  for (const std::shared_ptr<Stream>& stream : part->streams) {
+    const auto entered =
+        std::find_if(all.begin(), all.end(), [&](const Entered& e) { return e.stream == stream; });
+    if (entered->turn != nullptr) {
+      part->batch.turns.push_back(entered->turn);
+    } else if (part->refused.ok()) {
+      part->refused = entered->status;
+    }
+  }
+}
+
 Status Group::RunParts() {
   if (parts_.size() == 1 && parts_[0].streams.empty() && parts_[0].communicator->idle()) {
     return parts_[0].communicator->RunBatch(parts_[0].batch);
   }
-  const auto completion = std::make_shared<Completion>();
-  const std::vector<Entered> all = EnterAll();
+  std::shared_ptr<Completion> completion;
+  const Status prepared = CatchOutOfMemory([&] {
+    completion = std::make_shared<Completion>();
+    const std::vector<Entered> all = EnterAll();
+    for (Part& part : parts_) TakeTurns(all, &part);
+    return Status::Ok();
+  });
+  if (!prepared.ok())
+    return FailParts(prepared);  // places that have been taken leave by themselves
+  // From here on nothing throws: batches that run use the caller's memory.
   Status first;
   for (Part& part : parts_) {
-    Status status;
-    for (const std::shared_ptr<Stream>& stream : part.streams) {
-      const auto entered = std::find_if(all.begin(), all.end(),
-                                        [&](const Entered& e) { return e.stream == stream; });
-      if (entered->turn != nullptr) {
-        part.batch.turns.push_back(entered->turn);
-      } else if (status.ok()) {
-        status = entered->status;
-      }
-    }
     if (part.waits) {
       completion->Add();
       part.batch.completion = completion;
     }
-    const std::vector<std::shared_ptr<Turn>> turns = part.batch.turns;
+    Status status = part.refused;
     if (status.ok()) status = part.communicator->Enqueue(std::move(part.batch));
     if (status.ok()) continue;
     part.communicator->Fail(status);  // the other ranks are not to wait for it
-    for (const std::shared_ptr<Turn>& turn : turns) turn->Leave(status);
+    for (const std::shared_ptr<Turn>& turn : part.batch.turns) turn->Leave(status);
     if (part.waits) completion->Done(status);
     if (first.ok()) first = status;
   }

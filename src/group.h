@@ -40,6 +40,7 @@ class Group {
     std::vector<std::shared_ptr<Stream>> streams;  // each once
     bool waits = false;                            // has calls without a stream
     Batch batch;
+    Status refused;  // by one of the streams
   };
 
   Part& PartOf(const std::shared_ptr<Communicator>& communicator,
@@ -52,7 +53,11 @@ class Group {
     Status status;
   };
   std::vector<Entered> EnterAll();
+  // The places of a part go into its batch.
+  static void TakeTurns(const std::vector<Entered>& all, Part* part);
   Status RunParts();
+  // Nothing of the parts has been started: the other ranks are not to wait for it.
+  Status FailParts(const Status& status);
 
   int depth_ = 1;
   std::vector<Part> parts_;  // in the order in which their communicators first came

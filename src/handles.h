@@ -25,8 +25,6 @@
 #include "reductions.h"
 #include "stream.h"
 
-namespace inccl {}  // namespace inccl
-
 // A communicator. The objects come from a pool and are never unmapped, so that a pointer to a
 // destroyed one can be told (until it is used again, which takes its time).
 struct ccl_comm {

@@ -74,6 +74,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
   Log(LogLevel::kInfo, LogSubsystem::kInit, "rank {}/{} joined over {}: {}", rank, nranks, name,
       options.agreement);
   FAULT_POINT("init.before_return");
+  communicator->Begin();
   return communicator;
 }
 
@@ -104,6 +105,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
   for (size_t i = 0; i < communicators.size(); ++i) {
     communicators[i]->AttachControl(std::move((*planes)[i]));
   }
+  for (const std::shared_ptr<Communicator>& communicator : communicators) communicator->Begin();
   return communicators;
 }
 

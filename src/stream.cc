@@ -13,6 +13,7 @@ constexpr std::chrono::milliseconds kAskAgain{20};
 
 Result<uint64_t> HostStream::Enter() {
   const std::lock_guard lock(mutex_);
+  left_.Take();
   return entered_++;
 }
 

@@ -6,9 +6,9 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
-#include <set>
 
 #include "base/status.h"
 
@@ -27,21 +27,25 @@ class Stream {
   virtual void Leave(uint64_t place, const Status& status) = 0;
 };
 
-// Places are left in any order; counts those before which all have been left.
+// Places are left in any order; counts those before which all have been left. Taking a place may
+// throw std::bad_alloc; leaving one needs no memory.
 class LeftPlaces {
  public:
   uint64_t count() const { return count_; }
+  void Take() { left_.push_back(false); }
+  // The place that was taken last is not one after all.
+  void Untake() { left_.pop_back(); }
   void Leave(uint64_t place) {
-    early_.insert(place);
-    while (!early_.empty() && *early_.begin() == count_) {
-      early_.erase(early_.begin());
+    left_[place - count_] = true;
+    while (!left_.empty() && left_.front()) {
+      left_.pop_front();
       ++count_;
     }
   }
 
  private:
   uint64_t count_ = 0;
-  std::set<uint64_t> early_;
+  std::deque<bool> left_;  // the places from count_ on
 };
 
 // Of calls on memory of the host alone.

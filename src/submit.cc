@@ -92,30 +92,18 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
   if (Group* group = Group::Current(); group != nullptr) {
     // What can be told now spoils the group, and nothing of it happens.
     Status status = stream == nullptr ? Status::Ok() : stream->Check();
-    if (status.ok()) {
-      group->Add(communicator, stream, call);
-    } else if (status.code() != Code::kInvalidArgument) {
-      communicator->Fail(status);
-    }
+    if (status.ok()) group->Add(communicator, stream, call);
     return status;
   }
   if (stream == nullptr) return Run(communicator.get(), call);
   if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
   Batch batch;
   Put(call, &batch);
-  Result<uint64_t> place = stream->Enter();
-  if (!place.ok()) {
-    // The others are not to wait for this rank.
-    if (place.status().code() != Code::kInvalidArgument) communicator->Fail(place.status());
-    return place.status();
-  }
-  const auto turn = std::make_shared<Turn>(stream, *place, 1);
+  const auto turn = std::make_shared<Turn>(stream, 1);
   batch.turns.push_back(turn);
+  if (Status status = turn->Enter(); !status.ok()) return status;
   Status status = communicator->Enqueue(std::move(batch));
-  if (!status.ok()) {
-    communicator->Fail(status);
-    turn->Leave(status);
-  }
+  if (!status.ok()) turn->Leave(communicator->MakeSticky(status));
   return status;
 }
 

@@ -209,11 +209,21 @@ Result<Survivors::Outcome> Survivors::Agree(Set excluded, uint64_t completed, Ti
   ++round_;
   excluded_ = excluded | dead_;
   completed_ = completed;
-  Propose(true);
-  Result<Outcome> outcome = Run(&lock, deadline, steps);
+  Result<Outcome> outcome(Outcome{});
+  const Status agreed = CatchOutOfMemory([&] {
+    Propose(true);
+    outcome = Run(&lock, deadline, steps);
+    return outcome.status();
+  });
+  if (!lock.owns_lock()) lock.lock();  // a step has thrown
   active_ = false;
-  if (outcome.ok()) done_round_ = outcome->round;
-  Propose(false);  // tells that it is done, or that this rank has given up
+  if (agreed.ok()) done_round_ = outcome->round;
+  // That it is done, or that this rank has given up. Who does not hear of it stops at the deadline.
+  (void)CatchOutOfMemory([&] {
+    Propose(false);
+    return Status::Ok();
+  });
+  if (!agreed.ok()) return agreed;
   return outcome;
 }
 

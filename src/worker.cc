@@ -19,17 +19,21 @@ Worker::~Worker() {
   if (thread_.joinable()) thread_.join();
 }
 
-Status Worker::Enqueue(Batch batch) {
+Status Worker::Enqueue(Batch&& batch) {
   const std::lock_guard lock(mutex_);
-  if (!thread_.joinable()) {
-    Result<std::thread> thread = StartThread("inccl-worker", [this] { Loop(); });
-    if (!thread.ok()) return thread.status();
-    thread_ = *std::move(thread);
-  }
-  queue_.push_back(std::move(batch));  // may throw
+  Status status = CatchOutOfMemory([&]() -> Status {
+    if (!thread_.joinable()) {
+      Result<std::thread> thread = StartThread("inccl-worker", [this] { Loop(); });
+      if (!thread.ok()) return thread.status();
+      thread_ = *std::move(thread);
+    }
+    queue_.push_back(std::move(batch));
+    return Status::Ok();
+  });
+  if (!status.ok()) return status;
   open_.fetch_add(1, std::memory_order_acq_rel);
   changed_.notify_all();
-  return Status::Ok();
+  return status;
 }
 
 void Worker::WaitIdle() {
