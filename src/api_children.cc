@@ -17,9 +17,10 @@ Result<InitOptions> ChildOptions(ccl_comm_t parent, const ccl_config_t* config) 
 }
 
 ccl_comm_t Wrap(std::shared_ptr<Communicator> communicator, const InitOptions& options) {
+  InitOptions own = options;  // what throws comes before there is a handle
   ccl_comm_t handle = NewComm();
   handle->impl = std::move(communicator);
-  handle->options = options;
+  handle->options = std::move(own);
   return handle;
 }
 

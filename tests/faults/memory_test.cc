@@ -307,6 +307,34 @@ TEST_F(MemoryTest, Row19_EveryAllocationFailsOnceBetweenThreads) {
   }
 }
 
+// All of the handles or none; the next creation is as if nothing had been.
+TEST_F(MemoryTest, Row19_CreationBetweenThreads) {
+  ForRow("19", "loopback");
+  const Watchdog watchdog(100.0 * kSlowness);
+  std::array<ccl_comm_t, kRanks> comms{};
+  interposer::Arm({});
+  ASSERT_EQ(ccl_comm_init_all(comms.data(), kRanks, nullptr), CCL_SUCCESS);
+  const uint64_t calls = interposer::Calls(interposer::kNew);
+  interposer::Disarm();
+  for (const ccl_comm_t comm : comms) EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+  const Baseline baseline;
+  int failures = 0;
+  for (uint64_t n = 1; n <= calls; ++n) {
+    SCOPED_TRACE(n);
+    comms = {};
+    interposer::Arm({interposer::kNew, n, n, 0});
+    const ccl_result_t result = ccl_comm_init_all(comms.data(), kRanks, nullptr);
+    interposer::Disarm();
+    EXPECT_TRUE(result == CCL_SUCCESS || result == CCL_SYSTEM_ERROR) << result;
+    failures += result != CCL_SUCCESS;
+    for (const ccl_comm_t comm : comms) {
+      EXPECT_EQ(comm != nullptr, result == CCL_SUCCESS);
+      EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+    }
+  }
+  EXPECT_GT(failures, 10);
+}
+
 struct Case {
   const Scenario* scenario;
   interposer::Plan plan;
