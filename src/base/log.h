@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines for people, off unless somebody asks for them. Any thread; a line is one write. Costs one
-// relaxed load when its level is off.
+// Lines for people, off unless somebody asks for them. Any thread; a line is one write, which never
+// waits for a reader: what a pipe, socket or terminal has no room for is dropped, and how many
+// lines were is the next line. Costs one relaxed load when its level is off.
 #ifndef INCCL_BASE_LOG_H_
 #define INCCL_BASE_LOG_H_
 
