@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -106,15 +105,12 @@ UniqueFd OpenAgain(int fd) {
 bool WriteNow(int fd, std::string_view text) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return false;
-  const auto all = static_cast<ssize_t>(text.size());
-  if (S_ISSOCK(info.st_mode)) {
-    return send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL) == all;
-  }
   UniqueFd again;
   const int flags = fcntl(fd, F_GETFL);
   if (!S_ISREG(info.st_mode) && flags >= 0 && (flags & O_NONBLOCK) == 0) {
-    again = OpenAgain(fd);
-    if (!again.valid() && errno == ENXIO) return false;  // a pipe that nobody reads
+    const bool socket = S_ISSOCK(info.st_mode);  // cannot be opened
+    if (!socket) again = OpenAgain(fd);
+    if (!socket && !again.valid() && errno == ENXIO) return false;  // a pipe that nobody reads
     pollfd room{.fd = fd, .events = POLLOUT, .revents = 0};
     // There is room for a whole line then, unless another writer takes it first.
     if (!again.valid() && poll(&room, 1, 0) != 1) return false;
@@ -123,7 +119,7 @@ bool WriteNow(int fd, std::string_view text) {
   do {
     written = write(again.valid() ? again.get() : fd, text.data(), text.size());
   } while (written < 0 && errno == EINTR);
-  return written == all;
+  return written == static_cast<ssize_t>(text.size());
 }
 
 // A reader that has gone away is not a reason for a SIGPIPE to anybody.

@@ -99,8 +99,8 @@ TEST_P(AbortOnErrorTest, Row23_WhoAbortsOnPurposeGoesOn) {
   }
 }
 
-TEST_P(AbortOnErrorTest, Row8_WhatIsNoErrorOfACommunicatorEndsNobody) {
-  ForRow("8");
+TEST_P(AbortOnErrorTest, Row14_WhatIsNoErrorOfACommunicatorEndsNobody) {
+  ForRow("14");
   ProcessWorld world({.nranks = kRanks, .baseline = false}, [&](const Side& side) {
     ccl_comm_t comm = nullptr;
     if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;

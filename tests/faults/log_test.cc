@@ -45,8 +45,8 @@ class LogTest : public TransportFaultTest {
   LogTest() : TransportFaultTest({.dead_seconds = kDeadSeconds}) {}
 };
 
-TEST_P(LogTest, Row7_AStandardErrorThatNobodyReads) {
-  ForRow("7");
+TEST_P(LogTest, Row22_AStandardErrorThatNobodyReads) {
+  ForRow("22");
   const ScopedEnv env({{"INCCL_DEBUG", "INFO"}, {"INCCL_DEBUG_SUBSYS", "COLL"}});
   ProcessWorld world(
       {.nranks = kRanks, .deadline_seconds = 15.0 * kSlowness}, [](const Side& side) {
