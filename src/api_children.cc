@@ -3,6 +3,8 @@
 // The C API: split and shrink.
 #include <fmt/format.h>
 
+#include <new>
+
 #include "children.h"
 #include "group.h"
 #include "handles.h"
@@ -17,9 +19,10 @@ Result<InitOptions> ChildOptions(ccl_comm_t parent, const ccl_config_t* config) 
 }
 
 ccl_comm_t Wrap(std::shared_ptr<Communicator> communicator, const InitOptions& options) {
+  InitOptions own = options;  // what throws comes before there is a handle
   ccl_comm_t handle = NewComm();
   handle->impl = std::move(communicator);
-  handle->options = options;
+  handle->options = std::move(own);
   return handle;
 }
 
@@ -30,6 +33,19 @@ Status NowOrInGroup(const std::shared_ptr<Communicator>& parent, std::function<S
     return Status::Ok();
   }
   return job();
+}
+
+// Of a split, in which all ranks of `parent` take part: they are not to wait for one without
+// memory.
+template <typename Function>
+Status SharingOutOfMemory(Communicator* parent, const Function& function) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    Status status = parent->MakeSticky(OutOfMemory());
+    if (Group* group = Group::Current(); group != nullptr) group->Spoil(status);
+    return status;
+  }
 }
 
 Result<Survivors::Set> ReadExcluded(const int* excluded, int nexcluded, int rank, int nranks) {
@@ -72,17 +88,21 @@ ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* new
       return InvalidArgument(
           fmt::format("color: {} is neither >= 0 nor CCL_SPLIT_NOCOLOR (-1)", color));
     }
-    Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
-    if (!options.ok()) return options.status();
-    return inccl::NowOrInGroup(comm->impl,
-                               [parent = comm->impl, color, key, newcomm, options = *options] {
-                                 Result<std::shared_ptr<inccl::Communicator>> made =
-                                     inccl::Split(parent.get(), color, key, options);
-                                 if (!made.ok()) return made.status();
-                                 if (*made != nullptr)
-                                   *newcomm = inccl::Wrap(*std::move(made), options);
-                                 return Status::Ok();
-                               });
+    return inccl::SharingOutOfMemory(comm->impl.get(), [&]() -> Status {
+      Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
+      if (!options.ok()) return options.status();
+      const auto split = [parent = comm->impl, color, key, newcomm,
+                          options = *options]() -> Status {
+        Result<std::shared_ptr<inccl::Communicator>> made =
+            inccl::Split(parent.get(), color, key, options);
+        if (!made.ok()) return made.status();
+        if (*made != nullptr) *newcomm = inccl::Wrap(*std::move(made), options);
+        return Status::Ok();
+      };
+      return inccl::NowOrInGroup(comm->impl, [parent = comm->impl, split] {
+        return inccl::SharingOutOfMemory(parent.get(), split);
+      });
+    });
   });
 }
 

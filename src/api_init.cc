@@ -4,6 +4,7 @@
 // process; and their end.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <utility>
@@ -123,15 +124,25 @@ ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices) 
     Result<std::vector<std::shared_ptr<inccl::Communicator>>> made =
         inccl::MakeThreads(ndev, *options);
     if (!made.ok()) return made.status();
-    for (size_t i = 0; i < made->size(); ++i) {
-      comms[i] = inccl::NewComm();
-      comms[i]->impl = (*made)[i];
-      comms[i]->options = *options;
-      if (devices == nullptr) continue;
-      comms[i]->device = devices[i];
-      (*made)[i]->PrepareOn(devices[i]);
+    // All of them or none.
+    std::fill(comms, comms + ndev, nullptr);
+    const Status status = inccl::CatchOutOfMemory([&] {
+      for (size_t i = 0; i < made->size(); ++i) {
+        comms[i] = inccl::NewComm();
+        comms[i]->impl = std::move((*made)[i]);
+        comms[i]->options = *options;
+        if (devices == nullptr) continue;
+        comms[i]->device = devices[i];
+        comms[i]->impl->PrepareOn(devices[i]);
+      }
+      return Status::Ok();
+    });
+    if (status.ok()) return status;
+    for (int i = 0; i < ndev && comms[i] != nullptr; ++i) {
+      (void)inccl::TakeForFree(comms[i]);
+      inccl::FreeComm(std::exchange(comms[i], nullptr));
     }
-    return Status::Ok();
+    return status;
   });
 }
 
@@ -179,8 +190,10 @@ ccl_result_t ccl_comm_abort(ccl_comm_t comm) {
     comm->cancelled.store(true);
     if (comm->state.load() == ccl_comm::State::kCreating) comm->background.join();
     if (comm->impl != nullptr) {
-      comm->impl->AbortAll(
-          inccl::RemoteError(fmt::format("{} aborted the communicator", comm->impl->rank_name())));
+      comm->impl->AbortAll(inccl::CatchOutOfMemory([&] {
+        return inccl::RemoteError(
+            fmt::format("{} aborted the communicator", comm->impl->rank_name()));
+      }));
     }
     inccl::FreeComm(comm);
     return Status::Ok();

@@ -131,9 +131,9 @@ ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datat
     } else {
       std::memcpy(made.scalar.data(), scalar, inccl::SizeOf(made.type));
     }
-    comm->reductions.emplace_back(made);
-    const int index = static_cast<int>(comm->reductions.size()) - 1 + inccl::kReduceOps;
-    std::memcpy(op, &index, sizeof index);
+    const inccl::Result<int> added = comm->reductions.Add(made);
+    if (!added.ok()) return added.status();
+    std::memcpy(op, &*added, sizeof(int));
     return Status::Ok();
   });
 }
@@ -143,12 +143,10 @@ ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm) {
     const inccl::Lease lease(comm, inccl::Need::kExists);
     if (!lease.ok()) return lease.status();
     const int number = inccl::Number(op);
-    if (inccl::FindReduction(comm, number) == nullptr) {
+    if (!comm->reductions.Remove(number)) {
       return InvalidArgument(fmt::format(
           "op: {} was not made by ccl_redop_create_premulsum for this communicator", number));
     }
-    // The number is not used again, so a stale one stays an error.
-    comm->reductions[static_cast<size_t>(number - inccl::kReduceOps)].reset();
     return Status::Ok();
   });
 }

@@ -46,12 +46,29 @@ class Completion {
 };
 
 // A place on a stream. Batches of one group that go on the same stream have it in common: they wait
-// for each other, so none can come after another.
+// for each other, so none can come after another. It is made before the place is taken, so that a
+// place that has been taken is left whatever happens.
 class Turn {
  public:
-  Turn(std::shared_ptr<Stream> stream, uint64_t place, int batches)
-      : stream_(std::move(stream)), place_(place), open_(batches) {}
+  Turn(std::shared_ptr<Stream> stream, int batches) : stream_(std::move(stream)), open_(batches) {}
+  // Leaves the place if some batch never came to do it: there was no memory to hand it over.
+  ~Turn() {
+    if (entered_ && open_ > 0) stream_->Leave(place_, status_.ok() ? OutOfMemory() : status_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
 
+  // Takes the place, once.
+  Status Enter(const Stream::User& user) {
+    const Result<uint64_t> place = stream_->Enter(user);
+    if (place.ok()) Entered(*place);
+    return place.status();
+  }
+  // The place has been taken, with others.
+  void Entered(uint64_t place) {
+    place_ = place;
+    entered_ = true;
+  }
   // As Stream::WaitTurn.
   bool Wait(const Stream::GiveUp& give_up) { return stream_->WaitTurn(place_, give_up); }
   std::string Before() const { return stream_->Before(place_); }
@@ -64,7 +81,8 @@ class Turn {
 
  private:
   const std::shared_ptr<Stream> stream_;
-  const uint64_t place_;
+  uint64_t place_ = 0;
+  bool entered_ = false;
   std::mutex mutex_;
   int open_;
   Status status_;

@@ -70,11 +70,11 @@ Result<void*> CallerMemory::Allocate(size_t size) {
   }
   madvise(mapping.data(), bytes, MADV_HUGEPAGE);
   const std::lock_guard lock(mutex_);
-  if (piece.file.valid()) {
-    piece.serial = next_serial_++;
-    shared_.fetch_add(1);
-  }
+  const bool shared = piece.file.valid();
+  if (shared) piece.taken.resize(bytes / PageSize());
+  piece.serial = shared ? next_serial_++ : 0;
   pieces_.emplace(mapping.data(), std::move(piece));
+  if (shared) shared_.fetch_add(1);
   return mapping.Release();
 }
 
@@ -121,47 +121,50 @@ Status CallerMemory::TakeAway(const std::byte* begin, const std::byte* end, Cont
   const auto found = Holding(begin, bytes);
   if (found == pieces_.end()) return Status::Ok();  // freed by somebody
   Piece& piece = found->second;
-  const int flags = MAP_PRIVATE | MAP_FIXED | (contents == Contents::kLost ? MAP_ANONYMOUS : 0);
-  const bool anonymous = contents == Contents::kLost;
-  void* const at = const_cast<std::byte*>(begin);
   if (piece.serial != 0) shared_.fetch_sub(1);
   piece.serial = 0;
-  const auto taken = [&](const std::pair<const std::byte* const, const std::byte*>& range) {
-    return range.first <= begin && range.second >= end;
-  };
-  // What is private already keeps its contents, whatever they are.
-  if (!anonymous && std::any_of(piece.taken.begin(), piece.taken.end(), taken)) {
-    return Status::Ok();
-  }
-  if (mmap(at, bytes, PROT_READ | PROT_WRITE, flags, anonymous ? -1 : piece.file.get(),
-           anonymous ? 0 : static_cast<off_t>(begin - found->first)) == MAP_FAILED) {
+  const auto first = static_cast<size_t>(begin - found->first) / PageSize();
+  const size_t last = first + (bytes + PageSize() - 1) / PageSize();
+  if (contents == Contents::kLost) {
+    if (mmap(const_cast<std::byte*>(begin), bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS, -1, 0) == MAP_FAILED) {
+      return SystemErrorErrno(fmt::format("private pages for {} bytes", bytes), errno);
+    }
+  } else if (!MakePrivate(found->first, piece, first, last)) {
     return SystemErrorErrno(fmt::format("private pages for {} bytes", bytes), errno);
   }
-  piece.taken[begin] = std::max(piece.taken[begin], end);
+  std::fill(piece.taken.begin() + static_cast<std::ptrdiff_t>(first),
+            piece.taken.begin() + static_cast<std::ptrdiff_t>(last), true);
   return Status::Ok();
+}
+
+// Pages [first, last) become private ones with the same contents. Those that are private already
+// keep theirs, whatever they are.
+bool CallerMemory::MakePrivate(const std::byte* data, const Piece& piece, size_t first,
+                               size_t last) {
+  while (first < last) {
+    size_t end = first;
+    while (end < last && !piece.taken[end]) ++end;
+    const size_t offset = first * PageSize(), bytes = (end - first) * PageSize();
+    if (end > first &&
+        mmap(const_cast<std::byte*>(data + offset), bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED, piece.file.get(), static_cast<off_t>(offset)) == MAP_FAILED) {
+      return false;
+    }
+    first = end + 1;
+  }
+  return true;
 }
 
 // The child of a fork gets private pages, as it has of all other memory, and does not disturb its
 // parent. (What the parent writes later shows through where the child has not written before.)
 void CallerMemory::ForkedChild() {
   for (auto& entry : pieces_) {
-    const std::byte* const data = entry.first;
     Piece& piece = entry.second;
     if (!piece.file.valid()) continue;
     piece.serial = 0;
-    const std::byte* at = data;
-    const auto make_private = [&](const std::byte* end) {
-      if (at >= end) return;
-      // Nothing can be done if this fails, and nobody told.
-      static_cast<void>(mmap(const_cast<std::byte*>(at), static_cast<size_t>(end - at),
-                             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, piece.file.get(),
-                             static_cast<off_t>(at - data)));
-    };
-    for (const auto& range : piece.taken) {
-      make_private(range.first);
-      at = std::max(at, range.second);
-    }
-    make_private(data + piece.bytes);
+    // Nothing can be done if this fails, and nobody told.
+    (void)MakePrivate(entry.first, piece, 0, piece.taken.size());
   }
   shared_.store(0);
 }

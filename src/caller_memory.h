@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
@@ -41,11 +42,12 @@ class CallerMemory {
     size_t bytes = 0;
     uint64_t serial = 0;  // 0: not shared (any more)
     UniqueFd file;
-    bool torn = false;                                   // by TakeAway: peers need the file
-    std::map<const std::byte*, const std::byte*> taken;  // begin -> end, apart from each other
+    // By page: taken away. As large as it will ever be, since a failed call may have no memory.
+    std::vector<bool> taken;
   };
   using Pieces = std::map<const std::byte*, Piece>;
 
+  static bool MakePrivate(const std::byte* data, const Piece& piece, size_t first, size_t last);
   Pieces::iterator Holding(const std::byte* data, size_t bytes);
   void ForkedChild();
 

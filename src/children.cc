@@ -29,17 +29,34 @@ struct Invitation {
 
 template <typename T>
 Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
-  std::vector<T> all(static_cast<size_t>(parent->nranks()));
-  Call call;
-  call.collective = Collective::kAllGather;
-  call.type = DataType::kUint8;
-  call.count = sizeof(T);
-  call.send = &mine;
-  call.recv = all.data();
-  call.purpose = Purpose::kSplit;
-  if (Status status = parent->Run(call); !status.ok()) return status;
+  std::vector<T> all;
+  const Status status = CatchOutOfMemory([&] {
+    all.resize(static_cast<size_t>(parent->nranks()));
+    Call call;
+    call.collective = Collective::kAllGather;
+    call.type = DataType::kUint8;
+    call.count = sizeof(T);
+    call.send = &mine;
+    call.recv = all.data();
+    call.purpose = Purpose::kSplit;
+    return parent->Run(call);
+  });
+  // The other ranks are not to wait for this one.
+  if (!status.ok()) return parent->MakeSticky(status);
   return all;
 }
+
+// Nobody wants the communicator of the id any more, unless all have joined it.
+struct Abandonment {
+  std::shared_ptr<std::atomic<bool>> abandoned;
+
+  Abandonment() = default;
+  Abandonment(const Abandonment&) = delete;
+  Abandonment& operator=(const Abandonment&) = delete;
+  ~Abandonment() {
+    if (abandoned != nullptr) abandoned->store(true);
+  }
+};
 
 // Ranks of one process may be joined by other means only when they are made together.
 InitOptions ForJoining(InitOptions options) {
@@ -56,32 +73,31 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   Result<std::vector<Wish>> wishes = Exchange(parent, Wish{color, key});
   if (!wishes.ok()) return wishes.status();
   std::vector<int> members;
-  for (int r = 0; r < parent->nranks(); ++r) {
-    if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
-  });
   const bool takes_part = color >= 0;
   Invitation mine;
   Status failure;
-  const auto abandoned = std::make_shared<std::atomic<bool>>(false);
-  if (takes_part && members.front() == rank) {
-    Result<UniqueId> id = CreateUniqueId(options.environment, abandoned);
-    if (id.ok()) {
-      id->Encode(mine.id.data());
-      mine.made = 1;
-    } else {
-      failure = id.status();
+  Abandonment id_of_this_rank;
+  const Status prepared = CatchOutOfMemory([&] {
+    for (int r = 0; r < parent->nranks(); ++r) {
+      if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
     }
-  }
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
+    });
+    if (!takes_part || members.front() != rank) return Status::Ok();
+    id_of_this_rank.abandoned = std::make_shared<std::atomic<bool>>(false);
+    Result<UniqueId> id = CreateUniqueId(options.environment, id_of_this_rank.abandoned);
+    failure = id.status();
+    if (!id.ok()) return Status::Ok();
+    id->Encode(mine.id.data());
+    mine.made = 1;
+    return Status::Ok();
+  });
+  if (!prepared.ok()) return parent->MakeSticky(prepared);
   // Everybody takes part, whatever has happened: the others wait for it.
   Result<std::vector<Invitation>> invitations = Exchange(parent, mine);
   if (!failure.ok()) return failure;
-  if (!invitations.ok()) {
-    abandoned->store(true);
-    return invitations.status();
-  }
+  if (!invitations.ok()) return invitations.status();
   if (!takes_part) return std::shared_ptr<Communicator>();
   const Invitation& invitation = (*invitations)[static_cast<size_t>(members.front())];
   if (invitation.made == 0) {
@@ -96,9 +112,9 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
       static_cast<int>(members.size()), static_cast<int>(place), ForJoining(options),
       [&](const JoinOptions& join) { return JoinWithId(*id, join); }, parent->failed_flag());
-  if (joined.ok()) return joined;
-  abandoned->store(true);
-  return parent->CauseOf(joined.status());
+  if (!joined.ok()) return parent->CauseOf(joined.status());
+  id_of_this_rank.abandoned = nullptr;
+  return joined;
 }
 
 Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitOptions& options) {

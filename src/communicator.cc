@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "base/fault_point.h"
@@ -45,7 +44,8 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                  .nranks = ends_.nranks,
                  .peer_names = ends_.peer_names,
                  .op_timeout = options_.op_timeout,
-                 .comm_name = options_.name},
+                 .comm_name = options_.name,
+                 .abort_on_error = options_.abort_on_error},
                 ends_.transport->doorbell(), &survivors_),
       task_(&engine_),
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
@@ -82,7 +82,7 @@ void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {
 }
 
 void Communicator::Abort(const Status& why) {
-  liveness_.Fail(why);
+  liveness_.EndOnPurpose(why);
   { const std::lock_guard lock(call_mutex_); }
   worker_.WaitIdle();
 }
@@ -99,22 +99,27 @@ Status Communicator::CauseOf(const Status& status) const {
 
 bool Communicator::GivesUp(const Turn& turn, Time stalled) {
   if (!liveness_.failed() && stalled >= options_.op_timeout) {
-    liveness_.Fail(TimeoutError(fmt::format(
-        "{} waited {} ms (limit {} ms) for its turn on a stream: before it comes {}", *label_,
-        stalled / kMillisecond, options_.op_timeout / kMillisecond, turn.Before())));
+    liveness_.Fail(CatchOutOfMemory([&] {
+      return TimeoutError(fmt::format(
+          "{} waited {} ms (limit {} ms) for its turn on a stream: before it comes {}", *label_,
+          stalled / kMillisecond, options_.op_timeout / kMillisecond, turn.Before()));
+    }));
   }
   return liveness_.failed();
 }
 
 void Communicator::Revoke() {
-  liveness_.Fail(RemoteError(fmt::format("{} revoked the communicator", rank_name())));
+  liveness_.EndOnPurpose(CatchOutOfMemory(
+      [&] { return RemoteError(fmt::format("{} revoked the communicator", rank_name())); }));
 }
 
 Status Communicator::Run(const Call& call) {
   if (!worker_.idle()) {
-    Batch batch;
-    batch.calls.push_back(call);
-    return EnqueueAndWait(std::move(batch));
+    return MakeSticky(CatchOutOfMemory([&] {
+      Batch batch;
+      batch.calls.push_back(call);
+      return EnqueueAndWait(std::move(batch));
+    }));
   }
   const std::unique_lock lock(call_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return InAnotherCall();
@@ -123,9 +128,11 @@ Status Communicator::Run(const Call& call) {
 
 Status Communicator::RunPoints(const std::vector<PointCall>& calls) {
   if (!worker_.idle()) {
-    Batch batch;
-    batch.points = calls;
-    return EnqueueAndWait(std::move(batch));
+    return MakeSticky(CatchOutOfMemory([&] {
+      Batch batch;
+      batch.points = calls;
+      return EnqueueAndWait(std::move(batch));
+    }));
   }
   const std::unique_lock lock(call_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return InAnotherCall();
@@ -163,12 +170,8 @@ Status Communicator::MakeSticky(const Status& status) {
   // What a peer's memory shows may come before what the peer says of the cause.
   if (status.code() == Code::kRemoteError) liveness_.WaitFailed(kCauseLimit);
   liveness_.Fail(status);
-  Status first = liveness_.error();  // should it have come from elsewhere
-  if (options_.abort_on_error) {
-    Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", first.message());
-    std::abort();
-  }
-  return first;
+  if (options_.abort_on_error) liveness_.WaitTold();  // who has found it ends the process
+  return liveness_.error();                           // should it have come from elsewhere
 }
 
 Status Communicator::RunGuarded(const Call& call) {
@@ -184,7 +187,12 @@ Status Communicator::RunGuarded(const Call& call) {
   }));
   FAULT_POINT("call.after_finish");
   // The others know by now, and the stream waits until nothing touches its memory any more.
-  if (!status.ok() && call.on_device) engines_.Drain();
+  if (!status.ok() && call.on_device) {
+    (void)CatchOutOfMemory([&] {
+      engines_.Drain();
+      return Status::Ok();
+    });
+  }
   liveness_.EndCall();
   if (status.ok()) {
     completed_.store(sequence_, std::memory_order_relaxed);
@@ -264,11 +272,14 @@ bool Communicator::CanStreamPayloads(Algorithm algorithm) const {
 }
 
 void Communicator::SaveInput(const Call& call) {
+  input_saved_ = false;  // but an earlier call's, until all is done
   const std::span<std::byte> memory = InPlace(call, ends_.rank);
   saved_input_.assign(memory.begin(), memory.end());
+  input_saved_ = true;
 }
 
 void Communicator::RestoreInput(const Call& call) const {
+  if (!input_saved_) return;  // nothing has been written either
   std::copy(saved_input_.begin(), saved_input_.end(), InPlace(call, ends_.rank).begin());
 }
 

@@ -47,7 +47,7 @@ struct CommOptions {
   uint32_t slice_bytes = 128 * 1024;
   uint64_t stream_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
   bool reproducible = false;
-  bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: a fatal error kills the process
+  bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: the first fatal error kills the process
   bool preserve_input = false;  // calls in place restore their buffer after an error
   Time op_timeout = 600 * kSecond;
   std::shared_ptr<const Codec> default_codec;
@@ -75,6 +75,8 @@ class Communicator {
   // that takes no more memory than is committed. A user's first one then finds schedule, lanes and
   // pages in place. `cancelled` may be null.
   Status Rehearse(Time deadline, const std::atomic<bool>* cancelled);
+  // The communicator has been created. From now on a fatal error may end the process.
+  void Begin() { liveness_.Begin(); }
 
   int rank() const { return ends_.rank; }
   int nranks() const { return ends_.nranks; }
@@ -89,7 +91,7 @@ class Communicator {
   // Performs a batch in the calling thread.
   Status RunBatch(const Batch& batch);
   // Takes a batch over, to be run after those before; kSystemError: not taken.
-  Status Enqueue(Batch batch) { return worker_.Enqueue(std::move(batch)); }
+  Status Enqueue(Batch&& batch) { return worker_.Enqueue(std::move(batch)); }
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
 
@@ -123,6 +125,9 @@ class Communicator {
   void AbortAll(const Status& why);
   // From any thread: the error becomes sticky, here and on all other ranks.
   void Fail(const Status& status) { liveness_.Fail(status); }
+  // The same with what a call returns, whatever it is; returns what the caller is told: the first
+  // error.
+  Status MakeSticky(const Status& status);
   // From any thread: all ranks' calls end with an error.
   void Revoke();
   // Turns true when there is an error.
@@ -157,7 +162,6 @@ class Communicator {
   Status MovePoints(const std::vector<PointCall>& calls);
   // What of the call's codec is left, checked, and the step of the call.
   Status SettleCodec(Call* call, bool* below_min_bytes) const;
-  Status MakeSticky(const Status& status);
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
   // Whether a batch is not to wait for its turn any more.
@@ -185,6 +189,7 @@ class Communicator {
   Plans plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
+  bool input_saved_ = false;  // of the call under way
   std::array<SlotWrites, kCollectiveKinds> slot_writes_;
   SlotWrites point_writes_;
   Staging staging_;

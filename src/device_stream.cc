@@ -20,8 +20,15 @@ constexpr useconds_t kSeldom = 20;
 
 // Places are taken one at a time: the stream's order is theirs.
 Result<uint64_t> DeviceStream::TakePlace() {
-  if (Status status = order_->Append(static_cast<uint32_t>(entered_)); !status.ok()) return status;
-  return entered_++;
+  {
+    const std::lock_guard lock(mutex_);
+    left_.Take();
+  }
+  Status status = CatchOutOfMemory([&] { return order_->Append(static_cast<uint32_t>(entered_)); });
+  if (status.ok()) return entered_++;
+  const std::lock_guard lock(mutex_);
+  left_.Untake();
+  return status;
 }
 
 bool DeviceStream::WaitTurn(uint64_t place, const GiveUp& give_up) {

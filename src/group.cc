@@ -17,8 +17,10 @@ thread_local Group* current = nullptr;
 Status Guard(const std::function<Status()>& job) {
   try {
     return job();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
   } catch (const std::exception& e) {
-    return SystemError(e.what());
+    return CatchOutOfMemory([&] { return SystemError(e.what()); });
   }
 }
 
@@ -40,7 +42,8 @@ Status Group::End() {
   }
   if (--current->depth_ > 0) return Status::Ok();
   const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // what follows is in none
-  if (!group->spoiled_.ok()) return group->spoiled_;
+  if (group->spoiled_.code() == Code::kInvalidArgument) return group->spoiled_;
+  if (!group->spoiled_.ok()) return group->FailParts(group->spoiled_);
   return group->Run();
 }
 
@@ -108,48 +111,58 @@ void Group::EnterAll() {
       }
     }
   }
+  for (size_t i = 0; i < entered_.size(); ++i) {
+    entered_[i].turn = std::make_shared<Turn>(entered_[i].stream, steps[i]);
+  }
   const std::vector<Result<uint64_t>> places = Stream::EnterAll(streams, users);
   for (size_t i = 0; i < entered_.size(); ++i) {
     if (places[i].ok()) {
-      entered_[i].turn = std::make_shared<Turn>(entered_[i].stream, *places[i], steps[i]);
+      entered_[i].turn->Entered(*places[i]);
     } else {
-      // No longer an argument that is checked before anything happens.
-      const Status& status = places[i].status();
-      const bool refused = status.code() == Code::kInvalidArgument;
-      entered_[i].status = {refused ? Code::kInvalidUsage : status.code(), status.message()};
+      entered_[i].turn = nullptr;
+      entered_[i].status = places[i].status();
     }
   }
 }
 
-const Group::Entered& Group::EnteredOf(const std::shared_ptr<Stream>& stream) const {
-  return *std::find_if(entered_.begin(), entered_.end(),
-                       [&](const Entered& e) { return e.stream == stream; });
+void Group::Prepare(const std::shared_ptr<Completion>& completion) {
+  EnterAll();
+  for (Part& part : parts_) {
+    for (Step& step : part.steps) {
+      for (const std::shared_ptr<Stream>& stream : step.streams) {
+        const Entered& entered = *std::find_if(
+            entered_.begin(), entered_.end(), [&](const Entered& e) { return e.stream == stream; });
+        if (entered.turn != nullptr) {
+          step.batch.turns.push_back(entered.turn);
+        } else if (step.refused.ok()) {
+          // No longer an argument that is checked before anything happens.
+          const bool refused = entered.status.code() == Code::kInvalidArgument;
+          step.refused = refused ? InvalidUsage(entered.status.message()) : entered.status;
+        }
+      }
+      if (!step.waits) continue;
+      step.batch.completion = part.steps.size() == 1 ? completion : std::make_shared<Completion>();
+      step.batch.completion->Add();
+    }
+  }
 }
 
-Status Group::Start(Communicator* communicator, Step* step,
-                    const std::shared_ptr<Completion>& waits) {
+Status Group::FailParts(const Status& status) {
+  Status first = status;
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    first = part->communicator->MakeSticky(status);
+  }
+  return first;
+}
+
+Status Group::Start(Communicator* communicator, Step* step) {
   if (step->batch.calls.empty() && step->batch.points.empty()) return Status::Ok();
-  Status status;
-  for (const std::shared_ptr<Stream>& stream : step->streams) {
-    const Entered& entered = EnteredOf(stream);
-    if (entered.turn != nullptr) {
-      step->batch.turns.push_back(entered.turn);
-    } else if (status.ok()) {
-      status = entered.status;
-    }
-  }
-  if (step->waits) {
-    waits->Add();
-    step->batch.completion = waits;
-  }
-  const std::vector<std::shared_ptr<Turn>> turns = step->batch.turns;
-  if (status.ok()) {
-    status = CatchOutOfMemory([&] { return communicator->Enqueue(std::move(step->batch)); });
-  }
+  Status status = step->refused;
+  if (status.ok()) status = communicator->Enqueue(std::move(step->batch));
   if (status.ok()) return status;
-  communicator->Fail(status);  // the other ranks are not to wait for it
-  for (const std::shared_ptr<Turn>& turn : turns) turn->Leave(status);
-  if (step->waits) waits->Done(status);
+  status = communicator->MakeSticky(status);  // the other ranks are not to wait for it
+  for (const std::shared_ptr<Turn>& turn : step->batch.turns) turn->Leave(status);
+  if (step->batch.completion != nullptr) step->batch.completion->Done(status);
   return status;
 }
 
@@ -160,9 +173,9 @@ Status Group::RunInOrder(Part* part) {
     if (first.ok()) first = status;
   };
   for (Step& step : part->steps) {
-    const auto completion = std::make_shared<Completion>();
-    note(Start(part->communicator.get(), &step, completion));
-    note(completion->Wait());
+    const std::shared_ptr<Completion> completion = step.batch.completion;
+    note(Start(part->communicator.get(), &step));
+    if (completion != nullptr) note(completion->Wait());
     if (step.job) note(Guard(step.job));
   }
   return first;
@@ -172,49 +185,54 @@ Status Group::RunInOrder(Part* part) {
 void Group::GiveUp(Part* part, const Status& status) {
   part->communicator->Fail(status);
   for (const Step& step : part->steps) {
-    for (const std::shared_ptr<Stream>& stream : step.streams) {
-      if (const Entered& entered = EnteredOf(stream); entered.turn != nullptr) {
-        entered.turn->Leave(status);
-      }
-    }
+    for (const std::shared_ptr<Turn>& turn : step.batch.turns) turn->Leave(status);
   }
 }
 
 Status Group::Run() {
-  if (parts_.empty() && jobs_.size() == 1) return jobs_.front()();
+  if (parts_.empty() && jobs_.size() == 1) return Guard(jobs_.front());
   if (jobs_.empty() && parts_.size() == 1 && parts_[0].steps.size() == 1) {
     Part& only = parts_[0];
     if (only.steps[0].streams.empty() && only.communicator->idle()) {
       return only.communicator->RunBatch(only.steps[0].batch);
     }
   }
-  EnterAll();
-  std::vector<Status> results(parts_.size() + jobs_.size());
-  const auto completion = std::make_shared<Completion>();
+  std::shared_ptr<Completion> completion;
+  std::vector<Status> results;
+  std::vector<std::thread> threads;
+  const Status prepared = CatchOutOfMemory([&] {
+    completion = std::make_shared<Completion>();
+    results.resize(parts_.size() + jobs_.size());
+    threads.reserve(results.size());
+    Prepare(completion);
+    return Status::Ok();
+  });
+  if (!prepared.ok()) return FailParts(prepared);
+  // From here on nothing throws: batches that run use the caller's memory.
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (parts_[i].steps.size() > 1) continue;
-    results[i] = Start(parts_[i].communicator.get(), &parts_[i].steps[0], completion);
+    results[i] = Start(parts_[i].communicator.get(), &parts_[i].steps[0]);
   }
   // They wait for each other, maybe: each needs a thread of its own.
-  std::vector<std::thread> threads;
   for (size_t i = 0; i < results.size(); ++i) {
     Part* const part = i < parts_.size() ? &parts_[i] : nullptr;
     if (part != nullptr && part->steps.size() == 1) continue;
-    Result<std::thread> thread = StartThread("inccl-group", [this, i, part, &results] {
-      results[i] = part != nullptr ? RunInOrder(part) : Guard(jobs_[i - parts_.size()]);
+    const Status started = CatchOutOfMemory([&]() -> Status {
+      Result<std::thread> thread = StartThread("inccl-group", [this, i, part, &results] {
+        results[i] = part != nullptr ? RunInOrder(part) : Guard(jobs_[i - parts_.size()]);
+      });
+      if (thread.ok()) threads.push_back(*std::move(thread));
+      return thread.status();
     });
-    if (thread.ok()) {
-      threads.push_back(*std::move(thread));
-      continue;
-    }
-    results[i] = thread.status();
-    if (part != nullptr) GiveUp(part, thread.status());
+    if (started.ok()) continue;
+    results[i] = started;
+    if (part != nullptr) GiveUp(part, started);
   }
   for (std::thread& thread : threads) thread.join();
-  results.push_back(completion->Wait());
+  const Status waited = completion->Wait();
   const auto failed =
       std::find_if(results.begin(), results.end(), [](const Status& s) { return !s.ok(); });
-  return failed == results.end() ? Status::Ok() : *failed;
+  return failed == results.end() ? waited : *failed;
 }
 
 }  // namespace inccl

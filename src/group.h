@@ -43,6 +43,7 @@ class Group {
     std::vector<std::shared_ptr<Stream>> streams;  // of its calls, each once
     bool waits = false;                            // has calls without a stream
     std::function<Status()> job;                   // may be empty
+    Status refused;                                // by one of the streams
 
     void AddStream(const std::shared_ptr<Stream>& stream);
     bool GoesTo(const std::shared_ptr<Stream>& stream) const;
@@ -59,12 +60,15 @@ class Group {
   };
 
   Part& PartOf(const std::shared_ptr<Communicator>& communicator);
+  // What may throw std::bad_alloc; places that have been taken are left by their Turns then.
   void EnterAll();
-  const Entered& EnteredOf(const std::shared_ptr<Stream>& stream) const;
+  void Prepare(const std::shared_ptr<Completion>& completion);
+  // Nothing has been started: the other ranks are not to wait for it.
+  Status FailParts(const Status& status);
   // Hands the calls over.
-  Status Start(Communicator* communicator, Step* step, const std::shared_ptr<Completion>& waits);
-  Status RunInOrder(Part* part);
-  void GiveUp(Part* part, const Status& status);
+  static Status Start(Communicator* communicator, Step* step);
+  static Status RunInOrder(Part* part);
+  static void GiveUp(Part* part, const Status& status);
   Status Run();
 
   int depth_ = 1;

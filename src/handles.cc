@@ -20,30 +20,40 @@ namespace {
 PerThread<Status> last_errors;
 thread_local bool last_error_lost = false;  // there was no memory for it
 
-// Objects that have been given back are used again only when many have been.
+// Objects that have been given back are used again only when many have been. Giving one back needs
+// no memory.
 template <typename T>
 class Pool {
  public:
   T* Take() {
     const std::lock_guard lock(mutex_);
-    if (free_.size() <= kRest) {
-      all_.push_back(std::make_unique<T>());
+    if (free_ <= kRest) {
+      all_.push_back(std::make_unique<Node>());
       return all_.back().get();
     }
-    T* object = free_.front();
-    free_.pop_front();
-    return object;
+    Node* const node = first_;
+    first_ = node->next;
+    --free_;
+    return node;
   }
   void Give(T* object) {
     const std::lock_guard lock(mutex_);
-    free_.push_back(object);
+    auto* const node = static_cast<Node*>(object);
+    node->next = nullptr;
+    (free_ == 0 ? first_ : last_->next) = node;
+    last_ = node;
+    ++free_;
   }
 
  private:
   static constexpr size_t kRest = 256;
+  struct Node : T {
+    Node* next = nullptr;  // of those that are free, the oldest first
+  };
   std::mutex mutex_;
-  std::deque<std::unique_ptr<T>> all_;
-  std::deque<T*> free_;
+  std::deque<std::unique_ptr<Node>> all_;
+  size_t free_ = 0;
+  Node *first_ = nullptr, *last_ = nullptr;
 };
 
 // Lives as long as the process: handles may be used by destructors of static objects.
@@ -77,34 +87,43 @@ void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made) {
 }
 
 Status CreateNow(ccl_comm_t* comm, const InitOptions& options, const Creation& creation) {
+  InitOptions own = options;
   Result<std::shared_ptr<Communicator>> made = creation(nullptr);
   if (!made.ok()) return made.status();
   ccl_comm_t handle = NewComm();
-  handle->options = options;
+  handle->options = std::move(own);
   Publish(handle, std::move(made));
   *comm = handle;
   return Status::Ok();
 }
 
 Status CreateInBackground(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
+  Status in_progress(Code::kInProgress, "the communicator is being created");
   ccl_comm_t handle = NewComm();
-  handle->options = options;
-  handle->state.store(ccl_comm::State::kCreating);
-  Result<std::thread> thread = StartThread("inccl-init", [handle, creation = std::move(creation)] {
-    try {
-      Publish(handle, creation(&handle->cancelled));
-    } catch (const std::exception& e) {
-      Publish(handle, SystemError(fmt::format("creation of a communicator: {}", e.what())));
-    }
+  const Status started = CatchOutOfMemory([&]() -> Status {
+    handle->options = options;
+    handle->state.store(ccl_comm::State::kCreating);
+    Result<std::thread> thread =
+        StartThread("inccl-init", [handle, creation = std::move(creation)] {
+          try {
+            Publish(handle, creation(&handle->cancelled));
+          } catch (const std::exception& e) {
+            Publish(handle, CatchOutOfMemory([&] {
+                      return SystemError(fmt::format("creation of a communicator: {}", e.what()));
+                    }));
+          }
+        });
+    if (!thread.ok()) return thread.status();
+    handle->background = *std::move(thread);
+    return Status::Ok();
   });
-  if (!thread.ok()) {
+  if (!started.ok()) {
     (void)TakeForFree(handle);
     FreeComm(handle);
-    return thread.status();
+    return started;
   }
-  handle->background = *std::move(thread);
   *comm = handle;
-  return {Code::kInProgress, "the communicator is being created"};
+  return in_progress;
 }
 
 }  // namespace
@@ -146,7 +165,7 @@ Lease::Lease(ccl_comm_t comm, Need need) : comm_(comm) {
   }
   comm->users.fetch_add(1);
   counted_ = true;
-  status_ = Check(need);
+  status_ = CatchOutOfMemory([&] { return Check(need); });  // else nobody would take it off again
 }
 
 Lease::~Lease() {
@@ -234,6 +253,6 @@ void ccl_comm::Clear() {
   cancelled.store(false);
   options = {};
   inherited_completed.reset();
-  reductions.clear();
+  reductions.Clear();
   registrations.clear();
 }

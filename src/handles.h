@@ -22,18 +22,8 @@
 #include "compress/codec.h"
 #include "inccl/ccl.h"
 #include "init.h"
+#include "reductions.h"
 #include "stream.h"
-
-namespace inccl {
-
-// A reduction of ccl_redop_create_premulsum.
-struct PreMulSum {
-  DataType type = DataType::kFloat32;
-  Scalar scalar{};
-  const void* scalar_at = nullptr;  // CCL_SCALAR_DEVICE: read when a call runs
-};
-
-}  // namespace inccl
 
 // A communicator. The objects come from a pool and are never unmapped, so that a pointer to a
 // destroyed one can be told (until it is used again, which takes its time).
@@ -52,7 +42,7 @@ struct ccl_comm {
   uint64_t fork_generation = 0;
   int device = -1;  // current when this was made, or given to ccl_comm_init_all
   std::optional<uint64_t> inherited_completed;  // of a shrunk communicator
-  std::vector<std::optional<inccl::PreMulSum>> reductions;
+  inccl::Reductions reductions;
   std::set<std::unique_ptr<char>> registrations;
 
   void Clear();

@@ -76,6 +76,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", communicator->rank_name(),
       name, options.agreement);
   FAULT_POINT("init.before_return");
+  communicator->Begin();
   return communicator;
 }
 
@@ -120,6 +121,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
   for (size_t i = 0; i < communicators.size(); ++i) {
     communicators[i]->AttachControl(std::move((*planes)[i]));
   }
+  for (const std::shared_ptr<Communicator>& communicator : communicators) communicator->Begin();
   return communicators;
 }
 

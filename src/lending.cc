@@ -96,7 +96,9 @@ void Lending::TakeBack() {
   for (const auto& [lent, contents] : {std::pair(output_, CallerMemory::Contents::kLost),
                                        std::pair(input_, CallerMemory::Contents::kKept)}) {
     if (lent.region == 0) continue;
-    const Status status = CallerMemory::Instance().TakeAway(lent.begin, lent.end, contents);
+    const Status status = CatchOutOfMemory([&, region = lent, what = contents] {
+      return CallerMemory::Instance().TakeAway(region.begin, region.end, what);
+    });
     if (status.ok()) continue;
     Log(LogLevel::kWarn, LogSubsystem::kCollectives,
         "rank {}/{}: peers that are late may still use the buffers of the failed call: {}", rank_,

@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "base/bytes.h"
@@ -40,6 +43,9 @@ constexpr Time kLookedLately = 250 * kMillisecond;
 
 Liveness::Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survivors)
     : options_(std::move(options)),
+      out_of_memory_(SystemError(
+          fmt::format("{}: {}", RankName(options_.rank, options_.nranks, options_.comm_name),
+                      OutOfMemory().message()))),
       doorbell_(doorbell),
       survivors_(survivors),
       pending_(static_cast<size_t>(options_.nranks)),
@@ -123,9 +129,9 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
   return Check();
 }
 
-void Liveness::Fail(const Status& status) {
+void Liveness::End(const Status& status, bool abort) {
   Status named = status;
-  (void)CatchOutOfMemory([&] {
+  const Status made = CatchOutOfMemory([&] {
     const std::lock_guard lock(mutex_);
     // Where the error was found nobody knew whose it is.
     if (!status.message().starts_with(fmt::format("rank {}/", options_.rank))) {
@@ -133,10 +139,11 @@ void Liveness::Fail(const Status& status) {
     }
     return Status::Ok();
   });
-  FailAndTell(named, named);
+  if (!made.ok()) named = out_of_memory_;
+  FailAndTell(named, named, abort);
 }
 
-void Liveness::FailAndTell(const Status& status, const Status& tell) {
+void Liveness::FailAndTell(const Status& status, const Status& tell, bool abort) {
   if (failed_.load(std::memory_order_acquire)) return;
   const std::lock_guard telling(telling_);
   {
@@ -145,11 +152,11 @@ void Liveness::FailAndTell(const Status& status, const Status& tell) {
     error_ = status;
     failed_.store(true, std::memory_order_release);
   }
-  // Who is not told for want of memory sees the connections close.
-  (void)CatchOutOfMemory([&] {
-    Tell(tell);
-    return Status::Ok();
-  });
+  Tell(tell);
+  if (abort && begun_.load()) {
+    Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", status.message());
+    std::abort();
+  }
   if (doorbell_ != nullptr) doorbell_->Ring();
 }
 
@@ -174,10 +181,17 @@ void Liveness::WaitTold() {
 void Liveness::Tell(const Status& status) {
   ControlPlane* control = control_.load();
   if (control == nullptr) return;
-  ByteWriter body;
-  body.U32(static_cast<uint32_t>(status.code()));
-  body.String(status.message());
-  control->Broadcast(kError, body.bytes());
+  // As a ByteWriter would write it, but needs no memory, which may be what is missing.
+  std::array<std::byte, kMostToldBytes> body;
+  const auto put = [&](size_t at, size_t value) {
+    for (size_t i = 0; i < 4; ++i) body[at + i] = static_cast<std::byte>(value >> (8 * i));
+  };
+  constexpr size_t kText = 8;
+  const std::string_view text = std::string_view(status.message()).substr(0, body.size() - kText);
+  put(0, static_cast<size_t>(status.code()));
+  put(4, text.size());
+  std::memcpy(body.data() + kText, text.data(), text.size());
+  control->Broadcast(kError, std::span(body).first(kText + text.size()));
 }
 
 // From the first stall that sees it, and not from the start of this one: a thread that was kept
@@ -373,7 +387,7 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
                   fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
                               options_.peer_names[static_cast<size_t>(peer)], text));
   }
-  FailAndTell(ours, Status(static_cast<Code>(code), std::move(text)));
+  FailAndTell(ours, Status(static_cast<Code>(code), std::move(text)), options_.abort_on_error);
 }
 
 void Liveness::OnPeerClosed(int peer, bool clean) {

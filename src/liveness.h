@@ -30,6 +30,7 @@ struct LivenessOptions {
   Time op_timeout = 600 * kSecond;
   std::string comm_name;
   Time warn_after = 10 * kSecond;  // a call without progress is worth a line in the log
+  bool abort_on_error = false;  // the process ends at the first error after Begin
 };
 
 class Liveness final : public ControlHandler, public WaitObserver {
@@ -39,6 +40,8 @@ class Liveness final : public ControlHandler, public WaitObserver {
 
   // The control plane is made after its handler.
   void Attach(ControlPlane* control) { control_.store(control); }
+  // The communicator has been created: until here an error is that of its creation.
+  void Begin() { begun_.store(true); }
 
   // A call begins: compares with what others have said of the same place in the order.
   Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
@@ -50,7 +53,9 @@ class Liveness final : public ControlHandler, public WaitObserver {
   const std::atomic<bool>* failed_flag() const { return &failed_; }
   Status error() const;
   // The first error wins; it is told to all peers.
-  void Fail(const Status& status);
+  void Fail(const Status& status) { End(status, options_.abort_on_error); }
+  // The same where this rank's caller ends the communicator on purpose, which is no error of his.
+  void EndOnPurpose(const Status& why) { End(why, false); }
 
   // Returns when there is an error, or after the limit.
   void WaitFailed(Time limit) const;
@@ -75,8 +80,9 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnAsk(int peer);
   void OnWhere(int peer, std::span<const std::byte> body);
   void OnError(int peer, std::span<const std::byte> body);
-  // What others are told need not be what is known here.
-  void FailAndTell(const Status& status, const Status& tell);
+  void End(const Status& status, bool abort);
+  // What others are told need not be what is known here. `abort`: the process ends, too.
+  void FailAndTell(const Status& status, const Status& tell, bool abort);
   void Tell(const Status& status);
   bool LongGone(int peer);  // holds mutex_
   // What a stall calls for; these hold mutex_.
@@ -94,10 +100,12 @@ class Liveness final : public ControlHandler, public WaitObserver {
   std::string Named(int peer) const { return options_.peer_names[static_cast<size_t>(peer)]; }
 
   const LivenessOptions options_;
+  const Status out_of_memory_;  // with this rank's name, for which there may be no memory later
   Doorbell* const doorbell_;
   Survivors* const survivors_;
   std::atomic<ControlPlane*> control_{nullptr};
 
+  std::atomic<bool> begun_{false};
   std::atomic<bool> failed_{false};
   std::atomic<bool> in_call_{false};
   const std::vector<PointCall>* points_ = nullptr;  // under way; guarded by mutex_

@@ -27,11 +27,15 @@ Time Standstill::Look(uint64_t count) {
 }
 
 Result<uint64_t> Stream::EnterLocked(const User& user) {
-  {  // what may fail for want of memory comes first
-    const std::lock_guard lock(users_mutex_);
-    users_[next_place_] = user;
-  }
-  Result<uint64_t> place = TakePlace();
+  Result<uint64_t> place(OutOfMemory());
+  (void)CatchOutOfMemory([&] {
+    {
+      const std::lock_guard lock(users_mutex_);
+      users_[next_place_] = user;
+    }
+    place = TakePlace();
+    return Status::Ok();
+  });
   const std::lock_guard lock(users_mutex_);
   if (place.ok()) {
     ++next_place_;
@@ -75,6 +79,7 @@ std::string Stream::Before(uint64_t place) const {
 
 Result<uint64_t> HostStream::TakePlace() {
   const std::lock_guard lock(mutex_);
+  left_.Take();
   return entered_++;
 }
 

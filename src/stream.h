@@ -6,11 +6,11 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -30,10 +30,12 @@ class Stream {
   virtual ~Stream() = default;
   // kInvalidArgument: Enter would say so now.
   virtual Status Check() { return Status::Ok(); }
-  // Takes the next place in the order. Every place must be left, once.
+  // Takes the next place in the order; out of memory is an error as any other. Every place must be
+  // left, once.
   Result<uint64_t> Enter(const User& user);
   // The next place of each of these streams, all at one moment: of any two that take places on the
-  // same streams, one is first on all of them. `users` by stream; no stream twice.
+  // same streams, one is first on all of them. `users` by stream; no stream twice. If it throws
+  // std::bad_alloc no place has been taken.
   static std::vector<Result<uint64_t>> EnterAll(const std::vector<Stream*>& streams,
                                                 const std::vector<User>& users);
   // Waits until every earlier place has been left and what else the stream does before has been
@@ -44,8 +46,9 @@ class Stream {
   std::string Before(uint64_t place) const;
 
  protected:
-  // The places are 0, 1, ... One call at a time.
+  // The places are 0, 1, ... One call at a time. May throw std::bad_alloc, and has no effect then.
   virtual Result<uint64_t> TakePlace() = 0;
+  // Needs no memory.
   virtual void LeavePlace(uint64_t place, const Status& status) = 0;
 
  private:
@@ -67,21 +70,25 @@ class Standstill {
   Time since_ = 0, looked_ = 0;
 };
 
-// Places are left in any order; counts those before which all have been left.
+// Places are left in any order; counts those before which all have been left. Taking a place may
+// throw std::bad_alloc; leaving one needs no memory.
 class LeftPlaces {
  public:
   uint64_t count() const { return count_; }
+  void Take() { left_.push_back(false); }
+  // The place that was taken last is not one after all.
+  void Untake() { left_.pop_back(); }
   void Leave(uint64_t place) {
-    early_.insert(place);
-    while (!early_.empty() && *early_.begin() == count_) {
-      early_.erase(early_.begin());
+    left_[place - count_] = true;
+    while (!left_.empty() && left_.front()) {
+      left_.pop_front();
       ++count_;
     }
   }
 
  private:
   uint64_t count_ = 0;
-  std::set<uint64_t> early_;
+  std::deque<bool> left_;  // the places from count_ on
 };
 
 // Of calls on memory of the host alone.

@@ -92,41 +92,24 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
   if (Group* group = Group::Current(); group != nullptr) {
     // What can be told now spoils the group, and nothing of it happens.
     Status status = stream == nullptr ? Status::Ok() : stream->Check();
-    if (status.ok()) {
-      group->Add(communicator, stream, call);
-    } else if (status.code() != Code::kInvalidArgument) {
-      communicator->Fail(status);
-    }
+    if (status.ok()) group->Add(communicator, stream, call);
     return status;
   }
   if (stream == nullptr) return Run(communicator.get(), call);
   if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
   Batch batch;
   Put(call, &batch);
-  Result<uint64_t> place = stream->Enter(communicator->label());
-  if (!place.ok()) {
-    // The others are not to wait for this rank.
-    if (place.status().code() != Code::kInvalidArgument) communicator->Fail(place.status());
-    return place.status();
-  }
-  const auto turn = std::make_shared<Turn>(stream, *place, 1);
+  const auto turn = std::make_shared<Turn>(stream, 1);
   batch.turns.push_back(turn);
+  if (Status status = turn->Enter(communicator->label()); !status.ok()) return status;
   Status status = communicator->Enqueue(std::move(batch));
-  if (!status.ok()) {
-    communicator->Fail(status);
-    turn->Leave(status);
-  }
+  if (!status.ok()) turn->Leave(communicator->MakeSticky(status));
   return status;
 }
 
 }  // namespace
 
-const PreMulSum* FindReduction(ccl_comm_t comm, int op) {
-  const int index = op - kReduceOps;
-  if (index < 0 || static_cast<size_t>(index) >= comm->reductions.size()) return nullptr;
-  const std::optional<PreMulSum>& found = comm->reductions[static_cast<size_t>(index)];
-  return found ? &*found : nullptr;
-}
+const PreMulSum* FindReduction(ccl_comm_t comm, int op) { return comm->reductions.Find(op); }
 
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call) {

@@ -30,23 +30,25 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          PointCall* call);
 
-// `make` checks the arguments of a call on `comm`, which is ready, and fills it in. Errors get the
-// rank in front, and spoil the group.
+// `make` checks the arguments of a call on `comm`, which is ready, and fills it in. Wrong arguments
+// get the rank in front; any other error is the communicator's, as the other ranks wait for this
+// call. Both spoil the group.
 template <typename AnyCall = Call, typename Make>
 ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
   return Guarded([&]() -> Status {
     const Lease lease(comm, Need::kReady);
     Status status = lease.status();
     if (status.ok()) {
-      AnyCall call;
-      status = make(&call);
-      if (status.ok()) {
-        Result<std::shared_ptr<Stream>> found = StreamOf(stream, *comm->impl, &call);
-        status = found.ok() ? SubmitCall(comm->impl, *found, call) : found.status();
-      }
-      if (status.code() == Code::kInvalidArgument) {
-        status = InvalidArgument(fmt::format("{}: {}", lease->rank_name(), status.message()));
-      }
+      status = comm->impl->MakeSticky(CatchOutOfMemory([&]() -> Status {
+        AnyCall call;
+        Status made = make(&call);
+        if (made.ok()) {
+          Result<std::shared_ptr<Stream>> found = StreamOf(stream, *comm->impl, &call);
+          made = found.ok() ? SubmitCall(comm->impl, *found, call) : found.status();
+        }
+        if (made.code() != Code::kInvalidArgument) return made;
+        return InvalidArgument(fmt::format("{}: {}", lease->rank_name(), made.message()));
+      }));
     }
     if (Group* group = Group::Current(); group != nullptr && !status.ok()) group->Spoil(status);
     return status;

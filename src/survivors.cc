@@ -230,15 +230,26 @@ Result<Survivors::Outcome> Survivors::Agree(Set excluded, uint64_t completed, Ti
   completed_ = completed;
   held_ = {};
   held_done_ = false;
-  Propose(true);
-  Result<Outcome> outcome = Run(&lock, deadline, steps);
+  Result<Outcome> outcome(Outcome{});
+  const Status agreed = CatchOutOfMemory([&] {
+    Propose(true);
+    outcome = Run(&lock, deadline, steps);
+    return outcome.status();
+  });
+  if (!lock.owns_lock()) lock.lock();  // a step has thrown
   active_ = false;
-  if (outcome.ok()) {
+  if (agreed.ok()) {
     done_round_ = held_.round;
     done_excluded_ = held_excluded_;
-    SendDone(-1);
   }
-  Propose(false);  // this rank is not in the call any more
+  // That it is done, and that this rank is not in the call any more. Who does not hear of it stops
+  // at the deadline.
+  (void)CatchOutOfMemory([&] {
+    if (agreed.ok()) SendDone(-1);
+    Propose(false);
+    return Status::Ok();
+  });
+  if (!agreed.ok()) return agreed;
   return outcome;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker.h"
 
+#include <functional>
 #include <utility>
 
 #include "base/thread.h"
@@ -19,17 +20,21 @@ Worker::~Worker() {
   if (thread_.joinable()) thread_.join();
 }
 
-Status Worker::Enqueue(Batch batch) {
+Status Worker::Enqueue(Batch&& batch) {
   const std::lock_guard lock(mutex_);
-  if (!thread_.joinable()) {
-    Result<std::thread> thread = StartThread("inccl-worker", [this] { Loop(); });
-    if (!thread.ok()) return thread.status();
-    thread_ = *std::move(thread);
-  }
-  queue_.push_back(std::move(batch));  // may throw
+  Status status = CatchOutOfMemory([&]() -> Status {
+    if (!thread_.joinable()) {
+      Result<std::thread> thread = StartThread("inccl-worker", [this] { Loop(); });
+      if (!thread.ok()) return thread.status();
+      thread_ = *std::move(thread);
+    }
+    queue_.push_back(std::move(batch));
+    return Status::Ok();
+  });
+  if (!status.ok()) return status;
   open_.fetch_add(1, std::memory_order_acq_rel);
   changed_.notify_all();
-  return Status::Ok();
+  return status;
 }
 
 void Worker::WaitIdle() {
@@ -46,7 +51,8 @@ void Worker::Loop() {
     queue_.pop_front();
     lock.unlock();
     for (const std::shared_ptr<Turn>& turn : batch.turns) {
-      turn->Wait([&](Time stalled) { return give_up_(*turn, stalled); });
+      const auto give_up = [&](Time stalled) { return give_up_(*turn, stalled); };
+      turn->Wait(std::cref(give_up));  // so that no memory is needed
     }
     const Status status = run_(batch);
     // First idle, then told: who was told may call at once and find the communicator free.

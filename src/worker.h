@@ -29,8 +29,8 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // kSystemError if there is no thread to be had; then the batch has not been taken.
-  Status Enqueue(Batch batch);
+  // kSystemError if there is no thread or memory to be had; then the batch is as it was.
+  Status Enqueue(Batch&& batch);
   bool idle() const { return open_.load(std::memory_order_acquire) == 0; }
   void WaitIdle();
 

@@ -399,7 +399,8 @@ CCL_API ccl_result_t ccl_group_end(void);
  * A reduction of `comm`: every rank multiplies its input by its *scalar, of type `type`, then sums.
  * The calls it is used in have the same type. Its values are above those of ccl_redop_t; ranks
  * create their operations in the same order, scalars may differ. With CCL_SCALAR_DEVICE *scalar
- * must live until the last of these calls has completed. Goes with its communicator, if not before.
+ * must live until the last of these calls has completed. Goes with its communicator, if not before;
+ * a communicator has at most 65536 at the same time (more: CCL_INVALID_USAGE).
  */
 CCL_API ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datatype_t type,
                                                 ccl_scalar_residence_t residence, ccl_comm_t comm);

@@ -166,8 +166,10 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) { return ParseText(v, &e->debug_file); }},
     {{"INCCL_REPRODUCIBLE", "1: float sums in rank order, compressed or not", "0, 1", "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->reproducible); }},
-    {{"INCCL_ABORT_ON_ERROR", "1: the process aborts at the first error of a communicator", "0, 1",
-      "0", "flag"},
+    {{"INCCL_ABORT_ON_ERROR",
+      "1: the process aborts at the first fatal error of a communicator, during a call or between "
+      "calls",
+      "0, 1", "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->abort_on_error); }},
     {{"INCCL_INIT_TIMEOUT_MS", "limit for creating a communicator", kMilliseconds, "120000",
       "integer"},

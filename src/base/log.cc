@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/log.h"
 
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <ctime>
 #include <exception>
 #include <mutex>
 #include <utility>
 
 #include "base/escaped.h"
+#include "base/fd.h"
 #include "base/log_file.h"
 
 namespace inccl {
@@ -74,7 +80,8 @@ struct Sink {
   std::mutex mutex;
   std::string host = HostName();
   std::string file;
-  int fd = -1;  // -1: stderr
+  int fd = -1;           // -1: stderr
+  uint64_t dropped = 0;  // lines since the last one that was written
 };
 
 Sink& GlobalSink() {
@@ -82,26 +89,68 @@ Sink& GlobalSink() {
   return *sink;
 }
 
-// Writes all of it; a reader that has gone away is not a reason for a SIGPIPE to anybody.
-void WriteQuietly(int fd, std::string_view text) {
+// Writes of so many bytes go into a pipe whole or not at all.
+constexpr size_t kMostLineBytes = PIPE_BUF;
+constexpr std::string_view kCut = "...";
+
+// The same file or terminal, to be written without waiting. Not by a flag of `fd` itself: others,
+// the parent of this process among them, share it.
+UniqueFd OpenAgain(int fd) {
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  return UniqueFd(open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+// Without waiting for a reader. False: nothing, or not all, has been written.
+bool WriteNow(int fd, std::string_view text) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return false;
+  UniqueFd again;
+  const int flags = fcntl(fd, F_GETFL);
+  if (!S_ISREG(info.st_mode) && flags >= 0 && (flags & O_NONBLOCK) == 0) {
+    const bool socket = S_ISSOCK(info.st_mode);  // cannot be opened
+    if (!socket) again = OpenAgain(fd);
+    if (!socket && !again.valid() && errno == ENXIO) return false;  // a pipe that nobody reads
+    pollfd room{.fd = fd, .events = POLLOUT, .revents = 0};
+    // There is room for a whole line then, unless another writer takes it first.
+    if (!again.valid() && poll(&room, 1, 0) != 1) return false;
+  }
+  ssize_t written;
+  do {
+    written = write(again.valid() ? again.get() : fd, text.data(), text.size());
+  } while (written < 0 && errno == EINTR);
+  return written == static_cast<ssize_t>(text.size());
+}
+
+// A reader that has gone away is not a reason for a SIGPIPE to anybody.
+bool WriteQuietly(int fd, std::string_view text) {
   sigset_t pipe_only, old, pending;
   sigemptyset(&pipe_only);
   sigaddset(&pipe_only, SIGPIPE);
   sigemptyset(&pending);
   sigpending(&pending);
   const bool was_pending = sigismember(&pending, SIGPIPE) == 1;
-  if (pthread_sigmask(SIG_BLOCK, &pipe_only, &old) != 0) return;
-  bool broken = false;
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    broken = written < 0 && errno == EPIPE;
-    if (written <= 0) break;
-    text.remove_prefix(static_cast<size_t>(written));
-  }
+  if (pthread_sigmask(SIG_BLOCK, &pipe_only, &old) != 0) return false;
+  const bool written = WriteNow(fd, text);
+  const bool broken = !written && errno == EPIPE;
   const timespec now{};
   if (broken && !was_pending) sigtimedwait(&pipe_only, nullptr, &now);
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  return written;
+}
+
+std::string LineOf(const Sink& sink, LogLevel level, std::string_view text) {
+  std::string line = fmt::format("{}:{}:{} inccl {} ", sink.host, getpid(), syscall(SYS_gettid),
+                                 kLevels[static_cast<int>(level) - 1].first);
+  line += Escaped(text);
+  if (line.size() >= kMostLineBytes) {
+    size_t end = kMostLineBytes - 1 - kCut.size();
+    while ((line[end] & 0xC0) == 0x80) --end;  // not within a character
+    line.resize(end);
+    line += kCut;
+  }
+  line += '\n';
+  return line;
 }
 
 }  // namespace
@@ -162,6 +211,7 @@ Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file
       if (sink.fd >= 0) close(sink.fd);
       sink.fd = fd;
       sink.file = fd < 0 ? "" : file;
+      sink.dropped = 0;
     }
   }
   internal::log_subsystems.store(subsystems, std::memory_order_relaxed);
@@ -172,12 +222,16 @@ Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file
 void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept try {
   if (level == LogLevel::kNone || !LogEnabled(level, subsystem)) return;
   Sink& sink = GlobalSink();
-  std::string line = fmt::format("{}:{}:{} inccl {} ", sink.host, getpid(), syscall(SYS_gettid),
-                                 kLevels[static_cast<int>(level) - 1].first);
-  line += Escaped(text);
-  line += '\n';
+  const std::string line = LineOf(sink, level, text);
   const std::lock_guard lock(sink.mutex);
-  WriteQuietly(sink.fd >= 0 ? sink.fd : STDERR_FILENO, line);
+  const int fd = sink.fd >= 0 ? sink.fd : STDERR_FILENO;
+  if (sink.dropped > 0) {
+    const std::string gap =
+        LineOf(sink, LogLevel::kWarn,
+               fmt::format("{} lines are missing here, as nobody read the log", sink.dropped));
+    if (WriteQuietly(fd, gap)) sink.dropped = 0;
+  }
+  if (sink.dropped > 0 || !WriteQuietly(fd, line)) ++sink.dropped;
 } catch (const std::exception&) {
   // Out of memory: a line less.
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Lines for people: warnings once the settings have been read, more if somebody asks for it. Any
-// thread; a line is one write. Costs one relaxed load when its level is off.
+// thread; a line is one write, which never waits for a reader: what a pipe, socket or terminal has
+// no room for is dropped, and the next line says how many are missing. Costs one relaxed load when
+// its level is off.
 #ifndef INCCL_BASE_LOG_H_
 #define INCCL_BASE_LOG_H_
 

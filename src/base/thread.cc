@@ -9,25 +9,40 @@
 #include <utility>
 
 namespace inccl {
+namespace {
+
+// Blocks every signal for this thread, and for those that it starts meanwhile.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    error_ = pthread_sigmask(SIG_SETMASK, &all, &old_);
+  }
+  ~AllSignalsBlocked() {
+    if (error_ == 0) pthread_sigmask(SIG_SETMASK, &old_, nullptr);
+  }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+  int error() const { return error_; }
+
+ private:
+  sigset_t old_;
+  int error_;
+};
+
+}  // namespace
 
 Result<std::thread> StartThread(const char* name, std::function<void()> body) {
-  sigset_t all, old;
-  sigfillset(&all);
-  if (const int error = pthread_sigmask(SIG_SETMASK, &all, &old); error != 0) {
-    return SystemErrorErrno("pthread_sigmask", error);
-  }
-  Status status;
-  std::thread thread;
+  const AllSignalsBlocked blocked;
+  if (blocked.error() != 0) return SystemErrorErrno("pthread_sigmask", blocked.error());
   try {
-    thread = std::thread(std::move(body));
+    std::thread thread(std::move(body));  // may throw std::bad_alloc, too
     pthread_setname_np(thread.native_handle(), name);
+    return thread;
   } catch (const std::system_error& e) {
-    status =
-        SystemErrorErrno(fmt::format("thread \"{}\" cannot be started", name), e.code().value());
+    return SystemErrorErrno(fmt::format("thread \"{}\" cannot be started", name), e.code().value());
   }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  if (!status.ok()) return status;
-  return thread;
 }
 
 }  // namespace inccl

@@ -3,8 +3,11 @@
 // Premultiplied sums through the C API, against plain arithmetic: every rank's own factor, read at
 // once or when the call runs.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cstdint>
+#include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -92,6 +95,82 @@ TEST(RedopTest, MisuseIsNamed) {
     expect(ccl_redop_destroy(op, comm), "op:");
     expect(ccl_redop_destroy(CCL_SUM, comm), "op: 0");
     expect(ccl_allreduce(&value, &value, 1, CCL_FLOAT32, op, comm, nullptr), "op:");
+  });
+}
+
+// As a program does that makes one for every step: the memory of a destroyed one is used again,
+// while its number stays unknown.
+TEST(RedopTest, MakingAndDestroyingTakesNoMemory) {
+  RunThreads(1, [](int, ccl_comm_t comm) {
+    float factor = 2;
+    const auto number = [](ccl_redop_t op) {
+      int value = 0;
+      std::memcpy(&value, &op, sizeof value);
+      return value;
+    };
+    const auto cycle = [&](int times, std::set<int>* numbers) {
+      for (int i = 0; i < times; ++i) {
+        ccl_redop_t op = CCL_SUM;
+        CHECK_OK(
+            ccl_redop_create_premulsum(&op, &factor, CCL_FLOAT32, CCL_SCALAR_HOST_IMMEDIATE, comm));
+        if (numbers != nullptr) {
+          EXPECT_TRUE(numbers->insert(number(op)).second) << number(op);
+        }
+        CHECK_OK(ccl_redop_destroy(op, comm));
+      }
+    };
+    ccl_redop_t kept = CCL_SUM, gone = CCL_SUM;
+    CHECK_OK(
+        ccl_redop_create_premulsum(&kept, &factor, CCL_FLOAT32, CCL_SCALAR_HOST_IMMEDIATE, comm));
+    CHECK_OK(
+        ccl_redop_create_premulsum(&gone, &factor, CCL_FLOAT32, CCL_SCALAR_HOST_IMMEDIATE, comm));
+    CHECK_OK(ccl_redop_destroy(gone, comm));
+    std::set<int> numbers;
+    cycle(3000, &numbers);
+    EXPECT_FALSE(numbers.contains(number(kept)));
+    EXPECT_FALSE(numbers.contains(number(gone)));
+    const auto in_use = [] {
+      const struct mallinfo2 info = mallinfo2();
+      return info.uordblks + info.hblkhd;
+    };
+    const size_t before = in_use();
+    cycle(100'000, nullptr);
+    const size_t after = in_use();
+    if (!kSanitized) {
+      EXPECT_LT(after, before + 50'000);
+    }
+    float value = 3;
+    EXPECT_EQ(ccl_allreduce(&value, &value, 1, CCL_FLOAT32, gone, comm, nullptr),
+              CCL_INVALID_ARGUMENT);
+    EXPECT_EQ(ccl_redop_destroy(gone, comm), CCL_INVALID_ARGUMENT);
+    CHECK_OK(ccl_allreduce(&value, &value, 1, CCL_FLOAT32, kept, comm, nullptr));
+    EXPECT_EQ(value, 6);
+  });
+}
+
+TEST(RedopTest, TooManyAtTheSameTimeAreAnError) {
+  RunThreads(1, [](int, ccl_comm_t comm) {
+    float factor = 2;
+    std::vector<ccl_redop_t> all(65536);
+    for (ccl_redop_t& op : all) {
+      CHECK_OK(
+          ccl_redop_create_premulsum(&op, &factor, CCL_FLOAT32, CCL_SCALAR_HOST_IMMEDIATE, comm));
+    }
+    ccl_redop_t more = CCL_SUM;
+    EXPECT_EQ(
+        ccl_redop_create_premulsum(&more, &factor, CCL_FLOAT32, CCL_SCALAR_HOST_IMMEDIATE, comm),
+        CCL_INVALID_USAGE);
+    EXPECT_NE(std::string(ccl_get_last_error(nullptr)).find("65536"), std::string::npos);
+    CHECK_OK(ccl_redop_destroy(all[7], comm));
+    CHECK_OK(
+        ccl_redop_create_premulsum(&more, &factor, CCL_FLOAT32, CCL_SCALAR_HOST_IMMEDIATE, comm));
+    EXPECT_NE(std::memcmp(&more, &all[7], sizeof more), 0);
+    CHECK_OK(ccl_redop_destroy(more, comm));
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (i != 7) {
+        CHECK_OK(ccl_redop_destroy(all[i], comm));
+      }
+    }
   });
 }
 

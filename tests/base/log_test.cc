@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <limits.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -194,6 +196,91 @@ TEST_F(LogTest, AReaderThatHasGoneKillsNobody) {
   sigset_t pending;
   sigpending(&pending);
   EXPECT_EQ(sigismember(&pending, SIGPIPE), 0);
+}
+
+// A pipe without room, whose other end somebody holds and does not read.
+class FullPipe {
+ public:
+  FullPipe() {
+    EXPECT_EQ(pipe2(ends_, O_CLOEXEC | O_NONBLOCK), 0);
+    const std::string block(4096, 'x');
+    while (write(ends_[1], block.data(), block.size()) > 0) {
+    }
+    while (write(ends_[1], "x", 1) > 0) {
+    }
+    EXPECT_EQ(fcntl(ends_[1], F_SETFL, 0), 0);  // as a parent's is: its writers wait
+  }
+  ~FullPipe() {
+    close(ends_[0]);
+    close(ends_[1]);
+  }
+  std::string WriteEnd() const { return "/proc/self/fd/" + std::to_string(ends_[1]); }
+  int write_end() const { return ends_[1]; }
+  // Everything that is in it.
+  std::string Drain() const {
+    std::string all(1 << 20, '\0');
+    size_t filled = 0;
+    for (ssize_t got; (got = read(ends_[0], all.data() + filled, all.size() - filled)) > 0;) {
+      filled += static_cast<size_t>(got);
+    }
+    all.resize(filled);
+    return all;
+  }
+
+ private:
+  int ends_[2];
+};
+
+// Were a line to wait for the reader, this test would not end.
+TEST_F(LogTest, AReaderThatHasStoppedKeepsNobody) {
+  const FullPipe pipe;
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pipe.WriteEnd()).ok());
+  for (int i = 0; i < 3; ++i) Log(LogLevel::kWarn, "lost");
+  EXPECT_EQ(pipe.Drain().find("lost"), std::string::npos);
+  Log(LogLevel::kWarn, "there again");
+  const std::string lines = pipe.Drain();
+  EXPECT_TRUE(std::regex_match(
+      lines, std::regex(".* inccl WARN 3 lines are missing here.*\n.* inccl WARN there again\n")))
+      << lines;
+  Log(LogLevel::kWarn, "once");
+  EXPECT_EQ(pipe.Drain().find("missing"), std::string::npos);
+}
+
+// Standard error belongs to others, too: they still wait for the reader.
+TEST_F(LogTest, StandardErrorThatIsNotReadKeepsNobodyAndStaysAsItIs) {
+  const FullPipe pipe;
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
+  const int own = dup(STDERR_FILENO);
+  ASSERT_GE(dup2(pipe.write_end(), STDERR_FILENO), 0);
+  Log(LogLevel::kWarn, "lost");
+  const int flags = fcntl(STDERR_FILENO, F_GETFL);
+  dup2(own, STDERR_FILENO);
+  close(own);
+  EXPECT_EQ(flags & O_NONBLOCK, 0);
+  EXPECT_EQ(pipe.Drain().find("lost"), std::string::npos);
+}
+
+TEST_F(LogTest, ASocketThatIsNotReadKeepsNobody) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const std::string block(4096, 'x');
+  while (send(ends[1], block.data(), block.size(), MSG_DONTWAIT) > 0) {
+  }
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
+  const int own = dup(STDERR_FILENO);
+  ASSERT_GE(dup2(ends[1], STDERR_FILENO), 0);
+  Log(LogLevel::kWarn, "lost");
+  dup2(own, STDERR_FILENO);
+  for (const int fd : {own, ends[0], ends[1]}) close(fd);
+}
+
+TEST_F(LogTest, ALineIsCutWhereAPipeWouldTearIt) {
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
+  Log(LogLevel::kWarn, std::string(10000, 'x'));
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0].size() + 1, size_t{PIPE_BUF});
+  EXPECT_TRUE(lines[0].ends_with("xxx...")) << lines[0].substr(lines[0].size() - 20);
 }
 
 TEST(LogParseTest, Levels) {

@@ -27,6 +27,8 @@
 namespace inccl {
 
 inline constexpr uint32_t kMaxControlBody = 1 << 20;
+// Messages of so many bytes need no memory, while no others wait to be written to a peer's socket.
+inline constexpr size_t kMostToldBytes = 2048;
 // Bytes that may wait for one peer. A peer that takes so little that more would wait is given up:
 // its connection is closed, which both sides see as not clean.
 inline constexpr size_t kMaxControlQueue = 8 << 20;

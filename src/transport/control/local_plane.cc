@@ -17,19 +17,44 @@ void LocalMember::Put(int from, uint8_t kind, std::span<const std::byte> body) {
     letter.from = from;
     letter.kind = kind;
     letter.last = letter.clean = kind == kGoodbye;
-    if (sender.queued + sizeof(Letter) + body.size() > kMaxControlQueue) {
+    const bool full = sender.queued + sizeof(Letter) + body.size() > kMaxControlQueue;
+    if (full) {
       letter.last = true;
       letter.clean = false;
       Log(LogLevel::kWarn, LogSubsystem::kControl, "control messages of rank {} are not taken",
           from);
-    } else {
-      letter.body.assign(body.begin(), body.end());
     }
-    sender.ended = letter.last;
-    sender.queued += sizeof(Letter) + letter.body.size();
-    letters_.push_back(std::move(letter));
+    const bool last = letter.last, clean = letter.clean;
+    const size_t bytes = sizeof(Letter) + (full ? 0 : body.size());
+    const Status kept = CatchOutOfMemory([&] {
+      if (!full) letter.body.assign(body.begin(), body.end());
+      letters_.push_back(std::move(letter));
+      return Status::Ok();
+    });
+    sender.ended = last || !kept.ok();
+    sender.ends = !kept.ok();
+    sender.ends_clean = clean;
+    if (kept.ok()) sender.queued += bytes;
   }
   Loop::Get().Wake(id_);
+}
+
+bool LocalMember::Take(Letter* letter) {
+  if (!letters_.empty()) {
+    *letter = std::move(letters_.front());
+    letters_.pop_front();
+    senders_[static_cast<size_t>(letter->from)].queued -= sizeof(Letter) + letter->body.size();
+    return true;
+  }
+  for (size_t from = 0; from < senders_.size(); ++from) {
+    if (!std::exchange(senders_[from].ends, false)) continue;
+    *letter = {};
+    letter->from = static_cast<int>(from);
+    letter->last = true;
+    letter->clean = senders_[from].ends_clean;
+    return true;
+  }
+  return false;
 }
 
 void LocalMember::Silence() {
@@ -46,10 +71,7 @@ void LocalMember::OnWake() {
     Letter letter;
     {
       const std::lock_guard lock(box_mutex_);
-      if (letters_.empty()) return;
-      letter = std::move(letters_.front());
-      letters_.pop_front();
-      senders_[static_cast<size_t>(letter.from)].queued -= sizeof(Letter) + letter.body.size();
+      if (!Take(&letter)) return;
     }
     const Status status = CatchOutOfMemory([&] {
       if (letter.last) {

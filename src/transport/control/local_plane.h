@@ -42,7 +42,12 @@ class LocalMember final : public Member {
   struct Sender {
     size_t queued = 0;   // bytes, with what a letter costs
     bool ended = false;  // its last letter has been put in
+    // There was no memory for a letter, so it has ended with this one, which comes after all
+    // others.
+    bool ends = false, ends_clean = false;
   };
+
+  bool Take(Letter* letter);  // holds box_mutex_; false: there is none
 
   ControlHandler* const handler_;
   uint64_t id_ = 0;

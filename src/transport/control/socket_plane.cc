@@ -22,6 +22,8 @@ using bootstrap::IoResult;
 
 constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot keep the thread
 constexpr Time kLongestFlush = 3600 * kSecond;
+// What waits for a peer, as a rule: the news of an error and the goodbye find memory.
+constexpr size_t kReservedOut = kMostToldBytes + 4 * bootstrap::kFrameHeaderBytes;
 
 }  // namespace
 
@@ -42,6 +44,7 @@ Status SocketMember::Start(uint64_t id) {
     if (!connection.fd.valid()) continue;
     connection.open = true;
     connection.heard = now;
+    connection.out.reserve(kReservedOut);
     Status status =
         Loop::Get().Watch(id_, static_cast<uint32_t>(peer), connection.fd.get(), EPOLLIN);
     if (!status.ok()) return status;
