@@ -28,7 +28,7 @@ struct LivenessOptions {
   int rank = 0, nranks = 1;
   std::vector<std::string> peer_names;  // "host:pid" by rank
   Time op_timeout = 600 * kSecond;
-  std::string comm_name;
+  std::string comm_name = {};
   Time warn_after = 10 * kSecond;  // a call without progress is worth a line in the log
   bool abort_on_error = false;  // the process ends at the first error after Begin
 };
