@@ -193,7 +193,9 @@ const Variable kVariables[] = {
     {{"INCCL_SIZE", "number of ranks, where no launcher says it", "1 to 1048576", "none", "integer",
       true},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kMostRanks, &e->size); }},
-    {{"INCCL_JOB", "name that the ranks of one job share and no other job of this user has",
+    {{"INCCL_JOB",
+      "name that the ranks of one job share and no other job of this user has; needed where no "
+      "launcher names the job, as beside INCCL_RANK",
       "any text", "from the launcher", "text", true},
      [](Text v, Environment* e) { return ParseText(v, &e->job); }},
     {{"INCCL_CONF_FILE", "configuration file that is read in place of the user's", "a path",
