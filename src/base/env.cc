@@ -165,8 +165,11 @@ const Variable kVariables[] = {
      [](Text, Environment*) {
        return std::string("an address, and this version cannot join ranks at one");
      }},
-    {{"INCCL_SECRET_FILE", "file whose content ranks need to join, besides the unique id",
-      "a path; the file must be readable by its owner only (mode 0600)", "none", "path"},
+    {{"INCCL_SECRET_FILE",
+      "file whose content ranks need to join, besides the unique id or what the launcher says; for "
+      "all ranks and the maker of the id, or for none",
+      "a path; the file has 16 bytes or more and is readable by its owner only (mode 0600)", "none",
+      "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->secret_file); }},
     {{"INCCL_SOCKET_IFNAME", "interface on which the creator of a unique id listens",
       "prefixes, comma-separated; = before: exact names; ^ before: all but these",

@@ -256,14 +256,14 @@ TEST(HostTest, HostIdsFollowTheOverride) {
 
 TEST(HostTest, SecretFilesMustBePrivate) {
   const std::string path = ::testing::TempDir() + "inccl-secret-" + std::to_string(getpid());
-  std::ofstream(path) << "s3cret";
+  std::ofstream(path) << "sixteen or more bytes";
   ASSERT_EQ(chmod(path.c_str(), 0600), 0);
-  const Result<std::vector<std::byte>> good = bootstrap::ReadSecretFile(path);
+  const Result<bootstrap::Secret> good = bootstrap::ReadSecretFile(path);
   ASSERT_TRUE(good.ok()) << good.status().message();
-  EXPECT_EQ(good->size(), 6u);
+  EXPECT_EQ(good->size(), 21u);
   for (const mode_t mode : {0640u, 0604u, 0620u}) {
     ASSERT_EQ(chmod(path.c_str(), mode), 0);
-    const Result<std::vector<std::byte>> open = bootstrap::ReadSecretFile(path);
+    const Result<bootstrap::Secret> open = bootstrap::ReadSecretFile(path);
     ASSERT_FALSE(open.ok());
     EXPECT_EQ(open.status().code(), Code::kInvalidUsage);
     EXPECT_CONTAINS(open.status().message(), path);
@@ -271,7 +271,7 @@ TEST(HostTest, SecretFilesMustBePrivate) {
   }
   ASSERT_EQ(chmod(path.c_str(), 0600), 0);
   std::ofstream(path, std::ios::trunc).flush();
-  EXPECT_CONTAINS(bootstrap::ReadSecretFile(path).status().message(), "empty");
+  EXPECT_CONTAINS(bootstrap::ReadSecretFile(path).status().message(), "0 bytes");
   std::ofstream(path) << std::string(5000, 'x');
   EXPECT_CONTAINS(bootstrap::ReadSecretFile(path).status().message(), "longer");
   std::remove(path.c_str());

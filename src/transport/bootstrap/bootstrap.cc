@@ -63,15 +63,13 @@ Status CheckOptions(const JoinOptions& options) {
 
 // K = HKDF(secret | content of the secret file, salt: nonce)
 Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce) {
-  std::vector<std::byte> material(secret.begin(), secret.end());
-  if (!secret_file.empty()) {
-    Result<std::vector<std::byte>> content = ReadSecretFile(secret_file);
-    if (!content.ok()) return content.status();
-    material.insert(material.end(), content->begin(), content->end());
-  }
-  Result<Key> key = Hkdf(material, nonce, "inccl rendezvous");
-  Wipe(material);
-  return key;
+  if (secret_file.empty()) return Hkdf(secret, nonce, "inccl rendezvous");
+  Result<Secret> content = ReadSecretFile(secret_file);
+  if (!content.ok()) return content.status();
+  Secret material;
+  material.Append(secret);
+  material.Append(content->bytes());
+  return Hkdf(material.bytes(), nonce, "inccl rendezvous");
 }
 
 // A socket that only the other ranks will hear of.
@@ -80,6 +78,11 @@ Result<UniqueFd> ListenForMesh(std::string* name) {
   if (Status status = FillRandom(random); !status.ok()) return status;
   *name = "inccl-mesh-" + Hex(random);
   return Listen(SocketAddress::Unix(*name));
+}
+
+Status OfRank(const JoinOptions& options, const Status& status) {
+  return {status.code(),
+          fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
 }
 
 Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, RankTable table,
@@ -105,7 +108,10 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, Ra
   MeshTerms terms;
   terms.rank = options.rank;
   terms.nranks = options.nranks;
-  terms.handshake = {.key = *key, .role = Role::kMesh, .communicator = table.session};
+  terms.handshake = {.key = *key,
+                     .role = Role::kMesh,
+                     .communicator = table.session,
+                     .secret_file = rendezvous.secret_file};
   terms.ranks = std::move(table.ranks);
   terms.share_fds = options.share_fds;
   terms.deadline = options.deadline;
@@ -132,10 +138,7 @@ Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClie
 
 Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                   const JoinOptions& options) {
-  const auto named = [&](const Status& status) {
-    return Status(status.code(), fmt::format("rank {}/{}: init: {}", options.rank, options.nranks,
-                                             status.message()));
-  };
+  const auto named = [&](const Status& status) { return OfRank(options, status); };
   const size_t descriptors =
       static_cast<size_t>(options.nranks) * (1 + options.share_fds.size()) + 8;
   if (Status status = EnsureDescriptors(descriptors); !status.ok()) return named(status);
@@ -228,11 +231,15 @@ Result<UniqueId> CreateUniqueId(const Environment& environment, bool ranks_are_w
   if (Status status = FillRandom(id.nonce); !status.ok()) return status;
   if (Status status = FillRandom(secret); !status.ok()) return status;
   id.secret = Key(secret);
+  Wipe(secret);
   id.needs_secret_file = !environment.secret_file.empty();
   RootOptions root;
   Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.nonce);
   if (!key.ok()) return key.status();
-  root.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce};
+  root.terms = {.key = *key,
+                .role = Role::kRendezvous,
+                .communicator = id.nonce,
+                .secret_file = id.needs_secret_file};
   root.lifetime = 2 * environment.init_timeout_ms * kMillisecond;
   root.from_the_start = ranks_are_waiting;
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
@@ -255,17 +262,26 @@ Result<UniqueId> CreateUniqueId(const Environment& environment, bool ranks_are_w
 Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
   if (id.needs_secret_file && options.secret_file.empty()) {
-    return InvalidUsage(
-        "the id was made with a secret file; INCCL_SECRET_FILE must name it on every rank");
+    return OfRank(options,
+                  InvalidUsage("the id was made with a secret file, which this rank lacks; "
+                               "INCCL_SECRET_FILE must name it on every rank"));
   }
-  Result<Key> key = DeriveKey(id.secret.bytes(),
-                              id.needs_secret_file ? options.secret_file : std::string(), id.nonce);
-  if (!key.ok()) return key.status();
+  if (!id.needs_secret_file && !options.secret_file.empty()) {
+    return OfRank(options, InvalidUsage("INCCL_SECRET_FILE is set on this rank, but was not where "
+                                        "the id was made; it must be set there and on every rank"));
+  }
+  Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.nonce);
+  if (!key.ok()) return OfRank(options, key.status());
   RootTarget target;
   for (const UniqueIdAddress& address : id.addresses) {
     target.addresses.push_back(SocketAddress::Tcp(address));
   }
-  return Join(target, {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce}, options);
+  return Join(target,
+              {.key = *key,
+               .role = Role::kRendezvous,
+               .communicator = id.nonce,
+               .secret_file = id.needs_secret_file},
+              options);
 }
 
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
@@ -282,10 +298,13 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
   if (!hash.ok()) return hash.status();
   HandshakeTerms terms;
   std::copy_n(hash->begin(), terms.communicator.size(), terms.communicator.begin());
-  const std::string secret = identity + launcher.secret;
-  Result<Key> key = DeriveKey(AsBytes(secret), options.secret_file, terms.communicator);
-  if (!key.ok()) return key.status();
+  Secret secret;
+  secret.Append(AsBytes(identity));
+  secret.Append(AsBytes(launcher.secret));
+  Result<Key> key = DeriveKey(secret.bytes(), options.secret_file, terms.communicator);
+  if (!key.ok()) return OfRank(options, key.status());
   terms.key = *key;
+  terms.secret_file = !options.secret_file.empty();
   RootTarget target;
   target.addresses.push_back(
       SocketAddress::Unix("inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes))));
@@ -293,10 +312,7 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
   target.may_come_later = true;
   if (options.rank == 0) {
     Status status = HostRendezvous(target.addresses.front(), terms, options);
-    if (!status.ok()) {
-      return Status(status.code(), fmt::format("rank {}/{}: init: {}", options.rank, options.nranks,
-                                               status.message()));
-    }
+    if (!status.ok()) return OfRank(options, status);
   }
   return Join(target, terms, options);
 }

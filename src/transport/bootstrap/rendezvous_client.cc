@@ -58,6 +58,19 @@ Attempt Hopeless(Status status) {
   return attempt;
 }
 
+std::string WhyNot(HandshakeFault fault, const std::string& where) {
+  // Under a launcher it is rank 0's; a unique id says beforehand whether it asks for a file.
+  if (fault == HandshakeFault::kSecretLacking) {
+    return "rank 0 has a secret file, this rank lacks it; INCCL_SECRET_FILE must name it on every "
+           "rank";
+  }
+  if (fault == HandshakeFault::kSecretUnasked) {
+    return "this rank has a secret file, rank 0 lacks it; INCCL_SECRET_FILE must name it on every "
+           "rank";
+  }
+  return fmt::format("the rendezvous at {} is not ours: {}", where, Describe(fault));
+}
+
 Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms& terms,
                      const ClientOptions& options, Time until) {
   Nonce nonce;
@@ -84,8 +97,7 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
       if (handshake.fault() == HandshakeFault::kCrypto) {
         return Hopeless(SystemError(Describe(handshake.fault())));
       }
-      return Hopeless(InvalidUsage(
-          fmt::format("the rendezvous at {} is not ours: {}", where, Describe(handshake.fault()))));
+      return Hopeless(InvalidUsage(WhyNot(handshake.fault(), where)));
     }
     if (after == ClientHandshake::State::kReadingReply && before != after &&
         !WriteAll(fd.get(), handshake.hello())) {
