@@ -85,8 +85,9 @@ Status OfRank(const JoinOptions& options, const Status& status) {
           fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
 }
 
-Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, RankTable table,
-                UniqueFd listener, RendezvousClient* root, Mesh* mesh,
+// `any_namespace`: the key is a secret, so that where a peer runs need not speak for it.
+Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bool any_namespace,
+                RankTable table, UniqueFd listener, RendezvousClient* root, Mesh* mesh,
                 std::vector<UniqueFd>* open) {
   Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
   if (!key.ok()) return key.status();
@@ -116,6 +117,7 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, Ra
   terms.share_fds = options.share_fds;
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
+  terms.any_namespace = any_namespace;
   return BuildMesh(terms, std::move(listener), root, &mesh->peers, open);
 }
 
@@ -183,7 +185,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
 
   Mesh mesh;
   std::vector<UniqueFd> open;  // until a failure has been told
-  status = WireMesh(options, terms, *std::move(table), *std::move(listener), &root, &mesh, &open);
+  status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace,
+                    *std::move(table), *std::move(listener), &root, &mesh, &open);
   if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
   FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
@@ -204,6 +207,7 @@ Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
       root.terms = terms;
       root.listeners.push_back(*std::move(listener));
       root.same_uid_only = true;
+      root.any_namespace = terms.secret_file;
       if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
       return StartRoot(std::move(root));
     }
@@ -309,6 +313,7 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
   target.addresses.push_back(
       SocketAddress::Unix("inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes))));
   target.same_uid_only = true;
+  target.any_namespace = terms.secret_file;
   target.may_come_later = true;
   if (options.rank == 0) {
     Status status = HostRendezvous(target.addresses.front(), terms, options);

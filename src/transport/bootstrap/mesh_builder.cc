@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "transport/bootstrap/fd_passing.h"
 #include "transport/bootstrap/gathering.h"
+#include "transport/bootstrap/namespaces.h"
 #include "transport/bootstrap/socket.h"
 
 namespace inccl::bootstrap {
@@ -231,6 +232,12 @@ void MeshBuilder::AcceptAll() {
           terms_.rank, terms_.nranks, peer.ok() ? static_cast<int64_t>(peer->uid) : -1);
       continue;
     }
+    if (const Status status = CheckPeerNamespaces(incoming.fd.get());
+        !terms_.any_namespace && !status.ok()) {
+      Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "rank {}/{}: refused a connection of {}",
+          terms_.rank, terms_.nranks, status.message());
+      continue;
+    }
     FAULT_POINT("mesh.after_accept");
     if (incoming_.size() >= most) incoming_.erase(incoming_.begin());
     incoming.deadline = SystemClock().Now() + kServerLimit;
@@ -308,6 +315,10 @@ Status MeshBuilder::Step(size_t peer) {
     if (owner->uid != geteuid()) {
       return Error(peer, InvalidUsage(fmt::format("its socket belongs to uid {}, not to uid {}",
                                                   owner->uid, geteuid())));
+    }
+    if (const Status status = CheckPeerNamespaces(link.fd.get());
+        !terms_.any_namespace && !status.ok()) {
+      return Error(peer, InvalidUsage("its socket belongs to " + status.message()));
     }
     link.state = Link::State::kHandshaking;
     return Status::Ok();

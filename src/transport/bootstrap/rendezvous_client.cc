@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/fault_point.h"
+#include "transport/bootstrap/namespaces.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -111,7 +112,7 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
   return attempt;
 }
 
-Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const HandshakeTerms& terms,
+Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const HandshakeTerms& terms,
                 const ClientOptions& options) {
   const std::string where = address.ToString();
   const Time until = std::min(options.deadline, SystemClock().Now() + kAttemptLimit);
@@ -128,7 +129,7 @@ Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const Handshak
     return attempt;
   }
   FAULT_POINT("bootstrap.after_connect");
-  if (same_uid_only) {
+  if (target.same_uid_only) {
     const Result<PeerCredentials> peer = GetPeerCredentials(fd->get());
     if (!peer.ok()) return Hopeless(peer.status());
     if (peer->uid != geteuid()) {
@@ -136,6 +137,13 @@ Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const Handshak
           "the rendezvous at {} belongs to process {} of uid {}, not to uid {}: another user has "
           "taken its name",
           where, peer->pid, peer->uid, geteuid())));
+    }
+    if (const Status status = CheckPeerNamespaces(fd->get());
+        !target.any_namespace && !status.ok()) {
+      return Hopeless(InvalidUsage(
+          fmt::format("the rendezvous at {} belongs to {}; ranks in several containers need "
+                      "INCCL_SECRET_FILE",
+                      where, status.message())));
     }
   }
   return Authenticate(*std::move(fd), where, terms, options, until);
@@ -186,7 +194,7 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
     Attempt last;
     bool all_absent = true;
     for (const SocketAddress& address : target.addresses) {
-      last = TryOnce(address, target.same_uid_only, terms, options);
+      last = TryOnce(address, target, terms, options);
       if (last.outcome == Attempt::Outcome::kAuthenticated) {
         return std::unique_ptr<RendezvousClient>(
             new RendezvousClient(std::move(last.fd), address.ToString(), options));

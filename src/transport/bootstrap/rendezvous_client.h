@@ -24,6 +24,7 @@ namespace inccl::bootstrap {
 struct RootTarget {
   std::vector<SocketAddress> addresses;  // tried in turn
   bool same_uid_only = false;            // unix: refuse a root of another user
+  bool any_namespace = false;            // else, with same_uid_only, of another container, too
   bool may_come_later = false;           // nobody listening is no error until the deadline
 };
 

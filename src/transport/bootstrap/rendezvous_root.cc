@@ -18,6 +18,7 @@
 #include "transport/bootstrap/frame.h"
 #include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/namespaces.h"
 #include "transport/bootstrap/socket.h"
 
 namespace inccl::bootstrap {
@@ -217,6 +218,13 @@ void Root::AcceptFrom(int listener) {
         Complain(source, "it belongs to another user");
         ResetConnection(std::move(fd));
         continue;
+      }
+      if (!options_.any_namespace) {
+        if (const Status status = CheckPeerNamespaces(fd.get()); !status.ok()) {
+          Complain(source, fmt::format("it belongs to {}", status.message()).c_str());
+          ResetConnection(std::move(fd));
+          continue;
+        }
       }
     }
     AddPending(std::move(fd), source);

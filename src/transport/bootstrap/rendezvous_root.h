@@ -21,6 +21,7 @@ struct RootOptions {
   HandshakeTerms terms;
   std::vector<UniqueFd> listeners;
   bool same_uid_only = false;          // listeners are unix sockets, other users are refused
+  bool any_namespace = false;          // else, with same_uid_only, other containers are, too
   Time lifetime = 240 * kSecond;       // from the first registration on
   bool from_the_start = false;         // or from the start
   Time handshake_limit = 2 * kSecond;  // for a connection to authenticate and register
