@@ -26,11 +26,11 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->channels, 1);
   EXPECT_EQ(env->slice_bytes, 131072);
   EXPECT_EQ(env->stream_bytes, 16777216);
+  EXPECT_EQ(env->net_security, NetSecurity::kAuth);
   EXPECT_EQ(env->init_timeout_ms, 120000);
   EXPECT_EQ(env->op_timeout_ms, 600000);
   EXPECT_EQ(env->heartbeat_timeout_ms, 1000);
   EXPECT_EQ(env->dead_timeout_ms, 10000);
-  EXPECT_EQ(env->net_security, NetSecurity::kAuth);
   EXPECT_EQ(env->debug, LogLevel::kNone);
   EXPECT_EQ(env->debug_subsys, kDefaultLogSubsystems);
   EXPECT_FALSE(env->reproducible);

@@ -197,6 +197,12 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   return mesh;
 }
 
+bool SomebodyListens(const SocketAddress& address) {
+  int error = 0;
+  const Result<UniqueFd> fd = Connect(address, &error);
+  return fd.ok() && (error == 0 || error == EAGAIN);
+}
+
 // Rank 0's part in a launcher's job. An earlier rendezvous of that name may still be ending.
 Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
                       const JoinOptions& options) {
@@ -207,10 +213,13 @@ Status HostRendezvous(const SocketAddress& address, const HandshakeTerms& terms,
       root.terms = terms;
       root.listeners.push_back(*std::move(listener));
       root.same_uid_only = true;
+      root.nranks = options.nranks;
       root.any_namespace = terms.secret_file;
       if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
       return StartRoot(std::move(root));
     }
+    // Rank 0 is there already, and its rendezvous will say so.
+    if (SomebodyListens(address)) return Status::Ok();
     const Time now = SystemClock().Now();
     if (now >= options.deadline) {
       return SystemError(

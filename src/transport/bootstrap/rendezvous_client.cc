@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/fault_point.h"
+#include "base/log.h"
 #include "transport/bootstrap/namespaces.h"
 
 namespace inccl::bootstrap {
@@ -189,6 +190,8 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
   if (where.empty()) return NamedBy(options, InvalidArgument("id: it holds no address"));
   int rejections = 0, absences = 0;
   Time pause = kFirstPause;
+  const Time start = SystemClock().Now();
+  bool warned = false;
   while (true) {
     if (Status status = CancelledBy(options); !status.ok()) return status;
     Attempt last;
@@ -208,13 +211,18 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
       return NamedBy(options, end);
     }
     const Time now = SystemClock().Now();
+    const char* const hint =
+        target.may_come_later && all_absent ? "; has rank 0 been started, on this host?" : "";
     if (now >= options.deadline) {
-      return NamedBy(
-          options,
-          TimeoutError(fmt::format(
-              "no rendezvous at {} within {} ms: {}{}", where, options.timeout_ms, last.why,
-              target.may_come_later && all_absent ? "; has rank 0 been started, on this host?"
-                                                  : "")));
+      return NamedBy(options, TimeoutError(fmt::format("no rendezvous at {} within {} ms: {}{}",
+                                                       where, options.timeout_ms, last.why, hint)));
+    }
+    if (!warned && now - start >= options.patience) {
+      warned = true;
+      Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+          "rank {}/{}: init: still no rendezvous at {}, after {} ms: {}{}; the limit is {} ms",
+          options.rank, options.nranks, where, options.patience / kMillisecond, last.why, hint,
+          options.timeout_ms);
     }
     SleepUntil(std::min(options.deadline, now + pause));
     pause = std::min(kLongestPause, 2 * pause);

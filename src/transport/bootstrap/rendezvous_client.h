@@ -15,6 +15,7 @@
 #include "base/fd.h"
 #include "base/status.h"
 #include "transport/bootstrap/frame.h"
+#include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/handshake.h"
 #include "transport/bootstrap/messages.h"
 #include "transport/bootstrap/socket.h"
@@ -32,6 +33,7 @@ struct ClientOptions {
   int rank = 0, nranks = 1;
   Time deadline = kNever;
   int timeout_ms = 0;                            // for texts
+  Time patience = kPatience;                     // before a log line says that nobody listens
   const std::atomic<bool>* cancelled = nullptr;  // true ends every wait within kCancelLag
 };
 inline constexpr Time kCancelLag = 50 * kMillisecond;

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
+#include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/handshake.h"
 
 namespace inccl::bootstrap {
@@ -25,7 +26,8 @@ struct RootOptions {
   Time lifetime = 240 * kSecond;       // from the first registration on
   bool from_the_start = false;         // or from the start
   Time handshake_limit = 2 * kSecond;  // for a connection to authenticate and register
-  size_t max_pending = 64;             // connections that have not; the oldest makes room
+  int nranks = 0;                      // how many are expected; 0: the first to come will say
+  Time patience = kPatience;           // before a log line says who is missing
 };
 
 // On a thread of its own, which ends by itself: when the communicator is complete, or when all
