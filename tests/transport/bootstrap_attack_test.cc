@@ -228,8 +228,6 @@ class FloodTest : public ::testing::Test {
     RootOptions options;
     options.same_uid_only = true;
     options.nranks = nranks;
-    options.from_the_start = true;
-    options.lifetime = 60 * kSecond;
     options.handshake_limit = 20 * kSecond;
     options.listeners.push_back(*std::move(listener));
     terms_ = options.terms;

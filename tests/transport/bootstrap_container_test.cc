@@ -12,6 +12,8 @@
 #include <string>
 
 #include "transport/bootstrap/handshake.h"
+#include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/rendezvous_client.h"
 #include "transport/bootstrap/rendezvous_root.h"
 #include "transport/bootstrap/socket.h"
 #include "transport/bootstrap_world.h"
@@ -139,13 +141,22 @@ TEST_P(ContainerTest, AStrangerIsNotGreeted) {
   RootOptions options;
   options.same_uid_only = true;
   options.listeners.push_back(*std::move(listener));
-  options.from_the_start = true;
-  options.lifetime = 300 * kMillisecond * kSlowness;
+  const HandshakeTerms terms = options.terms;
   ASSERT_TRUE(StartRoot(std::move(options)).ok());
   ASSERT_EQ(write(ready[1], "g", 1), 1);
   const int status = processes.Wait(stranger);
   close(ready[0]);
   close(ready[1]);
+  // One that may come, so that the rendezvous ends.
+  const auto client = RendezvousClient::Connect(
+      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
+      {.rank = 0, .nranks = 2, .deadline = SystemClock().Now() + 20 * kSecond});
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  Registration registration;
+  registration.nranks = 2;
+  registration.remaining = kMillisecond;
+  ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  EXPECT_EQ((*client)->Await(MessageKind::kGo).status().code(), Code::kTimeout);
   ASSERT_TRUE(WIFEXITED(status)) << status;
   if (WEXITSTATUS(status) == kCannot) GTEST_SKIP() << "may not make namespaces";
   EXPECT_EQ(WEXITSTATUS(status), 42);
