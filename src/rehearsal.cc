@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "base/fault_point.h"
+#include "base/log.h"
 #include "communicator.h"
 #include "compress/identity_codec.h"
+#include "transport/bootstrap/gathering.h"
 
 namespace inccl {
 namespace {
@@ -35,7 +37,13 @@ class Observer final : public WaitObserver {
     return liveness_->Check();
   }
 
-  Status OnStall(const Job& /*job*/, std::span<const int> awaited, Time /*stalled*/) override {
+  Status OnStall(const Job& /*job*/, std::span<const int> awaited, Time stalled) override {
+    if (!warned_ && stalled >= bootstrap::kPatience) {
+      warned_ = true;
+      Log(LogLevel::kWarn, LogSubsystem::kInit,
+          "{}: init: still waiting, after {} ms, for peer {}, which has joined", name_,
+          bootstrap::kPatience / kMillisecond, fmt::join(awaited, ", "));
+    }
     if (SystemClock().Now() < deadline_) return Check();
     return TimeoutError(fmt::format("{}: init: peer {} has joined, but sent nothing in time", name_,
                                     fmt::join(awaited, ", ")));
@@ -46,6 +54,7 @@ class Observer final : public WaitObserver {
   Liveness* const liveness_;
   const Time deadline_;
   const std::atomic<bool>* const cancelled_;
+  bool warned_ = false;
 };
 
 // What has been found out by somebody who does not know yet that the communicator is being created.

@@ -63,16 +63,22 @@ std::string ParseLevel(std::string_view value, LogLevel* field) {
   return ParseLogLevel(value, field) ? "" : "not a level";
 }
 
+// What is wrong with a list one of whose words is unknown.
+std::string NoSuchWord(std::string_view value, std::string_view word, const char* what) {
+  return value == word ? fmt::format("no {}", what)
+                       : fmt::format("a list with \"{}\", which is no {}", word, what);
+}
+
 std::string ParseTransports(std::string_view value, std::string* field) {
   field->assign(value);
-  while (true) {
-    const size_t comma = value.find(',');
-    const std::string_view name = value.substr(0, comma);
+  for (std::string_view rest = value; true;) {
+    const size_t comma = rest.find(',');
+    const std::string_view name = rest.substr(0, comma);
     if (name != "loopback" && name != "shm" && name != "ucx") {
-      return fmt::format("\"{}\" is no transport of this version (loopback, shm, ucx)", name);
+      return NoSuchWord(value, name, "transport of this version");
     }
     if (comma == std::string_view::npos) return "";
-    value.remove_prefix(comma + 1);
+    rest.remove_prefix(comma + 1);
   }
 }
 
@@ -85,21 +91,33 @@ std::string ParseUcxTls(std::string_view value, std::string* field) {
   return "";
 }
 
-std::string ParseCommId(std::string_view value, std::string* field) {
-  const size_t colon = value.rfind(':');
-  int port = 0;
-  if (colon == std::string_view::npos || colon == 0 ||
-      !ParseInteger(value.substr(colon + 1), 1, 65535, &port).empty()) {
-    return "not of the form host:port";
-  }
-  field->assign(value);
+std::string ParseNetSecurity(std::string_view value, NetSecurity* field) {
+  if (value != "auth" && value != "none") return "neither auth nor none";
+  *field = value == "none" ? NetSecurity::kNone : NetSecurity::kAuth;
   return "";
 }
 
 std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
   std::string unknown;
   if (ParseLogSubsystems(value, &env->debug_subsys, &unknown)) return "";
-  return fmt::format("\"{}\" is no subsystem", unknown);
+  return NoSuchWord(value, unknown, "subsystem");
+}
+
+// Variables that do not go together; "" if all do.
+std::string CheckTogether(const Environment& env) {
+  if (env.net_security == NetSecurity::kNone) return "";
+  for (std::string_view rest = env.ucx_tls; !rest.empty();) {
+    const std::string_view name = rest.substr(0, rest.find(','));
+    if (name == "tcp" || name == "all") {
+      return fmt::format(
+          "\"{}\" opens a TCP port on which UCX authenticates nobody: who reaches it can write "
+          "into "
+          "the process; INCCL_NET_SECURITY=none admits that, auth (the default) does not",
+          name);
+    }
+    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
+  }
+  return "";
 }
 
 constexpr const char* kMilliseconds = "milliseconds, 1 to 86400000";
@@ -130,8 +148,7 @@ const Variable kVariables[] = {
       "loopback for threads; shm,ucx for processes", "list"},
      [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
     {{"INCCL_UCX_TLS", "UCX's transports for the transport ucx, as in UCX_TLS",
-      "names, comma-separated: sysv, posix, tcp, rc, ...; whoever reaches a port of tcp can write "
-      "into the process",
+      "names, comma-separated: sysv, posix, rc, ...; tcp and all only with INCCL_NET_SECURITY=none",
       "sysv", "list"},
      [](Text v, Environment* e) { return ParseUcxTls(v, &e->ucx_tls); }},
     {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
@@ -140,11 +157,21 @@ const Variable kVariables[] = {
     {{"INCCL_CODEC", "codec of compressed calls that name none",
       "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
      [](Text v, Environment* e) { return ParseText(v, &e->codec); }},
-    {{"INCCL_COMM_ID", "where rank 0 listens; checked, but nothing uses it yet", "host:port",
-      "none", "address"},
-     [](Text v, Environment* e) { return ParseCommId(v, &e->comm_id); }},
-    {{"INCCL_SECRET_FILE", "file whose content ranks need to join, besides the unique id",
-      "a path; the file must be readable by its owner only (mode 0600)", "none", "path"},
+    {{"INCCL_NET_SECURITY",
+      "what protects the ranks' connections over a network; none: nothing, whoever reaches a port "
+      "can write into the process; equal on all ranks",
+      "auth, none", "auth", "name"},
+     [](Text v, Environment* e) { return ParseNetSecurity(v, &e->net_security); }},
+    {{"INCCL_COMM_ID", "where rank 0 will listen; not built yet: setting it is an error",
+      "nothing yet: do not set it", "none", "address"},
+     [](Text, Environment*) {
+       return std::string("an address, and this version cannot join ranks at one");
+     }},
+    {{"INCCL_SECRET_FILE",
+      "file whose content ranks need to join, besides the unique id or what the launcher says; for "
+      "all ranks and the maker of the id, or for none",
+      "a path; the file has 16 bytes or more and is readable by its owner only (mode 0600)", "none",
+      "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->secret_file); }},
     {{"INCCL_SOCKET_IFNAME", "interface on which the creator of a unique id listens",
       "prefixes, comma-separated; = before: exact names; ^ before: all but these",
@@ -197,7 +224,9 @@ const Variable kVariables[] = {
     {{"INCCL_SIZE", "number of ranks, where no launcher says it", "1 to 1048576", "none", "integer",
       true},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kMostRanks, &e->size); }},
-    {{"INCCL_JOB", "name that the ranks of one job share and no other job of this user has",
+    {{"INCCL_JOB",
+      "name that the ranks of one job share and no other job of this user has; needed where no "
+      "launcher names the job, as beside INCCL_RANK",
       "any text", "from the launcher", "text", true},
      [](Text v, Environment* e) { return ParseText(v, &e->job); }},
     {{"INCCL_CONF_FILE", "configuration file that is read in place of the user's", "a path",
@@ -236,6 +265,10 @@ Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
           Escaped(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name, source, value,
                               wrong, variable.info.values)));
     }
+  }
+  if (const std::string wrong = CheckTogether(env); !wrong.empty()) {
+    const std::string source = where ? fmt::format(" ({})", where("INCCL_UCX_TLS")) : "";
+    return InvalidArgument(fmt::format("INCCL_UCX_TLS{}: {}", source, wrong));
   }
   return env;
 }

@@ -23,6 +23,9 @@ using GetEnv = std::function<const char*(const char* name)>;
 // Where the value of a variable comes from, for messages: "environment", "/etc/inccl.conf:3".
 using WhereSet = std::function<std::string(const char* name)>;
 
+// What protects connections over a network.
+enum class NetSecurity { kAuth, kNone };
+
 // A field per variable, already checked and converted; see VariableTable for the meanings.
 struct Environment {
   std::string algo;                               // INCCL_ALGO
@@ -34,7 +37,7 @@ struct Environment {
   std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated
   std::string simd;                               // INCCL_SIMD
   std::string codec;                              // INCCL_CODEC
-  std::string comm_id;                            // INCCL_COMM_ID: "host:port"
+  NetSecurity net_security = NetSecurity::kAuth;  // INCCL_NET_SECURITY
   std::string secret_file;                        // INCCL_SECRET_FILE
   std::string socket_ifname;                      // INCCL_SOCKET_IFNAME
   std::string hostid;                             // INCCL_HOSTID
@@ -70,7 +73,7 @@ std::span<const VariableInfo> VariableTable();
 const VariableInfo* FindVariable(std::string_view name);
 
 // kInvalidArgument naming the variable, where it was set (if `where` is given), its value and what
-// it may be, at the first bad one.
+// it may be, at the first bad one; or naming two that do not go together.
 Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where = {});
 
 // Names in `environment` (as environ: "NAME=value" pointers up to a nullptr) that begin with INCCL_

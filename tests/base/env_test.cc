@@ -26,6 +26,7 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->channels, 1);
   EXPECT_EQ(env->slice_bytes, 131072);
   EXPECT_EQ(env->stream_bytes, 16777216);
+  EXPECT_EQ(env->net_security, NetSecurity::kAuth);
   EXPECT_EQ(env->init_timeout_ms, 120000);
   EXPECT_EQ(env->op_timeout_ms, 600000);
   EXPECT_EQ(env->heartbeat_timeout_ms, 1000);
@@ -48,7 +49,7 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_UCX_TLS", "rc,sysv"},
                                         {"INCCL_SIMD", "avx2"},
                                         {"INCCL_CODEC", "hbi:bits=4"},
-                                        {"INCCL_COMM_ID", "[::1]:4711"},
+                                        {"INCCL_NET_SECURITY", "none"},
                                         {"INCCL_SECRET_FILE", "/s"},
                                         {"INCCL_SOCKET_IFNAME", "^lo"},
                                         {"INCCL_HOSTID", "h"},
@@ -76,7 +77,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->ucx_tls, "rc,sysv");
   EXPECT_EQ(env->simd, "avx2");
   EXPECT_EQ(env->codec, "hbi:bits=4");
-  EXPECT_EQ(env->comm_id, "[::1]:4711");
+  EXPECT_EQ(env->net_security, NetSecurity::kNone);
   EXPECT_EQ(env->secret_file, "/s");
   EXPECT_EQ(env->socket_ifname, "^lo");
   EXPECT_EQ(env->hostid, "h");
@@ -115,10 +116,8 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_UCX_TLS", "^tcp"},
       {"INCCL_TRANSPORT", "shm,"},
       {"INCCL_TRANSPORT", "shm,verbs"},
-      {"INCCL_COMM_ID", "host"},
-      {"INCCL_COMM_ID", "host:0"},
-      {"INCCL_COMM_ID", "host:65536"},
-      {"INCCL_COMM_ID", ":1"},
+      {"INCCL_COMM_ID", "host:4711"},  // ranks whose values differ would join all the same
+      {"INCCL_NET_SECURITY", "encrypt"},
       {"INCCL_DEBUG", "LOUD"},
       {"INCCL_DEBUG_SUBSYS", "INIT,NOISE"},
       {"INCCL_REPRODUCIBLE", "yes"},
@@ -157,6 +156,42 @@ TEST(EnvTest, ABadValueIsNamedWithItsPlace) {
             "to 32");
 }
 
+std::string Refusal(const std::map<std::string, std::string>& values) {
+  const Result<Environment> env = Read(values);
+  return env.ok() ? "accepted" : env.status().message();
+}
+
+TEST(EnvTest, ARefusalIsOneSentence) {
+  EXPECT_EQ(
+      Refusal({{"INCCL_TRANSPORT", "tcp"}}),
+      "INCCL_TRANSPORT: \"tcp\" is no transport of this version; it takes loopback, shm, ucx, "
+      "or a list in order of preference");
+  EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "shm,tcp"}}),
+            "INCCL_TRANSPORT: \"shm,tcp\" is a list with \"tcp\", which is no transport of this "
+            "version; it takes loopback, shm, ucx, or a list in order of preference");
+  EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "NOISE"}}).substr(0, 50),
+            "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it ta");
+  EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "^INIT,NOISE"}}).substr(0, 80),
+            "INCCL_DEBUG_SUBSYS: \"^INIT,NOISE\" is a list with \"NOISE\", which is no subsystem;");
+  EXPECT_EQ(Refusal({{"INCCL_COMM_ID", "10.0.0.1:4711"}}),
+            "INCCL_COMM_ID: \"10.0.0.1:4711\" is an address, and this version cannot join ranks at "
+            "one; it takes nothing yet: do not set it");
+}
+
+TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {
+  for (const char* tls : {"tcp", "sysv,tcp", "tcp,sysv", ",tcp,", "all"}) {
+    for (const char* security : {"", "auth"}) {
+      const std::string text = Refusal({{"INCCL_UCX_TLS", tls}, {"INCCL_NET_SECURITY", security}});
+      EXPECT_EQ(text.find("INCCL_UCX_TLS: \""), 0u) << text;
+      EXPECT_NE(text.find("INCCL_NET_SECURITY=none"), std::string::npos) << text;
+    }
+    const Result<Environment> env = Read({{"INCCL_UCX_TLS", tls}, {"INCCL_NET_SECURITY", "none"}});
+    ASSERT_TRUE(env.ok()) << env.status().message();
+    EXPECT_EQ(env->ucx_tls, tls);
+  }
+  EXPECT_EQ(Refusal({{"INCCL_UCX_TLS", "sysv,posix,tcpx"}}), "accepted");
+}
+
 TEST(EnvTest, UnknownNamesAreListed) {
   const char* const environment[] = {
       "PATH=/bin",       "INCCL_ALGO=ring", "INCCL_CHANELS=2",    "INCCL_TEST_SEED=1",
@@ -176,7 +211,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 28u);
+  EXPECT_EQ(names.size(), 29u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

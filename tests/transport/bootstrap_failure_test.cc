@@ -5,18 +5,23 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "transport/bootstrap/crypto.h"
 #include "transport/bootstrap/host.h"
 #include "transport/bootstrap/messages.h"
 #include "transport/bootstrap/rendezvous_client.h"
+#include "transport/bootstrap/rendezvous_root.h"
+#include "transport/bootstrap/socket.h"
 #include "transport/bootstrap_world.h"
 
 namespace inccl::test {
 namespace {
 
+constexpr Time kMinute = 60 * kSecond;
 constexpr double kTolerance = 2.0 * kSlowness;  // beyond a deadline
 
 Launcher TestLauncher(int rank, int nranks, const std::string& name) {
@@ -88,6 +93,132 @@ TEST(FailureTest, OfTwoWithOneRankTheFirstWins) {
   for (std::thread* thread : {&first, &second, &zero, &two}) thread->join();
   EXPECT_EQ(joined, 3);
   EXPECT_EQ(refused, 1);
+}
+
+TEST(FailureTest, ASecondRank0OfALauncherIsToldAtOnce) {
+  const Baseline baseline;
+  const std::string job = "twice" + std::to_string(getpid());
+  const auto join = [&](int rank) {
+    return JoinWithLauncher(TestLauncher(rank, 3, job), 0, Options(rank, 3));
+  };
+  const pid_t parent = getpid();
+  Processes processes;
+  int come[2];
+  ASSERT_EQ(pipe2(come, O_CLOEXEC), 0);
+  const pid_t second = processes.Start([&] {
+    char go = 0;
+    if (read(come[0], &go, 1) != 1) return 2;
+    Launcher launcher = TestLauncher(0, 3, "");
+    launcher.job = job + std::to_string(parent);
+    const double start = Seconds();
+    const Status status = JoinWithLauncher(launcher, 0, Options(0, 3)).status();
+    EXPECT_EQ(status.code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(status.message(), "rank 0/3: init: rank 0 is claimed twice: first by 0@");
+    EXPECT_CONTAINS(status.message(), ":" + std::to_string(parent) + ", then by 0@");
+    EXPECT_CONTAINS(status.message(), ":" + std::to_string(getpid()));
+    EXPECT_LT(Seconds() - start, 10.0 * kSlowness) << "long before its deadline";
+    return 0;
+  });
+  OnThreads(3, [&](int rank) {
+    if (rank == 2) {  // the others are there, so the first has the rank
+      usleep(100000);
+      EXPECT_EQ(write(come[1], "g", 1), 1);
+      EXPECT_EQ(processes.Wait(second), 0);
+    }
+    const Result<Mesh> mesh = join(rank);
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  });
+  close(come[0]);
+  close(come[1]);
+}
+
+// It has the name still, and answers nobody any more.
+TEST(FailureTest, AnEarlierRendezvousThatIsEndingIsWaitedFor) {
+  using namespace bootstrap;  // NOLINT(build/namespaces)
+  const Baseline baseline;
+  const std::string job = "again" + std::to_string(getpid());
+  const auto names = RendezvousNames(TestLauncher(0, 3, job), 0);
+  ASSERT_TRUE(names.ok());
+  Result<UniqueFd> earlier = Listen(SocketAddress::Unix(names->front()));
+  ASSERT_TRUE(earlier.ok());
+  OnThreads(4, [&](int rank) {
+    if (rank == 3) {
+      usleep(300000);
+      earlier->Reset();
+      return;
+    }
+    const Result<Mesh> mesh = JoinWithLauncher(TestLauncher(rank, 3, job), 0, Options(rank, 3));
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  });
+}
+
+constexpr Time kShortPatience = 100 * kMillisecond;
+
+TEST(PatienceTest, TheRendezvousSaysWhoIsMissing) {
+  using namespace bootstrap;  // NOLINT(build/namespaces)
+  const Baseline baseline;
+  const LogFile log;
+  const SocketAddress address = SocketAddress::Unix("inccl-patience-" + std::to_string(getpid()));
+  Result<UniqueFd> listener = Listen(address);
+  ASSERT_TRUE(listener.ok());
+  RootOptions options;
+  options.same_uid_only = true;
+  options.nranks = 4;
+  options.patience = kShortPatience;
+  options.listeners.push_back(*std::move(listener));
+  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  const auto come = [&](uint32_t rank) {
+    auto client = RendezvousClient::Connect(
+        {.addresses = {address}, .same_uid_only = true}, {},
+        {.rank = static_cast<int>(rank), .nranks = 4, .deadline = SystemClock().Now() + kMinute});
+    EXPECT_TRUE(client.ok()) << client.status().message();
+    Registration registration;
+    registration.record.rank = rank;
+    registration.nranks = 4;
+    registration.timeout_ms = 60000;
+    registration.remaining = kMinute;
+    EXPECT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
+    return *std::move(client);
+  };
+  std::vector<std::unique_ptr<RendezvousClient>> ranks;
+  for (const uint32_t rank : {0u, 3u}) ranks.push_back(come(rank));
+  EXPECT_CONTAINS(log.Await("init: still waiting"),
+                  "WARN init: still waiting, after 100 ms, for ranks 1, 2 of 4 to come; "
+                  "the limit is 60000 ms");
+  for (const uint32_t rank : {1u, 2u}) ranks.push_back(come(rank));
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->Await(MessageKind::kTable).ok());
+  for (const size_t place : {0u, 1u, 3u}) {  // ranks 0, 3 and 2
+    EXPECT_TRUE(ranks[place]->Send(MessageKind::kDone, {}).ok());
+  }
+  EXPECT_CONTAINS(log.Await("for rank 1 of 4"),
+                  "init: still waiting, after 100 ms, for rank 1 of 4 to connect");
+  EXPECT_TRUE(ranks[2]->Send(MessageKind::kDone, {}).ok());
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->Await(MessageKind::kGo).ok());
+}
+
+TEST(PatienceTest, RanksSayThatRank0IsMissing) {
+  using namespace bootstrap;  // NOLINT(build/namespaces)
+  const LogFile log;
+  const int limit_ms = 600;
+  OnThreads(2, [&](int thread) {
+    const Status status =
+        RendezvousClient::Connect(
+            {.addresses = {SocketAddress::Unix("inccl-nobody-" + std::to_string(getpid()))},
+             .same_uid_only = true,
+             .may_come_later = true},
+            {},
+            {.rank = thread + 1,
+             .nranks = 3,
+             .deadline = SystemClock().Now() + limit_ms * kMillisecond,
+             .timeout_ms = limit_ms,
+             .patience = kShortPatience})
+            .status();
+    EXPECT_EQ(status.code(), Code::kTimeout);
+  });
+  for (const char* rank : {"1", "2"}) {
+    EXPECT_CONTAINS(log.Text(), std::string("WARN rank ") + rank + "/3: init: still no rendezvous");
+  }
+  EXPECT_CONTAINS(log.Text(), "has rank 0 been started, on this host?; the limit is 600 ms");
 }
 
 // What ranks 0 and 1 of 2 are told when rank 1 does not fit.

@@ -231,7 +231,7 @@ TEST(JoinTest, OverANamedInterface) {
 TEST(JoinTest, WithASecretFile) {
   const std::string path = ::testing::TempDir() + "inccl-join-secret-" + std::to_string(getpid());
   const UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  ASSERT_EQ(write(file.get(), "first", 5), 5);
+  ASSERT_EQ(write(file.get(), "the first secret", 16), 16);
   Environment environment = TestEnvironment();
   environment.secret_file = path;
   Result<UniqueId> id = CreateUniqueId(environment);
@@ -243,7 +243,7 @@ TEST(JoinTest, WithASecretFile) {
   // Another content is another secret.
   const std::string other = path + ".other";
   const UniqueFd other_file(open(other.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  ASSERT_EQ(write(other_file.get(), "second", 6), 6);
+  ASSERT_EQ(write(other_file.get(), "the second secret", 17), 17);
   JoinOptions wrong = Options(0, 2);
   wrong.secret_file = other;
   EXPECT_EQ(JoinWithId(*id, wrong).status().code(), Code::kInvalidUsage);

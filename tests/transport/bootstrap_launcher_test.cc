@@ -2,12 +2,16 @@
 //
 // What launchers say, and which of them is believed; interfaces; secret files.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 
 #include <fstream>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "transport/bootstrap/host.h"
 #include "transport/bootstrap/interfaces.h"
@@ -38,6 +42,11 @@ const Values kTorch = {{"RANK", "0"},
                        {"MASTER_ADDR", "127.0.0.1"},
                        {"MASTER_PORT", "29500"}};
 const Values kPmi = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "j1"}};
+// All that mpiexec.hydra of MPICH 4.0.2 sets: nothing in it names the job.
+const Values kHydra = {{"PMI_RANK", "1"},        {"PMI_SIZE", "2"},
+                       {"PMI_FD", "8"},          {"MPI_LOCALNRANKS", "2"},
+                       {"MPI_LOCALRANKID", "1"}, {"HYDI_CONTROL_FD", "7"}};
+const Values kOwn = {{"INCCL_RANK", "5"}, {"INCCL_SIZE", "6"}, {"INCCL_JOB", "j"}};
 
 Values Merge(Values a, const Values& b) {
   a.insert(b.begin(), b.end());
@@ -58,7 +67,7 @@ TEST(LauncherTest, EachIsUnderstood) {
   ExpectFound(kTorch, "RANK and WORLD_SIZE", 0, 2);
   ExpectFound(Merge(kTorch, {{"TORCHELASTIC_RUN_ID", "r"}}), "torchrun", 0, 2);
   ExpectFound(kPmi, "PMI", 1, 2);
-  ExpectFound({{"INCCL_RANK", "5"}, {"INCCL_SIZE", "6"}}, "INCCL_RANK", 5, 6);
+  ExpectFound(kOwn, "INCCL_RANK", 5, 6);
   ExpectFound(Merge(kSlurm, {{"SLURM_STEP_NUM_TASKS", "3"}}), "Slurm", 2, 3);
 }
 
@@ -68,7 +77,7 @@ TEST(LauncherTest, TheInnermostIsBelieved) {
   ExpectFound(Merge(kPmi, kSlurm), "PMI", 1, 2);
   ExpectFound(Merge(kOpenMpi, kTorch), "Open MPI", 1, 3);
   ExpectFound(Merge(Merge(kOpenMpi, kTorch), {{"TORCHELASTIC_RUN_ID", "r"}}), "torchrun", 0, 2);
-  ExpectFound(Merge(kOpenMpi, {{"INCCL_RANK", "0"}, {"INCCL_SIZE", "1"}}), "INCCL_RANK", 0, 1);
+  ExpectFound(Merge(kOpenMpi, kOwn), "INCCL_RANK", 5, 6);
 }
 
 TEST(LauncherTest, JobsAreToldApartAndRanksAreNot) {
@@ -111,7 +120,85 @@ TEST(LauncherTest, ErrorsNameTheVariables) {
   EXPECT_CONTAINS(error({{"INCCL_RANK", "-1"}, {"INCCL_SIZE", "1"}}, {}), "INCCL_RANK");
   EXPECT_CONTAINS(error(kTorch, {}, "MASTER_PORT"), "MASTER_PORT");
   EXPECT_CONTAINS(error(kPmi, {}, "PMI_JOBID"), "INCCL_JOB");
+  EXPECT_CONTAINS(error(kOpenMpi, {}, "PMIX_NAMESPACE"), "INCCL_JOB");
+  // Steps of one Slurm job are jobs of their own.
+  EXPECT_CONTAINS(error(kSlurm, {}, "SLURM_STEP_ID"), "SLURM_STEP_ID");
+  EXPECT_CONTAINS(error(kSlurm, {}, "SLURM_JOB_ID"), "INCCL_JOB");
   EXPECT_CONTAINS(error(kSlurm, {}, "SLURM_NTASKS"), "SLURM_STEP_NUM_TASKS is not set");
+}
+
+TEST(LauncherTest, RanksStartedByHandNeedAJobName) {
+  const Result<Launcher> launcher = Find({{"INCCL_RANK", "0"}, {"INCCL_SIZE", "2"}});
+  ASSERT_FALSE(launcher.ok()) << "it would join any other program of this user";
+  EXPECT_EQ(launcher.status().code(), Code::kInvalidUsage);
+  EXPECT_CONTAINS(launcher.status().message(), "INCCL_JOB is not set");
+  EXPECT_FALSE(Find({{"INCCL_RANK", "0"}, {"INCCL_SIZE", "2"}, {"INCCL_JOB", ""}}).ok());
+}
+
+TEST(LauncherTest, AJobNameStandsInForAnyLaunchers) {
+  const std::pair<Values, std::vector<std::string>> launchers[] = {
+      {kOpenMpi, {"PMIX_NAMESPACE"}},
+      {kPmi, {"PMI_JOBID"}},
+      {kHydra, {}},
+      {kTorch, {"MASTER_ADDR", "MASTER_PORT"}},
+      {kSlurm, {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+  };
+  for (auto [values, identity] : launchers) {
+    for (const std::string& name : identity) values.erase(name);
+    EXPECT_FALSE(Find(values).ok()) << "two jobs could not be told apart";
+    values["INCCL_JOB"] = "hk";
+    const Result<Launcher> launcher = Find(values);
+    ASSERT_TRUE(launcher.ok()) << launcher.status().message();
+    values["INCCL_JOB"] = "other";
+    const Result<Launcher> other = Find(values);
+    ASSERT_TRUE(other.ok()) << other.status().message();
+    EXPECT_NE(launcher->job, other->job);
+  }
+}
+
+// The job that each of `count` ranks finds whose grandparent has the name of Hydra's proxy.
+std::vector<std::string> JobsBelowAProxy(int count) {
+  int ends[2];
+  EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  Processes processes;
+  const pid_t proxy = processes.Start([&] {
+    prctl(PR_SET_NAME, "hydra_pmi_proxy");
+    Processes ranks;
+    std::vector<pid_t> pids;
+    for (int i = 0; i < count; ++i) {
+      pids.push_back(ranks.Start([&] {
+        prctl(PR_SET_NAME, "wrap) R 1 (er");  // a script that starts the program
+        Processes program;
+        const int status = program.Wait(program.Start([&] {
+          const Result<Launcher> launcher = Find(kHydra);
+          std::string job = launcher.ok() ? launcher->job : launcher.status().message();
+          job.resize(200);
+          return write(ends[1], job.data(), job.size()) == 200 && launcher.ok() ? 0 : 1;
+        }));
+        return status == 0 ? 0 : 1;
+      }));
+    }
+    int failed = 0;
+    for (const pid_t pid : pids) failed += ranks.Wait(pid) == 0 ? 0 : 1;
+    return failed;
+  });
+  EXPECT_EQ(processes.Wait(proxy), 0);
+  close(ends[1]);
+  std::vector<std::string> jobs;
+  for (std::string job(200, 0); read(ends[0], job.data(), 200) == 200;) jobs.push_back(job);
+  close(ends[0]);
+  return jobs;
+}
+
+TEST(LauncherTest, HydrasProxyIsTheJob) {
+  const std::vector<std::string> one = JobsBelowAProxy(3), two = JobsBelowAProxy(3);
+  ASSERT_EQ(one.size(), 3u);
+  ASSERT_EQ(two.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(one[static_cast<size_t>(i)], one[0]);
+    EXPECT_EQ(two[static_cast<size_t>(i)], two[0]);
+  }
+  EXPECT_NE(one[0], two[0]) << "two jobs of one user on one host";
 }
 
 TEST(LauncherTest, SeveralHostsAreRefusedInWords) {
@@ -169,14 +256,14 @@ TEST(HostTest, HostIdsFollowTheOverride) {
 
 TEST(HostTest, SecretFilesMustBePrivate) {
   const std::string path = ::testing::TempDir() + "inccl-secret-" + std::to_string(getpid());
-  std::ofstream(path) << "s3cret";
+  std::ofstream(path) << "sixteen or more bytes";
   ASSERT_EQ(chmod(path.c_str(), 0600), 0);
-  const Result<std::vector<std::byte>> good = bootstrap::ReadSecretFile(path);
+  const Result<bootstrap::Secret> good = bootstrap::ReadSecretFile(path);
   ASSERT_TRUE(good.ok()) << good.status().message();
-  EXPECT_EQ(good->size(), 6u);
+  EXPECT_EQ(good->size(), 21u);
   for (const mode_t mode : {0640u, 0604u, 0620u}) {
     ASSERT_EQ(chmod(path.c_str(), mode), 0);
-    const Result<std::vector<std::byte>> open = bootstrap::ReadSecretFile(path);
+    const Result<bootstrap::Secret> open = bootstrap::ReadSecretFile(path);
     ASSERT_FALSE(open.ok());
     EXPECT_EQ(open.status().code(), Code::kInvalidUsage);
     EXPECT_CONTAINS(open.status().message(), path);
@@ -184,7 +271,7 @@ TEST(HostTest, SecretFilesMustBePrivate) {
   }
   ASSERT_EQ(chmod(path.c_str(), 0600), 0);
   std::ofstream(path, std::ios::trunc).flush();
-  EXPECT_CONTAINS(bootstrap::ReadSecretFile(path).status().message(), "empty");
+  EXPECT_CONTAINS(bootstrap::ReadSecretFile(path).status().message(), "0 bytes");
   std::ofstream(path) << std::string(5000, 'x');
   EXPECT_CONTAINS(bootstrap::ReadSecretFile(path).status().message(), "longer");
   std::remove(path.c_str());

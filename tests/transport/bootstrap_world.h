@@ -12,7 +12,9 @@
 
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/env.h"
+#include "base/log.h"
 #include "transport/bootstrap/bootstrap.h"
 #include "world/baseline.h"
 #include "world/clock.h"
@@ -100,6 +103,31 @@ class Processes {
 
  private:
   std::vector<pid_t> running_;
+};
+
+// What is logged while this lives.
+class LogFile {
+ public:
+  LogFile() : path_(::testing::TempDir() + "inccl-late-" + std::to_string(getpid())) {
+    EXPECT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, path_).ok());
+  }
+  ~LogFile() {
+    (void)ConfigureLog(LogLevel::kNone, kDefaultLogSubsystems, "");
+    std::remove(path_.c_str());
+  }
+  std::string Text() const {
+    std::ifstream file(path_);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // The log once it has `part`, or after a while.
+  std::string Await(const std::string& part) const {
+    const double limit = Seconds() + 10.0 * kSlowness;
+    while (Text().find(part) == std::string::npos && Seconds() < limit) usleep(1000);
+    return Text();
+  }
+
+ private:
+  const std::string path_;
 };
 
 #define EXPECT_CONTAINS(text, part)                          \

@@ -127,6 +127,26 @@ TEST(ExchangeTest, SilenceIsATimeoutThatNamesTheSilent) {
   EXPECT_LT(Seconds() - start, 2.0 * kSlowness);
 }
 
+TEST(ExchangeTest, TheSilentAreNamedBeforeTheLimit) {
+  const LogFile log;
+  const std::vector<Mesh> meshes = MakeMeshes(3);
+  ByteWriter empty;
+  empty.U32(0);
+  ASSERT_EQ(send(meshes[1].peers[0].control.get(), empty.bytes().data(), 4, 0), 4);
+  ExchangeTerms terms = Within(60000);
+  std::atomic<bool> cancelled{false};
+  terms.cancelled = &cancelled;
+  terms.patience = 20 * kMillisecond;
+  std::thread reader([&] {
+    EXPECT_CONTAINS(log.Await("still waiting"),
+                    "WARN init: still waiting, after 20 ms, for rank 2 to say something about the "
+                    "transport; the limit is 60000 ms");
+    cancelled.store(true);
+  });
+  EXPECT_EQ(ExchangeBlobs(meshes[0], {}, terms).status().code(), Code::kRemoteError);
+  reader.join();
+}
+
 TEST(ExchangeTest, EndsWhenItIsCancelled) {
   const std::vector<Mesh> meshes = MakeMeshes(2);
   std::atomic<bool> cancelled{false};

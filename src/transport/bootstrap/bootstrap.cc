@@ -31,9 +31,8 @@ namespace bootstrap {
 namespace {
 
 constexpr Time kNewsGrace = kSecond;  // for the rendezvous to say what it knows of a failure
-constexpr Time kBindPause = 10 * kMillisecond;
 constexpr int kRendezvousNames = 8;
-constexpr int kSilentRounds = 20;  // for a name that is bound, and at which nobody can be seen
+constexpr Time kSilenceLimit = kSecond / 5;  // of a name that is bound, where nobody can be seen
 
 std::string Hex(Bytes bytes) {
   std::string text;
@@ -65,15 +64,13 @@ Status CheckOptions(const JoinOptions& options) {
 
 // K = HKDF(secret | content of the secret file, salt: nonce)
 Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce) {
-  std::vector<std::byte> material(secret.begin(), secret.end());
-  if (!secret_file.empty()) {
-    Result<std::vector<std::byte>> content = ReadSecretFile(secret_file);
-    if (!content.ok()) return content.status();
-    material.insert(material.end(), content->begin(), content->end());
-  }
-  Result<Key> key = Hkdf(material, nonce, "inccl rendezvous");
-  Wipe(material);
-  return key;
+  if (secret_file.empty()) return Hkdf(secret, nonce, "inccl rendezvous");
+  Result<Secret> content = ReadSecretFile(secret_file);
+  if (!content.ok()) return content.status();
+  Secret material;
+  material.Append(secret);
+  material.Append(content->bytes());
+  return Hkdf(material.bytes(), nonce, "inccl rendezvous");
 }
 
 // What tells a launcher's job, and the communicator within it, from others of this host.
@@ -90,8 +87,14 @@ Result<UniqueFd> ListenForMesh(std::string* name) {
   return Listen(SocketAddress::Unix(*name));
 }
 
-Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, RankTable table,
-                UniqueFd listener, RendezvousClient* root, Mesh* mesh,
+Status OfRank(const JoinOptions& options, const Status& status) {
+  return {status.code(),
+          fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
+}
+
+// `any_namespace`: the key is a secret, so that where a peer runs need not speak for it.
+Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bool any_namespace,
+                RankTable table, UniqueFd listener, RendezvousClient* root, Mesh* mesh,
                 std::vector<UniqueFd>* open) {
   Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
   if (!key.ok()) return key.status();
@@ -113,11 +116,15 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, Ra
   MeshTerms terms;
   terms.rank = options.rank;
   terms.nranks = options.nranks;
-  terms.handshake = {.key = *key, .role = Role::kMesh, .communicator = table.session};
+  terms.handshake = {.key = *key,
+                     .role = Role::kMesh,
+                     .communicator = table.session,
+                     .secret_file = rendezvous.secret_file};
   terms.ranks = std::move(table.ranks);
   terms.share_fds = options.share_fds;
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
+  terms.any_namespace = any_namespace;
   return BuildMesh(terms, std::move(listener), root, &mesh->peers, open);
 }
 
@@ -140,10 +147,7 @@ Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClie
 
 Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                   const JoinOptions& options) {
-  const auto named = [&](const Status& status) {
-    return Status(status.code(), fmt::format("rank {}/{}: init: {}", options.rank, options.nranks,
-                                             status.message()));
-  };
+  const auto named = [&](const Status& status) { return OfRank(options, status); };
   const size_t descriptors =
       static_cast<size_t>(options.nranks) * (1 + options.share_fds.size()) + 8;
   if (Status status = EnsureDescriptors(descriptors); !status.ok()) return named(status);
@@ -188,7 +192,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
 
   Mesh mesh;
   std::vector<UniqueFd> open;  // until a failure has been told
-  status = WireMesh(options, terms, *std::move(table), *std::move(listener), &root, &mesh, &open);
+  status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace,
+                    *std::move(table), *std::move(listener), &root, &mesh, &open);
   if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
   FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
@@ -199,56 +204,48 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   return mesh;
 }
 
-// Listens at the first name that no other user holds. An earlier rendezvous of this user may still
-// be ending: its name is waited for. What stands in the way is in *obstacle; an error: other users
-// hold all names.
-Result<UniqueFd> ListenAtOneOf(const std::vector<SocketAddress>& names, bool pass_over_silent,
-                               Status* obstacle) {
-  size_t foreign = 0;
+// Listens at the first name that no other user holds. Not valid: *obstacle says what stands in the
+// way for now, which may be a rendezvous of this user.
+UniqueFd ListenAtOneOf(const std::vector<SocketAddress>& names, bool pass_over_silent,
+                       std::string* obstacle) {
+  std::vector<std::string> foreign;
   for (const SocketAddress& name : names) {
     Result<UniqueFd> listener = Listen(name);
-    if (listener.ok()) return listener;
-    *obstacle = listener.status();
+    if (listener.ok()) {
+      for (const std::string& text : foreign) {
+        Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", text);
+      }
+      return *std::move(listener);
+    }
+    *obstacle = listener.status().message();
     const Result<PeerCredentials> holder = WhoListens(name);
     if (!holder.ok() && pass_over_silent) continue;
-    if (!holder.ok() || holder->uid == geteuid()) break;
-    ++foreign;
-    *obstacle = InvalidUsage(
+    if (!holder.ok() || holder->uid == geteuid()) return {};
+    foreign.push_back(
         fmt::format("the name of the rendezvous, {}, belongs to process {} of uid {}, not to uid "
                     "{}: another user has taken it",
                     name.ToString(), holder->pid, holder->uid, geteuid()));
-    Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", obstacle->message());
   }
-  if (foreign == names.size()) return *obstacle;
-  return UniqueFd();
+  return {};
 }
 
-// Rank 0's part in a launcher's job.
-Status HostRendezvous(const std::vector<SocketAddress>& names, const HandshakeTerms& terms,
-                      const JoinOptions& options) {
-  for (int round = 0;; ++round) {
-    Status obstacle;
-    Result<UniqueFd> listener = ListenAtOneOf(names, round >= kSilentRounds, &obstacle);
-    if (!listener.ok()) return listener.status();
-    if (listener->valid()) {
-      RootOptions root;
-      root.terms = terms;
-      root.listeners.push_back(*std::move(listener));
-      root.same_uid_only = true;
-      if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
-      return StartRoot(std::move(root));
-    }
-    const Time now = SystemClock().Now();
-    if (now >= options.deadline) {
-      return SystemError(
-          fmt::format("the name of the rendezvous is taken (another job of the same name?): {}",
-                      obstacle.message()));
-    }
-    if (options.cancelled != nullptr && options.cancelled->load()) {
-      return RemoteError("this rank ended the creation of the communicator");
-    }
-    SleepUntil(std::min(options.deadline, now + kBindPause));
-  }
+// Rank 0's part in a launcher's job, where no rendezvous of this user has answered. "", or what
+// stands in the way for now. Where that is a rendezvous of this user, rank 0 comes to it as the
+// others do: it says that rank 0 is there already, or ends and so frees the name.
+Result<std::string> HostRendezvous(const std::vector<SocketAddress>& names, bool pass_over_silent,
+                                   const HandshakeTerms& terms, const JoinOptions& options) {
+  std::string obstacle;
+  UniqueFd listener = ListenAtOneOf(names, pass_over_silent, &obstacle);
+  if (!listener.valid()) return obstacle;
+  RootOptions root;
+  root.terms = terms;
+  root.listeners.push_back(std::move(listener));
+  root.same_uid_only = true;
+  root.nranks = options.nranks;
+  root.any_namespace = terms.secret_file;
+  if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
+  if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
+  return std::string();
 }
 
 }  // namespace
@@ -263,11 +260,15 @@ Result<UniqueId> CreateUniqueId(const Environment& environment,
   if (Status status = FillRandom(id.nonce); !status.ok()) return status;
   if (Status status = FillRandom(secret); !status.ok()) return status;
   id.secret = Key(secret);
+  Wipe(secret);
   id.needs_secret_file = !environment.secret_file.empty();
   RootOptions root;
   Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.nonce);
   if (!key.ok()) return key.status();
-  root.terms = {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce};
+  root.terms = {.key = *key,
+                .role = Role::kRendezvous,
+                .communicator = id.nonce,
+                .secret_file = id.needs_secret_file};
   root.lifetime = 2 * environment.init_timeout_ms * kMillisecond;
   root.abandoned = std::move(abandoned);
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
@@ -290,17 +291,26 @@ Result<UniqueId> CreateUniqueId(const Environment& environment,
 Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
   if (id.needs_secret_file && options.secret_file.empty()) {
-    return InvalidUsage(
-        "the id was made with a secret file; INCCL_SECRET_FILE must name it on every rank");
+    return OfRank(options,
+                  InvalidUsage("the id was made with a secret file, which this rank lacks; "
+                               "INCCL_SECRET_FILE must name it on every rank"));
   }
-  Result<Key> key = DeriveKey(id.secret.bytes(),
-                              id.needs_secret_file ? options.secret_file : std::string(), id.nonce);
-  if (!key.ok()) return key.status();
+  if (!id.needs_secret_file && !options.secret_file.empty()) {
+    return OfRank(options, InvalidUsage("INCCL_SECRET_FILE is set on this rank, but was not where "
+                                        "the id was made; it must be set there and on every rank"));
+  }
+  Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.nonce);
+  if (!key.ok()) return OfRank(options, key.status());
   RootTarget target;
   for (const UniqueIdAddress& address : id.addresses) {
     target.addresses.push_back(SocketAddress::Tcp(address));
   }
-  return Join(target, {.key = *key, .role = Role::kRendezvous, .communicator = id.nonce}, options);
+  return Join(target,
+              {.key = *key,
+               .role = Role::kRendezvous,
+               .communicator = id.nonce,
+               .secret_file = id.needs_secret_file},
+              options);
 }
 
 Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index) {
@@ -325,22 +335,26 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
   if (!hash.ok()) return hash.status();
   HandshakeTerms terms;
   std::copy_n(hash->begin(), terms.communicator.size(), terms.communicator.begin());
-  const std::string secret = identity + launcher.secret;
-  Result<Key> key = DeriveKey(AsBytes(secret), options.secret_file, terms.communicator);
-  if (!key.ok()) return key.status();
+  Secret secret;
+  secret.Append(AsBytes(identity));
+  secret.Append(AsBytes(launcher.secret));
+  Result<Key> key = DeriveKey(secret.bytes(), options.secret_file, terms.communicator);
+  if (!key.ok()) return OfRank(options, key.status());
   terms.key = *key;
+  terms.secret_file = !options.secret_file.empty();
   Result<std::vector<std::string>> names = RendezvousNames(launcher, init_index);
   if (!names.ok()) return names.status();
   RootTarget target;
   for (const std::string& name : *names) target.addresses.push_back(SocketAddress::Unix(name));
   target.same_uid_only = true;
+  target.any_namespace = terms.secret_file;
   target.may_come_later = true;
   if (options.rank == 0) {
-    Status status = HostRendezvous(target.addresses, terms, options);
-    if (!status.ok()) {
-      return Status(status.code(), fmt::format("rank {}/{}: init: {}", options.rank, options.nranks,
-                                               status.message()));
-    }
+    const Time silent_until = SystemClock().Now() + kSilenceLimit;
+    target.make = [&target, &terms, &options, silent_until] {
+      const bool pass_over_silent = SystemClock().Now() >= silent_until;
+      return HostRendezvous(target.addresses, pass_over_silent, terms, options);
+    };
   }
   return Join(target, terms, options);
 }

@@ -47,7 +47,8 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options);
 
 // The same for the processes of a launcher's job on this host; rank and nranks of `options` must be
 // the launcher's. `init_index` counts the calls in this process, alike on all ranks. Processes of
-// the same user are trusted.
+// the same user and container (pid and user namespace) are trusted; with a secret file, those that
+// know its content.
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const JoinOptions& options);
 
 // The names of unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the

@@ -8,6 +8,7 @@
 #include <openssl/params.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -36,6 +37,20 @@ unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned cha
 }  // namespace
 
 Key::~Key() { Wipe(bytes_); }
+
+Secret::~Secret() { Wipe(bytes_); }
+
+void Secret::Append(Bytes more) {
+  Secret longer(bytes_.size() + more.size());
+  std::copy(bytes_.begin(), bytes_.end(), longer.bytes_.begin());
+  std::copy(more.begin(), more.end(), longer.bytes_.end() - static_cast<ptrdiff_t>(more.size()));
+  *this = std::move(longer);
+}
+
+void Secret::Truncate(size_t size) {
+  Wipe(std::span(bytes_).subspan(size));
+  bytes_.resize(size);
+}
 
 void Wipe(std::span<std::byte> secret) { OPENSSL_cleanse(secret.data(), secret.size()); }
 

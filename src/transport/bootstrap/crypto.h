@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 
@@ -35,6 +37,28 @@ class Key {
 
  private:
   Mac bytes_{};
+};
+
+// Secret bytes of any number: no copy that it has made outlives it.
+class Secret {
+ public:
+  Secret() = default;
+  explicit Secret(size_t size) : bytes_(size) {}
+  Secret(Secret&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  Secret& operator=(Secret&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Secret();
+
+  void Append(Bytes more);
+  void Truncate(size_t size);
+  std::span<std::byte> bytes() { return bytes_; }
+  Bytes bytes() const { return bytes_; }
+  size_t size() const { return bytes_.size(); }
+
+ private:
+  std::vector<std::byte> bytes_;
 };
 
 inline Bytes AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/rendezvous_client.h"
 #include "transport/bootstrap/socket.h"
@@ -98,7 +99,9 @@ Status Receive(Swap* swap) {
 }
 
 // Waits for whatever is still open; kTimeout naming the peers that are late.
-Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const ExchangeTerms& terms) {
+// `warn_at`: when to log them, once.
+Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const ExchangeTerms& terms,
+            Time* warn_at) {
   if (terms.cancelled != nullptr && terms.cancelled->load()) {
     return RemoteError("this rank ended the creation of the communicator");
   }
@@ -114,8 +117,15 @@ Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const Exchange
     late.push_back(swap.peer->info.rank);
   }
   if (now >= terms.deadline) {
-    return TimeoutError(fmt::format("no word from rank {} about the transport within {} ms",
+    return TimeoutError(fmt::format("no word from {} about the transport within {} ms",
                                     bootstrap::ListRanks(late), terms.timeout_ms));
+  }
+  if (now >= *warn_at) {
+    *warn_at = kNever;
+    Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+        "init: still waiting, after {} ms, for {} to say something about the transport; the "
+        "limit is {} ms",
+        terms.patience / kMillisecond, bootstrap::ListRanks(late), terms.timeout_ms);
   }
   bootstrap::PollUntil(fds, std::min(terms.deadline, now + bootstrap::kCancelLag));
   return Status::Ok();
@@ -123,6 +133,7 @@ Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const Exchange
 
 Status Run(std::span<const std::byte> message, const ExchangeTerms& terms,
            std::vector<Swap>* swaps) {
+  Time warn_at = SystemClock().Now() + terms.patience;
   while (true) {
     bool open = false;
     for (Swap& swap : *swaps) {
@@ -131,7 +142,7 @@ Status Run(std::span<const std::byte> message, const ExchangeTerms& terms,
       open = open || swap.receiving() || swap.sent < message.size();
     }
     if (!open) return Status::Ok();
-    if (Status status = Wait(*swaps, message.size(), terms); !status.ok()) return status;
+    if (Status status = Wait(*swaps, message.size(), terms, &warn_at); !status.ok()) return status;
   }
 }
 

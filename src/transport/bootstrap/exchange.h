@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/mesh.h"
 
 namespace inccl {
@@ -20,6 +21,7 @@ struct ExchangeTerms {
   Time deadline = kNever;
   int timeout_ms = 0;                            // what it came from, for texts
   const std::atomic<bool>* cancelled = nullptr;  // may be null
+  Time patience = bootstrap::kPatience;          // before a log line says who is late
 };
 
 // Sends `mine` (at most kMaxBlob bytes) to every peer; what each rank sent, by rank, this one's

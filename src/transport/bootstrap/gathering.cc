@@ -57,6 +57,15 @@ std::string ListRanks(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string ClaimedTwice(const RankRecord& first, const RankRecord& second) {
+  return fmt::format("rank {} is claimed twice: first by {}, then by {}", first.rank, NameOf(first),
+                     NameOf(second));
+}
+
+const RankRecord* Gathering::Find(uint32_t rank) const {
+  return rank < ranks_.size() && ranks_[rank] ? &ranks_[rank]->record : nullptr;
+}
+
 Gathering::Verdict Gathering::Add(const Registration& registration, Status* why) {
   const uint32_t rank = registration.record.rank;
   if (!first_) {
@@ -66,8 +75,7 @@ Gathering::Verdict Gathering::Add(const Registration& registration, Status* why)
     const Registration& first = *ranks_[*first_];
     const bool same_size = registration.nranks == first.nranks;
     if (same_size && ranks_[rank]) {
-      *why = InvalidUsage(fmt::format("rank {} is claimed twice: first by {}, then by {}", rank,
-                                      NameOf(ranks_[rank]->record), NameOf(registration.record)));
+      *why = InvalidUsage(ClaimedTwice(ranks_[rank]->record, registration.record));
       return Verdict::kRefused;
     }
     *why = CheckAgainst(first, registration);

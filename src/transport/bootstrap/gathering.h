@@ -9,15 +9,22 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "transport/bootstrap/messages.h"
 
 namespace inccl::bootstrap {
 
+// How long ranks are waited for before a line in the log says which.
+inline constexpr Time kPatience = 5 * kSecond;
+
 // "0@host:4711"
 std::string NameOf(const RankRecord& record);
 // "rank 2", "ranks 2, 3", "ranks 2, 3, 5 and 17 more"
 std::string ListRanks(const std::vector<int>& ranks);
+
+// "rank 1 is claimed twice: first by 1@host:4711, then by 1@host:4712"
+std::string ClaimedTwice(const RankRecord& first, const RankRecord& second);
 
 class Gathering {
  public:
@@ -33,6 +40,7 @@ class Gathering {
   bool complete() const { return joined_ > 0 && joined_ == ranks_.size(); }
   std::vector<int> Missing() const;
   const RankRecord& record(int rank) const { return ranks_[static_cast<size_t>(rank)]->record; }
+  const RankRecord* Find(uint32_t rank) const;  // nullptr: it has not come
   std::vector<RankRecord> records() const;
 
  private:

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::array<std::byte, 4> kMagic = {std::byte{'i'}, std::byte{'c'}, std::byte{'l'},
                                              std::byte{'1'}};
+constexpr uint8_t kSecretFileFlag = 1;
 constexpr size_t kHelloSignedBytes = kHelloBytes - kMacBytes;
 constexpr std::string_view kClientLabel = "inccl-c1";
 constexpr std::string_view kServerLabel = "inccl-s1";
@@ -44,6 +45,10 @@ const char* Describe(HandshakeFault fault) {
     case HandshakeFault::kRole: return "the connection is meant for another purpose";
     case HandshakeFault::kCommunicator: return "the connection is meant for another communicator";
     case HandshakeFault::kRank: return "rank and number of ranks make no sense";
+    case HandshakeFault::kSecretLacking:
+      return "the other side has a secret file (INCCL_SECRET_FILE), this side lacks it";
+    case HandshakeFault::kSecretUnasked:
+      return "this side has a secret file (INCCL_SECRET_FILE), the other side lacks it";
     case HandshakeFault::kMac: return "the other side does not know the secret";
     case HandshakeFault::kCrypto: return "libcrypto failed";
   }
@@ -58,7 +63,8 @@ void ServerHandshake::Start(const HandshakeTerms* terms, const Nonce& server_non
   FixedWriter writer(greeting_);
   writer.Raw(kMagic);
   writer.Integer(kProtocolVersion, 1);
-  writer.Integer(0, 3);
+  writer.Integer(terms->secret_file ? kSecretFileFlag : 0, 1);
+  writer.Integer(0, 2);
   writer.Raw(server_nonce);
 }
 
@@ -149,6 +155,10 @@ ClientHandshake::State ClientHandshake::Feed(Bytes bytes) {
 HandshakeFault ClientHandshake::MakeHello() {
   if (!HasMagic(greeting_)) return HandshakeFault::kMagic;
   if (server_version() != kProtocolVersion) return HandshakeFault::kVersion;
+  const bool server_has_file = (std::to_integer<uint8_t>(greeting_[5]) & kSecretFileFlag) != 0;
+  if (server_has_file != terms_->secret_file) {
+    return server_has_file ? HandshakeFault::kSecretLacking : HandshakeFault::kSecretUnasked;
+  }
   FixedWriter writer(hello_);
   writer.Raw(kMagic);
   writer.Integer(kProtocolVersion, 1);

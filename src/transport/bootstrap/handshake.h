@@ -3,7 +3,8 @@
 // How both ends of a socket prove to each other that they know the key, before anything of variable
 // length is read. Fixed sizes, in order:
 //
-//   server  greeting  24  "icl1", version u8, 3 zero bytes, server nonce 16
+//   server  greeting  24  "icl1", version u8, flags u8, 2 zero bytes, server nonce 16;
+//                         bit 0 of the flags: the key holds the content of a secret file
 //   client  hello     80  "icl1", version u8, role u8, 2 zero bytes, communicator nonce 16,
 //                         rank u32, nranks u32, client nonce 16,
 //                         HMAC(key, "inccl-c1" | greeting | hello so far) 32
@@ -34,13 +35,15 @@ enum class Role : uint8_t { kRendezvous = 1, kMesh = 2 };
 
 enum class HandshakeFault : uint8_t {
   kNone,
-  kMagic,         // not this protocol at all
-  kVersion,       // another version of it
-  kRole,          // meant for another purpose
-  kCommunicator,  // meant for another communicator
-  kRank,          // rank and nranks make no sense
-  kMac,           // does not know the key
-  kCrypto,        // libcrypto failed
+  kMagic,          // not this protocol at all
+  kVersion,        // another version of it
+  kRole,           // meant for another purpose
+  kCommunicator,   // meant for another communicator
+  kRank,           // rank and nranks make no sense
+  kSecretLacking,  // the server has a secret file, this client has none
+  kSecretUnasked,  // this client has one, the server has none
+  kMac,            // does not know the key
+  kCrypto,         // libcrypto failed
 };
 const char* Describe(HandshakeFault fault);
 
@@ -49,6 +52,7 @@ struct HandshakeTerms {
   Key key;
   Role role = Role::kRendezvous;
   Nonce communicator{};
+  bool secret_file = false;  // the key holds the content of one
 };
 
 class ServerHandshake {

@@ -12,25 +12,24 @@
 #include "base/bytes.h"
 #include "base/escaped.h"
 #include "base/fd.h"
-#include "transport/bootstrap/crypto.h"
 
 namespace inccl::bootstrap {
 namespace {
 
-constexpr size_t kMaxSecretFile = 4096;
+constexpr size_t kLeastSecretFile = 16, kMostSecretFile = 4096;
 
 // Up to `most` bytes.
-Result<std::vector<std::byte>> ReadAll(int fd, size_t most) {
-  std::vector<std::byte> content(most);
+Result<Secret> ReadAll(int fd, size_t most) {
+  Secret content(most);
   size_t have = 0;
   while (have < most) {
-    const ssize_t got = read(fd, content.data() + have, most - have);
+    const ssize_t got = read(fd, content.bytes().data() + have, most - have);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return SystemErrorErrno("read", errno);
     if (got == 0) break;
     have += static_cast<size_t>(got);
   }
-  content.resize(have);
+  content.Truncate(have);
   return content;
 }
 
@@ -50,9 +49,9 @@ Result<uint64_t> HostId(const std::string& override) {
     text = "host\n";
     const UniqueFd fd(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
     if (fd.valid()) {
-      const Result<std::vector<std::byte>> boot = ReadAll(fd.get(), 64);
+      const Result<Secret> boot = ReadAll(fd.get(), 64);
       if (!boot.ok()) return boot.status();
-      text.append(reinterpret_cast<const char*>(boot->data()), boot->size());
+      text.append(reinterpret_cast<const char*>(boot->bytes().data()), boot->size());
     } else if (errno == ENOENT || errno == EACCES) {  // no such kernel, or it is hidden
       text += HostName();
     } else {
@@ -68,7 +67,7 @@ Result<uint64_t> HostId(const std::string& override) {
   return id;
 }
 
-Result<std::vector<std::byte>> ReadSecretFile(const std::string& path) {
+Result<Secret> ReadSecretFile(const std::string& path) {
   const auto wrong = [&](const std::string& what) {
     return InvalidUsage(fmt::format("secret file {}: {}", path, what));
   };
@@ -84,11 +83,14 @@ Result<std::vector<std::byte>> ReadSecretFile(const std::string& path) {
     return wrong(fmt::format("mode {:04o} lets others use it; it must be 0600 or 0400",
                              info.st_mode & 07777));
   }
-  Result<std::vector<std::byte>> content = ReadAll(fd.get(), kMaxSecretFile + 1);
+  Result<Secret> content = ReadAll(fd.get(), kMostSecretFile + 1);
   if (!content.ok()) return content.status();
-  if (content->empty()) return wrong("empty");
-  if (content->size() > kMaxSecretFile) {
-    return wrong(fmt::format("longer than {} bytes", kMaxSecretFile));
+  if (content->size() < kLeastSecretFile) {
+    return wrong(
+        fmt::format("{} bytes long; a secret has at least {}", content->size(), kLeastSecretFile));
+  }
+  if (content->size() > kMostSecretFile) {
+    return wrong(fmt::format("longer than {} bytes", kMostSecretFile));
   }
   return content;
 }

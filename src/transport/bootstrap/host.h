@@ -6,9 +6,9 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "base/status.h"
+#include "transport/bootstrap/crypto.h"
 
 namespace inccl::bootstrap {
 
@@ -18,10 +18,9 @@ std::string HostName();
 // kernel's boot id and the network namespace, or of `override` alone if it is not empty.
 Result<uint64_t> HostId(const std::string& override);
 
-// The content of a secret file, at most 4096 bytes. It must be a regular file of this user (or
-// root) that nobody else may read or write, and not empty. kInvalidUsage naming it and what is
-// wrong.
-Result<std::vector<std::byte>> ReadSecretFile(const std::string& path);
+// The content of a secret file, 16 to 4096 bytes. It must be a regular file of this user (or root)
+// that nobody else may read or write. kInvalidUsage naming it and what is wrong.
+Result<Secret> ReadSecretFile(const std::string& path);
 
 }  // namespace inccl::bootstrap
 

@@ -3,9 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <initializer_list>
 #include <string_view>
+
+#include "transport/bootstrap/hydra.h"
 
 namespace inccl {
 namespace {
@@ -20,6 +23,9 @@ class Reader {
   Reader(const GetEnv& get, Launcher* launcher) : get_(get), launcher_(launcher) {}
 
   bool Has(const char* name) const { return !Text(name).empty(); }
+  bool HasAll(Names names) const {
+    return std::all_of(names.begin(), names.end(), [this](const char* name) { return Has(name); });
+  }
   std::string_view Text(const char* name) const {
     const char* value = get_(name);
     return value == nullptr ? std::string_view() : std::string_view(value);
@@ -48,11 +54,16 @@ class Reader {
     bool any = false;
     for (const char* name : names) {
       if (!Has(name)) continue;
-      launcher_->job += fmt::format("{}={}\n", name, Text(name));
+      AddToJob(name, Text(name));
       any = true;
     }
     return any;
   }
+  void AddToJob(std::string_view name, std::string_view value) {
+    launcher_->job += fmt::format("{}={}\n", name, value);
+  }
+  // The user has named the job: nothing else needs to.
+  bool HasJobName() const { return Has("INCCL_JOB"); }
   void AddToSecret(Names names) {
     for (const char* name : names) {
       if (Has(name)) launcher_->secret += fmt::format("{}={}\n", name, Text(name));
@@ -87,6 +98,11 @@ class Reader {
 void ReadOwn(Reader* r, Launcher* l) {
   l->rank = r->Number({"INCCL_RANK"}, -1);
   l->nranks = r->Number({"INCCL_SIZE"}, -1);
+  if (!r->HasJobName()) {
+    r->Complain(
+        "INCCL_JOB is not set; ranks that no launcher has started need it: a name that the ranks "
+        "of this job share and no other job of this user has");
+  }
 }
 
 void ReadOpenMpi(Reader* r, Launcher* l) {
@@ -95,7 +111,8 @@ void ReadOpenMpi(Reader* r, Launcher* l) {
   r->RequireOneHost(r->Number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, l->nranks),
                     "OMPI_COMM_WORLD_LOCAL_SIZE");
   // The number of a job is short; the address of its server tells two jobs of one number apart.
-  if (!r->AddToJob({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2"})) {
+  if (!r->AddToJob({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2"}) &&
+      !r->HasJobName()) {
     r->Complain("neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid nor INCCL_JOB is set");
   }
   r->AddToSecret({"OMPI_MCA_orte_precondition_transports"});
@@ -105,10 +122,16 @@ void ReadPmi(Reader* r, Launcher* l) {
   l->rank = r->Number({"PMI_RANK"}, -1);
   l->nranks = r->Number({"PMI_SIZE"}, -1);
   r->RequireOneHost(r->Number({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}, l->nranks), "MPI_LOCALNRANKS");
-  if (!r->AddToJob({"PMI_JOBID", "PMIX_NAMESPACE"})) {
-    if (!r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"})) {
-      r->Complain("neither PMI_JOBID nor INCCL_JOB is set");
-    }
+  if (r->AddToJob({"PMI_JOBID", "PMIX_NAMESPACE", "PMI_PORT"}) || r->HasJobName()) return;
+  // Hydra's own job, also where it runs several in one allocation of Slurm.
+  if (const std::string proxy = bootstrap::HydraProxy(); !proxy.empty()) {
+    r->AddToJob("hydra_pmi_proxy", proxy);
+  } else if (r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"})) {
+    r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
+  } else {
+    r->Complain(
+        "neither PMI_JOBID nor INCCL_JOB is set, and no process above this one is Hydra's proxy "
+        "(hydra_pmi_proxy)");
   }
 }
 
@@ -117,7 +140,7 @@ void ReadTorch(Reader* r, Launcher* l) {
   l->nranks = r->Number({"WORLD_SIZE"}, -1);
   r->RequireOneHost(r->Number({"LOCAL_WORLD_SIZE"}, l->nranks), "LOCAL_WORLD_SIZE");
   if (!r->Has("MASTER_ADDR") || !r->Has("MASTER_PORT")) {
-    if (!r->Has("INCCL_JOB")) r->Complain("MASTER_ADDR and MASTER_PORT, or INCCL_JOB, are not set");
+    if (!r->HasJobName()) r->Complain("MASTER_ADDR and MASTER_PORT, or INCCL_JOB, are not set");
   }
   // A restart by the elastic agent is a new job.
   r->AddToJob({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"});
@@ -133,8 +156,10 @@ void ReadSlurm(Reader* r, Launcher* l) {
         "environment on one host only",
         nodes));
   }
-  if (!r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"})) {
-    r->Complain("neither SLURM_JOB_ID nor INCCL_JOB is set");
+  r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
+  // Steps of one job are jobs of their own.
+  if (!r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"}) && !r->HasJobName()) {
+    r->Complain("SLURM_JOB_ID and SLURM_STEP_ID, or INCCL_JOB, are not set");
   }
 }
 

@@ -20,9 +20,10 @@ struct Launcher {
   std::string secret;  // what else the launcher gave to all ranks and to nobody else; may be empty
 };
 
-// The first of: INCCL_RANK and INCCL_SIZE; torchrun; Open MPI; PMI; RANK and WORLD_SIZE; Slurm.
-// kInvalidUsage naming the variables if there is none, one is missing or makes no sense, or the job
-// has ranks on several hosts.
+// The first of: INCCL_RANK and INCCL_SIZE; torchrun; Open MPI; PMI (with Hydra); RANK and
+// WORLD_SIZE; Slurm. kInvalidUsage naming the variables if there is none, one is missing or makes
+// no sense, nothing names the job (no variable of the launcher, not INCCL_JOB), or the job has
+// ranks on several hosts.
 Result<Launcher> FindLauncher(const GetEnv& get);
 
 }  // namespace inccl

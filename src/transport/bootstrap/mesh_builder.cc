@@ -12,8 +12,10 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "transport/bootstrap/admission.h"
 #include "transport/bootstrap/fd_passing.h"
 #include "transport/bootstrap/gathering.h"
+#include "transport/bootstrap/namespaces.h"
 #include "transport/bootstrap/socket.h"
 
 namespace inccl::bootstrap {
@@ -22,7 +24,7 @@ namespace {
 constexpr Time kServerLimit = 2 * kSecond;
 constexpr Time kClientLimit = 4 * kSecond;
 constexpr Time kPause = 2 * kMillisecond;
-constexpr size_t kMaxPending = 64;
+constexpr size_t kMostAcceptsAtOnce = 64;
 constexpr int kMostRejections = 3;
 
 // The connection to one peer.
@@ -47,6 +49,7 @@ struct Link {
 // A connection that has not yet said who it is.
 struct Incoming {
   UniqueFd fd;
+  Source source;
   ServerHandshake handshake;
   Time deadline = 0;
 };
@@ -72,6 +75,10 @@ class MeshBuilder {
   Status Error(size_t peer, const Status& status) const;
 
   void AcceptAll();
+  // False, and a complaint: its process may not join.
+  bool MayJoin(Incoming* incoming);
+  void MakeRoomFor(const Source& source);
+  void Complain(const Source& source, const std::string& why);
   // False: it is to be dropped.
   Result<bool> Advance(Incoming* incoming);
 
@@ -85,7 +92,9 @@ class MeshBuilder {
   UniqueFd listener_;
   RendezvousClient* const root_;
   std::vector<Link> links_;
-  std::vector<Incoming> incoming_;  // oldest first
+  std::vector<Incoming> incoming_;
+  LineLimit complaints_;
+  uint64_t refused_ = 0;
 };
 
 Status MeshBuilder::Run() {
@@ -212,33 +221,59 @@ Status MeshBuilder::Poll() {
 }
 
 void MeshBuilder::AcceptAll() {
-  const size_t most = std::max(kMaxPending, links_.size());
-  for (size_t i = 0; i < most; ++i) {
-    SocketAddress source;
+  for (size_t i = 0; i < std::max(kMostAcceptsAtOnce, links_.size()); ++i) {
     int error = 0;
     Incoming incoming;
-    incoming.fd = Accept(listener_.get(), &source, &error);
+    incoming.fd = Accept(listener_.get(), &incoming.source.address, &error);
     if (error == EAGAIN) return;
     if (error != 0) {
       // Descriptors may be freed by other threads; do not spin until then.
       SleepUntil(SystemClock().Now() + kPause);
       return;
     }
-    const Result<PeerCredentials> peer = GetPeerCredentials(incoming.fd.get());
     Nonce nonce;
-    if (!peer.ok() || peer->uid != geteuid() || !FillRandom(nonce).ok()) {
-      Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "rank {}/{}: refused a connection of uid {}",
-          terms_.rank, terms_.nranks, peer.ok() ? static_cast<int64_t>(peer->uid) : -1);
-      continue;
-    }
+    if (!MayJoin(&incoming) || !FillRandom(nonce).ok()) continue;
     FAULT_POINT("mesh.after_accept");
-    if (incoming_.size() >= most) incoming_.erase(incoming_.begin());
+    MakeRoomFor(incoming.source);
     incoming.deadline = SystemClock().Now() + kServerLimit;
     incoming.handshake.Start(&terms_.handshake, nonce);
     const Bytes greeting = incoming.handshake.greeting();
     if (!WriteAll(incoming.fd.get(), greeting)) continue;
     incoming_.push_back(std::move(incoming));
   }
+}
+
+bool MeshBuilder::MayJoin(Incoming* incoming) {
+  const Result<PeerCredentials> peer = GetPeerCredentials(incoming->fd.get());
+  if (peer.ok()) incoming->source.peer = *peer;
+  if (!peer.ok() || peer->uid != geteuid()) {
+    Complain(incoming->source, "it belongs to another user");
+    return false;
+  }
+  if (terms_.any_namespace) return true;
+  const Status status = CheckPeerNamespaces(incoming->fd.get());
+  if (!status.ok()) Complain(incoming->source, "it belongs to " + status.message());
+  return status.ok();
+}
+
+void MeshBuilder::MakeRoomFor(const Source& source) {
+  uint64_t random = 0;
+  if (!FillRandom(std::as_writable_bytes(std::span(&random, 1))).ok()) return;
+  std::vector<uint64_t> sources;
+  for (const Incoming& incoming : incoming_) sources.push_back(incoming.source.Key());
+  const Budget budget = BudgetFor(links_.size(), /*unix_sockets=*/true);
+  const size_t victim = MakesRoom(sources, source.Key(), budget, random);
+  if (victim < incoming_.size()) {
+    incoming_.erase(incoming_.begin() + static_cast<ptrdiff_t>(victim));
+  }
+}
+
+void MeshBuilder::Complain(const Source& source, const std::string& why) {
+  ++refused_;
+  if (!complaints_.Allow(SystemClock().Now())) return;
+  Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+      "rank {}/{}: refused a connection from {}: {} ({} refused so far)", terms_.rank,
+      terms_.nranks, source.ToString(), why, refused_);
 }
 
 Result<bool> MeshBuilder::Advance(Incoming* incoming) {
@@ -253,10 +288,9 @@ Result<bool> MeshBuilder::Advance(Incoming* incoming) {
   if (state == ServerHandshake::State::kFailed || peer >= links_.size() ||
       incoming->handshake.nranks() != static_cast<uint32_t>(terms_.nranks) ||
       links_[peer].state != Link::State::kAwaited || static_cast<int>(peer) == terms_.rank) {
-    Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "rank {}/{}: refused a connection: {}",
-        terms_.rank, terms_.nranks,
-        state == ServerHandshake::State::kFailed ? Describe(incoming->handshake.fault())
-                                                 : "no such rank is awaited");
+    Complain(incoming->source, state == ServerHandshake::State::kFailed
+                                   ? Describe(incoming->handshake.fault())
+                                   : "no such rank is awaited");
     return false;
   }
   const Bytes reply = incoming->handshake.reply();
@@ -308,6 +342,10 @@ Status MeshBuilder::Step(size_t peer) {
     if (owner->uid != geteuid()) {
       return Error(peer, InvalidUsage(fmt::format("its socket belongs to uid {}, not to uid {}",
                                                   owner->uid, geteuid())));
+    }
+    if (const Status status = CheckPeerNamespaces(link.fd.get());
+        !terms_.any_namespace && !status.ok()) {
+      return Error(peer, InvalidUsage("its socket belongs to " + status.message()));
     }
     link.state = Link::State::kHandshaking;
     return Status::Ok();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Connects every pair of ranks: rank i connects to every j < i, both prove that they know the
-// communicator's key and belong to one user, and each passes the other its descriptors.
+// communicator's key and belong to one user (and container), and each passes the other its
+// descriptors.
 #ifndef INCCL_TRANSPORT_BOOTSTRAP_MESH_BUILDER_H_
 #define INCCL_TRANSPORT_BOOTSTRAP_MESH_BUILDER_H_
 
@@ -26,6 +27,7 @@ struct MeshTerms {
   std::vector<int> share_fds;
   Time deadline = kNever;
   int timeout_ms = 0;
+  bool any_namespace = false;  // else peers in other containers are refused
 };
 
 // Until all connections are made, watching the rendezvous for news of the others' failure. Fills

@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "base/fault_point.h"
+#include "base/log.h"
+#include "transport/bootstrap/namespaces.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -69,6 +71,19 @@ bool WaitFor(int fd, short events, Time until, const ClientOptions& options) {
   return options.cancelled == nullptr && bootstrap::WaitFor(fd, events, until);
 }
 
+std::string WhyNot(HandshakeFault fault, const std::string& where) {
+  // Under a launcher it is rank 0's; a unique id says beforehand whether it asks for a file.
+  if (fault == HandshakeFault::kSecretLacking) {
+    return "rank 0 has a secret file, this rank lacks it; INCCL_SECRET_FILE must name it on every "
+           "rank";
+  }
+  if (fault == HandshakeFault::kSecretUnasked) {
+    return "this rank has a secret file, rank 0 lacks it; INCCL_SECRET_FILE must name it on every "
+           "rank";
+  }
+  return fmt::format("the rendezvous at {} is not ours: {}", where, Describe(fault));
+}
+
 Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms& terms,
                      const ClientOptions& options, Time until) {
   Nonce nonce;
@@ -95,8 +110,7 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
       if (handshake.fault() == HandshakeFault::kCrypto) {
         return Hopeless(SystemError(Describe(handshake.fault())));
       }
-      return Hopeless(InvalidUsage(
-          fmt::format("the rendezvous at {} is not ours: {}", where, Describe(handshake.fault()))));
+      return Hopeless(InvalidUsage(WhyNot(handshake.fault(), where)));
     }
     if (after == ClientHandshake::State::kReadingReply && before != after &&
         !WriteAll(fd.get(), handshake.hello())) {
@@ -110,7 +124,7 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
   return attempt;
 }
 
-Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const HandshakeTerms& terms,
+Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const HandshakeTerms& terms,
                 const ClientOptions& options) {
   const std::string where = address.ToString();
   const Time until = std::min(options.deadline, SystemClock().Now() + kAttemptLimit);
@@ -127,7 +141,7 @@ Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const Handshak
     return attempt;
   }
   FAULT_POINT("bootstrap.after_connect");
-  if (same_uid_only) {
+  if (target.same_uid_only) {
     const Result<PeerCredentials> peer = GetPeerCredentials(fd->get());
     if (!peer.ok()) return Hopeless(peer.status());
     if (peer->uid != geteuid()) {
@@ -138,6 +152,13 @@ Attempt TryOnce(const SocketAddress& address, bool same_uid_only, const Handshak
           "taken its name",
           where, peer->pid, peer->uid, geteuid()));
       return attempt;
+    }
+    if (target.any_namespace) return Authenticate(*std::move(fd), where, terms, options, until);
+    if (const Status status = CheckPeerNamespaces(fd->get()); !status.ok()) {
+      return Hopeless(InvalidUsage(
+          fmt::format("the rendezvous at {} belongs to {}; ranks in several containers need "
+                      "INCCL_SECRET_FILE",
+                      where, status.message())));
     }
   }
   return Authenticate(*std::move(fd), where, terms, options, until);
@@ -171,6 +192,48 @@ Status GiveUp(const RootTarget& target, const std::string& where, const Attempt&
   return Status::Ok();
 }
 
+// One attempt at each address.
+struct Round {
+  Attempt last;  // the one that has authenticated, else the last that has met somebody
+  std::string where;
+  Status taken;  // a name, by another user
+  size_t foreign = 0;
+  int rejections = 0;
+  bool all_absent = true;
+};
+
+Round TryAll(const RootTarget& target, const HandshakeTerms& terms, const ClientOptions& options) {
+  Round round;
+  for (const SocketAddress& address : target.addresses) {
+    Attempt attempt = TryOnce(address, target, terms, options);
+    if (attempt.outcome == Attempt::Outcome::kForeign) {
+      round.taken = attempt.status;
+      ++round.foreign;
+      continue;
+    }
+    if (attempt.outcome == Attempt::Outcome::kRejected) ++round.rejections;
+    if (attempt.outcome == Attempt::Outcome::kAbsent && !round.last.why.empty()) continue;
+    if (attempt.outcome != Attempt::Outcome::kAbsent) round.all_absent = false;
+    round.last = std::move(attempt);
+    round.where = address.ToString();
+    if (round.last.outcome == Attempt::Outcome::kAuthenticated ||
+        round.last.outcome == Attempt::Outcome::kHopeless) {
+      break;
+    }
+  }
+  return round;
+}
+
+// Why no rendezvous has been found so far.
+std::string WhyNone(const RootTarget& target, const Round& round, const std::string& obstacle) {
+  std::string why = round.last.why;
+  if (round.all_absent && target.may_come_later) {
+    why += target.make == nullptr ? "; has rank 0 been started, on this host?"
+                                  : "; this rank cannot make one: " + obstacle;
+  }
+  return round.taken.ok() ? why : why + "; " + round.taken.message();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTarget& target,
@@ -184,42 +247,41 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
   if (where.empty()) return NamedBy(options, InvalidArgument("id: it holds no address"));
   int rejections = 0, absences = 0;
   Time pause = kFirstPause;
+  const Time start = SystemClock().Now();
+  bool made = target.make == nullptr, warned = false;
+  std::string obstacle;
   while (true) {
     if (Status status = CancelledBy(options); !status.ok()) return status;
-    Attempt last;  // or one that has met somebody
-    Status taken;  // by another user
-    size_t foreign = 0;
-    bool all_absent = true;
-    for (const SocketAddress& address : target.addresses) {
-      Attempt attempt = TryOnce(address, target.same_uid_only, terms, options);
-      if (attempt.outcome == Attempt::Outcome::kAuthenticated) {
-        return std::unique_ptr<RendezvousClient>(
-            new RendezvousClient(std::move(attempt.fd), address.ToString(), options));
-      }
-      if (attempt.outcome == Attempt::Outcome::kForeign) {
-        taken = attempt.status;
-        ++foreign;
-        continue;
-      }
-      if (attempt.outcome == Attempt::Outcome::kRejected) ++rejections;
-      if (attempt.outcome == Attempt::Outcome::kAbsent && !last.why.empty()) continue;
-      if (attempt.outcome != Attempt::Outcome::kAbsent) all_absent = false;
-      last = std::move(attempt);
-      if (last.outcome == Attempt::Outcome::kHopeless) break;
+    Round round = TryAll(target, terms, options);
+    if (round.last.outcome == Attempt::Outcome::kAuthenticated) {
+      return std::unique_ptr<RendezvousClient>(
+          new RendezvousClient(std::move(round.last.fd), round.where, options));
     }
-    if (foreign == target.addresses.size()) return NamedBy(options, taken);
-    if (all_absent) ++absences;
-    if (Status end = GiveUp(target, where, last, rejections, absences); !end.ok()) {
+    if (round.foreign == target.addresses.size()) return NamedBy(options, round.taken);
+    rejections += round.rejections;
+    if (round.all_absent) ++absences;
+    if (Status end = GiveUp(target, where, round.last, rejections, absences); !end.ok()) {
       return NamedBy(options, end);
+    }
+    if (!made) {
+      const Result<std::string> outcome = target.make();
+      if (!outcome.ok()) return NamedBy(options, outcome.status());
+      obstacle = *outcome;
+      made = obstacle.empty();
+      if (made) continue;
     }
     const Time now = SystemClock().Now();
     if (now >= options.deadline) {
       return NamedBy(
-          options,
-          TimeoutError(fmt::format(
-              "no rendezvous at {} within {} ms: {}{}{}", where, options.timeout_ms, last.why,
-              target.may_come_later && all_absent ? "; has rank 0 been started, on this host?" : "",
-              taken.ok() ? "" : "; " + taken.message())));
+          options, TimeoutError(fmt::format("no rendezvous at {} within {} ms: {}", where,
+                                            options.timeout_ms, WhyNone(target, round, obstacle))));
+    }
+    if (!warned && now - start >= options.patience) {
+      warned = true;
+      Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+          "rank {}/{}: init: still no rendezvous at {}, after {} ms: {}; the limit is {} ms",
+          options.rank, options.nranks, where, options.patience / kMillisecond,
+          WhyNone(target, round, obstacle), options.timeout_ms);
     }
     SleepUntil(std::min(options.deadline, now + pause));
     pause = std::min(kLongestPause, 2 * pause);

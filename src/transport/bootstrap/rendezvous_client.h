@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "base/fd.h"
 #include "base/status.h"
 #include "transport/bootstrap/frame.h"
+#include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/handshake.h"
 #include "transport/bootstrap/messages.h"
 #include "transport/bootstrap/socket.h"
@@ -24,13 +26,18 @@ namespace inccl::bootstrap {
 struct RootTarget {
   std::vector<SocketAddress> addresses;  // tried in turn
   bool same_uid_only = false;            // unix: pass over those that another user listens at
+  bool any_namespace = false;            // else, with same_uid_only, refuse another container's
   bool may_come_later = false;           // nobody listening is no error until the deadline
+  // Not null: where no rendezvous answers, this makes one. What stands in its way for now, so that
+  // it is to be called again; "": nothing, it has made one.
+  std::function<Result<std::string>()> make = nullptr;
 };
 
 struct ClientOptions {
   int rank = 0, nranks = 1;
   Time deadline = kNever;
   int timeout_ms = 0;                            // for texts
+  Time patience = kPatience;                     // before a log line says that nobody listens
   const std::atomic<bool>* cancelled = nullptr;  // true ends every wait within kCancelLag
 };
 inline constexpr Time kCancelLag = 50 * kMillisecond;

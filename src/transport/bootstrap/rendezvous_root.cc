@@ -15,9 +15,11 @@
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "transport/bootstrap/admission.h"
 #include "transport/bootstrap/frame.h"
 #include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/namespaces.h"
 #include "transport/bootstrap/socket.h"
 
 namespace inccl::bootstrap {
@@ -29,13 +31,13 @@ constexpr Time kAcceptPause = 50 * kMillisecond;   // when there are no descript
 constexpr Time kClosingLimit = kSecond;            // to flush an answer and see the other end close
 constexpr Time kLateLimit = 2 * kSecond;           // for ranks that come at once, or never
 constexpr Time kLookInterval = 50 * kMillisecond;  // at whether it is abandoned
-constexpr Time kComplainInterval = kSecond;
-constexpr int kMostPollFailures = 100;  // then it ends, which every rank sees
+constexpr size_t kLikelyRanks = 64;                // where nobody has said how many there are
+constexpr int kMostPollFailures = 100;             // then it ends, which every rank sees
 
 // Has not proven anything yet.
 struct Pending {
   UniqueFd fd;
-  SocketAddress source;
+  Source source;
   ServerHandshake handshake;
   Time deadline = 0;
 };
@@ -45,7 +47,6 @@ struct Session {
   enum class State : uint8_t { kRegistering, kJoined, kDone, kClosing };
 
   UniqueFd fd;
-  SocketAddress source;
   State state = State::kRegistering;
   Time deadline = 0;  // while registering or closing
   uint32_t rank = 0;  // from the handshake
@@ -60,7 +61,7 @@ struct Session {
 class Root {
  public:
   explicit Root(RootOptions options) : options_(std::move(options)) {
-    pending_.reserve(options_.max_pending);
+    ExpectRanks(options_.nranks > 0 ? static_cast<size_t>(options_.nranks) : kLikelyRanks);
     if (options_.abandoned != nullptr) end_ = SystemClock().Now() + options_.lifetime;
   }
 
@@ -75,12 +76,17 @@ class Root {
   void Expire(Time now);
   bool Finished(Time now) const;
 
+  void ExpectRanks(size_t ranks) { budget_ = BudgetFor(ranks, options_.same_uid_only); }
   void AcceptFrom(int listener);
-  void AddPending(UniqueFd fd, const SocketAddress& source);
+  // False, and a complaint: its process may not join.
+  bool MayJoin(int fd, Source* source);
+  void AddPending(UniqueFd fd, const Source& source);
+  void MakeRoomFor(const Source& source);
   // False: it is to be dropped.
   bool Advance(Pending* pending);
   void Promote(Pending* pending);
-  void Complain(const SocketAddress& source, const char* why);
+  void Complain(const Source& source, const std::string& why);
+  void SayWhoIsMissing();
 
   void ReadFrom(Session* session);
   void Flush(Session* session);
@@ -98,7 +104,8 @@ class Root {
   RootOptions options_;
   Phase phase_ = Phase::kGathering;
   Status failure_;
-  std::vector<Pending> pending_;  // oldest first
+  std::vector<Pending> pending_;
+  Budget budget_;
   Sessions sessions_;
   Gathering gathering_;
   std::vector<bool> answered_;   // by rank, once failed
@@ -106,8 +113,9 @@ class Root {
   Time deadline_ = kNever;       // the earliest of the ranks'
   uint32_t timeout_ms_ = 0;      // whose length was this
   Time end_ = kNever;
+  Time warn_at_ = kNever;  // of ranks that are missing
   Time accept_after_ = 0;
-  Time complain_after_ = 0;
+  LineLimit complaints_, failed_accepts_;
   uint64_t refused_ = 0;
   int poll_failures_ = 0;  // in a row
 };
@@ -132,7 +140,9 @@ bool Root::Finished(Time now) const {
 Time Root::NextDeadline() const {
   Time next = end_;
   if (options_.abandoned != nullptr) next = std::min(next, SystemClock().Now() + kLookInterval);
-  if (phase_ == Phase::kGathering || phase_ == Phase::kWiring) next = std::min(next, deadline_);
+  if (phase_ == Phase::kGathering || phase_ == Phase::kWiring) {
+    next = std::min({next, deadline_, warn_at_});
+  }
   if (accept_after_ != 0) next = std::min(next, accept_after_);
   for (const Pending& pending : pending_) next = std::min(next, pending.deadline);
   for (const auto& session : sessions_) {
@@ -155,6 +165,7 @@ void Root::Expire(Time now) {
   if (options_.abandoned != nullptr && options_.abandoned->load()) {
     Fail(RemoteError("the rank that made the id does not want the communicator any more"));
   }
+  if (now >= warn_at_) SayWhoIsMissing();
   if (now < deadline_) return;
   if (phase_ == Phase::kGathering) {
     Fail(TimeoutError(fmt::format("{} of {} did not arrive within {} ms",
@@ -164,6 +175,17 @@ void Root::Expire(Time now) {
     Fail(TimeoutError(fmt::format("{} of {} did not complete their connections within {} ms",
                                   ListRanks(NotDone()), gathering_.nranks(), timeout_ms_)));
   }
+}
+
+void Root::SayWhoIsMissing() {
+  warn_at_ = kNever;
+  const char* const what = phase_ == Phase::kGathering ? "come" : "connect";
+  if (phase_ != Phase::kGathering && phase_ != Phase::kWiring) return;
+  Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+      "init: still waiting, after {} ms, for {} of {} to {}; the limit is {} ms",
+      options_.patience / kMillisecond,
+      ListRanks(phase_ == Phase::kGathering ? gathering_.Missing() : NotDone()),
+      gathering_.nranks(), what, timeout_ms_);
 }
 
 void Root::Poll() {
@@ -206,37 +228,55 @@ void Root::Poll() {
 
 void Root::AcceptFrom(int listener) {
   for (int i = 0; i < kMostAcceptsAtOnce; ++i) {
-    SocketAddress source;
+    Source source;
     int error = 0;
-    UniqueFd fd = Accept(listener, &source, &error);
+    UniqueFd fd = Accept(listener, &source.address, &error);
     if (error == EAGAIN) return;
     if (error != 0) {
       accept_after_ = SystemClock().Now() + kAcceptPause;
+      if (!failed_accepts_.Allow(SystemClock().Now())) return;
       Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
           "the rendezvous cannot accept connections: errno {}", error);
       return;
     }
     FAULT_POINT("root.after_accept");
-    if (options_.same_uid_only) {
-      const Result<PeerCredentials> peer = GetPeerCredentials(fd.get());
-      if (!peer.ok() || peer->uid != geteuid()) {
-        Complain(source, "it belongs to another user");
-        ResetConnection(std::move(fd));
-        continue;
-      }
+    if (options_.same_uid_only && !MayJoin(fd.get(), &source)) {
+      ResetConnection(std::move(fd));
+      continue;
     }
     AddPending(std::move(fd), source);
   }
 }
 
-void Root::AddPending(UniqueFd fd, const SocketAddress& source) {
+bool Root::MayJoin(int fd, Source* source) {
+  const Result<PeerCredentials> peer = GetPeerCredentials(fd);
+  if (peer.ok()) source->peer = *peer;
+  if (!peer.ok() || peer->uid != geteuid()) {
+    Complain(*source, "it belongs to another user");
+    return false;
+  }
+  if (options_.any_namespace) return true;
+  const Status status = CheckPeerNamespaces(fd);
+  if (!status.ok()) Complain(*source, fmt::format("it belongs to {}", status.message()));
+  return status.ok();
+}
+
+void Root::MakeRoomFor(const Source& source) {
+  uint64_t random = 0;
+  if (!FillRandom(std::as_writable_bytes(std::span(&random, 1))).ok()) return;
+  std::vector<uint64_t> sources;
+  for (const Pending& pending : pending_) sources.push_back(pending.source.Key());
+  const size_t victim = MakesRoom(sources, source.Key(), budget_, random);
+  if (victim == pending_.size()) return;
+  Complain(pending_[victim].source, "it made room for newer ones before it authenticated");
+  ResetConnection(std::move(pending_[victim].fd));
+  pending_.erase(pending_.begin() + static_cast<ptrdiff_t>(victim));
+}
+
+void Root::AddPending(UniqueFd fd, const Source& source) {
   Nonce nonce;
   if (!FillRandom(nonce).ok()) return;
-  if (pending_.size() >= options_.max_pending) {
-    Complain(pending_.front().source, "it made room for newer ones before it authenticated");
-    ResetConnection(std::move(pending_.front().fd));
-    pending_.erase(pending_.begin());
-  }
+  MakeRoomFor(source);
   Pending& pending = pending_.emplace_back();
   pending.fd = std::move(fd);
   pending.source = source;
@@ -270,18 +310,15 @@ void Root::Promote(Pending* pending) {
   if (!WriteAll(pending->fd.get(), reply)) return;
   auto session = std::make_unique<Session>();
   session->fd = std::move(pending->fd);
-  session->source = pending->source;
   session->rank = pending->handshake.rank();
   session->deadline = SystemClock().Now() + options_.handshake_limit;
   sessions_.push_back(std::move(session));
   FAULT_POINT("root.after_authentication");
 }
 
-void Root::Complain(const SocketAddress& source, const char* why) {
+void Root::Complain(const Source& source, const std::string& why) {
   ++refused_;
-  const Time now = SystemClock().Now();
-  if (now < complain_after_) return;
-  complain_after_ = now + kComplainInterval;
+  if (!complaints_.Allow(SystemClock().Now())) return;
   Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
       "the rendezvous refused a connection from {}: {} ({} refused so far)", source.ToString(), why,
       refused_);
@@ -315,6 +352,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
         session->state = Session::State::kDone;
         if (!NotDone().empty()) return;
         phase_ = Phase::kComplete;
+        options_.listeners.clear();  // its name is free again
         FAULT_POINT("root.before_go");
         DismissAll(MessageKind::kGo, {});
         FAULT_POINT("root.after_go");
@@ -340,11 +378,20 @@ void Root::OnRegister(Session* session, Bytes body) {
   session->pid = registration->record.pid;
   const Time now = SystemClock().Now();
   if (end_ == kNever) end_ = now + std::max(options_.lifetime, 2 * registration->remaining);
+  ExpectRanks(std::max(static_cast<size_t>(options_.nranks), size_t{registration->nranks}));
   if (phase_ == Phase::kFailed) {
     if (session->rank < answered_.size()) answered_[session->rank] = true;
-    return Dismiss(session, MessageKind::kFailed, EncodeError(failure_));
+    Status why = failure_;
+    if (const RankRecord* const other = gathering_.Find(session->rank);
+        other != nullptr && other->pid != session->pid) {
+      why =
+          InvalidUsage(fmt::format("{}; the first has failed to join: {}",
+                                   ClaimedTwice(*other, registration->record), failure_.message()));
+    }
+    return Dismiss(session, MessageKind::kFailed, EncodeError(why));
   }
   Status why;
+  const bool first = gathering_.nranks() == 0;
   switch (gathering_.Add(*registration, &why)) {
     case Gathering::Verdict::kRefused:
       Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", why.message());
@@ -358,6 +405,7 @@ void Root::OnRegister(Session* session, Bytes body) {
     case Gathering::Verdict::kJoined: break;
   }
   session->state = Session::State::kJoined;
+  if (first) warn_at_ = now + options_.patience;
   if (now + registration->remaining < deadline_) {
     deadline_ = now + registration->remaining;
     timeout_ms_ = registration->timeout_ms;
@@ -435,6 +483,7 @@ void Root::SendTable() {
   if (Status status = FillRandom(table.session); !status.ok()) return Fail(status);
   table.ranks = gathering_.records();
   phase_ = Phase::kWiring;
+  warn_at_ = SystemClock().Now() + options_.patience;
   const std::vector<std::byte> body = table.Encode();
   FAULT_POINT("root.before_table");
   for (const auto& session : sessions_) {

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
+#include "transport/bootstrap/gathering.h"
 #include "transport/bootstrap/handshake.h"
 
 namespace inccl::bootstrap {
@@ -23,12 +24,14 @@ struct RootOptions {
   HandshakeTerms terms;
   std::vector<UniqueFd> listeners;
   bool same_uid_only = false;     // listeners are unix sockets, other users are refused
+  bool any_namespace = false;     // else, with same_uid_only, other containers are, too
   Time lifetime = 240 * kSecond;  // from the first registration on
   // Not null: the ranks come at once, or never. The lifetime counts from the start, and a failure
   // is told to late ones for a moment only. True: nobody wants the communicator any more.
   std::shared_ptr<const std::atomic<bool>> abandoned = nullptr;
   Time handshake_limit = 2 * kSecond;  // for a connection to authenticate and register
-  size_t max_pending = 64;             // connections that have not; the oldest makes room
+  int nranks = 0;                      // how many are expected; 0: the first to come will say
+  Time patience = kPatience;           // before a log line says who is missing
 };
 
 // On a thread of its own, which ends by itself: when the communicator is complete, or when all

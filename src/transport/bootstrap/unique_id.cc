@@ -41,10 +41,14 @@ void UniqueId::Encode(std::byte* out) const {
   none.family = 0;
   for (size_t i = 0; i < kMaxAddresses; ++i) WriteAddress(i < count ? addresses[i] : none, &writer);
   writer.Raw(nonce);
-  writer.Raw(secret.bytes());
-  writer.U32(Crc32c(writer.bytes()));
-  writer.Raw(std::array<std::byte, kSpareBytes>{});
-  std::memcpy(out, writer.bytes().data(), kUniqueIdBytes);
+  // The secret goes nowhere but into the id.
+  const size_t secret_at = writer.bytes().size();
+  std::memcpy(out, writer.bytes().data(), secret_at);
+  std::memcpy(out + secret_at, secret.bytes().data(), secret.bytes().size());
+  ByteWriter end;
+  end.U32(Crc32c(Bytes(out, kCrcOffset)));
+  end.Raw(std::array<std::byte, kSpareBytes>{});
+  std::memcpy(out + kCrcOffset, end.bytes().data(), end.bytes().size());
 }
 
 Result<UniqueId> UniqueId::Decode(const std::byte* data) {
@@ -100,6 +104,7 @@ Result<UniqueId> UniqueId::Decode(const std::byte* data) {
   }
   id.needs_secret_file = (flags & kNeedsSecretFile) != 0;
   id.secret = bootstrap::Key(secret);
+  bootstrap::Wipe(secret);
   return id;
 }
 
