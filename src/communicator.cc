@@ -324,14 +324,17 @@ TunerCall Communicator::Tuned(const Call& call, bool below_min_bytes) const {
 Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
   const size_t element = SizeOf(call.type);
   // A codec's state changes its plan from call to call.
-  const bool kept = call.codec == nullptr && !below_min_bytes;
+  const bool users = call.purpose == Purpose::kUser;
+  const bool kept = call.codec == nullptr && !below_min_bytes && users;
   const Plans::Plan* plan = kept ? plans_.Find(call) : nullptr;
   Choice choice;
   if (plan != nullptr) {
     choice = plan->choice;
   } else {
-    Result<Choice> chosen =
-        Choose(Tuned(call, below_min_bytes), options_.algorithms, options_.tuner_table);
+    // The library's own calls, and those of one rank alone, run whatever the user admits.
+    Result<Choice> chosen = Choose(
+        Tuned(call, below_min_bytes),
+        users && ends_.nranks > 1 ? options_.algorithms : AlgorithmFilter(), options_.tuner_table);
     if (!chosen.ok()) return chosen.status();
     choice = *chosen;
   }

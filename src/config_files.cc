@@ -89,7 +89,7 @@ Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const st
       return InvalidArgument(Escaped(fmt::format("{}:{}: {}", file, line_number, what)));
     };
     if (std::any_of(line.begin(), line.end(),
-                    [](char c) { return (c >= 0 && c < ' ' && c != '\t') || c == 0x7F; })) {
+                    [](unsigned char c) { return (c < ' ' && c != '\t') || c == 0x7F; })) {
       return wrong("a control character; this is no text file");
     }
     const size_t equals = line.find('=');
@@ -201,7 +201,10 @@ Result<Environment> ApplySettings(const Settings& settings, const char* const* e
   if (Status status = ConfigureLog(log->debug, log->debug_subsys, log->debug_file); !status.ok()) {
     return status;
   }
-  LogOnce(LogLevel::kVersion, fmt::format("version {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
+  // Not for the default level: a program that nothing goes wrong in prints nothing.
+  if (const char* level = settings.Get("INCCL_DEBUG"); level != nullptr && *level != '\0') {
+    LogOnce(LogLevel::kVersion, fmt::format("version {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
+  }
   for (const std::string& warning : settings.warnings()) LogOnce(LogLevel::kWarn, warning);
   for (const std::string& name : UnknownVariables(environment)) {
     LogOnce(LogLevel::kWarn, fmt::format("{} is set, but is no variable of this library", name));

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <tuple>
 
 #include "base/escaped.h"
 #include "base/fault_point.h"
@@ -43,13 +44,13 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
     return InvalidArgument(
         fmt::format("config->channels: {} is not in [0, {}]", config.channels, kMostChannels));
   }
-  for (const auto& [name, value] :
-       {std::pair("init_timeout_ms", config.init_timeout_ms),
-        std::pair("op_timeout_ms", config.op_timeout_ms),
-        std::pair("heartbeat_ms", config.heartbeat_ms), std::pair("dead_ms", config.dead_ms)}) {
-    if (value < 0 || value > kMaxTimeoutMs) {
+  for (const auto& [name, value, least] : {std::tuple("init_timeout_ms", config.init_timeout_ms, 0),
+                                           std::tuple("op_timeout_ms", config.op_timeout_ms, 0),
+                                           std::tuple("heartbeat_ms", config.heartbeat_ms, 0),
+                                           std::tuple("dead_ms", config.dead_ms, -1)}) {
+    if (value < least || value > kMaxTimeoutMs) {
       return InvalidArgument(
-          fmt::format("config->{}: {} is not in [0, {}]", name, value, kMaxTimeoutMs));
+          fmt::format("config->{}: {} is not in [{}, {}]", name, value, least, kMaxTimeoutMs));
     }
   }
   if (config.name != nullptr && strnlen(config.name, kMostNameBytes + 1) > kMostNameBytes) {
@@ -74,14 +75,15 @@ Result<ControlOptions> ResolveControl(const ccl_config_t& config, const Environm
   const int heartbeat_ms =
       config.heartbeat_ms != 0 ? config.heartbeat_ms : env.heartbeat_timeout_ms;
   const int dead_ms = config.dead_ms != 0 ? config.dead_ms : env.dead_timeout_ms;
+  const Time heartbeat = heartbeat_ms * kMillisecond;
+  if (dead_ms <= 0) return ControlOptions{.heartbeat = heartbeat, .dead_after = kNever};
   if (dead_ms < kLeastBeats * heartbeat_ms) {
     return InvalidArgument(
         fmt::format("dead_ms (INCCL_DEAD_TIMEOUT_MS): {}, must be at least {} times heartbeat_ms "
                     "(INCCL_HEARTBEAT_TIMEOUT_MS), {}",
                     dead_ms, kLeastBeats, heartbeat_ms));
   }
-  return ControlOptions{.heartbeat = heartbeat_ms * kMillisecond,
-                        .dead_after = dead_ms * kMillisecond};
+  return ControlOptions{.heartbeat = heartbeat, .dead_after = dead_ms * kMillisecond};
 }
 
 Status ResolveComm(const ccl_config_t& config, const Settings& settings, const Environment& env,
@@ -125,6 +127,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   comm->default_codec = *made;
   for (int c = 0; comm->reproducible && c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
+    if (!filter->AdmitsAny(collective)) continue;  // calls of it are errors
     Result<Choice> choice = Choose({.collective = collective, .reproducible = true}, *filter);
     if (!choice.ok()) return choice.status();
   }
@@ -173,7 +176,7 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
       options.comm.default_codec->spec(), env->link_gbps, env->link_us,
       env->transport.empty() ? "default" : env->transport,
       env->ucx_tls.empty() ? "default" : env->ucx_tls, options.control.heartbeat / kMillisecond,
-      options.control.dead_after / kMillisecond);
+      options.control.dead_after == kNever ? 0 : options.control.dead_after / kMillisecond);
   return options;
 }
 

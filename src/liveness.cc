@@ -19,8 +19,8 @@
 namespace inccl {
 namespace {
 
-// kWhere answers a record of a call that the answering rank has not begun.
-enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3 };
+// kWhere answers kAsk.
+enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3, kAsk = 4 };
 
 // Without progress for this long a rank tells the others which call it is in.
 constexpr Time kTellAfter = 20 * kMillisecond;
@@ -33,8 +33,11 @@ constexpr Time kDepartedAfter = 200 * kMillisecond;
 // said goodbye before it told them would take it for one that left without taking part. In a child
 // of fork() the thread that tells does not exist.
 constexpr Time kTellLimit = 10 * kSecond;
-// Worth a line in the log, long before it is an error.
-constexpr Time kWarnAfter = 60 * kSecond;
+// A rank whose sends or receives stall asks the others so often where they are: the ranks may wait
+// for each other. Less often as time goes by.
+constexpr Time kFirstAsk = 500 * kMillisecond, kLastAsk = 5 * kSecond;
+// While it waits a thread looks more often than this. What it has seen before counts no more.
+constexpr Time kLookedLately = 250 * kMillisecond;
 
 }  // namespace
 
@@ -48,7 +51,7 @@ Liveness::Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survi
       pending_(static_cast<size_t>(options_.nranks)),
       departed_(static_cast<size_t>(options_.nranks)),
       departure_seen_(static_cast<size_t>(options_.nranks)),
-      positions_(static_cast<size_t>(options_.nranks)) {}
+      positions_(options_.rank, options_.nranks) {}
 
 Status Liveness::error() const {
   const std::lock_guard lock(mutex_);
@@ -56,29 +59,22 @@ Status Liveness::error() const {
 }
 
 std::string Liveness::Where() const {
-  std::string where = RankName(options_.rank, options_.nranks, options_.comm_name);
-  if (points_ != nullptr) {
-    where += fmt::format(" after op {} in {}", latest_, PointTask::Describe(*points_));
-  } else if (in_call_.load() && latest_ != 0) {
-    where += fmt::format(" in op {} {}", latest_, history_[latest_ % kHistory].ToString());
-  } else if (latest_ != 0) {
-    where += fmt::format(" after op {}", latest_);
-  } else {
-    where += " before any op";
-  }
-  return where;
+  return RankName(options_.rank, options_.nranks, options_.comm_name) + " " + Place();
 }
 
-std::string Liveness::WhereIs(int peer) const {
-  const Position& position = positions_[static_cast<size_t>(peer)];
-  if (!position.known) return "it is alive, in the same operation or waiting for another rank";
-  if (position.in_call) return fmt::format("it is alive, and in op {}", position.sequence);
-  return fmt::format("it is alive, outside the library after op {}", position.sequence);
+std::string Liveness::Place() const {
+  const std::string before =
+      latest_ == 0 ? std::string("before any op") : fmt::format("after op {}", latest_);
+  if (points_ != nullptr) return fmt::format("{} in {}", before, PointTask::Describe(*points_));
+  if (!in_call_.load() || latest_ == 0) return before;
+  return fmt::format("in op {} {}", latest_, history_[latest_ % kHistory].ToString());
 }
 
 void Liveness::BeginPoints(const std::vector<PointCall>* calls) {
   const std::lock_guard lock(mutex_);
   points_ = calls;
+  warned_ = false;
+  asked_ = looked_ = 0;
   in_call_.store(true, std::memory_order_release);
 }
 
@@ -111,6 +107,7 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
     *signature = chain_;
     latest_ = sequence;
     warned_ = false;
+    asked_ = looked_ = 0;
     in_call_.store(true, std::memory_order_release);
     if (any_pending_.load(std::memory_order_relaxed)) {
       bool left = false;
@@ -207,52 +204,105 @@ bool Liveness::LongGone(int peer) {
   return now - seen >= kDepartedAfter;
 }
 
-Status Liveness::OnStall(const Job& job, Time stalled) {
-  if (stalled < kTellAfter) return Status::Ok();
-  const Blocked blocked = job.blocked_on();
-  std::vector<std::vector<std::byte>> tell;
-  Status failure;
-  {
-    const std::lock_guard lock(mutex_);
-    if (job.mismatched_peer() >= 0 && told_history_ != latest_) {
-      // Earlier calls may have differed that some rank could end without hearing of the others.
-      told_history_ = latest_;
-      for (uint64_t back = std::min<uint64_t>(kHistory, latest_) - 1; back > 0; --back) {
-        tell.push_back(history_[(latest_ - back) % kHistory].Encode());
-      }
-    }
-    if (points_ == nullptr && told_sequence_ != latest_) {
-      told_sequence_ = latest_;
-      tell.push_back(history_[latest_ % kHistory].Encode());
-    }
-    if (LongGone(blocked.peer) && stalled >= kDepartedAfter) {
-      failure = RemoteError(
-          fmt::format("{}: peer {}@{} closed its communicator without taking part; waited {} ms",
-                      Where(), blocked.peer, options_.peer_names[static_cast<size_t>(blocked.peer)],
-                      stalled / kMillisecond));
-    } else if (job.mismatched_peer() >= 0 && stalled >= kMismatchAfter) {
-      failure = InvalidUsage(
-          fmt::format("{}: peer {}@{} sent data of another call", Where(), job.mismatched_peer(),
-                      options_.peer_names[static_cast<size_t>(job.mismatched_peer())]));
-    } else if (stalled >= options_.op_timeout && blocked.on == Blocked::On::kTicket) {
-      failure = TimeoutError(fmt::format(
-          "{}: no progress for {} ms (limit {} ms), waiting for this rank's device to do its part",
-          Where(), stalled / kMillisecond, options_.op_timeout / kMillisecond));
-    } else if (stalled >= options_.op_timeout) {
-      failure = TimeoutError(fmt::format(
-          "{}: no progress for {} ms (limit {} ms), waiting for peer {}@{}; {}", Where(),
-          stalled / kMillisecond, options_.op_timeout / kMillisecond, blocked.peer,
-          blocked.peer < 0 ? "-" : options_.peer_names[static_cast<size_t>(blocked.peer)],
-          blocked.peer < 0 ? "" : WhereIs(blocked.peer)));
-    } else if (stalled >= kWarnAfter && !warned_) {
-      warned_ = true;
-      Log(LogLevel::kWarn, LogSubsystem::kCollectives, "{}: no progress for {} s; peer {} is late",
-          Where(), stalled / kSecond, blocked.peer);
+void Liveness::CollectRecords(const Job& job, std::vector<std::vector<std::byte>>* records) {
+  if (job.mismatched_peer() >= 0 && told_history_ != latest_) {
+    // Earlier calls may have differed that some rank could end without hearing of the others.
+    told_history_ = latest_;
+    for (uint64_t back = std::min<uint64_t>(kHistory, latest_) - 1; back > 0; --back) {
+      records->push_back(history_[(latest_ - back) % kHistory].Encode());
     }
   }
-  ControlPlane* control = control_.load();
-  for (const std::vector<std::byte>& record : tell) {
-    if (control != nullptr) control->Broadcast(kRecord, record);
+  if (points_ == nullptr && told_sequence_ != latest_) {
+    told_sequence_ = latest_;
+    records->push_back(history_[latest_ % kHistory].Encode());
+  }
+}
+
+// "peer 2@a:17: it is alive, outside the library after op 4; peer 3@...".
+std::string Liveness::WaitingFor(const Job& job, std::span<const int> awaited) const {
+  if (job.blocked_on().on == Blocked::On::kTicket) {
+    return "this rank's device to do its part";
+  }
+  const Time now = SystemClock().Now();
+  const std::vector<int> missing = points_ != nullptr ? positions_.MissingOf(awaited, now)
+                                                      : positions_.Missing(latest_, awaited, now);
+  std::string text;
+  for (const int peer : missing) {
+    text += fmt::format("{}peer {}@{}: {}", text.empty() ? "" : "; ", peer, Named(peer),
+                        positions_.Describe(peer, now));
+  }
+  return text.empty() ? "its data to leave this process" : text;
+}
+
+Status Liveness::InACircle(std::span<const int> circle) const {
+  std::string text;
+  for (size_t i = 0; i < circle.size(); ++i) {
+    const int next = i + 1 < circle.size() ? circle[i + 1] : options_.rank;
+    text += fmt::format("; peer {}@{} {} waits for rank {}", circle[i], Named(circle[i]),
+                        positions_.PlaceOf(circle[i]), next);
+  }
+  return InvalidUsage(
+      fmt::format("{}: the ranks wait for each other: this rank waits for rank {}{}", Where(),
+                  circle.front(), text));
+}
+
+Status Liveness::Judge(const Job& job, std::span<const int> awaited, Time stalled, bool* ask) {
+  for (const int peer : awaited) {
+    if (LongGone(peer) && stalled >= kDepartedAfter) {
+      return RemoteError(
+          fmt::format("{}: peer {}@{} closed its communicator without taking part; waited {} ms",
+                      Where(), peer, Named(peer), stalled / kMillisecond));
+    }
+  }
+  if (const int peer = job.mismatched_peer(); peer >= 0 && stalled >= kMismatchAfter) {
+    return InvalidUsage(
+        fmt::format("{}: peer {}@{} sent data of another call", Where(), peer, Named(peer)));
+  }
+  if (stalled < asked_) asked_ = 0;  // there was progress since
+  if (points_ != nullptr) {
+    *ask = stalled - asked_ >= std::clamp<Time>(asked_ / 4, kFirstAsk, kLastAsk);
+    const std::vector<int> circle = positions_.Circle(awaited, SystemClock().Now());
+    if (stalled >= Positions::kCircleStall && !circle.empty()) return InACircle(circle);
+  }
+  if (stalled >= options_.op_timeout) {
+    if (!AreAnswersThere(options_.op_timeout, ask)) return Status::Ok();
+    return TimeoutError(fmt::format("{}: no progress for {} ms (limit {} ms), waiting for {}",
+                                    Where(), stalled / kMillisecond,
+                                    options_.op_timeout / kMillisecond, WaitingFor(job, awaited)));
+  }
+  if (stalled >= options_.warn_after && !warned_ && AreAnswersThere(options_.warn_after, ask)) {
+    warned_ = true;
+    Log(LogLevel::kWarn, LogSubsystem::kCollectives, "{}: no progress for {} s, waiting for {}",
+        Where(), stalled / kSecond, WaitingFor(job, awaited));
+  }
+  return Status::Ok();
+}
+
+bool Liveness::AreAnswersThere(Time since, bool* ask) const {
+  if (asked_ < since) *ask = true;
+  return !*ask && positions_.IsComplete(SystemClock().Now());
+}
+
+Status Liveness::OnStall(const Job& job, std::span<const int> awaited, Time stalled) {
+  if (stalled < kTellAfter) return Status::Ok();
+  std::vector<std::vector<std::byte>> records;
+  Status failure;
+  bool ask = false;
+  {
+    const std::lock_guard lock(mutex_);
+    looked_ = SystemClock().Now();
+    stalled_ = stalled;
+    awaited_.assign(awaited.begin(), awaited.end());
+    CollectRecords(job, &records);
+    failure = Judge(job, awaited, stalled, &ask);
+    if (ask) {
+      asked_ = stalled;
+      positions_.Asked(looked_);
+    }
+  }
+  if (ControlPlane* control = control_.load(); control != nullptr) {
+    for (const std::vector<std::byte>& record : records) control->Broadcast(kRecord, record);
+    if (ask) control->Broadcast(kAsk, {});
   }
   if (!failure.ok()) Fail(failure);
   return Check();
@@ -264,6 +314,8 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
     if (record.ok()) return OnRecord(peer, *record);
   } else if (kind == kWhere) {
     return OnWhere(peer, body);
+  } else if (kind == kAsk && body.empty()) {
+    return OnAsk(peer);
   } else if (Survivors::Owns(kind)) {
     if (survivors_->OnMessage(peer, kind, body)) return;
   } else if (kind == kError) {
@@ -281,12 +333,6 @@ void Liveness::OnRecord(int peer, const CallRecord& theirs) {
     if (theirs.sequence > latest_) {
       pending_[static_cast<size_t>(peer)] = theirs;
       any_pending_.store(true, std::memory_order_relaxed);
-      ControlPlane* control = control_.load();
-      if (control == nullptr) return;
-      ByteWriter where;
-      where.U64(latest_);
-      where.U8(in_call_.load() ? 1 : 0);
-      control->Send(peer, kWhere, where.bytes());
       return;
     }
     const CallRecord& ours = history_[theirs.sequence % kHistory];
@@ -297,16 +343,31 @@ void Liveness::OnRecord(int peer, const CallRecord& theirs) {
   if (!disagreement.ok()) Fail(disagreement);
 }
 
+void Liveness::OnAsk(int peer) {
+  ControlPlane* control = control_.load();
+  if (control == nullptr) return;
+  Position position;
+  {
+    const std::lock_guard lock(mutex_);
+    position.sequence = latest_;
+    position.in_call = in_call_.load();
+    position.place = Place();
+    if (position.in_call && looked_ != 0 && SystemClock().Now() - looked_ < kLookedLately) {
+      position.stalled = stalled_;
+      position.awaits = awaited_;
+    }
+  }
+  control->Send(peer, kWhere, position.Encode());
+}
+
 void Liveness::OnWhere(int peer, std::span<const std::byte> body) {
-  ByteReader reader(body);
-  uint64_t sequence = 0;
-  uint8_t in_call = 0;
-  if (!reader.U64(&sequence) || !reader.U8(&in_call) || in_call > 1) {
+  Result<Position> position = Position::Decode(body, options_.nranks);
+  if (!position.ok()) {
     Fail(InternalError(fmt::format("malformed answer from peer {}", peer)));
     return;
   }
   const std::lock_guard lock(mutex_);
-  positions_[static_cast<size_t>(peer)] = {sequence, in_call == 1, true};
+  positions_.Answered(peer, *std::move(position), SystemClock().Now());
 }
 
 void Liveness::OnError(int peer, std::span<const std::byte> body) {
@@ -333,6 +394,8 @@ void Liveness::OnPeerClosed(int peer, bool clean) {
   survivors_->OnPeerClosed(peer);
   if (clean) {
     departed_[static_cast<size_t>(peer)].store(true);
+    const std::lock_guard lock(mutex_);
+    positions_.Left(peer);
     return;
   }
   Status failure;

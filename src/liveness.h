@@ -18,6 +18,7 @@
 #include "call.h"
 #include "collectives/point.h"
 #include "collectives/progress.h"
+#include "positions.h"
 #include "survivors.h"
 #include "transport/control/control.h"
 
@@ -27,7 +28,8 @@ struct LivenessOptions {
   int rank = 0, nranks = 1;
   std::vector<std::string> peer_names;  // "host:pid" by rank
   Time op_timeout = 600 * kSecond;
-  std::string comm_name;
+  std::string comm_name = {};
+  Time warn_after = 10 * kSecond;  // a call without progress is worth a line in the log
   bool abort_on_error = false;  // the process ends at the first error after Begin
 };
 
@@ -60,7 +62,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
 
   // WaitObserver
   Status Check() override { return failed() ? error() : Status::Ok(); }
-  Status OnStall(const Job& job, Time stalled) override;
+  Status OnStall(const Job& job, std::span<const int> awaited, Time stalled) override;
 
   // ControlHandler
   void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
@@ -75,6 +77,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   static constexpr size_t kHistory = 64;
 
   void OnRecord(int peer, const CallRecord& theirs);
+  void OnAsk(int peer);
   void OnWhere(int peer, std::span<const std::byte> body);
   void OnError(int peer, std::span<const std::byte> body);
   void End(const Status& status, bool abort);
@@ -82,10 +85,19 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void FailAndTell(const Status& status, const Status& tell, bool abort);
   void Tell(const Status& status);
   bool LongGone(int peer);  // holds mutex_
+  // What a stall calls for; these hold mutex_.
+  void CollectRecords(const Job& job, std::vector<std::vector<std::byte>>* records);
+  // *ask: the others are to be asked where they are.
+  Status Judge(const Job& job, std::span<const int> awaited, Time stalled, bool* ask);
+  // Since this stall was as long as `since` all have answered that will.
+  bool AreAnswersThere(Time since, bool* ask) const;
+  std::string WaitingFor(const Job& job, std::span<const int> awaited) const;
+  Status InACircle(std::span<const int> circle) const;
   Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
-  // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; holds mutex_
+  // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; hold mutex_
   std::string Where() const;
-  std::string WhereIs(int peer) const;  // what is known of a peer that is late; holds mutex_
+  std::string Place() const;  // without the rank
+  std::string Named(int peer) const { return options_.peer_names[static_cast<size_t>(peer)]; }
 
   const LivenessOptions options_;
   const Status out_of_memory_;  // with this rank's name, for which there may be no memory later
@@ -109,13 +121,13 @@ class Liveness final : public ControlHandler, public WaitObserver {
   std::vector<Time> departure_seen_;                // by rank: by the waiting thread, 0: not yet
   uint64_t told_sequence_ = 0;                      // the call whose record we have sent
   uint64_t told_history_ = 0;                       // the call before which we have sent others
-  bool warned_ = false;                             // of the call under way being slow
-  struct Position {
-    uint64_t sequence = 0;
-    bool in_call = false;
-    bool known = false;
-  };
-  std::vector<Position> positions_;  // by rank: where it was when we asked
+  // Of the call under way:
+  bool warned_ = false;       // that it is slow
+  Time asked_ = 0;            // the length of its stall when the others were asked where they are
+  Time looked_ = 0;           // when the next two were true; 0: it has not stalled
+  Time stalled_ = 0;          // how long it has made no progress
+  std::vector<int> awaited_;  // for whom it waits
+  Positions positions_;       // of the others
 };
 
 }  // namespace inccl

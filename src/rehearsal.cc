@@ -3,7 +3,9 @@
 // The last step of creation: all ranks pass slices through the lanes of a small all-reduce. A
 // user's first call then finds schedule, lanes and pages in place, and code that has run before.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,10 +35,10 @@ class Observer final : public WaitObserver {
     return liveness_->Check();
   }
 
-  Status OnStall(const Job& job, Time /*stalled*/) override {
+  Status OnStall(const Job& /*job*/, std::span<const int> awaited, Time /*stalled*/) override {
     if (SystemClock().Now() < deadline_) return Check();
     return TimeoutError(fmt::format("{}: init: peer {} has joined, but sent nothing in time", name_,
-                                    job.blocked_on().peer));
+                                    fmt::join(awaited, ", ")));
   }
 
  private:

@@ -23,14 +23,12 @@ constexpr uint64_t kSideOneShotBytes = 256 * 1024;
 
 Set Bit(Algorithm algorithm) { return Set(1ull << static_cast<size_t>(algorithm)); }
 
-std::optional<Set> AlgorithmsNamed(std::string_view name) {
-  if (name == "ring") return Bit(Algorithm::kRing);
-  if (name == "tree") return Bit(Algorithm::kTree);
-  if (name == "recursive_doubling") return Bit(Algorithm::kRecursiveDoubling);
-  if (name == "direct") return Bit(Algorithm::kDirect) | Bit(Algorithm::kDirectOneShot);
-  if (name == "direct_one_shot") return Bit(Algorithm::kDirectOneShot);
-  if (name == "direct_two_shot") return Bit(Algorithm::kDirect);
-  return std::nullopt;
+Set AlgorithmsNamed(std::string_view name) {
+  Set set;
+  for (const AlgorithmTraits& row : kAlgorithmTable) {
+    if (name == row.own || name == row.family) set |= Bit(row.algorithm);
+  }
+  return set;
 }
 
 Set Existing(Collective collective) {
@@ -57,25 +55,25 @@ Result<Set> ParseList(std::string_view list, std::string_view whole) {
   if (negated) list.remove_prefix(1);
   Set set;
   for (const std::string_view name : Split(list, ',')) {
-    const std::optional<Set> named = AlgorithmsNamed(name);
-    if (!named) {
+    const Set named = name.empty() ? Set() : AlgorithmsNamed(name);
+    if (named.none()) {
       return InvalidArgument(
           fmt::format("algorithm \"{}\" in \"{}\": not one of ring, tree, recursive_doubling, "
                       "direct, direct_one_shot, direct_two_shot",
                       name, whole));
     }
-    set |= *named;
+    set |= named;
   }
   return negated ? ~set : set;
 }
 
-// What a large call prefers: direct and ring move the fewest bytes, direct in the fewest steps.
-constexpr Algorithm kOrder[] = {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTree,
-                                Algorithm::kRecursiveDoubling, Algorithm::kDirectOneShot};
-
+// `set` is not empty.
 std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set) {
   const auto in_set = [&](Algorithm algorithm) { return set.test(static_cast<size_t>(algorithm)); };
-  const Algorithm first = *std::find_if(std::begin(kOrder), std::end(kOrder) - 1, in_set);
+  const Algorithm first =
+      std::find_if(std::begin(kAlgorithmTable), std::end(kAlgorithmTable),
+                   [&](const AlgorithmTraits& row) { return in_set(row.algorithm); })
+          ->algorithm;
   if (set.count() == 1) return {first, TunerRule::kOnlyOne};
   if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
     for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
@@ -92,9 +90,8 @@ const char* NameOf(Route::Kind kind) { return kind == Route::Kind::kRing ? "ring
 bool CanRun(const Route& route, Algorithm algorithm) {
   switch (route.kind) {
     case Route::Kind::kAny: return true;
-    case Route::Kind::kRing: return algorithm == Algorithm::kRing;
-    case Route::Kind::kDirect:
-      return algorithm == Algorithm::kDirect || algorithm == Algorithm::kDirectOneShot;
+    case Route::Kind::kRing: return FindTraits(algorithm)->ring;
+    case Route::Kind::kDirect: return FindTraits(algorithm)->direct;
   }
   return false;
 }
@@ -109,6 +106,19 @@ Set RankOrdered(Collective collective) {
 
 // Why there is no algorithm.
 Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
+  const char* const name = Name(call.collective);
+  if (!filter.AdmitsAny(call.collective)) {
+    const Set existing = Existing(call.collective);
+    std::string others;
+    for (const AlgorithmTraits& row : kAlgorithmTable) {
+      if (!existing.test(static_cast<size_t>(row.algorithm))) continue;
+      others += fmt::format("{}{}", others.empty() ? "" : ",", row.own);
+    }
+    return InvalidArgument(fmt::format(
+        "{}: none of its algorithms is admitted by \"{}\" (INCCL_ALGO, config->algorithm); "
+        "\"{};{}:{}\" admits all of them",
+        name, filter.text(), filter.text(), name, others));
+  }
   if (call.route.kind == Route::Kind::kAny) {
     return InvalidArgument(
         fmt::format("{}: none of the admitted algorithms sums in rank order, which `reproducible` "
@@ -145,6 +155,7 @@ AlgorithmFilter::AlgorithmFilter() {
 Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
   AlgorithmFilter filter;
   if (text.empty()) return filter;
+  filter.text_ = text;
   for (const std::string_view clause : Split(text, ';')) {
     const size_t colon = clause.find(':');
     Result<Set> set = ParseList(clause.substr(colon == clause.npos ? 0 : colon + 1), text);
@@ -154,7 +165,7 @@ Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
       const auto collective = static_cast<Collective>(c);
       const Set usable = *set & Existing(collective);
       if (colon == clause.npos) {
-        if (usable.any()) filter.allowed_[static_cast<size_t>(c)] = usable;
+        filter.allowed_[static_cast<size_t>(c)] = usable;
       } else if (clause.substr(0, colon) == Name(collective)) {
         known = true;
         if (usable.none()) {
@@ -174,7 +185,7 @@ Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
 
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm) {
   if (!Reduces(collective)) return true;  // nothing is summed
-  return algorithm == Algorithm::kDirect || algorithm == Algorithm::kDirectOneShot;
+  return FindTraits(algorithm)->folds_in_rank_order;
 }
 
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
@@ -236,8 +247,8 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
                         call.bytes <= kOneShotBytes
                             ? "what small calls prefer is not admitted or does not exist; "
                             : "");
-      for (const Algorithm algorithm : kOrder) {
-        why += fmt::format("{} {}", algorithm == kOrder[0] ? "" : ",", Name(algorithm));
+      for (const AlgorithmTraits& row : kAlgorithmTable) {
+        why += fmt::format("{} {}", &row == kAlgorithmTable ? "" : ",", row.name);
       }
       break;
   }

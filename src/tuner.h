@@ -21,8 +21,8 @@ namespace inccl {
 
 // The algorithms a user admits, in NCCL's grammar: "ring", "ring,tree", "^tree",
 // "ring;allreduce:direct;broadcast:^ring". Names: ring, tree, recursive_doubling, direct (both
-// shots), direct_one_shot, direct_two_shot. A list without a collective holds for all; a collective
-// for which none of it exists keeps its defaults. An empty list admits everything.
+// shots), direct_one_shot, direct_two_shot. A list without a collective holds for all; a call for
+// which none of it exists is an error (Choose). An empty list admits everything.
 class AlgorithmFilter {
  public:
   AlgorithmFilter();
@@ -30,11 +30,16 @@ class AlgorithmFilter {
   bool Admits(Collective collective, Algorithm algorithm) const {
     return allowed_[static_cast<size_t>(collective)][static_cast<size_t>(algorithm)];
   }
+  bool AdmitsAny(Collective collective) const {
+    return allowed_[static_cast<size_t>(collective)].any();
+  }
+  const std::string& text() const { return text_; }  // as parsed
 
  private:
   friend class FilterParser;
   using Set = std::bitset<kAlgorithms>;
   std::array<Set, kCollectiveKinds> allowed_;
+  std::string text_;
 };
 
 // Whether float sums of this schedule are folded in rank order (Validate's proof; the tests hold

@@ -5,8 +5,8 @@
 # usage: tools/check.sh [--all | --long] [--no-install] [-j JOBS]
 #   --all          also: the tests under the address and undefined-behaviour sanitizers, those with threads under the
 #                  thread sanitizer, which is clang's, and lints of what has changed since everything was last linted
-#   --long         all that, lints of everything, the tests seen by clang, every fuzz target for a minute, and a stress
-#                  test of 10^5 operations
+#   --long         all that, lints of everything, the tests seen by clang, the codecs' tests for 64-bit ARM in an emulator,
+#                  every fuzz target for a minute, and a stress test of 10^5 operations
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations and tests (default: the cores)
 #
@@ -138,6 +138,7 @@ fi
 if [ "$long" = 1 ]; then
   step "lint" lint "^$PWD/(src|perf|tools)/.*\.cc$"
   step "tests with clang" clang_tests
+  step "64-bit ARM" tools/check_aarch64.sh -j "$jobs"
   step "stress" stress
   step "build fuzz" configure_and_build fuzz && test_preset fuzz
 fi

@@ -31,8 +31,13 @@
  * calls. Every other error of a collective, a send or a receive is fatal for the communicator and
  * sticky: later calls return it at once. Queries, ccl_comm_shrink, ccl_comm_abort and
  * ccl_comm_destroy remain to be called. An error of ccl_comm_split or ccl_comm_shrink may concern
- * the new communicator alone: ccl_comm_get_async_error tells. No call blocks for ever, prints,
- * exits or raises.
+ * the new communicator alone: ccl_comm_get_async_error tells. No call blocks for ever, exits or
+ * raises. A rank that completes its calls and destroys its communicator does not disturb ranks that
+ * come later.
+ *
+ * Log. The library writes warnings to standard error: calls that fail with their texts, and who is
+ * missing when a call has made no progress for 10 seconds. INCCL_DEBUG=NONE makes it silent,
+ * INCCL_DEBUG=INFO asks for more.
  *
  * Threads. Different communicators may be used from different threads at the same time; one
  * communicator from one thread at a time, except ccl_comm_abort, ccl_comm_revoke and
@@ -133,18 +138,23 @@ typedef struct {
   int blocking; /**< 1: creation waits. 0: it returns CCL_IN_PROGRESS at once; the communicator can
                    be used when ccl_comm_get_async_error no longer says so. */
   const char* codec; /**< Default codec of compressed calls; else INCCL_CODEC, else "hbi:bits=6". */
-  const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". */
-  int channels;          /**< Independent lanes per peer, 1..32. */
-  int reproducible;      /**< 1: float sums in rank order, independent of size and algorithm; those
-                            of compressed calls too, whose codecs depend on the order. */
-  int preserve_input;    /**< 1: after an error, the buffer of a call in place holds its input
-                            again; costs a copy of the input per such call. */
-  int init_timeout_ms;   /**< Deadline of creation; default 120000. */
-  int op_timeout_ms;     /**< Deadline of an operation without progress, and of its turn on a stream
-                            on which nothing moves; default 600000. */
-  int heartbeat_ms; /**< Interval of signs of life between hosts; default 1000. Unused on one host.
-                     */
-  int dead_ms; /**< Silence after which a peer on another host counts as dead; default 10000. */
+  const char*
+      algorithm;       /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". A call of
+                           a collective that has none of those asked for is CCL_INVALID_ARGUMENT;
+                           "tree;allgather:ring" asks for another one of it. */
+  int channels;        /**< Independent lanes per peer, 1..32. */
+  int reproducible;    /**< 1: float sums in rank order, independent of size and algorithm; those
+                          of compressed calls too, whose codecs depend on the order. */
+  int preserve_input;  /**< 1: after an error, the buffer of a call in place holds its input
+                          again; costs a copy of the input per such call. */
+  int init_timeout_ms; /**< Deadline of creation; default 120000. */
+  int op_timeout_ms;   /**< Deadline of an operation without progress, and of its turn on a stream
+                          on which nothing moves; default 600000. */
+  int heartbeat_ms;    /**< Interval of signs of life between processes, on one host too; default
+                          1000. Ranks that are threads of one process send none. */
+  int dead_ms; /**< Silence after which a process counts as dead, at least three times heartbeat_ms;
+                  default 10000. A rank that a debugger stops for longer fails the communicator. -1
+                  (INCCL_DEAD_TIMEOUT_MS=0): never; a process that ends is seen all the same. */
   const char* socket_ifname; /**< As INCCL_SOCKET_IFNAME: where this rank listens when it makes the
                                 id of a split or shrink. CCL_INVALID_ARGUMENT if no interface of
                                 that name is up. Other sockets stay on the host. */

@@ -154,7 +154,7 @@ const Variable kVariables[] = {
       "from the kernel's boot id and the network namespace", "text"},
      [](Text v, Environment* e) { return ParseText(v, &e->hostid); }},
     {{"INCCL_DEBUG", "what is logged; each level contains those before it",
-      "VERSION, WARN, INFO, TRACE", "nothing", "level"},
+      "NONE, VERSION, WARN, INFO, TRACE", "WARN", "level"},
      [](Text v, Environment* e) { return ParseLevel(v, &e->debug); }},
     {{"INCCL_DEBUG_SUBSYS", "what INFO and TRACE lines are about",
       "INIT, BOOTSTRAP, ENV, TRANSPORT, CONTROL, COLL, CODEC, TUNING, ALL; lists; ^ before: all "
@@ -182,9 +182,9 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->heartbeat_timeout_ms); }},
     {{"INCCL_DEAD_TIMEOUT_MS",
       "silence after which a process counts as dead, at least three intervals; one that ends is "
-      "seen at once; raise it before a rank is stopped in a debugger",
-      kMilliseconds, "10000", "integer"},
-     [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->dead_timeout_ms); }},
+      "seen at once; 0, or more time, for ranks that are stopped in a debugger",
+      "milliseconds, 1 to 86400000; 0: never", "10000", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 0, kDayMs, &e->dead_timeout_ms); }},
     {{"INCCL_LINK_GBPS", "emulated link: rate of each rank's port, in 10^9 bit/s",
       "0 to 1000000; 0: off", "0", "number"},
      [](Text v, Environment* e) { return ParseReal(v, 1e6, &e->link_gbps); }},

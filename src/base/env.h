@@ -38,7 +38,7 @@ struct Environment {
   std::string secret_file;                        // INCCL_SECRET_FILE
   std::string socket_ifname;                      // INCCL_SOCKET_IFNAME
   std::string hostid;                             // INCCL_HOSTID
-  LogLevel debug = LogLevel::kNone;               // INCCL_DEBUG
+  LogLevel debug = LogLevel::kWarn;               // INCCL_DEBUG
   uint32_t debug_subsys = kDefaultLogSubsystems;  // INCCL_DEBUG_SUBSYS
   std::string debug_file;                         // INCCL_DEBUG_FILE
   bool reproducible = false;                      // INCCL_REPRODUCIBLE

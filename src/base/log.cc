@@ -156,7 +156,7 @@ std::string LineOf(const Sink& sink, LogLevel level, std::string_view text) {
 }  // namespace
 
 bool ParseLogLevel(std::string_view text, LogLevel* level) {
-  if (text.empty()) {
+  if (text.empty() || SameWord(text, "NONE")) {
     *level = LogLevel::kNone;
     return true;
   }

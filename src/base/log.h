@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines for people, off unless somebody asks for them. Any thread; a line is one write, which never
-// waits for a reader: what a pipe, socket or terminal has no room for is dropped, and how many
-// lines were is the next line. Costs one relaxed load when its level is off.
+// Lines for people: warnings once the settings have been read, more if somebody asks for it. Any
+// thread; a line is one write, which never waits for a reader: what a pipe, socket or terminal has
+// no room for is dropped, and the next line says how many are missing. Costs one relaxed load when
+// its level is off.
 #ifndef INCCL_BASE_LOG_H_
 #define INCCL_BASE_LOG_H_
 
@@ -37,7 +38,7 @@ inline constexpr uint32_t kDefaultLogSubsystems = static_cast<uint32_t>(LogSubsy
                                                   static_cast<uint32_t>(LogSubsystem::kBootstrap) |
                                                   static_cast<uint32_t>(LogSubsystem::kEnv);
 
-// "VERSION", "WARN", "INFO", "TRACE", or "" for none; letter case does not matter. False: no level.
+// "NONE" or "", "VERSION", "WARN", "INFO", "TRACE"; letter case does not matter. False: no level.
 bool ParseLogLevel(std::string_view text, LogLevel* level);
 // "INIT,COLL" or, with ^, all but those named: INIT, BOOTSTRAP, ENV, TRANSPORT, CONTROL, COLL,
 // CODEC, TUNING, ALL. On failure *unknown is the word at fault.

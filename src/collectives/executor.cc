@@ -25,6 +25,13 @@ int PlaceAmong(const LaneSpec& spec, int rank) {
   return static_cast<int>(found - spec.consumers.begin());
 }
 
+// Of those that hold the next slot of a lane, or (`everything`) any; -1: no more.
+int FirstHolder(const SendLane& lane, bool everything) {
+  std::vector<int> holders;
+  lane.AppendHolders(everything, &holders);
+  return holders.empty() ? -1 : holders.front();
+}
+
 }  // namespace
 
 void Task::Start(const TaskCall& call) {
@@ -184,8 +191,9 @@ Result<bool> Task::FillOutput(const BoundStrand& strand, const BoundStep& step,
     Result<Span> slot = operand.send->TryAcquire();
     if (!slot.ok()) return slot.status();
     if (slot->data == nullptr) {
-      state->blocked = {Blocked::On::kCredit, operand.peer,
-                        static_cast<uint16_t>(state - strands_.data()), state->step, state->row};
+      state->blocked = {
+          Blocked::On::kCredit, -1,         static_cast<uint16_t>(state - strands_.data()),
+          state->step,          state->row, operand.send};
       return false;
     }
     term.data = slot->data;
@@ -389,15 +397,35 @@ Result<int> Task::Advance(int budget) {
 
 Blocked Task::blocked_on() const {
   if (unfinished_ == 0 && !lanes_lent_.empty()) {
-    return {.on = Blocked::On::kCredit, .peer = lanes_lent_.back()->spec().consumers.front()};
+    const SendLane* const lane = lanes_lent_.back();
+    return {.on = Blocked::On::kCredit, .peer = FirstHolder(*lane, true), .lane = lane};
   }
   for (size_t i = 0; i < call_.program->strands.size(); ++i) {
     if (!strands_[i].finished && strands_[i].blocked.on != Blocked::On::kNothing &&
         strands_[i].blocked.on != Blocked::On::kStrand) {
-      return strands_[i].blocked;
+      Blocked blocked = strands_[i].blocked;
+      if (blocked.lane != nullptr) blocked.peer = FirstHolder(*blocked.lane, false);
+      return blocked;
     }
   }
   return {};
+}
+
+void Task::AppendAwaited(std::vector<int>* peers) const {
+  if (unfinished_ == 0) {
+    // The others have not been looked at (TakeBack).
+    if (!lanes_lent_.empty()) lanes_lent_.back()->AppendHolders(true, peers);
+    return;
+  }
+  for (size_t i = 0; i < call_.program->strands.size(); ++i) {
+    const StrandState& state = strands_[i];
+    if (state.finished) continue;
+    if (state.blocked.on == Blocked::On::kSlice) {
+      peers->push_back(state.blocked.peer);
+    } else if (state.blocked.on == Blocked::On::kCredit) {
+      state.blocked.lane->AppendHolders(false, peers);
+    }
+  }
 }
 
 }  // namespace inccl

@@ -51,6 +51,7 @@ class Task final : public Job {
   bool done() const override { return unfinished_ == 0 && lanes_lent_.empty(); }
   bool polls() const override { return open_tickets_ > 0; }
   Blocked blocked_on() const override;
+  void AppendAwaited(std::vector<int>* peers) const override;
   int mismatched_peer() const override { return mismatched_peer_; }
   const TaskStats& stats() const { return stats_; }
 

@@ -6,8 +6,10 @@
 #define INCCL_COLLECTIVES_JOB_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
+#include "transport/transport.h"
 
 namespace inccl {
 
@@ -15,9 +17,10 @@ namespace inccl {
 struct Blocked {
   enum class On : uint8_t { kNothing, kSlice, kCredit, kStrand, kTicket };
   On on = On::kNothing;
-  int peer = -1;
+  int peer = -1;  // of kCredit: one of those that hold the slot
   uint16_t strand = 0, step = 0;
   uint64_t row = 0;
+  const SendLane* lane = nullptr;  // of kCredit
 };
 
 class Job {
@@ -31,6 +34,9 @@ class Job {
   virtual bool polls() const { return false; }
   // What the first unfinished part waits for.
   virtual Blocked blocked_on() const = 0;
+  // Appends the peers for which some part of the job waits: it cannot end before each of them has
+  // done something. A peer may stand there more than once.
+  virtual void AppendAwaited(std::vector<int>* peers) const = 0;
   // A slice of another call has come from this rank (or -1): the ranks do not make the same calls.
   virtual int mismatched_peer() const = 0;
 };

@@ -4,14 +4,8 @@
 namespace inccl {
 
 const char* Name(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kRing: return "ring";
-    case Algorithm::kTree: return "tree";
-    case Algorithm::kRecursiveDoubling: return "recursive_doubling";
-    case Algorithm::kDirectOneShot: return "direct_one_shot";
-    case Algorithm::kDirect: return "direct";
-  }
-  return "unknown";
+  const AlgorithmTraits* traits = FindTraits(algorithm);
+  return traits == nullptr ? "unknown" : traits->name;
 }
 
 }  // namespace inccl

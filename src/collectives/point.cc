@@ -191,6 +191,10 @@ Blocked PointTask::blocked_on() const {
           .peer = static_cast<int>(at / 2)};
 }
 
+void PointTask::AppendAwaited(std::vector<int>* peers) const {
+  for (const size_t at : active_) peers->push_back(static_cast<int>(at / 2));
+}
+
 std::string PointTask::Describe(const std::vector<PointCall>& calls) {
   if (calls.empty()) return "no sends or receives";
   const auto sends =

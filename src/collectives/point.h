@@ -47,6 +47,7 @@ class PointTask final : public Job {
   Result<int> Advance(int budget) override;
   bool done() const override { return unfinished_ == 0; }
   Blocked blocked_on() const override;
+  void AppendAwaited(std::vector<int>* peers) const override;
   int mismatched_peer() const override { return -1; }  // found at once, see Advance
 
   // "send(count=5, float32, peer=3) and others, 2 sends and 1 receives in all"

@@ -31,6 +31,15 @@ Result<int> Progress::Poll(Job* job) {
   return job->Advance(kBudget);
 }
 
+Status Progress::Stalled(const Job& job, Time stalled, WaitObserver* observer) {
+  awaited_.clear();
+  job.AppendAwaited(&awaited_);
+  if (transport_->unsent()) transport_->AppendUnsent(&awaited_);
+  std::sort(awaited_.begin(), awaited_.end());
+  awaited_.erase(std::unique(awaited_.begin(), awaited_.end()), awaited_.end());
+  return observer->OnStall(job, awaited_, stalled);
+}
+
 Status Progress::Run(Job* job, WaitObserver* observer) {
   Doorbell* doorbell = transport_->doorbell();
   int fruitless = 0;
@@ -67,7 +76,7 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
       continue;
     }
     FAULT_POINT("progress.before_stall");
-    Status status = observer->OnStall(*job, now - stalled_since);
+    Status status = Stalled(*job, now - stalled_since, observer);
     if (!status.ok()) return status;
 
     FAULT_POINT("progress.before_sleep");

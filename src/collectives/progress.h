@@ -5,6 +5,10 @@
 #ifndef INCCL_COLLECTIVES_PROGRESS_H_
 #define INCCL_COLLECTIVES_PROGRESS_H_
 
+#include <cstddef>
+#include <span>
+#include <vector>
+
 #include "base/clock.h"
 #include "base/status.h"
 #include "collectives/job.h"
@@ -27,24 +31,31 @@ class WaitObserver {
   virtual Status Check() = 0;
   // Called before each sleep; `stalled` is the time since the last progress, without what this
   // thread was kept from running.
-  virtual Status OnStall(const Job& job, Time stalled) = 0;
+  // `awaited`: the peers that the job, or what it has sent, waits for.
+  virtual Status OnStall(const Job& job, std::span<const int> awaited, Time stalled) = 0;
 };
 
 class Progress {
  public:
   Progress(Transport* transport, const Clock* clock, const WaitPolicy& policy)
-      : transport_(transport), clock_(clock), policy_(policy), timed_(transport->caps().timed) {}
+      : transport_(transport), clock_(clock), policy_(policy), timed_(transport->caps().timed) {
+    awaited_.reserve(kFewAwaited);  // so that calls allocate nothing
+  }
 
   // Runs the job to its end or to the first error.
   Status Run(Job* job, WaitObserver* observer);
 
  private:
+  static constexpr size_t kFewAwaited = 64;
+
   Result<int> Poll(Job* job);
+  Status Stalled(const Job& job, Time stalled, WaitObserver* observer);
 
   Transport* transport_;
   const Clock* clock_;
   WaitPolicy policy_;
   bool timed_;  // the transport wants to know the time
+  std::vector<int> awaited_;
 };
 
 }  // namespace inccl

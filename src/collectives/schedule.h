@@ -22,13 +22,12 @@
 
 #include "base/status.h"
 #include "base/types.h"
+#include "collectives/algorithms.h"
 #include "compress/codec.h"
 #include "transport/transport.h"
 
 namespace inccl {
 
-enum class Algorithm : uint8_t { kRing, kTree, kRecursiveDoubling, kDirectOneShot, kDirect };
-inline constexpr int kAlgorithms = 5;
 // "ring", "tree", "recursive_doubling", "direct_one_shot", "direct"
 const char* Name(Algorithm algorithm);
 

@@ -105,6 +105,11 @@ class SendLane {
   virtual bool Reaches(uint32_t /*region*/) const { return false; }
   // True: all consumers have released everything.
   virtual Result<bool> Drained() { return true; }
+  // Appends the consumers that hold the next slot, as the last TryAcquire has seen them;
+  // `everything`: those that hold any slot, as the last Drained has seen them.
+  virtual void AppendHolders(bool /*everything*/, std::vector<int>* ranks) const {
+    ranks->insert(ranks->end(), spec().consumers.begin(), spec().consumers.end());
+  }
   // For link emulation: the latest stamp with which a consumer released what was before in the slot
   // acquired last.
   virtual Time CreditDeparture() const { return 0; }
@@ -192,6 +197,8 @@ class Transport {
   // a collective does not get its thread back before they have, so that peers do not depend on what
   // it does next.
   virtual bool unsent() const { return false; }
+  // Appends the peers for which these slices are.
+  virtual void AppendUnsent(std::vector<int>* /*ranks*/) const {}
   // The first time after the last Progress at which something becomes visible without anybody
   // ringing (an emulated link's delivery); kNever if none.
   virtual Time NextEvent() const { return kNever; }

@@ -11,6 +11,7 @@
 #include "api/buffer.h"
 #include "api/values.h"
 #include "api/world.h"
+#include "world/algorithms.h"
 
 namespace inccl::test {
 namespace {
@@ -158,7 +159,7 @@ void CheckAll(const Case& c, int n, int rank, ccl_comm_t comm) {
 class CollectivesTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CollectivesTest, AllSizesTypesAndOpsAsThreads) {
-  const ScopedEnv env({{"INCCL_ALGO", GetParam()}});
+  const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()}});
   const std::vector<int> sizes =
       kSanitized ? std::vector<int>{1, 2, 5} : std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8};
   for (const int n : sizes) {
@@ -181,7 +182,7 @@ TEST_P(CollectivesTest, AllSizesTypesAndOpsAsThreads) {
 
 TEST_P(CollectivesTest, SmallSlicesAndManyChannels) {
   for (const char* channels : {"1", "2", "8"}) {
-    const ScopedEnv env({{"INCCL_ALGO", GetParam()},
+    const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()},
                          {"INCCL_SLICE_BYTES", "8192"},
                          {"INCCL_STREAM_BYTES", channels == std::string("1") ? "0" : "16777216"},
                          {"INCCL_CHANNELS", channels}});
@@ -196,7 +197,7 @@ TEST_P(CollectivesTest, SmallSlicesAndManyChannels) {
 }
 
 TEST_P(CollectivesTest, AsProcesses) {
-  const ScopedEnv env({{"INCCL_ALGO", GetParam()}});
+  const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()}});
   for (const int n : {2, 4, 7}) {
     RunProcesses(n, [&](int rank, ccl_comm_t comm) {
       for (const size_t count : kSizes) {
@@ -210,7 +211,8 @@ TEST_P(CollectivesTest, AsProcesses) {
 // Over all that is not the default above.
 TEST_P(CollectivesTest, OverEveryTransport) {
   for (const char* transport : ThreadTransports()) {
-    const ScopedEnv env({{"INCCL_ALGO", GetParam()}, {"INCCL_TRANSPORT", transport}});
+    const ScopedEnv env(
+        {{"INCCL_ALGO", WhereItExists(GetParam()).c_str()}, {"INCCL_TRANSPORT", transport}});
     for (const int n : kSanitized ? std::vector<int>{3} : std::vector<int>{2, 3, 5}) {
       RunThreads(n, [&](int rank, ccl_comm_t comm) {
         for (const size_t count : kSizes) {
@@ -221,7 +223,7 @@ TEST_P(CollectivesTest, OverEveryTransport) {
     }
   }
   for (const char* transport : ProcessTransports()) {
-    const ScopedEnv env({{"INCCL_ALGO", GetParam()},
+    const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()},
                          {"INCCL_TRANSPORT", transport},
                          {"INCCL_SLICE_BYTES", "16384"},
                          {"INCCL_CHANNELS", "2"}});

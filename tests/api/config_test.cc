@@ -265,16 +265,25 @@ TEST_F(ConfigTest, AFailedCallIsALineInTheLog) {
                                 ccl_get_error_string(CCL_INVALID_ARGUMENT) + ": nranks: 65");
 }
 
-TEST_F(ConfigTest, SilentByDefault) {
+TEST_F(ConfigTest, OnlyWarningsAreLoggedByDefault) {
   Write("");
   ::testing::internal::CaptureStderr();
   ::testing::internal::CaptureStdout();
   EXPECT_EQ(Join(nullptr), "");
-  EXPECT_EQ(ccl_get_version(nullptr), CCL_INVALID_ARGUMENT);
+  EXPECT_EQ(Content(log_), "");  // nothing has gone wrong
   ccl_comm_t comm = nullptr;
   EXPECT_EQ(ccl_comm_init_all(&comm, 65, nullptr), CCL_INVALID_ARGUMENT);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_HAS(Content(log_), ": nranks: 65");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");  // there is a file for it
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+}
+
+TEST_F(ConfigTest, NoneIsSilent) {
+  Write("INCCL_DEBUG=NONE\n");
+  EXPECT_EQ(Join(nullptr), "");
+  ccl_comm_t comm = nullptr;
+  EXPECT_EQ(ccl_comm_init_all(&comm, 65, nullptr), CCL_INVALID_ARGUMENT);
+  EXPECT_EQ(Content(log_), "");
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->op_timeout_ms, 600000);
   EXPECT_EQ(env->heartbeat_timeout_ms, 1000);
   EXPECT_EQ(env->dead_timeout_ms, 10000);
-  EXPECT_EQ(env->debug, LogLevel::kNone);
+  EXPECT_EQ(env->debug, LogLevel::kWarn);
   EXPECT_EQ(env->debug_subsys, kDefaultLogSubsystems);
   EXPECT_FALSE(env->reproducible);
   EXPECT_FALSE(env->abort_on_error);

@@ -21,7 +21,7 @@ namespace {
 class Patient final : public WaitObserver {
  public:
   Status Check() override { return Status::Ok(); }
-  Status OnStall(const Job& task, Time stalled) override {
+  Status OnStall(const Job& task, std::span<const int> /*awaited*/, Time stalled) override {
     if (stalled < 20 * kSecond) return Status::Ok();
     const Blocked blocked = task.blocked_on();
     return TimeoutError("stuck in strand " + std::to_string(blocked.strand) + " step " +

@@ -32,13 +32,41 @@ TEST(AlgorithmFilterTest, NcclGrammar) {
   EXPECT_FALSE(Parsed("direct_two_shot").Admits(Collective::kAllReduce, Algorithm::kDirectOneShot));
 }
 
-TEST(AlgorithmFilterTest, ListWithoutUsableAlgorithmKeepsTheDefaults) {
-  // There is no tree reduce-scatter.
-  EXPECT_TRUE(Parsed("tree").Admits(Collective::kReduceScatter, Algorithm::kRing));
-  for (const Collective collective :
-       {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
-    EXPECT_TRUE(Parsed("ring").Admits(collective, Algorithm::kDirect)) << Name(collective);
+// Nothing else runs in place of what was asked for.
+TEST(AlgorithmFilterTest, WhatIsAskedForRunsOrIsRefused) {
+  const std::vector<std::pair<std::string, Algorithm>> asked = {
+      {"ring", Algorithm::kRing},
+      {"tree", Algorithm::kTree},
+      {"recursive_doubling", Algorithm::kRecursiveDoubling},
+      {"direct_one_shot", Algorithm::kDirectOneShot},
+      {"direct_two_shot", Algorithm::kDirect}};
+  ASSERT_EQ(asked.size(), size_t{kAlgorithms});
+  for (const auto& [text, algorithm] : asked) {
+    for (int c = 0; c < kCollectiveKinds; ++c) {
+      const auto collective = static_cast<Collective>(c);
+      const Result<Choice> choice =
+          Choose({.collective = collective, .bytes = 1 << 20, .nranks = 4}, Parsed(text));
+      if (HasSchedule(collective, algorithm, 4)) {
+        ASSERT_TRUE(choice.ok()) << choice.status().message();
+        EXPECT_EQ(choice->algorithm, algorithm) << Name(collective) << " " << text;
+        continue;
+      }
+      ASSERT_FALSE(choice.ok()) << Name(collective) << " runs " << Name(choice->algorithm)
+                                << " where " << text << " was asked for";
+      EXPECT_EQ(choice.status().code(), Code::kInvalidArgument);
+      for (const std::string& part :
+           {std::string(Name(collective)), "\"" + text + "\"", std::string("direct_two_shot")}) {
+        EXPECT_NE(choice.status().message().find(part), std::string::npos)
+            << choice.status().message();
+      }
+    }
   }
+}
+
+TEST(AlgorithmFilterTest, ACollectiveCanBeNamedBesideAListForAll) {
+  const AlgorithmFilter filter = Parsed("tree;reduce_scatter:ring");
+  EXPECT_TRUE(filter.Admits(Collective::kReduceScatter, Algorithm::kRing));
+  EXPECT_FALSE(filter.AdmitsAny(Collective::kAllGather));
 }
 
 TEST(AlgorithmFilterTest, MistakesAreNamed) {

@@ -16,6 +16,7 @@
 #include "device/device_world.h"
 #include "support/fake_kernels.h"
 #include "support/seed.h"
+#include "world/algorithms.h"
 #include "world/limits.h"
 #include "world/world.h"
 
@@ -54,7 +55,7 @@ class Calls {
   Calls(const Way& way, size_t most, Rng* rng)
       : way_(way),
         environment_({{"INCCL_SLICE_BYTES", "8192"},
-                      {"INCCL_ALGO", way.algorithm},
+                      {"INCCL_ALGO", WhereItExists(way.algorithm).c_str()},
                       {"INCCL_TRANSPORT", way.transport}}),
         world_(way.nranks, way.two_devices),
         comparison_(&world_, rng, most) {

@@ -17,6 +17,7 @@
 #include "device/comparison.h"
 #include "device/device_world.h"
 #include "support/seed.h"
+#include "world/algorithms.h"
 #include "world/world.h"
 
 namespace inccl::test {
@@ -39,7 +40,7 @@ void CompareAll(const Way& way, const std::vector<std::string>& codecs,
                way.transport + (way.registering ? "" : ", slots not reached") +
                (way.two_devices ? ", two devices" : ""));
   const ScopedEnv environment({{"INCCL_SLICE_BYTES", way.slice_bytes},
-                               {"INCCL_ALGO", way.algorithm},
+                               {"INCCL_ALGO", WhereItExists(way.algorithm).c_str()},
                                {"INCCL_TRANSPORT", way.transport}});
   DeviceWorld world(way.nranks, way.two_devices);
   world.device().registering = way.registering;

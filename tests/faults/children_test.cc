@@ -183,7 +183,7 @@ TEST_F(ChildrenTest, Row23_ACallBesideOneThatFailsGetsItsError) {
     float x = 1;
     result = ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comms_[0], nullptr);
   });
-  usleep(20000);
+  while (fault::Hits(fault::IndexOf("call.after_begin")) == 0) usleep(1000);
   EXPECT_EQ(ccl_comm_revoke(comms_[1]), CCL_SUCCESS);
   caller.join();
   fault::Disarm();

@@ -92,6 +92,11 @@ std::vector<Case> Cases(const std::string& transport) {
   std::vector<uint64_t> reached(fault::kPointCount);
   const auto add = [&](size_t i, ProcessWorld& world) {
     world.ExpectAllExited();
+    uint64_t lent = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      lent += world.report(rank).counters[fault::IndexOf("lend.after_offer")];
+    }
+    EXPECT_EQ(lent > 0, operations[i].lent) << operations[i].Name();
     for (size_t point = 0; point < fault::kPointCount; ++point) {
       if (!OfOperation(fault::kPoints[point])) continue;
       const auto first = static_cast<int>(rng.Below(kRanks));

@@ -41,7 +41,9 @@ inline std::vector<Operation> AllOperations() {
     all.push_back({collective, "direct"});
   }
   all.push_back({"allreduce", "direct_two_shot", false, true});
-  all.push_back({"allgather", "direct", false, true});
+  for (const char* collective : {"reduce_scatter", "allgather", "broadcast"}) {
+    all.push_back({collective, "direct", false, true});
+  }
   all.push_back({"broadcast", "tree"});
   all.push_back({"reduce", "tree"});
   for (const char* collective : {"alltoall", "gather", "scatter", "sendrecv"}) {

@@ -161,6 +161,52 @@ TEST_F(SilenceTest, Row02_AStopShorterThanTheDeadTimeIsNoError) {
   }
 }
 
+// Without a dead time a rank can be stopped for as long as one looks at it.
+TEST_F(SilenceTest, Row02_AStopIsNoErrorWhereNobodyCountsAsDead) {
+  ForRow("2");
+  // Short beats, and no time for an operation to end first.
+  const ScopedEnv beats({{"INCCL_HEARTBEAT_TIMEOUT_MS", "20"}, {"INCCL_OP_TIMEOUT_MS", "60000"}});
+  const auto body = [](int dead_ms) {
+    return [dead_ms](const Side& side) {
+      ccl_config_t config = CCL_CONFIG_INIT;
+      config.dead_ms = dead_ms;
+      ccl_comm_t comm = nullptr;
+      if (side.Init(&comm, config) != CCL_SUCCESS) return 10;
+      side.mine().stage = 1;
+      float go_on = 1;
+      while (go_on > 0) {
+        go_on = side.of(0).stage < 2 ? 1.0f : 0.0f;
+        const ccl_result_t result =
+            ccl_allreduce(&go_on, &go_on, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr);
+        EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+        if (result != CCL_SUCCESS) return 11;
+      }
+      return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+    };
+  };
+  {
+    const ScopedEnv off({{"INCCL_DEAD_TIMEOUT_MS", "0"}});
+    Start("INCCL_DEAD_TIMEOUT_MS=0", body(0));
+  }
+  {
+    const ScopedEnv low({{"INCCL_DEAD_TIMEOUT_MS", "60"}});  // what the config overrules
+    Start("dead_ms = -1", body(-1));
+  }
+  for (Running& running : worlds()) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_TRUE(running.world->side(0).Await(rank, 1)) << running.name;
+    }
+    running.world->Kill(kVictim, SIGSTOP);
+  }
+  usleep(500'000);  // 25 beats
+  for (Running& running : worlds()) running.world->Kill(kVictim, SIGCONT);
+  for (Running& running : worlds()) running.world->report(0).stage = 2;
+  for (Running& running : worlds()) {
+    SCOPED_TRACE(running.name);
+    running.world->ExpectAllExited();
+  }
+}
+
 // Stopped for longer than all limits, some of them inside a call: when they go on nobody accuses
 // anybody, and the call comes to its end.
 TEST_F(SilenceTest, Row02_WhoeverWasStoppedItselfAccusesNobody) {

@@ -200,6 +200,76 @@ TEST_P(ProcessUsageTest, Row12_ARankSkipsACall) {
 }
 INSTANTIATE_OVER_TRANSPORTS(ProcessUsageTest);
 
+// A send or a receive whose peer is in a collective: nobody can go on, and all are told both calls.
+// The chain from the peer back to the receiver may be long (ring), and the limit of operations is
+// far away.
+TEST_F(UsageTest, Row11_SendsAndReceivesAgainstCollectives) {
+  ForRow("11", "loopback");
+  struct Mismatch {
+    int nranks;
+    const char* algorithm;
+    bool is_send;
+    int peer;
+  };
+  std::vector<std::thread> worlds;
+  for (const Mismatch& m : {Mismatch{2, "", false, 1}, Mismatch{3, "direct", false, 2},
+                            Mismatch{3, "direct", true, 1}, Mismatch{4, "ring", false, 2}}) {
+    const ScopedEnv env({{"INCCL_ALGO", m.algorithm}});
+    std::vector<ccl_comm_t> comms(static_cast<size_t>(m.nranks));
+    ASSERT_EQ(ccl_comm_init_all(comms.data(), m.nranks, nullptr), CCL_SUCCESS);
+    for (int rank = 0; rank < m.nranks; ++rank) {
+      worlds.emplace_back([m, rank, comm = comms[static_cast<size_t>(rank)]] {
+        const size_t count = 1 << 19;
+        const double start = Seconds();
+        EXPECT_EQ(Sum(comm), CCL_SUCCESS) << ccl_get_last_error(comm);
+        ccl_result_t result = CCL_SUCCESS;
+        if (rank != 0) {
+          result = Sum(comm);
+        } else if (m.is_send) {
+          result = ccl_send(Memory(), count, CCL_FLOAT32, m.peer, comm, nullptr);
+        } else {
+          result = ccl_recv(Memory(), count, CCL_FLOAT32, m.peer, comm, nullptr);
+        }
+        const std::string text = ccl_get_last_error(comm);
+        EXPECT_EQ(result, CCL_INVALID_USAGE) << text;
+        EXPECT_LT(Seconds() - start, 2.0 + SlackSeconds());
+        const std::string point =
+            fmt::format("rank 0/{} after op 1 in {}.count=524288, float32, peer={}", m.nranks,
+                        m.is_send ? "send" : "recv", m.peer);
+        EXPECT_TRUE(Matches(text, point)) << text;
+        EXPECT_TRUE(Matches(
+            text, fmt::format("peer {}@[^ ]+ in op 2 allreduce.count=10, float32, sum", m.peer)))
+            << text;
+        EXPECT_EQ(MissingFromError(text, result, {.rank = rank, .nranks = m.nranks}), "");
+        EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+      });
+    }
+  }
+  for (std::thread& world : worlds) world.join();
+}
+
+// Rank 1 takes part in a broadcast before it sends, rank 0 receives before that: in order as long
+// as the root needs neither, however late it comes.
+TEST_F(UsageTest, Row12_ASendAfterACallThatNeedsAnotherRankOnlyIsInOrder) {
+  ForRow("12", "loopback");
+  RunThreads(3, [](int rank, ccl_comm_t comm) {
+    float message = static_cast<float>(rank), from_root = message;
+    if (rank == 0) {
+      EXPECT_EQ(ccl_recv(&message, 1, CCL_FLOAT32, 1, comm, nullptr), CCL_SUCCESS)
+          << ccl_get_last_error(comm);
+      EXPECT_EQ(message, 1.0f);
+    }
+    if (rank == 2) usleep(2'200'000);  // longer than any stall that is judged
+    EXPECT_EQ(ccl_broadcast(&from_root, &from_root, 1, CCL_FLOAT32, 2, comm, nullptr), CCL_SUCCESS)
+        << ccl_get_last_error(comm);
+    EXPECT_EQ(from_root, 2.0f);
+    if (rank == 1) {
+      EXPECT_EQ(ccl_send(&message, 1, CCL_FLOAT32, 0, comm, nullptr), CCL_SUCCESS)
+          << ccl_get_last_error(comm);
+    }
+  });
+}
+
 class OrderTest : public FaultTest {};
 
 // Two communicators of the same ranks, used by two threads of each rank in any order.

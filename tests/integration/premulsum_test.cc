@@ -11,6 +11,7 @@
 #include "api/values.h"
 #include "api/world.h"
 #include "handles.h"
+#include "world/algorithms.h"
 
 namespace inccl::test {
 namespace {
@@ -79,7 +80,7 @@ void CheckCall(Collective collective, ccl_datatype_t type, bool in_place, int n,
 class PreMulSum : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(PreMulSum, MultipliesEveryRanksOwnElementsOnce) {
-  const ScopedEnv env({{"INCCL_ALGO", GetParam()}});
+  const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()}});
   for (const int n : kSanitized ? std::vector<int>{1, 3} : std::vector<int>{1, 2, 3, 5, 8}) {
     RunThreads(n, [&](int rank, ccl_comm_t comm) {
       for (int type = 0; type < kTypes; ++type) {

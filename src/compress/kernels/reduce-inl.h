@@ -196,6 +196,7 @@ class Fold {
 
   template <class D>
   struct Vectors {
+    HWY_INLINE Vectors() {}  // what gcc makes itself is not of this instruction set
     hn::VFromD<D> a, b, c, e;
   };
 
@@ -299,8 +300,10 @@ class Fold {
         if (first == 0) {
           LoadStrip(d, 0, begin + i, &v);
         } else {
-          v = {hn::Load(d, sum), hn::Load(d, sum + n), hn::Load(d, sum + 2 * n),
-               hn::Load(d, sum + 3 * n)};
+          v.a = hn::Load(d, sum);
+          v.b = hn::Load(d, sum + n);
+          v.c = hn::Load(d, sum + 2 * n);
+          v.e = hn::Load(d, sum + 3 * n);
         }
         Add(d, HWY_MAX(first, 1), last, begin + i, &v);
         if (last == inputs_) {

@@ -35,7 +35,7 @@ inline constexpr size_t kMaxControlQueue = 8 << 20;
 
 struct ControlOptions {
   Time heartbeat = kSecond;        // between two signs of life; the same on all ranks
-  Time dead_after = 10 * kSecond;  // silence; any byte breaks it
+  Time dead_after = 10 * kSecond;  // silence; any byte breaks it; kNever: nobody counts as dead
 };
 
 // Called on the control thread, one call at a time, so it must not wait for long and must not close

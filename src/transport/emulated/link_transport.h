@@ -25,6 +25,9 @@ class LinkSendLane final : public SendLane {
   ~LinkSendLane() override;
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
+  void AppendHolders(bool everything, std::vector<int>* ranks) const override {
+    inner_->AppendHolders(everything, ranks);
+  }
   Time CreditDeparture() const override { return inner_->CreditDeparture(); }
   const LaneSpec& spec() const override { return inner_->spec(); }
 
@@ -79,6 +82,7 @@ class LinkTransport final : public Transport {
   Result<int> Progress(Time now) override;
   void SlotMemory(std::vector<Span>* spans) const override { inner_->SlotMemory(spans); }
   bool unsent() const override { return inner_->unsent(); }
+  void AppendUnsent(std::vector<int>* ranks) const override { inner_->AppendUnsent(ranks); }
   Time NextEvent() const override;
   Doorbell* doorbell() override { return inner_->doorbell(); }
   void Quiesce(Time deadline) override { inner_->Quiesce(deadline); }

@@ -54,6 +54,7 @@ class MappedSendLane final : public SendLane {
   Status Publish(const SliceHeader& header) override;
   bool Reaches(uint32_t region) const override;
   Result<bool> Drained() override;
+  void AppendHolders(bool everything, std::vector<int>* ranks) const override;
   Time CreditDeparture() const override;
   const LaneSpec& spec() const override { return spec_; }
 

@@ -94,12 +94,22 @@ bool MappedSendLane::Reaches(uint32_t region) const {
 }
 
 Result<bool> MappedSendLane::Drained() {
+  bool drained = true;
   for (Consumer& consumer : consumers_) {
     if (consumer.released == ticket_) continue;
     if (Status status = Refresh(&consumer); !status.ok()) return status;
-    if (consumer.released != ticket_) return false;
+    drained = drained && consumer.released == ticket_;
   }
-  return true;
+  return drained;
+}
+
+void MappedSendLane::AppendHolders(bool everything, std::vector<int>* ranks) const {
+  const uint64_t slots = everything ? 0 : spec_.depth;
+  for (const Consumer& consumer : consumers_) {
+    if (consumer.released + slots <= ticket_ && consumer.released != ticket_) {
+      ranks->push_back(consumer.peer.rank);
+    }
+  }
 }
 
 Time MappedSendLane::CreditDeparture() const {

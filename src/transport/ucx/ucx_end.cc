@@ -38,6 +38,7 @@ class UcxEnd final : public UcxTransport {
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time now) override { return worker_->Progress(now); }
   bool unsent() const override { return worker_->unsent(); }
+  void AppendUnsent(std::vector<int>* ranks) const override { worker_->AppendUnsent(ranks); }
   Doorbell* doorbell() override { return &doorbell_; }
   void Quiesce(Time deadline) override;
   uint64_t memory_bytes() const override { return memory_bytes_; }

@@ -30,7 +30,9 @@ std::string ReadWireHeader(std::span<const std::byte> message, uint64_t ticket, 
 bool ReadCredit(std::span<const std::byte> message, uint64_t released, uint64_t published,
                 CreditMessage* credit) {
   *credit = {};
-  std::memcpy(credit, message.data(), std::min(message.size(), sizeof *credit));
+  if (!message.empty()) {
+    std::memcpy(credit, message.data(), std::min(message.size(), sizeof *credit));
+  }
   return message.size() == sizeof *credit && credit->released == released + 1 &&
          credit->released <= published;
 }

@@ -155,7 +155,9 @@ void Worker::OnSent(void* request, ucs_status_t status, void* user_data) {
   auto* operation = static_cast<Operation*>(user_data);
   Worker* const worker = operation->worker;
   --(operation->slice_out ? worker->slices_out_ : worker->credits_out_);
-  --worker->ends_[static_cast<size_t>(operation->peer)].in_flight;
+  End& end = worker->ends_[static_cast<size_t>(operation->peer)];
+  --end.in_flight;
+  if (operation->slice_out) --end.slices_out;
   worker->Finish(operation, status);
   worker->ucx_->ucp_request_free(request);
 }
@@ -205,7 +207,14 @@ void Worker::Send(int peer, std::span<const std::byte> data, uint64_t tag, Traff
   operation->in_flight = true;
   operation->peer = peer;
   ++end.in_flight;
+  if (operation->slice_out) ++end.slices_out;
   ++(operation->slice_out ? slices_out_ : credits_out_);
+}
+
+void Worker::AppendUnsent(std::vector<int>* ranks) const {
+  for (size_t peer = 0; peer < ends_.size(); ++peer) {
+    if (ends_[peer].slices_out > 0) ranks->push_back(static_cast<int>(peer));
+  }
 }
 
 void Worker::Receive(std::span<std::byte> data, uint64_t tag, Operation* operation) {

@@ -59,6 +59,7 @@ class Worker {
   // Something has completed since the last Progress returned.
   bool has_news() const { return news_ > 0; }
   bool unsent() const { return slices_out_ > 0; }
+  void AppendUnsent(std::vector<int>* ranks) const;  // the peers of these slices
 
   // kRemoteError once the peer has been lost for long enough for everything that it had sent to
   // have come, and for better news of it to have come by other ways.
@@ -83,6 +84,7 @@ class Worker {
     ucs_status_t failure = UCS_OK;
     Time failed_at = 0;  // of the Progress that saw it
     int in_flight = 0;   // sends
+    int slices_out = 0;  // of these
   };
 
   Worker(const Library* ucx, int rank, int nranks)
