@@ -214,7 +214,6 @@ class FullPipe {
     close(ends_[0]);
     close(ends_[1]);
   }
-  std::string WriteEnd() const { return "/proc/self/fd/" + std::to_string(ends_[1]); }
   int write_end() const { return ends_[1]; }
   // Everything that is in it.
   std::string Drain() const {
@@ -231,10 +230,28 @@ class FullPipe {
   int ends_[2];
 };
 
+// Standard error goes there meanwhile.
+class StandardErrorTo {
+ public:
+  explicit StandardErrorTo(int fd) : own_(dup(STDERR_FILENO)) {
+    EXPECT_GE(dup2(fd, STDERR_FILENO), 0);
+  }
+  ~StandardErrorTo() {
+    dup2(own_, STDERR_FILENO);
+    close(own_);
+  }
+
+ private:
+  const int own_;
+};
+
 // Were a line to wait for the reader, this test would not end.
 TEST_F(LogTest, AReaderThatHasStoppedKeepsNobody) {
   const FullPipe pipe;
-  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pipe.WriteEnd()).ok());
+  // Of lines that have been lost before, a new file knows nothing.
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
+  const StandardErrorTo there(pipe.write_end());
   for (int i = 0; i < 3; ++i) Log(LogLevel::kWarn, "lost");
   EXPECT_EQ(pipe.Drain().find("lost"), std::string::npos);
   Log(LogLevel::kWarn, "there again");
@@ -250,12 +267,9 @@ TEST_F(LogTest, AReaderThatHasStoppedKeepsNobody) {
 TEST_F(LogTest, StandardErrorThatIsNotReadKeepsNobodyAndStaysAsItIs) {
   const FullPipe pipe;
   ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
-  const int own = dup(STDERR_FILENO);
-  ASSERT_GE(dup2(pipe.write_end(), STDERR_FILENO), 0);
+  const StandardErrorTo there(pipe.write_end());
   Log(LogLevel::kWarn, "lost");
   const int flags = fcntl(STDERR_FILENO, F_GETFL);
-  dup2(own, STDERR_FILENO);
-  close(own);
   EXPECT_EQ(flags & O_NONBLOCK, 0);
   EXPECT_EQ(pipe.Drain().find("lost"), std::string::npos);
 }
@@ -267,11 +281,11 @@ TEST_F(LogTest, ASocketThatIsNotReadKeepsNobody) {
   while (send(ends[1], block.data(), block.size(), MSG_DONTWAIT) > 0) {
   }
   ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
-  const int own = dup(STDERR_FILENO);
-  ASSERT_GE(dup2(ends[1], STDERR_FILENO), 0);
-  Log(LogLevel::kWarn, "lost");
-  dup2(own, STDERR_FILENO);
-  for (const int fd : {own, ends[0], ends[1]}) close(fd);
+  {
+    const StandardErrorTo there(ends[1]);
+    Log(LogLevel::kWarn, "lost");
+  }
+  for (const int fd : ends) close(fd);
 }
 
 TEST_F(LogTest, ALineIsCutWhereAPipeWouldTearIt) {
@@ -281,6 +295,20 @@ TEST_F(LogTest, ALineIsCutWhereAPipeWouldTearIt) {
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0].size() + 1, size_t{PIPE_BUF});
   EXPECT_TRUE(lines[0].ends_with("xxx...")) << lines[0].substr(lines[0].size() - 20);
+}
+
+TEST_F(LogTest, ALineIsNotCutWithinACharacter) {
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += "\u20ac";
+  for (const char* before : {"", "x", "xx"}) Log(LogLevel::kWarn, before + text);
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 3u);
+  for (const std::string& line : lines) {
+    EXPECT_TRUE(line.ends_with("\u20ac...")) << line.substr(line.size() - 20);
+    EXPECT_GT(line.size() + 1, size_t{PIPE_BUF} - 3);
+    EXPECT_LE(line.size() + 1, size_t{PIPE_BUF});
+  }
 }
 
 TEST(LogParseTest, Levels) {

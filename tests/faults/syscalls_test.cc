@@ -105,10 +105,12 @@ bool CanBeInterrupted(interposer::Function function) {
          function == kGetrandom;
 }
 
-// What cannot be promised: without memory UCX fails an assertion of its own, and the loader of its
-// libraries ends the process. That concerns malloc; what this library allocates is covered by new.
+// What cannot be promised: without memory, or a thread of its own, UCX fails an assertion of its own,
+// and the loader of its libraries ends the process. What this library allocates is covered by new,
+// and its threads by the other transports.
 bool MayEndTheProcess(const std::string& transport, interposer::Function function) {
-  return transport == "ucx" && function == interposer::kMalloc;
+  return transport == "ucx" &&
+         (function == interposer::kMalloc || function == interposer::kPthreadCreate);
 }
 
 std::vector<Case> Cases(const std::string& transport) {

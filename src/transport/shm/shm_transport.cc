@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <new>
 
 #include "base/fault_point.h"
@@ -110,7 +111,9 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell, UniqueF
   }
   int type = 0;
   socklen_t length = sizeof type;
-  if (getsockopt(inbox.get(), SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_SEQPACKET) {
+  const bool known = getsockopt(inbox.get(), SOL_SOCKET, SO_TYPE, &type, &length) == 0;
+  if (!known && errno != ENOTSOCK) return SystemErrorErrno(prefix + "inbox: getsockopt", errno);
+  if (!known || type != SOCK_SEQPACKET) {
     return InternalError(prefix + "inbox: not a socket of packets");
   }
   Result<std::unique_ptr<ArenaView>> view =
