@@ -124,7 +124,10 @@ lint_changed() {
 }
 stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_tests --source=stress_test.cc; }
 
-if [ "$install" = 1 ]; then step "install packages" tools/install_packages.sh; fi
+if [ "$install" = 1 ]; then
+  [ "$long" = 0 ] && step "install packages" tools/install_packages.sh
+  [ "$long" = 1 ] && step "install packages" tools/install_packages.sh --long
+fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
 step "format" check_format
 step "build release" configure_and_build release && test_preset release &&

@@ -3,8 +3,9 @@
 # Installs, on Debian 12, the packages that building and testing need; only those that are missing, with apt-get, as
 # root or with sudo.
 #
-# usage: tools/install_packages.sh [--build]
+# usage: tools/install_packages.sh [--build | --long]
 #   --build   only what the build and the benchmarks need, not the second compiler and the linters of tools/check.sh
+#   --long    also what tools/check.sh --long needs: a compiler and an emulator for 64-bit ARM
 set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache pkg-config python3 libfmt-dev libhwy-dev libssl-dev libgtest-dev
@@ -15,7 +16,8 @@ checking=(binutils dpkg-dev file make clang-14 libclang-rt-14-dev clang-format-1
 case "${1:-}" in
   "") packages+=("${checking[@]}") ;;
   --build) ;;
-  *) echo "usage: $0 [--build]" >&2; exit 2 ;;
+  --long) packages+=("${checking[@]}" g++-aarch64-linux-gnu qemu-user) ;;
+  *) echo "usage: $0 [--build | --long]" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query > /dev/null; then
