@@ -105,9 +105,9 @@ bool CanBeInterrupted(interposer::Function function) {
          function == kGetrandom;
 }
 
-// What cannot be promised: without memory, or a thread of its own, UCX fails an assertion of its own,
-// and the loader of its libraries ends the process. What this library allocates is covered by new,
-// and its threads by the other transports.
+// What cannot be promised: without memory, or a thread of its own, UCX fails an assertion of its
+// own, and the loader of its libraries ends the process. What this library allocates is covered by
+// new, and its threads by the other transports.
 bool MayEndTheProcess(const std::string& transport, interposer::Function function) {
   return transport == "ucx" &&
          (function == interposer::kMalloc || function == interposer::kPthreadCreate);
