@@ -30,7 +30,7 @@ struct LivenessOptions {
   Time op_timeout = 600 * kSecond;
   std::string comm_name = {};
   Time warn_after = 10 * kSecond;  // a call without progress is worth a line in the log
-  bool abort_on_error = false;  // the process ends at the first error after Begin
+  bool abort_on_error = false;     // the process ends at the first error after Begin
 };
 
 class Liveness final : public ControlHandler, public WaitObserver {

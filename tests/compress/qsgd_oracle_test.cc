@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "build_paths.h"
 #include "compress/codec.h"
 #include "compress/hbi_driver.h"
 #include "compress/simd.h"
