@@ -53,7 +53,7 @@ TEST_F(NpyTest, ReadsWhatNumpyWrote) {
   // numpy.save of numpy.array([[1, -2.5, 0], [1e-40, inf, 3]], numpy.float32).
   std::string bytes("\x93NUMPY\x01\x00\x76\x00", 10);
   bytes += "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
-  bytes += std::string(0x76 - 59 - 1, ' ') + "\n";
+  bytes.append(0x76 - 59 - 1, ' ').append("\n");
   bytes += std::string("\x00\x00\x80\x3f\x00\x00\x20\xc0\x00\x00\x00\x00", 12);
   bytes += std::string("\xc2\x16\x01\x00\x00\x00\x80\x7f\x00\x00\x40\x40", 12);
   const Result<NpyArray> array = ReadNpy(Write(bytes));
@@ -109,7 +109,7 @@ TEST_F(NpyTest, WritesTheHeaderThatNumpyWrites) {
   const std::vector<uint64_t> shape = {5};
   std::string expected("\x93NUMPY\x01\x00\x76\x00", 10);
   expected += "{'descr': '<f4', 'fortran_order': False, 'shape': (5,), }";
-  expected += std::string(128 - expected.size() - 1, ' ') + "\n";
+  expected.append(128 - expected.size() - 1, ' ').append("\n");
   EXPECT_EQ(FormatNpyHeader(shape), expected);
 }
 
