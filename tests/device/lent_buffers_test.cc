@@ -19,6 +19,7 @@
 #include "device/device_world.h"
 #include "support/fake_kernels.h"
 #include "support/seed.h"
+#include "world/algorithms.h"
 #include "world/limits.h"
 #include "world/world.h"
 
@@ -43,7 +44,7 @@ class Lenders {
  public:
   Lenders(const Way& way, Rng* rng)
       : environment_({{"INCCL_SLICE_BYTES", "4096"},
-                      {"INCCL_ALGO", way.algorithm},
+                      {"INCCL_ALGO", WhereItExists(way.algorithm).c_str()},
                       {"INCCL_TRANSPORT", way.transport}}),
         world_(way.nranks, way.two_devices),
         comparison_(&world_, rng, kCount, way.sharing) {
