@@ -44,7 +44,9 @@ constexpr const AlgorithmTraits* FindTraits(Algorithm algorithm) {
 }
 constexpr bool EveryAlgorithmHasARow() {
   for (int a = 0; a < kAlgorithms; ++a) {
-    if (FindTraits(static_cast<Algorithm>(a)) == nullptr) return false;
+    int rows = 0;
+    for (const AlgorithmTraits& row : kAlgorithmTable) rows += static_cast<int>(row.algorithm) == a;
+    if (rows != 1) return false;
   }
   return true;
 }
