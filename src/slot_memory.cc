@@ -46,8 +46,8 @@ class Lanes {
   uint64_t bytes_ = 0;
 };
 
-Status AddCall(const CommOptions& options, int nranks, Collective collective, const Codec& codec,
-               uint64_t bytes, Lanes* lanes) {
+Status AddCall(const CommOptions& options, int nranks, Collective collective, int root,
+               const Codec& codec, uint64_t bytes, Lanes* lanes) {
   const bool compressed = &codec != IdentityCodec().get();
   Result<Choice> choice = Choose({.collective = collective,
                                   .bytes = bytes,
@@ -62,6 +62,7 @@ Status AddCall(const CommOptions& options, int nranks, Collective collective, co
                     .algorithm = choice->algorithm,
                     .nranks = nranks,
                     .rank = kRank,
+                    .root = root,
                     .channels = codec.whole_chunks() ? 1 : options.channels,
                     .side_phase = codec.has_side_phase(),
                     .side_one_shot = codec.has_side_phase() && choice->side_one_shot,
@@ -92,15 +93,20 @@ Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multica
   const Codec& plain = *IdentityCodec();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
+    const int roots = HasRoot(collective) ? nranks : 1;  // another root is another tree
     for (const uint64_t bytes : {kSmall, kLarge}) {
-      Status status = AddCall(options, nranks, collective, plain, bytes, &lanes);
       const Codec* const codec = options.default_codec.get();
-      if (status.ok() && codec != nullptr && codec != &plain && bytes >= codec->min_bytes() &&
+      const bool with_codec =
+          codec != nullptr && codec != &plain && bytes >= codec->min_bytes() &&
           codec->Supports(collective, DataType::kFloat32, ReduceOp::kSum, nranks).ok() &&
-          codec->Fits(collective, nranks).ok()) {
-        status = AddCall(options, nranks, collective, *codec, bytes, &lanes);
+          codec->Fits(collective, nranks).ok();
+      for (int root = 0; root < roots; ++root) {
+        Status status = AddCall(options, nranks, collective, root, plain, bytes, &lanes);
+        if (status.ok() && with_codec) {
+          status = AddCall(options, nranks, collective, root, *codec, bytes, &lanes);
+        }
+        if (!status.ok()) return status;
       }
-      if (!status.ok()) return status;
     }
   }
   const SlotOptions slots = SlotsFor(options.slice_bytes);

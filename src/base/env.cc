@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "base/escaped.h"
 
@@ -33,7 +34,11 @@ std::string ParseInteger(std::string_view value, int64_t low, int64_t high, T* f
   const auto [stop, error] = std::from_chars(value.data(), end, number);
   if (error != std::errc() || stop != end) return "not a whole number";
   if (number < low || number > high) return fmt::format("not in [{}, {}]", low, high);
-  *field = static_cast<int>(number);
+  if constexpr (std::is_same_v<T, int64_t>) {
+    *field = number;
+  } else {
+    *field = static_cast<int>(number);  // the limits fit
+  }
   return "";
 }
 

@@ -56,8 +56,10 @@ uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
                                               .route = compressed ? codec->route() : Route{}},
                                              options.algorithms);
         EXPECT_TRUE(choice.ok()) << choice.status().message();
-        const Result<Plans::Plan> plan = plans.Make(call, *codec, *choice);
-        EXPECT_TRUE(plan.ok()) << plan.status().message();
+        for (call.root = 0; call.root < (HasRoot(call.collective) ? nranks : 1); ++call.root) {
+          const Result<Plans::Plan> plan = plans.Make(call, *codec, *choice);
+          EXPECT_TRUE(plan.ok()) << plan.status().message();
+        }
       }
     }
   }

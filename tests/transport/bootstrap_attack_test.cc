@@ -261,6 +261,24 @@ class FloodTest : public ::testing::Test {
   HandshakeTerms terms_;
 };
 
+// It knows the key, but belongs to a world of another size, and comes when the ranks have joined.
+TEST_F(FloodTest, ARankOfAnotherWorldThatRegistersLateIsTurnedAway) {
+  StartLauncherRoot(2);
+  const auto late = RendezvousClient::Connect(
+      {.addresses = {SocketAddress::Unix(name_)}, .same_uid_only = true}, terms_,
+      {.rank = 2, .nranks = 3, .deadline = SystemClock().Now() + 20 * kSecond});
+  ASSERT_TRUE(late.ok()) << late.status().message();
+  ExpectTheRanksJoin(2);
+  Registration registration;
+  registration.record.rank = 2;
+  registration.nranks = 3;
+  registration.remaining = 20 * kSecond;
+  ASSERT_TRUE((*late)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  const Status status = (*late)->Await(MessageKind::kTable).status();
+  EXPECT_EQ(status.code(), Code::kInvalidUsage);
+  EXPECT_NE(status.message().find("all ranks had joined"), std::string::npos) << status.message();
+}
+
 TEST_F(FloodTest, OneProcessCannotCrowdOutTheRanksOfOthers) {
   const Baseline baseline;
   ASSERT_NO_FATAL_FAILURE(StartLauncherRoot(3));

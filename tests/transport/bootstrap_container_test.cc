@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <cstring>
@@ -13,6 +14,7 @@
 
 #include "transport/bootstrap/handshake.h"
 #include "transport/bootstrap/messages.h"
+#include "transport/bootstrap/namespaces.h"
 #include "transport/bootstrap/rendezvous_client.h"
 #include "transport/bootstrap/rendezvous_root.h"
 #include "transport/bootstrap/socket.h"
@@ -160,6 +162,25 @@ TEST_P(ContainerTest, AStrangerIsNotGreeted) {
   ASSERT_TRUE(WIFEXITED(status)) << status;
   if (WEXITSTATUS(status) == kCannot) GTEST_SKIP() << "may not make namespaces";
   EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
+// A peer that has died is no other container's.
+TEST(NamespacesTest, AProcessThatHasEndedIsToldApart) {
+  using namespace bootstrap;  // NOLINT(build/namespaces)
+  const std::string name = "inccl-ended-" + std::to_string(getpid());
+  Result<UniqueFd> listener = Listen(SocketAddress::Unix(name));
+  ASSERT_TRUE(listener.ok());
+  Processes processes;
+  const pid_t child = processes.Start([&] {
+    int error = 0;
+    return Connect(SocketAddress::Unix(name), &error).ok() && error == 0 ? 0 : 1;
+  });
+  EXPECT_EQ(processes.Wait(child), 0);
+  const UniqueFd fd(accept(listener->get(), nullptr, nullptr));
+  ASSERT_TRUE(fd.valid());
+  const Status status = CheckPeerNamespaces(fd.get());
+  EXPECT_EQ(status.code(), Code::kRemoteError) << status.message();
+  EXPECT_NE(status.message().find("process " + std::to_string(child)), std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Namespaces, ContainerTest, ::testing::Values(CLONE_NEWPID, CLONE_NEWUSER),

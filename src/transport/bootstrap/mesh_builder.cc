@@ -343,9 +343,15 @@ Status MeshBuilder::Step(size_t peer) {
       return Error(peer, InvalidUsage(fmt::format("its socket belongs to uid {}, not to uid {}",
                                                   owner->uid, geteuid())));
     }
-    if (const Status status = CheckPeerNamespaces(link.fd.get());
-        !terms_.any_namespace && !status.ok()) {
-      return Error(peer, InvalidUsage("its socket belongs to " + status.message()));
+    if (!terms_.any_namespace) {
+      const Status status = CheckPeerNamespaces(link.fd.get());
+      // Its death is told by the next attempt to connect, or by the rendezvous.
+      if (status.code() == Code::kRemoteError) {
+        Pause(&link);
+        return Status::Ok();
+      }
+      if (!status.ok())
+        return Error(peer, InvalidUsage("its socket belongs to " + status.message()));
     }
     link.state = Link::State::kHandshaking;
     return Status::Ok();

@@ -41,6 +41,8 @@ bool ProcIsOurs() {
   return length > 0 && std::to_string(getpid()) == self.data();
 }
 
+Status Ended(pid_t pid) { return RemoteError(fmt::format("process {}, which has ended", pid)); }
+
 }  // namespace
 
 Status CheckPeerNamespaces(int fd) {
@@ -59,8 +61,10 @@ Status CheckPeerNamespaces(int fd) {
     struct stat ours {
     }, theirs{};
     const std::string path = fmt::format("/proc/{}/ns/{}", peer->pid, name);
-    if (stat(fmt::format("/proc/self/ns/{}", name).c_str(), &ours) != 0 ||
-        stat(path.c_str(), &theirs) != 0) {
+    const bool seen = stat(fmt::format("/proc/self/ns/{}", name).c_str(), &ours) == 0 &&
+                      stat(path.c_str(), &theirs) == 0;
+    if (!seen && (errno == ENOENT || errno == ESRCH)) return Ended(peer->pid);
+    if (!seen) {
       return InvalidUsage(fmt::format("process {}, whose {} namespace cannot be seen: {}",
                                       peer->pid, name, SystemErrorErrno(path, errno).message()));
     }
@@ -69,10 +73,8 @@ Status CheckPeerNamespaces(int fd) {
           fmt::format("process {}, which is in another {} namespace", peer->pid, name));
     }
   }
-  if (pidfd.valid() && HasEnded(pidfd.get())) {  // the number may be another's by now
-    return InvalidUsage(fmt::format("process {}, which has ended", peer->pid));
-  }
-  return Status::Ok();
+  // Otherwise the number may be another's by now.
+  return pidfd.valid() && HasEnded(pidfd.get()) ? Ended(peer->pid) : Status::Ok();
 }
 
 }  // namespace inccl::bootstrap

@@ -155,6 +155,7 @@ Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const Ha
     }
     if (target.any_namespace) return Authenticate(*std::move(fd), where, terms, options, until);
     if (const Status status = CheckPeerNamespaces(fd->get()); !status.ok()) {
+      if (status.code() == Code::kRemoteError) return Broken(status.message());
       return Hopeless(InvalidUsage(
           fmt::format("the rendezvous at {} belongs to {}; ranks in several containers need "
                       "INCCL_SECRET_FILE",

@@ -390,6 +390,10 @@ void Root::OnRegister(Session* session, Bytes body) {
     }
     return Dismiss(session, MessageKind::kFailed, EncodeError(why));
   }
+  if (phase_ == Phase::kComplete) {
+    const Status late = InvalidUsage("all ranks had joined before this one registered");
+    return Dismiss(session, MessageKind::kFailed, EncodeError(late));
+  }
   Status why;
   const bool first = gathering_.nranks() == 0;
   switch (gathering_.Add(*registration, &why)) {
