@@ -8,6 +8,7 @@
 #include "children.h"
 #include "group.h"
 #include "handles.h"
+#include "submit.h"
 
 namespace inccl {
 namespace {
@@ -43,7 +44,7 @@ Status SharingOutOfMemory(Communicator* parent, const Function& function) {
     return function();
   } catch (const std::bad_alloc&) {
     Status status = parent->MakeSticky(OutOfMemory());
-    if (Group* group = Group::Current(); group != nullptr) group->Spoil(status);
+    if (Group* group = Group::Current(); group != nullptr) group->Spoil(status, true);
     return status;
   }
 }
@@ -79,7 +80,7 @@ using inccl::Status;
 
 ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* newcomm,
                             const ccl_config_t* config) {
-  return Guarded([&]() -> Status {
+  return inccl::GuardedInGroup([&]() -> Status {
     const Lease lease(comm, Need::kReady);
     if (!lease.ok()) return lease.status();
     if (newcomm == nullptr) return InvalidArgument("newcomm: NULL");
@@ -108,7 +109,7 @@ ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* new
 
 ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded,
                              ccl_comm_t* newcomm, const ccl_config_t* config, int flags) {
-  return Guarded([&]() -> Status {
+  return inccl::GuardedInGroup([&]() -> Status {
     const Lease lease(comm, Need::kExists);
     if (!lease.ok()) return lease.status();
     if (newcomm == nullptr) return InvalidArgument("newcomm: NULL");
@@ -122,9 +123,13 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
     if (!set.ok()) return set.status();
     Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
     if (!options.ok()) return options.status();
+    const bool in_group = inccl::Group::Current() != nullptr;
     return inccl::NowOrInGroup(
         comm->impl,
-        [parent = comm->impl, set = *set, newcomm, flags, options = *options]() -> Status {
+        [parent = comm->impl, set = *set, newcomm, flags, in_group,
+         options = *options]() -> Status {
+          // The group's calls before it come first, also those on streams.
+          if (in_group && flags == CCL_SHRINK_DEFAULT) parent->WaitIdle();
           if (flags == CCL_SHRINK_ABORT) {
             parent->Abort(inccl::RemoteError(fmt::format(
                 "{} shrinks the communicator: calls in progress have ended", parent->rank_name())));

@@ -15,6 +15,7 @@
 #include "handles.h"
 #include "init.h"
 #include "join.h"
+#include "submit.h"
 #include "transport/bootstrap/bootstrap.h"
 
 namespace inccl {
@@ -67,7 +68,7 @@ ccl_result_t ccl_get_unique_id(ccl_unique_id_t* id) {
 
 ccl_result_t ccl_comm_init_rank_config(ccl_comm_t* comm, int nranks, ccl_unique_id_t id, int rank,
                                        const ccl_config_t* config) {
-  return Guarded([&]() -> Status {
+  return inccl::GuardedInGroup([&]() -> Status {
     if (comm == nullptr) return InvalidArgument("comm: NULL");
     *comm = nullptr;
     if (Status status = inccl::CheckRanks(nranks, rank); !status.ok()) return status;
@@ -92,7 +93,7 @@ ccl_result_t ccl_comm_init_rank(ccl_comm_t* comm, int nranks, ccl_unique_id_t id
 }
 
 ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config) {
-  return Guarded([&]() -> Status {
+  return inccl::GuardedInGroup([&]() -> Status {
     if (comm == nullptr) return InvalidArgument("comm: NULL");
     *comm = nullptr;
     Result<inccl::InitOptions> options = inccl::ResolveOptions(config);
@@ -153,6 +154,7 @@ ccl_result_t ccl_comm_finalize(ccl_comm_t comm) {
     const inccl::Lease lease(comm, inccl::Need::kReady);
     if (!lease.ok()) return lease.status();
     using State = ccl_comm::State;
+    Status in_progress{inccl::Code::kInProgress, "the communicator is being finalized"};
     comm->state.store(State::kFinalizing);
     const auto finish = [comm] {
       comm->impl->WaitIdle();
@@ -163,13 +165,14 @@ ccl_result_t ccl_comm_finalize(ccl_comm_t comm) {
       return lease->error();
     }
     if (comm->background.joinable()) comm->background.join();  // has made the communicator
-    Result<std::thread> thread = inccl::StartThread("inccl-finalize", finish);
-    if (!thread.ok()) {
-      comm->state.store(State::kReady);
+    const Status started = inccl::CatchOutOfMemory([&]() -> Status {
+      Result<std::thread> thread = inccl::StartThread("inccl-finalize", finish);
+      if (thread.ok()) comm->background = *std::move(thread);
       return thread.status();
-    }
-    comm->background = *std::move(thread);
-    return {inccl::Code::kInProgress, "the communicator is being finalized"};
+    });
+    if (started.ok()) return in_progress;
+    comm->state.store(State::kReady);
+    return started;
   });
 }
 

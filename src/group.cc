@@ -42,8 +42,8 @@ Status Group::End() {
   }
   if (--current->depth_ > 0) return Status::Ok();
   const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // what follows is in none
-  if (group->spoiled_.code() == Code::kInvalidArgument) return group->spoiled_;
-  if (!group->spoiled_.ok()) return group->FailParts(group->spoiled_);
+  if (group->fatal_) return group->FailParts(group->spoiled_);
+  if (!group->spoiled_.ok()) return group->spoiled_;
   return group->Run();
 }
 
@@ -84,8 +84,8 @@ void Group::Add(const std::shared_ptr<Communicator>& communicator,
 
 void Group::Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {
   Part& part = PartOf(communicator);
-  part.steps.back().job = std::move(job);
-  part.steps.emplace_back();
+  part.steps.emplace_back();  // may throw; then there is no job
+  part.steps[part.steps.size() - 2].job = std::move(job);
 }
 
 void Group::EnterAll() {

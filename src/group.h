@@ -31,9 +31,11 @@ class Group {
   void Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job);
   // Makes a communicator of none.
   void Add(std::function<Status()> job) { jobs_.push_back(std::move(job)); }
-  // A call of the group was wrong: nothing will be started.
-  void Spoil(const Status& status) {
+  // A call of the group was wrong: nothing will be started. `fatal`: its communicator has failed
+  // already, and so will the others of the group, whose ranks would wait for these calls.
+  void Spoil(const Status& status, bool fatal) {
     if (spoiled_.ok()) spoiled_ = status;
+    fatal_ = fatal_ || fatal;
   }
 
  private:
@@ -76,6 +78,7 @@ class Group {
   std::vector<std::function<Status()>> jobs_;
   std::vector<Entered> entered_;
   Status spoiled_;
+  bool fatal_ = false;
 };
 
 }  // namespace inccl

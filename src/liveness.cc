@@ -39,6 +39,18 @@ constexpr Time kFirstAsk = 500 * kMillisecond, kLastAsk = 5 * kSecond;
 // While it waits a thread looks more often than this. What it has seen before counts no more.
 constexpr Time kLookedLately = 250 * kMillisecond;
 
+// Of errors that ranks tell each other; the other codes are a caller's own affair.
+bool IsFatal(uint32_t code) {
+  return code >= 1 && code <= static_cast<uint32_t>(Code::kTimeout) &&
+         code != static_cast<uint32_t>(Code::kInvalidArgument) &&
+         code != static_cast<uint32_t>(Code::kInProgress);
+}
+
+[[noreturn]] void AbortProcess(const Status& error) {
+  Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", error.message());
+  std::abort();
+}
+
 }  // namespace
 
 Liveness::Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survivors)
@@ -143,6 +155,13 @@ void Liveness::End(const Status& status, bool abort) {
   FailAndTell(named, named, abort);
 }
 
+void Liveness::Begin() {
+  const std::lock_guard telling(telling_);
+  begun_ = true;
+  // Creation had succeeded, and a peer has failed since.
+  if (options_.abort_on_error && failed()) AbortProcess(error());
+}
+
 void Liveness::FailAndTell(const Status& status, const Status& tell, bool abort) {
   if (failed_.load(std::memory_order_acquire)) return;
   const std::lock_guard telling(telling_);
@@ -153,10 +172,7 @@ void Liveness::FailAndTell(const Status& status, const Status& tell, bool abort)
     failed_.store(true, std::memory_order_release);
   }
   Tell(tell);
-  if (abort && begun_.load()) {
-    Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", status.message());
-    std::abort();
-  }
+  if (abort && begun_) AbortProcess(status);
   if (doorbell_ != nullptr) doorbell_->Ring();
 }
 
@@ -366,6 +382,7 @@ void Liveness::OnWhere(int peer, std::span<const std::byte> body) {
     Fail(InternalError(fmt::format("malformed answer from peer {}", peer)));
     return;
   }
+  position->place = Escaped(position->place);
   const std::lock_guard lock(mutex_);
   positions_.Answered(peer, *std::move(position), SystemClock().Now());
 }
@@ -374,8 +391,7 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
   ByteReader reader(body);
   uint32_t code = 0;
   std::string text;
-  if (!reader.U32(&code) || !reader.String(&text) || code < 1 ||
-      code > static_cast<uint32_t>(Code::kTimeout)) {
+  if (!reader.U32(&code) || !reader.String(&text) || !IsFatal(code)) {
     Fail(InternalError(fmt::format("malformed error message from peer {}", peer)));
     return;
   }

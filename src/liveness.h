@@ -41,7 +41,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // The control plane is made after its handler.
   void Attach(ControlPlane* control) { control_.store(control); }
   // The communicator has been created: until here an error is that of its creation.
-  void Begin() { begun_.store(true); }
+  void Begin();
 
   // A call begins: compares with what others have said of the same place in the order.
   Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
@@ -105,7 +105,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   Survivors* const survivors_;
   std::atomic<ControlPlane*> control_{nullptr};
 
-  std::atomic<bool> begun_{false};
+  bool begun_ = false;  // guarded by telling_
   std::atomic<bool> failed_{false};
   std::atomic<bool> in_call_{false};
   const std::vector<PointCall>* points_ = nullptr;  // under way; guarded by mutex_

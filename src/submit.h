@@ -30,6 +30,19 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          PointCall* call);
 
+// As Guarded, for calls that create communicators: an error spoils the group.
+template <typename Function>
+ccl_result_t GuardedInGroup(Function&& function) {
+  return Guarded([&]() -> Status {
+    Status status = CatchOutOfMemory(function);
+    Group* const group = Group::Current();
+    if (group != nullptr && !status.ok() && status.code() != Code::kInProgress) {
+      group->Spoil(status, false);
+    }
+    return status;
+  });
+}
+
 // `make` checks the arguments of a call on `comm`, which is ready, and fills it in. Wrong arguments
 // get the rank in front; any other error is the communicator's, as the other ranks wait for this
 // call. Both spoil the group.
@@ -38,6 +51,7 @@ ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
   return Guarded([&]() -> Status {
     const Lease lease(comm, Need::kReady);
     Status status = lease.status();
+    bool fatal = false;
     if (status.ok()) {
       status = comm->impl->MakeSticky(CatchOutOfMemory([&]() -> Status {
         AnyCall call;
@@ -49,8 +63,11 @@ ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
         if (made.code() != Code::kInvalidArgument) return made;
         return InvalidArgument(fmt::format("{}: {}", lease->rank_name(), made.message()));
       }));
+      fatal = !status.ok() && status.code() != Code::kInvalidArgument;
     }
-    if (Group* group = Group::Current(); group != nullptr && !status.ok()) group->Spoil(status);
+    if (Group* group = Group::Current(); group != nullptr && !status.ok()) {
+      group->Spoil(status, fatal);
+    }
     return status;
   });
 }

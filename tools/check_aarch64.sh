@@ -46,7 +46,7 @@ cmake --preset aarch64 "${launcher[@]}"
 cmake --build --preset aarch64 -j "$jobs"
 
 failed=0
-for test in build/aarch64/tests/{base,compress}_tests; do
+for test in build/aarch64/tests/{base,compress,compress_counting}_tests; do
   if INCCL_CONF_FILE=/dev/null qemu-aarch64 -L /usr/aarch64-linux-gnu \
       -E LD_LIBRARY_PATH="$root/usr/lib/aarch64-linux-gnu" "$test" --gtest_brief=1; then
     echo "ok: $test"

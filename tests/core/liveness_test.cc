@@ -71,6 +71,17 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
     EXPECT_EQ(liveness.error().code(), Code::kSystemError);
     EXPECT_EQ(liveness.error().message(), "rank 0/3 before any op: peer 2@a:3 reports: " + shown);
   }
+  // Codes of a caller's own mistakes are no news of a failure.
+  for (const Code code : {Code::kInvalidArgument, Code::kInProgress}) {
+    Survivors survivors(0, kRanks, names);
+    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
+    ByteWriter error;
+    error.U32(static_cast<uint32_t>(code));
+    error.String("wrong");
+    liveness.OnMessage(2, /*kError*/ 2, error.bytes());
+    EXPECT_EQ(liveness.error().code(), Code::kInternalError);
+    EXPECT_NE(liveness.error().message().find("peer 2"), std::string::npos);
+  }
   Survivors survivors(0, kRanks, names);
   Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
   uint64_t signature = 0;

@@ -120,7 +120,13 @@ void* operator new(size_t bytes, std::align_val_t alignment) {
   }
   return memory;
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return Hit(kNew) ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+}
 void* operator new[](size_t bytes) { return operator new(bytes); }
+void* operator new[](size_t bytes, const std::nothrow_t& nothrow) noexcept {
+  return operator new(bytes, nothrow);
+}
 void* operator new[](size_t bytes, std::align_val_t alignment) {
   return operator new(bytes, alignment);
 }

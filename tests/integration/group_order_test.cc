@@ -49,20 +49,62 @@ TEST(GroupOrderTest, ASplitComesAfterTheCallsBeforeIt) {
   });
 }
 
-// The calls before a shrink have completed when it begins, as without a group.
+// The calls before a shrink have completed when it begins, as without a group; those on streams,
+// too.
 TEST(GroupOrderTest, AShrinkComesAfterTheCallsBeforeIt) {
+  for (const bool on_stream : {false, true}) {
+    RunThreads(3, [&](int rank, ccl_comm_t comm) {
+      ccl_comm_t smaller = nullptr;
+      ccl_stream_t stream = nullptr;
+      if (on_stream) CHECK_OK(ccl_stream_create(&stream));
+      std::vector<int64_t> sum(50000, 1 << rank);
+      CHECK_OK(ccl_group_start());
+      CHECK_OK(ccl_allreduce(sum.data(), sum.data(), sum.size(), CCL_INT64, CCL_SUM, comm, stream));
+      CHECK_OK(ccl_comm_shrink(comm, nullptr, 0, &smaller, nullptr, CCL_SHRINK_DEFAULT));
+      CHECK_OK(ccl_group_end());
+      EXPECT_EQ(sum, std::vector<int64_t>(50000, 7));
+      uint64_t last = 0;
+      CHECK_OK(ccl_comm_last_completed(smaller, &last));
+      EXPECT_EQ(last, 1u);
+      CHECK_OK(ccl_comm_destroy(smaller));
+      if (on_stream) CHECK_OK(ccl_stream_destroy(stream));
+    });
+  }
+}
+
+// A wrong call starts nothing of its group, whatever creates a communicator or not, and harms no
+// communicator.
+TEST(GroupOrderTest, AWrongCallStartsNothing) {
   RunThreads(3, [](int rank, ccl_comm_t comm) {
-    ccl_comm_t smaller = nullptr;
-    std::vector<int64_t> sum(50000, 1 << rank);
-    CHECK_OK(ccl_group_start());
-    CHECK_OK(ccl_allreduce(sum.data(), sum.data(), sum.size(), CCL_INT64, CCL_SUM, comm, nullptr));
-    CHECK_OK(ccl_comm_shrink(comm, nullptr, 0, &smaller, nullptr, CCL_SHRINK_DEFAULT));
-    CHECK_OK(ccl_group_end());
-    EXPECT_EQ(sum, std::vector<int64_t>(50000, 7));
-    uint64_t last = 0;
-    CHECK_OK(ccl_comm_last_completed(smaller, &last));
-    EXPECT_EQ(last, 1u);
-    CHECK_OK(ccl_comm_destroy(smaller));
+    ccl_comm_t other = nullptr;
+    CHECK_OK(ccl_comm_split(comm, 0, rank, &other, nullptr));
+    CHECK_OK(ccl_comm_finalize(other));
+    ccl_config_t config = CCL_CONFIG_INIT;
+    config.codec = "none such";
+    for (const int wrong : {0, 1, 2}) {
+      int32_t value = 1;
+      ccl_comm_t part = nullptr;
+      if (rank == 1) {
+        CHECK_OK(ccl_group_start());
+        ccl_result_t result = CCL_SUCCESS;
+        if (wrong == 0) result = ccl_comm_split(comm, 0, 0, &part, &config);
+        CHECK_OK(ccl_allreduce(&value, &value, 1, CCL_INT32, CCL_SUM, comm, nullptr));
+        if (wrong == 1) {
+          const int self = rank;
+          result = ccl_comm_shrink(comm, &self, 1, &part, nullptr, CCL_SHRINK_DEFAULT);
+        }
+        if (wrong == 2) {
+          result = ccl_allreduce(&value, &value, 1, CCL_INT32, CCL_SUM, other, nullptr);
+        }
+        EXPECT_NE(result, CCL_SUCCESS) << wrong;
+        EXPECT_EQ(ccl_group_end(), result) << wrong;
+        EXPECT_EQ(value, 1) << wrong;
+        EXPECT_EQ(part, nullptr) << wrong;
+      }
+      CHECK_OK(ccl_allreduce(&value, &value, 1, CCL_INT32, CCL_SUM, comm, nullptr));
+      EXPECT_EQ(value, 3) << wrong;
+    }
+    CHECK_OK(ccl_comm_destroy(other));
   });
 }
 
