@@ -127,7 +127,7 @@ ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices) 
     if (!made.ok()) return made.status();
     // All of them or none.
     std::fill(comms, comms + ndev, nullptr);
-    const Status status = inccl::CatchOutOfMemory([&] {
+    Status status = inccl::CatchOutOfMemory([&] {
       for (size_t i = 0; i < made->size(); ++i) {
         comms[i] = inccl::NewComm();
         comms[i]->impl = std::move((*made)[i]);
@@ -165,10 +165,11 @@ ccl_result_t ccl_comm_finalize(ccl_comm_t comm) {
       return lease->error();
     }
     if (comm->background.joinable()) comm->background.join();  // has made the communicator
-    const Status started = inccl::CatchOutOfMemory([&]() -> Status {
+    Status started = inccl::CatchOutOfMemory([&]() -> Status {
       Result<std::thread> thread = inccl::StartThread("inccl-finalize", finish);
-      if (thread.ok()) comm->background = *std::move(thread);
-      return thread.status();
+      if (!thread.ok()) return thread.status();
+      comm->background = *std::move(thread);
+      return Status::Ok();
     });
     if (started.ok()) return in_progress;
     comm->state.store(State::kReady);

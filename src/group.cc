@@ -221,8 +221,9 @@ Status Group::Run() {
       Result<std::thread> thread = StartThread("inccl-group", [this, i, part, &results] {
         results[i] = part != nullptr ? RunInOrder(part) : Guard(jobs_[i - parts_.size()]);
       });
-      if (thread.ok()) threads.push_back(*std::move(thread));
-      return thread.status();
+      if (!thread.ok()) return thread.status();
+      threads.push_back(*std::move(thread));
+      return Status::Ok();
     });
     if (started.ok()) continue;
     results[i] = started;
