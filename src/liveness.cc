@@ -75,7 +75,7 @@ std::string Liveness::Where() const {
 }
 
 std::string Liveness::Place() const {
-  const std::string before =
+  std::string before =
       latest_ == 0 ? std::string("before any op") : fmt::format("after op {}", latest_);
   if (points_ != nullptr) return fmt::format("{} in {}", before, PointTask::Describe(*points_));
   if (!in_call_.load() || latest_ == 0) return before;
