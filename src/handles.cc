@@ -100,7 +100,7 @@ Status CreateNow(ccl_comm_t* comm, const InitOptions& options, const Creation& c
 Status CreateInBackground(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
   Status in_progress(Code::kInProgress, "the communicator is being created");
   ccl_comm_t handle = NewComm();
-  const Status started = CatchOutOfMemory([&]() -> Status {
+  Status started = CatchOutOfMemory([&]() -> Status {
     handle->options = options;
     handle->state.store(ccl_comm::State::kCreating);
     Result<std::thread> thread =
