@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -105,36 +106,43 @@ UniqueFd OpenAgain(int fd) {
 bool WriteNow(int fd, std::string_view text) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return false;
+  const bool socket = S_ISSOCK(info.st_mode);
   UniqueFd again;
   const int flags = fcntl(fd, F_GETFL);
-  if (!S_ISREG(info.st_mode) && flags >= 0 && (flags & O_NONBLOCK) == 0) {
-    const bool socket = S_ISSOCK(info.st_mode);  // cannot be opened
-    if (!socket) again = OpenAgain(fd);
-    if (!socket && !again.valid() && errno == ENXIO) return false;  // a pipe that nobody reads
+  if (!S_ISREG(info.st_mode) && !socket && flags >= 0 && (flags & O_NONBLOCK) == 0) {
+    again = OpenAgain(fd);
+    if (!again.valid() && errno == ENXIO) return false;  // a pipe without a reader
     pollfd room{.fd = fd, .events = POLLOUT, .revents = 0};
     // There is room for a whole line then, unless another writer takes it first.
     if (!again.valid() && poll(&room, 1, 0) != 1) return false;
   }
   ssize_t written;
   do {
-    written = write(again.valid() ? again.get() : fd, text.data(), text.size());
+    written = socket ? send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL)
+                     : write(again.valid() ? again.get() : fd, text.data(), text.size());
   } while (written < 0 && errno == EINTR);
   return written == static_cast<ssize_t>(text.size());
 }
 
-// A reader that has gone away is not a reason for a SIGPIPE to anybody.
+// The process gets no SIGPIPE when the log's reader has gone, and no SIGXFSZ when the log has
+// reached the limit of a file's size.
 bool WriteQuietly(int fd, std::string_view text) {
-  sigset_t pipe_only, old, pending;
-  sigemptyset(&pipe_only);
-  sigaddset(&pipe_only, SIGPIPE);
+  sigset_t ours, old, pending;
+  sigemptyset(&ours);
+  sigaddset(&ours, SIGPIPE);
+  sigaddset(&ours, SIGXFSZ);
   sigemptyset(&pending);
   sigpending(&pending);
-  const bool was_pending = sigismember(&pending, SIGPIPE) == 1;
-  if (pthread_sigmask(SIG_BLOCK, &pipe_only, &old) != 0) return false;
+  if (pthread_sigmask(SIG_BLOCK, &ours, &old) != 0) return false;
   const bool written = WriteNow(fd, text);
-  const bool broken = !written && errno == EPIPE;
-  const timespec now{};
-  if (broken && !was_pending) sigtimedwait(&pipe_only, nullptr, &now);
+  const int raised = written ? 0 : errno == EPIPE ? SIGPIPE : errno == EFBIG ? SIGXFSZ : 0;
+  if (raised != 0 && sigismember(&pending, raised) != 1) {
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, raised);
+    const timespec now{};
+    sigtimedwait(&only, nullptr, &now);
+  }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   return written;
 }

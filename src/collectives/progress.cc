@@ -64,6 +64,8 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
     } else if (now - looked > kKeptFromRunning * policy_.longest_sleep) {
       stalled_since += now - looked;  // stopped, or a machine that stood still: nobody's fault
     }
+    // A slice is on its way over an emulated link: the peers have done their part.
+    if (transport_->NextEvent() != kNever) stalled_since = now;
     looked = now;
     // By count and by time: on a busy machine a single yield may take long, and nobody hears of a
     // stall meanwhile.

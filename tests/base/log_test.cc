@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <limits.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -192,6 +194,41 @@ TEST_F(LogTest, AReaderThatHasGoneKillsNobody) {
   Log(LogLevel::kWarn, "into the void");  // SIGPIPE would end this process
   dup2(before, STDERR_FILENO);
   close(before);
+  close(ends[1]);
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGPIPE), 0);
+}
+
+TEST_F(LogTest, AFileThatHasReachedItsLimitEndsNoProcess) {
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  Log(LogLevel::kWarn, "beyond the limit");  // SIGXFSZ would end this process
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  sigset_t pending;
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGXFSZ), 0);
+  Log(LogLevel::kWarn, "within it");
+  EXPECT_EQ(Lines().size(), 2u);  // how many are missing, and the last one
+}
+
+TEST_F(LogTest, ASocketWithoutAReaderKeepsNobody) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const std::string block(4096, 'x');
+  while (send(ends[1], block.data(), block.size(), MSG_DONTWAIT) > 0) {
+  }
+  const int own = dup(STDERR_FILENO);
+  ASSERT_GE(dup2(ends[1], STDERR_FILENO), 0);
+  ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
+  Log(LogLevel::kWarn, "dropped");  // else this test would not end
+  close(ends[0]);
+  Log(LogLevel::kWarn, "into the void");
+  dup2(own, STDERR_FILENO);
+  close(own);
   close(ends[1]);
   sigset_t pending;
   sigpending(&pending);

@@ -340,6 +340,32 @@ TEST_F(OrderTest, Row13_OppositeOrdersOnTwoStreams) {
   for (ccl_comm_t comm : b) ccl_comm_destroy(comm);
 }
 
+// A message is on its way for longer than ranks in a circle may stand still.
+TEST_F(OrderTest, Row13_ASlowLinkIsNoCircle) {
+  ForRow("13", "loopback");
+  constexpr int kRanks = 3;
+  const Watchdog watchdog(60.0 * kSlowness);
+  const ScopedEnv slow("INCCL_LINK_US", "2500000");
+  std::vector<ccl_comm_t> comms(kRanks);
+  ASSERT_EQ(ccl_comm_init_all(comms.data(), kRanks, nullptr), CCL_SUCCESS);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const int right = (rank + 1) % kRanks, left = (rank + kRanks - 1) % kRanks;
+      ccl_comm_t comm = comms[static_cast<size_t>(rank)];
+      const auto sent = static_cast<float>(10 + rank);
+      float received = 0;
+      ASSERT_EQ(ccl_group_start(), CCL_SUCCESS);
+      ASSERT_EQ(ccl_send(&sent, 1, CCL_FLOAT32, right, comm, nullptr), CCL_SUCCESS);
+      ASSERT_EQ(ccl_recv(&received, 1, CCL_FLOAT32, left, comm, nullptr), CCL_SUCCESS);
+      EXPECT_EQ(ccl_group_end(), CCL_SUCCESS) << ccl_get_last_error(comm);
+      EXPECT_EQ(received, static_cast<float>(10 + left));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (ccl_comm_t comm : comms) EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+}
+
 // Blocking calls in opposite orders wait for each other: the watchdog ends both.
 TEST_F(OrderTest, Row13_OppositeOrdersOfBlockingCallsEndAtTheWatchdog) {
   ForRow("13", "loopback");

@@ -135,7 +135,8 @@ Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClie
     (void)root->Send(MessageKind::kFailed, EncodeError(ours));
     const Status news = root->Await(MessageKind::kGo).status();
     // Then it may have been the first to go, and the peer that is missed one of those who noticed.
-    if (root->verdict().ok() && news.code() == Code::kRemoteError) {
+    const bool told = ours.message().find(root->name()) != std::string::npos;
+    if (root->verdict().ok() && news.code() == Code::kRemoteError && !told) {
       return root->Named(Status(ours.code(), fmt::format("{}; and the rendezvous at {} is gone",
                                                          ours.message(), root->name())));
     }

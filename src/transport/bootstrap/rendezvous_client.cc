@@ -166,8 +166,9 @@ Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const Ha
 }
 
 Status NamedBy(const ClientOptions& options, const Status& status) {
-  return {status.code(),
-          fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
+  const std::string name = fmt::format("rank {}/{}: init: ", options.rank, options.nranks);
+  if (status.message().starts_with(name)) return status;
+  return {status.code(), name + status.message()};
 }
 
 Status CancelledBy(const ClientOptions& options) {

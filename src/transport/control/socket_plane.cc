@@ -182,13 +182,17 @@ void SocketMember::Read(size_t peer) {
     if (got.error == EAGAIN) return;
     if (got.error != 0 || got.closed) return EndBroken(peer);
     connection.heard = SystemClock().Now();
-    bool more = false;
+    if (connection.out_of_step) continue;
+    bool more = true;
     const Status status = CatchOutOfMemory([&] {
       connection.in.Append(std::span(buffer).first(got.bytes));
       more = Deliver(peer);
       return Status::Ok();
     });
-    if (!status.ok()) handler_->OnOutOfMemory();  // what has been read may be lost
+    if (!status.ok()) {  // part of a message may be lost: what follows cannot be understood
+      connection.out_of_step = true;
+      handler_->OnOutOfMemory();
+    }
     if (!more) return;
   }
 }

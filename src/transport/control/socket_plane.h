@@ -43,7 +43,8 @@ class SocketMember final : public Member {
     // It said goodbye. Nothing more is read, but it stays open until the other side closes it: who
     // leaves must not take our end for a death, and may be told that we leave too.
     bool departed = false;
-    bool armed = false;  // waits for EPOLLOUT
+    bool armed = false;        // waits for EPOLLOUT
+    bool out_of_step = false;  // a part of what it sent is lost: what it sends is discarded
     std::vector<std::byte> out;
     size_t out_begin = 0;
     bootstrap::FrameParser in{kMaxControlBody};
