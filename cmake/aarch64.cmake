@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# For 64-bit ARM with Debian's cross compiler; libraries are those that tools/check_aarch64.sh has unpacked.
+# For 64-bit ARM with Debian's cross compiler; libraries are those that scripts/check_aarch64.sh has unpacked.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

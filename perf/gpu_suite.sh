@@ -74,9 +74,9 @@ finish() {
   printf '{"seconds": %d, "failed": %s, "steps": [%s\n]}\n' "$SECONDS" \
     "$([ "$failed" -eq 0 ] && echo false || echo true)" "${joined:1}" > "$out/steps.json"
   if command -v python3 > /dev/null; then
-    python3 tools/gpu_report.py "$out" || failed=1
+    python3 scripts/gpu_report.py "$out" || failed=1
   else
-    echo "no python3 here: tools/gpu_report.py $out makes suite.json and table.md elsewhere"
+    echo "no python3 here: scripts/gpu_report.py $out makes suite.json and table.md elsewhere"
   fi
   exit "$failed"
 }

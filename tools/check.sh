@@ -125,13 +125,13 @@ lint_changed() {
 stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_tests --source=stress_test.cc; }
 
 if [ "$install" = 1 ]; then
-  [ "$long" = 0 ] && step "install packages" tools/install_packages.sh
-  [ "$long" = 1 ] && step "install packages" tools/install_packages.sh --long
+  [ "$long" = 0 ] && step "install packages" scripts/install_packages.sh
+  [ "$long" = 1 ] && step "install packages" scripts/install_packages.sh --long
 fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
 step "format" check_format
 step "build release" configure_and_build release && test_preset release &&
-  step "scorecard" tools/reliability_report.py --check build/release/results
+  step "scorecard" scripts/reliability_report.py --check build/release/results
 if [ "$all" = 1 ]; then
   for preset in asan tsan; do
     step "build $preset" configure_and_build "$preset" && test_preset "$preset"
@@ -141,7 +141,7 @@ fi
 if [ "$long" = 1 ]; then
   step "lint" lint "^$PWD/(src|perf|tools)/.*\.cc$"
   step "tests with clang" clang_tests
-  step "64-bit ARM" tools/check_aarch64.sh -j "$jobs"
+  step "64-bit ARM" scripts/check_aarch64.sh -j "$jobs"
   step "stress" stress
   step "build fuzz" configure_and_build fuzz && test_preset fuzz
 fi
@@ -149,7 +149,7 @@ fi
 # At the end, where a log that is cut short still has it.
 for log in "${failing_logs[@]}"; do
   echo "== failed, of $log"
-  tools/failed_tests.py "$log"
+  scripts/failed_tests.py "$log"
 done
 echo "== summary, $((SECONDS / 60)) min $((SECONDS % 60)) s"
 printf '%s\n' "${summary[@]}"

@@ -14,7 +14,7 @@
 
 #include "base/escaped.h"
 #include "inccl/ccl.h"
-#include "init.h"
+#include "init/options.h"
 #include "tools/info/dump.h"
 #include "tools/info/explain.h"
 #include "tools/info/print.h"

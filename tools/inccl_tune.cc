@@ -18,7 +18,7 @@
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
 #include "tools/tune/measure.h"
-#include "tuner_table.h"
+#include "tuning/tuner_table.h"
 
 namespace inccl::tools {
 namespace {

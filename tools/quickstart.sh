@@ -24,7 +24,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 ranks=4
 mpi=(mpirun -np "$ranks" --bind-to none --mca mpi_yield_when_idle 1)
 
-[ "$install" = 0 ] || tools/install_packages.sh --build
+[ "$install" = 0 ] || scripts/install_packages.sh --build
 out=build/quickstart
 mkdir -p "$out"
 rm -f "$out"/*.json
@@ -57,4 +57,4 @@ for gbps in 10 1; do
   bench "link${gbps}_gradients" gradients:late "$sample" -n 10 -w 2 --link-gbps "$gbps"
   bench "link${gbps}_16M" normal 16M -n 4 -w 1 --link-gbps "$gbps"
 done
-python3 tools/quickstart_report.py "$out" "$ranks" $((SECONDS - begin))
+python3 scripts/quickstart_report.py "$out" "$ranks" $((SECONDS - begin))

@@ -12,7 +12,7 @@
 
 #include "base/status.h"
 #include "collectives/chunking.h"
-#include "collectives/engine.h"
+#include "engine/engine.h"
 #include "collectives/job.h"
 #include "collectives/lent.h"
 #include "collectives/program.h"

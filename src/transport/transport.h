@@ -12,7 +12,6 @@
 #ifndef INCCL_TRANSPORT_TRANSPORT_H_
 #define INCCL_TRANSPORT_TRANSPORT_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -21,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "memory/region.h"
 
 namespace inccl {
 
@@ -43,31 +43,6 @@ struct LaneSpec {
   // Equal specs have equal keys; different specs of one communicator have different ones. 64-bit
   // hash.
   uint64_t Key() const;
-};
-
-// Memory of callers that ranks of one host could reach: a file that they could map, or memory of a
-// device.
-struct Region {
-  static constexpr size_t kHandleBytes = 96;
-  using Handle = std::array<std::byte, kHandleBytes>;
-
-  uint64_t serial = 0;  // of this process, never used twice; 0: no region
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-  int fd = -1;
-  bool on_device = false;
-  Handle handle{};        // of memory of a device: for RegionOpener to read
-  bool writable = false;  // a file: peers write there, too
-};
-
-// Reaches for this rank what its peers have offered of memory of devices. The processor need not
-// reach it: whoever opens it has to know what it is.
-class RegionOpener {
- public:
-  virtual ~RegionOpener() = default;
-  // nullptr: this rank cannot reach it.
-  virtual std::byte* Open(const Region::Handle& handle, size_t bytes) = 0;
-  virtual void Close(std::byte* data) = 0;
 };
 
 // A place in a region that its owner has offered to its peers.

@@ -17,13 +17,13 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "call.h"
+#include "collectives/call.h"
 #include "collectives/executor.h"
 #include "collectives/point.h"
+#include "communicator/plan_cache.h"
 #include "compress/identity_codec.h"
-#include "cutting.h"
-#include "plans.h"
 #include "transport/loopback/loopback.h"
+#include "tuning/segmentation.h"
 
 namespace inccl {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "collectives/executor.h"
 #include "compress/codec.h"
-#include "cutting.h"
 #include "transport/loopback/loopback.h"
+#include "tuning/segmentation.h"
 
 namespace inccl::test {
 

@@ -17,11 +17,11 @@
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/simd.h"
+#include "fakes/warp_emulation.h"
 #include "support/kernel_reduce.h"
 #include "support/kernel_slices.h"
 #include "support/kernel_target.h"
 #include "support/seed.h"
-#include "support/warp_emulation.h"
 
 namespace inccl::test {
 namespace {

@@ -21,8 +21,8 @@
 #include "base/rng.h"
 #include "compress/codec.h"
 #include "compress/device_work.h"
-#include "support/fake_device.h"
-#include "support/fake_kernels.h"
+#include "fakes/fake_device.h"
+#include "fakes/fake_kernels.h"
 
 namespace inccl::test {
 

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "fakes/fake_device.h"
 #include "inccl/ccl.h"
-#include "support/fake_device.h"
 #include "world/clock.h"
 #include "world/error_format.h"
 #include "world/limits.h"

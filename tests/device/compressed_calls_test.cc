@@ -14,7 +14,7 @@
 #include "device/collective_table.h"
 #include "device/comparison.h"
 #include "device/device_world.h"
-#include "support/fake_kernels.h"
+#include "fakes/fake_kernels.h"
 #include "support/seed.h"
 #include "world/algorithms.h"
 #include "world/limits.h"

@@ -15,8 +15,8 @@
 #include "device/device.h"
 #include "device/runtime.h"
 #include "device/sharing_peer.h"
-#include "device_memory.h"
 #include "inccl/ccl.h"
+#include "memory/device_allocator.h"
 #include "support/seed.h"
 #include "world/error_format.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "fakes/fake_device.h"
 #include "inccl/ccl.h"
-#include "support/fake_device.h"
 #include "world/clock.h"
 #include "world/limits.h"
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "compress/identity_codec.h"
-#include "device_engine.h"
-#include "support/fake_device.h"
+#include "engine/device_engine.h"
+#include "fakes/fake_device.h"
 #include "transport/loopback/loopback.h"
 #include "world/error_format.h"
 

@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "device_memory.h"
+#include "fakes/fake_device.h"
 #include "inccl/ccl.h"
 #include "inccl/ccl.hpp"
-#include "support/fake_device.h"
+#include "memory/device_allocator.h"
 #include "world/error_format.h"
 
 namespace inccl::test {

@@ -4,8 +4,8 @@
 // rely.
 #include <gtest/gtest.h>
 
-#include "device_regions.h"
-#include "support/fake_device.h"
+#include "engine/device_regions.h"
+#include "fakes/fake_device.h"
 #include "transport/loopback/loopback.h"
 
 namespace inccl::test {

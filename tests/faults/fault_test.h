@@ -24,7 +24,7 @@
 
 namespace inccl::test {
 
-// Transports between processes that the sweeps run over. tools/reliability_report.py reads the
+// Transports between processes that the sweeps run over. scripts/reliability_report.py reads the
 // properties that ForRow records.
 #if INCCL_TEST_UCX
 inline constexpr const char* kProcessTransports[] = {"shm", "ucx"};

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "bootstrap/bootstrap.h"
 #include "faults/fault_test.h"
-#include "transport/bootstrap/bootstrap.h"
 
 namespace inccl::test {
 namespace {

@@ -11,8 +11,8 @@
 #include <string>
 #include <thread>
 
+#include "control/loop.h"
 #include "faults/fault_test.h"
-#include "transport/control/loop.h"
 
 namespace inccl::test {
 namespace {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A stream of frames cut anywhere, and every message that may be in one.
-#include "call.h"
+#include "bootstrap/frame.h"
+#include "bootstrap/messages.h"
+#include "collectives/call.h"
 #include "fuzz/fuzz.h"
-#include "process_transport.h"
-#include "transport/bootstrap/frame.h"
-#include "transport/bootstrap/messages.h"
+#include "init/transport_selection.h"
 
 namespace inccl::fuzz {
 namespace {

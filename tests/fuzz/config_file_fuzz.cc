@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/env.h"
 #include "base/escaped.h"
-#include "config_files.h"
+#include "config/config_files.h"
+#include "config/variables.h"
 #include "fuzz/fuzz.h"
 
 namespace inccl::fuzz {

@@ -3,9 +3,9 @@
 // Environment variables and algorithm lists: any text as the value of any variable.
 #include <map>
 
-#include "base/env.h"
+#include "config/variables.h"
 #include "fuzz/fuzz.h"
-#include "tuner.h"
+#include "tuning/tuner.h"
 
 namespace inccl::fuzz {
 

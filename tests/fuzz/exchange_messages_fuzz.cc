@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "bootstrap/exchange.h"
 #include "fuzz/fuzz.h"
-#include "process_transport.h"
-#include "transport/bootstrap/exchange.h"
+#include "init/transport_selection.h"
 
 namespace inccl::fuzz {
 namespace {

@@ -10,8 +10,8 @@
 #include <array>
 #include <cstring>
 
+#include "bootstrap/fd_passing.h"
 #include "fuzz/fuzz.h"
-#include "transport/bootstrap/fd_passing.h"
 
 namespace inccl::fuzz {
 namespace {

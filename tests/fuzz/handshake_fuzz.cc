@@ -2,8 +2,8 @@
 //
 // Both ends of the handshake, fed with bytes in pieces of any size. Nobody gets through without the
 // key.
+#include "bootstrap/handshake.h"
 #include "fuzz/fuzz.h"
-#include "transport/bootstrap/handshake.h"
 
 namespace inccl::fuzz {
 namespace {

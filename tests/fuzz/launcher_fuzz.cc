@@ -4,8 +4,8 @@
 #include <map>
 #include <string>
 
+#include "bootstrap/launcher.h"
 #include "fuzz/fuzz.h"
-#include "transport/bootstrap/launcher.h"
 
 namespace inccl::fuzz {
 namespace {

@@ -3,8 +3,8 @@
 // What a peer may say on a control connection, of any kind, among this rank's own calls: an error
 // that names this rank, or nothing.
 #include "base/bytes.h"
+#include "failure/liveness.h"
 #include "fuzz/fuzz.h"
-#include "liveness.h"
 
 namespace inccl::fuzz {
 namespace {

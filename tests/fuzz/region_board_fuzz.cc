@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "fuzz/fuzz.h"
-#include "transport/shm/memfd.h"
+#include "memory/memfd.h"
 #include "transport/shm/shm_transport.h"
 
 namespace inccl::fuzz {

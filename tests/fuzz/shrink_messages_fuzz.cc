@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "failure/shrink_agreement.h"
 #include "fuzz/fuzz.h"
-#include "survivors.h"
 
 namespace inccl::fuzz {
 namespace {

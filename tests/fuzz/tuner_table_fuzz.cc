@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "fuzz/fuzz.h"
-#include "tuner_table.h"
+#include "tuning/tuner_table.h"
 
 namespace inccl::fuzz {
 namespace {

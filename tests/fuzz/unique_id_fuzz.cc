@@ -3,8 +3,8 @@
 // Unique ids: 128 bytes of an unknown origin. What is accepted encodes to what it was decoded from.
 #include <cstring>
 
+#include "bootstrap/unique_id.h"
 #include "fuzz/fuzz.h"
-#include "transport/bootstrap/unique_id.h"
 
 namespace inccl::fuzz {
 

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "api/handles.h"
 #include "api/values.h"
 #include "api/world.h"
-#include "handles.h"
 #include "world/algorithms.h"
 
 namespace inccl::test {

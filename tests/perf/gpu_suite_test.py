@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""perf/gpu_suite.sh and tools/gpu_report.py on a build of stand-ins: what is run, in what time, what
+"""perf/gpu_suite.sh and scripts/gpu_report.py on a build of stand-ins: what is run, in what time, what
 comes out of it, and what the report makes of good, bad and missing numbers.
 
 usage: gpu_suite_test.py SOURCE_DIR BINARY_DIR
@@ -106,7 +106,7 @@ def make_build(root):
     program(root / "bin/compute-sanitizer", "#!/bin/sh\nexit 0\n")
     # Of the system, and not to be given the libraries of another one.
     program(root / "bin/python3", "#!/bin/bash\n"
-            "[[ ${1:-} == tools/gpu_report.py ]] && [ -n \"${LD_LIBRARY_PATH:-}\" ] && exit 77\n"
+            "[[ ${1:-} == scripts/gpu_report.py ]] && [ -n \"${LD_LIBRARY_PATH:-}\" ] && exit 77\n"
             f"exec {sys.executable} \"$@\"\n")
     return build
 
@@ -222,7 +222,7 @@ def check_failures(source, root):
 
 
 def check_wrong_results(source):
-    spec = importlib.util.spec_from_file_location("gpu_report", source / "tools/gpu_report.py")
+    spec = importlib.util.spec_from_file_location("gpu_report", source / "scripts/gpu_report.py")
     report = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(report)
     row = {"op": "allreduce", "codec": "none", "nranks": 2, "bytes": 1 << 20, "in_place": False,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What tools/performance_report.py makes of the benchmarks' files, and what it runs.
+"""What scripts/performance_report.py makes of the benchmarks' files, and what it runs.
 
 usage: performance_report_test.py SOURCE_DIR BINARY_DIR
 """
@@ -17,7 +17,7 @@ import xml.etree.ElementTree
 
 def module_of(source):
     spec = importlib.util.spec_from_file_location(
-        "performance_report", pathlib.Path(source) / "tools/performance_report.py")
+        "performance_report", pathlib.Path(source) / "scripts/performance_report.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

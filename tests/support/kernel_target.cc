@@ -10,7 +10,7 @@
 #include "compress/cuda/reduce.h"
 #include "compress/cuda/warp_casts.h"
 #include "compress/cuda/warp_slice.h"
-#include "support/warp_emulation.h"
+#include "fakes/warp_emulation.h"
 
 namespace inccl::test {
 namespace {

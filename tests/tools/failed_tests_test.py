@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/failed_tests.py shows, of a log of ctest, what is needed to see why a test failed, and not much more.
+"""scripts/failed_tests.py shows, of a log of ctest, what is needed to see why a test failed, and not much more.
 
 usage: failed_tests_test.py SOURCE_DIR BINARY_DIR
 """

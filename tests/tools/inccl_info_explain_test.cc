@@ -16,12 +16,12 @@
 #include "build_paths.h"
 #include "collectives/program.h"
 #include "collectives/schedule.h"
-#include "cutting.h"
 #include "inccl/ccl.h"
 #include "support/seed.h"
 #include "tools/run_program.h"
 #include "transport/loopback/loopback.h"
-#include "tuner.h"
+#include "tuning/segmentation.h"
+#include "tuning/tuner.h"
 
 namespace inccl::test {
 namespace {

@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "api/world.h"
-#include "base/env.h"
 #include "build_paths.h"
 #include "collectives/schedule.h"
 #include "compress/simd.h"
-#include "cpus.h"
+#include "config/variables.h"
 #include "inccl/ccl.h"
 #include "tools/run_program.h"
-#include "topology.h"
+#include "topology/processors.h"
+#include "topology/topology.h"
 
 namespace inccl::test {
 namespace {

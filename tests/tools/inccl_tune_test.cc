@@ -12,7 +12,7 @@
 #include "build_paths.h"
 #include "tools/run_program.h"
 #include "tools/tune/rows.h"
-#include "tuner_table.h"
+#include "tuning/tuner_table.h"
 
 namespace inccl::tools {
 namespace {

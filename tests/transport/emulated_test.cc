@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "support/manual_clock.h"
+#include "fakes/manual_clock.h"
 #include "support/seed.h"
 #include "transport/loopback/loopback.h"
 

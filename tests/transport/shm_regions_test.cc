@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "memory/memfd.h"
 #include "support/transport_world.h"
-#include "transport/shm/memfd.h"
 #include "transport/shm/shm_transport.h"
 
 namespace inccl {

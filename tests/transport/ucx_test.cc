@@ -18,8 +18,8 @@
 #include <sstream>
 #include <thread>
 
+#include "bootstrap/bootstrap_world.h"
 #include "support/transport_world.h"
-#include "transport/bootstrap_world.h"
 #include "transport/ucx/ucx_lanes.h"
 #include "transport/ucx/ucx_transport.h"
 #include "transport/ucx/ucx_worker.h"

@@ -3,8 +3,8 @@
 // The table of variables, for people and programs.
 #include <fmt/format.h>
 
-#include "base/env.h"
-#include "init.h"
+#include "config/variables.h"
+#include "init/options.h"
 #include "tools/info/sections.h"
 
 namespace inccl::tools {

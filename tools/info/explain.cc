@@ -8,9 +8,9 @@
 
 #include "collectives/chunking.h"
 #include "compress/codec_spec.h"
-#include "cutting.h"
 #include "transport/mapped/layout.h"
 #include "transport/transport.h"
+#include "tuning/segmentation.h"
 
 namespace inccl::tools {
 namespace {

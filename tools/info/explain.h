@@ -14,8 +14,8 @@
 #include "base/types.h"
 #include "collectives/program.h"
 #include "compress/codec.h"
-#include "init.h"
-#include "tuner.h"
+#include "init/options.h"
+#include "tuning/tuner.h"
 
 namespace inccl::tools {
 

@@ -6,11 +6,11 @@
 
 #include <thread>
 
+#include "bootstrap/unique_id.h"
 #include "compress/simd.h"
-#include "cpus.h"
 #include "inccl/ccl.h"
-#include "topology.h"
-#include "transport/bootstrap/unique_id.h"
+#include "topology/processors.h"
+#include "topology/topology.h"
 
 namespace inccl::tools {
 namespace {

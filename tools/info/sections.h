@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "config_files.h"
+#include "config/config_files.h"
 #include "tools/info/explain.h"
 
 namespace inccl::tools {

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/env.h"
 #include "base/fd.h"
-#include "cutting.h"
+#include "config/variables.h"
 #include "tools/info/sections.h"
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/ucx/ucx_transport.h"
+#include "tuning/segmentation.h"
 
 namespace inccl::tools {
 namespace {

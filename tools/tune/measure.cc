@@ -14,7 +14,7 @@
 #include "perf/support/layout.h"
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
-#include "tuner.h"
+#include "tuning/tuner.h"
 
 namespace inccl::tools {
 namespace {

@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "tuner_table.h"
+#include "tuning/tuner_table.h"
 
 namespace inccl::tools {
 

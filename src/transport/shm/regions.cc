@@ -8,7 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "transport/shm/memfd.h"
+#include "memory/memfd.h"
 
 namespace inccl::shm {
 

@@ -13,8 +13,8 @@
 
 #include "base/fd.h"
 #include "base/status.h"
+#include "memory/memfd.h"
 #include "transport/mapped/mapped_transport.h"
-#include "transport/shm/memfd.h"
 #include "transport/shm/region_inbox.h"
 #include "transport/shm/regions.h"
 

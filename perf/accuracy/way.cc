@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perf/accuracy/way.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <regex>
+#include <thread>
+#include <utility>
+
+#include "perf/accuracy/reference_rings.h"
+
+namespace inccl::tools {
+namespace {
+
+Status FromResult(ccl_result_t result, ccl_comm_t comm, const std::string& what) {
+  if (result == CCL_SUCCESS) return {};
+  return Status(
+      static_cast<Code>(result),
+      fmt::format("{}: {}: {}", what, ccl_get_error_string(result), ccl_get_last_error(comm)));
+}
+
+// Codecs with integer sums are summed where one payload is one contribution; the others are known
+// from rings.
+std::string UsualAlgorithm(const std::string& spec) {
+  if (spec.find("ref=ring") != std::string::npos) return "ring";
+  if (spec.find("policy=r") != std::string::npos) return "ring";
+  for (const char* sums : {"hbi", "qsgd", "randk"}) {
+    if (spec.starts_with(sums)) return "direct";
+  }
+  return "ring";
+}
+
+// A specification without what makes points of one line: bits and levels.
+std::string SeriesOf(const std::string& spec, const std::string& algo) {
+  static const std::regex variable("(^|[:,])(bits|k|k2|q)=[^,]*");
+  std::string rest = std::regex_replace(spec, variable, "$1");
+  while (!rest.empty() && (rest.back() == ',' || rest.back() == ':')) rest.pop_back();
+  rest = std::regex_replace(rest, std::regex("([:,]),+"), "$1");
+  return fmt::format("{} ({})", rest, algo);
+}
+
+}  // namespace
+
+Way Bf16Reference() { return {Way::Kind::kBf16Ring, "bf16 ring", "-", "bf16 ring"}; }
+
+Way Mxfp8Reference() { return {Way::Kind::kMxfp8Ring, "MXFP8 ring", "-", "MXFP8 ring"}; }
+
+Way CodecWay(const std::string& spec, const std::string& algo) {
+  const std::string carrier = algo.empty() ? UsualAlgorithm(spec) : algo;
+  return {Way::Kind::kCodec, spec, carrier, SeriesOf(spec, carrier)};
+}
+
+Status Available(const Way& way) {
+  if (way.kind != Way::Kind::kCodec) return {};
+  ccl_codec_t codec = nullptr;
+  const ccl_result_t result = ccl_codec_create(&codec, way.name.c_str());
+  Status status = FromResult(result, nullptr, way.name);
+  ccl_codec_destroy(codec);
+  return status;
+}
+
+Result<std::unique_ptr<Ranks>> Ranks::Create(const Way& way, int nranks) {
+  std::unique_ptr<Ranks> ranks(new Ranks(way));
+  if (way.kind != Way::Kind::kCodec) return ranks;
+  if (setenv("INCCL_ALGO", way.algo.c_str(), 1) != 0) return SystemErrorErrno("INCCL_ALGO", errno);
+  if (Status s = FromResult(ccl_codec_create(&ranks->codec_, way.name.c_str()), nullptr, way.name);
+      !s.ok()) {
+    return s;
+  }
+  std::vector<ccl_comm_t> comms(static_cast<size_t>(nranks), nullptr);
+  const ccl_result_t result = ccl_comm_init_all(comms.data(), nranks, nullptr);
+  if (Status s = FromResult(result, nullptr, "ccl_comm_init_all"); !s.ok()) return s;
+  ranks->comms_ = std::move(comms);
+  return ranks;
+}
+
+Ranks::~Ranks() {
+  for (ccl_comm_t comm : comms_) ccl_comm_destroy(comm);
+  ccl_codec_destroy(codec_);
+}
+
+Status Ranks::CheckRanks(const Vectors& outputs,
+                         const std::vector<ccl_compression_stats_t>& stats) const {
+  const size_t bytes = outputs[0].size() * sizeof(float);
+  for (size_t r = 0; r < outputs.size(); ++r) {
+    if (bytes != 0 && std::memcmp(outputs[0].data(), outputs[r].data(), bytes) != 0) {
+      return InternalError(fmt::format("{} over {}: ranks 0 and {} have different results",
+                                       way_.name, way_.algo, r));
+    }
+    if (stats[r].compressed == 0 && way_.name != "none") {
+      return InternalError(fmt::format("{}: the call ran uncompressed on rank {}", way_.name, r));
+    }
+  }
+  return {};
+}
+
+Result<Sum> Ranks::Take(const Vectors& inputs, uint64_t step) {
+  if (way_.kind == Way::Kind::kBf16Ring) return Sum{Bf16Ring(inputs), kBf16Bits};
+  if (way_.kind == Way::Kind::kMxfp8Ring) return Sum{Mxfp8Ring(inputs), kMxfp8Bits};
+  const size_t n = comms_.size();
+  Vectors outputs(n, std::vector<float>(inputs[0].size()));
+  std::vector<ccl_compression_stats_t> stats(n, CCL_COMPRESSION_STATS_INIT);
+  std::vector<Status> statuses(n);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < n; ++r) {
+    threads.emplace_back([&, r] {
+      ccl_compression_t how = CCL_COMPRESSION_INIT;
+      how.codec = codec_;
+      how.step = step;
+      how.stats = &stats[r];
+      const ccl_result_t result =
+          ccl_allreduce_compressed(inputs[r].data(), outputs[r].data(), inputs[r].size(),
+                                   CCL_FLOAT32, CCL_SUM, &how, comms_[r], nullptr);
+      statuses[r] = FromResult(result, comms_[r],
+                               fmt::format("{} over {}, rank {}", way_.name, way_.algo, r));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  if (Status s = CheckRanks(outputs, stats); !s.ok()) return s;
+  Sum sum{std::move(outputs[0])};
+  for (const ccl_compression_stats_t& rank : stats) sum.bits += rank.bits / static_cast<double>(n);
+  return sum;
+}
+
+}  // namespace inccl::tools

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ways to take a sum over ranks: a codec of the library over one of its algorithms, driven through
+// the public C API with the ranks as threads of this process, or a reference ring.
+#ifndef INCCL_PERF_ACCURACY_WAY_H_
+#define INCCL_PERF_ACCURACY_WAY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "inccl/ccl.h"
+#include "perf/accuracy/measure.h"
+
+namespace inccl::tools {
+
+struct Way {
+  enum class Kind { kCodec, kBf16Ring, kMxfp8Ring };
+  Kind kind = Kind::kCodec;
+  std::string name;    // the codec's specification, or the ring's name
+  std::string algo;    // "-" for the reference rings
+  std::string series;  // of which line of a plot this is a point
+};
+
+Way Bf16Reference();
+Way Mxfp8Reference();
+// `algo` empty: the one that the specification's bits are about, or that such codecs are used with.
+Way CodecWay(const std::string& spec, const std::string& algo);
+
+// kInvalidArgument with the library's words if it does not know the codec or one of its options.
+Status Available(const Way& way);
+
+struct Sum {
+  std::vector<float> result;
+  double bits = 0;  // payload bits per element and phase, averaged over the ranks
+};
+
+// The ranks of one way. Not thread-safe. Only one at a time should be created: the algorithm is
+// chosen by the environment.
+class Ranks {
+ public:
+  static Result<std::unique_ptr<Ranks>> Create(const Way& way, int nranks);
+  ~Ranks();
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  // The sum of `inputs`, one per rank. Step 0 is the number of sums taken so far. An error if ranks
+  // have different results or the library did not compress; kInvalidArgument if it refuses the call
+  // (a codec that does not run over this algorithm).
+  Result<Sum> Take(const Vectors& inputs, uint64_t step);
+
+ private:
+  explicit Ranks(const Way& way) : way_(way) {}
+  Status CheckRanks(const Vectors& outputs,
+                    const std::vector<ccl_compression_stats_t>& stats) const;
+
+  Way way_;
+  ccl_codec_t codec_ = nullptr;
+  std::vector<ccl_comm_t> comms_;
+};
+
+}  // namespace inccl::tools
+
+#endif  // INCCL_PERF_ACCURACY_WAY_H_

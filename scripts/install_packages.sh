@@ -1,0 +1,43 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs, on Debian 12, the packages that building and testing need; only those that are missing, with apt-get, as
+# root or with sudo.
+#
+# usage: scripts/install_packages.sh [--build | --long]
+#   --build   only what the build and the benchmarks need, not the second compiler and the linters of tools/check.sh
+#   --long    also what tools/check.sh --long needs: a compiler and an emulator for 64-bit ARM
+set -euo pipefail
+
+packages=(g++ cmake ninja-build ccache pkg-config python3 libfmt-dev libhwy-dev libssl-dev libgtest-dev
+          libopenmpi-dev openmpi-bin libucx-dev libhwloc-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev)
+checking=(binutils dpkg-dev file make clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 util-linux
+          mpich)  # for mpiexec.hydra; mpicc and mpiexec stay Open MPI's, which has the higher priority
+
+case "${1:-}" in
+  "") packages+=("${checking[@]}") ;;
+  --build) ;;
+  --long) packages+=("${checking[@]}" g++-aarch64-linux-gnu qemu-user) ;;
+  *) echo "usage: $0 [--build | --long]" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query > /dev/null; then
+  echo "$0: not a Debian system; install by hand what corresponds to: ${packages[*]}" >&2
+  exit 1
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2> /dev/null || true)
+  [ "$status" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo > /dev/null || { echo "$0: run as root, or install sudo: ${missing[*]} missing" >&2; exit 1; }
+  as_root=(sudo)
+fi
+echo "installing ${missing[*]}"
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
+"${apt[@]}" update
+"${apt[@]}" install --no-install-recommends -y "${missing[@]}" > /dev/null

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/group.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/thread.h"
+
+namespace inccl {
+namespace {
+
+// Without a destructor, for which a thread might find no memory: a thread that ends in a group
+// leaves it behind.
+thread_local Group* current = nullptr;
+
+Status Guard(const std::function<Status()>& job) {
+  try {
+    return job();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  } catch (const std::exception& e) {
+    return CatchOutOfMemory([&] { return SystemError(e.what()); });
+  }
+}
+
+}  // namespace
+
+Group* Group::Current() { return current; }
+
+void Group::Start() {
+  if (current == nullptr) {
+    current = new Group;
+  } else {
+    ++current->depth_;
+  }
+}
+
+Status Group::End() {
+  if (current == nullptr) {
+    return InvalidArgument("ccl_group_end: no group was started by this thread");
+  }
+  if (--current->depth_ > 0) return Status::Ok();
+  const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // what follows is in none
+  if (group->fatal_) return group->FailParts(group->spoiled_);
+  if (!group->spoiled_.ok()) return group->spoiled_;
+  return group->Run();
+}
+
+void Group::Step::AddStream(const std::shared_ptr<Stream>& stream) {
+  if (stream == nullptr) {
+    waits = true;
+  } else if (!GoesTo(stream)) {
+    streams.push_back(stream);
+  }
+}
+
+bool Group::Step::GoesTo(const std::shared_ptr<Stream>& stream) const {
+  return std::find(streams.begin(), streams.end(), stream) != streams.end();
+}
+
+Group::Part& Group::PartOf(const std::shared_ptr<Communicator>& communicator) {
+  auto part = std::find_if(parts_.begin(), parts_.end(),
+                           [&](const Part& p) { return p.communicator == communicator; });
+  if (part != parts_.end()) return *part;
+  parts_.emplace_back().communicator = communicator;
+  return parts_.back();
+}
+
+void Group::Add(const std::shared_ptr<Communicator>& communicator,
+                const std::shared_ptr<Stream>& stream, const Call& call) {
+  Step& step = PartOf(communicator).steps.back();
+  step.AddStream(stream);
+  step.batch.calls.push_back(call);
+}
+
+// All of them at the same time, so with the first step.
+void Group::Add(const std::shared_ptr<Communicator>& communicator,
+                const std::shared_ptr<Stream>& stream, const PointCall& call) {
+  Step& step = PartOf(communicator).steps.front();
+  step.AddStream(stream);
+  step.batch.points.push_back(call);
+}
+
+void Group::Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {
+  Part& part = PartOf(communicator);
+  part.steps.emplace_back();  // may throw; then there is no job
+  part.steps[part.steps.size() - 2].job = std::move(job);
+}
+
+void Group::EnterAll() {
+  std::vector<Stream*> streams;
+  std::vector<Stream::User> users;
+  std::vector<int> steps;  // by stream
+  for (const Part& part : parts_) {
+    part.communicator->PrepareFor(part.steps.front().batch.points);
+    for (const Step& step : part.steps) {
+      for (const std::shared_ptr<Stream>& stream : step.streams) {
+        const auto found = std::find(streams.begin(), streams.end(), stream.get());
+        const auto at = static_cast<size_t>(found - streams.begin());
+        if (found == streams.end()) {
+          entered_.emplace_back().stream = stream;
+          streams.push_back(stream.get());
+          users.push_back(part.communicator->label());
+          steps.push_back(0);
+        } else if (users[at]->find(*part.communicator->label()) == std::string::npos) {
+          users[at] = std::make_shared<const std::string>(*users[at] + " and " +
+                                                          *part.communicator->label());
+        }
+        ++steps[at];
+      }
+    }
+  }
+  for (size_t i = 0; i < entered_.size(); ++i) {
+    entered_[i].turn = std::make_shared<Turn>(entered_[i].stream, steps[i]);
+  }
+  const std::vector<Result<uint64_t>> places = Stream::EnterAll(streams, users);
+  for (size_t i = 0; i < entered_.size(); ++i) {
+    if (places[i].ok()) {
+      entered_[i].turn->Entered(*places[i]);
+    } else {
+      entered_[i].turn = nullptr;
+      entered_[i].status = places[i].status();
+    }
+  }
+}
+
+void Group::Prepare(const std::shared_ptr<Completion>& completion) {
+  EnterAll();
+  for (Part& part : parts_) {
+    for (Step& step : part.steps) {
+      for (const std::shared_ptr<Stream>& stream : step.streams) {
+        const Entered& entered = *std::find_if(
+            entered_.begin(), entered_.end(), [&](const Entered& e) { return e.stream == stream; });
+        if (entered.turn != nullptr) {
+          step.batch.turns.push_back(entered.turn);
+        } else if (step.refused.ok()) {
+          // No longer an argument that is checked before anything happens.
+          const bool refused = entered.status.code() == Code::kInvalidArgument;
+          step.refused = refused ? InvalidUsage(entered.status.message()) : entered.status;
+        }
+      }
+      if (!step.waits) continue;
+      step.batch.completion = part.steps.size() == 1 ? completion : std::make_shared<Completion>();
+      step.batch.completion->Add();
+    }
+  }
+}
+
+Status Group::FailParts(const Status& status) {
+  Status first = status;
+  for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+    first = part->communicator->MakeSticky(status);
+  }
+  return first;
+}
+
+Status Group::Start(Communicator* communicator, Step* step) {
+  if (step->batch.calls.empty() && step->batch.points.empty()) return Status::Ok();
+  Status status = step->refused;
+  if (status.ok()) status = communicator->Enqueue(std::move(step->batch));
+  if (status.ok()) return status;
+  status = communicator->MakeSticky(status);  // the other ranks are not to wait for it
+  for (const std::shared_ptr<Turn>& turn : step->batch.turns) turn->Leave(status);
+  if (step->batch.completion != nullptr) step->batch.completion->Done(status);
+  return status;
+}
+
+// With jobs in between. Each begins when the calls without a stream before it have completed.
+Status Group::RunInOrder(Part* part) {
+  Status first;
+  const auto note = [&](const Status& status) {
+    if (first.ok()) first = status;
+  };
+  for (Step& step : part->steps) {
+    const std::shared_ptr<Completion> completion = step.batch.completion;
+    note(Start(part->communicator.get(), &step));
+    if (completion != nullptr) note(completion->Wait());
+    if (step.job) note(Guard(step.job));
+  }
+  return first;
+}
+
+// There is no thread to run it.
+void Group::GiveUp(Part* part, const Status& status) {
+  part->communicator->Fail(status);
+  for (const Step& step : part->steps) {
+    for (const std::shared_ptr<Turn>& turn : step.batch.turns) turn->Leave(status);
+  }
+}
+
+Status Group::Run() {
+  if (parts_.empty() && jobs_.size() == 1) return Guard(jobs_.front());
+  if (jobs_.empty() && parts_.size() == 1 && parts_[0].steps.size() == 1) {
+    Part& only = parts_[0];
+    if (only.steps[0].streams.empty() && only.communicator->idle()) {
+      return only.communicator->RunBatch(only.steps[0].batch);
+    }
+  }
+  std::shared_ptr<Completion> completion;
+  std::vector<Status> results;
+  std::vector<std::thread> threads;
+  const Status prepared = CatchOutOfMemory([&] {
+    completion = std::make_shared<Completion>();
+    results.resize(parts_.size() + jobs_.size());
+    threads.reserve(results.size());
+    Prepare(completion);
+    return Status::Ok();
+  });
+  if (!prepared.ok()) return FailParts(prepared);
+  // From here on nothing throws: batches that run use the caller's memory.
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (parts_[i].steps.size() > 1) continue;
+    results[i] = Start(parts_[i].communicator.get(), &parts_[i].steps[0]);
+  }
+  // They wait for each other, maybe: each needs a thread of its own.
+  for (size_t i = 0; i < results.size(); ++i) {
+    Part* const part = i < parts_.size() ? &parts_[i] : nullptr;
+    if (part != nullptr && part->steps.size() == 1) continue;
+    const Status started = CatchOutOfMemory([&]() -> Status {
+      Result<std::thread> thread = StartThread("inccl-group", [this, i, part, &results] {
+        results[i] = part != nullptr ? RunInOrder(part) : Guard(jobs_[i - parts_.size()]);
+      });
+      if (!thread.ok()) return thread.status();
+      threads.push_back(*std::move(thread));
+      return Status::Ok();
+    });
+    if (started.ok()) continue;
+    results[i] = started;
+    if (part != nullptr) GiveUp(part, started);
+  }
+  for (std::thread& thread : threads) thread.join();
+  const Status waited = completion->Wait();
+  const auto failed =
+      std::find_if(results.begin(), results.end(), [](const Status& s) { return !s.ok(); });
+  return failed == results.end() ? waited : *failed;
+}
+
+}  // namespace inccl

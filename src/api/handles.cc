@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/handles.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <deque>
+#include <unordered_map>
+#include <utility>
+
+#include "api/group.h"
+#include "base/per_thread.h"
+#include "base/thread.h"
+#include "device/runtime.h"
+
+namespace inccl {
+namespace {
+
+// The error itself and not its text: a copy needs no memory.
+PerThread<Status> last_errors;
+thread_local bool last_error_lost = false;  // there was no memory for it
+
+// Objects that have been given back are used again only when many have been. Giving one back needs
+// no memory.
+template <typename T>
+class Pool {
+ public:
+  T* Take() {
+    const std::lock_guard lock(mutex_);
+    if (free_ <= kRest) {
+      all_.push_back(std::make_unique<Node>());
+      return all_.back().get();
+    }
+    Node* const node = first_;
+    first_ = node->next;
+    --free_;
+    return node;
+  }
+  void Give(T* object) {
+    const std::lock_guard lock(mutex_);
+    auto* const node = static_cast<Node*>(object);
+    node->next = nullptr;
+    (free_ == 0 ? first_ : last_->next) = node;
+    last_ = node;
+    ++free_;
+  }
+
+ private:
+  static constexpr size_t kRest = 256;
+  struct Node : T {
+    Node* next = nullptr;  // of those that are free, the oldest first
+  };
+  std::mutex mutex_;
+  std::deque<std::unique_ptr<Node>> all_;
+  size_t free_ = 0;
+  Node *first_ = nullptr, *last_ = nullptr;
+};
+
+// Lives as long as the process: handles may be used by destructors of static objects.
+Pool<ccl_comm>& Comms() {
+  static auto* const pool = new Pool<ccl_comm>;
+  return *pool;
+}
+
+Pool<ccl_codec>& Codecs() {
+  static auto* const pool = new Pool<ccl_codec>;
+  return *pool;
+}
+
+std::atomic<uint64_t> fork_generation{0};
+
+Status NoCommunicator() { return InvalidArgument("comm: not a communicator, or destroyed"); }
+
+Status OfParent() {
+  return InvalidUsage(
+      "comm: made before fork(); a child process cannot use its parent's communicators");
+}
+
+void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made) {
+  if (made.ok()) {
+    comm->impl = *std::move(made);
+    comm->state.store(ccl_comm::State::kReady);
+  } else {
+    comm->creation_error = made.status();
+    comm->state.store(ccl_comm::State::kFailed);
+  }
+}
+
+Status CreateNow(ccl_comm_t* comm, const InitOptions& options, const Creation& creation) {
+  InitOptions own = options;
+  Result<std::shared_ptr<Communicator>> made = creation(nullptr);
+  if (!made.ok()) return made.status();
+  ccl_comm_t handle = NewComm();
+  handle->options = std::move(own);
+  Publish(handle, std::move(made));
+  *comm = handle;
+  return Status::Ok();
+}
+
+Status CreateInBackground(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
+  Status in_progress(Code::kInProgress, "the communicator is being created");
+  ccl_comm_t handle = NewComm();
+  Status started = CatchOutOfMemory([&]() -> Status {
+    handle->options = options;
+    handle->state.store(ccl_comm::State::kCreating);
+    Result<std::thread> thread =
+        StartThread("inccl-init", [handle, creation = std::move(creation)] {
+          try {
+            Publish(handle, creation(&handle->cancelled));
+          } catch (const std::exception& e) {
+            Publish(handle, CatchOutOfMemory([&] {
+                      return SystemError(fmt::format("creation of a communicator: {}", e.what()));
+                    }));
+          }
+        });
+    if (!thread.ok()) return thread.status();
+    handle->background = *std::move(thread);
+    return Status::Ok();
+  });
+  if (!started.ok()) {
+    (void)TakeForFree(handle);
+    FreeComm(handle);
+    return started;
+  }
+  *comm = handle;
+  return in_progress;
+}
+
+}  // namespace
+
+uint64_t ForkGeneration() {
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { fork_generation.fetch_add(1); });
+  return fork_generation.load(std::memory_order_relaxed);
+}
+
+ccl_result_t Return(const Status& status) {
+  if (!status.ok()) {
+    Status* const last = last_errors.Get();
+    last_error_lost = last == nullptr;
+    if (last != nullptr) *last = status;
+  }
+  return static_cast<ccl_result_t>(status.code());
+}
+
+const std::string& LastError(ccl_comm_t comm) {
+  Status* const last = last_errors.Get();
+  if (last == nullptr || last_error_lost) return OutOfMemory().message();
+  if (comm == nullptr) return last->message();
+  const Lease lease(comm, Need::kHandle);
+  if (!lease.ok()) return last->message();
+  const ccl_comm::State state = comm->state.load();
+  Status sticky;
+  if (state == ccl_comm::State::kFailed) sticky = comm->creation_error;
+  // `impl` is the background thread's while it creates.
+  if (state != ccl_comm::State::kCreating && comm->impl != nullptr) sticky = comm->impl->error();
+  if (!sticky.ok()) *last = sticky;
+  return last->message();
+}
+
+Lease::Lease(ccl_comm_t comm, Need need) : comm_(comm) {
+  if (comm == nullptr) {
+    status_ = InvalidArgument("comm: NULL");
+    return;
+  }
+  comm->users.fetch_add(1);
+  counted_ = true;
+  status_ = CatchOutOfMemory([&] { return Check(need); });  // else nobody would take it off again
+}
+
+Lease::~Lease() {
+  if (counted_) comm_->users.fetch_sub(1);
+}
+
+Status Lease::Check(Need need) const {
+  if (comm_->magic.load() != ccl_comm::kMagic) return NoCommunicator();
+  if (comm_->fork_generation != ForkGeneration()) return OfParent();
+  if (need == Need::kHandle) return Status::Ok();
+  const ccl_comm::State state = comm_->state.load(std::memory_order_acquire);
+  if (state == ccl_comm::State::kReady) return Status::Ok();
+  if (state == ccl_comm::State::kCreating) {
+    return InvalidArgument(
+        "comm: is still being created; wait while ccl_comm_get_async_error says CCL_IN_PROGRESS");
+  }
+  if (state == ccl_comm::State::kFailed) return comm_->creation_error;
+  if (need == Need::kExists) return Status::Ok();
+  return InvalidUsage(fmt::format("comm: {} has been finalized", comm_->impl->rank_name()));
+}
+
+Status TakeForFree(ccl_comm_t comm) {
+  if (comm == nullptr) return InvalidArgument("comm: NULL");
+  if (comm->magic.load() == ccl_comm::kMagic && comm->fork_generation != ForkGeneration()) {
+    return OfParent();
+  }
+  uint64_t magic = ccl_comm::kMagic;
+  if (!comm->magic.compare_exchange_strong(magic, 0)) return NoCommunicator();
+  return Status::Ok();
+}
+
+Status CheckCodec(ccl_codec_t codec) {
+  if (codec == nullptr) return InvalidArgument("codec: NULL");
+  if (codec->magic.load() != ccl_codec::kMagic) {
+    return InvalidArgument("codec: not a codec, or destroyed");
+  }
+  return Status::Ok();
+}
+
+ccl_comm_t NewComm() {
+  ccl_comm_t comm = Comms().Take();
+  comm->fork_generation = ForkGeneration();
+  Device* const device = LookForDevice();
+  comm->device = device == nullptr ? -1 : device->Current();
+  comm->magic.store(ccl_comm::kMagic);
+  return comm;
+}
+
+void FreeComm(ccl_comm_t comm) {
+  while (comm->users.load() > 0) std::this_thread::yield();
+  comm->Clear();
+  Comms().Give(comm);
+}
+
+ccl_codec_t NewCodec() {
+  ccl_codec_t codec = Codecs().Take();
+  codec->magic.store(ccl_codec::kMagic);
+  return codec;
+}
+
+void FreeCodec(ccl_codec_t codec) {
+  codec->magic.store(0);
+  codec->Clear();
+  Codecs().Give(codec);
+}
+
+Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
+  if (Group* group = Group::Current(); group != nullptr) {
+    group->Add([comm, options, creation = std::move(creation)] {
+      return CreateNow(comm, options, creation);
+    });
+    return Status::Ok();
+  }
+  if (!options.blocking) return CreateInBackground(comm, options, std::move(creation));
+  return CreateNow(comm, options, creation);
+}
+
+}  // namespace inccl
+
+void ccl_comm::Clear() {
+  if (background.joinable()) background.join();
+  impl.reset();
+  creation_error = inccl::Status::Ok();
+  state.store(State::kReady);
+  cancelled.store(false);
+  options = {};
+  inherited_completed.reset();
+  reductions.Clear();
+  registrations.clear();
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the opaque pointers of the C API point to, and how errors leave the library.
+#ifndef INCCL_API_HANDLES_H_
+#define INCCL_API_HANDLES_H_
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "api/reductions.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "communicator/communicator.h"
+#include "compress/codec.h"
+#include "inccl/ccl.h"
+#include "init/options.h"
+#include "stream/stream.h"
+
+// A communicator. The objects come from a pool and are never unmapped, so that a pointer to a
+// destroyed one can be told (until it is used again, which takes its time).
+struct ccl_comm {
+  static constexpr uint64_t kMagic = 0x696e63636c636f6d;
+  enum class State : uint8_t { kCreating, kReady, kFailed, kFinalizing, kFinalized };
+
+  std::atomic<uint64_t> magic{0};
+  std::atomic<int> users{0};  // leases
+  std::atomic<State> state{State::kReady};
+  std::shared_ptr<inccl::Communicator> impl;  // state kReady and later
+  inccl::Status creation_error;               // state kFailed
+  std::thread background;                     // creates or finalizes (config.blocking == 0)
+  std::atomic<bool> cancelled{false};
+  inccl::InitOptions options;
+  uint64_t fork_generation = 0;
+  int device = -1;  // current when this was made, or given to ccl_comm_init_all
+  std::optional<uint64_t> inherited_completed;  // of a shrunk communicator
+  inccl::Reductions reductions;
+  std::set<std::unique_ptr<char>> registrations;
+
+  void Clear();
+};
+
+struct ccl_codec {
+  static constexpr uint64_t kMagic = 0x696e63636c636463;
+  std::atomic<uint64_t> magic{0};
+  std::shared_ptr<const inccl::Codec> impl;
+
+  void Clear() { impl.reset(); }
+};
+
+namespace inccl {
+
+// Keeps the text for ccl_get_last_error(NULL) and returns the code.
+ccl_result_t Return(const Status& status);
+
+// The text for ccl_get_last_error.
+const std::string& LastError(ccl_comm_t comm);
+
+// What a call needs a communicator to be.
+enum class Need : uint8_t {
+  kHandle,  // not NULL, a communicator, of this process and not of one that forked it
+  kExists,  // and created
+  kReady,   // and not finalized
+};
+
+// A call's use of a communicator: nobody frees it meanwhile.
+class Lease {
+ public:
+  Lease(ccl_comm_t comm, Need need);
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+  const std::shared_ptr<Communicator>& operator->() const { return comm_->impl; }
+
+ private:
+  Status Check(Need need) const;
+
+  ccl_comm_t comm_;
+  bool counted_ = false;
+  Status status_;
+};
+
+// Takes the handle out of use: new leases fail. kInvalidArgument if somebody else has, or if there
+// is nothing to take.
+Status TakeForFree(ccl_comm_t comm);
+Status CheckCodec(ccl_codec_t codec);
+// A stream of ccl_stream_create; nullptr: none has this handle.
+std::shared_ptr<Stream> FindStream(ccl_stream_t stream);
+Status NoStream();
+
+ccl_comm_t NewComm();
+void FreeComm(ccl_comm_t comm);  // after TakeForFree; waits for leases
+ccl_codec_t NewCodec();
+void FreeCodec(ccl_codec_t codec);
+
+// Counts the forks between the first process and this one.
+uint64_t ForkGeneration();
+
+// Runs `function`, which returns a Status; no exception passes (out of memory becomes
+// kSystemError). A failure is a line in the log.
+template <typename Function>
+ccl_result_t Guarded(Function&& function) {
+  try {
+    const Status status = function();
+    if (!status.ok() && status.code() != Code::kInProgress) {
+      Log(LogLevel::kWarn, LogSubsystem::kInit, "{}: {}", CodeName(status.code()),
+          status.message());
+    }
+    return Return(status);
+  } catch (const std::bad_alloc&) {
+    return Return(OutOfMemory());
+  } catch (const std::exception& e) {
+    return Return(CatchOutOfMemory(
+        [&] { return InternalError(std::string("unexpected exception: ") + e.what()); }));
+  }
+}
+
+// How a communicator comes into being; `cancelled` turns true when nobody wants it any more.
+using Creation =
+    std::function<Result<std::shared_ptr<Communicator>>(const std::atomic<bool>* cancelled)>;
+// At once, in the background (options.blocking == 0: kInProgress, and *comm is set), or by the end
+// of the group.
+Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation);
+
+}  // namespace inccl
+
+#endif  // INCCL_API_HANDLES_H_

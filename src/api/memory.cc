@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C API: memory and reductions of one's own.
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "api/handles.h"
+#include "api/submit.h"
+#include "device/runtime.h"
+#include "memory/device_allocator.h"
+#include "memory/host_allocator.h"
+
+namespace inccl {
+namespace {
+
+template <typename Enum>
+int Number(const Enum& value) {
+  int number = 0;
+  static_assert(sizeof number == sizeof value);
+  std::memcpy(&number, &value, sizeof number);
+  return number;
+}
+
+}  // namespace
+}  // namespace inccl
+
+using inccl::Guarded;
+using inccl::InvalidArgument;
+using inccl::Status;
+
+ccl_result_t ccl_mem_alloc(void** ptr, size_t size) {
+  return Guarded([&]() -> Status {
+    if (ptr == nullptr) return InvalidArgument("ptr: NULL");
+    *ptr = nullptr;
+    if (size == 0 || size > SIZE_MAX / 2) {
+      return InvalidArgument(fmt::format("size: {} is not in [1, {}]", size, SIZE_MAX / 2));
+    }
+    inccl::Result<void*> memory = inccl::CallerMemory::Instance().Allocate(size);
+    if (!memory.ok()) {
+      return {memory.status().code(), "ccl_mem_alloc of " + memory.status().message()};
+    }
+    *ptr = *memory;
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device) {
+  return Guarded([&]() -> Status {
+    if (ptr == nullptr) return InvalidArgument("ptr: NULL");
+    *ptr = nullptr;
+    if (size == 0 || size > SIZE_MAX / 2) {
+      return InvalidArgument(fmt::format("size: {} is not in [1, {}]", size, SIZE_MAX / 2));
+    }
+    inccl::Device* const devices = inccl::LookForDevice();
+    if (devices == nullptr) {
+      return InvalidArgument(
+          fmt::format("device: {}: there is none: {}", device, inccl::WhyNoDevice()));
+    }
+    if (device < 0 || device >= devices->Count()) {
+      return InvalidArgument(fmt::format("device: {} is not in [0, {})", device, devices->Count()));
+    }
+    inccl::Result<void*> memory = inccl::DeviceMemory::Instance().Allocate(devices, device, size);
+    if (!memory.ok()) {
+      return {memory.status().code(),
+              fmt::format("ccl_mem_alloc_device of {} bytes on device {}: {}", size, device,
+                          memory.status().message())};
+    }
+    *ptr = *memory;
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_mem_free(void* ptr) {
+  if (ptr == nullptr) return CCL_SUCCESS;
+  return Guarded([&]() -> Status {
+    Status status = inccl::CallerMemory::Instance().Free(ptr);
+    if (!status.ok() && inccl::DeviceMemory::Instance().Free(ptr)) return Status::Ok();
+    return status;
+  });
+}
+
+ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kReady);
+    if (!lease.ok()) return lease.status();
+    if (ptr == nullptr) return InvalidArgument("ptr: NULL");
+    if (size == 0) return InvalidArgument("size: 0");
+    if (handle == nullptr) return InvalidArgument("handle: NULL");
+    // Nothing to do for host memory; the handle only shows that pairs match.
+    auto token = std::make_unique<char>();
+    *handle = token.get();
+    comm->registrations.insert(std::move(token));
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
+    for (auto it = comm->registrations.begin(); it != comm->registrations.end(); ++it) {
+      if (it->get() != handle) continue;
+      comm->registrations.erase(it);
+      return Status::Ok();
+    }
+    return InvalidArgument("handle: not of ccl_comm_register on this communicator");
+  });
+}
+
+ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datatype_t type,
+                                        ccl_scalar_residence_t residence, ccl_comm_t comm) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kReady);
+    if (!lease.ok()) return lease.status();
+    if (op == nullptr) return InvalidArgument("op: NULL");
+    if (scalar == nullptr) return InvalidArgument("scalar: NULL");
+    const int number = inccl::Number(type);
+    if (number < 0 || number >= inccl::kDataTypes) {
+      return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", number));
+    }
+    const int where = inccl::Number(residence);
+    if (where != CCL_SCALAR_DEVICE && where != CCL_SCALAR_HOST_IMMEDIATE) {
+      return InvalidArgument(fmt::format("residence: {} is no ccl_scalar_residence_t", where));
+    }
+    inccl::PreMulSum made;
+    made.type = static_cast<inccl::DataType>(number);
+    if (where == CCL_SCALAR_DEVICE) {
+      made.scalar_at = scalar;
+    } else {
+      std::memcpy(made.scalar.data(), scalar, inccl::SizeOf(made.type));
+    }
+    const inccl::Result<int> added = comm->reductions.Add(made);
+    if (!added.ok()) return added.status();
+    std::memcpy(op, &*added, sizeof(int));
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
+    const int number = inccl::Number(op);
+    if (!comm->reductions.Remove(number)) {
+      return InvalidArgument(fmt::format(
+          "op: {} was not made by ccl_redop_create_premulsum for this communicator", number));
+    }
+    return Status::Ok();
+  });
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C API: sends, receives and groups.
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "api/group.h"
+#include "api/handles.h"
+#include "api/submit.h"
+
+namespace inccl {
+namespace {
+
+ccl_result_t SubmitPoint(bool is_send, const void* send, void* recv, size_t count,
+                         ccl_datatype_t type, int peer, ccl_comm_t comm, ccl_stream_t stream) {
+  return Submit<PointCall>(comm, stream, [&](PointCall* call) -> Status {
+    int number = 0;  // the type, which need not be an enumerator
+    std::memcpy(&number, &type, sizeof number);
+    if (number < 0 || number >= kDataTypes) {
+      return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", number));
+    }
+    const int nranks = comm->impl->nranks(), rank = comm->impl->rank();
+    if (peer < 0 || peer >= nranks) {
+      return InvalidArgument(fmt::format("peer: {} is not in [0, {})", peer, nranks));
+    }
+    if (peer == rank && Group::Current() == nullptr) {
+      return InvalidArgument(
+          "peer: is this rank itself, which takes a group with both ccl_send and ccl_recv");
+    }
+    if (count > kMostPointElements) {
+      return InvalidArgument(
+          fmt::format("count: {} elements, at most {}", count, kMostPointElements));
+    }
+    if (count > 0 && is_send && send == nullptr) return InvalidArgument("send: NULL");
+    if (count > 0 && !is_send && recv == nullptr) return InvalidArgument("recv: NULL");
+    *call = {.is_send = is_send,
+             .peer = peer,
+             .type = static_cast<DataType>(number),
+             .count = count,
+             .send = static_cast<const std::byte*>(send),
+             .recv = static_cast<std::byte*>(recv)};
+    return Status::Ok();
+  });
+}
+
+}  // namespace
+}  // namespace inccl
+
+using inccl::Guarded;
+using inccl::Status;
+
+ccl_result_t ccl_send(const void* send, size_t count, ccl_datatype_t type, int peer,
+                      ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::SubmitPoint(true, send, nullptr, count, type, peer, comm, stream);
+}
+
+ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int peer, ccl_comm_t comm,
+                      ccl_stream_t stream) {
+  return inccl::SubmitPoint(false, nullptr, recv, count, type, peer, comm, stream);
+}
+
+ccl_result_t ccl_group_start(void) {
+  return Guarded([&]() -> Status {
+    inccl::Group::Start();
+    return Status::Ok();
+  });
+}
+
+ccl_result_t ccl_group_end(void) {
+  return Guarded([&]() -> Status { return inccl::Group::End(); });
+}

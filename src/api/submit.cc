@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/submit.h"
+
+#include <initializer_list>
+
+#include "device/runtime.h"
+#include "stream/device_stream.h"
+
+namespace inccl {
+namespace {
+
+struct Buffer {
+  const char* name;
+  const void* data;
+  uint64_t elements;  // 0: there is no such buffer
+};
+
+std::string MemoryOf(Device* device, const void* data) {
+  const int number = device->DeviceOf(data);
+  return number < 0 ? "memory of the host" : fmt::format("memory of device {}", number);
+}
+
+// Where the buffers of a call lie.
+struct Place {
+  bool on_device = false;
+  int device = -1;  // whose memory it is, if it is all of one device
+};
+
+// `otherwise`: where there are no buffers.
+Result<Place> PlaceOf(Device* device, std::initializer_list<Buffer> buffers, bool otherwise) {
+  const Buffer* first = nullptr;
+  Place place{.on_device = otherwise, .device = -1};
+  for (const Buffer& buffer : buffers) {
+    if (buffer.elements == 0) continue;
+    const int number = device->DeviceOf(buffer.data);
+    if (first == nullptr) {
+      first = &buffer;
+      place = {.on_device = number >= 0, .device = number};
+    } else if ((number >= 0) != place.on_device) {
+      return InvalidArgument(fmt::format("{} is {}, {} {}: they must be of one kind", first->name,
+                                         MemoryOf(device, first->data), buffer.name,
+                                         MemoryOf(device, buffer.data)));
+    } else if (number != place.device) {
+      place.device = -1;
+    }
+  }
+  return place;
+}
+
+Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream,
+                                          std::initializer_list<Buffer> buffers, Place* place) {
+  std::shared_ptr<Stream> own = stream == nullptr ? nullptr : FindStream(stream);
+  const bool foreign = stream != nullptr && own == nullptr;
+  Device* const device = foreign ? LookForDevice() : CurrentDevice();
+  if (device == nullptr) {
+    if (foreign) return NoStream();
+    return own;
+  }
+  Result<Place> found = PlaceOf(device, buffers, foreign);
+  if (!found.ok()) return found.status();
+  *place = *found;
+  if (!place->on_device) {
+    if (!foreign) return own;
+    return InvalidArgument(
+        "stream: not of ccl_stream_create, which a call on memory of the host takes, or NULL");
+  }
+  if (own != nullptr) {
+    return InvalidArgument(
+        "stream: of ccl_stream_create, but the buffers are memory of a device: give a stream of "
+        "the "
+        "device");
+  }
+  return DeviceStreamOf(device, stream);
+}
+
+Status Run(Communicator* communicator, const Call& call) { return communicator->Run(call); }
+Status Run(Communicator* communicator, const PointCall& call) {
+  return communicator->RunPoints({call});
+}
+void Prepare(Communicator* communicator, const Call& call) { communicator->PrepareFor(call); }
+// Those of a group: at its end.
+void Prepare(Communicator* communicator, const PointCall& call) {
+  if (call.on_device && Group::Current() == nullptr) communicator->PrepareFor({call});
+}
+void Put(const Call& call, Batch* batch) { batch->calls.push_back(call); }
+void Put(const PointCall& call, Batch* batch) { batch->points.push_back(call); }
+
+template <typename AnyCall>
+Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
+                 const std::shared_ptr<Stream>& stream, const AnyCall& call) {
+  Prepare(communicator.get(), call);
+  if (Group* group = Group::Current(); group != nullptr) {
+    // What can be told now spoils the group, and nothing of it happens.
+    Status status = stream == nullptr ? Status::Ok() : stream->Check();
+    if (status.ok()) group->Add(communicator, stream, call);
+    return status;
+  }
+  if (stream == nullptr) return Run(communicator.get(), call);
+  if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
+  Batch batch;
+  Put(call, &batch);
+  const auto turn = std::make_shared<Turn>(stream, 1);
+  batch.turns.push_back(turn);
+  if (Status status = turn->Enter(communicator->label()); !status.ok()) return status;
+  Status status = communicator->Enqueue(std::move(batch));
+  if (!status.ok()) turn->Leave(communicator->MakeSticky(status));
+  return status;
+}
+
+}  // namespace
+
+const PreMulSum* FindReduction(ccl_comm_t comm, int op) { return comm->reductions.Find(op); }
+
+Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
+                                         Call* call) {
+  if (stream == nullptr && CurrentDevice() == nullptr) return std::shared_ptr<Stream>();
+  const Extent extent = ExtentOf(call->collective, call->count, communicator.nranks(),
+                                 communicator.rank() == call->root);
+  Place place;
+  Result<std::shared_ptr<Stream>> found = StreamFor(
+      stream, {{"send", call->send, extent.send}, {"recv", call->recv, extent.recv}}, &place);
+  call->on_device = place.on_device;
+  call->device = place.device;
+  Device* const device = CurrentDevice();
+  if (found.ok() && !call->on_device && call->scalar_at != nullptr && device != nullptr &&
+      device->DeviceOf(call->scalar_at) >= 0) {
+    return InvalidArgument(
+        fmt::format("op: its factor is {}, the buffers memory of the host: make it with a factor "
+                    "there",
+                    MemoryOf(device, call->scalar_at)));
+  }
+  return found;
+}
+
+Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& /*communicator*/,
+                                         PointCall* call) {
+  Place place;
+  Result<std::shared_ptr<Stream>> found =
+      StreamFor(stream,
+                {{"send", call->send, call->is_send ? call->count : 0},
+                 {"recv", call->recv, call->is_send ? 0 : call->count}},
+                &place);
+  call->on_device = place.on_device;
+  return found;
+}
+
+Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
+                  const std::shared_ptr<Stream>& stream, const Call& call) {
+  return SubmitAny(communicator, stream, call);
+}
+
+Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
+                  const std::shared_ptr<Stream>& stream, const PointCall& call) {
+  return SubmitAny(communicator, stream, call);
+}
+
+}  // namespace inccl

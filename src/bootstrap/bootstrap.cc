@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/bootstrap.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "bootstrap/crypto.h"
+#include "bootstrap/fd_passing.h"
+#include "bootstrap/gathering.h"
+#include "bootstrap/handshake.h"
+#include "bootstrap/host.h"
+#include "bootstrap/interfaces.h"
+#include "bootstrap/mesh_builder.h"
+#include "bootstrap/messages.h"
+#include "bootstrap/rendezvous_client.h"
+#include "bootstrap/rendezvous_root.h"
+#include "bootstrap/socket.h"
+
+namespace inccl {
+namespace bootstrap {
+namespace {
+
+constexpr Time kNewsGrace = kSecond;  // for the rendezvous to say what it knows of a failure
+constexpr int kRendezvousNames = 8;
+constexpr Time kSilenceLimit = kSecond / 5;  // of a name that is bound, where nobody can be seen
+
+std::string Hex(Bytes bytes) {
+  std::string text;
+  for (const std::byte b : bytes) text += fmt::format("{:02x}", std::to_integer<int>(b));
+  return text;
+}
+
+Status CheckOptions(const JoinOptions& options) {
+  if (options.nranks < 1 || options.nranks > static_cast<int>(kMaxRanks)) {
+    return InvalidArgument(fmt::format("nranks: {} is not in [1, {}]", options.nranks, kMaxRanks));
+  }
+  if (options.rank < 0 || options.rank >= options.nranks) {
+    return InvalidArgument(fmt::format("rank: {} is not in [0, {})", options.rank, options.nranks));
+  }
+  if (options.share_fds.size() > kMaxSharedFds) {
+    return InvalidArgument(fmt::format("{} descriptors to share, at most {}",
+                                       options.share_fds.size(), kMaxSharedFds));
+  }
+  if (options.agreement.size() > kMaxAgreement) {
+    return InvalidArgument(
+        fmt::format("agreement of {} bytes, at most {}", options.agreement.size(), kMaxAgreement));
+  }
+  if (options.blob.size() > kMaxBlob) {
+    return InvalidArgument(
+        fmt::format("blob of {} bytes, at most {}", options.blob.size(), kMaxBlob));
+  }
+  return Status::Ok();
+}
+
+// K = HKDF(secret | content of the secret file, salt: nonce)
+Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce) {
+  if (secret_file.empty()) return Hkdf(secret, nonce, "inccl rendezvous");
+  Result<Secret> content = ReadSecretFile(secret_file);
+  if (!content.ok()) return content.status();
+  Secret material;
+  material.Append(secret);
+  material.Append(content->bytes());
+  return Hkdf(material.bytes(), nonce, "inccl rendezvous");
+}
+
+// What tells a launcher's job, and the communicator within it, from others of this host.
+std::string IdentityOf(const Launcher& launcher, int init_index) {
+  return fmt::format("inccl launcher job\nuid={}\ninit={}\n{}", geteuid(), init_index,
+                     launcher.job);
+}
+
+// A socket that only the other ranks will hear of.
+Result<UniqueFd> ListenForMesh(std::string* name) {
+  Nonce random;
+  if (Status status = FillRandom(random); !status.ok()) return status;
+  *name = "inccl-mesh-" + Hex(random);
+  return Listen(SocketAddress::Unix(*name));
+}
+
+Status OfRank(const JoinOptions& options, const Status& status) {
+  return {status.code(),
+          fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
+}
+
+// `any_namespace`: the key is a secret, so that where a peer runs need not speak for it.
+Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bool any_namespace,
+                RankTable table, UniqueFd listener, RendezvousClient* root, Mesh* mesh,
+                std::vector<UniqueFd>* open) {
+  Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
+  if (!key.ok()) return key.status();
+  const Result<Mac> hash = Sha256(table.session);
+  if (!hash.ok()) return hash.status();
+  ByteReader(*hash).U64(&mesh->nonce_hash);
+  mesh->rank = options.rank;
+  mesh->nranks = options.nranks;
+  mesh->peers.resize(table.ranks.size());
+  for (size_t i = 0; i < table.ranks.size(); ++i) {
+    const RankRecord& record = table.ranks[i];
+    mesh->peers[i].info = {.rank = static_cast<int>(record.rank),
+                           .pid = static_cast<int>(record.pid),
+                           .uid = record.uid,
+                           .host = record.host,
+                           .host_id = record.host_id,
+                           .blob = record.blob};
+  }
+  MeshTerms terms;
+  terms.rank = options.rank;
+  terms.nranks = options.nranks;
+  terms.handshake = {.key = *key,
+                     .role = Role::kMesh,
+                     .communicator = table.session,
+                     .secret_file = rendezvous.secret_file};
+  terms.ranks = std::move(table.ranks);
+  terms.share_fds = options.share_fds;
+  terms.deadline = options.deadline;
+  terms.timeout_ms = options.timeout_ms;
+  terms.any_namespace = any_namespace;
+  return BuildMesh(terms, std::move(listener), root, &mesh->peers, open);
+}
+
+// Tells the rendezvous, which tells everybody; the first failure it heard of is everybody's.
+Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
+  if (root->verdict().ok()) {
+    root->LimitTo(SystemClock().Now() + kNewsGrace);
+    (void)root->Send(MessageKind::kFailed, EncodeError(ours));
+    const Status news = root->Await(MessageKind::kGo).status();
+    // Then it may have been the first to go, and the peer that is missed one of those who noticed.
+    const bool told = ours.message().find(root->name()) != std::string::npos;
+    if (root->verdict().ok() && news.code() == Code::kRemoteError && !told) {
+      return root->Named(Status(ours.code(), fmt::format("{}; and the rendezvous at {} is gone",
+                                                         ours.message(), root->name())));
+    }
+  }
+  const Status& verdict = root->verdict();
+  const bool an_echo = verdict.message().find(NameOf(self) + " failed") != std::string::npos;
+  return verdict.ok() || an_echo ? root->Named(ours) : verdict;
+}
+
+Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
+                  const JoinOptions& options) {
+  const auto named = [&](const Status& status) { return OfRank(options, status); };
+  const size_t descriptors =
+      static_cast<size_t>(options.nranks) * (1 + options.share_fds.size()) + 8;
+  if (Status status = EnsureDescriptors(descriptors); !status.ok()) return named(status);
+  Registration registration;
+  registration.record = {.rank = static_cast<uint32_t>(options.rank),
+                         .pid = static_cast<uint32_t>(getpid()),
+                         .uid = static_cast<uint32_t>(geteuid()),
+                         .host_id = 0,
+                         .host = HostName(),
+                         .mesh_name = "",
+                         .blob = options.blob};
+  Result<uint64_t> host_id = HostId(options.host_id);
+  if (!host_id.ok()) return named(host_id.status());
+  registration.record.host_id = *host_id;
+  Result<UniqueFd> listener = ListenForMesh(&registration.record.mesh_name);
+  if (!listener.ok()) return named(listener.status());
+  registration.nranks = static_cast<uint32_t>(options.nranks);
+  registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
+  registration.agreement = options.agreement;
+
+  FAULT_POINT("bootstrap.before_connect");
+  Result<std::unique_ptr<RendezvousClient>> connected =
+      RendezvousClient::Connect(target, terms,
+                                {.rank = options.rank,
+                                 .nranks = options.nranks,
+                                 .deadline = options.deadline,
+                                 .timeout_ms = options.timeout_ms,
+                                 .cancelled = options.cancelled});
+  if (!connected.ok()) return connected.status();
+  FAULT_POINT("bootstrap.after_authentication");
+  RendezvousClient& root = **connected;
+  registration.remaining =
+      options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
+  Status status = root.Send(MessageKind::kRegister, registration.Encode());
+  if (!status.ok()) return status;
+  FAULT_POINT("bootstrap.after_register");
+  Result<std::vector<std::byte>> body = root.Await(MessageKind::kTable);
+  if (!body.ok()) return body.status();
+  FAULT_POINT("bootstrap.after_table");
+  Result<RankTable> table = RankTable::Decode(*body, registration.nranks);
+  if (!table.ok()) return named(table.status());
+
+  Mesh mesh;
+  std::vector<UniqueFd> open;  // until a failure has been told
+  status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace,
+                    *std::move(table), *std::move(listener), &root, &mesh, &open);
+  if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
+  FAULT_POINT("bootstrap.before_done");
+  if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
+  FAULT_POINT("bootstrap.after_done");
+  Result<std::vector<std::byte>> go = root.Await(MessageKind::kGo);
+  if (!go.ok()) return go.status();
+  FAULT_POINT("bootstrap.after_go");
+  return mesh;
+}
+
+// Listens at the first name that no other user holds. Not valid: *obstacle says what stands in the
+// way for now, which may be a rendezvous of this user.
+UniqueFd ListenAtOneOf(const std::vector<SocketAddress>& names, bool pass_over_silent,
+                       std::string* obstacle) {
+  std::vector<std::string> foreign;
+  for (const SocketAddress& name : names) {
+    Result<UniqueFd> listener = Listen(name);
+    if (listener.ok()) {
+      for (const std::string& text : foreign) {
+        Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", text);
+      }
+      return *std::move(listener);
+    }
+    *obstacle = listener.status().message();
+    const Result<PeerCredentials> holder = WhoListens(name);
+    if (!holder.ok() && pass_over_silent) continue;
+    if (!holder.ok() || holder->uid == geteuid()) return {};
+    foreign.push_back(
+        fmt::format("the name of the rendezvous, {}, belongs to process {} of uid {}, not to uid "
+                    "{}: another user has taken it",
+                    name.ToString(), holder->pid, holder->uid, geteuid()));
+  }
+  return {};
+}
+
+// Rank 0's part in a launcher's job, where no rendezvous of this user has answered. "", or what
+// stands in the way for now. Where that is a rendezvous of this user, rank 0 comes to it as the
+// others do: it says that rank 0 is there already, or ends and so frees the name.
+Result<std::string> HostRendezvous(const std::vector<SocketAddress>& names, bool pass_over_silent,
+                                   const HandshakeTerms& terms, const JoinOptions& options) {
+  std::string obstacle;
+  UniqueFd listener = ListenAtOneOf(names, pass_over_silent, &obstacle);
+  if (!listener.valid()) return obstacle;
+  RootOptions root;
+  root.terms = terms;
+  root.listeners.push_back(std::move(listener));
+  root.same_uid_only = true;
+  root.nranks = options.nranks;
+  root.any_namespace = terms.secret_file;
+  if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
+  if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
+  return std::string();
+}
+
+}  // namespace
+}  // namespace bootstrap
+
+using namespace bootstrap;  // NOLINT(google-build-using-namespace): the definitions below
+
+Result<UniqueId> CreateUniqueId(const Environment& environment,
+                                std::shared_ptr<const std::atomic<bool>> abandoned) {
+  UniqueId id;
+  Mac secret;
+  if (Status status = FillRandom(id.nonce); !status.ok()) return status;
+  if (Status status = FillRandom(secret); !status.ok()) return status;
+  id.secret = Key(secret);
+  Wipe(secret);
+  id.needs_secret_file = !environment.secret_file.empty();
+  RootOptions root;
+  Result<Key> key = DeriveKey(id.secret.bytes(), environment.secret_file, id.nonce);
+  if (!key.ok()) return key.status();
+  root.terms = {.key = *key,
+                .role = Role::kRendezvous,
+                .communicator = id.nonce,
+                .secret_file = id.needs_secret_file};
+  root.lifetime = 2 * environment.init_timeout_ms * kMillisecond;
+  root.abandoned = std::move(abandoned);
+  Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
+  if (!addresses.ok()) return addresses.status();
+  for (UniqueIdAddress& address : *addresses) {
+    Result<UniqueFd> listener = Listen(SocketAddress::Tcp(address));
+    if (!listener.ok()) return listener.status();
+    Result<uint16_t> port = LocalPort(listener->get());
+    if (!port.ok()) return port.status();
+    address.port = *port;
+    id.addresses.push_back(address);
+    root.listeners.push_back(*std::move(listener));
+  }
+  if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
+  Log(LogLevel::kInfo, LogSubsystem::kBootstrap, "{}: rendezvous at {}", id.ToString(),
+      SocketAddress::Tcp(id.addresses.front()).ToString());
+  return id;
+}
+
+Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  if (id.needs_secret_file && options.secret_file.empty()) {
+    return OfRank(options,
+                  InvalidUsage("the id was made with a secret file, which this rank lacks; "
+                               "INCCL_SECRET_FILE must name it on every rank"));
+  }
+  if (!id.needs_secret_file && !options.secret_file.empty()) {
+    return OfRank(options, InvalidUsage("INCCL_SECRET_FILE is set on this rank, but was not where "
+                                        "the id was made; it must be set there and on every rank"));
+  }
+  Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.nonce);
+  if (!key.ok()) return OfRank(options, key.status());
+  RootTarget target;
+  for (const UniqueIdAddress& address : id.addresses) {
+    target.addresses.push_back(SocketAddress::Tcp(address));
+  }
+  return Join(target,
+              {.key = *key,
+               .role = Role::kRendezvous,
+               .communicator = id.nonce,
+               .secret_file = id.needs_secret_file},
+              options);
+}
+
+Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index) {
+  const Result<Mac> hash = Sha256(AsBytes(IdentityOf(launcher, init_index)));
+  if (!hash.ok()) return hash.status();
+  const std::string first = "inccl-job-" + Hex(Bytes(*hash).last(kNonceBytes));
+  std::vector<std::string> names = {first};
+  for (int i = 1; i < kRendezvousNames; ++i) names.push_back(fmt::format("{}-{}", first, i));
+  return names;
+}
+
+Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
+                              const JoinOptions& options) {
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  if (options.rank != launcher.rank || options.nranks != launcher.nranks) {
+    return InvalidArgument(fmt::format("rank {}/{}, but {} says {}/{}", options.rank,
+                                       options.nranks, launcher.kind, launcher.rank,
+                                       launcher.nranks));
+  }
+  const std::string identity = IdentityOf(launcher, init_index);
+  const Result<Mac> hash = Sha256(AsBytes(identity));
+  if (!hash.ok()) return hash.status();
+  HandshakeTerms terms;
+  std::copy_n(hash->begin(), terms.communicator.size(), terms.communicator.begin());
+  Secret secret;
+  secret.Append(AsBytes(identity));
+  secret.Append(AsBytes(launcher.secret));
+  Result<Key> key = DeriveKey(secret.bytes(), options.secret_file, terms.communicator);
+  if (!key.ok()) return OfRank(options, key.status());
+  terms.key = *key;
+  terms.secret_file = !options.secret_file.empty();
+  Result<std::vector<std::string>> names = RendezvousNames(launcher, init_index);
+  if (!names.ok()) return names.status();
+  RootTarget target;
+  for (const std::string& name : *names) target.addresses.push_back(SocketAddress::Unix(name));
+  target.same_uid_only = true;
+  target.any_namespace = terms.secret_file;
+  target.may_come_later = true;
+  if (options.rank == 0) {
+    const Time silent_until = SystemClock().Now() + kSilenceLimit;
+    target.make = [&target, &terms, &options, silent_until] {
+      const bool pass_over_silent = SystemClock().Now() >= silent_until;
+      return HostRendezvous(target.addresses, pass_over_silent, terms, options);
+    };
+  }
+  return Join(target, terms, options);
+}
+
+}  // namespace inccl

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/crypto.h"
+
+#include <openssl/core_names.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+namespace inccl::bootstrap {
+namespace {
+
+// A thread of ours may authenticate somebody while the process exits, so libcrypto must not free
+// what it uses; it only listens to whoever initializes it first.
+// Libraries of OpenSSL 3.0 crash where their own start has failed for want of memory, so that is
+// asked for before anything else.
+Status InitLibcrypto() {
+  static std::atomic<bool> done{false};
+  if (done.load(std::memory_order_acquire)) return Status::Ok();
+  if (OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1 ||
+      OSSL_LIB_CTX_get0_global_default() == nullptr) {
+    return SystemError("libcrypto cannot start (out of memory?)");
+  }
+  done.store(true, std::memory_order_release);
+  return Status::Ok();
+}
+
+unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+
+}  // namespace
+
+Key::~Key() { Wipe(bytes_); }
+
+Secret::~Secret() { Wipe(bytes_); }
+
+void Secret::Append(Bytes more) {
+  Secret longer(bytes_.size() + more.size());
+  std::copy(bytes_.begin(), bytes_.end(), longer.bytes_.begin());
+  std::copy(more.begin(), more.end(), longer.bytes_.end() - static_cast<ptrdiff_t>(more.size()));
+  *this = std::move(longer);
+}
+
+void Secret::Truncate(size_t size) {
+  Wipe(std::span(bytes_).subspan(size));
+  bytes_.resize(size);
+}
+
+void Wipe(std::span<std::byte> secret) { OPENSSL_cleanse(secret.data(), secret.size()); }
+
+Result<Mac> HmacSha256(Bytes key, std::initializer_list<Bytes> parts) {
+  if (Status status = InitLibcrypto(); !status.ok()) return status;
+  std::array<std::byte, kMaxMacInput> input;
+  size_t size = 0;
+  for (const Bytes part : parts) {
+    if (part.size() > input.size() - size) return InternalError("HMAC input too long");
+    std::memcpy(input.data() + size, part.data(), part.size());
+    size += part.size();
+  }
+  Mac mac;
+  size_t length = 0;
+  if (EVP_Q_mac(nullptr, "HMAC", nullptr, "SHA256", nullptr, key.data(), key.size(),
+                Unsigned(input.data()), size, Unsigned(mac.data()), mac.size(),
+                &length) == nullptr ||
+      length != mac.size()) {
+    return SystemError("libcrypto refuses HMAC-SHA256");
+  }
+  return mac;
+}
+
+Result<Key> Hkdf(Bytes secret, Bytes salt, std::string_view label) {
+  if (Status status = InitLibcrypto(); !status.ok()) return status;
+  const std::unique_ptr<EVP_KDF, void (*)(EVP_KDF*)> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr),
+                                                         EVP_KDF_free);
+  if (kdf == nullptr) return SystemError("libcrypto has no HKDF");
+  const std::unique_ptr<EVP_KDF_CTX, void (*)(EVP_KDF_CTX*)> context(EVP_KDF_CTX_new(kdf.get()),
+                                                                     EVP_KDF_CTX_free);
+  if (context == nullptr) return SystemError("libcrypto: out of memory");
+  char digest[] = "SHA256";
+  const auto octets = [](const char* name, const void* data, size_t size) {
+    return OSSL_PARAM_construct_octet_string(name, const_cast<void*>(data), size);
+  };
+  const OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest, 0),
+                               octets(OSSL_KDF_PARAM_KEY, secret.data(), secret.size()),
+                               octets(OSSL_KDF_PARAM_SALT, salt.data(), salt.size()),
+                               octets(OSSL_KDF_PARAM_INFO, label.data(), label.size()),
+                               OSSL_PARAM_construct_end()};
+  Mac out;
+  if (EVP_KDF_derive(context.get(), Unsigned(out.data()), out.size(), params) != 1) {
+    return SystemError("libcrypto refuses HKDF-SHA256");
+  }
+  const Key key(out);
+  Wipe(out);
+  return key;
+}
+
+bool EqualInConstantTime(Bytes a, Bytes b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Status FillRandom(std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t got = getrandom(out.data(), out.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return SystemErrorErrno("getrandom", errno);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+  return Status::Ok();
+}
+
+Result<Mac> Sha256(Bytes bytes) {
+  if (Status status = InitLibcrypto(); !status.ok()) return status;
+  Mac out;
+  size_t length = 0;
+  if (EVP_Q_digest(nullptr, "SHA256", nullptr, bytes.data(), bytes.size(), Unsigned(out.data()),
+                   &length) != 1) {
+    return SystemError("libcrypto refuses SHA-256");
+  }
+  return out;
+}
+
+}  // namespace inccl::bootstrap

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the handshake is made of: HMAC-SHA256 (RFC 2104), HKDF-SHA256 (RFC 5869), random bytes.
+// Thread-safe. Errors (kSystemError) mean that libcrypto or the kernel refused.
+#ifndef INCCL_BOOTSTRAP_CRYPTO_H_
+#define INCCL_BOOTSTRAP_CRYPTO_H_
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+
+namespace inccl::bootstrap {
+
+using Bytes = std::span<const std::byte>;
+
+inline constexpr size_t kMacBytes = 32;
+inline constexpr size_t kNonceBytes = 16;
+using Mac = std::array<std::byte, kMacBytes>;
+using Nonce = std::array<std::byte, kNonceBytes>;
+
+// A secret: wiped when it goes.
+class Key {
+ public:
+  Key() = default;
+  explicit Key(const Mac& bytes) : bytes_(bytes) {}
+  Key(const Key&) = default;
+  Key& operator=(const Key&) = default;
+  ~Key();
+
+  Bytes bytes() const { return bytes_; }
+
+ private:
+  Mac bytes_{};
+};
+
+// Secret bytes of any number: no copy that it has made outlives it.
+class Secret {
+ public:
+  Secret() = default;
+  explicit Secret(size_t size) : bytes_(size) {}
+  Secret(Secret&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  Secret& operator=(Secret&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Secret();
+
+  void Append(Bytes more);
+  void Truncate(size_t size);
+  std::span<std::byte> bytes() { return bytes_; }
+  Bytes bytes() const { return bytes_; }
+  size_t size() const { return bytes_.size(); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+inline Bytes AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+// HMAC-SHA256 over the parts one after the other. At most kMaxMacInput bytes in all.
+inline constexpr size_t kMaxMacInput = 512;
+Result<Mac> HmacSha256(Bytes key, std::initializer_list<Bytes> parts);
+
+// One output block of HKDF-SHA256.
+Result<Key> Hkdf(Bytes secret, Bytes salt, std::string_view label);
+
+// In time that does not depend on the content.
+bool EqualInConstantTime(Bytes a, Bytes b);
+
+Status FillRandom(std::span<std::byte> out);
+
+// Overwrites a secret that is no longer needed.
+void Wipe(std::span<std::byte> secret);
+
+Result<Mac> Sha256(Bytes bytes);
+
+}  // namespace inccl::bootstrap
+
+#endif  // INCCL_BOOTSTRAP_CRYPTO_H_

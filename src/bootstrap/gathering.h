@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether the ranks that have come so far can make one communicator. No input or output.
+#ifndef INCCL_BOOTSTRAP_GATHERING_H_
+#define INCCL_BOOTSTRAP_GATHERING_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "bootstrap/messages.h"
+
+namespace inccl::bootstrap {
+
+// How long ranks are waited for before a line in the log says which.
+inline constexpr Time kPatience = 5 * kSecond;
+
+// "0@host:4711"
+std::string NameOf(const RankRecord& record);
+// "rank 2", "ranks 2, 3", "ranks 2, 3, 5 and 17 more"
+std::string ListRanks(const std::vector<int>& ranks);
+
+// "rank 1 is claimed twice: first by 1@host:4711, then by 1@host:4712"
+std::string ClaimedTwice(const RankRecord& first, const RankRecord& second);
+
+class Gathering {
+ public:
+  enum class Verdict : uint8_t {
+    kJoined,
+    kRefused,  // this one only: a duplicate
+    kBroken,   // all of them: this one does not fit to those that are there
+  };
+  // *why is set unless kJoined.
+  Verdict Add(const Registration& registration, Status* why);
+
+  int nranks() const { return static_cast<int>(ranks_.size()); }  // 0 before the first
+  bool complete() const { return joined_ > 0 && joined_ == ranks_.size(); }
+  std::vector<int> Missing() const;
+  const RankRecord& record(int rank) const { return ranks_[static_cast<size_t>(rank)]->record; }
+  const RankRecord* Find(uint32_t rank) const;  // nullptr: it has not come
+  std::vector<RankRecord> records() const;
+
+ private:
+  Status CheckAgainst(const Registration& first, const Registration& other) const;
+
+  std::vector<std::optional<Registration>> ranks_;
+  std::optional<uint32_t> first_;
+  size_t joined_ = 0;
+};
+
+}  // namespace inccl::bootstrap
+
+#endif  // INCCL_BOOTSTRAP_GATHERING_H_

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/handshake.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bytes.h"
+
+namespace inccl::bootstrap {
+namespace {
+
+constexpr std::array<std::byte, 4> kMagic = {std::byte{'i'}, std::byte{'c'}, std::byte{'l'},
+                                             std::byte{'1'}};
+constexpr uint8_t kSecretFileFlag = 1;
+constexpr size_t kHelloSignedBytes = kHelloBytes - kMacBytes;
+constexpr std::string_view kClientLabel = "inccl-c1";
+constexpr std::string_view kServerLabel = "inccl-s1";
+
+// Little-endian fields into a fixed place; no allocation.
+class FixedWriter {
+ public:
+  explicit FixedWriter(std::span<std::byte> out) : out_(out) {}
+  void Raw(Bytes bytes) {
+    std::memcpy(out_.data() + at_, bytes.data(), bytes.size());
+    at_ += bytes.size();
+  }
+  void Integer(uint32_t value, size_t width) {
+    for (size_t i = 0; i < width; ++i) out_[at_++] = static_cast<std::byte>(value >> (8 * i));
+  }
+
+ private:
+  std::span<std::byte> out_;
+  size_t at_ = 0;
+};
+
+bool HasMagic(Bytes bytes) { return std::equal(kMagic.begin(), kMagic.end(), bytes.begin()); }
+
+}  // namespace
+
+const char* Describe(HandshakeFault fault) {
+  switch (fault) {
+    case HandshakeFault::kNone: return "no fault";
+    case HandshakeFault::kMagic: return "the other side does not speak this protocol";
+    case HandshakeFault::kVersion: return "the other side speaks another version of the protocol";
+    case HandshakeFault::kRole: return "the connection is meant for another purpose";
+    case HandshakeFault::kCommunicator: return "the connection is meant for another communicator";
+    case HandshakeFault::kRank: return "rank and number of ranks make no sense";
+    case HandshakeFault::kSecretLacking:
+      return "the other side has a secret file (INCCL_SECRET_FILE), this side lacks it";
+    case HandshakeFault::kSecretUnasked:
+      return "this side has a secret file (INCCL_SECRET_FILE), the other side lacks it";
+    case HandshakeFault::kMac: return "the other side does not know the secret";
+    case HandshakeFault::kCrypto: return "libcrypto failed";
+  }
+  return "unknown fault";
+}
+
+void ServerHandshake::Start(const HandshakeTerms* terms, const Nonce& server_nonce) {
+  terms_ = terms;
+  state_ = State::kReading;
+  fault_ = HandshakeFault::kNone;
+  have_ = 0;
+  FixedWriter writer(greeting_);
+  writer.Raw(kMagic);
+  writer.Integer(kProtocolVersion, 1);
+  writer.Integer(terms->secret_file ? kSecretFileFlag : 0, 1);
+  writer.Integer(0, 2);
+  writer.Raw(server_nonce);
+}
+
+ServerHandshake::State ServerHandshake::Feed(Bytes bytes) {
+  if (state_ != State::kReading || bytes.size() > wanted()) {
+    state_ = State::kFailed;
+    return state_;
+  }
+  std::memcpy(hello_.data() + have_, bytes.data(), bytes.size());
+  have_ += bytes.size();
+  // What can be refused early is refused early.
+  if (have_ >= kMagic.size() && !HasMagic(hello_)) {
+    fault_ = HandshakeFault::kMagic;
+    state_ = State::kFailed;
+  } else if (have_ == kHelloBytes) {
+    fault_ = Check();
+    state_ = fault_ == HandshakeFault::kNone ? State::kDone : State::kFailed;
+  }
+  return state_;
+}
+
+HandshakeFault ServerHandshake::Check() {
+  ByteReader reader(hello_);
+  uint8_t version = 0, role = 0;
+  uint16_t zero = 0;
+  Nonce communicator, client_nonce;
+  Mac mac;
+  const bool complete = reader.Skip(kMagic.size()) && reader.U8(&version) && reader.U8(&role) &&
+                        reader.U16(&zero) && reader.Raw(communicator) && reader.U32(&rank_) &&
+                        reader.U32(&nranks_) && reader.Raw(client_nonce) && reader.Raw(mac);
+  if (!complete || zero != 0) return HandshakeFault::kMagic;
+  if (version != kProtocolVersion) return HandshakeFault::kVersion;
+  const Bytes hello = hello_;
+  const Result<Mac> expected = HmacSha256(
+      terms_->key.bytes(), {AsBytes(kClientLabel), greeting_, hello.first(kHelloSignedBytes)});
+  if (!expected.ok()) return HandshakeFault::kCrypto;
+  if (communicator != terms_->communicator) return HandshakeFault::kCommunicator;
+  if (!EqualInConstantTime(*expected, mac)) return HandshakeFault::kMac;
+  // From here on the client is one of us.
+  if (role != static_cast<uint8_t>(terms_->role)) return HandshakeFault::kRole;
+  if (nranks_ == 0 || nranks_ > kMaxRanks || rank_ >= nranks_) return HandshakeFault::kRank;
+  const Result<Mac> reply =
+      HmacSha256(terms_->key.bytes(), {AsBytes(kServerLabel), greeting_, hello});
+  if (!reply.ok()) return HandshakeFault::kCrypto;
+  reply_ = *reply;
+  return HandshakeFault::kNone;
+}
+
+void ClientHandshake::Start(const HandshakeTerms* terms, uint32_t rank, uint32_t nranks,
+                            const Nonce& client_nonce) {
+  terms_ = terms;
+  state_ = State::kReadingGreeting;
+  fault_ = HandshakeFault::kNone;
+  have_ = 0;
+  rank_ = rank;
+  nranks_ = nranks;
+  client_nonce_ = client_nonce;
+}
+
+size_t ClientHandshake::wanted() const {
+  if (state_ == State::kReadingGreeting) return kGreetingBytes - have_;
+  if (state_ == State::kReadingReply) return kReplyBytes - have_;
+  return 0;
+}
+
+ClientHandshake::State ClientHandshake::Feed(Bytes bytes) {
+  if (bytes.size() > wanted()) {
+    state_ = State::kFailed;
+    return state_;
+  }
+  if (state_ == State::kReadingGreeting) {
+    std::memcpy(greeting_.data() + have_, bytes.data(), bytes.size());
+    have_ += bytes.size();
+    if (have_ < kGreetingBytes) return state_;
+    fault_ = MakeHello();
+    have_ = 0;
+    state_ = fault_ == HandshakeFault::kNone ? State::kReadingReply : State::kFailed;
+  } else if (state_ == State::kReadingReply) {
+    std::memcpy(reply_.data() + have_, bytes.data(), bytes.size());
+    have_ += bytes.size();
+    if (have_ < kReplyBytes) return state_;
+    fault_ = CheckReply();
+    state_ = fault_ == HandshakeFault::kNone ? State::kDone : State::kFailed;
+  }
+  return state_;
+}
+
+HandshakeFault ClientHandshake::MakeHello() {
+  if (!HasMagic(greeting_)) return HandshakeFault::kMagic;
+  if (server_version() != kProtocolVersion) return HandshakeFault::kVersion;
+  const bool server_has_file = (std::to_integer<uint8_t>(greeting_[5]) & kSecretFileFlag) != 0;
+  if (server_has_file != terms_->secret_file) {
+    return server_has_file ? HandshakeFault::kSecretLacking : HandshakeFault::kSecretUnasked;
+  }
+  FixedWriter writer(hello_);
+  writer.Raw(kMagic);
+  writer.Integer(kProtocolVersion, 1);
+  writer.Integer(static_cast<uint8_t>(terms_->role), 1);
+  writer.Integer(0, 2);
+  writer.Raw(terms_->communicator);
+  writer.Integer(rank_, 4);
+  writer.Integer(nranks_, 4);
+  writer.Raw(client_nonce_);
+  const Result<Mac> mac = HmacSha256(terms_->key.bytes(), {AsBytes(kClientLabel), greeting_,
+                                                           Bytes(hello_).first(kHelloSignedBytes)});
+  if (!mac.ok()) return HandshakeFault::kCrypto;
+  writer.Raw(*mac);
+  return HandshakeFault::kNone;
+}
+
+HandshakeFault ClientHandshake::CheckReply() const {
+  const Result<Mac> expected =
+      HmacSha256(terms_->key.bytes(), {AsBytes(kServerLabel), greeting_, hello_});
+  if (!expected.ok()) return HandshakeFault::kCrypto;
+  return EqualInConstantTime(*expected, reply_) ? HandshakeFault::kNone : HandshakeFault::kMac;
+}
+
+}  // namespace inccl::bootstrap

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The job of a process that Hydra (mpiexec of MPICH, MVAPICH and Intel MPI) has started. Hydra
+// gives ranks no name of their job in the environment; but all of its ranks on a host descend from
+// one process of its own, the proxy.
+#ifndef INCCL_BOOTSTRAP_HYDRA_H_
+#define INCCL_BOOTSTRAP_HYDRA_H_
+
+#include <string>
+
+namespace inccl::bootstrap {
+
+// "4711 started 823645": process id and start time (clock ticks since boot) of the nearest ancestor
+// that is a proxy. Empty if there is none.
+std::string HydraProxy();
+
+}  // namespace inccl::bootstrap
+
+#endif  // INCCL_BOOTSTRAP_HYDRA_H_

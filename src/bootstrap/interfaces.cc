@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/interfaces.h"
+
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "base/escaped.h"
+
+namespace inccl::bootstrap {
+namespace {
+
+struct Interface {
+  std::string name;
+  std::optional<UniqueIdAddress> v4, v6, v6_link_local;
+};
+
+void AddAddress(const ifaddrs& entry, Interface* interface) {
+  UniqueIdAddress address;
+  if (entry.ifa_addr->sa_family == AF_INET) {
+    const auto* const in = reinterpret_cast<const sockaddr_in*>(entry.ifa_addr);
+    address.family = 4;
+    std::memcpy(address.address.data(), &in->sin_addr, 4);
+    if (!interface->v4) interface->v4 = address;
+    return;
+  }
+  const auto* const in = reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr);
+  address.family = 6;
+  std::memcpy(address.address.data(), &in->sin6_addr, 16);
+  if (IN6_IS_ADDR_LINKLOCAL(&in->sin6_addr)) {
+    address.scope = static_cast<uint16_t>(in->sin6_scope_id);
+    if (!interface->v6_link_local) interface->v6_link_local = address;
+  } else if (!interface->v6) {
+    interface->v6 = address;
+  }
+}
+
+Result<std::vector<Interface>> ListInterfaces() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return SystemErrorErrno("getifaddrs", errno);
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
+  std::vector<Interface> interfaces;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    auto found = std::find_if(interfaces.begin(), interfaces.end(),
+                              [&](const Interface& i) { return i.name == entry->ifa_name; });
+    if (found == interfaces.end()) {
+      interfaces.push_back({.name = entry->ifa_name, .v4 = {}, .v6 = {}, .v6_link_local = {}});
+      found = interfaces.end() - 1;
+    }
+    AddAddress(*entry, &*found);
+  }
+  return interfaces;
+}
+
+}  // namespace
+
+bool MatchesInterface(std::string_view pattern, std::string_view name) {
+  const bool inverted = pattern.starts_with('^');
+  if (inverted) pattern.remove_prefix(1);
+  const bool exact = pattern.starts_with('=');
+  if (exact) pattern.remove_prefix(1);
+  bool named = false;
+  while (true) {
+    const size_t comma = pattern.find(',');
+    const std::string_view word = pattern.substr(0, comma);
+    if (!word.empty() && (exact ? name == word : name.starts_with(word))) named = true;
+    if (comma == std::string_view::npos) break;
+    pattern.remove_prefix(comma + 1);
+  }
+  return named != inverted;
+}
+
+Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern) {
+  if (pattern.empty()) {
+    UniqueIdAddress loopback;
+    loopback.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
+    return std::vector{loopback};
+  }
+  Result<std::vector<Interface>> interfaces = ListInterfaces();
+  if (!interfaces.ok()) return interfaces.status();
+  std::string candidates;
+  for (const Interface& interface : *interfaces) {
+    if (MatchesInterface(pattern, interface.name)) {
+      std::vector<UniqueIdAddress> addresses;
+      if (interface.v4) addresses.push_back(*interface.v4);
+      if (interface.v6) addresses.push_back(*interface.v6);
+      if (addresses.empty()) addresses.push_back(*interface.v6_link_local);
+      return addresses;
+    }
+    candidates += (candidates.empty() ? "" : ", ") + interface.name;
+  }
+  return InvalidUsage(
+      fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" matches no interface that is up and "
+                  "has an address; there are {}",
+                  Escaped(pattern), candidates));
+}
+
+}  // namespace inccl::bootstrap

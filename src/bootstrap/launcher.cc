@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/launcher.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <initializer_list>
+#include <string_view>
+
+#include "bootstrap/hydra.h"
+
+namespace inccl {
+namespace {
+
+constexpr int kMostRanks = 1 << 20;
+
+using Names = std::initializer_list<const char*>;
+
+// Reads variables and remembers the first thing that is wrong.
+class Reader {
+ public:
+  Reader(const GetEnv& get, Launcher* launcher) : get_(get), launcher_(launcher) {}
+
+  bool Has(const char* name) const { return !Text(name).empty(); }
+  bool HasAll(Names names) const {
+    return std::all_of(names.begin(), names.end(), [this](const char* name) { return Has(name); });
+  }
+  std::string_view Text(const char* name) const {
+    const char* value = get_(name);
+    return value == nullptr ? std::string_view() : std::string_view(value);
+  }
+
+  // The first of these variables that is set, else `otherwise`; -1 for "must be there".
+  int Number(Names names, int otherwise) {
+    for (const char* name : names) {
+      const std::string_view text = Text(name);
+      if (text.empty()) continue;
+      int number = 0;
+      const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+      if (error != std::errc() || stop != text.data() + text.size() || number < 0 ||
+          number > kMostRanks) {
+        Complain(fmt::format("{}: \"{}\" is not a number in [0, {}]", name, text, kMostRanks));
+        return 0;
+      }
+      return number;
+    }
+    if (otherwise < 0) Complain(fmt::format("{} is not set", *names.begin()));
+    return otherwise;
+  }
+
+  // Adds the variables that are set to the job's name. False: none of them is.
+  bool AddToJob(Names names) {
+    bool any = false;
+    for (const char* name : names) {
+      if (!Has(name)) continue;
+      AddToJob(name, Text(name));
+      any = true;
+    }
+    return any;
+  }
+  void AddToJob(std::string_view name, std::string_view value) {
+    launcher_->job += fmt::format("{}={}\n", name, value);
+  }
+  // The user has named the job: nothing else needs to.
+  bool HasJobName() const { return Has("INCCL_JOB"); }
+  void AddToSecret(Names names) {
+    for (const char* name : names) {
+      if (Has(name)) launcher_->secret += fmt::format("{}={}\n", name, Text(name));
+    }
+  }
+
+  void Complain(const std::string& what) {
+    if (status_.ok()) status_ = InvalidUsage(fmt::format("{}: {}", launcher_->kind, what));
+  }
+  // kInvalidUsage unless all ranks are on this host. `here`: how many are, as `name` has it.
+  void RequireOneHost(int here, const char* name) {
+    if (here == launcher_->nranks) return;
+    Complain(fmt::format(
+        "{} of {} ranks are on this host ({}); this version joins by environment on one host only",
+        here, launcher_->nranks, name));
+  }
+
+  Status Finish() {
+    if (launcher_->nranks < 1) Complain("the number of ranks is 0");
+    if (launcher_->rank >= launcher_->nranks) {
+      Complain(fmt::format("rank {} of {} ranks", launcher_->rank, launcher_->nranks));
+    }
+    return status_;
+  }
+
+ private:
+  const GetEnv& get_;
+  Launcher* const launcher_;
+  Status status_;
+};
+
+void ReadOwn(Reader* r, Launcher* l) {
+  l->rank = r->Number({"INCCL_RANK"}, -1);
+  l->nranks = r->Number({"INCCL_SIZE"}, -1);
+  if (!r->HasJobName()) {
+    r->Complain(
+        "INCCL_JOB is not set; ranks that no launcher has started need it: a name that the ranks "
+        "of this job share and no other job of this user has");
+  }
+}
+
+void ReadOpenMpi(Reader* r, Launcher* l) {
+  l->rank = r->Number({"OMPI_COMM_WORLD_RANK"}, -1);
+  l->nranks = r->Number({"OMPI_COMM_WORLD_SIZE"}, -1);
+  r->RequireOneHost(r->Number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, l->nranks),
+                    "OMPI_COMM_WORLD_LOCAL_SIZE");
+  // The number of a job is short; the address of its server tells two jobs of one number apart.
+  if (!r->AddToJob({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2"}) &&
+      !r->HasJobName()) {
+    r->Complain("neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid nor INCCL_JOB is set");
+  }
+  r->AddToSecret({"OMPI_MCA_orte_precondition_transports"});
+}
+
+void ReadPmi(Reader* r, Launcher* l) {
+  l->rank = r->Number({"PMI_RANK"}, -1);
+  l->nranks = r->Number({"PMI_SIZE"}, -1);
+  r->RequireOneHost(r->Number({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}, l->nranks), "MPI_LOCALNRANKS");
+  if (r->AddToJob({"PMI_JOBID", "PMIX_NAMESPACE", "PMI_PORT"}) || r->HasJobName()) return;
+  // Hydra's own job, also where it runs several in one allocation of Slurm.
+  if (const std::string proxy = bootstrap::HydraProxy(); !proxy.empty()) {
+    r->AddToJob("hydra_pmi_proxy", proxy);
+  } else if (r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"})) {
+    r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
+  } else {
+    r->Complain(
+        "neither PMI_JOBID nor INCCL_JOB is set, and no process above this one is Hydra's proxy "
+        "(hydra_pmi_proxy)");
+  }
+}
+
+void ReadTorch(Reader* r, Launcher* l) {
+  l->rank = r->Number({"RANK"}, -1);
+  l->nranks = r->Number({"WORLD_SIZE"}, -1);
+  r->RequireOneHost(r->Number({"LOCAL_WORLD_SIZE"}, l->nranks), "LOCAL_WORLD_SIZE");
+  if (!r->Has("MASTER_ADDR") || !r->Has("MASTER_PORT")) {
+    if (!r->HasJobName()) r->Complain("MASTER_ADDR and MASTER_PORT, or INCCL_JOB, are not set");
+  }
+  // A restart by the elastic agent is a new job.
+  r->AddToJob({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"});
+}
+
+void ReadSlurm(Reader* r, Launcher* l) {
+  l->rank = r->Number({"SLURM_PROCID"}, -1);
+  l->nranks = r->Number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, -1);
+  const int nodes = r->Number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}, 1);
+  if (nodes > 1) {
+    r->Complain(fmt::format(
+        "the ranks are on {} hosts (SLURM_STEP_NUM_NODES, SLURM_NNODES); this version joins by "
+        "environment on one host only",
+        nodes));
+  }
+  r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
+  // Steps of one job are jobs of their own.
+  if (!r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"}) && !r->HasJobName()) {
+    r->Complain("SLURM_JOB_ID and SLURM_STEP_ID, or INCCL_JOB, are not set");
+  }
+}
+
+struct Source {
+  const char* kind;
+  Names present;  // all of them set: this one it is
+  void (*read)(Reader*, Launcher*);
+};
+
+// Launchers start launchers: what says most about this very process comes first.
+const Source kSources[] = {
+    {"INCCL_RANK", {"INCCL_RANK"}, ReadOwn},
+    {"INCCL_RANK", {"INCCL_SIZE"}, ReadOwn},
+    {"torchrun", {"RANK", "TORCHELASTIC_RUN_ID"}, ReadTorch},
+    {"Open MPI", {"OMPI_COMM_WORLD_RANK"}, ReadOpenMpi},
+    {"PMI", {"PMI_RANK"}, ReadPmi},
+    {"RANK and WORLD_SIZE", {"RANK", "WORLD_SIZE"}, ReadTorch},
+    {"Slurm", {"SLURM_PROCID"}, ReadSlurm},
+};
+
+}  // namespace
+
+Result<Launcher> FindLauncher(const GetEnv& get) {
+  for (const Source& source : kSources) {
+    Launcher launcher;
+    launcher.kind = source.kind;
+    Reader reader(get, &launcher);
+    bool present = true;
+    for (const char* name : source.present) present = present && reader.Has(name);
+    if (!present) continue;
+    launcher.job = launcher.kind + "\n";
+    reader.AddToJob({"INCCL_JOB"});
+    source.read(&reader, &launcher);
+    if (Status status = reader.Finish(); !status.ok()) return status;
+    return launcher;
+  }
+  return InvalidUsage(
+      "no launcher found; looked for INCCL_RANK and INCCL_SIZE (and INCCL_JOB), "
+      "OMPI_COMM_WORLD_RANK, PMI_RANK, RANK and WORLD_SIZE (and MASTER_ADDR, MASTER_PORT), "
+      "SLURM_PROCID");
+}
+
+}  // namespace inccl

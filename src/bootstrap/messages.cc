@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/messages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/escaped.h"
+#include "bootstrap/handshake.h"
+#include "bootstrap/socket.h"
+
+namespace inccl::bootstrap {
+namespace {
+
+constexpr Time kMaxRemaining = 48 * 3600 * kSecond;
+
+void Write(const RankRecord& record, ByteWriter* writer) {
+  writer->U32(record.rank);
+  writer->U32(record.pid);
+  writer->U32(record.uid);
+  writer->U64(record.host_id);
+  writer->String(std::string_view(record.host).substr(0, kMaxHostName));
+  writer->String(record.mesh_name);
+  writer->String({reinterpret_cast<const char*>(record.blob.data()), record.blob.size()});
+}
+
+bool Read(ByteReader* reader, RankRecord* record) {
+  std::string host, blob;
+  if (!reader->U32(&record->rank) || !reader->U32(&record->pid) || !reader->U32(&record->uid) ||
+      !reader->U64(&record->host_id) || !reader->String(&host, kMaxHostName) ||
+      !reader->String(&record->mesh_name, kMaxUnixName) || !reader->String(&blob, kMaxBlob)) {
+    return false;
+  }
+  record->host = Escaped(host);
+  const Bytes bytes = AsBytes(blob);
+  record->blob.assign(bytes.begin(), bytes.end());
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::byte> Registration::Encode() const {
+  ByteWriter writer;
+  Write(record, &writer);
+  writer.U32(nranks);
+  writer.U32(timeout_ms);
+  writer.U64(static_cast<uint64_t>(std::clamp<Time>(remaining, 0, kMaxRemaining)));
+  writer.String(agreement);
+  return writer.bytes();
+}
+
+Result<Registration> Registration::Decode(Bytes bytes) {
+  ByteReader reader(bytes);
+  Registration r;
+  uint64_t remaining = 0;
+  if (!Read(&reader, &r.record) || !reader.U32(&r.nranks) || !reader.U32(&r.timeout_ms) ||
+      !reader.U64(&remaining) || !reader.String(&r.agreement, kMaxAgreement) ||
+      reader.remaining() != 0) {
+    return InternalError("malformed registration");
+  }
+  if (r.nranks == 0 || r.nranks > kMaxRanks || r.record.rank >= r.nranks) {
+    return InternalError(fmt::format("registration of rank {} of {}", r.record.rank, r.nranks));
+  }
+  if (remaining > static_cast<uint64_t>(kMaxRemaining)) {
+    return InternalError("registration with an impossible deadline");
+  }
+  r.remaining = static_cast<Time>(remaining);
+  return r;
+}
+
+std::vector<std::byte> RankTable::Encode() const {
+  ByteWriter writer;
+  writer.Raw(session);
+  writer.U32(static_cast<uint32_t>(ranks.size()));
+  for (const RankRecord& record : ranks) Write(record, &writer);
+  return writer.bytes();
+}
+
+Result<RankTable> RankTable::Decode(Bytes bytes, uint32_t nranks) {
+  ByteReader reader(bytes);
+  RankTable table;
+  uint32_t count = 0;
+  if (!reader.Raw(table.session) || !reader.U32(&count) || count != nranks) {
+    return InternalError(fmt::format("table of {} ranks instead of {}", count, nranks));
+  }
+  for (uint32_t rank = 0; rank < count; ++rank) {
+    RankRecord record;
+    if (!Read(&reader, &record) || record.rank != rank) {
+      return InternalError(fmt::format("malformed table at rank {}", rank));
+    }
+    table.ranks.push_back(std::move(record));
+  }
+  if (reader.remaining() != 0) return InternalError("table longer than its ranks");
+  return table;
+}
+
+std::vector<std::byte> EncodeError(const Status& status) {
+  ByteWriter writer;
+  writer.U32(static_cast<uint32_t>(status.code()));
+  writer.String(std::string_view(status.message()).substr(0, kMaxErrorText));
+  return writer.bytes();
+}
+
+Status DecodeError(Bytes bytes) {
+  ByteReader reader(bytes);
+  uint32_t code = 0;
+  std::string text;
+  if (!reader.U32(&code) || !reader.String(&text, kMaxErrorText) || reader.remaining() != 0 ||
+      code == 0 || code > static_cast<uint32_t>(Code::kTimeout)) {
+    return InternalError("malformed error message");
+  }
+  return {static_cast<Code>(code), Escaped(text)};
+}
+
+}  // namespace inccl::bootstrap

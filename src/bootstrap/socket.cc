@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/socket.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <ctime>
+
+#include "base/escaped.h"
+
+namespace inccl::bootstrap {
+namespace {
+
+constexpr int kBacklog = 512;
+constexpr rlim_t kSpareDescriptors = 64;
+constexpr Time kPollFailurePause = 10 * kMillisecond;
+
+void DisableNagle(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+// Rounded up to milliseconds for poll(); -1 for kNever.
+int PollTimeout(Time until) {
+  if (until == kNever) return -1;
+  const Time left = until - SystemClock().Now();
+  if (left <= 0) return 0;
+  return static_cast<int>(
+      std::min<Time>((left + kMillisecond - 1) / kMillisecond, 24 * 3600 * 1000));
+}
+
+Result<size_t> OpenDescriptors() {
+  DIR* const dir = opendir("/proc/self/fd");
+  if (dir == nullptr) return SystemErrorErrno("/proc/self/fd", errno);
+  size_t count = 0;
+  while (readdir(dir) != nullptr) ++count;
+  closedir(dir);
+  return count;
+}
+
+}  // namespace
+
+SocketAddress SocketAddress::Unix(std::string_view name) {
+  SocketAddress address;
+  auto* const un = reinterpret_cast<sockaddr_un*>(&address.storage);
+  un->sun_family = AF_UNIX;
+  const size_t length = std::min(name.size(), kMaxUnixName);
+  std::memcpy(un->sun_path + 1, name.data(), length);  // sun_path[0] == 0: abstract
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+  return address;
+}
+
+SocketAddress SocketAddress::Tcp(const UniqueIdAddress& from) {
+  SocketAddress address;
+  if (from.family == 6) {
+    auto* const in = reinterpret_cast<sockaddr_in6*>(&address.storage);
+    in->sin6_family = AF_INET6;
+    in->sin6_port = htons(from.port);
+    in->sin6_scope_id = from.scope;
+    std::memcpy(&in->sin6_addr, from.address.data(), 16);
+    address.length = sizeof *in;
+  } else {
+    auto* const in = reinterpret_cast<sockaddr_in*>(&address.storage);
+    in->sin_family = AF_INET;
+    in->sin_port = htons(from.port);
+    std::memcpy(&in->sin_addr, from.address.data(), 4);
+    address.length = sizeof *in;
+  }
+  return address;
+}
+
+std::string SocketAddress::ToString() const {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (storage.ss_family == AF_INET) {
+    const auto* const in = reinterpret_cast<const sockaddr_in*>(&storage);
+    inet_ntop(AF_INET, &in->sin_addr, text, sizeof text);
+    return fmt::format("{}:{}", text, ntohs(in->sin_port));
+  }
+  if (storage.ss_family == AF_INET6) {
+    const auto* const in = reinterpret_cast<const sockaddr_in6*>(&storage);
+    inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text);
+    return fmt::format("[{}]:{}", text, ntohs(in->sin6_port));
+  }
+  constexpr size_t kPathAt = offsetof(sockaddr_un, sun_path) + 1;
+  if (length <= kPathAt) return "unix socket";
+  return fmt::format("unix socket @{}", Escaped({reinterpret_cast<const char*>(&storage) + kPathAt,
+                                                 length - kPathAt}));
+}
+
+Result<UniqueFd> Listen(const SocketAddress& address) {
+  const std::string where = address.ToString();
+  UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return SystemErrorErrno(fmt::format("socket for {}", where), errno);
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
+    return SystemErrorErrno(fmt::format("bind {}", where), errno);
+  }
+  if (listen(fd.get(), kBacklog) != 0) {
+    return SystemErrorErrno(fmt::format("listen on {}", where), errno);
+  }
+  return fd;
+}
+
+Result<uint16_t> LocalPort(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
+    return SystemErrorErrno("getsockname", errno);
+  }
+  return ntohs(storage.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+}
+
+Result<UniqueFd> Connect(const SocketAddress& address, int* error) {
+  *error = 0;
+  UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) {
+    return SystemErrorErrno(fmt::format("socket to {}", address.ToString()), errno);
+  }
+  if (!address.is_unix()) DisableNagle(fd.get());
+  // An interrupted connect of a non-blocking socket goes on by itself.
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 &&
+      errno != EINPROGRESS && errno != EINTR) {
+    *error = errno;
+  }
+  return fd;
+}
+
+int PendingError(int fd) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
+  return error;
+}
+
+UniqueFd Accept(int listener, SocketAddress* peer, int* error) {
+  while (true) {
+    peer->length = sizeof peer->storage;
+    UniqueFd fd(accept4(listener, reinterpret_cast<sockaddr*>(&peer->storage), &peer->length,
+                        SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd.valid()) {
+      *error = 0;
+      if (!peer->is_unix()) DisableNagle(fd.get());
+      return fd;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    *error = errno == EWOULDBLOCK ? EAGAIN : errno;
+    return fd;
+  }
+}
+
+void ResetConnection(UniqueFd fd) {
+  const linger now = {.l_onoff = 1, .l_linger = 0};
+  setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+}
+
+Result<PeerCredentials> GetPeerCredentials(int fd) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    return SystemErrorErrno("SO_PEERCRED", errno);
+  }
+  return PeerCredentials{credentials.pid, credentials.uid};
+}
+
+Result<PeerCredentials> WhoListens(const SocketAddress& address) {
+  int error = 0;
+  Result<UniqueFd> fd = Connect(address, &error);
+  if (!fd.ok()) return fd.status();
+  if (error != 0) return SystemErrorErrno(fmt::format("connect to {}", address.ToString()), error);
+  return GetPeerCredentials(fd->get());
+}
+
+IoResult ReadSome(int fd, std::span<std::byte> out) {
+  while (true) {
+    const ssize_t got = recv(fd, out.data(), out.size(), MSG_DONTWAIT);
+    if (got > 0) return {.bytes = static_cast<size_t>(got)};
+    if (got == 0) return {.closed = true};
+    if (errno != EINTR) return {.error = errno == EWOULDBLOCK ? EAGAIN : errno};
+  }
+}
+
+IoResult WriteSome(int fd, Bytes bytes) {
+  while (true) {
+    const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0) return {.bytes = static_cast<size_t>(sent)};
+    if (errno != EINTR) return {.error = errno == EWOULDBLOCK ? EAGAIN : errno};
+  }
+}
+
+bool WriteAll(int fd, Bytes bytes) {
+  while (!bytes.empty()) {
+    const IoResult sent = WriteSome(fd, bytes);
+    if (sent.error != 0) return false;
+    bytes = bytes.subspan(sent.bytes);
+  }
+  return true;
+}
+
+int PollUntil(std::span<pollfd> fds, Time until) {
+  const int ready = poll(fds.data(), fds.size(), PollTimeout(until));
+  if (ready < 0 && errno != EINTR) {
+    SleepUntil(std::min(until, SystemClock().Now() + kPollFailurePause));
+  }
+  return ready;
+}
+
+bool WaitFor(int fd, short events, Time until) {
+  while (true) {
+    pollfd p = {.fd = fd, .events = events, .revents = 0};
+    const int ready = PollUntil(std::span(&p, 1), until);
+    if (ready > 0) return true;
+    if (SystemClock().Now() >= until) return false;
+  }
+}
+
+void SleepUntil(Time until) {
+  const timespec at = {.tv_sec = until / kSecond, .tv_nsec = until % kSecond};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr) == EINTR) {
+  }
+}
+
+Status EnsureDescriptors(size_t more) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return SystemErrorErrno("RLIMIT_NOFILE", errno);
+  if (limit.rlim_cur == RLIM_INFINITY) return Status::Ok();
+  const Result<size_t> open = OpenDescriptors();
+  const rlim_t need = open.ok() ? *open + more + kSpareDescriptors : more + kSpareDescriptors;
+  if (need <= limit.rlim_cur) return Status::Ok();
+  if (limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, std::max<rlim_t>(need * 2, 4096));
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return SystemErrorErrno("RLIMIT_NOFILE", errno);
+  }
+  if (need <= limit.rlim_cur) return Status::Ok();
+  return SystemError(
+      fmt::format("needs about {} descriptors, the limit is {} (ulimit -Hn, RLIMIT_NOFILE)", need,
+                  limit.rlim_max));
+}
+
+}  // namespace inccl::bootstrap

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The 128 bytes that identify a communicator while it is created, and that are the right to join
+// it. Whoever prints them prints a password; ToString shows the public part only.
+//
+//   offset size  field
+//        0    4  "iclu"
+//        4    1  version, 1
+//        5    1  flags; bit 0: joining needs the content of a secret file too
+//        6    2  number of addresses, 0 to 2
+//        8   44  two addresses of 22 bytes: family u16 (4, 6; 0: none), address 16 (IPv4: the first
+//                4), port u16, scope u16 (the interface index of a link-local IPv6 address)
+//       52   16  nonce, public
+//       68   32  secret
+//      100    4  CRC-32C of the bytes before
+//      104   24  zero
+// Integers are little endian, addresses as they travel on the wire.
+#ifndef INCCL_BOOTSTRAP_UNIQUE_ID_H_
+#define INCCL_BOOTSTRAP_UNIQUE_ID_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "bootstrap/crypto.h"
+
+namespace inccl {
+
+inline constexpr size_t kUniqueIdBytes = 128;
+
+struct UniqueIdAddress {
+  uint8_t family = 4;  // 4 or 6
+  std::array<std::byte, 16> address{};
+  uint16_t port = 0;
+  uint16_t scope = 0;
+
+  bool operator==(const UniqueIdAddress&) const = default;
+};
+
+struct UniqueId {
+  static constexpr size_t kMaxAddresses = 2;
+
+  bool needs_secret_file = false;
+  std::vector<UniqueIdAddress> addresses;  // in the order in which they are to be tried
+  bootstrap::Nonce nonce{};
+  bootstrap::Key secret;
+
+  // Writes kUniqueIdBytes.
+  void Encode(std::byte* out) const;
+  // kInvalidArgument naming what is wrong with these bytes.
+  static Result<UniqueId> Decode(const std::byte* bytes);
+  // "unique id 0123456789abcdef0123456789abcdef": the nonce.
+  std::string ToString() const;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_BOOTSTRAP_UNIQUE_ID_H_

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/call.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "base/escaped.h"
+#include "base/rng.h"
+
+namespace inccl {
+namespace {
+
+// By words: specifications are long, and this is done in every call.
+uint64_t HashText(std::string_view text) {
+  uint64_t hash = text.size();
+  uint64_t word = 0;
+  while (text.size() >= sizeof word) {
+    std::memcpy(&word, text.data(), sizeof word);
+    hash = Mix64(hash ^ word);
+    text.remove_prefix(sizeof word);
+  }
+  word = 0;
+  for (const char c : text) word = word << 8 | static_cast<uint8_t>(c);
+  return Mix64(hash ^ word);
+}
+
+}  // namespace
+
+Extent ExtentOf(Collective collective, uint64_t count, int nranks, bool is_root) {
+  const uint64_t all = count * static_cast<uint64_t>(nranks);
+  switch (collective) {
+    case Collective::kReduceScatter: return {all, count};
+    case Collective::kAllGather: return {count, all};
+    case Collective::kBroadcast: return {is_root ? count : 0, count};
+    case Collective::kReduce: return {count, is_root ? count : 0};
+    case Collective::kAllToAll: return {all, all};
+    case Collective::kGather: return {count, is_root ? all : 0};
+    case Collective::kScatter: return {is_root ? all : 0, count};
+    case Collective::kAllReduce: break;
+  }
+  return {count, count};
+}
+
+std::span<std::byte> InPlace(const Call& call, int rank) {
+  const size_t bytes = call.count * SizeOf(call.type);
+  if (bytes == 0 || call.recv == nullptr || call.send == nullptr) return {};
+  const auto* send = static_cast<const std::byte*>(call.send);
+  auto* recv = static_cast<std::byte*>(call.recv);
+  const size_t offset = static_cast<size_t>(rank) * bytes;
+  switch (call.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return send == recv ? std::span(recv, bytes) : std::span<std::byte>();
+    // The output is this rank's own segment, which the others' inputs do not need any more.
+    case Collective::kReduceScatter:
+      return send + offset == recv ? std::span(recv, bytes) : std::span<std::byte>();
+    default: return {};  // the input is not changed
+  }
+}
+
+void CallRecord::Set(uint64_t sequence_number, const Call& call) {
+  sequence = sequence_number;
+  purpose = call.purpose;
+  collective = call.collective;
+  type = call.type;
+  op = call.op;
+  root = call.root;
+  count = call.count;
+  seed = call.seed;
+  step = call.step;
+  codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->spec());
+}
+
+uint64_t CallRecord::Signature() const {
+  const uint64_t kinds = uint64_t{static_cast<uint8_t>(purpose)} << 56 |
+                         uint64_t{static_cast<uint8_t>(collective)} << 48 |
+                         uint64_t{static_cast<uint8_t>(type)} << 40 |
+                         uint64_t{static_cast<uint8_t>(op)} << 32 | static_cast<uint32_t>(root);
+  // Each field with a salt of its own, so that they need not wait for each other.
+  return Mix64(Mix64(sequence) ^ Mix64(kinds ^ 0xD6E8FEB86659FD93u) ^
+               Mix64(count ^ 0xA0761D6478BD642Fu) ^ Mix64(seed ^ 0xE7037ED1A0B428DBu) ^
+               Mix64(step ^ 0x8EBC6AF09C88C6E3u) ^ Mix64(HashText(codec) ^ 0x589965CC75374CC3u));
+}
+
+bool CallRecord::SameCall(const CallRecord& other) const {
+  return purpose == other.purpose && collective == other.collective && type == other.type &&
+         op == other.op && root == other.root && count == other.count && seed == other.seed &&
+         step == other.step && codec == other.codec;
+}
+
+std::string CallRecord::ToString() const {
+  if (purpose == Purpose::kSplit) return "split()";
+  std::string text = fmt::format("{}(count={}, {}", Name(collective), count, Name(type));
+  if (Reduces(collective)) text += fmt::format(", {}", Name(op));
+  if (HasRoot(collective)) text += fmt::format(", root={}", root);
+  if (codec != "none")
+    text += fmt::format(", codec={}, seed={}, step={}", Escaped(codec), seed, step);
+  return text + ")";
+}
+
+std::vector<std::byte> CallRecord::Encode() const {
+  ByteWriter writer;
+  writer.U64(sequence);
+  writer.U8(static_cast<uint8_t>(purpose));
+  writer.U8(static_cast<uint8_t>(collective));
+  writer.U8(static_cast<uint8_t>(type));
+  writer.U8(static_cast<uint8_t>(op));
+  writer.U32(static_cast<uint32_t>(root));
+  writer.U64(count);
+  writer.U64(seed);
+  writer.U64(step);
+  writer.String(codec);
+  return {writer.bytes().begin(), writer.bytes().end()};
+}
+
+Result<CallRecord> CallRecord::Decode(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  CallRecord record;
+  uint8_t purpose = 0, collective = 0, type = 0, op = 0;
+  uint32_t root = 0;
+  if (!reader.U64(&record.sequence) || !reader.U8(&purpose) || !reader.U8(&collective) ||
+      !reader.U8(&type) || !reader.U8(&op) || !reader.U32(&root) || !reader.U64(&record.count) ||
+      !reader.U64(&record.seed) || !reader.U64(&record.step) || !reader.String(&record.codec) ||
+      reader.remaining() != 0 || purpose >= kPurposes || collective >= kCollectiveKinds ||
+      type >= kDataTypes || op >= kReduceOpKinds) {
+    return InternalError("malformed record of a call");
+  }
+  record.purpose = static_cast<Purpose>(purpose);
+  record.collective = static_cast<Collective>(collective);
+  record.type = static_cast<DataType>(type);
+  record.op = static_cast<ReduceOp>(op);
+  record.root = static_cast<int32_t>(root);
+  return record;
+}
+
+}  // namespace inccl

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One rank's end of a communicator: owns its transport, lanes, programs and control connections,
+// and runs calls: at once in the calling thread, or in batches on a worker thread.
+#ifndef INCCL_COMMUNICATOR_COMMUNICATOR_H_
+#define INCCL_COMMUNICATOR_COMMUNICATOR_H_
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/rank_name.h"
+#include "base/status.h"
+#include "collectives/call.h"
+#include "engine/engine.h"
+#include "collectives/executor.h"
+#include "collectives/point.h"
+#include "collectives/progress.h"
+#include "communicator/device_engines.h"
+#include "communicator/plan_cache.h"
+#include "communicator/staging.h"
+#include "communicator/zero_copy.h"
+#include "control/control.h"
+#include "failure/liveness.h"
+#include "failure/shrink_agreement.h"
+#include "stream/batch.h"
+#include "stream/worker.h"
+#include "transport/transport.h"
+#include "tuning/store_policy.h"
+#include "tuning/tuner.h"
+
+namespace inccl {
+
+// What all ranks agree on at init.
+struct CommOptions {
+  AlgorithmFilter algorithms;
+  TunerTable tuner_table;
+  int channels = 1;
+  uint32_t slice_bytes = 128 * 1024;
+  uint64_t stream_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
+  bool reproducible = false;
+  bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: the first fatal error kills the process
+  bool preserve_input = false;  // calls in place restore their buffer after an error
+  Time op_timeout = 600 * kSecond;
+  std::shared_ptr<const Codec> default_codec;
+  std::string name;  // of the communicator, for messages; each rank's own, "": none
+};
+
+struct CommEnds {
+  int rank = 0, nranks = 1;
+  std::vector<std::string> peer_names;  // "host:pid" by rank
+  std::unique_ptr<Transport> transport;
+  std::vector<pid_t> pids;  // of the ranks on this host, one for each
+};
+
+class Communicator {
+ public:
+  Communicator(CommEnds ends, CommOptions options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // To be given to the control plane, which is attached afterwards.
+  Liveness* liveness() { return &liveness_; }
+  void AttachControl(std::unique_ptr<ControlPlane> control);
+  // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, where
+  // that takes no more memory than is committed. A user's first one then finds schedule, lanes and
+  // pages in place. `cancelled` may be null.
+  Status Rehearse(Time deadline, const std::atomic<bool>* cancelled);
+  // The communicator has been created. From now on a fatal error may end the process.
+  void Begin() { liveness_.Begin(); }
+
+  int rank() const { return ends_.rank; }
+  int nranks() const { return ends_.nranks; }
+  // What messages call it.
+  std::string rank_name() const { return RankName(ends_.rank, ends_.nranks, options_.name); }
+  const CommOptions& options() const { return options_; }
+
+  // Checked arguments in, result in call.recv. A kInvalidArgument has had no effect; any other
+  // error is sticky. Waits for batches that are under way.
+  Status Run(const Call& call);
+  Status RunPoints(const std::vector<PointCall>& calls);
+  // Performs a batch in the calling thread.
+  Status RunBatch(const Batch& batch);
+  // Takes a batch over, to be run after those before; kSystemError: not taken.
+  Status Enqueue(Batch&& batch) { return worker_.Enqueue(std::move(batch)); }
+  bool idle() const { return worker_.idle(); }
+  void WaitIdle() { worker_.WaitIdle(); }
+
+  // Once, before the first call and while no other rank has made one: as PrepareFor, for calls on
+  // memory of this device. Other ranks of this process may share the device, and what is allocated
+  // there later might wait for their streams, which wait for this rank.
+  void PrepareOn(int device) {
+    if (device < 0 || ends_.nranks == 1) return;
+    if (Result<DeviceEngine*> engine = engines_.Of(device); engine.ok()) (*engine)->Prepare();
+    engines_.Attach();
+  }
+
+  // From any thread, before a call on memory of a device takes its place on a stream: what it will
+  // need is allocated while nothing waits for it. An error is the call's own, when it runs.
+  void PrepareFor(const Call& call) {
+    if (!call.on_device) return;
+    if (ends_.nranks == 1 && !IsStaged(call)) return;
+    if (IsStaged(call)) {
+      staging_.Prepare(call, ends_.rank, ends_.nranks);
+    } else {
+      (void)engines_.Of(call.device);
+    }
+  }
+  void PrepareFor(const std::vector<PointCall>& calls) { staging_.Prepare(calls); }
+
+  Status error() const { return liveness_.error(); }
+  Survivors* survivors() { return &survivors_; }
+  // From any thread: calls in progress end with an error; returns when they have.
+  void Abort(const Status& why);
+  // Abort, and a shrink in progress ends, too. For good: later ones do not begin.
+  void AbortAll(const Status& why);
+  // From any thread: the error becomes sticky, here and on all other ranks.
+  void Fail(const Status& status) { liveness_.Fail(status); }
+  // The same with what a call returns, whatever it is; returns what the caller is told: the first
+  // error.
+  Status MakeSticky(const Status& status);
+  // From any thread: all ranks' calls end with an error.
+  void Revoke();
+  // Turns true when there is an error.
+  const std::atomic<bool>* failed_flag() const { return liveness_.failed_flag(); }
+  // What went wrong on the way to a communicator of this one's ranks: this one's error, if there is
+  // one or comes soon; else `status`.
+  Status CauseOf(const Status& status) const;
+  // For messages about several communicators: "communicator 3 (rank 0/2)", counted in this process.
+  const std::shared_ptr<const std::string>& label() const { return label_; }
+  // Collectives that have completed on this rank, sends and receives not counted.
+  uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
+
+ private:
+  struct CodecUse {
+    std::shared_ptr<const Codec> codec;
+    std::unique_ptr<CodecState> state;
+  };
+
+  Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
+  Status RunPointsGuarded(const std::vector<PointCall>& calls);
+  // `engine`: of the memory that the call is about; nullptr: the host's.
+  Status RunLocked(const Call& call, Engine* engine);
+  // The codec and the factor are known.
+  Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
+  // The one rank of its communicator; not a premultiplied sum on a device.
+  Status RunAlone(const Call& call) const;
+  TunerCall Tuned(const Call& call, bool below_min_bytes) const;
+  // Nothing of the device's memory is touched before a staged call has succeeded.
+  bool IsStaged(const Call& call) const;
+  Status RunOnDevice(const Call& call);
+  Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
+  Status MovePoints(const std::vector<PointCall>& calls);
+  // What of the call's codec is left, checked, and the step of the call.
+  Status SettleCodec(Call* call, bool* below_min_bytes) const;
+  Status EnqueueAndWait(Batch batch);
+  Status InAnotherCall() const;
+  // Whether a batch is not to wait for its turn any more.
+  bool GivesUp(const Turn& turn, Time stalled);
+  bool Streams(const Call& call) const;
+  // Whether slots can be written past the caches.
+  bool CanStreamPayloads(Algorithm algorithm) const;
+  void SaveInput(const Call& call);  // preserve_input
+  void RestoreInput(const Call& call) const;
+  // Lines about the call under way and the choice of its algorithm, where somebody asks for them.
+  void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
+  CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
+  void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
+
+  CommEnds ends_;
+  const CommOptions options_;
+  const std::shared_ptr<const std::string> label_;
+  Survivors survivors_;
+  Liveness liveness_;
+  std::unique_ptr<ControlPlane> control_;
+  CpuEngine engine_;
+  Task task_;
+  std::unique_ptr<PointTask> point_task_;  // made at the first send or receive
+  Progress progress_;
+  Plans plans_;
+  std::vector<CodecUse> codecs_;
+  std::vector<std::byte> saved_input_;
+  bool input_saved_ = false;  // of the call under way
+  std::array<SlotWrites, kCollectiveKinds> slot_writes_;
+  SlotWrites point_writes_;
+  Staging staging_;
+  Lending lending_;
+  DeviceEngines engines_;
+  std::mutex call_mutex_;  // held during a call; abort waits for it
+  uint64_t sequence_ = 0;
+  uint64_t compressed_calls_ = 0;
+  std::atomic<uint64_t> completed_{0};
+  Worker worker_;  // last: ends first
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COMMUNICATOR_COMMUNICATOR_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of a communicator on memory of a device: by an engine of that device, through copies of the
+// whole buffers, or as one copy for a rank alone.
+#include "communicator/communicator.h"
+#include "compress/identity_codec.h"
+#include "device/runtime.h"
+
+namespace inccl {
+
+bool Communicator::IsStaged(const Call& call) const {
+  if (ends_.nranks == 1) return Reduces(call.collective) && call.op == ReduceOp::kPreMulSum;
+  return call.device < 0 || !engines_.Serves(call.device) ||
+         (options_.preserve_input && !InPlace(call, ends_.rank).empty());
+}
+
+Status Communicator::RunOnDevice(const Call& call) {
+  if (IsStaged(call)) return RunStaged(call);
+  if (ends_.nranks == 1) return RunLocked(call, nullptr);
+  Result<DeviceEngine*> engine = engines_.Of(call.device);
+  if (!engine.ok()) return engine.status();
+  engines_.Attach();
+  Call brought = call;
+  if (Status status = staging_.BringScalar(&brought); !status.ok()) return status;
+  const Extent extent =
+      ExtentOf(call.collective, call.count, ends_.nranks, call.root == ends_.rank);
+  Status begun = (*engine)->Begin({.collective = call.collective,
+                                   .element_bytes = SizeOf(call.type),
+                                   .input = static_cast<const std::byte*>(call.send),
+                                   .input_bytes = extent.send * SizeOf(call.type),
+                                   .output = static_cast<const std::byte*>(call.recv),
+                                   .output_bytes = extent.recv * SizeOf(call.type),
+                                   .compressed = call.codec != nullptr});
+  if (!begun.ok()) return begun;
+  return RunLocked(brought, *engine);
+}
+
+Status Communicator::RunStaged(const Call& call) {
+  Result<Call> staged = staging_.Bring(call, ends_.rank, ends_.nranks);
+  if (!staged.ok()) return staged.status();
+  if (Status status = RunLocked(*staged, nullptr); !status.ok()) return status;
+  return staging_.Return(call, ends_.rank, ends_.nranks);
+}
+
+Status Communicator::RunAlone(const Call& call) const {
+  const size_t bytes = call.count * SizeOf(call.type);
+  Status status;
+  if (!call.on_device) {
+    CombineAlone({.collective = call.collective,
+                  .type = call.type,
+                  .op = call.op,
+                  .scalar = call.scalar,
+                  .count = call.count},
+                 call.send, call.recv);
+  } else if (bytes > 0 && call.send != call.recv) {
+    status = CurrentDevice()->Copy(call.recv, call.send, bytes);
+  }
+  if (status.ok()) FillStats(call, {}, false);
+  return status;
+}
+
+}  // namespace inccl

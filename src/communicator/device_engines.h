@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engines of one communicator, one for each device whose memory its calls are about.
+#ifndef INCCL_COMMUNICATOR_DEVICE_ENGINES_H_
+#define INCCL_COMMUNICATOR_DEVICE_ENGINES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "device/runtime.h"
+#include "engine/device_engine.h"
+#include "engine/device_regions.h"
+
+namespace inccl {
+
+class DeviceEngines {
+ public:
+  // As DeviceEngine::Create.
+  DeviceEngines(Transport* transport, const DeviceEngine::StepBytes& step_bytes)
+      : transport_(transport), step_bytes_(step_bytes) {}
+
+  // Any thread; an engine is used by one at a time.
+  Result<DeviceEngine*> Of(int number) {
+    const std::lock_guard lock(mutex_);
+    std::unique_ptr<DeviceEngine>& engine = engines_[number];
+    if (engine == nullptr) {
+      Device* const device = CurrentDevice();
+      if (device == nullptr) return InternalError("a call on a device's memory without a device");
+      if (regions_ == nullptr) {
+        regions_ = std::make_unique<DeviceRegions>(device, number, transport_);
+        first_ = number;
+      }
+      Result<std::unique_ptr<DeviceEngine>> made =
+          DeviceEngine::Create(device, number, transport_, regions_.get(), step_bytes_);
+      if (!made.ok()) return made.status();
+      engine = *std::move(made);
+    }
+    return engine.get();
+  }
+
+  // What peers lend is opened for one device, that of the first engine, and calls on another one
+  // must not meet it. Any thread.
+  bool Serves(int number) const {
+    const int first = first_.load();
+    return first < 0 || first == number;
+  }
+  // Before calls on memory of a device, by the thread that uses the transport: its peers may lend
+  // from now on, in whatever call.
+  void Attach() {
+    if (attached_ != nullptr) return;
+    const std::lock_guard lock(mutex_);
+    attached_ = regions_.get();
+    if (attached_ != nullptr) attached_->Attach();
+  }
+  // Of a call on memory of the host: one that brings what peers lend of their devices; nullptr:
+  // they lend nothing to this rank.
+  Result<Engine*> ForHost() {
+    if (attached_ == nullptr) return static_cast<Engine*>(nullptr);
+    Result<DeviceEngine*> engine = Of(attached_->number());
+    if (!engine.ok()) return engine.status();
+    (*engine)->BeginOnHost();
+    return static_cast<Engine*>(*engine);
+  }
+
+  // By the thread that uses them.
+  void Drain() {
+    for (int number = 0;; ++number) {
+      DeviceEngine* const engine = AtOrAfter(&number);
+      if (engine == nullptr) return;
+      engine->Drain();  // takes as long as the device does
+    }
+  }
+
+ private:
+  DeviceEngine* AtOrAfter(int* number) {
+    const std::lock_guard lock(mutex_);
+    auto found = engines_.lower_bound(*number);
+    while (found != engines_.end() && found->second == nullptr) ++found;
+    if (found == engines_.end()) return nullptr;
+    *number = found->first;
+    return found->second.get();
+  }
+
+  Transport* const transport_;
+  const DeviceEngine::StepBytes step_bytes_;
+  std::atomic<int> first_{-1};         // the first engine's device
+  DeviceRegions* attached_ = nullptr;  // `regions_`, once the transport knows of them
+  std::mutex mutex_;
+  std::unique_ptr<DeviceRegions> regions_;  // of the first engine's device; outlives the engines
+  std::map<int, std::unique_ptr<DeviceEngine>> engines_;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COMMUNICATOR_DEVICE_ENGINES_H_

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communicator/plan_cache.h"
+
+#include <utility>
+
+#include "tuning/segmentation.h"
+
+namespace inccl {
+size_t Plans::PlaceOf(Collective collective, DataType type, uint64_t count) {
+  const uint64_t hash = (count ^ uint64_t{static_cast<uint8_t>(collective)} << 56 ^
+                         uint64_t{static_cast<uint8_t>(type)} << 48) *
+                        0x9E3779B97F4A7C15u;
+  return hash >> (64 - kPlaceBits);
+}
+
+const Plans::Plan* Plans::Find(const Call& call) const {
+  const Plan& plan = kept_[PlaceOf(call.collective, call.type, call.count)];
+  const bool known = plan.program != nullptr && plan.collective == call.collective &&
+                     plan.type == call.type && plan.root == call.root && plan.count == call.count;
+  return known ? &plan : nullptr;
+}
+
+Result<Plans::Plan> Plans::Make(const Call& call, const Codec& codec, const Choice& choice) {
+  Result<const Program*> program = FindProgram(call, codec, choice);
+  if (!program.ok()) return program.status();
+  return Plan{.collective = call.collective,
+              .type = call.type,
+              .root = call.root,
+              .count = call.count,
+              .choice = choice,
+              .chunking = CutCall({.collective = call.collective,
+                                   .type = call.type,
+                                   .count = call.count,
+                                   .nranks = options_.nranks,
+                                   .channels = options_.channels,
+                                   .slice_bytes = options_.slice_bytes},
+                                  codec),
+              .program = *program};
+}
+
+Result<const Program*> Plans::FindProgram(const Call& call, const Codec& codec,
+                                          const Choice& choice) {
+  const bool side = codec.has_side_phase();
+  const bool second = codec.has_second_side_phase();
+  const bool side_one_shot = side && choice.side_one_shot;
+  const int group = codec.route().group;
+  const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 56 |
+                       uint64_t{static_cast<uint8_t>(choice.algorithm)} << 52 |
+                       uint64_t{static_cast<uint16_t>(group)} << 35 | uint64_t{second} << 34 |
+                       uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
+                       static_cast<uint32_t>(call.root);
+  const SlotOptions slots = SlotsFor({.slice_bytes = options_.slice_bytes,
+                                      .type = call.type,
+                                      .count = call.count,
+                                      .nranks = options_.nranks,
+                                      .one_part = choice.algorithm == Algorithm::kDirectOneShot},
+                                     codec);
+  const int channels = codec.whole_chunks() ? 1 : options_.channels;
+  std::unique_ptr<Program>& program = programs_[{key, slots.data_bytes, channels}];
+  if (program == nullptr) {
+    Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
+                                              .algorithm = choice.algorithm,
+                                              .nranks = options_.nranks,
+                                              .rank = options_.rank,
+                                              .root = call.root,
+                                              .channels = channels,
+                                              .side_phase = side,
+                                              .side_one_shot = side_one_shot,
+                                              .group = group,
+                                              .second_side_phase = second});
+    if (!schedule.ok()) return InternalError(schedule.status().message());
+    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);
+    if (!bound.ok()) return bound.status();
+    program = *std::move(bound);
+  }
+  return program.get();
+}
+
+}  // namespace inccl

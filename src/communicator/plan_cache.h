@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call needs besides its buffers: schedule, lanes and how it is cut. Made when a kind of
+// call comes for the first time, and kept.
+#ifndef INCCL_COMMUNICATOR_PLAN_CACHE_H_
+#define INCCL_COMMUNICATOR_PLAN_CACHE_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "base/status.h"
+#include "collectives/call.h"
+#include "collectives/chunking.h"
+#include "collectives/program.h"
+#include "transport/transport.h"
+#include "tuning/tuner.h"
+
+namespace inccl {
+
+// One communicator's; one thread at a time.
+class Plans {
+ public:
+  struct Options {
+    int rank = 0, nranks = 1;
+    int channels = 1;
+    uint32_t slice_bytes = 128 * 1024;
+  };
+  struct Plan {
+    Collective collective = Collective::kAllReduce;
+    DataType type = DataType::kFloat32;
+    int root = 0;
+    uint64_t count = 0;
+    Choice choice;
+    Chunking chunking;
+    const Program* program = nullptr;  // null: an empty place
+  };
+
+  // `transport` outlives it.
+  Plans(const Options& options, Transport* transport) : options_(options), lanes_(transport) {}
+
+  // The plan that Keep has kept for such a call; nullptr: none, or another call has taken its
+  // place.
+  const Plan* Find(const Call& call) const;
+  Result<Plan> Make(const Call& call, const Codec& codec, const Choice& choice);
+  const Plan* Keep(const Plan& plan) {
+    return &(kept_[PlaceOf(plan.collective, plan.type, plan.count)] = plan);
+  }
+
+  LaneTable* lanes() { return &lanes_; }
+
+ private:
+  static constexpr int kPlaceBits = 4;
+  static size_t PlaceOf(Collective collective, DataType type, uint64_t count);
+  Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
+
+  const Options options_;
+  LaneTable lanes_;
+  // By schedule, slot size and channels.
+  std::map<std::tuple<uint64_t, uint32_t, int>, std::unique_ptr<Program>> programs_;
+  std::array<Plan, 1 << kPlaceBits> kept_;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COMMUNICATOR_PLAN_CACHE_H_

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The last step of creation: all ranks pass slices through the lanes of a small all-reduce. A
+// user's first call then finds schedule, lanes and pages in place, and code that has run before.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "bootstrap/gathering.h"
+#include "communicator/communicator.h"
+#include "compress/identity_codec.h"
+
+namespace inccl {
+namespace {
+
+constexpr uint64_t kElements = 1024;                 // of fp32
+constexpr uint64_t kSignature = 0x5245484541525345;  // in the place of a call's
+[[maybe_unused]] constexpr int kNobody = -2;         // none of the ranks
+
+// What a waiting rank looks at meanwhile.
+class Observer final : public WaitObserver {
+ public:
+  Observer(std::string name, Liveness* liveness, Time deadline, const std::atomic<bool>* cancelled)
+      : name_(std::move(name)), liveness_(liveness), deadline_(deadline), cancelled_(cancelled) {}
+
+  Status Check() override {
+    if (cancelled_ != nullptr && cancelled_->load(std::memory_order_relaxed)) {
+      return RemoteError(
+          fmt::format("{}: init: this rank ended the creation of the communicator", name_));
+    }
+    return liveness_->Check();
+  }
+
+  Status OnStall(const Job& /*job*/, std::span<const int> awaited, Time stalled) override {
+    if (!warned_ && stalled >= bootstrap::kPatience) {
+      warned_ = true;
+      Log(LogLevel::kWarn, LogSubsystem::kInit,
+          "{}: init: still waiting, after {} ms, for peer {}, which has joined", name_,
+          bootstrap::kPatience / kMillisecond, fmt::join(awaited, ", "));
+    }
+    if (SystemClock().Now() < deadline_) return Check();
+    return TimeoutError(fmt::format("{}: init: peer {} has joined, but sent nothing in time", name_,
+                                    fmt::join(awaited, ", ")));
+  }
+
+ private:
+  const std::string name_;
+  Liveness* const liveness_;
+  const Time deadline_;
+  const std::atomic<bool>* const cancelled_;
+  bool warned_ = false;
+};
+
+// What has been found out by somebody who does not know yet that the communicator is being created.
+Status OfInit(const Status& status, const std::string& name) {
+  const std::string before = name + " before any op: ";
+  if (!status.message().starts_with(before)) return status;
+  return {status.code(), fmt::format("{}: init: {}", name,
+                                     std::string_view(status.message()).substr(before.size()))};
+}
+
+}  // namespace
+
+Status Communicator::Rehearse(Time deadline, const std::atomic<bool>* cancelled) {
+  Call call;  // an all-reduce of fp32
+  call.count = kElements;
+  const Result<Choice> choice = Choose({.collective = call.collective,
+                                        .bytes = call.count * SizeOf(call.type),
+                                        .nranks = ends_.nranks,
+                                        .reproducible = options_.reproducible},
+                                       options_.algorithms, options_.tuner_table);
+  // Others open more lanes than have memory behind them already.
+  if (ends_.nranks == 1 || !ends_.transport->caps().multicast || !choice.ok() ||
+      choice->algorithm != Algorithm::kDirectOneShot) {
+    return Status::Ok();
+  }
+  FAULT_RANK(kNobody);  // the fault points of calls are those of users' calls
+  const std::string name = rank_name();
+  Observer observer(name, &liveness_, deadline, cancelled);
+  Status status = CatchOutOfMemory([&] {
+    Result<Plans::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice);
+    if (!plan.ok()) return plan.status();
+    CodecState* const state = StateOf(IdentityCodec());
+    Status begun = state->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = call.count});
+    if (!begun.ok()) return begun;
+    const std::vector<float> input(kElements);
+    std::vector<float> output(kElements);
+    task_.Start({.program = plan->program,
+                 .chunking = plan->chunking,
+                 .codec = state,
+                 .element_bytes = sizeof(float),
+                 .input = reinterpret_cast<const std::byte*>(input.data()),
+                 .output = reinterpret_cast<std::byte*>(output.data()),
+                 .signature = kSignature});
+    return progress_.Run(&task_, &observer);
+  });
+  if (status.ok()) return status;
+  liveness_.Fail(status);  // nobody else is to wait for this rank
+  return OfInit(liveness_.error(), name);
+}
+
+}  // namespace inccl

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "config/variables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "base/escaped.h"
+
+namespace inccl {
+namespace {
+
+using Text = std::string_view;
+
+constexpr int kDayMs = 24 * 3600 * 1000;
+constexpr int kMostRanks = 1 << 20;
+
+// What is wrong with a value; "" if nothing is. Sets its field of the environment.
+using ParseFunction = std::string (*)(std::string_view value, Environment* env);
+
+struct Variable {
+  VariableInfo info;
+  ParseFunction parse;
+};
+
+template <typename T>
+std::string ParseInteger(std::string_view value, int64_t low, int64_t high, T* field) {
+  int64_t number = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc() || stop != end) return "not a whole number";
+  if (number < low || number > high) return fmt::format("not in [{}, {}]", low, high);
+  if constexpr (std::is_same_v<T, int64_t>) {
+    *field = number;
+  } else {
+    *field = static_cast<int>(number);  // the limits fit
+  }
+  return "";
+}
+
+std::string ParseReal(std::string_view value, double high, double* field) {
+  double number = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc() || stop != end || !std::isfinite(number)) return "not a number";
+  if (number < 0 || number > high) return fmt::format("not in [0, {}]", high);
+  *field = number;
+  return "";
+}
+
+std::string ParseFlag(std::string_view value, bool* field) {
+  if (value != "0" && value != "1") return "neither 0 nor 1";
+  *field = value == "1";
+  return "";
+}
+
+template <typename T>
+std::string ParseText(std::string_view value, T* field) {
+  *field = std::string(value);
+  return "";
+}
+
+std::string ParseLevel(std::string_view value, LogLevel* field) {
+  return ParseLogLevel(value, field) ? "" : "not a level";
+}
+
+// What is wrong with a list one of whose words is unknown.
+std::string NoSuchWord(std::string_view value, std::string_view word, const char* what) {
+  return value == word ? fmt::format("no {}", what)
+                       : fmt::format("a list with \"{}\", which is no {}", word, what);
+}
+
+std::string ParseTransports(std::string_view value, std::string* field) {
+  field->assign(value);
+  for (std::string_view rest = value; true;) {
+    const size_t comma = rest.find(',');
+    const std::string_view name = rest.substr(0, comma);
+    if (name != "loopback" && name != "shm" && name != "ucx") {
+      return NoSuchWord(value, name, "transport of this version");
+    }
+    if (comma == std::string_view::npos) return "";
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::string ParseUcxTls(std::string_view value, std::string* field) {
+  const bool names = std::all_of(value.begin(), value.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == ',';
+  });
+  if (!names || value.size() > 255) return "no list of names";
+  field->assign(value);
+  return "";
+}
+
+std::string ParseNetSecurity(std::string_view value, NetSecurity* field) {
+  if (value != "auth" && value != "none") return "neither auth nor none";
+  *field = value == "none" ? NetSecurity::kNone : NetSecurity::kAuth;
+  return "";
+}
+
+std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
+  std::string unknown;
+  if (ParseLogSubsystems(value, &env->debug_subsys, &unknown)) return "";
+  return NoSuchWord(value, unknown, "subsystem");
+}
+
+// Variables that do not go together; "" if all do.
+std::string CheckTogether(const Environment& env) {
+  if (env.net_security == NetSecurity::kNone) return "";
+  for (std::string_view rest = env.ucx_tls; !rest.empty();) {
+    const std::string_view name = rest.substr(0, rest.find(','));
+    if (name == "tcp" || name == "all") {
+      return fmt::format(
+          "\"{}\" opens a TCP port on which UCX authenticates nobody: who reaches it can write "
+          "into "
+          "the process; INCCL_NET_SECURITY=none admits that, auth (the default) does not",
+          name);
+    }
+    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
+  }
+  return "";
+}
+
+constexpr const char* kMilliseconds = "milliseconds, 1 to 86400000";
+
+const Variable kVariables[] = {
+    {{"INCCL_ALGO", "algorithms that may run; the tuner chooses among them",
+      "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot, in NCCL_ALGO's "
+      "grammar: ring,tree; ^tree; ring;allreduce:direct",
+      "any", "list"},
+     [](Text v, Environment* e) { return ParseText(v, &e->algo); }},
+    {{"INCCL_TUNER_FILE", "what inccl-tune has measured: the tuner's table; equal on all ranks",
+      "a path (docs/inccl-tune.md)", "none", "path"},
+     [](Text v, Environment* e) { return ParseText(v, &e->tuner_file); }},
+    {{"INCCL_CHANNELS", "independent lanes per pair of ranks", "1 to 32", "1", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, 32, &e->channels); }},
+    {{"INCCL_SLICE_BYTES",
+      "bytes of a slot: the largest slice, the unit of the pipeline; where nothing is set and all "
+      "ranks have a device (CUDA), 524288",
+      "4096 to 4194304", "131072", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},
+    {{"INCCL_STREAM_BYTES",
+      "results of this size or more that are not in place are written past the caches; about half "
+      "of a last-level cache",
+      "0 to 2^62", "16777216", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 0, int64_t{1} << 62, &e->stream_bytes); }},
+    {{"INCCL_TRANSPORT", "transports that may be chosen; loopback joins ranks of one process only",
+      "loopback, shm, ucx, or a list in order of preference",
+      "loopback for threads; shm,ucx for processes", "list"},
+     [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
+    {{"INCCL_UCX_TLS", "UCX's transports for the transport ucx, as in UCX_TLS",
+      "names, comma-separated: sysv, posix, rc, ...; tcp and all only with INCCL_NET_SECURITY=none",
+      "sysv", "list"},
+     [](Text v, Environment* e) { return ParseUcxTls(v, &e->ucx_tls); }},
+    {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
+      "best, scalar, ssse3, sse4, avx2, avx512, ... (what this CPU has)", "best", "name"},
+     [](Text v, Environment* e) { return ParseText(v, &e->simd); }},
+    {{"INCCL_CODEC", "codec of compressed calls that name none",
+      "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
+     [](Text v, Environment* e) { return ParseText(v, &e->codec); }},
+    {{"INCCL_NET_SECURITY",
+      "what protects the ranks' connections over a network; none: nothing, whoever reaches a port "
+      "can write into the process; equal on all ranks",
+      "auth, none", "auth", "name"},
+     [](Text v, Environment* e) { return ParseNetSecurity(v, &e->net_security); }},
+    {{"INCCL_COMM_ID", "where rank 0 will listen; not built yet: setting it is an error",
+      "nothing yet: do not set it", "none", "address"},
+     [](Text, Environment*) {
+       return std::string("an address, and this version cannot join ranks at one");
+     }},
+    {{"INCCL_SECRET_FILE",
+      "file whose content ranks need to join, besides the unique id or what the launcher says; for "
+      "all ranks and the maker of the id, or for none",
+      "a path; the file has 16 bytes or more and is readable by its owner only (mode 0600)", "none",
+      "path"},
+     [](Text v, Environment* e) { return ParseText(v, &e->secret_file); }},
+    {{"INCCL_SOCKET_IFNAME", "interface on which the creator of a unique id listens",
+      "prefixes, comma-separated; = before: exact names; ^ before: all but these",
+      "the loopback interface", "list"},
+     [](Text v, Environment* e) { return ParseText(v, &e->socket_ifname); }},
+    {{"INCCL_HOSTID", "ranks with equal values count as being on one host", "any text",
+      "from the kernel's boot id and the network namespace", "text"},
+     [](Text v, Environment* e) { return ParseText(v, &e->hostid); }},
+    {{"INCCL_DEBUG", "what is logged; each level contains those before it",
+      "NONE, VERSION, WARN, INFO, TRACE", "WARN", "level"},
+     [](Text v, Environment* e) { return ParseLevel(v, &e->debug); }},
+    {{"INCCL_DEBUG_SUBSYS", "what INFO and TRACE lines are about",
+      "INIT, BOOTSTRAP, ENV, TRANSPORT, CONTROL, COLL, CODEC, TUNING, ALL; lists; ^ before: all "
+      "but",
+      "INIT,BOOTSTRAP,ENV", "list"},
+     ParseDebugSubsystems},
+    {{"INCCL_DEBUG_FILE", "file that the log is appended to",
+      "a path; %h: host name, %p: process id, %%: %", "standard error", "path"},
+     [](Text v, Environment* e) { return ParseText(v, &e->debug_file); }},
+    {{"INCCL_REPRODUCIBLE", "1: float sums in rank order, compressed or not", "0, 1", "0", "flag"},
+     [](Text v, Environment* e) { return ParseFlag(v, &e->reproducible); }},
+    {{"INCCL_ABORT_ON_ERROR",
+      "1: the process aborts at the first fatal error of a communicator, during a call or between "
+      "calls",
+      "0, 1", "0", "flag"},
+     [](Text v, Environment* e) { return ParseFlag(v, &e->abort_on_error); }},
+    {{"INCCL_INIT_TIMEOUT_MS", "limit for creating a communicator", kMilliseconds, "120000",
+      "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->init_timeout_ms); }},
+    {{"INCCL_OP_TIMEOUT_MS", "limit for an operation without progress", kMilliseconds, "600000",
+      "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->op_timeout_ms); }},
+    {{"INCCL_HEARTBEAT_TIMEOUT_MS", "interval of the signs of life between processes",
+      kMilliseconds, "1000", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->heartbeat_timeout_ms); }},
+    {{"INCCL_DEAD_TIMEOUT_MS",
+      "silence after which a process counts as dead, at least three intervals; one that ends is "
+      "seen at once; 0, or more time, for ranks that are stopped in a debugger",
+      "milliseconds, 1 to 86400000; 0: never", "10000", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 0, kDayMs, &e->dead_timeout_ms); }},
+    {{"INCCL_LINK_GBPS", "emulated link: rate of each rank's port, in 10^9 bit/s",
+      "0 to 1000000; 0: off", "0", "number"},
+     [](Text v, Environment* e) { return ParseReal(v, 1e6, &e->link_gbps); }},
+    {{"INCCL_LINK_US", "emulated link: one-way delay in microseconds", "0 to 10000000; 0: off", "0",
+      "number"},
+     [](Text v, Environment* e) { return ParseReal(v, 1e7, &e->link_us); }},
+    {{"INCCL_RANK", "this process's rank, where no launcher says it", "0 to size - 1", "none",
+      "integer", true},
+     [](Text v, Environment* e) { return ParseInteger(v, 0, kMostRanks - 1, &e->rank); }},
+    {{"INCCL_SIZE", "number of ranks, where no launcher says it", "1 to 1048576", "none", "integer",
+      true},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, kMostRanks, &e->size); }},
+    {{"INCCL_JOB",
+      "name that the ranks of one job share and no other job of this user has; needed where no "
+      "launcher names the job, as beside INCCL_RANK",
+      "any text", "from the launcher", "text", true},
+     [](Text v, Environment* e) { return ParseText(v, &e->job); }},
+    {{"INCCL_CONF_FILE", "configuration file that is read in place of the user's", "a path",
+      "$XDG_CONFIG_HOME/inccl.conf, else ~/.inccl.conf", "path", true},
+     [](Text v, Environment* e) { return ParseText(v, &e->conf_file); }},
+};
+
+std::vector<VariableInfo> MakeTable() {
+  std::vector<VariableInfo> table;
+  for (const Variable& variable : kVariables) table.push_back(variable.info);
+  return table;
+}
+
+}  // namespace
+
+std::span<const VariableInfo> VariableTable() {
+  static const auto* const table = new std::vector<VariableInfo>(MakeTable());
+  return *table;
+}
+
+const VariableInfo* FindVariable(std::string_view name) {
+  const std::span<const VariableInfo> table = VariableTable();
+  const auto found = std::find_if(table.begin(), table.end(),
+                                  [&](const VariableInfo& info) { return name == info.name; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
+  Environment env;
+  for (const Variable& variable : kVariables) {
+    const char* value = get(variable.info.name);
+    if (value == nullptr || *value == '\0') continue;
+    if (const std::string wrong = variable.parse(value, &env); !wrong.empty()) {
+      const std::string source = where ? fmt::format(" ({})", where(variable.info.name)) : "";
+      return InvalidArgument(
+          Escaped(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name, source, value,
+                              wrong, variable.info.values)));
+    }
+  }
+  if (const std::string wrong = CheckTogether(env); !wrong.empty()) {
+    const std::string source = where ? fmt::format(" ({})", where("INCCL_UCX_TLS")) : "";
+    return InvalidArgument(fmt::format("INCCL_UCX_TLS{}: {}", source, wrong));
+  }
+  return env;
+}
+
+std::vector<std::string> UnknownVariables(const char* const* environment) {
+  std::vector<std::string> unknown;
+  for (; environment != nullptr && *environment != nullptr; ++environment) {
+    const std::string_view entry(*environment);
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (!name.starts_with("INCCL_") || name.starts_with("INCCL_TEST_")) continue;
+    if (FindVariable(name) == nullptr) unknown.emplace_back(name);
+  }
+  return unknown;
+}
+
+}  // namespace inccl

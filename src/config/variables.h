@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one table of environment variables: name, type, meaning, values, default. The environment
+// itself (and what files add to it) is passed in as a function.
+#ifndef INCCL_CONFIG_VARIABLES_H_
+#define INCCL_CONFIG_VARIABLES_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/log.h"
+#include "base/status.h"
+
+namespace inccl {
+
+// As getenv: nullptr if the variable is not set. An empty value counts as not set.
+using GetEnv = std::function<const char*(const char* name)>;
+// Where the value of a variable comes from, for messages: "environment", "/etc/inccl.conf:3".
+using WhereSet = std::function<std::string(const char* name)>;
+
+// What protects connections over a network.
+enum class NetSecurity { kAuth, kNone };
+
+// A field per variable, already checked and converted; see VariableTable for the meanings.
+struct Environment {
+  std::string algo;                               // INCCL_ALGO
+  std::string tuner_file;                         // INCCL_TUNER_FILE
+  int channels = 1;                               // INCCL_CHANNELS
+  int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
+  int64_t stream_bytes = 16 << 20;                // INCCL_STREAM_BYTES
+  std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
+  std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated
+  std::string simd;                               // INCCL_SIMD
+  std::string codec;                              // INCCL_CODEC
+  NetSecurity net_security = NetSecurity::kAuth;  // INCCL_NET_SECURITY
+  std::string secret_file;                        // INCCL_SECRET_FILE
+  std::string socket_ifname;                      // INCCL_SOCKET_IFNAME
+  std::string hostid;                             // INCCL_HOSTID
+  LogLevel debug = LogLevel::kWarn;               // INCCL_DEBUG
+  uint32_t debug_subsys = kDefaultLogSubsystems;  // INCCL_DEBUG_SUBSYS
+  std::string debug_file;                         // INCCL_DEBUG_FILE
+  bool reproducible = false;                      // INCCL_REPRODUCIBLE
+  bool abort_on_error = false;                    // INCCL_ABORT_ON_ERROR
+  int init_timeout_ms = 120000;                   // INCCL_INIT_TIMEOUT_MS
+  int op_timeout_ms = 600000;                     // INCCL_OP_TIMEOUT_MS
+  int heartbeat_timeout_ms = 1000;                // INCCL_HEARTBEAT_TIMEOUT_MS
+  int dead_timeout_ms = 10000;                    // INCCL_DEAD_TIMEOUT_MS
+  double link_gbps = 0;                           // INCCL_LINK_GBPS
+  double link_us = 0;                             // INCCL_LINK_US
+  std::optional<int> rank;                        // INCCL_RANK
+  std::optional<int> size;                        // INCCL_SIZE
+  std::optional<std::string> job;                 // INCCL_JOB
+  std::string conf_file;                          // INCCL_CONF_FILE
+};
+
+// For people and for tools that print the table.
+struct VariableInfo {
+  const char* name;
+  const char* meaning;
+  const char* values;
+  const char* default_value;
+  const char* type;  // "flag", "integer", "number", "text", "list", "path", ...
+  // Of one process, so not to be set in a file that all processes of a host or user read.
+  bool environment_only = false;
+};
+std::span<const VariableInfo> VariableTable();
+// The row of a name; nullptr if it is none of this library.
+const VariableInfo* FindVariable(std::string_view name);
+
+// kInvalidArgument naming the variable, where it was set (if `where` is given), its value and what
+// it may be, at the first bad one; or naming two that do not go together.
+Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where = {});
+
+// Names in `environment` (as environ: "NAME=value" pointers up to a nullptr) that begin with INCCL_
+// and are not in the table: misspelt ones, as a rule. INCCL_TEST_* belongs to tests.
+std::vector<std::string> UnknownVariables(const char* const* environment);
+
+}  // namespace inccl
+
+#endif  // INCCL_CONFIG_VARIABLES_H_

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Control between ranks that are threads of one process: mailboxes, emptied by the control thread.
+#ifndef INCCL_CONTROL_LOCAL_PLANE_H_
+#define INCCL_CONTROL_LOCAL_PLANE_H_
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "control/control.h"
+#include "control/loop.h"
+
+namespace inccl::control {
+
+// One rank's mailbox.
+class LocalMember final : public Member {
+ public:
+  LocalMember(int nranks, ControlHandler* handler)
+      : handler_(handler), senders_(static_cast<size_t>(nranks)) {}
+
+  // Before others put letters in.
+  void Start(uint64_t id) { id_ = id; }
+  // Any thread. Returns at once; kinds as on the wire, 0 for goodbye.
+  void Put(int from, uint8_t kind, std::span<const std::byte> body);
+  // Afterwards no callback runs or will run.
+  void Silence();
+
+  void OnEvents(uint32_t, uint32_t) override {}
+  void OnWake() override;
+  Time OnTime(Time, Time) override { return kNever; }
+
+ private:
+  struct Letter {
+    int from = 0;
+    bool last = false;
+    bool clean = false;
+    uint8_t kind = 0;
+    std::vector<std::byte> body;
+  };
+  struct Sender {
+    size_t queued = 0;   // bytes, with what a letter costs
+    bool ended = false;  // its last letter has been put in
+    // There was no memory for a letter, so it has ended with this one, which comes after all
+    // others.
+    bool ends = false, ends_clean = false;
+  };
+
+  bool Take(Letter* letter);  // holds box_mutex_; false: there is none
+
+  ControlHandler* const handler_;
+  uint64_t id_ = 0;
+  std::mutex dispatch_mutex_;  // held during callbacks
+  bool silenced_ = false;      // dispatch_mutex_
+  std::mutex box_mutex_;
+  std::deque<Letter> letters_;   // box_mutex_
+  std::vector<Sender> senders_;  // box_mutex_
+  bool sealed_ = false;          // box_mutex_; nobody will read what is put in
+};
+
+class LocalPlane final : public ControlPlane {
+ public:
+  static Result<std::vector<std::unique_ptr<ControlPlane>>> MakeAll(
+      const std::vector<ControlHandler*>& handlers);
+  ~LocalPlane() override { Close(0); }
+  void Send(int peer, uint8_t kind, std::span<const std::byte> body) override;
+  void Close(Time flush_deadline) override;
+
+ private:
+  using Members = std::vector<std::shared_ptr<LocalMember>>;
+
+  LocalPlane(int rank, Members members)
+      : ControlPlane(static_cast<int>(members.size())), rank_(rank), members_(std::move(members)) {}
+
+  const int rank_;
+  const Members members_;  // by rank
+  uint64_t id_ = 0;        // 0: the loop does not know the member
+  std::mutex close_mutex_;
+  bool closed_ = false;
+};
+
+}  // namespace inccl::control
+
+#endif  // INCCL_CONTROL_LOCAL_PLANE_H_

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where bytes are touched. The executor decides what happens next; an engine makes it happen:
+// inline on the CPU, later on a GPU stream, at a virtual time in the simulator.
+#ifndef INCCL_ENGINE_ENGINE_H_
+#define INCCL_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "compress/codec.h"
+
+namespace inccl {
+
+using Ticket = uint64_t;  // 0: already done
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  // Starts outputs = state->Combine(inputs). With a non-zero ticket the terms' memory stays in use,
+  // and outputs[i].bytes may change, until Done(ticket) is true; the spans live in the caller until
+  // then.
+  virtual Result<Ticket> Combine(CodecState* state, const Range& range,
+                                 std::span<const Term> inputs, std::span<Term> outputs) = 0;
+  virtual Result<bool> Done(Ticket ticket) = 0;
+};
+
+// Runs Combine in the calling thread.
+class CpuEngine final : public Engine {
+ public:
+  Result<Ticket> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
+                         std::span<Term> outputs) override {
+    if (Status status = state->Combine(range, inputs, outputs); !status.ok()) return status;
+    return Ticket{0};
+  }
+  Result<bool> Done(Ticket) override { return true; }
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_ENGINE_ENGINE_H_

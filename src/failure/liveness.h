@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A communicator's conscience: its sticky error, who has died or left, and whether all ranks make
+// the same calls. Thread-safe; messages of peers are handled on the control thread, also while the
+// caller is outside the library.
+#ifndef INCCL_FAILURE_LIVENESS_H_
+#define INCCL_FAILURE_LIVENESS_H_
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "collectives/call.h"
+#include "collectives/point.h"
+#include "collectives/progress.h"
+#include "control/control.h"
+#include "failure/positions.h"
+#include "failure/shrink_agreement.h"
+
+namespace inccl {
+
+struct LivenessOptions {
+  int rank = 0, nranks = 1;
+  std::vector<std::string> peer_names;  // "host:pid" by rank
+  Time op_timeout = 600 * kSecond;
+  std::string comm_name = {};
+  Time warn_after = 10 * kSecond;  // a call without progress is worth a line in the log
+  bool abort_on_error = false;     // the process ends at the first error after Begin
+};
+
+class Liveness final : public ControlHandler, public WaitObserver {
+ public:
+  // `survivors` gets what concerns the agreement on who is left.
+  Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survivors);
+
+  // The control plane is made after its handler.
+  void Attach(ControlPlane* control) { control_.store(control); }
+  // The communicator has been created: until here an error is that of its creation.
+  void Begin();
+
+  // A call begins: compares with what others have said of the same place in the order.
+  Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
+  // Sends and receives begin; `calls` lives until EndCall.
+  void BeginPoints(const std::vector<PointCall>* calls);
+  void EndCall();
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  const std::atomic<bool>* failed_flag() const { return &failed_; }
+  Status error() const;
+  // The first error wins; it is told to all peers.
+  void Fail(const Status& status) { End(status, options_.abort_on_error); }
+  // The same where this rank's caller ends the communicator on purpose, which is no error of his.
+  void EndOnPurpose(const Status& why) { End(why, false); }
+
+  // Returns when there is an error, or after the limit.
+  void WaitFailed(Time limit) const;
+
+  // WaitObserver
+  Status Check() override { return failed() ? error() : Status::Ok(); }
+  Status OnStall(const Job& job, std::span<const int> awaited, Time stalled) override;
+
+  // ControlHandler
+  void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
+  void OnPeerClosed(int peer, bool clean) override;
+  void OnPeerSilent(int peer, Time silence, Time limit) override;
+  void OnOutOfMemory() override { Fail(OutOfMemory()); }
+
+  // Before the goodbye: returns when a failure that is known here has been told to all others.
+  void WaitTold();
+
+ private:
+  static constexpr size_t kHistory = 64;
+
+  void OnRecord(int peer, const CallRecord& theirs);
+  void OnAsk(int peer);
+  void OnWhere(int peer, std::span<const std::byte> body);
+  void OnError(int peer, std::span<const std::byte> body);
+  void End(const Status& status, bool abort);
+  // What others are told need not be what is known here. `abort`: the process ends, too.
+  void FailAndTell(const Status& status, const Status& tell, bool abort);
+  void Tell(const Status& status);
+  bool LongGone(int peer);  // holds mutex_
+  // What a stall calls for; these hold mutex_.
+  void CollectRecords(const Job& job, std::vector<std::vector<std::byte>>* records);
+  // *ask: the others are to be asked where they are.
+  Status Judge(const Job& job, std::span<const int> awaited, Time stalled, bool* ask);
+  // Since this stall was as long as `since` all have answered that will.
+  bool AreAnswersThere(Time since, bool* ask) const;
+  std::string WaitingFor(const Job& job, std::span<const int> awaited) const;
+  Status InACircle(std::span<const int> circle) const;
+  Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
+  // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; hold mutex_
+  std::string Where() const;
+  std::string Place() const;  // without the rank
+  std::string Named(int peer) const { return options_.peer_names[static_cast<size_t>(peer)]; }
+
+  const LivenessOptions options_;
+  const Status out_of_memory_;  // with this rank's name, for which there may be no memory later
+  Doorbell* const doorbell_;
+  Survivors* const survivors_;
+  std::atomic<ControlPlane*> control_{nullptr};
+
+  bool begun_ = false;  // guarded by telling_
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> in_call_{false};
+  const std::vector<PointCall>* points_ = nullptr;  // under way; guarded by mutex_
+  std::atomic<bool> any_pending_{false};
+  std::mutex telling_;  // from before failed_ turns true until the others are told
+  mutable std::mutex mutex_;
+  Status error_;
+  std::array<CallRecord, kHistory> history_;
+  uint64_t chain_ = 0;                              // of the signatures so far
+  uint64_t latest_ = 0;                             // sequence number of the newest record, 0: none
+  std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
+  std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
+  std::vector<Time> departure_seen_;                // by rank: by the waiting thread, 0: not yet
+  uint64_t told_sequence_ = 0;                      // the call whose record we have sent
+  uint64_t told_history_ = 0;                       // the call before which we have sent others
+  // Of the call under way:
+  bool warned_ = false;       // that it is slow
+  Time asked_ = 0;            // the length of its stall when the others were asked where they are
+  Time looked_ = 0;           // when the next two were true; 0: it has not stalled
+  Time stalled_ = 0;          // how long it has made no progress
+  std::vector<int> awaited_;  // for whom it waits
+  Positions positions_;       // of the others
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_FAILURE_LIVENESS_H_

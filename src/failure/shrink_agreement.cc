@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "failure/shrink_agreement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/bytes.h"
+
+namespace inccl {
+namespace {
+
+// Joining has failed: for this long the news of why may still be on its way.
+constexpr Time kNewsLag = kSecond;
+
+}  // namespace
+
+Survivors::Survivors(int rank, int nranks, std::vector<std::string> peer_names)
+    : rank_(rank),
+      nranks_(nranks),
+      peer_names_(std::move(peer_names)),
+      peers_(static_cast<size_t>(nranks)) {}
+
+void Survivors::Propose(bool active) {
+  ControlPlane* control = control_.load();
+  if (control == nullptr || round_ > kMaxRound) return;
+  ByteWriter body;
+  body.U64(round_);
+  body.U8(active ? 1 : 0);
+  body.U64(excluded_);
+  body.U64(completed_);
+  control->Broadcast(kProposal, body.bytes());
+}
+
+void Survivors::SendRound(Kind kind, uint64_t round) {
+  ControlPlane* control = control_.load();
+  if (control == nullptr) return;
+  ByteWriter body;
+  body.U64(round);
+  control->Broadcast(kind, body.bytes());
+}
+
+void Survivors::SendDone(int peer) {
+  ControlPlane* control = control_.load();
+  if (control == nullptr) return;
+  ByteWriter body;
+  body.U64(done_round_);
+  body.U64(done_excluded_);
+  if (peer < 0) {
+    control->Broadcast(kDone, body.bytes());
+  } else {
+    control->Send(peer, kDone, body.bytes());
+  }
+}
+
+bool Survivors::Proposes(const Peer& peer) const {
+  return peer.proposes && peer.round == round_ && peer.excluded == excluded_;
+}
+
+Status Survivors::Verdict() const {
+  if (!cancel_.ok()) return cancel_;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (rank == rank_ || !IsMember(rank)) continue;
+    if (peer.malformed) {
+      return InternalError(fmt::format("rank {}/{}: shrink: peer {}@{} sent a malformed message",
+                                       rank_, nranks_, rank,
+                                       peer_names_[static_cast<size_t>(rank)]));
+    }
+    if ((peer.proposes && (peer.excluded & Bit(rank_)) != 0) ||
+        (peer.done_round >= round_ && (peer.done_excluded & Bit(rank_)) != 0)) {
+      return InvalidUsage(
+          fmt::format("rank {}/{}: shrink: rank {} has excluded this one", rank_, nranks_, rank));
+    }
+  }
+  if (round_ > kMaxRound) {
+    return InternalError(
+        fmt::format("rank {}/{}: shrink: a peer has used up the rounds", rank_, nranks_));
+  }
+  return Status::Ok();
+}
+
+bool Survivors::Learn() {
+  const Set before = excluded_;
+  uint64_t latest = round_;
+  excluded_ |= dead_;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    // Also not from a rank that one before it has just excluded.
+    if (rank == rank_ || !IsMember(rank) || !peer.proposes || peer.round < round_) continue;
+    if ((peer.excluded & Bit(rank_)) != 0) continue;  // that is for Verdict
+    latest = std::max(latest, peer.round);
+    excluded_ |= peer.excluded;
+  }
+  if (latest == round_ && excluded_ == before) return false;
+  round_ = latest > round_ ? latest : round_ + 1;
+  return true;
+}
+
+Survivors::Outcome Survivors::MakeOutcome() const {
+  Outcome outcome;
+  outcome.round = round_;
+  outcome.last_completed = completed_;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    if (!IsMember(rank)) continue;
+    outcome.members.push_back(rank);
+    if (rank == rank_) continue;
+    outcome.last_completed =
+        std::min(outcome.last_completed, peers_[static_cast<size_t>(rank)].completed);
+  }
+  return outcome;
+}
+
+Status Survivors::TimedOut(const char* what, const std::function<bool(const Peer&)>& has) const {
+  std::string missing, gave_up;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (rank == rank_ || !IsMember(rank) || has(peer)) continue;
+    // Who waited for the same and has just given up is not the one to be named.
+    const bool waited = !peer.proposes && peer.round == round_ && peer.excluded == excluded_;
+    (waited ? gave_up : missing) +=
+        fmt::format(" peer {}@{}", rank, peer_names_[static_cast<size_t>(rank)]);
+  }
+  return TimeoutError(fmt::format("rank {}/{}: shrink: {}:{}", rank_, nranks_, what,
+                                  missing.empty() ? gave_up : missing));
+}
+
+// True: all other members have it. False: Run has to look anew, since the round is over (and what
+// comes next has been proposed) or the call is.
+Result<bool> Survivors::WaitFor(Lock* lock, Time deadline, const char* what,
+                                const std::function<bool(const Peer&)>& has) {
+  while (!AllOthers(has)) {
+    // First: peers that propose without end do not keep this rank beyond it.
+    const Time now = SystemClock().Now();
+    if (now >= deadline) return TimedOut(what, has);
+    if (held_done_) return false;
+    if (Learn()) {
+      Propose(true);
+      return false;
+    }
+    if (!Verdict().ok()) return false;
+    changed_.wait_for(*lock, std::chrono::nanoseconds(deadline - now));
+  }
+  return true;
+}
+
+Result<UniqueId> Survivors::ObtainId(Lock* lock, Time deadline, const Steps& steps, bool* over) {
+  *over = false;
+  int leader = 0;
+  while (leader < rank_ && !IsMember(leader)) ++leader;
+  if (leader != rank_) {
+    const Peer& peer = peers_[static_cast<size_t>(leader)];
+    Result<bool> there =
+        WaitFor(lock, deadline, "waiting for the new unique id",
+                [&](const Peer& p) { return &p != &peer || p.id_round == round_; });
+    if (!there.ok()) return there.status();
+    *over = !*there;
+    return peer.id;
+  }
+  lock->unlock();
+  Result<UniqueId> id = steps.create_id();
+  lock->lock();
+  if (!id.ok()) return id;
+  ByteWriter body;
+  std::byte encoded[kUniqueIdBytes];
+  id->Encode(encoded);
+  body.U64(round_);
+  body.Raw(encoded);
+  ControlPlane* control = control_.load();
+  for (int rank = 0; rank < nranks_ && control != nullptr; ++rank) {
+    if (rank != rank_ && IsMember(rank)) control->Send(rank, kId, body.bytes());
+  }
+  return id;
+}
+
+Result<Survivors::Outcome> Survivors::Run(Lock* lock, Time deadline, const Steps& steps) {
+  while (true) {
+    if (held_done_) return held_;
+    if (Learn()) Propose(true);
+    if (Status end = Verdict(); !end.ok()) return end;
+    const auto proposes = [&](const Peer& peer) { return Proposes(peer); };
+    if (!AllOthers(proposes)) {
+      Result<bool> proposed = WaitFor(
+          lock, deadline, "did not call ccl_comm_shrink with the same excluded ranks", proposes);
+      if (!proposed.ok()) return proposed.status();
+      continue;
+    }
+    const Outcome outcome = MakeOutcome();
+    const Set excluded = excluded_;
+    cancelled_.store(false);
+    bool over = false;
+    Result<UniqueId> id = ObtainId(lock, deadline, steps, &over);
+    if (!id.ok()) return id.status();
+    if (over || !cancel_.ok()) continue;
+    lock->unlock();
+    const Status joined = steps.join(*id, outcome, &cancelled_);
+    lock->lock();
+    if (!joined.ok()) {
+      const Time until = std::min(deadline, SystemClock().Now() + kNewsLag);
+      Result<bool> waited = WaitFor(lock, until, "joining", [](const Peer&) { return false; });
+      if (!cancel_.ok()) return cancel_;
+      if (!waited.ok() || outcome.members.size() == 1) return joined;
+      continue;
+    }
+    held_ = outcome;
+    held_excluded_ = excluded;
+    SendRound(kJoined, outcome.round);
+    Result<bool> done =
+        WaitFor(lock, deadline, "has not joined the new communicator",
+                [&](const Peer& peer) { return peer.joined_round >= outcome.round; });
+    if (!done.ok()) return done.status();
+    if (*done) return held_;
+  }
+}
+
+Result<Survivors::Outcome> Survivors::Agree(Set excluded, uint64_t completed, Time deadline,
+                                            const Steps& steps) {
+  Lock lock(mutex_);
+  if (active_) {
+    return InvalidArgument(
+        fmt::format("comm: rank {}/{} is in another call; a communicator takes one thread at a "
+                    "time",
+                    rank_, nranks_));
+  }
+  active_ = true;
+  if (round_ <= kMaxRound) ++round_;
+  excluded_ = (excluded & All()) | dead_;
+  completed_ = completed;
+  held_ = {};
+  held_done_ = false;
+  Result<Outcome> outcome(Outcome{});
+  const Status agreed = CatchOutOfMemory([&] {
+    Propose(true);
+    outcome = Run(&lock, deadline, steps);
+    return outcome.status();
+  });
+  if (!lock.owns_lock()) lock.lock();  // a step has thrown
+  active_ = false;
+  if (agreed.ok()) {
+    done_round_ = held_.round;
+    done_excluded_ = held_excluded_;
+  }
+  // That it is done, and that this rank is not in the call any more. Who does not hear of it stops
+  // at the deadline.
+  (void)CatchOutOfMemory([&] {
+    if (agreed.ok()) SendDone(-1);
+    Propose(false);
+    return Status::Ok();
+  });
+  if (!agreed.ok()) return agreed;
+  return outcome;
+}
+
+void Survivors::Cancel(const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (cancel_.ok()) cancel_ = why;
+  cancelled_.store(true);
+  changed_.notify_all();
+}
+
+void Survivors::OnPeerClosed(int peer) {
+  const std::lock_guard lock(mutex_);
+  dead_ |= Bit(peer);
+  if (active_ && IsMember(peer)) cancelled_.store(true);
+  changed_.notify_all();
+}
+
+bool Survivors::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) {
+  const std::lock_guard lock(mutex_);
+  const bool well_formed = Read(peer, kind, body);
+  if (!well_formed) {
+    peers_[static_cast<size_t>(peer)].malformed = true;
+    if (active_ && IsMember(peer)) cancelled_.store(true);
+  }
+  changed_.notify_all();
+  return well_formed;
+}
+
+bool Survivors::Read(int peer, uint8_t kind, std::span<const std::byte> body) {
+  ByteReader reader(body);
+  Peer& state = peers_[static_cast<size_t>(peer)];
+  uint64_t round = 0;
+  if (!reader.U64(&round) || round > kMaxRound) return false;
+  if (kind == kProposal) {
+    uint64_t excluded = 0, completed = 0;
+    uint8_t proposes = 0;
+    if (!reader.U8(&proposes) || proposes > 1 || !reader.U64(&excluded) ||
+        !reader.U64(&completed) || (excluded & Bit(peer)) != 0) {
+      return false;
+    }
+    state.proposes = proposes == 1;
+    state.round = round;
+    state.excluded = excluded & All();
+    state.completed = completed;
+    const bool news = round > round_ || (excluded & Bit(rank_)) != 0;
+    if (active_ && state.proposes && news && IsMember(peer)) cancelled_.store(true);
+    if (!active_ && done_round_ != 0 && state.proposes) SendDone(peer);
+  } else if (kind == kId) {
+    std::byte encoded[kUniqueIdBytes];
+    if (!reader.Raw(encoded)) return false;
+    Result<UniqueId> id = UniqueId::Decode(encoded);
+    if (!id.ok()) return false;
+    state.id = *id;
+    state.id_round = round;
+  } else if (kind == kJoined) {
+    state.joined_round = std::max(state.joined_round, round);
+  } else {
+    uint64_t excluded = 0;
+    if (!reader.U64(&excluded) || (excluded & Bit(peer)) != 0) return false;
+    state.done_round = round;
+    state.done_excluded = excluded & All();
+    // Only a round that this rank has joined, too.
+    if (active_ && round != 0 && round == held_.round && state.done_excluded == held_excluded_) {
+      held_done_ = true;
+    }
+  }
+  return reader.remaining() == 0;
+}
+
+}  // namespace inccl

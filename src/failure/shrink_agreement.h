@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the ranks that are left of a communicator agree who they are, over its control connections:
+// part of ccl_comm_shrink. Any number of ranks may die meanwhile.
+//
+// Every rank proposes a set of excluded ranks: what the caller asks for, and whoever it knows to be
+// dead. Proposals only grow: a rank adds what it learns, and proposes again. When all ranks outside
+// a set have proposed that set, it is agreed for this round; the lowest of them makes a unique id
+// and sends it to the others, who join. Joining may fail because one more dies; so each says when
+// it has joined, and only when all have, the round is done. Until then a rank that sees a death, or
+// a later round, proposes anew. A rank whose round is done answers later proposals by saying so:
+// then everybody else had joined as well, and the asking rank keeps what it has.
+//
+// A rank that a member excludes ends with an error. So does one to which a member sends something
+// malformed: a proposal that excludes its sender, or a round that honest ranks never reach.
+#ifndef INCCL_FAILURE_SHRINK_AGREEMENT_H_
+#define INCCL_FAILURE_SHRINK_AGREEMENT_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "bootstrap/unique_id.h"
+#include "control/control.h"
+
+namespace inccl {
+
+class Survivors {
+ public:
+  // A set of ranks, bit r for rank r.
+  using Set = uint64_t;
+
+  Survivors(int rank, int nranks, std::vector<std::string> peer_names);
+  void Attach(ControlPlane* control) { control_.store(control); }
+
+  struct Outcome {
+    std::vector<int> members;     // ascending, this rank among them
+    uint64_t last_completed = 0;  // of all members' `completed`, the least
+    uint64_t round = 0;
+  };
+  struct Steps {
+    std::function<Result<UniqueId>()> create_id;
+    // Joins the members, and on success replaces what an earlier round has joined. Ends soon after
+    // `cancelled` becomes true.
+    std::function<Status(const UniqueId& id, const Outcome& outcome,
+                         const std::atomic<bool>* cancelled)>
+        join;
+  };
+  // `excluded` does not hold this rank. kInvalidArgument: another thread is in this call;
+  // kInvalidUsage: a member excludes this rank; kInternalError: a member sends what it must not;
+  // kTimeout names the members that have not called; else what Cancel or the steps say.
+  Result<Outcome> Agree(Set excluded, uint64_t completed, Time deadline, const Steps& steps);
+  // From any thread: the call under way ends soon, with `why`, as does every later one.
+  void Cancel(const Status& why);
+
+  // From the control thread.
+  static bool Owns(uint8_t kind) { return kind >= kFirstKind && kind <= kLastKind; }
+  // False: the message is malformed.
+  bool OnMessage(int peer, uint8_t kind, std::span<const std::byte> body);
+  void OnPeerClosed(int peer);
+
+ private:
+  static constexpr uint8_t kFirstKind = 16, kLastKind = 19;
+  enum Kind : uint8_t { kProposal = kFirstKind, kId, kJoined, kDone = kLastKind };
+  // A call takes a few rounds for each rank that dies.
+  static constexpr uint64_t kMaxRound = uint64_t{1} << 48;
+
+  struct Peer {
+    bool malformed = false;  // it has sent something that is
+    bool proposes = false;
+    uint64_t round = 0;  // of the latest proposal
+    Set excluded = 0;
+    uint64_t completed = 0;
+    uint64_t id_round = 0;  // 0: none
+    UniqueId id;
+    uint64_t joined_round = 0;
+    uint64_t done_round = 0;
+    Set done_excluded = 0;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  static Set Bit(int rank) { return Set{1} << rank; }
+  Set All() const { return ~Set{0} >> (64 - nranks_); }
+  bool IsMember(int rank) const { return (excluded_ & Bit(rank)) == 0; }
+  template <typename Predicate>
+  bool AllOthers(Predicate predicate) const {  // that are members
+    for (int peer = 0; peer < nranks_; ++peer) {
+      if (peer != rank_ && IsMember(peer) && !predicate(peers_[static_cast<size_t>(peer)])) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool Proposes(const Peer& peer) const;  // what this rank does
+  Status Verdict() const;                 // what ends the call in any round
+  bool Learn();  // from deaths and proposals; true: the round is over, and a new proposal is due
+  bool Read(int peer, uint8_t kind, std::span<const std::byte> body);
+  void Propose(bool active);
+  void SendRound(Kind kind, uint64_t round);
+  void SendDone(int peer);  // -1: to all others
+  Status TimedOut(const char* what, const std::function<bool(const Peer&)>& has) const;
+  Result<bool> WaitFor(Lock* lock, Time deadline, const char* what,
+                       const std::function<bool(const Peer&)>& has);
+  Result<UniqueId> ObtainId(Lock* lock, Time deadline, const Steps& steps, bool* over);
+  Result<Outcome> Run(Lock* lock, Time deadline, const Steps& steps);
+  Outcome MakeOutcome() const;
+
+  const int rank_, nranks_;
+  const std::vector<std::string> peer_names_;
+  std::atomic<ControlPlane*> control_{nullptr};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Peer> peers_;
+  Set dead_ = 0;
+  Status cancel_;  // OK: not cancelled
+  bool active_ = false;
+  uint64_t round_ = 0;  // goes on from call to call
+  Set excluded_ = 0;
+  uint64_t completed_ = 0;
+  // What the last successful join of this call belongs to; round 0: none.
+  Outcome held_;
+  Set held_excluded_ = 0;
+  bool held_done_ = false;   // a member says that all have joined it
+  uint64_t done_round_ = 0;  // of the last call that ended well
+  Set done_excluded_ = 0;
+  std::atomic<bool> cancelled_{false};  // joining is pointless
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_FAILURE_SHRINK_AGREEMENT_H_

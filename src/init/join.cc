@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "init/join.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "control/loop.h"
+#include "device/runtime.h"
+#include "init/slot_memory.h"
+#include "init/transport_selection.h"
+
+namespace inccl {
+namespace {
+
+std::string PeerName(const std::string& host, int pid) { return fmt::format("{}:{}", host, pid); }
+
+Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptions& options,
+                                           const JoinFunction& join,
+                                           const std::atomic<bool>* cancelled) {
+  FAULT_RANK(rank);
+  FAULT_POINT("init.begin");
+  if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
+  JoinOptions join_options;
+  join_options.rank = rank;
+  join_options.nranks = nranks;
+  join_options.timeout_ms = options.init_timeout_ms;
+  join_options.deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
+  join_options.agreement = options.agreement;
+  join_options.secret_file = options.environment.secret_file;
+  join_options.host_id = options.environment.hostid;
+  join_options.cancelled = cancelled;
+  ProcessTransport transport(rank, nranks, options.environment, TakesDeviceSlices(options));
+  transport.Offer(&join_options);
+  FAULT_POINT("shm.after_create");
+  Result<Mesh> mesh = join(join_options);
+  if (!mesh.ok()) return mesh.status();
+  Result<std::unique_ptr<Transport>> end =
+      transport.Choose(&*mesh, {.deadline = join_options.deadline,
+                                .timeout_ms = options.init_timeout_ms,
+                                .cancelled = cancelled});
+  if (!end.ok()) return end.status();
+  const std::string name = (*end)->caps().name;
+
+  CommEnds ends;
+  ends.rank = rank;
+  ends.nranks = nranks;
+  for (const Peer& peer : mesh->peers) {
+    ends.peer_names.push_back(PeerName(peer.info.host, peer.info.pid));
+    ends.pids.push_back(peer.info.pid);
+  }
+  FAULT_POINT("init.after_attach");
+  ends.transport = WithLink(*std::move(end), options.link);
+  CommOptions comm = options.comm;
+  if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
+  // All ranks have agreed on what this depends on: all of them end here, or none.
+  if (Status fits = CheckSlotMemory(comm, nranks, ends.transport->caps()); !fits.ok()) {
+    return Status(fits.code(), fmt::format("rank {}/{}: init: {}", rank, nranks, fits.message()));
+  }
+  auto communicator = std::make_shared<Communicator>(std::move(ends), comm);
+  FAULT_POINT("control.before_start");
+  Result<std::unique_ptr<ControlPlane>> control =
+      StartControl(*std::move(mesh), communicator->liveness(), options.control);
+  if (!control.ok()) return control.status();
+  communicator->AttachControl(*std::move(control));
+  if (Device* const device = CurrentDevice(); device != nullptr && device->InUse()) {
+    communicator->PrepareOn(device->Current());
+  }
+  if (Status status = communicator->Rehearse(join_options.deadline, cancelled); !status.ok()) {
+    return status;
+  }
+  Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", communicator->rank_name(),
+      name, options.agreement);
+  FAULT_POINT("init.before_return");
+  communicator->Begin();
+  return communicator;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
+                                                    const InitOptions& options,
+                                                    const JoinFunction& join,
+                                                    const std::atomic<bool>* cancelled) {
+  Result<std::shared_ptr<Communicator>> made = Join(nranks, rank, options, join, cancelled);
+  if (made.ok()) return made;
+  return WithCommName(made.status(), rank, nranks, options.comm.name);
+}
+
+Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
+                                                               const InitOptions& options) {
+  if (Status status = control::Loop::Get().CheckProcess(); !status.ok()) return status;
+  Result<std::vector<std::unique_ptr<Transport>>> transports =
+      MakeThreadTransports(nranks, options.environment, TakesDeviceSlices(options));
+  if (!transports.ok()) return transports.status();
+  char host[256] = "localhost";
+  gethostname(host, sizeof host - 1);
+  CommOptions comm = options.comm;
+  if (TakesDeviceSlices(options)) comm.slice_bytes = kDeviceSliceBytes;
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  std::vector<ControlHandler*> handlers;
+  for (int rank = 0; rank < nranks; ++rank) {
+    CommEnds ends;
+    ends.rank = rank;
+    ends.nranks = nranks;
+    ends.pids.assign(static_cast<size_t>(nranks), getpid());
+    ends.peer_names.assign(static_cast<size_t>(nranks), PeerName(host, getpid()));
+    ends.transport = WithLink(std::move((*transports)[static_cast<size_t>(rank)]), options.link);
+    if (Status fits = CheckSlotMemory(comm, nranks, ends.transport->caps()); !fits.ok()) {
+      return fits;
+    }
+    communicators.push_back(std::make_shared<Communicator>(std::move(ends), comm));
+    handlers.push_back(communicators.back()->liveness());
+  }
+  Result<std::vector<std::unique_ptr<ControlPlane>>> planes = MakeLocalControl(handlers);
+  if (!planes.ok()) return planes.status();
+  for (size_t i = 0; i < communicators.size(); ++i) {
+    communicators[i]->AttachControl(std::move((*planes)[i]));
+  }
+  for (const std::shared_ptr<Communicator>& communicator : communicators) communicator->Begin();
+  return communicators;
+}
+
+}  // namespace inccl

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From resolved options to communicators: ranks that are processes or threads and meet by an id or
+// by their launcher, and all ranks of one process at once.
+#ifndef INCCL_INIT_JOIN_H_
+#define INCCL_INIT_JOIN_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "bootstrap/bootstrap.h"
+#include "communicator/communicator.h"
+#include "init/options.h"
+
+namespace inccl {
+
+inline constexpr int kMaxRanks = 64;
+
+// One of the ways of bootstrap/bootstrap.h.
+using JoinFunction = std::function<Result<Mesh>(const JoinOptions&)>;
+
+// `cancelled` may be null.
+Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
+                                                    const InitOptions& options,
+                                                    const JoinFunction& join,
+                                                    const std::atomic<bool>* cancelled);
+
+// All ranks of a communicator in this process.
+Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
+                                                               const InitOptions& options);
+
+}  // namespace inccl
+
+#endif  // INCCL_INIT_JOIN_H_

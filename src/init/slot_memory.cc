@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "init/slot_memory.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "compress/identity_codec.h"
+#include "transport/mapped/layout.h"
+#include "tuning/segmentation.h"
+
+namespace inccl {
+namespace {
+
+// Of what rank 0 produces: every other rank produces as much, but for trees, which take little.
+constexpr int kRank = 0;
+constexpr uint64_t kSmall = 1024, kLarge = uint64_t{1} << 30;
+// For credits, boards, and what committing slots ahead leaves unused.
+constexpr uint64_t kMargin = uint64_t{8} << 20;
+// No schedule has more lanes of a rank than this many times the ranks, for each channel.
+constexpr uint64_t kMostLanes = 8;
+
+class Lanes {
+ public:
+  explicit Lanes(bool multicast) : multicast_(multicast) {}
+  void Add(LaneSpec spec) {
+    if (spec.producer != kRank) return;
+    if (multicast_) return AddOne(spec);
+    const std::vector<int> consumers = spec.consumers;
+    for (const int consumer : consumers) {
+      spec.consumers = {consumer};
+      AddOne(spec);
+    }
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  void AddOne(const LaneSpec& spec) {
+    if (keys_.insert(spec.Key()).second) bytes_ += mapped::SlotsBytes(spec.slot_bytes, spec.depth);
+  }
+
+  const bool multicast_;
+  std::set<uint64_t> keys_;
+  uint64_t bytes_ = 0;
+};
+
+Status AddCall(const CommOptions& options, int nranks, Collective collective, int root,
+               const Codec& codec, uint64_t bytes, Lanes* lanes) {
+  const bool compressed = &codec != IdentityCodec().get();
+  Result<Choice> choice = Choose({.collective = collective,
+                                  .bytes = bytes,
+                                  .nranks = nranks,
+                                  .compressed = compressed,
+                                  .reproducible = options.reproducible,
+                                  .route = compressed ? codec.route() : Route{}},
+                                 options.algorithms, options.tuner_table);
+  if (!choice.ok()) return Status::Ok();  // such a call is refused
+  Result<Schedule> schedule =
+      MakeSchedule({.collective = collective,
+                    .algorithm = choice->algorithm,
+                    .nranks = nranks,
+                    .rank = kRank,
+                    .root = root,
+                    .channels = codec.whole_chunks() ? 1 : options.channels,
+                    .side_phase = codec.has_side_phase(),
+                    .side_one_shot = codec.has_side_phase() && choice->side_one_shot,
+                    .group = codec.route().group,
+                    .second_side_phase = codec.has_second_side_phase()});
+  if (!schedule.ok()) return schedule.status();
+  const SlotOptions slots = SlotsFor({.slice_bytes = options.slice_bytes,
+                                      .count = bytes / SizeOf(DataType::kFloat32),
+                                      .nranks = nranks,
+                                      .one_part = choice->algorithm == Algorithm::kDirectOneShot},
+                                     codec);
+  for (const ScheduleLane& lane : schedule->lanes) {
+    const bool side = lane.lane_class == LaneClass::kSide;
+    lanes->Add({.lane_class = lane.lane_class,
+                .channel = lane.channel,
+                .producer = lane.producer,
+                .consumers = lane.consumers,
+                .slot_bytes = side ? slots.side_bytes : slots.data_bytes,
+                .depth = side ? slots.side_depth : slots.data_depth});
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multicast) {
+  Lanes lanes(multicast);
+  const Codec& plain = *IdentityCodec();
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    const auto collective = static_cast<Collective>(c);
+    const int roots = HasRoot(collective) ? nranks : 1;  // another root is another tree
+    for (const uint64_t bytes : {kSmall, kLarge}) {
+      const Codec* const codec = options.default_codec.get();
+      const bool with_codec =
+          codec != nullptr && codec != &plain && bytes >= codec->min_bytes() &&
+          codec->Supports(collective, DataType::kFloat32, ReduceOp::kSum, nranks).ok() &&
+          codec->Fits(collective, nranks).ok();
+      for (int root = 0; root < roots; ++root) {
+        Status status = AddCall(options, nranks, collective, root, plain, bytes, &lanes);
+        if (status.ok() && with_codec) {
+          status = AddCall(options, nranks, collective, root, *codec, bytes, &lanes);
+        }
+        if (!status.ok()) return status;
+      }
+    }
+  }
+  const SlotOptions slots = SlotsFor(options.slice_bytes);
+  for (int peer = 1; peer < nranks; ++peer) {
+    lanes.Add({.lane_class = LaneClass::kPoint,
+               .channel = 0,
+               .producer = kRank,
+               .consumers = {peer},
+               .slot_bytes = slots.data_bytes,
+               .depth = slots.data_depth});
+  }
+  return lanes.bytes();
+}
+
+Status CheckSlotMemory(const CommOptions& options, int nranks, const Caps& caps) {
+  if (nranks == 1 || caps.slot_memory == UINT64_MAX) return Status::Ok();
+  const SlotOptions slots = SlotsFor(options.slice_bytes);
+  const uint64_t most = kMostLanes * static_cast<uint64_t>(nranks) *
+                        static_cast<uint64_t>(options.channels) *
+                        mapped::SlotsBytes(slots.data_bytes, slots.data_depth);
+  if (most + kMargin <= caps.slot_memory) return Status::Ok();  // without looking at schedules
+  Result<uint64_t> need = SlotMemory(options, nranks, caps.multicast);
+  if (!need.ok()) return need.status();
+  if (*need + kMargin <= caps.slot_memory) return Status::Ok();
+  return InvalidArgument(
+      fmt::format("INCCL_SLICE_BYTES={} and INCCL_CHANNELS={} (channels) with {} ranks need {} MiB "
+                  "of slots per "
+                  "rank, and {} has {} MiB: lower one of them",
+                  options.slice_bytes, options.channels, nranks, (*need + kMargin) >> 20, caps.name,
+                  caps.slot_memory >> 20));
+}
+
+}  // namespace inccl

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "init/split_shrink.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "bootstrap/bootstrap.h"
+#include "init/join.h"
+
+namespace inccl {
+namespace {
+
+// What every rank tells the others about the part it wants to be in.
+struct Wish {
+  int32_t color = 0, key = 0;
+};
+
+// The same from the ranks that make a new communicator's unique id.
+struct Invitation {
+  std::array<std::byte, kUniqueIdBytes> id{};
+  uint32_t made = 0;
+};
+
+template <typename T>
+Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
+  std::vector<T> all;
+  const Status status = CatchOutOfMemory([&] {
+    all.resize(static_cast<size_t>(parent->nranks()));
+    Call call;
+    call.collective = Collective::kAllGather;
+    call.type = DataType::kUint8;
+    call.count = sizeof(T);
+    call.send = &mine;
+    call.recv = all.data();
+    call.purpose = Purpose::kSplit;
+    return parent->Run(call);
+  });
+  // The other ranks are not to wait for this one.
+  if (!status.ok()) return parent->MakeSticky(status);
+  return all;
+}
+
+// Nobody wants the communicator of the id any more, unless all have joined it.
+struct Abandonment {
+  std::shared_ptr<std::atomic<bool>> abandoned;
+
+  Abandonment() = default;
+  Abandonment(const Abandonment&) = delete;
+  Abandonment& operator=(const Abandonment&) = delete;
+  ~Abandonment() {
+    if (abandoned != nullptr) abandoned->store(true);
+  }
+};
+
+// Ranks of one process may be joined by other means only when they are made together.
+InitOptions ForJoining(InitOptions options) {
+  std::string& transport = options.environment.transport;
+  if (transport == "loopback") transport.clear();
+  return options;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int key,
+                                            const InitOptions& options) {
+  const int rank = parent->rank();
+  Result<std::vector<Wish>> wishes = Exchange(parent, Wish{color, key});
+  if (!wishes.ok()) return wishes.status();
+  std::vector<int> members;
+  const bool takes_part = color >= 0;
+  Invitation mine;
+  Status failure;
+  Abandonment id_of_this_rank;
+  const Status prepared = CatchOutOfMemory([&] {
+    for (int r = 0; r < parent->nranks(); ++r) {
+      if ((*wishes)[static_cast<size_t>(r)].color == color) members.push_back(r);
+    }
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      return (*wishes)[static_cast<size_t>(a)].key < (*wishes)[static_cast<size_t>(b)].key;
+    });
+    if (!takes_part || members.front() != rank) return Status::Ok();
+    id_of_this_rank.abandoned = std::make_shared<std::atomic<bool>>(false);
+    Result<UniqueId> id = CreateUniqueId(options.environment, id_of_this_rank.abandoned);
+    failure = id.status();
+    if (!id.ok()) return Status::Ok();
+    id->Encode(mine.id.data());
+    mine.made = 1;
+    return Status::Ok();
+  });
+  if (!prepared.ok()) return parent->MakeSticky(prepared);
+  // Everybody takes part, whatever has happened: the others wait for it.
+  Result<std::vector<Invitation>> invitations = Exchange(parent, mine);
+  if (!failure.ok()) return failure;
+  if (!invitations.ok()) return invitations.status();
+  if (!takes_part) return std::shared_ptr<Communicator>();
+  const Invitation& invitation = (*invitations)[static_cast<size_t>(members.front())];
+  if (invitation.made == 0) {
+    return RemoteError(fmt::format("{}: split: rank {} could not make a unique id",
+                                   parent->rank_name(), members.front()));
+  }
+  Result<UniqueId> id = UniqueId::Decode(invitation.id.data());
+  if (!id.ok()) return id.status();
+  const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
+  // A call on the parent like any other: it ends when the parent fails. Else a member that dies
+  // before it has come would be waited for, and so would everybody after an abort.
+  Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
+      static_cast<int>(members.size()), static_cast<int>(place), ForJoining(options),
+      [&](const JoinOptions& join) { return JoinWithId(*id, join); }, parent->failed_flag());
+  if (!joined.ok()) return parent->CauseOf(joined.status());
+  id_of_this_rank.abandoned = nullptr;
+  return joined;
+}
+
+Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitOptions& options) {
+  const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
+  Shrunk shrunk;
+  Survivors::Steps steps;
+  auto abandoned = std::make_shared<std::atomic<bool>>(false);  // the id of the round under way
+  steps.create_id = [&] {
+    abandoned->store(true);
+    abandoned = std::make_shared<std::atomic<bool>>(false);
+    return CreateUniqueId(options.environment, abandoned);
+  };
+  steps.join = [&](const UniqueId& id, const Survivors::Outcome& outcome,
+                   const std::atomic<bool>* cancelled) -> Status {
+    const auto place =
+        std::lower_bound(outcome.members.begin(), outcome.members.end(), parent->rank()) -
+        outcome.members.begin();
+    InitOptions joining = ForJoining(options);
+    const Time left = std::max<Time>(deadline - SystemClock().Now(), kMillisecond);
+    joining.init_timeout_ms = static_cast<int>((left + kMillisecond - 1) / kMillisecond);
+    Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
+        static_cast<int>(outcome.members.size()), static_cast<int>(place), joining,
+        [&](const JoinOptions& join) { return JoinWithId(id, join); }, cancelled);
+    if (!joined.ok()) {
+      abandoned->store(true);
+      return joined.status();
+    }
+    shrunk.communicator = *std::move(joined);
+    return Status::Ok();
+  };
+  Result<Survivors::Outcome> outcome =
+      parent->survivors()->Agree(excluded, parent->completed(), deadline, steps);
+  abandoned->store(true);  // without effect where all have joined
+  if (!outcome.ok()) {
+    return WithCommName(outcome.status(), parent->rank(), parent->nranks(), parent->options().name);
+  }
+  shrunk.last_completed = outcome->last_completed;
+  return shrunk;
+}
+
+}  // namespace inccl

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Communicators made of communicators: split and shrink.
+#ifndef INCCL_INIT_SPLIT_SHRINK_H_
+#define INCCL_INIT_SPLIT_SHRINK_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "communicator/communicator.h"
+#include "init/options.h"
+
+namespace inccl {
+
+// nullptr for color -1. Collective over the parent.
+Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int key,
+                                            const InitOptions& options);
+
+struct Shrunk {
+  std::shared_ptr<Communicator> communicator;
+  uint64_t last_completed = 0;  // of the parent's operations, on every member
+};
+Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitOptions& options);
+
+}  // namespace inccl
+
+#endif  // INCCL_INIT_SPLIT_SHRINK_H_

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/device_allocator.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <iterator>
+#include <utility>
+
+namespace inccl {
+
+DeviceMemory& DeviceMemory::Instance() {
+  static auto* const memory = [] {
+    auto* made = new DeviceMemory;
+    pthread_atfork([] { Instance().mutex_.lock(); }, [] { Instance().mutex_.unlock(); },
+                   [] {
+                     Instance().ForkedChild();
+                     Instance().mutex_.unlock();
+                   });
+    return made;
+  }();
+  return *memory;
+}
+
+// The smallest kept piece of at least `bytes` and at most `most`.
+DeviceMemory::Pieces::iterator DeviceMemory::Fitting(const Device* device, int number, size_t bytes,
+                                                     size_t most) {
+  auto best = kept_.end();
+  for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+    const Piece& piece = *it->second;
+    if (piece.device != device || piece.number != number) continue;
+    if (piece.bytes < bytes || piece.bytes > most) continue;
+    if (best == kept_.end() || piece.bytes < best->second->bytes) best = it;
+  }
+  return best;
+}
+
+void* DeviceMemory::Take(Pieces::iterator kept) {
+  auto* const data = const_cast<std::byte*>(kept->first);
+  pieces_.insert(kept_.extract(kept));
+  ++count_;
+  return data;
+}
+
+Result<void*> DeviceMemory::Allocate(Device* device, int number, size_t bytes) {
+  const size_t unit = device->ShareGranularity();
+  // Smaller ones would have others' memory beside them, and are not worth the sharing.
+  if (bytes >= unit) bytes = (bytes + unit - 1) / unit * unit;
+  size_t kept = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = Fitting(device, number, bytes, 2 * bytes); found != kept_.end()) {
+      return Take(found);
+    }
+    for (const auto& [data, piece] : kept_) {
+      if (piece->device == device && piece->number == number) kept += piece->bytes;
+    }
+  }
+  Result<std::byte*> memory = device->AllocateOn(number, bytes);
+  if (!memory.ok()) {
+    if (kept == 0) return memory.status();
+    const std::lock_guard lock(mutex_);
+    if (const auto found = Fitting(device, number, bytes, SIZE_MAX); found != kept_.end()) {
+      return Take(found);
+    }
+    return Status(
+        memory.status().code(),
+        fmt::format("{} ({} bytes that were freed are kept, as others may have them open)",
+                    memory.status().message(), kept));
+  }
+  try {
+    auto piece = std::make_shared<Piece>(device, number, bytes);
+    const std::lock_guard lock(mutex_);
+    pieces_.insert_or_assign(*memory, std::move(piece));
+    ++count_;
+  } catch (...) {
+    device->FreeOn(number, *memory);
+    throw;
+  }
+  return *memory;
+}
+
+// The device may wait for all that it does: others need not wait meanwhile.
+bool DeviceMemory::Free(void* data) {
+  Pieces::node_type taken;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pieces_.find(static_cast<const std::byte*>(data));
+    if (found == pieces_.end()) return false;
+    taken = pieces_.extract(found);
+    --count_;
+    if (forked_) return true;
+  }
+  Piece& piece = *taken.mapped();
+  const bool shared = [&] {
+    const std::lock_guard lock(piece.mutex);
+    return piece.share.id != 0;
+  }();
+  if (!shared) {
+    piece.device->FreeOn(piece.number, static_cast<std::byte*>(data));
+    return true;
+  }
+  piece.device->WaitFor(piece.number);
+  const std::lock_guard lock(mutex_);
+  kept_.insert(std::move(taken));
+  return true;
+}
+
+DeviceShare DeviceMemory::Find(const void* data, size_t bytes) {
+  if (count_.load(std::memory_order_relaxed) == 0) return {};
+  const auto* const at = static_cast<const std::byte*>(data);
+  std::shared_ptr<Piece> piece;
+  std::byte* begin = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (forked_) return {};
+    const auto after = pieces_.upper_bound(at);
+    if (after == pieces_.begin()) return {};
+    const auto found = std::prev(after);
+    const auto offset = static_cast<size_t>(at - found->first);
+    const size_t size = found->second->bytes;
+    if (offset >= size || bytes > size - offset) return {};
+    begin = const_cast<std::byte*>(found->first);
+    piece = found->second;
+  }
+  // The driver may take its time: those who look for other pieces need not wait for that.
+  const std::lock_guard lock(piece->mutex);
+  if (!piece->asked) {
+    piece->asked = true;
+    if (piece->bytes < piece->device->ShareGranularity()) return {};
+    const Result<DeviceShare> share = piece->device->Share(begin, piece->bytes);
+    if (share.ok()) piece->share = *share;
+  }
+  return piece->share;
+}
+
+void DeviceMemory::Forget(const Device* device) {
+  const std::lock_guard lock(mutex_);
+  const auto gone = [device](const auto& entry) { return entry.second->device == device; };
+  count_ -= std::erase_if(pieces_, gone);
+  std::erase_if(kept_, gone);
+}
+
+// The memory is the parent's: the child can give it to nobody, and may only forget it. It touches
+// no piece's mutex, as a thread that it does not have may hold that.
+void DeviceMemory::ForkedChild() {
+  forked_ = forked_ || !pieces_.empty() || !kept_.empty();
+  kept_.clear();
+}
+
+}  // namespace inccl

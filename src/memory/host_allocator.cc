@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/host_allocator.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include "memory/memfd.h"
+
+namespace inccl {
+namespace {
+
+// A file costs a descriptor, and copies of less than this are cheap.
+constexpr size_t kLeastShared = size_t{1} << 20;
+
+size_t PageSize() {
+  static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return page;
+}
+
+// Where memory is promised to nobody beyond what there is, the first touch of a page of a file can
+// fail, with a signal; that of anonymous memory cannot.
+bool MemoryIsCounted() {
+  static const bool counted = [] {
+    const UniqueFd fd(open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC));
+    char mode = '0';
+    return fd.valid() && read(fd.get(), &mode, 1) == 1 && mode == '2';
+  }();
+  return counted;
+}
+
+}  // namespace
+
+CallerMemory& CallerMemory::Instance() {
+  static auto* const memory = [] {
+    auto* made = new CallerMemory;
+    pthread_atfork([] { Instance().mutex_.lock(); }, [] { Instance().mutex_.unlock(); },
+                   [] {
+                     Instance().ForkedChild();
+                     Instance().mutex_.unlock();
+                   });
+    return made;
+  }();
+  return *memory;
+}
+
+Result<void*> CallerMemory::Allocate(size_t size) {
+  const size_t bytes = (size + PageSize() - 1) / PageSize() * PageSize();
+  Piece piece;
+  piece.bytes = bytes;
+  Mapping mapping;
+  if (bytes >= kLeastShared && !MemoryIsCounted()) {
+    Result<shm::Memfd> file = shm::CreateMemfd("inccl-memory", bytes, /*peers_read_only=*/false);
+    if (file.ok()) {
+      piece.file = std::move(file->fd);
+      mapping = std::move(file->mapping);
+    }
+  }
+  if (mapping.data() == nullptr) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return SystemErrorErrno(fmt::format("{} bytes", size), errno);
+    mapping = Mapping(memory, bytes);
+  }
+  madvise(mapping.data(), bytes, MADV_HUGEPAGE);
+  const std::lock_guard lock(mutex_);
+  const bool shared = piece.file.valid();
+  if (shared) piece.taken.resize(bytes / PageSize());
+  piece.serial = shared ? next_serial_++ : 0;
+  pieces_.emplace(mapping.data(), std::move(piece));
+  if (shared) shared_.fetch_add(1);
+  return mapping.Release();
+}
+
+Status CallerMemory::Free(void* data) {
+  const std::lock_guard lock(mutex_);
+  const auto found = pieces_.find(static_cast<const std::byte*>(data));
+  if (found == pieces_.end()) {
+    return InvalidArgument(fmt::format("ptr: {} is not of ccl_mem_alloc, or freed", data));
+  }
+  const Piece& piece = found->second;
+  // Peers that have mapped the file notice only later; the memory is given back at once.
+  if (piece.serial != 0) {
+    fallocate(piece.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+              static_cast<off_t>(piece.bytes));
+    shared_.fetch_sub(1);
+  }
+  munmap(data, piece.bytes);
+  pieces_.erase(found);
+  return Status::Ok();
+}
+
+CallerMemory::Pieces::iterator CallerMemory::Holding(const std::byte* data, size_t bytes) {
+  auto after = pieces_.upper_bound(data);
+  if (after == pieces_.begin()) return pieces_.end();
+  const auto found = std::prev(after);
+  const auto offset = static_cast<size_t>(data - found->first);
+  if (offset > found->second.bytes || bytes > found->second.bytes - offset) return pieces_.end();
+  return found;
+}
+
+Region CallerMemory::Find(const void* data, size_t bytes) {
+  if (shared_.load(std::memory_order_relaxed) == 0) return {};
+  const std::lock_guard lock(mutex_);
+  const auto found = Holding(static_cast<const std::byte*>(data), bytes);
+  if (found == pieces_.end() || found->second.serial == 0) return {};
+  const Piece& piece = found->second;
+  return {piece.serial, const_cast<std::byte*>(found->first), piece.bytes, piece.file.get()};
+}
+
+Status CallerMemory::TakeAway(const std::byte* begin, const std::byte* end, Contents contents) {
+  if (begin >= end) return Status::Ok();
+  const auto bytes = static_cast<size_t>(end - begin);
+  const std::lock_guard lock(mutex_);
+  const auto found = Holding(begin, bytes);
+  if (found == pieces_.end()) return Status::Ok();  // freed by somebody
+  Piece& piece = found->second;
+  if (piece.serial != 0) shared_.fetch_sub(1);
+  piece.serial = 0;
+  const auto first = static_cast<size_t>(begin - found->first) / PageSize();
+  const size_t last = first + (bytes + PageSize() - 1) / PageSize();
+  if (contents == Contents::kLost) {
+    if (mmap(const_cast<std::byte*>(begin), bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS, -1, 0) == MAP_FAILED) {
+      return SystemErrorErrno(fmt::format("private pages for {} bytes", bytes), errno);
+    }
+  } else if (!MakePrivate(found->first, piece, first, last)) {
+    return SystemErrorErrno(fmt::format("private pages for {} bytes", bytes), errno);
+  }
+  std::fill(piece.taken.begin() + static_cast<std::ptrdiff_t>(first),
+            piece.taken.begin() + static_cast<std::ptrdiff_t>(last), true);
+  return Status::Ok();
+}
+
+// Pages [first, last) become private ones with the same contents. Those that are private already
+// keep theirs, whatever they are.
+bool CallerMemory::MakePrivate(const std::byte* data, const Piece& piece, size_t first,
+                               size_t last) {
+  while (first < last) {
+    size_t end = first;
+    while (end < last && !piece.taken[end]) ++end;
+    const size_t offset = first * PageSize(), bytes = (end - first) * PageSize();
+    if (end > first &&
+        mmap(const_cast<std::byte*>(data + offset), bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED, piece.file.get(), static_cast<off_t>(offset)) == MAP_FAILED) {
+      return false;
+    }
+    first = end + 1;
+  }
+  return true;
+}
+
+// The child of a fork gets private pages, as it has of all other memory, and does not disturb its
+// parent. (What the parent writes later shows through where the child has not written before.)
+void CallerMemory::ForkedChild() {
+  for (auto& entry : pieces_) {
+    Piece& piece = entry.second;
+    if (!piece.file.valid()) continue;
+    piece.serial = 0;
+    // Nothing can be done if this fails, and nobody told.
+    (void)MakePrivate(entry.first, piece, 0, piece.taken.size());
+  }
+  shared_.store(0);
+}
+
+}  // namespace inccl

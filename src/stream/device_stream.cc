@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stream/device_stream.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <map>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace inccl {
+namespace {
+
+// What is waited for is often some kernels away: first looked at often, then seldom.
+constexpr Time kLookOften = 200 * kMicrosecond;
+constexpr useconds_t kSeldom = 20;
+
+}  // namespace
+
+// Places are taken one at a time: the stream's order is theirs.
+Result<uint64_t> DeviceStream::TakePlace() {
+  {
+    const std::lock_guard lock(mutex_);
+    left_.Take();
+  }
+  Status status = CatchOutOfMemory([&] { return order_->Append(static_cast<uint32_t>(entered_)); });
+  if (status.ok()) return entered_++;
+  const std::lock_guard lock(mutex_);
+  left_.Untake();
+  return status;
+}
+
+bool DeviceStream::WaitTurn(uint64_t place, const GiveUp& give_up) {
+  const auto number = static_cast<uint32_t>(place);
+  const Time start = SystemClock().Now();
+  Standstill standstill;
+  while (!order_->Reached(number)) {
+    if (SystemClock().Now() - start < kLookOften) {
+      sched_yield();
+      continue;
+    }
+    uint64_t left = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      left = left_.count();
+    }
+    const Time stalled = standstill.Look(left);
+    if (give_up(left < place ? stalled : 0)) return false;
+    usleep(kSeldom);
+  }
+  return true;
+}
+
+void DeviceStream::LeavePlace(uint64_t place, const Status& /*status*/) {
+  const std::lock_guard lock(mutex_);
+  left_.Leave(place);
+  // A place that was left before its turn lets nothing pass that is still running.
+  if (left_.count() > 0) order_->Finish(static_cast<uint32_t>(left_.count() - 1));
+}
+
+Result<std::shared_ptr<Stream>> DeviceStreamOf(Device* device, void* stream) {
+  Result<uint64_t> id = device->IdOf(stream);
+  if (!id.ok()) return id.status();
+  static std::mutex mutex;
+  // Calls may be under way when the process ends.
+  static auto* const streams = new std::map<std::pair<Device*, uint64_t>, std::shared_ptr<Stream>>;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<Stream>& found = (*streams)[{device, *id}];
+  if (found == nullptr) {
+    Result<std::unique_ptr<DeviceOrder>> order = device->OrderOf(stream);
+    if (!order.ok()) return order.status();
+    found = std::make_shared<DeviceStream>(*std::move(order));
+  }
+  return found;
+}
+
+}  // namespace inccl

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stream/worker.h"
+
+#include <functional>
+#include <utility>
+
+#include "base/thread.h"
+
+namespace inccl {
+
+Worker::Worker(std::function<Status(const Batch&)> run, GiveUp give_up)
+    : run_(std::move(run)), give_up_(std::move(give_up)) {}
+
+Worker::~Worker() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+Status Worker::Enqueue(Batch&& batch) {
+  const std::lock_guard lock(mutex_);
+  Status status = CatchOutOfMemory([&]() -> Status {
+    if (!thread_.joinable()) {
+      Result<std::thread> thread = StartThread("inccl-worker", [this] { Loop(); });
+      if (!thread.ok()) return thread.status();
+      thread_ = *std::move(thread);
+    }
+    queue_.push_back(std::move(batch));
+    return Status::Ok();
+  });
+  if (!status.ok()) return status;
+  open_.fetch_add(1, std::memory_order_acq_rel);
+  changed_.notify_all();
+  return status;
+}
+
+void Worker::WaitIdle() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return open_.load() == 0; });
+}
+
+void Worker::Loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const Batch batch = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    for (const std::shared_ptr<Turn>& turn : batch.turns) {
+      const auto give_up = [&](Time stalled) { return give_up_(*turn, stalled); };
+      turn->Wait(std::cref(give_up));  // so that no memory is needed
+    }
+    const Status status = run_(batch);
+    // First idle, then told: who was told may call at once and find the communicator free.
+    lock.lock();
+    open_.fetch_sub(1, std::memory_order_acq_rel);
+    changed_.notify_all();
+    lock.unlock();
+    for (const std::shared_ptr<Turn>& turn : batch.turns) turn->Leave(status);
+    if (batch.completion != nullptr) batch.completion->Done(status);
+    lock.lock();
+  }
+}
+
+}  // namespace inccl

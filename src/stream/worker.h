@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The thread that runs a communicator's asynchronous batches, in the order in which they came. It
+// starts with the first.
+#ifndef INCCL_STREAM_WORKER_H_
+#define INCCL_STREAM_WORKER_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "base/status.h"
+#include "stream/batch.h"
+
+namespace inccl {
+
+class Worker {
+ public:
+  // Whether to stop waiting for a turn on whose stream nothing has moved for so long.
+  using GiveUp = std::function<bool(const Turn& turn, Time stalled)>;
+
+  // `run` performs a batch.
+  Worker(std::function<Status(const Batch&)> run, GiveUp give_up);
+  // Runs what is queued, then ends the thread.
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // kSystemError if there is no thread or memory to be had; then the batch is as it was.
+  Status Enqueue(Batch&& batch);
+  bool idle() const { return open_.load(std::memory_order_acquire) == 0; }
+  void WaitIdle();
+
+ private:
+  void Loop();
+
+  const std::function<Status(const Batch&)> run_;
+  const GiveUp give_up_;
+  std::atomic<int> open_{0};  // queued and running
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Batch> queue_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_STREAM_WORKER_H_

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What this machine is made of: from hwloc where the library is built with it, else from /sys.
+#ifndef INCCL_TOPOLOGY_TOPOLOGY_H_
+#define INCCL_TOPOLOGY_TOPOLOGY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "topology/processors.h"
+
+namespace inccl {
+
+// A zero or an empty set is something the system does not tell.
+struct Topology {
+  struct Cache {
+    int level = 0;
+    std::string type;    // "data", "instruction", "unified"
+    uint64_t bytes = 0;  // of one
+    int count = 0;
+  };
+  struct Node {
+    int id = 0;
+    CpuSet cpus;
+    uint64_t memory_bytes = 0;
+  };
+  std::string source;  // "hwloc 2.8", "sysfs"
+  int packages = 0;
+  int cores = 0;
+  CpuSet cpus;  // logical processors that are online, allowed or not
+  std::vector<Node> nodes;
+  std::vector<Cache> caches;  // by level, then type
+};
+
+// Takes milliseconds with hwloc; not for the way of a call.
+Topology ReadTopology();
+
+// From /sys below `root`.
+Topology SysfsTopology(const std::string& root = "");
+// nullopt: not built with hwloc, or hwloc finds nothing.
+std::optional<Topology> HwlocTopology();
+// Of its interface, "2.8"; "" if it is not built in.
+std::string HwlocVersion();
+
+}  // namespace inccl
+
+#endif  // INCCL_TOPOLOGY_TOPOLOGY_H_

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuning/tuner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace inccl {
+namespace {
+
+using Set = std::bitset<kAlgorithms>;
+
+// One-shot moves (n-1) times the data instead of 2(n-1)/n, in one step instead of two.
+constexpr uint64_t kOneShotBytes = 16 * 1024;
+// Above this many ranks a small call takes the logarithmic algorithms.
+constexpr int kManyRanks = 16;
+// The agreement of compressed calls up to this many bytes of elements goes in one step.
+constexpr uint64_t kSideOneShotBytes = 256 * 1024;
+
+Set Bit(Algorithm algorithm) { return Set(1ull << static_cast<size_t>(algorithm)); }
+
+Set AlgorithmsNamed(std::string_view name) {
+  Set set;
+  for (const AlgorithmTraits& row : kAlgorithmTable) {
+    if (name == row.own || name == row.family) set |= Bit(row.algorithm);
+  }
+  return set;
+}
+
+Set Existing(Collective collective) {
+  Set set;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    if (HasSchedule(collective, static_cast<Algorithm>(a), 2)) set.set(static_cast<size_t>(a));
+  }
+  return set;
+}
+
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  size_t begin = 0;
+  while (true) {
+    const size_t end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end == text.npos ? text.npos : end - begin));
+    if (end == text.npos) return parts;
+    begin = end + 1;
+  }
+}
+
+Result<Set> ParseList(std::string_view list, std::string_view whole) {
+  const bool negated = !list.empty() && list.front() == '^';
+  if (negated) list.remove_prefix(1);
+  Set set;
+  for (const std::string_view name : Split(list, ',')) {
+    const Set named = name.empty() ? Set() : AlgorithmsNamed(name);
+    if (named.none()) {
+      return InvalidArgument(
+          fmt::format("algorithm \"{}\" in \"{}\": not one of ring, tree, recursive_doubling, "
+                      "direct, direct_one_shot, direct_two_shot",
+                      name, whole));
+    }
+    set |= named;
+  }
+  return negated ? ~set : set;
+}
+
+// `set` is not empty.
+std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set) {
+  const auto in_set = [&](Algorithm algorithm) { return set.test(static_cast<size_t>(algorithm)); };
+  const Algorithm first =
+      std::find_if(std::begin(kAlgorithmTable), std::end(kAlgorithmTable),
+                   [&](const AlgorithmTraits& row) { return in_set(row.algorithm); })
+          ->algorithm;
+  if (set.count() == 1) return {first, TunerRule::kOnlyOne};
+  if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
+    for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
+      if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};
+    }
+  } else if (call.bytes <= kOneShotBytes && in_set(Algorithm::kDirectOneShot)) {
+    return {Algorithm::kDirectOneShot, TunerRule::kOneStep};
+  }
+  return {first, TunerRule::kInOrder};
+}
+
+const char* NameOf(Route::Kind kind) { return kind == Route::Kind::kRing ? "ring" : "direct"; }
+
+bool CanRun(const Route& route, Algorithm algorithm) {
+  switch (route.kind) {
+    case Route::Kind::kAny: return true;
+    case Route::Kind::kRing: return FindTraits(algorithm)->ring;
+    case Route::Kind::kDirect: return FindTraits(algorithm)->direct;
+  }
+  return false;
+}
+
+Set RankOrdered(Collective collective) {
+  Set set;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    set.set(static_cast<size_t>(a), FoldsInRankOrder(collective, static_cast<Algorithm>(a)));
+  }
+  return set;
+}
+
+// Why there is no algorithm.
+Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
+  const char* const name = Name(call.collective);
+  if (!filter.AdmitsAny(call.collective)) {
+    const Set existing = Existing(call.collective);
+    std::string others;
+    for (const AlgorithmTraits& row : kAlgorithmTable) {
+      if (!existing.test(static_cast<size_t>(row.algorithm))) continue;
+      others += fmt::format("{}{}", others.empty() ? "" : ",", row.own);
+    }
+    return InvalidArgument(fmt::format(
+        "{}: none of its algorithms is admitted by \"{}\" (INCCL_ALGO, config->algorithm); "
+        "\"{};{}:{}\" admits all of them",
+        name, filter.text(), filter.text(), name, others));
+  }
+  if (call.route.kind == Route::Kind::kAny) {
+    return InvalidArgument(
+        fmt::format("{}: none of the admitted algorithms sums in rank order, which `reproducible` "
+                    "asks for (direct does)",
+                    Name(call.collective)));
+  }
+  std::string admitted;
+  bool runs = false;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    if (!filter.Admits(call.collective, algorithm)) continue;
+    runs = runs || CanRun(call.route, algorithm);
+    admitted += fmt::format("{}{}", admitted.empty() ? "" : ", ", Name(algorithm));
+  }
+  const char* route = NameOf(call.route.kind);
+  if (runs) {
+    return InvalidArgument(
+        fmt::format("{}: {} runs on {} only, which does not sum in rank order as `reproducible` "
+                    "asks for",
+                    Name(call.collective), call.route.because, route));
+  }
+  return InvalidArgument(fmt::format("{}: {} runs on {} only, and the algorithms admitted are {}",
+                                     Name(call.collective), call.route.because, route, admitted));
+}
+
+}  // namespace
+
+AlgorithmFilter::AlgorithmFilter() {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    allowed_[static_cast<size_t>(c)] = Existing(static_cast<Collective>(c));
+  }
+}
+
+Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
+  AlgorithmFilter filter;
+  if (text.empty()) return filter;
+  filter.text_ = text;
+  for (const std::string_view clause : Split(text, ';')) {
+    const size_t colon = clause.find(':');
+    Result<Set> set = ParseList(clause.substr(colon == clause.npos ? 0 : colon + 1), text);
+    if (!set.ok()) return set.status();
+    bool known = colon == clause.npos;
+    for (int c = 0; c < kCollectiveKinds; ++c) {
+      const auto collective = static_cast<Collective>(c);
+      const Set usable = *set & Existing(collective);
+      if (colon == clause.npos) {
+        filter.allowed_[static_cast<size_t>(c)] = usable;
+      } else if (clause.substr(0, colon) == Name(collective)) {
+        known = true;
+        if (usable.none()) {
+          return InvalidArgument(
+              fmt::format("algorithm list \"{}\": {} has none of these", clause, Name(collective)));
+        }
+        filter.allowed_[static_cast<size_t>(c)] = usable;
+      }
+    }
+    if (!known) {
+      return InvalidArgument(fmt::format("algorithm list \"{}\": no collective named \"{}\"", text,
+                                         clause.substr(0, colon)));
+    }
+  }
+  return filter;
+}
+
+bool FoldsInRankOrder(Collective collective, Algorithm algorithm) {
+  if (!Reduces(collective)) return true;  // nothing is summed
+  return FindTraits(algorithm)->folds_in_rank_order;
+}
+
+Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
+                      const TunerTable& table) {
+  Set set;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    set.set(static_cast<size_t>(a),
+            filter.Admits(call.collective, algorithm) && CanRun(call.route, algorithm) &&
+                (!call.reproducible || FoldsInRankOrder(call.collective, algorithm)));
+  }
+  if (set.none()) return NothingLeft(call, filter);
+  if (call.below_min_bytes) {
+    const Set in_order = set & RankOrdered(call.collective);
+    if (in_order.any()) set = in_order;
+  }
+  auto [algorithm, rule] = Preferred(call, set);
+  if (!table.empty() && rule != TunerRule::kOnlyOne) {
+    const std::optional<Algorithm> measured =
+        table.Find(call.collective, call.nranks, call.compressed, call.bytes);
+    if (measured && set.test(static_cast<size_t>(*measured))) {
+      algorithm = *measured;
+      rule = TunerRule::kTable;
+    }
+  }
+  const bool side_one_shot =
+      call.collective == Collective::kAllReduce && call.bytes <= kSideOneShotBytes;
+  return Choice{algorithm, side_one_shot, rule};
+}
+
+std::string Explain(const TunerCall& call, const Choice& choice) {
+  std::string why;
+  switch (choice.rule) {
+    case TunerRule::kTable:
+      why = fmt::format("the fastest for {} bytes on {} ranks in the table of INCCL_TUNER_FILE",
+                        call.bytes, call.nranks);
+      break;
+    case TunerRule::kOnlyOne:
+      if (call.route.kind != Route::Kind::kAny) {
+        why = fmt::format("{} runs on {} only", call.route.because, NameOf(call.route.kind));
+        break;
+      }
+      why = call.reproducible && Reduces(call.collective)
+                ? "nothing else that is admitted sums in rank order, which `reproducible` asks for"
+                : "nothing else is admitted";
+      break;
+    case TunerRule::kOneStep:
+      why = fmt::format("up to {} bytes and {} ranks one step costs less than the bytes it adds",
+                        kOneShotBytes, kManyRanks);
+      break;
+    case TunerRule::kLogarithmic:
+      why = fmt::format(
+          "up to {} bytes on more than {} ranks its steps, which grow with the logarithm of the "
+          "ranks, count for more than bytes",
+          kOneShotBytes, kManyRanks);
+      break;
+    case TunerRule::kInOrder:
+      why = fmt::format("{} bytes: {}the first admitted of", call.bytes,
+                        call.bytes <= kOneShotBytes
+                            ? "what small calls prefer is not admitted or does not exist; "
+                            : "");
+      for (const AlgorithmTraits& row : kAlgorithmTable) {
+        why += fmt::format("{} {}", &row == kAlgorithmTable ? "" : ",", row.name);
+      }
+      break;
+  }
+  if (call.below_min_bytes && FoldsInRankOrder(call.collective, choice.algorithm)) {
+    why += "; below the codec's min_bytes sums are taken in rank order";
+  }
+  return fmt::format("{}: {}", Name(choice.algorithm), why);
+}
+
+}  // namespace inccl

@@ -1,0 +1,599 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Strangers at the rendezvous: whatever they send, the job joins, and they cost little.
+#include <fcntl.h>
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "bootstrap/admission.h"
+#include "bootstrap/bootstrap_world.h"
+#include "bootstrap/frame.h"
+#include "bootstrap/handshake.h"
+#include "bootstrap/messages.h"
+#include "bootstrap/rendezvous_client.h"
+#include "bootstrap/rendezvous_root.h"
+#include "bootstrap/socket.h"
+#include "support/seed.h"
+#include "world/baseline.h"
+
+namespace inccl::test {
+namespace {
+
+using namespace bootstrap;  // NOLINT(build/namespaces)
+
+// A connection that follows no protocol. Reads give up after ten seconds.
+class Stranger {
+ public:
+  explicit Stranger(const SocketAddress& address) {
+    int error = 0;
+    Result<UniqueFd> fd = Connect(address, &error);
+    EXPECT_TRUE(fd.ok() && error == 0);
+    fd_ = *std::move(fd);
+    EXPECT_TRUE(WaitFor(fd_.get(), POLLOUT, SystemClock().Now() + 10 * kSecond));
+  }
+  bool Send(Bytes bytes) { return WriteSome(fd_.get(), bytes).bytes == bytes.size(); }
+  // Exactly n bytes, or what came before the end.
+  std::vector<std::byte> Read(size_t n) {
+    std::vector<std::byte> bytes(n);
+    size_t have = 0;
+    while (have < n && WaitFor(fd_.get(), POLLIN, SystemClock().Now() + 10 * kSecond)) {
+      const IoResult got = ReadSome(fd_.get(), std::span(bytes).subspan(have));
+      if (got.error == EAGAIN) continue;
+      if (got.error != 0 || got.closed) break;
+      have += got.bytes;
+    }
+    bytes.resize(have);
+    return bytes;
+  }
+  bool IsOpen() {
+    std::array<std::byte, 1> one;
+    return ReadSome(fd_.get(), one).error == EAGAIN;
+  }
+  // The other side ends the connection and says nothing before.
+  bool IsCutOff() {
+    if (!WaitFor(fd_.get(), POLLIN, SystemClock().Now() + 10 * kSecond)) return false;
+    std::array<std::byte, 1> one;
+    const IoResult got = ReadSome(fd_.get(), one);
+    return got.closed || (got.error != 0 && got.error != EAGAIN);
+  }
+
+ private:
+  UniqueFd fd_;
+};
+
+class AttackTest : public ::testing::Test {
+ protected:
+  AttackTest() {
+    Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+    EXPECT_TRUE(id.ok());
+    id_ = *id;
+    address_ = SocketAddress::Tcp(id_.addresses[0]);
+    terms_.key = Hkdf(id_.secret.bytes(), id_.nonce, "inccl rendezvous").value();
+    terms_.communicator = id_.nonce;
+  }
+  void ExpectTheJobJoins(int n = 3) {
+    for (const Result<Mesh>& mesh : JoinThreads(id_, n)) {
+      EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+    }
+  }
+  // A whole handshake; the client's hello is kept in *hello.
+  bool Authenticate(Stranger* stranger, const HandshakeTerms& terms, uint32_t rank, uint32_t nranks,
+                    std::vector<std::byte>* hello = nullptr) {
+    ClientHandshake handshake;
+    handshake.Start(&terms, rank, nranks, Nonce{});
+    handshake.Feed(stranger->Read(kGreetingBytes));
+    if (hello != nullptr) hello->assign(handshake.hello().begin(), handshake.hello().end());
+    stranger->Send(handshake.hello());
+    const std::vector<std::byte> reply = stranger->Read(kReplyBytes);
+    return reply.size() == kReplyBytes && handshake.Feed(reply) == ClientHandshake::State::kDone;
+  }
+
+  const Baseline baseline_;
+  UniqueId id_;
+  SocketAddress address_;
+  HandshakeTerms terms_;
+};
+
+TEST_F(AttackTest, Garbage) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 50; ++i) {
+    Stranger stranger(address_);
+    std::vector<std::byte> bytes(1 + rng.Below(300));
+    for (std::byte& b : bytes) b = static_cast<std::byte>(rng.Next());
+    stranger.Send(bytes);
+    EXPECT_EQ(stranger.Read(kGreetingBytes + 1).size(), kGreetingBytes)
+        << "after the greeting nothing comes";
+  }
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, AReplayOnTheLivePort) {
+  std::vector<std::byte> recorded;
+  {
+    Stranger rank(address_);
+    ASSERT_TRUE(Authenticate(&rank, terms_, 1, 3, &recorded));
+  }
+  Stranger replay(address_);
+  EXPECT_EQ(replay.Read(kGreetingBytes).size(), kGreetingBytes);
+  EXPECT_TRUE(replay.Send(recorded));
+  EXPECT_TRUE(replay.IsCutOff());
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, AWrongSecretLearnsNothing) {
+  HandshakeTerms wrong = terms_;
+  wrong.key = Key(Mac{});
+  Stranger stranger(address_);
+  EXPECT_FALSE(Authenticate(&stranger, wrong, 1, 3));
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, AMemberThatSpeaksNonsense) {
+  Rng rng(TestSeed());
+  for (int i = 0; i < 30; ++i) {
+    Stranger member(address_);
+    ASSERT_TRUE(Authenticate(&member, terms_, 1, 3));
+    std::vector<std::byte> bytes;
+    if (i % 3 == 0) {
+      bytes.resize(4, std::byte{0xFF});  // a frame of 4 GiB
+    } else {
+      std::vector<std::byte> body(rng.Below(200));
+      for (std::byte& b : body) b = static_cast<std::byte>(rng.Next());
+      AppendFrame(static_cast<uint8_t>(1 + rng.Below(6)), body, &bytes);
+    }
+    member.Send(bytes);
+    EXPECT_TRUE(member.IsCutOff());
+  }
+  // A registration of another rank than the one that authenticated.
+  Stranger liar(address_);
+  ASSERT_TRUE(Authenticate(&liar, terms_, 1, 3));
+  Registration registration;
+  registration.record.rank = 2;
+  registration.nranks = 3;
+  std::vector<std::byte> bytes;
+  AppendFrame(static_cast<uint8_t>(MessageKind::kRegister), registration.Encode(), &bytes);
+  liar.Send(bytes);
+  EXPECT_TRUE(liar.IsCutOff());
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, IdleConnectionsAreFew) {
+  const size_t before = Holdings::Now().fds;
+  std::vector<std::optional<Stranger>> idle(500);
+  for (auto& stranger : idle) stranger.emplace(address_);
+  EXPECT_EQ(idle.back()->Read(kGreetingBytes).size(), kGreetingBytes);  // all have been accepted
+  // Ours are 500 of them; the rendezvous holds the 128 that it allows one address, beside the
+  // directory that is being read.
+  EXPECT_LE(Holdings::Now().fds, before + idle.size() + 130);
+  ExpectTheJobJoins();
+}
+
+TEST_F(AttackTest, JoiningDuringAFlood) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> flood;
+  for (int i = 0; i < 2; ++i) {
+    flood.emplace_back([&, i] {
+      Rng rng(TestSeed() + static_cast<uint64_t>(i));
+      std::vector<UniqueFd> open(200);
+      while (!stop) {
+        int error = 0;
+        Result<UniqueFd> fd = Connect(address_, &error);
+        if (!fd.ok()) continue;
+        if (rng.Below(2) == 0) WriteSome(fd->get(), AsBytes("icl1 and something more"));
+        open[rng.Below(open.size())] = *std::move(fd);
+        if (rng.Below(16) == 0) usleep(1000);
+      }
+    });
+  }
+  usleep(20000);
+  ExpectTheJobJoins(4);
+  stop = true;
+  for (std::thread& thread : flood) thread.join();
+}
+
+// Connections to a unix socket that have been greeted and say nothing.
+std::vector<std::unique_ptr<Stranger>> Greeted(const std::string& name, int count) {
+  std::vector<std::unique_ptr<Stranger>> connections;
+  for (int i = 0; i < count; ++i) {
+    connections.push_back(std::make_unique<Stranger>(SocketAddress::Unix(name)));
+    EXPECT_EQ(connections.back()->Read(kGreetingBytes).size(), kGreetingBytes);
+  }
+  return connections;
+}
+
+// How many of them are there still: they have not been closed.
+int Open(std::vector<std::unique_ptr<Stranger>>* connections) {
+  int open = 0;
+  for (auto& connection : *connections) open += connection->IsOpen() ? 1 : 0;
+  return open;
+}
+
+class FloodTest : public ::testing::Test {
+ protected:
+  void StartLauncherRoot(int nranks) {
+    Result<UniqueFd> listener = Listen(SocketAddress::Unix(name_));
+    ASSERT_TRUE(listener.ok());
+    RootOptions options;
+    options.same_uid_only = true;
+    options.nranks = nranks;
+    options.handshake_limit = 20 * kSecond;
+    options.listeners.push_back(*std::move(listener));
+    terms_ = options.terms;
+    ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  }
+  // What a rank does up to the last message.
+  Status Join(int rank, int nranks) {
+    const auto client = RendezvousClient::Connect(
+        {.addresses = {SocketAddress::Unix(name_)}, .same_uid_only = true}, terms_,
+        {.rank = rank, .nranks = nranks, .deadline = SystemClock().Now() + 20 * kSecond});
+    if (!client.ok()) return client.status();
+    Registration registration;
+    registration.record.rank = static_cast<uint32_t>(rank);
+    registration.nranks = static_cast<uint32_t>(nranks);
+    registration.remaining = 20 * kSecond;
+    (void)(*client)->Send(MessageKind::kRegister, registration.Encode());
+    if (const auto table = (*client)->Await(MessageKind::kTable); !table.ok()) {
+      return table.status();
+    }
+    (void)(*client)->Send(MessageKind::kDone, {});
+    return (*client)->Await(MessageKind::kGo).status();
+  }
+  void ExpectTheRanksJoin(int nranks) {
+    OnThreads(nranks, [&](int rank) {
+      const Status status = Join(rank, nranks);
+      EXPECT_TRUE(status.ok()) << status.message();
+    });
+  }
+
+  const std::string name_ = "inccl-flood-" + std::to_string(getpid());
+  HandshakeTerms terms_;
+};
+
+// It knows the key, but belongs to a world of another size, and comes when the ranks have joined.
+TEST_F(FloodTest, ARankOfAnotherWorldThatRegistersLateIsTurnedAway) {
+  StartLauncherRoot(2);
+  const auto late = RendezvousClient::Connect(
+      {.addresses = {SocketAddress::Unix(name_)}, .same_uid_only = true}, terms_,
+      {.rank = 2, .nranks = 3, .deadline = SystemClock().Now() + 20 * kSecond});
+  ASSERT_TRUE(late.ok()) << late.status().message();
+  ExpectTheRanksJoin(2);
+  Registration registration;
+  registration.record.rank = 2;
+  registration.nranks = 3;
+  registration.remaining = 20 * kSecond;
+  ASSERT_TRUE((*late)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  const Status status = (*late)->Await(MessageKind::kTable).status();
+  EXPECT_EQ(status.code(), Code::kInvalidUsage);
+  EXPECT_NE(status.message().find("all ranks had joined"), std::string::npos) << status.message();
+}
+
+TEST_F(FloodTest, OneProcessCannotCrowdOutTheRanksOfOthers) {
+  const Baseline baseline;
+  ASSERT_NO_FATAL_FAILURE(StartLauncherRoot(3));
+  {
+    auto ranks = Greeted(name_, 3);
+    Processes processes;
+    const pid_t flood = processes.Start([&] {
+      auto strangers = Greeted(name_, 300);
+      const int open = Open(&strangers);
+      EXPECT_LE(open, 16) << "of one process";
+      EXPECT_GE(open, 1);
+      return 0;
+    });
+    EXPECT_EQ(processes.Wait(flood), 0);
+    EXPECT_EQ(Open(&ranks), 3);
+  }
+  ExpectTheRanksJoin(3);
+}
+
+TEST_F(FloodTest, ManyRanksAtOnceDoNotCrowdOutEachOther) {
+  const Baseline baseline;
+  constexpr int kMany = 200;
+  ASSERT_NO_FATAL_FAILURE(StartLauncherRoot(kMany));
+  {
+    auto ranks = Greeted(name_, kMany);
+    EXPECT_EQ(Open(&ranks), kMany);
+  }
+  ExpectTheRanksJoin(3);
+}
+
+TEST_F(FloodTest, RanksJoinMeanwhile) {
+  const Baseline baseline;
+  ASSERT_NO_FATAL_FAILURE(StartLauncherRoot(3));
+  Processes processes;
+  processes.Start([&] {
+    std::vector<UniqueFd> open(200);
+    for (size_t i = 0;; i = (i + 1) % open.size()) {
+      int error = 0;
+      Result<UniqueFd> fd = Connect(SocketAddress::Unix(name_), &error);
+      if (!fd.ok()) continue;
+      if (i % 2 == 0) WriteSome(fd->get(), AsBytes("icl1 and something more"));
+      open[i] = *std::move(fd);
+    }
+    return 0;
+  });
+  usleep(20000);
+  ExpectTheRanksJoin(3);
+}
+
+TEST(AdmissionTest, BudgetsFollowTheRanks) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_cur < 4 * 4 * 300) GTEST_SKIP() << "at most " << limit.rlim_cur << " descriptors";
+  for (const size_t ranks : {1u, 3u, 64u, 300u}) {
+    for (const bool unix_sockets : {true, false}) {
+      const Budget budget = BudgetFor(ranks, unix_sockets);
+      EXPECT_GE(budget.total, 2 * ranks);
+      EXPECT_GE(budget.per_source, 2 * ranks) << "the ranks may be threads";
+      EXPECT_LE(2 * budget.per_source, budget.total) << "one source leaves half to the others";
+    }
+  }
+  EXPECT_LE(BudgetFor(3, true).per_source, 16u);
+}
+
+TEST(AdmissionTest, WhoHasManyMakesRoomFirst) {
+  const Budget budget = {.total = 6, .per_source = 3};
+  const std::vector<uint64_t> some = {7, 8, 7, 9, 7};
+  for (uint64_t random = 0; random < 20; ++random) {
+    EXPECT_EQ(MakesRoom(some, 8, budget, random), some.size()) << "there is room";
+    const size_t own = MakesRoom(some, 7, budget, random);
+    ASSERT_LT(own, some.size());
+    EXPECT_EQ(some[own], 7u);
+  }
+  // Full of many sources: any may go, so that nobody can be aimed at.
+  const std::vector<uint64_t> full = {1, 2, 3, 4, 5, 6};
+  std::set<size_t> gone;
+  for (uint64_t random = 0; random < 6; ++random) gone.insert(MakesRoom(full, 9, budget, random));
+  EXPECT_EQ(gone, (std::set<size_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(MakesRoom({}, 9, budget, 5), 0u);
+}
+
+TEST(AdmissionTest, LinesAreFew) {
+  LineLimit limit;
+  int lines = 0;
+  for (Time now = 10 * kSecond; now < 15 * kSecond; now += kMillisecond) lines += limit.Allow(now);
+  EXPECT_EQ(lines, 5);
+}
+
+UniqueIdAddress ChooseLoopback() {
+  UniqueIdAddress address;
+  address.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
+  return address;
+}
+
+TEST(RootTest, TheSlowAreCutOff) {
+  const Baseline baseline;
+  Result<UniqueFd> listener = Listen(SocketAddress::Tcp(ChooseLoopback()));
+  ASSERT_TRUE(listener.ok());
+  UniqueIdAddress address = ChooseLoopback();
+  address.port = LocalPort(listener->get()).value();
+  RootOptions options;
+  options.handshake_limit = 200 * kMillisecond;
+  options.lifetime = kSecond;
+  options.listeners.push_back(*std::move(listener));
+  const HandshakeTerms terms = options.terms;
+  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  const SocketAddress target = SocketAddress::Tcp(address);
+  {
+    Stranger slow(target);
+    ASSERT_EQ(slow.Read(kGreetingBytes).size(), kGreetingBytes);
+    const double start = Seconds();
+    bool alive = true;
+    for (int i = 0; alive && i < 500; ++i) {
+      alive = slow.Send(AsBytes("icl1icl1").subspan(static_cast<size_t>(i % 4), 1));
+      usleep(10000);
+    }
+    EXPECT_TRUE(slow.IsCutOff());
+    EXPECT_LT(Seconds() - start, 4.0 * kSlowness);
+    // One that authenticated and then never registers.
+    Stranger silent(target);
+    ClientHandshake handshake;
+    handshake.Start(&terms, 0, 1, Nonce{});
+    handshake.Feed(silent.Read(kGreetingBytes));
+    silent.Send(handshake.hello());
+    ASSERT_EQ(handshake.Feed(silent.Read(kReplyBytes)), ClientHandshake::State::kDone);
+    EXPECT_TRUE(silent.IsCutOff());
+  }
+  // A registration that completes it, so that the thread ends.
+  const auto client = RendezvousClient::Connect(
+      {.addresses = {target}}, terms,
+      {.rank = 0, .nranks = 1, .deadline = SystemClock().Now() + 10 * kSecond});
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  Registration registration;
+  registration.nranks = 1;
+  registration.remaining = kSecond;
+  ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  EXPECT_TRUE((*client)->Await(MessageKind::kTable).ok());
+  ASSERT_TRUE((*client)->Send(MessageKind::kDone, {}).ok());
+  EXPECT_TRUE((*client)->Await(MessageKind::kGo).ok());
+}
+
+constexpr uid_t kNobody = 65534;
+
+TEST(OtherUserTest, CannotServeARendezvousOfOurs) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  const std::string name = "inccl-squatted-" + std::to_string(getpid());
+  Processes processes;
+  const pid_t squatter = processes.Start([&] {
+    if (setgroups(0, nullptr) != 0 || setuid(kNobody) != 0) return 1;
+    Result<UniqueFd> listener = Listen(SocketAddress::Unix(name));
+    if (!listener.ok()) return 2;
+    while (true) pause();
+  });
+  RootTarget target;
+  target.addresses.push_back(SocketAddress::Unix(name));
+  target.same_uid_only = true;
+  target.may_come_later = true;
+  const Status status =
+      RendezvousClient::Connect(
+          target, {}, {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 20 * kSecond})
+          .status();
+  EXPECT_EQ(status.code(), Code::kInvalidUsage);
+  EXPECT_CONTAINS(status.message(), "process " + std::to_string(squatter) + " of uid 65534");
+}
+
+// A process of another user that holds `names` until it is killed; it has them when this returns.
+pid_t TakeNames(Processes* processes, const std::vector<std::string>& names, bool listens) {
+  int ready[2];
+  EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t squatter = processes->Start([&] {
+    if (setgroups(0, nullptr) != 0 || setuid(kNobody) != 0) return 1;
+    std::vector<UniqueFd> held;
+    for (const std::string& name : names) {
+      const SocketAddress address = SocketAddress::Unix(name);
+      held.emplace_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      const auto* where = reinterpret_cast<const sockaddr*>(&address.storage);
+      if (bind(held.back().get(), where, address.length) != 0) return 2;
+      if (listens && listen(held.back().get(), 64) != 0) return 3;
+    }
+    if (write(ready[1], "r", 1) != 1) return 4;
+    while (true) pause();
+  });
+  close(ready[1]);
+  char byte = 0;
+  EXPECT_EQ(read(ready[0], &byte, 1), 1) << "the names could not be taken";
+  close(ready[0]);
+  return squatter;
+}
+
+Launcher JobOf(int rank, const std::string& name) {
+  Launcher launcher;
+  launcher.kind = "test";
+  launcher.rank = rank;
+  launcher.nranks = 3;
+  launcher.job = name + std::to_string(getpid());
+  return launcher;
+}
+
+// The names that a job will use can be told from its number, so another user may have them before.
+class SquattedNamesTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(SquattedNamesTest, ArePassedOver) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  std::vector<std::string> names = *RendezvousNames(JobOf(0, "squatted"), 0);
+  ASSERT_GE(names.size(), 3u);
+  names.resize(names.size() - 1);
+  Processes processes;
+  TakeNames(&processes, names, GetParam());
+  OnThreads(3, [&](int rank) {
+    const Result<Mesh> mesh = JoinWithLauncher(JobOf(rank, "squatted"), 0, Options(rank, 3));
+    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+    EXPECT_EQ(mesh->peers.size(), 3u);
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Listening, SquattedNamesTest, ::testing::Bool());
+
+// The rendezvous is at the second name. Then the first, where it might have been, is free, too.
+TEST(OtherUserTest, ASecondRank0IsToldAtOnceAtTheNameThatIsLeft) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  const Baseline baseline;
+  Processes processes;
+  const pid_t squatter =
+      TakeNames(&processes, {RendezvousNames(JobOf(0, "second"), 0)->front()}, /*listens=*/true);
+  int go[2][2];
+  for (auto& pipe : go) ASSERT_EQ(pipe2(pipe, O_CLOEXEC), 0);
+  const auto come = [launcher = JobOf(0, "second"), first = getpid()](int ready) {
+    char byte = 0;
+    if (read(ready, &byte, 1) != 1) return 2;
+    const double start = Seconds();
+    const Status status = JoinWithLauncher(launcher, 0, Options(0, 3)).status();
+    EXPECT_EQ(status.code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(status.message(), "rank 0/3: init: rank 0 is claimed twice: first by 0@");
+    EXPECT_CONTAINS(status.message(), ":" + std::to_string(first) + ", then by 0@");
+    EXPECT_LT(Seconds() - start, 10.0 * kSlowness) << "long before its deadline";
+    return 0;
+  };
+  const pid_t others[] = {processes.Start([&] { return come(go[0][0]); }),
+                          processes.Start([&] { return come(go[1][0]); })};
+  const auto expect_told = [&](int other) {
+    EXPECT_EQ(write(go[other][1], "g", 1), 1);
+    EXPECT_EQ(processes.Wait(others[other]), 0);
+  };
+  OnThreads(3, [&](int rank) {
+    if (rank == 2) {  // the others are there, so the first has the rank
+      usleep(100000);
+      expect_told(0);
+      kill(squatter, SIGKILL);
+      EXPECT_TRUE(WIFSIGNALED(processes.Wait(squatter)));
+      expect_told(1);
+    }
+    const Result<Mesh> mesh = JoinWithLauncher(JobOf(rank, "second"), 0, Options(rank, 3));
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  });
+  for (const auto& pipe : go) {
+    close(pipe[0]);
+    close(pipe[1]);
+  }
+}
+
+TEST(OtherUserTest, WhoHoldsAllNamesIsNamed) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  Processes processes;
+  const pid_t squatter =
+      TakeNames(&processes, *RendezvousNames(JobOf(0, "all"), 0), /*listens=*/true);
+  OnThreads(3, [&](int rank) {
+    const Status status = JoinWithLauncher(JobOf(rank, "all"), 0, Options(rank, 3)).status();
+    EXPECT_EQ(status.code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + "/3: init: ");
+    EXPECT_CONTAINS(status.message(), "process " + std::to_string(squatter) + " of uid 65534");
+  });
+}
+
+TEST(OtherUserTest, CannotJoinALaunchersJob) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  const Baseline baseline;
+  const std::string name = "inccl-ours-" + std::to_string(getpid());
+  Processes processes;
+  int ready[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t intruder = processes.Start([&] {
+    char go = 0;
+    if (read(ready[0], &go, 1) != 1) return 2;
+    if (setgroups(0, nullptr) != 0 || setuid(kNobody) != 0) return 1;
+    Stranger stranger(SocketAddress::Unix(name));
+    return stranger.Read(1).empty() ? 42 : 3;  // not even a greeting
+  });
+  Result<UniqueFd> listener = Listen(SocketAddress::Unix(name));
+  ASSERT_TRUE(listener.ok());
+  RootOptions options;
+  options.same_uid_only = true;
+  options.listeners.push_back(*std::move(listener));
+  const HandshakeTerms terms = options.terms;
+  ASSERT_TRUE(StartRoot(std::move(options)).ok());
+  ASSERT_EQ(write(ready[1], "g", 1), 1);
+  const int status = processes.Wait(intruder);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
+  close(ready[0]);
+  close(ready[1]);
+  const auto client = RendezvousClient::Connect(
+      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
+      {.rank = 0, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
+  ASSERT_TRUE(client.ok()) << client.status().message();
+  Registration registration;  // of one that never gets company, so that the thread ends
+  registration.nranks = 2;
+  registration.remaining = kMillisecond;
+  ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  EXPECT_EQ((*client)->Await(MessageKind::kGo).status().code(), Code::kTimeout);
+  Result<std::unique_ptr<RendezvousClient>> second = RendezvousClient::Connect(
+      {.addresses = {SocketAddress::Unix(name)}, .same_uid_only = true}, terms,
+      {.rank = 1, .nranks = 2, .deadline = SystemClock().Now() + 10 * kSecond});
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  registration.record.rank = 1;
+  ASSERT_TRUE((*second)->Send(MessageKind::kRegister, registration.Encode()).ok());
+  EXPECT_EQ((*second)->Await(MessageKind::kGo).status().code(), Code::kTimeout);
+}
+
+}  // namespace
+}  // namespace inccl::test

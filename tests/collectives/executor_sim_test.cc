@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The real schedules and the real executor in the simulator: random collectives, shapes and codecs,
+// slices and credits arriving in random order, work finishing late, buffers lent, ranks crashing.
+// One integer replays a run: INCCL_TEST_SEED.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+#include "collectives/executor.h"
+#include "fakes/sim_engine.h"
+#include "support/hbi_oracle.h"
+#include "support/seed.h"
+#include "transport/sim/sim_world.h"
+
+namespace inccl {
+namespace {
+
+constexpr int kRuns = 400;
+
+// What ranks lend of a call's buffers: as in memory of the host, where results are written to those
+// who want them, or as in memory of devices, where peers only read, and which is withdrawn when the
+// call fails.
+enum class Lending { kNothing, kOfHost, kOfDevice };
+
+struct Scenario {
+  Collective collective;
+  Algorithm algorithm;
+  int nranks, root, channels;
+  bool hbi, side_one_shot, in_place, late_engine, multicast;
+  Lending lending;
+  bool noticed_soon;
+  uint64_t count, row_elements;
+  uint32_t slice_elements, group;
+  uint16_t depth;
+
+  static Scenario Random(Rng* rng) {
+    Scenario s{};
+    do {
+      s.collective = static_cast<Collective>(rng->Below(kCollectiveKinds));
+      s.algorithm = static_cast<Algorithm>(rng->Below(kAlgorithms));
+      s.nranks = static_cast<int>(2 + rng->Below(8));
+    } while (!HasSchedule(s.collective, s.algorithm, s.nranks));
+    s.root = static_cast<int>(rng->Below(static_cast<uint64_t>(s.nranks)));
+    s.channels = static_cast<int>(1 + rng->Below(3));
+    const bool all_reduce = s.collective == Collective::kAllReduce;
+    const bool halves = s.collective == Collective::kReduceScatter ||
+                        s.collective == Collective::kAllGather;  // of an all-reduce
+    s.hbi = (all_reduce || halves) && rng->Below(2) == 0;
+    s.side_one_shot = all_reduce && rng->Below(2) == 0;
+    s.in_place = (all_reduce || halves) && rng->Below(2) == 0;
+    s.late_engine = rng->Below(2) == 0;
+    s.multicast = rng->Below(2) == 0;
+    // As the composition root does (src/communicator/zero_copy.cc), over what joins ranks by shared
+    // memory.
+    const bool lends = s.algorithm == Algorithm::kDirect && !s.hbi && s.multicast &&
+                       (all_reduce || halves || s.collective == Collective::kBroadcast);
+    s.noticed_soon = rng->Below(2) == 0;
+    s.lending = lends ? static_cast<Lending>(rng->Below(3)) : Lending::kNothing;
+    s.count = rng->Below(4) == 0 ? rng->Below(3) : rng->Below(12000);
+    s.row_elements = s.hbi ? kWindow : kSuperblock * (1 + rng->Below(20));
+    s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
+    s.depth = static_cast<uint16_t>(1 + rng->Below(4));
+    s.group = static_cast<uint32_t>(1 + rng->Below(s.depth));
+    return s;
+  }
+  // Calls in which something is lent; ranks that fail early take it back while others still use it.
+  static Scenario Lent(Lending lending, Rng* rng) {
+    Scenario s{};
+    do {
+      s = Random(rng);
+    } while (s.lending != lending || s.count < 1000);
+    s.late_engine = s.noticed_soon = true;
+    return s;
+  }
+  std::string ToString() const {
+    return std::string(Name(collective)) + " by " + Name(algorithm) +
+           " n=" + std::to_string(nranks) + " root=" + std::to_string(root) +
+           " channels=" + std::to_string(channels) + " count=" + std::to_string(count) +
+           " slice=" + std::to_string(slice_elements) + " depth=" + std::to_string(depth) +
+           " group=" + std::to_string(group) + (hbi ? " hbi" : " none") +
+           (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
+           (multicast ? " multicast" : " unicast") +
+           (lending == Lending::kNothing  ? ""
+            : lending == Lending::kOfHost ? " lent"
+                                          : " lent of a device");
+  }
+  uint64_t InputCount() const {
+    const bool parts = collective == Collective::kReduceScatter ||
+                       collective == Collective::kScatter || collective == Collective::kAllToAll;
+    return parts ? count * static_cast<uint64_t>(nranks) : count;
+  }
+  uint64_t OutputCount() const {
+    const bool parts = collective == Collective::kAllGather || collective == Collective::kGather ||
+                       collective == Collective::kAllToAll;
+    return parts ? count * static_cast<uint64_t>(nranks) : count;
+  }
+  // In place, the smaller buffer is this rank's segment of the larger one.
+  uint64_t Segment(int rank) const { return count * static_cast<uint64_t>(rank); }
+  // Where element i of a rank's output comes from: the rank and the element of its input. Of no
+  // rank: the sum of all.
+  std::pair<int, uint64_t> SourceOf(uint64_t rank, uint64_t i) const {
+    const uint64_t mine = rank * count;
+    switch (collective) {
+      case Collective::kAllGather:
+      case Collective::kGather: return {static_cast<int>(i / count), i % count};
+      case Collective::kAllToAll: return {static_cast<int>(i / count), mine + i % count};
+      case Collective::kBroadcast: return {root, i};
+      case Collective::kScatter: return {root, mine + i};
+      case Collective::kReduceScatter: return {-1, mine + i};
+      case Collective::kAllReduce:
+      case Collective::kReduce: break;
+    }
+    return {-1, i};
+  }
+};
+
+// One rank: memory, program, task.
+struct SimRank {
+  std::vector<float> input, original, output;
+  std::unique_ptr<LaneTable> lanes;
+  std::unique_ptr<Program> program;
+  std::unique_ptr<CodecState> codec;
+  std::unique_ptr<test::SimEngine> engine;
+  std::unique_ptr<Task> task;
+  std::vector<float> other;  // lent before
+  Lent lent_input, lent_output;
+  Status failure;
+  bool over() const { return task->done() || !failure.ok(); }
+};
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed, Lending lending = Lending::kNothing)
+      : rng_(seed),
+        scenario_(lending == Lending::kNothing ? Scenario::Random(&rng_)
+                                               : Scenario::Lent(lending, &rng_)),
+        world_(scenario_.nranks, rng_.Next(), SimOptionsOf(scenario_)),
+        codec_(scenario_.hbi ? *MakeCodec("hbi:bits=6") : IdentityCodec()) {
+    for (int rank = 0; rank < scenario_.nranks; ++rank) ranks_.push_back(MakeRank(rank));
+    MakeExpected();
+  }
+
+  const Scenario& scenario() const { return scenario_; }
+
+  // Polls the ranks in random order until all are over; `crash_after` polls (or never, if negative)
+  // later one rank crashes. Returns the crashed rank or -1.
+  int Play(int64_t crash_after) {
+    int victim = -1;
+    for (int64_t polls = 0;; ++polls) {
+      if (polls == crash_after) {
+        victim = static_cast<int>(rng_.Below(ranks_.size()));
+        world_.Crash(victim);
+      }
+      bool all_over = true, moved = false;
+      const size_t first = rng_.Below(ranks_.size());
+      for (size_t i = 0; i < ranks_.size(); ++i) {
+        const size_t rank = (first + i) % ranks_.size();
+        if (static_cast<int>(rank) == victim || ranks_[rank]->over()) continue;
+        moved |= Poll(static_cast<int>(rank));
+        all_over &= ranks_[rank]->over();
+      }
+      if (all_over) return victim;
+      if (!moved && !world_.Step()) {
+        ADD_FAILURE() << "nothing will ever happen again: " << scenario_.ToString();
+        return victim;
+      }
+    }
+  }
+
+  void ExpectRight(int rank) {
+    SimRank& r = *ranks_[static_cast<size_t>(rank)];
+    const bool to_root =
+        scenario_.collective == Collective::kReduce || scenario_.collective == Collective::kGather;
+    if (to_root && rank != scenario_.root) return;
+    const std::vector<float> got = ResultOf(rank);
+    const std::vector<float>& want = expected_[static_cast<size_t>(rank)];
+    ASSERT_EQ(got.size(), want.size());
+    size_t wrong = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      wrong += std::bit_cast<uint32_t>(got[i]) != std::bit_cast<uint32_t>(want[i]);
+    }
+    EXPECT_EQ(wrong, 0u) << "rank " << rank << ": " << scenario_.ToString();
+    if (!scenario_.in_place) {
+      EXPECT_EQ(r.input, r.original) << "the input was written";
+    }
+  }
+  // What lies where this rank's result belongs.
+  std::vector<float> ResultOf(int rank) {
+    const SimRank& r = *ranks_[static_cast<size_t>(rank)];
+    if (!scenario_.in_place || scenario_.collective == Collective::kAllGather) return r.output;
+    if (scenario_.collective == Collective::kAllReduce) return r.input;
+    const auto first = r.input.begin() + static_cast<std::ptrdiff_t>(scenario_.Segment(rank));
+    return {first, first + static_cast<std::ptrdiff_t>(scenario_.count)};
+  }
+  SimRank& rank(int i) { return *ranks_[static_cast<size_t>(i)]; }
+  const SimWorld& world() const { return world_; }
+
+ private:
+  static SimOptions SimOptionsOf(const Scenario& scenario) {
+    SimOptions options{.multicast = scenario.multicast};
+    if (scenario.noticed_soon) {  // crashes, while slices are still under way
+      options.min_detection = kMicrosecond;
+      options.max_detection = 300 * kMicrosecond;
+    }
+    return options;
+  }
+
+  // A part of the buffer, so that some slices lie in it and some do not; at any place of a rank's
+  // board, if others have been there before.
+  Lent Lend(Transport* transport, std::vector<float>* buffer, uint64_t serial, bool writable) {
+    if (buffer->empty()) return {};
+    auto* const data = reinterpret_cast<std::byte*>(buffer->data());
+    const size_t bytes = buffer->size() * sizeof(float);
+    const uint32_t id =
+        transport->Offer({.serial = serial, .data = data, .bytes = bytes, .writable = writable});
+    const size_t head = rng_.Below(4) == 0 ? rng_.Below(bytes) : 0;
+    return {.region = id, .offset = head, .begin = data + head, .end = data + bytes};
+  }
+
+  void LendBuffers(int rank, std::vector<float>* input, std::vector<float>* output, SimRank* r) {
+    const Scenario& s = scenario_;
+    if (s.lending == Lending::kNothing) return;
+    Transport* const transport = world_.transport(rank);
+    r->other.resize(64);
+    for (uint64_t serial = 10 + rng_.Below(16); serial > 10; --serial) {
+      Lend(transport, &r->other, serial, false);
+    }
+    const bool host = s.lending == Lending::kOfHost;
+    if (s.collective == Collective::kAllReduce) {
+      r->lent_output = Lend(transport, output, input == output ? 1 : 2, host);
+    }
+    if (s.collective != Collective::kBroadcast || rank == s.root) {
+      r->lent_input = Lend(transport, input, 1, false);
+    }
+    if (rng_.Below(2) == 0) world_.AdvanceTo(world_.now() + kMillisecond);  // else it comes later
+  }
+
+  // What follows a failed call: nothing that a peer reads here from now on may become a result.
+  void TakeBack(int rank, SimRank* r) {
+    if (scenario_.lending != Lending::kOfDevice) return;
+    for (const Lent& lent : {r->lent_input, r->lent_output}) {
+      if (lent.region != 0) world_.transport(rank)->Withdraw(lent.region);
+    }
+    std::fill(r->input.begin(), r->input.end(), 1e30f);
+    std::fill(r->output.begin(), r->output.end(), 1e30f);
+  }
+
+  std::unique_ptr<SimRank> MakeRank(int rank) {
+    const Scenario& s = scenario_;
+    auto r = std::make_unique<SimRank>();
+    r->input.resize(s.InputCount());
+    // Whole numbers: uncompressed sums are exact in any order.
+    for (float& x : r->input) x = static_cast<float>(static_cast<int>(rng_.Below(2001)) - 1000);
+    r->original = r->input;
+    r->output.assign(s.OutputCount(), -7.0f);
+    Transport* transport = world_.transport(rank);
+    r->lanes = std::make_unique<LaneTable>(transport);
+    Result<Schedule> schedule = MakeSchedule({.collective = s.collective,
+                                              .algorithm = s.algorithm,
+                                              .nranks = s.nranks,
+                                              .rank = rank,
+                                              .root = s.root,
+                                              .channels = s.channels,
+                                              .side_phase = s.hbi,
+                                              .side_one_shot = s.side_one_shot});
+    EXPECT_TRUE(schedule.ok()) << schedule.status().message();
+    const SlotOptions slots{.data_bytes = s.slice_elements * 4,
+                            .side_bytes = kWindow / kBlock,
+                            .data_depth = s.depth,
+                            .side_depth = 1};
+    Result<std::unique_ptr<Program>> program = Bind(*std::move(schedule), slots, r->lanes.get());
+    EXPECT_TRUE(program.ok()) << program.status().message();
+    r->program = *std::move(program);
+    r->codec = codec_->NewState();
+    EXPECT_TRUE(r->codec
+                    ->Begin({.collective = s.collective,
+                             .nranks = s.nranks,
+                             .rank = rank,
+                             .count = s.count,
+                             .seed = 3,
+                             .step = 9})
+                    .ok());
+    r->engine =
+        std::make_unique<test::SimEngine>(&world_, rank, rng_.Next(), s.late_engine ? 0.25 : 1.0);
+    r->task = std::make_unique<Task>(r->engine.get());
+    const float* input = r->input.data();
+    float* output = r->output.data();
+    if (s.in_place && s.collective == Collective::kAllGather) {
+      float* own = output + s.Segment(rank);
+      std::copy(r->input.begin(), r->input.end(), own);
+      input = own;
+    } else if (s.in_place) {
+      output = r->input.data() + (s.collective == Collective::kAllReduce ? 0 : s.Segment(rank));
+    }
+    std::vector<float>* const in_buffer =
+        s.in_place && s.collective == Collective::kAllGather ? &r->output : &r->input;
+    std::vector<float>* const out_buffer =
+        s.in_place && s.collective != Collective::kAllGather ? &r->input : &r->output;
+    LendBuffers(rank, in_buffer, out_buffer, r.get());
+    const bool host = s.lending == Lending::kOfHost;
+    r->task->Start({.program = r->program.get(),
+                    .chunking = Chunking({.collective = s.collective,
+                                          .nranks = s.nranks,
+                                          .count = s.count,
+                                          .row_elements = s.row_elements,
+                                          .slice_elements = s.slice_elements,
+                                          .side_slice_elements = kWindow,
+                                          .group = s.group}),
+                    .codec = r->codec.get(),
+                    .element_bytes = 4,
+                    .input = reinterpret_cast<const std::byte*>(input),
+                    .output = reinterpret_cast<std::byte*>(output),
+                    .signature = 42,
+                    .lent_input = r->lent_input,
+                    .lent_output = host ? r->lent_output : Lent{},
+                    .lent_result = host ? Lent{} : r->lent_output});
+    return r;
+  }
+
+  void MakeExpected() {
+    const Scenario& s = scenario_;
+    const auto n = static_cast<size_t>(s.nranks);
+    expected_.resize(n);
+    if (s.hbi) {
+      std::vector<std::vector<float>> inputs;
+      for (const auto& r : ranks_) inputs.push_back(r->original);
+      const test::HbiOptions options{.bits8 = 48, .seed = 3, .step = 9};
+      switch (s.collective) {
+        case Collective::kReduceScatter: expected_ = HbiReduceScatter(inputs, options); break;
+        case Collective::kAllGather: expected_.assign(n, HbiAllGather(inputs, options)); break;
+        default: expected_.assign(n, HbiAllReduce(inputs, options));
+      }
+      return;
+    }
+    for (size_t rank = 0; rank < n; ++rank) {
+      std::vector<float>& want = expected_[rank];
+      want.resize(s.OutputCount());
+      for (size_t i = 0; i < want.size(); ++i) {
+        const auto [source, at] = s.SourceOf(rank, i);
+        if (source >= 0) {
+          want[i] = ranks_[static_cast<size_t>(source)]->original[at];
+        } else {
+          for (size_t q = 0; q < n; ++q) want[i] += ranks_[q]->original[at];
+        }
+      }
+    }
+  }
+
+  bool Poll(int rank) {
+    SimRank& r = *ranks_[static_cast<size_t>(rank)];
+    Result<int> events = world_.transport(rank)->Progress(world_.now());
+    if (!events.ok()) {
+      r.failure = events.status();
+      TakeBack(rank, &r);
+      return true;
+    }
+    Result<int> ran = r.task->Advance(static_cast<int>(1 + rng_.Below(8)));
+    if (!ran.ok()) {
+      r.failure = ran.status();
+      TakeBack(rank, &r);
+      return true;
+    }
+    return *ran > 0;
+  }
+
+  Rng rng_;
+  Scenario scenario_;
+  SimWorld world_;
+  std::shared_ptr<const Codec> codec_;
+  std::vector<std::unique_ptr<SimRank>> ranks_;
+  std::vector<std::vector<float>> expected_;
+};
+
+// Of run i: every fourth one lends for certain.
+Lending LendingOf(int i) {
+  if (i % 4 != 1) return Lending::kNothing;
+  return i % 8 == 1 ? Lending::kOfHost : Lending::kOfDevice;
+}
+
+TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
+  const uint64_t seed = test::TestSeed();
+  uint64_t references = 0, targets = 0;
+  for (int i = 0; i < kRuns; ++i) {
+    Simulation run(seed + static_cast<uint64_t>(i), LendingOf(i));
+    SCOPED_TRACE("run " + std::to_string(i) + " of INCCL_TEST_SEED=" + std::to_string(seed));
+    run.Play(-1);
+    for (int rank = 0; rank < run.scenario().nranks; ++rank) {
+      ASSERT_TRUE(run.rank(rank).failure.ok())
+          << run.rank(rank).failure.message() << ": " << run.scenario().ToString();
+      run.ExpectRight(rank);
+    }
+    references += run.world().references();
+    targets += run.world().targets();
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(references, 100u) << "hardly any slice lay in a lent buffer";
+  EXPECT_GT(targets, 30u) << "hardly any result was wanted in a lent buffer";
+}
+
+struct Crashes {
+  int errors = 0;
+  int withdrawn = 0;  // of `errors`: at what a peer had lent, and taken back
+};
+
+// A rank dies at any moment. Every survivor ends, with an error that names it or with the right
+// result.
+void CrashOneIn(Simulation* run, uint64_t crash_after, Crashes* crashes) {
+  const int victim = run->Play(static_cast<int64_t>(crash_after));
+  for (int rank = 0; rank < run->scenario().nranks; ++rank) {
+    if (rank == victim) continue;
+    SimRank& r = run->rank(rank);
+    ASSERT_TRUE(r.over()) << "rank " << rank << ": " << run->scenario().ToString();
+    if (r.failure.ok()) {
+      run->ExpectRight(rank);
+      continue;
+    }
+    ++crashes->errors;
+    EXPECT_EQ(r.failure.code(), Code::kRemoteError) << r.failure.message();
+    // Or one that failed because of it, and took back what it had lent.
+    if (r.failure.message().find("withdrawn what it had lent") != std::string::npos) {
+      ++crashes->withdrawn;
+    } else {
+      EXPECT_NE(r.failure.message().find(std::to_string(victim)), std::string::npos);
+    }
+  }
+}
+
+TEST(ExecutorSimTest, SurvivorsOfACrashEnd) {
+  const uint64_t seed = test::TestSeed() ^ 0xC0FFEE;
+  Crashes crashes;
+  for (int i = 0; i < kRuns && !HasFailure(); ++i) {
+    Simulation run(seed + static_cast<uint64_t>(i), LendingOf(i));
+    SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
+    CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
+  }
+  EXPECT_GT(crashes.errors, kRuns / 4) << "hardly any run was hit by its crash";
+}
+
+// Survivors that fail overwrite what they had lent, while others still read it.
+TEST(ExecutorSimTest, WhatIsWithdrawnNeverBecomesAResult) {
+  const uint64_t seed = test::TestSeed() ^ 0xDE71CE;
+  Crashes crashes;
+  for (int i = 0; i < kRuns && !HasFailure(); ++i) {
+    Simulation run(seed + static_cast<uint64_t>(i), Lending::kOfDevice);
+    SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
+    CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
+  }
+  EXPECT_GT(crashes.withdrawn, 0) << "no rank was late to what had been withdrawn";
+}
+
+}  // namespace
+}  // namespace inccl

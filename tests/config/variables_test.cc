@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "config/variables.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+namespace inccl::test {
+namespace {
+
+using Values = std::map<std::string, std::string>;
+
+Result<Environment> Read(const Values& values) {
+  return ReadEnvironment([&](const char* name) -> const char* {
+    const auto found = values.find(name);
+    return found == values.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(EnvTest, NothingSetGivesTheDefaults) {
+  const Result<Environment> env = Read({});
+  ASSERT_TRUE(env.ok());
+  EXPECT_EQ(env->algo, "");
+  EXPECT_EQ(env->channels, 1);
+  EXPECT_EQ(env->slice_bytes, 131072);
+  EXPECT_EQ(env->stream_bytes, 16777216);
+  EXPECT_EQ(env->net_security, NetSecurity::kAuth);
+  EXPECT_EQ(env->init_timeout_ms, 120000);
+  EXPECT_EQ(env->op_timeout_ms, 600000);
+  EXPECT_EQ(env->heartbeat_timeout_ms, 1000);
+  EXPECT_EQ(env->dead_timeout_ms, 10000);
+  EXPECT_EQ(env->debug, LogLevel::kWarn);
+  EXPECT_EQ(env->debug_subsys, kDefaultLogSubsystems);
+  EXPECT_FALSE(env->reproducible);
+  EXPECT_FALSE(env->abort_on_error);
+  EXPECT_EQ(env->link_gbps, 0);
+  EXPECT_EQ(env->link_us, 0);
+  EXPECT_FALSE(env->rank || env->size || env->job);
+}
+
+TEST(EnvTest, EveryVariableArrives) {
+  const Result<Environment> env = Read({{"INCCL_ALGO", "ring,tree;allreduce:^tree"},
+                                        {"INCCL_CHANNELS", "32"},
+                                        {"INCCL_SLICE_BYTES", "4096"},
+                                        {"INCCL_STREAM_BYTES", "4294967297"},
+                                        {"INCCL_TRANSPORT", "shm,loopback"},
+                                        {"INCCL_UCX_TLS", "rc,sysv"},
+                                        {"INCCL_SIMD", "avx2"},
+                                        {"INCCL_CODEC", "hbi:bits=4"},
+                                        {"INCCL_NET_SECURITY", "none"},
+                                        {"INCCL_SECRET_FILE", "/s"},
+                                        {"INCCL_SOCKET_IFNAME", "^lo"},
+                                        {"INCCL_HOSTID", "h"},
+                                        {"INCCL_DEBUG", "info"},
+                                        {"INCCL_DEBUG_SUBSYS", "COLL,INIT"},
+                                        {"INCCL_DEBUG_FILE", "/f"},
+                                        {"INCCL_REPRODUCIBLE", "1"},
+                                        {"INCCL_ABORT_ON_ERROR", "1"},
+                                        {"INCCL_INIT_TIMEOUT_MS", "1"},
+                                        {"INCCL_OP_TIMEOUT_MS", "2"},
+                                        {"INCCL_HEARTBEAT_TIMEOUT_MS", "3"},
+                                        {"INCCL_DEAD_TIMEOUT_MS", "86400000"},
+                                        {"INCCL_LINK_GBPS", "12.5"},
+                                        {"INCCL_LINK_US", "1e2"},
+                                        {"INCCL_RANK", "0"},
+                                        {"INCCL_SIZE", "4"},
+                                        {"INCCL_JOB", "j"},
+                                        {"INCCL_CONF_FILE", "/c"}});
+  ASSERT_TRUE(env.ok()) << env.status().message();
+  EXPECT_EQ(env->algo, "ring,tree;allreduce:^tree");
+  EXPECT_EQ(env->channels, 32);
+  EXPECT_EQ(env->slice_bytes, 4096);
+  EXPECT_EQ(env->stream_bytes, 4294967297);
+  EXPECT_EQ(env->transport, "shm,loopback");
+  EXPECT_EQ(env->ucx_tls, "rc,sysv");
+  EXPECT_EQ(env->simd, "avx2");
+  EXPECT_EQ(env->codec, "hbi:bits=4");
+  EXPECT_EQ(env->net_security, NetSecurity::kNone);
+  EXPECT_EQ(env->secret_file, "/s");
+  EXPECT_EQ(env->socket_ifname, "^lo");
+  EXPECT_EQ(env->hostid, "h");
+  EXPECT_EQ(env->debug, LogLevel::kInfo);
+  EXPECT_EQ(env->debug_subsys, static_cast<uint32_t>(LogSubsystem::kCollectives) |
+                                   static_cast<uint32_t>(LogSubsystem::kInit));
+  EXPECT_EQ(env->debug_file, "/f");
+  EXPECT_TRUE(env->reproducible);
+  EXPECT_TRUE(env->abort_on_error);
+  EXPECT_EQ(env->init_timeout_ms, 1);
+  EXPECT_EQ(env->op_timeout_ms, 2);
+  EXPECT_EQ(env->heartbeat_timeout_ms, 3);
+  EXPECT_EQ(env->dead_timeout_ms, 86400000);
+  EXPECT_EQ(env->link_gbps, 12.5);
+  EXPECT_EQ(env->link_us, 100);
+  EXPECT_EQ(env->rank, 0);
+  EXPECT_EQ(env->size, 4);
+  EXPECT_EQ(env->job, "j");
+  EXPECT_EQ(env->conf_file, "/c");
+}
+
+TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"INCCL_CHANNELS", "0"},
+      {"INCCL_CHANNELS", "33"},
+      {"INCCL_CHANNELS", "two"},
+      {"INCCL_CHANNELS", "2 "},
+      {"INCCL_CHANNELS", "-1"},
+      {"INCCL_CHANNELS", "99999999999999999999"},
+      {"INCCL_SLICE_BYTES", "4095"},
+      {"INCCL_SLICE_BYTES", "4194305"},
+      {"INCCL_SLICE_BYTES", "64k"},
+      {"INCCL_TRANSPORT", "tcp"},
+      {"INCCL_TRANSPORT", "ucx,"},
+      {"INCCL_UCX_TLS", "tcp sysv"},
+      {"INCCL_UCX_TLS", "^tcp"},
+      {"INCCL_TRANSPORT", "shm,"},
+      {"INCCL_TRANSPORT", "shm,verbs"},
+      {"INCCL_COMM_ID", "host:4711"},  // ranks whose values differ would join all the same
+      {"INCCL_NET_SECURITY", "encrypt"},
+      {"INCCL_DEBUG", "LOUD"},
+      {"INCCL_DEBUG_SUBSYS", "INIT,NOISE"},
+      {"INCCL_REPRODUCIBLE", "yes"},
+      {"INCCL_ABORT_ON_ERROR", "2"},
+      {"INCCL_INIT_TIMEOUT_MS", "0"},
+      {"INCCL_OP_TIMEOUT_MS", "-5"},
+      {"INCCL_HEARTBEAT_TIMEOUT_MS", ""},
+      {"INCCL_DEAD_TIMEOUT_MS", "86400001"},
+      {"INCCL_LINK_GBPS", "-1"},
+      {"INCCL_LINK_GBPS", "nan"},
+      {"INCCL_LINK_GBPS", "inf"},
+      {"INCCL_LINK_US", "fast"},
+      {"INCCL_RANK", "-1"},
+      {"INCCL_SIZE", "0"},
+  };
+  for (const auto& [name, value] : bad) {
+    const Result<Environment> env = Read({{name, value}});
+    if (*value == '\0') {
+      EXPECT_TRUE(env.ok()) << name << ": empty is not set";
+      continue;
+    }
+    ASSERT_FALSE(env.ok()) << name << "=" << value;
+    EXPECT_EQ(env.status().code(), Code::kInvalidArgument);
+    EXPECT_NE(env.status().message().find(name), std::string::npos) << env.status().message();
+    EXPECT_NE(env.status().message().find(value), std::string::npos) << env.status().message();
+  }
+}
+
+TEST(EnvTest, ABadValueIsNamedWithItsPlace) {
+  const Result<Environment> env =
+      ReadEnvironment([](const char* name) { return *name == 'I' ? "?" : nullptr; },
+                      [](const char* name) { return "the place of " + std::string(name); });
+  ASSERT_FALSE(env.ok());
+  EXPECT_EQ(env.status().message(),
+            "INCCL_CHANNELS (the place of INCCL_CHANNELS): \"?\" is not a whole number; it takes 1 "
+            "to 32");
+}
+
+std::string Refusal(const std::map<std::string, std::string>& values) {
+  const Result<Environment> env = Read(values);
+  return env.ok() ? "accepted" : env.status().message();
+}
+
+TEST(EnvTest, ARefusalIsOneSentence) {
+  EXPECT_EQ(
+      Refusal({{"INCCL_TRANSPORT", "tcp"}}),
+      "INCCL_TRANSPORT: \"tcp\" is no transport of this version; it takes loopback, shm, ucx, "
+      "or a list in order of preference");
+  EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "shm,tcp"}}),
+            "INCCL_TRANSPORT: \"shm,tcp\" is a list with \"tcp\", which is no transport of this "
+            "version; it takes loopback, shm, ucx, or a list in order of preference");
+  EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "NOISE"}}).substr(0, 50),
+            "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it ta");
+  EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "^INIT,NOISE"}}).substr(0, 80),
+            "INCCL_DEBUG_SUBSYS: \"^INIT,NOISE\" is a list with \"NOISE\", which is no subsystem;");
+  EXPECT_EQ(Refusal({{"INCCL_COMM_ID", "10.0.0.1:4711"}}),
+            "INCCL_COMM_ID: \"10.0.0.1:4711\" is an address, and this version cannot join ranks at "
+            "one; it takes nothing yet: do not set it");
+}
+
+TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {
+  for (const char* tls : {"tcp", "sysv,tcp", "tcp,sysv", ",tcp,", "all"}) {
+    for (const char* security : {"", "auth"}) {
+      const std::string text = Refusal({{"INCCL_UCX_TLS", tls}, {"INCCL_NET_SECURITY", security}});
+      EXPECT_EQ(text.find("INCCL_UCX_TLS: \""), 0u) << text;
+      EXPECT_NE(text.find("INCCL_NET_SECURITY=none"), std::string::npos) << text;
+    }
+    const Result<Environment> env = Read({{"INCCL_UCX_TLS", tls}, {"INCCL_NET_SECURITY", "none"}});
+    ASSERT_TRUE(env.ok()) << env.status().message();
+    EXPECT_EQ(env->ucx_tls, tls);
+  }
+  EXPECT_EQ(Refusal({{"INCCL_UCX_TLS", "sysv,posix,tcpx"}}), "accepted");
+}
+
+TEST(EnvTest, UnknownNamesAreListed) {
+  const char* const environment[] = {
+      "PATH=/bin",       "INCCL_ALGO=ring", "INCCL_CHANELS=2",    "INCCL_TEST_SEED=1",
+      "NCCL_DEBUG=INFO", "INCCL_=",         "INCCL_ALGOS=INCCL_", nullptr};
+  EXPECT_EQ(UnknownVariables(environment),
+            (std::vector<std::string>{"INCCL_CHANELS", "INCCL_", "INCCL_ALGOS"}));
+  EXPECT_TRUE(UnknownVariables(nullptr).empty());
+}
+
+TEST(EnvTest, TheTableIsComplete) {
+  std::set<std::string> names;
+  for (const VariableInfo& info : VariableTable()) {
+    EXPECT_TRUE(names.insert(info.name).second) << info.name << " twice";
+    EXPECT_STRNE(info.meaning, "");
+    EXPECT_STRNE(info.values, "");
+    EXPECT_STRNE(info.default_value, "");
+    EXPECT_STRNE(info.type, "");
+    EXPECT_EQ(FindVariable(info.name), &info);
+  }
+  EXPECT_EQ(names.size(), 29u);
+  EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
+  EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
+}
+
+}  // namespace
+}  // namespace inccl::test

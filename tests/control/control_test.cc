@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The control plane: the same promises over sockets and in memory.
+#include "control/control.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "bootstrap/bootstrap_world.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+using Body = std::vector<std::byte>;
+
+Time Soon() { return SystemClock().Now() + 10 * kSecond; }
+
+Body Number(uint64_t number) {
+  Body body(sizeof number);
+  std::memcpy(body.data(), &number, sizeof number);
+  return body;
+}
+
+// Keeps what it is told.
+class Recorder : public ControlHandler {
+ public:
+  struct Event {
+    int peer;
+    int kind;  // -1: closed cleanly, -2: closed otherwise
+    Body body;
+  };
+  void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override {
+    Add({peer, kind, Body(body.begin(), body.end())});
+  }
+  void OnPeerClosed(int peer, bool clean) override { Add({peer, clean ? -1 : -2, {}}); }
+
+  // Waits for so many events in all; the events so far.
+  std::vector<Event> WaitFor(size_t count) {
+    std::unique_lock lock(mutex_);
+    const bool enough = changed_.wait_for(lock, std::chrono::seconds(20 * kSlowness),
+                                          [&] { return events_.size() >= count; });
+    EXPECT_TRUE(enough) << events_.size() << " events instead of " << count;
+    return events_;
+  }
+  size_t count() {
+    const std::lock_guard lock(mutex_);
+    return events_.size();
+  }
+
+ private:
+  void Add(Event event) {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(std::move(event));
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Event> events_;
+};
+
+using Planes = std::vector<std::unique_ptr<ControlPlane>>;
+
+Planes MakeOverSockets(const std::vector<ControlHandler*>& handlers) {
+  Planes planes;
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+  EXPECT_TRUE(id.ok());
+  std::vector<Result<Mesh>> meshes = JoinThreads(*id, static_cast<int>(handlers.size()));
+  for (size_t i = 0; i < handlers.size(); ++i) {
+    EXPECT_TRUE(meshes[i].ok()) << meshes[i].status().message();
+    auto plane = StartControl(*std::move(meshes[i]), handlers[i]);
+    EXPECT_TRUE(plane.ok()) << plane.status().message();
+    planes.push_back(*std::move(plane));
+  }
+  return planes;
+}
+
+Planes MakeInMemory(const std::vector<ControlHandler*>& handlers) {
+  Result<Planes> planes = MakeLocalControl(handlers);
+  EXPECT_TRUE(planes.ok());
+  return *std::move(planes);
+}
+
+using Factory = Planes (*)(const std::vector<ControlHandler*>&);
+
+class ControlTest : public ::testing::TestWithParam<std::pair<const char*, Factory>> {
+ protected:
+  Planes Make(std::vector<Recorder>* recorders) {
+    std::vector<ControlHandler*> handlers;
+    for (Recorder& recorder : *recorders) handlers.push_back(&recorder);
+    return GetParam().second(handlers);
+  }
+  static void CloseAll(Planes* planes) {
+    for (auto& plane : *planes) plane->Close(Soon());
+  }
+
+  const Baseline baseline_;
+};
+
+TEST_P(ControlTest, EveryMessageArrivesOnceAndInOrder) {
+  constexpr int kRanks = 4, kMessages = 500;
+  std::vector<Recorder> recorders(kRanks);
+  Planes planes = Make(&recorders);
+  OnThreads(kRanks, [&](int rank) {
+    Rng rng(TestSeed() + static_cast<uint64_t>(rank));
+    for (uint64_t i = 0; i < kMessages; ++i) {
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer == rank) continue;
+        Body body = Number(i);
+        body.resize(sizeof i + rng.Below(i % 50 == 0 ? 50000 : 100), std::byte{0x77});
+        planes[static_cast<size_t>(rank)]->Send(peer, static_cast<uint8_t>(1 + i % 254), body);
+      }
+    }
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    std::map<int, uint64_t> next;
+    for (const auto& event :
+         recorders[static_cast<size_t>(rank)].WaitFor((kRanks - 1) * kMessages)) {
+      uint64_t number = 0;
+      ASSERT_GE(event.body.size(), sizeof number);
+      std::memcpy(&number, event.body.data(), sizeof number);
+      ASSERT_NE(event.peer, rank);
+      ASSERT_EQ(number, next[event.peer]) << "from " << event.peer;
+      ASSERT_EQ(event.kind, static_cast<int>(1 + number % 254));
+      ++next[event.peer];
+    }
+    EXPECT_EQ(next.size(), static_cast<size_t>(kRanks - 1));
+  }
+  CloseAll(&planes);
+}
+
+TEST_P(ControlTest, BroadcastReachesAllOthers) {
+  std::vector<Recorder> recorders(3);
+  Planes planes = Make(&recorders);
+  planes[1]->Broadcast(9, Number(5));
+  for (const size_t rank : {0u, 2u}) {
+    const auto events = recorders[rank].WaitFor(1);
+    EXPECT_EQ(events[0].peer, 1);
+    EXPECT_EQ(events[0].kind, 9);
+    EXPECT_EQ(events[0].body, Number(5));
+  }
+  EXPECT_EQ(recorders[1].count(), 0u);
+  CloseAll(&planes);
+}
+
+TEST_P(ControlTest, GoodbyeComesAfterTheLastMessage) {
+  std::vector<Recorder> recorders(2);
+  Planes planes = Make(&recorders);
+  for (uint64_t i = 0; i < 100; ++i) planes[0]->Send(1, 1, Body(10000));
+  planes[0]->Close(Soon());
+  planes[0]->Send(1, 1, {});  // no effect
+  const auto events = recorders[1].WaitFor(101);
+  ASSERT_EQ(events.size(), 101u);
+  for (size_t i = 0; i < 100; ++i) EXPECT_EQ(events[i].kind, 1);
+  EXPECT_EQ(events[100].kind, -1) << "a clean end";
+  planes[1]->Send(0, 1, {});  // to one who has gone: no effect
+  planes[1]->Close(Soon());
+  planes[1]->Close(Soon());
+  EXPECT_EQ(recorders[1].count(), 101u);
+}
+
+TEST_P(ControlTest, NoCallbackAfterClose) {
+  for (int round = 0; round < 50; ++round) {
+    std::vector<Recorder> recorders(2);
+    Planes planes = Make(&recorders);
+    std::atomic<bool> stop{false};
+    std::thread sender([&] {
+      while (!stop) {
+        planes[0]->Send(1, 1, Number(1));
+        std::this_thread::yield();
+      }
+    });
+    recorders[1].WaitFor(static_cast<size_t>(1 + round % 7));
+    planes[1]->Close(SystemClock().Now());
+    const size_t at_close = recorders[1].count();
+    usleep(500);
+    EXPECT_EQ(recorders[1].count(), at_close);
+    stop = true;
+    sender.join();
+    planes[0]->Close(Soon());
+  }
+}
+
+TEST_P(ControlTest, ManyThreadsSendAndClose) {
+  std::vector<Recorder> recorders(3);
+  Planes planes = Make(&recorders);
+  OnThreads(6, [&](int thread) {
+    ControlPlane& plane = *planes[static_cast<size_t>(thread % 3)];
+    for (int i = 0; i < 300; ++i) plane.Broadcast(3, Number(static_cast<uint64_t>(i)));
+    plane.Close(Soon());
+  });
+}
+
+// Leaving at the same time is nobody's death, in whatever order it is seen.
+TEST_P(ControlTest, LeavingTogetherIsCleanForAll) {
+  for (int round = 0; round < 50; ++round) {
+    std::vector<Recorder> recorders(4);
+    Planes planes = Make(&recorders);
+    OnThreads(4, [&](int rank) {
+      if (rank == round % 4) usleep(200);
+      planes[static_cast<size_t>(rank)]->Close(Soon());
+    });
+    for (Recorder& recorder : recorders) {
+      for (const auto& event : recorder.WaitFor(0)) EXPECT_EQ(event.kind, -1) << event.peer;
+    }
+  }
+}
+
+// A handler that answers from within its callback.
+class Echo : public ControlHandler {
+ public:
+  void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override {
+    if (kind < 100) plane.load()->Send(peer, static_cast<uint8_t>(kind + 1), body);
+  }
+  void OnPeerClosed(int, bool) override {
+    if (plane.load() != nullptr) plane.load()->Broadcast(101, {});
+  }
+  std::atomic<ControlPlane*> plane{nullptr};
+};
+
+TEST_P(ControlTest, HandlersMaySend) {
+  Echo echo;
+  Recorder recorder;
+  Planes planes = GetParam().second({&echo, &recorder});
+  echo.plane = planes[0].get();
+  planes[1]->Send(0, 10, Number(99));
+  const auto events = recorder.WaitFor(1);
+  EXPECT_EQ(events[0].kind, 11);
+  EXPECT_EQ(events[0].body, Number(99));
+  planes[1]->Close(Soon());
+  planes[0]->Close(Soon());
+}
+
+TEST_P(ControlTest, WhatCannotBeSentIsNot) {
+  std::vector<Recorder> recorders(2);
+  Planes planes = Make(&recorders);
+  planes[0]->Send(1, 5, Body(kMaxControlBody + 1));
+  planes[0]->Send(1, 0, {});
+  planes[0]->Send(0, 5, {});
+  planes[0]->Send(-1, 5, {});
+  planes[0]->Send(2, 5, {});
+  planes[0]->Send(1, 6, Body(kMaxControlBody));
+  const auto events = recorders[1].WaitFor(1);
+  EXPECT_EQ(events[0].kind, 6);
+  EXPECT_EQ(events[0].body.size(), kMaxControlBody);
+  CloseAll(&planes);
+}
+
+// A handler that does not return for a while; its queue is bounded.
+class Stuck : public Recorder {
+ public:
+  void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return free_; });
+    Recorder::OnMessage(peer, kind, body);
+  }
+  void Free() {
+    const std::lock_guard lock(mutex_);
+    free_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool free_ = false;
+};
+
+TEST_P(ControlTest, APeerThatTakesNothingIsGivenUp) {
+  Recorder recorder;
+  Stuck stuck;
+  Planes planes = GetParam().second({&recorder, &stuck});
+  const Body large(kMaxControlBody);
+  const double start = Seconds();
+  for (int i = 0; i < 30; ++i) planes[0]->Send(1, 1, large);  // three times what may wait
+  EXPECT_LT(Seconds() - start, 5.0 * kSlowness) << "sending does not wait";
+  stuck.Free();
+  for (size_t seen = 1;; ++seen) {
+    const auto events = stuck.WaitFor(seen);
+    if (events.back().kind == -2) break;
+    ASSERT_LT(events.size(), 30u) << "all arrived, and none waited";
+  }
+  planes[0]->Close(Soon());
+  planes[1]->Close(Soon());
+}
+
+TEST_P(ControlTest, PlanesOfSeveralCommunicatorsShareOneThread) {
+  const size_t threads = Holdings::Now().threads;
+  std::vector<std::vector<Recorder>> recorders;
+  for (int c = 0; c < 4; ++c) recorders.emplace_back(2);
+  std::vector<Planes> all;
+  for (std::vector<Recorder>& pair : recorders) all.push_back(Make(&pair));
+  for (Planes& planes : all) planes[0]->Send(1, 1, {});
+  for (std::vector<Recorder>& pair : recorders) pair[1].WaitFor(1);
+  const double limit = Seconds() + 10 * kSlowness;
+  while (Holdings::Now().threads > threads + 1 && Seconds() < limit) usleep(1000);
+  EXPECT_EQ(Holdings::Now().threads, threads + 1) << "rendezvous threads have ended";
+  for (Planes& planes : all) CloseAll(&planes);
+  EXPECT_EQ(Holdings::Now().threads, threads);
+}
+
+TEST_P(ControlTest, TwoHundredLives) {
+  for (int i = 0; i < 200; ++i) {
+    std::vector<Recorder> recorders(2);
+    Planes planes = Make(&recorders);
+    planes[0]->Send(1, 1, Number(static_cast<uint64_t>(i)));
+    if (i % 2 == 0) recorders[1].WaitFor(1);
+    if (i % 3 == 0) {
+      CloseAll(&planes);
+    } else {
+      planes.clear();  // destructors close
+    }
+  }
+}
+
+TEST_P(ControlTest, DestructionWithoutCloseSaysGoodbyeToo) {
+  std::vector<Recorder> recorders(2);
+  Planes planes = Make(&recorders);
+  planes[0].reset();
+  EXPECT_EQ(recorders[1].WaitFor(1)[0].kind, -1);
+  planes[1].reset();
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ControlTest,
+                         ::testing::Values(std::pair("sockets", &MakeOverSockets),
+                                           std::pair("memory", &MakeInMemory)),
+                         [](const auto& param) { return param.param.first; });
+
+}  // namespace
+}  // namespace inccl::test

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Of the fake driver: streams and captures.
+#include <atomic>
+
+#include "fakes/cuda_driver/machine.h"
+
+// NOLINTNEXTLINE(google-build-using-namespace): of this file's other half
+using namespace inccl::test;
+
+// ---------------------------------------------------------------- streams
+
+FAKE cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int /*priority*/) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  *stream = new CUstream_st(Current(), m.next_id++);
+  m.streams.insert(*stream);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuStreamCreate(CUstream* stream, unsigned flags) {
+  return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+// It is never used again, and does what it has.
+FAKE cuStreamDestroy(CUstream stream) {
+  const std::lock_guard lock(Fake().mutex);
+  return Fake().streams.erase(stream) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+FAKE cuStreamQuery(CUstream handle) {
+  CUstream stream = nullptr;
+  if (const CUresult result = Find(handle, &stream); result != CUDA_SUCCESS) return result;
+  return stream->Idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+FAKE cuStreamSynchronize(CUstream handle) {
+  CUstream stream = nullptr;
+  if (const CUresult result = ForWork(handle, &stream); result != CUDA_SUCCESS) return result;
+  stream->Wait();
+  return CUDA_SUCCESS;
+}
+
+FAKE cuCtxSynchronize() {
+  const CUcontext context = Current();
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = Unsafe(); result != CUDA_SUCCESS) return result;
+  while (!IsIdle(context)) usleep(100);
+  return CUDA_SUCCESS;
+}
+
+// NOLINTNEXTLINE(google-runtime-int): the driver's type
+FAKE cuStreamGetId(CUstream handle, unsigned long long* id) {
+  CUstream stream = nullptr;
+  const CUresult result = Find(handle, &stream);
+  if (result == CUDA_SUCCESS) *id = stream->id;
+  return result;
+}
+
+FAKE cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  CUstream stream = nullptr;
+  const CUresult result = Find(handle, &stream);
+  if (result == CUDA_SUCCESS) *context = stream->context;
+  return result;
+}
+
+FAKE cuStreamWriteValue32(CUstream handle, CUdeviceptr address, cuuint32_t value,
+                          unsigned /*flags*/) {
+  CUstream stream = nullptr;
+  if (const CUresult result = ForWork(handle, &stream); result != CUDA_SUCCESS) return result;
+  uint32_t* word = nullptr;
+  if (const CUresult result = WordOf(address, &word); result != CUDA_SUCCESS) return result;
+  stream->Append([word, value] { std::atomic_ref(*word).store(value, std::memory_order_release); });
+  return CUDA_SUCCESS;
+}
+
+FAKE cuStreamWaitValue32(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  CUstream stream = nullptr;
+  if (const CUresult result = ForWork(handle, &stream); result != CUDA_SUCCESS) return result;
+  uint32_t* word = nullptr;
+  if (const CUresult result = WordOf(address, &word); result != CUDA_SUCCESS) return result;
+  if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+  if (Fake().failing_waits > 0) {
+    --Fake().failing_waits;
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  stream->Append([word, value] {
+    const std::atomic_ref seen(*word);
+    while (static_cast<int32_t>(seen.load(std::memory_order_acquire) - value) < 0) usleep(20);
+  });
+  return CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- for tests
+
+// From now on allocations wait, or do not; how often one has waited in vain so far.
+extern "C" __attribute__((visibility("default"))) int fake_cuda_allocations_wait(int wait) {
+  Fake().allocations_wait = wait != 0;
+  return Fake().waited_in_vain;
+}
+
+// The next waits of streams for a value are refused.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_fail_waits(int count) {
+  Fake().failing_waits = count;
+}
+
+// ---------------------------------------------------------------- captures
+
+FAKE cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
+  const std::lock_guard lock(Fake().mutex);
+  if (Fake().streams.count(stream) == 0 || stream->capturing) return CUDA_ERROR_INVALID_VALUE;
+  stream->capturing = true;
+  stream->invalidated = false;
+  if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL) Fake().captures.insert(stream);
+  return CUDA_SUCCESS;
+}
+
+FAKE cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  const std::lock_guard lock(Fake().mutex);
+  *graph = nullptr;
+  if (!stream->capturing) return CUDA_ERROR_ILLEGAL_STATE;
+  stream->capturing = false;
+  Fake().captures.erase(stream);
+  return stream->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+FAKE cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  {
+    const std::lock_guard lock(Fake().mutex);
+    // Work on the legacy stream would be part of every capture.
+    if (handle == nullptr && !Fake().captures.empty()) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  }
+  CUstream stream = nullptr;
+  const CUresult result = Find(handle, &stream);
+  if (result != CUDA_SUCCESS) return result;
+  *status = stream->capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Settings that need more slots than a rank's shared memory holds are refused when a communicator
+// is created, and no others are.
+#include "init/slot_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator/plan_cache.h"
+#include "compress/codecs.h"
+#include "compress/identity_codec.h"
+#include "init/join.h"
+#include "init/options.h"
+#include "transport/loopback/loopback.h"
+#include "tuning/segmentation.h"
+
+namespace inccl {
+namespace {
+
+CommOptions Options(int channels, uint32_t slice_bytes) {
+  CommOptions options;
+  options.channels = channels;
+  options.slice_bytes = slice_bytes;
+  options.default_codec = *MakeCodec("hbi:bits=6");
+  return options;
+}
+
+// Opens the lanes of every call of rank 0, as a communicator does.
+uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
+  const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(nranks);
+  Plans plans({.rank = 0,
+               .nranks = nranks,
+               .channels = options.channels,
+               .slice_bytes = options.slice_bytes},
+              ends[0].get());
+  const uint64_t before = ends[0]->memory_bytes();
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    for (const uint64_t count : {64u, 1u << 28}) {
+      for (const auto& codec : {IdentityCodec(), options.default_codec}) {
+        Call call;
+        call.collective = static_cast<Collective>(c);
+        call.count = count;
+        const bool compressed = codec != IdentityCodec();
+        if (compressed && (!codec->Supports(call.collective, call.type, call.op, nranks).ok() ||
+                           count * 4 < codec->min_bytes())) {
+          continue;
+        }
+        const Result<Choice> choice = Choose({.collective = call.collective,
+                                              .bytes = count * 4,
+                                              .nranks = nranks,
+                                              .compressed = compressed,
+                                              .route = compressed ? codec->route() : Route{}},
+                                             options.algorithms);
+        EXPECT_TRUE(choice.ok()) << choice.status().message();
+        for (call.root = 0; call.root < (HasRoot(call.collective) ? nranks : 1); ++call.root) {
+          const Result<Plans::Plan> plan = plans.Make(call, *codec, *choice);
+          EXPECT_TRUE(plan.ok()) << plan.status().message();
+        }
+      }
+    }
+  }
+  const SlotOptions slots = SlotsFor(options.slice_bytes);
+  for (int peer = 1; peer < nranks; ++peer) {
+    LaneSpec spec;
+    spec.lane_class = LaneClass::kPoint;
+    spec.consumers = {peer};
+    spec.slot_bytes = slots.data_bytes;
+    spec.depth = slots.data_depth;
+    EXPECT_TRUE(plans.lanes()->Send(spec).ok());
+  }
+  return ends[0]->memory_bytes() - before;
+}
+
+class SlotMemoryTest : public ::testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(SlotMemoryTest, IsWhatLanesTake) {
+  const auto [nranks, channels] = GetParam();
+  const CommOptions options = Options(channels, 64 * 1024);
+  const Result<uint64_t> said = SlotMemory(options, nranks, /*multicast=*/true);
+  ASSERT_TRUE(said.ok()) << said.status().message();
+  const uint64_t measured = MeasuredMemory(options, nranks);
+  EXPECT_LE(*said, measured);
+  EXPECT_LE(measured, *said + (uint64_t{1} << 20)) << "more than credits and the directory";
+}
+INSTANTIATE_TEST_SUITE_P(Worlds, SlotMemoryTest,
+                         ::testing::Values(std::pair(2, 1), std::pair(3, 2), std::pair(8, 1),
+                                           std::pair(20, 2)));
+
+TEST(CheckSlotMemoryTest, RefusalsNameTheSettings) {
+  InitOptions options;
+  options.comm = Options(32, 4 << 20);
+  options.slice_bytes_given = true;
+  const auto made = MakeThreads(3, options);
+  ASSERT_FALSE(made.ok()) << "the first large call would find no room for its slots";
+  EXPECT_EQ(made.status().code(), Code::kInvalidArgument);
+  for (const char* part : {"INCCL_SLICE_BYTES=4194304", "INCCL_CHANNELS=32", "with 3 ranks"}) {
+    EXPECT_NE(made.status().message().find(part), std::string::npos) << made.status().message();
+  }
+}
+
+TEST(CheckSlotMemoryTest, WhatFitsIsTaken) {
+  Caps caps;
+  caps.multicast = true;
+  caps.name = "test";
+  caps.slot_memory = uint64_t{1} << 30;
+  EXPECT_TRUE(CheckSlotMemory(Options(1, 128 * 1024), 64, caps).ok());
+  EXPECT_TRUE(CheckSlotMemory(Options(1, 512 * 1024), 64, caps).ok()) << "slices of devices";
+  EXPECT_TRUE(CheckSlotMemory(Options(8, 128 * 1024), 16, caps).ok());
+  EXPECT_TRUE(CheckSlotMemory(Options(32, 4 << 20), 1, caps).ok()) << "a rank alone has no slots";
+  EXPECT_FALSE(CheckSlotMemory(Options(1, 4 << 20), 64, caps).ok());
+  EXPECT_FALSE(CheckSlotMemory(Options(32, 128 * 1024), 64, caps).ok());
+  CommOptions ring = Options(16, 4 << 20);
+  ring.algorithms = *AlgorithmFilter::Parse("ring");
+  caps.slot_memory = uint64_t{3} << 30;
+  EXPECT_FALSE(CheckSlotMemory(Options(16, 4 << 20), 16, caps).ok());
+  EXPECT_TRUE(CheckSlotMemory(ring, 4, caps).ok()) << "a ring has few lanes";
+  caps.slot_memory = UINT64_MAX;
+  EXPECT_TRUE(CheckSlotMemory(Options(32, 4 << 20), 64, caps).ok());
+}
+
+}  // namespace
+}  // namespace inccl

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How ranks agree on a transport. What they do with it is tests/api/transports_test.cc.
+#include "init/transport_selection.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "base/rng.h"
+#include "bootstrap/bootstrap_world.h"
+#include "support/seed.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace inccl::test {
+namespace {
+
+TransportOffer Sample(bool ok) {
+  TransportOffer offer;
+  offer.transport = "ucx";
+  if (ok) {
+    offer.payload.assign(300, std::byte{5});
+    offer.device_slices = true;
+  } else {
+    offer.status = SystemError("no such luck");
+  }
+  return offer;
+}
+
+TEST(TransportOfferTest, ReadsBackWhatWasWritten) {
+  const Result<TransportOffer> good = TransportOffer::Decode(Sample(true).Encode());
+  ASSERT_TRUE(good.ok());
+  EXPECT_EQ(good->transport, "ucx");
+  EXPECT_TRUE(good->status.ok());
+  EXPECT_EQ(good->payload, Sample(true).payload);
+  EXPECT_TRUE(good->device_slices);
+  const Result<TransportOffer> bad = TransportOffer::Decode(Sample(false).Encode());
+  ASSERT_TRUE(bad.ok());
+  EXPECT_EQ(bad->status.code(), Code::kSystemError);
+  EXPECT_EQ(bad->status.message(), "no such luck");
+  EXPECT_FALSE(bad->device_slices);
+  TransportOffer talkative = Sample(false);
+  talkative.status = SystemError(std::string(100000, 'x'));  // cut, so that it is no failure
+  EXPECT_LE(talkative.Encode().size(), kMaxBlob);
+  EXPECT_TRUE(TransportOffer::Decode(talkative.Encode()).ok());
+  TransportOffer largest = Sample(true);
+  largest.payload.resize(kMaxUcxAddressBytes);
+  EXPECT_LE(largest.Encode().size(), kMaxBlob);
+}
+
+TEST(TransportOfferTest, DamageIsAnErrorOrAnOffer) {
+  const std::vector<std::byte> good = Sample(true).Encode();
+  for (size_t n = 0; n < good.size(); ++n) {
+    EXPECT_FALSE(TransportOffer::Decode(std::span(good).first(n)).ok()) << n;
+  }
+  std::vector<std::byte> longer = good;
+  longer.push_back(std::byte{0});
+  EXPECT_FALSE(TransportOffer::Decode(longer).ok());
+  Rng rng(TestSeed());
+  for (int round = 0; round < 20000; ++round) {
+    std::vector<std::byte> bytes = Sample(round % 2 == 0).Encode();
+    for (uint64_t i = 0; i <= rng.Below(3); ++i) {
+      bytes[rng.Below(bytes.size())] = static_cast<std::byte>(rng.Next());
+    }
+    const Result<TransportOffer> offer = TransportOffer::Decode(bytes);
+    if (offer.ok()) {
+      EXPECT_LE(offer->payload.size(), kMaxBlob);
+    }
+  }
+}
+
+// Joins n threads as if they were processes and chooses.
+std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
+    int n, const std::function<void(int rank, Environment*)>& adjust, int without_device = -1) {
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+  EXPECT_TRUE(id.ok());
+  std::vector<Result<std::unique_ptr<Transport>>> chosen;
+  for (int rank = 0; rank < n; ++rank) chosen.emplace_back(InternalError("not run"));
+  OnThreads(n, [&](int rank) {
+    Environment environment = TestEnvironment();
+    adjust(rank, &environment);
+    ProcessTransport transport(rank, n, environment, rank != without_device);
+    JoinOptions options = Options(rank, n);
+    transport.Offer(&options);
+    Result<Mesh> mesh = JoinWithId(*id, options);
+    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+    chosen[static_cast<size_t>(rank)] =
+        transport.Choose(&*mesh, {.deadline = options.deadline, .timeout_ms = options.timeout_ms});
+    EXPECT_EQ(transport.all_device_slices(), without_device < 0) << rank;
+  });
+  return chosen;
+}
+
+TEST(ProcessTransportTest, TheFirstThatAllCan) {
+  const bool ucx = UcxTransport::Built();
+  struct Case {
+    const char* list;
+    const char* chosen;
+  };
+  std::vector<Case> cases = {{"", "shm"}, {"shm", "shm"}, {"loopback,shm", "shm"}};
+  if (ucx) {
+    cases.push_back({"ucx", "ucx"});
+    cases.push_back({"ucx,shm", "ucx"});
+    cases.push_back({"loopback,ucx,shm", "ucx"});
+  } else {
+    cases.push_back({"ucx,shm", "shm"});
+  }
+  for (const Case& c : cases) {
+    const Baseline baseline;
+    const auto chosen = ChooseAmong(
+        3, [&](int, Environment* environment) { environment->transport = c.list; },
+        &c == &cases[1] ? 2 : -1);
+    for (const auto& end : chosen) {
+      ASSERT_TRUE(end.ok()) << c.list << ": " << end.status().message();
+      EXPECT_STREQ((*end)->caps().name, c.chosen) << c.list;
+    }
+  }
+}
+
+// One rank that cannot is enough, and all learn which one and why.
+TEST(ProcessTransportTest, OneRankThatCannotDecidesForAll) {
+  if (!UcxTransport::Built()) {
+    const auto chosen =
+        ChooseAmong(2, [](int, Environment* environment) { environment->transport = "ucx"; });
+    for (const auto& end : chosen) {
+      ASSERT_FALSE(end.ok());
+      EXPECT_CONTAINS(end.status().message(), "built without UCX");
+    }
+    return;
+  }
+  const auto broken_on_one = [](const char* list) {
+    return [list](int rank, Environment* environment) {
+      environment->transport = list;
+      if (rank == 1) environment->ucx_tls = "nosuch";
+    };
+  };
+  for (const auto& end : ChooseAmong(3, broken_on_one("ucx,shm"))) {
+    ASSERT_TRUE(end.ok()) << end.status().message();
+    EXPECT_STREQ((*end)->caps().name, "shm");
+  }
+  const auto chosen = ChooseAmong(3, broken_on_one("ucx,loopback"));
+  for (size_t rank = 0; rank < 3; ++rank) {
+    ASSERT_FALSE(chosen[rank].ok());
+    const std::string& text = chosen[rank].status().message();
+    EXPECT_CONTAINS(text, "rank " + std::to_string(rank) + "/3: init:");
+    EXPECT_CONTAINS(text, "INCCL_TRANSPORT=ucx,loopback");
+    EXPECT_CONTAINS(text, "ucx: on rank 1: ");
+    EXPECT_CONTAINS(text, "nosuch");
+    EXPECT_CONTAINS(text, "loopback: on rank 0: ");
+    EXPECT_CONTAINS(text, "and on 2 other ranks");
+  }
+}
+
+TEST(ProcessTransportTest, ThreadsOfOneProcess) {
+  const auto made = [](const std::string& list) {
+    Environment environment;
+    environment.transport = list;
+    return MakeThreadTransports(2, environment);
+  };
+  EXPECT_STREQ((*made(""))[0]->caps().name, "loopback");
+  EXPECT_STREQ((*made("shm"))[1]->caps().name, "shm");
+  EXPECT_STREQ((*made("shm,loopback"))[1]->caps().name, "shm");
+  if (UcxTransport::Built()) {
+    EXPECT_STREQ((*made("ucx"))[1]->caps().name, "ucx");
+  } else {
+    EXPECT_CONTAINS(made("ucx").status().message(), "built without UCX");
+    EXPECT_STREQ((*made("ucx,loopback"))[0]->caps().name, "loopback");
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test

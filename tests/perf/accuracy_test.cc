@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of inccl-accuracy and the program itself. The values of NumPy's generator were printed
+// by NumPy 2.4.6.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "build_paths.h"
+#include "perf/accuracy/measure.h"
+#include "perf/accuracy/numpy_random.h"
+#include "perf/accuracy/plot.h"
+#include "perf/accuracy/reference_table.h"
+#include "perf/accuracy/way.h"
+#include "tools/run_program.h"
+
+namespace inccl::tools {
+namespace {
+
+using test::ProgramResult;
+using test::RunProgram;
+
+const std::string kProgram = INCCL_BINARY_DIR "/perf/inccl-accuracy";
+
+// ---------------------------------------------------------------- NumPy's numbers
+
+// Sum of a million values, each times its index modulo 7 plus 1.
+double WeightedSum(double (NumpyRandom::*draw)()) {
+  NumpyRandom random(8);
+  double sum = 0;
+  for (int i = 0; i < 1000000; ++i) sum += (random.*draw)() * (i % 7 + 1);
+  return sum;
+}
+
+TEST(NumpyRandom, BitsAreThoseOfDefaultRng) {
+  NumpyRandom random(102);
+  EXPECT_EQ(random.Next(), 2951315705954145492u);
+  EXPECT_EQ(random.Next(), 10808750059907510011u);
+}
+
+TEST(NumpyRandom, ValuesAreThoseOfDefaultRng) {
+  NumpyRandom normal(8), laplace(8), student(8);
+  EXPECT_DOUBLE_EQ(normal.Normal(), -1.738266398496882);
+  EXPECT_DOUBLE_EQ(normal.Normal(), -1.3366427931811324);
+  EXPECT_DOUBLE_EQ(laplace.Laplace(), -0.42473271214180253);
+  EXPECT_DOUBLE_EQ(laplace.Laplace(), 3.6711844060406933);
+  EXPECT_NEAR(student.StudentT3(), -4.3769677808399186, 1e-14);
+  EXPECT_NEAR(student.StudentT3(), -2.6023192149672045, 1e-14);
+}
+
+TEST(NumpyRandom, RareBranchesAreThoseOfDefaultRng) {
+  EXPECT_NEAR(WeightedSum(&NumpyRandom::Normal), 1132.34817896, 1e-6);
+  EXPECT_NEAR(WeightedSum(&NumpyRandom::Laplace), 10002.4756169, 1e-5);
+  EXPECT_NEAR(WeightedSum(&NumpyRandom::StudentT3), -23230.5688624, 1e-5);
+}
+
+// ---------------------------------------------------------------- measures
+
+TEST(Measure, ErrorsOfAKnownResult) {
+  const std::vector<double> exact = ExactSum({{1.0f, 2.0f, 0.0f}, {2.0f, -2.0f, 4.0f}});
+  EXPECT_EQ(exact, (std::vector<double>{3, 0, 4}));
+  const Errors errors = ErrorsOf(std::vector<float>{3.0f, 2.0f, 3.0f}, exact);
+  EXPECT_DOUBLE_EQ(errors.square, 5);
+  EXPECT_DOUBLE_EQ(errors.vnmse, 0.2);
+  EXPECT_DOUBLE_EQ(errors.max_error, 2);
+  EXPECT_DOUBLE_EQ(errors.cosine, 21 / std::sqrt(25.0 * 22.0));
+}
+
+TEST(Measure, NothingThatIsNotFiniteLooksSmall) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const Errors errors = ErrorsOf(std::vector<float>{nan, 1.0f}, {1.0, 1.0});
+  EXPECT_TRUE(std::isnan(errors.vnmse));
+  EXPECT_TRUE(std::isnan(errors.max_error));
+  EXPECT_EQ(ErrorsOf(std::vector<float>{0.0f}, {0.0}).vnmse, 0);
+  EXPECT_TRUE(std::isinf(ErrorsOf(std::vector<float>{1.0f}, {0.0}).vnmse));
+}
+
+// ---------------------------------------------------------------- the reference table
+
+TEST(ReferenceTable, EveryLineOfTheTableIsUnderstood) {
+  const Result<std::vector<TableEntry>> entries = ParseTable(TableText());
+  ASSERT_TRUE(entries.ok()) << entries.status().message();
+  EXPECT_EQ(entries->size(),
+            4u * 3u * (1u + 4u * 4u));  // data, n, MXFP8 and four ways at four bits
+  const TableEntry& entry = (*entries)[2];
+  EXPECT_EQ(entry.way.name, "hbi:bits=5");
+  EXPECT_EQ(entry.way.algo, "direct");
+  EXPECT_DOUBLE_EQ(entry.vnmse, 0.0133);
+}
+
+TEST(ReferenceTable, WhatIsNotUnderstoodIsNamed) {
+  for (const char* line :
+       {"gauss n=2 H direct 4/5 bits 0.1", "gauss n=2 H direct 4 bits 0.1 0.2",
+        "gauss n=2 X 4 bits 0.1", "gauss n=two H direct 4 bits 0.1", "nonsense"}) {
+    const Result<std::vector<TableEntry>> entries = ParseTable(line);
+    ASSERT_FALSE(entries.ok()) << line;
+    EXPECT_NE(entries.status().message().find(line), std::string::npos);
+  }
+  EXPECT_FALSE(TableSample("cauchy", 2, 0).ok());
+}
+
+// ---------------------------------------------------------------- ways and plots
+
+TEST(Ways, SeriesLeaveOutWhatVariesAndAlgorithmsAreTheUsualOnes) {
+  EXPECT_EQ(CodecWay("hbi:bits=6", "").series, "hbi (direct)");
+  EXPECT_EQ(CodecWay("hbi:bits=6,rht=1", "").series, "hbi:rht=1 (direct)");
+  EXPECT_EQ(CodecWay("hbi:ref=ring,bits=6,rht=1", "").series, "hbi:ref=ring,rht=1 (ring)");
+  EXPECT_EQ(CodecWay("hbi:k=7,k2=15", "tree").series, "hbi (tree)");
+  EXPECT_EQ(CodecWay("qsgd:q=8", "").series, "qsgd (direct)");
+  EXPECT_EQ(CodecWay("mxfp8", "").series, "mxfp8 (ring)");
+  EXPECT_FALSE(Available(CodecWay("nothing:of=this", "")).ok());
+  EXPECT_TRUE(Available(Mxfp8Reference()).ok());
+}
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+Row RowOf(const std::string& data, const std::string& spec, double bits, double vnmse) {
+  Row row{data, 2, 100, CodecWay(spec, ""), bits, vnmse};
+  return row;
+}
+
+TEST(Plot, EveryRowHasItsMarkAndTextIsEscaped) {
+  const std::string svg =
+      PlotSvg({RowOf("a<b&c", "hbi:bits=6", 6, 1e-3), RowOf("a<b&c", "hbi:bits=8", 8, 1e-5),
+               RowOf("t3", "mxfp8", 8.25, 2e-3), RowOf("t3", "exact", 32, 0)});
+  EXPECT_EQ(Count(svg, "<circle"), 3u + 3u);  // the rows with an error, and the legend
+  EXPECT_EQ(Count(svg, "a&lt;b&amp;c, n = 2"), 1u);
+  EXPECT_EQ(Count(svg, "<g "), 2u);
+  EXPECT_EQ(Count(svg, "</g>"), 2u);
+  EXPECT_NE(svg.find("outside of the axes: exact (ring)"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(svg.substr(svg.size() - 7), "</svg>\n");
+}
+
+// The heights of two points show which error is larger, and a decade is a decade.
+TEST(Plot, ErrorsAreOnALogarithmicAxis) {
+  const std::string svg =
+      PlotSvg({RowOf("d", "hbi:bits=8", 8, 1e-4), RowOf("d", "hbi:bits=6", 6, 1e-3),
+               RowOf("d", "hbi:bits=4", 4, 1e-2)});
+  const std::regex line("<path d=\"M([0-9.]+) ([0-9.]+)L([0-9.]+) ([0-9.]+)L([0-9.]+) ([0-9.]+)\"");
+  std::smatch match;
+  ASSERT_TRUE(std::regex_search(svg, match, line)) << svg;
+  const double x4 = std::stod(match[1]), y4 = std::stod(match[2]), x6 = std::stod(match[3]);
+  const double y6 = std::stod(match[4]), x8 = std::stod(match[5]), y8 = std::stod(match[6]);
+  EXPECT_LT(y4, y6);
+  EXPECT_NEAR(y8 - y6, y6 - y4, 0.2);
+  EXPECT_NEAR(x8 - x6, x6 - x4, 0.2);
+}
+
+// ---------------------------------------------------------------- the program
+
+TEST(Program, MeasuresAndLeavesOutWhatIsNotKnown) {
+  const std::string plot = ::testing::TempDir() + "accuracy_test.svg";
+  const ProgramResult run =
+      RunProgram(kProgram,
+                 "--data normal --ranks 2,3 --bits 6 --count 5000 --repeats 2 --steps 8 --csv "
+                 "--codec hbi:k=15,ag=exact --codec nothing:of=this --plot " +
+                     plot);
+  EXPECT_EQ(run.status, 3) << run.err;
+  EXPECT_NE(run.err.find("# skipped: nothing:of=this"), std::string::npos) << run.err;
+  EXPECT_EQ(Count(run.out, "\n"), 1u + 2u * 4u) << run.out;
+  EXPECT_NE(run.out.find("normal,3,5000,\"hbi:k=15,ag=exact\",direct,"), std::string::npos);
+  EXPECT_EQ(Count(test::FileContent(plot), "<g "), 2u);
+  std::filesystem::remove(plot);
+}
+
+TEST(Program, RefusesBadInput) {
+  const ProgramResult absent = RunProgram(kProgram, "--data /no/such.npy --ranks 2");
+  EXPECT_EQ(absent.status, 1);
+  EXPECT_NE(absent.err.find("/no/such.npy"), std::string::npos);
+  EXPECT_EQ(RunProgram(kProgram, "--ranks 65").status, 2);
+  EXPECT_EQ(
+      RunProgram(kProgram, "--data normal --ranks 2 --count 256 --plot /no/such/dir.svg").status,
+      1);
+}
+
+}  // namespace
+}  // namespace inccl::tools

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuning/tuner.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace inccl {
+namespace {
+
+AlgorithmFilter Parsed(const std::string& text) {
+  Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(text);
+  EXPECT_TRUE(filter.ok()) << filter.status().message();
+  return filter.ok() ? *filter : AlgorithmFilter();
+}
+
+TEST(AlgorithmFilterTest, NcclGrammar) {
+  const AlgorithmFilter ring = Parsed("ring");
+  EXPECT_TRUE(ring.Admits(Collective::kAllReduce, Algorithm::kRing));
+  EXPECT_FALSE(ring.Admits(Collective::kAllReduce, Algorithm::kTree));
+
+  const AlgorithmFilter mixed = Parsed("ring,tree;allreduce:^tree");
+  EXPECT_FALSE(mixed.Admits(Collective::kAllReduce, Algorithm::kTree));
+  EXPECT_TRUE(mixed.Admits(Collective::kAllReduce, Algorithm::kDirect));
+  EXPECT_TRUE(mixed.Admits(Collective::kBroadcast, Algorithm::kTree));
+  EXPECT_FALSE(mixed.Admits(Collective::kBroadcast, Algorithm::kDirect));
+
+  const AlgorithmFilter direct = Parsed("direct");
+  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kDirect));
+  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kDirectOneShot));
+  EXPECT_FALSE(Parsed("direct_two_shot").Admits(Collective::kAllReduce, Algorithm::kDirectOneShot));
+}
+
+// Nothing else runs in place of what was asked for.
+TEST(AlgorithmFilterTest, WhatIsAskedForRunsOrIsRefused) {
+  const std::vector<std::pair<std::string, Algorithm>> asked = {
+      {"ring", Algorithm::kRing},
+      {"tree", Algorithm::kTree},
+      {"recursive_doubling", Algorithm::kRecursiveDoubling},
+      {"direct_one_shot", Algorithm::kDirectOneShot},
+      {"direct_two_shot", Algorithm::kDirect}};
+  ASSERT_EQ(asked.size(), size_t{kAlgorithms});
+  for (const auto& [text, algorithm] : asked) {
+    for (int c = 0; c < kCollectiveKinds; ++c) {
+      const auto collective = static_cast<Collective>(c);
+      const Result<Choice> choice =
+          Choose({.collective = collective, .bytes = 1 << 20, .nranks = 4}, Parsed(text));
+      if (HasSchedule(collective, algorithm, 4)) {
+        ASSERT_TRUE(choice.ok()) << choice.status().message();
+        EXPECT_EQ(choice->algorithm, algorithm) << Name(collective) << " " << text;
+        continue;
+      }
+      ASSERT_FALSE(choice.ok()) << Name(collective) << " runs " << Name(choice->algorithm)
+                                << " where " << text << " was asked for";
+      EXPECT_EQ(choice.status().code(), Code::kInvalidArgument);
+      for (const std::string& part :
+           {std::string(Name(collective)), "\"" + text + "\"", std::string("direct_two_shot")}) {
+        EXPECT_NE(choice.status().message().find(part), std::string::npos)
+            << choice.status().message();
+      }
+    }
+  }
+}
+
+TEST(AlgorithmFilterTest, ACollectiveCanBeNamedBesideAListForAll) {
+  const AlgorithmFilter filter = Parsed("tree;reduce_scatter:ring");
+  EXPECT_TRUE(filter.Admits(Collective::kReduceScatter, Algorithm::kRing));
+  EXPECT_FALSE(filter.AdmitsAny(Collective::kAllGather));
+}
+
+TEST(AlgorithmFilterTest, MistakesAreNamed) {
+  for (const auto& [text, word] :
+       std::vector<std::pair<std::string, std::string>>{{"rign", "rign"},
+                                                        {"ring,", "\"\""},
+                                                        {"reduce_scatter:tree", "reduce_scatter"},
+                                                        {"scatter:ring", "scatter has none"},
+                                                        {"allscatter:ring", "allscatter"},
+                                                        {"^", "\"\""}}) {
+    Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(text);
+    ASSERT_FALSE(filter.ok()) << text;
+    EXPECT_EQ(filter.status().code(), Code::kInvalidArgument);
+    EXPECT_NE(filter.status().message().find(word), std::string::npos) << filter.status().message();
+  }
+}
+
+TEST(TunerTest, EveryChoiceHasASchedule) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    for (const int n : {2, 3, 8, 17, 64}) {
+      for (const uint64_t bytes : {0u, 1u, 4096u, 65536u, 1u << 30}) {
+        for (const bool reproducible : {false, true}) {
+          const auto collective = static_cast<Collective>(c);
+          Result<Choice> choice = Choose(
+              {.collective = collective, .bytes = bytes, .nranks = n, .reproducible = reproducible},
+              AlgorithmFilter());
+          ASSERT_TRUE(choice.ok()) << choice.status().message();
+          EXPECT_TRUE(HasSchedule(collective, choice->algorithm, n))
+              << Name(collective) << " " << Name(choice->algorithm) << " n " << n;
+        }
+      }
+    }
+  }
+}
+
+// A codec that runs on some schedules only: chosen among those, else refused with both names.
+TEST(TunerTest, TheCodecHasAWord) {
+  TunerCall call{.collective = Collective::kAllReduce,
+                 .bytes = 1 << 20,
+                 .nranks = 4,
+                 .compressed = true,
+                 .route = {Route::Kind::kDirect, "policy=x"}};
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirect);
+  call.bytes = 100;
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirectOneShot);
+  call.nranks = 40;  // where others would take logarithmic algorithms
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirect);
+  const auto refused = [&](const char* filter, const std::vector<std::string>& words) {
+    const Result<Choice> choice = Choose(call, Parsed(filter));
+    ASSERT_FALSE(choice.ok());
+    EXPECT_EQ(choice.status().code(), Code::kInvalidArgument);
+    for (const std::string& word : words) {
+      EXPECT_NE(choice.status().message().find(word), std::string::npos)
+          << word << " in: " << choice.status().message();
+    }
+  };
+  refused("ring", {"policy=x", "direct only", "ring"});
+  refused("tree,recursive_doubling", {"policy=x", "direct only", "tree, recursive_doubling"});
+  call.route.kind = Route::Kind::kRing;
+  call.bytes = 8;
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kRing);
+  EXPECT_NE(Explain(call, *Choose(call, AlgorithmFilter())).find("policy=x runs on ring only"),
+            std::string::npos);
+  refused("direct", {"policy=x", "ring only", "direct_one_shot"});
+  call.reproducible = true;
+  refused("", {"policy=x", "ring only", "reproducible"});
+}
+
+TEST(TunerTest, BelowMinBytesSumsAreInRankOrder) {
+  TunerCall call{.collective = Collective::kAllReduce, .bytes = 100, .nranks = 40};
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kRecursiveDoubling);
+  call.below_min_bytes = true;
+  for (const char* filter : {"", "ring,direct", "^direct_one_shot"}) {
+    const Result<Choice> choice = Choose(call, Parsed(filter));
+    EXPECT_TRUE(FoldsInRankOrder(call.collective, choice->algorithm)) << filter;
+    EXPECT_NE(Explain(call, *choice).find("in rank order"), std::string::npos);
+  }
+  // A user's choice stands.
+  EXPECT_EQ(Choose(call, Parsed("ring"))->algorithm, Algorithm::kRing);
+  EXPECT_EQ(Explain(call, *Choose(call, Parsed("ring"))).find("in rank order"), std::string::npos);
+}
+
+TEST(TunerTest, TheReasonIsThatOfTheChoice) {
+  struct Case {
+    TunerCall call;
+    const char* filter;
+    Algorithm algorithm;
+    TunerRule rule;
+    const char* words;
+  };
+  const Collective sum = Collective::kAllReduce;
+  const Case cases[] = {
+      {{.collective = sum, .bytes = 16384, .nranks = 16},
+       "",
+       Algorithm::kDirectOneShot,
+       TunerRule::kOneStep,
+       "up to 16384 bytes and 16 ranks"},
+      {{.collective = sum, .bytes = 16385, .nranks = 16},
+       "",
+       Algorithm::kDirect,
+       TunerRule::kInOrder,
+       "16385 bytes: the first admitted of direct, ring,"},
+      {{.collective = sum, .bytes = 16384, .nranks = 17},
+       "",
+       Algorithm::kRecursiveDoubling,
+       TunerRule::kLogarithmic,
+       "more than 16 ranks"},
+      {{.collective = sum, .bytes = 0, .nranks = 64},
+       "tree,ring",
+       Algorithm::kTree,
+       TunerRule::kLogarithmic,
+       "more than 16 ranks"},
+      {{.collective = sum, .bytes = 8, .nranks = 4},
+       "tree,ring",
+       Algorithm::kRing,
+       TunerRule::kInOrder,
+       "what small calls prefer is not admitted"},
+      {{.collective = sum, .bytes = 1 << 20, .nranks = 4},
+       "tree",
+       Algorithm::kTree,
+       TunerRule::kOnlyOne,
+       "tree: nothing else is admitted"},
+      {{.collective = sum, .bytes = 1 << 20, .nranks = 4, .reproducible = true},
+       "ring,direct_two_shot",
+       Algorithm::kDirect,
+       TunerRule::kOnlyOne,
+       "in rank order"},
+  };
+  for (const Case& c : cases) {
+    const Result<Choice> choice = Choose(c.call, Parsed(c.filter));
+    ASSERT_TRUE(choice.ok());
+    EXPECT_EQ(choice->algorithm, c.algorithm) << Name(choice->algorithm);
+    EXPECT_EQ(choice->rule, c.rule);
+    const std::string text = Explain(c.call, *choice);
+    EXPECT_EQ(text.rfind(Name(c.algorithm), 0), 0u) << text;
+    EXPECT_NE(text.find(c.words), std::string::npos) << text;
+  }
+}
+
+TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
+  for (int c = 0; c < kCollectiveKinds; ++c) {
+    for (int a = 0; a < kAlgorithms; ++a) {
+      const auto collective = static_cast<Collective>(c);
+      const auto algorithm = static_cast<Algorithm>(a);
+      for (const int n : {3, 4, 8}) {
+        if (!HasSchedule(collective, algorithm, n)) continue;
+        std::vector<Schedule> all;
+        for (int rank = 0; rank < n; ++rank) {
+          Result<Schedule> schedule = MakeSchedule(
+              {.collective = collective, .algorithm = algorithm, .nranks = n, .rank = rank});
+          ASSERT_TRUE(schedule.ok());
+          all.push_back(*std::move(schedule));
+        }
+        Result<Proof> proof = Validate(all);
+        ASSERT_TRUE(proof.ok()) << proof.status().message();
+        if (FoldsInRankOrder(collective, algorithm)) {
+          EXPECT_TRUE(proof->rank_order) << Name(collective) << " " << Name(algorithm) << " " << n;
+        }
+      }
+    }
+  }
+}
+
+TEST(TunerTest, ReproducibleRefusesWhatDoesNotFoldInRankOrder) {
+  Result<Choice> choice =
+      Choose({.collective = Collective::kAllReduce, .nranks = 4, .reproducible = true},
+             Parsed("allreduce:tree"));
+  ASSERT_FALSE(choice.ok());
+  EXPECT_NE(choice.status().message().find("reproducible"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace inccl
