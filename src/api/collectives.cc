@@ -38,14 +38,14 @@ int Number(const Enum& value) {
 
 Status CheckEnums(const Arguments& a) {
   if (Number(a.type) < 0 || Number(a.type) >= kDataTypes) {
-    return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", Number(a.type)));
+    return InvalidArgument(fmt::format("type: {}: invalid datatype", Number(a.type)));
   }
   const int op = Number(a.op);
   if (op >= 0 && op < kReduceOps) return Status::Ok();
   const PreMulSum* own = FindReduction(a.comm, op);
   if (own == nullptr) {
-    return InvalidArgument(
-        fmt::format("op: {} is no ccl_redop_t, nor one made for this communicator", op));
+    return InvalidArgument(fmt::format(
+        "op: {}: invalid reduction, neither a ccl_redop_t nor created on this communicator", op));
   }
   if (static_cast<int>(own->type) != Number(a.type)) {
     return InvalidArgument(fmt::format("type: {}, but op {} was made for {}",

@@ -76,10 +76,10 @@ void Group::Add(const std::shared_ptr<Communicator>& communicator,
 
 // All of them at the same time, so with the first step.
 void Group::Add(const std::shared_ptr<Communicator>& communicator,
-                const std::shared_ptr<Stream>& stream, const PointCall& call) {
+                const std::shared_ptr<Stream>& stream, const SendRecvCall& call) {
   Step& step = PartOf(communicator).steps.front();
   step.AddStream(stream);
-  step.batch.points.push_back(call);
+  step.batch.send_recv.push_back(call);
 }
 
 void Group::Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {
@@ -88,18 +88,18 @@ void Group::Add(const std::shared_ptr<Communicator>& communicator, std::function
   part.steps[part.steps.size() - 2].job = std::move(job);
 }
 
-void Group::EnterAll() {
+void Group::EnqueueAll() {
   std::vector<Stream*> streams;
   std::vector<Stream::User> users;
   std::vector<int> steps;  // by stream
   for (const Part& part : parts_) {
-    part.communicator->PrepareFor(part.steps.front().batch.points);
+    part.communicator->PrepareFor(part.steps.front().batch.send_recv);
     for (const Step& step : part.steps) {
       for (const std::shared_ptr<Stream>& stream : step.streams) {
         const auto found = std::find(streams.begin(), streams.end(), stream.get());
         const auto at = static_cast<size_t>(found - streams.begin());
         if (found == streams.end()) {
-          entered_.emplace_back().stream = stream;
+          enqueued_.emplace_back().stream = stream;
           streams.push_back(stream.get());
           users.push_back(part.communicator->label());
           steps.push_back(0);
@@ -111,29 +111,30 @@ void Group::EnterAll() {
       }
     }
   }
-  for (size_t i = 0; i < entered_.size(); ++i) {
-    entered_[i].turn = std::make_shared<Turn>(entered_[i].stream, steps[i]);
+  for (size_t i = 0; i < enqueued_.size(); ++i) {
+    enqueued_[i].order = std::make_shared<StreamOrder>(enqueued_[i].stream, steps[i]);
   }
-  const std::vector<Result<uint64_t>> places = Stream::EnterAll(streams, users);
-  for (size_t i = 0; i < entered_.size(); ++i) {
-    if (places[i].ok()) {
-      entered_[i].turn->Entered(*places[i]);
+  const std::vector<Result<uint64_t>> positions = Stream::EnqueueAll(streams, users);
+  for (size_t i = 0; i < enqueued_.size(); ++i) {
+    if (positions[i].ok()) {
+      enqueued_[i].order->SetPosition(*positions[i]);
     } else {
-      entered_[i].turn = nullptr;
-      entered_[i].status = places[i].status();
+      enqueued_[i].order = nullptr;
+      enqueued_[i].status = positions[i].status();
     }
   }
 }
 
 void Group::Prepare(const std::shared_ptr<Completion>& completion) {
-  EnterAll();
+  EnqueueAll();
   for (Part& part : parts_) {
     for (Step& step : part.steps) {
       for (const std::shared_ptr<Stream>& stream : step.streams) {
-        const Entered& entered = *std::find_if(
-            entered_.begin(), entered_.end(), [&](const Entered& e) { return e.stream == stream; });
-        if (entered.turn != nullptr) {
-          step.batch.turns.push_back(entered.turn);
+        const Enqueued& entered =
+            *std::find_if(enqueued_.begin(), enqueued_.end(),
+                          [&](const Enqueued& e) { return e.stream == stream; });
+        if (entered.order != nullptr) {
+          step.batch.orders.push_back(entered.order);
         } else if (step.refused.ok()) {
           // No longer an argument that is checked before anything happens.
           const bool refused = entered.status.code() == Code::kInvalidArgument;
@@ -156,12 +157,12 @@ Status Group::FailParts(const Status& status) {
 }
 
 Status Group::Start(Communicator* communicator, Step* step) {
-  if (step->batch.calls.empty() && step->batch.points.empty()) return Status::Ok();
+  if (step->batch.calls.empty() && step->batch.send_recv.empty()) return Status::Ok();
   Status status = step->refused;
   if (status.ok()) status = communicator->Enqueue(std::move(step->batch));
   if (status.ok()) return status;
   status = communicator->MakeSticky(status);  // the other ranks are not to wait for it
-  for (const std::shared_ptr<Turn>& turn : step->batch.turns) turn->Leave(status);
+  for (const std::shared_ptr<StreamOrder>& order : step->batch.orders) order->Complete(status);
   if (step->batch.completion != nullptr) step->batch.completion->Done(status);
   return status;
 }
@@ -185,7 +186,7 @@ Status Group::RunInOrder(Part* part) {
 void Group::GiveUp(Part* part, const Status& status) {
   part->communicator->Fail(status);
   for (const Step& step : part->steps) {
-    for (const std::shared_ptr<Turn>& turn : step.batch.turns) turn->Leave(status);
+    for (const std::shared_ptr<StreamOrder>& order : step.batch.orders) order->Complete(status);
   }
 }
 

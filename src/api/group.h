@@ -26,7 +26,7 @@ class Group {
   void Add(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<Stream>& stream,
            const Call& call);
   void Add(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<Stream>& stream,
-           const PointCall& call);
+           const SendRecvCall& call);
   // Makes a communicator of this one: after the calls on it before, and before those after.
   void Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job);
   // Makes a communicator of none.
@@ -55,15 +55,15 @@ class Group {
     std::vector<Step> steps = std::vector<Step>(1);  // in order; all but the last have a job
   };
   // A place on the stream, for all steps that go there.
-  struct Entered {
+  struct Enqueued {
     std::shared_ptr<Stream> stream;
-    std::shared_ptr<Turn> turn;  // nullptr: the stream has refused, and says why
+    std::shared_ptr<StreamOrder> order;  // nullptr: the stream has refused, and says why
     Status status;
   };
 
   Part& PartOf(const std::shared_ptr<Communicator>& communicator);
-  // What may throw std::bad_alloc; places that have been taken are left by their Turns then.
-  void EnterAll();
+  // What may throw std::bad_alloc; positions that have been taken are left by their Turns then.
+  void EnqueueAll();
   void Prepare(const std::shared_ptr<Completion>& completion);
   // Nothing has been started: the other ranks are not to wait for it.
   Status FailParts(const Status& status);
@@ -76,7 +76,7 @@ class Group {
   int depth_ = 1;
   std::vector<Part> parts_;  // in the order in which their communicators first came
   std::vector<std::function<Status()>> jobs_;
-  std::vector<Entered> entered_;
+  std::vector<Enqueued> enqueued_;
   Status spoiled_;
   bool fatal_ = false;
 };

@@ -37,7 +37,7 @@ ccl_result_t ccl_mem_alloc(void** ptr, size_t size) {
     if (size == 0 || size > SIZE_MAX / 2) {
       return InvalidArgument(fmt::format("size: {} is not in [1, {}]", size, SIZE_MAX / 2));
     }
-    inccl::Result<void*> memory = inccl::CallerMemory::Instance().Allocate(size);
+    inccl::Result<void*> memory = inccl::HostAllocator::Instance().Allocate(size);
     if (!memory.ok()) {
       return {memory.status().code(), "ccl_mem_alloc of " + memory.status().message()};
     }
@@ -61,7 +61,8 @@ ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device) {
     if (device < 0 || device >= devices->Count()) {
       return InvalidArgument(fmt::format("device: {} is not in [0, {})", device, devices->Count()));
     }
-    inccl::Result<void*> memory = inccl::DeviceMemory::Instance().Allocate(devices, device, size);
+    inccl::Result<void*> memory =
+        inccl::DeviceAllocator::Instance().Allocate(devices, device, size);
     if (!memory.ok()) {
       return {memory.status().code(),
               fmt::format("ccl_mem_alloc_device of {} bytes on device {}: {}", size, device,
@@ -75,8 +76,8 @@ ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device) {
 ccl_result_t ccl_mem_free(void* ptr) {
   if (ptr == nullptr) return CCL_SUCCESS;
   return Guarded([&]() -> Status {
-    Status status = inccl::CallerMemory::Instance().Free(ptr);
-    if (!status.ok() && inccl::DeviceMemory::Instance().Free(ptr)) return Status::Ok();
+    Status status = inccl::HostAllocator::Instance().Free(ptr);
+    if (!status.ok() && inccl::DeviceAllocator::Instance().Free(ptr)) return Status::Ok();
     return status;
   });
 }
@@ -118,11 +119,11 @@ ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datat
     if (scalar == nullptr) return InvalidArgument("scalar: NULL");
     const int number = inccl::Number(type);
     if (number < 0 || number >= inccl::kDataTypes) {
-      return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", number));
+      return InvalidArgument(fmt::format("type: {}: invalid datatype", number));
     }
     const int where = inccl::Number(residence);
     if (where != CCL_SCALAR_DEVICE && where != CCL_SCALAR_HOST_IMMEDIATE) {
-      return InvalidArgument(fmt::format("residence: {} is no ccl_scalar_residence_t", where));
+      return InvalidArgument(fmt::format("residence: {}: invalid scalar residence", where));
     }
     inccl::PreMulSum made;
     made.type = static_cast<inccl::DataType>(number);

@@ -12,13 +12,13 @@
 namespace inccl {
 namespace {
 
-ccl_result_t SubmitPoint(bool is_send, const void* send, void* recv, size_t count,
-                         ccl_datatype_t type, int peer, ccl_comm_t comm, ccl_stream_t stream) {
-  return Submit<PointCall>(comm, stream, [&](PointCall* call) -> Status {
+ccl_result_t SubmitSendRecv(bool is_send, const void* send, void* recv, size_t count,
+                            ccl_datatype_t type, int peer, ccl_comm_t comm, ccl_stream_t stream) {
+  return Submit<SendRecvCall>(comm, stream, [&](SendRecvCall* call) -> Status {
     int number = 0;  // the type, which need not be an enumerator
     std::memcpy(&number, &type, sizeof number);
     if (number < 0 || number >= kDataTypes) {
-      return InvalidArgument(fmt::format("type: {} is no ccl_datatype_t", number));
+      return InvalidArgument(fmt::format("type: {}: invalid datatype", number));
     }
     const int nranks = comm->impl->nranks(), rank = comm->impl->rank();
     if (peer < 0 || peer >= nranks) {
@@ -28,9 +28,9 @@ ccl_result_t SubmitPoint(bool is_send, const void* send, void* recv, size_t coun
       return InvalidArgument(
           "peer: is this rank itself, which takes a group with both ccl_send and ccl_recv");
     }
-    if (count > kMostPointElements) {
+    if (count > kMostSendRecvElements) {
       return InvalidArgument(
-          fmt::format("count: {} elements, at most {}", count, kMostPointElements));
+          fmt::format("count: {} elements, at most {}", count, kMostSendRecvElements));
     }
     if (count > 0 && is_send && send == nullptr) return InvalidArgument("send: NULL");
     if (count > 0 && !is_send && recv == nullptr) return InvalidArgument("recv: NULL");
@@ -52,12 +52,12 @@ using inccl::Status;
 
 ccl_result_t ccl_send(const void* send, size_t count, ccl_datatype_t type, int peer,
                       ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::SubmitPoint(true, send, nullptr, count, type, peer, comm, stream);
+  return inccl::SubmitSendRecv(true, send, nullptr, count, type, peer, comm, stream);
 }
 
 ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int peer, ccl_comm_t comm,
                       ccl_stream_t stream) {
-  return inccl::SubmitPoint(false, nullptr, recv, count, type, peer, comm, stream);
+  return inccl::SubmitSendRecv(false, nullptr, recv, count, type, peer, comm, stream);
 }
 
 ccl_result_t ccl_group_start(void) {

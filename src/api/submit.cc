@@ -74,16 +74,16 @@ Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream,
 }
 
 Status Run(Communicator* communicator, const Call& call) { return communicator->Run(call); }
-Status Run(Communicator* communicator, const PointCall& call) {
-  return communicator->RunPoints({call});
+Status Run(Communicator* communicator, const SendRecvCall& call) {
+  return communicator->RunSendRecv({call});
 }
 void Prepare(Communicator* communicator, const Call& call) { communicator->PrepareFor(call); }
 // Those of a group: at its end.
-void Prepare(Communicator* communicator, const PointCall& call) {
+void Prepare(Communicator* communicator, const SendRecvCall& call) {
   if (call.on_device && Group::Current() == nullptr) communicator->PrepareFor({call});
 }
 void Put(const Call& call, Batch* batch) { batch->calls.push_back(call); }
-void Put(const PointCall& call, Batch* batch) { batch->points.push_back(call); }
+void Put(const SendRecvCall& call, Batch* batch) { batch->send_recv.push_back(call); }
 
 template <typename AnyCall>
 Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
@@ -99,11 +99,11 @@ Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
   if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
   Batch batch;
   Put(call, &batch);
-  const auto turn = std::make_shared<Turn>(stream, 1);
-  batch.turns.push_back(turn);
-  if (Status status = turn->Enter(communicator->label()); !status.ok()) return status;
+  const auto order = std::make_shared<StreamOrder>(stream, 1);
+  batch.orders.push_back(order);
+  if (Status status = order->Enqueue(communicator->label()); !status.ok()) return status;
   Status status = communicator->Enqueue(std::move(batch));
-  if (!status.ok()) turn->Leave(communicator->MakeSticky(status));
+  if (!status.ok()) order->Complete(communicator->MakeSticky(status));
   return status;
 }
 
@@ -133,7 +133,7 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
 }
 
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& /*communicator*/,
-                                         PointCall* call) {
+                                         SendRecvCall* call) {
   Place place;
   Result<std::shared_ptr<Stream>> found =
       StreamFor(stream,
@@ -150,7 +150,7 @@ Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
 }
 
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
-                  const std::shared_ptr<Stream>& stream, const PointCall& call) {
+                  const std::shared_ptr<Stream>& stream, const SendRecvCall& call) {
   return SubmitAny(communicator, stream, call);
 }
 

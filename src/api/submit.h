@@ -21,14 +21,14 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op);
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
                   const std::shared_ptr<Stream>& stream, const Call& call);
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
-                  const std::shared_ptr<Stream>& stream, const PointCall& call);
+                  const std::shared_ptr<Stream>& stream, const SendRecvCall& call);
 
 // The stream of a call, nullptr: none. Says in the call whether its memory is a device's.
 // kInvalidArgument: there is no such stream, or memory and stream do not go together.
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call);
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
-                                         PointCall* call);
+                                         SendRecvCall* call);
 
 // As Guarded, for calls that create communicators: an error spoils the group.
 template <typename Function>

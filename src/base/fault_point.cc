@@ -27,8 +27,8 @@ thread_local constinit int rank = -1;
 
 namespace {
 
-// Plans are kept: a thread may still look at one that has been replaced. Never destroyed, for the
-// sake of threads that run while the process exits.
+// PlanCache are kept: a thread may still look at one that has been replaced. Never destroyed, for
+// the sake of threads that run while the process exits.
 struct State {
   std::mutex mutex;
   std::vector<std::unique_ptr<const Plan>> plans;

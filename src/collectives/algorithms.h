@@ -10,38 +10,59 @@
 
 namespace inccl {
 
-enum class Algorithm : uint8_t { kRing, kTree, kRecursiveDoubling, kDirectOneShot, kDirect, kEnd };
+enum class Algorithm : uint8_t { kRing, kTree, kRecursiveDoubling, kOneShot, kTwoShot, kEnd };
 inline constexpr int kAlgorithms = static_cast<int>(Algorithm::kEnd);
 
 struct AlgorithmTraits {
-  Algorithm algorithm;
-  const char* name;
+  Algorithm algorithm = Algorithm::kEnd;
+  const char* name = "unknown";
   // The names by which INCCL_ALGO knows it: its own, and that of a family.
-  std::string_view own, family;
-  // Float sums of its schedules are folded in rank order (Validate's proof; the tests hold the
-  // table to it).
-  bool folds_in_rank_order;
+  std::string_view own = "", family = "";
+  // Its schedules fold float sums in rank order (Validate's proof; the tests hold the table to it).
+  bool folds_in_rank_order = false;
   // A codec whose route is direct or ring can take it.
-  bool direct, ring;
+  bool direct = false, ring = false;
+  // Every consumer of a part reads it where the producer has it, and the producer reads nothing of
+  // it again: inputs and results in registered buffers need no copy, and slots may be written with
+  // non-temporal stores.
+  bool zero_copy = false;
+  // Ranks of a group may add up what goes to other groups.
+  bool groups = false;
 };
 
 // In the order of what large calls prefer: direct and ring move the fewest bytes, direct in the
 // fewest steps.
 inline constexpr AlgorithmTraits kAlgorithmTable[] = {
-    {Algorithm::kDirect, "direct", "direct_two_shot", "direct", true, true, false},
-    {Algorithm::kRing, "ring", "ring", "", false, false, true},
-    {Algorithm::kTree, "tree", "tree", "", false, false, false},
-    {Algorithm::kRecursiveDoubling, "recursive_doubling", "recursive_doubling", "", false, false,
-     false},
-    {Algorithm::kDirectOneShot, "direct_one_shot", "direct_one_shot", "direct", true, true, false},
+    {.algorithm = Algorithm::kTwoShot,
+     .name = "direct",
+     .own = "direct_two_shot",
+     .family = "direct",
+     .folds_in_rank_order = true,
+     .direct = true,
+     .zero_copy = true,
+     .groups = true},
+    {.algorithm = Algorithm::kRing, .name = "ring", .own = "ring", .ring = true},
+    {.algorithm = Algorithm::kTree, .name = "tree", .own = "tree"},
+    {.algorithm = Algorithm::kRecursiveDoubling,
+     .name = "recursive_doubling",
+     .own = "recursive_doubling"},
+    {.algorithm = Algorithm::kOneShot,
+     .name = "direct_one_shot",
+     .own = "direct_one_shot",
+     .family = "direct",
+     .folds_in_rank_order = true,
+     .direct = true},
 };
 
-constexpr const AlgorithmTraits* FindTraits(Algorithm algorithm) {
+// The row of an algorithm; for any other value one that says no to everything.
+constexpr AlgorithmTraits TraitsOf(Algorithm algorithm) {
   for (const AlgorithmTraits& row : kAlgorithmTable) {
-    if (row.algorithm == algorithm) return &row;
+    if (row.algorithm == algorithm) return row;
   }
-  return nullptr;
+  return {};
 }
+constexpr const char* Name(Algorithm algorithm) { return TraitsOf(algorithm).name; }
+
 constexpr bool EveryAlgorithmHasARow() {
   for (int a = 0; a < kAlgorithms; ++a) {
     int rows = 0;

@@ -22,11 +22,12 @@ bool Segmented(Collective collective) { return SegmentsOf(collective, 2) > 1; }
 }  // namespace
 
 Chunking::Chunking(const ChunkingOptions& options)
-    : options_(options), rows_((options.count + options.row_elements - 1) / options.row_elements) {}
+    : options_(options),
+      windows_((options.count + options.window_elements - 1) / options.window_elements) {}
 
-Range Chunking::Part(uint64_t row, const Phase& phase, uint32_t chunk, uint32_t channel) const {
-  const uint64_t begin = row * options_.row_elements;
-  const uint64_t length = std::min(options_.row_elements, options_.count - begin);
+Range Chunking::Part(uint64_t window, const Phase& phase, uint32_t chunk, uint32_t channel) const {
+  const uint64_t begin = window * options_.window_elements;
+  const uint64_t length = std::min(options_.window_elements, options_.count - begin);
   const bool segmented = Segmented(options_.collective);
   Share share{0, (length + kSuperblock - 1) / kSuperblock};
   if (!segmented) share = Deal(share.count, phase.chunks, chunk);

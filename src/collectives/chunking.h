@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only place with the arithmetic of cutting a call into rows, chunks, channel shares and
+// The only place with the arithmetic of cutting a call into windows, chunks, channel shares and
 // slices. Everything is by element index from the start of a vector, in whole superblocks of 256,
 // so that no result depends on slice size.
 #ifndef INCCL_COLLECTIVES_CHUNKING_H_
@@ -18,7 +18,7 @@ struct ChunkingOptions {
   Collective collective = Collective::kAllReduce;
   int nranks = 1;
   uint64_t count = 0;                // elements of one vector (SegmentsOf)
-  uint64_t row_elements = 0;         // multiple of kSuperblock
+  uint64_t window_elements = 0;      // multiple of kSuperblock
   uint32_t slice_elements = 0;       // of data lanes, multiple of kSuperblock
   uint32_t side_slice_elements = 0;  // of side lanes
   uint32_t group =
@@ -30,11 +30,11 @@ class Chunking {
   Chunking() = default;
   explicit Chunking(const ChunkingOptions& options);
 
-  uint64_t rows() const { return rows_; }
+  uint64_t windows() const { return windows_; }
   const ChunkingOptions& options() const { return options_; }
 
-  // The channel's share of a chunk of a row; count 0 if there is nothing.
-  Range Part(uint64_t row, const Phase& phase, uint32_t chunk, uint32_t channel) const;
+  // The channel's share of a chunk of a window; count 0 if there is nothing.
+  Range Part(uint64_t window, const Phase& phase, uint32_t chunk, uint32_t channel) const;
   uint32_t SliceElements(const Phase& phase) const {
     return phase.lane_class == LaneClass::kSide ? options_.side_slice_elements
                                                 : options_.slice_elements;
@@ -64,7 +64,7 @@ class Chunking {
   uint64_t OutputSegment(uint64_t segment) const;
 
   ChunkingOptions options_;
-  uint64_t rows_ = 0;
+  uint64_t windows_ = 0;
 };
 
 }  // namespace inccl

@@ -85,13 +85,13 @@ std::string StrandTitle(const Schedule& schedule, size_t index) {
   std::map<uint16_t, std::vector<int>> waits;  // by lag
   for (const Dependency& wait : strand.waits) waits[wait.lag].push_back(wait.strand);
   for (const auto& [lag, strands] : waits) {
-    text += fmt::format("; row r waits for row {} of strand {}",
+    text += fmt::format("; window r waits for window {} of strand {}",
                         lag == 0 ? "r" : fmt::format("r-{}", lag), RankList(strands));
   }
   return text;
 }
 
-// A node per step in a box per rank; steps of a strand in a row.
+// A node per step in a box per rank; steps of a strand in a window.
 std::string DotRank(const Schedule& schedule) {
   std::string dot = fmt::format("  subgraph cluster_{} {{\n    label=\"rank {}\";\n", schedule.rank,
                                 schedule.rank);
@@ -108,9 +108,9 @@ std::string DotRank(const Schedule& schedule) {
     }
     for (const Dependency& wait : strand.waits) {
       const size_t last = schedule.strands[wait.strand].steps.size() - 1;
-      const std::string how = wait.lag == 0
-                                  ? "label=\"same row\""
-                                  : fmt::format("label=\"row - {}\", constraint=false", wait.lag);
+      const std::string how =
+          wait.lag == 0 ? "label=\"same window\""
+                        : fmt::format("label=\"window - {}\", constraint=false", wait.lag);
       dot += fmt::format("    r{0}s{1}t{2} -> r{0}s{3}t0 [style=dashed, {4}];\n", schedule.rank,
                          wait.strand, last, i, how);
     }
@@ -118,7 +118,7 @@ std::string DotRank(const Schedule& schedule) {
   return dot + "  }\n";
 }
 
-// What passes one end of a lane in one row, in order: node and format.
+// What passes one end of a lane in one window, in order: node and format.
 using Passes = std::vector<std::pair<std::string, std::string>>;
 
 // Passes of the lanes that a rank writes or reads.

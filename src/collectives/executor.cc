@@ -11,8 +11,8 @@ namespace inccl {
 namespace {
 
 // Names a slice within its call; both ends compute it from their own place.
-uint32_t Tag(uint64_t row, uint32_t chunk, uint32_t slice) {
-  return static_cast<uint32_t>(row * 1048583 + chunk * 8209 + slice);
+uint32_t Tag(uint64_t window, uint32_t chunk, uint32_t slice) {
+  return static_cast<uint32_t>(window * 1048583 + chunk * 8209 + slice);
 }
 
 // Results are written to so many ranks at most: what one step can write, and bits of
@@ -34,50 +34,50 @@ int FirstHolder(const SendLane& lane, bool everything) {
 
 }  // namespace
 
-void Task::Start(const TaskCall& call) {
+void CollectiveRequest::Start(const RequestArgs& call) {
   call_ = call;
   engine_ = call.engine != nullptr ? call.engine : own_engine_;
-  open_tickets_ = 0;
+  open_completions_ = 0;
   stats_ = {};
   mismatched_peer_ = -1;
-  lanes_lent_.clear();
+  zero_copy_lanes_.clear();
   const std::vector<BoundStrand>& strands = call.program->strands;
   if (strands_.size() < strands.size()) strands_.resize(strands.size());
   unfinished_ = strands.size();
   for (size_t i = 0; i < strands.size(); ++i) {
     StrandState& state = strands_[i];
-    state.row = 0;
+    state.window = 0;
     state.group = state.groups = 0;
     state.step = 0;
     state.slice = state.slice_end = 0;
     state.placed = state.finished = false;
-    state.ticket = 0;
+    state.completion = 0;
     state.blocked = {};
     const auto ranks = static_cast<size_t>(call.program->schedule.nranks);
     state.terms.reserve(call.program->max_operands + ranks);
     state.outgoing.reserve(call.program->max_operands);
     state.targets.reserve(ranks);
-    if (call.chunking.rows() == 0) {
+    if (call.chunking.windows() == 0) {
       state.finished = true;
       --unfinished_;
     }
   }
 }
 
-bool Task::Place(const BoundStrand& strand, StrandState* state) {
+bool CollectiveRequest::Place(const BoundStrand& strand, StrandState* state) {
   const Chunking& chunking = call_.chunking;
   const uint32_t group_size = chunking.Group(strand.phase);
   while (true) {
     if (state->groups == 0) {
-      if (state->row == chunking.rows()) return false;
+      if (state->window == chunking.windows()) return false;
       // Chunk 0 is never smaller than another one.
-      const Range part = chunking.Part(state->row, strand.phase, 0, strand.channel);
+      const Range part = chunking.Part(state->window, strand.phase, 0, strand.channel);
       state->groups =
           std::max(1u, (chunking.Slices(part, strand.phase) + group_size - 1) / group_size);
     }
     while (state->step < strand.steps.size()) {
       const BoundStep& step = strand.steps[state->step];
-      state->part = chunking.Part(state->row, strand.phase, step.chunk, strand.channel);
+      state->part = chunking.Part(state->window, strand.phase, step.chunk, strand.channel);
       const uint32_t slices = chunking.Slices(state->part, strand.phase);
       state->slice = state->group * group_size;
       state->slice_end = std::min(slices, state->slice + group_size);
@@ -90,19 +90,20 @@ bool Task::Place(const BoundStrand& strand, StrandState* state) {
     state->step = 0;
     if (++state->group == state->groups) {
       state->group = state->groups = 0;
-      ++state->row;
+      ++state->window;
     }
   }
 }
 
-bool Task::WaitsDone(const BoundStrand& strand, const StrandState& state) const {
+bool CollectiveRequest::WaitsDone(const BoundStrand& strand, const StrandState& state) const {
   return std::all_of(strand.waits.begin(), strand.waits.end(), [&](const Dependency& wait) {
     const StrandState& other = strands_[wait.strand];
-    return other.finished || other.row + wait.lag > state.row;
+    return other.finished || other.window + wait.lag > state.window;
   });
 }
 
-Task::ScratchSlot& Task::Scratch(const BoundStrand& strand, StrandState* state, uint16_t slot) {
+CollectiveRequest::ScratchSlot& CollectiveRequest::Scratch(const BoundStrand& strand,
+                                                           StrandState* state, uint16_t slot) {
   const uint32_t group = call_.chunking.Group(strand.phase);
   const size_t need = size_t{call_.program->schedule.scratch_slots} * group;
   if (state->scratch.size() < need) state->scratch.resize(need);
@@ -113,8 +114,8 @@ Task::ScratchSlot& Task::Scratch(const BoundStrand& strand, StrandState* state, 
   return scratch;
 }
 
-Result<bool> Task::FillTerms(const BoundStrand& strand, const BoundStep& step, const Range& range,
-                             uint32_t tag, StrandState* state) {
+Result<bool> CollectiveRequest::FillTerms(const BoundStrand& strand, const BoundStep& step,
+                                          const Range& range, uint32_t tag, StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
   state->raw_bytes = range.count * call_.element_bytes;
   state->terms.clear();
@@ -133,8 +134,8 @@ Result<bool> Task::FillTerms(const BoundStrand& strand, const BoundStep& step, c
   return true;
 }
 
-Result<bool> Task::FillInput(const BoundStrand& strand, const BoundOperand& operand,
-                             const Range& range, uint32_t tag, StrandState* state) {
+Result<bool> CollectiveRequest::FillInput(const BoundStrand& strand, const BoundOperand& operand,
+                                          const Range& range, uint32_t tag, StrandState* state) {
   Term term{
       .format = operand.format, .data = nullptr, .bytes = static_cast<uint32_t>(state->raw_bytes)};
   if (operand.space == Space::kLane) {
@@ -147,20 +148,21 @@ Result<bool> Task::FillInput(const BoundStrand& strand, const BoundOperand& oper
     }
     if (!*there) {
       state->blocked = {Blocked::On::kSlice, operand.peer,
-                        static_cast<uint16_t>(state - strands_.data()), state->step, state->row};
+                        static_cast<uint16_t>(state - strands_.data()), state->step, state->window};
       return false;
     }
     if (incoming.header.slice != tag) {
-      return InternalError(fmt::format("slice {:#x} from rank {} where {:#x} was due",
-                                       incoming.header.slice, operand.peer, tag));
+      return InternalError(fmt::format("rank {}: expected slice {:#x}, got {:#x}", operand.peer,
+                                       tag, incoming.header.slice));
     }
     term.data = const_cast<std::byte*>(incoming.payload);
     term.bytes = incoming.header.bytes;
     // A peer lends its input, or its part of the result.
     if (incoming.header.source.region != 0 && term.format.form == Form::kSum) {
       if (term.bytes != state->raw_bytes) {
-        return InternalError(fmt::format("rank {} lends {} bytes of input where {} were due",
-                                         operand.peer, term.bytes, state->raw_bytes));
+        return InternalError(
+            fmt::format("rank {}: expected {} bytes in its registered buffer, got {}", operand.peer,
+                        state->raw_bytes, term.bytes));
       }
       term.format = {Form::kInput, 0};
     }
@@ -182,8 +184,9 @@ Result<bool> Task::FillInput(const BoundStrand& strand, const BoundOperand& oper
   return true;
 }
 
-Result<bool> Task::FillOutput(const BoundStrand& strand, const BoundStep& step,
-                              const BoundOperand& operand, const Range& range, StrandState* state) {
+Result<bool> CollectiveRequest::FillOutput(const BoundStrand& strand, const BoundStep& step,
+                                           const BoundOperand& operand, const Range& range,
+                                           StrandState* state) {
   Term term{
       .format = operand.format, .data = nullptr, .bytes = static_cast<uint32_t>(state->raw_bytes)};
   Outgoing outgoing;
@@ -191,14 +194,17 @@ Result<bool> Task::FillOutput(const BoundStrand& strand, const BoundStep& step,
     Result<Span> slot = operand.send->TryAcquire();
     if (!slot.ok()) return slot.status();
     if (slot->data == nullptr) {
-      state->blocked = {
-          Blocked::On::kCredit, -1,         static_cast<uint16_t>(state - strands_.data()),
-          state->step,          state->row, operand.send};
+      state->blocked = {Blocked::On::kCredit,
+                        -1,
+                        static_cast<uint16_t>(state - strands_.data()),
+                        state->step,
+                        state->window,
+                        operand.send};
       return false;
     }
     term.data = slot->data;
     term.bytes = static_cast<uint32_t>(slot->bytes);
-    Lend(strand, step, operand, range, state, &outgoing);
+    UseZeroCopy(strand, step, operand, range, state, &outgoing);
     if (outgoing.header.source.region != 0 || Deliver(operand, state, &outgoing)) {
       outgoing.header.bytes = static_cast<uint32_t>(state->raw_bytes);
       state->outgoing.push_back(outgoing);
@@ -225,47 +231,49 @@ Result<bool> Task::FillOutput(const BoundStrand& strand, const BoundStep& step,
 }
 
 // The step writes the result into this rank's own output, too.
-bool Task::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
+bool CollectiveRequest::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
   const BoundOperand* const outputs = strand.operands.data() + step.first + step.inputs;
   return std::any_of(outputs, outputs + step.outputs, [](const BoundOperand& output) {
     return output.format.form == Form::kOutput;
   });
 }
 
-void Task::Lend(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
-                const Range& range, StrandState* state, Outgoing* outgoing) {
+void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& step,
+                                    const BoundOperand& operand, const Range& range,
+                                    StrandState* state, Outgoing* outgoing) {
   if (strand.phase.lane_class != LaneClass::kData) return;
-  if (call_.lent_result.region != 0 && operand.format.form == Form::kResult &&
+  if (call_.registered_result.region != 0 && operand.format.form == Form::kResult &&
       call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
-    const RegionRef source = call_.lent_result.At(OutputAt(range), state->raw_bytes);
-    if (source.region != 0 && operand.send->Reaches(source.region)) {
+    const RemoteAddress source = call_.registered_result.At(OutputAt(range), state->raw_bytes);
+    if (source.region != 0 && operand.send->ReachableFrom(source.region)) {
       outgoing->header.source = source;
     }
     return;
   }
-  if ((call_.lent_input.region | call_.lent_output.region) == 0 || step.inputs != 1 ||
+  if ((call_.registered_input.region | call_.registered_output.region) == 0 || step.inputs != 1 ||
       strand.operands[step.first].space != Space::kInput) {
     return;
   }
   if (call_.codec->InputsAreAlike()) {
-    const RegionRef source = call_.lent_input.At(InputAt(range), state->raw_bytes);
-    if (source.region != 0 && operand.send->Reaches(source.region)) {
+    const RemoteAddress source = call_.registered_input.At(InputAt(range), state->raw_bytes);
+    if (source.region != 0 && operand.send->ReachableFrom(source.region)) {
       outgoing->header.source = source;
     }
   }
   // Only there does the consumer of a part make the result of it.
   const Schedule& schedule = call_.program->schedule;
-  if (schedule.collective == Collective::kAllReduce && schedule.algorithm == Algorithm::kDirect &&
+  if (schedule.collective == Collective::kAllReduce && TraitsOf(schedule.algorithm).zero_copy &&
       schedule.nranks <= kMostDelivered && call_.codec->ResultIsPayload()) {
-    const RegionRef target = call_.lent_output.At(OutputAt(range), state->raw_bytes);
-    if (target.region != 0 && operand.send->Reaches(target.region)) {
+    const RemoteAddress target = call_.registered_output.At(OutputAt(range), state->raw_bytes);
+    if (target.region != 0 && operand.send->ReachableFrom(target.region)) {
       outgoing->header.target = target;
     }
   }
 }
 
 // Writes the result to those consumers who want it; true if that is all of them.
-bool Task::Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing) {
+bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
+                                Outgoing* outgoing) {
   if (state->targets.empty() || operand.format.form != Form::kResult) return false;
   const std::vector<int>& consumers = operand.send->spec().consumers;
   for (const Target& target : state->targets) {
@@ -278,8 +286,8 @@ bool Task::Deliver(const BoundOperand& operand, StrandState* state, Outgoing* ou
   return state->targets.size() == consumers.size();
 }
 
-Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
-                      StrandState* state) {
+Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
+                                   StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
   for (uint32_t i = 0; i < step.inputs; ++i) {
     if (operands[i].space != Space::kLane) continue;
@@ -300,8 +308,9 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
     header.slice = tag;
     header.signature = call_.signature;
     if ((header.source.region != 0 || call_.until_read) &&
-        std::find(lanes_lent_.begin(), lanes_lent_.end(), operand.send) == lanes_lent_.end()) {
-      lanes_lent_.push_back(operand.send);
+        std::find(zero_copy_lanes_.begin(), zero_copy_lanes_.end(), operand.send) ==
+            zero_copy_lanes_.end()) {
+      zero_copy_lanes_.push_back(operand.send);
     }
     FAULT_POINT("executor.before_publish");
     if (Status status = operand.send->Publish(header); !status.ok()) return status;
@@ -318,7 +327,7 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
       stats_.raw_bytes += state->raw_bytes * operand.receivers;
     }
   }
-  state->ticket = 0;
+  state->completion = 0;
   state->blocked = {};
   if (++state->slice == state->slice_end) {
     ++state->step;
@@ -327,32 +336,32 @@ Status Task::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t
   return Status::Ok();
 }
 
-Status Task::TakeBack() {
-  while (!lanes_lent_.empty()) {
-    Result<bool> drained = lanes_lent_.back()->Drained();
+Status CollectiveRequest::AwaitReaders() {
+  while (!zero_copy_lanes_.empty()) {
+    Result<bool> drained = zero_copy_lanes_.back()->Drained();
     if (!drained.ok()) return drained.status();
     if (!*drained) break;
-    lanes_lent_.pop_back();
+    zero_copy_lanes_.pop_back();
   }
   return Status::Ok();
 }
 
-Result<bool> Task::RunSlice(const BoundStrand& strand, StrandState* state) {
+Result<bool> CollectiveRequest::RunSlice(const BoundStrand& strand, StrandState* state) {
   if (!state->placed && !Place(strand, state)) {
     state->finished = true;
     --unfinished_;
     return true;
   }
   const BoundStep& step = strand.steps[state->step];
-  const uint32_t tag = Tag(state->row, step.chunk, state->slice);
-  if (state->ticket != 0) {
-    Result<bool> finished = engine_->Done(state->ticket);
+  const uint32_t tag = Tag(state->window, step.chunk, state->slice);
+  if (state->completion != 0) {
+    Result<bool> finished = engine_->Done(state->completion);
     if (!finished.ok() || !*finished) return finished;
-    --open_tickets_;
+    --open_completions_;
   } else {
     if (!WaitsDone(strand, *state)) {
       state->blocked = {Blocked::On::kStrand, -1, static_cast<uint16_t>(state - strands_.data()),
-                        state->step, state->row};
+                        state->step, state->window};
       return false;
     }
     const Range range = call_.chunking.Slice(state->part, strand.phase, state->slice);
@@ -361,14 +370,15 @@ Result<bool> Task::RunSlice(const BoundStrand& strand, StrandState* state) {
     FAULT_POINT("executor.before_step");
     const std::span<Term> terms(state->terms);
     if (terms.size() > state->inputs) {
-      Result<Ticket> ticket = engine_->Combine(call_.codec, range, terms.first(state->inputs),
-                                               terms.subspan(state->inputs));
-      if (!ticket.ok()) return ticket.status();
-      state->ticket = *ticket;
-      if (*ticket != 0) {
-        ++open_tickets_;
-        state->blocked = {Blocked::On::kTicket, -1, static_cast<uint16_t>(state - strands_.data()),
-                          state->step, state->row};
+      Result<CompletionId> completion = engine_->Combine(
+          call_.codec, range, terms.first(state->inputs), terms.subspan(state->inputs));
+      if (!completion.ok()) return completion.status();
+      state->completion = *completion;
+      if (*completion != 0) {
+        ++open_completions_;
+        state->blocked = {Blocked::On::kCompletion, -1,
+                          static_cast<uint16_t>(state - strands_.data()), state->step,
+                          state->window};
         return true;
       }
     }
@@ -377,7 +387,7 @@ Result<bool> Task::RunSlice(const BoundStrand& strand, StrandState* state) {
   return true;
 }
 
-Result<int> Task::Advance(int budget) {
+Result<int> CollectiveRequest::Advance(int budget) {
   int ran = 0;
   const std::vector<BoundStrand>& strands = call_.program->strands;
   for (size_t i = 0; i < strands.size(); ++i) {
@@ -389,15 +399,15 @@ Result<int> Task::Advance(int budget) {
       ++ran;
     }
   }
-  if (unfinished_ == 0 && !lanes_lent_.empty()) {
-    if (Status status = TakeBack(); !status.ok()) return status;
+  if (unfinished_ == 0 && !zero_copy_lanes_.empty()) {
+    if (Status status = AwaitReaders(); !status.ok()) return status;
   }
   return ran;
 }
 
-Blocked Task::blocked_on() const {
-  if (unfinished_ == 0 && !lanes_lent_.empty()) {
-    const SendLane* const lane = lanes_lent_.back();
+Blocked CollectiveRequest::blocked_on() const {
+  if (unfinished_ == 0 && !zero_copy_lanes_.empty()) {
+    const SendLane* const lane = zero_copy_lanes_.back();
     return {.on = Blocked::On::kCredit, .peer = FirstHolder(*lane, true), .lane = lane};
   }
   for (size_t i = 0; i < call_.program->strands.size(); ++i) {
@@ -411,10 +421,10 @@ Blocked Task::blocked_on() const {
   return {};
 }
 
-void Task::AppendAwaited(std::vector<int>* peers) const {
+void CollectiveRequest::AppendAwaited(std::vector<int>* peers) const {
   if (unfinished_ == 0) {
-    // The others have not been looked at (TakeBack).
-    if (!lanes_lent_.empty()) lanes_lent_.back()->AppendHolders(true, peers);
+    // The others have not been looked at (AwaitReaders).
+    if (!zero_copy_lanes_.empty()) zero_copy_lanes_.back()->AppendHolders(true, peers);
     return;
   }
   for (size_t i = 0; i < call_.program->strands.size(); ++i) {

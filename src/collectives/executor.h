@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a program: each strand in the order row -> group -> step -> slice, as far as slices and
+// Runs a program: each strand in the order window -> group -> step -> slice, as far as slices and
 // credits are there. It knows neither what a codec does nor how a lane travels, never waits and
 // never reads a clock.
 #ifndef INCCL_COLLECTIVES_EXECUTOR_H_
@@ -12,14 +12,14 @@
 
 #include "base/status.h"
 #include "collectives/chunking.h"
-#include "engine/engine.h"
-#include "collectives/job.h"
-#include "collectives/lent.h"
 #include "collectives/program.h"
+#include "collectives/registered_buffer.h"
+#include "collectives/request.h"
+#include "engine/engine.h"
 
 namespace inccl {
 
-struct TaskCall {
+struct RequestArgs {
   const Program* program = nullptr;
   Chunking chunking;
   CodecState* codec = nullptr;  // Begin has been called
@@ -30,30 +30,30 @@ struct TaskCall {
   uint64_t signature = 0;
   // What peers may reach of the input and of the output. A call does not end before they are done
   // with it; in place only where no part of the input is overwritten before all have read it.
-  Lent lent_input = {}, lent_output = {};
+  RegisteredBuffer registered_input = {}, registered_output = {};
   // The output, where peers read parts of the result that this rank has made.
-  Lent lent_result = {};
+  RegisteredBuffer registered_result = {};
   bool until_read = false;  // a call does not end before the others have read what it sent
 };
 
-struct TaskStats {
+struct RequestStats {
   uint64_t payload_bytes = 0;  // published on data and side lanes, once per receiver
   uint64_t slices = 0;         // likewise
   uint64_t raw_bytes = 0;      // what the data lanes' slices would be uncompressed
 };
 
-class Task final : public Job {
+class CollectiveRequest final : public Request {
  public:
-  explicit Task(Engine* engine) : own_engine_(engine), engine_(engine) {}
+  explicit CollectiveRequest(Engine* engine) : own_engine_(engine), engine_(engine) {}
 
-  void Start(const TaskCall& call);
+  void Start(const RequestArgs& call);
   Result<int> Advance(int budget) override;
-  bool done() const override { return unfinished_ == 0 && lanes_lent_.empty(); }
-  bool polls() const override { return open_tickets_ > 0; }
+  bool done() const override { return unfinished_ == 0 && zero_copy_lanes_.empty(); }
+  bool polls() const override { return open_completions_ > 0; }
   Blocked blocked_on() const override;
   void AppendAwaited(std::vector<int>* peers) const override;
   int mismatched_peer() const override { return mismatched_peer_; }
-  const TaskStats& stats() const { return stats_; }
+  const RequestStats& stats() const { return stats_; }
 
  private:
   // A scratch slot is read from one half and written to the other: a step may widen what it reads.
@@ -74,20 +74,20 @@ class Task final : public Job {
   };
 
   struct StrandState {
-    uint64_t row = 0;
+    uint64_t window = 0;
     uint32_t group = 0, groups = 0;
     uint16_t step = 0;
     uint32_t slice = 0, slice_end = 0;  // of the current step in the current group
     bool placed = false;                // the fields above name a slice that exists
     bool finished = false;
-    Ticket ticket = 0;
-    Range part;                      // of the current step
-    uint64_t raw_bytes = 0;          // of the current slice in the caller's type
-    std::vector<Term> terms;         // inputs, then outputs, of the step that a ticket is open for
-    uint16_t inputs = 0;             // of `terms`
-    std::vector<Outgoing> outgoing;  // by output operand
-    std::vector<Target> targets;     // where peers want the result of this step
-    bool delivered = false;          // the producer has written the result into the output
+    CompletionId completion = 0;
+    Range part;               // of the current step
+    uint64_t raw_bytes = 0;   // of the current slice in the caller's type
+    std::vector<Term> terms;  // inputs, then outputs, of the step that a completion is open for
+    uint16_t inputs = 0;      // of `terms`
+    std::vector<Outgoing> outgoing;    // by output operand
+    std::vector<Target> targets;       // where peers want the result of this step
+    bool delivered = false;            // the producer has written the result into the output
     std::vector<ScratchSlot> scratch;  // scratch slots x slices of a group
     Blocked blocked;
   };
@@ -95,7 +95,7 @@ class Task final : public Job {
   bool Place(const BoundStrand& strand,
              StrandState* state);  // next existing slice; false at the end
   bool WaitsDone(const BoundStrand& strand, const StrandState& state) const;
-  // True if the step ran (or its ticket completed).
+  // True if the step ran (or its completion completed).
   Result<bool> RunSlice(const BoundStrand& strand, StrandState* state);
   Result<bool> FillTerms(const BoundStrand& strand, const BoundStep& step, const Range& range,
                          uint32_t tag, StrandState* state);
@@ -105,10 +105,10 @@ class Task final : public Job {
                           const BoundOperand& operand, const Range& range, StrandState* state);
   static bool KeepsResult(const BoundStrand& strand, const BoundStep& step);
   // Of an output on a lane that has a slot: what of it peers do, or find, in callers' memory.
-  void Lend(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
-            const Range& range, StrandState* state, Outgoing* outgoing);
+  void UseZeroCopy(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
+                   const Range& range, StrandState* state, Outgoing* outgoing);
   bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);
-  Status TakeBack();
+  Status AwaitReaders();
   const std::byte* InputAt(const Range& range) const {
     return call_.input + call_.chunking.InputOffset(range) * call_.element_bytes;
   }
@@ -121,12 +121,12 @@ class Task final : public Job {
 
   Engine* const own_engine_;
   Engine* engine_;  // of the call
-  TaskCall call_;
+  RequestArgs call_;
   std::vector<StrandState> strands_;
   size_t unfinished_ = 0;
-  int open_tickets_ = 0;
-  std::vector<SendLane*> lanes_lent_;  // on which peers may still read what the call waits for
-  TaskStats stats_;
+  int open_completions_ = 0;
+  std::vector<SendLane*> zero_copy_lanes_;  // on which peers may still read what the call waits for
+  RequestStats stats_;
   int mismatched_peer_ = -1;
 };
 

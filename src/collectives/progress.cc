@@ -13,7 +13,7 @@ namespace {
 constexpr int kBudget = 64;  // slice steps between two looks at the transport
 // So many longest sleeps between two looks at the clock: not waiting, but kept from running.
 constexpr int kKeptFromRunning = 10;
-// What rings no doorbell is looked at all the time at first, then after short sleeps.
+// What rings no wakeup_event is looked at all the time at first, then after short sleeps.
 constexpr Time kLooksAllTheTime = kMillisecond;
 constexpr Time kShortSleep = 50 * kMicrosecond;
 
@@ -25,29 +25,29 @@ void Pause() {
 
 }  // namespace
 
-Result<int> Progress::Poll(Job* job) {
+Result<int> Progress::Poll(Request* request) {
   Result<int> events = transport_->Progress(timed_ ? clock_->Now() : 0);
   if (!events.ok()) return events;
-  return job->Advance(kBudget);
+  return request->Advance(kBudget);
 }
 
-Status Progress::Stalled(const Job& job, Time stalled, WaitObserver* observer) {
+Status Progress::Stalled(const Request& request, Time stalled, WaitObserver* observer) {
   awaited_.clear();
-  job.AppendAwaited(&awaited_);
+  request.AppendAwaited(&awaited_);
   if (transport_->unsent()) transport_->AppendUnsent(&awaited_);
   std::sort(awaited_.begin(), awaited_.end());
   awaited_.erase(std::unique(awaited_.begin(), awaited_.end()), awaited_.end());
-  return observer->OnStall(job, awaited_, stalled);
+  return observer->OnStall(request, awaited_, stalled);
 }
 
-Status Progress::Run(Job* job, WaitObserver* observer) {
-  Doorbell* doorbell = transport_->doorbell();
+Status Progress::Run(Request* request, WaitObserver* observer) {
+  WakeupEvent* wakeup_event = transport_->wakeup_event();
   int fruitless = 0;
   Time stalled_since = 0, looked = 0;
   while (true) {
-    Result<int> ran = Poll(job);
+    Result<int> ran = Poll(request);
     if (!ran.ok()) return ran.status();
-    if (job->done() && !transport_->unsent()) return Status::Ok();
+    if (request->done() && !transport_->unsent()) return Status::Ok();
     if (*ran > 0) {
       fruitless = 0;
       stalled_since = 0;
@@ -69,24 +69,24 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
     looked = now;
     // By count and by time: on a busy machine a single yield may take long, and nobody hears of a
     // stall meanwhile.
-    const bool polls = job->polls();
+    const bool polls = request->polls();
     const bool yields = (fruitless <= policy_.spins + policy_.yields &&
                          now - stalled_since < policy_.longest_sleep) ||
                         (polls && now - stalled_since < kLooksAllTheTime);
-    if (yields || doorbell == nullptr) {
+    if (yields || wakeup_event == nullptr) {
       sched_yield();
       continue;
     }
     FAULT_POINT("progress.before_stall");
-    Status status = Stalled(*job, now - stalled_since, observer);
+    Status status = Stalled(*request, now - stalled_since, observer);
     if (!status.ok()) return status;
 
     FAULT_POINT("progress.before_sleep");
-    const uint32_t token = doorbell->Arm();
-    ran = Poll(job);
-    const bool finished = job->done() && !transport_->unsent();
+    const uint32_t token = wakeup_event->Arm();
+    ran = Poll(request);
+    const bool finished = request->done() && !transport_->unsent();
     if (!ran.ok() || finished || *ran > 0 || !observer->Check().ok()) {
-      doorbell->Disarm();
+      wakeup_event->Disarm();
       if (!ran.ok()) return ran.status();
       if (*ran > 0) fruitless = 0, stalled_since = 0;
       continue;
@@ -95,7 +95,7 @@ Status Progress::Run(Job* job, WaitObserver* observer) {
     const Time longest = polls ? kShortSleep : policy_.longest_sleep;
     const Time timeout =
         event == kNever ? longest : std::clamp<Time>(event - clock_->Now(), 0, longest);
-    doorbell->Wait(token, timeout);
+    wakeup_event->Wait(token, timeout);
   }
 }
 

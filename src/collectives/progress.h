@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only place that waits: spins briefly, yields, then blocks on the rank's doorbell, so that
+// The only place that waits: spins briefly, yields, then blocks on the rank's wakeup_event, so that
 // more ranks than cores do not collapse.
 #ifndef INCCL_COLLECTIVES_PROGRESS_H_
 #define INCCL_COLLECTIVES_PROGRESS_H_
@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "collectives/job.h"
+#include "collectives/request.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -23,7 +23,7 @@ struct WaitPolicy {
   Time longest_sleep = 20 * kMillisecond;
 };
 
-// What a waiter has to look at besides its job.
+// What a waiter has to look at besides its request.
 class WaitObserver {
  public:
   virtual ~WaitObserver() = default;
@@ -31,8 +31,8 @@ class WaitObserver {
   virtual Status Check() = 0;
   // Called before each sleep; `stalled` is the time since the last progress, without what this
   // thread was kept from running.
-  // `awaited`: the peers that the job, or what it has sent, waits for.
-  virtual Status OnStall(const Job& job, std::span<const int> awaited, Time stalled) = 0;
+  // `awaited`: the peers that the request, or what it has sent, waits for.
+  virtual Status OnStall(const Request& request, std::span<const int> awaited, Time stalled) = 0;
 };
 
 class Progress {
@@ -42,14 +42,14 @@ class Progress {
     awaited_.reserve(kFewAwaited);  // so that calls allocate nothing
   }
 
-  // Runs the job to its end or to the first error.
-  Status Run(Job* job, WaitObserver* observer);
+  // Runs the request to its end or to the first error.
+  Status Run(Request* request, WaitObserver* observer);
 
  private:
   static constexpr size_t kFewAwaited = 64;
 
-  Result<int> Poll(Job* job);
-  Status Stalled(const Job& job, Time stalled, WaitObserver* observer);
+  Result<int> Poll(Request* request);
+  Status Stalled(const Request& request, Time stalled, WaitObserver* observer);
 
   Transport* transport_;
   const Clock* clock_;

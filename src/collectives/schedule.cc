@@ -11,8 +11,8 @@ namespace inccl {
 namespace {
 
 constexpr int kMaxRanks = std::numeric_limits<uint16_t>::max();
-// Side information of row r overwrites that of row r - kSideRows in the codec's state.
-constexpr int kSideRows = 2;
+// Side information of window r overwrites that of window r - kSideWindows in the codec's state.
+constexpr int kSideWindows = 2;
 
 struct Entry {
   Collective collective;
@@ -24,21 +24,21 @@ constexpr Entry kTable[] = {
     {Collective::kAllReduce, Algorithm::kRing, AllReduceRing},
     {Collective::kAllReduce, Algorithm::kTree, AllReduceTree},
     {Collective::kAllReduce, Algorithm::kRecursiveDoubling, AllReduceRecursiveDoubling},
-    {Collective::kAllReduce, Algorithm::kDirectOneShot, AllReduceDirectOneShot},
-    {Collective::kAllReduce, Algorithm::kDirect, AllReduceDirect},
+    {Collective::kAllReduce, Algorithm::kOneShot, AllReduceDirectOneShot},
+    {Collective::kAllReduce, Algorithm::kTwoShot, AllReduceDirect},
     {Collective::kReduceScatter, Algorithm::kRing, ReduceScatterRing},
-    {Collective::kReduceScatter, Algorithm::kDirect, ReduceScatterDirect},
+    {Collective::kReduceScatter, Algorithm::kTwoShot, ReduceScatterDirect},
     {Collective::kAllGather, Algorithm::kRing, AllGatherRing},
-    {Collective::kAllGather, Algorithm::kDirect, AllGatherDirect},
+    {Collective::kAllGather, Algorithm::kTwoShot, AllGatherDirect},
     {Collective::kBroadcast, Algorithm::kRing, BroadcastRing},
     {Collective::kBroadcast, Algorithm::kTree, BroadcastTree},
-    {Collective::kBroadcast, Algorithm::kDirect, BroadcastDirect},
+    {Collective::kBroadcast, Algorithm::kTwoShot, BroadcastDirect},
     {Collective::kReduce, Algorithm::kRing, ReduceRing},
     {Collective::kReduce, Algorithm::kTree, ReduceTree},
-    {Collective::kReduce, Algorithm::kDirect, ReduceDirect},
-    {Collective::kAllToAll, Algorithm::kDirect, AllToAllDirect},
-    {Collective::kGather, Algorithm::kDirect, GatherDirect},
-    {Collective::kScatter, Algorithm::kDirect, ScatterDirect},
+    {Collective::kReduce, Algorithm::kTwoShot, ReduceDirect},
+    {Collective::kAllToAll, Algorithm::kTwoShot, AllToAllDirect},
+    {Collective::kGather, Algorithm::kTwoShot, GatherDirect},
+    {Collective::kScatter, Algorithm::kTwoShot, ScatterDirect},
 };
 
 const Entry* Find(Collective collective, Algorithm algorithm) {
@@ -62,7 +62,7 @@ Build SidePhaseOf(Collective collective, bool one_shot) {
 
 // Whether there is more than one group.
 bool HasGroups(const ScheduleRequest& request) {
-  return request.collective == Collective::kAllReduce && request.algorithm == Algorithm::kDirect &&
+  return request.collective == Collective::kAllReduce && TraitsOf(request.algorithm).groups &&
          request.group > 0 && request.group < request.nranks;
 }
 
@@ -138,9 +138,9 @@ bool Meet(const std::vector<bool>& a, const std::vector<bool>& b) {
   return false;
 }
 
-// Data of a row waits for the side information of that row, all of it or that of its own segments,
-// and a second side phase for all of the first; side information runs at most one row ahead of the
-// data.
+// Data of a window waits for the side information of that window, all of it or that of its own
+// segments, and a second side phase for all of the first; side information runs at most one window
+// ahead of the data.
 void CouplePhases(Schedule* schedule) {
   const bool segmented = SegmentsOf(schedule->collective, 2) > 1;
   const size_t data = schedule->phases.size() - 1;
@@ -153,7 +153,7 @@ void CouplePhases(Schedule* schedule) {
       if (strand.phase == other) continue;
       const bool all = !segmented || strand.phase != data;
       if (other == data) {
-        strand.waits.push_back({static_cast<uint16_t>(i), kSideRows});
+        strand.waits.push_back({static_cast<uint16_t>(i), kSideWindows});
       } else if (other < strand.phase &&
                  (all ? Meet(chunks[i], chunks[i]) : Meet(chunks[s], chunks[i]))) {
         strand.waits.push_back({static_cast<uint16_t>(i), 0});

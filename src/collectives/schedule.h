@@ -2,16 +2,16 @@
 //
 // Algorithms as data. A schedule is what one rank does, in a few strands; the only kind of step is
 // outputs = fold(inputs), in listed order, over lanes, the input, the output and scratch. It knows
-// nothing of bytes, codecs and transports: the executor multiplies it by rows and slices,
+// nothing of bytes, codecs and transports: the executor multiplies it by windows and slices,
 // `Validate` proves it, `Dump` prints it.
 //
-// Steps of a strand run in order; strands are independent but for their row dependencies. Each end
-// of a lane belongs to exactly one strand, so results do not depend on timing (a Kahn network), and
-// one run with lanes of capacity 1 proves freedom from deadlock for all interleavings and
+// Steps of a strand run in order; strands are independent but for their window dependencies. Each
+// end of a lane belongs to exactly one strand, so results do not depend on timing (a Kahn network),
+// and one run with lanes of capacity 1 proves freedom from deadlock for all interleavings and
 // capacities. It also does for any number of slices: a run that ends with all lanes empty ends as
 // it began, so the steps of a phase can be repeated, in groups of as many slices as a lane has
-// slots; and as strands wait for earlier rows, or earlier phases of their row, only, rows and
-// phases can be completed one by one.
+// slots; and as strands wait for earlier windows, or earlier phases of their window, only, windows
+// and phases can be completed one by one.
 #ifndef INCCL_COLLECTIVES_SCHEDULE_H_
 #define INCCL_COLLECTIVES_SCHEDULE_H_
 
@@ -29,7 +29,6 @@
 namespace inccl {
 
 // "ring", "tree", "recursive_doubling", "direct_one_shot", "direct"
-const char* Name(Algorithm algorithm);
 
 enum class Space : uint8_t { kLane, kInput, kOutput, kScratch };
 
@@ -51,8 +50,8 @@ struct Step {
   uint16_t inputs = 0, outputs = 0;
 };
 
-// The strand may begin row r only when `strand` has finished row r - lag (rows below 0 count as
-// finished). Lag 0 only for strands of an earlier phase.
+// The strand may begin window r only when `strand` has finished window r - lag (windows below 0
+// count as finished). Lag 0 only for strands of an earlier phase.
 struct Dependency {
   uint16_t strand = 0;
   uint16_t lag = 0;
@@ -80,10 +79,10 @@ struct ScheduleLane {
   std::vector<int> consumers;  // ascending, without the producer
 };
 
-// A phase cuts every row into `chunks` parts (codec superblocks dealt evenly), and every part into
-// `channels` shares. Where a call is about several segments (SegmentsOf), chunk c is the row of
-// segment c. A chunk or share without elements has no slices: its steps are skipped at both ends of
-// every lane.
+// A phase cuts every window into `chunks` parts (codec superblocks dealt evenly), and every part
+// into `channels` shares. Where a call is about several segments (SegmentsOf), chunk c is the
+// window of segment c. A chunk or share without elements has no slices: its steps are skipped at
+// both ends of every lane.
 struct Phase {
   uint16_t chunks = 1;
   uint16_t channels = 1;
@@ -101,7 +100,7 @@ struct Schedule {
   std::vector<ScheduleLane> lanes;  // those this rank produces or consumes
   std::vector<Operand> operands;
   std::vector<Strand> strands;  // in the order in which they are polled
-  uint16_t scratch_slots = 0;   // each is used by one strand, and holds nothing between rows
+  uint16_t scratch_slots = 0;   // each is used by one strand, and holds nothing between windows
 };
 
 struct ScheduleRequest {
@@ -131,23 +130,24 @@ bool HasSchedule(Collective collective, Algorithm algorithm, int nranks);
 // What Validate proves about a communicator's schedules besides their being right.
 struct Proof {
   bool rank_order = false;  // every sum is folded as ((0 + 1) + 2) + ... + n-1: reproducible
-  int steps = 0;  // messages on the longest chain of dependent steps of one row: how often a call
-                  // of one row pays a lane's latency
+  int steps = 0;  // messages on the longest chain of dependent steps of one window: how often a
+                  // call of one window pays a lane's latency
 };
 
-// schedules[r] is rank r's. Symbolically runs `rows` rows with lanes of capacity 1 and checks that
-// sends meet receives of the same chunk and format, that every output is the fold of exactly the
-// contributions the collective promises (all-reduce: by the same expression on every rank), that
-// `contributions` is what has really been added, that no output is written before its place has
-// been read as input (calls in place), that each lane end belongs to one strand, that nothing is
-// left in a lane, and that the run ends. An error (kInternalError) says rank, strand, step and what
-// was found; a deadlock is told as the chain of who waits for whom.
-Result<Proof> Validate(std::span<const Schedule> schedules, int rows = 3);
+// schedules[r] is rank r's. Symbolically runs `windows` windows with lanes of capacity 1 and checks
+// that sends meet receives of the same chunk and format, that every output is the fold of exactly
+// the contributions the collective promises (all-reduce: by the same expression on every rank),
+// that `contributions` is what has really been added, that no output is written before its place
+// has been read as input (calls in place), that each lane end belongs to one strand, that nothing
+// is left in a lane, and that the run ends. An error (kInternalError) says rank, strand, step and
+// what was found; a deadlock is told as the chain of who waits for whom.
+Result<Proof> Validate(std::span<const Schedule> schedules, int windows = 3);
 
 // For people, of schedules that Validate accepts. NCCL's names (send, recv, recv-reduce-send,
 // recv-copy-send, ...; "keep" for what goes into scratch) are derived from the operands.
 std::string DumpText(const Schedule& schedule);
-// Graphviz DOT of one row of the whole communicator: steps as nodes, what passes lanes as arrows.
+// Graphviz DOT of one window of the whole communicator: steps as nodes, what passes lanes as
+// arrows.
 std::string DumpDot(std::span<const Schedule> schedules);
 
 }  // namespace inccl

@@ -9,7 +9,7 @@ const char* Name(LaneClass lane_class) {
   switch (lane_class) {
     case LaneClass::kData: return "data";
     case LaneClass::kSide: return "side";
-    case LaneClass::kPoint: return "point";
+    case LaneClass::kSendRecv: return "send_recv";
   }
   return "unknown";
 }

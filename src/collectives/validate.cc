@@ -39,14 +39,14 @@ Status CheckTogether(std::span<const Schedule> schedules) {
   return Status::Ok();
 }
 
-Result<Proof> Prove(std::span<const Schedule> schedules, int rows) {
+Result<Proof> Prove(std::span<const Schedule> schedules, int windows) {
   if (Status status = CheckTogether(schedules); !status.ok()) return status;
   for (const Schedule& schedule : schedules) {
     if (Status status = CheckStructure(schedule); !status.ok()) return status;
   }
   const Result<LaneTable> table = MatchLanes(schedules);
   if (!table.ok()) return table.status();
-  return RunSymbolically(schedules, *table, rows);
+  return RunSymbolically(schedules, *table, windows);
 }
 
 }  // namespace
@@ -85,10 +85,11 @@ bool HasOutput(const Schedule& schedule, const Phase& phase, int chunk) {
   return true;
 }
 
-Result<Proof> Validate(std::span<const Schedule> schedules, int rows) {
+Result<Proof> Validate(std::span<const Schedule> schedules, int windows) {
   if (schedules.empty()) return InvalidArgument("Validate: no schedules");
-  if (rows < 1) return InvalidArgument(fmt::format("Validate: rows is {}, not positive", rows));
-  Result<Proof> proof = Prove(schedules, rows);
+  if (windows < 1)
+    return InvalidArgument(fmt::format("Validate: windows is {}, not positive", windows));
+  Result<Proof> proof = Prove(schedules, windows);
   if (proof.ok()) return proof;
   return Status(proof.status().code(),
                 fmt::format("{}: {}", Title(schedules[0]), proof.status().message()));

@@ -45,24 +45,24 @@ const StepClock& Causality::Tick(size_t strand) {
   return clocks_[strand];
 }
 
-std::string Causality::LateReader(size_t rank, size_t strand, size_t step, int row,
+std::string Causality::LateReader(size_t rank, size_t strand, size_t step, int window,
                                   int chunk) const {
   const Schedule& schedule = schedules_[rank];
   const size_t cell = static_cast<size_t>(chunk) * schedule.phases.back().channels +
                       schedule.strands[strand].channel;
-  std::string late = Late(data_readers_[rank][cell], rank, strand, step, row);
+  std::string late = Late(data_readers_[rank][cell], rank, strand, step, window);
   if (!late.empty()) return late;
   const size_t segment = segmented_ ? static_cast<size_t>(chunk) : 0;
-  return Late(side_readers_[rank][segment], rank, strand, step, row);
+  return Late(side_readers_[rank][segment], rank, strand, step, window);
 }
 
 std::string Causality::Late(const std::vector<Reader>& readers, size_t rank, size_t strand,
-                            size_t step, int row) const {
+                            size_t step, int window) const {
   const StepClock& clock = clocks_[base_[rank] + strand];
   for (const Reader& reader : readers) {
     if (reader.strand == strand && reader.step == step) continue;  // at once, element by element
     const size_t steps = schedules_[rank].strands[reader.strand].steps.size();
-    const size_t through = static_cast<size_t>(row) * steps + reader.step + 1;
+    const size_t through = static_cast<size_t>(window) * steps + reader.step + 1;
     if (clock[base_[rank] + reader.strand] < through) {
       return fmt::format("strand {} step {}", reader.strand, reader.step);
     }

@@ -30,9 +30,9 @@ class Causality {
   const StepClock& Tick(size_t strand);
   const StepClock& of(size_t strand) const { return clocks_[strand]; }
   // A step of this rank that may read the input of a chunk only after its output is written by the
-  // given step of row `row`: "strand 0 step 3"; "" if there is none. Side information is read
-  // before any output of its row (where chunks are segments: of its chunk) is written.
-  std::string LateReader(size_t rank, size_t strand, size_t step, int row, int chunk) const;
+  // given step of window `window`: "strand 0 step 3"; "" if there is none. Side information is read
+  // before any output of its window (where chunks are segments: of its chunk) is written.
+  std::string LateReader(size_t rank, size_t strand, size_t step, int window, int chunk) const;
 
  private:
   struct Reader {
@@ -40,7 +40,7 @@ class Causality {
   };
 
   std::string Late(const std::vector<Reader>& readers, size_t rank, size_t strand, size_t step,
-                   int row) const;
+                   int window) const;
 
   std::span<const Schedule> schedules_;
   std::vector<size_t> base_;       // by rank: its first strand

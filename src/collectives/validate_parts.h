@@ -47,9 +47,9 @@ struct LaneTable {
 // have passed CheckStructure and outlive the table.
 Result<LaneTable> MatchLanes(std::span<const Schedule> schedules);
 
-// Runs `rows` rows symbolically, lanes having one slot.
+// Runs `windows` windows symbolically, lanes having one slot.
 Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
-                              int rows);
+                              int windows);
 
 }  // namespace inccl
 

@@ -9,10 +9,10 @@
 
 namespace inccl {
 
-SymbolicRun::SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int rows)
+SymbolicRun::SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows)
     : schedules_(schedules),
       table_(table),
-      rows_(rows),
+      windows_(windows),
       expressions_(static_cast<int>(schedules.size())),
       causality_(schedules),
       lanes_(table.lanes.size()) {
@@ -47,14 +47,14 @@ Result<Proof> SymbolicRun::Run() {
   for (bool moved = true; moved;) {
     moved = false;
     for (StrandState& state : strands_) {
-      while (state.row < rows_ && !Why(state, nullptr)) {
+      while (state.window < windows_ && !Why(state, nullptr)) {
         if (Status status = Execute(&state); !status.ok()) return status;
         moved = true;
       }
     }
   }
   for (const StrandState& state : strands_) {
-    if (state.row < rows_) return Deadlock(state);
+    if (state.window < windows_) return Deadlock(state);
   }
   if (Status status = CheckEnd(); !status.ok()) return status;
   return proof_;
@@ -62,12 +62,13 @@ Result<Proof> SymbolicRun::Run() {
 
 bool SymbolicRun::Why(const StrandState& state, Blocked* blocked) const {
   if (state.step == 0) {
-    const int row = state.row;
+    const int window = state.window;
     for (const Dependency& wait : strand(state).waits) {
       const size_t other = strand_base_[state.rank] + wait.strand;
-      if (strands_[other].row + wait.lag > row) continue;
+      if (strands_[other].window + wait.lag > window) continue;
       if (blocked != nullptr) {
-        *blocked = {fmt::format("strand {} to finish row {}", wait.strand, row - wait.lag), other};
+        *blocked = {fmt::format("strand {} to finish window {}", wait.strand, window - wait.lag),
+                    other};
       }
       return true;
     }
@@ -105,7 +106,7 @@ Status SymbolicRun::Execute(StrandState* state) {
       if (wait.lag > 0) continue;
       const StrandState& other = strands_[strand_base_[state->rank] + wait.strand];
       state->messages = std::max(state->messages, other.row_messages);
-      causality_.Learn(Index(*state), other.row_ends[static_cast<size_t>(state->row)]);
+      causality_.Learn(Index(*state), other.window_ends[static_cast<size_t>(state->window)]);
     }
   }
   for (const Operand& operand : Operands(*state, true)) {
@@ -124,14 +125,10 @@ Status SymbolicRun::Execute(StrandState* state) {
   const int expression = expressions_.Fold(parts_);
   for (const Operand& operand : Operands(*state, false)) {
     if (Status status = Check(*state, operand, expression); !status.ok()) return status;
-    const Value value = {state->row,
-                         strand(*state).phase,
-                         strand(*state).channel,
-                         operand.chunk,
-                         operand.format,
-                         expression,
-                         state->messages,
-                         static_cast<uint32_t>(state->step)};
+    const Value value = {state->window,          strand(*state).phase,
+                         strand(*state).channel, operand.chunk,
+                         operand.format,         expression,
+                         state->messages,        static_cast<uint32_t>(state->step)};
     if (operand.space == Space::kLane) {
       LaneState& lane = lanes_[static_cast<size_t>(End(*state, operand).shared)];
       lane.value = value;
@@ -150,13 +147,13 @@ Status SymbolicRun::Execute(StrandState* state) {
 
 void SymbolicRun::Advance(StrandState* state) {
   if (++state->step < strand(*state).steps.size()) return;
-  if (state->row == 0) {
+  if (state->window == 0) {
     state->row_messages = state->messages;
     proof_.steps = std::max(proof_.steps, state->messages);
   }
-  if (state->awaited) state->row_ends.push_back(causality_.of(Index(*state)));
+  if (state->awaited) state->window_ends.push_back(causality_.of(Index(*state)));
   state->step = 0;
-  ++state->row;
+  ++state->window;
 }
 
 Status SymbolicRun::Deadlock(const StrandState& first) const {
@@ -166,7 +163,7 @@ Status SymbolicRun::Deadlock(const StrandState& first) const {
   size_t at = Index(first);
   for (size_t links = 0;; ++links) {
     const StrandState& state = strands_[at];
-    if (state.row == rows_) {
+    if (state.window == windows_) {
       text += fmt::format("; rank {} strand {} has ended", state.rank, state.strand);
       break;
     }
@@ -187,8 +184,8 @@ Status SymbolicRun::Deadlock(const StrandState& first) const {
 }
 
 Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
-                              int rows) {
-  return SymbolicRun(schedules, table, rows).Run();
+                              int windows) {
+  return SymbolicRun(schedules, table, windows).Run();
 }
 
 }  // namespace inccl

@@ -22,20 +22,20 @@ namespace inccl {
 class SymbolicRun {
  public:
   // The table is that of the schedules; both outlive this.
-  SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int rows);
+  SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows);
 
   Result<Proof> Run();
 
  private:
   // What a slot holds.
   struct Value {
-    int row = -1;
+    int window = -1;
     uint8_t phase = 0;
     uint8_t channel = 0;
     uint16_t chunk = 0;
     Format format;
     int expression = 0;
-    int messages = 0;   // on the longest chain of steps that led here, within the row
+    int messages = 0;   // on the longest chain of steps that led here, within the window
     uint32_t step = 0;  // that wrote it
   };
 
@@ -48,12 +48,12 @@ class SymbolicRun {
 
   struct StrandState {
     size_t rank = 0, strand = 0;
-    int row = 0;
+    int window = 0;
     size_t step = 0;
     int messages = 0;
-    int row_messages = 0;             // at the end of the first row
-    bool awaited = false;             // others begin a row only when this one has finished it
-    std::vector<StepClock> row_ends;  // if awaited: what it knew after each row
+    int row_messages = 0;                // at the end of the first window
+    bool awaited = false;                // others begin a window only when this one has finished it
+    std::vector<StepClock> window_ends;  // if awaited: what it knew after each window
   };
 
   // Why a strand cannot go on.
@@ -79,7 +79,7 @@ class SymbolicRun {
     return table_.ends[state.rank][operand.index];
   }
   static std::string ValueText(const Value& value);
-  std::string At(const StrandState& state) const;  // "rank 1 strand 0 step 3 row 2"
+  std::string At(const StrandState& state) const;  // "rank 1 strand 0 step 3 window 2"
   Status Error(const StrandState& state, const std::string& what) const;
 
   // Whether the strand must wait, and, unless blocked is null, for what.
@@ -99,7 +99,7 @@ class SymbolicRun {
 
   std::span<const Schedule> schedules_;
   const LaneTable& table_;
-  const int rows_;
+  const int windows_;
   FoldExpressions expressions_;
   Causality causality_;
   Proof proof_{true, 0};
@@ -108,7 +108,7 @@ class SymbolicRun {
   std::vector<LaneState> lanes_;
   std::vector<std::vector<Value>> scratch_;  // by rank
   std::vector<size_t> cell_base_;            // by phase: its first cell; cells are chunk x channel
-  std::vector<std::vector<int>> written_;    // by rank and cell: rows written
+  std::vector<std::vector<int>> written_;    // by rank and cell: windows written
   std::vector<std::pair<int, int>> agreed_;  // by cell: the expression of all ranks, and of whom
   std::vector<int> parts_;                   // of the fold at hand
 };

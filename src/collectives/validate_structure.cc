@@ -11,7 +11,7 @@ namespace inccl {
 namespace {
 
 // Rows of side information that a codec's state holds.
-constexpr int kSideRows = 2;
+constexpr int kSideWindows = 2;
 
 class StructureCheck {
  public:
@@ -98,11 +98,11 @@ class StructureCheck {
         return Error(
             fmt::format("strand {} waits for strand {}, which does not exist", index, wait.strand));
       }
-      // Else slots and rows depend on each other: a strand of several groups of slices per row may
-      // need the one that waits for its end.
+      // Else slots and windows depend on each other: a strand of several groups of slices per
+      // window may need the one that waits for its end.
       if (wait.lag == 0 && schedule_.strands[wait.strand].phase >= strand.phase) {
         return Error(fmt::format(
-            "strand {} waits in the same row for strand {}, which is not of an earlier phase",
+            "strand {} waits in the same window for strand {}, which is not of an earlier phase",
             index, wait.strand));
       }
     }
@@ -219,8 +219,8 @@ class StructureCheck {
         fmt::format("{} {} stands twice in it", kSpaces[*twice >> 16], *twice & 0xffff));
   }
 
-  // Data waits for the side information of its row and segments, which overwrites that of kSideRows
-  // rows before; a second side phase waits for all of the first.
+  // Data waits for the side information of its window and segments, which overwrites that of
+  // kSideWindows windows before; a second side phase waits for all of the first.
   Status Coupling() const {
     if (schedule_.phases.size() == 1) return Status::Ok();
     const size_t last = schedule_.phases.size() - 1;
@@ -236,12 +236,13 @@ class StructureCheck {
                             std::any_of(written.begin(), written.end(),
                                         [&](int chunk) { return touched.count(chunk) > 0; });
         if (needed && !Waits(data, side, 0)) {
-          return Error(fmt::format("{} strand {} does not wait for the side strand {} of its row",
-                                   phase == last ? "data" : "side", data, side));
+          return Error(
+              fmt::format("{} strand {} does not wait for the side strand {} of its window",
+                          phase == last ? "data" : "side", data, side));
         }
-        if (phase == last && !Waits(side, data, kSideRows)) {
-          return Error(fmt::format("side strand {} may overtake the data strand {} by {} rows",
-                                   side, data, kSideRows));
+        if (phase == last && !Waits(side, data, kSideWindows)) {
+          return Error(fmt::format("side strand {} may overtake the data strand {} by {} windows",
+                                   side, data, kSideWindows));
         }
       }
     }

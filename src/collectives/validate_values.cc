@@ -9,13 +9,13 @@
 namespace inccl {
 
 std::string SymbolicRun::ValueText(const Value& value) {
-  return fmt::format("chunk {} channel {} of row {} as {}", value.chunk, value.channel, value.row,
-                     Text(value.format));
+  return fmt::format("chunk {} channel {} of window {} as {}", value.chunk, value.channel,
+                     value.window, Text(value.format));
 }
 
 std::string SymbolicRun::At(const StrandState& state) const {
-  return fmt::format("{} row {}", Place(static_cast<int>(state.rank), state.strand, state.step),
-                     state.row);
+  return fmt::format("{} window {}", Place(static_cast<int>(state.rank), state.strand, state.step),
+                     state.window);
 }
 
 Status SymbolicRun::Error(const StrandState& state, const std::string& what) const {
@@ -31,15 +31,20 @@ Status SymbolicRun::Read(const StrandState& state, const Operand& operand, Value
     value->expression = expressions_.Leaf(self.rank);
     return Status::Ok();
   }
-  const Value expected = {
-      state.row, strand(state).phase, strand(state).channel, operand.chunk, operand.format, 0, 0,
-      0};
+  const Value expected = {state.window,
+                          strand(state).phase,
+                          strand(state).channel,
+                          operand.chunk,
+                          operand.format,
+                          0,
+                          0,
+                          0};
   std::string source;
   if (operand.space == Space::kScratch) {
     *value = scratch_[state.rank][operand.index];
     source = fmt::format("scratch slot {}", operand.index);
-    if (value->row != state.row) {
-      return Error(state, source + " is read before it is written in this row");
+    if (value->window != state.window) {
+      return Error(state, source + " is read before it is written in this window");
     }
   } else {
     const size_t shared = static_cast<size_t>(End(state, operand).shared);
@@ -47,7 +52,7 @@ Status SymbolicRun::Read(const StrandState& state, const Operand& operand, Value
     source = fmt::format("lane {} (step {} of its producer)", Text(*table_.lanes[shared].lane),
                          value->step);
   }
-  if (value->row == expected.row && value->phase == expected.phase &&
+  if (value->window == expected.window && value->phase == expected.phase &&
       value->channel == expected.channel && value->chunk == expected.chunk &&
       value->format == expected.format) {
     return Status::Ok();
@@ -95,14 +100,14 @@ Status SymbolicRun::WriteOutput(const StrandState& state, const Operand& output,
   }
   const size_t cell =
       cell_base_[s.phase] + size_t{output.chunk} * self.phases[s.phase].channels + s.channel;
-  if (written_[state.rank][cell] != state.row) {
+  if (written_[state.rank][cell] != state.window) {
     return Error(
         state, fmt::format("output chunk {} channel {} is written twice", output.chunk, s.channel));
   }
   ++written_[state.rank][cell];
   if (output.format.form == Form::kSide) return Status::Ok();
   if (const std::string late =
-          causality_.LateReader(state.rank, state.strand, state.step, state.row, output.chunk);
+          causality_.LateReader(state.rank, state.strand, state.step, state.window, output.chunk);
       !late.empty()) {
     return Error(state, fmt::format("in place, output chunk {} channel {} may be written before {} "
                                     "reads the input",
@@ -125,7 +130,7 @@ Status SymbolicRun::CheckEnd() const {
       for (int chunk = 0; chunk < phase.chunks; ++chunk) {
         for (size_t channel = 0; channel < phase.channels; ++channel) {
           const size_t cell = cell_base_[p] + static_cast<size_t>(chunk) * phase.channels + channel;
-          if (!HasOutput(self, phase, chunk) || written_[rank][cell] == rows_) continue;
+          if (!HasOutput(self, phase, chunk) || written_[rank][cell] == windows_) continue;
           return InternalError(
               fmt::format("rank {}: nothing writes output chunk {} channel {} of phase {}", rank,
                           chunk, channel, p));

@@ -16,7 +16,7 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
-constexpr Time kGoodbyeLimit = 100 * kMillisecond;
+constexpr Time kDisconnectLimit = 100 * kMillisecond;
 constexpr size_t kCopiesOfAStep = 2;  // of a slice in memory of a device, on the host: in and out
 constexpr Time kCauseLimit = 200 * kMillisecond;
 
@@ -39,14 +39,14 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
     : ends_(std::move(ends)),
       options_(std::move(options)),
       label_(NextLabel(ends_.rank, ends_.nranks)),
-      survivors_(ends_.rank, ends_.nranks, ends_.peer_names),
+      shrink_agreement_(ends_.rank, ends_.nranks, ends_.peer_names),
       liveness_({.rank = ends_.rank,
                  .nranks = ends_.nranks,
                  .peer_names = ends_.peer_names,
                  .op_timeout = options_.op_timeout,
                  .comm_name = options_.name,
                  .abort_on_error = options_.abort_on_error},
-                ends_.transport->doorbell(), &survivors_),
+                ends_.transport->wakeup_event(), &shrink_agreement_),
       task_(&engine_),
       progress_(ends_.transport.get(), &SystemClock(), PolicyFor(ends_.pids)),
       plans_({.rank = ends_.rank,
@@ -54,12 +54,12 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
               .channels = options_.channels,
               .slice_bytes = options_.slice_bytes},
              ends_.transport.get()),
-      lending_(ends_.rank, ends_.nranks, options_.slice_bytes, ends_.transport.get()),
+      zero_copy_(ends_.rank, ends_.nranks, options_.slice_bytes, ends_.transport.get()),
       engines_(ends_.transport.get(),
                {.with_kernels = kCopiesOfAStep * options_.slice_bytes,
                 .without = (static_cast<size_t>(ends_.nranks) + 1) * options_.slice_bytes}),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
-              [this](const Turn& turn, Time stalled) { return GivesUp(turn, stalled); }) {
+              [this](const StreamOrder& turn, Time stalled) { return GivesUp(turn, stalled); }) {
   // Which kernels this CPU takes is found out at the first question, by instructions that are slow
   // on virtual machines: not in the first call.
   (void)StateOf(IdentityCodec())->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = 1});
@@ -69,15 +69,15 @@ Communicator::~Communicator() {
   worker_.WaitIdle();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("destroy.begin");
-  liveness_.WaitTold();
-  if (control_ != nullptr) control_->Close(SystemClock().Now() + kGoodbyeLimit);
+  liveness_.WaitNotified();
+  if (control_ != nullptr) control_->Close(SystemClock().Now() + kDisconnectLimit);
   FAULT_POINT("destroy.after_goodbye");
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);
 }
 
 void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {
   control_ = std::move(control);
-  survivors_.Attach(control_.get());
+  shrink_agreement_.Attach(control_.get());
   liveness_.Attach(control_.get());
 }
 
@@ -88,7 +88,7 @@ void Communicator::Abort(const Status& why) {
 }
 
 void Communicator::AbortAll(const Status& why) {
-  survivors_.Cancel(why);
+  shrink_agreement_.Cancel(why);
   Abort(why);
 }
 
@@ -97,7 +97,7 @@ Status Communicator::CauseOf(const Status& status) const {
   return liveness_.failed() ? liveness_.error() : status;
 }
 
-bool Communicator::GivesUp(const Turn& turn, Time stalled) {
+bool Communicator::GivesUp(const StreamOrder& turn, Time stalled) {
   if (!liveness_.failed() && stalled >= options_.op_timeout) {
     liveness_.Fail(CatchOutOfMemory([&] {
       return TimeoutError(fmt::format(
@@ -126,23 +126,23 @@ Status Communicator::Run(const Call& call) {
   return RunGuarded(call);
 }
 
-Status Communicator::RunPoints(const std::vector<PointCall>& calls) {
+Status Communicator::RunSendRecv(const std::vector<SendRecvCall>& calls) {
   if (!worker_.idle()) {
     return MakeSticky(CatchOutOfMemory([&] {
       Batch batch;
-      batch.points = calls;
+      batch.send_recv = calls;
       return EnqueueAndWait(std::move(batch));
     }));
   }
   const std::unique_lock lock(call_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return InAnotherCall();
-  return RunPointsGuarded(calls);
+  return RunSendRecvGuarded(calls);
 }
 
 Status Communicator::RunBatch(const Batch& batch) {
   const std::lock_guard lock(call_mutex_);
   Status first;
-  if (!batch.points.empty()) first = RunPointsGuarded(batch.points);
+  if (!batch.send_recv.empty()) first = RunSendRecvGuarded(batch.send_recv);
   for (const Call& call : batch.calls) {
     Status status = RunGuarded(call);
     if (first.ok()) first = std::move(status);
@@ -170,15 +170,15 @@ Status Communicator::MakeSticky(const Status& status) {
   // What a peer's memory shows may come before what the peer says of the cause.
   if (status.code() == Code::kRemoteError) liveness_.WaitFailed(kCauseLimit);
   liveness_.Fail(status);
-  if (options_.abort_on_error) liveness_.WaitTold();  // who has found it ends the process
-  return liveness_.error();                           // should it have come from elsewhere
+  if (options_.abort_on_error) liveness_.WaitNotified();  // who has found it ends the process
+  return liveness_.error();                               // should it have come from elsewhere
 }
 
 Status Communicator::RunGuarded(const Call& call) {
   if (liveness_.failed()) return liveness_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
-  lending_.Begin();
+  zero_copy_.Begin();
   // Whatever goes wrong here, the others have to hear of it.
   Status status = MakeSticky(CatchOutOfMemory([&] {
     if (call.on_device) return RunOnDevice(call);
@@ -197,61 +197,62 @@ Status Communicator::RunGuarded(const Call& call) {
   if (status.ok()) {
     completed_.store(sequence_, std::memory_order_relaxed);
   } else if (status.code() != Code::kInvalidArgument) {
-    lending_.TakeBack();
+    zero_copy_.RevokeAccess();
     if (options_.preserve_input && !call.on_device) RestoreInput(call);
   }
   return status;
 }
 
-Status Communicator::RunPointsGuarded(const std::vector<PointCall>& calls) {
+Status Communicator::RunSendRecvGuarded(const std::vector<SendRecvCall>& calls) {
   if (liveness_.failed()) return liveness_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
-  liveness_.BeginPoints(&calls);
+  liveness_.BeginSendRecv(&calls);
   Status status = MakeSticky(CatchOutOfMemory([&] {
     if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives)) {
       Log(LogLevel::kInfo, LogSubsystem::kCollectives, "{} after op {}: {}", rank_name(), sequence_,
-          PointTask::Describe(calls));
+          SendRecvRequest::Describe(calls));
     }
-    if (std::none_of(calls.begin(), calls.end(), [](const PointCall& c) { return c.on_device; })) {
-      return MovePoints(calls);
+    if (std::none_of(calls.begin(), calls.end(),
+                     [](const SendRecvCall& c) { return c.on_device; })) {
+      return MoveSendRecv(calls);
     }
-    Result<std::vector<PointCall>> staged = staging_.Bring(calls);
+    Result<std::vector<SendRecvCall>> staged = staging_.CopyIn(calls);
     if (!staged.ok()) return staged.status();
-    if (Status moved = MovePoints(*staged); !moved.ok()) return moved;
-    return staging_.Return(calls);
+    if (Status moved = MoveSendRecv(*staged); !moved.ok()) return moved;
+    return staging_.CopyOut(calls);
   }));
   FAULT_POINT("call.after_finish");
   liveness_.EndCall();
   return status;
 }
 
-Status Communicator::MovePoints(const std::vector<PointCall>& calls) {
-  if (point_task_ == nullptr) {
-    point_task_ =
-        std::make_unique<PointTask>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
+Status Communicator::MoveSendRecv(const std::vector<SendRecvCall>& calls) {
+  if (send_recv_ == nullptr) {
+    send_recv_ =
+        std::make_unique<SendRecvRequest>(ends_.rank, ends_.nranks, SlotsFor(options_.slice_bytes));
   }
   uint64_t sent = 0;
   bool receives = false;
-  for (const PointCall& call : calls) {
+  for (const SendRecvCall& call : calls) {
     if (call.peer == ends_.rank) continue;
     if (call.is_send) sent += call.count * SizeOf(call.type);
     receives = receives || !call.is_send;
   }
   // A rank that only sends is done when the slots have it all, which says nothing of its readers.
-  SlotWrites::Way way;
+  StorePolicy::Choice way;
   const bool in_place = ends_.transport->caps().read_in_place;
   if (in_place && receives) {
-    way = point_writes_.Choose(sent, false);
+    way = send_recv_stores_.Choose(sent, false);
   } else {
-    way.past = in_place && point_writes_.Past(sent);
+    way.non_temporal = in_place && send_recv_stores_.NonTemporal(sent);
   }
-  Status status = point_task_->Start(calls, {.slots = way.past, .results = options_.stream_bytes},
-                                     plans_.lanes());
-  if (!status.ok() || point_task_->done()) return status;
+  Status status = send_recv_->Start(
+      calls, {.slots = way.non_temporal, .results = options_.nt_store_bytes}, plans_.lanes());
+  if (!status.ok() || send_recv_->done()) return status;
   const Time start = SystemClock().Now();
-  status = progress_.Run(point_task_.get(), &liveness_);
-  if (in_place && receives) point_writes_.Learn(sent, false, way, SystemClock().Now() - start);
+  status = progress_.Run(send_recv_.get(), &liveness_);
+  if (in_place && receives) send_recv_stores_.Learn(sent, false, way, SystemClock().Now() - start);
   return status;
 }
 
@@ -261,14 +262,14 @@ bool Communicator::Streams(const Call& call) const {
   const bool many = call.collective == Collective::kAllGather ||
                     call.collective == Collective::kAllToAll ||
                     call.collective == Collective::kGather;
-  return bytes * static_cast<size_t>(many ? ends_.nranks : 1) >= options_.stream_bytes &&
+  return bytes * static_cast<size_t>(many ? ends_.nranks : 1) >= options_.nt_store_bytes &&
          InPlace(call, ends_.rank).empty();
 }
 
 // Where another core reads the slots themselves. Direct algorithms keep no partial sums, which this
 // core would read again.
 bool Communicator::CanStreamPayloads(Algorithm algorithm) const {
-  return algorithm == Algorithm::kDirect && ends_.transport->caps().read_in_place;
+  return TraitsOf(algorithm).zero_copy && ends_.transport->caps().read_in_place;
 }
 
 void Communicator::SaveInput(const Call& call) {
@@ -326,7 +327,7 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
   // A codec's state changes its plan from call to call.
   const bool users = call.purpose == Purpose::kUser;
   const bool kept = call.codec == nullptr && !below_min_bytes && users;
-  const Plans::Plan* plan = kept ? plans_.Find(call) : nullptr;
+  const PlanCache::Plan* plan = kept ? plans_.Find(call) : nullptr;
   Choice choice;
   if (plan != nullptr) {
     choice = plan->choice;
@@ -357,8 +358,9 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
   const uint64_t moved = bytes * (segmented ? static_cast<uint64_t>(ends_.nranks) : 1);
-  SlotWrites& slot_writes = slot_writes_[static_cast<size_t>(call.collective)];
-  const SlotWrites::Way way = can_stream ? slot_writes.Choose(moved, one_way) : SlotWrites::Way{};
+  StorePolicy& slot_writes = slot_writes_[static_cast<size_t>(call.collective)];
+  const StorePolicy::Choice way =
+      can_stream ? slot_writes.Choose(moved, one_way) : StorePolicy::Choice{};
   Status status = state->Begin({.collective = call.collective,
                                 .type = call.type,
                                 .op = call.op,
@@ -369,20 +371,20 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
                                 .seed = call.seed,
                                 .step = call.step,
                                 .stream = engine == nullptr && Streams(call),
-                                .stream_payloads = way.past});
+                                .stream_payloads = way.non_temporal});
   if (!status.ok()) return status;
-  Plans::Plan unkept;
+  PlanCache::Plan unkept;
   if (plan == nullptr) {
-    Result<Plans::Plan> made = plans_.Make(call, *codec, choice);
+    Result<PlanCache::Plan> made = plans_.Make(call, *codec, choice);
     if (!made.ok()) return made.status();
     plan = kept ? plans_.Keep(*made) : &(unkept = *made);
   }
   const Result<Engine*> for_host = engine == nullptr ? engines_.ForHost() : engine;
   if (!for_host.ok()) return for_host.status();
   if (engine == nullptr) {
-    lending_.Lend(call, choice.algorithm);
+    zero_copy_.Begin(call, choice.algorithm);
   } else {
-    lending_.LendOnDevice(call, choice.algorithm);
+    zero_copy_.BeginOnDevice(call, choice.algorithm);
   }
   FAULT_POINT("call.after_bind");
   task_.Start({.program = plan->program,
@@ -393,12 +395,12 @@ Status Communicator::RunSettled(const Call& call, Engine* engine, bool below_min
                .input = static_cast<const std::byte*>(call.send),
                .output = static_cast<std::byte*>(call.recv),
                .signature = signature,
-               .lent_input = lending_.input(),
-               .lent_output = lending_.output(),
-               .lent_result = lending_.result(),
+               .registered_input = zero_copy_.input(),
+               .registered_output = zero_copy_.output(),
+               .registered_result = zero_copy_.result(),
                .until_read = way.until_read});
-  // Lent buffers hardly use slots.
-  const bool learns = can_stream && SlotWrites::Learns(moved) && !lending_.any();
+  // Calls with zero copy hardly use slots.
+  const bool learns = can_stream && StorePolicy::Learns(moved) && !zero_copy_.any();
   const Time start = learns ? SystemClock().Now() : 0;
   status = progress_.Run(&task_, &liveness_);
   if (learns) slot_writes.Learn(moved, one_way, way, SystemClock().Now() - start);
@@ -434,7 +436,7 @@ CodecState* Communicator::StateOf(const std::shared_ptr<const Codec>& codec) {
 void Communicator::FillStats(const Call& call, const CodecStats& codec_stats,
                              bool compressed) const {
   if (call.stats == nullptr) return;
-  const TaskStats task = ends_.nranks == 1 ? TaskStats{} : task_.stats();
+  const RequestStats task = ends_.nranks == 1 ? RequestStats{} : task_.stats();
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
   stats.elements = call.count;
   stats.payload_bytes = task.payload_bytes;

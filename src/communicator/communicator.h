@@ -20,15 +20,15 @@
 #include "base/rank_name.h"
 #include "base/status.h"
 #include "collectives/call.h"
-#include "engine/engine.h"
 #include "collectives/executor.h"
-#include "collectives/point.h"
 #include "collectives/progress.h"
+#include "collectives/send_recv.h"
 #include "communicator/device_engines.h"
 #include "communicator/plan_cache.h"
 #include "communicator/staging.h"
 #include "communicator/zero_copy.h"
 #include "control/control.h"
+#include "engine/engine.h"
 #include "failure/liveness.h"
 #include "failure/shrink_agreement.h"
 #include "stream/batch.h"
@@ -45,7 +45,7 @@ struct CommOptions {
   TunerTable tuner_table;
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
-  uint64_t stream_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
+  uint64_t nt_store_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
   bool reproducible = false;
   bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: the first fatal error kills the process
   bool preserve_input = false;  // calls in place restore their buffer after an error
@@ -74,7 +74,7 @@ class Communicator {
   // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, where
   // that takes no more memory than is committed. A user's first one then finds schedule, lanes and
   // pages in place. `cancelled` may be null.
-  Status Rehearse(Time deadline, const std::atomic<bool>* cancelled);
+  Status WarmUp(Time deadline, const std::atomic<bool>* cancelled);
   // The communicator has been created. From now on a fatal error may end the process.
   void Begin() { liveness_.Begin(); }
 
@@ -87,7 +87,7 @@ class Communicator {
   // Checked arguments in, result in call.recv. A kInvalidArgument has had no effect; any other
   // error is sticky. Waits for batches that are under way.
   Status Run(const Call& call);
-  Status RunPoints(const std::vector<PointCall>& calls);
+  Status RunSendRecv(const std::vector<SendRecvCall>& calls);
   // Performs a batch in the calling thread.
   Status RunBatch(const Batch& batch);
   // Takes a batch over, to be run after those before; kSystemError: not taken.
@@ -115,10 +115,10 @@ class Communicator {
       (void)engines_.Of(call.device);
     }
   }
-  void PrepareFor(const std::vector<PointCall>& calls) { staging_.Prepare(calls); }
+  void PrepareFor(const std::vector<SendRecvCall>& calls) { staging_.Prepare(calls); }
 
   Status error() const { return liveness_.error(); }
-  Survivors* survivors() { return &survivors_; }
+  ShrinkAgreement* shrink_agreement() { return &shrink_agreement_; }
   // From any thread: calls in progress end with an error; returns when they have.
   void Abort(const Status& why);
   // Abort, and a shrink in progress ends, too. For good: later ones do not begin.
@@ -147,7 +147,7 @@ class Communicator {
   };
 
   Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
-  Status RunPointsGuarded(const std::vector<PointCall>& calls);
+  Status RunSendRecvGuarded(const std::vector<SendRecvCall>& calls);
   // `engine`: of the memory that the call is about; nullptr: the host's.
   Status RunLocked(const Call& call, Engine* engine);
   // The codec and the factor are known.
@@ -159,13 +159,13 @@ class Communicator {
   bool IsStaged(const Call& call) const;
   Status RunOnDevice(const Call& call);
   Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
-  Status MovePoints(const std::vector<PointCall>& calls);
+  Status MoveSendRecv(const std::vector<SendRecvCall>& calls);
   // What of the call's codec is left, checked, and the step of the call.
   Status SettleCodec(Call* call, bool* below_min_bytes) const;
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
   // Whether a batch is not to wait for its turn any more.
-  bool GivesUp(const Turn& turn, Time stalled);
+  bool GivesUp(const StreamOrder& turn, Time stalled);
   bool Streams(const Call& call) const;
   // Whether slots can be written past the caches.
   bool CanStreamPayloads(Algorithm algorithm) const;
@@ -179,21 +179,21 @@ class Communicator {
   CommEnds ends_;
   const CommOptions options_;
   const std::shared_ptr<const std::string> label_;
-  Survivors survivors_;
+  ShrinkAgreement shrink_agreement_;
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;
   CpuEngine engine_;
-  Task task_;
-  std::unique_ptr<PointTask> point_task_;  // made at the first send or receive
+  CollectiveRequest task_;
+  std::unique_ptr<SendRecvRequest> send_recv_;  // made at the first send or receive
   Progress progress_;
-  Plans plans_;
+  PlanCache plans_;
   std::vector<CodecUse> codecs_;
   std::vector<std::byte> saved_input_;
   bool input_saved_ = false;  // of the call under way
-  std::array<SlotWrites, kCollectiveKinds> slot_writes_;
-  SlotWrites point_writes_;
+  std::array<StorePolicy, kCollectiveKinds> slot_writes_;
+  StorePolicy send_recv_stores_;
   Staging staging_;
-  Lending lending_;
+  ZeroCopy zero_copy_;
   DeviceEngines engines_;
   std::mutex call_mutex_;  // held during a call; abort waits for it
   uint64_t sequence_ = 0;

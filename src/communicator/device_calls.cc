@@ -21,7 +21,7 @@ Status Communicator::RunOnDevice(const Call& call) {
   if (!engine.ok()) return engine.status();
   engines_.Attach();
   Call brought = call;
-  if (Status status = staging_.BringScalar(&brought); !status.ok()) return status;
+  if (Status status = staging_.CopyInScalar(&brought); !status.ok()) return status;
   const Extent extent =
       ExtentOf(call.collective, call.count, ends_.nranks, call.root == ends_.rank);
   Status begun = (*engine)->Begin({.collective = call.collective,
@@ -36,10 +36,10 @@ Status Communicator::RunOnDevice(const Call& call) {
 }
 
 Status Communicator::RunStaged(const Call& call) {
-  Result<Call> staged = staging_.Bring(call, ends_.rank, ends_.nranks);
+  Result<Call> staged = staging_.CopyIn(call, ends_.rank, ends_.nranks);
   if (!staged.ok()) return staged.status();
   if (Status status = RunLocked(*staged, nullptr); !status.ok()) return status;
-  return staging_.Return(call, ends_.rank, ends_.nranks);
+  return staging_.CopyOut(call, ends_.rank, ends_.nranks);
 }
 
 Status Communicator::RunAlone(const Call& call) const {

@@ -12,7 +12,7 @@
 
 #include "device/runtime.h"
 #include "engine/device_engine.h"
-#include "engine/device_regions.h"
+#include "engine/imported_regions.h"
 
 namespace inccl {
 
@@ -30,7 +30,7 @@ class DeviceEngines {
       Device* const device = CurrentDevice();
       if (device == nullptr) return InternalError("a call on a device's memory without a device");
       if (regions_ == nullptr) {
-        regions_ = std::make_unique<DeviceRegions>(device, number, transport_);
+        regions_ = std::make_unique<ImportedRegions>(device, number, transport_);
         first_ = number;
       }
       Result<std::unique_ptr<DeviceEngine>> made =
@@ -86,10 +86,10 @@ class DeviceEngines {
 
   Transport* const transport_;
   const DeviceEngine::StepBytes step_bytes_;
-  std::atomic<int> first_{-1};         // the first engine's device
-  DeviceRegions* attached_ = nullptr;  // `regions_`, once the transport knows of them
+  std::atomic<int> first_{-1};           // the first engine's device
+  ImportedRegions* attached_ = nullptr;  // `regions_`, once the transport knows of them
   std::mutex mutex_;
-  std::unique_ptr<DeviceRegions> regions_;  // of the first engine's device; outlives the engines
+  std::unique_ptr<ImportedRegions> regions_;  // of the first engine's device; outlives the engines
   std::map<int, std::unique_ptr<DeviceEngine>> engines_;
 };
 

@@ -6,21 +6,22 @@
 #include "tuning/segmentation.h"
 
 namespace inccl {
-size_t Plans::PlaceOf(Collective collective, DataType type, uint64_t count) {
+size_t PlanCache::PlaceOf(Collective collective, DataType type, uint64_t count) {
   const uint64_t hash = (count ^ uint64_t{static_cast<uint8_t>(collective)} << 56 ^
                          uint64_t{static_cast<uint8_t>(type)} << 48) *
                         0x9E3779B97F4A7C15u;
   return hash >> (64 - kPlaceBits);
 }
 
-const Plans::Plan* Plans::Find(const Call& call) const {
+const PlanCache::Plan* PlanCache::Find(const Call& call) const {
   const Plan& plan = kept_[PlaceOf(call.collective, call.type, call.count)];
   const bool known = plan.program != nullptr && plan.collective == call.collective &&
                      plan.type == call.type && plan.root == call.root && plan.count == call.count;
   return known ? &plan : nullptr;
 }
 
-Result<Plans::Plan> Plans::Make(const Call& call, const Codec& codec, const Choice& choice) {
+Result<PlanCache::Plan> PlanCache::Make(const Call& call, const Codec& codec,
+                                        const Choice& choice) {
   Result<const Program*> program = FindProgram(call, codec, choice);
   if (!program.ok()) return program.status();
   return Plan{.collective = call.collective,
@@ -38,8 +39,8 @@ Result<Plans::Plan> Plans::Make(const Call& call, const Codec& codec, const Choi
               .program = *program};
 }
 
-Result<const Program*> Plans::FindProgram(const Call& call, const Codec& codec,
-                                          const Choice& choice) {
+Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& codec,
+                                              const Choice& choice) {
   const bool side = codec.has_side_phase();
   const bool second = codec.has_second_side_phase();
   const bool side_one_shot = side && choice.side_one_shot;
@@ -53,7 +54,7 @@ Result<const Program*> Plans::FindProgram(const Call& call, const Codec& codec,
                                       .type = call.type,
                                       .count = call.count,
                                       .nranks = options_.nranks,
-                                      .one_part = choice.algorithm == Algorithm::kDirectOneShot},
+                                      .one_part = choice.algorithm == Algorithm::kOneShot},
                                      codec);
   const int channels = codec.whole_chunks() ? 1 : options_.channels;
   std::unique_ptr<Program>& program = programs_[{key, slots.data_bytes, channels}];

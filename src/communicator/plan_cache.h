@@ -21,7 +21,7 @@
 namespace inccl {
 
 // One communicator's; one thread at a time.
-class Plans {
+class PlanCache {
  public:
   struct Options {
     int rank = 0, nranks = 1;
@@ -39,7 +39,7 @@ class Plans {
   };
 
   // `transport` outlives it.
-  Plans(const Options& options, Transport* transport) : options_(options), lanes_(transport) {}
+  PlanCache(const Options& options, Transport* transport) : options_(options), lanes_(transport) {}
 
   // The plan that Keep has kept for such a call; nullptr: none, or another call has taken its
   // place.

@@ -24,11 +24,11 @@ Bytes BytesOf(const Call& call, int rank, int nranks) {
   return {extent.send * element, extent.recv * element};
 }
 
-size_t BytesOf(const PointCall& call) { return call.count * SizeOf(call.type); }
+size_t BytesOf(const SendRecvCall& call) { return call.count * SizeOf(call.type); }
 
-size_t BytesOf(const std::vector<PointCall>& calls) {
+size_t BytesOf(const std::vector<SendRecvCall>& calls) {
   size_t total = 0;
-  for (const PointCall& call : calls) {
+  for (const SendRecvCall& call : calls) {
     if (call.on_device) total += Aligned(BytesOf(call));
   }
   return total;
@@ -68,9 +68,9 @@ void Staging::Prepare(const Call& call, int rank, int nranks) {
   (void)Grow(Aligned(bytes.send) + bytes.recv);
 }
 
-void Staging::Prepare(const std::vector<PointCall>& calls) { (void)Grow(BytesOf(calls)); }
+void Staging::Prepare(const std::vector<SendRecvCall>& calls) { (void)Grow(BytesOf(calls)); }
 
-Result<Call> Staging::Bring(const Call& call, int rank, int nranks) {
+Result<Call> Staging::CopyIn(const Call& call, int rank, int nranks) {
   const Bytes bytes = BytesOf(call, rank, nranks);
   const size_t recv_at = Aligned(bytes.send);
   if (Status status = Reserve(recv_at + bytes.recv); !status.ok()) return status;
@@ -81,11 +81,11 @@ Result<Call> Staging::Bring(const Call& call, int rank, int nranks) {
   if (bytes.send > 0) {
     if (Status status = device_->Copy(memory_, call.send, bytes.send); !status.ok()) return status;
   }
-  if (Status status = BringScalar(&staged); !status.ok()) return status;
+  if (Status status = CopyInScalar(&staged); !status.ok()) return status;
   return staged;
 }
 
-Status Staging::BringScalar(Call* call) {
+Status Staging::CopyInScalar(Call* call) {
   if (call->scalar_at == nullptr) return Status::Ok();
   if (Status status = Reserve(0); !status.ok()) return status;
   if (device_->DeviceOf(call->scalar_at) < 0) return Status::Ok();
@@ -94,17 +94,17 @@ Status Staging::BringScalar(Call* call) {
   return status;
 }
 
-Status Staging::Return(const Call& call, int rank, int nranks) {
+Status Staging::CopyOut(const Call& call, int rank, int nranks) {
   const Bytes bytes = BytesOf(call, rank, nranks);
   if (bytes.recv == 0) return Status::Ok();
   return device_->Copy(call.recv, memory_ + Aligned(bytes.send), bytes.recv);
 }
 
-Result<std::vector<PointCall>> Staging::Bring(const std::vector<PointCall>& calls) {
+Result<std::vector<SendRecvCall>> Staging::CopyIn(const std::vector<SendRecvCall>& calls) {
   if (Status status = Reserve(BytesOf(calls)); !status.ok()) return status;
-  std::vector<PointCall> staged = calls;
+  std::vector<SendRecvCall> staged = calls;
   std::byte* at = memory_;
-  for (PointCall& call : staged) {
+  for (SendRecvCall& call : staged) {
     if (!call.on_device) continue;
     const size_t bytes = BytesOf(call);
     if (call.is_send && bytes > 0) {
@@ -120,9 +120,9 @@ Result<std::vector<PointCall>> Staging::Bring(const std::vector<PointCall>& call
   return staged;
 }
 
-Status Staging::Return(const std::vector<PointCall>& calls) {
+Status Staging::CopyOut(const std::vector<SendRecvCall>& calls) {
   const std::byte* at = memory_;
-  for (const PointCall& call : calls) {
+  for (const SendRecvCall& call : calls) {
     if (!call.on_device) continue;
     const size_t bytes = BytesOf(call);
     if (!call.is_send && bytes > 0) {

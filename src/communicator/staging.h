@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 #include "collectives/call.h"
-#include "collectives/point.h"
+#include "collectives/send_recv.h"
 #include "device/device.h"
 
 namespace inccl {
@@ -29,17 +29,17 @@ class Staging {
   // From any thread, before such calls take their place on a stream, which allocations may wait
   // for: takes what they will need. An error is the calls' own, when they run.
   void Prepare(const Call& call, int rank, int nranks);
-  void Prepare(const std::vector<PointCall>& calls);
+  void Prepare(const std::vector<SendRecvCall>& calls);
 
   // The call with the host's memory in place of the device's, which holds its input.
-  Result<Call> Bring(const Call& call, int rank, int nranks);
+  Result<Call> CopyIn(const Call& call, int rank, int nranks);
   // A factor in memory of a device is read now.
-  Status BringScalar(Call* call);
+  Status CopyInScalar(Call* call);
   // Copies the result of such a call to where `call` wants it.
-  Status Return(const Call& call, int rank, int nranks);
+  Status CopyOut(const Call& call, int rank, int nranks);
   // The same for sends and receives at once. Those on memory of the host stay as they are.
-  Result<std::vector<PointCall>> Bring(const std::vector<PointCall>& calls);
-  Status Return(const std::vector<PointCall>& calls);
+  Result<std::vector<SendRecvCall>> CopyIn(const std::vector<SendRecvCall>& calls);
+  Status CopyOut(const std::vector<SendRecvCall>& calls);
 
  private:
   // The largest block, with at least so many bytes.

@@ -37,7 +37,7 @@ class Observer final : public WaitObserver {
     return liveness_->Check();
   }
 
-  Status OnStall(const Job& /*job*/, std::span<const int> awaited, Time stalled) override {
+  Status OnStall(const Request& /*request*/, std::span<const int> awaited, Time stalled) override {
     if (!warned_ && stalled >= bootstrap::kPatience) {
       warned_ = true;
       Log(LogLevel::kWarn, LogSubsystem::kInit,
@@ -67,7 +67,7 @@ Status OfInit(const Status& status, const std::string& name) {
 
 }  // namespace
 
-Status Communicator::Rehearse(Time deadline, const std::atomic<bool>* cancelled) {
+Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
   Call call;  // an all-reduce of fp32
   call.count = kElements;
   const Result<Choice> choice = Choose({.collective = call.collective,
@@ -77,14 +77,14 @@ Status Communicator::Rehearse(Time deadline, const std::atomic<bool>* cancelled)
                                        options_.algorithms, options_.tuner_table);
   // Others open more lanes than have memory behind them already.
   if (ends_.nranks == 1 || !ends_.transport->caps().multicast || !choice.ok() ||
-      choice->algorithm != Algorithm::kDirectOneShot) {
+      choice->algorithm != Algorithm::kOneShot) {
     return Status::Ok();
   }
   FAULT_RANK(kNobody);  // the fault points of calls are those of users' calls
   const std::string name = rank_name();
   Observer observer(name, &liveness_, deadline, cancelled);
   Status status = CatchOutOfMemory([&] {
-    Result<Plans::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice);
+    Result<PlanCache::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice);
     if (!plan.ok()) return plan.status();
     CodecState* const state = StateOf(IdentityCodec());
     Status begun = state->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = call.count});

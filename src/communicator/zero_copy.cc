@@ -10,22 +10,23 @@
 namespace inccl {
 namespace {
 
-constexpr size_t kLeastSlicesLent = 2;
-constexpr uint64_t kOfDevice = uint64_t{1} << 63;  // in serials, apart from those of CallerMemory
+constexpr size_t kLeastZeroCopySlices = 2;
+constexpr uint64_t kOfDevice = uint64_t{1}
+                               << 63;  // in generations, apart from those of HostAllocator
 
 }  // namespace
 
-Lent Lending::LendBuffer(const void* data, size_t bytes, bool writable) {
+RegisteredBuffer ZeroCopy::RegisterBuffer(const void* data, size_t bytes, bool writable) {
   constexpr uintptr_t kPage = 4096;
-  Region region = CallerMemory::Instance().Find(data, bytes);
-  if (region.serial == 0) return {};
+  Region region = HostAllocator::Instance().Find(data, bytes);
+  if (region.generation == 0) return {};
   region.writable = writable;
   const auto* const first = static_cast<const std::byte*>(data);
   const uintptr_t beyond = reinterpret_cast<uintptr_t>(first) % kPage;
   const size_t head = beyond == 0 ? 0 : kPage - beyond;
   if (bytes < head + kPage) return {};
   const std::byte* const begin = first + head;
-  const uint32_t id = transport_->Offer(region);
+  const uint32_t id = transport_->ExportRegion(region);
   if (id == 0) return {};
   return {.region = id,
           .offset = static_cast<uint64_t>(begin - region.data),
@@ -33,16 +34,16 @@ Lent Lending::LendBuffer(const void* data, size_t bytes, bool writable) {
           .end = begin + (bytes - head) / kPage * kPage};
 }
 
-Lent Lending::LendMemoryOfDevice(const void* data, size_t bytes) {
-  const DeviceShare share = DeviceMemory::Instance().Find(data, bytes);
+RegisteredBuffer ZeroCopy::RegisterDeviceBuffer(const void* data, size_t bytes) {
+  const DeviceShare share = DeviceAllocator::Instance().Find(data, bytes);
   if (share.id == 0) return {};
   static_assert(DeviceShare::kHandleBytes == Region::kHandleBytes);
   const auto* const begin = static_cast<const std::byte*>(data);
-  const uint32_t id = transport_->Offer({.serial = kOfDevice | share.id,
-                                         .data = share.data,
-                                         .bytes = share.bytes,
-                                         .on_device = true,
-                                         .handle = share.handle});
+  const uint32_t id = transport_->ExportRegion({.generation = kOfDevice | share.id,
+                                                .data = share.data,
+                                                .bytes = share.bytes,
+                                                .on_device = true,
+                                                .handle = share.handle});
   if (id == 0) return {};
   return {.region = id,
           .offset = static_cast<uint64_t>(begin - share.data),
@@ -52,12 +53,12 @@ Lent Lending::LendMemoryOfDevice(const void* data, size_t bytes) {
 
 // Direct algorithms alone: there every consumer reads the input itself, and what a call in place
 // overwrites has been read by then.
-bool Lending::Lends(const Call& call, Algorithm algorithm) const {
-  return algorithm == Algorithm::kDirect && call.codec == nullptr &&
-         call.count * SizeOf(call.type) >= kLeastSlicesLent * slice_bytes_;
+bool ZeroCopy::Applies(const Call& call, Algorithm algorithm) const {
+  return TraitsOf(algorithm).zero_copy && call.codec == nullptr &&
+         call.count * SizeOf(call.type) >= kLeastZeroCopySlices * slice_bytes_;
 }
 
-size_t Lending::InputBytes(const Call& call) const {
+size_t ZeroCopy::InputBytes(const Call& call) const {
   const size_t bytes = call.count * SizeOf(call.type);
   switch (call.collective) {
     case Collective::kAllReduce:
@@ -68,36 +69,36 @@ size_t Lending::InputBytes(const Call& call) const {
   }
 }
 
-void Lending::Lend(const Call& call, Algorithm algorithm) {
-  if (!Lends(call, algorithm)) return;
+void ZeroCopy::Begin(const Call& call, Algorithm algorithm) {
+  if (!Applies(call, algorithm)) return;
   const size_t bytes = InputBytes(call);
   // The output first: peers need not map again what is the input, too.
-  if (call.collective == Collective::kAllReduce) output_ = LendBuffer(call.recv, bytes, true);
-  if (bytes > 0) input_ = LendBuffer(call.send, bytes, false);
+  if (call.collective == Collective::kAllReduce) output_ = RegisterBuffer(call.recv, bytes, true);
+  if (bytes > 0) input_ = RegisterBuffer(call.send, bytes, false);
 }
 
-void Lending::LendOnDevice(const Call& call, Algorithm algorithm) {
-  if (!Lends(call, algorithm)) return;
+void ZeroCopy::BeginOnDevice(const Call& call, Algorithm algorithm) {
+  if (!Applies(call, algorithm)) return;
   on_device_ = true;
   const size_t bytes = InputBytes(call);
-  if (bytes > 0) input_ = LendMemoryOfDevice(call.send, bytes);
-  if (call.collective == Collective::kAllReduce) result_ = LendMemoryOfDevice(call.recv, bytes);
+  if (bytes > 0) input_ = RegisterDeviceBuffer(call.send, bytes);
+  if (call.collective == Collective::kAllReduce) result_ = RegisterDeviceBuffer(call.recv, bytes);
 }
 
-void Lending::TakeBack() {
+void ZeroCopy::RevokeAccess() {
   if (on_device_) {
     for (const uint32_t region : {input_.region, result_.region}) {
-      if (region != 0) transport_->Withdraw(region);
+      if (region != 0) transport_->InvalidateRegion(region);
     }
     Begin();
     return;
   }
   // The output first: in place it is the input as well, and then peers write to it.
-  for (const auto& [lent, contents] : {std::pair(output_, CallerMemory::Contents::kLost),
-                                       std::pair(input_, CallerMemory::Contents::kKept)}) {
-    if (lent.region == 0) continue;
-    const Status status = CatchOutOfMemory([&, region = lent, what = contents] {
-      return CallerMemory::Instance().TakeAway(region.begin, region.end, what);
+  for (const auto& [registered, contents] : {std::pair(output_, HostAllocator::Contents::kLost),
+                                             std::pair(input_, HostAllocator::Contents::kKept)}) {
+    if (registered.region == 0) continue;
+    const Status status = CatchOutOfMemory([&, region = registered, what = contents] {
+      return HostAllocator::Instance().RevokeAccess(region.begin, region.end, what);
     });
     if (status.ok()) continue;
     Log(LogLevel::kWarn, LogSubsystem::kCollectives,

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What peers may reach of the buffers of the call under way (docs/design.md, "Lent buffers").
+// What peers may reach of the buffers of the call under way (docs/zero-copy.md).
 #ifndef INCCL_COMMUNICATOR_ZERO_COPY_H_
 #define INCCL_COMMUNICATOR_ZERO_COPY_H_
 
 #include <string>
 
 #include "collectives/call.h"
-#include "collectives/lent.h"
+#include "collectives/registered_buffer.h"
 #include "collectives/schedule.h"
 #include "transport/transport.h"
 
 namespace inccl {
 
-class Lending {
+class ZeroCopy {
  public:
   // Calls of fewer than two slices go through slots, whose memory is in the caches. `transport`
   // outlives it.
-  Lending(int rank, int nranks, uint32_t slice_bytes, Transport* transport)
+  ZeroCopy(int rank, int nranks, uint32_t slice_bytes, Transport* transport)
       : rank_(rank), nranks_(nranks), slice_bytes_(slice_bytes), transport_(transport) {}
 
   // A call begins that lends nothing yet.
@@ -27,29 +27,29 @@ class Lending {
     result_ = {};
     on_device_ = false;
   }
-  void Lend(const Call& call, Algorithm algorithm);
+  void Begin(const Call& call, Algorithm algorithm);
   // Of a call on memory of a device, which peers only ever read.
-  void LendOnDevice(const Call& call, Algorithm algorithm);
+  void BeginOnDevice(const Call& call, Algorithm algorithm);
   // After an error: peers that do not know of it yet get nothing from this rank's buffers any more,
   // or know that it does not count.
-  void TakeBack();
+  void RevokeAccess();
 
-  const Lent& input() const { return input_; }
-  const Lent& output() const { return output_; }
-  const Lent& result() const { return result_; }
+  const RegisteredBuffer& input() const { return input_; }
+  const RegisteredBuffer& output() const { return output_; }
+  const RegisteredBuffer& result() const { return result_; }
   bool any() const { return (input_.region | output_.region) != 0; }
 
  private:
-  bool Lends(const Call& call, Algorithm algorithm) const;
+  bool Applies(const Call& call, Algorithm algorithm) const;
   // The input of a call that is read by peers; 0 bytes: there is none.
   size_t InputBytes(const Call& call) const;
-  Lent LendBuffer(const void* data, size_t bytes, bool writable);
-  Lent LendMemoryOfDevice(const void* data, size_t bytes);
+  RegisteredBuffer RegisterBuffer(const void* data, size_t bytes, bool writable);
+  RegisteredBuffer RegisterDeviceBuffer(const void* data, size_t bytes);
 
   const int rank_, nranks_;
   const uint32_t slice_bytes_;
   Transport* const transport_;
-  Lent input_, output_, result_;
+  RegisteredBuffer input_, output_, result_;
   bool on_device_ = false;
 };
 

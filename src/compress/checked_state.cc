@@ -84,8 +84,8 @@ Status CheckedState::Error(const Range& range, const std::string& what) const {
 }
 
 Status CheckedState::WrongLength(const Range& range, const Term& term, uint64_t expected) const {
-  return Error(range, fmt::format("{} payload of {} bytes where {} are due", Name(term.format.form),
-                                  term.bytes, expected));
+  return Error(range, fmt::format("{} payload: expected {} bytes, got {}", Name(term.format.form),
+                                  expected, term.bytes));
 }
 
 Status CheckedState::CheckCapacity(const Range& range, const Term& term, uint64_t needed) const {
@@ -96,8 +96,8 @@ Status CheckedState::CheckCapacity(const Range& range, const Term& term, uint64_
 
 Status CheckedState::CheckElements(const Range& range, const Term& input) const {
   if (input.bytes >= ElementBytes(range) && input.data != nullptr) return Status::Ok();
-  return Error(range, fmt::format("an input of {} bytes where {} are due", input.bytes,
-                                  ElementBytes(range)));
+  return Error(range,
+               fmt::format("input: expected {} bytes, got {}", ElementBytes(range), input.bytes));
 }
 
 Status CheckedState::Begin(const CallDesc& call) {

@@ -101,14 +101,14 @@ class CodecState {
                          std::span<Term> outputs) = 0;
   // Combine in two halves, where elements (kInput, kOutput) are in memory of a device. Launch
   // checks what Combine checks and launches kernels; false: there are none for this, and nothing
-  // has been done. When they are done Land does what is left: copies, checksums, the lengths of the
-  // outputs. In between come the halves of other Combines, of other ranges or forms.
+  // has been done. When they are done Complete does what is left: copies, checksums, the lengths of
+  // the outputs. In between come the halves of other Combines, of other ranges or forms.
   virtual Result<bool> Launch(const Range& /*range*/, std::span<const Term> /*inputs*/,
                               std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
     return false;
   }
-  virtual Status Land(const Range& /*range*/, std::span<const Term> /*inputs*/,
-                      std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
+  virtual Status Complete(const Range& /*range*/, std::span<const Term> /*inputs*/,
+                          std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
     return Status::Ok();
   }
   // Whether a peer may use the caller's memory in the place of a payload: the payload kSum of one
@@ -124,10 +124,10 @@ class CodecState {
 
 // Which of the schedules can run a codec.
 struct Route {
-  enum class Kind : uint8_t { kAny, kDirect, kRing };
+  enum class Kind : uint8_t { kAny, kTwoShot, kRing };
   Kind kind = Kind::kAny;
   const char* because = "";  // what of the specification asks for it
-  int group = 0;             // kDirect: so many ranks may add up before an owner does; 0: none
+  int group = 0;             // kTwoShot: so many ranks may add up before an owner does; 0: none
 };
 
 // Immutable, made from a canonical spec, shared by all calls and threads.
@@ -159,7 +159,7 @@ class Codec {
   // (hbi: checksums, what parts say of themselves).
   virtual uint32_t UncountedBytes(Form /*form*/) const { return 0; }
   // Elements of one row of the schedule (a window of a vector). 0: any.
-  virtual uint64_t row_elements() const = 0;
+  virtual uint64_t window_elements() const = 0;
   // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in
   // bytes.
   virtual uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const = 0;

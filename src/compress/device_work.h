@@ -36,7 +36,7 @@ class DeviceWork {
   virtual Status Run(
       const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) = 0;
 
-  // What Launch wants to tell Land.
+  // What Launch wants to tell Complete.
   std::array<std::byte*, 4> kept{};
 };
 

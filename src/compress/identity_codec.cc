@@ -263,7 +263,7 @@ class NoneCodec final : public Codec {
     return CheckCall(type, op, nranks);
   }
   bool has_side_phase() const override { return false; }
-  uint64_t row_elements() const override { return 0; }
+  uint64_t window_elements() const override { return 0; }
   // Exact below 4 GiB, which is as much as one step can handle.
   uint32_t MaxBytes(DataType type, int, uint32_t count) const override {
     return static_cast<uint32_t>(

@@ -47,8 +47,8 @@ class IdentityState final : public CodecState {
   // in slots that kernels reach; what is a copy is the caller's.
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                       DeviceWork* work) override;
-  Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
-              DeviceWork* work) override;
+  Status Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                  DeviceWork* work) override;
   bool InputIsPayload() const override { return !scales_; }
   bool InputsAreAlike() const override { return call_.op != ReduceOp::kPreMulSum; }
   bool ResultIsPayload() const override { return true; }

@@ -54,8 +54,8 @@ Result<bool> IdentityState::Launch(const Range& range, std::span<const Term> inp
 }
 
 // The kernel has done it all.
-Status IdentityState::Land(const Range& /*range*/, std::span<const Term> /*inputs*/,
-                           std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
+Status IdentityState::Complete(const Range& /*range*/, std::span<const Term> /*inputs*/,
+                               std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
   return Status::Ok();
 }
 

@@ -143,11 +143,13 @@ const Variable kVariables[] = {
       "ranks have a device (CUDA), 524288",
       "4096 to 4194304", "131072", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},
-    {{"INCCL_STREAM_BYTES",
-      "results of this size or more that are not in place are written past the caches; about half "
-      "of a last-level cache",
-      "0 to 2^62", "16777216", "integer"},
-     [](Text v, Environment* e) { return ParseInteger(v, 0, int64_t{1} << 62, &e->stream_bytes); }},
+    {{"INCCL_NT_STORE_BYTES",
+      "results of this size or more that are not in place are written with non-temporal stores; "
+      "about half of a last-level cache",
+      "0 to 2^62", "16777216", "integer", false, "INCCL_STREAM_BYTES"},
+     [](Text v, Environment* e) {
+       return ParseInteger(v, 0, int64_t{1} << 62, &e->nt_store_bytes);
+     }},
     {{"INCCL_TRANSPORT", "transports that may be chosen; loopback joins ranks of one process only",
       "loopback, shm, ucx, or a list in order of preference",
       "loopback for threads; shm,ucx for processes", "list"},
@@ -254,21 +256,26 @@ std::span<const VariableInfo> VariableTable() {
 
 const VariableInfo* FindVariable(std::string_view name) {
   const std::span<const VariableInfo> table = VariableTable();
-  const auto found = std::find_if(table.begin(), table.end(),
-                                  [&](const VariableInfo& info) { return name == info.name; });
+  const auto found = std::find_if(table.begin(), table.end(), [&](const VariableInfo& info) {
+    return name == info.name || (info.old_name != nullptr && name == info.old_name);
+  });
   return found == table.end() ? nullptr : &*found;
 }
 
 Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where) {
   Environment env;
   for (const Variable& variable : kVariables) {
-    const char* value = get(variable.info.name);
+    const char* name = variable.info.name;
+    const char* value = get(name);
+    if (value == nullptr && variable.info.old_name != nullptr) {
+      name = variable.info.old_name;
+      value = get(name);
+    }
     if (value == nullptr || *value == '\0') continue;
     if (const std::string wrong = variable.parse(value, &env); !wrong.empty()) {
-      const std::string source = where ? fmt::format(" ({})", where(variable.info.name)) : "";
-      return InvalidArgument(
-          Escaped(fmt::format("{}{}: \"{}\" is {}; it takes {}", variable.info.name, source, value,
-                              wrong, variable.info.values)));
+      const std::string source = where ? fmt::format(" ({})", where(name)) : "";
+      return InvalidArgument(Escaped(fmt::format("{}{}: \"{}\" is {}; it takes {}", name, source,
+                                                 value, wrong, variable.info.values)));
     }
   }
   if (const std::string wrong = CheckTogether(env); !wrong.empty()) {

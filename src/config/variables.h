@@ -32,7 +32,7 @@ struct Environment {
   std::string tuner_file;                         // INCCL_TUNER_FILE
   int channels = 1;                               // INCCL_CHANNELS
   int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
-  int64_t stream_bytes = 16 << 20;                // INCCL_STREAM_BYTES
+  int64_t nt_store_bytes = 16 << 20;              // INCCL_NT_STORE_BYTES
   std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
   std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated
   std::string simd;                               // INCCL_SIMD
@@ -67,9 +67,10 @@ struct VariableInfo {
   const char* type;  // "flag", "integer", "number", "text", "list", "path", ...
   // Of one process, so not to be set in a file that all processes of a host or user read.
   bool environment_only = false;
+  const char* old_name = nullptr;  // still read, with a warning, until the next version
 };
 std::span<const VariableInfo> VariableTable();
-// The row of a name; nullptr if it is none of this library.
+// The row of a name, or of an old one; nullptr if it is none of this library.
 const VariableInfo* FindVariable(std::string_view name);
 
 // kInvalidArgument naming the variable, where it was set (if `where` is given), its value and what

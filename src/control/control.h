@@ -8,7 +8,7 @@
 // alive, and takes a peer of which it hears nothing for long for dead. What it measures is the
 // peer's silence less its own lateness: whoever was stopped or starved itself accuses nobody.
 //
-// On the wire: frames of bootstrap/frame.h, kind 0 without a body for goodbye, kind 255
+// On the wire: frames of bootstrap/frame.h, kind 0 without a body for disconnect, kind 255
 // without a body for a sign of life. A frame that is malformed, or larger than kMaxControlBody,
 // closes that connection.
 #ifndef INCCL_CONTROL_CONTROL_H_
@@ -28,7 +28,7 @@ namespace inccl {
 
 inline constexpr uint32_t kMaxControlBody = 1 << 20;
 // Messages of so many bytes need no memory, while no others wait to be written to a peer's socket.
-inline constexpr size_t kMostToldBytes = 2048;
+inline constexpr size_t kMostNotifiedBytes = 2048;
 // Bytes that may wait for one peer. A peer that takes so little that more would wait is given up:
 // its connection is closed, which both sides see as not clean.
 inline constexpr size_t kMaxControlQueue = 8 << 20;
@@ -45,7 +45,7 @@ class ControlHandler {
   virtual ~ControlHandler() = default;
   // In the order in which the peer sent them. `body` is valid during the call.
   virtual void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
-  // Once per peer, after its last message. `clean`: it said goodbye; else it died, or is broken.
+  // Once per peer, after its last message. `clean`: it said disconnect; else it died, or is broken.
   virtual void OnPeerClosed(int peer, bool clean) = 0;
   // One of the above ended in std::bad_alloc; what it said is lost. Needs no memory.
   virtual void OnOutOfMemory() {}
@@ -66,8 +66,8 @@ class ControlPlane {
   // logged). To a peer that has gone, or to oneself: no effect.
   virtual void Send(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
   void Broadcast(uint8_t kind, std::span<const std::byte> body);  // to all others
-  // Says goodbye, and waits until that and all before it has left, at most until the deadline. When
-  // it returns no callback runs or will run. Any thread but the control thread; idempotent.
+  // Says disconnect, and waits until that and all before it has left, at most until the deadline.
+  // When it returns no callback runs or will run. Any thread but the control thread; idempotent.
   virtual void Close(Time flush_deadline) = 0;
 
  protected:

@@ -16,7 +16,7 @@ void LocalMember::Put(int from, uint8_t kind, std::span<const std::byte> body) {
     Letter letter;
     letter.from = from;
     letter.kind = kind;
-    letter.last = letter.clean = kind == kGoodbye;
+    letter.last = letter.clean = kind == kDisconnect;
     const bool full = sender.queued + sizeof(Letter) + body.size() > kMaxControlQueue;
     if (full) {
       letter.last = true;
@@ -108,7 +108,7 @@ Result<std::vector<std::unique_ptr<ControlPlane>>> LocalPlane::MakeAll(
 
 void LocalPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
   if (peer < 0 || peer >= nranks_ || peer == rank_) return;
-  if (kind == kGoodbye || kind == kHeartbeat) return;
+  if (kind == kDisconnect || kind == kHeartbeat) return;
   if (body.size() > kMaxControlBody) {
     Log(LogLevel::kWarn, LogSubsystem::kControl,
         "rank {}: a control message of {} bytes to rank {} is too large", rank_, body.size(), peer);
@@ -124,7 +124,7 @@ void LocalPlane::Close(Time) {
   closed_ = true;
   if (id_ == 0) return;
   for (int peer = 0; peer < nranks_; ++peer) {
-    if (peer != rank_) members_[static_cast<size_t>(peer)]->Put(rank_, kGoodbye, {});
+    if (peer != rank_) members_[static_cast<size_t>(peer)]->Put(rank_, kDisconnect, {});
   }
   members_[static_cast<size_t>(rank_)]->Silence();
   Loop::Get().Leave(id_);

@@ -22,7 +22,7 @@ class LocalMember final : public Member {
 
   // Before others put letters in.
   void Start(uint64_t id) { id_ = id; }
-  // Any thread. Returns at once; kinds as on the wire, 0 for goodbye.
+  // Any thread. Returns at once; kinds as on the wire, 0 for disconnect.
   void Put(int from, uint8_t kind, std::span<const std::byte> body);
   // Afterwards no callback runs or will run.
   void Silence();

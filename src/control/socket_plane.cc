@@ -22,8 +22,8 @@ using bootstrap::IoResult;
 
 constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot keep the thread
 constexpr Time kLongestFlush = 3600 * kSecond;
-// What waits for a peer, as a rule: the news of an error and the goodbye find memory.
-constexpr size_t kReservedOut = kMostToldBytes + 4 * bootstrap::kFrameHeaderBytes;
+// What waits for a peer, as a rule: the news of an error and the disconnect find memory.
+constexpr size_t kReservedOut = kMostNotifiedBytes + 4 * bootstrap::kFrameHeaderBytes;
 
 }  // namespace
 
@@ -55,7 +55,7 @@ Status SocketMember::Start(uint64_t id) {
 
 void SocketMember::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
   if (peer < 0 || static_cast<size_t>(peer) >= connections_.size() || peer == rank_ ||
-      kind == kGoodbye || kind == kHeartbeat) {
+      kind == kDisconnect || kind == kHeartbeat) {
     return;
   }
   if (body.size() > kMaxControlBody) {
@@ -141,9 +141,9 @@ bool SocketMember::Flushed() const {
                      [](const Connection& c) { return !c.open || c.broken || c.queued() == 0; });
 }
 
-void SocketMember::SayGoodbye(Time flush_deadline) {
+void SocketMember::SendDisconnect(Time flush_deadline) {
   std::unique_lock lock(out_mutex_);
-  for (size_t peer = 0; peer < connections_.size(); ++peer) Enqueue(peer, kGoodbye, {});
+  for (size_t peer = 0; peer < connections_.size(); ++peer) Enqueue(peer, kDisconnect, {});
   leaving_ = true;
   const Time left = std::clamp<Time>(
       flush_deadline == kNever ? kNever : flush_deadline - SystemClock().Now(), 0, kLongestFlush);
@@ -209,7 +209,7 @@ bool SocketMember::Deliver(size_t peer) {
         return false;
       case FrameParser::Next::kFrame: break;
     }
-    if (frame.kind == kGoodbye) {
+    if (frame.kind == kDisconnect) {
       frame.body.empty() ? EndClean(peer) : EndBroken(peer);
       return false;
     }
@@ -283,7 +283,7 @@ void SocketPlane::Close(Time flush_deadline) {
   if (closed_) return;
   closed_ = true;
   if (id_ == 0) return;
-  member_->SayGoodbye(flush_deadline);
+  member_->SendDisconnect(flush_deadline);
   member_->Silence();
   Loop::Get().Leave(id_);
 }

@@ -15,7 +15,7 @@
 
 namespace inccl::control {
 
-inline constexpr uint8_t kGoodbye = 0;
+inline constexpr uint8_t kDisconnect = 0;
 inline constexpr uint8_t kHeartbeat = 255;
 
 // What the control thread shares with the plane's owner.
@@ -25,7 +25,7 @@ class SocketMember final : public Member {
 
   Status Start(uint64_t id);
   void Send(int peer, uint8_t kind, std::span<const std::byte> body);
-  void SayGoodbye(Time flush_deadline);
+  void SendDisconnect(Time flush_deadline);
   // Afterwards no callback runs or will run, and the sockets are closed.
   void Silence();
 
@@ -40,8 +40,8 @@ class SocketMember final : public Member {
     UniqueFd fd;
     bool open = false;
     bool broken = false;  // writing is of no use; reading shows when it ends
-    // It said goodbye. Nothing more is read, but it stays open until the other side closes it: who
-    // leaves must not take our end for a death, and may be told that we leave too.
+    // It said disconnect. Nothing more is read, but it stays open until the other side closes it:
+    // who leaves must not take our end for a death, and may be told that we leave too.
     bool departed = false;
     bool armed = false;        // waits for EPOLLOUT
     bool out_of_step = false;  // a part of what it sent is lost: what it sends is discarded

@@ -12,11 +12,11 @@ constexpr size_t kLeastBlock = size_t{256} << 10;
 
 }  // namespace
 
-PinnedScratch::~PinnedScratch() {
+PinnedBuffer::~PinnedBuffer() {
   for (const Block& block : blocks_) device_->FreeHost(block.data);
 }
 
-Result<std::byte*> PinnedScratch::Take(size_t bytes) {
+Result<std::byte*> PinnedBuffer::Take(size_t bytes) {
   const size_t size = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
   while (block_ < blocks_.size() && size > blocks_[block_].bytes - used_) {
     ++block_;
@@ -35,7 +35,7 @@ Result<std::byte*> PinnedScratch::Take(size_t bytes) {
   return taken;
 }
 
-void PinnedScratch::GiveBack() {
+void PinnedBuffer::GiveBack() {
   // One block that holds all of it from now on would cost an allocation: the blocks stay.
   block_ = 0;
   used_ = 0;

@@ -12,12 +12,12 @@
 
 namespace inccl {
 
-class PinnedScratch {
+class PinnedBuffer {
  public:
-  explicit PinnedScratch(Device* device) : device_(device) {}
-  ~PinnedScratch();
-  PinnedScratch(const PinnedScratch&) = delete;
-  PinnedScratch& operator=(const PinnedScratch&) = delete;
+  explicit PinnedBuffer(Device* device) : device_(device) {}
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
 
   // Aligned to 256 bytes.
   Result<std::byte*> Take(size_t bytes);

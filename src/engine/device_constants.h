@@ -44,7 +44,7 @@ class DeviceConstants {
   const int number_;
   std::map<const std::byte*, Known> known_;  // by their address here
   std::vector<std::span<std::byte>> free_;
-  PinnedScratch here_;
+  PinnedBuffer here_;
   std::vector<std::byte*> memory_;  // of the device
   std::byte* next_ = nullptr;       // in the last of it
   size_t left_ = 0;

@@ -25,7 +25,7 @@ bool AnyOf(const Terms& terms, const Predicate& predicate) {
 }  // namespace
 
 DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transport,
-                           const DeviceRegions* regions)
+                           const ImportedRegions* regions)
     : device_(device),
       number_(number),
       regions_(regions),
@@ -35,7 +35,7 @@ DeviceEngine::DeviceEngine(Device* device, int number, const Transport* transpor
 
 Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int number,
                                                            const Transport* transport,
-                                                           const DeviceRegions* regions,
+                                                           const ImportedRegions* regions,
                                                            const StepBytes& step_bytes) {
   std::unique_ptr<DeviceEngine> engine(new DeviceEngine(device, number, transport, regions));
   for (std::unique_ptr<DeviceQueue>& queue : engine->queues_) {
@@ -113,7 +113,7 @@ bool DeviceEngine::OwnThere(const Term& input) const {
          input.data < call_.input + call_.input_bytes;
 }
 
-bool DeviceEngine::IsLent(const Term& input) const {
+bool DeviceEngine::IsRegistered(const Term& input) const {
   return regions_->any() && !OwnThere(input) && regions_->Holds(input.data, input.bytes);
 }
 
@@ -171,14 +171,14 @@ Result<bool> DeviceEngine::Reached(Work* work) {
   return true;
 }
 
-Result<Ticket> DeviceEngine::Combine(CodecState* state, const Range& range,
-                                     std::span<const Term> inputs, std::span<Term> outputs) {
+Result<CompletionId> DeviceEngine::Combine(CodecState* state, const Range& range,
+                                           std::span<const Term> inputs, std::span<Term> outputs) {
   const bool there =
-      AnyOf(inputs, [this](const Term& input) { return OwnThere(input) || IsLent(input); }) ||
+      AnyOf(inputs, [this](const Term& input) { return OwnThere(input) || IsRegistered(input); }) ||
       AnyOf(outputs, [this](const Term& output) { return OnDevice(output); });
   if (!there || range.count == 0) {
     if (Status status = state->Combine(range, inputs, outputs); !status.ok()) return status;
-    return Ticket{0};
+    return CompletionId{0};
   }
   Work* const work = Take();  // after an error Drain takes it back
   work->Start(state, range, inputs, outputs);
@@ -188,34 +188,34 @@ Result<Ticket> DeviceEngine::Combine(CodecState* state, const Range& range,
     Result<bool> moved = Move(work);
     if (!moved.ok()) return moved.status();
     if (!*moved) {
-      if (Status status = Bring(work); !status.ok()) return status;
+      if (Status status = CopyIn(work); !status.ok()) return status;
     }
   }
   if (Status status = Mark(work); !status.ok()) return status;
-  if (work->stage == Stage::kReturning && work->marks == decltype(work->marks){}) {
+  if (work->stage == Stage::kCopyingOut && work->marks == decltype(work->marks){}) {
     GiveBack(work);
-    return Ticket{0};
+    return CompletionId{0};
   }
-  return work->ticket();
+  return work->completion();
 }
 
-Result<bool> DeviceEngine::Done(Ticket ticket) {
-  Work* const work = works_[ticket - 1].get();
+Result<bool> DeviceEngine::Done(CompletionId completion) {
+  Work* const work = works_[completion - 1].get();
   Result<bool> reached = Reached(work);
   if (!reached.ok() || !*reached) return reached;
   switch (work->stage) {
     case Stage::kKernels: {
-      Status status = work->state->Land(work->range, work->inputs, work->outputs, work);
+      Status status = work->state->Complete(work->range, work->inputs, work->outputs, work);
       if (!status.ok()) return status;
       break;
     }
-    case Stage::kBringing: {
+    case Stage::kCopyingIn: {
       if (Status status = CombineHere(work); !status.ok()) return status;
       if (Status status = Mark(work); !status.ok()) return status;
       if (!work->returned.empty()) return false;
       break;
     }
-    case Stage::kReturning: break;
+    case Stage::kCopyingOut: break;
   }
   GiveBack(work);
   return true;

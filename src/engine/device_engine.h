@@ -14,13 +14,13 @@
 #include <span>
 #include <vector>
 
-#include "engine/engine.h"
 #include "compress/device_work.h"
 #include "device/device.h"
 #include "device/pinned_buffer.h"
 #include "engine/device_constants.h"
-#include "engine/device_regions.h"
 #include "engine/device_slots.h"
+#include "engine/engine.h"
+#include "engine/imported_regions.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -37,7 +37,7 @@ class DeviceEngine final : public Engine {
   // memory, as a rule.
   static Result<std::unique_ptr<DeviceEngine>> Create(Device* device, int number,
                                                       const Transport* transport,
-                                                      const DeviceRegions* regions,
+                                                      const ImportedRegions* regions,
                                                       const StepBytes& step_bytes);
   // Waits for all of its streams.
   ~DeviceEngine() override;
@@ -60,32 +60,33 @@ class DeviceEngine final : public Engine {
   // A call begins that is about memory of the host.
   void BeginOnHost();
 
-  Result<Ticket> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
-                         std::span<Term> outputs) override;
-  Result<bool> Done(Ticket ticket) override;
+  Result<CompletionId> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
+                               std::span<Term> outputs) override;
+  Result<bool> Done(CompletionId completion) override;
 
-  // After an error: returns when nothing of the call is running any more, and forgets its tickets.
+  // After an error: returns when nothing of the call is running any more, and forgets its
+  // completions.
   void Drain();
 
  private:
   // Elements to lanes on one, elements from lanes on the other: both directions at once.
   enum Way : size_t { kFromDevice, kToDevice, kWays };
-  enum class Stage { kKernels, kBringing, kReturning };
+  enum class Stage { kKernels, kCopyingIn, kCopyingOut };
   class Work;
 
   DeviceEngine(Device* device, int number, const Transport* transport,
-               const DeviceRegions* regions);
+               const ImportedRegions* regions);
   bool OnDevice(const Term& output) const;
   // An operand of the call's own, on the device.
   bool OwnThere(const Term& input) const;
-  // What a peer has lent of a device: its input, or a part of the result.
-  bool IsLent(const Term& input) const;
+  // What a peer has registered of a device: its input, or a part of the result.
+  bool IsRegistered(const Term& input) const;
   // Of a device, and kernels of this one reach it.
   bool IsThere(const std::byte* memory, size_t bytes) const;
   bool HasKernels() const { return !refused_ && device_->Kernels() != nullptr; }
   Result<bool> Launch(Work* work);
   Result<bool> Move(Work* work);
-  Status Bring(Work* work);
+  Status CopyIn(Work* work);
   // Combines on the host what has been brought, and sends back what has to go to the device.
   Status CombineHere(Work* work);
   Status Copy(Work* work, Way way, std::byte* to, const std::byte* from, size_t bytes);
@@ -96,16 +97,16 @@ class DeviceEngine final : public Engine {
 
   Device* const device_;
   const int number_;
-  const DeviceRegions* const regions_;
+  const ImportedRegions* const regions_;
   bool refused_ = false;  // by this device: its kernels
   DeviceSlots slots_;
   std::array<std::unique_ptr<DeviceQueue>, kWays> queues_;
   Call call_;
   bool on_host_ = false;  // a call on memory of the host
-  PinnedScratch input_here_memory_;
+  PinnedBuffer input_here_memory_;
   const std::byte* input_here_ = nullptr;  // all of the call's input, once this has been reached:
   uint64_t input_mark_ = 0;
-  std::vector<std::unique_ptr<Work>> works_;  // a ticket is a place here, + 1
+  std::vector<std::unique_ptr<Work>> works_;  // a completion is a place here, + 1
   std::vector<Work*> free_;
   DeviceConstants constants_;
 };

@@ -41,11 +41,11 @@ Result<bool> DeviceEngine::Move(Work* work) {
   const Term& input = work->inputs[0];
   const size_t bytes = work->range.count * call_.element_bytes;
   const bool own = OwnThere(input);
-  const bool lent = IsLent(input);
+  const bool registered = IsRegistered(input);
   if (own && input_here_ != nullptr) return false;
   if (own ? !work->state->InputIsPayload()
           : input.format.form != Form::kResult || !work->state->ResultIsPayload() ||
-                input.bytes != bytes || !(lent || slots_.Copies(input.data, bytes))) {
+                input.bytes != bytes || !(registered || slots_.Copies(input.data, bytes))) {
     return false;
   }
   for (const Term& output : work->outputs) {
@@ -53,14 +53,14 @@ Result<bool> DeviceEngine::Move(Work* work) {
       if (own && Reduces(call_.collective)) return false;
       continue;
     }
-    if (lent) return false;
+    if (registered) return false;
     if (!own) continue;  // from slot to slot, below
     const bool payload = (output.format.form == Form::kSum && output.format.contributions == 1) ||
                          (output.format.form == Form::kResult && !Reduces(call_.collective) &&
                           work->state->ResultIsPayload());
     if (!payload || output.bytes < bytes || !slots_.Copies(output.data, bytes)) return false;
   }
-  work->stage = Stage::kReturning;
+  work->stage = Stage::kCopyingOut;
   work->here.push_back(input);
   work->inputs_here = 1;
   for (size_t i = 0; i < work->outputs.size(); ++i) {
@@ -80,16 +80,16 @@ Result<bool> DeviceEngine::Move(Work* work) {
   return true;
 }
 
-Status DeviceEngine::Bring(Work* work) {
+Status DeviceEngine::CopyIn(Work* work) {
   const size_t bytes = work->range.count * call_.element_bytes;
-  work->stage = Stage::kBringing;
+  work->stage = Stage::kCopyingIn;
   bool waits = false, copies = false;
   for (const Term& input : work->inputs) {
     Term term = input;
     if (OwnThere(input) && input_here_ != nullptr) {
       term.data = const_cast<std::byte*>(input_here_) + (input.data - call_.input);
       waits = true;
-    } else if (OwnThere(input) || IsLent(input)) {
+    } else if (OwnThere(input) || IsRegistered(input)) {
       const size_t size = OwnThere(input) ? bytes : input.bytes;
       Result<std::byte*> memory = work->Scratch(size);
       if (!memory.ok()) return memory.status();
@@ -143,7 +143,7 @@ Status DeviceEngine::CombineHere(Work* work) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     work->outputs[work->combined[i]].bytes = outputs[i].bytes;
   }
-  work->stage = Stage::kReturning;
+  work->stage = Stage::kCopyingOut;
   for (const Work::Returned& returned : work->returned) {
     Term& output = work->outputs[returned.output];
     output.bytes = static_cast<uint32_t>(bytes);

@@ -34,7 +34,7 @@ class DeviceEngine::Work final : public DeviceWork {
     combined.clear();
     returned.clear();
   }
-  Ticket ticket() const { return index_ + 1; }
+  CompletionId completion() const { return index_ + 1; }
   void GiveBack() { scratch_.GiveBack(); }
 
   Result<std::byte*> Scratch(size_t bytes) override { return scratch_.Take(bytes); }
@@ -81,7 +81,7 @@ class DeviceEngine::Work final : public DeviceWork {
  private:
   DeviceEngine* const engine_;
   const size_t index_;
-  PinnedScratch scratch_;
+  PinnedBuffer scratch_;
 };
 
 }  // namespace inccl

@@ -13,28 +13,28 @@
 
 namespace inccl {
 
-using Ticket = uint64_t;  // 0: already done
+using CompletionId = uint64_t;  // 0: already done
 
 class Engine {
  public:
   virtual ~Engine() = default;
-  // Starts outputs = state->Combine(inputs). With a non-zero ticket the terms' memory stays in use,
-  // and outputs[i].bytes may change, until Done(ticket) is true; the spans live in the caller until
-  // then.
-  virtual Result<Ticket> Combine(CodecState* state, const Range& range,
-                                 std::span<const Term> inputs, std::span<Term> outputs) = 0;
-  virtual Result<bool> Done(Ticket ticket) = 0;
+  // Starts outputs = state->Combine(inputs). With a non-zero completion the terms' memory stays in
+  // use, and outputs[i].bytes may change, until Done(completion) is true; the spans live in the
+  // caller until then.
+  virtual Result<CompletionId> Combine(CodecState* state, const Range& range,
+                                       std::span<const Term> inputs, std::span<Term> outputs) = 0;
+  virtual Result<bool> Done(CompletionId completion) = 0;
 };
 
 // Runs Combine in the calling thread.
 class CpuEngine final : public Engine {
  public:
-  Result<Ticket> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
-                         std::span<Term> outputs) override {
+  Result<CompletionId> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
+                               std::span<Term> outputs) override {
     if (Status status = state->Combine(range, inputs, outputs); !status.ok()) return status;
-    return Ticket{0};
+    return CompletionId{0};
   }
-  Result<bool> Done(Ticket) override { return true; }
+  Result<bool> Done(CompletionId) override { return true; }
 };
 
 }  // namespace inccl

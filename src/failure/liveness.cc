@@ -23,7 +23,7 @@ namespace {
 enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3, kAsk = 4 };
 
 // Without progress for this long a rank tells the others which call it is in.
-constexpr Time kTellAfter = 20 * kMillisecond;
+constexpr Time kNotifyAfter = 20 * kMillisecond;
 // A slice of another call has come, yet no record explains it for this long.
 constexpr Time kMismatchAfter = 1500 * kMillisecond;
 // A peer that said goodbye may have left slices behind; without progress for this long after we
@@ -32,7 +32,7 @@ constexpr Time kDepartedAfter = 200 * kMillisecond;
 // Who tells others waits for nobody, but may be kept from running for a while: those to whom a rank
 // said goodbye before it told them would take it for one that left without taking part. In a child
 // of fork() the thread that tells does not exist.
-constexpr Time kTellLimit = 10 * kSecond;
+constexpr Time kNotifyLimit = 10 * kSecond;
 // A rank whose sends or receives stall asks the others so often where they are: the ranks may wait
 // for each other. Less often as time goes by.
 constexpr Time kFirstAsk = 500 * kMillisecond, kLastAsk = 5 * kSecond;
@@ -53,13 +53,14 @@ bool IsFatal(uint32_t code) {
 
 }  // namespace
 
-Liveness::Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survivors)
+Liveness::Liveness(LivenessOptions options, WakeupEvent* wakeup_event,
+                   ShrinkAgreement* shrink_agreement)
     : options_(std::move(options)),
       out_of_memory_(SystemError(
           fmt::format("{}: {}", RankName(options_.rank, options_.nranks, options_.comm_name),
                       OutOfMemory().message()))),
-      doorbell_(doorbell),
-      survivors_(survivors),
+      wakeup_event_(wakeup_event),
+      shrink_agreement_(shrink_agreement),
       pending_(static_cast<size_t>(options_.nranks)),
       departed_(static_cast<size_t>(options_.nranks)),
       departure_seen_(static_cast<size_t>(options_.nranks)),
@@ -77,23 +78,24 @@ std::string Liveness::Where() const {
 std::string Liveness::Place() const {
   std::string before =
       latest_ == 0 ? std::string("before any op") : fmt::format("after op {}", latest_);
-  if (points_ != nullptr) return fmt::format("{} in {}", before, PointTask::Describe(*points_));
+  if (send_recv_ != nullptr)
+    return fmt::format("{} in {}", before, SendRecvRequest::Describe(*send_recv_));
   if (!in_call_.load() || latest_ == 0) return before;
   return fmt::format("in op {} {}", latest_, history_[latest_ % kHistory].ToString());
 }
 
-void Liveness::BeginPoints(const std::vector<PointCall>* calls) {
+void Liveness::BeginSendRecv(const std::vector<SendRecvCall>* calls) {
   const std::lock_guard lock(mutex_);
-  points_ = calls;
+  send_recv_ = calls;
   warned_ = false;
   asked_ = looked_ = 0;
   in_call_.store(true, std::memory_order_release);
 }
 
 void Liveness::EndCall() {
-  if (in_call_.load(std::memory_order_relaxed) && points_ != nullptr) {
+  if (in_call_.load(std::memory_order_relaxed) && send_recv_ != nullptr) {
     const std::lock_guard lock(mutex_);
-    points_ = nullptr;
+    send_recv_ = nullptr;
   }
   in_call_.store(false, std::memory_order_release);
 }
@@ -152,28 +154,28 @@ void Liveness::End(const Status& status, bool abort) {
     return Status::Ok();
   });
   if (!made.ok()) named = out_of_memory_;
-  FailAndTell(named, named, abort);
+  FailAndNotify(named, named, abort);
 }
 
 void Liveness::Begin() {
-  const std::lock_guard telling(telling_);
+  const std::lock_guard notifying(notifying_);
   begun_ = true;
   // Creation had succeeded, and a peer has failed since.
   if (options_.abort_on_error && failed()) AbortProcess(error());
 }
 
-void Liveness::FailAndTell(const Status& status, const Status& tell, bool abort) {
+void Liveness::FailAndNotify(const Status& status, const Status& tell, bool abort) {
   if (failed_.load(std::memory_order_acquire)) return;
-  const std::lock_guard telling(telling_);
+  const std::lock_guard notifying(notifying_);
   {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
     error_ = status;
     failed_.store(true, std::memory_order_release);
   }
-  Tell(tell);
+  Notify(tell);
   if (abort && begun_) AbortProcess(status);
-  if (doorbell_ != nullptr) doorbell_->Ring();
+  if (wakeup_event_ != nullptr) wakeup_event_->Signal();
 }
 
 void Liveness::WaitFailed(Time limit) const {
@@ -184,21 +186,21 @@ void Liveness::WaitFailed(Time limit) const {
 
 // The caller's thread returns from its call as soon as it sees the error, and may destroy the
 // communicator while the thread that found it has not told the others yet.
-void Liveness::WaitTold() {
+void Liveness::WaitNotified() {
   constexpr useconds_t kLook = 100;
-  for (const Time end = SystemClock().Now() + kTellLimit; SystemClock().Now() < end;
+  for (const Time end = SystemClock().Now() + kNotifyLimit; SystemClock().Now() < end;
        usleep(kLook)) {
-    if (!telling_.try_lock()) continue;
-    telling_.unlock();
+    if (!notifying_.try_lock()) continue;
+    notifying_.unlock();
     return;
   }
 }
 
-void Liveness::Tell(const Status& status) {
+void Liveness::Notify(const Status& status) {
   ControlPlane* control = control_.load();
   if (control == nullptr) return;
   // As a ByteWriter would write it, but needs no memory, which may be what is missing.
-  std::array<std::byte, kMostToldBytes> body;
+  std::array<std::byte, kMostNotifiedBytes> body;
   const auto put = [&](size_t at, size_t value) {
     for (size_t i = 0; i < 4; ++i) body[at + i] = static_cast<std::byte>(value >> (8 * i));
   };
@@ -220,28 +222,30 @@ bool Liveness::LongGone(int peer) {
   return now - seen >= kDepartedAfter;
 }
 
-void Liveness::CollectRecords(const Job& job, std::vector<std::vector<std::byte>>* records) {
-  if (job.mismatched_peer() >= 0 && told_history_ != latest_) {
+void Liveness::CollectRecords(const Request& request,
+                              std::vector<std::vector<std::byte>>* records) {
+  if (request.mismatched_peer() >= 0 && notified_history_ != latest_) {
     // Earlier calls may have differed that some rank could end without hearing of the others.
-    told_history_ = latest_;
+    notified_history_ = latest_;
     for (uint64_t back = std::min<uint64_t>(kHistory, latest_) - 1; back > 0; --back) {
       records->push_back(history_[(latest_ - back) % kHistory].Encode());
     }
   }
-  if (points_ == nullptr && told_sequence_ != latest_) {
-    told_sequence_ = latest_;
+  if (send_recv_ == nullptr && notified_sequence_ != latest_) {
+    notified_sequence_ = latest_;
     records->push_back(history_[latest_ % kHistory].Encode());
   }
 }
 
 // "peer 2@a:17: it is alive, outside the library after op 4; peer 3@...".
-std::string Liveness::WaitingFor(const Job& job, std::span<const int> awaited) const {
-  if (job.blocked_on().on == Blocked::On::kTicket) {
+std::string Liveness::WaitingFor(const Request& request, std::span<const int> awaited) const {
+  if (request.blocked_on().on == Blocked::On::kCompletion) {
     return "this rank's device to do its part";
   }
   const Time now = SystemClock().Now();
-  const std::vector<int> missing = points_ != nullptr ? positions_.MissingOf(awaited, now)
-                                                      : positions_.Missing(latest_, awaited, now);
+  const std::vector<int> missing = send_recv_ != nullptr
+                                       ? positions_.MissingOf(awaited, now)
+                                       : positions_.Missing(latest_, awaited, now);
   std::string text;
   for (const int peer : missing) {
     text += fmt::format("{}peer {}@{}: {}", text.empty() ? "" : "; ", peer, Named(peer),
@@ -262,7 +266,8 @@ Status Liveness::InACircle(std::span<const int> circle) const {
                   circle.front(), text));
 }
 
-Status Liveness::Judge(const Job& job, std::span<const int> awaited, Time stalled, bool* ask) {
+Status Liveness::Judge(const Request& request, std::span<const int> awaited, Time stalled,
+                       bool* ask) {
   for (const int peer : awaited) {
     if (LongGone(peer) && stalled >= kDepartedAfter) {
       return RemoteError(
@@ -270,26 +275,26 @@ Status Liveness::Judge(const Job& job, std::span<const int> awaited, Time stalle
                       Where(), peer, Named(peer), stalled / kMillisecond));
     }
   }
-  if (const int peer = job.mismatched_peer(); peer >= 0 && stalled >= kMismatchAfter) {
+  if (const int peer = request.mismatched_peer(); peer >= 0 && stalled >= kMismatchAfter) {
     return InvalidUsage(
         fmt::format("{}: peer {}@{} sent data of another call", Where(), peer, Named(peer)));
   }
   if (stalled < asked_) asked_ = 0;  // there was progress since
-  if (points_ != nullptr) {
+  if (send_recv_ != nullptr) {
     *ask = stalled - asked_ >= std::clamp<Time>(asked_ / 4, kFirstAsk, kLastAsk);
     const std::vector<int> circle = positions_.Circle(awaited, SystemClock().Now());
     if (stalled >= Positions::kCircleStall && !circle.empty()) return InACircle(circle);
   }
   if (stalled >= options_.op_timeout) {
     if (!AreAnswersThere(options_.op_timeout, ask)) return Status::Ok();
-    return TimeoutError(fmt::format("{}: no progress for {} ms (limit {} ms), waiting for {}",
-                                    Where(), stalled / kMillisecond,
-                                    options_.op_timeout / kMillisecond, WaitingFor(job, awaited)));
+    return TimeoutError(fmt::format(
+        "{}: no progress for {} ms (limit {} ms), waiting for {}", Where(), stalled / kMillisecond,
+        options_.op_timeout / kMillisecond, WaitingFor(request, awaited)));
   }
   if (stalled >= options_.warn_after && !warned_ && AreAnswersThere(options_.warn_after, ask)) {
     warned_ = true;
     Log(LogLevel::kWarn, LogSubsystem::kCollectives, "{}: no progress for {} s, waiting for {}",
-        Where(), stalled / kSecond, WaitingFor(job, awaited));
+        Where(), stalled / kSecond, WaitingFor(request, awaited));
   }
   return Status::Ok();
 }
@@ -299,8 +304,8 @@ bool Liveness::AreAnswersThere(Time since, bool* ask) const {
   return !*ask && positions_.IsComplete(SystemClock().Now());
 }
 
-Status Liveness::OnStall(const Job& job, std::span<const int> awaited, Time stalled) {
-  if (stalled < kTellAfter) return Status::Ok();
+Status Liveness::OnStall(const Request& request, std::span<const int> awaited, Time stalled) {
+  if (stalled < kNotifyAfter) return Status::Ok();
   std::vector<std::vector<std::byte>> records;
   Status failure;
   bool ask = false;
@@ -309,8 +314,8 @@ Status Liveness::OnStall(const Job& job, std::span<const int> awaited, Time stal
     looked_ = SystemClock().Now();
     stalled_ = stalled;
     awaited_.assign(awaited.begin(), awaited.end());
-    CollectRecords(job, &records);
-    failure = Judge(job, awaited, stalled, &ask);
+    CollectRecords(request, &records);
+    failure = Judge(request, awaited, stalled, &ask);
     if (ask) {
       asked_ = stalled;
       positions_.Asked(looked_);
@@ -332,8 +337,8 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
     return OnWhere(peer, body);
   } else if (kind == kAsk && body.empty()) {
     return OnAsk(peer);
-  } else if (Survivors::Owns(kind)) {
-    if (survivors_->OnMessage(peer, kind, body)) return;
+  } else if (ShrinkAgreement::Owns(kind)) {
+    if (shrink_agreement_->OnMessage(peer, kind, body)) return;
   } else if (kind == kError) {
     return OnError(peer, body);
   }
@@ -403,11 +408,11 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
                   fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
                               options_.peer_names[static_cast<size_t>(peer)], text));
   }
-  FailAndTell(ours, Status(static_cast<Code>(code), std::move(text)), options_.abort_on_error);
+  FailAndNotify(ours, Status(static_cast<Code>(code), std::move(text)), options_.abort_on_error);
 }
 
 void Liveness::OnPeerClosed(int peer, bool clean) {
-  survivors_->OnPeerClosed(peer);
+  shrink_agreement_->OnPeerClosed(peer);
   if (clean) {
     departed_[static_cast<size_t>(peer)].store(true);
     const std::lock_guard lock(mutex_);
@@ -418,14 +423,14 @@ void Liveness::OnPeerClosed(int peer, bool clean) {
   {
     const std::lock_guard lock(mutex_);
     failure = RemoteError(fmt::format(
-        "{}: peer {}@{} failed: its control connection closed without goodbye (process died?)",
+        "{}: peer {}@{} failed: its control connection closed without finalize (process died?)",
         Where(), peer, options_.peer_names[static_cast<size_t>(peer)]));
   }
   Fail(failure);
 }
 
 void Liveness::OnPeerSilent(int peer, Time silence, Time limit) {
-  survivors_->OnPeerClosed(peer);
+  shrink_agreement_->OnPeerClosed(peer);
   Status failure;
   {
     const std::lock_guard lock(mutex_);

@@ -16,8 +16,8 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "collectives/call.h"
-#include "collectives/point.h"
 #include "collectives/progress.h"
+#include "collectives/send_recv.h"
 #include "control/control.h"
 #include "failure/positions.h"
 #include "failure/shrink_agreement.h"
@@ -35,8 +35,8 @@ struct LivenessOptions {
 
 class Liveness final : public ControlHandler, public WaitObserver {
  public:
-  // `survivors` gets what concerns the agreement on who is left.
-  Liveness(LivenessOptions options, Doorbell* doorbell, Survivors* survivors);
+  // `shrink_agreement` gets what concerns the agreement on who is left.
+  Liveness(LivenessOptions options, WakeupEvent* wakeup_event, ShrinkAgreement* shrink_agreement);
 
   // The control plane is made after its handler.
   void Attach(ControlPlane* control) { control_.store(control); }
@@ -46,7 +46,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // A call begins: compares with what others have said of the same place in the order.
   Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
   // Sends and receives begin; `calls` lives until EndCall.
-  void BeginPoints(const std::vector<PointCall>* calls);
+  void BeginSendRecv(const std::vector<SendRecvCall>* calls);
   void EndCall();
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -62,7 +62,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
 
   // WaitObserver
   Status Check() override { return failed() ? error() : Status::Ok(); }
-  Status OnStall(const Job& job, std::span<const int> awaited, Time stalled) override;
+  Status OnStall(const Request& request, std::span<const int> awaited, Time stalled) override;
 
   // ControlHandler
   void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
@@ -71,7 +71,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnOutOfMemory() override { Fail(OutOfMemory()); }
 
   // Before the goodbye: returns when a failure that is known here has been told to all others.
-  void WaitTold();
+  void WaitNotified();
 
  private:
   static constexpr size_t kHistory = 64;
@@ -82,16 +82,16 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnError(int peer, std::span<const std::byte> body);
   void End(const Status& status, bool abort);
   // What others are told need not be what is known here. `abort`: the process ends, too.
-  void FailAndTell(const Status& status, const Status& tell, bool abort);
-  void Tell(const Status& status);
+  void FailAndNotify(const Status& status, const Status& tell, bool abort);
+  void Notify(const Status& status);
   bool LongGone(int peer);  // holds mutex_
   // What a stall calls for; these hold mutex_.
-  void CollectRecords(const Job& job, std::vector<std::vector<std::byte>>* records);
+  void CollectRecords(const Request& request, std::vector<std::vector<std::byte>>* records);
   // *ask: the others are to be asked where they are.
-  Status Judge(const Job& job, std::span<const int> awaited, Time stalled, bool* ask);
+  Status Judge(const Request& request, std::span<const int> awaited, Time stalled, bool* ask);
   // Since this stall was as long as `since` all have answered that will.
   bool AreAnswersThere(Time since, bool* ask) const;
-  std::string WaitingFor(const Job& job, std::span<const int> awaited) const;
+  std::string WaitingFor(const Request& request, std::span<const int> awaited) const;
   Status InACircle(std::span<const int> circle) const;
   Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
   // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; hold mutex_
@@ -101,16 +101,16 @@ class Liveness final : public ControlHandler, public WaitObserver {
 
   const LivenessOptions options_;
   const Status out_of_memory_;  // with this rank's name, for which there may be no memory later
-  Doorbell* const doorbell_;
-  Survivors* const survivors_;
+  WakeupEvent* const wakeup_event_;
+  ShrinkAgreement* const shrink_agreement_;
   std::atomic<ControlPlane*> control_{nullptr};
 
-  bool begun_ = false;  // guarded by telling_
+  bool begun_ = false;  // guarded by notifying_
   std::atomic<bool> failed_{false};
   std::atomic<bool> in_call_{false};
-  const std::vector<PointCall>* points_ = nullptr;  // under way; guarded by mutex_
+  const std::vector<SendRecvCall>* send_recv_ = nullptr;  // under way; guarded by mutex_
   std::atomic<bool> any_pending_{false};
-  std::mutex telling_;  // from before failed_ turns true until the others are told
+  std::mutex notifying_;  // from before failed_ turns true until the others are told
   mutable std::mutex mutex_;
   Status error_;
   std::array<CallRecord, kHistory> history_;
@@ -119,8 +119,8 @@ class Liveness final : public ControlHandler, public WaitObserver {
   std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
   std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
   std::vector<Time> departure_seen_;                // by rank: by the waiting thread, 0: not yet
-  uint64_t told_sequence_ = 0;                      // the call whose record we have sent
-  uint64_t told_history_ = 0;                       // the call before which we have sent others
+  uint64_t notified_sequence_ = 0;                  // the call whose record we have sent
+  uint64_t notified_history_ = 0;                   // the call before which we have sent others
   // Of the call under way:
   bool warned_ = false;       // that it is slow
   Time asked_ = 0;            // the length of its stall when the others were asked where they are

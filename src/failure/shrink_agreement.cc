@@ -17,13 +17,13 @@ constexpr Time kNewsLag = kSecond;
 
 }  // namespace
 
-Survivors::Survivors(int rank, int nranks, std::vector<std::string> peer_names)
+ShrinkAgreement::ShrinkAgreement(int rank, int nranks, std::vector<std::string> peer_names)
     : rank_(rank),
       nranks_(nranks),
       peer_names_(std::move(peer_names)),
       peers_(static_cast<size_t>(nranks)) {}
 
-void Survivors::Propose(bool active) {
+void ShrinkAgreement::Propose(bool active) {
   ControlPlane* control = control_.load();
   if (control == nullptr || round_ > kMaxRound) return;
   ByteWriter body;
@@ -34,7 +34,7 @@ void Survivors::Propose(bool active) {
   control->Broadcast(kProposal, body.bytes());
 }
 
-void Survivors::SendRound(Kind kind, uint64_t round) {
+void ShrinkAgreement::SendRound(Kind kind, uint64_t round) {
   ControlPlane* control = control_.load();
   if (control == nullptr) return;
   ByteWriter body;
@@ -42,7 +42,7 @@ void Survivors::SendRound(Kind kind, uint64_t round) {
   control->Broadcast(kind, body.bytes());
 }
 
-void Survivors::SendDone(int peer) {
+void ShrinkAgreement::SendDone(int peer) {
   ControlPlane* control = control_.load();
   if (control == nullptr) return;
   ByteWriter body;
@@ -55,11 +55,11 @@ void Survivors::SendDone(int peer) {
   }
 }
 
-bool Survivors::Proposes(const Peer& peer) const {
+bool ShrinkAgreement::Proposes(const Peer& peer) const {
   return peer.proposes && peer.round == round_ && peer.excluded == excluded_;
 }
 
-Status Survivors::Verdict() const {
+Status ShrinkAgreement::Verdict() const {
   if (!cancel_.ok()) return cancel_;
   for (int rank = 0; rank < nranks_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -82,7 +82,7 @@ Status Survivors::Verdict() const {
   return Status::Ok();
 }
 
-bool Survivors::Learn() {
+bool ShrinkAgreement::Learn() {
   const Set before = excluded_;
   uint64_t latest = round_;
   excluded_ |= dead_;
@@ -99,7 +99,7 @@ bool Survivors::Learn() {
   return true;
 }
 
-Survivors::Outcome Survivors::MakeOutcome() const {
+ShrinkAgreement::Outcome ShrinkAgreement::MakeOutcome() const {
   Outcome outcome;
   outcome.round = round_;
   outcome.last_completed = completed_;
@@ -113,7 +113,8 @@ Survivors::Outcome Survivors::MakeOutcome() const {
   return outcome;
 }
 
-Status Survivors::TimedOut(const char* what, const std::function<bool(const Peer&)>& has) const {
+Status ShrinkAgreement::TimedOut(const char* what,
+                                 const std::function<bool(const Peer&)>& has) const {
   std::string missing, gave_up;
   for (int rank = 0; rank < nranks_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
@@ -129,8 +130,8 @@ Status Survivors::TimedOut(const char* what, const std::function<bool(const Peer
 
 // True: all other members have it. False: Run has to look anew, since the round is over (and what
 // comes next has been proposed) or the call is.
-Result<bool> Survivors::WaitFor(Lock* lock, Time deadline, const char* what,
-                                const std::function<bool(const Peer&)>& has) {
+Result<bool> ShrinkAgreement::WaitFor(Lock* lock, Time deadline, const char* what,
+                                      const std::function<bool(const Peer&)>& has) {
   while (!AllOthers(has)) {
     // First: peers that propose without end do not keep this rank beyond it.
     const Time now = SystemClock().Now();
@@ -146,7 +147,8 @@ Result<bool> Survivors::WaitFor(Lock* lock, Time deadline, const char* what,
   return true;
 }
 
-Result<UniqueId> Survivors::ObtainId(Lock* lock, Time deadline, const Steps& steps, bool* over) {
+Result<UniqueId> ShrinkAgreement::ObtainId(Lock* lock, Time deadline, const Steps& steps,
+                                           bool* over) {
   *over = false;
   int leader = 0;
   while (leader < rank_ && !IsMember(leader)) ++leader;
@@ -175,7 +177,8 @@ Result<UniqueId> Survivors::ObtainId(Lock* lock, Time deadline, const Steps& ste
   return id;
 }
 
-Result<Survivors::Outcome> Survivors::Run(Lock* lock, Time deadline, const Steps& steps) {
+Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Lock* lock, Time deadline,
+                                                      const Steps& steps) {
   while (true) {
     if (held_done_) return held_;
     if (Learn()) Propose(true);
@@ -215,8 +218,8 @@ Result<Survivors::Outcome> Survivors::Run(Lock* lock, Time deadline, const Steps
   }
 }
 
-Result<Survivors::Outcome> Survivors::Agree(Set excluded, uint64_t completed, Time deadline,
-                                            const Steps& steps) {
+Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t completed,
+                                                        Time deadline, const Steps& steps) {
   Lock lock(mutex_);
   if (active_) {
     return InvalidArgument(
@@ -253,21 +256,21 @@ Result<Survivors::Outcome> Survivors::Agree(Set excluded, uint64_t completed, Ti
   return outcome;
 }
 
-void Survivors::Cancel(const Status& why) {
+void ShrinkAgreement::Cancel(const Status& why) {
   const std::lock_guard lock(mutex_);
   if (cancel_.ok()) cancel_ = why;
   cancelled_.store(true);
   changed_.notify_all();
 }
 
-void Survivors::OnPeerClosed(int peer) {
+void ShrinkAgreement::OnPeerClosed(int peer) {
   const std::lock_guard lock(mutex_);
   dead_ |= Bit(peer);
   if (active_ && IsMember(peer)) cancelled_.store(true);
   changed_.notify_all();
 }
 
-bool Survivors::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) {
+bool ShrinkAgreement::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) {
   const std::lock_guard lock(mutex_);
   const bool well_formed = Read(peer, kind, body);
   if (!well_formed) {
@@ -278,7 +281,7 @@ bool Survivors::OnMessage(int peer, uint8_t kind, std::span<const std::byte> bod
   return well_formed;
 }
 
-bool Survivors::Read(int peer, uint8_t kind, std::span<const std::byte> body) {
+bool ShrinkAgreement::Read(int peer, uint8_t kind, std::span<const std::byte> body) {
   ByteReader reader(body);
   Peer& state = peers_[static_cast<size_t>(peer)];
   uint64_t round = 0;

@@ -32,12 +32,12 @@
 
 namespace inccl {
 
-class Survivors {
+class ShrinkAgreement {
  public:
   // A set of ranks, bit r for rank r.
   using Set = uint64_t;
 
-  Survivors(int rank, int nranks, std::vector<std::string> peer_names);
+  ShrinkAgreement(int rank, int nranks, std::vector<std::string> peer_names);
   void Attach(ControlPlane* control) { control_.store(control); }
 
   struct Outcome {

@@ -34,8 +34,8 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   join_options.secret_file = options.environment.secret_file;
   join_options.host_id = options.environment.hostid;
   join_options.cancelled = cancelled;
-  ProcessTransport transport(rank, nranks, options.environment, TakesDeviceSlices(options));
-  transport.Offer(&join_options);
+  TransportSelection transport(rank, nranks, options.environment, TakesDeviceSlices(options));
+  transport.Advertise(&join_options);
   FAULT_POINT("shm.after_create");
   Result<Mesh> mesh = join(join_options);
   if (!mesh.ok()) return mesh.status();
@@ -70,7 +70,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   if (Device* const device = CurrentDevice(); device != nullptr && device->InUse()) {
     communicator->PrepareOn(device->Current());
   }
-  if (Status status = communicator->Rehearse(join_options.deadline, cancelled); !status.ok()) {
+  if (Status status = communicator->WarmUp(join_options.deadline, cancelled); !status.ok()) {
     return status;
   }
   Log(LogLevel::kInfo, LogSubsystem::kInit, "{} joined over {}: {}", communicator->rank_name(),

@@ -109,7 +109,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   }
   comm->channels = config.channels != 0 ? config.channels : env.channels;
   comm->slice_bytes = static_cast<uint32_t>(env.slice_bytes);
-  comm->stream_bytes = static_cast<uint64_t>(env.stream_bytes);
+  comm->nt_store_bytes = static_cast<uint64_t>(env.nt_store_bytes);
   comm->reproducible = config.reproducible != 0 || env.reproducible;
   comm->abort_on_error = env.abort_on_error;
   comm->preserve_input = config.preserve_input != 0;

@@ -17,7 +17,7 @@ namespace {
 // Of what rank 0 produces: every other rank produces as much, but for trees, which take little.
 constexpr int kRank = 0;
 constexpr uint64_t kSmall = 1024, kLarge = uint64_t{1} << 30;
-// For credits, boards, and what committing slots ahead leaves unused.
+// For credits, tables, and what committing slots ahead leaves unused.
 constexpr uint64_t kMargin = uint64_t{8} << 20;
 // No schedule has more lanes of a rank than this many times the ranks, for each channel.
 constexpr uint64_t kMostLanes = 8;
@@ -72,7 +72,7 @@ Status AddCall(const CommOptions& options, int nranks, Collective collective, in
   const SlotOptions slots = SlotsFor({.slice_bytes = options.slice_bytes,
                                       .count = bytes / SizeOf(DataType::kFloat32),
                                       .nranks = nranks,
-                                      .one_part = choice->algorithm == Algorithm::kDirectOneShot},
+                                      .one_part = choice->algorithm == Algorithm::kOneShot},
                                      codec);
   for (const ScheduleLane& lane : schedule->lanes) {
     const bool side = lane.lane_class == LaneClass::kSide;
@@ -111,7 +111,7 @@ Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multica
   }
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   for (int peer = 1; peer < nranks; ++peer) {
-    lanes.Add({.lane_class = LaneClass::kPoint,
+    lanes.Add({.lane_class = LaneClass::kSendRecv,
                .channel = 0,
                .producer = kRank,
                .consumers = {peer},

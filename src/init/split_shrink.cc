@@ -117,17 +117,18 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   return joined;
 }
 
-Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitOptions& options) {
+Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
+                      const InitOptions& options) {
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Shrunk shrunk;
-  Survivors::Steps steps;
+  ShrinkAgreement::Steps steps;
   auto abandoned = std::make_shared<std::atomic<bool>>(false);  // the id of the round under way
   steps.create_id = [&] {
     abandoned->store(true);
     abandoned = std::make_shared<std::atomic<bool>>(false);
     return CreateUniqueId(options.environment, abandoned);
   };
-  steps.join = [&](const UniqueId& id, const Survivors::Outcome& outcome,
+  steps.join = [&](const UniqueId& id, const ShrinkAgreement::Outcome& outcome,
                    const std::atomic<bool>* cancelled) -> Status {
     const auto place =
         std::lower_bound(outcome.members.begin(), outcome.members.end(), parent->rank()) -
@@ -145,8 +146,8 @@ Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitO
     shrunk.communicator = *std::move(joined);
     return Status::Ok();
   };
-  Result<Survivors::Outcome> outcome =
-      parent->survivors()->Agree(excluded, parent->completed(), deadline, steps);
+  Result<ShrinkAgreement::Outcome> outcome =
+      parent->shrink_agreement()->Agree(excluded, parent->completed(), deadline, steps);
   abandoned->store(true);  // without effect where all have joined
   if (!outcome.ok()) {
     return WithCommName(outcome.status(), parent->rank(), parent->nranks(), parent->options().name);

@@ -21,7 +21,8 @@ struct Shrunk {
   std::shared_ptr<Communicator> communicator;
   uint64_t last_completed = 0;  // of the parent's operations, on every member
 };
-Result<Shrunk> Shrink(Communicator* parent, Survivors::Set excluded, const InitOptions& options);
+Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
+                      const InitOptions& options);
 
 }  // namespace inccl
 

@@ -42,9 +42,9 @@ bool OnDevice() {
   return device != nullptr && device->InUse();
 }
 
-class JoinableShm final : public Joinable {
+class ShmFactory final : public TransportFactory {
  public:
-  JoinableShm(int rank, int nranks, std::unique_ptr<ShmTransport> shm)
+  ShmFactory(int rank, int nranks, std::unique_ptr<ShmTransport> shm)
       : rank_(rank), nranks_(nranks), shm_(std::move(shm)) {}
   std::vector<int> fds_to_share() const override { return shm_->fds_to_share(); }
   Status Attach(Peer* peer, std::span<const std::byte> /*payload*/) override {
@@ -62,9 +62,9 @@ class JoinableShm final : public Joinable {
   std::unique_ptr<ShmTransport> shm_;
 };
 
-class JoinableUcx final : public Joinable {
+class UcxFactory final : public TransportFactory {
  public:
-  explicit JoinableUcx(std::unique_ptr<UcxTransport> ucx) : ucx_(std::move(ucx)) {}
+  explicit UcxFactory(std::unique_ptr<UcxTransport> ucx) : ucx_(std::move(ucx)) {}
   std::vector<std::byte> payload() const override {
     return {ucx_->address().begin(), ucx_->address().end()};
   }
@@ -84,19 +84,20 @@ UcxOptions UcxOptionsOf(const Environment& environment) {
   return options;
 }
 
-Result<std::unique_ptr<Joinable>> MakeJoinable(const std::string& name, int rank, int nranks,
-                                               const Environment& environment, bool for_device) {
+Result<std::unique_ptr<TransportFactory>> MakeFactory(const std::string& name, int rank, int nranks,
+                                                      const Environment& environment,
+                                                      bool for_device) {
   if (name == "shm") {
     Result<std::unique_ptr<ShmTransport>> shm = ShmTransport::Create(
         rank, nranks, {.commit_ahead = CommitAhead(nranks, for_device), .for_device = for_device});
     if (!shm.ok()) return shm.status();
-    return std::unique_ptr<Joinable>(new JoinableShm(rank, nranks, *std::move(shm)));
+    return std::unique_ptr<TransportFactory>(new ShmFactory(rank, nranks, *std::move(shm)));
   }
   if (name == "ucx") {
     Result<std::unique_ptr<UcxTransport>> ucx =
         UcxTransport::Create(rank, nranks, UcxOptionsOf(environment));
     if (!ucx.ok()) return ucx.status();
-    return std::unique_ptr<Joinable>(new JoinableUcx(*std::move(ucx)));
+    return std::unique_ptr<TransportFactory>(new UcxFactory(*std::move(ucx)));
   }
   return InvalidUsage(fmt::format("{} joins threads of one process only", name));
 }
@@ -157,21 +158,21 @@ Result<TransportOffer> TransportOffer::Decode(std::span<const std::byte> bytes) 
   return offer;
 }
 
-ProcessTransport::ProcessTransport(int rank, int nranks, const Environment& environment,
-                                   bool device_slices)
+TransportSelection::TransportSelection(int rank, int nranks, const Environment& environment,
+                                       bool device_slices)
     : rank_(rank),
       nranks_(nranks),
       environment_(environment),
       device_slices_(device_slices),
       names_(NamesIn(environment.transport, {"shm", "ucx"})) {}
 
-TransportOffer ProcessTransport::Make(const std::string& name,
-                                      std::unique_ptr<Joinable>* made) const {
+TransportOffer TransportSelection::Make(const std::string& name,
+                                        std::unique_ptr<TransportFactory>* made) const {
   TransportOffer offer;
   offer.transport = name;
   offer.device_slices = device_slices_;
-  Result<std::unique_ptr<Joinable>> result =
-      MakeJoinable(name, rank_, nranks_, environment_, device_slices_ && OnDevice());
+  Result<std::unique_ptr<TransportFactory>> result =
+      MakeFactory(name, rank_, nranks_, environment_, device_slices_ && OnDevice());
   offer.status = result.status();
   if (result.ok()) {
     *made = *std::move(result);
@@ -182,7 +183,7 @@ TransportOffer ProcessTransport::Make(const std::string& name,
   return offer;
 }
 
-void ProcessTransport::Offer(JoinOptions* options) {
+void TransportSelection::Advertise(JoinOptions* options) {
   options->blob = Make(names_.front(), &current_).Encode();
   if (current_ != nullptr) options->share_fds = current_->fds_to_share();
   if (std::find(names_.begin() + 1, names_.end(), "shm") == names_.end()) return;
@@ -190,16 +191,17 @@ void ProcessTransport::Offer(JoinOptions* options) {
   if (later_shm_ != nullptr) options->share_fds = later_shm_->fds_to_share();
 }
 
-Status ProcessTransport::Error(const Status& status) const {
+Status TransportSelection::Error(const Status& status) const {
   return {status.code(), fmt::format("rank {}/{}: init: {}", rank_, nranks_, status.message())};
 }
 
-Status ProcessTransport::NoneLeft() const {
-  return Error({code_, fmt::format("no transport{} joins these ranks: {}", OfVariable(environment_),
-                                   reasons_)});
+Status TransportSelection::NoneLeft() const {
+  return Error(
+      {code_, fmt::format("no common transport{}: {}", OfVariable(environment_), reasons_)});
 }
 
-Status ProcessTransport::CheckAll(const std::string& name, std::span<const TransportOffer> offers) {
+Status TransportSelection::CheckAll(const std::string& name,
+                                    std::span<const TransportOffer> offers) {
   const TransportOffer* first = nullptr;
   size_t first_rank = 0, failed = 0;
   for (size_t rank = 0; rank < offers.size(); ++rank) {
@@ -217,9 +219,9 @@ Status ProcessTransport::CheckAll(const std::string& name, std::span<const Trans
   return first->status;
 }
 
-Result<std::vector<TransportOffer>> ProcessTransport::Exchange(const Mesh& mesh,
-                                                               const TransportOffer& mine,
-                                                               const ExchangeTerms& terms) const {
+Result<std::vector<TransportOffer>> TransportSelection::Exchange(const Mesh& mesh,
+                                                                 const TransportOffer& mine,
+                                                                 const ExchangeTerms& terms) const {
   Result<std::vector<std::vector<std::byte>>> blobs = ExchangeBlobs(mesh, mine.Encode(), terms);
   if (!blobs.ok()) return blobs.status();
   std::vector<TransportOffer> offers;
@@ -234,7 +236,7 @@ Result<std::vector<TransportOffer>> ProcessTransport::Exchange(const Mesh& mesh,
   return offers;
 }
 
-Status ProcessTransport::AttachAll(Mesh* mesh, std::span<const TransportOffer> offers) {
+Status TransportSelection::AttachAll(Mesh* mesh, std::span<const TransportOffer> offers) {
   for (Peer& peer : mesh->peers) {
     if (peer.info.rank == rank_) continue;
     Status status = current_->Attach(&peer, offers[static_cast<size_t>(peer.info.rank)].payload);
@@ -243,8 +245,8 @@ Status ProcessTransport::AttachAll(Mesh* mesh, std::span<const TransportOffer> o
   return Status::Ok();
 }
 
-Result<std::unique_ptr<Transport>> ProcessTransport::Choose(Mesh* mesh,
-                                                            const ExchangeTerms& terms) {
+Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh,
+                                                              const ExchangeTerms& terms) {
   std::vector<TransportOffer> offers;
   for (const Peer& peer : mesh->peers) {
     Result<TransportOffer> offer = TransportOffer::Decode(peer.info.blob);
@@ -298,10 +300,10 @@ using Transports = std::vector<std::unique_ptr<Transport>>;
 // Peers of one process: their descriptors are duplicated, as a socket would have done.
 Result<Transports> JoinInProcess(const std::string& name, int nranks,
                                  const Environment& environment, bool for_device) {
-  std::vector<std::unique_ptr<Joinable>> ends;
+  std::vector<std::unique_ptr<TransportFactory>> ends;
   for (int rank = 0; rank < nranks; ++rank) {
-    Result<std::unique_ptr<Joinable>> end =
-        MakeJoinable(name, rank, nranks, environment, for_device);
+    Result<std::unique_ptr<TransportFactory>> end =
+        MakeFactory(name, rank, nranks, environment, for_device);
     if (!end.ok()) return end.status();
     ends.push_back(*std::move(end));
   }
@@ -320,7 +322,7 @@ Result<Transports> JoinInProcess(const std::string& name, int nranks,
     }
   }
   Transports transports;
-  for (std::unique_ptr<Joinable>& end : ends) transports.push_back(end->Take());
+  for (std::unique_ptr<TransportFactory>& end : ends) transports.push_back(end->Take());
   return transports;
 }
 
@@ -346,8 +348,7 @@ Result<std::vector<std::unique_ptr<Transport>>> MakeThreadTransports(int nranks,
     code = made.status().code();
     AddReason(name, made.status().message(), &reasons);
   }
-  return Status(
-      code, fmt::format("no transport{} joins these ranks: {}", OfVariable(environment), reasons));
+  return Status(code, fmt::format("no common transport{}: {}", OfVariable(environment), reasons));
 }
 
 }  // namespace inccl

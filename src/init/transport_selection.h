@@ -33,9 +33,9 @@ struct TransportOffer {
 };
 
 // Whatever can join the ranks of one communicator.
-class Joinable {
+class TransportFactory {
  public:
-  virtual ~Joinable() = default;
+  virtual ~TransportFactory() = default;
   virtual std::vector<int> fds_to_share() const { return {}; }
   virtual std::vector<std::byte> payload() const { return {}; }
   virtual Status Attach(Peer* peer, std::span<const std::byte> payload) = 0;
@@ -44,14 +44,14 @@ class Joinable {
   virtual std::unique_ptr<Transport> Take() = 0;
 };
 
-// One rank that is a process, or will be treated as one. In this order: Offer, join, Choose.
-class ProcessTransport {
+// One rank that is a process, or will be treated as one. In this order: Advertise, join, Choose.
+class TransportSelection {
  public:
   // `device_slices`: of this rank, for its offers.
-  ProcessTransport(int rank, int nranks, const Environment& environment, bool device_slices);
+  TransportSelection(int rank, int nranks, const Environment& environment, bool device_slices);
 
   // Makes the first transport and puts it into `options`.
-  void Offer(JoinOptions* options);
+  void Advertise(JoinOptions* options);
   // Attaches to the peers over the transport that all ranks can use, after further rounds with them
   // if the first is not. An error begins with "rank r/n: init:".
   Result<std::unique_ptr<Transport>> Choose(Mesh* mesh, const ExchangeTerms& terms);
@@ -60,7 +60,7 @@ class ProcessTransport {
 
  private:
   // Into *made, unless the offer says why not.
-  TransportOffer Make(const std::string& name, std::unique_ptr<Joinable>* made) const;
+  TransportOffer Make(const std::string& name, std::unique_ptr<TransportFactory>* made) const;
   // OK if every rank could; else appends to the reasons who could not.
   Status CheckAll(const std::string& name, std::span<const TransportOffer> offers);
   Result<std::vector<TransportOffer>> Exchange(const Mesh& mesh, const TransportOffer& mine,
@@ -75,7 +75,7 @@ class ProcessTransport {
   std::vector<std::string> names_;  // in the order of preference
   // The one that is tried, and shm if it is not the first: descriptors travel with the joining
   // only.
-  std::unique_ptr<Joinable> current_, later_shm_;
+  std::unique_ptr<TransportFactory> current_, later_shm_;
   TransportOffer later_offer_;
   std::string reasons_;  // why those before did not do
   Code code_ = Code::kInvalidUsage;

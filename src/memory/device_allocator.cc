@@ -9,9 +9,9 @@
 
 namespace inccl {
 
-DeviceMemory& DeviceMemory::Instance() {
+DeviceAllocator& DeviceAllocator::Instance() {
   static auto* const memory = [] {
-    auto* made = new DeviceMemory;
+    auto* made = new DeviceAllocator;
     pthread_atfork([] { Instance().mutex_.lock(); }, [] { Instance().mutex_.unlock(); },
                    [] {
                      Instance().ForkedChild();
@@ -23,8 +23,8 @@ DeviceMemory& DeviceMemory::Instance() {
 }
 
 // The smallest kept piece of at least `bytes` and at most `most`.
-DeviceMemory::Pieces::iterator DeviceMemory::Fitting(const Device* device, int number, size_t bytes,
-                                                     size_t most) {
+DeviceAllocator::Pieces::iterator DeviceAllocator::Fitting(const Device* device, int number,
+                                                           size_t bytes, size_t most) {
   auto best = kept_.end();
   for (auto it = kept_.begin(); it != kept_.end(); ++it) {
     const Piece& piece = *it->second;
@@ -35,14 +35,14 @@ DeviceMemory::Pieces::iterator DeviceMemory::Fitting(const Device* device, int n
   return best;
 }
 
-void* DeviceMemory::Take(Pieces::iterator kept) {
+void* DeviceAllocator::Take(Pieces::iterator kept) {
   auto* const data = const_cast<std::byte*>(kept->first);
   pieces_.insert(kept_.extract(kept));
   ++count_;
   return data;
 }
 
-Result<void*> DeviceMemory::Allocate(Device* device, int number, size_t bytes) {
+Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes) {
   const size_t unit = device->ShareGranularity();
   // Smaller ones would have others' memory beside them, and are not worth the sharing.
   if (bytes >= unit) bytes = (bytes + unit - 1) / unit * unit;
@@ -81,7 +81,7 @@ Result<void*> DeviceMemory::Allocate(Device* device, int number, size_t bytes) {
 }
 
 // The device may wait for all that it does: others need not wait meanwhile.
-bool DeviceMemory::Free(void* data) {
+bool DeviceAllocator::Free(void* data) {
   Pieces::node_type taken;
   {
     const std::lock_guard lock(mutex_);
@@ -106,7 +106,7 @@ bool DeviceMemory::Free(void* data) {
   return true;
 }
 
-DeviceShare DeviceMemory::Find(const void* data, size_t bytes) {
+DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
   if (count_.load(std::memory_order_relaxed) == 0) return {};
   const auto* const at = static_cast<const std::byte*>(data);
   std::shared_ptr<Piece> piece;
@@ -134,7 +134,7 @@ DeviceShare DeviceMemory::Find(const void* data, size_t bytes) {
   return piece->share;
 }
 
-void DeviceMemory::Forget(const Device* device) {
+void DeviceAllocator::Forget(const Device* device) {
   const std::lock_guard lock(mutex_);
   const auto gone = [device](const auto& entry) { return entry.second->device == device; };
   count_ -= std::erase_if(pieces_, gone);
@@ -143,7 +143,7 @@ void DeviceMemory::Forget(const Device* device) {
 
 // The memory is the parent's: the child can give it to nobody, and may only forget it. It touches
 // no piece's mutex, as a thread that it does not have may hold that.
-void DeviceMemory::ForkedChild() {
+void DeviceAllocator::ForkedChild() {
   forked_ = forked_ || !pieces_.empty() || !kept_.empty();
   kept_.clear();
 }

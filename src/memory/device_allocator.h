@@ -21,9 +21,9 @@ namespace inccl {
 // A piece that others may have open must not be freed, and nobody tells when they have closed it.
 // So what Find has shown stays: Free keeps it, and Allocate takes it again before it asks the
 // device for more. It is the same allocation then, and those who have it open have the new one.
-class DeviceMemory {
+class DeviceAllocator {
  public:
-  static DeviceMemory& Instance();
+  static DeviceAllocator& Instance();
 
   Result<void*> Allocate(Device* device, int number, size_t bytes);
   // False: it is not of Allocate, or freed. Waits for the device.

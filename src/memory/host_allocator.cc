@@ -38,9 +38,9 @@ bool MemoryIsCounted() {
 
 }  // namespace
 
-CallerMemory& CallerMemory::Instance() {
+HostAllocator& HostAllocator::Instance() {
   static auto* const memory = [] {
-    auto* made = new CallerMemory;
+    auto* made = new HostAllocator;
     pthread_atfork([] { Instance().mutex_.lock(); }, [] { Instance().mutex_.unlock(); },
                    [] {
                      Instance().ForkedChild();
@@ -51,7 +51,7 @@ CallerMemory& CallerMemory::Instance() {
   return *memory;
 }
 
-Result<void*> CallerMemory::Allocate(size_t size) {
+Result<void*> HostAllocator::Allocate(size_t size) {
   const size_t bytes = (size + PageSize() - 1) / PageSize() * PageSize();
   Piece piece;
   piece.bytes = bytes;
@@ -72,13 +72,13 @@ Result<void*> CallerMemory::Allocate(size_t size) {
   const std::lock_guard lock(mutex_);
   const bool shared = piece.file.valid();
   if (shared) piece.taken.resize(bytes / PageSize());
-  piece.serial = shared ? next_serial_++ : 0;
+  piece.generation = shared ? next_generation_++ : 0;
   pieces_.emplace(mapping.data(), std::move(piece));
   if (shared) shared_.fetch_add(1);
   return mapping.Release();
 }
 
-Status CallerMemory::Free(void* data) {
+Status HostAllocator::Free(void* data) {
   const std::lock_guard lock(mutex_);
   const auto found = pieces_.find(static_cast<const std::byte*>(data));
   if (found == pieces_.end()) {
@@ -86,7 +86,7 @@ Status CallerMemory::Free(void* data) {
   }
   const Piece& piece = found->second;
   // Peers that have mapped the file notice only later; the memory is given back at once.
-  if (piece.serial != 0) {
+  if (piece.generation != 0) {
     fallocate(piece.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
               static_cast<off_t>(piece.bytes));
     shared_.fetch_sub(1);
@@ -96,7 +96,7 @@ Status CallerMemory::Free(void* data) {
   return Status::Ok();
 }
 
-CallerMemory::Pieces::iterator CallerMemory::Holding(const std::byte* data, size_t bytes) {
+HostAllocator::Pieces::iterator HostAllocator::Holding(const std::byte* data, size_t bytes) {
   auto after = pieces_.upper_bound(data);
   if (after == pieces_.begin()) return pieces_.end();
   const auto found = std::prev(after);
@@ -105,24 +105,25 @@ CallerMemory::Pieces::iterator CallerMemory::Holding(const std::byte* data, size
   return found;
 }
 
-Region CallerMemory::Find(const void* data, size_t bytes) {
+Region HostAllocator::Find(const void* data, size_t bytes) {
   if (shared_.load(std::memory_order_relaxed) == 0) return {};
   const std::lock_guard lock(mutex_);
   const auto found = Holding(static_cast<const std::byte*>(data), bytes);
-  if (found == pieces_.end() || found->second.serial == 0) return {};
+  if (found == pieces_.end() || found->second.generation == 0) return {};
   const Piece& piece = found->second;
-  return {piece.serial, const_cast<std::byte*>(found->first), piece.bytes, piece.file.get()};
+  return {piece.generation, const_cast<std::byte*>(found->first), piece.bytes, piece.file.get()};
 }
 
-Status CallerMemory::TakeAway(const std::byte* begin, const std::byte* end, Contents contents) {
+Status HostAllocator::RevokeAccess(const std::byte* begin, const std::byte* end,
+                                   Contents contents) {
   if (begin >= end) return Status::Ok();
   const auto bytes = static_cast<size_t>(end - begin);
   const std::lock_guard lock(mutex_);
   const auto found = Holding(begin, bytes);
   if (found == pieces_.end()) return Status::Ok();  // freed by somebody
   Piece& piece = found->second;
-  if (piece.serial != 0) shared_.fetch_sub(1);
-  piece.serial = 0;
+  if (piece.generation != 0) shared_.fetch_sub(1);
+  piece.generation = 0;
   const auto first = static_cast<size_t>(begin - found->first) / PageSize();
   const size_t last = first + (bytes + PageSize() - 1) / PageSize();
   if (contents == Contents::kLost) {
@@ -140,8 +141,8 @@ Status CallerMemory::TakeAway(const std::byte* begin, const std::byte* end, Cont
 
 // Pages [first, last) become private ones with the same contents. Those that are private already
 // keep theirs, whatever they are.
-bool CallerMemory::MakePrivate(const std::byte* data, const Piece& piece, size_t first,
-                               size_t last) {
+bool HostAllocator::MakePrivate(const std::byte* data, const Piece& piece, size_t first,
+                                size_t last) {
   while (first < last) {
     size_t end = first;
     while (end < last && !piece.taken[end]) ++end;
@@ -158,11 +159,11 @@ bool CallerMemory::MakePrivate(const std::byte* data, const Piece& piece, size_t
 
 // The child of a fork gets private pages, as it has of all other memory, and does not disturb its
 // parent. (What the parent writes later shows through where the child has not written before.)
-void CallerMemory::ForkedChild() {
+void HostAllocator::ForkedChild() {
   for (auto& entry : pieces_) {
     Piece& piece = entry.second;
     if (!piece.file.valid()) continue;
-    piece.serial = 0;
+    piece.generation = 0;
     // Nothing can be done if this fails, and nobody told.
     (void)MakePrivate(entry.first, piece, 0, piece.taken.size());
   }

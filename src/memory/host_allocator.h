@@ -20,27 +20,27 @@
 namespace inccl {
 
 // All of this process. Any thread.
-class CallerMemory {
+class HostAllocator {
  public:
-  static CallerMemory& Instance();
+  static HostAllocator& Instance();
 
   // Zeroed whole pages.
   Result<void*> Allocate(size_t bytes);
   Status Free(void* data);
 
-  // The region that holds [data, data + bytes) and can be shared; else one with serial 0.
+  // The region that holds [data, data + bytes) and can be shared; else one with generation 0.
   Region Find(const void* data, size_t bytes);
 
   // After a call has failed: separates whole pages of a region from peers that do not know yet.
   // They keep the pages they know, this process gets others in their place: with the same contents,
   // which the peers must not write; or, where they may, with zeros. The region is not found again.
   enum class Contents : uint8_t { kKept, kLost };
-  Status TakeAway(const std::byte* begin, const std::byte* end, Contents contents);
+  Status RevokeAccess(const std::byte* begin, const std::byte* end, Contents contents);
 
  private:
   struct Piece {
     size_t bytes = 0;
-    uint64_t serial = 0;  // 0: not shared (any more)
+    uint64_t generation = 0;  // 0: not shared (any more)
     UniqueFd file;
     // By page: taken away. As large as it will ever be, since a failed call may have no memory.
     std::vector<bool> taken;
@@ -53,8 +53,8 @@ class CallerMemory {
 
   std::mutex mutex_;
   Pieces pieces_;
-  uint64_t next_serial_ = 1;
-  std::atomic<size_t> shared_{0};  // pieces with a serial
+  uint64_t next_generation_ = 1;
+  std::atomic<size_t> shared_{0};  // pieces with a generation
 };
 
 }  // namespace inccl

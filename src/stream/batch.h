@@ -15,7 +15,7 @@
 
 #include "base/status.h"
 #include "collectives/call.h"
-#include "collectives/point.h"
+#include "collectives/send_recv.h"
 #include "stream/stream.h"
 
 namespace inccl {
@@ -45,54 +45,56 @@ class Completion {
   Status status_;
 };
 
-// A place on a stream. Batches of one group that go on the same stream have it in common: they wait
-// for each other, so none can come after another. It is made before the place is taken, so that a
-// place that has been taken is left whatever happens.
-class Turn {
+// A position on a stream. Batches of one group that go on the same stream have it in common: they
+// wait for each other, so none can come after another. It is made before the position is taken, so
+// that a position that has been taken is left whatever happens.
+class StreamOrder {
  public:
-  Turn(std::shared_ptr<Stream> stream, int batches) : stream_(std::move(stream)), open_(batches) {}
-  // Leaves the place if some batch never came to do it: there was no memory to hand it over.
-  ~Turn() {
-    if (entered_ && open_ > 0) stream_->Leave(place_, status_.ok() ? OutOfMemory() : status_);
+  StreamOrder(std::shared_ptr<Stream> stream, int batches)
+      : stream_(std::move(stream)), open_(batches) {}
+  // Leaves the position if some batch never came to do it: there was no memory to hand it over.
+  ~StreamOrder() {
+    if (enqueued_ && open_ > 0)
+      stream_->Complete(position_, status_.ok() ? OutOfMemory() : status_);
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // Takes the place, once.
-  Status Enter(const Stream::User& user) {
-    const Result<uint64_t> place = stream_->Enter(user);
-    if (place.ok()) Entered(*place);
-    return place.status();
+  // Takes the position, once.
+  Status Enqueue(const Stream::User& user) {
+    const Result<uint64_t> position = stream_->Enqueue(user);
+    if (position.ok()) SetPosition(*position);
+    return position.status();
   }
-  // The place has been taken, with others.
-  void Entered(uint64_t place) {
-    place_ = place;
-    entered_ = true;
+  // The position has been taken, with others.
+  void SetPosition(uint64_t position) {
+    position_ = position;
+    enqueued_ = true;
   }
-  // As Stream::WaitTurn.
-  bool Wait(const Stream::GiveUp& give_up) { return stream_->WaitTurn(place_, give_up); }
-  std::string Before() const { return stream_->Before(place_); }
-  // Once for each batch; the last leaves the place, with the first error.
-  void Leave(const Status& status) {
+  // As Stream::WaitFor.
+  bool Wait(const Stream::GiveUp& give_up) { return stream_->WaitFor(position_, give_up); }
+  std::string Before() const { return stream_->Before(position_); }
+  // Once for each batch; the last leaves the position, with the first error.
+  void Complete(const Status& status) {
     const std::lock_guard lock(mutex_);
     if (status_.ok()) status_ = status;
-    if (--open_ == 0) stream_->Leave(place_, status_);
+    if (--open_ == 0) stream_->Complete(position_, status_);
   }
 
  private:
   const std::shared_ptr<Stream> stream_;
-  uint64_t place_ = 0;
-  bool entered_ = false;
+  uint64_t position_ = 0;
+  bool enqueued_ = false;
   std::mutex mutex_;
   int open_;
   Status status_;
 };
 
 struct Batch {
-  std::vector<PointCall> points;             // all at the same time, before the collectives
-  std::vector<Call> calls;                   // in order
-  std::vector<std::shared_ptr<Turn>> turns;  // waited for before, left afterwards
-  std::shared_ptr<Completion> completion;    // may be null; Add() has been called
+  std::vector<SendRecvCall> send_recv;               // all at the same time, before the collectives
+  std::vector<Call> calls;                           // in order
+  std::vector<std::shared_ptr<StreamOrder>> orders;  // waited for before, left afterwards
+  std::shared_ptr<Completion> completion;            // may be null; Add() has been called
 };
 
 }  // namespace inccl

@@ -19,20 +19,21 @@ constexpr useconds_t kSeldom = 20;
 }  // namespace
 
 // Places are taken one at a time: the stream's order is theirs.
-Result<uint64_t> DeviceStream::TakePlace() {
+Result<uint64_t> DeviceStream::EnqueueNext() {
   {
     const std::lock_guard lock(mutex_);
-    left_.Take();
+    completed_.Take();
   }
-  Status status = CatchOutOfMemory([&] { return order_->Append(static_cast<uint32_t>(entered_)); });
-  if (status.ok()) return entered_++;
+  Status status =
+      CatchOutOfMemory([&] { return order_->Append(static_cast<uint32_t>(enqueued_)); });
+  if (status.ok()) return enqueued_++;
   const std::lock_guard lock(mutex_);
-  left_.Untake();
+  completed_.Untake();
   return status;
 }
 
-bool DeviceStream::WaitTurn(uint64_t place, const GiveUp& give_up) {
-  const auto number = static_cast<uint32_t>(place);
+bool DeviceStream::WaitFor(uint64_t position, const GiveUp& give_up) {
+  const auto number = static_cast<uint32_t>(position);
   const Time start = SystemClock().Now();
   Standstill standstill;
   while (!order_->Reached(number)) {
@@ -43,20 +44,20 @@ bool DeviceStream::WaitTurn(uint64_t place, const GiveUp& give_up) {
     uint64_t left = 0;
     {
       const std::lock_guard lock(mutex_);
-      left = left_.count();
+      left = completed_.count();
     }
     const Time stalled = standstill.Look(left);
-    if (give_up(left < place ? stalled : 0)) return false;
+    if (give_up(left < position ? stalled : 0)) return false;
     usleep(kSeldom);
   }
   return true;
 }
 
-void DeviceStream::LeavePlace(uint64_t place, const Status& /*status*/) {
+void DeviceStream::CompletePosition(uint64_t position, const Status& /*status*/) {
   const std::lock_guard lock(mutex_);
-  left_.Leave(place);
-  // A place that was left before its turn lets nothing pass that is still running.
-  if (left_.count() > 0) order_->Finish(static_cast<uint32_t>(left_.count() - 1));
+  completed_.Complete(position);
+  // A position that was left before its order lets nothing pass that is still running.
+  if (completed_.count() > 0) order_->Finish(static_cast<uint32_t>(completed_.count() - 1));
 }
 
 Result<std::shared_ptr<Stream>> DeviceStreamOf(Device* device, void* stream) {

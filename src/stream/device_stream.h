@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stream of a device as an order of calls: a call's turn comes when the device has done what was
+// A stream of a device as an order of calls: a call's order comes when the device has done what was
 // put on the stream before it, and the device goes on when the call is done.
 #ifndef INCCL_STREAM_DEVICE_STREAM_H_
 #define INCCL_STREAM_DEVICE_STREAM_H_
@@ -18,18 +18,18 @@ class DeviceStream final : public Stream {
   explicit DeviceStream(std::unique_ptr<DeviceOrder> order) : order_(std::move(order)) {}
   Status Check() override { return order_->Check(); }
   // No limit of time for what the device does of its own before.
-  bool WaitTurn(uint64_t place, const GiveUp& give_up) override;
+  bool WaitFor(uint64_t position, const GiveUp& give_up) override;
 
  protected:
-  Result<uint64_t> TakePlace() override;
+  Result<uint64_t> EnqueueNext() override;
   // The error is its communicator's to keep: the device knows none.
-  void LeavePlace(uint64_t place, const Status& status) override;
+  void CompletePosition(uint64_t position, const Status& status) override;
 
  private:
   const std::unique_ptr<DeviceOrder> order_;
-  uint64_t entered_ = 0;  // of TakePlace
+  uint64_t enqueued_ = 0;  // of EnqueueNext
   std::mutex mutex_;
-  LeftPlaces left_;
+  CompletedPositions completed_;
 };
 
 // The one object of a stream of the device (NULL: its legacy stream).

@@ -26,80 +26,81 @@ Time Standstill::Look(uint64_t count) {
   return now - since_;
 }
 
-Result<uint64_t> Stream::EnterLocked(const User& user) {
-  Result<uint64_t> place(OutOfMemory());
+Result<uint64_t> Stream::EnqueueLocked(const User& user) {
+  Result<uint64_t> position(OutOfMemory());
   (void)CatchOutOfMemory([&] {
     {
       const std::lock_guard lock(users_mutex_);
-      users_[next_place_] = user;
+      users_[next_position_] = user;
     }
-    place = TakePlace();
+    position = EnqueueNext();
     return Status::Ok();
   });
   const std::lock_guard lock(users_mutex_);
-  if (place.ok()) {
-    ++next_place_;
+  if (position.ok()) {
+    ++next_position_;
   } else {
-    users_.erase(next_place_);
+    users_.erase(next_position_);
   }
-  return place;
+  return position;
 }
 
-Result<uint64_t> Stream::Enter(const User& user) {
-  const std::lock_guard lock(entering_);
-  return EnterLocked(user);
+Result<uint64_t> Stream::Enqueue(const User& user) {
+  const std::lock_guard lock(enqueueing_);
+  return EnqueueLocked(user);
 }
 
-std::vector<Result<uint64_t>> Stream::EnterAll(const std::vector<Stream*>& streams,
-                                               const std::vector<User>& users) {
+std::vector<Result<uint64_t>> Stream::EnqueueAll(const std::vector<Stream*>& streams,
+                                                 const std::vector<User>& users) {
   std::vector<Stream*> sorted = streams;
   std::sort(sorted.begin(), sorted.end(), std::less<>());
   std::vector<std::unique_lock<std::mutex>> locks;
   locks.reserve(sorted.size());
-  for (Stream* stream : sorted) locks.emplace_back(stream->entering_);
-  std::vector<Result<uint64_t>> places;
-  places.reserve(streams.size());
-  for (size_t i = 0; i < streams.size(); ++i) places.push_back(streams[i]->EnterLocked(users[i]));
-  return places;
+  for (Stream* stream : sorted) locks.emplace_back(stream->enqueueing_);
+  std::vector<Result<uint64_t>> positions;
+  positions.reserve(streams.size());
+  for (size_t i = 0; i < streams.size(); ++i)
+    positions.push_back(streams[i]->EnqueueLocked(users[i]));
+  return positions;
 }
 
-void Stream::Leave(uint64_t place, const Status& status) {
+void Stream::Complete(uint64_t position, const Status& status) {
   {
     const std::lock_guard lock(users_mutex_);
-    users_.erase(place);
+    users_.erase(position);
   }
-  LeavePlace(place, status);
+  CompletePosition(position, status);
 }
 
-std::string Stream::Before(uint64_t place) const {
+std::string Stream::Before(uint64_t position) const {
   const std::lock_guard lock(users_mutex_);
   const auto first = users_.begin();
-  return first == users_.end() || first->first >= place ? "none" : *first->second;
+  return first == users_.end() || first->first >= position ? "none" : *first->second;
 }
 
-Result<uint64_t> HostStream::TakePlace() {
+Result<uint64_t> HostStream::EnqueueNext() {
   const std::lock_guard lock(mutex_);
-  left_.Take();
-  return entered_++;
+  completed_.Take();
+  return enqueued_++;
 }
 
-bool HostStream::WaitTurn(uint64_t place, const GiveUp& give_up) {
+bool HostStream::WaitFor(uint64_t position, const GiveUp& give_up) {
   Standstill standstill;
   std::unique_lock lock(mutex_);
-  while (left_.count() < place) {
-    const Time stalled = standstill.Look(left_.count());
+  while (completed_.count() < position) {
+    const Time stalled = standstill.Look(completed_.count());
     lock.unlock();
     if (give_up(stalled)) return false;
     lock.lock();
-    if (left_.count() < place) changed_.wait_for(lock, kAskAgain);
+    if (completed_.count() < position) changed_.wait_for(lock, kAskAgain);
   }
   return true;
 }
 
-void HostStream::LeavePlace(uint64_t place, const Status& status) {
+void HostStream::CompletePosition(uint64_t position, const Status& status) {
   const std::lock_guard lock(mutex_);
   if (error_.ok()) error_ = status;
-  left_.Leave(place);
+  completed_.Complete(position);
   changed_.notify_all();
 }
 
@@ -107,14 +108,14 @@ Status HostStream::TakeError() { return std::exchange(error_, Status::Ok()); }
 
 Status HostStream::Synchronize() {
   std::unique_lock lock(mutex_);
-  const uint64_t until = entered_;
-  changed_.wait(lock, [&] { return left_.count() >= until; });
+  const uint64_t until = enqueued_;
+  changed_.wait(lock, [&] { return completed_.count() >= until; });
   return TakeError();
 }
 
 Status HostStream::Query() {
   const std::lock_guard lock(mutex_);
-  if (left_.count() < entered_) return {Code::kInProgress, "calls on the stream are running"};
+  if (completed_.count() < enqueued_) return {Code::kInProgress, "calls on the stream are running"};
   return TakeError();
 }
 

@@ -21,43 +21,44 @@ namespace inccl {
 
 class Stream {
  public:
-  // Who takes a place, for messages.
+  // Who takes a position, for messages.
   using User = std::shared_ptr<const std::string>;
-  // Asked every few milliseconds: for how long no earlier place has been left (0 while there is
+  // Asked every few milliseconds: for how long no earlier position has been left (0 while there is
   // none, and what is waited for is something else).
   using GiveUp = std::function<bool(Time stalled)>;
 
   virtual ~Stream() = default;
-  // kInvalidArgument: Enter would say so now.
+  // kInvalidArgument: Enqueue would say so now.
   virtual Status Check() { return Status::Ok(); }
-  // Takes the next place in the order; out of memory is an error as any other. Every place must be
-  // left, once.
-  Result<uint64_t> Enter(const User& user);
-  // The next place of each of these streams, all at one moment: of any two that take places on the
-  // same streams, one is first on all of them. `users` by stream; no stream twice. If it throws
-  // std::bad_alloc no place has been taken.
-  static std::vector<Result<uint64_t>> EnterAll(const std::vector<Stream*>& streams,
-                                                const std::vector<User>& users);
-  // Waits until every earlier place has been left and what else the stream does before has been
+  // Takes the next position in the order; out of memory is an error as any other. Every position
+  // must be left, once.
+  Result<uint64_t> Enqueue(const User& user);
+  // The next position of each of these streams, all at one moment: of any two that take positions
+  // on the same streams, one is first on all of them. `users` by stream; no stream twice. If it
+  // throws std::bad_alloc no position has been taken.
+  static std::vector<Result<uint64_t>> EnqueueAll(const std::vector<Stream*>& streams,
+                                                  const std::vector<User>& users);
+  // Waits until every earlier position has been left and what else the stream does before has been
   // done, or `give_up` says true; then returns false.
-  virtual bool WaitTurn(uint64_t place, const GiveUp& give_up) = 0;
-  void Leave(uint64_t place, const Status& status);
-  // Who has the first of the places before this one that have not been left.
-  std::string Before(uint64_t place) const;
+  virtual bool WaitFor(uint64_t position, const GiveUp& give_up) = 0;
+  void Complete(uint64_t position, const Status& status);
+  // Who has the first of the positions before this one that have not been left.
+  std::string Before(uint64_t position) const;
 
  protected:
-  // The places are 0, 1, ... One call at a time. May throw std::bad_alloc, and has no effect then.
-  virtual Result<uint64_t> TakePlace() = 0;
+  // The positions are 0, 1, ... One call at a time. May throw std::bad_alloc, and has no effect
+  // then.
+  virtual Result<uint64_t> EnqueueNext() = 0;
   // Needs no memory.
-  virtual void LeavePlace(uint64_t place, const Status& status) = 0;
+  virtual void CompletePosition(uint64_t position, const Status& status) = 0;
 
  private:
-  Result<uint64_t> EnterLocked(const User& user);  // holds entering_
+  Result<uint64_t> EnqueueLocked(const User& user);  // holds enqueueing_
 
-  std::mutex entering_;  // of several streams: in the order of their addresses
+  std::mutex enqueueing_;  // of several streams: in the order of their addresses
   mutable std::mutex users_mutex_;
-  uint64_t next_place_ = 0;         // entering_
-  std::map<uint64_t, User> users_;  // users_mutex_; by place
+  uint64_t next_position_ = 0;      // enqueueing_
+  std::map<uint64_t, User> users_;  // users_mutex_; by position
 };
 
 // For how long a count has stood still, without what the one who looks was kept from running.
@@ -70,49 +71,49 @@ class Standstill {
   Time since_ = 0, looked_ = 0;
 };
 
-// Places are left in any order; counts those before which all have been left. Taking a place may
+// Places are left in any order; counts those before which all have been left. Taking a position may
 // throw std::bad_alloc; leaving one needs no memory.
-class LeftPlaces {
+class CompletedPositions {
  public:
   uint64_t count() const { return count_; }
-  void Take() { left_.push_back(false); }
-  // The place that was taken last is not one after all.
-  void Untake() { left_.pop_back(); }
-  void Leave(uint64_t place) {
-    left_[place - count_] = true;
-    while (!left_.empty() && left_.front()) {
-      left_.pop_front();
+  void Take() { completed_.push_back(false); }
+  // The position that was taken last is not one after all.
+  void Untake() { completed_.pop_back(); }
+  void Complete(uint64_t position) {
+    completed_[position - count_] = true;
+    while (!completed_.empty() && completed_.front()) {
+      completed_.pop_front();
       ++count_;
     }
   }
 
  private:
   uint64_t count_ = 0;
-  std::deque<bool> left_;  // the places from count_ on
+  std::deque<bool> completed_;  // the positions from count_ on
 };
 
 // Of calls on memory of the host alone.
 class HostStream final : public Stream {
  public:
-  bool WaitTurn(uint64_t place, const GiveUp& give_up) override;
+  bool WaitFor(uint64_t position, const GiveUp& give_up) override;
 
-  // Waits until all places taken so far have been left.
+  // Waits until all positions taken so far have been left.
   Status Synchronize();
-  // kInProgress while there are places that have not been left. Both return the first error since
-  // one of them last returned, and forget it.
+  // kInProgress while there are positions that have not been left. Both return the first error
+  // since one of them last returned, and forget it.
   Status Query();
 
  protected:
-  Result<uint64_t> TakePlace() override;
-  void LeavePlace(uint64_t place, const Status& status) override;
+  Result<uint64_t> EnqueueNext() override;
+  void CompletePosition(uint64_t position, const Status& status) override;
 
  private:
   Status TakeError();  // holds mutex_
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  uint64_t entered_ = 0;
-  LeftPlaces left_;
+  uint64_t enqueued_ = 0;
+  CompletedPositions completed_;
   Status error_;
 };
 

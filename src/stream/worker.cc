@@ -50,9 +50,9 @@ void Worker::Loop() {
     const Batch batch = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    for (const std::shared_ptr<Turn>& turn : batch.turns) {
-      const auto give_up = [&](Time stalled) { return give_up_(*turn, stalled); };
-      turn->Wait(std::cref(give_up));  // so that no memory is needed
+    for (const std::shared_ptr<StreamOrder>& order : batch.orders) {
+      const auto give_up = [&](Time stalled) { return give_up_(*order, stalled); };
+      order->Wait(std::cref(give_up));  // so that no memory is needed
     }
     const Status status = run_(batch);
     // First idle, then told: who was told may call at once and find the communicator free.
@@ -60,7 +60,7 @@ void Worker::Loop() {
     open_.fetch_sub(1, std::memory_order_acq_rel);
     changed_.notify_all();
     lock.unlock();
-    for (const std::shared_ptr<Turn>& turn : batch.turns) turn->Leave(status);
+    for (const std::shared_ptr<StreamOrder>& order : batch.orders) order->Complete(status);
     if (batch.completion != nullptr) batch.completion->Done(status);
     lock.lock();
   }

@@ -19,8 +19,8 @@ namespace inccl {
 
 class Worker {
  public:
-  // Whether to stop waiting for a turn on whose stream nothing has moved for so long.
-  using GiveUp = std::function<bool(const Turn& turn, Time stalled)>;
+  // Whether to stop waiting for a order on whose stream nothing has moved for so long.
+  using GiveUp = std::function<bool(const StreamOrder& order, Time stalled)>;
 
   // `run` performs a batch.
   Worker(std::function<Status(const Batch&)> run, GiveUp give_up);

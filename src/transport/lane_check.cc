@@ -13,7 +13,7 @@ const char* ClassName(LaneClass lane_class) {
   switch (lane_class) {
     case LaneClass::kData: return "data";
     case LaneClass::kSide: return "side";
-    case LaneClass::kPoint: return "point-to-point";
+    case LaneClass::kSendRecv: return "send-receive";
   }
   return "unknown";
 }

@@ -29,7 +29,7 @@ struct Span {
   size_t bytes = 0;
 };
 
-enum class LaneClass : uint8_t { kData, kSide, kPoint };
+enum class LaneClass : uint8_t { kData, kSide, kSendRecv };
 
 struct LaneSpec {
   LaneClass lane_class = LaneClass::kData;
@@ -46,8 +46,8 @@ struct LaneSpec {
 };
 
 // A place in a region that its owner has offered to its peers.
-struct RegionRef {
-  uint32_t region = 0;  // what Transport::Offer returned; 0: nowhere
+struct RemoteAddress {
+  uint32_t region = 0;  // what Transport::ExportRegion returned; 0: nowhere
   uint64_t offset = 0;
 };
 
@@ -57,11 +57,11 @@ struct SliceHeader {
   uint32_t slice = 0;      // running number within the call, for protocol checks by the executor
   uint64_t signature = 0;  // of the call this slice belongs to
   Time departure = 0;      // for link emulation: when its last byte leaves the sender; else 0
-  // Where all consumers reach the producer's regions (SendLane::Reaches): the payload lies there,
-  // not in the slot, until the slot is released;
-  RegionRef source = {};
+  // Where all consumers reach the producer's regions (SendLane::ReachableFrom): the payload lies
+  // there, not in the slot, until the slot is released;
+  RemoteAddress source = {};
   // the consumer may write what becomes of these `bytes` there, in place of publishing it;
-  RegionRef target = {};
+  RemoteAddress target = {};
   // the consumers that have got this payload in such a way, by their place in LaneSpec::consumers.
   uint64_t delivered = 0;
 };
@@ -76,8 +76,8 @@ class SendLane {
   virtual Result<Span> TryAcquire() = 0;
   // Sends the slot that TryAcquire returned last. bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
-  // True: all consumers have mapped that region of this rank (an id of Transport::Offer).
-  virtual bool Reaches(uint32_t /*region*/) const { return false; }
+  // True: all consumers have mapped that region of this rank (an id of Transport::ExportRegion).
+  virtual bool ReachableFrom(uint32_t /*region*/) const { return false; }
   // True: all consumers have released everything.
   virtual Result<bool> Drained() { return true; }
   // Appends the consumers that hold the next slot, as the last TryAcquire has seen them;
@@ -112,15 +112,15 @@ class RecvLane {
 
 // Wakes a rank that sleeps. Arm, look once more for work, then Wait or Disarm: a Ring after Arm is
 // never lost.
-class Doorbell {
+class WakeupEvent {
  public:
-  virtual ~Doorbell() = default;
+  virtual ~WakeupEvent() = default;
   virtual uint32_t Arm() = 0;
   // Blocks until a Ring since Arm, the relative timeout in ns, or a spurious wake-up; disarms.
   virtual void Wait(uint32_t token, Time timeout) = 0;
   virtual void Disarm() = 0;
   // From any thread of this process; lanes of peers ring by themselves.
-  virtual void Ring() = 0;
+  virtual void Signal() = 0;
 };
 
 struct Caps {
@@ -151,16 +151,16 @@ class Transport {
   // Lets peers map a region; returns the id by which they know it, 0: this transport cannot. Cheap
   // where nothing has changed. Peers map it at their leisure (Progress); until then nothing
   // reaches it. May take the place of another region, the one used longest ago, so: only between
-  // calls, at most kOffersPerCall for one.
-  static constexpr int kOffersPerCall = 8;
-  virtual uint32_t Offer(const Region& /*region*/) { return 0; }
+  // calls, at most kExportsPerCall for one.
+  static constexpr int kExportsPerCall = 8;
+  virtual uint32_t ExportRegion(const Region& /*region*/) { return 0; }
   // After an error: from now on no slice that lies in this region can be released. What a peer that
   // is late reads there, when its owner writes to it again, so ends in an error and not in a
   // result.
-  virtual void Withdraw(uint32_t /*region*/) {}
+  virtual void InvalidateRegion(uint32_t /*region*/) {}
   // From the next Progress on; it outlives that, until another one or nullptr is set. Without one
   // peers' memory of devices stays where this rank does not reach it.
-  virtual void SetRegionOpener(RegionOpener* /*opener*/) {}
+  virtual void SetRegionImporter(RegionImporter* /*opener*/) {}
   // Appends where payloads lie that this rank's lanes read and write, as far as this is memory that
   // stays until the transport ends: what a device may be told of. Whole pages. As lanes open here
   // and elsewhere, more spans come and spans become longer.
@@ -178,7 +178,7 @@ class Transport {
   // ringing (an emulated link's delivery); kNever if none.
   virtual Time NextEvent() const { return kNever; }
   // nullptr: this transport is never slept on (simulator).
-  virtual Doorbell* doorbell() = 0;
+  virtual WakeupEvent* wakeup_event() = 0;
   // Afterwards no peer touches this rank's private memory. Lanes may only be destroyed.
   virtual void Quiesce(Time deadline) = 0;
   // Bytes of slot memory this rank has committed.

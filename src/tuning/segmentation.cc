@@ -31,19 +31,19 @@ Chunking CutCall(const CutRequest& request, const Codec& codec) {
     slice = std::max<uint64_t>(kSuperblock, slice / 2 / kSuperblock * kSuperblock);
   }
   options.slice_elements = static_cast<uint32_t>(std::max<uint64_t>(slice, kSuperblock));
-  options.row_elements = codec.row_elements();
+  options.window_elements = codec.window_elements();
   if (codec.whole_chunks()) {
-    options.slice_elements = static_cast<uint32_t>(options.row_elements);
+    options.slice_elements = static_cast<uint32_t>(options.window_elements);
     options.group = 1;
   }
-  if (options.row_elements == 0) {
+  if (options.window_elements == 0) {
     const uint64_t parallel =
         static_cast<uint64_t>(request.nranks) * static_cast<uint64_t>(request.channels) * kGroup;
-    options.row_elements =
+    options.window_elements =
         RoundUp(std::max<uint64_t>(kWindow, options.slice_elements * parallel), kSuperblock);
   }
   options.side_slice_elements =
-      static_cast<uint32_t>(std::min<uint64_t>(options.row_elements, kWindow));
+      static_cast<uint32_t>(std::min<uint64_t>(options.window_elements, kWindow));
   while (codec.has_side_phase() && codec.SideBytes(options.side_slice_elements) > kSideSlotBytes) {
     options.side_slice_elements /= 2;
   }
@@ -61,7 +61,7 @@ SlotOptions SlotsFor(uint32_t slice_bytes) {
 SlotOptions SlotsFor(const SlotRequest& request, const Codec& codec) {
   SlotOptions slots = SlotsFor(request.slice_bytes);
   if (!codec.whole_chunks()) return slots;
-  const uint64_t row = std::min(request.count, codec.row_elements());
+  const uint64_t row = std::min(request.count, codec.window_elements());
   const uint64_t superblocks = std::bit_ceil((row + kSuperblock - 1) / kSuperblock);
   const uint64_t parts = request.one_part ? 1 : static_cast<uint64_t>(request.nranks);
   const auto chunk = static_cast<uint32_t>((superblocks + parts - 1) / parts * kSuperblock);

@@ -6,32 +6,32 @@
 
 namespace inccl {
 
-size_t SlotWrites::Place(uint64_t bytes) {
+size_t StorePolicy::Place(uint64_t bytes) {
   static_assert(std::bit_width(kMost - 1) - std::bit_width(kLeast) + 1 == 7);
   return static_cast<size_t>(std::bit_width(bytes) - std::bit_width(kLeast));
 }
 
-bool SlotWrites::Past(uint64_t bytes) const {
+bool StorePolicy::NonTemporal(uint64_t bytes) const {
   if (!Learns(bytes)) return bytes >= kMost;
   const Size& size = sizes_[Place(bytes)];
   return size.time[1] < size.time[0];
 }
 
-SlotWrites::Way SlotWrites::Choose(uint64_t bytes, bool one_way) {
-  if (!Learns(bytes)) return {.past = bytes >= kMost};
+StorePolicy::Choice StorePolicy::Choose(uint64_t bytes, bool one_way) {
+  if (!Learns(bytes)) return {.non_temporal = bytes >= kMost};
   Size& size = sizes_[Place(bytes)];
   const uint32_t call = size.calls++;
-  if (call < kCold + 4) return {.past = call % 2 == 1, .until_read = one_way};
-  const bool past = Past(bytes);
-  if (call % kProbe == 0) return {.past = !past, .until_read = one_way};
-  return {.past = past, .until_read = one_way && call % kProbe == kProbe / 2};
+  if (call < kCold + 4) return {.non_temporal = call % 2 == 1, .until_read = one_way};
+  const bool non_temporal = NonTemporal(bytes);
+  if (call % kProbe == 0) return {.non_temporal = !non_temporal, .until_read = one_way};
+  return {.non_temporal = non_temporal, .until_read = one_way && call % kProbe == kProbe / 2};
 }
 
-void SlotWrites::Learn(uint64_t bytes, bool one_way, const Way& way, Time took) {
+void StorePolicy::Learn(uint64_t bytes, bool one_way, const Choice& way, Time took) {
   if (!Learns(bytes) || (one_way && !way.until_read)) return;
   Size& size = sizes_[Place(bytes)];
   if (size.calls <= kCold) return;
-  Time& time = size.time[way.past ? 1 : 0];
+  Time& time = size.time[way.non_temporal ? 1 : 0];
   // One slow call among many is somebody else's doing, however slow; several in a row are not.
   time = time == 0 || took < time ? took : time + std::min(took - time, time / 8);
 }

@@ -79,8 +79,8 @@ std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set)
     for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
       if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};
     }
-  } else if (call.bytes <= kOneShotBytes && in_set(Algorithm::kDirectOneShot)) {
-    return {Algorithm::kDirectOneShot, TunerRule::kOneStep};
+  } else if (call.bytes <= kOneShotBytes && in_set(Algorithm::kOneShot)) {
+    return {Algorithm::kOneShot, TunerRule::kOneStep};
   }
   return {first, TunerRule::kInOrder};
 }
@@ -90,8 +90,8 @@ const char* NameOf(Route::Kind kind) { return kind == Route::Kind::kRing ? "ring
 bool CanRun(const Route& route, Algorithm algorithm) {
   switch (route.kind) {
     case Route::Kind::kAny: return true;
-    case Route::Kind::kRing: return FindTraits(algorithm)->ring;
-    case Route::Kind::kDirect: return FindTraits(algorithm)->direct;
+    case Route::Kind::kRing: return TraitsOf(algorithm).ring;
+    case Route::Kind::kTwoShot: return TraitsOf(algorithm).direct;
   }
   return false;
 }
@@ -185,7 +185,7 @@ Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
 
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm) {
   if (!Reduces(collective)) return true;  // nothing is summed
-  return FindTraits(algorithm)->folds_in_rank_order;
+  return TraitsOf(algorithm).folds_in_rank_order;
 }
 
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,

@@ -184,7 +184,7 @@ TEST_P(CollectivesTest, SmallSlicesAndManyChannels) {
   for (const char* channels : {"1", "2", "8"}) {
     const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()},
                          {"INCCL_SLICE_BYTES", "8192"},
-                         {"INCCL_STREAM_BYTES", channels == std::string("1") ? "0" : "16777216"},
+                         {"INCCL_NT_STORE_BYTES", channels == std::string("1") ? "0" : "16777216"},
                          {"INCCL_CHANNELS", channels}});
     for (const int n : kSanitized ? std::vector<int>{3} : std::vector<int>{2, 3, 5}) {
       RunThreads(n, [&](int rank, ccl_comm_t comm) {
@@ -222,7 +222,7 @@ TEST_P(CollectivesTest, OverEveryTransport) {
       });
     }
   }
-  for (const char* transport : ProcessTransports()) {
+  for (const char* transport : TransportSelections()) {
     const ScopedEnv env({{"INCCL_ALGO", WhereItExists(GetParam()).c_str()},
                          {"INCCL_TRANSPORT", transport},
                          {"INCCL_SLICE_BYTES", "16384"},

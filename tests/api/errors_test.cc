@@ -287,7 +287,7 @@ TEST(MismatchTest, ThreadsAllLearnWhoDiffers) {
 }
 
 TEST(MismatchTest, ProcessesAllLearnWhoDiffers) {
-  for (const char* transport : ProcessTransports()) {
+  for (const char* transport : TransportSelections()) {
     const ScopedEnv env({{"INCCL_TRANSPORT", transport}});
     for (const Difference& d : Differences()) {
       SCOPED_TRACE(std::string(transport) + " " + d.name);
@@ -341,7 +341,7 @@ void ExpectSurvivorsLearnWhoDied(const char* transport, const char* algorithm, s
 }
 
 TEST(DeathTest, SurvivorsLearnWhoDied) {
-  for (const char* transport : ProcessTransports()) {
+  for (const char* transport : TransportSelections()) {
     for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
       ExpectSurvivorsLearnWhoDied(transport, algorithm, 100, 0);
       ExpectSurvivorsLearnWhoDied(transport, algorithm, 1000000, 2);

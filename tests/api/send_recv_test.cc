@@ -57,11 +57,11 @@ void ExchangeAll(int rank, ccl_comm_t comm) {
   }
 }
 
-TEST(PointTest, AllPairsInOneGroupOfThreads) { RunThreads(4, ExchangeAll); }
+TEST(SendRecvTest, AllPairsInOneGroupOfThreads) { RunThreads(4, ExchangeAll); }
 
-TEST(PointTest, AllPairsInOneGroupOfProcesses) { RunProcesses(3, ExchangeAll); }
+TEST(SendRecvTest, AllPairsInOneGroupOfProcesses) { RunProcesses(3, ExchangeAll); }
 
-TEST(PointTest, RingOfSingleCallsKeepsOrder) {
+TEST(SendRecvTest, RingOfSingleCallsKeepsOrder) {
   RunProcesses(3, [](int rank, ccl_comm_t comm) {
     const int next = (rank + 1) % 3, previous = (rank + 2) % 3;
     // More messages than slots: rank 0 sends first, the others receive first.
@@ -76,7 +76,7 @@ TEST(PointTest, RingOfSingleCallsKeepsOrder) {
   });
 }
 
-TEST(PointTest, CollectivesAndMessagesMix) {
+TEST(SendRecvTest, CollectivesAndMessagesMix) {
   RunThreads(3, [](int rank, ccl_comm_t comm) {
     for (int i = 0; i < 50; ++i) {
       float sum = static_cast<float>(rank), got = -1, mine = static_cast<float>(10 * i + rank);
@@ -91,7 +91,7 @@ TEST(PointTest, CollectivesAndMessagesMix) {
   });
 }
 
-TEST(PointTest, DifferentCountsAreAnErrorOnBothSides) {
+TEST(SendRecvTest, DifferentCountsAreAnErrorOnBothSides) {
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     std::vector<float> data(100, 1.0f);
     ccl_result_t result = CCL_SUCCESS;
@@ -111,7 +111,7 @@ TEST(PointTest, DifferentCountsAreAnErrorOnBothSides) {
   });
 }
 
-TEST(PointTest, DifferentTypesAreAnError) {
+TEST(SendRecvTest, DifferentTypesAreAnError) {
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     std::vector<float> data(10, 1.0f);
     if (rank == 0) {
@@ -123,7 +123,7 @@ TEST(PointTest, DifferentTypesAreAnError) {
   });
 }
 
-TEST(PointTest, BadArgumentsAreNamed) {
+TEST(SendRecvTest, BadArgumentsAreNamed) {
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     float value = 0;
     const auto expect = [&](ccl_result_t result, const char* name) {
@@ -144,7 +144,7 @@ TEST(PointTest, BadArgumentsAreNamed) {
   });
 }
 
-TEST(PointTest, SendToSelfWithoutReceiveIsAnError) {
+TEST(SendRecvTest, SendToSelfWithoutReceiveIsAnError) {
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     if (rank != 0) return;
     float value = 0;
@@ -155,7 +155,7 @@ TEST(PointTest, SendToSelfWithoutReceiveIsAnError) {
   });
 }
 
-TEST(PointTest, ReceiveWithoutSendNamesThePeerInTime) {
+TEST(SendRecvTest, ReceiveWithoutSendNamesThePeerInTime) {
   const ScopedEnv limit{{"INCCL_OP_TIMEOUT_MS", "300"}};
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     if (rank != 0) {

@@ -130,7 +130,7 @@ TEST(TransportsTest, LoopbackDoesNotJoinProcesses) {
 
 // A rank that is ready leaves; the others, who need what it sent, come late.
 TEST(TransportsTest, WhatARankHasSentOutlivesItsCommunicator) {
-  for (const char* transport : ProcessTransports()) {
+  for (const char* transport : TransportSelections()) {
     const ScopedEnv env({{"INCCL_TRANSPORT", transport}});
     SCOPED_TRACE(transport);
     RunProcesses(3, [](int rank, ccl_comm_t comm) {
@@ -145,7 +145,7 @@ TEST(TransportsTest, WhatARankHasSentOutlivesItsCommunicator) {
 }
 
 TEST(TransportsTest, ManyCommunicatorsOneAfterTheOther) {
-  for (const char* transport : ProcessTransports()) {
+  for (const char* transport : TransportSelections()) {
     const ScopedEnv env({{"INCCL_TRANSPORT", transport}});
     SCOPED_TRACE(transport);
     for (int i = 0; i < 5; ++i) {

@@ -16,7 +16,7 @@ inline std::vector<const char*> ThreadTransports() {
   return {"loopback", "shm"};
 }
 
-inline std::vector<const char*> ProcessTransports() {
+inline std::vector<const char*> TransportSelections() {
   if (INCCL_TEST_UCX != 0) return {"shm", "ucx"};
   return {"shm"};
 }

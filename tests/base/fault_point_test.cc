@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans of fault points: their text, whom and what they hit, and that nothing happens without one.
+// PlanCache of fault points: their text, whom and what they hit, and that nothing happens without
+// one.
 #include "base/fault_point.h"
 
 #include <gtest/gtest.h>

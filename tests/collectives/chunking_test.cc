@@ -18,7 +18,7 @@ void ExpectPartition(const ChunkingOptions& options, const Phase& phase) {
   const bool segmented = SegmentsOf(options.collective, 2) > 1;
   const uint32_t segments = segmented ? phase.chunks : 1;
   std::vector<std::vector<uint8_t>> seen(segments, std::vector<uint8_t>(options.count));
-  for (uint64_t row = 0; row < chunking.rows(); ++row) {
+  for (uint64_t row = 0; row < chunking.windows(); ++row) {
     for (uint32_t chunk = 0; chunk < phase.chunks; ++chunk) {
       for (uint32_t channel = 0; channel < phase.channels; ++channel) {
         const Range part = chunking.Part(row, phase, chunk, channel);
@@ -30,8 +30,8 @@ void ExpectPartition(const ChunkingOptions& options, const Phase& phase) {
           ASSERT_LE(slice.count, options.slice_elements);
           ASSERT_EQ(slice.first % kSuperblock, 0u);
           ASSERT_TRUE(slice.count % kSuperblock == 0 || slice.first + slice.count == options.count);
-          ASSERT_EQ(slice.first / options.row_elements,
-                    (slice.first + slice.count - 1) / options.row_elements);
+          ASSERT_EQ(slice.first / options.window_elements,
+                    (slice.first + slice.count - 1) / options.window_elements);
           for (uint32_t e = 0; e < slice.count; ++e) ++seen[slice.segment][slice.first + e];
         }
       }
@@ -48,7 +48,7 @@ TEST(ChunkingTest, RandomCutsPartitionTheVector) {
     ChunkingOptions options;
     options.collective = static_cast<Collective>(rng.Below(kCollectiveKinds));
     options.count = rng.Below(40000);
-    options.row_elements = kSuperblock * (1 + rng.Below(60));
+    options.window_elements = kSuperblock * (1 + rng.Below(60));
     options.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng.Below(20)));
     options.group = static_cast<uint32_t>(1 + rng.Below(4));
     const Phase phase{.chunks = static_cast<uint16_t>(1 + rng.Below(9)),
@@ -82,7 +82,7 @@ TEST(ChunkingTest, SegmentsLieWhereTheCallersBuffersHaveThem) {
     const Chunking chunking({.collective = place.collective,
                              .nranks = 3,
                              .count = kCount,
-                             .row_elements = kSuperblock,
+                             .window_elements = kSuperblock,
                              .slice_elements = kSuperblock});
     const auto segments = static_cast<uint16_t>(SegmentsOf(place.collective, 3));
     const Phase phase{.chunks = segments, .channels = 1};
@@ -98,11 +98,11 @@ TEST(ChunkingTest, SegmentsLieWhereTheCallersBuffersHaveThem) {
 TEST(ChunkingTest, PartsOfAWindowAreDealtAsTheFormatSays) {
   ChunkingOptions options;
   options.count = kWindow + 1000;
-  options.row_elements = kWindow;
+  options.window_elements = kWindow;
   options.slice_elements = kWindow;
   const Chunking chunking(options);
   const Phase phase{.chunks = 3, .channels = 1};
-  ASSERT_EQ(chunking.rows(), 2u);
+  ASSERT_EQ(chunking.windows(), 2u);
   EXPECT_EQ(chunking.Part(0, phase, 0, 0).count, 1366u * 256);
   EXPECT_EQ(chunking.Part(0, phase, 1, 0).first, 1366u * 256);
   EXPECT_EQ(chunking.Part(0, phase, 1, 0).count, 1365u * 256);

@@ -63,7 +63,7 @@ strand 0: phase 0, channel 0
 }
 
 TEST(DumpText, OfAMulticastFromARoot) {
-  ScheduleRequest request = RequestOf({Collective::kBroadcast, Algorithm::kDirect}, 6);
+  ScheduleRequest request = RequestOf({Collective::kBroadcast, Algorithm::kTwoShot}, 6);
   request.root = 3;
   EXPECT_EQ(DumpText(MakeAll(request)[3]),
             R"(broadcast direct, 6 ranks: rank 3, root 3
@@ -76,7 +76,7 @@ strand 0: phase 0, channel 0
 }
 
 TEST(DumpText, OfSegmentsFromEachToEach) {
-  EXPECT_EQ(DumpText(MakeAll(RequestOf({Collective::kAllToAll, Algorithm::kDirect}, 3))[1]),
+  EXPECT_EQ(DumpText(MakeAll(RequestOf({Collective::kAllToAll, Algorithm::kTwoShot}, 3))[1]),
             R"(alltoall direct, 3 ranks: rank 1
 phase 0: data, chunks 9, channels 1
 L0: data/0 1 -> 2
@@ -96,7 +96,7 @@ strand 1: phase 0, channel 0
 }
 
 TEST(DumpText, OfSegmentsToAndFromARoot) {
-  ScheduleRequest request = RequestOf({Collective::kGather, Algorithm::kDirect}, 3);
+  ScheduleRequest request = RequestOf({Collective::kGather, Algorithm::kTwoShot}, 3);
   request.root = 2;
   EXPECT_EQ(DumpText(MakeAll(request)[2]),
             R"(gather direct, 3 ranks: rank 2, root 2
@@ -124,7 +124,7 @@ strand 0: phase 0, channel 0
 }
 
 TEST(DumpText, OfTheAgreementOfSideInformation) {
-  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirectOneShot}, 2);
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kOneShot}, 2);
   request.side_phase = request.side_one_shot = true;
   EXPECT_EQ(DumpText(MakeAll(request)[1]),
             R"(allreduce direct_one_shot, 2 ranks: rank 1
@@ -134,11 +134,11 @@ L0: side/1 0 -> 1
 L1: side/1 1 -> 0
 L2: data/1 0 -> 1
 L3: data/1 1 -> 0
-strand 0: phase 0, channel 0; row r waits for row r-2 of strand 1
+strand 0: phase 0, channel 0; window r waits for window r-2 of strand 1
   step  name                   chunk  from     to       outputs <- fold(inputs)
      0  send                       0  -        0        L1 side <- input
      1  recv-reduce-copy           0  0        -        output side <- L0 side + input
-strand 1: phase 1, channel 0; row r waits for row r of strand 0
+strand 1: phase 1, channel 0; window r waits for window r of strand 0
   step  name                   chunk  from     to       outputs <- fold(inputs)
      0  send                       0  -        0        L3 sum(1) <- input
      1  recv-reduce-copy           0  0        -        output <- L2 sum(1) + input
@@ -156,7 +156,7 @@ strand 0: phase 0, channel 0
 }
 
 TEST(DumpDot, OfTwoShots) {
-  EXPECT_EQ(DumpDot(MakeAll(RequestOf({Collective::kAllReduce, Algorithm::kDirect}, 2))),
+  EXPECT_EQ(DumpDot(MakeAll(RequestOf({Collective::kAllReduce, Algorithm::kTwoShot}, 2))),
             R"dot(digraph schedule {
   rankdir=LR;
   node [shape=box];

@@ -26,16 +26,16 @@ constexpr int kRuns = 400;
 // What ranks lend of a call's buffers: as in memory of the host, where results are written to those
 // who want them, or as in memory of devices, where peers only read, and which is withdrawn when the
 // call fails.
-enum class Lending { kNothing, kOfHost, kOfDevice };
+enum class ZeroCopy { kNothing, kOfHost, kOfDevice };
 
 struct Scenario {
   Collective collective;
   Algorithm algorithm;
   int nranks, root, channels;
   bool hbi, side_one_shot, in_place, late_engine, multicast;
-  Lending lending;
+  ZeroCopy zero_copy;
   bool noticed_soon;
-  uint64_t count, row_elements;
+  uint64_t count, window_elements;
   uint32_t slice_elements, group;
   uint16_t depth;
 
@@ -58,23 +58,23 @@ struct Scenario {
     s.multicast = rng->Below(2) == 0;
     // As the composition root does (src/communicator/zero_copy.cc), over what joins ranks by shared
     // memory.
-    const bool lends = s.algorithm == Algorithm::kDirect && !s.hbi && s.multicast &&
+    const bool lends = s.algorithm == Algorithm::kTwoShot && !s.hbi && s.multicast &&
                        (all_reduce || halves || s.collective == Collective::kBroadcast);
     s.noticed_soon = rng->Below(2) == 0;
-    s.lending = lends ? static_cast<Lending>(rng->Below(3)) : Lending::kNothing;
+    s.zero_copy = lends ? static_cast<ZeroCopy>(rng->Below(3)) : ZeroCopy::kNothing;
     s.count = rng->Below(4) == 0 ? rng->Below(3) : rng->Below(12000);
-    s.row_elements = s.hbi ? kWindow : kSuperblock * (1 + rng->Below(20));
+    s.window_elements = s.hbi ? kWindow : kSuperblock * (1 + rng->Below(20));
     s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
     s.depth = static_cast<uint16_t>(1 + rng->Below(4));
     s.group = static_cast<uint32_t>(1 + rng->Below(s.depth));
     return s;
   }
   // Calls in which something is lent; ranks that fail early take it back while others still use it.
-  static Scenario Lent(Lending lending, Rng* rng) {
+  static Scenario RegisteredBuffer(ZeroCopy zero_copy, Rng* rng) {
     Scenario s{};
     do {
       s = Random(rng);
-    } while (s.lending != lending || s.count < 1000);
+    } while (s.zero_copy != zero_copy || s.count < 1000);
     s.late_engine = s.noticed_soon = true;
     return s;
   }
@@ -86,9 +86,9 @@ struct Scenario {
            " group=" + std::to_string(group) + (hbi ? " hbi" : " none") +
            (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
            (multicast ? " multicast" : " unicast") +
-           (lending == Lending::kNothing  ? ""
-            : lending == Lending::kOfHost ? " lent"
-                                          : " lent of a device");
+           (zero_copy == ZeroCopy::kNothing  ? ""
+            : zero_copy == ZeroCopy::kOfHost ? " lent"
+                                             : " lent of a device");
   }
   uint64_t InputCount() const {
     const bool parts = collective == Collective::kReduceScatter ||
@@ -127,19 +127,19 @@ struct SimRank {
   std::unique_ptr<Program> program;
   std::unique_ptr<CodecState> codec;
   std::unique_ptr<test::SimEngine> engine;
-  std::unique_ptr<Task> task;
+  std::unique_ptr<CollectiveRequest> task;
   std::vector<float> other;  // lent before
-  Lent lent_input, lent_output;
+  RegisteredBuffer registered_input, registered_output;
   Status failure;
   bool over() const { return task->done() || !failure.ok(); }
 };
 
 class Simulation {
  public:
-  explicit Simulation(uint64_t seed, Lending lending = Lending::kNothing)
+  explicit Simulation(uint64_t seed, ZeroCopy zero_copy = ZeroCopy::kNothing)
       : rng_(seed),
-        scenario_(lending == Lending::kNothing ? Scenario::Random(&rng_)
-                                               : Scenario::Lent(lending, &rng_)),
+        scenario_(zero_copy == ZeroCopy::kNothing ? Scenario::Random(&rng_)
+                                                  : Scenario::RegisteredBuffer(zero_copy, &rng_)),
         world_(scenario_.nranks, rng_.Next(), SimOptionsOf(scenario_)),
         codec_(scenario_.hbi ? *MakeCodec("hbi:bits=6") : IdentityCodec()) {
     for (int rank = 0; rank < scenario_.nranks; ++rank) ranks_.push_back(MakeRank(rank));
@@ -212,40 +212,42 @@ class Simulation {
   }
 
   // A part of the buffer, so that some slices lie in it and some do not; at any place of a rank's
-  // board, if others have been there before.
-  Lent Lend(Transport* transport, std::vector<float>* buffer, uint64_t serial, bool writable) {
+  // table, if others have been there before.
+  RegisteredBuffer Register(Transport* transport, std::vector<float>* buffer, uint64_t generation,
+                            bool writable) {
     if (buffer->empty()) return {};
     auto* const data = reinterpret_cast<std::byte*>(buffer->data());
     const size_t bytes = buffer->size() * sizeof(float);
-    const uint32_t id =
-        transport->Offer({.serial = serial, .data = data, .bytes = bytes, .writable = writable});
+    const uint32_t id = transport->ExportRegion(
+        {.generation = generation, .data = data, .bytes = bytes, .writable = writable});
     const size_t head = rng_.Below(4) == 0 ? rng_.Below(bytes) : 0;
     return {.region = id, .offset = head, .begin = data + head, .end = data + bytes};
   }
 
-  void LendBuffers(int rank, std::vector<float>* input, std::vector<float>* output, SimRank* r) {
+  void RegisterBuffers(int rank, std::vector<float>* input, std::vector<float>* output,
+                       SimRank* r) {
     const Scenario& s = scenario_;
-    if (s.lending == Lending::kNothing) return;
+    if (s.zero_copy == ZeroCopy::kNothing) return;
     Transport* const transport = world_.transport(rank);
     r->other.resize(64);
-    for (uint64_t serial = 10 + rng_.Below(16); serial > 10; --serial) {
-      Lend(transport, &r->other, serial, false);
+    for (uint64_t generation = 10 + rng_.Below(16); generation > 10; --generation) {
+      Register(transport, &r->other, generation, false);
     }
-    const bool host = s.lending == Lending::kOfHost;
+    const bool host = s.zero_copy == ZeroCopy::kOfHost;
     if (s.collective == Collective::kAllReduce) {
-      r->lent_output = Lend(transport, output, input == output ? 1 : 2, host);
+      r->registered_output = Register(transport, output, input == output ? 1 : 2, host);
     }
     if (s.collective != Collective::kBroadcast || rank == s.root) {
-      r->lent_input = Lend(transport, input, 1, false);
+      r->registered_input = Register(transport, input, 1, false);
     }
     if (rng_.Below(2) == 0) world_.AdvanceTo(world_.now() + kMillisecond);  // else it comes later
   }
 
   // What follows a failed call: nothing that a peer reads here from now on may become a result.
-  void TakeBack(int rank, SimRank* r) {
-    if (scenario_.lending != Lending::kOfDevice) return;
-    for (const Lent& lent : {r->lent_input, r->lent_output}) {
-      if (lent.region != 0) world_.transport(rank)->Withdraw(lent.region);
+  void RevokeAccess(int rank, SimRank* r) {
+    if (scenario_.zero_copy != ZeroCopy::kOfDevice) return;
+    for (const RegisteredBuffer& lent : {r->registered_input, r->registered_output}) {
+      if (lent.region != 0) world_.transport(rank)->InvalidateRegion(lent.region);
     }
     std::fill(r->input.begin(), r->input.end(), 1e30f);
     std::fill(r->output.begin(), r->output.end(), 1e30f);
@@ -288,7 +290,7 @@ class Simulation {
                     .ok());
     r->engine =
         std::make_unique<test::SimEngine>(&world_, rank, rng_.Next(), s.late_engine ? 0.25 : 1.0);
-    r->task = std::make_unique<Task>(r->engine.get());
+    r->task = std::make_unique<CollectiveRequest>(r->engine.get());
     const float* input = r->input.data();
     float* output = r->output.data();
     if (s.in_place && s.collective == Collective::kAllGather) {
@@ -302,13 +304,13 @@ class Simulation {
         s.in_place && s.collective == Collective::kAllGather ? &r->output : &r->input;
     std::vector<float>* const out_buffer =
         s.in_place && s.collective != Collective::kAllGather ? &r->input : &r->output;
-    LendBuffers(rank, in_buffer, out_buffer, r.get());
-    const bool host = s.lending == Lending::kOfHost;
+    RegisterBuffers(rank, in_buffer, out_buffer, r.get());
+    const bool host = s.zero_copy == ZeroCopy::kOfHost;
     r->task->Start({.program = r->program.get(),
                     .chunking = Chunking({.collective = s.collective,
                                           .nranks = s.nranks,
                                           .count = s.count,
-                                          .row_elements = s.row_elements,
+                                          .window_elements = s.window_elements,
                                           .slice_elements = s.slice_elements,
                                           .side_slice_elements = kWindow,
                                           .group = s.group}),
@@ -317,9 +319,9 @@ class Simulation {
                     .input = reinterpret_cast<const std::byte*>(input),
                     .output = reinterpret_cast<std::byte*>(output),
                     .signature = 42,
-                    .lent_input = r->lent_input,
-                    .lent_output = host ? r->lent_output : Lent{},
-                    .lent_result = host ? Lent{} : r->lent_output});
+                    .registered_input = r->registered_input,
+                    .registered_output = host ? r->registered_output : RegisteredBuffer{},
+                    .registered_result = host ? RegisteredBuffer{} : r->registered_output});
     return r;
   }
 
@@ -357,13 +359,13 @@ class Simulation {
     Result<int> events = world_.transport(rank)->Progress(world_.now());
     if (!events.ok()) {
       r.failure = events.status();
-      TakeBack(rank, &r);
+      RevokeAccess(rank, &r);
       return true;
     }
     Result<int> ran = r.task->Advance(static_cast<int>(1 + rng_.Below(8)));
     if (!ran.ok()) {
       r.failure = ran.status();
-      TakeBack(rank, &r);
+      RevokeAccess(rank, &r);
       return true;
     }
     return *ran > 0;
@@ -378,16 +380,16 @@ class Simulation {
 };
 
 // Of run i: every fourth one lends for certain.
-Lending LendingOf(int i) {
-  if (i % 4 != 1) return Lending::kNothing;
-  return i % 8 == 1 ? Lending::kOfHost : Lending::kOfDevice;
+ZeroCopy ZeroCopyOf(int i) {
+  if (i % 4 != 1) return ZeroCopy::kNothing;
+  return i % 8 == 1 ? ZeroCopy::kOfHost : ZeroCopy::kOfDevice;
 }
 
 TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
   const uint64_t seed = test::TestSeed();
   uint64_t references = 0, targets = 0;
   for (int i = 0; i < kRuns; ++i) {
-    Simulation run(seed + static_cast<uint64_t>(i), LendingOf(i));
+    Simulation run(seed + static_cast<uint64_t>(i), ZeroCopyOf(i));
     SCOPED_TRACE("run " + std::to_string(i) + " of INCCL_TEST_SEED=" + std::to_string(seed));
     run.Play(-1);
     for (int rank = 0; rank < run.scenario().nranks; ++rank) {
@@ -435,7 +437,7 @@ TEST(ExecutorSimTest, SurvivorsOfACrashEnd) {
   const uint64_t seed = test::TestSeed() ^ 0xC0FFEE;
   Crashes crashes;
   for (int i = 0; i < kRuns && !HasFailure(); ++i) {
-    Simulation run(seed + static_cast<uint64_t>(i), LendingOf(i));
+    Simulation run(seed + static_cast<uint64_t>(i), ZeroCopyOf(i));
     SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
     CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
   }
@@ -447,7 +449,7 @@ TEST(ExecutorSimTest, WhatIsWithdrawnNeverBecomesAResult) {
   const uint64_t seed = test::TestSeed() ^ 0xDE71CE;
   Crashes crashes;
   for (int i = 0; i < kRuns && !HasFailure(); ++i) {
-    Simulation run(seed + static_cast<uint64_t>(i), Lending::kOfDevice);
+    Simulation run(seed + static_cast<uint64_t>(i), ZeroCopy::kOfDevice);
     SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
     CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
   }

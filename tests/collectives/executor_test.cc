@@ -21,7 +21,7 @@ namespace {
 class Patient final : public WaitObserver {
  public:
   Status Check() override { return Status::Ok(); }
-  Status OnStall(const Job& task, std::span<const int> /*awaited*/, Time stalled) override {
+  Status OnStall(const Request& task, std::span<const int> /*awaited*/, Time stalled) override {
     if (stalled < 20 * kSecond) return Status::Ok();
     const Blocked blocked = task.blocked_on();
     return TimeoutError("stuck in strand " + std::to_string(blocked.strand) + " step " +
@@ -36,7 +36,7 @@ struct Shape {
   int nranks;
   int channels;
   uint64_t count;
-  uint64_t row_elements;
+  uint64_t window_elements;
   uint32_t slice_elements;
   uint32_t group;
   uint16_t depth;
@@ -116,7 +116,7 @@ void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* tra
   const Chunking chunking({.collective = shape.collective,
                            .nranks = shape.nranks,
                            .count = shape.count,
-                           .row_elements = shape.row_elements,
+                           .window_elements = shape.window_elements,
                            .slice_elements = shape.slice_elements,
                            .side_slice_elements = kSuperblock,
                            .group = shape.group});
@@ -128,7 +128,7 @@ void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* tra
   for (uint64_t i = 0; i < in_count; ++i) input[i] = Value(rank, i);
   std::unique_ptr<CodecState> codec = IdentityCodec()->NewState();
   CpuEngine engine;
-  Task task(&engine);
+  CollectiveRequest task(&engine);
   Progress progress(transport, &SystemClock(), WaitPolicy{.spins = 0, .yields = 20});
   Patient observer;
   for (int call = 0; call < calls; ++call) {
@@ -199,7 +199,7 @@ TEST(ExecutorTest, EveryScheduleMovesTheRightElements) {
 struct Broadcast {
   Broadcast(int rank, Transport* transport, bool until_read) : lanes(transport), task(&engine) {
     Result<Schedule> schedule = MakeSchedule({.collective = Collective::kBroadcast,
-                                              .algorithm = Algorithm::kDirect,
+                                              .algorithm = Algorithm::kTwoShot,
                                               .nranks = 2,
                                               .rank = rank});
     Result<std::unique_ptr<Program>> bound =
@@ -217,7 +217,7 @@ struct Broadcast {
                 .chunking = Chunking({.collective = Collective::kBroadcast,
                                       .nranks = 2,
                                       .count = values.size(),
-                                      .row_elements = kSuperblock,
+                                      .window_elements = kSuperblock,
                                       .slice_elements = kSuperblock,
                                       .side_slice_elements = kSuperblock}),
                 .codec = codec.get(),
@@ -234,7 +234,7 @@ struct Broadcast {
   CpuEngine engine;
   LaneTable lanes;
   std::unique_ptr<Program> program;
-  Task task;
+  CollectiveRequest task;
 };
 
 TEST(ExecutorTest, ACallUntilReadLastsUntilTheOthersHaveReleasedItsSlices) {

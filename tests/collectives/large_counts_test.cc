@@ -19,7 +19,7 @@
 #include "base/rng.h"
 #include "collectives/call.h"
 #include "collectives/executor.h"
-#include "collectives/point.h"
+#include "collectives/send_recv.h"
 #include "communicator/plan_cache.h"
 #include "compress/identity_codec.h"
 #include "transport/loopback/loopback.h"
@@ -37,8 +37,8 @@ using Ranges = std::map<uint64_t, uint64_t>;  // in bytes: begin -> end
 class RecordingEngine final : public Engine {
  public:
   explicit RecordingEngine(uint64_t element) : element_(element) {}
-  Result<Ticket> Combine(CodecState*, const Range& range, std::span<const Term> inputs,
-                         std::span<Term> outputs) override {
+  Result<CompletionId> Combine(CodecState*, const Range& range, std::span<const Term> inputs,
+                               std::span<Term> outputs) override {
     const uint64_t bytes = range.count * element_;
     for (const Term& input : inputs) {
       if (input.format.form == Form::kInput) Note(input, kInputAt, bytes, &read);
@@ -50,9 +50,9 @@ class RecordingEngine final : public Engine {
         output.bytes = 1;
       }
     }
-    return Ticket{0};
+    return CompletionId{0};
   }
-  Result<bool> Done(Ticket) override { return true; }
+  Result<bool> Done(CompletionId) override { return true; }
 
   Ranges read, written;
   int again = 0;  // times that a range of the output was written which had been
@@ -98,9 +98,9 @@ struct Shape {
 };
 
 struct RankRun {
-  std::unique_ptr<Plans> plans;
+  std::unique_ptr<PlanCache> plans;
   std::unique_ptr<RecordingEngine> engine;
-  std::unique_ptr<Task> task;
+  std::unique_ptr<CollectiveRequest> task;
 };
 
 void RunShape(const Shape& shape) {
@@ -115,15 +115,16 @@ void RunShape(const Shape& shape) {
   call.root = 1;
   for (int rank = 0; rank < kRanks; ++rank) {
     RankRun& r = ranks[static_cast<size_t>(rank)];
-    r.plans = std::make_unique<Plans>(
-        Plans::Options{.rank = rank, .nranks = kRanks, .channels = 2, .slice_bytes = kSliceBytes},
+    r.plans = std::make_unique<PlanCache>(
+        PlanCache::Options{
+            .rank = rank, .nranks = kRanks, .channels = 2, .slice_bytes = kSliceBytes},
         ends[static_cast<size_t>(rank)].get());
     Choice choice;
     choice.algorithm = shape.algorithm;
-    Result<Plans::Plan> plan = r.plans->Make(call, *shape.codec, choice);
+    Result<PlanCache::Plan> plan = r.plans->Make(call, *shape.codec, choice);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     r.engine = std::make_unique<RecordingEngine>(element);
-    r.task = std::make_unique<Task>(r.engine.get());
+    r.task = std::make_unique<CollectiveRequest>(r.engine.get());
     r.task->Start({.program = plan->program,
                    .chunking = plan->chunking,
                    .element_bytes = element,
@@ -173,7 +174,7 @@ constexpr uint64_t kBeyond31 = (uint64_t{1} << 31) + 12345, kBeyond32 = (uint64_
 
 TEST(LargeCountsTest, EveryElementOnce) {
   for (int c = 0; c < kCollectiveKinds; ++c) {
-    for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kTwoShot}) {
       const auto collective = static_cast<Collective>(c);
       if (!HasSchedule(collective, algorithm, kRanks)) continue;
       for (const auto& [type, count] :
@@ -193,7 +194,7 @@ TEST(LargeCountsTest, EveryElementOnceCompressed) {
          {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
       if (!codec->Supports(collective, DataType::kFloat32, ReduceOp::kSum, kRanks).ok()) continue;
       SCOPED_TRACE(fmt::format("{} {}", Name(collective), spec));
-      RunShape({collective, Algorithm::kDirect, DataType::kFloat32, kBeyond31, codec});
+      RunShape({collective, Algorithm::kTwoShot, DataType::kFloat32, kBeyond31, codec});
     }
   }
 }
@@ -240,7 +241,7 @@ TEST(LargeCountsTest, SendAndReceive) {
   const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(2);
   LaneTable send_lanes(ends[0].get()), recv_lanes(ends[1].get());
   const SlotOptions slots = SlotsFor(128 * 1024);
-  PointTask send(0, 2, slots), recv(1, 2, slots);
+  SendRecvRequest send(0, 2, slots), recv(1, 2, slots);
   ASSERT_TRUE(send.Start({{.is_send = true,
                            .peer = 1,
                            .type = DataType::kUint8,

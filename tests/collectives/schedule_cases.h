@@ -46,12 +46,12 @@ inline const std::vector<Case>& AllCases() {
   using enum Collective;
   using enum Algorithm;
   static const std::vector<Case> cases = {
-      {kAllReduce, kRing},   {kAllReduce, kTree},     {kAllReduce, kDirectOneShot},
-      {kAllReduce, kDirect}, {kReduceScatter, kRing}, {kReduceScatter, kDirect},
-      {kAllGather, kRing},   {kAllGather, kDirect},   {kBroadcast, kRing},
-      {kBroadcast, kTree},   {kBroadcast, kDirect},   {kReduce, kRing},
-      {kReduce, kTree},      {kReduce, kDirect},      {kAllReduce, kRecursiveDoubling},
-      {kAllToAll, kDirect},  {kGather, kDirect},      {kScatter, kDirect},
+      {kAllReduce, kRing},    {kAllReduce, kTree},     {kAllReduce, kOneShot},
+      {kAllReduce, kTwoShot}, {kReduceScatter, kRing}, {kReduceScatter, kTwoShot},
+      {kAllGather, kRing},    {kAllGather, kTwoShot},  {kBroadcast, kRing},
+      {kBroadcast, kTree},    {kBroadcast, kTwoShot},  {kReduce, kRing},
+      {kReduce, kTree},       {kReduce, kTwoShot},     {kAllReduce, kRecursiveDoubling},
+      {kAllToAll, kTwoShot},  {kGather, kTwoShot},     {kScatter, kTwoShot},
   };
   return cases;
 }

@@ -104,7 +104,7 @@ TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
 
 // Every data strand waits for the codes of the segments it works on, and for no others.
 TEST(SideSchedule, DataWaitsForItsOwnSegments) {
-  ScheduleRequest request = RequestOf({Collective::kAllGather, Algorithm::kDirect}, 4);
+  ScheduleRequest request = RequestOf({Collective::kAllGather, Algorithm::kTwoShot}, 4);
   request.side_phase = true;
   // Strands: 0 side send, 1 side gather, 2 data send, 3 data gather.
   const Schedule gather = MakeAll(request)[1];
@@ -119,7 +119,7 @@ TEST(SideSchedule, DataWaitsForItsOwnSegments) {
   EXPECT_EQ(same_row(gather.strands[2]), std::vector<int>{0});
   EXPECT_EQ(same_row(gather.strands[3]), std::vector<int>{1});
   // 0 side deal, 1 side own, 2 side gather, 3 data deal, 4 data own.
-  request = RequestOf({Collective::kReduceScatter, Algorithm::kDirect}, 4);
+  request = RequestOf({Collective::kReduceScatter, Algorithm::kTwoShot}, 4);
   request.side_phase = true;
   const Schedule scatter = MakeAll(request)[1];
   ASSERT_EQ(scatter.strands.size(), 5u);

@@ -154,8 +154,8 @@ Expected ExpectedOf(const Case& which, int n) {
           const int steps = log + (odd ? 1 : 0) + (n - p > p / 2 ? 1 : 0);
           return {steps, n <= 3, {sent, sent, sent, half}};
         }
-        case Algorithm::kDirectOneShot: return {n > 1, true, {double(n > 1), d - 1, d - 1, n > 1}};
-        case Algorithm::kDirect:
+        case Algorithm::kOneShot: return {n > 1, true, {double(n > 1), d - 1, d - 1, n > 1}};
+        case Algorithm::kTwoShot:
           return {n > 1 ? 2 : 0, true, {double(n > 1), 2 * (d - 1) / d, 2 * (d - 1) / d, n > 1}};
         case Algorithm::kEnd: break;
       }
@@ -229,13 +229,13 @@ TEST_P(EverySchedule, HasTheStepsAndTheTrafficOfTheFormulas) {
 // Lanes that a rank is an end of, and those of them it produces, at most.
 std::pair<int, int> ExpectedLanes(const Case& which, int n) {
   const bool ring = which.algorithm == Algorithm::kRing;
-  const bool direct = which.algorithm == Algorithm::kDirect;
+  const bool direct = which.algorithm == Algorithm::kTwoShot;
   switch (which.collective) {
     case Collective::kAllReduce: {
       const int log = FloorLog2(n);
       if (which.algorithm == Algorithm::kTree) return {7, 3};
       if (which.algorithm == Algorithm::kRecursiveDoubling) return {2 * log, log};
-      if (which.algorithm == Algorithm::kDirectOneShot) return {n, 1};
+      if (which.algorithm == Algorithm::kOneShot) return {n, 1};
       return ring ? std::pair(4, 2) : std::pair(3 * n - 2, n);
     }
     case Collective::kReduceScatter: return ring ? std::pair(4, 2) : std::pair(2 * n - 2, n - 1);
@@ -266,7 +266,7 @@ TEST_P(EverySchedule, HasTheLanesOfTheFormulas) {
 // Groups of ranks: everything is right for every size of them, and what passes from group to group
 // does so once.
 TEST(DirectGroups, AreProvenForEverySize) {
-  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirect}, 0);
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kTwoShot}, 0);
   for (request.nranks = 2; request.nranks <= (test::kSanitized ? 10 : 20); ++request.nranks) {
     for (request.group = 1; request.group <= request.nranks + 1; ++request.group) {
       SCOPED_TRACE(fmt::format("{} ranks in groups of {}", request.nranks, request.group));
@@ -284,7 +284,7 @@ TEST(DirectGroups, ExchangeSums) {
   for (const auto& [n, m] :
        {std::pair(8, 4), std::pair(16, 4), std::pair(12, 6), std::pair(7, 3)}) {
     SCOPED_TRACE(fmt::format("{} ranks in groups of {}", n, m));
-    ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kDirect}, n);
+    ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kTwoShot}, n);
     request.group = m;
     const std::vector<Schedule> schedules = MakeAll(request);
     EXPECT_EQ(Prove(request).steps, 4);
@@ -323,7 +323,7 @@ TEST(DirectGroups, OfOneGroupAndElsewhereChangeNothing) {
     ScheduleRequest request = RequestOf(which, 6);
     const std::vector<Schedule> plain = MakeAll(request);
     const bool direct =
-        which.collective == Collective::kAllReduce && which.algorithm == Algorithm::kDirect;
+        which.collective == Collective::kAllReduce && which.algorithm == Algorithm::kTwoShot;
     request.group = direct ? 6 : 2;
     const std::vector<Schedule> same = MakeAll(request);
     for (size_t r = 0; r < plain.size(); ++r) EXPECT_EQ(DumpText(same[r]), DumpText(plain[r]));
@@ -393,10 +393,10 @@ TEST(MakeSchedule, RefusesWhatIsNotThere) {
 }
 
 TEST(MakeSchedule, RefusesMoreChunksThanIndicesReach) {
-  ScheduleRequest request = RequestOf({Collective::kAllToAll, Algorithm::kDirect}, 256);
+  ScheduleRequest request = RequestOf({Collective::kAllToAll, Algorithm::kTwoShot}, 256);
   ExpectRefused(request, "alltoall: nranks is 256, not 1..255");
-  EXPECT_FALSE(HasSchedule(Collective::kAllToAll, Algorithm::kDirect, 256));
-  EXPECT_TRUE(HasSchedule(Collective::kGather, Algorithm::kDirect, 256));
+  EXPECT_FALSE(HasSchedule(Collective::kAllToAll, Algorithm::kTwoShot, 256));
+  EXPECT_TRUE(HasSchedule(Collective::kGather, Algorithm::kTwoShot, 256));
   request.nranks = 255;
   request.rank = 254;
   const Result<Schedule> schedule = MakeSchedule(request);
@@ -407,7 +407,7 @@ TEST(MakeSchedule, RefusesMoreChunksThanIndicesReach) {
 }
 
 TEST(MakeSchedule, RefusesMoreLanesThanIndicesReach) {
-  ScheduleRequest request = RequestOf({Collective::kReduceScatter, Algorithm::kDirect}, 1000);
+  ScheduleRequest request = RequestOf({Collective::kReduceScatter, Algorithm::kTwoShot}, 1000);
   request.channels = 33;  // 33 * 2 * 999 lanes
   ExpectRefused(request, "1000 ranks with 33 channels need 65934 lanes");
   request.channels = 32;

@@ -9,27 +9,29 @@ namespace {
 using namespace test;  // NOLINT(google-build-using-namespace)
 
 constexpr Case kRing = {Collective::kAllReduce, Algorithm::kRing};
-constexpr Case kDirect = {Collective::kAllReduce, Algorithm::kDirect};
+constexpr Case kTwoShot = {Collective::kAllReduce, Algorithm::kTwoShot};
 
 TEST(Validate, ChecksTheCouplingOfPhases) {
   // Strands of direct, direct: 0-2 side (deal, own, gather), 3-5 data.
-  const Schedules whole = Make(kDirect, 3, true);
+  const Schedules whole = Make(kTwoShot, 3, true);
   ASSERT_EQ(whole[1].strands.size(), 6u);
   Schedules broken = whole;
   broken[1].strands[4].waits.clear();
-  ExpectRefused(broken, {"rank 1: data strand 4 does not wait for the side strand 1 of its row"});
+  ExpectRefused(broken,
+                {"rank 1: data strand 4 does not wait for the side strand 1 of its window"});
   broken = whole;
   for (Dependency& wait : broken[1].strands[4].waits) wait.lag = 1;
-  ExpectRefused(broken, {"rank 1: data strand 4 does not wait for the side strand 1 of its row"});
+  ExpectRefused(broken,
+                {"rank 1: data strand 4 does not wait for the side strand 1 of its window"});
   broken = whole;
   broken[1].strands[2].waits.clear();
-  ExpectRefused(broken, {"rank 1: side strand 2 may overtake the data strand 3 by 2 rows"});
+  ExpectRefused(broken, {"rank 1: side strand 2 may overtake the data strand 3 by 2 windows"});
   broken = whole;
   for (Dependency& wait : broken[1].strands[2].waits) wait.lag = 3;
-  ExpectRefused(broken, {"rank 1: side strand 2 may overtake the data strand 3 by 2 rows"});
+  ExpectRefused(broken, {"rank 1: side strand 2 may overtake the data strand 3 by 2 windows"});
   broken = whole;
   for (Dependency& wait : broken[1].strands[2].waits) wait.lag = 0;
-  ExpectRefused(broken, {"rank 1: strand 2 waits in the same row for strand 3"});
+  ExpectRefused(broken, {"rank 1: strand 2 waits in the same window for strand 3"});
   // Data on a side lane.
   broken = whole;
   OperandAt(&broken[1], 3, 0, 1).index = 0;
@@ -38,33 +40,37 @@ TEST(Validate, ChecksTheCouplingOfPhases) {
 
 TEST(Validate, ChecksTheCouplingOfSegments) {
   // All-gather by direct: 0 side send, 1 side gather, 2 data send, 3 data gather.
-  const Schedules gather = Make({Collective::kAllGather, Algorithm::kDirect}, 3, true);
+  const Schedules gather = Make({Collective::kAllGather, Algorithm::kTwoShot}, 3, true);
   ASSERT_EQ(gather[1].strands.size(), 4u);
   Schedules broken = gather;
   std::swap(broken[1].strands[2].waits, broken[1].strands[3].waits);
-  ExpectRefused(broken, {"rank 1: data strand 2 does not wait for the side strand 0 of its row"});
+  ExpectRefused(broken,
+                {"rank 1: data strand 2 does not wait for the side strand 0 of its window"});
   broken = gather;
   broken[1].strands[3].waits.clear();
-  ExpectRefused(broken, {"rank 1: data strand 3 does not wait for the side strand 1 of its row"});
+  ExpectRefused(broken,
+                {"rank 1: data strand 3 does not wait for the side strand 1 of its window"});
   broken = gather;
   broken[2].strands[1].waits.clear();
-  ExpectRefused(broken, {"rank 2: side strand 1 may overtake the data strand 2 by 2 rows"});
+  ExpectRefused(broken, {"rank 2: side strand 1 may overtake the data strand 2 by 2 windows"});
   // Side information of one segment in the place of another's.
   broken = gather;
   for (size_t k = 0; k < 2; ++k) OperandAt(&broken[1], 1, 0, k).chunk = 0;
-  ExpectRefused(broken, {"rank 1 strand 1 step 0 row 0: it expects chunk 0", "brings chunk 2"});
+  ExpectRefused(broken, {"rank 1 strand 1 step 0 window 0: it expects chunk 0", "brings chunk 2"});
   broken = gather;
   broken[0].strands[1].steps.pop_back();
   EXPECT_NE(Refusal(broken), "accepted");
   // Reduce-scatter by direct: 0 side deal, 1 side own, 2 side gather, 3 data deal, 4 data own.
-  const Schedules scatter = Make({Collective::kReduceScatter, Algorithm::kDirect}, 3, true);
+  const Schedules scatter = Make({Collective::kReduceScatter, Algorithm::kTwoShot}, 3, true);
   ASSERT_EQ(scatter[1].strands.size(), 5u);
   broken = scatter;
   std::erase_if(broken[1].strands[3].waits, [](const Dependency& wait) { return wait.lag == 0; });
-  ExpectRefused(broken, {"rank 1: data strand 3 does not wait for the side strand 2 of its row"});
+  ExpectRefused(broken,
+                {"rank 1: data strand 3 does not wait for the side strand 2 of its window"});
   broken = scatter;
   std::erase_if(broken[1].strands[4].waits, [](const Dependency& wait) { return wait.lag == 0; });
-  ExpectRefused(broken, {"rank 1: data strand 4 does not wait for the side strand 1 of its row"});
+  ExpectRefused(broken,
+                {"rank 1: data strand 4 does not wait for the side strand 1 of its window"});
   // Chunks of both phases are segments.
   broken = scatter;
   for (Schedule& schedule : broken) schedule.phases[0].chunks = 4;
@@ -96,25 +102,25 @@ TEST(Validate, WantsTheSideInformationOfEverySegment) {
 
 TEST(Validate, RefusesOutputsThatMayLieOverUnreadInput) {
   // Send and fold of one-shot in two strands: the fold does not know whether the send has run.
-  Schedules schedules = Make({Collective::kAllReduce, Algorithm::kDirectOneShot}, 3);
+  Schedules schedules = Make({Collective::kAllReduce, Algorithm::kOneShot}, 3);
   Schedule& broken = schedules[1];
   broken.strands.push_back(broken.strands[0]);
   broken.strands[0].steps.pop_back();
   broken.strands[1].steps.erase(broken.strands[1].steps.begin());
   ExpectRefused(schedules,
-                {"rank 1 strand 1 step 0 row 0: in place, output chunk 0 channel 0 may be "
+                {"rank 1 strand 1 step 0 window 0: in place, output chunk 0 channel 0 may be "
                  "written before strand 0 step 0 reads the input"});
   // In one strand, but the wrong way round.
-  schedules = Make({Collective::kBroadcast, Algorithm::kDirect}, 2);
+  schedules = Make({Collective::kBroadcast, Algorithm::kTwoShot}, 2);
   Operands operands = OperandsOf(schedules[0], 0, 0);
   SetStep(&schedules[0], 0, 0, operands.inputs, {operands.outputs[1]});
   schedules[0].strands[0].steps.push_back({});
   SetStep(&schedules[0], 0, 1, operands.inputs, {operands.outputs[0]});
   ExpectRefused(schedules,
-                {"rank 0 strand 0 step 0 row 0: in place, output chunk 0 channel 0 may be "
+                {"rank 0 strand 0 step 0 window 0: in place, output chunk 0 channel 0 may be "
                  "written before strand 0 step 1 reads the input"});
   // A strand of the side phase for which nobody waits.
-  schedules = Make(kDirect, 3, true);
+  schedules = Make(kTwoShot, 3, true);
   schedules[2].scratch_slots = 1;
   schedules[2].strands.push_back({0, 0, {Step{}}, {}});
   operands = OperandsOf(schedules[2], 0, 0);
@@ -125,7 +131,7 @@ TEST(Validate, RefusesOutputsThatMayLieOverUnreadInput) {
 }
 
 TEST(Validate, WantsASecondSidePhaseToWaitForTheFirst) {
-  ScheduleRequest request = RequestOf(kDirect, 3);
+  ScheduleRequest request = RequestOf(kTwoShot, 3);
   request.side_phase = request.second_side_phase = true;
   Schedules schedules = MakeAll(request);
   ASSERT_EQ(schedules[1].phases.size(), 3u);
@@ -150,7 +156,8 @@ TEST(Validate, WantsEveryRankInTheSideInformation) {
   Operands operands = OperandsOf(schedules[1], 0, 1);  // the fold of one-shot, in rank order
   operands.inputs.erase(operands.inputs.begin() + 1);
   SetStep(&schedules[1], 0, 1, operands.inputs, operands.outputs);
-  ExpectRefused(schedules, {"rank 1 strand 0 step 1 row 0: rank 1 is missing in the side (0 + 2)"});
+  ExpectRefused(schedules,
+                {"rank 1 strand 0 step 1 window 0: rank 1 is missing in the side (0 + 2)"});
 }
 
 }  // namespace

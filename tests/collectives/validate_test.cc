@@ -12,7 +12,7 @@ namespace {
 using namespace test;  // NOLINT(google-build-using-namespace)
 
 constexpr Case kRing = {Collective::kAllReduce, Algorithm::kRing};
-constexpr Case kDirect = {Collective::kAllReduce, Algorithm::kDirect};
+constexpr Case kTwoShot = {Collective::kAllReduce, Algorithm::kTwoShot};
 constexpr Case kDoubling = {Collective::kAllReduce, Algorithm::kRecursiveDoubling};
 
 TEST(Validate, NamesTheCallInFront) {
@@ -40,7 +40,7 @@ TEST(Validate, RefusesSchedulesOfDifferentCalls) {
 
 TEST(Validate, RefusesPhasesThatMakeNoSense) {
   Schedules schedules = Make(kRing, 2);
-  for (Schedule& schedule : schedules) schedule.phases[0].lane_class = LaneClass::kPoint;
+  for (Schedule& schedule : schedules) schedule.phases[0].lane_class = LaneClass::kSendRecv;
   ExpectRefused(schedules, {"rank 0: the phases are not"});
   schedules = Make(kRing, 2, true);
   for (Schedule& schedule : schedules) schedule.collective = Collective::kReduce;
@@ -48,7 +48,7 @@ TEST(Validate, RefusesPhasesThatMakeNoSense) {
   schedules = Make({Collective::kAllGather, Algorithm::kRing}, 2);
   for (Schedule& schedule : schedules) schedule.phases[0].chunks = 3;
   ExpectRefused(schedules, {"rank 0: 3 chunks, but 2 segments"});
-  schedules = Make({Collective::kAllToAll, Algorithm::kDirect}, 3);
+  schedules = Make({Collective::kAllToAll, Algorithm::kTwoShot}, 3);
   for (Schedule& schedule : schedules) schedule.phases[0].chunks = 3;
   ExpectRefused(schedules, {"rank 0: 3 chunks, but 9 segments"});
   schedules = Make(kRing, 2);
@@ -66,41 +66,43 @@ TEST(Validate, SaysWhichStepWaitsForALostSend) {
 
 TEST(Validate, TellsADeadlockAsAChain) {
   // Both ranks receive before they send.
-  Schedules schedules = Make({Collective::kAllReduce, Algorithm::kDirectOneShot}, 2);
+  Schedules schedules = Make({Collective::kAllReduce, Algorithm::kOneShot}, 2);
   for (Schedule& schedule : schedules) {
     std::vector<Step>& steps = schedule.strands[0].steps;
     ASSERT_EQ(steps.size(), 2u);
     std::swap(steps[0], steps[1]);
   }
-  ExpectRefused(schedules, {"deadlock with one slot per lane: "
-                            "rank 0 strand 0 step 0 row 0 waits for a slice on lane data/1 1 -> 0; "
-                            "rank 1 strand 0 step 0 row 0 waits for a slice on lane data/1 0 -> 1; "
-                            "round to rank 0 strand 0"});
+  ExpectRefused(schedules,
+                {"deadlock with one slot per lane: "
+                 "rank 0 strand 0 step 0 window 0 waits for a slice on lane data/1 1 -> 0; "
+                 "rank 1 strand 0 step 0 window 0 waits for a slice on lane data/1 0 -> 1; "
+                 "round to rank 0 strand 0"});
   // A rank that has ended cannot help.
-  schedules = Make({Collective::kReduce, Algorithm::kDirect}, 2);
+  schedules = Make({Collective::kReduce, Algorithm::kTwoShot}, 2);
   Strand& root = schedules[0].strands[0];
   root.steps.insert(root.steps.begin(), Step(root.steps[0]));
   const Operand part = OperandAt(&schedules[0], 0, 0, 1);
   schedules[0].scratch_slots = 1;
   SetStep(&schedules[0], 0, 0, {part}, {{Space::kScratch, 0, 0, {Form::kSum, 1}}});
   const Result<Proof> proof = Validate(schedules, 1);
-  EXPECT_NE(proof.status().message().find("rank 0 strand 0 step 1 row 0 waits for a slice on lane "
-                                          "data/0 1 -> 0; rank 1 strand 0 has ended"),
-            std::string::npos)
+  EXPECT_NE(
+      proof.status().message().find("rank 0 strand 0 step 1 window 0 waits for a slice on lane "
+                                    "data/0 1 -> 0; rank 1 strand 0 has ended"),
+      std::string::npos)
       << proof.status().message();
 }
 
 TEST(Validate, FollowsADeadlockThroughRows) {
   // Data (strand 3) folds before it sends: no row of it ever ends, so side information waits two
   // rows later.
-  Schedules schedules = Make({Collective::kAllReduce, Algorithm::kDirectOneShot}, 2, true);
+  Schedules schedules = Make({Collective::kAllReduce, Algorithm::kOneShot}, 2, true);
   for (Schedule& schedule : schedules) {
     ASSERT_EQ(schedule.strands.size(), 4u);
     std::swap(StepAt(&schedule, 3, 0), StepAt(&schedule, 3, 1));
   }
   ExpectRefused(schedules, {"deadlock",
-                            "rank 0 strand 0 step 0 row 2 waits for strand 3 to finish "
-                            "row 0; rank 0 strand 3 step 0 row 0 waits for a slice"});
+                            "rank 0 strand 0 step 0 window 2 waits for strand 3 to finish "
+                            "window 0; rank 0 strand 3 step 0 window 0 waits for a slice"});
 }
 
 TEST(Validate, FindsTheRingThatNeedsTwoSlots) {
@@ -112,16 +114,17 @@ TEST(Validate, FindsTheRingThatNeedsTwoSlots) {
     }
     schedule.lanes.resize(2);
   }
-  ExpectRefused(schedules, {"deadlock", "rank 0 strand 0 step 1 row 0 waits for a free slot of",
+  ExpectRefused(schedules, {"deadlock", "rank 0 strand 0 step 1 window 0 waits for a free slot of",
                             "round to rank 0 strand 0"});
 }
 
 TEST(Validate, RefusesWaitsWithinARow) {
   // With three groups of slices per row this deadlocks: rank 1 does not take in while it sends.
-  Schedules schedules = Make(kDirect, 3);
+  Schedules schedules = Make(kTwoShot, 3);
   schedules[1].strands[1].waits.push_back({0, 0});
-  ExpectRefused(schedules, {"rank 1: strand 1 waits in the same row for strand 0, which is not of "
-                            "an earlier phase"});
+  ExpectRefused(schedules,
+                {"rank 1: strand 1 waits in the same window for strand 0, which is not of "
+                 "an earlier phase"});
   // A wait for the row before is none at all.
   schedules[1].strands[1].waits[0].lag = 1;
   EXPECT_EQ(Refusal(schedules), "accepted");
@@ -138,16 +141,17 @@ TEST(Validate, WantsLanesEmptyAtTheEnd) {
           {OperandAt(&schedules[0], 0, 0, 1)});
   const Result<Proof> proof = Validate(schedules, 1);
   ASSERT_FALSE(proof.ok());
-  EXPECT_NE(proof.status().message().find(
-                "rank 0 strand 0 step 1: lane data/1 0 -> 1 still holds chunk 0 channel 0 of row 0 "
-                "as result at the end"),
-            std::string::npos)
+  EXPECT_NE(
+      proof.status().message().find(
+          "rank 0 strand 0 step 1: lane data/1 0 -> 1 still holds chunk 0 channel 0 of window 0 "
+          "as result at the end"),
+      std::string::npos)
       << proof.status().message();
 }
 
 TEST(Validate, ChecksWhatASumContains) {
   // Rank 1 adds a sum that has its own part already: declared right, added twice.
-  Schedules schedules = Make(kDirect, 3);
+  Schedules schedules = Make(kTwoShot, 3);
   Operands operands = OperandsOf(schedules[1], 1, 0);
   operands.inputs[0] = operands.inputs[1];  // of rank 0's part
   SetStep(&schedules[1], 1, 0, operands.inputs, operands.outputs);
@@ -159,7 +163,7 @@ TEST(Validate, ChecksWhatASumContains) {
   SetStep(&schedules[2], 0, 1, operands.inputs, operands.outputs);
   ExpectRefused(schedules, {"rank 2", "lane data/0 3 -> 2"});
 
-  schedules = Make({Collective::kReduce, Algorithm::kDirect}, 3);
+  schedules = Make({Collective::kReduce, Algorithm::kTwoShot}, 3);
   operands = OperandsOf(schedules[0], 0, 0);
   operands.inputs.pop_back();
   SetStep(&schedules[0], 0, 0, operands.inputs, operands.outputs);
@@ -169,12 +173,13 @@ TEST(Validate, ChecksWhatASumContains) {
 
 TEST(Validate, NamesTheMissingAndTheRepeatedRank) {
   // Root 0 leaves its own part out.
-  Schedules schedules = Make({Collective::kReduce, Algorithm::kDirect}, 3);
+  Schedules schedules = Make({Collective::kReduce, Algorithm::kTwoShot}, 3);
   Operands operands = OperandsOf(schedules[0], 0, 0);
   operands.inputs.erase(operands.inputs.begin());
   SetStep(&schedules[0], 0, 0, operands.inputs, operands.outputs);
-  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: rank 0 is missing in the output (1 + 2)"
-                            " of chunk 0"});
+  ExpectRefused(schedules,
+                {"rank 0 strand 0 step 0 window 0: rank 0 is missing in the output (1 + 2)"
+                 " of chunk 0"});
   // Rank 1 adds its own part once more to what it sends to rank 3.
   schedules = Make(kDoubling, 4);
   operands = OperandsOf(schedules[1], 0, 1);
@@ -187,7 +192,7 @@ TEST(Validate, NamesTheMissingAndTheRepeatedRank) {
   one.strands[0].steps.insert(one.strands[0].steps.begin() + 2, Step{});
   SetStep(&one, 0, 2, {operands.outputs[1], input}, {sum3});
   ExpectRefused(schedules,
-                {"rank 1 strand 0 step 2 row 0: rank 1 is there twice in ((0 + 1) + 1)"});
+                {"rank 1 strand 0 step 2 window 0: rank 1 is there twice in ((0 + 1) + 1)"});
 }
 
 TEST(Validate, ComparesTheOrderOfFoldsOverRanks) {
@@ -195,7 +200,7 @@ TEST(Validate, ComparesTheOrderOfFoldsOverRanks) {
   Operands operands = OperandsOf(schedules[3], 0, 2);
   std::swap(operands.inputs[0], operands.inputs[1]);
   SetStep(&schedules[3], 0, 2, operands.inputs, operands.outputs);
-  ExpectRefused(schedules, {"strand 0 step 2 row 0: chunk 0 is ", " here, but ", "rank 3",
+  ExpectRefused(schedules, {"strand 0 step 2 window 0: chunk 0 is ", " here, but ", "rank 3",
                             "((2 + 3) + (0 + 1))", "((0 + 1) + (2 + 3))"});
 }
 
@@ -204,32 +209,34 @@ TEST(Validate, KnowsWhoseSegmentBelongsWhere) {
     for (size_t k = 0; k < 2; ++k) OperandAt(schedule, strand, step, k).chunk = chunk;
   };
   // Ranks 0 and 1 agree on a chunk that is neither's: of rank 1's row, to rank 2.
-  Schedules schedules = Make({Collective::kAllToAll, Algorithm::kDirect}, 3);
+  Schedules schedules = Make({Collective::kAllToAll, Algorithm::kTwoShot}, 3);
   move(&schedules[0], 0, 0, 5);
-  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: this rank has no input for chunk 5"});
+  ExpectRefused(schedules, {"rank 0 strand 0 step 0 window 0: this rank has no input for chunk 5"});
   // Rank 0 sends rank 1 what is meant for rank 2.
   move(&schedules[0], 0, 0, 2);
   move(&schedules[1], 1, 0, 2);
-  ExpectRefused(schedules, {"rank 1 strand 1 step 0 row 0: this rank has no output for chunk 2"});
+  ExpectRefused(schedules,
+                {"rank 1 strand 1 step 0 window 0: this rank has no output for chunk 2"});
 
   // Only the root of a gather has an output, only the root of a scatter an input.
-  schedules = Make({Collective::kGather, Algorithm::kDirect}, 3);
+  schedules = Make({Collective::kGather, Algorithm::kTwoShot}, 3);
   for (Schedule& schedule : schedules) schedule.root = 1;
-  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: this rank has no output for chunk 0"});
-  schedules = Make({Collective::kScatter, Algorithm::kDirect}, 3);
+  ExpectRefused(schedules,
+                {"rank 0 strand 0 step 0 window 0: this rank has no output for chunk 0"});
+  schedules = Make({Collective::kScatter, Algorithm::kTwoShot}, 3);
   for (Schedule& schedule : schedules) schedule.root = 1;
-  ExpectRefused(schedules, {"rank 0 strand 0 step 0 row 0: this rank has no input for chunk 1"});
+  ExpectRefused(schedules, {"rank 0 strand 0 step 0 window 0: this rank has no input for chunk 1"});
 
   // The root takes the segment of rank 1 for its own.
-  schedules = Make({Collective::kGather, Algorithm::kDirect}, 2);
+  schedules = Make({Collective::kGather, Algorithm::kTwoShot}, 2);
   move(&schedules[0], 0, 1, 0);
   schedules[0].strands[0].steps.erase(schedules[0].strands[0].steps.begin());
   move(&schedules[1], 0, 0, 0);
-  ExpectRefused(schedules, {"rank 1 strand 0 step 0 row 0: this rank has no input for chunk 0"});
+  ExpectRefused(schedules, {"rank 1 strand 0 step 0 window 0: this rank has no input for chunk 0"});
 }
 
 TEST(Validate, SeesThatDirectIsNoLongerInRankOrder) {
-  Schedules schedules = Make(kDirect, 4);
+  Schedules schedules = Make(kTwoShot, 4);
   EXPECT_TRUE(Validate(schedules)->rank_order);
   Operands operands = OperandsOf(schedules[3], 1, 0);
   std::swap(operands.inputs[1], operands.inputs[2]);
@@ -294,13 +301,14 @@ TEST(Validate, ChecksScratch) {
   Schedules schedules = Make(kDoubling, 4);
   schedules[0].scratch_slots = 2;
   OperandAt(&schedules[0], 0, 2, 0).index = 1;
-  ExpectRefused(schedules, {"rank 0 strand 0 step 2 row 0: scratch slot 1 is read before it is "
-                            "written in this row"});
+  ExpectRefused(schedules, {"rank 0 strand 0 step 2 window 0: scratch slot 1 is read before it is "
+                            "written in this window"});
   schedules = Make(kDoubling, 4);
   OperandAt(&schedules[0], 0, 2, 0).format.contributions = 3;
-  ExpectRefused(schedules, {"rank 0 strand 0 step 2 row 0: it expects chunk 0 channel 0 of row 0 "
-                            "as sum(3), but scratch slot 0 brings chunk 0 channel 0 of row 0 as "
-                            "sum(2)"});
+  ExpectRefused(schedules,
+                {"rank 0 strand 0 step 2 window 0: it expects chunk 0 channel 0 of window 0 "
+                 "as sum(3), but scratch slot 0 brings chunk 0 channel 0 of window 0 as "
+                 "sum(2)"});
   // A second strand with the same slot.
   schedules = Make(kDoubling, 4);
   Strand second = schedules[0].strands[0];
@@ -330,7 +338,7 @@ TEST(Validate, ChecksLaneEnds) {
   schedules[1].lanes[3] = schedules[1].lanes[1];
   ExpectRefused(schedules, {"rank 1: lane data/0 1 -> 2 stands twice in its list"});
   // Unicast and multicast from one rank, told apart by consumers only.
-  schedules = Make(kDirect, 3);
+  schedules = Make(kTwoShot, 3);
   for (Schedule& schedule : schedules) {
     for (ScheduleLane& lane : schedule.lanes) lane.channel = 0;
   }
@@ -338,18 +346,18 @@ TEST(Validate, ChecksLaneEnds) {
 }
 
 TEST(Validate, ChecksWhoHasInputsAndOutputs) {
-  Schedules schedules = Make({Collective::kReduce, Algorithm::kDirect}, 2);
+  Schedules schedules = Make({Collective::kReduce, Algorithm::kTwoShot}, 2);
   Operands operands = OperandsOf(schedules[1], 0, 0);
   operands.outputs.push_back({Space::kOutput, 0, 0, {Form::kOutput, 0}});
   SetStep(&schedules[1], 0, 0, operands.inputs, operands.outputs);
-  ExpectRefused(schedules, {"rank 1 strand 0 step 0 row 0: rank 0 is missing in the output 1"});
+  ExpectRefused(schedules, {"rank 1 strand 0 step 0 window 0: rank 0 is missing in the output 1"});
 
-  schedules = Make({Collective::kBroadcast, Algorithm::kDirect}, 2);
+  schedules = Make({Collective::kBroadcast, Algorithm::kTwoShot}, 2);
   const Operand input = {Space::kInput, 0, 0, {Form::kInput, 0}};
   const Operand output = {Space::kOutput, 0, 0, {Form::kOutput, 0}};
   schedules[1].strands.insert(schedules[1].strands.begin(), Strand{0, 0, {Step{}}, {}});
   SetStep(&schedules[1], 0, 0, {input}, {output});
-  ExpectRefused(schedules, {"rank 1 strand 0 step 0 row 0: this rank has no input for chunk 0"});
+  ExpectRefused(schedules, {"rank 1 strand 0 step 0 window 0: this rank has no input for chunk 0"});
 
   // The result of a chunk goes to a rank that has no output for it.
   schedules = Make({Collective::kReduce, Algorithm::kRing}, 2);
@@ -360,16 +368,17 @@ TEST(Validate, ChecksWhoHasInputsAndOutputs) {
   SetStep(&schedules[0], 0, 0, operands.inputs, {result, output});
   schedules[1].strands.push_back({0, 0, {Step{}}, {}});
   SetStep(&schedules[1], 1, 0, {result}, {output});
-  ExpectRefused(schedules, {"rank 1 strand 1 step 0 row 0: this rank has no output for chunk 0"});
+  ExpectRefused(schedules,
+                {"rank 1 strand 1 step 0 window 0: this rank has no output for chunk 0"});
 
   // All-gather: everything but the owner's input is wrong.
-  schedules = Make({Collective::kAllGather, Algorithm::kDirect}, 2);
+  schedules = Make({Collective::kAllGather, Algorithm::kTwoShot}, 2);
   OperandAt(&schedules[1], 0, 0, 1).format = {Form::kSum, 1};
-  ExpectRefused(schedules, {"rank 1 strand 0 step 0 row 0: a sum where nothing is reduced"});
+  ExpectRefused(schedules, {"rank 1 strand 0 step 0 window 0: a sum where nothing is reduced"});
 }
 
 TEST(Validate, ChecksThatOutputsAreWrittenOnce) {
-  Schedules schedules = Make(kDirect, 3);
+  Schedules schedules = Make(kTwoShot, 3);
   Operands operands = OperandsOf(schedules[2], 1, 0);
   ASSERT_EQ(operands.outputs.size(), 2u);
   SetStep(&schedules[2], 1, 0, operands.inputs, {operands.outputs[0]});
@@ -383,7 +392,7 @@ TEST(Validate, ChecksThatOutputsAreWrittenOnce) {
   SetStep(&schedules[0], 0, 0, operands.inputs, {scratch});
   SetStep(&schedules[0], 0, 1, {scratch}, operands.outputs);
   SetStep(&schedules[0], 0, 2, {scratch}, operands.outputs);
-  ExpectRefused(schedules, {"rank 0 strand 0 step 2 row 0: output chunk 0 channel 0 is written "
+  ExpectRefused(schedules, {"rank 0 strand 0 step 2 window 0: output chunk 0 channel 0 is written "
                             "twice"});
 }
 

@@ -28,8 +28,8 @@ using Bytes = std::vector<std::byte>;
 using Doubles = std::vector<double>;
 
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kTree,
-                                     Algorithm::kRecursiveDoubling, Algorithm::kDirectOneShot,
-                                     Algorithm::kDirect};
+                                     Algorithm::kRecursiveDoubling, Algorithm::kOneShot,
+                                     Algorithm::kTwoShot};
 constexpr size_t kCounts[] = {0, 1, 31, 32, 33, 255, 256, 257, 3000};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -308,9 +308,9 @@ class CodecConformance : public testing::TestWithParam<CodecRow> {
           ASSERT_TRUE(made[i].outputs == plain[i].outputs);
         }
         // What both add in rank order is the same.
-        if (algorithm == Algorithm::kDirectOneShot) in_order.emplace(made[i].name, made[i].outputs);
+        if (algorithm == Algorithm::kOneShot) in_order.emplace(made[i].name, made[i].outputs);
         const auto same_order = in_order.find(made[i].name);
-        if (algorithm == Algorithm::kDirect && same_order != in_order.end()) {
+        if (algorithm == Algorithm::kTwoShot && same_order != in_order.end()) {
           ASSERT_TRUE(same_order->second == made[i].outputs) << "one and two shots differ";
         }
         if (!GetParam().any_order) continue;
@@ -336,9 +336,9 @@ TEST_P(CodecConformance, WhatDoesNotFitIsRefused) {
   }
   const auto admitted = std::count_if(std::begin(kAlgorithms), std::end(kAlgorithms),
                                       [&](Algorithm a) { return Admits(codec->route(), a); });
-  EXPECT_EQ(admitted, codec->route().kind == Route::Kind::kAny      ? 5
-                      : codec->route().kind == Route::Kind::kDirect ? 2
-                                                                    : 1);
+  EXPECT_EQ(admitted, codec->route().kind == Route::Kind::kAny       ? 5
+                      : codec->route().kind == Route::Kind::kTwoShot ? 2
+                                                                     : 1);
 }
 
 TEST_P(CodecConformance, SumsAreWithinTheBoundOnAllRanksAlike) {
@@ -352,7 +352,7 @@ TEST_P(CodecConformance, ZerosDenormalsAndWhatIsNotANumber) {
 
 TEST_P(CodecConformance, ZerosStayZero) {
   const bool ring = (*MakeCodec(GetParam().spec))->route().kind == Route::Kind::kRing;
-  const Algorithm algorithm = ring ? Algorithm::kRing : Algorithm::kDirect;
+  const Algorithm algorithm = ring ? Algorithm::kRing : Algorithm::kTwoShot;
   const std::vector<Call> calls = RunAll(GetParam().spec, algorithm, 3, Calls(3, {Kind::kZero}));
   for (const Call& call : calls) {
     for (const Bytes& output : call.outputs) {

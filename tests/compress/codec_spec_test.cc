@@ -378,11 +378,11 @@ TEST(HbiSpec, PoliciesDAndRAndGroupsAreForAllReduce) {
   const auto refused = (*MakeCodec("hbi:policy=r,m=2"))->Fits(Collective::kAllGather, 4);
   ExpectError(refused, {"policy=r", "allreduce", "allgather"});
   EXPECT_EQ((*MakeCodec("hbi:policy=r,m=2"))->route().kind, Route::Kind::kRing);
-  EXPECT_EQ((*MakeCodec("hbi:m=2"))->route().kind, Route::Kind::kDirect);
+  EXPECT_EQ((*MakeCodec("hbi:m=2"))->route().kind, Route::Kind::kTwoShot);
   EXPECT_TRUE((*MakeCodec("hbi:policy=r,m=2"))->has_side_phase());
   const auto h = *MakeCodec("hbi"), d = *MakeCodec("hbi:policy=d"), r = *MakeCodec("hbi:policy=r");
   EXPECT_EQ(h->route().kind, Route::Kind::kAny);
-  EXPECT_EQ(d->route().kind, Route::Kind::kDirect);
+  EXPECT_EQ(d->route().kind, Route::Kind::kTwoShot);
   EXPECT_EQ(r->route().kind, Route::Kind::kRing);
 }
 

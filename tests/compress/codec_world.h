@@ -63,7 +63,9 @@ class CodecWorld {
   }
 
   const CodecStats& stats(int rank) const { return ranks_[static_cast<size_t>(rank)]->stats; }
-  const TaskStats& sent(int rank) const { return ranks_[static_cast<size_t>(rank)]->task.stats(); }
+  const RequestStats& sent(int rank) const {
+    return ranks_[static_cast<size_t>(rank)]->task.stats();
+  }
 
  private:
   struct Rank {
@@ -72,7 +74,7 @@ class CodecWorld {
     LaneTable lanes;
     std::unique_ptr<CodecState> state;
     CpuEngine engine;
-    Task task;
+    CollectiveRequest task;
     std::map<std::pair<Collective, Algorithm>, std::unique_ptr<Program>> programs;
     CodecStats stats;
   };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A codec's state twice: one works on memory of the host, the other on a fake device, by Launch and
-// Land. Whatever is asked of the pair is asked of both, and what they make must be the same: bytes,
-// lengths, errors. The device's elements are where the processor cannot touch them; payloads lie in
-// slots that the device reaches or does not.
+// Complete. Whatever is asked of the pair is asked of both, and what they make must be the same:
+// bytes, lengths, errors. The device's elements are where the processor cannot touch them; payloads
+// lie in slots that the device reaches or does not.
 #ifndef INCCL_TESTS_COMPRESS_DEVICE_TWIN_H_
 #define INCCL_TESTS_COMPRESS_DEVICE_TWIN_H_
 
@@ -149,7 +149,7 @@ struct Places {
   bool lent = false;           // payloads, too, are in memory of the device
 };
 
-// One Combine on the device, from Launch to Land.
+// One Combine on the device, from Launch to Complete.
 class DeviceCombine {
  public:
   DeviceCombine(DeviceBench* bench, const Places& places, DataType type, const Range& range,
@@ -216,9 +216,9 @@ class DeviceCombine {
     }
     return status;
   }
-  Status Land(CodecState* state) {
+  Status Complete(CodecState* state) {
     bench_->device.Synchronize(bench_->stream);
-    return state->Land(range_, inputs_, outputs_, &work_);
+    return state->Complete(range_, inputs_, outputs_, &work_);
   }
 
   // What is expected of the outputs, before their memory is used for something else.
@@ -363,7 +363,7 @@ class TwinState final : public CodecState {
     const auto which = pending_.begin() + static_cast<std::ptrdiff_t>(rng_.Below(pending_.size()));
     const std::unique_ptr<DeviceCombine> combine = std::move(*which);
     pending_.erase(which);
-    const Status status = combine->Land(on_device_.get());
+    const Status status = combine->Complete(on_device_.get());
     EXPECT_TRUE(status.ok()) << status.message();
     combine->Check();
   }

@@ -133,7 +133,7 @@ TEST_F(DeviceWorkErrors, NoScratch) {
     EXPECT_EQ(combine.work().runs(), launched.ok() ? 1 : 0);
     if (launched.ok()) {
       EXPECT_GE(enough, 6);  // codes, points, two lists of tiles, a payload each way
-      EXPECT_TRUE(combine.Land(&driver.state(0)).ok());
+      EXPECT_TRUE(combine.Complete(&driver.state(0)).ok());
       break;
     }
     EXPECT_EQ(launched.status().message(), "no scratch today");

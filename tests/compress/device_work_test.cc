@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codecs' work on elements of a device (CodecState::Launch, Land) against their work on those
-// of the host: the same bytes, lengths and errors, in any order of halves.
+// The codecs' work on elements of a device (CodecState::Launch, Complete) against their work on
+// those of the host: the same bytes, lengths and errors, in any order of halves.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ TEST(DeviceWork, ReduceScatterIsTheHostsByteForByte) {
     const Places places = RandomPlaces(&rng);
     SCOPED_TRACE(call.Description(places));
     Twins twins(&bench, call, places, &rng);
-    twins.Run(rng.Below(2) == 0 ? Way::kDirect : Way::kRing, RandomSliceLength(&rng));
+    twins.Run(rng.Below(2) == 0 ? Way::kTwoShot : Way::kRing, RandomSliceLength(&rng));
     EXPECT_EQ(twins.Sum(&TwinState::refused), 0);
     EXPECT_GT(twins.Sum(&TwinState::launched), 0);
   }
@@ -69,7 +69,7 @@ TEST(DeviceWork, AllGatherIsTheHostsByteForByte) {
     const Places places = RandomPlaces(&rng);
     SCOPED_TRACE(call.Description(places));
     Twins twins(&bench, call, places, &rng);
-    twins.Run(Way::kDirect, RandomSliceLength(&rng));
+    twins.Run(Way::kTwoShot, RandomSliceLength(&rng));
     EXPECT_EQ(twins.Sum(&TwinState::refused), 0);
     EXPECT_GT(twins.Sum(&TwinState::launched), 0);
   }
@@ -150,7 +150,7 @@ TEST(DeviceWork, WhatHasNoKernelsIsLeftToTheHost) {
     const std::string name(spec);
     const Way way = name.find("policy=r") != std::string::npos ? Way::kRing
                     : name.find(",m=2") != std::string::npos   ? Way::kGroups
-                                                               : Way::kDirect;
+                                                               : Way::kTwoShot;
     twins.Run(way, 512);
     EXPECT_EQ(twins.Sum(&TwinState::launched), 0);
     EXPECT_GT(twins.Sum(&TwinState::refused), 0);
@@ -161,7 +161,7 @@ TEST(DeviceWork, WhatHasNoKernelsIsLeftToTheHost) {
   call.n = 66;
   call.count = 256;
   Twins many(&bench, call, {}, &rng);
-  many.Run(Way::kDirect, 256);
+  many.Run(Way::kTwoShot, 256);
   EXPECT_EQ(many.Sum(&TwinState::refused), 1);  // at the owner
 }
 
@@ -346,7 +346,7 @@ TEST(DeviceWork, TablesAreThereOnce) {
   Twins twins(&bench, call, {.interleaved = true}, &rng);
   twins.Run(Way::kRing, 512);
   EXPECT_EQ(bench.constants(), 2u);
-  twins.Run(Way::kDirect, 1024);
+  twins.Run(Way::kTwoShot, 1024);
   EXPECT_EQ(bench.constants(), 2u);
 }
 

@@ -29,7 +29,7 @@ TEST(HbiBounds, TheReferenceAlgorithmSendsWhatThePlanSays) {
     HbiTrace trace;
     HbiAllReduce(inputs, c.options, &trace);
     HbiDriver driver = MakeDriver(c);
-    RunFloat(&driver, c.options.ring ? Way::kRing : Way::kDirect, 1024, inputs);
+    RunFloat(&driver, c.options.ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
     const double elements = 32.0 * static_cast<double>(trace.codes.size()), hops = c.n - 1;
     const double fields = std::accumulate(trace.window_bits.begin(), trace.window_bits.end(), 0.0);
     const double sent = 8.0 * static_cast<double>(driver.data_bytes());
@@ -49,7 +49,7 @@ TEST(HbiBounds, TheBudgetIsUsed) {
                    .options = {.bits8 = 8 * bits},
                    .spec = fmt::format("hbi:bits={}", bits)};
       HbiDriver driver = MakeDriver(c);
-      RunFloat(&driver, Way::kDirect, 8192, MakeInputs(n, c.count, c.kind, &rng));
+      RunFloat(&driver, Way::kTwoShot, 8192, MakeInputs(n, c.count, c.kind, &rng));
       const double budget = 2.0 * (n - 1) * bits * static_cast<double>(c.count);
       const double sent = 8.0 * static_cast<double>(driver.data_bytes()) +
                           (n - 1) * 0.5 * static_cast<double>(c.count);
@@ -82,7 +82,7 @@ TEST(HbiBounds, ErrorBoundHoldsAndIsNotIdle) {
     SCOPED_TRACE(Describe(c));
     const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
     HbiDriver driver = MakeDriver(c);
-    const std::vector<float> result = RunFloat(&driver, Way::kDirect, 4096, inputs);
+    const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 4096, inputs);
     CodecStats stats;
     driver.state(0).Finish(&stats);
     const double error = LargestError(inputs, result, c.options.average ? c.n : 1);
@@ -110,7 +110,7 @@ TEST(HbiBounds, ErrorBoundOfOtherTypesHolds) {
         memory.push_back(typed[r].data());
       }
       HbiDriver driver = MakeDriver(c, type);
-      driver.Run(Way::kDirect, 2048, memory, memory);
+      driver.Run(Way::kTwoShot, 2048, memory, memory);
       std::vector<float> result(c.count);
       ToFloat(type, typed[0].data(), result.data(), c.count);
       CodecStats stats;
@@ -135,7 +135,7 @@ TEST(HbiBounds, StatisticsCount) {
   }
   inputs[1][512 + 70] = std::numeric_limits<float>::infinity();
   HbiDriver driver("hbi:bits=2", 2, DataType::kFloat32, ReduceOp::kSum, count);
-  const std::vector<float> result = RunFloat(&driver, Way::kDirect, 256, inputs);
+  const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 256, inputs);
   for (int r = 0; r < 2; ++r) {
     CodecStats stats;
     driver.state(r).Finish(&stats);
@@ -152,7 +152,7 @@ TEST(HbiBounds, StatisticsCount) {
   // Rotated, the infinity reaches the whole superblock, and an element of the tail all of it.
   inputs[0][count - 1] = std::numeric_limits<float>::quiet_NaN();
   HbiDriver rotated("hbi:bits=2,rht=1", 2, DataType::kFloat32, ReduceOp::kSum, count);
-  const std::vector<float> y = RunFloat(&rotated, Way::kDirect, 256, inputs);
+  const std::vector<float> y = RunFloat(&rotated, Way::kTwoShot, 256, inputs);
   CodecStats stats;
   rotated.state(1).Finish(&stats);
   EXPECT_EQ(stats.zero_blocks, 8u);
@@ -174,7 +174,7 @@ TEST(HbiBounds, BoundsAPriori) {
       HbiDriver driver(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
       const bool ring = std::string(spec).find("ring") != std::string::npos;
       const std::vector<float> result =
-          RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 4096, inputs);
+          RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 4096, inputs);
       double bits = 0, relative = 0;
       driver.codec().Bound(n, &bits, &relative);
       const double sent = 8.0 * static_cast<double>(driver.data_bytes()) / kCount / (n - 1) + 0.5;
@@ -203,7 +203,7 @@ TEST(HbiBounds, MeanSquareErrorOfGaussianSums) {
       HbiAllReduce(inputs, options, &trace);
       HbiDriver driver(fmt::format("hbi:k={},ag=exact", k), n, DataType::kFloat32, ReduceOp::kSum,
                        kCount, options.seed, options.step);
-      const std::vector<float> result = RunFloat(&driver, Way::kDirect, 16384, inputs);
+      const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 16384, inputs);
       double error = 0, expected = 0;
       for (size_t e = 0; e < kCount; ++e) {
         double sum = 0;
@@ -235,7 +235,7 @@ TEST(HbiBounds, UnbiasedMeansUnbiased) {
     for (uint64_t step = 0; step < kSteps; ++step) {
       HbiDriver driver(fmt::format("hbi:bits=4,unbiased={}", unbiased ? 1 : 0), kRanks,
                        DataType::kFloat32, ReduceOp::kSum, kCount, 5, step);
-      const std::vector<float> result = RunFloat(&driver, Way::kDirect, 8192, inputs);
+      const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 8192, inputs);
       for (size_t e = 0; e < kCount; ++e) {
         one += std::pow(double{result[e]} - sum[e], 2) / kSteps;
         mean[e] += double{result[e]} / kSteps;

@@ -21,7 +21,7 @@ namespace inccl::test {
 using Payload = std::vector<std::byte>;
 
 // kGroups: direct, with the sums of groups of `group` ranks taken inside the groups.
-enum class Way { kDirect, kRing, kDoubling, kGroups };
+enum class Way { kTwoShot, kRing, kDoubling, kGroups };
 
 class HbiDriver {
  public:
@@ -80,7 +80,7 @@ class HbiDriver {
         const uint64_t last = std::min(end, first + mine * kSuperblock);
         for (uint64_t at = first; at < last; at += slice) {
           const Range range{0, at, static_cast<uint32_t>(std::min<uint64_t>(slice, last - at))};
-          if (way == Way::kDirect) Direct(owner, range, inputs, outputs);
+          if (way == Way::kTwoShot) Direct(owner, range, inputs, outputs);
           if (way == Way::kGroups) Groups(owner, range, inputs, outputs);
           if (way == Way::kRing) Ring(owner, range, inputs, outputs);
           if (way == Way::kDoubling) Doubling(range, inputs, outputs);
@@ -99,7 +99,7 @@ class HbiDriver {
       ForEachSlice(segment, first, end, slice, [&](const Range& range) {
         const int owner = static_cast<int>(segment);
         const std::vector<Term> terms =
-            way == Way::kDirect ? Deal(owner, range, inputs) : Chain(owner, range, inputs);
+            way == Way::kTwoShot ? Deal(owner, range, inputs) : Chain(owner, range, inputs);
         std::vector<Term> made = {Out(owner, range, outputs)};
         Must(owner, range, terms, &made);
       });

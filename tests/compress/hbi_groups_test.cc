@@ -50,9 +50,9 @@ std::vector<float> RunGroups(HbiDriver* driver, const Case& c, Rng* rng, const V
   static const uint32_t kSlices[] = {256, 1024, 4096, kWindow};
   driver->set_group(c.options.m);
   const bool ring = c.options.policy == HbiPolicy::kR;
-  const Way way = ring ? Way::kRing : rng->Below(2) == 0 ? Way::kDirect : Way::kGroups;
+  const Way way = ring ? Way::kRing : rng->Below(2) == 0 ? Way::kTwoShot : Way::kGroups;
   // Sums of all ranks do not come in groups.
-  const Way usual = !ring && c.options.m >= c.n ? Way::kDirect : way;
+  const Way usual = !ring && c.options.m >= c.n ? Way::kTwoShot : way;
   return RunFloat(driver, usual, kSlices[rng->Below(4)], inputs);
 }
 
@@ -105,7 +105,7 @@ TEST(HbiGroups, OneGroupIsPolicyH) {
     SCOPED_TRACE(Describe(c));
     const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
     HbiDriver one = MakeDriver(c), h = MakeDriver(plain);
-    const Way way = ring ? Way::kRing : Way::kDirect;
+    const Way way = ring ? Way::kRing : Way::kTwoShot;
     ASSERT_TRUE(SameBytes(RunFloat(&one, way, 1024, inputs), RunFloat(&h, way, 1024, inputs)));
     ASSERT_EQ(one.data_bytes(), h.data_bytes());
     double bits[2], error[2];
@@ -134,7 +134,7 @@ TEST(HbiGroups, OtherTypesInPlace) {
       Payload expected(typed[0].size());
       FromFloat(type, HbiAllReduce(values, c.options).data(), expected.data(), c.count);
       HbiDriver driver = MakeDriver(c, type);
-      driver.Run(c.options.policy == HbiPolicy::kR ? Way::kRing : Way::kDirect, 1024, memory,
+      driver.Run(c.options.policy == HbiPolicy::kR ? Way::kRing : Way::kTwoShot, 1024, memory,
                  memory);
       for (const Payload& result : typed) ASSERT_EQ(result, expected);
       CodecStats stats;
@@ -173,7 +173,7 @@ TEST(HbiGroups, BytesEqualThePlan) {
     const bool groups = c.options.m < c.n;
     const Way way = c.options.policy == HbiPolicy::kR ? Way::kRing
                     : groups                          ? Way::kGroups
-                                                      : Way::kDirect;
+                                                      : Way::kTwoShot;
     RunFloat(&driver, way, 1024, inputs);
     HbiTrace trace;
     HbiAllReduce(inputs, c.options, &trace);
@@ -265,7 +265,7 @@ TEST(HbiGroups, BoundsAPriori) {
       HbiDriver driver(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
       const bool ring = std::string(spec).find("policy=r") != std::string::npos;
       const std::vector<float> result =
-          RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 1024, inputs);
+          RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
       double bits = 0, relative = 0;
       driver.codec().Bound(n, &bits, &relative);
       ASSERT_TRUE(std::isfinite(relative));
@@ -292,7 +292,7 @@ TEST(HbiGroups, UnbiasedOnTheAverage) {
       HbiDriver driver(spec, kRanks, DataType::kFloat32, ReduceOp::kSum, kCount, 0,
                        static_cast<uint64_t>(step));
       const std::vector<float> y =
-          RunFloat(&driver, ring ? Way::kRing : Way::kDirect, kWindow, inputs);
+          RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, kWindow, inputs);
       for (size_t e = 0; e < kCount; ++e) {
         one += std::pow(double{y[e]} - sum[e], 2) / kSteps;
         mean[e] += double{y[e]} / kSteps;
@@ -352,10 +352,10 @@ TEST_F(HbiGroupsRefused, HopsOfARing) {
   Refused(3, {As(3, &three)}, HbiDriver::Sum(3), "without elements");
   Refused(3, {As(5, &three), Own(3)}, HbiDriver::Sum(5), "cannot be an input");
   Refused(3, {As(0, &three), Own(3)}, HbiDriver::Sum(1), "cannot be an input");
-  Refused(3, {As(2, &three), Own(3)}, HbiDriver::Sum(3), "544 bytes where 640");
+  Refused(3, {As(2, &three), Own(3)}, HbiDriver::Sum(3), "expected 640 bytes, got 544");
   for (const size_t bytes : {size_t{0}, size_t{32}, size_t{543}, size_t{545}}) {
     Payload wrong(bytes);
-    Refused(3, {As(3, &wrong), Own(3)}, HbiDriver::Sum(4), "544 are due");
+    Refused(3, {As(3, &wrong), Own(3)}, HbiDriver::Sum(4), "expected 544 bytes");
   }
   Payload reserved = three;
   reserved[5] = std::byte{250};
@@ -389,7 +389,7 @@ TEST_F(HbiGroupsRefused, SumsOfGroups) {
   Refused(0, {Own(0), As(1, &one), As(2, &reserved), As(1, &last)}, result, "reserved");
   for (const size_t bytes : {size_t{0}, size_t{512}, size_t{543}, size_t{545}}) {
     Payload wrong(bytes);
-    Refused(0, {Own(0), As(1, &one), As(2, &wrong), As(1, &last)}, result, "544 are due");
+    Refused(0, {Own(0), As(1, &one), As(2, &wrong), As(1, &last)}, result, "expected 544 bytes");
   }
 }
 

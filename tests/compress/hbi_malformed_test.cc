@@ -239,7 +239,7 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
   for (const char* spec : {"hbi", "hbi:ag=exact,bits=4", "hbi:k=15"}) {
     const Vectors inputs = MakeInputs(2, 10000, Kind::kSpecial, &rng);
     HbiDriver driver(spec, 2, DataType::kFloat32, ReduceOp::kAvg, 10000);
-    RunFloat(&driver, Way::kDirect, 4096, inputs);
+    RunFloat(&driver, Way::kTwoShot, 4096, inputs);
     const std::vector<std::byte*> in = Memory(inputs);
     const Range all{0, 0, 10000};
     Payload peer = driver.Make(1, all, {driver.In(1, all, in)}, HbiDriver::Sum(1), 1 << 16);
@@ -272,7 +272,7 @@ TEST(HbiState, AWarmCallOfPartsAllocatesNothing) {
   for (const char* spec : {"hbi:policy=d,checksum=1", "hbi:policy=r,rht=1"}) {
     HbiDriver driver(spec, 2, DataType::kFloat32, ReduceOp::kSum, 10000);
     const bool ring = driver.codec().route().kind == Route::Kind::kRing;
-    RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 0, inputs);
+    RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 0, inputs);
     const Range part{0, 0, 5120};  // 20 of 40 superblocks
     Payload peer = driver.Make(1, part, {driver.In(1, part, in)}, HbiDriver::Sum(1), 1 << 16);
     Payload result(1 << 16), elements(40000);
@@ -297,7 +297,7 @@ TEST(HbiState, AWarmCallInGroupsAllocatesNothing) {
   for (const char* spec : {"hbi:m=2,rht=1", "hbi:policy=r,m=2,checksum=1"}) {
     HbiDriver driver(spec, 5, DataType::kFloat32, ReduceOp::kSum, 5000);
     const bool ring = driver.codec().route().kind == Route::Kind::kRing;
-    RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 1024, inputs);
+    RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
     const Range all{0, 0, 5000};
     std::vector<Term> sources = {driver.In(2, all, in)};
     // At rank 2: a hop that ends a group and begins another; the sum of its group.
@@ -333,7 +333,7 @@ TEST(HbiState, AWarmCallOfSegmentsAllocatesNothing) {
     HbiDriver driver("hbi", 2, DataType::kFloat32, ReduceOp::kSum, kElements, 0, 0, collective);
     const bool scatters = collective == Collective::kReduceScatter;
     if (scatters) {
-      ReduceScatterFloat(&driver, Way::kDirect, 4096, inputs);
+      ReduceScatterFloat(&driver, Way::kTwoShot, 4096, inputs);
     } else {
       AllGatherFloat(&driver, 4096,
                      {{inputs[0].begin(), inputs[0].begin() + kElements},

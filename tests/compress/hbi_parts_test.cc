@@ -32,7 +32,7 @@ Case RandomParts(Rng* rng) {
   return c;
 }
 
-Way WayOf(const Case& c) { return c.options.policy == HbiPolicy::kD ? Way::kDirect : Way::kRing; }
+Way WayOf(const Case& c) { return c.options.policy == HbiPolicy::kD ? Way::kTwoShot : Way::kRing; }
 
 TEST(HbiParts, RandomCallsEqualTheOracle) {
   Rng rng(TestSeed());
@@ -175,7 +175,7 @@ TEST(HbiParts, BoundsAPriori) {
       HbiDriver driver(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
       const bool ring = std::string(spec).find("policy=r") != std::string::npos;
       const std::vector<float> result =
-          RunFloat(&driver, ring ? Way::kRing : Way::kDirect, 0, inputs);
+          RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 0, inputs);
       double bits = 0, relative = 0;
       driver.codec().Bound(n, &bits, &relative);
       ASSERT_TRUE(std::isfinite(relative));
@@ -193,7 +193,7 @@ TEST(HbiParts, StatisticsCount) {
   }
   inputs[1][512 + 70] = std::numeric_limits<float>::infinity();
   HbiDriver driver("hbi:bits=2.5,policy=d", 2, DataType::kFloat32, ReduceOp::kSum, kCount);
-  const std::vector<float> result = RunFloat(&driver, Way::kDirect, 0, inputs);
+  const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 0, inputs);
   CodecStats stats;
   driver.state(0).Finish(&stats);
   EXPECT_EQ(stats.poisoned_blocks, 1u);

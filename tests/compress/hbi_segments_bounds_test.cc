@@ -41,7 +41,7 @@ TEST(HbiSegmentsBounds, TheReferenceAlgorithmSendsWhatThePlanSays) {
     const Vectors inputs = ScatterInputs(c, &rng);
     HbiReduceScatter(inputs, c.options, &traces);
     HbiDriver scatter = MakeDriver(c, DataType::kFloat32, kScatter);
-    ReduceScatterFloat(&scatter, c.options.ring ? Way::kRing : Way::kDirect, 1024, inputs);
+    ReduceScatterFloat(&scatter, c.options.ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
     double sent = 8.0 * static_cast<double>(scatter.data_bytes());
     EXPECT_EQ(sent, PlannedBits(traces));
     // The agreement takes 0.25 bits twice.
@@ -69,7 +69,7 @@ TEST(HbiSegmentsBounds, TheBudgetIsUsed) {
                    .spec = fmt::format("hbi:bits={}", bits)};
       const double elements = static_cast<double>(c.count) * n;
       HbiDriver scatter = MakeDriver(c, DataType::kFloat32, kScatter);
-      ReduceScatterFloat(&scatter, Way::kDirect, 8192, ScatterInputs(c, &rng));
+      ReduceScatterFloat(&scatter, Way::kTwoShot, 8192, ScatterInputs(c, &rng));
       HbiDriver gather = MakeDriver(c, DataType::kFloat32, kGather);
       AllGatherFloat(&gather, 8192, MakeInputs(n, c.count, c.kind, &rng));
       for (const auto& [driver, codes] : {std::pair(&scatter, 0.5), std::pair(&gather, 0.25)}) {
@@ -161,7 +161,7 @@ TEST(HbiSegmentsBounds, ErrorBoundsHoldAndAreNotIdle) {
     ++cases;
     const Vectors inputs = ScatterInputs(c, &rng);
     HbiDriver scatter = MakeDriver(c, DataType::kFloat32, kScatter);
-    const Vectors results = ReduceScatterFloat(&scatter, Way::kDirect, 4096, inputs);
+    const Vectors results = ReduceScatterFloat(&scatter, Way::kTwoShot, 4096, inputs);
     double error = ScatterErrors(c, inputs, results).largest, bound = ReportedBound(&scatter);
     EXPECT_LE(error, bound);
     tight_scatters += error >= bound / 4 ? 1 : 0;
@@ -190,7 +190,7 @@ TEST(HbiSegmentsBounds, BoundsAPriori) {
       const Vectors inputs = ScatterInputs(c, &rng);
       HbiDriver scatter = MakeDriver(c, DataType::kFloat32, kScatter);
       const Vectors results =
-          ReduceScatterFloat(&scatter, ring ? Way::kRing : Way::kDirect, 4096, inputs);
+          ReduceScatterFloat(&scatter, ring ? Way::kRing : Way::kTwoShot, 4096, inputs);
       const Vectors parts = MakeInputs(n, c.count, c.kind, &rng);
       HbiDriver gather = MakeDriver(c, DataType::kFloat32, kGather);
       const std::vector<float> whole = AllGatherFloat(&gather, 4096, parts)[0];
@@ -230,7 +230,7 @@ TEST(HbiSegmentsBounds, StatisticsCountAllSegments) {
   }
   inputs[1][kCount + 5] = std::nanf("");
   HbiDriver scatter("hbi", 2, DataType::kFloat32, ReduceOp::kSum, kCount, 0, 0, kScatter);
-  const Vectors results = ReduceScatterFloat(&scatter, Way::kDirect, 256, inputs);
+  const Vectors results = ReduceScatterFloat(&scatter, Way::kTwoShot, 256, inputs);
   const Vectors parts = {Segment(inputs[0], 0, kCount), Segment(inputs[1], 1, kCount)};
   HbiDriver gather("hbi", 2, DataType::kFloat32, ReduceOp::kSum, kCount, 0, 0, kGather);
   AllGatherFloat(&gather, 256, parts);

@@ -32,7 +32,7 @@ TEST(HbiSegments, RandomCallsEqualTheOracle) {
     const Vectors inputs = ScatterInputs(c, &rng);
     const Vectors expected = HbiReduceScatter(inputs, c.options);
     HbiDriver scatter = MakeDriver(c, DataType::kFloat32, kScatter);
-    for (const Way way : {Way::kDirect, Way::kRing}) {
+    for (const Way way : {Way::kTwoShot, Way::kRing}) {
       const Vectors results = ReduceScatterFloat(&scatter, way, slice, inputs);
       for (size_t r = 0; r < results.size(); ++r) {
         ASSERT_TRUE(SameBytes(results[r], expected[r]))
@@ -55,7 +55,7 @@ TEST(HbiSegments, SeveralWindows) {
       .n = 2, .count = 2 * kWindow + 12345, .kind = Kind::kScales, .options = {}, .spec = "hbi"};
   const Vectors inputs = ScatterInputs(c, &rng);
   HbiDriver scatter = MakeDriver(c, DataType::kFloat32, kScatter);
-  const Vectors results = ReduceScatterFloat(&scatter, Way::kDirect, 65536, inputs);
+  const Vectors results = ReduceScatterFloat(&scatter, Way::kTwoShot, 65536, inputs);
   const Vectors expected = HbiReduceScatter(inputs, c.options);
   for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(SameBytes(results[r], expected[r]));
   const Vectors parts = {Segment(inputs[0], 0, c.count), Segment(inputs[1], 1, c.count)};
@@ -116,7 +116,7 @@ TEST(HbiSegments, OtherTypesAndInPlace) {
       for (const Payload& result : gathered) ASSERT_EQ(result, whole);
       const Vectors expected = HbiReduceScatter(narrow, c.options);
       HbiDriver scatter = MakeDriver(c, type, kScatter);
-      scatter.RunReduceScatter(rng.Below(2) == 0 ? Way::kDirect : Way::kRing, 1024, in, scattered);
+      scatter.RunReduceScatter(rng.Below(2) == 0 ? Way::kTwoShot : Way::kRing, 1024, in, scattered);
       for (size_t r = 0; r < n; ++r) {
         Payload want(bytes);
         FromFloat(type, expected[r].data(), want.data(), c.count);

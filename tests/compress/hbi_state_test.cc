@@ -34,7 +34,7 @@ TEST(HbiState, RandomCallsEqualTheOracle) {
     SCOPED_TRACE(SimdTargetName());
     HbiDriver driver = MakeDriver(c);
     const bool power_of_two = (c.n & (c.n - 1)) == 0;
-    for (const Way way : {Way::kDirect, Way::kRing, Way::kDoubling}) {
+    for (const Way way : {Way::kTwoShot, Way::kRing, Way::kDoubling}) {
       if (way == Way::kDoubling && !power_of_two) continue;
       const auto slice = static_cast<uint32_t>(256 * (1 + rng.Below(20)));
       ASSERT_TRUE(SameBytes(RunFloat(&driver, way, slice, inputs), expected))
@@ -82,7 +82,7 @@ TEST(HbiState, OtherTypes) {
       Payload expected(bytes);
       FromFloat(type, HbiAllReduce(narrow, c.options).data(), expected.data(), c.count);
       HbiDriver driver = MakeDriver(c, type);
-      driver.Run(rng.Below(2) == 0 ? Way::kDirect : Way::kRing, 1024, in, out);
+      driver.Run(rng.Below(2) == 0 ? Way::kTwoShot : Way::kRing, 1024, in, out);
       for (const Payload& result : results) ASSERT_EQ(result, expected);
     }
   }
@@ -111,7 +111,7 @@ TEST(HbiState, ElementsThatAreZeroOnAllRanksAreExactlyPlusZero) {
       for (std::vector<float>& x : inputs) x[e] = rng.Below(2) == 0 ? 0.0f : -0.0f;
     }
     HbiDriver driver(spec, 4, DataType::kFloat32, ReduceOp::kSum, 5000);
-    const std::vector<float> result = RunFloat(&driver, Way::kDirect, 1024, inputs);
+    const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 1024, inputs);
     for (size_t e = 0; e < 5000; e += 3) {
       ASSERT_EQ(std::bit_cast<uint32_t>(result[e]), 0u) << spec << " at " << e;
     }

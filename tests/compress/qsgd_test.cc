@@ -143,7 +143,7 @@ std::vector<float> SumOverLanes(const char* spec, const Vectors& inputs, uint64_
                        reinterpret_cast<std::byte*>(outputs[r].data())});
   }
   world.Run({.nranks = static_cast<int>(n), .count = count, .seed = seed, .step = 1},
-            Algorithm::kDirect, buffers);
+            Algorithm::kTwoShot, buffers);
   for (const std::vector<float>& output : outputs) EXPECT_EQ(output, outputs[0]);
   return outputs[0];
 }
@@ -293,7 +293,7 @@ TEST(Randk, BytesAreThoseOfTheSelection) {
   constexpr size_t kCount = 10 * 256;
   Rng rng(TestSeed());
   HbiDriver driver("randk:k=0.25,q=7", 2, DataType::kFloat32, ReduceOp::kSum, kCount);
-  RunFloat(&driver, Way::kDirect, 512, Uniform(2, kCount, &rng));
+  RunFloat(&driver, Way::kTwoShot, 512, Uniform(2, kCount, &rng));
   // 64 elements of 8 bits there, of 9 bits (two ranks) back.
   EXPECT_EQ(driver.data_bytes(), 10u * (64 + 72));
 }

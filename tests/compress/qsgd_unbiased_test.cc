@@ -80,7 +80,7 @@ TEST(QsgdMsUnbiased, AtTheBoundaryOfAScale) {
   for (int step = 0; step < kSteps; ++step) {
     ASSERT_NO_FATAL_FAILURE(world.Run(
         {.nranks = kRanks, .count = count, .seed = 20, .step = static_cast<uint64_t>(step)},
-        Algorithm::kDirect, buffers));
+        Algorithm::kTwoShot, buffers));
     for (size_t i = 0; i < count; ++i) mean[i] += double{outputs[0][i]} / kSteps;
   }
   int coarse = 0, fine = 0;

@@ -133,7 +133,7 @@ inline TwinCall RandomTwinCall(Rng* rng) {
 inline Way RandomWay(int n, Rng* rng) {
   const bool doubles = (n & (n - 1)) == 0;
   const uint64_t way = rng->Below(doubles ? 3 : 2);
-  return way == 0 ? Way::kDirect : way == 1 ? Way::kRing : Way::kDoubling;
+  return way == 0 ? Way::kTwoShot : way == 1 ? Way::kRing : Way::kDoubling;
 }
 
 inline uint32_t RandomSliceLength(Rng* rng) {

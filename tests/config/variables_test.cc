@@ -25,7 +25,7 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->algo, "");
   EXPECT_EQ(env->channels, 1);
   EXPECT_EQ(env->slice_bytes, 131072);
-  EXPECT_EQ(env->stream_bytes, 16777216);
+  EXPECT_EQ(env->nt_store_bytes, 16777216);
   EXPECT_EQ(env->net_security, NetSecurity::kAuth);
   EXPECT_EQ(env->init_timeout_ms, 120000);
   EXPECT_EQ(env->op_timeout_ms, 600000);
@@ -44,7 +44,7 @@ TEST(EnvTest, EveryVariableArrives) {
   const Result<Environment> env = Read({{"INCCL_ALGO", "ring,tree;allreduce:^tree"},
                                         {"INCCL_CHANNELS", "32"},
                                         {"INCCL_SLICE_BYTES", "4096"},
-                                        {"INCCL_STREAM_BYTES", "4294967297"},
+                                        {"INCCL_NT_STORE_BYTES", "4294967297"},
                                         {"INCCL_TRANSPORT", "shm,loopback"},
                                         {"INCCL_UCX_TLS", "rc,sysv"},
                                         {"INCCL_SIMD", "avx2"},
@@ -72,7 +72,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->algo, "ring,tree;allreduce:^tree");
   EXPECT_EQ(env->channels, 32);
   EXPECT_EQ(env->slice_bytes, 4096);
-  EXPECT_EQ(env->stream_bytes, 4294967297);
+  EXPECT_EQ(env->nt_store_bytes, 4294967297);
   EXPECT_EQ(env->transport, "shm,loopback");
   EXPECT_EQ(env->ucx_tls, "rc,sysv");
   EXPECT_EQ(env->simd, "avx2");

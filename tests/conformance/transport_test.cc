@@ -41,7 +41,7 @@ LaneSpec Spec(int producer, std::vector<int> consumers, uint32_t slot_bytes, int
 }
 
 LaneSpec Control(int producer, int consumer) {
-  return Spec(producer, {consumer}, 0, 4, 0, LaneClass::kPoint);
+  return Spec(producer, {consumer}, 0, 4, 0, LaneClass::kSendRecv);
 }
 
 // What slice `i` of lane `key` holds: both ends derive it for themselves.
@@ -446,10 +446,10 @@ TEST_P(TransportConformance, PingPongFromSleep) {
   Run(2, [&](RankContext& r) {
     auto send = r.OpenSend(Spec(r.rank, {1 - r.rank}, 8, 1));
     auto recv = r.OpenRecv(Spec(1 - r.rank, {r.rank}, 8, 1));
-    Doorbell* doorbell = r.transport->doorbell();
+    WakeupEvent* wakeup_event = r.transport->wakeup_event();
     for (uint32_t i = 0; i < kRounds; ++i) {
       if (r.rank == 0) r.Signal(send.get());
-      if (doorbell == nullptr) {
+      if (wakeup_event == nullptr) {
         r.Await(recv.get());
       } else {
         // Straight to sleep, at varying distance from the peer's publishing.
@@ -457,17 +457,17 @@ TEST_P(TransportConformance, PingPongFromSleep) {
           std::atomic_signal_fence(std::memory_order_seq_cst);
         }
         while (true) {
-          const uint32_t token = doorbell->Arm();
+          const uint32_t token = wakeup_event->Arm();
           r.Progress();
           if (r.CanPeek(recv.get())) break;
           const Time event = r.transport->NextEvent();
           const Time now = SystemClock().Now();
           const Time longest = 60 * kSecond;
-          doorbell->Wait(token,
-                         event == kNever ? longest : std::clamp<Time>(event - now, 0, longest));
+          wakeup_event->Wait(token,
+                             event == kNever ? longest : std::clamp<Time>(event - now, 0, longest));
           ASSERT_LT(SystemClock().Now() - now, longest / 2) << "lost a wake-up in round " << i;
         }
-        doorbell->Disarm();
+        wakeup_event->Disarm();
         r.Release(recv.get());
       }
       if (r.rank == 1) r.Signal(send.get());

@@ -318,11 +318,11 @@ TEST_F(CudaSharingTest, FreedPiecesAreKept) {
   SetDevice(device_);
   void* memory = nullptr;
   ASSERT_EQ(ccl_mem_alloc_device(&memory, 1'000, 0), CCL_SUCCESS) << ccl_get_last_error(nullptr);
-  EXPECT_EQ(DeviceMemory::Instance().Find(memory, 1'000).id, 0u) << "shares a block with others";
+  EXPECT_EQ(DeviceAllocator::Instance().Find(memory, 1'000).id, 0u) << "shares a block with others";
   EXPECT_EQ(ccl_mem_free(memory), CCL_SUCCESS);
   ASSERT_EQ(ccl_mem_alloc_device(&memory, 3'000'000, 0), CCL_SUCCESS)
       << ccl_get_last_error(nullptr);
-  const DeviceShare share = DeviceMemory::Instance().Find(memory, 3'000'000);
+  const DeviceShare share = DeviceAllocator::Instance().Find(memory, 3'000'000);
   EXPECT_EQ(share.bytes, size_t{4} << 20) << "shares a block with others";
   EXPECT_EQ(device_->BytesFrom(0, share.data + 256), share.bytes - 256);
   const Answer opened = peer_->Open(0, share.handle);
@@ -331,7 +331,7 @@ TEST_F(CudaSharingTest, FreedPiecesAreKept) {
   void* again = nullptr;
   ASSERT_EQ(ccl_mem_alloc_device(&again, 4'000'000, 0), CCL_SUCCESS) << ccl_get_last_error(nullptr);
   EXPECT_EQ(again, memory);
-  EXPECT_EQ(DeviceMemory::Instance().Find(again, 1).handle, share.handle);
+  EXPECT_EQ(DeviceAllocator::Instance().Find(again, 1).handle, share.handle);
   Fill(static_cast<std::byte*>(again), 4'000'000, 31);
   EXPECT_EQ(peer_->First(opened.memory + 3'999'999), 31);
   peer_->Close(0, opened.memory);

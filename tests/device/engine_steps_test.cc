@@ -42,8 +42,8 @@ class ToldState final : public CodecState {
     if (Status status = launch(work, inputs, outputs); !status.ok()) return status;
     return true;
   }
-  Status Land(const Range&, std::span<const Term> inputs, std::span<Term> outputs,
-              DeviceWork* work) override {
+  Status Complete(const Range&, std::span<const Term> inputs, std::span<Term> outputs,
+                  DeviceWork* work) override {
     return land(work, inputs, outputs);
   }
   void Finish(CodecStats*) override {}
@@ -96,12 +96,12 @@ class EngineStepsTest : public ::testing::Test {
   static Term Sum(std::byte* data, uint16_t of) { return {{Form::kSum, of}, data, kBytes}; }
   static Term Outcome(std::byte* data) { return {{Form::kResult, 0}, data, kBytes}; }
 
-  Result<Ticket> Combine(const std::vector<Term>& inputs, std::vector<Term>* outputs) {
+  Result<CompletionId> Combine(const std::vector<Term>& inputs, std::vector<Term>* outputs) {
     return engine_->Combine(&state_, {.segment = 0, .first = 0, .count = kCount}, inputs, *outputs);
   }
-  Status Finish(Ticket ticket) {
-    while (ticket != 0) {
-      Result<bool> done = engine_->Done(ticket);
+  Status Finish(CompletionId completion) {
+    while (completion != 0) {
+      Result<bool> done = engine_->Done(completion);
       if (!done.ok()) return done.status();
       if (*done) break;
       std::this_thread::yield();
@@ -119,7 +119,7 @@ class EngineStepsTest : public ::testing::Test {
                                  .error_name = ErrorName};
   FakeDevice device_{size_t{8} << 20};
   std::vector<std::unique_ptr<Transport>> ends_;
-  DeviceRegions regions_{&device_, 1, nullptr};  // nothing is lent
+  ImportedRegions regions_{&device_, 1, nullptr};  // nothing is lent
   std::unique_ptr<SendLane> lane_;
   std::byte* slot_ = nullptr;
   std::unique_ptr<DeviceEngine> engine_;
@@ -160,11 +160,11 @@ TEST_F(EngineStepsTest, KernelsRunBetweenTheTwoHalves) {
     return Status::Ok();
   };
   device_.Launch(nullptr, [] {});
-  const Result<Ticket> ticket = Combine(inputs, &outputs);
-  ASSERT_TRUE(ticket.ok());
-  ASSERT_NE(*ticket, 0u);
+  const Result<CompletionId> completion = Combine(inputs, &outputs);
+  ASSERT_TRUE(completion.ok());
+  ASSERT_NE(*completion, 0u);
   EXPECT_FALSE(landed);
-  ASSERT_TRUE(Finish(*ticket).ok());
+  ASSERT_TRUE(Finish(*completion).ok());
   EXPECT_TRUE(landed);
   EXPECT_EQ(outputs[0].bytes, 17u);
   EXPECT_EQ(reinterpret_cast<float*>(slot_)[999], 999.0f);
@@ -215,7 +215,7 @@ TEST_F(EngineStepsTest, ErrorsOfTheHalves) {
   state_.launch = [&](DeviceWork* work, std::span<const Term>, std::span<Term>) {
     return work->Run([](const cuda::Launchers&, void*) { return 719; });
   };
-  const Result<Ticket> refused = Combine(inputs, &outputs);
+  const Result<CompletionId> refused = Combine(inputs, &outputs);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kUnhandledCudaError);
   EXPECT_TRUE(Matches(refused.status().message(), "cudaErrorOfTheTest"))
@@ -226,9 +226,9 @@ TEST_F(EngineStepsTest, ErrorsOfTheHalves) {
   state_.land = [](DeviceWork*, std::span<const Term>, std::span<Term>) {
     return InternalError("a wrong length");
   };
-  const Result<Ticket> ticket = Combine(inputs, &outputs);
-  ASSERT_TRUE(ticket.ok());
-  EXPECT_EQ(Finish(*ticket).message(), "a wrong length");
+  const Result<CompletionId> completion = Combine(inputs, &outputs);
+  ASSERT_TRUE(completion.ok());
+  EXPECT_EQ(Finish(*completion).message(), "a wrong length");
   engine_->Drain();
 
   // As good as new.
@@ -289,9 +289,9 @@ TEST_F(EngineStepsTest, ASmallInputIsBroughtOnce) {
   ASSERT_TRUE(Finish(*Combine({Input(input_)}, &sent)).ok());
   EXPECT_EQ(reinterpret_cast<float*>(slot_)[999], 999.0f);
   std::vector<Term> result = {Output(output_)};
-  const Result<Ticket> ticket =
+  const Result<CompletionId> completion =
       Combine({Sum(reinterpret_cast<std::byte*>(peer.data()), 1), Input(input_)}, &result);
-  ASSERT_TRUE(Finish(*ticket).ok());
+  ASSERT_TRUE(Finish(*completion).ok());
   EXPECT_EQ(Value(output_, 999), 999.5f);
   EXPECT_EQ(device_.copies - before, 2u);
 }
@@ -304,15 +304,15 @@ TEST_F(EngineStepsTest, StepsWithoutElementsAreDoneAtOnce) {
   EXPECT_EQ(to[999], 2.0f);
 }
 
-// Tickets of several strands at once, and what is on the device in between.
+// Completions of several strands at once, and what is on the device in between.
 TEST_F(EngineStepsTest, SeveralAtOnceAndDrained) {
   device_.HoldQueues(true);
   const std::vector<Term> inputs = {Input(input_)};
   std::vector<float> other(kCount);
   std::vector<Term> first = {Sum(slot_, 1)};
   std::vector<Term> second = {Sum(reinterpret_cast<std::byte*>(other.data()), 1)};
-  const Ticket a = *Combine(inputs, &first);
-  const Ticket b = *Combine(inputs, &second);
+  const CompletionId a = *Combine(inputs, &first);
+  const CompletionId b = *Combine(inputs, &second);
   ASSERT_NE(a, b);
   EXPECT_FALSE(*engine_->Done(a));
   EXPECT_FALSE(*engine_->Done(b));

@@ -103,7 +103,7 @@ class SharedPiecesTest : public ::testing::Test {
   }
 
   FakeDevice device_{kBytes};
-  DeviceMemory& pieces_ = DeviceMemory::Instance();
+  DeviceAllocator& pieces_ = DeviceAllocator::Instance();
 };
 
 TEST_F(SharedPiecesTest, AreFound) {

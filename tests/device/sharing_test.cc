@@ -4,7 +4,7 @@
 // rely.
 #include <gtest/gtest.h>
 
-#include "engine/device_regions.h"
+#include "engine/imported_regions.h"
 #include "fakes/fake_device.h"
 #include "transport/loopback/loopback.h"
 
@@ -77,7 +77,7 @@ TEST(SharingTest, NoMoreIsOpenedThanThereIs) {
   ASSERT_TRUE(share.ok());
   const auto ends = MakeLoopback(1);
   {
-    DeviceRegions regions(&device, 0, ends[0].get());
+    ImportedRegions regions(&device, 0, ends[0].get());
     EXPECT_EQ(regions.Open(share->handle, share->bytes + 1), nullptr);
     EXPECT_FALSE(regions.any());
     EXPECT_EQ(device.opened, 0u);

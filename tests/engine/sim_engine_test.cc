@@ -48,20 +48,21 @@ TEST(SimEngineTest, ResultsComeLaterAndAreNotThereBefore) {
   SimEngine engine(&world, 0, 1, /*immediate=*/0);
   ByteSum state;
   Operands operands;
-  const Ticket ticket = *engine.Combine(&state, Range{}, operands.inputs, operands.outputs);
-  ASSERT_NE(ticket, 0u);
-  EXPECT_FALSE(*engine.Done(ticket));
+  const CompletionId completion =
+      *engine.Combine(&state, Range{}, operands.inputs, operands.outputs);
+  ASSERT_NE(completion, 0u);
+  EXPECT_FALSE(*engine.Done(completion));
   for (const std::byte byte : operands.out) EXPECT_EQ(byte, sim::kPoison);
   ASSERT_TRUE(world.Step());
   EXPECT_EQ(operands.outputs[0].bytes, 5u);
   EXPECT_EQ(operands.out[4], std::byte{7});
   EXPECT_EQ(engine.pending(), 1u);
-  EXPECT_TRUE(*engine.Done(ticket));
+  EXPECT_TRUE(*engine.Done(completion));
   EXPECT_EQ(engine.pending(), 0u);
-  EXPECT_FALSE(engine.Done(ticket).ok());
+  EXPECT_FALSE(engine.Done(completion).ok());
 }
 
-TEST(SimEngineTest, ImmediateResultsNeedNoTicket) {
+TEST(SimEngineTest, ImmediateResultsNeedNoCompletion) {
   SimWorld world(1, test::TestSeed());
   SimEngine engine(&world, 0, 1, /*immediate=*/1);
   ByteSum state;
@@ -78,9 +79,10 @@ TEST(SimEngineTest, InPlaceOutputsKeepTheirInput) {
   ByteSum state;
   Operands operands;
   operands.outputs[0].data = operands.a.data();
-  const Ticket ticket = *engine.Combine(&state, Range{}, operands.inputs, operands.outputs);
+  const CompletionId completion =
+      *engine.Combine(&state, Range{}, operands.inputs, operands.outputs);
   while (world.Step()) continue;
-  EXPECT_TRUE(*engine.Done(ticket));
+  EXPECT_TRUE(*engine.Done(completion));
   EXPECT_EQ(operands.a[0], std::byte{7});
 }
 
@@ -90,8 +92,8 @@ TEST(SimEngineTest, ErrorsComeWithDoneAndTheDeadNeverFinish) {
   ByteSum state;
   state.fail = true;
   Operands first, second;
-  const Ticket failing = *engine.Combine(&state, Range{}, first.inputs, first.outputs);
-  const Ticket lost = *dead.Combine(&state, Range{}, second.inputs, second.outputs);
+  const CompletionId failing = *engine.Combine(&state, Range{}, first.inputs, first.outputs);
+  const CompletionId lost = *dead.Combine(&state, Range{}, second.inputs, second.outputs);
   world.Crash(1);
   while (world.Step()) continue;
   EXPECT_EQ(engine.Done(failing).status().message(), "as told");

@@ -36,23 +36,24 @@ class SlowPlane final : public ControlPlane {
 
 TEST(LivenessTest, WhoLeavesHasToldWhatItKnows) {
   constexpr int kRanks = 3;
-  Survivors survivors(0, kRanks, {"a:1", "a:2", "a:3"});
+  ShrinkAgreement shrink_agreement(0, kRanks, {"a:1", "a:2", "a:3"});
   SlowPlane plane(kRanks);
   Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = {"a:1", "a:2", "a:3"}}, nullptr,
-                    &survivors);
+                    &shrink_agreement);
   liveness.Attach(&plane);
   std::thread finder([&] { liveness.Fail(InvalidUsage("ranks disagree")); });
   while (!liveness.failed()) std::this_thread::yield();
   EXPECT_EQ(liveness.Check().code(), Code::kInvalidUsage);  // what the caller gets, who then leaves
-  liveness.WaitTold();
+  liveness.WaitNotified();
   EXPECT_EQ(plane.sent, kRanks);  // a plane's Send to its own rank has no effect
   finder.join();
 }
 
 TEST(LivenessTest, NothingToTell) {
-  Survivors survivors(0, 2, {"a:1", "a:2"});
-  Liveness liveness({.rank = 0, .nranks = 2, .peer_names = {"a:1", "a:2"}}, nullptr, &survivors);
-  liveness.WaitTold();
+  ShrinkAgreement shrink_agreement(0, 2, {"a:1", "a:2"});
+  Liveness liveness({.rank = 0, .nranks = 2, .peer_names = {"a:1", "a:2"}}, nullptr,
+                    &shrink_agreement);
+  liveness.WaitNotified();
   EXPECT_FALSE(liveness.failed());
 }
 
@@ -62,8 +63,9 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
   const std::vector<std::string> names = {"a:1", "a:2", "a:3"};
   const std::string evil = "\x1b[2J\nboom", shown = R"(\x1b[2J\x0aboom)";
   {
-    Survivors survivors(0, kRanks, names);
-    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
+    ShrinkAgreement shrink_agreement(0, kRanks, names);
+    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr,
+                      &shrink_agreement);
     ByteWriter error;
     error.U32(static_cast<uint32_t>(Code::kSystemError));
     error.String(evil);
@@ -73,8 +75,9 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
   }
   // Codes of a caller's own mistakes are no news of a failure.
   for (const Code code : {Code::kInvalidArgument, Code::kInProgress}) {
-    Survivors survivors(0, kRanks, names);
-    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
+    ShrinkAgreement shrink_agreement(0, kRanks, names);
+    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr,
+                      &shrink_agreement);
     ByteWriter error;
     error.U32(static_cast<uint32_t>(code));
     error.String("wrong");
@@ -82,8 +85,8 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
     EXPECT_EQ(liveness.error().code(), Code::kInternalError);
     EXPECT_NE(liveness.error().message().find("peer 2"), std::string::npos);
   }
-  Survivors survivors(0, kRanks, names);
-  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
+  ShrinkAgreement shrink_agreement(0, kRanks, names);
+  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &shrink_agreement);
   uint64_t signature = 0;
   ASSERT_TRUE(liveness.BeginCall(1, Call{}, &signature).ok());
   CallRecord record;
@@ -103,10 +106,10 @@ class Ranks {
     std::vector<std::string> names;
     for (int rank = 0; rank < n; ++rank) names.push_back("host:" + std::to_string(rank + 100));
     for (int rank = 0; rank < n; ++rank) {
-      survivors_.push_back(std::make_unique<Survivors>(rank, n, names));
+      shrink_agreement_.push_back(std::make_unique<ShrinkAgreement>(rank, n, names));
       ranks_.push_back(std::make_unique<Liveness>(
           LivenessOptions{.rank = rank, .nranks = n, .peer_names = names}, nullptr,
-          survivors_.back().get()));
+          shrink_agreement_.back().get()));
       planes_.push_back(std::make_unique<Plane>(rank, n, this));
       ranks_.back()->Attach(planes_.back().get());
     }
@@ -128,13 +131,13 @@ class Ranks {
     Ranks* const ranks_;
   };
 
-  std::vector<std::unique_ptr<Survivors>> survivors_;
+  std::vector<std::unique_ptr<ShrinkAgreement>> shrink_agreement_;
   std::vector<std::unique_ptr<Liveness>> ranks_;
   std::vector<std::unique_ptr<Plane>> planes_;
 };
 
 // Waits for one peer and gets nothing.
-class Waiting final : public Job {
+class Waiting final : public Request {
  public:
   explicit Waiting(int peer) : peer_(peer) {}
   Result<int> Advance(int /*budget*/) override { return 0; }
@@ -165,9 +168,9 @@ class WarningTest : public ::testing::Test {
   }
   // A stall of a rank that waits for `peer`, looked at every 20 ms between two ages.
   static Status Stall(Liveness* rank, int peer, Time from, Time to) {
-    const Waiting job(peer);
+    const Waiting request(peer);
     for (Time stalled = from; stalled <= to; stalled += 20 * kMillisecond) {
-      if (Status status = rank->OnStall(job, std::vector<int>{peer}, stalled); !status.ok()) {
+      if (Status status = rank->OnStall(request, std::vector<int>{peer}, stalled); !status.ok()) {
         return status;
       }
     }

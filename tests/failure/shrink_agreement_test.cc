@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The agreement on who is left, between Survivors whose messages a test hands over one at a time,
-// in any order that their connections admit: whatever the ranks ask for, whoever dies, and whatever
-// a peer sends, each call ends, and those that agree agree on the same.
+// The agreement on who is left, between ShrinkAgreement whose messages a test hands over one at a
+// time, in any order that their connections admit: whatever the ranks ask for, whoever dies, and
+// whatever a peer sends, each call ends, and those that agree agree on the same.
 #include "failure/shrink_agreement.h"
 
 #include <fmt/format.h>
@@ -29,7 +29,7 @@
 namespace inccl::test {
 namespace {
 
-using Set = Survivors::Set;
+using Set = ShrinkAgreement::Set;
 constexpr uint8_t kProposal = 16, kId = 17, kJoined = 18, kDone = 19;
 
 struct Message {
@@ -56,9 +56,9 @@ class World {
     ranks_.resize(excluded_.size());
     for (int rank = 0; rank < n_; ++rank) {
       Rank& r = at(rank);
-      r.survivors = std::make_unique<Survivors>(rank, n_, names);
+      r.shrink_agreement = std::make_unique<ShrinkAgreement>(rank, n_, names);
       r.plane = std::make_unique<Plane>(n_, rank, this);
-      r.survivors->Attach(r.plane.get());
+      r.shrink_agreement->Attach(r.plane.get());
     }
   }
   ~World() {
@@ -70,7 +70,7 @@ class World {
   World& operator=(const World&) = delete;
 
   int n() const { return n_; }
-  Survivors& survivors(int rank) { return *at(rank).survivors; }
+  ShrinkAgreement& shrink_agreement(int rank) { return *at(rank).shrink_agreement; }
   Set excluded(int rank) const { return excluded_[static_cast<size_t>(rank)]; }
 
   void Call(int rank, Time limit = 100 * kSecond) {
@@ -86,14 +86,14 @@ class World {
         started = true;
         changed.notify_one();
       }
-      Survivors::Steps steps;
+      ShrinkAgreement::Steps steps;
       steps.create_id = [this, rank]() -> Result<UniqueId> { return CreateId(rank); };
-      steps.join = [this, rank](const UniqueId& id, const Survivors::Outcome& outcome,
+      steps.join = [this, rank](const UniqueId& id, const ShrinkAgreement::Outcome& outcome,
                                 const std::atomic<bool>* cancelled) {
         return Join(rank, id, outcome, cancelled);
       };
-      r.result.emplace(r.survivors->Agree(excluded(rank), 10 + static_cast<uint64_t>(rank),
-                                          SystemClock().Now() + limit, steps));
+      r.result.emplace(r.shrink_agreement->Agree(excluded(rank), 10 + static_cast<uint64_t>(rank),
+                                                 SystemClock().Now() + limit, steps));
       const std::lock_guard lock(mutex_);
       r.running = false;
     });
@@ -108,7 +108,7 @@ class World {
       at(rank).dead = true;
       for (int peer = 0; peer < n_; ++peer) queues_[{rank, peer}].push_back({});
     }
-    at(rank).survivors->Cancel(RemoteError("killed"));
+    at(rank).shrink_agreement->Cancel(RemoteError("killed"));
     changed_.notify_all();
   }
 
@@ -128,7 +128,7 @@ class World {
       message = std::move(queues_[pair].front());
       queues_[pair].pop_front();
     }
-    Survivors& to = survivors(pair.second);
+    ShrinkAgreement& to = shrink_agreement(pair.second);
     if (message.kind == 0) {
       to.OnPeerClosed(pair.first);
     } else {
@@ -164,7 +164,7 @@ class World {
     for (int rank = 0; rank < n_; ++rank) {
       if (!Running(rank)) continue;
       ++count;
-      survivors(rank).Cancel(TimeoutError("cancelled by the test"));
+      shrink_agreement(rank).Cancel(TimeoutError("cancelled by the test"));
     }
     changed_.notify_all();
     for (Rank& r : ranks_) {
@@ -172,10 +172,12 @@ class World {
     }
     return count;
   }
-  const std::optional<Result<Survivors::Outcome>>& result(int rank) { return at(rank).result; }
+  const std::optional<Result<ShrinkAgreement::Outcome>>& result(int rank) {
+    return at(rank).result;
+  }
   bool dead(int rank) { return at(rank).dead; }
 
-  static constexpr Set kHostile = ~Set{0};  // not run by Survivors
+  static constexpr Set kHostile = ~Set{0};  // not run by ShrinkAgreement
 
  private:
   class Plane final : public ControlPlane {
@@ -191,13 +193,13 @@ class World {
     World* const world_;
   };
   struct Rank {
-    std::unique_ptr<Survivors> survivors;
+    std::unique_ptr<ShrinkAgreement> shrink_agreement;
     std::unique_ptr<Plane> plane;
     std::thread thread;
     pid_t tid = 0;
     bool running = false, dead = false;
     const std::atomic<bool>* cancelled = nullptr;  // while it joins
-    std::optional<Result<Survivors::Outcome>> result;
+    std::optional<Result<ShrinkAgreement::Outcome>> result;
   };
   // What is being made by those who join with one id.
   struct Joint {
@@ -218,7 +220,7 @@ class World {
     return id;
   }
   // All or none, as the library does it.
-  Status Join(int rank, const UniqueId& id, const Survivors::Outcome& outcome,
+  Status Join(int rank, const UniqueId& id, const ShrinkAgreement::Outcome& outcome,
               const std::atomic<bool>* cancelled) {
     std::unique_lock lock(mutex_);
     Joint& joint = joints_[id.nonce];
@@ -276,7 +278,7 @@ void Check(World* world, bool all_honest) {
   for (int rank = 0; rank < world->n(); ++rank) {
     const auto& result = world->result(rank);
     if (!result || !result->ok() || world->dead(rank)) continue;
-    const Survivors::Outcome& outcome = **result;
+    const ShrinkAgreement::Outcome& outcome = **result;
     EXPECT_TRUE(std::is_sorted(outcome.members.begin(), outcome.members.end()));
     EXPECT_EQ(std::count(outcome.members.begin(), outcome.members.end(), rank), 1);
     uint64_t least = ~uint64_t{0};
@@ -327,7 +329,7 @@ Set Choice(int rank, uint64_t number) {
 
 // Rank 1 excludes 0 and 2, rank 2 excludes 1, rank 0 nobody, in every order in which the first
 // proposals may come.
-TEST(SurvivorsTest, EveryOrderOfConflictingProposals) {
+TEST(ShrinkAgreementTest, EveryOrderOfConflictingProposals) {
   const Watchdog watchdog(60.0 * kSlowness);
   std::vector<int> order = {0, 1, 2, 3, 4, 5};
   int agreed = 0;
@@ -362,7 +364,7 @@ TEST(SurvivorsTest, EveryOrderOfConflictingProposals) {
 }
 
 // Everything that three ranks may ask for, and some of what four may, in random orders.
-TEST(SurvivorsTest, WhateverTheRanksExclude) {
+TEST(ShrinkAgreementTest, WhateverTheRanksExclude) {
   const Watchdog watchdog(100.0 * kSlowness);
   const uint64_t seed = TestSeed();
   uint64_t state = seed;
@@ -403,7 +405,7 @@ TEST(SurvivorsTest, WhateverTheRanksExclude) {
 }
 
 // One or two ranks die at any time; nobody is excluded.
-TEST(SurvivorsTest, DeathsAtAnyTime) {
+TEST(ShrinkAgreementTest, DeathsAtAnyTime) {
   const Watchdog watchdog(100.0 * kSlowness);
   const uint64_t seed = TestSeed();
   uint64_t state = seed + 1;
@@ -443,7 +445,7 @@ TEST(SurvivorsTest, DeathsAtAnyTime) {
 }
 
 // A peer sends anything at any time. Two honest ranks end, and never with different communicators.
-TEST(SurvivorsTest, HostileMessages) {
+TEST(ShrinkAgreementTest, HostileMessages) {
   const Watchdog watchdog(100.0 * kSlowness);
   const uint64_t seed = TestSeed();
   uint64_t state = seed + 2;
@@ -479,7 +481,7 @@ TEST(SurvivorsTest, HostileMessages) {
 }
 
 // One message each: what is said of it, and of whom.
-TEST(SurvivorsTest, MalformedMessagesNameTheirSender) {
+TEST(ShrinkAgreementTest, MalformedMessagesNameTheirSender) {
   ByteWriter late;
   late.U64((uint64_t{1} << 48) + 1);
   const std::pair<uint8_t, std::vector<std::byte>> messages[] = {
@@ -495,7 +497,7 @@ TEST(SurvivorsTest, MalformedMessagesNameTheirSender) {
   };
   for (const auto& [kind, body] : messages) {
     World world({0, World::kHostile, 0});
-    EXPECT_FALSE(world.survivors(0).OnMessage(1, kind, body)) << int{kind};
+    EXPECT_FALSE(world.shrink_agreement(0).OnMessage(1, kind, body)) << int{kind};
     world.Call(0);
     while (world.Running(0)) std::this_thread::yield();
     ASSERT_FALSE(world.result(0)->ok());
@@ -506,7 +508,7 @@ TEST(SurvivorsTest, MalformedMessagesNameTheirSender) {
   }
   // A rank that is excluded may send what it likes.
   World world({0b010, World::kHostile, 0b010});
-  EXPECT_FALSE(world.survivors(0).OnMessage(1, kProposal, Proposal(1, 1, 0b111)));
+  EXPECT_FALSE(world.shrink_agreement(0).OnMessage(1, kProposal, Proposal(1, 1, 0b111)));
   world.Call(0);
   world.Call(2);
   DeliverAll(&world, [](size_t) { return size_t{0}; });
@@ -515,12 +517,12 @@ TEST(SurvivorsTest, MalformedMessagesNameTheirSender) {
 }
 
 // A peer that proposes a later round all the time does not keep the others beyond their limit.
-TEST(SurvivorsTest, EndlessProposalsEndAtTheLimit) {
+TEST(ShrinkAgreementTest, EndlessProposalsEndAtTheLimit) {
   const Watchdog watchdog(60.0 * kSlowness);
   World world({0, World::kHostile, 0});
   world.Call(0, 100 * kMillisecond);
   for (uint64_t round = 1; world.Running(0); ++round) {
-    EXPECT_TRUE(world.survivors(0).OnMessage(1, kProposal, Proposal(round, 1, 0)));
+    EXPECT_TRUE(world.shrink_agreement(0).OnMessage(1, kProposal, Proposal(round, 1, 0)));
   }
   ASSERT_FALSE(world.result(0)->ok());
   const Status& status = world.result(0)->status();
@@ -528,9 +530,10 @@ TEST(SurvivorsTest, EndlessProposalsEndAtTheLimit) {
   EXPECT_NE(status.message().find("peer 2@h:102"), std::string::npos) << status.message();
 }
 
-TEST(SurvivorsTest, TheLastRoundIsAnError) {
+TEST(ShrinkAgreementTest, TheLastRoundIsAnError) {
   World world({0, World::kHostile, 0});
-  EXPECT_TRUE(world.survivors(0).OnMessage(1, kProposal, Proposal(uint64_t{1} << 48, 1, 0b100)));
+  EXPECT_TRUE(
+      world.shrink_agreement(0).OnMessage(1, kProposal, Proposal(uint64_t{1} << 48, 1, 0b100)));
   world.Call(0);
   DeliverAll(&world, [](size_t) { return size_t{0}; });
   world.Kill(1);  // would begin another round
@@ -541,19 +544,19 @@ TEST(SurvivorsTest, TheLastRoundIsAnError) {
       << world.result(0)->status().message();
 }
 
-TEST(SurvivorsTest, OneCallAtATime) {
+TEST(ShrinkAgreementTest, OneCallAtATime) {
   World world({0, 0, 0});
   world.Call(0);
   world.Settle();
-  const Result<Survivors::Outcome> second =
-      world.survivors(0).Agree(0, 0, SystemClock().Now() + kSecond, {});
+  const Result<ShrinkAgreement::Outcome> second =
+      world.shrink_agreement(0).Agree(0, 0, SystemClock().Now() + kSecond, {});
   EXPECT_EQ(second.status().code(), Code::kInvalidArgument);
   EXPECT_NE(second.status().message().find("rank 0/3 is in another call"), std::string::npos);
   EXPECT_EQ(world.CancelTheRest(), 1);
   EXPECT_EQ(world.result(0)->status().code(), Code::kTimeout);
   // For good.
-  const Result<Survivors::Outcome> later =
-      world.survivors(0).Agree(0, 0, SystemClock().Now() + kSecond, {});
+  const Result<ShrinkAgreement::Outcome> later =
+      world.shrink_agreement(0).Agree(0, 0, SystemClock().Now() + kSecond, {});
   EXPECT_EQ(later.status().message(), "cancelled by the test");
 }
 

@@ -188,7 +188,7 @@ FakeDevice::FakeDevice(size_t memory_bytes)
 FakeDevice::~FakeDevice() {
   SetDevice(nullptr);
   streams_.clear();
-  DeviceMemory::Instance().Forget(this);
+  DeviceAllocator::Instance().Forget(this);
 }
 
 std::byte* FakeDevice::Reach(const void* memory) const {

@@ -16,11 +16,11 @@ namespace inccl::test {
 namespace {
 
 // What a handle of Share holds.
-struct Ticket {
+struct CompletionId {
   uint64_t magic = 0, pid = 0, id = 0;
   std::byte* data = nullptr;
 };
-static_assert(sizeof(Ticket) <= DeviceShare::kHandleBytes);
+static_assert(sizeof(CompletionId) <= DeviceShare::kHandleBytes);
 constexpr uint64_t kTicketMagic = 0x6661'6b65'7469'636b;
 
 }  // namespace
@@ -103,8 +103,9 @@ Result<DeviceShare> FakeDevice::Share(const void* memory, size_t bytes) {
   share.id = found->second.id;
   share.data = const_cast<std::byte*>(found->first);
   share.bytes = found->second.bytes;
-  const Ticket ticket{kTicketMagic, static_cast<uint64_t>(getpid()), share.id, share.data};
-  std::memcpy(share.handle.data(), &ticket, sizeof ticket);
+  const CompletionId completion{kTicketMagic, static_cast<uint64_t>(getpid()), share.id,
+                                share.data};
+  std::memcpy(share.handle.data(), &completion, sizeof completion);
   ++shared;
   return share;
 }
@@ -118,19 +119,20 @@ size_t FakeDevice::BytesFrom(int /*device*/, const std::byte* memory) {
 
 Result<std::byte*> FakeDevice::Open(int device, const DeviceShare::Handle& handle) {
   if (device < 0 || device >= kDevices) std::abort();
-  Ticket ticket;
-  std::memcpy(&ticket, handle.data(), sizeof ticket);
-  if (!opening || ticket.magic != kTicketMagic || ticket.pid != static_cast<uint64_t>(getpid())) {
+  CompletionId completion;
+  std::memcpy(&completion, handle.data(), sizeof completion);
+  if (!opening || completion.magic != kTicketMagic ||
+      completion.pid != static_cast<uint64_t>(getpid())) {
     return Status(Code::kUnhandledCudaError, "the fake device opens nothing of that kind");
   }
   const std::lock_guard lock(mutex_);
-  const auto found = allocations_.find(ticket.data);
-  if (found == allocations_.end() || found->second.id != ticket.id) {
+  const auto found = allocations_.find(completion.data);
+  if (found == allocations_.end() || found->second.id != completion.id) {
     return Status(Code::kUnhandledCudaError, "the fake device: what is to be opened was freed");
   }
   ++found->second.opens[device];
   ++opened;
-  return ticket.data;
+  return completion.data;
 }
 
 void FakeDevice::Close(int device, std::byte* memory) {

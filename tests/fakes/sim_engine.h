@@ -18,38 +18,38 @@
 namespace inccl::test {
 
 // Each Combine is, at random, done at once or at a later virtual time; until then its outputs hold
-// poison (those that are not also inputs). The world and the engine outlive all tickets. With
+// poison (those that are not also inputs). The world and the engine outlive all completions. With
 // immediate = 1 it is the CpuEngine, with 0 always late.
 class SimEngine final : public Engine {
  public:
   SimEngine(SimWorld* world, int rank, uint64_t seed, double immediate = 0.25)
       : world_(world), rank_(rank), rng_(seed), immediate_(immediate) {}
 
-  Result<Ticket> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
-                         std::span<Term> outputs) override {
+  Result<CompletionId> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
+                               std::span<Term> outputs) override {
     if (rng_.Uniform() < immediate_) {
       if (Status status = state->Combine(range, inputs, outputs); !status.ok()) return status;
-      return Ticket{0};
+      return CompletionId{0};
     }
     for (const Term& output : outputs) {
       if (output.data != nullptr && !Overlaps(output, inputs)) {
         std::memset(output.data, static_cast<int>(sim::kPoison), output.bytes);
       }
     }
-    const Ticket ticket = ++last_;
-    pending_[ticket] = Pending{};
-    world_->Schedule(rank_, [this, ticket, state, range, inputs, outputs] {
-      Pending& entry = pending_[ticket];
+    const CompletionId completion = ++last_;
+    pending_[completion] = Pending{};
+    world_->Schedule(rank_, [this, completion, state, range, inputs, outputs] {
+      Pending& entry = pending_[completion];
       entry.status = state->Combine(range, inputs, outputs);
       entry.done = true;
     });
-    return ticket;
+    return completion;
   }
 
-  Result<bool> Done(Ticket ticket) override {
-    if (ticket == 0) return true;
-    const auto it = pending_.find(ticket);
-    if (it == pending_.end()) return InternalError("SimEngine: Done of an unknown ticket");
+  Result<bool> Done(CompletionId completion) override {
+    if (completion == 0) return true;
+    const auto it = pending_.find(completion);
+    if (it == pending_.end()) return InternalError("SimEngine: Done of an unknown completion");
     if (!it->second.done) return false;
     const Status status = it->second.status;
     pending_.erase(it);
@@ -57,7 +57,7 @@ class SimEngine final : public Engine {
     return true;
   }
 
-  // Tickets handed out and not yet found done.
+  // Completions handed out and not yet found done.
   size_t pending() const { return pending_.size(); }
 
  private:
@@ -77,8 +77,8 @@ class SimEngine final : public Engine {
   int rank_;
   Rng rng_;
   double immediate_;
-  Ticket last_ = 0;
-  std::map<Ticket, Pending> pending_;
+  CompletionId last_ = 0;
+  std::map<CompletionId, Pending> pending_;
 };
 
 }  // namespace inccl::test

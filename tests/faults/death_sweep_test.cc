@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr size_t kCount = 5000;  // five slices of 4 KiB
-constexpr int kCallsCounted = 2, kLentCallsCounted = 60;
+constexpr int kCallsCounted = 2, kRegisteredCallsCounted = 60;
 
 bool OfOperation(std::string_view point) {
   return point.starts_with("call.") || point.starts_with("executor.") ||
@@ -62,7 +62,7 @@ std::unique_ptr<ProcessWorld> StartCounting(const Operation& operation) {
     fault::Arm({});
     OperationRunner runner(operation, side.rank(), kRanks, kCount);
     // Peers map what is lent to them in their own time.
-    const int calls = operation.lent ? kLentCallsCounted : kCallsCounted;
+    const int calls = operation.lent ? kRegisteredCallsCounted : kCallsCounted;
     for (int i = 0; i < calls; ++i) {
       // The others come to sleep, at least once even where yielding takes long.
       if (i == 1 && side.rank() == 0)

@@ -27,9 +27,9 @@ namespace inccl::test {
 // Transports between processes that the sweeps run over. scripts/reliability_report.py reads the
 // properties that ForRow records.
 #if INCCL_TEST_UCX
-inline constexpr const char* kProcessTransports[] = {"shm", "ucx"};
+inline constexpr const char* kTransportFactories[] = {"shm", "ucx"};
 #else
-inline constexpr const char* kProcessTransports[] = {"shm"};
+inline constexpr const char* kTransportFactories[] = {"shm"};
 #endif
 
 // Time limits of the library in the tests that wait for them.
@@ -101,7 +101,7 @@ inline std::string TransportName(const ::testing::TestParamInfo<const char*>& in
 }
 
 #define INSTANTIATE_OVER_TRANSPORTS(suite) \
-  INSTANTIATE_TEST_SUITE_P(Over, suite, ::testing::ValuesIn(kProcessTransports), TransportName)
+  INSTANTIATE_TEST_SUITE_P(Over, suite, ::testing::ValuesIn(kTransportFactories), TransportName)
 // What goes through the points of shared memory, or counts its calls of the system.
 #define INSTANTIATE_OVER_SHM(suite) \
   INSTANTIATE_TEST_SUITE_P(Over, suite, ::testing::Values("shm"), TransportName)

@@ -27,7 +27,7 @@ namespace inccl::test {
 namespace {
 
 constexpr int kRanks = 3, kVictim = 1;
-constexpr size_t kCount = 3000, kLentCount = 30'000;
+constexpr size_t kCount = 3000, kRegisteredCount = 30'000;
 constexpr double kReturnsSeconds = 12.0 * kSlowness;  // far below the limit of an operation
 // Every kStep-th allocation between threads, and so many between processes, at random; every one
 // with INCCL_TEST_EXHAUSTIVE. INCCL_TEST_TRACE: where they hit.
@@ -146,16 +146,16 @@ void InPlace(Rank* r, size_t count) {
 }
 
 void PreservesInput(Rank* r) { InPlace(r, kCount); }
-void PreservesRegistered(Rank* r) { InPlace(r, kLentCount); }
+void PreservesRegistered(Rank* r) { InPlace(r, kRegisteredCount); }
 
 void OnRegisteredBuffers(Rank* r) {
   for (int call = 0; call < 3 && r->result == CCL_SUCCESS; ++call) {
-    Fill(r->send, kLentCount, Input(r->rank, call));
-    Keep(r, ccl_allreduce(r->send, r->recv, kLentCount, CCL_FLOAT32, CCL_SUM, r->comms[0],
+    Fill(r->send, kRegisteredCount, Input(r->rank, call));
+    Keep(r, ccl_allreduce(r->send, r->recv, kRegisteredCount, CCL_FLOAT32, CCL_SUM, r->comms[0],
                           call == 0 ? nullptr : r->streams[0]));
     Keep(r, ccl_stream_synchronize(r->streams[0]));
-    Check(r, r->recv, kLentCount, Sum(call));
-    if (!All(r->send, kLentCount, Input(r->rank, call))) r->unrestored = true;
+    Check(r, r->recv, kRegisteredCount, Sum(call));
+    if (!All(r->send, kRegisteredCount, Input(r->rank, call))) r->unrestored = true;
   }
 }
 

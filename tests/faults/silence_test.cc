@@ -32,7 +32,7 @@ class SilenceTest : public FaultTest {
 
   static void ForRow(const std::string& rows) {
     std::string transports;
-    for (const char* transport : kProcessTransports) {
+    for (const char* transport : kTransportFactories) {
       if (!transports.empty()) transports += ',';
       transports += transport;
     }
@@ -41,7 +41,7 @@ class SilenceTest : public FaultTest {
 
   // One world for each transport.
   void Start(const std::string& name, const ProcessWorld::Body& body) {
-    for (const char* transport : kProcessTransports) {
+    for (const char* transport : kTransportFactories) {
       const ScopedEnv env({{"INCCL_TRANSPORT", transport}});
       worlds_.push_back({name + " over " + transport,
                          std::make_unique<ProcessWorld>(WorldOptions{.nranks = kRanks}, body)});
@@ -256,7 +256,7 @@ TEST_F(SilenceTest, Row03_APeerThatExitsInsideACall) {
   for (Running& running : worlds()) {
     SCOPED_TRACE(running.name);
     running.world->ExpectAllExited();  // the one that exits does not hang either
-    ExpectTold(*running.world, kLocalDeathSeconds, "closed without goodbye");
+    ExpectTold(*running.world, kLocalDeathSeconds, "closed without finalize");
   }
 }
 
@@ -274,7 +274,7 @@ TEST_F(SilenceTest, Row03_APeerThatExitsBetweenCallsWithoutDestroy) {
   for (Running& running : worlds()) {
     SCOPED_TRACE(running.name);
     running.world->ExpectAllExited();
-    ExpectTold(*running.world, kLocalDeathSeconds, "closed without goodbye");
+    ExpectTold(*running.world, kLocalDeathSeconds, "closed without finalize");
   }
   EXPECT_LT(Seconds() - start, 3.0 + SlackSeconds());
 }

@@ -26,9 +26,9 @@ class Silence final : public ControlPlane {
 void Run(Data data) {
   const std::vector<std::string> names = {"h:1", "h:2", "h:3"};
   Silence plane;
-  Survivors survivors(0, kRanks, names);
-  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &survivors);
-  survivors.Attach(&plane);
+  ShrinkAgreement shrink_agreement(0, kRanks, names);
+  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &shrink_agreement);
+  shrink_agreement.Attach(&plane);
   liveness.Attach(&plane);
   Input input(data);
   uint64_t sequence = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A peer that writes anything on its board of regions, puts anything into an inbox, and names any
+// A peer that writes anything on its table of regions, puts anything into an inbox, and names any
 // place in its slices: what a rank then reads is memory that it can read, and what it writes is
 // memory that it may write.
 #include <fcntl.h>
@@ -39,16 +39,16 @@ struct World {
     send = *ends[0]->OpenSend(spec);
     recv = *ends[1]->OpenRecv(spec);
     arena = *shm::MapSealed(ends[0]->fds_to_share()[0], kArena, /*writable=*/true);
-    const Region region = {.serial = 1,
+    const Region region = {.generation = 1,
                            .data = file.mapping.data(),
                            .bytes = kBytes,
                            .fd = file.fd.get(),
                            .writable = true};
-    Require(ends[0]->Offer(region) == 1, "a file is offered");
+    Require(ends[0]->ExportRegion(region) == 1, "a file is offered");
   }
-  std::byte* board() const {
+  std::byte* table() const {
     const auto* header = reinterpret_cast<const mapped::ArenaHeader*>(arena.data());
-    return arena.data() + header->board.load();
+    return arena.data() + header->table.load();
   }
 
   std::unique_ptr<ShmTransport> ends[2];
@@ -83,9 +83,9 @@ void Run(Data data) {
   for (int steps = 0; steps < 12 && !input.empty(); ++steps) {
     switch (input.Byte() % 4) {
       case 0: {  // any bytes in any of the first entries
-        const size_t at = offsetof(mapped::RegionBoard, regions) + input.Below(512);
+        const size_t at = offsetof(mapped::RegionTable, regions) + input.Below(512);
         const Data bytes = input.Take(1 + input.Byte() % 32);
-        std::memcpy(world.board() + at, bytes.data(), bytes.size());
+        std::memcpy(world.table() + at, bytes.data(), bytes.size());
         break;
       }
       case 1: {  // a file for any label, or bytes for none
@@ -106,7 +106,7 @@ void Run(Data data) {
         break;
       }
       default:
-        reinterpret_cast<mapped::RegionBoard*>(world.board())->changes.store(++changes);
+        reinterpret_cast<mapped::RegionTable*>(world.table())->changes.store(++changes);
         if (!world.ends[1]->Progress(0).ok()) return;
     }
   }
@@ -122,7 +122,7 @@ std::vector<std::vector<std::byte>> Examples() {
       of({3, 2, 64, 0, 1, 0, 0, 1, 0, 16}),         // a slice that lies in the region
       of({3, 2, 0, 32, 1, 1, 0, 1, 0, 0}),          // one byte beyond its end
       of({0, 8, 0, 0, 255, 3, 2, 64, 0, 1, 0, 0}),  // another size
-      of({0, 0, 0, 0, 2, 1, 1, 1, 2, 1, 0, 3, 2, 9, 0, 1, 0, 0}),  // another file for serial 2
+      of({0, 0, 0, 0, 2, 1, 1, 1, 2, 1, 0, 3, 2, 9, 0, 1, 0, 0}),  // another file for generation 2
   };
 }
 

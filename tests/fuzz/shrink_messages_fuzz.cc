@@ -15,16 +15,16 @@ constexpr uint8_t kFirstKind = 16, kKinds = 4;
 constexpr Time kLimit = 100 * kMicrosecond;
 
 // Each: a byte that chooses the peer, one that chooses the kind, one of length, the body.
-void Feed(Input* input, int rank, int nranks, int most, Survivors* survivors) {
+void Feed(Input* input, int rank, int nranks, int most, ShrinkAgreement* shrink_agreement) {
   for (int i = 0; i < most && !input->empty(); ++i) {
     const auto peer = static_cast<int>(input->Byte() % nranks);
     const auto kind = static_cast<uint8_t>(kFirstKind + input->Byte() % kKinds);
     const Data body = input->Take(input->Byte());
     if (peer == rank) continue;
     if (input->Byte() == 0xdd) {
-      survivors->OnPeerClosed(peer);
+      shrink_agreement->OnPeerClosed(peer);
     } else {
-      (void)survivors->OnMessage(peer, kind, Exact(body));
+      (void)shrink_agreement->OnMessage(peer, kind, Exact(body));
     }
   }
 }
@@ -36,21 +36,23 @@ void Run(Data data) {
   const uint8_t shape = input.Byte();
   const int nranks = shape == 0xff ? 64 : 1 + shape % 5;
   const int rank = static_cast<int>(input.Byte()) % nranks;
-  Survivors survivors(rank, nranks, std::vector<std::string>(static_cast<size_t>(nranks), "h:1"));
-  Survivors::Steps steps;
+  ShrinkAgreement shrink_agreement(rank, nranks,
+                                   std::vector<std::string>(static_cast<size_t>(nranks), "h:1"));
+  ShrinkAgreement::Steps steps;
   steps.create_id = [&]() -> Result<UniqueId> {
-    Feed(&input, rank, nranks, 2, &survivors);
+    Feed(&input, rank, nranks, 2, &shrink_agreement);
     return UniqueId();
   };
-  steps.join = [&](const UniqueId&, const Survivors::Outcome&, const std::atomic<bool>*) -> Status {
-    Feed(&input, rank, nranks, 4, &survivors);
+  steps.join = [&](const UniqueId&, const ShrinkAgreement::Outcome&,
+                   const std::atomic<bool>*) -> Status {
+    Feed(&input, rank, nranks, 4, &shrink_agreement);
     return input.Byte() % 2 == 0 ? Status::Ok() : RemoteError("joining failed");
   };
   for (int call = 0; call < 3; ++call) {
-    Feed(&input, rank, nranks, 8, &survivors);
-    const Survivors::Set wanted = input.Byte() & ~(Survivors::Set{1} << rank);
-    const Result<Survivors::Outcome> outcome =
-        survivors.Agree(wanted, 7, SystemClock().Now() + kLimit, steps);
+    Feed(&input, rank, nranks, 8, &shrink_agreement);
+    const ShrinkAgreement::Set wanted = input.Byte() & ~(ShrinkAgreement::Set{1} << rank);
+    const Result<ShrinkAgreement::Outcome> outcome =
+        shrink_agreement.Agree(wanted, 7, SystemClock().Now() + kLimit, steps);
     if (!outcome.ok()) {
       Require(!outcome.status().message().empty(), "an error says something");
       continue;

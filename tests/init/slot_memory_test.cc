@@ -32,11 +32,11 @@ CommOptions Options(int channels, uint32_t slice_bytes) {
 // Opens the lanes of every call of rank 0, as a communicator does.
 uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
   const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(nranks);
-  Plans plans({.rank = 0,
-               .nranks = nranks,
-               .channels = options.channels,
-               .slice_bytes = options.slice_bytes},
-              ends[0].get());
+  PlanCache plans({.rank = 0,
+                   .nranks = nranks,
+                   .channels = options.channels,
+                   .slice_bytes = options.slice_bytes},
+                  ends[0].get());
   const uint64_t before = ends[0]->memory_bytes();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     for (const uint64_t count : {64u, 1u << 28}) {
@@ -57,7 +57,7 @@ uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
                                              options.algorithms);
         EXPECT_TRUE(choice.ok()) << choice.status().message();
         for (call.root = 0; call.root < (HasRoot(call.collective) ? nranks : 1); ++call.root) {
-          const Result<Plans::Plan> plan = plans.Make(call, *codec, *choice);
+          const Result<PlanCache::Plan> plan = plans.Make(call, *codec, *choice);
           EXPECT_TRUE(plan.ok()) << plan.status().message();
         }
       }
@@ -66,7 +66,7 @@ uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   for (int peer = 1; peer < nranks; ++peer) {
     LaneSpec spec;
-    spec.lane_class = LaneClass::kPoint;
+    spec.lane_class = LaneClass::kSendRecv;
     spec.consumers = {peer};
     spec.slot_bytes = slots.data_bytes;
     spec.depth = slots.data_depth;

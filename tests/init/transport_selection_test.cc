@@ -27,7 +27,7 @@ TransportOffer Sample(bool ok) {
   return offer;
 }
 
-TEST(TransportOfferTest, ReadsBackWhatWasWritten) {
+TEST(TransportRegionTest, ReadsBackWhatWasWritten) {
   const Result<TransportOffer> good = TransportOffer::Decode(Sample(true).Encode());
   ASSERT_TRUE(good.ok());
   EXPECT_EQ(good->transport, "ucx");
@@ -48,7 +48,7 @@ TEST(TransportOfferTest, ReadsBackWhatWasWritten) {
   EXPECT_LE(largest.Encode().size(), kMaxBlob);
 }
 
-TEST(TransportOfferTest, DamageIsAnErrorOrAnOffer) {
+TEST(TransportRegionTest, DamageIsAnErrorOrAnOffer) {
   const std::vector<std::byte> good = Sample(true).Encode();
   for (size_t n = 0; n < good.size(); ++n) {
     EXPECT_FALSE(TransportOffer::Decode(std::span(good).first(n)).ok()) << n;
@@ -79,9 +79,9 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
   OnThreads(n, [&](int rank) {
     Environment environment = TestEnvironment();
     adjust(rank, &environment);
-    ProcessTransport transport(rank, n, environment, rank != without_device);
+    TransportSelection transport(rank, n, environment, rank != without_device);
     JoinOptions options = Options(rank, n);
-    transport.Offer(&options);
+    transport.Advertise(&options);
     Result<Mesh> mesh = JoinWithId(*id, options);
     ASSERT_TRUE(mesh.ok()) << mesh.status().message();
     chosen[static_cast<size_t>(rank)] =
@@ -91,7 +91,7 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
   return chosen;
 }
 
-TEST(ProcessTransportTest, TheFirstThatAllCan) {
+TEST(TransportSelectionTest, TheFirstThatAllCan) {
   const bool ucx = UcxTransport::Built();
   struct Case {
     const char* list;
@@ -118,7 +118,7 @@ TEST(ProcessTransportTest, TheFirstThatAllCan) {
 }
 
 // One rank that cannot is enough, and all learn which one and why.
-TEST(ProcessTransportTest, OneRankThatCannotDecidesForAll) {
+TEST(TransportSelectionTest, OneRankThatCannotDecidesForAll) {
   if (!UcxTransport::Built()) {
     const auto chosen =
         ChooseAmong(2, [](int, Environment* environment) { environment->transport = "ucx"; });
@@ -151,7 +151,7 @@ TEST(ProcessTransportTest, OneRankThatCannotDecidesForAll) {
   }
 }
 
-TEST(ProcessTransportTest, ThreadsOfOneProcess) {
+TEST(TransportSelectionTest, ThreadsOfOneProcess) {
   const auto made = [](const std::string& list) {
     Environment environment;
     environment.transport = list;

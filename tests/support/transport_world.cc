@@ -37,8 +37,8 @@ T Checked(Result<T> result) {
   return std::move(result).value();
 }
 
-// Waits on the doorbell, as the library does, but with timeouts so long that a lost wake-up is a
-// failure.
+// Waits on the wakeup_event, as the library does, but with timeouts so long that a lost wake-up is
+// a failure.
 class BlockingContext final : public RankContext {
  public:
   using RankContext::RankContext;
@@ -47,23 +47,24 @@ class BlockingContext final : public RankContext {
 
   void WaitUntil(const std::function<bool()>& poll) override {
     const Time start = SystemClock().Now();
-    Doorbell* doorbell = transport->doorbell();
+    WakeupEvent* wakeup_event = transport->wakeup_event();
     while (true) {
       for (int spin = 0; spin < 20; ++spin) {
         Progress();
         if (poll()) return;
       }
-      const uint32_t token = doorbell->Arm();
+      const uint32_t token = wakeup_event->Arm();
       Progress();
       if (poll()) {
-        doorbell->Disarm();
+        wakeup_event->Disarm();
         return;
       }
       const Time now = SystemClock().Now();
       if (now - start > kDeadline) throw std::runtime_error("deadline: nothing came");
       const Time event = transport->NextEvent();
       const Time longest = start + kDeadline + kSecond - now;
-      doorbell->Wait(token, event == kNever ? longest : std::clamp<Time>(event - now, 0, longest));
+      wakeup_event->Wait(token,
+                         event == kNever ? longest : std::clamp<Time>(event - now, 0, longest));
     }
   }
 };

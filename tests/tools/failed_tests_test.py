@@ -52,7 +52,7 @@ The following tests FAILED:
 
 
 def main():
-    script = pathlib.Path(sys.argv[1]) / "tools" / "failed_tests.py"
+    script = pathlib.Path(sys.argv[1]) / "scripts" / "failed_tests.py"
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         log.write(LOG)
         log.flush()

@@ -20,7 +20,7 @@ namespace {
 const TunerRow kGroup{.collective = Collective::kAllReduce, .nranks = 4, .compressed = true};
 
 TuneSample Sample(uint64_t bytes, double direct, double ring) {
-  return {bytes, Algorithm::kDirect, {{Algorithm::kDirect, direct}, {Algorithm::kRing, ring}}};
+  return {bytes, Algorithm::kTwoShot, {{Algorithm::kTwoShot, direct}, {Algorithm::kRing, ring}}};
 }
 
 std::vector<std::string> Lines(const std::vector<TuneSample>& samples, double margin) {

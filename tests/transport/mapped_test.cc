@@ -75,7 +75,7 @@ class End final : public MappedTransport {
   void Attach(End* peer) {
     auto view = ArenaView::Create(peer->memory->data(), kArenaBytes, peer->rank(), 2);
     ASSERT_TRUE(view.ok()) << view.status().message();
-    SetPeer(peer->rank(), std::move(*view), peer->bell.get());
+    SetPeer(peer->rank(), std::move(*view), peer->wakeup.get());
   }
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(memory->data()); }
   DirectoryEntry* entry(size_t i) const {
@@ -83,16 +83,16 @@ class End final : public MappedTransport {
   }
 
   HeapMemory* memory;
-  std::unique_ptr<BellArea> bell;
+  std::unique_ptr<WakeupArea> wakeup;
 
  private:
   End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw)
-      : End(rank, std::move(arena), raw, std::make_unique<BellArea>()) {}
-  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw, std::unique_ptr<BellArea> area)
+      : End(rank, std::move(arena), raw, std::make_unique<WakeupArea>()) {}
+  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw, std::unique_ptr<WakeupArea> area)
       : MappedTransport("test", rank, 2, std::move(arena), area.get(), FutexScope::kProcess,
                         1 << 20),
         memory(raw),
-        bell(std::move(area)) {}
+        wakeup(std::move(area)) {}
 };
 
 class MappedTest : public ::testing::Test {
@@ -397,62 +397,62 @@ TEST_F(MappedTest, ScribblesAreErrorsAtWorst) {
   EXPECT_GT(slices, 100);
 }
 
-TEST(DoorbellTest, ARingAfterArmEndsTheWait) {
-  BellArea area{};
-  FutexDoorbell bell(&area, FutexScope::kProcess);
+TEST(WakeupEventTest, ARingAfterArmEndsTheWait) {
+  WakeupArea area{};
+  FutexWakeupEvent wakeup(&area, FutexScope::kProcess);
   for (int i = 0; i < 100; ++i) {
-    const uint32_t token = bell.Arm();
-    bell.Ring();
-    bell.Wait(token, kNever);
+    const uint32_t token = wakeup.Arm();
+    wakeup.Signal();
+    wakeup.Wait(token, kNever);
     EXPECT_EQ(area.sleeping, 0u);
   }
 }
 
-TEST(DoorbellTest, APeerRingsOnlyWhoSleeps) {
-  BellArea area{};
-  FutexDoorbell bell(&area, FutexScope::kHost);
+TEST(WakeupEventTest, APeerRingsOnlyWhoSleeps) {
+  WakeupArea area{};
+  FutexWakeupEvent wakeup(&area, FutexScope::kHost);
   RingIfSleeping(&area, FutexScope::kHost);
   EXPECT_EQ(area.counter, 0u);
-  const uint32_t token = bell.Arm();
+  const uint32_t token = wakeup.Arm();
   RingIfSleeping(&area, FutexScope::kHost);
   RingIfSleeping(&area, FutexScope::kHost);
   EXPECT_EQ(area.counter, 1u);
-  bell.Wait(token, kNever);
-  bell.Arm();
-  bell.Disarm();
+  wakeup.Wait(token, kNever);
+  wakeup.Arm();
+  wakeup.Disarm();
   RingIfSleeping(&area, FutexScope::kHost);
   EXPECT_EQ(area.counter, 1u);
 }
 
-TEST(DoorbellTest, WaitEndsAtItsTimeout) {
-  BellArea area{};
-  FutexDoorbell bell(&area, FutexScope::kProcess);
+TEST(WakeupEventTest, WaitEndsAtItsTimeout) {
+  WakeupArea area{};
+  FutexWakeupEvent wakeup(&area, FutexScope::kProcess);
   const Time start = SystemClock().Now();
   for (const Time timeout : {Time{-5}, Time{0}, Time{1}, 2 * kMillisecond}) {
-    bell.Wait(bell.Arm(), timeout);
+    wakeup.Wait(wakeup.Arm(), timeout);
     EXPECT_EQ(area.sleeping, 0u);
   }
   EXPECT_GE(SystemClock().Now() - start, 2 * kMillisecond);
 }
 
-TEST(DoorbellTest, RingFromAnotherThread) {
-  BellArea area{};
-  FutexDoorbell bell(&area, FutexScope::kProcess);
+TEST(WakeupEventTest, RingFromAnotherThread) {
+  WakeupArea area{};
+  FutexWakeupEvent wakeup(&area, FutexScope::kProcess);
   std::atomic<int> flag = 0;
   std::thread ringer([&] {
     for (int i = 1; i <= 2000; ++i) {
       flag.store(i, std::memory_order_relaxed);
-      bell.Ring();
+      wakeup.Signal();
       while (flag.load() == i) std::this_thread::yield();
     }
   });
   for (int i = 1; i <= 2000; ++i) {
     while (true) {
-      const uint32_t token = bell.Arm();
+      const uint32_t token = wakeup.Arm();
       if (flag.load(std::memory_order_relaxed) == i) break;
-      bell.Wait(token, kNever);
+      wakeup.Wait(token, kNever);
     }
-    bell.Disarm();
+    wakeup.Disarm();
     flag = -i;
   }
   ringer.join();

@@ -27,9 +27,9 @@ namespace {
 constexpr size_t kBytes = 64 * 1024;
 
 struct File {
-  explicit File(uint64_t serial, bool writable = true)
+  explicit File(uint64_t generation, bool writable = true)
       : memory(*shm::CreateMemfd("test", kBytes, false)) {
-    region = {serial, memory.mapping.data(), kBytes, memory.fd.get()};
+    region = {generation, memory.mapping.data(), kBytes, memory.fd.get()};
     region.writable = writable;
   }
   shm::Memfd memory;
@@ -69,7 +69,7 @@ class ShmRegionsTest : public ::testing::Test {
   void Look() {
     for (int rank : {2, 1, 0}) EXPECT_TRUE(end(rank).Progress(0).ok());
   }
-  bool Reaches(uint32_t region) const { return send_->Reaches(region); }
+  bool ReachableFrom(uint32_t region) const { return send_->ReachableFrom(region); }
 
   Status Publish(const SliceHeader& header) {
     Result<Span> slot = send_->TryAcquire();
@@ -89,19 +89,19 @@ class ShmRegionsTest : public ::testing::Test {
 
 TEST_F(ShmRegionsTest, ReachedWhenThePeerHasLooked) {
   const File file(7);
-  const uint32_t id = end(0).Offer(file.region);
+  const uint32_t id = end(0).ExportRegion(file.region);
   ASSERT_NE(id, 0u);
-  EXPECT_FALSE(Reaches(id));
+  EXPECT_FALSE(ReachableFrom(id));
   Look();
-  EXPECT_TRUE(Reaches(id));
-  EXPECT_EQ(end(0).Offer(file.region), id);
-  EXPECT_FALSE(Reaches(id == 1 ? 2 : 1));
-  EXPECT_FALSE(Reaches(0));
+  EXPECT_TRUE(ReachableFrom(id));
+  EXPECT_EQ(end(0).ExportRegion(file.region), id);
+  EXPECT_FALSE(ReachableFrom(id == 1 ? 2 : 1));
+  EXPECT_FALSE(ReachableFrom(0));
 }
 
 TEST_F(ShmRegionsTest, ASliceCanLieInARegionAndNameATarget) {
   const File file(7);
-  const uint32_t id = end(0).Offer(file.region);
+  const uint32_t id = end(0).ExportRegion(file.region);
   Look();
   std::memcpy(file.region.data + 4096, "source", 7);
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 4096}, .target = {id, 8192}}).ok());
@@ -123,12 +123,12 @@ TEST_F(ShmRegionsTest, ASliceCanLieInARegionAndNameATarget) {
 }
 
 // What is wrong with a slice, and whether it is its source, else its target.
-using WrongRef = std::pair<RegionRef, bool>;
+using WrongRef = std::pair<RemoteAddress, bool>;
 class ShmWrongRefTest : public ShmRegionsTest, public ::testing::WithParamInterface<WrongRef> {};
 
 TEST_P(ShmWrongRefTest, IsAnErrorThatNamesThePeer) {
   const File file(7);
-  const uint32_t id = end(0).Offer(file.region);
+  const uint32_t id = end(0).ExportRegion(file.region);
   ASSERT_EQ(id, 1u);
   Look();
   const auto& [ref, is_source] = GetParam();
@@ -148,22 +148,22 @@ INSTANTIATE_TEST_SUITE_P(Refs, ShmWrongRefTest,
 TEST_F(ShmRegionsTest, TheRegionUsedLongestAgoMakesRoom) {
   std::vector<std::unique_ptr<File>> files;
   std::vector<uint32_t> ids;
-  for (uint64_t serial = 1; serial <= mapped::kRegions + 1; ++serial) {
-    files.push_back(std::make_unique<File>(serial));
-    ids.push_back(end(0).Offer(files.back()->region));
+  for (uint64_t generation = 1; generation <= mapped::kRegions + 1; ++generation) {
+    files.push_back(std::make_unique<File>(generation));
+    ids.push_back(end(0).ExportRegion(files.back()->region));
     ASSERT_NE(ids.back(), 0u);
-    if (serial == 2) {
-      EXPECT_EQ(end(0).Offer(files[0]->region), ids[0]);
+    if (generation == 2) {
+      EXPECT_EQ(end(0).ExportRegion(files[0]->region), ids[0]);
     }
-    if (serial == mapped::kRegions) {
+    if (generation == mapped::kRegions) {
       Look();
-      for (const uint32_t id : ids) EXPECT_TRUE(Reaches(id));
+      for (const uint32_t id : ids) EXPECT_TRUE(ReachableFrom(id));
     }
   }
   EXPECT_EQ(ids.back(), ids[1]);
-  EXPECT_FALSE(Reaches(ids.back())) << "the peer has the old one";
+  EXPECT_FALSE(ReachableFrom(ids.back())) << "the peer has the old one";
   Look();
-  EXPECT_TRUE(Reaches(ids.back()));
+  EXPECT_TRUE(ReachableFrom(ids.back()));
   files.back()->region.data[0] = std::byte{42};
   ASSERT_TRUE(Publish({.bytes = 1, .source = {ids.back(), 0}}).ok());
   RecvLane::Incoming incoming;
@@ -175,21 +175,21 @@ TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
   // Not sealed at all.
   UniqueFd plain(memfd_create("plain", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(plain.get(), kBytes), 0);
-  const uint32_t first = end(0).Offer({1, nullptr, kBytes, plain.get()});
+  const uint32_t first = end(0).ExportRegion({1, nullptr, kBytes, plain.get()});
   // A size that could change.
   UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
-  const uint32_t second = end(0).Offer({3, nullptr, kBytes, unsealed.get()});
+  const uint32_t second = end(0).ExportRegion({3, nullptr, kBytes, unsealed.get()});
   // A wrong size.
   const File small(4);
-  const uint32_t third = end(0).Offer({4, small.region.data, 2 * kBytes, small.region.fd});
+  const uint32_t third = end(0).ExportRegion({4, small.region.data, 2 * kBytes, small.region.fd});
   // No file at all.
-  const uint32_t fourth = end(0).Offer({5, nullptr, kBytes, -1});
+  const uint32_t fourth = end(0).ExportRegion({5, nullptr, kBytes, -1});
   EXPECT_EQ(fourth, 0u);
   Look();
   for (const uint32_t id : {first, second, third}) {
     EXPECT_NE(id, 0u);
-    EXPECT_FALSE(Reaches(id));
+    EXPECT_FALSE(ReachableFrom(id));
   }
 }
 
@@ -210,13 +210,13 @@ std::string AccessTo(const void* address) {
 TEST_F(ShmRegionsTest, TheFileTravelsWithTheOffer) {
   auto file = std::make_unique<File>(1);
   file->region.data[7] = std::byte{42};
-  const uint32_t id = end(0).Offer(file->region);
+  const uint32_t id = end(0).ExportRegion(file->region);
   const int fd = file->region.fd;
   file.reset();
   const File other(2);
   EXPECT_EQ(dup2(other.region.fd, fd), fd);
   Look();
-  EXPECT_TRUE(Reaches(id));
+  EXPECT_TRUE(ReachableFrom(id));
   ASSERT_TRUE(Publish({.bytes = 1, .source = {id, 7}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
@@ -226,9 +226,9 @@ TEST_F(ShmRegionsTest, TheFileTravelsWithTheOffer) {
 
 TEST_F(ShmRegionsTest, WhatIsOnlyReadIsMappedForReading) {
   const File input(1, /*writable=*/false), output(2, /*writable=*/true);
-  const uint32_t in = end(0).Offer(input.region), out = end(0).Offer(output.region);
+  const uint32_t in = end(0).ExportRegion(input.region), out = end(0).ExportRegion(output.region);
   Look();
-  ASSERT_TRUE(Reaches(in) && Reaches(out));
+  ASSERT_TRUE(ReachableFrom(in) && ReachableFrom(out));
   ASSERT_TRUE(Publish({.bytes = 7, .source = {in, 0}, .target = {out, 0}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
@@ -244,20 +244,20 @@ TEST_F(ShmRegionsTest, WhatIsOnlyReadIsMappedForReading) {
 
 TEST_F(ShmRegionsTest, AnInputThatBecomesAnOutputIsMappedAgain) {
   File file(1, /*writable=*/false);
-  const uint32_t id = end(0).Offer(file.region);
+  const uint32_t id = end(0).ExportRegion(file.region);
   Look();
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   ASSERT_TRUE(recv_->Release().ok());
   file.region.writable = true;
-  ASSERT_EQ(end(0).Offer(file.region), id);
-  EXPECT_FALSE(Reaches(id)) << "nobody has looked again";
+  ASSERT_EQ(end(0).ExportRegion(file.region), id);
+  EXPECT_FALSE(ReachableFrom(id)) << "nobody has looked again";
   Look();
-  ASSERT_TRUE(Reaches(id));
+  ASSERT_TRUE(ReachableFrom(id));
   file.region.writable = false;
-  ASSERT_EQ(end(0).Offer(file.region), id);
-  EXPECT_TRUE(Reaches(id)) << "whoever may write may read";
+  ASSERT_EQ(end(0).ExportRegion(file.region), id);
+  EXPECT_TRUE(ReachableFrom(id)) << "whoever may write may read";
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}, .target = {id, 4096}}).ok());
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   std::memcpy(incoming.target, "target", 7);
@@ -268,12 +268,12 @@ TEST_F(ShmRegionsTest, AnInputThatBecomesAnOutputIsMappedAgain) {
 TEST_F(ShmRegionsTest, AFileThatAnotherRankSentIsNotTaken) {
   const File file(1), other(2);
   const int fds_before = test::CountFds();
-  const uint32_t id = end(0).Offer(file.region);
+  const uint32_t id = end(0).ExportRegion(file.region);
   ASSERT_EQ(id, 1u);
   EXPECT_EQ(shm::SendRegionFile(end(1).fds_to_share()[2], {0, 1, 1}, other.region.fd),
             shm::Sent::kYes);
   Look();
-  EXPECT_FALSE(Reaches(id));
+  EXPECT_FALSE(ReachableFrom(id));
   EXPECT_EQ(test::CountFds(), fds_before) << "files that are not mapped are closed";
 }
 
@@ -281,16 +281,16 @@ TEST_F(ShmRegionsTest, AFullInboxIsTriedAgain) {
   std::vector<uint32_t> ids;
   std::unique_ptr<File> file;
   // Nobody looks: more files than the kernel queues (a few hundred).
-  for (uint64_t serial = 1; serial <= 4000; ++serial) {
-    file = std::make_unique<File>(serial);
-    ASSERT_NE(end(0).Offer(file->region), 0u);
+  for (uint64_t generation = 1; generation <= 4000; ++generation) {
+    file = std::make_unique<File>(generation);
+    ASSERT_NE(end(0).ExportRegion(file->region), 0u);
   }
-  const uint32_t id = end(0).Offer(file->region);
+  const uint32_t id = end(0).ExportRegion(file->region);
   Look();
-  ASSERT_FALSE(Reaches(id)) << "the kernel queues more than this test thinks";
-  ASSERT_EQ(end(0).Offer(file->region), id);
+  ASSERT_FALSE(ReachableFrom(id)) << "the kernel queues more than this test thinks";
+  ASSERT_EQ(end(0).ExportRegion(file->region), id);
   Look();
-  EXPECT_TRUE(Reaches(id));
+  EXPECT_TRUE(ReachableFrom(id));
 }
 
 TEST_F(ShmRegionsTest, WhatIsNoFileForARegionIsDropped) {
@@ -305,15 +305,15 @@ TEST_F(ShmRegionsTest, WhatIsNoFileForARegionIsDropped) {
         std::pair(0, UINT32_MAX)}) {
     EXPECT_EQ(shm::SendRegionFile(inbox, {rank, region, 1}, file.region.fd), shm::Sent::kYes);
   }
-  const uint32_t id = end(0).Offer(file.region);
+  const uint32_t id = end(0).ExportRegion(file.region);
   Look();
-  EXPECT_TRUE(Reaches(id));
+  EXPECT_TRUE(ReachableFrom(id));
   // Rank 2's own copy is mapped by the same Look; all descriptors that came are closed.
   EXPECT_EQ(test::CountFds(), fds_before);
 }
 
 // Memory of a "device": the handle has its address, which is another one where it is opened.
-class Opener final : public RegionOpener {
+class Opener final : public RegionImporter {
  public:
   std::byte* Open(const Region::Handle& handle, size_t bytes) override {
     std::byte* memory = nullptr;
@@ -334,9 +334,13 @@ class Opener final : public RegionOpener {
   std::vector<std::byte*> opened;
 };
 
-Region OfDevice(uint64_t serial, std::byte* memory) {
-  Region region{
-      .serial = serial, .data = memory, .bytes = kBytes, .fd = -1, .on_device = true, .handle = {}};
+Region OfDevice(uint64_t generation, std::byte* memory) {
+  Region region{.generation = generation,
+                .data = memory,
+                .bytes = kBytes,
+                .fd = -1,
+                .on_device = true,
+                .handle = {}};
   std::memcpy(region.handle.data(), &memory, sizeof memory);
   region.handle.back() = std::byte{0xAB};
   return region;
@@ -344,63 +348,63 @@ Region OfDevice(uint64_t serial, std::byte* memory) {
 
 TEST_F(ShmRegionsTest, MemoryOfADeviceIsOpenedByWhoCan) {
   std::vector<std::byte> memory(kBytes + Opener::kDistance);
-  const uint32_t id = end(0).Offer(OfDevice(7, memory.data()));
+  const uint32_t id = end(0).ExportRegion(OfDevice(7, memory.data()));
   ASSERT_NE(id, 0u);
   Look();
-  EXPECT_FALSE(Reaches(id)) << "the peer has no device";
+  EXPECT_FALSE(ReachableFrom(id)) << "the peer has no device";
   Opener opener;
-  end(1).SetRegionOpener(&opener);
+  end(1).SetRegionImporter(&opener);
   Look();
-  EXPECT_TRUE(Reaches(id)) << "it was offered before the peer had one";
-  const uint32_t refused = end(0).Offer(OfDevice(8, nullptr));
+  EXPECT_TRUE(ReachableFrom(id)) << "it was offered before the peer had one";
+  const uint32_t refused = end(0).ExportRegion(OfDevice(8, nullptr));
   Look();
-  EXPECT_FALSE(Reaches(refused));
+  EXPECT_FALSE(ReachableFrom(refused));
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 4096}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   EXPECT_EQ(incoming.payload, memory.data() + Opener::kDistance + 4096);
   EXPECT_TRUE(recv_->Release().ok());
   EXPECT_TRUE(*send_->Drained());
-  end(1).SetRegionOpener(nullptr);
+  end(1).SetRegionImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
-  EXPECT_FALSE(Reaches(id));
+  EXPECT_FALSE(ReachableFrom(id));
 }
 
 TEST_F(ShmRegionsTest, MemoryOfADeviceMakesRoom) {
   Opener opener;
-  end(1).SetRegionOpener(&opener);
+  end(1).SetRegionImporter(&opener);
   std::vector<std::byte> memory(4096 * (mapped::kRegions + 9));
-  for (uint64_t serial = 1; serial <= mapped::kRegions + 8; ++serial) {
-    const uint32_t id = end(0).Offer(OfDevice(serial, &memory[4096 * serial]));
+  for (uint64_t generation = 1; generation <= mapped::kRegions + 8; ++generation) {
+    const uint32_t id = end(0).ExportRegion(OfDevice(generation, &memory[4096 * generation]));
     Look();
-    EXPECT_TRUE(Reaches(id));
+    EXPECT_TRUE(ReachableFrom(id));
   }
   EXPECT_EQ(opener.opened.size(), mapped::kRegions);
-  end(1).SetRegionOpener(nullptr);
+  end(1).SetRegionImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
 }
 
 // What has been read there may be anything by then.
 TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
   Opener opener;
-  end(1).SetRegionOpener(&opener);
+  end(1).SetRegionImporter(&opener);
   std::vector<std::byte> memory(kBytes + Opener::kDistance);
-  const uint32_t kept = end(0).Offer(OfDevice(7, memory.data()));
-  const uint32_t withdrawn = end(0).Offer(OfDevice(8, memory.data()));
+  const uint32_t kept = end(0).ExportRegion(OfDevice(7, memory.data()));
+  const uint32_t withdrawn = end(0).ExportRegion(OfDevice(8, memory.data()));
   Look();
   ASSERT_TRUE(Publish({.bytes = 1, .source = {kept, 0}}).ok());
   ASSERT_TRUE(Publish({.bytes = 1, .source = {withdrawn, 0}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
-  end(0).Withdraw(withdrawn);
+  end(0).InvalidateRegion(withdrawn);
   EXPECT_TRUE(recv_->Release().ok());
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   const Status status = recv_->Release();
   EXPECT_EQ(status.code(), Code::kRemoteError);
   EXPECT_NE(status.message().find("peer rank 0 has failed"), std::string::npos) << status.message();
   EXPECT_FALSE(*send_->Drained());
-  EXPECT_FALSE(Reaches(withdrawn));
-  end(1).SetRegionOpener(nullptr);
+  EXPECT_FALSE(ReachableFrom(withdrawn));
+  end(1).SetRegionImporter(nullptr);
 }
 
 // Where a slice refers to the region that its owner replaces too early.
@@ -409,10 +413,10 @@ class ShmRegionInUseTest : public ShmRegionsTest, public ::testing::WithParamInt
  protected:
   // Rank 0 offers so many others that the first makes room; rank 2 does, too, which is in order.
   void ReplaceTheFirst() {
-    for (uint64_t serial = 2; serial <= mapped::kRegions + 1; ++serial) {
-      files_.push_back(std::make_unique<File>(serial));
-      EXPECT_NE(end(0).Offer(files_.back()->region), 0u);
-      EXPECT_NE(end(2).Offer(files_.back()->region), 0u);
+    for (uint64_t generation = 2; generation <= mapped::kRegions + 1; ++generation) {
+      files_.push_back(std::make_unique<File>(generation));
+      EXPECT_NE(end(0).ExportRegion(files_.back()->region), 0u);
+      EXPECT_NE(end(2).ExportRegion(files_.back()->region), 0u);
     }
   }
   void ExpectErrorOfRank0() {
@@ -428,7 +432,7 @@ class ShmRegionInUseTest : public ShmRegionsTest, public ::testing::WithParamInt
 
 TEST_P(ShmRegionInUseTest, ItsReplacementIsThePeersError) {
   const File file(1);
-  ASSERT_EQ(end(0).Offer(file.region), 1u);
+  ASSERT_EQ(end(0).ExportRegion(file.region), 1u);
   Look();
   std::memcpy(file.region.data + 4096, "source", 7);
   SliceHeader header{.bytes = 7};
@@ -458,9 +462,9 @@ INSTANTIATE_TEST_SUITE_P(Refs, ShmRegionInUseTest,
 
 TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
   Opener opener;
-  end(1).SetRegionOpener(&opener);
+  end(1).SetRegionImporter(&opener);
   std::vector<std::byte> memory(kBytes + Opener::kDistance, std::byte{42});
-  ASSERT_EQ(end(0).Offer(OfDevice(1, memory.data())), 1u);
+  ASSERT_EQ(end(0).ExportRegion(OfDevice(1, memory.data())), 1u);
   Look();
   ASSERT_TRUE(Publish({.bytes = 7, .source = {1, 0}}).ok());
   RecvLane::Incoming incoming;
@@ -474,7 +478,7 @@ TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
   EXPECT_EQ(copied, std::byte{42});
   EXPECT_EQ(recv_->Release().code(), Code::kRemoteError);
   // The end: the opener goes before the lane.
-  end(1).SetRegionOpener(nullptr);
+  end(1).SetRegionImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
   recv_.reset();
 }

@@ -89,9 +89,9 @@ TEST(ShmTest, AttachRefusesWhatIsNoPeer) {
   const std::vector<int> fds = one->fds_to_share();
   EXPECT_FALSE(zero->Attach(1, UniqueFd(), UniqueFd(), UniqueFd()).ok());
   EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2])).ok()) << "swapped";
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0]), Dup(fds[2])).ok()) << "no doorbell";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0]), Dup(fds[2])).ok()) << "no wakeup_event";
   EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1]), Dup(fds[2])).ok())
-      << "somebody else's doorbell";
+      << "somebody else's wakeup_event";
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(ends[0])).ok()) << "no inbox";
@@ -155,10 +155,10 @@ TEST(ShmTest, AttachTakesNoMoreMemoryThanIsCommittedAhead) {
 TEST(ShmTest, PeersCanNeitherWriteNorResize) {
   auto one = Make(1, 2);
   const int arena = one->fds_to_share()[0];
-  const int bell = one->fds_to_share()[1];
+  const int wakeup = one->fds_to_share()[1];
   EXPECT_NE(ftruncate(arena, 4096), 0);
   EXPECT_NE(ftruncate(arena, off_t{1} << 31), 0);
-  EXPECT_NE(ftruncate(bell, 0), 0);
+  EXPECT_NE(ftruncate(wakeup, 0), 0);
   EXPECT_NE(fcntl(arena, F_ADD_SEALS, F_SEAL_WRITE), 0);
   if ((fcntl(arena, F_GET_SEALS) & 0x10) == 0) GTEST_SKIP() << "kernel without F_SEAL_FUTURE_WRITE";
   EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, arena, 0), MAP_FAILED);
@@ -197,7 +197,7 @@ TEST(ShmTest, TheFileSizeLimitIsAnError) {
 TEST(ShmTest, NoDescriptorsIsAnError) {
   EXPECT_EQ(InChild([] {
               const auto next = static_cast<rlim_t>(Dup(STDERR_FILENO).get());  // free again
-              const rlimit limit{next + 1, next + 1};  // room for one: the doorbell finds none
+              const rlimit limit{next + 1, next + 1};  // room for one: the wakeup_event finds none
               if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
               const Status status = ShmTransport::Create(0, 2).status();
               return status.code() == Code::kSystemError;
@@ -226,7 +226,8 @@ TEST(ShmTest, FailedCallsLeaveNothingOpen) {
   }
   EXPECT_EQ(test::CountFds(), before);
   ASSERT_TRUE(Attach(zero.get(), 1, *one).ok());
-  EXPECT_EQ(test::CountFds(), before + 1) << "arena and doorbell are mapped, the inbox stays open";
+  EXPECT_EQ(test::CountFds(), before + 1)
+      << "arena and wakeup_event are mapped, the inbox stays open";
 }
 
 // A peer that is killed takes nothing with it: what it published stays readable.

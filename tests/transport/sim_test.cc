@@ -243,9 +243,11 @@ TEST(SimTest, ManyRanks) {
 // Rank 0 lends to ranks 1 and 2.
 class SimRegionsTest : public ::testing::Test {
  protected:
-  uint32_t Offer(uint64_t serial, bool writable = true) {
-    return world_.transport(0)->Offer(
-        {.serial = serial, .data = memory_.data(), .bytes = memory_.size(), .writable = writable});
+  uint32_t ExportRegion(uint64_t generation, bool writable = true) {
+    return world_.transport(0)->ExportRegion({.generation = generation,
+                                              .data = memory_.data(),
+                                              .bytes = memory_.size(),
+                                              .writable = writable});
   }
   void StepToTheEnd() {
     while (world_.Step()) {
@@ -265,9 +267,9 @@ class SimRegionsTest : public ::testing::Test {
 };
 
 TEST_F(SimRegionsTest, AreReachedLaterAndUsedInPlace) {
-  const uint32_t id = Offer(7);
+  const uint32_t id = ExportRegion(7);
   int steps = 0;
-  for (; !send_->Reaches(id); ++steps) ASSERT_TRUE(world_.Step());
+  for (; !send_->ReachableFrom(id); ++steps) ASSERT_TRUE(world_.Step());
   EXPECT_EQ(steps, 4) << "two peers learn of it, and the owner of each of them";
   Publish({.bytes = 8, .source = {id, 16}, .target = {id, 504}});
   RecvLane::Incoming incoming;
@@ -281,7 +283,7 @@ class SimWrongPlaceTest : public SimRegionsTest,
                           public ::testing::WithParamInterface<SliceHeader> {};
 
 TEST_P(SimWrongPlaceTest, IsAnErrorOfThePeer) {
-  ASSERT_EQ(Offer(7, /*writable=*/false), 1u);
+  ASSERT_EQ(ExportRegion(7, /*writable=*/false), 1u);
   StepToTheEnd();
   Publish(GetParam());
   RecvLane::Incoming incoming;
@@ -297,12 +299,13 @@ INSTANTIATE_TEST_SUITE_P(Places, SimWrongPlaceTest,
                                            SliceHeader{.bytes = 8, .source = {9, 0}}));
 
 TEST_F(SimRegionsTest, AReplacementInUseIsTheOwnersError) {
-  const uint32_t id = Offer(1);
+  const uint32_t id = ExportRegion(1);
   StepToTheEnd();
   Publish({.bytes = 8, .target = {id, 0}});
   RecvLane::Incoming incoming;
   Peek(&incoming);
-  for (uint64_t serial = 2; serial <= 1 + sim::SimRegions::kPlaces; ++serial) Offer(serial);
+  for (uint64_t generation = 2; generation <= 1 + sim::SimRegions::kPlaces; ++generation)
+    ExportRegion(generation);
   StepToTheEnd();
   const Status status = world_.transport(1)->Progress(0).status();
   EXPECT_EQ(status.code(), Code::kInternalError);
@@ -312,24 +315,24 @@ TEST_F(SimRegionsTest, AReplacementInUseIsTheOwnersError) {
 }
 
 TEST_F(SimRegionsTest, WithdrawnOnesDoNotCount) {
-  const uint32_t id = Offer(1);
+  const uint32_t id = ExportRegion(1);
   StepToTheEnd();
   Publish({.bytes = 8, .source = {id, 0}});
   RecvLane::Incoming incoming;
   Peek(&incoming);
-  world_.transport(0)->Withdraw(id);
+  world_.transport(0)->InvalidateRegion(id);
   EXPECT_EQ(incoming.payload, memory_.data()) << "it stays where it is";
   const Status status = recv_->Release();
   EXPECT_EQ(status.code(), Code::kRemoteError);
   EXPECT_NE(status.message().find("peer rank 0 has failed"), std::string::npos);
-  EXPECT_FALSE(send_->Reaches(id));
+  EXPECT_FALSE(send_->ReachableFrom(id));
 }
 
 TEST_F(SimRegionsTest, WhatACrashedRankOfferedMayStayUnknown) {
-  const uint32_t id = Offer(1);
+  const uint32_t id = ExportRegion(1);
   world_.Crash(0);
   StepToTheEnd();
-  EXPECT_FALSE(send_->Reaches(id));
+  EXPECT_FALSE(send_->ReachableFrom(id));
 }
 
 }  // namespace

@@ -243,25 +243,25 @@ TEST(UcxTest, UnsentSaysWhatProgressMustStillSend) {
 
 TEST(UcxTest, ARingWakesASleeper) {
   Pair pair;
-  Doorbell* doorbell = pair.zero->doorbell();
-  const uint32_t token = doorbell->Arm();
+  WakeupEvent* wakeup_event = pair.zero->wakeup_event();
+  const uint32_t token = wakeup_event->Arm();
   std::thread ringer([&] {
     usleep(50000);
-    doorbell->Ring();
+    wakeup_event->Signal();
   });
   const Time start = Now();
   while (Now() - start < 20 * kSecond) {
     ASSERT_TRUE(pair.zero->Progress(Now()).ok());
-    doorbell->Wait(token, 30 * kSecond);
+    wakeup_event->Wait(token, 30 * kSecond);
     if (Now() - start > 40 * kMillisecond) break;  // UCX's own first events are over
-    doorbell->Arm();
+    wakeup_event->Arm();
   }
   EXPECT_LT(Now() - start, 20 * kSecond);
   ringer.join();
-  doorbell->Ring();  // before Arm: not news
-  const uint32_t next = doorbell->Arm();
-  doorbell->Ring();  // after it: is
-  doorbell->Wait(next, 30 * kSecond);
+  wakeup_event->Signal();  // before Arm: not news
+  const uint32_t next = wakeup_event->Arm();
+  wakeup_event->Signal();  // after it: is
+  wakeup_event->Wait(next, 30 * kSecond);
   EXPECT_LT(Now() - start, 20 * kSecond);
 }
 

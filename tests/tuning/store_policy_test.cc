@@ -8,85 +8,86 @@ namespace {
 
 constexpr uint64_t kMedium = 1 << 20;
 
-// Calls that take so long each way; how many of them went past the caches.
-int Calls(SlotWrites* writes, uint64_t bytes, int calls, Time through, Time past) {
+// Calls that take so long each way; how many of them went non_temporal the caches.
+int Calls(StorePolicy* writes, uint64_t bytes, int calls, Time through, Time non_temporal) {
   int count = 0;
   for (int i = 0; i < calls; ++i) {
-    const SlotWrites::Way way = writes->Choose(bytes, false);
+    const StorePolicy::Choice way = writes->Choose(bytes, false);
     EXPECT_FALSE(way.until_read);
-    count += way.past ? 1 : 0;
-    writes->Learn(bytes, false, way, way.past ? past : through);
+    count += way.non_temporal ? 1 : 0;
+    writes->Learn(bytes, false, way, way.non_temporal ? non_temporal : through);
   }
   return count;
 }
 
-TEST(SlotWritesTest, SmallAndLargeCallsNeedNoLearning) {
-  SlotWrites writes;
-  EXPECT_EQ(Calls(&writes, SlotWrites::kLeast - 1, 100, 9, 1), 0);
-  EXPECT_EQ(Calls(&writes, SlotWrites::kMost, 100, 1, 9), 100);
+TEST(StorePolicyTest, SmallAndLargeCallsNeedNoLearning) {
+  StorePolicy writes;
+  EXPECT_EQ(Calls(&writes, StorePolicy::kLeast - 1, 100, 9, 1), 0);
+  EXPECT_EQ(Calls(&writes, StorePolicy::kMost, 100, 1, 9), 100);
   EXPECT_EQ(Calls(&writes, UINT64_MAX, 100, 1, 9), 100);
 }
 
-TEST(SlotWritesTest, TakesTheFasterWayAndProbesTheOther) {
-  for (const uint64_t bytes : {SlotWrites::kLeast, kMedium, SlotWrites::kMost - 1}) {
-    SlotWrites near, far;
-    const int calls = 10 * static_cast<int>(SlotWrites::kProbe) + 1;
+TEST(StorePolicyTest, TakesTheFasterWayAndProbesTheOther) {
+  for (const uint64_t bytes : {StorePolicy::kLeast, kMedium, StorePolicy::kMost - 1}) {
+    StorePolicy near, far;
+    const int calls = 10 * static_cast<int>(StorePolicy::kProbe) + 1;
     EXPECT_EQ(Calls(&near, bytes, calls, 100, 200), 4 + 10);
     EXPECT_EQ(Calls(&far, bytes, calls, 500, 100), calls - 4 - 10);
   }
 }
 
-TEST(SlotWritesTest, NoticesAChange) {
-  SlotWrites writes;
+TEST(StorePolicyTest, NoticesAChange) {
+  StorePolicy writes;
   Calls(&writes, kMedium, 100, 100, 200);
   EXPECT_GT(Calls(&writes, kMedium, 200, 1000, 200), 150);
   EXPECT_LT(Calls(&writes, kMedium, 200, 100, 200), 50);
 }
 
-TEST(SlotWritesTest, OneSlowCallIsForgiven) {
-  SlotWrites writes;
+TEST(StorePolicyTest, OneSlowCallIsForgiven) {
+  StorePolicy writes;
   Calls(&writes, kMedium, 10, 100, 180);
-  const SlotWrites::Way way = writes.Choose(kMedium, false);
-  EXPECT_FALSE(way.past);
+  const StorePolicy::Choice way = writes.Choose(kMedium, false);
+  EXPECT_FALSE(way.non_temporal);
   writes.Learn(kMedium, false, way, 100000);
   EXPECT_EQ(Calls(&writes, kMedium, 10, 100, 180), 0);
 }
 
 // The first calls are the first to touch slots, whose pages they wait for.
-TEST(SlotWritesTest, ColdCallsTeachNothing) {
-  SlotWrites writes;
-  for (uint32_t i = 0; i < SlotWrites::kCold; ++i) {
-    const SlotWrites::Way way = writes.Choose(kMedium, false);
-    writes.Learn(kMedium, false, way, way.past ? 1 : 1000);
+TEST(StorePolicyTest, ColdCallsTeachNothing) {
+  StorePolicy writes;
+  for (uint32_t i = 0; i < StorePolicy::kCold; ++i) {
+    const StorePolicy::Choice way = writes.Choose(kMedium, false);
+    writes.Learn(kMedium, false, way, way.non_temporal ? 1 : 1000);
   }
   EXPECT_EQ(Calls(&writes, kMedium, 20, 100, 200), 2);
-  EXPECT_FALSE(writes.Past(kMedium));
+  EXPECT_FALSE(writes.NonTemporal(kMedium));
 }
 
-TEST(SlotWritesTest, SizesLearnByThemselves) {
-  SlotWrites writes;
+TEST(StorePolicyTest, SizesLearnByThemselves) {
+  StorePolicy writes;
   Calls(&writes, kMedium, 50, 500, 100);
-  EXPECT_TRUE(writes.Choose(kMedium, false).past);
-  EXPECT_FALSE(writes.Choose(kMedium / 2, false).past) << "the first of its size";
+  EXPECT_TRUE(writes.Choose(kMedium, false).non_temporal);
+  EXPECT_FALSE(writes.Choose(kMedium / 2, false).non_temporal) << "the first of its size";
 }
 
 // A root that only writes is done as soon as the slots have it all: only calls that last until all
 // have read tell which way is faster.
-TEST(SlotWritesTest, WhoOnlyWritesLearnsFromCallsThatAwaitTheReaders) {
-  SlotWrites writes;
-  int awaited = 0, past = 0;
-  constexpr int kCalls = 10 * static_cast<int>(SlotWrites::kProbe);
+TEST(StorePolicyTest, WhoOnlyWritesLearnsFromCallsThatAwaitTheReaders) {
+  StorePolicy writes;
+  int awaited = 0, non_temporal = 0;
+  constexpr int kCalls = 10 * static_cast<int>(StorePolicy::kProbe);
   for (int i = 0; i < kCalls; ++i) {
-    const SlotWrites::Way way = writes.Choose(kMedium, true);
+    const StorePolicy::Choice way = writes.Choose(kMedium, true);
     awaited += way.until_read ? 1 : 0;
-    past += way.past ? 1 : 0;
-    const Time slots_filled = way.past ? 50 : 20, all_read = way.past ? 100 : 500;
+    non_temporal += way.non_temporal ? 1 : 0;
+    const Time slots_filled = way.non_temporal ? 50 : 20, all_read = way.non_temporal ? 100 : 500;
     writes.Learn(kMedium, true, way, way.until_read ? all_read : slots_filled);
   }
-  EXPECT_EQ(past, kCalls - 4 - 9) << "the other way four times at first, then once in kProbe calls";
+  EXPECT_EQ(non_temporal, kCalls - 4 - 9)
+      << "the other way four times at first, then once in kProbe calls";
   EXPECT_EQ(awaited, 8 + 9 + 10);
-  EXPECT_FALSE(writes.Choose(SlotWrites::kMost, true).until_read);
-  EXPECT_FALSE(writes.Choose(SlotWrites::kLeast - 1, true).until_read);
+  EXPECT_FALSE(writes.Choose(StorePolicy::kMost, true).until_read);
+  EXPECT_FALSE(writes.Choose(StorePolicy::kLeast - 1, true).until_read);
 }
 
 }  // namespace

@@ -189,8 +189,8 @@ TEST(TunerTableTest, TheTunerFollowsItWhereItMay) {
   call.reproducible = false;
   call.compressed = true;
   EXPECT_EQ(chosen(all).algorithm, Algorithm::kRing);
-  call.route = {Route::Kind::kDirect, "policy=d"};
-  EXPECT_EQ(chosen(all).algorithm, Algorithm::kDirect);
+  call.route = {Route::Kind::kTwoShot, "policy=d"};
+  EXPECT_EQ(chosen(all).algorithm, Algorithm::kTwoShot);
 }
 
 }  // namespace

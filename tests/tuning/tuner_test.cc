@@ -22,14 +22,14 @@ TEST(AlgorithmFilterTest, NcclGrammar) {
 
   const AlgorithmFilter mixed = Parsed("ring,tree;allreduce:^tree");
   EXPECT_FALSE(mixed.Admits(Collective::kAllReduce, Algorithm::kTree));
-  EXPECT_TRUE(mixed.Admits(Collective::kAllReduce, Algorithm::kDirect));
+  EXPECT_TRUE(mixed.Admits(Collective::kAllReduce, Algorithm::kTwoShot));
   EXPECT_TRUE(mixed.Admits(Collective::kBroadcast, Algorithm::kTree));
-  EXPECT_FALSE(mixed.Admits(Collective::kBroadcast, Algorithm::kDirect));
+  EXPECT_FALSE(mixed.Admits(Collective::kBroadcast, Algorithm::kTwoShot));
 
   const AlgorithmFilter direct = Parsed("direct");
-  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kDirect));
-  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kDirectOneShot));
-  EXPECT_FALSE(Parsed("direct_two_shot").Admits(Collective::kAllReduce, Algorithm::kDirectOneShot));
+  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kTwoShot));
+  EXPECT_TRUE(direct.Admits(Collective::kAllReduce, Algorithm::kOneShot));
+  EXPECT_FALSE(Parsed("direct_two_shot").Admits(Collective::kAllReduce, Algorithm::kOneShot));
 }
 
 // Nothing else runs in place of what was asked for.
@@ -38,8 +38,8 @@ TEST(AlgorithmFilterTest, WhatIsAskedForRunsOrIsRefused) {
       {"ring", Algorithm::kRing},
       {"tree", Algorithm::kTree},
       {"recursive_doubling", Algorithm::kRecursiveDoubling},
-      {"direct_one_shot", Algorithm::kDirectOneShot},
-      {"direct_two_shot", Algorithm::kDirect}};
+      {"direct_one_shot", Algorithm::kOneShot},
+      {"direct_two_shot", Algorithm::kTwoShot}};
   ASSERT_EQ(asked.size(), size_t{kAlgorithms});
   for (const auto& [text, algorithm] : asked) {
     for (int c = 0; c < kCollectiveKinds; ++c) {
@@ -108,12 +108,12 @@ TEST(TunerTest, TheCodecHasAWord) {
                  .bytes = 1 << 20,
                  .nranks = 4,
                  .compressed = true,
-                 .route = {Route::Kind::kDirect, "policy=x"}};
-  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirect);
+                 .route = {Route::Kind::kTwoShot, "policy=x"}};
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kTwoShot);
   call.bytes = 100;
-  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirectOneShot);
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kOneShot);
   call.nranks = 40;  // where others would take logarithmic algorithms
-  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kDirect);
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kTwoShot);
   const auto refused = [&](const char* filter, const std::vector<std::string>& words) {
     const Result<Choice> choice = Choose(call, Parsed(filter));
     ASSERT_FALSE(choice.ok());
@@ -161,12 +161,12 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
   const Case cases[] = {
       {{.collective = sum, .bytes = 16384, .nranks = 16},
        "",
-       Algorithm::kDirectOneShot,
+       Algorithm::kOneShot,
        TunerRule::kOneStep,
        "up to 16384 bytes and 16 ranks"},
       {{.collective = sum, .bytes = 16385, .nranks = 16},
        "",
-       Algorithm::kDirect,
+       Algorithm::kTwoShot,
        TunerRule::kInOrder,
        "16385 bytes: the first admitted of direct, ring,"},
       {{.collective = sum, .bytes = 16384, .nranks = 17},
@@ -191,7 +191,7 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
        "tree: nothing else is admitted"},
       {{.collective = sum, .bytes = 1 << 20, .nranks = 4, .reproducible = true},
        "ring,direct_two_shot",
-       Algorithm::kDirect,
+       Algorithm::kTwoShot,
        TunerRule::kOnlyOne,
        "in rank order"},
   };

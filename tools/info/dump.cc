@@ -34,7 +34,7 @@ Result<Collective> ParseCollective(std::string_view name) {
 }
 
 Result<Algorithm> ParseAlgorithm(std::string_view name) {
-  if (Lower(name) == "direct_two_shot") return Algorithm::kDirect;  // INCCL_ALGO's name for it
+  if (Lower(name) == "direct_two_shot") return Algorithm::kTwoShot;  // INCCL_ALGO's name for it
   return ParseName<Algorithm>(name, kAlgorithms, "algorithm");
 }
 

@@ -15,13 +15,13 @@
 namespace inccl::tools {
 namespace {
 
-// Adds what `schedule` sends in one row.
+// Adds what `schedule` sends in one window.
 class RowCounter {
  public:
   RowCounter(const Schedule& schedule, const Chunking& chunking, DataType type, const Codec* codec)
       : schedule_(schedule), chunking_(chunking), type_(type), codec_(codec) {}
 
-  RankTraffic Count(uint64_t row) {
+  RankTraffic Count(uint64_t window) {
     traffic_ = {};
     for (const Strand& strand : schedule_.strands) {
       const Phase& phase = schedule_.phases[strand.phase];
@@ -29,7 +29,7 @@ class RowCounter {
         for (uint32_t i = 0; i < step.outputs; ++i) {
           const Operand& output = schedule_.operands[step.first_operand + step.inputs + i];
           if (output.space != Space::kLane) continue;
-          const Range part = chunking_.Part(row, phase, output.chunk, strand.channel);
+          const Range part = chunking_.Part(window, phase, output.chunk, strand.channel);
           AddPart(part, phase, output.format.form, schedule_.lanes[output.index].consumers.size());
         }
       }
@@ -67,12 +67,12 @@ class RowCounter {
   RankTraffic traffic_;
 };
 
-void Add(const RankTraffic& row, uint64_t times, RankTraffic* total) {
-  total->slices += row.slices * times;
-  total->raw_bytes += row.raw_bytes * times;
-  total->side_bytes += row.side_bytes * times;
-  total->most_bytes += row.most_bytes * times;
-  total->uncounted_bytes += row.uncounted_bytes * times;
+void Add(const RankTraffic& window, uint64_t times, RankTraffic* total) {
+  total->slices += window.slices * times;
+  total->raw_bytes += window.raw_bytes * times;
+  total->side_bytes += window.side_bytes * times;
+  total->most_bytes += window.most_bytes * times;
+  total->uncounted_bytes += window.uncounted_bytes * times;
 }
 
 uint64_t MemoryOf(const Schedule& schedule, const SlotOptions& slots, uint32_t group) {
@@ -136,7 +136,7 @@ bool IsReference(const Codec& codec, double bits, Collective collective, Algorit
   if (collective == Collective::kAllGather) return true;  // payloads are those of the sender
   const Result<CodecSpec> spec = CodecSpec::Parse(codec.spec());
   const std::string* reference = spec.ok() ? spec->Find("ref") : nullptr;
-  return reference == nullptr ? algorithm == Algorithm::kDirect : *reference == Name(algorithm);
+  return reference == nullptr ? algorithm == Algorithm::kTwoShot : *reference == Name(algorithm);
 }
 
 Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
@@ -214,15 +214,15 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
                                      .channels = options.channels,
                                      .slice_bytes = options.slice_bytes},
                                     *codec);
-  result.rows = chunking.rows();
-  result.row_elements = chunking.options().row_elements;
+  result.windows = chunking.windows();
+  result.window_elements = chunking.options().window_elements;
   result.slice_elements = chunking.options().slice_elements;
   result.group = chunking.options().group;
   result.slots = SlotsFor({.slice_bytes = options.slice_bytes,
                            .type = request.type,
                            .count = result.count,
                            .nranks = request.nranks,
-                           .one_part = choice->algorithm == Algorithm::kDirectOneShot},
+                           .one_part = choice->algorithm == Algorithm::kOneShot},
                           *codec);
   if (result.codec != nullptr) {
     double error = 0;
@@ -234,11 +234,11 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
     const Schedule& schedule = (*schedules)[rank];
     RankTraffic& traffic = result.ranks[rank];
     traffic.memory_bytes = MemoryOf(schedule, result.slots, result.group);
-    if (result.rows == 0) continue;
-    // All rows but the last are alike.
+    if (result.windows == 0) continue;
+    // All windows but the last are alike.
     RowCounter counter(schedule, chunking, request.type, result.codec.get());
-    if (result.rows > 1) Add(counter.Count(0), result.rows - 1, &traffic);
-    Add(counter.Count(result.rows - 1), 1, &traffic);
+    if (result.windows > 1) Add(counter.Count(0), result.windows - 1, &traffic);
+    Add(counter.Count(result.windows - 1), 1, &traffic);
   }
   return result;
 }

@@ -47,11 +47,11 @@ struct Explanation {
   std::optional<Choice> choice;        // nullopt: one rank, which only copies
   std::string why;
   bool agreement = false;  // a phase that agrees on scales goes before the data
-  uint64_t rows = 0, row_elements = 0;
+  uint64_t windows = 0, window_elements = 0;
   uint32_t slice_elements = 0, group = 0;
   int channels = 1;
   SlotOptions slots;
-  int steps = 0;           // messages on the longest chain of one row
+  int steps = 0;           // messages on the longest chain of one window
   double codec_bits = 0;   // per element and phase, in the codec's reference algorithm
   bool reference = false;  // the algorithm chosen is that reference
   std::vector<RankTraffic> ranks;

@@ -124,10 +124,10 @@ std::string ExplainText(const Json& section) {
   if (section["algorithm"].is_null()) return text;
   if (!section["agreement"].is_null()) line("agreement", Scalar(section["agreement"]));
   line("steps",
-       fmt::format("{} on the longest chain of messages of one row", Scalar(section["steps"])));
+       fmt::format("{} on the longest chain of messages of one window", Scalar(section["steps"])));
   line("channels", Scalar(section["channels"]));
-  line("rows",
-       fmt::format("{} of {} elements", Scalar(section["rows"]), Scalar(section["row_elements"])));
+  line("windows", fmt::format("{} of {} elements", Scalar(section["windows"]),
+                              Scalar(section["window_elements"])));
   line("slices", fmt::format("up to {} elements, {} bytes uncompressed; slots of {} bytes, {} per "
                              "lane",
                              Scalar(section["slice_elements"]), Scalar(section["slice_bytes"]),

@@ -113,8 +113,8 @@ Json ExplainSection(const ExplainRequest& request, const CommOptions& options,
                                              : Json("two steps");
   json["steps"] = explanation.steps;
   json["channels"] = options.channels;
-  json["rows"] = explanation.rows;
-  json["row_elements"] = explanation.row_elements;
+  json["windows"] = explanation.windows;
+  json["window_elements"] = explanation.window_elements;
   json["slice_elements"] = explanation.slice_elements;
   json["slice_bytes"] = explanation.slice_elements * element;
   json["slot_bytes"] = explanation.slots.data_bytes;

@@ -40,13 +40,13 @@ Result<Ends> ShmEnds() {
   }
   for (int rank = 0; rank < 2; ++rank) {
     const std::vector<int> fds = made[static_cast<size_t>(1 - rank)]->fds_to_share();
-    UniqueFd arena(fcntl(fds[0], F_DUPFD_CLOEXEC, 0)), bell(fcntl(fds[1], F_DUPFD_CLOEXEC, 0)),
+    UniqueFd arena(fcntl(fds[0], F_DUPFD_CLOEXEC, 0)), wakeup(fcntl(fds[1], F_DUPFD_CLOEXEC, 0)),
         inbox(fcntl(fds[2], F_DUPFD_CLOEXEC, 0));
-    if (!arena.valid() || !bell.valid() || !inbox.valid()) {
+    if (!arena.valid() || !wakeup.valid() || !inbox.valid()) {
       return SystemErrorErrno("dup of a memfd", errno);
     }
     Status status = made[static_cast<size_t>(rank)]->Attach(1 - rank, std::move(arena),
-                                                            std::move(bell), std::move(inbox));
+                                                            std::move(wakeup), std::move(inbox));
     if (!status.ok()) return status;
   }
   Ends ends;

@@ -35,7 +35,7 @@ Status From(ccl_result_t result, const std::string& what, ccl_comm_t comm) {
 
 // What INCCL_ALGO calls it: there "direct" means both.
 std::string FilterName(Algorithm algorithm) {
-  return algorithm == Algorithm::kDirect ? "direct_two_shot" : Name(algorithm);
+  return algorithm == Algorithm::kTwoShot ? "direct_two_shot" : Name(algorithm);
 }
 
 // A communicator for each algorithm.
@@ -83,7 +83,7 @@ class Measurer {
       const perf::Layout layout = perf::LayoutOf(perf::OperationOf(collective), size,
                                                  DataType::kFloat32, world_.size(), world_.rank());
       if (layout.count == 0) continue;
-      TuneSample sample{layout.count * sizeof(float), Algorithm::kDirect, {}};
+      TuneSample sample{layout.count * sizeof(float), Algorithm::kTwoShot, {}};
       const std::vector<Algorithm> algorithms = Candidates(collective, compressed);
       if (algorithms.size() < 2) return samples;
       Result<Choice> choice = Choose({.collective = collective,

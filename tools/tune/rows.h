@@ -15,7 +15,7 @@ namespace inccl::tools {
 // What one size took.
 struct TuneSample {
   uint64_t bytes = 0;  // of one vector, as the tuner sees it
-  Algorithm by_default = Algorithm::kDirect;
+  Algorithm by_default = Algorithm::kTwoShot;
   std::map<Algorithm, double> times;  // by_default among them
 };
 

@@ -49,7 +49,7 @@ Status ParsePolicy(const CodecSpec& spec, Config* config) {
   config->reference = static_cast<Reference>(*reference);
   config->all_gather = static_cast<AllGather>(*all_gather);
   const bool free = config->policy == Policy::kH && !automatic;
-  if (!free && config->reference != (ring ? Reference::kRing : Reference::kDirect)) {
+  if (!free && config->reference != (ring ? Reference::kRing : Reference::kTwoShot)) {
     return Contradiction(spec, "policy", "ref");
   }
   if (config->policy != Policy::kH && config->all_gather != AllGather::kRequant) {
@@ -64,7 +64,7 @@ Status ParsePolicy(const CodecSpec& spec, Config* config) {
         fmt::format("codec {}: m={} makes groups of one rank", spec.name(), *spec.Find("m")));
   }
   // The groups' sums meet at an owner, in fp32.
-  if (config->reference != Reference::kDirect) return Contradiction(spec, "m", "ref");
+  if (config->reference != Reference::kTwoShot) return Contradiction(spec, "m", "ref");
   if (config->all_gather != AllGather::kRequant) return Contradiction(spec, "m", "ag");
   return Status::Ok();
 }

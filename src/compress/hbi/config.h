@@ -13,7 +13,7 @@
 namespace inccl::hbi {
 
 // Whose bits the budget counts, whatever algorithm runs.
-enum class Reference : uint8_t { kDirect, kRing };
+enum class Reference : uint8_t { kTwoShot, kRing };
 // What travels after the sum: a second quantization of it, or the integer sums themselves.
 enum class AllGather : uint8_t { kRequant, kExact };
 
@@ -28,7 +28,7 @@ struct Config {
   // R: contributions that are summed as integers before they are quantized anew. H: ranks of a
   // group, 0 for all.
   uint32_t m = 0;
-  Reference reference = Reference::kDirect;
+  Reference reference = Reference::kTwoShot;
   AllGather all_gather = AllGather::kRequant;
   bool unbiased = false;   // the all-gather rounds with a hash, nothing is dropped
   bool rht = false;        // superblocks are rotated by a randomized Hadamard transform

@@ -89,8 +89,8 @@ Result<bool> HbiState::Launch(const Range& range, std::span<const Term> inputs,
   return true;
 }
 
-Status HbiState::Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
-                      DeviceWork* work) {
+Status HbiState::Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                          DeviceWork* work) {
   const auto kept = [work](Kept which) { return reinterpret_cast<uint8_t*>(work->kept[which]); };
   if (outputs[0].format.form == Form::kSide) {
     FoldSide(range, Slice(range), kept(kOwnCodes), inputs, outputs);

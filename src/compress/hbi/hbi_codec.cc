@@ -82,12 +82,12 @@ HbiCodec::HbiCodec(const Config& config)
 
 Route HbiCodec::route() const {
   switch (planners_->config().policy) {
-    case hbi::Policy::kD: return {Route::Kind::kDirect, "policy=d of the codec hbi"};
+    case hbi::Policy::kD: return {Route::Kind::kTwoShot, "policy=d of the codec hbi"};
     case hbi::Policy::kR: return {Route::Kind::kRing, "policy=r of the codec hbi"};
     case hbi::Policy::kH: break;
   }
   const int m = static_cast<int>(planners_->config().m);
-  if (m != 0) return {Route::Kind::kDirect, "m of the codec hbi", m};
+  if (m != 0) return {Route::Kind::kTwoShot, "m of the codec hbi", m};
   return {};
 }
 

@@ -61,7 +61,7 @@ class HbiCodec final : public Codec {
   Route route() const override;
   bool whole_chunks() const override { return own_scales(); }
   uint32_t UncountedBytes(Form form) const override;
-  uint64_t row_elements() const override { return kWindow; }
+  uint64_t window_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
   uint32_t SideBytes(uint32_t count) const override;
   uint64_t min_bytes() const override { return planners_->config().min_bytes; }

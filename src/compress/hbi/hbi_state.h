@@ -27,8 +27,8 @@ class HbiState final : public CodecState {
                  std::span<Term> outputs) override;
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                       DeviceWork* work) override;
-  Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
-              DeviceWork* work) override;
+  Status Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                  DeviceWork* work) override;
   void Finish(CodecStats* stats) override;
 
  private:

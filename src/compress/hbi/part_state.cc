@@ -93,8 +93,8 @@ uint64_t PartState::BytesOf(Form form, const Range& range) const {
 Status PartState::CheckPayload(const Range& range, const Term& input) const {
   const uint64_t due = BytesOf(input.format.form, range);
   if (input.bytes != due) {
-    return InternalError(fmt::format("hbi: {} payload of {} bytes where {} are due",
-                                     Name(input.format.form), input.bytes, due));
+    return InternalError(fmt::format("hbi: {} payload: expected {} bytes, got {}",
+                                     Name(input.format.form), due, input.bytes));
   }
   if (!config().checksum) return Status::Ok();
   return VerifyChecksum(input.data, due - kChecksumBytes, Name(input.format.form), range,

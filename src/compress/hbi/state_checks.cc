@@ -15,8 +15,8 @@ namespace {
 uint8_t* Bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
 
 Status WrongLength(const Term& term, uint64_t expected) {
-  return InternalError(fmt::format("hbi: {} payload of {} bytes where {} are due",
-                                   Name(term.format.form), term.bytes, expected));
+  return InternalError(fmt::format("hbi: {} payload: expected {} bytes, got {}",
+                                   Name(term.format.form), expected, term.bytes));
 }
 
 Status CheckCapacity(const Term& term, uint64_t needed) {

@@ -39,7 +39,7 @@ class QsgdCodec final : public Codec {
     return std::max(qsgd::kLargestBytes,
                     superblocks * FieldBytes(config_->selected, config_->index_bits()));
   }
-  uint64_t row_elements() const override { return kWindow; }
+  uint64_t window_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType /*type*/, int nranks, uint32_t count) const override {
     const uint64_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
     const uint32_t width = Width(static_cast<uint32_t>(nranks), config_->levels());

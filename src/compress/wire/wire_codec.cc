@@ -30,8 +30,8 @@ class WireState final : public CheckedState {
   // Plain casts have kernels, sums and averages have none.
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                       DeviceWork* work) override;
-  Status Land(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
-              DeviceWork* work) override;
+  Status Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
+                  DeviceWork* work) override;
 
   // No rank sees all contributions, so none knows a bound.
   void Finish(CodecStats* stats) override {
@@ -202,8 +202,8 @@ Result<bool> WireState::Launch(const Range& range, std::span<const Term> inputs,
   return true;
 }
 
-Status WireState::Land(const Range& /*range*/, std::span<const Term> inputs,
-                       std::span<Term> outputs, DeviceWork* work) {
+Status WireState::Complete(const Range& /*range*/, std::span<const Term> inputs,
+                           std::span<Term> outputs, DeviceWork* work) {
   if (!IsForward(inputs)) CopyPayload(work->kept[0], outputs);
   return Status::Ok();
 }
@@ -218,7 +218,7 @@ class WireCodec final : public Codec {
     return CheckFloatCall(wire_->name(), collective, type, op, nranks);
   }
   bool has_side_phase() const override { return false; }
-  uint64_t row_elements() const override { return 0; }
+  uint64_t window_elements() const override { return 0; }
   uint32_t MaxBytes(DataType /*type*/, int /*nranks*/, uint32_t count) const override {
     return static_cast<uint32_t>(
         std::min<uint64_t>(wire_->Bytes(count), std::numeric_limits<uint32_t>::max()));

@@ -16,8 +16,8 @@ namespace {
 
 using mapped::Arena;
 using mapped::ArenaView;
-using mapped::BellArea;
 using mapped::FutexScope;
+using mapped::WakeupArea;
 
 // What of all arenas has memory behind it, in the pieces in which that came: all ends have the same
 // memory, so they name it alike.
@@ -60,7 +60,7 @@ class AnonymousMemory final : public mapped::ArenaMemory {
 // What all ends share.
 struct World {
   std::vector<std::shared_ptr<const Mapping>> arenas;
-  std::unique_ptr<BellArea[]> bells;
+  std::unique_ptr<WakeupArea[]> wakeups;
   std::shared_ptr<Pieces> pieces = std::make_shared<Pieces>();
 };
 
@@ -69,18 +69,18 @@ class LoopbackTransport final : public mapped::MappedTransport {
   LoopbackTransport(std::shared_ptr<World> world, int rank, int nranks,
                     std::unique_ptr<Arena> arena, uint32_t max_slot_bytes)
       : MappedTransport("loopback", rank, nranks, std::move(arena),
-                        &world->bells[static_cast<size_t>(rank)], FutexScope::kProcess,
+                        &world->wakeups[static_cast<size_t>(rank)], FutexScope::kProcess,
                         max_slot_bytes),
         world_(std::move(world)),
         own_regions_(rank, this->arena()) {}
 
   // Memory of the host is left where it is: between threads its way through slots, which are in the
   // caches, is as fast.
-  uint32_t Offer(const Region& region) override {
-    return region.on_device ? own_regions_.Offer(region) : 0;
+  uint32_t ExportRegion(const Region& region) override {
+    return region.on_device ? own_regions_.ExportRegion(region) : 0;
   }
-  void Withdraw(uint32_t region) override { own_regions_.Withdraw(region); }
-  void SetRegionOpener(RegionOpener* opener) override {
+  void InvalidateRegion(uint32_t region) override { own_regions_.InvalidateRegion(region); }
+  void SetRegionImporter(RegionImporter* opener) override {
     for (const auto& regions : peer_regions_) regions->SetOpener(opener);
   }
   Result<int> Progress(Time /*now*/) override {
@@ -100,7 +100,7 @@ class LoopbackTransport final : public mapped::MappedTransport {
       if (!view.ok()) return view.status();
       peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
                                                                  this->arena(), view->get()));
-      SetPeer(peer, std::move(*view), &world_->bells[static_cast<size_t>(peer)],
+      SetPeer(peer, std::move(*view), &world_->wakeups[static_cast<size_t>(peer)],
               peer_regions_.back().get());
     }
     return Status::Ok();
@@ -118,7 +118,7 @@ std::vector<std::unique_ptr<Transport>> MakeLoopback(int nranks, const LoopbackO
   if (nranks < 1) return {};
   const size_t bytes = mapped::RoundUp(options.arena_bytes, mapped::kPage);
   auto world = std::make_shared<World>();
-  world->bells = std::make_unique<BellArea[]>(static_cast<size_t>(nranks));
+  world->wakeups = std::make_unique<WakeupArea[]>(static_cast<size_t>(nranks));
   std::vector<std::unique_ptr<LoopbackTransport>> ends;
   for (int rank = 0; rank < nranks; ++rank) {
     void* data =

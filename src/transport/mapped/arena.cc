@@ -87,14 +87,14 @@ Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
   return uint64_t{begin};
 }
 
-Result<RegionBoard*> Arena::Board() {
-  if (board_ == nullptr) {
-    Result<uint64_t> offset = Allocate(BoardBytes(nranks_), kPage);
+Result<RegionTable*> Arena::Regions() {
+  if (table_ == nullptr) {
+    Result<uint64_t> offset = Allocate(RegionTableBytes(nranks_), kPage);
     if (!offset.ok()) return offset.status();
-    board_ = reinterpret_cast<RegionBoard*>(At(*offset));
-    header()->board.store(*offset, std::memory_order_release);
+    table_ = reinterpret_cast<RegionTable*>(At(*offset));
+    header()->table.store(*offset, std::memory_order_release);
   }
-  return board_;
+  return table_;
 }
 
 Status Arena::Announce(const DirectoryEntry& entry) {
@@ -109,7 +109,7 @@ Status Arena::Announce(const DirectoryEntry& entry) {
     directory_end_ += kPage;
   }
   std::memcpy(At(offset), &entry, sizeof(entry));
-  // Releases the entry and the zeroed memory it speaks of. seq_cst: bell.h.
+  // Releases the entry and the zeroed memory it speaks of. seq_cst: wakeup.h.
   header()->entries.store(count + 1, std::memory_order_seq_cst);
   return Status::Ok();
 }
@@ -131,17 +131,17 @@ Result<std::unique_ptr<ArenaView>> ArenaView::Create(const std::byte* data, size
   return std::unique_ptr<ArenaView>(new ArenaView(data, bytes, peer, nranks));
 }
 
-Result<const RegionBoard*> ArenaView::Board() const {
-  const uint64_t offset = header()->board.load(std::memory_order_acquire);
-  if (offset == 0) return static_cast<const RegionBoard*>(nullptr);
+Result<const RegionTable*> ArenaView::Regions() const {
+  const uint64_t offset = header()->table.load(std::memory_order_acquire);
+  if (offset == 0) return static_cast<const RegionTable*>(nullptr);
   const uint64_t committed = header()->committed.load(std::memory_order_acquire);
   const uint64_t end = committed < bytes_ ? committed : bytes_;
   if (offset % kPage != 0 || offset < kDataOffset || offset > end ||
-      BoardBytes(nranks_) > end - offset) {
+      RegionTableBytes(nranks_) > end - offset) {
     return InternalError(
         fmt::format("shared memory of peer rank {}: its regions at {} of {}", peer_, offset, end));
   }
-  return reinterpret_cast<const RegionBoard*>(data_ + offset);
+  return reinterpret_cast<const RegionTable*>(data_ + offset);
 }
 
 Status ArenaView::Check(const DirectoryEntry& entry) const {

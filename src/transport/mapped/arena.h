@@ -39,8 +39,8 @@ class Arena {
   void CommitAhead(size_t bytes);
   // Zeroed memory; offset from the start. `alignment` is a power of two up to kPage.
   Result<uint64_t> Allocate(size_t bytes, size_t alignment);
-  // The board of regions, which comes with its first use; an error: no memory.
-  Result<RegionBoard*> Board();
+  // The table of regions, which comes with its first use; an error: no memory.
+  Result<RegionTable*> Regions();
   // Makes it visible to peers.
   Status Announce(const DirectoryEntry& entry);
 
@@ -60,7 +60,7 @@ class Arena {
 
   std::unique_ptr<ArenaMemory> memory_;
   int rank_, nranks_;
-  RegionBoard* board_ = nullptr;
+  RegionTable* table_ = nullptr;
   // Bump allocation, in what was committed ahead as far as that goes, and behind it.
   size_t ahead_used_ = kDataOffset, ahead_end_ = kDataOffset;
   size_t used_end_ = kDataOffset;
@@ -83,8 +83,8 @@ class ArenaView {
   }
   // Entries announced so far, to avoid a Find that cannot find more than the one before. One load.
   uint32_t entries() const { return header()->entries.load(std::memory_order_seq_cst); }
-  // The peer's board of regions; nullptr: none (yet). An error: it does not fit the arena.
-  Result<const RegionBoard*> Board() const;
+  // The peer's table of regions; nullptr: none (yet). An error: it does not fit the arena.
+  Result<const RegionTable*> Regions() const;
   // The slots or (consumer >= 0) the credits of a lane; nullptr as long as the peer has announced
   // none. An error: the entry does not fit the arena or the given shape.
   Result<const std::byte*> Find(uint64_t key, int consumer, uint32_t slot_bytes, uint32_t depth);

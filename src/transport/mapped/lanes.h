@@ -5,7 +5,8 @@
 // Order of accesses: the producer writes payload and header, then stores seq; the consumer loads
 // seq, then reads. The consumer reads, then stores its count of releases; the producer loads it,
 // then writes the slot again. These stores and loads are sequentially consistent: as release and
-// acquire they order the data, and their total order is what makes the doorbell safe (bell.h).
+// acquire they order the data, and their total order is what makes the wakeup_event safe
+// (wakeup.h).
 #ifndef INCCL_TRANSPORT_MAPPED_LANES_H_
 #define INCCL_TRANSPORT_MAPPED_LANES_H_
 
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "transport/mapped/arena.h"
-#include "transport/mapped/bell.h"
+#include "transport/mapped/wakeup.h"
 #include "transport/transport.h"
 
 namespace inccl::mapped {
@@ -24,13 +25,13 @@ class SharedRegions {
  public:
   virtual ~SharedRegions() = default;
   // True: the peer has mapped this rank's region.
-  virtual bool Reaches(uint32_t region) const = 0;
+  virtual bool ReachableFrom(uint32_t region) const = 0;
   // False: the peer has withdrawn its region.
   virtual bool Counts(uint32_t region) const = 0;
   // True: the peer's region is mapped here, and to be written.
   virtual bool IsWritable(uint32_t region) const = 0;
   // Memory of the peer's region; nullptr if it is not mapped here or not that large.
-  virtual std::byte* At(const RegionRef& place, size_t bytes) const = 0;
+  virtual std::byte* At(const RemoteAddress& place, size_t bytes) const = 0;
   // A slice refers to the peer's region from Hold to Drop, and the region stays mapped.
   virtual void Hold(uint32_t region) = 0;
   virtual void Drop(uint32_t region) = 0;
@@ -40,7 +41,7 @@ class SharedRegions {
 struct Peer {
   int rank = -1;
   ArenaView* view = nullptr;
-  BellArea* bell = nullptr;
+  WakeupArea* wakeup = nullptr;
   SharedRegions* regions = nullptr;  // nullptr: none
 };
 
@@ -52,7 +53,7 @@ class MappedSendLane final : public SendLane {
 
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
-  bool Reaches(uint32_t region) const override;
+  bool ReachableFrom(uint32_t region) const override;
   Result<bool> Drained() override;
   void AppendHolders(bool everything, std::vector<int>* ranks) const override;
   Time CreditDeparture() const override;

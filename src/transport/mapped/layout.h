@@ -36,21 +36,21 @@ struct alignas(64) ArenaHeader {
   // Everything below this offset (and the directory's used part) has memory behind it. Grows;
   // stored before the entry that needs it.
   std::atomic<uint64_t> committed;
-  // Directory entries in use. Sequentially consistent, as the slots' seq: see bell.h.
+  // Directory entries in use. Sequentially consistent, as the slots' seq: see wakeup.h.
   std::atomic<uint32_t> entries;
-  // Offset of the RegionBoard, a multiple of kPage; 0: none yet.
-  std::atomic<uint64_t> board;
+  // Offset of the RegionTable, a multiple of kPage; 0: none yet.
+  std::atomic<uint64_t> table;
 };
 static_assert(sizeof(ArenaHeader) == 64);
 
 // What a rank lets its peers map, and what it has mapped of theirs. A region's id is its place on
-// the board + 1. Its owner uses it towards a peer only while the peer's answer is its serial.
+// the table + 1. Its owner uses it towards a peer only while the peer's answer is its generation.
 inline constexpr uint32_t kRegions = 32;
 enum class RegionKind : uint32_t { kReadable = 1, kWritable = 2, kDevice = 3 };
 struct RegionEntry {
   // Of this offer; rises from offer to offer. Stored first as 0, and last: the fields below belong
   // to it.
-  std::atomic<uint64_t> serial;
+  std::atomic<uint64_t> generation;
   std::atomic<uint64_t> bytes;
   std::atomic<uint32_t> kind;  // RegionKind: of a file, for peers to read or to write; or no file
   uint32_t reserved_half;
@@ -61,15 +61,15 @@ struct RegionEntry {
 };
 static_assert(sizeof(RegionEntry) == 192);
 struct RegionAnswers {
-  std::atomic<uint64_t> mapped[kRegions];  // serials; 0: none
+  std::atomic<uint64_t> mapped[kRegions];  // generations; 0: none
 };
-struct alignas(64) RegionBoard {
+struct alignas(64) RegionTable {
   std::atomic<uint32_t> changes;  // of `regions`
   alignas(64) RegionEntry regions[kRegions];
   RegionAnswers answers[1];  // one for each rank
 };
-constexpr size_t BoardBytes(int nranks) {
-  return sizeof(RegionBoard) + static_cast<size_t>(nranks - 1) * sizeof(RegionAnswers);
+constexpr size_t RegionTableBytes(int nranks) {
+  return sizeof(RegionTable) + static_cast<size_t>(nranks - 1) * sizeof(RegionAnswers);
 }
 
 enum class EntryKind : uint32_t { kSlots = 1, kCredit = 2 };

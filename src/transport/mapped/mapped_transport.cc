@@ -8,7 +8,7 @@
 namespace inccl::mapped {
 
 MappedTransport::MappedTransport(const char* name, int rank, int nranks,
-                                 std::unique_ptr<Arena> arena, BellArea* bell, FutexScope scope,
+                                 std::unique_ptr<Arena> arena, WakeupArea* wakeup, FutexScope scope,
                                  uint32_t max_slot_bytes)
     : name_(name),
       rank_(rank),
@@ -16,15 +16,15 @@ MappedTransport::MappedTransport(const char* name, int rank, int nranks,
       max_slot_bytes_(max_slot_bytes),
       arena_(std::move(arena)),
       scope_(scope),
-      doorbell_(bell, scope),
+      wakeup_event_(wakeup, scope),
       views_(static_cast<size_t>(nranks)),
-      bells_(static_cast<size_t>(nranks)),
+      wakeups_(static_cast<size_t>(nranks)),
       regions_(static_cast<size_t>(nranks)) {}
 
-void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell,
+void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
                               SharedRegions* regions) {
   views_[static_cast<size_t>(peer)] = std::move(view);
-  bells_[static_cast<size_t>(peer)] = bell;
+  wakeups_[static_cast<size_t>(peer)] = wakeup;
   regions_[static_cast<size_t>(peer)] = regions;
 }
 
@@ -34,7 +34,7 @@ Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
         fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
   }
   const auto index = static_cast<size_t>(peer);
-  return Peer{peer, views_[index].get(), bells_[index], regions_[index]};
+  return Peer{peer, views_[index].get(), wakeups_[index], regions_[index]};
 }
 
 Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec) {

@@ -4,7 +4,8 @@
 // messages: each side announces its end in its own arena's directory and looks for the other's when
 // it needs it.
 //
-// One thread at a time, but for doorbell()->Ring(). Lanes are destroyed before their transport.
+// One thread at a time, but for wakeup_event()->Signal(). Lanes are destroyed before their
+// transport.
 #ifndef INCCL_TRANSPORT_MAPPED_MAPPED_TRANSPORT_H_
 #define INCCL_TRANSPORT_MAPPED_MAPPED_TRANSPORT_H_
 
@@ -13,17 +14,17 @@
 #include <vector>
 
 #include "transport/mapped/arena.h"
-#include "transport/mapped/bell.h"
 #include "transport/mapped/lanes.h"
+#include "transport/mapped/wakeup.h"
 #include "transport/transport.h"
 
 namespace inccl::mapped {
 
 class MappedTransport : public Transport {
  public:
-  // `name` is a constant. `bell` outlives the transport.
+  // `name` is a constant. `wakeup` outlives the transport.
   MappedTransport(const char* name, int rank, int nranks, std::unique_ptr<Arena> arena,
-                  BellArea* bell, FutexScope scope, uint32_t max_slot_bytes);
+                  WakeupArea* wakeup, FutexScope scope, uint32_t max_slot_bytes);
 
   Caps caps() const override {
     return {true, max_slot_bytes_, name_, false, true, arena_->data_bytes()};
@@ -31,7 +32,7 @@ class MappedTransport : public Transport {
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time) override { return 0; }
-  Doorbell* doorbell() override { return &doorbell_; }
+  WakeupEvent* wakeup_event() override { return &wakeup_event_; }
   void Quiesce(Time) override {}  // peers only ever touch the arena
   uint64_t memory_bytes() const override { return arena_->memory_bytes(); }
   TransportCounters counters() const override { return counters_; }
@@ -43,8 +44,8 @@ class MappedTransport : public Transport {
   // Transport::SlotMemory, of mappings that are this transport's alone.
   void AppendSlotMemory(std::vector<Span>* spans) const;
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
-  // Once per peer. `bell` outlives the transport, as what the view reads.
-  void SetPeer(int peer, std::unique_ptr<ArenaView> view, BellArea* bell,
+  // Once per peer. `wakeup` outlives the transport, as what the view reads.
+  void SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
                SharedRegions* regions = nullptr);
   Arena* arena() const { return arena_.get(); }
 
@@ -57,10 +58,10 @@ class MappedTransport : public Transport {
   uint32_t max_slot_bytes_;
   std::unique_ptr<Arena> arena_;
   FutexScope scope_;
-  FutexDoorbell doorbell_;
+  FutexWakeupEvent wakeup_event_;
   TransportCounters counters_;
   std::vector<std::unique_ptr<ArenaView>> views_;  // by rank; own and unknown ones are nullptr
-  std::vector<BellArea*> bells_;
+  std::vector<WakeupArea*> wakeups_;
   std::vector<SharedRegions*> regions_;
   std::unordered_set<uint64_t> opened_send_;  // keys
   std::unordered_set<uint64_t> opened_recv_;

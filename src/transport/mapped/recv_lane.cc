@@ -64,10 +64,10 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
     return InternalError(
         fmt::format("{}: peer rank {} lends something here", Describe(spec_), producer_.rank));
   }
-  const auto find = [&](const RegionRef& place) {
+  const auto find = [&](const RemoteAddress& place) {
     return producer_.regions == nullptr ? nullptr : producer_.regions->At(place, header.bytes);
   };
-  const auto unknown = [&](const RegionRef& place) {
+  const auto unknown = [&](const RemoteAddress& place) {
     return InternalError(
         fmt::format("{}: peer rank {} names {} bytes at {} of its region {}, which is not mapped{}",
                     Describe(spec_), producer_.rank, header.bytes, place.offset, place.region,
@@ -86,14 +86,14 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
 }
 
 void MappedRecvLane::HoldRegions() {
-  for (const RegionRef& place : {incoming_.header.source, incoming_.header.target}) {
+  for (const RemoteAddress& place : {incoming_.header.source, incoming_.header.target}) {
     if (place.region != 0) producer_.regions->Hold(place.region);
   }
 }
 
 void MappedRecvLane::DropRegions() {
   if (!peeked_) return;
-  for (const RegionRef& place : {incoming_.header.source, incoming_.header.target}) {
+  for (const RemoteAddress& place : {incoming_.header.source, incoming_.header.target}) {
     if (place.region != 0) producer_.regions->Drop(place.region);
   }
 }
@@ -135,7 +135,7 @@ Status MappedRecvLane::Release() {
   if (++index_ == spec_.depth) index_ = 0;
   ++counters_->credits;
   credit_->released.store(ticket_, std::memory_order_seq_cst);
-  RingIfSleeping(producer_.bell, scope_);
+  RingIfSleeping(producer_.wakeup, scope_);
   return Status::Ok();
 }
 

@@ -83,13 +83,13 @@ Status MappedSendLane::Publish(const SliceHeader& header) {
   if (++index_ == spec_.depth) index_ = 0;
   ++counters_->slices;
   counters_->payload_bytes += header.bytes;
-  for (const Consumer& consumer : consumers_) RingIfSleeping(consumer.peer.bell, scope_);
+  for (const Consumer& consumer : consumers_) RingIfSleeping(consumer.peer.wakeup, scope_);
   return Status::Ok();
 }
 
-bool MappedSendLane::Reaches(uint32_t region) const {
+bool MappedSendLane::ReachableFrom(uint32_t region) const {
   return std::all_of(consumers_.begin(), consumers_.end(), [&](const Consumer& consumer) {
-    return consumer.peer.regions != nullptr && consumer.peer.regions->Reaches(region);
+    return consumer.peer.regions != nullptr && consumer.peer.regions->ReachableFrom(region);
   });
 }
 

@@ -14,13 +14,13 @@ namespace {
 constexpr uint32_t kMagic = 0x31667269;  // "irf1"
 constexpr int kMostAtOnce = 4096;        // messages, so that a peer that goes on and on ends
 
-// One message; numbers in host order, as on the board.
+// One message; numbers in host order, as on the table.
 struct Message {
   uint32_t magic;
   int32_t rank;
   uint32_t region;
   uint32_t reserved;
-  uint64_t serial;
+  uint64_t generation;
 };
 static_assert(sizeof(Message) == 24);
 
@@ -31,7 +31,7 @@ struct alignas(cmsghdr) ControlBuffer {
 }  // namespace
 
 Sent SendRegionFile(int inbox, const RegionLabel& label, int file) {
-  Message message = {kMagic, label.rank, label.region, 0, label.serial};
+  Message message = {kMagic, label.rank, label.region, 0, label.generation};
   iovec part = {.iov_base = &message, .iov_len = sizeof message};
   ControlBuffer control{};
   msghdr header{};
@@ -91,7 +91,7 @@ bool RegionInbox::Receive() {
       message.rank >= nranks_ || message.region < 1 || message.region > mapped::kRegions) {
     return true;
   }
-  waiting_[{message.rank, message.region}] = {message.serial, std::move(file)};
+  waiting_[{message.rank, message.region}] = {message.generation, std::move(file)};
   return true;
 }
 
@@ -99,9 +99,9 @@ UniqueFd RegionInbox::Take(const RegionLabel& label) {
   for (int i = 0; i < kMostAtOnce && Receive(); ++i) {
   }
   const auto found = waiting_.find({label.rank, label.region});
-  if (found == waiting_.end() || found->second.serial > label.serial) return UniqueFd();
+  if (found == waiting_.end() || found->second.generation > label.generation) return UniqueFd();
   UniqueFd file;
-  if (found->second.serial == label.serial) file = std::move(found->second.fd);
+  if (found->second.generation == label.generation) file = std::move(found->second.fd);
   waiting_.erase(found);
   return file;
 }

@@ -17,11 +17,11 @@
 
 namespace inccl::shm {
 
-// Whose region a file is for, and which: its number and serial on the owner's board.
+// Whose region a file is for, and which: its number and generation on the owner's table.
 struct RegionLabel {
   int rank = -1;
   uint32_t region = 0;
-  uint64_t serial = 0;
+  uint64_t generation = 0;
 };
 
 enum class Sent : uint8_t { kYes, kLater, kNever };
@@ -46,7 +46,7 @@ class RegionInbox {
   int nranks_;
   UniqueFd own_, for_peers_;
   struct File {
-    uint64_t serial = 0;
+    uint64_t generation = 0;
     UniqueFd fd;
   };
   std::map<std::pair<int, uint32_t>, File> waiting_;  // by rank and region: one each, the last

@@ -12,9 +12,9 @@
 
 namespace inccl::shm {
 
-using mapped::RegionBoard;
 using mapped::RegionEntry;
 using mapped::RegionKind;
+using mapped::RegionTable;
 
 namespace {
 
@@ -23,26 +23,27 @@ static_assert(sizeof(HandleWords) == Region::kHandleBytes);
 
 }  // namespace
 
-uint32_t OwnRegions::Offer(const Region& region) {
+uint32_t OwnRegions::ExportRegion(const Region& region) {
   ++uses_;
-  for (Offered& offered : offers_) {
-    if (offered.serial != region.serial) continue;
+  for (Exported& offered : exports_) {
+    if (offered.generation != region.generation) continue;
     offered.used = uses_;
     if (region.writable && !offered.writable) return Post(region, &offered) ? IdOf(offered) : 0;
     if (!offered.unsent.empty() && Send(region.fd, &offered)) {
-      if (Result<RegionBoard*> board = arena_->Board(); board.ok()) (*board)->changes.fetch_add(1);
+      if (Result<RegionTable*> table = arena_->Regions(); table.ok())
+        (*table)->changes.fetch_add(1);
     }
     return IdOf(offered);
   }
-  if (region.serial == refused_) return 0;
-  Offered& oldest =
-      *std::min_element(offers_.begin(), offers_.end(),
-                        [](const Offered& a, const Offered& b) { return a.used < b.used; });
-  refused_ = Post(region, &oldest) ? 0 : region.serial;
+  if (region.generation == refused_) return 0;
+  Exported& oldest =
+      *std::min_element(exports_.begin(), exports_.end(),
+                        [](const Exported& a, const Exported& b) { return a.used < b.used; });
+  refused_ = Post(region, &oldest) ? 0 : region.generation;
   return refused_ == 0 ? IdOf(oldest) : 0;
 }
 
-bool OwnRegions::Send(int file, Offered* offered) {
+bool OwnRegions::Send(int file, Exported* offered) {
   const RegionLabel label = {rank_, IdOf(*offered), offered->posted};
   bool any = false;
   std::erase_if(offered->unsent, [&](int inbox) {
@@ -54,22 +55,22 @@ bool OwnRegions::Send(int file, Offered* offered) {
 }
 
 // The file goes before the entry, so that whoever sees the entry finds it.
-bool OwnRegions::Post(const Region& region, Offered* offered) {
-  Result<RegionBoard*> board = arena_->Board();
-  if (!board.ok()) return false;
+bool OwnRegions::Post(const Region& region, Exported* offered) {
+  Result<RegionTable*> table = arena_->Regions();
+  if (!table.ok()) return false;
   RegionKind kind = RegionKind::kDevice;
   struct stat file {};
   if (!region.on_device) {
     if (fstat(region.fd, &file) != 0) return false;
     kind = region.writable ? RegionKind::kWritable : RegionKind::kReadable;
   }
-  *offered = {.serial = region.serial,
+  *offered = {.generation = region.generation,
               .posted = ++posts_,
               .used = uses_,
               .writable = region.writable,
               .unsent = {}};
-  RegionEntry& entry = (*board)->regions[IdOf(*offered) - 1];
-  entry.serial.store(0, std::memory_order_seq_cst);
+  RegionEntry& entry = (*table)->regions[IdOf(*offered) - 1];
+  entry.generation.store(0, std::memory_order_seq_cst);
   if (!region.on_device) {
     for (const UniqueFd& inbox : inboxes_) offered->unsent.push_back(inbox.get());
     Send(region.fd, offered);
@@ -83,27 +84,27 @@ bool OwnRegions::Post(const Region& region, Offered* offered) {
   for (size_t i = 0; i < words.size(); ++i) {
     entry.handle[i].store(words[i], std::memory_order_relaxed);
   }
-  entry.serial.store(offered->posted, std::memory_order_seq_cst);
-  (*board)->changes.fetch_add(1, std::memory_order_seq_cst);
+  entry.generation.store(offered->posted, std::memory_order_seq_cst);
+  (*table)->changes.fetch_add(1, std::memory_order_seq_cst);
   return true;
 }
 
 // The store goes before whatever the caller does with its memory.
-void OwnRegions::Withdraw(uint32_t id) {
-  Result<RegionBoard*> board = arena_->Board();
-  if (!board.ok()) return;  // nothing was offered
-  (*board)->regions[id - 1].serial.store(0, std::memory_order_seq_cst);
-  offers_[id - 1] = {};
+void OwnRegions::InvalidateRegion(uint32_t id) {
+  Result<RegionTable*> table = arena_->Regions();
+  if (!table.ok()) return;  // nothing was offered
+  (*table)->regions[id - 1].generation.store(0, std::memory_order_seq_cst);
+  exports_[id - 1] = {};
 }
 
 Status PeerRegions::Update() {
-  if (board_ == nullptr) {
-    Result<const RegionBoard*> board = view_->Board();
-    if (!board.ok()) return board.status();
-    if (*board == nullptr) return Status::Ok();
-    board_ = *board;
+  if (table_ == nullptr) {
+    Result<const RegionTable*> table = view_->Regions();
+    if (!table.ok()) return table.status();
+    if (*table == nullptr) return Status::Ok();
+    table_ = *table;
   }
-  const uint32_t changes = board_->changes.load(std::memory_order_seq_cst);
+  const uint32_t changes = table_->changes.load(std::memory_order_seq_cst);
   if (changes == changes_) return Status::Ok();
   for (uint32_t i = 0; i < mapped::kRegions; ++i) {
     if (Status status = Look(i); !status.ok()) return status;
@@ -112,12 +113,12 @@ Status PeerRegions::Update() {
   return Status::Ok();
 }
 
-void PeerRegions::SetOpener(RegionOpener* opener) {
+void PeerRegions::SetOpener(RegionImporter* opener) {
   for (size_t i = 0; i < mapped_.size(); ++i) {
     if (mapped_[i].file.data() != nullptr) continue;
     if (mapped_[i].opened.data != nullptr) {
-      Result<RegionBoard*> board = arena_->Board();  // there is one: it has the answer
-      if (board.ok()) (*board)->answers[static_cast<size_t>(peer_)].mapped[i].store(0);
+      Result<RegionTable*> table = arena_->Regions();  // there is one: it has the answer
+      if (table.ok()) (*table)->answers[static_cast<size_t>(peer_)].mapped[i].store(0);
     }
     Forget(&mapped_[i]);
   }
@@ -134,27 +135,27 @@ void PeerRegions::Forget(Mapped* mapped) {
 
 // A region that cannot be mapped stays unanswered: its owner does not use it towards this rank.
 Status PeerRegions::Look(uint32_t index) {
-  const RegionEntry& entry = board_->regions[index];
+  const RegionEntry& entry = table_->regions[index];
   Mapped& mapped = mapped_[index];
-  const uint64_t serial = entry.serial.load(std::memory_order_seq_cst);
-  if (serial == 0 || serial == mapped.serial) return Status::Ok();
+  const uint64_t generation = entry.generation.load(std::memory_order_seq_cst);
+  if (generation == 0 || generation == mapped.generation) return Status::Ok();
   if (mapped.users > 0) {
     return InternalError(
         fmt::format("rank {}: peer rank {} replaced its region {}, to which {} slices that this "
                     "rank has not released refer",
                     rank_, peer_, index + 1, mapped.users));
   }
-  Result<RegionBoard*> own_board = arena_->Board();
-  if (!own_board.ok()) return Status::Ok();
-  std::atomic<uint64_t>& answer = (*own_board)->answers[static_cast<size_t>(peer_)].mapped[index];
+  Result<RegionTable*> own_table = arena_->Regions();
+  if (!own_table.ok()) return Status::Ok();
+  std::atomic<uint64_t>& answer = (*own_table)->answers[static_cast<size_t>(peer_)].mapped[index];
   answer.store(0, std::memory_order_seq_cst);
   Forget(&mapped);
-  if (Reach(index, serial, &mapped)) answer.store(serial, std::memory_order_seq_cst);
+  if (Reach(index, generation, &mapped)) answer.store(generation, std::memory_order_seq_cst);
   return Status::Ok();
 }
 
-bool PeerRegions::Reach(uint32_t index, uint64_t serial, Mapped* mapped) {
-  const RegionEntry& entry = board_->regions[index];
+bool PeerRegions::Reach(uint32_t index, uint64_t generation, Mapped* mapped) {
+  const RegionEntry& entry = table_->regions[index];
   const uint64_t bytes = entry.bytes.load(std::memory_order_relaxed);
   const uint32_t kind = entry.kind.load(std::memory_order_relaxed);
   const uint64_t device = entry.device.load(std::memory_order_relaxed);
@@ -164,8 +165,8 @@ bool PeerRegions::Reach(uint32_t index, uint64_t serial, Mapped* mapped) {
     words[i] = entry.handle[i].load(std::memory_order_relaxed);
   }
   // Changed meanwhile: `changes` will be different, too.
-  if (entry.serial.load(std::memory_order_seq_cst) != serial || bytes == 0) return false;
-  mapped->serial = serial;
+  if (entry.generation.load(std::memory_order_seq_cst) != generation || bytes == 0) return false;
+  mapped->generation = generation;
   if (kind == static_cast<uint32_t>(RegionKind::kDevice)) {
     Region::Handle handle;
     std::memcpy(handle.data(), words.data(), sizeof words);
@@ -178,12 +179,13 @@ bool PeerRegions::Reach(uint32_t index, uint64_t serial, Mapped* mapped) {
       (!mapped->writable && kind != static_cast<uint32_t>(RegionKind::kReadable))) {
     return false;
   }
-  const UniqueFd sent = inbox_->Take({.rank = peer_, .region = index + 1, .serial = serial});
+  const UniqueFd sent =
+      inbox_->Take({.rank = peer_, .region = index + 1, .generation = generation});
   if (!sent.valid()) {
-    mapped->serial = 0;  // the owner sends it when there is room: then this rank looks again
+    mapped->generation = 0;  // the owner sends it when there is room: then this rank looks again
     return false;
   }
-  // The board is the peer's own: another rank could have put a descriptor under its name.
+  // The table is the peer's own: another rank could have put a descriptor under its name.
   struct stat file {};
   if (fstat(sent.get(), &file) != 0 || file.st_dev != device || file.st_ino != inode) return false;
   Result<Mapping> memory = MapSealed(sent.get(), bytes, mapped->writable);
@@ -192,17 +194,17 @@ bool PeerRegions::Reach(uint32_t index, uint64_t serial, Mapped* mapped) {
   return true;
 }
 
-bool PeerRegions::Reaches(uint32_t region) const {
-  if (board_ == nullptr || region == 0) return false;
+bool PeerRegions::ReachableFrom(uint32_t region) const {
+  if (table_ == nullptr || region == 0) return false;
   const std::atomic<uint64_t>& answer =
-      board_->answers[static_cast<size_t>(rank_)].mapped[region - 1];
-  const uint64_t serial = own_->serial(region);
-  return serial != 0 && answer.load(std::memory_order_acquire) == serial;
+      table_->answers[static_cast<size_t>(rank_)].mapped[region - 1];
+  const uint64_t generation = own_->generation(region);
+  return generation != 0 && answer.load(std::memory_order_acquire) == generation;
 }
 
 bool PeerRegions::Counts(uint32_t region) const {
-  return board_->regions[region - 1].serial.load(std::memory_order_seq_cst) ==
-         mapped_[region - 1].serial;
+  return table_->regions[region - 1].generation.load(std::memory_order_seq_cst) ==
+         mapped_[region - 1].generation;
 }
 
 bool PeerRegions::IsWritable(uint32_t region) const {
@@ -211,7 +213,7 @@ bool PeerRegions::IsWritable(uint32_t region) const {
   return mapped.writable && mapped.file.data() != nullptr;
 }
 
-std::byte* PeerRegions::At(const RegionRef& place, size_t bytes) const {
+std::byte* PeerRegions::At(const RemoteAddress& place, size_t bytes) const {
   if (place.region == 0 || place.region > mapped::kRegions) return nullptr;
   const Span memory = mapped_[place.region - 1].memory();
   if (place.offset > memory.bytes || bytes > memory.bytes - place.offset) return nullptr;

@@ -16,8 +16,8 @@ namespace {
 
 using mapped::Arena;
 using mapped::ArenaView;
-using mapped::BellArea;
 using mapped::kPage;
+using mapped::WakeupArea;
 
 constexpr int kPopulateRead = 22, kPopulateWrite = 23;  // of Linux 5.14, for madvise
 
@@ -50,13 +50,14 @@ Status Prefixed(const std::string& prefix, const Status& status) {
 }  // namespace
 
 ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, UniqueFd arena_fd,
-                           shm::Memfd bell, shm::RegionInbox inbox, const ShmOptions& options)
+                           shm::Memfd wakeup, shm::RegionInbox inbox, const ShmOptions& options)
     : MappedTransport("shm", rank, nranks, std::move(arena),
-                      reinterpret_cast<BellArea*>(bell.mapping.data()), mapped::FutexScope::kHost,
+                      reinterpret_cast<WakeupArea*>(wakeup.mapping.data()),
+                      mapped::FutexScope::kHost,
                       Arena::MaxSlotBytes(mapped::RoundUp(options.arena_bytes, kPage))),
       options_(options),
       arena_fd_(std::move(arena_fd)),
-      bell_(std::move(bell)),
+      wakeup_(std::move(wakeup)),
       inbox_(std::move(inbox)),
       own_regions_(rank, this->arena()) {}
 
@@ -70,13 +71,14 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
   Result<shm::Memfd> memory =
       shm::CreateMemfd("inccl-arena", bytes, /*peers_read_only=*/!options.for_device);
   if (!memory.ok()) return Prefixed(prefix, memory.status());
-  Result<shm::Memfd> bell = shm::CreateMemfd("inccl-doorbell", kPage, /*peers_read_only=*/false);
-  if (!bell.ok()) return Prefixed(prefix, bell.status());
-  if (Status status = shm::CommitPages(bell->fd.get(), 0, kPage); !status.ok()) {
+  Result<shm::Memfd> wakeup =
+      shm::CreateMemfd("inccl-wakeup_event", kPage, /*peers_read_only=*/false);
+  if (!wakeup.ok()) return Prefixed(prefix, wakeup.status());
+  if (Status status = shm::CommitPages(wakeup->fd.get(), 0, kPage); !status.ok()) {
     return Prefixed(prefix, status);
   }
-  auto* area = new (bell->mapping.data()) BellArea{};
-  area->magic = mapped::kBellMagic;
+  auto* area = new (wakeup->mapping.data()) WakeupArea{};
+  area->magic = mapped::kWakeupMagic;
   area->rank = rank;
   Result<std::unique_ptr<Arena>> arena = Arena::Create(
       std::make_unique<FileMemory>(memory->fd.get(), std::move(memory->mapping)), rank, nranks);
@@ -85,11 +87,11 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
   Result<shm::RegionInbox> inbox = shm::RegionInbox::Create(nranks);
   if (!inbox.ok()) return Prefixed(prefix, inbox.status());
   return std::unique_ptr<ShmTransport>(new ShmTransport(rank, nranks, std::move(*arena),
-                                                        std::move(memory->fd), std::move(*bell),
+                                                        std::move(memory->fd), std::move(*wakeup),
                                                         std::move(*inbox), options));
 }
 
-Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell, UniqueFd inbox) {
+Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox) {
   if (peer < 0 || peer >= nranks() || peer == rank()) {
     return InvalidArgument(
         fmt::format("rank {}: peer {} is not another one of {} ranks", rank(), peer, nranks()));
@@ -102,12 +104,12 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell, UniqueF
   Result<Mapping> memory =
       shm::MapSealed(arena.get(), mapped::RoundUp(options_.arena_bytes, kPage), /*writable=*/false);
   if (!memory.ok()) return Prefixed(prefix + "arena: ", memory.status());
-  Result<Mapping> bell = shm::MapSealed(doorbell.get(), kPage, /*writable=*/true);
-  if (!bell.ok()) return Prefixed(prefix + "doorbell: ", bell.status());
-  auto* area = reinterpret_cast<BellArea*>(bell->data());
-  if (area->magic != mapped::kBellMagic || area->rank != peer) {
+  Result<Mapping> wakeup = shm::MapSealed(wakeup_event.get(), kPage, /*writable=*/true);
+  if (!wakeup.ok()) return Prefixed(prefix + "wakeup_event: ", wakeup.status());
+  auto* area = reinterpret_cast<WakeupArea*>(wakeup->data());
+  if (area->magic != mapped::kWakeupMagic || area->rank != peer) {
     return InternalError(
-        fmt::format("{}doorbell: magic {:x}, rank {}", prefix, area->magic, area->rank));
+        fmt::format("{}wakeup_event: magic {:x}, rank {}", prefix, area->magic, area->rank));
   }
   int type = 0;
   socklen_t length = sizeof type;
@@ -129,7 +131,7 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd doorbell, UniqueF
   own_regions_.AddPeer(std::move(inbox));
   SetPeer(peer, std::move(*view), area, peer_regions_.back().get());
   mappings_.push_back(std::move(*memory));
-  mappings_.push_back(std::move(*bell));
+  mappings_.push_back(std::move(*wakeup));
   FAULT_POINT("shm.after_attach");
   return Status::Ok();
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ranks of one host: a rank's arena is a sealed memory file that its peers map read-only, its
-// doorbell a second one that they map writable; into its inbox they put the files of their regions.
-// The descriptors travel over an authenticated unix socket, which is the business of other code.
-// Works between processes and between threads.
+// wakeup_event a second one that they map writable; into its inbox they put the files of their
+// regions. The descriptors travel over an authenticated unix socket, which is the business of other
+// code. Works between processes and between threads.
 #ifndef INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 #define INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 
@@ -36,19 +36,19 @@ class ShmTransport final : public mapped::MappedTransport {
   static Result<std::unique_ptr<ShmTransport>> Create(int rank, int nranks,
                                                       const ShmOptions& options = {});
 
-  // Arena, doorbell and inbox of files, to be passed to every peer in this order. They stay this
-  // object's.
+  // Arena, wakeup_event and inbox of files, to be passed to every peer in this order. They stay
+  // this object's.
   std::vector<int> fds_to_share() const {
-    return {arena_fd_.get(), bell_.fd.get(), inbox_.for_peers()};
+    return {arena_fd_.get(), wakeup_.fd.get(), inbox_.for_peers()};
   }
-  // Checks what `peer` shared, maps arena and doorbell and closes them. Once per peer and before
-  // lanes with it are opened. kInternalError naming the peer if they are not a rank's of this
-  // shape.
-  Status Attach(int peer, UniqueFd arena, UniqueFd doorbell, UniqueFd inbox);
+  // Checks what `peer` shared, maps arena and wakeup_event and closes them. Once per peer and
+  // before lanes with it are opened. kInternalError naming the peer if they are not a rank's of
+  // this shape.
+  Status Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox);
 
-  uint32_t Offer(const Region& region) override { return own_regions_.Offer(region); }
-  void Withdraw(uint32_t region) override { own_regions_.Withdraw(region); }
-  void SetRegionOpener(RegionOpener* opener) override {
+  uint32_t ExportRegion(const Region& region) override { return own_regions_.ExportRegion(region); }
+  void InvalidateRegion(uint32_t region) override { own_regions_.InvalidateRegion(region); }
+  void SetRegionImporter(RegionImporter* opener) override {
     for (const auto& regions : peer_regions_) regions->SetOpener(opener);
   }
   Result<int> Progress(Time now) override;
@@ -56,11 +56,11 @@ class ShmTransport final : public mapped::MappedTransport {
 
  private:
   ShmTransport(int rank, int nranks, std::unique_ptr<mapped::Arena> arena, UniqueFd arena_fd,
-               shm::Memfd bell, shm::RegionInbox inbox, const ShmOptions& options);
+               shm::Memfd wakeup, shm::RegionInbox inbox, const ShmOptions& options);
 
   const ShmOptions options_;
   UniqueFd arena_fd_;
-  shm::Memfd bell_;
+  shm::Memfd wakeup_;
   std::vector<Mapping> mappings_;  // of peers
   shm::RegionInbox inbox_;
   shm::OwnRegions own_regions_;

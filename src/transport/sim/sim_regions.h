@@ -24,14 +24,14 @@ class SimRegions {
 
   SimRegions(int nranks, Later later);
 
-  uint32_t Offer(int owner, const Region& region);
-  void Withdraw(int owner, uint32_t region);
+  uint32_t ExportRegion(int owner, const Region& region);
+  void InvalidateRegion(int owner, uint32_t region);
   // The owner knows that the peer knows its region.
-  bool Reaches(int owner, uint32_t region, int peer) const;
+  bool ReachableFrom(int owner, uint32_t region, int peer) const;
   // False: withdrawn, or replaced, since the peer learnt of it.
   bool Counts(int owner, uint32_t region, int peer) const;
   // What the peer knows by that name; nullptr: nothing of that size, or nothing to be written.
-  std::byte* At(int owner, const RegionRef& place, size_t bytes, bool to_write, int peer) const;
+  std::byte* At(int owner, const RemoteAddress& place, size_t bytes, bool to_write, int peer) const;
   // A slice that the peer has peeked at refers to the region, or does not any more.
   void Hold(int owner, uint32_t region, int peer) { ++Known(owner, region, peer).users; }
   void Drop(int owner, uint32_t region, int peer) { --Known(owner, region, peer).users; }
@@ -41,13 +41,13 @@ class SimRegions {
  private:
   struct Place {  // its owner's view
     uint64_t region = 0;
-    uint64_t serial = 0;  // of the offer; 0: none, or withdrawn
+    uint64_t generation = 0;  // of the offer; 0: none, or withdrawn
     uint64_t used = 0;
     bool writable = false;
-    std::vector<uint64_t> answers;  // by rank: the last serial that it is known to know
+    std::vector<uint64_t> answers;  // by rank: the last generation that it is known to know
   };
   struct Knowledge {  // a peer's view
-    uint64_t serial = 0;
+    uint64_t generation = 0;
     std::byte* data = nullptr;
     size_t bytes = 0;
     bool writable = false;
@@ -70,7 +70,7 @@ class SimRegions {
   std::vector<Places> places_;    // by owner
   std::vector<Knowledge> known_;  // by peer, owner, place
   std::vector<int> offenders_;    // by peer
-  uint64_t serials_ = 0, uses_ = 0;
+  uint64_t generations_ = 0, uses_ = 0;
 };
 
 }  // namespace inccl::sim

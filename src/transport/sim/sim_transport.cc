@@ -95,7 +95,7 @@ Result<bool> SimRecvLane::TryPeek(Incoming* incoming) {
   incoming->header = self_->headers[index()];
   if (Status status = Locate(incoming); !status.ok()) return status;
   if (!peeked_) {
-    for (const RegionRef& place : {incoming->header.source, incoming->header.target}) {
+    for (const RemoteAddress& place : {incoming->header.source, incoming->header.target}) {
       if (place.region == 0) continue;
       world_->regions_.Hold(lane_->spec.producer, place.region, self_->rank);
     }
@@ -106,7 +106,7 @@ Result<bool> SimRecvLane::TryPeek(Incoming* incoming) {
 
 Status SimRecvLane::Locate(Incoming* incoming) {
   const SliceHeader& header = incoming->header;
-  const auto find = [&](const RegionRef& place, bool to_write) {
+  const auto find = [&](const RemoteAddress& place, bool to_write) {
     return world_->regions_.At(lane_->spec.producer, place, header.bytes, to_write, self_->rank);
   };
   incoming->payload = self_->slots[index()].data();
@@ -123,17 +123,17 @@ Status SimRecvLane::Locate(Incoming* incoming) {
 void SimRecvLane::DropRegions() {
   if (!peeked_) return;
   const SliceHeader& header = self_->headers[index()];
-  for (const RegionRef& place : {header.source, header.target}) {
+  for (const RemoteAddress& place : {header.source, header.target}) {
     if (place.region != 0) {
       world_->regions_.Drop(lane_->spec.producer, place.region, self_->rank);
     }
   }
 }
 
-bool SimSendLane::Reaches(uint32_t region) const {
+bool SimSendLane::ReachableFrom(uint32_t region) const {
   const int owner = lane_->spec.producer;
   return std::all_of(lane_->spec.consumers.begin(), lane_->spec.consumers.end(),
-                     [&](int peer) { return world_->regions_.Reaches(owner, region, peer); });
+                     [&](int peer) { return world_->regions_.ReachableFrom(owner, region, peer); });
 }
 
 Result<bool> SimRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {

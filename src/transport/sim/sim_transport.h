@@ -17,11 +17,15 @@ class SimTransport final : public Transport {
   Caps caps() const override { return {world_->options_.multicast, 1u << 30, "sim"}; }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
-  uint32_t Offer(const Region& region) override { return world_->regions_.Offer(rank_, region); }
-  void Withdraw(uint32_t region) override { world_->regions_.Withdraw(rank_, region); }
+  uint32_t ExportRegion(const Region& region) override {
+    return world_->regions_.ExportRegion(rank_, region);
+  }
+  void InvalidateRegion(uint32_t region) override {
+    world_->regions_.InvalidateRegion(rank_, region);
+  }
   Result<int> Progress(Time now) override;
   Time NextEvent() const override { return world_->next_event(); }
-  Doorbell* doorbell() override { return nullptr; }
+  WakeupEvent* wakeup_event() override { return nullptr; }
   void Quiesce(Time) override {}
   uint64_t memory_bytes() const override { return world_->state(rank_).memory_bytes; }
   TransportCounters counters() const override { return world_->state(rank_).counters; }
@@ -36,7 +40,7 @@ class SimSendLane final : public SendLane {
   SimSendLane(SimWorld* world, sim::SimLane* lane) : world_(world), lane_(lane) {}
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
-  bool Reaches(uint32_t region) const override;
+  bool ReachableFrom(uint32_t region) const override;
   Result<bool> Drained() override { return lane_->LeastCredited() == lane_->published; }
   Time CreditDeparture() const override;
   const LaneSpec& spec() const override { return lane_->spec; }

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "transport/lane_check.h"
-#include "transport/ucx/ucx_doorbell.h"
 #include "transport/ucx/ucx_lanes.h"
 #include "transport/ucx/ucx_transport.h"
+#include "transport/ucx/ucx_wakeup_event.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace inccl {
@@ -26,10 +26,10 @@ class UcxEnd final : public UcxTransport {
         nranks_(nranks),
         linger_(linger),
         worker_(std::move(worker)),
-        doorbell_(worker_.get()) {}
+        wakeup_event_(worker_.get()) {}
   ~UcxEnd() override;
 
-  Status OpenDoorbell() { return doorbell_.Open(); }
+  Status OpenWakeupEvent() { return wakeup_event_.Open(); }
   std::span<const std::byte> address() const override { return worker_->address(); }
   Status Attach(int peer, std::span<const std::byte> address) override;
 
@@ -39,7 +39,7 @@ class UcxEnd final : public UcxTransport {
   Result<int> Progress(Time now) override { return worker_->Progress(now); }
   bool unsent() const override { return worker_->unsent(); }
   void AppendUnsent(std::vector<int>* ranks) const override { worker_->AppendUnsent(ranks); }
-  Doorbell* doorbell() override { return &doorbell_; }
+  WakeupEvent* wakeup_event() override { return &wakeup_event_; }
   void Quiesce(Time deadline) override;
   uint64_t memory_bytes() const override { return memory_bytes_; }
   TransportCounters counters() const override { return counters_; }
@@ -56,7 +56,7 @@ class UcxEnd final : public UcxTransport {
   std::unordered_set<uint64_t> opened_send_, opened_recv_;
   std::vector<std::shared_ptr<LaneBuffers>> buffers_;  // outlive the worker
   std::unique_ptr<Worker> worker_;
-  UcxDoorbell doorbell_;
+  UcxWakeupEvent wakeup_event_;
 };
 
 UcxEnd::~UcxEnd() { Quiesce(SystemClock().Now() + kCloseLimit); }
@@ -151,7 +151,7 @@ Result<std::unique_ptr<UcxTransport>> UcxTransport::Create(int rank, int nranks,
   if (!worker.ok()) return worker.status();
   const bool linger = !options.tls.empty() && options.tls != kDefaultUcxTls;
   auto end = std::make_unique<ucx::UcxEnd>(rank, nranks, linger, *std::move(worker));
-  if (Status status = end->OpenDoorbell(); !status.ok()) return status;
+  if (Status status = end->OpenWakeupEvent(); !status.ok()) return status;
   return std::unique_ptr<UcxTransport>(std::move(end));
 }
 

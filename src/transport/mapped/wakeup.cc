@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/mapped/bell.h"
+#include "transport/mapped/wakeup.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -19,25 +19,26 @@ uint32_t* Word(std::atomic<uint32_t>* word) { return reinterpret_cast<uint32_t*>
 
 int Flags(FutexScope scope) { return scope == FutexScope::kProcess ? FUTEX_PRIVATE_FLAG : 0; }
 
-void FutexWake(BellArea* bell, FutexScope scope) {
-  syscall(SYS_futex, Word(&bell->counter), FUTEX_WAKE | Flags(scope), INT_MAX, nullptr, nullptr, 0);
+void FutexWake(WakeupArea* wakeup, FutexScope scope) {
+  syscall(SYS_futex, Word(&wakeup->counter), FUTEX_WAKE | Flags(scope), INT_MAX, nullptr, nullptr,
+          0);
 }
 
 }  // namespace
 
-void WakeBell(BellArea* bell, FutexScope scope) {
-  if (bell->sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;  // another one wakes it
-  bell->counter.fetch_add(1, std::memory_order_seq_cst);
-  FutexWake(bell, scope);
+void SignalWakeup(WakeupArea* wakeup, FutexScope scope) {
+  if (wakeup->sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;  // another one wakes it
+  wakeup->counter.fetch_add(1, std::memory_order_seq_cst);
+  FutexWake(wakeup, scope);
 }
 
-uint32_t FutexDoorbell::Arm() {
+uint32_t FutexWakeupEvent::Arm() {
   const uint32_t token = area_->counter.load(std::memory_order_seq_cst);
   area_->sleeping.store(1, std::memory_order_seq_cst);
   return token;
 }
 
-void FutexDoorbell::Wait(uint32_t token, Time timeout) {
+void FutexWakeupEvent::Wait(uint32_t token, Time timeout) {
   if (timeout > 0) {
     timeout = std::min(timeout, kLongestWait);
     timespec relative{};
@@ -49,11 +50,11 @@ void FutexDoorbell::Wait(uint32_t token, Time timeout) {
   Disarm();
 }
 
-void FutexDoorbell::Disarm() { area_->sleeping.store(0, std::memory_order_seq_cst); }
+void FutexWakeupEvent::Disarm() { area_->sleeping.store(0, std::memory_order_seq_cst); }
 
 // Increments always, so that it does not depend on how the caller made its news visible: a token
 // read before it differs, one read after it has acquired the news.
-void FutexDoorbell::Ring() {
+void FutexWakeupEvent::Signal() {
   area_->counter.fetch_add(1, std::memory_order_seq_cst);
   if (area_->sleeping.load(std::memory_order_seq_cst) != 0) FutexWake(area_, scope_);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of devices that peers have lent, where a device of this rank reaches it.
-#ifndef INCCL_ENGINE_DEVICE_REGIONS_H_
-#define INCCL_ENGINE_DEVICE_REGIONS_H_
+// Memory of devices that peers have registered, where a device of this rank reaches it.
+#ifndef INCCL_ENGINE_IMPORTED_REGIONS_H_
+#define INCCL_ENGINE_IMPORTED_REGIONS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -14,22 +14,22 @@
 namespace inccl {
 
 // One communicator's; used by its thread alone.
-class DeviceRegions final : public RegionOpener {
+class ImportedRegions final : public RegionImporter {
  public:
   // Both outlive it. For queues and kernels of the device of this number.
-  DeviceRegions(Device* device, int number, Transport* transport)
+  ImportedRegions(Device* device, int number, Transport* transport)
       : device_(device), number_(number), transport_(transport) {}
   // When nothing reads there any more.
-  ~DeviceRegions() override;
-  DeviceRegions(const DeviceRegions&) = delete;
-  DeviceRegions& operator=(const DeviceRegions&) = delete;
+  ~ImportedRegions() override;
+  ImportedRegions(const ImportedRegions&) = delete;
+  ImportedRegions& operator=(const ImportedRegions&) = delete;
 
   // From now on the transport opens here what peers lend.
   void Attach();
   int number() const { return number_; }
   // Whether there has been anything.
   bool any() const { return !opened_.empty(); }
-  // True: this is memory that has been lent, which the processor must not touch.
+  // True: this is memory that has been registered, which the processor must not touch.
   bool Holds(const std::byte* memory, size_t bytes) const;
 
   std::byte* Open(const Region::Handle& handle, size_t bytes) override;
@@ -52,4 +52,4 @@ class DeviceRegions final : public RegionOpener {
 
 }  // namespace inccl
 
-#endif  // INCCL_ENGINE_DEVICE_REGIONS_H_
+#endif  // INCCL_ENGINE_IMPORTED_REGIONS_H_

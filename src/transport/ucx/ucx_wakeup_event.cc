@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/ucx/ucx_doorbell.h"
+#include "transport/ucx/ucx_wakeup_event.h"
 
 #include <poll.h>
 #include <sched.h>
@@ -19,24 +19,24 @@ constexpr int kRefusals = 16;
 
 }  // namespace
 
-Status UcxDoorbell::Open() {
+Status UcxWakeupEvent::Open() {
   ring_fd_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   return ring_fd_.valid() ? Status::Ok() : SystemErrorErrno("ucx: eventfd", errno);
 }
 
-uint32_t UcxDoorbell::Arm() {
+uint32_t UcxWakeupEvent::Arm() {
   const uint32_t token = rings_.load(std::memory_order_seq_cst);
   armed_.store(true, std::memory_order_seq_cst);
   return token;
 }
 
 // A ring that comes after the look at rings_ finds armed_ set, and makes the descriptor readable.
-void UcxDoorbell::Wait(uint32_t token, Time timeout) {
+void UcxWakeupEvent::Wait(uint32_t token, Time timeout) {
   if (timeout > 0 && rings_.load(std::memory_order_seq_cst) == token) Sleep(timeout);
   Disarm();
 }
 
-void UcxDoorbell::Sleep(Time timeout) {
+void UcxWakeupEvent::Sleep(Time timeout) {
   if (worker_->has_news()) return;
   timeout = std::min(timeout, kLongestWait);
   pollfd fds[2] = {{.fd = ring_fd_.get(), .events = POLLIN, .revents = 0},
@@ -58,9 +58,9 @@ void UcxDoorbell::Sleep(Time timeout) {
   }
 }
 
-void UcxDoorbell::Disarm() { armed_.store(false, std::memory_order_seq_cst); }
+void UcxWakeupEvent::Disarm() { armed_.store(false, std::memory_order_seq_cst); }
 
-void UcxDoorbell::Ring() {
+void UcxWakeupEvent::Signal() {
   rings_.fetch_add(1, std::memory_order_seq_cst);
   if (!armed_.load(std::memory_order_seq_cst)) return;
   const uint64_t one = 1;

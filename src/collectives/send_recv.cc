@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/point.h"
+#include "collectives/send_recv.h"
 
 #include <fmt/format.h>
 
@@ -35,20 +35,20 @@ void Copy(std::byte* to, const std::byte* from, uint64_t bytes, bool past_caches
 
 }  // namespace
 
-PointTask::PointTask(int rank, int nranks, const SlotOptions& slots)
+SendRecvRequest::SendRecvRequest(int rank, int nranks, const SlotOptions& slots)
     : rank_(rank), nranks_(nranks), slots_(slots) {}
 
-Status PointTask::Start(const std::vector<PointCall>& calls, const Copies& copies,
-                        LaneTable* lanes) {
+Status SendRecvRequest::Start(const std::vector<SendRecvCall>& calls, const Copies& copies,
+                              LaneTable* lanes) {
   copies_ = copies;
   directions_.resize(static_cast<size_t>(nranks_) * 2);
   active_.clear();
   unfinished_ = 0;
   if (Status status = CopyToSelf(calls); !status.ok()) return status;
-  for (const PointCall& call : calls) {
+  for (const SendRecvCall& call : calls) {
     if (call.peer == rank_) continue;
     Direction& direction = At(call.is_send, call.peer);
-    const LaneSpec spec{.lane_class = LaneClass::kPoint,
+    const LaneSpec spec{.lane_class = LaneClass::kSendRecv,
                         .channel = 0,
                         .producer = call.is_send ? rank_ : call.peer,
                         .consumers = {call.is_send ? call.peer : rank_},
@@ -74,9 +74,9 @@ Status PointTask::Start(const std::vector<PointCall>& calls, const Copies& copie
   return Status::Ok();
 }
 
-Status PointTask::CopyToSelf(const std::vector<PointCall>& calls) const {
-  std::vector<const PointCall*> sends, recvs;
-  for (const PointCall& call : calls) {
+Status SendRecvRequest::CopyToSelf(const std::vector<SendRecvCall>& calls) const {
+  std::vector<const SendRecvCall*> sends, recvs;
+  for (const SendRecvCall& call : calls) {
     if (call.peer == rank_) (call.is_send ? sends : recvs).push_back(&call);
   }
   if (sends.size() != recvs.size()) {
@@ -85,7 +85,7 @@ Status PointTask::CopyToSelf(const std::vector<PointCall>& calls) const {
                     rank_, nranks_, sends.size(), recvs.size()));
   }
   for (size_t i = 0; i < sends.size(); ++i) {
-    const PointCall &send = *sends[i], &recv = *recvs[i];
+    const SendRecvCall &send = *sends[i], &recv = *recvs[i];
     if (send.count != recv.count || send.type != recv.type) {
       return InvalidUsage(fmt::format("rank {}/{}: sends {} {} to itself where it receives {} {}",
                                       rank_, nranks_, send.count, Name(send.type), recv.count,
@@ -96,7 +96,7 @@ Status PointTask::CopyToSelf(const std::vector<PointCall>& calls) const {
   return Status::Ok();
 }
 
-Result<bool> PointTask::SendSlice(int peer, Direction* direction) {
+Result<bool> SendRecvRequest::SendSlice(int peer, Direction* direction) {
   (void)peer;
   Message& message = direction->queue[direction->next];
   Result<Span> slot = direction->send->TryAcquire();
@@ -115,16 +115,16 @@ Result<bool> PointTask::SendSlice(int peer, Direction* direction) {
   return true;
 }
 
-Status PointTask::Mismatch(int peer, const Message& message, uint64_t index,
-                           uint64_t theirs) const {
+Status SendRecvRequest::Mismatch(int peer, const Message& message, uint64_t index,
+                                 uint64_t theirs) const {
   return InvalidUsage(
       fmt::format("rank {}/{} receives {} {} as message {} from rank {}, which sends {} {} as "
                   "message {}",
                   rank_, nranks_, message.call.count, Name(message.call.type), index & 0xffff, peer,
-                  theirs & kMostPointElements, TypeName(theirs >> 40 & 0xff), theirs >> 48));
+                  theirs & kMostSendRecvElements, TypeName(theirs >> 40 & 0xff), theirs >> 48));
 }
 
-Result<bool> PointTask::RecvSlice(int peer, Direction* direction) {
+Result<bool> SendRecvRequest::RecvSlice(int peer, Direction* direction) {
   Message& message = direction->queue[direction->next];
   RecvLane::Incoming incoming;
   Result<bool> there = direction->recv->TryPeek(&incoming);
@@ -136,8 +136,8 @@ Result<bool> PointTask::RecvSlice(int peer, Direction* direction) {
   const uint64_t bytes = std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes);
   if (incoming.header.slice != direction->slice || incoming.header.bytes != bytes) {
     return InternalError(fmt::format(
-        "rank {}/{}: slice {} of {} bytes from rank {} where slice {} of {} bytes was due", rank_,
-        nranks_, incoming.header.slice, incoming.header.bytes, peer, direction->slice, bytes));
+        "rank {}/{}: expected slice {} of {} bytes from rank {}, got slice {} of {} bytes", rank_,
+        nranks_, direction->slice, bytes, peer, incoming.header.slice, incoming.header.bytes));
   }
   Copy(message.call.recv + message.moved, incoming.payload, bytes,
        message.bytes >= copies_.results);
@@ -147,7 +147,7 @@ Result<bool> PointTask::RecvSlice(int peer, Direction* direction) {
   return true;
 }
 
-Result<int> PointTask::Advance(int budget) {
+Result<int> SendRecvRequest::Advance(int budget) {
   int ran = 0;
   // One slice of each in turn, so that no peer starves another.
   bool any = true;
@@ -184,22 +184,22 @@ Result<int> PointTask::Advance(int budget) {
   return ran;
 }
 
-Blocked PointTask::blocked_on() const {
+Blocked SendRecvRequest::blocked_on() const {
   if (active_.empty()) return {};
   const size_t at = active_.front();
   return {.on = (at & 1) != 0 ? Blocked::On::kCredit : Blocked::On::kSlice,
           .peer = static_cast<int>(at / 2)};
 }
 
-void PointTask::AppendAwaited(std::vector<int>* peers) const {
+void SendRecvRequest::AppendAwaited(std::vector<int>* peers) const {
   for (const size_t at : active_) peers->push_back(static_cast<int>(at / 2));
 }
 
-std::string PointTask::Describe(const std::vector<PointCall>& calls) {
+std::string SendRecvRequest::Describe(const std::vector<SendRecvCall>& calls) {
   if (calls.empty()) return "no sends or receives";
   const auto sends =
-      std::count_if(calls.begin(), calls.end(), [](const PointCall& c) { return c.is_send; });
-  const PointCall& first = calls.front();
+      std::count_if(calls.begin(), calls.end(), [](const SendRecvCall& c) { return c.is_send; });
+  const SendRecvCall& first = calls.front();
   std::string text = fmt::format("{}(count={}, {}, peer={})", first.is_send ? "send" : "recv",
                                  first.count, Name(first.type), first.peer);
   if (calls.size() > 1) {

@@ -4,8 +4,8 @@
 // of one pair and direction in order, on lanes of their own that open at first use. A message
 // travels in slices; one of no elements is a slice without payload. What a slice carries as its
 // signature says which message it belongs to, so a receive that expects another one can name both.
-#ifndef INCCL_COLLECTIVES_POINT_H_
-#define INCCL_COLLECTIVES_POINT_H_
+#ifndef INCCL_COLLECTIVES_SEND_RECV_H_
+#define INCCL_COLLECTIVES_SEND_RECV_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,12 +13,12 @@
 
 #include "base/status.h"
 #include "base/types.h"
-#include "collectives/job.h"
 #include "collectives/program.h"
+#include "collectives/request.h"
 
 namespace inccl {
 
-struct PointCall {
+struct SendRecvCall {
   bool is_send = false;
   int peer = 0;
   DataType type = DataType::kFloat32;
@@ -29,11 +29,11 @@ struct PointCall {
 };
 
 // Elements of one message, so that a signature can hold the count.
-inline constexpr uint64_t kMostPointElements = (uint64_t{1} << 40) - 1;
+inline constexpr uint64_t kMostSendRecvElements = (uint64_t{1} << 40) - 1;
 
-class PointTask final : public Job {
+class SendRecvRequest final : public Request {
  public:
-  PointTask(int rank, int nranks, const SlotOptions& slots);
+  SendRecvRequest(int rank, int nranks, const SlotOptions& slots);
 
   // What of the copies goes past the caches. No result depends on it.
   struct Copies {
@@ -42,7 +42,7 @@ class PointTask final : public Job {
   };
   // Opens lanes and pairs this rank's messages to itself. kInvalidUsage naming the first of those
   // that has no partner.
-  Status Start(const std::vector<PointCall>& calls, const Copies& copies, LaneTable* lanes);
+  Status Start(const std::vector<SendRecvCall>& calls, const Copies& copies, LaneTable* lanes);
 
   Result<int> Advance(int budget) override;
   bool done() const override { return unfinished_ == 0; }
@@ -51,11 +51,11 @@ class PointTask final : public Job {
   int mismatched_peer() const override { return -1; }  // found at once, see Advance
 
   // "send(count=5, float32, peer=3) and others, 2 sends and 1 receives in all"
-  static std::string Describe(const std::vector<PointCall>& calls);
+  static std::string Describe(const std::vector<SendRecvCall>& calls);
 
  private:
   struct Message {
-    PointCall call;
+    SendRecvCall call;
     uint64_t bytes = 0, moved = 0;
     bool started = false;
   };
@@ -69,7 +69,7 @@ class PointTask final : public Job {
     size_t next = 0;             // into queue
   };
 
-  Status CopyToSelf(const std::vector<PointCall>& calls) const;
+  Status CopyToSelf(const std::vector<SendRecvCall>& calls) const;
   Direction& At(bool is_send, int peer) {
     return directions_[static_cast<size_t>(peer) * 2 + (is_send ? 1 : 0)];
   }
@@ -87,4 +87,4 @@ class PointTask final : public Job {
 
 }  // namespace inccl
 
-#endif  // INCCL_COLLECTIVES_POINT_H_
+#endif  // INCCL_COLLECTIVES_SEND_RECV_H_

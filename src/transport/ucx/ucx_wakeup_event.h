@@ -2,8 +2,8 @@
 //
 // Sleeps on a UCX worker and on rings of this process at once. The worker is armed in Wait, after
 // the owner's last look, and refuses if anything has come since; so no wake-up is lost.
-#ifndef INCCL_TRANSPORT_UCX_UCX_DOORBELL_H_
-#define INCCL_TRANSPORT_UCX_UCX_DOORBELL_H_
+#ifndef INCCL_TRANSPORT_UCX_UCX_WAKEUP_EVENT_H_
+#define INCCL_TRANSPORT_UCX_UCX_WAKEUP_EVENT_H_
 
 #include <atomic>
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace inccl::ucx {
 
-class UcxDoorbell final : public Doorbell {
+class UcxWakeupEvent final : public WakeupEvent {
  public:
   // `worker` outlives it.
-  explicit UcxDoorbell(Worker* worker) : worker_(worker) {}
+  explicit UcxWakeupEvent(Worker* worker) : worker_(worker) {}
   Status Open();
 
   uint32_t Arm() override;
   void Wait(uint32_t token, Time timeout) override;
   void Disarm() override;
-  void Ring() override;
+  void Signal() override;
 
  private:
   void Sleep(Time timeout);
@@ -38,4 +38,4 @@ class UcxDoorbell final : public Doorbell {
 
 }  // namespace inccl::ucx
 
-#endif  // INCCL_TRANSPORT_UCX_UCX_DOORBELL_H_
+#endif  // INCCL_TRANSPORT_UCX_UCX_WAKEUP_EVENT_H_

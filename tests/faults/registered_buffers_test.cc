@@ -99,10 +99,10 @@ int Body(const Side& side, const Case& c) {
   return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
 }
 
-class LentBuffersFaultTest : public FaultTest {
+class RegisteredBuffersFaultTest : public FaultTest {
  protected:
   // Only a silent peer is given up soon.
-  LentBuffersFaultTest() : FaultTest(FaultLimits{.dead_seconds = kDeadSeconds}) {}
+  RegisteredBuffersFaultTest() : FaultTest(FaultLimits{.dead_seconds = kDeadSeconds}) {}
 
  private:
   const ScopedEnv env_{{{"INCCL_TRANSPORT", "shm"},
@@ -110,7 +110,7 @@ class LentBuffersFaultTest : public FaultTest {
                         {"INCCL_ALGO", "direct_two_shot"}}};
 };
 
-TEST_F(LentBuffersFaultTest, Row02_ALatePeerTouchesNothingAnyMore) {
+TEST_F(RegisteredBuffersFaultTest, Row02_ALatePeerTouchesNothingAnyMore) {
   ForRow("2", "shm");
   std::vector<std::pair<Case, std::unique_ptr<ProcessWorld>>> worlds;
   for (const char* point : {"executor.before_step", "lend.after_delivery", "lend.after_offer"}) {

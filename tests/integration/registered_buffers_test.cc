@@ -128,12 +128,12 @@ size_t RunOnce(What what, const Shape& shape, uint64_t round, int rank, ccl_comm
   return wrong;
 }
 
-class LentBuffersTest : public ::testing::Test {
+class RegisteredBuffersTest : public ::testing::Test {
  private:
   const ScopedEnv env_{{{"INCCL_TRANSPORT", "shm"},
                         {"INCCL_SLICE_BYTES", "8192"},
                         {"INCCL_ALGO", "direct"},
-                        {"INCCL_STREAM_BYTES", "200000"}}};
+                        {"INCCL_NT_STORE_BYTES", "200000"}}};
 };
 
 void InProcesses(const std::function<void(const Side&, ccl_comm_t)>& body, int nranks = kRanks) {
@@ -163,7 +163,7 @@ bool Everywhere(bool here, ccl_comm_t comm) {
   return all != 0;
 }
 
-TEST_F(LentBuffersTest, SameBitsWhoeverLendsWhat) {
+TEST_F(RegisteredBuffersTest, SameBitsWhoeverLendsWhat) {
   const uint64_t seed = TestSeed();
   InProcesses([seed](const Side& side, ccl_comm_t comm) {
     Rng rng(seed);  // the same on all ranks
@@ -227,7 +227,7 @@ size_t MappedRegions() {
   return count;
 }
 
-TEST_F(LentBuffersTest, FreedAtOnceAndAllocatedAgain) {
+TEST_F(RegisteredBuffersTest, FreedAtOnceAndAllocatedAgain) {
   InProcesses([](const Side& side, ccl_comm_t comm) {
     const size_t descriptors = Descriptors();
     Rng rng(7 + static_cast<uint64_t>(side.rank()));
@@ -249,7 +249,7 @@ TEST_F(LentBuffersTest, FreedAtOnceAndAllocatedAgain) {
   });
 }
 
-TEST_F(LentBuffersTest, AForkedChildKeepsToItself) {
+TEST_F(RegisteredBuffersTest, AForkedChildKeepsToItself) {
   InProcesses([](const Side& side, ccl_comm_t comm) {
     Memory send(true), recv(true);
     const Shape shape{.count = 50'000};

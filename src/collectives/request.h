@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What progress.h runs to its end: a collective (executor.h) or a set of sends and receives
-// (point.h).
-#ifndef INCCL_COLLECTIVES_JOB_H_
-#define INCCL_COLLECTIVES_JOB_H_
+// (send_recv.h).
+#ifndef INCCL_COLLECTIVES_REQUEST_H_
+#define INCCL_COLLECTIVES_REQUEST_H_
 
 #include <cstdint>
 #include <vector>
@@ -13,29 +13,29 @@
 
 namespace inccl {
 
-// Why a job cannot go on.
+// Why a request cannot go on.
 struct Blocked {
-  enum class On : uint8_t { kNothing, kSlice, kCredit, kStrand, kTicket };
+  enum class On : uint8_t { kNothing, kSlice, kCredit, kStrand, kCompletion };
   On on = On::kNothing;
   int peer = -1;  // of kCredit: one of those that hold the slot
   uint16_t strand = 0, step = 0;
-  uint64_t row = 0;
+  uint64_t window = 0;
   const SendLane* lane = nullptr;  // of kCredit
 };
 
-class Job {
+class Request {
  public:
-  virtual ~Job() = default;
+  virtual ~Request() = default;
   // Does up to `budget` slice steps; returns how many. 0: everything is blocked, or done. Never
   // waits and never reads a clock.
   virtual Result<int> Advance(int budget) = 0;
   virtual bool done() const = 0;
-  // True: something is under way whose end rings no doorbell.
+  // True: something is under way whose end rings no wakeup_event.
   virtual bool polls() const { return false; }
   // What the first unfinished part waits for.
   virtual Blocked blocked_on() const = 0;
-  // Appends the peers for which some part of the job waits: it cannot end before each of them has
-  // done something. A peer may stand there more than once.
+  // Appends the peers for which some part of the request waits: it cannot end before each of them
+  // has done something. A peer may stand there more than once.
   virtual void AppendAwaited(std::vector<int>* peers) const = 0;
   // A slice of another call has come from this rank (or -1): the ranks do not make the same calls.
   virtual int mismatched_peer() const = 0;
@@ -43,4 +43,4 @@ class Job {
 
 }  // namespace inccl
 
-#endif  // INCCL_COLLECTIVES_JOB_H_
+#endif  // INCCL_COLLECTIVES_REQUEST_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The doorbell of a rank whose peers share memory with it: two words that peers may write.
+// The wakeup_event of a rank whose peers share memory with it: two words that peers may write.
 //
 // No wake-up is lost. Let W be the word through which work becomes visible: a slot's seq, a credit
 // count, a directory's count. All accesses below are sequentially consistent, so there is one total
@@ -20,8 +20,8 @@
 //
 // What a defective peer can do to these words: wake the owner for nothing, or delay it until the
 // timeout of its wait.
-#ifndef INCCL_TRANSPORT_MAPPED_BELL_H_
-#define INCCL_TRANSPORT_MAPPED_BELL_H_
+#ifndef INCCL_TRANSPORT_MAPPED_WAKEUP_H_
+#define INCCL_TRANSPORT_MAPPED_WAKEUP_H_
 
 #include <atomic>
 #include <cstdint>
@@ -30,39 +30,39 @@
 
 namespace inccl::mapped {
 
-inline constexpr uint64_t kBellMagic = 0x4c4c45424c43434eu;
+inline constexpr uint64_t kWakeupMagic = 0x4c4c45424c43434eu;
 
-struct alignas(64) BellArea {
+struct alignas(64) WakeupArea {
   std::atomic<uint32_t> sleeping;
   std::atomic<uint32_t> counter;  // the futex
   uint64_t magic;                 // constant
   int32_t rank;                   // constant
 };
-static_assert(sizeof(BellArea) == 64);
+static_assert(sizeof(WakeupArea) == 64);
 
 enum class FutexScope { kProcess, kHost };
 
-void WakeBell(BellArea* bell, FutexScope scope);
+void SignalWakeup(WakeupArea* wakeup, FutexScope scope);
 
 // A peer, after it made work visible by a sequentially consistent store.
-inline void RingIfSleeping(BellArea* bell, FutexScope scope) {
-  if (bell->sleeping.load(std::memory_order_seq_cst) != 0) WakeBell(bell, scope);
+inline void RingIfSleeping(WakeupArea* wakeup, FutexScope scope) {
+  if (wakeup->sleeping.load(std::memory_order_seq_cst) != 0) SignalWakeup(wakeup, scope);
 }
 
 // The owner's end. `area` outlives it.
-class FutexDoorbell final : public Doorbell {
+class FutexWakeupEvent final : public WakeupEvent {
  public:
-  FutexDoorbell(BellArea* area, FutexScope scope) : area_(area), scope_(scope) {}
+  FutexWakeupEvent(WakeupArea* area, FutexScope scope) : area_(area), scope_(scope) {}
   uint32_t Arm() override;
   void Wait(uint32_t token, Time timeout) override;
   void Disarm() override;
-  void Ring() override;
+  void Signal() override;
 
  private:
-  BellArea* area_;
+  WakeupArea* area_;
   FutexScope scope_;
 };
 
 }  // namespace inccl::mapped
 
-#endif  // INCCL_TRANSPORT_MAPPED_BELL_H_
+#endif  // INCCL_TRANSPORT_MAPPED_WAKEUP_H_

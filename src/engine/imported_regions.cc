@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/device_regions.h"
+#include "engine/imported_regions.h"
 
 #include <iterator>
 
@@ -7,20 +7,20 @@
 
 namespace inccl {
 
-DeviceRegions::~DeviceRegions() {
-  if (attached_) transport_->SetRegionOpener(nullptr);
+ImportedRegions::~ImportedRegions() {
+  if (attached_) transport_->SetRegionImporter(nullptr);
   for (const auto& [memory, opened] : opened_) {
     device_->Close(number_, const_cast<std::byte*>(memory));
   }
 }
 
-void DeviceRegions::Attach() {
+void ImportedRegions::Attach() {
   if (attached_) return;
   attached_ = true;
-  transport_->SetRegionOpener(this);
+  transport_->SetRegionImporter(this);
 }
 
-bool DeviceRegions::Holds(const std::byte* memory, size_t bytes) const {
+bool ImportedRegions::Holds(const std::byte* memory, size_t bytes) const {
   const auto after = opened_.upper_bound(memory);
   if (after == opened_.begin()) return false;
   const auto& [begin, opened] = *std::prev(after);
@@ -28,7 +28,7 @@ bool DeviceRegions::Holds(const std::byte* memory, size_t bytes) const {
   return offset <= opened.bytes && bytes <= opened.bytes - offset;
 }
 
-std::byte* DeviceRegions::Open(const Region::Handle& handle, size_t bytes) {
+std::byte* ImportedRegions::Open(const Region::Handle& handle, size_t bytes) {
   Result<std::byte*> memory = device_->Open(number_, handle);
   const size_t known = memory.ok() ? device_->BytesFrom(number_, *memory) : 0;
   if (known != 0 && known < bytes) {

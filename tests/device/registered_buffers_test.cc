@@ -72,7 +72,7 @@ bool Lends(const std::string& name) {
          name == "broadcast";
 }
 
-TEST(LentDeviceBuffersTest, EveryCollective) {
+TEST(RegisteredDeviceBuffersTest, EveryCollective) {
   Rng rng(TestSeed());
   const Way ways[] = {{.nranks = 2, .sharing = 2},
                       {},
@@ -117,7 +117,7 @@ TEST(LentDeviceBuffersTest, EveryCollective) {
 }
 
 // A rank with memory of the host among others that lend theirs of a device.
-TEST(LentDeviceBuffersTest, OneRankIsOnTheHost) {
+TEST(RegisteredDeviceBuffersTest, OneRankIsOnTheHost) {
   Rng rng(TestSeed());
   Lenders lenders({}, &rng);
   DeviceWorld& world = lenders.world();
@@ -159,7 +159,7 @@ TEST(LentDeviceBuffersTest, OneRankIsOnTheHost) {
 }
 
 // A call on memory of the host that has begun before anybody lent anything.
-TEST(LentDeviceBuffersTest, FirstLentToARankOnTheHost) {
+TEST(RegisteredDeviceBuffersTest, FirstLentToARankOnTheHost) {
   Rng rng(TestSeed());
   Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
   DeviceWorld& world = lenders.world();
@@ -191,7 +191,7 @@ TEST(LentDeviceBuffersTest, FirstLentToARankOnTheHost) {
 }
 
 // What peers lend is opened for a rank's first device; its calls on another one do without.
-TEST(LentDeviceBuffersTest, ARankTurnsToAnotherDevice) {
+TEST(RegisteredDeviceBuffersTest, ARankTurnsToAnotherDevice) {
   Rng rng(TestSeed());
   Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
   DeviceWorld& world = lenders.world();
@@ -217,7 +217,7 @@ TEST(LentDeviceBuffersTest, ARankTurnsToAnotherDevice) {
 
 // Pinned memory is not taken within calls, however many of the ranks lend: an allocation may wait
 // for the streams that wait for the call.
-TEST(LentDeviceBuffersTest, NothingIsAllocatedWithinCalls) {
+TEST(RegisteredDeviceBuffersTest, NothingIsAllocatedWithinCalls) {
   for (const bool kernels : {true, false}) {
     for (const int sharing : {0, 3, 4}) {
       const ScopedEnv environment({{"INCCL_SLICE_BYTES", "262144"}, {"INCCL_ALGO", "direct"}});
@@ -247,7 +247,7 @@ TEST(LentDeviceBuffersTest, NothingIsAllocatedWithinCalls) {
 }
 
 // More pieces than the ranks can offer each other at a time, one after the other.
-TEST(LentDeviceBuffersTest, ManyPieces) {
+TEST(RegisteredDeviceBuffersTest, ManyPieces) {
   Rng rng(TestSeed());
   Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
   DeviceWorld& world = lenders.world();
@@ -275,7 +275,7 @@ TEST(LentDeviceBuffersTest, ManyPieces) {
 }
 
 // What one rank cannot copy is an error on all of them, and their streams go on.
-TEST(LentDeviceBuffersTest, AnErrorOfOneIsAnErrorOfAll) {
+TEST(RegisteredDeviceBuffersTest, AnErrorOfOneIsAnErrorOfAll) {
   Rng rng(TestSeed());
   for (const char* name : {"allgather", "broadcast"}) {
     Lenders lenders({}, &rng);
