@@ -22,7 +22,7 @@ DeviceAllocator& DeviceAllocator::Instance() {
   return *memory;
 }
 
-// The smallest kept piece of at least `bytes` and at most `most`.
+// The smallest kept piece of this device with at least `bytes` and at most `most` bytes.
 DeviceAllocator::Pieces::iterator DeviceAllocator::Fitting(const Device* device, int number,
                                                            size_t bytes, size_t most) {
   auto best = kept_.end();
@@ -44,7 +44,7 @@ void* DeviceAllocator::Take(Pieces::iterator kept) {
 
 Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes) {
   const size_t unit = device->ShareGranularity();
-  // Smaller ones would have others' memory beside them, and are not worth the sharing.
+  // Smaller pieces share a unit with other memory and are never exported, so they are not rounded.
   if (bytes >= unit) bytes = (bytes + unit - 1) / unit * unit;
   size_t kept = 0;
   {
@@ -80,7 +80,7 @@ Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes
   return *memory;
 }
 
-// The device may wait for all that it does: others need not wait meanwhile.
+// Freeing may wait for all work on the device, so it runs without mutex_.
 bool DeviceAllocator::Free(void* data) {
   Pieces::node_type taken;
   {
@@ -123,7 +123,7 @@ DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
     begin = const_cast<std::byte*>(found->first);
     piece = found->second;
   }
-  // The driver may take its time: those who look for other pieces need not wait for that.
+  // The driver may be slow, so only callers that look for this piece wait for it.
   const std::lock_guard lock(piece->mutex);
   if (!piece->asked) {
     piece->asked = true;
@@ -141,8 +141,8 @@ void DeviceAllocator::Forget(const Device* device) {
   std::erase_if(kept_, gone);
 }
 
-// The memory is the parent's: the child can give it to nobody, and may only forget it. It touches
-// no piece's mutex, as a thread that it does not have may hold that.
+// The memory belongs to the parent: the child cannot free it and only drops its records. It locks
+// no piece's mutex, since a thread that exists only in the parent may have held it during the fork.
 void DeviceAllocator::ForkedChild() {
   forked_ = forked_ || !pieces_.empty() || !kept_.empty();
   kept_.clear();

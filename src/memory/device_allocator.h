@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of ccl_mem_alloc_device: whose it is, until ccl_mem_free; and what other processes are
-// told of it.
+// Device memory of ccl_mem_alloc_device: which pieces exist until ccl_mem_free, and the handles by
+// which peers open them.
 #ifndef INCCL_MEMORY_DEVICE_ALLOCATOR_H_
 #define INCCL_MEMORY_DEVICE_ALLOCATOR_H_
 
@@ -16,24 +16,26 @@
 
 namespace inccl {
 
-// All of this process. Any thread.
+// The registry of this process; any thread may use it.
 //
-// A piece that others may have open must not be freed, and nobody tells when they have closed it.
-// So what Find has shown stays: Free keeps it, and Allocate takes it again before it asks the
-// device for more. It is the same allocation then, and those who have it open have the new one.
+// The library never frees a piece that a peer may have open, and peers do not report when they
+// close it. So Free keeps every piece that Find has exported, and Allocate reuses kept pieces
+// before it asks the device for more memory. A reused piece is the same allocation, so a peer that
+// still has it open sees its new contents.
 class DeviceAllocator {
  public:
   static DeviceAllocator& Instance();
 
   Result<void*> Allocate(Device* device, int number, size_t bytes);
-  // False: it is not of Allocate, or freed. Waits for the device.
+  // Waits for the device. Returns false if `data` is not from Allocate or is freed already.
   bool Free(void* data);
 
-  // The piece that has [data, data + bytes), to be opened by others; id 0: none has, or it cannot
-  // be shared, as those below Device::ShareGranularity. The device is asked once per piece.
+  // The handle by which peers open the piece that contains [data, data + bytes). Its id is 0 if no
+  // piece contains the range or the piece cannot be shared, e.g. because it is smaller than
+  // Device::ShareGranularity. The device is asked once per piece.
   DeviceShare Find(const void* data, size_t bytes);
 
-  // The device ends, and all pieces on it. For tests.
+  // Drops all pieces of a device that ends. For tests.
   void Forget(const Device* device);
 
  private:
@@ -42,7 +44,7 @@ class DeviceAllocator {
         : device(on), number(device_number), bytes(size) {}
     Device* const device;
     const int number;
-    const size_t bytes;  // as the device was asked
+    const size_t bytes;  // as requested from the device
     std::mutex mutex;    // of the following
     bool asked = false;
     DeviceShare share;  // id 0: none
@@ -56,8 +58,8 @@ class DeviceAllocator {
 
   std::mutex mutex_;
   Pieces pieces_;
-  Pieces kept_;                   // freed, and shown by Find before
-  bool forked_ = false;           // since there were some
+  Pieces kept_;                   // freed by the caller after Find had exported them
+  bool forked_ = false;           // a child of a fork whose parent had pieces
   std::atomic<size_t> count_{0};  // of pieces_
 };
 

@@ -17,7 +17,7 @@
 namespace inccl {
 namespace {
 
-// A file costs a descriptor, and copies of less than this are cheap.
+// Each file costs a descriptor, and zero copy does not pay below this size.
 constexpr size_t kLeastShared = size_t{1} << 20;
 
 size_t PageSize() {
@@ -25,8 +25,8 @@ size_t PageSize() {
   return page;
 }
 
-// Where memory is promised to nobody beyond what there is, the first touch of a page of a file can
-// fail, with a signal; that of anonymous memory cannot.
+// With strict overcommit (mode 2) the first touch of a file's page can raise SIGBUS, while
+// anonymous memory is reserved by mmap.
 bool MemoryIsCounted() {
   static const bool counted = [] {
     const UniqueFd fd(open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC));
@@ -85,7 +85,7 @@ Status HostAllocator::Free(void* data) {
     return InvalidArgument(fmt::format("ptr: {} is not of ccl_mem_alloc, or freed", data));
   }
   const Piece& piece = found->second;
-  // Peers that have mapped the file notice only later; the memory is given back at once.
+  // Peers keep the file mapped until they notice; punching a hole returns its memory at once.
   if (piece.generation != 0) {
     fallocate(piece.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
               static_cast<off_t>(piece.bytes));
@@ -120,7 +120,7 @@ Status HostAllocator::RevokeAccess(const std::byte* begin, const std::byte* end,
   const auto bytes = static_cast<size_t>(end - begin);
   const std::lock_guard lock(mutex_);
   const auto found = Holding(begin, bytes);
-  if (found == pieces_.end()) return Status::Ok();  // freed by somebody
+  if (found == pieces_.end()) return Status::Ok();  // freed concurrently
   Piece& piece = found->second;
   if (piece.generation != 0) shared_.fetch_sub(1);
   piece.generation = 0;
@@ -139,8 +139,8 @@ Status HostAllocator::RevokeAccess(const std::byte* begin, const std::byte* end,
   return Status::Ok();
 }
 
-// Pages [first, last) become private ones with the same contents. Those that are private already
-// keep theirs, whatever they are.
+// Replaces pages [first, last) by private pages with the same contents. Pages that are private
+// already stay as they are.
 bool HostAllocator::MakePrivate(const std::byte* data, const Piece& piece, size_t first,
                                 size_t last) {
   while (first < last) {
@@ -157,14 +157,14 @@ bool HostAllocator::MakePrivate(const std::byte* data, const Piece& piece, size_
   return true;
 }
 
-// The child of a fork gets private pages, as it has of all other memory, and does not disturb its
-// parent. (What the parent writes later shows through where the child has not written before.)
+// Gives the child of a fork private pages, so that its writes do not reach the parent. Pages that
+// the child has not written still show later writes of the parent.
 void HostAllocator::ForkedChild() {
   for (auto& entry : pieces_) {
     Piece& piece = entry.second;
     if (!piece.file.valid()) continue;
     piece.generation = 0;
-    // Nothing can be done if this fails, and nobody told.
+    // A fork handler cannot report an error.
     (void)MakePrivate(entry.first, piece, 0, piece.taken.size());
   }
   shared_.store(0);

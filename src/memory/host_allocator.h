@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of ccl_mem_alloc. Large pieces are files in memory, so that other processes of the host
-// can map them (Region); small ones, and all where there are no such files to be had, are ordinary
-// pages.
+// Host memory of ccl_mem_alloc. Large pieces are memory files that peers on the host can map
+// (Region). Small pieces are anonymous pages, and so is every piece where the kernel refuses memory
+// files.
 #ifndef INCCL_MEMORY_HOST_ALLOCATOR_H_
 #define INCCL_MEMORY_HOST_ALLOCATOR_H_
 
@@ -19,30 +19,33 @@
 
 namespace inccl {
 
-// All of this process. Any thread.
+// The allocator of this process; any thread may use it.
 class HostAllocator {
  public:
   static HostAllocator& Instance();
 
-  // Zeroed whole pages.
+  // Returns zeroed whole pages.
   Result<void*> Allocate(size_t bytes);
   Status Free(void* data);
 
-  // The region that holds [data, data + bytes) and can be shared; else one with generation 0.
+  // The region that contains [data, data + bytes). Its generation is 0 if no piece contains the
+  // range or the piece cannot be shared.
   Region Find(const void* data, size_t bytes);
 
-  // After a call has failed: separates whole pages of a region from peers that do not know yet.
-  // They keep the pages they know, this process gets others in their place: with the same contents,
-  // which the peers must not write; or, where they may, with zeros. The region is not found again.
+  // Detaches whole pages of a region from peers after a call has failed. Peers keep the old pages;
+  // this process gets new ones in their place: kKept copies the contents (for memory that peers
+  // only read), kLost gives zeros (for memory that peers may still write). Find no longer returns
+  // the region.
   enum class Contents : uint8_t { kKept, kLost };
   Status RevokeAccess(const std::byte* begin, const std::byte* end, Contents contents);
 
  private:
   struct Piece {
     size_t bytes = 0;
-    uint64_t generation = 0;  // 0: not shared (any more)
+    uint64_t generation = 0;  // 0: not shared, or not any more
     UniqueFd file;
-    // By page: taken away. As large as it will ever be, since a failed call may have no memory.
+    // Per page: RevokeAccess has replaced it. Sized by Allocate, because a failed call may find no
+    // memory.
     std::vector<bool> taken;
   };
   using Pieces = std::map<const std::byte*, Piece>;
@@ -54,7 +57,7 @@ class HostAllocator {
   std::mutex mutex_;
   Pieces pieces_;
   uint64_t next_generation_ = 1;
-  std::atomic<size_t> shared_{0};  // pieces with a generation
+  std::atomic<size_t> shared_{0};  // pieces with a generation other than 0
 };
 
 }  // namespace inccl

@@ -19,7 +19,7 @@ constexpr int kFutureWriteSeal = 0x10;  // F_SEAL_FUTURE_WRITE, Linux 5.1
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr size_t kCommitStep = size_t{4} << 20;
 
-// A file size above the limit would not only fail but raise SIGXFSZ, so it is checked before.
+// ftruncate beyond the limit raises SIGXFSZ, so the limit is checked before.
 Status CheckFileSizeLimit(size_t bytes) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return Status::Ok();
@@ -62,7 +62,8 @@ Result<Memfd> CreateMemfd(const char* name, size_t bytes, bool peers_read_only) 
 }
 
 Status CommitPages(int fd, size_t offset, size_t bytes) {
-  // In steps: a signal undoes a step, and a large one might never end under a fast timer.
+  // In steps: a signal makes fallocate start over, so under a fast timer a large step might never
+  // finish.
   while (bytes > 0) {
     const size_t step = std::min(bytes, kCommitStep);
     if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(step)) != 0) {
@@ -78,7 +79,7 @@ Status CommitPages(int fd, size_t offset, size_t bytes) {
 }
 
 Result<Mapping> MapSealed(int fd, size_t bytes, bool writable) {
-  // The seals first: a size that is not sealed is not the size later.
+  // Check the seals before the size: a peer can still change a size that is not sealed.
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
     return InternalError(fmt::format("shared memory: size is not sealed (seals {})", seals));

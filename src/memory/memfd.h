@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sealed anonymous files: memory to be shared by passing a descriptor. No name exists anywhere, and
-// no peer can change the size, so a mapping once checked stays readable.
+// Sealed anonymous files, which ranks share by passing a descriptor. They have no name in the file
+// system, and no peer can change their size, so a mapping stays readable once it is checked.
 #ifndef INCCL_MEMORY_MEMFD_H_
 #define INCCL_MEMORY_MEMFD_H_
 
@@ -18,15 +18,16 @@ struct Memfd {
   Mapping mapping;  // read-write
 };
 
-// Sparse: memory comes with CommitPages. With `peers_read_only` nobody can map it writable later on
-// (where the kernel has that seal, Linux 5.1). kSystemError names the size needed and the limit.
+// Creates a sparse file; CommitPages gives it memory. With `peers_read_only` no process can map it
+// writable afterwards (only where the kernel has that seal, since Linux 5.1). A kSystemError names
+// the size and the limit.
 Result<Memfd> CreateMemfd(const char* name, size_t bytes, bool peers_read_only);
 
-// Puts pages behind [offset, offset + bytes), so that using them cannot raise SIGBUS.
+// Allocates the pages of [offset, offset + bytes), so that touching them cannot raise SIGBUS.
 Status CommitPages(int fd, size_t offset, size_t bytes);
 
-// Maps all of a peer's descriptor after checking that it is a regular file whose size is sealed,
-// and is `bytes` exactly. kInternalError naming what is wrong; kSystemError if mapping fails.
+// Maps a peer's file after checking that it is a regular file with a sealed size of exactly
+// `bytes`. Returns kInternalError if a check fails and kSystemError if the mapping fails.
 Result<Mapping> MapSealed(int fd, size_t bytes, bool writable);
 
 }  // namespace inccl::shm

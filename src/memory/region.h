@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that peers on the same host can import.
+// Memory of callers that peers on the same host can import.
 #ifndef INCCL_MEMORY_REGION_H_
 #define INCCL_MEMORY_REGION_H_
 
@@ -10,27 +10,26 @@
 
 namespace inccl {
 
-// Memory of callers that ranks of one host could reach: a file that they could map, or memory of a
-// device.
+// One region: a memory file that peers map, or device memory that they open by a handle.
 struct Region {
   static constexpr size_t kHandleBytes = 96;
   using Handle = std::array<std::byte, kHandleBytes>;
 
-  uint64_t generation = 0;  // of this process, never used twice; 0: no region
+  uint64_t generation = 0;  // unique within the process, never reused; 0: no region
   std::byte* data = nullptr;
   size_t bytes = 0;
   int fd = -1;
   bool on_device = false;
-  Handle handle{};        // of memory of a device: for RegionImporter to read
-  bool writable = false;  // a file: peers write there, too
+  Handle handle{};        // of device memory; only a RegionImporter interprets it
+  bool writable = false;  // peers may also write to the file
 };
 
-// ReachableFrom for this rank what its peers have offered of memory of devices. The processor need
-// not reach it: whoever opens it has to know what it is.
+// Opens device memory that peers have exported. The address it returns need not be accessible to
+// the processor.
 class RegionImporter {
  public:
   virtual ~RegionImporter() = default;
-  // nullptr: this rank cannot reach it.
+  // Returns nullptr if this rank cannot reach the memory.
   virtual std::byte* Open(const Region::Handle& handle, size_t bytes) = 0;
   virtual void Close(std::byte* data) = 0;
 };
