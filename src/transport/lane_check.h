@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every transport checks before it opens a lane.
+// Checks that every transport makes when it opens and uses a lane.
 #ifndef INCCL_TRANSPORT_LANE_CHECK_H_
 #define INCCL_TRANSPORT_LANE_CHECK_H_
 
@@ -13,11 +13,12 @@ namespace inccl {
 
 enum class LaneSide { kSend, kRecv };
 
-// kInvalidArgument naming the field and its value if `spec` is no lane of `nranks` ranks that
-// `rank` may open on this side with these capabilities.
+// Returns kInvalidArgument, naming the field and its value, if `spec` is not a valid lane among
+// `nranks` ranks that `rank` may open on this side with these capabilities.
 Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks, const Caps& caps);
 
-// kInvalidUsage if no slot is acquired, kInvalidArgument if the slice does not fit one.
+// CheckPublish returns kInvalidUsage if no slot is acquired and kInvalidArgument if the slice does
+// not fit into a slot. PublishError builds the error.
 Status PublishError(const LaneSpec& spec, bool acquired, const SliceHeader& header);
 inline Status CheckPublish(const LaneSpec& spec, bool acquired, const SliceHeader& header) {
   if (acquired && header.bytes <= spec.slot_bytes) [[likely]]
@@ -25,7 +26,7 @@ inline Status CheckPublish(const LaneSpec& spec, bool acquired, const SliceHeade
   return PublishError(spec, acquired, header);
 }
 
-// kInvalidUsage: Release without a peeked slice.
+// kInvalidUsage: the consumer called Release without a peeked slice.
 Status ReleaseError(const LaneSpec& spec);
 
 // "data lane 3 -> 0,1 (channel 2, 4 x 131072 bytes)", for messages.

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How slices travel. A lane is directed: one producer, a fixed set of consumers, `depth` slots. The
-// producer acquires a slot when every consumer has released what was in it before (a credit), fills
-// it in place, and publishes it; each consumer peeks at slices in order, reads them in place, and
-// releases them. Every call returns at once; waiting is the business of collectives/progress.h
-// alone.
+// The interface of all transports. A lane is directed: it has one producer, a fixed set of
+// consumers and `depth` slots. The producer acquires a slot once every consumer has released its
+// previous contents (a credit), fills it in place and publishes it. Each consumer peeks at the
+// slices in order, reads them in place and releases them. No call blocks; only
+// collectives/progress.h waits.
 //
-// Lanes are opened on both sides with equal specs and wire themselves: until the other end exists,
-// TryPeek finds nothing and TryAcquire has the credits of an empty lane. One thread uses a
-// transport and its lanes at a time, except where a method says otherwise.
+// Both sides open a lane with equal specs, and the ends find each other without messages: until the
+// other end exists, TryPeek finds nothing and TryAcquire has the credits of an empty lane. One
+// thread at a time uses a transport and its lanes, except where a method says otherwise.
 #ifndef INCCL_TRANSPORT_TRANSPORT_H_
 #define INCCL_TRANSPORT_TRANSPORT_H_
 
@@ -35,58 +35,57 @@ struct LaneSpec {
   LaneClass lane_class = LaneClass::kData;
   uint8_t channel = 0;
   int producer = 0;
-  std::vector<int>
-      consumers;            // ascending, without the producer; more than one needs Caps::multicast
+  // Ascending, without the producer. More than one needs Caps::multicast.
+  std::vector<int> consumers;
   uint32_t slot_bytes = 0;  // largest payload of a slice
   uint16_t depth = 0;       // slots, at least 1
 
-  // Equal specs have equal keys; different specs of one communicator have different ones. 64-bit
-  // hash.
+  // A 64-bit hash: equal specs have equal keys, different specs of one communicator different ones.
   uint64_t Key() const;
 };
 
-// A place in a region that its owner has offered to its peers.
+// A location in a region that its owner has exported to its peers.
 struct RemoteAddress {
-  uint32_t region = 0;  // what Transport::ExportRegion returned; 0: nowhere
+  uint32_t region = 0;  // as Transport::ExportRegion returned it; 0: no location
   uint64_t offset = 0;
 };
 
-// What travels beside a payload. On the wire a slice costs kHeaderBytes + bytes.
+// The header of a slice. On the wire a slice costs kHeaderBytes + bytes.
 struct SliceHeader {
-  uint32_t bytes = 0;      // of the payload, <= slot_bytes (checked by the lane)
-  uint32_t slice = 0;      // running number within the call, for protocol checks by the executor
+  uint32_t bytes = 0;      // size of the payload, <= slot_bytes (the lane checks it)
+  uint32_t slice = 0;      // running number within the call; the executor checks it
   uint64_t signature = 0;  // of the call this slice belongs to
-  Time departure = 0;      // for link emulation: when its last byte leaves the sender; else 0
-  // Where all consumers reach the producer's regions (SendLane::ReachableFrom): the payload lies
-  // there, not in the slot, until the slot is released;
+  Time departure = 0;      // link emulation: when the last byte leaves the sender; else 0
+  // Zero copy, only where all consumers reach the producer's regions (SendLane::ReachableFrom).
+  // The payload lies here instead of in the slot, until the slot is released.
   RemoteAddress source = {};
-  // the consumer may write what becomes of these `bytes` there, in place of publishing it;
+  // The consumer may write the result of these `bytes` here instead of publishing it.
   RemoteAddress target = {};
-  // the consumers that have got this payload in such a way, by their place in LaneSpec::consumers.
+  // Bit i: consumer LaneSpec::consumers[i] already has this payload at the target that it named.
   uint64_t delivered = 0;
 };
 inline constexpr uint32_t kHeaderBytes = 64;
-inline constexpr uint32_t kCreditBytes = 16;  // what returning a credit costs on a network
+inline constexpr uint32_t kCreditBytes = 16;  // cost of returning a credit on a network
 
 class SendLane {
  public:
   virtual ~SendLane() = default;
-  // The next slot, 64-byte aligned, spec.slot_bytes large; data == nullptr while there is no
-  // credit. Idempotent.
+  // Returns the next slot: 64-byte aligned, spec.slot_bytes large. data is nullptr while there is
+  // no credit. Idempotent.
   virtual Result<Span> TryAcquire() = 0;
-  // Sends the slot that TryAcquire returned last. bytes may be 0.
+  // Sends the slot that the last TryAcquire returned. header.bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
-  // True: all consumers have mapped that region of this rank (an id of Transport::ExportRegion).
+  // True if all consumers have imported this region of this rank (id from ExportRegion).
   virtual bool ReachableFrom(uint32_t /*region*/) const { return false; }
-  // True: all consumers have released everything.
+  // True if all consumers have released all slices.
   virtual Result<bool> Drained() { return true; }
-  // Appends the consumers that hold the next slot, as the last TryAcquire has seen them;
-  // `everything`: those that hold any slot, as the last Drained has seen them.
+  // Appends the consumers that still hold the next slot, as seen by the last TryAcquire; with
+  // `everything`, those that hold any slot, as seen by the last Drained.
   virtual void AppendHolders(bool /*everything*/, std::vector<int>* ranks) const {
     ranks->insert(ranks->end(), spec().consumers.begin(), spec().consumers.end());
   }
-  // For link emulation: the latest stamp with which a consumer released what was before in the slot
-  // acquired last.
+  // For link emulation: the latest stamp with which a consumer released the previous slice of the
+  // slot acquired last.
   virtual Time CreditDeparture() const { return 0; }
   virtual const LaneSpec& spec() const = 0;
 };
@@ -97,29 +96,31 @@ class RecvLane {
   struct Incoming {
     SliceHeader header;  // copied out of the slot and checked once
     const std::byte* payload = nullptr;
-    std::byte* target = nullptr;  // header.target, room for header.bytes; nullptr: nowhere
+    std::byte* target = nullptr;  // address of header.target with room for header.bytes, or nullptr
   };
-  // True and *incoming filled if a slice is there. Idempotent until Release.
+  // Returns true and fills *incoming if the next slice has arrived. Idempotent until Release.
   virtual Result<bool> TryPeek(Incoming* incoming) = 0;
-  // Gives the slot of the last peeked slice back to the producer.
+  // Returns the slot of the last peeked slice to the producer.
   virtual Status Release() = 0;
-  // For link emulation: Release that leaves a stamp for SendLane::CreditDeparture, and the header
-  // of the slice `ahead` places behind the next one, if that is there already.
+  // For link emulation. ReleaseStamped is Release with a stamp for SendLane::CreditDeparture.
+  // PeekAhead reads the header of the slice `ahead` positions behind the next one, if it has
+  // arrived.
   virtual Status ReleaseStamped(Time /*departure*/) { return Release(); }
   virtual Result<bool> PeekAhead(uint32_t /*ahead*/, SliceHeader* /*header*/) { return false; }
   virtual const LaneSpec& spec() const = 0;
 };
 
-// Wakes a rank that sleeps. Arm, look once more for work, then Wait or Disarm: a Ring after Arm is
-// never lost.
+// Wakes a sleeping rank. The owner calls Arm, looks once more for work, then calls Wait or Disarm;
+// a Signal after Arm is never lost.
 class WakeupEvent {
  public:
   virtual ~WakeupEvent() = default;
   virtual uint32_t Arm() = 0;
-  // Blocks until a Ring since Arm, the relative timeout in ns, or a spurious wake-up; disarms.
+  // Blocks until a Signal that came after Arm, the relative timeout in ns, or a spurious wake-up;
+  // then disarms.
   virtual void Wait(uint32_t token, Time timeout) = 0;
   virtual void Disarm() = 0;
-  // From any thread of this process; lanes of peers ring by themselves.
+  // Any thread of this process may call it; lanes of peers signal by themselves.
   virtual void Signal() = 0;
 };
 
@@ -127,61 +128,60 @@ struct Caps {
   bool multicast = false;  // lanes may have several consumers at the cost of one
   uint32_t max_slot_bytes = 1u << 30;
   const char* name = "";       // "loopback", "shm", "sim", ...
-  bool timed = true;           // Progress looks at its argument; where it does not, asking is saved
-  bool read_in_place = false;  // consumers read the very memory that the producer has written
-  uint64_t slot_memory = UINT64_MAX;  // bytes that all slots of a rank can take together
+  bool timed = true;           // Progress uses its argument; if false, callers skip the clock
+  bool read_in_place = false;  // consumers read the memory that the producer has written
+  uint64_t slot_memory = UINT64_MAX;  // limit of all slots of a rank together, in bytes
 };
 
-// What this rank has sent so far, a slice once per Publish.
+// Totals of what this rank has sent. A slice counts once per Publish.
 struct TransportCounters {
   uint64_t slices = 0;
   uint64_t payload_bytes = 0;
   uint64_t credits = 0;  // releases
 };
 
-// One per communicator end.
+// One rank's end of a communicator's data path.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual Caps caps() const = 0;
-  // Cold. spec.producer == this rank for OpenSend; this rank is among spec.consumers for OpenRecv.
-  // Each key at most once per side and transport.
+  // Not on the fast path. OpenSend needs spec.producer == this rank; OpenRecv needs this rank in
+  // spec.consumers. Each key may be opened once per side.
   virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
   virtual Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) = 0;
-  // Lets peers map a region; returns the id by which they know it, 0: this transport cannot. Cheap
-  // where nothing has changed. Peers map it at their leisure (Progress); until then nothing
-  // reaches it. May take the place of another region, the one used longest ago, so: only between
-  // calls, at most kExportsPerCall for one.
+  // Exports a region to the peers and returns its id; 0 if this transport cannot. Cheap if the
+  // region is exported already. Peers import it asynchronously (in Progress); until then data goes
+  // through slots. The region may replace the least recently used one, so a communicator exports
+  // only between calls, and at most kExportsPerCall regions per call.
   static constexpr int kExportsPerCall = 8;
   virtual uint32_t ExportRegion(const Region& /*region*/) { return 0; }
-  // After an error: from now on no slice that lies in this region can be released. What a peer that
-  // is late reads there, when its owner writes to it again, so ends in an error and not in a
-  // result.
+  // Called after an error. A later Release of a slice in this region fails, so stale reads never
+  // become results.
   virtual void InvalidateRegion(uint32_t /*region*/) {}
-  // From the next Progress on; it outlives that, until another one or nullptr is set. Without one
-  // peers' memory of devices stays where this rank does not reach it.
+  // Progress uses the importer until another one or nullptr is set; the caller keeps it alive until
+  // then. Without an importer this rank imports no device memory.
   virtual void SetRegionImporter(RegionImporter* /*opener*/) {}
-  // Appends where payloads lie that this rank's lanes read and write, as far as this is memory that
-  // stays until the transport ends: what a device may be told of. Whole pages. As lanes open here
-  // and elsewhere, more spans come and spans become longer.
+  // Appends the memory of the slots that this rank's lanes read and write, so that the caller can
+  // register it with a device. The spans are whole pages and stay valid until the transport ends.
+  // Later calls return more and longer spans as lanes open here and on peers.
   virtual void SlotMemory(std::vector<Span>* /*spans*/) const {}
-  // Moves what needs moving; events handled. An error names the peer. Call it in every round of
-  // polling: an emulated link shows what has become visible by the last call's `now`.
+  // Advances the transport and returns the number of events handled; an error names the peer. The
+  // caller calls it in every polling round, because an emulated link shows only what is visible at
+  // the `now` of the last call.
   virtual Result<int> Progress(Time now) = 0;
-  // True: slices that were published here still need Progress to leave this process. The caller of
-  // a collective does not get its thread back before they have, so that peers do not depend on what
-  // it does next.
+  // True while published slices still need Progress to leave this process. A collective does not
+  // return before they have left, so peers do not depend on what its caller does next.
   virtual bool unsent() const { return false; }
-  // Appends the peers for which these slices are.
+  // Appends the peers to which these slices go.
   virtual void AppendUnsent(std::vector<int>* /*ranks*/) const {}
-  // The first time after the last Progress at which something becomes visible without anybody
-  // ringing (an emulated link's delivery); kNever if none.
+  // The first time after the last Progress at which something becomes visible without a Signal
+  // (a delivery of an emulated link); kNever if there is none.
   virtual Time NextEvent() const { return kNever; }
-  // nullptr: this transport is never slept on (simulator).
+  // nullptr if no rank sleeps on this transport (simulator).
   virtual WakeupEvent* wakeup_event() = 0;
-  // Afterwards no peer touches this rank's private memory. Lanes may only be destroyed.
+  // Afterwards no peer touches this rank's private memory, and lanes may only be destroyed.
   virtual void Quiesce(Time deadline) = 0;
-  // Bytes of slot memory this rank has committed.
+  // Bytes of slot memory that this rank has committed.
   virtual uint64_t memory_bytes() const = 0;
   virtual TransportCounters counters() const { return {}; }
 };

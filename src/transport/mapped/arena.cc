@@ -60,7 +60,8 @@ void Arena::CommitAhead(size_t bytes) {
 
 Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
   const size_t total = memory_->bytes();
-  // Devices are told of memory in the pieces in which it was committed, and copy within them.
+  // Devices register memory in the pieces in which it was committed, and a copy must stay within
+  // one piece.
   size_t* used = &ahead_used_;
   if (RoundUp(*used, alignment) + bytes > ahead_end_) {
     used = &used_end_;
@@ -109,7 +110,7 @@ Status Arena::Announce(const DirectoryEntry& entry) {
     directory_end_ += kPage;
   }
   std::memcpy(At(offset), &entry, sizeof(entry));
-  // Releases the entry and the zeroed memory it speaks of. seq_cst: wakeup.h.
+  // Publishes the entry and the zeroed memory it describes. seq_cst: see wakeup.h.
   header()->entries.store(count + 1, std::memory_order_seq_cst);
   return Status::Ok();
 }
@@ -175,7 +176,7 @@ Status ArenaView::Scan() {
     return error_;
   }
   while (scanned_ < count) {
-    DirectoryEntry entry;  // copied once, then checked, then used
+    DirectoryEntry entry;  // a copy, so that the peer cannot change it after the check
     std::memcpy(&entry, data_ + kDirectoryOffset + scanned_ * sizeof(entry), sizeof(entry));
     if (error_ = Check(entry); !error_.ok()) return error_;
     entries_.emplace(MapKey(entry.key, entry.consumer), entry);

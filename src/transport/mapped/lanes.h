@@ -2,11 +2,10 @@
 //
 // The lane protocol over memory that the producer writes and the consumers read (layout.h).
 //
-// Order of accesses: the producer writes payload and header, then stores seq; the consumer loads
-// seq, then reads. The consumer reads, then stores its count of releases; the producer loads it,
-// then writes the slot again. These stores and loads are sequentially consistent: as release and
-// acquire they order the data, and their total order is what makes the wakeup_event safe
-// (wakeup.h).
+// Memory order: the producer writes payload and header, then stores seq; the consumer loads seq,
+// then reads. The consumer reads, then stores its number of releases; the producer loads it, then
+// writes the slot again. These stores and loads are sequentially consistent: release and acquire
+// order the data, and the total order makes the wakeup event safe (wakeup.h).
 #ifndef INCCL_TRANSPORT_MAPPED_LANES_H_
 #define INCCL_TRANSPORT_MAPPED_LANES_H_
 
@@ -20,24 +19,24 @@
 
 namespace inccl::mapped {
 
-// Regions of this rank and of one peer, as far as each has mapped the other's.
+// The regions that this rank and one peer have imported from each other.
 class SharedRegions {
  public:
   virtual ~SharedRegions() = default;
-  // True: the peer has mapped this rank's region.
+  // True if the peer has imported this rank's region.
   virtual bool ReachableFrom(uint32_t region) const = 0;
-  // False: the peer has withdrawn its region.
+  // False if the peer has invalidated its region.
   virtual bool Counts(uint32_t region) const = 0;
-  // True: the peer's region is mapped here, and to be written.
+  // True if this rank has mapped the peer's region and may write to it.
   virtual bool IsWritable(uint32_t region) const = 0;
-  // Memory of the peer's region; nullptr if it is not mapped here or not that large.
+  // Address within the peer's region; nullptr if the region is not mapped here or is too small.
   virtual std::byte* At(const RemoteAddress& place, size_t bytes) const = 0;
-  // A slice refers to the peer's region from Hold to Drop, and the region stays mapped.
+  // From Hold to Drop a slice refers to the peer's region, and the region stays mapped.
   virtual void Hold(uint32_t region) = 0;
   virtual void Drop(uint32_t region) = 0;
 };
 
-// What a lane needs to know of a peer; it outlives the lane.
+// What a lane needs to know about a peer. All pointers outlive the lane.
 struct Peer {
   int rank = -1;
   ArenaView* view = nullptr;
@@ -47,7 +46,7 @@ struct Peer {
 
 class MappedSendLane final : public SendLane {
  public:
-  // `slots`: of this rank's arena, zeroed. peers[i] is spec.consumers[i].
+  // `slots` is zeroed memory of this rank's arena. peers[i] is spec.consumers[i].
   MappedSendLane(LaneSpec spec, std::byte* slots, const std::vector<Peer>& peers, FutexScope scope,
                  TransportCounters* counters);
 
@@ -64,10 +63,10 @@ class MappedSendLane final : public SendLane {
   struct Consumer {
     Peer peer;
     const CreditBlock* credit = nullptr;  // nullptr: the peer has not opened its end yet
-    uint32_t looked = UINT32_MAX;         // entries at the last look for it
-    uint64_t released = 0;                // as seen last
+    uint32_t looked = UINT32_MAX;         // entries() at the last search for it
+    uint64_t released = 0;                // the last value seen
   };
-  // True if every consumer has released what was in the next slot.
+  // True if every consumer has released the previous slice of the next slot.
   Result<bool> HasCredit();
   Status Refresh(Consumer* consumer);
   std::byte* slot() const { return slots_ + index_ * stride_; }
@@ -79,15 +78,15 @@ class MappedSendLane final : public SendLane {
   std::vector<Consumer> consumers_;
   FutexScope scope_;
   TransportCounters* counters_;
-  uint64_t ticket_ = 0;      // of the next slice
+  uint64_t ticket_ = 0;      // number of the next slice
   uint32_t index_ = 0;       // ticket_ % depth
-  uint64_t free_until_ = 0;  // tickets below it have a free slot
+  uint64_t free_until_ = 0;  // slices with lower numbers have a free slot
   bool acquired_ = false;
 };
 
 class MappedRecvLane final : public RecvLane {
  public:
-  // `credit`: of this rank's arena, zeroed.
+  // `credit` is zeroed memory of this rank's arena.
   MappedRecvLane(LaneSpec spec, CreditBlock* credit, const Peer& producer, FutexScope scope,
                  TransportCounters* counters);
   ~MappedRecvLane() override { DropRegions(); }
@@ -102,12 +101,12 @@ class MappedRecvLane final : public RecvLane {
   friend struct LaneTestAccess;
   // True once the producer's slots are known.
   Result<bool> Wire();
-  // Where header and payload of the slice that is due lie.
+  // Sets payload and target of the next slice from its header.
   Status Locate(Incoming* incoming) const;
-  // The peeked slice refers to regions of the producer from the peek to its release.
+  // Count the peeked slice as a user of the producer's regions, from the peek to its release.
   void HoldRegions();
   void DropRegions();
-  // Copies the header of slice `ticket` out of slot `index`; false if it is not there.
+  // Copies the header of slice `ticket` out of slot `index`; false if the slice has not arrived.
   Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
 
   LaneSpec spec_;
@@ -117,9 +116,9 @@ class MappedRecvLane final : public RecvLane {
   FutexScope scope_;
   TransportCounters* counters_;
   const std::byte* slots_ = nullptr;
-  uint32_t looked_ = UINT32_MAX;  // entries of the producer at the last look for its slots
+  uint32_t looked_ = UINT32_MAX;  // entries() of the producer at the last search for its slots
   size_t stride_;
-  uint64_t ticket_ = 0;  // of the next slice
+  uint64_t ticket_ = 0;  // number of the next slice
   uint32_t index_ = 0;   // ticket_ % depth
   bool peeked_ = false;
   Incoming incoming_;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies in an arena: the memory that one rank writes and its peers only read. Offsets are from
-// the start of the arena, numbers in host order (ranks that share memory share a host).
+// The layout of an arena: memory that one rank writes and its peers only read. Offsets count from
+// the start of the arena; numbers are in host order.
 //
 //   0            ArenaHeader
 //   4 KiB        directory: kDirectoryEntries entries, appended in order, never changed
-//   kDataOffset  slots of lanes this rank produces, credits of lanes it consumes
+//   kDataOffset  slots of lanes this rank produces, credits of lanes it consumes, region table
 //
-// A lane's slots are `depth` times {SlotHeader, payload} with equal strides. Slice number t (its
-// ticket, from 0) uses slot t % depth, and is there when the slot's seq is t + 1 (modulo 2^32).
+// A lane's slots are `depth` times {SlotHeader, payload} with equal strides. Slice number t (from
+// 0) uses slot t % depth; it has arrived when the slot's seq is t + 1 (modulo 2^32).
 #ifndef INCCL_TRANSPORT_MAPPED_LAYOUT_H_
 #define INCCL_TRANSPORT_MAPPED_LAYOUT_H_
 
@@ -27,46 +27,47 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "atomics are shared be
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "atomics are shared between processes");
 
 struct alignas(64) ArenaHeader {
-  std::atomic<uint64_t> magic;  // stored last (release): the other fields are there
+  std::atomic<uint64_t> magic;  // stored last (release), after all other fields
   uint32_t version;
   int32_t rank;
   int32_t nranks;
   uint32_t reserved;
   uint64_t bytes;  // size of the arena
-  // Everything below this offset (and the directory's used part) has memory behind it. Grows;
-  // stored before the entry that needs it.
+  // Data below this offset (and the used part of the directory) has memory behind it. The value
+  // only grows, and is stored before the entry that needs it.
   std::atomic<uint64_t> committed;
-  // Directory entries in use. Sequentially consistent, as the slots' seq: see wakeup.h.
+  // Directory entries in use. Sequentially consistent, like the slots' seq: see wakeup.h.
   std::atomic<uint32_t> entries;
   // Offset of the RegionTable, a multiple of kPage; 0: none yet.
   std::atomic<uint64_t> table;
 };
 static_assert(sizeof(ArenaHeader) == 64);
 
-// What a rank lets its peers map, and what it has mapped of theirs. A region's id is its place on
-// the table + 1. Its owner uses it towards a peer only while the peer's answer is its generation.
+// The region table: the regions that a rank exports, and its answers to its peers' regions. A
+// region's id is its index in the table + 1. The owner sends references to a region to a peer only
+// while the peer's answer equals the region's generation.
 inline constexpr uint32_t kRegions = 32;
 enum class RegionKind : uint32_t { kReadable = 1, kWritable = 2, kDevice = 3 };
 struct RegionEntry {
-  // Of this offer; rises from offer to offer. Stored first as 0, and last: the fields below belong
-  // to it.
+  // Identifies this export; rises with every export. The owner stores 0 first, then the fields
+  // below, then the new value.
   std::atomic<uint64_t> generation;
   std::atomic<uint64_t> bytes;
-  std::atomic<uint32_t> kind;  // RegionKind: of a file, for peers to read or to write; or no file
+  std::atomic<uint32_t> kind;  // RegionKind: a file to read, a file to write, or device memory
   uint32_t reserved_half;
-  std::atomic<uint64_t> device, inode;  // of the file, which peers are sent
+  std::atomic<uint64_t> device, inode;  // of the file that the owner sends to its peers
   uint64_t reserved[3];
   std::atomic<uint64_t> handle[12];  // Region::handle
   uint64_t reserved_too[4];
 };
 static_assert(sizeof(RegionEntry) == 192);
 struct RegionAnswers {
-  std::atomic<uint64_t> mapped[kRegions];  // generations; 0: none
+  std::atomic<uint64_t> mapped[kRegions];  // generation that this rank has mapped; 0: none
 };
 struct alignas(64) RegionTable {
-  std::atomic<uint32_t> changes;  // of `regions`
+  std::atomic<uint32_t> changes;  // number of changes of `regions`
   alignas(64) RegionEntry regions[kRegions];
-  RegionAnswers answers[1];  // one for each rank
+  RegionAnswers answers[1];  // one per rank
 };
 constexpr size_t RegionTableBytes(int nranks) {
   return sizeof(RegionTable) + static_cast<size_t>(nranks - 1) * sizeof(RegionAnswers);
@@ -77,7 +78,7 @@ enum class EntryKind : uint32_t { kSlots = 1, kCredit = 2 };
 struct DirectoryEntry {
   uint64_t key;  // LaneSpec::Key()
   uint32_t kind;
-  int32_t consumer;  // kCredit: whose; kSlots: -1
+  int32_t consumer;  // kCredit: the consumer's rank; kSlots: -1
   uint64_t offset;
   uint32_t slot_bytes;
   uint32_t depth;
@@ -85,8 +86,8 @@ struct DirectoryEntry {
 };
 static_assert(sizeof(DirectoryEntry) == 64);
 
-// The fields besides seq are atomics accessed relaxed only so that a defective peer that rewrites
-// them cannot be undefined behaviour; seq orders them.
+// seq orders the other fields. They are relaxed atomics only so that a defective peer that rewrites
+// them does not cause undefined behaviour here.
 struct alignas(64) SlotHeader {
   std::atomic<uint32_t> seq;
   std::atomic<uint32_t> bytes;
@@ -100,9 +101,9 @@ struct alignas(64) SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == 64);
 
-// Followed in place by one stamp per slot: when link emulation says the release of the slot's last
-// content left. A stamp is written before `released` and read after it, and not written again
-// before the slot is published again.
+// Followed by one stamp per slot for link emulation: when the release of the slot's last slice left
+// the consumer. The consumer writes a stamp before `released`, the producer reads it after
+// `released`, and the consumer does not write it again before the slot is published again.
 struct CreditBlock {
   std::atomic<uint64_t> released;  // slices released by this consumer
   std::atomic<int64_t> stamps[1];  // depth of them
@@ -114,7 +115,7 @@ inline constexpr size_t kDataOffset =
 
 constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Distance of two slots: header and payload in whole cache lines, whole pages for large payloads.
+// Distance between two slots: header and payload in whole cache lines, or whole pages if large.
 constexpr size_t SlotStride(uint32_t slot_bytes) {
   const size_t bytes = sizeof(SlotHeader) + slot_bytes;
   return RoundUp(bytes, bytes >= kPage ? kPage : 64);

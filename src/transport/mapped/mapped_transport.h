@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transport over arenas: what loopback and shm have in common. A lane wires itself without
-// messages: each side announces its end in its own arena's directory and looks for the other's when
-// it needs it.
+// A transport over arenas, the common base of loopback and shm. The ends of a lane find each other
+// without messages: each side announces its end in the directory of its own arena and looks up the
+// other end when it needs it.
 //
-// One thread at a time, but for wakeup_event()->Signal(). Lanes are destroyed before their
+// One thread at a time, except for wakeup_event()->Signal(). Lanes are destroyed before their
 // transport.
 #ifndef INCCL_TRANSPORT_MAPPED_MAPPED_TRANSPORT_H_
 #define INCCL_TRANSPORT_MAPPED_MAPPED_TRANSPORT_H_
@@ -22,7 +22,7 @@ namespace inccl::mapped {
 
 class MappedTransport : public Transport {
  public:
-  // `name` is a constant. `wakeup` outlives the transport.
+  // `name` is a string constant. `wakeup` outlives the transport.
   MappedTransport(const char* name, int rank, int nranks, std::unique_ptr<Arena> arena,
                   WakeupArea* wakeup, FutexScope scope, uint32_t max_slot_bytes);
 
@@ -33,7 +33,7 @@ class MappedTransport : public Transport {
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time) override { return 0; }
   WakeupEvent* wakeup_event() override { return &wakeup_event_; }
-  void Quiesce(Time) override {}  // peers only ever touch the arena
+  void Quiesce(Time) override {}  // peers access only the arena
   uint64_t memory_bytes() const override { return arena_->memory_bytes(); }
   TransportCounters counters() const override { return counters_; }
 
@@ -41,10 +41,10 @@ class MappedTransport : public Transport {
   int nranks() const { return nranks_; }
 
  protected:
-  // Transport::SlotMemory, of mappings that are this transport's alone.
+  // Transport::SlotMemory for a transport that has its own mapping of every arena.
   void AppendSlotMemory(std::vector<Span>* spans) const;
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
-  // Once per peer. `wakeup` outlives the transport, as what the view reads.
+  // Called once per peer. `wakeup` and the memory that `view` reads outlive the transport.
   void SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
                SharedRegions* regions = nullptr);
   Arena* arena() const { return arena_.get(); }

@@ -117,7 +117,7 @@ Time MappedSendLane::CreditDeparture() const {
   Time latest = 0;
   for (const Consumer& consumer : consumers_) {
     if (consumer.credit == nullptr) continue;
-    // Of a slot whose release has been seen (HasCredit): nobody writes it now.
+    // HasCredit has seen the release of this slot, so the consumer does not write the stamp now.
     latest =
         std::max<Time>(latest, consumer.credit->stamps[index_].load(std::memory_order_relaxed));
   }

@@ -12,7 +12,7 @@
 namespace inccl::mapped {
 namespace {
 
-constexpr Time kLongestWait = 3600 * kSecond;  // a spurious wake-up once an hour
+constexpr Time kLongestWait = 3600 * kSecond;  // then a spurious wake-up
 
 // The kernel reads the word itself, so this is an access to the atomic's representation.
 uint32_t* Word(std::atomic<uint32_t>* word) { return reinterpret_cast<uint32_t*>(word); }
@@ -52,8 +52,8 @@ void FutexWakeupEvent::Wait(uint32_t token, Time timeout) {
 
 void FutexWakeupEvent::Disarm() { area_->sleeping.store(0, std::memory_order_seq_cst); }
 
-// Increments always, so that it does not depend on how the caller made its news visible: a token
-// read before it differs, one read after it has acquired the news.
+// Increments unconditionally, so the caller may publish its work with any memory order: a token
+// read before the increment differs, and one read after it has acquired the work.
 void FutexWakeupEvent::Signal() {
   area_->counter.fetch_add(1, std::memory_order_seq_cst);
   if (area_->sleeping.load(std::memory_order_seq_cst) != 0) FutexWake(area_, scope_);

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The wakeup_event of a rank whose peers share memory with it: two words that peers may write.
+// The wakeup event of a rank whose peers share memory with it: two words that peers may write.
 //
-// No wake-up is lost. Let W be the word through which work becomes visible: a slot's seq, a credit
-// count, a directory's count. All accesses below are sequentially consistent, so there is one total
-// order of them that agrees with each thread's program order and in which a load sees the last
-// store before it.
+// No wake-up is lost. Let W be the word that makes work visible: a slot's seq, a credit count or a
+// directory's count. All accesses below are sequentially consistent, so they have one total order
+// that agrees with each thread's program order, and a load sees the last store before it.
 //
 //   owner: token = counter;  sleeping = 1;  look at W;  futex_wait(counter == token)
 //   peer:  W = new;  look at sleeping;  if 1: exchange it with 0; if it was 1: ++counter,
-//   futex_wake
+//          futex_wake
 //
-// If the owner's look misses W = new, the look comes before the store, hence sleeping = 1 comes
-// before the peer's look at sleeping. So the peer sees 1, unless somebody has exchanged it with 0
-// since; whoever got the 1 then increments the counter, after the owner has read its token. So
-// futex_wait finds a counter that differs and returns, or is woken. The owner is alone in storing 1
-// and does so only after token is read, which is why the increment must come after the exchange: an
-// increment before it could be part of the token of a later Arm.
+// If the owner's look misses W = new, the look precedes the store, so sleeping = 1 precedes the
+// peer's look at sleeping. The peer then sees 1, unless another peer has exchanged it with 0 since.
+// The peer that got the 1 increments the counter after the owner has read its token, so futex_wait
+// finds a different counter and returns, or is woken. Only the owner stores 1, and only after it
+// has read the token; therefore the increment must follow the exchange: an increment before it
+// could be part of the token of a later Arm.
 //
-// What a defective peer can do to these words: wake the owner for nothing, or delay it until the
-// timeout of its wait.
+// A defective peer that writes these words can only wake the owner for nothing or delay it until
+// the timeout of its wait.
 #ifndef INCCL_TRANSPORT_MAPPED_WAKEUP_H_
 #define INCCL_TRANSPORT_MAPPED_WAKEUP_H_
 
@@ -44,12 +43,12 @@ enum class FutexScope { kProcess, kHost };
 
 void SignalWakeup(WakeupArea* wakeup, FutexScope scope);
 
-// A peer, after it made work visible by a sequentially consistent store.
+// A peer calls this after it has made work visible by a sequentially consistent store.
 inline void RingIfSleeping(WakeupArea* wakeup, FutexScope scope) {
   if (wakeup->sleeping.load(std::memory_order_seq_cst) != 0) SignalWakeup(wakeup, scope);
 }
 
-// The owner's end. `area` outlives it.
+// The owner's end. `area` outlives this object.
 class FutexWakeupEvent final : public WakeupEvent {
  public:
   FutexWakeupEvent(WakeupArea* area, FutexScope scope) : area_(area), scope_(scope) {}
