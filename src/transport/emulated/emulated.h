@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A network link per rank, emulated over another transport: what a collective would take if every
-// rank had one full-duplex port of a given rate into a non-blocking switch.
+// Emulates a network link per rank over another transport: it shows how long a collective would
+// take if every rank had one full-duplex port of a given rate into a non-blocking switch.
 //
-// A slice costs kHeaderBytes + bytes. It leaves in the order of Publish, through the sender's port;
-// its last byte arrives `latency` after it left, and is visible once the receiver's port has let it
-// through, in order of arrival over all lanes. A slice that arrives alone is visible on arrival;
-// the bytes of several that arrive at once share the port's rate. Returning a credit costs
-// kCreditBytes of the consumer's port towards the network; it overtakes slices that wait there (a
-// card sends packets of several connections in turn), and the producer may use it `latency` after
-// it has left.
+// A slice costs kHeaderBytes + bytes. Slices leave through the sender's port in the order of
+// Publish. The last byte arrives `latency` after it left and becomes visible once the receiver's
+// port has passed it, in order of arrival over all lanes. A slice that arrives alone is visible on
+// arrival; slices that arrive at once share the port's rate. Returning a credit costs kCreditBytes
+// of the consumer's egress port; it overtakes slices that wait there (a network card sends packets
+// of several connections in turn), and the producer may use it `latency` after it has left.
 //
-// Approximations: a slice is not cut into packets, so a small slice waits for large ones published
-// before it; credits cost nothing where they arrive; there is no loss and no congestion but at the
-// two ports.
+// Approximations: a slice is not split into packets, so a small slice waits for large ones
+// published before it; an arriving credit costs nothing; there is no loss, and congestion only at
+// the two ports.
 //
-// Times travel in SliceHeader::departure and in stamped releases, on the clock that all ranks share
-// (the host's monotonic clock, or a test's). Nothing spins: Publish only reserves, and NextEvent
-// says when the next thing becomes visible.
+// Times travel in SliceHeader::departure and in stamped releases, on a clock that all ranks share
+// (the host's monotonic clock, or a test's). The emulation never spins: Publish only reserves time,
+// and NextEvent returns when the next slice or credit becomes visible.
 #ifndef INCCL_TRANSPORT_EMULATED_EMULATED_H_
 #define INCCL_TRANSPORT_EMULATED_EMULATED_H_
 
@@ -34,8 +33,8 @@ struct LinkOptions {
   const Clock* clock = nullptr;  // nullptr: SystemClock()
 };
 
-// A rank's end with its link. Ranks that talk to each other all need one, with equal options.
-// caps().multicast is false: a fan-out is one lane per receiver, and pays for each. `inner` must
+// Returns a rank's end with its link. All ranks of a communicator need one, with equal options.
+// caps().multicast is false: a fan-out needs one lane per receiver and pays for each. `inner` must
 // carry SliceHeader::departure and stamped releases (loopback, shm and sim do).
 std::unique_ptr<Transport> EmulateLink(std::unique_ptr<Transport> inner,
                                        const LinkOptions& options);

@@ -40,8 +40,8 @@ Result<std::unique_ptr<RecvLane>> LinkTransport::OpenRecv(const LaneSpec& spec) 
   return std::unique_ptr<RecvLane>(new LinkRecvLane(this, std::move(*lane)));
 }
 
-// Lets through the port whatever has arrived, in order of arrival. A slice is published before it
-// arrives, so everything that arrives by now_ is there to be ordered.
+// Passes all arrived slices through the ingress port, in order of arrival. A slice is published
+// before it arrives, so all slices that arrive by now_ are known and can be ordered.
 Result<int> LinkTransport::Progress(Time now) {
   Result<int> events = inner_->Progress(now);
   if (!events.ok()) return events;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The implementation of emulated.h.
+// Implementation of emulated.h.
 //
-// Within one round of polling the time stands still: lanes show what is visible at the `now` of the
-// last Progress, and NextEvent is the first time after it. So whatever a poll has not shown, the
-// sleep that follows does not miss.
+// Time stands still within one polling round: lanes show what is visible at the `now` of the last
+// Progress, and NextEvent is the first event after it. So a sleep that follows a round misses no
+// event that the round has not shown.
 #ifndef INCCL_TRANSPORT_EMULATED_LINK_TRANSPORT_H_
 #define INCCL_TRANSPORT_EMULATED_LINK_TRANSPORT_H_
 
@@ -31,7 +31,7 @@ class LinkSendLane final : public SendLane {
   Time CreditDeparture() const override { return inner_->CreditDeparture(); }
   const LaneSpec& spec() const override { return inner_->spec(); }
 
-  // When the slot that TryAcquire did not give becomes free; 0 if it waits for a consumer.
+  // When the slot that TryAcquire withheld becomes free; 0 if it waits for a consumer.
   Time blocked_until() const { return blocked_until_; }
 
  private:
@@ -49,25 +49,25 @@ class LinkRecvLane final : public RecvLane {
   Status Release() override;
   const LaneSpec& spec() const override { return inner_->spec(); }
 
-  // Looks for the first slice that has not been let through the port yet.
+  // Looks for the first slice that has not passed the port yet.
   Status Look();
   bool waiting() const { return waiting_; }
   Time arrival() const { return arrival_; }
   uint64_t wire_bytes() const { return wire_bytes_; }
-  // Lets it through at `visible`.
+  // Marks that slice as visible from `visible` on.
   void Admit(Time visible);
-  // When the lane's next slice becomes visible, if that is known; 0 if there is none.
+  // When the lane's next slice becomes visible; 0 if no slice is known.
   Time NextVisible() const;
 
  private:
   LinkTransport* link_;
   std::unique_ptr<RecvLane> inner_;
   bool peeked_ = false;
-  // Slices let through and not yet released: a ring of their times.
+  // Times of the slices that have passed the port and are not released: a ring buffer.
   std::vector<Time> visible_;
   uint32_t head_ = 0;
   uint32_t admitted_ = 0;
-  // The slice behind them, if waiting_.
+  // The slice behind them, valid if waiting_.
   bool waiting_ = false;
   Time arrival_ = 0;
   uint64_t wire_bytes_ = 0;
@@ -95,11 +95,11 @@ class LinkTransport final : public Transport {
 
   const Clock* clock_;
   Time latency_;
-  Time now_;  // of the last Progress
+  Time now_;  // time of the last Progress
   EgressPort egress_;
   IngressPort ingress_;
   std::unique_ptr<Transport> inner_;
-  std::vector<LinkSendLane*> send_;  // those that live
+  std::vector<LinkSendLane*> send_;  // lanes that exist; each removes itself
   std::vector<LinkRecvLane*> recv_;
 };
 

@@ -7,7 +7,7 @@
 namespace inccl::emulated {
 namespace {
 
-constexpr size_t kIntervals = 256;  // more than there are gaps within one slice's time
+constexpr size_t kIntervals = 256;  // more than the gaps within the duration of one slice
 
 }  // namespace
 
@@ -53,7 +53,8 @@ Time IngressPort::Admit(Time arrival, uint64_t bytes) {
   Interval taken{clock_.FromTime(arrival) - cost, 0};
   taken.end = Finish(taken.begin, cost);
   const Time through = std::max(arrival, clock_.ToTime(taken.end));
-  // From its first byte to its end no time is left: one interval, with those that it touches.
+  // The slice fills all gaps from its first byte to its end, so this merges all intervals it
+  // touches.
   const auto first =
       std::partition_point(busy_.begin(), busy_.end(),
                            [&](const Interval& interval) { return interval.end < taken.begin; });

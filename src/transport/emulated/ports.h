@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two directions of a link: servers of fixed rate whose time is given out ahead or afterwards.
-// They keep time in 1/1024 ns since an epoch (enough for 104 days), so that a few bytes are not
-// rounded to whole nanoseconds; times returned are rounded up.
+// The two directions of a link: servers of a fixed rate. The egress port reserves time ahead, the
+// ingress port assigns it afterwards. Both count time in 1/1024 ns since an epoch (enough for 104
+// days), so a few bytes are not rounded to whole nanoseconds; returned times are rounded up.
 #ifndef INCCL_TRANSPORT_EMULATED_PORTS_H_
 #define INCCL_TRANSPORT_EMULATED_PORTS_H_
 
@@ -26,13 +26,14 @@ class PortClock {
   Time epoch_;
 };
 
-// Towards the network: first come, first served.
+// Towards the network: first in, first out.
 class EgressPort {
  public:
   EgressPort(double gbps, Time epoch) : clock_(gbps, epoch) {}
-  // Sends `bytes` after everything reserved so far, not before `now`: when the last byte is out.
+  // Sends `bytes` after all earlier reservations and not before `now`. Returns when the last byte
+  // is out.
   Time Reserve(Time now, uint64_t bytes);
-  // Sends a few bytes at once; what is reserved later is later by as much.
+  // Sends a few bytes immediately, which delays later reservations by the same time.
   Time ReserveFirst(Time now, uint64_t bytes);
 
  private:
@@ -40,26 +41,26 @@ class EgressPort {
   int64_t free_ = 0;
 };
 
-// From the network: whose last byte comes first is through first, and bytes that come while the
-// port is idle go through at once, though the rest of their slice is still to come.
+// From the network: the slice whose last byte arrives first passes first. Bytes that arrive while
+// the port is idle pass at once, even if the rest of their slice is still to come.
 class IngressPort {
  public:
   IngressPort(double gbps, Time epoch);
-  // A slice of `bytes` comes in at the link's rate, the last byte at `arrival`: when it is through.
-  // To be called in order of arrival.
+  // A slice of `bytes` arrives at the link's rate, its last byte at `arrival`. Returns when it has
+  // passed the port. The caller calls it in order of arrival.
   Time Admit(Time arrival, uint64_t bytes);
-  // What Admit would return; others that are admitted before can only make it later.
+  // What Admit would return now; slices admitted before it can only delay it.
   Time Earliest(Time arrival, uint64_t bytes) const;
 
  private:
   struct Interval {
     int64_t begin, end;
   };
-  // The slice takes all time that is left from the arrival of its first byte on; the end of that.
+  // The end of a slice that takes all free time from the arrival of its first byte on.
   int64_t Finish(int64_t begin, int64_t cost) const;
 
   PortClock clock_;
-  std::vector<Interval> busy_;  // in order, with gaps between them; old ones are forgotten
+  std::vector<Interval> busy_;  // in order, with gaps between them; the oldest are dropped
 };
 
 }  // namespace inccl::emulated

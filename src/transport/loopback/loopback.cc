@@ -19,8 +19,7 @@ using mapped::ArenaView;
 using mapped::FutexScope;
 using mapped::WakeupArea;
 
-// What of all arenas has memory behind it, in the pieces in which that came: all ends have the same
-// memory, so they name it alike.
+// The committed memory of all arenas, in the pieces in which it was committed. All ends share it.
 class Pieces {
  public:
   void Add(const Span& piece) {
@@ -37,7 +36,7 @@ class Pieces {
   std::vector<Span> pieces_;
 };
 
-// Address space without access; Commit makes pages accessible, and so accounted for.
+// Address space without access rights; Commit makes pages accessible, which accounts for them.
 class AnonymousMemory final : public mapped::ArenaMemory {
  public:
   AnonymousMemory(std::shared_ptr<const Mapping> mapping, std::shared_ptr<Pieces> pieces)
@@ -57,7 +56,7 @@ class AnonymousMemory final : public mapped::ArenaMemory {
   std::shared_ptr<Pieces> pieces_;
 };
 
-// What all ends share.
+// The state that all ends share.
 struct World {
   std::vector<std::shared_ptr<const Mapping>> arenas;
   std::unique_ptr<WakeupArea[]> wakeups;
@@ -74,8 +73,8 @@ class LoopbackTransport final : public mapped::MappedTransport {
         world_(std::move(world)),
         own_regions_(rank, this->arena()) {}
 
-  // Memory of the host is left where it is: between threads its way through slots, which are in the
-  // caches, is as fast.
+  // Exports device memory only: between threads, host memory is as fast through slots, which stay
+  // in the caches.
   uint32_t ExportRegion(const Region& region) override {
     return region.on_device ? own_regions_.ExportRegion(region) : 0;
   }

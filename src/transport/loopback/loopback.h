@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that are threads of one process.
+// The transport between ranks that are threads of one process.
 #ifndef INCCL_TRANSPORT_LOOPBACK_LOOPBACK_H_
 #define INCCL_TRANSPORT_LOOPBACK_LOOPBACK_H_
 
@@ -14,14 +14,14 @@
 namespace inccl {
 
 struct LoopbackOptions {
-  // Address space reserved per rank; memory is taken as lanes open.
+  // Address space reserved per rank; memory is committed as lanes open.
   size_t arena_bytes = size_t{1} << 30;
-  // Of it, what can be used from the beginning.
+  // Bytes of it to commit at creation.
   size_t commit_ahead = 0;
 };
 
-// The ends of all ranks, each to be used by one thread. Their memory lives until the last end is
-// destroyed. Empty if nranks < 1 or there is not enough address space.
+// Returns the ends of all ranks; one thread uses each. Their memory lives until the last end is
+// destroyed. The result is empty if nranks < 1 or if there is not enough address space.
 std::vector<std::unique_ptr<Transport>> MakeLoopback(int nranks,
                                                      const LoopbackOptions& options = {});
 

@@ -12,9 +12,9 @@ namespace inccl::shm {
 namespace {
 
 constexpr uint32_t kMagic = 0x31667269;  // "irf1"
-constexpr int kMostAtOnce = 4096;        // messages, so that a peer that goes on and on ends
+constexpr int kMostAtOnce = 4096;        // messages per Take, so a flooding peer cannot hold it
 
-// One message; numbers in host order, as on the table.
+// One message; numbers are in host order.
 struct Message {
   uint32_t magic;
   int32_t rank;
@@ -83,7 +83,7 @@ bool RegionInbox::Receive() {
     for (size_t i = 0; i < count; ++i, ++files) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-      file.Reset(fd);  // and closes the one before
+      file.Reset(fd);  // closes the previous one
     }
   }
   const bool whole = got == sizeof message && (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;

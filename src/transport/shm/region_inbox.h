@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the files of regions reach the peers that may map them: a rank has one socket, whose other
-// end all its peers have been given over their authenticated connections, and they put descriptors
-// into it. What a message says is only used to find the file for a region; what the file is, its
-// receiver sees for itself.
+// Delivers the files of regions to the peers that may map them. Each rank has one socket; its peers
+// receive the other end over their authenticated connections and send descriptors into it. The
+// receiver uses a message only to find the file of a region, and checks the file itself.
 #ifndef INCCL_TRANSPORT_SHM_REGION_INBOX_H_
 #define INCCL_TRANSPORT_SHM_REGION_INBOX_H_
 
@@ -17,7 +16,7 @@
 
 namespace inccl::shm {
 
-// Whose region a file is for, and which: its number and generation on the owner's table.
+// Identifies a region: the owner, and the region's id and generation in the owner's table.
 struct RegionLabel {
   int rank = -1;
   uint32_t region = 0;
@@ -25,22 +24,22 @@ struct RegionLabel {
 };
 
 enum class Sent : uint8_t { kYes, kLater, kNever };
-// Into the end of a RegionInbox that peers have. kLater: it is full.
+// Sends `file` into the peers' end of a RegionInbox. kLater: the inbox is full; kNever: it fails.
 Sent SendRegionFile(int inbox, const RegionLabel& label, int file);
 
 class RegionInbox {
  public:
   static Result<RegionInbox> Create(int nranks);
 
-  // To be shared with all peers; stays this object's.
+  // The end that all peers get. This object keeps ownership.
   int for_peers() const { return for_peers_.get(); }
-  // The file that has come for this very label, once; else an invalid descriptor. Malformed
-  // messages, and files for what is not there or not there any more, are dropped.
+  // Returns the file that arrived with exactly this label, once; else an invalid descriptor. Drops
+  // malformed messages and files of older generations.
   UniqueFd Take(const RegionLabel& label);
 
  private:
   explicit RegionInbox(int nranks) : nranks_(nranks) {}
-  // What has come, as far as there is anything. False: nothing more.
+  // Reads one message. Returns false if there is none.
   bool Receive();
 
   int nranks_;
@@ -49,7 +48,7 @@ class RegionInbox {
     uint64_t generation = 0;
     UniqueFd fd;
   };
-  std::map<std::pair<int, uint32_t>, File> waiting_;  // by rank and region: one each, the last
+  std::map<std::pair<int, uint32_t>, File> waiting_;  // the last file by rank and region
 };
 
 }  // namespace inccl::shm

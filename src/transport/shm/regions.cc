@@ -54,7 +54,7 @@ bool OwnRegions::Send(int file, Exported* offered) {
   return any;
 }
 
-// The file goes before the entry, so that whoever sees the entry finds it.
+// Sends the file before it posts the entry, so that a peer that sees the entry finds the file.
 bool OwnRegions::Post(const Region& region, Exported* offered) {
   Result<RegionTable*> table = arena_->Regions();
   if (!table.ok()) return false;
@@ -89,10 +89,10 @@ bool OwnRegions::Post(const Region& region, Exported* offered) {
   return true;
 }
 
-// The store goes before whatever the caller does with its memory.
+// The store precedes all later writes of the caller to its memory.
 void OwnRegions::InvalidateRegion(uint32_t id) {
   Result<RegionTable*> table = arena_->Regions();
-  if (!table.ok()) return;  // nothing was offered
+  if (!table.ok()) return;  // without a table nothing was exported
   (*table)->regions[id - 1].generation.store(0, std::memory_order_seq_cst);
   exports_[id - 1] = {};
 }
@@ -117,23 +117,23 @@ void PeerRegions::SetOpener(RegionImporter* opener) {
   for (size_t i = 0; i < mapped_.size(); ++i) {
     if (mapped_[i].file.data() != nullptr) continue;
     if (mapped_[i].opened.data != nullptr) {
-      Result<RegionTable*> table = arena_->Regions();  // there is one: it has the answer
+      Result<RegionTable*> table = arena_->Regions();  // exists, since it holds the answer
       if (table.ok()) (*table)->answers[static_cast<size_t>(peer_)].mapped[i].store(0);
     }
     Forget(&mapped_[i]);
   }
   opener_ = opener;
-  changes_ = 0;  // what could not be opened before may be now
+  changes_ = 0;  // the new importer may open what the old one could not
 }
 
 void PeerRegions::Forget(Mapped* mapped) {
   if (mapped->opened.data != nullptr) opener_->Close(mapped->opened.data);
-  const uint32_t users = mapped->users;  // lanes of a transport that ends still drop theirs
+  const uint32_t users = mapped->users;  // lanes still drop their references when they end
   *mapped = {};
   mapped->users = users;
 }
 
-// A region that cannot be mapped stays unanswered: its owner does not use it towards this rank.
+// Does not answer a region that it cannot import, so the owner sends this rank no references to it.
 Status PeerRegions::Look(uint32_t index) {
   const RegionEntry& entry = table_->regions[index];
   Mapped& mapped = mapped_[index];
@@ -164,7 +164,7 @@ bool PeerRegions::Reach(uint32_t index, uint64_t generation, Mapped* mapped) {
   for (size_t i = 0; i < words.size(); ++i) {
     words[i] = entry.handle[i].load(std::memory_order_relaxed);
   }
-  // Changed meanwhile: `changes` will be different, too.
+  // The entry changed meanwhile; then `changes` differs at the next Update, too.
   if (entry.generation.load(std::memory_order_seq_cst) != generation || bytes == 0) return false;
   mapped->generation = generation;
   if (kind == static_cast<uint32_t>(RegionKind::kDevice)) {
@@ -182,10 +182,10 @@ bool PeerRegions::Reach(uint32_t index, uint64_t generation, Mapped* mapped) {
   const UniqueFd sent =
       inbox_->Take({.rank = peer_, .region = index + 1, .generation = generation});
   if (!sent.valid()) {
-    mapped->generation = 0;  // the owner sends it when there is room: then this rank looks again
+    mapped->generation = 0;  // look again once the owner could send it
     return false;
   }
-  // The table is the peer's own: another rank could have put a descriptor under its name.
+  // Compare with the peer's own table: another rank could have sent a file under the peer's name.
   struct stat file {};
   if (fstat(sent.get(), &file) != 0 || file.st_dev != device || file.st_ino != inode) return false;
   Result<Mapping> memory = MapSealed(sent.get(), bytes, mapped->writable);

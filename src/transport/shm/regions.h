@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of callers that peers reach without a copy. The owner sends its peers the file
-// (region_inbox.h) and puts the region on its table (in its arena), where they find it when they
-// next look; each maps the file, or opens the memory of a device, and writes the entry's generation
-// among its answers, which only then makes the owner use it. So nobody waits, and a peer that
-// cannot reach a region is served through slots.
+// Zero copy: memory of callers that peers access without a copy. The owner sends the region's file
+// to its peers (region_inbox.h) and posts the region in the region table of its arena. Each peer
+// finds it there in its next Progress, maps the file or opens the device memory, and answers with
+// the entry's generation; only then does the owner send references to that peer. No rank waits, and
+// a peer that cannot import a region gets its data through slots.
 #ifndef INCCL_TRANSPORT_SHM_REGIONS_H_
 #define INCCL_TRANSPORT_SHM_REGIONS_H_
 
@@ -22,21 +22,22 @@
 
 namespace inccl::shm {
 
-// This rank's regions.
+// The regions that this rank exports.
 class OwnRegions {
  public:
   OwnRegions(int rank, mapped::Arena* arena) : rank_(rank), arena_(arena) {}
-  // The end of that peer's RegionInbox. Once per peer, before regions that are files are offered.
+  // Adds one peer's end of its RegionInbox; called once per peer, before the first file is
+  // exported.
   void AddPeer(UniqueFd inbox) { inboxes_.push_back(std::move(inbox)); }
   uint32_t ExportRegion(const Region& region);
   void InvalidateRegion(uint32_t id);
-  // As it stands on the table; 0: withdrawn.
+  // The generation in the table; 0: invalidated.
   uint64_t generation(uint32_t id) const { return exports_[id - 1].posted; }
 
  private:
   struct Exported {
     uint64_t generation = 0;  // Region::generation
-    uint64_t posted = 0;      // on the table
+    uint64_t posted = 0;      // generation in the table
     uint64_t used = 0;
     bool writable = false;
     std::vector<int> unsent;  // inboxes that were full
@@ -44,9 +45,9 @@ class OwnRegions {
   uint32_t IdOf(const Exported& offered) const {
     return static_cast<uint32_t>(&offered - exports_.data()) + 1;
   }
-  // In the place of what `offered` was; false: it cannot be offered.
+  // Posts the region in the entry of `offered`, replacing its region; false if that fails.
   bool Post(const Region& region, Exported* offered);
-  // To those in offered->unsent; true: to one at least.
+  // Sends the file to the inboxes in offered->unsent; true if at least one took it.
   bool Send(int file, Exported* offered);
 
   const int rank_;
@@ -54,20 +55,20 @@ class OwnRegions {
   std::vector<UniqueFd> inboxes_;
   std::array<Exported, mapped::kRegions> exports_;
   uint64_t uses_ = 0, posts_ = 0;
-  uint64_t refused_ = 0;  // a generation that cannot be offered
+  uint64_t refused_ = 0;  // Region::generation of a region that cannot be exported
 };
 
-// One peer's, and its answers to this rank's.
+// The regions that one peer exports, and its answers to this rank's regions.
 class PeerRegions final : public mapped::SharedRegions {
  public:
-  // All outlive this. `inbox`: of this rank; nullptr: none, and no regions that are files.
+  // All arguments outlive this object. `inbox` is this rank's; nullptr if peers export no files.
   PeerRegions(int rank, int peer, const OwnRegions* own, mapped::Arena* arena,
               const mapped::ArenaView* view, RegionInbox* inbox = nullptr)
       : rank_(rank), peer_(peer), own_(own), arena_(arena), view_(view), inbox_(inbox) {}
 
-  // Maps what is new on the peer's table. One load where nothing is. kInternalError naming the peer
-  // if it has replaced a region that slices peeked at here still refer to: an owner does that only
-  // after all of them have been released. That region stays mapped.
+  // Imports new entries of the peer's table; one load if there are none. Returns kInternalError,
+  // naming the peer, if it has replaced a region to which peeked slices still refer: an owner must
+  // wait until they are released. The old region stays mapped.
   Status Update();
   // Transport::SetRegionImporter.
   void SetOpener(RegionImporter* opener);
@@ -80,11 +81,11 @@ class PeerRegions final : public mapped::SharedRegions {
 
  private:
   struct Mapped {
-    uint64_t generation = 0;  // seen last, whether it could be mapped or not
+    uint64_t generation = 0;  // last one seen, whether or not it could be imported
     Mapping file;
     bool writable = false;
-    Span opened;         // memory of a device
-    uint32_t users = 0;  // references of slices that are peeked at
+    Span opened;         // device memory
+    uint32_t users = 0;  // references of peeked slices
 
     Span memory() const {
       return opened.data != nullptr ? opened : Span{file.data(), file.bytes()};

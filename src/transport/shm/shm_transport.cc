@@ -19,10 +19,9 @@ using mapped::ArenaView;
 using mapped::kPage;
 using mapped::WakeupArea;
 
-constexpr int kPopulateRead = 22, kPopulateWrite = 23;  // of Linux 5.14, for madvise
+constexpr int kPopulateRead = 22, kPopulateWrite = 23;  // for madvise, since Linux 5.14
 
-// Maps pages that have memory behind them already: else each costs a fault when it is first
-// touched. Older kernels cannot, which does no harm.
+// Maps committed pages in advance, which saves a page fault each. Older kernels refuse, harmlessly.
 void Map(const std::byte* data, size_t bytes, int advice) {
   (void)madvise(const_cast<std::byte*>(data), bytes, advice);
 }
@@ -39,7 +38,7 @@ class FileMemory final : public mapped::ArenaMemory {
   }
 
  private:
-  int fd_;  // the transport's
+  int fd_;  // owned by the transport
   Mapping mapping_;
 };
 
@@ -121,8 +120,7 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, Uni
   Result<std::unique_ptr<ArenaView>> view =
       ArenaView::Create(memory->data(), memory->bytes(), peer, nranks());
   if (!view.ok()) return Prefixed(prefix, view.status());
-  // What peers commit ahead is agreed on, too: their word alone must not make this rank take
-  // memory.
+  // Limited to this rank's own option: a peer's number alone must not make this rank take memory.
   const size_t ahead = mapped::RoundUp(options_.commit_ahead, kPage);
   Map(memory->data() + mapped::kDataOffset,
       std::min(ahead, (*view)->committed() - mapped::kDataOffset), kPopulateRead);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks of one host: a rank's arena is a sealed memory file that its peers map read-only, its
-// wakeup_event a second one that they map writable; into its inbox they put the files of their
-// regions. The descriptors travel over an authenticated unix socket, which is the business of other
-// code. Works between processes and between threads.
+// The transport between processes (or threads) of one host. A rank's arena is a sealed memory file
+// that its peers map read-only; its wakeup event is a second file that they map writable; its inbox
+// receives the files of their regions. The caller passes the descriptors to the peers over an
+// authenticated unix socket.
 #ifndef INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 #define INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 
@@ -21,29 +21,30 @@
 namespace inccl {
 
 struct ShmOptions {
-  // Address space of one rank's slots, the same on all ranks; memory is taken as lanes open.
+  // Address space of one rank's slots, equal on all ranks; memory is committed as lanes open.
   size_t arena_bytes = size_t{1} << 30;
-  // Bytes of slots that are taken, and mapped in all ranks, beforehand: lanes that fit them open
+  // Bytes of slots to commit, and to map in all ranks, at creation. Lanes that fit into them open
   // fast.
   size_t commit_ahead = 0;
-  // Peers may need a right to write before their devices read; they map for reading all the same.
+  // Does not seal the arena against writable mappings, because some devices register only writable
+  // memory. Peers still map it read-only.
   bool for_device = false;
 };
 
 class ShmTransport final : public mapped::MappedTransport {
  public:
-  // kInvalidArgument: rank, nranks or options; kSystemError: no memory, descriptors or file size.
+  // Returns kInvalidArgument for a wrong rank, nranks or option, and kSystemError if memory,
+  // descriptors or file size are exhausted.
   static Result<std::unique_ptr<ShmTransport>> Create(int rank, int nranks,
                                                       const ShmOptions& options = {});
 
-  // Arena, wakeup_event and inbox of files, to be passed to every peer in this order. They stay
-  // this object's.
+  // Arena, wakeup event and inbox, which the caller passes to every peer in this order. This object
+  // keeps ownership.
   std::vector<int> fds_to_share() const {
     return {arena_fd_.get(), wakeup_.fd.get(), inbox_.for_peers()};
   }
-  // Checks what `peer` shared, maps arena and wakeup_event and closes them. Once per peer and
-  // before lanes with it are opened. kInternalError naming the peer if they are not a rank's of
-  // this shape.
+  // Checks and maps what `peer` has shared; called once per peer, before lanes with it are opened.
+  // Returns kInternalError, naming the peer, if the files do not belong to such a rank.
   Status Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox);
 
   uint32_t ExportRegion(const Region& region) override { return own_regions_.ExportRegion(region); }

@@ -45,7 +45,7 @@ void SimRegions::Post(int owner, const Region& region, uint32_t index) {
 
 void SimRegions::Learn(int owner, uint32_t index, int peer, const Knowledge& news) {
   Knowledge& known = Known(owner, index + 1, peer);
-  if (news.generation < known.generation) return;  // overtaken
+  if (news.generation < known.generation) return;  // overtaken by a newer export
   if (known.users > 0) {
     offenders_[static_cast<size_t>(peer)] = owner;
     return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that ranks of the simulator lend each other: peers learn of a region after a random time,
-// and its owner that they have, after another one. What was learnt stays until something else takes
-// the region's place; that it does not count any more is seen at once, as in shared memory.
+// Registered buffers in the simulator. A peer imports a region after a random time, and the owner
+// learns of that after another one. The peer keeps the region until another one replaces it; an
+// invalidation is visible at once, as in shared memory.
 #ifndef INCCL_TRANSPORT_SIM_SIM_REGIONS_H_
 #define INCCL_TRANSPORT_SIM_SIM_REGIONS_H_
 
@@ -19,32 +19,33 @@ namespace inccl::sim {
 class SimRegions {
  public:
   static constexpr uint32_t kPlaces = 8;
-  // Runs an event, which is this rank's doing, later.
+  // Runs an event of this rank later.
   using Later = std::function<void(int rank, std::function<void()> event)>;
 
   SimRegions(int nranks, Later later);
 
   uint32_t ExportRegion(int owner, const Region& region);
   void InvalidateRegion(int owner, uint32_t region);
-  // The owner knows that the peer knows its region.
+  // True if the owner knows that the peer has imported its region.
   bool ReachableFrom(int owner, uint32_t region, int peer) const;
-  // False: withdrawn, or replaced, since the peer learnt of it.
+  // False if the owner has invalidated or replaced the region since the peer imported it.
   bool Counts(int owner, uint32_t region, int peer) const;
-  // What the peer knows by that name; nullptr: nothing of that size, or nothing to be written.
+  // The address that the peer has for this place; nullptr if it has not imported the region, the
+  // region is too small, or `to_write` is set and it is read-only.
   std::byte* At(int owner, const RemoteAddress& place, size_t bytes, bool to_write, int peer) const;
-  // A slice that the peer has peeked at refers to the region, or does not any more.
+  // From Hold to Drop, a slice that the peer has peeked at refers to the region.
   void Hold(int owner, uint32_t region, int peer) { ++Known(owner, region, peer).users; }
   void Drop(int owner, uint32_t region, int peer) { --Known(owner, region, peer).users; }
-  // A rank that replaced a region while `peer` held it; -1: none.
+  // A rank that replaced a region while `peer` held it; -1 if there is none.
   int offender(int peer) const { return offenders_[static_cast<size_t>(peer)]; }
 
  private:
-  struct Place {  // its owner's view
+  struct Place {  // the owner's view
     uint64_t region = 0;
-    uint64_t generation = 0;  // of the offer; 0: none, or withdrawn
+    uint64_t generation = 0;  // of this export; 0: none, or invalidated
     uint64_t used = 0;
     bool writable = false;
-    std::vector<uint64_t> answers;  // by rank: the last generation that it is known to know
+    std::vector<uint64_t> answers;  // by rank: the last generation that it has confirmed
   };
   struct Knowledge {  // a peer's view
     uint64_t generation = 0;

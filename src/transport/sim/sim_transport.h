@@ -66,7 +66,7 @@ class SimRecvLane final : public RecvLane {
 
  private:
   size_t index() const { return self_->released % lane_->spec.depth; }
-  // Where the slice lies, and where what becomes of it may.
+  // Sets payload and target of the next slice from its header.
   Status Locate(Incoming* incoming);
   void DropRegions();
 

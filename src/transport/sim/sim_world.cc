@@ -45,7 +45,7 @@ void SimWorld::Schedule(int rank, std::function<void()> event) {
 
 bool SimWorld::Step() {
   while (!events_.empty()) {
-    // The queue's top is const; the event is moved out all the same, and popped at once.
+    // top() is const, but the event may be moved out, as it is popped at once.
     Event event = std::move(const_cast<Event&>(events_.top()));
     events_.pop();
     if (crashed(event.rank)) continue;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simulator: all ranks in one process, on one thread, in virtual time. Whoever uses it polls
-// the ranks in any order and calls Step when none of them can go on; Step takes the time to the
-// next event. The same seed and the same order of calls give the same run.
+// The simulator: all ranks in one process, on one thread, in virtual time. The caller polls the
+// ranks in any order and calls Step when no rank can continue; Step advances the time to the next
+// event. The same seed and the same order of calls give the same run.
 //
-// What is random: when each slice becomes visible to each consumer, and each credit to its producer
-// (in order on one lane, in any order between lanes), when a crash is noticed by each peer, and
-// when a region that a rank offers is known to each peer.
+// Random are: when each slice becomes visible to each consumer and each credit to its producer (in
+// order on one lane, in any order between lanes), when each peer notices a crash, and when each
+// peer imports a region.
 #ifndef INCCL_TRANSPORT_SIM_SIM_WORLD_H_
 #define INCCL_TRANSPORT_SIM_SIM_WORLD_H_
 
@@ -40,32 +40,32 @@ class SimWorld {
   SimWorld(const SimWorld&) = delete;
   SimWorld& operator=(const SimWorld&) = delete;
 
-  // Rank's end; owned by the world.
+  // The end of `rank`, owned by the world.
   Transport* transport(int rank);
-  // Another handle of rank's end, for owners; the world outlives it.
+  // Another handle of the end of `rank`, owned by the caller; the world outlives it.
   std::unique_ptr<Transport> NewTransport(int rank);
 
   int nranks() const { return nranks_; }
   const Clock& clock() const { return clock_; }
   Time now() const { return clock_.now; }
 
-  // Advances to the next event and executes it: a slice or a credit becomes visible, something that
-  // was scheduled runs, a crash is noticed. False if nothing will ever happen by itself.
+  // Advances to the next event and executes it: a slice or a credit becomes visible, a scheduled
+  // function runs, or a peer notices a crash. Returns false if there are no more events.
   bool Step();
-  // Executes all events up to `time`, which becomes the present.
+  // Executes all events up to `time` and sets the clock to it.
   void AdvanceTo(Time time);
-  // kNever if none.
+  // Time of the next event; kNever if there is none.
   Time next_event() const { return events_.empty() ? kNever : events_.top().time; }
 
-  // Runs `event` at a random later time, unless `rank` (whose doing it is) crashes before.
+  // Runs `event` at a random later time, unless its `rank` crashes before.
   void Schedule(int rank, std::function<void()> event);
 
-  // From now on nothing of that rank moves: what it has published or released and nobody has seen
-  // yet is lost. After its detection time each peer's Progress is kRemoteError naming the rank.
+  // Stops a rank for good: slices and credits that no peer has seen yet are lost. After its
+  // detection time each peer's Progress returns kRemoteError, naming the rank.
   void Crash(int rank);
   bool crashed(int rank) const { return ranks_[static_cast<size_t>(rank)].crashed; }
 
-  // Slices so far whose payload lies in a region, and slices that name a target.
+  // Number of slices whose payload lies in a region, and of slices that name a target.
   uint64_t references() const { return references_; }
   uint64_t targets() const { return targets_; }
 
@@ -80,7 +80,7 @@ class SimWorld {
   };
   struct Event {
     Time time = 0;
-    uint64_t tie = 0;  // random: events of one time come in any order
+    uint64_t tie = 0;  // random order of events with equal times
     int rank = 0;
     std::function<void()> run;
     bool operator>(const Event& other) const {
@@ -99,7 +99,7 @@ class SimWorld {
   void At(Time time, int rank, std::function<void()> run);
   sim::SimLane* Lane(const LaneSpec& spec);
   Rank& state(int rank) { return ranks_[static_cast<size_t>(rank)]; }
-  // A slice is on its way to `consumer`, a credit on its way back.
+  // Send a slice to `consumer`, or a credit back to the producer.
   void Deliver(int producer, sim::SimLane::Consumer* consumer);
   void ReturnCredit(sim::SimLane::Consumer* consumer);
 

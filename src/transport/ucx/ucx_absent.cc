@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stands in for the transport in a build without UCX.
+// Replaces the transport in a build without UCX.
 #include "transport/ucx/ucx_transport.h"
 
 namespace inccl {

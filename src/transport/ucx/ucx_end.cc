@@ -50,7 +50,7 @@ class UcxEnd final : public UcxTransport {
   Result<std::shared_ptr<LaneBuffers>> NewBuffers(const LaneSpec& spec);
 
   const int rank_, nranks_;
-  const bool linger_;  // a connection that is closed may take with it what the peer has not read
+  const bool linger_;  // Quiesce waits for peers, as closing may discard what they have not read
   TransportCounters counters_;
   uint64_t memory_bytes_ = 0;
   std::unordered_set<uint64_t> opened_send_, opened_recv_;

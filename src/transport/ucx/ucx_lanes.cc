@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr uint64_t kSliceSalt = 0x736c696365u, kCreditSalt = 0x637265646974u;
 
-// Whole cache lines, whole pages for large payloads.
+// Whole cache lines, or whole pages for large payloads.
 size_t Stride(uint32_t slot_bytes) {
   const size_t bytes = sizeof(WireHeader) + slot_bytes;
   const size_t unit = bytes >= kPage ? kPage : 64;
@@ -184,11 +184,11 @@ Result<bool> UcxRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
   return ReadHeader(ticket_ + ahead, (index_ + ahead) % spec_.depth, header);
 }
 
-// The slot awaits its next slice before the producer hears of it.
+// Posts the receive for the slot's next slice before it sends the credit.
 Status UcxRecvLane::ReleaseStamped(Time departure) {
   if (!peeked_) return ReleaseError(spec_);
   Operation& operation = buffers_->credit_ops[index_];
-  if (operation.in_flight) {  // the producer has used a credit that has not left here
+  if (operation.in_flight) {  // the producer used a credit that this rank has not sent yet
     return InternalError(fmt::format("{}: a credit for peer rank {} is still on its way",
                                      Describe(spec_), spec_.producer));
   }

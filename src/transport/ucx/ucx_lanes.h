@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lane protocol in messages: a slice is a header and its payload, a credit is a count.
+// The lane protocol over UCX messages: a slice is a header with its payload, a credit is a count.
 #ifndef INCCL_TRANSPORT_UCX_UCX_LANES_H_
 #define INCCL_TRANSPORT_UCX_UCX_LANES_H_
 
@@ -17,16 +17,17 @@
 
 namespace inccl::ucx {
 
-// What UCX reads and writes for one end of a lane. The transport keeps it until its worker is gone.
+// The memory that UCX reads and writes for one end of a lane. The transport keeps it until its
+// worker is destroyed.
 struct LaneBuffers {
   static Result<std::shared_ptr<LaneBuffers>> Create(int rank, const LaneSpec& spec);
   std::byte* slot(uint32_t index) const { return slots.data() + index * stride; }
-  // Of a producer: the consumer has released every slice, seen or not.
+  // For a producer: true if the consumer has released every slice.
   bool AllReleased() const;
 
   Mapping slots;  // depth times {WireHeader, payload}
   size_t stride = 0;
-  uint64_t published = 0, released = 0;          // of a producer
+  uint64_t published = 0, released = 0;          // slices, for a producer
   std::vector<CreditMessage> credits;            // per slot
   std::vector<Operation> slice_ops, credit_ops;  // per slot
 };
@@ -49,7 +50,7 @@ class UcxSendLane final : public SendLane {
 
  private:
   void AwaitCredit(uint32_t index);
-  // Counts what has come.
+  // Counts the credits that have arrived.
   Status TakeCredits();
 
   LaneSpec spec_;
@@ -60,7 +61,7 @@ class UcxSendLane final : public SendLane {
   int consumer_;
   uint32_t index_ = 0;            // published % depth
   uint32_t credit_index_ = 0;     // released % depth
-  std::vector<Time> departures_;  // per slot, of the last release
+  std::vector<Time> departures_;  // per slot: stamp of the last release
   bool acquired_ = false;
 };
 
@@ -77,7 +78,7 @@ class UcxRecvLane final : public RecvLane {
 
  private:
   void AwaitSlice(uint32_t index);
-  // Checks and copies the header of slice `ticket` in slot `index`; false if it is not there.
+  // Checks and copies the header of slice `ticket` in slot `index`; false if it has not arrived.
   Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
 
   LaneSpec spec_;
@@ -85,7 +86,7 @@ class UcxRecvLane final : public RecvLane {
   std::shared_ptr<LaneBuffers> buffers_;
   Worker* worker_;
   TransportCounters* counters_;
-  uint64_t ticket_ = 0;  // of the next slice
+  uint64_t ticket_ = 0;  // number of the next slice
   uint32_t index_ = 0;   // ticket_ % depth
   bool peeked_ = false;
   Incoming incoming_;

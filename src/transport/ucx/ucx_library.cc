@@ -22,8 +22,8 @@ Function Find(void* library, const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-// UCX's settings for the whole process, read by its constructor. By default that writes warnings,
-// handles the signals of crashes and SIGHUP, and patches mmap and its like in running code.
+// Settings that UCX's constructor reads for the whole process. By default it writes warnings,
+// handles crash signals and SIGHUP, and patches mmap and similar functions in running code.
 constexpr const char* kSettings[] = {
     "UCX_LOG_LEVEL=fatal", "UCX_WARN_UNUSED_ENV_VARS=n", "UCX_HANDLE_ERRORS=none",
     "UCX_DEBUG_SIGNO=0",   "UCX_MEM_EVENTS=n",           "UCX_MEMTYPE_CACHE=n",
@@ -35,10 +35,10 @@ bool IsSet(const char* setting) {
   return getenv(std::string(text.substr(0, text.find('='))).c_str()) != nullptr;
 }
 
-// Another environment for as long as it lives; once per process. Nothing that a thread may be
-// reading is changed or freed: `environ` points to a copy with additions, which is never freed, and
-// then back. Should another thread have changed the environment meanwhile, the additions stay in
-// it.
+// Adds settings to the environment for the lifetime of this object; used once per process. Other
+// threads may be reading the environment, so nothing is changed or freed: `environ` points to an
+// extended copy, which is never freed, and then back to the original. If another thread changes the
+// environment meanwhile, the additions stay in it.
 class WithSettings {
  public:
   WithSettings() : before_(environ) {
@@ -71,8 +71,8 @@ void* Open() {
 }
 
 Result<const Library*> LoadOnce() {
-  // UCX takes modules to load, files to write and settings from variables UCX_* and from ucx.conf
-  // in the home and in the working directory, whoever runs it.
+  // UCX takes modules to load, files to write and settings from UCX_ variables and from ucx.conf in
+  // the home and working directory, even in a privileged process.
   if (getauxval(AT_SECURE) != 0) {
     return SystemError(
         "UCX is not used in a program that runs with another user's rights (set-user-id, file "

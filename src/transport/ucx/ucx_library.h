@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UCX, loaded when it is first needed: its constructor does things to a process that one which does
-// not ask for UCX must not meet, and a library built with UCX works where that is not installed.
+// Loads UCX when it is first needed. Its constructor changes the process (signal handlers, patches
+// of mmap), which processes that do not use UCX must not see; and a library built with UCX also
+// works where UCX is not installed.
 #ifndef INCCL_TRANSPORT_UCX_UCX_LIBRARY_H_
 #define INCCL_TRANSPORT_UCX_UCX_LIBRARY_H_
 
@@ -41,10 +42,10 @@ struct Library {
 #undef INCCL_UCX_MEMBER
 };
 
-// Once per process; never unloaded. If nobody else has loaded UCX it is told to be silent and to
-// leave signals and functions of the process alone, but for what the environment says in UCX_
-// variables; an application's own UCX keeps its settings. Never in a
-// process with another user's rights (AT_SECURE). kSystemError saying what is missing.
+// Loads UCX once per process and never unloads it. If the application has not loaded UCX itself,
+// Load sets it to be silent and to leave signals and functions of the process alone, unless UCX_
+// variables in the environment say otherwise. Load refuses in a process that runs with another
+// user's rights (AT_SECURE). A kSystemError says what is missing.
 Result<const Library*> Load();
 
 }  // namespace inccl::ucx

@@ -13,7 +13,7 @@
 namespace inccl::ucx {
 namespace {
 
-constexpr Time kBlindSleep = 100 * kMicrosecond;  // where nothing wakes us
+constexpr Time kBlindSleep = 100 * kMicrosecond;  // if UCX cannot wake this rank
 constexpr Time kLongestWait = 3600 * kSecond;
 constexpr int kRefusals = 16;
 
@@ -30,7 +30,7 @@ uint32_t UcxWakeupEvent::Arm() {
   return token;
 }
 
-// A ring that comes after the look at rings_ finds armed_ set, and makes the descriptor readable.
+// A Signal after the load of rings_ finds armed_ set and makes the descriptor readable.
 void UcxWakeupEvent::Wait(uint32_t token, Time timeout) {
   if (timeout > 0 && rings_.load(std::memory_order_seq_cst) == token) Sleep(timeout);
   Disarm();
@@ -44,7 +44,7 @@ void UcxWakeupEvent::Sleep(Time timeout) {
   if (worker_->wake_fd() < 0) {
     timeout = std::min(timeout, kBlindSleep);
   } else if (!worker_->Arm()) {
-    // As a rule one Progress clears it. It stays while something cannot be sent yet.
+    // Usually one Progress makes the worker accept. It refuses while something cannot be sent yet.
     if (++refusals_ > kRefusals) sched_yield();
     return;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sleeps on a UCX worker and on rings of this process at once. The worker is armed in Wait, after
-// the owner's last look, and refuses if anything has come since; so no wake-up is lost.
+// Sleeps on a UCX worker and on signals of this process at once. Wait arms the worker after the
+// owner's last look; the worker refuses if anything has arrived since, so no wake-up is lost.
 #ifndef INCCL_TRANSPORT_UCX_UCX_WAKEUP_EVENT_H_
 #define INCCL_TRANSPORT_UCX_UCX_WAKEUP_EVENT_H_
 
@@ -31,7 +31,7 @@ class UcxWakeupEvent final : public WakeupEvent {
 
   Worker* worker_;
   UniqueFd ring_fd_;
-  int refusals_ = 0;  // of the worker to be armed, in a row
+  int refusals_ = 0;  // consecutive refusals of the worker to be armed
   std::atomic<uint32_t> rings_{0};
   std::atomic<bool> armed_{false};
 };

@@ -13,22 +13,22 @@
 namespace inccl::ucx {
 namespace {
 
-// A dead process shows on its control connection at once, with a better text.
+// The control connection reports a dead process at once, with a more precise message.
 constexpr Time kLostAfter = kSecond;
-// Nobody needs the last credits of a transport that is being closed, as a rule.
+// Peers rarely need the last credits of a transport that closes.
 constexpr Time kCreditsGrace = 100 * kMillisecond;
-// For endpoints that are ending: no longer than this, and no longer than it takes.
+// Limit for the shutdown of endpoints, which ends earlier after kQuiet without an event.
 constexpr Time kEndingLimit = 200 * kMillisecond;
 constexpr Time kQuiet = 5 * kMillisecond;
 
 constexpr std::pair<const char*, const char*> kMemorySettings[] = {
-    {"ERROR_HANDLING", "y"},  // failures of peers are told, which closing by force needs
+    {"ERROR_HANDLING", "y"},  // reports failures of peers; a forced close needs it
     {"HUGETLB_MODE", "n"},
-    {"SEG_SIZE", "16640"},  // of a fragment: 16 KiB and all headers
+    {"SEG_SIZE", "16640"},  // a fragment: 16 KiB plus headers
     {"RX_BUFS_GROW", "128"},
 };
 
-// UCX may start threads: handlers of the application do not run on them.
+// Blocks signals while UCX may start threads, so that the application's handlers do not run there.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -66,15 +66,16 @@ Result<std::unique_ptr<Worker>> Worker::Create(int rank, int nranks, const UcxOp
 Status Worker::Configure(ucp_config_t* config, const std::string& tls) const {
   ucs_status_t status = ucx_->ucp_config_modify(config, "TLS", tls.c_str());
   if (status != UCS_OK) return Error(fmt::format("transports \"{}\"", tls), status);
-  // Wishes: a version of UCX that does not know one does without. UCX 1.13 knows the settings of
-  // shared memory by the prefix MM_, later ones by the transport's name.
+  // Optional settings, which a UCX version may not know. UCX 1.13 uses the prefix MM_ for shared
+  // memory, later versions use the transport's name.
   ucx_->ucp_config_modify(config, "WARN_INVALID_CONFIG", "n");
   for (const auto& [name, value] : kMemorySettings) {
     for (const char* prefix : {"MM_", "SYSV_", "POSIX_"}) {
       ucx_->ucp_config_modify(config, fmt::format("{}{}", prefix, name).c_str(), value);
     }
   }
-  // Copies through shared memory need no handshake; UCX's alternative maps the sender's memory.
+  // No rendezvous: copies through shared memory need no handshake, and UCX's rendezvous would map
+  // the sender's memory.
   if (tls == kDefaultUcxTls) ucx_->ucp_config_modify(config, "RNDV_THRESH", "inf");
   return Status::Ok();
 }
@@ -224,7 +225,7 @@ void Worker::Receive(std::span<std::byte> data, uint64_t tag, Operation* operati
   operation->bytes = 0;
   operation->in_flight = true;
   ucp_request_param_t params{};
-  // What was there already is reported by the callback too: otherwise its length is not.
+  // Use the callback even for a message that has already arrived: only it reports the length.
   params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
   params.cb.recv = OnReceived;
@@ -234,7 +235,7 @@ void Worker::Receive(std::span<std::byte> data, uint64_t tag, Operation* operati
       ucx_->ucp_tag_recv_nbx(worker_, data.data(), data.size(), tag, ~uint64_t{0}, &params);
   if (UCS_PTR_IS_ERR(request)) {
     Finish(operation, UCS_PTR_STATUS(request));
-  } else if (operation->in_flight) {  // else the callback has run, and freed it
+  } else if (operation->in_flight) {  // else the callback has run and freed the request
     operation->request = request;
   }
 }
@@ -296,8 +297,9 @@ void Worker::Close(Time deadline, const std::function<bool()>& read) {
   closed_ = true;
 }
 
-// Closes by force what still has something of ours. Everything else is left to the end of the
-// worker: UCX 1.13 aborts if that comes while an endpoint that was closed is still ending.
+// Forces endpoints closed that still have sends in flight. The worker's destruction ends all
+// others: UCX 1.13 aborts if the worker is destroyed while a closed endpoint is still shutting
+// down.
 void Worker::TakeBack() {
   ucp_request_param_t force{};
   force.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;

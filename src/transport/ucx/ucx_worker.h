@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A UCX worker with an endpoint per peer: sends, receives, failures of peers, and an end in bounded
-// time. One thread at a time.
+// A UCX worker with an endpoint per peer: sends, receives, detection of lost peers, and a shutdown
+// in bounded time. One thread at a time.
 #ifndef INCCL_TRANSPORT_UCX_UCX_WORKER_H_
 #define INCCL_TRANSPORT_UCX_UCX_WORKER_H_
 
@@ -24,13 +24,13 @@ class Worker;
 
 enum class Traffic : uint8_t { kSlice, kCredit };
 
-// One message on its way. Lies in memory that lives as long as the worker.
+// One message in flight. Its memory lives as long as the worker.
 struct Operation {
   Worker* worker = nullptr;
-  int peer = -1;  // of a send
+  int peer = -1;  // destination of a send
   void* request = nullptr;
   bool in_flight = false;
-  bool slice_out = false;  // a slice that is being sent
+  bool slice_out = false;  // a send of a slice
   ucs_status_t status = UCS_OK;
   size_t bytes = 0;  // received
 };
@@ -46,35 +46,35 @@ class Worker {
   Status Connect(int peer, std::span<const std::byte> address);
   bool connected(int peer) const { return ends_[static_cast<size_t>(peer)].ep != nullptr; }
 
-  // `data` stays as it is until the operation is no longer in flight. What goes wrong is in its
-  // status, and in failure() of the peer.
+  // The caller leaves `data` unchanged while the operation is in flight. Errors appear in the
+  // operation's status and in Lost(peer).
   void Send(int peer, std::span<const std::byte> data, uint64_t tag, Traffic traffic,
             Operation* operation);
   void Receive(std::span<std::byte> data, uint64_t tag, Operation* operation);
-  // Before the memory of an operation is freed, and after Close.
+  // Called after Close, before the memory of an operation is freed.
   void Cancel(Operation* operation);
 
-  // Completions, handed to their operations; how many.
+  // Hands completions to their operations and returns their number.
   int Progress(Time now);
-  // Something has completed since the last Progress returned.
+  // True if something has completed since the last Progress returned.
   bool has_news() const { return news_ > 0; }
   bool unsent() const { return slices_out_ > 0; }
-  void AppendUnsent(std::vector<int>* ranks) const;  // the peers of these slices
+  void AppendUnsent(std::vector<int>* ranks) const;  // appends the receivers of unsent slices
 
-  // kRemoteError once the peer has been lost for long enough for everything that it had sent to
-  // have come, and for better news of it to have come by other ways.
+  // Returns kRemoteError some time after the peer was lost, so that its last messages and a more
+  // precise report from the control connection can arrive first.
   Status Lost(int peer) const;
-  // A receive ended with `status`: true if the message was longer than its buffer, false if the
-  // peer is lost.
+  // Interprets the `status` of a failed receive: true if the message was longer than its buffer,
+  // false if the peer is lost.
   bool IsTruncation(int peer, ucs_status_t status);
 
-  // -1: UCX cannot say when something comes. After Arm() returned true it becomes readable with the
-  // next event; false: there is something to do now.
+  // The descriptor that becomes readable at the next event after Arm() returned true; -1 if UCX
+  // cannot report events. Arm() returns false if there is something to do now.
   int wake_fd() const { return wake_fd_; }
   bool Arm() { return closed_ || ucx_->ucp_worker_arm(worker_) == UCS_OK; }
 
-  // Sends what can be sent, by `deadline`; what cannot is taken back. With `read`: waits until that
-  // says that the peers have read what they must, too. Nothing is sent or received afterwards.
+  // Sends what can be sent by `deadline` and cancels the rest. With `read`, also waits until that
+  // returns true: the peers have read everything. Nothing is sent or received afterwards.
   void Close(Time deadline, const std::function<bool()>& read = {});
 
  private:
@@ -82,9 +82,9 @@ class Worker {
     Worker* worker = nullptr;
     ucp_ep_h ep = nullptr;
     ucs_status_t failure = UCS_OK;
-    Time failed_at = 0;  // of the Progress that saw it
+    Time failed_at = 0;  // `now` of the Progress that saw the failure
     int in_flight = 0;   // sends
-    int slices_out = 0;  // of these
+    int slices_out = 0;  // sends of slices
   };
 
   Worker(const Library* ucx, int rank, int nranks)
@@ -104,15 +104,15 @@ class Worker {
 
   const Library* const ucx_;
   const int rank_;
-  std::vector<End> ends_;  // by rank; not resized
+  std::vector<End> ends_;  // by rank; never resized, since UCX holds pointers into it
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int wake_fd_ = -1;
   std::vector<std::byte> address_;
-  Time now_ = 0;  // of the last Progress
+  Time now_ = 0;  // argument of the last Progress
   int news_ = 0;
   int slices_out_ = 0, credits_out_ = 0;
-  bool stamp_failures_ = false;  // failures without a time
+  bool stamp_failures_ = false;  // some failures have no failed_at yet
   bool closed_ = false;
 };
 
