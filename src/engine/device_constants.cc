@@ -15,7 +15,7 @@ DeviceConstants::~DeviceConstants() {
   for (std::byte* memory : memory_) device_->FreeOn(number_, memory);
 }
 
-// Never given back before the end: that may wait for streams that wait for the call under way.
+// Memory is freed only at the end: freeing may wait for streams that wait for the current call.
 Status DeviceConstants::Grow(size_t bytes) {
   memory_.reserve(memory_.size() + 1);
   Result<std::byte*> memory = device_->AllocateOn(number_, bytes);
@@ -30,7 +30,7 @@ Result<const std::byte*> DeviceConstants::On(std::span<const std::byte> bytes,
                                              const std::shared_ptr<const void>& owner) {
   const auto found = known_.find(bytes.data());
   if (found != known_.end()) return static_cast<const std::byte*>(found->second.copy.data());
-  // What nobody else holds any more, no call asks for again.
+  // Reuses the copies whose owners have gone: no call asks for those constants again.
   free_.reserve(free_.size() + known_.size());
   for (auto it = known_.begin(); it != known_.end();) {
     const bool held = it->second.owner.use_count() > 1;

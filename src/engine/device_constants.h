@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies in a device's memory of what never changes, as a codec's tables.
+// Copies of constant data, such as a codec's tables, in a device's memory.
 #ifndef INCCL_ENGINE_DEVICE_CONSTANTS_H_
 #define INCCL_ENGINE_DEVICE_CONSTANTS_H_
 
@@ -16,7 +16,7 @@
 
 namespace inccl {
 
-// Of one engine; one thread at a time. Nothing may use them any more when it ends.
+// Belongs to one engine; one thread at a time. No kernel may use the copies when this is destroyed.
 class DeviceConstants {
  public:
   DeviceConstants(Device* device, int number) : device_(device), number_(number), here_(device) {}
@@ -24,9 +24,9 @@ class DeviceConstants {
   DeviceConstants(const DeviceConstants&) = delete;
   DeviceConstants& operator=(const DeviceConstants&) = delete;
 
-  // Takes the memory that the first ones need.
+  // Allocates memory for the first copies.
   Status Prepare() { return Grow(kAtOnce); }
-  // As DeviceWork::Constant.
+  // See DeviceWork::Constant.
   Result<const std::byte*> On(std::span<const std::byte> bytes,
                               const std::shared_ptr<const void>& owner);
 
@@ -34,7 +34,7 @@ class DeviceConstants {
   static constexpr size_t kAtOnce = size_t{256} << 10;
   struct Known {
     std::shared_ptr<const void> owner;
-    std::span<std::byte> copy;  // on the device
+    std::span<std::byte> copy;  // in device memory
   };
 
   Status Grow(size_t bytes);
@@ -42,11 +42,11 @@ class DeviceConstants {
 
   Device* const device_;
   const int number_;
-  std::map<const std::byte*, Known> known_;  // by their address here
+  std::map<const std::byte*, Known> known_;  // by host address
   std::vector<std::span<std::byte>> free_;
   PinnedBuffer here_;
-  std::vector<std::byte*> memory_;  // of the device
-  std::byte* next_ = nullptr;       // in the last of it
+  std::vector<std::byte*> memory_;  // allocations on the device
+  std::byte* next_ = nullptr;       // free part of the last allocation
   size_t left_ = 0;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr useconds_t kDrainLook = 20;
 constexpr size_t kSmallInput = size_t{32} << 10;
-constexpr size_t kWorksAhead = 3;  // the strands of a direct all-reduce
+constexpr size_t kWorksAhead = 3;  // the strands of a two-shot all-reduce
 
 template <class Terms, class Predicate>
 bool AnyOf(const Terms& terms, const Predicate& predicate) {
@@ -49,7 +49,8 @@ Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int n
         [&error](const cuda::Launchers& kernels, void* /*stream*/) -> int {
           return error = kernels.load();
         });
-    // An older driver, or a device that there is no code for: results are the same without.
+    // The driver is too old or the library has no code for the device. Results are the same without
+    // kernels.
     engine->refused_ = !status.ok();
     if (!status.ok()) {
       Log(LogLevel::kWarn, LogSubsystem::kInit,
@@ -58,8 +59,8 @@ Result<std::unique_ptr<DeviceEngine>> DeviceEngine::Create(Device* device, int n
     }
   }
   const size_t bytes = engine->HasKernels() ? step_bytes.with_kernels : step_bytes.without;
-  // Of what the first calls need: allocations may have to wait for the device, on which streams
-  // wait for the calls under way, but not yet for one that is still to come.
+  // Allocates now what the first calls need: during a call an allocation may wait for the device,
+  // whose streams wait for that call.
   for (size_t i = 0; i < kWorksAhead; ++i) {
     engine->works_.push_back(std::make_unique<Work>(engine.get(), i));
     if (Result<std::byte*> memory = engine->works_.back()->Scratch(bytes); !memory.ok()) {
@@ -79,8 +80,8 @@ DeviceEngine::~DeviceEngine() {
   for (std::unique_ptr<DeviceQueue>& queue : queues_) queue.reset();
 }
 
-// A small input is brought at once and as a whole: its steps then wait for one copy, not for one
-// each. Kernels read it where it is.
+// Copies a small input to the host as a whole, so that its steps wait for one copy instead of one
+// each. Kernels read the input in place.
 Status DeviceEngine::Begin(const Call& call) {
   call_ = call;
   on_host_ = false;
@@ -123,7 +124,7 @@ void DeviceEngine::BeginOnHost() {
   input_here_ = nullptr;
 }
 
-// Results may be wanted in memory of a peer, too, which is the host's.
+// Outputs elsewhere are targets in a peer's region, which is host memory.
 bool DeviceEngine::OnDevice(const Term& output) const {
   return output.format.form == Form::kOutput && output.data >= call_.output &&
          output.data < call_.output + call_.output_bytes;
@@ -180,7 +181,7 @@ Result<CompletionId> DeviceEngine::Combine(CodecState* state, const Range& range
     if (Status status = state->Combine(range, inputs, outputs); !status.ok()) return status;
     return CompletionId{0};
   }
-  Work* const work = Take();  // after an error Drain takes it back
+  Work* const work = Take();  // after an error Drain gives it back
   work->Start(state, range, inputs, outputs);
   Result<bool> launched = Launch(work);
   if (!launched.ok()) return launched.status();
@@ -223,7 +224,7 @@ Result<bool> DeviceEngine::Done(CompletionId completion) {
 
 void DeviceEngine::Drain() {
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-    // A queue that has failed does nothing any more.
+    // A failed queue runs no more work.
     const Result<uint64_t> mark = queue->Mark();
     if (!mark.ok()) continue;
     while (true) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps of calls whose elements are in memory of a device. A step is launched on one of two streams
-// of the library's own: as kernels of the codec, where it has some for the step; else elements are
-// copied to pinned memory of the host, combined there, and copied back. What only moves is copied
-// between the device and slots, where the device reaches these.
+// Runs the steps of calls whose elements are in device memory. The engine launches a step on one of
+// two streams of the library. It uses the codec's kernels where the codec has some for the step. A
+// step that only moves bytes is a copy between the device and slots, where the device reaches the
+// slots. Else the engine copies the elements to pinned host memory, combines them there and copies
+// the results back.
 #ifndef INCCL_ENGINE_DEVICE_ENGINE_H_
 #define INCCL_ENGINE_DEVICE_ENGINE_H_
 
@@ -27,26 +28,24 @@ namespace inccl {
 
 class DeviceEngine final : public Engine {
  public:
-  // Pinned memory that a step takes, as a rule.
+  // Pinned memory that a step usually needs.
   struct StepBytes {
     size_t with_kernels = 0;
-    size_t without = 0;  // all operands are brought, also what peers lend
+    size_t without = 0;  // for copies of all operands, including peers' registered buffers
   };
-  // Of memory on the device of this number. All outlive it. `regions`: what peers lend, as this or
-  // another device of the rank reaches it. A step takes `step_bytes` of pinned
-  // memory, as a rule.
+  // An engine for device `number`. All pointers outlive the engine. `regions` holds the peers'
+  // device memory, imported for this or another device of the rank.
   static Result<std::unique_ptr<DeviceEngine>> Create(Device* device, int number,
                                                       const Transport* transport,
                                                       const ImportedRegions* regions,
                                                       const StepBytes& step_bytes);
-  // Waits for all of its streams.
+  // Waits for all streams of the engine.
   ~DeviceEngine() override;
 
-  // Tells the device of the slots that there are. While the transport is used by nobody else.
+  // Registers the existing slots with the device. No other thread may use the transport meanwhile.
   void Prepare() { slots_.Update(); }
 
-  // A call begins whose output is this memory of the device; other terms of form kOutput are memory
-  // of the host.
+  // A call on device memory. Terms of form kOutput outside `output` are host memory.
   struct Call {
     Collective collective = Collective::kAllReduce;
     size_t element_bytes = 0;
@@ -57,19 +56,19 @@ class DeviceEngine final : public Engine {
     bool compressed = false;
   };
   Status Begin(const Call& call);
-  // A call begins that is about memory of the host.
+  // Begins a call on host memory.
   void BeginOnHost();
 
   Result<CompletionId> Combine(CodecState* state, const Range& range, std::span<const Term> inputs,
                                std::span<Term> outputs) override;
   Result<bool> Done(CompletionId completion) override;
 
-  // After an error: returns when nothing of the call is running any more, and forgets its
+  // Called after an error: waits until no work of the call runs on the device and drops its
   // completions.
   void Drain();
 
  private:
-  // Elements to lanes on one, elements from lanes on the other: both directions at once.
+  // One stream per direction (elements to lanes, lanes to elements), so both run at once.
   enum Way : size_t { kFromDevice, kToDevice, kWays };
   enum class Stage { kKernels, kCopyingIn, kCopyingOut };
   class Work;
@@ -77,17 +76,18 @@ class DeviceEngine final : public Engine {
   DeviceEngine(Device* device, int number, const Transport* transport,
                const ImportedRegions* regions);
   bool OnDevice(const Term& output) const;
-  // An operand of the call's own, on the device.
+  // True if the operand lies in the call's own input on the device.
   bool OwnThere(const Term& input) const;
-  // What a peer has registered of a device: its input, or a part of the result.
+  // True if the operand lies in a peer's registered device buffer: its input or a part of its
+  // result.
   bool IsRegistered(const Term& input) const;
-  // Of a device, and kernels of this one reach it.
+  // True if this is device memory that kernels of this device reach.
   bool IsThere(const std::byte* memory, size_t bytes) const;
   bool HasKernels() const { return !refused_ && device_->Kernels() != nullptr; }
   Result<bool> Launch(Work* work);
   Result<bool> Move(Work* work);
   Status CopyIn(Work* work);
-  // Combines on the host what has been brought, and sends back what has to go to the device.
+  // Combines the copied operands on the host and starts the copies of results to the device.
   Status CombineHere(Work* work);
   Status Copy(Work* work, Way way, std::byte* to, const std::byte* from, size_t bytes);
   Status Mark(Work* work);
@@ -98,15 +98,16 @@ class DeviceEngine final : public Engine {
   Device* const device_;
   const int number_;
   const ImportedRegions* const regions_;
-  bool refused_ = false;  // by this device: its kernels
+  bool refused_ = false;  // this device cannot run the kernels
   DeviceSlots slots_;
   std::array<std::unique_ptr<DeviceQueue>, kWays> queues_;
   Call call_;
-  bool on_host_ = false;  // a call on memory of the host
+  bool on_host_ = false;  // the current call is on host memory
   PinnedBuffer input_here_memory_;
-  const std::byte* input_here_ = nullptr;  // all of the call's input, once this has been reached:
+  // A copy of the call's whole input, valid once input_mark_ is reached; nullptr: none.
+  const std::byte* input_here_ = nullptr;
   uint64_t input_mark_ = 0;
-  std::vector<std::unique_ptr<Work>> works_;  // a completion is a place here, + 1
+  std::vector<std::unique_ptr<Work>> works_;  // a CompletionId is an index here + 1
   std::vector<Work*> free_;
   DeviceConstants constants_;
 };

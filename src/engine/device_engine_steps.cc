@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The three ways of a step: kernels, moves, and copies around what the host does.
+// The three ways to run a step: kernels, moves, and copies around work on the host.
 #include <algorithm>
 
 #include "engine/device_engine.h"
@@ -35,7 +35,7 @@ Result<bool> DeviceEngine::Launch(Work* work) {
   return launched;
 }
 
-// Where the bytes of an output are those of the one input, they are copied there at once.
+// Copies the input directly if every output has the same bytes as the single input.
 Result<bool> DeviceEngine::Move(Work* work) {
   if (work->inputs.size() != 1 || on_host_) return false;
   const Term& input = work->inputs[0];
@@ -54,7 +54,7 @@ Result<bool> DeviceEngine::Move(Work* work) {
       continue;
     }
     if (registered) return false;
-    if (!own) continue;  // from slot to slot, below
+    if (!own) continue;  // a copy from slot to slot, below
     const bool payload = (output.format.form == Form::kSum && output.format.contributions == 1) ||
                          (output.format.form == Form::kResult && !Reduces(call_.collective) &&
                           work->state->ResultIsPayload());
@@ -101,7 +101,7 @@ Status DeviceEngine::CopyIn(Work* work) {
     work->here.push_back(term);
   }
   work->inputs_here = work->here.size();
-  // The result for the ranks is the one for the device, where a codec says so.
+  // With ResultIsPayload, the result slot for the peers also holds the bytes for the device.
   const std::byte* result = nullptr;
   for (const Term& output : work->outputs) {
     if (output.format.form == Form::kResult && work->state->ResultIsPayload() &&
@@ -124,7 +124,7 @@ Status DeviceEngine::CopyIn(Work* work) {
     work->here.push_back(term);
     work->combined.push_back(i);
   }
-  if (copies) return Status::Ok();  // which come after the input on their queue
+  if (copies) return Status::Ok();  // the queue runs them after the copy of the input
   if (waits) {
     work->marks[kFromDevice] = input_mark_;
     Result<bool> reached = Reached(work);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step under way, as the files of DeviceEngine know it.
+// The state of one step in progress; private to the files of DeviceEngine.
 #ifndef INCCL_ENGINE_DEVICE_ENGINE_WORK_H_
 #define INCCL_ENGINE_DEVICE_ENGINE_WORK_H_
 
@@ -62,21 +62,21 @@ class DeviceEngine::Work final : public DeviceWork {
   }
 
   Stage stage = Stage::kKernels;
-  Way way = kFromDevice;  // of kernels
+  Way way = kFromDevice;  // stream of the kernels
   CodecState* state = nullptr;
   Range range;
   std::span<const Term> inputs;
   std::span<Term> outputs;
-  std::array<uint64_t, kWays> marks{};  // to be reached; 0: nothing is under way there
-  // The terms of what is combined on the host: inputs, then outputs.
+  std::array<uint64_t, kWays> marks{};  // marks to wait for; 0: no work on that stream
+  // The terms that the host combines: inputs, then outputs.
   std::vector<Term> here;
   size_t inputs_here = 0;
   struct Returned {
-    size_t output = 0;  // of `outputs`
+    size_t output = 0;  // index into `outputs`
     const std::byte* from = nullptr;
   };
-  std::vector<Returned> returned;  // what goes to the device when it has been combined
-  std::vector<size_t> combined;    // of `outputs`, in the order of `here`
+  std::vector<Returned> returned;  // results to copy to the device after the host has combined
+  std::vector<size_t> combined;    // indices into `outputs`, in the order of `here`
 
  private:
   DeviceEngine* const engine_;

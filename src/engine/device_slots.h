@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of a transport's slots that a device has been told of, so that it copies from and to them
-// and kernels reach them.
+// Registers the memory of a transport's slots with a device, so that the device copies from and to
+// slots and kernels access them.
 #ifndef INCCL_ENGINE_DEVICE_SLOTS_H_
 #define INCCL_ENGINE_DEVICE_SLOTS_H_
 
@@ -16,27 +16,28 @@ namespace inccl {
 
 class DeviceSlots {
  public:
-  // Both outlive it.
+  // Both pointers outlive this object.
   DeviceSlots(Device* device, int number, const Transport* transport)
       : device_(device), number_(number), transport_(transport) {}
   ~DeviceSlots();
   DeviceSlots(const DeviceSlots&) = delete;
   DeviceSlots& operator=(const DeviceSlots&) = delete;
 
-  // Tells the device of what is new. What it does not take is done without.
+  // Registers new slots. Slots that the device refuses cost an extra copy.
   void Update();
-  // True: queues may copy from and to this memory.
+  // True if queues may copy from and to this memory.
   bool Copies(const std::byte* host, size_t bytes) { return Find(host, bytes) != nullptr; }
-  // Where kernels reach it; nullptr: nowhere.
+  // The address at which kernels access this memory; nullptr if they cannot.
   std::byte* Reach(const std::byte* host, size_t bytes);
 
  private:
-  // One call of Device::Register. A copy must not go beyond it, even where another one follows.
+  // The memory of one Device::Register. A copy must not cross its end, even if another piece
+  // follows.
   struct Piece {
     std::byte* begin = nullptr;
     size_t bytes = 0;
     bool registered = false;
-    std::byte* address = nullptr;  // of `begin`, for kernels; nullptr: none
+    std::byte* address = nullptr;  // of `begin` for kernels; nullptr: none
   };
   const Piece* Find(const std::byte* host, size_t bytes);
   const Piece* Known(const std::byte* host, size_t bytes) const;
@@ -44,9 +45,8 @@ class DeviceSlots {
   Device* const device_;
   const int number_;
   const Transport* const transport_;
-  std::map<const std::byte*, Piece> pieces_;  // by where they begin
-  std::map<const std::byte*, const std::byte*>
-      ends_;  // of spans: how far they were at the last look
+  std::map<const std::byte*, Piece> pieces_;           // by begin
+  std::map<const std::byte*, const std::byte*> ends_;  // by begin of a span: its end at last Update
   std::vector<Span> spans_;
 };
 

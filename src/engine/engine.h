@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where bytes are touched. The executor decides what happens next; an engine makes it happen:
-// inline on the CPU, later on a GPU stream, at a virtual time in the simulator.
+// The interface that runs the work of a step. The executor decides which step runs next; an engine
+// runs it inline on the CPU, asynchronously on a GPU stream, or at a virtual time in the simulator.
 #ifndef INCCL_ENGINE_ENGINE_H_
 #define INCCL_ENGINE_ENGINE_H_
 
@@ -18,9 +18,9 @@ using CompletionId = uint64_t;  // 0: already done
 class Engine {
  public:
   virtual ~Engine() = default;
-  // Starts outputs = state->Combine(inputs). With a non-zero completion the terms' memory stays in
-  // use, and outputs[i].bytes may change, until Done(completion) is true; the spans live in the
-  // caller until then.
+  // Starts outputs = state->Combine(inputs). If the returned id is not 0, the engine uses the
+  // terms' memory and may set outputs[i].bytes until Done(id) is true; the caller keeps the spans
+  // alive until then.
   virtual Result<CompletionId> Combine(CodecState* state, const Range& range,
                                        std::span<const Term> inputs, std::span<Term> outputs) = 0;
   virtual Result<bool> Done(CompletionId completion) = 0;

@@ -33,7 +33,7 @@ std::byte* ImportedRegions::Open(const Region::Handle& handle, size_t bytes) {
   const size_t known = memory.ok() ? device_->BytesFrom(number_, *memory) : 0;
   if (known != 0 && known < bytes) {
     device_->Close(number_, *memory);
-    memory = InvalidArgument("the allocation is smaller");  // a defect of the peer's
+    memory = InvalidArgument("the allocation is smaller");  // a defect of the peer
   }
   if (!memory.ok()) {
     Log(LogLevel::kInfo, LogSubsystem::kTransport,
@@ -45,7 +45,7 @@ std::byte* ImportedRegions::Open(const Region::Handle& handle, size_t bytes) {
   Opened& opened = opened_[*memory];
   opened.bytes = bytes;
   if (++opened.times > 1) {
-    device_->Close(number_, *memory);  // of more than one Open: cheap
+    device_->Close(number_, *memory);  // not the last Close, so it does not wait
   } else {
     Log(LogLevel::kInfo, LogSubsystem::kTransport,
         "device {} reads {} bytes that a peer has on its device where they lie", number_, bytes);

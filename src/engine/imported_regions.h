@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of devices that peers have registered, where a device of this rank reaches it.
+// Device memory that peers have exported, opened for a device of this rank.
 #ifndef INCCL_ENGINE_IMPORTED_REGIONS_H_
 #define INCCL_ENGINE_IMPORTED_REGIONS_H_
 
@@ -13,28 +13,28 @@
 
 namespace inccl {
 
-// One communicator's; used by its thread alone.
+// Belongs to one communicator; only the thread that runs its calls uses it.
 class ImportedRegions final : public RegionImporter {
  public:
-  // Both outlive it. For queues and kernels of the device of this number.
+  // For queues and kernels of device `number`. Both pointers outlive this object.
   ImportedRegions(Device* device, int number, Transport* transport)
       : device_(device), number_(number), transport_(transport) {}
-  // When nothing reads there any more.
+  // Called when no work reads the regions any more.
   ~ImportedRegions() override;
   ImportedRegions(const ImportedRegions&) = delete;
   ImportedRegions& operator=(const ImportedRegions&) = delete;
 
-  // From now on the transport opens here what peers lend.
+  // Makes this the transport's importer.
   void Attach();
   int number() const { return number_; }
-  // Whether there has been anything.
+  // True if any region has been opened.
   bool any() const { return !opened_.empty(); }
-  // True: this is memory that has been registered, which the processor must not touch.
+  // True if this memory lies in an opened region, which the processor must not access.
   bool Holds(const std::byte* memory, size_t bytes) const;
 
   std::byte* Open(const Region::Handle& handle, size_t bytes) override;
-  // Closing may wait for all that the device does, and so for the very call in which a peer's
-  // region makes room for another one: it is done in the end.
+  // Does nothing until this object ends: closing may wait for all work of the device, including the
+  // current call, in which a peer may replace a region.
   void Close(std::byte* /*data*/) override {}
 
  private:
