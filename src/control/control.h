@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The always-open connections between the ranks of a communicator: small messages, and the news
-// that a peer has left or died. One thread per process ("inccl-control") serves all communicators;
-// it starts with the first and ends with the last.
+// The control connections between the ranks of a communicator, which stay open: they carry small
+// messages and report when a peer has left or died. One thread per process ("inccl-control") serves
+// all communicators; it starts with the first and ends with the last.
 //
-// A process that is stopped, or a host that is gone, closes nothing. So each rank says that it is
-// alive, and takes a peer of which it hears nothing for long for dead. What it measures is the
-// peer's silence less its own lateness: whoever was stopped or starved itself accuses nobody.
+// A stopped process or a lost host closes no connection. So each rank sends heartbeats and reports
+// a peer as dead that is silent for too long. It subtracts its own scheduling delay from the
+// silence, so a resumed process does not report its peers dead.
 //
-// On the wire: frames of bootstrap/frame.h, kind 0 without a body for disconnect, kind 255
-// without a body for a sign of life. A frame that is malformed, or larger than kMaxControlBody,
-// closes that connection.
+// On the wire: frames of bootstrap/frame.h. Kind 0 without a body is a disconnect, kind 255 without
+// a body a heartbeat. A malformed frame, or one larger than kMaxControlBody, closes the connection.
 #ifndef INCCL_CONTROL_CONTROL_H_
 #define INCCL_CONTROL_CONTROL_H_
 
@@ -27,30 +26,31 @@
 namespace inccl {
 
 inline constexpr uint32_t kMaxControlBody = 1 << 20;
-// Messages of so many bytes need no memory, while no others wait to be written to a peer's socket.
+// A message of up to this size needs no allocation while no other message waits for the peer.
 inline constexpr size_t kMostNotifiedBytes = 2048;
-// Bytes that may wait for one peer. A peer that takes so little that more would wait is given up:
-// its connection is closed, which both sides see as not clean.
+// Limit of the bytes that wait for one peer. A rank closes the connection to a peer that reads too
+// slowly; both sides see that as not clean.
 inline constexpr size_t kMaxControlQueue = 8 << 20;
 
 struct ControlOptions {
-  Time heartbeat = kSecond;        // between two signs of life; the same on all ranks
-  Time dead_after = 10 * kSecond;  // silence; any byte breaks it; kNever: nobody counts as dead
+  Time heartbeat = kSecond;        // interval of heartbeats; the same on all ranks
+  Time dead_after = 10 * kSecond;  // silence (no byte received) of a dead peer; kNever: no limit
 };
 
-// Called on the control thread, one call at a time, so it must not wait for long and must not close
-// a plane; it may send.
+// The control thread calls the methods, one at a time. They must not wait for long and must not
+// close a plane; they may send.
 class ControlHandler {
  public:
   virtual ~ControlHandler() = default;
-  // In the order in which the peer sent them. `body` is valid during the call.
+  // Messages arrive in the order in which the peer sent them. `body` is valid during the call.
   virtual void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
-  // Once per peer, after its last message. `clean`: it said disconnect; else it died, or is broken.
+  // Called once per peer, after its last message. `clean`: the peer sent a disconnect; else it died
+  // or its connection failed.
   virtual void OnPeerClosed(int peer, bool clean) = 0;
-  // One of the above ended in std::bad_alloc; what it said is lost. Needs no memory.
+  // Called when one of the above threw std::bad_alloc, which loses its message. Must not allocate.
   virtual void OnOutOfMemory() {}
-  // Instead of OnPeerClosed: the peer has been silent for longer than `limit`. Its connection is
-  // closed afterwards; what is sent to it now may still reach it.
+  // Called instead of OnPeerClosed when the peer has been silent for longer than `limit`. The
+  // connection is closed afterwards; messages sent in this call may still reach the peer.
   virtual void OnPeerSilent(int peer, Time silence, Time limit) {
     (void)silence, (void)limit;
     OnPeerClosed(peer, false);
@@ -60,14 +60,15 @@ class ControlHandler {
 // One rank's end.
 class ControlPlane {
  public:
-  // Close, without waiting for anything to be flushed, if that has not been done.
+  // Closes the plane without flushing, unless it is closed already.
   virtual ~ControlPlane() = default;
-  // Any thread; never blocks. Kinds 1 to 254, at most kMaxControlBody bytes (more is not sent, and
-  // logged). To a peer that has gone, or to oneself: no effect.
+  // Any thread; never blocks. Kinds 1 to 254, at most kMaxControlBody bytes (a larger message is
+  // logged and dropped). Has no effect for a peer that has gone and for this rank itself.
   virtual void Send(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
   void Broadcast(uint8_t kind, std::span<const std::byte> body);  // to all others
-  // Says disconnect, and waits until that and all before it has left, at most until the deadline.
-  // When it returns no callback runs or will run. Any thread but the control thread; idempotent.
+  // Sends a disconnect and waits until it and all earlier messages have left, at most until the
+  // deadline. When it returns, no callback runs or will run. Any thread but the control thread;
+  // idempotent.
   virtual void Close(Time flush_deadline) = 0;
 
  protected:
@@ -76,12 +77,12 @@ class ControlPlane {
 };
 
 // Takes over the connections of the mesh. Callbacks may come before this returns. `handler` must
-// live until Close. kSystemError if there is no thread or descriptor to be had.
+// live until Close. Returns kSystemError if the system has no thread or descriptor left.
 Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler,
                                                    const ControlOptions& options = {});
 
-// The same for ranks that are threads of this process, which stop together and so need no signs of
-// life; a handler per rank. Messages are delivered on the control thread, never in the sender's.
+// The same for ranks that are threads of this process, with one handler per rank. They need no
+// heartbeats. The control thread delivers all messages.
 Result<std::vector<std::unique_ptr<ControlPlane>>> MakeLocalControl(
     const std::vector<ControlHandler*>& handlers);
 

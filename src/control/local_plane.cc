@@ -94,7 +94,8 @@ Result<std::vector<std::unique_ptr<ControlPlane>>> LocalPlane::MakeAll(
   }
   std::vector<std::unique_ptr<ControlPlane>> planes;
   for (int rank = 0; rank < nranks; ++rank) {
-    // Before the loop knows the member, so that it leaves again whatever happens.
+    // The plane exists before its member joins the loop, so its destructor makes the member leave
+    // after any error.
     auto* const plane = new LocalPlane(rank, members);
     planes.push_back(std::unique_ptr<ControlPlane>(plane));
     LocalMember& member = *members[static_cast<size_t>(rank)];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Control between ranks that are threads of one process: mailboxes, emptied by the control thread.
+// Control plane between ranks that are threads of one process: mailboxes, which the control thread
+// empties.
 #ifndef INCCL_CONTROL_LOCAL_PLANE_H_
 #define INCCL_CONTROL_LOCAL_PLANE_H_
 
@@ -20,9 +21,9 @@ class LocalMember final : public Member {
   LocalMember(int nranks, ControlHandler* handler)
       : handler_(handler), senders_(static_cast<size_t>(nranks)) {}
 
-  // Before others put letters in.
+  // Called before other ranks call Put.
   void Start(uint64_t id) { id_ = id; }
-  // Any thread. Returns at once; kinds as on the wire, 0 for disconnect.
+  // Any thread; does not block. Kinds as on the wire, 0 for disconnect.
   void Put(int from, uint8_t kind, std::span<const std::byte> body);
   // Afterwards no callback runs or will run.
   void Silence();
@@ -40,10 +41,9 @@ class LocalMember final : public Member {
     std::vector<std::byte> body;
   };
   struct Sender {
-    size_t queued = 0;   // bytes, with what a letter costs
-    bool ended = false;  // its last letter has been put in
-    // There was no memory for a letter, so it has ended with this one, which comes after all
-    // others.
+    size_t queued = 0;   // bytes, including the overhead of a letter
+    bool ended = false;  // its last letter is in the mailbox
+    // There was no memory for a letter, so the sender ends after its queued letters.
     bool ends = false, ends_clean = false;
   };
 
@@ -75,7 +75,7 @@ class LocalPlane final : public ControlPlane {
 
   const int rank_;
   const Members members_;  // by rank
-  uint64_t id_ = 0;        // 0: the loop does not know the member
+  uint64_t id_ = 0;        // number in the loop; 0: none
   std::mutex close_mutex_;
   bool closed_ = false;
 };

@@ -28,14 +28,14 @@ void Ring(int event_fd) {
   }
 }
 
-// For epoll_wait, rounded up.
+// The timeout for epoll_wait, rounded up.
 int Milliseconds(Time until) {
   if (until == kNever) return -1;
   const Time left = until - SystemClock().Now();
   return left <= 0 ? 0 : static_cast<int>(std::min<Time>(left / kMillisecond + 1, 1000 * 3600));
 }
 
-// A handler may run out of memory; the thread serves others too.
+// Catches a handler's out of memory, because the thread serves other communicators, too.
 template <typename Function>
 void Call(Function&& function) {
   try {
@@ -67,7 +67,7 @@ Result<uint64_t> Loop::Join(std::shared_ptr<Member> member) {
   {
     const std::lock_guard lock(mutex_);
     id = next_member_++;
-    members_[id].member = std::move(member);  // may throw, so before there is a thread
+    members_[id].member = std::move(member);  // may throw, so before the thread starts
   }
   if (thread_.joinable()) return id;
   Status status = CatchOutOfMemory([&] { return Start(); });
@@ -153,7 +153,7 @@ void Loop::Wake(uint64_t member) {
     if (found == members_.end()) return;
     found->second.woken = true;
     if (std::exchange(rung_, true)) return;
-    Ring(event_.get());  // with the lock: Stop closes the descriptor after the last member has left
+    Ring(event_.get());  // under the lock, since Stop closes the descriptor after the last Leave
   }
 }
 
@@ -168,7 +168,7 @@ void Loop::CallAt(uint64_t member, Time at) {
   const auto found = members_.find(member);
   if (found == members_.end()) return;
   found->second.at = at;
-  Ring(event_.get());  // the thread may sleep for longer
+  Ring(event_.get());  // the thread may be sleeping beyond `at`
 }
 
 Time Loop::NextTime() {
@@ -214,7 +214,7 @@ void Loop::CallThoseDue() {
         return true;
       },
       [&](uint64_t id, Member* member) {
-        Time again = now + kSecond;  // should it throw
+        Time again = now + kSecond;  // if OnTime throws
         Call([&] { again = member->OnTime(now, now - at); });
         const std::lock_guard lock(mutex_);
         const auto found = members_.find(id);
@@ -244,7 +244,7 @@ void Loop::Run(int epoll_fd, int event_fd) {
       if (stopping_) return;
     }
     CallThoseWoken();
-    CallThoseDue();  // after what has arrived has been read
+    CallThoseDue();  // after all arrived data has been read
   }
 }
 

@@ -20,42 +20,43 @@
 
 namespace inccl::control {
 
-// What the loop serves. Its methods are called on the control thread.
+// A client of the loop. The control thread calls its methods.
 class Member {
  public:
   virtual ~Member() = default;
-  // epoll events of the socket that was watched with this tag.
+  // Reports epoll events of the socket that is watched with this tag.
   virtual void OnEvents(uint32_t tag, uint32_t events) = 0;
-  // After Wake.
+  // Follows a call of Wake.
   virtual void OnWake() = 0;
-  // At the time asked for, or `late` nanoseconds after it. Returns when to be called again.
+  // Called `late` nanoseconds after the requested time. Returns the time of the next call.
   virtual Time OnTime(Time now, Time late) = 0;
 };
 
 class Loop {
  public:
-  // Never destroyed: threads may still use it while the process exits.
+  // Never destroyed, because threads may still use it while the process exits.
   static Loop& Get();
 
-  // The thread runs while there are members. Returns the number by which the others know it.
+  // Adds a member and returns its number for the other calls. The thread runs while there are
+  // members.
   Result<uint64_t> Join(std::shared_ptr<Member> member);
-  // Afterwards no event of this member begins; one may be under way. Not on the control thread. In
-  // a child of fork(), where the thread does not exist, only forgets.
+  // Removes a member. Afterwards no callback of this member begins, but one may be running. Not on
+  // the control thread. In a child of fork(), which has no control thread, it only drops the entry.
   void Leave(uint64_t member);
 
-  // Level-triggered. `fd` must be unwatched before it is closed.
+  // Watches a descriptor, level-triggered. The caller unwatches `fd` before it closes it.
   Status Watch(uint64_t member, uint32_t tag, int fd, uint32_t events);
   void ChangeEvents(uint64_t member, uint32_t tag, int fd, uint32_t events);
   void Unwatch(int fd);
-  // OnWake will be called; any thread.
+  // Makes the control thread call OnWake; any thread.
   void Wake(uint64_t member);
-  // OnTime will be called at `at`; any thread.
+  // Makes the control thread call OnTime at `at`; any thread.
   void CallAt(uint64_t member, Time at);
 
-  // Whether this process is the one in which the thread was started.
+  // True if this process started the control thread.
   bool InOwnProcess() const;
-  // kInvalidUsage in the child of a process that had members: locks of its threads, also of other
-  // libraries, may be held for ever here.
+  // Returns kInvalidUsage in the child of a process that had members: a lock that another thread
+  // held during the fork, even one of another library, stays locked in the child for ever.
   Status CheckProcess() const;
 
  private:
@@ -65,7 +66,7 @@ class Loop {
   void Run(int epoll_fd, int event_fd);
   std::shared_ptr<Member> Find(uint64_t member);
   Time NextTime();
-  // Calls for each member that `take`, holding mutex_, says yes to. Needs no memory.
+  // Calls `call` for each member for which `take`, under mutex_, returns true. Does not allocate.
   template <typename Take, typename Function>
   void ForEach(Take&& take, Function&& call);
   void CallThoseWoken();
@@ -82,7 +83,7 @@ class Loop {
     bool woken = false;
   };
   std::map<uint64_t, Entry> members_;
-  bool rung_ = false;  // somebody is woken, and the thread will look
+  bool rung_ = false;  // a member is woken and the thread will look for it
   uint64_t next_member_ = 1;
   bool stopping_ = false;
   UniqueFd epoll_;

@@ -20,9 +20,9 @@ namespace {
 using bootstrap::FrameParser;
 using bootstrap::IoResult;
 
-constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot keep the thread
+constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot occupy the thread
 constexpr Time kLongestFlush = 3600 * kSecond;
-// What waits for a peer, as a rule: the news of an error and the disconnect find memory.
+// Reserved per peer, so that an error message and a disconnect need no allocation.
 constexpr size_t kReservedOut = kMostNotifiedBytes + 4 * bootstrap::kFrameHeaderBytes;
 
 }  // namespace
@@ -35,7 +35,7 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
 }
 
 Status SocketMember::Start(uint64_t id) {
-  const std::lock_guard dispatch(dispatch_mutex_);  // the first events wait until all is set up
+  const std::lock_guard dispatch(dispatch_mutex_);  // delays the first events until all is set up
   const std::lock_guard lock(out_mutex_);
   id_ = id;
   const Time now = SystemClock().Now();
@@ -88,7 +88,7 @@ void SocketMember::GiveUp(size_t peer) {
   connection.broken = true;
   connection.out.clear();
   connection.out_begin = 0;
-  shutdown(connection.fd.get(), SHUT_RDWR);  // the control thread sees the end
+  shutdown(connection.fd.get(), SHUT_RDWR);  // then the control thread reads end of file
 }
 
 void SocketMember::Flush(size_t peer) {
@@ -189,7 +189,7 @@ void SocketMember::Read(size_t peer) {
       more = Deliver(peer);
       return Status::Ok();
     });
-    if (!status.ok()) {  // part of a message may be lost: what follows cannot be understood
+    if (!status.ok()) {  // part of a message may be lost, so later input cannot be parsed
       connection.out_of_step = true;
       handler_->OnOutOfMemory();
     }
@@ -250,13 +250,13 @@ Time SocketMember::OnTime(Time now, Time late) {
     {
       const std::lock_guard lock(out_mutex_);
       if (!connection.open || connection.departed) continue;
-      // What still waits to be written tells as much.
+      // Data that still waits to be written replaces a heartbeat.
       if (!leaving_ && connection.queued() == 0) Enqueue(peer, kHeartbeat, {});
     }
     connection.heard = std::min(now, connection.heard + late);
     if (now - connection.heard > options_.dead_after) EndSilent(peer, now - connection.heard);
   }
-  // All communicators of a process at the same times: one waking for all of them.
+  // All communicators of a process use the same times, so the thread wakes once for all of them.
   return (now / options_.heartbeat + 1) * options_.heartbeat;
 }
 
@@ -264,7 +264,8 @@ Result<std::unique_ptr<ControlPlane>> SocketPlane::Start(Mesh mesh, ControlHandl
                                                          const ControlOptions& options) {
   const int nranks = mesh.nranks;
   auto member = std::make_shared<SocketMember>(std::move(mesh), handler, options);
-  // Before the loop knows the member, so that it leaves again whatever happens.
+  // The plane exists before its member joins the loop, so its destructor makes the member leave
+  // after any error.
   std::unique_ptr<SocketPlane> plane(new SocketPlane(nranks, member));
   Result<uint64_t> id = Loop::Get().Join(member);
   if (!id.ok()) return id.status();
@@ -278,7 +279,7 @@ void SocketPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) 
 }
 
 void SocketPlane::Close(Time flush_deadline) {
-  if (!Loop::Get().InOwnProcess()) return;  // a child of fork(): the connections are not its own
+  if (!Loop::Get().InOwnProcess()) return;  // a child of fork() does not own the connections
   const std::lock_guard lock(close_mutex_);
   if (closed_) return;
   closed_ = true;

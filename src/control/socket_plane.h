@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Control over the sockets of a mesh.
+// Control plane over the sockets of a mesh.
 #ifndef INCCL_CONTROL_SOCKET_PLANE_H_
 #define INCCL_CONTROL_SOCKET_PLANE_H_
 
@@ -18,7 +18,7 @@ namespace inccl::control {
 inline constexpr uint8_t kDisconnect = 0;
 inline constexpr uint8_t kHeartbeat = 255;
 
-// What the control thread shares with the plane's owner.
+// The part that the control thread shares with the plane's owner.
 class SocketMember final : public Member {
  public:
   SocketMember(Mesh mesh, ControlHandler* handler, const ControlOptions& options);
@@ -39,16 +39,16 @@ class SocketMember final : public Member {
   struct Connection {
     UniqueFd fd;
     bool open = false;
-    bool broken = false;  // writing is of no use; reading shows when it ends
-    // It said disconnect. Nothing more is read, but it stays open until the other side closes it:
-    // who leaves must not take our end for a death, and may be told that we leave too.
+    bool broken = false;  // writing failed; reading shows when the connection ends
+    // The peer sent a disconnect. This rank reads nothing more, but keeps the connection open until
+    // the peer closes it: the leaving peer must not see a death, and still receives messages.
     bool departed = false;
     bool armed = false;        // waits for EPOLLOUT
-    bool out_of_step = false;  // a part of what it sent is lost: what it sends is discarded
+    bool out_of_step = false;  // a part of a message is lost, so further input is discarded
     std::vector<std::byte> out;
     size_t out_begin = 0;
     bootstrap::FrameParser in{kMaxControlBody};
-    Time heard = 0;  // the last byte
+    Time heard = 0;  // time of the last received byte
 
     size_t queued() const { return out.size() - out_begin; }
   };
@@ -60,7 +60,7 @@ class SocketMember final : public Member {
   void Drop(Connection* connection);                                         // holds out_mutex_
   bool Flushed() const;                                                      // holds out_mutex_
   void Read(size_t peer);
-  // False: that was the last.
+  // Returns false after the peer's last message.
   bool Deliver(size_t peer);
   void EndClean(size_t peer);
   void EndBroken(size_t peer);
@@ -99,7 +99,7 @@ class SocketPlane final : public ControlPlane {
       : ControlPlane(nranks), member_(std::move(member)) {}
 
   const std::shared_ptr<SocketMember> member_;
-  uint64_t id_ = 0;  // 0: the loop does not know the member
+  uint64_t id_ = 0;  // number in the loop; 0: none
   std::mutex close_mutex_;
   bool closed_ = false;
 };
