@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which connections a listener keeps that have not yet proven to be a rank's, so that strangers who
-// open many neither cost much nor crowd out ranks: budgets in all and per source, and chance.
+// Decides which unauthenticated connections a listener keeps. A total budget, a budget per source
+// and random choice keep a flood of foreign connections cheap and leave room for ranks.
 #ifndef INCCL_BOOTSTRAP_ADMISSION_H_
 #define INCCL_BOOTSTRAP_ADMISSION_H_
 
@@ -15,29 +15,29 @@
 
 namespace inccl::bootstrap {
 
-// Where a connection comes from: the process, over a unix socket; else the address (of IPv6: the
+// The origin of a connection: the process for a unix socket, else the address (for IPv6 the
 // network).
 struct Source {
   SocketAddress address;
-  PeerCredentials peer;  // of unix sockets
+  PeerCredentials peer;  // only for unix sockets
 
-  uint64_t Key() const;  // equal for one source
+  uint64_t Key() const;  // equal for connections of one source
   std::string ToString() const;
 };
 
 struct Budget {
   size_t total = 0, per_source = 0;
 };
-// So that all ranks may connect at once, from one host or (threads) from one process, four times
-// over. No more than a quarter of the descriptors this process may open.
+// A budget that lets all ranks connect at once, four times over, from one host or (as threads) from
+// one process. It uses at most a quarter of the descriptors that this process may open.
 Budget BudgetFor(size_t ranks, bool unix_sockets);
 
-// Which of the connections makes room for one more from `source`: their sources are `pending`,
-// `random` chooses. pending.size(): none needs to.
+// Returns the index of the connection to drop for a new one from `source`, or pending.size() if
+// none must go. `pending` holds the sources of the connections; `random` makes the choice.
 size_t MakesRoom(std::span<const uint64_t> pending, uint64_t source, const Budget& budget,
                  uint64_t random);
 
-// Lets one line per second through.
+// Limits log lines to one per second.
 class LineLimit {
  public:
   bool Allow(Time now) {

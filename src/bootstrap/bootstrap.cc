@@ -30,9 +30,9 @@ namespace inccl {
 namespace bootstrap {
 namespace {
 
-constexpr Time kNewsGrace = kSecond;  // for the rendezvous to say what it knows of a failure
+constexpr Time kNewsGrace = kSecond;  // for the rendezvous to report what it knows of a failure
 constexpr int kRendezvousNames = 8;
-constexpr Time kSilenceLimit = kSecond / 5;  // of a name that is bound, where nobody can be seen
+constexpr Time kSilenceLimit = kSecond / 5;  // for a bound name whose holder cannot be seen
 
 std::string Hex(Bytes bytes) {
   std::string text;
@@ -73,13 +73,13 @@ Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce)
   return Hkdf(material.bytes(), nonce, "inccl rendezvous");
 }
 
-// What tells a launcher's job, and the communicator within it, from others of this host.
+// Distinguishes a launcher's job, and the communicator within it, from others on this host.
 std::string IdentityOf(const Launcher& launcher, int init_index) {
   return fmt::format("inccl launcher job\nuid={}\ninit={}\n{}", geteuid(), init_index,
                      launcher.job);
 }
 
-// A socket that only the other ranks will hear of.
+// Listens at a random name that only the other ranks learn.
 Result<UniqueFd> ListenForMesh(std::string* name) {
   Nonce random;
   if (Status status = FillRandom(random); !status.ok()) return status;
@@ -92,7 +92,7 @@ Status OfRank(const JoinOptions& options, const Status& status) {
           fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
 }
 
-// `any_namespace`: the key is a secret, so that where a peer runs need not speak for it.
+// `any_namespace`: the key is secret, so it authenticates peers in any container.
 Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bool any_namespace,
                 RankTable table, UniqueFd listener, RendezvousClient* root, Mesh* mesh,
                 std::vector<UniqueFd>* open) {
@@ -128,13 +128,13 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   return BuildMesh(terms, std::move(listener), root, &mesh->peers, open);
 }
 
-// Tells the rendezvous, which tells everybody; the first failure it heard of is everybody's.
+// Reports a failure to the rendezvous, which reports the first failure it received to all ranks.
 Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
   if (root->verdict().ok()) {
     root->LimitTo(SystemClock().Now() + kNewsGrace);
     (void)root->Send(MessageKind::kFailed, EncodeError(ours));
     const Status news = root->Await(MessageKind::kGo).status();
-    // Then it may have been the first to go, and the peer that is missed one of those who noticed.
+    // The rendezvous has gone: it may have died first, and the missing peer may have left for that.
     const bool told = ours.message().find(root->name()) != std::string::npos;
     if (root->verdict().ok() && news.code() == Code::kRemoteError && !told) {
       return root->Named(Status(ours.code(), fmt::format("{}; and the rendezvous at {} is gone",
@@ -192,7 +192,7 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   if (!table.ok()) return named(table.status());
 
   Mesh mesh;
-  std::vector<UniqueFd> open;  // until a failure has been told
+  std::vector<UniqueFd> open;  // kept open until a failure has been reported
   status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace,
                     *std::move(table), *std::move(listener), &root, &mesh, &open);
   if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
@@ -205,8 +205,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   return mesh;
 }
 
-// Listens at the first name that no other user holds. Not valid: *obstacle says what stands in the
-// way for now, which may be a rendezvous of this user.
+// Listens at the first name that no other user holds. If that fails, the result is not valid and
+// *obstacle says why; the obstacle may be a rendezvous of this user.
 UniqueFd ListenAtOneOf(const std::vector<SocketAddress>& names, bool pass_over_silent,
                        std::string* obstacle) {
   std::vector<std::string> foreign;
@@ -230,9 +230,10 @@ UniqueFd ListenAtOneOf(const std::vector<SocketAddress>& names, bool pass_over_s
   return {};
 }
 
-// Rank 0's part in a launcher's job, where no rendezvous of this user has answered. "", or what
-// stands in the way for now. Where that is a rendezvous of this user, rank 0 comes to it as the
-// others do: it says that rank 0 is there already, or ends and so frees the name.
+// Rank 0 of a launcher's job calls this when no rendezvous of this user answers. Starts a
+// rendezvous and returns "", or returns the current obstacle. If the obstacle is a rendezvous of
+// this user, rank 0 connects to it like the other ranks: that one reports a second rank 0, or ends
+// and frees the name.
 Result<std::string> HostRendezvous(const std::vector<SocketAddress>& names, bool pass_over_silent,
                                    const HandshakeTerms& terms, const JoinOptions& options) {
   std::string obstacle;

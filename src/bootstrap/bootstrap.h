@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How ranks become a communicator: they meet at a rendezvous, see that they agree, and connect to
-// each other. Every socket is authenticated before anything else is read from it. Every call ends
-// by its deadline (and a second of grace, in which the rendezvous says who was missing); an error
-// begins with "rank r/n: init:" and names the ranks concerned, and leaves no descriptor.
+// Joins ranks to a communicator: they meet at a rendezvous, compare their configuration and connect
+// to each other. A rank authenticates every socket before it reads anything else from it. Every
+// call ends by its deadline, plus one second in which the rendezvous reports the missing ranks. An
+// error begins with "rank r/n: init:", names the ranks concerned, and leaves no descriptor open.
 #ifndef INCCL_BOOTSTRAP_BOOTSTRAP_H_
 #define INCCL_BOOTSTRAP_BOOTSTRAP_H_
 
@@ -25,34 +25,35 @@ struct JoinOptions {
   int rank = 0;
   int nranks = 1;
   Time deadline = kNever;       // on SystemClock()
-  int timeout_ms = 0;           // what the deadline came from, for texts
-  std::string agreement;        // must be equal on all ranks; best "key=value key=value ..."
-  std::vector<int> share_fds;   // every peer gets a copy of these; at most 16; stay the caller's
-  std::vector<std::byte> blob;  // every peer gets a copy of it; at most kMaxBlob bytes
+  int timeout_ms = 0;           // the length of the deadline, for messages
+  std::string agreement;        // must be equal on all ranks; ideally "key=value key=value ..."
+  std::vector<int> share_fds;   // every peer gets a copy; at most 16; the caller keeps ownership
+  std::vector<std::byte> blob;  // every peer gets a copy; at most kMaxBlob bytes
   std::string secret_file;      // INCCL_SECRET_FILE
   std::string host_id;          // INCCL_HOSTID
-  const std::atomic<bool>* cancelled = nullptr;  // may become true: end with an error, soon
+  const std::atomic<bool>* cancelled = nullptr;  // once true, the call soon ends with an error
 };
 
-// A new id, and the thread that serves it: one communicator, from this process, as long as the
-// process lives. Uses socket_ifname, secret_file and init_timeout_ms.
-// `abandoned`, unless null: the ranks come at once or never, so the rendezvous ends also if nobody
-// comes, and soon after a failure or after this has turned true.
+// Makes a new id and starts the thread of its rendezvous, which serves one communicator while this
+// process lives. Uses socket_ifname, secret_file and init_timeout_ms. If `abandoned` is not null,
+// the ranks come at once or never: the rendezvous then also ends if no rank comes, and soon after a
+// failure or after *abandoned has become true.
 Result<UniqueId> CreateUniqueId(const Environment& environment,
                                 std::shared_ptr<const std::atomic<bool>> abandoned = nullptr);
 
-// Any thread; the ranks may be threads or processes of this host. kTimeout naming the ranks that
-// are missing, kInvalidUsage if ranks do not fit together, kRemoteError if one died, kSystemError.
+// Any thread; the ranks may be threads or processes of this host. Returns kTimeout, naming the
+// missing ranks, kInvalidUsage if ranks do not fit together, kRemoteError if one died, or
+// kSystemError.
 Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options);
 
 // The same for the processes of a launcher's job on this host; rank and nranks of `options` must be
-// the launcher's. `init_index` counts the calls in this process, alike on all ranks. Processes of
-// the same user and container (pid and user namespace) are trusted; with a secret file, those that
+// the launcher's. `init_index` numbers the calls in this process, equally on all ranks. Ranks trust
+// processes of the same user and container (pid and user namespace); with a secret file, those that
 // know its content.
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const JoinOptions& options);
 
-// The names of unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the
-// first that no other user holds. Whoever knows the job's name can tell them.
+// The names of the unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the
+// first that no other user holds. They follow from the job's name and are not secret.
 Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index);
 
 }  // namespace inccl

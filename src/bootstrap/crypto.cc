@@ -17,10 +17,9 @@
 namespace inccl::bootstrap {
 namespace {
 
-// A thread of ours may authenticate somebody while the process exits, so libcrypto must not free
-// what it uses; it only listens to whoever initializes it first.
-// Libraries of OpenSSL 3.0 crash where their own start has failed for want of memory, so that is
-// asked for before anything else.
+// A thread of the library may authenticate a peer while the process exits, so libcrypto must not
+// free its state at exit; it accepts that setting only from its first initialization. OpenSSL 3.0
+// crashes after an initialization that ran out of memory, so this runs before any other use.
 Status InitLibcrypto() {
   static std::atomic<bool> done{false};
   if (done.load(std::memory_order_acquire)) return Status::Ok();

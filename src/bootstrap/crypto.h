@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the handshake is made of: HMAC-SHA256 (RFC 2104), HKDF-SHA256 (RFC 5869), random bytes.
-// Thread-safe. Errors (kSystemError) mean that libcrypto or the kernel refused.
+// Primitives of the handshake: HMAC-SHA256 (RFC 2104), HKDF-SHA256 (RFC 5869), random bytes.
+// Thread-safe. A kSystemError means that libcrypto or the kernel refused.
 #ifndef INCCL_BOOTSTRAP_CRYPTO_H_
 #define INCCL_BOOTSTRAP_CRYPTO_H_
 
@@ -24,7 +24,7 @@ inline constexpr size_t kNonceBytes = 16;
 using Mac = std::array<std::byte, kMacBytes>;
 using Nonce = std::array<std::byte, kNonceBytes>;
 
-// A secret: wiped when it goes.
+// A secret key; its destructor wipes it.
 class Key {
  public:
   Key() = default;
@@ -39,7 +39,7 @@ class Key {
   Mac bytes_{};
 };
 
-// Secret bytes of any number: no copy that it has made outlives it.
+// A secret of any size. It wipes every copy that it has made.
 class Secret {
  public:
   Secret() = default;
@@ -63,14 +63,14 @@ class Secret {
 
 inline Bytes AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// HMAC-SHA256 over the parts one after the other. At most kMaxMacInput bytes in all.
+// HMAC-SHA256 over the concatenated parts, at most kMaxMacInput bytes in total.
 inline constexpr size_t kMaxMacInput = 512;
 Result<Mac> HmacSha256(Bytes key, std::initializer_list<Bytes> parts);
 
 // One output block of HKDF-SHA256.
 Result<Key> Hkdf(Bytes secret, Bytes salt, std::string_view label);
 
-// In time that does not depend on the content.
+// Compares in time that does not depend on the content.
 bool EqualInConstantTime(Bytes a, Bytes b);
 
 Status FillRandom(std::span<std::byte> out);

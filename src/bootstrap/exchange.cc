@@ -46,7 +46,8 @@ Status Gone(Swap* swap, int error) {
                                  error != 0 ? SystemErrorErrno("socket", error).message() : ""));
 }
 
-// Who closes a connection may do so because another peer has died: names all who have.
+// A peer may close its connection because another one has died, so this names all peers that have
+// closed theirs.
 Status WithOthersGone(const Status& status, const std::vector<Swap>& swaps) {
   std::vector<pollfd> fds;
   std::vector<const Peer*> peers;
@@ -98,8 +99,7 @@ Status Receive(Swap* swap) {
   return Status::Ok();
 }
 
-// Waits for whatever is still open; kTimeout naming the peers that are late.
-// `warn_at`: when to log them, once.
+// Waits for the unfinished exchanges; kTimeout names the late peers. Logs them once, at *warn_at.
 Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const ExchangeTerms& terms,
             Time* warn_at) {
   if (terms.cancelled != nullptr && terms.cancelled->load()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Further rounds of blobs over the connections of a mesh that nobody else uses yet: a length (u32,
-// little endian) and as many bytes, in each direction.
+// Exchanges further blobs over the connections of a mesh, before the control plane uses them. Each
+// direction carries a length (u32, little endian) and as many bytes.
 #ifndef INCCL_BOOTSTRAP_EXCHANGE_H_
 #define INCCL_BOOTSTRAP_EXCHANGE_H_
 
@@ -19,15 +19,15 @@ namespace inccl {
 
 struct ExchangeTerms {
   Time deadline = kNever;
-  int timeout_ms = 0;                            // what it came from, for texts
+  int timeout_ms = 0;                            // the length of the deadline, for messages
   const std::atomic<bool>* cancelled = nullptr;  // may be null
-  Time patience = bootstrap::kPatience;          // before a log line says who is late
+  Time patience = bootstrap::kPatience;          // then a log line names the late ranks
 };
 
-// Sends `mine` (at most kMaxBlob bytes) to every peer; what each rank sent, by rank, this one's
-// included. All ranks call it equally often. Nothing is read beyond the blobs. An error begins with
-// "rank r/n: init:" and names the peer: kRemoteError (gone), kInternalError (too large a blob),
-// kTimeout.
+// Sends `mine` (at most kMaxBlob bytes) to every peer and returns the blobs of all ranks, by rank,
+// including this one's. All ranks call it equally often. It reads nothing beyond the blobs. An
+// error begins with "rank r/n: init:" and names the peer: kRemoteError (it has gone),
+// kInternalError (its blob is too large), kTimeout.
 Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(const Mesh& mesh,
                                                           std::span<const std::byte> mine,
                                                           const ExchangeTerms& terms);

@@ -67,7 +67,7 @@ Result<bool> FdReceiver::Receive(int socket) {
     header.msg_iovlen = 1;
     header.msg_control = control.bytes;
     header.msg_controllen = sizeof control.bytes;
-    fds_.reserve(fds_.size() + kMaxSharedFds);  // who throws later would lose some
+    fds_.reserve(fds_.size() + kMaxSharedFds);  // an exception after recvmsg would leak some
     const ssize_t got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;

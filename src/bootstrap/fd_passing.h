@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Descriptors over a unix socket, with one message of 8 bytes: "icf1", count u32.
+// Passes descriptors over a unix socket with one message of 8 bytes: "icf1", count u32.
 #ifndef INCCL_BOOTSTRAP_FD_PASSING_H_
 #define INCCL_BOOTSTRAP_FD_PASSING_H_
 
@@ -17,14 +17,15 @@ namespace inccl::bootstrap {
 inline constexpr size_t kMaxSharedFds = 16;
 inline constexpr size_t kFdMessageBytes = 8;
 
-// False: not now (the socket is full, or too many descriptors are on their way); try again.
+// Returns false if the caller must try again: the socket is full, or too many descriptors are in
+// flight.
 Result<bool> SendFds(int socket, std::span<const int> fds);
 
-// Receives what SendFds sent, in as many calls as it takes.
+// Receives what SendFds sent, over as many calls as needed.
 class FdReceiver {
  public:
-  // True when complete. An error: the peer has gone (kRemoteError), sent something else
-  // (kInternalError), or there are no descriptors left here (kSystemError).
+  // Returns true when complete. Errors: the peer has gone (kRemoteError) or sent something else
+  // (kInternalError), or this process has no descriptors left (kSystemError).
   Result<bool> Receive(int socket);
   std::vector<UniqueFd> Take() { return std::move(fds_); }
 

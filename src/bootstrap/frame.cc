@@ -10,7 +10,7 @@ namespace inccl::bootstrap {
 void AppendFrame(uint8_t kind, Bytes body, std::vector<std::byte>* out) {
   const auto length = static_cast<uint32_t>(body.size());
   const size_t need = out->size() + kFrameHeaderBytes + body.size();
-  // All or nothing, should there be no memory.
+  // Reserve first, so that running out of memory leaves *out unchanged.
   if (need > out->capacity()) out->reserve(std::max(need, 2 * out->capacity()));
   for (int i = 0; i < 4; ++i) out->push_back(static_cast<std::byte>(length >> (8 * i)));
   out->push_back(static_cast<std::byte>(kind));

@@ -13,12 +13,13 @@
 namespace inccl::bootstrap {
 
 inline constexpr size_t kFrameHeaderBytes = 5;
-// Enough for the table of a thousand ranks with large blobs.
+// Large enough for the table of a thousand ranks with large blobs.
 inline constexpr uint32_t kMaxFrameBody = 16 << 20;
 
 void AppendFrame(uint8_t kind, Bytes body, std::vector<std::byte>* out);
 
-// Cuts a stream into frames. Holds no more than has arrived, whatever a length field claims.
+// Splits a stream into frames. It never holds more than has arrived, whatever a length field
+// claims.
 class FrameParser {
  public:
   explicit FrameParser(uint32_t max_body = kMaxFrameBody) : max_body_(max_body) {}
@@ -36,7 +37,7 @@ class FrameParser {
  private:
   uint32_t max_body_;
   std::vector<std::byte> buffer_;
-  size_t begin_ = 0;  // of what has not been popped
+  size_t begin_ = 0;  // start of the data that has not been popped
 };
 
 }  // namespace inccl::bootstrap

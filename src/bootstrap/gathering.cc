@@ -23,7 +23,8 @@ std::vector<std::string_view> SplitWords(std::string_view text) {
   return words;
 }
 
-// Texts are lists of key=value by custom. Only the words that differ, or both texts as they are.
+// Agreements are usually lists of key=value. Keeps only the words that differ; leaves both texts
+// unchanged if their word counts differ.
 void KeepDifference(std::string* a, std::string* b) {
   const std::vector<std::string_view> a_words = SplitWords(*a), b_words = SplitWords(*b);
   if (a_words.size() != b_words.size()) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether the ranks that have come so far can make one communicator. No input or output.
+// Checks whether the ranks that have registered so far fit into one communicator. Does no I/O.
 #ifndef INCCL_BOOTSTRAP_GATHERING_H_
 #define INCCL_BOOTSTRAP_GATHERING_H_
 
@@ -15,7 +15,7 @@
 
 namespace inccl::bootstrap {
 
-// How long ranks are waited for before a line in the log says which.
+// The wait after which a log line names the missing ranks.
 inline constexpr Time kPatience = 5 * kSecond;
 
 // "0@host:4711"
@@ -30,17 +30,17 @@ class Gathering {
  public:
   enum class Verdict : uint8_t {
     kJoined,
-    kRefused,  // this one only: a duplicate
-    kBroken,   // all of them: this one does not fit to those that are there
+    kRefused,  // only this registration fails: a duplicate
+    kBroken,   // all ranks fail: this registration does not fit the earlier ones
   };
   // *why is set unless kJoined.
   Verdict Add(const Registration& registration, Status* why);
 
-  int nranks() const { return static_cast<int>(ranks_.size()); }  // 0 before the first
+  int nranks() const { return static_cast<int>(ranks_.size()); }  // 0 before the first Add
   bool complete() const { return joined_ > 0 && joined_ == ranks_.size(); }
   std::vector<int> Missing() const;
   const RankRecord& record(int rank) const { return ranks_[static_cast<size_t>(rank)]->record; }
-  const RankRecord* Find(uint32_t rank) const;  // nullptr: it has not come
+  const RankRecord* Find(uint32_t rank) const;  // nullptr: not registered yet
   std::vector<RankRecord> records() const;
 
  private:

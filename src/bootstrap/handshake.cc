@@ -16,7 +16,7 @@ constexpr size_t kHelloSignedBytes = kHelloBytes - kMacBytes;
 constexpr std::string_view kClientLabel = "inccl-c1";
 constexpr std::string_view kServerLabel = "inccl-s1";
 
-// Little-endian fields into a fixed place; no allocation.
+// Writes little-endian fields into a fixed buffer; does not allocate.
 class FixedWriter {
  public:
   explicit FixedWriter(std::span<std::byte> out) : out_(out) {}
@@ -75,7 +75,7 @@ ServerHandshake::State ServerHandshake::Feed(Bytes bytes) {
   }
   std::memcpy(hello_.data() + have_, bytes.data(), bytes.size());
   have_ += bytes.size();
-  // What can be refused early is refused early.
+  // Refuse another protocol before the whole hello has arrived.
   if (have_ >= kMagic.size() && !HasMagic(hello_)) {
     fault_ = HandshakeFault::kMagic;
     state_ = State::kFailed;
@@ -103,7 +103,7 @@ HandshakeFault ServerHandshake::Check() {
   if (!expected.ok()) return HandshakeFault::kCrypto;
   if (communicator != terms_->communicator) return HandshakeFault::kCommunicator;
   if (!EqualInConstantTime(*expected, mac)) return HandshakeFault::kMac;
-  // From here on the client is one of us.
+  // From here on the client has proven that it knows the key.
   if (role != static_cast<uint8_t>(terms_->role)) return HandshakeFault::kRole;
   if (nranks_ == 0 || nranks_ > kMaxRanks || rank_ >= nranks_) return HandshakeFault::kRank;
   const Result<Mac> reply =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How both ends of a socket prove to each other that they know the key, before anything of variable
-// length is read. Fixed sizes, in order:
+// The handshake by which both ends of a socket prove that they know the key, before either reads
+// anything of variable length. Fixed sizes, in order:
 //
 //   server  greeting  24  "icl1", version u8, flags u8, 2 zero bytes, server nonce 16;
 //                         bit 0 of the flags: the key holds the content of a secret file
@@ -10,8 +10,8 @@
 //                         HMAC(key, "inccl-c1" | greeting | hello so far) 32
 //   server  reply     32  HMAC(key, "inccl-s1" | greeting | hello)
 //
-// Integers are little endian. A recorded hello is worthless: the next greeting has another nonce.
-// These machines do no input or output and allocate nothing; bytes may come in any portions.
+// Integers are little endian. A recorded hello cannot be replayed, since every greeting has a new
+// nonce. The state machines do no I/O and allocate nothing; bytes may arrive in any portions.
 #ifndef INCCL_BOOTSTRAP_HANDSHAKE_H_
 #define INCCL_BOOTSTRAP_HANDSHAKE_H_
 
@@ -28,48 +28,48 @@ inline constexpr uint8_t kProtocolVersion = 1;
 inline constexpr size_t kGreetingBytes = 24;
 inline constexpr size_t kHelloBytes = 80;
 inline constexpr size_t kReplyBytes = kMacBytes;
-inline constexpr uint32_t kMaxRanks = 4096;  // what the wire formats admit
+inline constexpr uint32_t kMaxRanks = 4096;  // limit of the wire formats
 
-// What the connection is for; part of what is authenticated.
+// The purpose of a connection; the handshake authenticates it.
 enum class Role : uint8_t { kRendezvous = 1, kMesh = 2 };
 
 enum class HandshakeFault : uint8_t {
   kNone,
-  kMagic,          // not this protocol at all
-  kVersion,        // another version of it
+  kMagic,          // not this protocol
+  kVersion,        // another version of the protocol
   kRole,           // meant for another purpose
   kCommunicator,   // meant for another communicator
-  kRank,           // rank and nranks make no sense
+  kRank,           // invalid rank or nranks
   kSecretLacking,  // the server has a secret file, this client has none
-  kSecretUnasked,  // this client has one, the server has none
-  kMac,            // does not know the key
+  kSecretUnasked,  // this client has a secret file, the server has none
+  kMac,            // the other end does not know the key
   kCrypto,         // libcrypto failed
 };
 const char* Describe(HandshakeFault fault);
 
-// What both ends know beforehand.
+// The values that both ends know beforehand.
 struct HandshakeTerms {
   Key key;
   Role role = Role::kRendezvous;
   Nonce communicator{};
-  bool secret_file = false;  // the key holds the content of one
+  bool secret_file = false;  // the key includes the content of a secret file
 };
 
 class ServerHandshake {
  public:
   enum class State : uint8_t { kReading, kDone, kFailed };
 
-  // Begins anew. `terms` must outlive the handshake.
+  // Starts a new handshake. `terms` outlives it.
   void Start(const HandshakeTerms* terms, const Nonce& server_nonce);
 
-  Bytes greeting() const { return greeting_; }           // to be sent first
-  size_t wanted() const { return kHelloBytes - have_; }  // of the hello
+  Bytes greeting() const { return greeting_; }           // the caller sends it first
+  size_t wanted() const { return kHelloBytes - have_; }  // missing bytes of the hello
   // bytes.size() <= wanted().
   State Feed(Bytes bytes);
   State state() const { return state_; }
   HandshakeFault fault() const { return fault_; }
 
-  // When kDone: to be sent, and who it is.
+  // Valid in kDone: the reply, which the caller sends, and the client's rank.
   Bytes reply() const { return reply_; }
   uint32_t rank() const { return rank_; }
   uint32_t nranks() const { return nranks_; }
@@ -91,7 +91,7 @@ class ClientHandshake {
  public:
   enum class State : uint8_t {
     kReadingGreeting,
-    kReadingReply,  // hello() is to be sent when this state is entered
+    kReadingReply,  // the caller sends hello() when this state begins
     kDone,
     kFailed
   };
@@ -99,7 +99,7 @@ class ClientHandshake {
   void Start(const HandshakeTerms* terms, uint32_t rank, uint32_t nranks,
              const Nonce& client_nonce);
 
-  size_t wanted() const;  // bytes the server still owes in this state
+  size_t wanted() const;  // missing bytes of the server in this state
   // bytes.size() <= wanted().
   State Feed(Bytes bytes);
   State state() const { return state_; }

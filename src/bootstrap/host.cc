@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kLeastSecretFile = 16, kMostSecretFile = 4096;
 
-// Up to `most` bytes.
+// Reads up to `most` bytes.
 Result<Secret> ReadAll(int fd, size_t most) {
   Secret content(most);
   size_t have = 0;
@@ -52,7 +52,7 @@ Result<uint64_t> HostId(const std::string& override) {
       const Result<Secret> boot = ReadAll(fd.get(), 64);
       if (!boot.ok()) return boot.status();
       text.append(reinterpret_cast<const char*>(boot->bytes().data()), boot->size());
-    } else if (errno == ENOENT || errno == EACCES) {  // no such kernel, or it is hidden
+    } else if (errno == ENOENT || errno == EACCES) {  // an old kernel, or the file is hidden
       text += HostName();
     } else {
       return SystemErrorErrno("/proc/sys/kernel/random/boot_id", errno);

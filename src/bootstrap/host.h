@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How this host and user are told apart from others.
+// Identifies this host, and reads the user's secret file.
 #ifndef INCCL_BOOTSTRAP_HOST_H_
 #define INCCL_BOOTSTRAP_HOST_H_
 
@@ -14,12 +14,12 @@ namespace inccl::bootstrap {
 
 std::string HostName();
 
-// Equal for processes that can reach each other by shared memory and abstract unix sockets: of the
-// kernel's boot id and the network namespace, or of `override` alone if it is not empty.
+// Equal for processes that can reach each other by shared memory and abstract unix sockets. Derived
+// from the kernel's boot id and the network namespace, or from `override` if that is not empty.
 Result<uint64_t> HostId(const std::string& override);
 
-// The content of a secret file, 16 to 4096 bytes. It must be a regular file of this user (or root)
-// that nobody else may read or write. kInvalidUsage naming it and what is wrong.
+// Reads a secret file of 16 to 4096 bytes. It must be a regular file of this user (or root) that no
+// other user may read or write. A kInvalidUsage names the file and what is wrong.
 Result<Secret> ReadSecretFile(const std::string& path);
 
 }  // namespace inccl::bootstrap

@@ -12,7 +12,7 @@ namespace inccl::bootstrap {
 namespace {
 
 constexpr int kMostAncestors = 100;
-constexpr size_t kMostBytes = 4096;  // of a stat file
+constexpr size_t kMostBytes = 4096;  // limit for a stat file
 constexpr const char* kProxyName = "hydra_pmi_proxy";
 
 struct Process {
@@ -21,8 +21,8 @@ struct Process {
   std::string started;
 };
 
-// From /proc/PID/stat: "PID (NAME) STATE PARENT ...", where NAME may hold anything. False: it
-// cannot be read.
+// Parses /proc/PID/stat: "PID (NAME) STATE PARENT ...", where NAME may contain any character.
+// Returns false if the file cannot be read.
 bool ReadProcess(long pid, Process* process) {
   int error = 0;
   const Result<std::string> text =
@@ -34,7 +34,7 @@ bool ReadProcess(long pid, Process* process) {
   std::istringstream fields(text->substr(close + 1));
   std::string skipped;
   if (!(fields >> skipped >> process->parent)) return false;
-  constexpr int kBetween = 17;  // fields from the parent's to the start time
+  constexpr int kBetween = 17;  // fields between the parent's id and the start time
   for (int i = 0; i < kBetween; ++i) fields >> skipped;
   return static_cast<bool>(fields >> process->started);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The job of a process that Hydra (mpiexec of MPICH, MVAPICH and Intel MPI) has started. Hydra
-// gives ranks no name of their job in the environment; but all of its ranks on a host descend from
-// one process of its own, the proxy.
+// Identifies the job of a process that Hydra (mpiexec of MPICH, MVAPICH and Intel MPI) has started.
+// Hydra puts no job name into the environment, but all of its ranks on a host descend from one
+// Hydra process, the proxy.
 #ifndef INCCL_BOOTSTRAP_HYDRA_H_
 #define INCCL_BOOTSTRAP_HYDRA_H_
 
@@ -10,8 +10,8 @@
 
 namespace inccl::bootstrap {
 
-// "4711 started 823645": process id and start time (clock ticks since boot) of the nearest ancestor
-// that is a proxy. Empty if there is none.
+// Returns e.g. "4711 started 823645": process id and start time (clock ticks since boot) of the
+// nearest ancestor that is a proxy. Empty if there is none.
 std::string HydraProxy();
 
 }  // namespace inccl::bootstrap

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which address to listen on.
+// Chooses the address to listen on.
 #ifndef INCCL_BOOTSTRAP_INTERFACES_H_
 #define INCCL_BOOTSTRAP_INTERFACES_H_
 
@@ -13,13 +13,14 @@
 
 namespace inccl::bootstrap {
 
-// The grammar of INCCL_SOCKET_IFNAME, that of NCCL_SOCKET_IFNAME: comma-separated prefixes; "=" in
-// front: exact names; "^" in front: none of these; "^=": none of exactly these.
+// Matches a name against INCCL_SOCKET_IFNAME, which has the syntax of NCCL_SOCKET_IFNAME:
+// comma-separated prefixes; a leading "=" means exact names, "^" excludes prefixes, "^=" excludes
+// exact names.
 bool MatchesInterface(std::string_view pattern, std::string_view name);
 
-// Addresses (port 0) of the first interface that is up and matches: at most one IPv4 and one IPv6,
-// the one to be tried first in front. An empty pattern: 127.0.0.1, this host only. kInvalidUsage
-// listing the candidates if nothing matches.
+// Returns the addresses (port 0) of the first interface that is up and matches: at most one IPv4
+// and one IPv6 address, in the order to try them. An empty pattern gives 127.0.0.1, i.e. this host
+// only. If nothing matches, a kInvalidUsage lists the candidates.
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern);
 
 }  // namespace inccl::bootstrap

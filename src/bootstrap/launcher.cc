@@ -17,7 +17,7 @@ constexpr int kMostRanks = 1 << 20;
 
 using Names = std::initializer_list<const char*>;
 
-// Reads variables and remembers the first thing that is wrong.
+// Reads variables and remembers the first error.
 class Reader {
  public:
   Reader(const GetEnv& get, Launcher* launcher) : get_(get), launcher_(launcher) {}
@@ -31,7 +31,7 @@ class Reader {
     return value == nullptr ? std::string_view() : std::string_view(value);
   }
 
-  // The first of these variables that is set, else `otherwise`; -1 for "must be there".
+  // The first of these variables that is set, else `otherwise`; -1: one of them must be set.
   int Number(Names names, int otherwise) {
     for (const char* name : names) {
       const std::string_view text = Text(name);
@@ -49,7 +49,7 @@ class Reader {
     return otherwise;
   }
 
-  // Adds the variables that are set to the job's name. False: none of them is.
+  // Adds the variables that are set to the job's name. Returns false if none is set.
   bool AddToJob(Names names) {
     bool any = false;
     for (const char* name : names) {
@@ -62,7 +62,7 @@ class Reader {
   void AddToJob(std::string_view name, std::string_view value) {
     launcher_->job += fmt::format("{}={}\n", name, value);
   }
-  // The user has named the job: nothing else needs to.
+  // True if the user has named the job, so the launcher need not.
   bool HasJobName() const { return Has("INCCL_JOB"); }
   void AddToSecret(Names names) {
     for (const char* name : names) {
@@ -73,7 +73,8 @@ class Reader {
   void Complain(const std::string& what) {
     if (status_.ok()) status_ = InvalidUsage(fmt::format("{}: {}", launcher_->kind, what));
   }
-  // kInvalidUsage unless all ranks are on this host. `here`: how many are, as `name` has it.
+  // Complains (kInvalidUsage) unless all ranks are on this host. `here` is the number of ranks on
+  // this host according to the variable `name`.
   void RequireOneHost(int here, const char* name) {
     if (here == launcher_->nranks) return;
     Complain(fmt::format(
@@ -110,7 +111,7 @@ void ReadOpenMpi(Reader* r, Launcher* l) {
   l->nranks = r->Number({"OMPI_COMM_WORLD_SIZE"}, -1);
   r->RequireOneHost(r->Number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, l->nranks),
                     "OMPI_COMM_WORLD_LOCAL_SIZE");
-  // The number of a job is short; the address of its server tells two jobs of one number apart.
+  // A job's number is short; its server's address distinguishes two jobs with the same number.
   if (!r->AddToJob({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2"}) &&
       !r->HasJobName()) {
     r->Complain("neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid nor INCCL_JOB is set");
@@ -123,7 +124,7 @@ void ReadPmi(Reader* r, Launcher* l) {
   l->nranks = r->Number({"PMI_SIZE"}, -1);
   r->RequireOneHost(r->Number({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}, l->nranks), "MPI_LOCALNRANKS");
   if (r->AddToJob({"PMI_JOBID", "PMIX_NAMESPACE", "PMI_PORT"}) || r->HasJobName()) return;
-  // Hydra's own job, also where it runs several in one allocation of Slurm.
+  // Hydra's proxy comes first, because Hydra may run several jobs in one Slurm allocation.
   if (const std::string proxy = bootstrap::HydraProxy(); !proxy.empty()) {
     r->AddToJob("hydra_pmi_proxy", proxy);
   } else if (r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"})) {
@@ -157,7 +158,7 @@ void ReadSlurm(Reader* r, Launcher* l) {
         nodes));
   }
   r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
-  // Steps of one job are jobs of their own.
+  // Each step of a Slurm job is a job of its own.
   if (!r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"}) && !r->HasJobName()) {
     r->Complain("SLURM_JOB_ID and SLURM_STEP_ID, or INCCL_JOB, are not set");
   }
@@ -165,11 +166,11 @@ void ReadSlurm(Reader* r, Launcher* l) {
 
 struct Source {
   const char* kind;
-  Names present;  // all of them set: this one it is
+  Names present;  // this launcher is chosen if all of them are set
   void (*read)(Reader*, Launcher*);
 };
 
-// Launchers start launchers: what says most about this very process comes first.
+// Launchers may start other launchers, so the most specific one comes first.
 const Source kSources[] = {
     {"INCCL_RANK", {"INCCL_RANK"}, ReadOwn},
     {"INCCL_RANK", {"INCCL_SIZE"}, ReadOwn},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What joining a communicator results in: an authenticated connection to every other rank, and the
-// descriptors they shared.
+// The result of joining a communicator: an authenticated connection to every other rank, and the
+// descriptors that they shared.
 #ifndef INCCL_BOOTSTRAP_MESH_H_
 #define INCCL_BOOTSTRAP_MESH_H_
 
@@ -19,21 +19,21 @@ struct PeerInfo {
   int rank = -1;
   int pid = 0;
   uint32_t uid = 0;
-  std::string host;             // its name
+  std::string host;             // host name
   uint64_t host_id = 0;         // equal on one host and network namespace
-  std::vector<std::byte> blob;  // what it had in JoinOptions; nobody has looked into it
+  std::vector<std::byte> blob;  // its JoinOptions::blob, unchecked
 };
 
 struct Peer {
   PeerInfo info;
   UniqueFd control;           // non-blocking unix stream socket; not valid for this rank itself
-  std::vector<UniqueFd> fds;  // what it shared, in its order
+  std::vector<UniqueFd> fds;  // its JoinOptions::share_fds, in the same order
 };
 
 struct Mesh {
   int rank = 0, nranks = 1;
   std::vector<Peer> peers;  // by rank
-  uint64_t nonce_hash = 0;  // the same on all ranks, another for each communicator
+  uint64_t nonce_hash = 0;  // equal on all ranks, different for each communicator
 };
 
 }  // namespace inccl

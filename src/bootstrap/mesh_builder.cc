@@ -30,11 +30,11 @@ constexpr int kMostRejections = 3;
 // The connection to one peer.
 struct Link {
   enum class State : uint8_t {
-    kAwaited,     // the peer connects to us
-    kPausing,     // we connect again at `at`
-    kConnecting,  // until `at`, as the next
-    kHandshaking,
-    kSwapping,  // descriptors
+    kAwaited,      // the peer connects to this rank
+    kPausing,      // this rank connects again at `at`
+    kConnecting,   // limited by `at`
+    kHandshaking,  // limited by `at`
+    kSwapping,     // exchanging descriptors
     kDone
   };
   State state = State::kAwaited;
@@ -46,7 +46,7 @@ struct Link {
   int rejections = 0;
 };
 
-// A connection that has not yet said who it is.
+// A connection that has not authenticated yet.
 struct Incoming {
   UniqueFd fd;
   Source source;
@@ -75,11 +75,11 @@ class MeshBuilder {
   Status Error(size_t peer, const Status& status) const;
 
   void AcceptAll();
-  // False, and a complaint: its process may not join.
+  // Logs a complaint and returns false if the peer's process may not join.
   bool MayJoin(Incoming* incoming);
   void MakeRoomFor(const Source& source);
   void Complain(const Source& source, const std::string& why);
-  // False: it is to be dropped.
+  // Returns false if the connection must be dropped.
   Result<bool> Advance(Incoming* incoming);
 
   Status StartConnecting(size_t peer);
@@ -152,7 +152,7 @@ Status MeshBuilder::Error(size_t peer, const Status& status) const {
   return {status.code(), fmt::format("peer {}: {}", NameOf(terms_.ranks[peer]), status.message())};
 }
 
-// Whatever waits for a time.
+// Advances the links whose time `at` has come.
 Status MeshBuilder::StartLinks(Time now) {
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     Link& link = links_[peer];
@@ -227,7 +227,7 @@ void MeshBuilder::AcceptAll() {
     incoming.fd = Accept(listener_.get(), &incoming.source.address, &error);
     if (error == EAGAIN) return;
     if (error != 0) {
-      // Descriptors may be freed by other threads; do not spin until then.
+      // Other threads may free descriptors; do not spin until then.
       SleepUntil(SystemClock().Now() + kPause);
       return;
     }
@@ -312,7 +312,7 @@ Status MeshBuilder::StartConnecting(size_t peer) {
   int error = 0;
   Result<UniqueFd> fd = Connect(SocketAddress::Unix(terms_.ranks[peer].mesh_name), &error);
   if (!fd.ok()) return Error(peer, fd.status());
-  if (error == EAGAIN) {  // its backlog is full
+  if (error == EAGAIN) {  // the peer's backlog is full
     Pause(&link);
     return Status::Ok();
   }
@@ -345,7 +345,7 @@ Status MeshBuilder::Step(size_t peer) {
     }
     if (!terms_.any_namespace) {
       const Status status = CheckPeerNamespaces(link.fd.get());
-      // Its death is told by the next attempt to connect, or by the rendezvous.
+      // The next attempt to connect, or the rendezvous, reports the peer's death.
       if (status.code() == Code::kRemoteError) {
         Pause(&link);
         return Status::Ok();
@@ -367,7 +367,7 @@ Status MeshBuilder::StepHandshake(size_t peer) {
   const IoResult got = ReadSome(link.fd.get(), std::span(buffer).first(link.handshake.wanted()));
   if (got.error == EAGAIN) return Status::Ok();
   if (got.error != 0 || got.closed) {
-    // Dropped by a busy peer, or the peer died, which the next attempt will show.
+    // A busy peer has dropped the connection, or the peer died, which the next attempt shows.
     if (got.closed && link.handshake.state() == ClientHandshake::State::kReadingReply &&
         ++link.rejections == kMostRejections) {
       return Error(peer, InternalError("rejects the handshake"));
@@ -402,7 +402,7 @@ Status MeshBuilder::Swap(size_t peer) {
     Result<bool> sent = SendFds(link.fd.get(), terms_.share_fds);
     if (!sent.ok()) return Error(peer, sent.status());
     link.sent = *sent;
-    link.at = SystemClock().Now() + kPause;  // when to try again
+    link.at = SystemClock().Now() + kPause;  // time of the next attempt
   }
   if (!link.received) {
     Result<bool> received = link.receiver.Receive(link.fd.get());

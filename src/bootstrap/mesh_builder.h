@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connects every pair of ranks: rank i connects to every j < i, both prove that they know the
-// communicator's key and belong to one user (and container), and each passes the other its
-// descriptors.
+// Connects every pair of ranks: rank i connects to every rank j < i, both prove that they know the
+// communicator's key and belong to the same user (and container), and each passes its descriptors
+// to the other.
 #ifndef INCCL_BOOTSTRAP_MESH_BUILDER_H_
 #define INCCL_BOOTSTRAP_MESH_BUILDER_H_
 
@@ -27,13 +27,13 @@ struct MeshTerms {
   std::vector<int> share_fds;
   Time deadline = kNever;
   int timeout_ms = 0;
-  bool any_namespace = false;  // else peers in other containers are refused
+  bool any_namespace = false;  // false: refuse peers in other containers
 };
 
-// Until all connections are made, watching the rendezvous for news of the others' failure. Fills
-// control and fds of `peers`, which has an entry per rank. Errors name the peer.
-// After a failure `open` has the descriptors, to be closed once the failure has been told: a peer
-// that found them closed before would take this rank for the one that began it.
+// Runs until all connections are made; meanwhile watches the rendezvous for failures of other
+// ranks. Fills control and fds of `peers`, which has an entry per rank. Errors name the peer. After
+// a failure, `open` holds the descriptors; the caller closes them only after it has reported the
+// failure, because a peer that sees them closed earlier would blame this rank.
 Status BuildMesh(const MeshTerms& terms, UniqueFd listener, RendezvousClient* root,
                  std::vector<Peer>* peers, std::vector<UniqueFd>* open);
 

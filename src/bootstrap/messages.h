@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks and the rendezvous tell each other in frames after the handshake.
+// The messages that ranks and the rendezvous exchange in frames after the handshake.
 #ifndef INCCL_BOOTSTRAP_MESSAGES_H_
 #define INCCL_BOOTSTRAP_MESSAGES_H_
 
@@ -15,8 +15,8 @@
 
 namespace inccl::bootstrap {
 
-// Rank to root: kRegister at once, kDone when its mesh is complete, kFailed if that cannot be.
-// Root to rank: kTable when all ranks are there, kGo when all are done; kFailed instead of either.
+// A rank sends kRegister first, then kDone when its mesh is complete, or kFailed. The root sends
+// kTable when all ranks have registered and kGo when all are done, or kFailed instead of either.
 enum class MessageKind : uint8_t {
   kRegister = 1,
   kTable = 2,
@@ -29,31 +29,31 @@ inline constexpr size_t kMaxHostName = 255;
 inline constexpr size_t kMaxAgreement = 32 * 1024;
 inline constexpr size_t kMaxErrorText = 64 * 1024;
 
-// One rank as the others come to know it.
+// What the other ranks learn about a rank.
 struct RankRecord {
   uint32_t rank = 0;
   uint32_t pid = 0;
   uint32_t uid = 0;
   uint64_t host_id = 0;
-  std::string host;             // decoded: fit for messages (Escaped)
-  std::string mesh_name;        // of its unix socket
+  std::string host;             // Decode escapes it for use in messages
+  std::string mesh_name;        // name of its unix socket
   std::vector<std::byte> blob;  // at most kMaxBlob bytes
 };
 
 struct Registration {
   RankRecord record;
   uint32_t nranks = 0;
-  uint32_t timeout_ms = 0;  // for people
-  Time remaining = 0;       // of its deadline, as it was sent
+  uint32_t timeout_ms = 0;  // for messages
+  Time remaining = 0;       // time to its deadline when it sent this
   std::string agreement;
 
   std::vector<std::byte> Encode() const;
-  // kInternalError saying which field is wrong.
+  // A kInternalError says which field is wrong.
   static Result<Registration> Decode(Bytes bytes);
 };
 
 struct RankTable {
-  Nonce session{};  // fresh, so that the mesh has keys of its own
+  Nonce session{};  // new for each mesh, so that it has its own keys
   std::vector<RankRecord> ranks;
 
   std::vector<std::byte> Encode() const;
@@ -61,7 +61,7 @@ struct RankTable {
 };
 
 std::vector<std::byte> EncodeError(const Status& status);
-// The status that was sent, its text escaped, or kInternalError if it makes no sense.
+// The status that was sent, with its text escaped; kInternalError if the bytes are malformed.
 Status DecodeError(Bytes bytes);
 
 }  // namespace inccl::bootstrap

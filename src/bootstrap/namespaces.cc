@@ -21,7 +21,8 @@
 namespace inccl::bootstrap {
 namespace {
 
-// Of the very process that connected, whatever becomes of its number; not valid on older kernels.
+// A descriptor of the process that connected, safe against reuse of its pid; not valid on older
+// kernels.
 UniqueFd PeerPidFd(int fd) {
   int pidfd = -1;
   socklen_t length = sizeof pidfd;
@@ -34,7 +35,7 @@ bool HasEnded(int pidfd) {
   return poll(&ended, 1, 0) != 0;
 }
 
-// /proc may be that of another pid namespace, whose numbers are others.
+// /proc may belong to another pid namespace, where processes have other numbers.
 bool ProcIsOurs() {
   std::array<char, 32> self{};
   const ssize_t length = readlink("/proc/self", self.data(), self.size() - 1);
@@ -73,7 +74,7 @@ Status CheckPeerNamespaces(int fd) {
           fmt::format("process {}, which is in another {} namespace", peer->pid, name));
     }
   }
-  // Otherwise the number may be another's by now.
+  // If the process has ended, another one may have its number now.
   return pidfd.valid() && HasEnded(pidfd.get()) ? Ended(peer->pid) : Status::Ok();
 }
 

@@ -18,14 +18,14 @@
 namespace inccl::bootstrap {
 namespace {
 
-// Longer than the root's own limit, so that a slow root is not given up before it would give up.
+// Longer than the root's own limit, so that the client does not give up before a slow root does.
 constexpr Time kAttemptLimit = 4 * kSecond;
-// After the deadline: the root knows better what was missing, and is about to say so.
+// Extra time after the deadline, in which the root reports which ranks were missing.
 constexpr Time kAnswerGrace = kSecond;
 constexpr Time kFirstPause = kMillisecond;
 constexpr Time kLongestPause = 50 * kMillisecond;
-constexpr int kMostRejections = 3;  // by a root that is under attack it may happen undeservedly
-constexpr int kMostAbsences = 5;    // nobody listens where somebody must
+constexpr int kMostRejections = 3;  // a root under attack may reject a correct client
+constexpr int kMostAbsences = 5;    // attempts without a listener where one must exist
 
 std::string ErrnoText(int error) {
   char buffer[128];
@@ -36,10 +36,10 @@ std::string ErrnoText(int error) {
 struct Attempt {
   enum class Outcome : uint8_t {
     kAuthenticated,
-    kAbsent,    // nobody listens
+    kAbsent,    // no process listens
     kForeign,   // another user listens
-    kRejected,  // the root heard our hello and hung up
-    kBroken,    // anything that another attempt may mend
+    kRejected,  // the root closed the connection after the hello
+    kBroken,    // another attempt may succeed
     kHopeless,
   };
   Outcome outcome = Outcome::kBroken;
@@ -61,7 +61,7 @@ Attempt Hopeless(Status status) {
   return attempt;
 }
 
-// As bootstrap::WaitFor; false also when the caller does not want to join any more.
+// Like bootstrap::WaitFor; also returns false when the caller has cancelled.
 bool WaitFor(int fd, short events, Time until, const ClientOptions& options) {
   while (options.cancelled != nullptr && !options.cancelled->load()) {
     const Time next = std::min(until, SystemClock().Now() + kCancelLag);
@@ -72,7 +72,8 @@ bool WaitFor(int fd, short events, Time until, const ClientOptions& options) {
 }
 
 std::string WhyNot(HandshakeFault fault, const std::string& where) {
-  // Under a launcher it is rank 0's; a unique id says beforehand whether it asks for a file.
+  // This occurs only under a launcher, where rank 0 is the root: a unique id says beforehand
+  // whether it needs a file.
   if (fault == HandshakeFault::kSecretLacking) {
     return "rank 0 has a secret file, this rank lacks it; INCCL_SECRET_FILE must name it on every "
            "rank";
@@ -176,7 +177,7 @@ Status CancelledBy(const ClientOptions& options) {
   return NamedBy(options, RemoteError("this rank ended the creation of the communicator"));
 }
 
-// What to say when there is no use in trying again; OK if there is.
+// The error if another attempt is useless; else OK.
 Status GiveUp(const RootTarget& target, const std::string& where, const Attempt& last,
               int rejections, int absences) {
   if (last.outcome == Attempt::Outcome::kHopeless) return last.status;
@@ -196,9 +197,9 @@ Status GiveUp(const RootTarget& target, const std::string& where, const Attempt&
 
 // One attempt at each address.
 struct Round {
-  Attempt last;  // the one that has authenticated, else the last that has met somebody
+  Attempt last;  // the one that authenticated, else the last that reached a listener
   std::string where;
-  Status taken;  // a name, by another user
+  Status taken;  // error if another user has taken a name
   size_t foreign = 0;
   int rejections = 0;
   bool all_absent = true;
@@ -226,7 +227,7 @@ Round TryAll(const RootTarget& target, const HandshakeTerms& terms, const Client
   return round;
 }
 
-// Why no rendezvous has been found so far.
+// Says why no rendezvous has been found so far.
 std::string WhyNone(const RootTarget& target, const Round& round, const std::string& obstacle) {
   std::string why = round.last.why;
   if (round.all_absent && target.may_come_later) {
@@ -244,7 +245,7 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
   std::string where;
   for (const SocketAddress& address : target.addresses) {
     where += (where.empty() ? "" : ", ") + address.ToString();
-    if (target.same_uid_only) break;  // the others are in its place, should it be taken
+    if (target.same_uid_only) break;  // the other names are only alternatives if this one is taken
   }
   if (where.empty()) return NamedBy(options, InvalidArgument("id: it holds no address"));
   int rejections = 0, absences = 0;
@@ -306,7 +307,7 @@ Status RendezvousClient::Send(MessageKind kind, Bytes body) {
       if (Status status = CheckCancelled(); !status.ok()) return status;
       return Named(TimeoutError(fmt::format("the rendezvous at {} takes nothing", root_name_)));
     }
-    if (sent.error != 0) break;  // whatever there is to be said about it, Await will say
+    if (sent.error != 0) break;  // Await reports the error
   }
   return Status::Ok();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank's side of the rendezvous. Blocks the calling thread, never beyond its deadline.
+// A rank's side of the rendezvous. It blocks the calling thread, but not beyond the deadline.
 #ifndef INCCL_BOOTSTRAP_RENDEZVOUS_CLIENT_H_
 #define INCCL_BOOTSTRAP_RENDEZVOUS_CLIENT_H_
 
@@ -25,44 +25,44 @@ namespace inccl::bootstrap {
 
 struct RootTarget {
   std::vector<SocketAddress> addresses;  // tried in turn
-  bool same_uid_only = false;            // unix: pass over those that another user listens at
-  bool any_namespace = false;            // else, with same_uid_only, refuse another container's
-  bool may_come_later = false;           // nobody listening is no error until the deadline
-  // Not null: where no rendezvous answers, this makes one. What stands in its way for now, so that
-  // it is to be called again; "": nothing, it has made one.
+  bool same_uid_only = false;            // unix sockets: skip those of other users
+  bool any_namespace = false;            // false with same_uid_only: refuse other containers, too
+  bool may_come_later = false;           // a missing listener is no error until the deadline
+  // If set, starts a rendezvous where none answers. Returns "" on success, else the obstacle; the
+  // client then calls it again later.
   std::function<Result<std::string>()> make = nullptr;
 };
 
 struct ClientOptions {
   int rank = 0, nranks = 1;
   Time deadline = kNever;
-  int timeout_ms = 0;                            // for texts
-  Time patience = kPatience;                     // before a log line says that nobody listens
+  int timeout_ms = 0;                            // for messages
+  Time patience = kPatience;                     // then a log line reports the missing rendezvous
   const std::atomic<bool>* cancelled = nullptr;  // true ends every wait within kCancelLag
 };
 inline constexpr Time kCancelLag = 50 * kMillisecond;
 
 class RendezvousClient {
  public:
-  // Connects and authenticates, again and again where that may help. kTimeout, kInvalidUsage (wrong
-  // secret, wrong user), kRemoteError (root gone), kSystemError.
+  // Connects and authenticates, with retries where they may help. Errors: kTimeout, kInvalidUsage
+  // (wrong secret or user), kRemoteError (the root has gone), kSystemError.
   static Result<std::unique_ptr<RendezvousClient>> Connect(const RootTarget& target,
                                                            const HandshakeTerms& terms,
                                                            const ClientOptions& options);
 
   int fd() const { return fd_.get(); }
   Status Send(MessageKind kind, Bytes body);
-  // Waits for a message of this kind and returns its body. The error is what the root says
-  // (kFailed), that it has gone, or that time is up.
+  // Waits for a message of this kind and returns its body. Fails with the root's error (kFailed),
+  // or if the root has gone or the deadline has passed.
   Result<std::vector<std::byte>> Await(MessageKind kind);
-  // While waiting for something else: an error if the root has one, or has gone.
+  // For use while waiting for something else: fails if the root has reported an error or has gone.
   Status Check();
   void LimitTo(Time deadline) { options_.deadline = std::min(options_.deadline, deadline); }
-  // An error once the caller does not want to join any more.
+  // Fails once the caller has cancelled.
   Status CheckCancelled() const;
-  // What the root said has gone wrong, OK if nothing.
+  // The error that the root has reported; OK if none.
   const Status& verdict() const { return verdict_; }
-  const std::string& name() const { return root_name_; }  // where it is
+  const std::string& name() const { return root_name_; }  // the root's address
   // "rank 1/4: init: ..."
   Status Named(const Status& status) const;
 
@@ -70,7 +70,7 @@ class RendezvousClient {
   RendezvousClient(UniqueFd fd, std::string root_name, const ClientOptions& options)
       : fd_(std::move(fd)), root_name_(std::move(root_name)), options_(options) {}
 
-  // The next message, if one is there.
+  // The next message, if one has arrived.
   Result<std::optional<FrameParser::Frame>> Receive();
 
   UniqueFd fd_;

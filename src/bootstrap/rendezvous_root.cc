@@ -26,15 +26,15 @@ namespace inccl::bootstrap {
 namespace {
 
 constexpr uint32_t kMaxFromRank = 128 * 1024;      // body of a frame that a rank sends
-constexpr int kMostAcceptsAtOnce = 16;             // so that those already here are served too
-constexpr Time kAcceptPause = 50 * kMillisecond;   // when there are no descriptors
+constexpr int kMostAcceptsAtOnce = 16;             // then it serves existing connections
+constexpr Time kAcceptPause = 50 * kMillisecond;   // after running out of descriptors
 constexpr Time kClosingLimit = kSecond;            // to flush an answer and see the other end close
-constexpr Time kLateLimit = 2 * kSecond;           // for ranks that come at once, or never
-constexpr Time kLookInterval = 50 * kMillisecond;  // at whether it is abandoned
-constexpr size_t kLikelyRanks = 64;                // where nobody has said how many there are
-constexpr int kMostPollFailures = 100;             // then it ends, which every rank sees
+constexpr Time kLateLimit = 2 * kSecond;           // for late ranks, with RootOptions::abandoned
+constexpr Time kLookInterval = 50 * kMillisecond;  // between looks at RootOptions::abandoned
+constexpr size_t kLikelyRanks = 64;                // while the number of ranks is unknown
+constexpr int kMostPollFailures = 100;             // then the root ends, which every rank sees
 
-// Has not proven anything yet.
+// A connection that has not authenticated yet.
 struct Pending {
   UniqueFd fd;
   Source source;
@@ -42,7 +42,7 @@ struct Pending {
   Time deadline = 0;
 };
 
-// Has proven to know the secret.
+// A connection that has proven that it knows the secret.
 struct Session {
   enum class State : uint8_t { kRegistering, kJoined, kDone, kClosing };
 
@@ -78,11 +78,11 @@ class Root {
 
   void ExpectRanks(size_t ranks) { budget_ = BudgetFor(ranks, options_.same_uid_only); }
   void AcceptFrom(int listener);
-  // False, and a complaint: its process may not join.
+  // Logs a complaint and returns false if the peer's process may not join.
   bool MayJoin(int fd, Source* source);
   void AddPending(UniqueFd fd, const Source& source);
   void MakeRoomFor(const Source& source);
-  // False: it is to be dropped.
+  // Returns false if the connection must be dropped.
   bool Advance(Pending* pending);
   void Promote(Pending* pending);
   void Complain(const Source& source, const std::string& why);
@@ -94,7 +94,7 @@ class Root {
   void OnRegister(Session* session, Bytes body);
   void OnGone(Session* session);
   void Send(Session* session, MessageKind kind, Bytes body);
-  // The last thing this session hears.
+  // Sends the last message of this session.
   void Dismiss(Session* session, MessageKind kind, Bytes body);
   void Fail(const Status& status);
   void DismissAll(MessageKind kind, Bytes body);
@@ -108,16 +108,16 @@ class Root {
   Budget budget_;
   Sessions sessions_;
   Gathering gathering_;
-  std::vector<bool> answered_;   // by rank, once failed
-  uint32_t expected_ranks_ = 0;  // the largest number that a rank has given
-  Time deadline_ = kNever;       // the earliest of the ranks'
-  uint32_t timeout_ms_ = 0;      // whose length was this
+  std::vector<bool> answered_;   // by rank: has received the failure
+  uint32_t expected_ranks_ = 0;  // the largest nranks that a rank has given
+  Time deadline_ = kNever;       // the earliest deadline of the ranks
+  uint32_t timeout_ms_ = 0;      // the length of that deadline
   Time end_ = kNever;
-  Time warn_at_ = kNever;  // of ranks that are missing
+  Time warn_at_ = kNever;  // when to log the missing ranks
   Time accept_after_ = 0;
   LineLimit complaints_, failed_accepts_;
   uint64_t refused_ = 0;
-  int poll_failures_ = 0;  // in a row
+  int poll_failures_ = 0;  // consecutive
 };
 
 void Root::Run() {
@@ -205,7 +205,7 @@ void Root::Poll() {
   poll_failures_ = ready < 0 ? poll_failures_ + 1 : 0;
   if (ready <= 0) return;
 
-  // Those that are here first; then new ones, which change the lists.
+  // Existing connections first, because new ones change the lists.
   size_t at = options_.listeners.size();
   std::vector<Pending*> drop;
   for (Pending& pending : pending_) {
@@ -300,7 +300,7 @@ bool Root::Advance(Pending* pending) {
     case ServerHandshake::State::kDone: Promote(pending); return false;
     case ServerHandshake::State::kFailed: break;
   }
-  // An orderly close: whoever sent a whole hello learns that it was not good enough.
+  // An orderly close shows the client of a whole hello that the root has rejected it.
   Complain(pending->source, Describe(pending->handshake.fault()));
   return false;
 }
@@ -352,7 +352,7 @@ void Root::OnFrame(Session* session, const FrameParser::Frame& frame) {
         session->state = Session::State::kDone;
         if (!NotDone().empty()) return;
         phase_ = Phase::kComplete;
-        options_.listeners.clear();  // its name is free again
+        options_.listeners.clear();  // frees the name
         FAULT_POINT("root.before_go");
         DismissAll(MessageKind::kGo, {});
         FAULT_POINT("root.after_go");
@@ -447,12 +447,12 @@ void Root::Flush(Session* session) {
   while (session->fd.valid() && !session->out.empty()) {
     const IoResult sent = WriteSome(session->fd.get(), session->out);
     if (sent.error == EAGAIN) return;
-    if (sent.error != 0) return;  // reading will tell
+    if (sent.error != 0) return;  // reading reports the error
     session->out.erase(session->out.begin(),
                        session->out.begin() + static_cast<ptrdiff_t>(sent.bytes));
   }
   if (session->state == Session::State::kClosing && session->fd.valid() && !session->shut) {
-    session->shut = true;  // closed when the other end has read it and closed
+    session->shut = true;  // close after the other end has read everything and closed
     shutdown(session->fd.get(), SHUT_WR);
   }
 }
@@ -470,7 +470,7 @@ void Root::Fail(const Status& status) {
   DismissAll(MessageKind::kFailed, error);
 }
 
-// Ranks of this process last: once told, they may end it, and this thread with it.
+// Ranks of this process come last: after the message they may end the process and this thread.
 void Root::DismissAll(MessageKind kind, Bytes body) {
   for (const bool own : {false, true}) {
     for (const auto& session : sessions_) {
@@ -513,7 +513,7 @@ Status StartRoot(RootOptions options) {
     try {
       root->Run();
     } catch (const std::exception&) {
-      // Out of memory: its connections close, and every rank sees that.
+      // Out of memory: the root's connections close, which every rank sees.
     }
   });
   if (!thread.ok()) return thread.status();

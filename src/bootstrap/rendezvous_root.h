@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the ranks of one communicator meet: gathers a registration from each, checks that they
-// agree, gives all of them the table, and says go when every rank has its mesh. Whatever goes wrong
-// is told to every rank that is there, and to those that come later. Serves one communicator.
+// The rendezvous of one communicator. It gathers a registration from each rank, checks that they
+// agree, sends all of them the table of ranks, and sends "go" when every rank has its mesh. It
+// reports a failure to every rank that is connected and to those that come later.
 #ifndef INCCL_BOOTSTRAP_RENDEZVOUS_ROOT_H_
 #define INCCL_BOOTSTRAP_RENDEZVOUS_ROOT_H_
 
@@ -23,19 +23,20 @@ namespace inccl::bootstrap {
 struct RootOptions {
   HandshakeTerms terms;
   std::vector<UniqueFd> listeners;
-  bool same_uid_only = false;     // listeners are unix sockets, other users are refused
-  bool any_namespace = false;     // else, with same_uid_only, other containers are, too
+  bool same_uid_only = false;     // listeners are unix sockets; refuse other users
+  bool any_namespace = false;     // false with same_uid_only: refuse other containers, too
   Time lifetime = 240 * kSecond;  // from the first registration on
-  // Not null: the ranks come at once, or never. The lifetime counts from the start, and a failure
-  // is told to late ones for a moment only. True: nobody wants the communicator any more.
+  // If not null, the ranks come at once or never: the lifetime counts from the start, and late
+  // ranks learn of a failure only for a short time. The creator sets it to true when it does not
+  // want the communicator any more.
   std::shared_ptr<const std::atomic<bool>> abandoned = nullptr;
   Time handshake_limit = 2 * kSecond;  // for a connection to authenticate and register
-  int nranks = 0;                      // how many are expected; 0: the first to come will say
-  Time patience = kPatience;           // before a log line says who is missing
+  int nranks = 0;                      // number of ranks; 0: the first registration says it
+  Time patience = kPatience;           // then a log line names the missing ranks
 };
 
-// On a thread of its own, which ends by itself: when the communicator is complete, or when all
-// ranks have been told what went wrong, or at the end of the lifetime.
+// Starts the thread of the rendezvous. It ends when the communicator is complete, when all ranks
+// have received the failure, or at the end of the lifetime.
 Status StartRoot(RootOptions options);
 
 }  // namespace inccl::bootstrap

@@ -30,7 +30,7 @@ void DisableNagle(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// Rounded up to milliseconds for poll(); -1 for kNever.
+// The timeout for poll(), rounded up to milliseconds; -1 for kNever.
 int PollTimeout(Time until) {
   if (until == kNever) return -1;
   const Time left = until - SystemClock().Now();
@@ -128,7 +128,7 @@ Result<UniqueFd> Connect(const SocketAddress& address, int* error) {
     return SystemErrorErrno(fmt::format("socket to {}", address.ToString()), errno);
   }
   if (!address.is_unix()) DisableNagle(fd.get());
-  // An interrupted connect of a non-blocking socket goes on by itself.
+  // After EINTR a non-blocking connect continues by itself.
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 &&
       errno != EINPROGRESS && errno != EINTR) {
     *error = errno;

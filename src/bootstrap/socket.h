@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Non-blocking stream sockets, TCP and abstract unix, for bootstrap and control. Every descriptor
-// is close-on-exec, no write raises SIGPIPE, and EINTR never shows.
+// Non-blocking stream sockets (TCP and abstract unix) for bootstrap and control. Every descriptor
+// is close-on-exec, no write raises SIGPIPE, and no function returns EINTR.
 #ifndef INCCL_BOOTSTRAP_SOCKET_H_
 #define INCCL_BOOTSTRAP_SOCKET_H_
 
@@ -26,7 +26,7 @@ struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
 
-  // Abstract, so without a file; at most kMaxUnixName characters.
+  // An abstract name, which has no file; at most kMaxUnixName characters.
   static SocketAddress Unix(std::string_view name);
   static SocketAddress Tcp(const UniqueIdAddress& address);
   bool is_unix() const { return storage.ss_family == AF_UNIX; }
@@ -35,46 +35,46 @@ struct SocketAddress {
 inline constexpr size_t kMaxUnixName = 100;
 
 Result<UniqueFd> Listen(const SocketAddress& address);
-// The port a TCP listener got (port 0 asks for any).
+// The port of a TCP listener (for one that asked for port 0).
 Result<uint16_t> LocalPort(int fd);
-// A connection may still be on its way: wait until writable, then PendingError. *error is 0 or the
-// errno of a failed connect; kSystemError if there is no socket to be had.
+// Starts a connection; the caller waits until it is writable and then calls PendingError. *error is
+// 0 or the errno of a failed connect. Returns kSystemError if the system has no socket left.
 Result<UniqueFd> Connect(const SocketAddress& address, int* error);
 int PendingError(int fd);
 
-// The next connection; an invalid fd with *error EAGAIN (none) or another errno.
+// Returns the next connection, or an invalid fd with *error EAGAIN (none) or another errno.
 UniqueFd Accept(int listener, SocketAddress* peer, int* error);
-// Closes so that the other side sees a reset.
+// Closes the connection so that the other side sees a reset.
 void ResetConnection(UniqueFd fd);
 
-// Of the process at the other end of a unix socket.
+// Credentials of the process at the other end of a unix socket.
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
 };
 Result<PeerCredentials> GetPeerCredentials(int fd);
-// Of who listens at the name of a unix socket. An error: nobody does, as far as one can see.
+// Credentials of the process that listens at a unix socket's name. Fails if none can be seen.
 Result<PeerCredentials> WhoListens(const SocketAddress& address);
 
 struct IoResult {
   size_t bytes = 0;
   bool closed = false;  // end of file
-  int error = 0;        // errno; EAGAIN: nothing now
+  int error = 0;        // errno; EAGAIN: try again later
 };
 IoResult ReadSome(int fd, std::span<std::byte> out);
 IoResult WriteSome(int fd, Bytes bytes);
-// For the little that a new connection always takes. False: it does not.
+// Writes a few bytes, which a new connection always accepts. Returns false if it does not.
 bool WriteAll(int fd, Bytes bytes);
 
-// Waits for `events` on one descriptor. True: there is something (or an error to be found by
-// reading); false: the time `until` has come.
+// Waits for `events` on one descriptor. Returns true if there is an event (or an error, which
+// reading reports) and false at the time `until`.
 bool WaitFor(int fd, short events, Time until);
-// As poll(); after a failure other than EINTR it has slept a little, so that nobody spins.
+// Like poll(); sleeps briefly after a failure other than EINTR, so that callers do not spin.
 int PollUntil(std::span<pollfd> fds, Time until);
 void SleepUntil(Time until);
 
-// Raises the soft limit of descriptors towards the hard one so that `more` fit beside those open
-// now. kSystemError naming need and limit if they do not.
+// Raises the soft limit of descriptors, up to the hard limit, to make room for `more` beside the
+// open ones. If that is not possible, a kSystemError names the needed number and the limit.
 Status EnsureDescriptors(size_t more);
 
 }  // namespace inccl::bootstrap

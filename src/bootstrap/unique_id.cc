@@ -41,7 +41,7 @@ void UniqueId::Encode(std::byte* out) const {
   none.family = 0;
   for (size_t i = 0; i < kMaxAddresses; ++i) WriteAddress(i < count ? addresses[i] : none, &writer);
   writer.Raw(nonce);
-  // The secret goes nowhere but into the id.
+  // The secret goes directly into the id, so no other buffer keeps a copy.
   const size_t secret_at = writer.bytes().size();
   std::memcpy(out, writer.bytes().data(), secret_at);
   std::memcpy(out + secret_at, secret.bytes().data(), secret.bytes().size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The 128 bytes that identify a communicator while it is created, and that are the right to join
-// it. Whoever prints them prints a password; ToString shows the public part only.
+// The 128 bytes that identify a communicator during its creation and give the right to join it.
+// They contain a secret; ToString shows only the public part.
 //
 //   offset size  field
 //        0    4  "iclu"
@@ -44,13 +44,13 @@ struct UniqueId {
   static constexpr size_t kMaxAddresses = 2;
 
   bool needs_secret_file = false;
-  std::vector<UniqueIdAddress> addresses;  // in the order in which they are to be tried
+  std::vector<UniqueIdAddress> addresses;  // in the order to try them
   bootstrap::Nonce nonce{};
   bootstrap::Key secret;
 
   // Writes kUniqueIdBytes.
   void Encode(std::byte* out) const;
-  // kInvalidArgument naming what is wrong with these bytes.
+  // A kInvalidArgument says what is wrong with the bytes.
   static Result<UniqueId> Decode(const std::byte* bytes);
   // "unique id 0123456789abcdef0123456789abcdef": the nonce.
   std::string ToString() const;
