@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Little-endian reading and writing of byte strings. The reader is for bytes that somebody else
-// wrote: every length is compared by subtraction against what is left, so nothing overflows, and
-// after the first failure it stays failed.
+// Little-endian reading and writing of byte strings. The reader is safe for untrusted bytes: it
+// checks every length against the remaining bytes without overflow, and stays failed after the
+// first failure.
 #ifndef INCCL_BASE_BYTES_H_
 #define INCCL_BASE_BYTES_H_
 
@@ -23,7 +23,7 @@ class ByteWriter {
   void U32(uint32_t value) { Integer(value, 4); }
   void U64(uint64_t value) { Integer(value, 8); }
   void Raw(std::span<const std::byte> bytes);
-  // u32 length, then the bytes.
+  // Writes a u32 length, then the bytes.
   void String(std::string_view text);
 
   const std::vector<std::byte>& bytes() const { return bytes_; }
@@ -34,8 +34,8 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
-// Refers to the bytes it reads. Each read returns false, and leaves its result alone, if the bytes
-// do not hold it.
+// Refers to the bytes, which outlive it. A read that does not fit the remaining bytes returns false
+// and leaves its result unchanged.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -44,10 +44,10 @@ class ByteReader {
   bool U16(uint16_t* value) { return Integer(value); }
   bool U32(uint32_t* value) { return Integer(value); }
   bool U64(uint64_t* value) { return Integer(value); }
-  // Exactly out.size() bytes.
+  // Reads exactly out.size() bytes.
   bool Raw(std::span<std::byte> out);
-  // As ByteWriter::String wrote it; false also if it is longer than `max_length`. Nothing is
-  // allocated for a length that is not there.
+  // Reads what ByteWriter::String wrote; also returns false if it is longer than `max_length`.
+  // Allocates no more than the remaining bytes.
   bool String(std::string* text, size_t max_length = std::numeric_limits<size_t>::max());
   bool Skip(size_t count) { return Take(count) != nullptr || (count == 0 && ok_); }
 
@@ -55,7 +55,7 @@ class ByteReader {
   size_t remaining() const { return ok_ ? bytes_.size() : 0; }
 
  private:
-  // The next `count` bytes, nullptr if there are fewer (or none are wanted).
+  // The next `count` bytes; nullptr if there are fewer or if count is 0.
   const std::byte* Take(size_t count) {
     if (!ok_ || count > bytes_.size()) {
       ok_ = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time is passed in: nothing below the composition root reads it by itself, so a simulator can own
-// it.
+// Time and clocks. Callers pass the time in, so that tests and the simulator can run on their own
+// clock.
 #ifndef INCCL_BASE_CLOCK_H_
 #define INCCL_BASE_CLOCK_H_
 
@@ -10,7 +10,7 @@
 
 namespace inccl {
 
-using Time = int64_t;  // nanoseconds on a monotonic clock, comparable between processes of one host
+using Time = int64_t;  // nanoseconds of a monotonic clock that all processes of a host share
 inline constexpr Time kNever = std::numeric_limits<Time>::max();
 inline constexpr Time kMicrosecond = 1000;
 inline constexpr Time kMillisecond = 1000 * 1000;

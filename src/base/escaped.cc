@@ -8,7 +8,7 @@
 namespace inccl {
 namespace {
 
-// The bytes of the character at the start of `text` that may be shown as they are; 0: none.
+// The size of the character at the start of `text` if it can be shown unchanged; else 0.
 size_t ShownBytes(std::string_view text) {
   const auto byte = [&](size_t i) -> uint32_t {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;

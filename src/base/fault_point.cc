@@ -27,12 +27,12 @@ thread_local constinit int rank = -1;
 
 namespace {
 
-// PlanCache are kept: a thread may still look at one that has been replaced. Never destroyed, for
-// the sake of threads that run while the process exits.
+// Keeps replaced plans, because a thread may still read one. Never destroyed, because threads may
+// run while the process exits.
 struct State {
   std::mutex mutex;
   std::vector<std::unique_ptr<const Plan>> plans;
-  std::string text;  // of INCCL_TEST_FAULT
+  std::string text;  // last value of INCCL_TEST_FAULT
   std::atomic<const Plan*> current{nullptr};
   std::array<std::atomic<uint64_t>, kPointCount> hits{};
   std::atomic<uint64_t> all_hits{0};

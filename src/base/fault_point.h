@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Named places in the library at which a test can kill, stop, end or delay a process, or run a
-// function. Compiled in by the CMake option INCCL_FAULT_POINTS (on where tests are built): then one
-// relaxed load per place as long as no plan is armed; otherwise nothing at all.
+// function. The CMake option INCCL_FAULT_POINTS compiles them in (on if tests are built). A place
+// then costs one relaxed load while no plan is armed; without the option it costs nothing.
 //
-// A plan comes from INCCL_TEST_FAULT, read whenever a communicator or an id is created, or from
-// Arm():
+// A plan comes from Arm() or from INCCL_TEST_FAULT, which the library reads whenever it creates a
+// communicator or an id:
 //
 //   INCCL_TEST_FAULT="rank=1;point=mesh.after_handshake;hit=3;action=kill"
 //
-//   rank    of the thread that arrives, as told by FAULT_RANK; left out: any thread
+//   rank    rank of the arriving thread (FAULT_RANK); default: any thread
 //   point   a name of kPoints, or * for all of them together
-//   hit     the how-manieth arrival; 0: every one; left out: the first
-//   action  kill, stop (SIGSTOP), exit (exit(0)), delay:MILLISECONDS, count (nothing but counting)
+//   hit     number of the arrival that triggers the action; 0: every one; default: the first
+//   action  kill, stop (SIGSTOP), exit (exit(0)), delay:MILLISECONDS, count (only counts)
 #ifndef INCCL_BASE_FAULT_POINT_H_
 #define INCCL_BASE_FAULT_POINT_H_
 
@@ -26,8 +26,8 @@
 
 namespace inccl::fault {
 
-// All there are. A name that is not here does not compile; one that no test reaches fails the sweep
-// (tests/faults).
+// All fault points. A name that is not listed does not compile; the sweep (tests/faults) fails for
+// a point that no test reaches.
 inline constexpr std::string_view kPoints[] = {
     // creation of a communicator, in order
     "init.begin",
@@ -92,23 +92,23 @@ enum class Action : uint8_t { kCount, kKill, kStop, kExit, kDelay, kCall };
 
 struct Plan {
   int rank = -1;            // -1: any thread
-  size_t point = kNoPoint;  // kNoPoint: all
-  uint64_t hit = 1;         // 0: every one
+  size_t point = kNoPoint;  // kNoPoint: all points
+  uint64_t hit = 1;         // 0: every arrival
   Action action = Action::kCount;
   int delay_ms = 0;
-  std::function<void()> call = {};  // kCall, in the thread that arrives
+  std::function<void()> call = {};  // for kCall; runs in the arriving thread
 };
 
-// kInvalidArgument naming what is wrong.
+// A kInvalidArgument says what is wrong.
 Result<Plan> ParsePlan(std::string_view text);
 
 // Replaces the plan and clears the counts. Any thread.
 void Arm(Plan plan);
 void Disarm();
-// Arms what INCCL_TEST_FAULT says, if that has changed since the last call.
+// Arms the plan of INCCL_TEST_FAULT if the variable has changed since the last call.
 Status ArmFromEnvironment();
 
-// Arrivals while a plan was armed, by threads that it concerns.
+// Number of arrivals, while a plan was armed, of threads that match its rank.
 uint64_t Hits(size_t point);
 
 namespace internal {
@@ -117,7 +117,7 @@ extern thread_local constinit int rank;
 void Reach(size_t point);
 }  // namespace internal
 
-// Says for whom a thread works, for its lifetime.
+// Sets the rank for which the current thread works, for the lifetime of this object.
 class RankScope {
  public:
   explicit RankScope(int rank) : old_(internal::rank) { internal::rank = rank; }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The out-of-line part of the fmt library, compiled here once and into our own objects: as a
-// header-only library it is compiled again by every file that formats, which takes most of the
-// build, and as a shared library it would be one more dependency of applications.
+// Compiles the out-of-line part of the fmt library once into inccl. As a header-only library it
+// would be compiled again in every file that formats, which takes most of the build time; as a
+// shared library it would be one more dependency of applications.
 #include <fmt/format-inl.h>
 
 #include <locale>

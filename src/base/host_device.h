@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Functions that run on the CPU and in CUDA kernels from one source. What is constexpr does so
-// anyway (nvcc's --expt-relaxed-constexpr); others carry this. Elsewhere it is nothing.
+// Marks functions that run both on the CPU and in CUDA kernels. Constexpr functions do so without
+// the mark (nvcc's --expt-relaxed-constexpr). Other compilers see an empty macro.
 #ifndef INCCL_BASE_HOST_DEVICE_H_
 #define INCCL_BASE_HOST_DEVICE_H_
 

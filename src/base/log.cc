@@ -82,7 +82,7 @@ struct Sink {
   std::string host = HostName();
   std::string file;
   int fd = -1;           // -1: stderr
-  uint64_t dropped = 0;  // lines since the last one that was written
+  uint64_t dropped = 0;  // lines dropped since the last written one
 };
 
 Sink& GlobalSink() {
@@ -90,19 +90,19 @@ Sink& GlobalSink() {
   return *sink;
 }
 
-// Writes of so many bytes go into a pipe whole or not at all.
+// A pipe takes a write of up to this size completely or not at all.
 constexpr size_t kMostLineBytes = PIPE_BUF;
 constexpr std::string_view kCut = "...";
 
-// The same file or terminal, to be written without waiting. Not by a flag of `fd` itself: others,
-// the parent of this process among them, share it.
+// Opens the same file or terminal non-blocking. Setting the flag on `fd` itself would affect the
+// processes that share it, e.g. this process's parent.
 UniqueFd OpenAgain(int fd) {
   char path[32];
   std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
   return UniqueFd(open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
 
-// Without waiting for a reader. False: nothing, or not all, has been written.
+// Writes without waiting for a reader. Returns false if not all bytes have been written.
 bool WriteNow(int fd, std::string_view text) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return false;
@@ -113,7 +113,7 @@ bool WriteNow(int fd, std::string_view text) {
     again = OpenAgain(fd);
     if (!again.valid() && errno == ENXIO) return false;  // a pipe without a reader
     pollfd room{.fd = fd, .events = POLLOUT, .revents = 0};
-    // There is room for a whole line then, unless another writer takes it first.
+    // POLLOUT means room for a whole line, unless another writer fills it first.
     if (!again.valid() && poll(&room, 1, 0) != 1) return false;
   }
   ssize_t written;
@@ -124,8 +124,8 @@ bool WriteNow(int fd, std::string_view text) {
   return written == static_cast<ssize_t>(text.size());
 }
 
-// The process gets no SIGPIPE when the log's reader has gone, and no SIGXFSZ when the log has
-// reached the limit of a file's size.
+// Writes without raising SIGPIPE (the log's reader has gone) or SIGXFSZ (the log file has reached
+// the limit of a file's size) in the process.
 bool WriteQuietly(int fd, std::string_view text) {
   sigset_t ours, old, pending;
   sigemptyset(&ours);
@@ -153,7 +153,7 @@ std::string LineOf(const Sink& sink, LogLevel level, std::string_view text) {
   line += Escaped(text);
   if (line.size() >= kMostLineBytes) {
     size_t end = kMostLineBytes - 1 - kCut.size();
-    while ((line[end] & 0xC0) == 0x80) --end;  // not within a character
+    while ((line[end] & 0xC0) == 0x80) --end;  // do not split a UTF-8 character
     line.resize(end);
     line += kCut;
   }
@@ -241,7 +241,7 @@ void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept
   }
   if (sink.dropped > 0 || !WriteQuietly(fd, line)) ++sink.dropped;
 } catch (const std::exception&) {
-  // Out of memory: a line less.
+  // Out of memory: the line is dropped.
 }
 
 }  // namespace inccl

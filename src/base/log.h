@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines for people: warnings once the settings have been read, more if somebody asks for it. Any
-// thread; a line is one write, which never waits for a reader: what a pipe, socket or terminal has
-// no room for is dropped, and the next line says how many are missing. Costs one relaxed load when
-// its level is off.
+// The log: by default warnings, more if the user asks for it. Any thread may log. A line is one
+// write that never waits for a reader: the log drops lines for which a pipe, socket or terminal has
+// no room, and the next line says how many are missing. A disabled level costs one relaxed load.
 #ifndef INCCL_BASE_LOG_H_
 #define INCCL_BASE_LOG_H_
 
@@ -19,10 +18,10 @@
 
 namespace inccl {
 
-// As INCCL_DEBUG (and NCCL_DEBUG): each level contains those before it.
+// The levels of INCCL_DEBUG (and NCCL_DEBUG): each level includes those before it.
 enum class LogLevel : int { kNone = 0, kVersion = 1, kWarn = 2, kInfo = 3, kTrace = 4 };
 
-// What a line is about. kInfo and kTrace lines are written for the subsystems asked for.
+// The subject of a line. kInfo and kTrace lines are written only for the selected subsystems.
 enum class LogSubsystem : uint32_t {
   kInit = 1u << 0,
   kBootstrap = 1u << 1,
@@ -38,15 +37,16 @@ inline constexpr uint32_t kDefaultLogSubsystems = static_cast<uint32_t>(LogSubsy
                                                   static_cast<uint32_t>(LogSubsystem::kBootstrap) |
                                                   static_cast<uint32_t>(LogSubsystem::kEnv);
 
-// "NONE" or "", "VERSION", "WARN", "INFO", "TRACE"; letter case does not matter. False: no level.
+// Parses "NONE" or "", "VERSION", "WARN", "INFO" or "TRACE", in any letter case. Returns false for
+// any other text.
 bool ParseLogLevel(std::string_view text, LogLevel* level);
-// "INIT,COLL" or, with ^, all but those named: INIT, BOOTSTRAP, ENV, TRANSPORT, CONTROL, COLL,
-// CODEC, TUNING, ALL. On failure *unknown is the word at fault.
+// Parses e.g. "INIT,COLL", or with a leading ^ all but the named ones. Names: INIT, BOOTSTRAP, ENV,
+// TRANSPORT, CONTROL, COLL, CODEC, TUNING, ALL. On failure *unknown is the first unknown word.
 bool ParseLogSubsystems(std::string_view text, uint32_t* mask, std::string* unknown);
 
-// Where lines go from now on. `file`: "" for stderr; %h becomes the host's name, %p the process id,
-// %% a %; kSystemError if it cannot be opened or is not a file of this user alone (log_file.h);
-// lines then go to stderr.
+// Sets level, subsystems and destination. `file`: "" for stderr; %h stands for the host's name, %p
+// for the process id, %% for a %. Returns kSystemError if the file cannot be opened or is not a
+// file of this user alone (log_file.h); lines then go to stderr.
 Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file);
 
 namespace internal {
@@ -61,12 +61,11 @@ inline bool LogEnabled(LogLevel level, LogSubsystem subsystem = LogSubsystem::kI
            internal::log_subsystems.load(std::memory_order_relaxed)) != 0);
 }
 
-// "host:pid:tid inccl LEVEL text". Bytes of `text` that a terminal would act on are escaped: it may
-// hold what a peer sent.
+// Writes "host:pid:tid inccl LEVEL text". Escapes `text`, which may contain bytes from a peer.
 void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept;
 inline void Log(LogLevel level, std::string_view text) { Log(level, LogSubsystem::kInit, text); }
 
-// Formats only if the line is wanted, and if there is memory for it.
+// Formats only if the line is enabled; drops the line if there is no memory.
 template <typename First, typename... Rest>
 void Log(LogLevel level, LogSubsystem subsystem, fmt::format_string<First, Rest...> format,
          First&& first, Rest&&... rest) noexcept try {
@@ -75,7 +74,7 @@ void Log(LogLevel level, LogSubsystem subsystem, fmt::format_string<First, Rest.
       std::string_view(
           fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...)));
 } catch (const std::exception&) {
-  // A line less.
+  // Out of memory: the line is dropped.
 }
 
 }  // namespace inccl

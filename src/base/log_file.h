@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens the file that the log is appended to.
+// Opens the log file.
 #ifndef INCCL_BASE_LOG_FILE_H_
 #define INCCL_BASE_LOG_FILE_H_
 
@@ -11,9 +11,9 @@
 
 namespace inccl {
 
-// For appending; made with mode 0600 if it is not there. kSystemError naming the file unless it is
-// a regular file of this user with no second name: a log must not follow what another user has put
-// in its place. Never waits, should the name be that of a pipe.
+// Opens a file for appending, or creates it with mode 0600. Returns kSystemError, naming the file,
+// unless it is a regular file of this user with one link: the log must not follow a link or file
+// that another user has put there. Does not block if the name is a pipe.
 Result<UniqueFd> OpenLogFile(const std::string& name);
 
 }  // namespace inccl

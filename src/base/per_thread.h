@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One T for each thread, made at its first use and deleted when the thread ends. As thread_local,
-// but without the end of the process where the C library finds no memory to remember the
-// destructor.
+// One T per thread, created at first use and deleted when the thread ends. Unlike thread_local, it
+// does not end the process if the C library has no memory to register the destructor.
 #ifndef INCCL_BASE_PER_THREAD_H_
 #define INCCL_BASE_PER_THREAD_H_
 
@@ -16,7 +15,7 @@ template <typename T>
 class PerThread {
  public:
   PerThread() : valid_(pthread_key_create(&key_, &Delete) == 0) {}
-  // At the end of the process, or when the library is unloaded; what threads have is left.
+  // Runs at process exit or when the library is unloaded. Values of running threads are leaked.
   ~PerThread() {
     if (valid_) pthread_key_delete(key_);
     valid_ = false;

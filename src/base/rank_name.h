@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How messages name this rank and its communicator.
+// How messages name a rank and its communicator.
 #ifndef INCCL_BASE_RANK_NAME_H_
 #define INCCL_BASE_RANK_NAME_H_
 
@@ -13,14 +13,13 @@
 
 namespace inccl {
 
-// "rank 1/4"; with the name that ccl_config_t has for the communicator: rank 1/4 of "gradients".
+// "rank 1/4", or with the communicator's name from ccl_config_t: rank 1/4 of "gradients".
 inline std::string RankName(int rank, int nranks, const std::string& comm_name) {
   return comm_name.empty() ? fmt::format("rank {}/{}", rank, nranks)
                            : fmt::format("rank {}/{} of \"{}\"", rank, nranks, comm_name);
 }
 
-// An error that begins with "rank 1/4", from code that does not know the communicator's name, with
-// the name added.
+// Adds the communicator's name to an error that begins with "rank 1/4".
 inline Status WithCommName(const Status& status, int rank, int nranks,
                            const std::string& comm_name) {
   const std::string bare = RankName(rank, nranks, "");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small seeded generator (splitmix64, Steele, Lea and Flood 2014) and the mixing function it is
-// made of.
+// A small seeded generator (splitmix64; Steele, Lea and Flood 2014) and its mixing function.
 #ifndef INCCL_BASE_RNG_H_
 #define INCCL_BASE_RNG_H_
 

@@ -9,7 +9,7 @@ namespace inccl {
 
 namespace {
 
-// Never destroyed: errors may be reported while the process exits.
+// Never destroyed, because threads may report errors while the process exits.
 const Status* const out_of_memory = new Status(Code::kSystemError, "out of memory");
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Errors are values. A Status is made once, where the cause is known; OK costs one null pointer.
+// Errors as values. The code that knows the cause creates the Status; OK is one null pointer.
 #ifndef INCCL_BASE_STATUS_H_
 #define INCCL_BASE_STATUS_H_
 
@@ -46,7 +46,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Rep> rep_;
 };
 
-Status SystemError(std::string message);                      // as given
+Status SystemError(std::string message);
 Status SystemErrorErrno(const std::string& what, int error);  // "what: strerror (errno n)"
 Status InternalError(std::string message);
 Status InvalidArgument(std::string message);
@@ -54,12 +54,12 @@ Status InvalidUsage(std::string message);
 Status RemoteError(std::string message);
 Status TimeoutError(std::string message);
 
-// kSystemError, made beforehand: needs no memory, as copies of any Status.
+// A kSystemError that exists from the start: using it, like copying any Status, needs no memory.
 const Status& OutOfMemory() noexcept;
 
 const char* CodeName(Code code);
 
-// What `function`, which returns a Status, returns; OutOfMemory() if it throws std::bad_alloc.
+// Returns the Status of `function`, or OutOfMemory() if it throws std::bad_alloc.
 template <typename Function>
 Status CatchOutOfMemory(Function&& function) {
   try {

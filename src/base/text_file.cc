@@ -13,7 +13,7 @@
 namespace inccl {
 namespace {
 
-// Why somebody else may have written what is in the file; "" if nobody can.
+// Says why another user may have written the file; "" if none can.
 std::string WrittenByOthers(const struct stat& info) {
   if (S_ISCHR(info.st_mode)) return "";
   if (info.st_uid != geteuid() && info.st_uid != 0) {

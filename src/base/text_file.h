@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small files that people write: read whole.
+// Reads small text files, such as configuration files, as a whole.
 #ifndef INCCL_BASE_TEXT_FILE_H_
 #define INCCL_BASE_TEXT_FILE_H_
 
@@ -11,17 +11,17 @@
 
 namespace inccl {
 
-// Who may have written a file that is read.
+// Who may have written a file.
 enum class TextFileWriters {
   kAnybody,
-  kThisUser,  // and root: the file is theirs, and nobody else may write to it
+  kThisUser,  // this user or root owns the file, and no other user may write to it
 };
 
-// The content of the file at `path`, up to `most_bytes`; longer ones are kInvalidArgument, others
-// that cannot be read kSystemError, with the number in `*error` (else 0). Messages begin with
-// `what` ("configuration file") and the path. Never waits for anybody, should the name be that of a
-// pipe. A file that others than `writers` may have written is not read: EPERM. Character devices,
-// such as /dev/null, hold nothing that somebody has written.
+// Returns the content of the file at `path`. A file of more than `most_bytes` is kInvalidArgument;
+// one that cannot be read is kSystemError with the errno in *error (else 0). Messages begin with
+// `what` (e.g. "configuration file") and the path. Does not block if the name is a pipe. Fails with
+// EPERM if users other than `writers` may have written the file; character devices, such as
+// /dev/null, pass this check.
 Result<std::string> ReadTextFile(const std::string& what, const std::string& path,
                                  size_t most_bytes, int* error,
                                  TextFileWriters writers = TextFileWriters::kAnybody);

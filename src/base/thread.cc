@@ -11,7 +11,7 @@
 namespace inccl {
 namespace {
 
-// Blocks every signal for this thread, and for those that it starts meanwhile.
+// Blocks every signal for this thread and for threads that it starts meanwhile.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {
@@ -37,7 +37,7 @@ Result<std::thread> StartThread(const char* name, std::function<void()> body) {
   const AllSignalsBlocked blocked;
   if (blocked.error() != 0) return SystemErrorErrno("pthread_sigmask", blocked.error());
   try {
-    std::thread thread(std::move(body));  // may throw std::bad_alloc, too
+    std::thread thread(std::move(body));  // may also throw std::bad_alloc
     pthread_setname_np(thread.native_handle(), name);
     return thread;
   } catch (const std::system_error& e) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads of the library: named, and with every signal blocked, so that handlers of the application
-// never run on them.
+// Starts threads of the library. They are named and block every signal, so that handlers of the
+// application never run on them.
 #ifndef INCCL_BASE_THREAD_H_
 #define INCCL_BASE_THREAD_H_
 
@@ -12,7 +12,7 @@
 
 namespace inccl {
 
-// `name`: at most 15 characters. kSystemError if the system gives no thread.
+// `name` has at most 15 characters. Returns kSystemError if the system has no thread left.
 Result<std::thread> StartThread(const char* name, std::function<void()> body);
 
 }  // namespace inccl

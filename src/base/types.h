@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element types and reductions, with the numbers of the C API.
+// Element types, reductions and collectives, with the numbers of the C API.
 #ifndef INCCL_BASE_TYPES_H_
 #define INCCL_BASE_TYPES_H_
 
@@ -26,8 +26,8 @@ enum class DataType : uint8_t {
 };
 inline constexpr int kDataTypes = 12;
 
-// kPreMulSum is the sum of every rank's elements times that rank's scalar; each operation that a
-// user makes of it has a number of its own in the C API, above all of these.
+// kPreMulSum is the sum of every rank's elements times that rank's scalar. In the C API each
+// operation that a user creates from it has its own number, above all of these.
 enum class ReduceOp : uint8_t {
   kSum = 0,
   kProd = 1,
@@ -39,10 +39,10 @@ enum class ReduceOp : uint8_t {
 inline constexpr int kReduceOps = 5;  // those with a constant number in the C API
 inline constexpr int kReduceOpKinds = 6;
 
-// A number in an element type: its first SizeOf(type) bytes, as they lie in memory.
+// A number of some element type: the first SizeOf(type) bytes hold it as in memory.
 using Scalar = std::array<std::byte, 8>;
 
-// What a call does. The same word names the rows of schedules, signatures and errors.
+// The kind of a call. Schedules, signatures and errors use the same names.
 enum class Collective : uint8_t {
   kAllReduce,
   kReduceScatter,
@@ -55,20 +55,21 @@ enum class Collective : uint8_t {
 };
 inline constexpr int kCollectiveKinds = 8;
 
-// Whether elements of several ranks are combined; else they are only moved.
+// True if the call combines elements of several ranks; false if it only moves them.
 constexpr bool Reduces(Collective which) {
   return which == Collective::kAllReduce || which == Collective::kReduceScatter ||
          which == Collective::kReduce;
 }
 
-// Whether one rank is unlike the others.
+// True if the call has a root rank.
 constexpr bool HasRoot(Collective which) {
   return which == Collective::kBroadcast || which == Collective::kReduce ||
          which == Collective::kGather || which == Collective::kScatter;
 }
 
-// The vectors of `count` elements that a call of n ranks is about. One: all ranks' buffers are that
-// vector. n: segment r belongs to rank r. n * n: segment s * n + d goes from rank s to rank d.
+// The number of segments of `count` elements in a call of n ranks. 1: the buffers of all ranks are
+// the same vector. n: segment r belongs to rank r. n * n: segment s * n + d goes from rank s to
+// rank d.
 constexpr uint64_t SegmentsOf(Collective which, uint64_t nranks) {
   switch (which) {
     case Collective::kAllReduce:

@@ -45,12 +45,12 @@ bool IsName(std::string_view text) {
                      [&](char c) { return is_letter(c) || (c >= '0' && c <= '9'); });
 }
 
-// Text from a file, in a message.
+// Shortens text from a file for a message.
 std::string Shown(std::string_view text) {
   return text.size() <= 80 ? std::string(text) : std::string(text.substr(0, 80)) + "...";
 }
 
-// The user's own file where INCCL_CONF_FILE names none, the one that is there; "" without a home.
+// The user's file if INCCL_CONF_FILE names none: the first default that exists; "" without a home.
 std::string UserFile(const GetEnv& environment) {
   const auto below = [&](const char* variable, const char* name) -> std::string {
     const char* directory = environment(variable);
@@ -63,8 +63,7 @@ std::string UserFile(const GetEnv& environment) {
   return home.empty() ? xdg : home;
 }
 
-// A line that repeats what has been logged before says nothing new: settings are read again for
-// every communicator.
+// Logs each text once per process, because every communicator reads the settings again.
 void LogOnce(LogLevel level, const std::string& text) {
   if (!LogEnabled(level, LogSubsystem::kEnv)) return;
   static std::mutex mutex;
@@ -136,7 +135,7 @@ Status Settings::LoadFile(const std::string& path, TextFileWriters writers, bool
   if (!text.ok()) {
     const bool absent = error == ENOENT || error == ENOTDIR;
     const bool forbidden = error == EACCES || error == EPERM;
-    // Nothing is wrong with the name then.
+    // With these errors nothing is wrong with the name.
     const bool of_the_system =
         error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO;
     if (required && !of_the_system) {
@@ -191,7 +190,7 @@ std::string Settings::Described(const char* name) const {
 
 Result<Environment> ApplySettings(const Settings& settings, const char* const* environment) {
   const WhereSet where = [&](const char* name) { return settings.Where(name); };
-  // First of all what says where messages go: they may be about the rest.
+  // The log's variables come first, because messages may be about the others.
   Result<Environment> log = ReadEnvironment(
       [&](const char* name) {
         return std::string_view(name).starts_with("INCCL_DEBUG") ? settings.Get(name) : nullptr;
@@ -201,7 +200,7 @@ Result<Environment> ApplySettings(const Settings& settings, const char* const* e
   if (Status status = ConfigureLog(log->debug, log->debug_subsys, log->debug_file); !status.ok()) {
     return status;
   }
-  // Not for the default level: a program that nothing goes wrong in prints nothing.
+  // Not at the default level: a program without problems prints nothing.
   if (const char* level = settings.Get("INCCL_DEBUG"); level != nullptr && *level != '\0') {
     LogOnce(LogLevel::kVersion, fmt::format("version {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Configuration: the environment over the user's file over the system's file. Files are lines
-// NAME=value; '#' at the start of a line or after a blank begins a comment.
+// Configuration. The environment overrides the user's file, which overrides the system's file.
+// Files have lines NAME=value; '#' at the start of a line or after a blank begins a comment.
 //
-// The user's file is the one named by INCCL_CONF_FILE, else $XDG_CONFIG_HOME/inccl.conf, else
-// ~/.inccl.conf. The environment is asked for all three names, so that secure_getenv keeps a
-// program that runs with another user's rights from reading them.
+// The user's file is the one that INCCL_CONF_FILE names, else $XDG_CONFIG_HOME/inccl.conf, else
+// ~/.inccl.conf. All three come from the environment function, so with secure_getenv a program that
+// runs with another user's rights reads none of them.
 #ifndef INCCL_CONFIG_CONFIG_FILES_H_
 #define INCCL_CONFIG_CONFIG_FILES_H_
 
@@ -27,8 +27,8 @@ struct FileSetting {
   int line = 0;
 };
 
-// The settings in the text of a file, in its order; each name at most once. kInvalidArgument naming
-// file, line and what is wrong with it. Whether the names are known is not looked at.
+// Parses the text of a file; each name may occur once. A kInvalidArgument names file, line and
+// error. Does not check whether the names are known.
 Result<std::vector<FileSetting>> ParseConfigFile(std::string_view text, const std::string& file);
 
 class Settings {
@@ -37,7 +37,7 @@ class Settings {
     kRead,
     kAbsent,
     kUnreadable,
-    kRefused,  // others than this user and root may have written it
+    kRefused,  // users other than this one and root may have written it
   };
   struct File {
     std::string path;
@@ -45,24 +45,24 @@ class Settings {
     size_t settings = 0;
   };
 
-  // Reads the files. An error names the file: one that INCCL_CONF_FILE names and that cannot be
-  // read, or a line that cannot be understood in any. Of the other files, those that are missing or
-  // that this user may not read count as empty. The user's file counts only if it belongs to this
-  // user or to root and nobody else may write to it; the system's directory is trusted.
+  // Reads the files. Fails, naming the file, if the file in INCCL_CONF_FILE cannot be read or if
+  // any file has a malformed line. Other files that are missing or unreadable count as empty. The
+  // user's file counts only if it belongs to this user or root and no other user may write to it;
+  // the system's directory is trusted.
   static Result<Settings> Load(GetEnv environment,
                                const std::string& system_file = kSystemConfigFile);
 
-  // The value in the first place that has the name; an empty one there hides those below and means
-  // the default. nullptr if it is nowhere. Valid as long as this object and the environment.
+  // The value from the first place that sets the name; nullptr if none does. An empty value hides
+  // the later places and means the default. Valid as long as this object and the environment.
   const char* Get(const char* name) const;
-  // "environment" or "FILE:LINE"; "" if it is nowhere.
+  // "environment" or "FILE:LINE"; "" if the name is not set.
   std::string Where(const char* name) const;
-  // "INCCL_ALGO (environment)": for messages about its value.
+  // For messages about the value, e.g. "INCCL_ALGO (environment)".
   std::string Described(const char* name) const;
 
-  // In the order in which they win.
+  // By precedence, highest first.
   const std::vector<File>& files() const { return files_; }
-  // For people: unknown names in files, files that could not be read.
+  // Texts about unknown names in files and about files that could not be read.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -78,9 +78,9 @@ class Settings {
   std::vector<std::string> warnings_;
 };
 
-// Sets up the log, then checks and converts everything. Logs, once per process and text: the
-// version, which variable is set where, the warnings of `settings` and the misspelt names in
-// `environment` (as environ).
+// Sets up the log, then checks and converts all variables. Logs, once per process and text, the
+// version, where each variable is set, the warnings of `settings` and misspelt names in
+// `environment` (in the format of environ).
 Result<Environment> ApplySettings(const Settings& settings, const char* const* environment);
 
 }  // namespace inccl

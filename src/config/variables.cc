@@ -19,7 +19,7 @@ using Text = std::string_view;
 constexpr int kDayMs = 24 * 3600 * 1000;
 constexpr int kMostRanks = 1 << 20;
 
-// What is wrong with a value; "" if nothing is. Sets its field of the environment.
+// Parses a value into its field of the environment. Returns what is wrong, or "".
 using ParseFunction = std::string (*)(std::string_view value, Environment* env);
 
 struct Variable {
@@ -37,7 +37,7 @@ std::string ParseInteger(std::string_view value, int64_t low, int64_t high, T* f
   if constexpr (std::is_same_v<T, int64_t>) {
     *field = number;
   } else {
-    *field = static_cast<int>(number);  // the limits fit
+    *field = static_cast<int>(number);  // the limits fit an int
   }
   return "";
 }
@@ -68,7 +68,7 @@ std::string ParseLevel(std::string_view value, LogLevel* field) {
   return ParseLogLevel(value, field) ? "" : "not a level";
 }
 
-// What is wrong with a list one of whose words is unknown.
+// The error text for a list with an unknown word.
 std::string NoSuchWord(std::string_view value, std::string_view word, const char* what) {
   return value == word ? fmt::format("no {}", what)
                        : fmt::format("a list with \"{}\", which is no {}", word, what);
@@ -108,7 +108,7 @@ std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
   return NoSuchWord(value, unknown, "subsystem");
 }
 
-// Variables that do not go together; "" if all do.
+// Names variables that conflict; "" if none do.
 std::string CheckTogether(const Environment& env) {
   if (env.net_security == NetSecurity::kNone) return "";
   for (std::string_view rest = env.ucx_tls; !rest.empty();) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one table of environment variables: name, type, meaning, values, default. The environment
-// itself (and what files add to it) is passed in as a function.
+// The table of all environment variables: name, type, meaning, values, default. Callers pass in the
+// environment (including settings from files) as a function.
 #ifndef INCCL_CONFIG_VARIABLES_H_
 #define INCCL_CONFIG_VARIABLES_H_
 
@@ -18,15 +18,15 @@
 
 namespace inccl {
 
-// As getenv: nullptr if the variable is not set. An empty value counts as not set.
+// Like getenv: nullptr if the variable is not set. An empty value counts as not set.
 using GetEnv = std::function<const char*(const char* name)>;
-// Where the value of a variable comes from, for messages: "environment", "/etc/inccl.conf:3".
+// Where a variable is set, for messages: "environment", "/etc/inccl.conf:3".
 using WhereSet = std::function<std::string(const char* name)>;
 
-// What protects connections over a network.
+// The protection of connections over a network.
 enum class NetSecurity { kAuth, kNone };
 
-// A field per variable, already checked and converted; see VariableTable for the meanings.
+// One checked and converted field per variable; VariableTable explains them.
 struct Environment {
   std::string algo;                               // INCCL_ALGO
   std::string tuner_file;                         // INCCL_TUNER_FILE
@@ -58,27 +58,27 @@ struct Environment {
   std::string conf_file;                          // INCCL_CONF_FILE
 };
 
-// For people and for tools that print the table.
+// One entry of the table, for tools that print it.
 struct VariableInfo {
   const char* name;
   const char* meaning;
   const char* values;
   const char* default_value;
   const char* type;  // "flag", "integer", "number", "text", "list", "path", ...
-  // Of one process, so not to be set in a file that all processes of a host or user read.
+  // The value differs between processes, so files that several processes read must not set it.
   bool environment_only = false;
   const char* old_name = nullptr;  // still read, with a warning, until the next version
 };
 std::span<const VariableInfo> VariableTable();
-// The row of a name, or of an old one; nullptr if it is none of this library.
+// Finds a variable by its name or old name; nullptr if the library has none of that name.
 const VariableInfo* FindVariable(std::string_view name);
 
-// kInvalidArgument naming the variable, where it was set (if `where` is given), its value and what
-// it may be, at the first bad one; or naming two that do not go together.
+// Reads all variables. At the first bad one a kInvalidArgument names the variable, where it is set
+// (if `where` is given), its value and the allowed values; or it names two conflicting variables.
 Result<Environment> ReadEnvironment(const GetEnv& get, const WhereSet& where = {});
 
-// Names in `environment` (as environ: "NAME=value" pointers up to a nullptr) that begin with INCCL_
-// and are not in the table: misspelt ones, as a rule. INCCL_TEST_* belongs to tests.
+// Names in `environment` (in the format of environ: "NAME=value" pointers up to a nullptr) that
+// begin with INCCL_ but are not in the table, i.e. probably misspelt. INCCL_TEST_* is for tests.
 std::vector<std::string> UnknownVariables(const char* const* environment);
 
 }  // namespace inccl

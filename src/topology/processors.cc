@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMostCpus = 1 << 20;
 
-// A number at the start of *text, which is taken off.
+// Removes a number from the start of *text.
 bool TakeNumber(std::string_view* text, int* number) {
   const auto [stop, error] = std::from_chars(text->data(), text->data() + text->size(), *number);
   if (error != std::errc() || *number < 0 || *number >= kMostCpus) return false;
@@ -25,8 +25,8 @@ bool TakeNumber(std::string_view* text, int* number) {
   return true;
 }
 
-// One way through the ranks' wishes that gives `rank` a processor, moving others where they have a
-// choice.
+// Finds a processor for `rank`, moving other ranks to alternatives (an augmenting path of a
+// bipartite matching).
 bool Place(size_t rank, std::span<const CpuSet> ranks, std::map<int, size_t>* owner,
            std::vector<bool>* tried) {
   (*tried)[rank] = true;
@@ -41,12 +41,12 @@ bool Place(size_t rank, std::span<const CpuSet> ranks, std::map<int, size_t>* ow
   return false;
 }
 
-// Processors granted by one directory of a cgroup hierarchy; 0: it says nothing.
+// The quota of one directory of a cgroup hierarchy in processors; 0: none.
 double QuotaOf(const std::string& directory) {
   std::string quota;
   double granted = 0, period = 0;
   if (std::ifstream both(directory + "/cpu.max"); both >> quota >> period) {
-    // "max" is no number.
+    // "max" is not a number and means no limit.
     const auto [stop, error] = std::from_chars(quota.data(), quota.data() + quota.size(), granted);
     if (error != std::errc()) granted = 0;
   } else if (std::ifstream first(directory + "/cpu.cfs_quota_us"); first >> granted) {
@@ -96,7 +96,7 @@ std::string FormatCpuList(const CpuSet& cpus) {
 }
 
 CpuSet AllowedCpus(pid_t pid) {
-  // The kernel refuses a mask that is shorter than its own.
+  // The kernel refuses a mask that is shorter than its own, so this tries longer ones.
   for (int count = 1024; count <= kMostCpus; count *= 4) {
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask(
         CPU_ALLOC(static_cast<size_t>(count)), [](cpu_set_t* set) { CPU_FREE(set); });
@@ -124,14 +124,14 @@ double CpuQuota(const std::string& root) {
     if (first == line.npos || second == line.npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     std::string path = line.substr(second + 1);
-    if (path.find("..") != path.npos) path = "/";  // outside of what this process can see
+    if (path.find("..") != path.npos) path = "/";  // outside the visible part of the hierarchy
     std::vector<std::string> mounts;
     if (controllers.empty()) {
       mounts = {"", "/unified"};
     } else if ((',' + controllers + ',').find(",cpu,") != std::string::npos) {
       mounts = {"/cpu", "/" + controllers};
     }
-    // What is granted to a group is shared by those below it.
+    // A group's quota also limits all groups below it.
     while (!path.empty()) {
       while (path.ends_with('/')) path.pop_back();
       for (const std::string& mount : mounts) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which processors this process may use: what decides whether waiting ranks may keep theirs busy.
+// The processors that this process may use. They decide whether waiting ranks may spin.
 #ifndef INCCL_TOPOLOGY_PROCESSORS_H_
 #define INCCL_TOPOLOGY_PROCESSORS_H_
 
@@ -17,28 +17,28 @@ namespace inccl {
 
 // Numbers of logical processors, ascending.
 using CpuSet = std::vector<int>;
-// "0-3,8", as the kernel writes them. kInvalidArgument for any other text.
+// Parses the kernel's format, e.g. "0-3,8". Any other text is kInvalidArgument.
 Result<CpuSet> ParseCpuList(std::string_view text);
 std::string FormatCpuList(const CpuSet& cpus);
 
-// What the affinity mask of a process (0: of the calling thread) allows; cpusets of cgroups are
-// part of it. Empty if the kernel does not say.
+// The affinity mask of a process (0: of the calling thread), which includes cpusets of cgroups.
+// Empty if the kernel does not report it.
 CpuSet AllowedCpus(pid_t pid = 0);
 
-// Processor time per time that the cgroups of this process grant, in processors; 0: no limit.
-// `root` is put before all paths, for tests.
+// The CPU quota of this process's cgroups, in processors; 0: no limit. `root` is a prefix of all
+// paths, for tests.
 double CpuQuota(const std::string& root = "");
 
-// Processors that this process can keep busy at once: what it is allowed, not more than its quota
-// rounded up; at least 1.
+// The number of processors that this process can keep busy at once: the allowed ones, limited by
+// the quota rounded up; at least 1.
 int UsableCores();
 int UsableCores(const CpuSet& allowed, double quota);
 
-// Whether ranks with these masks can all run at once, each on a processor of its own. One entry per
-// rank; an empty set may run anywhere.
+// True if ranks with these masks can all run at once, each on its own processor. One entry per
+// rank; an empty set means any processor.
 bool EnoughCores(std::span<const CpuSet> ranks, double quota);
-// The same of processes of this host (threads of a process: its id as often). A process that cannot
-// be asked counts as having the caller's mask.
+// The same for ranks in processes of this host; a process with several ranks occurs several times.
+// A process whose mask cannot be read counts as having the caller's mask.
 bool EnoughCores(std::span<const pid_t> pids);
 
 }  // namespace inccl

@@ -13,7 +13,7 @@
 namespace inccl {
 namespace {
 
-// The first line; "" if there is none.
+// The first line of a file; "" if there is none.
 std::string Line(const std::string& file) {
   std::string line;
   std::ifstream in(file);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What this machine is made of: from hwloc where the library is built with it, else from /sys.
+// Reads the machine's topology: from hwloc if built with it, else from /sys.
 #ifndef INCCL_TOPOLOGY_TOPOLOGY_H_
 #define INCCL_TOPOLOGY_TOPOLOGY_H_
 
@@ -13,12 +13,12 @@
 
 namespace inccl {
 
-// A zero or an empty set is something the system does not tell.
+// A zero or an empty set means unknown.
 struct Topology {
   struct Cache {
     int level = 0;
     std::string type;    // "data", "instruction", "unified"
-    uint64_t bytes = 0;  // of one
+    uint64_t bytes = 0;  // of one cache
     int count = 0;
   };
   struct Node {
@@ -34,14 +34,14 @@ struct Topology {
   std::vector<Cache> caches;  // by level, then type
 };
 
-// Takes milliseconds with hwloc; not for the way of a call.
+// Takes milliseconds with hwloc, so calls must not use it.
 Topology ReadTopology();
 
 // From /sys below `root`.
 Topology SysfsTopology(const std::string& root = "");
-// nullopt: not built with hwloc, or hwloc finds nothing.
+// Returns nullopt if built without hwloc or if hwloc finds nothing.
 std::optional<Topology> HwlocTopology();
-// Of its interface, "2.8"; "" if it is not built in.
+// The version of hwloc's interface, e.g. "2.8"; "" if built without hwloc.
 std::string HwlocVersion();
 
 }  // namespace inccl

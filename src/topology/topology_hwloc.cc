@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only file that knows hwloc.
+// The only file that uses hwloc.
 #include "topology/topology.h"
 
 #ifdef INCCL_HAVE_HWLOC
@@ -17,7 +17,7 @@ namespace {
 
 CpuSet SetOf(hwloc_const_bitmap_t bitmap) {
   CpuSet cpus;
-  if (hwloc_bitmap_weight(bitmap) < 0) return cpus;  // infinite: not known
+  if (hwloc_bitmap_weight(bitmap) < 0) return cpus;  // infinite means unknown
   for (int cpu = hwloc_bitmap_first(bitmap); cpu >= 0; cpu = hwloc_bitmap_next(bitmap, cpu)) {
     cpus.push_back(cpu);
   }
@@ -73,7 +73,7 @@ std::optional<Topology> HwlocTopology() {
   if (hwloc_topology_init(&made) != 0) return std::nullopt;
   const std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, void (*)(hwloc_topology_t)> owner(
       made, hwloc_topology_destroy);
-  // All of the machine, not only what this process may use.
+  // The whole machine, not only the part that this process may use.
   if (hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED) != 0 ||
       hwloc_topology_set_icache_types_filter(made, HWLOC_TYPE_FILTER_KEEP_ALL) != 0 ||
       hwloc_topology_load(made) != 0) {
