@@ -36,7 +36,7 @@ Result<std::byte*> PinnedBuffer::Take(size_t bytes) {
 }
 
 void PinnedBuffer::GiveBack() {
-  // One block that holds all of it from now on would cost an allocation: the blocks stay.
+  // Keeps the blocks: merging them into one would cost an allocation.
   block_ = 0;
   used_ = 0;
 }

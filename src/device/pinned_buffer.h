@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of the host that a device reaches, for one step at a time: it is taken piece by piece and
-// given back as a whole, and grows to what the largest step needed.
+// Pinned host memory for one step at a time. The user takes it piece by piece and returns it as a
+// whole; it grows to what the largest step needed.
 #ifndef INCCL_DEVICE_PINNED_BUFFER_H_
 #define INCCL_DEVICE_PINNED_BUFFER_H_
 
@@ -31,8 +31,8 @@ class PinnedBuffer {
 
   Device* const device_;
   std::vector<Block> blocks_;
-  size_t block_ = 0;  // from which memory is taken
-  size_t used_ = 0;   // of it
+  size_t block_ = 0;  // the block from which Take allocates
+  size_t used_ = 0;   // bytes used in that block
 };
 
 }  // namespace inccl

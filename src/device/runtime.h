@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether this process uses a device. Until it does (has loaded its driver, libcuda), there can be
-// no memory and no stream of it, and nothing is looked up for any call.
+// Finds out whether this process uses a device. Until the process has loaded the driver (libcuda),
+// it can have no device memory and no device streams, so calls look nothing up.
 #ifndef INCCL_DEVICE_RUNTIME_H_
 #define INCCL_DEVICE_RUNTIME_H_
 
@@ -11,17 +11,17 @@
 
 namespace inccl {
 
-// The device found by LookForDevice; nullptr: none. One load.
+// The device that LookForDevice has found; nullptr if none. One load.
 Device* CurrentDevice();
 
-// Loads libinccl_cuda.so (beside this library, or where the loader searches) if the process has
-// loaded a driver and this has not been done. Any thread. Returns CurrentDevice().
+// Loads libinccl_cuda.so (from this library's directory or the loader's search path) once the
+// process has loaded a driver. Any thread. Returns CurrentDevice().
 Device* LookForDevice();
 
-// Why LookForDevice has found none: "this process has not loaded CUDA".
+// Why LookForDevice has found none, e.g. "this process has not loaded CUDA".
 std::string WhyNoDevice();
 
-// In the place of what LookForDevice finds; nullptr: nothing. For tests.
+// Replaces the result of LookForDevice; nullptr: no device. For tests.
 void SetDevice(Device* device);
 
 }  // namespace inccl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory and streams of CUDA, over its driver alone. Never changes the current device of a thread
-// of the caller: contexts are pushed and popped.
+// The device interface over CUDA's driver API. It pushes and pops contexts, so it never changes the
+// current device of a caller's thread.
 #include <cuda.h>
 #include <fmt/format.h>
 
@@ -18,13 +18,13 @@
 #include "device/cuda/ipc.h"
 #include "device/device.h"
 
-// In this library, too, and not to be known here in any more detail: the device layer hands it on.
+// Defined in this library by src/compress/cuda. The device layer only passes the pointer on.
 extern "C" const inccl::cuda::Launchers* inccl_cuda_launchers();
 
 namespace inccl::cuda {
 namespace {
 
-// A graph would repeat what waits for one call of the host's: nothing of a call can be in it.
+// A graph would repeat a wait for one particular call of the host, so calls cannot be captured.
 Status CheckCapture(const Driver& driver, CUstream stream) {
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = driver.stream_capturing(stream, &capture);
@@ -37,8 +37,8 @@ Status CheckCapture(const Driver& driver, CUstream stream) {
   return InvalidArgument("stream: is being captured into a graph, which this version cannot");
 }
 
-// The words lie in memory of the host that the device reaches: the stream writes one and waits for
-// the other, without a kernel and without a callback of the host.
+// The words lie in pinned host memory: the stream writes one and waits for the other, without a
+// kernel or a host callback.
 class Order final : public DeviceOrder {
  public:
   struct Words {
@@ -62,7 +62,7 @@ class Order final : public DeviceOrder {
                                                 CU_STREAM_WRITE_VALUE_DEFAULT),
                            "cuStreamWriteValue32");
     if (!status.ok()) return status;
-    // Without the wait the word will say of the next call that its turn has come.
+    // If only the wait fails, the counter counts a place too many, so the order is unusable.
     broken_ = driver_.Check(driver_.stream_wait(stream_, Address(&words_->finished), place + 1,
                                                 CU_STREAM_WAIT_VALUE_GEQ),
                             "cuStreamWaitValue32");
@@ -80,8 +80,8 @@ class Order final : public DeviceOrder {
   const Driver& driver_;
   const CUcontext context_;
   const CUstream stream_;
-  Words* const words_;  // never freed: the stream may come to its wait at any time
-  Status broken_;       // of all that would be appended
+  Words* const words_;  // never freed, since the stream may reach its wait at any time
+  Status broken_;       // result of every later Append
 };
 
 class CudaDevice final : public Device {
@@ -105,7 +105,7 @@ class CudaDevice final : public Device {
 
   int Current() override {
     CUcontext context = nullptr;
-    CUdevice device = 0;  // that of a thread which has chosen none
+    CUdevice device = 0;  // default of a thread that has chosen no device
     if (driver_.context(&context) == CUDA_SUCCESS && context != nullptr) {
       driver_.context_device(&device);
     }
@@ -117,7 +117,7 @@ class CudaDevice final : public Device {
     return driver_.context(&context) == CUDA_SUCCESS && context != nullptr;
   }
 
-  // Managed memory is a device's, too: what streams do with it has their order.
+  // Counts managed memory as device memory, because streams use it in their order.
   int DeviceOf(const void* memory) override {
     unsigned type = 0;
     if (driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Address(memory)) !=
@@ -158,7 +158,7 @@ class CudaDevice final : public Device {
       Status status = driver_.Check(driver_.stream_context(handle, &own), "cuStreamGetCtx");
       if (!status.ok()) return status;
     }
-    // Before anything that a capture would not survive.
+    // Check before any call that would invalidate a capture.
     if (Status status = CheckCapture(driver_, handle); !status.ok()) return status;
     Result<Order::Words*> words = NewWords();
     if (!words.ok()) return words.status();
@@ -238,7 +238,7 @@ class CudaDevice final : public Device {
     if (within.status().ok()) driver_.context_synchronize();
   }
 
-  // What is smaller shares a block of this size with others, and CUDA IPC maps whole blocks.
+  // CUDA packs smaller allocations into blocks of this size, and CUDA IPC maps whole blocks.
   size_t ShareGranularity() override { return size_t{2} << 20; }
   Result<DeviceShare> Share(const void* memory, size_t bytes) override {
     return ipc_.Share(DeviceOf(memory), memory, bytes);
@@ -281,7 +281,7 @@ class CudaDevice final : public Device {
   }
 
  private:
-  // Where this library works on a device: the context of the runtime, a stream of its own.
+  // Where this library works on a device: the primary context and a stream of the library.
   struct Place {
     CUcontext context = nullptr;
     CUstream stream = nullptr;
@@ -317,8 +317,8 @@ class CudaDevice final : public Device {
     return place;
   }
 
-  // Many at a time: when another stream turns up, the streams before it may be waiting for the call
-  // that it is to take, and an allocation for the streams.
+  // Allocates many at a time: when a new stream appears, earlier streams may wait for the call that
+  // will use it, and an allocation may wait for those streams.
   Result<Order::Words*> NewWords() {
     constexpr size_t kAtOnce = 512;
     const std::lock_guard lock(words_mutex_);
@@ -332,8 +332,8 @@ class CudaDevice final : public Device {
     return new (words_ + words_left_ * sizeof(Order::Words)) Order::Words;
   }
 
-  // For what is about memory of the host: the caller's, else one that is in use here already, as a
-  // context of another device takes memory there.
+  // A context for work on host memory: the caller's, else one that the library uses already,
+  // because a new context would take memory of its device.
   Result<CUcontext> AnyContext() {
     CUcontext context = nullptr;
     if (driver_.context(&context) == CUDA_SUCCESS && context != nullptr) return context;
@@ -346,7 +346,7 @@ class CudaDevice final : public Device {
     return ContextOfCaller();
   }
 
-  // The caller's context; that of device 0 for a thread without one.
+  // The caller's context, or that of device 0 if the thread has none.
   Result<CUcontext> ContextOfCaller() {
     CUcontext context = nullptr;
     Status status = driver_.Check(driver_.context(&context), "cuCtxGetCurrent");
@@ -380,7 +380,7 @@ extern "C" __attribute__((visibility("default"))) inccl::Device* inccl_device(ui
     return nullptr;
   }
   static std::mutex mutex;
-  static inccl::Device* device = nullptr;  // as long as the process
+  static inccl::Device* device = nullptr;  // never destroyed
   const std::lock_guard lock(mutex);
   if (device != nullptr) return device;
   inccl::Result<std::unique_ptr<inccl::cuda::CudaDevice>> made = inccl::cuda::CudaDevice::Create();

@@ -8,8 +8,8 @@
 namespace inccl::cuda {
 namespace {
 
-// The word tells nothing of errors, the driver does: one question in so many looks, since it costs
-// a microsecond.
+// The word does not show errors, only the driver does. Asking it costs a microsecond, so Reached
+// asks once in this many calls.
 constexpr uint32_t kLooksPerQuestion = 256;
 
 }  // namespace

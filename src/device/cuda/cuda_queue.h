@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stream of the library's own in a device's primary context.
+// A stream of the library in a device's primary context.
 #ifndef INCCL_DEVICE_CUDA_CUDA_QUEUE_H_
 #define INCCL_DEVICE_CUDA_CUDA_QUEUE_H_
 
@@ -33,7 +33,7 @@ class CudaQueue final : public DeviceQueue {
   const CUcontext context_;
   const Launchers* const kernels_;
   CUstream stream_ = nullptr;
-  // In memory of the host that the device writes: the low half of the last mark that it has passed.
+  // In pinned host memory, written by the device: the low 32 bits of the last mark that it reached.
   std::atomic<uint32_t>* passed_ = nullptr;
   uint64_t marks_ = 0;
   uint32_t looks_ = 0;

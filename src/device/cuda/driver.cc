@@ -7,8 +7,8 @@
 namespace inccl::cuda {
 namespace {
 
-// cuda.h gives functions whose signature has changed another name ("cuCtxPushCurrent_v2"), by a
-// macro: so the symbol's name comes from the same macro.
+// cuda.h renames functions whose signature has changed by macros ("cuCtxPushCurrent_v2"), so the
+// symbol's name must come from the same macro.
 #define INCCL_TEXT(x) #x
 #define INCCL_SYMBOL(name) INCCL_TEXT(name)
 
@@ -34,7 +34,7 @@ class Symbols {
 }  // namespace
 
 Result<Driver> Driver::Load() {
-  // Never given back: the process uses it, or it would not be loaded.
+  // Never closed: the process uses the driver, else it would not be loaded.
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return SystemError("libcuda.so.1 is not loaded");
   Driver driver{};
@@ -71,7 +71,7 @@ Result<Driver> Driver::Load() {
   symbols.Find(INCCL_SYMBOL(cuDeviceCanAccessPeer), &driver.can_access_peer);
   symbols.Find(INCCL_SYMBOL(cuCtxEnablePeerAccess), &driver.enable_peer);
   symbols.Find(INCCL_SYMBOL(cuMemGetAddressRange), &driver.address_range);
-  // Parts of one device (MIG) have numbers of their own in the second version only.
+  // Only the second version distinguishes parts of one device (MIG).
   symbols.FindOptional("cuDeviceGetUuid_v2", &driver.device_uuid);
   symbols.FindOptional(INCCL_SYMBOL(cuIpcGetMemHandle), &driver.ipc_get);
   symbols.FindOptional(INCCL_SYMBOL(cuIpcOpenMemHandle), &driver.ipc_open);

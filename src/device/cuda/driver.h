@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of CUDA's driver that are used, out of the libcuda that the process has loaded
-// already: nothing is linked.
+// The functions of CUDA's driver that the library uses, looked up in the libcuda that the process
+// has already loaded. The library does not link libcuda.
 #ifndef INCCL_DEVICE_CUDA_DRIVER_H_
 #define INCCL_DEVICE_CUDA_DRIVER_H_
 
@@ -44,23 +44,24 @@ struct Driver {
   decltype(&cuDeviceCanAccessPeer) can_access_peer;
   decltype(&cuCtxEnablePeerAccess) enable_peer;
   decltype(&cuMemGetAddressRange) address_range;
-  // For memory of other processes; nullptr: not with this driver.
+  // For memory of other processes; nullptr if this driver lacks them.
   decltype(&cuDeviceGetUuid) device_uuid;
   decltype(&cuIpcGetMemHandle) ipc_get;
   decltype(&cuIpcOpenMemHandle) ipc_open;
   decltype(&cuIpcCloseMemHandle) ipc_close;
 
-  // The driver of this process; an error: there is none, or it lacks a function.
+  // The driver of this process. Fails if there is none or if it lacks a function.
   static Result<Driver> Load();
   bool HasIpc() const { return device_uuid && ipc_get && ipc_open && ipc_close; }
-  // kUnhandledCudaError with the call's name and the driver's words.
+  // Returns kUnhandledCudaError with the call's name and the driver's error text.
   Status Check(CUresult result, const char* call) const;
 };
 
 inline CUdeviceptr Address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
 
-// A context for as long as this lives. What is done meanwhile is on streams of the library's own or
-// is checked before: a capture that the application makes elsewhere neither forbids nor notices it.
+// Makes a context current for the lifetime of this object. It also relaxes the capture mode of the
+// thread: a capture that the application makes elsewhere then neither forbids nor records the
+// library's work, which runs on its own streams or is checked beforehand.
 class Within {
  public:
   Within(const Driver& driver, CUcontext context)
@@ -78,7 +79,7 @@ class Within {
 
  private:
   const Driver& driver_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then the thread's own
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // later holds the thread's own mode
   const Status status_;
 };
 

@@ -17,7 +17,7 @@ bool Taken(CUresult result) {
   return result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 
-// Whether one shared mapping has all of it, for reading only.
+// True if one shared read-only mapping contains all of this memory.
 bool IsSharedReadOnly(const void* memory, size_t bytes) {
   const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"),
                                                    [](FILE* file) { return std::fclose(file); });
@@ -36,9 +36,9 @@ bool IsSharedReadOnly(const void* memory, size_t bytes) {
 
 }  // namespace
 
-// What a peer writes is mapped read-only here. Some devices do not take that, neither as it
-// is, nor with the flag that says so. What they have taken stays theirs whatever the mapping
-// becomes.
+// This process maps a peer's slots read-only. Some devices refuse to register such memory, even
+// with the read-only flag. The mapping is then made writable for the registration, which stays
+// valid when the mapping is read-only again.
 CUresult HostRanges::Tell(void* memory, size_t bytes) const {
   CUresult result = driver_.host_register(memory, bytes, kFlags);
   if (Taken(result)) return result;
@@ -87,7 +87,7 @@ void* HostRanges::AddressOf(int device, const void* host) {
   const auto address = reinterpret_cast<uintptr_t>(host);
   const auto ask = [&](uintptr_t at) {
     CUdeviceptr found = 0;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the host's
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): a host address
     void* const memory = reinterpret_cast<void*>(at);
     return driver_.host_pointer(&found, memory, 0) == CUDA_SUCCESS ? found : 0;
   };

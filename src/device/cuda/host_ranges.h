@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of the host that devices have been told of, and where they find it. Several communicators
-// may tell of the same.
+// Host memory that is registered with devices, and its device addresses. Several communicators may
+// register the same memory.
 #ifndef INCCL_DEVICE_CUDA_HOST_RANGES_H_
 #define INCCL_DEVICE_CUDA_HOST_RANGES_H_
 
@@ -23,15 +23,15 @@ class HostRanges {
 
   Status Register(void* memory, size_t bytes);
   void Unregister(void* memory);
-  // Where the current context's device finds it, whose number this is; nullptr: nowhere.
+  // The address for `device`, whose context is current; nullptr if the device cannot access it.
   void* AddressOf(int device, const void* host);
 
  private:
   struct Range {
     size_t bytes = 0;
     int users = 0;
-    bool own = false;                    // false: the process had registered it itself
-    std::vector<CUdeviceptr> addresses;  // by device; 0: not asked for yet
+    bool own = false;                    // false: the application had registered it already
+    std::vector<CUdeviceptr> addresses;  // by device; 0: not looked up yet
   };
 
   CUresult Tell(void* memory, size_t bytes) const;
@@ -39,7 +39,7 @@ class HostRanges {
   const Driver& driver_;
   size_t devices_ = 0;
   std::mutex mutex_;
-  std::map<uintptr_t, Range> ranges_;  // by their beginning
+  std::map<uintptr_t, Range> ranges_;  // by start address
 };
 
 }  // namespace inccl::cuda

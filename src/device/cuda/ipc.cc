@@ -12,7 +12,7 @@
 namespace inccl::cuda {
 namespace {
 
-constexpr uint32_t kMagic = 0x3143'4349;  // "ICC1": changes with what a handle holds
+constexpr uint32_t kMagic = 0x3143'4349;  // "ICC1"; changes with the format of a handle
 
 Status CannotShare(std::string why) {
   return InvalidUsage("memory of this device cannot be shared: " + std::move(why));
@@ -35,7 +35,7 @@ std::byte* Pointer(CUdeviceptr data) {
 
 struct Ipc::Ticket {
   uint32_t magic = kMagic;
-  uint32_t number = 0;  // of the allocation, in its process
+  uint32_t number = 0;  // of the allocation in its process
   uint64_t process = 0;
   CUuuid device{};
   CUipcMemHandle memory{};
@@ -155,7 +155,7 @@ Result<std::byte*> Ipc::Open(int device, const DeviceShare::Handle& handle) {
   return own ? OpenOwn(device, ticket.number) : OpenForeign(device, ticket);
 }
 
-// CUDA IPC does not give a process its own memory, which is there already.
+// CUDA IPC does not open a process's own memory, so this returns its original address.
 Result<std::byte*> Ipc::OpenOwn(int device, uint32_t number) {
   Shared shared;
   {
@@ -181,7 +181,8 @@ Result<std::byte*> Ipc::OpenOwn(int device, uint32_t number) {
   return Pointer(shared.data);
 }
 
-// Some drivers refuse to open what is open, others count: here it is opened once.
+// Some drivers refuse to open a handle twice, others count, so this opens each allocation only
+// once.
 Result<std::byte*> Ipc::OpenForeign(int device, const Ticket& ticket) {
   const std::lock_guard lock(mutex_);
   const Key key{device, ticket.process, ticket.number};
@@ -205,15 +206,15 @@ Result<std::byte*> Ipc::OpenForeign(int device, const Ticket& ticket) {
   return Pointer(opened.data);
 }
 
-// The driver may wait for what runs on the device, and that for an Open of another rank of this
-// process: the mutex is free meanwhile.
+// Releases the mutex before it calls the driver: the driver may wait for work on the device, which
+// may wait for an Open of another rank of this process.
 void Ipc::Close(int device, std::byte* memory) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(opened_.begin(), opened_.end(), [&](const auto& one) {
       return std::get<0>(one.first) == device && one.second.data == Address(memory);
     });
-    if (found == opened_.end() || --found->second.users > 0) return;  // else of this process
+    if (found == opened_.end() || --found->second.users > 0) return;  // not found: own memory
     opened_.erase(found);
   }
   const Result<CUcontext> context = context_of_(device);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of devices that processes of one host share: handles of CUDA IPC, and what is open here.
+// Shares device memory between processes of one host by CUDA IPC handles, and keeps track of what
+// this process has opened.
 #ifndef INCCL_DEVICE_CUDA_IPC_H_
 #define INCCL_DEVICE_CUDA_IPC_H_
 
@@ -18,7 +19,7 @@
 
 namespace inccl::cuda {
 
-// As Device's functions of these names. Thread-safe.
+// Implements the functions of these names in Device. Thread-safe.
 class Ipc {
  public:
   using ContextOf = std::function<Result<CUcontext>(int device)>;
@@ -27,7 +28,7 @@ class Ipc {
   Ipc(const Driver* driver, ContextOf context_of);
   void SetDevices(int count) { devices_ = count; }
 
-  // `device`: whose memory this is; < 0: none's.
+  // `device` owns the memory; < 0: no device does.
   Result<DeviceShare> Share(int device, const void* memory, size_t bytes);
   Result<std::byte*> Open(int device, const DeviceShare::Handle& handle);
   void Close(int device, std::byte* memory);
@@ -38,16 +39,16 @@ class Ipc {
   struct Shared {
     int device = 0;
     CUdeviceptr data = 0;
-    uint64_t buffer = 0;  // CUDA's number of it, which is not used again
+    uint64_t buffer = 0;  // CUDA's number of the allocation, never reused
   };
-  // One of another process, open on a device of this one.
+  // An allocation of another process, open on a device of this one.
   struct Opened {
     CUdeviceptr data = 0;
     uint64_t users = 0;
   };
-  using Key = std::tuple<int, uint64_t, uint32_t>;  // device, process and number there
+  using Key = std::tuple<int, uint64_t, uint32_t>;  // device here, process, number in that process
 
-  // Those that need a current context do.
+  // The caller makes a context current where one is needed.
   Status Check(CUresult result, const char* call) const { return driver_.Check(result, call); }
   Result<uint64_t> BufferOf(CUdeviceptr data) const;
   Result<CUuuid> UuidOf(int device) const;
@@ -59,8 +60,8 @@ class Ipc {
 
   const Driver& driver_;
   const ContextOf context_of_;
-  const pid_t pid_;       // a child of a fork has no CUDA and is another process
-  uint64_t process_ = 0;  // which no other process has, as long as the host runs; 0: none
+  const pid_t pid_;       // differs in a child of a fork, where CUDA does not work
+  uint64_t process_ = 0;  // random number of this process, unique on the host; 0: none
   int devices_ = 0;
   std::mutex mutex_;
   std::vector<Shared> shared_;            // by number - 1
