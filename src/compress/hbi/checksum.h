@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `checksum=1` adds to a payload: its CRC-32C, behind it (docs/format.md, "Payloads").
+// The CRC-32C that `checksum=1` appends to a payload (docs/format.md, "Payloads").
 #ifndef INCCL_COMPRESS_HBI_CHECKSUM_H_
 #define INCCL_COMPRESS_HBI_CHECKSUM_H_
 
@@ -15,14 +15,14 @@ namespace inccl::hbi {
 
 inline constexpr uint32_t kChecksumBytes = 4;
 
-// What payloads are longer than the format says elsewhere.
+// The bytes that checksums add to the payload sizes of the format.
 inline uint32_t TrailerBytes(const Config& config) { return config.checksum ? kChecksumBytes : 0; }
 
-// Writes the checksum of `bytes` bytes behind them.
+// Computes the checksum of `bytes` bytes and writes it behind them.
 void PutChecksum(std::byte* payload, uint64_t bytes);
 
-// kInternalError unless the checksum behind `bytes` bytes is theirs. The error names `what`, the
-// elements it is about and the rank that found out.
+// Returns kInternalError unless the checksum behind `bytes` bytes is right. The error names `what`,
+// the elements and this rank.
 Status VerifyChecksum(const std::byte* payload, uint64_t bytes, const char* what,
                       const Range& range, int rank);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Questions about scale codes in bulk.
+// Bulk queries on scale codes.
 #ifndef INCCL_COMPRESS_HBI_CODES_H_
 #define INCCL_COMPRESS_HBI_CODES_H_
 
@@ -13,16 +13,16 @@
 
 namespace inccl::hbi {
 
-// Whether one of a superblock's codes is kPoison.
+// True if one of a superblock's codes is kPoison.
 inline bool HasPoison(const uint8_t* codes) {
   uint64_t eight;
   static_assert(sizeof eight == kBlocks);
   std::memcpy(&eight, codes, sizeof eight);
-  const uint64_t inverted = ~eight;  // a zero byte where there is poison
+  const uint64_t inverted = ~eight;  // kPoison becomes a zero byte
   return ((inverted - 0x0101010101010101u) & ~inverted & 0x8080808080808080u) != 0;
 }
 
-// Zeros in place of a superblock's poisoned blocks.
+// Sets a superblock's poisoned blocks to zero.
 inline void ClearPoisoned(const uint8_t* codes, float* x) {
   for (uint32_t b = 0; b < kBlocks; ++b) {
     if (codes[b] == kPoison) std::memset(x + b * kBlock, 0, kBlock * sizeof(float));
@@ -37,8 +37,8 @@ inline bool HasReserved(const uint8_t* codes, size_t count) {
   return found != 0;
 }
 
-// Adds the zero and poisoned blocks among the first `blocks` to the statistics. Codes of rotated
-// blocks tell about their superblock only: what is zero or poisoned is so in all of it.
+// Adds the zero and poisoned blocks among the first `blocks` to the statistics. After a rotation a
+// superblock is zero or poisoned only as a whole.
 inline void CountBlocks(const uint8_t* codes, uint64_t blocks, bool rotated, CodecStats* stats) {
   if (!rotated) {
     for (uint64_t b = 0; b < blocks; ++b) {

@@ -29,7 +29,7 @@ Status ParseSwitch(const CodecSpec& spec, std::string_view key, bool* on) {
   return Status::Ok();
 }
 
-// policy, m, ref and ag, and what they say of each other.
+// Parses policy, m, ref and ag, and checks their combination.
 Status ParsePolicy(const CodecSpec& spec, Config* config) {
   static constexpr std::string_view kPolicies[] = {"h", "d", "r", "auto"};
   static constexpr std::string_view kReferences[] = {"direct", "ring"};
@@ -39,7 +39,7 @@ Status ParsePolicy(const CodecSpec& spec, Config* config) {
   if (!policy.ok()) return policy.status();
   const bool automatic = *policy == kAuto;
   config->policy = automatic ? Policy::kH : static_cast<Policy>(*policy);
-  const bool ring = config->policy == Policy::kR;  // R runs there and nowhere else
+  const bool ring = config->policy == Policy::kR;  // R runs only on a ring
   const Result<size_t> reference = spec.Choice("ref", ring ? 1 : 0, kReferences);
   const Result<size_t> all_gather = spec.Choice("ag", 0, kAllGathers);
   const Result<uint64_t> m = spec.Integer("m", ring ? 1 : 0, 0, 1u << 15);
@@ -63,13 +63,13 @@ Status ParsePolicy(const CodecSpec& spec, Config* config) {
     return InvalidArgument(
         fmt::format("codec {}: m={} makes groups of one rank", spec.name(), *spec.Find("m")));
   }
-  // The groups' sums meet at an owner, in fp32.
+  // An owner adds the groups' sums in fp32, so m needs these.
   if (config->reference != Reference::kTwoShot) return Contradiction(spec, "m", "ref");
   if (config->all_gather != AllGather::kRequant) return Contradiction(spec, "m", "ag");
   return Status::Ok();
 }
 
-// bits, or k and k2. 0 stands for "not given", as canonical specs write it.
+// Parses bits, or k and k2. 0 means "not given", as in canonical specs.
 Status ParseLevels(const CodecSpec& spec, Config* config) {
   const std::string* bits_text = spec.Find("bits");
   const bool bits_given = bits_text != nullptr && *bits_text != "0";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A planner's points as kernels read them: with tables in the device's memory. One for all states
-// of a codec, so that every device gets them once per communicator.
+// A planner's points in the form for kernels, with their tables in device memory. All states of a
+// codec share one object, so that each device gets the tables once per communicator.
 #ifndef INCCL_COMPRESS_HBI_DEVICE_LEVELS_H_
 #define INCCL_COMPRESS_HBI_DEVICE_LEVELS_H_
 
@@ -23,7 +23,7 @@ class DeviceLevels {
  public:
   explicit DeviceLevels(const Planner& planner);
 
-  // By point.
+  // The choices by point, for the device of `work`.
   Result<const cuda::LevelChoice*> On(DeviceWork* work);
 
  private:
@@ -32,7 +32,7 @@ class DeviceLevels {
     size_t sum = 0, result = 0;  // indices of tables
   };
   using Choices = std::shared_ptr<const std::vector<cuda::LevelChoice>>;
-  // They depend on that address alone.
+  // The choices depend only on this address.
   Choices WithTablesAt(const LevelTable* tables);
 
   std::shared_ptr<const std::vector<LevelTable>> tables_;

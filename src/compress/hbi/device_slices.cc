@@ -23,7 +23,7 @@ cuda::ElementType TypeOf(DataType type) {
 uint8_t* Unsigned(std::byte* bytes) { return reinterpret_cast<uint8_t*>(bytes); }
 const std::byte* AsBytes(const uint8_t* bytes) { return reinterpret_cast<const std::byte*>(bytes); }
 
-// One slice for one kernel.
+// The arguments of one kernel for one slice.
 class DeviceSlice {
  public:
   DeviceSlice(const SliceContext& slice, DeviceLevels* levels, DeviceWork* work);
@@ -31,10 +31,10 @@ class DeviceSlice {
   const cuda::SliceArgs& args() const { return args_; }
   size_t CodesBytes() const { return size_t{slice_.superblocks()} * kBlocks; }
 
-  // A packed sum of h.
+  // A packed sum of h contributions.
   cuda::PackedArgs SumIn(const uint8_t* payload, uint64_t bytes, uint32_t h);
   cuda::PackedArgs SumOut(uint32_t h, Sink* sink);
-  // A second quantization: fields of k2 behind codes of their own.
+  // A second quantization: its own codes, then fields of k2 levels.
   cuda::PackedArgs ResultIn(const uint8_t* payload, const uint8_t** codes);
   cuda::PackedArgs ResultOut(Sink* sink, uint8_t** codes);
 
@@ -47,14 +47,14 @@ class DeviceSlice {
 
  private:
   static constexpr uint32_t kResult = 0;  // in place of contributions
-  // PackedArgs::tiles; `bytes`: of all superblocks.
+  // Makes PackedArgs::tiles. *bytes becomes the size of all superblocks.
   const uint32_t* Tiles(uint32_t contributions, uint64_t* bytes);
   std::byte* Place(Sink* sink, uint64_t bytes);
 
   const SliceContext& slice_;
   DeviceBuffers buffers_;
   cuda::SliceArgs args_;
-  // The last ones: mostly all sources have as many contributions.
+  // Cache of the last result, as most sources have the same number of contributions.
   const uint32_t* tiles_ = nullptr;
   uint32_t contributions_ = 0;
   uint64_t bytes_ = 0;
@@ -134,7 +134,7 @@ cuda::PackedArgs DeviceSlice::ResultOut(Sink* sink, uint8_t** codes) {
   return {at + CodesBytes(), tiles, 1};
 }
 
-// What FoldSlice is asked for.
+// Sorts the sources of FoldSlice.
 struct Fold {
   const Source* own = nullptr;
   uint32_t packed = 0, contributions = 0;

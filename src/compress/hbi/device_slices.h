@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work on one slice whose elements are in memory of a device: what slice.h does, by one kernel
-// (compress/cuda/launch.h). What it reads of the plan, and payloads that it does not reach where
-// they are, is copied to Scratch. Lengths have been checked; what fails is the device.
+// The work of slice.h on a slice whose elements are in device memory, by one kernel
+// (compress/cuda/launch.h). The parts of the plan that the kernel reads, and payloads that it
+// cannot reach in place, are copied to Scratch. The caller has checked the lengths, so errors are
+// those of the device.
 #ifndef INCCL_COMPRESS_HBI_DEVICE_SLICES_H_
 #define INCCL_COMPRESS_HBI_DEVICE_SLICES_H_
 
@@ -17,17 +18,17 @@
 
 namespace inccl::hbi {
 
-// The codes of FoldOwnCodes, in memory of the host: there when the kernel is done.
+// Computes the codes of FoldOwnCodes into host memory, which is valid when the kernel is done.
 Result<std::byte*> LaunchCodes(const SliceContext& slice, const std::byte* elements,
                                DeviceWork* work);
 
-// FoldSlice; at most one source is elements, at most cuda::kMaxSources are packed. The outputs'
-// sinks become those where the packed data will be: where they were wanted, or Scratch with
-// kChecksumBytes of room behind.
+// FoldSlice with at most one source of elements and at most cuda::kMaxSources packed ones. Sets the
+// outputs' sinks to where the packed data will be: the requested memory, or Scratch with
+// kChecksumBytes of room behind it.
 Status LaunchFold(const SliceContext& slice, DeviceLevels* levels, std::span<const Source> sources,
                   DeviceWork* work, SliceOutputs* outputs);
 
-// DecodeResult.
+// DecodeResult on the device.
 Status LaunchDecode(const SliceContext& slice, DeviceLevels* levels, const uint8_t* payload,
                     std::byte* elements, DeviceWork* work);
 

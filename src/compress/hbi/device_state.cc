@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What HbiState does where elements are in memory of a device: Combine in two halves, with the same
-// checks and the same bytes. Kernels work on elements; codes are folded, payloads handed on and
-// checksums made by the host.
+// HbiState for elements in device memory: Combine in two halves, with the same checks and the same
+// bytes. Kernels process elements; the host folds codes, forwards payloads and computes checksums.
 #include <algorithm>
 #include <cstring>
 
@@ -19,7 +18,7 @@ size_t Count(std::span<const Term> terms, Form form) {
       terms.begin(), terms.end(), [form](const Term& term) { return term.format.form == form; }));
 }
 
-// DeviceWork::kept.
+// Indices into DeviceWork::kept.
 enum Kept : uint8_t { kOwnCodes, kSum, kResult };
 
 }  // namespace

@@ -12,24 +12,25 @@ namespace inccl::hbi {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kDecode = 0x1p-22;  // two fp32 roundings, of the step and of the product, doubled
+constexpr double kDecode = 0x1p-22;  // twice two fp32 roundings: of the step and of the product
 
-// A rotation keeps the length of a superblock's 256 elements, so that no element grows or errs more
-// than 16 times as much as the largest one before. Its eight additions of fp32 round in each by at
-// most 2^-24 of that length; two rotations are below 2^-20.
+// A rotation keeps the length of a superblock's 256 elements, so values and errors of an element
+// grow by a factor of at most 16 over the largest one before. Each of its eight additions rounds by
+// at most 2^-24 of that length; two rotations stay below 2^-20.
 constexpr double kSpread = 16, kRotations = 0x1p-20;
 
-// Of one code, in steps: the fixed point (half a unit of 2^-16) and two fp32 roundings of at most
-// 65536 K.
+// The arithmetic error of one code in steps: half a unit (2^-16) of the fixed point, and two fp32
+// roundings of at most 65536 K.
 double FixedPointError(uint32_t k) { return 0x1p-17 + k * 0x1p-22; }
 
-// Of one quantization by one rank, over its M: to nearest half a step, with a hash a whole one.
+// The error of one quantization by one rank, relative to its M. `steps` is 0.5 for rounding to
+// nearest and 1 with a hash.
 double SingleError(double steps, uint32_t k) { return (steps + FixedPointError(k)) / k + kDecode; }
 double SingleError(const Planner& planner, uint32_t k) {
   return SingleError(planner.config().unbiased ? 1.0 : 0.5, k);
 }
 
-// Of the decoded sum, over M.
+// The error of the decoded sum, relative to M.
 double SumError(const Planner& planner, uint32_t k) {
   if (planner.collective() == Collective::kAllGather) return SingleError(planner, k);
   const double n = planner.nranks();
@@ -38,16 +39,16 @@ double SumError(const Planner& planner, uint32_t k) {
 
 // A sum before it is quantized for the result.
 struct PartialSum {
-  double error = 0;    // of an element
-  double largest = 0;  // magnitude of one
+  double error = 0;    // bound on an element's error
+  double largest = 0;  // bound on an element's magnitude
 };
 
-// `scale`: the M of values of this magnitude, infinite where there is none.
+// `scale` returns the M for values of a magnitude, or infinity if there is none.
 template <typename Scale>
 PartialSum BoundOfRing(const Planner& planner, uint32_t k, double magnitude, const Scale& scale) {
   const auto n = static_cast<uint32_t>(planner.nranks());
   const double one = (1 + FixedPointError(k)) / k;
-  double error = 0, present = magnitude;  // the M of the present group
+  double error = 0, present = magnitude;  // `present`: the M of the current group
   uint32_t inside = 0;
   for (uint32_t h = 1; h <= n; ++h) {
     if (inside == planner.group()) {
@@ -97,7 +98,7 @@ PartialSum BoundOfSum(const Planner& planner, const Point& point, double magnitu
   return BoundOfGroups(planner, point, magnitude, scale);
 }
 
-// The M of a block with this magnitude.
+// The M of a block with this largest magnitude.
 double ScaleAbove(double magnitude) {
   if (!(magnitude <= std::numeric_limits<float>::max())) return kInfinity;
   const float above = std::nextafter(static_cast<float>(magnitude), HUGE_VALF);
@@ -105,7 +106,7 @@ double ScaleAbove(double magnitude) {
   return code == kPoison ? kInfinity : Magnitude(code);
 }
 
-// Relative rounding of a result in this type, and the smallest magnitude that overflows it.
+// The rounding error of a result in some type, and the smallest magnitude that overflows the type.
 struct TypeRounding {
   double relative, absolute, limit;
 };
@@ -122,8 +123,8 @@ TypeRounding RoundingOf(DataType type) {
 
 double FinishBound(const UnfinishedBound& so_far) {
   double error = so_far.error, sum = so_far.sum;
-  // Back from a rotation an element takes a sixteenth of each of 256 errors, and its magnitude is
-  // below 16 times that of the rotated ones.
+  // The inverse rotation gives an element a sixteenth of each of 256 errors, and its magnitude is
+  // below 16 times that of the rotated elements.
   if (so_far.rotated) {
     error = kSpread * error + kSpread * (sum + error) * kRotations + 0x1p-120;
     sum *= kSpread;
@@ -139,7 +140,7 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
                   ReduceOp op) {
   if (top == kZeroCode) return 0;
   const double n = planner.contributions(), magnitude = Magnitude(top);
-  double error = n * magnitude;  // dropped: zero instead of the sum
+  double error = n * magnitude;  // a dropped superblock has zeros instead of the sum
   if (point.k != 0) {
     const PartialSum sum = BoundOfSum(planner, point, magnitude, ScaleAbove);
     if (!(sum.largest <= std::numeric_limits<float>::max())) return kInfinity;
@@ -167,7 +168,7 @@ double QuantizationError(const Planner& planner, const PlanSummary& plan, bool n
 
 double RelativeErrorBound(const Planner& planner, const Point& point) {
   if (point.k == 0) return 1;
-  // M is at most a quarter octave above the magnitude, the second M one above the largest sum.
+  // M is at most a quarter octave above the magnitude, and the second M above the largest sum.
   const double quarter = std::exp2(0.25) * (1 + 0x1p-20), n = planner.contributions();
   const PartialSum sum =
       BoundOfSum(planner, point, quarter, [=](double largest) { return quarter * largest; });
@@ -175,7 +176,7 @@ double RelativeErrorBound(const Planner& planner, const Point& point) {
   if (planner.requantizes()) {
     error += quarter * (1 + kDecode) * sum.largest / n * SingleError(planner, point.k2);
   }
-  // A rotated element is at most 16 times the largest one of the superblock.
+  // A rotated element is at most 16 times the largest one of its superblock.
   if (planner.config().rht) error = kSpread * kSpread * (error + (1 + error) * kRotations);
   return error;
 }
@@ -194,7 +195,7 @@ double RelativePartErrorBound(const Planner& sums, const Planner& results, int h
   double error = 0;
   if (sums.config().policy == Policy::kD) {
     error = n * each;
-  } else {  // hop h codes h elements and the error so far
+  } else {  // hop h codes a sum of h elements and the error so far
     for (int h = 1; h <= hops; ++h) error += (h + error) * each;
   }
   error += n * n * 0x1p-22;  // additions in fp32

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The constants of the compressed format and its integer arithmetic: scale codes, widths, the bits
-// that decide how a value is rounded. docs/format.md is the authority; everything here is exact.
+// The constants and the integer arithmetic of the compressed format: scale codes, widths, and the
+// hashes for rounding. docs/format.md is the authority; all arithmetic here is exact.
 #ifndef INCCL_COMPRESS_HBI_FORMAT_H_
 #define INCCL_COMPRESS_HBI_FORMAT_H_
 
@@ -16,19 +16,19 @@ namespace inccl::hbi {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian streams");
 
-inline constexpr uint32_t kBlocks = kSuperblock / kBlock;  // of a superblock: scale codes
+inline constexpr uint32_t kBlocks = kSuperblock / kBlock;  // blocks (scale codes) of a superblock
 inline constexpr uint32_t kMaxLevels = 4095;               // the largest K
-inline constexpr uint32_t kFieldLimit = 65536;             // 2 n K stays below it
+inline constexpr uint32_t kFieldLimit = 65536;             // limit of 2 n K
 
 // ---------------------------------------------------------------- scale codes
 // Code c of a block stands for M = kMantissa[q & 3] * 2^(q >> 2), q = QuarterOctaves(c): quarter
 // octaves from 2^-34 to 2^16, steps of four octaves below (to 2^-98) and above (to 2^128).
 inline constexpr uint8_t kZeroCode = 0;    // every element is zero
-inline constexpr uint8_t kLastCode = 245;  // M = 2^128; larger codes but kPoison are reserved
+inline constexpr uint8_t kLastCode = 245;  // M = 2^128; larger codes except kPoison are reserved
 inline constexpr uint8_t kPoison = 255;    // an element is not finite
-inline constexpr int kMinQuarters = -392;  // of code 1
-inline constexpr int kLowQuarters = -136;  // of code 17
-inline constexpr int kHighQuarters = 64;   // of code 217
+inline constexpr int kMinQuarters = -392;  // QuarterOctaves(1)
+inline constexpr int kLowQuarters = -136;  // QuarterOctaves(17)
+inline constexpr int kHighQuarters = 64;   // QuarterOctaves(217)
 inline constexpr uint32_t kMantissaBits[4] = {0x3f800000, 0x3f9837f0, 0x3fb504f3, 0x3fd744fd};
 inline constexpr uint32_t kInfinityBits = 0x7f800000;
 
@@ -47,7 +47,7 @@ constexpr uint8_t CodeOfMagnitude(uint32_t bits) {
   const uint32_t mantissa = bits & 0x7fffff;
   int q = 4 * (static_cast<int>(bits >> 23) - 127);
   for (const uint32_t threshold : kMantissaBits) q += mantissa > (threshold & 0x7fffff) ? 1 : 0;
-  // Three straight lines; the outer ones round up to whole steps of 16 quarter octaves.
+  // Three linear pieces; the outer ones round up to steps of 16 quarter octaves.
   const int low = std::max(1, 1 + ((q - kMinQuarters + 15) >> 4));
   const int middle = 17 + q - kLowQuarters;
   const int high = 217 + ((q - kHighQuarters + 15) >> 4);
@@ -58,7 +58,7 @@ constexpr uint8_t CodeOfMagnitude(uint32_t bits) {
 double Magnitude(int code);
 
 // ---------------------------------------------------------------- widths
-// Bits of a field that holds the sum of `contributions` codes of k levels.
+// Bits of a field for the sum of `contributions` codes of k levels.
 constexpr uint32_t Width(uint32_t contributions, uint32_t k) {
   return static_cast<uint32_t>(std::bit_width(2 * contributions * k));
 }
@@ -66,7 +66,7 @@ constexpr uint32_t Width(uint32_t contributions, uint32_t k) {
 constexpr uint32_t PackedBytes(uint32_t width) { return kSuperblock / 8 * width; }
 
 // ---------------------------------------------------------------- rounding
-// Hash of a 32-bit counter (Wellons, "Prospecting for hash functions", 2018: lowbias32).
+// Hash of a 32-bit counter: lowbias32 (Wellons, "Prospecting for hash functions", 2018).
 constexpr uint32_t LowBias32(uint32_t x) {
   x ^= x >> 16;
   x *= 0x7feb352d;
@@ -76,10 +76,10 @@ constexpr uint32_t LowBias32(uint32_t x) {
   return x;
 }
 
-// What a hash is for; each use has hashes of its own.
+// The purpose of a hash; each purpose has its own hashes.
 enum class Salt : uint64_t { kSum = 0, kResult = 1, kSigns = 2, kGroups = 3 };
 
-// Of the contributions of a ring's `group`, counted from 0 (policy R).
+// The salt for the contributions of a ring's `group`, counted from 0 (policy R).
 constexpr Salt SaltOfGroup(uint32_t group) {
   return group == 0 ? Salt::kSum : static_cast<Salt>(uint64_t{2} + group);
 }
@@ -93,7 +93,7 @@ constexpr uint32_t HashCounter(uint64_t seed, uint64_t step, uint64_t block,
   return static_cast<uint32_t>(key + (block << 4));
 }
 
-// What rank i of n adds to the shared hash, modulo 65536.
+// The offset that rank i of n adds to the shared hash, modulo 65536.
 constexpr uint16_t RankShift(int rank, int nranks) {
   return static_cast<uint16_t>((uint64_t{65536} * static_cast<uint32_t>(rank)) /
                                static_cast<uint32_t>(nranks));

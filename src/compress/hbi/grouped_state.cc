@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What HbiState does where sums are taken in groups: which inputs make a hop of a ring, or the
-// groups of an owner, and whether their payloads can be what they are due to be.
+// HbiState for sums in groups: sorts inputs into a hop of a ring or into the groups of an owner,
+// and checks their payloads.
 #include <fmt/format.h>
 
 #include "compress/checked_state.h"
@@ -34,7 +34,7 @@ Status HbiState::CheckOwnCodes(const Range& range, const SliceContext& slice,
                                      range.first, range.first + range.count));
   }
   if (planner_->config().policy == Policy::kH) return Status::Ok();
-  for (size_t b = 0; b < codes; ++b) {  // what is still to be added would not fit
+  for (size_t b = 0; b < codes; ++b) {  // else later contributions would not fit
     const bool live = planner_->points()[slice.points[b / kBlocks]].k != 0;
     if (live && own[b] < slice.codes[b]) {
       return InternalError(
@@ -85,7 +85,7 @@ Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
   for (const Term& input : inputs) {
     *contributions += input.format.form == Form::kInput ? 1u : input.format.contributions;
   }
-  // All groups, or this rank's alone, or a part of it on its way there.
+  // The inputs are all groups, this rank's whole group, or a part of this rank's group.
   uint32_t rank = *contributions == n ? 0 : static_cast<uint32_t>(call_.rank) / m * m;
   if (*contributions > n || (*contributions != n && *contributions > GroupFrom(rank))) {
     return InternalError(
@@ -93,7 +93,7 @@ Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
   }
   sources_.clear();
   groups_.clear();
-  uint32_t members = 0;  // still to come in the present group
+  uint32_t members = 0;  // missing members of the current group
   for (const Term& input : inputs) {
     const uint32_t h = input.format.form == Form::kInput ? 1 : input.format.contributions;
     if (input.format.form == Form::kInput) {

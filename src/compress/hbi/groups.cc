@@ -9,10 +9,10 @@
 namespace inccl::hbi {
 namespace {
 
-// Contributions in the fields of a ring's sum of h.
+// The number of contributions in the fields of a ring's sum of `contributions`.
 uint32_t InGroup(uint32_t contributions, uint32_t m) { return (contributions - 1) % m + 1; }
 
-// What a slice's payload begins with, if it has codes, and what follows them.
+// The two parts of a slice's payload: codes, if it has them, then fields.
 struct CodedSink {
   uint8_t* codes = nullptr;
   Sink fields;
@@ -32,7 +32,7 @@ void PutSum(const SliceContext& slice, Walker* walker, uint32_t width, Sink* sin
   walker->Put(out, width, sink);
 }
 
-// The end of a superblock: y, the sum of all ranks, is quantized for the result.
+// Quantizes y, the sum of all ranks in a superblock, for the result.
 class Finish {
  public:
   Finish(const SliceContext& slice, const SliceOutputs& outputs)
@@ -60,7 +60,7 @@ class Finish {
   std::byte* elements_;
 };
 
-// A hop of one superblock that has levels.
+// One hop of a ring for a superblock that has levels.
 class HopFold {
  public:
   HopFold(const SliceContext& slice, const RingHop& hop)
@@ -72,14 +72,14 @@ class HopFold {
     source_.at += size_t{slice.superblocks()} * kBlocks;
   }
 
-  // Of the fields that come out; 1 where a group begins.
+  // Contributions in the output fields; 1 at the beginning of a group.
   uint32_t contributions() const { return begins() ? 1 : before_ + 1; }
   // The scales of the fields in the tile.
   const uint8_t* codes() const { return codes_; }
   const float* y() const { return y_; }
 
-  // The tile becomes the sum with this rank's elements; at the end of a ring's last group
-  // (`complete`) y does instead.
+  // Adds this rank's elements to the sum: in the tile, or in y at the end of the last group
+  // (`complete`).
   bool Fold(Walker* walker, uint32_t s, const Point& point, bool complete) {
     const Kernels& kernels = *slice_.kernels;
     const uint8_t* agreed = walker->Codes(s);
@@ -100,7 +100,7 @@ class HopFold {
     const float* x = walker->Elements(s, hop_.elements);
     for (uint32_t e = 0; e < kSuperblock; ++e) y_[e] += x[e];
     if (complete) return false;
-    // What follows in this group is as large as the agreed codes say.
+    // Later contributions of this group are as large as the agreed codes allow.
     kernels.block_codes(y_, 1, own_codes_);
     for (uint32_t b = 0; b < kBlocks; ++b) own_codes_[b] = std::max(own_codes_[b], agreed[b]);
     if (HasPoison(own_codes_)) ClearPoisoned(own_codes_, y_);
@@ -130,18 +130,18 @@ class HopFold {
   alignas(64) float y_[kSuperblock];
 };
 
-// The groups of one superblock that has levels.
+// The groups of a superblock that has levels.
 class GroupFold {
  public:
   explicit GroupFold(const SliceContext& slice) : slice_(slice) {}
 
-  // The group's sum on scales of its own: the tile, with these codes.
+  // Quantizes the group's sum on its own scales: fields in the tile, scales in `codes`.
   void Requantize(Walker* walker, uint32_t s, const Point& point, Group* group, uint8_t* codes) {
     FoldTile(slice_, walker, s, point, group->members);
     Decode(walker, s, point, *group, y_);
     RequantizeValues(slice_, walker, Rounding(s, point, *group), y_, codes);
   }
-  // The sum of all groups, in their order.
+  // Adds all groups, in order.
   float* Sum(Walker* walker, uint32_t s, const Point& point, std::span<Group> groups) {
     bool first = true;
     for (Group& group : groups) {
@@ -166,7 +166,7 @@ class GroupFold {
         {.codes = walker->Codes(s), .step = point.sum->step, .zero = members * point.k},
         walker->tile(), y);
   }
-  // What is read of a group, wherever it has been summed.
+  // The value of a group after quantization, no matter which rank has summed it.
   void Value(Walker* walker, uint32_t s, const Point& point, Group* group, float* y) {
     const Kernels& kernels = *slice_.kernels;
     DecodeArgs decode{.step = point.result->step, .zero = point.k2};

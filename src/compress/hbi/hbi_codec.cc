@@ -25,7 +25,7 @@ using hbi::Point;
 using hbi::Reference;
 using hbi::Width;
 
-constexpr double kCodesBits = 0.25;  // one code per 32 elements; an agreement takes them twice
+constexpr double kCodesBits = 0.25;  // one code per 32 elements; an agreement sends them twice
 
 // Bits per element and phase of a superblock with these levels.
 double BitsOf(const Planner& planner, const Point& point) {
@@ -41,7 +41,7 @@ double BitsOf(const Planner& planner, const Point& point) {
   return (sum + result) / 2;
 }
 
-// A sum must fit its field.
+// Checks that a sum fits its field.
 Status CheckRanks(const Config& config, int nranks) {
   const uint64_t k = std::max(1u, config.k);
   if (2 * static_cast<uint64_t>(nranks) * k < hbi::kFieldLimit) return Status::Ok();
@@ -108,7 +108,7 @@ Status hbi::CheckFit(const Config& config, Collective collective, int nranks) {
                                        Name(Collective::kAllReduce), Name(collective)));
   }
   if (!config.unbiased || config.bits8 == 0) return Status::Ok();
-  // Payloads with scales of their own are like those of an all-gather.
+  // Payloads with the sender's scales are like those of an all-gather.
   const uint32_t least8 =
       LeastUnbiasedBits8(config.own_scales() ? Collective::kAllGather : collective, nranks, config);
   if (config.bits8 >= least8) return Status::Ok();
@@ -165,7 +165,7 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
     worst_bits = std::max(worst_bits, BitsOf(*planner, point));
     worst_error = std::max(worst_error, hbi::RelativeErrorBound(*planner, point));
     if (sums_spread && point.k != 0) {
-      // The budget counts K2 and its codes, the sums themselves travel.
+      // The budget counts K2 and its codes, but the sums themselves travel.
       const double planned = kCodesBits + Width(1, point.k2);
       const double sent = Width(static_cast<uint32_t>(nranks), point.k);
       exact_bits = std::max(exact_bits, (sent - planned) / 2);

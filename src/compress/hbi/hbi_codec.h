@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// hbi: homomorphic block integers, the compressed domain of all-reduce, reduce-scatter and
-// all-gather (docs/format.md). Policy H: scales agreed by all ranks ahead of the data, integer
-// codes, packed sums that are exact, of all ranks or of groups of them. Policies D and R,
-// all-reduce only: scales of the sender's own, and re-quantization on the way round a ring.
+// The codec "hbi", homomorphic block integers, for all-reduce, reduce-scatter and all-gather
+// (docs/format.md). With policy H all ranks agree on scales ahead of the data, and packed sums of
+// integer codes are exact, over all ranks or over groups of them. Policies D and R (all-reduce
+// only) use the sender's own scales; R quantizes again at each hop of a ring.
 #ifndef INCCL_COMPRESS_HBI_HBI_CODEC_H_
 #define INCCL_COMPRESS_HBI_HBI_CODEC_H_
 
@@ -23,27 +23,27 @@ namespace hbi {
 
 class DeviceLevels;
 
-// The planners of one configuration, made when a collective and a number of ranks are first seen.
+// The planners of one configuration, created at the first use of a collective and number of ranks.
 // Thread-safe.
 class PlannerCache {
  public:
   explicit PlannerCache(const Config& config) : config_(config) {}
   const Config& config() const { return config_; }
   std::shared_ptr<const Planner> Get(Collective collective, int nranks);
-  // Of one of them.
+  // The device levels of a planner from Get.
   std::shared_ptr<DeviceLevels> LevelsOf(const std::shared_ptr<const Planner>& planner);
 
  private:
   struct Known {
     std::shared_ptr<const Planner> planner;
-    std::shared_ptr<DeviceLevels> levels;  // once they are needed
+    std::shared_ptr<DeviceLevels> levels;  // created at first use
   };
   const Config config_;
   std::mutex mutex_;
   std::vector<Known> planners_;
 };
 
-// Codec::Supports and Codec::Fits of a codec with this configuration.
+// Codec::Supports and Codec::Fits for this configuration.
 Status CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
                  int nranks);
 Status CheckFit(const Config& config, Collective collective, int nranks);
@@ -65,9 +65,9 @@ class HbiCodec final : public Codec {
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
   uint32_t SideBytes(uint32_t count) const override;
   uint64_t min_bytes() const override { return planners_->config().min_bytes; }
-  // bits: with `bits=` the cap (with ag=exact what it can become), with fixed levels their cost
-  // where every superblock is live. relative_error: RelativeErrorBound of the worst levels the plan
-  // may choose; 1 or more as long as the budget may drop superblocks.
+  // bits: with `bits=` that limit (with ag=exact the most it can become); with fixed levels their
+  // cost if every superblock is live. relative_error: RelativeErrorBound of the worst levels that
+  // the plan may choose; 1 or more if the budget may drop superblocks.
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override;
   std::unique_ptr<CodecState> NewState() const override;
@@ -77,7 +77,7 @@ class HbiCodec final : public Codec {
   bool own_scales() const { return planners_->config().own_scales(); }
 
   std::shared_ptr<hbi::PlannerCache> planners_;
-  // With scales of the sender's own: those of the last quantization.
+  // Planners of the last quantization, for payloads with the sender's own scales.
   std::shared_ptr<hbi::PlannerCache> result_planners_;
   std::string spec_;
 };

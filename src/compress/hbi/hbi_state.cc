@@ -57,7 +57,7 @@ Status HbiState::Begin(const CallDesc& call) {
 }
 
 uint16_t HbiState::Shift() const {
-  // Along a ring every group of contributions has offsets that are spread evenly.
+  // On a ring the offsets are spread evenly within each group of contributions.
   const bool groups = planner_->group() != 0 && planner_->config().policy == Policy::kR;
   const int m = groups ? static_cast<int>(planner_->group()) : call_.nranks;
   return RankShift(call_.rank % m, m);
@@ -118,7 +118,7 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
 void HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_codes,
                         std::span<const Term> inputs, std::span<Term> outputs) {
   const size_t bytes = size_t{slice.superblocks()} * kBlocks;
-  // Folded where it stays: in the state if it is wanted there, else in the first lane.
+  // Fold in the final place: in the state if an output wants it there, else in the first lane.
   uint8_t* to = Bytes(outputs[0].data);
   for (Term& output : outputs) {
     if (output.data == nullptr) {
@@ -160,7 +160,7 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   SliceOutputs places;
   Status status = PlaceOutputs(slice, contributions, outputs, &places);
   if (!status.ok()) return status;
-  // Payloads that go past the caches are made in them, and copied out as a whole.
+  // A payload for non-temporal stores is built in cached memory and then copied as a whole.
   Sink* const payload = places.sum.at != nullptr ? &places.sum : &places.result;
   const bool streams = call_.stream_payloads && payload->at != nullptr;
   if (streams) {
@@ -174,7 +174,8 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
 }
 
 void HbiState::CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) {
-  // Outputs of one form get equal bytes; without a second quantization the sum is the result.
+  // Outputs of the same form get the same bytes; without a second quantization the sum is the
+  // result.
   bool sealed[2] = {};
   for (Term& output : outputs) {
     if (output.format.form == Form::kOutput) {

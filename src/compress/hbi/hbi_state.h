@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of the codec hbi on one rank: the agreed scale codes, the plans made from them, and
-// Combine over any of the forms (docs/format.md, "Payloads").
+// One call of the codec hbi on one rank: the agreed scale codes, the plans derived from them, and
+// Combine for all forms (docs/format.md, "Payloads").
 #ifndef INCCL_COMPRESS_HBI_HBI_STATE_H_
 #define INCCL_COMPRESS_HBI_HBI_STATE_H_
 
@@ -22,7 +22,7 @@ class HbiState final : public CodecState {
   explicit HbiState(std::shared_ptr<PlannerCache> planners) : planners_(std::move(planners)) {}
 
   Status Begin(const CallDesc& call) override;
-  // Side information of a whole window must be there before the first data of that window.
+  // The side information of a whole window must be complete before the first data of that window.
   Status Combine(const Range& range, std::span<const Term> inputs,
                  std::span<Term> outputs) override;
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
@@ -32,35 +32,36 @@ class HbiState final : public CodecState {
   void Finish(CodecStats* stats) override;
 
  private:
-  // What every operation has to be (state_checks.cc). PlaceOutputs and CheckForward replace the
+  // The checks of every operation (state_checks.cc). PlaceOutputs and CheckForward replace the
   // outputs' capacities by their lengths.
   Status CheckOperation(const Range& range, std::span<const Term> inputs,
                         std::span<const Term> outputs) const;
   Status CheckRange(const Range& range) const;
-  // Whether an input has the expected length and, where there is one, the right checksum.
+  // Checks an input's length and, if it has one, its checksum.
   Status CheckPayload(const Range& range, const Term& input, uint64_t expected) const;
   Status CheckElements(const SliceContext& slice, const Term& term, const char* what) const;
   Status CheckSide(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                    std::span<Term> outputs) const;
   Status CheckForward(const Range& range, const SliceContext& slice, const Term& input,
                       std::span<Term> outputs) const;
-  // Fills sources_; `contributions` becomes how many there are in all.
+  // Fills sources_ and sets *contributions to their total.
   Status TakeInputs(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                     uint32_t* contributions);
-  // What the outputs need of FoldSlice.
+  // Sets *places to the outputs that FoldSlice must write.
   Status PlaceOutputs(const SliceContext& slice, uint32_t contributions, std::span<Term> outputs,
                       SliceOutputs* places) const;
 
-  // A result, decoded and handed on; not a fold.
+  // True for a result that is decoded and forwarded instead of folded.
   static bool IsForward(std::span<const Term> inputs) {
     return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
   }
-  // own_codes: those of this rank's elements, where they are known.
+  // own_codes: the codes of this rank's elements if they are known, else nullptr.
   void FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_codes,
                 std::span<const Term> inputs, std::span<Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
-  // With groups (grouped_state.cc): fills hop_ or groups_; folds them.
+  // For groups (grouped_state.cc): TakeHop fills hop_, TakeGroups fills groups_, CombineGroups
+  // folds.
   Status TakeHop(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                  uint32_t* contributions);
   Status TakeGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
@@ -69,39 +70,39 @@ class HbiState final : public CodecState {
   Status CheckOwnCodes(const Range& range, const SliceContext& slice, const Term& input) const;
   Status CombineGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                        std::span<Term> outputs);
-  // Checksums, and what the outputs get that are not `places` themselves.
+  // Writes checksums, and fills the outputs that FoldSlice has not written itself.
   void CopyOutputs(std::span<Term> outputs, const SliceOutputs& places);
-  // How many ranks belong to the group that begins with this one.
+  // Number of ranks in the group that begins with this rank.
   uint32_t GroupFrom(uint32_t first) const;
   static void ForwardResult(const SliceContext& slice, const Term& input, std::span<Term> outputs);
-  // On a device (device_state.cc).
+  // For elements in device memory (device_state.cc).
   bool HasKernels(std::span<const Term> inputs, std::span<const Term> outputs) const;
   Status LaunchForward(const SliceContext& slice, const Term& input, std::span<Term> outputs,
                        DeviceWork* work);
   SliceContext Slice(const Range& range) const;
-  uint16_t Shift() const;  // of this rank's elements
+  uint16_t Shift() const;  // RankShift for this rank's elements
   uint64_t BytesOfSum(const SliceContext& slice, uint32_t contributions) const;
-  // Place of a segment's first superblock and of its first window in the vectors below.
+  // Index of a segment's first superblock, and of its first window, in the vectors below.
   uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }
   uint64_t FirstWindow(uint32_t segment) const { return segment * windows_; }
   void Plan(uint32_t segment, uint64_t window);
 
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;
-  std::shared_ptr<DeviceLevels> levels_;  // of the planner, once they are needed
+  std::shared_ptr<DeviceLevels> levels_;  // of the planner; set at first use
   CallDesc call_;
-  uint64_t segments_ = 1, superblocks_ = 0, windows_ = 0;  // the last two of one segment
-  // Segment by segment.
-  std::vector<uint8_t> codes_;    // agreed, of all superblocks
-  std::vector<uint8_t> points_;   // of planned windows
-  std::vector<uint8_t> planned_;  // by window
+  uint64_t segments_ = 1, superblocks_ = 0, windows_ = 0;  // the last two are per segment
+  // Ordered by segment.
+  std::vector<uint8_t> codes_;    // agreed codes of all superblocks
+  std::vector<uint8_t> points_;   // points of planned windows
+  std::vector<uint8_t> planned_;  // by window: 1 if planned
   uint32_t trailer_ = 0;          // bytes of a payload's checksum
   PlanSummary summary_;
-  // Of the present Combine.
+  // State of the current Combine.
   std::vector<Source> sources_;
   std::vector<Group> groups_;
   RingHop hop_;
-  std::vector<uint8_t> outgoing_;  // its payload, where that goes past the caches
+  std::vector<uint8_t> outgoing_;  // payload to be copied with non-temporal stores
 };
 
 }  // namespace inccl::hbi

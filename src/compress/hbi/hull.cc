@@ -21,17 +21,17 @@ struct Choice {
   uint32_t k, k2;
 };
 
-// What `bits` counts of scale codes, in eighths of a bit per element: an agreement takes 0.5, codes
-// that only one rank has 0.25.
+// The share of scale codes in `bits`, in eighths of a bit per element: an agreement costs 0.5 bits,
+// the codes of a single rank cost 0.25.
 constexpr int64_t kAgreement8 = 4, kOwnCodes8 = 2;
 
 uint32_t GroupOf(Collective collective, int nranks, const Config& config) {
   return collective == Collective::kAllReduce ? config.GroupOf(nranks) : 0;
 }
 
-// Errors of the sum over (M / K)^2 / 12 and of what has K2 levels over (M / K2)^2 / 12, roughly.
-// Systematic rounding makes n + 1 of n contributions; what is quantized after h contributions has
-// a scale of about sqrt(0.66 h) M.
+// Approximate errors: of the sum in units of (M / K)^2 / 12, and of values with K2 levels in units
+// of (M / K2)^2 / 12. Systematic rounding gives n + 1 for n contributions; a sum that is quantized
+// after h contributions has a scale of about sqrt(0.66 h) M.
 struct ErrorWeights {
   double sum, result;
 };
@@ -45,7 +45,7 @@ ErrorWeights WeightsOf(Collective collective, int nranks, const Config& config) 
   weights.sum = 1;
   for (uint32_t h = 1; h <= n; ++h) {
     const uint32_t first = (h - 1) / m * m + 1;
-    if (h == n && first == n) break;  // added in fp32 to what is quantized for the result
+    if (h == n && first == n) break;  // this one is added in fp32 before the final quantization
     weights.sum += first == 1 ? 1.0 : 0.66 * first;
   }
   return weights;
@@ -76,7 +76,7 @@ std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& 
   return choices;
 }
 
-// Whether b lies on or above the line from a to c.
+// True if b lies on or above the line from a to c.
 bool IsAbove(const Choice& a, const Choice& b, const Choice& c) {
   return (b.error - a.error) * (static_cast<double>(c.cost) - a.cost) >=
          (c.error - a.error) * (static_cast<double>(b.cost) - a.cost);

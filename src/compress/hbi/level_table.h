@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Multipliers of one number of levels, by scale code.
+// The multipliers for one number of levels, by scale code.
 #ifndef INCCL_COMPRESS_HBI_LEVEL_TABLE_H_
 #define INCCL_COMPRESS_HBI_LEVEL_TABLE_H_
 
 namespace inccl::hbi {
 
-// factor: fp32 of 65536 K / M; step: fp32 of M / K; average: fp32 of M / (K n); the steps at most
-// FLT_MAX. 0 where nothing is coded; the steps of kPoison are NaN.
+// factor: fp32 of 65536 K / M; step: fp32 of M / K; average: fp32 of M / (K n). The steps are at
+// most FLT_MAX. All are 0 for codes without elements to code; the steps of kPoison are NaN.
 struct LevelTable {
   float factor[256];
   float step[256];

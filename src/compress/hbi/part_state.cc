@@ -157,7 +157,7 @@ const std::byte* PartState::ElementsOf(const Term& term, const Range& range,
 
 namespace {
 
-// The caller's elements as they are coded: fp32, continued with zeros, rotated.
+// Loads the caller's elements for coding: as fp32, padded with zeros, rotated.
 void Load(const CallDesc& call, bool rotate, uint64_t first, uint32_t count,
           const std::byte* elements, float* x) {
   const uint32_t padded = Superblocks(count) * kSuperblock;
@@ -170,7 +170,7 @@ void Load(const CallDesc& call, bool rotate, uint64_t first, uint32_t count,
   }
 }
 
-// And back; x is overwritten.
+// Stores coded elements to the caller's memory; overwrites x.
 void Store(const CallDesc& call, bool rotate, uint64_t first, uint32_t count, float* x,
            std::byte* elements) {
   uint32_t counter = HashCounter(call.seed, call.step, first / kBlock, Salt::kSigns);
@@ -198,7 +198,7 @@ Status PartState::Fold(const Range& range, const Shape& part, std::span<const Te
     if (input.format.form == Form::kInput) {
       Load(call_, config().rht, part.first, part.count, ElementsOf(input, range, part), to);
       payload = nullptr;
-      if (codes_own) {  // everybody's elements are coded, the owner's too
+      if (codes_own) {  // all ranks' elements are coded, including the owner's
         EncodeSum(part, to, &term, own_.data());
         payload = own_.data();
       }
@@ -215,8 +215,8 @@ Status PartState::Fold(const Range& range, const Shape& part, std::span<const Te
     summary->dropped += term.dropped;
     summary->magnitude += term.magnitude;
   }
-  // Sums round at each addition; what is added uncoded is no larger than both what it is added to
-  // and the sum.
+  // Each addition rounds; an uncoded addend is no larger than the other addend and the sum
+  // together.
   if (inputs.size() > 1) {
     const double additions = 0x1p-23 * static_cast<double>(inputs.size());
     summary->error += (additions + InputError()) * summary->magnitude;

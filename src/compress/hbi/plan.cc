@@ -65,7 +65,7 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
 
 void Planner::Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary* summary) const {
   BestKernels().top_codes(codes, points.size(), points.data());
-  // Four counters of a code: neighbours are often equal and would wait for each other.
+  // Four counters per code, because neighbours are often equal and would wait for each other.
   std::array<std::array<uint32_t, 4>, 256> counts{};
   for (size_t s = 0; s < points.size(); ++s) ++counts[points[s]][s % 4];
   Tops tops;
@@ -112,9 +112,9 @@ void Planner::Spend(const Tops& tops, std::span<uint8_t> points, PlanSummary* su
   const auto step8 = [this](uint8_t point) {
     return 8 * (int64_t{points_[point + 1u].cost} - points_[point].cost);
   };
-  std::array<uint8_t, 256> chosen{}, ahead{};  // by top code: at delta, and one below
-  std::array<uint32_t, 256> moved{};           // superblocks that get more than chosen
-  int64_t smallest8 = budget8 + 1;             // of the steps that leftovers can buy
+  std::array<uint8_t, 256> chosen{}, ahead{};  // by top code: point at delta, and at delta - 1
+  std::array<uint32_t, 256> moved{};           // superblocks that get more than `chosen`
+  int64_t smallest8 = budget8 + 1;             // cheapest step that the leftover can buy
   for (const Tops::Bin& bin : tops.span()) {
     chosen[bin.code] = Choose(QuarterOctaves(bin.code), delta);
     ahead[bin.code] = Choose(QuarterOctaves(bin.code), delta - 1);
@@ -123,7 +123,7 @@ void Planner::Spend(const Tops& tops, std::span<uint8_t> points, PlanSummary* su
     }
   }
   size_t s = 0;
-  for (; s < points.size() && smallest8 <= left8; ++s) {  // leftovers, in index order
+  for (; s < points.size() && smallest8 <= left8; ++s) {  // spend the leftover in index order
     const uint8_t top = points[s];
     uint8_t point = chosen[top];
     while (point < ahead[top] && step8(point) <= left8) left8 -= step8(point++);

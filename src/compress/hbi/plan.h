@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plan: levels of each superblock of a window from its scale codes alone, integers only, the
-// same on every rank. The tables it needs depend on the collective, n and the options; they are
-// built once.
+// The plan: the levels of each superblock of a window, derived from the scale codes alone by
+// integer arithmetic, so it is the same on every rank. Its tables depend on the collective, n and
+// the options, and are built once.
 #ifndef INCCL_COMPRESS_HBI_PLAN_H_
 #define INCCL_COMPRESS_HBI_PLAN_H_
 
@@ -18,17 +18,17 @@
 
 namespace inccl::hbi {
 
-// What a superblock can be given. An index into Planner::points() is what a plan is made of.
+// A choice of levels for a superblock. A plan consists of indices into Planner::points().
 struct Point {
   uint32_t cost = 0;                   // bits per element over the hops of the plan
-  uint16_t k = 0, k2 = 0;              // 0: nothing is coded
-  const LevelTable* sum = nullptr;     // of k
-  const LevelTable* result = nullptr;  // of k2
+  uint16_t k = 0, k2 = 0;              // 0: not coded
+  const LevelTable* sum = nullptr;     // table of k
+  const LevelTable* result = nullptr;  // table of k2
 };
 
-// What a call's plans decided, for its statistics.
+// The decisions of a call's plans, for its statistics.
 struct PlanSummary {
-  std::array<uint8_t, 256> top{};  // by point: the largest code of a superblock that got it
+  std::array<uint8_t, 256> top{};  // by point: the largest code of its superblocks
   uint64_t dropped = 0;            // superblocks with a live block and no levels
 };
 
@@ -37,39 +37,39 @@ class Planner {
  public:
   static constexpr uint8_t kDead = 0;  // the point of a superblock without a live block
 
-  // All-reduce, reduce-scatter or all-gather; n >= 2; 2 n K < 65536 for every K in use
-  // (HbiCodec::Supports).
+  // For all-reduce, reduce-scatter or all-gather, n >= 2, and 2 n K < 65536 for every K in use
+  // (HbiCodec::Supports checks that).
   Planner(Collective collective, int nranks, const Config& config);
 
   Collective collective() const { return collective_; }
   int nranks() const { return nranks_; }
-  // Contributions in a complete sum.
+  // Number of contributions in a complete sum.
   uint32_t contributions() const {
     return collective_ == Collective::kAllGather ? 1 : static_cast<uint32_t>(nranks_);
   }
-  // Whether complete sums are decoded and quantized once more on their way to the ranks.
+  // True if owners decode complete sums and quantize them again before they send them.
   bool requantizes() const {
     return collective_ == Collective::kAllReduce && config_.all_gather == AllGather::kRequant;
   }
   const Config& config() const { return config_; }
-  // Config::m, where sums are taken in more than one group; else 0.
+  // Config::m if there is more than one group; else 0.
   uint32_t group() const {
     return collective_ == Collective::kAllReduce ? config_.GroupOf(nranks_) : 0;
   }
   std::span<const Point> points() const { return points_; }
 
-  // Points of points.size() superblocks of one window; codes: kBlocks agreed codes for each. The
-  // window's total cost never exceeds its budget. Adds to `summary`.
+  // Sets the points of points.size() superblocks of one window from `codes`, kBlocks agreed codes
+  // per superblock. The window's total cost never exceeds its budget. Adds to `summary`.
   void Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary* summary) const;
 
  private:
-  // Exponent minus delta, in quarter octaves, takes values from -392 - 1200 to 512 + 1201.
+  // The range of exponent minus delta, in quarter octaves: -392 - 1200 to 512 + 1201.
   static constexpr int kMaxDelta = 1200;
   static constexpr int kFirstDistance = -392 - kMaxDelta;
   static constexpr int kDistances = 512 + kMaxDelta + 1 - kFirstDistance + 1;
 
   const LevelTable* TableOf(uint32_t k);
-  // The top codes of a window that are not zero, ascending, and how many superblocks have each.
+  // The non-zero top codes of a window, ascending, with their number of superblocks.
   struct Tops {
     struct Bin {
       uint8_t code;
@@ -79,7 +79,7 @@ class Planner {
     size_t used = 0;
     std::span<const Bin> span() const { return {bins.data(), used}; }
   };
-  // Cost of all superblocks at this delta, in eighths of a bit per element and hop.
+  // The cost of all superblocks at this delta, in eighths of a bit per element and hop.
   int64_t Cost8(const Tops& tops, int delta) const;
   // The smallest delta whose cost fits.
   int FindDelta(const Tops& tops, int64_t budget8) const;
@@ -89,13 +89,13 @@ class Planner {
     return by_distance_[static_cast<size_t>(quarters - delta - kFirstDistance)];
   }
 
-  // What a window may cost, in eighths of a bit per element and hop.
+  // The budget of a window, in eighths of a bit per element and hop.
   int64_t Budget8(size_t superblocks) const;
 
   Collective collective_;
   int nranks_;
   Config config_;
-  std::vector<Point> points_;  // [0]: dead; then the hull, or the one fixed choice
+  std::vector<Point> points_;  // [0]: dead; then the hull or the single fixed choice
   std::vector<uint8_t> by_distance_;
   std::vector<uint32_t> cost_by_distance_;
   std::vector<std::unique_ptr<LevelTable>> tables_;

@@ -8,7 +8,7 @@
 namespace inccl::hbi {
 namespace {
 
-// Sums that have a way of their own, without a tile.
+// Sums with a fused kernel that needs no tile.
 enum class Fused : uint8_t { kNone, kEncode, kAddOwn, kAddPacked };
 
 Fused FusedWay(std::span<const Source> sources) {
@@ -20,8 +20,8 @@ Fused FusedWay(std::span<const Source> sources) {
   return Fused::kNone;
 }
 
-// Own elements, added to a packed sum if there is one (`packed` not null): up to `run` superblocks
-// from s on; how many were done.
+// Encodes own elements of up to `run` superblocks from s on, added to a packed sum if `packed` is
+// not nullptr. Returns the number of superblocks done.
 uint32_t EncodeRun(const Kernels& kernels, Walker* walker, uint32_t s, uint32_t run,
                    const Source& own, Source* packed, uint32_t width, Sink* sink) {
   const Point& point = walker->PointOf(s);
@@ -43,7 +43,7 @@ uint32_t EncodeRun(const Kernels& kernels, Walker* walker, uint32_t s, uint32_t 
   return run;
 }
 
-// One packed sum of all sources by `way`; false where widths grow and a tile is needed after all.
+// Makes the packed sum of all sources by `way`. Returns false if widths grow, which needs a tile.
 bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, uint32_t run,
                std::span<Source> sources, uint32_t width, Sink* sink, uint32_t* done) {
   if (way == Fused::kNone) return false;
@@ -149,7 +149,7 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
     const uint32_t width = sums ? Width(contributions, point.k) : Width(1, point.k2);
     float* y = walker.ElementRoom(s, elements);
     if (walker.InPlace(s)) {
-      // Up to the last whole superblock; a partial one comes by itself.
+      // Up to the last whole superblock; a partial one is handled separately.
       run = std::min(walker.Run(s), slice.count / kSuperblock - s);
       run = Walker::Within(source.end - source.at, width, kReadSlack, run);
     }
@@ -168,7 +168,7 @@ void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool fir
   uint8_t own[kAtOnce * kBlocks];
   Walker walker(slice);
   for (uint32_t s = 0; s < slice.superblocks();) {
-    // As many whole superblocks as lie there as they are coded; else one.
+    // As many whole superblocks as can be read in place; else one.
     uint32_t run = 1;
     if (walker.InPlace(s)) run = std::min(slice.count / kSuperblock - s, kAtOnce);
     uint8_t* to = first ? codes + size_t{s} * kBlocks : own;

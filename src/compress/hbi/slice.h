@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work on one slice, superblock by superblock: any sums and own elements in; packed sums, the
-// requantized result and elements out. Lengths have been checked: nothing here can fail.
+// The work on one slice, superblock by superblock. Inputs are packed sums and own elements; outputs
+// are packed sums, the requantized result and elements. The caller has checked the lengths, so no
+// function here fails.
 #ifndef INCCL_COMPRESS_HBI_SLICE_H_
 #define INCCL_COMPRESS_HBI_SLICE_H_
 
@@ -16,28 +17,28 @@
 
 namespace inccl::hbi {
 
-// What a slice's superblocks have in common.
+// The values that a slice's superblocks share.
 struct SliceContext {
   const Kernels* kernels = nullptr;
   const Planner* planner = nullptr;
   DataType type = DataType::kFloat32;
   bool average = false;
-  bool nearest = false;         // own elements are rounded to nearest, without hash and shift
-  bool rotate = false;          // superblocks are rotated on their way in and back on the way out
-  bool unbiased = false;        // the second quantization has a hash, else it is to nearest
-  uint16_t shift = 0;           // RankShift of this rank
-  uint32_t counter = 0;         // HashCounter of the slice's first block
-  uint32_t result_counter = 0;  // likewise, for the second quantization
-  uint32_t sign_counter = 0;    // likewise, for the signs of a rotation
-  uint32_t group_counter = 0;   // likewise, for sums of groups (policy H)
-  uint32_t count = 0;           // elements; the last superblock may be partial
+  bool nearest = false;             // own elements are rounded to nearest, without hash and shift
+  bool rotate = false;              // superblocks are rotated before coding and back after decoding
+  bool unbiased = false;            // the second quantization uses a hash instead of nearest
+  uint16_t shift = 0;               // RankShift of this rank
+  uint32_t counter = 0;             // HashCounter of the slice's first block
+  uint32_t result_counter = 0;      // the same for the second quantization
+  uint32_t sign_counter = 0;        // the same for the signs of a rotation
+  uint32_t group_counter = 0;       // the same for sums of groups (policy H)
+  uint32_t count = 0;               // elements; the last superblock may be partial
   const uint8_t* codes = nullptr;   // agreed (all-gather: the sender's), kBlocks per superblock
   const uint8_t* points = nullptr;  // planned, one per superblock
 
   uint32_t superblocks() const { return (count + kSuperblock - 1) / kSuperblock; }
 };
 
-// A packed sum, or (contributions 1, `elements` set) the caller's own elements.
+// A packed sum, or the caller's own elements (contributions 1, `elements` set).
 struct Source {
   const uint8_t* at = nullptr;
   const uint8_t* end = nullptr;
@@ -51,14 +52,14 @@ struct Sink {
   uint8_t* limit = nullptr;
 };
 
-// Null where an output is not wanted.
+// Pointers are nullptr for outputs that are not wanted.
 struct SliceOutputs {
-  Sink sum;                       // packed, of all contributions together
-  Sink result;                    // kResult; unless Planner::requantizes() use `sum`
+  Sink sum;                       // packed sum of all contributions
+  Sink result;                    // kResult; if not Planner::requantizes(), use `sum`
   std::byte* elements = nullptr;  // decoded, in the caller's type
 };
 
-// Bytes of a slice's packed sum of h contributions, and of its kResult payload.
+// Bytes of a slice's packed sum of these contributions, and of its kResult payload.
 uint64_t SumBytes(const SliceContext& slice, uint32_t contributions);
 uint64_t ResultBytes(const SliceContext& slice);
 
@@ -69,8 +70,8 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
 // Decodes a kResult payload of ResultBytes bytes whose codes have been checked.
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements);
 
-// Scale codes of a slice's elements, kBlocks per superblock, zeros beyond the end: written to
-// `codes` if they are the first, else combined with what is there by MAX.
+// Computes the scale codes of a slice's elements, kBlocks per superblock, zeros beyond the end.
+// With `first` it writes them to `codes`, else it combines them with `codes` by MAX.
 void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first, uint8_t* codes);
 
 }  // namespace inccl::hbi

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What HbiState asks of an operation before it touches a byte, on whatever it runs.
+// The checks that HbiState makes before it touches a byte, for host and device memory.
 #include <fmt/format.h>
 
 #include "compress/checked_state.h"
@@ -98,7 +98,7 @@ Status HbiState::TakeInputs(const Range& range, const SliceContext& slice,
   sources_.clear();
   *contributions = 0;
   const uint32_t n = planner_->contributions();
-  uint32_t known = 0;  // contributions whose length is in known_bytes
+  uint32_t known = 0;  // number of contributions whose length is in known_bytes
   uint64_t known_bytes = 0;
   for (const Term& input : inputs) {
     if (input.format.form == Form::kInput) {

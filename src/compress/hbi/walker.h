@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The walk over one slice, superblock by superblock, with the tiles it needs: where elements and
-// packed fields are read and written (slice.cc, groups.cc).
+// Iterates over the superblocks of a slice and provides the tiles and buffers in which elements and
+// packed fields are read and written (used by slice.cc and groups.cc).
 #ifndef INCCL_COMPRESS_HBI_WALKER_H_
 #define INCCL_COMPRESS_HBI_WALKER_H_
 
@@ -19,7 +19,7 @@ namespace inccl::hbi {
 
 inline constexpr uint32_t kMaxPacked = PackedBytes(16);
 
-// The walk over one slice. Holds the tiles, all of them in L1.
+// All buffers together fit into the L1 cache.
 class Walker {
  public:
   explicit Walker(const SliceContext& slice)
@@ -28,11 +28,11 @@ class Walker {
   uint32_t superblocks() const { return slice_.superblocks(); }
   const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
   const uint8_t* Codes(uint32_t s) const { return slice_.codes + size_t{s} * kBlocks; }
-  // Whether superblock s lies in the caller's memory as the 256 floats that are coded.
+  // True if superblock s lies in the caller's memory as the 256 floats to code.
   bool InPlace(uint32_t s) const { return plain_ && Count(s) == kSuperblock; }
   uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
 
-  // 256 floats of superblock s: in place if they lie there, else converted, padded and rotated.
+  // 256 floats of superblock s: in place if possible, else converted, padded and rotated.
   const float* Elements(uint32_t s, const std::byte* elements) {
     const uint32_t count = Count(s);
     const std::byte* first = elements + size_t{s} * kSuperblock * SizeOf(slice_.type);
@@ -45,14 +45,14 @@ class Walker {
     return x_;
   }
 
-  // How many superblocks from s on have the same levels.
+  // Number of superblocks from s on with the same levels.
   uint32_t Run(uint32_t s) const {
     uint32_t end = s + 1;
     while (end < superblocks() && slice_.points[end] == slice_.points[s]) ++end;
     return end - s;
   }
 
-  // How many of them can be read as elements where they lie; 1 if s itself cannot.
+  // Number of these whose elements can be read in place; 1 if s itself cannot.
   uint32_t PlainRun(uint32_t s, uint32_t run) const {
     if (!plain_) return 1;
     const uint32_t whole = slice_.count / kSuperblock;
@@ -61,7 +61,7 @@ class Walker {
     return std::max(plain, 1u);
   }
 
-  // What is quantized of superblock s, on the agreed scales or on larger ones.
+  // Arguments to quantize superblock s on the agreed scales, or on larger ones (`codes`).
   QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point) {
     return Own(s, elements, point, Codes(s));
   }
@@ -81,15 +81,15 @@ class Walker {
             .shift = slice_.shift};
   }
 
-  // How many of `run` superblocks lie in `bytes` bytes with `slack` behind them; at least 1, which
-  // Take and Room can always do.
+  // Number of superblocks, up to `run`, that fit `bytes` with `slack` behind them; at least 1,
+  // which Take and Room always support.
   static uint32_t Within(std::ptrdiff_t bytes, uint32_t width, uint32_t slack, uint32_t run) {
     const size_t usable =
         static_cast<size_t>(bytes) < slack ? 0 : static_cast<size_t>(bytes) - slack;
     return static_cast<uint32_t>(std::clamp<size_t>(usable / PackedBytes(width), 1, run));
   }
 
-  // The next superblocks of a packed stream, with kReadSlack behind them; at most Within.
+  // The next superblocks of a packed stream, with kReadSlack behind them. `run` is at most Within.
   const uint8_t* Take(Source* source, uint32_t width, uint32_t run = 1) {
     const size_t bytes = size_t{run} * PackedBytes(width);
     const uint8_t* in = source->at;
@@ -99,8 +99,8 @@ class Walker {
     return in_;
   }
 
-  // Where the next superblocks are to be packed, with kWriteSlack behind them, at most Within; Put
-  // ends it.
+  // Where to pack the next superblocks, with kWriteSlack behind them; `run` is at most Within. Put
+  // completes it.
   uint8_t* Room(const Sink& sink, uint32_t width, uint32_t run = 1) {
     const size_t bytes = size_t{run} * PackedBytes(width);
     return static_cast<size_t>(sink.limit - sink.at) >= bytes + kWriteSlack ? sink.at : out_;
@@ -110,7 +110,7 @@ class Walker {
     sink->at += size_t{run} * PackedBytes(width);
   }
 
-  // Where superblock s can be decoded to; PutElements ends it.
+  // Where to decode superblock s; PutElements completes it.
   float* ElementRoom(uint32_t s, std::byte* elements) {
     return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
   }
@@ -120,7 +120,7 @@ class Walker {
     FromFloat(slice_.type, y, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), Count(s));
   }
 
-  // Superblock s without levels: zeros, and NaN where the codes say so.
+  // Writes superblock s without levels: zeros, and NaN in poisoned blocks.
   void PutUncoded(uint32_t s, const uint8_t* codes, std::byte* elements) {
     float* y = ElementRoom(s, elements);
     for (uint32_t b = 0; b < kBlocks; ++b) {
@@ -145,7 +145,7 @@ class Walker {
   alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
 };
 
-// The sum of the sources' superblock s, as a tile.
+// Sums the sources' superblock s into the tile.
 inline void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
                      std::span<Source> sources) {
   const Kernels& kernels = *slice.kernels;
@@ -164,8 +164,7 @@ inline void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, cons
   }
 }
 
-// y, with scale codes of its own: the tile becomes its second quantization, with K2 levels.
-// Poisoned blocks of y are cleared.
+// Quantizes y on its own scale codes into the tile, with K2 levels. Clears poisoned blocks of y.
 inline void RequantizeValues(const SliceContext& slice, Walker* walker, const QuantizeArgs& how,
                              float* y, uint8_t* own_codes) {
   const Kernels& kernels = *slice.kernels;
@@ -177,14 +176,14 @@ inline void RequantizeValues(const SliceContext& slice, Walker* walker, const Qu
   (slice.unbiased ? kernels.quantize : kernels.quantize_nearest)(args, walker->tile());
 }
 
-// That of the result.
+// The arguments of the result's quantization.
 inline QuantizeArgs ResultRounding(const SliceContext& slice, uint32_t s, const Point& point) {
   return {.factor = point.result->factor,
           .k = point.k2,
           .counter = slice.result_counter + s * (kSuperblock / 2)};
 }
 
-// Superblock s of the tile's quantization, where it is wanted: packed, and decoded.
+// Writes superblock s from the tile to the wanted outputs: packed, and decoded.
 inline void PutResult(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
                       const DecodeArgs& decode, Sink* result, std::byte* elements) {
   if (result->at != nullptr) {
@@ -199,7 +198,7 @@ inline void PutResult(const SliceContext& slice, Walker* walker, uint32_t s, con
   }
 }
 
-// Codes of a kResult superblock that has no levels.
+// Sets the codes of a kResult superblock that has no levels.
 inline void UncodedResult(const uint8_t* agreed, uint8_t* own_codes) {
   for (uint32_t b = 0; b < kBlocks; ++b) own_codes[b] = agreed[b] == kPoison ? kPoison : kZeroCode;
 }
