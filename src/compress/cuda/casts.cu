@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of the casts; thread blocks as in hbi.cu.
+// The kernels of the casts. Thread blocks are as in hbi.cu.
 #include <cuda_runtime.h>
 
 #include "compress/cuda/device_warp.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The warp of a GPU (warp_fields.h). For nvcc only.
+// The Warp of warp_fields.h on a GPU; for nvcc only.
 #ifndef INCCL_COMPRESS_CUDA_DEVICE_WARP_H_
 #define INCCL_COMPRESS_CUDA_DEVICE_WARP_H_
 
@@ -14,7 +14,7 @@ class DeviceWarp {
   __device__ uint32_t Get(uint32_t value, uint32_t lane) const {
     return __shfl_sync(0xffffffffu, value, static_cast<int>(lane));
   }
-  // Whether any lane says so.
+  // True if the condition holds in any lane.
   __device__ bool Any(bool condition) const {
     return __any_sync(0xffffffffu, condition ? 1 : 0) != 0;
   }

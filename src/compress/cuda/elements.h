@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The types of callers' elements, and eight elements of a lane in memory. Vectors of 16 bytes where
-// the buffer is aligned to them and all eight are there.
+// The types of callers' elements, and loads and stores of the eight elements of a lane. These use
+// vectors of 16 bytes if the buffer is aligned to them and all eight elements exist.
 #ifndef INCCL_COMPRESS_CUDA_ELEMENTS_H_
 #define INCCL_COMPRESS_CUDA_ELEMENTS_H_
 
@@ -28,7 +28,7 @@ struct Fp64 {
   static constexpr float Decode(uint64_t code) {
     return static_cast<float>(std::bit_cast<double>(code));
   }
-  // Whose NaN has the same bits everywhere.
+  // NaN gets the same bits on all processors.
   static constexpr uint64_t Encode(float value) {
     if (value != value) return 0x7FF8000000000000u;
     return std::bit_cast<uint64_t>(static_cast<double>(value));
@@ -56,7 +56,7 @@ INCCL_HOST_DEVICE inline void Store16(const Words4& words, void* to) {
 #endif
 }
 
-// Of a table that no kernel writes.
+// Reads from a table that no kernel writes.
 INCCL_HOST_DEVICE inline float LoadConstant(const float* from) {
 #ifdef __CUDA_ARCH__
   return __ldg(from);
@@ -69,7 +69,7 @@ INCCL_HOST_DEVICE inline bool IsAligned16(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-// Eight codes as they lie in memory.
+// Eight codes in memory format.
 template <class Code>
 struct EightCodes {
   static constexpr uint32_t kVectors = sizeof(Code) / 2;
@@ -86,7 +86,7 @@ struct EightCodes {
       return words[0] | uint64_t{words[1]} << 32;
     }
   }
-  // In ascending order, from 0 on.
+  // Called for i in ascending order, from 0 on.
   INCCL_HOST_DEVICE void Set(uint32_t i, Code code) {
     if constexpr (sizeof(Code) == 2) {
       uint32_t& word = vectors[0].at[i / 2];
@@ -100,7 +100,7 @@ struct EightCodes {
   }
 };
 
-// Elements first .. first + 7 of `count`, zeros for those beyond.
+// Loads elements first .. first + 7 of `count`; zeros beyond the end.
 template <class Type>
 INCCL_HOST_DEVICE void LoadEight(const void* elements, uint32_t first, uint32_t count, float* x) {
   using Code = typename Type::Code;
@@ -118,9 +118,9 @@ INCCL_HOST_DEVICE void LoadEight(const void* elements, uint32_t first, uint32_t 
   }
 }
 
-// Of fp32 a lane has 32 bytes, a sector of memory; stored as they are, each instruction would write
-// half of every sector. So two neighbours exchange halves first, and each pair of lanes writes one
-// sector at a time.
+// Stores fp32 elements. A lane has 32 bytes, one sector of memory; a direct store would write half
+// of every sector per instruction. So two neighbours exchange halves first, and each pair of lanes
+// writes one sector at a time.
 template <class Warp>
 INCCL_HOST_DEVICE void StoreSectors(const Warp& warp, const EightCodes<uint32_t>& codes,
                                     uint32_t* to) {
@@ -132,13 +132,13 @@ INCCL_HOST_DEVICE void StoreSectors(const Warp& warp, const EightCodes<uint32_t>
     first.at[i] = odd ? got : low.at[i];
     second.at[i] = odd ? high.at[i] : got;
   }
-  // From the first element of the pair.
+  // Start of the pair's elements.
   uint32_t* pair = odd ? to - kLaneElements + 4 : to;
   Store16(first, pair);
   Store16(second, pair + kLaneElements);
 }
 
-// The lanes' eight elements of one superblock; lane l's are first + 8 l .. first + 8 l + 7.
+// Stores the lanes' eight elements of one superblock; lane l has first + 8 l .. first + 8 l + 7.
 template <class Type, class Warp>
 INCCL_HOST_DEVICE void StoreSuperblock(const Warp& warp, const float* y, void* elements,
                                        uint32_t first, uint32_t count) {

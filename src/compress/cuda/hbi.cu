@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of HBI: a thread block of 8 warps for each tile of 32 superblocks.
+// The kernels of HBI. A thread block of 8 warps handles a tile of 32 superblocks.
 #include <cuda_runtime.h>
 
 #include "compress/cuda/device_warp.h"
@@ -11,11 +11,12 @@ namespace inccl::cuda {
 namespace {
 
 constexpr uint32_t kThreads = kWarpsPerTile * kWarp;
-// Thread blocks that are to fit on a multiprocessor: as many as go without spilling registers.
+// Thread blocks per multiprocessor: as many as fit without spilling registers.
 constexpr uint32_t kBlocksPerProcessor = 4;
 constexpr uint32_t kFoldBlocksPerProcessor = 3;
 
-// Which warp of the block; as lane 0 says it, so that the compiler knows that all lanes agree.
+// The index of the warp in its block. The shuffle from lane 0 tells the compiler that it is equal
+// in all lanes.
 __device__ uint32_t Part() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0); }
 
 template <class Type>
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kFoldBlocksPerProcessor)
   FoldTile<Type>(DeviceWarp(), args, contributions, blockIdx.x, Part());
 }
 
-// Calls launch(Type{}) with the type's description.
+// Calls launch(Type{}) for the element type.
 template <class Launch>
 int WithType(ElementType type, Launch launch) {
   switch (type) {

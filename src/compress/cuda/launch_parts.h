@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of the table in launch.h, file by file.
+// The functions of the table in launch.h, by file.
 #ifndef INCCL_COMPRESS_CUDA_LAUNCH_PARTS_H_
 #define INCCL_COMPRESS_CUDA_LAUNCH_PARTS_H_
 
@@ -32,12 +32,12 @@ int LoadCasts();
 int LaunchReduce(const ReduceKernelArgs& args, void* stream);
 int LoadReduce();
 
-// Asking for its attributes loads a kernel.
+// Loads a kernel, as a side effect of asking for its attributes.
 template <class Kernel>
 int Load(Kernel* kernel) {
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error != cudaSuccess) cudaGetLastError();  // which keeps it, too
+  if (error != cudaSuccess) cudaGetLastError();  // clears the sticky copy of the error
   return error;
 }
 

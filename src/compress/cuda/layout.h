@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the tiles of a packed stream begin: what kernels are told of a slice's layout
-// (PackedArgs::tiles), made on the host from the plan.
+// Computes on the host, from the plan, where the tiles of a packed stream begin
+// (PackedArgs::tiles).
 #ifndef INCCL_COMPRESS_CUDA_LAYOUT_H_
 #define INCCL_COMPRESS_CUDA_LAYOUT_H_
 
@@ -13,8 +13,8 @@
 
 namespace inccl::cuda {
 
-// starts[t]: the sum of the widths of the superblocks before tile t. width(point): of a superblock
-// with this point. Returns the bytes of the whole stream.
+// Sets starts[t] to the sum of the widths of the superblocks before tile t, where width(point) is
+// the width of a superblock with this point. Returns the bytes of the whole stream.
 template <class WidthOf>
 uint64_t TileStarts(std::span<const uint8_t> points, WidthOf width, uint32_t* starts) {
   uint32_t sum = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel of plain reductions; one for each kind of element, whatever the operation.
+// The kernels of plain reductions: one per kind of element, for all operations.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace inccl::cuda {
 namespace {
 
-constexpr uint32_t kBlocksPerProcessor = 4;  // thread blocks that are to fit
-// Many times as many as any device runs at once, so that none is idle for long at the end.
+constexpr uint32_t kBlocksPerProcessor = 4;  // thread blocks per multiprocessor
+// Many more than any device runs at once, so that no multiprocessor is idle for long at the end.
 constexpr uint64_t kMostBlocks = 8192;
 
 template <class Element>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plain reductions, one thread's share of them: elements of all inputs, combined, to all outputs.
-// Threads know nothing of each other. Vectors of 16 bytes where all inputs and outputs are equally
-// far from being aligned to them, several at a time; the elements around those, or all, one by one.
+// One thread's share of a plain reduction: it combines elements of all inputs and writes them to
+// all outputs. Threads are independent. If all inputs and outputs have the same offset from 16-byte
+// alignment, a thread uses vectors of 16 bytes, several at a time, and single elements before and
+// after them; else it uses single elements only.
 #ifndef INCCL_COMPRESS_CUDA_REDUCE_H_
 #define INCCL_COMPRESS_CUDA_REDUCE_H_
 
@@ -17,25 +18,25 @@
 
 namespace inccl::cuda {
 
-inline constexpr uint32_t kReduceThreads = 256;  // of a thread block
-inline constexpr uint32_t kReducedAtOnce = 4;    // elements of a thread that are loaded one by one
+inline constexpr uint32_t kReduceThreads = 256;  // threads per block
+inline constexpr uint32_t kReducedAtOnce = 4;    // single elements per thread at a time
 
-// Vectors of a thread at a time: with the next ones, which are on their way meanwhile, as many as
-// leave room for several thread blocks on a multiprocessor.
+// Vectors per thread at a time. Together with the next ones, which are prefetched, they leave room
+// for several thread blocks on a multiprocessor.
 template <class Element>
 inline constexpr uint32_t kReducedVectors = std::min<uint32_t>(sizeof(typename Element::Code), 4);
 
-// What all threads have in common. Elements up to `head`, vectors from there on, and the rest.
+// The values that all threads share: single elements up to `head`, then vectors, then the rest.
 struct ReducePlan {
   uint64_t head = 0;
   uint64_t vectors = 0;
-  uint64_t single = 0;   // elements that are in no vector
-  uint64_t scaled = 0;   // of the inputs
-  uint64_t inverse = 0;  // Reduction::Divided
-  bool copies = false;   // one input as it is, whatever NaN it has
+  uint64_t single = 0;   // elements outside of vectors
+  uint64_t scaled = 0;   // bit i: input i is multiplied
+  uint64_t inverse = 0;  // for Reduction::Divided
+  bool copies = false;   // one input, copied unchanged (including NaN)
 };
 
-// Whether there is such a reduction. Where not, `*misaligned` says whether a pointer is why.
+// True if this reduction is supported. If not, *misaligned says whether a pointer is the reason.
 inline bool IsReduction(const ReduceKernelArgs& args, bool* misaligned) {
   *misaligned = false;
   if (static_cast<int>(args.type) >= kDataTypes || static_cast<int>(args.op) >= kReduceOpKinds ||
@@ -71,7 +72,7 @@ inline ReducePlan PlanReduction(const ReduceKernelArgs& args) {
   return plan;
 }
 
-// Of threads that have something to do.
+// Number of thread blocks in which threads have work.
 template <class Element>
 uint64_t ReduceBlocks(const ReducePlan& plan) {
   const auto blocks = [](uint64_t units, uint64_t at_once) {
@@ -85,7 +86,7 @@ struct ReducePlace {
   uint32_t thread, block, blocks;
 };
 
-// What is loaded at once: a vector, or one element.
+// The unit of loads and stores: a vector, or one element.
 template <class Code>
 struct OneReduced {
   using Unit = Code;
@@ -108,7 +109,7 @@ struct VectorReduced {
     return plan.head + unit * kCodes;
   }
   INCCL_HOST_DEVICE static Words4 Load(const Code* from) { return Load16(from); }
-  // The compiler would make four stores of it here.
+  // Inline assembly, because the compiler would generate four stores.
   INCCL_HOST_DEVICE static void Store(const Words4& words, Code* to) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
@@ -127,7 +128,7 @@ struct VectorReduced {
       return static_cast<Code>(words.at[i / kPerWord] >> (i % kPerWord * 8 * sizeof(Code) % 32));
     }
   }
-  // In ascending order, from 0 on.
+  // Called for i in ascending order, from 0 on.
   INCCL_HOST_DEVICE static void Set(Words4* words, uint32_t i, Code code) {
     if constexpr (sizeof(Code) == 8) {
       words->at[2 * i] = static_cast<uint32_t>(code);
@@ -140,7 +141,7 @@ struct VectorReduced {
   }
 };
 
-// kUnits units of one thread, a block's threads apart, from `first` on.
+// kUnits units of one thread from `first` on, at a distance of a block's threads.
 template <class Element, class Access, uint32_t kUnits>
 class ReduceUnits {
  public:
@@ -232,7 +233,7 @@ INCCL_HOST_DEVICE void ReduceThread(const ReduceKernelArgs& args, const ReducePl
   }
 }
 
-// function(Reduced...{}) of a type; `otherwise` where there is no such type.
+// Calls function(Reduced...{}) for a type; returns `otherwise` for an unknown type.
 template <class Function>
 int WithReduced(DataType type, int otherwise, Function function) {
   switch (type) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a plain reduction does to one element (kernels/reduce.h). Code: as it lies in memory; Value:
-// as it is folded. Encode makes one NaN of all, as GPUs have bits of their own for it.
+// The operations of plain reductions on one element (kernels/reduce.h). Code is its type in memory,
+// Value its type in a fold. Encode replaces all NaNs by one, because GPUs use different bits.
 #ifndef INCCL_COMPRESS_CUDA_REDUCE_ELEMENTS_H_
 #define INCCL_COMPRESS_CUDA_REDUCE_ELEMENTS_H_
 
@@ -16,8 +16,8 @@
 
 namespace inccl::cuda {
 
-// fp16 has instructions, which do what Fp16 does but for the bits of NaN; it takes many others
-// without them.
+// The GPU's fp16 instructions match Fp16 except for the bits of NaN. Without them the conversion
+// needs many instructions.
 INCCL_HOST_DEVICE inline float HalfToFloat(uint16_t code) {
 #ifdef __CUDA_ARCH__
   float value;
@@ -60,7 +60,7 @@ struct ReducedBfloat16 {
   using Code = uint16_t;
   using Value = float;
   static constexpr float Decode(uint16_t code) { return Bf16::Decode(code); }
-  // As Bf16::Encode, without branches: lanes would part there.
+  // Bf16::Encode without branches, at which lanes would diverge.
   static constexpr uint16_t Encode(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t code = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -77,7 +77,7 @@ struct ReducedFloat16 {
   }
 };
 
-// Small::Encode, of NaN the positive one, without branches.
+// Small::Encode without branches; NaN becomes positive.
 template <class Small>
 constexpr uint8_t EncodeSmall(float value) {
   const uint32_t sign = std::bit_cast<uint32_t>(value) & 0x80000000u;
@@ -94,7 +94,7 @@ constexpr uint8_t EncodeSmall(float value) {
   return static_cast<uint8_t>(bits > 0x7F800000u ? Small::kNan : code);
 }
 
-// The upper half of fp16.
+// e5m2 is the upper half of fp16.
 struct ReducedFloat8E5M2 {
   using Code = uint8_t;
   using Value = float;
@@ -104,7 +104,8 @@ struct ReducedFloat8E5M2 {
   static constexpr uint8_t Encode(float value) { return EncodeSmall<Fp8E5m2>(value); }
 };
 
-// As fp16 has its bits, but for the bias: 2^-8 of the value. NaN is no number there.
+// Shifted to fp16, the bits of e4m3 give 2^-8 of its value, because the biases differ. NaN is a
+// number there, so it is handled separately.
 struct ReducedFloat8E4M3 {
   using Code = uint8_t;
   using Value = float;
@@ -116,7 +117,7 @@ struct ReducedFloat8E4M3 {
   static constexpr uint8_t Encode(float value) { return EncodeSmall<Fp8E4m3>(value); }
 };
 
-// Signed or not. What is above a Code's bits in a Value is without meaning once it was computed.
+// Signed and unsigned integers. In a computed Value the bits above those of a Code are undefined.
 template <class Unsigned>
 struct ReducedInteger {
   using Code = Unsigned;
@@ -125,7 +126,7 @@ struct ReducedInteger {
   static constexpr Code Encode(Value value) { return static_cast<Code>(value); }
 };
 
-// The upper half of the product.
+// The upper 32 bits of the product.
 INCCL_HOST_DEVICE inline uint32_t MultiplyHigh(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>(uint64_t{a} * b >> 32);
 }
@@ -141,7 +142,7 @@ constexpr bool IsSigned(DataType type) {
   return type == DataType::kInt8 || type == DataType::kInt32 || type == DataType::kInt64;
 }
 
-// The operation of a call on elements of a type.
+// The operation of a call for one element type.
 template <class Element>
 class Reduction {
  public:
@@ -160,7 +161,7 @@ class Reduction {
     }
   }
 
-  // A product counts as what it is in a payload.
+  // Rounds the product as a payload would.
   INCCL_HOST_DEVICE Value Scaled(Value value) const {
     return Element::Decode(Element::Encode(value * scale_));
   }
@@ -184,8 +185,8 @@ class Reduction {
   }
 
   INCCL_HOST_DEVICE bool divides() const { return divisor_ != 1; }
-  // Truncated towards zero. The inverse, of the largest Value m, is at least (m + 1) / divisor - 1,
-  // so that a quotient is too small by one at most.
+  // Divides, truncating toward zero. With the largest Value m, the inverse is at least
+  // (m + 1) / divisor - 1, so a quotient is too small by at most one.
   INCCL_HOST_DEVICE Value Divided(Value sum) const {
     if constexpr (kFloat) {
       return sum;
@@ -200,7 +201,7 @@ class Reduction {
   }
 
  private:
-  // A NaN in `a` stays, one in `b` is taken. Of equal numbers only zeros differ, in the sign.
+  // A NaN in `a` stays, a NaN in `b` is taken. Equal numbers differ only in the sign of zeros.
   INCCL_HOST_DEVICE Value Larger(Value a, Value b) const {
     if constexpr (kFloat) {
       const Value number = a == b ? OfBits(Bits(a) & Bits(b)) : a > b ? a : b;
@@ -224,7 +225,7 @@ class Reduction {
   ReduceOp op_;
   uint32_t divisor_;
   Value scale_{};
-  Value sign_{}, inverse_{};  // of integers
+  Value sign_{}, inverse_{};  // for integers
 };
 
 }  // namespace inccl::cuda

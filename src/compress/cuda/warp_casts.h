@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The casts on a warp: fp32 to and from the payloads of the codecs bf16, fp16, fp8 and mxfp8
-// (wire/casts.cc, wire/mxfp8.cc). Lane l has elements 8 l to 8 l + 7 of a superblock; the divisions
-// of work are warp_slice.h's.
+// (wire/casts.cc, wire/mxfp8.cc). Lane l has elements 8 l to 8 l + 7 of a superblock. The work is
+// divided as in warp_slice.h.
 #ifndef INCCL_COMPRESS_CUDA_WARP_CASTS_H_
 #define INCCL_COMPRESS_CUDA_WARP_CASTS_H_
 
@@ -18,7 +18,7 @@
 
 namespace inccl::cuda {
 
-// One format: its type, whether finite values saturate, and whether blocks have scales, with the
+// A cast format: its type, whether finite values saturate, whether blocks have scales, and the
 // exponent of the type's largest power of two.
 template <class Float, bool kSaturates, bool kScales = false, int kTopExponent = 0>
 struct Cast {
@@ -40,7 +40,7 @@ INCCL_HOST_DEVICE bool HasVectors(const void* codes) {
   return reinterpret_cast<uintptr_t>(codes) % sizeof(LaneCodes<Code>) == 0;
 }
 
-// Where a superblock's scales and codes are; `here`: its elements.
+// The offsets of a superblock's scales and codes; `here` is its number of elements.
 template <class Format>
 struct CastPlace {
   uint64_t scales, codes;
@@ -118,7 +118,7 @@ INCCL_HOST_DEVICE void CastDecodeSuperblock(const Warp& warp, const uint8_t* in,
   StoreSuperblock<Fp32>(warp, y, out, superblock * kSuperblock, count);
 }
 
-// The four superblocks of one warp.
+// Encodes the four superblocks of one warp.
 template <class Format, class Warp>
 INCCL_HOST_DEVICE void CastEncodeTile(const Warp& warp, const float* in, uint32_t count,
                                       uint8_t* out, uint32_t tile, uint32_t part) {
@@ -137,7 +137,7 @@ INCCL_HOST_DEVICE void CastDecodeTile(const Warp& warp, const uint8_t* in, uint3
   }
 }
 
-// function(Cast<...>{}) of a format; `otherwise` where there is no such format.
+// Calls function(Cast<...>{}) for a format; returns `otherwise` for an unknown format.
 template <class Function>
 int WithCast(CastFormat format, int otherwise, Function function) {
   switch (format) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bodies of the kernels: what one warp does of one tile of a slice. `part` (below
-// kWarpsPerTile) says which four superblocks of the tile are its own. On a GPU and in tests alike
-// (warp_fields.h: Warp).
+// The bodies of the kernels: the work of one warp on one tile of a slice. `part` (below
+// kWarpsPerTile) selects the four superblocks of this warp. The same code runs on a GPU and in
+// tests (see Warp in warp_fields.h).
 #ifndef INCCL_COMPRESS_CUDA_WARP_SLICE_H_
 #define INCCL_COMPRESS_CUDA_WARP_SLICE_H_
 
@@ -22,7 +22,7 @@ inline constexpr uint32_t kQuietNan = 0x7fc00000;
 
 // ---------------------------------------------------------------- scale codes
 
-// Four superblocks have 32 blocks, whose codes are stored as one sector.
+// Computes scale codes. Four superblocks have 32 blocks, whose codes form one sector.
 template <class Type, class Warp>
 INCCL_HOST_DEVICE void BlockCodesTile(const Warp& warp, const void* elements, uint32_t count,
                                       uint8_t* codes, uint32_t tile, uint32_t part) {
@@ -36,7 +36,7 @@ INCCL_HOST_DEVICE void BlockCodesTile(const Warp& warp, const void* elements, ui
     const uint32_t got = warp.Get(code, warp.lane() % hbi::kBlocks * kLanesPerBlock);
     if (warp.lane() / hbi::kBlocks == s) mine = got;
   }
-  // Codes of whole superblocks, also where the last one is partial.
+  // Writes codes of whole superblocks, even if the last one is partial.
   const uint32_t block = first / kBlock + warp.lane();
   if (warp.lane() / hbi::kBlocks * kSuperblock + first < count) {
     codes[block] = static_cast<uint8_t>(mine);
@@ -45,7 +45,7 @@ INCCL_HOST_DEVICE void BlockCodesTile(const Warp& warp, const void* elements, ui
 
 // ---------------------------------------------------------------- own elements
 
-// The lane's codes of superblock s on the agreed scales.
+// Quantizes the lane's elements of superblock s on the agreed scales.
 template <class Type, class Warp>
 INCCL_HOST_DEVICE Fields QuantizeOwn(const TileLevels<Warp>& levels, const LevelChoice& choice,
                                      const void* elements, uint32_t s) {
@@ -85,21 +85,21 @@ INCCL_HOST_DEVICE void EncodeTile(const Warp& warp, const EncodeArgs& args, uint
 
 // ---------------------------------------------------------------- sums of packed fields
 
-// a + b, and whether that carries.
+// a + b; *carry is 1 if the sum overflows.
 INCCL_HOST_DEVICE inline uint32_t AddWord(uint32_t a, uint32_t b, uint32_t* carry) {
   const uint32_t sum = a + b;
   *carry = sum < a ? 1 : 0;
   return sum;
 }
 
-// Whole superblocks of streams of equal widths: one addition of long integers. A field has room for
-// its sum and touches two words at most, so what a word carries ends in the next one, and depends
-// on the word alone.
+// Adds whole superblocks of streams of equal widths by one addition of long integers. A field has
+// room for its sum and touches at most two words, so the carry of a word ends in the next word and
+// depends only on that word.
 template <class Warp>
 INCCL_HOST_DEVICE void AddBytes(const Warp& warp, const uint8_t* a, const uint8_t* b,
                                 uint32_t bytes, uint8_t* out) {
   const uint32_t vectors = bytes / 16;
-  uint32_t before = 0;  // lane 0: what the last row carries
+  uint32_t before = 0;  // lane 0: the carry of the previous row
   for (uint32_t row = 0; row < vectors; row += kWarp) {
     const uint32_t mine = row + warp.lane();
     Words4 x{}, y{}, sum;
@@ -149,7 +149,7 @@ INCCL_HOST_DEVICE void AddTile(const Warp& warp, const AddArgs& args, uint32_t t
 
 // ---------------------------------------------------------------- elements
 
-// Superblock s without levels: zeros, and NaN where its codes say so.
+// Writes superblock s without levels: zeros, and NaN in poisoned blocks.
 template <class Type, class Warp>
 INCCL_HOST_DEVICE void StoreUncoded(const TileLevels<Warp>& levels, const uint8_t* codes,
                                     void* elements, uint32_t s) {
@@ -190,7 +190,7 @@ INCCL_HOST_DEVICE void DecodeTile(const Warp& warp, const DecodeArgs& args, uint
 
 // ---------------------------------------------------------------- everything at once
 
-// The sum of all sources' superblock s.
+// Sums superblock s of all sources.
 template <class Type, class Warp>
 INCCL_HOST_DEVICE Fields FoldSources(const TileLevels<Warp>& levels, const LevelChoice& choice,
                                      const FoldArgs& args, uint32_t tile, uint32_t s) {
@@ -201,7 +201,7 @@ INCCL_HOST_DEVICE Fields FoldSources(const TileLevels<Warp>& levels, const Level
   uint32_t width = 0;
   for (uint32_t i = 0; i < args.source_count; ++i) {
     const PackedArgs& source = args.sources[i];
-    // Mostly all are of one contribution.
+    // Usually all sources have one contribution.
     if (i == 0 || source.contributions != args.sources[i - 1].contributions) {
       const TileStream<Warp> in(warp, source.tiles, tile, levels.SumWidth(source.contributions));
       first = in.FirstByte(s);
@@ -212,7 +212,7 @@ INCCL_HOST_DEVICE Fields FoldSources(const TileLevels<Warp>& levels, const Level
   return sum;
 }
 
-// The second quantization of y, in place of the sum, and its codes.
+// The second quantization of y, and its codes.
 template <class Warp>
 INCCL_HOST_DEVICE Fields Requantize(const TileLevels<Warp>& levels, const LevelChoice& choice,
                                     const float* y, uint32_t s, uint32_t* code) {

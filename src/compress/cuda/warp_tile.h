@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the superblocks of a tile are: lane s knows about superblock s, and what all lanes need of
-// it travels by shuffles.
+// The levels and positions of a tile's superblocks. Lane s holds those of superblock s; other lanes
+// get them by shuffles.
 #ifndef INCCL_COMPRESS_CUDA_WARP_TILE_H_
 #define INCCL_COMPRESS_CUDA_WARP_TILE_H_
 
@@ -29,13 +29,13 @@ class TileLevels {
 
   INCCL_HOST_DEVICE const Warp& warp() const { return warp_; }
   INCCL_HOST_DEVICE const SliceArgs& slice() const { return slice_; }
-  INCCL_HOST_DEVICE uint32_t count() const { return count_; }  // of superblocks
-  // In the slice, of the tile's superblock s.
+  INCCL_HOST_DEVICE uint32_t count() const { return count_; }  // superblocks of the tile
+  // Index in the slice of the tile's superblock s.
   INCCL_HOST_DEVICE uint32_t Superblock(uint32_t s) const { return first_ + s; }
   INCCL_HOST_DEVICE const LevelChoice& Choice(uint32_t s) const {
     return slice_.choices[warp_.Get(point_, s)];
   }
-  // This lane's.
+  // Width of a packed sum in this lane's superblock.
   INCCL_HOST_DEVICE uint32_t SumWidth(uint32_t contributions) const {
     return hbi::Width(contributions, k_);
   }
@@ -46,7 +46,7 @@ class TileLevels {
   const SliceArgs& slice_;
   const uint32_t first_;
   uint32_t count_;
-  uint32_t point_ = 0;  // nothing is coded
+  uint32_t point_ = 0;  // 0: not coded
   uint32_t k_, k2_;
 };
 
@@ -54,7 +54,8 @@ class TileLevels {
 template <class Warp>
 class TileStream {
  public:
-  // starts may be null where nothing is read or written; width: of this lane's superblock.
+  // `starts` may be nullptr if nothing is read or written. `width` is that of this lane's
+  // superblock.
   INCCL_HOST_DEVICE TileStream(const Warp& warp, const uint32_t* starts, uint32_t tile,
                                uint32_t width)
       : warp_(warp), width_(width) {
@@ -67,7 +68,7 @@ class TileStream {
     before_ = sum - width;
   }
 
-  // Of superblock s.
+  // Width and first byte of superblock s.
   INCCL_HOST_DEVICE uint32_t Width(uint32_t s) const { return warp_.Get(width_, s); }
   INCCL_HOST_DEVICE uint64_t FirstByte(uint32_t s) const {
     return uint64_t{start_ + warp_.Get(before_, s)} * hbi::PackedBytes(1);
@@ -75,9 +76,9 @@ class TileStream {
 
  private:
   const Warp& warp_;
-  uint32_t start_ = 0;  // of the tile, in bytes of a field of one bit
-  uint32_t width_;      // of this lane's superblock
-  uint32_t before_;     // of the tile's superblocks before it
+  uint32_t start_ = 0;  // sum of the widths before the tile
+  uint32_t width_;      // width of this lane's superblock
+  uint32_t before_;     // sum of the widths of the tile's superblocks before it
 };
 
 }  // namespace inccl::cuda

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Eight elements of a lane to and from codes of K levels: lane l has elements 8 l to 8 l + 7 of a
-// superblock, four lanes have a block. The arithmetic of one element is hbi/element.h's.
+// Converts the eight elements of a lane to and from codes of K levels. Lane l has elements 8 l to
+// 8 l + 7 of a superblock, and four lanes share a block. hbi/element.h has the arithmetic of one
+// element.
 #ifndef INCCL_COMPRESS_CUDA_WARP_VALUES_H_
 #define INCCL_COMPRESS_CUDA_WARP_VALUES_H_
 
@@ -17,15 +18,15 @@ namespace inccl::cuda {
 
 inline constexpr uint32_t kLanesPerBlock = 4;
 
-// How values are rounded: by the hash with this counter, that of the superblock's first block, and
-// the rank's shift; or to nearest.
+// How values are rounded: to nearest, or by the hash at the counter of the superblock's first block
+// and the rank's shift.
 struct Rounding {
   uint32_t counter = 0;
   uint32_t shift = 0;
   bool nearest = false;
 };
 
-// The bits of the largest magnitude in the lane's block.
+// The bits of the largest magnitude in this lane's block.
 template <class Warp>
 INCCL_HOST_DEVICE uint32_t BlockMagnitude(const Warp& warp, const float* x) {
   uint32_t largest = 0;
@@ -40,14 +41,14 @@ INCCL_HOST_DEVICE uint32_t BlockMagnitude(const Warp& warp, const float* x) {
   return largest;
 }
 
-// Its scale code.
+// The scale code of this lane's block.
 template <class Warp>
 INCCL_HOST_DEVICE uint32_t BlockCode(const Warp& warp, const float* x) {
   return hbi::CodeOfMagnitude(BlockMagnitude(warp, x));
 }
 
-// A hash serves two elements of a block, 16 apart, so those of two lanes: each makes half of the
-// eight that both need.
+// A hash serves two elements of a block, 16 apart, which belong to two lanes: each lane computes
+// half of the eight hashes that both need.
 template <class Warp>
 INCCL_HOST_DEVICE void LaneHashes(const Warp& warp, uint32_t counter, uint32_t* hashes) {
   const uint32_t lane = warp.lane(), place = lane % kLanesPerBlock;

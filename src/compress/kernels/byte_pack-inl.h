@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of 8-bit fields, in element order, to and from packed streams of 1 to 8 bits each, for
-// one instruction set. Neighbours are brought together in lanes of 16, 32 and 64 bits. Included
-// once per target.
+// Packs vectors of 8-bit fields, in element order, into streams of 1 to 8 bits per field, and back,
+// for one instruction set. The code joins neighbours in lanes of 16, 32 and 64 bits. Included once
+// per target.
 #include <cstddef>
 #include <cstdint>
 
@@ -23,7 +23,7 @@ namespace inccl {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr size_t kBytes = HWY_LANES(uint8_t);  // of a vector
+inline constexpr size_t kBytes = HWY_LANES(uint8_t);  // bytes of a vector
 
 class BytePacker {
  public:
@@ -31,7 +31,7 @@ class BytePacker {
       : gather_(hn::LoadDup128(D8(), packing::kByteTables.gather[w])),
         width_(static_cast<int>(w)) {}
 
-  // Bytes that the fields of a vector fill; operator() writes up to 16 more.
+  // Bytes of a vector's packed fields; operator() writes up to 16 more.
   HWY_INLINE size_t stride() const { return kBytes / 8 * static_cast<size_t>(width_); }
 
   HWY_INLINE void operator()(V8 fields, uint8_t* out) const {
@@ -43,7 +43,7 @@ class BytePacker {
   }
 
  private:
-  // The upper half of each lane comes down by `bits`, next to the lower one.
+  // Shifts the upper half of each lane down by `bits`, next to the lower half.
   template <class D>
   static HWY_INLINE hn::Vec<D> Joined(D d, hn::Vec<D> v, hn::TFromD<D> lower, int bits) {
     const auto mask = hn::Set(d, lower);
@@ -60,7 +60,7 @@ class ByteUnpacker {
       : spread_(hn::LoadDup128(D8(), packing::kByteTables.spread[w])),
         width_(static_cast<int>(w)) {}
 
-  // Of a vector's fields; operator() reads up to 16 more.
+  // Bytes of a vector's packed fields; operator() reads up to 16 more.
   HWY_INLINE size_t stride() const { return kBytes / 8 * static_cast<size_t>(width_); }
 
   HWY_INLINE V8 operator()(const uint8_t* in) const {
@@ -72,7 +72,7 @@ class ByteUnpacker {
   }
 
  private:
-  // The lower 2 * bits of each lane, half of them in each half.
+  // Splits the lower 2 * bits of each lane into its two halves.
   template <int kHalf, class D>
   static HWY_INLINE hn::Vec<D> Split(D d, hn::Vec<D> v, int bits) {
     const auto ones = static_cast<hn::TFromD<D>>((uint64_t{1} << bits) - 1);

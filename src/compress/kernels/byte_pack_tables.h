@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Byte shuffles for packed fields of at most 8 bits: 16 fields of w bits fill 2 w bytes, a 128-bit
-// part of a vector has them as two 64-bit lanes with 8 w bits each.
+// Byte shuffles for packed fields of at most 8 bits. 16 fields of w bits fill 2 w bytes; a 128-bit
+// part of a vector holds them as two 64-bit lanes with 8 w bits each.
 #ifndef INCCL_COMPRESS_KERNELS_BYTE_PACK_TABLES_H_
 #define INCCL_COMPRESS_KERNELS_BYTE_PACK_TABLES_H_
 
@@ -13,8 +13,8 @@ inline constexpr uint32_t kWidestByte = 8;
 
 // By width; [0] is not used.
 struct ByteTables {
-  alignas(16) uint8_t gather[kWidestByte + 1][16];  // the lanes' bytes, one after the other
-  alignas(16) uint8_t spread[kWidestByte + 1][16];  // and back
+  alignas(16) uint8_t gather[kWidestByte + 1][16];  // joins the lanes' bytes
+  alignas(16) uint8_t spread[kWidestByte + 1][16];  // separates them
 };
 
 constexpr ByteTables MakeByteTables() {

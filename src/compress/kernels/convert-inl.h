@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of narrow floats to and from vectors of fp32, for the kernels of one instruction set.
-// Included once per target, between foreach_target.h's rounds.
+// Converts vectors of narrow floats to and from vectors of fp32, for the kernels of one instruction
+// set. Included once per target by foreach_target.h.
 #include <cstddef>
 #include <cstdint>
 
@@ -20,12 +20,12 @@ namespace inccl {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How elements of a type lie in memory and in lanes. Code: in memory. Lane: in registers. Round is
-// what a store and a load make of a value.
+// Element types in memory (Code) and in registers (Lane). Round gives the value after a store and a
+// load.
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
 
-// Emulated vectors: the scalar conversions lane by lane. (Bit manipulation of emulated vectors is
-// slower, and so much inlined code that sanitizers need minutes to compile it.)
+// Emulated vectors use the scalar conversions lane by lane. Bit manipulation of emulated vectors is
+// slower, and its inlined code takes minutes to compile with sanitizers.
 template <class Small>
 struct NarrowElement {
   using Code = typename Small::Code;
@@ -53,8 +53,8 @@ struct NarrowElement {
 
 #else
 
-// fp32 lanes from the codes of Small in 32-bit lanes, and back; the arithmetic of float_types.h
-// with selections for branches.
+// Convert codes of Small in 32-bit lanes to fp32 lanes, and back. The arithmetic is that of
+// float_types.h with selections instead of branches.
 template <class Small, class DF>
 HWY_INLINE hn::VFromD<DF> DecodeLanes(DF df, hn::VFromD<hn::RebindToUnsigned<DF> > codes) {
   const hn::RebindToUnsigned<DF> du;
@@ -105,7 +105,7 @@ HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF> > EncodeLanes(DF df, hn::VFromD<D
   return hn::Or(code, hn::ShiftRight<Small::kSignShift>(sign));
 }
 
-// The codes of a narrow type in memory.
+// Load and store the codes of a narrow type.
 template <class Code, class DF>
 HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF> > LoadCodes(DF, const Code* in) {
   const hn::Rebind<Code, DF> dc;

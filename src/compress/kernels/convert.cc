@@ -52,7 +52,7 @@ void RoundArray(float* x, size_t n) {
   std::memcpy(x + i, rest, (n - i) * sizeof *x);
 }
 
-// Plain loops, which the compiler vectorizes: the language's conversion is the one we want.
+// Plain loops, which the compiler vectorizes: the language's conversion has the required rounding.
 void DoubleToFloat(const void* in, float* out, size_t n) {
   const auto* doubles = static_cast<const double*>(in);
   for (size_t i = 0; i < n; ++i) out[i] = static_cast<float>(doubles[i]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arrays of floating-point elements to and from fp32, in the widest vectors of the CPU. The results
-// are those of float_types.h bit for bit on every instruction set; fp64 rounds to nearest, ties to
-// even, and becomes infinity beyond fp32's range. Thread-safe.
+// Converts arrays of floating-point elements to and from fp32, in the widest vectors of the CPU.
+// The results equal those of float_types.h bit for bit on every instruction set. fp64 rounds to
+// nearest, ties to even, and becomes infinity beyond fp32's range. Thread-safe.
 //
 // `type` is a floating-point type (IsFloat). `in` and `out` have the alignment of their elements
 // and do not overlap, or, for fp32, are the same.
@@ -17,7 +17,7 @@ namespace inccl {
 
 void ToFloat(DataType type, const void* in, float* out, size_t n);
 void FromFloat(DataType type, const float* in, void* out, size_t n);
-// What ToFloat makes of FromFloat's elements, in place; of fp16 and bf16.
+// FromFloat followed by ToFloat, in place; for fp16 and bf16.
 void RoundTo(DataType type, float* x, size_t n);
 
 }  // namespace inccl

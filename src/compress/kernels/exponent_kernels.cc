@@ -29,7 +29,7 @@ HWY_INLINE V8 LoadBytes(const void* from) {
   return hn::LoadU(D8(), static_cast<const uint8_t*>(from));
 }
 HWY_INLINE void StoreBytes(V8 v, void* to) { hn::StoreU(v, D8(), static_cast<uint8_t*>(to)); }
-// Shifts of bytes; what comes from a neighbour is masked away.
+// Shifts bytes; `mask` removes the bits that come from a neighbour.
 template <int kBits>
 HWY_INLINE V8 Right(V8 v, uint32_t mask) {
   return hn::And(hn::BitCast(D8(), hn::ShiftRight<kBits>(hn::BitCast(D16(), v))), Byte(mask));
@@ -46,18 +46,18 @@ HWY_INLINE uint32_t LargestByte(V8 v) {
   return hn::GetLane(hn::MaxOfLanes(D16(), both));
 }
 
-// Bytes of vectors of 16-bit elements, lower ones and upper ones.
+// Separates vectors of 16-bit elements into their lower and upper bytes.
 HWY_INLINE void Unzip(V8 first, V8 second, V8* lower, V8* upper) {
   *lower = hn::ConcatEven(D8(), second, first);
   *upper = hn::ConcatOdd(D8(), second, first);
 }
 
-// ---------------------------------------------------------------- how types lie in memory
+// ---------------------------------------------------------------- element types
 
 struct Bf16Bytes {
   static constexpr size_t kPlanes = 1;
   static constexpr bool kHasRest = false;
-  // Elements to exponents and planes; returns all their bits, one on the other.
+  // Splits elements into exponents and planes; returns the OR of all their bits.
   static HWY_INLINE V8 Split(const uint8_t* in, V8* exponents, V8* /*rest*/, V8* planes) {
     V8 lower, upper;
     Unzip(LoadBytes(in), LoadBytes(in + kBytes), &lower, &upper);
@@ -124,13 +124,13 @@ struct Fp16Bytes {
 template <class Type>
 Extent Split(const std::byte* elements, Exponents* out, std::byte* planes) {
   const auto* in = reinterpret_cast<const uint8_t*>(elements);
-  constexpr size_t kSize = kBytes * (Type::kPlanes + 1);  // of a vector's elements
+  constexpr size_t kSize = kBytes * (Type::kPlanes + 1);  // bytes of a vector's elements
   V8 most = hn::Zero(D8()), least = Byte(0xFF), any = hn::Zero(D8());
   for (size_t i = 0; i < kCount; i += kBytes, in += kSize) {
     V8 exponents, rest, plane[3];
     any = hn::Or(any, Type::Split(in, &exponents, &rest, plane));
     most = hn::Max(most, exponents);
-    least = hn::Min(least, hn::Sub(exponents, Byte(1)));  // 0 becomes the largest
+    least = hn::Min(least, hn::Sub(exponents, Byte(1)));  // 0 wraps to the largest
     StoreBytes(exponents, out->exponents + i);
     if constexpr (Type::kHasRest) StoreBytes(rest, out->rest + i);
     for (size_t p = 0; p < Type::kPlanes; ++p) StoreBytes(plane[p], planes + p * kCount + i);
@@ -156,7 +156,7 @@ void Join(const Exponents& in, const std::byte* planes, std::byte* elements) {
 
 HWY_INLINE uint16_t CountOf(const uint8_t* exponents, uint32_t value) {
   const V8 wanted = Byte(value);
-#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86  // comparisons give bits
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86  // comparisons give bit masks
   size_t count = 0;
   for (size_t i = 0; i < kCount; i += kBytes) {
     count += hn::CountTrue(D8(), hn::Eq(LoadBytes(exponents + i), wanted));
@@ -173,7 +173,7 @@ HWY_INLINE uint16_t CountOf(const uint8_t* exponents, uint32_t value) {
 }
 
 void CountExponents(const Exponents& in, uint32_t lo, uint32_t hi, uint16_t* counts) {
-  // One comparison for every exponent costs less than counting one by one, while they are few.
+  // For few exponents, one comparison per exponent is cheaper than counting element by element.
   constexpr uint32_t kFew = static_cast<uint32_t>(kBytes) * 3 / 4;
   if (hi - lo < kFew) {
     if (lo > 0) counts[0] = CountOf(in.exponents, 0);
@@ -185,7 +185,7 @@ void CountExponents(const Exponents& in, uint32_t lo, uint32_t hi, uint16_t* cou
   for (const uint8_t exponent : in.exponents) ++counts[exponent];
 }
 
-// The places where a vector has a value, as bits.
+// The positions at which a vector has a value, as bits.
 HWY_INLINE uint64_t Places(V8 v, V8 value) {
   uint8_t bits[8] = {};
   hn::StoreMaskBits(D8(), hn::Eq(v, value), bits);

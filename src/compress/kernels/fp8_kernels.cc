@@ -23,21 +23,21 @@ using VI = hn::Vec<DI32>;
 using VF32 = hn::Vec<DF>;
 
 constexpr uint32_t kNanScale = 0xFF;
-constexpr size_t kAtOnce = 4 * kLanes32;  // elements whose codes fill a vector
+constexpr size_t kAtOnce = 4 * kLanes32;  // the codes of these elements fill a vector
 static_assert(kAtOnce <= 2 * kBlock);
 
 HWY_INLINE VI Ints(uint32_t value) { return hn::Set(DI32(), static_cast<int32_t>(value)); }
 
-// An element apart: its sign bit, and its magnitude as a multiple of the distance of the type's
-// values there. A number that is added for its rounding has 1 at the last bit that is kept.
+// An element split into its sign bit and its magnitude, a multiple of the type's spacing there. The
+// number that is added to round it has 1 as the unit of the last kept bit.
 template <class Small>
 struct Rounded {
-  // The largest number: below infinity, or below NaN where there is none.
+  // The largest number: below infinity, or below NaN if the type has no infinity.
   static constexpr uint32_t kLargest = Small::kOverflow - (1u << Small::kShift);
 
   VI sign, magnitude;  // as fp32
-  VI exponent;         // of the magnitude, as fp32: at least that of the smallest normal value
-  VI grid;             // what was added
+  VI exponent;         // exponent of the magnitude as fp32, at least the smallest normal one
+  VI grid;             // the number that was added
 
   explicit HWY_INLINE Rounded(VF32 value) {
     const VI bits = hn::BitCast(DI32(), value);
@@ -114,7 +114,7 @@ void Round(float* x, size_t count) {
 
 // ---------------------------------------------------------------- blocks of 32 with a scale
 
-// 2^(exponent - 127), 0 to 254; the first is denormal.
+// 2^(exponent - 127) for 0 to 254; 2^-127 is denormal.
 HWY_INLINE float PowerOfTwo(uint32_t exponent) {
   const uint32_t bits = exponent == 0 ? 1u << 22 : exponent << 23;
   float value;
@@ -122,7 +122,7 @@ HWY_INLINE float PowerOfTwo(uint32_t exponent) {
   return value;
 }
 
-// The scales of a superblock's blocks: exponents, and what elements are multiplied by.
+// The scales of a superblock's blocks: exponents, and the factors for elements.
 struct Scales {
   uint8_t exponent[hbi::kBlocks];
   float factor[hbi::kBlocks];
@@ -146,7 +146,7 @@ struct Scales {
 template <class Small>
 constexpr uint32_t kTopExponent = (Rounded<Small>::kLargest >> 23) - 127;
 
-// out may be x.
+// `out` may be `x`.
 HWY_INLINE void ScaleBlock(const float* x, float factor, float* out) {
   const VF32 times = hn::Set(DF(), factor);
   for (size_t i = 0; i < kBlock; i += kLanes32) {
@@ -154,7 +154,7 @@ HWY_INLINE void ScaleBlock(const float* x, float factor, float* out) {
   }
 }
 
-// The blocks of a superblock back on their scales, in place.
+// Multiplies the blocks of a superblock by their scales, in place.
 HWY_NOINLINE void UnscaleBlocks(const uint8_t* exponents, float* x) {
   const VF32 nan = hn::BitCast(DF(), Ints(0x7FC00000u));
   for (size_t b = 0; b < hbi::kBlocks; ++b, x += kBlock) {

@@ -10,7 +10,7 @@
 namespace inccl::hbi {
 namespace {
 
-// x + y + carry, where the compiler knows the processor's instruction for it.
+// x + y + carry, by the processor's instruction if the compiler has an intrinsic for it.
 inline uint64_t AddWithCarry(uint64_t x, uint64_t y, unsigned char* carry) {
 #if defined(__x86_64__)
   unsigned long long sum;  // NOLINT(google-runtime-int): the intrinsic's type
@@ -37,7 +37,7 @@ inline void AddWords(const uint8_t* a, const uint8_t* b, unsigned char carry, ui
   }
 }
 
-// 64 fields fill kWords words and carry nothing beyond them: one chain of additions.
+// 64 fields fill kWords words and carry nothing beyond them, so one chain of additions adds them.
 template <uint32_t kWords>
 void AddGroups(const uint8_t* a, const uint8_t* b, size_t groups, uint8_t* out) {
   for (size_t g = 0; g < groups; ++g) {

@@ -31,9 +31,9 @@ void Rotate(float* x, uint32_t counter) { RotateSuperblock<false>(x, counter); }
 
 void RotateBack(float* x, uint32_t counter) { RotateSuperblock<true>(x, counter); }
 
-// ---------------------------------------------------------------- where fields come from and go to
+// ---------------------------------------------------------------- sources and sinks of fields
 
-// Each takes kFields fields at a call, in order, and moves on.
+// Each call handles the next kFields fields.
 
 struct ToTile {
   uint16_t* tile;

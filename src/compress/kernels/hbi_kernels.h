@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is done to superblocks of 256 elements, for every instruction set. All tables do exactly
-// the same, bit for bit, on the same arguments; Scalar() is the plain reference. A tile is 256
-// 16-bit fields in element order, in L1. Packed fields: docs/format.md, "Payloads".
+// The kernels for superblocks of 256 elements, one table per instruction set. All tables give the
+// same bits for the same arguments; ScalarKernels() is the reference. A tile is 256 16-bit fields
+// in element order, in L1. docs/format.md, "Payloads", defines packed fields.
 //
-// Slack: vector loads and stores of packed fields touch bytes beyond the 32 w of a superblock (of
-// the last one, where several are handled).
-// `in` must be readable for kReadSlack bytes more, `out` writable for kWriteSlack bytes more; what
-// is read there is ignored, what is written there has no meaning.
+// Slack: vector loads and stores of packed fields touch bytes beyond the 32 w bytes of the last
+// superblock. `in` must be readable for kReadSlack more bytes, `out` writable for kWriteSlack more
+// bytes. Kernels ignore what they read there and write garbage there.
 #ifndef INCCL_COMPRESS_KERNELS_HBI_KERNELS_H_
 #define INCCL_COMPRESS_KERNELS_HBI_KERNELS_H_
 
@@ -19,19 +18,19 @@ namespace inccl::hbi {
 inline constexpr uint32_t kReadSlack = 64;
 inline constexpr uint32_t kWriteSlack = 16;
 
-// Superblocks of this rank's elements on their way to codes in [0, 2K]. Those that follow each
-// other with the same levels go together; into a tile goes one.
+// Arguments to quantize superblocks of this rank's elements to codes in [0, 2K]. Consecutive
+// superblocks with the same levels can be handled together; a tile takes only one.
 struct QuantizeArgs {
   const float* x = nullptr;        // finite, |x| <= M of its block; zeros in poisoned blocks
   const uint8_t* codes = nullptr;  // scale codes of the blocks
   const float* factor = nullptr;   // by code: fp32 of 65536 K / M
   uint32_t k = 0;                  // 1..4095
-  uint32_t counter = 0;            // of the first hash (HashCounter)
+  uint32_t counter = 0;            // HashCounter of the first hash
   uint16_t shift = 0;              // RankShift
   uint32_t superblocks = 1;
 };
 
-// Superblocks of sums on their way to elements: (field - zero) * step[code of the block].
+// Arguments to decode superblocks of sums: (field - zero) * step[code of the block].
 struct DecodeArgs {
   const uint8_t* codes = nullptr;
   const float* step = nullptr;  // by code
@@ -40,13 +39,13 @@ struct DecodeArgs {
 };
 
 struct Kernels {
-  // Scale codes of `superblocks` superblocks of 256 floats.
+  // Computes the scale codes of `superblocks` superblocks of 256 floats.
   void (*block_codes)(const float* x, size_t superblocks, uint8_t* codes);
-  // The largest code of each superblock that is not kPoison; 0 where there is none.
+  // Finds the largest code of each superblock other than kPoison; 0 if there is none.
   void (*top_codes)(const uint8_t* codes, size_t superblocks, uint8_t* tops);
 
-  // One superblock, in place: random signs (of the hash with this counter), then the orthonormal
-  // Walsh-Hadamard transform; and back. NaN comes back as 7fc00000.
+  // Rotate one superblock in place: random signs (from the hashes at this counter), then the
+  // orthonormal Walsh-Hadamard transform; and the inverse, which returns NaN as 7fc00000.
   void (*rotate)(float* x, uint32_t counter);
   void (*rotate_back)(float* x, uint32_t counter);
 
@@ -69,13 +68,13 @@ struct Kernels {
   void (*unpack_decode)(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y);
 };
 
-// The plain reference, on every machine.
+// The scalar reference, available on every machine.
 const Kernels& ScalarKernels();
-// Those of the instruction set in use (compress/simd.h). Ask once per slice.
+// The kernels of the instruction set in use (compress/simd.h). Callers look them up once per slice.
 const Kernels& BestKernels();
 
-// Sum of two packed streams of one width and `words` 64-bit words, a multiple of the width: fields
-// have room for their sums, so this is one addition of long integers. out may be a or b.
+// Adds two packed streams of the same width and of `words` 64-bit words, a multiple of the width.
+// Fields have room for their sums, so this is one addition of long integers. `out` may be a or b.
 void AddPacked(const uint8_t* a, const uint8_t* b, size_t words, uint32_t width, uint8_t* out);
 
 }  // namespace inccl::hbi

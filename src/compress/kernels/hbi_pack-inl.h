@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of 16-bit fields, in element order, to and from packed streams, for one instruction set.
-// Included once per target.
+// Packs vectors of 16-bit fields, in element order, into streams, and back, for one instruction
+// set. Included once per target.
 #include <cstddef>
 #include <cstdint>
 
@@ -15,7 +15,7 @@
 #define INCCL_COMPRESS_KERNELS_HBI_PACK_INL_H_
 #endif
 
-// Targets whose vectors have a size the compiler knows, and at least 128 bits; the others use the
+// Only for targets whose vectors have a fixed size of at least 128 bits; the others use the
 // reference.
 #undef INCCL_HBI_VECTORS
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_HAVE_SCALABLE
@@ -45,7 +45,7 @@ using V64 = hn::Vec<D64>;
 inline constexpr size_t kFields = HWY_LANES(uint16_t);  // per vector
 inline constexpr size_t kGroups = kFields / 8;
 
-// 16 bytes at p, p + w, ..., one group to a 128-bit part.
+// Loads 16 bytes at p, p + w, ...: one group per 128-bit part.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadGroups(D d, const uint8_t* p, uint32_t w) {
   if constexpr (hn::MaxLanes(D()) == 16) {
@@ -58,7 +58,7 @@ HWY_INLINE hn::Vec<D> LoadGroups(D d, const uint8_t* p, uint32_t w) {
   }
 }
 
-// The 128-bit parts, to p, p + w, ...; of each the first w bytes count.
+// Stores the 128-bit parts to p, p + w, ...; the first w bytes of each are valid.
 template <class D>
 HWY_INLINE void StoreGroups(D d, hn::Vec<D> v, uint32_t w, uint8_t* p) {
   if constexpr (hn::MaxLanes(D()) == 16) {
@@ -71,7 +71,7 @@ HWY_INLINE void StoreGroups(D d, hn::Vec<D> v, uint32_t w, uint8_t* p) {
   }
 }
 
-// Fields of kNarrowest..kLastNarrow bits.
+// Unpacks fields of kNarrowest..kLastNarrow bits.
 class NarrowUnpacker {
  public:
   explicit HWY_INLINE NarrowUnpacker(uint32_t w)
@@ -80,7 +80,7 @@ class NarrowUnpacker {
         left_(hn::LoadDup128(D16(), hbi::kPackTables.by_width[w].left)),
         width_(w) {}
 
-  // kFields fields from p on; reads 16 * kGroups bytes.
+  // Returns kFields fields from p on; reads 16 * kGroups bytes.
   HWY_INLINE V16 operator()(const uint8_t* p) const {
     V8 groups = hn::LoadU(D8(), p);
     if constexpr (kGroups > 1) {
@@ -98,7 +98,7 @@ class NarrowUnpacker {
   uint32_t width_;
 };
 
-// Fields of any width.
+// Unpacks fields of any width.
 class WideUnpacker {
  public:
   explicit HWY_INLINE WideUnpacker(uint32_t w)
@@ -132,13 +132,13 @@ class Packer {
         gather_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].gather)),
         gather_second_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].gather_second)),
         width_(w) {
-#if HWY_TARGET > HWY_AVX2 && HWY_ARCH_X86  // no shifts by lane: multiply instead
+#if HWY_TARGET > HWY_AVX2 && HWY_ARCH_X86  // without per-lane shifts: multiply instead
     shifts_ = hn::BitCast(D32(), hn::Set(D64(), uint64_t{1} << 32 | uint64_t{1} << (32 - 2 * w)));
 #endif
   }
 
-  // Writes kGroups * w bytes and up to 16 - w more. Twice the lower half of a pair of lanes is
-  // moved up to its neighbour and both are moved down together.
+  // Writes kGroups * w bytes and up to 16 - w more. Twice, it moves the lower half of a pair of
+  // lanes up to its neighbour and shifts both down together.
   HWY_INLINE void operator()(V16 fields, uint8_t* out) const {
     const int width = static_cast<int>(width_);
     const V32 twos = hn::ShiftRightSame(hn::BitCast(D32(), hn::Mul(fields, times_)), 16 - width);

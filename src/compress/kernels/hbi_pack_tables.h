@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Constants for vectors of packed fields. Eight fields of w bits fill w bytes: a group. A 128-bit
-// part of a vector handles one group, in 16-bit lanes; everything follows from w.
+// Constants for vectors of packed fields. Eight fields of w bits fill w bytes and form a group. A
+// 128-bit part of a vector handles one group, in 16-bit lanes. All constants follow from w.
 #ifndef INCCL_COMPRESS_KERNELS_HBI_PACK_TABLES_H_
 #define INCCL_COMPRESS_KERNELS_HBI_PACK_TABLES_H_
 
@@ -10,23 +10,23 @@
 namespace inccl::hbi {
 
 inline constexpr uint32_t kNarrowest = 1, kWidest = 16;
-inline constexpr uint32_t kLastNarrow = 9;  // up to here a field lies within two bytes
-inline constexpr uint8_t kZeroByte = 0x80;  // of a byte shuffle: gives 0
+inline constexpr uint32_t kLastNarrow = 9;  // the widest field that lies within two bytes
+inline constexpr uint8_t kZeroByte = 0x80;  // index of a byte shuffle that gives 0
 
 struct PackTable {
-  // Narrow fields. Groups at stride w are brought to 128-bit parts by a permutation of 32-bit
-  // words, `spread` takes the two bytes of each field, `left` shifts (by multiplication) what is
+  // Narrow fields. `words` permutes 32-bit words to bring groups at stride w into 128-bit parts,
+  // `spread` takes the two bytes of each field, and `left` shifts (by multiplication) the bits
   // above the field out of the 16-bit lane.
   alignas(64) uint32_t words[16];
   alignas(64) uint8_t spread[64];
   alignas(16) uint16_t left[8];
-  // Wide fields, three bytes: (low >> s) | (next << (8 - s)), the shifts as multiplications.
+  // Wide fields, in three bytes: (low >> s) | (next << (8 - s)), with multiplications as shifts.
   alignas(16) uint8_t spread_low[16];
   alignas(16) uint8_t spread_next[16];
   alignas(16) uint16_t times_low[8];   // high half of the product
   alignas(16) uint16_t times_next[8];  // low half of the product
-  // Packing: of two 64-bit lanes with 4 w bits each, those bytes that follow each other. For odd w
-  // the second comes shifted left by four bits, and `gather_second` takes it.
+  // Packing: joins the bytes of two 64-bit lanes with 4 w bits each. For odd w the second lane is
+  // shifted left by four bits, and `gather_second` takes its bytes.
   alignas(16) uint8_t gather[16];
   alignas(16) uint8_t gather_second[16];
 };
@@ -45,7 +45,7 @@ constexpr PackTable MakePackTable(uint32_t w) {
     }
     t.left[i] = static_cast<uint16_t>(s + w <= 16 ? 1u << (16 - w - s) : 0);
 
-    // s = 0 counts as a shift by 8 of the byte pair one lower.
+    // s = 0 is handled as a shift by 8 of the byte pair one position lower.
     const bool aligned = s == 0;
     const auto pick = [](uint32_t b) { return static_cast<uint8_t>(b < 16 ? b : kZeroByte); };
     t.spread_low[2 * i] = aligned ? (byte == 0 ? kZeroByte : pick(byte - 1)) : pick(byte);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scale codes, quantization and decoding in vectors, for one instruction set. Included once per
-// target, after hbi_pack-inl.h.
+// Computes scale codes, quantizes and decodes in vectors, for one instruction set. Included once
+// per target, after hbi_pack-inl.h.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,7 +28,7 @@ inline constexpr size_t kLanes32 = HWY_LANES(float);
 
 // ---------------------------------------------------------------- scale codes
 
-// In each 128-bit part, the maxima of parts of four vectors: a, b, c, d.
+// In each 128-bit part, the maxima of the corresponding parts of a, b, c and d.
 HWY_INLINE V32 MaxOfFour(V32 a, V32 b, V32 c, V32 d) {
   const V32 ab = hn::Max(hn::InterleaveLower(D32(), a, b), hn::InterleaveUpper(D32(), a, b));
   const V32 cd = hn::Max(hn::InterleaveLower(D32(), c, d), hn::InterleaveUpper(D32(), c, d));
@@ -48,7 +48,7 @@ HWY_INLINE hn::Vec<hn::CappedTag<uint32_t, 4>> MaxOfParts(D, hn::Vec<D> v) {
   }
 }
 
-// Largest magnitude bits of four blocks from x on.
+// The bits of the largest magnitudes of four blocks from x on.
 HWY_INLINE void MaximaOfFourBlocks(const float* x, uint32_t* maxima) {
   const V32 magnitude = hn::Set(D32(), 0x7fffffffu);
   const auto of_block = [&](const float* block) HWY_ATTR {
@@ -129,7 +129,7 @@ HWY_INLINE void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops
 
 // ---------------------------------------------------------------- quantization
 
-// Round to nearest even; magnitudes stay far below 2^31.
+// Rounds to nearest, ties to even; magnitudes stay far below 2^31.
 HWY_INLINE hn::Vec<DI32> RoundToInt(hn::Vec<DF> v) {
 #if HWY_ARCH_X86 && HWY_MAX_BYTES == 64
   return hn::Vec<DI32>{_mm512_cvtps_epi32(v.raw)};
@@ -150,9 +150,9 @@ HWY_INLINE V32 LowBias32Lanes(V32 x) {
   return hn::Xor(x, hn::ShiftRight<16>(x));
 }
 
-// What is above 16 bits of two vectors of fixed-point values, in element order; clamped to
-// [-K, K] and raised by K. Clamping here equals clamping the value to +-65536 K before the offset
-// was added, since the offset is below 65536.
+// The upper 16 bits of two vectors of fixed-point values, in element order, clamped to [-K, K] and
+// raised by K. This equals clamping the value to +-65536 K before the offset is added, since the
+// offset is below 65536.
 HWY_INLINE V16 CodesOfFixed(hn::Vec<DI32> low, hn::Vec<DI32> high, hn::Vec<DI16> k) {
   const auto above =
       hn::BitCast(DI16(), hn::ConcatOdd(D16(), hn::BitCast(D16(), high), hn::BitCast(D16(), low)));
@@ -211,7 +211,7 @@ HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, Sink sink) {
 
 // ---------------------------------------------------------------- decoding
 
-// A sink of fields, kFields at a call, in order.
+// A sink that decodes fields, kFields per call, in order.
 class ToElements {
  public:
   HWY_INLINE ToElements(const hbi::DecodeArgs& args, float* y)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rotation of a superblock, in vectors, for one instruction set: random signs and the
-// Walsh-Hadamard transform. Every element is the outcome of the same additions in the same order as
-// in the reference. Included once per target, after hbi_quantize-inl.h.
+// Rotates a superblock in vectors, for one instruction set: random signs and the Walsh-Hadamard
+// transform. Each element results from the same additions in the same order as in the reference.
+// Included once per target, after hbi_quantize-inl.h.
 #include <cstddef>
 #include <cstdint>
 
@@ -24,7 +24,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using VF = hn::Vec<DF>;
 
-// Lanes i and i ^ kStride exchanged.
+// Exchanges lanes i and i ^ kStride.
 template <size_t kStride>
 HWY_INLINE VF Exchanged(VF v) {
   if constexpr (kStride == 1) {
@@ -38,8 +38,8 @@ HWY_INLINE VF Exchanged(VF v) {
   }
 }
 
-// Sums and differences within vectors, strides kStride and up. a - b is computed as a + -b: no bit
-// of it differs.
+// Sums and differences within vectors, for strides from kStride on. a - b is computed as a + -b,
+// which gives the same bits.
 template <size_t kStride>
 HWY_INLINE VF WithinVector(VF v) {
   if constexpr (kStride >= kLanes32) {
@@ -53,7 +53,7 @@ HWY_INLINE VF WithinVector(VF v) {
   }
 }
 
-// Sums and differences between kVectors vectors, strides of kStride vectors and up.
+// Sums and differences between kVectors vectors, for strides from kStride vectors on.
 template <size_t kVectors, size_t kStride = 1>
 HWY_INLINE void BetweenVectors(VF* v) {
   if constexpr (kStride < kVectors) {
@@ -67,14 +67,14 @@ HWY_INLINE void BetweenVectors(VF* v) {
   }
 }
 
-// The sign bits of elements [16 half, 16 half + 16) of a block, lane by lane, from its hashes.
+// The sign bits of one half of a block's elements, lane by lane, from the block's hashes.
 HWY_INLINE VF SignsOf(V32 hash, bool upper) {
   const V32 bit = hn::Set(D32(), 0x80000000u);
   const V32 raised = upper ? hn::ShiftLeft<15>(hash) : hn::ShiftLeft<31>(hash);
   return hn::BitCast(DF(), hn::And(raised, bit));
 }
 
-// kBack: a result; a NaN has no sign.
+// kBack: x is a result, in which every NaN becomes 7fc00000.
 template <bool kBack>
 HWY_INLINE void ChangeSigns(float* x, uint32_t counter) {
   constexpr size_t kHashes = 16 / kLanes32;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference: one element at a time, as docs/format.md says it.
+// The scalar reference of docs/format.md: one element at a time.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -33,7 +33,7 @@ void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
   }
 }
 
-// Whether element j of block `block` changes its sign.
+// True if element j of block `block` changes its sign.
 bool Negated(uint32_t counter, uint32_t block, uint32_t j) {
   const uint32_t hash = LowBias32(counter + block * 16 + j % 16);
   return ((j < 16 ? hash : hash >> 16) & 1) != 0;
@@ -128,7 +128,7 @@ void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
   }
 }
 
-// The next of several superblocks.
+// Moves on to the next superblock.
 void Advance(QuantizeArgs* args) {
   args->x += kSuperblock;
   args->codes += kBlocks;

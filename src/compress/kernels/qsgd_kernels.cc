@@ -19,7 +19,7 @@ namespace {
 using qsgd::CodeArgs;
 using qsgd::ScaleChoice;
 
-// Arithmetic in fp64, as the reference has it: a vector of 32-bit lanes is two of them.
+// Arithmetic in fp64, like the reference: a vector of 32-bit lanes becomes two vectors.
 using DD = hn::ScalableTag<double>;
 using VD = hn::Vec<DD>;
 using DHalfF = hn::Rebind<float, DD>;
@@ -32,7 +32,7 @@ HWY_INLINE hn::Vec<DI32> TwoHalves(hn::Vec<DHalfI> upper, hn::Vec<DHalfI> lower)
   return hn::Combine(DI32(), upper, lower);
 }
 
-// Towards zero; magnitudes stay far below 2^31.
+// Truncates toward zero; magnitudes stay far below 2^31.
 HWY_INLINE hn::Vec<DHalfI> Truncated(VD v) {
 #if HWY_ARCH_X86 && HWY_MAX_BYTES == 64
   return hn::Vec<DHalfI>{_mm512_cvttpd_epi32(v.raw)};
@@ -45,16 +45,16 @@ HWY_INLINE hn::Vec<DHalfI> Truncated(VD v) {
 #endif
 }
 
-// v > least ? v : least; least where v is NaN.
+// v > least ? v : least, so `least` if v is NaN.
 HWY_INLINE VD AtLeast(VD v, VD least) {
 #if HWY_ARCH_X86
-  return hn::Max(v, least);  // the instruction's second operand is what NaN gives
+  return hn::Max(v, least);  // with NaN the instruction returns its second operand
 #else
   return hn::IfThenElse(hn::Gt(v, least), v, least);
 #endif
 }
 
-// kSeveral: by the element's index; else all have the first.
+// kSeveral: selects by the element's index; else all elements have the first value.
 template <bool kSeveral>
 class Chosen {
  public:
@@ -62,7 +62,7 @@ class Chosen {
       : index_(choice.index), scales_(choice.scales) {
     for (size_t k = 0; k < scales_; ++k) values_[k] = choice.by_scale[k];
   }
-  // Of kDoubles elements from i on.
+  // The values of kDoubles elements from i on.
   HWY_INLINE VD operator()(size_t i) const {
     VD value = Double(values_[0]);
     if constexpr (kSeveral) {
@@ -89,7 +89,7 @@ template <bool kSeveral>
 HWY_INLINE void AddCodesAs(const CodeArgs& args, uint32_t count, uint32_t* sums) {
   const Chosen<kSeveral> factor(args.factor);
   const VD levels = Double(args.levels), lowest = Double(-static_cast<double>(args.levels));
-  // r in [0, 2^32) becomes 2^20 + r / 2^32 where it is the lower mantissa of 2^20.
+  // r in [0, 2^32) as the lower mantissa bits of 2^20 gives 2^20 + r / 2^32.
   const VD offset = Double(0x1p20);
   const V64 above_random = hn::BitCast(D64(), offset);
   const hn::Half<D32> half;
@@ -182,7 +182,7 @@ void Finest(const float* x, const ScaleChoice& factor, uint32_t levels, uint32_t
   const VD most = Double(levels), one = Double(1);
   const auto finest = [&](size_t i) HWY_ATTR {
     const VD magnitude = hn::Abs(hn::PromoteTo(DD(), hn::LoadU(DHalfF(), x + i)));
-    VD scale = hn::Zero(DD());  // those that fit come first
+    VD scale = hn::Zero(DD());  // scales that fit come first
     for (size_t k = 1; k < factor.scales; ++k) {
       const auto fits = hn::Le(hn::Mul(magnitude, Double(factor.by_scale[k])), most);
       scale = hn::Add(scale, hn::IfThenElseZero(fits, one));

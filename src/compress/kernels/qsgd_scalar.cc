@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference: one element at a time, as docs/codecs.md says it.
+// The scalar reference of docs/codecs.md: one element at a time.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -21,7 +21,7 @@ void AddCodes(const CodeArgs& args, uint32_t count, uint32_t* sums) {
   const double levels = args.levels;
   for (uint32_t i = 0; i < count; ++i) {
     const double scaled = static_cast<double>(args.x[i]) * ValueOf(args.factor, i);
-    const double above = scaled > -levels ? scaled : -levels;  // -s for what is not a number
+    const double above = scaled > -levels ? scaled : -levels;  // NaN becomes -s
     const double code = above < levels ? above : levels;
     const uint32_t random = hbi::LowBias32(args.first + args.places[i]);
     sums[i] += static_cast<uint32_t>(static_cast<int32_t>(code + levels + random * 0x1p-32));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The fold of reduce.h for one element type, operation and instruction set. Included once per
-// target, between foreach_target.h's rounds.
+// target by foreach_target.h.
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ HWY_BEFORE_NAMESPACE();
 namespace inccl {
 namespace HWY_NAMESPACE {
 
-// Elements whose lanes are themselves; the counterpart of NarrowElement.
+// Element types that are folded without conversion; the counterpart of NarrowElement.
 template <typename T>
 struct WideElement {
   using Code = T;
@@ -37,7 +37,7 @@ struct WideElement {
   static HWY_INLINE void Store(hn::VFromD<D> value, D d, T* out) {
     hn::StoreU(value, d, out);
   }
-  // Past the caches, to an aligned address.
+  // A non-temporal store to an aligned address.
   template <class D>
   static HWY_INLINE void Stream(hn::VFromD<D> value, D d, T* out) {
     hn::Stream(value, d, out);
@@ -58,8 +58,8 @@ struct ProdOp {
   }
 };
 
-// A NaN in `a` stays, one in `b` is not below `a`'s number and is taken. Equal zeros differ at most
-// in the sign, and `and` of both is +0 unless both are -0.
+// A NaN in `a` stays; one in `b` does not compare as smaller and is taken. Equal zeros differ only
+// in the sign, and the AND of both is +0 unless both are -0.
 struct MaxOp {
   template <class D, class V>
   static HWY_INLINE V Apply(D, V a, V b) {
@@ -86,8 +86,8 @@ struct MinOp {
   }
 };
 
-// The payload of a NaN depends on the order of an instruction's operands, which the compiler
-// chooses; one NaN for all.
+// Replaces all NaNs by one: a NaN's payload depends on the order of an instruction's operands,
+// which the compiler chooses.
 template <class D>
 HWY_INLINE hn::VFromD<D> OneNan(D d, hn::VFromD<D> value) {
   using T = hn::TFromD<D>;
@@ -99,8 +99,8 @@ HWY_INLINE hn::VFromD<D> OneNan(D d, hn::VFromD<D> value) {
   }
 }
 
-// Twice Lanes(d) consecutive elements in two vectors, and back. Which element is in which lane does
-// not matter to a fold. The values stored have been through OneNan.
+// Loads and stores 2 * Lanes(d) consecutive elements in two vectors. A fold does not depend on the
+// order of elements in lanes. OneNan has been applied to stored values.
 template <class Element>
 struct Pair {
   using Code = typename Element::Code;
@@ -117,7 +117,7 @@ struct Pair {
 };
 
 #if HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
-// Even elements in one vector, odd ones in the other: nothing has to cross lanes. (On a
+// Puts even elements into one vector and odd ones into the other, so no data crosses lanes. (On a
 // little-endian machine the even element is the lower half of 32 bits.)
 template <>
 struct Pair<NarrowElement<Bf16>> {
@@ -129,7 +129,7 @@ struct Pair<NarrowElement<Bf16>> {
     *a = hn::BitCast(df, hn::ShiftLeft<16>(both));
     *b = hn::BitCast(df, hn::And(both, hn::Set(du, 0xFFFF0000u)));
   }
-  // The one NaN rounds to its upper half.
+  // The NaN of OneNan rounds to its upper half.
   template <class DF>
   static HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> Rounded(DF, hn::VFromD<DF> value) {
     const hn::RebindToUnsigned<DF> du;
@@ -148,11 +148,9 @@ struct Pair<NarrowElement<Bf16>> {
 };
 #endif  // HWY_TARGET
 
-// One fold.
-//
-// The work is done in strips of four vectors that stay in registers. With many inputs, whose slots
-// tend to lie a multiple of the page size apart, the lines of all inputs would compete for the same
-// few places of the L1 cache; so kGroup inputs at a time are added up over a tile.
+// One fold. It works in strips of four vectors that stay in registers. The slots of many inputs
+// tend to lie a multiple of the page size apart, so their lines would compete for the same few sets
+// of the L1 cache; therefore the fold adds kGroup inputs at a time over a tile.
 template <class Element, class Op, bool kScaled>
 class Fold {
  public:
@@ -187,16 +185,16 @@ class Fold {
   }
 
  private:
-  // Emulated vectors do not live in registers.
+  // Emulated vectors are not held in registers.
   static constexpr bool kStrips = HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR;
-  // Elements that are stored as they are computed.
+  // Non-temporal stores only for elements that are stored without conversion.
   static constexpr bool kStreams = kStrips && !Element::kNarrow;
   static constexpr int kGroup = 8;
   static constexpr size_t kTile = 2048 / sizeof(Lane);  // a multiple of every Strip
 
   template <class D>
   struct Vectors {
-    HWY_INLINE Vectors() {}  // what gcc makes itself is not of this instruction set
+    HWY_INLINE Vectors() {}  // gcc's implicit constructor would lack this instruction set
     hn::VFromD<D> a, b, c, e;
   };
 
@@ -208,7 +206,7 @@ class Fold {
   const Code* In(int input, size_t i) const {
     return static_cast<const Code*>(args_.in[input]) + i;
   }
-  // Of the outputs to be streamed those whose vectors are aligned when the first one's are.
+  // The outputs for non-temporal stores whose vectors are aligned whenever those of the first are.
   static uint64_t Congruent(const ReduceArgs& args) {
     if (!kStreams || args.streamed == 0) return 0;
     const auto beyond = [&](int k) { return reinterpret_cast<uintptr_t>(args.out[k]) % 64; };
@@ -220,7 +218,7 @@ class Fold {
     }
     return congruent;
   }
-  // Elements in front of the first strip, so that vectors of streamed outputs are aligned.
+  // Number of elements before the first strip, so that vectors of these outputs are aligned.
   template <class D>
   size_t BeforeAligned(D d) const {
     if (streamed_ == 0) return 0;

@@ -15,8 +15,8 @@ namespace inccl {
 namespace HWY_NAMESPACE {
 
 // Plain loops, which the compiler vectorizes. The rounded quotient of 32-bit integers in double, or
-// of 8-bit ones in float, truncates to the exact result: where it is not an integer it is further
-// from one than the rounding goes.
+// of 8-bit integers in float, truncates to the exact result: a quotient that is not an integer is
+// further from one than the rounding error.
 template <typename T>
 void Divide(void* data, size_t count, int divisor) {
   auto* values = static_cast<T*>(data);

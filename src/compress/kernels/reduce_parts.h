@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two halves of FindReduce, apart so that they compile side by side.
+// The two halves of FindReduce, in separate files so that they compile in parallel.
 #ifndef INCCL_COMPRESS_KERNELS_REDUCE_PARTS_H_
 #define INCCL_COMPRESS_KERNELS_REDUCE_PARTS_H_
 

@@ -15,8 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace inccl {
 namespace HWY_NAMESPACE {
 
-// Products of integers that vectors lack: plain loops over a tile, which the compiler vectorizes
-// where it can. U is the unsigned type; the arithmetic is in one that does not promote to int.
+// Products of integers, which vectors lack: plain loops over a tile, which the compiler vectorizes
+// if it can. U is the unsigned type; Wide is a type that does not promote to int.
 template <typename U>
 void ProdLoop(const ReduceArgs& args) {
   using Wide = std::conditional_t<sizeof(U) < 4, uint32_t, U>;
@@ -37,7 +37,7 @@ void ProdLoop(const ReduceArgs& args) {
   }
 }
 
-// Sums with factors are rare, and products are what vectors lack: plain loops again.
+// Sums with factors are rare and need products, which vectors lack: plain loops as well.
 template <typename U>
 void PreMulSumLoop(const ReduceArgs& args) {
   using Wide = std::conditional_t<sizeof(U) < 4, uint32_t, U>;
@@ -61,7 +61,7 @@ void PreMulSumLoop(const ReduceArgs& args) {
   }
 }
 
-// Sums and products do not care for the sign: unsigned, whose overflow is defined.
+// Sums and products have the same bits for signed and unsigned types; unsigned overflow is defined.
 template <typename T>
 ReduceFn FindInteger(ReduceOp op) {
   using U = std::make_unsigned_t<T>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies past the caches: for results that are larger than a cache holds. A line that is written
-// whole is not read from memory first, and nothing that is still needed makes room for it.
+// Copies with non-temporal stores, for data larger than the caches. The processor does not read a
+// line that is written completely, and the stores do not evict other data from the caches.
 #ifndef INCCL_COMPRESS_KERNELS_STREAM_H_
 #define INCCL_COMPRESS_KERNELS_STREAM_H_
 
@@ -9,7 +9,7 @@
 
 namespace inccl {
 
-// As memcpy. What is copied is ordered before whatever the caller stores next. Thread-safe.
+// Like memcpy. The copy is ordered before later stores of the caller. Thread-safe.
 void StreamCopy(void* to, const void* from, size_t bytes);
 
 }  // namespace inccl
