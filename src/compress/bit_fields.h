@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Unsigned fields of one width, at most 32 bits, as one little-endian bit string: field j is bits
-// j * width to (j + 1) * width - 1, bit 0 the lowest of the first byte. What is left of the last
-// byte is zero.
+// Packs unsigned fields of one width, at most 32 bits, into a little-endian bit string: field j is
+// bits j * width to (j + 1) * width - 1, where bit 0 is the lowest of the first byte. The unused
+// bits of the last byte are zero.
 #ifndef INCCL_COMPRESS_BIT_FIELDS_H_
 #define INCCL_COMPRESS_BIT_FIELDS_H_
 
@@ -20,7 +20,7 @@ constexpr uint32_t FieldBytes(uint32_t count, uint32_t width) { return (count * 
 
 namespace fields {
 
-// Values are handled eight at a time, `width` bytes, through memory with room behind it.
+// The code handles eight values (`width` bytes) at a time, in memory with room behind it.
 inline constexpr uint32_t kMost = 256;
 inline constexpr uint32_t kRoom = kMost * 4 + 32;
 
@@ -52,7 +52,7 @@ void UnpackEight(const std::byte* in, uint32_t width, Value* v) {
   uint64_t low = 0, high = 0;
   std::memcpy(&low, in, 8);
   std::memcpy(&high, in + half / 8, 8);
-  // Up to four bits of the first half, then at most 60.
+  // Drop up to four bits of the first half; at most 60 bits remain.
   high >>= half % 8;
   for (uint32_t j = 0; j < 4; ++j) v[j] = static_cast<Value>(low >> (j * width) & mask);
   for (uint32_t j = 0; j < 4; ++j) v[4 + j] = static_cast<Value>(high >> (j * width) & mask);
@@ -60,10 +60,10 @@ void UnpackEight(const std::byte* in, uint32_t width, Value* v) {
 
 }  // namespace fields
 
-// At most 256 values, which have no bits above `width`.
+// Packs at most 256 values, which have no bits above `width`.
 template <typename Value>
 void PackFields(const Value* values, uint32_t count, uint32_t width, std::byte* out) {
-  if (count == 0) return;  // of nothing, maybe to nowhere
+  if (count == 0) return;  // `out` may be nullptr
   std::byte packed[fields::kRoom];
   uint32_t i = 0;
   if (width > 0 && width < 16) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every codec asks of an operation before it touches a byte: ranges of whole superblocks
-// inside the call, forms that the collective has, contributions that add up, lengths that are due.
-// A codec on top of it sees only operations that make sense.
+// The checks that every codec makes before it touches a byte: the range consists of whole
+// superblocks inside the call, the collective has these forms, the contributions add up, and the
+// lengths are right. A derived codec sees only valid operations.
 #ifndef INCCL_COMPRESS_CHECKED_STATE_H_
 #define INCCL_COMPRESS_CHECKED_STATE_H_
 
@@ -14,11 +14,11 @@ namespace inccl {
 
 const char* Name(Form form);
 
-// Whether calls of this collective end in this form, or hand it on.
+// True if calls of this collective produce or forward this form.
 bool Travels(Collective collective, Form form);
 
-// Whether codec `name` can sum such calls: all-reduce and reduce-scatter by sum or average,
-// all-gather; float32, float16, bfloat16, float64; 2 ranks or more.
+// OK for the calls that most codecs support: all-reduce and reduce-scatter by sum or average, and
+// all-gather; float32, float16, bfloat16, float64; 2 ranks or more. `name` is the codec's.
 Status CheckFloatCall(const char* name, Collective collective, DataType type, ReduceOp op,
                       int nranks);
 
@@ -32,21 +32,22 @@ class CheckedState : public CodecState {
 
   explicit CheckedState(const char* name) : name_(name) {}
 
-  // call() is set and not yet known to make sense for this codec.
+  // Checks and prepares call(), which Begin has set.
   virtual Status OnBegin() = 0;
-  // The one length that a payload (kSum, kResult) of this range has; kSelfDescribing: its contents
-  // say. Then Fold checks what it reads and writes, and sets the outputs' bytes.
+  // The length of a payload (kSum, kResult) of this range. kSelfDescribing: the content determines
+  // it; then Fold checks what it reads and writes and sets the outputs' bytes.
   virtual uint64_t PayloadBytes(const Range& range, const Format& format) const = 0;
-  // Inputs are kInput and kSum, of `contributions` ranks in all; outputs kSum of as many and, where
-  // these are all, kResult and kOutput. An output may be an input's memory.
+  // Inputs are kInput and kSum, of `contributions` ranks in total. Outputs are kSum of as many
+  // contributions and, for a complete sum, kResult and kOutput. An output may share an input's
+  // memory.
   virtual Status Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
                       std::span<Term> outputs) = 0;
-  // A result into elements of the call's type.
+  // Decodes a result into elements of the call's type.
   virtual Status DecodeResult(const Range& range, const Term& payload, std::byte* elements) = 0;
-  // outputs[0] is kSide.
+  // Combines side information; outputs[0] is kSide.
   virtual Status Side(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
 
-  // What Combine checks before Fold and before a result is decoded and handed on; outputs get their
+  // The checks of Combine before it folds, or decodes and forwards a result. They set the outputs'
   // lengths.
   Status CheckOperation(const Range& range, std::span<const Term> inputs,
                         std::span<const Term> outputs) const;
@@ -82,11 +83,11 @@ class CheckedState : public CodecState {
   uint64_t segments_ = 0;
 };
 
-// Copies what the first output of form `form` holds to the others of that form.
+// Copies the first output of form `form` to the other outputs of that form.
 void CopyToOthers(Form form, std::span<Term> outputs);
-// Copies a payload to all outputs that are not elements, of its length.
+// Copies a payload to all outputs that are not elements; their bytes give its length.
 void CopyPayload(const std::byte* payload, std::span<Term> outputs);
-// The first output of this form, or null.
+// The first output of this form, or nullptr.
 Term* FindOutput(Form form, std::span<Term> outputs);
 
 }  // namespace inccl

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What travels. A codec turns elements into payloads, sums payloads, and turns sums into elements,
-// all through one operation: outputs = combine(inputs), over a range of elements, straight from
-// slot to slot. A schedule says which form every operand has; the codec alone knows what bytes a
-// form is made of.
+// The interface of codecs. A codec turns elements into payloads, sums payloads, and turns sums into
+// elements, all by one operation over a range of elements: outputs = Combine(inputs), directly from
+// slot to slot. The schedule chooses the form of every operand; only the codec knows the bytes of a
+// form.
 //
-// Adding a codec: one file with a Codec and a CodecState, one line in registry.cc, one row in the
-// codecs' test table.
+// A new codec needs one file with a Codec and a CodecState, one line in registry.cc, and one entry
+// in the codecs' test table.
 #ifndef INCCL_COMPRESS_CODEC_H_
 #define INCCL_COMPRESS_CODEC_H_
 
@@ -22,35 +22,34 @@
 
 namespace inccl {
 
-// What an operand holds.
+// The content of an operand.
 enum class Form : uint8_t {
   kInput,   // this rank's elements in the caller's type: one contribution
   kOutput,  // the caller's result, in the caller's type
   kSum,     // a partial sum of `contributions` ranks, in the codec's representation
-  kResult,  // the final value on its way to the ranks, in the codec's representation, forwarded
-            // verbatim
-  kSide,    // side information (hbi: scale codes, combined by MAX); see Codec::has_side_phase
-            // (`contributions`: 1 in the second side phase)
+  kResult,  // the final value in the codec's representation; ranks forward it unchanged
+  kSide,    // side information (hbi: scale codes, combined by MAX), see Codec::has_side_phase;
+            // `contributions` is 1 in the second side phase
 };
 
 struct Format {
   Form form = Form::kInput;
-  uint16_t contributions = 0;  // kSum: how many ranks are in it
+  uint16_t contributions = 0;  // kSum: number of ranks in the sum
   friend bool operator==(const Format&, const Format&) = default;
 };
 
-// An operand bound to memory. As an input `bytes` is the length of the payload; as an output it is
-// the capacity, and Combine replaces it by the length written. Memory of kInput and kOutput holds
-// range.count elements. An output of form kSide with data == nullptr is the codec's own state (the
-// agreed side information).
+// An operand bound to memory. For an input `bytes` is the length of the payload; for an output it
+// is the capacity, which Combine replaces by the written length. Memory of kInput and kOutput holds
+// range.count elements. An output of form kSide with data == nullptr is the codec's own state, i.e.
+// the agreed side information.
 struct Term {
   Format format;
   std::byte* data = nullptr;  // inputs are only read
   uint32_t bytes = 0;
 };
 
-// Elements [first, first + count) of one vector of CallDesc::count elements. Calls are about one
-// vector (segment 0) or several (SegmentsOf).
+// Elements [first, first + count) of one vector of CallDesc::count elements. A call has one vector
+// (segment 0) or several (SegmentsOf).
 struct Range {
   uint32_t segment = 0;
   uint64_t first = 0;  // a multiple of kSuperblock
@@ -58,24 +57,24 @@ struct Range {
 };
 
 inline constexpr uint32_t kBlock = 32;  // elements that share a scale
-inline constexpr uint32_t kSuperblock =
-    256;  // elements that share a width; the grain of all chunking
+// Elements that share a width. Chunks and slices consist of whole superblocks.
+inline constexpr uint32_t kSuperblock = 256;
 inline constexpr uint32_t kWindow = 1u << 20;  // elements that share a plan
 
 struct CallDesc {
   Collective collective = Collective::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
-  Scalar scalar{};  // kPreMulSum: what this rank's elements are multiplied by
+  Scalar scalar{};  // kPreMulSum: factor of this rank's elements
   int nranks = 1;
   int rank = 0;
   uint64_t count = 0;  // elements of one vector (of one segment)
   uint64_t seed = 0;
   uint64_t step = 0;
-  // The result is larger than what caches hold: write it past them where that is possible.
+  // Use non-temporal stores for the result, which is larger than the caches.
   bool stream = false;
-  // Payloads are written for other cores, more of them than what caches hold, and are in nobody's
-  // way there: likewise.
+  // Use non-temporal stores for payloads: other cores read them, and all together they are larger
+  // than the caches.
   bool stream_payloads = false;
 };
 
@@ -88,21 +87,22 @@ struct CodecStats {
 
 class DeviceWork;  // compress/device_work.h
 
-// The state of one call on one rank. Used by one thread at a time; reused from call to call, so
-// that a warm call allocates nothing.
+// The state of one call on one rank. One thread at a time uses it. Later calls reuse it, so that a
+// warm call allocates nothing.
 class CodecState {
  public:
   virtual ~CodecState() = default;
   virtual Status Begin(const CallDesc& call) = 0;
-  // outputs = fold of inputs in the order they stand. Several outputs of one format get the same
-  // bytes. A payload whose length is not what this rank expects is an error (kInternalError naming
-  // both lengths), never read past its end.
+  // outputs = fold of the inputs in their order. Outputs of the same format get the same bytes. A
+  // payload of an unexpected length is an error (kInternalError with both lengths); Combine never
+  // reads past its end.
   virtual Status Combine(const Range& range, std::span<const Term> inputs,
                          std::span<Term> outputs) = 0;
-  // Combine in two halves, where elements (kInput, kOutput) are in memory of a device. Launch
-  // checks what Combine checks and launches kernels; false: there are none for this, and nothing
-  // has been done. When they are done Complete does what is left: copies, checksums, the lengths of
-  // the outputs. In between come the halves of other Combines, of other ranges or forms.
+  // Combine in two halves, for elements (kInput, kOutput) in device memory. Launch makes the checks
+  // of Combine and launches kernels; it returns false, without any effect, if there are no kernels
+  // for these operands. After the kernels have finished, the engine calls Complete for the rest:
+  // copies, checksums, the lengths of the outputs. Halves of other Combines, for other ranges or
+  // forms, may come in between.
   virtual Result<bool> Launch(const Range& /*range*/, std::span<const Term> /*inputs*/,
                               std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
     return false;
@@ -111,67 +111,65 @@ class CodecState {
                           std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
     return Status::Ok();
   }
-  // Whether a peer may use the caller's memory in the place of a payload: the payload kSum of one
-  // contribution is the input as it stands; kResult is the output.
+  // Whether a peer may read the caller's memory instead of a payload (zero copy): a kSum of one
+  // contribution has the bytes of the input, and kResult those of the output.
   virtual bool InputIsPayload() const { return false; }
   virtual bool ResultIsPayload() const { return false; }
-  // Whether the consumer of such a kSum may take the producer's input in its place, as an operand
-  // of its own (kInput): what is done to inputs is the same on all ranks.
+  // Whether the consumer of such a kSum may use the producer's input as a kInput operand instead,
+  // because all ranks process inputs in the same way.
   virtual bool InputsAreAlike() const { return InputIsPayload(); }
   // Ends the call; stats may be null.
   virtual void Finish(CodecStats* stats) = 0;
 };
 
-// Which of the schedules can run a codec.
+// The schedules that can run a codec.
 struct Route {
   enum class Kind : uint8_t { kAny, kTwoShot, kRing };
   Kind kind = Kind::kAny;
-  const char* because = "";  // what of the specification asks for it
-  int group = 0;             // kTwoShot: so many ranks may add up before an owner does; 0: none
+  const char* because = "";  // the part of the specification that requires it
+  int group = 0;  // kTwoShot: number of ranks that may sum up before the owner does; 0: none
 };
 
-// Immutable, made from a canonical spec, shared by all calls and threads.
+// An immutable codec, made from a canonical specification. All calls and threads share it.
 class Codec {
  public:
   virtual ~Codec() = default;
-  // Canonical: every key, sorted. Equal specs mean equal bytes.
+  // The canonical specification: every key, sorted. Equal specs mean equal bytes.
   virtual const std::string& spec() const = 0;
-  // Whether calls of this kind can go through this codec; the message says why not.
+  // OK if the codec supports such calls; else the message says why not.
   virtual Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const = 0;
-  // Whether this specification can hold what it promises in such calls, whatever their type and
-  // operation; where not, a call is refused rather than run uncompressed. The message names the
-  // key.
+  // OK if this specification can be met in such calls, for every type and operation. Else the
+  // library refuses the call instead of running it uncompressed. The message names the key.
   virtual Status Fits(Collective /*collective*/, int /*nranks*/) const { return Status::Ok(); }
-  // True: the schedule runs a phase on side lanes, row by row ahead of the data, in which all ranks
-  // get the side information of every segment: where something is reduced that of all ranks
-  // together, else its sender's. kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
+  // If true, the schedule runs a phase on side lanes, one window ahead of the data, which gives all
+  // ranks the side information of every segment: in reductions that of all ranks combined, else the
+  // sender's. Operations: kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
   virtual bool has_side_phase() const = 0;
   virtual Route route() const { return {}; }
-  // True: a payload is about a whole chunk of a row, so a chunk is one slice.
+  // If true, a payload covers a whole chunk of a window, so a chunk is one slice.
   virtual bool whole_chunks() const { return false; }
-  // True: another such phase follows, row by row between the first and the data.
+  // If true, a second side phase follows for each window, between the first one and the data.
   virtual bool has_second_side_phase() const { return false; }
-  // Bytes of the side information of `count` elements of a row, at most (of either phase).
+  // Upper bound of the side information of `count` elements of a window in either phase, in bytes.
   virtual uint32_t SideBytes(uint32_t count) const {
     return (count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0)) * (kSuperblock / kBlock);
   }
-  // Of a payload of this form in the reference algorithm of `bits`: bytes that these do not count
-  // (hbi: checksums, what parts say of themselves).
+  // Bytes of a payload of this form that Bound's `bits` do not count (hbi: checksums, part
+  // summaries).
   virtual uint32_t UncountedBytes(Form /*form*/) const { return 0; }
-  // Elements of one row of the schedule (a window of a vector). 0: any.
+  // Elements of one window of the schedule; 0: any number.
   virtual uint64_t window_elements() const = 0;
-  // Upper bound of the payload of `count` elements in any form this codec uses on data lanes, in
-  // bytes.
+  // Upper bound of the payload of `count` elements in any form on data lanes, in bytes.
   virtual uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const = 0;
   virtual uint64_t min_bytes() const { return 0; }
-  // A priori: bits per element and phase that a reference algorithm sends (0: those of the type, or
-  // fewer), and the bound on the absolute error of an element of the sum relative to n times the
-  // largest max|x| of its block over the ranks; where nothing is reduced, to the sender's. 0 for a
-  // lossless codec. For codecs without scales per block docs/codecs.md says what stands for a
-  // block.
+  // A-priori values. `bits`: per element and phase that a reference algorithm sends (0: those of
+  // the type, or fewer). `relative_error`: bound on the absolute error of an element of the sum,
+  // relative to n times the largest max|x| of its block over the ranks (without a reduction: to the
+  // sender's max|x|); 0 for a lossless codec. docs/codecs.md says what a block is for codecs
+  // without scales per block.
   virtual void Bound(Collective collective, int nranks, double* bits,
                      double* relative_error) const = 0;
-  // Of an all-reduce.
+  // The same for an all-reduce.
   void Bound(int nranks, double* bits, double* relative_error) const {
     Bound(Collective::kAllReduce, nranks, bits, relative_error);
   }
@@ -181,7 +179,7 @@ class Codec {
 // Parses "name:key=value,...". Errors name the key or value.
 Result<std::shared_ptr<const Codec>> MakeCodec(std::string_view spec);
 
-// The codec "none": elements travel as they are and are reduced by the call's operation.
+// The codec "none": elements travel unchanged, and the call's operation reduces them.
 const std::shared_ptr<const Codec>& IdentityCodec();
 
 }  // namespace inccl

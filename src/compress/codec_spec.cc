@@ -17,7 +17,7 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsNameChar(char c) { return IsLower(c) || IsDigit(c) || c == '_'; }
 bool IsValueChar(char c) { return IsNameChar(c) || IsUpper(c) || c == '.' || c == '+' || c == '-'; }
 
-// Text for an error: never longer than a line, control and non-ASCII bytes as hex.
+// Prepares text for an error message: at most one line, control and non-ASCII bytes as hex.
 std::string Show(std::string_view text) {
   std::string shown;
   for (const char c : text.substr(0, 80)) {

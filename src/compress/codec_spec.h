@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The text of a codec specification, "name:key=value,...", before anybody knows what its keys mean.
+// Parses the text of a codec specification, "name:key=value,...", without knowing its keys.
 // Grammar (docs/format.md): name and keys are lower-case letters, digits and '_', starting with a
-// letter; values are letters, digits, '.', '_', '+' and '-'. No blanks, no empty items, no key
-// twice.
+// letter; values are letters, digits, '.', '_', '+' and '-'. Blanks, empty items and repeated keys
+// are errors.
 #ifndef INCCL_COMPRESS_CODEC_SPEC_H_
 #define INCCL_COMPRESS_CODEC_SPEC_H_
 
@@ -25,20 +25,20 @@ class CodecSpec {
   static constexpr size_t kMaxName = 32;   // of a codec and of a key
   static constexpr size_t kMaxValue = 64;  // bytes of a value
 
-  // kInvalidArgument that shows what is wrong and where.
+  // A kInvalidArgument shows what is wrong and where.
   static Result<CodecSpec> Parse(std::string_view text);
 
   const std::string& name() const { return name_; }
-  // The value of `key`, or null.
+  // The value of `key`, or nullptr.
   const std::string* Find(std::string_view key) const;
 
-  // An error for the first key that is not in `keys`; it names key, value and the keys there are.
+  // Fails at the first key that is not in `keys`, naming key, value and the allowed keys.
   Status AllowOnly(std::span<const std::string_view> keys) const;
 
-  // Typed values; `fallback` where the key is absent. Errors name key, value and what is allowed.
+  // Typed values; `fallback` if the key is absent. Errors name key, value and the allowed values.
   Result<uint64_t> Integer(std::string_view key, uint64_t fallback, uint64_t low,
                            uint64_t high) const;
-  // A decimal number in whole eighths, times 8: "5.5" is 44.
+  // Eight times a decimal number that is a multiple of 1/8: "5.5" is 44.
   Result<uint64_t> Eighths(std::string_view key, uint64_t fallback8, uint64_t low8,
                            uint64_t high8) const;
   // The index of the value in `choices`.
@@ -50,7 +50,7 @@ class CodecSpec {
   std::vector<std::pair<std::string, std::string>> items_;
 };
 
-// A number of eighths as it stands in a canonical spec: 44 is "5.5".
+// Formats a number of eighths for a canonical specification: 44 is "5.5".
 std::string FormatEighths(uint64_t eighths);
 
 }  // namespace inccl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The makers that registry.cc lists: from a specification to a codec, or an error that names the
-// key and the value.
+// The factory functions that registry.cc lists. Each makes a codec from a specification; errors
+// name the key and the value.
 #ifndef INCCL_COMPRESS_CODECS_H_
 #define INCCL_COMPRESS_CODECS_H_
 

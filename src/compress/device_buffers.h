@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the kernels of one Combine read and write payloads: in slots where they reach them, else in
-// Scratch. The first error is kept, and whatever is asked for after it is null.
+// Finds the memory in which the kernels of one Combine read and write payloads: the slots if
+// kernels reach them, else Scratch. The first error sticks; later requests return nullptr.
 #ifndef INCCL_COMPRESS_DEVICE_BUFFERS_H_
 #define INCCL_COMPRESS_DEVICE_BUFFERS_H_
 
@@ -17,7 +17,7 @@ namespace inccl {
 class DeviceBuffers {
  public:
   explicit DeviceBuffers(DeviceWork* work) : work_(work) {}
-  // What else has gone wrong.
+  // Records another error.
   void Fail(const Status& status) {
     if (status_.ok()) status_ = status;
   }
@@ -25,13 +25,13 @@ class DeviceBuffers {
   std::byte* Scratch(size_t bytes);
   // Scratch with a copy of these bytes.
   std::byte* Copy(const void* from, size_t bytes);
-  // A payload of the host's, where kernels find it at a multiple of `alignment`; nullptr where it
-  // has no bytes.
+  // The address at which kernels read a payload in host memory, a multiple of `alignment`; nullptr
+  // for an empty payload.
   std::byte* In(const std::byte* payload, size_t bytes, size_t alignment);
-  // Where kernels write a payload, of at least one byte, that is wanted at `*host`. `*host` becomes
-  // where the host will find it, with room for `behind` more bytes.
+  // The address at which kernels write a payload of at least one byte that is wanted at *host. Sets
+  // *host to the place where the host will find it, with room for `behind` more bytes.
   std::byte* Out(std::byte** host, size_t bytes, size_t alignment, size_t behind);
-  // Unless there has been an error.
+  // Runs `launch` unless there has been an error.
   Status Run(const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) const {
     return status_.ok() ? work_->Run(launch) : status_;
   }
@@ -43,7 +43,7 @@ class DeviceBuffers {
   Status status_;
 };
 
-// Whether elements or codes of this size can be there.
+// True if `memory` is aligned for elements or codes of this size.
 inline bool IsAlignedTo(const void* memory, size_t size) {
   return reinterpret_cast<uintptr_t>(memory) % size == 0;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a codec's state gets to work on elements in memory of a device: kernels, and memory of the
-// host that they reach. One for each Combine that is under way (CodecState::Launch).
+// The interface through which a codec's state works on elements in device memory: kernels, and host
+// memory that kernels access. One object per Combine in progress (CodecState::Launch).
 #ifndef INCCL_COMPRESS_DEVICE_WORK_H_
 #define INCCL_COMPRESS_DEVICE_WORK_H_
 
@@ -19,24 +19,24 @@ namespace inccl {
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
-  // Memory of the host that kernels reach at the same address, aligned to 256 bytes, until the
-  // Combine has landed.
+  // Host memory that kernels access at the same address, aligned to 256 bytes. It is valid until
+  // the Combine is complete.
   virtual Result<std::byte*> Scratch(size_t bytes) = 0;
-  // Where kernels reach memory of the host, as that of a slot; nullptr: nowhere, and what they read
-  // or write has to be in Scratch.
+  // The address at which kernels access host memory, e.g. of a slot. nullptr: they cannot, so their
+  // data must be in Scratch.
   virtual std::byte* Reach(const std::byte* host, size_t bytes) = 0;
-  // True: this is memory of a device, elements or a payload that a peer has lent, which kernels
-  // reach where it is and the processor does not.
+  // True if this is device memory (elements, or a peer's registered buffer), which kernels access
+  // in place and the processor cannot.
   virtual bool OnDevice(const std::byte* memory, size_t bytes) const = 0;
-  // A copy in the device's memory of what never changes, made at the first call with this address.
-  // `owner` holds the bytes, and is held as long as the copy is there: their address names them.
+  // A copy of constant data in device memory, made at the first call with this address. `owner`
+  // keeps the bytes alive and is kept as long as the copy, so that the address stays unique.
   virtual Result<const std::byte*> Constant(std::span<const std::byte> bytes,
                                             const std::shared_ptr<const void>& owner) = 0;
-  // Calls `launch` at once; its kernels run in the order of the calls.
+  // Calls `launch` immediately; the kernels run in the order of the calls.
   virtual Status Run(
       const std::function<int(const cuda::Launchers& kernels, void* stream)>& launch) = 0;
 
-  // What Launch wants to tell Complete.
+  // Values that Launch passes to Complete.
   std::array<std::byte*, 4> kept{};
 };
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The narrow floating-point types and fp32, one element at a time: the reference that the vector
-// conversions of kernels/convert.h equal bit for bit.
+// Conversions between the narrow floating-point types and fp32, one element at a time: the
+// reference that the vector conversions of kernels/convert.h match bit for bit.
 //
 //   fp16   IEEE 754 binary16: 5 exponent bits, 10 mantissa bits
 //   bf16   the upper half of fp32: 8, 7
 //   e5m2   OCP 8-bit floating point (OFP8, revision 1.0): 5, 2; infinities as in IEEE 754
 //   e4m3   OFP8: 4, 3; no infinity, NaN is 0x7F and 0xFF, the largest value 448
 //
-// To fp32 is exact. From fp32 rounds to nearest, ties to even; the sign survives always. What
-// rounds beyond the largest value becomes infinity, in e4m3 NaN (for e4m3 the next value would be
-// 480, its code is NaN's). NaN stays NaN: fp16 and bf16 keep the leading payload bits and set the
-// quiet bit, as the conversion instructions of CPUs do; e5m2 and e4m3 write 0x7F. Round-to-nearest
-// is assumed to be the mode of the floating-point environment.
+// Conversion to fp32 is exact. Conversion from fp32 rounds to nearest, ties to even, and always
+// keeps the sign. Values that round beyond the largest one become infinity, in e4m3 NaN (its next
+// value would be 480, whose code is NaN). NaN stays NaN: fp16 and bf16 keep the leading payload
+// bits and set the quiet bit, like the conversion instructions of CPUs; e5m2 and e4m3 write 0x7F.
+// The floating-point environment must be in round-to-nearest mode.
 #ifndef INCCL_COMPRESS_FLOAT_TYPES_H_
 #define INCCL_COMPRESS_FLOAT_TYPES_H_
 
@@ -21,8 +21,9 @@
 
 namespace inccl {
 
-// A sign, kExponentBits and kMantissaBits below 8 and 23. With kInfinity the all-ones exponent
-// holds infinity and NaN; without, only the all-ones code is NaN. kPayload: NaN keeps its payload.
+// A type with a sign, kExponentBits < 8 and kMantissaBits < 23. With kInfinity the all-ones
+// exponent holds infinity and NaN; without it only the all-ones code is NaN. kPayload: NaN keeps
+// its payload.
 template <typename Bits, int kExponentBits, int kMantissaBits, bool kInfinity, bool kPayload>
 struct SmallFloat {
   using Code = Bits;
@@ -30,7 +31,7 @@ struct SmallFloat {
   static constexpr bool kKeepsPayload = kPayload;
   static constexpr int kMantissa = kMantissaBits;
   static constexpr int kSignShift = 31 - (kExponentBits + kMantissaBits);  // to fp32's sign
-  static constexpr int kShift = 23 - kMantissaBits;  // from this mantissa to fp32's
+  static constexpr int kShift = 23 - kMantissaBits;                        // to fp32's mantissa
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   static constexpr uint32_t kMagnitude = (1u << (kExponentBits + kMantissaBits)) - 1;
   // Infinity's code, or NaN's where there is no infinity.
@@ -39,8 +40,8 @@ struct SmallFloat {
   // The largest number.
   static constexpr float Largest() { return Decode(static_cast<Bits>(kTop - 1)); }
   static constexpr uint32_t kNan = kPayload ? kTop | (1u << (kMantissaBits - 1)) : kMagnitude;
-  // The rest are bits of fp32: this bias seen as an exponent of fp32, the smallest normal value,
-  // the value that kTop would be if it were a number, and the number whose last bit is the smallest
+  // The following are bits of fp32: this type's bias as an exponent of fp32, the smallest normal
+  // value, the value of kTop if it were a number, and the number whose last bit is the smallest
   // denormal.
   static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
   static constexpr uint32_t kMinNormal = kRebias + (1u << 23);
@@ -87,7 +88,7 @@ using Fp16 = SmallFloat<uint16_t, 5, 10, true, true>;
 using Fp8E4m3 = SmallFloat<uint8_t, 4, 3, false, false>;
 using Fp8E5m2 = SmallFloat<uint8_t, 5, 2, true, false>;
 
-// A finite value beyond the largest one of a type becomes that; infinity and NaN stay.
+// Clamps finite values to the largest one of a type; infinity and NaN stay.
 constexpr float SaturatedTo(float x, float largest) {
   const uint32_t sign = std::bit_cast<uint32_t>(x) & 0x80000000u;
   const uint32_t magnitude = std::bit_cast<uint32_t>(x) ^ sign;

@@ -14,7 +14,7 @@
 namespace inccl {
 namespace {
 
-// Bytes that are written to every output while they are in the L1 cache.
+// A tile is written to every output while it is in the L1 cache.
 constexpr uint32_t kTileBytes = 16 * 1024;
 
 Status CheckCall(DataType type, ReduceOp op, int nranks) {
@@ -53,7 +53,7 @@ bool IsPayload(const Term& term) {
   return term.format.form == Form::kSum || term.format.form == Form::kResult;
 }
 
-// Below this a copy past the caches costs more than it saves.
+// Below this size non-temporal stores cost more than they save.
 constexpr uint32_t kLeastStreamed = 4096;
 
 bool Streams(const CallDesc& call, const Term& output) {
@@ -206,8 +206,8 @@ void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
   reduce_(args);
 }
 
-// Sums go to the outputs of form kSum and to one of the others, where they are divided and whence
-// they are copied to the rest.
+// Writes sums to the outputs of form kSum and to one other output, divides them there and copies
+// that one to the remaining outputs.
 void IdentityState::FoldAndDivide(uint32_t count, std::span<const Term> inputs,
                                   std::span<const Term> outputs) const {
   const size_t size = SizeOf(call_.type);
@@ -264,12 +264,12 @@ class NoneCodec final : public Codec {
   }
   bool has_side_phase() const override { return false; }
   uint64_t window_elements() const override { return 0; }
-  // Exact below 4 GiB, which is as much as one step can handle.
+  // Exact below 4 GiB, the limit of one step.
   uint32_t MaxBytes(DataType type, int, uint32_t count) const override {
     return static_cast<uint32_t>(
         std::min<uint64_t>(uint64_t{count} * SizeOf(type), std::numeric_limits<uint32_t>::max()));
   }
-  // 0 bits: those of the type.
+  // 0 bits stands for the bits of the type.
   void Bound(Collective, int, double* bits, double* relative_error) const override {
     *bits = 0;
     *relative_error = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What IdentityState does where its inputs are in memory of devices, its own and lent ones: one
-// kernel, with the same checks and the same bytes as Combine. The rest may lie in slots.
+// IdentityState for inputs in device memory, its own and peers' registered buffers: one kernel,
+// with the same checks and the same bytes as Combine. Other operands may lie in slots.
 #include <algorithm>
 
 #include "compress/device_buffers.h"
@@ -17,13 +17,12 @@ Result<bool> IdentityState::Launch(const Range& range, std::span<const Term> inp
   if (Status s = Check(range, inputs, outputs, &bytes); !s.ok()) return s;
   if (bytes == 0 || outputs.size() > cuda::kMaxReduced) return false;
   const Step step = StepOf(inputs, outputs);
-  // A kernel writes the same to all outputs, sums or what they are divided to.
+  // A kernel writes the same values to all outputs: either sums or quotients.
   const bool sums = std::any_of(outputs.begin(), outputs.end(), [](const Term& output) {
     return output.format.form == Form::kSum;
   });
   if (step == Step::kCopy || (step == Step::kFoldAndDivide && sums)) return false;
-  // One is a rank's own. Sums of what is in slots are made by the processor, where there are no
-  // others.
+  // With one input on the device (the rank's own) and others in slots, the processor adds instead.
   const auto on_device = [&](const Term& term) { return work->OnDevice(term.data, bytes); };
   const auto there = std::count_if(inputs.begin(), inputs.end(), on_device);
   if (there < 2 && static_cast<size_t>(there) != inputs.size()) return false;
@@ -34,7 +33,7 @@ Result<bool> IdentityState::Launch(const Range& range, std::span<const Term> inp
                               .scaled = Scaled(inputs),
                               .scale = scale_,
                               .factor = factor_};
-  // Where kernels find it; nullptr: nowhere.
+  // The address for kernels; nullptr if they cannot reach the memory.
   const auto reached = [&](const Term& term) -> std::byte* {
     std::byte* const at = on_device(term) ? term.data : work->Reach(term.data, bytes);
     return at != nullptr && IsAlignedTo(at, SizeOf(call_.type)) ? at : nullptr;
@@ -53,7 +52,7 @@ Result<bool> IdentityState::Launch(const Range& range, std::span<const Term> inp
   return true;
 }
 
-// The kernel has done it all.
+// The kernel has done all work.
 Status IdentityState::Complete(const Range& /*range*/, std::span<const Term> /*inputs*/,
                                std::span<Term> /*outputs*/, DeviceWork* /*work*/) {
   return Status::Ok();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which codecs there are.
+// The list of all codecs.
 #include <fmt/format.h>
 
 #include <string>

@@ -27,11 +27,11 @@ HWY_EXPORT(ThisTarget);
 
 constexpr int64_t kReference = HWY_SCALAR | HWY_EMU128;
 
-// The name of one target in this library's spelling.
+// This library's name of a Highway target.
 std::string NameOf(int64_t target) {
   if ((target & kReference) != 0) return "scalar";
   std::string name = hwy::TargetName(target);
-  if (name.starts_with("AVX3")) name.replace(0, 4, "avx512");  // and what some add to it
+  if (name.starts_with("AVX3")) name.replace(0, 4, "avx512");  // keeps suffixes
   std::erase(name, '_');
   for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
   return name;
@@ -42,7 +42,7 @@ struct Target {
   std::string name;
 };
 
-// Lower bits are better targets; the reference comes last and is always there.
+// Lower bits are better targets. The reference is always available and comes last.
 std::vector<Target> TargetsOf(int64_t bits) {
   std::vector<Target> found;
   for (int64_t there = bits & ~kReference; there != 0; there &= there - 1) {
@@ -52,7 +52,7 @@ std::vector<Target> TargetsOf(int64_t bits) {
   return found;
 }
 
-// Asked once: the question itself makes Highway choose anew.
+// Calls hwy::SupportedTargets only once, because it resets Highway's choice.
 const std::vector<Target>& Targets() {
   static const std::vector<Target> targets = TargetsOf(hwy::SupportedTargets() & HWY_TARGETS);
   return targets;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which instruction set the kernels of this process use. By default the best one the CPU has; every
-// one gives the same bytes, so this is for measuring and for finding defects.
+// Selects the instruction set that the kernels of this process use; by default the best one of the
+// CPU. All give the same bytes, so the choice is for measurements and for finding defects.
 #ifndef INCCL_COMPRESS_SIMD_H_
 #define INCCL_COMPRESS_SIMD_H_
 
@@ -13,18 +13,19 @@
 
 namespace inccl {
 
-// "best", "scalar" (the reference code), or an instruction set: "ssse3", "sse4", "avx2", "avx512",
-// or what else SimdTargets() lists. kInvalidArgument, listing what there is, for any other and for
-// one the CPU does not have. Thread-safe; work in progress may finish with the former one.
+// Accepts "best", "scalar" (the reference code), or an instruction set of SimdTargets(), such as
+// "ssse3", "sse4", "avx2", "avx512". For any other, a kInvalidArgument lists the available ones.
+// Thread-safe; work in progress may finish with the previous one.
 Status SetSimdTarget(std::string_view name);
 
-// Name of the one in use.
+// Name of the instruction set in use.
 const char* SimdTargetName();
 
-// Those this CPU has and this library was built with, best first, "scalar" last.
+// The instruction sets that this CPU has and this library was built with, best first, "scalar"
+// last.
 std::vector<std::string> SimdTargets();
 
-// Those this library was built with, likewise.
+// The instruction sets that this library was built with, in the same order.
 std::vector<std::string> SimdTargetsBuilt();
 
 }  // namespace inccl

@@ -9,17 +9,17 @@ namespace inccl::lossless {
 namespace {
 
 constexpr uint32_t kMaxWidth = 6;
-// How many of the counted lie in a window of this length, at most; *first is where the first such
-// window begins.
+// The largest number of counted exponents in a window of this length. Sets *first to the start of
+// the first such window.
 uint32_t FullestWindow(const uint16_t* histogram, uint32_t exponents, uint32_t length,
                        uint32_t* first) {
-  constexpr uint32_t kOne = 1u << 16;  // above the windows' places, counted down
+  constexpr uint32_t kOne = 1u << 16;  // counts above bit 16; below it the position, counted down
   uint32_t window = kOne - 1;
   for (uint32_t i = 0; i < std::min(exponents, length); ++i) window += histogram[i] * kOne;
   uint32_t fullest = window;
   for (uint32_t i = length; i < exponents; ++i) {
     window += (uint32_t{histogram[i]} - histogram[i - length]) * kOne - 1;
-    fullest = std::max(fullest, window);  // nobody could predict a branch
+    fullest = std::max(fullest, window);  // no branch, since it would be unpredictable
   }
   *first = kOne - 1 - fullest % kOne;
   return fullest / kOne;

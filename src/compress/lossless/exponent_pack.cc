@@ -21,7 +21,7 @@ using lossless::kRaw;
 using lossless::kZeros;
 using lossless::PackRaw;
 
-constexpr uint32_t kParts = 4;  // histograms
+constexpr uint32_t kParts = 4;  // number of histograms
 
 template <typename BitsType, uint32_t kMantissaBits, typename EscapeType>
 struct Layout {
@@ -35,7 +35,7 @@ struct Layout {
   static uint32_t Exponent(Bits bits) {
     return static_cast<uint32_t>(bits >> kMantissa) & (kExponents - 1);
   }
-  // The sign above the mantissa, and back.
+  // Moves the sign next to the mantissa, and back.
   static Bits Others(Bits bits) {
     const auto mantissa = static_cast<Bits>(bits & ((Bits{1} << kMantissa) - 1));
     const auto sign = static_cast<Bits>(bits >> (8 * sizeof(Bits) - 1));
@@ -54,8 +54,8 @@ using Fp16Layout = Layout<uint16_t, 10, uint8_t>;
 using Fp32Layout = Layout<uint32_t, 23, uint8_t>;
 using Fp64Layout = Layout<uint64_t, 52, uint16_t>;
 
-// Into the first of kParts histograms; neighbours count in different ones, so that none waits for
-// the other's.
+// Counts into the first of kParts histograms. Neighbouring elements use different histograms, so
+// that no increment waits for the previous one.
 void CountExponents(const uint16_t* exponents, uint32_t count, uint32_t stride, uint32_t lo,
                     uint32_t hi, uint16_t* histograms) {
   uint32_t i = 0;
@@ -78,7 +78,7 @@ void CountExponents(const uint16_t* exponents, uint32_t count, uint32_t stride, 
 void EncodeExponents(const Coding& coding, const uint16_t* exponents, uint32_t count,
                      uint16_t* codes) {
   const auto base = static_cast<uint16_t>(coding.base), zero = static_cast<uint16_t>(coding.zero);
-  // With w = 0 there is nothing but the base. Below it differences wrap to large ones.
+  // With w = 0 all exponents equal the base. Exponents below the base wrap to large differences.
   const auto direct = static_cast<uint16_t>(coding.width == 0 ? 0 : coding.direct());
   for (uint32_t i = 0; i < count; ++i) {
     const auto above = static_cast<uint16_t>(exponents[i] - base);
@@ -110,7 +110,7 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms,
     exponents[i] = static_cast<uint16_t>(L::Exponent(x[i]));
     any = static_cast<Bits>(any | x[i]);
   }
-  // Signed minima are what every instruction set has; 0 becomes the largest number.
+  // Every instruction set has signed minima. The transformation makes 0 the largest number.
   int16_t least = std::numeric_limits<int16_t>::max(), most = 0;
   for (uint32_t i = 0; i < count; ++i) {
     const auto above = static_cast<int16_t>((exponents[i] - 1) ^ 0x8000);
@@ -122,7 +122,7 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms,
     return 1;
   }
   const auto hi = static_cast<uint32_t>(most);
-  const uint32_t lo = std::min(static_cast<uint32_t>(least + 0x8001), hi);  // 0 if all are
+  const uint32_t lo = std::min(static_cast<uint32_t>(least + 0x8001), hi);  // 0 if all are 0
   CountExponents(exponents, count, L::kExponents, lo, hi, histograms);
   const Coding coding = Choose(histograms, lo, hi, count, 8 * sizeof(typename L::Escape));
   for (uint32_t part = 0; part < kParts; ++part) {
@@ -146,7 +146,7 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms,
   EncodeExponents(coding, exponents, count, coded);
   WritePlanes<L>(others, count, out + kHeader);
   if (coding.escapes > 0) {
-    // Without a branch: nobody can predict them.
+    // Without a branch, which would be unpredictable.
     typename L::Escape escapes[kSuperblock + 1];
     uint32_t used = 0;
     for (uint32_t i = 0; i < count; ++i) {
@@ -165,7 +165,7 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms,
   return length;
 }
 
-// Exponents of codes; how many bytes of escapes were read, or UINT32_MAX.
+// Decodes codes to exponents. Returns the number of escape bytes read, or UINT32_MAX on error.
 template <typename L>
 uint32_t DecodeExponents(const Coding& coding, const uint16_t* fields, uint32_t count,
                          const std::byte* escapes, uint64_t left, uint16_t* exponents) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole superblocks through the kernels.
+// Packs and unpacks whole superblocks with the vector kernels.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -55,7 +55,7 @@ std::optional<uint32_t> UnpackWhole(const ExponentKernels& kernels, DataType typ
   coding.base = base;
   const uint32_t rest = RestOf(type), width = coding.width + rest;
   const uint32_t at = kHeader + PlanesOf(type) * kCount, fixed = at + FieldBytes(kCount, width);
-  // Where exponents of codes need more than 8 bits.
+  // The kernels handle exponents of at most 8 bits.
   if (width > kWidestField || coding.base + coding.direct() > 256) return {};
   if (bytes < fixed) return 0;
   alignas(64) std::byte copied[FieldBytes(kCount, kWidestField) + kFieldSlack];

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// lossless: what "none" does, bit for bit, in fewer bytes. Payloads are unpacked, folded by the
-// codec "none" in the call's own type and operation, and packed again; what is only forwarded stays
-// as it is. A payload is as many packed superblocks as the range has (exponent_pack.h) or, where
-// these would not be shorter, the elements themselves: whatever has the elements' length is them.
+// The codec "lossless": the results of "none", bit for bit, in fewer bytes. It unpacks payloads,
+// folds them by the codec "none" in the call's type and operation, and packs them again; it
+// forwards results unchanged. A payload consists of the range's packed superblocks
+// (exponent_pack.h) or, if these would not be shorter, of the elements themselves: a payload with
+// the elements' length is unpacked.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace {
 constexpr uint32_t kTile = 4 * kSuperblock;
 
 Status CheckLossless(Collective collective, DataType type, ReduceOp op, int nranks) {
-  // Whatever can be reduced can be reduced.
+  // kSum stands for any operation here; "none" checks the call's own one.
   Status status = CheckFloatCall("lossless", collective, type, ReduceOp::kSum, nranks);
   return status.ok() ? IdentityCodec()->Supports(collective, type, op, nranks) : status;
 }
@@ -65,8 +66,8 @@ class LosslessState final : public CheckedState {
   std::optional<ExponentPacker> packer_;
   DataType packs_ = DataType::kInt8;
   size_t size_ = 0;
-  std::vector<std::byte> folded_;  // elements of a range without an output
-  std::vector<std::byte> tiles_;   // one for each rank
+  std::vector<std::byte> folded_;  // elements of a range that has no kOutput
+  std::vector<std::byte> tiles_;   // one per rank
   std::vector<Cursor> cursors_;
   std::vector<Term> terms_;
   std::byte packed_[1 + 8 * kSuperblock + ExponentPacker::kSlack];
@@ -86,7 +87,7 @@ Status LosslessState::OnBegin() {
   return none_.Begin(c);
 }
 
-// `count` elements of whole superblocks, or to the end.
+// Reads `count` elements: whole superblocks, or the rest of the range.
 Status LosslessState::Read(const Range& range, const Term& payload, uint32_t count, Cursor* cursor,
                            std::byte* elements) const {
   if (!cursor->packed) {
@@ -210,7 +211,7 @@ class LosslessCodec final : public Codec {
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override {
     return IdentityCodec()->MaxBytes(type, nranks, count);
   }
-  // At most those of the type: as "none".
+  // At most the bits of the type, as for "none".
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
     IdentityCodec()->Bound(collective, nranks, bits, relative_error);

@@ -14,14 +14,14 @@ namespace {
 
 constexpr uint32_t kSlack = 64;
 static_assert(kSlack >= hbi::kReadSlack && kSlack >= hbi::kWriteSlack);
-// Kernels handle whole superblocks: few fields are faster one by one.
+// Kernels handle whole superblocks; up to kFew fields are faster one by one.
 constexpr uint32_t kFew = 64, kWidest = 16;
 
-// A superblock's fields with room behind them.
+// A superblock's fields with slack behind them.
 struct Buffer {
   alignas(64) std::byte bytes[FieldBytes(kSuperblock, kWidest) + kSlack];
 
-  // What is at `in`, with as much behind it as kernels read.
+  // The fields at `in`, copied if fewer bytes follow than kernels read.
   const std::byte* From(const std::byte* in, uint64_t left, uint32_t count, uint32_t width) {
     if (left >= FieldBytes(kSuperblock, width) + kSlack) return in;
     const uint32_t length = FieldBytes(count, width);

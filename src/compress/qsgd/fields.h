@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fields of one superblock (bit_fields.h), through vectors where there are any.
+// Packs and unpacks the fields of one superblock (bit_fields.h), with vector kernels if available.
 #ifndef INCCL_COMPRESS_QSGD_FIELDS_H_
 #define INCCL_COMPRESS_QSGD_FIELDS_H_
 
@@ -9,15 +9,15 @@
 
 namespace inccl::qsgd {
 
-// Arrays of elements have room for 256, of which the first `count` are meant. `left` bytes may be
-// read from `in` on, at least what the fields fill.
+// Arrays have room for 256 elements; the first `count` are used. `left` is the number of readable
+// bytes at `in`, at least those of the fields.
 
 // sums += fields; returns the largest field.
 uint32_t AddSums(const std::byte* in, uint64_t left, uint32_t count, uint32_t width,
                  uint32_t* sums);
 void PackSums(const uint32_t* sums, uint32_t count, uint32_t width, std::byte* out);
 
-// At most 8 bits.
+// `width` is at most 8.
 void UnpackIndices(const std::byte* in, uint64_t left, uint32_t count, uint32_t width,
                    uint8_t* indices);
 void PackIndices(const uint8_t* indices, uint32_t count, uint32_t width, std::byte* out);

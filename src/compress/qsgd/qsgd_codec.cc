@@ -47,8 +47,8 @@ class QsgdCodec final : public Codec {
         std::min<uint64_t>(superblocks * FieldBytes(std::min(config_->selected, count), width),
                            std::numeric_limits<uint32_t>::max()));
   }
-  // Relative to the largest magnitude of the window. What is not selected is zero in the result;
-  // unbiased, the others are that much too large.
+  // Relative to the largest magnitude of the window. Elements that are not selected are zero in the
+  // result; with `unbiased` the selected ones are larger in proportion.
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
     const auto n = static_cast<uint32_t>(nranks);
@@ -56,7 +56,7 @@ class QsgdCodec final : public Codec {
     const double share = double{kSuperblock} / config_->selected;
     *bits = sum;
     if (collective == Collective::kAllReduce) *bits = (sum + result) / 2;
-    // An agreement takes them twice.
+    // An agreement sends the indices twice.
     *bits += (collective == Collective::kReduceScatter ? 2 : 1) * config_->index_bits();
     *bits /= share;
     const double unit = 1.0 / config_->levels() + 0x1p-21;
@@ -73,7 +73,7 @@ class QsgdCodec final : public Codec {
   std::shared_ptr<const Config> config_;
 };
 
-// "8", or with several scales "4+8": ascending.
+// Parses "8" or, with several scales, "4+8": ascending numbers.
 Result<std::vector<uint32_t>> ParseScales(const CodecSpec& spec, bool several) {
   const std::string* given = spec.Find("q");
   const std::string text = given != nullptr ? *given : several ? "4+8" : "8";
@@ -106,7 +106,7 @@ std::string TextOf(const std::vector<uint32_t>& scales) {
   return text;
 }
 
-// A fraction of the elements, as places of a superblock.
+// Parses the fraction of selected elements, as a number of elements per superblock.
 Result<uint32_t> ParseFraction(const CodecSpec& spec) {
   const std::string* text = spec.Find("k");
   if (text == nullptr) return uint32_t{26};  // 0.1

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a quantizer of the family QSGDMaxNorm does: "Unbiased Single-scale and Multi-scale
-// Quantizers for Distributed Optimization" (arXiv 2109.12497). docs/codecs.md says where this
-// differs.
+// The options of a quantizer of the family QSGDMaxNorm: "Unbiased Single-scale and Multi-scale
+// Quantizers for Distributed Optimization" (arXiv 2109.12497). docs/codecs.md lists the
+// differences.
 #ifndef INCCL_COMPRESS_QSGD_QSGD_CONFIG_H_
 #define INCCL_COMPRESS_QSGD_QSGD_CONFIG_H_
 
@@ -17,19 +17,19 @@
 
 namespace inccl::qsgd {
 
-// Of the first side phase, of any range: the bits of its largest magnitude.
+// Payload of the first side phase for any range: the bits of its largest magnitude.
 inline constexpr uint32_t kLargestBytes = sizeof(uint32_t);
 
 struct Config {
   const char* name = "";
   std::string spec;                 // canonical
   std::vector<uint32_t> scales;     // the numbers of levels, ascending
-  uint32_t selected = kSuperblock;  // elements of a superblock that a call is about
-  bool unbiased = false;            // those count for the others
+  uint32_t selected = kSuperblock;  // elements of a superblock that a call sends
+  bool unbiased = false;            // selected elements are scaled up to stand for the others
 
-  // s: codes of every scale are -s to s.
+  // The codes of every scale lie in [-levels(), levels()].
   uint32_t levels() const { return scales[0]; }
-  // Of the index of an element's scale; 0: there is only one.
+  // Bits of the index of an element's scale; 0 if there is only one scale.
   uint32_t index_bits() const { return static_cast<uint32_t>(std::bit_width(scales.size() - 1)); }
 };
 
@@ -39,7 +39,7 @@ constexpr uint32_t Width(uint32_t contributions, uint32_t levels) {
   return static_cast<uint32_t>(std::bit_width(uint64_t{2} * contributions * levels));
 }
 
-// Steps of a sweep over all elements.
+// Number of steps in which every element is selected once.
 constexpr uint32_t Sweep(uint32_t selected) { return (kSuperblock + selected - 1) / selected; }
 
 Status CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks agree on ahead of the data: the largest magnitude, then the scales of elements.
+// The side phases, in which ranks agree on the largest magnitude and then on the elements' scales.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace inccl::qsgd {
 uint32_t State::LargestOf(const Range& range, const std::byte* elements) const {
   const Kernels& kernels = BestKernels();
   uint32_t largest = 0;
-  // Never fails: the body does not.
+  // Cannot fail, because the body does not.
   (void)ForEachPart(range, [&](const Part& part) {
     float x[kSuperblock];
     largest = std::max(largest, kernels.largest(Load(part, elements, x), part.picked));
@@ -94,8 +94,8 @@ Status State::SideScales(const Range& range, std::span<const Term> inputs,
   });
 }
 
-// The finest scale whose codes hold the element: decided on its value, not on its rounded code,
-// which would favour one side of the boundary.
+// Finds the finest scale whose codes hold the element. The element's value decides, not its rounded
+// code, which would favour one side of the boundary.
 Status State::FoldScales(const Range& range, const Part& part, const Term& input,
                          uint8_t* scales) const {
   if (input.format.form == Form::kInput) {

@@ -87,7 +87,7 @@ ScaleChoice State::ByScale(const Range& range, const Part& part, const double* b
   return {scales, config_->scales.size(), by_scale};
 }
 
-// floor(x * s / M + r), r uniform in [0, 1): its mean is x * s / M, zero stays zero.
+// Adds floor(x * s / M + r) with r uniform in [0, 1): its mean is x * s / M, and zero stays zero.
 void State::AddElements(const Range& range, const Part& part, const std::byte* elements,
                         uint32_t* sums) {
   if (factor_[0] == 0) {
@@ -199,14 +199,14 @@ void State::Finish(CodecStats* stats) {
       stats->poisoned_blocks += blocks;
       continue;
     }
-    // A code errs by less than a unit, fp32 in converting and in the result.
+    // Each code is off by less than one unit; fp32 rounds in the conversion and in the result.
     const double largest = static_cast<double>(std::bit_cast<float>(largest_[w]));
     const double error =
         n * (largest / config_->levels() + largest * 0x1p-22 + 0x1p-149) / divide +
         TypeError(call().type, n * largest * (1 + 1.0 / config_->levels()) / divide);
     stats->error_bound = std::max(stats->error_bound, error);
   }
-  // What is left out may be of any size.
+  // Elements that are not selected may be of any size.
   if (!selection_.all()) stats->error_bound = std::numeric_limits<double>::infinity();
 }
 

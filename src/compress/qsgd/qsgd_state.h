@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of QSGDMaxNorm on one rank. The side phase agrees on the largest magnitude M of a window
-// (in an all-gather it is the sender's); codes are integers in units of M / s, their sums are exact
-// and travel in fields that n ranks cannot overflow. With several scales a second side phase agrees
-// on the finest one that fits an element on all ranks.
+// One call of QSGDMaxNorm on one rank. In the side phase the ranks agree on the largest magnitude M
+// of a window (in an all-gather it is the sender's). Codes are integers in units of M / s; their
+// sums are exact and travel in fields that n ranks cannot overflow. With several scales, a second
+// side phase agrees on the finest scale that fits an element on all ranks.
 #ifndef INCCL_COMPRESS_QSGD_QSGD_STATE_H_
 #define INCCL_COMPRESS_QSGD_QSGD_STATE_H_
 
@@ -26,7 +26,7 @@ inline constexpr uint32_t kPoison = 0x7F800000;  // a magnitude that is not fini
 
 inline uint64_t Windows(uint64_t count) { return (count + kWindow - 1) / kWindow; }
 
-// A superblock of a range: which elements it has, and where they are in the range.
+// A superblock of a range: its selected elements and their position in the range.
 struct Part {
   uint64_t superblock;
   uint32_t at, count;  // elements of the range
@@ -35,7 +35,7 @@ struct Part {
   uint8_t own_places[kSuperblock];
 };
 
-// What kernels touch of arrays of this many elements.
+// The number of elements that kernels touch in arrays of this size.
 inline uint32_t Padded(uint32_t count) { return (count + 31) / 32 * 32; }
 
 constexpr std::array<uint8_t, kSuperblock> AllPlaces() {
@@ -67,7 +67,7 @@ class State final : public CheckedState {
   Status SideLargest(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
   Status SideScales(const Range& range, std::span<const Term> inputs, std::span<Term> outputs);
   Status FoldScales(const Range& range, const Part& part, const Term& input, uint8_t* scales) const;
-  // Of all superblocks of a range: fields of `width` bits; and of those before a part.
+  // Bytes of fields of `width` bits: of all superblocks of a range, and of those before a part.
   uint64_t RangeBytes(const Range& range, uint32_t width) const;
   uint64_t Offset(const Part& part, uint32_t width) const {
     return uint64_t{part.at / kSuperblock} * FieldBytes(selection_.size(), width);
@@ -78,36 +78,37 @@ class State final : public CheckedState {
     return scales_.data() + (range.segment * superblocks + part.superblock) *
                                 FieldBytes(selection_.size(), config_->index_bits());
   }
-  // Of the elements of a part, whose scales it puts into `scales`, one of these values each.
+  // Selects one of the values `by_scale` for each element of a part; writes their scales to
+  // `scales`.
   ScaleChoice ByScale(const Range& range, const Part& part, const double* by_scale,
                       uint8_t* scales);
-  // The elements of a part in fp32: where they are, or in x.
+  // The elements of a part in fp32, in place or copied to x.
   const float* Load(const Part& part, const std::byte* elements, float* x) const;
   void AddElements(const Range& range, const Part& part, const std::byte* elements, uint32_t* sums);
   Status AddPayload(const Range& range, const Part& part, const std::byte* payload, uint64_t left,
                     uint32_t contributions, uint32_t* sums) const;
   void Store(const Range& range, const Part& part, const uint32_t* sums, std::byte* elements);
-  // Sets what the parts of a range have in common.
+  // Sets the values that all parts of a range share.
   Status Enter(const Range& range);
   uint32_t& LargestOfWindow(const Range& range) {
     return largest_[range.segment * Windows(call().count) + range.first / kWindow];
   }
-  // Of a complete sum.
+  // Contributions of a complete sum.
   uint32_t complete() const {
     return Reduces(call().collective) ? static_cast<uint32_t>(call().nranks) : 1;
   }
 
   std::shared_ptr<const Config> config_;
   Selection selection_;
-  std::vector<uint32_t> largest_;  // bits of M, window by window, segment by segment
-  std::vector<std::byte> scales_;  // agreed, superblock by superblock, segment by segment
-  // Of the range at hand, by scale.
+  std::vector<uint32_t> largest_;  // bits of M by segment and window
+  std::vector<std::byte> scales_;  // agreed scales by segment and superblock
+  // For the current range, by scale.
   double factor_[kMostScales] = {};  // codes per unit; 0: all codes are zero
   double unit_[kMostScales] = {};    // value of a code in the result
-  uint32_t key_ = 0;                 // of the rounding
+  uint32_t key_ = 0;                 // key of the random rounding
 };
 
-// body(part) for every superblock, until one fails.
+// Calls body(part) for every superblock until one fails.
 template <typename Body>
 Status State::ForEachPart(const Range& range, const Body& body) const {
   Part part;

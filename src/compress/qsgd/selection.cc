@@ -12,9 +12,10 @@ namespace inccl::qsgd {
 namespace {
 
 // The field of 256 elements, as powers of 2 modulo x^8 + x^4 + x^3 + x^2 + 1.
-constexpr uint32_t kPowers = kSuperblock - 1;  // as many as there are elements other than 0
+constexpr uint32_t kPowers = kSuperblock - 1;  // one per element other than 0
 
-// inverse[t] is n with 1 / t = 2^n; 1 / 0 is 0, which is kept behind all powers.
+// inverse[t] is n with 1 / t = 2^n; for t = 0, 1 / t counts as 0, which is stored behind all
+// powers.
 struct Field {
   std::array<uint16_t, kSuperblock> inverse{};
   std::array<uint8_t, 3 * kPowers> power{};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Casts: each element travels in a narrower type, rounded to nearest, ties to even. NaN stays NaN
-// and infinity infinity (NaN in e4m3, which has none). Beyond the largest value bf16 and fp16
-// become infinite; the 8-bit types saturate.
+// The cast codecs: each element travels in a narrower type, rounded to nearest, ties to even. NaN
+// stays NaN, and infinity stays infinity (NaN in e4m3, which has none). Values beyond the largest
+// one become infinite in bf16 and fp16 and saturate in the 8-bit types.
 #include <algorithm>
 
 #include "compress/codecs.h"

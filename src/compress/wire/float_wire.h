@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codecs that decode, add and encode at each hop: a wire format for floats is all there is to
-// write. MakeWireCodec makes a codec of it.
+// Codecs that decode, add and encode at each hop. Such a codec only needs a wire format for floats
+// (FloatWire); MakeWireCodec makes the codec.
 //
-// Every contribution is encoded once by the rank that owns it, also where that rank adds it itself,
-// so that all ranks count it alike; sums are fp32, in the order of the inputs, and are encoded when
-// they leave the rank. Of an all-reduce and an all-gather every rank, the owner too, gets what the
-// encoded result decodes to: all ranks return the same bytes. Which bytes depends on the order of
-// the additions, hence on the algorithm. The result of a reduce-scatter exists once and is not
-// encoded. An average multiplies contributions by 1/n (fp32) before they are encoded.
+// A rank encodes its contribution once, even where it adds the contribution itself, so that all
+// ranks count it the same. Sums are fp32, in the order of the inputs; a rank encodes them when it
+// sends them. In an all-reduce and an all-gather every rank, including the owner, returns the
+// decoded result, so all ranks return the same bytes. These depend on the order of the additions,
+// hence on the algorithm. The result of a reduce-scatter exists once and is not encoded. An average
+// multiplies contributions by 1/n (fp32) before it encodes them.
 #ifndef INCCL_COMPRESS_WIRE_FLOAT_WIRE_H_
 #define INCCL_COMPRESS_WIRE_FLOAT_WIRE_H_
 
@@ -23,24 +23,25 @@
 
 namespace inccl {
 
-// Thread-safe. Encode(Decode(Encode(x))) = Encode(x) for all x. A range's payload is those of its
-// superblocks one after the other: Encode and Decode get whole superblocks, but for the last.
+// A wire format; thread-safe. Encode(Decode(Encode(x))) = Encode(x) for all x. A range's payload
+// consists of its superblocks' payloads in order; Encode and Decode get whole superblocks except
+// for the last one.
 class FloatWire {
  public:
   virtual ~FloatWire() = default;
   virtual const char* name() const = 0;
   virtual std::string spec() const = 0;  // canonical
   virtual double bits() const = 0;       // per element
-  // What rounding moves an element by, at most, relative to the largest one of its block; in the
-  // range where the format has its full precision.
+  // Largest rounding error of an element, relative to the largest one of its block, in the range
+  // where the format has full precision.
   virtual double unit() const = 0;
   virtual uint64_t Bytes(uint32_t count) const = 0;
   virtual void Encode(const float* in, uint32_t count, std::byte* out) const = 0;
-  // What Decode makes of Encode's bytes, in place.
+  // Decode(Encode(x)) in place.
   virtual void Round(float* x, uint32_t count) const = 0;
-  // Any bytes decode to something.
+  // Accepts any bytes.
   virtual void Decode(const std::byte* in, uint32_t count, float* out) const = 0;
-  // Kernels that write what Encode writes and read what Decode reads.
+  // The CUDA kernels that give the same bytes as Encode and Decode, if there are any.
   virtual std::optional<cuda::CastFormat> kernels() const { return std::nullopt; }
 };
 

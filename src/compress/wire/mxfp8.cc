@@ -2,10 +2,10 @@
 //
 // MXFP8 of the OCP Microscaling Formats Specification v1.0: 32 elements of 8 bits share a scale of
 // type E8M0, a power of two. The scale is the largest power of two not above the block's largest
-// magnitude, over the largest power of two of the element type; elements saturate. A block with a
-// NaN or an infinity has the scale NaN (0xFF), which makes NaN of all its elements.
+// magnitude, divided by the largest power of two of the element type; elements saturate. A block
+// with a NaN or an infinity has the scale NaN (0xFF), which makes all its elements NaN.
 //
-// A superblock is its scales, then its elements.
+// The payload of a superblock is its scales, then its elements.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -22,7 +22,7 @@ namespace {
 struct Element {
   const char* spec;
   DataType type;
-  int top_exponent;  // of the largest power of two
+  int top_exponent;  // exponent of the largest power of two
   float largest;
   cuda::CastFormat kernels;
 };
@@ -38,8 +38,8 @@ class Mxfp8Wire final : public FloatWire {
   const char* name() const override { return "mxfp8"; }
   std::string spec() const override { return element_.spec; }
   double bits() const override { return 8.25; }
-  // Both: what saturates is below 2^(top + 1), an eighth above the largest value; e4m3's own
-  // rounding is half of that, e5m2's the same.
+  // Saturation loses at most an eighth: elements are below 2^(top + 1), an eighth above the largest
+  // value. Rounding loses half of that in e4m3 and the same in e5m2.
   double unit() const override { return 0x1p-3; }
   uint64_t Bytes(uint32_t count) const override {
     return uint64_t{count} + count / kBlock + (count % kBlock != 0 ? 1 : 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codec around a wire format: decode, add, encode, a tile at a time, so that the sum in fp32
-// stays in the L1 cache.
+// The codec for a wire format. It decodes, adds and encodes one tile at a time, so that the fp32
+// sum stays in the L1 cache.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -27,13 +27,13 @@ class WireState final : public CheckedState {
         sum_(kTile),
         next_(kTile) {}
 
-  // Plain casts have kernels, sums and averages have none.
+  // Only plain casts have kernels, not sums and averages.
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                       DeviceWork* work) override;
   Status Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                   DeviceWork* work) override;
 
-  // No rank sees all contributions, so none knows a bound.
+  // No rank sees all contributions, so no rank knows a bound.
   void Finish(CodecStats* stats) override {
     if (stats == nullptr) return;
     *stats = {};
@@ -66,14 +66,14 @@ class WireState final : public CheckedState {
     for (uint32_t at = 0; at < range.count; at += kTile)
       body(at, std::min(kTile, range.count - at));
   }
-  // Whether Launch has kernels for this.
+  // True if Launch has kernels for these operands.
   bool IsCast(std::span<const Term> inputs, std::span<const Term> outputs) const;
   Status LaunchEncode(const Range& range, const Term& input, std::span<Term> outputs,
                       DeviceWork* work);
   Status LaunchDecode(const Range& range, const Term& input, std::span<Term> outputs,
                       DeviceWork* work);
   size_t CodeAlignment() const { return wire_->bits() < 16 ? 1 : 2; }
-  // `rounded`: an own contribution as it would arrive from elsewhere.
+  // `rounded`: rounds an own contribution as if it had arrived from a peer.
   void Load(const Term& input, uint32_t at, uint32_t count, bool rounded, float* out);
   void Add(uint32_t count);
   void Store(uint32_t at, uint32_t count, std::span<Term> outputs);
@@ -138,7 +138,7 @@ Status WireState::Fold(const Range& range, uint32_t /*contributions*/, std::span
 
 bool WireState::IsCast(std::span<const Term> inputs, std::span<const Term> outputs) const {
   if (!wire_->kernels() || call().type != DataType::kFloat32 || inputs.size() != 1) return false;
-  // A contribution of this rank, or a result; where nothing is reduced one is the other.
+  // A contribution of this rank, or a result; without a reduction they are the same.
   const Form form = inputs[0].format.form;
   if (form == Form::kInput ? scale_ != 1.0f : form != Form::kResult) return false;
   size_t wanted = 0;
@@ -152,7 +152,7 @@ bool WireState::IsCast(std::span<const Term> inputs, std::span<const Term> outpu
   return wanted == 1;
 }
 
-// Elements that are wanted, too, are what is decoded of the payload.
+// If elements are wanted as well, they are the decoded payload.
 Status WireState::LaunchEncode(const Range& range, const Term& input, std::span<Term> outputs,
                                DeviceWork* work) {
   const auto payload = std::find_if(outputs.begin(), outputs.end(), [](const Term& output) {
@@ -223,7 +223,7 @@ class WireCodec final : public Codec {
     return static_cast<uint32_t>(
         std::min<uint64_t>(wire_->Bytes(count), std::numeric_limits<uint32_t>::max()));
   }
-  // On any path an element is rounded at most n times by the wire and n times by fp32.
+  // On any path the wire format and fp32 each round an element at most n times.
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
     const double n = Reduces(collective) ? nranks : 1;
