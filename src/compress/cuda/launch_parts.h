@@ -37,7 +37,7 @@ template <class Kernel>
 int Load(Kernel* kernel) {
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error != cudaSuccess) cudaGetLastError();  // clears the sticky copy of the error
+  if (error != cudaSuccess) cudaGetLastError();  // clears the runtime's own record of the error
   return error;
 }
 

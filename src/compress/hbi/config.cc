@@ -63,7 +63,7 @@ Status ParsePolicy(const CodecSpec& spec, Config* config) {
     return InvalidArgument(
         fmt::format("codec {}: m={} makes groups of one rank", spec.name(), *spec.Find("m")));
   }
-  // An owner adds the groups' sums in fp32, so m needs these.
+  // An owner adds the groups' sums in fp32, so m needs ref=direct and ag=requant.
   if (config->reference != Reference::kTwoShot) return Contradiction(spec, "m", "ref");
   if (config->all_gather != AllGather::kRequant) return Contradiction(spec, "m", "ag");
   return Status::Ok();

@@ -62,7 +62,8 @@ class Order final : public DeviceOrder {
                                                 CU_STREAM_WRITE_VALUE_DEFAULT),
                            "cuStreamWriteValue32");
     if (!status.ok()) return status;
-    // If only the wait fails, the counter counts a place too many, so the order is unusable.
+    // If only the wait fails, the word shows this place as reached, also to a later call that gets
+    // the same place; so the order takes no more calls.
     broken_ = driver_.Check(driver_.stream_wait(stream_, Address(&words_->finished), place + 1,
                                                 CU_STREAM_WAIT_VALUE_GEQ),
                             "cuStreamWaitValue32");

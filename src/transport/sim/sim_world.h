@@ -4,9 +4,9 @@
 // ranks in any order and calls Step when no rank can continue; Step advances the time to the next
 // event. The same seed and the same order of calls give the same run.
 //
-// Random are: when each slice becomes visible to each consumer and each credit to its producer (in
-// order on one lane, in any order between lanes), when each peer notices a crash, and when each
-// peer imports a region.
+// The simulator randomizes when each slice becomes visible to each consumer and each credit to its
+// producer (in order on one lane, in any order between lanes), when each peer notices a crash, and
+// when each peer imports a region.
 #ifndef INCCL_TRANSPORT_SIM_SIM_WORLD_H_
 #define INCCL_TRANSPORT_SIM_SIM_WORLD_H_
 
