@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "api/group.h"
+#include "base/mutex.h"
 #include "base/per_thread.h"
 #include "base/thread.h"
 #include "device/runtime.h"
@@ -26,7 +27,7 @@ template <typename T>
 class Pool {
  public:
   T* Take() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (free_ <= kRest) {
       all_.push_back(std::make_unique<Node>());
       return all_.back().get();
@@ -37,7 +38,7 @@ class Pool {
     return node;
   }
   void Give(T* object) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     auto* const node = static_cast<Node*>(object);
     node->next = nullptr;
     (free_ == 0 ? first_ : last_->next) = node;
@@ -50,10 +51,11 @@ class Pool {
   struct Node : T {
     Node* next = nullptr;  // of those that are free, the oldest first
   };
-  std::mutex mutex_;
-  std::deque<std::unique_ptr<Node>> all_;
-  size_t free_ = 0;
-  Node *first_ = nullptr, *last_ = nullptr;
+  Mutex mutex_;
+  std::deque<std::unique_ptr<Node>> all_ INCCL_GUARDED_BY(mutex_);
+  size_t free_ INCCL_GUARDED_BY(mutex_) = 0;
+  Node* first_ INCCL_GUARDED_BY(mutex_) = nullptr;
+  Node* last_ INCCL_GUARDED_BY(mutex_) = nullptr;
 };
 
 // Lives as long as the process: handles may be used by destructors of static objects.

@@ -2,11 +2,10 @@
 //
 // The C API: host streams. A handle is looked up, never followed: whatever else a caller passes is
 // an error and not a crash.
-#include <mutex>
-#include <shared_mutex>
 #include <unordered_map>
 
 #include "api/handles.h"
+#include "base/mutex.h"
 
 struct ccl_stream {
   char unused;
@@ -20,18 +19,18 @@ class StreamTable {
   ccl_stream_t Add() {
     auto handle = std::make_unique<ccl_stream>();
     auto stream = std::make_shared<HostStream>();
-    const std::unique_lock lock(mutex_);
+    const WriterLock lock(&mutex_);
     ccl_stream_t key = handle.get();
     streams_.emplace(key, Entry{std::move(handle), std::move(stream)});
     return key;
   }
   std::shared_ptr<HostStream> Find(ccl_stream_t key) const {
-    const std::shared_lock lock(mutex_);
+    const ReaderLock lock(&mutex_);
     const auto found = streams_.find(key);
     return found == streams_.end() ? nullptr : found->second.stream;
   }
   bool Remove(ccl_stream_t key) {
-    const std::unique_lock lock(mutex_);
+    const WriterLock lock(&mutex_);
     return streams_.erase(key) == 1;
   }
 
@@ -40,8 +39,8 @@ class StreamTable {
     std::unique_ptr<ccl_stream> handle;
     std::shared_ptr<HostStream> stream;
   };
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<ccl_stream_t, Entry> streams_;
+  mutable SharedMutex mutex_;
+  std::unordered_map<ccl_stream_t, Entry> streams_ INCCL_GUARDED_BY(mutex_);
 };
 
 StreamTable& Streams() {

@@ -12,10 +12,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace inccl::fault {
 namespace internal {
@@ -30,9 +31,9 @@ namespace {
 // Keeps replaced plans, because a thread may still read one. Never destroyed, because threads may
 // run while the process exits.
 struct State {
-  std::mutex mutex;
-  std::vector<std::unique_ptr<const Plan>> plans;
-  std::string text;  // last value of INCCL_TEST_FAULT
+  Mutex mutex;
+  std::vector<std::unique_ptr<const Plan>> plans INCCL_GUARDED_BY(mutex);
+  std::string text INCCL_GUARDED_BY(mutex);  // of INCCL_TEST_FAULT
   std::atomic<const Plan*> current{nullptr};
   std::array<std::atomic<uint64_t>, kPointCount> hits{};
   std::atomic<uint64_t> all_hits{0};
@@ -141,7 +142,7 @@ Result<Plan> ParsePlan(std::string_view text) {
 
 void Arm(Plan plan) {
   State& state = Get();
-  const std::lock_guard lock(state.mutex);
+  const MutexLock lock(&state.mutex);
   state.plans.push_back(std::make_unique<const Plan>(std::move(plan)));
   for (std::atomic<uint64_t>& hits : state.hits) hits.store(0);
   state.all_hits.store(0);
@@ -159,7 +160,7 @@ Status ArmFromEnvironment() {
   const std::string text = value == nullptr ? "" : value;
   {
     State& state = Get();
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(&state.mutex);
     if (text == state.text) return Status::Ok();
     state.text = text;
   }

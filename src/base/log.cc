@@ -14,12 +14,12 @@
 #include <cstdio>
 #include <ctime>
 #include <exception>
-#include <mutex>
 #include <utility>
 
 #include "base/escaped.h"
 #include "base/fd.h"
 #include "base/log_file.h"
+#include "base/mutex.h"
 
 namespace inccl {
 namespace internal {
@@ -78,11 +78,11 @@ std::string ExpandFileName(const std::string& file) {
 
 // Never destroyed: threads may still log while the process exits.
 struct Sink {
-  std::mutex mutex;
-  std::string host = HostName();
-  std::string file;
-  int fd = -1;           // -1: stderr
-  uint64_t dropped = 0;  // lines dropped since the last written one
+  Mutex mutex;
+  const std::string host = HostName();
+  std::string file INCCL_GUARDED_BY(mutex);
+  int fd INCCL_GUARDED_BY(mutex) = -1;           // -1: stderr
+  uint64_t dropped INCCL_GUARDED_BY(mutex) = 0;  // lines since the last one that was written
 };
 
 Sink& GlobalSink() {
@@ -208,7 +208,7 @@ Status ConfigureLog(LogLevel level, uint32_t subsystems, const std::string& file
   Sink& sink = GlobalSink();
   Status status;
   {
-    const std::lock_guard lock(sink.mutex);
+    const MutexLock lock(&sink.mutex);
     if (file != sink.file) {
       int fd = -1;
       if (!file.empty()) {
@@ -231,7 +231,7 @@ void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept
   if (level == LogLevel::kNone || !LogEnabled(level, subsystem)) return;
   Sink& sink = GlobalSink();
   const std::string line = LineOf(sink, level, text);
-  const std::lock_guard lock(sink.mutex);
+  const MutexLock lock(&sink.mutex);
   const int fd = sink.fd >= 0 ? sink.fd : STDERR_FILENO;
   if (sink.dropped > 0) {
     const std::string gap =

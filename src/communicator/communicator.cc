@@ -83,7 +83,7 @@ void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {
 
 void Communicator::Abort(const Status& why) {
   liveness_.EndOnPurpose(why);
-  { const std::lock_guard lock(call_mutex_); }
+  { const MutexLock lock(&call_mutex_); }
   worker_.WaitIdle();
 }
 
@@ -121,8 +121,8 @@ Status Communicator::Run(const Call& call) {
       return EnqueueAndWait(std::move(batch));
     }));
   }
-  const std::unique_lock lock(call_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return InAnotherCall();
+  if (!call_mutex_.TryLock()) return InAnotherCall();
+  const MutexLock lock(&call_mutex_, std::adopt_lock);
   return RunGuarded(call);
 }
 
@@ -134,13 +134,13 @@ Status Communicator::RunSendRecv(const std::vector<SendRecvCall>& calls) {
       return EnqueueAndWait(std::move(batch));
     }));
   }
-  const std::unique_lock lock(call_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return InAnotherCall();
+  if (!call_mutex_.TryLock()) return InAnotherCall();
+  const MutexLock lock(&call_mutex_, std::adopt_lock);
   return RunSendRecvGuarded(calls);
 }
 
 Status Communicator::RunBatch(const Batch& batch) {
-  const std::lock_guard lock(call_mutex_);
+  const MutexLock lock(&call_mutex_);
   Status first;
   if (!batch.send_recv.empty()) first = RunSendRecvGuarded(batch.send_recv);
   for (const Call& call : batch.calls) {

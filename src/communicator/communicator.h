@@ -10,13 +10,13 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/rank_name.h"
 #include "base/status.h"
 #include "collectives/call.h"
@@ -195,7 +195,7 @@ class Communicator {
   Staging staging_;
   ZeroCopy zero_copy_;
   DeviceEngines engines_;
-  std::mutex call_mutex_;  // held during a call; abort waits for it
+  Mutex call_mutex_;  // held during a call; abort waits for it
   uint64_t sequence_ = 0;
   uint64_t compressed_calls_ = 0;
   std::atomic<uint64_t> completed_{0};

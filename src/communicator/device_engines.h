@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "device/runtime.h"
 #include "engine/device_engine.h"
 #include "engine/imported_regions.h"
@@ -24,7 +24,7 @@ class DeviceEngines {
 
   // Any thread; an engine is used by one at a time.
   Result<DeviceEngine*> Of(int number) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     std::unique_ptr<DeviceEngine>& engine = engines_[number];
     if (engine == nullptr) {
       Device* const device = CurrentDevice();
@@ -51,7 +51,7 @@ class DeviceEngines {
   // from now on, in whatever call.
   void Attach() {
     if (attached_ != nullptr) return;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     attached_ = regions_.get();
     if (attached_ != nullptr) attached_->Attach();
   }
@@ -76,7 +76,7 @@ class DeviceEngines {
 
  private:
   DeviceEngine* AtOrAfter(int* number) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     auto found = engines_.lower_bound(*number);
     while (found != engines_.end() && found->second == nullptr) ++found;
     if (found == engines_.end()) return nullptr;
@@ -88,9 +88,10 @@ class DeviceEngines {
   const DeviceEngine::StepBytes step_bytes_;
   std::atomic<int> first_{-1};           // the first engine's device
   ImportedRegions* attached_ = nullptr;  // `regions_`, once the transport knows of them
-  std::mutex mutex_;
-  std::unique_ptr<ImportedRegions> regions_;  // of the first engine's device; outlives the engines
-  std::map<int, std::unique_ptr<DeviceEngine>> engines_;
+  Mutex mutex_;                          // taken before the device's
+  // Of the first engine's device; outlives the engines.
+  std::unique_ptr<ImportedRegions> regions_ INCCL_GUARDED_BY(mutex_);
+  std::map<int, std::unique_ptr<DeviceEngine>> engines_ INCCL_GUARDED_BY(mutex_);
 };
 
 }  // namespace inccl

@@ -41,7 +41,7 @@ Staging::~Staging() {
 }
 
 Result<std::byte*> Staging::Grow(size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   if (bytes <= bytes_) return blocks_.empty() ? nullptr : blocks_.back();
   if (owner_ == nullptr) owner_ = CurrentDevice();
   if (owner_ == nullptr) return InternalError("a call on a device's memory without a device");

@@ -6,9 +6,9 @@
 #define INCCL_COMMUNICATOR_STAGING_H_
 
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "collectives/call.h"
 #include "collectives/send_recv.h"
@@ -48,10 +48,10 @@ class Staging {
 
   Device* device_ = nullptr;     // of the call that is running
   std::byte* memory_ = nullptr;  // likewise
-  std::mutex mutex_;             // of what follows
-  Device* owner_ = nullptr;      // whose memory the blocks are
-  size_t bytes_ = 0;             // of the last block
-  std::vector<std::byte*> blocks_;
+  Mutex mutex_;
+  Device* owner_ INCCL_GUARDED_BY(mutex_) = nullptr;  // whose memory the blocks are
+  size_t bytes_ INCCL_GUARDED_BY(mutex_) = 0;         // of the last block
+  std::vector<std::byte*> blocks_ INCCL_GUARDED_BY(mutex_);
 };
 
 }  // namespace inccl

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
 #include <set>
 #include <utility>
 
 #include "base/escaped.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "inccl/ccl.h"
 
 namespace inccl {
@@ -66,10 +66,10 @@ std::string UserFile(const GetEnv& environment) {
 // Logs each text once per process, because every communicator reads the settings again.
 void LogOnce(LogLevel level, const std::string& text) {
   if (!LogEnabled(level, LogSubsystem::kEnv)) return;
-  static std::mutex mutex;
-  static auto* const logged = new std::set<std::string>;
+  static Mutex mutex;
+  static auto* const logged INCCL_PT_GUARDED_BY(mutex) = new std::set<std::string>;
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(&mutex);
     if (!logged->insert(text).second) return;
   }
   Log(level, LogSubsystem::kEnv, std::string_view(text));

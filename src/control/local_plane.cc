@@ -10,7 +10,7 @@ namespace inccl::control {
 
 void LocalMember::Put(int from, uint8_t kind, std::span<const std::byte> body) {
   {
-    const std::lock_guard lock(box_mutex_);
+    const MutexLock lock(&box_mutex_);
     Sender& sender = senders_[static_cast<size_t>(from)];
     if (sender.ended || sealed_) return;
     Letter letter;
@@ -27,6 +27,7 @@ void LocalMember::Put(int from, uint8_t kind, std::span<const std::byte> body) {
     const bool last = letter.last, clean = letter.clean;
     const size_t bytes = sizeof(Letter) + (full ? 0 : body.size());
     const Status kept = CatchOutOfMemory([&] {
+      box_mutex_.AssertHeld();
       if (!full) letter.body.assign(body.begin(), body.end());
       letters_.push_back(std::move(letter));
       return Status::Ok();
@@ -58,19 +59,19 @@ bool LocalMember::Take(Letter* letter) {
 }
 
 void LocalMember::Silence() {
-  const std::lock_guard dispatch(dispatch_mutex_);
+  const MutexLock dispatch(&dispatch_mutex_);
   silenced_ = true;
-  const std::lock_guard lock(box_mutex_);
+  const MutexLock lock(&box_mutex_);
   sealed_ = true;
   letters_.clear();
 }
 
 void LocalMember::OnWake() {
-  const std::lock_guard dispatch(dispatch_mutex_);
+  const MutexLock dispatch(&dispatch_mutex_);
   while (!silenced_) {
     Letter letter;
     {
-      const std::lock_guard lock(box_mutex_);
+      const MutexLock lock(&box_mutex_);
       if (!Take(&letter)) return;
     }
     const Status status = CatchOutOfMemory([&] {
@@ -120,7 +121,7 @@ void LocalPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
 
 void LocalPlane::Close(Time) {
   if (!Loop::Get().InOwnProcess()) return;
-  const std::lock_guard lock(close_mutex_);
+  const MutexLock lock(&close_mutex_);
   if (closed_) return;
   closed_ = true;
   if (id_ == 0) return;

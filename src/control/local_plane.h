@@ -7,9 +7,9 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "control/control.h"
 #include "control/loop.h"
 
@@ -47,16 +47,17 @@ class LocalMember final : public Member {
     bool ends = false, ends_clean = false;
   };
 
-  bool Take(Letter* letter);  // holds box_mutex_; false: there is none
+  bool Take(Letter* letter) INCCL_REQUIRES(box_mutex_);  // false: there is none
 
   ControlHandler* const handler_;
   uint64_t id_ = 0;
-  std::mutex dispatch_mutex_;  // held during callbacks
-  bool silenced_ = false;      // dispatch_mutex_
-  std::mutex box_mutex_;
-  std::deque<Letter> letters_;   // box_mutex_
-  std::vector<Sender> senders_;  // box_mutex_
-  bool sealed_ = false;          // box_mutex_; nobody will read what is put in
+  Mutex dispatch_mutex_ INCCL_ACQUIRED_BEFORE(box_mutex_);  // held during callbacks
+  bool silenced_ INCCL_GUARDED_BY(dispatch_mutex_) = false;
+  Mutex box_mutex_;
+  std::deque<Letter> letters_ INCCL_GUARDED_BY(box_mutex_);
+  std::vector<Sender> senders_ INCCL_GUARDED_BY(box_mutex_);
+  // The control thread will not read what is put in.
+  bool sealed_ INCCL_GUARDED_BY(box_mutex_) = false;
 };
 
 class LocalPlane final : public ControlPlane {
@@ -75,9 +76,9 @@ class LocalPlane final : public ControlPlane {
 
   const int rank_;
   const Members members_;  // by rank
-  uint64_t id_ = 0;        // number in the loop; 0: none
-  std::mutex close_mutex_;
-  bool closed_ = false;
+  uint64_t id_ = 0;        // 0: the loop does not know the member
+  Mutex close_mutex_;      // taken before the member's and the loop's; never by the control thread
+  bool closed_ INCCL_GUARDED_BY(close_mutex_) = false;
 };
 
 }  // namespace inccl::control

@@ -62,28 +62,31 @@ Status Loop::CheckProcess() const {
 
 Result<uint64_t> Loop::Join(std::shared_ptr<Member> member) {
   if (Status status = CheckProcess(); !status.ok()) return status;
-  const std::lock_guard lifecycle(lifecycle_mutex_);
+  const MutexLock lifecycle(&lifecycle_mutex_);
   uint64_t id = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     id = next_member_++;
     members_[id].member = std::move(member);  // may throw, so before the thread starts
   }
   if (thread_.joinable()) return id;
-  Status status = CatchOutOfMemory([&] { return Start(); });
+  Status status = CatchOutOfMemory([&] {
+    lifecycle_mutex_.AssertHeld();
+    return Start();
+  });
   if (status.ok()) return id;
   epoll_.Reset();
   event_.Reset();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   members_.erase(id);
   return status;
 }
 
 void Loop::Leave(uint64_t member) {
-  const std::lock_guard lifecycle(lifecycle_mutex_);
+  const MutexLock lifecycle(&lifecycle_mutex_);
   std::shared_ptr<Member> leaving;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     const auto found = members_.find(member);
     if (found == members_.end()) return;
     leaving = std::move(found->second.member);
@@ -104,7 +107,10 @@ Status Loop::Start() {
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, event_.get(), &event) != 0) {
     return SystemErrorErrno("epoll_ctl", errno);
   }
-  stopping_ = false;
+  {
+    const MutexLock lock(&mutex_);
+    stopping_ = false;
+  }
   Result<std::thread> thread = StartThread(
       "inccl-control",
       [this, epoll_fd = epoll_.get(), event_fd = event_.get()] { Run(epoll_fd, event_fd); });
@@ -116,7 +122,7 @@ Status Loop::Start() {
 
 void Loop::Stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     stopping_ = true;
     rung_ = false;
   }
@@ -148,7 +154,7 @@ void Loop::Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr)
 
 void Loop::Wake(uint64_t member) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     const auto found = members_.find(member);
     if (found == members_.end()) return;
     found->second.woken = true;
@@ -158,13 +164,13 @@ void Loop::Wake(uint64_t member) {
 }
 
 std::shared_ptr<Member> Loop::Find(uint64_t member) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = members_.find(member);
   return found == members_.end() ? nullptr : found->second.member;
 }
 
 void Loop::CallAt(uint64_t member, Time at) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = members_.find(member);
   if (found == members_.end()) return;
   found->second.at = at;
@@ -172,7 +178,7 @@ void Loop::CallAt(uint64_t member, Time at) {
 }
 
 Time Loop::NextTime() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   Time next = kNever;
   for (const auto& [id, entry] : members_) next = std::min(next, entry.at);
   return next;
@@ -184,7 +190,7 @@ void Loop::ForEach(Take&& take, Function&& call) {
   while (true) {
     std::shared_ptr<Member> member;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       auto next = members_.upper_bound(last);
       while (next != members_.end() && !take(&next->second)) ++next;
       if (next == members_.end()) return;
@@ -197,7 +203,7 @@ void Loop::ForEach(Take&& take, Function&& call) {
 
 void Loop::CallThoseWoken() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (!std::exchange(rung_, false)) return;
   }
   ForEach([](Entry* entry) { return std::exchange(entry->woken, false); },
@@ -216,7 +222,7 @@ void Loop::CallThoseDue() {
       [&](uint64_t id, Member* member) {
         Time again = now + kSecond;  // if OnTime throws
         Call([&] { again = member->OnTime(now, now - at); });
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(&mutex_);
         const auto found = members_.find(id);
         if (found != members_.end()) found->second.at = std::min(found->second.at, again);
       });
@@ -240,7 +246,7 @@ void Loop::Run(int epoll_fd, int event_fd) {
       Call([&] { member->OnEvents(static_cast<uint32_t>(event.data.u64), event.events); });
     }
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (stopping_) return;
     }
     CallThoseWoken();

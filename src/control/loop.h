@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace inccl::control {
@@ -61,8 +61,8 @@ class Loop {
 
  private:
   Loop() = default;
-  Status Start();  // holds lifecycle_mutex_
-  void Stop();     // holds lifecycle_mutex_
+  Status Start() INCCL_REQUIRES(lifecycle_mutex_);
+  void Stop() INCCL_REQUIRES(lifecycle_mutex_);
   void Run(int epoll_fd, int event_fd);
   std::shared_ptr<Member> Find(uint64_t member);
   Time NextTime();
@@ -72,20 +72,22 @@ class Loop {
   void CallThoseWoken();
   void CallThoseDue();
 
-  std::mutex lifecycle_mutex_;  // never taken by the control thread
-  std::thread thread_;
+  // Never taken by the control thread.
+  Mutex lifecycle_mutex_ INCCL_ACQUIRED_BEFORE(mutex_);
+  std::thread thread_ INCCL_GUARDED_BY(lifecycle_mutex_);
   std::atomic<pid_t> pid_{0};
 
-  std::mutex mutex_;
+  Mutex mutex_;
   struct Entry {
     std::shared_ptr<Member> member;
     Time at = kNever;  // when to call OnTime
     bool woken = false;
   };
-  std::map<uint64_t, Entry> members_;
-  bool rung_ = false;  // a member is woken and the thread will look for it
-  uint64_t next_member_ = 1;
-  bool stopping_ = false;
+  std::map<uint64_t, Entry> members_ INCCL_GUARDED_BY(mutex_);
+  bool rung_ INCCL_GUARDED_BY(mutex_) = false;  // a member is woken, and the thread will look
+  uint64_t next_member_ INCCL_GUARDED_BY(mutex_) = 1;
+  bool stopping_ INCCL_GUARDED_BY(mutex_) = false;
+  // Opened by Start and closed by Stop; other functions use them while there are members.
   UniqueFd epoll_;
   UniqueFd event_;
 };

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <utility>
 
 #include "base/log.h"
@@ -35,8 +34,8 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
 }
 
 Status SocketMember::Start(uint64_t id) {
-  const std::lock_guard dispatch(dispatch_mutex_);  // delays the first events until all is set up
-  const std::lock_guard lock(out_mutex_);
+  const MutexLock dispatch(&dispatch_mutex_);  // the first events wait until all is set up
+  const MutexLock lock(&out_mutex_);
   id_ = id;
   const Time now = SystemClock().Now();
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
@@ -63,7 +62,7 @@ void SocketMember::Send(int peer, uint8_t kind, std::span<const std::byte> body)
         "rank {}: a control message of {} bytes to rank {} is too large", rank_, body.size(), peer);
     return;
   }
-  const std::lock_guard lock(out_mutex_);
+  const MutexLock lock(&out_mutex_);
   if (!leaving_) Enqueue(static_cast<size_t>(peer), kind, body);
 }
 
@@ -107,7 +106,7 @@ void SocketMember::Flush(size_t peer) {
   if (connection.queued() == 0) {
     connection.out.clear();
     connection.out_begin = 0;
-    flushed_.notify_all();
+    flushed_.NotifyAll();
   } else if (connection.out_begin >= connection.out.size() / 2) {
     connection.out.erase(connection.out.begin(),
                          connection.out.begin() + static_cast<ptrdiff_t>(connection.out_begin));
@@ -133,7 +132,7 @@ void SocketMember::Drop(Connection* connection) {
   connection->open = false;
   connection->out.clear();
   connection->out_begin = 0;
-  flushed_.notify_all();
+  flushed_.NotifyAll();
 }
 
 bool SocketMember::Flushed() const {
@@ -142,24 +141,26 @@ bool SocketMember::Flushed() const {
 }
 
 void SocketMember::SendDisconnect(Time flush_deadline) {
-  std::unique_lock lock(out_mutex_);
+  const MutexLock lock(&out_mutex_);
   for (size_t peer = 0; peer < connections_.size(); ++peer) Enqueue(peer, kDisconnect, {});
   leaving_ = true;
-  const Time left = std::clamp<Time>(
-      flush_deadline == kNever ? kNever : flush_deadline - SystemClock().Now(), 0, kLongestFlush);
-  flushed_.wait_for(lock, std::chrono::nanoseconds(left), [&] { return Flushed(); });
+  Time now = SystemClock().Now();
+  for (const Time end = std::min(flush_deadline, now + kLongestFlush); !Flushed() && now < end;
+       now = SystemClock().Now()) {
+    flushed_.WaitFor(&out_mutex_, end - now);
+  }
 }
 
 void SocketMember::Silence() {
-  const std::lock_guard dispatch(dispatch_mutex_);
+  const MutexLock dispatch(&dispatch_mutex_);
   silenced_ = true;
-  const std::lock_guard lock(out_mutex_);
+  const MutexLock lock(&out_mutex_);
   for (Connection& connection : connections_) Drop(&connection);
 }
 
 void SocketMember::OnEvents(uint32_t peer, uint32_t events) {
   {
-    const std::lock_guard lock(out_mutex_);
+    const MutexLock lock(&out_mutex_);
     Connection& connection = connections_[peer];
     if (!connection.open) return;
     if ((events & EPOLLOUT) != 0) Flush(peer);
@@ -172,7 +173,7 @@ void SocketMember::OnEvents(uint32_t peer, uint32_t events) {
 }
 
 void SocketMember::Read(size_t peer) {
-  const std::lock_guard dispatch(dispatch_mutex_);
+  const MutexLock dispatch(&dispatch_mutex_);
   Connection& connection = connections_[peer];
   // Only this thread, and Silence with dispatch_mutex_ held, close connections.
   if (silenced_ || !connection.open) return;
@@ -186,6 +187,7 @@ void SocketMember::Read(size_t peer) {
     bool more = true;
     const Status status = CatchOutOfMemory([&] {
       connection.in.Append(std::span(buffer).first(got.bytes));
+      dispatch_mutex_.AssertHeld();
       more = Deliver(peer);
       return Status::Ok();
     });
@@ -220,7 +222,7 @@ bool SocketMember::Deliver(size_t peer) {
 
 void SocketMember::EndClean(size_t peer) {
   {
-    const std::lock_guard lock(out_mutex_);
+    const MutexLock lock(&out_mutex_);
     connections_[peer].departed = true;
     SetEvents(peer);
   }
@@ -229,7 +231,7 @@ void SocketMember::EndClean(size_t peer) {
 
 void SocketMember::EndBroken(size_t peer) {
   {
-    const std::lock_guard lock(out_mutex_);
+    const MutexLock lock(&out_mutex_);
     Drop(&connections_[peer]);
   }
   TellHandler([&] { handler_->OnPeerClosed(static_cast<int>(peer), false); });
@@ -238,17 +240,17 @@ void SocketMember::EndBroken(size_t peer) {
 void SocketMember::EndSilent(size_t peer, Time silence) {
   TellHandler(
       [&] { handler_->OnPeerSilent(static_cast<int>(peer), silence, options_.dead_after); });
-  const std::lock_guard lock(out_mutex_);
+  const MutexLock lock(&out_mutex_);
   Drop(&connections_[peer]);
 }
 
 Time SocketMember::OnTime(Time now, Time late) {
-  const std::lock_guard dispatch(dispatch_mutex_);
+  const MutexLock dispatch(&dispatch_mutex_);
   if (silenced_) return kNever;
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     Connection& connection = connections_[peer];
     {
-      const std::lock_guard lock(out_mutex_);
+      const MutexLock lock(&out_mutex_);
       if (!connection.open || connection.departed) continue;
       // Data that still waits to be written replaces a heartbeat.
       if (!leaving_ && connection.queued() == 0) Enqueue(peer, kHeartbeat, {});
@@ -279,8 +281,8 @@ void SocketPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) 
 }
 
 void SocketPlane::Close(Time flush_deadline) {
-  if (!Loop::Get().InOwnProcess()) return;  // a child of fork() does not own the connections
-  const std::lock_guard lock(close_mutex_);
+  if (!Loop::Get().InOwnProcess()) return;  // a child of fork(): the connections are not its own
+  const MutexLock lock(&close_mutex_);
   if (closed_) return;
   closed_ = true;
   if (id_ == 0) return;

@@ -4,11 +4,10 @@
 #ifndef INCCL_CONTROL_SOCKET_PLANE_H_
 #define INCCL_CONTROL_SOCKET_PLANE_H_
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "bootstrap/frame.h"
 #include "control/control.h"
 #include "control/loop.h"
@@ -53,20 +52,21 @@ class SocketMember final : public Member {
     size_t queued() const { return out.size() - out_begin; }
   };
 
-  void Enqueue(size_t peer, uint8_t kind, std::span<const std::byte> body);  // holds out_mutex_
-  void Flush(size_t peer);                                                   // holds out_mutex_
-  void GiveUp(size_t peer);                                                  // holds out_mutex_
-  void SetEvents(size_t peer);                                               // holds out_mutex_
-  void Drop(Connection* connection);                                         // holds out_mutex_
-  bool Flushed() const;                                                      // holds out_mutex_
+  void Enqueue(size_t peer, uint8_t kind, std::span<const std::byte> body)
+      INCCL_REQUIRES(out_mutex_);
+  void Flush(size_t peer) INCCL_REQUIRES(out_mutex_);
+  void GiveUp(size_t peer) INCCL_REQUIRES(out_mutex_);
+  void SetEvents(size_t peer) INCCL_REQUIRES(out_mutex_);
+  void Drop(Connection* connection) INCCL_REQUIRES(out_mutex_);
+  bool Flushed() const INCCL_REQUIRES(out_mutex_);
   void Read(size_t peer);
-  // Returns false after the peer's last message.
-  bool Deliver(size_t peer);
-  void EndClean(size_t peer);
-  void EndBroken(size_t peer);
-  void EndSilent(size_t peer, Time silence);
+  // False: that was the last.
+  bool Deliver(size_t peer) INCCL_REQUIRES(dispatch_mutex_);
+  void EndClean(size_t peer) INCCL_REQUIRES(dispatch_mutex_);
+  void EndBroken(size_t peer) INCCL_REQUIRES(dispatch_mutex_);
+  void EndSilent(size_t peer, Time silence) INCCL_REQUIRES(dispatch_mutex_);
   template <typename Function>
-  void TellHandler(Function&& function) {
+  void TellHandler(Function&& function) INCCL_REQUIRES(dispatch_mutex_) INCCL_EXCLUDES(out_mutex_) {
     const Status status = CatchOutOfMemory([&] {
       function();
       return Status::Ok();
@@ -78,11 +78,12 @@ class SocketMember final : public Member {
   ControlHandler* const handler_;
   const ControlOptions options_;
   uint64_t id_ = 0;
-  std::mutex dispatch_mutex_;  // held during callbacks; never taken by Send
-  bool silenced_ = false;      // dispatch_mutex_
-  std::mutex out_mutex_;
-  std::condition_variable flushed_;
-  bool leaving_ = false;  // out_mutex_
+  // Held during callbacks; never taken by Send.
+  Mutex dispatch_mutex_ INCCL_ACQUIRED_BEFORE(out_mutex_);
+  bool silenced_ INCCL_GUARDED_BY(dispatch_mutex_) = false;
+  Mutex out_mutex_;
+  CondVar flushed_;
+  bool leaving_ INCCL_GUARDED_BY(out_mutex_) = false;
   std::vector<Connection> connections_;
 };
 
@@ -99,9 +100,9 @@ class SocketPlane final : public ControlPlane {
       : ControlPlane(nranks), member_(std::move(member)) {}
 
   const std::shared_ptr<SocketMember> member_;
-  uint64_t id_ = 0;  // number in the loop; 0: none
-  std::mutex close_mutex_;
-  bool closed_ = false;
+  uint64_t id_ = 0;    // 0: the loop does not know the member
+  Mutex close_mutex_;  // taken before the member's and the loop's; never by the control thread
+  bool closed_ INCCL_GUARDED_BY(close_mutex_) = false;
 };
 
 }  // namespace inccl::control

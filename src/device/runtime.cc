@@ -6,9 +6,9 @@
 
 #include <array>
 #include <atomic>
-#include <mutex>
 
 #include "base/log.h"
+#include "base/mutex.h"
 
 namespace inccl {
 namespace {
@@ -17,9 +17,9 @@ constexpr const char* kDriver = "libcuda.so.1";
 constexpr const char* kLibrary = "libinccl_cuda.so.0";
 
 std::atomic<Device*> current{nullptr};
-std::mutex mutex;
-bool looked = false;  // and the answer stays; holds mutex
-std::string& Reason() {
+Mutex mutex;                                  // taken before the device's and the log's
+bool looked INCCL_GUARDED_BY(mutex) = false;  // and the answer stays
+std::string& Reason() INCCL_REQUIRES(mutex) {
   static auto* const reason = new std::string;
   return *reason;
 }
@@ -55,7 +55,7 @@ Device* CurrentDevice() { return current.load(std::memory_order_acquire); }
 
 Device* LookForDevice() {
   if (Device* const device = CurrentDevice(); device != nullptr) return device;
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(&mutex);
   if (looked) return CurrentDevice();
   void* const driver = dlopen(kDriver, RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) {
@@ -75,12 +75,12 @@ Device* LookForDevice() {
 }
 
 std::string WhyNoDevice() {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(&mutex);
   return Reason();
 }
 
 void SetDevice(Device* device) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(&mutex);
   looked = true;
   Reason() = "no device was set";
   current.store(device, std::memory_order_release);

@@ -61,13 +61,13 @@ Liveness::Liveness(LivenessOptions options, WakeupEvent* wakeup_event,
                       OutOfMemory().message()))),
       wakeup_event_(wakeup_event),
       shrink_agreement_(shrink_agreement),
-      pending_(static_cast<size_t>(options_.nranks)),
       departed_(static_cast<size_t>(options_.nranks)),
+      pending_(static_cast<size_t>(options_.nranks)),
       departure_seen_(static_cast<size_t>(options_.nranks)),
       positions_(options_.rank, options_.nranks) {}
 
 Status Liveness::error() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   return error_;
 }
 
@@ -85,16 +85,17 @@ std::string Liveness::Place() const {
 }
 
 void Liveness::BeginSendRecv(const std::vector<SendRecvCall>* calls) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   send_recv_ = calls;
   warned_ = false;
   asked_ = looked_ = 0;
   in_call_.store(true, std::memory_order_release);
 }
 
-void Liveness::EndCall() {
+// Not analysed: reads send_recv_ without the mutex, so that the end of a collective takes none.
+void Liveness::EndCall() INCCL_NO_THREAD_SAFETY_ANALYSIS {
   if (in_call_.load(std::memory_order_relaxed) && send_recv_ != nullptr) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     send_recv_ = nullptr;
   }
   in_call_.store(false, std::memory_order_release);
@@ -112,7 +113,7 @@ Status Liveness::Disagreement(int peer, const CallRecord& ours, const CallRecord
 Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signature) {
   Status disagreement;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     CallRecord& record = history_[sequence % kHistory];
     record.Set(sequence, call);
     // Of this call and all before it: ranks that differed once, in calls that could end without the
@@ -146,7 +147,7 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
 void Liveness::End(const Status& status, bool abort) {
   Status named = status;
   const Status made = CatchOutOfMemory([&] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     // Where the error was found nobody knew whose it is.
     if (!status.message().starts_with(fmt::format("rank {}/", options_.rank))) {
       named = Status(status.code(), fmt::format("{}: {}", Where(), status.message()));
@@ -158,7 +159,7 @@ void Liveness::End(const Status& status, bool abort) {
 }
 
 void Liveness::Begin() {
-  const std::lock_guard notifying(notifying_);
+  const MutexLock notifying(&notifying_);
   begun_ = true;
   // Creation had succeeded, and a peer has failed since.
   if (options_.abort_on_error && failed()) AbortProcess(error());
@@ -166,9 +167,9 @@ void Liveness::Begin() {
 
 void Liveness::FailAndNotify(const Status& status, const Status& tell, bool abort) {
   if (failed_.load(std::memory_order_acquire)) return;
-  const std::lock_guard notifying(notifying_);
+  const MutexLock notifying(&notifying_);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (failed_.load()) return;
     error_ = status;
     failed_.store(true, std::memory_order_release);
@@ -190,8 +191,8 @@ void Liveness::WaitNotified() {
   constexpr useconds_t kLook = 100;
   for (const Time end = SystemClock().Now() + kNotifyLimit; SystemClock().Now() < end;
        usleep(kLook)) {
-    if (!notifying_.try_lock()) continue;
-    notifying_.unlock();
+    if (!notifying_.TryLock()) continue;
+    notifying_.Unlock();
     return;
   }
 }
@@ -310,7 +311,7 @@ Status Liveness::OnStall(const Request& request, std::span<const int> awaited, T
   Status failure;
   bool ask = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     looked_ = SystemClock().Now();
     stalled_ = stalled;
     awaited_.assign(awaited.begin(), awaited.end());
@@ -350,7 +351,7 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
 void Liveness::OnRecord(int peer, const CallRecord& theirs) {
   Status disagreement;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (theirs.sequence > latest_) {
       pending_[static_cast<size_t>(peer)] = theirs;
       any_pending_.store(true, std::memory_order_relaxed);
@@ -369,7 +370,7 @@ void Liveness::OnAsk(int peer) {
   if (control == nullptr) return;
   Position position;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     position.sequence = latest_;
     position.in_call = in_call_.load();
     position.place = Place();
@@ -388,7 +389,7 @@ void Liveness::OnWhere(int peer, std::span<const std::byte> body) {
     return;
   }
   position->place = Escaped(position->place);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   positions_.Answered(peer, *std::move(position), SystemClock().Now());
 }
 
@@ -403,7 +404,7 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
   text = Escaped(text);
   Status ours;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     ours = Status(static_cast<Code>(code),
                   fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
                               options_.peer_names[static_cast<size_t>(peer)], text));
@@ -415,13 +416,13 @@ void Liveness::OnPeerClosed(int peer, bool clean) {
   shrink_agreement_->OnPeerClosed(peer);
   if (clean) {
     departed_[static_cast<size_t>(peer)].store(true);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     positions_.Left(peer);
     return;
   }
   Status failure;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     failure = RemoteError(fmt::format(
         "{}: peer {}@{} failed: its control connection closed without finalize (process died?)",
         Where(), peer, options_.peer_names[static_cast<size_t>(peer)]));
@@ -433,7 +434,7 @@ void Liveness::OnPeerSilent(int peer, Time silence, Time limit) {
   shrink_agreement_->OnPeerClosed(peer);
   Status failure;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     failure = RemoteError(fmt::format(
         "{}: peer {}@{} failed: no sign of life for {} ms (limit {} ms), though its connection is "
         "open (process stopped? INCCL_DEAD_TIMEOUT_MS)",

@@ -8,12 +8,12 @@
 
 #include <array>
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "collectives/call.h"
 #include "collectives/progress.h"
@@ -82,21 +82,26 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnError(int peer, std::span<const std::byte> body);
   void End(const Status& status, bool abort);
   // What others are told need not be what is known here. `abort`: the process ends, too.
-  void FailAndNotify(const Status& status, const Status& tell, bool abort);
-  void Notify(const Status& status);
-  bool LongGone(int peer);  // holds mutex_
-  // What a stall calls for; these hold mutex_.
-  void CollectRecords(const Request& request, std::vector<std::vector<std::byte>>* records);
+  void FailAndNotify(const Status& status, const Status& tell, bool abort)
+      INCCL_EXCLUDES(notifying_, mutex_);
+  void Notify(const Status& status) INCCL_REQUIRES(notifying_);
+  bool LongGone(int peer) INCCL_REQUIRES(mutex_);
+  // What a stall calls for.
+  void CollectRecords(const Request& request, std::vector<std::vector<std::byte>>* records)
+      INCCL_REQUIRES(mutex_);
   // *ask: the others are to be asked where they are.
-  Status Judge(const Request& request, std::span<const int> awaited, Time stalled, bool* ask);
+  Status Judge(const Request& request, std::span<const int> awaited, Time stalled, bool* ask)
+      INCCL_REQUIRES(mutex_);
   // Since this stall was as long as `since` all have answered that will.
-  bool AreAnswersThere(Time since, bool* ask) const;
-  std::string WaitingFor(const Request& request, std::span<const int> awaited) const;
-  Status InACircle(std::span<const int> circle) const;
-  Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const;
-  // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"; hold mutex_
-  std::string Where() const;
-  std::string Place() const;  // without the rank
+  bool AreAnswersThere(Time since, bool* ask) const INCCL_REQUIRES(mutex_);
+  std::string WaitingFor(const Request& request, std::span<const int> awaited) const
+      INCCL_REQUIRES(mutex_);
+  Status InACircle(std::span<const int> circle) const INCCL_REQUIRES(mutex_);
+  Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const
+      INCCL_REQUIRES(mutex_);
+  // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"
+  std::string Where() const INCCL_REQUIRES(mutex_);
+  std::string Place() const INCCL_REQUIRES(mutex_);  // without the rank
   std::string Named(int peer) const { return options_.peer_names[static_cast<size_t>(peer)]; }
 
   const LivenessOptions options_;
@@ -105,29 +110,37 @@ class Liveness final : public ControlHandler, public WaitObserver {
   ShrinkAgreement* const shrink_agreement_;
   std::atomic<ControlPlane*> control_{nullptr};
 
-  bool begun_ = false;  // guarded by notifying_
   std::atomic<bool> failed_{false};
   std::atomic<bool> in_call_{false};
-  const std::vector<SendRecvCall>* send_recv_ = nullptr;  // under way; guarded by mutex_
   std::atomic<bool> any_pending_{false};
-  std::mutex notifying_;  // from before failed_ turns true until the others are told
-  mutable std::mutex mutex_;
-  Status error_;
-  std::array<CallRecord, kHistory> history_;
-  uint64_t chain_ = 0;                              // of the signatures so far
-  uint64_t latest_ = 0;                             // sequence number of the newest record, 0: none
-  std::vector<std::optional<CallRecord>> pending_;  // by rank: said of a call we have not begun
-  std::vector<std::atomic<bool>> departed_;         // by rank: said goodbye
-  std::vector<Time> departure_seen_;                // by rank: by the waiting thread, 0: not yet
-  uint64_t notified_sequence_ = 0;                  // the call whose record we have sent
-  uint64_t notified_history_ = 0;                   // the call before which we have sent others
+  std::vector<std::atomic<bool>> departed_;  // by rank: said goodbye
+  // Held from before failed_ turns true until the others are told: taken after the control plane's
+  // dispatch_mutex_, before its other mutexes.
+  Mutex notifying_ INCCL_ACQUIRED_BEFORE(mutex_);
+  bool begun_ INCCL_GUARDED_BY(notifying_) = false;
+  mutable Mutex mutex_;
+  Status error_ INCCL_GUARDED_BY(mutex_);
+  // Under way. The caller's thread alone writes it.
+  const std::vector<SendRecvCall>* send_recv_ INCCL_GUARDED_BY(mutex_) = nullptr;
+  std::array<CallRecord, kHistory> history_ INCCL_GUARDED_BY(mutex_);
+  uint64_t chain_ INCCL_GUARDED_BY(mutex_) = 0;   // of the signatures so far
+  uint64_t latest_ INCCL_GUARDED_BY(mutex_) = 0;  // sequence number of the newest record, 0: none
+  // By rank: said of a call we have not begun.
+  std::vector<std::optional<CallRecord>> pending_ INCCL_GUARDED_BY(mutex_);
+  // By rank: by the waiting thread, 0: not yet.
+  std::vector<Time> departure_seen_ INCCL_GUARDED_BY(mutex_);
+  // The call whose record we have sent, and the call before which we have sent others.
+  uint64_t notified_sequence_ INCCL_GUARDED_BY(mutex_) = 0;
+  uint64_t notified_history_ INCCL_GUARDED_BY(mutex_) = 0;
   // Of the call under way:
-  bool warned_ = false;       // that it is slow
-  Time asked_ = 0;            // the length of its stall when the others were asked where they are
-  Time looked_ = 0;           // when the next two were true; 0: it has not stalled
-  Time stalled_ = 0;          // how long it has made no progress
-  std::vector<int> awaited_;  // for whom it waits
-  Positions positions_;       // of the others
+  bool warned_ INCCL_GUARDED_BY(mutex_) = false;  // that it is slow
+  // The length of its stall when the others were asked where they are.
+  Time asked_ INCCL_GUARDED_BY(mutex_) = 0;
+  // When the next two were true; 0: it has not stalled.
+  Time looked_ INCCL_GUARDED_BY(mutex_) = 0;
+  Time stalled_ INCCL_GUARDED_BY(mutex_) = 0;          // how long it has made no progress
+  std::vector<int> awaited_ INCCL_GUARDED_BY(mutex_);  // for whom it waits
+  Positions positions_ INCCL_GUARDED_BY(mutex_);       // of the others
 };
 
 }  // namespace inccl

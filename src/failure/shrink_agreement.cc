@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/bytes.h"
@@ -130,7 +129,7 @@ Status ShrinkAgreement::TimedOut(const char* what,
 
 // True: all other members have it. False: Run has to look anew, since the round is over (and what
 // comes next has been proposed) or the call is.
-Result<bool> ShrinkAgreement::WaitFor(Lock* lock, Time deadline, const char* what,
+Result<bool> ShrinkAgreement::WaitFor(Time deadline, const char* what,
                                       const std::function<bool(const Peer&)>& has) {
   while (!AllOthers(has)) {
     // First: peers that propose without end do not keep this rank beyond it.
@@ -142,28 +141,30 @@ Result<bool> ShrinkAgreement::WaitFor(Lock* lock, Time deadline, const char* wha
       return false;
     }
     if (!Verdict().ok()) return false;
-    changed_.wait_for(*lock, std::chrono::nanoseconds(deadline - now));
+    changed_.WaitFor(&mutex_, deadline - now);
   }
   return true;
 }
 
-Result<UniqueId> ShrinkAgreement::ObtainId(Lock* lock, Time deadline, const Steps& steps,
-                                           bool* over) {
+Result<UniqueId> ShrinkAgreement::ObtainId(Time deadline, const Steps& steps, bool* over) {
   *over = false;
   int leader = 0;
   while (leader < rank_ && !IsMember(leader)) ++leader;
   if (leader != rank_) {
     const Peer& peer = peers_[static_cast<size_t>(leader)];
-    Result<bool> there =
-        WaitFor(lock, deadline, "waiting for the new unique id",
-                [&](const Peer& p) { return &p != &peer || p.id_round == round_; });
+    Result<bool> there = WaitFor(deadline, "waiting for the new unique id", [&](const Peer& p) {
+      mutex_.AssertHeld();
+      return &p != &peer || p.id_round == round_;
+    });
     if (!there.ok()) return there.status();
     *over = !*there;
     return peer.id;
   }
-  lock->unlock();
-  Result<UniqueId> id = steps.create_id();
-  lock->lock();
+  Result<UniqueId> id(UniqueId{});
+  {
+    const MutexUnlock unlocked(&mutex_);
+    id = steps.create_id();
+  }
   if (!id.ok()) return id;
   ByteWriter body;
   std::byte encoded[kUniqueIdBytes];
@@ -177,16 +178,18 @@ Result<UniqueId> ShrinkAgreement::ObtainId(Lock* lock, Time deadline, const Step
   return id;
 }
 
-Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Lock* lock, Time deadline,
-                                                      const Steps& steps) {
+Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Time deadline, const Steps& steps) {
   while (true) {
     if (held_done_) return held_;
     if (Learn()) Propose(true);
     if (Status end = Verdict(); !end.ok()) return end;
-    const auto proposes = [&](const Peer& peer) { return Proposes(peer); };
+    const auto proposes = [&](const Peer& peer) {
+      mutex_.AssertHeld();
+      return Proposes(peer);
+    };
     if (!AllOthers(proposes)) {
-      Result<bool> proposed = WaitFor(
-          lock, deadline, "did not call ccl_comm_shrink with the same excluded ranks", proposes);
+      Result<bool> proposed =
+          WaitFor(deadline, "did not call ccl_comm_shrink with the same excluded ranks", proposes);
       if (!proposed.ok()) return proposed.status();
       continue;
     }
@@ -194,15 +197,17 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Lock* lock, Time deadline,
     const Set excluded = excluded_;
     cancelled_.store(false);
     bool over = false;
-    Result<UniqueId> id = ObtainId(lock, deadline, steps, &over);
+    Result<UniqueId> id = ObtainId(deadline, steps, &over);
     if (!id.ok()) return id.status();
     if (over || !cancel_.ok()) continue;
-    lock->unlock();
-    const Status joined = steps.join(*id, outcome, &cancelled_);
-    lock->lock();
+    Status joined;
+    {
+      const MutexUnlock unlocked(&mutex_);
+      joined = steps.join(*id, outcome, &cancelled_);
+    }
     if (!joined.ok()) {
       const Time until = std::min(deadline, SystemClock().Now() + kNewsLag);
-      Result<bool> waited = WaitFor(lock, until, "joining", [](const Peer&) { return false; });
+      Result<bool> waited = WaitFor(until, "joining", [](const Peer&) { return false; });
       if (!cancel_.ok()) return cancel_;
       if (!waited.ok() || outcome.members.size() == 1) return joined;
       continue;
@@ -211,7 +216,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Lock* lock, Time deadline,
     held_excluded_ = excluded;
     SendRound(kJoined, outcome.round);
     Result<bool> done =
-        WaitFor(lock, deadline, "has not joined the new communicator",
+        WaitFor(deadline, "has not joined the new communicator",
                 [&](const Peer& peer) { return peer.joined_round >= outcome.round; });
     if (!done.ok()) return done.status();
     if (*done) return held_;
@@ -220,7 +225,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Lock* lock, Time deadline,
 
 Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t completed,
                                                         Time deadline, const Steps& steps) {
-  Lock lock(mutex_);
+  const MutexLock lock(&mutex_);
   if (active_) {
     return InvalidArgument(
         fmt::format("comm: rank {}/{} is in another call; a communicator takes one thread at a "
@@ -235,11 +240,11 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t c
   held_done_ = false;
   Result<Outcome> outcome(Outcome{});
   const Status agreed = CatchOutOfMemory([&] {
+    mutex_.AssertHeld();
     Propose(true);
-    outcome = Run(&lock, deadline, steps);
+    outcome = Run(deadline, steps);
     return outcome.status();
   });
-  if (!lock.owns_lock()) lock.lock();  // a step has thrown
   active_ = false;
   if (agreed.ok()) {
     done_round_ = held_.round;
@@ -248,6 +253,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t c
   // That it is done, and that this rank is not in the call any more. Who does not hear of it stops
   // at the deadline.
   (void)CatchOutOfMemory([&] {
+    mutex_.AssertHeld();
     if (agreed.ok()) SendDone(-1);
     Propose(false);
     return Status::Ok();
@@ -257,27 +263,27 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t c
 }
 
 void ShrinkAgreement::Cancel(const Status& why) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   if (cancel_.ok()) cancel_ = why;
   cancelled_.store(true);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void ShrinkAgreement::OnPeerClosed(int peer) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   dead_ |= Bit(peer);
   if (active_ && IsMember(peer)) cancelled_.store(true);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 bool ShrinkAgreement::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const bool well_formed = Read(peer, kind, body);
   if (!well_formed) {
     peers_[static_cast<size_t>(peer)].malformed = true;
     if (active_ && IsMember(peer)) cancelled_.store(true);
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   return well_formed;
 }
 

@@ -17,15 +17,14 @@
 #define INCCL_FAILURE_SHRINK_AGREEMENT_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "bootstrap/unique_id.h"
 #include "control/control.h"
@@ -84,13 +83,12 @@ class ShrinkAgreement {
     uint64_t done_round = 0;
     Set done_excluded = 0;
   };
-  using Lock = std::unique_lock<std::mutex>;
 
   static Set Bit(int rank) { return Set{1} << rank; }
   Set All() const { return ~Set{0} >> (64 - nranks_); }
-  bool IsMember(int rank) const { return (excluded_ & Bit(rank)) == 0; }
+  bool IsMember(int rank) const INCCL_REQUIRES(mutex_) { return (excluded_ & Bit(rank)) == 0; }
   template <typename Predicate>
-  bool AllOthers(Predicate predicate) const {  // that are members
+  bool AllOthers(Predicate predicate) const INCCL_REQUIRES(mutex_) {  // that are members
     for (int peer = 0; peer < nranks_; ++peer) {
       if (peer != rank_ && IsMember(peer) && !predicate(peers_[static_cast<size_t>(peer)])) {
         return false;
@@ -98,38 +96,42 @@ class ShrinkAgreement {
     }
     return true;
   }
-  bool Proposes(const Peer& peer) const;  // what this rank does
-  Status Verdict() const;                 // what ends the call in any round
-  bool Learn();  // from deaths and proposals; true: the round is over, and a new proposal is due
-  bool Read(int peer, uint8_t kind, std::span<const std::byte> body);
-  void Propose(bool active);
-  void SendRound(Kind kind, uint64_t round);
-  void SendDone(int peer);  // -1: to all others
-  Status TimedOut(const char* what, const std::function<bool(const Peer&)>& has) const;
-  Result<bool> WaitFor(Lock* lock, Time deadline, const char* what,
-                       const std::function<bool(const Peer&)>& has);
-  Result<UniqueId> ObtainId(Lock* lock, Time deadline, const Steps& steps, bool* over);
-  Result<Outcome> Run(Lock* lock, Time deadline, const Steps& steps);
-  Outcome MakeOutcome() const;
+  bool Proposes(const Peer& peer) const INCCL_REQUIRES(mutex_);  // what this rank does
+  Status Verdict() const INCCL_REQUIRES(mutex_);                 // what ends the call in any round
+  // From deaths and proposals; true: the round is over, and a new proposal is due.
+  bool Learn() INCCL_REQUIRES(mutex_);
+  bool Read(int peer, uint8_t kind, std::span<const std::byte> body) INCCL_REQUIRES(mutex_);
+  void Propose(bool active) INCCL_REQUIRES(mutex_);
+  void SendRound(Kind kind, uint64_t round) INCCL_REQUIRES(mutex_);
+  void SendDone(int peer) INCCL_REQUIRES(mutex_);  // -1: to all others
+  Status TimedOut(const char* what, const std::function<bool(const Peer&)>& has) const
+      INCCL_REQUIRES(mutex_);
+  // These give the mutex up while they wait, and while a step runs.
+  Result<bool> WaitFor(Time deadline, const char* what, const std::function<bool(const Peer&)>& has)
+      INCCL_REQUIRES(mutex_);
+  Result<UniqueId> ObtainId(Time deadline, const Steps& steps, bool* over) INCCL_REQUIRES(mutex_);
+  Result<Outcome> Run(Time deadline, const Steps& steps) INCCL_REQUIRES(mutex_);
+  Outcome MakeOutcome() const INCCL_REQUIRES(mutex_);
 
   const int rank_, nranks_;
   const std::vector<std::string> peer_names_;
   std::atomic<ControlPlane*> control_{nullptr};
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Peer> peers_;
-  Set dead_ = 0;
-  Status cancel_;  // OK: not cancelled
-  bool active_ = false;
-  uint64_t round_ = 0;  // goes on from call to call
-  Set excluded_ = 0;
-  uint64_t completed_ = 0;
+  // Taken after the control plane's dispatch_mutex_, before its other mutexes.
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::vector<Peer> peers_ INCCL_GUARDED_BY(mutex_);
+  Set dead_ INCCL_GUARDED_BY(mutex_) = 0;
+  Status cancel_ INCCL_GUARDED_BY(mutex_);  // OK: not cancelled
+  bool active_ INCCL_GUARDED_BY(mutex_) = false;
+  uint64_t round_ INCCL_GUARDED_BY(mutex_) = 0;  // goes on from call to call
+  Set excluded_ INCCL_GUARDED_BY(mutex_) = 0;
+  uint64_t completed_ INCCL_GUARDED_BY(mutex_) = 0;
   // What the last successful join of this call belongs to; round 0: none.
-  Outcome held_;
-  Set held_excluded_ = 0;
-  bool held_done_ = false;   // a member says that all have joined it
-  uint64_t done_round_ = 0;  // of the last call that ended well
-  Set done_excluded_ = 0;
+  Outcome held_ INCCL_GUARDED_BY(mutex_);
+  Set held_excluded_ INCCL_GUARDED_BY(mutex_) = 0;
+  bool held_done_ INCCL_GUARDED_BY(mutex_) = false;   // a member says that all have joined it
+  uint64_t done_round_ INCCL_GUARDED_BY(mutex_) = 0;  // of the last call that ended well
+  Set done_excluded_ INCCL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> cancelled_{false};  // joining is pointless
 };
 

@@ -12,10 +12,12 @@ namespace inccl {
 DeviceAllocator& DeviceAllocator::Instance() {
   static auto* const memory = [] {
     auto* made = new DeviceAllocator;
-    pthread_atfork([] { Instance().mutex_.lock(); }, [] { Instance().mutex_.unlock(); },
-                   [] {
+    // The forking thread takes the mutex before, and gives it up in the parent and in the child.
+    pthread_atfork([]() INCCL_NO_THREAD_SAFETY_ANALYSIS { Instance().mutex_.Lock(); },
+                   []() INCCL_NO_THREAD_SAFETY_ANALYSIS { Instance().mutex_.Unlock(); },
+                   []() INCCL_NO_THREAD_SAFETY_ANALYSIS {
                      Instance().ForkedChild();
-                     Instance().mutex_.unlock();
+                     Instance().mutex_.Unlock();
                    });
     return made;
   }();
@@ -48,7 +50,7 @@ Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes
   if (bytes >= unit) bytes = (bytes + unit - 1) / unit * unit;
   size_t kept = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (const auto found = Fitting(device, number, bytes, 2 * bytes); found != kept_.end()) {
       return Take(found);
     }
@@ -59,7 +61,7 @@ Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes
   Result<std::byte*> memory = device->AllocateOn(number, bytes);
   if (!memory.ok()) {
     if (kept == 0) return memory.status();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (const auto found = Fitting(device, number, bytes, SIZE_MAX); found != kept_.end()) {
       return Take(found);
     }
@@ -70,7 +72,7 @@ Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes
   }
   try {
     auto piece = std::make_shared<Piece>(device, number, bytes);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     pieces_.insert_or_assign(*memory, std::move(piece));
     ++count_;
   } catch (...) {
@@ -84,7 +86,7 @@ Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes
 bool DeviceAllocator::Free(void* data) {
   Pieces::node_type taken;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     const auto found = pieces_.find(static_cast<const std::byte*>(data));
     if (found == pieces_.end()) return false;
     taken = pieces_.extract(found);
@@ -93,7 +95,7 @@ bool DeviceAllocator::Free(void* data) {
   }
   Piece& piece = *taken.mapped();
   const bool shared = [&] {
-    const std::lock_guard lock(piece.mutex);
+    const MutexLock lock(&piece.mutex);
     return piece.share.id != 0;
   }();
   if (!shared) {
@@ -101,7 +103,7 @@ bool DeviceAllocator::Free(void* data) {
     return true;
   }
   piece.device->WaitFor(piece.number);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   kept_.insert(std::move(taken));
   return true;
 }
@@ -112,7 +114,7 @@ DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
   std::shared_ptr<Piece> piece;
   std::byte* begin = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (forked_) return {};
     const auto after = pieces_.upper_bound(at);
     if (after == pieces_.begin()) return {};
@@ -123,8 +125,8 @@ DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
     begin = const_cast<std::byte*>(found->first);
     piece = found->second;
   }
-  // The driver may be slow, so only callers that look for this piece wait for it.
-  const std::lock_guard lock(piece->mutex);
+  // The driver may take its time: those who look for other pieces need not wait for that.
+  const MutexLock lock(&piece->mutex);
   if (!piece->asked) {
     piece->asked = true;
     if (piece->bytes < piece->device->ShareGranularity()) return {};
@@ -135,7 +137,7 @@ DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
 }
 
 void DeviceAllocator::Forget(const Device* device) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto gone = [device](const auto& entry) { return entry.second->device == device; };
   count_ -= std::erase_if(pieces_, gone);
   std::erase_if(kept_, gone);

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "device/device.h"
 
@@ -44,23 +44,23 @@ class DeviceAllocator {
         : device(on), number(device_number), bytes(size) {}
     Device* const device;
     const int number;
-    const size_t bytes;  // as requested from the device
-    std::mutex mutex;    // of the following
-    bool asked = false;
-    DeviceShare share;  // id 0: none
+    const size_t bytes;  // as the device was asked
+    Mutex mutex;         // taken before the device's, and not together with mutex_
+    bool asked INCCL_GUARDED_BY(mutex) = false;
+    DeviceShare share INCCL_GUARDED_BY(mutex);  // id 0: none
   };
   using Pieces = std::map<const std::byte*, std::shared_ptr<Piece>>;
 
-  // Those that hold mutex_ do.
-  Pieces::iterator Fitting(const Device* device, int number, size_t bytes, size_t most);
-  void* Take(Pieces::iterator kept);
-  void ForkedChild();
+  Pieces::iterator Fitting(const Device* device, int number, size_t bytes, size_t most)
+      INCCL_REQUIRES(mutex_);
+  void* Take(Pieces::iterator kept) INCCL_REQUIRES(mutex_);
+  void ForkedChild() INCCL_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  Pieces pieces_;
-  Pieces kept_;                   // freed by the caller after Find had exported them
-  bool forked_ = false;           // a child of a fork whose parent had pieces
-  std::atomic<size_t> count_{0};  // of pieces_
+  Mutex mutex_;
+  Pieces pieces_ INCCL_GUARDED_BY(mutex_);
+  Pieces kept_ INCCL_GUARDED_BY(mutex_);          // freed, and shown by Find before
+  bool forked_ INCCL_GUARDED_BY(mutex_) = false;  // since there were some
+  std::atomic<size_t> count_{0};                  // of pieces_
 };
 
 }  // namespace inccl

@@ -41,10 +41,12 @@ bool MemoryIsCounted() {
 HostAllocator& HostAllocator::Instance() {
   static auto* const memory = [] {
     auto* made = new HostAllocator;
-    pthread_atfork([] { Instance().mutex_.lock(); }, [] { Instance().mutex_.unlock(); },
-                   [] {
+    // The forking thread takes the mutex before, and gives it up in the parent and in the child.
+    pthread_atfork([]() INCCL_NO_THREAD_SAFETY_ANALYSIS { Instance().mutex_.Lock(); },
+                   []() INCCL_NO_THREAD_SAFETY_ANALYSIS { Instance().mutex_.Unlock(); },
+                   []() INCCL_NO_THREAD_SAFETY_ANALYSIS {
                      Instance().ForkedChild();
-                     Instance().mutex_.unlock();
+                     Instance().mutex_.Unlock();
                    });
     return made;
   }();
@@ -69,7 +71,7 @@ Result<void*> HostAllocator::Allocate(size_t size) {
     mapping = Mapping(memory, bytes);
   }
   madvise(mapping.data(), bytes, MADV_HUGEPAGE);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const bool shared = piece.file.valid();
   if (shared) piece.taken.resize(bytes / PageSize());
   piece.generation = shared ? next_generation_++ : 0;
@@ -79,7 +81,7 @@ Result<void*> HostAllocator::Allocate(size_t size) {
 }
 
 Status HostAllocator::Free(void* data) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = pieces_.find(static_cast<const std::byte*>(data));
   if (found == pieces_.end()) {
     return InvalidArgument(fmt::format("ptr: {} is not of ccl_mem_alloc, or freed", data));
@@ -107,7 +109,7 @@ HostAllocator::Pieces::iterator HostAllocator::Holding(const std::byte* data, si
 
 Region HostAllocator::Find(const void* data, size_t bytes) {
   if (shared_.load(std::memory_order_relaxed) == 0) return {};
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = Holding(static_cast<const std::byte*>(data), bytes);
   if (found == pieces_.end() || found->second.generation == 0) return {};
   const Piece& piece = found->second;
@@ -118,7 +120,7 @@ Status HostAllocator::RevokeAccess(const std::byte* begin, const std::byte* end,
                                    Contents contents) {
   if (begin >= end) return Status::Ok();
   const auto bytes = static_cast<size_t>(end - begin);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = Holding(begin, bytes);
   if (found == pieces_.end()) return Status::Ok();  // freed concurrently
   Piece& piece = found->second;

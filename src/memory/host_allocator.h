@@ -10,10 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "memory/region.h"
 
@@ -51,13 +51,13 @@ class HostAllocator {
   using Pieces = std::map<const std::byte*, Piece>;
 
   static bool MakePrivate(const std::byte* data, const Piece& piece, size_t first, size_t last);
-  Pieces::iterator Holding(const std::byte* data, size_t bytes);
-  void ForkedChild();
+  Pieces::iterator Holding(const std::byte* data, size_t bytes) INCCL_REQUIRES(mutex_);
+  void ForkedChild() INCCL_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  Pieces pieces_;
-  uint64_t next_generation_ = 1;
-  std::atomic<size_t> shared_{0};  // pieces with a generation other than 0
+  Mutex mutex_;
+  Pieces pieces_ INCCL_GUARDED_BY(mutex_);
+  uint64_t next_generation_ INCCL_GUARDED_BY(mutex_) = 1;
+  std::atomic<size_t> shared_{0};  // pieces with a generation
 };
 
 }  // namespace inccl

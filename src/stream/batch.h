@@ -4,15 +4,14 @@
 #ifndef INCCL_STREAM_BATCH_H_
 #define INCCL_STREAM_BATCH_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "collectives/call.h"
 #include "collectives/send_recv.h"
@@ -24,25 +23,25 @@ namespace inccl {
 class Completion {
  public:
   void Add() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     ++open_;
   }
   void Done(const Status& status) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (status_.ok()) status_ = status;
-    if (--open_ == 0) changed_.notify_all();
+    if (--open_ == 0) changed_.NotifyAll();
   }
   Status Wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return open_ == 0; });
+    const MutexLock lock(&mutex_);
+    while (open_ != 0) changed_.Wait(&mutex_);
     return status_;
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int open_ = 0;
-  Status status_;
+  Mutex mutex_;
+  CondVar changed_;
+  int open_ INCCL_GUARDED_BY(mutex_) = 0;
+  Status status_ INCCL_GUARDED_BY(mutex_);
 };
 
 // A position on a stream. Batches of one group that go on the same stream have it in common: they
@@ -76,7 +75,7 @@ class StreamOrder {
   std::string Before() const { return stream_->Before(position_); }
   // Once for each batch; the last leaves the position, with the first error.
   void Complete(const Status& status) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (status_.ok()) status_ = status;
     if (--open_ == 0) stream_->Complete(position_, status_);
   }
@@ -85,9 +84,9 @@ class StreamOrder {
   const std::shared_ptr<Stream> stream_;
   uint64_t position_ = 0;
   bool enqueued_ = false;
-  std::mutex mutex_;
-  int open_;
-  Status status_;
+  Mutex mutex_;  // taken before the stream's
+  int open_ INCCL_GUARDED_BY(mutex_);
+  Status status_ INCCL_GUARDED_BY(mutex_);
 };
 
 struct Batch {

@@ -21,13 +21,13 @@ constexpr useconds_t kSeldom = 20;
 // Places are taken one at a time: the stream's order is theirs.
 Result<uint64_t> DeviceStream::EnqueueNext() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     completed_.Take();
   }
   Status status =
       CatchOutOfMemory([&] { return order_->Append(static_cast<uint32_t>(enqueued_)); });
   if (status.ok()) return enqueued_++;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   completed_.Untake();
   return status;
 }
@@ -43,7 +43,7 @@ bool DeviceStream::WaitFor(uint64_t position, const GiveUp& give_up) {
     }
     uint64_t left = 0;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       left = completed_.count();
     }
     const Time stalled = standstill.Look(left);
@@ -54,7 +54,7 @@ bool DeviceStream::WaitFor(uint64_t position, const GiveUp& give_up) {
 }
 
 void DeviceStream::CompletePosition(uint64_t position, const Status& /*status*/) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   completed_.Complete(position);
   // A position that was left before its order lets nothing pass that is still running.
   if (completed_.count() > 0) order_->Finish(static_cast<uint32_t>(completed_.count() - 1));
@@ -63,10 +63,11 @@ void DeviceStream::CompletePosition(uint64_t position, const Status& /*status*/)
 Result<std::shared_ptr<Stream>> DeviceStreamOf(Device* device, void* stream) {
   Result<uint64_t> id = device->IdOf(stream);
   if (!id.ok()) return id.status();
-  static std::mutex mutex;
+  static Mutex mutex;
   // Calls may be under way when the process ends.
-  static auto* const streams = new std::map<std::pair<Device*, uint64_t>, std::shared_ptr<Stream>>;
-  const std::lock_guard lock(mutex);
+  static auto* const streams INCCL_PT_GUARDED_BY(mutex) =
+      new std::map<std::pair<Device*, uint64_t>, std::shared_ptr<Stream>>;
+  const MutexLock lock(&mutex);
   std::shared_ptr<Stream>& found = (*streams)[{device, *id}];
   if (found == nullptr) {
     Result<std::unique_ptr<DeviceOrder>> order = device->OrderOf(stream);

@@ -6,8 +6,8 @@
 #define INCCL_STREAM_DEVICE_STREAM_H_
 
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "device/device.h"
 #include "stream/stream.h"
 
@@ -28,8 +28,8 @@ class DeviceStream final : public Stream {
  private:
   const std::unique_ptr<DeviceOrder> order_;
   uint64_t enqueued_ = 0;  // of EnqueueNext
-  std::mutex mutex_;
-  CompletedPositions completed_;
+  Mutex mutex_;
+  CompletedPositions completed_ INCCL_GUARDED_BY(mutex_);
 };
 
 // The one object of a stream of the device (NULL: its legacy stream).

@@ -2,13 +2,13 @@
 #include "stream/stream.h"
 
 #include <algorithm>
-#include <chrono>
+#include <deque>
 #include <utility>
 
 namespace inccl {
 namespace {
 
-constexpr std::chrono::milliseconds kAskAgain{20};
+constexpr Time kAskAgain = 20 * kMillisecond;
 // Between two looks at a standstill: not waiting, but kept from running.
 constexpr Time kKeptFromRunning = 200 * kMillisecond;
 
@@ -29,14 +29,15 @@ Time Standstill::Look(uint64_t count) {
 Result<uint64_t> Stream::EnqueueLocked(const User& user) {
   Result<uint64_t> position(OutOfMemory());
   (void)CatchOutOfMemory([&] {
+    enqueueing_.AssertHeld();
     {
-      const std::lock_guard lock(users_mutex_);
+      const MutexLock lock(&users_mutex_);
       users_[next_position_] = user;
     }
     position = EnqueueNext();
     return Status::Ok();
   });
-  const std::lock_guard lock(users_mutex_);
+  const MutexLock lock(&users_mutex_);
   if (position.ok()) {
     ++next_position_;
   } else {
@@ -46,17 +47,18 @@ Result<uint64_t> Stream::EnqueueLocked(const User& user) {
 }
 
 Result<uint64_t> Stream::Enqueue(const User& user) {
-  const std::lock_guard lock(enqueueing_);
+  const MutexLock lock(&enqueueing_);
   return EnqueueLocked(user);
 }
 
+// Not analysed: the number of mutexes is known at run time only.
 std::vector<Result<uint64_t>> Stream::EnqueueAll(const std::vector<Stream*>& streams,
-                                                 const std::vector<User>& users) {
+                                                 const std::vector<User>& users)
+    INCCL_NO_THREAD_SAFETY_ANALYSIS {
   std::vector<Stream*> sorted = streams;
   std::sort(sorted.begin(), sorted.end(), std::less<>());
-  std::vector<std::unique_lock<std::mutex>> locks;
-  locks.reserve(sorted.size());
-  for (Stream* stream : sorted) locks.emplace_back(stream->enqueueing_);
+  std::deque<MutexLock> locks;
+  for (Stream* stream : sorted) locks.emplace_back(&stream->enqueueing_);
   std::vector<Result<uint64_t>> positions;
   positions.reserve(streams.size());
   for (size_t i = 0; i < streams.size(); ++i)
@@ -66,55 +68,56 @@ std::vector<Result<uint64_t>> Stream::EnqueueAll(const std::vector<Stream*>& str
 
 void Stream::Complete(uint64_t position, const Status& status) {
   {
-    const std::lock_guard lock(users_mutex_);
+    const MutexLock lock(&users_mutex_);
     users_.erase(position);
   }
   CompletePosition(position, status);
 }
 
 std::string Stream::Before(uint64_t position) const {
-  const std::lock_guard lock(users_mutex_);
+  const MutexLock lock(&users_mutex_);
   const auto first = users_.begin();
   return first == users_.end() || first->first >= position ? "none" : *first->second;
 }
 
 Result<uint64_t> HostStream::EnqueueNext() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   completed_.Take();
   return enqueued_++;
 }
 
 bool HostStream::WaitFor(uint64_t position, const GiveUp& give_up) {
   Standstill standstill;
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(&mutex_);
   while (completed_.count() < position) {
     const Time stalled = standstill.Look(completed_.count());
-    lock.unlock();
-    if (give_up(stalled)) return false;
-    lock.lock();
-    if (completed_.count() < position) changed_.wait_for(lock, kAskAgain);
+    {
+      const MutexUnlock unlocked(&mutex_);
+      if (give_up(stalled)) return false;
+    }
+    if (completed_.count() < position) changed_.WaitFor(&mutex_, kAskAgain);
   }
   return true;
 }
 
 void HostStream::CompletePosition(uint64_t position, const Status& status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   if (error_.ok()) error_ = status;
   completed_.Complete(position);
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 Status HostStream::TakeError() { return std::exchange(error_, Status::Ok()); }
 
 Status HostStream::Synchronize() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(&mutex_);
   const uint64_t until = enqueued_;
-  changed_.wait(lock, [&] { return completed_.count() >= until; });
+  while (completed_.count() < until) changed_.Wait(&mutex_);
   return TakeError();
 }
 
 Status HostStream::Query() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   if (completed_.count() < enqueued_) return {Code::kInProgress, "calls on the stream are running"};
   return TakeError();
 }

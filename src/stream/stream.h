@@ -4,17 +4,16 @@
 #ifndef INCCL_STREAM_STREAM_H_
 #define INCCL_STREAM_STREAM_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/status.h"
 
 namespace inccl {
@@ -53,12 +52,13 @@ class Stream {
   virtual void CompletePosition(uint64_t position, const Status& status) = 0;
 
  private:
-  Result<uint64_t> EnqueueLocked(const User& user);  // holds enqueueing_
+  Result<uint64_t> EnqueueLocked(const User& user) INCCL_REQUIRES(enqueueing_);
 
-  std::mutex enqueueing_;  // of several streams: in the order of their addresses
-  mutable std::mutex users_mutex_;
-  uint64_t next_position_ = 0;      // enqueueing_
-  std::map<uint64_t, User> users_;  // users_mutex_; by position
+  // A thread that takes those of several streams does so in the order of the streams' addresses.
+  Mutex enqueueing_ INCCL_ACQUIRED_BEFORE(users_mutex_);
+  mutable Mutex users_mutex_;
+  uint64_t next_position_ INCCL_GUARDED_BY(enqueueing_) = 0;
+  std::map<uint64_t, User> users_ INCCL_GUARDED_BY(users_mutex_);  // by position
 };
 
 // For how long a count has stood still, without what the one who looks was kept from running.
@@ -108,13 +108,13 @@ class HostStream final : public Stream {
   void CompletePosition(uint64_t position, const Status& status) override;
 
  private:
-  Status TakeError();  // holds mutex_
+  Status TakeError() INCCL_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  uint64_t enqueued_ = 0;
-  CompletedPositions completed_;
-  Status error_;
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t enqueued_ INCCL_GUARDED_BY(mutex_) = 0;
+  CompletedPositions completed_ INCCL_GUARDED_BY(mutex_);
+  Status error_ INCCL_GUARDED_BY(mutex_);
 };
 
 }  // namespace inccl

@@ -13,16 +13,17 @@ Worker::Worker(std::function<Status(const Batch&)> run, GiveUp give_up)
 
 Worker::~Worker() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     stop_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
 }
 
 Status Worker::Enqueue(Batch&& batch) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   Status status = CatchOutOfMemory([&]() -> Status {
+    mutex_.AssertHeld();
     if (!thread_.joinable()) {
       Result<std::thread> thread = StartThread("inccl-worker", [this] { Loop(); });
       if (!thread.ok()) return thread.status();
@@ -33,36 +34,37 @@ Status Worker::Enqueue(Batch&& batch) {
   });
   if (!status.ok()) return status;
   open_.fetch_add(1, std::memory_order_acq_rel);
-  changed_.notify_all();
+  changed_.NotifyAll();
   return status;
 }
 
 void Worker::WaitIdle() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return open_.load() == 0; });
+  const MutexLock lock(&mutex_);
+  while (open_.load() != 0) changed_.Wait(&mutex_);
 }
 
 void Worker::Loop() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(&mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    while (!stop_ && queue_.empty()) changed_.Wait(&mutex_);
     if (queue_.empty()) return;
     const Batch batch = std::move(queue_.front());
     queue_.pop_front();
-    lock.unlock();
-    for (const std::shared_ptr<StreamOrder>& order : batch.orders) {
-      const auto give_up = [&](Time stalled) { return give_up_(*order, stalled); };
-      order->Wait(std::cref(give_up));  // so that no memory is needed
+    Status status;
+    {
+      const MutexUnlock unlocked(&mutex_);
+      for (const std::shared_ptr<StreamOrder>& order : batch.orders) {
+        const auto give_up = [&](Time stalled) { return give_up_(*order, stalled); };
+        order->Wait(std::cref(give_up));  // so that no memory is needed
+      }
+      status = run_(batch);
     }
-    const Status status = run_(batch);
     // First idle, then told: who was told may call at once and find the communicator free.
-    lock.lock();
     open_.fetch_sub(1, std::memory_order_acq_rel);
-    changed_.notify_all();
-    lock.unlock();
+    changed_.NotifyAll();
+    const MutexUnlock unlocked(&mutex_);
     for (const std::shared_ptr<StreamOrder>& order : batch.orders) order->Complete(status);
     if (batch.completion != nullptr) batch.completion->Done(status);
-    lock.lock();
   }
 }
 

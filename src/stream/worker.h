@@ -6,12 +6,11 @@
 #define INCCL_STREAM_WORKER_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "stream/batch.h"
 
@@ -40,11 +39,11 @@ class Worker {
   const std::function<Status(const Batch&)> run_;
   const GiveUp give_up_;
   std::atomic<int> open_{0};  // queued and running
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Batch> queue_;
-  bool stop_ = false;
-  std::thread thread_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Batch> queue_ INCCL_GUARDED_BY(mutex_);
+  bool stop_ INCCL_GUARDED_BY(mutex_) = false;
+  std::thread thread_ INCCL_GUARDED_BY(mutex_);
 };
 
 }  // namespace inccl

@@ -26,7 +26,7 @@ DeviceLevels::DeviceLevels(const Planner& planner) {
 }
 
 DeviceLevels::Choices DeviceLevels::WithTablesAt(const LevelTable* tables) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   for (const auto& [address, choices] : choices_) {
     if (address == tables) return choices;
   }

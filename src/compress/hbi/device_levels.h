@@ -7,10 +7,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "compress/cuda/kernel_args.h"
 #include "compress/device_work.h"
@@ -37,8 +37,8 @@ class DeviceLevels {
 
   std::shared_ptr<const std::vector<LevelTable>> tables_;
   std::vector<Levels> levels_;  // by point
-  std::mutex mutex_;
-  std::vector<std::pair<const LevelTable*, Choices>> choices_;
+  Mutex mutex_;
+  std::vector<std::pair<const LevelTable*, Choices>> choices_ INCCL_GUARDED_BY(mutex_);
 };
 
 }  // namespace inccl::hbi

@@ -52,7 +52,7 @@ Status CheckRanks(const Config& config, int nranks) {
 }  // namespace
 
 std::shared_ptr<const Planner> hbi::PlannerCache::Get(Collective collective, int nranks) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   for (const Known& known : planners_) {
     const Planner& planner = *known.planner;
     if (planner.nranks() == nranks && planner.collective() == collective) return known.planner;
@@ -63,7 +63,7 @@ std::shared_ptr<const Planner> hbi::PlannerCache::Get(Collective collective, int
 
 std::shared_ptr<hbi::DeviceLevels> hbi::PlannerCache::LevelsOf(
     const std::shared_ptr<const Planner>& planner) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto known = std::find_if(planners_.begin(), planners_.end(),
                                   [&planner](const Known& one) { return one.planner == planner; });
   if (known->levels == nullptr) known->levels = std::make_shared<DeviceLevels>(*planner);

@@ -8,10 +8,10 @@
 #define INCCL_COMPRESS_HBI_HBI_CODEC_H_
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "compress/codec.h"
 #include "compress/codec_spec.h"
 #include "compress/hbi/config.h"
@@ -39,8 +39,8 @@ class PlannerCache {
     std::shared_ptr<DeviceLevels> levels;  // created at first use
   };
   const Config config_;
-  std::mutex mutex_;
-  std::vector<Known> planners_;
+  Mutex mutex_;
+  std::vector<Known> planners_ INCCL_GUARDED_BY(mutex_);
 };
 
 // Codec::Supports and Codec::Fits for this configuration.

@@ -8,10 +8,10 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "device/cuda/cuda_queue.h"
 #include "device/cuda/driver.h"
 #include "device/cuda/host_ranges.h"
@@ -96,7 +96,10 @@ class CudaDevice final : public Device {
       status = driver->Check(driver->device_count(&device->count_), "cuDeviceGetCount");
     }
     if (!status.ok()) return status;
-    device->places_.resize(static_cast<size_t>(device->count_));
+    {
+      const MutexLock lock(&device->mutex_);
+      device->places_.resize(static_cast<size_t>(device->count_));
+    }
     device->ranges_.SetDevices(device->count_);
     device->ipc_.SetDevices(device->count_);
     return device;
@@ -299,7 +302,7 @@ class CudaDevice final : public Device {
     if (number < 0 || number >= count_) {
       return InternalError(fmt::format("device {} is not in [0, {})", number, count_));
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     Place& place = places_[static_cast<size_t>(number)];
     if (place.stream != nullptr) return place;
     CUdevice device = 0;
@@ -322,7 +325,7 @@ class CudaDevice final : public Device {
   // will use it, and an allocation may wait for those streams.
   Result<Order::Words*> NewWords() {
     constexpr size_t kAtOnce = 512;
-    const std::lock_guard lock(words_mutex_);
+    const MutexLock lock(&words_mutex_);
     if (words_left_ == 0) {
       Result<std::byte*> memory = AllocateHost(kAtOnce * sizeof(Order::Words));
       if (!memory.ok()) return memory.status();
@@ -339,7 +342,7 @@ class CudaDevice final : public Device {
     CUcontext context = nullptr;
     if (driver_.context(&context) == CUDA_SUCCESS && context != nullptr) return context;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       for (const Place& place : places_) {
         if (place.stream != nullptr) return place.context;
       }
@@ -360,11 +363,11 @@ class CudaDevice final : public Device {
 
   const Driver driver_;
   int count_ = 0;
-  std::mutex mutex_;
-  std::vector<Place> places_;
-  std::mutex words_mutex_;
-  std::byte* words_ = nullptr;
-  size_t words_left_ = 0;
+  Mutex mutex_;
+  std::vector<Place> places_ INCCL_GUARDED_BY(mutex_);
+  Mutex words_mutex_ INCCL_ACQUIRED_BEFORE(mutex_);
+  std::byte* words_ INCCL_GUARDED_BY(words_mutex_) = nullptr;
+  size_t words_left_ INCCL_GUARDED_BY(words_mutex_) = 0;
   HostRanges ranges_;
   Ipc ipc_;
 };
@@ -380,9 +383,9 @@ extern "C" __attribute__((visibility("default"))) inccl::Device* inccl_device(ui
                   version);
     return nullptr;
   }
-  static std::mutex mutex;
-  static inccl::Device* device = nullptr;  // never destroyed
-  const std::lock_guard lock(mutex);
+  static inccl::Mutex mutex;
+  static inccl::Device* device INCCL_GUARDED_BY(mutex) = nullptr;  // as long as the process
+  const inccl::MutexLock lock(&mutex);
   if (device != nullptr) return device;
   inccl::Result<std::unique_ptr<inccl::cuda::CudaDevice>> made = inccl::cuda::CudaDevice::Create();
   if (!made.ok()) {

@@ -51,7 +51,7 @@ CUresult HostRanges::Tell(void* memory, size_t bytes) const {
 }
 
 Status HostRanges::Register(void* memory, size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   Range& range = ranges_[reinterpret_cast<uintptr_t>(memory)];
   if (range.users > 0) {
     if (bytes != range.bytes) {
@@ -75,7 +75,7 @@ Status HostRanges::Register(void* memory, size_t bytes) {
 }
 
 void HostRanges::Unregister(void* memory) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = ranges_.find(reinterpret_cast<uintptr_t>(memory));
   if (found == ranges_.end() || --found->second.users > 0) return;
   if (found->second.own) driver_.host_unregister(memory);
@@ -83,7 +83,7 @@ void HostRanges::Unregister(void* memory) {
 }
 
 void* HostRanges::AddressOf(int device, const void* host) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto address = reinterpret_cast<uintptr_t>(host);
   const auto ask = [&](uintptr_t at) {
     CUdeviceptr found = 0;

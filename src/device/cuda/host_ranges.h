@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "device/cuda/driver.h"
 
 namespace inccl::cuda {
@@ -38,8 +38,8 @@ class HostRanges {
 
   const Driver& driver_;
   size_t devices_ = 0;
-  std::mutex mutex_;
-  std::map<uintptr_t, Range> ranges_;  // by start address
+  Mutex mutex_;
+  std::map<uintptr_t, Range> ranges_ INCCL_GUARDED_BY(mutex_);  // by their beginning
 };
 
 }  // namespace inccl::cuda

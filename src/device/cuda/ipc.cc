@@ -88,7 +88,7 @@ Status Ipc::CheckReach(int device, int owner) const {
 }
 
 uint32_t Ipc::NumberOf(const Shared& shared) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const auto known = numbers_.find(shared.buffer);
   if (known != numbers_.end()) return known->second;
   shared_.push_back(shared);
@@ -159,7 +159,7 @@ Result<std::byte*> Ipc::Open(int device, const DeviceShare::Handle& handle) {
 Result<std::byte*> Ipc::OpenOwn(int device, uint32_t number) {
   Shared shared;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (number == 0 || number > shared_.size()) {
       return InvalidArgument(fmt::format("the memory to be opened, number {}, is none", number));
     }
@@ -184,7 +184,7 @@ Result<std::byte*> Ipc::OpenOwn(int device, uint32_t number) {
 // Some drivers refuse to open a handle twice, others count, so this opens each allocation only
 // once.
 Result<std::byte*> Ipc::OpenForeign(int device, const Ticket& ticket) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   const Key key{device, ticket.process, ticket.number};
   const auto known = opened_.find(key);
   if (known != opened_.end()) {
@@ -210,7 +210,7 @@ Result<std::byte*> Ipc::OpenForeign(int device, const Ticket& ticket) {
 // may wait for an Open of another rank of this process.
 void Ipc::Close(int device, std::byte* memory) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     const auto found = std::find_if(opened_.begin(), opened_.end(), [&](const auto& one) {
       return std::get<0>(one.first) == device && one.second.data == Address(memory);
     });

@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <vector>
 
+#include "base/mutex.h"
 #include "device/cuda/driver.h"
 #include "device/device.h"
 
@@ -63,10 +63,10 @@ class Ipc {
   const pid_t pid_;       // differs in a child of a fork, where CUDA does not work
   uint64_t process_ = 0;  // random number of this process, unique on the host; 0: none
   int devices_ = 0;
-  std::mutex mutex_;
-  std::vector<Shared> shared_;            // by number - 1
-  std::map<uint64_t, uint32_t> numbers_;  // by buffer
-  std::map<Key, Opened> opened_;
+  Mutex mutex_;
+  std::vector<Shared> shared_ INCCL_GUARDED_BY(mutex_);            // by number - 1
+  std::map<uint64_t, uint32_t> numbers_ INCCL_GUARDED_BY(mutex_);  // by buffer
+  std::map<Key, Opened> opened_ INCCL_GUARDED_BY(mutex_);
 };
 
 }  // namespace inccl::cuda

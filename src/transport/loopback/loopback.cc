@@ -5,9 +5,9 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <mutex>
 
 #include "base/fd.h"
+#include "base/mutex.h"
 #include "transport/mapped/mapped_transport.h"
 #include "transport/shm/regions.h"
 
@@ -23,17 +23,17 @@ using mapped::WakeupArea;
 class Pieces {
  public:
   void Add(const Span& piece) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     pieces_.push_back(piece);
   }
   void Append(std::vector<Span>* spans) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     spans->insert(spans->end(), pieces_.begin(), pieces_.end());
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<Span> pieces_;
+  mutable Mutex mutex_;
+  std::vector<Span> pieces_ INCCL_GUARDED_BY(mutex_);
 };
 
 // Address space without access rights; Commit makes pages accessible, which accounts for them.
