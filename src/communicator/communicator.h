@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank's end of a communicator: owns its transport, lanes, programs and control connections,
-// and runs calls: at once in the calling thread, or in batches on a worker thread.
+// One rank's end of a communicator. It owns the transport and the control connections, and runs
+// calls: at once in the calling thread, or in batches on a worker thread. CollectiveRunner runs a
+// single call.
 #ifndef INCCL_COMMUNICATOR_COMMUNICATOR_H_
 #define INCCL_COMMUNICATOR_COMMUNICATOR_H_
 
 #include <sys/types.h>
 
-#include <array>
 #include <atomic>
 #include <memory>
 #include <span>
@@ -20,39 +20,19 @@
 #include "base/rank_name.h"
 #include "base/status.h"
 #include "collectives/call.h"
-#include "collectives/executor.h"
-#include "collectives/progress.h"
 #include "collectives/send_recv.h"
+#include "communicator/collective_runner.h"
+#include "communicator/comm_options.h"
 #include "communicator/device_engines.h"
-#include "communicator/plan_cache.h"
 #include "communicator/staging.h"
-#include "communicator/zero_copy.h"
 #include "control/control.h"
-#include "engine/engine.h"
 #include "failure/liveness.h"
 #include "failure/shrink_agreement.h"
 #include "stream/batch.h"
 #include "stream/worker.h"
 #include "transport/transport.h"
-#include "tuning/store_policy.h"
-#include "tuning/tuner.h"
 
 namespace inccl {
-
-// What all ranks agree on at init.
-struct CommOptions {
-  AlgorithmFilter algorithms;
-  TunerTable tuner_table;
-  int channels = 1;
-  uint32_t slice_bytes = 128 * 1024;
-  uint64_t nt_store_bytes = 16 << 20;  // of a result that goes past the caches; each rank's own
-  bool reproducible = false;
-  bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: the first fatal error kills the process
-  bool preserve_input = false;  // calls in place restore their buffer after an error
-  Time op_timeout = 600 * kSecond;
-  std::shared_ptr<const Codec> default_codec;
-  std::string name;  // of the communicator, for messages; each rank's own, "": none
-};
 
 struct CommEnds {
   int rank = 0, nranks = 1;
@@ -141,40 +121,21 @@ class Communicator {
   uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
 
  private:
-  struct CodecUse {
-    std::shared_ptr<const Codec> codec;
-    std::unique_ptr<CodecState> state;
-  };
-
-  Status RunGuarded(const Call& call);  // RunLocked with errors made sticky
-  Status RunSendRecvGuarded(const std::vector<SendRecvCall>& calls);
-  // `engine`: of the memory that the call is about; nullptr: the host's.
-  Status RunLocked(const Call& call, Engine* engine);
-  // The codec and the factor are known.
-  Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
-  // The one rank of its communicator; not a premultiplied sum on a device.
-  Status RunAlone(const Call& call) const;
-  TunerCall Tuned(const Call& call, bool below_min_bytes) const;
+  // Makes errors sticky.
+  Status RunGuarded(const Call& call) INCCL_REQUIRES(call_mutex_);
+  Status RunSendRecvGuarded(const std::vector<SendRecvCall>& calls) INCCL_REQUIRES(call_mutex_);
   // Nothing of the device's memory is touched before a staged call has succeeded.
   bool IsStaged(const Call& call) const;
-  Status RunOnDevice(const Call& call);
-  Status RunStaged(const Call& call);  // RunLocked on copies of a device's memory
-  Status MoveSendRecv(const std::vector<SendRecvCall>& calls);
-  // What of the call's codec is left, checked, and the step of the call.
-  Status SettleCodec(Call* call, bool* below_min_bytes) const;
+  Status RunOnDevice(const Call& call) INCCL_REQUIRES(call_mutex_);
+  // Runs the call on copies in memory of the host.
+  Status RunStaged(const Call& call) INCCL_REQUIRES(call_mutex_);
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
   // Whether a batch is not to wait for its turn any more.
   bool GivesUp(const StreamOrder& turn, Time stalled);
-  bool Streams(const Call& call) const;
-  // Whether slots can be written past the caches.
-  bool CanStreamPayloads(Algorithm algorithm) const;
-  void SaveInput(const Call& call);  // preserve_input
-  void RestoreInput(const Call& call) const;
-  // Lines about the call under way and the choice of its algorithm, where somebody asks for them.
-  void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
-  CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
-  void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
+  // For `preserve_input`.
+  void SaveInput(const Call& call) INCCL_REQUIRES(call_mutex_);
+  void RestoreInput(const Call& call) const INCCL_REQUIRES(call_mutex_);
 
   CommEnds ends_;
   const CommOptions options_;
@@ -182,22 +143,12 @@ class Communicator {
   ShrinkAgreement shrink_agreement_;
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;
-  CpuEngine engine_;
-  CollectiveRequest task_;
-  std::unique_ptr<SendRecvRequest> send_recv_;  // made at the first send or receive
-  Progress progress_;
-  PlanCache plans_;
-  std::vector<CodecUse> codecs_;
-  std::vector<std::byte> saved_input_;
-  bool input_saved_ = false;  // of the call under way
-  std::array<StorePolicy, kCollectiveKinds> slot_writes_;
-  StorePolicy send_recv_stores_;
   Staging staging_;
-  ZeroCopy zero_copy_;
   DeviceEngines engines_;
   Mutex call_mutex_;  // held during a call; abort waits for it
-  uint64_t sequence_ = 0;
-  uint64_t compressed_calls_ = 0;
+  CollectiveRunner runner_ INCCL_GUARDED_BY(call_mutex_);
+  std::vector<std::byte> saved_input_ INCCL_GUARDED_BY(call_mutex_);
+  bool input_saved_ INCCL_GUARDED_BY(call_mutex_) = false;  // of the call under way
   std::atomic<uint64_t> completed_{0};
   Worker worker_;  // last: ends first
 };

@@ -3,7 +3,6 @@
 // Calls of a communicator on memory of a device: by an engine of that device, through copies of the
 // whole buffers, or as one copy for a rank alone.
 #include "communicator/communicator.h"
-#include "compress/identity_codec.h"
 #include "device/runtime.h"
 
 namespace inccl {
@@ -16,7 +15,7 @@ bool Communicator::IsStaged(const Call& call) const {
 
 Status Communicator::RunOnDevice(const Call& call) {
   if (IsStaged(call)) return RunStaged(call);
-  if (ends_.nranks == 1) return RunLocked(call, nullptr);
+  if (ends_.nranks == 1) return runner_.Run(call, nullptr);
   Result<DeviceEngine*> engine = engines_.Of(call.device);
   if (!engine.ok()) return engine.status();
   engines_.Attach();
@@ -32,31 +31,14 @@ Status Communicator::RunOnDevice(const Call& call) {
                                    .output_bytes = extent.recv * SizeOf(call.type),
                                    .compressed = call.codec != nullptr});
   if (!begun.ok()) return begun;
-  return RunLocked(brought, *engine);
+  return runner_.Run(brought, *engine);
 }
 
 Status Communicator::RunStaged(const Call& call) {
   Result<Call> staged = staging_.CopyIn(call, ends_.rank, ends_.nranks);
   if (!staged.ok()) return staged.status();
-  if (Status status = RunLocked(*staged, nullptr); !status.ok()) return status;
+  if (Status status = runner_.Run(*staged, nullptr); !status.ok()) return status;
   return staging_.CopyOut(call, ends_.rank, ends_.nranks);
-}
-
-Status Communicator::RunAlone(const Call& call) const {
-  const size_t bytes = call.count * SizeOf(call.type);
-  Status status;
-  if (!call.on_device) {
-    CombineAlone({.collective = call.collective,
-                  .type = call.type,
-                  .op = call.op,
-                  .scalar = call.scalar,
-                  .count = call.count},
-                 call.send, call.recv);
-  } else if (bytes > 0 && call.send != call.recv) {
-    status = CurrentDevice()->Copy(call.recv, call.send, bytes);
-  }
-  if (status.ok()) FillStats(call, {}, false);
-  return status;
 }
 
 }  // namespace inccl

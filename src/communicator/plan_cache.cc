@@ -13,21 +13,25 @@ size_t PlanCache::PlaceOf(Collective collective, DataType type, uint64_t count) 
   return hash >> (64 - kPlaceBits);
 }
 
-const PlanCache::Plan* PlanCache::Find(const Call& call) const {
+const PlanCache::Plan* PlanCache::Find(const Call& call, bool below_min_bytes) const {
   const Plan& plan = kept_[PlaceOf(call.collective, call.type, call.count)];
   const bool known = plan.program != nullptr && plan.collective == call.collective &&
-                     plan.type == call.type && plan.root == call.root && plan.count == call.count;
+                     plan.type == call.type && plan.root == call.root && plan.count == call.count &&
+                     plan.below_min_bytes == below_min_bytes &&
+                     !plan.codec.owner_before(call.codec) && !call.codec.owner_before(plan.codec);
   return known ? &plan : nullptr;
 }
 
-Result<PlanCache::Plan> PlanCache::Make(const Call& call, const Codec& codec,
-                                        const Choice& choice) {
+Result<PlanCache::Plan> PlanCache::Make(const Call& call, const Codec& codec, const Choice& choice,
+                                        bool below_min_bytes) {
   Result<const Program*> program = FindProgram(call, codec, choice);
   if (!program.ok()) return program.status();
   return Plan{.collective = call.collective,
               .type = call.type,
               .root = call.root,
               .count = call.count,
+              .codec = call.codec,
+              .below_min_bytes = below_min_bytes,
               .choice = choice,
               .chunking = CutCall({.collective = call.collective,
                                    .type = call.type,

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <utility>
 
 #include "base/status.h"
 #include "collectives/call.h"
@@ -33,6 +34,9 @@ class PlanCache {
     DataType type = DataType::kFloat32;
     int root = 0;
     uint64_t count = 0;
+    // Expires with the codec, so another codec at the same address is not taken for it.
+    std::weak_ptr<const Codec> codec;
+    bool below_min_bytes = false;
     Choice choice;
     Chunking chunking;
     const Program* program = nullptr;  // null: an empty place
@@ -43,10 +47,11 @@ class PlanCache {
 
   // The plan that Keep has kept for such a call; nullptr: none, or another call has taken its
   // place.
-  const Plan* Find(const Call& call) const;
-  Result<Plan> Make(const Call& call, const Codec& codec, const Choice& choice);
-  const Plan* Keep(const Plan& plan) {
-    return &(kept_[PlaceOf(plan.collective, plan.type, plan.count)] = plan);
+  const Plan* Find(const Call& call, bool below_min_bytes) const;
+  Result<Plan> Make(const Call& call, const Codec& codec, const Choice& choice,
+                    bool below_min_bytes);
+  const Plan* Keep(Plan plan) {
+    return &(kept_[PlaceOf(plan.collective, plan.type, plan.count)] = std::move(plan));
   }
 
   LaneTable* lanes() { return &lanes_; }

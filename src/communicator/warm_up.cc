@@ -8,20 +8,16 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "bootstrap/gathering.h"
 #include "communicator/communicator.h"
-#include "compress/identity_codec.h"
 
 namespace inccl {
 namespace {
 
-constexpr uint64_t kElements = 1024;                 // of fp32
-constexpr uint64_t kSignature = 0x5245484541525345;  // in the place of a call's
-[[maybe_unused]] constexpr int kNobody = -2;         // none of the ranks
+[[maybe_unused]] constexpr int kNobody = -2;  // none of the ranks
 
 // What a waiting rank looks at meanwhile.
 class Observer final : public WaitObserver {
@@ -68,37 +64,12 @@ Status OfInit(const Status& status, const std::string& name) {
 }  // namespace
 
 Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
-  Call call;  // an all-reduce of fp32
-  call.count = kElements;
-  const Result<Choice> choice = Choose({.collective = call.collective,
-                                        .bytes = call.count * SizeOf(call.type),
-                                        .nranks = ends_.nranks,
-                                        .reproducible = options_.reproducible},
-                                       options_.algorithms, options_.tuner_table);
-  // Others open more lanes than have memory behind them already.
-  if (ends_.nranks == 1 || !ends_.transport->caps().multicast || !choice.ok() ||
-      choice->algorithm != Algorithm::kOneShot) {
-    return Status::Ok();
-  }
   FAULT_RANK(kNobody);  // the fault points of calls are those of users' calls
   const std::string name = rank_name();
   Observer observer(name, &liveness_, deadline, cancelled);
-  Status status = CatchOutOfMemory([&] {
-    Result<PlanCache::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice);
-    if (!plan.ok()) return plan.status();
-    CodecState* const state = StateOf(IdentityCodec());
-    Status begun = state->Begin({.nranks = ends_.nranks, .rank = ends_.rank, .count = call.count});
-    if (!begun.ok()) return begun;
-    const std::vector<float> input(kElements);
-    std::vector<float> output(kElements);
-    task_.Start({.program = plan->program,
-                 .chunking = plan->chunking,
-                 .codec = state,
-                 .element_bytes = sizeof(float),
-                 .input = reinterpret_cast<const std::byte*>(input.data()),
-                 .output = reinterpret_cast<std::byte*>(output.data()),
-                 .signature = kSignature});
-    return progress_.Run(&task_, &observer);
+  const Status status = CatchOutOfMemory([&] {
+    const MutexLock lock(&call_mutex_);
+    return runner_.WarmUp(&observer);
   });
   if (status.ok()) return status;
   liveness_.Fail(status);  // nobody else is to wait for this rank

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "communicator/communicator.h"
+#include "communicator/comm_options.h"
 #include "config/variables.h"
 #include "control/control.h"
 #include "inccl/ccl.h"

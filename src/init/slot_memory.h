@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "base/status.h"
-#include "communicator/communicator.h"
+#include "communicator/comm_options.h"
 #include "transport/transport.h"
 
 namespace inccl {

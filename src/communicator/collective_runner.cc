@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communicator/collective_runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "compress/identity_codec.h"
+#include "device/runtime.h"
+#include "tuning/segmentation.h"
+
+namespace inccl {
+namespace {
+
+constexpr size_t kCodecsKept = 16;
+constexpr uint64_t kWarmUpElements = 1024;                 // of fp32
+constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in the place of a call's
+
+}  // namespace
+
+CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
+    : rank_(ends.rank),
+      nranks_(ends.nranks),
+      name_(std::move(ends.name)),
+      transport_(ends.transport),
+      liveness_(ends.liveness),
+      engines_(ends.engines),
+      options_(*options),
+      request_(&engine_),
+      progress_(transport_, &SystemClock(), ends.wait),
+      plans_({.rank = rank_,
+              .nranks = nranks_,
+              .channels = options_.channels,
+              .slice_bytes = options_.slice_bytes},
+             transport_),
+      zero_copy_(rank_, nranks_, options_.slice_bytes, transport_) {
+  // The first question which kernels this CPU takes runs instructions that are slow on virtual
+  // machines: ask it here and not in the first call.
+  (void)StateOf(IdentityCodec())->Begin({.nranks = nranks_, .rank = rank_, .count = 1});
+}
+
+Status CollectiveRunner::RunSendRecv(const std::vector<SendRecvCall>& calls) {
+  if (send_recv_ == nullptr) {
+    send_recv_ = std::make_unique<SendRecvRequest>(rank_, nranks_, SlotsFor(options_.slice_bytes));
+  }
+  uint64_t sent = 0;
+  bool receives = false;
+  for (const SendRecvCall& call : calls) {
+    if (call.peer == rank_) continue;
+    if (call.is_send) sent += call.count * SizeOf(call.type);
+    receives = receives || !call.is_send;
+  }
+  // A rank that only sends is done when the slots have it all, which says nothing of its readers.
+  StorePolicy::Choice way;
+  const bool in_place = transport_->caps().read_in_place;
+  if (in_place && receives) {
+    way = send_recv_stores_.Choose(sent, false);
+  } else {
+    way.non_temporal = in_place && send_recv_stores_.NonTemporal(sent);
+  }
+  Status status = send_recv_->Start(
+      calls, {.slots = way.non_temporal, .results = options_.nt_store_bytes}, plans_.lanes());
+  if (!status.ok() || send_recv_->done()) return status;
+  const Time start = SystemClock().Now();
+  status = progress_.Run(send_recv_.get(), liveness_);
+  if (in_place && receives) send_recv_stores_.Learn(sent, false, way, SystemClock().Now() - start);
+  return status;
+}
+
+// In place the result's lines are in the caches already, as the input's.
+bool CollectiveRunner::TakesNonTemporalOutput(const Call& call) const {
+  const size_t bytes = call.count * SizeOf(call.type);
+  const bool many = call.collective == Collective::kAllGather ||
+                    call.collective == Collective::kAllToAll ||
+                    call.collective == Collective::kGather;
+  return bytes * static_cast<size_t>(many ? nranks_ : 1) >= options_.nt_store_bytes &&
+         InPlace(call, rank_).empty();
+}
+
+// Where another core reads the slots themselves. Direct algorithms keep no partial sums, which this
+// core would read again.
+bool CollectiveRunner::TakesNonTemporalSlots(Algorithm algorithm) const {
+  return TraitsOf(algorithm).zero_copy && transport_->caps().read_in_place;
+}
+
+Status CollectiveRunner::SettleCodec(Call* call, bool* below_min_bytes) const {
+  const Status unsupported =
+      call->codec->Supports(call->collective, call->type, call->op, std::max(2, nranks_));
+  *below_min_bytes =
+      unsupported.ok() && call->count * SizeOf(call->type) < call->codec->min_bytes();
+  if (!unsupported.ok() || *below_min_bytes || call->codec == IdentityCodec()) {
+    call->codec = nullptr;
+    call->seed = call->step = 0;
+    return Status::Ok();
+  }
+  if (call->step == 0) call->step = compressed_calls_;
+  return nranks_ > 1 ? call->codec->Fits(call->collective, nranks_) : Status::Ok();
+}
+
+Status CollectiveRunner::Run(const Call& call, Engine* engine) {
+  if (call.scalar_at == nullptr && call.codec == nullptr) return RunSettled(call, engine, false);
+  Call settled = call;
+  if (call.scalar_at != nullptr) {
+    std::memcpy(settled.scalar.data(), call.scalar_at, SizeOf(call.type));
+  }
+  bool below_min_bytes = false;
+  if (call.codec != nullptr) {
+    if (Status unfit = SettleCodec(&settled, &below_min_bytes); !unfit.ok()) return unfit;
+  }
+  return RunSettled(settled, engine, below_min_bytes);
+}
+
+TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const {
+  const bool compresses = call.codec != nullptr && nranks_ > 1;
+  return {.collective = call.collective,
+          .bytes = call.count * SizeOf(call.type),
+          .nranks = nranks_,
+          .compressed = compresses,
+          .reproducible = options_.reproducible,
+          .route = compresses ? call.codec->route() : Route{},
+          .below_min_bytes = below_min_bytes};
+}
+
+Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
+  // Calls of the library's own are rare, and the user's filter does not hold for them.
+  const bool users = call.purpose == Purpose::kUser;
+  const PlanCache::Plan* plan = users ? plans_.Find(call, below_min_bytes) : nullptr;
+  Choice choice;
+  if (plan != nullptr) {
+    choice = plan->choice;
+  } else {
+    // A rank alone sends nothing, so any algorithm will do.
+    Result<Choice> chosen = Choose(Tuned(call, below_min_bytes),
+                                   users && nranks_ > 1 ? options_.algorithms : AlgorithmFilter(),
+                                   options_.tuner_table);
+    if (!chosen.ok()) return chosen.status();
+    choice = *chosen;
+  }
+
+  uint64_t signature = 0;
+  if (Status status = liveness_->BeginCall(++sequence_, call, &signature); !status.ok()) {
+    return status;
+  }
+  if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives) ||
+      LogEnabled(LogLevel::kInfo, LogSubsystem::kTuning)) {
+    LogCall(call, Tuned(call, below_min_bytes), choice);
+  }
+  FAULT_POINT("call.after_begin");
+  if (call.compressed_call) ++compressed_calls_;
+  if (nranks_ == 1) return RunAlone(call);
+  const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
+  PlanCache::Plan unkept;
+  if (plan == nullptr) {
+    Result<PlanCache::Plan> made = plans_.Make(call, *codec, choice, below_min_bytes);
+    if (!made.ok()) return made.status();
+    plan = users ? plans_.Keep(*std::move(made)) : &(unkept = *std::move(made));
+  }
+  return RunPlan(call, engine, *plan, StateOf(codec), signature);
+}
+
+Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan,
+                                 CodecState* state, uint64_t signature) {
+  const size_t element = SizeOf(call.type);
+  const bool non_temporal_slots = engine == nullptr && TakesNonTemporalSlots(plan.choice.algorithm);
+  const bool one_way = HasRoot(call.collective);
+  const bool segmented = SegmentsOf(call.collective, 2) > 1;
+  const uint64_t moved = call.count * element * (segmented ? static_cast<uint64_t>(nranks_) : 1);
+  StorePolicy& stores = slot_stores_[static_cast<size_t>(call.collective)];
+  const StorePolicy::Choice way =
+      non_temporal_slots ? stores.Choose(moved, one_way) : StorePolicy::Choice{};
+  Status status = state->Begin({.collective = call.collective,
+                                .type = call.type,
+                                .op = call.op,
+                                .scalar = call.scalar,
+                                .nranks = nranks_,
+                                .rank = rank_,
+                                .count = call.count,
+                                .seed = call.seed,
+                                .step = call.step,
+                                .stream = engine == nullptr && TakesNonTemporalOutput(call),
+                                .stream_payloads = way.non_temporal});
+  if (!status.ok()) return status;
+  const Result<Engine*> for_host = engine == nullptr ? engines_->ForHost() : engine;
+  if (!for_host.ok()) return for_host.status();
+  if (engine == nullptr) {
+    zero_copy_.Begin(call, plan.choice.algorithm);
+  } else {
+    zero_copy_.BeginOnDevice(call, plan.choice.algorithm);
+  }
+  FAULT_POINT("call.after_bind");
+  request_.Start({.program = plan.program,
+                  .chunking = plan.chunking,
+                  .codec = state,
+                  .engine = engine != nullptr ? engine : *for_host,
+                  .element_bytes = element,
+                  .input = static_cast<const std::byte*>(call.send),
+                  .output = static_cast<std::byte*>(call.recv),
+                  .signature = signature,
+                  .registered_input = zero_copy_.input(),
+                  .registered_output = zero_copy_.output(),
+                  .registered_result = zero_copy_.result(),
+                  .until_read = way.until_read});
+  // Calls with zero copy hardly use slots.
+  const bool learns = non_temporal_slots && StorePolicy::Learns(moved) && !zero_copy_.any();
+  const Time start = learns ? SystemClock().Now() : 0;
+  status = progress_.Run(&request_, liveness_);
+  if (learns) stores.Learn(moved, one_way, way, SystemClock().Now() - start);
+  FAULT_POINT("call.before_finish");
+  CodecStats codec_stats;
+  state->Finish(&codec_stats);
+  if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
+  return status;
+}
+
+void CollectiveRunner::LogCall(const Call& call, const TunerCall& tuned,
+                               const Choice& choice) const {
+  CallRecord record;
+  record.Set(sequence_, call);
+  const std::string where = fmt::format("{} op {}", name_, sequence_);
+  Log(LogLevel::kInfo, LogSubsystem::kCollectives, "{} {}: algorithm {}, codec {}", where,
+      record.ToString(), nranks_ == 1 ? "none" : Name(choice.algorithm), record.codec);
+  if (nranks_ == 1) return;  // nothing was chosen
+  Log(LogLevel::kInfo, LogSubsystem::kTuning, "{} {} of {} bytes takes {}", where,
+      Name(call.collective), tuned.bytes, Explain(tuned, choice));
+}
+
+CodecState* CollectiveRunner::StateOf(const std::shared_ptr<const Codec>& codec) {
+  for (CodecUse& use : codecs_) {
+    if (use.codec == codec) return use.state.get();
+  }
+  if (codecs_.size() >= kCodecsKept) {
+    std::erase_if(codecs_, [](const CodecUse& use) { return use.codec.use_count() == 1; });
+  }
+  codecs_.push_back({codec, codec->NewState()});
+  return codecs_.back().state.get();
+}
+
+void CollectiveRunner::FillStats(const Call& call, const CodecStats& codec_stats,
+                                 bool compressed) const {
+  if (call.stats == nullptr) return;
+  const RequestStats task = nranks_ == 1 ? RequestStats{} : request_.stats();
+  ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+  stats.elements = call.count;
+  stats.payload_bytes = task.payload_bytes;
+  stats.wire_bytes = task.payload_bytes + task.slices * kHeaderBytes;
+  const double raw_elements =
+      static_cast<double>(task.raw_bytes) / static_cast<double>(SizeOf(call.type));
+  const auto payload = static_cast<double>(task.payload_bytes);
+  if (raw_elements > 0) stats.bits = 8 * payload / raw_elements;
+  stats.ratio = payload > 0 ? static_cast<double>(task.raw_bytes) / payload : 1;
+  stats.error_bound = codec_stats.error_bound;
+  stats.zero_blocks = codec_stats.zero_blocks;
+  stats.dropped_superblocks = codec_stats.dropped_superblocks;
+  stats.poisoned_blocks = codec_stats.poisoned_blocks;
+  stats.compressed = compressed ? 1 : 0;
+  const size_t caller_size = call.stats->size;
+  std::memcpy(call.stats, &stats, std::min(caller_size, sizeof stats));
+  call.stats->size = caller_size;
+}
+
+Status CollectiveRunner::RunAlone(const Call& call) const {
+  const size_t bytes = call.count * SizeOf(call.type);
+  Status status;
+  if (!call.on_device) {
+    CombineAlone({.collective = call.collective,
+                  .type = call.type,
+                  .op = call.op,
+                  .scalar = call.scalar,
+                  .count = call.count},
+                 call.send, call.recv);
+  } else if (bytes > 0 && call.send != call.recv) {
+    status = CurrentDevice()->Copy(call.recv, call.send, bytes);
+  }
+  if (status.ok()) FillStats(call, {}, false);
+  return status;
+}
+
+Status CollectiveRunner::WarmUp(WaitObserver* observer) {
+  Call call;  // an all-reduce of fp32
+  call.count = kWarmUpElements;
+  const Result<Choice> choice =
+      Choose(Tuned(call, false), options_.algorithms, options_.tuner_table);
+  // Other algorithms open more lanes than have memory behind them already.
+  if (nranks_ == 1 || !transport_->caps().multicast || !choice.ok() ||
+      choice->algorithm != Algorithm::kOneShot) {
+    return Status::Ok();
+  }
+  Result<PlanCache::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice, false);
+  if (!plan.ok()) return plan.status();
+  CodecState* const state = StateOf(IdentityCodec());
+  Status begun = state->Begin({.nranks = nranks_, .rank = rank_, .count = call.count});
+  if (!begun.ok()) return begun;
+  const std::vector<float> input(kWarmUpElements);
+  std::vector<float> output(kWarmUpElements);
+  request_.Start({.program = plan->program,
+                  .chunking = plan->chunking,
+                  .codec = state,
+                  .element_bytes = sizeof(float),
+                  .input = reinterpret_cast<const std::byte*>(input.data()),
+                  .output = reinterpret_cast<std::byte*>(output.data()),
+                  .signature = kWarmUpSignature});
+  return progress_.Run(&request_, observer);
+}
+
+}  // namespace inccl

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs one call of a communicator in the calling thread: it settles the codec, chooses the
+// algorithm, binds the schedule to lanes, lets peers use registered buffers, and drives the request
+// to its end.
+#ifndef INCCL_COMMUNICATOR_COLLECTIVE_RUNNER_H_
+#define INCCL_COMMUNICATOR_COLLECTIVE_RUNNER_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/call.h"
+#include "collectives/executor.h"
+#include "collectives/progress.h"
+#include "collectives/send_recv.h"
+#include "communicator/comm_options.h"
+#include "communicator/device_engines.h"
+#include "communicator/plan_cache.h"
+#include "communicator/zero_copy.h"
+#include "engine/engine.h"
+#include "failure/liveness.h"
+#include "transport/transport.h"
+#include "tuning/store_policy.h"
+
+namespace inccl {
+
+// One thread at a time. All pointers outlive it.
+class CollectiveRunner {
+ public:
+  struct Ends {
+    int rank = 0, nranks = 1;
+    std::string name;  // of the rank and the communicator, for messages
+    Transport* transport = nullptr;
+    Liveness* liveness = nullptr;
+    DeviceEngines* engines = nullptr;
+    WaitPolicy wait;
+  };
+  CollectiveRunner(Ends ends, const CommOptions* options);
+
+  // `engine` is that of the device that holds the call's buffers, nullptr if the host's memory
+  // holds them. A kInvalidArgument has had no effect on this communicator.
+  Status Run(const Call& call, Engine* engine);
+  // Sends and receives in memory of the host, all at the same time.
+  Status RunSendRecv(const std::vector<SendRecvCall>& calls);
+  // Passes slices through the lanes of a small all-reduce of zeros.
+  Status WarmUp(WaitObserver* observer);
+
+  // Collectives that have begun.
+  uint64_t sequence() const { return sequence_; }
+  ZeroCopy* zero_copy() { return &zero_copy_; }
+
+ private:
+  struct CodecUse {
+    std::shared_ptr<const Codec> codec;
+    std::unique_ptr<CodecState> state;
+  };
+
+  // Checks the call's codec, drops it where the call runs uncompressed, and fills in the step.
+  Status SettleCodec(Call* call, bool* below_min_bytes) const;
+  // Runs a call whose codec and factor are settled.
+  Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
+  // Drives the request from CodecState::Begin to Finish.
+  Status RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan, CodecState* state,
+                 uint64_t signature);
+  // Runs a call on a communicator of one rank; not a premultiplied sum on a device.
+  Status RunAlone(const Call& call) const;
+  TunerCall Tuned(const Call& call, bool below_min_bytes) const;
+  // Whether the output is large enough for non-temporal stores.
+  bool TakesNonTemporalOutput(const Call& call) const;
+  // Whether slots can be written with non-temporal stores.
+  bool TakesNonTemporalSlots(Algorithm algorithm) const;
+  // Logs the call and why its algorithm was chosen, at level INFO.
+  void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
+  CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
+  void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
+
+  const int rank_, nranks_;
+  const std::string name_;
+  Transport* const transport_;
+  Liveness* const liveness_;
+  DeviceEngines* const engines_;
+  const CommOptions& options_;
+  CpuEngine engine_;
+  CollectiveRequest request_;
+  std::unique_ptr<SendRecvRequest> send_recv_;  // made at the first send or receive
+  Progress progress_;
+  PlanCache plans_;
+  std::vector<CodecUse> codecs_;
+  std::array<StorePolicy, kCollectiveKinds> slot_stores_;
+  StorePolicy send_recv_stores_;
+  ZeroCopy zero_copy_;
+  uint64_t sequence_ = 0;
+  uint64_t compressed_calls_ = 0;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COMMUNICATOR_COLLECTIVE_RUNNER_H_

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Settings of one communicator.
+#ifndef INCCL_COMMUNICATOR_COMM_OPTIONS_H_
+#define INCCL_COMMUNICATOR_COMM_OPTIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "compress/codec.h"
+#include "tuning/tuner.h"
+#include "tuning/tuner_table.h"
+
+namespace inccl {
+
+// What all ranks agree on at init.
+struct CommOptions {
+  AlgorithmFilter algorithms;
+  TunerTable tuner_table;
+  int channels = 1;
+  uint32_t slice_bytes = 128 * 1024;
+  uint64_t nt_store_bytes = 16 << 20;  // results from here on: non-temporal stores; each rank's own
+  bool reproducible = false;
+  bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: the first fatal error kills the process
+  bool preserve_input = false;  // calls in place restore their buffer after an error
+  Time op_timeout = 600 * kSecond;
+  std::shared_ptr<const Codec> default_codec;
+  std::string name;  // of the communicator, for messages; each rank's own, "": none
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COMMUNICATOR_COMM_OPTIONS_H_
