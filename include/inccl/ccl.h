@@ -19,7 +19,8 @@
  * of one thread need a stream each, or one group for all. A stream that is being captured is
  * CCL_INVALID_ARGUMENT. Needs libinccl_cuda.so and a process that has loaded CUDA before it creates
  * the communicator. Payloads travel through slots in host memory; ranks whose devices reach each
- * other's memory read that of ccl_mem_alloc_device where it lies.
+ * other's memory read that of ccl_mem_alloc_device where it lies. The CUDA code is compiled and
+ * tested with stand-ins for the driver; nothing has run on a GPU yet.
  *
  * Order. All ranks of a communicator call the same collectives in the same order with matching
  * arguments, whatever streams they use. A mismatch (operation, count, type, reduction, root, codec,
@@ -69,7 +70,7 @@
 extern "C" {
 #endif
 
-/** Result of every call. The numbers are NCCL's; CCL_TIMEOUT is ours. */
+/** Result of every call. The numbers are NCCL's; older versions have no timeout. */
 typedef enum {
   CCL_SUCCESS = 0,
   CCL_UNHANDLED_CUDA_ERROR = 1, /**< A CUDA call failed. */
@@ -288,16 +289,16 @@ CCL_API ccl_result_t ccl_comm_last_completed(ccl_comm_t comm, uint64_t* operatio
 
 /** Waits until every call on the communicator has completed; afterwards it can only be destroyed,
  * aborted or shrunk. CCL_IN_PROGRESS if it was created with blocking = 0: then
- * ccl_comm_get_async_error tells the end. */
+ * ccl_comm_get_async_error tells the end. NULL is CCL_INVALID_ARGUMENT. */
 CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
 
 /** Ends a communicator after its last call and frees it. Waits for this rank's calls on streams,
- * not for other ranks. NULL is ignored. */
+ * not for other ranks. NULL: CCL_SUCCESS, and no effect. */
 CCL_API ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
 /** Ends a communicator at any time, from any thread, within a second (longer if a device works for
  * it), and frees it: what is in progress, its creation, finalization, splits and shrinks included,
- * ends with an error. NULL is ignored. */
+ * ends with an error. NULL: CCL_SUCCESS, and no effect. */
 CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
 
 /** Makes a communicator fail on all ranks, from any thread: calls in progress and all later ones

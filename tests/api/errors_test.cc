@@ -121,6 +121,7 @@ TEST(ArgumentsTest, NullHandlesAndQueries) {
   ExpectInvalid(ccl_get_version(nullptr), nullptr, "version");
   EXPECT_EQ(ccl_comm_destroy(nullptr), CCL_SUCCESS);
   EXPECT_EQ(ccl_comm_abort(nullptr), CCL_SUCCESS);
+  ExpectInvalid(ccl_comm_finalize(nullptr), nullptr, "comm");
   EXPECT_EQ(ccl_codec_destroy(nullptr), CCL_SUCCESS);
   ccl_comm_t comm = nullptr;
   ccl_unique_id_t id{};
