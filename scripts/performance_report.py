@@ -204,14 +204,18 @@ def series_of(cases, ranks):
     return found
 
 
-def panel(cases, ranks, left):
-    series = series_of(cases, ranks)
-    points = [p for line in series.values() for p in line]
-    if not points:
-        return ""
+def limits(cases, ranks):
+    """The axes of all panels, as logarithms: ((bytes, us), (bytes, us))."""
+    points = [p for n in ranks for line in series_of(cases, n).values() for p in line]
     low = [math.log10(min(p[i] for p in points)) for i in (0, 1)]
     high = [math.log10(max(p[i] for p in points)) for i in (0, 1)]
-    low[1], high[1] = math.floor(low[1]), math.ceil(high[1])
+    return (low[0], math.floor(low[1])), (high[0], math.ceil(high[1]))
+
+
+def panel(cases, ranks, left, axes):
+    series = series_of(cases, ranks)
+    points = [p for line in series.values() for p in line]
+    low, high = axes
 
     def place(point):
         x = left + WIDTH * (math.log10(point[0]) - low[0]) / ((high[0] - low[0]) or 1)
@@ -230,10 +234,16 @@ def panel(cases, ranks, left):
                     f'{size_text(size)}</text>')
     for decade in range(low[1], high[1] + 1):
         _, y = place((points[0][0], 10 ** decade))
-        name = time_text(10.0 ** decade).replace(".0 ms", " ms")
+        name = f"{10.0 ** decade:.10g}"
         text.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + WIDTH}" y2="{y:.1f}" '
                     'stroke="#ddd"/>')
         text.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
+    x, y = left + WIDTH / 2, TOP + HEIGHT + 34
+    text.append(f'<text x="{x}" y="{y}" text-anchor="middle">size of a rank\'s vector '
+                '(1 KB is 1024 bytes)</text>')
+    x, y = left - 48, TOP + HEIGHT / 2
+    text.append(f'<text transform="translate({x} {y}) rotate(-90)" text-anchor="middle">'
+                'time of one all-reduce in microseconds</text>')
     for name, colour, dashes in SERIES:
         places = [place(p) for p in series.get(name, [])]
         if not places:
@@ -250,13 +260,13 @@ def panel(cases, ranks, left):
 def plot(cases, file):
     ranks = [n for n in (2, 4) if series_of(cases, n)]
     width = LEFT + len(ranks) * (WIDTH + GAP)
-    text = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 62}" '
+    text = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + 76}" '
             'font-family="sans-serif" font-size="11">\n<rect width="100%" height="100%" '
             'fill="white"/>\n')
     for i, n in enumerate(ranks):
-        text += panel(cases, n, LEFT + i * (WIDTH + GAP))
+        text += panel(cases, n, LEFT + i * (WIDTH + GAP), limits(cases, ranks))
     for i, (name, colour, dashes) in enumerate(SERIES):
-        x, y = LEFT + i * 165, TOP + HEIGHT + 44
+        x, y = LEFT + i * 165, TOP + HEIGHT + 60
         text += (f'<line x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke="{colour}" '
                  f'stroke-width="2" stroke-dasharray="{dashes}"/>'
                  f'<text x="{x + 30}" y="{y + 4}">{name}</text>\n')

@@ -104,6 +104,11 @@ std::string Frame(const Axes& axes, const std::string& title) {
   svg += fmt::format("<path d=\"M{} {}V{}H{}\" stroke=\"#333\" fill=\"none\"/>\n", kLeft, kTop,
                      bottom, right);
   svg += Text(kPanelWidth / 2.0, kPanelHeight - 8, "middle", "bits per element and phase");
+  const double middle = (kTop + bottom) / 2;
+  svg += fmt::format(
+      "<text transform=\"translate(14 {:.1f}) rotate(-90)\" text-anchor=\"middle\">"
+      "error (vNMSE)</text>\n",
+      middle);
   return svg;
 }
 
@@ -130,6 +135,8 @@ std::string TitleOf(const Row& row) { return fmt::format("{}, n = {}", row.data,
 
 std::string SeriesName(const Row& row) { return row.way.series; }
 
+bool IsHbi(const std::string& series) { return series.starts_with("hbi"); }
+
 template <class NameOf>
 std::vector<std::string> Distinct(const std::vector<Row>& rows, NameOf name_of) {
   std::vector<std::string> names;
@@ -145,15 +152,16 @@ std::vector<std::string> Distinct(const std::vector<Row>& rows, NameOf name_of) 
 std::string PlotSvg(const std::vector<Row>& rows) {
   const Axes axes(rows);
   const std::vector<std::string> panels = Distinct(rows, TitleOf);
-  const std::vector<std::string> series = Distinct(rows, SeriesName);
+  std::vector<Row> inside, outside;
+  std::partition_copy(rows.begin(), rows.end(), std::back_inserter(inside),
+                      std::back_inserter(outside), HasPlace);
+  std::vector<std::string> series = Distinct(inside, SeriesName);
+  std::stable_partition(series.begin(), series.end(), IsHbi);  // first in the legend
   const int columns = std::max(1, std::min<int>(kColumns, static_cast<int>(panels.size())));
   const int lines = (static_cast<int>(panels.size()) + columns - 1) / columns;
   const int per_line = std::max(1, columns * kPanelWidth / kLegendWidth);
   const int legend_lines = (static_cast<int>(series.size()) + per_line - 1) / per_line;
   const int width = columns * kPanelWidth, below = lines * kPanelHeight;
-  std::vector<Row> outside;
-  std::copy_if(rows.begin(), rows.end(), std::back_inserter(outside),
-               [](const Row& row) { return !HasPlace(row); });
   const std::string missing = fmt::format("{}", fmt::join(Distinct(outside, SeriesName), ", "));
   const int height = below + (legend_lines + (missing.empty() ? 1 : 2)) * kLegendLine;
   std::string svg = fmt::format(
@@ -167,10 +175,10 @@ std::string PlotSvg(const std::vector<Row>& rows) {
     svg += fmt::format("<g transform=\"translate({} {})\">\n", at % columns * kPanelWidth,
                        at / columns * kPanelHeight);
     svg += Frame(axes, panels[p]);
-    for (size_t s = 0; s < series.size(); ++s) {
+    for (size_t s = series.size(); s-- > 0;) {  // the first one is drawn last, above the others
       Points points;
-      for (const Row& row : rows) {
-        if (!HasPlace(row) || TitleOf(row) != panels[p] || row.way.series != series[s]) continue;
+      for (const Row& row : inside) {
+        if (TitleOf(row) != panels[p] || row.way.series != series[s]) continue;
         points.emplace_back(axes.X(row.bits), axes.Y(row.vnmse));
       }
       svg += Line(s, std::move(points));

@@ -132,13 +132,25 @@ TEST(Plot, EveryRowHasItsMarkAndTextIsEscaped) {
   const std::string svg =
       PlotSvg({RowOf("a<b&c", "hbi:bits=6", 6, 1e-3), RowOf("a<b&c", "hbi:bits=8", 8, 1e-5),
                RowOf("t3", "mxfp8", 8.25, 2e-3), RowOf("t3", "exact", 32, 0)});
-  EXPECT_EQ(Count(svg, "<circle"), 3u + 3u);  // the rows with an error, and the legend
+  EXPECT_EQ(Count(svg, "<circle"), 3u + 2u);  // the rows with an error, and the legend
   EXPECT_EQ(Count(svg, "a&lt;b&amp;c, n = 2"), 1u);
   EXPECT_EQ(Count(svg, "<g "), 2u);
   EXPECT_EQ(Count(svg, "</g>"), 2u);
   EXPECT_NE(svg.find("outside of the axes: exact (ring)"), std::string::npos);
+  EXPECT_EQ(Count(svg, ">exact (ring)<"), 0u);  // not in the legend
+  EXPECT_EQ(Count(svg, ">error (vNMSE)<"), 2u);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(svg.substr(svg.size() - 7), "</svg>\n");
+}
+
+// The legend begins with it, and its marks lie above the others'.
+TEST(Plot, HbiIsOnTop) {
+  const std::string svg =
+      PlotSvg({RowOf("d", "mxfp8", 8.25, 2e-3), RowOf("d", "hbi:bits=6", 6, 1e-3)});
+  const size_t panel_end = svg.find("</g>");
+  EXPECT_LT(svg.find("hbi (direct)", panel_end), svg.find("mxfp8 (ring)", panel_end));
+  const std::string last_mark = svg.substr(svg.rfind("<circle", panel_end), 80);
+  EXPECT_NE(last_mark.find("fill=\"#0072b2\""), std::string::npos) << last_mark;  // the first colour
 }
 
 // The heights of two points show which error is larger, and a decade is a decade.
