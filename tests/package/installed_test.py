@@ -95,8 +95,17 @@ def indented(text):
     return [line[4:] for line in text.splitlines() if re.match(r"    \S", line)]
 
 
+def check_output(readme, printed):
+    """The first program prints the line that the README shows, and a sum within the bound that it prints."""
+    shown, = re.findall(r"```output\n(.*?)```", readme, re.DOTALL)
+    number = r"\d+(?:\.\d+)?"
+    assert re.fullmatch(re.sub(number, number.replace("\\", r"\\"), shown), printed), (shown, printed)
+    total, bound, ratio = map(float, re.findall(number, printed))
+    assert 0 < bound < 200 and abs(total - 990) <= bound and 4 < ratio < 6, printed
+
+
 def check_readme(prefix, libdir, scratch, mpi):
-    """README, "Use it": its program, built by its CMake lines and by its compiler's line, runs."""
+    """README: the first program, built by its CMake lines and by its compiler's line, runs."""
     scratch.mkdir()
     readme = (prefix / "share/doc/inccl/README.md").read_text()
     program, = re.findall(r"```c\n(.*?)```", readme, re.DOTALL)
@@ -105,7 +114,9 @@ def check_readme(prefix, libdir, scratch, mpi):
     assert [c.split()[0] for c in commands] == ["export", "cc", "mpirun"], commands
     script = "\n".join(commands if mpi else commands[:2])
     script = script.replace("/opt/inccl/lib/", f"{prefix / libdir}/")
-    run("sh", "-ec", script, cwd=scratch)
+    printed = run("sh", "-ec", script, cwd=scratch)
+    if mpi:
+        check_output(readme, printed)
     run("cc", "-std=c99", "-Wall", "-Werror", f"-I{prefix}/include", "-fsyntax-only", scratch / "train.c")
     alone = {"INCCL_RANK": "0", "INCCL_SIZE": "1", "INCCL_JOB": scratch.parent.parent.name}
     run(scratch / "train", env=alone)
