@@ -64,12 +64,7 @@ class Run {
     if (Status s = AgreeOn(communicator.status()); !s.ok()) return s;
     std::string left_out;
     if (Status s = MakeBaseline(&left_out); !s.ok()) return s;
-    table_.emplace(TableColumns{.check = options_.checks > 0,
-                                .digest = options_.digest,
-                                .baseline = baseline_ == nullptr ? "" : baseline_->name(),
-                                .codec_width = CodecWidth(),
-                                .limit = options_.limit,
-                                .tails = options_.tails});
+    ChooseTable();
     if (Status s = PrintHead(left_out); !s.ok()) return s;
     Result<RowRunner> runner = RowRunner::Create(world_, options_, *communicator, *inputs,
                                                  gpu_.get(), baseline_.get(), &progress_);
@@ -77,7 +72,7 @@ class Run {
     for (uint64_t cycle = 0; cycle < options_.cycles; ++cycle) {
       if (Status s = RunRows(*runner); !s.ok()) return communicator->Explained(s);
     }
-    Print(table_->Footer(rows_));
+    if (!csv()) Print(table_->Footer(rows_));
     return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) {
       return row.out_of_place.Failed() || row.in_place.Failed();
     });
@@ -128,6 +123,26 @@ class Run {
       return AgreeOn(made.status());
     }
     return {};
+  }
+
+  bool csv() const { return options_.table == TableKind::kCsv; }
+
+  void ChooseTable() {
+    TableColumns columns = {.check = options_.checks > 0,
+                            .digest = options_.digest,
+                            .baseline = baseline_ == nullptr ? "" : baseline_->name(),
+                            .codec_width = CodecWidth(),
+                            .limit = options_.limit,
+                            .tails = options_.tails,
+                            .narrow = options_.table == TableKind::kNarrow,
+                            .operation = job_.operation};
+    if (options_.table == TableKind::kAuto) {
+      const std::string header = Table(columns).Header();
+      const size_t names = header.find('\n') + 1, end = header.find('\n', names);
+      const int have = TerminalColumns();
+      columns.narrow = have > 0 && end - names > static_cast<size_t>(have);
+    }
+    table_.emplace(columns);
   }
 
   void Print(const std::string& text) {
@@ -203,7 +218,7 @@ class Run {
         if (!row.ok()) return row.status();
         row->algorithm = OptionOr(options_.algorithm, "INCCL_ALGO");
         row->transport = OptionOr("", "INCCL_TRANSPORT");
-        Print(table_->Format(*row));
+        Print(csv() ? CsvLines(*row) : table_->Format(*row));
         rows_.push_back(*std::move(row));
         if (Status s = WriteJson(); !s.ok()) return s;  // whoever stops the run has what there is
       }
@@ -252,7 +267,7 @@ class Run {
           "#  Rank {:2} Pid {:6} on {:>10} {}\n", rank, p.pid, p.host.data(),
           p.device < 0 ? host.cpu : fmt::format("device {} {}", p.device, p.gpu.data()));
     }
-    Print(text + "#\n" + table_->Header());
+    Print(csv() ? CsvHeading() : text + "#\n" + table_->Header());
     return {};
   }
 
@@ -323,6 +338,10 @@ int BenchMain(Operation operation, int argc, char** argv) {
     fmt::print("{}", parsed->help);
     return kExitOk;
   }
+  if (parsed->version) {
+    fmt::print("{} (inccl) {}\n", job.program, VersionText());
+    return kExitOk;
+  }
   job.options = parsed->options;
   // Ours: the library, which would take it for a mistake, shall not see it.
   if (const char* file = std::getenv("INCCL_NCCL_LIBRARY"); file != nullptr) {
@@ -336,7 +355,8 @@ int BenchMain(Operation operation, int argc, char** argv) {
 #ifdef INCCL_PERF_HAVE_MPI
   if (StartedByMpi()) {
     if (job.options.ranks > 0) return Usage(job.program, "--ranks does not go with mpirun");
-    if (job.options.threads > 0) return Usage(job.program, "--threads does not go with mpirun");
+    if (job.options.threads > 1) return Usage(job.program, "--threads does not go with mpirun");
+    job.options.threads = 0;
     job.by_mpi = true;
     return RunUnderMpi(job.program, &argc, &argv, body);
   }

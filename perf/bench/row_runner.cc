@@ -74,6 +74,13 @@ Status RowRunner::Finish() const {
   return s.ok() ? communicator_->AsyncError() : s;
 }
 
+void RowRunner::ShowProgress(bool in_place, const char* what, uint64_t number, uint64_t total) {
+  if (!progress_->Due()) return;
+  progress_->Show(fmt::format("{} B {} {} {}: {} {} of {}", buffers_.layout().bytes,
+                              TableName(buffers_.row().type), buffers_.row().codec->given(),
+                              in_place ? "in place" : "out of place", what, number, total));
+}
+
 // ------------------------------------------------------------------------------------ time
 
 // On a device: until the stream is empty, by the host's clock.
@@ -134,11 +141,7 @@ Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
   Turns turns{options_->warmup, options_->warmup + options_->iterations};
   for (uint64_t i = 0; i < turns.total; ++i) {
     const Clock::time_point start = Clock::now();
-    if (progress_->Due()) {
-      progress_->Show(fmt::format("{} B {} {} {}: iteration {} of {}", buffers_.layout().bytes,
-                                  TableName(buffers_.row().type), buffers_.row().codec->given(),
-                                  in_place ? "in place" : "out of place", i + 1, turns.total));
-    }
+    ShowProgress(in_place, "iteration", i + 1, turns.total);
     for (const Side side : sides) {
       if (Status s = RunSide(side, in_place, i >= turns.warmup, &times); !s.ok()) return s;
     }
@@ -247,6 +250,7 @@ Status RowRunner::AskWire(bool in_place, Measurement* m) {
 Status RowRunner::Check(bool in_place, Measurement* m) {
   const uint64_t rounds = std::max<uint64_t>(options_->checks, options_->digest ? 1 : 0);
   for (uint64_t round = 0; round < rounds; ++round) {
+    ShowProgress(in_place, "check", round + 1, rounds);
     uint64_t digest = 0;
     Result<Accuracy> mine = CheckOnce(in_place, &digest);
     if (!mine.ok()) return mine.status();

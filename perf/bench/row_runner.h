@@ -41,6 +41,7 @@ class RowRunner {
         check_(world, inputs) {}
 
   Result<Measurement> Measure(bool in_place);
+  void ShowProgress(bool in_place, const char* what, uint64_t number, uint64_t total);
 
   // The times of this rank, one for each iteration, microseconds.
   struct Times {

@@ -108,6 +108,16 @@ constexpr std::array<const char*, kDataTypes> kTypeNames = {
     "int8", "uint8", "int32",  "uint32",   "int64",    "uint64",
     "half", "float", "double", "bfloat16", "fp8_e4m3", "fp8_e5m2"};
 
+// Further names that people use, of nccl-tests, NCCL and frameworks.
+struct Alias {
+  std::string_view name;
+  DataType type;
+};
+constexpr Alias kAliases[] = {{"char", DataType::kInt8},         {"int", DataType::kInt32},
+                              {"fp16", DataType::kFloat16},      {"fp32", DataType::kFloat32},
+                              {"fp64", DataType::kFloat64},      {"bf16", DataType::kBfloat16},
+                              {"f8e4m3", DataType::kFloat8E4M3}, {"f8e5m2", DataType::kFloat8E5M2}};
+
 }  // namespace
 
 FloatLimits LimitsOf(DataType type) {
@@ -129,6 +139,9 @@ std::optional<DataType> ParseDataType(std::string_view name) {
   for (int i = 0; i < kDataTypes; ++i) {
     const auto type = static_cast<DataType>(i);
     if (name == TableName(type) || name == Name(type)) return type;
+  }
+  for (const Alias& alias : kAliases) {
+    if (name == alias.name) return alias.type;
   }
   return std::nullopt;
 }

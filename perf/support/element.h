@@ -31,7 +31,8 @@ constexpr bool IsSigned(DataType type) {
 // The names in tables and of -d and -o, those of nccl-tests: "float", "half", "fp8_e4m3", "sum"...
 const char* TableName(DataType type);
 const char* TableName(ReduceOp op);
-// The inverse; the names of base/types.h ("float32") are understood too.
+// The inverse; the names of base/types.h ("float32") and short ones ("fp32", "bf16", "f8e4m3") are
+// understood, too.
 std::optional<DataType> ParseDataType(std::string_view name);
 std::optional<ReduceOp> ParseReduceOp(std::string_view name);
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <array>
@@ -66,6 +67,12 @@ std::string CommandLine(int argc, const char* const* argv) {
     line += '\'';
   }
   return line;
+}
+
+int TerminalColumns() {
+  winsize size{};
+  if (isatty(STDOUT_FILENO) != 1 || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
 }
 
 ProgressLine::ProgressLine(bool enabled)

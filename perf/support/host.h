@@ -20,6 +20,9 @@ Host ThisHost();
 // argv, joined by blanks; arguments with characters special to a shell in single quotes.
 std::string CommandLine(int argc, const char* const* argv);
 
+// Columns of the terminal that is standard output; 0 if it is none, or does not say.
+int TerminalColumns();
+
 // One line on stderr that replaces itself; only if stderr is a terminal and `enabled`. The first
 // appears after a second, the next ones at most five times a second. Not thread-safe.
 class ProgressLine {

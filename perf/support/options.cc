@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "perf/support/element.h"
 #include "perf/support/layout.h"
@@ -19,77 +21,151 @@ constexpr uint64_t kMany = 1000000000;  // more iterations than anyone waits for
 struct RawOptions {
   std::string min_bytes = "32M", max_bytes = "32M", step_bytes = "1M";
   std::string datatype = "float", op = "sum", root = "0";
-  int average = 3, blocking = 1;
-  std::string baseline, init = "env", buffers = "ordinary", device = "host";
+  int average = 3, blocking = 1, devices = 1;
+  std::string baseline, init = "env", buffers = "ordinary", device = "host", table = "auto";
+  bool csv = false;
   std::string slice_bytes, transport, simd;
 };
 
-void AddMeasureOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
-  app->add_option("-b,--minbytes", raw->min_bytes, "smallest size (K, M, G: powers of 1024)");
-  app->add_option("-e,--maxbytes", raw->max_bytes, "largest size");
-  app->add_option("-i,--stepbytes", raw->step_bytes, "distance of sizes");
-  app->add_option("-f,--stepfactor", options->step_factor, "factor between sizes, above 1: used")
-      ->check(CLI::Range(uint64_t{1}, kMany));
-  app->add_option("-n,--iters", options->iterations, "timed iterations")
-      ->check(CLI::Range(uint64_t{1}, kMany));
-  app->add_option("-w,--warmup_iters", options->warmup, "iterations before, not timed")
-      ->check(CLI::Range(uint64_t{0}, kMany));
-  app->add_option("-m,--agg_iters", options->aggregated, "calls between two time points")
-      ->check(CLI::Range(uint64_t{1}, kMany));
-  app->add_option("-c,--check", options->checks, "checked iterations; 0: no check")
-      ->check(CLI::Range(uint64_t{0}, kMany));
-  app->add_option("-N,--run_cycles", options->cycles, "repetitions of the whole run")
-      ->check(CLI::Range(uint64_t{1}, kMany));
-  app->add_option("-d,--datatype", raw->datatype, "int8, ..., float, bfloat16, ... or all");
-  app->add_option("-o,--op", raw->op, "sum, prod, max, min, avg or all");
-  app->add_option("-r,--root", raw->root, "root; -1 or all: all roots");
-  app->add_option("-a,--average", raw->average,
-                  "time of an iteration: 0 rank 0's, 1 mean, 2 smallest, 3 largest of the ranks'")
-      ->check(CLI::Range(0, 3));
-  app->add_option("-z,--blocking", raw->blocking,
-                  "0 or 1: calls are waited for one by one in any case")
-      ->check(CLI::Range(0, 1));
-  app->add_option("-T,--timeout", options->timeout_s, "seconds a call may make no progress")
-      ->check(CLI::Range(1, 86400));
+// Options of one group in --help.
+class Group {
+ public:
+  Group(CLI::App* app, const char* name) : app_(app), name_(name) {}
+
+  // With a default, which --help shows.
+  template <typename T>
+  CLI::Option* Add(const char* names, T& value, const char* type, const char* about) {
+    return AddPlain(names, value, type, about)->capture_default_str();
+  }
+  template <typename T>
+  CLI::Option* AddPlain(const char* names, T& value, const char* type, const char* about) {
+    return app_->add_option(names, value, about)->group(name_)->type_name(type);
+  }
+  void AddFlag(const char* names, bool& value, const char* about) {
+    app_->add_flag(names, value, about)->group(name_);
+  }
+
+ private:
+  CLI::App* app_;
+  const char* name_;
+};
+
+// Checks without a description: --help would repeat it beside the type.
+template <typename T>
+CLI::Validator InRange(T least, T most) {
+  return CLI::Range(least, most).description("");
+}
+CLI::Validator OneOf(const std::set<std::string>& names) {
+  return CLI::IsMember(names).description("");
 }
 
-void AddOurOptions(CLI::App* app, BenchOptions* options, RawOptions* raw) {
-  app->add_option("--ranks", options->ranks, "fork this many ranks (without mpirun)")
-      ->check(CLI::Range(1, kMaxRanks));
-  app->add_option("--threads", options->threads, "ranks as threads of this process")
-      ->check(CLI::Range(1, kMaxRanks));
-  app->add_option("--device", raw->device, "where the buffers are: host, or cuda (GPUs' memory)")
-      ->check(CLI::IsMember({"host", "cuda"}));
-  app->add_option("--codec", options->codecs, "codec, \"none\" or \"hbi:bits=6\"; repeatable")
+void AddSizeOptions(Group group, BenchOptions* options, RawOptions* raw) {
+  group.Add("-b,--minbytes", raw->min_bytes, "SIZE", "smallest size (K, M, G: powers of 1024)");
+  group.Add("-e,--maxbytes", raw->max_bytes, "SIZE", "largest size");
+  group.Add("-i,--stepbytes", raw->step_bytes, "SIZE", "distance of sizes");
+  group.Add("-f,--stepfactor", options->step_factor, "N", "factor between sizes; used above 1")
+      ->check(InRange(uint64_t{1}, kMany));
+  group.Add("-d,--datatype", raw->datatype, "TYPE",
+            "float, half, bfloat16, int8, ... (also fp32, bf16, f8e4m3, ...) or all");
+  group.Add("-o,--op", raw->op, "OP", "sum, prod, max, min, avg or all");
+  group.Add("-r,--root", raw->root, "RANK", "root; -1 or all: all roots");
+}
+
+void AddMeasureOptions(Group group, BenchOptions* options, RawOptions* raw) {
+  group.Add("-n,--iters", options->iterations, "N", "timed iterations")
+      ->check(InRange(uint64_t{1}, kMany));
+  group.Add("-w,--warmup_iters", options->warmup, "N", "iterations before, not timed")
+      ->check(InRange(uint64_t{0}, kMany));
+  group.Add("-m,--agg_iters", options->aggregated, "N", "calls between two time points")
+      ->check(InRange(uint64_t{1}, kMany));
+  group.Add("-c,--check", options->checks, "N", "checked iterations; 0: no check")
+      ->check(InRange(uint64_t{0}, kMany));
+  group.Add("-N,--run_cycles", options->cycles, "N", "repetitions of the whole run")
+      ->check(InRange(uint64_t{1}, kMany));
+  group
+      .Add("-a,--average", raw->average, "0..3",
+           "time of an iteration: 0 rank 0's, 1 mean, 2 smallest, 3 largest of the ranks'")
+      ->check(InRange(0, 3));
+  group.Add("-z,--blocking", raw->blocking, "0|1", "accepted; each call is waited for in any case")
+      ->check(InRange(0, 1));
+  group
+      .AddPlain("-T,--timeout", options->timeout_s, "SECONDS",
+                "how long a call may make no progress")
+      ->check(InRange(1, 86400));
+  group
+      .AddPlain("--row-seconds", options->row_seconds, "SECONDS",
+                "fewer iterations where a row's, in a placement, would take longer; 2 at least")
+      ->check(CLI::PositiveNumber.description(""));
+}
+
+void AddRankOptions(Group group, BenchOptions* options, RawOptions* raw) {
+  group.AddPlain("--ranks", options->ranks, "N", "fork this many ranks (without mpirun)")
+      ->check(InRange(1, kMaxRanks));
+  group
+      .AddPlain("-t,--nthreads,--threads", options->threads, "N",
+                "ranks as threads of one process (without mpirun)")
+      ->check(InRange(1, kMaxRanks));
+  group.Add("-g,--ngpus", raw->devices, "N", "devices of a rank: 1 only");
+  group.Add("--init", raw->init, "env|id", "how communicators meet under mpirun")
+      ->check(OneOf({"env", "id"}));
+  group.Add("--device", raw->device, "host|cuda", "where the buffers are")
+      ->check(OneOf({"host", "cuda"}));
+  group
+      .Add("--buffers", raw->buffers, "ordinary|mem_alloc",
+           "ordinary memory or that of ccl_mem_alloc")
+      ->check(OneOf({"ordinary", "mem_alloc"}));
+}
+
+void AddLibraryOptions(Group group, BenchOptions* options, RawOptions* raw) {
+  group.AddPlain("--codec", options->codecs, "SPEC", "none, hbi:bits=6, ...; repeatable [none]")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app->add_option("--algo", options->algorithm, "algorithm; default: the library chooses");
-  app->add_option("--channels", options->channels, "lanes per peer")->check(CLI::Range(1, 32));
-  app->add_flag("--reproducible", options->reproducible, "float sums in rank order");
-  app->add_option("--slice-bytes", raw->slice_bytes, "pipeline unit (INCCL_SLICE_BYTES)");
-  app->add_option("--transport", raw->transport, "shm, ... (INCCL_TRANSPORT)");
-  app->add_option("--simd", raw->simd, "scalar, avx2, ... (INCCL_SIMD)");
-  app->add_option("--link-gbps", options->link_gbps, "emulated rate of a rank's link, Gbit/s")
-      ->check(CLI::PositiveNumber);
-  app->add_option("--link-us", options->link_us, "emulated latency, microseconds")
-      ->check(CLI::NonNegativeNumber);
-  app->add_option("--data", options->data,
-                  "normal, laplace, t3, grad, gradients:early|middle|late or FILE.npy");
-  app->add_option("--seed", options->seed, "of generated data");
-  app->add_flag("--digest", options->digest, "column with a digest of the result");
-  app->add_option("--baseline", raw->baseline, "mpi, nccl: the same call of theirs, interleaved")
-      ->check(CLI::IsMember({"mpi", "nccl"}));
-  app->add_option("--buffers", raw->buffers, "ordinary memory or that of ccl_mem_alloc")
-      ->check(CLI::IsMember({"ordinary", "mem_alloc"}));
-  app->add_flag("--limit", options->limit,
-                "the streaming limit (of a device: its copy), interleaved: columns beside it");
-  app->add_flag("--tails", options->tails, "columns with p99 and maximum of every side");
-  app->add_option("--init", raw->init, "env or id: how communicators meet under mpirun")
-      ->check(CLI::IsMember({"env", "id"}));
-  app->add_option("--row-seconds", options->row_seconds,
-                  "fewer iterations where a row's, in a placement, would take longer; 2 at least")
-      ->check(CLI::PositiveNumber);
-  app->add_option("--json", options->json, "file for one record per row and placement");
+  group.AddPlain("--algo", options->algorithm, "NAME", "algorithm; else the library chooses");
+  group.AddPlain("--channels", options->channels, "N", "lanes per peer")->check(InRange(1, 32));
+  group.AddFlag("--reproducible", options->reproducible, "float sums in rank order");
+  group.AddPlain("--slice-bytes", raw->slice_bytes, "SIZE", "pipeline unit (INCCL_SLICE_BYTES)");
+  group.AddPlain("--transport", raw->transport, "NAME", "shm, ... (INCCL_TRANSPORT)");
+  group.AddPlain("--simd", raw->simd, "NAME", "scalar, avx2, ... (INCCL_SIMD)");
+  group.AddPlain("--link-gbps", options->link_gbps, "X", "emulated rate of a rank's link, Gbit/s")
+      ->check(CLI::PositiveNumber.description(""));
+  group.AddPlain("--link-us", options->link_us, "X", "emulated latency, microseconds")
+      ->check(CLI::NonNegativeNumber.description(""));
+}
+
+void AddDataOptions(Group group, BenchOptions* options) {
+  group.Add("--data", options->data, "SPEC",
+            "normal, laplace, t3, grad, gradients:early|middle|late or FILE.npy");
+  group.Add("--seed", options->seed, "N", "seed of generated data");
+}
+
+void AddOutputOptions(Group group, BenchOptions* options, RawOptions* raw) {
+  group
+      .Add("--table", raw->table, "auto|wide|narrow",
+           "narrow: 120 columns; auto: narrow on a terminal that is too narrow for wide")
+      ->check(OneOf({"auto", "wide", "narrow"}));
+  group.AddFlag("--csv", raw->csv, "comma-separated values instead of a table");
+  group.AddFlag("--digest", options->digest, "column with a digest of the result");
+  group
+      .AddPlain("--baseline", raw->baseline, "mpi|nccl",
+                "the same call of theirs, interleaved: columns beside ours")
+      ->check(OneOf({"mpi", "nccl"}));
+  group.AddFlag("--limit", options->limit,
+                "the streaming limit (of a device: its copy), interleaved: columns beside ours");
+  group.AddFlag("--tails", options->tails, "columns with p99 and maximum of every side");
+  group.AddPlain("-J,--output_file,--json", options->json, "FILE",
+                 "JSON file with one record per row and placement");
+}
+
+void AddOptions(CLI::App* app, ParsedOptions* parsed, RawOptions* raw) {
+  BenchOptions* const options = &parsed->options;
+  AddSizeOptions({app, "What is called"}, options, raw);
+  AddMeasureOptions({app, "How it is measured"}, options, raw);
+  AddRankOptions({app, "Ranks and memory"}, options, raw);
+  AddLibraryOptions({app, "The library"}, options, raw);
+  AddDataOptions({app, "Data"}, options);
+  AddOutputOptions({app, "Output"}, options, raw);
+  app->set_help_flag("-h,--help", "print this text")->group("Help");
+  Group(app, "Help").AddFlag("--version", parsed->version, "print the version");
 }
 
 Result<std::vector<DataType>> ParseTypes(const std::string& text) {
@@ -148,10 +224,10 @@ Status ParseSizes(const RawOptions& raw, BenchOptions* options) {
 }
 
 Status CheckCombinations(Operation operation, const BenchOptions& options) {
-  if (options.ranks > 0 && options.threads > 0) {
+  if (options.ranks > 0 && options.threads > 1) {
     return InvalidArgument("--ranks and --threads: ranks are processes or threads");
   }
-  if (options.baseline == Baseline::kMpi && (options.ranks > 0 || options.threads > 0)) {
+  if (options.baseline == Baseline::kMpi && (options.ranks > 0 || options.threads > 1)) {
     return InvalidArgument("--baseline mpi needs mpirun: it does not go with --ranks or --threads");
   }
   if (options.baseline == Baseline::kMpi && options.cuda) {
@@ -180,7 +256,19 @@ void SetForThreads(BenchOptions* options) {
   }
 }
 
+TableKind TableKindOf(const RawOptions& raw) {
+  if (raw.csv) return TableKind::kCsv;
+  if (raw.table == "wide") return TableKind::kWide;
+  return raw.table == "narrow" ? TableKind::kNarrow : TableKind::kAuto;
+}
+
 Status Convert(Operation operation, const RawOptions& raw, BenchOptions* options) {
+  if (raw.devices != 1) {
+    return InvalidArgument(
+        fmt::format("-g {}: a rank has one device; start {} ranks with mpirun, --ranks or -t",
+                    raw.devices, std::max(raw.devices, 1)));
+  }
+  options->table = TableKindOf(raw);
   if (Status s = ParseSizes(raw, options); !s.ok()) return s;
   Result<std::vector<DataType>> types = ParseTypes(raw.datatype);
   if (!types.ok()) return types.status();
@@ -211,6 +299,7 @@ Status Convert(Operation operation, const RawOptions& raw, BenchOptions* options
   if (options->link_us > 0) {
     options->environment["INCCL_LINK_US"] = fmt::format("{}", options->link_us);
   }
+  if (options->ranks > 0 && options->threads == 1) options->threads = 0;  // each process has one
   if (options->threads > 0) SetForThreads(options);
   return CheckCombinations(operation, *options);
 }
@@ -224,8 +313,8 @@ Result<ParsedOptions> ParseOptions(Operation operation, const std::string& progr
   CLI::App app(fmt::format("Times and checks {} as nccl-tests do. Manual: docs/perf-tools.md",
                            Name(operation)),
                program);
-  AddMeasureOptions(&app, &parsed.options, &raw);
-  AddOurOptions(&app, &parsed.options, &raw);
+  app.get_formatter()->column_width(34);
+  AddOptions(&app, &parsed, &raw);
   // The parser throws; nothing leaves this function but values.
   try {
     app.parse(argc, argv);
@@ -235,6 +324,7 @@ Result<ParsedOptions> ParseOptions(Operation operation, const std::string& progr
   } catch (const CLI::ParseError& error) {
     return InvalidArgument(error.what());
   }
+  if (parsed.version) return parsed;
   if (Status s = Convert(operation, raw, &parsed.options); !s.ok()) return s;
   return parsed;
 }

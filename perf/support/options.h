@@ -20,6 +20,9 @@ namespace inccl::perf {
 // What else makes the same call, in the same run.
 enum class Baseline : uint8_t { kNone, kMpi, kNccl };
 
+// How rows are printed. kAuto: kNarrow on a terminal that is too narrow for kWide, else kWide.
+enum class TableKind : uint8_t { kAuto, kWide, kNarrow, kCsv };
+
 struct BenchOptions {
   // Sizes, bytes.
   uint64_t min_bytes = 32u << 20, max_bytes = 32u << 20, step_bytes = 1u << 20, step_factor = 1;
@@ -33,7 +36,7 @@ struct BenchOptions {
   double row_seconds = 0;  // fewer iterations where they would take longer; 0: all
   // Ours.
   int ranks = 0;    // > 0: fork as many
-  int threads = 0;  // > 0: as many threads of this process
+  int threads = 0;  // > 0: as many threads of this process; 1 goes with any launcher
   std::vector<std::string> codecs = {"none"};
   std::string algorithm;  // empty: the library's choice
   int channels = 0;       // 0: the library's choice
@@ -48,17 +51,19 @@ struct BenchOptions {
   bool mem_alloc = false;    // buffers of ccl_mem_alloc, or ccl_mem_alloc_device
   bool limit = false;        // the streaming limit, interleaved
   bool tails = false;        // p99 and maximum of every side in the table
-  bool init_by_id = false;   // unique id handed around, instead of the launcher's environment
-  std::string json;          // file; empty: none
+  TableKind table = TableKind::kAuto;
+  bool init_by_id = false;  // unique id handed around, instead of the launcher's environment
+  std::string json;         // file; empty: none
   double link_gbps = 0, link_us = 0;
   // Variables to be set before the library is used.
   std::map<std::string, std::string> environment;
 };
 
-// Either options, or a text to print and nothing to do (--help).
+// Options, or a text to print and nothing else to do (--help), or the wish for the version.
 struct ParsedOptions {
   BenchOptions options;
   std::string help;
+  bool version = false;
 };
 
 // kInvalidArgument names the option and the value. `operation`: codecs other than none are for

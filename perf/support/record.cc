@@ -50,6 +50,17 @@ void AddAccuracy(const std::optional<Accuracy>& accuracy, Json* record) {
   r["vnmse"] = accuracy ? Number(accuracy->Vnmse()) : Json(nullptr);
 }
 
+// RFC 4180.
+std::string CsvCell(const Json& value) {
+  if (value.is_null()) return "";
+  if (!value.is_string()) return value.dump();
+  const auto text = value.get<std::string>();
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
 }  // namespace
 
 Json RecordOf(const Row& row, bool in_place) {
@@ -78,6 +89,32 @@ Json RecordOf(const Row& row, bool in_place) {
   r["identical"] = m.identical ? Json(*m.identical) : Json(nullptr);
   r["digest"] = m.digest ? Json(DigestText(*m.digest)) : Json(nullptr);
   return r;
+}
+
+std::string CsvHeading() {
+  std::string line;
+  const Json record = RecordOf(Row(), false);
+  for (const auto& [name, value] : record.items()) {
+    if (!line.empty()) line += ',';
+    line += name;
+  }
+  return line + "\n";
+}
+
+std::string CsvLines(const Row& row) {
+  std::string lines;
+  for (const bool in_place : {false, true}) {
+    if (in_place && !HasInPlace(row.operation)) continue;
+    const Json record = RecordOf(row, in_place);
+    bool first = true;
+    for (const auto& [name, value] : record.items()) {
+      if (!first) lines += ',';
+      lines += CsvCell(value);
+      first = false;
+    }
+    lines += "\n";
+  }
+  return lines;
 }
 
 Json DocumentOf(const RunHeader& header, const std::vector<Row>& rows) {

@@ -33,6 +33,11 @@ struct RunHeader {
 // One record. Values that do not exist are null; numbers that are not finite are too.
 nlohmann::ordered_json RecordOf(const Row& row, bool in_place);
 
+// The records as comma-separated values: the line of names, and a line for each placement of a row.
+// What is null is empty.
+std::string CsvHeading();
+std::string CsvLines(const Row& row);
+
 // The whole file; host, CPU and date are added to the header here.
 nlohmann::ordered_json DocumentOf(const RunHeader& header, const std::vector<Row>& rows);
 

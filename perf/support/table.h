@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table on the terminal: nccl-tests' columns, units and footers, then ours.
+// The table on the terminal: nccl-tests' columns, units and footers, then ours. The narrow one has
+// fewer columns, in at most 120 characters (with codecs of up to 13 and no further columns).
 #ifndef INCCL_PERF_SUPPORT_TABLE_H_
 #define INCCL_PERF_SUPPORT_TABLE_H_
 
@@ -18,6 +19,8 @@ struct TableColumns {
   int codec_width = 12;    // of the widest codec
   bool limit = false;      // --limit
   bool tails = false;      // --tails
+  bool narrow = false;     // the narrow table
+  Operation operation = Operation::kAllReduce;
 };
 
 class Table {
@@ -33,6 +36,12 @@ class Table {
   std::string Footer(const std::vector<Row>& rows) const;
 
  private:
+  std::string WideHeader() const;
+  std::string NarrowHeader() const;
+  std::string FormatWide(const Row& row) const;
+  std::string FormatNarrow(const Row& row) const;
+  // Digest and further sides, at the end of each of the three lines.
+  void AddExtraHeaders(std::string* placements, std::string* names, std::string* units) const;
   std::string FormatExtras(const Row& row) const;
   TableColumns columns_;
 };

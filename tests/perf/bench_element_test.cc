@@ -120,6 +120,12 @@ TEST(BenchElement, NamesAreThoseOfNcclTests) {
   EXPECT_EQ(ParseDataType("float32"), DataType::kFloat32);
   EXPECT_EQ(ParseDataType("half"), DataType::kFloat16);
   EXPECT_EQ(ParseDataType("fp8_e5m2"), DataType::kFloat8E5M2);
+  EXPECT_EQ(ParseDataType("fp16"), DataType::kFloat16);
+  EXPECT_EQ(ParseDataType("fp32"), DataType::kFloat32);
+  EXPECT_EQ(ParseDataType("fp64"), DataType::kFloat64);
+  EXPECT_EQ(ParseDataType("bf16"), DataType::kBfloat16);
+  EXPECT_EQ(ParseDataType("f8e4m3"), DataType::kFloat8E4M3);
+  EXPECT_EQ(ParseDataType("f8e5m2"), DataType::kFloat8E5M2);
   EXPECT_EQ(ParseDataType("Float"), std::nullopt);
   EXPECT_EQ(ParseReduceOp("avg"), ReduceOp::kAvg);
   EXPECT_EQ(ParseReduceOp("mulsum"), std::nullopt);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -148,7 +149,8 @@ TEST(BenchOptions, BadOnesAreNamed) {
                                              {"--link-gbps", "0"},
                                              {"stray"},
                                              {"--link-us", "-1"},
-                                             {"-g", "1"},
+                                             {"-g", "0"},
+                                             {"--table", "broad"},
                                              {"--slice-bytes", "big"},
                                              {"--codec"},
                                              {"-N", "0"},
@@ -189,6 +191,44 @@ TEST(BenchOptions, OfThreads) {
                                                           {"INCCL_OP_TIMEOUT_MS", "9000"}};
   EXPECT_EQ(o.environment, environment);
   EXPECT_TRUE(ParseOk({"--ranks", "4", "--algo", "ring"}).environment.empty());
+}
+
+// What users of nccl-tests type.
+TEST(BenchOptions, NcclTestsNames) {
+  EXPECT_EQ(ParseOk({"-g", "1", "-t", "4"}).threads, 4);
+  EXPECT_EQ(ParseOk({"--ngpus", "1", "--nthreads", "4"}).threads, 4);
+  EXPECT_NE(Refusal({"-g", "8"}).find("start 8 ranks"), std::string::npos);
+  EXPECT_EQ(ParseOk({"-J", "out.json"}).json, "out.json");
+  EXPECT_EQ(ParseOk({"--output_file", "out.json"}).json, "out.json");
+  // One thread for each process: nccl-tests' default.
+  const BenchOptions forked = ParseOk({"--ranks", "2", "-t", "1", "--algo", "ring"});
+  EXPECT_EQ(forked.threads, 0);
+  EXPECT_TRUE(forked.environment.empty());
+  EXPECT_EQ(ParseOk({"-t", "1", "--baseline", "mpi"}).baseline, Baseline::kMpi);
+  EXPECT_EQ(ParseOk({"-d", "bf16"}).types, std::vector<DataType>{DataType::kBfloat16});
+}
+
+TEST(BenchOptions, Tables) {
+  EXPECT_EQ(ParseOk({}).table, TableKind::kAuto);
+  EXPECT_EQ(ParseOk({"--table", "narrow"}).table, TableKind::kNarrow);
+  EXPECT_EQ(ParseOk({"--table", "wide"}).table, TableKind::kWide);
+  EXPECT_EQ(ParseOk({"--csv"}).table, TableKind::kCsv);
+}
+
+TEST(BenchOptions, TheVersionNeedsNothingElse) {
+  Result<ParsedOptions> parsed = Parse({"--version"});
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_TRUE(parsed->version);
+  EXPECT_TRUE(parsed->help.empty());
+}
+
+TEST(BenchOptions, HelpHasGroupsAndDefaultsInLinesOfATerminal) {
+  const std::string help = Parse({"--help"})->help;
+  for (const char* part : {"\nRanks and memory:\n", "--iters N=20", "--datatype TYPE=float"}) {
+    EXPECT_NE(help.find(part), std::string::npos) << part;
+  }
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 120u) << line;
 }
 
 TEST(BenchOptions, HelpIsAText) {

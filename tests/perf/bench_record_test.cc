@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -73,6 +74,25 @@ TEST(BenchRecord, WhatDoesNotExistIsNull) {
         "baseline_us", "vs_baseline", "limit_us", "vs_limit", "limit_max_us"}) {
     EXPECT_TRUE(r[field].is_null()) << field;
   }
+}
+
+// As many cells in every line; what has a comma stands in quotes, what is null is empty.
+TEST(BenchRecord, CsvHasTheRecords) {
+  const std::string heading = CsvHeading();
+  EXPECT_EQ(heading.substr(0, 9), "op,algo,t");
+  EXPECT_EQ(heading.back(), '\n');
+  const std::string lines = CsvLines(SampleRow());
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 2);
+  const std::string first = lines.substr(0, lines.find('\n') + 1);
+  EXPECT_EQ(std::count(first.begin(), first.end(), ','),
+            std::count(heading.begin(), heading.end(), ',') + 1);
+  EXPECT_EQ(first.substr(0, 59), "allreduce,ring,shm,hbi:bits=6,\"hbi:bits=6,policy=h\",4,4096,");
+  EXPECT_NE(first.find(",sum,,false,12.5,"), std::string::npos) << first;
+  EXPECT_NE(lines.find(",sum,,true,,"), std::string::npos) << lines;  // an infinite time
+  Row shift = SampleRow();
+  shift.operation = Operation::kSendRecv;
+  const std::string one = CsvLines(shift);
+  EXPECT_EQ(std::count(one.begin(), one.end(), '\n'), 1);
 }
 
 TEST(BenchRecord, DocumentSurvivesTheFile) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "perf/support/layout.h"
 #include "perf/support/table.h"
 
 namespace inccl::perf {
@@ -47,12 +48,15 @@ std::vector<std::string> Lines(const std::string& text) {
 TEST(BenchTable, ColumnsInNcclTestsOrderThenOurs) {
   const Table table({true, true, "", 12});
   EXPECT_EQ(Words(table.Format(SampleRow())),
-            (std::vector<std::string>{"4194304",    "1048576",  "float", "sum",
+            (std::vector<std::string>{"4194304",    "1048576",  "float",
+                                      "sum",
                                       "-1",  //
-                                      "12.35",      "2.50",     "3.75",  "0",
-                                      "23457",      "2.50",     "1.25",  "3",  //
-                                      "hbi:bits=6", "786432",   "5.33",  "2.00e-03",
-                                      "2.00e-01",   "4.00e-02", "yes",   "0000000000000abc"}));
+                                      "12.35",      "2.50",     "3.75",
+                                      "0",          "23457",    "2.50",
+                                      "1.25",       "3",  //
+                                      "hbi:bits=6", "786432",   "5.33",
+                                      "6.00",       "2.00e-03", "2.00e-01",
+                                      "4.00e-02",   "yes",      "0000000000000abc"}));
 }
 
 TEST(BenchTable, NamesStandAboveTheirColumns) {
@@ -117,7 +121,7 @@ TEST(BenchTable, WhatIsNotKnownIsNotInvented) {
   EXPECT_EQ(Words(table.Format(row)),
             (std::vector<std::string>{"0",    "0",   "float", "none", "2",    "0.00", "0.00",
                                       "0.00", "N/A", "0.00",  "0.00", "0.00", "N/A",  "none",
-                                      "-",    "-",   "N/A",   "N/A",  "N/A",  "-"}));
+                                      "-",    "-",   "-",     "N/A",  "N/A",  "N/A",  "-"}));
 }
 
 TEST(BenchTable, WhatHasNoInPlaceFormIsNotCounted) {
@@ -131,6 +135,44 @@ TEST(BenchTable, WhatHasNoInPlaceFormIsNotCounted) {
   EXPECT_EQ(words[13], "hbi:bits=6");
   EXPECT_EQ(table.Footer({row}),
             "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 3.75\n#\n");
+}
+
+TEST(BenchTable, TheNarrowOneFitsItsTerminal) {
+  const Table table({.narrow = true});
+  const std::string line = table.Format(SampleRow());
+  EXPECT_EQ(Words(line), (std::vector<std::string>{"4194304", "float", "sum", "12.35", "3.75", "0",
+                                                   "23457", "1.25", "3", "6.00", "5.33", "2.00e-01",
+                                                   "yes", "hbi:bits=6"}));
+  const std::vector<std::string> header = Lines(table.Header());
+  ASSERT_EQ(header.size(), 3u);
+  for (const std::string& text : {header[0], header[1], header[2], line}) {
+    EXPECT_LE(text.size(), 120u) << text;
+  }
+  const auto end_of = [](const std::string& text, const std::string& word) {
+    return text.find(word) + word.size();
+  };
+  EXPECT_EQ(end_of(header[1], "time"), end_of(line, "12.35"));
+  EXPECT_EQ(end_of(header[1], "bits"), end_of(line, "6.00"));
+  EXPECT_EQ(end_of(header[1], "same"), end_of(line, "yes"));
+  EXPECT_EQ(header[1].find("codec"), line.find("hbi:bits=6"));
+}
+
+TEST(BenchTable, TheNarrowOneHasTheColumnsOfItsOperation) {
+  const auto names = [](Operation operation) {
+    const Table table({.narrow = true, .operation = operation});
+    Row row = SampleRow();
+    row.operation = operation;
+    const std::vector<std::string> header = Lines(table.Header());
+    if (!HasCompressed(operation)) {
+      EXPECT_EQ(header[1].size() + 1, table.Format(row).size());
+    }
+    return Words(header[1].substr(1));
+  };
+  EXPECT_EQ(names(Operation::kReduce),
+            (std::vector<std::string>{"size", "type", "op", "root", "time", "busbw", "#wrong",
+                                      "time", "busbw", "#wrong", "rel", "L2", "same"}));
+  EXPECT_EQ(names(Operation::kAllToAll), (std::vector<std::string>{"size", "type", "time", "busbw",
+                                                                   "#wrong", "rel", "L2", "same"}));
 }
 
 TEST(BenchTable, Times) {
