@@ -32,6 +32,10 @@ License: Apache-2.0
  -- ${CPACK_PACKAGE_CONTACT}  ${date}
 ")
   execute_process(COMMAND ${gzip} -9nf ${documents}/changelog COMMAND_ERROR_IS_FATAL ANY)
+  file(GLOB man_pages ${root}/share/man/man1/*.1)
+  if(man_pages)
+    execute_process(COMMAND ${gzip} -9nf ${man_pages} COMMAND_ERROR_IS_FATAL ANY)
+  endif()
   file(GLOB programs ${root}/bin/*)
   foreach(program IN LISTS programs)
     file(RPATH_REMOVE FILE ${program})

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` installs, in three components that are also the Debian packages:
+# What `cmake --install` installs, in components that are also the Debian packages:
 #   runtime      libinccl.so.0
 #   development  headers, libinccl.so, CMake package, pkg-config file, documents, examples
-#   tools        the programs of tools/ and perf/ that users run, and the recorded gradients
-# And a fourth, cuda, where CUDA was found, which is no Debian package: libinccl_cuda.so.0.
-# Everything finds everything else relative to itself, so the tree may be moved as a whole.
+#   tools        the programs of tools/ and perf/ that users run, their man pages, and the recorded gradients
+#   mpi          the module with which the benchmarks run under mpirun, where MPI was found
+# And cuda, where CUDA was found, which is no Debian package: libinccl_cuda.so.0.
+# Everything finds everything else relative to itself, so the tree may be moved as a whole. `uninstall` removes it.
 include(CMakePackageConfigHelpers)
 
 set(inccl_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/inccl)
@@ -50,7 +51,8 @@ install(FILES ${PROJECT_BINARY_DIR}/cmake/inccl.pc DESTINATION ${inccl_pc_dir}
 
 # ---- documents and examples
 # The documents name each other by their places in the source tree, so these stay.
-install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/SECURITY.md
+install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
+  ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/SECURITY.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT development FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
@@ -73,14 +75,50 @@ foreach(name allreduce reduce_scatter allgather broadcast reduce alltoall gather
   list(APPEND inccl_programs ${name}_bench)
 endforeach()
 set(inccl_installed_programs)  # their files' names
+set(man_pages)
 foreach(program IN LISTS inccl_programs)
-  if(TARGET ${program})
-    set_target_properties(${program} PROPERTIES INSTALL_RPATH "${inccl_rpath}")
-    install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
-    list(APPEND inccl_installed_programs $<TARGET_FILE_NAME:${program}>)
+  if(NOT TARGET ${program})
+    continue()
+  endif()
+  set_target_properties(${program} PROPERTIES INSTALL_RPATH "${inccl_rpath}")
+  install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  get_target_property(file ${program} OUTPUT_NAME)
+  if(NOT file)
+    set(file ${program})
+  endif()
+  set(installed ${file})
+  # Among all programs of a system, allreduce_bench is inccl-allreduce-bench.
+  if(program MATCHES "_bench$")
+    string(REPLACE "_" "-" installed "inccl-${file}")
+    install(CODE "
+      set(folder \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
+      file(RENAME \"\${folder}/${file}\" \"\${folder}/${installed}\")
+      list(TRANSFORM CMAKE_INSTALL_MANIFEST_FILES REPLACE \"/${file}\$\" \"/${installed}\")" COMPONENT tools)
+  endif()
+  list(APPEND inccl_installed_programs ${installed})
+  if(NOT CMAKE_CROSSCOMPILING)
+    set(man_page ${PROJECT_BINARY_DIR}/man/${installed}.1)
+    add_custom_command(OUTPUT ${man_page}
+      COMMAND ${CMAKE_COMMAND} -D PROGRAM=$<TARGET_FILE:${program}> -D NAME=${installed} -D VERSION=${PROJECT_VERSION}
+        -D OUTPUT=${man_page} -P ${PROJECT_SOURCE_DIR}/cmake/man_page.cmake
+      DEPENDS ${program} ${PROJECT_SOURCE_DIR}/cmake/man_page.cmake VERBATIM)
+    list(APPEND man_pages ${man_page})
   endif()
 endforeach()
 if(inccl_installed_programs)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/data/gradients DESTINATION ${CMAKE_INSTALL_DATADIR}/inccl
     COMPONENT tools)
+endif()
+if(man_pages)
+  add_custom_target(inccl_man_pages ALL DEPENDS ${man_pages})
+  install(FILES ${man_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools)
+endif()
+if(TARGET inccl_bench_mpi)
+  install(TARGETS inccl_bench_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/inccl COMPONENT mpi)
+endif()
+
+# ---- and back
+if(NOT TARGET uninstall)
+  add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -D BUILD=${PROJECT_BINARY_DIR}
+    -P ${PROJECT_SOURCE_DIR}/cmake/uninstall.cmake VERBATIM)
 endif()

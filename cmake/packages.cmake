@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Debian packages of the components (cmake/install.cmake) by `cpack`: libinccl0, libinccl-dev, inccl-tools. For packages
-# that lie where Debian's do, configure with the preset `deb` (prefix /usr).
+# Debian packages of the components (cmake/install.cmake) by `cpack`: libinccl0, libinccl-dev, inccl-tools and, where MPI
+# was found, inccl-tools-mpi. For packages that lie where Debian's do, configure with the preset `deb` (prefix /usr).
 # Whoever builds packages answers for them: there is no default but what Debian's own tools take.
 set(contact)
 if(DEFINED ENV{DEBFULLNAME} AND DEFINED ENV{DEBEMAIL})
@@ -19,6 +19,9 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_COMPONENTS_ALL runtime development)
 if(inccl_installed_programs)
   list(APPEND CPACK_COMPONENTS_ALL tools)
+endif()
+if(TARGET inccl_bench_mpi)
+  list(APPEND CPACK_COMPONENTS_ALL mpi)
 endif()
 set(CPACK_COMPONENTS_GROUPING IGNORE)
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/debian_files.cmake)
@@ -66,5 +69,16 @@ set(CPACK_COMPONENT_TOOLS_DESCRIPTION "collectives with in-line compression - to
 ${about}
 This package contains inccl-info, the benchmarks, inccl-accuracy and recorded
 gradients.")
+
+# Only this one needs libmpi: the programs start without.
+set(CPACK_DEBIAN_MPI_PACKAGE_NAME inccl-tools-mpi)
+set(CPACK_DEBIAN_MPI_PACKAGE_SECTION utils)
+set(CPACK_DEBIAN_MPI_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_MPI_PACKAGE_DEPENDS "inccl-tools (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_TOOLS_PACKAGE_RECOMMENDS "inccl-tools-mpi (= ${PROJECT_VERSION}), openmpi-bin")
+set(CPACK_COMPONENT_MPI_DESCRIPTION "collectives with in-line compression - benchmarks under MPI
+${about}
+This package contains the module with which the benchmarks run under mpirun and
+beside the calls of MPI.")
 
 include(CPack)

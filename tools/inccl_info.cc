@@ -192,7 +192,7 @@ void AddOptions(CLI::App* app, Options* options) {
 
 int Run(int argc, char** argv) {
   Options options;
-  CLI::App app("What the inccl library is, finds and would do");
+  CLI::App app("What the inccl library is, finds and would do. Manual: docs/inccl-info.md");
   app.set_version_flag("--version", fmt::format("inccl {}.{}.{}", CCL_MAJOR, CCL_MINOR, CCL_PATCH));
   AddOptions(&app, &options);
   try {

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,12 +18,10 @@
 #include "perf/bench/communicator.h"
 #include "perf/bench/row_runner.h"
 #include "perf/support/fork_world.h"
+#include "perf/support/mpi_world.h"
 #include "perf/support/record.h"
 #include "perf/support/table.h"
 #include "perf/support/thread_world.h"
-#ifdef INCCL_PERF_HAVE_MPI
-#include "perf/support/mpi_world.h"
-#endif
 
 namespace inccl::perf {
 namespace {
@@ -276,7 +275,7 @@ class Run {
     static constexpr std::array<const char*, 4> kAverages = {"rank 0", "mean", "min", "max"};
     RunHeader header;
     header.version = VersionText();
-    header.program = job_.program;
+    header.program = fmt::format("{}_bench", Name(job_.operation));  // whatever it is installed as
     header.command = job_.command;
     header.data = options_.data;
     header.seed = options_.seed;
@@ -330,7 +329,7 @@ int Usage(const std::string& program, const std::string& text) {
 int BenchMain(Operation operation, int argc, char** argv) {
   Job job;
   job.operation = operation;
-  job.program = fmt::format("{}_bench", Name(operation));
+  job.program = std::filesystem::path(argv[0]).filename().string();
   job.command = CommandLine(argc, argv);
   Result<ParsedOptions> parsed = ParseOptions(operation, job.program, argc, argv);
   if (!parsed.ok()) return Usage(job.program, parsed.status().message());
@@ -358,7 +357,12 @@ int BenchMain(Operation operation, int argc, char** argv) {
     if (job.options.threads > 1) return Usage(job.program, "--threads does not go with mpirun");
     job.options.threads = 0;
     job.by_mpi = true;
-    return RunUnderMpi(job.program, &argc, &argv, body);
+    Result<const MpiModule*> mpi = LoadMpi();
+    if (!mpi.ok()) {
+      fmt::print(stderr, "{}: {}\n", job.program, mpi.status().message());
+      return kExitFailed;
+    }
+    return (*mpi)->run(job.program, &argc, &argv, body);
   }
   constexpr const char* kHowTo = "start it under mpirun, or give --ranks N or --threads N";
 #else

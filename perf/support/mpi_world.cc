@@ -8,7 +8,6 @@
 #include <array>
 #include <climits>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <optional>
@@ -148,15 +147,6 @@ Status RunRooted(const MpiCall& call, int rank, int count, MPI_Datatype type) {
                  "MPI_Scatter");
 }
 
-}  // namespace
-
-bool StartedByMpi() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK"}) {
-    if (std::getenv(name) != nullptr) return true;
-  }
-  return false;
-}
-
 int RunUnderMpi(const std::string& program, int* argc, char*** argv,
                 const std::function<int(World&)>& body) {
   if (MPI_Init(argc, argv) != MPI_SUCCESS) {
@@ -233,4 +223,8 @@ Status RunMpi(const MpiCall& call) {
   return InternalError("unknown operation");
 }
 
+}  // namespace
 }  // namespace inccl::perf
+
+extern "C" __attribute__((visibility("default"))) const inccl::perf::MpiModule inccl_mpi_module = {
+    inccl::perf::RunUnderMpi, inccl::perf::MpiCan, inccl::perf::RunMpi};

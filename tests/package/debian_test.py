@@ -54,6 +54,8 @@ def main():
         run(*cpack, "-D", f"CPACK_PACKAGE_CONTACT={CONTACT}", cwd=root)
         debs = {d.name.split("_")[0]: d for d in root.glob("*.deb")}
         expected = {"libinccl0", "libinccl-dev"} | ({"inccl-tools"} if programs else set())
+        mpi = (binary / "perf/libinccl_bench_mpi.so").exists()
+        expected |= {"inccl-tools-mpi"} if mpi else set()
         assert set(debs) == expected, debs
         about = {package: fields(deb) for package, deb in debs.items()}
         files = {package: contents(deb) for package, deb in debs.items()}
@@ -78,8 +80,16 @@ def main():
         for library in ("libc6", "libstdc++6", "libssl3"):
             assert library in needs, needs
         assert "openmpi" not in needs and "libinccl" not in needs and "hwloc" not in needs, needs
-        for package in expected - {"libinccl0"}:
+        for package in expected - {"libinccl0", "inccl-tools-mpi"}:
             assert f"libinccl0 (= {version})" in about[package]["Depends"], about[package]
+            assert "mpi" not in about[package]["Depends"], about[package]
+        if mpi:
+            assert f"inccl-tools-mpi (= {version})" in about["inccl-tools"]["Recommends"], about["inccl-tools"]
+            needs = about["inccl-tools-mpi"]["Depends"]
+            assert f"inccl-tools (= {version})" in needs and "mpi" in needs.replace("inccl-tools", ""), needs
+            assert f"usr/{libdir}/inccl/libinccl_bench_mpi.so" in files["inccl-tools-mpi"]
+        for program in programs:
+            assert f"usr/share/man/man1/{program}.1.gz" in files["inccl-tools"], program
         assert f"usr/{libdir}/libinccl.so.{version}" in files["libinccl0"]
         assert f"usr/{libdir}/libinccl.so.0" in files["libinccl0"]
         assert f"usr/{libdir}/libinccl.so" in files["libinccl-dev"]
@@ -94,13 +104,13 @@ def main():
         usr = root / "unpacked/usr"
         if programs:
             assert {p.name for p in (usr / "bin").iterdir()} == set(programs)
-        for path in [*usr.glob("bin/*"), usr / libdir / "libinccl.so.0"]:
+        for path in [*usr.glob("bin/*"), usr / libdir / "libinccl.so.0", *usr.glob(f"{libdir}/inccl/*.so")]:
             said = run("readelf", "-S", "-d", path)
             assert "RPATH" not in said and "RUNPATH" not in said, path
             assert ".debug_info" not in said and ".symtab" not in said, f"{path} is not stripped"
         environment = {**os.environ, "LD_LIBRARY_PATH": str(usr / libdir), "INCCL_CONF_FILE": ""}
-        if "allreduce_bench" in programs:
-            output = run(usr / "bin/allreduce_bench", "--ranks", "2", "-b", "4K", "-e", "4K", "-n",
+        if "inccl-allreduce-bench" in programs:
+            output = run(usr / "bin/inccl-allreduce-bench", "--ranks", "2", "-b", "4K", "-e", "4K", "-n",
                          "1", "-w", "0", "--data", "gradients:late", env=environment)
             assert "Out of bounds values : 0 OK" in output, output
     print(f"Debian packages {version}: {', '.join(sorted(debs))}, {len(seen)} files")

@@ -6,6 +6,7 @@ usage: installed_test.py SOURCE_DIR BINARY_DIR [--mpi] PROGRAM...
 Installs the build in BINARY_DIR, with the given programs, into a temporary prefix, and moves that, so
 that an absolute path in it would lead nowhere. With --mpi the MPI example is built and run too.
 """
+import contextlib
 import os
 import pathlib
 import re
@@ -17,6 +18,8 @@ import tempfile
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
        "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 MPIRUN = ["mpirun", "-np", "4", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
 
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if not re.match(r"LD_|PKG_CONFIG|CMAKE_|INCCL_|CFLAGS|CXXFLAGS|LDFLAGS|MAKE", k)}
@@ -56,38 +59,93 @@ def check_examples(folder, mpi):
         assert output.endswith("right\n"), output
 
 
+def check_man_pages(prefix, programs):
+    """Every program has one, of what it prints; groff has no complaints."""
+    folder = prefix / "share/man/man1"
+    assert {p.name for p in folder.iterdir()} == {f"{p}.1" for p in programs}, list(folder.iterdir())
+    for program in programs:
+        page = folder / f"{program}.1"
+        assert f"\n{program} \\- " in page.read_text(), program
+        if shutil.which("groff"):
+            said = subprocess.run(["groff", "-man", "-Tutf8", "-ww", page], capture_output=True, text=True, check=True)
+            assert not said.stderr, said.stderr
+            assert "--help" in said.stdout.replace("\u2010", "-").replace("\u2212", "-"), program
+
+
 def check_files(prefix, programs, libdir, binary_dir):
     def files(folder):
         return {p.name for p in (prefix / folder).iterdir()}
 
     assert files("bin") == set(programs), (files("bin"), programs)
+    check_man_pages(prefix, programs)
     assert files("include/inccl") == {"ccl.h", "ccl.hpp", "detail"}, files("include/inccl")
     version = run("pkg-config", "--modversion", "inccl",
                   env={"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}).strip()
     cuda = set()
     if (binary_dir / "src/libinccl_cuda.so.0").exists():
         cuda = {"libinccl_cuda.so.0", f"libinccl_cuda.so.{version}"}
+    modules = set()
+    if (binary_dir / "perf/libinccl_bench_mpi.so").exists():
+        modules = {"inccl"}
+        assert files(f"{libdir}/inccl") == {"libinccl_bench_mpi.so"}, files(f"{libdir}/inccl")
     assert files(libdir) == {"libinccl.so", "libinccl.so.0", f"libinccl.so.{version}", "cmake",
-                             "pkgconfig"} | cuda, files(libdir)
+                             "pkgconfig"} | cuda | modules, files(libdir)
     header = (prefix / "include/inccl/ccl.h").read_text()
     numbers = [re.search(rf"#define CCL_{n} (\d+)", header).group(1)
                for n in ("MAJOR", "MINOR", "PATCH")]
     assert ".".join(numbers) == version, (numbers, version)
-    for document in ("README.md", "LICENSE", "SECURITY.md", "docs/design.md", "docs/format.md"):
+    for document in ("README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "docs/design.md", "docs/format.md"):
         assert (prefix / "share/doc/inccl" / document).is_file(), document
     for path in [*(prefix / "bin").iterdir(), prefix / libdir / "libinccl.so"]:
-        paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", run("readelf", "-d", path))
+        said = run("readelf", "-d", path)
+        paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", said)
         assert all(p.startswith("$ORIGIN") for p in paths), (path, paths)
+        assert "libmpi" not in said, path  # all of them start where there is none
     return version
 
 
-def check_programs(prefix, programs):
+def check_programs(prefix, programs, mpi):
     for program in programs:
         run(prefix / "bin" / program, "--help")
-    if "allreduce_bench" in programs:
-        output = run(prefix / "bin/allreduce_bench", "--ranks", "2", "-b", "4K", "-e", "4K", "-n",
-                     "1", "-w", "0", "--data", "gradients:late", "--codec", "hbi:bits=6", cwd="/")
+    if "inccl-allreduce-bench" in programs:
+        bench = prefix / "bin/inccl-allreduce-bench"
+        size = ["-b", "4K", "-e", "4K", "-n", "1", "-w", "0"]
+        output = run(bench, "--ranks", "2", *size, "--data", "gradients:late", "--codec", "hbi:bits=6", cwd="/")
         assert "Out of bounds values : 0 OK" in output, output
+        if mpi:
+            output = run(*MPIRUN, bench, *size, "--baseline", "mpi", cwd="/")
+            assert "4 ranks, mpirun" in output and "Out of bounds values : 0 OK" in output, output
+        assert run(bench, "--version").startswith("inccl-allreduce-bench (inccl) "), bench
+
+
+def check_uninstall(binary, root):
+    """What was installed is gone, and so are inccl's directories; what else lies there stays."""
+    prefix = root / "uninstall"
+    (prefix / "include").mkdir(parents=True)
+    (prefix / "include/other.h").touch()
+    run("cmake", "--install", binary, "--prefix", prefix)
+    manifests = root / "manifests"  # and not what else was installed from this build
+    manifests.mkdir()
+    shutil.copy(binary / "install_manifest.txt", manifests)
+    run("cmake", "-D", f"BUILD={manifests}", "-P", SOURCE / "cmake/uninstall.cmake")
+    left = [p for p in prefix.rglob("*") if not p.is_dir()]
+    assert left == [prefix / "include/other.h"], left
+    ours = [p for p in prefix.rglob("*") if p.name == "inccl"]
+    assert not ours, ours
+
+
+@contextlib.contextmanager
+def manifest_kept(binary):
+    """The target `uninstall` shall still know what was installed before."""
+    manifest = binary / "install_manifest.txt"
+    kept = manifest.read_bytes() if manifest.exists() else None
+    try:
+        yield
+    finally:
+        if kept is not None:
+            manifest.write_bytes(kept)
+        elif manifest.exists():
+            manifest.unlink()
 
 
 def indented(text):
@@ -172,12 +230,13 @@ def main():
     cache = dict(re.findall(r"^(CMAKE_\w+):\w+=(.*)$", (binary / "CMakeCache.txt").read_text(),
                             re.MULTILINE))
     libdir = cache["CMAKE_INSTALL_LIBDIR"]
-    with tempfile.TemporaryDirectory(prefix="inccl-installed-") as name:
+    with tempfile.TemporaryDirectory(prefix="inccl-installed-") as name, manifest_kept(binary):
         root = pathlib.Path(name)
+        check_uninstall(binary, root)
         run("cmake", "--install", binary, "--prefix", root / "first")
         prefix = (root / "first").rename(root / "moved")
         version = check_files(prefix, programs, libdir, binary)
-        check_programs(prefix, programs)
+        check_programs(prefix, programs, mpi)
         check_documents(prefix, libdir, root / "documents", mpi)
         check_versions(prefix, root / "versions")
 
