@@ -150,7 +150,8 @@ TEST(Plot, HbiIsOnTop) {
   const size_t panel_end = svg.find("</g>");
   EXPECT_LT(svg.find("hbi (direct)", panel_end), svg.find("mxfp8 (ring)", panel_end));
   const std::string last_mark = svg.substr(svg.rfind("<circle", panel_end), 80);
-  EXPECT_NE(last_mark.find("fill=\"#0072b2\""), std::string::npos) << last_mark;  // the first colour
+  EXPECT_NE(last_mark.find("fill=\"#0072b2\""), std::string::npos)
+      << last_mark;  // the first colour
 }
 
 // The heights of two points show which error is larger, and a decade is a decade.
