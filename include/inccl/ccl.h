@@ -182,10 +182,10 @@ typedef struct ccl_compression_stats {
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
   double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
                            uncompressed. Infinite where no rank can know one (docs/codecs.md). */
-  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank; hbi with policy=d,
-                           or r and m=1: in the result. This and the next two: of hbi, else 0. */
-  uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits;
-                                   with policy=d, or r and m=1, counted for every quantization. */
+  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank. This and the next
+                           two: of hbi, else 0. */
+  uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits.
+                                 */
   uint64_t poisoned_blocks; /**< Blocks with a NaN or infinity on some rank: NaN in the result. */
   int compressed;           /**< 0: the call ran uncompressed (type, reduction or size). */
 } ccl_compression_stats_t;
@@ -464,13 +464,9 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * - bits=B: bits per element and phase, a multiple of 1/8 in [0.5, 16]; 6 by default
  * - k=K, k2=K: fixed levels of the sum and of the result, instead of bits
  * - ref=direct|ring: the algorithm that sends no more than bits; others may send more
- * - policy=h|d|r|auto: h: sums of integers, exact, the same over all algorithms; d: every rank's
- *   elements on scales of their own, over direct only; r: re-quantized on the way round a ring,
- *   over ring only; d and r are for all-reduce only; auto: what is best, in this version h
- * - m=M: with policy=r, the hops between re-quantizations (1 by default); with policy=h, groups
- *   of M neighbouring ranks, 2 or more, whose sums are exact and meet re-quantized: over direct
- *   only, for all-reduce only; not with the other policies
- * - ag=requant|exact: the result is quantized once more, or sums travel in full (policy=h)
+ * - m=M: groups of M neighbouring ranks, 2 or more, whose sums are exact and meet re-quantized:
+ *   over direct only, for all-reduce only
+ * - ag=requant|exact: the result is quantized once more, or sums travel in full
  * - unbiased=0|1: 1: the mean over many steps tends to the sum; bits must be enough for all
  * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros
  *   are not exact and a NaN reaches 256 elements instead of 32
@@ -509,9 +505,9 @@ CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks
  * As ccl_allreduce, with compressed bytes on the way (docs/codecs.md). op is CCL_SUM or CCL_AVG
  * (with the codec lossless any) and type a float of 2 bytes or more; any other type or op, or a
  * call below the codec's min_bytes, runs uncompressed and says so in the stats. The result is
- * bit-identical on all ranks; with hbi (policy=h), qsgd, qsgd_ms and randk, whose sums are exact,
+ * bit-identical on all ranks; with hbi, qsgd, qsgd_ms and randk, whose sums are exact,
  * also over algorithms, slice sizes, channels, transports and instruction sets. What a
- * specification cannot do on this communicator (policy=d where algorithms other than direct are
+ * specification cannot do on this communicator (m=4 where algorithms other than direct are
  * forced, unbiased=1 with too few bits) is CCL_INVALID_ARGUMENT, and nothing has been sent.
  * compression may be NULL: all defaults.
  */

@@ -56,10 +56,7 @@ struct Known {
 constexpr Known kEvery[] = {
     {"hbi:bits={bits},ref=ring", ""},
     {"hbi:bits={bits},rht=1", ""},
-    {"hbi:bits={bits},policy=d", ""},
     {"hbi:bits={bits},m=4", ""},
-    {"hbi:bits={bits},m=1,policy=r", ""},
-    {"hbi:bits={bits},m=2,policy=r", ""},
     {"bf16", ""},
     {"fp16", ""},
     {"fp8:format=e4m3", ""},

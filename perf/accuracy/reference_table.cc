@@ -22,7 +22,6 @@ std::optional<Way> WayOf(const std::string& name, const std::string& bits) {
   if (name == "H direct") return CodecWay("hbi:bits=" + bits, "direct");
   if (name == "H ring") return CodecWay("hbi:bits=" + bits + ",ref=ring", "ring");
   if (name == "H direct rht") return CodecWay("hbi:bits=" + bits + ",rht=1", "direct");
-  if (name == "D") return CodecWay("hbi:bits=" + bits + ",policy=d", "direct");
   return std::nullopt;
 }
 

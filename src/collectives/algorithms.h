@@ -20,8 +20,8 @@ struct AlgorithmTraits {
   std::string_view own = "", family = "";
   // Its schedules fold float sums in rank order (Validate's proof; the tests hold the table to it).
   bool folds_in_rank_order = false;
-  // A codec whose route is direct or ring can take it.
-  bool direct = false, ring = false;
+  // A codec whose route has groups can take it.
+  bool direct = false;
   // Every consumer of a part reads it where the producer has it, and the producer reads nothing of
   // it again: inputs and results in registered buffers need no copy, and slots may be written with
   // non-temporal stores.
@@ -41,7 +41,7 @@ inline constexpr AlgorithmTraits kAlgorithmTable[] = {
      .direct = true,
      .zero_copy = true,
      .groups = true},
-    {.algorithm = Algorithm::kRing, .name = "ring", .own = "ring", .ring = true},
+    {.algorithm = Algorithm::kRing, .name = "ring", .own = "ring"},
     {.algorithm = Algorithm::kTree, .name = "tree", .own = "tree"},
     {.algorithm = Algorithm::kRecursiveDoubling,
      .name = "recursive_doubling",

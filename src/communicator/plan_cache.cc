@@ -54,27 +54,21 @@ Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& cod
                        uint64_t{static_cast<uint16_t>(group)} << 35 | uint64_t{second} << 34 |
                        uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
                        static_cast<uint32_t>(call.root);
-  const SlotOptions slots = SlotsFor({.slice_bytes = options_.slice_bytes,
-                                      .type = call.type,
-                                      .count = call.count,
-                                      .nranks = options_.nranks,
-                                      .one_part = choice.algorithm == Algorithm::kOneShot},
-                                     codec);
-  const int channels = codec.whole_chunks() ? 1 : options_.channels;
-  std::unique_ptr<Program>& program = programs_[{key, slots.data_bytes, channels}];
+  std::unique_ptr<Program>& program = programs_[key];
   if (program == nullptr) {
     Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
                                               .algorithm = choice.algorithm,
                                               .nranks = options_.nranks,
                                               .rank = options_.rank,
                                               .root = call.root,
-                                              .channels = channels,
+                                              .channels = options_.channels,
                                               .side_phase = side,
                                               .side_one_shot = side_one_shot,
                                               .group = group,
                                               .second_side_phase = second});
     if (!schedule.ok()) return InternalError(schedule.status().message());
-    Result<std::unique_ptr<Program>> bound = Bind(*std::move(schedule), slots, &lanes_);
+    Result<std::unique_ptr<Program>> bound =
+        Bind(*std::move(schedule), SlotsFor(options_.slice_bytes), &lanes_);
     if (!bound.ok()) return bound.status();
     program = *std::move(bound);
   }

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
 
 #include "base/status.h"
@@ -63,8 +62,7 @@ class PlanCache {
 
   const Options options_;
   LaneTable lanes_;
-  // By schedule, slot size and channels.
-  std::map<std::tuple<uint64_t, uint32_t, int>, std::unique_ptr<Program>> programs_;
+  std::map<uint64_t, std::unique_ptr<Program>> programs_;  // by schedule
   std::array<Plan, 1 << kPlaceBits> kept_;
 };
 

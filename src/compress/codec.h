@@ -122,12 +122,12 @@ class CodecState {
   virtual void Finish(CodecStats* stats) = 0;
 };
 
-// The schedules that can run a codec.
+// What a codec requires of the schedule.
 struct Route {
-  enum class Kind : uint8_t { kAny, kTwoShot, kRing };
-  Kind kind = Kind::kAny;
+  // This many ranks sum up before the owner of a chunk does, which only direct algorithms can do;
+  // 0: any schedule runs the codec.
+  int group = 0;
   const char* because = "";  // the part of the specification that requires it
-  int group = 0;  // kTwoShot: number of ranks that may sum up before the owner does; 0: none
 };
 
 // An immutable codec, made from a canonical specification. All calls and threads share it.
@@ -146,17 +146,14 @@ class Codec {
   // sender's. Operations: kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
   virtual bool has_side_phase() const = 0;
   virtual Route route() const { return {}; }
-  // If true, a payload covers a whole chunk of a window, so a chunk is one slice.
-  virtual bool whole_chunks() const { return false; }
   // If true, a second side phase follows for each window, between the first one and the data.
   virtual bool has_second_side_phase() const { return false; }
   // Upper bound of the side information of `count` elements of a window in either phase, in bytes.
   virtual uint32_t SideBytes(uint32_t count) const {
     return (count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0)) * (kSuperblock / kBlock);
   }
-  // Bytes of a payload of this form that Bound's `bits` do not count (hbi: checksums, part
-  // summaries).
-  virtual uint32_t UncountedBytes(Form /*form*/) const { return 0; }
+  // Bytes of a payload that Bound's `bits` do not count (hbi: checksums).
+  virtual uint32_t UncountedBytes() const { return 0; }
   // Elements of one window of the schedule; 0: any number.
   virtual uint64_t window_elements() const = 0;
   // Upper bound of the payload of `count` elements in any form on data lanes, in bytes.

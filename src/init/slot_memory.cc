@@ -63,17 +63,13 @@ Status AddCall(const CommOptions& options, int nranks, Collective collective, in
                     .nranks = nranks,
                     .rank = kRank,
                     .root = root,
-                    .channels = codec.whole_chunks() ? 1 : options.channels,
+                    .channels = options.channels,
                     .side_phase = codec.has_side_phase(),
                     .side_one_shot = codec.has_side_phase() && choice->side_one_shot,
                     .group = codec.route().group,
                     .second_side_phase = codec.has_second_side_phase()});
   if (!schedule.ok()) return schedule.status();
-  const SlotOptions slots = SlotsFor({.slice_bytes = options.slice_bytes,
-                                      .count = bytes / SizeOf(DataType::kFloat32),
-                                      .nranks = nranks,
-                                      .one_part = choice->algorithm == Algorithm::kOneShot},
-                                     codec);
+  const SlotOptions slots = SlotsFor(options.slice_bytes);
   for (const ScheduleLane& lane : schedule->lanes) {
     const bool side = lane.lane_class == LaneClass::kSide;
     lanes->Add({.lane_class = lane.lane_class,

@@ -2,14 +2,12 @@
 #include "tuning/segmentation.h"
 
 #include <algorithm>
-#include <bit>
 
 namespace inccl {
 namespace {
 
 constexpr uint16_t kDataDepth = 4;
 constexpr uint16_t kSideDepth = 2;
-constexpr uint16_t kWholeChunksDepth = 2;              // their slots may be large
 constexpr uint32_t kSideSlotBytes = kWindow / kBlock;  // a scale code for every block of a window
 constexpr uint32_t kGroup = kDataDepth / 2;
 
@@ -32,10 +30,6 @@ Chunking CutCall(const CutRequest& request, const Codec& codec) {
   }
   options.slice_elements = static_cast<uint32_t>(std::max<uint64_t>(slice, kSuperblock));
   options.window_elements = codec.window_elements();
-  if (codec.whole_chunks()) {
-    options.slice_elements = static_cast<uint32_t>(options.window_elements);
-    options.group = 1;
-  }
   if (options.window_elements == 0) {
     const uint64_t parallel =
         static_cast<uint64_t>(request.nranks) * static_cast<uint64_t>(request.channels) * kGroup;
@@ -56,19 +50,6 @@ SlotOptions SlotsFor(uint32_t slice_bytes) {
           .side_bytes = kSideSlotBytes,
           .data_depth = kDataDepth,
           .side_depth = kSideDepth};
-}
-
-SlotOptions SlotsFor(const SlotRequest& request, const Codec& codec) {
-  SlotOptions slots = SlotsFor(request.slice_bytes);
-  if (!codec.whole_chunks()) return slots;
-  const uint64_t row = std::min(request.count, codec.window_elements());
-  const uint64_t superblocks = std::bit_ceil((row + kSuperblock - 1) / kSuperblock);
-  const uint64_t parts = request.one_part ? 1 : static_cast<uint64_t>(request.nranks);
-  const auto chunk = static_cast<uint32_t>((superblocks + parts - 1) / parts * kSuperblock);
-  const uint32_t bytes = codec.MaxBytes(request.type, request.nranks, chunk);
-  slots.data_bytes = std::max(slots.data_bytes, std::bit_ceil(bytes));
-  slots.data_depth = kWholeChunksDepth;
-  return slots;
 }
 
 }  // namespace inccl

@@ -26,18 +26,6 @@ Chunking CutCall(const CutRequest& request, const Codec& codec);
 
 SlotOptions SlotsFor(uint32_t slice_bytes);
 
-// Those of a call that is cut like this, by a schedule whose chunks are `parts` parts of a row.
-// Larger where a codec's payloads are whole chunks: to the next power of two, so that calls of
-// different lengths share lanes.
-struct SlotRequest {
-  uint32_t slice_bytes = 128 * 1024;
-  DataType type = DataType::kFloat32;
-  uint64_t count = 0;
-  int nranks = 1;
-  bool one_part = false;
-};
-SlotOptions SlotsFor(const SlotRequest& request, const Codec& codec);
-
 }  // namespace inccl
 
 #endif  // INCCL_TUNING_SEGMENTATION_H_

@@ -85,15 +85,8 @@ std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set)
   return {first, TunerRule::kInOrder};
 }
 
-const char* NameOf(Route::Kind kind) { return kind == Route::Kind::kRing ? "ring" : "direct"; }
-
 bool CanRun(const Route& route, Algorithm algorithm) {
-  switch (route.kind) {
-    case Route::Kind::kAny: return true;
-    case Route::Kind::kRing: return TraitsOf(algorithm).ring;
-    case Route::Kind::kTwoShot: return TraitsOf(algorithm).direct;
-  }
-  return false;
+  return route.group == 0 || TraitsOf(algorithm).direct;
 }
 
 Set RankOrdered(Collective collective) {
@@ -119,29 +112,21 @@ Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
         "\"{};{}:{}\" admits all of them",
         name, filter.text(), filter.text(), name, others));
   }
-  if (call.route.kind == Route::Kind::kAny) {
+  if (call.route.group == 0) {
     return InvalidArgument(
         fmt::format("{}: none of the admitted algorithms sums in rank order, which `reproducible` "
                     "asks for (direct does)",
                     Name(call.collective)));
   }
   std::string admitted;
-  bool runs = false;
   for (int a = 0; a < kAlgorithms; ++a) {
     const auto algorithm = static_cast<Algorithm>(a);
     if (!filter.Admits(call.collective, algorithm)) continue;
-    runs = runs || CanRun(call.route, algorithm);
     admitted += fmt::format("{}{}", admitted.empty() ? "" : ", ", Name(algorithm));
   }
-  const char* route = NameOf(call.route.kind);
-  if (runs) {
-    return InvalidArgument(
-        fmt::format("{}: {} runs on {} only, which does not sum in rank order as `reproducible` "
-                    "asks for",
-                    Name(call.collective), call.route.because, route));
-  }
-  return InvalidArgument(fmt::format("{}: {} runs on {} only, and the algorithms admitted are {}",
-                                     Name(call.collective), call.route.because, route, admitted));
+  return InvalidArgument(
+      fmt::format("{}: {} runs on direct only, and the algorithms admitted are {}",
+                  Name(call.collective), call.route.because, admitted));
 }
 
 }  // namespace
@@ -224,8 +209,8 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
                         call.bytes, call.nranks);
       break;
     case TunerRule::kOnlyOne:
-      if (call.route.kind != Route::Kind::kAny) {
-        why = fmt::format("{} runs on {} only", call.route.because, NameOf(call.route.kind));
+      if (call.route.group != 0) {
+        why = fmt::format("{} runs on direct only", call.route.because);
         break;
       }
       why = call.reproducible && Reduces(call.collective)

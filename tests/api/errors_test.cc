@@ -151,7 +151,7 @@ TEST(ArgumentsTest, CodecSpecsNameWhatIsWrong) {
       {"hbi:nonsense=1", "nonsense"},
       {"hbi:ref=star", "ref"},
       {"hbi:ag=maybe", "ag"},
-      {"hbi:policy=z", "policy"},
+      {"hbi:m=1", "m=1"},
       {"hbi:min_bytes=-3", "min_bytes"},
       {"hbi:bits", "bits"},
       {"none:x=1", "x"},

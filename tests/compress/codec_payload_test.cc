@@ -67,13 +67,8 @@ class World {
   Status Try(int rank, const std::vector<Term>& inputs, std::vector<Term>* outputs) {
     return states_[static_cast<size_t>(rank)]->Combine(range_, inputs, *outputs);
   }
-  // A result: of three parts at once, on a ring of one after the other.
   Bytes MakeResult(Bytes* one, Bytes* two) {
-    if (codec_->route().kind != Route::Kind::kRing) {
-      return Make(0, {In(0), Of(Sum(1), one), Of(Sum(1), two)}, {Form::kResult});
-    }
-    Bytes both = Make(2, {Of(Sum(1), one), In(2)}, Sum(2));
-    return Make(0, {Of(Sum(2), &both), In(0)}, {Form::kResult});
+    return Make(0, {In(0), Of(Sum(1), one), Of(Sum(1), two)}, {Form::kResult});
   }
   // The payload of one output, in memory of its length.
   Bytes Make(int rank, const std::vector<Term>& inputs, const Format& format) {
@@ -133,11 +128,6 @@ TEST_P(CodecPayload, SumsMeetInAnyFormAndResultsDecodeAlike) {
     EXPECT_TRUE(w.Make(0, {World::Of({Form::kResult}, &result)}, {Form::kOutput}) == owners);
     EXPECT_TRUE(w.Make(0, {World::Of({Form::kResult}, &result)}, {Form::kResult}) == result);
     const std::vector<Term> parts = {w.In(0), World::Of(Sum(1), &one), World::Of(Sum(1), &two)};
-    if (w.codec().route().kind == Route::Kind::kRing) {  // there are no such sums on a ring
-      outputs = {World::Of({Form::kOutput}, &owners)};
-      EXPECT_FALSE(w.Try(0, parts, &outputs).ok());
-      continue;
-    }
     const Bytes at_once = w.Make(0, parts, {Form::kOutput});
     Bytes sent = w.Make(0, parts, {Form::kResult});
     EXPECT_TRUE(w.Make(1, {World::Of({Form::kResult}, &sent)}, {Form::kOutput}) == at_once);

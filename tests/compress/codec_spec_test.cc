@@ -168,13 +168,12 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto expected = [&](const char* ag, const char* bits, int k, int k2, int min_bytes,
                             const char* ref) {
     return fmt::format(
-        "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},policy=h,ref={},rht=0,unbiased=0",
-        ag, bits, k, k2, min_bytes, ref);
+        "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},ref={},rht=0,unbiased=0", ag,
+        bits, k, k2, min_bytes, ref);
   };
   EXPECT_EQ(CanonicalOf("hbi"), expected("requant", "6", 0, 0, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:bits=6"), expected("requant", "6", 0, 0, 0, "direct"));
-  EXPECT_EQ(CanonicalOf("hbi:policy=auto"), expected("requant", "6", 0, 0, 0, "direct"));
-  EXPECT_EQ(CanonicalOf("hbi:policy=h,bits=5.50"), expected("requant", "5.5", 0, 0, 0, "direct"));
+  EXPECT_EQ(CanonicalOf("hbi:bits=5.50"), expected("requant", "5.5", 0, 0, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:k=15"), expected("requant", "0", 15, 15, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:k2=127,k=1"), expected("requant", "0", 1, 127, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:ref=ring,min_bytes=4096,ag=exact,bits=4.125"),
@@ -182,11 +181,6 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto with = [](std::string spec, const std::string& from, const std::string& to) {
     return spec.replace(spec.find(from), from.size(), to);
   };
-  EXPECT_EQ(CanonicalOf("hbi:policy=d"), with(CanonicalOf("hbi"), "policy=h", "policy=d"));
-  EXPECT_EQ(CanonicalOf("hbi:policy=r"),
-            with(with(CanonicalOf("hbi:ref=ring"), "policy=h", "policy=r"), ",m=0", ",m=1"));
-  EXPECT_EQ(CanonicalOf("hbi:policy=r,m=1,ref=ring"), CanonicalOf("hbi:policy=r"));
-  EXPECT_EQ(CanonicalOf("hbi:policy=r,m=4"), with(CanonicalOf("hbi:policy=r"), ",m=1", ",m=4"));
   EXPECT_EQ(CanonicalOf("hbi:m=4"), with(CanonicalOf("hbi"), ",m=0", ",m=4"));
   for (const std::string key : {"checksum", "rht", "unbiased"}) {
     std::string on = CanonicalOf("hbi");
@@ -194,9 +188,9 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=1"), on);
     EXPECT_EQ(CanonicalOf("hbi:" + key + "=0"), CanonicalOf("hbi"));
   }
-  for (const std::string text : {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring",
-                                 "hbi:policy=d,bits=4,rht=1", "hbi:policy=r,k=15,k2=7,checksum=1",
-                                 "hbi:policy=r,m=3", "hbi:m=32768", "hbi:unbiased=1,policy=auto"}) {
+  for (const std::string text :
+       {"hbi", "hbi:k=7,k2=31,ag=exact", "hbi:bits=8,ref=ring", "hbi:bits=4,rht=1",
+        "hbi:k=15,k2=7,checksum=1", "hbi:m=3", "hbi:m=32768", "hbi:unbiased=1"}) {
     EXPECT_EQ(CanonicalOf(CanonicalOf(text)), CanonicalOf(text));
   }
   // Sorted, as the text claims.
@@ -228,22 +222,15 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:k=x", {"k=x"}},
       {"hbi:ref=tree", {"ref=tree", "direct", "ring"}},
       {"hbi:ag=both", {"ag=both", "requant", "exact"}},
-      {"hbi:policy=x", {"policy=x", "auto"}},
-      {"hbi:policy=auto,ref=ring", {"policy=auto", "ref=ring", "contradict"}},
+      {"hbi:policy=h",
+       {"unknown key policy",
+        "there are ag, bits, checksum, k, k2, m, min_bytes, ref, rht, unbiased"}},
       {"hbi:min_bytes=-1", {"min_bytes=-1"}},
       {"hbi:unbiased=2", {"unbiased=2"}},
-      {"hbi:policy=d,ref=ring", {"policy=d", "ref=ring", "contradict"}},
-      {"hbi:policy=d,ag=exact", {"policy=d", "ag=exact", "contradict"}},
-      {"hbi:policy=r,ref=direct", {"policy=r", "ref=direct", "contradict"}},
-      {"hbi:policy=r,ag=exact", {"policy=r", "ag=exact", "contradict"}},
-      {"hbi:policy=r,m=0", {"policy=r", "m=0", "contradict"}},
-      {"hbi:policy=r,m=40000", {"m=40000"}},
       {"hbi:m=1", {"m=1", "groups of one rank"}},
-      {"hbi:policy=h,m=40000", {"m=40000"}},
+      {"hbi:m=40000", {"m=40000"}},
       {"hbi:m=4,ref=ring", {"m=4", "ref=ring", "contradict"}},
       {"hbi:m=4,ag=exact", {"m=4", "ag=exact", "contradict"}},
-      {"hbi:policy=d,m=1", {"policy=d", "m=1", "contradict"}},
-      {"hbi:policy=auto,m=2", {"policy=auto", "m=2", "contradict"}},
       {"hbi:rht=yes", {"rht=yes"}},
       {"hbi:checksum=2", {"checksum=2"}},
       {"none:bits=6", {"none", "bits", "6"}},
@@ -364,26 +351,18 @@ TEST(HbiSpec, Supports) {
   EXPECT_FALSE(all_reduce("hbi:k=512", 64));
 }
 
-TEST(HbiSpec, PoliciesDAndRAndGroupsAreForAllReduce) {
-  for (const char* spec : {"hbi:policy=d", "hbi:policy=r", "hbi:m=2"}) {
-    const auto codec = *MakeCodec(spec);
-    EXPECT_TRUE(codec->Fits(Collective::kAllReduce, 4).ok());
-    for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
-      const Status status = codec->Fits(collective, 4);
-      ASSERT_FALSE(status.ok());
-      ExpectError(status, {std::string(spec).substr(4), Name(collective), "allreduce"});
-    }
-    EXPECT_EQ(codec->has_side_phase(), std::string(spec) == "hbi:m=2");
+TEST(HbiSpec, GroupsAreForAllReduceOnDirect) {
+  const auto codec = *MakeCodec("hbi:m=2");
+  EXPECT_TRUE(codec->Fits(Collective::kAllReduce, 4).ok());
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
+    const Status status = codec->Fits(collective, 4);
+    ASSERT_FALSE(status.ok());
+    ExpectError(status, {"m=2", Name(collective), "allreduce"});
   }
-  const auto refused = (*MakeCodec("hbi:policy=r,m=2"))->Fits(Collective::kAllGather, 4);
-  ExpectError(refused, {"policy=r", "allreduce", "allgather"});
-  EXPECT_EQ((*MakeCodec("hbi:policy=r,m=2"))->route().kind, Route::Kind::kRing);
-  EXPECT_EQ((*MakeCodec("hbi:m=2"))->route().kind, Route::Kind::kTwoShot);
-  EXPECT_TRUE((*MakeCodec("hbi:policy=r,m=2"))->has_side_phase());
-  const auto h = *MakeCodec("hbi"), d = *MakeCodec("hbi:policy=d"), r = *MakeCodec("hbi:policy=r");
-  EXPECT_EQ(h->route().kind, Route::Kind::kAny);
-  EXPECT_EQ(d->route().kind, Route::Kind::kTwoShot);
-  EXPECT_EQ(r->route().kind, Route::Kind::kRing);
+  EXPECT_TRUE(codec->has_side_phase());
+  EXPECT_EQ(codec->route().group, 2);
+  EXPECT_EQ(std::string(codec->route().because), "m of the codec hbi");
+  EXPECT_EQ((*MakeCodec("hbi"))->route().group, 0);
 }
 
 // unbiased=1 drops nothing, so the budget must be enough for K = 1 everywhere.
@@ -402,8 +381,6 @@ TEST(HbiSpec, UnbiasedNeedsBits) {
       // Sums of 1, 2, 3 contributions take 2, 3, 3 bits.
       {Collective::kAllReduce, ",ref=ring", 4, 2.75},  // (8 / 3 + 2) / 2 + 0.375 = 2.708
       {Collective::kReduceScatter, ",ref=ring", 4, 3.25},
-      // Sums of 1, 2, 1, 2, 1, 2, 1 contributions, five with codes: (18.25 / 7 + 2.75) / 2 = 2.679
-      {Collective::kAllReduce, ",policy=r,m=2", 8, 2.75},
       // Six contributions and a sum of four with codes: (14.25 / 7 + 2.75) / 2 = 2.393
       {Collective::kAllReduce, ",m=4", 8, 2.5},
   };

@@ -48,7 +48,6 @@ constexpr CodecRow kCodecTable[] = {
     {"hbi:k=7,k2=15,ref=ring", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"hbi:m=2", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"hbi:k=15,k2=31,m=3", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
-    {"hbi:bits=8,m=2,policy=r", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"hbi:k=1", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
     {"bf16", 1e30, 0x1p-134, Share::kElement, Share::kBlock, false, false},
     {"fp16", 65504, 0x1p-25, Share::kElement, Share::kBlock, false, false},

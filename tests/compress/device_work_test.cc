@@ -138,8 +138,7 @@ TEST(DeviceWork, AnySumsIntoAnyOutputs) {
 TEST(DeviceWork, WhatHasNoKernelsIsLeftToTheHost) {
   Rng rng(TestSeed());
   DeviceBench bench;
-  for (const char* spec : {"hbi:bits=6,rht=1", "hbi:bits=6,policy=d", "hbi:bits=6,policy=r,m=1",
-                           "hbi:bits=6,policy=r,m=2", "hbi:bits=6,m=2", "lossless"}) {
+  for (const char* spec : {"hbi:bits=6,rht=1", "hbi:bits=6,m=2", "lossless"}) {
     TwinCall call;
     call.spec = spec;
     call.n = 4;
@@ -148,9 +147,7 @@ TEST(DeviceWork, WhatHasNoKernelsIsLeftToTheHost) {
     Twins twins(&bench, call, {}, &rng);
     twins.driver().set_group(2);
     const std::string name(spec);
-    const Way way = name.find("policy=r") != std::string::npos ? Way::kRing
-                    : name.find(",m=2") != std::string::npos   ? Way::kGroups
-                                                               : Way::kTwoShot;
+    const Way way = name.find(",m=2") != std::string::npos ? Way::kGroups : Way::kTwoShot;
     twins.Run(way, 512);
     EXPECT_EQ(twins.Sum(&TwinState::launched), 0);
     EXPECT_GT(twins.Sum(&TwinState::refused), 0);

@@ -67,7 +67,6 @@ class HbiDriver {
   void Run(Way way, uint32_t slice, const std::vector<std::byte*>& inputs,
            const std::vector<std::byte*>& outputs) {
     Begin();
-    if (codec_->whole_chunks()) slice = kWindow;
     for (uint64_t window = 0; window < count_; window += kWindow) {
       const uint64_t end = std::min<uint64_t>(count_, window + kWindow);
       if (codec_->has_side_phase()) Agree(window, end, inputs);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums in groups: policy R with m > 1 and policy H with groups of ranks. Random calls against the
-// oracle, bytes on the wire, error bounds, and what the state refuses.
+// Sums in groups of ranks. Random calls against the oracle, bytes on the wire, error bounds, and
+// what the state refuses.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -38,10 +38,8 @@ Case RandomGroups(Rng* rng) {
   Drop(",ref=ring", &c.spec);
   Drop(",ag=exact", &c.spec);
   c.options.ring = c.options.exact = false;
-  c.options.policy = rng->Below(2) == 0 ? HbiPolicy::kH : HbiPolicy::kR;
   c.options.m = 2 + static_cast<int>(rng->Below(static_cast<uint64_t>(c.n)));
-  const bool ring = c.options.policy == HbiPolicy::kR;
-  c.spec += fmt::format(",policy={},m={}", ring ? "r" : "h", c.options.m);
+  c.spec += fmt::format(",m={}", c.options.m);
   MakeSureOfBits(&c);
   return c;
 }
@@ -49,11 +47,10 @@ Case RandomGroups(Rng* rng) {
 std::vector<float> RunGroups(HbiDriver* driver, const Case& c, Rng* rng, const Vectors& inputs) {
   static const uint32_t kSlices[] = {256, 1024, 4096, kWindow};
   driver->set_group(c.options.m);
-  const bool ring = c.options.policy == HbiPolicy::kR;
-  const Way way = ring ? Way::kRing : rng->Below(2) == 0 ? Way::kTwoShot : Way::kGroups;
   // Sums of all ranks do not come in groups.
-  const Way usual = !ring && c.options.m >= c.n ? Way::kTwoShot : way;
-  return RunFloat(driver, usual, kSlices[rng->Below(4)], inputs);
+  const bool groups = c.options.m < c.n && rng->Below(2) == 0;
+  const Way way = groups ? Way::kGroups : Way::kTwoShot;
+  return RunFloat(driver, way, kSlices[rng->Below(4)], inputs);
 }
 
 TEST(HbiGroups, RandomCallsEqualTheOracle) {
@@ -75,42 +72,39 @@ TEST(HbiGroups, RandomCallsEqualTheOracle) {
 // Two windows, parts that do not begin where windows do.
 TEST(HbiGroups, SeveralWindows) {
   Rng rng(TestSeed());
-  for (const char* spec : {"hbi:bits=5,policy=r,m=2", "hbi:bits=5,m=2"}) {
-    SCOPED_TRACE(spec);
-    Case c;
-    c.n = 3;
-    c.count = kWindow + 3000;
-    c.kind = Kind::kScales;
-    c.spec = spec;
-    c.options.bits8 = 40;
-    c.options.m = 2;
-    c.options.policy = c.spec.find("policy=r") != std::string::npos ? HbiPolicy::kR : HbiPolicy::kH;
-    const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+  Case c;
+  c.n = 3;
+  c.count = kWindow + 3000;
+  c.kind = Kind::kScales;
+  c.spec = "hbi:bits=5,m=2";
+  c.options.bits8 = 40;
+  c.options.m = 2;
+  const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
+  const std::vector<float> expected = HbiAllReduce(inputs, c.options);
+  for (const Way way : {Way::kTwoShot, Way::kGroups}) {
     HbiDriver driver = MakeDriver(c);
-    ASSERT_TRUE(SameBytes(RunGroups(&driver, c, &rng, inputs), HbiAllReduce(inputs, c.options)));
+    driver.set_group(c.options.m);
+    ASSERT_TRUE(SameBytes(RunFloat(&driver, way, 4096, inputs), expected));
   }
 }
 
-// One group of all ranks is policy H itself.
-TEST(HbiGroups, OneGroupIsPolicyH) {
+// One group of all ranks is as none.
+TEST(HbiGroups, OneGroupIsAsNone) {
   Rng rng(TestSeed());
   for (int i = 0; i < 30; ++i) {
     Case c = RandomGroups(&rng);
-    const bool ring = c.options.policy == HbiPolicy::kR;
-    c.spec.resize(c.spec.find(",policy="));
-    Case plain = c;
-    plain.spec += ring ? ",ref=ring" : "";
-    c.spec +=
-        fmt::format(",policy={},m={}", ring ? "r" : "h", c.n + static_cast<int>(rng.Below(3)));
+    Drop(fmt::format(",m={}", c.options.m), &c.spec);
+    const Case plain = c;
+    c.spec += fmt::format(",m={}", c.n + static_cast<int>(rng.Below(3)));
     SCOPED_TRACE(Describe(c));
     const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
-    HbiDriver one = MakeDriver(c), h = MakeDriver(plain);
-    const Way way = ring ? Way::kRing : Way::kTwoShot;
-    ASSERT_TRUE(SameBytes(RunFloat(&one, way, 1024, inputs), RunFloat(&h, way, 1024, inputs)));
-    ASSERT_EQ(one.data_bytes(), h.data_bytes());
+    HbiDriver one = MakeDriver(c), none = MakeDriver(plain);
+    ASSERT_TRUE(SameBytes(RunFloat(&one, Way::kTwoShot, 1024, inputs),
+                          RunFloat(&none, Way::kTwoShot, 1024, inputs)));
+    ASSERT_EQ(one.data_bytes(), none.data_bytes());
     double bits[2], error[2];
     one.codec().Bound(c.n, &bits[0], &error[0]);
-    h.codec().Bound(c.n, &bits[1], &error[1]);
+    none.codec().Bound(c.n, &bits[1], &error[1]);
     EXPECT_EQ(bits[0], bits[1]);
     EXPECT_EQ(error[0], error[1]);
   }
@@ -134,8 +128,7 @@ TEST(HbiGroups, OtherTypesInPlace) {
       Payload expected(typed[0].size());
       FromFloat(type, HbiAllReduce(values, c.options).data(), expected.data(), c.count);
       HbiDriver driver = MakeDriver(c, type);
-      driver.Run(c.options.policy == HbiPolicy::kR ? Way::kRing : Way::kTwoShot, 1024, memory,
-                 memory);
+      driver.Run(Way::kTwoShot, 1024, memory, memory);
       for (const Payload& result : typed) ASSERT_EQ(result, expected);
       CodecStats stats;
       driver.state(0).Finish(&stats);
@@ -155,7 +148,6 @@ TEST(HbiGroups, OtherTypesInPlace) {
 // Hops of a sum whose payloads have scale codes of their own.
 int CodedHops(int n, const HbiOptions& options) {
   if (options.m >= n) return 0;
-  if (options.policy == HbiPolicy::kR) return n - 1 - options.m;
   return (n + options.m - 1) / options.m - 1;
 }
 
@@ -165,16 +157,13 @@ TEST(HbiGroups, BytesEqualThePlan) {
   for (int i = 0; i < 60; ++i) {
     Case c = RandomGroups(&rng);
     if (c.options.k > 0) continue;
-    if (c.options.policy == HbiPolicy::kH && c.n % c.options.m == 1) continue;
+    if (c.n % c.options.m == 1) continue;
     SCOPED_TRACE(Describe(c));
     const Vectors inputs = MakeInputs(c.n, c.count, c.kind, &rng);
     HbiDriver driver = MakeDriver(c);
     driver.set_group(c.options.m);
     const bool groups = c.options.m < c.n;
-    const Way way = c.options.policy == HbiPolicy::kR ? Way::kRing
-                    : groups                          ? Way::kGroups
-                                                      : Way::kTwoShot;
-    RunFloat(&driver, way, 1024, inputs);
+    RunFloat(&driver, groups ? Way::kGroups : Way::kTwoShot, 1024, inputs);
     HbiTrace trace;
     HbiAllReduce(inputs, c.options, &trace);
     const double padded = static_cast<double>(trace.codes.size()) * 32;
@@ -203,8 +192,6 @@ TEST(HbiGroups, BytesOfFixedLevels) {
     int m;
     double hops;  // bits per element over the seven hops of the sum
   } kCases[] = {
-      // Fields of 3 contributions at most: 5, 6, 7 bits; codes from the fourth hop on.
-      {"hbi:k=15,k2=7,policy=r,m=3", 3, 5 + 6 + 7 + 5 + 6 + 7 + 5 + 4 * 0.25},
       {"hbi:k=15,k2=7,m=4", 4, 6 * 5 + 4 + 0.25},
       {"hbi:k=15,k2=7,m=3", 3, 5 * 5 + 2 * (4 + 0.25)},
   };
@@ -212,8 +199,7 @@ TEST(HbiGroups, BytesOfFixedLevels) {
     SCOPED_TRACE(c.spec);
     HbiDriver driver(c.spec, kRanks, DataType::kFloat32, ReduceOp::kSum, kCount);
     driver.set_group(c.m);
-    const bool ring = std::string(c.spec).find("policy=r") != std::string::npos;
-    RunFloat(&driver, ring ? Way::kRing : Way::kGroups, 1024, inputs);
+    RunFloat(&driver, Way::kGroups, 1024, inputs);
     const double bits = (c.hops + 7 * (4 + 0.25)) * kCount;
     EXPECT_EQ(8.0 * static_cast<double>(driver.data_bytes()), bits);
     double promised = 0, relative = 0;
@@ -256,16 +242,13 @@ TEST(HbiGroups, ErrorBoundsHoldAndAreNotIdle) {
 TEST(HbiGroups, BoundsAPriori) {
   Rng rng(TestSeed());
   for (const char* spec : {"hbi:k=15,k2=31,m=2", "hbi:bits=6,m=3,unbiased=1", "hbi:bits=6,m=2",
-                           "hbi:bits=8,policy=r,m=2", "hbi:k=63,policy=r,m=3,unbiased=1",
-                           "hbi:bits=8,policy=r,m=4,rht=1"}) {
+                           "hbi:k=63,m=3,unbiased=1", "hbi:bits=8,m=4,rht=1"}) {
     for (const int n : {2, 5, 8}) {
       SCOPED_TRACE(fmt::format("{} n={}", spec, n));
       constexpr size_t kCount = 1 << 13;
       const Vectors inputs = MakeInputs(n, kCount, Kind::kGauss, &rng);
       HbiDriver driver(spec, n, DataType::kFloat32, ReduceOp::kSum, kCount);
-      const bool ring = std::string(spec).find("policy=r") != std::string::npos;
-      const std::vector<float> result =
-          RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
+      const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 1024, inputs);
       double bits = 0, relative = 0;
       driver.codec().Bound(n, &bits, &relative);
       ASSERT_TRUE(std::isfinite(relative));
@@ -280,9 +263,8 @@ TEST(HbiGroups, UnbiasedOnTheAverage) {
   constexpr size_t kCount = 4096;
   Rng rng(TestSeed());
   const Vectors inputs = MakeInputs(kRanks, kCount, Kind::kGauss, &rng);
-  for (const char* spec : {"hbi:bits=5,policy=r,m=2,unbiased=1", "hbi:bits=4,m=3,unbiased=1"}) {
+  for (const char* spec : {"hbi:bits=5,m=2,unbiased=1", "hbi:bits=4,m=3,unbiased=1"}) {
     SCOPED_TRACE(spec);
-    const bool ring = std::string(spec).find("policy=r") != std::string::npos;
     std::vector<double> mean(kCount, 0), sum(kCount, 0);
     for (const std::vector<float>& x : inputs) {
       for (size_t e = 0; e < kCount; ++e) sum[e] += double{x[e]};
@@ -291,8 +273,7 @@ TEST(HbiGroups, UnbiasedOnTheAverage) {
     for (int step = 1; step <= kSteps; ++step) {
       HbiDriver driver(spec, kRanks, DataType::kFloat32, ReduceOp::kSum, kCount, 0,
                        static_cast<uint64_t>(step));
-      const std::vector<float> y =
-          RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, kWindow, inputs);
+      const std::vector<float> y = RunFloat(&driver, Way::kTwoShot, kWindow, inputs);
       for (size_t e = 0; e < kCount; ++e) {
         one += std::pow(double{y[e]} - sum[e], 2) / kSteps;
         mean[e] += double{y[e]} / kSteps;
@@ -339,33 +320,6 @@ class HbiGroupsRefused : public testing::Test {
   Payload room_ = Payload(1 << 14);
 };
 
-TEST_F(HbiGroupsRefused, HopsOfARing) {
-  Start("hbi:k=7,policy=r,m=2", 5);
-  Payload one = Sum(0, {Own(0)}, 1), two = Sum(1, {As(1, &one), Own(1)}, 2);
-  Payload three = Sum(2, {As(2, &two), Own(2)}, 3);
-  ASSERT_EQ(one.size(), kSum);
-  ASSERT_EQ(three.size(), kCoded);
-  Refused(3, {As(3, &three), Own(3)}, HbiDriver::Sum(3), "sum of 3 contributions from 4");
-  Refused(3, {As(3, &three), Own(3)}, {Form::kResult}, "4 of 5");
-  Refused(3, {As(3, &three), As(1, &one), Own(3)}, HbiDriver::Sum(5), "cannot be an input");
-  Refused(3, {Own(3), Own(3)}, HbiDriver::Sum(2), "cannot be an input");
-  Refused(3, {As(3, &three)}, HbiDriver::Sum(3), "without elements");
-  Refused(3, {As(5, &three), Own(3)}, HbiDriver::Sum(5), "cannot be an input");
-  Refused(3, {As(0, &three), Own(3)}, HbiDriver::Sum(1), "cannot be an input");
-  Refused(3, {As(2, &three), Own(3)}, HbiDriver::Sum(3), "expected 640 bytes, got 544");
-  for (const size_t bytes : {size_t{0}, size_t{32}, size_t{543}, size_t{545}}) {
-    Payload wrong(bytes);
-    Refused(3, {As(3, &wrong), Own(3)}, HbiDriver::Sum(4), "expected 544 bytes");
-  }
-  Payload reserved = three;
-  reserved[5] = std::byte{250};
-  Refused(3, {As(3, &reserved), Own(3)}, HbiDriver::Sum(4), "reserved");
-  // A smaller scale than agreed would cut off what is still to come.
-  Payload smaller = three;
-  smaller[7] = std::byte{3};
-  Refused(3, {As(3, &smaller), Own(3)}, HbiDriver::Sum(4), "scale code of 3");
-}
-
 TEST_F(HbiGroupsRefused, SumsOfGroups) {
   Start("hbi:k=7,m=2", 5);  // 0 and 1, 2 and 3, 4
   Payload one = Sum(1, {Own(1)}, 1), last = Sum(4, {Own(4)}, 1), two = Sum(2, {Own(2)}, 1);
@@ -397,39 +351,30 @@ TEST_F(HbiGroupsRefused, SumsOfGroups) {
 TEST_F(HbiGroupsRefused, GarbageIsHarmless) {
   Rng rng(TestSeed());
   int taken = 0;
-  for (const bool ring : {true, false}) {
-    Start(ring ? "hbi:k=7,policy=r,m=2" : "hbi:k=7,m=2", 5);
-    for (int round = 0; round < 300; ++round) {
-      Payload garbage(kCoded);
-      for (std::byte& b : garbage) b = static_cast<std::byte>(rng.Below(256));
-      const int low = static_cast<int>(rng.Below(3) == 0 ? 0 : 150);
-      for (size_t b = 0; b < 32; ++b) garbage[b] = static_cast<std::byte>(low + rng.Below(96));
-      Payload one = Sum(0, {Own(0)}, 1);
-      std::vector<Term> inputs = {As(3, &garbage), Own(3)};
-      if (!ring) inputs = {As(2, &garbage), Own(2), As(1, &one), As(1, &one)};
-      std::vector<Term> outputs = {
-          HbiDriver::Of(ring ? HbiDriver::Sum(4) : Format{Form::kOutput}, &room_)};
-      const Status status = driver_->state(ring ? 3 : 2).Combine(all_, inputs, outputs);
-      ASSERT_EQ(status.ok(), status.message().empty());
-      taken += status.ok() ? 1 : 0;
-    }
+  Start("hbi:k=7,m=2", 5);
+  Payload one = Sum(0, {Own(0)}, 1);
+  for (int round = 0; round < 600; ++round) {
+    Payload garbage(kCoded);
+    for (std::byte& b : garbage) b = static_cast<std::byte>(rng.Below(256));
+    const int low = static_cast<int>(rng.Below(3) == 0 ? 0 : 150);
+    for (size_t b = 0; b < 32; ++b) garbage[b] = static_cast<std::byte>(low + rng.Below(96));
+    const std::vector<Term> inputs = {As(2, &garbage), Own(2), As(1, &one), As(1, &one)};
+    std::vector<Term> outputs = {HbiDriver::Of({Form::kOutput}, &room_)};
+    const Status status = driver_->state(2).Combine(all_, inputs, outputs);
+    ASSERT_EQ(status.ok(), status.message().empty());
+    taken += status.ok() ? 1 : 0;
   }
   EXPECT_GT(taken, 100);
 }
 
 TEST_F(HbiGroupsRefused, NoFlippedBitGetsThroughAChecksum) {
   Rng rng(TestSeed());
-  for (const bool ring : {true, false}) {
-    Start(ring ? "hbi:k=3,policy=r,m=2,checksum=1" : "hbi:k=3,m=2,checksum=1", 5);
-    Payload one = Sum(0, {Own(0)}, 1), two = Sum(1, {As(1, &one), Own(1)}, 2);
-    Payload three = ring ? Sum(2, {As(2, &two), Own(2)}, 3) : two;
-    for (int round = 0; round < 200; ++round) {
-      Payload damaged = three;
-      damaged[rng.Below(damaged.size())] ^= static_cast<std::byte>(1 << rng.Below(8));
-      std::vector<Term> inputs = {As(3, &damaged), Own(3)};
-      if (!ring) inputs = {As(2, &damaged), Own(2), As(1, &one), As(1, &one)};
-      Refused(ring ? 3 : 2, inputs, ring ? HbiDriver::Sum(4) : Format{Form::kOutput}, "checksum");
-    }
+  Start("hbi:k=3,m=2,checksum=1", 5);
+  Payload one = Sum(0, {Own(0)}, 1), group = Sum(1, {As(1, &one), Own(1)}, 2);
+  for (int round = 0; round < 400; ++round) {
+    Payload damaged = group;
+    damaged[rng.Below(damaged.size())] ^= static_cast<std::byte>(1 << rng.Below(8));
+    Refused(2, {As(2, &damaged), Own(2), As(1, &one), As(1, &one)}, {Form::kOutput}, "checksum");
   }
 }
 

@@ -265,50 +265,20 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
   }
 }
 
-TEST(HbiState, AWarmCallOfPartsAllocatesNothing) {
-  Rng rng(TestSeed());
-  const Vectors inputs = MakeInputs(2, 10000, Kind::kSpecial, &rng);
-  const std::vector<std::byte*> in = Memory(inputs);
-  for (const char* spec : {"hbi:policy=d,checksum=1", "hbi:policy=r,rht=1"}) {
-    HbiDriver driver(spec, 2, DataType::kFloat32, ReduceOp::kSum, 10000);
-    const bool ring = driver.codec().route().kind == Route::Kind::kRing;
-    RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 0, inputs);
-    const Range part{0, 0, 5120};  // 20 of 40 superblocks
-    Payload peer = driver.Make(1, part, {driver.In(1, part, in)}, HbiDriver::Sum(1), 1 << 16);
-    Payload result(1 << 16), elements(40000);
-    const CallDesc call{.nranks = 2, .rank = 0, .count = 10000};
-    const Term sources[2] = {Of(HbiDriver::Sum(1), &peer), driver.In(0, part, in)};
-    Term made[2] = {Of({Form::kResult}, &result), Of({Form::kOutput}, &elements)};
-    CodecState& state = driver.state(0);
-    const size_t before = allocations;
-    ASSERT_TRUE(state.Begin(call).ok());
-    ASSERT_TRUE(state.Combine(part, sources, made).ok());
-    const Term forward = made[0];
-    ASSERT_TRUE(state.Combine(part, {&forward, 1}, {&made[1], 1}).ok());
-    state.Finish(nullptr);
-    EXPECT_EQ(allocations, before) << spec;
-  }
-}
-
 TEST(HbiState, AWarmCallInGroupsAllocatesNothing) {
   Rng rng(TestSeed());
   const Vectors inputs = MakeInputs(5, 5000, Kind::kSpecial, &rng);
   const std::vector<std::byte*> in = Memory(inputs);
-  for (const char* spec : {"hbi:m=2,rht=1", "hbi:policy=r,m=2,checksum=1"}) {
+  for (const char* spec : {"hbi:m=2,rht=1", "hbi:m=2,checksum=1"}) {
     HbiDriver driver(spec, 5, DataType::kFloat32, ReduceOp::kSum, 5000);
-    const bool ring = driver.codec().route().kind == Route::Kind::kRing;
-    RunFloat(&driver, ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
+    RunFloat(&driver, Way::kTwoShot, 1024, inputs);
     const Range all{0, 0, 5000};
-    std::vector<Term> sources = {driver.In(2, all, in)};
-    // At rank 2: a hop that ends a group and begins another; the sum of its group.
-    Payload zero = driver.Make(0, all, {driver.In(0, all, in)}, HbiDriver::Sum(1), 1 << 16);
-    Payload two = driver.Make(1, all, {Of(HbiDriver::Sum(1), &zero), driver.In(1, all, in)},
-                              HbiDriver::Sum(2), 1 << 16);
+    // At rank 2: the sum of its group.
     Payload three = driver.Make(3, all, {driver.In(3, all, in)}, HbiDriver::Sum(1), 1 << 16);
-    sources.push_back(ring ? Of(HbiDriver::Sum(2), &two) : Of(HbiDriver::Sum(1), &three));
+    const std::vector<Term> sources = {driver.In(2, all, in), Of(HbiDriver::Sum(1), &three)};
     Payload codes(HbiDriver::SideCapacity(all) + 4), sum(1 << 16);
     std::vector<Term> side = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
-    std::vector<Term> made = {Of(HbiDriver::Sum(ring ? 3 : 2), &sum)};
+    std::vector<Term> made = {Of(HbiDriver::Sum(2), &sum)};
     std::vector<Term> everyone;
     for (int r = 0; r < 5; ++r) everyone.push_back(driver.In(r, all, in));
     const CallDesc call{.nranks = 5, .rank = 2, .count = 5000};

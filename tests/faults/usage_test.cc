@@ -78,7 +78,7 @@ std::vector<Call> Calls() {
        }},
       Compressed("bits=6", "hbi:bits=6", 1),
       Compressed("bits=5", "hbi:bits=5", 1),
-      Compressed("policy=d", "hbi:policy=d", 1),
+      Compressed("m=2", "hbi:m=2", 1),
       Compressed("seed=2", "hbi:bits=6", 2),
   };
 }

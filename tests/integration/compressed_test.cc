@@ -116,48 +116,17 @@ std::vector<Way> WaysOf(const std::vector<const char*>& algorithms) {
   return ways;
 }
 
-// Payloads with the sender's own scales run on some algorithms only, with any transport, channels,
-// and slice sizes.
-TEST(CompressedTest, PoliciesDAndR) {
-  const std::vector<Way> direct = WaysOf({"direct_two_shot", "direct_one_shot"});
-  const std::vector<Way> ring = WaysOf({"ring"});
-  for (const int n : {2, 3, 5}) {
-    for (const size_t count : {size_t{1}, size_t{300}, size_t{70001}}) {
-      const Vectors inputs = MakeInputs(n, count, TestSeed() + count);
-      ExpectEverywhere(inputs, {.spec = "hbi:policy=d"}, {.step = 1, .policy = HbiPolicy::kD},
-                       direct);
-      ExpectEverywhere(inputs, {.spec = "hbi:policy=r,bits=4,checksum=1"},
-                       {.bits8 = 32, .step = 1, .policy = HbiPolicy::kR}, ring);
-      if (HasFailure()) return;
-    }
-  }
-  const Vectors inputs = MakeInputs(3, (size_t{1} << 20) + 777, TestSeed() + 9);
-  ExpectEverywhere(inputs, {.spec = "hbi:policy=d,bits=5,rht=1,unbiased=1", .op = CCL_AVG},
-                   {.bits8 = 40,
-                    .step = 1,
-                    .average = true,
-                    .unbiased = true,
-                    .rht = true,
-                    .policy = HbiPolicy::kD},
-                   {{.algorithm = "direct"}, {.algorithm = "direct,ring", .channels = "4"}});
-  ExpectEverywhere(inputs, {.spec = "hbi:policy=r,k=15,k2=63", .in_place = true},
-                   {.k = 15, .k2 = 63, .step = 1, .policy = HbiPolicy::kR},
-                   {{.algorithm = "ring"}});
-}
-
 // Groups: the direct algorithms give the same, whether sums of groups travel (two shots) or are
 // taken by who wants them (one shot); so does a communicator that asks for reproducible results.
 TEST(CompressedTest, Groups) {
   const std::vector<Way> direct = WaysOf({"direct_two_shot", "direct_one_shot"});
-  const std::vector<Way> ring = WaysOf({"ring"});
   for (const auto& [n, m] : {std::pair(4, 2), std::pair(7, 3)}) {
     for (const size_t count : {size_t{300}, size_t{30001}}) {
       const Vectors inputs = MakeInputs(n, count, TestSeed() + count);
-      HbiOptions h{.bits8 = 48, .step = 1, .m = m};
-      ExpectEverywhere(inputs, {.spec = "hbi:m=" + std::to_string(m)}, h, direct);
-      HbiOptions r{.bits8 = 40, .step = 1, .policy = HbiPolicy::kR, .m = m};
-      const std::string spec = "hbi:policy=r,bits=5,checksum=1,m=" + std::to_string(m);
-      ExpectEverywhere(inputs, {.spec = spec}, r, ring);
+      const std::string groups = "m=" + std::to_string(m);
+      ExpectEverywhere(inputs, {.spec = "hbi:" + groups}, {.bits8 = 48, .step = 1, .m = m}, direct);
+      ExpectEverywhere(inputs, {.spec = "hbi:bits=5,checksum=1," + groups},
+                       {.bits8 = 40, .step = 1, .m = m}, direct);
       if (HasFailure()) return;
     }
   }
@@ -172,19 +141,12 @@ TEST(CompressedTest, Groups) {
 }
 
 // Forced elsewhere, they are refused with both names, and the communicator stays usable.
-TEST(CompressedTest, PoliciesDAndRRefuseOtherAlgorithms) {
-  const struct {
-    const char *spec, *algorithm, *policy, *only;
-  } kCases[] = {{"hbi:policy=d", "ring", "policy=d", "direct only"},
-                {"hbi:policy=d", "tree", "policy=d", "direct only"},
-                {"hbi:policy=r", "direct", "policy=r", "ring only"},
-                {"hbi:policy=r,m=2", "tree", "policy=r", "ring only"},
-                {"hbi:m=2", "ring", "m of the codec", "direct only"}};
-  for (const auto& c : kCases) {
-    const ScopedEnv env({{"INCCL_ALGO", c.algorithm}});
+TEST(CompressedTest, GroupsRefuseOtherAlgorithms) {
+  for (const char* algorithm : {"ring", "tree"}) {
+    const ScopedEnv env({{"INCCL_ALGO", algorithm}});
     RunThreads(2, [&](int, ccl_comm_t comm) {
       ccl_codec_t codec = nullptr;
-      ASSERT_EQ(ccl_codec_create(&codec, c.spec), CCL_SUCCESS);
+      ASSERT_EQ(ccl_codec_create(&codec, "hbi:m=2"), CCL_SUCCESS);
       ccl_compression_t how = CCL_COMPRESSION_INIT;
       how.codec = codec;
       std::vector<float> x(5000, 1.0f), y(10000);
@@ -192,7 +154,7 @@ TEST(CompressedTest, PoliciesDAndRRefuseOtherAlgorithms) {
                                          comm, nullptr),
                 CCL_INVALID_ARGUMENT);
       const std::string error = ccl_get_last_error(comm);
-      for (const char* word : {c.policy, c.only, c.algorithm}) {
+      for (const char* word : {"m of the codec", "direct only", algorithm}) {
         EXPECT_NE(error.find(word), std::string::npos) << error;
       }
       EXPECT_EQ(

@@ -103,7 +103,7 @@ std::vector<Case> Cases() {
        }},
       Compressed("hbi:bits=6"),
       Compressed("hbi:bits=6,rht=1,unbiased=1,checksum=1"),
-      Compressed("hbi:bits=6,policy=d"),
+      Compressed("hbi:bits=6,ref=ring"),
       Compressed("bf16"),
       Compressed("mxfp8"),
       Compressed("lossless"),

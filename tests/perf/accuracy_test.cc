@@ -86,7 +86,7 @@ TEST(ReferenceTable, EveryLineOfTheTableIsUnderstood) {
   const Result<std::vector<TableEntry>> entries = ParseTable(TableText());
   ASSERT_TRUE(entries.ok()) << entries.status().message();
   EXPECT_EQ(entries->size(),
-            4u * 3u * (1u + 4u * 4u));  // data, n, MXFP8 and four ways at four bits
+            4u * 3u * (1u + 3u * 4u));  // data, n, MXFP8 and three ways at four bits
   const TableEntry& entry = (*entries)[2];
   EXPECT_EQ(entry.way.name, "hbi:bits=5");
   EXPECT_EQ(entry.way.algo, "direct");

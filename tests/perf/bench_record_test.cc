@@ -18,7 +18,7 @@ namespace {
 Row SampleRow() {
   Row row;
   row.codec = "hbi:bits=6";
-  row.codec_spec = "hbi:bits=6,policy=h";
+  row.codec_spec = "hbi:bits=6,ref=ring";
   row.algorithm = "ring";
   row.transport = "shm";
   row.nranks = 4;

@@ -88,8 +88,7 @@ bool InGroups(const HbiOptions& options, int n) { return options.m > 1 && option
 Hops HopsOf(Kind kind, int n, const HbiOptions& options) {
   Hops hops;
   if (kind == Kind::kAllGather) return hops;
-  const bool groups = InGroups(options, n);
-  if (groups && options.policy == HbiPolicy::kH) {
+  if (InGroups(options, n)) {
     for (int first = 0; first < n; first += options.m) {
       const int members = std::min(options.m, n - first);
       if (first == 0 || members == 1) {
@@ -103,27 +102,8 @@ Hops HopsOf(Kind kind, int n, const HbiOptions& options) {
     }
     return hops;
   }
-  int inside = 0;
-  for (int h = 1; h < n; ++h) {
-    if (groups && inside == options.m) inside = 0;
-    ++inside;
-    hops.contributions.push_back(options.ring || options.policy == HbiPolicy::kR ? inside : 1);
-    hops.coded += groups && h > options.m ? 1 : 0;
-  }
+  for (int h = 1; h < n; ++h) hops.contributions.push_back(options.ring ? h : 1);
   return hops;
-}
-
-// Weights of the errors of sum and result.
-std::pair<double, double> WeightsOf(int n, const HbiOptions& options) {
-  if (!InGroups(options, n)) return {n + 1, 0.66 * n};
-  if (options.policy == HbiPolicy::kH) return {n + 1, 1.32 * n};
-  double weight = 1;
-  for (int first = 1; first <= n; first += options.m) {
-    const int quantized = std::min(options.m, n - first + 1);
-    if (first == n) break;
-    for (int i = 0; i < quantized; ++i) weight += first == 1 ? 1.0 : 0.66 * first;
-  }
-  return {weight, 0.66 * n};
 }
 
 std::vector<Option> Options(Kind kind, int n, const HbiOptions& options) {
@@ -151,8 +131,8 @@ std::vector<Option> Options(Kind kind, int n, const HbiOptions& options) {
     for (const int k2 : kLevels) {
       if (2 * n * k2 >= 65536) continue;
       const int cost = (n - 1) * BitLength(2 * k2) + cost_of_sum(k, k2);
-      const auto [sum_weight, result_weight] = WeightsOf(n, options);
-      const double sum_error = sum_weight / (12.0 * k * k);
+      const double result_weight = (InGroups(options, n) ? 1.32 : 0.66) * n;
+      const double sum_error = (n + 1) / (12.0 * k * k);
       const double result_error = result_weight / (12.0 * k2 * k2);
       all.push_back({cost, sum_error + result_error, k, k2, 0});
     }
@@ -221,9 +201,8 @@ void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
     }
     return;
   }
-  static std::map<std::tuple<Kind, int, bool, bool, HbiPolicy, int>, std::vector<Option>> known;
-  std::vector<Option>& hull =
-      known[{kind, n, options.ring, options.unbiased, options.policy, options.m}];
+  static std::map<std::tuple<Kind, int, bool, bool, int>, std::vector<Option>> known;
+  std::vector<Option>& hull = known[{kind, n, options.ring, options.unbiased, options.m}];
   if (hull.empty()) hull = Options(kind, n, options);
 
   std::map<int, int64_t> how_many;
@@ -421,24 +400,6 @@ std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int
 
 namespace {
 
-// One payload with its own codes: what is read out of it for the values x of a part that starts at
-// element `first`, quantized with these offsets.
-template <typename Offset>
-std::vector<float> ThroughPayload(const std::vector<float>& x, int n, const HbiOptions& options,
-                                  int divide, const Offset& offset) {
-  HbiTrace trace;
-  for (size_t b = 0; b < x.size() / 32; ++b) {
-    trace.codes.push_back(static_cast<uint8_t>(CodeOf(&x[32 * b])));
-  }
-  PlanWindow(Kind::kAllGather, trace.codes.data(), x.size() / 256, n, options, &trace);
-  std::vector<float> y(x.size());
-  for (size_t e = 0; e < x.size(); ++e) {
-    const int code = trace.codes[e / 32], k = trace.k[e / 256];
-    y[e] = DecodeOne(QuantizeOne(x[e], code, k, offset(e)), 1, code, k, divide);
-  }
-  return y;
-}
-
 using Vector = std::vector<float>;
 
 // Sums on the agreed scales that are quantized anew where a group of m ends. `x` are all ranks'
@@ -455,35 +416,8 @@ class GroupedBlock {
         k2_(trace.k2[block / 8]),
         agreed_(trace.codes[block]) {}
 
-  // Policy R: the ranks in the order of a ring that begins with `start`.
-  Vector Ring(int start) const {
-    Vector y(32, 0.0f);
-    if (k_ == 0) return y;
-    Fields fields(32, 0);
-    int code = agreed_, inside = 0;
-    for (int h = 0; h < n_; ++h) {
-      const int rank = (start + h) % n_, group = h / options_.m;
-      const Vector own = Of(rank);
-      if (h > 0 && h % options_.m == 0) {
-        y = Decoded(fields, inside, code, k_);
-        for (size_t j = 0; j < 32; ++j) y[j] += own[j];
-        if (h == n_ - 1) return y;
-        code = std::max(CodeOf(y.data()), agreed_);
-        fields.assign(32, 0);
-        inside = 0;
-      } else {
-        y = own;
-      }
-      const auto shift = static_cast<uint32_t>(65536 * (rank % options_.m) / options_.m);
-      const uint64_t salt = group == 0 ? 0 : static_cast<uint64_t>(group) + 2;
-      Quantize(y, code, k_, salt, shift, &fields);
-      ++inside;
-    }
-    return Decoded(fields, inside, code, k_);
-  }
-
-  // Policy H: neighbouring ranks, then their sums.
-  Vector Groups() const {
+  // That of neighbouring ranks, then of their sums.
+  Vector Sum() const {
     Vector sum(32, 0.0f);
     if (k_ == 0) return sum;
     const int groups = (n_ + options_.m - 1) / options_.m;
@@ -544,70 +478,9 @@ Vector GroupedSum(const std::vector<Vector>& inputs, const HbiOptions& options, 
   for (const Vector& input : inputs) x.push_back(Rotated(input, options));
   Vector result;
   for (size_t b = 0; b < trace->codes.size(); ++b) {
-    const size_t window = 32 * b / kWindowElements * kWindowElements;
-    const size_t superblocks = std::min(kWindowElements, x[0].size() - window) / 256;
-    // The owner of this superblock, and its part, which begins with the rank after it.
-    size_t owner = 0, end = 0;
-    for (;; ++owner) {
-      const auto all = static_cast<size_t>(n);
-      end += superblocks / all + (owner < superblocks % all ? 1 : 0);
-      if (b / 8 - window / 256 < end) break;
-    }
-    const GroupedBlock block(x, options, *trace, b);
-    const Vector y =
-        options.policy == HbiPolicy::kR ? block.Ring(static_cast<int>(owner) + 1) : block.Groups();
+    const Vector y = GroupedBlock(x, options, *trace, b).Sum();
     result.insert(result.end(), y.begin(), y.end());
   }
-  return result;
-}
-
-// Policies D and R, part by part: part p of a window belongs to rank p.
-std::vector<float> ReduceParts(const std::vector<std::vector<float>>& inputs,
-                               const HbiOptions& options) {
-  const size_t n = inputs.size();
-  std::vector<std::vector<float>> rotated;
-  for (const std::vector<float>& input : inputs) rotated.push_back(Rotated(input, options));
-  const size_t padded = rotated[0].size();
-  HbiOptions last = options;
-  last.k = options.k2;
-  std::vector<float> result;
-  for (size_t window = 0; window < padded; window += kWindowElements) {
-    const size_t superblocks = std::min(kWindowElements, padded - window) / 256;
-    for (size_t p = 0; p < n; ++p) {
-      const size_t first = result.size();
-      const size_t length = 256 * (superblocks / n + (p < superblocks % n ? 1 : 0));
-      if (length == 0) continue;
-      const auto of = [&](size_t rank) {
-        const auto begin = rotated[rank].begin() + static_cast<std::ptrdiff_t>(first);
-        return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(length));
-      };
-      const auto coded = [&](const std::vector<float>& x, size_t rank) {
-        return ThroughPayload(x, static_cast<int>(n), options, 1, [&](size_t e) {
-          const uint32_t shift = static_cast<uint32_t>(65536 * rank / n);
-          return (Random16(options.seed, options.step, first + e) + shift) % 65536;
-        });
-      };
-      const auto add = [&](std::vector<float>* to, const std::vector<float>& x) {
-        for (size_t e = 0; e < length; ++e) (*to)[e] += x[e];
-      };
-      std::vector<float> sum;
-      if (options.policy == HbiPolicy::kD) {
-        sum = coded(of(0), 0);
-        for (size_t rank = 1; rank < n; ++rank) add(&sum, coded(of(rank), rank));
-      } else {  // round the ring, from the rank after the owner to the owner
-        sum = of((p + 1) % n);
-        for (size_t hop = 1; hop < n; ++hop) {
-          sum = coded(sum, (p + hop) % n);
-          add(&sum, of((p + hop + 1) % n));
-        }
-      }
-      const std::vector<float> y =
-          ThroughPayload(sum, static_cast<int>(n), last, options.average ? static_cast<int>(n) : 1,
-                         [&](size_t e) { return ResultOffset(options, first + e); });
-      result.insert(result.end(), y.begin(), y.end());
-    }
-  }
-  RotateBack(options, inputs[0].size(), &result);
   return result;
 }
 
@@ -616,9 +489,6 @@ std::vector<float> ReduceParts(const std::vector<std::vector<float>>& inputs,
 std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
                                 const HbiOptions& options, HbiTrace* trace) {
   const int n = static_cast<int>(inputs.size());
-  const bool agreed =
-      options.policy == HbiPolicy::kH || (options.policy == HbiPolicy::kR && options.m > 1);
-  if (!agreed) return ReduceParts(inputs, options);
   HbiTrace local;
   HbiTrace& t = trace != nullptr ? *trace : local;
   const int divide = options.average ? n : 1;

@@ -12,8 +12,6 @@
 
 namespace inccl::test {
 
-enum class HbiPolicy { kH, kD, kR };
-
 struct HbiOptions {
   int bits8 = 48;     // eighths of a bit per element and phase; unused with fixed levels
   int k = 0, k2 = 0;  // fixed levels where k > 0; k2 of an all-reduce only
@@ -24,9 +22,7 @@ struct HbiOptions {
   bool average = false;  // divided by the number of ranks; not in an all-gather
   bool unbiased = false;
   bool rht = false;
-  HbiPolicy policy = HbiPolicy::kH;  // D and R: all-reduce only, without trace
-  // R: contributions between re-quantizations; H: ranks of a group (0: all), all-reduce only.
-  int m = 0;
+  int m = 0;  // ranks of a group, 0: all; all-reduce only
 };
 
 // What the codec agrees on and decides, for tests of payloads and of the plan.

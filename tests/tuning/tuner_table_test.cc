@@ -189,7 +189,7 @@ TEST(TunerTableTest, TheTunerFollowsItWhereItMay) {
   call.reproducible = false;
   call.compressed = true;
   EXPECT_EQ(chosen(all).algorithm, Algorithm::kRing);
-  call.route = {Route::Kind::kTwoShot, "policy=d"};
+  call.route = {.group = 2, .because = "m=2"};
   EXPECT_EQ(chosen(all).algorithm, Algorithm::kTwoShot);
 }
 

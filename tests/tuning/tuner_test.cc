@@ -102,13 +102,13 @@ TEST(TunerTest, EveryChoiceHasASchedule) {
   }
 }
 
-// A codec that runs on some schedules only: chosen among those, else refused with both names.
+// A codec with groups runs on direct only: chosen among those, else refused with both names.
 TEST(TunerTest, TheCodecHasAWord) {
   TunerCall call{.collective = Collective::kAllReduce,
                  .bytes = 1 << 20,
                  .nranks = 4,
                  .compressed = true,
-                 .route = {Route::Kind::kTwoShot, "policy=x"}};
+                 .route = {.group = 2, .because = "m=x"}};
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kTwoShot);
   call.bytes = 100;
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kOneShot);
@@ -123,16 +123,14 @@ TEST(TunerTest, TheCodecHasAWord) {
           << word << " in: " << choice.status().message();
     }
   };
-  refused("ring", {"policy=x", "direct only", "ring"});
-  refused("tree,recursive_doubling", {"policy=x", "direct only", "tree, recursive_doubling"});
-  call.route.kind = Route::Kind::kRing;
-  call.bytes = 8;
-  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kRing);
-  EXPECT_NE(Explain(call, *Choose(call, AlgorithmFilter())).find("policy=x runs on ring only"),
-            std::string::npos);
-  refused("direct", {"policy=x", "ring only", "direct_one_shot"});
-  call.reproducible = true;
-  refused("", {"policy=x", "ring only", "reproducible"});
+  refused("ring", {"m=x", "direct only", "ring"});
+  refused("tree,recursive_doubling", {"m=x", "direct only", "tree, recursive_doubling"});
+  const Result<Choice> only = Choose(call, Parsed("ring,direct_two_shot"));
+  EXPECT_EQ(only->algorithm, Algorithm::kTwoShot);
+  EXPECT_NE(Explain(call, *only).find("m=x runs on direct only"), std::string::npos);
+  call.reproducible = true;  // direct sums in rank order
+  EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kTwoShot);
+  refused("ring", {"m=x", "direct only", "ring"});
 }
 
 TEST(TunerTest, BelowMinBytesSumsAreInRankOrder) {

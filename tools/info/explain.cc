@@ -30,7 +30,7 @@ class RowCounter {
           const Operand& output = schedule_.operands[step.first_operand + step.inputs + i];
           if (output.space != Space::kLane) continue;
           const Range part = chunking_.Part(window, phase, output.chunk, strand.channel);
-          AddPart(part, phase, output.format.form, schedule_.lanes[output.index].consumers.size());
+          AddPart(part, phase, schedule_.lanes[output.index].consumers.size());
         }
       }
     }
@@ -38,11 +38,11 @@ class RowCounter {
   }
 
  private:
-  void AddPart(const Range& part, const Phase& phase, Form form, uint64_t receivers) {
+  void AddPart(const Range& part, const Phase& phase, uint64_t receivers) {
     const uint32_t slices = chunking_.Slices(part, phase);
     traffic_.slices += slices * receivers;
     if (codec_ != nullptr) {
-      traffic_.uncounted_bytes += codec_->UncountedBytes(form) * slices * receivers;
+      traffic_.uncounted_bytes += codec_->UncountedBytes() * slices * receivers;
     }
     for (uint32_t s = 0; s < slices; ++s) {
       const Range slice = chunking_.Slice(part, phase, s);
@@ -140,7 +140,8 @@ bool IsReference(const Codec& codec, double bits, Collective collective, Algorit
 }
 
 Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
-                                            const Explanation& explanation) {
+                                            const Explanation& explanation,
+                                            const CommOptions& options) {
   std::vector<Schedule> schedules;
   for (int rank = 0; rank < request.nranks; ++rank) {
     Result<Schedule> schedule =
@@ -149,7 +150,7 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                       .nranks = request.nranks,
                       .rank = rank,
                       .root = request.root,
-                      .channels = explanation.channels,
+                      .channels = options.channels,
                       .side_phase = explanation.agreement,
                       .side_one_shot = explanation.agreement && explanation.choice->side_one_shot,
                       .group = explanation.codec != nullptr ? explanation.codec->route().group : 0,
@@ -199,9 +200,8 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   const std::shared_ptr<const Codec> codec =
       result.codec != nullptr ? result.codec : IdentityCodec();
   result.agreement = codec->has_side_phase();
-  result.channels = codec->whole_chunks() ? 1 : options.channels;
 
-  Result<std::vector<Schedule>> schedules = MakeSchedules(request, result);
+  Result<std::vector<Schedule>> schedules = MakeSchedules(request, result, options);
   if (!schedules.ok()) return schedules.status();
   Result<Proof> proof = Validate(*schedules);
   if (!proof.ok()) return proof.status();
@@ -218,12 +218,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   result.window_elements = chunking.options().window_elements;
   result.slice_elements = chunking.options().slice_elements;
   result.group = chunking.options().group;
-  result.slots = SlotsFor({.slice_bytes = options.slice_bytes,
-                           .type = request.type,
-                           .count = result.count,
-                           .nranks = request.nranks,
-                           .one_part = choice->algorithm == Algorithm::kOneShot},
-                          *codec);
+  result.slots = SlotsFor(options.slice_bytes);
   if (result.codec != nullptr) {
     double error = 0;
     result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);

@@ -49,7 +49,6 @@ struct Explanation {
   bool agreement = false;  // a phase that agrees on scales goes before the data
   uint64_t windows = 0, window_elements = 0;
   uint32_t slice_elements = 0, group = 0;
-  int channels = 1;
   SlotOptions slots;
   int steps = 0;           // messages on the longest chain of one window
   double codec_bits = 0;   // per element and phase, in the codec's reference algorithm

@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint64_t kMinBits8 = 4, kMaxBits8 = 128;
 
-constexpr std::array<std::string_view, 11> kKeys = {
-    "ag", "bits", "checksum", "k", "k2", "m", "min_bytes", "policy", "ref", "rht", "unbiased"};
+constexpr std::array<std::string_view, 10> kKeys = {
+    "ag", "bits", "checksum", "k", "k2", "m", "min_bytes", "ref", "rht", "unbiased"};
 
 Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_view other) {
   return InvalidArgument(fmt::format("codec {}: {}={} and {}={} contradict each other", spec.name(),
@@ -29,36 +29,20 @@ Status ParseSwitch(const CodecSpec& spec, std::string_view key, bool* on) {
   return Status::Ok();
 }
 
-// Parses policy, m, ref and ag, and checks their combination.
-Status ParsePolicy(const CodecSpec& spec, Config* config) {
-  static constexpr std::string_view kPolicies[] = {"h", "d", "r", "auto"};
+// m, ref and ag, and what they say of each other.
+Status ParseGroups(const CodecSpec& spec, Config* config) {
   static constexpr std::string_view kReferences[] = {"direct", "ring"};
   static constexpr std::string_view kAllGathers[] = {"requant", "exact"};
-  constexpr size_t kAuto = 3;
-  const Result<size_t> policy = spec.Choice("policy", 0, kPolicies);
-  if (!policy.ok()) return policy.status();
-  const bool automatic = *policy == kAuto;
-  config->policy = automatic ? Policy::kH : static_cast<Policy>(*policy);
-  const bool ring = config->policy == Policy::kR;  // R runs only on a ring
-  const Result<size_t> reference = spec.Choice("ref", ring ? 1 : 0, kReferences);
+  const Result<size_t> reference = spec.Choice("ref", 0, kReferences);
   const Result<size_t> all_gather = spec.Choice("ag", 0, kAllGathers);
-  const Result<uint64_t> m = spec.Integer("m", ring ? 1 : 0, 0, 1u << 15);
+  const Result<uint64_t> m = spec.Integer("m", 0, 0, 1u << 15);
   if (!reference.ok()) return reference.status();
   if (!all_gather.ok()) return all_gather.status();
   if (!m.ok()) return m.status();
   config->reference = static_cast<Reference>(*reference);
   config->all_gather = static_cast<AllGather>(*all_gather);
-  const bool free = config->policy == Policy::kH && !automatic;
-  if (!free && config->reference != (ring ? Reference::kRing : Reference::kTwoShot)) {
-    return Contradiction(spec, "policy", "ref");
-  }
-  if (config->policy != Policy::kH && config->all_gather != AllGather::kRequant) {
-    return Contradiction(spec, "policy", "ag");
-  }
   config->m = static_cast<uint32_t>(*m);
-  if (ring && *m == 0) return Contradiction(spec, "policy", "m");
-  if (ring || *m == 0) return Status::Ok();
-  if (!free) return Contradiction(spec, "policy", "m");
+  if (*m == 0) return Status::Ok();
   if (*m == 1) {
     return InvalidArgument(
         fmt::format("codec {}: m={} makes groups of one rank", spec.name(), *spec.Find("m")));
@@ -103,19 +87,16 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 }  // namespace
 
 std::string Config::Canonical() const {
-  static constexpr const char* kPolicyNames[] = {"h", "d", "r"};
   return fmt::format(
-      "hbi:ag={},bits={},checksum={:d},k={},k2={},m={},min_bytes={},policy={},ref={},rht={:d},"
-      "unbiased={:d}",
+      "hbi:ag={},bits={},checksum={:d},k={},k2={},m={},min_bytes={},ref={},rht={:d},unbiased={:d}",
       all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum, k, k2,
-      m, min_bytes, kPolicyNames[static_cast<size_t>(policy)],
-      reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
+      m, min_bytes, reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
   Config config;
-  if (Status status = ParsePolicy(spec, &config); !status.ok()) return status;
+  if (Status status = ParseGroups(spec, &config); !status.ok()) return status;
   for (const auto& [key, on] :
        {std::pair("checksum", &config.checksum), std::pair("rht", &config.rht),
         std::pair("unbiased", &config.unbiased)}) {

@@ -17,18 +17,10 @@ enum class Reference : uint8_t { kTwoShot, kRing };
 // The payload of the all-gather phase: a second quantization of the sum, or the integer sums.
 enum class AllGather : uint8_t { kRequant, kExact };
 
-// How sums are formed. H: as integers on scales that all ranks agree on. D: each rank sends its
-// elements on its own scales, and an owner adds them in fp32. R: each hop of a ring quantizes the
-// sum again.
-enum class Policy : uint8_t { kH, kD, kR };
-
 struct Config {
   uint32_t bits8 = 48;     // 8 * bits per element and phase; 0: the levels are fixed
   uint32_t k = 0, k2 = 0;  // fixed levels of the sum and of the all-gather; 0: planned from bits8
-  Policy policy = Policy::kH;
-  // R: number of contributions that are summed as integers before the next quantization. H: ranks
-  // per group; 0: all.
-  uint32_t m = 0;
+  uint32_t m = 0;          // ranks of a group; 0: all
   Reference reference = Reference::kTwoShot;
   AllGather all_gather = AllGather::kRequant;
   bool unbiased = false;   // the all-gather rounds with a hash, and no superblock is dropped
@@ -36,9 +28,7 @@ struct Config {
   bool checksum = false;   // every payload carries its CRC-32C
   uint64_t min_bytes = 0;  // smaller calls run uncompressed
 
-  // True if every payload carries its sender's scale codes; then there is no agreement.
-  bool own_scales() const { return policy == Policy::kD || (policy == Policy::kR && m == 1); }
-  // m if n contributions form more than one group; else 0.
+  // m, where n contributions are more than one group; else 0.
   uint32_t GroupOf(int nranks) const { return m > 1 && m < static_cast<uint32_t>(nranks) ? m : 0; }
 
   // The canonical specification: every key, sorted. It parses to an equal Config.

@@ -24,8 +24,7 @@ enum Kept : uint8_t { kOwnCodes, kSum, kResult };
 }  // namespace
 
 bool HbiState::HasKernels(std::span<const Term> inputs, std::span<const Term> outputs) const {
-  const Config& config = planner_->config();
-  if (config.rht || config.policy != Policy::kH || planner_->group() != 0) return false;
+  if (planner_->config().rht || planner_->group() != 0) return false;
   const size_t own = Count(inputs, Form::kInput), wanted = Count(outputs, Form::kOutput);
   if (own > 1 || wanted > 1 || own + wanted == 0) return false;
   if (Count(inputs, Form::kSum) > cuda::kMaxSources) return false;

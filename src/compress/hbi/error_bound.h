@@ -17,28 +17,10 @@ namespace inccl::hbi {
 double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
                   ReduceOp op);
 
-// The bounds of a sum in coded form.
-struct UnfinishedBound {
-  double error = 0;  // error of an element
-  double sum = 0;    // largest magnitude of an element
-  double divisor = 1;
-  bool rotated = false;
-  DataType type = DataType::kFloat32;
-};
-// The resulting bound on the error of the caller's elements.
-double FinishBound(const UnfinishedBound& so_far);
-
-// The error of one quantization with this plan, to nearest or with a hash.
-double QuantizationError(const Planner& planner, const PlanSummary& plan, bool nearest);
-
-// RelativeErrorBound for the policies D and R: payloads with the levels of `sums`, with R quantized
-// again at `hops` hops, and a result with the levels of `results`.
-double RelativePartErrorBound(const Planner& sums, const Planner& results, int hops);
-
-// The error of the result in fp32, relative to the contributions of a sum times the largest
-// magnitude of the block (with rht of the superblock) over the ranks (in an all-gather of the
-// sender only). It holds for blocks whose largest magnitude is in the range of fine scale steps,
-// 2^-34 to 2^16 (with rht to 2^12, because rotation can enlarge it).
+// Of the result in fp32, over the contributions of a sum times the largest magnitude of the block
+// (with rht of the superblock) over the ranks (in an all-gather of the sender alone); for blocks
+// whose largest magnitude is within the fine steps of the scales, 2^-34 to 2^16 (with rht to 2^12,
+// for it grows).
 double RelativeErrorBound(const Planner& planner, const Point& point);
 
 }  // namespace inccl::hbi

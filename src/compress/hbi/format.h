@@ -79,11 +79,6 @@ constexpr uint32_t LowBias32(uint32_t x) {
 // The purpose of a hash; each purpose has its own hashes.
 enum class Salt : uint64_t { kSum = 0, kResult = 1, kSigns = 2, kGroups = 3 };
 
-// The salt for the contributions of a ring's `group`, counted from 0 (policy R).
-constexpr Salt SaltOfGroup(uint32_t group) {
-  return group == 0 ? Salt::kSum : static_cast<Salt>(uint64_t{2} + group);
-}
-
 // The counter of the first hash of the block with this index. Hash j of a block (0 <= j < 16) is
 // LowBias32(counter + j); its low half belongs to element j, its high half to element j + 16.
 constexpr uint32_t HashCounter(uint64_t seed, uint64_t step, uint64_t block,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HbiState for sums in groups: sorts inputs into a hop of a ring or into the groups of an owner,
-// and checks their payloads.
+// What HbiState does where sums are taken in groups: which inputs make the groups of an owner, and
+// whether their payloads can be what they are due to be.
 #include <fmt/format.h>
 
 #include "compress/checked_state.h"
@@ -25,57 +25,16 @@ uint32_t HbiState::GroupFrom(uint32_t first) const {
   return std::min(planner_->group(), planner_->contributions() - first);
 }
 
-Status HbiState::CheckOwnCodes(const Range& range, const SliceContext& slice,
-                               const Term& input) const {
-  const size_t codes = size_t{slice.superblocks()} * kBlocks;
-  const uint8_t* own = Bytes(input.data);
-  if (HasReserved(own, codes)) {
-    return InternalError(fmt::format("hbi: a reserved scale code in a sum of elements {} to {}",
-                                     range.first, range.first + range.count));
-  }
-  if (planner_->config().policy == Policy::kH) return Status::Ok();
-  for (size_t b = 0; b < codes; ++b) {  // else later contributions would not fit
-    const bool live = planner_->points()[slice.points[b / kBlocks]].k != 0;
-    if (live && own[b] < slice.codes[b]) {
-      return InternalError(
-          fmt::format("hbi: a scale code of {} in a sum where {} was agreed, elements {} to {}",
-                      own[b], slice.codes[b], range.first, range.first + range.count));
-    }
-  }
-  return Status::Ok();
-}
-
 Status HbiState::CheckGroupedSum(const Range& range, const SliceContext& slice,
                                  const Term& input) const {
   const uint32_t h = input.format.contributions;
   const uint64_t bytes = GroupedSumBytes(slice, h);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-  return HasOwnCodes(*planner_, h) ? CheckOwnCodes(range, slice, input) : Status::Ok();
-}
-
-Status HbiState::TakeHop(const Range& range, const SliceContext& slice,
-                         std::span<const Term> inputs, uint32_t* contributions) {
-  hop_ = {};
-  for (const Term& input : inputs) {
-    const uint32_t h = input.format.contributions;
-    if (input.format.form == Form::kInput && hop_.elements == nullptr) {
-      if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
-      hop_.elements = input.data;
-    } else if (input.format.form == Form::kSum && hop_.contributions == 0 && h != 0 &&
-               h < planner_->contributions()) {
-      if (Status status = CheckGroupedSum(range, slice, input); !status.ok()) return status;
-      hop_.payload = Bytes(input.data);
-      hop_.bytes = GroupedSumBytes(slice, h);
-      hop_.contributions = h;
-    } else {
-      return Unexpected(input);
-    }
+  if (h == 1 || !HasReserved(Bytes(input.data), size_t{slice.superblocks()} * kBlocks)) {
+    return Status::Ok();
   }
-  if (hop_.elements == nullptr) {
-    return InternalError("hbi: a hop of policy=r without elements of this rank");
-  }
-  *contributions = hop_.contributions + 1;
-  return Status::Ok();
+  return InternalError(fmt::format("hbi: a reserved scale code in a sum of elements {} to {}",
+                                   range.first, range.first + range.count));
 }
 
 Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
@@ -132,20 +91,13 @@ Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
 
 Status HbiState::CombineGroups(const Range& range, const SliceContext& slice,
                                std::span<const Term> inputs, std::span<Term> outputs) {
-  const bool ring = planner_->config().policy == Policy::kR;
   uint32_t contributions = 0;
-  Status status = ring ? TakeHop(range, slice, inputs, &contributions)
-                       : TakeGroups(range, slice, inputs, &contributions);
+  Status status = TakeGroups(range, slice, inputs, &contributions);
   if (!status.ok()) return status;
   SliceOutputs places;
   status = PlaceOutputs(slice, contributions, outputs, &places);
   if (!status.ok()) return status;
-  if (ring) {
-    SliceContext hop = slice;
-    hop.counter = HashCounter(call_.seed, call_.step, range.first / kBlock,
-                              SaltOfGroup((contributions - 1) / planner_->group()));
-    FoldRingHop(hop, hop_, places);
-  } else if (contributions == 1) {
+  if (contributions == 1) {
     FoldSlice(slice, sources_, places);
   } else if (places.sum.at != nullptr &&
              contributions != GroupFrom(static_cast<uint32_t>(call_.rank) / planner_->group() *

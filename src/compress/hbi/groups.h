@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work on one slice with sums in groups: exact integers inside a group, a new quantization at
-// its end (docs/format.md, "Groups"). With policy R a group is m consecutive contributions of a
-// ring. With policy H it is m neighbouring ranks, and an owner adds the groups' sums in fp32. The
-// caller has checked lengths and codes, so no function here fails.
+// The work on one slice where sums are taken in groups of m neighbouring ranks (docs/format.md,
+// "Groups"): exact integers inside a group, quantized anew where it ends; the groups' sums meet at
+// an owner, in fp32. Lengths and codes have been checked: nothing here can fail.
 #ifndef INCCL_COMPRESS_HBI_GROUPS_H_
 #define INCCL_COMPRESS_HBI_GROUPS_H_
 
@@ -15,23 +14,11 @@
 
 namespace inccl::hbi {
 
-// True if a kSum payload of h contributions begins with its own scale codes, kBlocks per superblock
-// of the slice. The planner has groups.
-bool HasOwnCodes(const Planner& planner, uint32_t contributions);
-// Bytes of such a payload.
+// Bytes of a kSum payload. One of more than one contribution is the sum of a group: it begins with
+// scale codes of its own, kBlocks for each superblock of the slice.
 uint64_t GroupedSumBytes(const SliceContext& slice, uint32_t contributions);
 
-// One hop of a ring: the incoming payload, if there is one, and this rank's elements.
-struct RingHop {
-  const uint8_t* payload = nullptr;
-  uint64_t bytes = 0;
-  uint32_t contributions = 0;  // in the payload
-  const std::byte* elements = nullptr;
-};
-// The slice's `counter` belongs to the group of the outgoing sum, `shift` to the rank within it.
-void FoldRingHop(const SliceContext& slice, const RingHop& hop, const SliceOutputs& outputs);
-
-// A group of ranks as an input of the sum of groups: its members, or its sum on its own scales.
+// A group of ranks on its way into the sum of groups: its members, or its sum on its own scales.
 struct Group {
   std::span<Source> members;  // one contribution each; if empty, `codes` and `sum` are set
   const uint8_t* codes = nullptr;

@@ -13,7 +13,6 @@
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
 #include "compress/hbi/hull.h"
-#include "compress/hbi/part_state.h"
 
 namespace inccl {
 namespace {
@@ -71,24 +70,10 @@ std::shared_ptr<hbi::DeviceLevels> hbi::PlannerCache::LevelsOf(
 }
 
 HbiCodec::HbiCodec(const Config& config)
-    : planners_(std::make_shared<hbi::PlannerCache>(config)),
-      result_planners_(planners_),
-      spec_(config.Canonical()) {
-  if (!own_scales() || config.bits8 != 0) return;
-  Config results = config;
-  results.k = config.k2;
-  result_planners_ = std::make_shared<hbi::PlannerCache>(results);
-}
+    : planners_(std::make_shared<hbi::PlannerCache>(config)), spec_(config.Canonical()) {}
 
 Route HbiCodec::route() const {
-  switch (planners_->config().policy) {
-    case hbi::Policy::kD: return {Route::Kind::kTwoShot, "policy=d of the codec hbi"};
-    case hbi::Policy::kR: return {Route::Kind::kRing, "policy=r of the codec hbi"};
-    case hbi::Policy::kH: break;
-  }
-  const int m = static_cast<int>(planners_->config().m);
-  if (m != 0) return {Route::Kind::kTwoShot, "m of the codec hbi", m};
-  return {};
+  return {.group = static_cast<int>(planners_->config().m), .because = "m of the codec hbi"};
 }
 
 Status hbi::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
@@ -100,17 +85,12 @@ Status hbi::CheckCall(const Config& config, Collective collective, DataType type
 
 Status hbi::CheckFit(const Config& config, Collective collective, int nranks) {
   if (Status status = CheckRanks(config, nranks); !status.ok()) return status;
-  if (collective != Collective::kAllReduce && (config.policy != Policy::kH || config.m != 0)) {
-    const std::string what = config.policy == Policy::kH   ? fmt::format("m={}", config.m)
-                             : config.policy == Policy::kD ? "policy=d"
-                                                           : "policy=r";
-    return InvalidArgument(fmt::format("codec hbi: {} is for {} only, not for {}", what,
+  if (collective != Collective::kAllReduce && config.m != 0) {
+    return InvalidArgument(fmt::format("codec hbi: m={} is for {} only, not for {}", config.m,
                                        Name(Collective::kAllReduce), Name(collective)));
   }
   if (!config.unbiased || config.bits8 == 0) return Status::Ok();
-  // Payloads with the sender's scales are like those of an all-gather.
-  const uint32_t least8 =
-      LeastUnbiasedBits8(config.own_scales() ? Collective::kAllGather : collective, nranks, config);
+  const uint32_t least8 = LeastUnbiasedBits8(collective, nranks, config);
   if (config.bits8 >= least8) return Status::Ok();
   return InvalidArgument(fmt::format(
       "codec hbi: bits={} is too little for unbiased=1: {} of {} ranks needs at least bits={}",
@@ -128,27 +108,18 @@ Status HbiCodec::Supports(Collective collective, DataType type, ReduceOp op, int
 uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const {
   const Config& config = planners_->config();
   const uint64_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-  uint64_t bytes = hbi::TrailerBytes(config);
-  if (own_scales()) {
-    const uint32_t k = std::max(config.k, config.k2);
-    bytes += superblocks * hbi::PartSuperblockBytes(config.bits8, k) +
-             std::min(superblocks, static_cast<uint64_t>(nranks)) * hbi::kSummaryBytes;
-  } else {
-    uint32_t sum = 16, result = 16;
-    if (config.bits8 == 0) {
-      sum = Width(static_cast<uint32_t>(nranks), config.k);
-      result = Width(1, config.k2);
-    }
-    const uint32_t codes = config.policy == hbi::Policy::kR ? hbi::kBlocks : 0;
-    bytes += superblocks * std::max(codes + PackedBytes(sum), hbi::kBlocks + PackedBytes(result));
+  uint32_t sum = 16, result = 16;
+  if (config.bits8 == 0) {
+    sum = Width(static_cast<uint32_t>(nranks), config.k);
+    result = Width(1, config.k2);
   }
+  const uint64_t bytes =
+      superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result)) +
+      hbi::TrailerBytes(config);
   return static_cast<uint32_t>(std::min<uint64_t>(bytes, std::numeric_limits<uint32_t>::max()));
 }
 
-uint32_t HbiCodec::UncountedBytes(Form form) const {
-  const uint32_t summary = own_scales() && form != Form::kSide ? hbi::kSummaryBytes : 0;
-  return summary + hbi::TrailerBytes(planners_->config());
-}
+uint32_t HbiCodec::UncountedBytes() const { return hbi::TrailerBytes(planners_->config()); }
 
 uint32_t HbiCodec::SideBytes(uint32_t count) const {
   return Codec::SideBytes(count) + hbi::TrailerBytes(planners_->config());
@@ -156,7 +127,6 @@ uint32_t HbiCodec::SideBytes(uint32_t count) const {
 
 void HbiCodec::Bound(Collective collective, int nranks, double* bits,
                      double* relative_error) const {
-  if (own_scales()) return BoundOfParts(nranks, bits, relative_error);
   const std::shared_ptr<const Planner> planner = planners_->Get(collective, nranks);
   const Config& config = planner->config();
   const bool sums_spread = collective == Collective::kAllReduce && !planner->requantizes();
@@ -175,19 +145,7 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
   *relative_error = worst_error;
 }
 
-void HbiCodec::BoundOfParts(int nranks, double* bits, double* relative_error) const {
-  const Config& config = planners_->config();
-  const auto payload_bits = [&config](uint32_t k) {
-    return 8.0 * hbi::PartSuperblockBytes(config.bits8, k) / kSuperblock;
-  };
-  *bits = (payload_bits(config.k) + payload_bits(config.k2)) / 2;
-  *relative_error = hbi::RelativePartErrorBound(
-      *planners_->Get(Collective::kAllGather, nranks),
-      *result_planners_->Get(Collective::kAllGather, nranks), nranks - 1);
-}
-
 std::unique_ptr<CodecState> HbiCodec::NewState() const {
-  if (own_scales()) return std::make_unique<hbi::PartState>(planners_, result_planners_);
   return std::make_unique<hbi::HbiState>(planners_);
 }
 

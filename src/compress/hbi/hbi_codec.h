@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codec "hbi", homomorphic block integers, for all-reduce, reduce-scatter and all-gather
-// (docs/format.md). With policy H all ranks agree on scales ahead of the data, and packed sums of
-// integer codes are exact, over all ranks or over groups of them. Policies D and R (all-reduce
-// only) use the sender's own scales; R quantizes again at each hop of a ring.
+// hbi: homomorphic block integers, the compressed domain of all-reduce, reduce-scatter and
+// all-gather (docs/format.md): scales agreed by all ranks ahead of the data, integer codes, packed
+// sums that are exact, of all ranks or (all-reduce only) of groups of them.
 #ifndef INCCL_COMPRESS_HBI_HBI_CODEC_H_
 #define INCCL_COMPRESS_HBI_HBI_CODEC_H_
 
@@ -57,10 +56,9 @@ class HbiCodec final : public Codec {
   const std::string& spec() const override { return spec_; }
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override;
   Status Fits(Collective collective, int nranks) const override;
-  bool has_side_phase() const override { return !own_scales(); }
+  bool has_side_phase() const override { return true; }
   Route route() const override;
-  bool whole_chunks() const override { return own_scales(); }
-  uint32_t UncountedBytes(Form form) const override;
+  uint32_t UncountedBytes() const override;
   uint64_t window_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
   uint32_t SideBytes(uint32_t count) const override;
@@ -73,12 +71,7 @@ class HbiCodec final : public Codec {
   std::unique_ptr<CodecState> NewState() const override;
 
  private:
-  void BoundOfParts(int nranks, double* bits, double* relative_error) const;
-  bool own_scales() const { return planners_->config().own_scales(); }
-
   std::shared_ptr<hbi::PlannerCache> planners_;
-  // Planners of the last quantization, for payloads with the sender's own scales.
-  std::shared_ptr<hbi::PlannerCache> result_planners_;
   std::string spec_;
 };
 

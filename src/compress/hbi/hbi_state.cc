@@ -56,13 +56,6 @@ Status HbiState::Begin(const CallDesc& call) {
   return Status::Ok();
 }
 
-uint16_t HbiState::Shift() const {
-  // On a ring the offsets are spread evenly within each group of contributions.
-  const bool groups = planner_->group() != 0 && planner_->config().policy == Policy::kR;
-  const int m = groups ? static_cast<int>(planner_->group()) : call_.nranks;
-  return RankShift(call_.rank % m, m);
-}
-
 uint64_t HbiState::BytesOfSum(const SliceContext& slice, uint32_t contributions) const {
   return planner_->group() != 0 ? GroupedSumBytes(slice, contributions)
                                 : SumBytes(slice, contributions);
@@ -82,7 +75,7 @@ SliceContext HbiState::Slice(const Range& range) const {
           .nearest = !reduces && !config.unbiased,
           .rotate = config.rht,
           .unbiased = config.unbiased,
-          .shift = reduces ? Shift() : uint16_t{0},
+          .shift = reduces ? RankShift(call_.rank, call_.nranks) : uint16_t{0},
           .counter = counter(reduces ? Salt::kSum : Salt::kResult),
           .result_counter = config.unbiased ? counter(Salt::kResult) : 0,
           .sign_counter = config.rht ? counter(Salt::kSigns) : 0,

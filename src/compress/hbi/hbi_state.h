@@ -60,14 +60,10 @@ class HbiState final : public CodecState {
                 std::span<const Term> inputs, std::span<Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
-  // For groups (grouped_state.cc): TakeHop fills hop_, TakeGroups fills groups_, CombineGroups
-  // folds.
-  Status TakeHop(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
-                 uint32_t* contributions);
+  // With groups (grouped_state.cc): fills groups_; folds them.
   Status TakeGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                     uint32_t* contributions);
   Status CheckGroupedSum(const Range& range, const SliceContext& slice, const Term& input) const;
-  Status CheckOwnCodes(const Range& range, const SliceContext& slice, const Term& input) const;
   Status CombineGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                        std::span<Term> outputs);
   // Writes checksums, and fills the outputs that FoldSlice has not written itself.
@@ -80,7 +76,6 @@ class HbiState final : public CodecState {
   Status LaunchForward(const SliceContext& slice, const Term& input, std::span<Term> outputs,
                        DeviceWork* work);
   SliceContext Slice(const Range& range) const;
-  uint16_t Shift() const;  // RankShift for this rank's elements
   uint64_t BytesOfSum(const SliceContext& slice, uint32_t contributions) const;
   // Index of a segment's first superblock, and of its first window, in the vectors below.
   uint64_t FirstSuperblock(uint32_t segment) const { return segment * superblocks_; }
@@ -101,8 +96,7 @@ class HbiState final : public CodecState {
   // State of the current Combine.
   std::vector<Source> sources_;
   std::vector<Group> groups_;
-  RingHop hop_;
-  std::vector<uint8_t> outgoing_;  // payload to be copied with non-temporal stores
+  std::vector<uint8_t> outgoing_;  // its payload, where that goes past the caches
 };
 
 }  // namespace inccl::hbi

@@ -29,33 +29,18 @@ uint32_t GroupOf(Collective collective, int nranks, const Config& config) {
   return collective == Collective::kAllReduce ? config.GroupOf(nranks) : 0;
 }
 
-// Approximate errors: of the sum in units of (M / K)^2 / 12, and of values with K2 levels in units
-// of (M / K2)^2 / 12. Systematic rounding gives n + 1 for n contributions; a sum that is quantized
-// after h contributions has a scale of about sqrt(0.66 h) M.
-struct ErrorWeights {
-  double sum, result;
-};
-
-ErrorWeights WeightsOf(Collective collective, int nranks, const Config& config) {
-  const auto n = static_cast<uint32_t>(nranks);
-  const uint32_t m = GroupOf(collective, nranks, config);
-  ErrorWeights weights{n + 1.0, 0.66 * n};
-  if (m == 0) return weights;
-  if (config.policy == Policy::kH) return {n + 1.0, 1.32 * n};
-  weights.sum = 1;
-  for (uint32_t h = 1; h <= n; ++h) {
-    const uint32_t first = (h - 1) / m * m + 1;
-    if (h == n && first == n) break;  // this one is added in fp32 before the final quantization
-    weights.sum += first == 1 ? 1.0 : 0.66 * first;
-  }
-  return weights;
+// The error of what has K2 levels over (M / K2)^2 / 12, roughly: the result, and with groups their
+// sums, too. What is quantized after h contributions has a scale of about sqrt(0.66 h) M.
+double ResultWeight(Collective collective, int nranks, const Config& config) {
+  return (GroupOf(collective, nranks, config) == 0 ? 0.66 : 1.32) * nranks;
 }
 
 std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& config) {
   const auto n = static_cast<uint32_t>(nranks);
   const uint32_t hops = Hops(collective, nranks);
   std::vector<Choice> choices;
-  const ErrorWeights weights = WeightsOf(collective, nranks, config);
+  const double sum_weight = n + 1.0;  // systematic rounding makes n + 1 of n contributions
+  const double result_weight = ResultWeight(collective, nranks, config);
   if (!config.unbiased) choices.push_back({0, n * 0.10, 0, 0});
   for (const uint32_t k : kLevels) {
     if (2 * n * k >= kFieldLimit) break;
@@ -66,7 +51,7 @@ std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& 
     for (const uint32_t k2 : kLevels) {
       if (2 * n * k2 >= kFieldLimit) break;
       const uint32_t cost = SumCost(collective, nranks, config, k, k2);
-      const double error = weights.sum / (12.0 * k * k) + weights.result / (12.0 * k2 * k2);
+      const double error = sum_weight / (12.0 * k * k) + result_weight / (12.0 * k2 * k2);
       choices.push_back({cost + hops * Width(1, k2), error, k, k2});
     }
   }
@@ -94,20 +79,18 @@ int Threshold(double slope) {
 uint32_t CodedHops(Collective collective, int nranks, const Config& config) {
   const uint32_t m = GroupOf(collective, nranks, config), n = static_cast<uint32_t>(nranks);
   if (m == 0) return 0;
-  if (config.policy == Policy::kR) return n - 1 - m;
   return n / m - 1 + (n % m > 1 ? 1 : 0);
 }
 
 uint32_t SumCost(Collective collective, int nranks, const Config& config, uint32_t k, uint32_t k2) {
   const uint32_t m = GroupOf(collective, nranks, config), hops = Hops(collective, nranks);
-  if (m != 0 && config.policy == Policy::kH) {
+  if (m != 0) {
     const uint32_t coded = CodedHops(collective, nranks, config);
     return (hops - coded) * Width(1, k) + coded * Width(1, k2);
   }
   uint32_t cost = 0;
   for (uint32_t h = 1; h <= hops; ++h) {
-    const uint32_t inside = m == 0 ? h : (h - 1) % m + 1;
-    cost += Width(config.reference == Reference::kRing ? inside : 1, k);
+    cost += Width(config.reference == Reference::kRing ? h : 1, k);
   }
   return cost;
 }

@@ -23,15 +23,15 @@ struct SliceContext {
   const Planner* planner = nullptr;
   DataType type = DataType::kFloat32;
   bool average = false;
-  bool nearest = false;             // own elements are rounded to nearest, without hash and shift
-  bool rotate = false;              // superblocks are rotated before coding and back after decoding
-  bool unbiased = false;            // the second quantization uses a hash instead of nearest
-  uint16_t shift = 0;               // RankShift of this rank
-  uint32_t counter = 0;             // HashCounter of the slice's first block
-  uint32_t result_counter = 0;      // the same for the second quantization
-  uint32_t sign_counter = 0;        // the same for the signs of a rotation
-  uint32_t group_counter = 0;       // the same for sums of groups (policy H)
-  uint32_t count = 0;               // elements; the last superblock may be partial
+  bool nearest = false;         // own elements are rounded to nearest, without hash and shift
+  bool rotate = false;          // superblocks are rotated on their way in and back on the way out
+  bool unbiased = false;        // the second quantization has a hash, else it is to nearest
+  uint16_t shift = 0;           // RankShift of this rank
+  uint32_t counter = 0;         // HashCounter of the slice's first block
+  uint32_t result_counter = 0;  // likewise, for the second quantization
+  uint32_t sign_counter = 0;    // likewise, for the signs of a rotation
+  uint32_t group_counter = 0;   // likewise, for sums of groups
+  uint32_t count = 0;           // elements; the last superblock may be partial
   const uint8_t* codes = nullptr;   // agreed (all-gather: the sender's), kBlocks per superblock
   const uint8_t* points = nullptr;  // planned, one per superblock
 

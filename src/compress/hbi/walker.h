@@ -61,12 +61,9 @@ class Walker {
     return std::max(plain, 1u);
   }
 
-  // Arguments to quantize superblock s on the agreed scales, or on larger ones (`codes`).
+  // What is quantized of superblock s.
   QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point) {
-    return Own(s, elements, point, Codes(s));
-  }
-  QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point,
-                   const uint8_t* codes) {
+    const uint8_t* codes = Codes(s);
     const float* x = Elements(s, elements);
     if (HasPoison(codes)) {
       if (x != x_) std::memcpy(x_, x, sizeof x_);
