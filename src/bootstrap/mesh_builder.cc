@@ -12,10 +12,10 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
-#include "bootstrap/admission.h"
 #include "bootstrap/fd_passing.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/namespaces.h"
+#include "bootstrap/pending_connections.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::bootstrap {
@@ -46,21 +46,20 @@ struct Link {
   int rejections = 0;
 };
 
-// A connection that has not authenticated yet.
-struct Incoming {
-  UniqueFd fd;
-  Source source;
-  ServerHandshake handshake;
-  Time deadline = 0;
-};
-
 class MeshBuilder {
  public:
   MeshBuilder(const MeshTerms& terms, UniqueFd listener, RendezvousClient* root)
       : terms_(terms),
         listener_(std::move(listener)),
         root_(root),
-        links_(static_cast<size_t>(terms.nranks)) {}
+        links_(static_cast<size_t>(terms.nranks)),
+        pending_({.name = fmt::format("rank {}/{}:", terms.rank, terms.nranks),
+                  .handshake = &terms.handshake,
+                  .same_uid_only = true,
+                  .any_namespace = terms.any_namespace,
+                  .limit = kServerLimit}) {
+    pending_.ExpectRanks(links_.size());
+  }
 
   Status Run();
   void MoveTo(std::vector<Peer>* peers);
@@ -75,12 +74,8 @@ class MeshBuilder {
   Status Error(size_t peer, const Status& status) const;
 
   void AcceptAll();
-  // Logs a complaint and returns false if the peer's process may not join.
-  bool MayJoin(Incoming* incoming);
-  void MakeRoomFor(const Source& source);
-  void Complain(const Source& source, const std::string& why);
-  // Returns false if the connection must be dropped.
-  Result<bool> Advance(Incoming* incoming);
+  // Takes over the connection of a peer that this rank waits for, or returns why not.
+  std::string Promote(const ServerHandshake& handshake, UniqueFd* fd);
 
   Status StartConnecting(size_t peer);
   Status Step(size_t peer);
@@ -92,9 +87,7 @@ class MeshBuilder {
   UniqueFd listener_;
   RendezvousClient* const root_;
   std::vector<Link> links_;
-  std::vector<Incoming> incoming_;
-  LineLimit complaints_;
-  uint64_t refused_ = 0;
+  PendingConnections pending_;
 };
 
 Status MeshBuilder::Run() {
@@ -108,7 +101,7 @@ Status MeshBuilder::Run() {
       return TimeoutError(
           fmt::format("no connection with {} within {} ms", Missing(), terms_.timeout_ms));
     }
-    std::erase_if(incoming_, [&](const Incoming& i) { return now >= i.deadline; });
+    pending_.Expire(now);
     if (Status status = StartLinks(now); !status.ok()) return status;
     if (Done()) break;
     if (Status status = Poll(); !status.ok()) return status;
@@ -126,7 +119,7 @@ void MeshBuilder::MoveTo(std::vector<Peer>* peers) {
 void MeshBuilder::MoveTo(std::vector<UniqueFd>* open) {
   open->push_back(std::move(listener_));
   for (Link& link : links_) open->push_back(std::move(link.fd));
-  for (Incoming& incoming : incoming_) open->push_back(std::move(incoming.fd));
+  pending_.MoveTo(open);
 }
 
 bool MeshBuilder::Done() const {
@@ -177,8 +170,7 @@ Time MeshBuilder::NextDeadline() const {
                        (link.state == Link::State::kSwapping && !link.sent);
     if (timed) next = std::min(next, link.at);
   }
-  for (const Incoming& incoming : incoming_) next = std::min(next, incoming.deadline);
-  return next;
+  return std::min(next, pending_.NextDeadline());
 }
 
 Status MeshBuilder::Poll() {
@@ -193,7 +185,7 @@ Status MeshBuilder::Poll() {
                       link.state == Link::State::kDone;
     watch(idle ? -1 : link.fd.get(), link.state == Link::State::kConnecting ? POLLOUT : POLLIN);
   }
-  for (const Incoming& incoming : incoming_) watch(incoming.fd.get(), POLLIN);
+  pending_.AppendTo(&fds);
   const Time until = std::min(NextDeadline(), SystemClock().Now() + kCancelLag);
   if (PollUntil(fds, until) <= 0) return Status::Ok();
 
@@ -204,101 +196,40 @@ Status MeshBuilder::Poll() {
     if (fds[2 + peer].revents == 0) continue;
     if (Status status = Step(peer); !status.ok()) return status;
   }
-  const size_t first_incoming = 2 + links_.size();
-  std::vector<Incoming> kept;
-  for (size_t i = 0; i < incoming_.size(); ++i) {
-    bool keep = true;
-    if (fds[first_incoming + i].revents != 0) {
-      Result<bool> advanced = Advance(&incoming_[i]);
-      if (!advanced.ok()) return advanced.status();
-      keep = *advanced;
-    }
-    if (keep) kept.push_back(std::move(incoming_[i]));
-  }
-  incoming_ = std::move(kept);
+  pending_.Advance(
+      fds.data() + 2 + links_.size(),
+      [&](const ServerHandshake& handshake, UniqueFd* fd) { return Promote(handshake, fd); });
   if (fds[1].revents != 0) AcceptAll();
   return Status::Ok();
 }
 
 void MeshBuilder::AcceptAll() {
   for (size_t i = 0; i < std::max(kMostAcceptsAtOnce, links_.size()); ++i) {
+    SocketAddress address;
     int error = 0;
-    Incoming incoming;
-    incoming.fd = Accept(listener_.get(), &incoming.source.address, &error);
+    UniqueFd fd = Accept(listener_.get(), &address, &error);
     if (error == EAGAIN) return;
     if (error != 0) {
       // Other threads may free descriptors; do not spin until then.
       SleepUntil(SystemClock().Now() + kPause);
       return;
     }
-    Nonce nonce;
-    if (!MayJoin(&incoming) || !FillRandom(nonce).ok()) continue;
     FAULT_POINT("mesh.after_accept");
-    MakeRoomFor(incoming.source);
-    incoming.deadline = SystemClock().Now() + kServerLimit;
-    incoming.handshake.Start(&terms_.handshake, nonce);
-    const Bytes greeting = incoming.handshake.greeting();
-    if (!WriteAll(incoming.fd.get(), greeting)) continue;
-    incoming_.push_back(std::move(incoming));
+    pending_.Add(std::move(fd), address);
   }
 }
 
-bool MeshBuilder::MayJoin(Incoming* incoming) {
-  const Result<PeerCredentials> peer = GetPeerCredentials(incoming->fd.get());
-  if (peer.ok()) incoming->source.peer = *peer;
-  if (!peer.ok() || peer->uid != geteuid()) {
-    Complain(incoming->source, "it belongs to another user");
-    return false;
-  }
-  if (terms_.any_namespace) return true;
-  const Status status = CheckPeerNamespaces(incoming->fd.get());
-  if (!status.ok()) Complain(incoming->source, "it belongs to " + status.message());
-  return status.ok();
-}
-
-void MeshBuilder::MakeRoomFor(const Source& source) {
-  uint64_t random = 0;
-  if (!FillRandom(std::as_writable_bytes(std::span(&random, 1))).ok()) return;
-  std::vector<uint64_t> sources;
-  for (const Incoming& incoming : incoming_) sources.push_back(incoming.source.Key());
-  const Budget budget = BudgetFor(links_.size(), /*unix_sockets=*/true);
-  const size_t victim = MakesRoom(sources, source.Key(), budget, random);
-  if (victim < incoming_.size()) {
-    incoming_.erase(incoming_.begin() + static_cast<ptrdiff_t>(victim));
-  }
-}
-
-void MeshBuilder::Complain(const Source& source, const std::string& why) {
-  ++refused_;
-  if (!complaints_.Allow(SystemClock().Now())) return;
-  Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
-      "rank {}/{}: refused a connection from {}: {} ({} refused so far)", terms_.rank,
-      terms_.nranks, source.ToString(), why, refused_);
-}
-
-Result<bool> MeshBuilder::Advance(Incoming* incoming) {
-  std::array<std::byte, kHelloBytes> buffer;
-  const IoResult got =
-      ReadSome(incoming->fd.get(), std::span(buffer).first(incoming->handshake.wanted()));
-  if (got.error == EAGAIN) return true;
-  if (got.error != 0 || got.closed) return false;
-  const ServerHandshake::State state = incoming->handshake.Feed(std::span(buffer).first(got.bytes));
-  if (state == ServerHandshake::State::kReading) return true;
-  const size_t peer = incoming->handshake.rank();
-  if (state == ServerHandshake::State::kFailed || peer >= links_.size() ||
-      incoming->handshake.nranks() != static_cast<uint32_t>(terms_.nranks) ||
+std::string MeshBuilder::Promote(const ServerHandshake& handshake, UniqueFd* fd) {
+  const size_t peer = handshake.rank();
+  if (peer >= links_.size() || handshake.nranks() != static_cast<uint32_t>(terms_.nranks) ||
       links_[peer].state != Link::State::kAwaited || static_cast<int>(peer) == terms_.rank) {
-    Complain(incoming->source, state == ServerHandshake::State::kFailed
-                                   ? Describe(incoming->handshake.fault())
-                                   : "no such rank is awaited");
-    return false;
+    return "no such rank is awaited";
   }
-  const Bytes reply = incoming->handshake.reply();
-  if (!WriteAll(incoming->fd.get(), reply)) return false;
-  links_[peer].fd = std::move(incoming->fd);
-  links_[peer].state = Link::State::kSwapping;
-  if (Status status = Swap(peer); !status.ok()) return status;
-  return false;
+  const Bytes reply = handshake.reply();
+  if (!WriteAll(fd->get(), reply)) return "it closed before it authenticated";
+  links_[peer].fd = std::move(*fd);
+  links_[peer].state = Link::State::kSwapping;  // at once, since `at` is over
+  return "";
 }
 
 void MeshBuilder::Pause(Link* link) {

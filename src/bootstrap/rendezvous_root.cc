@@ -19,49 +19,30 @@
 #include "bootstrap/frame.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/messages.h"
-#include "bootstrap/namespaces.h"
+#include "bootstrap/pending_connections.h"
+#include "bootstrap/rendezvous_session.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::bootstrap {
 namespace {
 
-constexpr uint32_t kMaxFromRank = 128 * 1024;      // body of a frame that a rank sends
 constexpr int kMostAcceptsAtOnce = 16;             // then it serves existing connections
 constexpr Time kAcceptPause = 50 * kMillisecond;   // after running out of descriptors
-constexpr Time kClosingLimit = kSecond;            // to flush an answer and see the other end close
 constexpr Time kLateLimit = 2 * kSecond;           // for late ranks, with RootOptions::abandoned
 constexpr Time kLookInterval = 50 * kMillisecond;  // between looks at RootOptions::abandoned
 constexpr size_t kLikelyRanks = 64;                // while the number of ranks is unknown
 constexpr int kMostPollFailures = 100;             // then the root ends, which every rank sees
 
-// A connection that has not authenticated yet.
-struct Pending {
-  UniqueFd fd;
-  Source source;
-  ServerHandshake handshake;
-  Time deadline = 0;
-};
-
-// A connection that has proven that it knows the secret.
-struct Session {
-  enum class State : uint8_t { kRegistering, kJoined, kDone, kClosing };
-
-  UniqueFd fd;
-  State state = State::kRegistering;
-  Time deadline = 0;  // while registering or closing
-  uint32_t rank = 0;  // from the handshake
-  uint32_t pid = 0;   // from the registration
-  FrameParser in{kMaxFromRank};
-  std::vector<std::byte> out;
-  bool shut = false;
-
-  bool member() const { return state == State::kJoined || state == State::kDone; }
-};
-
 class Root {
  public:
-  explicit Root(RootOptions options) : options_(std::move(options)) {
-    ExpectRanks(options_.nranks > 0 ? static_cast<size_t>(options_.nranks) : kLikelyRanks);
+  explicit Root(RootOptions options)
+      : options_(std::move(options)),
+        pending_({.name = "the rendezvous",
+                  .handshake = &options_.terms,
+                  .same_uid_only = options_.same_uid_only,
+                  .any_namespace = options_.any_namespace,
+                  .limit = options_.handshake_limit}) {
+    pending_.ExpectRanks(options_.nranks > 0 ? static_cast<size_t>(options_.nranks) : kLikelyRanks);
     if (options_.abandoned != nullptr) end_ = SystemClock().Now() + options_.lifetime;
   }
 
@@ -76,26 +57,14 @@ class Root {
   void Expire(Time now);
   bool Finished(Time now) const;
 
-  void ExpectRanks(size_t ranks) { budget_ = BudgetFor(ranks, options_.same_uid_only); }
   void AcceptFrom(int listener);
-  // Logs a complaint and returns false if the peer's process may not join.
-  bool MayJoin(int fd, Source* source);
-  void AddPending(UniqueFd fd, const Source& source);
-  void MakeRoomFor(const Source& source);
-  // Returns false if the connection must be dropped.
-  bool Advance(Pending* pending);
-  void Promote(Pending* pending);
-  void Complain(const Source& source, const std::string& why);
+  void Promote(const ServerHandshake& handshake, UniqueFd* fd);
   void SayWhoIsMissing();
 
   void ReadFrom(Session* session);
-  void Flush(Session* session);
   void OnFrame(Session* session, const FrameParser::Frame& frame);
   void OnRegister(Session* session, Bytes body);
   void OnGone(Session* session);
-  void Send(Session* session, MessageKind kind, Bytes body);
-  // Sends the last message of this session.
-  void Dismiss(Session* session, MessageKind kind, Bytes body);
   void Fail(const Status& status);
   void DismissAll(MessageKind kind, Bytes body);
   void SendTable();
@@ -104,8 +73,7 @@ class Root {
   RootOptions options_;
   Phase phase_ = Phase::kGathering;
   Status failure_;
-  std::vector<Pending> pending_;
-  Budget budget_;
+  PendingConnections pending_;
   Sessions sessions_;
   Gathering gathering_;
   std::vector<bool> answered_;   // by rank: has received the failure
@@ -115,8 +83,7 @@ class Root {
   Time end_ = kNever;
   Time warn_at_ = kNever;  // when to log the missing ranks
   Time accept_after_ = 0;
-  LineLimit complaints_, failed_accepts_;
-  uint64_t refused_ = 0;
+  LineLimit failed_accepts_;
   int poll_failures_ = 0;  // consecutive
 };
 
@@ -144,7 +111,7 @@ Time Root::NextDeadline() const {
     next = std::min({next, deadline_, warn_at_});
   }
   if (accept_after_ != 0) next = std::min(next, accept_after_);
-  for (const Pending& pending : pending_) next = std::min(next, pending.deadline);
+  next = std::min(next, pending_.NextDeadline());
   for (const auto& session : sessions_) {
     if (!session->member()) next = std::min(next, session->deadline);
   }
@@ -153,12 +120,7 @@ Time Root::NextDeadline() const {
 
 void Root::Expire(Time now) {
   if (now >= accept_after_) accept_after_ = 0;
-  std::erase_if(pending_, [&](Pending& pending) {
-    if (now < pending.deadline) return false;
-    Complain(pending.source, "it did not authenticate in time");
-    ResetConnection(std::move(pending.fd));
-    return true;
-  });
+  pending_.Expire(now);
   std::erase_if(sessions_, [&](const std::unique_ptr<Session>& session) {
     return !session->fd.valid() || (!session->member() && now >= session->deadline);
   });
@@ -196,7 +158,9 @@ void Root::Poll() {
   for (const UniqueFd& listener : options_.listeners) {
     watch(accept_after_ == 0 ? listener.get() : -1, POLLIN);
   }
-  for (const Pending& pending : pending_) watch(pending.fd.get(), POLLIN);
+  const size_t first_pending = fds.size();
+  pending_.AppendTo(&fds);
+  const size_t first_session = fds.size();
   for (const auto& session : sessions_) {
     const bool writes = !session->out.empty();
     watch(session->fd.get(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)));
@@ -206,21 +170,17 @@ void Root::Poll() {
   if (ready <= 0) return;
 
   // Existing connections first, because new ones change the lists.
-  size_t at = options_.listeners.size();
-  std::vector<Pending*> drop;
-  for (Pending& pending : pending_) {
-    if (fds[at++].revents != 0 && !Advance(&pending)) drop.push_back(&pending);
-  }
-  const size_t old_sessions = fds.size() - at;
-  for (size_t i = 0; i < old_sessions; ++i) {
-    Session* const session = sessions_[i].get();
-    const short events = fds[at + i].revents;
-    if ((events & POLLOUT) != 0) Flush(session);
+  for (size_t i = first_session; i < fds.size(); ++i) {
+    Session* const session = sessions_[i - first_session].get();
+    const short events = fds[i].revents;
+    if ((events & POLLOUT) != 0) session->Flush();
     if ((events & ~POLLOUT) != 0) ReadFrom(session);
   }
-  std::erase_if(pending_, [&](Pending& pending) {
-    return std::find(drop.begin(), drop.end(), &pending) != drop.end();
-  });
+  pending_.Advance(fds.data() + first_pending,
+                   [this](const ServerHandshake& handshake, UniqueFd* fd) {
+                     Promote(handshake, fd);
+                     return std::string();
+                   });
   for (size_t i = 0; i < options_.listeners.size(); ++i) {
     if (fds[i].revents != 0) AcceptFrom(options_.listeners[i].get());
   }
@@ -228,9 +188,9 @@ void Root::Poll() {
 
 void Root::AcceptFrom(int listener) {
   for (int i = 0; i < kMostAcceptsAtOnce; ++i) {
-    Source source;
+    SocketAddress address;
     int error = 0;
-    UniqueFd fd = Accept(listener, &source.address, &error);
+    UniqueFd fd = Accept(listener, &address, &error);
     if (error == EAGAIN) return;
     if (error != 0) {
       accept_after_ = SystemClock().Now() + kAcceptPause;
@@ -240,88 +200,19 @@ void Root::AcceptFrom(int listener) {
       return;
     }
     FAULT_POINT("root.after_accept");
-    if (options_.same_uid_only && !MayJoin(fd.get(), &source)) {
-      ResetConnection(std::move(fd));
-      continue;
-    }
-    AddPending(std::move(fd), source);
+    pending_.Add(std::move(fd), address);
   }
 }
 
-bool Root::MayJoin(int fd, Source* source) {
-  const Result<PeerCredentials> peer = GetPeerCredentials(fd);
-  if (peer.ok()) source->peer = *peer;
-  if (!peer.ok() || peer->uid != geteuid()) {
-    Complain(*source, "it belongs to another user");
-    return false;
-  }
-  if (options_.any_namespace) return true;
-  const Status status = CheckPeerNamespaces(fd);
-  if (!status.ok()) Complain(*source, fmt::format("it belongs to {}", status.message()));
-  return status.ok();
-}
-
-void Root::MakeRoomFor(const Source& source) {
-  uint64_t random = 0;
-  if (!FillRandom(std::as_writable_bytes(std::span(&random, 1))).ok()) return;
-  std::vector<uint64_t> sources;
-  for (const Pending& pending : pending_) sources.push_back(pending.source.Key());
-  const size_t victim = MakesRoom(sources, source.Key(), budget_, random);
-  if (victim == pending_.size()) return;
-  Complain(pending_[victim].source, "it made room for newer ones before it authenticated");
-  ResetConnection(std::move(pending_[victim].fd));
-  pending_.erase(pending_.begin() + static_cast<ptrdiff_t>(victim));
-}
-
-void Root::AddPending(UniqueFd fd, const Source& source) {
-  Nonce nonce;
-  if (!FillRandom(nonce).ok()) return;
-  MakeRoomFor(source);
-  Pending& pending = pending_.emplace_back();
-  pending.fd = std::move(fd);
-  pending.source = source;
-  pending.deadline = SystemClock().Now() + options_.handshake_limit;
-  pending.handshake.Start(&options_.terms, nonce);
-  const Bytes greeting = pending.handshake.greeting();
-  if (!WriteAll(pending.fd.get(), greeting)) pending_.pop_back();
-}
-
-bool Root::Advance(Pending* pending) {
-  std::array<std::byte, kHelloBytes> buffer;
-  const IoResult got =
-      ReadSome(pending->fd.get(), std::span(buffer).first(pending->handshake.wanted()));
-  if (got.error == EAGAIN) return true;
-  if (got.error != 0 || got.closed) {
-    Complain(pending->source, "it closed before it authenticated");
-    return false;
-  }
-  switch (pending->handshake.Feed(std::span(buffer).first(got.bytes))) {
-    case ServerHandshake::State::kReading: return true;
-    case ServerHandshake::State::kDone: Promote(pending); return false;
-    case ServerHandshake::State::kFailed: break;
-  }
-  // An orderly close shows the client of a whole hello that the root has rejected it.
-  Complain(pending->source, Describe(pending->handshake.fault()));
-  return false;
-}
-
-void Root::Promote(Pending* pending) {
-  const Bytes reply = pending->handshake.reply();
-  if (!WriteAll(pending->fd.get(), reply)) return;
+void Root::Promote(const ServerHandshake& handshake, UniqueFd* fd) {
+  const Bytes reply = handshake.reply();
+  if (!WriteAll(fd->get(), reply)) return;
   auto session = std::make_unique<Session>();
-  session->fd = std::move(pending->fd);
-  session->rank = pending->handshake.rank();
+  session->fd = std::move(*fd);
+  session->rank = handshake.rank();
   session->deadline = SystemClock().Now() + options_.handshake_limit;
   sessions_.push_back(std::move(session));
   FAULT_POINT("root.after_authentication");
-}
-
-void Root::Complain(const Source& source, const std::string& why) {
-  ++refused_;
-  if (!complaints_.Allow(SystemClock().Now())) return;
-  Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
-      "the rendezvous refused a connection from {}: {} ({} refused so far)", source.ToString(), why,
-      refused_);
 }
 
 void Root::ReadFrom(Session* session) {
@@ -378,7 +269,8 @@ void Root::OnRegister(Session* session, Bytes body) {
   session->pid = registration->record.pid;
   const Time now = SystemClock().Now();
   if (end_ == kNever) end_ = now + std::max(options_.lifetime, 2 * registration->remaining);
-  ExpectRanks(std::max(static_cast<size_t>(options_.nranks), size_t{registration->nranks}));
+  pending_.ExpectRanks(
+      std::max(static_cast<size_t>(options_.nranks), size_t{registration->nranks}));
   if (phase_ == Phase::kFailed) {
     if (session->rank < answered_.size()) answered_[session->rank] = true;
     Status why = failure_;
@@ -388,18 +280,18 @@ void Root::OnRegister(Session* session, Bytes body) {
           InvalidUsage(fmt::format("{}; the first has failed to join: {}",
                                    ClaimedTwice(*other, registration->record), failure_.message()));
     }
-    return Dismiss(session, MessageKind::kFailed, EncodeError(why));
+    return session->Dismiss(MessageKind::kFailed, EncodeError(why));
   }
   if (phase_ == Phase::kComplete) {
     const Status late = InvalidUsage("all ranks had joined before this one registered");
-    return Dismiss(session, MessageKind::kFailed, EncodeError(late));
+    return session->Dismiss(MessageKind::kFailed, EncodeError(late));
   }
   Status why;
   const bool first = gathering_.nranks() == 0;
   switch (gathering_.Add(*registration, &why)) {
     case Gathering::Verdict::kRefused:
       Log(LogLevel::kWarn, LogSubsystem::kBootstrap, "{}", why.message());
-      return Dismiss(session, MessageKind::kFailed, EncodeError(why));
+      return session->Dismiss(MessageKind::kFailed, EncodeError(why));
     case Gathering::Verdict::kBroken:
       session->state = Session::State::kJoined;
       expected_ranks_ = std::max(expected_ranks_, registration->nranks);
@@ -432,31 +324,6 @@ void Root::OnGone(Session* session) {
   }
 }
 
-void Root::Send(Session* session, MessageKind kind, Bytes body) {
-  AppendFrame(static_cast<uint8_t>(kind), body, &session->out);
-  Flush(session);
-}
-
-void Root::Dismiss(Session* session, MessageKind kind, Bytes body) {
-  session->state = Session::State::kClosing;
-  session->deadline = SystemClock().Now() + kClosingLimit;
-  Send(session, kind, body);
-}
-
-void Root::Flush(Session* session) {
-  while (session->fd.valid() && !session->out.empty()) {
-    const IoResult sent = WriteSome(session->fd.get(), session->out);
-    if (sent.error == EAGAIN) return;
-    if (sent.error != 0) return;  // reading reports the error
-    session->out.erase(session->out.begin(),
-                       session->out.begin() + static_cast<ptrdiff_t>(sent.bytes));
-  }
-  if (session->state == Session::State::kClosing && session->fd.valid() && !session->shut) {
-    session->shut = true;  // close after the other end has read everything and closed
-    shutdown(session->fd.get(), SHUT_WR);
-  }
-}
-
 void Root::Fail(const Status& status) {
   if (phase_ == Phase::kFailed || phase_ == Phase::kComplete) return;
   phase_ = Phase::kFailed;
@@ -476,7 +343,7 @@ void Root::DismissAll(MessageKind kind, Bytes body) {
     for (const auto& session : sessions_) {
       if (!session->member()) continue;
       if ((session->pid == static_cast<uint32_t>(getpid())) == own) {
-        Dismiss(session.get(), kind, body);
+        session->Dismiss(kind, body);
       }
     }
   }
@@ -491,7 +358,7 @@ void Root::SendTable() {
   const std::vector<std::byte> body = table.Encode();
   FAULT_POINT("root.before_table");
   for (const auto& session : sessions_) {
-    if (session->member()) Send(session.get(), MessageKind::kTable, body);
+    if (session->member()) session->Send(MessageKind::kTable, body);
   }
   FAULT_POINT("root.after_table");
 }

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/pending_connections.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <span>
+#include <utility>
+
+#include "base/log.h"
+#include "bootstrap/namespaces.h"
+
+namespace inccl::bootstrap {
+
+bool PendingConnections::MayJoin(int fd, Source* source) {
+  const Result<PeerCredentials> peer = GetPeerCredentials(fd);
+  if (peer.ok()) source->peer = *peer;
+  if (!peer.ok() || peer->uid != geteuid()) {
+    Complain(*source, "it belongs to another user");
+    return false;
+  }
+  if (terms_.any_namespace) return true;
+  const Status status = CheckPeerNamespaces(fd);
+  if (!status.ok()) Complain(*source, fmt::format("it belongs to {}", status.message()));
+  return status.ok();
+}
+
+void PendingConnections::MakeRoomFor(const Source& source) {
+  uint64_t random = 0;
+  if (!FillRandom(std::as_writable_bytes(std::span(&random, 1))).ok()) return;
+  std::vector<uint64_t> sources;
+  for (const Pending& pending : pending_) sources.push_back(pending.source.Key());
+  const size_t victim = MakesRoom(sources, source.Key(), budget_, random);
+  if (victim == pending_.size()) return;
+  Complain(pending_[victim].source, "it made room for newer ones before it authenticated");
+  ResetConnection(std::move(pending_[victim].fd));
+  pending_.erase(pending_.begin() + static_cast<ptrdiff_t>(victim));
+}
+
+void PendingConnections::Add(UniqueFd fd, const SocketAddress& address) {
+  Source source{.address = address, .peer = {}};
+  if (terms_.same_uid_only && !MayJoin(fd.get(), &source)) return ResetConnection(std::move(fd));
+  Nonce nonce;
+  if (!FillRandom(nonce).ok()) return;
+  MakeRoomFor(source);
+  Pending& pending = pending_.emplace_back();
+  pending.fd = std::move(fd);
+  pending.source = source;
+  pending.deadline = SystemClock().Now() + terms_.limit;
+  pending.handshake.Start(terms_.handshake, nonce);
+  const Bytes greeting = pending.handshake.greeting();
+  if (!WriteAll(pending.fd.get(), greeting)) pending_.pop_back();
+}
+
+void PendingConnections::AppendTo(std::vector<pollfd>* fds) const {
+  for (const Pending& pending : pending_) {
+    fds->push_back({.fd = pending.fd.get(), .events = POLLIN, .revents = 0});
+  }
+}
+
+void PendingConnections::Advance(const pollfd* fds, const Promote& promote) {
+  std::vector<Pending> kept;
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    if (fds[i].revents == 0 || Step(&pending_[i], promote)) {
+      kept.push_back(std::move(pending_[i]));
+    }
+  }
+  pending_ = std::move(kept);
+}
+
+bool PendingConnections::Step(Pending* pending, const Promote& promote) {
+  std::array<std::byte, kHelloBytes> buffer;
+  const IoResult got =
+      ReadSome(pending->fd.get(), std::span(buffer).first(pending->handshake.wanted()));
+  if (got.error == EAGAIN) return true;
+  if (got.error != 0 || got.closed) {
+    Complain(pending->source, "it closed before it authenticated");
+    return false;
+  }
+  std::string why;
+  switch (pending->handshake.Feed(std::span(buffer).first(got.bytes))) {
+    case ServerHandshake::State::kReading: return true;
+    case ServerHandshake::State::kDone: why = promote(pending->handshake, &pending->fd); break;
+    // An orderly close shows the client of a whole hello that it was rejected.
+    case ServerHandshake::State::kFailed: why = Describe(pending->handshake.fault()); break;
+  }
+  if (!why.empty()) Complain(pending->source, why);
+  return false;
+}
+
+void PendingConnections::Complain(const Source& source, const std::string& why) {
+  ++refused_;
+  if (!complaints_.Allow(SystemClock().Now())) return;
+  Log(LogLevel::kWarn, LogSubsystem::kBootstrap,
+      "{} refused a connection from {}: {} ({} refused so far)", terms_.name, source.ToString(),
+      why, refused_);
+}
+
+void PendingConnections::Expire(Time now) {
+  std::erase_if(pending_, [&](Pending& pending) {
+    if (now < pending.deadline) return false;
+    Complain(pending.source, "it did not authenticate in time");
+    ResetConnection(std::move(pending.fd));
+    return true;
+  });
+}
+
+Time PendingConnections::NextDeadline() const {
+  Time next = kNever;
+  for (const Pending& pending : pending_) next = std::min(next, pending.deadline);
+  return next;
+}
+
+void PendingConnections::MoveTo(std::vector<UniqueFd>* open) {
+  for (Pending& pending : pending_) open->push_back(std::move(pending.fd));
+  pending_.clear();
+}
+
+}  // namespace inccl::bootstrap
