@@ -15,16 +15,6 @@ uint32_t Tag(uint64_t window, uint32_t chunk, uint32_t slice) {
   return static_cast<uint32_t>(window * 1048583 + chunk * 8209 + slice);
 }
 
-// Results are written to so many ranks at most: what one step can write, and bits of
-// SliceHeader::delivered.
-constexpr int kMostDelivered = 32;
-
-// The place of a consumer of a lane among all of them.
-int PlaceAmong(const LaneSpec& spec, int rank) {
-  const auto found = std::find(spec.consumers.begin(), spec.consumers.end(), rank);
-  return static_cast<int>(found - spec.consumers.begin());
-}
-
 // Of those that hold the next slot of a lane, or (`everything`) any; -1: no more.
 int FirstHolder(const SendLane& lane, bool everything) {
   std::vector<int> holders;
@@ -170,7 +160,7 @@ Result<bool> CollectiveRequest::FillInput(const BoundStrand& strand, const Bound
       state->targets.push_back({operand.peer, incoming.target});
     }
     if (incoming.header.delivered != 0) {
-      const int place = PlaceAmong(operand.recv->spec(), call_.program->schedule.rank);
+      const int place = operand.recv->spec().PlaceOf(call_.program->schedule.rank);
       state->delivered = place < 64 && (incoming.header.delivered >> place & 1) != 0;
     }
   } else if (operand.space == Space::kInput) {
@@ -230,62 +220,6 @@ Result<bool> CollectiveRequest::FillOutput(const BoundStrand& strand, const Boun
   return true;
 }
 
-// The step writes the result into this rank's own output, too.
-bool CollectiveRequest::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
-  const BoundOperand* const outputs = strand.operands.data() + step.first + step.inputs;
-  return std::any_of(outputs, outputs + step.outputs, [](const BoundOperand& output) {
-    return output.format.form == Form::kOutput;
-  });
-}
-
-void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& step,
-                                    const BoundOperand& operand, const Range& range,
-                                    StrandState* state, Outgoing* outgoing) {
-  if (strand.phase.lane_class != LaneClass::kData) return;
-  if (call_.registered_result.region != 0 && operand.format.form == Form::kResult &&
-      call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
-    const RemoteAddress source = call_.registered_result.At(OutputAt(range), state->raw_bytes);
-    if (source.region != 0 && operand.send->ReachableFrom(source.region)) {
-      outgoing->header.source = source;
-    }
-    return;
-  }
-  if ((call_.registered_input.region | call_.registered_output.region) == 0 || step.inputs != 1 ||
-      strand.operands[step.first].space != Space::kInput) {
-    return;
-  }
-  if (call_.codec->InputsAreAlike()) {
-    const RemoteAddress source = call_.registered_input.At(InputAt(range), state->raw_bytes);
-    if (source.region != 0 && operand.send->ReachableFrom(source.region)) {
-      outgoing->header.source = source;
-    }
-  }
-  // Only there does the consumer of a part make the result of it.
-  const Schedule& schedule = call_.program->schedule;
-  if (schedule.collective == Collective::kAllReduce && TraitsOf(schedule.algorithm).zero_copy &&
-      schedule.nranks <= kMostDelivered && call_.codec->ResultIsPayload()) {
-    const RemoteAddress target = call_.registered_output.At(OutputAt(range), state->raw_bytes);
-    if (target.region != 0 && operand.send->ReachableFrom(target.region)) {
-      outgoing->header.target = target;
-    }
-  }
-}
-
-// Writes the result to those consumers who want it; true if that is all of them.
-bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
-                                Outgoing* outgoing) {
-  if (state->targets.empty() || operand.format.form != Form::kResult) return false;
-  const std::vector<int>& consumers = operand.send->spec().consumers;
-  for (const Target& target : state->targets) {
-    const int place = PlaceAmong(operand.send->spec(), target.peer);
-    outgoing->header.delivered |= uint64_t{1} << place;
-    state->terms.push_back({.format = {Form::kOutput, 0},
-                            .data = target.memory,
-                            .bytes = static_cast<uint32_t>(state->raw_bytes)});
-  }
-  return state->targets.size() == consumers.size();
-}
-
 Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
                                    StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
@@ -332,16 +266,6 @@ Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& s
   if (++state->slice == state->slice_end) {
     ++state->step;
     state->placed = false;
-  }
-  return Status::Ok();
-}
-
-Status CollectiveRequest::AwaitReaders() {
-  while (!zero_copy_lanes_.empty()) {
-    Result<bool> drained = zero_copy_lanes_.back()->Drained();
-    if (!drained.ok()) return drained.status();
-    if (!*drained) break;
-    zero_copy_lanes_.pop_back();
   }
   return Status::Ok();
 }

@@ -6,15 +6,12 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <string_view>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/escaped.h"
 #include "base/log.h"
 #include "base/rank_name.h"
-#include "base/rng.h"
+#include "failure/notice.h"
 
 namespace inccl {
 namespace {
@@ -22,29 +19,22 @@ namespace {
 // kWhere answers kAsk.
 enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3, kAsk = 4 };
 
-// Without progress for this long a rank tells the others which call it is in.
+// A rank without progress for this long tells the others which call it is in.
 constexpr Time kNotifyAfter = 20 * kMillisecond;
-// A slice of another call has come, yet no record explains it for this long.
+// A slice of another call has come, and no record has explained it for this long.
 constexpr Time kMismatchAfter = 1500 * kMillisecond;
-// A peer that said goodbye may have left slices behind; without progress for this long after we
-// have seen that it left they are not coming.
+// Slices of a peer that has disconnected may still be on their way; after this long without
+// progress since this rank has seen the end of the connection they are not.
 constexpr Time kDepartedAfter = 200 * kMillisecond;
-// Who tells others waits for nobody, but may be kept from running for a while: those to whom a rank
-// said goodbye before it told them would take it for one that left without taking part. In a child
-// of fork() the thread that tells does not exist.
+// The thread that notifies the others does not wait for them, but the system may keep it from
+// running. Peers that see a disconnect before the notice would report a rank that left too early.
+// In a child of fork() the thread does not exist.
 constexpr Time kNotifyLimit = 10 * kSecond;
-// A rank whose sends or receives stall asks the others so often where they are: the ranks may wait
-// for each other. Less often as time goes by.
+// A rank whose sends or receives stall asks the others at these intervals, which grow, where they
+// are: the ranks may wait for each other.
 constexpr Time kFirstAsk = 500 * kMillisecond, kLastAsk = 5 * kSecond;
-// While it waits a thread looks more often than this. What it has seen before counts no more.
+// A waiting thread looks more often than this; older observations do not count.
 constexpr Time kLookedLately = 250 * kMillisecond;
-
-// Of errors that ranks tell each other; the other codes are a caller's own affair.
-bool IsFatal(uint32_t code) {
-  return code >= 1 && code <= static_cast<uint32_t>(Code::kTimeout) &&
-         code != static_cast<uint32_t>(Code::kInvalidArgument) &&
-         code != static_cast<uint32_t>(Code::kInProgress);
-}
 
 [[noreturn]] void AbortProcess(const Status& error) {
   Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", error.message());
@@ -62,7 +52,7 @@ Liveness::Liveness(LivenessOptions options, WakeupEvent* wakeup_event,
       wakeup_event_(wakeup_event),
       shrink_agreement_(shrink_agreement),
       departed_(static_cast<size_t>(options_.nranks)),
-      pending_(static_cast<size_t>(options_.nranks)),
+      calls_(options_.nranks),
       departure_seen_(static_cast<size_t>(options_.nranks)),
       positions_(options_.rank, options_.nranks) {}
 
@@ -76,12 +66,13 @@ std::string Liveness::Where() const {
 }
 
 std::string Liveness::Place() const {
-  std::string before =
-      latest_ == 0 ? std::string("before any op") : fmt::format("after op {}", latest_);
-  if (send_recv_ != nullptr)
+  std::string before = calls_.latest() == 0 ? std::string("before any op")
+                                            : fmt::format("after op {}", calls_.latest());
+  if (send_recv_ != nullptr) {
     return fmt::format("{} in {}", before, SendRecvRequest::Describe(*send_recv_));
-  if (!in_call_.load() || latest_ == 0) return before;
-  return fmt::format("in op {} {}", latest_, history_[latest_ % kHistory].ToString());
+  }
+  if (!in_call_.load() || calls_.latest() == 0) return before;
+  return fmt::format("in op {} {}", calls_.latest(), calls_.record().ToString());
 }
 
 void Liveness::BeginSendRecv(const std::vector<SendRecvCall>* calls) {
@@ -101,44 +92,22 @@ void Liveness::EndCall() INCCL_NO_THREAD_SAFETY_ANALYSIS {
   in_call_.store(false, std::memory_order_release);
 }
 
-Status Liveness::Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const {
-  const bool we_first = options_.rank < peer;
+Status Liveness::Disagreement(const std::optional<CallHistory::Difference>& difference) const {
+  if (!difference) return Status::Ok();
   return InvalidUsage(
-      fmt::format("{}: ranks disagree at op {}: rank {}/{} calls {}, rank {}/{} calls {}", Where(),
-                  ours.sequence, we_first ? options_.rank : peer, options_.nranks,
-                  (we_first ? ours : theirs).ToString(), we_first ? peer : options_.rank,
-                  options_.nranks, (we_first ? theirs : ours).ToString()));
+      fmt::format("{}: {}", Where(), difference->ToString(options_.rank, options_.nranks)));
 }
 
 Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signature) {
   Status disagreement;
   {
     const MutexLock lock(&mutex_);
-    CallRecord& record = history_[sequence % kHistory];
-    record.Set(sequence, call);
-    // Of this call and all before it: ranks that differed once, in calls that could end without the
-    // others, do not agree on any call after that.
-    chain_ = Mix64(chain_ ^ record.Signature());
-    *signature = chain_;
-    latest_ = sequence;
+    in_call_.store(true, std::memory_order_release);
     warned_ = false;
     asked_ = looked_ = 0;
-    in_call_.store(true, std::memory_order_release);
-    if (any_pending_.load(std::memory_order_relaxed)) {
-      bool left = false;
-      for (size_t peer = 0; peer < pending_.size(); ++peer) {
-        if (!pending_[peer]) continue;
-        if (pending_[peer]->sequence > sequence) {
-          left = true;
-          continue;
-        }
-        if (pending_[peer]->sequence == sequence && !pending_[peer]->SameCall(record)) {
-          disagreement = Disagreement(static_cast<int>(peer), record, *pending_[peer]);
-        }
-        pending_[peer].reset();
-      }
-      any_pending_.store(left, std::memory_order_relaxed);
-    }
+    const std::optional<CallHistory::Difference> difference = calls_.Begin(sequence, call);
+    *signature = calls_.signature();
+    disagreement = Disagreement(difference);
   }
   if (!disagreement.ok()) Fail(disagreement);
   return Check();
@@ -200,17 +169,8 @@ void Liveness::WaitNotified() {
 void Liveness::Notify(const Status& status) {
   ControlPlane* control = control_.load();
   if (control == nullptr) return;
-  // As a ByteWriter would write it, but needs no memory, which may be what is missing.
   std::array<std::byte, kMostNotifiedBytes> body;
-  const auto put = [&](size_t at, size_t value) {
-    for (size_t i = 0; i < 4; ++i) body[at + i] = static_cast<std::byte>(value >> (8 * i));
-  };
-  constexpr size_t kText = 8;
-  const std::string_view text = std::string_view(status.message()).substr(0, body.size() - kText);
-  put(0, static_cast<size_t>(status.code()));
-  put(4, text.size());
-  std::memcpy(body.data() + kText, text.data(), text.size());
-  control->Broadcast(kError, std::span(body).first(kText + text.size()));
+  control->Broadcast(kError, std::span(body).first(WriteNotice(status, body)));
 }
 
 // From the first stall that sees it, and not from the start of this one: a thread that was kept
@@ -225,17 +185,9 @@ bool Liveness::LongGone(int peer) {
 
 void Liveness::CollectRecords(const Request& request,
                               std::vector<std::vector<std::byte>>* records) {
-  if (request.mismatched_peer() >= 0 && notified_history_ != latest_) {
-    // Earlier calls may have differed that some rank could end without hearing of the others.
-    notified_history_ = latest_;
-    for (uint64_t back = std::min<uint64_t>(kHistory, latest_) - 1; back > 0; --back) {
-      records->push_back(history_[(latest_ - back) % kHistory].Encode());
-    }
-  }
-  if (send_recv_ == nullptr && notified_sequence_ != latest_) {
-    notified_sequence_ = latest_;
-    records->push_back(history_[latest_ % kHistory].Encode());
-  }
+  // Earlier calls may have differed that some rank could end without hearing of the others.
+  if (request.mismatched_peer() >= 0) calls_.AppendEarlier(records);
+  if (send_recv_ == nullptr) calls_.AppendNews(records);
 }
 
 // "peer 2@a:17: it is alive, outside the library after op 4; peer 3@...".
@@ -246,7 +198,7 @@ std::string Liveness::WaitingFor(const Request& request, std::span<const int> aw
   const Time now = SystemClock().Now();
   const std::vector<int> missing = send_recv_ != nullptr
                                        ? positions_.MissingOf(awaited, now)
-                                       : positions_.Missing(latest_, awaited, now);
+                                       : positions_.Missing(calls_.latest(), awaited, now);
   std::string text;
   for (const int peer : missing) {
     text += fmt::format("{}peer {}@{}: {}", text.empty() ? "" : "; ", peer, Named(peer),
@@ -345,22 +297,14 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
   }
   Fail(InternalError(fmt::format("{}: malformed control message of kind {} from peer {}@{}",
                                  RankName(options_.rank, options_.nranks, options_.comm_name), kind,
-                                 peer, options_.peer_names[static_cast<size_t>(peer)])));
+                                 peer, Named(peer))));
 }
 
 void Liveness::OnRecord(int peer, const CallRecord& theirs) {
   Status disagreement;
   {
     const MutexLock lock(&mutex_);
-    if (theirs.sequence > latest_) {
-      pending_[static_cast<size_t>(peer)] = theirs;
-      any_pending_.store(true, std::memory_order_relaxed);
-      return;
-    }
-    const CallRecord& ours = history_[theirs.sequence % kHistory];
-    if (ours.sequence == theirs.sequence && !ours.SameCall(theirs)) {
-      disagreement = Disagreement(peer, ours, theirs);
-    }
+    disagreement = Disagreement(calls_.Compare(peer, theirs));
   }
   if (!disagreement.ok()) Fail(disagreement);
 }
@@ -371,7 +315,7 @@ void Liveness::OnAsk(int peer) {
   Position position;
   {
     const MutexLock lock(&mutex_);
-    position.sequence = latest_;
+    position.sequence = calls_.latest();
     position.in_call = in_call_.load();
     position.place = Place();
     if (position.in_call && looked_ != 0 && SystemClock().Now() - looked_ < kLookedLately) {
@@ -394,22 +338,18 @@ void Liveness::OnWhere(int peer, std::span<const std::byte> body) {
 }
 
 void Liveness::OnError(int peer, std::span<const std::byte> body) {
-  ByteReader reader(body);
-  uint32_t code = 0;
-  std::string text;
-  if (!reader.U32(&code) || !reader.String(&text) || !IsFatal(code)) {
+  const Status theirs = ReadNotice(body);
+  if (theirs.ok()) {
     Fail(InternalError(fmt::format("malformed error message from peer {}", peer)));
     return;
   }
-  text = Escaped(text);
   Status ours;
   {
     const MutexLock lock(&mutex_);
-    ours = Status(static_cast<Code>(code),
-                  fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
-                              options_.peer_names[static_cast<size_t>(peer)], text));
+    ours = Status(theirs.code(), fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
+                                             Named(peer), theirs.message()));
   }
-  FailAndNotify(ours, Status(static_cast<Code>(code), std::move(text)), options_.abort_on_error);
+  FailAndNotify(ours, theirs, options_.abort_on_error);
 }
 
 void Liveness::OnPeerClosed(int peer, bool clean) {
@@ -425,7 +365,7 @@ void Liveness::OnPeerClosed(int peer, bool clean) {
     const MutexLock lock(&mutex_);
     failure = RemoteError(fmt::format(
         "{}: peer {}@{} failed: its control connection closed without finalize (process died?)",
-        Where(), peer, options_.peer_names[static_cast<size_t>(peer)]));
+        Where(), peer, Named(peer)));
   }
   Fail(failure);
 }
@@ -438,8 +378,7 @@ void Liveness::OnPeerSilent(int peer, Time silence, Time limit) {
     failure = RemoteError(fmt::format(
         "{}: peer {}@{} failed: no sign of life for {} ms (limit {} ms), though its connection is "
         "open (process stopped? INCCL_DEAD_TIMEOUT_MS)",
-        Where(), peer, options_.peer_names[static_cast<size_t>(peer)], silence / kMillisecond,
-        limit / kMillisecond));
+        Where(), peer, Named(peer), silence / kMillisecond, limit / kMillisecond));
   }
   Fail(failure);
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A communicator's conscience: its sticky error, who has died or left, and whether all ranks make
-// the same calls. Thread-safe; messages of peers are handled on the control thread, also while the
-// caller is outside the library.
+// Failure state of a communicator: its sticky error, peers that have died or left, calls that
+// differ between ranks, and waits that do not end. Thread-safe; the control thread handles messages
+// of peers, also while the caller is outside the library.
 #ifndef INCCL_FAILURE_LIVENESS_H_
 #define INCCL_FAILURE_LIVENESS_H_
 
-#include <array>
 #include <atomic>
 #include <optional>
 #include <string>
@@ -19,6 +18,7 @@
 #include "collectives/progress.h"
 #include "collectives/send_recv.h"
 #include "control/control.h"
+#include "failure/call_history.h"
 #include "failure/positions.h"
 #include "failure/shrink_agreement.h"
 
@@ -74,8 +74,6 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void WaitNotified();
 
  private:
-  static constexpr size_t kHistory = 64;
-
   void OnRecord(int peer, const CallRecord& theirs);
   void OnAsk(int peer);
   void OnWhere(int peer, std::span<const std::byte> body);
@@ -97,7 +95,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   std::string WaitingFor(const Request& request, std::span<const int> awaited) const
       INCCL_REQUIRES(mutex_);
   Status InACircle(std::span<const int> circle) const INCCL_REQUIRES(mutex_);
-  Status Disagreement(int peer, const CallRecord& ours, const CallRecord& theirs) const
+  Status Disagreement(const std::optional<CallHistory::Difference>& difference) const
       INCCL_REQUIRES(mutex_);
   // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"
   std::string Where() const INCCL_REQUIRES(mutex_);
@@ -112,7 +110,6 @@ class Liveness final : public ControlHandler, public WaitObserver {
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> in_call_{false};
-  std::atomic<bool> any_pending_{false};
   std::vector<std::atomic<bool>> departed_;  // by rank: said goodbye
   // Held from before failed_ turns true until the others are told: taken after the control plane's
   // dispatch_mutex_, before its other mutexes.
@@ -122,16 +119,9 @@ class Liveness final : public ControlHandler, public WaitObserver {
   Status error_ INCCL_GUARDED_BY(mutex_);
   // Under way. The caller's thread alone writes it.
   const std::vector<SendRecvCall>* send_recv_ INCCL_GUARDED_BY(mutex_) = nullptr;
-  std::array<CallRecord, kHistory> history_ INCCL_GUARDED_BY(mutex_);
-  uint64_t chain_ INCCL_GUARDED_BY(mutex_) = 0;   // of the signatures so far
-  uint64_t latest_ INCCL_GUARDED_BY(mutex_) = 0;  // sequence number of the newest record, 0: none
-  // By rank: said of a call we have not begun.
-  std::vector<std::optional<CallRecord>> pending_ INCCL_GUARDED_BY(mutex_);
+  CallHistory calls_ INCCL_GUARDED_BY(mutex_);
   // By rank: by the waiting thread, 0: not yet.
   std::vector<Time> departure_seen_ INCCL_GUARDED_BY(mutex_);
-  // The call whose record we have sent, and the call before which we have sent others.
-  uint64_t notified_sequence_ INCCL_GUARDED_BY(mutex_) = 0;
-  uint64_t notified_history_ INCCL_GUARDED_BY(mutex_) = 0;
   // Of the call under way:
   bool warned_ INCCL_GUARDED_BY(mutex_) = false;  // that it is slow
   // The length of its stall when the others were asked where they are.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/transport.h"
 
+#include <algorithm>
+
 #include "base/rng.h"
 
 namespace inccl {
@@ -11,6 +13,10 @@ uint64_t LaneSpec::Key() const {
   key = Mix64(key ^ static_cast<uint64_t>(producer));
   for (const int consumer : consumers) key = Mix64(key ^ static_cast<uint64_t>(consumer));
   return key;
+}
+
+int LaneSpec::PlaceOf(int rank) const {
+  return static_cast<int>(std::find(consumers.begin(), consumers.end(), rank) - consumers.begin());
 }
 
 }  // namespace inccl

@@ -42,6 +42,8 @@ struct LaneSpec {
 
   // A 64-bit hash: equal specs have equal keys, different specs of one communicator different ones.
   uint64_t Key() const;
+  // The position of a rank in `consumers`; consumers.size() if it is none of them.
+  int PlaceOf(int rank) const;
 };
 
 // A location in a region that its owner has exported to its peers.
