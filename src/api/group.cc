@@ -67,19 +67,13 @@ Group::Part& Group::PartOf(const std::shared_ptr<Communicator>& communicator) {
   return parts_.back();
 }
 
+// Sends and receives of a group all run at the same time, so with the first step.
 void Group::Add(const std::shared_ptr<Communicator>& communicator,
                 const std::shared_ptr<Stream>& stream, const Call& call) {
-  Step& step = PartOf(communicator).steps.back();
+  Part& part = PartOf(communicator);
+  Step& step = call.kind == CallKind::kCollective ? part.steps.back() : part.steps.front();
   step.AddStream(stream);
-  step.batch.calls.push_back(call);
-}
-
-// All of them at the same time, so with the first step.
-void Group::Add(const std::shared_ptr<Communicator>& communicator,
-                const std::shared_ptr<Stream>& stream, const SendRecvCall& call) {
-  Step& step = PartOf(communicator).steps.front();
-  step.AddStream(stream);
-  step.batch.send_recv.push_back(call);
+  step.batch.Add(call);
 }
 
 void Group::Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {

@@ -25,8 +25,6 @@ class Group {
 
   void Add(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<Stream>& stream,
            const Call& call);
-  void Add(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<Stream>& stream,
-           const SendRecvCall& call);
   // Makes a communicator of this one: after the calls on it before, and before those after.
   void Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job);
   // Makes a communicator of none.

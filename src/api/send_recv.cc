@@ -14,7 +14,7 @@ namespace {
 
 ccl_result_t SubmitSendRecv(bool is_send, const void* send, void* recv, size_t count,
                             ccl_datatype_t type, int peer, ccl_comm_t comm, ccl_stream_t stream) {
-  return Submit<SendRecvCall>(comm, stream, [&](SendRecvCall* call) -> Status {
+  return Submit(comm, stream, [&](Call* call) -> Status {
     int number = 0;  // the type, which need not be an enumerator
     std::memcpy(&number, &type, sizeof number);
     if (number < 0 || number >= kDataTypes) {
@@ -34,12 +34,12 @@ ccl_result_t SubmitSendRecv(bool is_send, const void* send, void* recv, size_t c
     }
     if (count > 0 && is_send && send == nullptr) return InvalidArgument("send: NULL");
     if (count > 0 && !is_send && recv == nullptr) return InvalidArgument("recv: NULL");
-    *call = {.is_send = is_send,
-             .peer = peer,
-             .type = static_cast<DataType>(number),
-             .count = count,
-             .send = static_cast<const std::byte*>(send),
-             .recv = static_cast<std::byte*>(recv)};
+    call->kind = is_send ? CallKind::kSend : CallKind::kRecv;
+    call->peer = peer;
+    call->type = static_cast<DataType>(number);
+    call->count = count;
+    call->send = send;
+    call->recv = recv;
     return Status::Ok();
   });
 }

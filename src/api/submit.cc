@@ -73,40 +73,6 @@ Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream,
   return DeviceStreamOf(device, stream);
 }
 
-Status Run(Communicator* communicator, const Call& call) { return communicator->Run(call); }
-Status Run(Communicator* communicator, const SendRecvCall& call) {
-  return communicator->RunSendRecv({call});
-}
-void Prepare(Communicator* communicator, const Call& call) { communicator->PrepareFor(call); }
-// Those of a group: at its end.
-void Prepare(Communicator* communicator, const SendRecvCall& call) {
-  if (call.on_device && Group::Current() == nullptr) communicator->PrepareFor({call});
-}
-void Put(const Call& call, Batch* batch) { batch->calls.push_back(call); }
-void Put(const SendRecvCall& call, Batch* batch) { batch->send_recv.push_back(call); }
-
-template <typename AnyCall>
-Status SubmitAny(const std::shared_ptr<Communicator>& communicator,
-                 const std::shared_ptr<Stream>& stream, const AnyCall& call) {
-  Prepare(communicator.get(), call);
-  if (Group* group = Group::Current(); group != nullptr) {
-    // What can be told now spoils the group, and nothing of it happens.
-    Status status = stream == nullptr ? Status::Ok() : stream->Check();
-    if (status.ok()) group->Add(communicator, stream, call);
-    return status;
-  }
-  if (stream == nullptr) return Run(communicator.get(), call);
-  if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
-  Batch batch;
-  Put(call, &batch);
-  const auto order = std::make_shared<StreamOrder>(stream, 1);
-  batch.orders.push_back(order);
-  if (Status status = order->Enqueue(communicator->label()); !status.ok()) return status;
-  Status status = communicator->Enqueue(std::move(batch));
-  if (!status.ok()) order->Complete(communicator->MakeSticky(status));
-  return status;
-}
-
 }  // namespace
 
 const PreMulSum* FindReduction(ccl_comm_t comm, int op) { return comm->reductions.Find(op); }
@@ -114,8 +80,7 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op) { return comm->reduction
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call) {
   if (stream == nullptr && CurrentDevice() == nullptr) return std::shared_ptr<Stream>();
-  const Extent extent = ExtentOf(call->collective, call->count, communicator.nranks(),
-                                 communicator.rank() == call->root);
+  const Extent extent = ExtentOf(*call, communicator.rank(), communicator.nranks());
   Place place;
   Result<std::shared_ptr<Stream>> found = StreamFor(
       stream, {{"send", call->send, extent.send}, {"recv", call->recv, extent.recv}}, &place);
@@ -132,26 +97,27 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
   return found;
 }
 
-Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& /*communicator*/,
-                                         SendRecvCall* call) {
-  Place place;
-  Result<std::shared_ptr<Stream>> found =
-      StreamFor(stream,
-                {{"send", call->send, call->is_send ? call->count : 0},
-                 {"recv", call->recv, call->is_send ? 0 : call->count}},
-                &place);
-  call->on_device = place.on_device;
-  return found;
-}
-
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
                   const std::shared_ptr<Stream>& stream, const Call& call) {
-  return SubmitAny(communicator, stream, call);
-}
-
-Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
-                  const std::shared_ptr<Stream>& stream, const SendRecvCall& call) {
-  return SubmitAny(communicator, stream, call);
+  Group* const group = Group::Current();
+  // The end of a group prepares for all of its sends and receives together.
+  if (group == nullptr || call.kind == CallKind::kCollective) communicator->PrepareFor({&call, 1});
+  if (group != nullptr) {
+    // What can be told now spoils the group, and nothing of it happens.
+    Status status = stream == nullptr ? Status::Ok() : stream->Check();
+    if (status.ok()) group->Add(communicator, stream, call);
+    return status;
+  }
+  if (stream == nullptr) return communicator->Run(call);
+  if (Status sticky = communicator->error(); !sticky.ok()) return sticky;
+  Batch batch;
+  batch.Add(call);
+  const auto order = std::make_shared<StreamOrder>(stream, 1);
+  batch.orders.push_back(order);
+  if (Status status = order->Enqueue(communicator->label()); !status.ok()) return status;
+  Status status = communicator->Enqueue(std::move(batch));
+  if (!status.ok()) order->Complete(communicator->MakeSticky(status));
+  return status;
 }
 
 }  // namespace inccl

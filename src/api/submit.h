@@ -20,15 +20,11 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op);
 
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
                   const std::shared_ptr<Stream>& stream, const Call& call);
-Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
-                  const std::shared_ptr<Stream>& stream, const SendRecvCall& call);
 
 // The stream of a call, nullptr: none. Says in the call whether its memory is a device's.
 // kInvalidArgument: there is no such stream, or memory and stream do not go together.
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call);
-Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
-                                         SendRecvCall* call);
 
 // As Guarded, for calls that create communicators: an error spoils the group.
 template <typename Function>
@@ -46,7 +42,7 @@ ccl_result_t GuardedInGroup(Function&& function) {
 // `make` checks the arguments of a call on `comm`, which is ready, and fills it in. Wrong arguments
 // get the rank in front; any other error is the communicator's, as the other ranks wait for this
 // call. Both spoil the group.
-template <typename AnyCall = Call, typename Make>
+template <typename Make>
 ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
   return Guarded([&]() -> Status {
     const Lease lease(comm, Need::kReady);
@@ -54,7 +50,7 @@ ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
     bool fatal = false;
     if (status.ok()) {
       status = comm->impl->MakeSticky(CatchOutOfMemory([&]() -> Status {
-        AnyCall call;
+        Call call;
         Status made = make(&call);
         if (made.ok()) {
           Result<std::shared_ptr<Stream>> found = StreamOf(stream, *comm->impl, &call);

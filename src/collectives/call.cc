@@ -44,6 +44,15 @@ Extent ExtentOf(Collective collective, uint64_t count, int nranks, bool is_root)
   return {count, count};
 }
 
+Extent ExtentOf(const Call& call, int rank, int nranks) {
+  switch (call.kind) {
+    case CallKind::kSend: return {call.count, 0};
+    case CallKind::kRecv: return {0, call.count};
+    case CallKind::kCollective: break;
+  }
+  return ExtentOf(call.collective, call.count, nranks, call.root == rank);
+}
+
 std::span<std::byte> InPlace(const Call& call, int rank) {
   const size_t bytes = call.count * SizeOf(call.type);
   if (bytes == 0 || call.recv == nullptr || call.send == nullptr) return {};

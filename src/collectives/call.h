@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One collective call: its arguments, its record that ranks compare, and the signature that every
-// slice carries.
+// One call: its arguments; and of a collective its record that ranks compare, and the signature
+// that every slice carries.
 #ifndef INCCL_COLLECTIVES_CALL_H_
 #define INCCL_COLLECTIVES_CALL_H_
 
@@ -23,12 +23,16 @@ namespace inccl {
 enum class Purpose : uint8_t { kUser, kSplit };
 inline constexpr int kPurposes = 2;
 
+enum class CallKind : uint8_t { kCollective, kSend, kRecv };
+
 struct Call {
+  CallKind kind = CallKind::kCollective;
   Purpose purpose = Purpose::kUser;
   Collective collective = Collective::kAllReduce;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
+  int peer = 0;                     // of a send or receive, which takes type, count and one buffer
   Scalar scalar{};                  // kPreMulSum: this rank's factor; the ranks' may differ
   const void* scalar_at = nullptr;  // where it is read when the call runs, unless null
   uint64_t count = 0;               // elements of one vector (SegmentsOf)
@@ -47,6 +51,7 @@ struct Extent {
   uint64_t send, recv;
 };
 Extent ExtentOf(Collective collective, uint64_t count, int nranks, bool is_root);
+Extent ExtentOf(const Call& call, int rank, int nranks);
 
 // The memory of a call whose output lies where its input was; empty: there is none.
 std::span<std::byte> InPlace(const Call& call, int rank);

@@ -22,11 +22,13 @@ std::string TypeName(uint64_t number) {
                              : fmt::format("unknown type {}", number);
 }
 
-// Below this a copy past the caches costs more than it saves.
-constexpr uint64_t kLeastStreamed = 4096;
+// Below this a copy with non-temporal stores costs more than it saves.
+constexpr uint64_t kLeastNonTemporal = 4096;
 
-void Copy(std::byte* to, const std::byte* from, uint64_t bytes, bool past_caches) {
-  if (past_caches && bytes >= kLeastStreamed) {
+bool IsSend(const Call& call) { return call.kind == CallKind::kSend; }
+
+void Copy(std::byte* to, const std::byte* from, uint64_t bytes, bool non_temporal) {
+  if (non_temporal && bytes >= kLeastNonTemporal) {
     StreamCopy(to, from, bytes);
   } else if (bytes > 0) {
     std::memcpy(to, from, bytes);
@@ -38,27 +40,27 @@ void Copy(std::byte* to, const std::byte* from, uint64_t bytes, bool past_caches
 SendRecvRequest::SendRecvRequest(int rank, int nranks, const SlotOptions& slots)
     : rank_(rank), nranks_(nranks), slots_(slots) {}
 
-Status SendRecvRequest::Start(const std::vector<SendRecvCall>& calls, const Copies& copies,
+Status SendRecvRequest::Start(const std::vector<Call>& calls, const Copies& copies,
                               LaneTable* lanes) {
   copies_ = copies;
   directions_.resize(static_cast<size_t>(nranks_) * 2);
   active_.clear();
   unfinished_ = 0;
   if (Status status = CopyToSelf(calls); !status.ok()) return status;
-  for (const SendRecvCall& call : calls) {
+  for (const Call& call : calls) {
     if (call.peer == rank_) continue;
-    Direction& direction = At(call.is_send, call.peer);
+    Direction& direction = At(IsSend(call), call.peer);
     const LaneSpec spec{.lane_class = LaneClass::kSendRecv,
                         .channel = 0,
-                        .producer = call.is_send ? rank_ : call.peer,
-                        .consumers = {call.is_send ? call.peer : rank_},
+                        .producer = IsSend(call) ? rank_ : call.peer,
+                        .consumers = {IsSend(call) ? call.peer : rank_},
                         .slot_bytes = slots_.data_bytes,
                         .depth = slots_.data_depth};
-    if (call.is_send && direction.send == nullptr) {
+    if (IsSend(call) && direction.send == nullptr) {
       Result<SendLane*> lane = lanes->Send(spec);
       if (!lane.ok()) return lane.status();
       direction.send = *lane;
-    } else if (!call.is_send && direction.recv == nullptr) {
+    } else if (!IsSend(call) && direction.recv == nullptr) {
       Result<RecvLane*> lane = lanes->Recv(spec);
       if (!lane.ok()) return lane.status();
       direction.recv = *lane;
@@ -74,10 +76,10 @@ Status SendRecvRequest::Start(const std::vector<SendRecvCall>& calls, const Copi
   return Status::Ok();
 }
 
-Status SendRecvRequest::CopyToSelf(const std::vector<SendRecvCall>& calls) const {
-  std::vector<const SendRecvCall*> sends, recvs;
-  for (const SendRecvCall& call : calls) {
-    if (call.peer == rank_) (call.is_send ? sends : recvs).push_back(&call);
+Status SendRecvRequest::CopyToSelf(const std::vector<Call>& calls) const {
+  std::vector<const Call*> sends, recvs;
+  for (const Call& call : calls) {
+    if (call.peer == rank_) (IsSend(call) ? sends : recvs).push_back(&call);
   }
   if (sends.size() != recvs.size()) {
     return InvalidUsage(
@@ -85,7 +87,7 @@ Status SendRecvRequest::CopyToSelf(const std::vector<SendRecvCall>& calls) const
                     rank_, nranks_, sends.size(), recvs.size()));
   }
   for (size_t i = 0; i < sends.size(); ++i) {
-    const SendRecvCall &send = *sends[i], &recv = *recvs[i];
+    const Call &send = *sends[i], &recv = *recvs[i];
     if (send.count != recv.count || send.type != recv.type) {
       return InvalidUsage(fmt::format("rank {}/{}: sends {} {} to itself where it receives {} {}",
                                       rank_, nranks_, send.count, Name(send.type), recv.count,
@@ -104,7 +106,8 @@ Result<bool> SendRecvRequest::SendSlice(int peer, Direction* direction) {
   if (slot->data == nullptr) return false;
   const auto bytes =
       static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes));
-  Copy(slot->data, message.call.send + message.moved, bytes, copies_.slots);
+  Copy(slot->data, static_cast<const std::byte*>(message.call.send) + message.moved, bytes,
+       copies_.slots);
   FAULT_POINT("point.before_publish");
   Status status = direction->send->Publish(
       {.bytes = bytes,
@@ -139,7 +142,7 @@ Result<bool> SendRecvRequest::RecvSlice(int peer, Direction* direction) {
         "rank {}/{}: expected slice {} of {} bytes from rank {}, got slice {} of {} bytes", rank_,
         nranks_, direction->slice, bytes, peer, incoming.header.slice, incoming.header.bytes));
   }
-  Copy(message.call.recv + message.moved, incoming.payload, bytes,
+  Copy(static_cast<std::byte*>(message.call.recv) + message.moved, incoming.payload, bytes,
        message.bytes >= copies_.results);
   message.moved += bytes;
   FAULT_POINT("point.before_release");
@@ -195,12 +198,12 @@ void SendRecvRequest::AppendAwaited(std::vector<int>* peers) const {
   for (const size_t at : active_) peers->push_back(static_cast<int>(at / 2));
 }
 
-std::string SendRecvRequest::Describe(const std::vector<SendRecvCall>& calls) {
+std::string SendRecvRequest::Describe(const std::vector<Call>& calls) {
   if (calls.empty()) return "no sends or receives";
   const auto sends =
-      std::count_if(calls.begin(), calls.end(), [](const SendRecvCall& c) { return c.is_send; });
-  const SendRecvCall& first = calls.front();
-  std::string text = fmt::format("{}(count={}, {}, peer={})", first.is_send ? "send" : "recv",
+      std::count_if(calls.begin(), calls.end(), [](const Call& c) { return IsSend(c); });
+  const Call& first = calls.front();
+  std::string text = fmt::format("{}(count={}, {}, peer={})", IsSend(first) ? "send" : "recv",
                                  first.count, Name(first.type), first.peer);
   if (calls.size() > 1) {
     text += fmt::format(" and others, {} sends and {} receives in all", sends,

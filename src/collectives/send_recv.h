@@ -13,20 +13,11 @@
 
 #include "base/status.h"
 #include "base/types.h"
+#include "collectives/call.h"
 #include "collectives/program.h"
 #include "collectives/request.h"
 
 namespace inccl {
-
-struct SendRecvCall {
-  bool is_send = false;
-  int peer = 0;
-  DataType type = DataType::kFloat32;
-  uint64_t count = 0;
-  const std::byte* send = nullptr;  // is_send
-  std::byte* recv = nullptr;        // else
-  bool on_device = false;           // which is memory of a device
-};
 
 // Elements of one message, so that a signature can hold the count.
 inline constexpr uint64_t kMostSendRecvElements = (uint64_t{1} << 40) - 1;
@@ -40,9 +31,9 @@ class SendRecvRequest final : public Request {
     bool slots = false;                    // those into slots
     uint64_t results = uint64_t{1} << 63;  // those into receive buffers of so many bytes and more
   };
-  // Opens lanes and pairs this rank's messages to itself. kInvalidUsage naming the first of those
-  // that has no partner.
-  Status Start(const std::vector<SendRecvCall>& calls, const Copies& copies, LaneTable* lanes);
+  // The calls are sends and receives in memory of the host. Opens lanes and pairs this rank's
+  // messages to itself. kInvalidUsage naming the first of those that has no partner.
+  Status Start(const std::vector<Call>& calls, const Copies& copies, LaneTable* lanes);
 
   Result<int> Advance(int budget) override;
   bool done() const override { return unfinished_ == 0; }
@@ -51,11 +42,11 @@ class SendRecvRequest final : public Request {
   int mismatched_peer() const override { return -1; }  // found at once, see Advance
 
   // "send(count=5, float32, peer=3) and others, 2 sends and 1 receives in all"
-  static std::string Describe(const std::vector<SendRecvCall>& calls);
+  static std::string Describe(const std::vector<Call>& calls);
 
  private:
   struct Message {
-    SendRecvCall call;
+    Call call;
     uint64_t bytes = 0, moved = 0;
     bool started = false;
   };
@@ -69,7 +60,7 @@ class SendRecvRequest final : public Request {
     size_t next = 0;             // into queue
   };
 
-  Status CopyToSelf(const std::vector<SendRecvCall>& calls) const;
+  Status CopyToSelf(const std::vector<Call>& calls) const;
   Direction& At(bool is_send, int peer) {
     return directions_[static_cast<size_t>(peer) * 2 + (is_send ? 1 : 0)];
   }

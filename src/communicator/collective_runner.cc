@@ -44,16 +44,16 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
   (void)StateOf(IdentityCodec())->Begin({.nranks = nranks_, .rank = rank_, .count = 1});
 }
 
-Status CollectiveRunner::RunSendRecv(const std::vector<SendRecvCall>& calls) {
+Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
   if (send_recv_ == nullptr) {
     send_recv_ = std::make_unique<SendRecvRequest>(rank_, nranks_, SlotsFor(options_.slice_bytes));
   }
   uint64_t sent = 0;
   bool receives = false;
-  for (const SendRecvCall& call : calls) {
+  for (const Call& call : calls) {
     if (call.peer == rank_) continue;
-    if (call.is_send) sent += call.count * SizeOf(call.type);
-    receives = receives || !call.is_send;
+    if (call.kind == CallKind::kSend) sent += call.count * SizeOf(call.type);
+    receives = receives || call.kind != CallKind::kSend;
   }
   // A rank that only sends is done when the slots have it all, which says nothing of its readers.
   StorePolicy::Choice way;

@@ -45,7 +45,7 @@ class CollectiveRunner {
   // holds them. A kInvalidArgument has had no effect on this communicator.
   Status Run(const Call& call, Engine* engine);
   // Sends and receives in memory of the host, all at the same time.
-  Status RunSendRecv(const std::vector<SendRecvCall>& calls);
+  Status RunSendRecv(const std::vector<Call>& calls);
   // Passes slices through the lanes of a small all-reduce of zeros.
   Status WarmUp(WaitObserver* observer);
 

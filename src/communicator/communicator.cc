@@ -43,6 +43,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                  .comm_name = options_.name,
                  .abort_on_error = options_.abort_on_error},
                 ends_.transport->wakeup_event(), &shrink_agreement_),
+      staging_(ends_.rank, ends_.nranks),
       engines_(ends_.transport.get(),
                {.with_kernels = kCopiesOfAStep * options_.slice_bytes,
                 .without = (static_cast<size_t>(ends_.nranks) + 1) * options_.slice_bytes}),
@@ -109,26 +110,13 @@ Status Communicator::Run(const Call& call) {
   if (!worker_.idle()) {
     return MakeSticky(CatchOutOfMemory([&] {
       Batch batch;
-      batch.calls.push_back(call);
+      batch.Add(call);
       return EnqueueAndWait(std::move(batch));
     }));
   }
   if (!call_mutex_.TryLock()) return InAnotherCall();
   const MutexLock lock(&call_mutex_, std::adopt_lock);
-  return RunGuarded(call);
-}
-
-Status Communicator::RunSendRecv(const std::vector<SendRecvCall>& calls) {
-  if (!worker_.idle()) {
-    return MakeSticky(CatchOutOfMemory([&] {
-      Batch batch;
-      batch.send_recv = calls;
-      return EnqueueAndWait(std::move(batch));
-    }));
-  }
-  if (!call_mutex_.TryLock()) return InAnotherCall();
-  const MutexLock lock(&call_mutex_, std::adopt_lock);
-  return RunSendRecvGuarded(calls);
+  return call.kind == CallKind::kCollective ? RunGuarded(call) : RunSendRecvGuarded({call});
 }
 
 Status Communicator::RunBatch(const Batch& batch) {
@@ -196,7 +184,7 @@ Status Communicator::RunGuarded(const Call& call) {
   return status;
 }
 
-Status Communicator::RunSendRecvGuarded(const std::vector<SendRecvCall>& calls) {
+Status Communicator::RunSendRecvGuarded(const std::vector<Call>& calls) {
   if (liveness_.failed()) return liveness_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
@@ -207,11 +195,10 @@ Status Communicator::RunSendRecvGuarded(const std::vector<SendRecvCall>& calls) 
       Log(LogLevel::kInfo, LogSubsystem::kCollectives, "{} after op {}: {}", rank_name(),
           runner_.sequence(), SendRecvRequest::Describe(calls));
     }
-    if (std::none_of(calls.begin(), calls.end(),
-                     [](const SendRecvCall& c) { return c.on_device; })) {
+    if (std::none_of(calls.begin(), calls.end(), [](const Call& c) { return c.on_device; })) {
       return runner_.RunSendRecv(calls);
     }
-    Result<std::vector<SendRecvCall>> staged = staging_.CopyIn(calls);
+    Result<std::vector<Call>> staged = staging_.CopyIn(calls);
     if (!staged.ok()) return staged.status();
     if (Status moved = runner_.RunSendRecv(*staged); !moved.ok()) return moved;
     return staging_.CopyOut(calls);

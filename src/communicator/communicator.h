@@ -67,7 +67,6 @@ class Communicator {
   // Checked arguments in, result in call.recv. A kInvalidArgument has had no effect; any other
   // error is sticky. Waits for batches that are under way.
   Status Run(const Call& call);
-  Status RunSendRecv(const std::vector<SendRecvCall>& calls);
   // Performs a batch in the calling thread.
   Status RunBatch(const Batch& batch);
   // Takes a batch over, to be run after those before; kSystemError: not taken.
@@ -84,18 +83,10 @@ class Communicator {
     engines_.Attach();
   }
 
-  // From any thread, before a call on memory of a device takes its place on a stream: what it will
-  // need is allocated while nothing waits for it. An error is the call's own, when it runs.
-  void PrepareFor(const Call& call) {
-    if (!call.on_device) return;
-    if (ends_.nranks == 1 && !IsStaged(call)) return;
-    if (IsStaged(call)) {
-      staging_.Prepare(call, ends_.rank, ends_.nranks);
-    } else {
-      (void)engines_.Of(call.device);
-    }
-  }
-  void PrepareFor(const std::vector<SendRecvCall>& calls) { staging_.Prepare(calls); }
+  // From any thread, before calls on memory of a device take their place on a stream: allocates
+  // what they will need while nothing waits for it. An error is the calls' own, when they run.
+  // Sends and receives of a group come together.
+  void PrepareFor(std::span<const Call> calls);
 
   Status error() const { return liveness_.error(); }
   ShrinkAgreement* shrink_agreement() { return &shrink_agreement_; }
@@ -123,7 +114,7 @@ class Communicator {
  private:
   // Makes errors sticky.
   Status RunGuarded(const Call& call) INCCL_REQUIRES(call_mutex_);
-  Status RunSendRecvGuarded(const std::vector<SendRecvCall>& calls) INCCL_REQUIRES(call_mutex_);
+  Status RunSendRecvGuarded(const std::vector<Call>& calls) INCCL_REQUIRES(call_mutex_);
   // Nothing of the device's memory is touched before a staged call has succeeded.
   bool IsStaged(const Call& call) const;
   Status RunOnDevice(const Call& call) INCCL_REQUIRES(call_mutex_);

@@ -21,8 +21,7 @@ Status Communicator::RunOnDevice(const Call& call) {
   engines_.Attach();
   Call brought = call;
   if (Status status = staging_.CopyInScalar(&brought); !status.ok()) return status;
-  const Extent extent =
-      ExtentOf(call.collective, call.count, ends_.nranks, call.root == ends_.rank);
+  const Extent extent = ExtentOf(call, ends_.rank, ends_.nranks);
   Status begun = (*engine)->Begin({.collective = call.collective,
                                    .element_bytes = SizeOf(call.type),
                                    .input = static_cast<const std::byte*>(call.send),
@@ -35,10 +34,21 @@ Status Communicator::RunOnDevice(const Call& call) {
 }
 
 Status Communicator::RunStaged(const Call& call) {
-  Result<Call> staged = staging_.CopyIn(call, ends_.rank, ends_.nranks);
+  const std::span<const Call> one(&call, 1);
+  Result<std::vector<Call>> staged = staging_.CopyIn(one);
   if (!staged.ok()) return staged.status();
-  if (Status status = runner_.Run(*staged, nullptr); !status.ok()) return status;
-  return staging_.CopyOut(call, ends_.rank, ends_.nranks);
+  if (Status status = runner_.Run(staged->front(), nullptr); !status.ok()) return status;
+  return staging_.CopyOut(one);
+}
+
+void Communicator::PrepareFor(std::span<const Call> calls) {
+  if (calls.empty() || !calls.front().on_device) return;
+  const Call& call = calls.front();
+  if (call.kind != CallKind::kCollective || IsStaged(call)) {
+    staging_.Prepare(calls);
+  } else if (ends_.nranks > 1) {
+    (void)engines_.Of(call.device);
+  }
 }
 
 }  // namespace inccl

@@ -14,26 +14,6 @@ constexpr size_t kLeastBytes = size_t{1} << 20;
 
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-struct Bytes {
-  size_t send, recv;
-};
-
-Bytes BytesOf(const Call& call, int rank, int nranks) {
-  const Extent extent = ExtentOf(call.collective, call.count, nranks, rank == call.root);
-  const size_t element = SizeOf(call.type);
-  return {extent.send * element, extent.recv * element};
-}
-
-size_t BytesOf(const SendRecvCall& call) { return call.count * SizeOf(call.type); }
-
-size_t BytesOf(const std::vector<SendRecvCall>& calls) {
-  size_t total = 0;
-  for (const SendRecvCall& call : calls) {
-    if (call.on_device) total += Aligned(BytesOf(call));
-  }
-  return total;
-}
-
 }  // namespace
 
 Staging::~Staging() {
@@ -63,25 +43,39 @@ Status Staging::Reserve(size_t bytes) {
   return Status::Ok();
 }
 
-void Staging::Prepare(const Call& call, int rank, int nranks) {
-  const Bytes bytes = BytesOf(call, rank, nranks);
-  (void)Grow(Aligned(bytes.send) + bytes.recv);
+size_t Staging::Bytes::total() const { return Aligned(send) + Aligned(recv); }
+
+Staging::Bytes Staging::BytesOf(const Call& call) const {
+  if (!call.on_device) return {};
+  const Extent extent = ExtentOf(call, rank_, nranks_);
+  const size_t element = SizeOf(call.type);
+  return {extent.send * element, extent.recv * element};
 }
 
-void Staging::Prepare(const std::vector<SendRecvCall>& calls) { (void)Grow(BytesOf(calls)); }
+size_t Staging::BytesOf(std::span<const Call> calls) const {
+  size_t total = 0;
+  for (const Call& call : calls) total += BytesOf(call).total();
+  return total;
+}
 
-Result<Call> Staging::CopyIn(const Call& call, int rank, int nranks) {
-  const Bytes bytes = BytesOf(call, rank, nranks);
-  const size_t recv_at = Aligned(bytes.send);
-  if (Status status = Reserve(recv_at + bytes.recv); !status.ok()) return status;
-  Call staged = call;
-  staged.on_device = false;
-  staged.send = memory_;
-  staged.recv = memory_ + recv_at;
-  if (bytes.send > 0) {
-    if (Status status = device_->Copy(memory_, call.send, bytes.send); !status.ok()) return status;
+void Staging::Prepare(std::span<const Call> calls) { (void)Grow(BytesOf(calls)); }
+
+Result<std::vector<Call>> Staging::CopyIn(std::span<const Call> calls) {
+  if (Status status = Reserve(BytesOf(calls)); !status.ok()) return status;
+  std::vector<Call> staged(calls.begin(), calls.end());
+  std::byte* at = memory_;
+  for (Call& call : staged) {
+    if (!call.on_device) continue;
+    const Bytes bytes = BytesOf(call);
+    if (bytes.send > 0) {
+      if (Status status = device_->Copy(at, call.send, bytes.send); !status.ok()) return status;
+    }
+    if (Status status = CopyInScalar(&call); !status.ok()) return status;
+    call.send = at;
+    call.recv = at + Aligned(bytes.send);
+    call.on_device = false;
+    at += bytes.total();
   }
-  if (Status status = CopyInScalar(&staged); !status.ok()) return status;
   return staged;
 }
 
@@ -94,41 +88,15 @@ Status Staging::CopyInScalar(Call* call) {
   return status;
 }
 
-Status Staging::CopyOut(const Call& call, int rank, int nranks) {
-  const Bytes bytes = BytesOf(call, rank, nranks);
-  if (bytes.recv == 0) return Status::Ok();
-  return device_->Copy(call.recv, memory_ + Aligned(bytes.send), bytes.recv);
-}
-
-Result<std::vector<SendRecvCall>> Staging::CopyIn(const std::vector<SendRecvCall>& calls) {
-  if (Status status = Reserve(BytesOf(calls)); !status.ok()) return status;
-  std::vector<SendRecvCall> staged = calls;
-  std::byte* at = memory_;
-  for (SendRecvCall& call : staged) {
-    if (!call.on_device) continue;
-    const size_t bytes = BytesOf(call);
-    if (call.is_send && bytes > 0) {
-      if (Status status = device_->Copy(at, call.send, bytes); !status.ok()) return status;
-    }
-    if (call.is_send) {
-      call.send = at;
-    } else {
-      call.recv = at;
-    }
-    at += Aligned(bytes);
-  }
-  return staged;
-}
-
-Status Staging::CopyOut(const std::vector<SendRecvCall>& calls) {
+Status Staging::CopyOut(std::span<const Call> calls) {
   const std::byte* at = memory_;
-  for (const SendRecvCall& call : calls) {
-    if (!call.on_device) continue;
-    const size_t bytes = BytesOf(call);
-    if (!call.is_send && bytes > 0) {
-      if (Status status = device_->Copy(call.recv, at, bytes); !status.ok()) return status;
+  for (const Call& call : calls) {
+    const Bytes bytes = BytesOf(call);
+    if (bytes.recv > 0) {
+      Status status = device_->Copy(call.recv, at + Aligned(bytes.send), bytes.recv);
+      if (!status.ok()) return status;
     }
-    at += Aligned(bytes);
+    at += bytes.total();
   }
   return Status::Ok();
 }

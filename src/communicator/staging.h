@@ -6,12 +6,12 @@
 #define INCCL_COMMUNICATOR_STAGING_H_
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "base/mutex.h"
 #include "base/status.h"
 #include "collectives/call.h"
-#include "collectives/send_recv.h"
 #include "device/device.h"
 
 namespace inccl {
@@ -21,31 +21,36 @@ namespace inccl {
 // this communicator.
 class Staging {
  public:
-  Staging() = default;
+  Staging(int rank, int nranks) : rank_(rank), nranks_(nranks) {}
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
   // From any thread, before such calls take their place on a stream, which allocations may wait
   // for: takes what they will need. An error is the calls' own, when they run.
-  void Prepare(const Call& call, int rank, int nranks);
-  void Prepare(const std::vector<SendRecvCall>& calls);
+  void Prepare(std::span<const Call> calls);
 
-  // The call with the host's memory in place of the device's, which holds its input.
-  Result<Call> CopyIn(const Call& call, int rank, int nranks);
-  // A factor in memory of a device is read now.
+  // The calls with the host's memory in place of the device's, which holds their inputs. Calls on
+  // memory of the host stay as they are.
+  Result<std::vector<Call>> CopyIn(std::span<const Call> calls);
+  // Reads a factor in memory of a device now.
   Status CopyInScalar(Call* call);
-  // Copies the result of such a call to where `call` wants it.
-  Status CopyOut(const Call& call, int rank, int nranks);
-  // The same for sends and receives at once. Those on memory of the host stay as they are.
-  Result<std::vector<SendRecvCall>> CopyIn(const std::vector<SendRecvCall>& calls);
-  Status CopyOut(const std::vector<SendRecvCall>& calls);
+  // Copies the results of such calls to where `calls` want them.
+  Status CopyOut(std::span<const Call> calls);
 
  private:
   // The largest block, with at least so many bytes.
   Result<std::byte*> Grow(size_t bytes);
   Status Reserve(size_t bytes);
+  // Of the host's memory that a call takes; 0 if it is not on a device.
+  struct Bytes {
+    size_t send = 0, recv = 0;
+    size_t total() const;
+  };
+  Bytes BytesOf(const Call& call) const;
+  size_t BytesOf(std::span<const Call> calls) const;
 
+  const int rank_, nranks_;
   Device* device_ = nullptr;     // of the call that is running
   std::byte* memory_ = nullptr;  // likewise
   Mutex mutex_;

@@ -75,7 +75,7 @@ std::string Liveness::Place() const {
   return fmt::format("in op {} {}", calls_.latest(), calls_.record().ToString());
 }
 
-void Liveness::BeginSendRecv(const std::vector<SendRecvCall>* calls) {
+void Liveness::BeginSendRecv(const std::vector<Call>* calls) {
   const MutexLock lock(&mutex_);
   send_recv_ = calls;
   warned_ = false;

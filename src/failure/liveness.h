@@ -46,7 +46,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // A call begins: compares with what others have said of the same place in the order.
   Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
   // Sends and receives begin; `calls` lives until EndCall.
-  void BeginSendRecv(const std::vector<SendRecvCall>* calls);
+  void BeginSendRecv(const std::vector<Call>* calls);
   void EndCall();
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -118,7 +118,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   mutable Mutex mutex_;
   Status error_ INCCL_GUARDED_BY(mutex_);
   // Under way. The caller's thread alone writes it.
-  const std::vector<SendRecvCall>* send_recv_ INCCL_GUARDED_BY(mutex_) = nullptr;
+  const std::vector<Call>* send_recv_ INCCL_GUARDED_BY(mutex_) = nullptr;
   CallHistory calls_ INCCL_GUARDED_BY(mutex_);
   // By rank: by the waiting thread, 0: not yet.
   std::vector<Time> departure_seen_ INCCL_GUARDED_BY(mutex_);

@@ -14,7 +14,6 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "collectives/call.h"
-#include "collectives/send_recv.h"
 #include "stream/stream.h"
 
 namespace inccl {
@@ -90,7 +89,11 @@ class StreamOrder {
 };
 
 struct Batch {
-  std::vector<SendRecvCall> send_recv;               // all at the same time, before the collectives
+  void Add(const Call& call) {
+    (call.kind == CallKind::kCollective ? calls : send_recv).push_back(call);
+  }
+
+  std::vector<Call> send_recv;                       // all at the same time, before the collectives
   std::vector<Call> calls;                           // in order
   std::vector<std::shared_ptr<StreamOrder>> orders;  // waited for before, left afterwards
   std::shared_ptr<Completion> completion;            // may be null; Add() has been called

@@ -121,7 +121,7 @@ void RunShape(const Shape& shape) {
         ends[static_cast<size_t>(rank)].get());
     Choice choice;
     choice.algorithm = shape.algorithm;
-    Result<PlanCache::Plan> plan = r.plans->Make(call, *shape.codec, choice);
+    Result<PlanCache::Plan> plan = r.plans->Make(call, *shape.codec, choice, false);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     r.engine = std::make_unique<RecordingEngine>(element);
     r.task = std::make_unique<CollectiveRequest>(r.engine.get());
