@@ -57,7 +57,7 @@ uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
                                              options.algorithms);
         EXPECT_TRUE(choice.ok()) << choice.status().message();
         for (call.root = 0; call.root < (HasRoot(call.collective) ? nranks : 1); ++call.root) {
-          const Result<PlanCache::Plan> plan = plans.Make(call, *codec, *choice);
+          const Result<PlanCache::Plan> plan = plans.Make(call, *codec, *choice, false);
           EXPECT_TRUE(plan.ok()) << plan.status().message();
         }
       }
