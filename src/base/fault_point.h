@@ -66,17 +66,17 @@ inline constexpr std::string_view kPoints[] = {
     "executor.before_release",
     "executor.before_publish",
     "executor.after_publish",
-    "lend.after_offer",
-    "lend.after_delivery",
-    "point.before_publish",
-    "point.before_release",
+    "zero_copy.after_publish",
+    "zero_copy.after_delivery",
+    "send_recv.before_publish",
+    "send_recv.before_release",
     "progress.before_stall",
     "progress.before_sleep",
     "call.before_finish",
     "call.after_finish",
     // the end of a communicator
     "destroy.begin",
-    "destroy.after_goodbye",
+    "destroy.after_disconnect",
 };
 inline constexpr size_t kPointCount = sizeof kPoints / sizeof kPoints[0];
 inline constexpr size_t kNoPoint = kPointCount;

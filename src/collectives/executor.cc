@@ -147,7 +147,7 @@ Result<bool> CollectiveRequest::FillInput(const BoundStrand& strand, const Bound
     }
     term.data = const_cast<std::byte*>(incoming.payload);
     term.bytes = incoming.header.bytes;
-    // A peer lends its input, or its part of the result.
+    // The payload is the peer's input, or its part of the result, in its registered buffer.
     if (incoming.header.source.region != 0 && term.format.form == Form::kSum) {
       if (term.bytes != state->raw_bytes) {
         return InternalError(
@@ -250,10 +250,10 @@ Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& s
     if (Status status = operand.send->Publish(header); !status.ok()) return status;
     FAULT_POINT("executor.after_publish");
     if (header.source.region != 0) {
-      FAULT_POINT("lend.after_offer");
+      FAULT_POINT("zero_copy.after_publish");
     }
     if (header.delivered != 0) {
-      FAULT_POINT("lend.after_delivery");
+      FAULT_POINT("zero_copy.after_delivery");
     }
     stats_.payload_bytes += uint64_t{header.bytes} * operand.receivers;
     stats_.slices += operand.receivers;

@@ -108,7 +108,7 @@ Result<bool> SendRecvRequest::SendSlice(int peer, Direction* direction) {
       static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes));
   Copy(slot->data, static_cast<const std::byte*>(message.call.send) + message.moved, bytes,
        copies_.slots);
-  FAULT_POINT("point.before_publish");
+  FAULT_POINT("send_recv.before_publish");
   Status status = direction->send->Publish(
       {.bytes = bytes,
        .slice = direction->slice,
@@ -145,7 +145,7 @@ Result<bool> SendRecvRequest::RecvSlice(int peer, Direction* direction) {
   Copy(static_cast<std::byte*>(message.call.recv) + message.moved, incoming.payload, bytes,
        message.bytes >= copies_.results);
   message.moved += bytes;
-  FAULT_POINT("point.before_release");
+  FAULT_POINT("send_recv.before_release");
   if (Status status = direction->recv->Release(); !status.ok()) return status;
   return true;
 }

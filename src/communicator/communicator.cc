@@ -64,7 +64,7 @@ Communicator::~Communicator() {
   FAULT_POINT("destroy.begin");
   liveness_.WaitNotified();
   if (control_ != nullptr) control_->Close(SystemClock().Now() + kDisconnectLimit);
-  FAULT_POINT("destroy.after_goodbye");
+  FAULT_POINT("destroy.after_disconnect");
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);
 }
 

@@ -20,7 +20,7 @@ class ZeroCopy {
   ZeroCopy(int rank, int nranks, uint32_t slice_bytes, Transport* transport)
       : rank_(rank), nranks_(nranks), slice_bytes_(slice_bytes), transport_(transport) {}
 
-  // A call begins that lends nothing yet.
+  // A call begins without registered buffers.
   void Begin() {
     input_ = {};
     output_ = {};  // not from the other, which has just been written

@@ -94,7 +94,7 @@ std::vector<Case> Cases(const std::string& transport) {
     world.ExpectAllExited();
     uint64_t lent = 0;
     for (int rank = 0; rank < kRanks; ++rank) {
-      lent += world.report(rank).counters[fault::IndexOf("lend.after_offer")];
+      lent += world.report(rank).counters[fault::IndexOf("zero_copy.after_publish")];
     }
     EXPECT_EQ(lent > 0, operations[i].lent) << operations[i].Name();
     for (size_t point = 0; point < fault::kPointCount; ++point) {

@@ -72,7 +72,7 @@ int Body(const Side& side, const Case& c) {
   for (; round < 50; ++round) {
     if (RunOnce(side.rank(), round, c.in_place, comm, &buffers) != CCL_SUCCESS) return 11;
   }
-  EXPECT_GT(fault::Hits(fault::IndexOf("lend.after_delivery")), 0u);
+  EXPECT_GT(fault::Hits(fault::IndexOf("zero_copy.after_delivery")), 0u);
   if (side.rank() == kVictim) {
     fault::Arm({.point = fault::IndexOf(c.point), .hit = 31, .action = fault::Action::kStop});
   }
@@ -113,7 +113,8 @@ class RegisteredBuffersFaultTest : public FaultTest {
 TEST_F(RegisteredBuffersFaultTest, Row02_ALatePeerTouchesNothingAnyMore) {
   ForRow("2", "shm");
   std::vector<std::pair<Case, std::unique_ptr<ProcessWorld>>> worlds;
-  for (const char* point : {"executor.before_step", "lend.after_delivery", "lend.after_offer"}) {
+  for (const char* point :
+       {"executor.before_step", "zero_copy.after_delivery", "zero_copy.after_publish"}) {
     for (const bool in_place : {false, true}) {
       const Case c{point, in_place};
       worlds.emplace_back(c,

@@ -30,8 +30,8 @@ constexpr size_t kMost = 100'000;                    // elements of one vector
 constexpr size_t kBytes = (kRanks + 1) * kMost * 4;  // of a buffer, with room around
 constexpr float kGuard = -77.0f;
 
-uint64_t Lendings() { return fault::Hits(fault::IndexOf("lend.after_offer")); }
-uint64_t Deliveries() { return fault::Hits(fault::IndexOf("lend.after_delivery")); }
+uint64_t Lendings() { return fault::Hits(fault::IndexOf("zero_copy.after_publish")); }
+uint64_t Deliveries() { return fault::Hits(fault::IndexOf("zero_copy.after_delivery")); }
 
 // A buffer of either kind, as floats.
 class Memory {

@@ -61,8 +61,8 @@ Status MappedRecvLane::Locate(Incoming* incoming) const {
   incoming->target = nullptr;
   if ((header.source.region | header.target.region) == 0) return Status::Ok();
   if (spec_.lane_class != LaneClass::kData) {
-    return InternalError(
-        fmt::format("{}: peer rank {} lends something here", Describe(spec_), producer_.rank));
+    return InternalError(fmt::format("{}: peer rank {} names a registered buffer on this lane",
+                                     Describe(spec_), producer_.rank));
   }
   const auto find = [&](const RemoteAddress& place) {
     return producer_.regions == nullptr ? nullptr : producer_.regions->At(place, header.bytes);
@@ -126,7 +126,7 @@ Status MappedRecvLane::Release() {
   if (!peeked_) return ReleaseError(spec_);
   const uint32_t source = incoming_.header.source.region;
   if (source != 0 && !producer_.regions->Counts(source)) {
-    return RemoteError(fmt::format("{}: peer rank {} has failed, and withdrawn what it had lent",
+    return RemoteError(fmt::format("{}: peer rank {} has failed and revoked access to its buffer",
                                    Describe(spec_), producer_.rank));
   }
   DropRegions();

@@ -146,7 +146,7 @@ Status SimRecvLane::ReleaseStamped(Time departure) {
   if (!peeked_) return ReleaseError(lane_->spec);
   const uint32_t source = self_->headers[index()].source.region;
   if (source != 0 && !world_->regions_.Counts(lane_->spec.producer, source, self_->rank)) {
-    return RemoteError(fmt::format("{}: peer rank {} has failed, and withdrawn what it had lent",
+    return RemoteError(fmt::format("{}: peer rank {} has failed and revoked access to its buffer",
                                    Describe(lane_->spec), lane_->spec.producer));
   }
   DropRegions();
