@@ -425,7 +425,7 @@ void CrashOneIn(Simulation* run, uint64_t crash_after, Crashes* crashes) {
     ++crashes->errors;
     EXPECT_EQ(r.failure.code(), Code::kRemoteError) << r.failure.message();
     // Or one that failed because of it, and took back what it had lent.
-    if (r.failure.message().find("withdrawn what it had lent") != std::string::npos) {
+    if (r.failure.message().find("revoked access to its buffer") != std::string::npos) {
       ++crashes->withdrawn;
     } else {
       EXPECT_NE(r.failure.message().find(std::to_string(victim)), std::string::npos);
