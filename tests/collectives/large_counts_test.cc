@@ -242,17 +242,17 @@ TEST(LargeCountsTest, SendAndReceive) {
   LaneTable send_lanes(ends[0].get()), recv_lanes(ends[1].get());
   const SlotOptions slots = SlotsFor(128 * 1024);
   SendRecvRequest send(0, 2, slots), recv(1, 2, slots);
-  ASSERT_TRUE(send.Start({{.is_send = true,
-                           .peer = 1,
-                           .type = DataType::kUint8,
-                           .count = kBeyond31,
-                           .send = from.data()}},
-                         {}, &send_lanes)
-                  .ok());
-  ASSERT_TRUE(
-      recv.Start({{.peer = 0, .type = DataType::kUint8, .count = kBeyond31, .recv = to.data()}}, {},
-                 &recv_lanes)
-          .ok());
+  Call message;
+  message.kind = CallKind::kSend;
+  message.peer = 1;
+  message.type = DataType::kUint8;
+  message.count = kBeyond31;
+  message.send = from.data();
+  ASSERT_TRUE(send.Start({message}, {}, &send_lanes).ok());
+  message.kind = CallKind::kRecv;
+  message.peer = 0;
+  message.recv = to.data();
+  ASSERT_TRUE(recv.Start({message}, {}, &recv_lanes).ok());
   while (!send.done() || !recv.done()) {
     const Result<int> sent = send.Advance(64), received = recv.Advance(64);
     ASSERT_TRUE(sent.ok()) << sent.status().message();
