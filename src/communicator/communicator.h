@@ -86,7 +86,9 @@ class Communicator {
   // From any thread, before calls on memory of a device take their place on a stream: allocates
   // what they will need while nothing waits for it. An error is the calls' own, when they run.
   // Sends and receives of a group come together.
-  void PrepareFor(std::span<const Call> calls);
+  void PrepareFor(std::span<const Call> calls) {
+    if (!calls.empty() && calls.front().on_device) PrepareOnDevice(calls);
+  }
 
   Status error() const { return liveness_.error(); }
   ShrinkAgreement* shrink_agreement() { return &shrink_agreement_; }
@@ -117,6 +119,7 @@ class Communicator {
   Status RunSendRecvGuarded(const std::vector<Call>& calls) INCCL_REQUIRES(call_mutex_);
   // Nothing of the device's memory is touched before a staged call has succeeded.
   bool IsStaged(const Call& call) const;
+  void PrepareOnDevice(std::span<const Call> calls);
   Status RunOnDevice(const Call& call) INCCL_REQUIRES(call_mutex_);
   // Runs the call on copies in memory of the host.
   Status RunStaged(const Call& call) INCCL_REQUIRES(call_mutex_);

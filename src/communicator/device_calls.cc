@@ -41,8 +41,7 @@ Status Communicator::RunStaged(const Call& call) {
   return staging_.CopyOut(one);
 }
 
-void Communicator::PrepareFor(std::span<const Call> calls) {
-  if (calls.empty() || !calls.front().on_device) return;
+void Communicator::PrepareOnDevice(std::span<const Call> calls) {
   const Call& call = calls.front();
   if (call.kind != CallKind::kCollective || IsStaged(call)) {
     staging_.Prepare(calls);
