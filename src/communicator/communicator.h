@@ -87,7 +87,9 @@ class Communicator {
   // what they will need while nothing waits for it. An error is the calls' own, when they run.
   // Sends and receives of a group come together.
   void PrepareFor(std::span<const Call> calls) {
-    if (!calls.empty() && calls.front().on_device) PrepareOnDevice(calls);
+    for (const Call& call : calls) {
+      if (call.on_device) return PrepareOnDevice(calls);
+    }
   }
 
   Status error() const { return liveness_.error(); }
