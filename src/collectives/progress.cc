@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/fault_point.h"
+#include "transport/emulated/emulated.h"
 
 namespace inccl {
 namespace {
@@ -65,7 +66,7 @@ Status Progress::Run(Request* request, WaitObserver* observer) {
       stalled_since += now - looked;  // stopped, or a machine that stood still: nobody's fault
     }
     // A slice is on its way over an emulated link: the peers have done their part.
-    if (transport_->NextEvent() != kNever) stalled_since = now;
+    if (NextEvent(*transport_) != kNever) stalled_since = now;
     looked = now;
     // By count and by time: on a busy machine a single yield may take long, and nobody hears of a
     // stall meanwhile.
@@ -91,7 +92,7 @@ Status Progress::Run(Request* request, WaitObserver* observer) {
       if (*ran > 0) fruitless = 0, stalled_since = 0;
       continue;
     }
-    const Time event = transport_->NextEvent();
+    const Time event = NextEvent(*transport_);
     const Time longest = polls ? kShortSleep : policy_.longest_sleep;
     const Time timeout =
         event == kNever ? longest : std::clamp<Time>(event - clock_->Now(), 0, longest);

@@ -24,6 +24,13 @@
 
 namespace inccl {
 
+// For link emulation; no other code needs them.
+namespace emulated {
+class StampedSendLane;
+class StampedRecvLane;
+class LinkTransport;
+}  // namespace emulated
+
 struct Span {
   std::byte* data = nullptr;
   size_t bytes = 0;
@@ -57,7 +64,6 @@ struct SliceHeader {
   uint32_t bytes = 0;      // size of the payload, <= slot_bytes (the lane checks it)
   uint32_t slice = 0;      // running number within the call; the executor checks it
   uint64_t signature = 0;  // of the call this slice belongs to
-  Time departure = 0;      // link emulation: when the last byte leaves the sender; else 0
   // Zero copy, only where all consumers reach the producer's regions (SendLane::ReachableFrom).
   // The payload lies here instead of in the slot, until the slot is released.
   RemoteAddress source = {};
@@ -86,10 +92,9 @@ class SendLane {
   virtual void AppendHolders(bool /*everything*/, std::vector<int>* ranks) const {
     ranks->insert(ranks->end(), spec().consumers.begin(), spec().consumers.end());
   }
-  // For link emulation: the latest stamp with which a consumer released the previous slice of the
-  // slot acquired last.
-  virtual Time CreditDeparture() const { return 0; }
   virtual const LaneSpec& spec() const = 0;
+  // This lane, if it carries stamps (emulated/stamped_lanes.h); else nullptr.
+  virtual emulated::StampedSendLane* stamped() { return nullptr; }
 };
 
 class RecvLane {
@@ -104,12 +109,9 @@ class RecvLane {
   virtual Result<bool> TryPeek(Incoming* incoming) = 0;
   // Returns the slot of the last peeked slice to the producer.
   virtual Status Release() = 0;
-  // For link emulation. ReleaseStamped is Release with a stamp for SendLane::CreditDeparture.
-  // PeekAhead reads the header of the slice `ahead` positions behind the next one, if it has
-  // arrived.
-  virtual Status ReleaseStamped(Time /*departure*/) { return Release(); }
-  virtual Result<bool> PeekAhead(uint32_t /*ahead*/, SliceHeader* /*header*/) { return false; }
   virtual const LaneSpec& spec() const = 0;
+  // This lane, if it carries stamps (emulated/stamped_lanes.h); else nullptr.
+  virtual emulated::StampedRecvLane* stamped() { return nullptr; }
 };
 
 // Wakes a sleeping rank. The owner calls Arm, looks once more for work, then calls Wait or Disarm;
@@ -176,9 +178,8 @@ class Transport {
   virtual bool unsent() const { return false; }
   // Appends the peers to which these slices go.
   virtual void AppendUnsent(std::vector<int>* /*ranks*/) const {}
-  // The first time after the last Progress at which something becomes visible without a Signal
-  // (a delivery of an emulated link); kNever if there is none.
-  virtual Time NextEvent() const { return kNever; }
+  // This transport, if it emulates a link; else nullptr. See NextEvent in emulated/emulated.h.
+  virtual const emulated::LinkTransport* link() const { return nullptr; }
   // nullptr if no rank sleeps on this transport (simulator).
   virtual WakeupEvent* wakeup_event() = 0;
   // Afterwards no peer touches this rank's private memory, and lanes may only be destroyed.

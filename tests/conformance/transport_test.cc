@@ -16,6 +16,7 @@
 #include "base/rng.h"
 #include "support/seed.h"
 #include "support/transport_world.h"
+#include "transport/emulated/emulated.h"
 #include "world/limits.h"
 
 namespace inccl::test {
@@ -460,7 +461,7 @@ TEST_P(TransportConformance, PingPongFromSleep) {
           const uint32_t token = wakeup_event->Arm();
           r.Progress();
           if (r.CanPeek(recv.get())) break;
-          const Time event = r.transport->NextEvent();
+          const Time event = NextEvent(*r.transport);
           const Time now = SystemClock().Now();
           const Time longest = 60 * kSecond;
           wakeup_event->Wait(token,

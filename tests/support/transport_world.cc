@@ -61,7 +61,7 @@ class BlockingContext final : public RankContext {
       }
       const Time now = SystemClock().Now();
       if (now - start > kDeadline) throw std::runtime_error("deadline: nothing came");
-      const Time event = transport->NextEvent();
+      const Time event = NextEvent(*transport);
       const Time longest = start + kDeadline + kSecond - now;
       wakeup_event->Wait(token,
                          event == kNever ? longest : std::clamp<Time>(event - now, 0, longest));
@@ -340,7 +340,7 @@ void SimRunner::GiveBaton(size_t rank) {
 bool SimRunner::Advance() {
   Time next = world_->next_event();
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].finished) next = std::min(next, ends_[rank]->NextEvent());
+    if (!ranks_[rank].finished) next = std::min(next, NextEvent(*ends_[rank]));
   }
   if (next == kNever) return false;
   world_->AdvanceTo(next);

@@ -12,9 +12,23 @@
 #include "base/rng.h"
 #include "fakes/manual_clock.h"
 #include "support/seed.h"
+#include "transport/emulated/link_transport.h"
 #include "transport/loopback/loopback.h"
 
 namespace inccl {
+namespace emulated {
+
+struct LinkTestAccess {
+  // When the slice that this lane shows next left its sender.
+  static Time NextDeparture(RecvLane* lane) {
+    SliceHeader header;
+    Time departure = 0;
+    EXPECT_TRUE(*static_cast<LinkRecvLane*>(lane)->inner_->PeekAhead(0, &header, &departure));
+    return departure;
+  }
+};
+
+}  // namespace emulated
 namespace {
 
 using test::ManualClock;
@@ -71,7 +85,7 @@ class LinkTest : public ::testing::Test {
     RecvLane::Incoming incoming;
     while (*flow->recv->TryPeek(&incoming)) {
       ASSERT_EQ(incoming.header.slice, flow->received++);
-      flow->departures.push_back(incoming.header.departure);
+      flow->departures.push_back(emulated::LinkTestAccess::NextDeparture(flow->recv.get()));
       flow->visible.push_back(clock_.now);
       flow->last = clock_.now;
       ASSERT_TRUE(flow->recv->Release().ok());
@@ -100,9 +114,10 @@ class LinkTest : public ::testing::Test {
       clock_.now = next;
     }
   }
+  Time NextEvent(const Transport& end) const { return inccl::NextEvent(end); }
   Time NextEvent() const {
     Time next = kNever;
-    for (const auto& end : ends_) next = std::min(next, end->NextEvent());
+    for (const auto& end : ends_) next = std::min(next, inccl::NextEvent(*end));
     return next;
   }
   // ns that `slices` of `bytes` take on a link.
@@ -131,8 +146,8 @@ TEST_F(LinkTest, OneSliceArrivesAfterItsTimeAndLatency) {
   RecvLane::Incoming incoming;
   EXPECT_FALSE(*flow.recv->TryPeek(&incoming));
   const Time arrival = start_ + (64 + 1000) * 8 + 5000;
-  EXPECT_EQ(ends_[1]->NextEvent(), arrival);
-  EXPECT_EQ(ends_[0]->NextEvent(), kNever);
+  EXPECT_EQ(NextEvent(*ends_[1]), arrival);
+  EXPECT_EQ(NextEvent(*ends_[0]), kNever);
   clock_.now = arrival - 1;
   ASSERT_TRUE(Progress());
   EXPECT_FALSE(*flow.recv->TryPeek(&incoming));
@@ -140,8 +155,8 @@ TEST_F(LinkTest, OneSliceArrivesAfterItsTimeAndLatency) {
   EXPECT_FALSE(*flow.recv->TryPeek(&incoming)) << "time stands still until Progress";
   ASSERT_TRUE(Progress());
   EXPECT_TRUE(*flow.recv->TryPeek(&incoming));
-  EXPECT_EQ(incoming.header.departure, arrival - 5000);
-  EXPECT_EQ(ends_[1]->NextEvent(), kNever) << "what is visible is no event to come";
+  EXPECT_EQ(emulated::LinkTestAccess::NextDeparture(flow.recv.get()), arrival - 5000);
+  EXPECT_EQ(NextEvent(*ends_[1]), kNever) << "what is visible is no event to come";
 }
 
 TEST_F(LinkTest, DepthOneWaitsForTheCreditToTravel) {
@@ -230,7 +245,7 @@ TEST_F(LinkTest, ACreditOvertakesDataThatWaits) {
   ASSERT_TRUE(Progress());
   EXPECT_EQ(forth.send->TryAcquire()->data, nullptr);
   EXPECT_EQ(forth.send->Publish(SliceHeader{}).code(), Code::kInvalidUsage);
-  EXPECT_EQ(ends_[0]->NextEvent(), clock_.now + 16 * 8);
+  EXPECT_EQ(NextEvent(*ends_[0]), clock_.now + 16 * 8);
   clock_.now += 16 * 8;
   ASSERT_TRUE(Progress());
   EXPECT_NE(forth.send->TryAcquire()->data, nullptr);
@@ -303,7 +318,7 @@ TEST_F(LinkTest, ASmallSliceOvertakesALargeOneThatIsComingIn) {
   bool moved = false;
   ReceiveAll(&small, &moved);
   EXPECT_TRUE(moved);
-  EXPECT_EQ(ends_[0]->NextEvent(), start_ + 101 * kMicrosecond);
+  EXPECT_EQ(NextEvent(*ends_[0]), start_ + 101 * kMicrosecond);
 }
 
 TEST_F(LinkTest, RefusesMulticast) {
@@ -315,6 +330,19 @@ TEST_F(LinkTest, RefusesMulticast) {
   spec.depth = 1;
   EXPECT_EQ(ends_[0]->OpenSend(spec).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(ends_[1]->OpenRecv(spec).status().code(), Code::kInvalidArgument);
+}
+
+TEST_F(LinkTest, RefusesLanesWithoutStamps) {
+  Start(2, 1.0, 0.0);
+  for (auto& end : ends_) end = EmulateLink(std::move(end), LinkOptions{.clock = &clock_});
+  LaneSpec spec;
+  spec.consumers = {1};
+  spec.depth = 1;
+  for (const Status& status :
+       {ends_[0]->OpenSend(spec).status(), ends_[1]->OpenRecv(spec).status()}) {
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("over transport emulated link"), std::string::npos);
+  }
 }
 
 // A slice at a port: when its first byte can be served, when its last one has been, and for how

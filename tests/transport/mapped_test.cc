@@ -267,7 +267,8 @@ TEST_F(MappedTest, ASliceLargerThanItsSlotIsRefused) {
   slot(0)->bytes = 101;
   ExpectDefect(recv_->TryPeek(&incoming_).status(), 0);
   SliceHeader header;
-  ExpectDefect(recv_->PeekAhead(0, &header).status(), 0);
+  Time departure = 0;
+  ExpectDefect(recv_->stamped()->PeekAhead(0, &header, &departure).status(), 0);
 }
 
 TEST_F(MappedTest, AHeaderIsReadOnce) {
@@ -307,26 +308,27 @@ TEST_F(MappedTest, WrongCreditsAreRefused) {
 TEST_F(MappedTest, StampsBelongToTheirSlots) {
   Open(Spec(100, 3));
   SliceHeader header;
-  EXPECT_FALSE(*recv_->PeekAhead(0, &header));
+  Time departure = 0;
+  EXPECT_FALSE(*recv_->stamped()->PeekAhead(0, &header, &departure));
   for (uint32_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(send_->CreditDeparture(), 0);
+    EXPECT_EQ(send_->stamped()->CreditDeparture(), 0);
     ASSERT_NE(send_->TryAcquire()->data, nullptr);
-    ASSERT_TRUE(send_->Publish(SliceHeader{i, i, 0, 1000 + Time{i}}).ok());
+    ASSERT_TRUE(send_->stamped()->PublishStamped(SliceHeader{i, i, 0}, 1000 + Time{i}).ok());
   }
   for (uint32_t i = 0; i < 3; ++i) {
-    ASSERT_TRUE(*recv_->PeekAhead(i, &header));
+    ASSERT_TRUE(*recv_->stamped()->PeekAhead(i, &header, &departure));
     EXPECT_EQ(header.slice, i);
-    EXPECT_EQ(header.departure, 1000 + Time{i});
+    EXPECT_EQ(departure, 1000 + Time{i});
   }
-  EXPECT_FALSE(*recv_->PeekAhead(3, &header));
-  EXPECT_EQ(recv_->ReleaseStamped(5).code(), Code::kInvalidUsage);
+  EXPECT_FALSE(*recv_->stamped()->PeekAhead(3, &header, &departure));
+  EXPECT_EQ(recv_->stamped()->ReleaseStamped(5).code(), Code::kInvalidUsage);
   for (Time i = 0; i < 3; ++i) {
     ASSERT_TRUE(*recv_->TryPeek(&incoming_));
-    ASSERT_TRUE(recv_->ReleaseStamped(2000 + i).ok());
+    ASSERT_TRUE(recv_->stamped()->ReleaseStamped(2000 + i).ok());
   }
   for (Time i = 0; i < 3; ++i) {
     ASSERT_NE(send_->TryAcquire()->data, nullptr);
-    EXPECT_EQ(send_->CreditDeparture(), 2000 + i);
+    EXPECT_EQ(send_->stamped()->CreditDeparture(), 2000 + i);
     ASSERT_TRUE(send_->Publish(SliceHeader{}).ok());
   }
 }

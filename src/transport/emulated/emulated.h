@@ -14,8 +14,8 @@
 // published before it; an arriving credit costs nothing; there is no loss, and congestion only at
 // the two ports.
 //
-// Times travel in SliceHeader::departure and in stamped releases, on a clock that all ranks share
-// (the host's monotonic clock, or a test's). The emulation never spins: Publish only reserves time,
+// Times travel with slices and credits (stamped_lanes.h), on a clock that all ranks share (the
+// host's monotonic clock, or a test's). The emulation never spins: Publish only reserves time,
 // and NextEvent returns when the next slice or credit becomes visible.
 #ifndef INCCL_TRANSPORT_EMULATED_EMULATED_H_
 #define INCCL_TRANSPORT_EMULATED_EMULATED_H_
@@ -34,10 +34,14 @@ struct LinkOptions {
 };
 
 // Returns a rank's end with its link. All ranks of a communicator need one, with equal options.
-// caps().multicast is false: a fan-out needs one lane per receiver and pays for each. `inner` must
-// carry SliceHeader::departure and stamped releases (loopback, shm and sim do).
+// caps().multicast is false: a fan-out needs one lane per receiver and pays for each. Opening a
+// lane is an error (kInvalidArgument) if the lanes of `inner` carry no stamps.
 std::unique_ptr<Transport> EmulateLink(std::unique_ptr<Transport> inner,
                                        const LinkOptions& options);
+
+// The first time after the last Progress at which a slice or credit becomes visible without a
+// Signal; kNever if there is none, or no emulated link.
+Time NextEvent(const Transport& transport);
 
 }  // namespace inccl
 

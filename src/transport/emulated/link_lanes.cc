@@ -4,7 +4,7 @@
 
 namespace inccl::emulated {
 
-LinkSendLane::LinkSendLane(LinkTransport* link, std::unique_ptr<SendLane> inner)
+LinkSendLane::LinkSendLane(LinkTransport* link, std::unique_ptr<StampedSendLane> inner)
     : link_(link), inner_(std::move(inner)) {
   link_->send_.push_back(this);
 }
@@ -29,13 +29,11 @@ Result<Span> LinkSendLane::TryAcquire() {
 Status LinkSendLane::Publish(const SliceHeader& header) {
   if (Status status = CheckPublish(spec(), acquired_, header); !status.ok()) return status;
   acquired_ = false;
-  SliceHeader stamped = header;
-  stamped.departure =
-      link_->egress_.Reserve(link_->clock_->Now(), uint64_t{kHeaderBytes} + header.bytes);
-  return inner_->Publish(stamped);
+  return inner_->PublishStamped(
+      header, link_->egress_.Reserve(link_->clock_->Now(), uint64_t{kHeaderBytes} + header.bytes));
 }
 
-LinkRecvLane::LinkRecvLane(LinkTransport* link, std::unique_ptr<RecvLane> inner)
+LinkRecvLane::LinkRecvLane(LinkTransport* link, std::unique_ptr<StampedRecvLane> inner)
     : link_(link), inner_(std::move(inner)), visible_(spec().depth) {
   link_->recv_.push_back(this);
 }
@@ -60,11 +58,12 @@ Status LinkRecvLane::Release() {
 Status LinkRecvLane::Look() {
   if (waiting_ || admitted_ == visible_.size()) return Status::Ok();
   SliceHeader header;
-  Result<bool> there = inner_->PeekAhead(admitted_, &header);
+  Time departure = 0;
+  Result<bool> there = inner_->PeekAhead(admitted_, &header, &departure);
   if (!there.ok()) return there.status();
   if (!*there) return Status::Ok();
   waiting_ = true;
-  arrival_ = header.departure + link_->latency_;
+  arrival_ = departure + link_->latency_;
   wire_bytes_ = uint64_t{kHeaderBytes} + header.bytes;
   return Status::Ok();
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/emulated/link_transport.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -22,22 +24,29 @@ Caps LinkTransport::caps() const {
   return caps;
 }
 
-Result<std::unique_ptr<SendLane>> LinkTransport::OpenSend(const LaneSpec& spec) {
+template <typename LinkLane, typename Stamped, typename Lane>
+Result<std::unique_ptr<Lane>> LinkTransport::Open(OpenFn<Lane> open, const LaneSpec& spec) {
   if (spec.consumers.size() > 1) {
     return InvalidArgument("a lane with several consumers over an emulated link: no multicast");
   }
-  Result<std::unique_ptr<SendLane>> lane = inner_->OpenSend(spec);
+  Result<std::unique_ptr<Lane>> lane = (*inner_.*open)(spec);
   if (!lane.ok()) return lane;
-  return std::unique_ptr<SendLane>(new LinkSendLane(this, std::move(*lane)));
+  Stamped* const stamped = (*lane)->stamped();
+  if (stamped == nullptr) {
+    return InvalidArgument(
+        fmt::format("no link can be emulated over transport {}: its lanes carry no stamps",
+                    inner_->caps().name));
+  }
+  static_cast<void>(lane->release());
+  return std::unique_ptr<Lane>(new LinkLane(this, std::unique_ptr<Stamped>(stamped)));
+}
+
+Result<std::unique_ptr<SendLane>> LinkTransport::OpenSend(const LaneSpec& spec) {
+  return Open<LinkSendLane, StampedSendLane>(&Transport::OpenSend, spec);
 }
 
 Result<std::unique_ptr<RecvLane>> LinkTransport::OpenRecv(const LaneSpec& spec) {
-  if (spec.consumers.size() > 1) {
-    return InvalidArgument("a lane with several consumers over an emulated link: no multicast");
-  }
-  Result<std::unique_ptr<RecvLane>> lane = inner_->OpenRecv(spec);
-  if (!lane.ok()) return lane;
-  return std::unique_ptr<RecvLane>(new LinkRecvLane(this, std::move(*lane)));
+  return Open<LinkRecvLane, StampedRecvLane>(&Transport::OpenRecv, spec);
 }
 
 // Passes all arrived slices through the ingress port, in order of arrival. A slice is published
@@ -61,7 +70,7 @@ Result<int> LinkTransport::Progress(Time now) {
 }
 
 Time LinkTransport::NextEvent() const {
-  Time next = inner_->NextEvent();
+  Time next = kNever;
   for (const LinkRecvLane* lane : recv_) {
     const Time time = lane->NextVisible();
     if (time > now_) next = std::min(next, time);
@@ -77,6 +86,11 @@ Time LinkTransport::NextEvent() const {
 std::unique_ptr<Transport> EmulateLink(std::unique_ptr<Transport> inner,
                                        const LinkOptions& options) {
   return std::make_unique<emulated::LinkTransport>(std::move(inner), options);
+}
+
+Time NextEvent(const Transport& transport) {
+  const emulated::LinkTransport* const link = transport.link();
+  return link == nullptr ? kNever : link->NextEvent();
 }
 
 }  // namespace inccl

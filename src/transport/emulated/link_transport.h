@@ -13,6 +13,7 @@
 
 #include "transport/emulated/emulated.h"
 #include "transport/emulated/ports.h"
+#include "transport/emulated/stamped_lanes.h"
 #include "transport/transport.h"
 
 namespace inccl::emulated {
@@ -21,14 +22,13 @@ class LinkTransport;
 
 class LinkSendLane final : public SendLane {
  public:
-  LinkSendLane(LinkTransport* link, std::unique_ptr<SendLane> inner);
+  LinkSendLane(LinkTransport* link, std::unique_ptr<StampedSendLane> inner);
   ~LinkSendLane() override;
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
   void AppendHolders(bool everything, std::vector<int>* ranks) const override {
     inner_->AppendHolders(everything, ranks);
   }
-  Time CreditDeparture() const override { return inner_->CreditDeparture(); }
   const LaneSpec& spec() const override { return inner_->spec(); }
 
   // When the slot that TryAcquire withheld becomes free; 0 if it waits for a consumer.
@@ -36,14 +36,14 @@ class LinkSendLane final : public SendLane {
 
  private:
   LinkTransport* link_;
-  std::unique_ptr<SendLane> inner_;
+  std::unique_ptr<StampedSendLane> inner_;
   bool acquired_ = false;
   Time blocked_until_ = 0;
 };
 
 class LinkRecvLane final : public RecvLane {
  public:
-  LinkRecvLane(LinkTransport* link, std::unique_ptr<RecvLane> inner);
+  LinkRecvLane(LinkTransport* link, std::unique_ptr<StampedRecvLane> inner);
   ~LinkRecvLane() override;
   Result<bool> TryPeek(Incoming* incoming) override;
   Status Release() override;
@@ -60,8 +60,10 @@ class LinkRecvLane final : public RecvLane {
   Time NextVisible() const;
 
  private:
+  friend struct LinkTestAccess;
+
   LinkTransport* link_;
-  std::unique_ptr<RecvLane> inner_;
+  std::unique_ptr<StampedRecvLane> inner_;
   bool peeked_ = false;
   // Times of the slices that have passed the port and are not released: a ring buffer.
   std::vector<Time> visible_;
@@ -83,15 +85,22 @@ class LinkTransport final : public Transport {
   void SlotMemory(std::vector<Span>* spans) const override { inner_->SlotMemory(spans); }
   bool unsent() const override { return inner_->unsent(); }
   void AppendUnsent(std::vector<int>* ranks) const override { inner_->AppendUnsent(ranks); }
-  Time NextEvent() const override;
   WakeupEvent* wakeup_event() override { return inner_->wakeup_event(); }
   void Quiesce(Time deadline) override { inner_->Quiesce(deadline); }
   uint64_t memory_bytes() const override { return inner_->memory_bytes(); }
   TransportCounters counters() const override { return inner_->counters(); }
+  const LinkTransport* link() const override { return this; }
+  Time NextEvent() const;
 
  private:
   friend class LinkSendLane;
   friend class LinkRecvLane;
+
+  // Opens a lane of inner_ and puts it on the link.
+  template <typename Lane>
+  using OpenFn = Result<std::unique_ptr<Lane>> (Transport::*)(const LaneSpec&);
+  template <typename LinkLane, typename Stamped, typename Lane>
+  Result<std::unique_ptr<Lane>> Open(OpenFn<Lane> open, const LaneSpec& spec);
 
   const Clock* clock_;
   Time latency_;

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "transport/emulated/stamped_lanes.h"
 #include "transport/mapped/arena.h"
 #include "transport/mapped/wakeup.h"
 #include "transport/transport.h"
@@ -44,7 +45,7 @@ struct Peer {
   SharedRegions* regions = nullptr;  // nullptr: none
 };
 
-class MappedSendLane final : public SendLane {
+class MappedSendLane final : public emulated::StampedSendLane {
  public:
   // `slots` is zeroed memory of this rank's arena. peers[i] is spec.consumers[i].
   MappedSendLane(LaneSpec spec, std::byte* slots, const std::vector<Peer>& peers, FutexScope scope,
@@ -55,6 +56,7 @@ class MappedSendLane final : public SendLane {
   bool ReachableFrom(uint32_t region) const override;
   Result<bool> Drained() override;
   void AppendHolders(bool everything, std::vector<int>* ranks) const override;
+  Status PublishStamped(const SliceHeader& header, Time departure) override;
   Time CreditDeparture() const override;
   const LaneSpec& spec() const override { return spec_; }
 
@@ -84,7 +86,7 @@ class MappedSendLane final : public SendLane {
   bool acquired_ = false;
 };
 
-class MappedRecvLane final : public RecvLane {
+class MappedRecvLane final : public emulated::StampedRecvLane {
  public:
   // `credit` is zeroed memory of this rank's arena.
   MappedRecvLane(LaneSpec spec, CreditBlock* credit, const Peer& producer, FutexScope scope,
@@ -94,7 +96,7 @@ class MappedRecvLane final : public RecvLane {
   Result<bool> TryPeek(Incoming* incoming) override;
   Status Release() override;
   Status ReleaseStamped(Time departure) override;
-  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header) override;
+  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) override;
   const LaneSpec& spec() const override { return spec_; }
 
  private:
@@ -106,6 +108,9 @@ class MappedRecvLane final : public RecvLane {
   // Count the peeked slice as a user of the producer's regions, from the peek to its release.
   void HoldRegions();
   void DropRegions();
+  const SlotHeader* slot_header(uint32_t index) const {
+    return reinterpret_cast<const SlotHeader*>(slots_ + index * stride_);
+  }
   // Copies the header of slice `ticket` out of slot `index`; false if the slice has not arrived.
   Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
 

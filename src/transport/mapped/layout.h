@@ -94,7 +94,7 @@ struct alignas(64) SlotHeader {
   std::atomic<uint32_t> slice;
   uint32_t reserved;
   std::atomic<uint64_t> signature;
-  std::atomic<int64_t> time;  // SliceHeader::departure
+  std::atomic<int64_t> time;  // of StampedSendLane::PublishStamped
   std::atomic<uint32_t> source_region, target_region;
   std::atomic<uint64_t> source_offset, target_offset;
   std::atomic<uint64_t> delivered;

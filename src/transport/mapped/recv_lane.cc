@@ -29,7 +29,7 @@ Result<bool> MappedRecvLane::Wire() {
 
 Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
                                         SliceHeader* header) const {
-  const auto* slot = reinterpret_cast<const SlotHeader*>(slots_ + index * stride_);
+  const SlotHeader* slot = slot_header(index);
   const auto expected = static_cast<uint32_t>(ticket + 1);
   const uint32_t seq = slot->seq.load(std::memory_order_seq_cst);
   if (seq != expected) {
@@ -42,7 +42,6 @@ Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
   header->bytes = slot->bytes.load(std::memory_order_relaxed);
   header->slice = slot->slice.load(std::memory_order_relaxed);
   header->signature = slot->signature.load(std::memory_order_relaxed);
-  header->departure = slot->time.load(std::memory_order_relaxed);
   header->source = {slot->source_region.load(std::memory_order_relaxed),
                     slot->source_offset.load(std::memory_order_relaxed)};
   header->target = {slot->target_region.load(std::memory_order_relaxed),
@@ -111,10 +110,13 @@ Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
   return true;
 }
 
-Result<bool> MappedRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
+Result<bool> MappedRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) {
   if (ahead >= spec_.depth) return false;
   if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
-  return ReadHeader(ticket_ + ahead, (index_ + ahead) % spec_.depth, header);
+  const uint32_t index = (index_ + ahead) % spec_.depth;
+  Result<bool> there = ReadHeader(ticket_ + ahead, index, header);
+  if (there.ok() && *there) *departure = slot_header(index)->time.load(std::memory_order_relaxed);
+  return there;
 }
 
 Status MappedRecvLane::ReleaseStamped(Time departure) {

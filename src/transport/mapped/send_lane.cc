@@ -71,7 +71,6 @@ Status MappedSendLane::Publish(const SliceHeader& header) {
   slot_header->bytes.store(header.bytes, std::memory_order_relaxed);
   slot_header->slice.store(header.slice, std::memory_order_relaxed);
   slot_header->signature.store(header.signature, std::memory_order_relaxed);
-  slot_header->time.store(header.departure, std::memory_order_relaxed);
   slot_header->source_region.store(header.source.region, std::memory_order_relaxed);
   slot_header->source_offset.store(header.source.offset, std::memory_order_relaxed);
   slot_header->target_region.store(header.target.region, std::memory_order_relaxed);
@@ -85,6 +84,13 @@ Status MappedSendLane::Publish(const SliceHeader& header) {
   counters_->payload_bytes += header.bytes;
   for (const Consumer& consumer : consumers_) RingIfSleeping(consumer.peer.wakeup, scope_);
   return Status::Ok();
+}
+
+Status MappedSendLane::PublishStamped(const SliceHeader& header, Time departure) {
+  if (acquired_) {
+    reinterpret_cast<SlotHeader*>(slot())->time.store(departure, std::memory_order_relaxed);
+  }
+  return Publish(header);
 }
 
 bool MappedSendLane::ReachableFrom(uint32_t region) const {

@@ -20,7 +20,8 @@ SimLane::SimLane(const LaneSpec& lane_spec) : spec(lane_spec) {
     Consumer consumer;
     consumer.rank = rank;
     consumer.headers.resize(spec.depth);
-    consumer.stamps.resize(spec.depth);
+    consumer.slice_stamps.resize(spec.depth);
+    consumer.credit_stamps.resize(spec.depth);
     consumers.push_back(std::move(consumer));
   }
 }

@@ -38,11 +38,12 @@ struct SimLane {
     int rank = -1;
     std::vector<PoisonedBuffer> slots;  // empty until this end opens or receives a slice
     std::vector<SliceHeader> headers;
-    std::vector<Time> stamps;  // of releases, by slot
-    uint64_t visible = 0;      // slices the consumer can see
-    uint64_t released = 0;     // slices it has released
-    uint64_t credited = 0;     // releases the producer can see
-    Time last_visible = 0;     // last scheduled times, which keep the order
+    // Of slices and of releases, by slot.
+    std::vector<Time> slice_stamps, credit_stamps;
+    uint64_t visible = 0;   // slices the consumer can see
+    uint64_t released = 0;  // slices it has released
+    uint64_t credited = 0;  // releases the producer can see
+    Time last_visible = 0;  // last scheduled times, which keep the order
     Time last_credited = 0;
     bool opened = false;
   };

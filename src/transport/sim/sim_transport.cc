@@ -57,7 +57,7 @@ Result<Span> SimSendLane::TryAcquire() {
   return Span{lane_->slots[index()].data(), lane_->spec.slot_bytes};
 }
 
-Status SimSendLane::Publish(const SliceHeader& header) {
+Status SimSendLane::PublishStamped(const SliceHeader& header, Time departure) {
   Status status = CheckPublish(lane_->spec, acquired_, header);
   if (!status.ok()) return status;
   acquired_ = false;
@@ -70,6 +70,7 @@ Status SimSendLane::Publish(const SliceHeader& header) {
       std::memcpy(consumer.slots[index()].data(), slot.data(), header.bytes);
     }
     consumer.headers[index()] = header;
+    consumer.slice_stamps[index()] = departure;
     world_->Deliver(lane_->spec.producer, &consumer);
   }
   slot.Poison();
@@ -85,7 +86,7 @@ Status SimSendLane::Publish(const SliceHeader& header) {
 Time SimSendLane::CreditDeparture() const {
   Time latest = 0;
   for (const sim::SimLane::Consumer& consumer : lane_->consumers) {
-    latest = std::max(latest, consumer.stamps[index()]);
+    latest = std::max(latest, consumer.credit_stamps[index()]);
   }
   return latest;
 }
@@ -136,9 +137,11 @@ bool SimSendLane::ReachableFrom(uint32_t region) const {
                      [&](int peer) { return world_->regions_.ReachableFrom(owner, region, peer); });
 }
 
-Result<bool> SimRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
+Result<bool> SimRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) {
   if (self_->visible - self_->released <= ahead || world_->crashed(self_->rank)) return false;
-  *header = self_->headers[(self_->released + ahead) % lane_->spec.depth];
+  const size_t slot = (self_->released + ahead) % lane_->spec.depth;
+  *header = self_->headers[slot];
+  *departure = self_->slice_stamps[slot];
   return true;
 }
 
@@ -152,7 +155,7 @@ Status SimRecvLane::ReleaseStamped(Time departure) {
   DropRegions();
   peeked_ = false;
   self_->slots[index()].Poison();
-  self_->stamps[index()] = departure;
+  self_->credit_stamps[index()] = departure;
   ++self_->released;
   ++world_->state(self_->rank).counters.credits;
   if (!world_->crashed(self_->rank)) world_->ReturnCredit(self_);

@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "transport/emulated/stamped_lanes.h"
 #include "transport/sim/sim_world.h"
 #include "transport/transport.h"
 
@@ -24,7 +25,6 @@ class SimTransport final : public Transport {
     world_->regions_.InvalidateRegion(rank_, region);
   }
   Result<int> Progress(Time now) override;
-  Time NextEvent() const override { return world_->next_event(); }
   WakeupEvent* wakeup_event() override { return nullptr; }
   void Quiesce(Time) override {}
   uint64_t memory_bytes() const override { return world_->state(rank_).memory_bytes; }
@@ -35,11 +35,12 @@ class SimTransport final : public Transport {
   int rank_;
 };
 
-class SimSendLane final : public SendLane {
+class SimSendLane final : public emulated::StampedSendLane {
  public:
   SimSendLane(SimWorld* world, sim::SimLane* lane) : world_(world), lane_(lane) {}
   Result<Span> TryAcquire() override;
-  Status Publish(const SliceHeader& header) override;
+  Status Publish(const SliceHeader& header) override { return PublishStamped(header, 0); }
+  Status PublishStamped(const SliceHeader& header, Time departure) override;
   bool ReachableFrom(uint32_t region) const override;
   Result<bool> Drained() override { return lane_->LeastCredited() == lane_->published; }
   Time CreditDeparture() const override;
@@ -53,7 +54,7 @@ class SimSendLane final : public SendLane {
   bool acquired_ = false;
 };
 
-class SimRecvLane final : public RecvLane {
+class SimRecvLane final : public emulated::StampedRecvLane {
  public:
   SimRecvLane(SimWorld* world, sim::SimLane* lane, sim::SimLane::Consumer* self)
       : world_(world), lane_(lane), self_(self) {}
@@ -61,7 +62,7 @@ class SimRecvLane final : public RecvLane {
   Result<bool> TryPeek(Incoming* incoming) override;
   Status Release() override { return ReleaseStamped(0); }
   Status ReleaseStamped(Time departure) override;
-  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header) override;
+  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) override;
   const LaneSpec& spec() const override { return lane_->spec; }
 
  private:

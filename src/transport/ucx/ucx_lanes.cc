@@ -111,7 +111,7 @@ Result<Span> UcxSendLane::TryAcquire() {
   return Span{buffers_->slot(index_) + sizeof(WireHeader), spec_.slot_bytes};
 }
 
-Status UcxSendLane::Publish(const SliceHeader& header) {
+Status UcxSendLane::PublishStamped(const SliceHeader& header, Time departure) {
   if (Status status = CheckPublish(spec_, acquired_, header); !status.ok()) return status;
   if (Status status = worker_->Lost(consumer_); !status.ok()) return status;
   std::byte* const slot = buffers_->slot(index_);
@@ -120,7 +120,7 @@ Status UcxSendLane::Publish(const SliceHeader& header) {
                         .slice = header.slice,
                         .reserved = 0,
                         .signature = header.signature,
-                        .departure = header.departure};
+                        .departure = departure};
   std::memcpy(slot, &wire, sizeof wire);
   worker_->Send(consumer_, {slot, sizeof wire + header.bytes}, tags_.slice, Traffic::kSlice,
                 &buffers_->slice_ops[index_]);
@@ -179,9 +179,14 @@ Result<bool> UcxRecvLane::TryPeek(Incoming* incoming) {
   return true;
 }
 
-Result<bool> UcxRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header) {
+Result<bool> UcxRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) {
   if (ahead >= spec_.depth) return false;
-  return ReadHeader(ticket_ + ahead, (index_ + ahead) % spec_.depth, header);
+  const uint32_t index = (index_ + ahead) % spec_.depth;
+  Result<bool> there = ReadHeader(ticket_ + ahead, index, header);
+  if (there.ok() && *there) {
+    *departure = reinterpret_cast<const WireHeader*>(buffers_->slot(index))->departure;
+  }
+  return there;
 }
 
 // Posts the receive for the slot's next slice before it sends the credit.

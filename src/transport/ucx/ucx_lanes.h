@@ -11,6 +11,7 @@
 
 #include "base/fd.h"
 #include "base/status.h"
+#include "transport/emulated/stamped_lanes.h"
 #include "transport/transport.h"
 #include "transport/ucx/ucx_wire.h"
 #include "transport/ucx/ucx_worker.h"
@@ -37,14 +38,15 @@ struct LaneTags {
   uint64_t slice, credit;
 };
 
-class UcxSendLane final : public SendLane {
+class UcxSendLane final : public emulated::StampedSendLane {
  public:
   // `worker` and `counters` outlive the lane.
   UcxSendLane(LaneSpec spec, std::shared_ptr<LaneBuffers> buffers, Worker* worker,
               TransportCounters* counters);
 
   Result<Span> TryAcquire() override;
-  Status Publish(const SliceHeader& header) override;
+  Status Publish(const SliceHeader& header) override { return PublishStamped(header, 0); }
+  Status PublishStamped(const SliceHeader& header, Time departure) override;
   Time CreditDeparture() const override { return departures_[index_]; }
   const LaneSpec& spec() const override { return spec_; }
 
@@ -65,7 +67,7 @@ class UcxSendLane final : public SendLane {
   bool acquired_ = false;
 };
 
-class UcxRecvLane final : public RecvLane {
+class UcxRecvLane final : public emulated::StampedRecvLane {
  public:
   UcxRecvLane(LaneSpec spec, std::shared_ptr<LaneBuffers> buffers, Worker* worker,
               TransportCounters* counters);
@@ -73,7 +75,7 @@ class UcxRecvLane final : public RecvLane {
   Result<bool> TryPeek(Incoming* incoming) override;
   Status Release() override { return ReleaseStamped(0); }
   Status ReleaseStamped(Time departure) override;
-  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header) override;
+  Result<bool> PeekAhead(uint32_t ahead, SliceHeader* header, Time* departure) override;
   const LaneSpec& spec() const override { return spec_; }
 
  private:

@@ -20,10 +20,7 @@ std::string ReadWireHeader(std::span<const std::byte> message, uint64_t ticket, 
   if (wire.bytes > slot_bytes || message.size() != sizeof wire + wire.bytes) {
     return fmt::format("a slice of {} bytes in a message of {}", wire.bytes, message.size());
   }
-  *header = {.bytes = wire.bytes,
-             .slice = wire.slice,
-             .signature = wire.signature,
-             .departure = wire.departure};
+  *header = {.bytes = wire.bytes, .slice = wire.slice, .signature = wire.signature};
   return "";
 }
 
