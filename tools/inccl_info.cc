@@ -117,7 +117,7 @@ int RunDump(const Options& options) {
                       .nranks = *ranks,
                       .root = options.root,
                       .channels = std::max(1, options.channels),
-                      .side_phase = options.side};
+                      .side_phases = options.side ? 1u : 0u};
   if (options.rank >= 0) request.rank = options.rank;
   request.as = options.dot    ? DumpRequest::As::kDot
                : options.json ? DumpRequest::As::kJson

@@ -54,8 +54,7 @@ class CodecRun {
     state_ = codec_->NewState();
     const CallDesc call{.type = type, .nranks = kRanks, .rank = 0, .count = kElements};
     Require(spec, state_->Begin(call));
-    if (codec_->has_side_phase()) Agree(0);
-    if (codec_->has_second_side_phase()) Agree(1);
+    for (uint16_t phase = 0; phase < codec_->side_phases().size(); ++phase) Agree(phase);
     const uint32_t most = codec_->MaxBytes(type, kRanks, kElements) + 64;
     for (Bytes* bytes : {&encoded_, &hopped_}) bytes->resize(most);
     decoded_.resize(kElements * SizeOf(type));

@@ -100,10 +100,12 @@ Status CheckRequest(const ScheduleRequest& request) {
   if (request.group < 0) {
     return InvalidArgument(fmt::format("{}: group is {}", name, request.group));
   }
-  if (request.second_side_phase && !request.side_phase) {
-    return InvalidArgument(fmt::format("{}: a second side phase without a first", name));
+  if (request.side_phases > kMostSidePhases) {
+    return InvalidArgument(
+        fmt::format("{}: {} side phases, at most {}", name, request.side_phases, kMostSidePhases));
   }
-  if (request.side_phase && SidePhaseOf(request.collective, request.side_one_shot) == nullptr) {
+  if (request.side_phases > 0 &&
+      SidePhaseOf(request.collective, request.side_one_shot) == nullptr) {
     return InvalidArgument(fmt::format("{}: there is no side phase{}", name,
                                        request.side_one_shot ? " in one shot" : ""));
   }
@@ -139,8 +141,8 @@ bool Meet(const std::vector<bool>& a, const std::vector<bool>& b) {
 }
 
 // Data of a window waits for the side information of that window, all of it or that of its own
-// segments, and a second side phase for all of the first; side information runs at most one window
-// ahead of the data.
+// segments, and a side phase for all of the ones before it; side information runs at most one
+// window ahead of the data.
 void CouplePhases(Schedule* schedule) {
   const bool segmented = SegmentsOf(schedule->collective, 2) > 1;
   const size_t data = schedule->phases.size() - 1;
@@ -188,13 +190,13 @@ Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
   schedule.root = request.root;
   schedule.group = HasGroups(request) ? request.group : 0;
   const bool alone = request.nranks == 1;
-  for (int p = 0; p < (request.side_phase ? 1 : 0) + (request.second_side_phase ? 1 : 0); ++p) {
+  for (size_t p = 0; p < request.side_phases; ++p) {
     PhaseBuilder side(&schedule, LaneClass::kSide, 1);
     (alone ? Alone : SidePhaseOf(request.collective, request.side_one_shot))(&side);
   }
   PhaseBuilder data(&schedule, LaneClass::kData, request.channels);
   (alone ? Alone : DataPhaseOf(request))(&data);
-  if (request.side_phase) CouplePhases(&schedule);
+  if (request.side_phases > 0) CouplePhases(&schedule);
   if (Status status = CheckSizes(schedule); !status.ok()) return status;
   return schedule;
 }

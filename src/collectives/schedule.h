@@ -15,6 +15,7 @@
 #ifndef INCCL_COLLECTIVES_SCHEDULE_H_
 #define INCCL_COLLECTIVES_SCHEDULE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -68,9 +69,10 @@ struct Strand {
 // lanes empty. `channel` tells apart lanes of equal ends: kLanePlanes * (the strands' channel) +
 // plane. No two lanes of a schedule have class, channel, producer and one consumer in common, not
 // even when a multicast lane is replaced by one lane per consumer.
-// The lanes of a second side phase are on the planes from kSecondSidePlane.
+// The lanes of side phase p are on the planes from p * kSidePlanes.
 inline constexpr int kLanePlanes = 4;
-inline constexpr int kSecondSidePlane = 2;
+inline constexpr int kSidePlanes = 2;
+inline constexpr int kMostSidePhases = kLanePlanes / kSidePlanes;
 inline constexpr int kMaxChannels = 256 / kLanePlanes;
 struct ScheduleLane {
   LaneClass lane_class = LaneClass::kData;
@@ -110,16 +112,15 @@ struct ScheduleRequest {
   int rank = 0;
   int root = 0;
   int channels = 1;  // 1..kMaxChannels
-  // Prepend a phase on side lanes. All-reduce and reduce-scatter: an agreement, all-reduced by MAX.
-  // All-gather: the side information of the senders.
-  bool side_phase = false;
-  // All-reduce only: the agreement by direct one-shot (small calls), else by direct two-shot.
+  // Phases on side lanes before the data, 0..kMostSidePhases; each needs what the ones before it
+  // have agreed on. All-reduce and reduce-scatter: an agreement, all-reduced by MAX. All-gather:
+  // the side information of the senders.
+  size_t side_phases = 0;
+  // All-reduce only: the agreements by direct one-shot (small calls), else by direct two-shot.
   bool side_one_shot = false;
   // All-reduce by direct two-shot: groups of so many ranks add up what goes to other groups, which
   // are sent their sums. 0: everybody sends to everybody. Other algorithms have no groups.
   int group = 0;
-  // Prepend another one after it: a second agreement, which needs what the first has agreed on.
-  bool second_side_phase = false;
 };
 
 // The schedule of one rank, or why there is none (kInvalidArgument naming collective and

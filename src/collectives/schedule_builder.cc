@@ -39,8 +39,8 @@ int PhaseBuilder::AddLane(int channel, int plane, int producer, std::vector<int>
   std::sort(consumers.begin(), consumers.end());
   schedule_->lanes.push_back(
       {phase().lane_class,
-       static_cast<uint8_t>(kLanePlanes * channel + plane + SideNumber() * kSecondSidePlane),
-       producer, std::move(consumers)});
+       static_cast<uint8_t>(kLanePlanes * channel + plane + SideNumber() * kSidePlanes), producer,
+       std::move(consumers)});
   return static_cast<int>(schedule_->lanes.size()) - 1;
 }
 

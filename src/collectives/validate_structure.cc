@@ -41,7 +41,8 @@ class StructureCheck {
   Status Phases() const {
     const std::vector<Phase>& phases = schedule_.phases;
     if (!IsRank(schedule_.root)) return Error(fmt::format("root is {}", schedule_.root));
-    const bool known = phases.size() == 1 || (phases.size() <= 3 && HasSidePhase());
+    const bool known =
+        phases.size() == 1 || (phases.size() <= 1 + kMostSidePhases && HasSidePhase());
     for (size_t p = 0; p < phases.size(); ++p) {
       const bool last = p + 1 == phases.size();
       if (known && phases[p].lane_class == (last ? LaneClass::kData : LaneClass::kSide)) continue;

@@ -45,15 +45,13 @@ Result<PlanCache::Plan> PlanCache::Make(const Call& call, const Codec& codec, co
 
 Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& codec,
                                               const Choice& choice) {
-  const bool side = codec.has_side_phase();
-  const bool second = codec.has_second_side_phase();
-  const bool side_one_shot = side && choice.side_one_shot;
+  const size_t side_phases = codec.side_phases().size();
+  const bool side_one_shot = side_phases > 0 && choice.side_one_shot;
   const int group = codec.route().group;
   const uint64_t key = uint64_t{static_cast<uint8_t>(call.collective)} << 56 |
                        uint64_t{static_cast<uint8_t>(choice.algorithm)} << 52 |
-                       uint64_t{static_cast<uint16_t>(group)} << 35 | uint64_t{second} << 34 |
-                       uint64_t{side} << 33 | uint64_t{side_one_shot} << 32 |
-                       static_cast<uint32_t>(call.root);
+                       uint64_t{static_cast<uint16_t>(group)} << 35 | uint64_t{side_phases} << 33 |
+                       uint64_t{side_one_shot} << 32 | static_cast<uint32_t>(call.root);
   std::unique_ptr<Program>& program = programs_[key];
   if (program == nullptr) {
     Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
@@ -62,10 +60,9 @@ Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& cod
                                               .rank = options_.rank,
                                               .root = call.root,
                                               .channels = options_.channels,
-                                              .side_phase = side,
+                                              .side_phases = side_phases,
                                               .side_one_shot = side_one_shot,
-                                              .group = group,
-                                              .second_side_phase = second});
+                                              .group = group});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     Result<std::unique_ptr<Program>> bound =
         Bind(*std::move(schedule), SlotsFor(options_.slice_bytes), &lanes_);

@@ -10,6 +10,7 @@
 #ifndef INCCL_COMPRESS_CODEC_H_
 #define INCCL_COMPRESS_CODEC_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,8 +29,8 @@ enum class Form : uint8_t {
   kOutput,  // the caller's result, in the caller's type
   kSum,     // a partial sum of `contributions` ranks, in the codec's representation
   kResult,  // the final value in the codec's representation; ranks forward it unchanged
-  kSide,    // side information (hbi: scale codes, combined by MAX), see Codec::has_side_phase;
-            // `contributions` is 1 in the second side phase
+  kSide,    // side information (hbi: scale codes, combined by MAX), see Codec::side_phases;
+            // `contributions` is the number of the phase
 };
 
 struct Format {
@@ -130,6 +131,13 @@ struct Route {
   const char* because = "";  // the part of the specification that requires it
 };
 
+// A phase of side information. A payload of it has at most `bytes` + `superblock_bytes` for each
+// superblock.
+struct SidePhase {
+  uint32_t bytes = 0;
+  uint32_t superblock_bytes = 0;
+};
+
 // An immutable codec, made from a canonical specification. All calls and threads share it.
 class Codec {
  public:
@@ -141,16 +149,20 @@ class Codec {
   // OK if this specification can be met in such calls, for every type and operation. Else the
   // library refuses the call instead of running it uncompressed. The message names the key.
   virtual Status Fits(Collective /*collective*/, int /*nranks*/) const { return Status::Ok(); }
-  // If true, the schedule runs a phase on side lanes, one window ahead of the data, which gives all
-  // ranks the side information of every segment: in reductions that of all ranks combined, else the
-  // sender's. Operations: kInput -> kSide, (kSide, kInput) -> kSide, kSide -> kSide.
-  virtual bool has_side_phase() const = 0;
+  // The phases that the schedule runs on side lanes for each window, in order, one window ahead of
+  // the data. Each gives all ranks the side information of every segment: in reductions that of all
+  // ranks combined, else the sender's. Operations: kInput -> kSide, (kSide, kInput) -> kSide,
+  // kSide -> kSide.
+  virtual std::span<const SidePhase> side_phases() const { return {}; }
   virtual Route route() const { return {}; }
-  // If true, a second side phase follows for each window, between the first one and the data.
-  virtual bool has_second_side_phase() const { return false; }
-  // Upper bound of the side information of `count` elements of a window in either phase, in bytes.
-  virtual uint32_t SideBytes(uint32_t count) const {
-    return (count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0)) * (kSuperblock / kBlock);
+  // Upper bound of the side information of `count` elements of a window in any phase, in bytes.
+  uint32_t SideBytes(uint32_t count) const {
+    const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
+    uint32_t most = 0;
+    for (const SidePhase& phase : side_phases()) {
+      most = std::max(most, phase.bytes + superblocks * phase.superblock_bytes);
+    }
+    return most;
   }
   // Bytes of a payload that Bound's `bits` do not count (hbi: checksums).
   virtual uint32_t UncountedBytes() const { return 0; }

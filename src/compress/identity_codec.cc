@@ -262,7 +262,6 @@ class NoneCodec final : public Codec {
   Status Supports(Collective, DataType type, ReduceOp op, int nranks) const override {
     return CheckCall(type, op, nranks);
   }
-  bool has_side_phase() const override { return false; }
   uint64_t window_elements() const override { return 0; }
   // Exact below 4 GiB, the limit of one step.
   uint32_t MaxBytes(DataType type, int, uint32_t count) const override {

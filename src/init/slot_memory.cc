@@ -57,17 +57,15 @@ Status AddCall(const CommOptions& options, int nranks, Collective collective, in
                                   .route = compressed ? codec.route() : Route{}},
                                  options.algorithms, options.tuner_table);
   if (!choice.ok()) return Status::Ok();  // such a call is refused
-  Result<Schedule> schedule =
-      MakeSchedule({.collective = collective,
-                    .algorithm = choice->algorithm,
-                    .nranks = nranks,
-                    .rank = kRank,
-                    .root = root,
-                    .channels = options.channels,
-                    .side_phase = codec.has_side_phase(),
-                    .side_one_shot = codec.has_side_phase() && choice->side_one_shot,
-                    .group = codec.route().group,
-                    .second_side_phase = codec.has_second_side_phase()});
+  Result<Schedule> schedule = MakeSchedule({.collective = collective,
+                                            .algorithm = choice->algorithm,
+                                            .nranks = nranks,
+                                            .rank = kRank,
+                                            .root = root,
+                                            .channels = options.channels,
+                                            .side_phases = codec.side_phases().size(),
+                                            .side_one_shot = choice->side_one_shot,
+                                            .group = codec.route().group});
   if (!schedule.ok()) return schedule.status();
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   for (const ScheduleLane& lane : schedule->lanes) {

@@ -38,7 +38,7 @@ Chunking CutCall(const CutRequest& request, const Codec& codec) {
   }
   options.side_slice_elements =
       static_cast<uint32_t>(std::min<uint64_t>(options.window_elements, kWindow));
-  while (codec.has_side_phase() && codec.SideBytes(options.side_slice_elements) > kSideSlotBytes) {
+  while (codec.SideBytes(options.side_slice_elements) > kSideSlotBytes) {
     options.side_slice_elements /= 2;
   }
   return Chunking(options);

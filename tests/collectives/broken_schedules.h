@@ -15,7 +15,7 @@ using Schedules = std::vector<Schedule>;
 
 inline Schedules Make(const Case& which, int nranks, bool side = false) {
   ScheduleRequest request = RequestOf(which, nranks);
-  request.side_phase = side;
+  request.side_phases = side ? 1 : 0;
   return MakeAll(request);
 }
 

@@ -125,7 +125,8 @@ strand 0: phase 0, channel 0
 
 TEST(DumpText, OfTheAgreementOfSideInformation) {
   ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kOneShot}, 2);
-  request.side_phase = request.side_one_shot = true;
+  request.side_phases = 1;
+  request.side_one_shot = true;
   EXPECT_EQ(DumpText(MakeAll(request)[1]),
             R"(allreduce direct_one_shot, 2 ranks: rank 1
 phase 0: side, chunks 1, channels 1
@@ -190,9 +191,10 @@ size_t Count(const std::string& text, const std::string& word) {
 TEST(DumpDot, HasANodePerStepAndAnArrowPerMessage) {
   for (const test::Case& which : test::AllCases()) {
     ScheduleRequest request = RequestOf(which, 5);
-    request.side_phase = which.collective == Collective::kAllReduce ||
-                         which.collective == Collective::kReduceScatter ||
-                         which.collective == Collective::kAllGather;
+    const bool side = which.collective == Collective::kAllReduce ||
+                      which.collective == Collective::kReduceScatter ||
+                      which.collective == Collective::kAllGather;
+    request.side_phases = side ? 1 : 0;
     const std::vector<Schedule> schedules = MakeAll(request);
     size_t steps = 0, messages = 0, inner = 0, waits = 0;
     for (const Schedule& schedule : schedules) {

@@ -269,7 +269,7 @@ class Simulation {
                                               .rank = rank,
                                               .root = s.root,
                                               .channels = s.channels,
-                                              .side_phase = s.hbi,
+                                              .side_phases = s.hbi ? 1u : 0u,
                                               .side_one_shot = s.side_one_shot});
     EXPECT_TRUE(schedule.ok()) << schedule.status().message();
     const SlotOptions slots{.data_bytes = s.slice_elements * 4,

@@ -33,7 +33,7 @@ inline std::vector<Schedule> MakeAll(ScheduleRequest request) {
 inline std::string Describe(const ScheduleRequest& request) {
   return fmt::format("{} {} n={} root={} channels={} side={} one_shot={}", Name(request.collective),
                      Name(request.algorithm), request.nranks, request.root, request.channels,
-                     request.side_phase, request.side_one_shot);
+                     request.side_phases, request.side_one_shot);
 }
 
 struct Case {

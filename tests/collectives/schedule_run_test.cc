@@ -307,7 +307,7 @@ ScheduleRequest RandomRequest(const test::Case& which, int nranks, std::mt19937_
   const bool all_reduces = request.collective == Collective::kAllReduce;
   if (all_reduces || request.collective == Collective::kReduceScatter ||
       request.collective == Collective::kAllGather) {
-    request.side_phase = (*random)() % 2 == 0;
+    request.side_phases = (*random)() % 2 == 0 ? 1 : 0;
     request.side_one_shot = all_reduces && (*random)() % 2 == 0;
   }
   return request;

@@ -37,7 +37,7 @@ TEST(SideSchedule, OfSegmentsIsProven) {
       request.channels = n <= 16 ? 2 : 1;
       const int rows = RowsFor(n);
       const Proof without = Prove(request, 1);
-      request.side_phase = true;
+      request.side_phases = 1;
       const Proof with = Prove(request, rows);
       int steps = without.steps;
       if (n > 1 && scatters) steps += 2;
@@ -64,11 +64,10 @@ TEST(SideSchedule, SecondPhaseIsProven) {
       request.channels = 2;
       for (const bool one_shot : {false, true}) {
         if (one_shot && which.collective != Collective::kAllReduce) continue;
-        request.side_phase = true;
-        request.second_side_phase = false;
+        request.side_phases = 1;
         request.side_one_shot = one_shot;
         const Proof one = Prove(request, 3);
-        request.second_side_phase = true;
+        request.side_phases = 2;
         const Proof two = Prove(request, RowsFor(n));
         if (!gathers) {
           EXPECT_EQ(two.steps - one.steps, n == 1     ? 0
@@ -80,7 +79,7 @@ TEST(SideSchedule, SecondPhaseIsProven) {
       }
     }
   }
-  EXPECT_FALSE(MakeSchedule({.nranks = 2, .second_side_phase = true}).ok());
+  EXPECT_FALSE(MakeSchedule({.nranks = 2, .side_phases = 3}).ok());
 }
 
 TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
@@ -90,7 +89,7 @@ TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
       ScheduleRequest request = RequestOf(which, n);
       request.channels = n <= 16 ? 2 : 1;
       const Proof without = Prove(request, 1);
-      request.side_phase = true;
+      request.side_phases = 1;
       for (bool one_shot : {false, true}) {
         request.side_one_shot = one_shot;
         const Proof with = Prove(request, RowsFor(n));
@@ -105,7 +104,7 @@ TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {
 // Every data strand waits for the codes of the segments it works on, and for no others.
 TEST(SideSchedule, DataWaitsForItsOwnSegments) {
   ScheduleRequest request = RequestOf({Collective::kAllGather, Algorithm::kTwoShot}, 4);
-  request.side_phase = true;
+  request.side_phases = 1;
   // Strands: 0 side send, 1 side gather, 2 data send, 3 data gather.
   const Schedule gather = MakeAll(request)[1];
   ASSERT_EQ(gather.strands.size(), 4u);
@@ -120,7 +119,7 @@ TEST(SideSchedule, DataWaitsForItsOwnSegments) {
   EXPECT_EQ(same_row(gather.strands[3]), std::vector<int>{1});
   // 0 side deal, 1 side own, 2 side gather, 3 data deal, 4 data own.
   request = RequestOf({Collective::kReduceScatter, Algorithm::kTwoShot}, 4);
-  request.side_phase = true;
+  request.side_phases = 1;
   const Schedule scatter = MakeAll(request)[1];
   ASSERT_EQ(scatter.strands.size(), 5u);
   EXPECT_EQ(same_row(scatter.strands[3]), std::vector<int>{2});
@@ -141,9 +140,9 @@ size_t DataSlices(const Schedule& schedule) {
 
 TEST(SideSchedule, ComesFirstAndOnItsOwnLanes) {
   ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
-  request.side_phase = true;
+  request.side_phases = 1;
   const std::vector<Schedule> with = MakeAll(request);
-  request.side_phase = false;
+  request.side_phases = 0;
   const std::vector<Schedule> without = MakeAll(request);
   EXPECT_EQ(with[1].phases[0].lane_class, LaneClass::kSide);
   EXPECT_EQ(with[1].phases[1].lane_class, LaneClass::kData);

@@ -271,7 +271,7 @@ TEST(DirectGroups, AreProvenForEverySize) {
     for (request.group = 1; request.group <= request.nranks + 1; ++request.group) {
       SCOPED_TRACE(fmt::format("{} ranks in groups of {}", request.nranks, request.group));
       request.channels = request.nranks < 8 ? 2 : 1;
-      request.side_phase = request.nranks % 2 == 0;
+      request.side_phases = request.nranks % 2 == 0 ? 1 : 0;
       const Proof proof = Prove(request);
       // ((0 + 1) + 2) + 3, with a single rank in the second group.
       EXPECT_EQ(proof.rank_order, request.group == 1 || request.group >= request.nranks - 1);
@@ -385,7 +385,7 @@ TEST(MakeSchedule, RefusesWhatIsNotThere) {
   ExpectRefused(request, "group is -1");
   request.group = 0;
   request.collective = Collective::kBroadcast;
-  request.side_phase = true;
+  request.side_phases = 1;
   ExpectRefused(request, "broadcast: there is no side phase");
   request.collective = Collective::kReduceScatter;
   request.side_one_shot = true;

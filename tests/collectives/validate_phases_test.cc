@@ -132,7 +132,7 @@ TEST(Validate, RefusesOutputsThatMayLieOverUnreadInput) {
 
 TEST(Validate, WantsASecondSidePhaseToWaitForTheFirst) {
   ScheduleRequest request = RequestOf(kTwoShot, 3);
-  request.side_phase = request.second_side_phase = true;
+  request.side_phases = 2;
   Schedules schedules = MakeAll(request);
   ASSERT_EQ(schedules[1].phases.size(), 3u);
   for (Strand& strand : schedules[1].strands) {
@@ -151,7 +151,8 @@ TEST(Validate, WantsASecondSidePhaseToWaitForTheFirst) {
 
 TEST(Validate, WantsEveryRankInTheSideInformation) {
   ScheduleRequest request = RequestOf(kRing, 3);
-  request.side_phase = request.side_one_shot = true;
+  request.side_phases = 1;
+  request.side_one_shot = true;
   Schedules schedules = MakeAll(request);
   Operands operands = OperandsOf(schedules[1], 0, 1);  // the fold of one-shot, in rank order
   operands.inputs.erase(operands.inputs.begin() + 1);

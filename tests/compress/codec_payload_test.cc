@@ -52,8 +52,9 @@ class World {
                                .step = 2})
                       .ok());
     }
-    if (codec_->has_side_phase()) Agree({Form::kSide});
-    if (codec_->has_second_side_phase()) Agree({Form::kSide, 1});
+    for (uint16_t phase = 0; phase < codec_->side_phases().size(); ++phase) {
+      Agree({Form::kSide, phase});
+    }
   }
 
   const Codec& codec() const { return *codec_; }

@@ -359,7 +359,7 @@ TEST(HbiSpec, GroupsAreForAllReduceOnDirect) {
     ASSERT_FALSE(status.ok());
     ExpectError(status, {"m=2", Name(collective), "allreduce"});
   }
-  EXPECT_TRUE(codec->has_side_phase());
+  EXPECT_EQ(codec->side_phases().size(), 1u);
   EXPECT_EQ(codec->route().group, 2);
   EXPECT_EQ(std::string(codec->route().because), "m of the codec hbi");
   EXPECT_EQ((*MakeCodec("hbi"))->route().group, 0);

@@ -38,8 +38,7 @@ class Call {
   }
 
   void Agree(const std::vector<Bytes>& ranks) {
-    const int phases = !codec_->has_side_phase() ? 0 : codec_->has_second_side_phase() ? 2 : 1;
-    for (uint16_t phase = 0; phase < phases; ++phase) {
+    for (uint16_t phase = 0; phase < codec_->side_phases().size(); ++phase) {
       const size_t first = sides_.size();
       for (const Bytes& elements : ranks) {
         sides_.push_back(Run({Own(elements)}, {Form::kSide, phase}, codec_->SideBytes(count())));

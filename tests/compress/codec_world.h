@@ -83,14 +83,12 @@ class CodecWorld {
     Rank& rank = *ranks_[static_cast<size_t>(call.rank)];
     std::unique_ptr<Program>& program = rank.programs[{call.collective, algorithm}];
     if (program == nullptr) {
-      Result<Schedule> schedule =
-          MakeSchedule({.collective = call.collective,
-                        .algorithm = algorithm,
-                        .nranks = call.nranks,
-                        .rank = call.rank,
-                        .side_phase = codec_->has_side_phase(),
-                        .group = codec_->route().group,
-                        .second_side_phase = codec_->has_second_side_phase()});
+      Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
+                                                .algorithm = algorithm,
+                                                .nranks = call.nranks,
+                                                .rank = call.rank,
+                                                .side_phases = codec_->side_phases().size(),
+                                                .group = codec_->route().group});
       ASSERT_TRUE(schedule.ok()) << schedule.status().message();
       auto bound = Bind(*std::move(schedule), SlotsFor(kSliceBytes), &rank.lanes);
       ASSERT_TRUE(bound.ok()) << bound.status().message();

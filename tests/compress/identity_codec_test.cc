@@ -327,7 +327,7 @@ TEST(IdentityCodec, FormsThatDoNotOccurAreRefused) {
 TEST(IdentityCodec, SaysWhatItIs) {
   const auto codec = IdentityCodec();
   EXPECT_EQ(codec->spec(), "none");
-  EXPECT_FALSE(codec->has_side_phase());
+  EXPECT_TRUE(codec->side_phases().empty());
   EXPECT_EQ(codec->window_elements(), 0u);
   EXPECT_EQ(codec->MaxBytes(DataType::kFloat64, 8, 1000), 8000u);
   EXPECT_EQ(codec->MaxBytes(DataType::kFloat8E4M3, 8, 1000), 1000u);

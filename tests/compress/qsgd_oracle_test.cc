@@ -64,7 +64,7 @@ class Call {
     }
   }
 
-  bool several() const { return codec_->has_second_side_phase(); }
+  bool several() const { return codec_->side_phases().size() > 1; }
   Payload Make(int rank, const Range& range, const std::vector<Term>& inputs, Format format) {
     Payload made(std::max(codec_->MaxBytes(DataType::kFloat32, call_.nranks, range.count),
                           std::max<uint32_t>(range.count * 4, codec_->SideBytes(range.count))));

@@ -44,8 +44,7 @@ void Run(Data data) {
   const Range range{0, 0, kCount};
   std::vector<std::byte> own(bytes);
   const Term mine{{Form::kInput}, own.data(), bytes};
-  for (uint16_t phase = 0; codec->has_side_phase() && phase < 2; ++phase) {
-    if (phase == 1 && !codec->has_second_side_phase()) break;
+  for (uint16_t phase = 0; phase < codec->side_phases().size(); ++phase) {
     if (!Agree(range, mine, {Form::kSide, phase}, state.get(), &input)) return;
   }
   const bool sum = (input.Byte() & 1) != 0;

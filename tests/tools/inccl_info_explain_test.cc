@@ -284,7 +284,7 @@ TEST(ExplainTest, MemoryIsWhatLanesTake) {
                                                 .algorithm = choice->algorithm,
                                                 .nranks = kRanks,
                                                 .rank = rank,
-                                                .side_phase = true,
+                                                .side_phases = 1,
                                                 .side_one_shot = choice->side_one_shot});
       ASSERT_TRUE(schedule.ok());
       const size_t lanes = schedule->lanes.size();

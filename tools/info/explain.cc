@@ -142,20 +142,18 @@ bool IsReference(const Codec& codec, double bits, Collective collective, Algorit
 Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                                             const Explanation& explanation,
                                             const CommOptions& options) {
+  const Codec& codec = explanation.codec != nullptr ? *explanation.codec : *IdentityCodec();
   std::vector<Schedule> schedules;
   for (int rank = 0; rank < request.nranks; ++rank) {
-    Result<Schedule> schedule =
-        MakeSchedule({.collective = request.collective,
-                      .algorithm = explanation.choice->algorithm,
-                      .nranks = request.nranks,
-                      .rank = rank,
-                      .root = request.root,
-                      .channels = options.channels,
-                      .side_phase = explanation.agreement,
-                      .side_one_shot = explanation.agreement && explanation.choice->side_one_shot,
-                      .group = explanation.codec != nullptr ? explanation.codec->route().group : 0,
-                      .second_side_phase = explanation.codec != nullptr &&
-                                           explanation.codec->has_second_side_phase()});
+    Result<Schedule> schedule = MakeSchedule({.collective = request.collective,
+                                              .algorithm = explanation.choice->algorithm,
+                                              .nranks = request.nranks,
+                                              .rank = rank,
+                                              .root = request.root,
+                                              .channels = options.channels,
+                                              .side_phases = codec.side_phases().size(),
+                                              .side_one_shot = explanation.choice->side_one_shot,
+                                              .group = codec.route().group});
     if (!schedule.ok()) return schedule.status();
     schedules.push_back(*std::move(schedule));
   }
@@ -199,7 +197,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   result.why = inccl::Explain(call, *choice);
   const std::shared_ptr<const Codec> codec =
       result.codec != nullptr ? result.codec : IdentityCodec();
-  result.agreement = codec->has_side_phase();
+  result.agreement = !codec->side_phases().empty();
 
   Result<std::vector<Schedule>> schedules = MakeSchedules(request, result, options);
   if (!schedules.ok()) return schedules.status();

@@ -70,7 +70,9 @@ std::shared_ptr<hbi::DeviceLevels> hbi::PlannerCache::LevelsOf(
 }
 
 HbiCodec::HbiCodec(const Config& config)
-    : planners_(std::make_shared<hbi::PlannerCache>(config)), spec_(config.Canonical()) {}
+    : planners_(std::make_shared<hbi::PlannerCache>(config)),
+      scale_codes_{.bytes = hbi::TrailerBytes(config), .superblock_bytes = kSuperblock / kBlock},
+      spec_(config.Canonical()) {}
 
 Route HbiCodec::route() const {
   return {.group = static_cast<int>(planners_->config().m), .because = "m of the codec hbi"};
@@ -120,10 +122,6 @@ uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const
 }
 
 uint32_t HbiCodec::UncountedBytes() const { return hbi::TrailerBytes(planners_->config()); }
-
-uint32_t HbiCodec::SideBytes(uint32_t count) const {
-  return Codec::SideBytes(count) + hbi::TrailerBytes(planners_->config());
-}
 
 void HbiCodec::Bound(Collective collective, int nranks, double* bits,
                      double* relative_error) const {

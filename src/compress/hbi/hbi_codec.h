@@ -7,6 +7,7 @@
 #define INCCL_COMPRESS_HBI_HBI_CODEC_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,12 +57,11 @@ class HbiCodec final : public Codec {
   const std::string& spec() const override { return spec_; }
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override;
   Status Fits(Collective collective, int nranks) const override;
-  bool has_side_phase() const override { return true; }
+  std::span<const SidePhase> side_phases() const override { return {&scale_codes_, 1}; }
   Route route() const override;
   uint32_t UncountedBytes() const override;
   uint64_t window_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType type, int nranks, uint32_t count) const override;
-  uint32_t SideBytes(uint32_t count) const override;
   uint64_t min_bytes() const override { return planners_->config().min_bytes; }
   // bits: with `bits=` that limit (with ag=exact the most it can become); with fixed levels their
   // cost if every superblock is live. relative_error: RelativeErrorBound of the worst levels that
@@ -72,6 +72,7 @@ class HbiCodec final : public Codec {
 
  private:
   std::shared_ptr<hbi::PlannerCache> planners_;
+  SidePhase scale_codes_;
   std::string spec_;
 };
 

@@ -32,12 +32,8 @@ class QsgdCodec final : public Codec {
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override {
     return qsgd::CheckCall(*config_, collective, type, op, nranks);
   }
-  bool has_side_phase() const override { return true; }
-  bool has_second_side_phase() const override { return config_->index_bits() > 0; }
-  uint32_t SideBytes(uint32_t count) const override {
-    const uint32_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-    return std::max(qsgd::kLargestBytes,
-                    superblocks * FieldBytes(config_->selected, config_->index_bits()));
+  std::span<const SidePhase> side_phases() const override {
+    return std::span(side_phases_).first(config_->index_bits() > 0 ? 2 : 1);
   }
   uint64_t window_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType /*type*/, int nranks, uint32_t count) const override {
@@ -71,6 +67,10 @@ class QsgdCodec final : public Codec {
 
  private:
   std::shared_ptr<const Config> config_;
+  // The largest magnitude of a window, and the indices of scales.
+  const SidePhase side_phases_[2] = {
+      {.bytes = qsgd::kLargestBytes},
+      {.superblock_bytes = FieldBytes(config_->selected, config_->index_bits())}};
 };
 
 // Parses "8" or, with several scales, "4+8": ascending numbers.

@@ -217,7 +217,6 @@ class WireCodec final : public Codec {
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override {
     return CheckFloatCall(wire_->name(), collective, type, op, nranks);
   }
-  bool has_side_phase() const override { return false; }
   uint64_t window_elements() const override { return 0; }
   uint32_t MaxBytes(DataType /*type*/, int /*nranks*/, uint32_t count) const override {
     return static_cast<uint32_t>(
