@@ -10,7 +10,7 @@
 
 namespace inccl {
 
-const char* Name(LaneClass lane_class);  // "data", "side", "point"
+const char* Name(LaneClass lane_class);  // "data", "side", "send_recv"
 std::string Text(const Format& format);  // "input", "output", "sum(3)", "result", "side"
 // Class, channel number, ends: "data/4 0 -> 1", "side/1 2 -> 0,1,3".
 std::string Text(const ScheduleLane& lane);

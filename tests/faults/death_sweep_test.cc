@@ -25,12 +25,12 @@ constexpr int kCallsCounted = 2, kRegisteredCallsCounted = 60;
 
 bool OfOperation(std::string_view point) {
   return point.starts_with("call.") || point.starts_with("executor.") ||
-         point.starts_with("lend.") || point.starts_with("point.") ||
+         point.starts_with("zero_copy.") || point.starts_with("send_recv.") ||
          point.starts_with("progress.");
 }
 
 // Only where memory can be shared.
-bool OfLending(size_t point) { return fault::kPoints[point].starts_with("lend."); }
+bool OfZeroCopy(size_t point) { return fault::kPoints[point].starts_with("zero_copy."); }
 
 struct Case {
   Operation operation;
@@ -106,7 +106,7 @@ std::vector<Case> Cases(const std::string& transport) {
         if (times == 0) continue;
         reached[point] += times;
         // How often a rank sleeps, and when it maps what is lent, depends on the moment.
-        const bool steady = !fault::kPoints[point].starts_with("progress.") && !OfLending(point);
+        const bool steady = !fault::kPoints[point].starts_with("progress.") && !OfZeroCopy(point);
         std::set<uint64_t> hits =
             steady ? std::set<uint64_t>{1, 1 + rng.Below(times), times} : std::set<uint64_t>{1};
         if (transport != "shm") {
@@ -122,7 +122,7 @@ std::vector<Case> Cases(const std::string& transport) {
   RunWorlds(
       operations.size(), 2, [&](size_t i) { return StartCounting(operations[i]); }, add);
   for (size_t point = 0; point < fault::kPointCount; ++point) {
-    if (OfOperation(fault::kPoints[point]) && (transport == "shm" || !OfLending(point))) {
+    if (OfOperation(fault::kPoints[point]) && (transport == "shm" || !OfZeroCopy(point))) {
       EXPECT_GT(reached[point], 0u) << fault::kPoints[point] << " is not reached";
     }
   }

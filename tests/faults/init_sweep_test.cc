@@ -21,7 +21,8 @@ constexpr size_t kCasesElsewhere = 16;  // over other transports than shared mem
 static_assert(fault::kPointCount <= Report::kCounters);
 
 bool OfInit(std::string_view point) {
-  for (const char* prefix : {"call.", "executor.", "lend.", "point.", "progress.", "destroy."}) {
+  for (const char* prefix :
+       {"call.", "executor.", "zero_copy.", "send_recv.", "progress.", "destroy."}) {
     if (point.starts_with(prefix)) return false;
   }
   return true;
