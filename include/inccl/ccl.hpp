@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// inccl for C++17 and later: a thin layer over ccl.h, header only. What a call does is written
-// there; here are ownership, element types and errors as values. Nothing in it raises; it compiles
+// inccl for C++17 and later: a thin layer over ccl.h, header only. ccl.h says what each call does;
+// this file adds ownership, element types and errors as values. Nothing in it raises; it compiles
 // without exceptions and without run-time types.
 //
 //   namespace ccl = inccl::api;
@@ -10,13 +10,13 @@
 //   std::vector<float> gradient = ...;
 //   ccl::Status status = comm->AllReduceCompressed(gradient, gradient, CCL_AVG);
 //
-// Buffers are anything with data and size, or inccl::api::Span(pointer, size). The element type is
+// A buffer is anything with data and size, or inccl::api::Span(pointer, size). The element type is
 // deduced, and must be the same for send and recv; counts follow from the sizes, which are checked.
 // On a stream a buffer must live until the call has completed, like the pointers of ccl.h.
 //
-// The namespace: inccl has classes of these names inside the library. They are hidden in
-// libinccl.so, but programs that link its parts statically see both, so these have a namespace of
-// their own. `ccl` belongs to another library, and to you as an alias.
+// The namespace: inccl has internal classes of these names. libinccl.so hides them, but programs
+// that link its parts statically see both, so these have a namespace of their own. Another library
+// uses `ccl` as its namespace; programs may use it as an alias.
 #ifndef INCCL_CCL_HPP_
 #define INCCL_CCL_HPP_
 
@@ -53,8 +53,8 @@ inline Result<int> Version() noexcept {
   return {code, version};
 }
 
-/// One rank's end of a communicator; destroyed with its owner. A default-constructed one is empty.
-/// With config.blocking == 0 it is given out while it is being created: see AsyncError.
+/// One rank's end of a communicator; the destructor destroys it. A default-constructed one is
+/// empty. With config.blocking == 0 the caller gets it while it is being created: see AsyncError.
 class [[nodiscard]] Communicator {
  public:
   Communicator() noexcept = default;
@@ -68,8 +68,9 @@ class [[nodiscard]] Communicator {
   }
   ~Communicator() { (void)Destroy(); }
 
-  // Inside a group all that create a communicator return an object that is empty until the group
-  // has ended. It may be moved meanwhile; the memory of one that dies before stays allocated.
+  // Inside a group, functions that create a communicator return an object that is empty until the
+  // group has ended. The caller may move it meanwhile. If it is destroyed before, its memory stays
+  // allocated.
 
   static Result<Communicator> InitRank(int nranks, const UniqueId& id, int rank,
                                        const ccl_config_t* config = nullptr) noexcept {
@@ -80,7 +81,8 @@ class [[nodiscard]] Communicator {
   static Result<Communicator> InitEnv(const ccl_config_t* config = nullptr) noexcept {
     return Create([&](ccl_comm_t* comm) { return ccl_comm_init_env(comm, config); });
   }
-  /// One for each rank: out[i] is rank i of out.size(). What was in `out` is destroyed.
+  /// Creates all ranks: out[i] is rank i of out.size(). The previous contents of `out` are
+  /// destroyed.
   static Status InitAll(Span<Communicator> out) noexcept {
     const std::unique_ptr<ccl_comm_t[]> comms(new (std::nothrow) ccl_comm_t[out.size()]);
     if (comms == nullptr) return OutOfMemory();
@@ -96,7 +98,7 @@ class [[nodiscard]] Communicator {
     }
     return status;
   }
-  /// Takes over what the C API has made.
+  /// Takes ownership of a communicator of the C API.
   static Result<Communicator> Adopt(ccl_comm_t comm) noexcept {
     if (comm == nullptr) return Status(CCL_INVALID_ARGUMENT, "comm: NULL");
     return Create([&](ccl_comm_t* to) {
@@ -128,7 +130,8 @@ class [[nodiscard]] Communicator {
   Result<int> Count() const noexcept { return Ask(ccl_comm_count); }
   Result<int> Rank() const noexcept { return Ask(ccl_comm_user_rank); }
   Result<int> Device() const noexcept { return Ask(ccl_comm_device); }
-  /// The sticky error, or in_progress() while it is being created or finalized. Any thread.
+  /// The sticky error, or in_progress() while the communicator is being created or finalized. Any
+  /// thread.
   Status AsyncError() const noexcept {
     ccl_result_t error = CCL_SUCCESS;
     const ccl_result_t code = ccl_comm_get_async_error(get(), &error);
@@ -141,18 +144,19 @@ class [[nodiscard]] Communicator {
     return {code, operation};
   }
 
-  /// in_progress() if it was created with blocking = 0.
+  /// Returns in_progress() if the communicator was created with blocking = 0.
   Status Finalize() noexcept { return Status(ccl_comm_finalize(get())); }
   /// Any thread.
   Status Revoke() noexcept { return Status(ccl_comm_revoke(get())); }
-  /// Any thread, while another is in a call of this object; the object is empty afterwards.
+  /// Any thread may call it, also while another is in a call of this object. Leaves the object
+  /// empty.
   Status Abort() noexcept {
     ccl_comm_t comm = Take();
     return comm == nullptr ? Status() : Status(ccl_comm_abort(comm));
   }
-  /// What the destructor does, with its result.
+  /// The destructor calls this and drops the result.
   Status Destroy() noexcept {
-    // Without a handle: the end of a group may still write one.
+    // A cell without a handle is leaked, because the end of a group may still write to it.
     if (cell_ != nullptr && cell_->comm == nullptr) (void)cell_.release();
     return Status(ccl_comm_destroy(Take()));
   }
@@ -211,12 +215,12 @@ class [[nodiscard]] Communicator {
                                       get(), stream.get());
     });
   }
-  /// `data` is sent by the root and received by the others.
+  /// The root sends `data`, the others receive into it.
   template <typename R>
   Status Broadcast(R&& data, int root, const Stream& stream = {}) noexcept {
     return Broadcast(data, data, root, stream);
   }
-  /// send counts on the root only: elsewhere it may be empty.
+  /// Only the root's send is read; elsewhere it may be empty.
   template <typename S, typename R>
   Status Broadcast(const S& send, R&& recv, int root, const Stream& stream = {}) noexcept {
     const auto b = detail::MakeBuffers(send, recv);
@@ -226,7 +230,7 @@ class [[nodiscard]] Communicator {
     return Status(ccl_broadcast(b.send.data(), b.recv.data(), b.recv.size(), b.kType, root, get(),
                                 stream.get()));
   }
-  /// recv counts on the root only: elsewhere it may be empty.
+  /// Only the root's recv is written; elsewhere it may be empty.
   template <typename S, typename R>
   Status Reduce(const S& send, R&& recv, ccl_redop_t op, int root,
                 const Stream& stream = {}) noexcept {
@@ -287,14 +291,14 @@ class [[nodiscard]] Communicator {
   Result<ccl_redop_t> CreatePreMulSum(T scalar) noexcept {
     return PreMulSum(&scalar, CCL_SCALAR_HOST_IMMEDIATE);
   }
-  /// The same with a scalar that is read whenever a call runs.
+  /// As CreatePreMulSum, but each call reads the scalar when it runs.
   template <typename T>
   Result<ccl_redop_t> CreatePreMulSumAt(T* scalar) noexcept {
     return PreMulSum(scalar, CCL_SCALAR_DEVICE);
   }
   Status DestroyReduction(ccl_redop_t op) noexcept { return Status(ccl_redop_destroy(op, get())); }
 
-  /// ccl_comm_register, which does nothing in this version but make a handle.
+  /// As ccl_comm_register, which only makes a handle in this version.
   template <typename R>
   Result<void*> Register(R&& buffer) noexcept {
     const Span memory(buffer);
@@ -306,7 +310,7 @@ class [[nodiscard]] Communicator {
   Status Deregister(void* handle) noexcept { return Status(ccl_comm_deregister(get(), handle)); }
 
  private:
-  // At an address of its own: the end of a group writes the handle, wherever the object is by then.
+  // On the heap, because the end of a group writes the handle after the object may have moved.
   struct Cell {
     ccl_comm_t comm = nullptr;
     std::atomic<bool> freed{false};
@@ -325,7 +329,7 @@ class [[nodiscard]] Communicator {
     return made;
   }
 
-  // The handle, for the one caller that ends it.
+  // Returns the handle to one caller only: the one that ends it.
   ccl_comm_t Take() noexcept {
     if (cell_ == nullptr || cell_->comm == nullptr || cell_->freed.exchange(true)) return nullptr;
     return cell_->comm;
@@ -348,7 +352,7 @@ class [[nodiscard]] Communicator {
     return size == wanted ? Status() : Mismatch(name, size, wanted);
   }
   Status Mismatch(const char* name, std::size_t size, std::size_t wanted) noexcept {
-    // A wrong call spoils the group it is in, so the library must see one.
+    // An invalid call must fail the group that contains it, so the library gets one.
     (void)ccl_allreduce(nullptr, nullptr, SIZE_MAX, CCL_INT8, CCL_SUM, get(), nullptr);
     std::array<char, 160> text{};
     (void)std::snprintf(text.data(), text.size(), "rank %d/%d: %s: has %zu elements, must have %zu",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Part of inccl/ccl.hpp: options, codecs, streams, memory and groups. Include that one.
+// Part of inccl/ccl.hpp: options, codecs, streams, memory and groups. Include inccl/ccl.hpp
+// instead.
 #ifndef INCCL_DETAIL_HANDLES_HPP_
 #define INCCL_DETAIL_HANDLES_HPP_
 
@@ -21,7 +22,7 @@ struct Config : ccl_config_t {
   Config() noexcept : ccl_config_t(CCL_CONFIG_INIT) {}
 };
 
-/// ccl_compression_stats_t, ready to be filled.
+/// ccl_compression_stats_t with its size set.
 struct Stats : ccl_compression_stats_t {
   Stats() noexcept : ccl_compression_stats_t(CCL_COMPRESSION_STATS_INIT) {}
 };
@@ -46,7 +47,7 @@ class Owned {
 
   T get() const noexcept { return handle_; }
   explicit operator bool() const noexcept { return handle_ != nullptr; }
-  /// Gives it up: the caller has to free it.
+  /// Gives up ownership: the caller frees the handle.
   T Release() noexcept { return std::exchange(handle_, nullptr); }
 
  private:
@@ -116,7 +117,7 @@ class [[nodiscard]] Codec : public detail::Owned<ccl_codec_t, &ccl_codec_destroy
 };
 
 /// An order of asynchronous calls. A default-constructed one stands for NULL: calls wait. The
-/// destructor waits for its calls, so that buffers which were made before it outlive them.
+/// destructor waits for its calls, so buffers that are declared before it outlive them.
 class [[nodiscard]] Stream : public detail::Owned<ccl_stream_t, &detail::EndStream> {
  public:
   using Owned::Owned;
@@ -126,7 +127,7 @@ class [[nodiscard]] Stream : public detail::Owned<ccl_stream_t, &detail::EndStre
     const ccl_result_t code = ccl_stream_create(&stream);
     return {code, Stream(stream)};
   }
-  /// The first error of its calls since it was last asked.
+  /// Returns the first error of its calls since it last returned one.
   Status Synchronize() noexcept { return Status(ccl_stream_synchronize(get())); }
   /// As Synchronize, but in_progress() while calls are running. Does not wait.
   Status Query() noexcept { return Status(ccl_stream_query(get())); }
@@ -156,8 +157,8 @@ class [[nodiscard]] Memory : public detail::Owned<void*, &ccl_mem_free> {
   std::size_t count_ = 0;
 };
 
-/// Elements in memory of a device, of ccl_mem_alloc_device: any contents, and not for the
-/// processor.
+/// Elements in device memory of ccl_mem_alloc_device; undefined contents, not accessible from the
+/// host.
 template <typename T>
 class [[nodiscard]] DeviceMemory : public detail::Owned<void*, &ccl_mem_free> {
  public:
@@ -178,8 +179,8 @@ class [[nodiscard]] DeviceMemory : public detail::Owned<void*, &ccl_mem_free> {
   std::size_t count_ = 0;
 };
 
-/// Calls between its construction and End() are started together by End(): ccl_group_start and
-/// ccl_group_end. Without End() the destructor ends the group and drops what that returns.
+/// End() starts all calls since its construction together: ccl_group_start and ccl_group_end.
+/// Without End() the destructor ends the group and drops the result.
 class [[nodiscard]] Group {
  public:
   Group() noexcept : start_(ccl_group_start()) {}
@@ -200,7 +201,7 @@ class [[nodiscard]] Group {
   bool open_ = true;
 };
 
-/// How a compressed call is done: ccl_compression_t. `codec` nullptr: the communicator's.
+/// ccl_compression_t for C++. With `codec` nullptr the communicator's codec is used.
 struct Compression {
   const Codec* codec = nullptr;
   std::uint64_t seed = 0;

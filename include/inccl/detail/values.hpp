@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Part of inccl/ccl.hpp: errors as values, element types, spans. Include that one.
+// Part of inccl/ccl.hpp: errors as values, element types, spans. Include inccl/ccl.hpp instead.
 #ifndef INCCL_DETAIL_VALUES_HPP_
 #define INCCL_DETAIL_VALUES_HPP_
 
@@ -16,11 +16,12 @@
 #include "inccl/ccl.h"
 
 namespace inccl::api {
-// Code of one process that was compiled with different versions of these headers shares nothing.
+// Versioned, so that translation units that were compiled with different versions of these headers
+// share no symbols.
 inline namespace v0_1 {
 static_assert(CCL_MAJOR == 0 && CCL_MINOR == 1, "the inline namespace has the version's name");
 
-/// A text that is copied on the heap; empty where there is no memory for it.
+/// A copy of a text on the heap; empty if there was no memory for it.
 class Text {
  public:
   Text() noexcept = default;
@@ -47,21 +48,21 @@ class Text {
   std::unique_ptr<char[]> chars_;
 };
 
-/// The result of a call: its code, and for an error the text that goes with it.
+/// The result of a call: its code, and the text of an error.
 class [[nodiscard]] Status {
  public:
   Status() noexcept = default;  ///< CCL_SUCCESS
-  /// What a call on this thread has just returned; keeps ccl_get_last_error's text.
+  /// The result of this thread's last call; copies the text of ccl_get_last_error.
   explicit Status(ccl_result_t code) noexcept : code_(code) {
     if (code != CCL_SUCCESS) text_ = Text(ccl_get_last_error(nullptr));
   }
   Status(ccl_result_t code, const char* text) noexcept : code_(code), text_(text) {}
 
   bool ok() const noexcept { return code_ == CCL_SUCCESS; }
-  /// Neither success nor an error: it is still running.
+  /// True while the operation is still running; neither success nor an error.
   bool in_progress() const noexcept { return code_ == CCL_IN_PROGRESS; }
   ccl_result_t code() const noexcept { return code_; }
-  /// What is wrong, with the rank, the peer, the argument and the value; "" if ok().
+  /// Describes the error with the rank, the peer, the argument and the value; "" if ok().
   const char* text() const noexcept { return text_.c_str(); }
 
  private:
@@ -70,7 +71,7 @@ class [[nodiscard]] Status {
 };
 
 /// A value, or why there is none. The value of a failed result is T(): 0, or an empty handle, with
-/// which every call is an error.
+/// which every call fails.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -93,7 +94,7 @@ class [[nodiscard]] Result {
   T value_{};
 };
 
-/// The bits of the floats that C++17 has no types for.
+/// The bits of a float type that C++17 does not have.
 struct Float16 {
   std::uint16_t bits;
 };
@@ -146,15 +147,17 @@ constexpr ccl_datatype_t Deduce() {
 
 }  // namespace detail
 
-/// The ccl_datatype_t of an element type. Specialize it for a type of your own, such as a half:
-/// template <> struct inccl::api::TypeOf<half> { static constexpr auto value = CCL_FLOAT16; };
+/// The ccl_datatype_t of an element type. A program can specialize it for its own type, such as a
+/// half: template <> struct inccl::api::TypeOf<half> { static constexpr auto value = CCL_FLOAT16;
+/// };
 template <typename T>
 struct TypeOf {
   static constexpr ccl_datatype_t value = detail::Deduce<T>();
 };
 
-/// Elements of somebody else's: of anything with data and size (vectors, arrays, std::span), or of
-/// a pointer and a number. Not std::span, so that C++17 and C++20 have the same types here.
+/// A view of elements that the caller owns: of anything with data and size (vectors, arrays,
+/// std::span), or of a pointer and a number. Not std::span, so that C++17 and C++20 have the same
+/// types here.
 template <typename T>
 class Span {
  public:
