@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The collective calls of the C API: every argument is checked here, by name, before anything
-// happens.
+// The collective calls of the C API. Every argument is checked here before the call has any effect.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,8 +25,8 @@ struct Arguments {
   ccl_stream_t stream;
 };
 
-// The number a C caller passed, which need not be one of the enumeration's: never loaded as one
-// before it is checked.
+// The number that a C caller passed. It may not be an enumerator, so it is checked before it is
+// loaded as one.
 template <typename Enum>
 int Number(const Enum& value) {
   int number = 0;
@@ -55,7 +54,7 @@ Status CheckEnums(const Arguments& a) {
   return Status::Ok();
 }
 
-// In place as NCCL defines it, or no overlap at all.
+// Buffers may be in place as NCCL defines it; otherwise they must not overlap.
 Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, uint64_t rank) {
   const auto send = reinterpret_cast<uintptr_t>(a.send);
   const auto recv = reinterpret_cast<uintptr_t>(a.recv);
@@ -104,7 +103,8 @@ Status Check(const Arguments& a) {
   return CheckOverlap(a, extent, element, static_cast<uint64_t>(rank));
 }
 
-// Into a new call, field by field: a copy of one just written would wait for all its stores.
+// Fills the new call field by field: copying a Call that was just written would wait for all its
+// stores.
 void FillCall(const Arguments& a, Call* out) {
   Call& call = *out;
   call.collective = a.collective;
@@ -131,7 +131,7 @@ ccl_result_t Run(const Arguments& a) {
   });
 }
 
-// The caller's options, whatever length of them it was compiled with.
+// Reads the caller's options, which may be shorter or longer than this version's struct.
 Status ReadOptions(const ccl_compression_t* given, ccl_compression_t* options) {
   *options = CCL_COMPRESSION_INIT;
   if (given == nullptr) return Status::Ok();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Creation of communicators, by unique id, from the launcher's environment, and for threads of one
-// process; and their end.
+// Creates communicators (by unique id, from the launcher's environment, and for threads of one
+// process) and ends them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -125,7 +125,7 @@ ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices) 
     Result<std::vector<std::shared_ptr<inccl::Communicator>>> made =
         inccl::MakeThreads(ndev, *options);
     if (!made.ok()) return made.status();
-    // All of them or none.
+    // The caller gets all handles or none.
     std::fill(comms, comms + ndev, nullptr);
     Status status = inccl::CatchOutOfMemory([&] {
       for (size_t i = 0; i < made->size(); ++i) {
@@ -181,7 +181,8 @@ ccl_result_t ccl_comm_destroy(ccl_comm_t comm) {
   if (comm == nullptr) return CCL_SUCCESS;
   return Guarded([&]() -> Status {
     if (Status status = inccl::TakeForFree(comm); !status.ok()) return status;
-    comm->cancelled.store(true);  // in case it is being created: nobody can want it
+    // If it is still being created, the creation stops.
+    comm->cancelled.store(true);
     inccl::FreeComm(comm);
     return Status::Ok();
   });

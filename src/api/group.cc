@@ -10,8 +10,8 @@
 namespace inccl {
 namespace {
 
-// Without a destructor, for which a thread might find no memory: a thread that ends in a group
-// leaves it behind.
+// A plain pointer, because a thread may have no memory to register a destructor. A thread that ends
+// inside a group leaks it.
 thread_local Group* current = nullptr;
 
 Status Guard(const std::function<Status()>& job) {
@@ -41,7 +41,8 @@ Status Group::End() {
     return InvalidArgument("ccl_group_end: no group was started by this thread");
   }
   if (--current->depth_ > 0) return Status::Ok();
-  const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // what follows is in none
+  const std::unique_ptr<Group> group(std::exchange(current, nullptr));  // calls below belong to no
+                                                                        // group
   if (group->fatal_) return group->FailParts(group->spoiled_);
   if (!group->spoiled_.ok()) return group->spoiled_;
   return group->Run();
@@ -67,7 +68,7 @@ Group::Part& Group::PartOf(const std::shared_ptr<Communicator>& communicator) {
   return parts_.back();
 }
 
-// Sends and receives of a group all run at the same time, so with the first step.
+// All sends and receives of a group run at the same time, so they belong to the first step.
 void Group::Add(const std::shared_ptr<Communicator>& communicator,
                 const std::shared_ptr<Stream>& stream, const Call& call) {
   Part& part = PartOf(communicator);
@@ -78,14 +79,14 @@ void Group::Add(const std::shared_ptr<Communicator>& communicator,
 
 void Group::Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job) {
   Part& part = PartOf(communicator);
-  part.steps.emplace_back();  // may throw; then there is no job
+  part.steps.emplace_back();  // if it throws, the job is not added
   part.steps[part.steps.size() - 2].job = std::move(job);
 }
 
 void Group::EnqueueAll() {
   std::vector<Stream*> streams;
   std::vector<Stream::User> users;
-  std::vector<int> steps;  // by stream
+  std::vector<int> steps;  // number of steps by stream
   for (const Part& part : parts_) {
     part.communicator->PrepareFor(part.steps.front().batch.send_recv);
     for (const Step& step : part.steps) {
@@ -130,7 +131,7 @@ void Group::Prepare(const std::shared_ptr<Completion>& completion) {
         if (entered.order != nullptr) {
           step.batch.orders.push_back(entered.order);
         } else if (step.refused.ok()) {
-          // No longer an argument that is checked before anything happens.
+          // kInvalidArgument would promise that the call had no effect.
           const bool refused = entered.status.code() == Code::kInvalidArgument;
           step.refused = refused ? InvalidUsage(entered.status.message()) : entered.status;
         }
@@ -155,13 +156,14 @@ Status Group::Start(Communicator* communicator, Step* step) {
   Status status = step->refused;
   if (status.ok()) status = communicator->Enqueue(std::move(step->batch));
   if (status.ok()) return status;
-  status = communicator->MakeSticky(status);  // the other ranks are not to wait for it
+  status = communicator->MakeSticky(status);  // so that other ranks do not wait for this call
   for (const std::shared_ptr<StreamOrder>& order : step->batch.orders) order->Complete(status);
   if (step->batch.completion != nullptr) step->batch.completion->Done(status);
   return status;
 }
 
-// With jobs in between. Each begins when the calls without a stream before it have completed.
+// Runs steps with jobs in between. A job begins when the calls of its step without a stream have
+// completed.
 Status Group::RunInOrder(Part* part) {
   Status first;
   const auto note = [&](const Status& status) {
@@ -176,7 +178,7 @@ Status Group::RunInOrder(Part* part) {
   return first;
 }
 
-// There is no thread to run it.
+// No thread could be started for this part.
 void Group::GiveUp(Part* part, const Status& status) {
   part->communicator->Fail(status);
   for (const Step& step : part->steps) {
@@ -203,12 +205,12 @@ Status Group::Run() {
     return Status::Ok();
   });
   if (!prepared.ok()) return FailParts(prepared);
-  // From here on nothing throws: batches that run use the caller's memory.
+  // Below, nothing throws: batches that run use the caller's memory.
   for (size_t i = 0; i < parts_.size(); ++i) {
     if (parts_[i].steps.size() > 1) continue;
     results[i] = Start(parts_[i].communicator.get(), &parts_[i].steps[0]);
   }
-  // They wait for each other, maybe: each needs a thread of its own.
+  // These parts may wait for each other, so each needs its own thread.
   for (size_t i = 0; i < results.size(); ++i) {
     Part* const part = i < parts_.size() ? &parts_[i] : nullptr;
     if (part != nullptr && part->steps.size() == 1) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a thread collects between ccl_group_start and ccl_group_end.
+// The calls that a thread collects between ccl_group_start and ccl_group_end.
 #ifndef INCCL_API_GROUP_H_
 #define INCCL_API_GROUP_H_
 
@@ -19,31 +19,33 @@ class Group {
   // The calling thread's open group, or nullptr.
   static Group* Current();
   static void Start();
-  // kInvalidArgument if there is no group. The outermost End starts everything, and waits for what
-  // has no stream.
+  // kInvalidArgument if the thread has no open group. The outermost End starts everything, and
+  // waits for calls without a stream.
   static Status End();
 
   void Add(const std::shared_ptr<Communicator>& communicator, const std::shared_ptr<Stream>& stream,
            const Call& call);
-  // Makes a communicator of this one: after the calls on it before, and before those after.
+  // Adds a job that makes a communicator from this one; it runs after the earlier calls on
+  // `communicator` and before the later ones.
   void Add(const std::shared_ptr<Communicator>& communicator, std::function<Status()> job);
-  // Makes a communicator of none.
+  // Adds a job that makes a communicator from none.
   void Add(std::function<Status()> job) { jobs_.push_back(std::move(job)); }
-  // A call of the group was wrong: nothing will be started. `fatal`: its communicator has failed
-  // already, and so will the others of the group, whose ranks would wait for these calls.
+  // A call of the group has failed, so End starts nothing. `fatal`: the call's communicator has
+  // failed already. End then fails the other communicators of the group, too, because their ranks
+  // would wait for these calls.
   void Spoil(const Status& status, bool fatal) {
     if (spoiled_.ok()) spoiled_ = status;
     fatal_ = fatal_ || fatal;
   }
 
  private:
-  // Some calls of a communicator, and what is done after them.
+  // Consecutive calls of a communicator, and the job that runs after them.
   struct Step {
     Batch batch;
-    std::vector<std::shared_ptr<Stream>> streams;  // of its calls, each once
+    std::vector<std::shared_ptr<Stream>> streams;  // of its calls, without duplicates
     bool waits = false;                            // has calls without a stream
     std::function<Status()> job;                   // may be empty
-    Status refused;                                // by one of the streams
+    Status refused;                                // error of a stream that did not take the step
 
     void AddStream(const std::shared_ptr<Stream>& stream);
     bool GoesTo(const std::shared_ptr<Stream>& stream) const;
@@ -52,27 +54,28 @@ class Group {
     std::shared_ptr<Communicator> communicator;
     std::vector<Step> steps = std::vector<Step>(1);  // in order; all but the last have a job
   };
-  // A place on the stream, for all steps that go there.
+  // A position on a stream, shared by all steps that use the stream.
   struct Enqueued {
     std::shared_ptr<Stream> stream;
-    std::shared_ptr<StreamOrder> order;  // nullptr: the stream has refused, and says why
+    std::shared_ptr<StreamOrder> order;  // nullptr: the stream did not take it, see status
     Status status;
   };
 
   Part& PartOf(const std::shared_ptr<Communicator>& communicator);
-  // What may throw std::bad_alloc; positions that have been taken are left by their Turns then.
+  // May throw std::bad_alloc; the StreamOrders then complete the positions that were taken.
   void EnqueueAll();
   void Prepare(const std::shared_ptr<Completion>& completion);
-  // Nothing has been started: the other ranks are not to wait for it.
+  // Fails all communicators of the group before anything has started, so that other ranks do not
+  // wait.
   Status FailParts(const Status& status);
-  // Hands the calls over.
+  // Passes the calls of a step to the communicator's worker.
   static Status Start(Communicator* communicator, Step* step);
   static Status RunInOrder(Part* part);
   static void GiveUp(Part* part, const Status& status);
   Status Run();
 
   int depth_ = 1;
-  std::vector<Part> parts_;  // in the order in which their communicators first came
+  std::vector<Part> parts_;  // in the order of their first call
   std::vector<std::function<Status()>> jobs_;
   std::vector<Enqueued> enqueued_;
   Status spoiled_;

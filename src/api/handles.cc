@@ -17,12 +17,11 @@
 namespace inccl {
 namespace {
 
-// The error itself and not its text: a copy needs no memory.
+// Stores the Status and not its text, because copying a Status needs no memory.
 PerThread<Status> last_errors;
-thread_local bool last_error_lost = false;  // there was no memory for it
+thread_local bool last_error_lost = false;  // there was no memory to store it
 
-// Objects that have been given back are used again only when many have been. Giving one back needs
-// no memory.
+// Reuses the oldest returned object once more than kRest have been returned. Give needs no memory.
 template <typename T>
 class Pool {
  public:
@@ -49,7 +48,7 @@ class Pool {
  private:
   static constexpr size_t kRest = 256;
   struct Node : T {
-    Node* next = nullptr;  // of those that are free, the oldest first
+    Node* next = nullptr;  // the next free node; the list starts with the oldest
   };
   Mutex mutex_;
   std::deque<std::unique_ptr<Node>> all_ INCCL_GUARDED_BY(mutex_);
@@ -58,7 +57,7 @@ class Pool {
   Node* last_ INCCL_GUARDED_BY(mutex_) = nullptr;
 };
 
-// Lives as long as the process: handles may be used by destructors of static objects.
+// Never destroyed, because destructors of static objects may use handles.
 Pool<ccl_comm>& Comms() {
   static auto* const pool = new Pool<ccl_comm>;
   return *pool;
@@ -154,7 +153,7 @@ const std::string& LastError(ccl_comm_t comm) {
   const ccl_comm::State state = comm->state.load();
   Status sticky;
   if (state == ccl_comm::State::kFailed) sticky = comm->creation_error;
-  // `impl` is the background thread's while it creates.
+  // While it creates the communicator, the background thread owns `impl`.
   if (state != ccl_comm::State::kCreating && comm->impl != nullptr) sticky = comm->impl->error();
   if (!sticky.ok()) *last = sticky;
   return last->message();
@@ -167,7 +166,8 @@ Lease::Lease(ccl_comm_t comm, Need need) : comm_(comm) {
   }
   comm->users.fetch_add(1);
   counted_ = true;
-  status_ = CatchOutOfMemory([&] { return Check(need); });  // else nobody would take it off again
+  // Check must not throw: without a constructed Lease nothing would decrement `users`.
+  status_ = CatchOutOfMemory([&] { return Check(need); });
 }
 
 Lease::~Lease() {

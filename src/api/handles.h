@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the opaque pointers of the C API point to, and how errors leave the library.
+// The objects behind the opaque pointers of the C API, and the conversion of errors to result
+// codes.
 #ifndef INCCL_API_HANDLES_H_
 #define INCCL_API_HANDLES_H_
 
@@ -24,8 +25,8 @@
 #include "init/options.h"
 #include "stream/stream.h"
 
-// A communicator. The objects come from a pool and are never unmapped, so that a pointer to a
-// destroyed one can be told (until it is used again, which takes its time).
+// A communicator. The objects come from a pool that never unmaps them, so the library recognizes a
+// pointer to a destroyed one until the pool reuses the object, which it delays.
 struct ccl_comm {
   static constexpr uint64_t kMagic = 0x696e63636c636f6d;
   enum class State : uint8_t { kCreating, kReady, kFailed, kFinalizing, kFinalized };
@@ -63,14 +64,14 @@ ccl_result_t Return(const Status& status);
 // The text for ccl_get_last_error.
 const std::string& LastError(ccl_comm_t comm);
 
-// What a call needs a communicator to be.
+// The state of a communicator that a call requires.
 enum class Need : uint8_t {
-  kHandle,  // not NULL, a communicator, of this process and not of one that forked it
-  kExists,  // and created
-  kReady,   // and not finalized
+  kHandle,  // a live communicator of this process, not of the parent of a fork
+  kExists,  // kHandle, and created
+  kReady,   // kExists, and not finalized
 };
 
-// A call's use of a communicator: nobody frees it meanwhile.
+// Keeps a communicator from being freed during a call.
 class Lease {
  public:
   Lease(ccl_comm_t comm, Need need);
@@ -90,11 +91,11 @@ class Lease {
   Status status_;
 };
 
-// Takes the handle out of use: new leases fail. kInvalidArgument if somebody else has, or if there
-// is nothing to take.
+// Invalidates the handle, so new leases fail. kInvalidArgument if it is invalid already, for
+// example because another thread has taken it.
 Status TakeForFree(ccl_comm_t comm);
 Status CheckCodec(ccl_codec_t codec);
-// A stream of ccl_stream_create; nullptr: none has this handle.
+// Returns a stream of ccl_stream_create, or nullptr if the handle is not one.
 std::shared_ptr<Stream> FindStream(ccl_stream_t stream);
 Status NoStream();
 
@@ -106,8 +107,8 @@ void FreeCodec(ccl_codec_t codec);
 // Counts the forks between the first process and this one.
 uint64_t ForkGeneration();
 
-// Runs `function`, which returns a Status; no exception passes (out of memory becomes
-// kSystemError). A failure is a line in the log.
+// Runs `function`, which returns a Status. No exception passes; out of memory becomes kSystemError.
+// Logs a failure.
 template <typename Function>
 ccl_result_t Guarded(Function&& function) {
   try {
@@ -125,11 +126,11 @@ ccl_result_t Guarded(Function&& function) {
   }
 }
 
-// How a communicator comes into being; `cancelled` turns true when nobody wants it any more.
+// Creates a communicator; gives up soon after `cancelled` becomes true.
 using Creation =
     std::function<Result<std::shared_ptr<Communicator>>(const std::atomic<bool>* cancelled)>;
-// At once, in the background (options.blocking == 0: kInProgress, and *comm is set), or by the end
-// of the group.
+// Creates the communicator before it returns, in the background (options.blocking == 0: returns
+// kInProgress and sets *comm), or at the end of the open group.
 Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation);
 
 }  // namespace inccl

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API: memory and reductions of one's own.
+// The C API: memory and custom reductions.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -89,7 +89,7 @@ ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** h
     if (ptr == nullptr) return InvalidArgument("ptr: NULL");
     if (size == 0) return InvalidArgument("size: 0");
     if (handle == nullptr) return InvalidArgument("handle: NULL");
-    // Nothing to do for host memory; the handle only shows that pairs match.
+    // Registration does nothing yet; the handle only checks that register and deregister match.
     auto token = std::make_unique<char>();
     *handle = token.get();
     comm->registrations.insert(std::move(token));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API except calls and the life of communicators: versions, errors, queries, codecs.
+// The C API: versions, errors, queries, codecs.
 #include <fmt/format.h>
 
 #include <algorithm>

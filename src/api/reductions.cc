@@ -5,7 +5,7 @@
 
 namespace inccl {
 
-// A number is kReduceOps + generation * kMost + place.
+// A number is kReduceOps + generation * kMost + index of the entry.
 size_t Reductions::PlaceOf(int number) {
   return static_cast<size_t>((number - kReduceOps) % kMost);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reductions that a communicator's caller has made, by the numbers that stand for them in the
-// C API. A place is used again, but the number changes with every use: one that was destroyed stays
-// unknown for millions of others.
+// The custom reductions of a communicator, by their numbers in the C API. An entry is reused with
+// another generation in its number, so the number of a destroyed reduction stays unknown for
+// millions of later ones.
 #ifndef INCCL_API_REDUCTIONS_H_
 #define INCCL_API_REDUCTIONS_H_
 
@@ -26,11 +26,11 @@ struct PreMulSum {
 
 class Reductions {
  public:
-  // At the same time.
+  // The limit of reductions at the same time.
   static constexpr int kMost = 1 << 16;
 
-  // Its number, above those of ccl_redop_t; kInvalidUsage: there are kMost. May throw
-  // std::bad_alloc, and has no effect then.
+  // Returns the number of the new reduction, above those of ccl_redop_t; kInvalidUsage if there are
+  // kMost. May throw std::bad_alloc, without effect.
   Result<int> Add(const PreMulSum& reduction);
   const PreMulSum* Find(int number) const;  // nullptr: there is none
   bool Remove(int number);                  // false: there is none
@@ -38,12 +38,12 @@ class Reductions {
 
  private:
   static constexpr int kGenerations = 1 << 14;
-  static constexpr size_t kRest = 256;  // places that stay free, for as long as may be
+  static constexpr size_t kRest = 256;  // free entries that are kept unused as long as possible
   static constexpr size_t kNone = kMost;
   struct Place {
     std::optional<PreMulSum> reduction;
     int generation = 0;
-    size_t next = kNone;  // of those that are free, the oldest first
+    size_t next = kNone;  // the next free entry; the list starts with the oldest
   };
   static size_t PlaceOf(int number);
   const Place* At(int number) const;

@@ -15,7 +15,7 @@ namespace {
 ccl_result_t SubmitSendRecv(bool is_send, const void* send, void* recv, size_t count,
                             ccl_datatype_t type, int peer, ccl_comm_t comm, ccl_stream_t stream) {
   return Submit(comm, stream, [&](Call* call) -> Status {
-    int number = 0;  // the type, which need not be an enumerator
+    int number = 0;  // the type as passed, which may not be an enumerator
     std::memcpy(&number, &type, sizeof number);
     if (number < 0 || number >= kDataTypes) {
       return InvalidArgument(fmt::format("type: {}: invalid datatype", number));

@@ -14,21 +14,21 @@
 namespace inccl {
 namespace {
 
-// The parent's options, or the caller's.
+// The options of the new communicator: the caller's, or else the parent's.
 Result<InitOptions> ChildOptions(ccl_comm_t parent, const ccl_config_t* config) {
   if (config == nullptr) return parent->options;
   return ResolveOptions(config);
 }
 
 ccl_comm_t Wrap(std::shared_ptr<Communicator> communicator, const InitOptions& options) {
-  InitOptions own = options;  // what throws comes before there is a handle
+  InitOptions own = options;  // copied first, because it may throw
   ccl_comm_t handle = NewComm();
   handle->impl = std::move(communicator);
   handle->options = std::move(own);
   return handle;
 }
 
-// Now, or by the end of the group, in the order of its calls.
+// Runs the job at once or, inside a group, at its end in the order of its calls.
 Status NowOrInGroup(const std::shared_ptr<Communicator>& parent, std::function<Status()> job) {
   if (Group* group = Group::Current(); group != nullptr) {
     group->Add(parent, std::move(job));
@@ -37,8 +37,8 @@ Status NowOrInGroup(const std::shared_ptr<Communicator>& parent, std::function<S
   return job();
 }
 
-// Of a split, in which all ranks of `parent` take part: they are not to wait for one without
-// memory.
+// For a split, in which all ranks of `parent` take part: running out of memory fails the parent, so
+// that the other ranks do not wait.
 template <typename Function>
 Status SharingOutOfMemory(Communicator* parent, const Function& function) {
   try {
@@ -130,7 +130,7 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
         comm->impl,
         [parent = comm->impl, set = *set, newcomm, flags, in_group,
          options = *options]() -> Status {
-          // The group's calls before it come first, also those on streams.
+          // Earlier calls of the group complete first, including those on streams.
           if (in_group && flags == CCL_SHRINK_DEFAULT) parent->WaitIdle();
           if (flags == CCL_SHRINK_ABORT) {
             parent->Abort(inccl::RemoteError(fmt::format(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API: host streams. A handle is looked up, never followed: whatever else a caller passes is
-// an error and not a crash.
+// The C API: host streams. A handle is looked up and never dereferenced, so an invalid one is an
+// error and not a crash.
 #include <unordered_map>
 
 #include "api/handles.h"

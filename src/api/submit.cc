@@ -12,7 +12,7 @@ namespace {
 struct Buffer {
   const char* name;
   const void* data;
-  uint64_t elements;  // 0: there is no such buffer
+  uint64_t elements;  // 0: the call has no such buffer
 };
 
 std::string MemoryOf(Device* device, const void* data) {
@@ -20,13 +20,13 @@ std::string MemoryOf(Device* device, const void* data) {
   return number < 0 ? "memory of the host" : fmt::format("memory of device {}", number);
 }
 
-// Where the buffers of a call lie.
+// Which memory holds the buffers of a call.
 struct Place {
   bool on_device = false;
-  int device = -1;  // whose memory it is, if it is all of one device
+  int device = -1;  // the device that holds all of them; -1: none or several
 };
 
-// `otherwise`: where there are no buffers.
+// `otherwise`: on_device if the call has no buffers.
 Result<Place> PlaceOf(Device* device, std::initializer_list<Buffer> buffers, bool otherwise) {
   const Buffer* first = nullptr;
   Place place{.on_device = otherwise, .device = -1};
@@ -100,10 +100,10 @@ Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
                   const std::shared_ptr<Stream>& stream, const Call& call) {
   Group* const group = Group::Current();
-  // The end of a group prepares for all of its sends and receives together.
+  // For sends and receives in a group, the end of the group prepares all of them together.
   if (group == nullptr || call.kind == CallKind::kCollective) communicator->PrepareFor({&call, 1});
   if (group != nullptr) {
-    // What can be told now spoils the group, and nothing of it happens.
+    // An error that is known now spoils the group, and End starts nothing.
     Status status = stream == nullptr ? Status::Ok() : stream->Check();
     if (status.ok()) group->Add(communicator, stream, call);
     return status;

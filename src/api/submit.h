@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of a checked call: at once, onto its stream, or into the thread's group. Calls on memory
-// of a device always take a stream of the device.
+// Submits a checked call: runs it at once, puts it on its stream, or adds it to the thread's group.
+// Calls on device memory always use a stream of the device.
 #ifndef INCCL_API_SUBMIT_H_
 #define INCCL_API_SUBMIT_H_
 
@@ -21,12 +21,12 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op);
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
                   const std::shared_ptr<Stream>& stream, const Call& call);
 
-// The stream of a call, nullptr: none. Says in the call whether its memory is a device's.
-// kInvalidArgument: there is no such stream, or memory and stream do not go together.
+// Returns the stream of a call, or nullptr for none, and sets call->on_device and call->device.
+// kInvalidArgument if there is no such stream, or if it does not fit the memory of the buffers.
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call);
 
-// As Guarded, for calls that create communicators: an error spoils the group.
+// As Guarded, for calls that create communicators: an error spoils the open group.
 template <typename Function>
 ccl_result_t GuardedInGroup(Function&& function) {
   return Guarded([&]() -> Status {
@@ -39,9 +39,9 @@ ccl_result_t GuardedInGroup(Function&& function) {
   });
 }
 
-// `make` checks the arguments of a call on `comm`, which is ready, and fills it in. Wrong arguments
-// get the rank in front; any other error is the communicator's, as the other ranks wait for this
-// call. Both spoil the group.
+// `make` checks the arguments of a call on `comm`, which is ready, and fills in *call. Texts about
+// wrong arguments get the rank as a prefix; any other error becomes sticky, because the other ranks
+// wait for this call. Both spoil the open group.
 template <typename Make>
 ccl_result_t Submit(ccl_comm_t comm, ccl_stream_t stream, Make&& make) {
   return Guarded([&]() -> Status {
