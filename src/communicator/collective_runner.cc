@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kCodecsKept = 16;
 constexpr uint64_t kWarmUpElements = 1024;                 // of fp32
-constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in the place of a call's
+constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in place of a call's signature
 
 }  // namespace
 
@@ -39,8 +39,8 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
               .slice_bytes = options_.slice_bytes},
              transport_),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_) {
-  // The first question which kernels this CPU takes runs instructions that are slow on virtual
-  // machines: ask it here and not in the first call.
+  // The first query of the CPU's kernels runs instructions that are slow on virtual machines, so it
+  // runs here and not in the first call.
   (void)StateOf(IdentityCodec())->Begin({.nranks = nranks_, .rank = rank_, .count = 1});
 }
 
@@ -55,7 +55,8 @@ Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
     if (call.kind == CallKind::kSend) sent += call.count * SizeOf(call.type);
     receives = receives || call.kind != CallKind::kSend;
   }
-  // A rank that only sends is done when the slots have it all, which says nothing of its readers.
+  // A rank that only sends is done when the slots hold its data, so its time says nothing about the
+  // readers.
   StorePolicy::Choice way;
   const bool in_place = transport_->caps().read_in_place;
   if (in_place && receives) {
@@ -72,7 +73,7 @@ Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
   return status;
 }
 
-// In place the result's lines are in the caches already, as the input's.
+// In place, the result's cache lines are loaded already, as they are the input's.
 bool CollectiveRunner::TakesNonTemporalOutput(const Call& call) const {
   const size_t bytes = call.count * SizeOf(call.type);
   const bool many = call.collective == Collective::kAllGather ||
@@ -82,8 +83,8 @@ bool CollectiveRunner::TakesNonTemporalOutput(const Call& call) const {
          InPlace(call, rank_).empty();
 }
 
-// Where another core reads the slots themselves. Direct algorithms keep no partial sums, which this
-// core would read again.
+// Applies if another core reads the slots themselves. Direct algorithms keep no partial sums that
+// this core would read again.
 bool CollectiveRunner::TakesNonTemporalSlots(Algorithm algorithm) const {
   return TraitsOf(algorithm).zero_copy && transport_->caps().read_in_place;
 }
@@ -127,14 +128,14 @@ TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const 
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
-  // Calls of the library's own are rare, and the user's filter does not hold for them.
+  // The library's own calls are rare, and the user's algorithm filter does not apply to them.
   const bool users = call.purpose == Purpose::kUser;
   const PlanCache::Plan* plan = users ? plans_.Find(call, below_min_bytes) : nullptr;
   Choice choice;
   if (plan != nullptr) {
     choice = plan->choice;
   } else {
-    // A rank alone sends nothing, so any algorithm will do.
+    // With one rank nothing is sent, so any algorithm will do.
     Result<Choice> chosen = Choose(Tuned(call, below_min_bytes),
                                    users && nranks_ > 1 ? options_.algorithms : AlgorithmFilter(),
                                    options_.tuner_table);
@@ -285,7 +286,7 @@ Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   call.count = kWarmUpElements;
   const Result<Choice> choice =
       Choose(Tuned(call, false), options_.algorithms, options_.tuner_table);
-  // Other algorithms open more lanes than have memory behind them already.
+  // Other algorithms open lanes whose memory is not committed yet.
   if (nranks_ == 1 || !transport_->caps().multicast || !choice.ok() ||
       choice->algorithm != Algorithm::kOneShot) {
     return Status::Ok();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs one call of a communicator in the calling thread: it settles the codec, chooses the
-// algorithm, binds the schedule to lanes, lets peers use registered buffers, and drives the request
-// to its end.
+// Runs one call of a communicator in the calling thread: settles the codec, chooses the algorithm,
+// binds the schedule to lanes, registers buffers for zero copy, and drives the request to its end.
 #ifndef INCCL_COMMUNICATOR_COLLECTIVE_RUNNER_H_
 #define INCCL_COMMUNICATOR_COLLECTIVE_RUNNER_H_
 
@@ -41,15 +40,15 @@ class CollectiveRunner {
   };
   CollectiveRunner(Ends ends, const CommOptions* options);
 
-  // `engine` is that of the device that holds the call's buffers, nullptr if the host's memory
-  // holds them. A kInvalidArgument has had no effect on this communicator.
+  // `engine` belongs to the device that holds the call's buffers; nullptr for host memory. A call
+  // that returns kInvalidArgument has had no effect on this communicator.
   Status Run(const Call& call, Engine* engine);
-  // Sends and receives in memory of the host, all at the same time.
+  // Runs sends and receives in host memory, all at the same time.
   Status RunSendRecv(const std::vector<Call>& calls);
   // Passes slices through the lanes of a small all-reduce of zeros.
   Status WarmUp(WaitObserver* observer);
 
-  // Collectives that have begun.
+  // The number of collectives that have begun.
   uint64_t sequence() const { return sequence_; }
   ZeroCopy* zero_copy() { return &zero_copy_; }
 
@@ -86,7 +85,7 @@ class CollectiveRunner {
   const CommOptions& options_;
   CpuEngine engine_;
   CollectiveRequest request_;
-  std::unique_ptr<SendRecvRequest> send_recv_;  // made at the first send or receive
+  std::unique_ptr<SendRecvRequest> send_recv_;  // created at the first send or receive
   Progress progress_;
   PlanCache plans_;
   std::vector<CodecUse> codecs_;

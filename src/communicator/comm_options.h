@@ -15,19 +15,20 @@
 
 namespace inccl {
 
-// What all ranks agree on at init.
+// The options that all ranks agree on at init.
 struct CommOptions {
   AlgorithmFilter algorithms;
   TunerTable tuner_table;
   int channels = 1;
   uint32_t slice_bytes = 128 * 1024;
-  uint64_t nt_store_bytes = 16 << 20;  // results from here on: non-temporal stores; each rank's own
+  uint64_t nt_store_bytes = 16 << 20;  // results of at least this size: non-temporal stores; each
+                                       // rank's own
   bool reproducible = false;
   bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: the first fatal error kills the process
-  bool preserve_input = false;  // calls in place restore their buffer after an error
+  bool preserve_input = false;  // in-place calls restore their buffer after an error
   Time op_timeout = 600 * kSecond;
   std::shared_ptr<const Codec> default_codec;
-  std::string name;  // of the communicator, for messages; each rank's own, "": none
+  std::string name;  // of the communicator, for messages; each rank's own; "": none
 };
 
 }  // namespace inccl

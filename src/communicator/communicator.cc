@@ -13,10 +13,10 @@ namespace inccl {
 namespace {
 
 constexpr Time kDisconnectLimit = 100 * kMillisecond;
-constexpr size_t kCopiesOfAStep = 2;  // of a slice in memory of a device, on the host: in and out
+constexpr size_t kCopiesOfAStep = 2;  // host copies of a slice in device memory: CopyIn and CopyOut
 constexpr Time kCauseLimit = 200 * kMillisecond;
 
-// A rank that shares its core gives it away at once: whoever it waits for may need it.
+// A rank that shares its core yields it at once, because the awaited rank may need it.
 WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
   WaitPolicy policy;
   if (!EnoughCores(pids)) policy.spins = 0;
@@ -139,7 +139,7 @@ Status Communicator::EnqueueAndWait(Batch batch) {
 }
 
 Status Communicator::InAnotherCall() const {
-  // Then the other call is on its way out, or is an abort.
+  // The other call is about to end, or it is an abort.
   if (liveness_.failed()) return liveness_.error();
   return InvalidArgument(fmt::format(
       "comm: {} is in another call; a communicator takes one thread at a time", rank_name()));
@@ -147,11 +147,13 @@ Status Communicator::InAnotherCall() const {
 
 Status Communicator::MakeSticky(const Status& status) {
   if (status.ok() || status.code() == Code::kInvalidArgument) return status;
-  // What a peer's memory shows may come before what the peer says of the cause.
+  // This rank may see a peer's failure in shared memory before the peer's notice with the cause
+  // arrives.
   if (status.code() == Code::kRemoteError) liveness_.WaitFailed(kCauseLimit);
   liveness_.Fail(status);
-  if (options_.abort_on_error) liveness_.WaitNotified();  // who has found it ends the process
-  return liveness_.error();                               // should it have come from elsewhere
+  // If another thread has found the first error, that thread ends the process.
+  if (options_.abort_on_error) liveness_.WaitNotified();
+  return liveness_.error();
 }
 
 Status Communicator::RunGuarded(const Call& call) {
@@ -159,7 +161,7 @@ Status Communicator::RunGuarded(const Call& call) {
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
   runner_.zero_copy()->Begin();
-  // Whatever goes wrong here, the others have to hear of it.
+  // MakeSticky notifies the other ranks of any error in the call.
   Status status = MakeSticky(CatchOutOfMemory([&] {
     call_mutex_.AssertHeld();
     if (call.on_device) return RunOnDevice(call);
@@ -167,7 +169,8 @@ Status Communicator::RunGuarded(const Call& call) {
     return runner_.Run(call, nullptr);
   }));
   FAULT_POINT("call.after_finish");
-  // The others know by now, and the stream waits until nothing touches its memory any more.
+  // The other ranks have been notified. The stream waits until no engine touches its memory any
+  // more.
   if (!status.ok() && call.on_device) {
     (void)CatchOutOfMemory([&] {
       engines_.Drain();
@@ -209,14 +212,14 @@ Status Communicator::RunSendRecvGuarded(const std::vector<Call>& calls) {
 }
 
 void Communicator::SaveInput(const Call& call) {
-  input_saved_ = false;  // but an earlier call's, until all is done
+  input_saved_ = false;  // marks the copy of an earlier call as invalid until this one is complete
   const std::span<std::byte> memory = InPlace(call, ends_.rank);
   saved_input_.assign(memory.begin(), memory.end());
   input_saved_ = true;
 }
 
 void Communicator::RestoreInput(const Call& call) const {
-  if (!input_saved_) return;  // nothing has been written either
+  if (!input_saved_) return;  // the call has not written to its buffer either
   std::copy(saved_input_.begin(), saved_input_.end(), InPlace(call, ends_.rank).begin());
 }
 

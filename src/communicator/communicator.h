@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank's end of a communicator. It owns the transport and the control connections, and runs
-// calls: at once in the calling thread, or in batches on a worker thread. CollectiveRunner runs a
-// single call.
+// One rank's end of a communicator. It owns the transport and the control connections. It runs
+// calls in the calling thread, or in batches on a worker thread. CollectiveRunner runs a single
+// call.
 #ifndef INCCL_COMMUNICATOR_COMMUNICATOR_H_
 #define INCCL_COMMUNICATOR_COMMUNICATOR_H_
 
@@ -48,44 +48,44 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // To be given to the control plane, which is attached afterwards.
+  // The control plane takes this as its handler; AttachControl follows.
   Liveness* liveness() { return &liveness_; }
   void AttachControl(std::unique_ptr<ControlPlane> control);
-  // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, where
-  // that takes no more memory than is committed. A user's first one then finds schedule, lanes and
-  // pages in place. `cancelled` may be null.
+  // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, unless
+  // it would need more memory than is committed. The user's first such call then finds schedule,
+  // lanes and pages in place. `cancelled` may be null.
   Status WarmUp(Time deadline, const std::atomic<bool>* cancelled);
-  // The communicator has been created. From now on a fatal error may end the process.
+  // Marks the end of creation. From now on a fatal error may end the process.
   void Begin() { liveness_.Begin(); }
 
   int rank() const { return ends_.rank; }
   int nranks() const { return ends_.nranks; }
-  // What messages call it.
+  // The name of this rank in messages.
   std::string rank_name() const { return RankName(ends_.rank, ends_.nranks, options_.name); }
   const CommOptions& options() const { return options_; }
 
-  // Checked arguments in, result in call.recv. A kInvalidArgument has had no effect; any other
-  // error is sticky. Waits for batches that are under way.
+  // Runs a call whose arguments have been checked. A call that returns kInvalidArgument has had no
+  // effect; any other error is sticky. Waits for batches in progress.
   Status Run(const Call& call);
-  // Performs a batch in the calling thread.
+  // Runs a batch in the calling thread.
   Status RunBatch(const Batch& batch);
-  // Takes a batch over, to be run after those before; kSystemError: not taken.
+  // Takes ownership of a batch and runs it after earlier ones. On kSystemError it has not taken it.
   Status Enqueue(Batch&& batch) { return worker_.Enqueue(std::move(batch)); }
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
 
-  // Once, before the first call and while no other rank has made one: as PrepareFor, for calls on
-  // memory of this device. Other ranks of this process may share the device, and what is allocated
-  // there later might wait for their streams, which wait for this rank.
+  // Called once, before any rank makes its first call: PrepareFor for calls on memory of this
+  // device. Other ranks of this process may share the device. A later allocation there might wait
+  // for their streams, which wait for this rank.
   void PrepareOn(int device) {
     if (device < 0 || ends_.nranks == 1) return;
     if (Result<DeviceEngine*> engine = engines_.Of(device); engine.ok()) (*engine)->Prepare();
     engines_.Attach();
   }
 
-  // From any thread, before calls on memory of a device take their place on a stream: allocates
-  // what they will need while nothing waits for it. An error is the calls' own, when they run.
-  // Sends and receives of a group come together.
+  // Any thread calls it before calls on device memory take their positions on a stream. It
+  // allocates their memory while no stream waits for it. If it fails, the calls report the error
+  // when they run. Sends and receives of a group are passed together.
   void PrepareFor(std::span<const Call> calls) {
     for (const Call& call : calls) {
       if (call.on_device) return PrepareOnDevice(calls);
@@ -94,42 +94,43 @@ class Communicator {
 
   Status error() const { return liveness_.error(); }
   ShrinkAgreement* shrink_agreement() { return &shrink_agreement_; }
-  // From any thread: calls in progress end with an error; returns when they have.
+  // Any thread. Calls in progress end with an error; returns when they have ended.
   void Abort(const Status& why);
-  // Abort, and a shrink in progress ends, too. For good: later ones do not begin.
+  // As Abort; also ends a shrink in progress and refuses later ones.
   void AbortAll(const Status& why);
-  // From any thread: the error becomes sticky, here and on all other ranks.
+  // Any thread. Makes the error sticky on this rank and on all others.
   void Fail(const Status& status) { liveness_.Fail(status); }
-  // The same with what a call returns, whatever it is; returns what the caller is told: the first
+  // As Fail, for the result of a call (OK and kInvalidArgument pass unchanged). Returns the first
   // error.
   Status MakeSticky(const Status& status);
-  // From any thread: all ranks' calls end with an error.
+  // Any thread. Calls of all ranks end with an error.
   void Revoke();
-  // Turns true when there is an error.
+  // Becomes true at the first error.
   const std::atomic<bool>* failed_flag() const { return liveness_.failed_flag(); }
-  // What went wrong on the way to a communicator of this one's ranks: this one's error, if there is
-  // one or comes soon; else `status`.
+  // The cause of a failure to make a communicator from this one's ranks: this one's error, if there
+  // is one or one comes soon; else `status`.
   Status CauseOf(const Status& status) const;
-  // For messages about several communicators: "communicator 3 (rank 0/2)", counted in this process.
+  // For messages about several communicators: "communicator 3 (rank 0/2)", numbered in this
+  // process.
   const std::shared_ptr<const std::string>& label() const { return label_; }
-  // Collectives that have completed on this rank, sends and receives not counted.
+  // The number of collectives that have completed on this rank, without sends and receives.
   uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
 
  private:
-  // Makes errors sticky.
+  // These make errors sticky.
   Status RunGuarded(const Call& call) INCCL_REQUIRES(call_mutex_);
   Status RunSendRecvGuarded(const std::vector<Call>& calls) INCCL_REQUIRES(call_mutex_);
-  // Nothing of the device's memory is touched before a staged call has succeeded.
+  // A staged call touches device memory only after it has succeeded on the host.
   bool IsStaged(const Call& call) const;
   void PrepareOnDevice(std::span<const Call> calls);
   Status RunOnDevice(const Call& call) INCCL_REQUIRES(call_mutex_);
-  // Runs the call on copies in memory of the host.
+  // Runs the call on copies in host memory.
   Status RunStaged(const Call& call) INCCL_REQUIRES(call_mutex_);
   Status EnqueueAndWait(Batch batch);
   Status InAnotherCall() const;
-  // Whether a batch is not to wait for its turn any more.
+  // Whether a batch stops waiting for its position on a stream.
   bool GivesUp(const StreamOrder& turn, Time stalled);
-  // For `preserve_input`.
+  // For CommOptions::preserve_input.
   void SaveInput(const Call& call) INCCL_REQUIRES(call_mutex_);
   void RestoreInput(const Call& call) const INCCL_REQUIRES(call_mutex_);
 
@@ -141,12 +142,12 @@ class Communicator {
   std::unique_ptr<ControlPlane> control_;
   Staging staging_;
   DeviceEngines engines_;
-  Mutex call_mutex_;  // held during a call; abort waits for it
+  Mutex call_mutex_;  // held during a call; Abort waits for it
   CollectiveRunner runner_ INCCL_GUARDED_BY(call_mutex_);
   std::vector<std::byte> saved_input_ INCCL_GUARDED_BY(call_mutex_);
-  bool input_saved_ INCCL_GUARDED_BY(call_mutex_) = false;  // of the call under way
+  bool input_saved_ INCCL_GUARDED_BY(call_mutex_) = false;  // for the call in progress
   std::atomic<uint64_t> completed_{0};
-  Worker worker_;  // last: ends first
+  Worker worker_;  // the last member, so it is destroyed first
 };
 
 }  // namespace inccl

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of a communicator on memory of a device: by an engine of that device, through copies of the
-// whole buffers, or as one copy for a rank alone.
+// Calls of a communicator on device memory. They run on an engine of that device, on host copies of
+// the whole buffers, or, with one rank, as one copy.
 #include "communicator/communicator.h"
 #include "device/runtime.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engines of one communicator, one for each device whose memory its calls are about.
+// The engines of one communicator: one for each device whose memory its calls use.
 #ifndef INCCL_COMMUNICATOR_DEVICE_ENGINES_H_
 #define INCCL_COMMUNICATOR_DEVICE_ENGINES_H_
 
@@ -18,11 +18,11 @@ namespace inccl {
 
 class DeviceEngines {
  public:
-  // As DeviceEngine::Create.
+  // Arguments as of DeviceEngine::Create.
   DeviceEngines(Transport* transport, const DeviceEngine::StepBytes& step_bytes)
       : transport_(transport), step_bytes_(step_bytes) {}
 
-  // Any thread; an engine is used by one at a time.
+  // Any thread; one thread at a time uses an engine.
   Result<DeviceEngine*> Of(int number) {
     const MutexLock lock(&mutex_);
     std::unique_ptr<DeviceEngine>& engine = engines_[number];
@@ -41,22 +41,22 @@ class DeviceEngines {
     return engine.get();
   }
 
-  // What peers lend is opened for one device, that of the first engine, and calls on another one
-  // must not meet it. Any thread.
+  // Regions of peers are imported for one device, that of the first engine; calls on another device
+  // must not use them. Any thread.
   bool Serves(int number) const {
     const int first = first_.load();
     return first < 0 || first == number;
   }
-  // Before calls on memory of a device, by the thread that uses the transport: its peers may lend
-  // from now on, in whatever call.
+  // The thread that uses the transport calls it before calls on device memory. From then on peers
+  // may export device memory to this rank, in any call.
   void Attach() {
     if (attached_ != nullptr) return;
     const MutexLock lock(&mutex_);
     attached_ = regions_.get();
     if (attached_ != nullptr) attached_->Attach();
   }
-  // Of a call on memory of the host: one that brings what peers lend of their devices; nullptr:
-  // they lend nothing to this rank.
+  // The engine of a call on host memory: one that copies payloads from imported device regions;
+  // nullptr if this rank imports none.
   Result<Engine*> ForHost() {
     if (attached_ == nullptr) return static_cast<Engine*>(nullptr);
     Result<DeviceEngine*> engine = Of(attached_->number());
@@ -65,12 +65,12 @@ class DeviceEngines {
     return static_cast<Engine*>(*engine);
   }
 
-  // By the thread that uses them.
+  // The thread that uses the engines calls it.
   void Drain() {
     for (int number = 0;; ++number) {
       DeviceEngine* const engine = AtOrAfter(&number);
       if (engine == nullptr) return;
-      engine->Drain();  // takes as long as the device does
+      engine->Drain();  // no time limit: waits for the device
     }
   }
 
@@ -86,10 +86,10 @@ class DeviceEngines {
 
   Transport* const transport_;
   const DeviceEngine::StepBytes step_bytes_;
-  std::atomic<int> first_{-1};           // the first engine's device
-  ImportedRegions* attached_ = nullptr;  // `regions_`, once the transport knows of them
-  Mutex mutex_;                          // taken before the device's
-  // Of the first engine's device; outlives the engines.
+  std::atomic<int> first_{-1};           // device of the first engine
+  ImportedRegions* attached_ = nullptr;  // `regions_` after Attach
+  Mutex mutex_;                          // taken before the device's mutexes
+  // For the first engine's device; outlives the engines.
   std::unique_ptr<ImportedRegions> regions_ INCCL_GUARDED_BY(mutex_);
   std::map<int, std::unique_ptr<DeviceEngine>> engines_ INCCL_GUARDED_BY(mutex_);
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call needs besides its buffers: schedule, lanes and how it is cut. Made when a kind of
-// call comes for the first time, and kept.
+// What a call needs besides its buffers: schedule, lanes and segmentation. The runner makes a plan
+// at the first call of its kind and keeps it.
 #ifndef INCCL_COMMUNICATOR_PLAN_CACHE_H_
 #define INCCL_COMMUNICATOR_PLAN_CACHE_H_
 
@@ -20,7 +20,7 @@
 
 namespace inccl {
 
-// One communicator's; one thread at a time.
+// Belongs to one communicator; one thread at a time.
 class PlanCache {
  public:
   struct Options {
@@ -33,19 +33,19 @@ class PlanCache {
     DataType type = DataType::kFloat32;
     int root = 0;
     uint64_t count = 0;
-    // Expires with the codec, so another codec at the same address is not taken for it.
+    // Expires with the codec, so another codec at the same address does not match.
     std::weak_ptr<const Codec> codec;
     bool below_min_bytes = false;
     Choice choice;
     Chunking chunking;
-    const Program* program = nullptr;  // null: an empty place
+    const Program* program = nullptr;  // null: an empty entry
   };
 
   // `transport` outlives it.
   PlanCache(const Options& options, Transport* transport) : options_(options), lanes_(transport) {}
 
-  // The plan that Keep has kept for such a call; nullptr: none, or another call has taken its
-  // place.
+  // Returns the plan that Keep has stored for such a call; nullptr if there is none or another plan
+  // has replaced it.
   const Plan* Find(const Call& call, bool below_min_bytes) const;
   Result<Plan> Make(const Call& call, const Codec& codec, const Choice& choice,
                     bool below_min_bytes);
@@ -62,7 +62,8 @@ class PlanCache {
 
   const Options options_;
   LaneTable lanes_;
-  std::map<uint64_t, std::unique_ptr<Program>> programs_;  // by schedule
+  std::map<uint64_t, std::unique_ptr<Program>> programs_;  // by collective, algorithm, root and
+                                                           // side phases
   std::array<Plan, 1 << kPlaceBits> kept_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls on memory of a device, run on memory of the host: what they read is copied there before,
-// what they have written back afterwards.
+// Runs calls on device memory in host memory: copies their inputs to the host before, and their
+// results back afterwards.
 #ifndef INCCL_COMMUNICATOR_STAGING_H_
 #define INCCL_COMMUNICATOR_STAGING_H_
 
@@ -16,8 +16,8 @@
 
 namespace inccl {
 
-// One communicator's; its memory grows to what the largest call needed. What it has outgrown is
-// kept until the end: giving it back waits for all that the device does, of which some may wait for
+// Belongs to one communicator. Its memory grows to the needs of the largest call. Outgrown blocks
+// are kept until the end, because freeing one waits for all work of the device, which may wait for
 // this communicator.
 class Staging {
  public:
@@ -26,23 +26,24 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // From any thread, before such calls take their place on a stream, which allocations may wait
-  // for: takes what they will need. An error is the calls' own, when they run.
+  // Any thread calls it before such calls take their positions on a stream, because allocations may
+  // wait for the stream. It allocates their memory. If it fails, the calls report the error when
+  // they run.
   void Prepare(std::span<const Call> calls);
 
-  // The calls with the host's memory in place of the device's, which holds their inputs. Calls on
-  // memory of the host stay as they are.
+  // Copies inputs from the device and returns the calls with host buffers in place of device
+  // buffers. Calls on host memory are returned unchanged.
   Result<std::vector<Call>> CopyIn(std::span<const Call> calls);
-  // Reads a factor in memory of a device now.
+  // Copies a scalar that is in device memory into the call.
   Status CopyInScalar(Call* call);
-  // Copies the results of such calls to where `calls` want them.
+  // Copies the results to the device buffers of `calls`.
   Status CopyOut(std::span<const Call> calls);
 
  private:
-  // The largest block, with at least so many bytes.
+  // Returns the largest block, which has at least `bytes`.
   Result<std::byte*> Grow(size_t bytes);
   Status Reserve(size_t bytes);
-  // Of the host's memory that a call takes; 0 if it is not on a device.
+  // Host memory that a call needs; 0 if its buffers are not on a device.
   struct Bytes {
     size_t send = 0, recv = 0;
     size_t total() const;
@@ -51,10 +52,11 @@ class Staging {
   size_t BytesOf(std::span<const Call> calls) const;
 
   const int rank_, nranks_;
-  Device* device_ = nullptr;     // of the call that is running
-  std::byte* memory_ = nullptr;  // likewise
+  Device* device_ = nullptr;     // of the running call
+  std::byte* memory_ = nullptr;  // of the running call
   Mutex mutex_;
-  Device* owner_ INCCL_GUARDED_BY(mutex_) = nullptr;  // whose memory the blocks are
+  Device* owner_ INCCL_GUARDED_BY(mutex_) = nullptr;  // the device that the blocks are registered
+                                                      // with or belong to
   size_t bytes_ INCCL_GUARDED_BY(mutex_) = 0;         // of the last block
   std::vector<std::byte*> blocks_ INCCL_GUARDED_BY(mutex_);
 };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last step of creation: all ranks pass slices through the lanes of a small all-reduce. A
-// user's first call then finds schedule, lanes and pages in place, and code that has run before.
+// The last step of creation: all ranks pass slices through the lanes of a small all-reduce. The
+// user's first call then finds schedule, lanes and pages in place, and its code paths have run
+// before.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,9 +18,9 @@
 namespace inccl {
 namespace {
 
-[[maybe_unused]] constexpr int kNobody = -2;  // none of the ranks
+[[maybe_unused]] constexpr int kNobody = -2;  // matches no rank
 
-// What a waiting rank looks at meanwhile.
+// Ends the wait at the deadline, on an error, or when the creation is cancelled.
 class Observer final : public WaitObserver {
  public:
   Observer(std::string name, Liveness* liveness, Time deadline, const std::atomic<bool>* cancelled)
@@ -53,7 +54,8 @@ class Observer final : public WaitObserver {
   bool warned_ = false;
 };
 
-// What has been found out by somebody who does not know yet that the communicator is being created.
+// Rewords an error that Liveness attributes to the time before the first operation as an error of
+// init.
 Status OfInit(const Status& status, const std::string& name) {
   const std::string before = name + " before any op: ";
   if (!status.message().starts_with(before)) return status;
@@ -64,7 +66,7 @@ Status OfInit(const Status& status, const std::string& name) {
 }  // namespace
 
 Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
-  FAULT_RANK(kNobody);  // the fault points of calls are those of users' calls
+  FAULT_RANK(kNobody);  // fault points of calls are for users' calls only
   const std::string name = rank_name();
   Observer observer(name, &liveness_, deadline, cancelled);
   const Status status = CatchOutOfMemory([&] {
@@ -72,7 +74,7 @@ Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
     return runner_.WarmUp(&observer);
   });
   if (status.ok()) return status;
-  liveness_.Fail(status);  // nobody else is to wait for this rank
+  liveness_.Fail(status);  // so that other ranks do not wait for this one
   return OfInit(liveness_.error(), name);
 }
 

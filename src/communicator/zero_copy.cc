@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kLeastZeroCopySlices = 2;
 constexpr uint64_t kOfDevice = uint64_t{1}
-                               << 63;  // in generations, apart from those of HostAllocator
+                               << 63;  // keeps their generations apart from HostAllocator's
 
 }  // namespace
 
@@ -51,8 +51,8 @@ RegisteredBuffer ZeroCopy::RegisterDeviceBuffer(const void* data, size_t bytes) 
           .end = begin + bytes};
 }
 
-// Direct algorithms alone: there every consumer reads the input itself, and what a call in place
-// overwrites has been read by then.
+// Direct algorithms only: every consumer reads the input itself, and has read it before an in-place
+// call overwrites it.
 bool ZeroCopy::Applies(const Call& call, Algorithm algorithm) const {
   return TraitsOf(algorithm).zero_copy && call.codec == nullptr &&
          call.count * SizeOf(call.type) >= kLeastZeroCopySlices * slice_bytes_;
@@ -72,7 +72,7 @@ size_t ZeroCopy::InputBytes(const Call& call) const {
 void ZeroCopy::Begin(const Call& call, Algorithm algorithm) {
   if (!Applies(call, algorithm)) return;
   const size_t bytes = InputBytes(call);
-  // The output first: peers need not map again what is the input, too.
+  // The output first: if it is the input as well, peers do not map it again.
   if (call.collective == Collective::kAllReduce) output_ = RegisterBuffer(call.recv, bytes, true);
   if (bytes > 0) input_ = RegisterBuffer(call.send, bytes, false);
 }
@@ -93,7 +93,7 @@ void ZeroCopy::RevokeAccess() {
     Begin();
     return;
   }
-  // The output first: in place it is the input as well, and then peers write to it.
+  // The output first: in place it is also the input, and peers write to it.
   for (const auto& [registered, contents] : {std::pair(output_, HostAllocator::Contents::kLost),
                                              std::pair(input_, HostAllocator::Contents::kKept)}) {
     if (registered.region == 0) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What peers may reach of the buffers of the call under way (docs/zero-copy.md).
+// The registered buffers of the call in progress, which peers access in place (docs/zero-copy.md).
 #ifndef INCCL_COMMUNICATOR_ZERO_COPY_H_
 #define INCCL_COMMUNICATOR_ZERO_COPY_H_
 
@@ -15,23 +15,23 @@ namespace inccl {
 
 class ZeroCopy {
  public:
-  // Calls of fewer than two slices go through slots, whose memory is in the caches. `transport`
-  // outlives it.
+  // Calls of fewer than two slices use slots, whose memory is in the caches. `transport` outlives
+  // it.
   ZeroCopy(int rank, int nranks, uint32_t slice_bytes, Transport* transport)
       : rank_(rank), nranks_(nranks), slice_bytes_(slice_bytes), transport_(transport) {}
 
   // A call begins without registered buffers.
   void Begin() {
     input_ = {};
-    output_ = {};  // not from the other, which has just been written
+    output_ = {};  // not `= input_`, which would wait for the stores above
     result_ = {};
     on_device_ = false;
   }
   void Begin(const Call& call, Algorithm algorithm);
-  // Of a call on memory of a device, which peers only ever read.
+  // For a call on device memory, which peers only read.
   void BeginOnDevice(const Call& call, Algorithm algorithm);
-  // After an error: peers that do not know of it yet get nothing from this rank's buffers any more,
-  // or know that it does not count.
+  // Called after an error. Peers that do not know of it yet can no longer access this rank's
+  // buffers, or their later Release fails.
   void RevokeAccess();
 
   const RegisteredBuffer& input() const { return input_; }
@@ -41,7 +41,7 @@ class ZeroCopy {
 
  private:
   bool Applies(const Call& call, Algorithm algorithm) const;
-  // The input of a call that is read by peers; 0 bytes: there is none.
+  // Bytes of the input that peers read; 0: none.
   size_t InputBytes(const Call& call) const;
   RegisteredBuffer RegisterBuffer(const void* data, size_t bytes, bool writable);
   RegisteredBuffer RegisterDeviceBuffer(const void* data, size_t bytes);
