@@ -55,8 +55,7 @@ class Staging {
   Device* device_ = nullptr;     // of the running call
   std::byte* memory_ = nullptr;  // of the running call
   Mutex mutex_;
-  Device* owner_ INCCL_GUARDED_BY(mutex_) = nullptr;  // the device that the blocks are registered
-                                                      // with or belong to
+  Device* owner_ INCCL_GUARDED_BY(mutex_) = nullptr;  // allocated the blocks
   size_t bytes_ INCCL_GUARDED_BY(mutex_) = 0;         // of the last block
   std::vector<std::byte*> blocks_ INCCL_GUARDED_BY(mutex_);
 };

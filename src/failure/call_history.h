@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The collectives that this rank has begun, and what other ranks have said of theirs: finds calls
-// that differ. Sends and receives have no place in it.
+// The collectives that this rank has begun, and the records that other ranks have sent of theirs.
+// It finds calls that differ between ranks. It does not contain sends and receives.
 #ifndef INCCL_FAILURE_CALL_HISTORY_H_
 #define INCCL_FAILURE_CALL_HISTORY_H_
 
@@ -29,20 +29,20 @@ class CallHistory {
 
   explicit CallHistory(int nranks) : pending_(static_cast<size_t>(nranks)) {}
 
-  // Adds this rank's next call. Returns a difference from what a peer has said of it before.
+  // Adds this rank's next call. Returns a difference from an earlier record of a peer.
   std::optional<Difference> Begin(uint64_t sequence, const Call& call);
-  // Takes what a peer says of one of its calls.
+  // Compares a peer's record with this rank's call of the same number.
   std::optional<Difference> Compare(int peer, const CallRecord& theirs);
 
   // The number of the newest call; 0: none.
   uint64_t latest() const { return latest_; }
   const CallRecord& record() const { return records_[latest_ % kKept]; }
-  // Of the newest call and all before it: ranks whose calls differed once do not agree on any later
-  // call, even if the calls that differed could end without the others.
+  // Covers the newest call and all before it. Ranks whose calls differed once do not agree on any
+  // later call, even if the different calls could end without each other.
   uint64_t signature() const { return chain_; }
-  // Appends the newest record, once per call.
+  // Appends the newest record, unless an earlier call of this function has appended it.
   void AppendNews(std::vector<std::vector<std::byte>>* records);
-  // Appends the records before it that are kept, once per call.
+  // Appends the stored older records, at most once while a call is the newest.
   void AppendEarlier(std::vector<std::vector<std::byte>>* records);
 
  private:
@@ -51,9 +51,11 @@ class CallHistory {
   std::array<CallRecord, kKept> records_;
   uint64_t chain_ = 0;
   uint64_t latest_ = 0;
-  std::vector<std::optional<CallRecord>> pending_;  // by rank: a call that this rank has not begun
+  std::vector<std::optional<CallRecord>> pending_;  // by rank: a record of a call that this rank
+                                                    // has not begun
   bool any_pending_ = false;
-  uint64_t appended_ = 0, earlier_appended_ = 0;  // the calls of the last Append
+  uint64_t appended_ = 0, earlier_appended_ = 0;  // `latest_` at the last AppendNews and
+                                                  // AppendEarlier
 };
 
 }  // namespace inccl

@@ -19,21 +19,21 @@ namespace {
 // kWhere answers kAsk.
 enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3, kAsk = 4 };
 
-// A rank without progress for this long tells the others which call it is in.
+// A rank without progress for this long sends the others its record of the call.
 constexpr Time kNotifyAfter = 20 * kMillisecond;
-// A slice of another call has come, and no record has explained it for this long.
+// A rank that has received a slice of another call waits this long for a record that explains it.
 constexpr Time kMismatchAfter = 1500 * kMillisecond;
-// Slices of a peer that has disconnected may still be on their way; after this long without
-// progress since this rank has seen the end of the connection they are not.
+// Slices of a peer may arrive after its disconnect. After this long without progress since this
+// rank saw the disconnect, no more are expected.
 constexpr Time kDepartedAfter = 200 * kMillisecond;
-// The thread that notifies the others does not wait for them, but the system may keep it from
-// running. Peers that see a disconnect before the notice would report a rank that left too early.
-// In a child of fork() the thread does not exist.
+// The notifying thread does not wait for the peers, but the system may keep it from running. Peers
+// that see a disconnect before the notice would report a rank that left too early. The limit covers
+// the child of a fork, where the thread does not exist.
 constexpr Time kNotifyLimit = 10 * kSecond;
-// A rank whose sends or receives stall asks the others at these intervals, which grow, where they
-// are: the ranks may wait for each other.
+// A rank whose sends or receives stall asks the others for their positions at these intervals,
+// which grow, to find ranks that wait for each other.
 constexpr Time kFirstAsk = 500 * kMillisecond, kLastAsk = 5 * kSecond;
-// A waiting thread looks more often than this; older observations do not count.
+// A waiting thread calls OnStall more often than this; older observations do not count.
 constexpr Time kLookedLately = 250 * kMillisecond;
 
 [[noreturn]] void AbortProcess(const Status& error) {
@@ -83,7 +83,7 @@ void Liveness::BeginSendRecv(const std::vector<Call>* calls) {
   in_call_.store(true, std::memory_order_release);
 }
 
-// Not analysed: reads send_recv_ without the mutex, so that the end of a collective takes none.
+// Not analysed: reads send_recv_ without the mutex, so the end of a collective does not lock.
 void Liveness::EndCall() INCCL_NO_THREAD_SAFETY_ANALYSIS {
   if (in_call_.load(std::memory_order_relaxed) && send_recv_ != nullptr) {
     const MutexLock lock(&mutex_);
@@ -117,7 +117,7 @@ void Liveness::End(const Status& status, bool abort) {
   Status named = status;
   const Status made = CatchOutOfMemory([&] {
     const MutexLock lock(&mutex_);
-    // Where the error was found nobody knew whose it is.
+    // The code that found the error may not know the rank, so its name is added here.
     if (!status.message().starts_with(fmt::format("rank {}/", options_.rank))) {
       named = Status(status.code(), fmt::format("{}: {}", Where(), status.message()));
     }
@@ -130,7 +130,7 @@ void Liveness::End(const Status& status, bool abort) {
 void Liveness::Begin() {
   const MutexLock notifying(&notifying_);
   begun_ = true;
-  // Creation had succeeded, and a peer has failed since.
+  // A peer has failed after its own creation had succeeded.
   if (options_.abort_on_error && failed()) AbortProcess(error());
 }
 
@@ -154,8 +154,8 @@ void Liveness::WaitFailed(Time limit) const {
   while (!failed() && SystemClock().Now() < end) usleep(kLook);
 }
 
-// The caller's thread returns from its call as soon as it sees the error, and may destroy the
-// communicator while the thread that found it has not told the others yet.
+// The caller's thread returns from its call as soon as it sees the error. It may then destroy the
+// communicator while the thread that found the error still notifies the peers.
 void Liveness::WaitNotified() {
   constexpr useconds_t kLook = 100;
   for (const Time end = SystemClock().Now() + kNotifyLimit; SystemClock().Now() < end;
@@ -173,8 +173,8 @@ void Liveness::Notify(const Status& status) {
   control->Broadcast(kError, std::span(body).first(WriteNotice(status, body)));
 }
 
-// From the first stall that sees it, and not from the start of this one: a thread that was kept
-// from running since it last looked may not have seen what the peer sent before it left.
+// Counts from the first stall that sees the disconnect, not from the start of the stall: a thread
+// that was kept from running may not have seen yet what the peer sent before it left.
 bool Liveness::LongGone(int peer) {
   if (peer < 0 || !departed_[static_cast<size_t>(peer)].load()) return false;
   const Time now = SystemClock().Now();
@@ -185,7 +185,7 @@ bool Liveness::LongGone(int peer) {
 
 void Liveness::CollectRecords(const Request& request,
                               std::vector<std::vector<std::byte>>* records) {
-  // Earlier calls may have differed that some rank could end without hearing of the others.
+  // The mismatch may be in an earlier call that some rank completed without data from the others.
   if (request.mismatched_peer() >= 0) calls_.AppendEarlier(records);
   if (send_recv_ == nullptr) calls_.AppendNews(records);
 }
@@ -232,7 +232,7 @@ Status Liveness::Judge(const Request& request, std::span<const int> awaited, Tim
     return InvalidUsage(
         fmt::format("{}: peer {}@{} sent data of another call", Where(), peer, Named(peer)));
   }
-  if (stalled < asked_) asked_ = 0;  // there was progress since
+  if (stalled < asked_) asked_ = 0;  // the call has made progress since
   if (send_recv_ != nullptr) {
     *ask = stalled - asked_ >= std::clamp<Time>(asked_ / 4, kFirstAsk, kLastAsk);
     const std::vector<int> circle = positions_.Circle(awaited, SystemClock().Now());

@@ -78,7 +78,7 @@ bool Positions::IsComplete(Time now) const {
   return true;
 }
 
-// A rank that waits for this one, or for one that waits for it, is the end of its own chain.
+// A chain that leads back to this rank, or into a circle, ends at its first rank.
 int Positions::EndOfChain(int peer, Time now) const {
   std::vector<bool> visited(peers_.size());
   visited[static_cast<size_t>(rank_)] = true;
@@ -135,7 +135,7 @@ bool Positions::FindCircle(int peer, Time now, std::vector<bool>* visited,
   const Peer& entry = Of(peer);
   if (peer == rank_ || (*visited)[static_cast<size_t>(peer)]) return peer == rank_;
   (*visited)[static_cast<size_t>(peer)] = true;
-  // All of these have stood still at one moment before the first of them answered.
+  // The limits together show that all ranks of the path stood still at the same time.
   if (entry.answered_at == 0 || now - entry.answered_at > kFresh ||
       entry.position.stalled < kCircleStall) {
     return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks of a communicator have answered when they were asked where they are in the order
-// of calls, and what follows from the answers: which ranks the others wait for, and whether ranks
-// wait for each other in a circle. Not thread-safe.
+// The positions of a communicator's ranks in the order of calls, as they have answered kAsk. From
+// them follows which ranks the others wait for, and whether ranks wait for each other in a circle.
+// Not thread-safe.
 #ifndef INCCL_FAILURE_POSITIONS_H_
 #define INCCL_FAILURE_POSITIONS_H_
 
@@ -20,7 +20,7 @@ namespace inccl {
 struct Position {
   uint64_t sequence = 0;    // the newest collective that the rank has begun; 0: none
   bool in_call = false;     // the rank's caller is inside a call
-  Time stalled = 0;         // so long the call has made no progress; 0: it makes some
+  Time stalled = 0;         // time without progress; 0: the call makes progress
   std::vector<int> awaits;  // the ranks that the call waits for, if it has stalled
   std::string place;        // "in op 17 allreduce(...)", "after op 17", ...
 
@@ -30,45 +30,45 @@ struct Position {
 
 class Positions {
  public:
-  // No rank of a circle has made progress for this long.
+  // Each rank of a circle has made no progress for at least this long.
   static constexpr Time kCircleStall = kSecond;
-  // Answers that belong together have come within this time.
+  // The answers that prove a circle are not older than this.
   static constexpr Time kFresh = 300 * kMillisecond;
-  // A rank that has not answered for this long does not answer.
+  // A rank that has not answered for this long counts as silent.
   static constexpr Time kAnswerLimit = kSecond;
 
   Positions(int rank, int nranks);
 
-  // All ranks are being asked.
+  // Records that this rank asks all others.
   void Asked(Time now);
   void Answered(int peer, Position position, Time now);
-  // The rank has left in order, and answers no more.
+  // The rank has disconnected in order and does not answer any more.
   void Left(int peer);
 
-  // All ranks have answered, but those that do not answer.
+  // True if all ranks have answered, except those that have left or are silent.
   bool IsComplete(Time now) const;
-  // The ranks that keep this one in the collective `sequence` from going on; `awaited`: the peers
-  // that its call waits for. Ranks that have not begun it, of these those outside the library where
-  // there are any; else ranks that do not answer; else those at the end of the chains of who waits
-  // for whom.
+  // The ranks that keep this one from finishing the collective `sequence`; its call waits for
+  // `awaited`. The first of these groups that is not empty: ranks outside the library that have not
+  // begun the collective; silent ranks; ranks in an earlier call; the ends of the chains of ranks
+  // that wait for each other, starting at `awaited`.
   std::vector<int> Missing(uint64_t sequence, std::span<const int> awaited, Time now) const;
-  // The same for sends and receives: only the chains.
+  // As Missing, for sends and receives: only the ends of chains.
   std::vector<int> MissingOf(std::span<const int> awaited, Time now) const;
-  // This rank waits for `awaited` and has stalled for kCircleStall. A circle of ranks of which each
-  // waits for the next one and the last one for this rank, which is not among them; empty: none is
-  // known.
+  // This rank waits for `awaited` and has stalled for kCircleStall. Returns a path of ranks of
+  // which each waits for the next one and the last one waits for this rank, which the path does not
+  // contain. Empty if no circle is known.
   std::vector<int> Circle(std::span<const int> awaited, Time now) const;
 
   // "it is alive, in op 17 allreduce(...)".
   std::string Describe(int peer, Time now) const;
-  // "in op 17 allreduce(...)", of a rank that has answered.
+  // "in op 17 allreduce(...)"; only for a rank that has answered.
   const std::string& PlaceOf(int peer) const { return Of(peer).position.place; }
 
  private:
   struct Peer {
     Position position;
     Time answered_at = 0;  // 0: never
-    Time asked_at = 0;     // of the first question that is not answered; 0: all are
+    Time asked_at = 0;     // of the first unanswered question; 0: none
     bool left = false;
   };
 

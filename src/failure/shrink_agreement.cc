@@ -11,7 +11,7 @@
 namespace inccl {
 namespace {
 
-// Joining has failed: for this long the news of why may still be on its way.
+// After joining fails, the message that explains it may take this long to arrive.
 constexpr Time kNewsLag = kSecond;
 
 }  // namespace
@@ -87,9 +87,9 @@ bool ShrinkAgreement::Learn() {
   excluded_ |= dead_;
   for (int rank = 0; rank < nranks_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
-    // Also not from a rank that one before it has just excluded.
+    // IsMember also skips ranks that an earlier iteration has excluded.
     if (rank == rank_ || !IsMember(rank) || !peer.proposes || peer.round < round_) continue;
-    if ((peer.excluded & Bit(rank_)) != 0) continue;  // that is for Verdict
+    if ((peer.excluded & Bit(rank_)) != 0) continue;  // Verdict handles it
     latest = std::max(latest, peer.round);
     excluded_ |= peer.excluded;
   }
@@ -118,7 +118,7 @@ Status ShrinkAgreement::TimedOut(const char* what,
   for (int rank = 0; rank < nranks_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
     if (rank == rank_ || !IsMember(rank) || has(peer)) continue;
-    // Who waited for the same and has just given up is not the one to be named.
+    // A peer that waited for the same and has just given up is not named as missing.
     const bool waited = !peer.proposes && peer.round == round_ && peer.excluded == excluded_;
     (waited ? gave_up : missing) +=
         fmt::format(" peer {}@{}", rank, peer_names_[static_cast<size_t>(rank)]);
@@ -127,12 +127,12 @@ Status ShrinkAgreement::TimedOut(const char* what,
                                   missing.empty() ? gave_up : missing));
 }
 
-// True: all other members have it. False: Run has to look anew, since the round is over (and what
-// comes next has been proposed) or the call is.
+// Returns true when all other members have it. Returns false when Run must check its state again:
+// the round is over (and the next proposal is sent), or the call is.
 Result<bool> ShrinkAgreement::WaitFor(Time deadline, const char* what,
                                       const std::function<bool(const Peer&)>& has) {
   while (!AllOthers(has)) {
-    // First: peers that propose without end do not keep this rank beyond it.
+    // The deadline comes first, so that peers that propose without end cannot prolong the call.
     const Time now = SystemClock().Now();
     if (now >= deadline) return TimedOut(what, has);
     if (held_done_) return false;
@@ -250,8 +250,8 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t c
     done_round_ = held_.round;
     done_excluded_ = held_excluded_;
   }
-  // That it is done, and that this rank is not in the call any more. Who does not hear of it stops
-  // at the deadline.
+  // Tells the peers that the round is done and that this rank is no longer in the call. A peer that
+  // does not receive this stops at its deadline.
   (void)CatchOutOfMemory([&] {
     mutex_.AssertHeld();
     if (agreed.ok()) SendDone(-1);
@@ -320,7 +320,7 @@ bool ShrinkAgreement::Read(int peer, uint8_t kind, std::span<const std::byte> bo
     if (!reader.U64(&excluded) || (excluded & Bit(peer)) != 0) return false;
     state.done_round = round;
     state.done_excluded = excluded & All();
-    // Only a round that this rank has joined, too.
+    // Counts only for a round that this rank has joined, too.
     if (active_ && round != 0 && round == held_.round && state.done_excluded == held_excluded_) {
       held_done_ = true;
     }

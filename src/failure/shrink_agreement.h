@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the ranks that are left of a communicator agree who they are, over its control connections:
-// part of ccl_comm_shrink. Any number of ranks may die meanwhile.
+// The agreement of ccl_comm_shrink: the remaining ranks of a communicator agree on the members of
+// the new one, over the control connections. Any number of ranks may die meanwhile.
 //
-// Every rank proposes a set of excluded ranks: what the caller asks for, and whoever it knows to be
-// dead. Proposals only grow: a rank adds what it learns, and proposes again. When all ranks outside
-// a set have proposed that set, it is agreed for this round; the lowest of them makes a unique id
-// and sends it to the others, who join. Joining may fail because one more dies; so each says when
-// it has joined, and only when all have, the round is done. Until then a rank that sees a death, or
-// a later round, proposes anew. A rank whose round is done answers later proposals by saying so:
-// then everybody else had joined as well, and the asking rank keeps what it has.
+// Every rank proposes a set of excluded ranks: those that the caller asks for, and those that it
+// knows to be dead. Proposals only grow: a rank adds what it learns, and proposes again. When all
+// ranks outside a set have proposed that set, it is agreed for this round. The lowest of them makes
+// a unique id and sends it to the others, who join. Joining fails if one more rank dies. So each
+// rank reports that it has joined, and the round is done only when all members have reported. Until
+// then a rank that sees a death or a later round proposes anew. A rank whose round is done answers
+// later proposals with kDone: all members have joined, and the asking rank keeps the communicator
+// that it has joined.
 //
-// A rank that a member excludes ends with an error. So does one to which a member sends something
-// malformed: a proposal that excludes its sender, or a round that honest ranks never reach.
+// A rank that a member excludes ends with an error. So does a rank to which a member sends a
+// malformed message: a proposal that excludes its sender, or a round that correct ranks never
+// reach.
 #ifndef INCCL_FAILURE_SHRINK_AGREEMENT_H_
 #define INCCL_FAILURE_SHRINK_AGREEMENT_H_
 
@@ -41,38 +43,38 @@ class ShrinkAgreement {
 
   struct Outcome {
     std::vector<int> members;     // ascending, this rank among them
-    uint64_t last_completed = 0;  // of all members' `completed`, the least
+    uint64_t last_completed = 0;  // the least of all members' `completed`
     uint64_t round = 0;
   };
   struct Steps {
     std::function<Result<UniqueId>()> create_id;
-    // Joins the members, and on success replaces what an earlier round has joined. Ends soon after
-    // `cancelled` becomes true.
+    // Joins the members. On success it replaces the communicator that an earlier round has joined.
+    // Returns soon after `cancelled` becomes true.
     std::function<Status(const UniqueId& id, const Outcome& outcome,
                          const std::atomic<bool>* cancelled)>
         join;
   };
-  // `excluded` does not hold this rank. kInvalidArgument: another thread is in this call;
-  // kInvalidUsage: a member excludes this rank; kInternalError: a member sends what it must not;
-  // kTimeout names the members that have not called; else what Cancel or the steps say.
+  // `excluded` does not contain this rank. kInvalidArgument: another thread is in this call.
+  // kInvalidUsage: a member excludes this rank. kInternalError: a member sends a malformed message.
+  // kTimeout names the members that have not called. Other errors come from Cancel or the steps.
   Result<Outcome> Agree(Set excluded, uint64_t completed, Time deadline, const Steps& steps);
-  // From any thread: the call under way ends soon, with `why`, as does every later one.
+  // Any thread. The call in progress and every later one end soon, with `why`.
   void Cancel(const Status& why);
 
-  // From the control thread.
+  // The control thread calls these.
   static bool Owns(uint8_t kind) { return kind >= kFirstKind && kind <= kLastKind; }
-  // False: the message is malformed.
+  // Returns false if the message is malformed.
   bool OnMessage(int peer, uint8_t kind, std::span<const std::byte> body);
   void OnPeerClosed(int peer);
 
  private:
   static constexpr uint8_t kFirstKind = 16, kLastKind = 19;
   enum Kind : uint8_t { kProposal = kFirstKind, kId, kJoined, kDone = kLastKind };
-  // A call takes a few rounds for each rank that dies.
+  // More rounds than correct ranks need: a call takes a few for each rank that dies.
   static constexpr uint64_t kMaxRound = uint64_t{1} << 48;
 
   struct Peer {
-    bool malformed = false;  // it has sent something that is
+    bool malformed = false;  // it has sent a malformed message
     bool proposes = false;
     uint64_t round = 0;  // of the latest proposal
     Set excluded = 0;
@@ -88,7 +90,7 @@ class ShrinkAgreement {
   Set All() const { return ~Set{0} >> (64 - nranks_); }
   bool IsMember(int rank) const INCCL_REQUIRES(mutex_) { return (excluded_ & Bit(rank)) == 0; }
   template <typename Predicate>
-  bool AllOthers(Predicate predicate) const INCCL_REQUIRES(mutex_) {  // that are members
+  bool AllOthers(Predicate predicate) const INCCL_REQUIRES(mutex_) {  // other members only
     for (int peer = 0; peer < nranks_; ++peer) {
       if (peer != rank_ && IsMember(peer) && !predicate(peers_[static_cast<size_t>(peer)])) {
         return false;
@@ -96,17 +98,19 @@ class ShrinkAgreement {
     }
     return true;
   }
-  bool Proposes(const Peer& peer) const INCCL_REQUIRES(mutex_);  // what this rank does
-  Status Verdict() const INCCL_REQUIRES(mutex_);                 // what ends the call in any round
-  // From deaths and proposals; true: the round is over, and a new proposal is due.
+  bool Proposes(const Peer& peer) const INCCL_REQUIRES(mutex_);  // as this rank does
+  Status Verdict() const INCCL_REQUIRES(mutex_);                 // the error that ends the call in
+                                                                 // any round
+  // Adds deaths and proposals to `excluded_`. Returns true if the round is over and a new proposal
+  // is due.
   bool Learn() INCCL_REQUIRES(mutex_);
   bool Read(int peer, uint8_t kind, std::span<const std::byte> body) INCCL_REQUIRES(mutex_);
   void Propose(bool active) INCCL_REQUIRES(mutex_);
   void SendRound(Kind kind, uint64_t round) INCCL_REQUIRES(mutex_);
-  void SendDone(int peer) INCCL_REQUIRES(mutex_);  // -1: to all others
+  void SendDone(int peer) INCCL_REQUIRES(mutex_);  // peer -1: all others
   Status TimedOut(const char* what, const std::function<bool(const Peer&)>& has) const
       INCCL_REQUIRES(mutex_);
-  // These give the mutex up while they wait, and while a step runs.
+  // These release the mutex while they wait and while a step runs.
   Result<bool> WaitFor(Time deadline, const char* what, const std::function<bool(const Peer&)>& has)
       INCCL_REQUIRES(mutex_);
   Result<UniqueId> ObtainId(Time deadline, const Steps& steps, bool* over) INCCL_REQUIRES(mutex_);
@@ -123,16 +127,17 @@ class ShrinkAgreement {
   Set dead_ INCCL_GUARDED_BY(mutex_) = 0;
   Status cancel_ INCCL_GUARDED_BY(mutex_);  // OK: not cancelled
   bool active_ INCCL_GUARDED_BY(mutex_) = false;
-  uint64_t round_ INCCL_GUARDED_BY(mutex_) = 0;  // goes on from call to call
+  uint64_t round_ INCCL_GUARDED_BY(mutex_) = 0;  // continues from call to call
   Set excluded_ INCCL_GUARDED_BY(mutex_) = 0;
   uint64_t completed_ INCCL_GUARDED_BY(mutex_) = 0;
-  // What the last successful join of this call belongs to; round 0: none.
+  // The round of this call that this rank has joined last; round 0: none.
   Outcome held_ INCCL_GUARDED_BY(mutex_);
   Set held_excluded_ INCCL_GUARDED_BY(mutex_) = 0;
-  bool held_done_ INCCL_GUARDED_BY(mutex_) = false;   // a member says that all have joined it
-  uint64_t done_round_ INCCL_GUARDED_BY(mutex_) = 0;  // of the last call that ended well
+  bool held_done_ INCCL_GUARDED_BY(mutex_) = false;   // a member has reported that all members have
+                                                      // joined
+  uint64_t done_round_ INCCL_GUARDED_BY(mutex_) = 0;  // of the last successful call
   Set done_excluded_ INCCL_GUARDED_BY(mutex_) = 0;
-  std::atomic<bool> cancelled_{false};  // joining is pointless
+  std::atomic<bool> cancelled_{false};  // ends a join that cannot succeed any more
 };
 
 }  // namespace inccl
