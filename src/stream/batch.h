@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of one communicator that are handed over together: one asynchronous call, or a group's.
+// Calls of one communicator that are submitted together: one asynchronous call, or those of a
+// group.
 #ifndef INCCL_STREAM_BATCH_H_
 #define INCCL_STREAM_BATCH_H_
 
@@ -43,14 +44,14 @@ class Completion {
   Status status_ INCCL_GUARDED_BY(mutex_);
 };
 
-// A position on a stream. Batches of one group that go on the same stream have it in common: they
-// wait for each other, so none can come after another. It is made before the position is taken, so
-// that a position that has been taken is left whatever happens.
+// A position on a stream. Batches of one group on the same stream share it: they wait for each
+// other, so none of them can have a later position. The object exists before the position is taken,
+// so its destructor can always complete the position.
 class StreamOrder {
  public:
   StreamOrder(std::shared_ptr<Stream> stream, int batches)
       : stream_(std::move(stream)), open_(batches) {}
-  // Leaves the position if some batch never came to do it: there was no memory to hand it over.
+  // Completes the position if some batch could not be submitted for lack of memory.
   ~StreamOrder() {
     if (enqueued_ && open_ > 0)
       stream_->Complete(position_, status_.ok() ? OutOfMemory() : status_);
@@ -58,13 +59,13 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // Takes the position, once.
+  // Takes the position; called once.
   Status Enqueue(const Stream::User& user) {
     const Result<uint64_t> position = stream_->Enqueue(user);
     if (position.ok()) SetPosition(*position);
     return position.status();
   }
-  // The position has been taken, with others.
+  // Sets a position that the caller has taken together with others.
   void SetPosition(uint64_t position) {
     position_ = position;
     enqueued_ = true;
@@ -72,7 +73,7 @@ class StreamOrder {
   // As Stream::WaitFor.
   bool Wait(const Stream::GiveUp& give_up) { return stream_->WaitFor(position_, give_up); }
   std::string Before() const { return stream_->Before(position_); }
-  // Once for each batch; the last leaves the position, with the first error.
+  // Called once for each batch. The last call completes the position, with the first error.
   void Complete(const Status& status) {
     const MutexLock lock(&mutex_);
     if (status_.ok()) status_ = status;
@@ -93,10 +94,11 @@ struct Batch {
     (call.kind == CallKind::kCollective ? calls : send_recv).push_back(call);
   }
 
-  std::vector<Call> send_recv;                       // all at the same time, before the collectives
-  std::vector<Call> calls;                           // in order
-  std::vector<std::shared_ptr<StreamOrder>> orders;  // waited for before, left afterwards
-  std::shared_ptr<Completion> completion;            // may be null; Add() has been called
+  std::vector<Call> send_recv;                       // run at the same time, before `calls`
+  std::vector<Call> calls;                           // run in order
+  std::vector<std::shared_ptr<StreamOrder>> orders;  // the worker waits for them before and
+                                                     // completes them after
+  std::shared_ptr<Completion> completion;            // may be null; its Add() has been called
 };
 
 }  // namespace inccl

@@ -12,13 +12,14 @@
 namespace inccl {
 namespace {
 
-// What is waited for is often some kernels away: first looked at often, then seldom.
+// The awaited work of the device often takes only a few kernels, so the thread polls often at
+// first, then rarely.
 constexpr Time kLookOften = 200 * kMicrosecond;
 constexpr useconds_t kSeldom = 20;
 
 }  // namespace
 
-// Places are taken one at a time: the stream's order is theirs.
+// Stream calls it for one position at a time, so positions are in the order of the device's stream.
 Result<uint64_t> DeviceStream::EnqueueNext() {
   {
     const MutexLock lock(&mutex_);
@@ -56,7 +57,7 @@ bool DeviceStream::WaitFor(uint64_t position, const GiveUp& give_up) {
 void DeviceStream::CompletePosition(uint64_t position, const Status& /*status*/) {
   const MutexLock lock(&mutex_);
   completed_.Complete(position);
-  // A position that was left before its order lets nothing pass that is still running.
+  // A position that completes before earlier ones must not release the device past them.
   if (completed_.count() > 0) order_->Finish(static_cast<uint32_t>(completed_.count() - 1));
 }
 
@@ -64,7 +65,7 @@ Result<std::shared_ptr<Stream>> DeviceStreamOf(Device* device, void* stream) {
   Result<uint64_t> id = device->IdOf(stream);
   if (!id.ok()) return id.status();
   static Mutex mutex;
-  // Calls may be under way when the process ends.
+  // Never destroyed, because calls may be in progress when the process ends.
   static auto* const streams INCCL_PT_GUARDED_BY(mutex) =
       new std::map<std::pair<Device*, uint64_t>, std::shared_ptr<Stream>>;
   const MutexLock lock(&mutex);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stream of a device as an order of calls: a call's order comes when the device has done what was
-// put on the stream before it, and the device goes on when the call is done.
+// A stream of a device as an order of calls. A call runs when the device has done the work that was
+// put on the stream before it, and the device continues when the call is done.
 #ifndef INCCL_STREAM_DEVICE_STREAM_H_
 #define INCCL_STREAM_DEVICE_STREAM_H_
 
@@ -17,22 +17,22 @@ class DeviceStream final : public Stream {
  public:
   explicit DeviceStream(std::unique_ptr<DeviceOrder> order) : order_(std::move(order)) {}
   Status Check() override { return order_->Check(); }
-  // No limit of time for what the device does of its own before.
+  // There is no time limit for the device's own work before the position.
   bool WaitFor(uint64_t position, const GiveUp& give_up) override;
 
  protected:
   Result<uint64_t> EnqueueNext() override;
-  // The error is its communicator's to keep: the device knows none.
+  // The device keeps no error; the communicator does.
   void CompletePosition(uint64_t position, const Status& status) override;
 
  private:
   const std::unique_ptr<DeviceOrder> order_;
-  uint64_t enqueued_ = 0;  // of EnqueueNext
+  uint64_t enqueued_ = 0;  // positions that EnqueueNext has returned
   Mutex mutex_;
   CompletedPositions completed_ INCCL_GUARDED_BY(mutex_);
 };
 
-// The one object of a stream of the device (NULL: its legacy stream).
+// Returns the one object for a stream of the device (NULL: its legacy stream).
 Result<std::shared_ptr<Stream>> DeviceStreamOf(Device* device, void* stream);
 
 }  // namespace inccl

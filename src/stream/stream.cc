@@ -9,7 +9,7 @@ namespace inccl {
 namespace {
 
 constexpr Time kAskAgain = 20 * kMillisecond;
-// Between two looks at a standstill: not waiting, but kept from running.
+// A longer gap between two calls of Look means that the thread was kept from running.
 constexpr Time kKeptFromRunning = 200 * kMillisecond;
 
 }  // namespace

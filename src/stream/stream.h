@@ -20,48 +20,48 @@ namespace inccl {
 
 class Stream {
  public:
-  // Who takes a position, for messages.
+  // Names the owner of a position in messages.
   using User = std::shared_ptr<const std::string>;
-  // Asked every few milliseconds: for how long no earlier position has been left (0 while there is
-  // none, and what is waited for is something else).
+  // WaitFor calls it every few milliseconds. `stalled`: how long no earlier position has completed;
+  // 0 if there is no earlier one and the wait is for other work of the stream.
   using GiveUp = std::function<bool(Time stalled)>;
 
   virtual ~Stream() = default;
-  // kInvalidArgument: Enqueue would say so now.
+  // Returns kInvalidArgument if Enqueue would do so now.
   virtual Status Check() { return Status::Ok(); }
-  // Takes the next position in the order; out of memory is an error as any other. Every position
-  // must be left, once.
+  // Takes the next position in the order; kSystemError without memory. The caller must complete
+  // every position once.
   Result<uint64_t> Enqueue(const User& user);
-  // The next position of each of these streams, all at one moment: of any two that take positions
-  // on the same streams, one is first on all of them. `users` by stream; no stream twice. If it
-  // throws std::bad_alloc no position has been taken.
+  // Takes the next position of each of these streams at one moment: of any two callers that share
+  // several streams, one is first on all of them. `users` by stream; no stream twice. If it throws
+  // std::bad_alloc, it has taken no position.
   static std::vector<Result<uint64_t>> EnqueueAll(const std::vector<Stream*>& streams,
                                                   const std::vector<User>& users);
-  // Waits until every earlier position has been left and what else the stream does before has been
-  // done, or `give_up` says true; then returns false.
+  // Waits until all earlier positions have completed and the stream has done its other earlier
+  // work. Returns false as soon as `give_up` returns true.
   virtual bool WaitFor(uint64_t position, const GiveUp& give_up) = 0;
   void Complete(uint64_t position, const Status& status);
-  // Who has the first of the positions before this one that have not been left.
+  // The user of the first uncompleted position before this one.
   std::string Before(uint64_t position) const;
 
  protected:
-  // The positions are 0, 1, ... One call at a time. May throw std::bad_alloc, and has no effect
-  // then.
+  // Returns 0, 1, ...; the caller serializes the calls. May throw std::bad_alloc, without effect.
   virtual Result<uint64_t> EnqueueNext() = 0;
-  // Needs no memory.
+  // Allocates no memory.
   virtual void CompletePosition(uint64_t position, const Status& status) = 0;
 
  private:
   Result<uint64_t> EnqueueLocked(const User& user) INCCL_REQUIRES(enqueueing_);
 
-  // A thread that takes those of several streams does so in the order of the streams' addresses.
+  // A thread that locks those of several streams does so in the order of the streams' addresses.
   Mutex enqueueing_ INCCL_ACQUIRED_BEFORE(users_mutex_);
   mutable Mutex users_mutex_;
   uint64_t next_position_ INCCL_GUARDED_BY(enqueueing_) = 0;
   std::map<uint64_t, User> users_ INCCL_GUARDED_BY(users_mutex_);  // by position
 };
 
-// For how long a count has stood still, without what the one who looks was kept from running.
+// Measures for how long a count has not changed, without the time in which the observing thread was
+// kept from running.
 class Standstill {
  public:
   Time Look(uint64_t count);
@@ -71,13 +71,13 @@ class Standstill {
   Time since_ = 0, looked_ = 0;
 };
 
-// Places are left in any order; counts those before which all have been left. Taking a position may
-// throw std::bad_alloc; leaving one needs no memory.
+// Positions complete in any order; count() is the number of positions before the first uncompleted
+// one. Take may throw std::bad_alloc; Complete allocates no memory.
 class CompletedPositions {
  public:
   uint64_t count() const { return count_; }
   void Take() { completed_.push_back(false); }
-  // The position that was taken last is not one after all.
+  // Undoes the last Take.
   void Untake() { completed_.pop_back(); }
   void Complete(uint64_t position) {
     completed_[position - count_] = true;
@@ -92,15 +92,15 @@ class CompletedPositions {
   std::deque<bool> completed_;  // the positions from count_ on
 };
 
-// Of calls on memory of the host alone.
+// For calls on host memory only.
 class HostStream final : public Stream {
  public:
   bool WaitFor(uint64_t position, const GiveUp& give_up) override;
 
-  // Waits until all positions taken so far have been left.
+  // Waits until all positions taken so far have completed.
   Status Synchronize();
-  // kInProgress while there are positions that have not been left. Both return the first error
-  // since one of them last returned, and forget it.
+  // Returns kInProgress while there are uncompleted positions. Synchronize and Query return the
+  // first error since one of them last returned one, and clear it.
   Status Query();
 
  protected:

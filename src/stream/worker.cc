@@ -55,11 +55,12 @@ void Worker::Loop() {
       const MutexUnlock unlocked(&mutex_);
       for (const std::shared_ptr<StreamOrder>& order : batch.orders) {
         const auto give_up = [&](Time stalled) { return give_up_(*order, stalled); };
-        order->Wait(std::cref(give_up));  // so that no memory is needed
+        order->Wait(std::cref(give_up));  // by reference, so that no memory is needed
       }
       status = run_(batch);
     }
-    // First idle, then told: who was told may call at once and find the communicator free.
+    // Marks the worker idle before it notifies: a notified caller may call at once and must find
+    // the communicator free.
     open_.fetch_sub(1, std::memory_order_acq_rel);
     changed_.NotifyAll();
     const MutexUnlock unlocked(&mutex_);

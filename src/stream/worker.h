@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The thread that runs a communicator's asynchronous batches, in the order in which they came. It
-// starts with the first.
+// The thread that runs a communicator's asynchronous batches in the order of their submission. It
+// starts with the first batch.
 #ifndef INCCL_STREAM_WORKER_H_
 #define INCCL_STREAM_WORKER_H_
 
@@ -18,17 +18,18 @@ namespace inccl {
 
 class Worker {
  public:
-  // Whether to stop waiting for a order on whose stream nothing has moved for so long.
+  // Whether to stop waiting for `order`, on whose stream no position has completed for `stalled`.
   using GiveUp = std::function<bool(const StreamOrder& order, Time stalled)>;
 
-  // `run` performs a batch.
+  // `run` runs a batch.
   Worker(std::function<Status(const Batch&)> run, GiveUp give_up);
-  // Runs what is queued, then ends the thread.
+  // Runs the queued batches, then ends the thread.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // kSystemError if there is no thread or memory to be had; then the batch is as it was.
+  // Takes ownership of the batch. kSystemError if there is no thread or memory; then the batch is
+  // unchanged.
   Status Enqueue(Batch&& batch);
   bool idle() const { return open_.load(std::memory_order_acquire) == 0; }
   void WaitIdle();
