@@ -57,7 +57,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   ends.transport = WithLink(*std::move(end), options.link);
   CommOptions comm = options.comm;
   if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
-  // All ranks have agreed on what this depends on: all of them end here, or none.
+  // All ranks have agreed on the arguments of this check, so it fails on all of them or on none.
   if (Status fits = CheckSlotMemory(comm, nranks, ends.transport->caps()); !fits.ok()) {
     return Status(fits.code(), fmt::format("rank {}/{}: init: {}", rank, nranks, fits.message()));
   }

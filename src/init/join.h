@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From resolved options to communicators: ranks that are processes or threads and meet by an id or
-// by their launcher, and all ranks of one process at once.
+// Makes communicators from resolved options: for ranks that are processes or threads and meet by an
+// id or through their launcher, and for all ranks of one process at once.
 #ifndef INCCL_INIT_JOIN_H_
 #define INCCL_INIT_JOIN_H_
 
@@ -19,7 +19,7 @@ namespace inccl {
 
 inline constexpr int kMaxRanks = 64;
 
-// One of the ways of bootstrap/bootstrap.h.
+// One of the functions of bootstrap/bootstrap.h.
 using JoinFunction = std::function<Result<Mesh>(const JoinOptions&)>;
 
 // `cancelled` may be null.
@@ -28,7 +28,7 @@ Result<std::shared_ptr<Communicator>> JoinProcesses(int nranks, int rank,
                                                     const JoinFunction& join,
                                                     const std::atomic<bool>* cancelled);
 
-// All ranks of a communicator in this process.
+// Makes all ranks of a communicator in this process.
 Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
                                                                const InitOptions& options);
 

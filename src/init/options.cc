@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kMostChannels = 32;
 constexpr int kMaxTimeoutMs = 24 * 3600 * 1000;
-constexpr int kLeastBeats = 3;  // that must be missed before a peer counts as dead
+constexpr int kLeastBeats = 3;  // heartbeats that a peer must miss before it counts as dead
 constexpr size_t kMostNameBytes = 128;
 
 Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
@@ -59,8 +59,8 @@ Result<ccl_config_t> CopyConfig(const ccl_config_t* given) {
   return config;
 }
 
-// An interface is needed where this rank makes a unique id: in a split or shrink. A name that is
-// given is checked at once, so that a wrong one does not wait until then.
+// The interface is used when this rank makes a unique id in a split or shrink. A given name is
+// checked here, so that a wrong one is reported at once.
 Status ResolveInterface(const ccl_config_t& config, Environment* env) {
   if (config.socket_ifname == nullptr) return Status::Ok();
   const auto addresses = bootstrap::ChooseAddresses(config.socket_ifname);
@@ -127,7 +127,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   comm->default_codec = *made;
   for (int c = 0; comm->reproducible && c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
-    if (!filter->AdmitsAny(collective)) continue;  // calls of it are errors
+    if (!filter->AdmitsAny(collective)) continue;  // its calls return an error
     Result<Choice> choice = Choose({.collective = collective, .reproducible = true}, *filter);
     if (!choice.ok()) return choice.status();
   }
@@ -189,7 +189,7 @@ bool TakesDeviceSlices(const InitOptions& options) {
 std::unique_ptr<Transport> WithLink(std::unique_ptr<Transport> transport, const LinkOptions& link) {
   if (link.gbps <= 0 && link.latency_us <= 0) return transport;
   LinkOptions options = link;
-  if (options.gbps <= 0) options.gbps = 1e6;  // a latency alone: as good as no limit
+  if (options.gbps <= 0) options.gbps = 1e6;  // latency only; a rate this high has no effect
   return EmulateLink(std::move(transport), options);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From configuration and environment to a communicator.
+// Resolves the options of a communicator from configuration and environment.
 #ifndef INCCL_INIT_OPTIONS_H_
 #define INCCL_INIT_OPTIONS_H_
 
@@ -17,27 +17,28 @@
 
 namespace inccl {
 
-// A call's config over the environment over the files over the defaults; every value checked.
+// The config of the call takes precedence over the environment, then the files, then the defaults.
+// Every value has been checked.
 struct InitOptions {
   Environment environment;
   CommOptions comm;
-  bool slice_bytes_given = false;  // else ranks that all have a device take larger ones
-  LinkOptions link;                // gbps 0: none
+  bool slice_bytes_given = false;  // else larger slices are used if all ranks have a device
+  LinkOptions link;                // gbps 0: no emulated link
   int init_timeout_ms = 120000;
   bool blocking = true;
   ControlOptions control;
-  std::string agreement;  // what all ranks must have alike, for people and for comparison
+  std::string agreement;  // the values on which all ranks must agree, as text to compare and to
+                          // print
 };
 Result<InitOptions> ResolveOptions(const ccl_config_t* config);
 
-// Slices of ranks that all have a device, where nothing else is asked for: a launch or a copy costs
+// Slice size if all ranks have a device and no other size is given: a launch or a copy costs
 // microseconds, whatever its size.
 inline constexpr uint32_t kDeviceSliceBytes = 512 * 1024;
-// Whether this rank would take them. Looks for devices.
+// Whether this rank would use kDeviceSliceBytes. Looks for devices.
 bool TakesDeviceSlices(const InitOptions& options);
 
-// The transport over which the ranks of one process meet, behind an emulated link where one is
-// asked for.
+// Puts an emulated link in front of the transport of one process's ranks, if the options have one.
 std::unique_ptr<Transport> WithLink(std::unique_ptr<Transport> transport, const LinkOptions& link);
 
 }  // namespace inccl

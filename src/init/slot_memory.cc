@@ -14,12 +14,13 @@
 namespace inccl {
 namespace {
 
-// Of what rank 0 produces: every other rank produces as much, but for trees, which take little.
+// Counts the lanes that rank 0 produces. Every other rank produces as many, except with trees,
+// whose lanes take little.
 constexpr int kRank = 0;
 constexpr uint64_t kSmall = 1024, kLarge = uint64_t{1} << 30;
-// For credits, tables, and what committing slots ahead leaves unused.
+// For credits, tables, and memory that is committed ahead and not used.
 constexpr uint64_t kMargin = uint64_t{8} << 20;
-// No schedule has more lanes of a rank than this many times the ranks, for each channel.
+// Upper bound of a rank's lanes in any schedule, per rank and channel.
 constexpr uint64_t kMostLanes = 8;
 
 class Lanes {
@@ -87,7 +88,7 @@ Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multica
   const Codec& plain = *IdentityCodec();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
-    const int roots = HasRoot(collective) ? nranks : 1;  // another root is another tree
+    const int roots = HasRoot(collective) ? nranks : 1;  // each root has its own tree
     for (const uint64_t bytes : {kSmall, kLarge}) {
       const Codec* const codec = options.default_codec.get();
       const bool with_codec =
@@ -121,7 +122,7 @@ Status CheckSlotMemory(const CommOptions& options, int nranks, const Caps& caps)
   const uint64_t most = kMostLanes * static_cast<uint64_t>(nranks) *
                         static_cast<uint64_t>(options.channels) *
                         mapped::SlotsBytes(slots.data_bytes, slots.data_depth);
-  if (most + kMargin <= caps.slot_memory) return Status::Ok();  // without looking at schedules
+  if (most + kMargin <= caps.slot_memory) return Status::Ok();  // no need to look at schedules
   Result<uint64_t> need = SlotMemory(options, nranks, caps.multicast);
   if (!need.ok()) return need.status();
   if (*need + kMargin <= caps.slot_memory) return Status::Ok();

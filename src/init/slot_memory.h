@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the lanes of one rank take of the memory that a transport has for slots.
+// The slot memory of a transport that the lanes of one rank take.
 #ifndef INCCL_INIT_SLOT_MEMORY_H_
 #define INCCL_INIT_SLOT_MEMORY_H_
 
@@ -12,12 +12,13 @@
 
 namespace inccl {
 
-// Of all collectives, large and small, as the tuner runs them, of the default codec and of messages
-// to every peer, together: whatever is called afterwards, its lanes are among these. (Codecs that
-// are named in calls may need further ones, of their own sizes.) The same on all ranks.
+// Covers all collectives, large and small, with the tuner's algorithms and the default codec, and
+// sends to every peer. The lanes of later calls are among these, except that codecs named in calls
+// may need further lanes of other sizes. The result is the same on all ranks.
 Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multicast);
 
-// kInvalidArgument naming the settings if that is more than the transport has.
+// Returns kInvalidArgument with the names of the settings if the lanes need more memory than the
+// transport has.
 Status CheckSlotMemory(const CommOptions& options, int nranks, const Caps& caps);
 
 }  // namespace inccl

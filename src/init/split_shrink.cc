@@ -16,12 +16,12 @@
 namespace inccl {
 namespace {
 
-// What every rank tells the others about the part it wants to be in.
+// What every rank sends to the others about the part that it wants to join.
 struct Wish {
   int32_t color = 0, key = 0;
 };
 
-// The same from the ranks that make a new communicator's unique id.
+// What every rank sends next; ranks that make a new communicator's unique id fill it in.
 struct Invitation {
   std::array<std::byte, kUniqueIdBytes> id{};
   uint32_t made = 0;
@@ -41,12 +41,12 @@ Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
     call.purpose = Purpose::kSplit;
     return parent->Run(call);
   });
-  // The other ranks are not to wait for this one.
+  // Fails the parent, so that the other ranks do not wait for this one.
   if (!status.ok()) return parent->MakeSticky(status);
   return all;
 }
 
-// Nobody wants the communicator of the id any more, unless all have joined it.
+// On destruction stops the listener of the id. This has no effect if all ranks have joined.
 struct Abandonment {
   std::shared_ptr<std::atomic<bool>> abandoned;
 
@@ -58,7 +58,7 @@ struct Abandonment {
   }
 };
 
-// Ranks of one process may be joined by other means only when they are made together.
+// Ranks of one process can use other transports only if they are made together.
 InitOptions ForJoining(InitOptions options) {
   std::string& transport = options.environment.transport;
   if (transport == "loopback") transport.clear();
@@ -94,7 +94,7 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
     return Status::Ok();
   });
   if (!prepared.ok()) return parent->MakeSticky(prepared);
-  // Everybody takes part, whatever has happened: the others wait for it.
+  // Every rank takes part, even after an error, because the others wait for it.
   Result<std::vector<Invitation>> invitations = Exchange(parent, mine);
   if (!failure.ok()) return failure;
   if (!invitations.ok()) return invitations.status();
@@ -107,8 +107,8 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   Result<UniqueId> id = UniqueId::Decode(invitation.id.data());
   if (!id.ok()) return id.status();
   const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
-  // A call on the parent like any other: it ends when the parent fails. Else a member that dies
-  // before it has come would be waited for, and so would everybody after an abort.
+  // The join ends when the parent fails, like any other call on the parent. Otherwise it would wait
+  // for a member that has died before it joined, or, after an abort, for all members.
   Result<std::shared_ptr<Communicator>> joined = JoinProcesses(
       static_cast<int>(members.size()), static_cast<int>(place), ForJoining(options),
       [&](const JoinOptions& join) { return JoinWithId(*id, join); }, parent->failed_flag());
@@ -122,7 +122,7 @@ Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Shrunk shrunk;
   ShrinkAgreement::Steps steps;
-  auto abandoned = std::make_shared<std::atomic<bool>>(false);  // the id of the round under way
+  auto abandoned = std::make_shared<std::atomic<bool>>(false);  // for the id of the current round
   steps.create_id = [&] {
     abandoned->store(true);
     abandoned = std::make_shared<std::atomic<bool>>(false);
@@ -148,7 +148,7 @@ Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
   };
   Result<ShrinkAgreement::Outcome> outcome =
       parent->shrink_agreement()->Agree(excluded, parent->completed(), deadline, steps);
-  abandoned->store(true);  // without effect where all have joined
+  abandoned->store(true);  // no effect if all ranks have joined
   if (!outcome.ok()) {
     return WithCommName(outcome.status(), parent->rank(), parent->nranks(), parent->options().name);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Communicators made of communicators: split and shrink.
+// Makes communicators from a communicator: split and shrink.
 #ifndef INCCL_INIT_SPLIT_SHRINK_H_
 #define INCCL_INIT_SPLIT_SHRINK_H_
 
@@ -13,13 +13,13 @@
 
 namespace inccl {
 
-// nullptr for color -1. Collective over the parent.
+// Returns nullptr for color -1. Collective over the parent.
 Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int key,
                                             const InitOptions& options);
 
 struct Shrunk {
   std::shared_ptr<Communicator> communicator;
-  uint64_t last_completed = 0;  // of the parent's operations, on every member
+  uint64_t last_completed = 0;  // operations of the parent that completed on every member
 };
 Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
                       const InitOptions& options);

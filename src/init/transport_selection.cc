@@ -24,11 +24,11 @@ namespace {
 constexpr uint32_t kOfferMagic = 0x32666f69;  // "iof2"
 constexpr size_t kMaxName = 32, kMaxReason = 2048;
 
-// What the first small calls of a communicator need: two lanes of slots as they are by default.
+// Enough for the first small calls of a communicator: two lanes of slots of default size.
 constexpr size_t kCommitAhead = 1088 * 1024;
 
-// Of a rank that works on a device: what a direct call needs, all of it. The device is told of
-// slots before the first call, since that might wait for streams which wait for the call.
+// For a rank that works on a device, all slots of a direct call. The device registers slots before
+// the first call, because registration might wait for streams that wait for the call.
 constexpr size_t kDeviceLane = 4 * size_t{kDeviceSliceBytes} + 128 * 1024;  // with side information
 constexpr int kMostDeviceLanes = 17;
 
@@ -114,7 +114,7 @@ std::vector<std::string> NamesIn(std::string_view list, std::vector<std::string>
   }
 }
 
-// Why `name` will not do, for the error that names all reasons.
+// Records why `name` cannot be used, for the error that lists all reasons.
 void AddReason(const std::string& name, const std::string& why, std::string* reasons) {
   if (!reasons->empty()) *reasons += "; ";
   *reasons += fmt::format("{}: {}", name, why);
@@ -297,7 +297,7 @@ namespace {
 
 using Transports = std::vector<std::unique_ptr<Transport>>;
 
-// Peers of one process: their descriptors are duplicated, as a socket would have done.
+// The ranks share one process, so their descriptors are duplicated, as a socket would do.
 Result<Transports> JoinInProcess(const std::string& name, int nranks,
                                  const Environment& environment, bool for_device) {
   std::vector<std::unique_ptr<TransportFactory>> ends;
