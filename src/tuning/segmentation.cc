@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint16_t kDataDepth = 4;
 constexpr uint16_t kSideDepth = 2;
-constexpr uint32_t kSideSlotBytes = kWindow / kBlock;  // a scale code for every block of a window
+constexpr uint32_t kSideSlotBytes = kWindow / kBlock;  // one scale code for every block of a window
 constexpr uint32_t kGroup = kDataDepth / 2;
 
 uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / grain * grain; }
@@ -22,7 +22,7 @@ Chunking CutCall(const CutRequest& request, const Codec& codec) {
   options.count = request.count;
   options.group = kGroup;
   uint64_t slice = request.slice_bytes / SizeOf(request.type) / kSuperblock * kSuperblock;
-  // A codec may need more than the caller's type per element.
+  // A codec may need more bytes per element than the caller's type.
   while (slice > kSuperblock &&
          codec.MaxBytes(request.type, request.nranks, static_cast<uint32_t>(slice)) >
              request.slice_bytes) {
@@ -45,7 +45,7 @@ Chunking CutCall(const CutRequest& request, const Codec& codec) {
 }
 
 SlotOptions SlotsFor(uint32_t slice_bytes) {
-  // Narrow slices of wide types still take a superblock.
+  // A slice has at least one superblock, also of wide types.
   return {.data_bytes = std::max<uint32_t>(slice_bytes, kSuperblock * 8),
           .side_bytes = kSideSlotBytes,
           .data_depth = kDataDepth,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a call is cut into rows and slices, and how large slots are: a pure function of the call and
-// of what all ranks have agreed on. The arithmetic of chunks is collectives/chunking.h.
+// Segmentation of a call into windows and slices, and the sizes of slots. They are a pure function
+// of the call and of options on which all ranks have agreed. collectives/chunking.h has the
+// arithmetic of chunks.
 #ifndef INCCL_TUNING_SEGMENTATION_H_
 #define INCCL_TUNING_SEGMENTATION_H_
 

@@ -32,7 +32,7 @@ void StorePolicy::Learn(uint64_t bytes, bool one_way, const Choice& way, Time to
   Size& size = sizes_[Place(bytes)];
   if (size.calls <= kCold) return;
   Time& time = size.time[way.non_temporal ? 1 : 0];
-  // One slow call among many is somebody else's doing, however slow; several in a row are not.
+  // Other load may delay a single call by any amount; several slow calls in a row count.
   time = time == 0 || took < time ? took : time + std::min(took - time, time / 8);
 }
 

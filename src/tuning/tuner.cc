@@ -16,9 +16,9 @@ using Set = std::bitset<kAlgorithms>;
 
 // One-shot moves (n-1) times the data instead of 2(n-1)/n, in one step instead of two.
 constexpr uint64_t kOneShotBytes = 16 * 1024;
-// Above this many ranks a small call takes the logarithmic algorithms.
+// With more ranks than this, a small call uses the logarithmic algorithms.
 constexpr int kManyRanks = 16;
-// The agreement of compressed calls up to this many bytes of elements goes in one step.
+// The agreement of a compressed call of up to this many uncompressed bytes is one-shot.
 constexpr uint64_t kSideOneShotBytes = 256 * 1024;
 
 Set Bit(Algorithm algorithm) { return Set(1ull << static_cast<size_t>(algorithm)); }
@@ -97,7 +97,7 @@ Set RankOrdered(Collective collective) {
   return set;
 }
 
-// Why there is no algorithm.
+// The error when no algorithm is left, with the reason.
 Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
   const char* const name = Name(call.collective);
   if (!filter.AdmitsAny(call.collective)) {
@@ -169,7 +169,7 @@ Result<AlgorithmFilter> AlgorithmFilter::Parse(std::string_view text) {
 }
 
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm) {
-  if (!Reduces(collective)) return true;  // nothing is summed
+  if (!Reduces(collective)) return true;  // no sum, so any order is right
   return TraitsOf(algorithm).folds_in_rank_order;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which algorithm runs a call: a pure function of the call, the number of ranks and the agreed
-// configuration, so that all ranks choose alike.
+// Chooses the algorithm of a call: a pure function of the call, the number of ranks and the agreed
+// configuration, so all ranks choose the same.
 #ifndef INCCL_TUNING_TUNER_H_
 #define INCCL_TUNING_TUNER_H_
 
@@ -19,10 +19,11 @@
 
 namespace inccl {
 
-// The algorithms a user admits, in NCCL's grammar: "ring", "ring,tree", "^tree",
+// The algorithms that a user admits, in NCCL's grammar: "ring", "ring,tree", "^tree",
 // "ring;allreduce:direct;broadcast:^ring". Names: ring, tree, recursive_doubling, direct (both
-// shots), direct_one_shot, direct_two_shot. A list without a collective holds for all; a call for
-// which none of it exists is an error (Choose). An empty list admits everything.
+// shots), direct_one_shot, direct_two_shot. A list without a collective applies to all. A call
+// whose collective has none of the listed algorithms is an error (Choose). An empty list admits
+// everything.
 class AlgorithmFilter {
  public:
   AlgorithmFilter();
@@ -42,8 +43,8 @@ class AlgorithmFilter {
   std::string text_;
 };
 
-// Whether float sums of this schedule are folded in rank order (Validate's proof; the tests hold
-// this table to it).
+// Whether this schedule folds float sums in rank order (Validate proves it; the tests compare this
+// table with the proof).
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm);
 
 struct TunerCall {
@@ -53,18 +54,18 @@ struct TunerCall {
   bool compressed = false;
   bool reproducible = false;
   Route route{};  // of the codec
-  // A codec was asked for that leaves calls this small alone: sums in rank order, if that is
-  // admitted.
+  // The codec does not compress calls this small. Sums are then in rank order, if an admitted
+  // algorithm has that.
   bool below_min_bytes = false;
 };
 
-// Why an algorithm was chosen.
+// The rule by which an algorithm was chosen.
 enum class TunerRule : uint8_t {
-  kTable,        // measured as the fastest
-  kOnlyOne,      // nothing else is admitted
-  kOneStep,      // small, few ranks
-  kLogarithmic,  // small, many ranks
-  kInOrder,      // the first admitted in the order of what large calls prefer
+  kTable,        // the fastest in the measured table
+  kOnlyOne,      // the only one admitted
+  kOneStep,      // small call, few ranks
+  kLogarithmic,  // small call, many ranks
+  kInOrder,      // the first admitted one in the order for large calls
 };
 
 struct Choice {
@@ -73,12 +74,12 @@ struct Choice {
   TunerRule rule = TunerRule::kInOrder;
 };
 
-// kInvalidArgument if nothing is left that filter, codec and `reproducible` admit. Where more than
-// one is, `table` goes first, if it has an opinion that is among them.
+// Returns kInvalidArgument if filter, codec and `reproducible` admit no algorithm. If they admit
+// several, an entry of `table` for the call decides, provided it is among them.
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
                       const TunerTable& table = {});
 
-// What Choose has chosen for `call` and why, in words.
+// Explains in words what Choose has chosen for `call` and why.
 std::string Explain(const TunerCall& call, const Choice& choice);
 
 }  // namespace inccl

@@ -17,7 +17,7 @@ constexpr size_t kMostFileBytes = 256 * 1024;
 constexpr int kMostRanks = 64;
 constexpr std::string_view kBlanks = " \t\r\v\f";
 
-// The words of a line up to its comment.
+// Splits a line, up to its comment, into words.
 std::vector<std::string_view> WordsOf(std::string_view line) {
   std::vector<std::string_view> words;
   size_t at = 0;
@@ -36,7 +36,7 @@ bool ParseNumber(std::string_view word, T* value) {
   return parsed.ec == std::errc() && parsed.ptr == end;
 }
 
-// The value of the enumeration whose name this is.
+// Finds the enumerator with this name.
 template <typename Enum>
 std::optional<Enum> Named(std::string_view word, int kinds) {
   for (int i = 0; i < kinds; ++i) {
@@ -55,7 +55,7 @@ std::string Shown(std::string_view word) {
 
 auto GroupOf(const TunerRow& row) { return std::tuple(row.collective, row.compressed, row.nranks); }
 
-// The row in a line's words, or what is wrong with them.
+// Parses the words of a line into a row; the error says what is wrong.
 Result<TunerRow> ParseRow(const std::vector<std::string_view>& words) {
   TunerRow row;
   if (words.size() != 5) {
@@ -111,7 +111,7 @@ Result<TunerTable> TunerTable::Parse(std::string_view text, const std::string& f
     if (!row.ok()) {
       return InvalidArgument(fmt::format("{}:{}: {}", file, line, row.status().message()));
     }
-    // In ascending order within a group, which may not be taken up again.
+    // Rows ascend within a group, and a group must not be continued after another one.
     for (const TunerRow& before : table.rows_) {
       if (GroupOf(before) == GroupOf(*row) &&
           (before.max_bytes >= row->max_bytes || GroupOf(table.rows_.back()) != GroupOf(*row))) {
@@ -137,7 +137,7 @@ Result<TunerTable> TunerTable::Load(const std::string& path) {
 
 std::optional<Algorithm> TunerTable::Find(Collective collective, int nranks, bool compressed,
                                           uint64_t bytes) const {
-  // The end of the groups with as many ranks or fewer; the last one of them is the one.
+  // Finds the group with the largest number of ranks that is not above `nranks`.
   const auto end =
       std::upper_bound(rows_.begin(), rows_.end(), std::tuple(collective, compressed, nranks),
                        [](const auto& group, const TunerRow& row) { return group < GroupOf(row); });

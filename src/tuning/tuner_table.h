@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What inccl-tune has measured on a machine, for the tuner: which algorithm is the fastest, by
-// collective, ranks and size. A text file of lines
+// The fastest algorithms by collective, ranks and size, as inccl-tune has measured them on a
+// machine, for the tuner. A text file of lines
 //
 //   COLLECTIVE RANKS plain|compressed BYTES|max ALGORITHM
 //
-// "calls of up to BYTES bytes of one vector on that many ranks take ALGORITHM". The lines of one
-// collective, number of ranks and kind stand together in ascending order of BYTES. A # at the start
+// "calls of up to BYTES bytes of one vector on that many ranks use ALGORITHM". The lines of one
+// collective, number of ranks and kind form a group, in ascending order of BYTES. A # at the start
 // of a line or after a blank begins a comment.
 #ifndef INCCL_TUNING_TUNER_TABLE_H_
 #define INCCL_TUNING_TUNER_TABLE_H_
@@ -35,27 +35,27 @@ struct TunerRow {
   bool operator==(const TunerRow&) const = default;
 };
 
-// The line of a row, without its end.
+// Returns the line of a row, without the newline.
 std::string FormatRow(const TunerRow& row);
 
 class TunerTable {
  public:
-  // No opinion about anything.
+  // An empty table: Find returns nothing.
   TunerTable() = default;
 
-  // kInvalidArgument naming file, line and what is wrong with it.
+  // Returns kInvalidArgument with file, line and reason if a line is malformed.
   static Result<TunerTable> Parse(std::string_view text, const std::string& file);
-  // Also kInvalidArgument naming the file if it cannot be read.
+  // Also returns kInvalidArgument if the file cannot be read.
   static Result<TunerTable> Load(const std::string& path);
 
-  // What was the fastest for such a call; nothing if that has not been measured. For a number of
-  // ranks that has not been measured the next smaller one that has been counts.
+  // Returns the fastest algorithm for such a call, or nothing if it was not measured. A number of
+  // ranks that was not measured uses the next smaller one that was.
   std::optional<Algorithm> Find(Collective collective, int nranks, bool compressed,
                                 uint64_t bytes) const;
 
   bool empty() const { return rows_.empty(); }
   const std::vector<TunerRow>& rows() const { return rows_; }
-  // Equal tables have equal digests; 0 of an empty one. Ranks compare it.
+  // Equal tables have equal digests, an empty one 0. Ranks compare it.
   uint64_t Digest() const;
 
  private:
