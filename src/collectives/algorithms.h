@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one table of algorithms. What depends on an algorithm alone is a field of its row.
+// The table of algorithms. Everything that depends on an algorithm alone is a field of its row.
 #ifndef INCCL_COLLECTIVES_ALGORITHMS_H_
 #define INCCL_COLLECTIVES_ALGORITHMS_H_
 
@@ -16,21 +16,22 @@ inline constexpr int kAlgorithms = static_cast<int>(Algorithm::kEnd);
 struct AlgorithmTraits {
   Algorithm algorithm = Algorithm::kEnd;
   const char* name = "unknown";
-  // The names by which INCCL_ALGO knows it: its own, and that of a family.
+  // The names in INCCL_ALGO: the algorithm's own, and that of its family.
   std::string_view own = "", family = "";
-  // Its schedules fold float sums in rank order (Validate's proof; the tests hold the table to it).
+  // Its schedules fold float sums in rank order (Validate proves it; the tests compare this table
+  // with the proof).
   bool folds_in_rank_order = false;
-  // A codec whose route has groups can take it.
+  // A codec whose route has groups can use it.
   bool direct = false;
-  // Every consumer of a part reads it where the producer has it, and the producer reads nothing of
-  // it again: inputs and results in registered buffers need no copy, and slots may be written with
+  // Every consumer of a part reads it at the producer, and the producer does not read it again. So
+  // inputs and results in registered buffers need no copy, and slots may be written with
   // non-temporal stores.
   bool zero_copy = false;
-  // Ranks of a group may add up what goes to other groups.
+  // Ranks of a group can add up contributions for other groups.
   bool groups = false;
 };
 
-// In the order of what large calls prefer: direct and ring move the fewest bytes, direct in the
+// In the order of preference for large calls: direct and ring move the fewest bytes, direct in the
 // fewest steps.
 inline constexpr AlgorithmTraits kAlgorithmTable[] = {
     {.algorithm = Algorithm::kTwoShot,
@@ -54,7 +55,7 @@ inline constexpr AlgorithmTraits kAlgorithmTable[] = {
      .direct = true},
 };
 
-// The row of an algorithm; for any other value one that says no to everything.
+// Returns the row of an algorithm; for any other value a row with all fields false.
 constexpr AlgorithmTraits TraitsOf(Algorithm algorithm) {
   for (const AlgorithmTraits& row : kAlgorithmTable) {
     if (row.algorithm == algorithm) return row;

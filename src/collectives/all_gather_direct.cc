@@ -3,7 +3,7 @@
 
 namespace inccl {
 
-// Every rank sends its segment to all others at once, and writes to its own output what it sends.
+// Every rank sends its segment to all others at once, and writes what it sends to its own output.
 void AllGatherDirect(PhaseBuilder* phase) {
   const int n = phase->nranks(), rank = phase->rank();
   phase->set_chunks(n);

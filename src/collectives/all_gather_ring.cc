@@ -3,8 +3,8 @@
 
 namespace inccl {
 
-// Every rank's segment goes round the ring once, verbatim. Its owner writes to its output what it
-// sends, so that a lossy codec gives the same bytes everywhere.
+// Every rank's segment passes the ring once, verbatim. Its owner writes what it sends to its own
+// output, so a lossy codec gives the same bytes on all ranks.
 void AllGatherRing(PhaseBuilder* phase) {
   const int n = phase->nranks();
   phase->set_chunks(n);

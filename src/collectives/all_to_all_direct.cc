@@ -19,7 +19,7 @@ void AllToAllDirect(PhaseBuilder* phase) {
       phase->AddStep(deal, chunk(rank, to), {phase->Input()}, {phase->Result(send)});
       phase->AddStep(collect, chunk(from, rank), {phase->Result(recv)}, {phase->Output()});
     }
-    // While the first slices travel.
+    // The rank copies its own segment while the first slices travel.
     phase->AddStep(deal, chunk(rank, rank), {phase->Input()}, {phase->Output()});
   }
 }

@@ -3,8 +3,8 @@
 
 namespace inccl {
 
-// Everybody sends everything to everybody, and everybody adds it up in rank order. One strand: in
-// place, the sum is written over what has been sent.
+// One-shot: every rank sends its input to all others and adds up in rank order. It uses one strand,
+// because in place the sum overwrites what has been sent.
 void AllReduceDirectOneShot(PhaseBuilder* phase) {
   for (int channel = 0; channel < phase->channels(); ++channel) {
     const int strand = phase->AddStrand(channel);
@@ -22,9 +22,9 @@ void AllReduceDirectOneShot(PhaseBuilder* phase) {
   }
 }
 
-// Two shots. Chunk p belongs to rank p: everybody sends its part of it there, the owner adds the
-// parts in rank order and sends the result to everybody. Three strands, so that a rank that waits
-// for a part still sends, and takes in results.
+// Two-shot: chunk p belongs to rank p. Every rank sends its part of the chunk to the owner. The
+// owner adds the parts in rank order and sends the result to all others. Three strands, so a rank
+// that waits for a part can still send parts and receive results.
 void AllReduceDirect(PhaseBuilder* phase) {
   const int n = phase->nranks(), rank = phase->rank();
   phase->set_chunks(n);

@@ -7,7 +7,7 @@
 namespace inccl {
 namespace {
 
-// Of chunks that belong to another group: contributions, and results on their last hop.
+// For chunks that belong to another group: contributions, and results on their last hop.
 constexpr int kMemberPlane = 2, kForwardPlane = 3;
 
 // Groups of `size` neighbouring ranks; the last one may be smaller.
@@ -20,7 +20,8 @@ class RankGroups {
   int First(int group) const { return group * size_; }
   int End(int group) const { return std::min(n_, First(group) + size_); }
   int Members(int group) const { return End(group) - First(group); }
-  // Who adds up chunk `chunk` in a group: its owner in the owner's, else the member at its place.
+  // The member of `group` that adds up `chunk`: its owner in the owner's group, else the member
+  // with the owner's index.
   int Collector(int group, int chunk) const {
     return First(group) + chunk % size_ % Members(group);
   }
@@ -31,7 +32,7 @@ class RankGroups {
     }
     return others;
   }
-  // Who takes the result of an owner from it: its group, and one of each other.
+  // The ranks that receive results from an owner: its group, and one member of each other group.
   std::vector<int> ReadersOf(int owner) const {
     std::vector<int> readers = OthersInGroup(owner);
     for (int g = 0; g < count(); ++g) {
@@ -39,14 +40,15 @@ class RankGroups {
     }
     return readers;
   }
-  // Whether `rank` adds up any chunk of another group: places that others do not have get none.
+  // Whether `rank` adds up any chunk of another group. With groups of unequal size some members do
+  // not.
   bool Collects(int rank) const {
     for (int group = 0; group < count(); ++group) {
       if (group != Of(rank) && !CollectedBy(rank, group).empty()) return true;
     }
     return false;
   }
-  // The chunks of group `from` that `rank` adds up in its own.
+  // The chunks of group `from` that `rank` adds up for its own group.
   std::vector<int> CollectedBy(int rank, int from) const {
     std::vector<int> chunks;
     for (int chunk = First(from); chunk < End(from); ++chunk) {
@@ -59,7 +61,7 @@ class RankGroups {
   int n_, size_;
 };
 
-// The parts of this rank's group, by rank: its own input, and what lanes of this plane bring.
+// The parts of this rank's group, by rank: its own input, and those from lanes of this plane.
 std::vector<Operand> Members(PhaseBuilder* phase, const RankGroups& groups, int channel,
                              int plane) {
   const int group = groups.Of(phase->rank());
@@ -72,9 +74,9 @@ std::vector<Operand> Members(PhaseBuilder* phase, const RankGroups& groups, int 
   return parts;
 }
 
-// visit(lane, chunk) for the chunks of other groups that other members add up, in an order that all
-// have in common: each member's first before any member's second, so that nobody waits for a slot
-// of a member that waits for somebody's first.
+// Calls visit(lane, chunk) for the chunks of other groups that other members add up, in an order
+// that all members share: each member's first chunk before any member's second. This round-robin
+// over members avoids circular waits for slots.
 template <typename Visit>
 void InStep(const RankGroups& groups, int group, const std::vector<std::pair<int, int>>& lanes,
             const Visit& visit) {
@@ -92,7 +94,8 @@ void InStep(const RankGroups& groups, int group, const std::vector<std::pair<int
   }
 }
 
-// This rank's contributions: to owners in its group, then to who collects for the next group, ...
+// Sends this rank's contributions: first to owners in its group, then to the members that collect
+// for the next group, and so on.
 void Deal(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   const int rank = phase->rank(), group = groups.Of(rank), members = groups.Members(group);
   if (members == 1) return;
@@ -110,7 +113,7 @@ void Deal(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   });
 }
 
-// The sums of this rank's group that it adds up for owners in other groups.
+// Adds up the sums of this rank's group for owners in other groups.
 void Collect(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   const int rank = phase->rank(), group = groups.Of(rank);
   if (!groups.Collects(rank)) return;
@@ -125,7 +128,7 @@ void Collect(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   }
 }
 
-// The owner's step: the parts of its own group, and the others' sums, by rank.
+// The owner adds the parts of its own group and the sums of the others, by rank.
 void Own(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   const int rank = phase->rank();
   const int strand = phase->AddStrand(channel);
@@ -147,7 +150,8 @@ Operand FromOwner(PhaseBuilder* phase, const RankGroups& groups, int channel, in
   return phase->Result(phase->AddLane(channel, kResultPlane, owner, groups.ReadersOf(owner)));
 }
 
-// Results of chunks that this rank has added up for other groups, and on to its own.
+// Receives results of chunks that this rank has added up for other groups, and forwards them to its
+// own group.
 void Forward(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   const int rank = phase->rank(), group = groups.Of(rank);
   if (!groups.Collects(rank)) return;
@@ -165,12 +169,12 @@ void Forward(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   }
 }
 
-// Results of owners in this group, then what its other members hand on.
+// Receives results of owners in this group, then those that its other members forward.
 void Gather(PhaseBuilder* phase, const RankGroups& groups, int channel) {
   const int rank = phase->rank(), group = groups.Of(rank), members = groups.Members(group);
   if (members == 1) return;
   const int strand = phase->AddStrand(channel);
-  std::vector<std::pair<int, int>> lanes;  // from each member that hands on
+  std::vector<std::pair<int, int>> lanes;  // from each member that forwards
   for (int i = 1; i < members; ++i) {
     const int peer = groups.First(group) + (rank - groups.First(group) + i) % members;
     phase->AddStep(strand, peer, {FromOwner(phase, groups, channel, peer)}, {phase->Output()});
@@ -185,9 +189,8 @@ void Gather(PhaseBuilder* phase, const RankGroups& groups, int channel) {
 
 }  // namespace
 
-// Two shots, as AllReduceDirect, but what passes from group to group does so once: a group's
-// contributions to a chunk of another group are added up by one of its members, which also takes
-// the chunk's result and hands it on.
+// As AllReduceDirect, but data passes from group to group once: one member adds up its group's
+// contributions to a chunk of another group, receives the chunk's result and forwards it.
 void AllReduceDirectGroups(PhaseBuilder* phase) {
   const RankGroups groups(phase);
   phase->set_chunks(phase->nranks());

@@ -7,8 +7,9 @@
 namespace inccl {
 namespace {
 
-// The ranks that exchange: p, the largest power of two. The first 2 * extra ranks form pairs whose
-// odd half stays outside, so that every place stands for neighbouring ranks, in order.
+// The ranks that exchange, as p places; p is the largest power of two that is not above the number
+// of ranks. The first 2 * extra ranks form pairs whose odd half stays outside, so neighbouring
+// places stand for neighbouring ranks, in order.
 struct Places {
   int p;
   int extra;
@@ -25,7 +26,7 @@ struct Places {
   }
 };
 
-// A rank outside: gives its part to the rank before it, and gets the result from there.
+// A rank outside sends its part to the rank before it, and receives the result from there.
 void Outside(PhaseBuilder* phase, int channel) {
   const int rank = phase->rank(), partner = rank - 1;
   const int strand = phase->AddStrand(channel);
@@ -35,9 +36,9 @@ void Outside(PhaseBuilder* phase, int channel) {
   phase->AddStep(strand, 0, {phase->Result(from)}, {phase->Output()});
 }
 
-// Sends the sum so far to the partner at distance 1, 2, 4, ... and adds the partner's. The sum of
-// one round and the send of the next are one step; the running sum lies in two scratch slots in
-// turn. The lower ranks' part always comes first: all ranks compute the same bits.
+// Sends the sum so far to the partner at distance 1, 2, 4, ... and adds the partner's. One step
+// combines the sum of a round and the send of the next; the running sum alternates between two
+// scratch slots. The lower ranks' part always comes first, so all ranks compute the same bits.
 void Inside(PhaseBuilder* phase, int channel, const Places& places) {
   const int rank = phase->rank(), place = places.PlaceOf(rank);
   const int strand = phase->AddStrand(channel);

@@ -4,8 +4,9 @@
 namespace inccl {
 
 // A reduce-scatter pass and an all-gather pass around the ring, in one strand. Chunk c starts at
-// rank c + 1, gathers one contribution per hop, is complete at rank c, and goes round once more.
-// Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations (2009).
+// rank c + 1, receives one contribution per hop, is complete at rank c, and passes the ring once
+// more. Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations
+// (2009).
 void AllReduceRing(PhaseBuilder* phase) {
   const int n = phase->nranks();
   const int hops = 2 * (n - 1);

@@ -34,7 +34,7 @@ std::vector<Operand> Parts(PhaseBuilder* phase, int channel, int tree, const Tre
 
 }  // namespace
 
-// Half of the data (chunk t) goes up tree t, is complete at its root, and comes down again.
+// Half of the data (chunk t) passes up tree t, is complete at its root, and passes down again.
 void AllReduceTree(PhaseBuilder* phase) {
   phase->set_chunks(kTrees);
   for (int channel = 0; channel < phase->channels(); ++channel) {

@@ -8,8 +8,8 @@ namespace inccl {
 namespace {
 
 // In-order numbering 1..n: the height of a node is the number of its trailing zero bits, so odd
-// numbers are leaves and even numbers have children. Numbers above n are cut away; what hangs below
-// them moves up.
+// numbers are leaves and even numbers have children. Numbers above n do not exist; their
+// descendants up to n move up.
 int InOrderParent(int n, int node) {
   const int root = static_cast<int>(std::bit_floor(static_cast<unsigned>(n)));
   if (node == root) return 0;
@@ -41,8 +41,8 @@ int InOrderSize(int n, int node) {
 }  // namespace
 
 TreeNode DoubleTreeNode(int nranks, int tree, int rank) {
-  // Tree 0 numbers rank r as r + 1. Tree 1 must make even numbers odd: mirrored, or, where the
-  // mirror keeps parity, shifted by one.
+  // Tree 0 numbers rank r as r + 1. Tree 1 must give those ranks odd numbers that have even ones in
+  // tree 0: it is mirrored, or, if the mirror keeps parity, shifted by one.
   const bool mirror = nranks % 2 == 0;
   auto number = [&](int r) {
     if (tree == 0) return r + 1;

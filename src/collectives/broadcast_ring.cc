@@ -3,7 +3,7 @@
 
 namespace inccl {
 
-// A chain from the root to the rank before it; slices follow each other through it.
+// A chain from the root to the rank before it, through which slices are pipelined.
 void BroadcastRing(PhaseBuilder* phase) {
   const bool first = phase->rank() == phase->root();
   const bool last = phase->Shifted(1) == phase->root();

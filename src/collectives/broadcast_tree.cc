@@ -4,7 +4,7 @@
 
 namespace inccl {
 
-// Down one binary tree; a rank forwards verbatim to its children what it gets.
+// Down one binary tree; a rank forwards what it receives to its children, verbatim.
 void BroadcastTree(PhaseBuilder* phase) {
   const int n = phase->nranks(), root = phase->root();
   const TreeNode node = RootedTreeNode(n, root, phase->rank());

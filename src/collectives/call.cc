@@ -13,7 +13,7 @@
 namespace inccl {
 namespace {
 
-// By words: specifications are long, and this is done in every call.
+// Hashes whole words, because specifications are long and every call hashes one.
 uint64_t HashText(std::string_view text) {
   uint64_t hash = text.size();
   uint64_t word = 0;
@@ -62,10 +62,10 @@ std::span<std::byte> InPlace(const Call& call, int rank) {
   switch (call.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: return send == recv ? std::span(recv, bytes) : std::span<std::byte>();
-    // The output is this rank's own segment, which the others' inputs do not need any more.
+    // The output is this rank's own segment of the input, which the other ranks do not need.
     case Collective::kReduceScatter:
       return send + offset == recv ? std::span(recv, bytes) : std::span<std::byte>();
-    default: return {};  // the input is not changed
+    default: return {};  // such a call does not change its input
   }
 }
 
@@ -87,7 +87,7 @@ uint64_t CallRecord::Signature() const {
                          uint64_t{static_cast<uint8_t>(collective)} << 48 |
                          uint64_t{static_cast<uint8_t>(type)} << 40 |
                          uint64_t{static_cast<uint8_t>(op)} << 32 | static_cast<uint32_t>(root);
-  // Each field with a salt of its own, so that they need not wait for each other.
+  // Each field has its own salt, so the hashes do not depend on each other.
   return Mix64(Mix64(sequence) ^ Mix64(kinds ^ 0xD6E8FEB86659FD93u) ^
                Mix64(count ^ 0xA0761D6478BD642Fu) ^ Mix64(seed ^ 0xE7037ED1A0B428DBu) ^
                Mix64(step ^ 0x8EBC6AF09C88C6E3u) ^ Mix64(HashText(codec) ^ 0x589965CC75374CC3u));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call: its arguments; and of a collective its record that ranks compare, and the signature
-// that every slice carries.
+// One call: its arguments, the record of a collective that ranks compare, and the signature that
+// every slice carries.
 #ifndef INCCL_COLLECTIVES_CALL_H_
 #define INCCL_COLLECTIVES_CALL_H_
 
@@ -19,7 +19,7 @@
 
 namespace inccl {
 
-// Calls that the library makes on its own behalf are never taken for a user's.
+// Keeps the library's own calls apart from the user's.
 enum class Purpose : uint8_t { kUser, kSplit };
 inline constexpr int kPurposes = 2;
 
@@ -32,31 +32,32 @@ struct Call {
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  int peer = 0;                     // of a send or receive, which takes type, count and one buffer
+  int peer = 0;                     // send and receive only, which use type, count and one buffer
   Scalar scalar{};                  // kPreMulSum: this rank's factor; the ranks' may differ
-  const void* scalar_at = nullptr;  // where it is read when the call runs, unless null
+  const void* scalar_at = nullptr;  // not null: the scalar is read here when the call runs
   uint64_t count = 0;               // elements of one vector (SegmentsOf)
   const void* send = nullptr;
   void* recv = nullptr;
   std::shared_ptr<const Codec> codec;  // null: uncompressed
-  bool compressed_call = false;  // one of the ccl_*_compressed calls, whatever codec it ended with
+  bool compressed_call = false;        // made by a ccl_*_compressed function, also if it runs
+                                       // uncompressed
   uint64_t seed = 0, step = 0;
   ccl_compression_stats_t* stats = nullptr;
-  bool on_device = false;  // send and recv are memory of a device:
-  int device = -1;         // this one, or (-1) not both of the same
+  bool on_device = false;  // send and recv are in device memory
+  int device = -1;         // the device that holds both; -1: not the same device
 };
 
-// What a rank's send and recv hold, in elements; 0: there is no such buffer.
+// Elements of a rank's send and recv; 0: the rank has no such buffer.
 struct Extent {
   uint64_t send, recv;
 };
 Extent ExtentOf(Collective collective, uint64_t count, int nranks, bool is_root);
 Extent ExtentOf(const Call& call, int rank, int nranks);
 
-// The memory of a call whose output lies where its input was; empty: there is none.
+// The memory of a call whose output overwrites its input; empty if there is none.
 std::span<std::byte> InPlace(const Call& call, int rank);
 
-// What must be equal on all ranks, and the place in the order of calls.
+// The arguments that must be equal on all ranks, and the position in the order of calls.
 struct CallRecord {
   uint64_t sequence = 0;
   Purpose purpose = Purpose::kUser;

@@ -10,13 +10,14 @@ struct Share {
   uint64_t first, count;
 };
 
-// Share `index` of `total` things dealt to `parts`: the first (total mod parts) get one more.
+// Share `index` of `total` items dealt to `parts`: the first (total mod parts) shares have one
+// more.
 Share Deal(uint64_t total, uint64_t parts, uint64_t index) {
   const uint64_t each = total / parts, extra = total % parts;
   return {index * each + std::min(index, extra), each + (index < extra ? 1 : 0)};
 }
 
-// Whether a chunk is a segment, and not a part of the only one.
+// Whether each chunk is a segment of its own; otherwise chunks are parts of the only segment.
 bool Segmented(Collective collective) { return SegmentsOf(collective, 2) > 1; }
 
 }  // namespace

@@ -26,7 +26,8 @@ bool Has(std::span<const Operand> operands, Space space) {
                      [&](const Operand& operand) { return operand.space == space; });
 }
 
-// NCCL's names, and "keep" for what goes into scratch. NCCL does not say "copy" of a plain receive.
+// NCCL's names, and "keep" for a step that writes to scratch. For NCCL a plain receive is not a
+// "copy".
 std::string StepName(const Schedule& schedule, const Step& step) {
   const bool recv = Has(Inputs(schedule, step), Space::kLane);
   const bool send = Has(Outputs(schedule, step), Space::kLane);
@@ -43,7 +44,7 @@ std::string StepName(const Schedule& schedule, const Step& step) {
   return name;
 }
 
-// The ranks a step receives from or sends to.
+// The ranks from which a step receives or to which it sends.
 std::string Peers(const Schedule& schedule, std::span<const Operand> operands) {
   std::set<int> peers;
   for (const Operand& operand : operands) {
@@ -91,7 +92,7 @@ std::string StrandTitle(const Schedule& schedule, size_t index) {
   return text;
 }
 
-// A node per step in a box per rank; steps of a strand in a window.
+// One box per rank, one node per step; dotted lines link the steps of a strand.
 std::string DotRank(const Schedule& schedule) {
   std::string dot = fmt::format("  subgraph cluster_{} {{\n    label=\"rank {}\";\n", schedule.rank,
                                 schedule.rank);
@@ -118,7 +119,7 @@ std::string DotRank(const Schedule& schedule) {
   return dot + "  }\n";
 }
 
-// What passes one end of a lane in one window, in order: node and format.
+// The slices that pass one end of a lane in one window, in order: node and format.
 using Passes = std::vector<std::pair<std::string, std::string>>;
 
 // Passes of the lanes that a rank writes or reads.

@@ -10,12 +10,12 @@
 namespace inccl {
 namespace {
 
-// Names a slice within its call; both ends compute it from their own place.
+// Identifies a slice within its call; both ends of a lane compute it independently.
 uint32_t Tag(uint64_t window, uint32_t chunk, uint32_t slice) {
   return static_cast<uint32_t>(window * 1048583 + chunk * 8209 + slice);
 }
 
-// Of those that hold the next slot of a lane, or (`everything`) any; -1: no more.
+// The first consumer that holds the next slot of a lane, or (`everything`) any slot; -1: none.
 int FirstHolder(const SendLane& lane, bool everything) {
   std::vector<int> holders;
   lane.AppendHolders(everything, &holders);
@@ -60,7 +60,7 @@ bool CollectiveRequest::Place(const BoundStrand& strand, StrandState* state) {
   while (true) {
     if (state->groups == 0) {
       if (state->window == chunking.windows()) return false;
-      // Chunk 0 is never smaller than another one.
+      // Chunk 0 is the largest.
       const Range part = chunking.Part(state->window, strand.phase, 0, strand.channel);
       state->groups =
           std::max(1u, (chunking.Slices(part, strand.phase) + group_size - 1) / group_size);
@@ -147,7 +147,7 @@ Result<bool> CollectiveRequest::FillInput(const BoundStrand& strand, const Bound
     }
     term.data = const_cast<std::byte*>(incoming.payload);
     term.bytes = incoming.header.bytes;
-    // The payload is the peer's input, or its part of the result, in its registered buffer.
+    // The payload is in the peer's registered buffer: its input, or its part of the result.
     if (incoming.header.source.region != 0 && term.format.form == Form::kSum) {
       if (term.bytes != state->raw_bytes) {
         return InternalError(
@@ -347,7 +347,7 @@ Blocked CollectiveRequest::blocked_on() const {
 
 void CollectiveRequest::AppendAwaited(std::vector<int>* peers) const {
   if (unfinished_ == 0) {
-    // The others have not been looked at (AwaitReaders).
+    // AwaitReaders has checked only the last lane.
     if (!zero_copy_lanes_.empty()) zero_copy_lanes_.back()->AppendHolders(true, peers);
     return;
   }

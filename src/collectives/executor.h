@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs a program: each strand in the order window -> group -> step -> slice, as far as slices and
-// credits are there. It knows neither what a codec does nor how a lane travels, never waits and
-// never reads a clock.
+// credits allow. It does not know what a codec does or how a lane sends, never waits and never
+// reads a clock.
 #ifndef INCCL_COLLECTIVES_EXECUTOR_H_
 #define INCCL_COLLECTIVES_EXECUTOR_H_
 
@@ -23,23 +23,24 @@ struct RequestArgs {
   const Program* program = nullptr;
   Chunking chunking;
   CodecState* codec = nullptr;  // Begin has been called
-  Engine* engine = nullptr;     // of this call alone; nullptr: the task's
+  Engine* engine = nullptr;     // of this call only; nullptr: the request's own
   size_t element_bytes = 0;     // of the caller's type
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   uint64_t signature = 0;
-  // What peers may reach of the input and of the output. A call does not end before they are done
-  // with it; in place only where no part of the input is overwritten before all have read it.
+  // The parts of input and output that peers may access. The call does not end before the peers
+  // have finished. In place, a part is registered only if all ranks have read it before a step
+  // overwrites it.
   RegisteredBuffer registered_input = {}, registered_output = {};
-  // The output, where peers read parts of the result that this rank has made.
+  // The output, from which peers read the parts of the result that this rank has made.
   RegisteredBuffer registered_result = {};
-  bool until_read = false;  // a call does not end before the others have read what it sent
+  bool until_read = false;  // the call does not end before the peers have read its slices
 };
 
 struct RequestStats {
   uint64_t payload_bytes = 0;  // published on data and side lanes, once per receiver
-  uint64_t slices = 0;         // likewise
-  uint64_t raw_bytes = 0;      // what the data lanes' slices would be uncompressed
+  uint64_t slices = 0;         // published, once per receiver
+  uint64_t raw_bytes = 0;      // uncompressed size of the slices on data lanes
 };
 
 class CollectiveRequest final : public Request {
@@ -56,17 +57,18 @@ class CollectiveRequest final : public Request {
   const RequestStats& stats() const { return stats_; }
 
  private:
-  // A scratch slot is read from one half and written to the other: a step may widen what it reads.
+  // A step reads one half of a scratch slot and writes the other, because its output may be wider
+  // than its input.
   struct ScratchSlot {
     std::vector<std::byte> half[2];
     uint32_t bytes = 0;  // in the half that is read
     uint8_t current = 0;
   };
 
-  // An output operand of the step under way.
+  // An output operand of the step in progress.
   struct Outgoing {
-    int term = -1;       // into StrandState::terms; -1: the engine has nothing to do with it
-    SliceHeader header;  // of a lane
+    int term = -1;       // into StrandState::terms; -1: the engine does not write this output
+    SliceHeader header;  // for an output on a lane
   };
   struct Target {
     int peer = -1;
@@ -78,24 +80,24 @@ class CollectiveRequest final : public Request {
     uint32_t group = 0, groups = 0;
     uint16_t step = 0;
     uint32_t slice = 0, slice_end = 0;  // of the current step in the current group
-    bool placed = false;                // the fields above name a slice that exists
+    bool placed = false;                // the fields above name an existing slice
     bool finished = false;
     CompletionId completion = 0;
     Range part;               // of the current step
     uint64_t raw_bytes = 0;   // of the current slice in the caller's type
-    std::vector<Term> terms;  // inputs, then outputs, of the step that a completion is open for
+    std::vector<Term> terms;  // inputs, then outputs, of the step whose completion is pending
     uint16_t inputs = 0;      // of `terms`
     std::vector<Outgoing> outgoing;    // by output operand
-    std::vector<Target> targets;       // where peers want the result of this step
+    std::vector<Target> targets;       // where peers expect the result of this step
     bool delivered = false;            // the producer has written the result into the output
     std::vector<ScratchSlot> scratch;  // scratch slots x slices of a group
     Blocked blocked;
   };
 
-  bool Place(const BoundStrand& strand,
-             StrandState* state);  // next existing slice; false at the end
+  // Finds the next existing slice; returns false at the end.
+  bool Place(const BoundStrand& strand, StrandState* state);
   bool WaitsDone(const BoundStrand& strand, const StrandState& state) const;
-  // True if the step ran (or its completion completed).
+  // Returns true if the step ran or its completion completed.
   Result<bool> RunSlice(const BoundStrand& strand, StrandState* state);
   Result<bool> FillTerms(const BoundStrand& strand, const BoundStep& step, const Range& range,
                          uint32_t tag, StrandState* state);
@@ -104,7 +106,8 @@ class CollectiveRequest final : public Request {
   Result<bool> FillOutput(const BoundStrand& strand, const BoundStep& step,
                           const BoundOperand& operand, const Range& range, StrandState* state);
   static bool KeepsResult(const BoundStrand& strand, const BoundStep& step);
-  // Of an output on a lane that has a slot: what of it peers do, or find, in callers' memory.
+  // For an output on a lane with a slot: fills in source and target of the slice's header where
+  // zero copy applies.
   void UseZeroCopy(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
                    const Range& range, StrandState* state, Outgoing* outgoing);
   bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);
@@ -125,7 +128,7 @@ class CollectiveRequest final : public Request {
   std::vector<StrandState> strands_;
   size_t unfinished_ = 0;
   int open_completions_ = 0;
-  std::vector<SendLane*> zero_copy_lanes_;  // on which peers may still read what the call waits for
+  std::vector<SendLane*> zero_copy_lanes_;  // peers may still read slices of the call on these
   RequestStats stats_;
   int mismatched_peer_ = -1;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a step does with registered buffers: payloads that consumers read where they lie, and
-// results that a rank writes into the outputs of others.
+// How a step uses registered buffers: consumers read payloads in place, and a rank writes results
+// into the outputs of its peers.
 #include <algorithm>
 
 #include "collectives/executor.h"
@@ -9,13 +9,13 @@
 namespace inccl {
 namespace {
 
-// Results are written to so many ranks at most: what one step can write, and bits of
-// SliceHeader::delivered.
+// A result is written into at most this many peers' buffers: the limit of one step and of the bits
+// of SliceHeader::delivered.
 constexpr int kMostDelivered = 32;
 
 }  // namespace
 
-// The step writes the result into this rank's own output, too.
+// True if the step also writes the result into this rank's own output.
 bool CollectiveRequest::KeepsResult(const BoundStrand& strand, const BoundStep& step) {
   const BoundOperand* const outputs = strand.operands.data() + step.first + step.inputs;
   return std::any_of(outputs, outputs + step.outputs, [](const BoundOperand& output) {
@@ -45,7 +45,7 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
       outgoing->header.source = source;
     }
   }
-  // Only there does the consumer of a part make the result of it.
+  // Only in these schedules does the consumer of a part compute its result.
   const Schedule& schedule = call_.program->schedule;
   if (schedule.collective == Collective::kAllReduce && TraitsOf(schedule.algorithm).zero_copy &&
       schedule.nranks <= kMostDelivered && call_.codec->ResultIsPayload()) {
@@ -56,7 +56,7 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
   }
 }
 
-// Writes the result to those consumers who want it; true if that is all of them.
+// Writes the result to the consumers that have named a target; returns true if all of them have.
 bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
                                 Outgoing* outgoing) {
   if (state->targets.empty() || operand.format.form != Form::kResult) return false;

@@ -10,7 +10,7 @@ namespace inccl {
 namespace {
 
 constexpr int kBits = 64;
-constexpr int kMany = 1 << 20;  // where counting with multiplicity stops
+constexpr int kMany = 1 << 20;  // limit of counting with multiplicity
 
 uint64_t HashOf(std::span<const int> parts) {
   uint64_t hash = parts.size();
@@ -77,7 +77,8 @@ bool FoldExpressions::Contains(int expression, int rank) const {
 }
 
 std::string FoldExpressions::Text(int expression) const {
-  constexpr int kLongest = 1024;  // contributions; a broken schedule may double them in every step
+  constexpr int kLongest = 1024;  // contributions; in an invalid schedule they may double in every
+                                  // step
   const Node& self = node(expression);
   if (self.parts.empty()) return fmt::format("{}", expression);
   if (self.contributions > kLongest) return fmt::format("(more than {} terms)", kLongest);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Symbolic values of the validator: what has been folded with what, in which order, rounded after
-// which step. Equal expressions have equal numbers (hash-consing), so comparing results is
-// comparing ints.
+// Symbolic values of the validator: which contributions have been folded, in which order, and after
+// which step they were rounded. Equal expressions have equal numbers (hash-consing), so comparing
+// results is comparing ints.
 #ifndef INCCL_COLLECTIVES_FOLD_EXPRESSIONS_H_
 #define INCCL_COLLECTIVES_FOLD_EXPRESSIONS_H_
 
@@ -18,14 +18,14 @@ class FoldExpressions {
  public:
   explicit FoldExpressions(int nranks);
 
-  // What rank r contributes.
+  // The contribution of rank r.
   int Leaf(int rank) const { return rank; }
-  // The fold of several values, in this order; of one value it is that value.
+  // The fold of several values in this order; the fold of one value is that value.
   int Fold(std::span<const int> parts);
 
   int contributions(int expression) const { return node(expression).contributions; }
   bool Contains(int expression, int rank) const;
-  // A rank that is in the expression more than once; -1 if there is none.
+  // A rank that the expression contains more than once; -1 if there is none.
   int Repeated(int expression) const { return node(expression).repeated; }
   // Ranks 0, 1, ..., n-1 one after the other: ((0 + 1) + 2) + ...
   bool InRankOrder(int expression) const { return node(expression).prefix == nranks_; }

@@ -3,7 +3,7 @@
 
 namespace inccl {
 
-// Everybody sends its segment straight to the root.
+// Every rank sends its segment straight to the root.
 void GatherDirect(PhaseBuilder* phase) {
   const int n = phase->nranks(), rank = phase->rank(), root = phase->root();
   phase->set_chunks(n);
@@ -14,7 +14,7 @@ void GatherDirect(PhaseBuilder* phase) {
       phase->AddStep(strand, rank, {phase->Input()}, {phase->Result(lane)});
       continue;
     }
-    // The own segment first: the others are still on their way.
+    // The root copies its own segment first, while the others are still on their way.
     phase->AddStep(strand, rank, {phase->Input()}, {phase->Output()});
     for (int i = 1; i < n; ++i) {
       const int peer = phase->Shifted(i);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A schedule bound to lanes: what the executor runs. Lanes belong to the communicator and are
-// shared by all programs with equal specs; they open when a program first needs them.
+// A schedule that is bound to lanes; the executor runs it. The communicator owns the lanes. All
+// programs with equal specs share them, and a lane opens when a program first needs it.
 #ifndef INCCL_COLLECTIVES_PROGRAM_H_
 #define INCCL_COLLECTIVES_PROGRAM_H_
 
@@ -15,7 +15,7 @@
 
 namespace inccl {
 
-// All lanes of one communicator end, by key.
+// The lanes of one rank of a communicator, by key.
 class LaneTable {
  public:
   explicit LaneTable(Transport* transport) : transport_(transport) {}
@@ -67,8 +67,8 @@ struct Program {
   uint32_t max_operands = 0;  // of one step
 };
 
-// Opens the lanes of `schedule`. Without Caps::multicast a lane of several consumers becomes one
-// lane for each.
+// Opens the lanes of `schedule`. Without Caps::multicast it replaces a lane of several consumers by
+// one lane for each.
 Result<std::unique_ptr<Program>> Bind(Schedule schedule, const SlotOptions& slots,
                                       LaneTable* lanes);
 

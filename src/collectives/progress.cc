@@ -11,10 +11,12 @@
 namespace inccl {
 namespace {
 
-constexpr int kBudget = 64;  // slice steps between two looks at the transport
-// So many longest sleeps between two looks at the clock: not waiting, but kept from running.
+constexpr int kBudget = 64;  // slice steps between two calls of Transport::Progress
+// If more than this many longest sleeps pass between two readings of the clock, the thread was kept
+// from running and did not wait.
 constexpr int kKeptFromRunning = 10;
-// What rings no wakeup_event is looked at all the time at first, then after short sleeps.
+// Requests whose end signals no WakeupEvent are polled without sleeps for this long, then with
+// short sleeps.
 constexpr Time kLooksAllTheTime = kMillisecond;
 constexpr Time kShortSleep = 50 * kMicrosecond;
 
@@ -63,13 +65,14 @@ Status Progress::Run(Request* request, WaitObserver* observer) {
     if (stalled_since == 0) {
       stalled_since = now;
     } else if (now - looked > kKeptFromRunning * policy_.longest_sleep) {
-      stalled_since += now - looked;  // stopped, or a machine that stood still: nobody's fault
+      stalled_since += now - looked;  // the stall does not include the time in which this thread
+                                      // was stopped
     }
     // A slice is on its way over an emulated link: the peers have done their part.
     if (NextEvent(*transport_) != kNever) stalled_since = now;
     looked = now;
-    // By count and by time: on a busy machine a single yield may take long, and nobody hears of a
-    // stall meanwhile.
+    // Limited by count and by time: on a busy machine a single yield may take long, and it delays
+    // the report of a stall.
     const bool polls = request->polls();
     const bool yields = (fruitless <= policy_.spins + policy_.yields &&
                          now - stalled_since < policy_.longest_sleep) ||

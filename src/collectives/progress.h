@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only place that waits: spins briefly, yields, then blocks on the rank's wakeup_event, so that
-// more ranks than cores do not collapse.
+// The only place that waits. It spins briefly, yields, then blocks on the rank's WakeupEvent, so
+// that more ranks than cores do not slow each other down.
 #ifndef INCCL_COLLECTIVES_PROGRESS_H_
 #define INCCL_COLLECTIVES_PROGRESS_H_
 
@@ -16,22 +16,22 @@
 
 namespace inccl {
 
-// How long to look before giving the core away. Counts of fruitless polls.
+// How long to poll before giving up the core, in polls without progress.
 struct WaitPolicy {
   int spins = 20;
   int yields = 200;
   Time longest_sleep = 20 * kMillisecond;
 };
 
-// What a waiter has to look at besides its request.
+// What a waiting thread checks besides its request.
 class WaitObserver {
  public:
   virtual ~WaitObserver() = default;
-  // Cheap, called at every fruitless poll: an error ends the wait.
+  // Must be cheap: called at every poll without progress. An error ends the wait.
   virtual Status Check() = 0;
-  // Called before each sleep; `stalled` is the time since the last progress, without what this
-  // thread was kept from running.
-  // `awaited`: the peers that the request, or what it has sent, waits for.
+  // Called before each sleep. `stalled` is the time since the last progress, without the time in
+  // which this thread was kept from running. `awaited`: the peers for which the request, or the
+  // slices it has published, waits.
   virtual Status OnStall(const Request& request, std::span<const int> awaited, Time stalled) = 0;
 };
 
@@ -39,7 +39,7 @@ class Progress {
  public:
   Progress(Transport* transport, const Clock* clock, const WaitPolicy& policy)
       : transport_(transport), clock_(clock), policy_(policy), timed_(transport->caps().timed) {
-    awaited_.reserve(kFewAwaited);  // so that calls allocate nothing
+    awaited_.reserve(kFewAwaited);  // so that calls allocate no memory
   }
 
   // Runs the request to its end or to the first error.
@@ -54,7 +54,7 @@ class Progress {
   Transport* transport_;
   const Clock* clock_;
   WaitPolicy policy_;
-  bool timed_;  // the transport wants to know the time
+  bool timed_;  // the transport uses the time
   std::vector<int> awaited_;
 };
 

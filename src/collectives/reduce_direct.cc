@@ -3,7 +3,7 @@
 
 namespace inccl {
 
-// Everybody sends to the root, who adds in rank order.
+// All ranks send to the root, which adds in rank order.
 void ReduceDirect(PhaseBuilder* phase) {
   const int rank = phase->rank(), root = phase->root();
   for (int channel = 0; channel < phase->channels(); ++channel) {

@@ -3,7 +3,7 @@
 
 namespace inccl {
 
-// The first shot of the direct all-reduce: every part goes straight to its owner, who adds the
+// The first shot of the two-shot all-reduce: every part goes straight to its owner, which adds the
 // parts in rank order.
 void ReduceScatterDirect(PhaseBuilder* phase) {
   const int n = phase->nranks(), rank = phase->rank();

@@ -4,7 +4,7 @@
 
 namespace inccl {
 
-// Up one binary tree: a rank adds its own part and its children's and passes the sum on.
+// Up one binary tree: a rank adds its own part and those of its children, and passes the sum on.
 void ReduceTree(PhaseBuilder* phase) {
   const int n = phase->nranks(), root = phase->root(), rank = phase->rank();
   const TreeNode node = RootedTreeNode(n, root, rank);

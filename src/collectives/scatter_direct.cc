@@ -19,7 +19,8 @@ void ScatterDirect(PhaseBuilder* phase) {
       const int lane = phase->AddLane(channel, kSumPlane, rank, {peer});
       phase->AddStep(strand, peer, {phase->Input()}, {phase->Result(lane)});
     }
-    phase->AddStep(strand, rank, {phase->Input()}, {phase->Output()});  // nobody waits for it
+    phase->AddStep(strand, rank, {phase->Input()}, {phase->Output()});  // last, because no other
+                                                                        // rank waits for it
   }
 }
 

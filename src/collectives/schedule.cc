@@ -48,19 +48,20 @@ const Entry* Find(Collective collective, Algorithm algorithm) {
   return nullptr;
 }
 
-// How all ranks get the side information of all segments; null if there is no such phase.
+// The algorithm that gives all ranks the side information of all segments; null if there is no such
+// phase.
 using Build = void (*)(PhaseBuilder*);
 Build SidePhaseOf(Collective collective, bool one_shot) {
   switch (collective) {
     case Collective::kAllReduce: return one_shot ? AllReduceDirectOneShot : AllReduceDirect;
-    // Segment c is chunk c, agreed on at rank c.
+    // Segment c is chunk c, whose agreement rank c computes.
     case Collective::kReduceScatter: return one_shot ? nullptr : AllReduceDirect;
     case Collective::kAllGather: return one_shot ? nullptr : AllGatherDirect;
     default: return nullptr;
   }
 }
 
-// Whether there is more than one group.
+// Whether the ranks form more than one group.
 bool HasGroups(const ScheduleRequest& request) {
   return request.collective == Collective::kAllReduce && TraitsOf(request.algorithm).groups &&
          request.group > 0 && request.group < request.nranks;
@@ -112,14 +113,14 @@ Status CheckRequest(const ScheduleRequest& request) {
   return Status::Ok();
 }
 
-// One rank: every result is the input.
+// With one rank every result is the input.
 void Alone(PhaseBuilder* phase) {
   for (int channel = 0; channel < phase->channels(); ++channel) {
     phase->AddStep(phase->AddStrand(channel), 0, {phase->Input()}, {phase->Output()});
   }
 }
 
-// The chunks that a strand has steps for; of a side strand those that it writes to its output.
+// The chunks for which a strand has steps; for a side strand, those that it writes to its output.
 std::vector<bool> ChunksOf(const Schedule& schedule, const Strand& strand) {
   const Phase& phase = schedule.phases[strand.phase];
   std::vector<bool> chunks(phase.chunks);

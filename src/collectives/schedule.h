@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Algorithms as data. A schedule is what one rank does, in a few strands; the only kind of step is
-// outputs = fold(inputs), in listed order, over lanes, the input, the output and scratch. It knows
-// nothing of bytes, codecs and transports: the executor multiplies it by windows and slices,
-// `Validate` proves it, `Dump` prints it.
+// Algorithms as data. A schedule is the work of one rank, in a few strands. The only kind of step
+// is outputs = fold(inputs), in listed order, over lanes, the input, the output and scratch. A
+// schedule does not contain bytes, codecs or transports: the executor repeats it for all windows
+// and slices, `Validate` proves it, `Dump` prints it.
 //
-// Steps of a strand run in order; strands are independent but for their window dependencies. Each
-// end of a lane belongs to exactly one strand, so results do not depend on timing (a Kahn network),
-// and one run with lanes of capacity 1 proves freedom from deadlock for all interleavings and
-// capacities. It also does for any number of slices: a run that ends with all lanes empty ends as
-// it began, so the steps of a phase can be repeated, in groups of as many slices as a lane has
-// slots; and as strands wait for earlier windows, or earlier phases of their window, only, windows
-// and phases can be completed one by one.
+// Steps of a strand run in order; strands are independent except for their window dependencies.
+// Each end of a lane belongs to exactly one strand, so results do not depend on timing (a Kahn
+// network), and one run with lanes of capacity 1 proves freedom from deadlock for all interleavings
+// and capacities. The proof holds for any number of slices: a run that ends with all lanes empty
+// ends in its initial state, so the steps of a phase can be repeated, in groups of as many slices
+// as a lane has slots. Strands only wait for earlier windows, or for earlier phases of their
+// window, so windows and phases can be completed one by one.
 #ifndef INCCL_COLLECTIVES_SCHEDULE_H_
 #define INCCL_COLLECTIVES_SCHEDULE_H_
 
@@ -29,23 +29,21 @@
 
 namespace inccl {
 
-// "ring", "tree", "recursive_doubling", "direct_one_shot", "direct"
-
 enum class Space : uint8_t { kLane, kInput, kOutput, kScratch };
 
 struct Operand {
   Space space = Space::kInput;
-  // kLane: into Schedule::lanes; kScratch: scratch slot of this schedule; else 0.
+  // kLane: index into Schedule::lanes; kScratch: scratch slot of this schedule; else 0.
   uint16_t index = 0;
-  // Which of the phase's chunks this operand holds; for scratch, what was put there.
+  // The chunk of the phase that this operand holds; for scratch, the chunk stored there.
   uint16_t chunk = 0;
   // kInput space: Form::kInput; kOutput space: Form::kOutput (side phase: Form::kSide); lanes and
   // scratch: kSum or kResult (side phase: kSide, `contributions` is the number of the phase).
   Format format;
 };
 
-// At least one input and one output. No lane and no scratch slot stands twice in a step, so a step
-// takes and fills at most one slot of each lane.
+// At least one input and one output. No lane and no scratch slot appears twice in a step, so a step
+// consumes and fills at most one slot of each lane.
 struct Step {
   uint32_t first_operand = 0;  // into Schedule::operands: inputs, then outputs; all of one chunk
   uint16_t inputs = 0, outputs = 0;
@@ -60,7 +58,7 @@ struct Dependency {
 
 struct Strand {
   uint8_t phase = 0;
-  uint8_t channel = 0;  // which share of every chunk this strand works on
+  uint8_t channel = 0;  // the share of every chunk that this strand works on
   std::vector<Step> steps;
   std::vector<Dependency> waits;
 };
@@ -81,10 +79,10 @@ struct ScheduleLane {
   std::vector<int> consumers;  // ascending, without the producer
 };
 
-// A phase cuts every window into `chunks` parts (codec superblocks dealt evenly), and every part
-// into `channels` shares. Where a call is about several segments (SegmentsOf), chunk c is the
-// window of segment c. A chunk or share without elements has no slices: its steps are skipped at
-// both ends of every lane.
+// A phase divides every window into `chunks` parts (codec superblocks dealt evenly), and every part
+// into `channels` shares. If a call has several segments (SegmentsOf), chunk c is the window of
+// segment c. A chunk or share without elements has no slices: its steps are skipped at both ends of
+// every lane.
 struct Phase {
   uint16_t chunks = 1;
   uint16_t channels = 1;
@@ -99,10 +97,10 @@ struct Schedule {
   int root = 0;
   int group = 0;                    // 0: of all ranks
   std::vector<Phase> phases;        // [side information, [more of it,]] data
-  std::vector<ScheduleLane> lanes;  // those this rank produces or consumes
+  std::vector<ScheduleLane> lanes;  // the lanes that this rank produces or consumes
   std::vector<Operand> operands;
   std::vector<Strand> strands;  // in the order in which they are polled
-  uint16_t scratch_slots = 0;   // each is used by one strand, and holds nothing between windows
+  uint16_t scratch_slots = 0;   // one strand uses each; empty between windows
 };
 
 struct ScheduleRequest {
@@ -118,37 +116,38 @@ struct ScheduleRequest {
   size_t side_phases = 0;
   // All-reduce only: the agreements by direct one-shot (small calls), else by direct two-shot.
   bool side_one_shot = false;
-  // All-reduce by direct two-shot: groups of so many ranks add up what goes to other groups, which
-  // are sent their sums. 0: everybody sends to everybody. Other algorithms have no groups.
+  // Two-shot all-reduce only: groups of this many ranks add up their contributions to other groups
+  // and send the sums. 0: every rank sends to every rank.
   int group = 0;
 };
 
-// The schedule of one rank, or why there is none (kInvalidArgument naming collective and
-// algorithm).
+// Returns the schedule of one rank, or kInvalidArgument with collective and algorithm if there is
+// none.
 Result<Schedule> MakeSchedule(const ScheduleRequest& request);
 bool HasSchedule(Collective collective, Algorithm algorithm, int nranks);
 
-// What Validate proves about a communicator's schedules besides their being right.
+// What Validate proves about a communicator's schedules besides their correctness.
 struct Proof {
   bool rank_order = false;  // every sum is folded as ((0 + 1) + 2) + ... + n-1: reproducible
-  int steps = 0;  // messages on the longest chain of dependent steps of one window: how often a
-                  // call of one window pays a lane's latency
+  int steps = 0;  // messages on the longest chain of dependent steps of one window: the number of
+                  // lane latencies in a call of one window
 };
 
-// schedules[r] is rank r's. Symbolically runs `windows` windows with lanes of capacity 1 and checks
-// that sends meet receives of the same chunk and format, that every output is the fold of exactly
-// the contributions the collective promises (all-reduce: by the same expression on every rank),
-// that `contributions` is what has really been added, that no output is written before its place
-// has been read as input (calls in place), that each lane end belongs to one strand, that nothing
-// is left in a lane, and that the run ends. An error (kInternalError) says rank, strand, step and
-// what was found; a deadlock is told as the chain of who waits for whom.
+// schedules[r] is rank r's. Runs `windows` windows symbolically with lanes of capacity 1 and checks
+// that sends meet receives of the same chunk and format; that every output is the fold of exactly
+// the contributions the collective promises (all-reduce: by the same expression on every rank);
+// that `contributions` is the number actually added; that no output is written before its place has
+// been read as input (in-place calls); that each lane end belongs to one strand; that all lanes end
+// empty; and that the run ends. An error (kInternalError) has rank, strand, step and the finding;
+// for a deadlock, the chain of strands that wait for each other.
 Result<Proof> Validate(std::span<const Schedule> schedules, int windows = 3);
 
-// For people, of schedules that Validate accepts. NCCL's names (send, recv, recv-reduce-send,
-// recv-copy-send, ...; "keep" for what goes into scratch) are derived from the operands.
+// A text for readers, for schedules that Validate accepts. NCCL's names (send, recv,
+// recv-reduce-send, recv-copy-send, ...; "keep" for writes to scratch) are derived from the
+// operands.
 std::string DumpText(const Schedule& schedule);
-// Graphviz DOT of one window of the whole communicator: steps as nodes, what passes lanes as
-// arrows.
+// Graphviz DOT of one window of the whole communicator: nodes are steps, arrows are slices on
+// lanes.
 std::string DumpDot(std::span<const Schedule> schedules);
 
 }  // namespace inccl

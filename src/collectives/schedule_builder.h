@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How algorithms write schedules down. A PhaseBuilder appends one phase to one rank's schedule; an
-// algorithm is a function that fills it. In the side phase (LaneClass::kSide) the same
-// algorithms run with Form::kSide in the place of partial sums, results and outputs.
+// The interface with which algorithms write schedules. A PhaseBuilder appends one phase to one
+// rank's schedule; an algorithm is a function that fills it. In the side phase (LaneClass::kSide)
+// the same algorithms run with Form::kSide instead of partial sums, results and outputs.
 #ifndef INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_
 #define INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_
 
@@ -13,13 +13,13 @@
 
 namespace inccl {
 
-// Planes tell apart the lanes of one channel that have the same ends.
-inline constexpr int kSumPlane = 0;     // what only one rank wants: to add it up, or to keep it
-inline constexpr int kResultPlane = 1;  // results on their way to all who want them
+// Planes distinguish the lanes of one channel that have the same ends.
+inline constexpr int kSumPlane = 0;     // parts for one rank, which adds or keeps them
+inline constexpr int kResultPlane = 1;  // results on their way to all ranks that need them
 
 class PhaseBuilder {
  public:
-  // schedule->nranks, rank and root are set. Not owned.
+  // The caller has set schedule->nranks, rank and root, and owns the schedule.
   PhaseBuilder(Schedule* schedule, LaneClass lane_class, int channels);
 
   int nranks() const { return schedule_->nranks; }
@@ -32,7 +32,7 @@ class PhaseBuilder {
 
   void set_chunks(int chunks);
   int AddStrand(int channel);
-  // A lane this rank is an end of; to be added once. `consumers` in any order.
+  // Adds a lane of which this rank is an end; called once per lane. `consumers` in any order.
   int AddLane(int channel, int plane, int producer, std::vector<int> consumers);
   int AddScratch() { return schedule_->scratch_slots++; }
 
@@ -49,7 +49,7 @@ class PhaseBuilder {
   Phase& phase() { return schedule_->phases[index_]; }
   const Phase& phase() const { return schedule_->phases[index_]; }
   Format FormatOf(Form form, int contributions) const;
-  // Of a side phase: how many others are before it; of data 0.
+  // The number of side phases before this one; 0 for data.
   int SideNumber() const {
     return phase().lane_class == LaneClass::kSide ? static_cast<int>(index_) : 0;
   }
@@ -58,9 +58,9 @@ class PhaseBuilder {
   size_t index_;
 };
 
-// The lanes of a ring: two to the next rank and two from the previous one, used in turn from hop to
-// hop. With one lane, every rank would wait for a free slot of a lane that is full because the next
-// rank waits: in a ring of full lanes nobody can move.
+// The lanes of a ring: two to the next rank and two from the previous one, which alternate from hop
+// to hop. With one lane, every rank would wait for a free slot of a lane that is full because the
+// next rank waits, and no rank in a ring of full lanes could continue.
 class RingLanes {
  public:
   RingLanes(PhaseBuilder* phase, int channel, int hops);
@@ -72,13 +72,13 @@ class RingLanes {
   int out_[2] = {0, 0};
 };
 
-// The algorithms; one file each. More than one rank.
+// The algorithms, for more than one rank; each has its own file.
 void AllReduceRing(PhaseBuilder* phase);
 void AllReduceTree(PhaseBuilder* phase);
 void AllReduceRecursiveDoubling(PhaseBuilder* phase);
 void AllReduceDirectOneShot(PhaseBuilder* phase);
 void AllReduceDirect(PhaseBuilder* phase);
-void AllReduceDirectGroups(PhaseBuilder* phase);  // of phase->group() ranks
+void AllReduceDirectGroups(PhaseBuilder* phase);  // groups of phase->group() ranks
 void ReduceScatterRing(PhaseBuilder* phase);
 void ReduceScatterDirect(PhaseBuilder* phase);
 void AllGatherRing(PhaseBuilder* phase);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Words for parts of schedules, the same in errors and dumps.
+// Names of the parts of schedules, the same in errors and dumps.
 #ifndef INCCL_COLLECTIVES_SCHEDULE_TEXT_H_
 #define INCCL_COLLECTIVES_SCHEDULE_TEXT_H_
 

@@ -152,7 +152,7 @@ Result<bool> SendRecvRequest::RecvSlice(int peer, Direction* direction) {
 
 Result<int> SendRecvRequest::Advance(int budget) {
   int ran = 0;
-  // One slice of each in turn, so that no peer starves another.
+  // One slice of each in round-robin order, so that no peer starves another.
   bool any = true;
   while (any && ran < budget) {
     any = false;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sends and receives between pairs of ranks: all those of a group progress at the same time, those
+// Sends and receives between pairs of ranks. All those of a group progress at the same time, those
 // of one pair and direction in order, on lanes of their own that open at first use. A message
-// travels in slices; one of no elements is a slice without payload. What a slice carries as its
-// signature says which message it belongs to, so a receive that expects another one can name both.
+// travels in slices; a message of no elements is a slice without payload. The signature of a slice
+// identifies its message, so a receive that expects another one can name both.
 #ifndef INCCL_COLLECTIVES_SEND_RECV_H_
 #define INCCL_COLLECTIVES_SEND_RECV_H_
 
@@ -19,27 +19,27 @@
 
 namespace inccl {
 
-// Elements of one message, so that a signature can hold the count.
+// Limit of elements of one message, so that a signature can hold the count.
 inline constexpr uint64_t kMostSendRecvElements = (uint64_t{1} << 40) - 1;
 
 class SendRecvRequest final : public Request {
  public:
   SendRecvRequest(int rank, int nranks, const SlotOptions& slots);
 
-  // What of the copies goes past the caches. No result depends on it.
+  // Which copies use non-temporal stores. No result depends on it.
   struct Copies {
-    bool slots = false;                    // those into slots
-    uint64_t results = uint64_t{1} << 63;  // those into receive buffers of so many bytes and more
+    bool slots = false;                    // into slots
+    uint64_t results = uint64_t{1} << 63;  // into receive buffers of at least this many bytes
   };
-  // The calls are sends and receives in memory of the host. Opens lanes and pairs this rank's
-  // messages to itself. kInvalidUsage naming the first of those that has no partner.
+  // The calls are sends and receives in host memory. Opens lanes, and copies this rank's messages
+  // to itself. Returns kInvalidUsage with the name of the first such message without a partner.
   Status Start(const std::vector<Call>& calls, const Copies& copies, LaneTable* lanes);
 
   Result<int> Advance(int budget) override;
   bool done() const override { return unfinished_ == 0; }
   Blocked blocked_on() const override;
   void AppendAwaited(std::vector<int>* peers) const override;
-  int mismatched_peer() const override { return -1; }  // found at once, see Advance
+  int mismatched_peer() const override { return -1; }  // Advance reports it as an error
 
   // "send(count=5, float32, peer=3) and others, 2 sends and 1 receives in all"
   static std::string Describe(const std::vector<Call>& calls);
@@ -54,9 +54,9 @@ class SendRecvRequest final : public Request {
   struct Direction {
     SendLane* send = nullptr;
     RecvLane* recv = nullptr;
-    uint64_t messages = 0;       // finished on this lane since it was opened
+    uint64_t messages = 0;       // finished on this lane since it opened
     uint32_t slice = 0;          // of the current message
-    std::vector<Message> queue;  // of this task
+    std::vector<Message> queue;  // of this request
     size_t next = 0;             // into queue
   };
 

@@ -18,7 +18,7 @@ bool SamePhases(const Schedule& a, const Schedule& b) {
   return true;
 }
 
-// The schedules are those of ranks 0, 1, ... of one call.
+// Checks that the schedules are those of ranks 0, 1, ... of one call.
 Status CheckTogether(std::span<const Schedule> schedules) {
   const Schedule& first = schedules[0];
   for (size_t i = 0; i < schedules.size(); ++i) {

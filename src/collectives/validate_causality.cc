@@ -60,7 +60,8 @@ std::string Causality::Late(const std::vector<Reader>& readers, size_t rank, siz
                             size_t step, int window) const {
   const StepClock& clock = clocks_[base_[rank] + strand];
   for (const Reader& reader : readers) {
-    if (reader.strand == strand && reader.step == step) continue;  // at once, element by element
+    // This step reads and writes element by element.
+    if (reader.strand == strand && reader.step == step) continue;
     const size_t steps = schedules_[rank].strands[reader.strand].steps.size();
     const size_t through = static_cast<size_t>(window) * steps + reader.step + 1;
     if (clock[base_[rank] + reader.strand] < through) {

@@ -19,8 +19,8 @@ struct LessLane {
   }
 };
 
-// Of the lanes a rank reads, no two have class, channel and producer in common. As every consumer
-// of a lane knows it, this keeps all lanes of a schedule apart, even one lane per consumer.
+// No two lanes that a rank reads share class, channel and producer. As this holds for every
+// consumer, all lanes of a schedule are distinct, even with one lane per consumer.
 Status CheckApart(const Schedule& schedule) {
   std::set<std::tuple<int, LaneClass, int>> read;
   for (const ScheduleLane& lane : schedule.lanes) {
@@ -34,7 +34,7 @@ Status CheckApart(const Schedule& schedule) {
   return Status::Ok();
 }
 
-// For each lane of a schedule the one strand that uses it.
+// Finds the one strand that uses each lane of a schedule.
 Status FindStrands(const Schedule& schedule, std::vector<int>* strand_of) {
   strand_of->assign(schedule.lanes.size(), -1);
   for (size_t i = 0; i < schedule.strands.size(); ++i) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of Validate: what one schedule must satisfy by itself, which lanes the schedules of a
-// communicator have in common, and the symbolic run. Errors are kInternalError without the title of
-// the schedule.
+// The parts of Validate: the rules for one schedule, the lanes that the schedules of a communicator
+// share, and the symbolic run. Errors are kInternalError without the title of the schedule.
 #ifndef INCCL_COLLECTIVES_VALIDATE_PARTS_H_
 #define INCCL_COLLECTIVES_VALIDATE_PARTS_H_
 
@@ -14,15 +13,15 @@
 
 namespace inccl {
 
-// What a collective promises: whose input a chunk of the output is (-1: the sum of all), and
-// whether a rank has this chunk of the input, and is to have it of the output of a phase. Side
-// information of every chunk is for all ranks.
+// What a collective promises: the rank whose input a chunk of the output is (-1: the sum of all);
+// whether a rank has this chunk of the input; and whether it gets it as output of a phase. All
+// ranks get the side information of every chunk.
 int SourceOf(const Schedule& schedule, int chunk);
 bool HasInput(const Schedule& schedule, int chunk);
 bool HasOutput(const Schedule& schedule, const Phase& phase, int chunk);
 
-// Indices in range, operands of the forms and on the side of a step that their space allows, phases
-// coupled.
+// Checks that indices are in range, that operands have the forms and the side of a step that their
+// space allows, and that phases are coupled.
 Status CheckStructure(const Schedule& schedule);
 
 // One lane of the communicator. Strands are indices into the schedule of their rank.
@@ -35,7 +34,7 @@ struct SharedLane {
 // A lane as one rank's schedule names it.
 struct LaneEnd {
   int shared = -1;    // into LaneTable::lanes
-  int consumer = -1;  // place of the rank among the consumers; -1: it is the producer
+  int consumer = -1;  // index of the rank among the consumers; -1: it is the producer
 };
 
 struct LaneTable {
@@ -43,11 +42,11 @@ struct LaneTable {
   std::vector<std::vector<LaneEnd>> ends;  // [rank][index into Schedule::lanes]
 };
 
-// Every lane is known to all its ranks, and every end is used by exactly one strand. The schedules
-// have passed CheckStructure and outlive the table.
+// Checks that all ranks of a lane know it, and that exactly one strand uses every end. The
+// schedules have passed CheckStructure and outlive the table.
 Result<LaneTable> MatchLanes(std::span<const Schedule> schedules);
 
-// Runs `windows` windows symbolically, lanes having one slot.
+// Runs `windows` windows symbolically; each lane has one slot.
 Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
                               int windows);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The symbolic run of Validate: strands take their steps as they can, lanes have one slot, values
-// are expressions. Used once, by one thread.
+// The symbolic run of Validate: strands run their steps as soon as they can, lanes have one slot,
+// values are expressions. Used once, by one thread.
 #ifndef INCCL_COLLECTIVES_VALIDATE_RUN_H_
 #define INCCL_COLLECTIVES_VALIDATE_RUN_H_
 
@@ -21,13 +21,13 @@ namespace inccl {
 
 class SymbolicRun {
  public:
-  // The table is that of the schedules; both outlive this.
+  // `table` belongs to the schedules; both outlive this.
   SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows);
 
   Result<Proof> Run();
 
  private:
-  // What a slot holds.
+  // The contents of a slot.
   struct Value {
     int window = -1;
     uint8_t phase = 0;
@@ -35,15 +35,15 @@ class SymbolicRun {
     uint16_t chunk = 0;
     Format format;
     int expression = 0;
-    int messages = 0;   // on the longest chain of steps that led here, within the window
-    uint32_t step = 0;  // that wrote it
+    int messages = 0;   // on the longest chain of steps before this value, within the window
+    uint32_t step = 0;  // that wrote the value
   };
 
   struct LaneState {
     Value value;
     size_t unread = 0;        // consumers that have not released the slot
-    std::vector<bool> reads;  // by consumer: still to be read
-    StepClock known;          // to the step that wrote it
+    std::vector<bool> reads;  // by consumer: has not read it yet
+    StepClock known;          // by the step that wrote it
   };
 
   struct StrandState {
@@ -52,14 +52,15 @@ class SymbolicRun {
     size_t step = 0;
     int messages = 0;
     int row_messages = 0;                // at the end of the first window
-    bool awaited = false;                // others begin a window only when this one has finished it
-    std::vector<StepClock> window_ends;  // if awaited: what it knew after each window
+    bool awaited = false;                // other strands begin a window only after this one has
+                                         // finished it
+    std::vector<StepClock> window_ends;  // if awaited: the strand's knowledge after each window
   };
 
-  // Why a strand cannot go on.
+  // Why a strand cannot continue.
   struct Blocked {
     std::string by;
-    size_t strand = 0;  // whose turn it is, into strands_
+    size_t strand = 0;  // into strands_: the strand that must run first
   };
 
   const Schedule& schedule(const StrandState& state) const { return schedules_[state.rank]; }
@@ -82,19 +83,19 @@ class SymbolicRun {
   std::string At(const StrandState& state) const;  // "rank 1 strand 0 step 3 window 2"
   Status Error(const StrandState& state, const std::string& what) const;
 
-  // Whether the strand must wait, and, unless blocked is null, for what.
+  // Returns whether the strand must wait; if `blocked` is not null, stores the reason.
   bool Why(const StrandState& state, Blocked* blocked) const;
   // Runs the next step of a strand that need not wait.
   Status Execute(StrandState* state);
-  // The value of an input, which must be what the step expects.
+  // Reads the value of an input, which must be what the step expects.
   Status Read(const StrandState& state, const Operand& operand, Value* value) const;
-  // An output must hold what its format says.
+  // Checks that an output holds what its format says.
   Status Check(const StrandState& state, const Operand& output, int expression) const;
   Status WriteOutput(const StrandState& state, const Operand& output, int expression);
   void Advance(StrandState* state);
-  // Follows who waits for whom from a strand that does not go on.
+  // Follows the chain of waiting strands from one that cannot continue.
   Status Deadlock(const StrandState& first) const;
-  // Every output is there, and every lane is empty.
+  // Checks that every output is written, and every lane is empty.
   Status CheckEnd() const;
 
   std::span<const Schedule> schedules_;
@@ -109,8 +110,9 @@ class SymbolicRun {
   std::vector<std::vector<Value>> scratch_;  // by rank
   std::vector<size_t> cell_base_;            // by phase: its first cell; cells are chunk x channel
   std::vector<std::vector<int>> written_;    // by rank and cell: windows written
-  std::vector<std::pair<int, int>> agreed_;  // by cell: the expression of all ranks, and of whom
-  std::vector<int> parts_;                   // of the fold at hand
+  std::vector<std::pair<int, int>> agreed_;  // by cell: the common expression of all ranks, and the
+                                             // first rank that had it
+  std::vector<int> parts_;                   // of the current fold
 };
 
 }  // namespace inccl

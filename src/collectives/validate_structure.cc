@@ -10,7 +10,7 @@
 namespace inccl {
 namespace {
 
-// Rows of side information that a codec's state holds.
+// Windows of side information that a codec's state holds.
 constexpr int kSideWindows = 2;
 
 class StructureCheck {
@@ -69,7 +69,7 @@ class StructureCheck {
            schedule_.collective == Collective::kAllGather;
   }
 
-  // Whether chunks are segments, each with side information of its own.
+  // Whether chunks are segments, each with its own side information.
   bool Segmented() const { return SegmentsOf(schedule_.collective, 2) > 1; }
 
   Status Lane(const ScheduleLane& lane, size_t index) const {
@@ -99,8 +99,8 @@ class StructureCheck {
         return Error(
             fmt::format("strand {} waits for strand {}, which does not exist", index, wait.strand));
       }
-      // Else slots and windows depend on each other: a strand of several groups of slices per
-      // window may need the one that waits for its end.
+      // Otherwise slots and windows depend on each other: a strand with several groups of slices
+      // per window may need the one that waits for its end.
       if (wait.lag == 0 && schedule_.strands[wait.strand].phase >= strand.phase) {
         return Error(fmt::format(
             "strand {} waits in the same window for strand {}, which is not of an earlier phase",
@@ -140,7 +140,7 @@ class StructureCheck {
     return NothingTwice(strand, index, operands);
   }
 
-  // What is wrong with an operand, or "".
+  // Describes what is wrong with an operand; "" if it is valid.
   std::string OperandFault(size_t strand, const Operand& operand, bool is_input) {
     const Phase& phase = schedule_.phases[schedule_.strands[strand].phase];
     if (operand.chunk >= phase.chunks) {
@@ -221,7 +221,7 @@ class StructureCheck {
   }
 
   // Data waits for the side information of its window and segments, which overwrites that of
-  // kSideWindows windows before; a second side phase waits for all of the first.
+  // kSideWindows windows before. A second side phase waits for all of the first.
   Status Coupling() const {
     if (schedule_.phases.size() == 1) return Status::Ok();
     const size_t last = schedule_.phases.size() - 1;
@@ -257,7 +257,7 @@ class StructureCheck {
     });
   }
 
-  // The chunks a strand has to do with, or those it writes to the output.
+  // The chunks that a strand's operands name, or only those that it writes to the output.
   std::set<int> Chunks(const Strand& strand, bool written) const {
     std::set<int> chunks;
     for (const Step& step : strand.steps) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the symbolic run checks of values.
+// The checks of values in the symbolic run.
 #include <fmt/format.h>
 
 #include "collectives/schedule_text.h"
