@@ -33,9 +33,9 @@
  * calls. Every other error of a collective, a send or a receive is fatal for the communicator and
  * sticky: later calls return it at once. The caller can still use queries, ccl_comm_shrink,
  * ccl_comm_abort and ccl_comm_destroy. An error of ccl_comm_split or ccl_comm_shrink may concern
- * only the new communicator; ccl_comm_get_async_error of the old one tells. No call blocks for
- * ever, exits or raises. A rank that completes its calls and destroys its communicator does not
- * disturb ranks that come later.
+ * only the new communicator; ccl_comm_get_async_error shows the state of the old one. No call
+ * blocks for ever, exits or raises. A rank that completes its calls and destroys its communicator
+ * does not disturb ranks that come later.
  *
  * Log. The library writes warnings to standard error: the text of each call that fails, and the
  * missing ranks when a call has made no progress for 10 seconds. INCCL_DEBUG=NONE makes it silent,
@@ -304,7 +304,8 @@ CCL_API ccl_result_t ccl_comm_last_completed(ccl_comm_t comm, uint64_t* operatio
 /**
  * Waits until every call on the communicator has completed; afterwards the caller can only destroy,
  * abort or shrink it. A communicator that was created with blocking = 0 returns CCL_IN_PROGRESS,
- * and ccl_comm_get_async_error tells when it is finalized. NULL is CCL_INVALID_ARGUMENT.
+ * and ccl_comm_get_async_error returns it, too, until the communicator is finalized. NULL is
+ * CCL_INVALID_ARGUMENT.
  */
 CCL_API ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
 
@@ -412,15 +413,15 @@ CCL_API ccl_result_t ccl_recv(void* recv, size_t count, ccl_datatype_t type, int
 /* ---------------------------------------------------------------- groups */
 
 /**
- * The outermost ccl_group_end starts all calls that the thread has made since ccl_group_start
- * together, and waits for those without a stream. First all sends and receives of a communicator
- * progress at the same time, then its collectives, splits and shrinks run in the order of the
- * calls. Different communicators progress at the same time, so one thread can call for several
- * ranks. The group takes its positions on all its streams at one moment. The end of the group also
- * performs ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split and ccl_comm_shrink: it
- * waits for them (even with blocking = 0) and writes the new handles, which are NULL until then. If
- * a call inside the group fails, it returns the error, the outermost ccl_group_end returns it
- * again, and then it starts nothing.
+ * The outermost ccl_group_end starts all calls that the thread has made since its first
+ * ccl_group_start together, and waits for those without a stream. First all sends and receives of a
+ * communicator progress at the same time, then its collectives, splits and shrinks run in the order
+ * of the calls. Different communicators progress at the same time, so one thread can call for
+ * several ranks. The group takes its positions on all its streams at one moment. The end of the
+ * group also performs ccl_comm_init_rank[_config], ccl_comm_init_env, ccl_comm_split and
+ * ccl_comm_shrink: it waits for them (even with blocking = 0) and writes the new handles, which are
+ * NULL until then. If a call inside the group fails, it returns the error, the outermost
+ * ccl_group_end returns it again, and then it starts nothing.
  */
 CCL_API ccl_result_t ccl_group_start(void);
 CCL_API ccl_result_t ccl_group_end(void);

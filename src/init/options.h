@@ -38,7 +38,7 @@ inline constexpr uint32_t kDeviceSliceBytes = 512 * 1024;
 // Whether this rank would use kDeviceSliceBytes. Looks for devices.
 bool TakesDeviceSlices(const InitOptions& options);
 
-// Puts an emulated link in front of the transport of one process's ranks, if the options have one.
+// Puts an emulated link in front of a transport, if the options have one.
 std::unique_ptr<Transport> WithLink(std::unique_ptr<Transport> transport, const LinkOptions& link);
 
 }  // namespace inccl
