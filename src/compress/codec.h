@@ -5,8 +5,8 @@
 // slot to slot. The schedule chooses the form of every operand; only the codec knows the bytes of a
 // form.
 //
-// A new codec needs one file with a Codec and a CodecState, one line in registry.cc, and one entry
-// in the codecs' test table.
+// A new codec needs one file with a Codec and a CodecState, one line each in codecs.h and
+// registry.cc, and one entry in the codecs' test table.
 #ifndef INCCL_COMPRESS_CODEC_H_
 #define INCCL_COMPRESS_CODEC_H_
 
