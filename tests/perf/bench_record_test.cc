@@ -86,7 +86,7 @@ TEST(BenchRecord, CsvHasTheRecords) {
   const std::string first = lines.substr(0, lines.find('\n') + 1);
   EXPECT_EQ(std::count(first.begin(), first.end(), ','),
             std::count(heading.begin(), heading.end(), ',') + 1);
-  EXPECT_EQ(first.substr(0, 59), "allreduce,ring,shm,hbi:bits=6,\"hbi:bits=6,policy=h\",4,4096,");
+  EXPECT_EQ(first.substr(0, 59), "allreduce,ring,shm,hbi:bits=6,\"hbi:bits=6,ref=ring\",4,4096,");
   EXPECT_NE(first.find(",sum,,false,12.5,"), std::string::npos) << first;
   EXPECT_NE(lines.find(",sum,,true,,"), std::string::npos) << lines;  // an infinite time
   Row shift = SampleRow();
