@@ -69,7 +69,7 @@ class HbiDriver {
     Begin();
     for (uint64_t window = 0; window < count_; window += kWindow) {
       const uint64_t end = std::min<uint64_t>(count_, window + kWindow);
-      Agree(window, end, inputs);
+      if (!codec_->side_phases().empty()) Agree(window, end, inputs);
       // The window's parts: whole superblocks, dealt evenly.
       const uint64_t superblocks = (end - window + kSuperblock - 1) / kSuperblock;
       uint64_t first = window;
@@ -94,7 +94,7 @@ class HbiDriver {
                         const std::vector<std::byte*>& outputs) {
     Begin();
     ForEachWindow([&](uint32_t segment, uint64_t first, uint64_t end) {
-      Agree(first, end, inputs, segment);
+      if (!codec_->side_phases().empty()) Agree(first, end, inputs, segment);
       ForEachSlice(segment, first, end, slice, [&](const Range& range) {
         const int owner = static_cast<int>(segment);
         const std::vector<Term> terms =
@@ -112,7 +112,7 @@ class HbiDriver {
     ForEachWindow([&](uint32_t segment, uint64_t first, uint64_t end) {
       const int sender = static_cast<int>(segment);
       const Range all{segment, first, static_cast<uint32_t>(end - first)};
-      Announce(sender, all, inputs);
+      if (!codec_->side_phases().empty()) Announce(sender, all, inputs);
       ForEachSlice(segment, first, end, slice, [&](const Range& range) {
         Payload sent(Capacity(range));
         std::vector<Term> made = {Of({Form::kResult}, &sent), Out(sender, range, outputs)};
