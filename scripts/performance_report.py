@@ -183,7 +183,7 @@ def print_tails(out):
 SERIES = [("inccl, fp32", "#0072b2", ""), ("inccl, HBI 6 bits", "#009e73", ""),
           ("Open MPI", "#d55e00", ""), ("Open MPI, UCX", "#cc79a7", ""),
           ("streaming limit", "#000000", "4 3")]
-WIDTH, HEIGHT, LEFT, TOP, GAP = 380, 300, 62, 34, 74
+WIDTH, HEIGHT, LEFT, TOP, GAP = 380, 300, 76, 34, 86
 
 
 def series_of(cases, ranks):
@@ -241,7 +241,7 @@ def panel(cases, ranks, left, axes):
     x, y = left + WIDTH / 2, TOP + HEIGHT + 34
     text.append(f'<text x="{x}" y="{y}" text-anchor="middle">size of a rank\'s vector '
                 '(1 KB is 1024 bytes)</text>')
-    x, y = left - 48, TOP + HEIGHT / 2
+    x, y = left - 62, TOP + HEIGHT / 2
     text.append(f'<text transform="translate({x} {y}) rotate(-90)" text-anchor="middle">'
                 'time of one all-reduce in microseconds</text>')
     for name, colour, dashes in SERIES:
