@@ -44,9 +44,6 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                  .abort_on_error = options_.abort_on_error},
                 ends_.transport->wakeup_event(), &shrink_agreement_),
       staging_(ends_.rank, ends_.nranks),
-      engines_(ends_.transport.get(),
-               {.with_kernels = kCopiesOfAStep * options_.slice_bytes,
-                .without = (static_cast<size_t>(ends_.nranks) + 1) * options_.slice_bytes}),
       runner_({.rank = ends_.rank,
                .nranks = ends_.nranks,
                .name = rank_name(),
@@ -55,6 +52,9 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                .engines = &engines_,
                .wait = PolicyFor(ends_.pids)},
               &options_),
+      engines_(ends_.transport.get(),
+               {.with_kernels = kCopiesOfAStep * options_.slice_bytes,
+                .without = (static_cast<size_t>(ends_.nranks) + 1) * options_.slice_bytes}),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
               [this](const StreamOrder& turn, Time stalled) { return GivesUp(turn, stalled); }) {}
 

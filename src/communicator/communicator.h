@@ -141,9 +141,9 @@ class Communicator {
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;
   Staging staging_;
-  DeviceEngines engines_;
   Mutex call_mutex_;  // held during a call; Abort waits for it
   CollectiveRunner runner_ INCCL_GUARDED_BY(call_mutex_);
+  DeviceEngines engines_;  // after runner_: it waits for work that uses lanes and codec states
   std::vector<std::byte> saved_input_ INCCL_GUARDED_BY(call_mutex_);
   bool input_saved_ INCCL_GUARDED_BY(call_mutex_) = false;  // for the call in progress
   std::atomic<uint64_t> completed_{0};

@@ -6,15 +6,17 @@
 #include "tuning/segmentation.h"
 
 namespace inccl {
-size_t PlanCache::PlaceOf(Collective collective, DataType type, uint64_t count) {
-  const uint64_t hash = (count ^ uint64_t{static_cast<uint8_t>(collective)} << 56 ^
+size_t PlanCache::PlaceOf(Collective collective, DataType type, uint64_t count,
+                          const Codec* codec) {
+  const uint64_t hash = (count ^ reinterpret_cast<uintptr_t>(codec) ^
+                         uint64_t{static_cast<uint8_t>(collective)} << 56 ^
                          uint64_t{static_cast<uint8_t>(type)} << 48) *
                         0x9E3779B97F4A7C15u;
   return hash >> (64 - kPlaceBits);
 }
 
 const PlanCache::Plan* PlanCache::Find(const Call& call, bool below_min_bytes) const {
-  const Plan& plan = kept_[PlaceOf(call.collective, call.type, call.count)];
+  const Plan& plan = kept_[PlaceOf(call.collective, call.type, call.count, call.codec.get())];
   const bool known = plan.program != nullptr && plan.collective == call.collective &&
                      plan.type == call.type && plan.root == call.root && plan.count == call.count &&
                      plan.below_min_bytes == below_min_bytes &&

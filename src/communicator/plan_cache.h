@@ -50,14 +50,15 @@ class PlanCache {
   Result<Plan> Make(const Call& call, const Codec& codec, const Choice& choice,
                     bool below_min_bytes);
   const Plan* Keep(Plan plan) {
-    return &(kept_[PlaceOf(plan.collective, plan.type, plan.count)] = std::move(plan));
+    return &(kept_[PlaceOf(plan.collective, plan.type, plan.count, plan.codec.lock().get())] =
+                 std::move(plan));
   }
 
   LaneTable* lanes() { return &lanes_; }
 
  private:
   static constexpr int kPlaceBits = 4;
-  static size_t PlaceOf(Collective collective, DataType type, uint64_t count);
+  static size_t PlaceOf(Collective collective, DataType type, uint64_t count, const Codec* codec);
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
 
   const Options options_;

@@ -34,9 +34,14 @@ Result<std::byte*> Staging::Grow(size_t bytes) {
   return *memory;
 }
 
-Status Staging::Reserve(size_t bytes) {
+Status Staging::FindDevice() {
   if (device_ == nullptr) device_ = CurrentDevice();
   if (device_ == nullptr) return InternalError("a call on a device's memory without a device");
+  return Status::Ok();
+}
+
+Status Staging::Reserve(size_t bytes) {
+  if (Status status = FindDevice(); !status.ok()) return status;
   const Result<std::byte*> memory = Grow(bytes);
   if (!memory.ok()) return memory.status();
   memory_ = *memory;
@@ -81,7 +86,7 @@ Result<std::vector<Call>> Staging::CopyIn(std::span<const Call> calls) {
 
 Status Staging::CopyInScalar(Call* call) {
   if (call->scalar_at == nullptr) return Status::Ok();
-  if (Status status = Reserve(0); !status.ok()) return status;
+  if (Status status = FindDevice(); !status.ok()) return status;
   if (device_->DeviceOf(call->scalar_at) < 0) return Status::Ok();
   Status status = device_->Copy(call->scalar.data(), call->scalar_at, SizeOf(call->type));
   call->scalar_at = nullptr;

@@ -42,6 +42,7 @@ class Staging {
  private:
   // Returns the largest block, which has at least `bytes`.
   Result<std::byte*> Grow(size_t bytes);
+  Status FindDevice();
   Status Reserve(size_t bytes);
   // Host memory that a call needs; 0 if its buffers are not on a device.
   struct Bytes {

@@ -20,7 +20,7 @@
 
 namespace inccl::test {
 
-class FakeDevice final : public Device {
+class FakeDevice : public Device {
  public:
   static constexpr int kDevices = 2;  // each has half of the memory
 

@@ -38,7 +38,8 @@ Result<std::unique_ptr<Lane>> LinkTransport::Open(OpenFn<Lane> open, const LaneS
                     inner_->caps().name));
   }
   static_cast<void>(lane->release());
-  return std::unique_ptr<Lane>(new LinkLane(this, std::unique_ptr<Stamped>(stamped)));
+  std::unique_ptr<Stamped> owned(stamped);
+  return std::unique_ptr<Lane>(new LinkLane(this, std::move(owned)));
 }
 
 Result<std::unique_ptr<SendLane>> LinkTransport::OpenSend(const LaneSpec& spec) {
