@@ -69,7 +69,7 @@ Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
   FAULT_RANK(kNobody);  // fault points of calls are for users' calls only
   const std::string name = rank_name();
   Observer observer(name, &liveness_, deadline, cancelled);
-  const Status status = CatchOutOfMemory([&] {
+  Status status = CatchOutOfMemory([&] {
     const MutexLock lock(&call_mutex_);
     return runner_.WarmUp(&observer);
   });
