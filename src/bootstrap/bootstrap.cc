@@ -135,8 +135,8 @@ Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClie
     (void)root->Send(MessageKind::kFailed, EncodeError(ours));
     const Status news = root->Await(MessageKind::kGo).status();
     // The rendezvous has gone: it may have died first, and the missing peer may have left for that.
-    const bool told = ours.message().find(root->name()) != std::string::npos;
-    if (root->verdict().ok() && news.code() == Code::kRemoteError && !told) {
+    const bool named = ours.message().find(root->name()) != std::string::npos;
+    if (root->verdict().ok() && news.code() == Code::kRemoteError && !named) {
       return root->Named(Status(ours.code(), fmt::format("{}; and the rendezvous at {} is gone",
                                                          ours.message(), root->name())));
     }

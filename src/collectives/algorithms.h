@@ -55,12 +55,14 @@ inline constexpr AlgorithmTraits kAlgorithmTable[] = {
      .direct = true},
 };
 
+inline constexpr AlgorithmTraits kNoTraits = {};
+
 // Returns the row of an algorithm; for any other value a row with all fields false.
-constexpr AlgorithmTraits TraitsOf(Algorithm algorithm) {
+constexpr const AlgorithmTraits& TraitsOf(Algorithm algorithm) {
   for (const AlgorithmTraits& row : kAlgorithmTable) {
     if (row.algorithm == algorithm) return row;
   }
-  return {};
+  return kNoTraits;
 }
 constexpr const char* Name(Algorithm algorithm) { return TraitsOf(algorithm).name; }
 
