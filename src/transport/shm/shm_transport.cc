@@ -70,8 +70,7 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
   Result<shm::Memfd> memory =
       shm::CreateMemfd("inccl-arena", bytes, /*peers_read_only=*/!options.for_device);
   if (!memory.ok()) return Prefixed(prefix, memory.status());
-  Result<shm::Memfd> wakeup =
-      shm::CreateMemfd("inccl-wakeup", kPage, /*peers_read_only=*/false);
+  Result<shm::Memfd> wakeup = shm::CreateMemfd("inccl-wakeup", kPage, /*peers_read_only=*/false);
   if (!wakeup.ok()) return Prefixed(prefix, wakeup.status());
   if (Status status = shm::CommitPages(wakeup->fd.get(), 0, kPage); !status.ok()) {
     return Prefixed(prefix, status);
