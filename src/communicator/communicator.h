@@ -30,6 +30,7 @@
 #include "failure/shrink_agreement.h"
 #include "stream/batch.h"
 #include "stream/worker.h"
+#include "topology/host_map.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -39,6 +40,7 @@ struct CommEnds {
   std::vector<std::string> peer_names;  // "host:pid" by rank
   std::unique_ptr<Transport> transport;
   std::vector<pid_t> pids;  // of the ranks on this host, one for each
+  HostMap hosts;
 };
 
 class Communicator {

@@ -49,10 +49,13 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   CommEnds ends;
   ends.rank = rank;
   ends.nranks = nranks;
+  std::vector<uint64_t> hosts;
   for (const Peer& peer : mesh->peers) {
+    hosts.push_back(peer.info.host_id);
     ends.peer_names.push_back(PeerName(peer.info.host, peer.info.pid));
     ends.pids.push_back(peer.info.pid);
   }
+  ends.hosts = HostMap(hosts);
   FAULT_POINT("init.after_attach");
   ends.transport = WithLink(*std::move(end), options.link);
   CommOptions comm = options.comm;
@@ -107,6 +110,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
     CommEnds ends;
     ends.rank = rank;
     ends.nranks = nranks;
+    ends.hosts = HostMap::OneHost(nranks);
     ends.pids.assign(static_cast<size_t>(nranks), getpid());
     ends.peer_names.assign(static_cast<size_t>(nranks), PeerName(host, getpid()));
     ends.transport = WithLink(std::move((*transports)[static_cast<size_t>(rank)]), options.link);
