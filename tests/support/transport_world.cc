@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,12 +23,14 @@
 #include "transport/sim/sim_world.h"
 #include "transport/ucx/ucx_transport.h"
 #include "world/clock.h"
+#include "world/process_world.h"
 
 namespace inccl::test {
 namespace {
 
 constexpr LinkOptions kLink = {.gbps = 100, .latency_us = 2, .clock = nullptr};
 constexpr Time kDeadline = 120 * kSecond;  // of one wait: only a hang gets there
+constexpr double kWorldSeconds = 600;      // of all processes
 
 template <typename T>
 T Checked(Result<T> result) {
@@ -250,29 +251,17 @@ void RunProcesses(int nranks, uint64_t seed, bool link, const JoinFunction& join
       sockets[j][i].Reset(pair[1]);
     }
   }
-  std::fflush(nullptr);
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < nranks; ++rank) {
-    const pid_t pid = fork();
-    ASSERT_GE(pid, 0);
-    if (pid == 0) {
-      try {
-        RunChild(rank, nranks, std::move(sockets), seed, link, join, body);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-      std::fflush(nullptr);
-      _exit(::testing::Test::HasFailure() ? 1 : 0);
-    }
-    children.push_back(pid);
-  }
-  sockets.clear();
-  for (size_t rank = 0; rank < n; ++rank) {
-    int status = 0;
-    ASSERT_EQ(waitpid(children[rank], &status, 0), children[rank]);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
-        << "rank " << rank << " ended with wait status " << status;
-  }
+  ProcessWorld world({.nranks = nranks, .deadline_seconds = kWorldSeconds, .baseline = false},
+                     [&](const Side& side) {
+                       try {
+                         RunChild(side.rank(), nranks, std::move(sockets), seed, link, join, body);
+                       } catch (const std::exception& error) {
+                         ADD_FAILURE() << "rank " << side.rank() << ": " << error.what();
+                       }
+                       return 0;
+                     });
+  sockets.clear();  // so that a dead peer is an end of file
+  world.ExpectAllExited();
 }
 
 // One rank at a time, in threads that hand a baton around: a rank that finds nothing gives it back,
