@@ -117,8 +117,7 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   return joined;
 }
 
-Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
-                      const InitOptions& options) {
+Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitOptions& options) {
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Shrunk shrunk;
   ShrinkAgreement::Steps steps;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -78,6 +79,18 @@ struct Scenario {
     s.late_engine = s.noticed_soon = true;
     return s;
   }
+  // An all-reduce into registered buffers, where a result has more readers than one step writes to.
+  static Scenario ManyReaders(Rng* rng) {
+    Scenario s{};
+    do {
+      s = RegisteredBuffer(ZeroCopy::kOfHost, rng);
+    } while (s.collective != Collective::kAllReduce);
+    s.nranks = 40;
+    s.root = 0;
+    s.channels = 1;
+    s.count = 2 * kSuperblock * 40;
+    return s;
+  }
   std::string ToString() const {
     return std::string(Name(collective)) + " by " + Name(algorithm) +
            " n=" + std::to_string(nranks) + " root=" + std::to_string(root) +
@@ -137,9 +150,13 @@ struct SimRank {
 class Simulation {
  public:
   explicit Simulation(uint64_t seed, ZeroCopy zero_copy = ZeroCopy::kNothing)
+      : Simulation(seed, [zero_copy](Rng* rng) {
+          return zero_copy == ZeroCopy::kNothing ? Scenario::Random(rng)
+                                                 : Scenario::RegisteredBuffer(zero_copy, rng);
+        }) {}
+  Simulation(uint64_t seed, const std::function<Scenario(Rng*)>& make)
       : rng_(seed),
-        scenario_(zero_copy == ZeroCopy::kNothing ? Scenario::Random(&rng_)
-                                                  : Scenario::RegisteredBuffer(zero_copy, &rng_)),
+        scenario_(make(&rng_)),
         world_(scenario_.nranks, rng_.Next(), SimOptionsOf(scenario_)),
         codec_(scenario_.hbi ? *MakeCodec("hbi:bits=6") : IdentityCodec()) {
     for (int rank = 0; rank < scenario_.nranks; ++rank) ranks_.push_back(MakeRank(rank));
@@ -403,6 +420,28 @@ TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
   }
   EXPECT_GT(references, 100u) << "hardly any slice lay in a lent buffer";
   EXPECT_GT(targets, 30u) << "hardly any result was wanted in a lent buffer";
+}
+
+TEST(ExecutorSimTest, MoreReadersThanOneStepWritesTo) {
+  const uint64_t seed = test::TestSeed() ^ 0x40;
+  uint64_t targets = 0, deliveries = 0, deals = 0;
+  for (uint64_t i = 0; i < 4; ++i) {
+    Simulation run(seed + i, Scenario::ManyReaders);
+    SCOPED_TRACE("seed " + std::to_string(seed + i) + ": " + run.scenario().ToString());
+    run.Play(-1);
+    for (int rank = 0; rank < run.scenario().nranks; ++rank) {
+      ASSERT_TRUE(run.rank(rank).failure.ok()) << run.rank(rank).failure.message();
+      run.ExpectRight(rank);
+      deals += run.rank(rank).task->stats().slices / 2;  // the other half are results
+    }
+    targets += run.world().targets();
+    deliveries += run.world().deliveries();
+    if (HasFailure()) return;
+  }
+  // Each of 40 results goes to 39 readers, 32 of which it may be written to.
+  EXPECT_GT(deliveries, 0u);
+  EXPECT_LT(deliveries, targets);
+  EXPECT_LE(deliveries, deals * 32 / 39);
 }
 
 struct Crashes {
