@@ -35,6 +35,8 @@ Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
     Call call;
     call.collective = Collective::kAllGather;
     call.type = DataType::kUint8;
+    call.nranks = parent->nranks();
+    call.rank = parent->rank();
     call.count = sizeof(T);
     call.send = &mine;
     call.recv = all.data();

@@ -75,11 +75,11 @@ std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set)
                    [&](const AlgorithmTraits& row) { return in_set(row.algorithm); })
           ->algorithm;
   if (set.count() == 1) return {first, TunerRule::kOnlyOne};
-  if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
+  if (call.bytes() <= kOneShotBytes && call.nranks > kManyRanks) {
     for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
       if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};
     }
-  } else if (call.bytes <= kOneShotBytes && in_set(Algorithm::kOneShot)) {
+  } else if (call.bytes() <= kOneShotBytes && in_set(Algorithm::kOneShot)) {
     return {Algorithm::kOneShot, TunerRule::kOneStep};
   }
   return {first, TunerRule::kInOrder};
@@ -190,14 +190,14 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
   auto [algorithm, rule] = Preferred(call, set);
   if (!table.empty() && rule != TunerRule::kOnlyOne) {
     const std::optional<Algorithm> measured =
-        table.Find(call.collective, call.nranks, call.compressed, call.bytes);
+        table.Find(call.collective, call.nranks, call.compressed, call.bytes());
     if (measured && set.test(static_cast<size_t>(*measured))) {
       algorithm = *measured;
       rule = TunerRule::kTable;
     }
   }
   const bool side_one_shot =
-      call.collective == Collective::kAllReduce && call.bytes <= kSideOneShotBytes;
+      call.collective == Collective::kAllReduce && call.bytes() <= kSideOneShotBytes;
   return Choice{algorithm, side_one_shot, rule};
 }
 
@@ -206,7 +206,7 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
   switch (choice.rule) {
     case TunerRule::kTable:
       why = fmt::format("the fastest for {} bytes on {} ranks in the table of INCCL_TUNER_FILE",
-                        call.bytes, call.nranks);
+                        call.bytes(), call.nranks);
       break;
     case TunerRule::kOnlyOne:
       if (call.route.group != 0) {
@@ -228,8 +228,8 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
           kOneShotBytes, kManyRanks);
       break;
     case TunerRule::kInOrder:
-      why = fmt::format("{} bytes: {}the first admitted of", call.bytes,
-                        call.bytes <= kOneShotBytes
+      why = fmt::format("{} bytes: {}the first admitted of", call.bytes(),
+                        call.bytes() <= kOneShotBytes
                             ? "what small calls prefer is not admitted or does not exist; "
                             : "");
       for (const AlgorithmTraits& row : kAlgorithmTable) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
@@ -47,10 +48,7 @@ class AlgorithmFilter {
 // table with the proof).
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm);
 
-struct TunerCall {
-  Collective collective = Collective::kAllReduce;
-  uint64_t bytes = 0;  // of one vector, uncompressed
-  int nranks = 1;
+struct TunerCall : CollectiveArgs {
   bool compressed = false;
   bool reproducible = false;
   Route route{};  // of the codec

@@ -280,14 +280,12 @@ class Simulation {
     r->output.assign(s.OutputCount(), -7.0f);
     Transport* transport = world_.transport(rank);
     r->lanes = std::make_unique<LaneTable>(transport);
-    Result<Schedule> schedule = MakeSchedule({.collective = s.collective,
-                                              .algorithm = s.algorithm,
-                                              .nranks = s.nranks,
-                                              .rank = rank,
-                                              .root = s.root,
-                                              .channels = s.channels,
-                                              .side_phases = s.hbi ? 1u : 0u,
-                                              .side_one_shot = s.side_one_shot});
+    Result<Schedule> schedule = MakeSchedule(
+        {{.collective = s.collective, .nranks = s.nranks, .rank = rank, .root = s.root},
+         s.algorithm,
+         s.channels,
+         s.hbi ? 1u : 0u,
+         s.side_one_shot});
     EXPECT_TRUE(schedule.ok()) << schedule.status().message();
     const SlotOptions slots{.data_bytes = s.slice_elements * 4,
                             .side_bytes = kWindow / kBlock,
@@ -323,22 +321,21 @@ class Simulation {
         s.in_place && s.collective != Collective::kAllGather ? &r->input : &r->output;
     RegisterBuffers(rank, in_buffer, out_buffer, r.get());
     const bool host = s.zero_copy == ZeroCopy::kOfHost;
-    r->task->Start({.program = r->program.get(),
-                    .chunking = Chunking({.collective = s.collective,
-                                          .nranks = s.nranks,
-                                          .count = s.count,
-                                          .window_elements = s.window_elements,
-                                          .slice_elements = s.slice_elements,
-                                          .side_slice_elements = kWindow,
-                                          .group = s.group}),
-                    .codec = r->codec.get(),
-                    .element_bytes = 4,
-                    .input = reinterpret_cast<const std::byte*>(input),
-                    .output = reinterpret_cast<std::byte*>(output),
-                    .signature = 42,
-                    .registered_input = r->registered_input,
-                    .registered_output = host ? r->registered_output : RegisteredBuffer{},
-                    .registered_result = host ? RegisteredBuffer{} : r->registered_output});
+    r->task->Start(
+        {.program = r->program.get(),
+         .chunking = Chunking({{.collective = s.collective, .nranks = s.nranks, .count = s.count},
+                               s.window_elements,
+                               s.slice_elements,
+                               kWindow,
+                               s.group}),
+         .codec = r->codec.get(),
+         .element_bytes = 4,
+         .input = reinterpret_cast<const std::byte*>(input),
+         .output = reinterpret_cast<std::byte*>(output),
+         .signature = 42,
+         .registered_input = r->registered_input,
+         .registered_output = host ? r->registered_output : RegisteredBuffer{},
+         .registered_result = host ? RegisteredBuffer{} : r->registered_output});
     return r;
   }
 
