@@ -2,6 +2,7 @@
 #include "tuning/tuner.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -58,9 +59,7 @@ Result<Set> ParseList(std::string_view list, std::string_view whole) {
     const Set named = name.empty() ? Set() : AlgorithmsNamed(name);
     if (named.none()) {
       return InvalidArgument(
-          fmt::format("algorithm \"{}\" in \"{}\": not one of ring, tree, recursive_doubling, "
-                      "direct, direct_one_shot, direct_two_shot",
-                      name, whole));
+          fmt::format("algorithm \"{}\" in \"{}\": not one of {}", name, whole, AlgorithmNames()));
     }
     set |= named;
   }
@@ -130,6 +129,18 @@ Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
 }
 
 }  // namespace
+
+std::string AlgorithmNames() {
+  std::vector<std::string_view> names;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const AlgorithmTraits& row = TraitsOf(static_cast<Algorithm>(a));
+    for (const std::string_view name : {row.family, row.own}) {
+      if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) continue;
+      names.push_back(name);
+    }
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
 
 AlgorithmFilter::AlgorithmFilter() {
   for (int c = 0; c < kCollectiveKinds; ++c) {

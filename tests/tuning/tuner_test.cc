@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "config/variables.h"
+
 namespace inccl {
 namespace {
 
@@ -208,6 +210,18 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
     EXPECT_EQ(text.rfind(Name(c.algorithm), 0), 0u) << text;
     EXPECT_NE(text.find(c.words), std::string::npos) << text;
   }
+}
+
+// The text of INCCL_ALGO stands in a lower layer than the table of algorithms.
+TEST(AlgorithmNamesTest, AreThoseOfTheVariable) {
+  EXPECT_EQ(AlgorithmNames(),
+            "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot");
+  const VariableInfo* const variable = FindVariable("INCCL_ALGO");
+  ASSERT_NE(variable, nullptr);
+  EXPECT_EQ(std::string(variable->values).rfind(AlgorithmNames() + ", in NCCL_ALGO's", 0), 0u)
+      << variable->values;
+  const Status refused = AlgorithmFilter::Parse("star").status();
+  EXPECT_EQ(refused.message(), "algorithm \"star\" in \"star\": not one of " + AlgorithmNames());
 }
 
 TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
