@@ -28,6 +28,7 @@
 #include "control/control.h"
 #include "failure/liveness.h"
 #include "failure/shrink_agreement.h"
+#include "failure/sticky_error.h"
 #include "stream/batch.h"
 #include "stream/worker.h"
 #include "topology/host_map.h"
@@ -58,7 +59,7 @@ class Communicator {
   // lanes and pages in place. `cancelled` may be null.
   Status WarmUp(Time deadline, const std::atomic<bool>* cancelled);
   // Marks the end of creation. From now on a fatal error may end the process.
-  void Begin() { liveness_.Begin(); }
+  void Begin() { sticky_error_.Begin(); }
 
   int rank() const { return ends_.rank; }
   int nranks() const { return ends_.nranks; }
@@ -94,7 +95,7 @@ class Communicator {
     }
   }
 
-  Status error() const { return liveness_.error(); }
+  Status error() const { return sticky_error_.error(); }
   ShrinkAgreement* shrink_agreement() { return &shrink_agreement_; }
   // Any thread. Calls in progress end with an error; returns when they have ended.
   void Abort(const Status& why);
@@ -108,7 +109,7 @@ class Communicator {
   // Any thread. Calls of all ranks end with an error.
   void Revoke();
   // Becomes true at the first error.
-  const std::atomic<bool>* failed_flag() const { return liveness_.failed_flag(); }
+  const std::atomic<bool>* failed_flag() const { return sticky_error_.failed_flag(); }
   // The cause of a failure to make a communicator from this one's ranks: this one's error, if there
   // is one or one comes soon; else `status`.
   Status CauseOf(const Status& status) const;
@@ -140,6 +141,7 @@ class Communicator {
   const CommOptions options_;
   const std::shared_ptr<const std::string> label_;
   ShrinkAgreement shrink_agreement_;
+  StickyError sticky_error_;
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;
   Staging staging_;

@@ -55,11 +55,11 @@ RegisteredBuffer ZeroCopy::RegisterDeviceBuffer(const void* data, size_t bytes) 
 // call overwrites it.
 bool ZeroCopy::Applies(const Call& call, Algorithm algorithm) const {
   return TraitsOf(algorithm).zero_copy && call.codec == nullptr &&
-         call.count * SizeOf(call.type) >= kLeastZeroCopySlices * slice_bytes_;
+         call.bytes() >= kLeastZeroCopySlices * slice_bytes_;
 }
 
 size_t ZeroCopy::InputBytes(const Call& call) const {
-  const size_t bytes = call.count * SizeOf(call.type);
+  const size_t bytes = call.bytes();
   switch (call.collective) {
     case Collective::kAllReduce:
     case Collective::kAllGather: return bytes;

@@ -50,23 +50,19 @@ class Lanes {
 Status AddCall(const CommOptions& options, int nranks, Collective collective, int root,
                const Codec& codec, uint64_t bytes, Lanes* lanes) {
   const bool compressed = &codec != IdentityCodec().get();
-  Result<Choice> choice = Choose({.collective = collective,
-                                  .bytes = bytes,
-                                  .nranks = nranks,
-                                  .compressed = compressed,
-                                  .reproducible = options.reproducible,
-                                  .route = compressed ? codec.route() : Route{}},
-                                 options.algorithms, options.tuner_table);
+  const CollectiveArgs call{.collective = collective,
+                            .type = DataType::kUint8,
+                            .nranks = nranks,
+                            .rank = kRank,
+                            .root = root,
+                            .count = bytes};
+  Result<Choice> choice =
+      Choose({call, compressed, options.reproducible, compressed ? codec.route() : Route{}},
+             options.algorithms, options.tuner_table);
   if (!choice.ok()) return Status::Ok();  // such a call is refused
-  Result<Schedule> schedule = MakeSchedule({.collective = collective,
-                                            .algorithm = choice->algorithm,
-                                            .nranks = nranks,
-                                            .rank = kRank,
-                                            .root = root,
-                                            .channels = options.channels,
-                                            .side_phases = codec.side_phases().size(),
-                                            .side_one_shot = choice->side_one_shot,
-                                            .group = codec.route().group});
+  Result<Schedule> schedule =
+      MakeSchedule({call, choice->algorithm, options.channels, codec.side_phases().size(),
+                    choice->side_one_shot, codec.route().group});
   if (!schedule.ok()) return schedule.status();
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   for (const ScheduleLane& lane : schedule->lanes) {

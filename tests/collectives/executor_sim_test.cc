@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -78,6 +79,18 @@ struct Scenario {
     s.late_engine = s.noticed_soon = true;
     return s;
   }
+  // An all-reduce into registered buffers, where a result has more readers than one step writes to.
+  static Scenario ManyReaders(Rng* rng) {
+    Scenario s{};
+    do {
+      s = RegisteredBuffer(ZeroCopy::kOfHost, rng);
+    } while (s.collective != Collective::kAllReduce);
+    s.nranks = 40;
+    s.root = 0;
+    s.channels = 1;
+    s.count = 2 * kSuperblock * 40;
+    return s;
+  }
   std::string ToString() const {
     return std::string(Name(collective)) + " by " + Name(algorithm) +
            " n=" + std::to_string(nranks) + " root=" + std::to_string(root) +
@@ -137,9 +150,13 @@ struct SimRank {
 class Simulation {
  public:
   explicit Simulation(uint64_t seed, ZeroCopy zero_copy = ZeroCopy::kNothing)
+      : Simulation(seed, [zero_copy](Rng* rng) {
+          return zero_copy == ZeroCopy::kNothing ? Scenario::Random(rng)
+                                                 : Scenario::RegisteredBuffer(zero_copy, rng);
+        }) {}
+  Simulation(uint64_t seed, const std::function<Scenario(Rng*)>& make)
       : rng_(seed),
-        scenario_(zero_copy == ZeroCopy::kNothing ? Scenario::Random(&rng_)
-                                                  : Scenario::RegisteredBuffer(zero_copy, &rng_)),
+        scenario_(make(&rng_)),
         world_(scenario_.nranks, rng_.Next(), SimOptionsOf(scenario_)),
         codec_(scenario_.hbi ? *MakeCodec("hbi:bits=6") : IdentityCodec()) {
     for (int rank = 0; rank < scenario_.nranks; ++rank) ranks_.push_back(MakeRank(rank));
@@ -263,14 +280,12 @@ class Simulation {
     r->output.assign(s.OutputCount(), -7.0f);
     Transport* transport = world_.transport(rank);
     r->lanes = std::make_unique<LaneTable>(transport);
-    Result<Schedule> schedule = MakeSchedule({.collective = s.collective,
-                                              .algorithm = s.algorithm,
-                                              .nranks = s.nranks,
-                                              .rank = rank,
-                                              .root = s.root,
-                                              .channels = s.channels,
-                                              .side_phases = s.hbi ? 1u : 0u,
-                                              .side_one_shot = s.side_one_shot});
+    Result<Schedule> schedule = MakeSchedule(
+        {{.collective = s.collective, .nranks = s.nranks, .rank = rank, .root = s.root},
+         s.algorithm,
+         s.channels,
+         s.hbi ? 1u : 0u,
+         s.side_one_shot});
     EXPECT_TRUE(schedule.ok()) << schedule.status().message();
     const SlotOptions slots{.data_bytes = s.slice_elements * 4,
                             .side_bytes = kWindow / kBlock,
@@ -306,22 +321,21 @@ class Simulation {
         s.in_place && s.collective != Collective::kAllGather ? &r->input : &r->output;
     RegisterBuffers(rank, in_buffer, out_buffer, r.get());
     const bool host = s.zero_copy == ZeroCopy::kOfHost;
-    r->task->Start({.program = r->program.get(),
-                    .chunking = Chunking({.collective = s.collective,
-                                          .nranks = s.nranks,
-                                          .count = s.count,
-                                          .window_elements = s.window_elements,
-                                          .slice_elements = s.slice_elements,
-                                          .side_slice_elements = kWindow,
-                                          .group = s.group}),
-                    .codec = r->codec.get(),
-                    .element_bytes = 4,
-                    .input = reinterpret_cast<const std::byte*>(input),
-                    .output = reinterpret_cast<std::byte*>(output),
-                    .signature = 42,
-                    .registered_input = r->registered_input,
-                    .registered_output = host ? r->registered_output : RegisteredBuffer{},
-                    .registered_result = host ? RegisteredBuffer{} : r->registered_output});
+    r->task->Start(
+        {.program = r->program.get(),
+         .chunking = Chunking({{.collective = s.collective, .nranks = s.nranks, .count = s.count},
+                               s.window_elements,
+                               s.slice_elements,
+                               kWindow,
+                               s.group}),
+         .codec = r->codec.get(),
+         .element_bytes = 4,
+         .input = reinterpret_cast<const std::byte*>(input),
+         .output = reinterpret_cast<std::byte*>(output),
+         .signature = 42,
+         .registered_input = r->registered_input,
+         .registered_output = host ? r->registered_output : RegisteredBuffer{},
+         .registered_result = host ? RegisteredBuffer{} : r->registered_output});
     return r;
   }
 
@@ -403,6 +417,28 @@ TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
   }
   EXPECT_GT(references, 100u) << "hardly any slice lay in a lent buffer";
   EXPECT_GT(targets, 30u) << "hardly any result was wanted in a lent buffer";
+}
+
+TEST(ExecutorSimTest, MoreReadersThanOneStepWritesTo) {
+  const uint64_t seed = test::TestSeed() ^ 0x40;
+  uint64_t targets = 0, deliveries = 0, deals = 0;
+  for (uint64_t i = 0; i < 4; ++i) {
+    Simulation run(seed + i, Scenario::ManyReaders);
+    SCOPED_TRACE("seed " + std::to_string(seed + i) + ": " + run.scenario().ToString());
+    run.Play(-1);
+    for (int rank = 0; rank < run.scenario().nranks; ++rank) {
+      ASSERT_TRUE(run.rank(rank).failure.ok()) << run.rank(rank).failure.message();
+      run.ExpectRight(rank);
+      deals += run.rank(rank).task->stats().slices / 2;  // the other half are results
+    }
+    targets += run.world().targets();
+    deliveries += run.world().deliveries();
+    if (HasFailure()) return;
+  }
+  // Each of 40 results goes to 39 readers, 32 of which it may be written to.
+  EXPECT_GT(deliveries, 0u);
+  EXPECT_LT(deliveries, targets);
+  EXPECT_LE(deliveries, deals * 32 / 39);
 }
 
 struct Crashes {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "transport/lane_check.h"
@@ -76,6 +77,7 @@ Status SimSendLane::PublishStamped(const SliceHeader& header, Time departure) {
   slot.Poison();
   world_->references_ += header.source.region != 0;
   world_->targets_ += header.target.region != 0;
+  world_->deliveries_ += static_cast<uint64_t>(std::popcount(header.delivered));
   ++lane_->published;
   TransportCounters& counters = world_->state(lane_->spec.producer).counters;
   ++counters.slices;
