@@ -125,8 +125,10 @@ Json Probe(const char* name, const char* joins, Result<Ends> ends) {
   Json json = {{"name", name}, {"works", status.ok()}, {"joins", joins}};
   json["why_not"] = status.ok() ? Json() : Json(status.message());
   if (status.ok()) {
-    json["max_slot_bytes"] = (*ends)[0]->caps().max_slot_bytes;
-    json["multicast"] = (*ends)[0]->caps().multicast;
+    constexpr int kConsumers[] = {1};
+    const LaneCaps caps = (*ends)[0]->CapsFor(0, kConsumers);
+    json["max_slot_bytes"] = caps.max_slot_bytes;
+    json["multicast"] = caps.multicast;
   }
   return json;
 }

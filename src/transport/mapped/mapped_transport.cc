@@ -38,7 +38,7 @@ Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
 }
 
 Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, *this);
   if (!status.ok()) return status;
   std::vector<Peer> peers;
   for (const int consumer : spec.consumers) {
@@ -67,7 +67,7 @@ Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec
 }
 
 Result<std::unique_ptr<RecvLane>> MappedTransport::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, *this);
   if (!status.ok()) return status;
   Result<Peer> producer = FindPeer(spec, spec.producer);
   if (!producer.ok()) return producer.status();

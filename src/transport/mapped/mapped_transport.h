@@ -27,7 +27,11 @@ class MappedTransport : public Transport {
                   WakeupArea* wakeup, FutexScope scope, uint32_t max_slot_bytes);
 
   Caps caps() const override {
-    return {true, max_slot_bytes_, name_, false, true, arena_->data_bytes()};
+    return {
+        .name = name_, .timed = false, .slot_memory = arena_->data_bytes(), .shared_slots = true};
+  }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {.multicast = true, .read_in_place = true, .max_slot_bytes = max_slot_bytes_};
   }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;

@@ -33,7 +33,10 @@ class UcxEnd final : public UcxTransport {
   std::span<const std::byte> address() const override { return worker_->address(); }
   Status Attach(int peer, std::span<const std::byte> address) override;
 
-  Caps caps() const override { return {.multicast = false, .name = "ucx"}; }
+  Caps caps() const override { return {.name = "ucx"}; }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {};
+  }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time now) override { return worker_->Progress(now); }
@@ -114,7 +117,7 @@ Result<std::shared_ptr<LaneBuffers>> UcxEnd::NewBuffers(const LaneSpec& spec) {
 }
 
 Result<std::unique_ptr<SendLane>> UcxEnd::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, *this);
   if (!status.ok()) return status;
   status = CheckOpen(spec, LaneSide::kSend, spec.consumers.front(), opened_send_);
   if (!status.ok()) return status;
@@ -126,7 +129,7 @@ Result<std::unique_ptr<SendLane>> UcxEnd::OpenSend(const LaneSpec& spec) {
 }
 
 Result<std::unique_ptr<RecvLane>> UcxEnd::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, *this);
   if (!status.ok()) return status;
   status = CheckOpen(spec, LaneSide::kRecv, spec.producer, opened_recv_);
   if (!status.ok()) return status;
