@@ -48,14 +48,17 @@ class ShmFactory final : public TransportFactory {
       : rank_(rank), nranks_(nranks), shm_(std::move(shm)) {}
   std::vector<int> fds_to_share() const override { return shm_->fds_to_share(); }
   Status Attach(Peer* peer, std::span<const std::byte> /*payload*/) override {
-    if (peer->fds.size() != 3) {
-      return InternalError(fmt::format("rank {}/{}: peer {} shared {} descriptors instead of 3",
+    if (peer->fds.size() != 4) {
+      return InternalError(fmt::format("rank {}/{}: peer {} shared {} descriptors instead of 4",
                                        rank_, nranks_, peer->info.rank, peer->fds.size()));
     }
     return shm_->Attach(peer->info.rank, std::move(peer->fds[0]), std::move(peer->fds[1]),
-                        std::move(peer->fds[2]));
+                        std::move(peer->fds[2]), std::move(peer->fds[3]));
   }
-  std::unique_ptr<Transport> Take() override { return std::move(shm_); }
+  std::unique_ptr<Transport> Take() override {
+    shm_->CloseEventFds();
+    return std::move(shm_);
+  }
 
  private:
   const int rank_, nranks_;

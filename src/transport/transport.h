@@ -25,6 +25,8 @@
 
 namespace inccl {
 
+class WakeupSource;
+
 // For link emulation; no other code needs them.
 namespace emulated {
 class StampedSendLane;
@@ -196,6 +198,9 @@ class Transport {
   virtual const emulated::LinkTransport* link() const { return nullptr; }
   // nullptr if no rank sleeps on this transport (simulator).
   virtual WakeupEvent* wakeup_event() = 0;
+  // What this transport contributes to a wait on several transports (poll_wakeup_event.h), which
+  // replaces wakeup_event(); nullptr if it cannot share a wait.
+  virtual WakeupSource* wakeup_source() { return nullptr; }
   // Afterwards no peer touches this rank's private memory, and lanes may only be destroyed.
   virtual void Quiesce(Time deadline) = 0;
   // Bytes of slot memory that this rank has committed.

@@ -21,7 +21,7 @@ MappedTransport::MappedTransport(const char* name, int rank, int nranks,
       wakeups_(static_cast<size_t>(nranks)),
       regions_(static_cast<size_t>(nranks)) {}
 
-void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
+void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, const PeerWakeup& wakeup,
                               SharedRegions* regions) {
   views_[static_cast<size_t>(peer)] = std::move(view);
   wakeups_[static_cast<size_t>(peer)] = wakeup;

@@ -49,8 +49,12 @@ class MappedTransport : public Transport {
   void AppendSlotMemory(std::vector<Span>* spans) const;
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
   // Called once per peer. `wakeup` and the memory that `view` reads outlive the transport.
-  void SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
+  void SetPeer(int peer, std::unique_ptr<ArenaView> view, const PeerWakeup& wakeup,
                SharedRegions* regions = nullptr);
+  // Called before lanes are opened: no rank sleeps on an eventfd.
+  void ForgetEventFds() {
+    for (PeerWakeup& wakeup : wakeups_) wakeup.event_fd = -1;
+  }
   Arena* arena() const { return arena_.get(); }
 
  private:
@@ -65,7 +69,7 @@ class MappedTransport : public Transport {
   FutexWakeupEvent wakeup_event_;
   TransportCounters counters_;
   std::vector<std::unique_ptr<ArenaView>> views_;  // by rank; own and unknown ones are nullptr
-  std::vector<WakeupArea*> wakeups_;
+  std::vector<PeerWakeup> wakeups_;
   std::vector<SharedRegions*> regions_;
   std::unordered_set<uint64_t> opened_send_;  // keys
   std::unordered_set<uint64_t> opened_recv_;
