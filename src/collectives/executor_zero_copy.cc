@@ -56,19 +56,23 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
   }
 }
 
-// Writes the result to the consumers that have named a target; returns true if all of them have.
+// Writes the result to the lane's consumers that have named a target; returns true if all of them
+// have. The consumers of the step's other lanes get it there.
 bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
                                 Outgoing* outgoing) {
   if (state->targets.empty() || operand.format.form != Form::kResult) return false;
   const std::vector<int>& consumers = operand.send->spec().consumers;
+  size_t delivered = 0;
   for (const Target& target : state->targets) {
-    const int place = operand.send->spec().PlaceOf(target.peer);
+    const auto place = static_cast<size_t>(operand.send->spec().PlaceOf(target.peer));
+    if (place == consumers.size()) continue;
+    ++delivered;
     outgoing->header.delivered |= uint64_t{1} << place;
     state->terms.push_back({.format = {Form::kOutput, 0},
                             .data = target.memory,
                             .bytes = static_cast<uint32_t>(state->raw_bytes)});
   }
-  return state->targets.size() == consumers.size();
+  return delivered == consumers.size();
 }
 
 Status CollectiveRequest::AwaitReaders() {
