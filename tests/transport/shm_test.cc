@@ -49,6 +49,17 @@ TEST(ShmTest, CreateChecksItsArguments) {
             Code::kSystemError);
 }
 
+TEST(ShmTest, CapsAreKnownWithoutATransport) {
+  for (const size_t bytes : {size_t{1} << 30, (size_t{16} << 20) + 1}) {
+    const Caps made = Make(0, 2, ShmOptions{bytes})->caps();
+    const Caps said = ShmTransport::CapsOf(ShmOptions{bytes});
+    EXPECT_STREQ(made.name, said.name);
+    EXPECT_EQ(made.timed, said.timed);
+    EXPECT_EQ(made.slot_memory, said.slot_memory);
+    EXPECT_EQ(made.shared_slots, said.shared_slots);
+  }
+}
+
 TEST(ShmTest, MemoryComesWithLanes) {
   auto zero = Make(0, 2), one = Make(1, 2);
   const auto blocks = [](const ShmTransport& t) {

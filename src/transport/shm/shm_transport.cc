@@ -109,6 +109,13 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
                        std::move(*inbox), std::move(event_fd), options));
 }
 
+Caps ShmTransport::CapsOf(const ShmOptions& options) {
+  return {.name = "shm",
+          .timed = false,
+          .slot_memory = mapped::RoundUp(options.arena_bytes, kPage) - mapped::kDataOffset,
+          .shared_slots = true};
+}
+
 void ShmTransport::CloseEventFds() {
   ForgetEventFds();
   event_fd_.Reset();

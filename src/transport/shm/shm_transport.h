@@ -38,6 +38,9 @@ class ShmTransport final : public mapped::MappedTransport {
   static Result<std::unique_ptr<ShmTransport>> Create(int rank, int nranks,
                                                       const ShmOptions& options = {});
 
+  // caps() of what Create makes with these options.
+  static Caps CapsOf(const ShmOptions& options);
+
   // Arena, wakeup event, inbox and eventfd, which the caller passes to every peer in this order.
   // This object keeps ownership.
   std::vector<int> fds_to_share() const {
