@@ -57,8 +57,9 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
   }
 }
 
-// Writes the result to the consumers that have named a target, as far as kMostDelivered admits;
-// returns true if no consumer is left.
+// Writes the result to the lane's consumers that have named a target, as far as kMostDelivered
+// admits; returns true if no consumer is left. The consumers of the step's other lanes get it
+// there.
 bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
                                 Outgoing* outgoing) {
   if (state->targets.empty() || operand.format.form != Form::kResult) return false;

@@ -21,6 +21,14 @@ constexpr size_t kCodecsKept = 16;
 constexpr uint64_t kWarmUpElements = 1024;                 // of fp32
 constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in place of a call's signature
 
+std::vector<int> OtherRanks(int rank, int nranks) {
+  std::vector<int> ranks;
+  for (int other = 0; other < nranks; ++other) {
+    if (other != rank) ranks.push_back(other);
+  }
+  return ranks;
+}
+
 }  // namespace
 
 CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
@@ -34,7 +42,9 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
       plans_({.channels = options_.channels, .slice_bytes = options_.slice_bytes}, transport_),
-      zero_copy_(rank_, nranks_, options_.slice_bytes, transport_) {
+      zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
+      all_read_in_place_(nranks_ == 1 ||
+                         transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
   // The first query of the CPU's kernels runs instructions that are slow on virtual machines, so it
   // runs here and not in the first call.
   (void)StateOf(IdentityCodec())->Begin({.nranks = nranks_, .rank = rank_, .count = 1});
@@ -45,16 +55,18 @@ Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
     send_recv_ = std::make_unique<SendRecvRequest>(rank_, nranks_, SlotsFor(options_.slice_bytes));
   }
   uint64_t sent = 0;
-  bool receives = false;
+  bool receives = false, in_place = true;  // all sends are read in place
   for (const Call& call : calls) {
     if (call.peer == rank_) continue;
-    if (call.kind == CallKind::kSend) sent += call.bytes();
+    if (call.kind == CallKind::kSend) {
+      sent += call.bytes();
+      in_place = in_place && transport_->CapsFor(rank_, {&call.peer, 1}).read_in_place;
+    }
     receives = receives || call.kind != CallKind::kSend;
   }
   // A rank that only sends is done when the slots hold its data, so its time says nothing about the
   // readers.
   StorePolicy::Choice way;
-  const bool in_place = transport_->caps().read_in_place;
   if (in_place && receives) {
     way = send_recv_stores_.Choose(sent, false);
   } else {
@@ -82,7 +94,7 @@ bool CollectiveRunner::TakesNonTemporalOutput(const Call& call) const {
 // Applies if another core reads the slots themselves. Direct algorithms keep no partial sums that
 // this core would read again.
 bool CollectiveRunner::TakesNonTemporalSlots(Algorithm algorithm) const {
-  return TraitsOf(algorithm).zero_copy && transport_->caps().read_in_place;
+  return TraitsOf(algorithm).zero_copy && all_read_in_place_;
 }
 
 Status CollectiveRunner::SettleCodec(Call* call, bool* below_min_bytes) const {
@@ -257,6 +269,14 @@ Status CollectiveRunner::RunAlone(const Call& call) const {
   return status;
 }
 
+// Equal on all ranks.
+bool CollectiveRunner::AllLanesMulticast() const {
+  for (int producer = 0; producer < nranks_; ++producer) {
+    if (!transport_->CapsFor(producer, OtherRanks(producer, nranks_)).multicast) return false;
+  }
+  return true;
+}
+
 Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   Call call;  // an all-reduce of fp32
   call.nranks = nranks_;
@@ -265,7 +285,7 @@ Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   const Result<Choice> choice =
       Choose(Tuned(call, false), options_.algorithms, options_.tuner_table);
   // Other algorithms open lanes whose memory is not committed yet.
-  if (nranks_ == 1 || !transport_->caps().multicast || !choice.ok() ||
+  if (nranks_ == 1 || !AllLanesMulticast() || !choice.ok() ||
       choice->algorithm != Algorithm::kOneShot) {
     return Status::Ok();
   }

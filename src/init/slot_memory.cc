@@ -25,10 +25,10 @@ constexpr uint64_t kMostLanes = 8;
 
 class Lanes {
  public:
-  explicit Lanes(bool multicast) : multicast_(multicast) {}
+  explicit Lanes(bool shared_slots) : shared_slots_(shared_slots) {}
   void Add(LaneSpec spec) {
     if (spec.producer != kRank) return;
-    if (multicast_) return AddOne(spec);
+    if (shared_slots_) return AddOne(spec);
     const std::vector<int> consumers = spec.consumers;
     for (const int consumer : consumers) {
       spec.consumers = {consumer};
@@ -42,7 +42,7 @@ class Lanes {
     if (keys_.insert(spec.Key()).second) bytes_ += mapped::SlotsBytes(spec.slot_bytes, spec.depth);
   }
 
-  const bool multicast_;
+  const bool shared_slots_;
   std::set<uint64_t> keys_;
   uint64_t bytes_ = 0;
 };
@@ -79,8 +79,8 @@ Status AddCall(const CommOptions& options, int nranks, Collective collective, in
 
 }  // namespace
 
-Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multicast) {
-  Lanes lanes(multicast);
+Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool shared_slots) {
+  Lanes lanes(shared_slots);
   const Codec& plain = *IdentityCodec();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
@@ -119,7 +119,7 @@ Status CheckSlotMemory(const CommOptions& options, int nranks, const Caps& caps)
                         static_cast<uint64_t>(options.channels) *
                         mapped::SlotsBytes(slots.data_bytes, slots.data_depth);
   if (most + kMargin <= caps.slot_memory) return Status::Ok();  // no need to look at schedules
-  Result<uint64_t> need = SlotMemory(options, nranks, caps.multicast);
+  Result<uint64_t> need = SlotMemory(options, nranks, caps.shared_slots);
   if (!need.ok()) return need.status();
   if (*need + kMargin <= caps.slot_memory) return Status::Ok();
   return InvalidArgument(

@@ -19,4 +19,11 @@ int LaneSpec::PlaceOf(int rank) const {
   return static_cast<int>(std::find(consumers.begin(), consumers.end(), rank) - consumers.begin());
 }
 
+std::vector<std::vector<int>> Transport::Split(int producer, std::span<const int> consumers) const {
+  if (CapsFor(producer, consumers).multicast) return {{consumers.begin(), consumers.end()}};
+  std::vector<std::vector<int>> sets;
+  for (const int consumer : consumers) sets.push_back({consumer});
+  return sets;
+}
+
 }  // namespace inccl

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@
 #include "memory/region.h"
 
 namespace inccl {
+
+class WakeupSource;
 
 // For link emulation; no other code needs them.
 namespace emulated {
@@ -42,7 +45,7 @@ struct LaneSpec {
   LaneClass lane_class = LaneClass::kData;
   uint8_t channel = 0;
   int producer = 0;
-  // Ascending, without the producer. More than one needs Caps::multicast.
+  // Ascending, without the producer. More than one needs LaneCaps::multicast.
   std::vector<int> consumers;
   uint32_t slot_bytes = 0;  // largest payload of a slice
   uint16_t depth = 0;       // slots, at least 1
@@ -128,13 +131,20 @@ class WakeupEvent {
   virtual void Signal() = 0;
 };
 
+// What holds for all lanes of a transport.
 struct Caps {
-  bool multicast = false;  // lanes may have several consumers at the cost of one
-  uint32_t max_slot_bytes = 1u << 30;
-  const char* name = "";       // "loopback", "shm", "sim", ...
-  bool timed = true;           // Progress uses its argument; if false, callers skip the clock
-  bool read_in_place = false;  // consumers read the memory that the producer has written
+  const char* name = "";  // "loopback", "shm", "sim", ...; lives as long as the transport
+  bool timed = true;      // Progress uses its argument; if false, callers skip the clock
   uint64_t slot_memory = UINT64_MAX;  // limit of all slots of a rank together, in bytes
+  // A lane of several consumers takes its slots from that memory once, not once per consumer.
+  bool shared_slots = false;
+};
+
+// What holds for the lanes from one producer to a set of consumers.
+struct LaneCaps {
+  bool multicast = false;      // one lane may have all of these consumers, at the cost of one
+  bool read_in_place = false;  // consumers read the memory that the producer has written
+  uint32_t max_slot_bytes = 1u << 30;
 };
 
 // Totals of what this rank has sent. A slice counts once per Publish.
@@ -149,6 +159,12 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual Caps caps() const = 0;
+  // The producer and all consumers of a lane get equal answers. All ranks are different ranks of
+  // this transport.
+  virtual LaneCaps CapsFor(int producer, std::span<const int> consumers) const = 0;
+  // The consumer sets of the lanes that replace a lane to `consumers` (ascending): each consumer is
+  // in one of them. The producer and each consumer get equal sets for that consumer.
+  virtual std::vector<std::vector<int>> Split(int producer, std::span<const int> consumers) const;
   // Not on the fast path. OpenSend needs spec.producer == this rank; OpenRecv needs this rank in
   // spec.consumers. Each key may be opened once per side.
   virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
@@ -182,6 +198,9 @@ class Transport {
   virtual const emulated::LinkTransport* link() const { return nullptr; }
   // nullptr if no rank sleeps on this transport (simulator).
   virtual WakeupEvent* wakeup_event() = 0;
+  // What this transport contributes to a wait on several transports (poll_wakeup_event.h), which
+  // replaces wakeup_event(); nullptr if it cannot share a wait.
+  virtual WakeupSource* wakeup_source() { return nullptr; }
   // Afterwards no peer touches this rank's private memory, and lanes may only be destroyed.
   virtual void Quiesce(Time deadline) = 0;
   // Bytes of slot memory that this rank has committed.

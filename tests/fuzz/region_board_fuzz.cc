@@ -28,7 +28,8 @@ struct World {
     for (int rank : {0, 1}) ends[rank] = *ShmTransport::Create(rank, 2, kOptions);
     for (int rank : {0, 1}) {
       const std::vector<int> fds = ends[1 - rank]->fds_to_share();
-      Require(ends[rank]->Attach(1 - rank, Dup(fds[0]), Dup(fds[1]), Dup(fds[2])).ok(), "attached");
+      Require(ends[rank]->Attach(1 - rank, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]), Dup(fds[3])).ok(),
+              "attached");
     }
     const LaneSpec spec{.lane_class = LaneClass::kData,
                         .channel = 0,

@@ -80,7 +80,7 @@ class SlotMemoryTest : public ::testing::TestWithParam<std::pair<int, int>> {};
 TEST_P(SlotMemoryTest, IsWhatLanesTake) {
   const auto [nranks, channels] = GetParam();
   const CommOptions options = Options(channels, 64 * 1024);
-  const Result<uint64_t> said = SlotMemory(options, nranks, /*multicast=*/true);
+  const Result<uint64_t> said = SlotMemory(options, nranks, /*shared_slots=*/true);
   ASSERT_TRUE(said.ok()) << said.status().message();
   const uint64_t measured = MeasuredMemory(options, nranks);
   EXPECT_LE(*said, measured);
@@ -104,7 +104,7 @@ TEST(CheckSlotMemoryTest, RefusalsNameTheSettings) {
 
 TEST(CheckSlotMemoryTest, WhatFitsIsTaken) {
   Caps caps;
-  caps.multicast = true;
+  caps.shared_slots = true;
   caps.name = "test";
   caps.slot_memory = uint64_t{1} << 30;
   EXPECT_TRUE(CheckSlotMemory(Options(1, 128 * 1024), 64, caps).ok());

@@ -62,6 +62,9 @@ enum class WorldKind {
   kUcxTcp,    // between processes, over UCX's TCP
   kUcxBlind,  // threads that UCX cannot wake
   kLinkUcx,   // an emulated link over ucx between threads
+  // shm between ranks of one host, ucx between hosts.
+  kCompositeThreads,    // hosts of two neighbours: 0,1 | 2,3 | 4
+  kCompositeProcesses,  // two hosts in turn: 0,2,4 | 1,3
 };
 // Those that this build has.
 std::vector<WorldKind> AllWorlds();

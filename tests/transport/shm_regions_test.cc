@@ -61,8 +61,10 @@ class ShmRegionsTest : public ::testing::Test {
     for (const int fd : end(peer).fds_to_share()) {
       fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     }
-    EXPECT_TRUE(
-        end(rank).Attach(peer, std::move(fds[0]), std::move(fds[1]), std::move(fds[2])).ok());
+    EXPECT_TRUE(end(rank)
+                    .Attach(peer, std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
+                            std::move(fds[3]))
+                    .ok());
   }
   ShmTransport& end(int rank) { return *ends_[static_cast<size_t>(rank)]; }
   // The peer at what is offered, the owner at the answers.

@@ -140,7 +140,8 @@ TEST(SimTest, MulticastIsAnOption) {
   SimOptions options;
   options.multicast = false;
   SimWorld world(3, 1, options);
-  EXPECT_FALSE(world.transport(0)->caps().multicast);
+  const std::vector<int> both = {1, 2};
+  EXPECT_FALSE(world.transport(0)->CapsFor(0, both).multicast);
   EXPECT_EQ(world.transport(0)->OpenSend(Spec(0, {1, 2})).status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(world.transport(0)->OpenSend(Spec(0, {1})).ok());
 }

@@ -12,7 +12,7 @@
 namespace inccl {
 
 Result<std::unique_ptr<SendLane>> SimTransport::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, world_->nranks(), caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, world_->nranks(), *this);
   if (!status.ok()) return status;
   sim::SimLane* lane = world_->Lane(spec);
   if (!lane->slots.empty()) {
@@ -24,7 +24,7 @@ Result<std::unique_ptr<SendLane>> SimTransport::OpenSend(const LaneSpec& spec) {
 }
 
 Result<std::unique_ptr<RecvLane>> SimTransport::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, world_->nranks(), caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, world_->nranks(), *this);
   if (!status.ok()) return status;
   sim::SimLane* lane = world_->Lane(spec);
   sim::SimLane::Consumer* self = lane->Find(rank_);

@@ -15,7 +15,10 @@ namespace inccl {
 class SimTransport final : public Transport {
  public:
   SimTransport(SimWorld* world, int rank) : world_(world), rank_(rank) {}
-  Caps caps() const override { return {world_->options_.multicast, 1u << 30, "sim"}; }
+  Caps caps() const override { return {.name = "sim"}; }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {.multicast = world_->options_.multicast};
+  }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   uint32_t ExportRegion(const Region& region) override {
