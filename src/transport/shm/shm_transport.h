@@ -47,8 +47,20 @@ class ShmTransport final : public mapped::MappedTransport {
   // Returns kInternalError, naming the peer, if the files do not belong to such a rank.
   Status Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox);
 
-  uint32_t ExportRegion(const Region& region) override { return own_regions_.ExportRegion(region); }
-  void InvalidateRegion(uint32_t region) override { own_regions_.InvalidateRegion(region); }
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    return own_regions_.Register(data, bytes, how);
+  }
+  void Deregister(const MemoryHandle& memory) override { own_regions_.Deregister(memory); }
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
+    return shm::OwnRegions::CanRegister(data, bytes, on_device);
+  }
+  Status RevokeAccess(const MemoryHandle& memory) override {
+    return own_regions_.RevokeAccess(memory);
+  }
+  // Exports a region that belongs to no allocator, and returns its id. For tests.
+  Result<uint32_t> ExportRegion(const Region& region, bool keep = false) {
+    return own_regions_.Export(region, keep);
+  }
   void SetRegionImporter(RegionImporter* opener) override {
     for (const auto& regions : peer_regions_) regions->SetOpener(opener);
   }
