@@ -44,6 +44,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                  .comm_name = options_.name},
                 &sticky_error_, &shrink_agreement_),
       staging_(ends_.rank, ends_.nranks),
+      registrations_(rank_name(), ends_.transport.get()),
       runner_({.rank = ends_.rank,
                .nranks = ends_.nranks,
                .name = rank_name(),
@@ -115,13 +116,37 @@ Status Communicator::Run(const Call& call) {
       return EnqueueAndWait(std::move(batch));
     }));
   }
-  if (!call_mutex_.TryLock()) return InAnotherCall();
+  if (!call_mutex_.TryLock()) {
+    if (in_call_.load()) return InAnotherCall();
+    call_mutex_.Lock();  // another thread registers memory, which is soon done
+  }
   const MutexLock lock(&call_mutex_, std::adopt_lock);
+  const Calling calling(this);
   return call.kind == CallKind::kCollective ? RunGuarded(call) : RunSendRecvGuarded({call});
+}
+
+Result<void*> Communicator::Register(const void* data, size_t bytes, bool on_device) {
+  if (sticky_error_.failed()) return sticky_error_.error();
+  void* const handle = registrations_.Add(data, bytes, on_device);
+  TryPassOnRegistrations();
+  return handle;
+}
+
+bool Communicator::Deregister(const void* handle) {
+  if (!registrations_.Remove(handle)) return false;
+  TryPassOnRegistrations();
+  return true;
+}
+
+void Communicator::TryPassOnRegistrations() {
+  if (!call_mutex_.TryLock()) return;
+  const MutexLock lock(&call_mutex_, std::adopt_lock);
+  PassOnRegistrations();
 }
 
 Status Communicator::RunBatch(const Batch& batch) {
   const MutexLock lock(&call_mutex_);
+  const Calling calling(this);
   Status first;
   if (!batch.send_recv.empty()) first = RunSendRecvGuarded(batch.send_recv);
   for (const Call& call : batch.calls) {

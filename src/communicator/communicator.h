@@ -24,6 +24,7 @@
 #include "communicator/collective_runner.h"
 #include "communicator/comm_options.h"
 #include "communicator/device_engines.h"
+#include "communicator/registrations.h"
 #include "communicator/staging.h"
 #include "control/control.h"
 #include "failure/liveness.h"
@@ -77,6 +78,13 @@ class Communicator {
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
 
+  // Any thread. Exports memory to the peers, until Deregister, for calls that use zero copy: at
+  // once, or, while another thread is in a call, when that call has ended. Returns the handle;
+  // nullptr if peers cannot access this memory.
+  Result<void*> Register(const void* data, size_t bytes, bool on_device);
+  // Any thread. False if there is no such handle.
+  bool Deregister(const void* handle);
+
   // Called once, before any rank makes its first call: PrepareFor for calls on memory of this
   // device. Other ranks of this process may share the device. A later allocation there might wait
   // for their streams, which wait for this rank.
@@ -120,6 +128,30 @@ class Communicator {
   uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
 
  private:
+  // Marks the calls that the thread with call_mutex_ runs, and applies registrations around them.
+  class Calling {
+   public:
+    explicit Calling(Communicator* communicator) : communicator_(communicator) {
+      communicator_->in_call_.store(true);
+      communicator_->PassOnRegistrations();
+    }
+    ~Calling() {
+      communicator_->PassOnRegistrations();
+      communicator_->in_call_.store(false);
+    }
+    Calling(const Calling&) = delete;
+    Calling& operator=(const Calling&) = delete;
+
+   private:
+    Communicator* const communicator_;
+  };
+  // Between calls, with call_mutex_. After an error late peers may still use the regions.
+  void PassOnRegistrations() {
+    if (!sticky_error_.failed()) registrations_.Apply();
+  }
+  // Any thread; does nothing while a call is in progress, whose thread does it.
+  void TryPassOnRegistrations();
+
   // These make errors sticky.
   Status RunGuarded(const Call& call) INCCL_REQUIRES(call_mutex_);
   Status RunSendRecvGuarded(const std::vector<Call>& calls) INCCL_REQUIRES(call_mutex_);
@@ -145,7 +177,10 @@ class Communicator {
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;
   Staging staging_;
-  Mutex call_mutex_;  // held during a call; Abort waits for it
+  Registrations registrations_;
+  // Held during a call, for which Abort waits, and shortly by Abort and TryPassOnRegistrations.
+  Mutex call_mutex_;
+  std::atomic<bool> in_call_{false};  // call_mutex_ is held for calls
   CollectiveRunner runner_ INCCL_GUARDED_BY(call_mutex_);
   DeviceEngines engines_;  // after runner_: it waits for work that uses lanes and codec states
   std::vector<std::byte> saved_input_ INCCL_GUARDED_BY(call_mutex_);

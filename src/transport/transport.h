@@ -58,8 +58,38 @@ struct LaneSpec {
 
 // A location in a region that its owner has exported to its peers.
 struct RemoteAddress {
-  uint32_t region = 0;  // as Transport::ExportRegion returned it; 0: no location
+  uint32_t region = 0;  // MemoryHandle::region; 0: no location
   uint64_t offset = 0;
+};
+
+// What peers may do with registered memory. They only read device memory.
+enum class Access : uint8_t { kRead, kReadWrite };
+
+// How Transport::Register registers memory.
+struct Registration {
+  Access access = Access::kRead;
+  bool on_device = false;
+  bool keep = false;  // until Deregister; else other memory may take its place
+};
+
+// Memory that Transport::Register has exported to the peers.
+struct MemoryHandle {
+  uint32_t region = 0;  // id of the region that contains it; 0: nothing is registered
+  bool on_device = false;
+  bool writable = false;  // registered with Access::kReadWrite
+  uint64_t offset = 0;    // of `begin` in the region
+  // The part that peers may access. Of host memory only whole pages, because only these can be
+  // revoked from late peers after an error.
+  const std::byte *begin = nullptr, *end = nullptr;
+  uint64_t memory = 0;  // identifies the memory; never reused
+
+  // The address of [data, data + bytes) if peers may access all of it.
+  RemoteAddress At(const std::byte* data, size_t size) const {
+    if (region == 0 || data < begin || data > end || size > static_cast<size_t>(end - data)) {
+      return {};
+    }
+    return {region, offset + static_cast<uint64_t>(data - begin)};
+  }
 };
 
 // The header of a slice. On the wire a slice costs kHeaderBytes + bytes.
@@ -86,7 +116,7 @@ class SendLane {
   virtual Result<Span> TryAcquire() = 0;
   // Sends the slot that the last TryAcquire returned. header.bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
-  // True if all consumers have imported this region of this rank (id from ExportRegion).
+  // True if all consumers have imported this region of this rank (MemoryHandle::region).
   virtual bool ReachableFrom(uint32_t /*region*/) const { return false; }
   // True if all consumers have released all slices.
   virtual Result<bool> Drained() { return true; }
@@ -169,15 +199,23 @@ class Transport {
   // spec.consumers. Each key may be opened once per side.
   virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
   virtual Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) = 0;
-  // Exports a region to the peers and returns its id; 0 if this transport cannot. Cheap if the
-  // region is exported already. Peers import it asynchronously (in Progress); until then data goes
-  // through slots. The region may replace the least recently used one, so a communicator exports
-  // only between calls, and at most kExportsPerCall regions per call.
+  // Exports memory to the peers, or says why this transport cannot. Cheap if the memory is exported
+  // already, and if it cannot be: calls ask for every buffer. Peers import it asynchronously (in
+  // Progress); until then data goes through slots. Memory registered without `keep` may replace the
+  // least recently used such memory, so a communicator registers only between calls, and at most
+  // kExportsPerCall buffers per call. Memory that is freed needs no Deregister.
   static constexpr int kExportsPerCall = 8;
-  virtual uint32_t ExportRegion(const Region& /*region*/) { return 0; }
-  // Called after an error. A later Release of a slice in this region fails, so stale reads never
-  // become results.
-  virtual void InvalidateRegion(uint32_t /*region*/) {}
+  virtual Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
+  // Ends one registration with `keep`, between calls. Peers may keep the memory imported until
+  // other memory takes its place.
+  virtual void Deregister(const MemoryHandle& /*memory*/) {}
+  // OK if Register can export this memory while it has places; else the reason. Any thread.
+  virtual Status CanRegister(const void* data, size_t bytes, bool on_device) const;
+  // Called after an error for the memory of the failed call, writable memory first. From then on
+  // late peers cannot write to it (the contents of writable host memory are lost), and what they
+  // read there never becomes a result: it is the input, or a later Release of the slice fails.
+  // Ignores an empty handle.
+  virtual Status RevokeAccess(const MemoryHandle& /*memory*/) { return Status::Ok(); }
   // Progress uses the importer until another one or nullptr is set; the caller keeps it alive until
   // then. Without an importer this rank imports no device memory.
   virtual void SetRegionImporter(RegionImporter* /*opener*/) {}

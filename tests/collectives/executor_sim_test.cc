@@ -142,7 +142,7 @@ struct SimRank {
   std::unique_ptr<test::SimEngine> engine;
   std::unique_ptr<CollectiveRequest> task;
   std::vector<float> other;  // lent before
-  RegisteredBuffer registered_input, registered_output;
+  MemoryHandle registered_input, registered_output;
   Status failure;
   bool over() const { return task->done() || !failure.ok(); }
 };
@@ -230,15 +230,18 @@ class Simulation {
 
   // A part of the buffer, so that some slices lie in it and some do not; at any place of a rank's
   // table, if others have been there before.
-  RegisteredBuffer Register(Transport* transport, std::vector<float>* buffer, uint64_t generation,
-                            bool writable) {
+  MemoryHandle Register(Transport* transport, std::vector<float>* buffer, bool writable) {
     if (buffer->empty()) return {};
-    auto* const data = reinterpret_cast<std::byte*>(buffer->data());
-    const size_t bytes = buffer->size() * sizeof(float);
-    const uint32_t id = transport->ExportRegion(
-        {.generation = generation, .data = data, .bytes = bytes, .writable = writable});
-    const size_t head = rng_.Below(4) == 0 ? rng_.Below(bytes) : 0;
-    return {.region = id, .offset = head, .begin = data + head, .end = data + bytes};
+    Result<MemoryHandle> memory =
+        transport->Register(buffer->data(), buffer->size() * sizeof(float),
+                            {.access = writable ? Access::kReadWrite : Access::kRead});
+    EXPECT_TRUE(memory.ok()) << memory.status().message();
+    if (rng_.Below(4) == 0) {
+      const size_t head = rng_.Below(buffer->size() * sizeof(float));
+      memory->offset += head;
+      memory->begin += head;
+    }
+    return *memory;
   }
 
   void RegisterBuffers(int rank, std::vector<float>* input, std::vector<float>* output,
@@ -247,15 +250,15 @@ class Simulation {
     if (s.zero_copy == ZeroCopy::kNothing) return;
     Transport* const transport = world_.transport(rank);
     r->other.resize(64);
-    for (uint64_t generation = 10 + rng_.Below(16); generation > 10; --generation) {
-      Register(transport, &r->other, generation, false);
+    for (uint64_t i = rng_.Below(16); i > 0; --i) {
+      EXPECT_TRUE(transport->Register(&r->other[i], sizeof(float), {}).ok());
     }
     const bool host = s.zero_copy == ZeroCopy::kOfHost;
     if (s.collective == Collective::kAllReduce) {
-      r->registered_output = Register(transport, output, input == output ? 1 : 2, host);
+      r->registered_output = Register(transport, output, host);
     }
     if (s.collective != Collective::kBroadcast || rank == s.root) {
-      r->registered_input = Register(transport, input, 1, false);
+      r->registered_input = Register(transport, input, false);
     }
     if (rng_.Below(2) == 0) world_.AdvanceTo(world_.now() + kMillisecond);  // else it comes later
   }
@@ -263,8 +266,8 @@ class Simulation {
   // What follows a failed call: nothing that a peer reads here from now on may become a result.
   void RevokeAccess(int rank, SimRank* r) {
     if (scenario_.zero_copy != ZeroCopy::kOfDevice) return;
-    for (const RegisteredBuffer& lent : {r->registered_input, r->registered_output}) {
-      if (lent.region != 0) world_.transport(rank)->InvalidateRegion(lent.region);
+    for (const MemoryHandle& lent : {r->registered_input, r->registered_output}) {
+      EXPECT_TRUE(world_.transport(rank)->RevokeAccess(lent).ok());
     }
     std::fill(r->input.begin(), r->input.end(), 1e30f);
     std::fill(r->output.begin(), r->output.end(), 1e30f);
@@ -334,8 +337,8 @@ class Simulation {
          .output = reinterpret_cast<std::byte*>(output),
          .signature = 42,
          .registered_input = r->registered_input,
-         .registered_output = host ? r->registered_output : RegisteredBuffer{},
-         .registered_result = host ? RegisteredBuffer{} : r->registered_output});
+         .registered_output = host ? r->registered_output : MemoryHandle{},
+         .registered_result = host ? MemoryHandle{} : r->registered_output});
     return r;
   }
 

@@ -116,20 +116,38 @@ Result<std::unique_ptr<RecvLane>> CompositeTransport::OpenRecv(const LaneSpec& s
   return (*part)->OpenRecv(spec);
 }
 
-// The ids are those of the first part that exports a region; only its lanes refer to them.
-uint32_t CompositeTransport::ExportRegion(const Region& region) {
-  if (exporter_ != nullptr) return exporter_->ExportRegion(region);
-  for (const std::unique_ptr<Transport>& part : parts_) {
-    const uint32_t id = part->ExportRegion(region);
-    if (id == 0) continue;
-    exporter_ = part.get();
-    return id;
+// The ids are those of the first part that registers memory; only its lanes refer to them.
+Result<MemoryHandle> CompositeTransport::Register(const void* data, size_t bytes,
+                                                  const Registration& how) {
+  if (exporter_ != nullptr) return exporter_->Register(data, bytes, how);
+  Status reason = Transport::CanRegister(data, bytes, false);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    Result<MemoryHandle> memory = parts_[i]->Register(data, bytes, how);
+    if (memory.ok()) {
+      exporter_ = parts_[i].get();
+      return memory;
+    }
+    if (i == 0) reason = memory.status();
   }
-  return 0;
+  return reason;
 }
 
-void CompositeTransport::InvalidateRegion(uint32_t region) {
-  if (exporter_ != nullptr) exporter_->InvalidateRegion(region);
+void CompositeTransport::Deregister(const MemoryHandle& memory) {
+  if (exporter_ != nullptr) exporter_->Deregister(memory);
+}
+
+Status CompositeTransport::CanRegister(const void* data, size_t bytes, bool on_device) const {
+  Status reason = Transport::CanRegister(data, bytes, false);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    Status status = parts_[i]->CanRegister(data, bytes, on_device);
+    if (status.ok()) return status;
+    if (i == 0) reason = std::move(status);
+  }
+  return reason;
+}
+
+Status CompositeTransport::RevokeAccess(const MemoryHandle& memory) {
+  return exporter_ == nullptr ? Status::Ok() : exporter_->RevokeAccess(memory);
 }
 
 void CompositeTransport::SetRegionImporter(RegionImporter* opener) {

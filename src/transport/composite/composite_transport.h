@@ -34,8 +34,10 @@ class CompositeTransport final : public Transport {
   std::vector<std::vector<int>> Split(int producer, std::span<const int> consumers) const override;
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
-  uint32_t ExportRegion(const Region& region) override;
-  void InvalidateRegion(uint32_t region) override;
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override;
+  void Deregister(const MemoryHandle& memory) override;
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override;
+  Status RevokeAccess(const MemoryHandle& memory) override;
   void SetRegionImporter(RegionImporter* opener) override;
   void SlotMemory(std::vector<Span>* spans) const override;
   Result<int> Progress(Time now) override;
@@ -59,7 +61,7 @@ class CompositeTransport final : public Transport {
   Caps caps_;
   std::vector<Transport*> by_number_;              // of table_; may be nullptr
   std::vector<std::unique_ptr<Transport>> parts_;  // those of this rank
-  Transport* exporter_ = nullptr;                  // the part that has exported a region
+  Transport* exporter_ = nullptr;                  // the part that has registered memory
   std::unique_ptr<PollWakeupEvent> wakeup_event_;  // destroyed before the parts' sources
 };
 

@@ -53,8 +53,20 @@ class ShmTransport final : public mapped::MappedTransport {
   // eventfds are closed.
   void CloseEventFds();
 
-  uint32_t ExportRegion(const Region& region) override { return own_regions_.ExportRegion(region); }
-  void InvalidateRegion(uint32_t region) override { own_regions_.InvalidateRegion(region); }
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    return own_regions_.Register(data, bytes, how);
+  }
+  void Deregister(const MemoryHandle& memory) override { own_regions_.Deregister(memory); }
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
+    return shm::OwnRegions::CanRegister(data, bytes, on_device);
+  }
+  Status RevokeAccess(const MemoryHandle& memory) override {
+    return own_regions_.RevokeAccess(memory);
+  }
+  // Exports a region that belongs to no allocator, and returns its id. For tests.
+  Result<uint32_t> ExportRegion(const Region& region, bool keep = false) {
+    return own_regions_.Export(region, keep);
+  }
   void SetRegionImporter(RegionImporter* opener) override {
     for (const auto& regions : peer_regions_) regions->SetOpener(opener);
   }

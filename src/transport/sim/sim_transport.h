@@ -21,11 +21,16 @@ class SimTransport final : public Transport {
   }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
-  uint32_t ExportRegion(const Region& region) override {
-    return world_->regions_.ExportRegion(rank_, region);
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    return world_->regions_.Register(rank_, {static_cast<const std::byte*>(data), bytes}, how);
   }
-  void InvalidateRegion(uint32_t region) override {
-    world_->regions_.InvalidateRegion(rank_, region);
+  void Deregister(const MemoryHandle& memory) override {
+    world_->regions_.Deregister(rank_, memory);
+  }
+  Status CanRegister(const void*, size_t, bool) const override { return Status::Ok(); }
+  Status RevokeAccess(const MemoryHandle& memory) override {
+    world_->regions_.RevokeAccess(rank_, memory);
+    return Status::Ok();
   }
   Result<int> Progress(Time now) override;
   WakeupEvent* wakeup_event() override { return nullptr; }
