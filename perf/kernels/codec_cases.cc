@@ -52,7 +52,7 @@ class CodecRun {
     Require(spec, codec.ok() ? Status::Ok() : codec.status());
     codec_ = *codec;
     state_ = codec_->NewState();
-    const CallDesc call{.type = type, .nranks = kRanks, .rank = 0, .count = kElements};
+    const CollectiveArgs call{.type = type, .nranks = kRanks, .rank = 0, .count = kElements};
     Require(spec, state_->Begin(call));
     for (uint16_t phase = 0; phase < codec_->side_phases().size(); ++phase) Agree(phase);
     const uint32_t most = codec_->MaxBytes(type, kRanks, kElements) + 64;

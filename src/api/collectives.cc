@@ -117,6 +117,8 @@ void FillCall(const Arguments& a, Call* out) {
     call.scalar = own->scalar;
     call.scalar_at = own->scalar_at;
   }
+  call.nranks = a.comm->impl->nranks();
+  call.rank = a.comm->impl->rank();
   call.root = a.root;
   call.count = a.count;
   call.send = a.send;

@@ -256,5 +256,4 @@ void ccl_comm::Clear() {
   options = {};
   inherited_completed.reset();
   reductions.Clear();
-  registrations.clear();
 }

@@ -11,7 +11,6 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,7 +42,6 @@ struct ccl_comm {
   int device = -1;  // current when this was made, or given to ccl_comm_init_all
   std::optional<uint64_t> inherited_completed;  // of a shrunk communicator
   inccl::Reductions reductions;
-  std::set<std::unique_ptr<char>> registrations;
 
   void Clear();
 };

@@ -89,11 +89,11 @@ ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** h
     if (ptr == nullptr) return InvalidArgument("ptr: NULL");
     if (size == 0) return InvalidArgument("size: 0");
     if (handle == nullptr) return InvalidArgument("handle: NULL");
-    // Registration does nothing yet; the handle only checks that register and deregister match.
-    auto token = std::make_unique<char>();
-    *handle = token.get();
-    comm->registrations.insert(std::move(token));
-    return Status::Ok();
+    inccl::Device* const device = inccl::CurrentDevice();
+    const bool on_device = device != nullptr && device->DeviceOf(ptr) >= 0;
+    const inccl::Result<void*> registered = lease->Register(ptr, size, on_device);
+    *handle = registered.ok() ? *registered : nullptr;
+    return registered.status();
   });
 }
 
@@ -101,11 +101,7 @@ ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle) {
   return Guarded([&]() -> Status {
     const inccl::Lease lease(comm, inccl::Need::kExists);
     if (!lease.ok()) return lease.status();
-    for (auto it = comm->registrations.begin(); it != comm->registrations.end(); ++it) {
-      if (it->get() != handle) continue;
-      comm->registrations.erase(it);
-      return Status::Ok();
-    }
+    if (handle == nullptr || lease->Deregister(handle)) return Status::Ok();
     return InvalidArgument("handle: not of ccl_comm_register on this communicator");
   });
 }

@@ -50,13 +50,12 @@ Status SharingOutOfMemory(Communicator* parent, const Function& function) {
   }
 }
 
-Result<ShrinkAgreement::Set> ReadExcluded(const int* excluded, int nexcluded, int rank,
-                                          int nranks) {
+Result<RankSet> ReadExcluded(const int* excluded, int nexcluded, int rank, int nranks) {
   if (nexcluded < 0 || nexcluded > nranks) {
     return InvalidArgument(fmt::format("nexcluded: {} is not in [0, {}]", nexcluded, nranks));
   }
   if (nexcluded > 0 && excluded == nullptr) return InvalidArgument("excluded: NULL");
-  ShrinkAgreement::Set set = 0;
+  RankSet set(nranks);
   for (int i = 0; i < nexcluded; ++i) {
     if (excluded[i] < 0 || excluded[i] >= nranks) {
       return InvalidArgument(
@@ -65,7 +64,7 @@ Result<ShrinkAgreement::Set> ReadExcluded(const int* excluded, int nexcluded, in
     if (excluded[i] == rank) {
       return InvalidArgument(fmt::format("excluded[{}]: {} is this rank itself", i, rank));
     }
-    set |= ShrinkAgreement::Set{1} << excluded[i];
+    set.Add(excluded[i]);
   }
   return set;
 }
@@ -120,7 +119,7 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
       return InvalidArgument(
           fmt::format("flags: {} is neither CCL_SHRINK_DEFAULT nor CCL_SHRINK_ABORT", flags));
     }
-    Result<inccl::ShrinkAgreement::Set> set =
+    Result<inccl::RankSet> set =
         inccl::ReadExcluded(excluded, nexcluded, lease->rank(), lease->nranks());
     if (!set.ok()) return set.status();
     Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);

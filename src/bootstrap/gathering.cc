@@ -100,12 +100,6 @@ Status Gathering::CheckAgainst(const Registration& first, const Registration& ot
                     "uid {}; not in this version",
                     a, first.record.uid, b, other.record.uid));
   }
-  if (first.record.host_id != other.record.host_id) {
-    return InvalidUsage(fmt::format(
-        "ranks {} and {} are on different hosts (or in different network namespaces, or their "
-        "INCCL_HOSTID differ); this version connects ranks of one host only",
-        a, b));
-  }
   if (first.agreement != other.agreement) {
     std::string ours = first.agreement, theirs = other.agreement;
     KeepDifference(&ours, &theirs);

@@ -54,7 +54,7 @@ Extent ExtentOf(const Call& call, int rank, int nranks) {
 }
 
 std::span<std::byte> InPlace(const Call& call, int rank) {
-  const size_t bytes = call.count * SizeOf(call.type);
+  const size_t bytes = call.bytes();
   if (bytes == 0 || call.recv == nullptr || call.send == nullptr) return {};
   const auto* send = static_cast<const std::byte*>(call.send);
   auto* recv = static_cast<std::byte*>(call.recv);
@@ -72,13 +72,7 @@ std::span<std::byte> InPlace(const Call& call, int rank) {
 void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   sequence = sequence_number;
   purpose = call.purpose;
-  collective = call.collective;
-  type = call.type;
-  op = call.op;
-  root = call.root;
-  count = call.count;
-  seed = call.seed;
-  step = call.step;
+  static_cast<CollectiveArgs&>(*this) = call;
   codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->spec());
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"
@@ -25,23 +26,16 @@ inline constexpr int kPurposes = 2;
 
 enum class CallKind : uint8_t { kCollective, kSend, kRecv };
 
-struct Call {
+struct Call : CollectiveArgs {
   CallKind kind = CallKind::kCollective;
   Purpose purpose = Purpose::kUser;
-  Collective collective = Collective::kAllReduce;
-  DataType type = DataType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  int root = 0;
   int peer = 0;                     // send and receive only, which use type, count and one buffer
-  Scalar scalar{};                  // kPreMulSum: this rank's factor; the ranks' may differ
   const void* scalar_at = nullptr;  // not null: the scalar is read here when the call runs
-  uint64_t count = 0;               // elements of one vector (SegmentsOf)
   const void* send = nullptr;
   void* recv = nullptr;
   std::shared_ptr<const Codec> codec;  // null: uncompressed
   bool compressed_call = false;        // made by a ccl_*_compressed function, also if it runs
                                        // uncompressed
-  uint64_t seed = 0, step = 0;
   ccl_compression_stats_t* stats = nullptr;
   bool on_device = false;  // send and recv are in device memory
   int device = -1;         // the device that holds both; -1: not the same device
@@ -57,15 +51,11 @@ Extent ExtentOf(const Call& call, int rank, int nranks);
 // The memory of a call whose output overwrites its input; empty if there is none.
 std::span<std::byte> InPlace(const Call& call, int rank);
 
-// The arguments that must be equal on all ranks, and the position in the order of calls.
-struct CallRecord {
+// The arguments that must be equal on all ranks (all but scalar, nranks and rank), and the position
+// in the order of calls.
+struct CallRecord : CollectiveArgs {
   uint64_t sequence = 0;
   Purpose purpose = Purpose::kUser;
-  Collective collective = Collective::kAllReduce;
-  DataType type = DataType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  int32_t root = 0;
-  uint64_t count = 0, seed = 0, step = 0;
   std::string codec;
 
   void Set(uint64_t sequence_number, const Call& call);  // reuses the memory of `codec`

@@ -8,16 +8,13 @@
 
 #include <cstdint>
 
-#include "base/types.h"
+#include "base/collective_args.h"
 #include "collectives/schedule.h"
 #include "compress/codec.h"
 
 namespace inccl {
 
-struct ChunkingOptions {
-  Collective collective = Collective::kAllReduce;
-  int nranks = 1;
-  uint64_t count = 0;                // elements of one vector (SegmentsOf)
+struct ChunkingOptions : CollectiveArgs {
   uint64_t window_elements = 0;      // multiple of kSuperblock
   uint32_t slice_elements = 0;       // of data lanes, multiple of kSuperblock
   uint32_t side_slice_elements = 0;  // of side lanes

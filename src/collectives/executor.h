@@ -13,9 +13,9 @@
 #include "base/status.h"
 #include "collectives/chunking.h"
 #include "collectives/program.h"
-#include "collectives/registered_buffer.h"
 #include "collectives/request.h"
 #include "engine/engine.h"
+#include "transport/transport.h"
 
 namespace inccl {
 
@@ -31,9 +31,9 @@ struct RequestArgs {
   // The parts of input and output that peers may access. The call does not end before the peers
   // have finished. In place, a part is registered only if all ranks have read it before a step
   // overwrites it.
-  RegisteredBuffer registered_input = {}, registered_output = {};
+  MemoryHandle registered_input = {}, registered_output = {};
   // The output, from which peers read the parts of the result that this rank has made.
-  RegisteredBuffer registered_result = {};
+  MemoryHandle registered_result = {};
   bool until_read = false;  // the call does not end before the peers have read its slices
 };
 

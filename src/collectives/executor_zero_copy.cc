@@ -9,9 +9,10 @@
 namespace inccl {
 namespace {
 
-// A result is written into at most this many peers' buffers: the limit of one step and of the bits
-// of SliceHeader::delivered.
-constexpr int kMostDelivered = 32;
+// The producer writes its result into the outputs of at most this many consumers, the first ones of
+// the lane; the others read the slot. This bounds the outputs of one step, and the header has a bit
+// for each consumer.
+constexpr size_t kMostDelivered = 32;
 
 }  // namespace
 
@@ -48,7 +49,7 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
   // Only in these schedules does the consumer of a part compute its result.
   const Schedule& schedule = call_.program->schedule;
   if (schedule.collective == Collective::kAllReduce && TraitsOf(schedule.algorithm).zero_copy &&
-      schedule.nranks <= kMostDelivered && call_.codec->ResultIsPayload()) {
+      call_.codec->ResultIsPayload()) {
     const RemoteAddress target = call_.registered_output.At(OutputAt(range), state->raw_bytes);
     if (target.region != 0 && operand.send->ReachableFrom(target.region)) {
       outgoing->header.target = target;
@@ -56,19 +57,24 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
   }
 }
 
-// Writes the result to the consumers that have named a target; returns true if all of them have.
+// Writes the result to the lane's consumers that have named a target, as far as kMostDelivered
+// admits; returns true if no consumer is left. The consumers of the step's other lanes get it
+// there.
 bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
                                 Outgoing* outgoing) {
   if (state->targets.empty() || operand.format.form != Form::kResult) return false;
-  const std::vector<int>& consumers = operand.send->spec().consumers;
+  const size_t consumers = operand.send->spec().consumers.size();
+  size_t delivered = 0;
   for (const Target& target : state->targets) {
-    const int place = operand.send->spec().PlaceOf(target.peer);
+    const auto place = static_cast<size_t>(operand.send->spec().PlaceOf(target.peer));
+    if (place >= std::min(consumers, kMostDelivered)) continue;
+    ++delivered;
     outgoing->header.delivered |= uint64_t{1} << place;
     state->terms.push_back({.format = {Form::kOutput, 0},
                             .data = target.memory,
                             .bytes = static_cast<uint32_t>(state->raw_bytes)});
   }
-  return state->targets.size() == consumers.size();
+  return delivered == consumers;
 }
 
 Status CollectiveRequest::AwaitReaders() {

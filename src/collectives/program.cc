@@ -29,20 +29,13 @@ class Binder {
       return Status::Ok();
     }
     LaneSpec spec = SpecOf(schedule_.lanes[operand.index], slots_);
-    const bool split = !lanes_->transport()->caps().multicast;
-    return is_output ? AppendSend(std::move(spec), split, operand.format, out)
-                     : AppendRecv(std::move(spec), split, operand.format, out);
+    return is_output ? AppendSend(std::move(spec), operand.format, out)
+                     : AppendRecv(std::move(spec), operand.format, out);
   }
 
  private:
-  Status AppendSend(LaneSpec spec, bool split, const Format& format,
-                    std::vector<BoundOperand>* out) {
-    std::vector<std::vector<int>> consumer_sets{spec.consumers};
-    if (split) {
-      consumer_sets.clear();
-      for (const int consumer : spec.consumers) consumer_sets.push_back({consumer});
-    }
-    for (std::vector<int>& consumers : consumer_sets) {
+  Status AppendSend(LaneSpec spec, const Format& format, std::vector<BoundOperand>* out) {
+    for (std::vector<int>& consumers : Split(spec)) {
       spec.consumers = std::move(consumers);
       Result<SendLane*> lane = lanes_->Send(spec);
       if (!lane.ok()) return lane.status();
@@ -55,13 +48,22 @@ class Binder {
     return Status::Ok();
   }
 
-  Status AppendRecv(LaneSpec spec, bool split, const Format& format,
-                    std::vector<BoundOperand>* out) {
-    if (split) spec.consumers = {schedule_.rank};
+  Status AppendRecv(LaneSpec spec, const Format& format, std::vector<BoundOperand>* out) {
+    for (std::vector<int>& consumers : Split(spec)) {
+      if (std::find(consumers.begin(), consumers.end(), schedule_.rank) == consumers.end()) {
+        continue;
+      }
+      spec.consumers = std::move(consumers);
+      break;
+    }
     Result<RecvLane*> lane = lanes_->Recv(spec);
     if (!lane.ok()) return lane.status();
     out->push_back({.space = Space::kLane, .format = format, .recv = *lane, .peer = spec.producer});
     return Status::Ok();
+  }
+
+  std::vector<std::vector<int>> Split(const LaneSpec& spec) const {
+    return lanes_->transport()->Split(spec.producer, spec.consumers);
   }
 
   const Schedule& schedule_;

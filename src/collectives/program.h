@@ -67,8 +67,8 @@ struct Program {
   uint32_t max_operands = 0;  // of one step
 };
 
-// Opens the lanes of `schedule`. Without Caps::multicast it replaces a lane of several consumers by
-// one lane for each.
+// Opens the lanes of `schedule`. Several lanes replace a lane of several consumers where the
+// transport splits it (Transport::Split).
 Result<std::unique_ptr<Program>> Bind(Schedule schedule, const SlotOptions& slots,
                                       LaneTable* lanes);
 

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/algorithms.h"
@@ -103,12 +104,8 @@ struct Schedule {
   uint16_t scratch_slots = 0;   // one strand uses each; empty between windows
 };
 
-struct ScheduleRequest {
-  Collective collective = Collective::kAllReduce;
+struct ScheduleRequest : CollectiveArgs {
   Algorithm algorithm = Algorithm::kRing;
-  int nranks = 1;
-  int rank = 0;
-  int root = 0;
   int channels = 1;  // 1..kMaxChannels
   // Phases on side lanes before the data, 0..kMostSidePhases; each needs what the ones before it
   // have agreed on. All-reduce and reduce-scatter: an agreement, all-reduced by MAX. All-gather:

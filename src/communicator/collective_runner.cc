@@ -21,6 +21,14 @@ constexpr size_t kCodecsKept = 16;
 constexpr uint64_t kWarmUpElements = 1024;                 // of fp32
 constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in place of a call's signature
 
+std::vector<int> OtherRanks(int rank, int nranks) {
+  std::vector<int> ranks;
+  for (int other = 0; other < nranks; ++other) {
+    if (other != rank) ranks.push_back(other);
+  }
+  return ranks;
+}
+
 }  // namespace
 
 CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
@@ -33,12 +41,10 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
       options_(*options),
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
-      plans_({.rank = rank_,
-              .nranks = nranks_,
-              .channels = options_.channels,
-              .slice_bytes = options_.slice_bytes},
-             transport_),
-      zero_copy_(rank_, nranks_, options_.slice_bytes, transport_) {
+      plans_({.channels = options_.channels, .slice_bytes = options_.slice_bytes}, transport_),
+      zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
+      all_read_in_place_(nranks_ == 1 ||
+                         transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
   // The first query of the CPU's kernels runs instructions that are slow on virtual machines, so it
   // runs here and not in the first call.
   (void)StateOf(IdentityCodec())->Begin({.nranks = nranks_, .rank = rank_, .count = 1});
@@ -49,16 +55,18 @@ Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
     send_recv_ = std::make_unique<SendRecvRequest>(rank_, nranks_, SlotsFor(options_.slice_bytes));
   }
   uint64_t sent = 0;
-  bool receives = false;
+  bool receives = false, in_place = true;  // all sends are read in place
   for (const Call& call : calls) {
     if (call.peer == rank_) continue;
-    if (call.kind == CallKind::kSend) sent += call.count * SizeOf(call.type);
+    if (call.kind == CallKind::kSend) {
+      sent += call.bytes();
+      in_place = in_place && transport_->CapsFor(rank_, {&call.peer, 1}).read_in_place;
+    }
     receives = receives || call.kind != CallKind::kSend;
   }
   // A rank that only sends is done when the slots hold its data, so its time says nothing about the
   // readers.
   StorePolicy::Choice way;
-  const bool in_place = transport_->caps().read_in_place;
   if (in_place && receives) {
     way = send_recv_stores_.Choose(sent, false);
   } else {
@@ -75,7 +83,7 @@ Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
 
 // In place, the result's cache lines are loaded already, as they are the input's.
 bool CollectiveRunner::TakesNonTemporalOutput(const Call& call) const {
-  const size_t bytes = call.count * SizeOf(call.type);
+  const size_t bytes = call.bytes();
   const bool many = call.collective == Collective::kAllGather ||
                     call.collective == Collective::kAllToAll ||
                     call.collective == Collective::kGather;
@@ -86,14 +94,13 @@ bool CollectiveRunner::TakesNonTemporalOutput(const Call& call) const {
 // Applies if another core reads the slots themselves. Direct algorithms keep no partial sums that
 // this core would read again.
 bool CollectiveRunner::TakesNonTemporalSlots(Algorithm algorithm) const {
-  return TraitsOf(algorithm).zero_copy && transport_->caps().read_in_place;
+  return TraitsOf(algorithm).zero_copy && all_read_in_place_;
 }
 
 Status CollectiveRunner::SettleCodec(Call* call, bool* below_min_bytes) const {
   const Status unsupported =
       call->codec->Supports(call->collective, call->type, call->op, std::max(2, nranks_));
-  *below_min_bytes =
-      unsupported.ok() && call->count * SizeOf(call->type) < call->codec->min_bytes();
+  *below_min_bytes = unsupported.ok() && call->bytes() < call->codec->min_bytes();
   if (!unsupported.ok() || *below_min_bytes || call->codec == IdentityCodec()) {
     call->codec = nullptr;
     call->seed = call->step = 0;
@@ -118,13 +125,8 @@ Status CollectiveRunner::Run(const Call& call, Engine* engine) {
 
 TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const {
   const bool compresses = call.codec != nullptr && nranks_ > 1;
-  return {.collective = call.collective,
-          .bytes = call.count * SizeOf(call.type),
-          .nranks = nranks_,
-          .compressed = compresses,
-          .reproducible = options_.reproducible,
-          .route = compresses ? call.codec->route() : Route{},
-          .below_min_bytes = below_min_bytes};
+  return {call, compresses, options_.reproducible, compresses ? call.codec->route() : Route{},
+          below_min_bytes};
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
@@ -174,17 +176,8 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
   StorePolicy& stores = slot_stores_[static_cast<size_t>(call.collective)];
   const StorePolicy::Choice way =
       non_temporal_slots ? stores.Choose(moved, one_way) : StorePolicy::Choice{};
-  Status status = state->Begin({.collective = call.collective,
-                                .type = call.type,
-                                .op = call.op,
-                                .scalar = call.scalar,
-                                .nranks = nranks_,
-                                .rank = rank_,
-                                .count = call.count,
-                                .seed = call.seed,
-                                .step = call.step,
-                                .stream = engine == nullptr && TakesNonTemporalOutput(call),
-                                .stream_payloads = way.non_temporal});
+  state->set_non_temporal(engine == nullptr && TakesNonTemporalOutput(call), way.non_temporal);
+  Status status = state->Begin(call);
   if (!status.ok()) return status;
   const Result<Engine*> for_host = engine == nullptr ? engines_->ForHost() : engine;
   if (!for_host.ok()) return for_host.status();
@@ -227,7 +220,7 @@ void CollectiveRunner::LogCall(const Call& call, const TunerCall& tuned,
       record.ToString(), nranks_ == 1 ? "none" : Name(choice.algorithm), record.codec);
   if (nranks_ == 1) return;  // nothing was chosen
   Log(LogLevel::kInfo, LogSubsystem::kTuning, "{} {} of {} bytes takes {}", where,
-      Name(call.collective), tuned.bytes, Explain(tuned, choice));
+      Name(call.collective), tuned.bytes(), Explain(tuned, choice));
 }
 
 CodecState* CollectiveRunner::StateOf(const std::shared_ptr<const Codec>& codec) {
@@ -265,15 +258,10 @@ void CollectiveRunner::FillStats(const Call& call, const CodecStats& codec_stats
 }
 
 Status CollectiveRunner::RunAlone(const Call& call) const {
-  const size_t bytes = call.count * SizeOf(call.type);
+  const size_t bytes = call.bytes();
   Status status;
   if (!call.on_device) {
-    CombineAlone({.collective = call.collective,
-                  .type = call.type,
-                  .op = call.op,
-                  .scalar = call.scalar,
-                  .count = call.count},
-                 call.send, call.recv);
+    CombineAlone(call, call.send, call.recv);
   } else if (bytes > 0 && call.send != call.recv) {
     status = CurrentDevice()->Copy(call.recv, call.send, bytes);
   }
@@ -281,20 +269,30 @@ Status CollectiveRunner::RunAlone(const Call& call) const {
   return status;
 }
 
+// Equal on all ranks.
+bool CollectiveRunner::AllLanesMulticast() const {
+  for (int producer = 0; producer < nranks_; ++producer) {
+    if (!transport_->CapsFor(producer, OtherRanks(producer, nranks_)).multicast) return false;
+  }
+  return true;
+}
+
 Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   Call call;  // an all-reduce of fp32
+  call.nranks = nranks_;
+  call.rank = rank_;
   call.count = kWarmUpElements;
   const Result<Choice> choice =
       Choose(Tuned(call, false), options_.algorithms, options_.tuner_table);
   // Other algorithms open lanes whose memory is not committed yet.
-  if (nranks_ == 1 || !transport_->caps().multicast || !choice.ok() ||
+  if (nranks_ == 1 || !AllLanesMulticast() || !choice.ok() ||
       choice->algorithm != Algorithm::kOneShot) {
     return Status::Ok();
   }
   Result<PlanCache::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice, false);
   if (!plan.ok()) return plan.status();
   CodecState* const state = StateOf(IdentityCodec());
-  Status begun = state->Begin({.nranks = nranks_, .rank = rank_, .count = call.count});
+  Status begun = state->Begin(call);
   if (!begun.ok()) return begun;
   const std::vector<float> input(kWarmUpElements);
   std::vector<float> output(kWarmUpElements);

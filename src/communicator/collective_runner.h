@@ -72,6 +72,7 @@ class CollectiveRunner {
   bool TakesNonTemporalOutput(const Call& call) const;
   // Whether slots can be written with non-temporal stores.
   bool TakesNonTemporalSlots(Algorithm algorithm) const;
+  bool AllLanesMulticast() const;
   // Logs the call and why its algorithm was chosen, at level INFO.
   void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
@@ -92,6 +93,7 @@ class CollectiveRunner {
   std::array<StorePolicy, kCollectiveKinds> slot_stores_;
   StorePolicy send_recv_stores_;
   ZeroCopy zero_copy_;
+  const bool all_read_in_place_;  // all other ranks read this rank's slots in place
   uint64_t sequence_ = 0;
   uint64_t compressed_calls_ = 0;
 };

@@ -36,14 +36,15 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       options_(std::move(options)),
       label_(NextLabel(ends_.rank, ends_.nranks)),
       shrink_agreement_(ends_.rank, ends_.nranks, ends_.peer_names),
+      sticky_error_(options_.abort_on_error, ends_.transport->wakeup_event()),
       liveness_({.rank = ends_.rank,
                  .nranks = ends_.nranks,
                  .peer_names = ends_.peer_names,
                  .op_timeout = options_.op_timeout,
-                 .comm_name = options_.name,
-                 .abort_on_error = options_.abort_on_error},
-                ends_.transport->wakeup_event(), &shrink_agreement_),
+                 .comm_name = options_.name},
+                &sticky_error_, &shrink_agreement_),
       staging_(ends_.rank, ends_.nranks),
+      registrations_(rank_name(), ends_.transport.get()),
       runner_({.rank = ends_.rank,
                .nranks = ends_.nranks,
                .name = rank_name(),
@@ -62,7 +63,7 @@ Communicator::~Communicator() {
   worker_.WaitIdle();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("destroy.begin");
-  liveness_.WaitNotified();
+  sticky_error_.WaitNotified();
   if (control_ != nullptr) control_->Close(SystemClock().Now() + kDisconnectLimit);
   FAULT_POINT("destroy.after_disconnect");
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);
@@ -71,6 +72,7 @@ Communicator::~Communicator() {
 void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {
   control_ = std::move(control);
   shrink_agreement_.Attach(control_.get());
+  sticky_error_.Attach(control_.get());
   liveness_.Attach(control_.get());
 }
 
@@ -86,19 +88,19 @@ void Communicator::AbortAll(const Status& why) {
 }
 
 Status Communicator::CauseOf(const Status& status) const {
-  if (status.code() == Code::kRemoteError) liveness_.WaitFailed(kCauseLimit);
-  return liveness_.failed() ? liveness_.error() : status;
+  if (status.code() == Code::kRemoteError) sticky_error_.WaitFailed(kCauseLimit);
+  return sticky_error_.failed() ? sticky_error_.error() : status;
 }
 
 bool Communicator::GivesUp(const StreamOrder& turn, Time stalled) {
-  if (!liveness_.failed() && stalled >= options_.op_timeout) {
+  if (!sticky_error_.failed() && stalled >= options_.op_timeout) {
     liveness_.Fail(CatchOutOfMemory([&] {
       return TimeoutError(fmt::format(
           "{} waited {} ms (limit {} ms) for its turn on a stream: before it comes {}", *label_,
           stalled / kMillisecond, options_.op_timeout / kMillisecond, turn.Before()));
     }));
   }
-  return liveness_.failed();
+  return sticky_error_.failed();
 }
 
 void Communicator::Revoke() {
@@ -114,13 +116,37 @@ Status Communicator::Run(const Call& call) {
       return EnqueueAndWait(std::move(batch));
     }));
   }
-  if (!call_mutex_.TryLock()) return InAnotherCall();
+  if (!call_mutex_.TryLock()) {
+    if (in_call_.load()) return InAnotherCall();
+    call_mutex_.Lock();  // another thread registers memory, which is soon done
+  }
   const MutexLock lock(&call_mutex_, std::adopt_lock);
+  const Calling calling(this);
   return call.kind == CallKind::kCollective ? RunGuarded(call) : RunSendRecvGuarded({call});
+}
+
+Result<void*> Communicator::Register(const void* data, size_t bytes, bool on_device) {
+  if (sticky_error_.failed()) return sticky_error_.error();
+  void* const handle = registrations_.Add(data, bytes, on_device);
+  TryPassOnRegistrations();
+  return handle;
+}
+
+bool Communicator::Deregister(const void* handle) {
+  if (!registrations_.Remove(handle)) return false;
+  TryPassOnRegistrations();
+  return true;
+}
+
+void Communicator::TryPassOnRegistrations() {
+  if (!call_mutex_.TryLock()) return;
+  const MutexLock lock(&call_mutex_, std::adopt_lock);
+  PassOnRegistrations();
 }
 
 Status Communicator::RunBatch(const Batch& batch) {
   const MutexLock lock(&call_mutex_);
+  const Calling calling(this);
   Status first;
   if (!batch.send_recv.empty()) first = RunSendRecvGuarded(batch.send_recv);
   for (const Call& call : batch.calls) {
@@ -140,7 +166,7 @@ Status Communicator::EnqueueAndWait(Batch batch) {
 
 Status Communicator::InAnotherCall() const {
   // The other call is about to end, or it is an abort.
-  if (liveness_.failed()) return liveness_.error();
+  if (sticky_error_.failed()) return sticky_error_.error();
   return InvalidArgument(fmt::format(
       "comm: {} is in another call; a communicator takes one thread at a time", rank_name()));
 }
@@ -149,15 +175,15 @@ Status Communicator::MakeSticky(const Status& status) {
   if (status.ok() || status.code() == Code::kInvalidArgument) return status;
   // This rank may see a peer's failure in shared memory before the peer's notice with the cause
   // arrives.
-  if (status.code() == Code::kRemoteError) liveness_.WaitFailed(kCauseLimit);
+  if (status.code() == Code::kRemoteError) sticky_error_.WaitFailed(kCauseLimit);
   liveness_.Fail(status);
   // If another thread has found the first error, that thread ends the process.
-  if (options_.abort_on_error) liveness_.WaitNotified();
-  return liveness_.error();
+  if (options_.abort_on_error) sticky_error_.WaitNotified();
+  return sticky_error_.error();
 }
 
 Status Communicator::RunGuarded(const Call& call) {
-  if (liveness_.failed()) return liveness_.error();
+  if (sticky_error_.failed()) return sticky_error_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
   runner_.zero_copy()->Begin();
@@ -188,7 +214,7 @@ Status Communicator::RunGuarded(const Call& call) {
 }
 
 Status Communicator::RunSendRecvGuarded(const std::vector<Call>& calls) {
-  if (liveness_.failed()) return liveness_.error();
+  if (sticky_error_.failed()) return sticky_error_.error();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("call.before_begin");
   liveness_.BeginSendRecv(&calls);

@@ -24,10 +24,12 @@
 #include "communicator/collective_runner.h"
 #include "communicator/comm_options.h"
 #include "communicator/device_engines.h"
+#include "communicator/registrations.h"
 #include "communicator/staging.h"
 #include "control/control.h"
 #include "failure/liveness.h"
 #include "failure/shrink_agreement.h"
+#include "failure/sticky_error.h"
 #include "stream/batch.h"
 #include "stream/worker.h"
 #include "topology/host_map.h"
@@ -58,7 +60,7 @@ class Communicator {
   // lanes and pages in place. `cancelled` may be null.
   Status WarmUp(Time deadline, const std::atomic<bool>* cancelled);
   // Marks the end of creation. From now on a fatal error may end the process.
-  void Begin() { liveness_.Begin(); }
+  void Begin() { sticky_error_.Begin(); }
 
   int rank() const { return ends_.rank; }
   int nranks() const { return ends_.nranks; }
@@ -75,6 +77,13 @@ class Communicator {
   Status Enqueue(Batch&& batch) { return worker_.Enqueue(std::move(batch)); }
   bool idle() const { return worker_.idle(); }
   void WaitIdle() { worker_.WaitIdle(); }
+
+  // Any thread. Exports memory to the peers, until Deregister, for calls that use zero copy: at
+  // once, or, while another thread is in a call, when that call has ended. Returns the handle;
+  // nullptr if peers cannot access this memory.
+  Result<void*> Register(const void* data, size_t bytes, bool on_device);
+  // Any thread. False if there is no such handle.
+  bool Deregister(const void* handle);
 
   // Called once, before any rank makes its first call: PrepareFor for calls on memory of this
   // device. Other ranks of this process may share the device. A later allocation there might wait
@@ -94,7 +103,7 @@ class Communicator {
     }
   }
 
-  Status error() const { return liveness_.error(); }
+  Status error() const { return sticky_error_.error(); }
   ShrinkAgreement* shrink_agreement() { return &shrink_agreement_; }
   // Any thread. Calls in progress end with an error; returns when they have ended.
   void Abort(const Status& why);
@@ -108,7 +117,7 @@ class Communicator {
   // Any thread. Calls of all ranks end with an error.
   void Revoke();
   // Becomes true at the first error.
-  const std::atomic<bool>* failed_flag() const { return liveness_.failed_flag(); }
+  const std::atomic<bool>* failed_flag() const { return sticky_error_.failed_flag(); }
   // The cause of a failure to make a communicator from this one's ranks: this one's error, if there
   // is one or one comes soon; else `status`.
   Status CauseOf(const Status& status) const;
@@ -119,6 +128,30 @@ class Communicator {
   uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
 
  private:
+  // Marks the calls that the thread with call_mutex_ runs, and applies registrations around them.
+  class Calling {
+   public:
+    explicit Calling(Communicator* communicator) : communicator_(communicator) {
+      communicator_->in_call_.store(true);
+      communicator_->PassOnRegistrations();
+    }
+    ~Calling() {
+      communicator_->PassOnRegistrations();
+      communicator_->in_call_.store(false);
+    }
+    Calling(const Calling&) = delete;
+    Calling& operator=(const Calling&) = delete;
+
+   private:
+    Communicator* const communicator_;
+  };
+  // Between calls, with call_mutex_. After an error late peers may still use the regions.
+  void PassOnRegistrations() {
+    if (!sticky_error_.failed()) registrations_.Apply();
+  }
+  // Any thread; does nothing while a call is in progress, whose thread does it.
+  void TryPassOnRegistrations();
+
   // These make errors sticky.
   Status RunGuarded(const Call& call) INCCL_REQUIRES(call_mutex_);
   Status RunSendRecvGuarded(const std::vector<Call>& calls) INCCL_REQUIRES(call_mutex_);
@@ -140,10 +173,14 @@ class Communicator {
   const CommOptions options_;
   const std::shared_ptr<const std::string> label_;
   ShrinkAgreement shrink_agreement_;
+  StickyError sticky_error_;
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;
   Staging staging_;
-  Mutex call_mutex_;  // held during a call; Abort waits for it
+  Registrations registrations_;
+  // Held during a call, for which Abort waits, and shortly by Abort and TryPassOnRegistrations.
+  Mutex call_mutex_;
+  std::atomic<bool> in_call_{false};  // call_mutex_ is held for calls
   CollectiveRunner runner_ INCCL_GUARDED_BY(call_mutex_);
   DeviceEngines engines_;  // after runner_: it waits for work that uses lanes and codec states
   std::vector<std::byte> saved_input_ INCCL_GUARDED_BY(call_mutex_);

@@ -22,13 +22,10 @@ Status Communicator::RunOnDevice(const Call& call) {
   Call brought = call;
   if (Status status = staging_.CopyInScalar(&brought); !status.ok()) return status;
   const Extent extent = ExtentOf(call, ends_.rank, ends_.nranks);
-  Status begun = (*engine)->Begin({.collective = call.collective,
-                                   .element_bytes = SizeOf(call.type),
-                                   .input = static_cast<const std::byte*>(call.send),
-                                   .input_bytes = extent.send * SizeOf(call.type),
-                                   .output = static_cast<const std::byte*>(call.recv),
-                                   .output_bytes = extent.recv * SizeOf(call.type),
-                                   .compressed = call.codec != nullptr});
+  Status begun =
+      (*engine)->Begin({call, static_cast<const std::byte*>(call.send),
+                        extent.send * SizeOf(call.type), static_cast<const std::byte*>(call.recv),
+                        extent.recv * SizeOf(call.type), call.codec != nullptr});
   if (!begun.ok()) return begun;
   return runner_.Run(brought, *engine);
 }

@@ -6,20 +6,20 @@
 #include "tuning/segmentation.h"
 
 namespace inccl {
-size_t PlanCache::PlaceOf(Collective collective, DataType type, uint64_t count,
-                          const Codec* codec) {
-  const uint64_t hash = (count ^ reinterpret_cast<uintptr_t>(codec) ^
-                         uint64_t{static_cast<uint8_t>(collective)} << 56 ^
-                         uint64_t{static_cast<uint8_t>(type)} << 48) *
+
+size_t PlanCache::PlaceOf(const CollectiveArgs& args, const Codec* codec) {
+  const uint64_t hash = (args.count ^ reinterpret_cast<uintptr_t>(codec) ^
+                         uint64_t{static_cast<uint8_t>(args.collective)} << 56 ^
+                         uint64_t{static_cast<uint8_t>(args.type)} << 48) *
                         0x9E3779B97F4A7C15u;
   return hash >> (64 - kPlaceBits);
 }
 
 const PlanCache::Plan* PlanCache::Find(const Call& call, bool below_min_bytes) const {
-  const Plan& plan = kept_[PlaceOf(call.collective, call.type, call.count, call.codec.get())];
-  const bool known = plan.program != nullptr && plan.collective == call.collective &&
-                     plan.type == call.type && plan.root == call.root && plan.count == call.count &&
-                     plan.below_min_bytes == below_min_bytes &&
+  const Plan& plan = kept_[PlaceOf(call, call.codec.get())];
+  const bool known = plan.program != nullptr && plan.args.collective == call.collective &&
+                     plan.args.type == call.type && plan.args.root == call.root &&
+                     plan.args.count == call.count && plan.below_min_bytes == below_min_bytes &&
                      !plan.codec.owner_before(call.codec) && !call.codec.owner_before(plan.codec);
   return known ? &plan : nullptr;
 }
@@ -28,20 +28,11 @@ Result<PlanCache::Plan> PlanCache::Make(const Call& call, const Codec& codec, co
                                         bool below_min_bytes) {
   Result<const Program*> program = FindProgram(call, codec, choice);
   if (!program.ok()) return program.status();
-  return Plan{.collective = call.collective,
-              .type = call.type,
-              .root = call.root,
-              .count = call.count,
+  return Plan{.args = call,
               .codec = call.codec,
               .below_min_bytes = below_min_bytes,
               .choice = choice,
-              .chunking = CutCall({.collective = call.collective,
-                                   .type = call.type,
-                                   .count = call.count,
-                                   .nranks = options_.nranks,
-                                   .channels = options_.channels,
-                                   .slice_bytes = options_.slice_bytes},
-                                  codec),
+              .chunking = CutCall(call, codec, options_.channels, options_.slice_bytes),
               .program = *program};
 }
 
@@ -56,15 +47,8 @@ Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& cod
                        uint64_t{side_one_shot} << 32 | static_cast<uint32_t>(call.root);
   std::unique_ptr<Program>& program = programs_[key];
   if (program == nullptr) {
-    Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
-                                              .algorithm = choice.algorithm,
-                                              .nranks = options_.nranks,
-                                              .rank = options_.rank,
-                                              .root = call.root,
-                                              .channels = options_.channels,
-                                              .side_phases = side_phases,
-                                              .side_one_shot = side_one_shot,
-                                              .group = group});
+    Result<Schedule> schedule = MakeSchedule(
+        {call, choice.algorithm, options_.channels, side_phases, side_one_shot, group});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     Result<std::unique_ptr<Program>> bound =
         Bind(*std::move(schedule), SlotsFor(options_.slice_bytes), &lanes_);

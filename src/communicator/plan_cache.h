@@ -24,15 +24,11 @@ namespace inccl {
 class PlanCache {
  public:
   struct Options {
-    int rank = 0, nranks = 1;
     int channels = 1;
     uint32_t slice_bytes = 128 * 1024;
   };
   struct Plan {
-    Collective collective = Collective::kAllReduce;
-    DataType type = DataType::kFloat32;
-    int root = 0;
-    uint64_t count = 0;
+    CollectiveArgs args;
     // Expires with the codec, so another codec at the same address does not match.
     std::weak_ptr<const Codec> codec;
     bool below_min_bytes = false;
@@ -50,15 +46,14 @@ class PlanCache {
   Result<Plan> Make(const Call& call, const Codec& codec, const Choice& choice,
                     bool below_min_bytes);
   const Plan* Keep(Plan plan) {
-    return &(kept_[PlaceOf(plan.collective, plan.type, plan.count, plan.codec.lock().get())] =
-                 std::move(plan));
+    return &(kept_[PlaceOf(plan.args, plan.codec.lock().get())] = std::move(plan));
   }
 
   LaneTable* lanes() { return &lanes_; }
 
  private:
   static constexpr int kPlaceBits = 4;
-  static size_t PlaceOf(Collective collective, DataType type, uint64_t count, const Codec* codec);
+  static size_t PlaceOf(const CollectiveArgs& args, const Codec* codec);
   Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
 
   const Options options_;

@@ -75,7 +75,7 @@ Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
   });
   if (status.ok()) return status;
   liveness_.Fail(status);  // so that other ranks do not wait for this one
-  return OfInit(liveness_.error(), name);
+  return OfInit(sticky_error_.error(), name);
 }
 
 }  // namespace inccl

@@ -4,10 +4,7 @@
 #ifndef INCCL_COMMUNICATOR_ZERO_COPY_H_
 #define INCCL_COMMUNICATOR_ZERO_COPY_H_
 
-#include <string>
-
 #include "collectives/call.h"
-#include "collectives/registered_buffer.h"
 #include "collectives/schedule.h"
 #include "transport/transport.h"
 
@@ -25,7 +22,6 @@ class ZeroCopy {
     input_ = {};
     output_ = {};  // not `= input_`, which would wait for the stores above
     result_ = {};
-    on_device_ = false;
   }
   void Begin(const Call& call, Algorithm algorithm);
   // For a call on device memory, which peers only read.
@@ -34,23 +30,21 @@ class ZeroCopy {
   // buffers, or their later Release fails.
   void RevokeAccess();
 
-  const RegisteredBuffer& input() const { return input_; }
-  const RegisteredBuffer& output() const { return output_; }
-  const RegisteredBuffer& result() const { return result_; }
+  const MemoryHandle& input() const { return input_; }
+  const MemoryHandle& output() const { return output_; }
+  const MemoryHandle& result() const { return result_; }
   bool any() const { return (input_.region | output_.region) != 0; }
 
  private:
   bool Applies(const Call& call, Algorithm algorithm) const;
   // Bytes of the input that peers read; 0: none.
   size_t InputBytes(const Call& call) const;
-  RegisteredBuffer RegisterBuffer(const void* data, size_t bytes, bool writable);
-  RegisteredBuffer RegisterDeviceBuffer(const void* data, size_t bytes);
+  MemoryHandle Register(const void* data, size_t bytes, const Registration& how);
 
   const int rank_, nranks_;
   const uint32_t slice_bytes_;
   Transport* const transport_;
-  RegisteredBuffer input_, output_, result_;
-  bool on_device_ = false;
+  MemoryHandle input_, output_, result_;
 };
 
 }  // namespace inccl

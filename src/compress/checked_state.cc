@@ -100,7 +100,7 @@ Status CheckedState::CheckElements(const Range& range, const Term& input) const 
                fmt::format("input: expected {} bytes, got {}", ElementBytes(range), input.bytes));
 }
 
-Status CheckedState::Begin(const CallDesc& call) {
+Status CheckedState::Begin(const CollectiveArgs& call) {
   if (call.rank < 0 || call.rank >= call.nranks) {
     return InvalidArgument(
         fmt::format("codec {}: rank {} of {} ranks", name_, call.rank, call.nranks));

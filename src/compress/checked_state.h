@@ -24,7 +24,7 @@ Status CheckFloatCall(const char* name, Collective collective, DataType type, Re
 
 class CheckedState : public CodecState {
  public:
-  Status Begin(const CallDesc& call) final;
+  Status Begin(const CollectiveArgs& call) final;
   Status Combine(const Range& range, std::span<const Term> inputs, std::span<Term> outputs) final;
 
  protected:
@@ -58,7 +58,7 @@ class CheckedState : public CodecState {
     return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
   }
 
-  const CallDesc& call() const { return call_; }
+  const CollectiveArgs& call() const { return call_; }
   uint64_t ElementBytes(const Range& range) const { return range.count * SizeOf(call_.type); }
   uint64_t segments() const { return segments_; }
   Status Error(const Range& range, const std::string& what) const;
@@ -79,7 +79,7 @@ class CheckedState : public CodecState {
   }
 
   const char* name_;
-  CallDesc call_;
+  CollectiveArgs call_;
   uint64_t segments_ = 0;
 };
 

@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -49,8 +50,8 @@ struct Term {
   uint32_t bytes = 0;
 };
 
-// Elements [first, first + count) of one vector of CallDesc::count elements. A call has one vector
-// (segment 0) or several (SegmentsOf).
+// Elements [first, first + count) of one vector of CollectiveArgs::count elements. A call has one
+// vector (segment 0) or several (SegmentsOf).
 struct Range {
   uint32_t segment = 0;
   uint64_t first = 0;  // a multiple of kSuperblock
@@ -61,23 +62,6 @@ inline constexpr uint32_t kBlock = 32;  // elements that share a scale
 // Elements that share a width. Chunks and slices consist of whole superblocks.
 inline constexpr uint32_t kSuperblock = 256;
 inline constexpr uint32_t kWindow = 1u << 20;  // elements that share a plan
-
-struct CallDesc {
-  Collective collective = Collective::kAllReduce;
-  DataType type = DataType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  Scalar scalar{};  // kPreMulSum: factor of this rank's elements
-  int nranks = 1;
-  int rank = 0;
-  uint64_t count = 0;  // elements of one vector (of one segment)
-  uint64_t seed = 0;
-  uint64_t step = 0;
-  // Use non-temporal stores for the result, which is larger than the caches.
-  bool stream = false;
-  // Use non-temporal stores for payloads: other cores read them, and all together they are larger
-  // than the caches.
-  bool stream_payloads = false;
-};
 
 struct CodecStats {
   double error_bound = 0;
@@ -93,7 +77,14 @@ class DeviceWork;  // compress/device_work.h
 class CodecState {
  public:
   virtual ~CodecState() = default;
-  virtual Status Begin(const CallDesc& call) = 0;
+  // Hints for the next calls, which change no result. Use non-temporal stores for the output, which
+  // is larger than the caches; use them for payloads, which other cores read and which all together
+  // are larger than the caches.
+  void set_non_temporal(bool output, bool payloads) {
+    non_temporal_output_ = output;
+    non_temporal_payloads_ = payloads;
+  }
+  virtual Status Begin(const CollectiveArgs& call) = 0;
   // outputs = fold of the inputs in their order. Outputs of the same format get the same bytes. A
   // payload of an unexpected length is an error (kInternalError with both lengths); Combine never
   // reads past its end.
@@ -121,6 +112,13 @@ class CodecState {
   virtual bool InputsAreAlike() const { return InputIsPayload(); }
   // Ends the call; stats may be null.
   virtual void Finish(CodecStats* stats) = 0;
+
+ protected:
+  bool non_temporal_output() const { return non_temporal_output_; }
+  bool non_temporal_payloads() const { return non_temporal_payloads_; }
+
+ private:
+  bool non_temporal_output_ = false, non_temporal_payloads_ = false;
 };
 
 // What a codec requires of the schedule.

@@ -56,38 +56,9 @@ bool IsPayload(const Term& term) {
 // Below this size non-temporal stores cost more than they save.
 constexpr uint32_t kLeastStreamed = 4096;
 
-bool Streams(const CallDesc& call, const Term& output) {
-  return output.format.form == Form::kOutput ? call.stream : call.stream_payloads;
-}
-
-void Copy(const CallDesc& call, const std::byte* in, uint32_t bytes,
-          std::span<const Term> outputs) {
-  if (outputs.size() == 1) {
-    const Term& output = outputs[0];
-    if (output.data == in) return;
-    if (Streams(call, output) && bytes >= kLeastStreamed) {
-      StreamCopy(output.data, in, bytes);
-    } else {
-      std::memcpy(output.data, in, bytes);
-    }
-    return;
-  }
-  for (uint32_t at = 0; at < bytes; at += std::min(kTileBytes, bytes - at)) {
-    const uint32_t length = std::min(kTileBytes, bytes - at);
-    for (const Term& output : outputs) {
-      if (output.data == in) continue;
-      if (Streams(call, output) && length >= kLeastStreamed) {
-        StreamCopy(output.data + at, in + at, length);
-      } else {
-        std::memcpy(output.data + at, in + at, length);
-      }
-    }
-  }
-}
-
 }  // namespace
 
-Status IdentityState::Begin(const CallDesc& call) {
+Status IdentityState::Begin(const CollectiveArgs& call) {
   if (Status s = CheckCall(call.type, call.op, call.nranks); !s.ok()) return s;
   call_ = call;
   reduce_ = FindReduce(call.type, call.op);
@@ -172,6 +143,34 @@ uint64_t IdentityState::Scaled(std::span<const Term> inputs) const {
   return scaled;
 }
 
+bool IdentityState::IsNonTemporal(const Term& output) const {
+  return output.format.form == Form::kOutput ? non_temporal_output() : non_temporal_payloads();
+}
+
+void IdentityState::Copy(const std::byte* in, uint32_t bytes, std::span<const Term> outputs) const {
+  if (outputs.size() == 1) {
+    const Term& output = outputs[0];
+    if (output.data == in) return;
+    if (IsNonTemporal(output) && bytes >= kLeastStreamed) {
+      StreamCopy(output.data, in, bytes);
+    } else {
+      std::memcpy(output.data, in, bytes);
+    }
+    return;
+  }
+  for (uint32_t at = 0; at < bytes; at += std::min(kTileBytes, bytes - at)) {
+    const uint32_t length = std::min(kTileBytes, bytes - at);
+    for (const Term& output : outputs) {
+      if (output.data == in) continue;
+      if (IsNonTemporal(output) && length >= kLeastStreamed) {
+        StreamCopy(output.data + at, in + at, length);
+      } else {
+        std::memcpy(output.data + at, in + at, length);
+      }
+    }
+  }
+}
+
 Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
                               std::span<Term> outputs) {
   uint32_t bytes = 0;
@@ -179,7 +178,7 @@ Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
   for (Term& output : outputs) output.bytes = bytes;
   if (bytes == 0) return Status::Ok();
   switch (StepOf(inputs, outputs)) {
-    case Step::kCopy: Copy(call_, inputs[0].data, bytes, outputs); break;
+    case Step::kCopy: Copy(inputs[0].data, bytes, outputs); break;
     case Step::kFold: Fold(range.count, inputs, outputs); break;
     case Step::kFoldAndDivide: FoldAndDivide(range.count, inputs, outputs); break;
   }
@@ -198,7 +197,7 @@ void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
                      .factor = factor_};
   for (const Term& input : inputs) in[args.inputs++] = input.data;
   for (const Term& output : outputs) {
-    if (Streams(call_, output)) {
+    if (IsNonTemporal(output)) {
       args.streamed |= uint64_t{1} << args.outputs;
     }
     out[args.outputs++] = output.data;
@@ -235,7 +234,7 @@ void IdentityState::FoldAndDivide(uint32_t count, std::span<const Term> inputs,
   }
 }
 
-void CombineAlone(const CallDesc& call, const void* in, void* out) {
+void CombineAlone(const CollectiveArgs& call, const void* in, void* out) {
   if (call.op != ReduceOp::kPreMulSum || !Reduces(call.collective)) {
     if (call.count > 0 && in != out) std::memcpy(out, in, call.count * SizeOf(call.type));
     return;

@@ -37,7 +37,7 @@ namespace inccl {
 class IdentityState final : public CodecState {
  public:
   // Returns kInvalidArgument for an unknown type or operation or a wrong number of ranks.
-  Status Begin(const CallDesc& call) override;
+  Status Begin(const CollectiveArgs& call) override;
   // Returns kInternalError for a payload that is not `count` elements long, an output that is too
   // small, or invalid forms (kSide; kResult in a fold; a fold in a collective that only moves).
   Status Combine(const Range& range, std::span<const Term> inputs,
@@ -63,11 +63,14 @@ class IdentityState final : public CodecState {
   Step StepOf(std::span<const Term> inputs, std::span<const Term> outputs) const;
   // Bit i: input i is multiplied by the factor.
   uint64_t Scaled(std::span<const Term> inputs) const;
+  // Whether this output is written with non-temporal stores.
+  bool IsNonTemporal(const Term& output) const;
+  void Copy(const std::byte* in, uint32_t bytes, std::span<const Term> outputs) const;
   void Fold(uint32_t count, std::span<const Term> inputs, std::span<const Term> outputs) const;
   void FoldAndDivide(uint32_t count, std::span<const Term> inputs,
                      std::span<const Term> outputs) const;
 
-  CallDesc call_;
+  CollectiveArgs call_;
   ReduceFn reduce_ = nullptr;
   // True if kInput operands are multiplied: AVG of floats, and kPreMulSum.
   bool scales_ = false;
@@ -78,7 +81,7 @@ class IdentityState final : public CodecState {
 
 // A call on a communicator of one rank: out = in, scaled if the operation does that, for call.count
 // elements. `out` may be `in`. The caller has checked the type.
-void CombineAlone(const CallDesc& call, const void* in, void* out);
+void CombineAlone(const CollectiveArgs& call, const void* in, void* out);
 
 }  // namespace inccl
 

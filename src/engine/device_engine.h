@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "base/collective_args.h"
 #include "compress/device_work.h"
 #include "device/device.h"
 #include "device/pinned_buffer.h"
@@ -46,9 +47,7 @@ class DeviceEngine final : public Engine {
   void Prepare() { slots_.Update(); }
 
   // A call on device memory. Terms of form kOutput outside `output` are host memory.
-  struct Call {
-    Collective collective = Collective::kAllReduce;
-    size_t element_bytes = 0;
+  struct Call : CollectiveArgs {
     const std::byte* input = nullptr;
     size_t input_bytes = 0;
     const std::byte* output = nullptr;

@@ -39,7 +39,7 @@ Result<bool> DeviceEngine::Launch(Work* work) {
 Result<bool> DeviceEngine::Move(Work* work) {
   if (work->inputs.size() != 1 || on_host_) return false;
   const Term& input = work->inputs[0];
-  const size_t bytes = work->range.count * call_.element_bytes;
+  const size_t bytes = work->range.count * SizeOf(call_.type);
   const bool own = OwnThere(input);
   const bool registered = IsRegistered(input);
   if (own && input_here_ != nullptr) return false;
@@ -81,7 +81,7 @@ Result<bool> DeviceEngine::Move(Work* work) {
 }
 
 Status DeviceEngine::CopyIn(Work* work) {
-  const size_t bytes = work->range.count * call_.element_bytes;
+  const size_t bytes = work->range.count * SizeOf(call_.type);
   work->stage = Stage::kCopyingIn;
   bool waits = false, copies = false;
   for (const Term& input : work->inputs) {
@@ -135,7 +135,7 @@ Status DeviceEngine::CopyIn(Work* work) {
 }
 
 Status DeviceEngine::CombineHere(Work* work) {
-  const size_t bytes = work->range.count * call_.element_bytes;
+  const size_t bytes = work->range.count * SizeOf(call_.type);
   const std::span<Term> terms(work->here);
   const std::span<Term> outputs = terms.subspan(work->inputs_here);
   Status status = work->state->Combine(work->range, terms.first(work->inputs_here), outputs);

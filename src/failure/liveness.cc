@@ -2,10 +2,8 @@
 #include "failure/liveness.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "base/escaped.h"
@@ -17,7 +15,7 @@ namespace inccl {
 namespace {
 
 // kWhere answers kAsk.
-enum Message : uint8_t { kRecord = 1, kError = 2, kWhere = 3, kAsk = 4 };
+enum Message : uint8_t { kRecord = 1, kError = StickyError::kNoticeKind, kWhere = 3, kAsk = 4 };
 
 // A rank without progress for this long sends the others its record of the call.
 constexpr Time kNotifyAfter = 20 * kMillisecond;
@@ -26,40 +24,26 @@ constexpr Time kMismatchAfter = 1500 * kMillisecond;
 // Slices of a peer may arrive after its disconnect. After this long without progress since this
 // rank saw the disconnect, no more are expected.
 constexpr Time kDepartedAfter = 200 * kMillisecond;
-// The notifying thread does not wait for the peers, but the system may keep it from running. Peers
-// that see a disconnect before the notice would report a rank that left too early. The limit covers
-// the child of a fork, where the thread does not exist.
-constexpr Time kNotifyLimit = 10 * kSecond;
 // A rank whose sends or receives stall asks the others for their positions at these intervals,
 // which grow, to find ranks that wait for each other.
 constexpr Time kFirstAsk = 500 * kMillisecond, kLastAsk = 5 * kSecond;
 // A waiting thread calls OnStall more often than this; older observations do not count.
 constexpr Time kLookedLately = 250 * kMillisecond;
 
-[[noreturn]] void AbortProcess(const Status& error) {
-  Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", error.message());
-  std::abort();
-}
-
 }  // namespace
 
-Liveness::Liveness(LivenessOptions options, WakeupEvent* wakeup_event,
+Liveness::Liveness(LivenessOptions options, StickyError* sticky_error,
                    ShrinkAgreement* shrink_agreement)
     : options_(std::move(options)),
       out_of_memory_(SystemError(
           fmt::format("{}: {}", RankName(options_.rank, options_.nranks, options_.comm_name),
                       OutOfMemory().message()))),
-      wakeup_event_(wakeup_event),
+      sticky_error_(sticky_error),
       shrink_agreement_(shrink_agreement),
       departed_(static_cast<size_t>(options_.nranks)),
       calls_(options_.nranks),
       departure_seen_(static_cast<size_t>(options_.nranks)),
       positions_(options_.rank, options_.nranks) {}
-
-Status Liveness::error() const {
-  const MutexLock lock(&mutex_);
-  return error_;
-}
 
 std::string Liveness::Where() const {
   return RankName(options_.rank, options_.nranks, options_.comm_name) + " " + Place();
@@ -113,7 +97,7 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
   return Check();
 }
 
-void Liveness::End(const Status& status, bool abort) {
+void Liveness::Fail(const Status& status, StickyError::Origin origin) {
   Status named = status;
   const Status made = CatchOutOfMemory([&] {
     const MutexLock lock(&mutex_);
@@ -124,53 +108,7 @@ void Liveness::End(const Status& status, bool abort) {
     return Status::Ok();
   });
   if (!made.ok()) named = out_of_memory_;
-  FailAndNotify(named, named, abort);
-}
-
-void Liveness::Begin() {
-  const MutexLock notifying(&notifying_);
-  begun_ = true;
-  // A peer has failed after its own creation had succeeded.
-  if (options_.abort_on_error && failed()) AbortProcess(error());
-}
-
-void Liveness::FailAndNotify(const Status& status, const Status& tell, bool abort) {
-  if (failed_.load(std::memory_order_acquire)) return;
-  const MutexLock notifying(&notifying_);
-  {
-    const MutexLock lock(&mutex_);
-    if (failed_.load()) return;
-    error_ = status;
-    failed_.store(true, std::memory_order_release);
-  }
-  Notify(tell);
-  if (abort && begun_) AbortProcess(status);
-  if (wakeup_event_ != nullptr) wakeup_event_->Signal();
-}
-
-void Liveness::WaitFailed(Time limit) const {
-  constexpr useconds_t kLook = 100;
-  const Time end = SystemClock().Now() + limit;
-  while (!failed() && SystemClock().Now() < end) usleep(kLook);
-}
-
-// The caller's thread returns from its call as soon as it sees the error. It may then destroy the
-// communicator while the thread that found the error still notifies the peers.
-void Liveness::WaitNotified() {
-  constexpr useconds_t kLook = 100;
-  for (const Time end = SystemClock().Now() + kNotifyLimit; SystemClock().Now() < end;
-       usleep(kLook)) {
-    if (!notifying_.TryLock()) continue;
-    notifying_.Unlock();
-    return;
-  }
-}
-
-void Liveness::Notify(const Status& status) {
-  ControlPlane* control = control_.load();
-  if (control == nullptr) return;
-  std::array<std::byte, kMostNotifiedBytes> body;
-  control->Broadcast(kError, std::span(body).first(WriteNotice(status, body)));
+  sticky_error_->Set(named, named, origin);
 }
 
 // Counts from the first stall that sees the disconnect, not from the start of the stall: a thread
@@ -349,7 +287,7 @@ void Liveness::OnError(int peer, std::span<const std::byte> body) {
     ours = Status(theirs.code(), fmt::format("{}: peer {}@{} reports: {}", Where(), peer,
                                              Named(peer), theirs.message()));
   }
-  FailAndNotify(ours, theirs, options_.abort_on_error);
+  sticky_error_->Set(ours, theirs, StickyError::Origin::kFailure);
 }
 
 void Liveness::OnPeerClosed(int peer, bool clean) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure state of a communicator: its sticky error, peers that have died or left, calls that
-// differ between ranks, and waits that do not end. Thread-safe. The control thread handles messages
-// of peers, also while the caller is outside the library.
+// Finds failures of a communicator: peers that have died or left, calls that differ between ranks,
+// and waits that do not end. Thread-safe. The control thread handles messages of peers, also while
+// the caller is outside the library.
 #ifndef INCCL_FAILURE_LIVENESS_H_
 #define INCCL_FAILURE_LIVENESS_H_
 
@@ -21,6 +21,7 @@
 #include "failure/call_history.h"
 #include "failure/positions.h"
 #include "failure/shrink_agreement.h"
+#include "failure/sticky_error.h"
 
 namespace inccl {
 
@@ -30,38 +31,32 @@ struct LivenessOptions {
   Time op_timeout = 600 * kSecond;
   std::string comm_name = {};
   Time warn_after = 10 * kSecond;  // log a warning for a call without progress
-  bool abort_on_error = false;     // the first error after Begin ends the process
 };
 
 class Liveness final : public ControlHandler, public WaitObserver {
  public:
-  // `shrink_agreement` gets the messages and peer failures that concern it.
-  Liveness(LivenessOptions options, WakeupEvent* wakeup_event, ShrinkAgreement* shrink_agreement);
+  // `sticky_error` gets what this object finds; `shrink_agreement` gets the messages and peer
+  // failures that concern it. Both outlive this object.
+  Liveness(LivenessOptions options, StickyError* sticky_error, ShrinkAgreement* shrink_agreement);
 
   // Called after construction, because the control plane is created after its handler.
   void Attach(ControlPlane* control) { control_.store(control); }
-  // Marks the end of creation; earlier errors are errors of creation.
-  void Begin();
-
   // Begins a call and compares it with the peers' records of the same call number.
   Status BeginCall(uint64_t sequence, const Call& call, uint64_t* signature);
   // Begins sends and receives. `calls` lives until EndCall.
   void BeginSendRecv(const std::vector<Call>* calls);
   void EndCall();
 
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  const std::atomic<bool>* failed_flag() const { return &failed_; }
-  Status error() const;
-  // Makes the error sticky unless there is one already, and notifies all peers.
-  void Fail(const Status& status) { End(status, options_.abort_on_error); }
+  // Makes the error sticky unless there is one already. Adds this rank's position in the order of
+  // calls to a text that does not name the rank.
+  void Fail(const Status& status) { Fail(status, StickyError::Origin::kFailure); }
   // As Fail, for a caller that ends the communicator on purpose: abort_on_error does not apply.
-  void EndOnPurpose(const Status& why) { End(why, false); }
-
-  // Returns when there is an error, or after `limit`.
-  void WaitFailed(Time limit) const;
+  void EndOnPurpose(const Status& why) { Fail(why, StickyError::Origin::kOnPurpose); }
 
   // WaitObserver
-  Status Check() override { return failed() ? error() : Status::Ok(); }
+  Status Check() override {
+    return sticky_error_->failed() ? sticky_error_->error() : Status::Ok();
+  }
   Status OnStall(const Request& request, std::span<const int> awaited, Time stalled) override;
 
   // ControlHandler
@@ -70,20 +65,12 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnPeerSilent(int peer, Time silence, Time limit) override;
   void OnOutOfMemory() override { Fail(OutOfMemory()); }
 
-  // Called before the disconnect. Returns when all peers have been sent the notice of an error, if
-  // there is one.
-  void WaitNotified();
-
  private:
   void OnRecord(int peer, const CallRecord& theirs);
   void OnAsk(int peer);
   void OnWhere(int peer, std::span<const std::byte> body);
   void OnError(int peer, std::span<const std::byte> body);
-  void End(const Status& status, bool abort);
-  // Peers get `tell`, which may differ from this rank's `status`. `abort`: the process ends, too.
-  void FailAndNotify(const Status& status, const Status& tell, bool abort)
-      INCCL_EXCLUDES(notifying_, mutex_);
-  void Notify(const Status& status) INCCL_REQUIRES(notifying_);
+  void Fail(const Status& status, StickyError::Origin origin) INCCL_EXCLUDES(mutex_);
   bool LongGone(int peer) INCCL_REQUIRES(mutex_);
   // The records that a stall of this length sends to the peers.
   void CollectRecords(const Request& request, std::vector<std::vector<std::byte>>* records)
@@ -107,19 +94,13 @@ class Liveness final : public ControlHandler, public WaitObserver {
 
   const LivenessOptions options_;
   const Status out_of_memory_;  // made in advance, because there may be no memory for it later
-  WakeupEvent* const wakeup_event_;
+  StickyError* const sticky_error_;
   ShrinkAgreement* const shrink_agreement_;
   std::atomic<ControlPlane*> control_{nullptr};
 
-  std::atomic<bool> failed_{false};
   std::atomic<bool> in_call_{false};
   std::vector<std::atomic<bool>> departed_;  // by rank: has disconnected
-  // Held from before failed_ becomes true until the peers have been notified. Taken after the
-  // control plane's dispatch_mutex_, before its other mutexes.
-  Mutex notifying_ INCCL_ACQUIRED_BEFORE(mutex_);
-  bool begun_ INCCL_GUARDED_BY(notifying_) = false;
   mutable Mutex mutex_;
-  Status error_ INCCL_GUARDED_BY(mutex_);
   // The sends and receives in progress. Only the caller's thread writes it.
   const std::vector<Call>* send_recv_ INCCL_GUARDED_BY(mutex_) = nullptr;
   CallHistory calls_ INCCL_GUARDED_BY(mutex_);

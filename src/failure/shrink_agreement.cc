@@ -20,7 +20,11 @@ ShrinkAgreement::ShrinkAgreement(int rank, int nranks, std::vector<std::string> 
     : rank_(rank),
       nranks_(nranks),
       peer_names_(std::move(peer_names)),
-      peers_(static_cast<size_t>(nranks)) {}
+      peers_(static_cast<size_t>(nranks), Peer(nranks)),
+      dead_(nranks),
+      excluded_(nranks),
+      held_excluded_(nranks),
+      done_excluded_(nranks) {}
 
 void ShrinkAgreement::Propose(bool active) {
   ControlPlane* control = control_.load();
@@ -28,7 +32,7 @@ void ShrinkAgreement::Propose(bool active) {
   ByteWriter body;
   body.U64(round_);
   body.U8(active ? 1 : 0);
-  body.U64(excluded_);
+  excluded_.Encode(&body);
   body.U64(completed_);
   control->Broadcast(kProposal, body.bytes());
 }
@@ -46,7 +50,7 @@ void ShrinkAgreement::SendDone(int peer) {
   if (control == nullptr) return;
   ByteWriter body;
   body.U64(done_round_);
-  body.U64(done_excluded_);
+  done_excluded_.Encode(&body);
   if (peer < 0) {
     control->Broadcast(kDone, body.bytes());
   } else {
@@ -68,8 +72,8 @@ Status ShrinkAgreement::Verdict() const {
                                        rank_, nranks_, rank,
                                        peer_names_[static_cast<size_t>(rank)]));
     }
-    if ((peer.proposes && (peer.excluded & Bit(rank_)) != 0) ||
-        (peer.done_round >= round_ && (peer.done_excluded & Bit(rank_)) != 0)) {
+    if ((peer.proposes && peer.excluded.Contains(rank_)) ||
+        (peer.done_round >= round_ && peer.done_excluded.Contains(rank_))) {
       return InvalidUsage(
           fmt::format("rank {}/{}: shrink: rank {} has excluded this one", rank_, nranks_, rank));
     }
@@ -82,14 +86,14 @@ Status ShrinkAgreement::Verdict() const {
 }
 
 bool ShrinkAgreement::Learn() {
-  const Set before = excluded_;
+  const RankSet before = excluded_;
   uint64_t latest = round_;
   excluded_ |= dead_;
   for (int rank = 0; rank < nranks_; ++rank) {
     const Peer& peer = peers_[static_cast<size_t>(rank)];
     // IsMember also skips ranks that an earlier iteration has excluded.
     if (rank == rank_ || !IsMember(rank) || !peer.proposes || peer.round < round_) continue;
-    if ((peer.excluded & Bit(rank_)) != 0) continue;  // Verdict handles it
+    if (peer.excluded.Contains(rank_)) continue;  // Verdict handles it
     latest = std::max(latest, peer.round);
     excluded_ |= peer.excluded;
   }
@@ -194,7 +198,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Time deadline, const Steps
       continue;
     }
     const Outcome outcome = MakeOutcome();
-    const Set excluded = excluded_;
+    const RankSet excluded = excluded_;
     cancelled_.store(false);
     bool over = false;
     Result<UniqueId> id = ObtainId(deadline, steps, &over);
@@ -223,7 +227,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Time deadline, const Steps
   }
 }
 
-Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t completed,
+Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(const RankSet& excluded, uint64_t completed,
                                                         Time deadline, const Steps& steps) {
   const MutexLock lock(&mutex_);
   if (active_) {
@@ -234,7 +238,8 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Agree(Set excluded, uint64_t c
   }
   active_ = true;
   if (round_ <= kMaxRound) ++round_;
-  excluded_ = (excluded & All()) | dead_;
+  excluded_ = excluded;
+  excluded_ |= dead_;
   completed_ = completed;
   held_ = {};
   held_done_ = false;
@@ -271,7 +276,7 @@ void ShrinkAgreement::Cancel(const Status& why) {
 
 void ShrinkAgreement::OnPeerClosed(int peer) {
   const MutexLock lock(&mutex_);
-  dead_ |= Bit(peer);
+  dead_.Add(peer);
   if (active_ && IsMember(peer)) cancelled_.store(true);
   changed_.NotifyAll();
 }
@@ -293,17 +298,18 @@ bool ShrinkAgreement::Read(int peer, uint8_t kind, std::span<const std::byte> bo
   uint64_t round = 0;
   if (!reader.U64(&round) || round > kMaxRound) return false;
   if (kind == kProposal) {
-    uint64_t excluded = 0, completed = 0;
+    uint64_t completed = 0;
     uint8_t proposes = 0;
-    if (!reader.U8(&proposes) || proposes > 1 || !reader.U64(&excluded) ||
-        !reader.U64(&completed) || (excluded & Bit(peer)) != 0) {
+    RankSet excluded(nranks_);
+    if (!reader.U8(&proposes) || proposes > 1 || !excluded.Decode(&reader) ||
+        !reader.U64(&completed) || excluded.Contains(peer)) {
       return false;
     }
+    const bool news = round > round_ || excluded.Contains(rank_);
     state.proposes = proposes == 1;
     state.round = round;
-    state.excluded = excluded & All();
+    state.excluded = std::move(excluded);
     state.completed = completed;
-    const bool news = round > round_ || (excluded & Bit(rank_)) != 0;
     if (active_ && state.proposes && news && IsMember(peer)) cancelled_.store(true);
     if (!active_ && done_round_ != 0 && state.proposes) SendDone(peer);
   } else if (kind == kId) {
@@ -316,10 +322,10 @@ bool ShrinkAgreement::Read(int peer, uint8_t kind, std::span<const std::byte> bo
   } else if (kind == kJoined) {
     state.joined_round = std::max(state.joined_round, round);
   } else {
-    uint64_t excluded = 0;
-    if (!reader.U64(&excluded) || (excluded & Bit(peer)) != 0) return false;
+    RankSet excluded(nranks_);
+    if (!excluded.Decode(&reader) || excluded.Contains(peer)) return false;
     state.done_round = round;
-    state.done_excluded = excluded & All();
+    state.done_excluded = std::move(excluded);
     // Counts only for a round that this rank has joined, too.
     if (active_ && round != 0 && round == held_.round && state.done_excluded == held_excluded_) {
       held_done_ = true;

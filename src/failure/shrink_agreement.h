@@ -30,14 +30,12 @@
 #include "base/status.h"
 #include "bootstrap/unique_id.h"
 #include "control/control.h"
+#include "failure/rank_set.h"
 
 namespace inccl {
 
 class ShrinkAgreement {
  public:
-  // A set of ranks, bit r for rank r.
-  using Set = uint64_t;
-
   ShrinkAgreement(int rank, int nranks, std::vector<std::string> peer_names);
   void Attach(ControlPlane* control) { control_.store(control); }
 
@@ -54,10 +52,12 @@ class ShrinkAgreement {
                          const std::atomic<bool>* cancelled)>
         join;
   };
-  // `excluded` does not contain this rank. kInvalidArgument: another thread is in this call.
-  // kInvalidUsage: a member excludes this rank. kInternalError: a member sends a malformed message.
-  // kTimeout names the members that have not called. Other errors come from Cancel or the steps.
-  Result<Outcome> Agree(Set excluded, uint64_t completed, Time deadline, const Steps& steps);
+  // `excluded` is a set of this communicator's ranks without this one. kInvalidArgument: another
+  // thread is in this call. kInvalidUsage: a member excludes this rank. kInternalError: a member
+  // sends a malformed message. kTimeout names the members that have not called. Other errors come
+  // from Cancel or the steps.
+  Result<Outcome> Agree(const RankSet& excluded, uint64_t completed, Time deadline,
+                        const Steps& steps);
   // Any thread. The call in progress and every later one end soon, with `why`.
   void Cancel(const Status& why);
 
@@ -74,21 +74,20 @@ class ShrinkAgreement {
   static constexpr uint64_t kMaxRound = uint64_t{1} << 48;
 
   struct Peer {
+    explicit Peer(int nranks) : excluded(nranks), done_excluded(nranks) {}
     bool malformed = false;  // it has sent a malformed message
     bool proposes = false;
     uint64_t round = 0;  // of the latest proposal
-    Set excluded = 0;
+    RankSet excluded;
     uint64_t completed = 0;
     uint64_t id_round = 0;  // 0: none
     UniqueId id;
     uint64_t joined_round = 0;
     uint64_t done_round = 0;
-    Set done_excluded = 0;
+    RankSet done_excluded;
   };
 
-  static Set Bit(int rank) { return Set{1} << rank; }
-  Set All() const { return ~Set{0} >> (64 - nranks_); }
-  bool IsMember(int rank) const INCCL_REQUIRES(mutex_) { return (excluded_ & Bit(rank)) == 0; }
+  bool IsMember(int rank) const INCCL_REQUIRES(mutex_) { return !excluded_.Contains(rank); }
   template <typename Predicate>
   bool AllOthers(Predicate predicate) const INCCL_REQUIRES(mutex_) {  // other members only
     for (int peer = 0; peer < nranks_; ++peer) {
@@ -124,19 +123,19 @@ class ShrinkAgreement {
   mutable Mutex mutex_;
   CondVar changed_;
   std::vector<Peer> peers_ INCCL_GUARDED_BY(mutex_);
-  Set dead_ INCCL_GUARDED_BY(mutex_) = 0;
+  RankSet dead_ INCCL_GUARDED_BY(mutex_);
   Status cancel_ INCCL_GUARDED_BY(mutex_);  // OK: not cancelled
   bool active_ INCCL_GUARDED_BY(mutex_) = false;
   uint64_t round_ INCCL_GUARDED_BY(mutex_) = 0;  // continues from call to call
-  Set excluded_ INCCL_GUARDED_BY(mutex_) = 0;
+  RankSet excluded_ INCCL_GUARDED_BY(mutex_);
   uint64_t completed_ INCCL_GUARDED_BY(mutex_) = 0;
   // The round of this call that this rank has joined last; round 0: none.
   Outcome held_ INCCL_GUARDED_BY(mutex_);
-  Set held_excluded_ INCCL_GUARDED_BY(mutex_) = 0;
+  RankSet held_excluded_ INCCL_GUARDED_BY(mutex_);
   bool held_done_ INCCL_GUARDED_BY(mutex_) = false;   // a member has reported that all members have
                                                       // joined
   uint64_t done_round_ INCCL_GUARDED_BY(mutex_) = 0;  // of the last successful call
-  Set done_excluded_ INCCL_GUARDED_BY(mutex_) = 0;
+  RankSet done_excluded_ INCCL_GUARDED_BY(mutex_);
   std::atomic<bool> cancelled_{false};  // ends a join that cannot succeed any more
 };
 

@@ -6,6 +6,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/fault_point.h"
 #include "base/log.h"
@@ -39,23 +40,24 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   FAULT_POINT("shm.after_create");
   Result<Mesh> mesh = join(join_options);
   if (!mesh.ok()) return mesh.status();
-  Result<std::unique_ptr<Transport>> end =
-      transport.Choose(&*mesh, {.deadline = join_options.deadline,
-                                .timeout_ms = options.init_timeout_ms,
-                                .cancelled = cancelled});
+  std::vector<uint64_t> identities;
+  for (const Peer& peer : mesh->peers) identities.push_back(peer.info.host_id);
+  const HostMap hosts(identities);
+  Result<std::unique_ptr<Transport>> end = transport.Choose(&*mesh, hosts,
+                                                            {.deadline = join_options.deadline,
+                                                             .timeout_ms = options.init_timeout_ms,
+                                                             .cancelled = cancelled});
   if (!end.ok()) return end.status();
   const std::string name = (*end)->caps().name;
 
   CommEnds ends;
   ends.rank = rank;
   ends.nranks = nranks;
-  std::vector<uint64_t> hosts;
   for (const Peer& peer : mesh->peers) {
-    hosts.push_back(peer.info.host_id);
     ends.peer_names.push_back(PeerName(peer.info.host, peer.info.pid));
     ends.pids.push_back(peer.info.pid);
   }
-  ends.hosts = HostMap(hosts);
+  ends.hosts = hosts;
   FAULT_POINT("init.after_attach");
   ends.transport = WithLink(*std::move(end), options.link);
   CommOptions comm = options.comm;

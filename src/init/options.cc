@@ -128,7 +128,10 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   for (int c = 0; comm->reproducible && c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
     if (!filter->AdmitsAny(collective)) continue;  // its calls return an error
-    Result<Choice> choice = Choose({.collective = collective, .reproducible = true}, *filter);
+    TunerCall call;
+    call.collective = collective;
+    call.reproducible = true;
+    Result<Choice> choice = Choose(call, *filter);
     if (!choice.ok()) return choice.status();
   }
   return Status::Ok();

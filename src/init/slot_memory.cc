@@ -25,10 +25,10 @@ constexpr uint64_t kMostLanes = 8;
 
 class Lanes {
  public:
-  explicit Lanes(bool multicast) : multicast_(multicast) {}
+  explicit Lanes(bool shared_slots) : shared_slots_(shared_slots) {}
   void Add(LaneSpec spec) {
     if (spec.producer != kRank) return;
-    if (multicast_) return AddOne(spec);
+    if (shared_slots_) return AddOne(spec);
     const std::vector<int> consumers = spec.consumers;
     for (const int consumer : consumers) {
       spec.consumers = {consumer};
@@ -42,7 +42,7 @@ class Lanes {
     if (keys_.insert(spec.Key()).second) bytes_ += mapped::SlotsBytes(spec.slot_bytes, spec.depth);
   }
 
-  const bool multicast_;
+  const bool shared_slots_;
   std::set<uint64_t> keys_;
   uint64_t bytes_ = 0;
 };
@@ -50,23 +50,19 @@ class Lanes {
 Status AddCall(const CommOptions& options, int nranks, Collective collective, int root,
                const Codec& codec, uint64_t bytes, Lanes* lanes) {
   const bool compressed = &codec != IdentityCodec().get();
-  Result<Choice> choice = Choose({.collective = collective,
-                                  .bytes = bytes,
-                                  .nranks = nranks,
-                                  .compressed = compressed,
-                                  .reproducible = options.reproducible,
-                                  .route = compressed ? codec.route() : Route{}},
-                                 options.algorithms, options.tuner_table);
+  const CollectiveArgs call{.collective = collective,
+                            .type = DataType::kUint8,
+                            .nranks = nranks,
+                            .rank = kRank,
+                            .root = root,
+                            .count = bytes};
+  Result<Choice> choice =
+      Choose({call, compressed, options.reproducible, compressed ? codec.route() : Route{}},
+             options.algorithms, options.tuner_table);
   if (!choice.ok()) return Status::Ok();  // such a call is refused
-  Result<Schedule> schedule = MakeSchedule({.collective = collective,
-                                            .algorithm = choice->algorithm,
-                                            .nranks = nranks,
-                                            .rank = kRank,
-                                            .root = root,
-                                            .channels = options.channels,
-                                            .side_phases = codec.side_phases().size(),
-                                            .side_one_shot = choice->side_one_shot,
-                                            .group = codec.route().group});
+  Result<Schedule> schedule =
+      MakeSchedule({call, choice->algorithm, options.channels, codec.side_phases().size(),
+                    choice->side_one_shot, codec.route().group});
   if (!schedule.ok()) return schedule.status();
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   for (const ScheduleLane& lane : schedule->lanes) {
@@ -83,8 +79,8 @@ Status AddCall(const CommOptions& options, int nranks, Collective collective, in
 
 }  // namespace
 
-Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multicast) {
-  Lanes lanes(multicast);
+Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool shared_slots) {
+  Lanes lanes(shared_slots);
   const Codec& plain = *IdentityCodec();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
@@ -123,7 +119,7 @@ Status CheckSlotMemory(const CommOptions& options, int nranks, const Caps& caps)
                         static_cast<uint64_t>(options.channels) *
                         mapped::SlotsBytes(slots.data_bytes, slots.data_depth);
   if (most + kMargin <= caps.slot_memory) return Status::Ok();  // no need to look at schedules
-  Result<uint64_t> need = SlotMemory(options, nranks, caps.multicast);
+  Result<uint64_t> need = SlotMemory(options, nranks, caps.shared_slots);
   if (!need.ok()) return need.status();
   if (*need + kMargin <= caps.slot_memory) return Status::Ok();
   return InvalidArgument(

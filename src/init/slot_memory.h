@@ -14,8 +14,9 @@ namespace inccl {
 
 // Covers all collectives, large and small, with the tuner's algorithms and the default codec, and
 // sends to every peer. The lanes of later calls are among these, except that codecs named in calls
-// may need further lanes of other sizes. The result is the same on all ranks.
-Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool multicast);
+// may need further lanes of other sizes. `shared_slots`: see Caps. The result is the same on all
+// ranks; it counts the lanes to ranks on other hosts, too.
+Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool shared_slots);
 
 // Returns kInvalidArgument with the names of the settings if the lanes need more memory than the
 // transport has.

@@ -35,6 +35,8 @@ Result<std::vector<T>> Exchange(Communicator* parent, const T& mine) {
     Call call;
     call.collective = Collective::kAllGather;
     call.type = DataType::kUint8;
+    call.nranks = parent->nranks();
+    call.rank = parent->rank();
     call.count = sizeof(T);
     call.send = &mine;
     call.recv = all.data();
@@ -117,8 +119,7 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
   return joined;
 }
 
-Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
-                      const InitOptions& options) {
+Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitOptions& options) {
   const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
   Shrunk shrunk;
   ShrinkAgreement::Steps steps;

@@ -21,8 +21,7 @@ struct Shrunk {
   std::shared_ptr<Communicator> communicator;
   uint64_t last_completed = 0;  // operations of the parent that completed on every member
 };
-Result<Shrunk> Shrink(Communicator* parent, ShrinkAgreement::Set excluded,
-                      const InitOptions& options);
+Result<Shrunk> Shrink(Communicator* parent, const RankSet& excluded, const InitOptions& options);
 
 }  // namespace inccl
 

@@ -9,97 +9,16 @@
 #include <string_view>
 #include <utility>
 
-#include "base/bytes.h"
-#include "base/escaped.h"
 #include "base/log.h"
 #include "device/runtime.h"
-#include "init/options.h"
 #include "transport/loopback/loopback.h"
-#include "transport/shm/shm_transport.h"
-#include "transport/ucx/ucx_transport.h"
 
 namespace inccl {
 namespace {
 
-constexpr uint32_t kOfferMagic = 0x32666f69;  // "iof2"
-constexpr size_t kMaxName = 32, kMaxReason = 2048;
-
-// Enough for the first small calls of a communicator: two lanes of slots of default size.
-constexpr size_t kCommitAhead = 1088 * 1024;
-
-// For a rank that works on a device, all slots of a direct call. The device registers slots before
-// the first call, because registration might wait for streams that wait for the call.
-constexpr size_t kDeviceLane = 4 * size_t{kDeviceSliceBytes} + 128 * 1024;  // with side information
-constexpr int kMostDeviceLanes = 17;
-
-size_t CommitAhead(int nranks, bool for_device) {
-  if (!for_device) return kCommitAhead;
-  return static_cast<size_t>(std::min(nranks + 1, kMostDeviceLanes)) * kDeviceLane;
-}
-
 bool OnDevice() {
   Device* const device = CurrentDevice();
   return device != nullptr && device->InUse();
-}
-
-class ShmFactory final : public TransportFactory {
- public:
-  ShmFactory(int rank, int nranks, std::unique_ptr<ShmTransport> shm)
-      : rank_(rank), nranks_(nranks), shm_(std::move(shm)) {}
-  std::vector<int> fds_to_share() const override { return shm_->fds_to_share(); }
-  Status Attach(Peer* peer, std::span<const std::byte> /*payload*/) override {
-    if (peer->fds.size() != 3) {
-      return InternalError(fmt::format("rank {}/{}: peer {} shared {} descriptors instead of 3",
-                                       rank_, nranks_, peer->info.rank, peer->fds.size()));
-    }
-    return shm_->Attach(peer->info.rank, std::move(peer->fds[0]), std::move(peer->fds[1]),
-                        std::move(peer->fds[2]));
-  }
-  std::unique_ptr<Transport> Take() override { return std::move(shm_); }
-
- private:
-  const int rank_, nranks_;
-  std::unique_ptr<ShmTransport> shm_;
-};
-
-class UcxFactory final : public TransportFactory {
- public:
-  explicit UcxFactory(std::unique_ptr<UcxTransport> ucx) : ucx_(std::move(ucx)) {}
-  std::vector<std::byte> payload() const override {
-    return {ucx_->address().begin(), ucx_->address().end()};
-  }
-  Status Attach(Peer* peer, std::span<const std::byte> payload) override {
-    return ucx_->Attach(peer->info.rank, payload);
-  }
-  bool attach_needs_peers() const override { return true; }
-  std::unique_ptr<Transport> Take() override { return std::move(ucx_); }
-
- private:
-  std::unique_ptr<UcxTransport> ucx_;
-};
-
-UcxOptions UcxOptionsOf(const Environment& environment) {
-  UcxOptions options;
-  options.tls = environment.ucx_tls;
-  return options;
-}
-
-Result<std::unique_ptr<TransportFactory>> MakeFactory(const std::string& name, int rank, int nranks,
-                                                      const Environment& environment,
-                                                      bool for_device) {
-  if (name == "shm") {
-    Result<std::unique_ptr<ShmTransport>> shm = ShmTransport::Create(
-        rank, nranks, {.commit_ahead = CommitAhead(nranks, for_device), .for_device = for_device});
-    if (!shm.ok()) return shm.status();
-    return std::unique_ptr<TransportFactory>(new ShmFactory(rank, nranks, *std::move(shm)));
-  }
-  if (name == "ucx") {
-    Result<std::unique_ptr<UcxTransport>> ucx =
-        UcxTransport::Create(rank, nranks, UcxOptionsOf(environment));
-    if (!ucx.ok()) return ucx.status();
-    return std::unique_ptr<TransportFactory>(new UcxFactory(*std::move(ucx)));
-  }
-  return InvalidUsage(fmt::format("{} joins threads of one process only", name));
 }
 
 std::vector<std::string> NamesIn(std::string_view list, std::vector<std::string> standard) {
@@ -114,8 +33,8 @@ std::vector<std::string> NamesIn(std::string_view list, std::vector<std::string>
   }
 }
 
-// Records why `name` cannot be used, for the error that lists all reasons.
-void AddReason(const std::string& name, const std::string& why, std::string* reasons) {
+// Adds why `name` cannot be used.
+void AddReason(std::string_view name, const std::string& why, std::string* reasons) {
   if (!reasons->empty()) *reasons += "; ";
   *reasons += fmt::format("{}: {}", name, why);
 }
@@ -128,43 +47,14 @@ std::string OfVariable(const Environment& environment) {
 
 }  // namespace
 
-std::vector<std::byte> TransportOffer::Encode() const {
-  ByteWriter writer;
-  writer.U32(kOfferMagic);
-  writer.String(transport);
-  writer.U32(static_cast<uint32_t>(status.code()));
-  writer.String(std::string_view(status.message()).substr(0, kMaxReason));
-  writer.String({reinterpret_cast<const char*>(payload.data()), payload.size()});
-  writer.U8(device_slices ? 1 : 0);
-  return writer.bytes();
-}
-
-Result<TransportOffer> TransportOffer::Decode(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes);
-  TransportOffer offer;
-  uint32_t magic = 0, code = 0;
-  uint8_t device_slices = 0;
-  std::string reason, payload;
-  if (!reader.U32(&magic) || magic != kOfferMagic || !reader.String(&offer.transport, kMaxName) ||
-      !reader.U32(&code) || code > static_cast<uint32_t>(Code::kTimeout) ||
-      !reader.String(&reason, kMaxReason) || !reader.String(&payload, kMaxBlob) ||
-      !reader.U8(&device_slices) || device_slices > 1 || reader.remaining() != 0) {
-    return InternalError("malformed offer of a transport");
-  }
-  offer.status = Status(static_cast<Code>(code), Escaped(reason));
-  offer.device_slices = device_slices == 1;
-  const auto content = std::as_bytes(std::span(payload));
-  offer.payload.assign(content.begin(), content.end());
-  return offer;
-}
-
 TransportSelection::TransportSelection(int rank, int nranks, const Environment& environment,
                                        bool device_slices)
     : rank_(rank),
       nranks_(nranks),
       environment_(environment),
       device_slices_(device_slices),
-      names_(NamesIn(environment.transport, {"shm", "ucx"})) {}
+      names_(NamesIn(environment.transport, {"shm", "ucx"})),
+      table_(nranks) {}
 
 TransportOffer TransportSelection::Make(const std::string& name,
                                         std::unique_ptr<TransportFactory>* made) const {
@@ -172,7 +62,10 @@ TransportOffer TransportSelection::Make(const std::string& name,
   offer.transport = name;
   offer.device_slices = device_slices_;
   Result<std::unique_ptr<TransportFactory>> result =
-      MakeFactory(name, rank_, nranks_, environment_, device_slices_ && OnDevice());
+      RowOf(name).make({.rank = rank_,
+                        .nranks = nranks_,
+                        .environment = &environment_,
+                        .for_device = device_slices_ && OnDevice()});
   offer.status = result.status();
   if (result.ok()) {
     *made = *std::move(result);
@@ -184,8 +77,8 @@ TransportOffer TransportSelection::Make(const std::string& name,
 }
 
 void TransportSelection::Advertise(JoinOptions* options) {
-  options->blob = Make(names_.front(), &current_).Encode();
-  if (current_ != nullptr) options->share_fds = current_->fds_to_share();
+  options->blob = Make(names_.front(), &first_).Encode();
+  if (first_ != nullptr) options->share_fds = first_->fds_to_share();
   if (std::find(names_.begin() + 1, names_.end(), "shm") == names_.end()) return;
   later_offer_ = Make("shm", &later_shm_);
   if (later_shm_ != nullptr) options->share_fds = later_shm_->fds_to_share();
@@ -195,36 +88,25 @@ Status TransportSelection::Error(const Status& status) const {
   return {status.code(), fmt::format("rank {}/{}: init: {}", rank_, nranks_, status.message())};
 }
 
-Status TransportSelection::NoneLeft() const {
-  return Error(
-      {code_, fmt::format("no common transport{}: {}", OfVariable(environment_), reasons_)});
-}
-
-Status TransportSelection::CheckAll(const std::string& name,
-                                    std::span<const TransportOffer> offers) {
-  const TransportOffer* first = nullptr;
-  size_t first_rank = 0, failed = 0;
-  for (size_t rank = 0; rank < offers.size(); ++rank) {
-    if (offers[rank].status.ok()) continue;
-    if (failed++ > 0) continue;
-    first = &offers[rank];
-    first_rank = rank;
+Result<TransportSelection::Offers> TransportSelection::FirstOffers(const Mesh& mesh) const {
+  Offers offers;
+  for (const Peer& peer : mesh.peers) {
+    Result<TransportOffer> offer = TransportOffer::Decode(peer.info.blob);
+    if (!offer.ok() || offer->transport != names_.front()) {
+      return Error(InternalError(fmt::format("peer rank {} sent no offer of the transport {}",
+                                             peer.info.rank, names_.front())));
+    }
+    offers.push_back(*std::move(offer));
   }
-  if (first == nullptr) return Status::Ok();
-  code_ = first->status.code();
-  std::string why = fmt::format("on rank {}: {}", first_rank, first->status.message());
-  if (failed > 1)
-    why += fmt::format(" (and on {} other rank{})", failed - 1, failed > 2 ? "s" : "");
-  AddReason(name, why, &reasons_);
-  return first->status;
+  return offers;
 }
 
-Result<std::vector<TransportOffer>> TransportSelection::Exchange(const Mesh& mesh,
-                                                                 const TransportOffer& mine,
-                                                                 const ExchangeTerms& terms) const {
+Result<TransportSelection::Offers> TransportSelection::Exchange(const Mesh& mesh,
+                                                                const TransportOffer& mine,
+                                                                const ExchangeTerms& terms) const {
   Result<std::vector<std::vector<std::byte>>> blobs = ExchangeBlobs(mesh, mine.Encode(), terms);
   if (!blobs.ok()) return blobs.status();
-  std::vector<TransportOffer> offers;
+  Offers offers;
   for (const std::vector<std::byte>& blob : *blobs) {
     Result<TransportOffer> offer = TransportOffer::Decode(blob);
     if (!offer.ok() || offer->transport != mine.transport) {
@@ -236,61 +118,199 @@ Result<std::vector<TransportOffer>> TransportSelection::Exchange(const Mesh& mes
   return offers;
 }
 
-Status TransportSelection::AttachAll(Mesh* mesh, std::span<const TransportOffer> offers) {
+bool TransportSelection::CanUse(const Attempt& attempt, const HostMap& hosts, int a, int b) const {
+  return attempt.of_rank[static_cast<size_t>(a)].ok() &&
+         attempt.of_rank[static_cast<size_t>(b)].ok() && attempt.row->unusable(hosts, a, b).empty();
+}
+
+bool TransportSelection::Needed(const Attempt& attempt, const HostMap& hosts, int rank) const {
+  if (nranks_ == 1) return attempt.of_rank[0].ok();
+  for (int a = 0; a < nranks_; ++a) {
+    for (int b = a + 1; b < nranks_; ++b) {
+      const bool asked = rank < 0 || rank == a || rank == b;
+      if (asked && table_.Of(a, b) == PairTable::kNone && CanUse(attempt, hosts, a, b)) return true;
+    }
+  }
+  return false;
+}
+
+TransportOffer TransportSelection::OfferOf(const std::string& name, bool needed,
+                                           std::unique_ptr<TransportFactory>* made) {
+  if (!needed) {
+    TransportOffer none;
+    none.transport = name;
+    return none;
+  }
+  if (name != "shm") return Make(name, made);
+  *made = std::move(later_shm_);
+  return later_offer_;
+}
+
+Status TransportSelection::Attach(const Attempt& attempt, Mesh* mesh, const HostMap& hosts,
+                                  const Offers& offers) const {
   for (Peer& peer : mesh->peers) {
-    if (peer.info.rank == rank_) continue;
-    Status status = current_->Attach(&peer, offers[static_cast<size_t>(peer.info.rank)].payload);
+    const int other = peer.info.rank;
+    if (other == rank_ || table_.Of(rank_, other) != PairTable::kNone ||
+        !CanUse(attempt, hosts, rank_, other)) {
+      continue;
+    }
+    Status status = attempt.factory->Attach(&peer, offers[static_cast<size_t>(other)].payload);
     if (!status.ok()) return status;
   }
   return Status::Ok();
 }
 
-Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh,
-                                                              const ExchangeTerms& terms) {
-  std::vector<TransportOffer> offers;
-  for (const Peer& peer : mesh->peers) {
-    Result<TransportOffer> offer = TransportOffer::Decode(peer.info.blob);
-    if (!offer.ok() || offer->transport != names_.front()) {
-      return Error(InternalError(fmt::format("peer rank {} sent no offer of the transport {}",
-                                             peer.info.rank, names_.front())));
-    }
-    offers.push_back(*std::move(offer));
+Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mesh,
+                               const HostMap& hosts, const ExchangeTerms& terms) {
+  const auto number = static_cast<int>(attempts_.size());
+  Attempt& attempt = attempts_.emplace_back();
+  attempt.row = &RowOf(name);
+  attempt.of_rank.resize(static_cast<size_t>(nranks_));
+  if (!Needed(attempt, hosts)) return Status::Ok();  // no rank makes it
+  if (number == 0) {
+    attempt.factory = std::move(first_);
+  } else {
+    const TransportOffer mine = OfferOf(name, Needed(attempt, hosts, rank_), &attempt.factory);
+    Result<Offers> further = Exchange(*mesh, mine, terms);
+    if (!further.ok()) return further.status();
+    offers = *std::move(further);
   }
-  device_slices_ = std::all_of(offers.begin(), offers.end(),
-                               [](const TransportOffer& offer) { return offer.device_slices; });
-  for (size_t i = 0; i < names_.size(); ++i) {
-    const std::string& name = names_[i];
-    if (i > 0) {
-      TransportOffer offer;
-      if (name == "shm") {
-        offer = later_offer_;
-        current_ = std::move(later_shm_);
-      } else {
-        offer = Make(name, &current_);
-      }
-      Result<std::vector<TransportOffer>> further = Exchange(*mesh, offer, terms);
-      if (!further.ok()) return further.status();
-      offers = *std::move(further);
-    }
-    if (!CheckAll(name, offers).ok()) continue;
+  for (size_t rank = 0; rank < offers.size(); ++rank) attempt.of_rank[rank] = offers[rank].status;
+  if (Needed(attempt, hosts)) {
     TransportOffer attached;
     attached.transport = name;
-    attached.status = AttachAll(mesh, offers);
-    if (current_->attach_needs_peers()) {
-      Result<std::vector<TransportOffer>> all = Exchange(*mesh, attached, terms);
+    attached.status = Attach(attempt, mesh, hosts, offers);
+    if (attempt.row->attach_needs_peers) {
+      Result<Offers> all = Exchange(*mesh, attached, terms);
       if (!all.ok()) return all.status();
-      if (!CheckAll(name, *all).ok()) continue;
+      for (size_t rank = 0; rank < all->size(); ++rank) {
+        if (attempt.of_rank[rank].ok()) attempt.of_rank[rank] = (*all)[rank].status;
+      }
     } else if (!attached.status.ok()) {
       return attached.status;
     }
-    if (!reasons_.empty()) {
-      Log(LogLevel::kWarn, LogSubsystem::kInit, "rank {}/{}: joined over {}, because {}", rank_,
-          nranks_, name, reasons_);
-    }
-    return current_->Take();
   }
-  current_.reset();
-  return NoneLeft();
+  Assign(number, hosts);
+  return Status::Ok();
+}
+
+void TransportSelection::Assign(int number, const HostMap& hosts) {
+  Attempt& attempt = attempts_[static_cast<size_t>(number)];
+  bool by_this_rank = attempt.used = nranks_ == 1 && attempt.of_rank[0].ok();
+  for (int a = 0; a < nranks_; ++a) {
+    for (int b = a + 1; b < nranks_; ++b) {
+      if (table_.Of(a, b) != PairTable::kNone || !CanUse(attempt, hosts, a, b)) continue;
+      table_.Set(a, b, number);
+      attempt.used = true;
+      by_this_rank = by_this_rank || a == rank_ || b == rank_;
+    }
+  }
+  if (!by_this_rank) attempt.factory.reset();
+}
+
+std::string TransportSelection::Failure(const Attempt& attempt, int first) {
+  std::string why =
+      fmt::format("on rank {}: {}", first, attempt.of_rank[static_cast<size_t>(first)].message());
+  const auto others = std::count_if(attempt.of_rank.begin(), attempt.of_rank.end(),
+                                    [](const Status& status) { return !status.ok(); }) -
+                      1;
+  if (others > 0) why += fmt::format(" (and on {} other rank{})", others, others > 1 ? "s" : "");
+  return why;
+}
+
+Status TransportSelection::NoneFor(int a, int b, int other_pairs, const HostMap& hosts) const {
+  Code code = Code::kInvalidUsage;
+  std::string reasons;
+  for (const Attempt& attempt : attempts_) {
+    const std::string unusable = a == b ? "" : attempt.row->unusable(hosts, a, b);
+    const int failed = attempt.of_rank[static_cast<size_t>(a)].ok() ? b : a;
+    code = unusable.empty() ? attempt.of_rank[static_cast<size_t>(failed)].code()
+                            : Code::kInvalidUsage;
+    AddReason(attempt.row->name, unusable.empty() ? Failure(attempt, failed) : unusable, &reasons);
+  }
+  std::string pair = a == b ? "" : fmt::format(" for ranks {} and {}", a, b);
+  if (other_pairs > 0) {
+    pair += fmt::format(" (and {} other pair{})", other_pairs, other_pairs > 1 ? "s" : "");
+  }
+  return Error(
+      {code, fmt::format("no common transport{}{}: {}", OfVariable(environment_), pair, reasons)});
+}
+
+Status TransportSelection::CheckComplete(const HostMap& hosts) const {
+  if (nranks_ == 1) {
+    return attempts_.back().used ? Status::Ok() : NoneFor(0, 0, 0, hosts);
+  }
+  int first_a = -1, first_b = -1, missing = 0;
+  for (int a = 0; a < nranks_; ++a) {
+    for (int b = a + 1; b < nranks_; ++b) {
+      if (table_.Of(a, b) != PairTable::kNone) continue;
+      if (missing++ == 0) first_a = a, first_b = b;
+    }
+  }
+  return missing == 0 ? Status::Ok() : NoneFor(first_a, first_b, missing - 1, hosts);
+}
+
+Result<std::unique_ptr<Transport>> TransportSelection::Compose() {
+  std::vector<size_t> used;
+  for (size_t i = 0; i < attempts_.size(); ++i) {
+    if (attempts_[i].used) used.push_back(i);
+  }
+  if (used.size() == 1) return attempts_[used[0]].factory->Take(/*alone=*/true);
+  std::sort(used.begin(), used.end(),
+            [&](size_t a, size_t b) { return attempts_[a].row < attempts_[b].row; });
+  PairTable table(nranks_);
+  for (int a = 0; a < nranks_; ++a) {
+    for (int b = a + 1; b < nranks_; ++b) {
+      const auto number = static_cast<size_t>(table_.Of(a, b));
+      const auto place = std::find(used.begin(), used.end(), number) - used.begin();
+      table.Set(a, b, static_cast<int>(place));
+    }
+  }
+  std::vector<CompositeTransport::Part> parts;
+  for (const size_t number : used) {
+    Attempt& attempt = attempts_[number];
+    CompositeTransport::Part& part = parts.emplace_back();
+    part.caps = attempt.row->caps();
+    if (attempt.factory != nullptr) part.transport = attempt.factory->Take(/*alone=*/false);
+  }
+  Result<std::unique_ptr<CompositeTransport>> made =
+      CompositeTransport::Create(rank_, std::move(table), std::move(parts));
+  if (!made.ok()) return Error(made.status());
+  return std::unique_ptr<Transport>(*std::move(made));
+}
+
+void TransportSelection::WarnOfFailures(const char* name) const {
+  std::string reasons;
+  for (const Attempt& attempt : attempts_) {
+    const auto failed = std::find_if(attempt.of_rank.begin(), attempt.of_rank.end(),
+                                     [](const Status& status) { return !status.ok(); });
+    if (failed == attempt.of_rank.end()) continue;
+    AddReason(attempt.row->name,
+              Failure(attempt, static_cast<int>(failed - attempt.of_rank.begin())), &reasons);
+  }
+  if (reasons.empty()) return;
+  Log(LogLevel::kWarn, LogSubsystem::kInit, "rank {}/{}: joined over {}, because {}", rank_,
+      nranks_, name, reasons);
+}
+
+Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh, const HostMap& hosts,
+                                                              const ExchangeTerms& terms) {
+  Result<Offers> offers = FirstOffers(*mesh);
+  if (!offers.ok()) return offers.status();
+  device_slices_ = std::all_of(offers->begin(), offers->end(),
+                               [](const TransportOffer& offer) { return offer.device_slices; });
+  for (const std::string& name : names_) {
+    if (!attempts_.empty() && CheckComplete(hosts).ok()) break;
+    Status status = Try(name, *offers, mesh, hosts, terms);
+    if (!status.ok()) return status;
+  }
+  for (Peer& peer : mesh->peers) peer.fds.clear();
+  first_.reset();
+  later_shm_.reset();
+  if (Status status = CheckComplete(hosts); !status.ok()) return status;
+  Result<std::unique_ptr<Transport>> made = Compose();
+  if (made.ok()) WarnOfFailures((*made)->caps().name);
+  return made;
 }
 
 namespace {
@@ -302,8 +322,8 @@ Result<Transports> JoinInProcess(const std::string& name, int nranks,
                                  const Environment& environment, bool for_device) {
   std::vector<std::unique_ptr<TransportFactory>> ends;
   for (int rank = 0; rank < nranks; ++rank) {
-    Result<std::unique_ptr<TransportFactory>> end =
-        MakeFactory(name, rank, nranks, environment, for_device);
+    Result<std::unique_ptr<TransportFactory>> end = RowOf(name).make(
+        {.rank = rank, .nranks = nranks, .environment = &environment, .for_device = for_device});
     if (!end.ok()) return end.status();
     ends.push_back(*std::move(end));
   }
@@ -322,7 +342,8 @@ Result<Transports> JoinInProcess(const std::string& name, int nranks,
     }
   }
   Transports transports;
-  for (std::unique_ptr<TransportFactory>& end : ends) transports.push_back(end->Take());
+  for (std::unique_ptr<TransportFactory>& end : ends)
+    transports.push_back(end->Take(/*alone=*/true));
   return transports;
 }
 

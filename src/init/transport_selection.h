@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Selects the transport of a communicator: the first of INCCL_TRANSPORT (default: shm, then ucx)
-// that every rank can make. Ranks exchange which transports they could make, so all of them choose
-// the same one. If there is none, every rank reports which ranks failed and why.
+// Selects the transports of a communicator: each pair of ranks takes the first of INCCL_TRANSPORT
+// (default: shm, then ucx) that both ranks can use for this pair. Ranks exchange what they could
+// make, so all of them compute the same table of pairs. If a pair has no transport, every rank
+// reports both ranks and each transport's reason.
 #ifndef INCCL_INIT_TRANSPORT_SELECTION_H_
 #define INCCL_INIT_TRANSPORT_SELECTION_H_
 
@@ -16,34 +17,14 @@
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/exchange.h"
 #include "config/variables.h"
+#include "init/transport_offer.h"
+#include "init/transport_table.h"
+#include "topology/host_map.h"
+#include "transport/composite/composite_transport.h"
 #include "transport/transport.h"
+#include "transport/transport_factory.h"
 
 namespace inccl {
-
-// Whether one rank could make one transport. Sent to peers.
-struct TransportOffer {
-  std::string transport;
-  Status status;                   // OK, or why the rank could not make it
-  std::vector<std::byte> payload;  // an address, or empty
-  bool device_slices = false;      // the rank has a device and no slice size was given
-
-  std::vector<std::byte> Encode() const;
-  // Returns kInternalError if the bytes are malformed.
-  static Result<TransportOffer> Decode(std::span<const std::byte> bytes);
-};
-
-// Makes one transport and attaches it to the peers.
-class TransportFactory {
- public:
-  virtual ~TransportFactory() = default;
-  virtual std::vector<int> fds_to_share() const { return {}; }
-  virtual std::vector<std::byte> payload() const { return {}; }
-  virtual Status Attach(Peer* peer, std::span<const std::byte> payload) = 0;
-  // True if this rank attaches to live peers, so that all ranks must have attached before any
-  // leaves.
-  virtual bool attach_needs_peers() const { return false; }
-  virtual std::unique_ptr<Transport> Take() = 0;
-};
 
 // The selection of one rank, which is a process or joins like one. Call Advertise, join, then
 // Choose.
@@ -54,34 +35,62 @@ class TransportSelection {
 
   // Makes the first transport and puts its offer into `options`.
   void Advertise(JoinOptions* options);
-  // Attaches to the peers over the first transport that all ranks can use. Exchanges further offers
-  // with them if that is not the first of the list. The text of an error begins with "rank r/n:
-  // init:".
-  Result<std::unique_ptr<Transport>> Choose(Mesh* mesh, const ExchangeTerms& terms);
+  // Attaches to each peer over the first transport that the two ranks can use. Exchanges the offers
+  // of a further transport only if a pair of ranks still needs one. Returns a composite transport
+  // if the pairs use several. The text of an error begins with "rank r/n: init:".
+  Result<std::unique_ptr<Transport>> Choose(Mesh* mesh, const HostMap& hosts,
+                                            const ExchangeTerms& terms);
   // After Choose: whether every rank's offer has device_slices.
   bool all_device_slices() const { return device_slices_; }
 
  private:
+  // One transport of the list.
+  struct Attempt {
+    const TransportRow* row = nullptr;
+    std::vector<Status> of_rank;                // why a rank cannot use it
+    std::unique_ptr<TransportFactory> factory;  // nullptr: no pair of this rank uses it
+    bool used = false;                          // by any pair
+  };
+  using Offers = std::vector<TransportOffer>;
+
   // Makes the factory of a transport into *made; the offer has the error.
   TransportOffer Make(const std::string& name, std::unique_ptr<TransportFactory>* made) const;
-  // Returns OK if every rank could make the transport; else adds the failed ranks to reasons_.
-  Status CheckAll(const std::string& name, std::span<const TransportOffer> offers);
-  Result<std::vector<TransportOffer>> Exchange(const Mesh& mesh, const TransportOffer& mine,
-                                               const ExchangeTerms& terms) const;
-  Status AttachAll(Mesh* mesh, std::span<const TransportOffer> offers);
+  // The offers that came with the join.
+  Result<Offers> FirstOffers(const Mesh& mesh) const;
+  Result<Offers> Exchange(const Mesh& mesh, const TransportOffer& mine,
+                          const ExchangeTerms& terms) const;
+  // Tries the next transport: assigns it to the pairs that have none and can use it. `offers` are
+  // those of the first one.
+  Status Try(const std::string& name, Offers offers, Mesh* mesh, const HostMap& hosts,
+             const ExchangeTerms& terms);
+  // This rank's offer of a further transport; an empty one if this rank does not need it.
+  TransportOffer OfferOf(const std::string& name, bool needed,
+                         std::unique_ptr<TransportFactory>* made);
+  // Attaches to this rank's peers of unassigned pairs that can use the transport.
+  Status Attach(const Attempt& attempt, Mesh* mesh, const HostMap& hosts,
+                const Offers& offers) const;
+  void Assign(int number, const HostMap& hosts);
+  bool CanUse(const Attempt& attempt, const HostMap& hosts, int a, int b) const;
+  // Whether a pair without a transport can use this one, or (`rank` >= 0) a pair of that rank.
+  bool Needed(const Attempt& attempt, const HostMap& hosts, int rank = -1) const;
+  // Why rank `first` failed, and how many others have.
+  static std::string Failure(const Attempt& attempt, int first);
+  // The error if a pair has no transport.
+  Status CheckComplete(const HostMap& hosts) const;
+  Status NoneFor(int a, int b, int other_pairs, const HostMap& hosts) const;
+  void WarnOfFailures(const char* name) const;
+  Result<std::unique_ptr<Transport>> Compose();
   Status Error(const Status& status) const;
-  Status NoneLeft() const;
 
   const int rank_, nranks_;
   const Environment environment_;
   bool device_slices_;
   std::vector<std::string> names_;  // in order of preference
-  // The transport that is tried, and shm if it is not the first one, because only the join passes
-  // descriptors.
-  std::unique_ptr<TransportFactory> current_, later_shm_;
+  std::vector<Attempt> attempts_;   // by names_, those that have been tried
+  PairTable table_;                 // numbers of attempts_
+  // The first transport, and shm if it is a later one, because only the join passes descriptors.
+  std::unique_ptr<TransportFactory> first_, later_shm_;
   TransportOffer later_offer_;
-  std::string reasons_;  // why the earlier transports were not chosen
-  Code code_ = Code::kInvalidUsage;
 };
 
 // Makes the transports of all ranks of one process: the first of INCCL_TRANSPORT (default:

@@ -108,20 +108,30 @@ bool DeviceAllocator::Free(void* data) {
   return true;
 }
 
+DeviceAllocator::Pieces::iterator DeviceAllocator::Holding(const std::byte* data, size_t bytes) {
+  const auto after = pieces_.upper_bound(data);
+  if (after == pieces_.begin()) return pieces_.end();
+  const auto found = std::prev(after);
+  const auto offset = static_cast<size_t>(data - found->first);
+  const size_t size = found->second->bytes;
+  if (offset >= size || bytes > size - offset) return pieces_.end();
+  return found;
+}
+
+bool DeviceAllocator::Holds(const void* data, size_t bytes) {
+  const MutexLock lock(&mutex_);
+  return Holding(static_cast<const std::byte*>(data), bytes) != pieces_.end();
+}
+
 DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
   if (count_.load(std::memory_order_relaxed) == 0) return {};
-  const auto* const at = static_cast<const std::byte*>(data);
   std::shared_ptr<Piece> piece;
   std::byte* begin = nullptr;
   {
     const MutexLock lock(&mutex_);
     if (forked_) return {};
-    const auto after = pieces_.upper_bound(at);
-    if (after == pieces_.begin()) return {};
-    const auto found = std::prev(after);
-    const auto offset = static_cast<size_t>(at - found->first);
-    const size_t size = found->second->bytes;
-    if (offset >= size || bytes > size - offset) return {};
+    const auto found = Holding(static_cast<const std::byte*>(data), bytes);
+    if (found == pieces_.end()) return {};
     begin = const_cast<std::byte*>(found->first);
     piece = found->second;
   }

@@ -35,6 +35,9 @@ class DeviceAllocator {
   // Device::ShareGranularity. The device is asked once per piece.
   DeviceShare Find(const void* data, size_t bytes);
 
+  // True if a piece contains the range.
+  bool Holds(const void* data, size_t bytes);
+
   // Drops all pieces of a device that ends. For tests.
   void Forget(const Device* device);
 
@@ -51,6 +54,7 @@ class DeviceAllocator {
   };
   using Pieces = std::map<const std::byte*, std::shared_ptr<Piece>>;
 
+  Pieces::iterator Holding(const std::byte* data, size_t bytes) INCCL_REQUIRES(mutex_);
   Pieces::iterator Fitting(const Device* device, int number, size_t bytes, size_t most)
       INCCL_REQUIRES(mutex_);
   void* Take(Pieces::iterator kept) INCCL_REQUIRES(mutex_);

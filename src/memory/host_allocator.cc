@@ -116,6 +116,21 @@ Region HostAllocator::Find(const void* data, size_t bytes) {
   return {piece.generation, const_cast<std::byte*>(found->first), piece.bytes, piece.file.get()};
 }
 
+Status HostAllocator::WhyNotShared(const void* data, size_t bytes) {
+  const MutexLock lock(&mutex_);
+  const auto found = Holding(static_cast<const std::byte*>(data), bytes);
+  if (found == pieces_.end()) return InvalidArgument("not memory of ccl_mem_alloc");
+  if (found->second.file.valid()) {
+    return InvalidArgument(
+        "a call on this memory of ccl_mem_alloc has failed, or the process forked");
+  }
+  if (found->second.bytes < kLeastShared) {
+    return InvalidArgument(
+        fmt::format("memory of ccl_mem_alloc of less than {} bytes", kLeastShared));
+  }
+  return InvalidArgument("the kernel had no memory file for this memory of ccl_mem_alloc");
+}
+
 Status HostAllocator::RevokeAccess(const std::byte* begin, const std::byte* end,
                                    Contents contents) {
   if (begin >= end) return Status::Ok();

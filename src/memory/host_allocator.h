@@ -32,6 +32,9 @@ class HostAllocator {
   // range or the piece cannot be shared.
   Region Find(const void* data, size_t bytes);
 
+  // Why Find returns no region.
+  Status WhyNotShared(const void* data, size_t bytes);
+
   // Detaches whole pages of a region from peers after a call has failed. Peers keep the old pages;
   // this process gets new ones in their place: kKept copies the contents (for memory that peers
   // only read), kLost gives zeros (for memory that peers may still write). Find no longer returns

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of callers that peers on the same host can import.
+// Memory of callers that peers on the same host can import: a detail of the allocators and of the
+// transports that export it.
 #ifndef INCCL_MEMORY_REGION_H_
 #define INCCL_MEMORY_REGION_H_
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+
+#include "base/status.h"
 
 namespace inccl {
 
@@ -23,6 +26,11 @@ struct Region {
   Handle handle{};        // of device memory; only a RegionImporter interprets it
   bool writable = false;  // peers may also write to the file
 };
+
+// The region that contains [data, data + bytes). Any thread. The Status of memory without one is
+// constant, because calls on ordinary memory ask, too; WhyNoRegion gives the reason.
+Result<Region> FindRegion(const void* data, size_t bytes, bool on_device);
+Status WhyNoRegion(const void* data, size_t bytes, bool on_device);
 
 // Opens device memory that peers have exported. The address it returns need not be accessible to
 // the processor.

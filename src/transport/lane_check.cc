@@ -36,7 +36,8 @@ Status ReleaseError(const LaneSpec& spec) {
   return InvalidUsage(fmt::format("{}: Release without a peeked slice", Describe(spec)));
 }
 
-Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks, const Caps& caps) {
+Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks,
+                     const Transport& transport) {
   const auto wrong = [&](const std::string& what) {
     return InvalidArgument(fmt::format("rank {}: {}: {}", rank, Describe(spec), what));
   };
@@ -53,13 +54,14 @@ Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks, 
     if (consumer <= last) return wrong("consumers are not in ascending order");
     last = consumer;
   }
+  const LaneCaps caps = transport.CapsFor(spec.producer, spec.consumers);
   if (spec.consumers.size() > 1 && !caps.multicast) {
-    return wrong(fmt::format("transport {} has no multicast", caps.name));
+    return wrong(fmt::format("transport {} has no multicast to them", transport.caps().name));
   }
   if (spec.depth < 1) return wrong("depth 0");
   if (spec.slot_bytes > caps.max_slot_bytes) {
     return wrong(fmt::format("slot_bytes above the limit {} of transport {}", caps.max_slot_bytes,
-                             caps.name));
+                             transport.caps().name));
   }
   if (side == LaneSide::kSend && spec.producer != rank)
     return wrong("this rank is not the producer");

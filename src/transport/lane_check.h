@@ -14,8 +14,9 @@ namespace inccl {
 enum class LaneSide { kSend, kRecv };
 
 // Returns kInvalidArgument, naming the field and its value, if `spec` is not a valid lane among
-// `nranks` ranks that `rank` may open on this side with these capabilities.
-Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks, const Caps& caps);
+// `nranks` ranks that `rank` may open on this side of this transport.
+Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks,
+                     const Transport& transport);
 
 // CheckPublish returns kInvalidUsage if no slot is acquired and kInvalidArgument if the slice does
 // not fit into a slot. PublishError builds the error.

@@ -15,8 +15,34 @@ uint64_t LaneSpec::Key() const {
   return key;
 }
 
+namespace {
+
+const Status& NoZeroCopy() {
+  // One per thread: threads of all ranks copy it, which counts references.
+  thread_local const Status status = InvalidArgument("this transport has no zero copy");
+  return status;
+}
+
+}  // namespace
+
 int LaneSpec::PlaceOf(int rank) const {
   return static_cast<int>(std::find(consumers.begin(), consumers.end(), rank) - consumers.begin());
+}
+
+std::vector<std::vector<int>> Transport::Split(int producer, std::span<const int> consumers) const {
+  if (CapsFor(producer, consumers).multicast) return {{consumers.begin(), consumers.end()}};
+  std::vector<std::vector<int>> sets;
+  for (const int consumer : consumers) sets.push_back({consumer});
+  return sets;
+}
+
+Result<MemoryHandle> Transport::Register(const void* /*data*/, size_t /*bytes*/,
+                                         const Registration& /*how*/) {
+  return NoZeroCopy();
+}
+
+Status Transport::CanRegister(const void* /*data*/, size_t /*bytes*/, bool /*on_device*/) const {
+  return NoZeroCopy();
 }
 
 }  // namespace inccl

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@
 #include "memory/region.h"
 
 namespace inccl {
+
+class WakeupSource;
 
 // For link emulation; no other code needs them.
 namespace emulated {
@@ -42,7 +45,7 @@ struct LaneSpec {
   LaneClass lane_class = LaneClass::kData;
   uint8_t channel = 0;
   int producer = 0;
-  // Ascending, without the producer. More than one needs Caps::multicast.
+  // Ascending, without the producer. More than one needs LaneCaps::multicast.
   std::vector<int> consumers;
   uint32_t slot_bytes = 0;  // largest payload of a slice
   uint16_t depth = 0;       // slots, at least 1
@@ -55,8 +58,38 @@ struct LaneSpec {
 
 // A location in a region that its owner has exported to its peers.
 struct RemoteAddress {
-  uint32_t region = 0;  // as Transport::ExportRegion returned it; 0: no location
+  uint32_t region = 0;  // MemoryHandle::region; 0: no location
   uint64_t offset = 0;
+};
+
+// What peers may do with registered memory. They only read device memory.
+enum class Access : uint8_t { kRead, kReadWrite };
+
+// How Transport::Register registers memory.
+struct Registration {
+  Access access = Access::kRead;
+  bool on_device = false;
+  bool keep = false;  // until Deregister; else other memory may take its place
+};
+
+// Memory that Transport::Register has exported to the peers.
+struct MemoryHandle {
+  uint32_t region = 0;  // id of the region that contains it; 0: nothing is registered
+  bool on_device = false;
+  bool writable = false;  // registered with Access::kReadWrite
+  uint64_t offset = 0;    // of `begin` in the region
+  // The part that peers may access. Of host memory only whole pages, because only these can be
+  // revoked from late peers after an error.
+  const std::byte *begin = nullptr, *end = nullptr;
+  uint64_t memory = 0;  // identifies the memory; never reused
+
+  // The address of [data, data + bytes) if peers may access all of it.
+  RemoteAddress At(const std::byte* data, size_t size) const {
+    if (region == 0 || data < begin || data > end || size > static_cast<size_t>(end - data)) {
+      return {};
+    }
+    return {region, offset + static_cast<uint64_t>(data - begin)};
+  }
 };
 
 // The header of a slice. On the wire a slice costs kHeaderBytes + bytes.
@@ -83,7 +116,7 @@ class SendLane {
   virtual Result<Span> TryAcquire() = 0;
   // Sends the slot that the last TryAcquire returned. header.bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
-  // True if all consumers have imported this region of this rank (id from ExportRegion).
+  // True if all consumers have imported this region of this rank (MemoryHandle::region).
   virtual bool ReachableFrom(uint32_t /*region*/) const { return false; }
   // True if all consumers have released all slices.
   virtual Result<bool> Drained() { return true; }
@@ -128,14 +161,21 @@ class WakeupEvent {
   virtual void Signal() = 0;
 };
 
+// What holds for all lanes of a transport.
 struct Caps {
-  bool multicast = false;  // lanes may have several consumers at the cost of one
-  uint32_t max_slot_bytes = 1u << 30;
-  const char* name = "";         // "loopback", "shm", "sim", ...
-  bool timed = true;             // Progress uses its argument; if false, callers skip the clock
-  bool read_in_place = false;    // consumers read the memory that the producer has written
+  const char* name = "";  // "loopback", "shm", "sim", ...; lives as long as the transport
+  bool timed = true;      // Progress uses its argument; if false, callers skip the clock
   uint64_t slot_memory = UINT64_MAX;  // limit of all slots of a rank together, in bytes
-  bool consumer_grants = false;  // a lane has no credits before its consumer has opened its end
+  // A lane of several consumers takes its slots from that memory once, not once per consumer.
+  bool shared_slots = false;
+};
+
+// What holds for the lanes from one producer to a set of consumers.
+struct LaneCaps {
+  bool multicast = false;      // one lane may have all of these consumers, at the cost of one
+  bool read_in_place = false;  // consumers read the memory that the producer has written
+  uint32_t max_slot_bytes = 1u << 30;
+  bool consumer_grants = false;  // no credits before the consumer has opened its end
 };
 
 // Totals of what this rank has sent. A slice counts once per Publish.
@@ -150,19 +190,33 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual Caps caps() const = 0;
+  // The producer and all consumers of a lane get equal answers. All ranks are different ranks of
+  // this transport.
+  virtual LaneCaps CapsFor(int producer, std::span<const int> consumers) const = 0;
+  // The consumer sets of the lanes that replace a lane to `consumers` (ascending): each consumer is
+  // in one of them. The producer and each consumer get equal sets for that consumer.
+  virtual std::vector<std::vector<int>> Split(int producer, std::span<const int> consumers) const;
   // Not on the fast path. OpenSend needs spec.producer == this rank; OpenRecv needs this rank in
   // spec.consumers. Each key may be opened once per side.
   virtual Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) = 0;
   virtual Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) = 0;
-  // Exports a region to the peers and returns its id; 0 if this transport cannot. Cheap if the
-  // region is exported already. Peers import it asynchronously (in Progress); until then data goes
-  // through slots. The region may replace the least recently used one, so a communicator exports
-  // only between calls, and at most kExportsPerCall regions per call.
+  // Exports memory to the peers, or says why this transport cannot. Cheap if the memory is exported
+  // already, and if it cannot be: calls ask for every buffer. Peers import it asynchronously (in
+  // Progress); until then data goes through slots. Memory registered without `keep` may replace the
+  // least recently used such memory, so a communicator registers only between calls, and at most
+  // kExportsPerCall buffers per call. Memory that is freed needs no Deregister.
   static constexpr int kExportsPerCall = 8;
-  virtual uint32_t ExportRegion(const Region& /*region*/) { return 0; }
-  // Called after an error. A later Release of a slice in this region fails, so stale reads never
-  // become results.
-  virtual void InvalidateRegion(uint32_t /*region*/) {}
+  virtual Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
+  // Ends one registration with `keep`, between calls. Peers may keep the memory imported until
+  // other memory takes its place.
+  virtual void Deregister(const MemoryHandle& /*memory*/) {}
+  // OK if Register can export this memory while it has places; else the reason. Any thread.
+  virtual Status CanRegister(const void* data, size_t bytes, bool on_device) const;
+  // Called after an error for the memory of the failed call, writable memory first. From then on
+  // late peers cannot write to it (the contents of writable host memory are lost), and what they
+  // read there never becomes a result: it is the input, or a later Release of the slice fails.
+  // Ignores an empty handle.
+  virtual Status RevokeAccess(const MemoryHandle& /*memory*/) { return Status::Ok(); }
   // Progress uses the importer until another one or nullptr is set; the caller keeps it alive until
   // then. Without an importer this rank imports no device memory.
   virtual void SetRegionImporter(RegionImporter* /*opener*/) {}
@@ -183,6 +237,9 @@ class Transport {
   virtual const emulated::LinkTransport* link() const { return nullptr; }
   // nullptr if no rank sleeps on this transport (simulator).
   virtual WakeupEvent* wakeup_event() = 0;
+  // What this transport contributes to a wait on several transports (poll_wakeup_event.h), which
+  // replaces wakeup_event(); nullptr if it cannot share a wait.
+  virtual WakeupSource* wakeup_source() { return nullptr; }
   // Afterwards no peer touches this rank's private memory, and lanes may only be destroyed.
   virtual void Quiesce(Time deadline) = 0;
   // Bytes of slot memory that this rank has committed.

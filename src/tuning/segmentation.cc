@@ -15,24 +15,21 @@ uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / 
 
 }  // namespace
 
-Chunking CutCall(const CutRequest& request, const Codec& codec) {
-  ChunkingOptions options;
-  options.collective = request.collective;
-  options.nranks = request.nranks;
-  options.count = request.count;
+Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
+                 uint32_t slice_bytes) {
+  ChunkingOptions options{call};
   options.group = kGroup;
-  uint64_t slice = request.slice_bytes / SizeOf(request.type) / kSuperblock * kSuperblock;
+  uint64_t slice = slice_bytes / SizeOf(call.type) / kSuperblock * kSuperblock;
   // A codec may need more bytes per element than the caller's type.
   while (slice > kSuperblock &&
-         codec.MaxBytes(request.type, request.nranks, static_cast<uint32_t>(slice)) >
-             request.slice_bytes) {
+         codec.MaxBytes(call.type, call.nranks, static_cast<uint32_t>(slice)) > slice_bytes) {
     slice = std::max<uint64_t>(kSuperblock, slice / 2 / kSuperblock * kSuperblock);
   }
   options.slice_elements = static_cast<uint32_t>(std::max<uint64_t>(slice, kSuperblock));
   options.window_elements = codec.window_elements();
   if (options.window_elements == 0) {
     const uint64_t parallel =
-        static_cast<uint64_t>(request.nranks) * static_cast<uint64_t>(request.channels) * kGroup;
+        static_cast<uint64_t>(call.nranks) * static_cast<uint64_t>(channels) * kGroup;
     options.window_elements =
         RoundUp(std::max<uint64_t>(kWindow, options.slice_elements * parallel), kSuperblock);
   }

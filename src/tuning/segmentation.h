@@ -8,22 +8,15 @@
 
 #include <cstdint>
 
-#include "base/types.h"
+#include "base/collective_args.h"
 #include "collectives/chunking.h"
 #include "collectives/program.h"
 #include "compress/codec.h"
 
 namespace inccl {
 
-struct CutRequest {
-  Collective collective = Collective::kAllReduce;
-  DataType type = DataType::kFloat32;
-  uint64_t count = 0;  // elements of one vector (SegmentsOf)
-  int nranks = 1;
-  int channels = 1;
-  uint32_t slice_bytes = 128 * 1024;
-};
-Chunking CutCall(const CutRequest& request, const Codec& codec);
+Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
+                 uint32_t slice_bytes);
 
 SlotOptions SlotsFor(uint32_t slice_bytes);
 

@@ -2,6 +2,7 @@
 #include "tuning/tuner.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -58,9 +59,7 @@ Result<Set> ParseList(std::string_view list, std::string_view whole) {
     const Set named = name.empty() ? Set() : AlgorithmsNamed(name);
     if (named.none()) {
       return InvalidArgument(
-          fmt::format("algorithm \"{}\" in \"{}\": not one of ring, tree, recursive_doubling, "
-                      "direct, direct_one_shot, direct_two_shot",
-                      name, whole));
+          fmt::format("algorithm \"{}\" in \"{}\": not one of {}", name, whole, AlgorithmNames()));
     }
     set |= named;
   }
@@ -75,11 +74,11 @@ std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set)
                    [&](const AlgorithmTraits& row) { return in_set(row.algorithm); })
           ->algorithm;
   if (set.count() == 1) return {first, TunerRule::kOnlyOne};
-  if (call.bytes <= kOneShotBytes && call.nranks > kManyRanks) {
+  if (call.bytes() <= kOneShotBytes && call.nranks > kManyRanks) {
     for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
       if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};
     }
-  } else if (call.bytes <= kOneShotBytes && in_set(Algorithm::kOneShot)) {
+  } else if (call.bytes() <= kOneShotBytes && in_set(Algorithm::kOneShot)) {
     return {Algorithm::kOneShot, TunerRule::kOneStep};
   }
   return {first, TunerRule::kInOrder};
@@ -130,6 +129,18 @@ Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
 }
 
 }  // namespace
+
+std::string AlgorithmNames() {
+  std::vector<std::string_view> names;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const AlgorithmTraits& row = TraitsOf(static_cast<Algorithm>(a));
+    for (const std::string_view name : {row.family, row.own}) {
+      if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) continue;
+      names.push_back(name);
+    }
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
 
 AlgorithmFilter::AlgorithmFilter() {
   for (int c = 0; c < kCollectiveKinds; ++c) {
@@ -190,14 +201,14 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
   auto [algorithm, rule] = Preferred(call, set);
   if (!table.empty() && rule != TunerRule::kOnlyOne) {
     const std::optional<Algorithm> measured =
-        table.Find(call.collective, call.nranks, call.compressed, call.bytes);
+        table.Find(call.collective, call.nranks, call.compressed, call.bytes());
     if (measured && set.test(static_cast<size_t>(*measured))) {
       algorithm = *measured;
       rule = TunerRule::kTable;
     }
   }
   const bool side_one_shot =
-      call.collective == Collective::kAllReduce && call.bytes <= kSideOneShotBytes;
+      call.collective == Collective::kAllReduce && call.bytes() <= kSideOneShotBytes;
   return Choice{algorithm, side_one_shot, rule};
 }
 
@@ -206,7 +217,7 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
   switch (choice.rule) {
     case TunerRule::kTable:
       why = fmt::format("the fastest for {} bytes on {} ranks in the table of INCCL_TUNER_FILE",
-                        call.bytes, call.nranks);
+                        call.bytes(), call.nranks);
       break;
     case TunerRule::kOnlyOne:
       if (call.route.group != 0) {
@@ -228,8 +239,8 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
           kOneShotBytes, kManyRanks);
       break;
     case TunerRule::kInOrder:
-      why = fmt::format("{} bytes: {}the first admitted of", call.bytes,
-                        call.bytes <= kOneShotBytes
+      why = fmt::format("{} bytes: {}the first admitted of", call.bytes(),
+                        call.bytes() <= kOneShotBytes
                             ? "what small calls prefer is not admitted or does not exist; "
                             : "");
       for (const AlgorithmTraits& row : kAlgorithmTable) {

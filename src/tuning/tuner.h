@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
@@ -19,11 +20,13 @@
 
 namespace inccl {
 
+// "ring, tree, ...": the names of algorithms and of their families in INCCL_ALGO.
+std::string AlgorithmNames();
+
 // The algorithms that a user admits, in NCCL's grammar: "ring", "ring,tree", "^tree",
-// "ring;allreduce:direct;broadcast:^ring". Names: ring, tree, recursive_doubling, direct (both
-// shots), direct_one_shot, direct_two_shot. A list without a collective applies to all. A call
-// whose collective has none of the listed algorithms is an error (Choose). An empty list admits
-// everything.
+// "ring;allreduce:direct;broadcast:^ring". Names: AlgorithmNames(). A list without a collective
+// applies to all. A call whose collective has none of the listed algorithms is an error (Choose).
+// An empty list admits everything.
 class AlgorithmFilter {
  public:
   AlgorithmFilter();
@@ -47,10 +50,7 @@ class AlgorithmFilter {
 // table with the proof).
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm);
 
-struct TunerCall {
-  Collective collective = Collective::kAllReduce;
-  uint64_t bytes = 0;  // of one vector, uncompressed
-  int nranks = 1;
+struct TunerCall : CollectiveArgs {
   bool compressed = false;
   bool reproducible = false;
   Route route{};  // of the codec

@@ -244,7 +244,6 @@ TEST(FailureTest, DisagreementIsToldToAllWithBothValues) {
   ExpectDisagreement([](JoinOptions* o) { o->agreement = "version=1 channels=3 codec=hbi:bits=6"; },
                      {"\"channels=2\"", "\"channels=3\""});
   ExpectDisagreement([](JoinOptions* o) { o->nranks = 3; }, {"says 2", "says 3"});
-  ExpectDisagreement([](JoinOptions* o) { o->host_id = "elsewhere"; }, {"different hosts"});
 }
 
 TEST(FailureTest, AWrongSecretIsRefusedAndTheOthersDoNotNotice) {

@@ -351,7 +351,6 @@ TEST(GatheringTest, DifferencesNameBothRanksAndBothValues) {
   EXPECT_CONTAINS(difference([](Registration* r) { r->nranks = 5; }), "says 4");
   EXPECT_CONTAINS(difference([](Registration* r) { r->nranks = 5; }), "says 5");
   EXPECT_CONTAINS(difference([](Registration* r) { r->record.uid = 8; }), "uid 8");
-  EXPECT_CONTAINS(difference([](Registration* r) { r->record.host_id = 8; }), "different hosts");
   const std::string channels =
       difference([](Registration* r) { r->agreement = "version=1 channels=4 codec=hbi:bits=6"; });
   EXPECT_CONTAINS(channels, "\"channels=2\"");

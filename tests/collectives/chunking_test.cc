@@ -79,11 +79,8 @@ TEST(ChunkingTest, SegmentsLieWhereTheCallersBuffersHaveThem) {
       {Collective::kAllToAll, 8, 2 * kCount, 2 * kCount},
   };
   for (const Place& place : places) {
-    const Chunking chunking({.collective = place.collective,
-                             .nranks = 3,
-                             .count = kCount,
-                             .window_elements = kSuperblock,
-                             .slice_elements = kSuperblock});
+    const Chunking chunking(
+        {{.collective = place.collective, .nranks = 3, .count = kCount}, kSuperblock, kSuperblock});
     const auto segments = static_cast<uint16_t>(SegmentsOf(place.collective, 3));
     const Phase phase{.chunks = segments, .channels = 1};
     const Range part = chunking.Part(1, phase, place.segment, 0);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -78,6 +79,18 @@ struct Scenario {
     s.late_engine = s.noticed_soon = true;
     return s;
   }
+  // An all-reduce into registered buffers, where a result has more readers than one step writes to.
+  static Scenario ManyReaders(Rng* rng) {
+    Scenario s{};
+    do {
+      s = RegisteredBuffer(ZeroCopy::kOfHost, rng);
+    } while (s.collective != Collective::kAllReduce);
+    s.nranks = 40;
+    s.root = 0;
+    s.channels = 1;
+    s.count = 2 * kSuperblock * 40;
+    return s;
+  }
   std::string ToString() const {
     return std::string(Name(collective)) + " by " + Name(algorithm) +
            " n=" + std::to_string(nranks) + " root=" + std::to_string(root) +
@@ -129,7 +142,7 @@ struct SimRank {
   std::unique_ptr<test::SimEngine> engine;
   std::unique_ptr<CollectiveRequest> task;
   std::vector<float> other;  // lent before
-  RegisteredBuffer registered_input, registered_output;
+  MemoryHandle registered_input, registered_output;
   Status failure;
   bool over() const { return task->done() || !failure.ok(); }
 };
@@ -137,9 +150,13 @@ struct SimRank {
 class Simulation {
  public:
   explicit Simulation(uint64_t seed, ZeroCopy zero_copy = ZeroCopy::kNothing)
+      : Simulation(seed, [zero_copy](Rng* rng) {
+          return zero_copy == ZeroCopy::kNothing ? Scenario::Random(rng)
+                                                 : Scenario::RegisteredBuffer(zero_copy, rng);
+        }) {}
+  Simulation(uint64_t seed, const std::function<Scenario(Rng*)>& make)
       : rng_(seed),
-        scenario_(zero_copy == ZeroCopy::kNothing ? Scenario::Random(&rng_)
-                                                  : Scenario::RegisteredBuffer(zero_copy, &rng_)),
+        scenario_(make(&rng_)),
         world_(scenario_.nranks, rng_.Next(), SimOptionsOf(scenario_)),
         codec_(scenario_.hbi ? *MakeCodec("hbi:bits=6") : IdentityCodec()) {
     for (int rank = 0; rank < scenario_.nranks; ++rank) ranks_.push_back(MakeRank(rank));
@@ -213,15 +230,18 @@ class Simulation {
 
   // A part of the buffer, so that some slices lie in it and some do not; at any place of a rank's
   // table, if others have been there before.
-  RegisteredBuffer Register(Transport* transport, std::vector<float>* buffer, uint64_t generation,
-                            bool writable) {
+  MemoryHandle Register(Transport* transport, std::vector<float>* buffer, bool writable) {
     if (buffer->empty()) return {};
-    auto* const data = reinterpret_cast<std::byte*>(buffer->data());
-    const size_t bytes = buffer->size() * sizeof(float);
-    const uint32_t id = transport->ExportRegion(
-        {.generation = generation, .data = data, .bytes = bytes, .writable = writable});
-    const size_t head = rng_.Below(4) == 0 ? rng_.Below(bytes) : 0;
-    return {.region = id, .offset = head, .begin = data + head, .end = data + bytes};
+    Result<MemoryHandle> memory =
+        transport->Register(buffer->data(), buffer->size() * sizeof(float),
+                            {.access = writable ? Access::kReadWrite : Access::kRead});
+    EXPECT_TRUE(memory.ok()) << memory.status().message();
+    if (rng_.Below(4) == 0) {
+      const size_t head = rng_.Below(buffer->size() * sizeof(float));
+      memory->offset += head;
+      memory->begin += head;
+    }
+    return *memory;
   }
 
   void RegisterBuffers(int rank, std::vector<float>* input, std::vector<float>* output,
@@ -230,15 +250,15 @@ class Simulation {
     if (s.zero_copy == ZeroCopy::kNothing) return;
     Transport* const transport = world_.transport(rank);
     r->other.resize(64);
-    for (uint64_t generation = 10 + rng_.Below(16); generation > 10; --generation) {
-      Register(transport, &r->other, generation, false);
+    for (uint64_t i = rng_.Below(16); i > 0; --i) {
+      EXPECT_TRUE(transport->Register(&r->other[i], sizeof(float), {}).ok());
     }
     const bool host = s.zero_copy == ZeroCopy::kOfHost;
     if (s.collective == Collective::kAllReduce) {
-      r->registered_output = Register(transport, output, input == output ? 1 : 2, host);
+      r->registered_output = Register(transport, output, host);
     }
     if (s.collective != Collective::kBroadcast || rank == s.root) {
-      r->registered_input = Register(transport, input, 1, false);
+      r->registered_input = Register(transport, input, false);
     }
     if (rng_.Below(2) == 0) world_.AdvanceTo(world_.now() + kMillisecond);  // else it comes later
   }
@@ -246,8 +266,8 @@ class Simulation {
   // What follows a failed call: nothing that a peer reads here from now on may become a result.
   void RevokeAccess(int rank, SimRank* r) {
     if (scenario_.zero_copy != ZeroCopy::kOfDevice) return;
-    for (const RegisteredBuffer& lent : {r->registered_input, r->registered_output}) {
-      if (lent.region != 0) world_.transport(rank)->InvalidateRegion(lent.region);
+    for (const MemoryHandle& lent : {r->registered_input, r->registered_output}) {
+      EXPECT_TRUE(world_.transport(rank)->RevokeAccess(lent).ok());
     }
     std::fill(r->input.begin(), r->input.end(), 1e30f);
     std::fill(r->output.begin(), r->output.end(), 1e30f);
@@ -263,14 +283,12 @@ class Simulation {
     r->output.assign(s.OutputCount(), -7.0f);
     Transport* transport = world_.transport(rank);
     r->lanes = std::make_unique<LaneTable>(transport);
-    Result<Schedule> schedule = MakeSchedule({.collective = s.collective,
-                                              .algorithm = s.algorithm,
-                                              .nranks = s.nranks,
-                                              .rank = rank,
-                                              .root = s.root,
-                                              .channels = s.channels,
-                                              .side_phases = s.hbi ? 1u : 0u,
-                                              .side_one_shot = s.side_one_shot});
+    Result<Schedule> schedule = MakeSchedule(
+        {{.collective = s.collective, .nranks = s.nranks, .rank = rank, .root = s.root},
+         s.algorithm,
+         s.channels,
+         s.hbi ? 1u : 0u,
+         s.side_one_shot});
     EXPECT_TRUE(schedule.ok()) << schedule.status().message();
     const SlotOptions slots{.data_bytes = s.slice_elements * 4,
                             .side_bytes = kWindow / kBlock,
@@ -306,22 +324,21 @@ class Simulation {
         s.in_place && s.collective != Collective::kAllGather ? &r->input : &r->output;
     RegisterBuffers(rank, in_buffer, out_buffer, r.get());
     const bool host = s.zero_copy == ZeroCopy::kOfHost;
-    r->task->Start({.program = r->program.get(),
-                    .chunking = Chunking({.collective = s.collective,
-                                          .nranks = s.nranks,
-                                          .count = s.count,
-                                          .window_elements = s.window_elements,
-                                          .slice_elements = s.slice_elements,
-                                          .side_slice_elements = kWindow,
-                                          .group = s.group}),
-                    .codec = r->codec.get(),
-                    .element_bytes = 4,
-                    .input = reinterpret_cast<const std::byte*>(input),
-                    .output = reinterpret_cast<std::byte*>(output),
-                    .signature = 42,
-                    .registered_input = r->registered_input,
-                    .registered_output = host ? r->registered_output : RegisteredBuffer{},
-                    .registered_result = host ? RegisteredBuffer{} : r->registered_output});
+    r->task->Start(
+        {.program = r->program.get(),
+         .chunking = Chunking({{.collective = s.collective, .nranks = s.nranks, .count = s.count},
+                               s.window_elements,
+                               s.slice_elements,
+                               kWindow,
+                               s.group}),
+         .codec = r->codec.get(),
+         .element_bytes = 4,
+         .input = reinterpret_cast<const std::byte*>(input),
+         .output = reinterpret_cast<std::byte*>(output),
+         .signature = 42,
+         .registered_input = r->registered_input,
+         .registered_output = host ? r->registered_output : MemoryHandle{},
+         .registered_result = host ? MemoryHandle{} : r->registered_output});
     return r;
   }
 
@@ -403,6 +420,28 @@ TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
   }
   EXPECT_GT(references, 100u) << "hardly any slice lay in a lent buffer";
   EXPECT_GT(targets, 30u) << "hardly any result was wanted in a lent buffer";
+}
+
+TEST(ExecutorSimTest, MoreReadersThanOneStepWritesTo) {
+  const uint64_t seed = test::TestSeed() ^ 0x40;
+  uint64_t targets = 0, deliveries = 0, deals = 0;
+  for (uint64_t i = 0; i < 4; ++i) {
+    Simulation run(seed + i, Scenario::ManyReaders);
+    SCOPED_TRACE("seed " + std::to_string(seed + i) + ": " + run.scenario().ToString());
+    run.Play(-1);
+    for (int rank = 0; rank < run.scenario().nranks; ++rank) {
+      ASSERT_TRUE(run.rank(rank).failure.ok()) << run.rank(rank).failure.message();
+      run.ExpectRight(rank);
+      deals += run.rank(rank).task->stats().slices / 2;  // the other half are results
+    }
+    targets += run.world().targets();
+    deliveries += run.world().deliveries();
+    if (HasFailure()) return;
+  }
+  // Each of 40 results goes to 39 readers, 32 of which it may be written to.
+  EXPECT_GT(deliveries, 0u);
+  EXPECT_LT(deliveries, targets);
+  EXPECT_LE(deliveries, deals * 32 / 39);
 }
 
 struct Crashes {

@@ -100,12 +100,10 @@ bool HasResult(Collective collective, int rank, int root) {
 
 void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* transport, int calls) {
   LaneTable lanes(transport);
-  Result<Schedule> schedule = MakeSchedule({.collective = shape.collective,
-                                            .algorithm = shape.algorithm,
-                                            .nranks = shape.nranks,
-                                            .rank = rank,
-                                            .root = root,
-                                            .channels = shape.channels});
+  Result<Schedule> schedule = MakeSchedule(
+      {{.collective = shape.collective, .nranks = shape.nranks, .rank = rank, .root = root},
+       shape.algorithm,
+       shape.channels});
   ASSERT_TRUE(schedule.ok()) << schedule.status().message();
   const SlotOptions slots{.data_bytes = shape.slice_elements * 4,
                           .side_bytes = 1024,
@@ -113,13 +111,12 @@ void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* tra
                           .side_depth = 2};
   Result<std::unique_ptr<Program>> program = Bind(*std::move(schedule), slots, &lanes);
   ASSERT_TRUE(program.ok()) << program.status().message();
-  const Chunking chunking({.collective = shape.collective,
-                           .nranks = shape.nranks,
-                           .count = shape.count,
-                           .window_elements = shape.window_elements,
-                           .slice_elements = shape.slice_elements,
-                           .side_slice_elements = kSuperblock,
-                           .group = shape.group});
+  const Chunking chunking(
+      {{.collective = shape.collective, .nranks = shape.nranks, .count = shape.count},
+       shape.window_elements,
+       shape.slice_elements,
+       kSuperblock,
+       shape.group});
   const uint64_t in_count = InputCount(shape), out_count = OutputCount(shape);
   Scalar scalar{};
   const int32_t factor = FactorOf(op, rank);
@@ -198,10 +195,8 @@ TEST(ExecutorTest, EveryScheduleMovesTheRightElements) {
 // One rank's broadcast of a single slice from rank 0 to rank 1, run step by step.
 struct Broadcast {
   Broadcast(int rank, Transport* transport, bool until_read) : lanes(transport), task(&engine) {
-    Result<Schedule> schedule = MakeSchedule({.collective = Collective::kBroadcast,
-                                              .algorithm = Algorithm::kTwoShot,
-                                              .nranks = 2,
-                                              .rank = rank});
+    Result<Schedule> schedule = MakeSchedule(
+        {{.collective = Collective::kBroadcast, .nranks = 2, .rank = rank}, Algorithm::kTwoShot});
     Result<std::unique_ptr<Program>> bound =
         Bind(*std::move(schedule), {.data_bytes = 4096, .data_depth = 2}, &lanes);
     program = *std::move(bound);
@@ -214,12 +209,11 @@ struct Broadcast {
                     .ok());
     if (rank == 0) std::fill(values.begin(), values.end(), 7);
     task.Start({.program = program.get(),
-                .chunking = Chunking({.collective = Collective::kBroadcast,
-                                      .nranks = 2,
-                                      .count = values.size(),
-                                      .window_elements = kSuperblock,
-                                      .slice_elements = kSuperblock,
-                                      .side_slice_elements = kSuperblock}),
+                .chunking = Chunking(
+                    {{.collective = Collective::kBroadcast, .nranks = 2, .count = values.size()},
+                     kSuperblock,
+                     kSuperblock,
+                     kSuperblock}),
                 .codec = codec.get(),
                 .element_bytes = 4,
                 .input = reinterpret_cast<const std::byte*>(values.data()),

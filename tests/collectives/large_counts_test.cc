@@ -112,13 +112,14 @@ void RunShape(const Shape& shape) {
   call.collective = shape.collective;
   call.type = shape.type;
   call.count = shape.count;
+  call.nranks = kRanks;
   call.root = 1;
   for (int rank = 0; rank < kRanks; ++rank) {
     RankRun& r = ranks[static_cast<size_t>(rank)];
-    r.plans = std::make_unique<PlanCache>(
-        PlanCache::Options{
-            .rank = rank, .nranks = kRanks, .channels = 2, .slice_bytes = kSliceBytes},
-        ends[static_cast<size_t>(rank)].get());
+    r.plans =
+        std::make_unique<PlanCache>(PlanCache::Options{.channels = 2, .slice_bytes = kSliceBytes},
+                                    ends[static_cast<size_t>(rank)].get());
+    call.rank = rank;
     Choice choice;
     choice.algorithm = shape.algorithm;
     Result<PlanCache::Plan> plan = r.plans->Make(call, *shape.codec, choice, false);

@@ -79,7 +79,7 @@ TEST(SideSchedule, SecondPhaseIsProven) {
       }
     }
   }
-  EXPECT_FALSE(MakeSchedule({.nranks = 2, .side_phases = 3}).ok());
+  EXPECT_FALSE(MakeSchedule({{.nranks = 2}, Algorithm::kRing, 1, 3}).ok());
 }
 
 TEST(SideSchedule, IsProvenAndCostsOneOrTwoMessages) {

@@ -139,7 +139,7 @@ TEST_P(CodecPayload, SumsMeetInAnyFormAndResultsDecodeAlike) {
 TEST_P(CodecPayload, WhatOneRankSendsDecodesAlikeAtItsOwner) {
   const auto codec = *MakeCodec(GetParam().spec);
   if (!codec->Fits(Collective::kAllGather, kRanks).ok()) {
-    const CallDesc call{.collective = Collective::kAllGather, .nranks = kRanks, .count = 100};
+    const CollectiveArgs call{.collective = Collective::kAllGather, .nranks = kRanks, .count = 100};
     EXPECT_EQ(codec->NewState()->Begin(call).code(), Code::kInvalidArgument);
     return;
   }

@@ -32,8 +32,9 @@ class Call {
  public:
   Call(const char* spec, DataType type, uint32_t count, uint64_t seed, bool stream = false)
       : codec_(*MakeCodec(spec)), state_(codec_->NewState()), range_{0, 0, count}, type_(type) {
-    const CallDesc call{
-        .type = type, .nranks = kRanks, .rank = 1, .count = count, .seed = seed, .stream = stream};
+    const CollectiveArgs call{
+        .type = type, .nranks = kRanks, .rank = 1, .count = count, .seed = seed};
+    state_->set_non_temporal(stream, false);
     EXPECT_TRUE(state_->Begin(call).ok());
   }
 

@@ -40,11 +40,9 @@ class CodecWorld {
   int nranks() const { return static_cast<int>(ends_.size()); }
 
   // `call.rank` is set here. Fails the test if the call does, or if nobody gets on.
-  void Run(CallDesc call, Algorithm algorithm, const std::vector<CodecBuffers>& buffers) {
+  void Run(CollectiveArgs call, Algorithm algorithm, const std::vector<CodecBuffers>& buffers) {
     for (int r = 0; r < nranks(); ++r) {
       call.rank = r;
-      call.stream = r % 2 == 1;  // hints, which change no bit
-      call.stream_payloads = r % 3 != 1;
       ASSERT_NO_FATAL_FAILURE(Start(call, algorithm, buffers[static_cast<size_t>(r)]));
     }
     bool done = false;
@@ -79,30 +77,23 @@ class CodecWorld {
     CodecStats stats;
   };
 
-  void Start(const CallDesc& call, Algorithm algorithm, const CodecBuffers& buffers) {
+  void Start(const CollectiveArgs& call, Algorithm algorithm, const CodecBuffers& buffers) {
     Rank& rank = *ranks_[static_cast<size_t>(call.rank)];
     std::unique_ptr<Program>& program = rank.programs[{call.collective, algorithm}];
     if (program == nullptr) {
-      Result<Schedule> schedule = MakeSchedule({.collective = call.collective,
-                                                .algorithm = algorithm,
-                                                .nranks = call.nranks,
-                                                .rank = call.rank,
-                                                .side_phases = codec_->side_phases().size(),
-                                                .group = codec_->route().group});
+      Result<Schedule> schedule = MakeSchedule(
+          {call, algorithm, 1, codec_->side_phases().size(), false, codec_->route().group});
       ASSERT_TRUE(schedule.ok()) << schedule.status().message();
       auto bound = Bind(*std::move(schedule), SlotsFor(kSliceBytes), &rank.lanes);
       ASSERT_TRUE(bound.ok()) << bound.status().message();
       program = *std::move(bound);
     }
+    // Hints, which change no bit.
+    rank.state->set_non_temporal(call.rank % 2 == 1, call.rank % 3 != 1);
     const Status begun = rank.state->Begin(call);
     ASSERT_TRUE(begun.ok()) << begun.message();
-    const CutRequest cut{.collective = call.collective,
-                         .type = call.type,
-                         .count = call.count,
-                         .nranks = call.nranks,
-                         .slice_bytes = kSliceBytes};
     rank.task.Start({.program = program.get(),
-                     .chunking = CutCall(cut, *codec_),
+                     .chunking = CutCall(call, *codec_, 1, kSliceBytes),
                      .codec = rank.state.get(),
                      .element_bytes = SizeOf(call.type),
                      .input = buffers.input,

@@ -303,7 +303,7 @@ class TwinState final : public CodecState {
         on_device_(std::move(on_device)),
         rng_(seed) {}
 
-  Status Begin(const CallDesc& call) override {
+  Status Begin(const CollectiveArgs& call) override {
     type_ = call.type;
     const Status status = on_host_->Begin(call);
     EXPECT_EQ(on_device_->Begin(call).message(), status.message());

@@ -208,7 +208,7 @@ TEST(DeviceWork, TermsThatKernelsDoNotTake) {
 // One rank's steps of uncompressed calls, whose operands are all in the device's memory.
 class PlainTwin {
  public:
-  PlainTwin(DeviceBench* bench, const Places& places, const CallDesc& call, Rng* rng)
+  PlainTwin(DeviceBench* bench, const Places& places, const CollectiveArgs& call, Rng* rng)
       : call_(call),
         rng_(rng),
         state_(bench, places, IdentityCodec()->NewState(), IdentityCodec()->NewState(),
@@ -235,7 +235,7 @@ class PlainTwin {
   TwinState& state() { return state_; }
 
  private:
-  const CallDesc call_;
+  const CollectiveArgs call_;
   Rng* const rng_;
   TwinState state_;
   std::deque<std::vector<std::byte>> memory_;
@@ -245,10 +245,10 @@ TEST(DeviceWork, UncompressedFoldsAreTheHostsByteForByte) {
   Rng rng(TestSeed());
   DeviceBench bench;
   for (int round = 0; round < 400 / kLess && !HasFailure(); ++round) {
-    CallDesc call{.type = static_cast<DataType>(rng.Below(kDataTypes)),
-                  .op = static_cast<ReduceOp>(rng.Below(kReduceOpKinds)),
-                  .nranks = 1 + static_cast<int>(rng.Below(9)),
-                  .count = 1 + rng.Below(1500)};
+    CollectiveArgs call{.type = static_cast<DataType>(rng.Below(kDataTypes)),
+                        .op = static_cast<ReduceOp>(rng.Below(kReduceOpKinds)),
+                        .nranks = 1 + static_cast<int>(rng.Below(9)),
+                        .count = 1 + rng.Below(1500)};
     const float factor = 0.3f;
     FromFloat(call.type == DataType::kFloat64 ? DataType::kFloat32 : call.type, &factor,
               call.scalar.data(), 1);
@@ -283,7 +283,7 @@ TEST(DeviceWork, UncompressedFoldsAreTheHostsByteForByte) {
 TEST(DeviceWork, UncompressedTermsThatAKernelDoesNotTake) {
   Rng rng(TestSeed());
   DeviceBench bench;
-  const CallDesc call{.nranks = 3, .count = 700};
+  const CollectiveArgs call{.nranks = 3, .count = 700};
   PlainTwin twin(&bench, {.lent = true}, call, &rng);
   const Term in = twin.New(Form::kInput), sum = twin.New(Form::kSum);
   EXPECT_TRUE(twin.Launched({in, sum}, {twin.New(Form::kOutput)}));

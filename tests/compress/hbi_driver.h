@@ -40,10 +40,8 @@ class HbiDriver {
                         .rank = r,
                         .count = count,
                         .seed = seed,
-                        .step = step,
-                        // Hints, which change no bit.
-                        .stream = r % 2 == 1,
-                        .stream_payloads = r % 3 != 1});
+                        .step = step});
+      states_.back()->set_non_temporal(r % 2 == 1, r % 3 != 1);  // hints, which change no bit
     }
   }
 
@@ -370,7 +368,7 @@ class HbiDriver {
   std::vector<Payload> parts_;  // of the present Deal or Chain
   std::shared_ptr<const Codec> codec_;
   std::vector<std::unique_ptr<CodecState>> states_;
-  std::vector<CallDesc> descs_;
+  std::vector<CollectiveArgs> descs_;
 };
 
 // All-reduce of fp32 vectors; every rank's result must be the same, which is returned.

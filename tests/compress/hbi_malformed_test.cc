@@ -209,7 +209,7 @@ TEST_F(HbiMalformed, CodesTooSmallForTheElements) {
 
 TEST(HbiState, BeginRefusesWhatTheCodecDoesNotSupport) {
   const std::unique_ptr<CodecState> state = (*MakeCodec("hbi"))->NewState();
-  CallDesc call{.nranks = 2, .rank = 0, .count = 10};
+  CollectiveArgs call{.nranks = 2, .rank = 0, .count = 10};
   EXPECT_TRUE(state->Begin(call).ok());
   call.rank = 2;
   EXPECT_FALSE(state->Begin(call).ok());
@@ -246,7 +246,7 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
     const size_t code_bytes = HbiDriver::SideCapacity(all);
     Payload peer_codes = driver.Make(1, all, {driver.In(1, all, in)}, {Form::kSide}, code_bytes);
     Payload result(1 << 16), elements(40000), codes(code_bytes);
-    const CallDesc call{.op = ReduceOp::kAvg, .nranks = 2, .rank = 0, .count = 10000};
+    const CollectiveArgs call{.op = ReduceOp::kAvg, .nranks = 2, .rank = 0, .count = 10000};
     const Term own = driver.In(0, all, in);
     const Term sources[2] = {Of(HbiDriver::Sum(1), &peer), own};
     const Term all_codes[2] = {Of({Form::kSide}, &peer_codes), own};
@@ -281,7 +281,7 @@ TEST(HbiState, AWarmCallInGroupsAllocatesNothing) {
     std::vector<Term> made = {Of(HbiDriver::Sum(2), &sum)};
     std::vector<Term> everyone;
     for (int r = 0; r < 5; ++r) everyone.push_back(driver.In(r, all, in));
-    const CallDesc call{.nranks = 5, .rank = 2, .count = 5000};
+    const CollectiveArgs call{.nranks = 5, .rank = 2, .count = 5000};
     CodecState& state = driver.state(2);
     const size_t before = allocations;
     ASSERT_TRUE(state.Begin(call).ok());
@@ -312,7 +312,7 @@ TEST(HbiState, AWarmCallOfSegmentsAllocatesNothing) {
     const Range own{0, 0, kElements};
     const Term element = driver.In(0, own, in);
     Payload codes(1024), payload(1 << 15), elements(4 * kElements);
-    const CallDesc call{.collective = collective, .nranks = 2, .rank = 0, .count = kElements};
+    const CollectiveArgs call{.collective = collective, .nranks = 2, .rank = 0, .count = kElements};
     Term side[2] = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
     const Format travelling = scatters ? HbiDriver::Sum(1) : Format{Form::kResult};
     Term made[2] = {Of(travelling, &payload), Of({Form::kOutput}, &elements)};

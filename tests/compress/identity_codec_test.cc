@@ -197,11 +197,11 @@ TEST_P(Identity, AloneIsTheInputMultipliedByTheScalar) {
       const auto op = static_cast<ReduceOp>(o);
       const bool multiplies = op == ReduceOp::kPreMulSum && Reduces(collective);
       const Bytes expected = multiplies ? Expected(type(), op, {In(Form::kInput, a)}, 1, false) : a;
-      const CallDesc call = {.collective = collective,
-                             .type = type(),
-                             .op = op,
-                             .scalar = ScalarOf(type()),
-                             .count = kCount};
+      const CollectiveArgs call = {.collective = collective,
+                                   .type = type(),
+                                   .op = op,
+                                   .scalar = ScalarOf(type()),
+                                   .count = kCount};
       Bytes out(bytes()), in_place = a;
       CombineAlone(call, a.data(), out.data());
       EXPECT_EQ(out, expected) << Name(collective) << " " << Name(op);

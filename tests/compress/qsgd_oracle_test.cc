@@ -55,7 +55,8 @@ const Spec kSpecs[] = {
 // All ranks' states of one call.
 class Call {
  public:
-  Call(const char* spec, const CallDesc& call, int ranks) : codec_(*MakeCodec(spec)), call_(call) {
+  Call(const char* spec, const CollectiveArgs& call, int ranks)
+      : codec_(*MakeCodec(spec)), call_(call) {
     for (int r = 0; r < ranks; ++r) {
       states_.push_back(codec_->NewState());
       call_.nranks = ranks;
@@ -88,7 +89,7 @@ class Call {
 
  private:
   std::shared_ptr<const Codec> codec_;
-  CallDesc call_;
+  CollectiveArgs call_;
   std::vector<std::unique_ptr<CodecState>> states_;
 };
 
@@ -151,7 +152,7 @@ void AgreeOnAll(Call* call, const Vectors& inputs, const std::vector<int>& ranks
   if (call->several()) Agree(call, inputs, ranks, n, slices, true, oracle);
 }
 
-QsgdOptions OptionsOf(const Spec& spec, const CallDesc& desc) {
+QsgdOptions OptionsOf(const Spec& spec, const CollectiveArgs& desc) {
   QsgdOptions options = spec.options;
   options.average = desc.op == ReduceOp::kAvg;
   options.seed = desc.seed;
@@ -166,7 +167,7 @@ std::vector<int> AllRanks(size_t n) {
 }
 
 // A sum of all ranks' vectors, on a chain of hops and at once; `segment` is that of inputs.
-void CheckSum(const Spec& spec, const CallDesc& desc, uint32_t segment, const Vectors& inputs,
+void CheckSum(const Spec& spec, const CollectiveArgs& desc, uint32_t segment, const Vectors& inputs,
               Rng* rng) {
   const auto n = static_cast<int>(inputs.size());
   const QsgdVector oracle(inputs, AllRanks(inputs.size()), segment, OptionsOf(spec, desc));
@@ -204,7 +205,7 @@ void CheckSum(const Spec& spec, const CallDesc& desc, uint32_t segment, const Ve
   }
 }
 
-void CheckGather(const Spec& spec, const CallDesc& desc, const Vectors& inputs, Rng* rng) {
+void CheckGather(const Spec& spec, const CollectiveArgs& desc, const Vectors& inputs, Rng* rng) {
   const auto n = static_cast<int>(inputs.size());
   Call call(spec.text, desc, n);
   for (int sender = 0; sender < n; ++sender) {
@@ -275,10 +276,10 @@ constexpr uint64_t kLengths[] = {1,   7,   31,  33,  63,  64,   65,  100,
 TEST_P(QsgdOracle, AllReduces) {
   for (int n = 2; n <= 5; ++n) {
     for (const uint64_t count : kLengths) {
-      const CallDesc desc{.op = rng_.Below(2) == 0 ? ReduceOp::kSum : ReduceOp::kAvg,
-                          .count = count,
-                          .seed = rng_.Next(),
-                          .step = rng_.Below(3) == 0 ? rng_.Next() : rng_.Below(20)};
+      const CollectiveArgs desc{.op = rng_.Below(2) == 0 ? ReduceOp::kSum : ReduceOp::kAvg,
+                                .count = count,
+                                .seed = rng_.Next(),
+                                .step = rng_.Below(3) == 0 ? rng_.Next() : rng_.Below(20)};
       SCOPED_TRACE(fmt::format("{} ranks, step {}", n, desc.step));
       ASSERT_NO_FATAL_FAILURE(CheckSum(spec(), desc, 0, RandomInputs(n, count, &rng_), &rng_));
     }
@@ -288,10 +289,10 @@ TEST_P(QsgdOracle, AllReduces) {
 TEST_P(QsgdOracle, ReduceScattersAndAllGathers) {
   for (int n = 2; n <= 5; ++n) {
     for (const uint64_t count : {uint64_t{1}, uint64_t{100}, uint64_t{257}, uint64_t{1500}}) {
-      CallDesc desc{.collective = Collective::kReduceScatter,
-                    .count = count,
-                    .seed = rng_.Next(),
-                    .step = rng_.Below(20)};
+      CollectiveArgs desc{.collective = Collective::kReduceScatter,
+                          .count = count,
+                          .seed = rng_.Next(),
+                          .step = rng_.Below(20)};
       const auto segment = static_cast<uint32_t>(rng_.Below(static_cast<uint64_t>(n)));
       ASSERT_NO_FATAL_FAILURE(
           CheckSum(spec(), desc, segment, RandomInputs(n, count, &rng_), &rng_));
@@ -304,7 +305,7 @@ TEST_P(QsgdOracle, ReduceScattersAndAllGathers) {
 // Each window has its own largest magnitude and its own random numbers.
 TEST_P(QsgdOracleWindows, SecondWindow) {
   const uint64_t count = kWindow + 300;
-  const CallDesc desc{.count = count, .seed = rng_.Next(), .step = 1};
+  const CollectiveArgs desc{.count = count, .seed = rng_.Next(), .step = 1};
   Vectors inputs = {Elements(Kind::kTails, count, &rng_), Elements(Kind::kTails, count, &rng_)};
   for (size_t i = kWindow; i < count; ++i) inputs[1][i] *= 1e3f;
   const QsgdVector oracle(inputs, {0, 1}, 0, OptionsOf(spec(), desc));
@@ -394,7 +395,7 @@ Vectors GoldenInputs(const GoldenCall& golden) {
   return inputs;
 }
 
-CallDesc DescOf(const GoldenCall& golden) {
+CollectiveArgs DescOf(const GoldenCall& golden) {
   return {.op = golden.average ? ReduceOp::kAvg : ReduceOp::kSum,
           .count = golden.count,
           .seed = golden.seed,

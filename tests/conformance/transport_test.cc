@@ -136,7 +136,7 @@ TEST_P(TransportConformance, LargestPayload) {
   const uint32_t bytes = (3u << 20) + 13;
   const LaneSpec spec = Spec(0, {1}, bytes, 2);
   Run(2, [&](RankContext& r) {
-    ASSERT_GE(r.transport->caps().max_slot_bytes, bytes);
+    ASSERT_GE(r.transport->CapsFor(0, spec.consumers).max_slot_bytes, bytes);
     if (r.rank == 0) {
       auto lane = r.OpenSend(spec);
       for (uint32_t i = 0; i < 3; ++i) {
@@ -234,7 +234,7 @@ TEST_P(TransportConformance, MulticastWaitsForTheSlowest) {
   const uint32_t depth = 3;
   const LaneSpec spec = Spec(0, {1, 2, 3}, 1000, depth);
   Run(4, [&](RankContext& r) {
-    if (!r.transport->caps().multicast) {
+    if (!r.transport->CapsFor(0, spec.consumers).multicast) {
       if (r.rank == 0) {
         EXPECT_EQ(r.transport->OpenSend(spec).status().code(), Code::kInvalidArgument);
       } else {
@@ -275,6 +275,60 @@ TEST_P(TransportConformance, MulticastWaitsForTheSlowest) {
   });
 }
 
+// Every producer fans out to all others through the lanes of Split, which all open; both ends agree
+// on them. A lane that may have several consumers is not split.
+TEST_P(TransportConformance, SplitLanesReachEveryConsumerOnce) {
+  constexpr int kRanks = 5;
+  constexpr uint32_t kSlices = 20;
+  Run(kRanks, [&](RankContext& r) {
+    std::vector<std::unique_ptr<SendLane>> send;
+    std::vector<std::unique_ptr<RecvLane>> recv;
+    for (int producer = 0; producer < kRanks; ++producer) {
+      std::vector<int> others;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        if (rank != producer) others.push_back(rank);
+      }
+      const std::vector<std::vector<int>> sets = r.transport->Split(producer, others);
+      EXPECT_EQ(sets.size() == 1, r.transport->CapsFor(producer, others).multicast);
+      std::vector<int> seen;
+      for (const std::vector<int>& set : sets) {
+        seen.insert(seen.end(), set.begin(), set.end());
+        const LaneSpec spec = Spec(producer, set, 1000, 2);
+        if (set.size() > 1) {
+          EXPECT_TRUE(r.transport->CapsFor(producer, set).multicast);
+        }
+        if (producer == r.rank) send.push_back(r.OpenSend(spec));
+        if (std::find(set.begin(), set.end(), r.rank) != set.end()) {
+          recv.push_back(r.OpenRecv(spec));
+        }
+      }
+      std::sort(seen.begin(), seen.end());
+      EXPECT_EQ(seen, others);
+    }
+    ASSERT_EQ(recv.size(), kRanks - 1u);
+    std::vector<uint32_t> sent(send.size()), received(recv.size());
+    size_t open = send.size() + recv.size();
+    while (open > 0) {
+      r.WaitUntil([&] {
+        bool moved = false;
+        for (size_t i = 0; i < send.size(); ++i) {
+          if (sent[i] == kSlices || !r.CanAcquire(send[i].get())) continue;
+          SendSlice(r, send[i].get(), sent[i]++);
+          open -= sent[i] == kSlices ? 1 : 0;
+          moved = true;
+        }
+        for (size_t i = 0; i < recv.size(); ++i) {
+          if (received[i] == kSlices || !r.CanPeek(recv[i].get())) continue;
+          ReceiveSlice(r, recv[i].get(), received[i]++);
+          open -= received[i] == kSlices ? 1 : 0;
+          moved = true;
+        }
+        return moved;
+      });
+    }
+  });
+}
+
 TEST_P(TransportConformance, ConsumerOpensLate) {
   const LaneSpec spec = Spec(0, {1}, 77, 4);
   Run(2, [&](RankContext& r) {
@@ -282,7 +336,7 @@ TEST_P(TransportConformance, ConsumerOpensLate) {
       auto go = r.OpenSend(Control(0, 1));
       auto lane = r.OpenSend(spec);
       uint32_t sent = 0;
-      if (!r.transport->caps().consumer_grants) {
+      if (!r.transport->CapsFor(0, spec.consumers).consumer_grants) {
         for (; sent < 4; ++sent) {
           ASSERT_TRUE(r.CanAcquire(lane.get()));
           SendSlice(r, lane.get(), sent);

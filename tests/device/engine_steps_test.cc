@@ -30,7 +30,7 @@ const char* ErrorName(int /*error*/) { return "cudaErrorOfTheTest"; }
 class ToldState final : public CodecState {
  public:
   using Half = std::function<Status(DeviceWork*, std::span<const Term>, std::span<Term>)>;
-  Status Begin(const CallDesc&) override { return Status::Ok(); }
+  Status Begin(const CollectiveArgs&) override { return Status::Ok(); }
   Status Combine(const Range& range, std::span<const Term> inputs,
                  std::span<Term> outputs) override {
     ++combined;
@@ -79,14 +79,7 @@ class EngineStepsTest : public ::testing::Test {
 
   // `whole`: the input is small and not compressed.
   void Begin(bool whole) {
-    EXPECT_TRUE(engine_
-                    ->Begin({.element_bytes = sizeof(float),
-                             .input = input_,
-                             .input_bytes = kBytes,
-                             .output = output_,
-                             .output_bytes = kBytes,
-                             .compressed = !whole})
-                    .ok());
+    EXPECT_TRUE(engine_->Begin({{}, input_, kBytes, output_, kBytes, !whole}).ok());
   }
   float& Value(std::byte* memory, uint32_t i) {
     return reinterpret_cast<float*>(device_.Reach(memory))[i];

@@ -16,7 +16,7 @@ using test::SimEngine;
 // outputs[0] = sum of the inputs, byte by byte.
 class ByteSum final : public CodecState {
  public:
-  Status Begin(const CallDesc&) override { return Status::Ok(); }
+  Status Begin(const CollectiveArgs&) override { return Status::Ok(); }
   Status Combine(const Range&, std::span<const Term> inputs, std::span<Term> outputs) override {
     if (fail) return InternalError("as told");
     for (uint32_t i = 0; i < inputs[0].bytes; ++i) {

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank that leaves after an error has told the others of it before. A rank that waits for long
-// says who is missing.
+// What peers send becomes errors with texts that fit a terminal. A rank that waits for long says
+// which ranks are missing.
 #include "failure/liveness.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/bytes.h"
@@ -22,41 +20,6 @@
 namespace inccl::test {
 namespace {
 
-// Takes its time over every message, as a machine that stands still does.
-class SlowPlane final : public ControlPlane {
- public:
-  explicit SlowPlane(int nranks) : ControlPlane(nranks) {}
-  void Send(int /*peer*/, uint8_t /*kind*/, std::span<const std::byte> /*body*/) override {
-    usleep(200'000);
-    ++sent;
-  }
-  void Close(Time /*flush_deadline*/) override {}
-  std::atomic<int> sent{0};
-};
-
-TEST(LivenessTest, WhoLeavesHasToldWhatItKnows) {
-  constexpr int kRanks = 3;
-  ShrinkAgreement shrink_agreement(0, kRanks, {"a:1", "a:2", "a:3"});
-  SlowPlane plane(kRanks);
-  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = {"a:1", "a:2", "a:3"}}, nullptr,
-                    &shrink_agreement);
-  liveness.Attach(&plane);
-  std::thread finder([&] { liveness.Fail(InvalidUsage("ranks disagree")); });
-  while (!liveness.failed()) std::this_thread::yield();
-  EXPECT_EQ(liveness.Check().code(), Code::kInvalidUsage);  // what the caller gets, who then leaves
-  liveness.WaitNotified();
-  EXPECT_EQ(plane.sent, kRanks);  // a plane's Send to its own rank has no effect
-  finder.join();
-}
-
-TEST(LivenessTest, NothingToTell) {
-  ShrinkAgreement shrink_agreement(0, 2, {"a:1", "a:2"});
-  Liveness liveness({.rank = 0, .nranks = 2, .peer_names = {"a:1", "a:2"}}, nullptr,
-                    &shrink_agreement);
-  liveness.WaitNotified();
-  EXPECT_FALSE(liveness.failed());
-}
-
 // What a peer says of itself goes into messages, and what it says must not act on a terminal.
 TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
   constexpr int kRanks = 3;
@@ -64,39 +27,44 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
   const std::string evil = "\x1b[2J\nboom", shown = R"(\x1b[2J\x0aboom)";
   {
     ShrinkAgreement shrink_agreement(0, kRanks, names);
-    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr,
+    StickyError sticky_error(false, nullptr);
+    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
                       &shrink_agreement);
     ByteWriter error;
     error.U32(static_cast<uint32_t>(Code::kSystemError));
     error.String(evil);
     liveness.OnMessage(2, /*kError*/ 2, error.bytes());
-    EXPECT_EQ(liveness.error().code(), Code::kSystemError);
-    EXPECT_EQ(liveness.error().message(), "rank 0/3 before any op: peer 2@a:3 reports: " + shown);
+    EXPECT_EQ(sticky_error.error().code(), Code::kSystemError);
+    EXPECT_EQ(sticky_error.error().message(),
+              "rank 0/3 before any op: peer 2@a:3 reports: " + shown);
   }
   // Codes of a caller's own mistakes are no news of a failure.
   for (const Code code : {Code::kInvalidArgument, Code::kInProgress}) {
     ShrinkAgreement shrink_agreement(0, kRanks, names);
-    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr,
+    StickyError sticky_error(false, nullptr);
+    Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
                       &shrink_agreement);
     ByteWriter error;
     error.U32(static_cast<uint32_t>(code));
     error.String("wrong");
     liveness.OnMessage(2, /*kError*/ 2, error.bytes());
-    EXPECT_EQ(liveness.error().code(), Code::kInternalError);
-    EXPECT_NE(liveness.error().message().find("peer 2"), std::string::npos);
+    EXPECT_EQ(sticky_error.error().code(), Code::kInternalError);
+    EXPECT_NE(sticky_error.error().message().find("peer 2"), std::string::npos);
   }
   ShrinkAgreement shrink_agreement(0, kRanks, names);
-  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &shrink_agreement);
+  StickyError sticky_error(false, nullptr);
+  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
+                    &shrink_agreement);
   uint64_t signature = 0;
   ASSERT_TRUE(liveness.BeginCall(1, Call{}, &signature).ok());
   CallRecord record;
   record.Set(1, Call{});
   record.codec = evil;
   liveness.OnMessage(1, /*kRecord*/ 1, record.Encode());
-  EXPECT_EQ(liveness.error().code(), Code::kInvalidUsage);
-  EXPECT_NE(liveness.error().message().find("rank 1/3 calls allreduce"), std::string::npos);
-  EXPECT_NE(liveness.error().message().find("codec=" + shown), std::string::npos)
-      << liveness.error().message();
+  EXPECT_EQ(sticky_error.error().code(), Code::kInvalidUsage);
+  EXPECT_NE(sticky_error.error().message().find("rank 1/3 calls allreduce"), std::string::npos);
+  EXPECT_NE(sticky_error.error().message().find("codec=" + shown), std::string::npos)
+      << sticky_error.error().message();
 }
 
 // Ranks whose messages arrive at once; a rank that is stopped gets none.
@@ -107,10 +75,12 @@ class Ranks {
     for (int rank = 0; rank < n; ++rank) names.push_back("host:" + std::to_string(rank + 100));
     for (int rank = 0; rank < n; ++rank) {
       shrink_agreement_.push_back(std::make_unique<ShrinkAgreement>(rank, n, names));
+      sticky_errors_.push_back(std::make_unique<StickyError>(false, nullptr));
       ranks_.push_back(std::make_unique<Liveness>(
-          LivenessOptions{.rank = rank, .nranks = n, .peer_names = names}, nullptr,
-          shrink_agreement_.back().get()));
+          LivenessOptions{.rank = rank, .nranks = n, .peer_names = names},
+          sticky_errors_.back().get(), shrink_agreement_.back().get()));
       planes_.push_back(std::make_unique<Plane>(rank, n, this));
+      sticky_errors_.back()->Attach(planes_.back().get());
       ranks_.back()->Attach(planes_.back().get());
     }
   }
@@ -132,6 +102,7 @@ class Ranks {
   };
 
   std::vector<std::unique_ptr<ShrinkAgreement>> shrink_agreement_;
+  std::vector<std::unique_ptr<StickyError>> sticky_errors_;
   std::vector<std::unique_ptr<Liveness>> ranks_;
   std::vector<std::unique_ptr<Plane>> planes_;
 };

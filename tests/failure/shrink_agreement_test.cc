@@ -29,7 +29,7 @@
 namespace inccl::test {
 namespace {
 
-using Set = ShrinkAgreement::Set;
+using Bits = uint64_t;  // of the first ranks, for worlds of few
 constexpr uint8_t kProposal = 16, kId = 17, kJoined = 18, kDone = 19;
 
 struct Message {
@@ -37,11 +37,20 @@ struct Message {
   std::vector<std::byte> body;
 };
 
-std::vector<std::byte> Proposal(uint64_t round, uint8_t proposes, Set excluded) {
+RankSet SetOf(int nranks, Bits bits) {
+  RankSet set(nranks);
+  for (int rank = 0; rank < nranks; ++rank) {
+    if ((bits >> rank & 1) != 0) set.Add(rank);
+  }
+  return set;
+}
+
+// In a world of three ranks.
+std::vector<std::byte> Proposal(uint64_t round, uint8_t proposes, uint8_t excluded) {
   ByteWriter body;
   body.U64(round);
   body.U8(proposes);
-  body.U64(excluded);
+  body.U8(excluded);
   body.U64(5);
   return body.bytes();
 }
@@ -49,8 +58,10 @@ std::vector<std::byte> Proposal(uint64_t round, uint8_t proposes, Set excluded) 
 // All ranks and what is on its way between them.
 class World {
  public:
-  explicit World(std::vector<Set> excluded)
-      : n_(static_cast<int>(excluded.size())), excluded_(std::move(excluded)) {
+  explicit World(const std::vector<Bits>& excluded) : World(Sets(excluded), Hostile(excluded)) {}
+  // `excluded`: by rank. `hostile`: a rank that ShrinkAgreement does not run; -1: none.
+  World(std::vector<RankSet> excluded, int hostile)
+      : n_(static_cast<int>(excluded.size())), hostile_(hostile), excluded_(std::move(excluded)) {
     std::vector<std::string> names;
     for (int rank = 0; rank < n_; ++rank) names.push_back(fmt::format("h:{}", rank + 100));
     ranks_.resize(excluded_.size());
@@ -71,7 +82,7 @@ class World {
 
   int n() const { return n_; }
   ShrinkAgreement& shrink_agreement(int rank) { return *at(rank).shrink_agreement; }
-  Set excluded(int rank) const { return excluded_[static_cast<size_t>(rank)]; }
+  const RankSet& excluded(int rank) const { return excluded_[static_cast<size_t>(rank)]; }
 
   void Call(int rank, Time limit = 100 * kSecond) {
     Rank& r = at(rank);
@@ -133,7 +144,7 @@ class World {
       to.OnPeerClosed(pair.first);
     } else {
       const bool good = to.OnMessage(pair.first, message.kind, message.body);
-      EXPECT_TRUE(good || excluded_[static_cast<size_t>(pair.first)] == kHostile)
+      EXPECT_TRUE(good || pair.first == hostile_)
           << "kind " << int{message.kind} << " from " << pair.first;
     }
     changed_.notify_all();
@@ -177,9 +188,21 @@ class World {
   }
   bool dead(int rank) { return at(rank).dead; }
 
-  static constexpr Set kHostile = ~Set{0};  // not run by ShrinkAgreement
+  static constexpr Bits kHostile = ~Bits{0};  // not run by ShrinkAgreement
 
  private:
+  static std::vector<RankSet> Sets(const std::vector<Bits>& excluded) {
+    std::vector<RankSet> sets;
+    for (const Bits bits : excluded) {
+      sets.push_back(SetOf(static_cast<int>(excluded.size()), bits == kHostile ? 0 : bits));
+    }
+    return sets;
+  }
+  static int Hostile(const std::vector<Bits>& excluded) {
+    const auto found = std::find(excluded.begin(), excluded.end(), kHostile);
+    return found == excluded.end() ? -1 : static_cast<int>(found - excluded.begin());
+  }
+
   class Plane final : public ControlPlane {
    public:
     Plane(int nranks, int rank, World* world) : ControlPlane(nranks), rank_(rank), world_(world) {}
@@ -205,7 +228,7 @@ class World {
   struct Joint {
     int maker = -1;
     std::vector<int> members;  // as the first to come says
-    Set here = 0;
+    std::vector<int> here;     // in the order in which they come
     bool failed = false;
   };
 
@@ -224,19 +247,21 @@ class World {
               const std::atomic<bool>* cancelled) {
     std::unique_lock lock(mutex_);
     Joint& joint = joints_[id.nonce];
-    if (joint.here == 0) joint.members = outcome.members;
+    if (joint.here.empty()) joint.members = outcome.members;
     if (joint.maker >= 0) {
       EXPECT_EQ(joint.maker, outcome.members.front());
     }
     if (joint.members != outcome.members) joint.failed = true;
-    joint.here |= Set{1} << rank;
-    Set all = 0;
-    for (const int member : joint.members) all |= Set{1} << member;
+    if (std::find(joint.here.begin(), joint.here.end(), rank) == joint.here.end()) {
+      joint.here.push_back(rank);
+    }
+    const size_t all = joint.members.size();
     at(rank).cancelled = cancelled;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return joint.here == all || joint.failed || cancelled->load(); });
+    changed_.wait(lock,
+                  [&] { return joint.here.size() == all || joint.failed || cancelled->load(); });
     at(rank).cancelled = nullptr;
-    if (joint.here == all && !joint.failed) return Status::Ok();
+    if (joint.here.size() == all && !joint.failed) return Status::Ok();
     joint.failed = true;
     changed_.notify_all();
     return RemoteError("not all have joined");
@@ -264,8 +289,8 @@ class World {
     return true;
   }
 
-  const int n_;
-  const std::vector<Set> excluded_;
+  const int n_, hostile_;
+  const std::vector<RankSet> excluded_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Rank> ranks_;
@@ -285,7 +310,7 @@ void Check(World* world, bool all_honest) {
     for (const int member : outcome.members) {
       EXPECT_GE(member, 0);
       EXPECT_LT(member, world->n());
-      EXPECT_EQ(world->excluded(rank) >> member & 1, 0u) << rank << " wanted no " << member;
+      EXPECT_FALSE(world->excluded(rank).Contains(member)) << rank << " wanted no " << member;
       least = std::min(least, 10 + static_cast<uint64_t>(member));
       const auto& other = world->result(member);
       if (!other) continue;
@@ -315,15 +340,15 @@ void DeliverAll(World* world, Pick&& pick) {
   }
 }
 
-std::string Describe(const std::vector<Set>& excluded) {
+std::string Describe(const std::vector<Bits>& excluded) {
   std::string text;
-  for (const Set set : excluded) text += fmt::format(" {:#b}", set);
+  for (const Bits set : excluded) text += fmt::format(" {:#b}", set);
   return text;
 }
 
 // What rank may ask for: the sets without itself, by number.
-Set Choice(int rank, uint64_t number) {
-  const Set low = number & ((Set{1} << rank) - 1);
+Bits Choice(int rank, uint64_t number) {
+  const Bits low = number & ((Bits{1} << rank) - 1);
   return low | (number >> rank) << (rank + 1);
 }
 
@@ -372,7 +397,7 @@ TEST(ShrinkAgreementTest, WhateverTheRanksExclude) {
   const uint64_t worlds = kSanitized ? 160 : 800;
   for (uint64_t i = 0; i < worlds; ++i) {
     const int n = i % 2 == 0 ? 3 : 4;
-    std::vector<Set> excluded;
+    std::vector<Bits> excluded;
     uint64_t number = i / 2;
     for (int rank = 0; rank < n; ++rank) {
       const uint64_t choices = uint64_t{1} << (n - 1);
@@ -386,9 +411,9 @@ TEST(ShrinkAgreementTest, WhateverTheRanksExclude) {
     const bool stuck = world.CancelTheRest() > 0;
     Check(&world, !stuck);
     // Those who exclude the same, and are excluded by nobody else who is left, agree.
-    const Set all = (Set{1} << n) - 1;
+    const Bits all = (Bits{1} << n) - 1;
     for (int rank = 0; rank < n; ++rank) {
-      const Set wanted = all & ~excluded[static_cast<size_t>(rank)];
+      const Bits wanted = all & ~excluded[static_cast<size_t>(rank)];
       bool alike = true;
       for (int other = 0; other < n; ++other) {
         if ((wanted >> other & 1) != 0) {
@@ -413,7 +438,7 @@ TEST(ShrinkAgreementTest, DeathsAtAnyTime) {
   for (int i = 0; i < (kSanitized ? 60 : 300); ++i) {
     SCOPED_TRACE(fmt::format("seed {} world {}", seed, i));
     constexpr int kRanks = 4;
-    World world{std::vector<Set>(kRanks)};
+    World world{std::vector<Bits>(kRanks)};
     for (int rank = 0; rank < kRanks; ++rank) world.Call(rank);
     std::vector<uint64_t> deaths = {below(40), i % 2 == 0 ? ~uint64_t{0} : below(60)};
     uint64_t step = 0;
@@ -452,7 +477,7 @@ TEST(ShrinkAgreementTest, HostileMessages) {
   const auto below = [&](uint64_t limit) { return (state = Mix64(state)) % limit; };
   constexpr uint64_t kRounds[] = {0,         1,    2, 3, uint64_t{1} << 48, (uint64_t{1} << 48) + 1,
                                   ~0ull - 1, ~0ull};
-  constexpr Set kSets[] = {0b000, 0b001, 0b010, 0b011, 0b100, 0b111, ~Set{0}, 0b11000};
+  constexpr uint8_t kSets[] = {0b000, 0b001, 0b010, 0b011, 0b100, 0b111, 0xff, 0b11000};
   for (int i = 0; i < (kSanitized ? 60 : 300); ++i) {
     SCOPED_TRACE(fmt::format("seed {} world {}", seed, i));
     constexpr int kHostileRank = 2;
@@ -464,7 +489,7 @@ TEST(ShrinkAgreementTest, HostileMessages) {
         body.U64(kRounds[below(std::size(kRounds))]);
         const auto kind = static_cast<uint8_t>(kProposal + below(4));
         if (kind == kProposal) body.U8(static_cast<uint8_t>(below(3)));
-        if (kind == kProposal || kind == kDone) body.U64(kSets[below(std::size(kSets))]);
+        if (kind == kProposal || kind == kDone) body.U8(kSets[below(std::size(kSets))]);
         if (kind == kProposal || kind == kId) body.U64(below(100));
         if (below(8) == 0) body.U8(0);
         world.Send(kHostileRank, static_cast<int>(below(2)), kind, body.bytes());
@@ -487,6 +512,7 @@ TEST(ShrinkAgreementTest, MalformedMessagesNameTheirSender) {
   const std::pair<uint8_t, std::vector<std::byte>> messages[] = {
       {kProposal, Proposal(1, 1, 0b111)},         // everybody
       {kProposal, Proposal(1, 1, 0b010)},         // its sender
+      {kProposal, Proposal(1, 1, 0b1000)},        // a rank that does not exist
       {kProposal, Proposal(~uint64_t{0}, 1, 0)},  // a round that would overflow
       {kProposal, Proposal((uint64_t{1} << 48) + 1, 1, 0)},
       {kProposal, Proposal(1, 2, 0)},
@@ -494,6 +520,8 @@ TEST(ShrinkAgreementTest, MalformedMessagesNameTheirSender) {
       {kId, std::vector<std::byte>(8 + kUniqueIdBytes)},
       {kJoined, late.bytes()},
       {kDone, std::vector<std::byte>(7)},
+      {kDone, std::vector<std::byte>(8)},   // no set
+      {kDone, std::vector<std::byte>(10)},  // a set of more than 8 ranks
   };
   for (const auto& [kind, body] : messages) {
     World world({0, World::kHostile, 0});
@@ -544,19 +572,54 @@ TEST(ShrinkAgreementTest, TheLastRoundIsAnError) {
       << world.result(0)->status().message();
 }
 
+// More ranks than a word has bits: the ranks exclude every third one, and one more dies.
+TEST(ShrinkAgreementTest, ManyRanks) {
+  const Watchdog watchdog(200.0 * kSlowness);
+  for (const int n : {65, 100, 300}) {
+    if (kSanitized && n > 100) break;
+    SCOPED_TRACE(n);
+    RankSet excluded(n);
+    std::vector<int> expected;
+    const int victim = n - (n % 3 == 0 ? 2 : 1);  // the highest rank that is not excluded
+    for (int rank = 0; rank < n; ++rank) {
+      if (rank % 3 == 2) {
+        excluded.Add(rank);
+      } else if (rank != victim) {
+        expected.push_back(rank);
+      }
+    }
+    ASSERT_FALSE(excluded.Contains(victim));
+    World world(std::vector<RankSet>(static_cast<size_t>(n), excluded), -1);
+    for (const int rank : expected) world.Call(rank);
+    world.Kill(victim);  // has not called
+    while (world.AnyRunning()) {
+      const std::vector<std::pair<int, int>> pairs = world.OnTheirWay();
+      for (const std::pair<int, int>& pair : pairs) world.Deliver(pair);
+      if (pairs.empty()) std::this_thread::yield();
+    }
+    EXPECT_EQ(world.CancelTheRest(), 0);
+    for (const int rank : expected) {
+      ASSERT_TRUE(world.result(rank)->ok()) << world.result(rank)->status().message();
+      EXPECT_EQ((*world.result(rank))->members, expected);
+      EXPECT_EQ((*world.result(rank))->last_completed, 10u);  // rank 0's
+    }
+    if (HasFailure()) return;
+  }
+}
+
 TEST(ShrinkAgreementTest, OneCallAtATime) {
   World world({0, 0, 0});
   world.Call(0);
   world.Settle();
   const Result<ShrinkAgreement::Outcome> second =
-      world.shrink_agreement(0).Agree(0, 0, SystemClock().Now() + kSecond, {});
+      world.shrink_agreement(0).Agree(RankSet(3), 0, SystemClock().Now() + kSecond, {});
   EXPECT_EQ(second.status().code(), Code::kInvalidArgument);
   EXPECT_NE(second.status().message().find("rank 0/3 is in another call"), std::string::npos);
   EXPECT_EQ(world.CancelTheRest(), 1);
   EXPECT_EQ(world.result(0)->status().code(), Code::kTimeout);
   // For good.
   const Result<ShrinkAgreement::Outcome> later =
-      world.shrink_agreement(0).Agree(0, 0, SystemClock().Now() + kSecond, {});
+      world.shrink_agreement(0).Agree(RankSet(3), 0, SystemClock().Now() + kSecond, {});
   EXPECT_EQ(later.status().message(), "cancelled by the test");
 }
 

@@ -27,8 +27,11 @@ void Run(Data data) {
   const std::vector<std::string> names = {"h:1", "h:2", "h:3"};
   Silence plane;
   ShrinkAgreement shrink_agreement(0, kRanks, names);
-  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, nullptr, &shrink_agreement);
+  StickyError sticky_error(false, nullptr);
+  Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
+                    &shrink_agreement);
   shrink_agreement.Attach(&plane);
+  sticky_error.Attach(&plane);
   liveness.Attach(&plane);
   Input input(data);
   uint64_t sequence = 0;
@@ -48,9 +51,9 @@ void Run(Data data) {
       const size_t length = input.Below(400);
       liveness.OnMessage(peer, kind, Exact(input.Take(length)));
     }
-    Require(liveness.failed() == !liveness.error().ok(), "who has failed has an error");
-    if (liveness.failed()) {
-      Require(liveness.error().message().starts_with("rank 0/3"), "an error names this rank");
+    Require(sticky_error.failed() == !sticky_error.error().ok(), "who has failed has an error");
+    if (sticky_error.failed()) {
+      Require(sticky_error.error().message().starts_with("rank 0/3"), "an error names this rank");
     }
   }
 }
@@ -70,7 +73,7 @@ std::vector<std::vector<std::byte>> Examples() {
   bodies[2] = where.bytes();
   proposal.U64(1);
   proposal.U8(1);
-  proposal.U64(0b111);
+  proposal.U8(0b111);
   proposal.U64(2);
   bodies[3] = proposal.bytes();
   const uint8_t kinds[] = {1, 2, 3, 16};

@@ -28,7 +28,8 @@ struct World {
     for (int rank : {0, 1}) ends[rank] = *ShmTransport::Create(rank, 2, kOptions);
     for (int rank : {0, 1}) {
       const std::vector<int> fds = ends[1 - rank]->fds_to_share();
-      Require(ends[rank]->Attach(1 - rank, Dup(fds[0]), Dup(fds[1]), Dup(fds[2])).ok(), "attached");
+      Require(ends[rank]->Attach(1 - rank, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]), Dup(fds[3])).ok(),
+              "attached");
     }
     const LaneSpec spec{.lane_class = LaneClass::kData,
                         .channel = 0,
@@ -44,7 +45,8 @@ struct World {
                            .bytes = kBytes,
                            .fd = file.fd.get(),
                            .writable = true};
-    Require(ends[0]->ExportRegion(region) == 1, "a file is offered");
+    const Result<uint32_t> id = ends[0]->ExportRegion(region);
+    Require(id.ok() && *id == 1, "a file is offered");
   }
   std::byte* table() const {
     const auto* header = reinterpret_cast<const mapped::ArenaHeader*>(arena.data());
@@ -82,8 +84,8 @@ void Run(Data data) {
   uint32_t changes = 1;
   for (int steps = 0; steps < 12 && !input.empty(); ++steps) {
     switch (input.Byte() % 4) {
-      case 0: {  // any bytes in any of the first entries
-        const size_t at = offsetof(mapped::RegionTable, regions) + input.Below(512);
+      case 0: {  // any bytes in the first entries, and as the place of the next block
+        const size_t at = offsetof(mapped::RegionBlock, next) + input.Below(512);
         const Data bytes = input.Take(1 + input.Byte() % 32);
         std::memcpy(world.table() + at, bytes.data(), bytes.size());
         break;
@@ -106,7 +108,7 @@ void Run(Data data) {
         break;
       }
       default:
-        reinterpret_cast<mapped::RegionTable*>(world.table())->changes.store(++changes);
+        reinterpret_cast<mapped::RegionBlock*>(world.table())->changes.store(++changes);
         if (!world.ends[1]->Progress(0).ok()) return;
     }
   }
@@ -119,10 +121,12 @@ std::vector<std::vector<std::byte>> Examples() {
     return bytes;
   };
   return {
-      of({3, 2, 64, 0, 1, 0, 0, 1, 0, 16}),         // a slice that lies in the region
-      of({3, 2, 0, 32, 1, 1, 0, 1, 0, 0}),          // one byte beyond its end
-      of({0, 8, 0, 0, 255, 3, 2, 64, 0, 1, 0, 0}),  // another size
-      of({0, 0, 0, 0, 2, 1, 1, 1, 2, 1, 0, 3, 2, 9, 0, 1, 0, 0}),  // another file for generation 2
+      of({3, 2, 64, 0, 1, 0, 0, 1, 0, 16}),          // a slice that lies in the region
+      of({3, 2, 0, 32, 1, 1, 0, 1, 0, 0}),           // one byte beyond its end
+      of({0, 64, 0, 0, 255, 3, 2, 64, 0, 1, 0, 0}),  // another size
+      of({0, 56, 0, 0, 2, 1, 1, 1, 2, 1, 0, 3, 2, 9, 0, 1, 0, 0}),  // another file for generation 2
+      of({0, 1, 0, 1, 16, 16, 3, 2, 64, 0, 1, 0, 0}),  // the next block lies over the slots
+      of({0, 1, 0, 0, 255, 3}),                        // and in no page
   };
 }
 

@@ -34,7 +34,7 @@ void Feed(Input* input, int rank, int nranks, int most, ShrinkAgreement* shrink_
 void Run(Data data) {
   Input input(data);
   const uint8_t shape = input.Byte();
-  const int nranks = shape == 0xff ? 64 : 1 + shape % 5;
+  const int nranks = shape == 0xff ? 300 : 1 + shape % 10;
   const int rank = static_cast<int>(input.Byte()) % nranks;
   ShrinkAgreement shrink_agreement(rank, nranks,
                                    std::vector<std::string>(static_cast<size_t>(nranks), "h:1"));
@@ -50,7 +50,11 @@ void Run(Data data) {
   };
   for (int call = 0; call < 3; ++call) {
     Feed(&input, rank, nranks, 8, &shrink_agreement);
-    const ShrinkAgreement::Set wanted = input.Byte() & ~(ShrinkAgreement::Set{1} << rank);
+    RankSet wanted(nranks);
+    const uint8_t bits = input.Byte();
+    for (int other = 0; other < std::min(nranks, 8); ++other) {
+      if (other != rank && (bits >> other & 1) != 0) wanted.Add(other);
+    }
     const Result<ShrinkAgreement::Outcome> outcome =
         shrink_agreement.Agree(wanted, 7, SystemClock().Now() + kLimit, steps);
     if (!outcome.ok()) {
@@ -62,7 +66,7 @@ void Run(Data data) {
     Require(std::is_sorted(members.begin(), members.end()), "members are in order");
     for (const int member : members) {
       Require(member >= 0 && member < nranks, "members are ranks");
-      Require((wanted >> member & 1) == 0, "nobody is a member whom the caller excludes");
+      Require(!wanted.Contains(member), "nobody is a member whom the caller excludes");
     }
     Require(outcome.value().last_completed <= 7, "no more has completed than here");
   }
@@ -79,14 +83,14 @@ std::vector<std::vector<std::byte>> Examples() {
     out->push_back(std::byte{0});
   };
   // Three ranks, this one rank 0 or 1; the others propose these sets, have joined and are done.
-  for (const uint64_t set : {0b000u, 0b111u, 0b100u, 0b001u}) {
+  for (const uint8_t set : {0b000, 0b111, 0b100, 0b001}) {
     for (const uint8_t rank : {0, 1}) {
       std::vector<std::byte> example = {std::byte{2}, std::byte{rank}};
       for (uint8_t peer = 0; peer < 3; ++peer) {
         ByteWriter proposal, id, joined, done;
         proposal.U64(1);
         proposal.U8(1);
-        proposal.U64(set);
+        proposal.U8(set);
         proposal.U64(3);
         add(peer, 0, proposal, &example);
         std::byte encoded[kUniqueIdBytes];
@@ -97,7 +101,7 @@ std::vector<std::vector<std::byte>> Examples() {
         joined.U64(1);
         add(peer, 2, joined, &example);
         done.U64(1);
-        done.U64(set);
+        done.U8(set);
         add(peer, 3, done, &example);
       }
       examples.push_back(std::move(example));

@@ -32,10 +32,7 @@ CommOptions Options(int channels, uint32_t slice_bytes) {
 // Opens the lanes of every call of rank 0, as a communicator does.
 uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
   const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(nranks);
-  PlanCache plans({.rank = 0,
-                   .nranks = nranks,
-                   .channels = options.channels,
-                   .slice_bytes = options.slice_bytes},
+  PlanCache plans({.channels = options.channels, .slice_bytes = options.slice_bytes},
                   ends[0].get());
   const uint64_t before = ends[0]->memory_bytes();
   for (int c = 0; c < kCollectiveKinds; ++c) {
@@ -43,17 +40,20 @@ uint64_t MeasuredMemory(const CommOptions& options, int nranks) {
       for (const auto& codec : {IdentityCodec(), options.default_codec}) {
         Call call;
         call.collective = static_cast<Collective>(c);
+        call.nranks = nranks;
         call.count = count;
         const bool compressed = codec != IdentityCodec();
         if (compressed && (!codec->Supports(call.collective, call.type, call.op, nranks).ok() ||
                            count * 4 < codec->min_bytes())) {
           continue;
         }
-        const Result<Choice> choice = Choose({.collective = call.collective,
-                                              .bytes = count * 4,
-                                              .nranks = nranks,
-                                              .compressed = compressed,
-                                              .route = compressed ? codec->route() : Route{}},
+        const Result<Choice> choice = Choose({{.collective = call.collective,
+                                               .type = DataType::kUint8,
+                                               .nranks = nranks,
+                                               .count = count * 4},
+                                              compressed,
+                                              false,
+                                              compressed ? codec->route() : Route{}},
                                              options.algorithms);
         EXPECT_TRUE(choice.ok()) << choice.status().message();
         for (call.root = 0; call.root < (HasRoot(call.collective) ? nranks : 1); ++call.root) {
@@ -80,7 +80,7 @@ class SlotMemoryTest : public ::testing::TestWithParam<std::pair<int, int>> {};
 TEST_P(SlotMemoryTest, IsWhatLanesTake) {
   const auto [nranks, channels] = GetParam();
   const CommOptions options = Options(channels, 64 * 1024);
-  const Result<uint64_t> said = SlotMemory(options, nranks, /*multicast=*/true);
+  const Result<uint64_t> said = SlotMemory(options, nranks, /*shared_slots=*/true);
   ASSERT_TRUE(said.ok()) << said.status().message();
   const uint64_t measured = MeasuredMemory(options, nranks);
   EXPECT_LE(*said, measured);
@@ -104,7 +104,7 @@ TEST(CheckSlotMemoryTest, RefusalsNameTheSettings) {
 
 TEST(CheckSlotMemoryTest, WhatFitsIsTaken) {
   Caps caps;
-  caps.multicast = true;
+  caps.shared_slots = true;
   caps.name = "test";
   caps.slot_memory = uint64_t{1} << 30;
   EXPECT_TRUE(CheckSlotMemory(Options(1, 128 * 1024), 64, caps).ok());

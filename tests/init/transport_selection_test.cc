@@ -69,7 +69,13 @@ TEST(TransportRegionTest, DamageIsAnErrorOrAnOffer) {
   }
 }
 
-// Joins n threads as if they were processes and chooses.
+HostMap HostsOf(const Mesh& mesh) {
+  std::vector<uint64_t> identities;
+  for (const Peer& peer : mesh.peers) identities.push_back(peer.info.host_id);
+  return HostMap(identities);
+}
+
+// Joins n threads as if they were processes and chooses. `adjust` may set INCCL_HOSTID.
 std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
     int n, const std::function<void(int rank, Environment*)>& adjust, int without_device = -1) {
   Result<UniqueId> id = CreateUniqueId(TestEnvironment());
@@ -81,11 +87,12 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
     adjust(rank, &environment);
     TransportSelection transport(rank, n, environment, rank != without_device);
     JoinOptions options = Options(rank, n);
+    options.host_id = environment.hostid;
     transport.Advertise(&options);
     Result<Mesh> mesh = JoinWithId(*id, options);
     ASSERT_TRUE(mesh.ok()) << mesh.status().message();
-    chosen[static_cast<size_t>(rank)] =
-        transport.Choose(&*mesh, {.deadline = options.deadline, .timeout_ms = options.timeout_ms});
+    chosen[static_cast<size_t>(rank)] = transport.Choose(
+        &*mesh, HostsOf(*mesh), {.deadline = options.deadline, .timeout_ms = options.timeout_ms});
     EXPECT_EQ(transport.all_device_slices(), without_device < 0) << rank;
   });
   return chosen;
@@ -117,8 +124,8 @@ TEST(TransportSelectionTest, TheFirstThatAllCan) {
   }
 }
 
-// One rank that cannot is enough, and all learn which one and why.
-TEST(TransportSelectionTest, OneRankThatCannotDecidesForAll) {
+// Pairs without the rank that cannot use the transport keep it; all learn which rank and why.
+TEST(TransportSelectionTest, ARankThatCannotDecidesForItsPairs) {
   if (!UcxTransport::Built()) {
     const auto chosen =
         ChooseAmong(2, [](int, Environment* environment) { environment->transport = "ucx"; });
@@ -136,7 +143,7 @@ TEST(TransportSelectionTest, OneRankThatCannotDecidesForAll) {
   };
   for (const auto& end : ChooseAmong(3, broken_on_one("ucx,shm"))) {
     ASSERT_TRUE(end.ok()) << end.status().message();
-    EXPECT_STREQ((*end)->caps().name, "shm");
+    EXPECT_STREQ((*end)->caps().name, "shm+ucx");
   }
   const auto chosen = ChooseAmong(3, broken_on_one("ucx,loopback"));
   for (size_t rank = 0; rank < 3; ++rank) {
@@ -146,8 +153,93 @@ TEST(TransportSelectionTest, OneRankThatCannotDecidesForAll) {
     EXPECT_CONTAINS(text, "INCCL_TRANSPORT=ucx,loopback");
     EXPECT_CONTAINS(text, "ucx: on rank 1: ");
     EXPECT_CONTAINS(text, "nosuch");
-    EXPECT_CONTAINS(text, "loopback: on rank 0: ");
-    EXPECT_CONTAINS(text, "and on 2 other ranks");
+    EXPECT_CONTAINS(text, "for ranks 0 and 1 (and 1 other pair)");
+    EXPECT_CONTAINS(text, "loopback: loopback joins threads of one process only");
+  }
+}
+
+void SetHost(const std::string& hosts, int rank, Environment* environment) {
+  environment->hostid = hosts.substr(static_cast<size_t>(rank), 1);
+}
+
+// What the pair of ranks uses, by what its lanes can do.
+std::string Used(const Transport& transport, int a, int b) {
+  return transport.CapsFor(a, {&b, 1}).read_in_place ? "shm" : "ucx";
+}
+
+TEST(TransportSelectionTest, RanksOfOneHostUseShm) {
+  if (!UcxTransport::Built()) return;
+  for (const char* hosts : {"aabb", "abab", "aab", "abcab"}) {
+    for (const char* list : {"", "shm,ucx"}) {
+      const std::string text = hosts;
+      const auto n = static_cast<int>(text.size());
+      const Baseline baseline;
+      const auto chosen = ChooseAmong(n, [&](int rank, Environment* environment) {
+        SetHost(text, rank, environment);
+        environment->transport = list;
+      });
+      for (int rank = 0; rank < n; ++rank) {
+        const auto& end = chosen[static_cast<size_t>(rank)];
+        ASSERT_TRUE(end.ok()) << end.status().message();
+        EXPECT_STREQ((*end)->caps().name, "shm+ucx");
+        EXPECT_EQ((*end)->caps().slot_memory, (*chosen[0])->caps().slot_memory);
+        for (int peer = 0; peer < n; ++peer) {
+          if (peer == rank) continue;
+          const bool same = text[static_cast<size_t>(rank)] == text[static_cast<size_t>(peer)];
+          EXPECT_EQ(Used(**end, rank, peer), same ? "shm" : "ucx") << hosts << rank << peer;
+        }
+      }
+    }
+  }
+}
+
+// The parts that no pair needs are not made, and what was made in vain is gone.
+TEST(TransportSelectionTest, OneTransportForAllPairsIsTakenAlone) {
+  if (!UcxTransport::Built()) return;
+  struct Case {
+    const char *hosts, *list, *chosen;
+  };
+  for (const Case& c : {Case{"ab", "", "ucx"}, Case{"abc", "shm,ucx", "ucx"},
+                        Case{"aab", "ucx,shm", "ucx"}, Case{"aaa", "shm,ucx", "shm"}}) {
+    const auto n = static_cast<int>(std::string(c.hosts).size());
+    const auto chosen = ChooseAmong(n, [&](int rank, Environment* environment) {
+      SetHost(c.hosts, rank, environment);
+      environment->transport = c.list;
+      if (std::string(c.chosen) == "shm") environment->ucx_tls = "nosuch";  // never asked
+    });
+    for (const auto& end : chosen) {
+      ASSERT_TRUE(end.ok()) << end.status().message();
+      EXPECT_STREQ((*end)->caps().name, c.chosen) << c.hosts;
+    }
+  }
+}
+
+TEST(TransportSelectionTest, APairWithoutATransportIsNamedOnEveryRank) {
+  const Baseline baseline;
+  const auto alone = ChooseAmong(4, [&](int rank, Environment* environment) {
+    SetHost("aaba", rank, environment);
+    environment->transport = "shm";
+  });
+  for (size_t rank = 0; rank < alone.size(); ++rank) {
+    ASSERT_FALSE(alone[rank].ok());
+    EXPECT_EQ(alone[rank].status().code(), Code::kInvalidUsage);
+    EXPECT_EQ(alone[rank].status().message(),
+              "rank " + std::to_string(rank) +
+                  "/4: init: no common transport of INCCL_TRANSPORT=shm for ranks 0 and 2 (and 2 "
+                  "other pairs): shm: ranks 0 and 2 are on different hosts");
+  }
+  if (!UcxTransport::Built()) return;
+  const auto both = ChooseAmong(3, [&](int rank, Environment* environment) {
+    SetHost("aab", rank, environment);
+    environment->transport = "shm,ucx";
+    if (rank == 1) environment->ucx_tls = "nosuch";
+  });
+  for (const auto& end : both) {
+    ASSERT_FALSE(end.ok());
+    const std::string& text = end.status().message();
+    EXPECT_CONTAINS(text, "for ranks 1 and 2: ");
+    EXPECT_CONTAINS(text, "shm: ranks 1 and 2 are on different hosts; ucx: on rank 1: ");
+    EXPECT_CONTAINS(text, "nosuch");
   }
 }
 

@@ -45,8 +45,11 @@ double SumOf(ccl_datatype_t type, int n, size_t i) {
   return static_cast<double>(sum);
 }
 
-Call CallOf(Collective collective, ccl_datatype_t type, int rank, void* send, void* recv) {
+Call CallOf(Collective collective, ccl_datatype_t type, ccl_comm_t comm, void* send, void* recv) {
+  const int rank = comm->impl->rank();
   Call call;
+  call.nranks = comm->impl->nranks();
+  call.rank = rank;
   call.collective = collective;
   call.type = static_cast<DataType>(type);
   call.op = ReduceOp::kPreMulSum;
@@ -66,7 +69,7 @@ void CheckCall(Collective collective, ccl_datatype_t type, bool in_place, int n,
   std::vector<char> send(total * element), recv(kCount * element);
   for (size_t i = 0; i < total; ++i) Store(type, send.data(), i, ValueOf(type, rank, i));
   char* out = in_place ? send.data() + mine * element : recv.data();
-  Call call = CallOf(collective, type, rank, send.data(), out);
+  Call call = CallOf(collective, type, comm, send.data(), out);
   call.root = n - 1;
   const Status status = comm->impl->Run(call);
   ASSERT_TRUE(status.ok()) << status.message();
@@ -108,7 +111,7 @@ TEST(PreMulSumTest, RunsUncompressed) {
       for (size_t i = 0; i < kCount; ++i) {
         data[i] = static_cast<float>(ValueOf(CCL_FLOAT32, rank, i));
       }
-      Call call = CallOf(Collective::kAllReduce, CCL_FLOAT32, rank, data.data(), data.data());
+      Call call = CallOf(Collective::kAllReduce, CCL_FLOAT32, comm, data.data(), data.data());
       ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
       stats.compressed = 1;
       call.compressed_call = true;
@@ -126,7 +129,7 @@ TEST(PreMulSumTest, RunsUncompressed) {
 TEST(PreMulSumTest, AgainstAPlainSumIsAMismatch) {
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     std::vector<float> data(kCount);
-    Call call = CallOf(Collective::kAllReduce, CCL_FLOAT32, rank, data.data(), data.data());
+    Call call = CallOf(Collective::kAllReduce, CCL_FLOAT32, comm, data.data(), data.data());
     ASSERT_TRUE(comm->impl->Run(call).ok());
     if (rank == 1) call.op = ReduceOp::kSum;
     Status status = comm->impl->Run(call);

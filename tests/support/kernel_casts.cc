@@ -38,7 +38,7 @@ class CodecCast {
     EXPECT_TRUE(codec.ok());
     codec_ = *codec;
     state_ = codec_->NewState();
-    const CallDesc call{.collective = Collective::kAllGather, .nranks = 2, .count = count};
+    const CollectiveArgs call{.collective = Collective::kAllGather, .nranks = 2, .count = count};
     EXPECT_TRUE(state_->Begin(call).ok());
   }
   std::vector<uint8_t> Encode(std::vector<float> x) {

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/composite/composite_transport.h"
 #include "transport/emulated/emulated.h"
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
@@ -106,14 +107,15 @@ std::vector<std::unique_ptr<Transport>> MakeShm(int nranks) {
       if (peer == rank) continue;
       const std::vector<int> fds = ends[static_cast<size_t>(peer)]->fds_to_share();
       Status status = ends[static_cast<size_t>(rank)]->Attach(
-          peer, UniqueFd(dup(fds[0])), UniqueFd(dup(fds[1])), UniqueFd(dup(fds[2])));
+          peer, UniqueFd(dup(fds[0])), UniqueFd(dup(fds[1])), UniqueFd(dup(fds[2])),
+          UniqueFd(dup(fds[3])));
       if (!status.ok()) throw std::runtime_error(status.message());
     }
   }
   return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
 }
 
-constexpr size_t kSharedFds = 3;  // of ShmTransport
+constexpr size_t kSharedFds = 4;  // of ShmTransport
 
 void SendFds(int socket, const std::vector<int>& fds) {
   const size_t bytes = fds.size() * sizeof(int);
@@ -163,7 +165,8 @@ std::unique_ptr<Transport> JoinShm(int rank, int nranks, const std::vector<Uniqu
   for (int peer = 0; peer < nranks; ++peer) {
     if (peer == rank) continue;
     const std::vector<int> fds = ReceiveFds(sockets[static_cast<size_t>(peer)].get());
-    Status status = shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]), UniqueFd(fds[2]));
+    Status status =
+        shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]), UniqueFd(fds[2]), UniqueFd(fds[3]));
     if (!status.ok()) throw std::runtime_error(status.message());
   }
   return shm;
@@ -308,6 +311,83 @@ std::unique_ptr<Transport> JoinTcp(int rank, int nranks, const std::vector<Uniqu
     Attach(end.get(), peer, std::move(data));
   }
   return end;
+}
+
+// The ranks' hosts, by rank.
+using HostOf = std::function<int(int rank)>;
+
+std::unique_ptr<Transport> Compose(int rank, int nranks, const HostOf& host_of,
+                                   std::unique_ptr<ShmTransport> shm,
+                                   std::unique_ptr<UcxTransport> ucx) {
+  PairTable table(nranks);
+  for (int a = 0; a < nranks; ++a) {
+    for (int b = 0; b < a; ++b) table.Set(a, b, host_of(a) == host_of(b) ? 0 : 1);
+  }
+  std::vector<CompositeTransport::Part> parts;
+  parts.push_back({shm->caps(), std::move(shm)});
+  parts.push_back({ucx->caps(), std::move(ucx)});
+  return Checked(CompositeTransport::Create(rank, std::move(table), std::move(parts)));
+}
+
+std::vector<std::unique_ptr<Transport>> MakeComposite(int nranks, const HostOf& host_of) {
+  std::vector<std::unique_ptr<ShmTransport>> shm;
+  std::vector<std::unique_ptr<UcxTransport>> ucx;
+  for (int rank = 0; rank < nranks; ++rank) {
+    shm.push_back(Checked(ShmTransport::Create(rank, nranks)));
+    ucx.push_back(Checked(UcxTransport::Create(rank, nranks)));
+  }
+  std::vector<std::unique_ptr<Transport>> ends;
+  for (int rank = 0; rank < nranks; ++rank) {
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (peer == rank) continue;
+      const auto r = static_cast<size_t>(rank), p = static_cast<size_t>(peer);
+      Status status;
+      if (host_of(peer) == host_of(rank)) {
+        const std::vector<int> fds = shm[p]->fds_to_share();
+        status = shm[r]->Attach(peer, UniqueFd(dup(fds[0])), UniqueFd(dup(fds[1])),
+                                UniqueFd(dup(fds[2])), UniqueFd(dup(fds[3])));
+      } else {
+        status = ucx[r]->Attach(peer, ucx[p]->address());
+      }
+      if (!status.ok()) throw std::runtime_error(status.message());
+    }
+  }
+  for (int rank = 0; rank < nranks; ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    ends.push_back(Compose(rank, nranks, host_of, std::move(shm[r]), std::move(ucx[r])));
+  }
+  return ends;
+}
+
+JoinFunction JoinComposite(const HostOf& host_of) {
+  return [host_of](int rank, int nranks, const std::vector<UniqueFd>& sockets) {
+    std::unique_ptr<ShmTransport> shm = Checked(ShmTransport::Create(rank, nranks));
+    std::unique_ptr<UcxTransport> ucx = Checked(UcxTransport::Create(rank, nranks));
+    const auto shares_host = [&](int peer) {
+      return peer != rank && host_of(peer) == host_of(rank);
+    };
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (shares_host(peer)) {
+        SendFds(sockets[static_cast<size_t>(peer)].get(), shm->fds_to_share());
+      }
+    }
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (!shares_host(peer)) continue;
+      const std::vector<int> fds = ReceiveFds(sockets[static_cast<size_t>(peer)].get());
+      Status status =
+          shm->Attach(peer, UniqueFd(fds[0]), UniqueFd(fds[1]), UniqueFd(fds[2]), UniqueFd(fds[3]));
+      if (!status.ok()) throw std::runtime_error(status.message());
+    }
+    const auto addresses = Swap(rank, sockets, ucx->address());
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (peer == rank || shares_host(peer)) continue;
+      Status status = ucx->Attach(peer, addresses[static_cast<size_t>(peer)]);
+      if (!status.ok()) throw std::runtime_error(status.message());
+    }
+    const std::byte attached{1};
+    Swap(rank, sockets, {&attached, 1});  // nobody leaves before all are attached
+    return Compose(rank, nranks, host_of, std::move(shm), std::move(ucx));
+  };
 }
 
 // sockets[i][j] is rank i's end towards rank j.
@@ -550,6 +630,8 @@ const char* Name(WorldKind kind) {
     case WorldKind::kTcpThreads: return "TcpThreads";
     case WorldKind::kTcpProcesses: return "TcpProcesses";
     case WorldKind::kTcpEncrypted: return "TcpEncrypted";
+    case WorldKind::kCompositeThreads: return "CompositeThreads";
+    case WorldKind::kCompositeProcesses: return "CompositeProcesses";
   }
   return "?";
 }
@@ -580,6 +662,11 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
     case WorldKind::kTcpProcesses: return RunProcesses(nranks, seed, /*link=*/false, JoinTcp, body);
     case WorldKind::kTcpEncrypted:
       return RunThreads(MakeTcp(nranks, tcp::Protection::kEncrypt, 2), seed, body);
+    case WorldKind::kCompositeThreads:
+      return RunThreads(MakeComposite(nranks, [](int rank) { return rank / 2; }), seed, body);
+    case WorldKind::kCompositeProcesses:
+      return RunProcesses(nranks, seed, /*link=*/false,
+                          JoinComposite([](int rank) { return rank % 2; }), body);
   }
 }
 
@@ -591,7 +678,8 @@ std::vector<WorldKind> AllWorlds() {
       WorldKind::kTcpProcesses,  WorldKind::kTcpEncrypted};
   if (UcxTransport::Built()) {
     for (const WorldKind kind : {WorldKind::kUcxThreads, WorldKind::kUcxProcesses,
-                                 WorldKind::kUcxTcp, WorldKind::kUcxBlind, WorldKind::kLinkUcx}) {
+                                 WorldKind::kUcxTcp, WorldKind::kUcxBlind, WorldKind::kLinkUcx,
+                                 WorldKind::kCompositeThreads, WorldKind::kCompositeProcesses}) {
       worlds.push_back(kind);
     }
   }

@@ -65,6 +65,9 @@ enum class WorldKind {
   kTcpThreads,    // without protection
   kTcpProcesses,  // with authenticated frames
   kTcpEncrypted,  // threads, with two sockets per pair
+  // shm between ranks of one host, ucx between hosts.
+  kCompositeThreads,    // hosts of two neighbours: 0,1 | 2,3 | 4
+  kCompositeProcesses,  // two hosts in turn: 0,2,4 | 1,3
 };
 // Those that this build has.
 std::vector<WorldKind> AllWorlds();

@@ -222,7 +222,8 @@ TEST(ExplainTest, TheChoiceIsTheTuners) {
     const auto collective = static_cast<Collective>(c);
     for (const auto& [n, bytes] :
          {std::pair(2, 0u), std::pair(16, 16384u), std::pair(17, 16384u), std::pair(3, 16388u)}) {
-      const TunerCall call{.collective = collective, .bytes = bytes, .nranks = n};
+      const TunerCall call{
+          {.collective = collective, .type = DataType::kUint8, .nranks = n, .count = bytes}};
       const Result<Choice> choice = Choose(call, AlgorithmFilter());
       ASSERT_TRUE(choice.ok());
       const Json json = ExplainJson(std::string(Name(collective)) + " " + std::to_string(bytes) +
@@ -274,18 +275,21 @@ TEST(ExplainTest, MemoryIsWhatLanesTake) {
     const Json json = ExplainJson(std::string("allreduce 4M 6 --codec hbi:bits=6 --algo ") + algo);
     const Result<AlgorithmFilter> filter = AlgorithmFilter::Parse(algo);
     ASSERT_TRUE(filter.ok());
-    const Result<Choice> choice =
-        Choose({.collective = Collective::kAllReduce, .bytes = 4 << 20, .nranks = kRanks}, *filter);
+    const Result<Choice> choice = Choose({{.collective = Collective::kAllReduce,
+                                           .type = DataType::kUint8,
+                                           .nranks = kRanks,
+                                           .count = 4 << 20}},
+                                         *filter);
     ASSERT_TRUE(choice.ok());
     std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(kRanks);
     ASSERT_FALSE(ends.empty());
     for (int rank = 0; rank < kRanks; ++rank) {
-      Result<Schedule> schedule = MakeSchedule({.collective = Collective::kAllReduce,
-                                                .algorithm = choice->algorithm,
-                                                .nranks = kRanks,
-                                                .rank = rank,
-                                                .side_phases = 1,
-                                                .side_one_shot = choice->side_one_shot});
+      Result<Schedule> schedule =
+          MakeSchedule({{.collective = Collective::kAllReduce, .nranks = kRanks, .rank = rank},
+                        choice->algorithm,
+                        1,
+                        1,
+                        choice->side_one_shot});
       ASSERT_TRUE(schedule.ok());
       const size_t lanes = schedule->lanes.size();
       const uint64_t scratch = uint64_t{schedule->scratch_slots} * 2 * 2 * 131072;

@@ -254,11 +254,10 @@ TEST(InfoDumpTest, PrintsTheLibrarysSchedules) {
   std::vector<Schedule> schedules;
   std::string text;
   for (int rank = 0; rank < 4; ++rank) {
-    Result<Schedule> schedule = MakeSchedule({.collective = Collective::kReduceScatter,
-                                              .algorithm = Algorithm::kRing,
-                                              .nranks = 4,
-                                              .rank = rank,
-                                              .channels = 2});
+    Result<Schedule> schedule =
+        MakeSchedule({{.collective = Collective::kReduceScatter, .nranks = 4, .rank = rank},
+                      Algorithm::kRing,
+                      2});
     ASSERT_TRUE(schedule.ok());
     text += (rank == 0 ? "" : "\n") + DumpText(*schedule);
     schedules.push_back(*std::move(schedule));

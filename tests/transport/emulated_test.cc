@@ -323,10 +323,11 @@ TEST_F(LinkTest, ASmallSliceOvertakesALargeOneThatIsComingIn) {
 
 TEST_F(LinkTest, RefusesMulticast) {
   Start(3, 1.0, 0.0);
-  EXPECT_FALSE(ends_[0]->caps().multicast);
   LaneSpec spec;
   spec.producer = 0;
   spec.consumers = {1, 2};
+  EXPECT_FALSE(ends_[0]->CapsFor(0, spec.consumers).multicast);
+  EXPECT_FALSE(ends_[0]->caps().shared_slots);
   spec.depth = 1;
   EXPECT_EQ(ends_[0]->OpenSend(spec).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(ends_[1]->OpenRecv(spec).status().code(), Code::kInvalidArgument);

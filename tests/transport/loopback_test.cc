@@ -27,7 +27,9 @@ TEST(LoopbackTest, MakesAnEndPerRank) {
   const auto ends = MakeLoopback(64);
   ASSERT_EQ(ends.size(), 64u);
   for (const auto& end : ends) {
-    EXPECT_TRUE(end->caps().multicast);
+    const std::vector<int> all = {1, 2, 63};
+    EXPECT_TRUE(end->CapsFor(0, all).multicast);
+    EXPECT_TRUE(end->caps().shared_slots);
     EXPECT_LE(end->memory_bytes(), 8192u) << "memory before any lane is open";
   }
 }
@@ -56,13 +58,14 @@ TEST(LoopbackTest, AFullArenaRefusesAndGoesOn) {
   auto ends = MakeLoopback(2, LoopbackOptions{size_t{4} << 20});
   ASSERT_EQ(ends.size(), 2u);
   EXPECT_EQ(ends[0]->OpenSend(Spec(0, 1, 8 << 20, 1)).status().code(), Code::kInvalidArgument)
-      << "larger than caps().max_slot_bytes";
+      << "larger than max_slot_bytes";
   const Status status = ends[0]->OpenSend(Spec(0, 1, 1 << 20, 4)).status();
   EXPECT_EQ(status.code(), Code::kSystemError);
   EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find(std::to_string(4 << 20)), std::string::npos) << status.message();
   EXPECT_TRUE(ends[0]->OpenSend(Spec(0, 1, 1 << 20, 2)).ok());
-  EXPECT_TRUE(ends[1]->OpenSend(Spec(1, 0, ends[1]->caps().max_slot_bytes, 1)).ok());
+  const std::vector<int> zero = {0};
+  EXPECT_TRUE(ends[1]->OpenSend(Spec(1, 0, ends[1]->CapsFor(1, zero).max_slot_bytes, 1)).ok());
 }
 
 TEST(LoopbackTest, GivesItsMemoryBack) {

@@ -37,6 +37,7 @@ struct File {
 };
 
 constexpr int kRanks = 3;
+constexpr uint32_t kMostFound = shm::OwnRegions::kMostFound;
 
 // Three ranks, and a lane from rank 0 to rank 1.
 class ShmRegionsTest : public ::testing::Test {
@@ -61,10 +62,18 @@ class ShmRegionsTest : public ::testing::Test {
     for (const int fd : end(peer).fds_to_share()) {
       fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     }
-    EXPECT_TRUE(
-        end(rank).Attach(peer, std::move(fds[0]), std::move(fds[1]), std::move(fds[2])).ok());
+    EXPECT_TRUE(end(rank)
+                    .Attach(peer, std::move(fds[0]), std::move(fds[1]), std::move(fds[2]),
+                            std::move(fds[3]))
+                    .ok());
   }
   ShmTransport& end(int rank) { return *ends_[static_cast<size_t>(rank)]; }
+  // The region's id; 0 if the transport cannot.
+  uint32_t Export(int rank, const Region& region) {
+    const Result<uint32_t> id = end(rank).ExportRegion(region);
+    EXPECT_TRUE(id.ok() || !id.status().message().empty());
+    return id.ok() ? *id : 0;
+  }
   // The peer at what is offered, the owner at the answers.
   void Look() {
     for (int rank : {2, 1, 0}) EXPECT_TRUE(end(rank).Progress(0).ok());
@@ -89,19 +98,19 @@ class ShmRegionsTest : public ::testing::Test {
 
 TEST_F(ShmRegionsTest, ReachedWhenThePeerHasLooked) {
   const File file(7);
-  const uint32_t id = end(0).ExportRegion(file.region);
+  const uint32_t id = Export(0, file.region);
   ASSERT_NE(id, 0u);
   EXPECT_FALSE(ReachableFrom(id));
   Look();
   EXPECT_TRUE(ReachableFrom(id));
-  EXPECT_EQ(end(0).ExportRegion(file.region), id);
+  EXPECT_EQ(Export(0, file.region), id);
   EXPECT_FALSE(ReachableFrom(id == 1 ? 2 : 1));
   EXPECT_FALSE(ReachableFrom(0));
 }
 
 TEST_F(ShmRegionsTest, ASliceCanLieInARegionAndNameATarget) {
   const File file(7);
-  const uint32_t id = end(0).ExportRegion(file.region);
+  const uint32_t id = Export(0, file.region);
   Look();
   std::memcpy(file.region.data + 4096, "source", 7);
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 4096}, .target = {id, 8192}}).ok());
@@ -128,7 +137,7 @@ class ShmWrongRefTest : public ShmRegionsTest, public ::testing::WithParamInterf
 
 TEST_P(ShmWrongRefTest, IsAnErrorThatNamesThePeer) {
   const File file(7);
-  const uint32_t id = end(0).ExportRegion(file.region);
+  const uint32_t id = Export(0, file.region);
   ASSERT_EQ(id, 1u);
   Look();
   const auto& [ref, is_source] = GetParam();
@@ -148,14 +157,14 @@ INSTANTIATE_TEST_SUITE_P(Refs, ShmWrongRefTest,
 TEST_F(ShmRegionsTest, TheRegionUsedLongestAgoMakesRoom) {
   std::vector<std::unique_ptr<File>> files;
   std::vector<uint32_t> ids;
-  for (uint64_t generation = 1; generation <= mapped::kRegions + 1; ++generation) {
+  for (uint64_t generation = 1; generation <= kMostFound + 1; ++generation) {
     files.push_back(std::make_unique<File>(generation));
-    ids.push_back(end(0).ExportRegion(files.back()->region));
+    ids.push_back(Export(0, files.back()->region));
     ASSERT_NE(ids.back(), 0u);
     if (generation == 2) {
-      EXPECT_EQ(end(0).ExportRegion(files[0]->region), ids[0]);
+      EXPECT_EQ(Export(0, files[0]->region), ids[0]);
     }
-    if (generation == mapped::kRegions) {
+    if (generation == kMostFound) {
       Look();
       for (const uint32_t id : ids) EXPECT_TRUE(ReachableFrom(id));
     }
@@ -175,16 +184,16 @@ TEST_F(ShmRegionsTest, FilesThatAreNotWhatWasSaidAreNotMapped) {
   // Not sealed at all.
   UniqueFd plain(memfd_create("plain", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(plain.get(), kBytes), 0);
-  const uint32_t first = end(0).ExportRegion({1, nullptr, kBytes, plain.get()});
+  const uint32_t first = Export(0, {1, nullptr, kBytes, plain.get()});
   // A size that could change.
   UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
-  const uint32_t second = end(0).ExportRegion({3, nullptr, kBytes, unsealed.get()});
+  const uint32_t second = Export(0, {3, nullptr, kBytes, unsealed.get()});
   // A wrong size.
   const File small(4);
-  const uint32_t third = end(0).ExportRegion({4, small.region.data, 2 * kBytes, small.region.fd});
+  const uint32_t third = Export(0, {4, small.region.data, 2 * kBytes, small.region.fd});
   // No file at all.
-  const uint32_t fourth = end(0).ExportRegion({5, nullptr, kBytes, -1});
+  const uint32_t fourth = Export(0, {5, nullptr, kBytes, -1});
   EXPECT_EQ(fourth, 0u);
   Look();
   for (const uint32_t id : {first, second, third}) {
@@ -210,7 +219,7 @@ std::string AccessTo(const void* address) {
 TEST_F(ShmRegionsTest, TheFileTravelsWithTheOffer) {
   auto file = std::make_unique<File>(1);
   file->region.data[7] = std::byte{42};
-  const uint32_t id = end(0).ExportRegion(file->region);
+  const uint32_t id = Export(0, file->region);
   const int fd = file->region.fd;
   file.reset();
   const File other(2);
@@ -226,7 +235,7 @@ TEST_F(ShmRegionsTest, TheFileTravelsWithTheOffer) {
 
 TEST_F(ShmRegionsTest, WhatIsOnlyReadIsMappedForReading) {
   const File input(1, /*writable=*/false), output(2, /*writable=*/true);
-  const uint32_t in = end(0).ExportRegion(input.region), out = end(0).ExportRegion(output.region);
+  const uint32_t in = Export(0, input.region), out = Export(0, output.region);
   Look();
   ASSERT_TRUE(ReachableFrom(in) && ReachableFrom(out));
   ASSERT_TRUE(Publish({.bytes = 7, .source = {in, 0}, .target = {out, 0}}).ok());
@@ -244,19 +253,19 @@ TEST_F(ShmRegionsTest, WhatIsOnlyReadIsMappedForReading) {
 
 TEST_F(ShmRegionsTest, AnInputThatBecomesAnOutputIsMappedAgain) {
   File file(1, /*writable=*/false);
-  const uint32_t id = end(0).ExportRegion(file.region);
+  const uint32_t id = Export(0, file.region);
   Look();
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   ASSERT_TRUE(recv_->Release().ok());
   file.region.writable = true;
-  ASSERT_EQ(end(0).ExportRegion(file.region), id);
+  ASSERT_EQ(Export(0, file.region), id);
   EXPECT_FALSE(ReachableFrom(id)) << "nobody has looked again";
   Look();
   ASSERT_TRUE(ReachableFrom(id));
   file.region.writable = false;
-  ASSERT_EQ(end(0).ExportRegion(file.region), id);
+  ASSERT_EQ(Export(0, file.region), id);
   EXPECT_TRUE(ReachableFrom(id)) << "whoever may write may read";
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}, .target = {id, 4096}}).ok());
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
@@ -268,7 +277,7 @@ TEST_F(ShmRegionsTest, AnInputThatBecomesAnOutputIsMappedAgain) {
 TEST_F(ShmRegionsTest, AFileThatAnotherRankSentIsNotTaken) {
   const File file(1), other(2);
   const int fds_before = test::CountFds();
-  const uint32_t id = end(0).ExportRegion(file.region);
+  const uint32_t id = Export(0, file.region);
   ASSERT_EQ(id, 1u);
   EXPECT_EQ(shm::SendRegionFile(end(1).fds_to_share()[2], {0, 1, 1}, other.region.fd),
             shm::Sent::kYes);
@@ -283,12 +292,12 @@ TEST_F(ShmRegionsTest, AFullInboxIsTriedAgain) {
   // Nobody looks: more files than the kernel queues (a few hundred).
   for (uint64_t generation = 1; generation <= 4000; ++generation) {
     file = std::make_unique<File>(generation);
-    ASSERT_NE(end(0).ExportRegion(file->region), 0u);
+    ASSERT_NE(Export(0, file->region), 0u);
   }
-  const uint32_t id = end(0).ExportRegion(file->region);
+  const uint32_t id = Export(0, file->region);
   Look();
   ASSERT_FALSE(ReachableFrom(id)) << "the kernel queues more than this test thinks";
-  ASSERT_EQ(end(0).ExportRegion(file->region), id);
+  ASSERT_EQ(Export(0, file->region), id);
   Look();
   EXPECT_TRUE(ReachableFrom(id));
 }
@@ -305,7 +314,7 @@ TEST_F(ShmRegionsTest, WhatIsNoFileForARegionIsDropped) {
         std::pair(0, UINT32_MAX)}) {
     EXPECT_EQ(shm::SendRegionFile(inbox, {rank, region, 1}, file.region.fd), shm::Sent::kYes);
   }
-  const uint32_t id = end(0).ExportRegion(file.region);
+  const uint32_t id = Export(0, file.region);
   Look();
   EXPECT_TRUE(ReachableFrom(id));
   // Rank 2's own copy is mapped by the same Look; all descriptors that came are closed.
@@ -348,7 +357,7 @@ Region OfDevice(uint64_t generation, std::byte* memory) {
 
 TEST_F(ShmRegionsTest, MemoryOfADeviceIsOpenedByWhoCan) {
   std::vector<std::byte> memory(kBytes + Opener::kDistance);
-  const uint32_t id = end(0).ExportRegion(OfDevice(7, memory.data()));
+  const uint32_t id = Export(0, OfDevice(7, memory.data()));
   ASSERT_NE(id, 0u);
   Look();
   EXPECT_FALSE(ReachableFrom(id)) << "the peer has no device";
@@ -356,7 +365,7 @@ TEST_F(ShmRegionsTest, MemoryOfADeviceIsOpenedByWhoCan) {
   end(1).SetRegionImporter(&opener);
   Look();
   EXPECT_TRUE(ReachableFrom(id)) << "it was offered before the peer had one";
-  const uint32_t refused = end(0).ExportRegion(OfDevice(8, nullptr));
+  const uint32_t refused = Export(0, OfDevice(8, nullptr));
   Look();
   EXPECT_FALSE(ReachableFrom(refused));
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 4096}}).ok());
@@ -373,13 +382,13 @@ TEST_F(ShmRegionsTest, MemoryOfADeviceIsOpenedByWhoCan) {
 TEST_F(ShmRegionsTest, MemoryOfADeviceMakesRoom) {
   Opener opener;
   end(1).SetRegionImporter(&opener);
-  std::vector<std::byte> memory(4096 * (mapped::kRegions + 9));
-  for (uint64_t generation = 1; generation <= mapped::kRegions + 8; ++generation) {
-    const uint32_t id = end(0).ExportRegion(OfDevice(generation, &memory[4096 * generation]));
+  std::vector<std::byte> memory(4096 * (kMostFound + 9));
+  for (uint64_t generation = 1; generation <= kMostFound + 8; ++generation) {
+    const uint32_t id = Export(0, OfDevice(generation, &memory[4096 * generation]));
     Look();
     EXPECT_TRUE(ReachableFrom(id));
   }
-  EXPECT_EQ(opener.opened.size(), mapped::kRegions);
+  EXPECT_EQ(opener.opened.size(), kMostFound);
   end(1).SetRegionImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
 }
@@ -389,14 +398,14 @@ TEST_F(ShmRegionsTest, SlicesInAWithdrawnRegionDoNotCount) {
   Opener opener;
   end(1).SetRegionImporter(&opener);
   std::vector<std::byte> memory(kBytes + Opener::kDistance);
-  const uint32_t kept = end(0).ExportRegion(OfDevice(7, memory.data()));
-  const uint32_t withdrawn = end(0).ExportRegion(OfDevice(8, memory.data()));
+  const uint32_t kept = Export(0, OfDevice(7, memory.data()));
+  const uint32_t withdrawn = Export(0, OfDevice(8, memory.data()));
   Look();
   ASSERT_TRUE(Publish({.bytes = 1, .source = {kept, 0}}).ok());
   ASSERT_TRUE(Publish({.bytes = 1, .source = {withdrawn, 0}}).ok());
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
-  end(0).InvalidateRegion(withdrawn);
+  EXPECT_TRUE(end(0).RevokeAccess({.region = withdrawn, .on_device = true, .memory = 8}).ok());
   EXPECT_TRUE(recv_->Release().ok());
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   const Status status = recv_->Release();
@@ -413,10 +422,10 @@ class ShmRegionInUseTest : public ShmRegionsTest, public ::testing::WithParamInt
  protected:
   // Rank 0 offers so many others that the first makes room; rank 2 does, too, which is in order.
   void ReplaceTheFirst() {
-    for (uint64_t generation = 2; generation <= mapped::kRegions + 1; ++generation) {
+    for (uint64_t generation = 2; generation <= kMostFound + 1; ++generation) {
       files_.push_back(std::make_unique<File>(generation));
-      EXPECT_NE(end(0).ExportRegion(files_.back()->region), 0u);
-      EXPECT_NE(end(2).ExportRegion(files_.back()->region), 0u);
+      EXPECT_NE(Export(0, files_.back()->region), 0u);
+      EXPECT_NE(Export(2, files_.back()->region), 0u);
     }
   }
   void ExpectErrorOfRank0() {
@@ -432,7 +441,7 @@ class ShmRegionInUseTest : public ShmRegionsTest, public ::testing::WithParamInt
 
 TEST_P(ShmRegionInUseTest, ItsReplacementIsThePeersError) {
   const File file(1);
-  ASSERT_EQ(end(0).ExportRegion(file.region), 1u);
+  ASSERT_EQ(Export(0, file.region), 1u);
   Look();
   std::memcpy(file.region.data + 4096, "source", 7);
   SliceHeader header{.bytes = 7};
@@ -464,7 +473,7 @@ TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
   Opener opener;
   end(1).SetRegionImporter(&opener);
   std::vector<std::byte> memory(kBytes + Opener::kDistance, std::byte{42});
-  ASSERT_EQ(end(0).ExportRegion(OfDevice(1, memory.data())), 1u);
+  ASSERT_EQ(Export(0, OfDevice(1, memory.data())), 1u);
   Look();
   ASSERT_TRUE(Publish({.bytes = 7, .source = {1, 0}}).ok());
   RecvLane::Incoming incoming;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -36,7 +37,7 @@ std::unique_ptr<ShmTransport> Make(int rank, int nranks, const ShmOptions& optio
 
 Status Attach(ShmTransport* to, int peer, const ShmTransport& from) {
   const std::vector<int> fds = from.fds_to_share();
-  return to->Attach(peer, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]));
+  return to->Attach(peer, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]), Dup(fds[3]));
 }
 
 TEST(ShmTest, CreateChecksItsArguments) {
@@ -46,6 +47,17 @@ TEST(ShmTest, CreateChecksItsArguments) {
   EXPECT_EQ(ShmTransport::Create(0, 2, ShmOptions{4096}).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(ShmTransport::Create(0, 2, ShmOptions{size_t{1} << 62}).status().code(),
             Code::kSystemError);
+}
+
+TEST(ShmTest, CapsAreKnownWithoutATransport) {
+  for (const size_t bytes : {size_t{1} << 30, (size_t{16} << 20) + 1}) {
+    const Caps made = Make(0, 2, ShmOptions{bytes})->caps();
+    const Caps said = ShmTransport::CapsOf(ShmOptions{bytes});
+    EXPECT_STREQ(made.name, said.name);
+    EXPECT_EQ(made.timed, said.timed);
+    EXPECT_EQ(made.slot_memory, said.slot_memory);
+    EXPECT_EQ(made.shared_slots, said.shared_slots);
+  }
 }
 
 TEST(ShmTest, MemoryComesWithLanes) {
@@ -87,15 +99,24 @@ TEST(ShmTest, AttachRefusesWhatIsNoPeer) {
   EXPECT_EQ(Attach(zero.get(), 1, *other_size).code(), Code::kInternalError);
 
   const std::vector<int> fds = one->fds_to_share();
-  EXPECT_FALSE(zero->Attach(1, UniqueFd(), UniqueFd(), UniqueFd()).ok());
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2])).ok()) << "swapped";
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0]), Dup(fds[2])).ok()) << "no wakeup_event";
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1]), Dup(fds[2])).ok())
+  EXPECT_FALSE(zero->Attach(1, UniqueFd(), UniqueFd(), UniqueFd(), UniqueFd()).ok());
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2]), Dup(fds[3])).ok())
+      << "swapped";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[0]), Dup(fds[2]), Dup(fds[3])).ok())
+      << "no wakeup_event";
+  EXPECT_FALSE(
+      zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1]), Dup(fds[2]), Dup(fds[3])).ok())
       << "somebody else's wakeup_event";
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(ends[0])).ok()) << "no inbox";
-  EXPECT_FALSE(zero->Attach(1, UniqueFd(ends[0]), UniqueFd(ends[1]), Dup(fds[2])).ok()) << "a pipe";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(ends[0]), Dup(fds[3])).ok())
+      << "no inbox";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]), Dup(ends[1])).ok())
+      << "no eventfd";
+  EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(fds[2]), UniqueFd(eventfd(0, 0))).ok())
+      << "a write into it could block";
+  EXPECT_FALSE(zero->Attach(1, UniqueFd(ends[0]), UniqueFd(ends[1]), Dup(fds[2]), Dup(fds[3])).ok())
+      << "a pipe";
 
   for (const auto* resized : {small.get(), large.get()}) {
     const Status size = Attach(zero.get(), 1, *resized);
@@ -126,7 +147,7 @@ TEST(ShmTest, AttachRefusesUnsealedOrForeignFiles) {
       if (sealed) {
         ASSERT_EQ(fcntl(copy.get(), F_ADD_SEALS, seals), 0);
       }
-      const Status status = zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2]));
+      const Status status = zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2]), Dup(fds[3]));
       EXPECT_EQ(status.ok(), sealed && !foreign) << status.message();
     }
   }
@@ -146,7 +167,7 @@ TEST(ShmTest, AttachTakesNoMoreMemoryThanIsCommittedAhead) {
   reinterpret_cast<mapped::ArenaHeader*>(page)->committed.store(kArena);
   ASSERT_EQ(pwrite(copy.get(), page, sizeof(page), 0), 4096);
   ASSERT_EQ(fcntl(copy.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
-  ASSERT_TRUE(zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2])).ok());
+  ASSERT_TRUE(zero->Attach(1, Dup(copy.get()), Dup(fds[1]), Dup(fds[2]), Dup(fds[3])).ok());
   struct stat info {};
   ASSERT_EQ(fstat(copy.get(), &info), 0);
   EXPECT_LE(static_cast<size_t>(info.st_blocks) * 512, kAhead + sizeof(page));
@@ -222,12 +243,14 @@ TEST(ShmTest, FailedCallsLeaveNothingOpen) {
     EXPECT_FALSE(ShmTransport::Create(0, 2, ShmOptions{4096}).ok());
     EXPECT_FALSE(ShmTransport::Create(0, 2, ShmOptions{size_t{1} << 62}).ok());
     const std::vector<int> fds = one->fds_to_share();
-    EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2])).ok());
+    EXPECT_FALSE(zero->Attach(1, Dup(fds[1]), Dup(fds[0]), Dup(fds[2]), Dup(fds[3])).ok());
   }
   EXPECT_EQ(test::CountFds(), before);
   ASSERT_TRUE(Attach(zero.get(), 1, *one).ok());
-  EXPECT_EQ(test::CountFds(), before + 1)
-      << "arena and wakeup_event are mapped, the inbox stays open";
+  EXPECT_EQ(test::CountFds(), before + 2)
+      << "arena and wakeup_event are mapped, the inbox and the eventfd stay open";
+  zero->CloseEventFds();
+  EXPECT_EQ(test::CountFds(), before) << "with its own";
 }
 
 // A peer that is killed takes nothing with it: what it published stays readable.

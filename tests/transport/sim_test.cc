@@ -140,7 +140,8 @@ TEST(SimTest, MulticastIsAnOption) {
   SimOptions options;
   options.multicast = false;
   SimWorld world(3, 1, options);
-  EXPECT_FALSE(world.transport(0)->caps().multicast);
+  const std::vector<int> both = {1, 2};
+  EXPECT_FALSE(world.transport(0)->CapsFor(0, both).multicast);
   EXPECT_EQ(world.transport(0)->OpenSend(Spec(0, {1, 2})).status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(world.transport(0)->OpenSend(Spec(0, {1})).ok());
 }
@@ -242,11 +243,12 @@ TEST(SimTest, ManyRanks) {
 // Rank 0 lends to ranks 1 and 2.
 class SimRegionsTest : public ::testing::Test {
  protected:
-  uint32_t ExportRegion(uint64_t generation, bool writable = true) {
-    return world_.transport(0)->ExportRegion({.generation = generation,
-                                              .data = memory_.data(),
-                                              .bytes = memory_.size(),
-                                              .writable = writable});
+  // Registers buffer `n` of memory_ and returns the region's id.
+  MemoryHandle Register(size_t n, Access access = Access::kReadWrite, bool keep = false) {
+    const Result<MemoryHandle> memory = world_.transport(0)->Register(
+        memory_.data() + n * kBuffer, kBuffer, {.access = access, .keep = keep});
+    EXPECT_TRUE(memory.ok()) << memory.status().message();
+    return memory.ok() ? *memory : MemoryHandle{};
   }
   void StepToTheEnd() {
     while (world_.Step()) {
@@ -260,13 +262,14 @@ class SimRegionsTest : public ::testing::Test {
   void Peek(RecvLane::Incoming* incoming) { ASSERT_TRUE(*recv_->TryPeek(incoming)); }
 
   SimWorld world_{3, test::TestSeed()};
-  std::vector<std::byte> memory_ = std::vector<std::byte>(512, std::byte{42});
+  static constexpr size_t kBuffer = 512;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(32 * kBuffer, std::byte{42});
   std::unique_ptr<SendLane> send_ = *world_.transport(0)->OpenSend(Spec(0, {1, 2}));
   std::unique_ptr<RecvLane> recv_ = *world_.transport(1)->OpenRecv(Spec(0, {1, 2}));
 };
 
 TEST_F(SimRegionsTest, AreReachedLaterAndUsedInPlace) {
-  const uint32_t id = ExportRegion(7);
+  const uint32_t id = Register(0).region;
   int steps = 0;
   for (; !send_->ReachableFrom(id); ++steps) ASSERT_TRUE(world_.Step());
   EXPECT_EQ(steps, 4) << "two peers learn of it, and the owner of each of them";
@@ -282,7 +285,7 @@ class SimWrongPlaceTest : public SimRegionsTest,
                           public ::testing::WithParamInterface<SliceHeader> {};
 
 TEST_P(SimWrongPlaceTest, IsAnErrorOfThePeer) {
-  ASSERT_EQ(ExportRegion(7, /*writable=*/false), 1u);
+  ASSERT_EQ(Register(0, Access::kRead).region, 1u);
   StepToTheEnd();
   Publish(GetParam());
   RecvLane::Incoming incoming;
@@ -298,13 +301,12 @@ INSTANTIATE_TEST_SUITE_P(Places, SimWrongPlaceTest,
                                            SliceHeader{.bytes = 8, .source = {9, 0}}));
 
 TEST_F(SimRegionsTest, AReplacementInUseIsTheOwnersError) {
-  const uint32_t id = ExportRegion(1);
+  const uint32_t id = Register(0).region;
   StepToTheEnd();
   Publish({.bytes = 8, .target = {id, 0}});
   RecvLane::Incoming incoming;
   Peek(&incoming);
-  for (uint64_t generation = 2; generation <= 1 + sim::SimRegions::kPlaces; ++generation)
-    ExportRegion(generation);
+  for (size_t n = 1; n <= sim::SimRegions::kMostFound; ++n) Register(n);
   StepToTheEnd();
   const Status status = world_.transport(1)->Progress(0).status();
   EXPECT_EQ(status.code(), Code::kInternalError);
@@ -314,12 +316,13 @@ TEST_F(SimRegionsTest, AReplacementInUseIsTheOwnersError) {
 }
 
 TEST_F(SimRegionsTest, WithdrawnOnesDoNotCount) {
-  const uint32_t id = ExportRegion(1);
+  const MemoryHandle memory = Register(0);
+  const uint32_t id = memory.region;
   StepToTheEnd();
   Publish({.bytes = 8, .source = {id, 0}});
   RecvLane::Incoming incoming;
   Peek(&incoming);
-  world_.transport(0)->InvalidateRegion(id);
+  EXPECT_TRUE(world_.transport(0)->RevokeAccess(memory).ok());
   EXPECT_EQ(incoming.payload, memory_.data()) << "it stays where it is";
   const Status status = recv_->Release();
   EXPECT_EQ(status.code(), Code::kRemoteError);
@@ -328,7 +331,7 @@ TEST_F(SimRegionsTest, WithdrawnOnesDoNotCount) {
 }
 
 TEST_F(SimRegionsTest, WhatACrashedRankOfferedMayStayUnknown) {
-  const uint32_t id = ExportRegion(1);
+  const uint32_t id = Register(0).region;
   world_.Crash(0);
   StepToTheEnd();
   EXPECT_FALSE(send_->ReachableFrom(id));

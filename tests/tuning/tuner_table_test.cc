@@ -168,7 +168,8 @@ TEST(TunerTableTest, TheTunerFollowsItWhereItMay) {
   const TunerTable table = Parsed(
       "allreduce 2 plain 65536 ring\nallreduce 2 plain max tree\n"
       "allreduce 2 compressed max ring\n");
-  TunerCall call{.collective = Collective::kAllReduce, .bytes = 4096, .nranks = 2};
+  TunerCall call{
+      {.collective = Collective::kAllReduce, .type = DataType::kUint8, .nranks = 2, .count = 4096}};
   const AlgorithmFilter all;
   const auto chosen = [&](const AlgorithmFilter& filter) {
     const Result<Choice> choice = Choose(call, filter, table);
@@ -178,7 +179,7 @@ TEST(TunerTableTest, TheTunerFollowsItWhereItMay) {
   EXPECT_EQ(chosen(all).algorithm, Algorithm::kRing);
   EXPECT_EQ(chosen(all).rule, TunerRule::kTable);
   EXPECT_NE(Explain(call, chosen(all)).find("INCCL_TUNER_FILE"), std::string::npos);
-  call.bytes = 1 << 20;
+  call.count = 1 << 20;
   EXPECT_EQ(chosen(all).algorithm, Algorithm::kTree);
   // What is not admitted is not taken, whatever was measured.
   EXPECT_EQ(chosen(*AlgorithmFilter::Parse("^tree")).algorithm,

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "config/variables.h"
+
 namespace inccl {
 namespace {
 
@@ -44,8 +46,9 @@ TEST(AlgorithmFilterTest, WhatIsAskedForRunsOrIsRefused) {
   for (const auto& [text, algorithm] : asked) {
     for (int c = 0; c < kCollectiveKinds; ++c) {
       const auto collective = static_cast<Collective>(c);
-      const Result<Choice> choice =
-          Choose({.collective = collective, .bytes = 1 << 20, .nranks = 4}, Parsed(text));
+      const Result<Choice> choice = Choose(
+          {{.collective = collective, .type = DataType::kUint8, .nranks = 4, .count = 1 << 20}},
+          Parsed(text));
       if (HasSchedule(collective, algorithm, 4)) {
         ASSERT_TRUE(choice.ok()) << choice.status().message();
         EXPECT_EQ(choice->algorithm, algorithm) << Name(collective) << " " << text;
@@ -91,7 +94,9 @@ TEST(TunerTest, EveryChoiceHasASchedule) {
         for (const bool reproducible : {false, true}) {
           const auto collective = static_cast<Collective>(c);
           Result<Choice> choice = Choose(
-              {.collective = collective, .bytes = bytes, .nranks = n, .reproducible = reproducible},
+              {{.collective = collective, .type = DataType::kUint8, .nranks = n, .count = bytes},
+               false,
+               reproducible},
               AlgorithmFilter());
           ASSERT_TRUE(choice.ok()) << choice.status().message();
           EXPECT_TRUE(HasSchedule(collective, choice->algorithm, n))
@@ -104,13 +109,15 @@ TEST(TunerTest, EveryChoiceHasASchedule) {
 
 // A codec with groups runs on direct only: chosen among those, else refused with both names.
 TEST(TunerTest, TheCodecHasAWord) {
-  TunerCall call{.collective = Collective::kAllReduce,
-                 .bytes = 1 << 20,
-                 .nranks = 4,
-                 .compressed = true,
-                 .route = {.group = 2, .because = "m=x"}};
+  TunerCall call{{.collective = Collective::kAllReduce,
+                  .type = DataType::kUint8,
+                  .nranks = 4,
+                  .count = 1 << 20},
+                 true,
+                 false,
+                 Route{.group = 2, .because = "m=x"}};
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kTwoShot);
-  call.bytes = 100;
+  call.count = 100;
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kOneShot);
   call.nranks = 40;  // where others would take logarithmic algorithms
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kTwoShot);
@@ -134,7 +141,8 @@ TEST(TunerTest, TheCodecHasAWord) {
 }
 
 TEST(TunerTest, BelowMinBytesSumsAreInRankOrder) {
-  TunerCall call{.collective = Collective::kAllReduce, .bytes = 100, .nranks = 40};
+  TunerCall call{
+      {.collective = Collective::kAllReduce, .type = DataType::kUint8, .nranks = 40, .count = 100}};
   EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kRecursiveDoubling);
   call.below_min_bytes = true;
   for (const char* filter : {"", "ring,direct", "^direct_one_shot"}) {
@@ -157,37 +165,37 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
   };
   const Collective sum = Collective::kAllReduce;
   const Case cases[] = {
-      {{.collective = sum, .bytes = 16384, .nranks = 16},
+      {{{.collective = sum, .type = DataType::kUint8, .nranks = 16, .count = 16384}},
        "",
        Algorithm::kOneShot,
        TunerRule::kOneStep,
        "up to 16384 bytes and 16 ranks"},
-      {{.collective = sum, .bytes = 16385, .nranks = 16},
+      {{{.collective = sum, .type = DataType::kUint8, .nranks = 16, .count = 16385}},
        "",
        Algorithm::kTwoShot,
        TunerRule::kInOrder,
        "16385 bytes: the first admitted of direct, ring,"},
-      {{.collective = sum, .bytes = 16384, .nranks = 17},
+      {{{.collective = sum, .type = DataType::kUint8, .nranks = 17, .count = 16384}},
        "",
        Algorithm::kRecursiveDoubling,
        TunerRule::kLogarithmic,
        "more than 16 ranks"},
-      {{.collective = sum, .bytes = 0, .nranks = 64},
+      {{{.collective = sum, .type = DataType::kUint8, .nranks = 64, .count = 0}},
        "tree,ring",
        Algorithm::kTree,
        TunerRule::kLogarithmic,
        "more than 16 ranks"},
-      {{.collective = sum, .bytes = 8, .nranks = 4},
+      {{{.collective = sum, .type = DataType::kUint8, .nranks = 4, .count = 8}},
        "tree,ring",
        Algorithm::kRing,
        TunerRule::kInOrder,
        "what small calls prefer is not admitted"},
-      {{.collective = sum, .bytes = 1 << 20, .nranks = 4},
+      {{{.collective = sum, .type = DataType::kUint8, .nranks = 4, .count = 1 << 20}},
        "tree",
        Algorithm::kTree,
        TunerRule::kOnlyOne,
        "tree: nothing else is admitted"},
-      {{.collective = sum, .bytes = 1 << 20, .nranks = 4, .reproducible = true},
+      {{{.collective = sum, .type = DataType::kUint8, .nranks = 4, .count = 1 << 20}, false, true},
        "ring,direct_two_shot",
        Algorithm::kTwoShot,
        TunerRule::kOnlyOne,
@@ -204,6 +212,18 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
   }
 }
 
+// The text of INCCL_ALGO stands in a lower layer than the table of algorithms.
+TEST(AlgorithmNamesTest, AreThoseOfTheVariable) {
+  EXPECT_EQ(AlgorithmNames(),
+            "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot");
+  const VariableInfo* const variable = FindVariable("INCCL_ALGO");
+  ASSERT_NE(variable, nullptr);
+  EXPECT_EQ(std::string(variable->values).rfind(AlgorithmNames() + ", in NCCL_ALGO's", 0), 0u)
+      << variable->values;
+  const Status refused = AlgorithmFilter::Parse("star").status();
+  EXPECT_EQ(refused.message(), "algorithm \"star\" in \"star\": not one of " + AlgorithmNames());
+}
+
 TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
   for (int c = 0; c < kCollectiveKinds; ++c) {
     for (int a = 0; a < kAlgorithms; ++a) {
@@ -213,8 +233,8 @@ TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
         if (!HasSchedule(collective, algorithm, n)) continue;
         std::vector<Schedule> all;
         for (int rank = 0; rank < n; ++rank) {
-          Result<Schedule> schedule = MakeSchedule(
-              {.collective = collective, .algorithm = algorithm, .nranks = n, .rank = rank});
+          Result<Schedule> schedule =
+              MakeSchedule({{.collective = collective, .nranks = n, .rank = rank}, algorithm});
           ASSERT_TRUE(schedule.ok());
           all.push_back(*std::move(schedule));
         }
@@ -229,9 +249,8 @@ TEST(TunerTest, FoldsInRankOrderIsWhatValidateProves) {
 }
 
 TEST(TunerTest, ReproducibleRefusesWhatDoesNotFoldInRankOrder) {
-  Result<Choice> choice =
-      Choose({.collective = Collective::kAllReduce, .nranks = 4, .reproducible = true},
-             Parsed("allreduce:tree"));
+  Result<Choice> choice = Choose({{.collective = Collective::kAllReduce, .nranks = 4}, false, true},
+                                 Parsed("allreduce:tree"));
   ASSERT_FALSE(choice.ok());
   EXPECT_NE(choice.status().message().find("reproducible"), std::string::npos);
 }

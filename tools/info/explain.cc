@@ -145,15 +145,15 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
   const Codec& codec = explanation.codec != nullptr ? *explanation.codec : *IdentityCodec();
   std::vector<Schedule> schedules;
   for (int rank = 0; rank < request.nranks; ++rank) {
-    Result<Schedule> schedule = MakeSchedule({.collective = request.collective,
-                                              .algorithm = explanation.choice->algorithm,
-                                              .nranks = request.nranks,
-                                              .rank = rank,
-                                              .root = request.root,
-                                              .channels = options.channels,
-                                              .side_phases = codec.side_phases().size(),
-                                              .side_one_shot = explanation.choice->side_one_shot,
-                                              .group = codec.route().group});
+    Result<Schedule> schedule = MakeSchedule({{.collective = request.collective,
+                                               .nranks = request.nranks,
+                                               .rank = rank,
+                                               .root = request.root},
+                                              explanation.choice->algorithm,
+                                              options.channels,
+                                              codec.side_phases().size(),
+                                              explanation.choice->side_one_shot,
+                                              codec.route().group});
     if (!schedule.ok()) return schedule.status();
     schedules.push_back(*std::move(schedule));
   }
@@ -180,13 +180,14 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
     result.why = "one rank only copies";
     return result;
   }
-  const TunerCall call{.collective = request.collective,
-                       .bytes = request.bytes,
-                       .nranks = request.nranks,
-                       .compressed = result.codec != nullptr,
-                       .reproducible = options.reproducible,
-                       .route = result.codec != nullptr ? result.codec->route() : Route{},
-                       .below_min_bytes = result.below_min_bytes};
+  const TunerCall call{{.collective = request.collective,
+                        .type = request.type,
+                        .nranks = request.nranks,
+                        .count = result.count},
+                       result.codec != nullptr,
+                       options.reproducible,
+                       result.codec != nullptr ? result.codec->route() : Route{},
+                       result.below_min_bytes};
   if (result.codec != nullptr) {
     Status unfit = result.codec->Fits(request.collective, request.nranks);
     if (!unfit.ok()) return unfit;
@@ -205,13 +206,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   if (!proof.ok()) return proof.status();
   result.steps = proof->steps;
 
-  const Chunking chunking = CutCall({.collective = request.collective,
-                                     .type = request.type,
-                                     .count = result.count,
-                                     .nranks = request.nranks,
-                                     .channels = options.channels,
-                                     .slice_bytes = options.slice_bytes},
-                                    *codec);
+  const Chunking chunking = CutCall(call, *codec, options.channels, options.slice_bytes);
   result.windows = chunking.windows();
   result.window_elements = chunking.options().window_elements;
   result.slice_elements = chunking.options().slice_elements;

@@ -40,13 +40,14 @@ Result<Ends> ShmEnds() {
   }
   for (int rank = 0; rank < 2; ++rank) {
     const std::vector<int> fds = made[static_cast<size_t>(1 - rank)]->fds_to_share();
-    UniqueFd arena(fcntl(fds[0], F_DUPFD_CLOEXEC, 0)), wakeup(fcntl(fds[1], F_DUPFD_CLOEXEC, 0)),
-        inbox(fcntl(fds[2], F_DUPFD_CLOEXEC, 0));
-    if (!arena.valid() || !wakeup.valid() || !inbox.valid()) {
-      return SystemErrorErrno("dup of a memfd", errno);
+    std::vector<UniqueFd> shared;
+    for (const int fd : fds) {
+      shared.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+      if (!shared.back().valid()) return SystemErrorErrno("dup of a memfd", errno);
     }
-    Status status = made[static_cast<size_t>(rank)]->Attach(1 - rank, std::move(arena),
-                                                            std::move(wakeup), std::move(inbox));
+    Status status = made[static_cast<size_t>(rank)]->Attach(
+        1 - rank, std::move(shared[0]), std::move(shared[1]), std::move(shared[2]),
+        std::move(shared[3]));
     if (!status.ok()) return status;
   }
   Ends ends;
@@ -125,8 +126,10 @@ Json Probe(const char* name, const char* joins, Result<Ends> ends) {
   Json json = {{"name", name}, {"works", status.ok()}, {"joins", joins}};
   json["why_not"] = status.ok() ? Json() : Json(status.message());
   if (status.ok()) {
-    json["max_slot_bytes"] = (*ends)[0]->caps().max_slot_bytes;
-    json["multicast"] = (*ends)[0]->caps().multicast;
+    constexpr int kConsumers[] = {1};
+    const LaneCaps caps = (*ends)[0]->CapsFor(0, kConsumers);
+    json["max_slot_bytes"] = caps.max_slot_bytes;
+    json["multicast"] = caps.multicast;
   }
   return json;
 }

@@ -28,7 +28,7 @@ void MaxInto(const uint8_t* from, size_t count, uint8_t* to) {
 
 }  // namespace
 
-Status HbiState::Begin(const CallDesc& call) {
+Status HbiState::Begin(const CollectiveArgs& call) {
   Status unsupported =
       CheckCall(planners_->config(), call.collective, call.type, call.op, call.nranks);
   if (!unsupported.ok()) return unsupported;
@@ -155,7 +155,7 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   if (!status.ok()) return status;
   // A payload for non-temporal stores is built in cached memory and then copied as a whole.
   Sink* const payload = places.sum.at != nullptr ? &places.sum : &places.result;
-  const bool streams = call_.stream_payloads && payload->at != nullptr;
+  const bool streams = non_temporal_payloads() && payload->at != nullptr;
   if (streams) {
     const auto capacity = static_cast<size_t>(payload->limit - payload->at);
     if (outgoing_.size() < capacity) outgoing_.resize(capacity);

@@ -21,7 +21,7 @@ class HbiState final : public CodecState {
  public:
   explicit HbiState(std::shared_ptr<PlannerCache> planners) : planners_(std::move(planners)) {}
 
-  Status Begin(const CallDesc& call) override;
+  Status Begin(const CollectiveArgs& call) override;
   // The side information of a whole window must be complete before the first data of that window.
   Status Combine(const Range& range, std::span<const Term> inputs,
                  std::span<Term> outputs) override;
@@ -85,7 +85,7 @@ class HbiState final : public CodecState {
   std::shared_ptr<PlannerCache> planners_;
   std::shared_ptr<const Planner> planner_;
   std::shared_ptr<DeviceLevels> levels_;  // of the planner; set at first use
-  CallDesc call_;
+  CollectiveArgs call_;
   uint64_t segments_ = 1, superblocks_ = 0, windows_ = 0;  // the last two are per segment
   // Ordered by segment.
   std::vector<uint8_t> codes_;    // agreed codes of all superblocks

@@ -74,7 +74,7 @@ class LosslessState final : public CheckedState {
 };
 
 Status LosslessState::OnBegin() {
-  const CallDesc& c = call();
+  const CollectiveArgs& c = call();
   Status status = CheckLossless(c.collective, c.type, c.op, c.nranks);
   if (!status.ok()) return status;
   if (!packer_ || packs_ != c.type) packer_.emplace(c.type);

@@ -15,7 +15,7 @@
 namespace inccl::qsgd {
 
 Status State::OnBegin() {
-  const CallDesc& c = call();
+  const CollectiveArgs& c = call();
   Status status = CheckCall(*config_, c.collective, c.type, c.op, c.nranks);
   if (!status.ok()) return status;
   selection_.Begin(c.seed, c.step, config_->selected);
@@ -46,7 +46,7 @@ Status State::Enter(const Range& range) {
   if (range.first / kWindow != (range.first + range.count - 1) / kWindow) {
     return Error(range, fmt::format("not inside a window of {}", kWindow));
   }
-  const CallDesc& c = call();
+  const CollectiveArgs& c = call();
   const uint32_t bits = LargestOfWindow(range);
   const double largest = static_cast<double>(std::bit_cast<float>(bits));
   for (size_t k = 0; k < config_->scales.size(); ++k) {

@@ -42,7 +42,7 @@ class WireState final : public CheckedState {
 
  protected:
   Status OnBegin() override {
-    const CallDesc& c = call();
+    const CollectiveArgs& c = call();
     const bool averages = Reduces(c.collective) && c.op == ReduceOp::kAvg;
     scale_ = averages ? 1.0f / static_cast<float>(c.nranks) : 1.0f;
     return CheckFloatCall(wire_->name(), c.collective, c.type, c.op, c.nranks);

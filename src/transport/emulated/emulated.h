@@ -34,7 +34,7 @@ struct LinkOptions {
 };
 
 // Returns a rank's end with its link. All ranks of a communicator need one, with equal options.
-// caps().multicast is false: a fan-out needs one lane per receiver and pays for each. Opening a
+// There is no multicast: a fan-out needs one lane per receiver and pays for each. Opening a
 // lane is an error (kInvalidArgument) if the lanes of `inner` carry no stamps.
 std::unique_ptr<Transport> EmulateLink(std::unique_ptr<Transport> inner,
                                        const LinkOptions& options);

@@ -19,8 +19,14 @@ LinkTransport::LinkTransport(std::unique_ptr<Transport> inner, const LinkOptions
 
 Caps LinkTransport::caps() const {
   Caps caps = inner_->caps();
-  caps.multicast = false;
+  caps.shared_slots = false;
   caps.name = "emulated link";
+  return caps;
+}
+
+LaneCaps LinkTransport::CapsFor(int producer, std::span<const int> consumers) const {
+  LaneCaps caps = inner_->CapsFor(producer, consumers);
+  caps.multicast = false;
   return caps;
 }
 

@@ -79,6 +79,7 @@ class LinkTransport final : public Transport {
  public:
   LinkTransport(std::unique_ptr<Transport> inner, const LinkOptions& options);
   Caps caps() const override;
+  LaneCaps CapsFor(int producer, std::span<const int> consumers) const override;
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time now) override;

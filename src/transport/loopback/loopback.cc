@@ -75,10 +75,17 @@ class LoopbackTransport final : public mapped::MappedTransport {
 
   // Exports device memory only: between threads, host memory is as fast through slots, which stay
   // in the caches.
-  uint32_t ExportRegion(const Region& region) override {
-    return region.on_device ? own_regions_.ExportRegion(region) : 0;
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    if (!how.on_device) return NotOfHost();
+    return own_regions_.Register(data, bytes, how);
   }
-  void InvalidateRegion(uint32_t region) override { own_regions_.InvalidateRegion(region); }
+  void Deregister(const MemoryHandle& memory) override { own_regions_.Deregister(memory); }
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
+    return on_device ? shm::OwnRegions::CanRegister(data, bytes, on_device) : NotOfHost();
+  }
+  Status RevokeAccess(const MemoryHandle& memory) override {
+    return own_regions_.RevokeAccess(memory);
+  }
   void SetRegionImporter(RegionImporter* opener) override {
     for (const auto& regions : peer_regions_) regions->SetOpener(opener);
   }
@@ -99,13 +106,19 @@ class LoopbackTransport final : public mapped::MappedTransport {
       if (!view.ok()) return view.status();
       peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
                                                                  this->arena(), view->get()));
-      SetPeer(peer, std::move(*view), &world_->wakeups[static_cast<size_t>(peer)],
+      SetPeer(peer, std::move(*view), {.area = &world_->wakeups[static_cast<size_t>(peer)]},
               peer_regions_.back().get());
     }
     return Status::Ok();
   }
 
  private:
+  static const Status& NotOfHost() {
+    thread_local const Status status =
+        InvalidArgument("memory of the host, which goes through slots between threads");
+    return status;
+  }
+
   std::shared_ptr<World> world_;
   shm::OwnRegions own_regions_;
   std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;

@@ -88,14 +88,18 @@ Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
   return uint64_t{begin};
 }
 
-Result<RegionTable*> Arena::Regions() {
-  if (table_ == nullptr) {
-    Result<uint64_t> offset = Allocate(RegionTableBytes(nranks_), kPage);
+Result<RegionBlock*> Arena::Regions(uint32_t block) {
+  while (region_blocks_.size() <= block) {
+    region_blocks_.reserve(kRegionBlocks);  // so that a block is announced only if it is kept
+    Result<uint64_t> offset = Allocate(RegionBlockBytes(nranks_), kPage);
     if (!offset.ok()) return offset.status();
-    table_ = reinterpret_cast<RegionTable*>(At(*offset));
-    header()->table.store(*offset, std::memory_order_release);
+    std::atomic<uint64_t>& link =
+        region_blocks_.empty() ? header()->table : region_blocks_.back()->next;
+    region_blocks_.push_back(reinterpret_cast<RegionBlock*>(At(*offset)));
+    link.store(*offset, std::memory_order_release);
+    region_blocks_.front()->changes.fetch_add(1, std::memory_order_seq_cst);
   }
-  return table_;
+  return region_blocks_[block];
 }
 
 Status Arena::Announce(const DirectoryEntry& entry) {
@@ -132,17 +136,18 @@ Result<std::unique_ptr<ArenaView>> ArenaView::Create(const std::byte* data, size
   return std::unique_ptr<ArenaView>(new ArenaView(data, bytes, peer, nranks));
 }
 
-Result<const RegionTable*> ArenaView::Regions() const {
-  const uint64_t offset = header()->table.load(std::memory_order_acquire);
-  if (offset == 0) return static_cast<const RegionTable*>(nullptr);
+Result<const RegionBlock*> ArenaView::RegionsAfter(const RegionBlock* block) const {
+  const std::atomic<uint64_t>& link = block == nullptr ? header()->table : block->next;
+  const uint64_t offset = link.load(std::memory_order_acquire);
+  if (offset == 0) return static_cast<const RegionBlock*>(nullptr);
   const uint64_t committed = header()->committed.load(std::memory_order_acquire);
   const uint64_t end = committed < bytes_ ? committed : bytes_;
   if (offset % kPage != 0 || offset < kDataOffset || offset > end ||
-      RegionTableBytes(nranks_) > end - offset) {
+      RegionBlockBytes(nranks_) > end - offset) {
     return InternalError(
         fmt::format("shared memory of peer rank {}: its regions at {} of {}", peer_, offset, end));
   }
-  return reinterpret_cast<const RegionTable*>(data_ + offset);
+  return reinterpret_cast<const RegionBlock*>(data_ + offset);
 }
 
 Status ArenaView::Check(const DirectoryEntry& entry) const {

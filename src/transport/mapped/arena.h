@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "base/status.h"
 #include "transport/mapped/layout.h"
@@ -40,8 +41,9 @@ class Arena {
   void CommitAhead(size_t bytes);
   // Returns the offset of zeroed memory. `alignment` is a power of two up to kPage.
   Result<uint64_t> Allocate(size_t bytes, size_t alignment);
-  // The region table, which the first call allocates. Fails if there is no memory.
-  Result<RegionTable*> Regions();
+  // A block of the region table, below kRegionBlocks. Allocates those that are missing up to it;
+  // fails if there is no memory.
+  Result<RegionBlock*> Regions(uint32_t block);
   // Makes the entry visible to peers.
   Status Announce(const DirectoryEntry& entry);
 
@@ -61,7 +63,7 @@ class Arena {
 
   std::unique_ptr<ArenaMemory> memory_;
   int rank_, nranks_;
-  RegionTable* table_ = nullptr;
+  std::vector<RegionBlock*> region_blocks_;
   // Bump allocation: first inside the memory committed ahead, then behind it.
   size_t ahead_used_ = kDataOffset, ahead_end_ = kDataOffset;
   size_t used_end_ = kDataOffset;
@@ -84,8 +86,9 @@ class ArenaView {
   }
   // Number of announced entries, one load. While it is unchanged, another Find finds nothing new.
   uint32_t entries() const { return header()->entries.load(std::memory_order_seq_cst); }
-  // The peer's region table; nullptr if it has none yet. Fails if the table does not fit the arena.
-  Result<const RegionTable*> Regions() const;
+  // The block of the peer's region table after this one, or the first block for nullptr; nullptr if
+  // there is none yet. Fails if the block does not fit the arena.
+  Result<const RegionBlock*> RegionsAfter(const RegionBlock* block) const;
   // The slots of a lane or, with consumer >= 0, its credits; nullptr until the peer has announced
   // them. Fails if the entry does not fit the arena or the given shape.
   Result<const std::byte*> Find(uint64_t key, int consumer, uint32_t slot_bytes, uint32_t depth);

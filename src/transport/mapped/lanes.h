@@ -41,7 +41,7 @@ class SharedRegions {
 struct Peer {
   int rank = -1;
   ArenaView* view = nullptr;
-  WakeupArea* wakeup = nullptr;
+  PeerWakeup wakeup;
   SharedRegions* regions = nullptr;  // nullptr: none
 };
 

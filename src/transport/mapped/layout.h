@@ -19,7 +19,7 @@
 namespace inccl::mapped {
 
 inline constexpr uint64_t kArenaMagic = 0x414e45524143434eu;
-inline constexpr uint32_t kArenaVersion = 4;
+inline constexpr uint32_t kArenaVersion = 5;
 inline constexpr size_t kPage = 4096;
 inline constexpr uint32_t kDirectoryEntries = 16384;
 
@@ -38,15 +38,18 @@ struct alignas(64) ArenaHeader {
   std::atomic<uint64_t> committed;
   // Directory entries in use. Sequentially consistent, like the slots' seq: see wakeup.h.
   std::atomic<uint32_t> entries;
-  // Offset of the RegionTable, a multiple of kPage; 0: none yet.
+  // Offset of the first RegionBlock, a multiple of kPage; 0: none yet.
   std::atomic<uint64_t> table;
 };
 static_assert(sizeof(ArenaHeader) == 64);
 
 // The region table: the regions that a rank exports, and its answers to its peers' regions. A
 // region's id is its index in the table + 1. The owner sends references to a region to a peer only
-// while the peer's answer equals the region's generation.
-inline constexpr uint32_t kRegions = 32;
+// while the peer's answer equals the region's generation. The table is a chain of blocks; a rank
+// appends one when it needs it for a region of its own or for an answer.
+inline constexpr uint32_t kBlockRegions = 32;
+inline constexpr uint32_t kRegionBlocks = 33;
+inline constexpr uint32_t kRegions = kBlockRegions * kRegionBlocks;  // at most
 enum class RegionKind : uint32_t { kReadable = 1, kWritable = 2, kDevice = 3 };
 struct RegionEntry {
   // Identifies this export; rises with every export. The owner stores 0 first, then the fields
@@ -62,15 +65,18 @@ struct RegionEntry {
 };
 static_assert(sizeof(RegionEntry) == 192);
 struct RegionAnswers {
-  std::atomic<uint64_t> mapped[kRegions];  // generation that this rank has mapped; 0: none
+  std::atomic<uint64_t> mapped[kBlockRegions];  // generation that this rank has mapped; 0: none
 };
-struct alignas(64) RegionTable {
-  std::atomic<uint32_t> changes;  // number of changes of `regions`
-  alignas(64) RegionEntry regions[kRegions];
+struct alignas(64) RegionBlock {
+  // In the first block: number of changes of `regions` and `next` in all blocks.
+  std::atomic<uint32_t> changes;
+  uint32_t reserved;
+  std::atomic<uint64_t> next;  // offset of the next block, a multiple of kPage; 0: none yet
+  alignas(64) RegionEntry regions[kBlockRegions];
   RegionAnswers answers[1];  // one per rank
 };
-constexpr size_t RegionTableBytes(int nranks) {
-  return sizeof(RegionTable) + static_cast<size_t>(nranks - 1) * sizeof(RegionAnswers);
+constexpr size_t RegionBlockBytes(int nranks) {
+  return sizeof(RegionBlock) + static_cast<size_t>(nranks - 1) * sizeof(RegionAnswers);
 }
 
 enum class EntryKind : uint32_t { kSlots = 1, kCredit = 2 };

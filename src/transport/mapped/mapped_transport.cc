@@ -21,7 +21,7 @@ MappedTransport::MappedTransport(const char* name, int rank, int nranks,
       wakeups_(static_cast<size_t>(nranks)),
       regions_(static_cast<size_t>(nranks)) {}
 
-void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
+void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, const PeerWakeup& wakeup,
                               SharedRegions* regions) {
   views_[static_cast<size_t>(peer)] = std::move(view);
   wakeups_[static_cast<size_t>(peer)] = wakeup;
@@ -38,7 +38,7 @@ Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
 }
 
 Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, *this);
   if (!status.ok()) return status;
   std::vector<Peer> peers;
   for (const int consumer : spec.consumers) {
@@ -67,7 +67,7 @@ Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec
 }
 
 Result<std::unique_ptr<RecvLane>> MappedTransport::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, *this);
   if (!status.ok()) return status;
   Result<Peer> producer = FindPeer(spec, spec.producer);
   if (!producer.ok()) return producer.status();

@@ -27,7 +27,11 @@ class MappedTransport : public Transport {
                   WakeupArea* wakeup, FutexScope scope, uint32_t max_slot_bytes);
 
   Caps caps() const override {
-    return {true, max_slot_bytes_, name_, false, true, arena_->data_bytes()};
+    return {
+        .name = name_, .timed = false, .slot_memory = arena_->data_bytes(), .shared_slots = true};
+  }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {.multicast = true, .read_in_place = true, .max_slot_bytes = max_slot_bytes_};
   }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
@@ -45,8 +49,12 @@ class MappedTransport : public Transport {
   void AppendSlotMemory(std::vector<Span>* spans) const;
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
   // Called once per peer. `wakeup` and the memory that `view` reads outlive the transport.
-  void SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
+  void SetPeer(int peer, std::unique_ptr<ArenaView> view, const PeerWakeup& wakeup,
                SharedRegions* regions = nullptr);
+  // Called before lanes are opened: no rank sleeps on an eventfd.
+  void ForgetEventFds() {
+    for (PeerWakeup& wakeup : wakeups_) wakeup.event_fd = -1;
+  }
   Arena* arena() const { return arena_.get(); }
 
  private:
@@ -61,7 +69,7 @@ class MappedTransport : public Transport {
   FutexWakeupEvent wakeup_event_;
   TransportCounters counters_;
   std::vector<std::unique_ptr<ArenaView>> views_;  // by rank; own and unknown ones are nullptr
-  std::vector<WakeupArea*> wakeups_;
+  std::vector<PeerWakeup> wakeups_;
   std::vector<SharedRegions*> regions_;
   std::unordered_set<uint64_t> opened_send_;  // keys
   std::unordered_set<uint64_t> opened_recv_;

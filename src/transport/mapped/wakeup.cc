@@ -26,15 +26,21 @@ void FutexWake(WakeupArea* wakeup, FutexScope scope) {
 
 }  // namespace
 
-void SignalWakeup(WakeupArea* wakeup, FutexScope scope) {
-  if (wakeup->sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;  // another one wakes it
-  wakeup->counter.fetch_add(1, std::memory_order_seq_cst);
-  FutexWake(wakeup, scope);
+void SignalWakeup(const PeerWakeup& wakeup, FutexScope scope) {
+  const uint32_t sleeping = wakeup.area->sleeping.exchange(kAwake, std::memory_order_seq_cst);
+  if (sleeping == kAwake) return;  // another one wakes it
+  if (sleeping == kSleepsOnEventFd) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t put = write(wakeup.event_fd, &one, sizeof one);
+    return;
+  }
+  wakeup.area->counter.fetch_add(1, std::memory_order_seq_cst);
+  FutexWake(wakeup.area, scope);
 }
 
 uint32_t FutexWakeupEvent::Arm() {
   const uint32_t token = area_->counter.load(std::memory_order_seq_cst);
-  area_->sleeping.store(1, std::memory_order_seq_cst);
+  area_->sleeping.store(kSleepsOnFutex, std::memory_order_seq_cst);
   return token;
 }
 
@@ -50,13 +56,20 @@ void FutexWakeupEvent::Wait(uint32_t token, Time timeout) {
   Disarm();
 }
 
-void FutexWakeupEvent::Disarm() { area_->sleeping.store(0, std::memory_order_seq_cst); }
+void FutexWakeupEvent::Disarm() { area_->sleeping.store(kAwake, std::memory_order_seq_cst); }
 
 // Increments unconditionally, so the caller may publish its work with any memory order: a token
 // read before the increment differs, and one read after it has acquired the work.
 void FutexWakeupEvent::Signal() {
   area_->counter.fetch_add(1, std::memory_order_seq_cst);
   if (area_->sleeping.load(std::memory_order_seq_cst) != 0) FutexWake(area_, scope_);
+}
+
+void EventFdWakeupSource::Disarm(bool readable) {
+  area_->sleeping.store(kAwake, std::memory_order_seq_cst);
+  if (!readable) return;
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = read(event_fd_, &count, sizeof count);
 }
 
 }  // namespace inccl::mapped

@@ -17,6 +17,20 @@
 // has read the token; therefore the increment must follow the exchange: an increment before it
 // could be part of the token of a later Arm.
 //
+// An owner that sleeps on other descriptors, too, sleeps on an eventfd instead of the futex:
+//
+//   owner: sleeping = 2;  look at W;  poll;  sleeping = 0;  if the eventfd is readable: read it
+//   peer:  W = new;  look at sleeping;  if not 0: exchange it with 0; if it was 2: write the
+//   eventfd
+//
+// As above, if the look misses W = new, that peer or another one gets the 2 and writes the eventfd
+// after the owner has stored 2. An eventfd stays readable until it is read, so it does not matter
+// whether the write comes before or after the poll begins; it needs no counter. The owner reads it
+// only between a poll and its next look. If a read takes the write of a peer that got a later 2, or
+// of several peers, their W = new precede their writes, so that next look sees them. A write that
+// comes late, after the owner has stored 0, wakes the owner once for nothing. All ranks that share
+// these words know from the join whether the owner has an eventfd.
+//
 // A defective peer that writes these words can only wake the owner for nothing or delay it until
 // the timeout of its wait.
 #ifndef INCCL_TRANSPORT_MAPPED_WAKEUP_H_
@@ -26,10 +40,13 @@
 #include <cstdint>
 
 #include "transport/transport.h"
+#include "transport/wakeup_source.h"
 
 namespace inccl::mapped {
 
 inline constexpr uint64_t kWakeupMagic = 0x4c4c45424c43434eu;
+
+inline constexpr uint32_t kAwake = 0, kSleepsOnFutex = 1, kSleepsOnEventFd = 2;
 
 struct alignas(64) WakeupArea {
   std::atomic<uint32_t> sleeping;
@@ -41,11 +58,17 @@ static_assert(sizeof(WakeupArea) == 64);
 
 enum class FutexScope { kProcess, kHost };
 
-void SignalWakeup(WakeupArea* wakeup, FutexScope scope);
+// A peer's access to the wakeup event of a rank.
+struct PeerWakeup {
+  WakeupArea* area = nullptr;
+  int event_fd = -1;  // -1: the rank never sleeps on one
+};
+
+void SignalWakeup(const PeerWakeup& wakeup, FutexScope scope);
 
 // A peer calls this after it has made work visible by a sequentially consistent store.
-inline void RingIfSleeping(WakeupArea* wakeup, FutexScope scope) {
-  if (wakeup->sleeping.load(std::memory_order_seq_cst) != 0) SignalWakeup(wakeup, scope);
+inline void RingIfSleeping(const PeerWakeup& wakeup, FutexScope scope) {
+  if (wakeup.area->sleeping.load(std::memory_order_seq_cst) != kAwake) SignalWakeup(wakeup, scope);
 }
 
 // The owner's end. `area` outlives this object.
@@ -60,6 +83,19 @@ class FutexWakeupEvent final : public WakeupEvent {
  private:
   WakeupArea* area_;
   FutexScope scope_;
+};
+
+// The owner's end where it also sleeps on other descriptors. `area` and the eventfd outlive it.
+class EventFdWakeupSource final : public WakeupSource {
+ public:
+  EventFdWakeupSource(WakeupArea* area, int event_fd) : area_(area), event_fd_(event_fd) {}
+  int fd() const override { return event_fd_; }
+  void Arm() override { area_->sleeping.store(kSleepsOnEventFd, std::memory_order_seq_cst); }
+  void Disarm(bool readable) override;
+
+ private:
+  WakeupArea* area_;
+  int event_fd_;
 };
 
 }  // namespace inccl::mapped

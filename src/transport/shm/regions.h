@@ -9,8 +9,11 @@
 #define INCCL_TRANSPORT_SHM_REGIONS_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
+#include <unordered_map>
 #include <vector>
 
 #include "base/fd.h"
@@ -22,38 +25,68 @@
 
 namespace inccl::shm {
 
-// The regions that this rank exports.
+// Region::handle as the table has it.
+using HandleWords = std::array<uint64_t, std::extent_v<decltype(mapped::RegionEntry::handle)>>;
+static_assert(sizeof(HandleWords) == Region::kHandleBytes);
+
+// The regions that this rank exports. They lie in memory of ccl_mem_alloc or ccl_mem_alloc_device;
+// a region contains the whole allocation. Calls find regions in their buffers, and the application
+// keeps regions (Registration::keep). A region that is found replaces another found one: the one
+// that was used longest ago.
 class OwnRegions {
  public:
+  static constexpr uint32_t kMostFound = 32;
+  static constexpr uint32_t kMostKept = mapped::kRegions - kMostFound;
+
   OwnRegions(int rank, mapped::Arena* arena) : rank_(rank), arena_(arena) {}
   // Adds one peer's end of its RegionInbox; called once per peer, before the first file is
   // exported.
   void AddPeer(UniqueFd inbox) { inboxes_.push_back(std::move(inbox)); }
-  uint32_t ExportRegion(const Region& region);
-  void InvalidateRegion(uint32_t id);
+  // As the methods of Transport.
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
+  void Deregister(const MemoryHandle& memory);
+  static Status CanRegister(const void* data, size_t bytes, bool on_device);
+  Status RevokeAccess(const MemoryHandle& memory);
+  // Exports a region and returns its id.
+  Result<uint32_t> Export(const Region& region, bool keep);
   // The generation in the table; 0: invalidated.
-  uint64_t generation(uint32_t id) const { return exports_[id - 1].posted; }
+  uint64_t generation(uint32_t id) const {
+    return id <= exports_.size() ? exports_[id - 1].posted : 0;
+  }
 
  private:
   struct Exported {
-    uint64_t generation = 0;  // Region::generation
+    uint64_t generation = 0;  // Region::generation; 0: a free place
     uint64_t posted = 0;      // generation in the table
     uint64_t used = 0;
+    uint32_t keepers = 0;  // registrations with `keep`
     bool writable = false;
+    bool on_device = false;
+    const std::byte* data = nullptr;
     std::vector<int> unsent;  // inboxes that were full
   };
   uint32_t IdOf(const Exported& offered) const {
     return static_cast<uint32_t>(&offered - exports_.data()) + 1;
   }
-  // Posts the region in the entry of `offered`, replacing its region; false if that fails.
-  bool Post(const Region& region, Exported* offered);
+  // An index in exports_ for a new region: a free one, or that of a region to replace.
+  uint32_t FindPlace(bool keep);
+  // True if another region can be kept. If there are too many, ends the registrations of memory
+  // that has been freed.
+  bool HasRoomToKeep();
+  void Keep(Exported* exported);
+  // Posts the region in the entry of `offered`, replacing its region. If it fails before that, the
+  // entry is unchanged.
+  Status Post(const Region& region, Exported* offered);
+  void Invalidate(uint64_t generation);
   // Sends the file to the inboxes in offered->unsent; true if at least one took it.
   bool Send(int file, Exported* offered);
 
   const int rank_;
   mapped::Arena* arena_;
   std::vector<UniqueFd> inboxes_;
-  std::array<Exported, mapped::kRegions> exports_;
+  std::vector<Exported> exports_;
+  std::unordered_map<uint64_t, uint32_t> by_generation_;  // Region::generation: index in exports_
+  uint32_t found_ = 0, kept_ = 0;                         // regions in exports_ of either kind
   uint64_t uses_ = 0, posts_ = 0;
   uint64_t refused_ = 0;  // Region::generation of a region that cannot be exported
 };
@@ -91,6 +124,8 @@ class PeerRegions final : public mapped::SharedRegions {
       return opened.data != nullptr ? opened : Span{file.data(), file.bytes()};
     }
   };
+  // Finds blocks that the peer has appended to its table.
+  Status FindBlocks();
   Status Look(uint32_t index);
   bool Reach(uint32_t index, uint64_t generation, Mapped* mapped);
   void Forget(Mapped* mapped);
@@ -101,9 +136,15 @@ class PeerRegions final : public mapped::SharedRegions {
   const mapped::ArenaView* view_;
   RegionInbox* const inbox_;
   RegionImporter* opener_ = nullptr;
-  const mapped::RegionTable* table_ = nullptr;  // the peer's
+  const mapped::RegionEntry& Entry(uint32_t index) const {
+    return blocks_[index / mapped::kBlockRegions]->regions[index % mapped::kBlockRegions];
+  }
+  // This rank's answer to a region of the peer; nullptr if there is no memory for it.
+  std::atomic<uint64_t>* Answer(uint32_t index);
+
+  std::vector<const mapped::RegionBlock*> blocks_;  // of the peer's table
   uint32_t changes_ = 0;
-  std::array<Mapped, mapped::kRegions> mapped_;
+  std::vector<Mapped> mapped_;  // by index; one for each entry of blocks_
 };
 
 }  // namespace inccl::shm

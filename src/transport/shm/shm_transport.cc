@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/shm/shm_transport.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <string_view>
 
 #include "base/fault_point.h"
 
@@ -42,6 +46,17 @@ class FileMemory final : public mapped::ArenaMemory {
   Mapping mapping_;
 };
 
+// Whether a write to the peer's descriptor returns at once and has no effect but to make it
+// readable.
+bool IsEventFd(int fd) {
+  char target[32];
+  const ssize_t bytes =
+      readlink(fmt::format("/proc/self/fd/{}", fd).c_str(), target, sizeof target);
+  const int flags = fcntl(fd, F_GETFL);
+  return bytes > 0 && flags >= 0 && (flags & O_NONBLOCK) != 0 &&
+         std::string_view(target, static_cast<size_t>(bytes)) == "anon_inode:[eventfd]";
+}
+
 Status Prefixed(const std::string& prefix, const Status& status) {
   return {status.code(), prefix + status.message()};
 }
@@ -49,7 +64,8 @@ Status Prefixed(const std::string& prefix, const Status& status) {
 }  // namespace
 
 ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, UniqueFd arena_fd,
-                           shm::Memfd wakeup, shm::RegionInbox inbox, const ShmOptions& options)
+                           shm::Memfd wakeup, shm::RegionInbox inbox, UniqueFd event_fd,
+                           const ShmOptions& options)
     : MappedTransport("shm", rank, nranks, std::move(arena),
                       reinterpret_cast<WakeupArea*>(wakeup.mapping.data()),
                       mapped::FutexScope::kHost,
@@ -57,6 +73,8 @@ ShmTransport::ShmTransport(int rank, int nranks, std::unique_ptr<Arena> arena, U
       options_(options),
       arena_fd_(std::move(arena_fd)),
       wakeup_(std::move(wakeup)),
+      event_fd_(std::move(event_fd)),
+      wakeup_source_(reinterpret_cast<WakeupArea*>(wakeup_.mapping.data()), event_fd_.get()),
       inbox_(std::move(inbox)),
       own_regions_(rank, this->arena()) {}
 
@@ -84,12 +102,28 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Create(int rank, int nranks,
   if (options.commit_ahead > 0) (*arena)->CommitAhead(options.commit_ahead);
   Result<shm::RegionInbox> inbox = shm::RegionInbox::Create(nranks);
   if (!inbox.ok()) return Prefixed(prefix, inbox.status());
-  return std::unique_ptr<ShmTransport>(new ShmTransport(rank, nranks, std::move(*arena),
-                                                        std::move(memory->fd), std::move(*wakeup),
-                                                        std::move(*inbox), options));
+  UniqueFd event_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_fd.valid()) return SystemErrorErrno(prefix + "eventfd", errno);
+  return std::unique_ptr<ShmTransport>(
+      new ShmTransport(rank, nranks, std::move(*arena), std::move(memory->fd), std::move(*wakeup),
+                       std::move(*inbox), std::move(event_fd), options));
 }
 
-Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox) {
+Caps ShmTransport::CapsOf(const ShmOptions& options) {
+  return {.name = "shm",
+          .timed = false,
+          .slot_memory = mapped::RoundUp(options.arena_bytes, kPage) - mapped::kDataOffset,
+          .shared_slots = true};
+}
+
+void ShmTransport::CloseEventFds() {
+  ForgetEventFds();
+  event_fd_.Reset();
+  peer_event_fds_.clear();
+}
+
+Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox,
+                            UniqueFd event_fd) {
   if (peer < 0 || peer >= nranks() || peer == rank()) {
     return InvalidArgument(
         fmt::format("rank {}: peer {} is not another one of {} ranks", rank(), peer, nranks()));
@@ -116,6 +150,7 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, Uni
   if (!known || type != SOCK_SEQPACKET) {
     return InternalError(prefix + "inbox: not a socket of packets");
   }
+  if (!IsEventFd(event_fd.get())) return InternalError(prefix + "not an eventfd");
   Result<std::unique_ptr<ArenaView>> view =
       ArenaView::Create(memory->data(), memory->bytes(), peer, nranks());
   if (!view.ok()) return Prefixed(prefix, view.status());
@@ -126,7 +161,9 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, Uni
   peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
                                                              this->arena(), view->get(), &inbox_));
   own_regions_.AddPeer(std::move(inbox));
-  SetPeer(peer, std::move(*view), area, peer_regions_.back().get());
+  SetPeer(peer, std::move(*view), {.area = area, .event_fd = event_fd.get()},
+          peer_regions_.back().get());
+  peer_event_fds_.push_back(std::move(event_fd));
   mappings_.push_back(std::move(*memory));
   mappings_.push_back(std::move(*wakeup));
   FAULT_POINT("shm.after_attach");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The transport between processes (or threads) of one host. A rank's arena is a sealed memory file
-// that its peers map read-only; its wakeup event is a second file that they map writable; its inbox
-// receives the files of their regions. The caller passes the descriptors to the peers over an
-// authenticated unix socket.
+// that its peers map read-only; its wakeup event is a second file that they map writable, and an
+// eventfd for ranks that also sleep on other descriptors; its inbox receives the files of their
+// regions. The caller passes the descriptors to the peers over an authenticated unix socket.
 #ifndef INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 #define INCCL_TRANSPORT_SHM_SHM_TRANSPORT_H_
 
@@ -38,31 +38,54 @@ class ShmTransport final : public mapped::MappedTransport {
   static Result<std::unique_ptr<ShmTransport>> Create(int rank, int nranks,
                                                       const ShmOptions& options = {});
 
-  // Arena, wakeup event and inbox, which the caller passes to every peer in this order. This object
-  // keeps ownership.
+  // caps() of what Create makes with these options.
+  static Caps CapsOf(const ShmOptions& options);
+
+  // Arena, wakeup event, inbox and eventfd, which the caller passes to every peer in this order.
+  // This object keeps ownership.
   std::vector<int> fds_to_share() const {
-    return {arena_fd_.get(), wakeup_.fd.get(), inbox_.for_peers()};
+    return {arena_fd_.get(), wakeup_.fd.get(), inbox_.for_peers(), event_fd_.get()};
   }
   // Checks and maps what `peer` has shared; called once per peer, before lanes with it are opened.
   // Returns kInternalError, naming the peer, if the files do not belong to such a rank.
-  Status Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox);
+  Status Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox, UniqueFd event_fd);
+  // Called on all ranks or on none, after Attach: all ranks sleep on wakeup_event(), so the
+  // eventfds are closed.
+  void CloseEventFds();
 
-  uint32_t ExportRegion(const Region& region) override { return own_regions_.ExportRegion(region); }
-  void InvalidateRegion(uint32_t region) override { own_regions_.InvalidateRegion(region); }
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    return own_regions_.Register(data, bytes, how);
+  }
+  void Deregister(const MemoryHandle& memory) override { own_regions_.Deregister(memory); }
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
+    return shm::OwnRegions::CanRegister(data, bytes, on_device);
+  }
+  Status RevokeAccess(const MemoryHandle& memory) override {
+    return own_regions_.RevokeAccess(memory);
+  }
+  // Exports a region that belongs to no allocator, and returns its id. For tests.
+  Result<uint32_t> ExportRegion(const Region& region, bool keep = false) {
+    return own_regions_.Export(region, keep);
+  }
   void SetRegionImporter(RegionImporter* opener) override {
     for (const auto& regions : peer_regions_) regions->SetOpener(opener);
   }
   Result<int> Progress(Time now) override;
+  WakeupSource* wakeup_source() override { return &wakeup_source_; }
   void SlotMemory(std::vector<Span>* spans) const override { AppendSlotMemory(spans); }
 
  private:
   ShmTransport(int rank, int nranks, std::unique_ptr<mapped::Arena> arena, UniqueFd arena_fd,
-               shm::Memfd wakeup, shm::RegionInbox inbox, const ShmOptions& options);
+               shm::Memfd wakeup, shm::RegionInbox inbox, UniqueFd event_fd,
+               const ShmOptions& options);
 
   const ShmOptions options_;
   UniqueFd arena_fd_;
   shm::Memfd wakeup_;
-  std::vector<Mapping> mappings_;  // of peers
+  UniqueFd event_fd_;
+  mapped::EventFdWakeupSource wakeup_source_;
+  std::vector<Mapping> mappings_;         // of peers
+  std::vector<UniqueFd> peer_event_fds_;  // their lanes use them
   shm::RegionInbox inbox_;
   shm::OwnRegions own_regions_;
   std::vector<std::unique_ptr<shm::PeerRegions>> peer_regions_;

@@ -12,31 +12,63 @@ SimRegions::SimRegions(int nranks, Later later)
       known_(places_.size() * places_.size() * kPlaces),
       offenders_(places_.size(), -1) {}
 
-uint32_t SimRegions::ExportRegion(int owner, const Region& region) {
+Result<MemoryHandle> SimRegions::Register(int owner, std::span<const std::byte> memory,
+                                          const Registration& how) {
   Places& places = places_[static_cast<size_t>(owner)];
-  ++uses_;
-  for (uint32_t i = 0; i < kPlaces; ++i) {
-    Place& place = places[i];
-    if (place.generation == 0 || place.region != region.generation) continue;
-    place.used = uses_;
-    if (region.writable && !place.writable) Post(owner, region, i);
-    return i + 1;
+  const auto contains = [memory](const Place& place) {
+    return place.generation != 0 && memory.data() >= place.memory.data() &&
+           memory.data() + memory.size() <= place.memory.data() + place.memory.size();
+  };
+  const bool writable = how.access == Access::kReadWrite;
+  auto found = std::find_if(places.begin(), places.end(), contains);
+  const auto kept = std::count_if(places.begin(), places.end(),
+                                  [](const Place& place) { return place.keepers > 0; });
+  if (how.keep && kept == kMostKept && (found == places.end() || found->keepers == 0)) {
+    return SystemError("the simulator has no place for this memory");
   }
-  const auto oldest = std::min_element(
-      places.begin(), places.end(), [](const Place& a, const Place& b) { return a.used < b.used; });
-  const auto index = static_cast<uint32_t>(oldest - places.begin());
-  Post(owner, region, index);
-  return index + 1;
+  const bool is_new = found == places.end();
+  if (is_new) {
+    const auto rest = std::count_if(places.begin(), places.end(), [](const Place& place) {
+      return place.keepers == 0 && place.generation != 0;
+    });
+    const bool replaces = !how.keep && rest >= kMostFound;
+    found = std::min_element(places.begin(), places.end(), [&](const Place& a, const Place& b) {
+      const auto order = [&](const Place& place) {
+        return place.keepers > 0                   ? UINT64_MAX
+               : replaces && place.generation == 0 ? UINT64_MAX - 1
+                                                   : place.used;
+      };
+      return order(a) < order(b);
+    });
+    *found = {.memory = memory, .writable = writable, .answers = {}};
+  }
+  found->used = ++uses_;
+  const auto index = static_cast<uint32_t>(found - places.begin());
+  if (is_new || (writable && !found->writable)) {
+    found->writable = writable;
+    Post(owner, index);
+  }
+  if (how.keep) ++found->keepers;
+  return MemoryHandle{.region = index + 1,
+                      .on_device = how.on_device,
+                      .writable = writable,
+                      .offset = static_cast<uint64_t>(memory.data() - found->memory.data()),
+                      .begin = memory.data(),
+                      .end = memory.data() + memory.size(),
+                      .memory = found->generation};
 }
 
-void SimRegions::Post(int owner, const Region& region, uint32_t index) {
+void SimRegions::Deregister(int owner, const MemoryHandle& memory) {
+  Place& place = places_[static_cast<size_t>(owner)][memory.region - 1];
+  if (place.keepers > 0) --place.keepers;
+}
+
+void SimRegions::Post(int owner, uint32_t index) {
   Place& place = places_[static_cast<size_t>(owner)][index];
-  place = {.region = region.generation,
-           .generation = ++generations_,
-           .used = uses_,
-           .writable = region.writable,
-           .answers = std::vector<uint64_t>(places_.size())};
-  const Knowledge news = {place.generation, region.data, region.bytes, region.writable, 0};
+  place.generation = ++generations_;
+  place.answers.assign(places_.size(), 0);
+  const Knowledge news = {place.generation, const_cast<std::byte*>(place.memory.data()),
+                          place.memory.size(), place.writable, 0};
   for (int peer = 0; peer < static_cast<int>(places_.size()); ++peer) {
     if (peer == owner) continue;
     later_(owner, [this, owner, index, peer, news] { Learn(owner, index, peer, news); });
@@ -58,8 +90,8 @@ void SimRegions::Learn(int owner, uint32_t index, int peer, const Knowledge& new
   });
 }
 
-void SimRegions::InvalidateRegion(int owner, uint32_t region) {
-  places_[static_cast<size_t>(owner)][region - 1].generation = 0;
+void SimRegions::RevokeAccess(int owner, const MemoryHandle& memory) {
+  if (memory.region != 0) places_[static_cast<size_t>(owner)][memory.region - 1].generation = 0;
 }
 
 bool SimRegions::ReachableFrom(int owner, uint32_t region, int peer) const {

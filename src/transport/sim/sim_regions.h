@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Registered buffers in the simulator. A peer imports a region after a random time, and the owner
-// learns of that after another one. The peer keeps the region until another one replaces it; an
-// invalidation is visible at once, as in shared memory.
+// Registered buffers in the simulator: any memory, each buffer a region. A peer imports a region
+// after a random time, and the owner learns of that after another one. The peer keeps the region
+// until another one replaces it; a revocation is visible at once, as in shared memory.
 #ifndef INCCL_TRANSPORT_SIM_SIM_REGIONS_H_
 #define INCCL_TRANSPORT_SIM_SIM_REGIONS_H_
 
@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "transport/transport.h"
@@ -18,17 +19,21 @@ namespace inccl::sim {
 
 class SimRegions {
  public:
-  static constexpr uint32_t kPlaces = 8;
+  static constexpr uint32_t kMostFound = 8, kMostKept = 8;
+  static constexpr uint32_t kPlaces = kMostFound + kMostKept;
   // Runs an event of this rank later.
   using Later = std::function<void(int rank, std::function<void()> event)>;
 
   SimRegions(int nranks, Later later);
 
-  uint32_t ExportRegion(int owner, const Region& region);
-  void InvalidateRegion(int owner, uint32_t region);
+  // As the methods of Transport.
+  Result<MemoryHandle> Register(int owner, std::span<const std::byte> memory,
+                                const Registration& how);
+  void Deregister(int owner, const MemoryHandle& memory);
+  void RevokeAccess(int owner, const MemoryHandle& memory);
   // True if the owner knows that the peer has imported its region.
   bool ReachableFrom(int owner, uint32_t region, int peer) const;
-  // False if the owner has invalidated or replaced the region since the peer imported it.
+  // False if the owner has revoked or replaced the region since the peer imported it.
   bool Counts(int owner, uint32_t region, int peer) const;
   // The address that the peer has for this place; nullptr if it has not imported the region, the
   // region is too small, or `to_write` is set and it is read-only.
@@ -41,9 +46,10 @@ class SimRegions {
 
  private:
   struct Place {  // the owner's view
-    uint64_t region = 0;
-    uint64_t generation = 0;  // of this export; 0: none, or invalidated
+    std::span<const std::byte> memory;
+    uint64_t generation = 0;  // of this export; 0: none, or revoked
     uint64_t used = 0;
+    uint32_t keepers = 0;  // registrations with `keep`
     bool writable = false;
     std::vector<uint64_t> answers;  // by rank: the last generation that it has confirmed
   };
@@ -56,7 +62,8 @@ class SimRegions {
   };
   using Places = std::array<Place, kPlaces>;
 
-  void Post(int owner, const Region& region, uint32_t index);
+  // Announces places_[owner][index] to the peers.
+  void Post(int owner, uint32_t index);
   void Learn(int owner, uint32_t index, int peer, const Knowledge& news);
   Knowledge& Known(int owner, uint32_t region, int peer) {
     return known_[(static_cast<size_t>(peer) * places_.size() + static_cast<size_t>(owner)) *

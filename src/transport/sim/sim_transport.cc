@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "transport/lane_check.h"
@@ -11,7 +12,7 @@
 namespace inccl {
 
 Result<std::unique_ptr<SendLane>> SimTransport::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, world_->nranks(), caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, world_->nranks(), *this);
   if (!status.ok()) return status;
   sim::SimLane* lane = world_->Lane(spec);
   if (!lane->slots.empty()) {
@@ -23,7 +24,7 @@ Result<std::unique_ptr<SendLane>> SimTransport::OpenSend(const LaneSpec& spec) {
 }
 
 Result<std::unique_ptr<RecvLane>> SimTransport::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, world_->nranks(), caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, world_->nranks(), *this);
   if (!status.ok()) return status;
   sim::SimLane* lane = world_->Lane(spec);
   sim::SimLane::Consumer* self = lane->Find(rank_);
@@ -76,6 +77,7 @@ Status SimSendLane::PublishStamped(const SliceHeader& header, Time departure) {
   slot.Poison();
   world_->references_ += header.source.region != 0;
   world_->targets_ += header.target.region != 0;
+  world_->deliveries_ += static_cast<uint64_t>(std::popcount(header.delivered));
   ++lane_->published;
   TransportCounters& counters = world_->state(lane_->spec.producer).counters;
   ++counters.slices;

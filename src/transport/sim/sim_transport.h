@@ -15,14 +15,22 @@ namespace inccl {
 class SimTransport final : public Transport {
  public:
   SimTransport(SimWorld* world, int rank) : world_(world), rank_(rank) {}
-  Caps caps() const override { return {world_->options_.multicast, 1u << 30, "sim"}; }
+  Caps caps() const override { return {.name = "sim"}; }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {.multicast = world_->options_.multicast};
+  }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
-  uint32_t ExportRegion(const Region& region) override {
-    return world_->regions_.ExportRegion(rank_, region);
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    return world_->regions_.Register(rank_, {static_cast<const std::byte*>(data), bytes}, how);
   }
-  void InvalidateRegion(uint32_t region) override {
-    world_->regions_.InvalidateRegion(rank_, region);
+  void Deregister(const MemoryHandle& memory) override {
+    world_->regions_.Deregister(rank_, memory);
+  }
+  Status CanRegister(const void*, size_t, bool) const override { return Status::Ok(); }
+  Status RevokeAccess(const MemoryHandle& memory) override {
+    world_->regions_.RevokeAccess(rank_, memory);
+    return Status::Ok();
   }
   Result<int> Progress(Time now) override;
   WakeupEvent* wakeup_event() override { return nullptr; }

@@ -68,6 +68,7 @@ class SimWorld {
   // Number of slices whose payload lies in a region, and of slices that name a target.
   uint64_t references() const { return references_; }
   uint64_t targets() const { return targets_; }
+  uint64_t deliveries() const { return deliveries_; }
 
  private:
   friend class SimTransport;
@@ -109,7 +110,7 @@ class SimWorld {
   VirtualClock clock_;
   std::vector<Rank> ranks_;
   sim::SimRegions regions_;
-  uint64_t references_ = 0, targets_ = 0;
+  uint64_t references_ = 0, targets_ = 0, deliveries_ = 0;
   std::map<uint64_t, std::unique_ptr<sim::SimLane>> lanes_;  // by key
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
 };

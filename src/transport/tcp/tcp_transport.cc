@@ -5,11 +5,8 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -28,7 +25,6 @@ using tcp::FrameGuard;
 using tcp::PeerLink;
 
 constexpr Time kCloseLimit = kSecond;
-constexpr Time kLongestWait = 3600 * kSecond;
 constexpr int kEventsAtOnce = 64;
 
 timespec ToTimespec(Time time) {
@@ -61,10 +57,11 @@ Result<std::unique_ptr<TcpTransport>> TcpTransport::Create(int rank, int nranks,
   }
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return SystemErrorErrno("tcp: epoll_create1", errno);
-  UniqueFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event.valid()) return SystemErrorErrno("tcp: eventfd", errno);
-  return std::unique_ptr<TcpTransport>(
-      new TcpTransport(rank, nranks, protection, std::move(epoll), std::move(event)));
+  std::unique_ptr<TcpTransport> made(new TcpTransport(rank, nranks, protection, std::move(epoll)));
+  Result<std::unique_ptr<PollWakeupEvent>> event = PollWakeupEvent::Create({&made->wakeup_source_});
+  if (!event.ok()) return event.status();
+  made->wakeup_event_ = *std::move(event);
+  return made;
 }
 
 TcpTransport::~TcpTransport() { Quiesce(SystemClock().Now() + kCloseLimit); }
@@ -123,7 +120,7 @@ Status TcpTransport::CheckOpen(const LaneSpec& spec, int peer,
 }
 
 Result<std::unique_ptr<SendLane>> TcpTransport::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks(), caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks(), *this);
   if (status.ok()) status = CheckOpen(spec, spec.consumers.front(), opened_send_, "sending");
   if (!status.ok()) return status;
   PeerLink* const link = peers_[static_cast<size_t>(spec.consumers.front())].get();
@@ -136,7 +133,7 @@ Result<std::unique_ptr<SendLane>> TcpTransport::OpenSend(const LaneSpec& spec) {
 }
 
 Result<std::unique_ptr<RecvLane>> TcpTransport::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks(), caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks(), *this);
   if (status.ok()) status = CheckOpen(spec, spec.producer, opened_recv_, "receiving");
   if (!status.ok()) return status;
   PeerLink* const link = peers_[static_cast<size_t>(spec.producer)].get();
@@ -205,37 +202,9 @@ void TcpTransport::Quiesce(Time deadline) {
   for (PeerLink* const link : attached_) link->Close();
 }
 
-uint32_t TcpTransport::Wakeup::Arm() {
-  const uint32_t token = signals_.load(std::memory_order_seq_cst);
-  armed_.store(true, std::memory_order_seq_cst);
-  return token;
-}
-
-// A Signal after the load of signals_ finds armed_ set and makes the descriptor readable.
-void TcpTransport::Wakeup::Wait(uint32_t token, Time timeout) {
-  const auto& links = transport_->attached_;
-  const bool has_more = std::any_of(links.begin(), links.end(),
-                                    [](const PeerLink* link) { return link->readable(); });
-  if (timeout > 0 && !has_more && signals_.load(std::memory_order_seq_cst) == token) {
-    std::array<pollfd, 2> fds = {
-        pollfd{.fd = transport_->event_.get(), .events = POLLIN, .revents = 0},
-        pollfd{.fd = transport_->epoll_.get(), .events = POLLIN, .revents = 0}};
-    const timespec relative = ToTimespec(std::min(timeout, kLongestWait));
-    if (ppoll(fds.data(), fds.size(), &relative, nullptr) > 0 && fds[0].revents != 0) {
-      uint64_t count = 0;
-      [[maybe_unused]] const ssize_t got = read(transport_->event_.get(), &count, sizeof count);
-    }
-  }
-  Disarm();
-}
-
-void TcpTransport::Wakeup::Disarm() { armed_.store(false, std::memory_order_seq_cst); }
-
-void TcpTransport::Wakeup::Signal() {
-  signals_.fetch_add(1, std::memory_order_seq_cst);
-  if (!armed_.load(std::memory_order_seq_cst)) return;
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t put = write(transport_->event_.get(), &one, sizeof one);
+bool TcpTransport::Source::Ready() {
+  return std::none_of(transport_->attached_.begin(), transport_->attached_.end(),
+                      [](const PeerLink* link) { return link->readable(); });
 }
 
 }  // namespace inccl

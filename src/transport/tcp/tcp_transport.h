@@ -7,19 +7,21 @@
 #ifndef INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
 #define INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <unordered_set>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
 #include "bootstrap/crypto.h"
+#include "transport/poll_wakeup_event.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/tcp/tcp_peer.h"
 #include "transport/transport.h"
+#include "transport/wakeup_source.h"
 
 namespace inccl {
 
@@ -40,41 +42,39 @@ class TcpTransport final : public Transport {
   // same order. Errors name the peer.
   Status Attach(int peer, std::vector<TcpSocket> sockets);
 
-  Caps caps() const override {
-    return {.multicast = false, .name = "tcp", .consumer_grants = true};
+  Caps caps() const override { return {.name = "tcp"}; }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {.consumer_grants = true};
   }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time now) override;
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
-  WakeupEvent* wakeup_event() override { return &wakeup_event_; }
+  WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
+  WakeupSource* wakeup_source() override { return &wakeup_source_; }
   void Quiesce(Time deadline) override;
   uint64_t memory_bytes() const override { return memory_bytes_; }
   TransportCounters counters() const override { return counters_; }
 
  private:
-  // Sleeps on the sockets and on signals of this process.
-  class Wakeup final : public WakeupEvent {
+  // Readable if a socket is.
+  class Source final : public WakeupSource {
    public:
-    explicit Wakeup(TcpTransport* transport) : transport_(transport) {}
-    uint32_t Arm() override;
-    void Wait(uint32_t token, Time timeout) override;
-    void Disarm() override;
-    void Signal() override;
+    explicit Source(const TcpTransport* transport) : transport_(transport) {}
+    int fd() const override { return transport_->epoll_.get(); }
+    // False while a connection has more to read than the last Progress took.
+    bool Ready() override;
 
    private:
-    TcpTransport* const transport_;
-    std::atomic<uint32_t> signals_{0};
-    std::atomic<bool> armed_{false};
+    const TcpTransport* const transport_;
   };
 
-  TcpTransport(int rank, int nranks, tcp::Protection protection, UniqueFd epoll, UniqueFd event)
+  TcpTransport(int rank, int nranks, tcp::Protection protection, UniqueFd epoll)
       : rank_(rank),
         protection_(protection),
         epoll_(std::move(epoll)),
-        event_(std::move(event)),
-        wakeup_event_(this),
+        wakeup_source_(this),
         peers_(static_cast<size_t>(nranks)) {}
   int nranks() const { return static_cast<int>(peers_.size()); }
   Status CheckOpen(const LaneSpec& spec, int peer, const std::unordered_set<uint64_t>& opened,
@@ -84,8 +84,9 @@ class TcpTransport final : public Transport {
 
   const int rank_;
   const tcp::Protection protection_;
-  UniqueFd epoll_, event_;
-  Wakeup wakeup_event_;
+  UniqueFd epoll_;
+  Source wakeup_source_;
+  std::unique_ptr<PollWakeupEvent> wakeup_event_;
   std::vector<std::unique_ptr<tcp::PeerLink>> peers_;  // by rank; nullptr: not attached
   std::vector<tcp::PeerLink*> attached_;
   std::unordered_set<uint64_t> opened_send_, opened_recv_;

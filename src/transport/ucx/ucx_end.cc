@@ -8,9 +8,10 @@
 #include <utility>
 
 #include "transport/lane_check.h"
+#include "transport/poll_wakeup_event.h"
 #include "transport/ucx/ucx_lanes.h"
 #include "transport/ucx/ucx_transport.h"
-#include "transport/ucx/ucx_wakeup_event.h"
+#include "transport/ucx/ucx_wakeup_source.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace inccl {
@@ -26,20 +27,28 @@ class UcxEnd final : public UcxTransport {
         nranks_(nranks),
         linger_(linger),
         worker_(std::move(worker)),
-        wakeup_event_(worker_.get()) {}
+        wakeup_source_(worker_.get()) {}
   ~UcxEnd() override;
 
-  Status OpenWakeupEvent() { return wakeup_event_.Open(); }
+  Status OpenWakeupEvent() {
+    Result<std::unique_ptr<PollWakeupEvent>> event = PollWakeupEvent::Create({&wakeup_source_});
+    if (event.ok()) wakeup_event_ = *std::move(event);
+    return event.status();
+  }
   std::span<const std::byte> address() const override { return worker_->address(); }
   Status Attach(int peer, std::span<const std::byte> address) override;
 
-  Caps caps() const override { return {.multicast = false, .name = "ucx"}; }
+  Caps caps() const override { return {.name = "ucx"}; }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {};
+  }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
   Result<int> Progress(Time now) override { return worker_->Progress(now); }
   bool unsent() const override { return worker_->unsent(); }
   void AppendUnsent(std::vector<int>* ranks) const override { worker_->AppendUnsent(ranks); }
-  WakeupEvent* wakeup_event() override { return &wakeup_event_; }
+  WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
+  WakeupSource* wakeup_source() override { return &wakeup_source_; }
   void Quiesce(Time deadline) override;
   uint64_t memory_bytes() const override { return memory_bytes_; }
   TransportCounters counters() const override { return counters_; }
@@ -56,7 +65,8 @@ class UcxEnd final : public UcxTransport {
   std::unordered_set<uint64_t> opened_send_, opened_recv_;
   std::vector<std::shared_ptr<LaneBuffers>> buffers_;  // outlive the worker
   std::unique_ptr<Worker> worker_;
-  UcxWakeupEvent wakeup_event_;
+  UcxWakeupSource wakeup_source_;
+  std::unique_ptr<PollWakeupEvent> wakeup_event_;
 };
 
 UcxEnd::~UcxEnd() { Quiesce(SystemClock().Now() + kCloseLimit); }
@@ -114,7 +124,7 @@ Result<std::shared_ptr<LaneBuffers>> UcxEnd::NewBuffers(const LaneSpec& spec) {
 }
 
 Result<std::unique_ptr<SendLane>> UcxEnd::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks_, *this);
   if (!status.ok()) return status;
   status = CheckOpen(spec, LaneSide::kSend, spec.consumers.front(), opened_send_);
   if (!status.ok()) return status;
@@ -126,7 +136,7 @@ Result<std::unique_ptr<SendLane>> UcxEnd::OpenSend(const LaneSpec& spec) {
 }
 
 Result<std::unique_ptr<RecvLane>> UcxEnd::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, caps());
+  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks_, *this);
   if (!status.ok()) return status;
   status = CheckOpen(spec, LaneSide::kRecv, spec.producer, opened_recv_);
   if (!status.ok()) return status;

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "failure/sticky_error.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <span>
+
+#include "base/log.h"
+#include "failure/notice.h"
+
+namespace inccl {
+namespace {
+
+// The notifying thread does not wait for the peers, but the system may keep it from running. Peers
+// that see a disconnect before the notice would report a rank that left too early. The limit covers
+// the child of a fork, where the thread does not exist.
+constexpr Time kNotifyLimit = 10 * kSecond;
+
+[[noreturn]] void AbortProcess(const Status& error) {
+  Log(LogLevel::kWarn, LogSubsystem::kCollectives, "INCCL_ABORT_ON_ERROR: {}", error.message());
+  std::abort();
+}
+
+}  // namespace
+
+Status StickyError::error() const {
+  const MutexLock lock(&mutex_);
+  return error_;
+}
+
+void StickyError::Begin() {
+  const MutexLock notifying(&notifying_);
+  begun_ = true;
+  // A peer has failed after its own creation had succeeded.
+  if (abort_on_error_ && failed()) AbortProcess(error());
+}
+
+void StickyError::Set(const Status& status, const Status& tell, Origin origin) {
+  if (failed()) return;
+  const MutexLock notifying(&notifying_);
+  {
+    const MutexLock lock(&mutex_);
+    if (failed_.load()) return;
+    error_ = status;
+    failed_.store(true, std::memory_order_release);
+  }
+  Notify(tell);
+  if (abort_on_error_ && origin == Origin::kFailure && begun_) AbortProcess(status);
+  if (wakeup_event_ != nullptr) wakeup_event_->Signal();
+}
+
+void StickyError::Notify(const Status& status) {
+  ControlPlane* control = control_.load();
+  if (control == nullptr) return;
+  std::array<std::byte, kMostNotifiedBytes> body;
+  control->Broadcast(kNoticeKind, std::span(body).first(WriteNotice(status, body)));
+}
+
+void StickyError::WaitFailed(Time limit) const {
+  constexpr useconds_t kLook = 100;
+  const Time end = SystemClock().Now() + limit;
+  while (!failed() && SystemClock().Now() < end) usleep(kLook);
+}
+
+// The caller's thread returns from its call as soon as it sees the error. It may then destroy the
+// communicator while the thread that found the error still notifies the peers.
+void StickyError::WaitNotified() {
+  constexpr useconds_t kLook = 100;
+  for (const Time end = SystemClock().Now() + kNotifyLimit; SystemClock().Now() < end;
+       usleep(kLook)) {
+    if (!notifying_.TryLock()) continue;
+    notifying_.Unlock();
+    return;
+  }
+}
+
+}  // namespace inccl

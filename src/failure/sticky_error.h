@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The error of a communicator: the first one stays, its peers get a notice of it, and with
+// abort_on_error it ends the process. Thread-safe.
+#ifndef INCCL_FAILURE_STICKY_ERROR_H_
+#define INCCL_FAILURE_STICKY_ERROR_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "control/control.h"
+#include "transport/transport.h"
+
+namespace inccl {
+
+class StickyError {
+ public:
+  static constexpr uint8_t kNoticeKind = 2;  // of the control message (failure/notice.h)
+
+  // `wakeup_event` may be null.
+  StickyError(bool abort_on_error, WakeupEvent* wakeup_event)
+      : abort_on_error_(abort_on_error), wakeup_event_(wakeup_event) {}
+
+  // Called after construction, because the control plane is created after its handler.
+  void Attach(ControlPlane* control) { control_.store(control); }
+  // Marks the end of creation; earlier errors are errors of creation and do not end the process.
+  void Begin() INCCL_EXCLUDES(notifying_, mutex_);
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  const std::atomic<bool>* failed_flag() const { return &failed_; }
+  Status error() const INCCL_EXCLUDES(mutex_);
+
+  enum class Origin : uint8_t { kFailure, kOnPurpose };  // kOnPurpose: never ends the process
+  // Makes the error sticky unless there is one already. Peers get `tell`, which may differ from
+  // this rank's `status`.
+  void Set(const Status& status, const Status& tell, Origin origin)
+      INCCL_EXCLUDES(notifying_, mutex_);
+
+  // Returns when there is an error, or after `limit`.
+  void WaitFailed(Time limit) const;
+  // Called before the disconnect. Returns when the notice of an error, if there is one, has been
+  // sent to all peers.
+  void WaitNotified();
+
+ private:
+  void Notify(const Status& status) INCCL_REQUIRES(notifying_);
+
+  const bool abort_on_error_;
+  WakeupEvent* const wakeup_event_;
+  std::atomic<ControlPlane*> control_{nullptr};
+  std::atomic<bool> failed_{false};
+  // Held from before failed_ becomes true until the peers have been notified. Taken after the
+  // control plane's dispatch_mutex_, before its other mutexes.
+  Mutex notifying_ INCCL_ACQUIRED_BEFORE(mutex_);
+  bool begun_ INCCL_GUARDED_BY(notifying_) = false;
+  mutable Mutex mutex_;
+  Status error_ INCCL_GUARDED_BY(mutex_);
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_FAILURE_STICKY_ERROR_H_

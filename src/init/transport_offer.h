@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef INCCL_INIT_TRANSPORT_OFFER_H_
+#define INCCL_INIT_TRANSPORT_OFFER_H_
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace inccl {
+
+// Whether one rank could make one transport. Sent to peers.
+struct TransportOffer {
+  std::string transport;
+  Status status;                   // OK, or why the rank could not make it or attach to its peers
+  std::vector<std::byte> payload;  // an address, or empty
+  bool device_slices = false;      // the rank has a device and no slice size was given
+
+  std::vector<std::byte> Encode() const;
+  // Returns kInternalError if the bytes are malformed.
+  static Result<TransportOffer> Decode(std::span<const std::byte> bytes);
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_INIT_TRANSPORT_OFFER_H_

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "init/transport_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "init/options.h"
+#include "transport/shm/shm_factory.h"
+#include "transport/ucx/ucx_factory.h"
+
+namespace inccl {
+namespace {
+
+// Enough for the first small calls of a communicator: two lanes of slots of default size.
+constexpr size_t kCommitAhead = 1088 * 1024;
+
+// For a rank that works on a device, all slots of a direct call. The device registers slots before
+// the first call, because registration might wait for streams that wait for the call.
+constexpr size_t kDeviceLane = 4 * size_t{kDeviceSliceBytes} + 128 * 1024;  // with side information
+constexpr int kMostDeviceLanes = 17;
+
+using MadeFactory = Result<std::unique_ptr<TransportFactory>>;
+
+MadeFactory MakeShm(const FactoryArgs& args) {
+  return MakeShmFactory(
+      args.rank, args.nranks,
+      {.commit_ahead = CommitAhead(args.nranks, args.for_device), .for_device = args.for_device});
+}
+
+MadeFactory MakeUcx(const FactoryArgs& args) {
+  UcxOptions options;
+  options.tls = args.environment->ucx_tls;
+  return MakeUcxFactory(args.rank, args.nranks, options);
+}
+
+constexpr const char* kThreadsOnly = "loopback joins threads of one process only";
+
+std::string OneHostOnly(const HostMap& hosts, int a, int b) {
+  return hosts.SameHost(a, b) ? "" : fmt::format("ranks {} and {} are on different hosts", a, b);
+}
+
+constexpr TransportRow kRows[] = {
+    {.name = "loopback",
+     .make = [](const FactoryArgs&) { return MadeFactory(InvalidUsage(kThreadsOnly)); },
+     .caps = [] { return Caps{.name = "loopback"}; },
+     .unusable = [](const HostMap&, int, int) { return std::string(kThreadsOnly); },
+     .attach_needs_peers = false},
+    {.name = "shm",
+     .make = MakeShm,
+     .caps = [] { return ShmTransport::CapsOf(ShmOptions{}); },
+     .unusable = OneHostOnly,
+     .attach_needs_peers = false},
+    {.name = "ucx",
+     .make = MakeUcx,
+     .caps = [] { return Caps{.name = "ucx"}; },
+     .unusable = [](const HostMap&, int, int) { return std::string(); },
+     .attach_needs_peers = true},
+};
+
+}  // namespace
+
+const TransportRow& RowOf(std::string_view name) {
+  return *std::find_if(std::begin(kRows), std::end(kRows),
+                       [&](const TransportRow& row) { return row.name == name; });
+}
+
+size_t CommitAhead(int nranks, bool for_device) {
+  if (!for_device) return kCommitAhead;
+  return static_cast<size_t>(std::min(nranks + 1, kMostDeviceLanes)) * kDeviceLane;
+}
+
+}  // namespace inccl

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes one rank's end of a transport between processes. A rank makes the factory, its peers get
+// the descriptors and the payload over authenticated connections, and each of them attaches.
+#ifndef INCCL_TRANSPORT_TRANSPORT_FACTORY_H_
+#define INCCL_TRANSPORT_TRANSPORT_FACTORY_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "bootstrap/mesh.h"
+#include "transport/transport.h"
+
+namespace inccl {
+
+class TransportFactory {
+ public:
+  virtual ~TransportFactory() = default;
+  virtual std::vector<int> fds_to_share() const { return {}; }
+  virtual std::vector<std::byte> payload() const { return {}; }
+  // `payload` is the peer's. Called once for each peer to which lanes will be opened.
+  virtual Status Attach(Peer* peer, std::span<const std::byte> payload) = 0;
+  // Called once, after all Attach. `alone`: no rank of the communicator has another transport, so
+  // all of them sleep on Transport::wakeup_event; else all sleep on Transport::wakeup_source.
+  virtual std::unique_ptr<Transport> Take(bool alone) = 0;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_TRANSPORT_TRANSPORT_FACTORY_H_
