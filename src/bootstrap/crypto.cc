@@ -17,6 +17,10 @@
 namespace inccl::bootstrap {
 namespace {
 
+unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+
+}  // namespace
+
 // A thread of the library may authenticate a peer while the process exits, so libcrypto must not
 // free its state at exit; it accepts that setting only from its first initialization. OpenSSL 3.0
 // crashes after an initialization that ran out of memory, so this runs before any other use.
@@ -30,10 +34,6 @@ Status InitLibcrypto() {
   done.store(true, std::memory_order_release);
   return Status::Ok();
 }
-
-unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-
-}  // namespace
 
 Key::~Key() { Wipe(bytes_); }
 

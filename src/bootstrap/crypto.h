@@ -61,6 +61,9 @@ class Secret {
   std::vector<std::byte> bytes_;
 };
 
+// Called before any other use of libcrypto, by the functions below and by Aead.
+Status InitLibcrypto();
+
 inline Bytes AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 // HMAC-SHA256 over the concatenated parts, at most kMaxMacInput bytes in total.

@@ -6,8 +6,8 @@
 // slices in order, reads them in place and releases them. No call blocks; only
 // collectives/progress.h waits.
 //
-// Both sides open a lane with equal specs, and the ends find each other without messages: until the
-// other end exists, TryPeek finds nothing and TryAcquire has the credits of an empty lane. One
+// Both sides open a lane with equal specs. Until the other end exists, TryPeek finds nothing and
+// TryAcquire has the credits of an empty lane, or none if the consumer grants them. One
 // thread at a time uses a transport and its lanes, except where a method says otherwise.
 #ifndef INCCL_TRANSPORT_TRANSPORT_H_
 #define INCCL_TRANSPORT_TRANSPORT_H_
@@ -175,6 +175,7 @@ struct LaneCaps {
   bool multicast = false;      // one lane may have all of these consumers, at the cost of one
   bool read_in_place = false;  // consumers read the memory that the producer has written
   uint32_t max_slot_bytes = 1u << 30;
+  bool consumer_grants = false;  // no credits before the consumer has opened its end
 };
 
 // Totals of what this rank has sent. A slice counts once per Publish.

@@ -169,7 +169,6 @@ TEST_P(TransportConformance, CreditsBlockWhenFull) {
         auto done = r.OpenRecv(Control(1, 0));
         uint32_t sent = 0;
         for (; sent < static_cast<uint32_t>(depth); ++sent) {
-          ASSERT_TRUE(r.CanAcquire(lane.get())) << "slot " << sent << " of an empty lane";
           SendSlice(r, lane.get(), sent);
         }
         for (int round = 0; round < 5; ++round) {
@@ -336,13 +335,16 @@ TEST_P(TransportConformance, ConsumerOpensLate) {
     if (r.rank == 0) {
       auto go = r.OpenSend(Control(0, 1));
       auto lane = r.OpenSend(spec);
-      for (uint32_t i = 0; i < 4; ++i) {
-        ASSERT_TRUE(r.CanAcquire(lane.get()));
-        SendSlice(r, lane.get(), i);
+      uint32_t sent = 0;
+      if (!r.transport->CapsFor(0, spec.consumers).consumer_grants) {
+        for (; sent < 4; ++sent) {
+          ASSERT_TRUE(r.CanAcquire(lane.get()));
+          SendSlice(r, lane.get(), sent);
+        }
       }
       ASSERT_FALSE(r.CanAcquire(lane.get()));
       r.Signal(go.get());
-      for (uint32_t i = 4; i < 20; ++i) SendSlice(r, lane.get(), i);
+      for (; sent < 20; ++sent) SendSlice(r, lane.get(), sent);
     } else {
       auto go = r.OpenRecv(Control(0, 1));
       r.Await(go.get());
@@ -559,7 +561,7 @@ TEST_P(TransportConformance, WrongUseIsAnError) {
     auto recv = r.OpenRecv(Spec(1, {0}, 100, 2));
     EXPECT_EQ(r.transport->OpenRecv(Spec(1, {0}, 100, 2)).status().code(), Code::kInvalidUsage);
     EXPECT_EQ(send->Publish(SliceHeader{}).code(), Code::kInvalidUsage);
-    ASSERT_TRUE(r.CanAcquire(send.get()));
+    r.Acquire(send.get());
     EXPECT_EQ(send->Publish(SliceHeader{101, 0, 0}).code(), Code::kInvalidArgument);
     EXPECT_TRUE(send->Publish(SliceHeader{100, 0, 0}).ok());
     EXPECT_EQ(send->Publish(SliceHeader{}).code(), Code::kInvalidUsage);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include "transport/loopback/loopback.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/sim/sim_world.h"
+#include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_transport.h"
 #include "world/clock.h"
 #include "world/process_world.h"
@@ -116,6 +118,7 @@ std::vector<std::unique_ptr<Transport>> MakeShm(int nranks) {
 constexpr size_t kSharedFds = 4;  // of ShmTransport
 
 void SendFds(int socket, const std::vector<int>& fds) {
+  const size_t bytes = fds.size() * sizeof(int);
   char byte = 'f';
   iovec data{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(kSharedFds * sizeof(int))] = {};
@@ -127,12 +130,13 @@ void SendFds(int socket, const std::vector<int>& fds) {
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(kSharedFds * sizeof(int));
-  std::memcpy(CMSG_DATA(header), fds.data(), kSharedFds * sizeof(int));
+  header->cmsg_len = CMSG_LEN(bytes);
+  message.msg_controllen = CMSG_SPACE(bytes);
+  std::memcpy(CMSG_DATA(header), fds.data(), bytes);
   if (sendmsg(socket, &message, 0) != 1) throw std::runtime_error("sendmsg");
 }
 
-std::vector<int> ReceiveFds(int socket) {
+std::vector<int> ReceiveFds(int socket, size_t count = kSharedFds) {
   char byte = 0;
   iovec data{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(kSharedFds * sizeof(int))] = {};
@@ -144,8 +148,8 @@ std::vector<int> ReceiveFds(int socket) {
   const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (got != 1 || header == nullptr) throw std::runtime_error("recvmsg: a peer is gone");
-  std::vector<int> fds(kSharedFds);
-  std::memcpy(fds.data(), CMSG_DATA(header), kSharedFds * sizeof(int));
+  std::vector<int> fds(count);
+  std::memcpy(fds.data(), CMSG_DATA(header), count * sizeof(int));
   return fds;
 }
 
@@ -226,6 +230,87 @@ std::vector<std::unique_ptr<Transport>> MakeUcx(int nranks, const UcxOptions& op
     AttachAll(ends[static_cast<size_t>(rank)].get(), rank, addresses);
   }
   return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
+}
+
+// Both ends of a TCP connection over the loopback interface.
+std::pair<UniqueFd, UniqueFd> TcpPair() {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const name = reinterpret_cast<sockaddr*>(&address);
+  if (bind(listener.get(), name, length) != 0 || listen(listener.get(), 1) != 0 ||
+      getsockname(listener.get(), name, &length) != 0) {
+    throw std::runtime_error("no TCP listener");
+  }
+  UniqueFd client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (connect(client.get(), name, length) != 0) throw std::runtime_error("connect");
+  UniqueFd server(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (!server.valid()) throw std::runtime_error("accept");
+  return {std::move(client), std::move(server)};
+}
+
+// A key of its own for each direction of each connection.
+bootstrap::Key KeyOf(int from, int to, int number) {
+  bootstrap::Mac bytes{};
+  bytes[0] = static_cast<std::byte>(from);
+  bytes[1] = static_cast<std::byte>(to);
+  bytes[2] = static_cast<std::byte>(number);
+  return bootstrap::Key(bytes);
+}
+
+TcpSocket SocketOf(int rank, int peer, int number, UniqueFd fd) {
+  return {.fd = std::move(fd),
+          .send_key = KeyOf(rank, peer, number),
+          .receive_key = KeyOf(peer, rank, number)};
+}
+
+void Attach(TcpTransport* end, int peer, std::vector<TcpSocket> sockets) {
+  Status status = end->Attach(peer, std::move(sockets));
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+std::vector<std::unique_ptr<Transport>> MakeTcp(int nranks, tcp::Protection protection,
+                                                int sockets) {
+  std::vector<std::unique_ptr<TcpTransport>> ends;
+  for (int rank = 0; rank < nranks; ++rank) {
+    ends.push_back(Checked(TcpTransport::Create(rank, nranks, protection)));
+  }
+  for (int i = 0; i < nranks; ++i) {
+    for (int j = i + 1; j < nranks; ++j) {
+      std::vector<TcpSocket> of_i, of_j;
+      for (int number = 0; number < sockets; ++number) {
+        auto [a, b] = TcpPair();
+        of_i.push_back(SocketOf(i, j, number, std::move(a)));
+        of_j.push_back(SocketOf(j, i, number, std::move(b)));
+      }
+      Attach(ends[static_cast<size_t>(i)].get(), j, std::move(of_i));
+      Attach(ends[static_cast<size_t>(j)].get(), i, std::move(of_j));
+    }
+  }
+  return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
+}
+
+std::unique_ptr<Transport> JoinTcp(int rank, int nranks, const std::vector<UniqueFd>& sockets) {
+  std::unique_ptr<TcpTransport> end =
+      Checked(TcpTransport::Create(rank, nranks, tcp::Protection::kAuth));
+  for (int peer = 0; peer < nranks; ++peer) {
+    if (peer == rank) continue;
+    const int socket = sockets[static_cast<size_t>(peer)].get();
+    UniqueFd mine;
+    if (peer > rank) {
+      auto [a, b] = TcpPair();
+      mine = std::move(a);
+      SendFds(socket, {b.get()});
+    } else {
+      mine.Reset(ReceiveFds(socket, 1).front());
+    }
+    std::vector<TcpSocket> data;
+    data.push_back(SocketOf(rank, peer, 0, std::move(mine)));
+    Attach(end.get(), peer, std::move(data));
+  }
+  return end;
 }
 
 // The ranks' hosts, by rank.
@@ -542,6 +627,9 @@ const char* Name(WorldKind kind) {
     case WorldKind::kUcxTcp: return "UcxTcp";
     case WorldKind::kUcxBlind: return "UcxBlind";
     case WorldKind::kLinkUcx: return "LinkUcx";
+    case WorldKind::kTcpThreads: return "TcpThreads";
+    case WorldKind::kTcpProcesses: return "TcpProcesses";
+    case WorldKind::kTcpEncrypted: return "TcpEncrypted";
     case WorldKind::kCompositeThreads: return "CompositeThreads";
     case WorldKind::kCompositeProcesses: return "CompositeProcesses";
   }
@@ -569,6 +657,11 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
     case WorldKind::kUcxBlind:
       return RunThreads(MakeUcx(nranks, {.tls = "", .wake = false}), seed, body);
     case WorldKind::kLinkUcx: return RunThreads(WithLinks(MakeUcx(nranks)), seed, body);
+    case WorldKind::kTcpThreads:
+      return RunThreads(MakeTcp(nranks, tcp::Protection::kNone, 1), seed, body);
+    case WorldKind::kTcpProcesses: return RunProcesses(nranks, seed, /*link=*/false, JoinTcp, body);
+    case WorldKind::kTcpEncrypted:
+      return RunThreads(MakeTcp(nranks, tcp::Protection::kEncrypt, 2), seed, body);
     case WorldKind::kCompositeThreads:
       return RunThreads(MakeComposite(nranks, [](int rank) { return rank / 2; }), seed, body);
     case WorldKind::kCompositeProcesses:
@@ -578,10 +671,11 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
 }
 
 std::vector<WorldKind> AllWorlds() {
-  std::vector<WorldKind> worlds = {WorldKind::kLoopback,      WorldKind::kShmThreads,
-                                   WorldKind::kShmProcesses,  WorldKind::kSim,
-                                   WorldKind::kSimUnicast,    WorldKind::kLink,
-                                   WorldKind::kLinkProcesses, WorldKind::kLinkSim};
+  std::vector<WorldKind> worlds = {
+      WorldKind::kLoopback,      WorldKind::kShmThreads,  WorldKind::kShmProcesses,
+      WorldKind::kSim,           WorldKind::kSimUnicast,  WorldKind::kLink,
+      WorldKind::kLinkProcesses, WorldKind::kLinkSim,     WorldKind::kTcpThreads,
+      WorldKind::kTcpProcesses,  WorldKind::kTcpEncrypted};
   if (UcxTransport::Built()) {
     for (const WorldKind kind : {WorldKind::kUcxThreads, WorldKind::kUcxProcesses,
                                  WorldKind::kUcxTcp, WorldKind::kUcxBlind, WorldKind::kLinkUcx,

@@ -59,9 +59,12 @@ enum class WorldKind {
   kLinkSim,        // over the simulator, in virtual time
   kUcxThreads,
   kUcxProcesses,
-  kUcxTcp,    // between processes, over UCX's TCP
-  kUcxBlind,  // threads that UCX cannot wake
-  kLinkUcx,   // an emulated link over ucx between threads
+  kUcxTcp,        // between processes, over UCX's TCP
+  kUcxBlind,      // threads that UCX cannot wake
+  kLinkUcx,       // an emulated link over ucx between threads
+  kTcpThreads,    // without protection
+  kTcpProcesses,  // with authenticated frames
+  kTcpEncrypted,  // threads, with two sockets per pair
   // shm between ranks of one host, ucx between hosts.
   kCompositeThreads,    // hosts of two neighbours: 0,1 | 2,3 | 4
   kCompositeProcesses,  // two hosts in turn: 0,2,4 | 1,3

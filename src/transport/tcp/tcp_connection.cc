@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/tcp/tcp_connection.h"
+
+#include <fmt/format.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace inccl::tcp {
+namespace {
+
+constexpr size_t kFirstQueue = 16;
+constexpr size_t kMostFramesAtOnce = 16;  // of one sendmsg
+constexpr int kReceiveBudget = 64;        // frames of one Receive
+
+std::string ErrnoText(int error) {
+  std::array<char, 128> text{};
+  return strerror_r(error, text.data(), text.size());
+}
+
+}  // namespace
+
+void Connection::Fail(std::string why) {
+  if (!failure_.empty()) return;
+  failure_ = std::move(why);
+  for (; queued_ > 0; --queued_) {
+    if (queue_[front_].in_flight != nullptr) *queue_[front_].in_flight = false;
+    front_ = (front_ + 1) % queue_.size();
+  }
+}
+
+Connection::Out* Connection::Append() {
+  if (queued_ == queue_.size()) {
+    std::vector<Out> larger(std::max(kFirstQueue, 2 * queue_.size()));
+    for (size_t i = 0; i < queued_; ++i) larger[i] = queue_[(front_ + i) % queue_.size()];
+    queue_ = std::move(larger);
+    front_ = 0;
+  }
+  return &queue_[(front_ + queued_++) % queue_.size()];
+}
+
+Status Connection::Send(std::byte* frame, bool* in_flight) {
+  if (!failure_.empty()) return Status::Ok();  // the lanes report the loss of the peer
+  auto* const header = reinterpret_cast<FrameHeader*>(frame);
+  const std::span<std::byte> payload(frame + sizeof *header, header->bytes);
+  if (Status status = out_guard_.Seal(header, payload); !status.ok()) return status;
+  Out* const out = Append();
+  out->data = frame;
+  out->bytes = sizeof *header + payload.size();
+  out->in_flight = in_flight;
+  *in_flight = true;
+  if (writable_) Flush();
+  return Status::Ok();
+}
+
+Status Connection::Send(FrameHeader header) {
+  if (!failure_.empty()) return Status::Ok();
+  if (Status status = out_guard_.Seal(&header, {}); !status.ok()) return status;
+  Out* const out = Append();
+  *out = {.data = nullptr, .bytes = sizeof header, .in_flight = nullptr, .header = header};
+  if (writable_) Flush();
+  return Status::Ok();
+}
+
+void Connection::Complete(size_t bytes) {
+  front_sent_ += bytes;
+  while (queued_ > 0 && front_sent_ >= queue_[front_].bytes) {
+    front_sent_ -= queue_[front_].bytes;
+    if (queue_[front_].in_flight != nullptr) *queue_[front_].in_flight = false;
+    front_ = (front_ + 1) % queue_.size();
+    --queued_;
+  }
+}
+
+void Connection::Flush() {
+  while (unsent()) {
+    std::array<iovec, kMostFramesAtOnce> parts;
+    size_t count = 0, total = 0;
+    for (; count < std::min(queued_, parts.size()); ++count) {
+      const Out& out = queue_[(front_ + count) % queue_.size()];
+      const std::byte* const data =
+          out.data != nullptr ? out.data : reinterpret_cast<const std::byte*>(&out.header);
+      const size_t skip = count == 0 ? front_sent_ : 0;
+      parts[count] = {.iov_base = const_cast<std::byte*>(data) + skip, .iov_len = out.bytes - skip};
+      total += out.bytes - skip;
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) {
+      writable_ = false;
+      return;
+    }
+    if (sent < 0) return Fail(fmt::format("send: {}", ErrnoText(errno)));
+    Complete(static_cast<size_t>(sent));
+    if (static_cast<size_t>(sent) < total) {
+      writable_ = false;
+      return;
+    }
+  }
+}
+
+Status Connection::Wrong(const std::string& what) const {
+  return InternalError(fmt::format("{} sent {}", name_, what));
+}
+
+Status Connection::HeaderArrived(int* frames) {
+  header_ = incoming_;
+  have_ = 0;
+  if (!in_guard_.CheckHeader(header_)) {
+    return Wrong("a header that fails its check (damaged, or not from this peer)");
+  }
+  if (std::string wrong = CheckFrame(header_); !wrong.empty()) return Wrong(wrong);
+  if (header_.bytes == 0) return FrameArrived(frames);
+  std::string wrong;
+  payload_ = sink_->PlaceOf(header_, &wrong);
+  return payload_ != nullptr ? Status::Ok() : Wrong(wrong);
+}
+
+Status Connection::FrameArrived(int* frames) {
+  const std::span<std::byte> payload(payload_, payload_ == nullptr ? 0 : header_.bytes);
+  payload_ = nullptr;
+  have_ = 0;
+  if (!in_guard_.CheckPayload(header_, payload)) {
+    return Wrong(fmt::format("a slice of {} bytes that fails its check (damaged on the way)",
+                             header_.bytes));
+  }
+  ++*frames;
+  const std::string wrong = sink_->Arrived(header_);
+  return wrong.empty() ? Status::Ok() : Wrong(wrong);
+}
+
+// A read fills the rest of the payload, then the next header.
+Status Connection::Take(size_t bytes, int* frames) {
+  if (payload_ != nullptr) {
+    const size_t rest = header_.bytes - have_;
+    if (bytes < rest) {
+      have_ += bytes;
+      return Status::Ok();
+    }
+    if (Status status = FrameArrived(frames); !status.ok()) return status;
+    bytes -= rest;
+  }
+  have_ += bytes;
+  return have_ == sizeof incoming_ ? HeaderArrived(frames) : Status::Ok();
+}
+
+Result<int> Connection::Receive() {
+  int frames = 0;
+  while (readable() && frames < kReceiveBudget) {
+    std::array<iovec, 2> parts;
+    size_t count = 0, wanted = 0, header_have = have_;
+    if (payload_ != nullptr) {
+      parts[count++] = {.iov_base = payload_ + have_, .iov_len = header_.bytes - have_};
+      wanted = header_.bytes - have_;
+      header_have = 0;
+    }
+    parts[count++] = {.iov_base = reinterpret_cast<std::byte*>(&incoming_) + header_have,
+                      .iov_len = sizeof incoming_ - header_have};
+    wanted += sizeof incoming_ - header_have;
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t got = recvmsg(fd_.get(), &message, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      readable_ = false;
+      break;
+    }
+    if (got <= 0) {
+      Fail(got == 0 ? "the connection is closed" : fmt::format("receive: {}", ErrnoText(errno)));
+      break;
+    }
+    if (static_cast<size_t>(got) < wanted) readable_ = ended_;
+    if (Status status = Take(static_cast<size_t>(got), &frames); !status.ok()) return status;
+  }
+  return frames;
+}
+
+void Connection::Close() {
+  Fail("this rank has closed it");
+  fd_.Reset();
+}
+
+bool Connection::Acknowledged() const {
+  int bytes = 0;
+  return !failure_.empty() || ioctl(fd_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+}
+
+}  // namespace inccl::tcp

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One data connection: a queue of frames that go out, and the frame that is coming in. No call
+// blocks. One thread at a time.
+#ifndef INCCL_TRANSPORT_TCP_TCP_CONNECTION_H_
+#define INCCL_TRANSPORT_TCP_TCP_CONNECTION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/tcp/tcp_frame.h"
+
+namespace inccl::tcp {
+
+// Where the frames of a connection go.
+class FrameSink {
+ public:
+  virtual ~FrameSink() = default;
+  // The place for the payload of a slice, with room for header.bytes; nullptr and *wrong if no such
+  // slice is due.
+  virtual std::byte* PlaceOf(const FrameHeader& header, std::string* wrong) = 0;
+  // A frame is complete and has been checked. Returns what is wrong with it, or "".
+  virtual std::string Arrived(const FrameHeader& header) = 0;
+};
+
+class Connection {
+ public:
+  // `sink` outlives the connection; `name` begins its errors.
+  Connection(std::string name, UniqueFd fd, FrameGuard out, FrameGuard in, FrameSink* sink)
+      : name_(std::move(name)),
+        fd_(std::move(fd)),
+        out_guard_(std::move(out)),
+        in_guard_(std::move(in)),
+        sink_(sink) {}
+
+  // Seals and queues a frame that the caller has laid out in memory, header first. The memory stays
+  // unchanged until *in_flight is false again. Sends what the socket takes.
+  Status Send(std::byte* frame, bool* in_flight);
+  // The same for a header alone, which is copied.
+  Status Send(FrameHeader header);
+  // Sends what the socket takes now.
+  void Flush();
+  // Reads what has arrived, up to a limit of frames, and returns the number of frames. An error is
+  // one of the peer's doing: bytes that it must not send.
+  Result<int> Receive();
+
+  int fd() const { return fd_.get(); }
+  bool unsent() const { return queued_ > 0 && failure_.empty(); }
+  // Edge-triggered readiness: the owner calls these when epoll reports it.
+  // `ended`: the peer sends no more, so a short read is not the last one.
+  void SetReadable(bool ended) {
+    readable_ = true;
+    ended_ = ended_ || ended;
+  }
+  void SetWritable() { writable_ = true; }
+  bool readable() const { return readable_ && failure_.empty(); }
+  bool writable() const { return writable_ && failure_.empty(); }
+  // Why the connection carries nothing any more; "": it lives.
+  const std::string& failure() const { return failure_; }
+  void Close();
+  // Whether the peer's machine has acknowledged all that was sent.
+  bool Acknowledged() const;
+
+ private:
+  struct Out {
+    const std::byte* data = nullptr;  // nullptr: `header`
+    size_t bytes = 0;
+    bool* in_flight = nullptr;
+    FrameHeader header;
+  };
+  void Fail(std::string why);
+  Out* Append();
+  // Takes `bytes` off the front of the queue.
+  void Complete(size_t bytes);
+  // Takes in `bytes` that were read behind what has arrived before.
+  Status Take(size_t bytes, int* frames);
+  Status HeaderArrived(int* frames);
+  Status FrameArrived(int* frames);
+  Status Wrong(const std::string& what) const;
+
+  const std::string name_;
+  UniqueFd fd_;
+  FrameGuard out_guard_, in_guard_;
+  FrameSink* const sink_;
+  std::vector<Out> queue_;  // a ring
+  size_t front_ = 0, queued_ = 0;
+  size_t front_sent_ = 0;         // bytes of the frame at front_ that are sent
+  FrameHeader incoming_;          // of the next frame
+  FrameHeader header_;            // of the frame whose payload is read
+  std::byte* payload_ = nullptr;  // its place; nullptr: a header is read
+  size_t have_ = 0;               // bytes of the payload or header
+  bool readable_ = true, writable_ = true, ended_ = false;
+  std::string failure_;
+};
+
+}  // namespace inccl::tcp
+
+#endif  // INCCL_TRANSPORT_TCP_TCP_CONNECTION_H_

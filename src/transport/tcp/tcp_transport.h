@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sends slices over TCP. The payload of a slice goes from the producer's slot into the socket and
+// from the socket into the consumer's slot. A consumer grants credit when it opens its end of a
+// lane and reads only slices for which it has granted credit, so it always reads what arrives, and
+// no lane blocks another one.
+#ifndef INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
+#define INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_set>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "bootstrap/crypto.h"
+#include "transport/poll_wakeup_event.h"
+#include "transport/tcp/tcp_frame.h"
+#include "transport/tcp/tcp_peer.h"
+#include "transport/transport.h"
+#include "transport/wakeup_source.h"
+
+namespace inccl {
+
+// A connected stream socket whose other end has proven to be a certain peer.
+struct TcpSocket {
+  UniqueFd fd;
+  bootstrap::Key send_key, receive_key;  // of this connection only; the peer has them swapped
+};
+
+class TcpTransport final : public Transport {
+ public:
+  // Returns kInvalidArgument for a wrong rank or nranks, and kSystemError without descriptors.
+  static Result<std::unique_ptr<TcpTransport>> Create(int rank, int nranks,
+                                                      tcp::Protection protection);
+  ~TcpTransport() override;
+
+  // Called once per peer, before lanes with it are opened. Both ends attach the same sockets in the
+  // same order. Errors name the peer.
+  Status Attach(int peer, std::vector<TcpSocket> sockets);
+
+  Caps caps() const override { return {.name = "tcp"}; }
+  LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
+    return {.consumer_grants = true};
+  }
+  Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
+  Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
+  Result<int> Progress(Time now) override;
+  bool unsent() const override;
+  void AppendUnsent(std::vector<int>* ranks) const override;
+  WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
+  WakeupSource* wakeup_source() override { return &wakeup_source_; }
+  void Quiesce(Time deadline) override;
+  uint64_t memory_bytes() const override { return memory_bytes_; }
+  TransportCounters counters() const override { return counters_; }
+
+ private:
+  // Readable if a socket is.
+  class Source final : public WakeupSource {
+   public:
+    explicit Source(const TcpTransport* transport) : transport_(transport) {}
+    int fd() const override { return transport_->epoll_.get(); }
+    // False while a connection has more to read than the last Progress took.
+    bool Ready() override;
+
+   private:
+    const TcpTransport* const transport_;
+  };
+
+  TcpTransport(int rank, int nranks, tcp::Protection protection, UniqueFd epoll)
+      : rank_(rank),
+        protection_(protection),
+        epoll_(std::move(epoll)),
+        wakeup_source_(this),
+        peers_(static_cast<size_t>(nranks)) {}
+  int nranks() const { return static_cast<int>(peers_.size()); }
+  Status CheckOpen(const LaneSpec& spec, int peer, const std::unordered_set<uint64_t>& opened,
+                   const char* purpose) const;
+  // Notes which connections are ready.
+  void Poll();
+
+  const int rank_;
+  const tcp::Protection protection_;
+  UniqueFd epoll_;
+  Source wakeup_source_;
+  std::unique_ptr<PollWakeupEvent> wakeup_event_;
+  std::vector<std::unique_ptr<tcp::PeerLink>> peers_;  // by rank; nullptr: not attached
+  std::vector<tcp::PeerLink*> attached_;
+  std::unordered_set<uint64_t> opened_send_, opened_recv_;
+  TransportCounters counters_;
+  uint64_t memory_bytes_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_TRANSPORT_TCP_TCP_TRANSPORT_H_
