@@ -168,11 +168,10 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
 
 Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan,
                                  CodecState* state, uint64_t signature) {
-  const size_t element = SizeOf(call.type);
   const bool non_temporal_slots = engine == nullptr && TakesNonTemporalSlots(plan.choice.algorithm);
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
-  const uint64_t moved = call.count * element * (segmented ? static_cast<uint64_t>(nranks_) : 1);
+  const uint64_t moved = call.bytes() * (segmented ? static_cast<uint64_t>(nranks_) : 1);
   StorePolicy& stores = slot_stores_[static_cast<size_t>(call.collective)];
   const StorePolicy::Choice way =
       non_temporal_slots ? stores.Choose(moved, one_way) : StorePolicy::Choice{};
@@ -191,7 +190,6 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
                   .chunking = plan.chunking,
                   .codec = state,
                   .engine = engine != nullptr ? engine : *for_host,
-                  .element_bytes = element,
                   .input = static_cast<const std::byte*>(call.send),
                   .output = static_cast<std::byte*>(call.recv),
                   .signature = signature,
@@ -299,7 +297,6 @@ Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   request_.Start({.program = plan->program,
                   .chunking = plan->chunking,
                   .codec = state,
-                  .element_bytes = sizeof(float),
                   .input = reinterpret_cast<const std::byte*>(input.data()),
                   .output = reinterpret_cast<std::byte*>(output.data()),
                   .signature = kWarmUpSignature});

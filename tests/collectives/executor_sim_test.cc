@@ -329,7 +329,6 @@ class Simulation {
                                kWindow,
                                s.group}),
          .codec = r->codec.get(),
-         .element_bytes = 4,
          .input = reinterpret_cast<const std::byte*>(input),
          .output = reinterpret_cast<std::byte*>(output),
          .signature = 42,
