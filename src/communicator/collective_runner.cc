@@ -39,9 +39,11 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
       liveness_(ends.liveness),
       engines_(ends.engines),
       options_(*options),
+      hosts_(ends.hosts),
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
-      plans_({.channels = options_.channels, .slice_bytes = options_.slice_bytes}, transport_),
+      plans_({.channels = options_.channels, .slice_bytes = options_.slice_bytes, .hosts = hosts_},
+             transport_),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
       all_read_in_place_(nranks_ == 1 ||
                          transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
@@ -125,8 +127,12 @@ Status CollectiveRunner::Run(const Call& call, Engine* engine) {
 
 TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const {
   const bool compresses = call.codec != nullptr && nranks_ > 1;
-  return {call, compresses, options_.reproducible, compresses ? call.codec->route() : Route{},
-          below_min_bytes};
+  return {call,
+          compresses,
+          options_.reproducible,
+          compresses ? call.codec->route() : Route{},
+          below_min_bytes,
+          hosts_ == nullptr ? 1 : hosts_->hosts()};
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
