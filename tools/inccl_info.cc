@@ -112,12 +112,10 @@ int RunDump(const Options& options) {
   Result<Collective> collective = ParseCollective(options.collective);
   if (!collective.ok()) return Fail(kBadCommandLine, collective.status().message());
   DumpRequest request;
-  request.schedule = {.collective = *collective,
-                      .algorithm = *algorithm,
-                      .nranks = *ranks,
-                      .root = options.root,
-                      .channels = std::max(1, options.channels),
-                      .side_phases = options.side ? 1u : 0u};
+  request.schedule = {{.collective = *collective, .nranks = *ranks, .root = options.root},
+                      *algorithm,
+                      std::max(1, options.channels),
+                      options.side ? 1u : 0u};
   if (options.rank >= 0) request.rank = options.rank;
   request.as = options.dot    ? DumpRequest::As::kDot
                : options.json ? DumpRequest::As::kJson

@@ -8,15 +8,16 @@ namespace inccl {
 void AllGatherRing(PhaseBuilder* phase) {
   const int n = phase->nranks();
   phase->set_chunks(n);
+  const HostOrder ring(*phase);
   for (int channel = 0; channel < phase->channels(); ++channel) {
-    const RingLanes lanes(phase, channel, n - 1);
+    const RingLanes lanes(phase, ring, channel, n - 1);
     const int strand = phase->AddStrand(channel);
     for (int hop = 0; hop < n; ++hop) {
       const Operand input = hop == 0 ? phase->Input() : phase->Result(lanes.in(hop - 1));
       std::vector<Operand> outputs;
       if (hop < n - 1) outputs.push_back(phase->Result(lanes.out(hop)));
       outputs.push_back(phase->Output());
-      phase->AddStep(strand, phase->Shifted(-hop), {input}, outputs);
+      phase->AddStep(strand, ring.Shifted(-hop), {input}, outputs);
     }
   }
 }

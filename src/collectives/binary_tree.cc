@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 
 namespace inccl {
 namespace {
@@ -74,6 +75,32 @@ TreeNode RootedTreeNode(int nranks, int root, int rank) {
   for (int first = place, last = place; first < nranks;
        first = 2 * first + 1, last = 2 * last + 2) {
     node.size += std::min(last, nranks - 1) - first + 1;
+  }
+  return node;
+}
+
+TreeNode RootedTreeNode(const HostMap& hosts, int root, int rank) {
+  const auto leader = [&](int host) {
+    return host == hosts.HostOf(root) ? root : hosts.RanksOf(host).front();
+  };
+  const int host = hosts.HostOf(rank);
+  const std::span<const int> ranks = hosts.RanksOf(host);
+  const TreeNode local = RootedTreeNode(static_cast<int>(ranks.size()),
+                                        hosts.LocalIndex(leader(host)), hosts.LocalIndex(rank));
+  TreeNode node;
+  node.size = local.size;
+  if (rank == leader(host)) {
+    const TreeNode above = RootedTreeNode(hosts.hosts(), hosts.HostOf(root), host);
+    if (above.parent >= 0) node.parent = leader(above.parent);
+    for (const int child : above.children) {
+      node.children.push_back(leader(child));
+      node.size += RootedTreeNode(hosts, root, leader(child)).size;
+    }
+  } else {
+    node.parent = ranks[static_cast<size_t>(local.parent)];
+  }
+  for (const int child : local.children) {
+    node.children.push_back(ranks[static_cast<size_t>(child)]);
   }
   return node;
 }

@@ -6,11 +6,13 @@
 
 #include <vector>
 
+#include "topology/host_map.h"
+
 namespace inccl {
 
 struct TreeNode {
   int parent = -1;            // -1: the root
-  std::vector<int> children;  // ascending, at most two
+  std::vector<int> children;  // ascending, at most two, except with several hosts
   int size = 1;               // ranks in the subtree of this node, itself included
 };
 
@@ -22,6 +24,11 @@ TreeNode DoubleTreeNode(int nranks, int tree, int rank);
 
 // One complete binary tree of least depth, floor(log2(nranks)), below `root`.
 TreeNode RootedTreeNode(int nranks, int root, int rank);
+
+// Such a tree over the hosts below that of `root`, of their leaders (`root`, else the first rank of
+// the host), and such a tree over the ranks of each host below its leader. The leader's children on
+// other hosts come first, so a node has up to four; within the two and two they ascend.
+TreeNode RootedTreeNode(const HostMap& hosts, int root, int rank);
 
 }  // namespace inccl
 

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/binary_tree.h"
 #include "collectives/schedule_builder.h"
 
 namespace inccl {
 
 // Down one binary tree; a rank forwards what it receives to its children, verbatim.
 void BroadcastTree(PhaseBuilder* phase) {
-  const int n = phase->nranks(), root = phase->root();
-  const TreeNode node = RootedTreeNode(n, root, phase->rank());
+  const TreeNode node = RootedTreeNode(*phase, phase->rank());
   for (int channel = 0; channel < phase->channels(); ++channel) {
     Operand input = phase->Input();
     if (node.parent >= 0) {
       input = phase->Result(phase->AddLane(channel, kResultPlane, node.parent,
-                                           RootedTreeNode(n, root, node.parent).children));
+                                           RootedTreeNode(*phase, node.parent).children));
     }
     std::vector<Operand> outputs;
     if (!node.children.empty()) {

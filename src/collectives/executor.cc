@@ -26,6 +26,7 @@ int FirstHolder(const SendLane& lane, bool everything) {
 
 void CollectiveRequest::Start(const RequestArgs& call) {
   call_ = call;
+  element_bytes_ = SizeOf(call.chunking.options().type);
   engine_ = call.engine != nullptr ? call.engine : own_engine_;
   open_completions_ = 0;
   stats_ = {};
@@ -107,7 +108,7 @@ CollectiveRequest::ScratchSlot& CollectiveRequest::Scratch(const BoundStrand& st
 Result<bool> CollectiveRequest::FillTerms(const BoundStrand& strand, const BoundStep& step,
                                           const Range& range, uint32_t tag, StrandState* state) {
   const BoundOperand* operands = strand.operands.data() + step.first;
-  state->raw_bytes = range.count * call_.element_bytes;
+  state->raw_bytes = range.count * element_bytes_;
   state->terms.clear();
   state->outgoing.clear();
   state->targets.clear();

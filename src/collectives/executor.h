@@ -24,7 +24,6 @@ struct RequestArgs {
   Chunking chunking;
   CodecState* codec = nullptr;  // Begin has been called
   Engine* engine = nullptr;     // of this call only; nullptr: the request's own
-  size_t element_bytes = 0;     // of the caller's type
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   uint64_t signature = 0;
@@ -113,10 +112,10 @@ class CollectiveRequest final : public Request {
   bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);
   Status AwaitReaders();
   const std::byte* InputAt(const Range& range) const {
-    return call_.input + call_.chunking.InputOffset(range) * call_.element_bytes;
+    return call_.input + call_.chunking.InputOffset(range) * element_bytes_;
   }
   std::byte* OutputAt(const Range& range) const {
-    return call_.output + call_.chunking.OutputOffset(range) * call_.element_bytes;
+    return call_.output + call_.chunking.OutputOffset(range) * element_bytes_;
   }
   ScratchSlot& Scratch(const BoundStrand& strand, StrandState* state, uint16_t slot);
   Status Complete(const BoundStrand& strand, const BoundStep& step, uint32_t tag,
@@ -125,6 +124,7 @@ class CollectiveRequest final : public Request {
   Engine* const own_engine_;
   Engine* engine_;  // of the call
   RequestArgs call_;
+  size_t element_bytes_ = 0;  // of the caller's type
   std::vector<StrandState> strands_;
   size_t unfinished_ = 0;
   int open_completions_ = 0;

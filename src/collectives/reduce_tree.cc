@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/binary_tree.h"
 #include "collectives/schedule_builder.h"
 
 namespace inccl {
 
 // Up one binary tree: a rank adds its own part and those of its children, and passes the sum on.
 void ReduceTree(PhaseBuilder* phase) {
-  const int n = phase->nranks(), root = phase->root(), rank = phase->rank();
-  const TreeNode node = RootedTreeNode(n, root, rank);
+  const int rank = phase->rank();
+  const TreeNode node = RootedTreeNode(*phase, rank);
   for (int channel = 0; channel < phase->channels(); ++channel) {
     std::vector<Operand> parts = {phase->Input()};
     for (int child : node.children) {
       parts.push_back(phase->Sum(phase->AddLane(channel, kSumPlane, child, {rank}),
-                                 RootedTreeNode(n, root, child).size));
+                                 RootedTreeNode(*phase, child).size));
     }
     const int strand = phase->AddStrand(channel);
     if (node.parent < 0) {

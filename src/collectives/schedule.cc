@@ -98,6 +98,10 @@ Status CheckRequest(const ScheduleRequest& request) {
     return InvalidArgument(
         fmt::format("{}: channels is {}, not 1..{}", name, request.channels, kMaxChannels));
   }
+  if (request.hosts != nullptr && request.hosts->nranks() != n) {
+    return InvalidArgument(fmt::format("{}: the hosts are those of {} ranks, not of {}", name,
+                                       request.hosts->nranks(), n));
+  }
   if (request.group < 0) {
     return InvalidArgument(fmt::format("{}: group is {}", name, request.group));
   }
@@ -191,11 +195,13 @@ Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
   schedule.root = request.root;
   schedule.group = HasGroups(request) ? request.group : 0;
   const bool alone = request.nranks == 1;
+  const HostMap* const hosts =
+      request.hosts != nullptr && request.hosts->hosts() > 1 ? request.hosts : nullptr;
   for (size_t p = 0; p < request.side_phases; ++p) {
-    PhaseBuilder side(&schedule, LaneClass::kSide, 1);
+    PhaseBuilder side(&schedule, LaneClass::kSide, 1, hosts);
     (alone ? Alone : SidePhaseOf(request.collective, request.side_one_shot))(&side);
   }
-  PhaseBuilder data(&schedule, LaneClass::kData, request.channels);
+  PhaseBuilder data(&schedule, LaneClass::kData, request.channels, hosts);
   (alone ? Alone : DataPhaseOf(request))(&data);
   if (request.side_phases > 0) CouplePhases(&schedule);
   if (Status status = CheckSizes(schedule); !status.ok()) return status;

@@ -26,6 +26,7 @@
 #include "base/types.h"
 #include "collectives/algorithms.h"
 #include "compress/codec.h"
+#include "topology/host_map.h"
 #include "transport/transport.h"
 
 namespace inccl {
@@ -116,6 +117,8 @@ struct ScheduleRequest : CollectiveArgs {
   // Two-shot all-reduce only: groups of this many ranks add up their contributions to other groups
   // and send the sums. 0: every rank sends to every rank.
   int group = 0;
+  // Rings, chains and trees cross from host to host as rarely as they can. nullptr: one host.
+  const HostMap* hosts = nullptr;
 };
 
 // Returns the schedule of one rank, or kInvalidArgument with collective and algorithm if there is
@@ -128,6 +131,10 @@ struct Proof {
   bool rank_order = false;  // every sum is folded as ((0 + 1) + 2) + ... + n-1: reproducible
   int steps = 0;  // messages on the longest chain of dependent steps of one window: the number of
                   // lane latencies in a call of one window
+  // With hosts. A message is one share of a chunk on its way to one consumer.
+  int crossing_messages = 0;   // data messages of one window from one host to another
+  double crossing_shares = 0;  // what they carry, in windows of the phase
+  int crossing_steps = 0;      // messages from host to host on the chain that has the most of them
 };
 
 // schedules[r] is rank r's. Runs `windows` windows symbolically with lanes of capacity 1 and checks
@@ -136,8 +143,10 @@ struct Proof {
 // that `contributions` is the number actually added; that no output is written before its place has
 // been read as input (in-place calls); that each lane end belongs to one strand; that all lanes end
 // empty; and that the run ends. An error (kInternalError) has rank, strand, step and the finding;
-// for a deadlock, the chain of strands that wait for each other.
-Result<Proof> Validate(std::span<const Schedule> schedules, int windows = 3);
+// for a deadlock, the chain of strands that wait for each other. `hosts`: for the counts of what
+// crosses hosts; no property that is proven depends on it.
+Result<Proof> Validate(std::span<const Schedule> schedules, int windows = 3,
+                       const HostMap* hosts = nullptr);
 
 // A text for readers, for schedules that Validate accepts. NCCL's names (send, recv,
 // recv-reduce-send, recv-copy-send, ...; "keep" for writes to scratch) are derived from the

@@ -2,12 +2,15 @@
 #include "collectives/schedule_builder.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 #include <utility>
 
 namespace inccl {
 
-PhaseBuilder::PhaseBuilder(Schedule* schedule, LaneClass lane_class, int channels)
-    : schedule_(schedule), index_(schedule->phases.size()) {
+PhaseBuilder::PhaseBuilder(Schedule* schedule, LaneClass lane_class, int channels,
+                           const HostMap* hosts)
+    : schedule_(schedule), hosts_(hosts), index_(schedule->phases.size()) {
   schedule->phases.push_back({1, static_cast<uint16_t>(channels), lane_class});
 }
 
@@ -78,8 +81,44 @@ Format PhaseBuilder::FormatOf(Form form, int contributions) const {
   return {form, static_cast<uint16_t>(contributions)};
 }
 
-RingLanes::RingLanes(PhaseBuilder* phase, int channel, int hops) {
-  const int previous = phase->Shifted(-1), next = phase->Shifted(1);
+HostOrder::HostOrder(const PhaseBuilder& phase, int first_host, bool last, int rotation) {
+  const HostMap one_host = phase.hosts() == nullptr ? HostMap::OneHost(phase.nranks()) : HostMap();
+  const HostMap& hosts = phase.hosts() == nullptr ? one_host : *phase.hosts();
+  ranks_.reserve(static_cast<size_t>(phase.nranks()));
+  for (int i = 0; i < hosts.hosts(); ++i) {
+    const int host = (first_host + i + (last ? 1 : 0)) % hosts.hosts();
+    const std::span<const int> block = hosts.RanksOf(host);
+    const auto head = static_cast<size_t>(host == first_host ? rotation : 0) % block.size();
+    ranks_.insert(ranks_.end(), block.begin() + static_cast<std::ptrdiff_t>(head), block.end());
+    ranks_.insert(ranks_.end(), block.begin(), block.begin() + static_cast<std::ptrdiff_t>(head));
+  }
+  place_ = static_cast<int>(std::find(ranks_.begin(), ranks_.end(), phase.rank()) - ranks_.begin());
+}
+
+HostOrder::HostOrder(const PhaseBuilder& phase) : HostOrder(phase, 0, false, 0) {}
+
+HostOrder HostOrder::From(const PhaseBuilder& phase, int root) {
+  if (phase.hosts() == nullptr) return {phase, 0, false, root};
+  return {phase, phase.hosts()->HostOf(root), false, phase.hosts()->LocalIndex(root)};
+}
+
+HostOrder HostOrder::To(const PhaseBuilder& phase, int root) {
+  if (phase.hosts() == nullptr) return {phase, 0, true, root + 1};
+  return {phase, phase.hosts()->HostOf(root), true, phase.hosts()->LocalIndex(root) + 1};
+}
+
+int HostOrder::Shifted(int offset) const {
+  const int n = static_cast<int>(ranks_.size());
+  return At(((place_ + offset) % n + n) % n);
+}
+
+TreeNode RootedTreeNode(const PhaseBuilder& phase, int rank) {
+  return phase.hosts() == nullptr ? RootedTreeNode(phase.nranks(), phase.root(), rank)
+                                  : RootedTreeNode(*phase.hosts(), phase.root(), rank);
+}
+
+RingLanes::RingLanes(PhaseBuilder* phase, const HostOrder& ring, int channel, int hops) {
+  const int previous = ring.Shifted(-1), next = ring.Shifted(1);
   for (int plane = 0; plane < std::min(hops, 2); ++plane) {
     in_[plane] = phase->AddLane(channel, plane, previous, {phase->rank()});
     out_[plane] = phase->AddLane(channel, plane, phase->rank(), {next});

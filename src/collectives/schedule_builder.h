@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "collectives/binary_tree.h"
 #include "collectives/schedule.h"
 
 namespace inccl {
@@ -19,13 +20,15 @@ inline constexpr int kResultPlane = 1;  // results on their way to all ranks tha
 
 class PhaseBuilder {
  public:
-  // The caller has set schedule->nranks, rank and root, and owns the schedule.
-  PhaseBuilder(Schedule* schedule, LaneClass lane_class, int channels);
+  // The caller has set schedule->nranks, rank and root, and owns the schedule. `hosts`: nullptr if
+  // all ranks are on one host.
+  PhaseBuilder(Schedule* schedule, LaneClass lane_class, int channels, const HostMap* hosts);
 
   int nranks() const { return schedule_->nranks; }
   int rank() const { return schedule_->rank; }
   int root() const { return schedule_->root; }
   int group() const { return schedule_->group; }
+  const HostMap* hosts() const { return hosts_; }
   int channels() const { return phase().channels; }
   int Shifted(int offset) const;                // (rank + offset) mod nranks; offset of any sign
   std::vector<int> AllBut(int producer) const;  // the other ranks, ascending
@@ -55,7 +58,31 @@ class PhaseBuilder {
   }
 
   Schedule* schedule_;
+  const HostMap* hosts_;
   size_t index_;
+};
+
+// The ranks in an order that visits them host by host, each host once. On one host it is the order
+// of ranks.
+class HostOrder {
+ public:
+  explicit HostOrder(const PhaseBuilder& phase);
+  // An order that begins with `root`.
+  static HostOrder From(const PhaseBuilder& phase, int root);
+  // An order that ends with `root`.
+  static HostOrder To(const PhaseBuilder& phase, int root);
+
+  int place() const { return place_; }  // of this rank
+  int At(int place) const { return ranks_[static_cast<size_t>(place)]; }
+  int Shifted(int offset) const;  // the rank at (place() + offset) mod nranks; offset of any sign
+
+ private:
+  // The blocks of `first_host` and of the hosts after it; the block of `first_host` comes last if
+  // `last`. This block is rotated by `rotation`.
+  HostOrder(const PhaseBuilder& phase, int first_host, bool last, int rotation);
+
+  std::vector<int> ranks_;  // by place
+  int place_ = 0;
 };
 
 // The lanes of a ring: two to the next rank and two from the previous one, which alternate from hop
@@ -63,7 +90,7 @@ class PhaseBuilder {
 // next rank waits, and no rank in a ring of full lanes could continue.
 class RingLanes {
  public:
-  RingLanes(PhaseBuilder* phase, int channel, int hops);
+  RingLanes(PhaseBuilder* phase, const HostOrder& ring, int channel, int hops);
   int in(int hop) const { return in_[hop & 1]; }
   int out(int hop) const { return out_[hop & 1]; }
 
@@ -71,6 +98,9 @@ class RingLanes {
   int in_[2] = {0, 0};
   int out_[2] = {0, 0};
 };
+
+// The node of a rank in the tree below the root of the schedule.
+TreeNode RootedTreeNode(const PhaseBuilder& phase, int rank);
 
 // The algorithms, for more than one rank; each has its own file.
 void AllReduceRing(PhaseBuilder* phase);

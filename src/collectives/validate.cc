@@ -39,14 +39,14 @@ Status CheckTogether(std::span<const Schedule> schedules) {
   return Status::Ok();
 }
 
-Result<Proof> Prove(std::span<const Schedule> schedules, int windows) {
+Result<Proof> Prove(std::span<const Schedule> schedules, int windows, const HostMap* hosts) {
   if (Status status = CheckTogether(schedules); !status.ok()) return status;
   for (const Schedule& schedule : schedules) {
     if (Status status = CheckStructure(schedule); !status.ok()) return status;
   }
   const Result<LaneTable> table = MatchLanes(schedules);
   if (!table.ok()) return table.status();
-  return RunSymbolically(schedules, *table, windows);
+  return RunSymbolically(schedules, *table, windows, hosts);
 }
 
 }  // namespace
@@ -85,11 +85,15 @@ bool HasOutput(const Schedule& schedule, const Phase& phase, int chunk) {
   return true;
 }
 
-Result<Proof> Validate(std::span<const Schedule> schedules, int windows) {
+Result<Proof> Validate(std::span<const Schedule> schedules, int windows, const HostMap* hosts) {
   if (schedules.empty()) return InvalidArgument("Validate: no schedules");
   if (windows < 1)
     return InvalidArgument(fmt::format("Validate: windows is {}, not positive", windows));
-  Result<Proof> proof = Prove(schedules, windows);
+  if (hosts != nullptr && hosts->nranks() != static_cast<int>(schedules.size())) {
+    return InvalidArgument(fmt::format("Validate: the hosts are those of {} ranks, not of {}",
+                                       hosts->nranks(), schedules.size()));
+  }
+  Result<Proof> proof = Prove(schedules, windows, hosts);
   if (proof.ok()) return proof;
   return Status(proof.status().code(),
                 fmt::format("{}: {}", Title(schedules[0]), proof.status().message()));

@@ -46,9 +46,9 @@ struct LaneTable {
 // schedules have passed CheckStructure and outlive the table.
 Result<LaneTable> MatchLanes(std::span<const Schedule> schedules);
 
-// Runs `windows` windows symbolically; each lane has one slot.
+// Runs `windows` windows symbolically; each lane has one slot. `hosts` may be null.
 Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
-                              int windows);
+                              int windows, const HostMap* hosts);
 
 }  // namespace inccl
 

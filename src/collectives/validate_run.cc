@@ -9,10 +9,12 @@
 
 namespace inccl {
 
-SymbolicRun::SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows)
+SymbolicRun::SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows,
+                         const HostMap* hosts)
     : schedules_(schedules),
       table_(table),
       windows_(windows),
+      hosts_(hosts),
       expressions_(static_cast<int>(schedules.size())),
       causality_(schedules),
       lanes_(table.lanes.size()) {
@@ -101,11 +103,12 @@ bool SymbolicRun::Why(const StrandState& state, Blocked* blocked) const {
 Status SymbolicRun::Execute(StrandState* state) {
   parts_.clear();
   if (state->step == 0) {
-    state->messages = 0;
+    state->messages = state->crossings = 0;
     for (const Dependency& wait : strand(*state).waits) {
       if (wait.lag > 0) continue;
       const StrandState& other = strands_[strand_base_[state->rank] + wait.strand];
       state->messages = std::max(state->messages, other.row_messages);
+      state->crossings = std::max(state->crossings, other.row_crossings);
       causality_.Learn(Index(*state), other.window_ends[static_cast<size_t>(state->window)]);
     }
   }
@@ -114,7 +117,7 @@ Status SymbolicRun::Execute(StrandState* state) {
     if (Status status = Read(*state, operand, &value); !status.ok()) return status;
     parts_.push_back(value.expression);
     if (operand.space != Space::kLane) continue;
-    state->messages = std::max(state->messages, value.messages + 1);
+    Count(state, operand, value);
     const LaneEnd& end = End(*state, operand);
     LaneState& lane = lanes_[static_cast<size_t>(end.shared)];
     lane.reads[static_cast<size_t>(end.consumer)] = false;
@@ -125,10 +128,9 @@ Status SymbolicRun::Execute(StrandState* state) {
   const int expression = expressions_.Fold(parts_);
   for (const Operand& operand : Operands(*state, false)) {
     if (Status status = Check(*state, operand, expression); !status.ok()) return status;
-    const Value value = {state->window,          strand(*state).phase,
-                         strand(*state).channel, operand.chunk,
-                         operand.format,         expression,
-                         state->messages,        static_cast<uint32_t>(state->step)};
+    const Value value = {state->window,   strand(*state).phase, strand(*state).channel,
+                         operand.chunk,   operand.format,       expression,
+                         state->messages, state->crossings,     static_cast<uint32_t>(state->step)};
     if (operand.space == Space::kLane) {
       LaneState& lane = lanes_[static_cast<size_t>(End(*state, operand).shared)];
       lane.value = value;
@@ -145,11 +147,25 @@ Status SymbolicRun::Execute(StrandState* state) {
   return Status::Ok();
 }
 
+void SymbolicRun::Count(StrandState* state, const Operand& operand, const Value& value) {
+  state->messages = std::max(state->messages, value.messages + 1);
+  const Schedule& self = schedule(*state);
+  const bool crosses =
+      hosts_ != nullptr && !hosts_->SameHost(self.lanes[operand.index].producer, self.rank);
+  state->crossings = std::max(state->crossings, value.crossings + (crosses ? 1 : 0));
+  const Phase& phase = self.phases[strand(*state).phase];
+  if (!crosses || state->window != 0 || phase.lane_class != LaneClass::kData) return;
+  ++proof_.crossing_messages;
+  proof_.crossing_shares += 1.0 / (phase.chunks * phase.channels);
+}
+
 void SymbolicRun::Advance(StrandState* state) {
   if (++state->step < strand(*state).steps.size()) return;
   if (state->window == 0) {
     state->row_messages = state->messages;
+    state->row_crossings = state->crossings;
     proof_.steps = std::max(proof_.steps, state->messages);
+    proof_.crossing_steps = std::max(proof_.crossing_steps, state->crossings);
   }
   if (state->awaited) state->window_ends.push_back(causality_.of(Index(*state)));
   state->step = 0;
@@ -184,8 +200,8 @@ Status SymbolicRun::Deadlock(const StrandState& first) const {
 }
 
 Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
-                              int windows) {
-  return SymbolicRun(schedules, table, windows).Run();
+                              int windows, const HostMap* hosts) {
+  return SymbolicRun(schedules, table, windows, hosts).Run();
 }
 
 }  // namespace inccl

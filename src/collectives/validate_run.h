@@ -21,8 +21,9 @@ namespace inccl {
 
 class SymbolicRun {
  public:
-  // `table` belongs to the schedules; both outlive this.
-  SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows);
+  // `table` belongs to the schedules; all of them outlive this.
+  SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows,
+              const HostMap* hosts);
 
   Result<Proof> Run();
 
@@ -36,6 +37,7 @@ class SymbolicRun {
     Format format;
     int expression = 0;
     int messages = 0;   // on the longest chain of steps before this value, within the window
+    int crossings = 0;  // messages from host to host on the chain that has the most of them
     uint32_t step = 0;  // that wrote the value
   };
 
@@ -50,8 +52,8 @@ class SymbolicRun {
     size_t rank = 0, strand = 0;
     int window = 0;
     size_t step = 0;
-    int messages = 0;
-    int row_messages = 0;                // at the end of the first window
+    int messages = 0, crossings = 0;
+    int row_messages = 0, row_crossings = 0;  // at the end of the first window
     bool awaited = false;                // other strands begin a window only after this one has
                                          // finished it
     std::vector<StepClock> window_ends;  // if awaited: the strand's knowledge after each window
@@ -92,6 +94,8 @@ class SymbolicRun {
   // Checks that an output holds what its format says.
   Status Check(const StrandState& state, const Operand& output, int expression) const;
   Status WriteOutput(const StrandState& state, const Operand& output, int expression);
+  // Counts the message that has brought `value`.
+  void Count(StrandState* state, const Operand& operand, const Value& value);
   void Advance(StrandState* state);
   // Follows the chain of waiting strands from one that cannot continue.
   Status Deadlock(const StrandState& first) const;
@@ -101,9 +105,10 @@ class SymbolicRun {
   std::span<const Schedule> schedules_;
   const LaneTable& table_;
   const int windows_;
+  const HostMap* const hosts_;
   FoldExpressions expressions_;
   Causality causality_;
-  Proof proof_{true, 0};
+  Proof proof_{.rank_order = true};
   std::vector<StrandState> strands_;  // of all ranks
   std::vector<size_t> strand_base_;   // by rank, into strands_
   std::vector<LaneState> lanes_;

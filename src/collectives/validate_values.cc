@@ -31,14 +31,11 @@ Status SymbolicRun::Read(const StrandState& state, const Operand& operand, Value
     value->expression = expressions_.Leaf(self.rank);
     return Status::Ok();
   }
-  const Value expected = {state.window,
-                          strand(state).phase,
-                          strand(state).channel,
-                          operand.chunk,
-                          operand.format,
-                          0,
-                          0,
-                          0};
+  const Value expected = {.window = state.window,
+                          .phase = strand(state).phase,
+                          .channel = strand(state).channel,
+                          .chunk = operand.chunk,
+                          .format = operand.format};
   std::string source;
   if (operand.space == Space::kScratch) {
     *value = scratch_[state.rank][operand.index];

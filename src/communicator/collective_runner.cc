@@ -39,9 +39,11 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
       liveness_(ends.liveness),
       engines_(ends.engines),
       options_(*options),
+      hosts_(ends.hosts),
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
-      plans_({.channels = options_.channels, .slice_bytes = options_.slice_bytes}, transport_),
+      plans_({.channels = options_.channels, .slice_bytes = options_.slice_bytes, .hosts = hosts_},
+             transport_),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
       all_read_in_place_(nranks_ == 1 ||
                          transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
@@ -125,8 +127,12 @@ Status CollectiveRunner::Run(const Call& call, Engine* engine) {
 
 TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const {
   const bool compresses = call.codec != nullptr && nranks_ > 1;
-  return {call, compresses, options_.reproducible, compresses ? call.codec->route() : Route{},
-          below_min_bytes};
+  return {call,
+          compresses,
+          options_.reproducible,
+          compresses ? call.codec->route() : Route{},
+          below_min_bytes,
+          hosts_ == nullptr ? 1 : hosts_->hosts()};
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
@@ -168,11 +174,10 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
 
 Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan,
                                  CodecState* state, uint64_t signature) {
-  const size_t element = SizeOf(call.type);
   const bool non_temporal_slots = engine == nullptr && TakesNonTemporalSlots(plan.choice.algorithm);
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
-  const uint64_t moved = call.count * element * (segmented ? static_cast<uint64_t>(nranks_) : 1);
+  const uint64_t moved = call.bytes() * (segmented ? static_cast<uint64_t>(nranks_) : 1);
   StorePolicy& stores = slot_stores_[static_cast<size_t>(call.collective)];
   const StorePolicy::Choice way =
       non_temporal_slots ? stores.Choose(moved, one_way) : StorePolicy::Choice{};
@@ -191,7 +196,6 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
                   .chunking = plan.chunking,
                   .codec = state,
                   .engine = engine != nullptr ? engine : *for_host,
-                  .element_bytes = element,
                   .input = static_cast<const std::byte*>(call.send),
                   .output = static_cast<std::byte*>(call.recv),
                   .signature = signature,
@@ -299,7 +303,6 @@ Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   request_.Start({.program = plan->program,
                   .chunking = plan->chunking,
                   .codec = state,
-                  .element_bytes = sizeof(float),
                   .input = reinterpret_cast<const std::byte*>(input.data()),
                   .output = reinterpret_cast<std::byte*>(output.data()),
                   .signature = kWarmUpSignature});

@@ -36,6 +36,7 @@ class CollectiveRunner {
     Transport* transport = nullptr;
     Liveness* liveness = nullptr;
     DeviceEngines* engines = nullptr;
+    const HostMap* hosts = nullptr;  // nullptr: one host
     WaitPolicy wait;
   };
   CollectiveRunner(Ends ends, const CommOptions* options);
@@ -84,6 +85,7 @@ class CollectiveRunner {
   Liveness* const liveness_;
   DeviceEngines* const engines_;
   const CommOptions& options_;
+  const HostMap* const hosts_;
   CpuEngine engine_;
   CollectiveRequest request_;
   std::unique_ptr<SendRecvRequest> send_recv_;  // created at the first send or receive

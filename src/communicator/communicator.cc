@@ -51,6 +51,7 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                .transport = ends_.transport.get(),
                .liveness = &liveness_,
                .engines = &engines_,
+               .hosts = ends_.hosts.hosts() > 1 ? &ends_.hosts : nullptr,
                .wait = PolicyFor(ends_.pids)},
               &options_),
       engines_(ends_.transport.get(),

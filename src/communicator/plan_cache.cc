@@ -47,8 +47,8 @@ Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& cod
                        uint64_t{side_one_shot} << 32 | static_cast<uint32_t>(call.root);
   std::unique_ptr<Program>& program = programs_[key];
   if (program == nullptr) {
-    Result<Schedule> schedule = MakeSchedule(
-        {call, choice.algorithm, options_.channels, side_phases, side_one_shot, group});
+    Result<Schedule> schedule = MakeSchedule({call, choice.algorithm, options_.channels,
+                                              side_phases, side_one_shot, group, options_.hosts});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     Result<std::unique_ptr<Program>> bound =
         Bind(*std::move(schedule), SlotsFor(options_.slice_bytes), &lanes_);

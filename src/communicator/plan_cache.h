@@ -15,6 +15,7 @@
 #include "collectives/call.h"
 #include "collectives/chunking.h"
 #include "collectives/program.h"
+#include "topology/host_map.h"
 #include "transport/transport.h"
 #include "tuning/tuner.h"
 
@@ -26,6 +27,7 @@ class PlanCache {
   struct Options {
     int channels = 1;
     uint32_t slice_bytes = 128 * 1024;
+    const HostMap* hosts = nullptr;  // outlives the cache; nullptr: one host
   };
   struct Plan {
     CollectiveArgs args;

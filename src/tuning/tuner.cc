@@ -251,6 +251,7 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
   if (call.below_min_bytes && FoldsInRankOrder(call.collective, choice.algorithm)) {
     why += "; below the codec's min_bytes sums are taken in rank order";
   }
+  if (call.hosts > 1) why += fmt::format("; the ranks are on {} hosts", call.hosts);
   return fmt::format("{}: {}", Name(choice.algorithm), why);
 }
 

@@ -57,6 +57,7 @@ struct TunerCall : CollectiveArgs {
   // The codec does not compress calls this small. Sums are then in rank order, if an admitted
   // algorithm has that.
   bool below_min_bytes = false;
+  int hosts = 1;  // of the ranks; Explain tells it
 };
 
 // The rule by which an algorithm was chosen.

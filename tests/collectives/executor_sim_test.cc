@@ -17,6 +17,7 @@
 #include "fakes/sim_engine.h"
 #include "support/hbi_oracle.h"
 #include "support/seed.h"
+#include "topology/host_map.h"
 #include "transport/sim/sim_world.h"
 
 namespace inccl {
@@ -39,6 +40,7 @@ struct Scenario {
   uint64_t count, window_elements;
   uint32_t slice_elements, group;
   uint16_t depth;
+  HostMap hosts;
 
   static Scenario Random(Rng* rng) {
     Scenario s{};
@@ -68,6 +70,10 @@ struct Scenario {
     s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
     s.depth = static_cast<uint16_t>(1 + rng->Below(4));
     s.group = static_cast<uint32_t>(1 + rng->Below(s.depth));
+    std::vector<uint64_t> identities;
+    const uint64_t most_hosts = 1 + rng->Below(4);
+    for (int rank = 0; rank < s.nranks; ++rank) identities.push_back(rng->Below(most_hosts));
+    s.hosts = HostMap(identities);
     return s;
   }
   // Calls in which something is lent; ranks that fail early take it back while others still use it.
@@ -86,6 +92,7 @@ struct Scenario {
       s = RegisteredBuffer(ZeroCopy::kOfHost, rng);
     } while (s.collective != Collective::kAllReduce);
     s.nranks = 40;
+    s.hosts = HostMap::OneHost(40);
     s.root = 0;
     s.channels = 1;
     s.count = 2 * kSuperblock * 40;
@@ -93,11 +100,11 @@ struct Scenario {
   }
   std::string ToString() const {
     return std::string(Name(collective)) + " by " + Name(algorithm) +
-           " n=" + std::to_string(nranks) + " root=" + std::to_string(root) +
-           " channels=" + std::to_string(channels) + " count=" + std::to_string(count) +
-           " slice=" + std::to_string(slice_elements) + " depth=" + std::to_string(depth) +
-           " group=" + std::to_string(group) + (hbi ? " hbi" : " none") +
-           (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
+           " n=" + std::to_string(nranks) + " hosts=" + std::to_string(hosts.hosts()) +
+           " root=" + std::to_string(root) + " channels=" + std::to_string(channels) +
+           " count=" + std::to_string(count) + " slice=" + std::to_string(slice_elements) +
+           " depth=" + std::to_string(depth) + " group=" + std::to_string(group) +
+           (hbi ? " hbi" : " none") + (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
            (multicast ? " multicast" : " unicast") +
            (zero_copy == ZeroCopy::kNothing  ? ""
             : zero_copy == ZeroCopy::kOfHost ? " lent"
@@ -288,7 +295,9 @@ class Simulation {
          s.algorithm,
          s.channels,
          s.hbi ? 1u : 0u,
-         s.side_one_shot});
+         s.side_one_shot,
+         0,
+         &s.hosts});
     EXPECT_TRUE(schedule.ok()) << schedule.status().message();
     const SlotOptions slots{.data_bytes = s.slice_elements * 4,
                             .side_bytes = kWindow / kBlock,
@@ -332,7 +341,6 @@ class Simulation {
                                kWindow,
                                s.group}),
          .codec = r->codec.get(),
-         .element_bytes = 4,
          .input = reinterpret_cast<const std::byte*>(input),
          .output = reinterpret_cast<std::byte*>(output),
          .signature = 42,

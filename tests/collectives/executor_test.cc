@@ -142,7 +142,6 @@ void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* tra
     task.Start({.program = program->get(),
                 .chunking = chunking,
                 .codec = codec.get(),
-                .element_bytes = 4,
                 .input = reinterpret_cast<const std::byte*>(input.data()),
                 .output = reinterpret_cast<std::byte*>(output.data()),
                 .signature = static_cast<uint64_t>(call) + 1});
@@ -215,7 +214,6 @@ struct Broadcast {
                      kSuperblock,
                      kSuperblock}),
                 .codec = codec.get(),
-                .element_bytes = 4,
                 .input = reinterpret_cast<const std::byte*>(values.data()),
                 .output = reinterpret_cast<std::byte*>(values.data()),
                 .signature = 1,

@@ -128,7 +128,6 @@ void RunShape(const Shape& shape) {
     r.task = std::make_unique<CollectiveRequest>(r.engine.get());
     r.task->Start({.program = plan->program,
                    .chunking = plan->chunking,
-                   .element_bytes = element,
                    .input = reinterpret_cast<const std::byte*>(kInputAt),
                    .output = reinterpret_cast<std::byte*>(kOutputAt),
                    .signature = 17});

@@ -95,7 +95,6 @@ class CodecWorld {
     rank.task.Start({.program = program.get(),
                      .chunking = CutCall(call, *codec_, 1, kSliceBytes),
                      .codec = rank.state.get(),
-                     .element_bytes = SizeOf(call.type),
                      .input = buffers.input,
                      .output = buffers.output,
                      .signature = 1});

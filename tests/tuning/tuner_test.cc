@@ -212,6 +212,17 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
   }
 }
 
+TEST(TunerTest, HostsAreToldAndChangeNoChoice) {
+  for (const uint64_t count : {1u, 1u << 12, 1u << 22}) {
+    TunerCall call{{.nranks = 8, .count = count}};
+    const Result<Choice> choice = Choose(call, AlgorithmFilter());
+    const std::string text = Explain(call, *choice);
+    call.hosts = 3;
+    EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, choice->algorithm);
+    EXPECT_EQ(Explain(call, *choice), text + "; the ranks are on 3 hosts");
+  }
+}
+
 // The text of INCCL_ALGO stands in a lower layer than the table of algorithms.
 TEST(AlgorithmNamesTest, AreThoseOfTheVariable) {
   EXPECT_EQ(AlgorithmNames(),

@@ -86,11 +86,9 @@ class Measurer {
       TuneSample sample{layout.count * sizeof(float), Algorithm::kTwoShot, {}};
       const std::vector<Algorithm> algorithms = Candidates(collective, compressed);
       if (algorithms.size() < 2) return samples;
-      Result<Choice> choice = Choose({.collective = collective,
-                                      .bytes = sample.bytes,
-                                      .nranks = world_.size(),
-                                      .compressed = compressed},
-                                     AlgorithmFilter());
+      Result<Choice> choice = Choose(
+          {{.collective = collective, .nranks = world_.size(), .count = layout.count}, compressed},
+          AlgorithmFilter());
       if (!choice.ok()) return choice.status();
       sample.by_default = choice->algorithm;
       if (Status s = Time(collective, compressed, layout, algorithms, &sample); !s.ok()) return s;

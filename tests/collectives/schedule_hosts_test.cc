@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Schedules of ranks on several hosts: proven right whatever ranks share a host, and what crosses
+// from host to host is what the formulas say.
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <vector>
+
+#include "collectives/binary_tree.h"
+#include "collectives/schedule_cases.h"
+#include "communicator/plan_cache.h"
+#include "topology/host_map.h"
+#include "transport/loopback/loopback.h"
+
+namespace inccl {
+namespace {
+
+using test::AllCases;
+using test::Case;
+using test::CaseName;
+using test::RequestOf;
+
+HostMap Map(const std::vector<uint64_t>& identities) { return HostMap(identities); }
+
+// Interleaved hosts, hosts of unequal size, one rank per host, and one host.
+std::vector<HostMap> MapsOf(int n) {
+  std::vector<std::vector<uint64_t>> maps(6);
+  for (uint64_t r = 0; r < static_cast<uint64_t>(n); ++r) {
+    maps[0].push_back(r % 2);
+    maps[1].push_back(r % 3);
+    maps[2].push_back(r * r % 5);              // uneven and interleaved
+    maps[3].push_back(r == 1 ? 1 : 2);         // one rank alone, not the first
+    maps[4].push_back(r);                      // a host each
+    maps[5].push_back(r < 3 ? 0 : 1 + r / 5);  // neighbours
+  }
+  std::vector<HostMap> result;
+  for (const std::vector<uint64_t>& identities : maps) result.push_back(Map(identities));
+  return result;
+}
+
+std::string Text(const HostMap& hosts) {
+  std::string text = " hosts";
+  for (int rank = 0; rank < hosts.nranks(); ++rank) text += fmt::format(" {}", hosts.HostOf(rank));
+  return text;
+}
+
+Proof Prove(ScheduleRequest request, const HostMap& hosts, int windows = 3) {
+  request.hosts = &hosts;
+  const Result<Proof> proof = Validate(test::MakeAll(request), windows, &hosts);
+  EXPECT_TRUE(proof.ok()) << test::Describe(request) << Text(hosts) << ": "
+                          << proof.status().message();
+  return proof.ok() ? *proof : Proof{};
+}
+
+class OnHosts : public testing::TestWithParam<Case> {};
+
+TEST_P(OnHosts, EveryScheduleIsProven) {
+  for (int n = 1; n <= (test::kSanitized ? 8 : 20) && !HasFailure(); ++n) {
+    ScheduleRequest request = RequestOf(GetParam(), n);
+    for (const HostMap& hosts : MapsOf(n)) {
+      for (request.root = 0; request.root < (HasRoot(request.collective) ? n : 1); ++request.root) {
+        request.channels = 1 + n % 2;
+        Prove(request, hosts);
+      }
+      request.root = 0;
+      const bool side = request.collective == Collective::kAllReduce ||
+                        request.collective == Collective::kReduceScatter ||
+                        request.collective == Collective::kAllGather;
+      request.side_phases = side ? 1 : 0;
+      Prove(request, hosts);
+      request.side_phases = 0;
+    }
+  }
+  if (test::kSanitized) return;
+  for (const HostMap& hosts : MapsOf(64)) Prove(RequestOf(GetParam(), 64), hosts);
+}
+
+TEST_P(OnHosts, OneHostChangesNothing) {
+  for (const int n : {1, 2, 5, 8}) {
+    ScheduleRequest request = RequestOf(GetParam(), n);
+    const HostMap one = HostMap::OneHost(n);
+    for (request.root = 0; request.root < (HasRoot(request.collective) ? n : 1); ++request.root) {
+      request.hosts = nullptr;
+      const std::vector<Schedule> plain = test::MakeAll(request);
+      request.hosts = &one;
+      const std::vector<Schedule> same = test::MakeAll(request);
+      for (size_t r = 0; r < plain.size(); ++r) EXPECT_EQ(DumpText(same[r]), DumpText(plain[r]));
+    }
+    const Proof proof = Prove(RequestOf(GetParam(), n), one);
+    EXPECT_EQ(proof.crossing_messages, 0);
+    EXPECT_EQ(proof.crossing_steps, 0);
+    EXPECT_EQ(proof.crossing_shares, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, OnHosts, testing::ValuesIn(AllCases()), CaseName);
+
+struct Crossing {
+  int messages = 0;
+  double shares = 0;
+  int steps = 0;
+};
+
+size_t LargestHost(const HostMap& hosts) {
+  size_t most = 0;
+  for (int h = 0; h < hosts.hosts(); ++h) most = std::max(most, hosts.RanksOf(h).size());
+  return most;
+}
+
+// Ordered pairs of ranks on different hosts.
+int PairsAcross(const HostMap& hosts) {
+  int pairs = hosts.nranks() * hosts.nranks();
+  for (int h = 0; h < hosts.hosts(); ++h) {
+    const int size = static_cast<int>(hosts.RanksOf(h).size());
+    pairs -= size * size;
+  }
+  return pairs;
+}
+
+// Both binary trees over the ranks sorted by host: two messages pass every edge.
+Crossing TreeCrossing(const HostMap& hosts) {
+  std::vector<int> order(static_cast<size_t>(hosts.nranks()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return hosts.HostOf(a) < hosts.HostOf(b); });
+  const auto crosses = [&](int a, int b) {
+    return !hosts.SameHost(order[static_cast<size_t>(a)], order[static_cast<size_t>(b)]);
+  };
+  Crossing crossing;
+  for (int tree = 0; tree < 2; ++tree) {
+    for (int place = 0; place < hosts.nranks(); ++place) {
+      int above = 0;  // crossings on the way to the root
+      for (int at = place;;) {
+        const int parent = DoubleTreeNode(hosts.nranks(), tree, at).parent;
+        if (parent < 0) break;
+        const int crossing_edge = crosses(at, parent) ? 1 : 0;
+        if (at == place) crossing.messages += 2 * crossing_edge;
+        above += crossing_edge;
+        at = parent;
+      }
+      crossing.steps = std::max(crossing.steps, 2 * above);
+    }
+  }
+  crossing.shares = crossing.messages / 2.0;
+  return crossing;
+}
+
+// A power of two of ranks, each with the partners at distance 1, 2, 4, ...
+Crossing DoublingCrossing(const HostMap& hosts) {
+  Crossing crossing;
+  const int n = hosts.nranks();
+  std::vector<int> chain(static_cast<size_t>(n));
+  for (int distance = 1; distance < n; distance *= 2) {
+    std::vector<int> next = chain;
+    for (int rank = 0; rank < n; ++rank) {
+      const int partner = rank ^ distance, step = hosts.SameHost(rank, partner) ? 0 : 1;
+      crossing.messages += step;
+      next[static_cast<size_t>(rank)] =
+          std::max(chain[static_cast<size_t>(rank)], chain[static_cast<size_t>(partner)] + step);
+    }
+    chain = next;
+  }
+  crossing.shares = crossing.messages;
+  crossing.steps = *std::max_element(chain.begin(), chain.end());
+  return crossing;
+}
+
+// With several hosts, H of them; a ring has H edges between hosts.
+Crossing ExpectedOf(const Case& which, const HostMap& hosts) {
+  const int n = hosts.nranks(), h = hosts.hosts(), pairs = PairsAcross(hosts);
+  const size_t largest = LargestHost(hosts);
+  const bool ring = which.algorithm == Algorithm::kRing;
+  switch (which.collective) {
+    case Collective::kAllReduce:
+      switch (which.algorithm) {
+        // The longest chain goes round twice, but for two edges in a row.
+        case Algorithm::kRing:
+          return {h * 2 * (n - 1), h * 2.0 * (n - 1) / n,
+                  2 * h - (largest >= 3   ? 0
+                           : largest == 2 ? 1
+                                          : 2)};
+        case Algorithm::kTwoShot: return {2 * pairs, 2.0 * pairs / n, 2};
+        case Algorithm::kOneShot: return {pairs, double(pairs), 1};
+        case Algorithm::kTree: return TreeCrossing(hosts);
+        case Algorithm::kRecursiveDoubling: return DoublingCrossing(hosts);
+        case Algorithm::kEnd: break;
+      }
+      break;
+    case Collective::kReduceScatter:
+    case Collective::kAllGather:
+      if (!ring) return {pairs, 1.0 * pairs / n, 1};
+      // But for one edge.
+      return {h * (n - 1), h * (n - 1.0) / n, h - (largest >= 2 ? 0 : 1)};
+    case Collective::kBroadcast:
+    case Collective::kReduce: {
+      const int apart = n - static_cast<int>(hosts.RanksOf(0).size());  // root 0
+      if (which.algorithm == Algorithm::kTwoShot) return {apart, double(apart), 1};
+      const int depth = ring ? h - 1 : static_cast<int>(std::bit_width(unsigned(h))) - 1;
+      return {h - 1, double(h - 1), depth};
+    }
+    case Collective::kAllToAll: return {pairs, 1.0 * pairs / n / n, 1};
+    case Collective::kGather:
+    case Collective::kScatter: {
+      const int apart = n - static_cast<int>(hosts.RanksOf(0).size());
+      return {apart, 1.0 * apart / n, 1};
+    }
+  }
+  return {};
+}
+
+TEST_P(OnHosts, WhatCrossesIsWhatTheFormulasSay) {
+  for (int n = 2; n <= 16; ++n) {
+    if (GetParam().algorithm == Algorithm::kRecursiveDoubling &&
+        !std::has_single_bit(static_cast<unsigned>(n))) {
+      continue;
+    }
+    for (const HostMap& hosts : MapsOf(n)) {
+      if (hosts.hosts() == 1) continue;
+      const Crossing expected = ExpectedOf(GetParam(), hosts);
+      const Proof proof = Prove(RequestOf(GetParam(), n), hosts, 2);
+      SCOPED_TRACE(fmt::format("{} ranks{}", n, Text(hosts)));
+      EXPECT_EQ(proof.crossing_messages, expected.messages);
+      EXPECT_NEAR(proof.crossing_shares, expected.shares, 1e-9);
+      EXPECT_EQ(proof.crossing_steps, expected.steps);
+    }
+  }
+}
+
+// The ring a, b, a, b crosses twice, whatever the numbers of the ranks; in the order of ranks it
+// would cross at every edge.
+TEST(RingOnHosts, CrossesEachBoundaryOnce) {
+  const HostMap hosts = Map({7, 9, 7, 9});
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
+  EXPECT_EQ(Prove(request, hosts).crossing_messages, 2 * 6);
+  const Result<Proof> by_rank = Validate(test::MakeAll(request), 3, &hosts);
+  EXPECT_EQ(by_rank->crossing_messages, 4 * 6);
+  // Chunk c is complete at rank c, as on one host.
+  request.hosts = &hosts;
+  for (const Schedule& schedule : test::MakeAll(request)) {
+    for (const Step& step : schedule.strands[0].steps) {
+      const Operand* const first = &schedule.operands[step.first_operand];
+      const bool folds = step.inputs == 2;
+      const bool completes = folds && first[step.inputs + step.outputs - 1].space == Space::kOutput;
+      if (completes) {
+        EXPECT_EQ(first->chunk, schedule.rank);
+      }
+    }
+  }
+}
+
+TEST(SchedulesOnHosts, RefuseHostsOfOtherRanks) {
+  const HostMap hosts = Map({1, 2, 1});
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
+  const std::vector<Schedule> schedules = test::MakeAll(request);
+  request.hosts = &hosts;
+  EXPECT_EQ(MakeSchedule(request).status().message(),
+            "allreduce: the hosts are those of 3 ranks, not of 4");
+  EXPECT_EQ(Validate(schedules, 3, &hosts).status().message(),
+            "Validate: the hosts are those of 3 ranks, not of 4");
+}
+
+TEST(SchedulesOnHosts, APlanIsMadeForTheHostsOfTheCommunicator) {
+  const HostMap hosts = Map({1, 2, 1, 2});
+  const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(4);
+  Call call;
+  call.nranks = 4;
+  call.rank = 2;
+  call.count = 1 << 20;
+  ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
+  request.rank = 2;
+  for (const HostMap* const map : {&hosts, static_cast<const HostMap*>(nullptr)}) {
+    PlanCache plans({.hosts = map}, ends[2].get());
+    const Result<PlanCache::Plan> plan =
+        plans.Make(call, *IdentityCodec(), {.algorithm = Algorithm::kRing}, false);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    request.hosts = map;
+    EXPECT_EQ(DumpText(plan->program->schedule), DumpText(*MakeSchedule(request)));
+  }
+}
+
+}  // namespace
+}  // namespace inccl
