@@ -19,7 +19,6 @@ namespace {
 
 using mapped::EventFdWakeupSource;
 using mapped::FutexScope;
-using mapped::PeerWakeup;
 using mapped::RingIfSleeping;
 using mapped::WakeupArea;
 
@@ -31,7 +30,7 @@ struct Bell {
   UniqueFd fd{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   EventFdWakeupSource source{&area, fd.get()};
 
-  PeerWakeup peer() { return {.area = &area, .event_fd = fd.get()}; }
+  void Ring() { RingIfSleeping(&area, FutexScope::kHost, fd.get()); }
   bool readable() const {
     pollfd poll_fd{.fd = fd.get(), .events = POLLIN, .revents = 0};
     return poll(&poll_fd, 1, 0) == 1;
@@ -47,19 +46,19 @@ std::unique_ptr<PollWakeupEvent> Make(std::vector<WakeupSource*> sources) {
 TEST(PollWakeupTest, PeersWriteOnlyToOneThatSleeps) {
   Bell bell;
   const auto event = Make({&bell.source});
-  RingIfSleeping(bell.peer(), FutexScope::kHost);
+  bell.Ring();
   EXPECT_FALSE(bell.readable()) << "the owner is awake";
   const uint32_t token = event->Arm();
-  RingIfSleeping(bell.peer(), FutexScope::kHost);
+  bell.Ring();
   ASSERT_TRUE(bell.readable());
   EXPECT_EQ(bell.area.counter, 0u) << "it does not sleep on the futex";
-  RingIfSleeping(bell.peer(), FutexScope::kHost);
+  bell.Ring();
   event->Wait(token, kLong);
   EXPECT_FALSE(bell.readable()) << "the next sleep would end at once";
   EXPECT_EQ(bell.area.sleeping, 0u);
   event->Arm();
   event->Disarm();
-  RingIfSleeping(bell.peer(), FutexScope::kHost);
+  bell.Ring();
   EXPECT_FALSE(bell.readable());
 }
 
@@ -68,7 +67,7 @@ TEST(PollWakeupTest, ALateWriteCostsOneWakeUp) {
   Bell bell;
   const auto event = Make({&bell.source});
   event->Arm();
-  RingIfSleeping(bell.peer(), FutexScope::kHost);
+  bell.Ring();
   event->Disarm();
   event->Wait(event->Arm(), kLong);
   const Time start = SystemClock().Now();
@@ -118,7 +117,7 @@ TEST(PollWakeupTest, NoSourceLosesAWakeUp) {
       for (int round = 1; round <= kRounds; ++round) {
         work[i].store(round, std::memory_order_seq_cst);
         if (i < 2) {
-          RingIfSleeping(bells[i].peer(), FutexScope::kHost);
+          bells[i].Ring();
         } else {
           event->Signal();
         }
