@@ -150,7 +150,9 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) {
        return ParseInteger(v, 0, int64_t{1} << 62, &e->nt_store_bytes);
      }},
-    {{"INCCL_TRANSPORT", "transports that may be chosen; loopback joins ranks of one process only",
+    {{"INCCL_TRANSPORT",
+      "transports that may be chosen: each pair of ranks takes the first that both can use; shm "
+      "joins ranks of one host only, loopback ranks of one process only",
       "loopback, shm, ucx, or a list in order of preference",
       "loopback for threads; shm,ucx for processes", "list"},
      [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
@@ -184,8 +186,10 @@ const Variable kVariables[] = {
       "prefixes, comma-separated; = before: exact names; ^ before: all but these",
       "the loopback interface", "list"},
      [](Text v, Environment* e) { return ParseText(v, &e->socket_ifname); }},
-    {{"INCCL_HOSTID", "ranks with equal values count as being on one host", "any text",
-      "from the kernel's boot id and the network namespace", "text"},
+    {{"INCCL_HOSTID",
+      "ranks with equal values count as being on one host, ranks with different ones as on "
+      "different hosts, to fake several hosts on one machine",
+      "any text", "from the kernel's boot id and the network namespace", "text"},
      [](Text v, Environment* e) { return ParseText(v, &e->hostid); }},
     {{"INCCL_DEBUG", "what is logged; each level contains those before it",
       "NONE, VERSION, WARN, INFO, TRACE", "WARN", "level"},

@@ -416,6 +416,18 @@ bool Sums(ccl_comm_t comm) {
          }) == 0;
 }
 
+// A rank that is ready leaves; the others, who need what it sent, come late.
+TEST_F(HostsTest, WhatARankHasSentOutlivesItsCommunicator) {
+  RunHosts("aab", [](const Side& side, ccl_comm_t comm) {
+    std::vector<float> data(300000, side.rank() == 0 ? 7.0f : 0.0f);
+    if (side.rank() != 0) usleep(200000);
+    EXPECT_EQ(ccl_broadcast(data.data(), data.data(), data.size(), CCL_FLOAT32, 0, comm, nullptr),
+              CCL_SUCCESS)
+        << ccl_get_last_error(comm);
+    EXPECT_EQ(std::count(data.begin(), data.end(), 7.0f), 300000);
+  });
+}
+
 // The victim dies in the middle of calls. Survivors of its host and of other hosts name it, shrink
 // and go on.
 TEST_F(HostsTest, SurvivorsNameTheDeadRankAndShrink) {

@@ -93,6 +93,45 @@ TEST(CompositeTest, AWaitingRankSleepsAndEachPartWakesIt) {
   }
 }
 
+// Slices that a part still holds keep the call from ending, and their receivers are named.
+TEST(CompositeTest, UnsentSlicesOfAPartCount) {
+  constexpr uint32_t kBytes = 4 << 20;  // more than UCX buffers
+  RunRanks(WorldKind::kCompositeThreads, 3, TestSeed(), [](RankContext& r) {
+    LaneSpec spec = Spec(0, {2});
+    spec.slot_bytes = kBytes;
+    if (r.rank == 0) {
+      auto lane = r.OpenSend(spec);
+      auto go = r.OpenSend(Spec(0, {1}));
+      EXPECT_FALSE(r.transport->unsent());
+      for (uint32_t i = 0; i < 2; ++i) {
+        r.Acquire(lane.get());
+        r.Publish(lane.get(), {.bytes = kBytes, .slice = i});
+      }
+      for (int i = 0; i < 1000; ++i) r.Progress();
+      EXPECT_TRUE(r.transport->unsent());
+      std::vector<int> ranks;
+      r.transport->AppendUnsent(&ranks);
+      EXPECT_EQ(ranks, std::vector{2});
+      EXPECT_EQ(r.transport->counters().slices, 2u);
+      EXPECT_EQ(r.transport->counters().payload_bytes, 2u * kBytes);
+      r.Signal(go.get());  // over the other part
+      EXPECT_EQ(r.transport->counters().slices, 3u);
+      r.WaitUntil([&] { return !r.transport->unsent(); });
+    } else if (r.rank == 1) {
+      auto go = r.OpenRecv(Spec(0, {1}));
+      auto on = r.OpenSend(Spec(1, {2}));
+      r.Await(go.get());
+      r.Signal(on.get());
+    } else {
+      auto on = r.OpenRecv(Spec(1, {2}));
+      while (!r.CanPeek(on.get())) r.Progress();
+      r.Release(on.get());
+      auto lane = r.OpenRecv(spec);
+      for (int i = 0; i < 2; ++i) r.Await(lane.get());
+    }
+  });
+}
+
 TEST(CompositeTest, APartThatCannotShareAWaitIsRefused) {
   std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(2);
   PairTable table(2);

@@ -75,7 +75,7 @@ class End final : public MappedTransport {
   void Attach(End* peer) {
     auto view = ArenaView::Create(peer->memory->data(), kArenaBytes, peer->rank(), 2);
     ASSERT_TRUE(view.ok()) << view.status().message();
-    SetPeer(peer->rank(), std::move(*view), {.area = peer->wakeup.get()});
+    SetPeer(peer->rank(), std::move(*view), peer->wakeup.get());
   }
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(memory->data()); }
   DirectoryEntry* entry(size_t i) const {
@@ -413,16 +413,16 @@ TEST(WakeupEventTest, ARingAfterArmEndsTheWait) {
 TEST(WakeupEventTest, APeerRingsOnlyWhoSleeps) {
   WakeupArea area{};
   FutexWakeupEvent wakeup(&area, FutexScope::kHost);
-  RingIfSleeping({.area = &area}, FutexScope::kHost);
+  RingIfSleeping(&area, FutexScope::kHost, -1);
   EXPECT_EQ(area.counter, 0u);
   const uint32_t token = wakeup.Arm();
-  RingIfSleeping({.area = &area}, FutexScope::kHost);
-  RingIfSleeping({.area = &area}, FutexScope::kHost);
+  RingIfSleeping(&area, FutexScope::kHost, -1);
+  RingIfSleeping(&area, FutexScope::kHost, -1);
   EXPECT_EQ(area.counter, 1u);
   wakeup.Wait(token, kNever);
   wakeup.Arm();
   wakeup.Disarm();
-  RingIfSleeping({.area = &area}, FutexScope::kHost);
+  RingIfSleeping(&area, FutexScope::kHost, -1);
   EXPECT_EQ(area.counter, 1u);
 }
 

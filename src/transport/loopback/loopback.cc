@@ -106,7 +106,7 @@ class LoopbackTransport final : public mapped::MappedTransport {
       if (!view.ok()) return view.status();
       peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
                                                                  this->arena(), view->get()));
-      SetPeer(peer, std::move(*view), {.area = &world_->wakeups[static_cast<size_t>(peer)]},
+      SetPeer(peer, std::move(*view), &world_->wakeups[static_cast<size_t>(peer)],
               peer_regions_.back().get());
     }
     return Status::Ok();

@@ -40,8 +40,9 @@ class SharedRegions {
 // What a lane needs to know about a peer. All pointers outlive the lane.
 struct Peer {
   int rank = -1;
+  int event_fd = -1;  // -1: the peer never sleeps on one
   ArenaView* view = nullptr;
-  PeerWakeup wakeup;
+  WakeupArea* wakeup = nullptr;
   SharedRegions* regions = nullptr;  // nullptr: none
 };
 

@@ -19,13 +19,15 @@ MappedTransport::MappedTransport(const char* name, int rank, int nranks,
       wakeup_event_(wakeup, scope),
       views_(static_cast<size_t>(nranks)),
       wakeups_(static_cast<size_t>(nranks)),
+      event_fds_(static_cast<size_t>(nranks), -1),
       regions_(static_cast<size_t>(nranks)) {}
 
-void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, const PeerWakeup& wakeup,
-                              SharedRegions* regions) {
+void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
+                              SharedRegions* regions, int event_fd) {
   views_[static_cast<size_t>(peer)] = std::move(view);
   wakeups_[static_cast<size_t>(peer)] = wakeup;
   regions_[static_cast<size_t>(peer)] = regions;
+  event_fds_[static_cast<size_t>(peer)] = event_fd;
 }
 
 Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
@@ -34,7 +36,7 @@ Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
         fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
   }
   const auto index = static_cast<size_t>(peer);
-  return Peer{peer, views_[index].get(), wakeups_[index], regions_[index]};
+  return Peer{peer, event_fds_[index], views_[index].get(), wakeups_[index], regions_[index]};
 }
 
 Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec) {

@@ -49,12 +49,10 @@ class MappedTransport : public Transport {
   void AppendSlotMemory(std::vector<Span>* spans) const;
   bool HasPeer(int peer) const { return views_[static_cast<size_t>(peer)] != nullptr; }
   // Called once per peer. `wakeup` and the memory that `view` reads outlive the transport.
-  void SetPeer(int peer, std::unique_ptr<ArenaView> view, const PeerWakeup& wakeup,
-               SharedRegions* regions = nullptr);
+  void SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupArea* wakeup,
+               SharedRegions* regions = nullptr, int event_fd = -1);
   // Called before lanes are opened: no rank sleeps on an eventfd.
-  void ForgetEventFds() {
-    for (PeerWakeup& wakeup : wakeups_) wakeup.event_fd = -1;
-  }
+  void ForgetEventFds() { event_fds_.assign(event_fds_.size(), -1); }
   Arena* arena() const { return arena_.get(); }
 
  private:
@@ -69,7 +67,8 @@ class MappedTransport : public Transport {
   FutexWakeupEvent wakeup_event_;
   TransportCounters counters_;
   std::vector<std::unique_ptr<ArenaView>> views_;  // by rank; own and unknown ones are nullptr
-  std::vector<PeerWakeup> wakeups_;
+  std::vector<WakeupArea*> wakeups_;
+  std::vector<int> event_fds_;
   std::vector<SharedRegions*> regions_;
   std::unordered_set<uint64_t> opened_send_;  // keys
   std::unordered_set<uint64_t> opened_recv_;

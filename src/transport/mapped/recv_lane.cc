@@ -137,7 +137,7 @@ Status MappedRecvLane::Release() {
   if (++index_ == spec_.depth) index_ = 0;
   ++counters_->credits;
   credit_->released.store(ticket_, std::memory_order_seq_cst);
-  RingIfSleeping(producer_.wakeup, scope_);
+  RingIfSleeping(producer_.wakeup, scope_, producer_.event_fd);
   return Status::Ok();
 }
 

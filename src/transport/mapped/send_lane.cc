@@ -82,7 +82,9 @@ Status MappedSendLane::Publish(const SliceHeader& header) {
   if (++index_ == spec_.depth) index_ = 0;
   ++counters_->slices;
   counters_->payload_bytes += header.bytes;
-  for (const Consumer& consumer : consumers_) RingIfSleeping(consumer.peer.wakeup, scope_);
+  for (const Consumer& consumer : consumers_) {
+    RingIfSleeping(consumer.peer.wakeup, scope_, consumer.peer.event_fd);
+  }
   return Status::Ok();
 }
 

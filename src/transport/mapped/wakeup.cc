@@ -26,16 +26,16 @@ void FutexWake(WakeupArea* wakeup, FutexScope scope) {
 
 }  // namespace
 
-void SignalWakeup(const PeerWakeup& wakeup, FutexScope scope) {
-  const uint32_t sleeping = wakeup.area->sleeping.exchange(kAwake, std::memory_order_seq_cst);
+void SignalWakeup(WakeupArea* wakeup, FutexScope scope, int event_fd) {
+  const uint32_t sleeping = wakeup->sleeping.exchange(kAwake, std::memory_order_seq_cst);
   if (sleeping == kAwake) return;  // another one wakes it
   if (sleeping == kSleepsOnEventFd) {
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t put = write(wakeup.event_fd, &one, sizeof one);
+    [[maybe_unused]] const ssize_t put = write(event_fd, &one, sizeof one);
     return;
   }
-  wakeup.area->counter.fetch_add(1, std::memory_order_seq_cst);
-  FutexWake(wakeup.area, scope);
+  wakeup->counter.fetch_add(1, std::memory_order_seq_cst);
+  FutexWake(wakeup, scope);
 }
 
 uint32_t FutexWakeupEvent::Arm() {

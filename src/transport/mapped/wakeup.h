@@ -58,17 +58,14 @@ static_assert(sizeof(WakeupArea) == 64);
 
 enum class FutexScope { kProcess, kHost };
 
-// A peer's access to the wakeup event of a rank.
-struct PeerWakeup {
-  WakeupArea* area = nullptr;
-  int event_fd = -1;  // -1: the rank never sleeps on one
-};
-
-void SignalWakeup(const PeerWakeup& wakeup, FutexScope scope);
+// `event_fd`: that of the rank to wake; -1: it never sleeps on one.
+void SignalWakeup(WakeupArea* wakeup, FutexScope scope, int event_fd);
 
 // A peer calls this after it has made work visible by a sequentially consistent store.
-inline void RingIfSleeping(const PeerWakeup& wakeup, FutexScope scope) {
-  if (wakeup.area->sleeping.load(std::memory_order_seq_cst) != kAwake) SignalWakeup(wakeup, scope);
+inline void RingIfSleeping(WakeupArea* wakeup, FutexScope scope, int event_fd) {
+  if (wakeup->sleeping.load(std::memory_order_seq_cst) != kAwake) {
+    SignalWakeup(wakeup, scope, event_fd);
+  }
 }
 
 // The owner's end. `area` outlives this object.

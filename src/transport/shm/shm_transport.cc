@@ -161,8 +161,7 @@ Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, Uni
   peer_regions_.push_back(std::make_unique<shm::PeerRegions>(rank(), peer, &own_regions_,
                                                              this->arena(), view->get(), &inbox_));
   own_regions_.AddPeer(std::move(inbox));
-  SetPeer(peer, std::move(*view), {.area = area, .event_fd = event_fd.get()},
-          peer_regions_.back().get());
+  SetPeer(peer, std::move(*view), area, peer_regions_.back().get(), event_fd.get());
   peer_event_fds_.push_back(std::move(event_fd));
   mappings_.push_back(std::move(*memory));
   mappings_.push_back(std::move(*wakeup));
