@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/fault_point.h"
@@ -188,6 +190,22 @@ TEST_F(RegistrationTest, BesideACallInProgress) {
     Count();
     Sum(registered.floats(), side.rank(), 0, comm);
     EXPECT_EQ(InPlace(), kSlices);
+  });
+}
+
+// One thread calls, another one registers: no call finds the communicator in use.
+TEST_F(RegistrationTest, CallsWhileAnotherThreadRegisters) {
+  InProcesses([](const Side&, ccl_comm_t comm) {
+    const Buffer buffer;
+    std::atomic<bool> stop{false};
+    std::thread registering([&] {
+      for (int i = 0; !stop.load() || i < 100; ++i) {
+        EXPECT_EQ(ccl_comm_deregister(comm, Register(comm, buffer.data())), CCL_SUCCESS);
+      }
+    });
+    for (int i = 0; i < (kSanitized ? 50 : 300); ++i) Meet(comm);
+    stop.store(true);
+    registering.join();
   });
 }
 
