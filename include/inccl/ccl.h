@@ -491,11 +491,25 @@ CCL_API ccl_result_t ccl_mem_alloc_device(void** ptr, size_t size, int device);
  */
 CCL_API ccl_result_t ccl_mem_free(void* ptr);
 /**
- * Checks its arguments and makes a handle, nothing else in this version: only memory of
- * ccl_mem_alloc and ccl_mem_alloc_device can be accessed by peers in place. The communicator frees
- * the handle at its own end, if ccl_comm_deregister has not done so before.
+ * Exports memory of ccl_mem_alloc (of 1 MiB or more) or ccl_mem_alloc_device to the other ranks
+ * until ccl_comm_deregister, and sets *handle. Calls use such memory in place without it, too; but
+ * then ranks import it during the first call, which copies meanwhile, and each rank keeps only the
+ * 32 allocations that it used last. With it, ranks import the memory in their next call of any
+ * kind, and keep it. A rank registers at most 1024 allocations; more have no effect.
+ *
+ * Other memory cannot be exported; the call then sets *handle to NULL, succeeds, and logs the
+ * reason (INCCL_DEBUG=INFO, INCCL_DEBUG_SUBSYS=TRANSPORT). Calls on such memory copy as before.
+ *
+ * Not collective: each rank registers what it likes. It returns at once, also while a call is in
+ * progress; the registration then takes effect when that call has ended. ccl_mem_free of registered
+ * memory is safe and ends its registration. Children of ccl_comm_split and ccl_comm_shrink do not
+ * inherit registrations.
  */
 CCL_API ccl_result_t ccl_comm_register(ccl_comm_t comm, void* ptr, size_t size, void** handle);
+/**
+ * Ends a registration. NULL is ignored. The communicator ends registrations at its own end.
+ * CCL_INVALID_ARGUMENT: not a handle of this communicator, or deregistered already.
+ */
 CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
 
 /* ---------------------------------------------------------------- compression */

@@ -298,7 +298,7 @@ class [[nodiscard]] Communicator {
   }
   Status DestroyReduction(ccl_redop_t op) noexcept { return Status(ccl_redop_destroy(op, get())); }
 
-  /// As ccl_comm_register, which only makes a handle in this version.
+  /// As ccl_comm_register: the handle is NULL if other ranks cannot access this memory in place.
   template <typename R>
   Result<void*> Register(R&& buffer) noexcept {
     const Span memory(buffer);

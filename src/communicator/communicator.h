@@ -132,12 +132,12 @@ class Communicator {
   class Calling {
    public:
     explicit Calling(Communicator* communicator) : communicator_(communicator) {
-      communicator_->in_call_.store(true);
+      communicator_->in_call_.store(true, std::memory_order_release);
       communicator_->PassOnRegistrations();
     }
     ~Calling() {
       communicator_->PassOnRegistrations();
-      communicator_->in_call_.store(false);
+      communicator_->in_call_.store(false, std::memory_order_release);
     }
     Calling(const Calling&) = delete;
     Calling& operator=(const Calling&) = delete;
@@ -180,7 +180,7 @@ class Communicator {
   Registrations registrations_;
   // Held during a call, for which Abort waits, and shortly by Abort and TryPassOnRegistrations.
   Mutex call_mutex_;
-  std::atomic<bool> in_call_{false};  // call_mutex_ is held for calls
+  std::atomic<bool> in_call_{false};  // the thread with call_mutex_ runs calls
   CollectiveRunner runner_ INCCL_GUARDED_BY(call_mutex_);
   DeviceEngines engines_;  // after runner_: it waits for work that uses lanes and codec states
   std::vector<std::byte> saved_input_ INCCL_GUARDED_BY(call_mutex_);

@@ -36,6 +36,37 @@ TEST(MemoryTest, CallsOnAllocatedMemory) {
   });
 }
 
+// As in NCCL: success and no handle, which can be deregistered.
+TEST(MemoryTest, RegistrationOfMemoryThatPeersCannotMap) {
+  RunProcesses(2, [](int, ccl_comm_t comm) {
+    std::vector<float> ordinary(1 << 20);
+    void* handle = &ordinary;
+    CHECK_OK(ccl_comm_register(comm, ordinary.data(), ordinary.size() * sizeof(float), &handle));
+    EXPECT_EQ(handle, nullptr);
+    CHECK_OK(ccl_comm_deregister(comm, handle));
+    EXPECT_EQ(ccl_comm_deregister(comm, &ordinary), CCL_INVALID_ARGUMENT);
+    EXPECT_EQ(ccl_comm_register(comm, nullptr, 1, &handle), CCL_INVALID_ARGUMENT);
+    EXPECT_EQ(ccl_comm_register(comm, ordinary.data(), 0, &handle), CCL_INVALID_ARGUMENT);
+    EXPECT_EQ(ccl_comm_register(comm, ordinary.data(), 1, nullptr), CCL_INVALID_ARGUMENT);
+    // Memory is registered once for each handle, with every communicator by itself.
+    void* memory = nullptr;
+    CHECK_OK(ccl_mem_alloc(&memory, size_t{2} << 20));
+    void *first = nullptr, *second = nullptr;
+    CHECK_OK(ccl_comm_register(comm, memory, size_t{2} << 20, &first));
+    CHECK_OK(ccl_comm_register(comm, memory, 10000, &second));
+    EXPECT_NE(first, nullptr);
+    EXPECT_NE(second, nullptr);
+    EXPECT_NE(first, second);
+    CHECK_OK(ccl_comm_deregister(comm, first));
+    EXPECT_EQ(ccl_comm_deregister(comm, first), CCL_INVALID_ARGUMENT);
+    CHECK_OK(ccl_mem_free(memory));
+    CHECK_OK(ccl_comm_deregister(comm, second));
+    CHECK_OK(ccl_mem_alloc(&memory, size_t{2} << 20));
+    CHECK_OK(ccl_comm_register(comm, memory, size_t{2} << 20, &first));
+    CHECK_OK(ccl_mem_free(memory));  // the handle ends with `comm`
+  });
+}
+
 TEST(MemoryTest, MisuseIsNamed) {
   const auto expect = [](ccl_result_t result, const char* text) {
     EXPECT_EQ(result, CCL_INVALID_ARGUMENT);

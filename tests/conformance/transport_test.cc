@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "memory/host_allocator.h"
 #include "support/seed.h"
 #include "support/transport_world.h"
 #include "transport/emulated/emulated.h"
@@ -591,6 +592,130 @@ TEST_P(TransportConformance, CountsAndMemory) {
       EXPECT_EQ(r.transport->counters().slices, 0u);
       EXPECT_EQ(r.transport->counters().credits, 30u);
     }
+  });
+}
+
+// Memory that a rank registers, freed at the end.
+class AllocatedMemory {
+ public:
+  AllocatedMemory() : data_(*HostAllocator::Instance().Allocate(kBytes)) {}
+  ~AllocatedMemory() { EXPECT_TRUE(HostAllocator::Instance().Free(data_).ok()); }
+  AllocatedMemory(const AllocatedMemory&) = delete;
+  AllocatedMemory& operator=(const AllocatedMemory&) = delete;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  static bool IsExportedBy(Transport* transport) {
+    const AllocatedMemory memory;
+    return transport->CanRegister(memory.data_, kBytes, false).ok();
+  }
+
+  static constexpr size_t kBytes = size_t{1} << 20;
+
+ private:
+  void* const data_;
+};
+
+// Peers import regions in Progress, and an export wakes no sleeping peer. So the owner tells its
+// peer to look, and the peer says when it has.
+void AwaitImport(RankContext& r, const SendLane& lane, const MemoryHandle& memory) {
+  auto tell = r.OpenSend(Control(0, 1));
+  auto done = r.OpenRecv(Control(1, 0));
+  r.Signal(tell.get());
+  r.Await(done.get());
+  r.WaitUntil([&] { return lane.ReachableFrom(memory.region); });
+}
+void Import(RankContext& r) {
+  auto told = r.OpenRecv(Control(0, 1));
+  auto done = r.OpenSend(Control(1, 0));
+  r.Await(told.get());
+  r.Progress();
+  r.Signal(done.get());
+}
+
+// A transport exports memory of ccl_mem_alloc, or says why it does not.
+TEST_P(TransportConformance, RegisteredMemory) {
+  const LaneSpec spec = Spec(0, {1}, 64, 2);
+  Run(2, [&](RankContext& r) {
+    constexpr size_t kSource = 8200, kTarget = 16384;
+    if (r.rank == 1) {
+      auto lane = r.OpenRecv(spec);
+      if (AllocatedMemory::IsExportedBy(r.transport)) Import(r);
+      const RecvLane::Incoming incoming = r.Peek(lane.get());
+      ASSERT_EQ(incoming.header.bytes, 7u);
+      EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
+      EXPECT_EQ(incoming.target != nullptr, incoming.header.target.region != 0);
+      if (incoming.target != nullptr) std::memcpy(incoming.target, "target", 7);
+      r.Release(lane.get());
+      return;
+    }
+    auto lane = r.OpenSend(spec);
+    const AllocatedMemory memory;
+    const Span slot = r.Acquire(lane.get());
+    Result<MemoryHandle> handle = r.transport->Register(
+        memory.data(), AllocatedMemory::kBytes, {.access = Access::kReadWrite, .keep = true});
+    EXPECT_EQ(r.transport->CanRegister(memory.data(), AllocatedMemory::kBytes, false).ok(),
+              handle.ok());
+    if (!handle.ok()) {
+      EXPECT_FALSE(handle.status().message().empty());
+      EXPECT_FALSE(lane->ReachableFrom(1));
+      std::memcpy(slot.data, "source", 7);
+      r.Publish(lane.get(), SliceHeader{.bytes = 7});
+      r.WaitUntil([&] { return *lane->Drained(); });
+      return;
+    }
+    std::memcpy(memory.data() + kSource, "source", 7);
+    AwaitImport(r, *lane, *handle);
+    r.Publish(lane.get(), SliceHeader{.bytes = 7,
+                                      .source = handle->At(memory.data() + kSource, 7),
+                                      .target = handle->At(memory.data() + kTarget, 7)});
+    r.WaitUntil([&] { return *lane->Drained(); });
+    EXPECT_STREQ(reinterpret_cast<const char*>(memory.data() + kTarget), "target");
+    EXPECT_EQ(handle->At(memory.data() + AllocatedMemory::kBytes, 1).region, 0u);
+    r.transport->Deregister(*handle);
+  });
+}
+
+// Other memory takes the place of memory that calls have found, and of no other.
+TEST_P(TransportConformance, KeptMemoryStaysRegistered) {
+  const LaneSpec spec = Spec(0, {1}, 64, 2);
+  Run(2, [&](RankContext& r) {
+    if (r.rank == 1) {
+      auto lane = r.OpenRecv(spec);
+      if (AllocatedMemory::IsExportedBy(r.transport)) Import(r);
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_STREQ(reinterpret_cast<const char*>(r.Peek(lane.get()).payload), "source");
+        r.Release(lane.get());
+      }
+      return;
+    }
+    auto lane = r.OpenSend(spec);
+    const AllocatedMemory memory;
+    std::memcpy(memory.data(), "source", 7);
+    const Registration kept{.keep = true};
+    Result<MemoryHandle> handle =
+        r.transport->Register(memory.data(), AllocatedMemory::kBytes, kept);
+    if (handle.ok()) AwaitImport(r, *lane, *handle);
+    for (int i = 0; i < 40; ++i) {
+      const AllocatedMemory other;
+      const Result<MemoryHandle> found =
+          r.transport->Register(other.data(), AllocatedMemory::kBytes, {});
+      EXPECT_EQ(found.ok(), handle.ok());
+      if (found.ok()) {
+        EXPECT_NE(found->region, handle->region);
+      }
+    }
+    for (int i = 0; i < 2; ++i) {
+      SliceHeader header{.bytes = 7};
+      const Span slot = r.Acquire(lane.get());
+      std::memcpy(slot.data, "source", 7);
+      if (handle.ok()) {
+        std::memset(slot.data, 0, 7);
+        EXPECT_TRUE(lane->ReachableFrom(handle->region));
+        header.source = handle->At(memory.data(), 7);
+        EXPECT_NE(header.source.region, 0u);
+      }
+      r.Publish(lane.get(), header);
+    }
+    r.WaitUntil([&] { return *lane->Drained(); });
   });
 }
 

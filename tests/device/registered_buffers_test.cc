@@ -274,6 +274,54 @@ TEST(RegisteredDeviceBuffersTest, ManyPieces) {
   }
 }
 
+// As many as there are, registered: peers have them open before the first call on each, and keep
+// them.
+TEST(RegisteredDeviceBuffersTest, ManyRegisteredPieces) {
+  Rng rng(TestSeed());
+  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = lenders.world();
+  constexpr size_t kPieces = 40;
+  std::vector<std::vector<float*>> pieces(2);
+  for (auto& mine : pieces) {
+    for (size_t piece = 0; piece < kPieces; ++piece) mine.push_back(world.SharedFloats(kCount));
+  }
+  const auto all_reduce = [&](size_t piece, size_t count) {
+    world.ForAll([&](int rank) {
+      float* const mine = pieces[static_cast<size_t>(rank)][piece];
+      return ccl_allreduce(mine, mine, count, CCL_FLOAT32, CCL_SUM, world.comm(rank),
+                           world.handle(rank));
+    });
+    world.Synchronize();
+  };
+  all_reduce(0, 16);  // the ranks have a device from now on
+  for (int rank = 0; rank < 2; ++rank) {
+    for (float* const piece : pieces[static_cast<size_t>(rank)]) {
+      void* handle = nullptr;
+      ASSERT_EQ(ccl_comm_register(world.comm(rank), piece, kCount * sizeof(float), &handle),
+                CCL_SUCCESS);
+      EXPECT_NE(handle, nullptr);
+    }
+    void* handle = &rng;
+    float* const ordinary = world.Floats(kCount);
+    ASSERT_EQ(ccl_comm_register(world.comm(rank), ordinary, kCount * sizeof(float), &handle),
+              CCL_SUCCESS);
+    EXPECT_EQ(handle, nullptr) << "not of ccl_mem_alloc_device";
+  }
+  for (int round = 0; round < 2; ++round) all_reduce(0, 16);  // peers look
+  for (int round = 0; round < 2; ++round) {
+    for (size_t piece = 0; piece < kPieces; ++piece) {
+      for (auto& mine : pieces) std::fill_n(world.device().Reach(mine[piece]), kCount, 3.0f);
+      const uint64_t copies = world.device().host_copies;
+      all_reduce(piece, kCount);
+      ASSERT_EQ(world.device().host_copies, copies) << "piece " << piece << ", round " << round;
+      for (auto& mine : pieces) {
+        const float* const result = world.device().Reach(mine[piece]);
+        ASSERT_EQ(std::count(result, result + kCount, 6.0f), static_cast<ptrdiff_t>(kCount));
+      }
+    }
+  }
+}
+
 // What one rank cannot copy is an error on all of them, and their streams go on.
 TEST(RegisteredDeviceBuffersTest, AnErrorOfOneIsAnErrorOfAll) {
   Rng rng(TestSeed());

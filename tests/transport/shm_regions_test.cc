@@ -13,10 +13,12 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "memory/host_allocator.h"
 #include "memory/memfd.h"
 #include "support/transport_world.h"
 #include "transport/shm/shm_transport.h"
@@ -490,6 +492,203 @@ TEST_F(ShmRegionInUseTest, ADeviceMayStillCopyOutOfIt) {
   end(1).SetRegionImporter(nullptr);
   EXPECT_TRUE(opener.opened.empty());
   recv_.reset();
+}
+
+// More regions than one block of the table has, each with its own file.
+TEST_F(ShmRegionsTest, AsManyRegionsAsAreKept) {
+  const int fds_before = test::CountFds();
+  std::vector<std::unique_ptr<File>> files;
+  std::vector<uint32_t> ids;
+  for (uint64_t generation = 1; generation <= 100; ++generation) {
+    files.push_back(std::make_unique<File>(generation));
+    files.back()->region.data[9] = static_cast<std::byte>(generation);
+    const Result<uint32_t> id = end(0).ExportRegion(files.back()->region, /*keep=*/true);
+    ASSERT_TRUE(id.ok()) << id.status().message();
+    ids.push_back(*id);
+    if (generation == 1) Look();  // later blocks of answers are found, too
+  }
+  Look();
+  RecvLane::Incoming incoming;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ASSERT_TRUE(ReachableFrom(ids[i])) << i;
+    ASSERT_TRUE(Publish({.bytes = 1, .source = {ids[i], 9}}).ok());
+    ASSERT_TRUE(*recv_->TryPeek(&incoming));
+    EXPECT_EQ(incoming.payload[0], files[i]->region.data[9]);
+    ASSERT_TRUE(recv_->Release().ok());
+  }
+  EXPECT_EQ(std::set(ids.begin(), ids.end()).size(), ids.size());
+  EXPECT_EQ(test::CountFds(), fds_before + 100) << "peers close what they have mapped";
+}
+
+TEST_F(ShmRegionsTest, KeptRegionsMakeNoRoom) {
+  const File kept(1), other(2);
+  const uint32_t id = *end(0).ExportRegion(kept.region, /*keep=*/true);
+  EXPECT_EQ(*end(0).ExportRegion(kept.region, /*keep=*/true), id);
+  std::memcpy(kept.region.data, "kept", 5);
+  Look();
+  for (uint64_t generation = 10; generation < 10 + 3 * kMostFound; ++generation) {
+    Region region = other.region;
+    region.generation = generation;
+    EXPECT_NE(Export(0, region), id);
+  }
+  Look();
+  EXPECT_TRUE(ReachableFrom(id));
+  ASSERT_TRUE(Publish({.bytes = 5, .source = {id, 0}}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "kept");
+  ASSERT_TRUE(recv_->Release().ok());
+  // Each registration has to end before the region makes room.
+  for (const bool last : {false, true}) {
+    end(0).Deregister({.region = id, .memory = 1});
+    bool replaced = false;
+    for (uint64_t generation = 200; generation < 200 + 2 * kMostFound; ++generation) {
+      Region region = other.region;
+      region.generation = generation + (last ? 1000 : 0);
+      replaced = Export(0, region) == id || replaced;
+    }
+    EXPECT_EQ(replaced, last);
+  }
+}
+
+// Memory of ccl_mem_alloc that peers can map.
+class Piece {
+ public:
+  explicit Piece(size_t size = size_t{1} << 20)
+      : data(static_cast<std::byte*>(*HostAllocator::Instance().Allocate(size))), bytes(size) {}
+  ~Piece() { Free(); }
+  Piece(const Piece&) = delete;
+  Piece& operator=(const Piece&) = delete;
+  void Free() {
+    if (data == nullptr) return;
+    EXPECT_TRUE(HostAllocator::Instance().Free(data).ok());
+    data = nullptr;
+  }
+
+  std::byte* data;
+  const size_t bytes;
+};
+
+constexpr Registration kKept = {.access = Access::kReadWrite, .on_device = false, .keep = true};
+
+TEST_F(ShmRegionsTest, ThereIsAReasonWhenTooManyAreKept) {
+  std::vector<std::unique_ptr<Piece>> pieces;
+  std::vector<MemoryHandle> kept;
+  const auto next = [&] {
+    pieces.push_back(std::make_unique<Piece>());
+    Result<MemoryHandle> memory = end(0).Register(pieces.back()->data, 1 << 20, kKept);
+    if (memory.ok()) kept.push_back(*memory);
+    return memory.ok() ? "" : memory.status().message();
+  };
+  while (kept.size() < shm::OwnRegions::kMostKept) {
+    const std::string reason = next();
+    if (reason.find("not memory of ccl_mem_alloc") != std::string::npos) {
+      GTEST_SKIP() << "this process may not have so many files";
+    }
+    ASSERT_EQ(reason, "");
+  }
+  EXPECT_EQ(next(),
+            "1024 regions are registered, the most that a rank exports; ccl_comm_deregister makes "
+            "room");
+  const Result<MemoryHandle> found = end(0).Register(pieces.back()->data, 1 << 20, {});
+  EXPECT_TRUE(found.ok()) << "calls still find theirs";
+  // A second registration of memory that is kept takes no place.
+  EXPECT_TRUE(end(0).Register(pieces[3]->data, 1 << 20, kKept).ok());
+  pieces[7]->Free();
+  EXPECT_EQ(next(), "") << "that of memory that was freed has ended";
+  EXPECT_NE(next(), "");
+  end(0).Deregister(kept[11]);
+  EXPECT_EQ(next(), "");
+  EXPECT_NE(next(), "");
+  end(0).Deregister(kept[7]);  // has ended already
+  EXPECT_NE(next(), "");
+}
+
+TEST_F(ShmRegionsTest, DeregisteredWhileAPeerReads) {
+  auto piece = std::make_unique<Piece>();
+  const Result<MemoryHandle> memory = end(0).Register(piece->data, piece->bytes, kKept);
+  ASSERT_TRUE(memory.ok()) << memory.status().message();
+  Look();
+  ASSERT_TRUE(ReachableFrom(memory->region));
+  std::memcpy(piece->data + 4096, "source", 7);
+  ASSERT_TRUE(Publish({.bytes = 7, .source = memory->At(piece->data + 4096, 7)}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  end(0).Deregister(*memory);
+  Look();
+  EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
+  EXPECT_TRUE(recv_->Release().ok());
+  EXPECT_TRUE(*send_->Drained());
+  // Then others may take its place, and its caller may free it, in any order.
+  piece->Free();
+  const File other(1);
+  bool replaced = false;
+  for (uint64_t generation = 1000; generation < 1000 + 2 * kMostFound; ++generation) {
+    Region region = other.region;
+    region.generation = generation;
+    replaced = Export(0, region) == memory->region || replaced;
+  }
+  EXPECT_TRUE(replaced);
+  Look();
+}
+
+TEST_F(ShmRegionsTest, AHandleHasTheWholePagesOfItsBuffer) {
+  const Piece piece;
+  const Result<MemoryHandle> memory = end(0).Register(piece.data + 100, 3 * 4096, {});
+  ASSERT_TRUE(memory.ok());
+  EXPECT_EQ(memory->begin, piece.data + 4096);
+  EXPECT_EQ(memory->end, piece.data + 3 * 4096);
+  EXPECT_EQ(memory->At(piece.data + 4096, 2 * 4096).offset, 4096u);
+  EXPECT_EQ(memory->At(piece.data + 4096, 2 * 4096).region, memory->region);
+  EXPECT_EQ(memory->At(piece.data + 4096, 2 * 4096 + 1).region, 0u);
+  EXPECT_EQ(memory->At(piece.data + 4095, 1).region, 0u);
+}
+
+TEST_F(ShmRegionsTest, WhyMemoryCannotBeRegistered) {
+  const auto expect = [&](const void* data, size_t bytes, bool on_device, const char* reason) {
+    const Status status = end(0).CanRegister(data, bytes, on_device);
+    EXPECT_NE(status.message().find(reason), std::string::npos) << status.message();
+    const Result<MemoryHandle> memory = end(0).Register(data, bytes, {.on_device = on_device});
+    EXPECT_FALSE(memory.ok());
+    EXPECT_FALSE(memory.status().message().empty());
+  };
+  const std::vector<std::byte> other(size_t{2} << 20);
+  const Piece small(1000);
+  expect(other.data(), other.size(), false, "not memory of ccl_mem_alloc");
+  expect(other.data(), other.size(), true, "not memory of ccl_mem_alloc_device");
+  expect(small.data, 1000, false, "memory of ccl_mem_alloc of less than 1048576 bytes");
+  Piece piece;
+  EXPECT_TRUE(end(0).CanRegister(piece.data, piece.bytes, false).ok());
+  expect(piece.data, piece.bytes + 1, false, "not memory of ccl_mem_alloc");
+  expect(piece.data + 1, 8190, false, "without a whole page");
+  expect(other.data(), other.size(), false, "not memory of ccl_mem_alloc");
+  const Result<MemoryHandle> memory = end(0).Register(piece.data, piece.bytes, {});
+  ASSERT_TRUE(memory.ok());
+  ASSERT_TRUE(end(0).RevokeAccess(*memory).ok());
+  expect(piece.data, piece.bytes, false, "a call on this memory of ccl_mem_alloc has failed");
+}
+
+// What a failed call has read stays its caller's, and what it has written is lost.
+TEST_F(ShmRegionsTest, RevokedMemory) {
+  const Piece input, output;
+  std::memset(input.data, 1, input.bytes);
+  std::memset(output.data, 2, output.bytes);
+  const MemoryHandle in = *end(0).Register(input.data, input.bytes, {});
+  const MemoryHandle out = *end(0).Register(output.data, output.bytes, kKept);
+  Look();
+  ASSERT_TRUE(
+      Publish({.bytes = 7, .source = in.At(input.data, 7), .target = out.At(output.data, 7)}).ok());
+  RecvLane::Incoming incoming;
+  ASSERT_TRUE(*recv_->TryPeek(&incoming));
+  EXPECT_TRUE(end(0).RevokeAccess({}).ok());
+  EXPECT_TRUE(end(0).RevokeAccess(out).ok());
+  EXPECT_TRUE(end(0).RevokeAccess(in).ok());
+  EXPECT_EQ(input.data[6], std::byte{1});
+  EXPECT_EQ(output.data[6], std::byte{0});
+  std::memset(incoming.target, 3, 7);
+  EXPECT_EQ(output.data[6], std::byte{0}) << "a late peer has written into it";
+  input.data[6] = std::byte{4};
+  EXPECT_EQ(incoming.payload[6], std::byte{1}) << "a late peer sees what its owner does now";
 }
 
 }  // namespace

@@ -330,6 +330,32 @@ TEST_F(SimRegionsTest, WithdrawnOnesDoNotCount) {
   EXPECT_FALSE(send_->ReachableFrom(id));
 }
 
+TEST_F(SimRegionsTest, KeptOnesMakeNoRoom) {
+  const MemoryHandle kept = Register(0, Access::kReadWrite, /*keep=*/true);
+  const auto replaced = [&] {
+    bool any = false;
+    for (size_t n = 1; n < 20; ++n) any = Register(n).region == kept.region || any;
+    return any;
+  };
+  EXPECT_FALSE(replaced());
+  StepToTheEnd();
+  EXPECT_TRUE(send_->ReachableFrom(kept.region));
+  EXPECT_EQ(Register(0).region, kept.region);
+  world_.transport(0)->Deregister(kept);
+  EXPECT_TRUE(replaced());
+}
+
+TEST_F(SimRegionsTest, ThereIsAReasonWhenTooManyAreKept) {
+  for (size_t n = 0; n < sim::SimRegions::kMostKept; ++n) {
+    Register(n, Access::kRead, /*keep=*/true);
+  }
+  const Result<MemoryHandle> memory =
+      world_.transport(0)->Register(memory_.data() + 20 * kBuffer, kBuffer, {.keep = true});
+  EXPECT_FALSE(memory.ok());
+  EXPECT_FALSE(memory.status().message().empty());
+  Register(20);
+}
+
 TEST_F(SimRegionsTest, WhatACrashedRankOfferedMayStayUnknown) {
   const uint32_t id = Register(0).region;
   world_.Crash(0);

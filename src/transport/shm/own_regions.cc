@@ -118,10 +118,11 @@ uint32_t OwnRegions::FindPlace(bool keep) {
     if (free != exports_.end()) return IdOf(*free) - 1;
     if (exports_.size() < mapped::kRegions) return IdOf(exports_.emplace_back()) - 1;
   }
-  // At least kMostFound places are not kept.
+  // There is one: found_ has reached its limit, or the table is full and kept_ has not reached its.
   const Exported* oldest = nullptr;
   for (const Exported& each : exports_) {
-    if (each.keepers == 0 && (oldest == nullptr || each.used < oldest->used)) oldest = &each;
+    if (each.generation == 0 || each.keepers > 0) continue;
+    if (oldest == nullptr || each.used < oldest->used) oldest = &each;
   }
   return IdOf(*oldest) - 1;
 }

@@ -15,47 +15,50 @@ SimRegions::SimRegions(int nranks, Later later)
 Result<MemoryHandle> SimRegions::Register(int owner, std::span<const std::byte> memory,
                                           const Registration& how) {
   Places& places = places_[static_cast<size_t>(owner)];
-  const auto contains = [memory](const Place& place) {
-    return place.generation != 0 && memory.data() >= place.memory.data() &&
-           memory.data() + memory.size() <= place.memory.data() + place.memory.size();
-  };
-  const bool writable = how.access == Access::kReadWrite;
-  auto found = std::find_if(places.begin(), places.end(), contains);
   const auto kept = std::count_if(places.begin(), places.end(),
                                   [](const Place& place) { return place.keepers > 0; });
-  if (how.keep && kept == kMostKept && (found == places.end() || found->keepers == 0)) {
+  auto place = std::find_if(places.begin(), places.end(), [memory](const Place& each) {
+    return each.generation != 0 && memory.data() >= each.memory.data() &&
+           memory.data() + memory.size() <= each.memory.data() + each.memory.size();
+  });
+  const bool is_new = place == places.end();
+  if (how.keep && kept == kMostKept && (is_new || place->keepers == 0)) {
     return SystemError("the simulator has no place for this memory");
   }
-  const bool is_new = found == places.end();
   if (is_new) {
-    const auto rest = std::count_if(places.begin(), places.end(), [](const Place& place) {
-      return place.keepers == 0 && place.generation != 0;
-    });
-    const bool replaces = !how.keep && rest >= kMostFound;
-    found = std::min_element(places.begin(), places.end(), [&](const Place& a, const Place& b) {
-      const auto order = [&](const Place& place) {
-        return place.keepers > 0                   ? UINT64_MAX
-               : replaces && place.generation == 0 ? UINT64_MAX - 1
-                                                   : place.used;
-      };
-      return order(a) < order(b);
-    });
-    *found = {.memory = memory, .writable = writable, .answers = {}};
+    place = places.begin() + FindPlace(places, how.keep);
+    *place = {.memory = memory, .answers = {}};
   }
-  found->used = ++uses_;
-  const auto index = static_cast<uint32_t>(found - places.begin());
-  if (is_new || (writable && !found->writable)) {
-    found->writable = writable;
+  place->used = ++uses_;
+  if (how.keep) ++place->keepers;
+  const auto index = static_cast<uint32_t>(place - places.begin());
+  const bool writable = how.access == Access::kReadWrite;
+  if (is_new || (writable && !place->writable)) {
+    place->writable = writable;
     Post(owner, index);
   }
-  if (how.keep) ++found->keepers;
   return MemoryHandle{.region = index + 1,
                       .on_device = how.on_device,
                       .writable = writable,
-                      .offset = static_cast<uint64_t>(memory.data() - found->memory.data()),
+                      .offset = static_cast<uint64_t>(memory.data() - place->memory.data()),
                       .begin = memory.data(),
                       .end = memory.data() + memory.size(),
-                      .memory = found->generation};
+                      .memory = place->generation};
+}
+
+// A free place, or that of the region used longest ago among those that are not kept.
+uint32_t SimRegions::FindPlace(const Places& places, bool keep) {
+  const auto found = std::count_if(places.begin(), places.end(), [](const Place& place) {
+    return place.generation != 0 && place.keepers == 0;
+  });
+  uint32_t best = kPlaces;
+  for (uint32_t i = 0; i < kPlaces; ++i) {
+    const Place& place = places[i];
+    if (place.keepers > 0) continue;
+    if (place.generation == 0 && (keep || found < kMostFound)) return i;
+    if (place.generation != 0 && (best == kPlaces || place.used < places[best].used)) best = i;
+  }
+  return best;
 }
 
 void SimRegions::Deregister(int owner, const MemoryHandle& memory) {

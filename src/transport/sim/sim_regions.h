@@ -62,6 +62,7 @@ class SimRegions {
   };
   using Places = std::array<Place, kPlaces>;
 
+  static uint32_t FindPlace(const Places& places, bool keep);
   // Announces places_[owner][index] to the peers.
   void Post(int owner, uint32_t index);
   void Learn(int owner, uint32_t index, int peer, const Knowledge& news);
