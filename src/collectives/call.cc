@@ -79,7 +79,7 @@ void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   count = call.count;
   seed = call.seed;
   step = call.step;
-  codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->spec());
+  codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->identity());
 }
 
 uint64_t CallRecord::Signature() const {
