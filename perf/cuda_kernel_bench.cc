@@ -19,6 +19,7 @@
 #include "compress/cuda/layout.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/plan.h"
+#include "compress/hbi/side_words.h"
 #include "perf/cuda/device.h"
 
 namespace inccl::perf {
@@ -91,7 +92,7 @@ class Bench {
   const cuda::Launchers& kernels_ = *inccl_cuda_launchers();
   const uint32_t bits8_;
   hbi::Planner planner_;
-  DeviceBytes elements_, output_, codes_, own_codes_, points_, tables_, choices_;
+  DeviceBytes elements_, output_, words_, own_words_, points_, tables_, choices_;
   std::vector<uint8_t> host_points_;
   cuda::SliceArgs slice_;
   double copy_gbs_ = 0;
@@ -108,22 +109,22 @@ Bench::Bench(const Options& options, uint32_t bits8)
       planner_(Collective::kAllReduce, kRanks, hbi::Config{.bits8 = bits8}),
       elements_(size_t{options.elements} * 4),
       output_(size_t{options.elements} * 4),
-      codes_(Superblocks(options.elements) * hbi::kBlocks),
-      own_codes_(codes_.size()),
+      words_(Superblocks(options.elements) * hbi::kWordBytes),
+      own_words_(words_.size()),
       points_(Superblocks(options.elements)),
       tables_(planner_.points().size() * 2 * sizeof(hbi::LevelTable)),
       choices_(planner_.points().size() * sizeof(cuda::LevelChoice)),
       host_points_(Superblocks(options.elements)) {
   FillElements(options.elements, 1, &elements_);
-  Must(kernels_.block_codes(cuda::ElementType::kFloat32, elements_.data(), options.elements,
-                            codes_.data(), nullptr),
-       "block_codes");
-  std::vector<uint8_t> codes(codes_.size());
-  codes_.Take(codes.data(), codes.size());
+  Must(kernels_.side_words(cuda::ElementType::kFloat32, elements_.data(), options.elements,
+                           words_.data<uint32_t>(), nullptr),
+       "side_words");
+  std::vector<uint8_t> words(words_.size());
+  words_.Take(words.data(), words.size());
   hbi::PlanSummary summary;
   for (size_t s = 0; s < host_points_.size(); s += kWindow / kSuperblock) {
     const size_t now = std::min<size_t>(kWindow / kSuperblock, host_points_.size() - s);
-    planner_.Plan(codes.data() + s * hbi::kBlocks, {host_points_.data() + s, now}, &summary);
+    planner_.Plan(words.data() + s * hbi::kWordBytes, {host_points_.data() + s, now}, &summary);
   }
   points_.Put(host_points_.data(), host_points_.size());
   std::vector<cuda::LevelChoice> choices;
@@ -135,7 +136,7 @@ Bench::Bench(const Options& options, uint32_t bits8)
     choices.push_back({point.k, point.k2, table, table + 1});
   }
   choices_.Put(choices.data(), choices.size() * sizeof(cuda::LevelChoice));
-  slice_ = {.codes = codes_.data(),
+  slice_ = {.words = words_.data<uint32_t>(),
             .points = points_.data(),
             .choices = choices_.data<cuda::LevelChoice>(),
             .count = options.elements,
@@ -176,24 +177,24 @@ void Bench::Run(double copy_gbs, nlohmann::json* rows) {
   copy_gbs_ = copy_gbs;
   rows_ = rows;
   const auto type = cuda::ElementType::kFloat32;
-  const double elements = 4.0 * options_.elements, codes = static_cast<double>(codes_.size());
+  const double elements = 4.0 * options_.elements, words = static_cast<double>(words_.size());
   const Stream one(this, 1, kRanks), two(this, 2, 2), all(this, kRanks, 3), result(this, 0, 1);
   const auto size = [](const Stream& stream) { return static_cast<double>(stream.bytes); };
-  Row("block codes", elements + codes, [&] {
-    return kernels_.block_codes(type, elements_.data(), options_.elements, own_codes_.data(),
-                                nullptr);
+  Row("side words", elements + words, [&] {
+    return kernels_.side_words(type, elements_.data(), options_.elements,
+                               own_words_.data<uint32_t>(), nullptr);
   });
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     cuda::EncodeArgs args{.slice = slice_, .elements = elements_.data(), .out = one.Args(rank)};
-    args.slice.shift = hbi::RankShift(static_cast<int>(rank), kRanks);
+    args.slice.offsets = hbi::OffsetsOf(static_cast<int>(rank), kRanks, false);
     const auto encode = [&] { return kernels_.encode(type, args, nullptr); };
     if (rank == 0) {
-      Row("encode", elements + codes + size(one), encode);
+      Row("encode", elements + words + size(one), encode);
     } else {
       Must(encode(), "encode");
     }
   }
-  Row("encode and add", elements + codes + size(one) + size(two), [&] {
+  Row("encode and add", elements + words + size(one) + size(two), [&] {
     return kernels_.encode(
         type,
         {.slice = slice_, .elements = elements_.data(), .in = one.Args(0), .out = two.Args(0)},
@@ -212,21 +213,23 @@ void Bench::Run(double copy_gbs, nlohmann::json* rows) {
     return kernels_.add({.slice = slice_, .a = all.Args(0), .b = all.Args(1), .out = all.Args(2)},
                         nullptr);
   });
-  Row("decode", elements + codes + size(all), [&] {
-    return kernels_.decode(
-        type,
-        {.slice = slice_, .codes = codes_.data(), .in = all.Args(), .elements = output_.data()},
-        nullptr);
+  Row("decode", elements + words + size(all), [&] {
+    return kernels_.decode(type,
+                           {.slice = slice_,
+                            .words = words_.data<uint32_t>(),
+                            .in = all.Args(),
+                            .elements = output_.data()},
+                           nullptr);
   });
   cuda::FoldArgs fold{.slice = slice_,
                       .source_count = kRanks - 1,
                       .own = elements_.data(),
                       .requantize = true,
-                      .result_codes = own_codes_.data(),
+                      .result_words = own_words_.data<uint32_t>(),
                       .result = result.Args(),
                       .elements = output_.data()};
   for (uint32_t i = 0; i + 1 < kRanks; ++i) fold.sources[i] = one.Args(i + 1);
-  Row("fold, requantize", 2 * elements + 2 * codes + 3 * size(one) + size(result),
+  Row("fold, requantize", 2 * elements + 2 * words + 3 * size(one) + size(result),
       [&] { return kernels_.fold(type, fold, nullptr); });
 }
 

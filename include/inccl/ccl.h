@@ -193,11 +193,12 @@ typedef struct ccl_compression_stats {
   double ratio; /**< Bytes of an uncompressed call of the same algorithm over payload_bytes. */
   double error_bound;   /**< Upper bound on the absolute error of any element of this call. 0: as
                            uncompressed. Infinite if no rank can know a bound (docs/codecs.md). */
-  uint64_t zero_blocks; /**< Blocks of 32 elements that are zero on every rank. This field and the
-                           next two are 0 for codecs other than hbi. */
+  uint64_t zero_blocks; /**< Blocks of 32 elements in superblocks of 256 that are zero on every
+                           rank. This field and the next two are 0 for codecs other than hbi. */
   uint64_t dropped_superblocks; /**< Superblocks of 256 elements for which the budget left no bits.
                                  */
-  uint64_t poisoned_blocks; /**< Blocks with a NaN or infinity on some rank; their result is NaN. */
+  uint64_t poisoned_blocks; /**< Blocks of 32 elements in superblocks with a NaN or infinity on some
+                               rank; their result is NaN. */
   int compressed; /**< 0: the call ran uncompressed because of its type, reduction or size. */
 } ccl_compression_stats_t;
 #define CCL_COMPRESSION_STATS_INIT \
@@ -524,9 +525,11 @@ CCL_API ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle);
  * - m=M: groups of M neighbouring ranks, 2 or more; sums inside a group are exact, and groups
  *   exchange them re-quantized; over direct only, for all-reduce only
  * - ag=requant|exact: the owner quantizes the result once more, or sends sums in full
- * - unbiased=0|1: 1: the mean over many steps tends to the sum; bits must suffice for all values
+ * - unbiased=0|1: 1: the mean over many steps tends to the sum; bits must suffice for all values.
+ *   0: each rank's contribution tends to its value rounded to a grid nranks times finer than that
+ *   of one step, and results are rounded to nearest in every step (docs/codecs.md, "Bias")
  * - rht=0|1: 1: a randomized Hadamard transform first: less error where tails are heavy, but zeros
- *   are not exact and a NaN reaches 256 elements instead of 32
+ *   are not exact
  * - checksum=0|1: 1: payloads carry a CRC-32C; damage is an error on all ranks
  * - min_bytes=N: calls of fewer bytes run uncompressed, summed in rank order if an admitted
  *   algorithm does so
@@ -550,8 +553,8 @@ CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
  * and phase that its reference algorithm sends (key `ref` of the specification, else direct; other
  * algorithms may send more); 0: no more than the type has. `relative_error_bound`: an upper bound
  * of the absolute error of an element of the sum, relative to `nranks` times the largest |x| of its
- * block of 32 elements (hbi with rht=1: of its superblock of 256; qsgd, qsgd_ms and randk: of its
- * 2^20 elements) over all ranks; 0: as uncompressed. Both are a priori and hold in the codec's
+ * block of 32 elements (hbi: of its superblock of 256; qsgd, qsgd_ms and randk: of its 2^20
+ * elements) over all ranks; 0: as uncompressed. Both are a priori and hold in the codec's
  * range of magnitudes (docs/codecs.md); the stats of a call have the actual values.
  * CCL_INVALID_ARGUMENT if no such call is possible, e.g. with too few bits for unbiased=1.
  */

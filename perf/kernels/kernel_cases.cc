@@ -13,6 +13,7 @@
 #include "base/types.h"
 #include "compress/codec.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/reduce.h"
@@ -23,13 +24,13 @@ namespace inccl::perf {
 namespace {
 
 constexpr uint32_t kElements = kCaseSuperblocks * kSuperblock;
-// Sums of four contributions of 7 levels have 6 bits, and those of three as well.
-constexpr uint32_t kLevels = 7, kContributions = 4, kWidth = 6;
+// Sums of four contributions of 7 levels have 6 bits, and those of three 5.5 in pairs.
+constexpr uint32_t kLevels = 7, kContributions = 4, kWidth = 12;
 static_assert(hbi::Width(kContributions, kLevels) == kWidth);
-static_assert(hbi::Width(kContributions - 1, kLevels) == kWidth);
+static_assert(hbi::Width(kContributions - 1, kLevels) == kWidth - 1);
 constexpr uint32_t kOwnLevels = 31;  // 6 bits of one contribution
 static_assert(hbi::Width(1, kOwnLevels) == kWidth);
-constexpr double kPackedBytes = kWidth / 8.0;  // of an element
+constexpr double kPackedBytes = kWidth / 16.0;  // of an element
 
 // fp32 multipliers by scale code.
 struct Multipliers {
@@ -54,7 +55,7 @@ class KernelWorkspace {
       x[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
       y[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
     }
-    hbi::ScalarKernels().block_codes(x.data(), kCaseSuperblocks, codes.data());
+    hbi::ScalarKernels().side_words(x.data(), kCaseSuperblocks, 1.0f, words.data());
     for (uint32_t s = 0; s < kCaseSuperblocks; ++s) {
       for (uint32_t i = 0; i < kSuperblock; ++i) {
         tile[i] = static_cast<uint16_t>(rng.Below(2 * (kContributions - 1) * kLevels + 1));
@@ -74,15 +75,15 @@ class KernelWorkspace {
   hbi::QuantizeArgs Quantize(uint32_t s, const Multipliers& multipliers, uint32_t levels,
                              uint32_t superblocks) const {
     return {.x = x.data() + size_t{s} * kSuperblock,
-            .codes = codes.data() + size_t{s} * hbi::kBlocks,
+            .words = words.data() + size_t{s} * hbi::kWordBytes,
             .factor = multipliers.factor.data(),
             .k = levels,
             .counter = s * (kSuperblock / 2),
-            .shift = 12345,
+            .offsets = hbi::OffsetsOf(1, kContributions, false),
             .superblocks = superblocks};
   }
   hbi::DecodeArgs Decode(uint32_t s, uint32_t superblocks) const {
-    return {.codes = codes.data() + size_t{s} * hbi::kBlocks,
+    return {.words = words.data() + size_t{s} * hbi::kWordBytes,
             .step = few.step.data(),
             .zero = kContributions * kLevels,
             .superblocks = superblocks};
@@ -95,8 +96,8 @@ class KernelWorkspace {
 
   const Multipliers few{kLevels}, own{kOwnLevels};
   std::vector<float> x = std::vector<float>(kElements), y = x, out = x;
-  std::vector<uint8_t> codes = std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::kBlocks);
-  std::vector<uint8_t> tops = std::vector<uint8_t>(kCaseSuperblocks);
+  std::vector<uint8_t> words = std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::kWordBytes);
+  std::vector<uint8_t> merged = words;
   std::vector<uint8_t> packed =
       std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::PackedBytes(kWidth) + hbi::kReadSlack);
   std::vector<uint8_t> own_packed = packed, packed_out = packed;
@@ -142,16 +143,16 @@ void KernelCases::AddBaselines() {
 
 void KernelCases::AddScales() {
   KernelWorkspace* w = work_.get();
-  Add({.name = "block_codes",
-       .bytes = 4 + 1 / 32.0,
+  Add({.name = "side_words",
+       .bytes = 4 + 1 / 64.0,
        .counted = 16,
        .run =
            [w](uint32_t superblocks) {
-             hbi::BestKernels().block_codes(w->x.data(), superblocks, w->codes.data());
+             hbi::BestKernels().side_words(w->x.data(), superblocks, 1.0f, w->words.data());
            },
        .goal = KernelCase::Goal{0.50, 0.56}});
-  Add({.name = "top_codes", .bytes = 1 / 32.0, .counted = 32, .run = [w](uint32_t superblocks) {
-         hbi::BestKernels().top_codes(w->codes.data(), superblocks, w->tops.data());
+  Add({.name = "merge_words", .bytes = 3 / 64.0, .counted = 32, .run = [w](uint32_t superblocks) {
+         hbi::BestKernels().merge_words(w->words.data(), superblocks, w->merged.data());
        }});
 }
 

@@ -13,7 +13,7 @@ namespace inccl::perf {
 namespace {
 
 constexpr uint64_t kChunk = 4096;  // a multiple of kBlock
-constexpr uint64_t kBlock = 32;    // elements that a codec poisons together
+constexpr uint64_t kBlock = 256;   // elements that a codec poisons together
 
 bool SameClass(double result, double expected) {
   return std::isnan(expected) ? std::isnan(result) : result == expected;

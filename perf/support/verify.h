@@ -30,9 +30,8 @@ struct Accuracy {
 //
 // `result` holds `count` elements; its element i belongs to entry (first + i) mod period. Without
 // `bound` the oracle's slack is what is allowed. With it (a lossy codec), |result - oracle| <=
-// bound
-// + the oracle's own error, and a block of 32 elements, counted from `result`, in which an input of
-// any rank is infinite or NaN is all NaN.
+// bound + the oracle's own error, and a superblock of 256 elements, counted from `result`, in which
+// an input of any rank is infinite or NaN is all NaN, as hbi has it.
 Accuracy VerifyReduction(const Oracle& oracle, uint64_t first, const void* result, uint64_t count,
                          std::optional<double> bound);
 
@@ -40,7 +39,7 @@ Accuracy VerifyReduction(const Oracle& oracle, uint64_t first, const void* resul
 Accuracy VerifyCopy(DataType type, const void* expected, const void* result, uint64_t count);
 
 // An all-gather of a lossy codec, of one rank's elements of a float type: |result - expected| <=
-// bound; a block of 32 elements in which `expected` is infinite or NaN is all NaN.
+// bound; a superblock of 256 elements in which `expected` is infinite or NaN is all NaN.
 Accuracy VerifyLossyCopy(DataType type, const void* expected, const void* result, uint64_t count,
                          double bound);
 

@@ -73,7 +73,7 @@ void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   sequence = sequence_number;
   purpose = call.purpose;
   static_cast<CollectiveArgs&>(*this) = call;
-  codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->spec());
+  codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->identity());
 }
 
 uint64_t CallRecord::Signature() const {

@@ -30,7 +30,7 @@ enum class Form : uint8_t {
   kOutput,  // the caller's result, in the caller's type
   kSum,     // a partial sum of `contributions` ranks, in the codec's representation
   kResult,  // the final value in the codec's representation; ranks forward it unchanged
-  kSide,    // side information (hbi: scale codes, combined by MAX), see Codec::side_phases;
+  kSide,    // side information (hbi: side words of scale codes), see Codec::side_phases;
             // `contributions` is the number of the phase
 };
 
@@ -140,8 +140,11 @@ struct SidePhase {
 class Codec {
  public:
   virtual ~Codec() = default;
-  // The canonical specification: every key, sorted. Equal specs mean equal bytes.
+  // The canonical specification: every key, sorted.
   virtual const std::string& spec() const = 0;
+  // What ranks compare: equal identities mean equal bytes. It names the version of a format that
+  // has several.
+  virtual const std::string& identity() const { return spec(); }
   // OK if the codec supports such calls; else the message says why not.
   virtual Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const = 0;
   // OK if this specification can be met in such calls, for every type and operation. Else the

@@ -176,7 +176,7 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
       "transport={} ucx_tls={} net_security={} heartbeat_ms={} dead_ms={}",
       CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.tuner_table.Digest(),
       options.comm.channels, options.comm.slice_bytes, options.comm.reproducible ? 1 : 0,
-      options.comm.default_codec->spec(), env->link_gbps, env->link_us,
+      options.comm.default_codec->identity(), env->link_gbps, env->link_us,
       env->transport.empty() ? "default" : env->transport,
       env->ucx_tls.empty() ? "default" : env->ucx_tls,
       env->net_security == NetSecurity::kNone ? "none" : "auth",

@@ -169,7 +169,9 @@ double TypeError(DataType type, double value) {
 std::pair<size_t, size_t> Sharing(Share share, size_t i, size_t count) {
   if (share == Share::kElement) return {i, i + 1};
   if (share == Share::kVector) return {0, count};
-  return {i / kBlock * kBlock, std::min(count, i / kBlock * kBlock + kBlock)};
+  const size_t together = share == Share::kBlock ? kBlock : kSuperblock;
+  const size_t first = i / together * together;
+  return {first, std::min(count, first + together)};
 }
 
 // A vector that was summed (or sent by one rank): the ranks' vectors and what came of them.

@@ -373,16 +373,16 @@ TEST(HbiSpec, UnbiasedNeedsBits) {
     int nranks;
     double least;
   } kCases[] = {
-      // 2 bits each for sum and result; codes 0.375 a phase.
-      {Collective::kAllReduce, "", 2, 2.375},
-      {Collective::kAllReduce, "", 64, 2.375},
-      {Collective::kReduceScatter, "", 8, 2.5},  // 2 bits, codes 0.5
-      {Collective::kAllGather, "", 8, 2.25},     // 2 bits, codes 0.25
-      // Sums of 1, 2, 3 contributions take 2, 3, 3 bits.
-      {Collective::kAllReduce, ",ref=ring", 4, 2.75},  // (8 / 3 + 2) / 2 + 0.375 = 2.708
-      {Collective::kReduceScatter, ",ref=ring", 4, 3.25},
-      // Six contributions and a sum of four with codes: (14.25 / 7 + 2.75) / 2 = 2.393
-      {Collective::kAllReduce, ",m=4", 8, 2.5},
+      // 2 bits each for sum and result; words 0.1875 a phase.
+      {Collective::kAllReduce, "", 2, 2.25},
+      {Collective::kAllReduce, "", 64, 2.25},
+      {Collective::kReduceScatter, "", 8, 2.25},  // 2 bits, words 0.25
+      {Collective::kAllGather, "", 8, 2.125},     // 2 bits, words 0.125
+      // Sums of 1, 2, 3 contributions take 2, 2.5, 3 bits.
+      {Collective::kAllReduce, ",ref=ring", 4, 2.5},  // (7.5 / 3 + 2) / 2 + 0.1875 = 2.4375
+      {Collective::kReduceScatter, ",ref=ring", 4, 2.75},
+      // Six contributions and a sum of four with words: (14.125 / 7 + 2.375) / 2 = 2.196
+      {Collective::kAllReduce, ",m=4", 8, 2.25},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(fmt::format("{} of {}{}", Name(c.collective), c.nranks, c.options));

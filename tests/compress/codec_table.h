@@ -14,7 +14,7 @@
 namespace inccl::test {
 
 // What elements have in common.
-enum class Share { kElement, kBlock, kVector };
+enum class Share { kElement, kBlock, kSuperblock, kVector };
 
 struct CodecRow {
   const char* spec;
@@ -42,13 +42,13 @@ inline void PrintTo(const CodecRow& row, std::ostream* out) { *out << row.spec; 
 
 constexpr CodecRow kCodecTable[] = {
     {"none", 1e30, 0x1p-149, Share::kElement, Share::kBlock, false, true},
-    {"hbi", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
-    {"hbi:bits=4", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
-    {"hbi:bits=8,ag=exact", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
-    {"hbi:k=7,k2=15,ref=ring", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
-    {"hbi:m=2", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
-    {"hbi:k=15,k2=31,m=3", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
-    {"hbi:k=1", 1e30, 0x1p-98, Share::kBlock, Share::kBlock, true, false},
+    {"hbi", 1e30, 0x1p-88, Share::kSuperblock, Share::kSuperblock, true, false},
+    {"hbi:bits=4", 1e30, 0x1p-88, Share::kSuperblock, Share::kSuperblock, true, false},
+    {"hbi:bits=8,ag=exact", 1e30, 0x1p-88, Share::kSuperblock, Share::kSuperblock, true, false},
+    {"hbi:k=7,k2=15,ref=ring", 1e30, 0x1p-88, Share::kSuperblock, Share::kSuperblock, true, false},
+    {"hbi:m=2", 1e30, 0x1p-88, Share::kSuperblock, Share::kSuperblock, true, false},
+    {"hbi:k=15,k2=31,m=3", 1e30, 0x1p-88, Share::kSuperblock, Share::kSuperblock, true, false},
+    {"hbi:k=1", 1e30, 0x1p-88, Share::kSuperblock, Share::kSuperblock, true, false},
     {"bf16", 1e30, 0x1p-134, Share::kElement, Share::kBlock, false, false},
     {"fp16", 65504, 0x1p-25, Share::kElement, Share::kBlock, false, false},
     {"fp8", 448, 0x1p-10, Share::kElement, Share::kBlock, false, false},

@@ -88,11 +88,12 @@ TEST_F(DeviceWorkErrors, LengthsAndForms) {
   EXPECT_TRUE(twins_->state(0).Combine(range_, std::vector{one, In()}, outputs).ok());
 }
 
-TEST_F(DeviceWorkErrors, ReservedCodes) {
+TEST_F(DeviceWorkErrors, InvalidWords) {
   Make("hbi:k=3,k2=7");
-  Payload result = MakeResult(), side(32, std::byte{17});
-  result[9] = std::byte{250};
-  side[31] = std::byte{246};
+  Payload result = MakeResult();
+  Payload side = driver().Make(1, range_, {In(1)}, {Form::kSide}, room_.size());
+  result[8] = std::byte{254};
+  side[12] = std::byte{254};
   Refused({HbiDriver::Of({Form::kResult}, &result)}, {Elements()});
   Refused({HbiDriver::Of({Form::kSide}, &side), In()}, {Room({Form::kSide})});
 }
@@ -132,7 +133,7 @@ TEST_F(DeviceWorkErrors, NoScratch) {
     const Result<bool> launched = combine.Launch(&driver.state(0));
     EXPECT_EQ(combine.work().runs(), launched.ok() ? 1 : 0);
     if (launched.ok()) {
-      EXPECT_GE(enough, 6);  // codes, points, two lists of tiles, a payload each way
+      EXPECT_GE(enough, 6);  // words, points, two lists of tiles, a payload each way
       EXPECT_TRUE(combine.Complete(&driver.state(0)).ok());
       break;
     }

@@ -186,7 +186,7 @@ class HbiDriver {
   }
   size_t SideRoom(const Range& range) const { return codec_->SideBytes(range.count); }
   static size_t SideCapacity(const Range& range) {
-    return (range.count + kSuperblock - 1) / kSuperblock * (kSuperblock / kBlock);
+    return (range.count + kSuperblock - 1) / kSuperblock * 4;
   }
 
   void set_group(int ranks) { group_ = ranks; }

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// hbi against the golden rows: results of the codec's states driven like the direct algorithms and
-// of the oracle, codes, levels and payloads of one call.
+// hbi against the golden rows of format version 2: results of the codec's states driven like the
+// direct algorithms and of the oracle; side words, levels and payloads of one call; the plan's
+// choices.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <sstream>
 
 #include "build_paths.h"
+#include "compress/hbi/hull.h"
 #include "compress/hbi_driver.h"
+#include "compress/kernels/convert.h"
 #include "support/hbi_oracle.h"
 
 namespace inccl::test {
@@ -47,6 +52,31 @@ const std::vector<std::vector<float>>& GoldenInputs(int n, size_t count) {
   return inputs;
 }
 
+// Zeros, -0, denormals, the ends of the scales, equal magnitudes, infinities and NaN, each in
+// superblocks of its own.
+std::vector<float> SpecialInput(int rank) {
+  std::vector<float> x = GoldenInput(rank, 4096);
+  const auto scale = [&](size_t first, int octaves) {
+    for (size_t e = 0; e < 256; ++e) x[first + e] = std::ldexp(x[e], octaves);
+  };
+  scale(512, -120);
+  scale(768, -140);
+  scale(1024, 126);
+  const auto fill = [&x](size_t first, size_t end, float value) {
+    for (size_t e = first; e < end; ++e) x[e] = value;
+  };
+  fill(0, 256, 0.0f);
+  fill(256, 512, -0.0f);
+  for (size_t e = 1280; e < 1536; ++e) x[e] = e % 2 == 1 ? -1.0f : 1.0f;
+  fill(1536, 1568, 0.0f);
+  x[1568] = 0x1p-30f;
+  fill(1792, 2048, std::numeric_limits<float>::max());
+  x[2053] = rank == 1 ? std::numeric_limits<float>::infinity() : 1.0f;
+  x[2381] = rank == 0 ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+  if (rank != 0) fill(2560, 2816, 0.0f);
+  return x;
+}
+
 std::vector<std::string> GoldenRows(const std::string& kind) {
   std::ifstream file(INCCL_SOURCE_DIR "/tests/compress/hbi_golden.txt");
   std::vector<std::string> rows;
@@ -62,6 +92,7 @@ struct ResultRow {
   size_t count = 0;
   std::string spec;
   HbiOptions options;
+  DataType type = DataType::kFloat32;
   uint32_t crc = 0;
 };
 
@@ -94,23 +125,82 @@ ResultRow ParseResult(std::string line) {
   if (row.options.m != 0) row.spec += fmt::format(",m={}", row.options.m);
   row.spec += row.options.rht ? ",rht=1" : "";
   row.spec += row.options.unbiased ? ",unbiased=1" : "";
+  for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
+    if (line.find(fmt::format("kind={} ", Name(type))) != std::string::npos) row.type = type;
+  }
   return row;
 }
 
-std::vector<float> ResultOf(const ResultRow& row, Way way) {
-  HbiDriver driver(row.spec, row.n, DataType::kFloat32,
-                   row.options.average ? ReduceOp::kAvg : ReduceOp::kSum, row.count,
-                   row.options.seed, row.options.step);
+HbiDriver DriverOf(const ResultRow& row) {
+  HbiDriver driver(row.spec, row.n, row.type, row.options.average ? ReduceOp::kAvg : ReduceOp::kSum,
+                   row.count, row.options.seed, row.options.step);
   driver.set_group(row.options.m);
+  return driver;
+}
+
+std::vector<float> ResultOf(const ResultRow& row, Way way) {
+  HbiDriver driver = DriverOf(row);
   return RunFloat(&driver, way, 16384, GoldenInputs(row.n, row.count));
+}
+
+// Of elements of another type: a third of the golden input, or a thousand times it.
+TEST(HbiGolden, OtherTypes) {
+  int rows = 0;
+  for (const std::string& line : GoldenRows("result")) {
+    const ResultRow row = ParseResult(line);
+    if (row.type == DataType::kFloat32) continue;
+    ++rows;
+    SCOPED_TRACE(line);
+    std::vector<Payload> vectors;
+    std::vector<std::byte*> memory;
+    for (const std::vector<float>& x : GoldenInputs(row.n, row.count)) {
+      Payload bytes(row.count * SizeOf(row.type));
+      for (size_t e = 0; e < row.count; ++e) {
+        const double third = double{x[e]} / 3;
+        const float thousandfold = x[e] * 1000;
+        if (row.type == DataType::kFloat64) {
+          std::memcpy(bytes.data() + 8 * e, &third, 8);
+        } else {
+          FromFloat(row.type, &thousandfold, bytes.data() + 2 * e, 1);
+        }
+      }
+      vectors.push_back(std::move(bytes));
+    }
+    for (int r = 0; r < row.n; ++r) memory.push_back(vectors[static_cast<size_t>(r)].data());
+    HbiDriver driver = DriverOf(row);
+    driver.Run(Way::kTwoShot, 512, memory, memory);
+    EXPECT_EQ(Crc32(vectors[0].data(), vectors[0].size()), row.crc);
+  }
+  EXPECT_EQ(rows, 3);
+}
+
+// "special n=3 bits=6 average=True c4214f94"
+TEST(HbiGolden, SpecialValues) {
+  const std::vector<std::string> rows = GoldenRows("special");
+  ASSERT_EQ(rows.size(), 5u);
+  const std::vector<std::vector<float>> inputs = {SpecialInput(0), SpecialInput(1),
+                                                  SpecialInput(2)};
+  for (const std::string& line : rows) {
+    SCOPED_TRACE(line);
+    ResultRow row = ParseResult(line);
+    row.n = 3;
+    row.count = 4096;
+    row.spec.replace(row.spec.find("bits=0"), 6, "bits=6");
+    row.options.bits8 = 48;
+    HbiDriver driver = DriverOf(row);
+    const std::vector<float> result = RunFloat(&driver, Way::kTwoShot, 1024, inputs);
+    EXPECT_EQ(Crc32(result.data(), result.size() * sizeof(float)), row.crc);
+    EXPECT_TRUE(SameBytes(result, HbiAllReduce(inputs, row.options)));
+  }
 }
 
 TEST(HbiGolden, Results) {
   const std::vector<std::string> rows = GoldenRows("result");
-  ASSERT_EQ(rows.size(), 176u);
+  ASSERT_EQ(rows.size(), 199u);
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);
+    if (row.type != DataType::kFloat32) continue;
     const std::vector<float> result = ResultOf(row, Way::kTwoShot);
     EXPECT_EQ(Crc32(result.data(), result.size() * sizeof(float)), row.crc);
   }
@@ -119,7 +209,7 @@ TEST(HbiGolden, Results) {
 // "groups n=8 count=70000 bits=0 levels=(15, 31) m=4 02cd2836"
 TEST(HbiGolden, Groups) {
   const std::vector<std::string> rows = GoldenRows("groups");
-  ASSERT_EQ(rows.size(), 11u);
+  ASSERT_EQ(rows.size(), 12u);
   for (const std::string& line : rows) {
     SCOPED_TRACE(line);
     const ResultRow row = ParseResult(line);
@@ -133,6 +223,7 @@ TEST(HbiGolden, Groups) {
 TEST(HbiGolden, OracleGivesTheSameResults) {
   for (const std::string& line : GoldenRows("result")) {
     const ResultRow row = ParseResult(line);
+    if (row.type != DataType::kFloat32) continue;
     if (row.count > 70000) continue;  // slow, and only the number of windows is new
     SCOPED_TRACE(line);
     const std::vector<float> result = HbiAllReduce(GoldenInputs(row.n, row.count), row.options);
@@ -199,32 +290,57 @@ TEST(HbiGolden, AllGather) {
   }
 }
 
-TEST(HbiGolden, CodesLevelsAndPayloads) {
+template <typename Word, typename Value>
+std::string CrcAs(const std::vector<Value>& values) {
+  const std::vector<Word> words(values.begin(), values.end());
+  return fmt::format("{:08x}", Crc32(words.data(), words.size() * sizeof(Word)));
+}
+
+std::vector<uint32_t> WordsOf(const std::vector<uint8_t>& codes) {
+  std::vector<uint32_t> words;
+  for (size_t b = 0; b < codes.size(); b += 8) words.push_back(HbiWord(&codes[b]));
+  return words;
+}
+
+TEST(HbiGolden, WordsLevelsAndPayloads) {
   constexpr int kRanks = 4;
   constexpr size_t kCount = 70000;
-  const std::vector<std::vector<float>>& inputs = GoldenInputs(kRanks, kCount);
-  HbiOptions options;
+  const std::vector<std::vector<float>>& all_inputs = GoldenInputs(kRanks, kCount);
+  const std::vector<std::vector<float>> inputs(all_inputs.begin(), all_inputs.begin() + kRanks);
   HbiTrace trace;
-  HbiAllReduce(inputs, options, &trace);
-  const auto crc_of_levels = [](const std::vector<int>& levels) {
-    std::vector<uint16_t> words(levels.begin(), levels.end());
-    return Crc32(words.data(), 2 * words.size());
-  };
+  HbiAllReduce(inputs, {}, &trace);
+  std::vector<int> energies;
+  for (size_t b = 0; b < trace.codes.size(); b += 8) energies.push_back(HbiEnergy(&trace.codes[b]));
   ASSERT_EQ(GoldenRows("agreed").size(), 1u);
-  EXPECT_EQ(GoldenRows("agreed")[0], fmt::format("agreed codes {:08x} levels {:08x} {:08x}",
-                                                 Crc32(trace.codes.data(), trace.codes.size()),
-                                                 crc_of_levels(trace.k), crc_of_levels(trace.k2)));
+  EXPECT_EQ(
+      GoldenRows("agreed")[0],
+      fmt::format("agreed codes {} energy exponents {} levels {} {}", CrcAs<uint8_t>(trace.codes),
+                  CrcAs<int32_t>(energies), CrcAs<uint16_t>(trace.k), CrcAs<uint16_t>(trace.k2)));
 
   HbiDriver driver("hbi:bits=6", kRanks, DataType::kFloat32, ReduceOp::kSum, kCount);
   driver.Begin();
-  std::vector<std::byte*> in;
-  for (int r = 0; r < kRanks; ++r) {
-    in.push_back(
-        reinterpret_cast<std::byte*>(const_cast<float*>(inputs[static_cast<size_t>(r)].data())));
-  }
-  driver.Agree(0, kCount, in);
+  const std::vector<std::byte*> in = Memory(inputs);
   const Range all{0, 0, kCount};
+  const Format side{Form::kSide}, result{Form::kResult};
   std::vector<std::string> rows;
+  Payload merged;
+  for (int r = 0; r < kRanks; ++r) {
+    const std::vector<Term> own = {driver.In(r, all, in)};
+    std::vector<Term> both = own;
+    if (r > 0) both.insert(both.begin(), HbiDriver::Of(side, &merged));
+    const Payload mine = driver.Make(r, all, own, side, driver.SideRoom(all));
+    merged = driver.Make(r, all, both, side, driver.SideRoom(all));
+    rows.push_back(fmt::format("side words of rank {} {:08x} merged with ranks 0 to {} {:08x}", r,
+                               Crc32(mine.data(), mine.size()), r,
+                               Crc32(merged.data(), merged.size())));
+    const std::vector<std::vector<float>> first(inputs.begin(), inputs.begin() + r + 1);
+    EXPECT_EQ(CrcAs<uint32_t>(WordsOf(HbiAgree(first))),
+              rows.back().substr(rows.back().size() - 8));
+  }
+  EXPECT_EQ(rows, GoldenRows("side"));
+
+  driver.Agree(0, kCount, in);
+  rows.clear();
   Payload sum;
   for (int r = 0; r < kRanks; ++r) {
     const Payload own =
@@ -233,11 +349,46 @@ TEST(HbiGolden, CodesLevelsAndPayloads) {
     if (r > 0) terms.push_back(HbiDriver::Of(HbiDriver::Sum(r), &sum));
     terms.push_back(driver.In(r, all, in));
     sum = driver.Make(r, all, terms, HbiDriver::Sum(r + 1), driver.Capacity(all));
-    rows.push_back(fmt::format("payload of rank {} {} {:08x} sum of ranks 0 to {} {:08x}", r,
-                               own.size(), Crc32(own.data(), own.size()), r,
+    rows.push_back(fmt::format("payload of rank {} {} {:08x} sum of ranks 0 to {} {} {:08x}", r,
+                               own.size(), Crc32(own.data(), own.size()), r, sum.size(),
                                Crc32(sum.data(), sum.size())));
   }
   EXPECT_EQ(rows, GoldenRows("payload"));
+
+  const Payload made = driver.Make(0, all, {HbiDriver::Of(HbiDriver::Sum(kRanks), &sum)}, result,
+                                   driver.Capacity(all));
+  const size_t words = 4 * trace.k.size();
+  EXPECT_EQ(std::vector<std::string>{fmt::format("own words of the result {:08x} payload {} {:08x}",
+                                                 Crc32(made.data(), words), made.size() - words,
+                                                 Crc32(made.data() + words, made.size() - words))},
+            GoldenRows("own"));
+  EXPECT_EQ(CrcAs<uint32_t>(WordsOf(trace.own)), GoldenRows("own")[0].substr(24, 8));
+}
+
+// "hull n=2 direct 33 cf5dc371"
+TEST(HbiGolden, Hulls) {
+  const std::vector<std::string> rows = GoldenRows("hull");
+  ASSERT_EQ(rows.size(), 10u);
+  for (const std::string& line : rows) {
+    SCOPED_TRACE(line);
+    int n = 0;
+    ASSERT_EQ(std::sscanf(line.c_str(), "hull n=%d", &n), 1);
+    const bool ring = line.find("ring") != std::string::npos;
+    const std::string before = fmt::format("hull n={} {}", n, ring ? "ring" : "direct");
+    std::vector<int64_t> choices, of_oracle;
+    hbi::Config config;
+    if (ring) config.reference = hbi::Reference::kRing;
+    for (const hbi::HullPoint& p : hbi::BuildHull(Collective::kAllReduce, n, config)) {
+      choices.insert(choices.end(), {p.cost, p.k, p.k2, p.threshold});
+    }
+    HbiOptions options;
+    options.ring = ring;
+    for (const HbiChoice& c : HbiHull(n, options)) {
+      of_oracle.insert(of_oracle.end(), {c.cost, c.k, c.k2, c.threshold});
+    }
+    EXPECT_EQ(fmt::format("{} {} {}", before, choices.size() / 4, CrcAs<int64_t>(choices)), line);
+    EXPECT_EQ(of_oracle, choices);
+  }
 }
 
 }  // namespace

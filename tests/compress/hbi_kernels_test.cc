@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,16 +15,31 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hull.h"
 #include "compress/hbi/plan.h"
+#include "compress/hbi/side_words.h"
 #include "compress/simd.h"
+#include "support/hbi_oracle.h"
 #include "support/seed.h"
 
 namespace inccl::hbi {
 namespace {
 
-constexpr uint32_t kMaxPacked = PackedBytes(16);
+constexpr uint32_t kMaxPacked = PackedBytes(kMostHalfBits);
+
+// Every width that a field can have, in half-bits.
+std::vector<uint32_t> Widths() {
+  std::vector<uint32_t> widths;
+  for (uint32_t width = 2; width <= kMostHalfBits; ++width) {
+    if (width % 2 == 0 || PairBase(width) != 0) widths.push_back(width);
+  }
+  return widths;
+}
+
+// One more than the largest value in a field.
+uint32_t Values(uint32_t width) { return PairBase(width) != 0 ? PairBase(width) : 1u << width / 2; }
 
 class HbiKernelsTest : public testing::TestWithParam<std::string> {
  protected:
@@ -55,20 +71,27 @@ struct Stream {
 
 Tile RandomTile(Rng* rng, uint32_t width) {
   Tile tile;
-  for (uint16_t& field : tile.fields) field = static_cast<uint16_t>(rng->Below(1u << width));
+  for (uint16_t& field : tile.fields) field = static_cast<uint16_t>(rng->Below(Values(width)));
   return tile;
 }
 
-// A superblock of elements, its scale codes and multipliers for k levels.
+Offsets RandomOffsets(Rng* rng) {
+  const int n = 2 + static_cast<int>(rng->Below(rng->Below(2) == 0 ? 10 : 32766));
+  return OffsetsOf(static_cast<int>(rng->Below(static_cast<uint64_t>(n))), n, rng->Below(3) == 0);
+}
+
+// A superblock of elements, its side word and multipliers for k levels.
 struct Elements {
   alignas(64) float x[kSuperblock];
-  uint8_t codes[kBlocks];
+  uint8_t word[kWordBytes];
   float factor[256] = {};
   float step[256] = {};
 
+  // The blocks' scales: near each other or far apart.
   Elements(Rng* rng, uint32_t k) {
+    const int middle = static_cast<int>(rng->Below(60)) - 40;
     for (uint32_t b = 0; b < kBlocks; ++b) {
-      const int octave = static_cast<int>(rng->Below(60)) - 40;
+      const int octave = middle + static_cast<int>(rng->Below(rng->Below(4) == 0 ? 60 : 3));
       for (uint32_t j = 0; j < kBlock; ++j) {
         x[b * kBlock + j] = static_cast<float>(std::ldexp(2 * rng->Uniform() - 1, octave));
       }
@@ -78,7 +101,7 @@ struct Elements {
     x[1] = 0.0f;
     x[2] = std::numeric_limits<float>::denorm_min();
     x[34] = -x[35];
-    ScalarKernels().block_codes(x, 1, codes);
+    ScalarKernels().side_words(x, 1, 1.0f, word);
     for (int c = 1; c <= kLastCode; ++c) {
       factor[c] = static_cast<float>(k * 65536.0 / Magnitude(c));
       step[c] = static_cast<float>(Magnitude(c) / k);
@@ -88,22 +111,22 @@ struct Elements {
 
   QuantizeArgs Args(Rng* rng, uint32_t k) const {
     return {.x = x,
-            .codes = codes,
+            .words = word,
             .factor = factor,
             .k = k,
             .counter = static_cast<uint32_t>(rng->Next()),
-            .shift = static_cast<uint16_t>(rng->Next())};
+            .offsets = RandomOffsets(rng)};
   }
 };
 
 TEST_P(HbiKernelsTest, PackAndUnpackEveryWidth) {
-  for (uint32_t width = 1; width <= 16; ++width) {
+  for (const uint32_t width : Widths()) {
     SCOPED_TRACE(width);
     for (int round = 0; round < 8; ++round) {
       Tile tile = RandomTile(&rng_, width);
       if (round == 0) {
         std::fill(std::begin(tile.fields), std::end(tile.fields),
-                  static_cast<uint16_t>((1u << width) - 1));
+                  static_cast<uint16_t>(Values(width) - 1));
       }
       Stream expected, packed;
       reference_.pack(tile.fields, width, expected.data());
@@ -118,7 +141,7 @@ TEST_P(HbiKernelsTest, PackAndUnpackEveryWidth) {
       ASSERT_EQ(unpacked, tile);
       reference_.unpack(expected.data(), width, reference.fields);
       ASSERT_EQ(reference, tile);
-      Tile sum = RandomTile(&rng_, 16), reference_sum = sum;
+      Tile sum = RandomTile(&rng_, 32), reference_sum = sum;
       BestKernels().unpack_add(expected.data(), width, sum.fields);
       reference_.unpack_add(expected.data(), width, reference_sum.fields);
       ASSERT_EQ(sum, reference_sum);
@@ -136,7 +159,7 @@ TEST_P(HbiKernelsTest, QuantizeEveryK) {
     reference_.quantize(args, expected.fields);
     BestKernels().quantize(args, found.fields);
     ASSERT_EQ(found, expected);
-    Tile sum = RandomTile(&rng_, 15), reference_sum = sum;
+    Tile sum = RandomTile(&rng_, 30), reference_sum = sum;
     BestKernels().quantize_add(args, sum.fields);
     reference_.quantize_add(args, reference_sum.fields);
     ASSERT_EQ(sum, reference_sum);
@@ -153,7 +176,8 @@ TEST_P(HbiKernelsTest, QuantizeEveryK) {
 
 TEST_P(HbiKernelsTest, AddEncodeEveryPairOfWidths) {
   // Every (h, K) whose sum has a width of its own: K runs over the widths of one contribution.
-  for (uint32_t k = 1; k <= kMaxLevels; k = 2 * k + 1) {
+  for (const uint32_t k :
+       {1u, 2u, 3u, 5u, 7u, 10u, 15u, 22u, 31u, 44u, 63u, 90u, 127u, 255u, 1023u, kMaxLevels}) {
     const Elements elements(&rng_, k);
     for (uint32_t h = 1; 2 * (h + 1) * k < kFieldLimit; h = h < 4 ? h + 1 : 2 * h) {
       SCOPED_TRACE(testing::Message() << "K " << k << ", contributions " << h);
@@ -180,14 +204,13 @@ TEST_P(HbiKernelsTest, AddEncodeEveryPairOfWidths) {
 }
 
 TEST_P(HbiKernelsTest, DecodeEveryWidth) {
-  for (uint32_t width = 1; width <= 16; ++width) {
+  for (const uint32_t width : Widths()) {
     SCOPED_TRACE(width);
-    const uint32_t zero = (1u << (width - 1)) - (width > 1 ? 1 : 0);
+    const uint32_t zero = Values(width) / 2;
     Elements elements(&rng_, 1);
-    elements.codes[3] = kPoison;
-    elements.codes[5] = kZeroCode;
+    if (width % 5 == 0) StoreWord(width % 10 == 0 ? kPoison : kZeroCode, elements.word, 0);
     const Tile tile = RandomTile(&rng_, width);
-    const DecodeArgs args{.codes = elements.codes, .step = elements.step, .zero = zero};
+    const DecodeArgs args{.words = elements.word, .step = elements.step, .zero = zero};
     float expected[kSuperblock], found[kSuperblock], fused[kSuperblock];
     reference_.decode(args, tile.fields, expected);
     BestKernels().decode(args, tile.fields, found);
@@ -236,8 +259,10 @@ TEST_P(HbiKernelsTest, Rotations) {
   }
 }
 
-TEST_P(HbiKernelsTest, BlockCodesOfEveryScale) {
-  // All exponents, mantissas around the four thresholds, non-finite values: one per block.
+// A superblock for each magnitude, in a block of it, with others far below; the scale of every
+// kind.
+TEST_P(HbiKernelsTest, SideWordsOfEveryScale) {
+  // All exponents, mantissas around the five thresholds, non-finite values.
   std::vector<uint32_t> magnitudes = {0,          1,          2,          0x7fffff,
                                       0x7f800000, 0x7f800001, 0x7fc00000, 0x7fffffff};
   for (uint32_t exponent = 0; exponent < 255; ++exponent) {
@@ -248,59 +273,124 @@ TEST_P(HbiKernelsTest, BlockCodesOfEveryScale) {
       }
     }
   }
-  while (magnitudes.size() % kBlocks != 0) magnitudes.push_back(1);
-  std::vector<float> x(magnitudes.size() * kBlock);
-  for (size_t b = 0; b < magnitudes.size(); ++b) {
+  std::vector<float> x(magnitudes.size() * kSuperblock);
+  for (size_t s = 0; s < magnitudes.size(); ++s) {
     const uint32_t sign = static_cast<uint32_t>(rng_.Next()) & 0x80000000;
-    const float largest = std::bit_cast<float>(magnitudes[b] | sign);
-    for (size_t j = 0; j < kBlock; ++j) {
-      x[b * kBlock + j] =
-          std::isfinite(largest) ? -largest * static_cast<float>(rng_.Uniform()) : 0;
+    const float largest = std::bit_cast<float>(magnitudes[s] | sign);
+    for (size_t j = 0; j < kSuperblock; ++j) {
+      const double below = std::exp2(-static_cast<double>(j / kBlock)) * rng_.Uniform();
+      x[s * kSuperblock + j] =
+          std::isfinite(largest) ? static_cast<float>(double{-largest} * below) : 0;
     }
-    x[b * kBlock + rng_.Below(kBlock)] = largest;
+    x[s * kSuperblock + rng_.Below(kSuperblock)] = largest;
   }
-  const size_t superblocks = magnitudes.size() / kBlocks;
-  std::vector<uint8_t> expected(magnitudes.size()), found(magnitudes.size());
-  reference_.block_codes(x.data(), superblocks, expected.data());
-  BestKernels().block_codes(x.data(), superblocks, found.data());
-  EXPECT_EQ(found, expected);
-  for (size_t b = 0; b < magnitudes.size(); ++b) {
-    // The definition: the smallest code whose M is not below the magnitude.
-    const uint8_t code = expected[b];
-    ASSERT_FALSE(IsReserved(code));
-    const double magnitude = std::fabs(double{std::bit_cast<float>(magnitudes[b])});
-    if (!std::isfinite(magnitude)) {
-      ASSERT_EQ(code, kPoison);
-    } else if (magnitude == 0) {
-      ASSERT_EQ(code, kZeroCode);
-    } else {
-      ASSERT_GE(Magnitude(code), magnitude);
-      if (code > 1) {
-        ASSERT_LT(Magnitude(code - 1), magnitude);
+  for (const float scale : {1.0f, 2.0f / 3, 62.0f / 63}) {
+    std::vector<uint8_t> expected(magnitudes.size() * kWordBytes), found = expected;
+    reference_.side_words(x.data(), magnitudes.size(), scale, expected.data());
+    BestKernels().side_words(x.data(), magnitudes.size(), scale, found.data());
+    EXPECT_EQ(found, expected);
+    for (size_t first = 0; first < 40; ++first) {  // every number of superblocks
+      std::vector<uint8_t> few(first * kWordBytes);
+      BestKernels().side_words(x.data() + 3 * kSuperblock, first, scale, few.data());
+      ASSERT_TRUE(std::equal(few.begin(), few.end(), expected.begin() + 3 * kWordBytes));
+    }
+    for (size_t s = 0; s < magnitudes.size(); ++s) {
+      // The definition: the smallest code whose M is not below the magnitude, by block; none more
+      // than 7 below the largest or below 1.
+      const uint32_t word = LoadWord(expected.data(), s);
+      ASSERT_TRUE(IsValid(word));
+      int codes[kBlocks], top = 0;
+      for (uint32_t b = 0; b < kBlocks; ++b) {
+        float largest = 0;
+        for (uint32_t j = 0; j < kBlock; ++j) {
+          const float y = std::fabs(x[s * kSuperblock + b * kBlock + j]);
+          largest = std::isnan(y) ? std::numeric_limits<float>::infinity() : std::max(largest, y);
+        }
+        const double magnitude = double{largest * scale};
+        codes[b] = magnitude == 0 ? kZeroCode : 1;
+        if (!std::isfinite(magnitude)) codes[b] = kPoison;
+        while (std::isfinite(magnitude) && magnitude > 0 && Magnitude(codes[b]) < magnitude) {
+          ++codes[b];
+        }
+        top = std::max(top, codes[b]);
+      }
+      ASSERT_EQ(TopOf(word), static_cast<uint32_t>(top));
+      for (uint32_t b = 0; b < kBlocks; ++b) {
+        const int shared = top == 0 || top == kPoison ? top : std::max({codes[b], top - 7, 1});
+        ASSERT_EQ(CodeOf(word, b), static_cast<uint32_t>(shared)) << s << " block " << b;
       }
     }
   }
 }
 
-TEST_P(HbiKernelsTest, TopCodes) {
-  for (size_t superblocks = 1; superblocks < 40; ++superblocks) {
-    std::vector<uint8_t> codes(superblocks * kBlocks), found(superblocks), expected(superblocks);
-    for (uint8_t& code : codes) {
-      const uint64_t kind = rng_.Below(4);
-      code = kind == 0 ? kZeroCode : kind == 1 ? kPoison : static_cast<uint8_t>(rng_.Below(246));
+uint32_t RandomWord(Rng* rng) {
+  uint8_t codes[kBlocks];
+  const uint64_t kind = rng->Below(8), least = rng->Below(kind == 0 ? 10 : 240);
+  for (uint8_t& code : codes) {
+    code =
+        static_cast<uint8_t>(std::min<uint64_t>(kLastCode, least + rng->Below(kind < 3 ? 4 : 16)));
+  }
+  if (kind == 7) codes[rng->Below(kBlocks)] = kPoison;
+  if (kind == 6) std::fill(std::begin(codes), std::end(codes), kZeroCode);
+  return WordOf(codes);
+}
+
+TEST_P(HbiKernelsTest, MergedWords) {
+  for (size_t superblocks = 0; superblocks < 100; ++superblocks) {
+    std::vector<uint8_t> a(superblocks * kWordBytes), b = a;
+    for (size_t s = 0; s < superblocks; ++s) {
+      StoreWord(RandomWord(&rng_), a.data(), s);
+      StoreWord(RandomWord(&rng_), b.data(), s);
     }
-    std::fill_n(codes.begin(), kBlocks, kPoison);
-    reference_.top_codes(codes.data(), superblocks, expected.data());
-    BestKernels().top_codes(codes.data(), superblocks, found.data());
+    std::vector<uint8_t> expected = a, found = a, other = b, again = a;
+    reference_.merge_words(b.data(), superblocks, expected.data());
+    BestKernels().merge_words(b.data(), superblocks, found.data());
+    BestKernels().merge_words(a.data(), superblocks, other.data());
+    BestKernels().merge_words(a.data(), superblocks, again.data());
     ASSERT_EQ(found, expected);
-    ASSERT_EQ(found[0], kZeroCode);
-    for (size_t s = 1; s < superblocks; ++s) {
-      int largest = 0;
-      for (size_t b = s * kBlocks; b < (s + 1) * kBlocks; ++b) {
-        if (codes[b] != kPoison) largest = std::max(largest, int{codes[b]});
+    ASSERT_EQ(other, expected);  // in either order
+    ASSERT_EQ(again, a);
+    BestKernels().merge_words(b.data(), superblocks, found.data());
+    ASSERT_EQ(found, expected);
+    for (size_t s = 0; s < superblocks; ++s) {
+      const uint32_t merged = LoadWord(expected.data(), s);
+      const uint32_t of_a = LoadWord(a.data(), s), of_b = LoadWord(b.data(), s);
+      ASSERT_TRUE(IsValid(merged));
+      const uint32_t top = std::max(TopOf(of_a), TopOf(of_b));
+      ASSERT_EQ(TopOf(merged), top);
+      for (uint32_t block = 0; block < kBlocks && IsLive(merged); ++block) {
+        const uint32_t larger = std::max(CodeOf(of_a, block), CodeOf(of_b, block));
+        ASSERT_EQ(CodeOf(merged, block), std::max({larger, top - std::min(top, 7u), 1u}));
       }
-      ASSERT_EQ(found[s], largest);
     }
+  }
+}
+
+// Any order and grouping of ranks gives the word of their largest magnitudes.
+TEST(HbiFormat, AgreementOfAnyTree) {
+  Rng rng(test::TestSeed());
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<uint32_t> words;
+    uint8_t largest[kBlocks] = {};
+    for (uint64_t ranks = 2 + rng.Below(6); ranks > 0; --ranks) {
+      uint8_t codes[kBlocks];
+      for (uint32_t b = 0; b < kBlocks; ++b) {
+        codes[b] =
+            static_cast<uint8_t>(rng.Below(4) == 0 ? 0 : rng.Below(round % 2 == 0 ? 20 : 254));
+        if (rng.Below(200) == 0) codes[b] = kPoison;
+        if (codes[b] == 254) codes[b] = kLastCode;
+        largest[b] = std::max(largest[b], codes[b]);
+      }
+      words.push_back(WordOf(codes));
+    }
+    while (words.size() > 1) {
+      const size_t i = rng.Below(words.size());
+      const uint32_t one = words[i];
+      words.erase(words.begin() + static_cast<std::ptrdiff_t>(i));
+      uint32_t& other = words[rng.Below(words.size())];
+      other = rng.Below(2) == 0 ? Merged(one, other) : Merged(other, one);
+    }
+    ASSERT_EQ(words[0], WordOf(largest));
   }
 }
 
@@ -314,7 +404,7 @@ TEST_P(HbiKernelsTest, SumsOfExtremesAreExact) {
       SCOPED_TRACE(testing::Message() << n << " ranks, K " << k);
       Elements elements(&rng_, k);
       const int code = 150;
-      std::fill(std::begin(elements.codes), std::end(elements.codes), uint8_t{code});
+      StoreWord(code, elements.word, 0);
       const auto m = static_cast<float>(Magnitude(code));
       Stream streams[2];
       for (uint32_t rank = 0; rank < n; ++rank) {
@@ -323,7 +413,7 @@ TEST_P(HbiKernelsTest, SumsOfExtremesAreExact) {
           elements.x[i] = negative ? -m : m;
         }
         QuantizeArgs args = elements.Args(&rng_, k);
-        args.shift = RankShift(static_cast<int>(rank), static_cast<int>(n));
+        args.offsets = OffsetsOf(static_cast<int>(rank), static_cast<int>(n), k % 2 == 0);
         uint8_t* out = streams[rank % 2].data();
         const uint32_t width = Width(rank + 1, k);
         if (rank == 0) {
@@ -358,17 +448,17 @@ TEST(HbiFormat, CodesAtTheScaleStayInRange) {
   // Every K, every mantissa of M, x at +-M and its neighbours, the smallest and largest offsets.
   Rng rng(test::TestSeed());
   for (uint32_t k = 1; k <= kMaxLevels; ++k) {
-    for (int code = 100; code < 104; ++code) {
+    for (int code = 100; code < 105; ++code) {
       const auto m = static_cast<float>(Magnitude(code));
       Elements elements(&rng, k);
-      std::fill(std::begin(elements.codes), std::end(elements.codes), static_cast<uint8_t>(code));
+      StoreWord(static_cast<uint32_t>(code), elements.word, 0);
       const float near[4] = {m, std::nextafter(m, 0.0f), -m, std::nextafter(-m, 0.0f)};
       for (uint32_t i = 0; i < kSuperblock; ++i) elements.x[i] = near[i % 4];
       // 16 shifts spread the offsets of every element evenly.
       const QuantizeArgs base = elements.Args(&rng, k);
       for (uint32_t shift = 0; shift < 65536; shift += k < 16 ? 4096 : 32768) {
         QuantizeArgs args = base;
-        args.shift = static_cast<uint16_t>(base.shift + shift);
+        args.offsets.add = static_cast<uint16_t>(base.offsets.add + shift);
         for (const Kernels* kernels : {&ScalarKernels(), &BestKernels()}) {
           Tile tile;
           kernels->quantize(args, tile.fields);
@@ -391,7 +481,8 @@ TEST(HbiFormat, CodesAtTheScaleStayInRange) {
 
 TEST(HbiFormat, AddPackedIsTheSumOfTheFields) {
   Rng rng(test::TestSeed());
-  for (uint32_t width = 1; width <= 16; ++width) {
+  for (const uint32_t width : Widths()) {
+    const uint32_t most = Values(width) - 1;
     for (const size_t superblocks : {size_t{1}, size_t{3}}) {
       std::vector<uint8_t> a, b;
       std::vector<Tile> sums;
@@ -399,9 +490,8 @@ TEST(HbiFormat, AddPackedIsTheSumOfTheFields) {
         Tile x = RandomTile(&rng, width), y = RandomTile(&rng, width), sum;
         for (uint32_t i = 0; i < kSuperblock; ++i) {
           // Any pair whose sum still fits; often the largest.
-          y.fields[i] =
-              static_cast<uint16_t>(rng.Below(4) == 0 ? (1u << width) - 1 - x.fields[i]
-                                                      : rng.Below((1u << width) - x.fields[i]));
+          y.fields[i] = static_cast<uint16_t>(
+              rng.Below(4) == 0 ? most - x.fields[i] : rng.Below(most + 1 - x.fields[i]));
           sum.fields[i] = static_cast<uint16_t>(x.fields[i] + y.fields[i]);
         }
         a.resize((s + 1) * PackedBytes(width));
@@ -441,6 +531,90 @@ TEST(HbiFormat, HashMeetsItsDefinition) {
   EXPECT_EQ(RankShift(2, 3), 43690);
   EXPECT_EQ(HashCounter(5, 6, 1) - HashCounter(5, 6, 0), 16u);
   EXPECT_NE(HashCounter(5, 6, 1u << 28), HashCounter(5, 6, 0));
+}
+
+// The n offsets of an element lie at (j + 1/2) / n.
+TEST(HbiFormat, OffsetsOfNths) {
+  Rng rng(test::TestSeed());
+  for (const int n : {2, 3, 4, 5, 7, 8, 16, 61, 100, 255, 1000}) {
+    for (int round = 0; round < 300; ++round) {
+      const auto hash = static_cast<uint32_t>(rng.Next());
+      std::vector<uint32_t> offsets;
+      for (int i = 0; i < n; ++i) {
+        offsets.push_back(RoundingOffset(hash, round % 32, OffsetsOf(i, n, false)));
+      }
+      std::sort(offsets.begin(), offsets.end());
+      for (int j = 0; j < n; ++j) {
+        ASSERT_NEAR(offsets[static_cast<size_t>(j)], (2 * j + 1) * 32768 / n, 2) << n;
+      }
+    }
+  }
+  // With unbiased=1 r stays.
+  EXPECT_EQ(RoundingOffset(0x12345678, 3, OffsetsOf(1, 4, true)), 0x5678u + 16384u);
+  EXPECT_EQ(RoundingOffset(0x12345678, 17, OffsetsOf(0, 3, true)), 0x1234u);
+  EXPECT_EQ(RoundingOffset(0x12345678, 3, OffsetsOf(1, 4, false)), 0x4000u + 0x2000u + 0x4000u);
+}
+
+TEST(HbiFormat, WidthsAndPairs) {
+  // The definition: twice the bits of the largest sum, or one less where two such values fit.
+  for (uint32_t k = 1; k <= kMaxLevels; ++k) {
+    for (const uint32_t h : {1u, 2u, 3u, 5u, 8u}) {
+      const uint64_t most = 2 * h * k;
+      if (most >= kFieldLimit) continue;
+      uint32_t bits = 0;
+      while (most >> bits != 0) ++bits;
+      const uint32_t pair = 2 * bits - 1;
+      const auto base = static_cast<uint64_t>(std::sqrt(std::exp2(pair)));
+      const uint32_t expected = pair >= 5 && pair <= 15 && base > most ? pair : 2 * bits;
+      ASSERT_EQ(Width(h, k), expected) << "K " << k << " times " << h;
+    }
+  }
+  for (uint32_t width = 5; width <= 15; width += 2) {
+    const PairInverse inverse = InverseOfBase(width);
+    for (uint32_t v = 0; v < 1u << width; ++v) {
+      ASSERT_EQ((v * inverse.times >> 16) >> inverse.shift, v / PairBase(width)) << width;
+    }
+  }
+}
+
+TEST(HbiFormat, CodesAscendByTheirSteps) {
+  const auto octaves = [](int code) { return std::log2(Magnitude(code)); };
+  const struct {
+    int first, last;
+    double from, step;
+  } kPieces[] = {
+      {1, 4, -88, 8}, {5, 30, -56, 1}, {31, 231, -30, 0.2}, {232, 247, 11, 1}, {248, 253, 43, 17}};
+  for (const auto& piece : kPieces) {
+    for (int code = piece.first; code <= piece.last; ++code) {
+      ASSERT_NEAR(octaves(code), piece.from + (code - piece.first) * piece.step, 1e-6) << code;
+    }
+  }
+}
+
+// Every set of eight differences, one of them zero, in a random order, below any top.
+TEST(HbiFormat, EnergyOfEveryWord) {
+  Rng rng(test::TestSeed());
+  std::vector<int> below(kBlocks, 0);  // ascending
+  const auto next = [&below] {
+    for (size_t i = kBlocks - 1; i > 0; --i) {
+      if (below[i] == 7) continue;
+      std::fill(below.begin() + static_cast<std::ptrdiff_t>(i), below.end(), below[i] + 1);
+      return true;
+    }
+    return false;
+  };
+  int words = 0;
+  do {
+    const int top = 8 + static_cast<int>(rng.Below(kLastCode - 7));
+    uint8_t codes[kBlocks];
+    const size_t first = rng.Below(kBlocks);
+    for (size_t b = 0; b < kBlocks; ++b) {
+      codes[(first + b) % kBlocks] = static_cast<uint8_t>(top - below[b]);
+    }
+    ASSERT_EQ(EnergyExponent(WordOf(codes)), test::HbiEnergy(codes)) << "top " << top;
+    ++words;
+  } while (next());
+  EXPECT_EQ(words, 3432);
 }
 
 TEST(Simd, UnknownTargetsAreNamed) {

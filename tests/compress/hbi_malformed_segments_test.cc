@@ -71,9 +71,9 @@ TEST(HbiMalformedReduceScatter, IsRefused) {
     test.Refused(all, {HbiDriver::Of(sum, &payload), test.In(segment)}, test.To(result),
                  {"result", "an output"});
     test.Refused(all, {HbiDriver::Of(result, &two)}, test.To(output), {"result", "an input"});
-    Payload short_side(31);
+    Payload short_side(15);
     test.Refused(all, {HbiDriver::Of({Form::kSide}, &short_side)}, {{{Form::kSide}, nullptr, 0}},
-                 {"31", "32"});
+                 {"15", "16"});
   }
 }
 
@@ -94,12 +94,12 @@ TEST(HbiMalformedAllGather, IsRefused) {
   test.Refused(all, {test.In(0), test.In(0)}, test.To(output), {"2 contributions of 1"});
   test.Refused(all, {HbiDriver::Of(result, &payload), HbiDriver::Of(result, &other)},
                test.To(output), {"result", "an input"});
-  Payload small(383), side(32, std::byte{250});
+  Payload small(383), side(16, std::byte{254});
   test.Refused(all, {HbiDriver::Of(result, &payload)}, {HbiDriver::Of(result, &small)},
                {"383", "384"});
   test.Refused(all, {test.In(0)}, {HbiDriver::Of(result, &small)}, {"383", "384"});
   test.Refused(all, {HbiDriver::Of({Form::kSide}, &side)}, {{{Form::kSide}, nullptr, 0}},
-               {"reserved"});
+               {"invalid"});
 }
 
 // At the very end of its memory, for sanitizers.

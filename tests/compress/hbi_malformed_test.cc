@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a state refuses: ranges, lengths, formats and codes that cannot be. It must say so before it
+// What a state refuses: ranges, lengths, formats and words that cannot be. It must say so before it
 // reads; the payloads here lie at the very end of their memory, so that a sanitizer sees a byte too
 // many. A warm call allocates nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -102,15 +104,15 @@ TEST_F(HbiMalformed, LengthsOfPayloads) {
     Refused(all_, {In(), Of(HbiDriver::Sum(1), &payload), Of(HbiDriver::Sum(1), &payload)},
             {Of({Form::kResult}, &room_)}, {"sum", std::to_string(bytes), "384"});
   }
-  for (const size_t bytes : {0u, 31u, 543u, 545u}) {  // codes 4 * 8, fields 4 bits: 4 * 128
+  for (const size_t bytes : {0u, 15u, 527u, 529u}) {  // words 4 * 4, fields 4 bits: 4 * 128
     Payload payload(bytes);
     Refused(all_, {Of({Form::kResult}, &payload)}, {Of({Form::kOutput}, &room_)},
-            {"result", std::to_string(bytes), "544"});
+            {"result", std::to_string(bytes), "528"});
   }
-  for (const size_t bytes : {0u, 31u, 33u}) {
+  for (const size_t bytes : {0u, 15u, 17u}) {
     Payload payload(bytes);
     Refused(all_, {Of({Form::kSide}, &payload)}, {{{Form::kSide}, nullptr, 0}},
-            {"side", std::to_string(bytes), "32"});
+            {"side", std::to_string(bytes), "16"});
   }
   Term shorter = In();
   shorter.bytes -= 1;
@@ -120,13 +122,13 @@ TEST_F(HbiMalformed, LengthsOfPayloads) {
 
 TEST_F(HbiMalformed, CapacitiesOfOutputs) {
   for (const Format& format : {HbiDriver::Sum(1), Format{Form::kSide}}) {
-    Payload payload(format.form == Form::kSide ? 31 : 383);
+    Payload payload(format.form == Form::kSide ? 15 : 383);
     Refused(all_, {In()}, {Of(format, &payload)}, {"room", std::to_string(payload.size())});
   }
-  Payload sums(384), result(543), output(3999);
+  Payload sums(384), result(527), output(3999);
   const std::vector<Term> everybody = {Of(HbiDriver::Sum(1), &sums), In(),
                                        Of(HbiDriver::Sum(1), &sums)};
-  Refused(all_, everybody, {Of({Form::kResult}, &result)}, {"543", "544"});
+  Refused(all_, everybody, {Of({Form::kResult}, &result)}, {"527", "528"});
   Refused(all_, everybody, {Of({Form::kOutput}, &output)}, {"3999", "4000"});
 }
 
@@ -146,26 +148,53 @@ TEST_F(HbiMalformed, Formats) {
   Refused(all_, {Of({Form::kOutput}, &room_)}, to(HbiDriver::Sum(1)), {"output", "an input"});
   Refused(all_, {In(), Of({Form::kSide}, &one)}, to(HbiDriver::Sum(1)), {"side", "an input"});
   Refused(all_, {sum1}, to({Form::kSide}), {"sum", "an input"});
-  Payload result(544), again(544);
+  Payload result(528), again(528);
   Refused(all_, {Of({Form::kResult}, &result)}, to(HbiDriver::Sum(3)), {"sum", "an output"});
   Refused(all_, {Of({Form::kResult}, &result), Of({Form::kResult}, &again)}, to({Form::kOutput}),
           {"result", "an input"});
 }
 
-TEST_F(HbiMalformed, ReservedCodes) {
-  for (int code = 240; code < 256; ++code) {
-    for (const size_t at : {0u, 17u, 31u}) {
-      Payload side(32), result(544);
-      side[at] = result[at] = static_cast<std::byte>(code);
+// Every word that no rank computes is refused, in either payload that carries words.
+TEST_F(HbiMalformed, InvalidWords) {
+  const auto taken = [this](uint32_t word) {
+    bool both[2];
+    for (const Form form : {Form::kSide, Form::kResult}) {
+      Payload payload(form == Form::kSide ? 16 : 528);
+      std::memcpy(payload.data() + 8, &word, 4);
+      const Term term = Of({form}, &payload);
       std::vector<Term> output = {{{Form::kSide}, nullptr, 0}};
-      const Term side_term = Of({Form::kSide}, &side), result_term = Of({Form::kResult}, &result);
-      const bool fine = code <= 245 || code == 255;
-      EXPECT_EQ(driver_.state(0).Combine(all_, {&side_term, 1}, output).ok(), fine) << code;
+      if (form == Form::kResult) output = {Of({Form::kOutput}, &room_)};
+      both[form == Form::kSide] = driver_.state(0).Combine(all_, {&term, 1}, output).ok();
       driver_.Agree(0, kCount, in_);
-      std::vector<Term> elements = {Of({Form::kOutput}, &room_)};
-      EXPECT_EQ(driver_.state(0).Combine(all_, {&result_term, 1}, elements).ok(), fine) << code;
     }
+    EXPECT_EQ(both[0], both[1]) << word;
+    return both[0];
+  };
+  Rng rng(TestSeed());
+  int good = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const uint32_t top = i < 256 ? static_cast<uint32_t>(i) : static_cast<uint32_t>(rng.Below(256));
+    const uint64_t kind = rng.Below(4);
+    uint32_t word = top;
+    // Few deltas, small ones, any; where none is zero the word is wrong.
+    for (uint32_t b = 0; b < 8 && i >= 256; ++b) {
+      const auto below = kind == 0   ? rng.Below(16) == 0
+                         : kind == 1 ? rng.Below(std::max(top, 1u) % 8 + 1)
+                                     : rng.Below(8);
+      word |= static_cast<uint32_t>(below) << (8 + 3 * b);
+    }
+    uint32_t smallest = 7, largest = 0;
+    for (uint32_t b = 0; b < 8; ++b) {
+      smallest = std::min(smallest, word >> (8 + 3 * b) & 7);
+      largest = std::max(largest, word >> (8 + 3 * b) & 7);
+    }
+    const bool whole = top == 0 || top == 255;
+    const bool right = whole ? largest == 0 : top != 254 && smallest == 0 && largest < top;
+    ASSERT_EQ(taken(word), right) << std::hex << word;
+    good += right ? 1 : 0;
   }
+  EXPECT_GT(good, 2000);
+  EXPECT_LT(good, 18000);
 }
 
 // Any bytes of the right length are summed and decoded without harm: what they mean is lost, memory
@@ -174,29 +203,31 @@ TEST_F(HbiMalformed, GarbageOfTheRightLength) {
   Rng rng(TestSeed());
   for (int i = 0; i < 200; ++i) {
     auto sum = std::make_unique<std::byte[]>(384), two = std::make_unique<std::byte[]>(512);
-    auto result = std::make_unique<std::byte[]>(544);
+    auto result = std::make_unique<std::byte[]>(528);
     for (int b = 0; b < 384; ++b) sum[b] = static_cast<std::byte>(rng.Next());
     for (int b = 0; b < 512; ++b) two[b] = static_cast<std::byte>(rng.Next());
-    for (int b = 0; b < 544; ++b) {
-      const auto byte = static_cast<uint8_t>(rng.Next());
-      result[b] = static_cast<std::byte>(b < 32 && byte > 245 ? 255 : byte);
+    for (int b = 0; b < 528; ++b) result[b] = static_cast<std::byte>(rng.Next());
+    for (int s = 0; s < 4; ++s) {  // words that can be: some block at the top, none below 1
+      result[4 * s] = static_cast<std::byte>(8 + rng.Below(246));
+      result[4 * s + 1] &= std::byte{0xf8};
     }
-    Payload made(544), elements(4000);
+    Payload made(528), elements(4000);
     std::vector<Term> outputs = {Of({Form::kResult}, &made), Of({Form::kOutput}, &elements)};
     const Term inputs[2] = {{HbiDriver::Sum(2), two.get(), 512},
                             {HbiDriver::Sum(1), sum.get(), 384}};
     EXPECT_TRUE(driver_.state(0).Combine(all_, inputs, outputs).ok());
     const Term owner[2] = {{HbiDriver::Sum(2), two.get(), 512}, In()};
     EXPECT_TRUE(driver_.state(0).Combine(all_, owner, outputs).ok());
-    const Term forward{{Form::kResult}, result.get(), 544};
+    const Term forward{{Form::kResult}, result.get(), 528};
     EXPECT_TRUE(driver_.state(0).Combine(all_, {&forward, 1}, outputs).ok());
-    EXPECT_EQ(std::memcmp(made.data(), result.get(), 544), 0);
+    EXPECT_EQ(std::memcmp(made.data(), result.get(), 528), 0);
   }
 }
 
 TEST_F(HbiMalformed, CodesTooSmallForTheElements) {
-  // A peer that says 1 (2^-98) for everything: the result is wrong, the memory is not touched.
-  Payload side(32, std::byte{1});
+  // A peer that says 1 (2^-88) for everything: the result is wrong, the memory is not touched.
+  Payload side(16, std::byte{0});
+  for (size_t s = 0; s < 4; ++s) side[4 * s] = std::byte{1};
   const Term term = Of({Form::kSide}, &side);
   std::vector<Term> state = {{{Form::kSide}, nullptr, 0}};
   ASSERT_TRUE(driver_.state(0).Combine(all_, {&term, 1}, state).ok());

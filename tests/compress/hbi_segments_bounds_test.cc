@@ -44,8 +44,8 @@ TEST(HbiSegmentsBounds, TheReferenceAlgorithmSendsWhatThePlanSays) {
     ReduceScatterFloat(&scatter, c.options.ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
     double sent = 8.0 * static_cast<double>(scatter.data_bytes());
     EXPECT_EQ(sent, PlannedBits(traces));
-    // The agreement takes 0.25 bits twice.
-    EXPECT_LE(sent + hops * 0.5 * elements, hops * elements * bits);
+    // The agreement takes 0.125 bits twice.
+    EXPECT_LE(sent + hops * 0.25 * elements, hops * elements * bits);
 
     const Vectors parts = MakeInputs(c.n, c.count, c.kind, &rng);
     HbiAllGather(parts, c.options, &traces);
@@ -53,8 +53,8 @@ TEST(HbiSegmentsBounds, TheReferenceAlgorithmSendsWhatThePlanSays) {
     AllGatherFloat(&gather, 1024, parts);
     sent = 8.0 * static_cast<double>(gather.data_bytes());
     EXPECT_EQ(sent, hops * PlannedBits(traces));
-    EXPECT_EQ(8.0 * static_cast<double>(gather.side_bytes()), hops * 0.25 * elements);
-    EXPECT_LE(sent + hops * 0.25 * elements, hops * elements * bits);
+    EXPECT_EQ(8.0 * static_cast<double>(gather.side_bytes()), hops * 0.125 * elements);
+    EXPECT_LE(sent + hops * 0.125 * elements, hops * elements * bits);
   }
 }
 
@@ -72,9 +72,9 @@ TEST(HbiSegmentsBounds, TheBudgetIsUsed) {
       ReduceScatterFloat(&scatter, Way::kTwoShot, 8192, ScatterInputs(c, &rng));
       HbiDriver gather = MakeDriver(c, DataType::kFloat32, kGather);
       AllGatherFloat(&gather, 8192, MakeInputs(n, c.count, c.kind, &rng));
-      for (const auto& [driver, codes] : {std::pair(&scatter, 0.5), std::pair(&gather, 0.25)}) {
+      for (const auto& [driver, words] : {std::pair(&scatter, 0.25), std::pair(&gather, 0.125)}) {
         const double sent =
-            8.0 * static_cast<double>(driver->data_bytes()) / (n - 1) / elements + codes;
+            8.0 * static_cast<double>(driver->data_bytes()) / (n - 1) / elements + words;
         EXPECT_LE(sent, bits);
         EXPECT_GE(sent, 0.98 * bits) << n;
       }
@@ -86,10 +86,10 @@ TEST(HbiSegmentsBounds, TheBudgetIsUsed) {
 
 struct Errors {
   double largest = 0;   // |result - exact|
-  double relative = 0;  // the same over the largest magnitude that the block's bound is about
+  double relative = 0;  // the same over the largest magnitude that the bound is about
 };
 
-// blocks[i]: what the bound of element i's block is relative to.
+// magnitude[i]: what the bound of element i is relative to.
 Errors ErrorsOf(const std::vector<float>& result, const std::vector<double>& exact,
                 const std::vector<double>& magnitude) {
   Errors errors;
@@ -102,11 +102,11 @@ Errors ErrorsOf(const std::vector<float>& result, const std::vector<double>& exa
   return errors;
 }
 
-// The largest magnitude of each element's block, over all vectors.
-std::vector<double> BlockMagnitudes(const Vectors& vectors) {
+// The largest magnitude of each element's superblock, over all vectors.
+std::vector<double> Magnitudes(const Vectors& vectors) {
   std::vector<double> magnitudes(vectors[0].size());
-  for (size_t b = 0; b < magnitudes.size(); b += 32) {
-    const size_t end = std::min(magnitudes.size(), b + 32);
+  for (size_t b = 0; b < magnitudes.size(); b += 256) {
+    const size_t end = std::min(magnitudes.size(), b + 256);
     double largest = 0;
     for (const std::vector<float>& x : vectors) {
       for (size_t e = b; e < end; ++e) largest = std::max(largest, std::fabs(double{x[e]}));
@@ -127,7 +127,7 @@ Errors ScatterErrors(const Case& c, const Vectors& inputs, const Vectors& result
       for (size_t e = 0; e < c.count; ++e) exact[e] += double{segments.back()[e]};
     }
     for (double& x : exact) x /= c.options.average ? c.n : 1;
-    std::vector<double> magnitudes = BlockMagnitudes(segments);
+    std::vector<double> magnitudes = Magnitudes(segments);
     for (double& x : magnitudes) x *= c.n;
     const Errors errors = ErrorsOf(results[r], exact, magnitudes);
     all = {std::max(all.largest, errors.largest), std::max(all.relative, errors.relative)};
@@ -139,7 +139,7 @@ Errors GatherErrors(const Case& c, const Vectors& parts, const std::vector<float
   Errors all;
   for (size_t r = 0; r < parts.size(); ++r) {
     const Errors errors = ErrorsOf(Segment(result, r, c.count), {parts[r].begin(), parts[r].end()},
-                                   BlockMagnitudes({parts[r]}));
+                                   Magnitudes({parts[r]}));
     all = {std::max(all.largest, errors.largest), std::max(all.relative, errors.relative)};
   }
   return all;
@@ -200,7 +200,7 @@ TEST(HbiSegmentsBounds, BoundsAPriori) {
         HbiDriver& driver = what == kScatter ? scatter : gather;
         driver.codec().Bound(what, n, &bits, &relative);
         const double sent = 8.0 * static_cast<double>(driver.data_bytes()) / (n - 1) / elements +
-                            (what == kScatter ? 0.5 : 0.25);
+                            (what == kScatter ? 0.25 : 0.125);
         if (fixed) {
           EXPECT_DOUBLE_EQ(sent, bits) << Name(what);
         } else {
@@ -220,8 +220,8 @@ TEST(HbiSegmentsBounds, BoundsAPriori) {
 }
 
 TEST(HbiSegmentsBounds, StatisticsCountAllSegments) {
-  // Segments of 3 superblocks and a tail. Blocks of zeros: one in each rank's first segment, a
-  // superblock that only rank 1 has something in; a NaN in segment 1.
+  // Segments of 3 superblocks and a tail. Zeros: a block in each rank's first segment, which counts
+  // for nothing, and a superblock that only rank 1 has something in; a NaN in segment 1.
   constexpr size_t kCount = 3 * 256 + 40;
   Vectors inputs(2, std::vector<float>(2 * kCount, 1.0f));
   for (size_t r = 0; r < 2; ++r) {
@@ -237,15 +237,15 @@ TEST(HbiSegmentsBounds, StatisticsCountAllSegments) {
   for (int r = 0; r < 2; ++r) {
     CodecStats stats;
     scatter.state(r).Finish(&stats);
-    EXPECT_EQ(stats.zero_blocks, 1u);
-    EXPECT_EQ(stats.poisoned_blocks, 1u);
+    EXPECT_EQ(stats.zero_blocks, 0u);
+    EXPECT_EQ(stats.poisoned_blocks, 8u);
     EXPECT_EQ(stats.dropped_superblocks, 0u);
     gather.state(r).Finish(&stats);
-    EXPECT_EQ(stats.zero_blocks, 9u);
-    EXPECT_EQ(stats.poisoned_blocks, 1u);
+    EXPECT_EQ(stats.zero_blocks, 8u);
+    EXPECT_EQ(stats.poisoned_blocks, 8u);
   }
   for (size_t e = 0; e < kCount; ++e) {
-    EXPECT_EQ(std::isnan(results[1][e]), e < 32) << e;
+    EXPECT_EQ(std::isnan(results[1][e]), e < 256) << e;
     EXPECT_FALSE(std::isnan(results[0][e])) << e;
   }
 }

@@ -163,9 +163,14 @@ TEST(HbiSegments, PayloadsAreThoseOfTheFormat) {
     gather.Begin();
     const Range all{last, 0, static_cast<uint32_t>(c.count)};
     const int sender = c.n - 1;
-    const Payload codes = gather.Make(sender, all, {gather.In(sender, all, part)}, {Form::kSide},
-                                      HbiDriver::SideCapacity(all));
-    ASSERT_TRUE(SameBytes(codes, traces[last].codes));
+    const Payload side = gather.Make(sender, all, {gather.In(sender, all, part)}, {Form::kSide},
+                                     HbiDriver::SideCapacity(all));
+    std::vector<uint8_t> words(side.size());
+    for (size_t s = 0; s < traces[last].k.size(); ++s) {
+      const uint32_t word = HbiWord(&traces[last].codes[8 * s]);
+      std::memcpy(&words[4 * s], &word, 4);
+    }
+    ASSERT_TRUE(SameBytes(side, words));
     gather.Announce(sender, all, part);
     const Payload payload = gather.Make(sender, all, {gather.In(sender, all, part)},
                                         {Form::kResult}, gather.Capacity(all));

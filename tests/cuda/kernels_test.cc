@@ -27,7 +27,7 @@ class CudaKernels : public testing::Test {
   DeviceTarget target_;
 };
 
-TEST_F(CudaKernels, ScaleCodes) { CheckScaleCodes(&target_, &rng_); }
+TEST_F(CudaKernels, SideWords) { CheckSideWords(&target_, &rng_); }
 
 TEST_F(CudaKernels, Casts) { CheckCasts(&target_, &rng_); }
 
@@ -86,8 +86,8 @@ TEST_F(CudaKernels, WrongArgumentsAreErrors) {
   const int error = launchers.add({.slice = slice, .a = eight}, nullptr);
   EXPECT_STREQ(launchers.error_name(error), "cudaErrorMisalignedAddress");
   const auto type = static_cast<cuda::ElementType>(cuda::kElementTypes);
-  EXPECT_NE(launchers.block_codes(type, bytes.data(), 256, bytes.data(), nullptr), 0);
-  EXPECT_EQ(launchers.block_codes(cuda::ElementType::kFloat32, nullptr, 0, nullptr, nullptr), 0);
+  EXPECT_NE(launchers.side_words(type, bytes.data(), 256, bytes.data<uint32_t>(), nullptr), 0);
+  EXPECT_EQ(launchers.side_words(cuda::ElementType::kFloat32, nullptr, 0, nullptr, nullptr), 0);
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ class EngineStepsTest : public ::testing::Test {
     return Status::Ok();
   }
 
-  const cuda::Launchers kernels_{.block_codes = nullptr,
+  const cuda::Launchers kernels_{.side_words = nullptr,
                                  .encode = nullptr,
                                  .add = nullptr,
                                  .decode = nullptr,

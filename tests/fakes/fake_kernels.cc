@@ -64,7 +64,7 @@ cuda::PackedArgs At(FakeDevice* device, const cuda::PackedArgs& packed) {
 class HostSlice {
  public:
   HostSlice(FakeDevice* device, const cuda::SliceArgs& slice) : args_(slice) {
-    args_.codes = At(device, slice.codes);
+    args_.words = AlignedAt(device, slice.words, 4);
     args_.points = At(device, slice.points);
     uint8_t last = 0;
     for (uint32_t s = 0; s < slice.superblocks(); ++s) last = std::max(last, args_.points[s]);
@@ -95,12 +95,12 @@ int Enqueue(std::atomic<uint64_t>* count, void* stream, Work work) {
   return 0;
 }
 
-int BlockCodes(cuda::ElementType type, const void* elements, uint32_t count, uint8_t* codes,
-               void* stream) {
+int SideWords(cuda::ElementType type, const void* elements, uint32_t count, uint32_t* words,
+              void* stream) {
   FakeDevice* const device = Fake();
-  return Enqueue(&launches.block_codes, stream, [=] {
-    return Emulated().block_codes(type, AlignedAt(device, elements, SizeOf(type)), count,
-                                  At(device, codes), nullptr);
+  return Enqueue(&launches.side_words, stream, [=] {
+    return Emulated().side_words(type, AlignedAt(device, elements, SizeOf(type)), count,
+                                  AlignedAt(device, words, 4), nullptr);
   });
 }
 
@@ -134,7 +134,7 @@ int Decode(cuda::ElementType type, const cuda::DecodeArgs& given, void* stream) 
     const HostSlice slice(device, given.slice);
     cuda::DecodeArgs args = given;
     args.slice = slice.args();
-    args.codes = At(device, given.codes);
+    args.words = AlignedAt(device, given.words, 4);
     args.in = At(device, given.in);
     args.elements = AlignedAt(device, given.elements, SizeOf(type));
     return Emulated().decode(type, args, nullptr);
@@ -152,7 +152,7 @@ int Fold(cuda::ElementType type, const cuda::FoldArgs& given, void* stream) {
     }
     args.own = AlignedAt(device, given.own, SizeOf(type));
     args.sum = At(device, given.sum);
-    args.result_codes = At(device, given.result_codes);
+    args.result_words = AlignedAt(device, given.result_words, 4);
     args.result = At(device, given.result);
     args.elements = AlignedAt(device, given.elements, SizeOf(type));
     return Emulated().fold(type, args, nullptr);
@@ -194,7 +194,7 @@ const char* ErrorName(int) { return "an error of the fake device"; }
 }  // namespace
 
 const cuda::Launchers& FakeKernels() {
-  static constexpr cuda::Launchers kLaunchers = {.block_codes = BlockCodes,
+  static constexpr cuda::Launchers kLaunchers = {.side_words = SideWords,
                                                  .encode = Encode,
                                                  .add = Add,
                                                  .decode = Decode,

@@ -18,11 +18,11 @@ const cuda::Launchers& FakeKernels();
 
 // How many have been launched in this process.
 struct FakeLaunches {
-  std::atomic<uint64_t> block_codes{0}, encode{0}, add{0}, decode{0}, fold{0};
+  std::atomic<uint64_t> side_words{0}, encode{0}, add{0}, decode{0}, fold{0};
   std::atomic<uint64_t> cast_encode{0}, cast_decode{0}, reduce{0};
 
   uint64_t all() const {
-    return block_codes + encode + add + decode + fold + cast_encode + cast_decode + reduce;
+    return side_words + encode + add + decode + fold + cast_encode + cast_decode + reduce;
   }
 };
 const FakeLaunches& LaunchesSoFar();

@@ -216,20 +216,21 @@ TEST(BenchOracle, BoundOfALossyCodec) {
 
 TEST(BenchOracle, InfinityAndNanInTheInput) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  std::vector<float> patterns(2 * 96, 1.0f);
-  patterns[40] = kInfinity;
-  patterns[96 + 70] = std::numeric_limits<float>::quiet_NaN();
-  const Inputs inputs(2, 96, patterns);
+  constexpr size_t kCount = 3 * 256, kInfinite = 256 + 40, kNan = 512 + 70;
+  std::vector<float> patterns(2 * kCount, 1.0f);
+  patterns[kInfinite] = kInfinity;
+  patterns[kCount + kNan] = std::numeric_limits<float>::quiet_NaN();
+  const Inputs inputs(2, kCount, patterns);
   const Oracle oracle = MakeOracle(inputs, DataType::kFloat32, ReduceOp::kSum);
-  std::vector<float> result(96, 2.0f);
-  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), 96, std::nullopt).wrong, 2u);
-  result[40] = kInfinity;
-  result[70] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), 96, std::nullopt).wrong, 0u);
-  // A codec poisons the blocks of 32 around them.
-  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), 96, 0.1).wrong, 63u);
-  std::fill(result.begin() + 32, result.end(), std::numeric_limits<float>::quiet_NaN());
-  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), 96, 0.1).wrong, 0u);
+  std::vector<float> result(kCount, 2.0f);
+  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), kCount, std::nullopt).wrong, 2u);
+  result[kInfinite] = kInfinity;
+  result[kNan] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), kCount, std::nullopt).wrong, 0u);
+  // A codec poisons the superblocks of 256 around them.
+  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), kCount, 0.1).wrong, 511u);
+  std::fill(result.begin() + 256, result.end(), std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(VerifyReduction(oracle, 0, result.data(), kCount, 0.1).wrong, 0u);
 }
 
 TEST(BenchOracle, OverflowIsNotAnError) {
@@ -286,21 +287,25 @@ TEST(BenchInputs, PeriodIsAnOddNumberOfSuperblocks) {
 }
 
 TEST(BenchVerify, LossyCopies) {
-  std::vector<float> a(100, 1.0f), b(100, 1.25f);
-  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 0u);
-  const Accuracy off = VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.2499);
-  EXPECT_EQ(off.wrong, 100u);
+  constexpr size_t kCount = 3 * 256 + 4;
+  std::vector<float> a(kCount, 1.0f), b(kCount, 1.25f);
+  const auto verify = [&](double bound) {
+    return VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), kCount, bound);
+  };
+  EXPECT_EQ(verify(0.25).wrong, 0u);
+  const Accuracy off = verify(0.2499);
+  EXPECT_EQ(off.wrong, kCount);
   EXPECT_EQ(off.max_error, 0.25);
   EXPECT_DOUBLE_EQ(off.Vnmse(), 0.0625);
-  // The second block and the tail are poisoned: NaN, and nothing else.
-  a[40] = std::numeric_limits<float>::infinity();
-  a[99] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 36u);
-  std::fill_n(b.begin() + 32, 32, std::numeric_limits<float>::quiet_NaN());
-  std::fill_n(b.begin() + 96, 4, std::numeric_limits<float>::quiet_NaN());
-  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 0u);
+  // The second superblock and the tail are poisoned: NaN, and nothing else.
+  a[300] = std::numeric_limits<float>::infinity();
+  a[kCount - 1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(verify(0.25).wrong, 260u);
+  std::fill_n(b.begin() + 256, 256, std::numeric_limits<float>::quiet_NaN());
+  std::fill_n(b.begin() + 768, 4, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(verify(0.25).wrong, 0u);
   b[0] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(VerifyLossyCopy(DataType::kFloat32, a.data(), b.data(), 100, 0.25).wrong, 1u);
+  EXPECT_EQ(verify(0.25).wrong, 1u);
 }
 
 TEST(BenchVerify, CopiesAndGuards) {

@@ -23,40 +23,87 @@ float FloatOf(uint32_t bits) {
 
 // ---------------------------------------------------------------- scales
 
-// The exponent of a code in quarter octaves, from a table that is walked up step by step.
-const std::array<int, 246>& Exponents() {
-  static const std::array<int, 246> table = [] {
-    std::array<int, 246> q{};
-    q[1] = -392;
-    for (size_t c = 2; c < q.size(); ++c) q[c] = q[c - 1] + (c <= 17 || c > 217 ? 16 : 1);
+// The exponent of a code in fifths of an octave, from a table that is walked up step by step.
+const std::array<int, 254>& Exponents() {
+  static const std::array<int, 254> table = [] {
+    std::array<int, 254> q{};
+    q[1] = -440;
+    for (size_t c = 2; c < q.size(); ++c) {
+      q[c] = q[c - 1] + (c <= 5 ? 40 : c <= 31 ? 5 : c <= 231 ? 1 : c <= 247 ? 5 : 85);
+    }
     return q;
   }();
   return table;
 }
 
 double ScaleOf(int code) {
-  static constexpr uint32_t kMantissa[4] = {0x3f800000, 0x3f9837f0, 0x3fb504f3, 0x3fd744fd};
+  static constexpr uint32_t kMantissa[5] = {0x3f800000, 0x3f93088c, 0x3fa8e5a3, 0x3fc20300,
+                                            0x3fdedc67};
   const int q = Exponents()[static_cast<size_t>(code)];
-  const int octave = static_cast<int>(std::floor(q / 4.0));
-  return double{FloatOf(kMantissa[q - 4 * octave])} * std::pow(2.0, octave);
+  const int octave = static_cast<int>(std::floor(q / 5.0));
+  return double{FloatOf(kMantissa[q - 5 * octave])} * std::pow(2.0, octave);
 }
 
-// By search: the first code whose scale is not below the largest magnitude.
-int CodeOf(const float* block) {
-  double largest = 0;
-  for (size_t j = 0; j < kBlockElements; ++j) {
-    if (!std::isfinite(block[j])) return kNotFinite;
-    largest = std::max(largest, std::fabs(double{block[j]}));
-  }
-  if (largest == 0) return 0;
+// By search: the first code whose scale is not below the magnitude.
+uint8_t CodeOf(double magnitude) {
+  if (!std::isfinite(magnitude)) return kNotFinite;
+  if (magnitude == 0) return 0;
   static const std::vector<double> scales = [] {
     std::vector<double> all;
-    for (int c = 1; c <= 245; ++c) all.push_back(ScaleOf(c));
+    for (int c = 1; c <= 253; ++c) all.push_back(ScaleOf(c));
     return all;
   }();
-  return 1 +
-         static_cast<int>(std::lower_bound(scales.begin(), scales.end(), largest) - scales.begin());
+  const auto found = std::lower_bound(scales.begin(), scales.end(), magnitude);
+  return static_cast<uint8_t>(1 + (found - scales.begin()));
 }
+
+float Largest(const float* block) {
+  float largest = 0;
+  for (size_t j = 0; j < kBlockElements; ++j) {
+    if (std::isnan(block[j])) return block[j];
+    largest = std::max(largest, std::fabs(block[j]));
+  }
+  return largest;
+}
+
+using Eight = std::array<uint8_t, 8>;
+
+// What a superblock's codes become when they share a word.
+Eight Shared(const Eight& codes) {
+  const int top = *std::max_element(codes.begin(), codes.end());
+  Eight shared;
+  for (size_t b = 0; b < 8; ++b) {
+    const int least = std::max(top - 7, 1);
+    shared[b] =
+        static_cast<uint8_t>(top == 0 || top == kNotFinite ? top : std::max<int>(codes[b], least));
+  }
+  return shared;
+}
+
+// The codes of 256 elements. k2 > 0: those of a result of so many levels, to nearest.
+Eight CodesOf(const float* x, int k2) {
+  Eight codes;
+  const auto g = static_cast<float>(2.0 * k2 / (2.0 * k2 + 1));
+  for (size_t b = 0; b < 8; ++b) {
+    const float largest = Largest(x + b * kBlockElements);
+    codes[b] = CodeOf(double{k2 > 0 ? largest * g : largest});
+  }
+  return Shared(codes);
+}
+
+Eight Merged(const Eight& a, const Eight& b) {
+  Eight larger;
+  for (size_t i = 0; i < 8; ++i) larger[i] = std::max(a[i], b[i]);
+  return Shared(larger);
+}
+
+Eight EightAt(const uint8_t* codes) {
+  Eight eight;
+  std::copy_n(codes, 8, eight.begin());
+  return eight;
+}
+
+bool Live(const uint8_t* codes) { return codes[0] != 0 && codes[0] != kNotFinite; }
 
 // ---------------------------------------------------------------- the plan
 
@@ -66,12 +113,12 @@ int BitLength(int x) {
   return length;
 }
 
-struct Option {
-  int cost;
-  double error;
-  int k, k2;
-  int from;  // smallest exponent minus delta at which it is taken
-};
+// Of a pair of values in `bits` bits: the largest number whose square is at most 2^bits.
+int Base(int bits) {
+  int base = 0;
+  while ((base + 1) * (base + 1) <= 1 << bits) ++base;
+  return base;
+}
 
 // What is planned for: the sum and its second quantization, a sum alone, one rank's payload.
 enum class Kind { kAllReduce, kReduceScatter, kAllGather };
@@ -79,8 +126,7 @@ enum class Kind { kAllReduce, kReduceScatter, kAllGather };
 // What one element of the first rank's part meets before it is complete there.
 struct Hops {
   std::vector<int> contributions;  // in the fields of each payload with K levels
-  int sums = 0;                    // payloads with K2 levels: sums of groups
-  int coded = 0;                   // payloads that have scale codes of their own
+  int sums = 0;                    // payloads with K2 levels and words of their own: sums of groups
 };
 
 bool InGroups(const HbiOptions& options, int n) { return options.m > 1 && options.m < n; }
@@ -88,17 +134,12 @@ bool InGroups(const HbiOptions& options, int n) { return options.m > 1 && option
 Hops HopsOf(Kind kind, int n, const HbiOptions& options) {
   Hops hops;
   if (kind == Kind::kAllGather) return hops;
-  if (InGroups(options, n)) {
+  if (kind == Kind::kAllReduce && InGroups(options, n)) {
     for (int first = 0; first < n; first += options.m) {
       const int members = std::min(options.m, n - first);
-      if (first == 0 || members == 1) {
-        hops.contributions.insert(hops.contributions.end(),
-                                  static_cast<size_t>(first == 0 ? members - 1 : 1), 1);
-        continue;
-      }
-      hops.contributions.insert(hops.contributions.end(), static_cast<size_t>(members - 1), 1);
-      ++hops.sums;
-      ++hops.coded;
+      const int plain = first == 0 || members > 1 ? members - 1 : 1;
+      hops.contributions.insert(hops.contributions.end(), static_cast<size_t>(plain), 1);
+      hops.sums += first != 0 && members > 1 ? 1 : 0;
     }
     return hops;
   }
@@ -106,140 +147,140 @@ Hops HopsOf(Kind kind, int n, const HbiOptions& options) {
   return hops;
 }
 
-std::vector<Option> Options(Kind kind, int n, const HbiOptions& options) {
+struct Option {
+  int64_t cost, error;
+  int k, k2;
+};
+
+std::vector<Option> AllOptions(Kind kind, int n, const HbiOptions& options) {
   const Hops hops = HopsOf(kind, n, options);
   const auto cost_of_sum = [&](int k, int k2) {
-    int cost = hops.sums * BitLength(2 * k2);
-    for (const int h : hops.contributions) cost += BitLength(2 * h * k);
+    int64_t cost = int64_t{4} * hops.sums * HbiWidth(1, k2);
+    for (const int h : hops.contributions) cost += 4 * HbiWidth(h, k);
     return cost;
   };
-  static const int kLevels[] = {1,   2,   3,   4,   5,    6,    7,    9,    11,  13,  15,
-                                19,  23,  27,  31,  39,   47,   55,   63,   95,  127, 191,
-                                255, 383, 511, 767, 1023, 1535, 2047, 3071, 4095};
+  static const int kLevels[] = {1,   2,   3,   4,   5,   6,   7,    9,    10,   11,   13,  15,
+                                19,  22,  23,  27,  31,  39,  44,   47,   55,   63,   90,  95,
+                                127, 191, 255, 383, 511, 767, 1023, 1535, 2047, 3071, 4095};
+  constexpr int64_t kOne = int64_t{1} << 36;
+  const bool groups = kind == Kind::kAllReduce && InGroups(options, n);
   std::vector<Option> all;
-  if (!options.unbiased) all.push_back({0, n * 0.10, 0, 0, 0});
+  if (!options.unbiased) all.push_back({0, kOne * 6 / 5, 0, 0});
   for (const int k : kLevels) {
     if (2 * n * k >= 65536) continue;
-    if (kind == Kind::kAllGather) {
-      all.push_back({BitLength(2 * k), n / (12.0 * k * k), k, 0, 0});
-      continue;
-    }
-    if (kind == Kind::kReduceScatter) {
-      all.push_back({cost_of_sum(k, 0), n / (12.0 * k * k), k, 0, 0});
-      continue;
-    }
+    const int64_t sum_error = kOne / (int64_t{k} * k);
+    if (kind == Kind::kAllGather) all.push_back({4 * HbiWidth(1, k), sum_error, k, 0});
+    if (kind == Kind::kReduceScatter) all.push_back({cost_of_sum(k, 0), sum_error, k, 0});
+    if (kind != Kind::kAllReduce) continue;
     for (const int k2 : kLevels) {
       if (2 * n * k2 >= 65536) continue;
-      const int cost = (n - 1) * BitLength(2 * k2) + cost_of_sum(k, k2);
-      const double result_weight = (InGroups(options, n) ? 1.32 : 0.66) * n;
-      const double sum_error = (n + 1) / (12.0 * k * k);
-      const double result_error = result_weight / (12.0 * k2 * k2);
-      all.push_back({cost, sum_error + result_error, k, k2, 0});
+      const int64_t steps = 2 * k2 + 1;
+      const int64_t result_error = (groups ? 16 : 8) * kOne / (BitLength(n) * steps * steps);
+      all.push_back({4 * int64_t{n - 1} * HbiWidth(1, k2) + cost_of_sum(k, k2),
+                     sum_error + result_error, k, k2});
     }
   }
-  std::stable_sort(all.begin(), all.end(), [](const Option& a, const Option& b) {
-    return a.cost != b.cost ? a.cost < b.cost : a.error < b.error;
-  });
-  std::vector<Option> hull;
-  for (const Option& option : all) {
-    if (!hull.empty() && option.error >= hull.back().error) continue;
-    if (!hull.empty() && option.cost == hull.back().cost) hull.pop_back();
-    while (hull.size() > 1) {
-      const Option& a = hull[hull.size() - 2];
-      const Option& b = hull.back();
-      const double left = (b.error - a.error) * (option.cost - a.cost);
-      const double right = (option.error - a.error) * (b.cost - a.cost);
-      if (left < right) break;
-      hull.pop_back();
+  return all;
+}
+
+// From the cheapest option on, always to the one with the steepest way down, the farthest of
+// equals.
+std::vector<HbiChoice> Wrapped(const std::vector<Option>& all) {
+  const auto before = [](const Option& a, const Option& b) {
+    return std::tie(a.cost, a.error, a.k, a.k2) < std::tie(b.cost, b.error, b.k, b.k2);
+  };
+  Option now = *std::min_element(all.begin(), all.end(), before);
+  std::vector<HbiChoice> hull = {{now.cost, now.k, now.k2, -(1 << 20)}};
+  while (true) {
+    const Option* best = nullptr;
+    for (const Option& option : all) {
+      if (option.error >= now.error) continue;
+      if (best == nullptr) {
+        best = &option;
+        continue;
+      }
+      const int64_t mine = (now.error - option.error) * (best->cost - now.cost);
+      const int64_t theirs = (now.error - best->error) * (option.cost - now.cost);
+      const bool same = option.cost == best->cost && option.error == best->error;
+      if (mine > theirs ||
+          (mine == theirs && (same ? before(option, *best) : option.cost > best->cost))) {
+        best = &option;
+      }
     }
-    hull.push_back(option);
+    if (best == nullptr) return hull;
+    const auto gain = static_cast<double>(now.error - best->error);
+    const auto price = static_cast<double>(best->cost - now.cost);
+    int d = 0;
+    while (gain * std::pow(2.0, (d % 5) / 5.0) < price * std::pow(2.0, 33 - d / 5)) ++d;
+    hull.push_back({best->cost, best->k, best->k2, d});
+    now = *best;
   }
-  hull[0].from = -(1 << 20);
-  for (size_t i = 1; i < hull.size(); ++i) {
-    const double gain = (hull[i - 1].error - hull[i].error) / (hull[i].cost - hull[i - 1].cost);
-    int d = -400;
-    const auto reached = [&] {
-      const bool odd = d % 2 != 0;
-      return gain * std::pow(2.0, std::floor(d / 2.0)) * (odd ? 1.4142135623730951 : 1.0) >= 1.0;
-    };
-    while (!reached()) ++d;
-    hull[i].from = d;
-  }
+}
+
+const std::vector<HbiChoice>& HullOf(Kind kind, int n, const HbiOptions& options) {
+  static std::map<std::tuple<Kind, int, bool, bool, int>, std::vector<HbiChoice>> known;
+  std::vector<HbiChoice>& hull = known[{kind, n, options.ring, options.unbiased, options.m}];
+  if (hull.empty()) hull = Wrapped(AllOptions(kind, n, options));
   return hull;
 }
 
 // Index of the option taken at this exponent and delta.
-int Taken(const std::vector<Option>& options, int exponent, int delta) {
-  int taken = 0;
-  for (size_t i = 1; i < options.size(); ++i) {
-    if (exponent - delta >= options[i].from) taken = static_cast<int>(i);
-  }
-  return taken;
+size_t Taken(const std::vector<HbiChoice>& hull, int exponent, int delta) {
+  const auto above = std::upper_bound(
+      hull.begin(), hull.end(), exponent - delta,
+      [](int distance, const HbiChoice& choice) { return distance < choice.threshold; });
+  return static_cast<size_t>(above - hull.begin()) - 1;
 }
 
 int64_t BudgetOf(Kind kind, int n, const HbiOptions& options, size_t superblocks) {
   const auto all = static_cast<int64_t>(superblocks);
   const int bits8 = options.bits8;
-  if (kind == Kind::kAllGather) return (bits8 - 2) * all;
-  const int coded = HopsOf(kind, n, options).coded;
-  return ((n - 1) * (kind == Kind::kReduceScatter ? bits8 - 4 : 2 * bits8 - 6) - 2 * coded) * all;
+  if (kind == Kind::kAllGather) return (bits8 - 1) * all;
+  const int coded = HopsOf(kind, n, options).sums;
+  return ((n - 1) * (kind == Kind::kReduceScatter ? bits8 - 2 : 2 * bits8 - 3) - coded) * all;
 }
 
 void PlanWindow(Kind kind, const uint8_t* codes, size_t superblocks, int n,
                 const HbiOptions& options, HbiTrace* trace) {
-  std::vector<int> top(superblocks, 0);
-  for (size_t s = 0; s < superblocks; ++s) {
-    for (size_t b = 0; b < 8; ++b) {
-      const int code = codes[8 * s + b];
-      if (code != kNotFinite) top[s] = std::max(top[s], code);
-    }
-  }
   if (options.k > 0) {
-    for (const int code : top) {
-      trace->k.push_back(code > 0 ? options.k : 0);
-      trace->k2.push_back(code > 0 && kind == Kind::kAllReduce ? options.k2 : 0);
+    for (size_t s = 0; s < superblocks; ++s) {
+      const bool live = Live(codes + 8 * s);
+      trace->k.push_back(live ? options.k : 0);
+      trace->k2.push_back(live && kind == Kind::kAllReduce ? options.k2 : 0);
     }
     return;
   }
-  static std::map<std::tuple<Kind, int, bool, bool, int>, std::vector<Option>> known;
-  std::vector<Option>& hull = known[{kind, n, options.ring, options.unbiased, options.m}];
-  if (hull.empty()) hull = Options(kind, n, options);
-
+  const std::vector<HbiChoice>& hull = HullOf(kind, n, options);
   std::map<int, int64_t> how_many;
-  for (const int code : top) ++how_many[code];
-  how_many.erase(0);
+  for (size_t s = 0; s < superblocks; ++s) {
+    if (Live(codes + 8 * s)) ++how_many[HbiEnergy(codes + 8 * s)];
+  }
   const int64_t budget = BudgetOf(kind, n, options, superblocks);
   const auto cost8 = [&](int delta) {
     int64_t cost = 0;
-    for (const auto& [code, count] : how_many) {
-      const int taken = Taken(hull, Exponents()[static_cast<size_t>(code)], delta);
-      cost += 8 * count * hull[static_cast<size_t>(taken)].cost;
+    for (const auto& [exponent, count] : how_many) {
+      cost += count * hull[Taken(hull, exponent, delta)].cost;
     }
     return cost;
   };
-  int delta = -1200;
-  while (cost8(delta) > budget && delta < 1200) ++delta;
+  int delta = -1400;
+  while (cost8(delta) > budget && delta < 1400) ++delta;
   int64_t spent = cost8(delta);
-  std::map<int, std::pair<int, int>> taken_at;  // by code: at delta, at delta - 1
-  for (const auto& [code, count] : how_many) {
-    const int exponent = Exponents()[static_cast<size_t>(code)];
-    taken_at[code] = {Taken(hull, exponent, delta), Taken(hull, exponent, delta - 1)};
-  }
-  for (const int code : top) {
-    if (code == 0) {
+  for (size_t s = 0; s < superblocks; ++s) {
+    if (!Live(codes + 8 * s)) {
       trace->k.push_back(0);
       trace->k2.push_back(0);
       continue;
     }
-    auto [now, next] = taken_at[code];
-    for (; now < next; ++now) {
-      const int64_t extra = 8 * int64_t{hull[static_cast<size_t>(now) + 1].cost -
-                                        hull[static_cast<size_t>(now)].cost};
+    const int exponent = HbiEnergy(codes + 8 * s);
+    size_t now = Taken(hull, exponent, delta);
+    for (const size_t next = Taken(hull, exponent, delta - 1); now < next; ++now) {
+      const int64_t extra = hull[now + 1].cost - hull[now].cost;
       if (spent + extra > budget) break;
       spent += extra;
     }
-    trace->k.push_back(hull[static_cast<size_t>(now)].k);
-    trace->k2.push_back(hull[static_cast<size_t>(now)].k2);
+    trace->k.push_back(hull[now].k);
+    trace->k2.push_back(hull[now].k2);
   }
   trace->window_bits.push_back(static_cast<double>(spent) / 8 * kSuperElements);
   trace->window_budget.push_back(static_cast<double>(budget) / 8 * kSuperElements);
@@ -270,6 +311,16 @@ uint32_t Random16(uint64_t seed, uint64_t step, uint64_t element, uint64_t salt 
   const uint64_t key = Scramble64(seed ^ Scramble64(step ^ Scramble64(high)));
   const uint32_t hash = Scramble32(static_cast<uint32_t>(key + 16 * block + inside % 16));
   return inside < 16 ? hash % 65536 : hash / 65536;
+}
+
+// A rank's offset: r in the middle of its n-th of the circle, or where it is, and the rank's shift.
+uint32_t RankOffset(const HbiOptions& options, uint32_t r, int rank, int n) {
+  int64_t s = r;
+  if (!options.unbiased) {
+    const int64_t place = int64_t{r} * n % 65536;  // in its n-th, in units of 1/n
+    s += 32768 / n - place * (65536 / n) / 65536;
+  }
+  return static_cast<uint32_t>((s + int64_t{65536} * rank / n + 65536) % 65536);
 }
 
 // The offset of an element's last quantization.
@@ -354,8 +405,10 @@ void CodesAndPlan(Kind kind, const std::vector<std::vector<float>>& inputs, int 
   for (const std::vector<float>& input : inputs) {
     const std::vector<float> x = Rotated(input, options);
     trace->codes.resize(x.size() / 32, 0);
-    for (size_t b = 0; b < trace->codes.size(); ++b) {
-      trace->codes[b] = std::max(trace->codes[b], static_cast<uint8_t>(CodeOf(&x[32 * b])));
+    for (size_t s = 0; s < x.size() / 256; ++s) {
+      uint8_t* const codes = &trace->codes[8 * s];
+      const Eight agreed = Merged(EightAt(codes), CodesOf(&x[256 * s], 0));
+      std::copy(agreed.begin(), agreed.end(), codes);
     }
   }
   const size_t padded = trace->codes.size() * 32;
@@ -389,10 +442,10 @@ std::vector<float> DecodedSum(Kind kind, const std::vector<std::vector<float>>& 
 std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
                                   const HbiTrace& trace, const HbiOptions& options) {
   const std::vector<float> x = Rotated(input, options);
-  const auto shift = static_cast<uint32_t>(65536 * static_cast<int64_t>(rank) / nranks);
   std::vector<uint32_t> codes(x.size());
   for (size_t e = 0; e < x.size(); ++e) {
-    const uint32_t offset = (Random16(options.seed, options.step, e) + shift) % 65536;
+    const uint32_t offset =
+        RankOffset(options, Random16(options.seed, options.step, e), rank, nranks);
     codes[e] = QuantizeOne(x[e], trace.codes[e / 32], trace.k[e / 256], offset);
   }
   return codes;
@@ -403,42 +456,37 @@ namespace {
 using Vector = std::vector<float>;
 
 // Sums on the agreed scales that are quantized anew where a group of m ends. `x` are all ranks'
-// rotated elements; the sum of those of block b.
-class GroupedBlock {
+// rotated elements; the sum of those of superblock s.
+class GroupedSuperblock {
  public:
-  GroupedBlock(const std::vector<Vector>& x, const HbiOptions& options, const HbiTrace& trace,
-               size_t block)
+  GroupedSuperblock(const std::vector<Vector>& x, const HbiOptions& options, const HbiTrace& trace,
+                    size_t s)
       : x_(x),
         options_(options),
-        b_(block),
+        s_(s),
         n_(static_cast<int>(x.size())),
-        k_(trace.k[block / 8]),
-        k2_(trace.k2[block / 8]),
-        agreed_(trace.codes[block]) {}
+        k_(trace.k[s]),
+        k2_(trace.k2[s]),
+        agreed_(EightAt(&trace.codes[8 * s])) {}
 
   // That of neighbouring ranks, then of their sums.
   Vector Sum() const {
-    Vector sum(32, 0.0f);
+    Vector sum(256, 0.0f);
     if (k_ == 0) return sum;
     const int groups = (n_ + options_.m - 1) / options_.m;
     for (int g = 0; g < groups; ++g) {
       const int first = g * options_.m, members = std::min(options_.m, n_ - first);
-      Fields fields(32, 0);
+      Fields fields(256, 0);
       for (int rank = first; rank < first + members; ++rank) {
-        Quantize(Of(rank), agreed_, k_, 0, static_cast<uint32_t>(65536 * rank / n_), &fields);
+        for (size_t j = 0; j < 256; ++j) {
+          const uint32_t offset = RankOffset(options_, Random(j, 0), rank, n_);
+          fields[j] +=
+              QuantizeOne(x_[static_cast<size_t>(rank)][256 * s_ + j], agreed_[j / 32], k_, offset);
+        }
       }
       Vector y = Decoded(fields, members, agreed_, k_);
-      if (members > 1) {
-        const int own = CodeOf(y.data());
-        fields.assign(32, 0);
-        if (options_.unbiased) {
-          Quantize(y, own, k2_, 3, static_cast<uint32_t>(65536 * g / groups), &fields);
-        } else {
-          for (size_t j = 0; j < 32; ++j) fields[j] = QuantizeOne(y[j], own, k2_, 0x8000);
-        }
-        y = Decoded(fields, 1, own, k2_);
-      }
-      for (size_t j = 0; j < 32 && g > 0; ++j) sum[j] += y[j];
+      if (members > 1) y = Anew(y, static_cast<uint32_t>(65536 * g / groups));
+      for (size_t j = 0; j < 256 && g > 0; ++j) sum[j] += y[j];
       if (g == 0) sum = y;
     }
     return sum;
@@ -447,27 +495,31 @@ class GroupedBlock {
  private:
   using Fields = std::vector<uint32_t>;
 
-  Vector Of(int rank) const {
-    const auto first = x_[static_cast<size_t>(rank)].begin() + static_cast<std::ptrdiff_t>(32 * b_);
-    return {first, first + 32};
+  uint32_t Random(size_t j, uint64_t salt) const {
+    return Random16(options_.seed, options_.step, 256 * s_ + j, salt);
   }
-  void Quantize(const Vector& y, int code, int k, uint64_t salt, uint32_t shift,
-                Fields* fields) const {
-    for (size_t j = 0; j < 32; ++j) {
-      const uint32_t random = Random16(options_.seed, options_.step, 32 * b_ + j, salt);
-      (*fields)[j] += QuantizeOne(y[j], code, k, (random + shift) % 65536);
+  Vector Anew(const Vector& y, uint32_t shift) const {
+    const Eight own = Merged(CodesOf(y.data(), options_.unbiased ? 0 : k2_), agreed_);
+    Fields fields;
+    for (size_t j = 0; j < 256; ++j) {
+      const uint32_t offset = options_.unbiased ? (Random(j, 3) + shift) % 65536 : 0x8000;
+      fields.push_back(QuantizeOne(y[j], own[j / 32], k2_, offset));
     }
+    return Decoded(fields, 1, own, k2_);
   }
-  static Vector Decoded(const Fields& fields, int contributions, int code, int k) {
+  static Vector Decoded(const Fields& fields, int contributions, const Eight& codes, int k) {
     Vector y;
-    for (const uint32_t field : fields) y.push_back(DecodeOne(field, contributions, code, k, 1));
+    for (size_t j = 0; j < 256; ++j) {
+      y.push_back(DecodeOne(fields[j], contributions, codes[j / 32], k, 1));
+    }
     return y;
   }
 
   const std::vector<Vector>& x_;
   const HbiOptions& options_;
-  size_t b_;
-  int n_, k_, k2_, agreed_;
+  size_t s_;
+  int n_, k_, k2_;
+  Eight agreed_;
 };
 
 // All sums, before their second quantization; padded.
@@ -477,14 +529,52 @@ Vector GroupedSum(const std::vector<Vector>& inputs, const HbiOptions& options, 
   std::vector<Vector> x;
   for (const Vector& input : inputs) x.push_back(Rotated(input, options));
   Vector result;
-  for (size_t b = 0; b < trace->codes.size(); ++b) {
-    const Vector y = GroupedBlock(x, options, *trace, b).Sum();
+  for (size_t s = 0; s < trace->k.size(); ++s) {
+    const Vector y = GroupedSuperblock(x, options, *trace, s).Sum();
     result.insert(result.end(), y.begin(), y.end());
   }
   return result;
 }
 
 }  // namespace
+
+int HbiWidth(int contributions, int k) {
+  const int most = 2 * contributions * k, width = 2 * BitLength(most);
+  const bool pair = width > 5 && width <= 16 && Base(width - 1) > most;
+  return pair ? width - 1 : width;
+}
+
+int HbiEnergy(const uint8_t* codes) {
+  const int top = *std::max_element(codes, codes + 8);
+  int64_t energy = 0;
+  for (size_t b = 0; b < 8; ++b) {
+    energy += std::llround(std::pow(2.0, 16 - 2 * (top - codes[b]) / 5.0));
+  }
+  int exponent = 2 * Exponents()[static_cast<size_t>(top)];
+  for (int j = 1; j < 10; ++j) {
+    if (energy < std::llround(std::pow(2.0, 19 - j / 5.0))) --exponent;
+  }
+  return exponent;
+}
+
+uint32_t HbiWord(const uint8_t* codes) {
+  const uint8_t top = *std::max_element(codes, codes + 8);
+  uint32_t word = top;
+  for (uint32_t b = 0; b < 8; ++b) word += static_cast<uint32_t>(top - codes[b]) << (8 + 3 * b);
+  return word;
+}
+
+std::vector<uint8_t> HbiAgree(const std::vector<std::vector<float>>& inputs) {
+  HbiTrace trace;
+  HbiOptions fixed;
+  fixed.k = 1;
+  CodesAndPlan(Kind::kAllGather, inputs, 2, fixed, &trace);
+  return trace.codes;
+}
+
+std::vector<HbiChoice> HbiHull(int nranks, const HbiOptions& options) {
+  return HullOf(Kind::kAllReduce, nranks, options);
+}
 
 std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
                                 const HbiOptions& options, HbiTrace* trace) {
@@ -495,14 +585,15 @@ std::vector<float> HbiAllReduce(const std::vector<std::vector<float>>& inputs,
   std::vector<float> result = InGroups(options, n) ? GroupedSum(inputs, options, &t)
                                                    : DecodedSum(Kind::kAllReduce, inputs, options,
                                                                 options.exact ? divide : 1, &t);
-  if (!options.exact) {
-    for (size_t b = 0; b < t.codes.size(); ++b) {
-      const int code = CodeOf(&result[32 * b]), k2 = t.k2[b / 8];
-      for (size_t e = 32 * b; e < 32 * b + 32; ++e) {
-        const uint32_t field = QuantizeOne(result[e], code, k2, ResultOffset(options, e));
-        result[e] = t.codes[b] == kNotFinite ? std::numeric_limits<float>::quiet_NaN()
-                                             : DecodeOne(field, 1, code, k2, divide);
-      }
+  for (size_t s = 0; s < t.k.size() && !options.exact; ++s) {
+    const int k2 = t.k2[s];
+    const Eight own = k2 == 0 ? Eight{} : CodesOf(&result[256 * s], options.unbiased ? 0 : k2);
+    t.own.insert(t.own.end(), own.begin(), own.end());
+    for (size_t e = 256 * s; e < 256 * s + 256; ++e) {
+      const int code = own[e / 32 % 8];
+      const uint32_t field = QuantizeOne(result[e], code, k2, ResultOffset(options, e));
+      result[e] = t.codes[8 * s] == kNotFinite ? std::numeric_limits<float>::quiet_NaN()
+                                               : DecodeOne(field, 1, code, k2, divide);
     }
   }
   RotateBack(options, inputs[0].size(), &result);
@@ -554,13 +645,20 @@ std::vector<uint8_t> HbiPack(const std::vector<uint32_t>& fields, const std::vec
                              int contributions) {
   std::vector<uint8_t> out;
   for (size_t s = 0; s < k.size(); ++s) {
-    const int width = k[s] == 0 ? 0 : BitLength(2 * contributions * k[s]);
-    std::vector<uint8_t> packed(static_cast<size_t>(32 * width), 0);
-    for (size_t j = 0; j < kSuperElements; ++j) {
-      for (int bit = 0; bit < width; ++bit) {
-        const size_t at = j * static_cast<size_t>(width) + static_cast<size_t>(bit);
-        if ((fields[256 * s + j] >> bit & 1) != 0)
-          packed[at / 8] |= static_cast<uint8_t>(1 << at % 8);
+    const int width = k[s] == 0 ? 0 : HbiWidth(contributions, k[s]);
+    std::vector<uint8_t> packed(static_cast<size_t>(16 * width), 0);
+    const auto put = [&packed](size_t index, int bits, uint32_t value) {
+      for (int bit = 0; bit < bits; ++bit) {
+        const size_t at = index * static_cast<size_t>(bits) + static_cast<size_t>(bit);
+        if ((value >> bit & 1) != 0) packed[at / 8] |= static_cast<uint8_t>(1 << at % 8);
+      }
+    };
+    const uint32_t* const v = &fields[256 * s];
+    for (size_t j = 0; j < 256 && width % 2 == 0; ++j) put(j, width / 2, v[j]);
+    for (size_t g = 0; g < 4 && width % 2 != 0; ++g) {
+      for (size_t j = 0; j < 32; ++j) {
+        const auto base = static_cast<uint32_t>(Base(width));
+        put(32 * g + j, width, v[64 * g + j] + base * v[64 * g + 32 + j]);
       }
     }
     out.insert(out.end(), packed.begin(), packed.end());

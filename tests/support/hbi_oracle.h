@@ -29,6 +29,7 @@ struct HbiOptions {
 struct HbiTrace {
   std::vector<uint8_t> codes;       // agreed, one per 32 elements, padded to whole superblocks
   std::vector<int> k, k2;           // per superblock
+  std::vector<uint8_t> own;         // all-reduce with a second quantization: the result's own codes
   std::vector<uint32_t> total;      // sum of all ranks' codes per element, padded
   std::vector<double> window_bits;  // cost of each window's fields over the plan's hops, in bits
   std::vector<double> window_budget;
@@ -53,6 +54,23 @@ std::vector<float> HbiAllGather(const std::vector<std::vector<float>>& inputs,
 // The codes of one rank's contribution to a sum, given its elements, padded to whole superblocks.
 std::vector<uint32_t> HbiQuantize(const std::vector<float>& input, int rank, int nranks,
                                   const HbiTrace& trace, const HbiOptions& options);
+
+// Half-bits of a field for the sum of `contributions` codes of k levels.
+int HbiWidth(int contributions, int k);
+// The energy exponent of a live superblock's eight codes.
+int HbiEnergy(const uint8_t* codes);
+// The side word of a superblock's eight codes, which agree with each other.
+uint32_t HbiWord(const uint8_t* codes);
+// The agreement of all ranks' elements, one code per 32 elements.
+std::vector<uint8_t> HbiAgree(const std::vector<std::vector<float>>& inputs);
+
+// A choice of levels of the plan: cost in eighths of a bit, and from which energy it is taken.
+struct HbiChoice {
+  int64_t cost = 0;
+  int k = 0, k2 = 0, threshold = 0;
+};
+// The choices of an all-reduce.
+std::vector<HbiChoice> HbiHull(int nranks, const HbiOptions& options);
 
 // Fields as they travel: superblock s has the width of `contributions` codes of k[s] levels.
 std::vector<uint8_t> HbiPack(const std::vector<uint32_t>& fields, const std::vector<int>& k,

@@ -13,6 +13,7 @@
 
 #include "compress/cuda/layout.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 #include "compress/hbi/slice.h"
 #include "compress/kernels/convert.h"
 #include "compress/kernels/hbi_kernels.h"
@@ -76,22 +77,21 @@ class Slice {
  public:
   Slice(KernelTarget* target, const SliceCase& which, const hbi::Kernels& kernels, Rng* rng);
 
-  void CheckCodes();
+  void CheckWords();
   void CheckEncode();
   void CheckRing();
   void CheckAdd();
   void CheckFold();
 
  private:
-  int Shift(int rank) const { return hbi::RankShift(rank, case_.nranks); }
   hbi::SliceContext Of(int rank) const {
     hbi::SliceContext context = context_;
-    context.shift = hbi::RankShift(rank, case_.nranks);
+    context.offsets = hbi::OffsetsOf(rank, case_.nranks, case_.config.unbiased);
     return context;
   }
   cuda::SliceArgs ArgsOf(int rank) const {
     cuda::SliceArgs args = args_;
-    args.shift = hbi::RankShift(rank, case_.nranks);
+    args.offsets = hbi::OffsetsOf(rank, case_.nranks, case_.config.unbiased);
     return args;
   }
   // The packed sum of the ranks first .. first + h - 1, by the reference.
@@ -116,11 +116,11 @@ class Slice {
   Rng* rng_;
   const hbi::Planner planner_;
   std::vector<Bytes> inputs_;  // by rank
-  Bytes codes_, points_;
+  Bytes words_, points_;
   hbi::SliceContext context_;
   cuda::SliceArgs args_;
   std::vector<std::unique_ptr<TargetBytes>> elements_;  // the target's inputs_
-  std::unique_ptr<TargetBytes> target_codes_, target_points_, tables_, choices_;
+  std::unique_ptr<TargetBytes> target_words_, target_points_, tables_, choices_;
   std::vector<std::unique_ptr<TargetBytes>> starts_;  // by contributions
 };
 
@@ -138,24 +138,26 @@ Slice::Slice(KernelTarget* target, const SliceCase& which, const hbi::Kernels& k
               .result_counter = static_cast<uint32_t>(rng->Next()),
               .count = case_.count};
   const size_t superblocks = context_.superblocks();
-  codes_.resize(superblocks * hbi::kBlocks);
+  words_.resize(superblocks * hbi::kWordBytes);
   points_.resize(superblocks);
   for (int r = 0; r < case_.nranks; ++r) {
     inputs_.push_back(RandomElements(case_.type, case_.count, rng));
-    hbi::FoldOwnCodes(context_, AsBytes(inputs_.back()), r == 0, codes_.data());
+    hbi::FoldOwnWords(context_, AsBytes(inputs_.back()), r == 0, words_.data());
     elements_.push_back(std::make_unique<TargetBytes>(target, inputs_.back(), case_.misaligned));
   }
   if (case_.planned) {
     hbi::PlanSummary summary;
-    planner_.Plan(codes_.data(), points_, &summary);
+    planner_.Plan(words_.data(), points_, &summary);
   } else {
     for (uint8_t& point : points_) {
-      point = static_cast<uint8_t>(rng->Below(planner_.points().size()));
+      const auto s = static_cast<size_t>(&point - points_.data());
+      const bool live = hbi::IsLive(hbi::LoadWord(words_.data(), s));
+      point = static_cast<uint8_t>(live ? rng->Below(planner_.points().size()) : 0);
     }
   }
-  context_.codes = codes_.data();
+  context_.words = words_.data();
   context_.points = points_.data();
-  target_codes_ = std::make_unique<TargetBytes>(target, codes_);
+  target_words_ = std::make_unique<TargetBytes>(target, words_);
   target_points_ = std::make_unique<TargetBytes>(target, points_);
   std::vector<hbi::LevelTable> tables;
   for (const hbi::Point& point : planner_.points()) {
@@ -170,7 +172,7 @@ Slice::Slice(KernelTarget* target, const SliceCase& which, const hbi::Kernels& k
   }
   choices_ = std::make_unique<TargetBytes>(target, choices);
   starts_.resize(static_cast<size_t>(case_.nranks) + 1);
-  args_ = {.codes = target_codes_->data(),
+  args_ = {.words = target_words_->data<uint32_t>(),
            .points = target_points_->data(),
            .choices = choices_->data<cuda::LevelChoice>(),
            .count = case_.count,
@@ -233,14 +235,14 @@ Bytes Slice::Sum(int first, int h) const {
   return sum;
 }
 
-void Slice::CheckCodes() {
-  TargetBytes codes(target_, codes_.size());
-  Bytes expected(codes_.size());
+void Slice::CheckWords() {
+  TargetBytes words(target_, words_.size());
+  Bytes expected(words_.size());
   const auto rank = rng_->Below(inputs_.size());
-  Succeeds(target_->launchers().block_codes(TypeOf(case_.type), elements_[rank]->data(),
-                                            case_.count, codes.data(), nullptr));
-  hbi::FoldOwnCodes(context_, AsBytes(inputs_[rank]), true, expected.data());
-  ExpectSame(codes.Take(), expected, "scale codes");
+  Succeeds(target_->launchers().side_words(TypeOf(case_.type), elements_[rank]->data(), case_.count,
+                                           words.data<uint32_t>(), nullptr));
+  hbi::FoldOwnWords(context_, AsBytes(inputs_[rank]), true, expected.data());
+  ExpectSame(words.Take(), expected, "side words");
 }
 
 void Slice::CheckEncode() {
@@ -348,11 +350,11 @@ void Slice::CheckFold() {
 
   TargetBytes to_sum(target_, sum.size()), to_result(target_, result.size());
   TargetBytes to_elements(target_, elements.size(), case_.misaligned);
-  const size_t codes_bytes = codes_.size();
+  const size_t words_bytes = words_.size();
   if (!sum.empty()) args.sum = Packed(&to_sum, n);
   if (!result.empty()) {
-    args.result_codes = to_result.data();
-    args.result = Packed(&to_result, 0, codes_bytes);
+    args.result_words = to_result.data<uint32_t>();
+    args.result = Packed(&to_result, 0, words_bytes);
   }
   if (wanted & 4) args.elements = to_elements.data();
   Succeeds(target_->launchers().fold(TypeOf(case_.type), args, nullptr));
@@ -371,8 +373,8 @@ void Slice::CheckDecode(const Bytes& payload, bool result) {
   TargetBytes out(target_, expected.size(), case_.misaligned);
   const cuda::DecodeArgs args{
       .slice = args_,
-      .codes = result ? in.data() : target_codes_->data(),
-      .in = Packed(&in, result ? 0 : case_.nranks, result ? codes_.size() : 0),
+      .words = (result ? in : *target_words_).data<uint32_t>(),
+      .in = Packed(&in, result ? 0 : case_.nranks, result ? words_.size() : 0),
       .result = result,
       .elements = out.data()};
   Succeeds(target_->launchers().decode(TypeOf(case_.type), args, nullptr));
@@ -417,7 +419,7 @@ void CheckSlice(KernelTarget* target, const SliceCase& slice, Rng* rng,
   SCOPED_TRACE(slice.Description());
   Slice checked(target, slice, kernels, rng);
   const auto failed = [] { return testing::Test::HasFatalFailure(); };
-  if (!failed()) checked.CheckCodes();
+  if (!failed()) checked.CheckWords();
   if (!failed()) checked.CheckEncode();
   if (!failed()) checked.CheckRing();
   if (!failed()) checked.CheckAdd();
@@ -440,7 +442,7 @@ void CheckEveryWidth(KernelTarget* target, Rng* rng) {
   }
 }
 
-void CheckScaleCodes(KernelTarget* target, Rng* rng) {
+void CheckSideWords(KernelTarget* target, Rng* rng) {
   std::vector<uint32_t> magnitudes = {0,          1,          2,          0x7fffff,
                                       0x7f800000, 0x7f800001, 0x7fc00000, 0x7fffffff};
   for (uint32_t exponent = 0; exponent < 255; ++exponent) {
@@ -459,16 +461,17 @@ void CheckScaleCodes(KernelTarget* target, Rng* rng) {
     x[b * kBlock + rng->Below(kBlock)] = std::bit_cast<float>(magnitudes[b] | sign);
   }
   const auto count = static_cast<uint32_t>(x.size());
-  Bytes expected((count + kSuperblock - 1) / kSuperblock * hbi::kBlocks);
+  Bytes expected((count + kSuperblock - 1) / kSuperblock * hbi::kWordBytes);
   for (const DataType type : {DataType::kFloat32, DataType::kFloat64, DataType::kBfloat16}) {
     Bytes elements(count * SizeOf(type));
     FromFloat(type, x.data(), elements.data(), count);
-    hbi::FoldOwnCodes({.kernels = &hbi::ScalarKernels(), .type = type, .count = count},
+    hbi::FoldOwnWords({.kernels = &hbi::ScalarKernels(), .type = type, .count = count},
                       AsBytes(elements), true, expected.data());
     const TargetBytes in(target, elements), out(target, expected.size());
-    ASSERT_EQ(target->launchers().block_codes(TypeOf(type), in.data(), count, out.data(), nullptr),
+    ASSERT_EQ(target->launchers().side_words(TypeOf(type), in.data(), count, out.data<uint32_t>(),
+                                             nullptr),
               0);
-    ExpectSame(out.Take(), expected, "scale codes of every scale");
+    ExpectSame(out.Take(), expected, "side words of every scale");
   }
 }
 

@@ -31,8 +31,8 @@ struct SliceCase {
 // n and levels of any width, all types, lengths with and without tails.
 SliceCase RandomSlice(Rng* rng, uint32_t most_elements);
 
-// Fails the test where a byte differs. Every step once: codes, encode, encode and add along a ring
-// of all ranks, sums of sums, decode, the fold of an owner with all outputs, and of its parts.
+// Fails the test where a byte differs. Every step once: side words, encode, encode and add along a
+// ring of all ranks, sums of sums, decode, the fold of an owner with all outputs, and of its parts.
 // `kernels`: whose work is right.
 void CheckSlice(KernelTarget* target, const SliceCase& slice, Rng* rng,
                 const hbi::Kernels& kernels = hbi::ScalarKernels());
@@ -44,8 +44,8 @@ void CheckEveryWidth(KernelTarget* target, Rng* rng);
 // every exponent, every code, lengths with tails.
 void CheckCasts(KernelTarget* target, Rng* rng);
 
-// Scale codes of all exponents and of mantissas around the four thresholds, of every type.
-void CheckScaleCodes(KernelTarget* target, Rng* rng);
+// Side words of all exponents and of mantissas around the five thresholds, of every type.
+void CheckSideWords(KernelTarget* target, Rng* rng);
 
 }  // namespace inccl::test
 

@@ -40,12 +40,12 @@ int WithType(cuda::ElementType type, Function function) {
   return 1;
 }
 
-int BlockCodes(cuda::ElementType type, const void* elements, uint32_t count, uint8_t* codes,
-               void*) {
+int SideWords(cuda::ElementType type, const void* elements, uint32_t count, uint32_t* words,
+              void*) {
   return WithType(type, [&](auto chosen) {
     return ForEachWarp(cuda::SliceArgs{.count = count}.tiles(), [&](const EmulatedWarp& warp,
                                                                     uint32_t tile, uint32_t part) {
-      cuda::BlockCodesTile<decltype(chosen)>(warp, elements, count, codes, tile, part);
+      cuda::SideWordsTile<decltype(chosen)>(warp, elements, count, words, tile, part);
     });
   });
 }
@@ -164,7 +164,7 @@ std::vector<uint8_t> TargetBytes::Take() const {
 }
 
 const cuda::Launchers& EmulatedTarget::launchers() const {
-  static constexpr cuda::Launchers kLaunchers = {.block_codes = BlockCodes,
+  static constexpr cuda::Launchers kLaunchers = {.side_words = SideWords,
                                                  .encode = Encode,
                                                  .add = Add,
                                                  .decode = Decode,

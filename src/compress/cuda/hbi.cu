@@ -21,8 +21,8 @@ __device__ uint32_t Part() { return __shfl_sync(0xffffffffu, threadIdx.x / kWarp
 
 template <class Type>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    BlockCodesKernel(const void* elements, uint32_t count, uint8_t* codes) {
-  BlockCodesTile<Type>(DeviceWarp(), elements, count, codes, blockIdx.x, Part());
+    SideWordsKernel(const void* elements, uint32_t count, uint32_t* words) {
+  SideWordsTile<Type>(DeviceWarp(), elements, count, words, blockIdx.x, Part());
 }
 
 template <class Type, bool kAdd>
@@ -69,13 +69,13 @@ cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
 
-int LaunchBlockCodes(ElementType type, const void* elements, uint32_t count, uint8_t* codes,
-                     void* stream) {
+int LaunchSideWords(ElementType type, const void* elements, uint32_t count, uint32_t* words,
+                    void* stream) {
   const uint32_t tiles = SliceArgs{.count = count}.tiles();
   if (tiles == 0) return cudaSuccess;
   return WithType(type, [&](auto chosen) {
-    BlockCodesKernel<decltype(chosen)>
-        <<<tiles, kThreads, 0, Stream(stream)>>>(elements, count, codes);
+    SideWordsKernel<decltype(chosen)>
+        <<<tiles, kThreads, 0, Stream(stream)>>>(elements, count, words);
   });
 }
 
@@ -136,7 +136,7 @@ int LoadSlices() {
                                  ElementType::kBfloat16, ElementType::kFloat64}) {
     WithType(type, [&](auto chosen) {
       using Type = decltype(chosen);
-      load(BlockCodesKernel<Type>);
+      load(SideWordsKernel<Type>);
       load(EncodeKernel<Type, true>);
       load(EncodeKernel<Type, false>);
       load(DecodeKernel<Type>);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "compress/hbi/format.h"
 #include "compress/hbi/level_table.h"
 
 namespace inccl::cuda {
@@ -36,13 +37,13 @@ struct LevelChoice {
 
 // hbi::SliceContext for kernels.
 struct SliceArgs {
-  const uint8_t* codes = nullptr;   // agreed, 8 per superblock
+  const uint32_t* words = nullptr;  // agreed side words, one per superblock
   const uint8_t* points = nullptr;  // planned, one per superblock: indices into `choices`
   const LevelChoice* choices = nullptr;
   uint32_t count = 0;           // elements; the last superblock may be partial
   uint32_t counter = 0;         // HashCounter of the slice's first block
   uint32_t result_counter = 0;  // the same for the second quantization
-  uint32_t shift = 0;           // RankShift
+  hbi::Offsets offsets = {};    // of own elements
   bool nearest = false;         // own elements are rounded to nearest
   bool unbiased = false;        // the second quantization uses a hash
   bool average = false;
@@ -52,7 +53,7 @@ struct SliceArgs {
 };
 
 // Packed fields of a slice, one superblock after the other. `tiles` holds for each tile the sum of
-// the widths of all superblocks before it (TileStarts); the tile's first byte is 32 times that sum.
+// the widths of all superblocks before it (TileStarts); the tile's first byte is 16 times that sum.
 struct PackedArgs {
   uint8_t* data = nullptr;          // aligned to 4; to 16 for AddPacked
   const uint32_t* tiles = nullptr;  // for `contributions` and k; for a result: 1 and k2
@@ -74,10 +75,10 @@ struct AddArgs {
   PackedArgs a = {}, b = {}, out = {};  // out may be a or b if no width grows
 };
 
-// Decodes a complete sum (`codes` are those of the slice) or a result (`codes` are its own).
+// Decodes a complete sum (`words` are those of the slice) or a result (`words` are its own).
 struct DecodeArgs {
   SliceArgs slice = {};
-  const uint8_t* codes = nullptr;
+  const uint32_t* words = nullptr;
   PackedArgs in = {};
   bool result = false;  // fields have k2 levels and one contribution
   void* elements = nullptr;
@@ -92,7 +93,7 @@ struct FoldArgs {
   const void* own = nullptr;
   bool requantize = false;
   PackedArgs sum = {};
-  uint8_t* result_codes = nullptr;
+  uint32_t* result_words = nullptr;
   PackedArgs result = {};
   void* elements = nullptr;
 };

@@ -14,9 +14,9 @@
 namespace inccl::cuda {
 
 struct Launchers {
-  // Computes the scale codes of `count` elements, 8 per superblock.
-  int (*block_codes)(ElementType type, const void* elements, uint32_t count, uint8_t* codes,
-                     void* stream);
+  // Computes the side words of `count` elements, one per superblock.
+  int (*side_words)(ElementType type, const void* elements, uint32_t count, uint32_t* words,
+                    void* stream);
   int (*encode)(ElementType type, const EncodeArgs& args, void* stream);
   int (*add)(const AddArgs& args, void* stream);
   int (*decode)(ElementType type, const DecodeArgs& args, void* stream);

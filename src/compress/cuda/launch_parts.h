@@ -13,8 +13,8 @@
 namespace inccl::cuda {
 
 // hbi.cu
-int LaunchBlockCodes(ElementType type, const void* elements, uint32_t count, uint8_t* codes,
-                     void* stream);
+int LaunchSideWords(ElementType type, const void* elements, uint32_t count, uint32_t* words,
+                    void* stream);
 int LaunchEncode(ElementType type, const EncodeArgs& args, void* stream);
 int LaunchAdd(const AddArgs& args, void* stream);
 int LaunchDecode(ElementType type, const DecodeArgs& args, void* stream);

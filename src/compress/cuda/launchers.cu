@@ -23,7 +23,7 @@ int LoadAll() {
 
 const inccl::cuda::Launchers* inccl_cuda_launchers() {
   using namespace inccl::cuda;  // NOLINT(google-build-using-namespace)
-  static constexpr Launchers kLaunchers = {.block_codes = LaunchBlockCodes,
+  static constexpr Launchers kLaunchers = {.side_words = LaunchSideWords,
                                            .encode = LaunchEncode,
                                            .add = LaunchAdd,
                                            .decode = LaunchDecode,

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Moves the packed fields of one superblock between memory and the registers of a warp. Lane l has
-// fields 8 l to 8 l + 7, which are bytes w l to w l + w - 1 of the superblock's 32 w bytes. The
-// warp reads and writes memory in rows of 32 words, one word per lane, and moves words between rows
-// and lanes by shuffles.
+// elements 8 l to 8 l + 7. Of the superblock's 16 w bytes each lane joins a piece of 4 w bits: its
+// eight fields of w / 2 bits or, with an odd w, four fields of two values (Pairs). The warp reads
+// and writes memory in rows of 32 words, one word per lane, and moves words between rows and lanes
+// by shuffles.
 //
 // `Warp` runs the lanes: by intrinsics on a GPU (device_warp.h), by an emulation in tests.
 //   lane()            0 .. 31
 //   Get(value, lane)  the value that `lane` (modulo 32) passed; all lanes call it together
-// `width` is 1 .. 16 and equal in all lanes.
+// `width` is hbi::Width, 4 .. 32 half-bits, and equal in all lanes.
 #ifndef INCCL_COMPRESS_CUDA_WARP_FIELDS_H_
 #define INCCL_COMPRESS_CUDA_WARP_FIELDS_H_
 
@@ -17,6 +18,7 @@
 #include "base/host_device.h"
 #include "compress/cuda/elements.h"
 #include "compress/cuda/kernel_args.h"
+#include "compress/hbi/format.h"
 
 namespace inccl::cuda {
 
@@ -28,21 +30,35 @@ struct Fields {
   uint32_t at[kLaneElements];
 };
 
+// The piece that a lane joins, and the lane that joins a piece. Four neighbours with the lower
+// values of pairs and the next four with the upper ones share eight pieces: the lower lanes have
+// the even ones.
+INCCL_HOST_DEVICE inline uint32_t PieceOf(uint32_t lane, uint32_t width) {
+  if (width % 2 == 0) return lane;
+  return (lane & 24) | (lane & 3) << 1 | (lane >> 2 & 1);
+}
+INCCL_HOST_DEVICE inline uint32_t LaneOf(uint32_t piece, uint32_t width) {
+  if (width % 2 == 0) return piece;
+  return (piece & 24) | (piece >> 1 & 3) | (piece & 1) << 2;
+}
+
 // The layout of a superblock of one width in words.
 struct Geometry {
   uint32_t width;
   uint32_t words;  // words of the superblock
   uint32_t rows;   // rows of 32 words; the last may be partial
-  uint32_t reach;  // upper bound of the words that a lane's bytes touch
-  uint32_t first;  // the first word that this lane's bytes touch
-  uint32_t shift;  // bit in that word at which this lane's bytes start
+  uint32_t reach;  // upper bound of the words that a piece touches
+  uint32_t first;  // the first word that this lane's piece touches
+  uint32_t shift;  // bit in that word at which this lane's piece starts
 
-  INCCL_HOST_DEVICE Geometry(uint32_t w, uint32_t lane) : width(w), words(8 * w) {
-    rows = (w + 3) / 4;
-    const uint32_t beyond = w % 2 != 0 ? 3 : w % 4;  // largest byte offset in the first word
-    reach = (w + beyond + 3) / 4;
-    first = w * lane / 4;
-    shift = w * lane % 4 * 8;
+  INCCL_HOST_DEVICE Geometry(uint32_t w, uint32_t lane) : width(w), words(4 * w) {
+    rows = (w + 7) / 8;
+    // The largest bit in its first word at which a piece starts.
+    const uint32_t beyond = w % 2 != 0 ? 28 : w % 4 != 0 ? 24 : w % 8 * 4;
+    reach = (4 * w + beyond + 31) / 32;
+    const uint32_t piece = PieceOf(lane, w);
+    first = w * piece / 8;
+    shift = w * piece % 8 * 4;
   }
 };
 
@@ -63,7 +79,7 @@ INCCL_HOST_DEVICE inline uint32_t FunnelLeft(uint32_t low, uint32_t high, uint32
 #endif
 }
 
-// Joins a lane's fields to a bit string of 8 w bits.
+// Joins a lane's eight fields of `width` bits to a piece.
 INCCL_HOST_DEVICE inline void Join(const Fields& fields, uint32_t width, uint32_t* string) {
   uint64_t half[2];
   for (uint32_t h = 0; h < 2; ++h) {
@@ -80,7 +96,7 @@ INCCL_HOST_DEVICE inline void Join(const Fields& fields, uint32_t width, uint32_
   string[3] = static_cast<uint32_t>(high >> 32);
 }
 
-// Splits a bit string into a lane's fields; ignores bits above 8 w.
+// Splits a piece into a lane's eight fields of `width` bits; ignores what is above.
 INCCL_HOST_DEVICE inline Fields Split(const uint32_t* string, uint32_t width) {
   const uint64_t low = string[0] | uint64_t{string[1]} << 32;
   const uint64_t high = string[2] | uint64_t{string[3]} << 32;
@@ -100,7 +116,43 @@ INCCL_HOST_DEVICE inline Fields Split(const uint32_t* string, uint32_t width) {
   return fields;
 }
 
-// Reads exactly the 32 w bytes at `in`, which is aligned to 4.
+// Joins values to pairs and these to a piece of four fields. Lanes l and l ^ 4 have the lower and
+// the upper values of the same eight pairs, and each makes four of them.
+template <class Warp>
+INCCL_HOST_DEVICE void JoinPairs(const Warp& warp, const Fields& fields, uint32_t width,
+                                 uint32_t* string) {
+  const bool upper = (warp.lane() & 4) != 0;
+  const uint32_t base = hbi::PairBase(width);
+  uint64_t piece = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t got = warp.Get(upper ? fields.at[i] : fields.at[4 + i], warp.lane() ^ 4);
+    const uint32_t pair = upper ? got + base * fields.at[4 + i] : fields.at[i] + base * got;
+    piece |= uint64_t{pair} << (i * width);
+  }
+  string[0] = static_cast<uint32_t>(piece);
+  string[1] = static_cast<uint32_t>(piece >> 32);
+  string[2] = string[3] = 0;
+}
+
+template <class Warp>
+INCCL_HOST_DEVICE Fields SplitPairs(const Warp& warp, const uint32_t* string, uint32_t width) {
+  const bool upper = (warp.lane() & 4) != 0;
+  const uint32_t base = hbi::PairBase(width);
+  const hbi::PairInverse inverse = hbi::InverseOfBase(width);
+  const uint64_t piece = string[0] | uint64_t{string[1]} << 32;
+  Fields fields;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t pair = static_cast<uint32_t>(piece >> (i * width)) & ((1u << width) - 1);
+    const uint32_t high = (pair * inverse.times >> 16) >> inverse.shift;
+    const uint32_t low = pair - high * base;
+    const uint32_t got = warp.Get(upper ? low : high, warp.lane() ^ 4);
+    fields.at[i] = upper ? got : low;
+    fields.at[4 + i] = upper ? high : got;
+  }
+  return fields;
+}
+
+// Reads exactly the 16 w bytes at `in`, which is aligned to 4.
 template <class Warp>
 INCCL_HOST_DEVICE Fields Unpack(const Warp& warp, const uint8_t* in, uint32_t width) {
   const Geometry at(width, warp.lane());
@@ -123,37 +175,42 @@ INCCL_HOST_DEVICE Fields Unpack(const Warp& warp, const uint8_t* in, uint32_t wi
   }
   uint32_t string[4];
   for (uint32_t i = 0; i < 4; ++i) string[i] = FunnelRight(touched[i], touched[i + 1], at.shift);
-  return Split(string, width);
+  return width % 2 == 0 ? Split(string, width / 2) : SplitPairs(warp, string, width);
 }
 
-// Writes exactly the 32 w bytes at `out`, which is aligned to 4. Fields have no bits above w.
+// Writes exactly the 16 w bytes at `out`, which is aligned to 4. Fields have no bits beyond theirs,
+// values of pairs are below their base.
 template <class Warp>
 INCCL_HOST_DEVICE void Pack(const Warp& warp, const Fields& fields, uint32_t width, uint8_t* out) {
   const Geometry at(width, warp.lane());
   uint32_t string[4], touched[kMaxReach];
-  Join(fields, width, string);
+  if (width % 2 == 0) {
+    Join(fields, width / 2, string);
+  } else {
+    JoinPairs(warp, fields, width, string);
+  }
   touched[0] = string[0] << at.shift;
   for (uint32_t i = 1; i < 4; ++i) touched[i] = FunnelLeft(string[i - 1], string[i], at.shift);
   touched[4] = FunnelLeft(string[3], 0, at.shift);
-  // Gives floor(4 word / w) for words below 128: the product's error is below 1/16, and w <= 16.
+  // Gives floor(8 word / w) for words below 128: the product's error is below 1/64, and w <= 32.
   const uint32_t reciprocal = 65536 / width + 1;
   auto* words = reinterpret_cast<uint32_t*>(out);
   for (uint32_t r = 0; r < kMaxRows; ++r) {
     if (r >= at.rows) continue;
     const uint32_t word = kWarp * r + warp.lane();
-    const uint32_t owner = 4 * word * reciprocal >> 16;  // lane that has the word's first byte
-    const uint32_t index = word - width * owner / 4;     // index among the words it touches
+    const uint32_t owner = 8 * word * reciprocal >> 16;  // piece that has the word's first bit
+    const uint32_t index = word - width * owner / 8;     // index among the words it touches
     uint32_t value = 0;
     for (uint32_t i = 0; i < kMaxReach; ++i) {
       if (i >= at.reach) continue;
-      const uint32_t got = warp.Get(touched[i], owner);
+      const uint32_t got = warp.Get(touched[i], LaneOf(owner, width));
       if (index == i) value = got;
     }
-    // The next lanes whose first byte is also in this word: three if w = 1, else one.
-    for (uint32_t i = 1; i < 4; ++i) {
-      if (i > (width == 1 ? 3u : 1u)) continue;
-      const uint32_t got = warp.Get(touched[0], owner + i);
-      if (width * (owner + i) < 4 * word + 4) value |= got;
+    // The next pieces that begin in this word: two if w = 5, else one.
+    for (uint32_t i = 1; i < 3; ++i) {
+      if (i > (width == 5 ? 2u : 1u)) continue;
+      const uint32_t got = warp.Get(touched[0], LaneOf(owner + i, width));
+      if (width * (owner + i) < 8 * word + 8) value |= got;
     }
     if (word < at.words) words[word] = value;
   }

@@ -20,26 +20,23 @@ namespace inccl::cuda {
 
 inline constexpr uint32_t kQuietNan = 0x7fc00000;
 
-// ---------------------------------------------------------------- scale codes
+// ---------------------------------------------------------------- side words
 
-// Computes scale codes. Four superblocks have 32 blocks, whose codes form one sector.
+// Computes side words.
 template <class Type, class Warp>
-INCCL_HOST_DEVICE void BlockCodesTile(const Warp& warp, const void* elements, uint32_t count,
-                                      uint8_t* codes, uint32_t tile, uint32_t part) {
+INCCL_HOST_DEVICE void SideWordsTile(const Warp& warp, const void* elements, uint32_t count,
+                                     uint32_t* words, uint32_t tile, uint32_t part) {
   const uint32_t first = (tile * kTile + part * kSuperblocksPerWarp) * kSuperblock;
   if (first >= count) return;
   uint32_t mine = 0;
   for (uint32_t s = 0; s < kSuperblocksPerWarp; ++s) {
     float x[kLaneElements];
     LoadEight<Type>(elements, first + s * kSuperblock + warp.lane() * kLaneElements, count, x);
-    const uint32_t code = BlockCode(warp, x);
-    const uint32_t got = warp.Get(code, warp.lane() % hbi::kBlocks * kLanesPerBlock);
-    if (warp.lane() / hbi::kBlocks == s) mine = got;
+    const uint32_t word = SideWord(warp, x, 1.0f);
+    if (warp.lane() == s) mine = word;
   }
-  // Writes codes of whole superblocks, even if the last one is partial.
-  const uint32_t block = first / kBlock + warp.lane();
-  if (warp.lane() / hbi::kBlocks * kSuperblock + first < count) {
-    codes[block] = static_cast<uint8_t>(mine);
+  if (warp.lane() < kSuperblocksPerWarp && warp.lane() * kSuperblock + first < count) {
+    words[first / kSuperblock + warp.lane()] = mine;
   }
 }
 
@@ -54,8 +51,8 @@ INCCL_HOST_DEVICE Fields QuantizeOwn(const TileLevels<Warp>& levels, const Level
   const uint32_t superblock = levels.Superblock(s);
   float x[kLaneElements];
   LoadEight<Type>(elements, superblock * kSuperblock + warp.lane() * kLaneElements, slice.count, x);
-  const uint32_t code = slice.codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
-  const Rounding rounding{slice.counter + superblock * (kSuperblock / 2), slice.shift,
+  const uint32_t code = LaneCode(warp, slice.words[superblock]);
+  const Rounding rounding{slice.counter + superblock * (kSuperblock / 2), slice.offsets,
                           slice.nearest};
   return Quantize(warp, x, LoadConstant(&choice.sum->factor[code]), choice.k, rounding);
 }
@@ -149,15 +146,14 @@ INCCL_HOST_DEVICE void AddTile(const Warp& warp, const AddArgs& args, uint32_t t
 
 // ---------------------------------------------------------------- elements
 
-// Writes superblock s without levels: zeros, and NaN in poisoned blocks.
+// Writes superblock s, which has no levels: zeros, or NaN if it is poisoned.
 template <class Type, class Warp>
-INCCL_HOST_DEVICE void StoreUncoded(const TileLevels<Warp>& levels, const uint8_t* codes,
-                                    void* elements, uint32_t s) {
+INCCL_HOST_DEVICE void StoreUncoded(const TileLevels<Warp>& levels, void* elements, uint32_t s) {
   const Warp& warp = levels.warp();
   const uint32_t superblock = levels.Superblock(s);
-  const uint8_t code = codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
+  const bool poison = hbi::IsPoison(levels.slice().words[superblock]);
   float y[kLaneElements];
-  for (float& value : y) value = std::bit_cast<float>(code == hbi::kPoison ? kQuietNan : 0u);
+  for (float& value : y) value = std::bit_cast<float>(poison ? kQuietNan : 0u);
   StoreSuperblock<Type>(warp, y, elements, superblock * kSuperblock, levels.slice().count);
 }
 
@@ -173,7 +169,7 @@ INCCL_HOST_DEVICE void DecodeTile(const Warp& warp, const DecodeArgs& args, uint
     if (s >= levels.count()) return;
     const uint32_t width = in.Width(s);
     if (width == 0) {
-      StoreUncoded<Type>(levels, args.codes, args.elements, s);
+      StoreUncoded<Type>(levels, args.elements, s);
       continue;
     }
     const Fields fields = Unpack(warp, args.in.data + in.FirstByte(s), width);
@@ -181,7 +177,7 @@ INCCL_HOST_DEVICE void DecodeTile(const Warp& warp, const DecodeArgs& args, uint
     const hbi::LevelTable& table = args.result ? *choice.result : *choice.sum;
     const float* steps = args.slice.average ? table.average : table.step;
     const uint32_t superblock = levels.Superblock(s);
-    const uint8_t code = args.codes[superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock];
+    const uint32_t code = LaneCode(warp, args.words[superblock]);
     float y[kLaneElements];
     Decode(fields, args.result ? choice.k2 : h * choice.k, LoadConstant(&steps[code]), y);
     StoreSuperblock<Type>(warp, y, args.elements, superblock * kSuperblock, args.slice.count);
@@ -212,28 +208,26 @@ INCCL_HOST_DEVICE Fields FoldSources(const TileLevels<Warp>& levels, const Level
   return sum;
 }
 
-// The second quantization of y, and its codes.
+// The second quantization of y, and its side word.
 template <class Warp>
 INCCL_HOST_DEVICE Fields Requantize(const TileLevels<Warp>& levels, const LevelChoice& choice,
-                                    const float* y, uint32_t s, uint32_t* code) {
+                                    const float* y, uint32_t s, uint32_t* word) {
   const Warp& warp = levels.warp();
   const SliceArgs& slice = levels.slice();
-  *code = BlockCode(warp, y);
-  const Rounding rounding{slice.result_counter + levels.Superblock(s) * (kSuperblock / 2), 0,
-                          !slice.unbiased};
-  return Quantize(warp, y, LoadConstant(&choice.result->factor[*code]), choice.k2, rounding);
+  *word = SideWord(warp, y, LoadConstant(&choice.result->own));
+  const Rounding rounding{
+      slice.result_counter + levels.Superblock(s) * (kSuperblock / 2), {}, !slice.unbiased};
+  const float factor = LoadConstant(&choice.result->factor[LaneCode(warp, *word)]);
+  return Quantize(warp, y, factor, choice.k2, rounding);
 }
 
 template <class Type, class Warp>
 INCCL_HOST_DEVICE void FoldUncoded(const TileLevels<Warp>& levels, const FoldArgs& args,
                                    uint32_t s) {
-  const uint32_t lane = levels.warp().lane();
-  if (args.result_codes != nullptr && lane < hbi::kBlocks) {
-    const uint32_t block = levels.Superblock(s) * hbi::kBlocks + lane;
-    args.result_codes[block] =
-        args.slice.codes[block] == hbi::kPoison ? hbi::kPoison : hbi::kZeroCode;
+  if (args.result_words != nullptr && levels.warp().lane() == 0) {
+    args.result_words[levels.Superblock(s)] = hbi::kZeroCode;
   }
-  if (args.elements != nullptr) StoreUncoded<Type>(levels, args.slice.codes, args.elements, s);
+  if (args.elements != nullptr) StoreUncoded<Type>(levels, args.elements, s);
 }
 
 template <class Type, class Warp>
@@ -256,25 +250,22 @@ INCCL_HOST_DEVICE void FoldTile(const Warp& warp, const FoldArgs& args, uint32_t
     if (wants_sum) Pack(warp, fields, width, args.sum.data + sums.FirstByte(s));
     if (!wants_result && args.elements == nullptr) continue;
     const uint32_t superblock = levels.Superblock(s);
-    const uint32_t block = superblock * hbi::kBlocks + warp.lane() / kLanesPerBlock;
-    uint32_t code = args.slice.codes[block], zero = contributions * choice.k;
+    uint32_t word = args.slice.words[superblock], zero = contributions * choice.k;
     const hbi::LevelTable* table = choice.sum;
     float y[kLaneElements];
     if (args.requantize) {
-      Decode(fields, zero, LoadConstant(&table->step[code]), y);
-      fields = Requantize(levels, choice, y, s, &code);
+      Decode(fields, zero, LoadConstant(&table->step[LaneCode(warp, word)]), y);
+      fields = Requantize(levels, choice, y, s, &word);
       table = choice.result;
       zero = choice.k2;
-      if (args.result_codes != nullptr && warp.lane() % kLanesPerBlock == 0) {
-        args.result_codes[block] = static_cast<uint8_t>(code);
-      }
+      if (args.result_words != nullptr && warp.lane() == 0) args.result_words[superblock] = word;
       if (wants_result) {
         Pack(warp, fields, results.Width(s), args.result.data + results.FirstByte(s));
       }
     }
     if (args.elements == nullptr) continue;
     const float* steps = args.slice.average ? table->average : table->step;
-    Decode(fields, zero, LoadConstant(&steps[code]), y);
+    Decode(fields, zero, LoadConstant(&steps[LaneCode(warp, word)]), y);
     StoreSuperblock<Type>(warp, y, args.elements, superblock * kSuperblock, args.slice.count);
   }
 }

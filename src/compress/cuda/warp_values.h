@@ -13,16 +13,17 @@
 #include "compress/cuda/warp_fields.h"
 #include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 
 namespace inccl::cuda {
 
 inline constexpr uint32_t kLanesPerBlock = 4;
 
 // How values are rounded: to nearest, or by the hash at the counter of the superblock's first block
-// and the rank's shift.
+// and the rank's offsets.
 struct Rounding {
   uint32_t counter = 0;
-  uint32_t shift = 0;
+  hbi::Offsets offsets = {};
   bool nearest = false;
 };
 
@@ -41,10 +42,31 @@ INCCL_HOST_DEVICE uint32_t BlockMagnitude(const Warp& warp, const float* x) {
   return largest;
 }
 
+// The side word of the superblock, in all lanes; the blocks' largest magnitudes count `scale`
+// times.
+template <class Warp>
+INCCL_HOST_DEVICE uint32_t SideWord(const Warp& warp, const float* x, float scale) {
+  const float largest = std::bit_cast<float>(BlockMagnitude(warp, x));
+  const uint32_t scaled = std::bit_cast<uint32_t>(largest * scale) & 0x7fffffff;
+  const uint32_t code = hbi::CodeOfMagnitude(scaled);
+  uint32_t top = code;
+  for (uint32_t apart = kLanesPerBlock; apart < kWarp; apart *= 2) {
+    const uint32_t other = warp.Get(top, warp.lane() ^ apart);
+    top = top < other ? other : top;
+  }
+  const uint32_t most = top - 1 < hbi::kMostBelow ? top - 1 : hbi::kMostBelow;
+  const uint32_t below = top - code < most ? top - code : most;
+  uint32_t word = below << (8 + 3 * (warp.lane() / kLanesPerBlock));
+  for (uint32_t apart = kLanesPerBlock; apart < kWarp; apart *= 2) {
+    word |= warp.Get(word, warp.lane() ^ apart);
+  }
+  return hbi::IsLive(top) ? word | top : top;
+}
+
 // The scale code of this lane's block.
 template <class Warp>
-INCCL_HOST_DEVICE uint32_t BlockCode(const Warp& warp, const float* x) {
-  return hbi::CodeOfMagnitude(BlockMagnitude(warp, x));
+INCCL_HOST_DEVICE uint32_t LaneCode(const Warp& warp, uint32_t word) {
+  return hbi::CodeOf(word, warp.lane() / kLanesPerBlock);
 }
 
 // A hash serves two elements of a block, 16 apart, which belong to two lanes: each lane computes
@@ -72,7 +94,7 @@ INCCL_HOST_DEVICE Fields Quantize(const Warp& warp, const float* x, float factor
     LaneHashes(warp, rounding.counter, offsets);
     const uint32_t first = warp.lane() % kLanesPerBlock * kLaneElements;
     for (uint32_t i = 0; i < kLaneElements; ++i) {
-      offsets[i] = hbi::RoundingOffset(offsets[i], first + i, rounding.shift);
+      offsets[i] = hbi::RoundingOffset(offsets[i], first + i, rounding.offsets);
     }
   }
   Fields fields;

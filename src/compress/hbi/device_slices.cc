@@ -5,6 +5,7 @@
 #include "compress/device_buffers.h"
 #include "compress/hbi/checksum.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 
 namespace inccl::hbi {
 namespace {
@@ -20,6 +21,7 @@ cuda::ElementType TypeOf(DataType type) {
   }
 }
 
+uint32_t* Words(std::byte* bytes) { return reinterpret_cast<uint32_t*>(bytes); }
 uint8_t* Unsigned(std::byte* bytes) { return reinterpret_cast<uint8_t*>(bytes); }
 const std::byte* AsBytes(const uint8_t* bytes) { return reinterpret_cast<const std::byte*>(bytes); }
 
@@ -29,14 +31,14 @@ class DeviceSlice {
   DeviceSlice(const SliceContext& slice, DeviceLevels* levels, DeviceWork* work);
 
   const cuda::SliceArgs& args() const { return args_; }
-  size_t CodesBytes() const { return size_t{slice_.superblocks()} * kBlocks; }
+  size_t WordsBytes() const { return size_t{slice_.superblocks()} * kWordBytes; }
 
   // A packed sum of h contributions.
   cuda::PackedArgs SumIn(const uint8_t* payload, uint64_t bytes, uint32_t h);
   cuda::PackedArgs SumOut(uint32_t h, Sink* sink);
-  // A second quantization: its own codes, then fields of k2 levels.
-  cuda::PackedArgs ResultIn(const uint8_t* payload, const uint8_t** codes);
-  cuda::PackedArgs ResultOut(Sink* sink, uint8_t** codes);
+  // A second quantization: its own side words, then fields of k2 levels.
+  cuda::PackedArgs ResultIn(const uint8_t* payload, const uint32_t** words);
+  cuda::PackedArgs ResultOut(Sink* sink, uint32_t** words);
 
   template <class Launch>
   Status Run(const Launch& launch) const {
@@ -63,12 +65,12 @@ class DeviceSlice {
 DeviceSlice::DeviceSlice(const SliceContext& slice, DeviceLevels* levels, DeviceWork* work)
     : slice_(slice), buffers_(work) {
   const size_t superblocks = slice.superblocks();
-  args_ = {.codes = Unsigned(buffers_.Copy(slice.codes, superblocks * kBlocks)),
+  args_ = {.words = Words(buffers_.Copy(slice.words, superblocks * kWordBytes)),
            .points = Unsigned(buffers_.Copy(slice.points, superblocks)),
            .count = slice.count,
            .counter = slice.counter,
            .result_counter = slice.result_counter,
-           .shift = slice.shift,
+           .offsets = slice.offsets,
            .nearest = slice.nearest,
            .unbiased = slice.unbiased,
            .average = slice.average};
@@ -115,23 +117,22 @@ cuda::PackedArgs DeviceSlice::SumOut(uint32_t h, Sink* sink) {
   return {Unsigned(Place(sink, bytes)), tiles, h};
 }
 
-cuda::PackedArgs DeviceSlice::ResultIn(const uint8_t* payload, const uint8_t** codes) {
+cuda::PackedArgs DeviceSlice::ResultIn(const uint8_t* payload, const uint32_t** words) {
   uint64_t bytes = 0;
   const uint32_t* const tiles = Tiles(kResult, &bytes);
-  uint8_t* const at =
-      Unsigned(buffers_.In(AsBytes(payload), CodesBytes() + bytes, kFieldAlignment));
+  std::byte* const at = buffers_.In(AsBytes(payload), WordsBytes() + bytes, kFieldAlignment);
   if (at == nullptr) return {};
-  *codes = at;
-  return {at + CodesBytes(), tiles, 1};
+  *words = Words(at);
+  return {Unsigned(at) + WordsBytes(), tiles, 1};
 }
 
-cuda::PackedArgs DeviceSlice::ResultOut(Sink* sink, uint8_t** codes) {
+cuda::PackedArgs DeviceSlice::ResultOut(Sink* sink, uint32_t** words) {
   uint64_t bytes = 0;
   const uint32_t* const tiles = Tiles(kResult, &bytes);
-  uint8_t* const at = Unsigned(Place(sink, CodesBytes() + bytes));
+  std::byte* const at = Place(sink, WordsBytes() + bytes);
   if (at == nullptr) return {};
-  *codes = at;
-  return {at + CodesBytes(), tiles, 1};
+  *words = Words(at);
+  return {Unsigned(at) + WordsBytes(), tiles, 1};
 }
 
 // Sorts the sources of FoldSlice.
@@ -165,7 +166,7 @@ Status Encode(DeviceSlice* device, std::span<const Source> sources, const Fold& 
 
 Status DecodeSum(DeviceSlice* device, const Source& sum, std::byte* elements) {
   const cuda::DecodeArgs args{.slice = device->args(),
-                              .codes = device->args().codes,
+                              .words = device->args().words,
                               .in = Packed(device, sum),
                               .elements = elements};
   return device->Run([&](const cuda::Launchers& kernels, cuda::ElementType type, void* stream) {
@@ -175,15 +176,15 @@ Status DecodeSum(DeviceSlice* device, const Source& sum, std::byte* elements) {
 
 }  // namespace
 
-Result<std::byte*> LaunchCodes(const SliceContext& slice, const std::byte* elements,
+Result<std::byte*> LaunchWords(const SliceContext& slice, const std::byte* elements,
                                DeviceWork* work) {
   DeviceBuffers buffers(work);
-  std::byte* const codes = buffers.Scratch(size_t{slice.superblocks()} * kBlocks);
+  std::byte* const words = buffers.Scratch(size_t{slice.superblocks()} * kWordBytes);
   const Status status = buffers.Run([&](const cuda::Launchers& kernels, void* stream) {
-    return kernels.block_codes(TypeOf(slice.type), elements, slice.count, Unsigned(codes), stream);
+    return kernels.side_words(TypeOf(slice.type), elements, slice.count, Words(words), stream);
   });
   if (!status.ok()) return status;
-  return codes;
+  return words;
 }
 
 Status LaunchFold(const SliceContext& slice, DeviceLevels* levels, std::span<const Source> sources,
@@ -207,7 +208,7 @@ Status LaunchFold(const SliceContext& slice, DeviceLevels* levels, std::span<con
   }
   if (outputs->sum.at != nullptr) args.sum = device.SumOut(fold.contributions, &outputs->sum);
   if (outputs->result.at != nullptr) {
-    args.result = device.ResultOut(&outputs->result, &args.result_codes);
+    args.result = device.ResultOut(&outputs->result, &args.result_words);
   }
   return device.Run([&](const cuda::Launchers& kernels, cuda::ElementType type, void* stream) {
     return kernels.fold(type, args, stream);
@@ -224,7 +225,7 @@ Status LaunchDecode(const SliceContext& slice, DeviceLevels* levels, const uint8
     return DecodeSum(&device, sum, elements);
   }
   cuda::DecodeArgs args{.slice = device.args(), .result = true, .elements = elements};
-  args.in = device.ResultIn(payload, &args.codes);
+  args.in = device.ResultIn(payload, &args.words);
   return device.Run([&](const cuda::Launchers& kernels, cuda::ElementType type, void* stream) {
     return kernels.decode(type, args, stream);
   });

@@ -18,8 +18,8 @@
 
 namespace inccl::hbi {
 
-// Computes the codes of FoldOwnCodes into host memory, which is valid when the kernel is done.
-Result<std::byte*> LaunchCodes(const SliceContext& slice, const std::byte* elements,
+// Computes the words of FoldOwnWords into host memory, which is valid when the kernel is done.
+Result<std::byte*> LaunchWords(const SliceContext& slice, const std::byte* elements,
                                DeviceWork* work);
 
 // FoldSlice with at most one source of elements and at most cuda::kMaxSources packed ones. Sets the

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HbiState for elements in device memory: Combine in two halves, with the same checks and the same
-// bytes. Kernels process elements; the host folds codes, forwards payloads and computes checksums.
+// bytes. Kernels process elements; the host merges side words, forwards payloads and computes
+// checksums.
 #include <algorithm>
 #include <cstring>
 
@@ -19,7 +20,7 @@ size_t Count(std::span<const Term> terms, Form form) {
 }
 
 // Indices into DeviceWork::kept.
-enum Kept : uint8_t { kOwnCodes, kSum, kResult };
+enum Kept : uint8_t { kOwnWords, kSum, kResult };
 
 }  // namespace
 
@@ -62,9 +63,9 @@ Result<bool> HbiState::Launch(const Range& range, std::span<const Term> inputs,
     const auto own = std::find_if(inputs.begin(), inputs.end(), [](const Term& input) {
       return input.format.form == Form::kInput;
     });
-    const Result<std::byte*> codes = LaunchCodes(slice, own->data, work);
-    if (!codes.ok()) return codes.status();
-    work->kept[kOwnCodes] = *codes;
+    const Result<std::byte*> words = LaunchWords(slice, own->data, work);
+    if (!words.ok()) return words.status();
+    work->kept[kOwnWords] = *words;
     return true;
   }
   Plan(range.segment, range.first / kWindow);
@@ -91,7 +92,7 @@ Status HbiState::Complete(const Range& range, std::span<const Term> inputs, std:
                           DeviceWork* work) {
   const auto kept = [work](Kept which) { return reinterpret_cast<uint8_t*>(work->kept[which]); };
   if (outputs[0].format.form == Form::kSide) {
-    FoldSide(range, Slice(range), kept(kOwnCodes), inputs, outputs);
+    FoldSide(range, Slice(range), kept(kOwnWords), inputs, outputs);
     return Status::Ok();
   }
   if (IsForward(inputs)) return Status::Ok();

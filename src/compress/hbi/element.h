@@ -26,8 +26,10 @@ INCCL_HOST_DEVICE inline int32_t NearestInt(float v) {
 
 // The 16-bit offset of element j (0 <= j < 32) of a block, from the hash that it shares with
 // element j + 16 or j - 16.
-constexpr uint32_t RoundingOffset(uint32_t hash, uint32_t j, uint32_t shift) {
-  return ((j < 16 ? hash : hash >> 16) + shift) & 0xffff;
+constexpr uint32_t RoundingOffset(uint32_t hash, uint32_t j, const Offsets& offsets) {
+  const uint32_t random = (j < 16 ? hash : hash >> 16) & 0xffff;
+  const uint32_t beyond = (random * offsets.ranks & 0xffff) * offsets.inverse >> 16;
+  return (random - beyond + offsets.add) & 0xffff;
 }
 
 // Rounds the fp32 product to a fixed-point integer, clamps it, adds the offset and drops the 16

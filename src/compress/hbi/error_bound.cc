@@ -33,7 +33,9 @@ double SingleError(const Planner& planner, uint32_t k) {
 double SumError(const Planner& planner, uint32_t k) {
   if (planner.collective() == Collective::kAllGather) return SingleError(planner, k);
   const double n = planner.nranks();
-  return ((n + 1) / 2 + n * (0x1p-16 + FixedPointError(k))) / k + n * kDecode;
+  const double offsets =
+      planner.config().unbiased ? (n + 1) / 2 + n * 0x1p-16 : n / 2 + n * 0x1p-15;
+  return (offsets + n * FixedPointError(k)) / k + n * kDecode;
 }
 
 // A sum before it is quantized for the result.
@@ -42,7 +44,8 @@ struct PartialSum {
   double largest = 0;  // bound on an element's magnitude
 };
 
-// `scale` returns the M for values of a magnitude, or infinity if there is none.
+// `scale` returns the M for values of a magnitude that are quantized anew, or infinity if there is
+// none.
 template <typename Scale>
 PartialSum BoundOfGroups(const Planner& planner, const Point& point, double magnitude,
                          const Scale& scale) {
@@ -53,7 +56,7 @@ PartialSum BoundOfGroups(const Planner& planner, const Point& point, double magn
     left -= members;
     double largest = members * magnitude * (1 + kDecode);
     if (members > 1) {
-      const double own = scale(largest);
+      const double own = std::max(magnitude, scale(largest));
       sum.error += own * SingleError(planner, point.k2);
       largest = own * (1 + kDecode);
     }
@@ -104,10 +107,11 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
   double sum_limit = n * magnitude;
   double error = sum_limit;  // dropped: zero instead of the sum
   if (point.k != 0) {
-    const PartialSum sum = BoundOfSum(planner, point, magnitude, ScaleAbove);
+    const auto scale = [&point](double largest) { return ScaleAbove(largest * point.result->own); };
+    const PartialSum sum = BoundOfSum(planner, point, magnitude, scale);
     if (!(sum.largest <= std::numeric_limits<float>::max())) return kInfinity;
     error = sum.error;
-    if (planner.requantizes()) error += ScaleAbove(sum.largest) * SingleError(planner, point.k2);
+    if (planner.requantizes()) error += scale(sum.largest) * SingleError(planner, point.k2);
     if (!std::isfinite(error)) return kInfinity;
   }
   // Back from a rotation an element takes a sixteenth of each of 256 errors, and its magnitude is
@@ -126,13 +130,14 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
 
 double RelativeErrorBound(const Planner& planner, const Point& point) {
   if (point.k == 0) return 1;
-  // M is at most a quarter octave above the magnitude, and the second M above the largest sum.
-  const double quarter = std::exp2(0.25) * (1 + 0x1p-20), n = planner.contributions();
-  const PartialSum sum =
-      BoundOfSum(planner, point, quarter, [=](double largest) { return quarter * largest; });
+  // M is at most a fifth of an octave above the magnitude, and the second M above what it covers of
+  // the largest sum.
+  const double fifth = std::exp2(0.2) * (1 + 0x1p-20), n = planner.contributions();
+  const auto scale = [&](double largest) { return fifth * largest * point.result->own; };
+  const PartialSum sum = BoundOfSum(planner, point, fifth, scale);
   double error = sum.error / n;
   if (planner.requantizes()) {
-    error += quarter * (1 + kDecode) * sum.largest / n * SingleError(planner, point.k2);
+    error += (1 + kDecode) * scale(sum.largest) / n * SingleError(planner, point.k2);
   }
   // A rotated element is at most 16 times the largest one of its superblock.
   if (planner.config().rht) error = kSpread * kSpread * (error + (1 + error) * kRotations);

@@ -10,17 +10,16 @@
 
 namespace inccl::hbi {
 
-// The bound for elements of a call's result in blocks whose agreed code is at most `top`, in
-// superblocks with `point`: the distance from the exact sum (or average) of the ranks' elements, in
-// an all-gather from the sender's element. Infinite if the result may leave the range of fp32 or of
+// The bound for elements of a call's result in superblocks with `point` whose largest agreed code
+// is at most `top`: the distance from the exact sum (or average) of the ranks' elements, in an
+// all-gather from the sender's element. Infinite if the result may leave the range of fp32 or of
 // the type.
 double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataType type,
                   ReduceOp op);
 
-// Of the result in fp32, over the contributions of a sum times the largest magnitude of the block
-// (with rht of the superblock) over the ranks (in an all-gather of the sender alone); for blocks
-// whose largest magnitude is within the fine steps of the scales, 2^-34 to 2^16 (with rht to 2^12,
-// for it grows).
+// Of the result in fp32, over the contributions of a sum times the largest magnitude of the
+// superblock over the ranks (in an all-gather of the sender alone); for superblocks whose largest
+// magnitude is within the fine steps of the scales, 2^-30 to 2^10 (with rht to 2^6, for it grows).
 double RelativeErrorBound(const Planner& planner, const Point& point);
 
 }  // namespace inccl::hbi

@@ -6,8 +6,9 @@
 namespace inccl::hbi {
 
 double Magnitude(int code) {
-  const int q = QuarterOctaves(code);
-  return std::ldexp(double{std::bit_cast<float>(kMantissaBits[q & 3])}, q >> 2);
+  const int q = FifthOctaves(code);
+  const int octave = (q + 5 * 128) / 5 - 128;  // rounded down
+  return std::ldexp(double{std::bit_cast<float>(kMantissaBits[q - 5 * octave])}, octave);
 }
 
 }  // namespace inccl::hbi

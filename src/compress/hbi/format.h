@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The constants and the integer arithmetic of the compressed format: scale codes, widths, and the
-// hashes for rounding. docs/format.md is the authority; all arithmetic here is exact.
+// The constants and the integer arithmetic of the compressed format, version 2: scale codes,
+// widths, and the hashes for rounding. docs/format.md is the authority; all arithmetic here is
+// exact.
 #ifndef INCCL_COMPRESS_HBI_FORMAT_H_
 #define INCCL_COMPRESS_HBI_FORMAT_H_
 
@@ -16,54 +17,76 @@ namespace inccl::hbi {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian streams");
 
+inline constexpr uint32_t kFormatVersion = 2;  // ranks compare it together with the specification
 inline constexpr uint32_t kBlocks = kSuperblock / kBlock;  // blocks (scale codes) of a superblock
 inline constexpr uint32_t kMaxLevels = 4095;               // the largest K
 inline constexpr uint32_t kFieldLimit = 65536;             // limit of 2 n K
 
 // ---------------------------------------------------------------- scale codes
-// Code c of a block stands for M = kMantissa[q & 3] * 2^(q >> 2), q = QuarterOctaves(c): quarter
-// octaves from 2^-34 to 2^16, steps of four octaves below (to 2^-98) and above (to 2^128).
+// Code c of a block stands for M = kMantissa[q mod 5] * 2^floor(q / 5), q = FifthOctaves(c): fifths
+// of an octave from 2^-30 to 2^10, octaves from 2^-56 and to 2^26, steps of 8 octaves below (from
+// 2^-88) and of 17 above (to 2^128).
 inline constexpr uint8_t kZeroCode = 0;    // every element is zero
-inline constexpr uint8_t kLastCode = 245;  // M = 2^128; larger codes except kPoison are reserved
+inline constexpr uint8_t kLastCode = 253;  // M = 2^128; 254 is reserved
 inline constexpr uint8_t kPoison = 255;    // an element is not finite
-inline constexpr int kMinQuarters = -392;  // QuarterOctaves(1)
-inline constexpr int kLowQuarters = -136;  // QuarterOctaves(17)
-inline constexpr int kHighQuarters = 64;   // QuarterOctaves(217)
-inline constexpr uint32_t kMantissaBits[4] = {0x3f800000, 0x3f9837f0, 0x3fb504f3, 0x3fd744fd};
+inline constexpr uint32_t kMantissaBits[5] = {0x3f800000, 0x3f93088c, 0x3fa8e5a3, 0x3fc20300,
+                                              0x3fdedc67};
 inline constexpr uint32_t kInfinityBits = 0x7f800000;
 
-constexpr int QuarterOctaves(int code) {
-  if (code <= 17) return kMinQuarters + 16 * (code - 1);
-  if (code <= 217) return kLowQuarters + (code - 17);
-  return kHighQuarters + 16 * (code - 217);
+constexpr int FifthOctaves(int code) {
+  if (code < 5) return 5 * (8 * code - 96);
+  if (code < 31) return 5 * (code - 61);
+  if (code <= 231) return code - 181;
+  if (code <= 247) return 5 * (code - 221);
+  return 5 * (17 * code - 4173);
 }
-
-constexpr bool IsReserved(uint8_t code) { return code > kLastCode && code != kPoison; }
 
 // The smallest code whose M is >= the fp32 magnitude with these bits (sign cleared).
 constexpr uint8_t CodeOfMagnitude(uint32_t bits) {
   if (bits == 0) return kZeroCode;
   if (bits >= kInfinityBits) return kPoison;
   const uint32_t mantissa = bits & 0x7fffff;
-  int q = 4 * (static_cast<int>(bits >> 23) - 127);
-  for (const uint32_t threshold : kMantissaBits) q += mantissa > (threshold & 0x7fffff) ? 1 : 0;
-  // Three linear pieces; the outer ones round up to steps of 16 quarter octaves.
-  const int low = std::max(1, 1 + ((q - kMinQuarters + 15) >> 4));
-  const int middle = 17 + q - kLowQuarters;
-  const int high = 217 + ((q - kHighQuarters + 15) >> 4);
-  return static_cast<uint8_t>(std::min(std::max(low, middle), high));
+  int octaves = static_cast<int>(bits >> 23) - 127, fifths = 5 * octaves;
+  for (const uint32_t threshold : kMantissaBits) fifths += mantissa > (threshold & 0x7fffff);
+  octaves += mantissa != 0 ? 1 : 0;
+  // Five linear pieces; the outer ones round up to their steps. The steps narrow towards the
+  // middle, so the lower three pieces are the largest of three lines, the upper two the smallest.
+  const int lowest = std::max(1, (octaves + 103) >> 3);
+  const int low = octaves + 61, middle = fifths + 181, high = octaves + 221;
+  const int highest = 247 + ((octaves - 10) * 241 >> 12);  // (octaves - 10) / 17
+  const int code = std::max(std::max(lowest, low), middle);
+  return static_cast<uint8_t>(std::min(code, std::min(high, highest)));
 }
 
 // M of a code in 1..kLastCode, exact.
 double Magnitude(int code);
 
 // ---------------------------------------------------------------- widths
-// Bits of a field for the sum of `contributions` codes of k levels.
-constexpr uint32_t Width(uint32_t contributions, uint32_t k) {
-  return static_cast<uint32_t>(std::bit_width(2 * contributions * k));
+inline constexpr uint32_t kMostHalfBits = 32;  // half-bits
+
+// The base B of a pair of values in a field of an odd number of bits; 0: there are no such pairs.
+constexpr uint32_t PairBase(uint32_t width) {
+  if (width % 2 == 0 || width < 5 || width > 15) return 0;
+  return static_cast<uint32_t>(0xb55a2d160b05 >> 4 * (width - 5)) & 0xff;  // 5 11 22 45 90 181
 }
-// Bytes of a superblock of fields of this width.
-constexpr uint32_t PackedBytes(uint32_t width) { return kSuperblock / 8 * width; }
+// Half-bits of a field for the sum of `contributions` codes of k levels.
+constexpr uint32_t Width(uint32_t contributions, uint32_t k) {
+  const uint32_t most = 2 * contributions * k;
+  const uint32_t width = 2 * static_cast<uint32_t>(std::bit_width(most));
+  return width != 0 && PairBase(width - 1) > most ? width - 1 : width;
+}
+// Bytes of a superblock of fields of this width: 256 fields of width / 2 bits or, where the width
+// is odd, 128 fields of `width` bits with two values each.
+constexpr uint32_t PackedBytes(uint32_t width) { return kSuperblock / 16 * width; }
+
+// Multiplies by 1 / PairBase: v / B = (v * times >> 16) >> shift for v < 2^width.
+struct PairInverse {
+  uint32_t times = 0, shift = 0;
+};
+constexpr PairInverse InverseOfBase(uint32_t width) {
+  const uint32_t times = width == 5 ? 52429 : width <= 9 ? 47663 : width <= 13 ? 46604 : 46346;
+  return {times, width / 2};
+}
 
 // ---------------------------------------------------------------- rounding
 // Hash of a 32-bit counter: lowbias32 (Wellons, "Prospecting for hash functions", 2018).
@@ -92,6 +115,23 @@ constexpr uint32_t HashCounter(uint64_t seed, uint64_t step, uint64_t block,
 constexpr uint16_t RankShift(int rank, int nranks) {
   return static_cast<uint16_t>((uint64_t{65536} * static_cast<uint32_t>(rank)) /
                                static_cast<uint32_t>(nranks));
+}
+
+// A rank's 16-bit offset from the shared random r: r - ((r * ranks mod 2^16) * inverse >> 16) +
+// add. The default is r itself.
+struct Offsets {
+  uint16_t ranks = 0, inverse = 0, add = 0;
+};
+
+// r goes to the middle of its n-th of the circle, so that the offsets of the n ranks are
+// (j + 1/2) / n; with `unbiased` it stays.
+constexpr Offsets OffsetsOf(int rank, int nranks, bool unbiased) {
+  const uint16_t shift = RankShift(rank, nranks);
+  if (unbiased) return {.add = shift};
+  const auto n = static_cast<uint32_t>(nranks);
+  return {.ranks = static_cast<uint16_t>(n),
+          .inverse = static_cast<uint16_t>(65536 / n),
+          .add = static_cast<uint16_t>(shift + 32768 / n)};
 }
 
 inline constexpr uint32_t kRoundHalfUp = 0x8000;  // the offset that rounds to nearest

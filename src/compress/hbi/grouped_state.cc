@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 
 #include "compress/checked_state.h"
-#include "compress/hbi/codes.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
+#include "compress/hbi/side_words.h"
 
 namespace inccl::hbi {
 namespace {
@@ -30,10 +30,8 @@ Status HbiState::CheckGroupedSum(const Range& range, const SliceContext& slice,
   const uint32_t h = input.format.contributions;
   const uint64_t bytes = GroupedSumBytes(slice, h);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-  if (h == 1 || !HasReserved(Bytes(input.data), size_t{slice.superblocks()} * kBlocks)) {
-    return Status::Ok();
-  }
-  return InternalError(fmt::format("hbi: a reserved scale code in a sum of elements {} to {}",
+  if (h == 1 || AreValid(Bytes(input.data), slice.superblocks())) return Status::Ok();
+  return InternalError(fmt::format("hbi: an invalid side word in a sum of elements {} to {}",
                                    range.first, range.first + range.count));
 }
 
@@ -73,9 +71,9 @@ Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
     const uint8_t* at = Bytes(input.data);
     if (h != 1) {
       if (h != members) return Unexpected(input);
-      const size_t codes = size_t{slice.superblocks()} * kBlocks;
-      group.codes = at;
-      group.sum = {.at = at + codes, .end = at + GroupedSumBytes(slice, h)};
+      group.words = at;
+      group.sum = {.at = at + size_t{slice.superblocks()} * kWordBytes,
+                   .end = at + GroupedSumBytes(slice, h)};
     } else {
       Source source{.elements = input.data};
       if (input.format.form == Form::kSum) source = {.at = at, .end = at + SumBytes(slice, 1)};

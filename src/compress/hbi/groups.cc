@@ -6,17 +6,17 @@
 namespace inccl::hbi {
 namespace {
 
-// The codes that a payload begins with, and what follows them; null where it is not wanted.
+// The side words that a payload begins with, and what follows them; null where it is not wanted.
 struct CodedSink {
-  uint8_t* codes = nullptr;
+  uint8_t* words = nullptr;
   Sink fields;
 };
 
 CodedSink Split(const SliceContext& slice, const Sink& sink) {
   CodedSink split{nullptr, sink};
   if (sink.at == nullptr) return split;
-  split.codes = sink.at;
-  split.fields.at += size_t{slice.superblocks()} * kBlocks;
+  split.words = sink.at;
+  split.fields.at += size_t{slice.superblocks()} * kWordBytes;
   return split;
 }
 
@@ -26,17 +26,16 @@ class Finish {
   Finish(const SliceContext& slice, const SliceOutputs& outputs)
       : slice_(slice), result_(Split(slice, outputs.result)), elements_(outputs.elements) {}
 
-  bool wanted() const { return result_.codes != nullptr || elements_ != nullptr; }
+  bool wanted() const { return result_.words != nullptr || elements_ != nullptr; }
   void Uncoded(Walker* walker, uint32_t s) {
-    const uint8_t* agreed = walker->Codes(s);
-    if (result_.codes != nullptr) UncodedResult(agreed, result_.codes + size_t{s} * kBlocks);
-    if (elements_ != nullptr) walker->PutUncoded(s, agreed, elements_);
+    if (result_.words != nullptr) StoreWord(kZeroCode, result_.words, s);
+    if (elements_ != nullptr) walker->PutUncoded(s, elements_);
   }
   void Put(Walker* walker, uint32_t s, const Point& point, float* y) {
-    uint8_t local[kBlocks];
-    uint8_t* codes = result_.codes != nullptr ? result_.codes + size_t{s} * kBlocks : local;
-    RequantizeValues(slice_, walker, ResultRounding(slice_, s, point), y, codes);
-    const DecodeArgs decode{.codes = codes,
+    uint8_t local[kWordBytes];
+    uint8_t* word = result_.words != nullptr ? result_.words + size_t{s} * kWordBytes : local;
+    RequantizeValues(slice_, walker, point, ResultRounding(slice_, s, point), nullptr, y, word);
+    const DecodeArgs decode{.words = word,
                             .step = slice_.average ? point.result->average : point.result->step,
                             .zero = point.k2};
     PutResult(slice_, walker, s, point, decode, &result_.fields, elements_);
@@ -53,11 +52,11 @@ class GroupFold {
  public:
   explicit GroupFold(const SliceContext& slice) : slice_(slice) {}
 
-  // Quantizes the group's sum on its own scales: fields in the tile, scales in `codes`.
-  void Requantize(Walker* walker, uint32_t s, const Point& point, Group* group, uint8_t* codes) {
+  // Quantizes the group's sum on its own scales: fields in the tile, scales in `word`.
+  void Requantize(Walker* walker, uint32_t s, const Point& point, Group* group, uint8_t* word) {
     FoldTile(slice_, walker, s, point, group->members);
     Decode(walker, s, point, *group, y_);
-    RequantizeValues(slice_, walker, Rounding(s, point, *group), y_, codes);
+    RequantizeValues(slice_, walker, point, Rounding(s, point, *group), walker->Words(s), y_, word);
   }
   // Adds all groups, in order.
   float* Sum(Walker* walker, uint32_t s, const Point& point, std::span<Group> groups) {
@@ -76,12 +75,12 @@ class GroupFold {
     return {.factor = point.result->factor,
             .k = point.k2,
             .counter = slice_.group_counter + s * (kSuperblock / 2),
-            .shift = group.shift};
+            .offsets = {.add = group.shift}};
   }
   void Decode(Walker* walker, uint32_t s, const Point& point, const Group& group, float* y) const {
     const auto members = static_cast<uint32_t>(group.members.size());
     slice_.kernels->decode(
-        {.codes = walker->Codes(s), .step = point.sum->step, .zero = members * point.k},
+        {.words = walker->Words(s), .step = point.sum->step, .zero = members * point.k},
         walker->tile(), y);
   }
   // The value of a group after quantization, no matter which rank has summed it.
@@ -89,7 +88,7 @@ class GroupFold {
     const Kernels& kernels = *slice_.kernels;
     DecodeArgs decode{.step = point.result->step, .zero = point.k2};
     if (group->members.empty()) {
-      decode.codes = group->codes + size_t{s} * kBlocks;
+      decode.words = group->words + size_t{s} * kWordBytes;
       const uint32_t width = Width(1, point.k2);
       kernels.unpack_decode(decode, walker->Take(&group->sum, width), width, y);
       return;
@@ -97,9 +96,9 @@ class GroupFold {
     FoldTile(slice_, walker, s, point, group->members);
     Decode(walker, s, point, *group, y);
     if (group->members.size() == 1) return;
-    uint8_t codes[kBlocks];
-    RequantizeValues(slice_, walker, Rounding(s, point, *group), y, codes);
-    decode.codes = codes;
+    uint8_t word[kWordBytes];
+    RequantizeValues(slice_, walker, point, Rounding(s, point, *group), walker->Words(s), y, word);
+    decode.words = word;
     kernels.decode(decode, walker->tile(), y);
   }
 
@@ -121,14 +120,14 @@ void FoldGroups(const SliceContext& slice, std::span<Group> groups, const SliceO
   CodedSink sum = Split(slice, outputs.sum);
   for (uint32_t s = 0; s < slice.superblocks(); ++s) {
     const Point& point = walker.PointOf(s);
-    uint8_t* codes = sum.codes == nullptr ? nullptr : sum.codes + size_t{s} * kBlocks;
+    uint8_t* word = sum.words == nullptr ? nullptr : sum.words + size_t{s} * kWordBytes;
     if (point.k == 0) {
-      if (codes != nullptr) UncodedResult(walker.Codes(s), codes);
+      if (word != nullptr) StoreWord(kZeroCode, word, 0);
       finish.Uncoded(&walker, s);
       continue;
     }
-    if (codes != nullptr) {
-      fold.Requantize(&walker, s, point, &groups[0], codes);
+    if (word != nullptr) {
+      fold.Requantize(&walker, s, point, &groups[0], word);
       const uint32_t width = Width(1, point.k2);
       uint8_t* out = walker.Room(sum.fields, width);
       slice.kernels->pack(walker.tile(), width, out);

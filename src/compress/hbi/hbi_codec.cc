@@ -13,6 +13,7 @@
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
 #include "compress/hbi/hull.h"
+#include "compress/hbi/side_words.h"
 
 namespace inccl {
 namespace {
@@ -24,19 +25,20 @@ using hbi::Point;
 using hbi::Reference;
 using hbi::Width;
 
-constexpr double kCodesBits = 0.25;  // one code per 32 elements; an agreement sends them twice
+constexpr double kWordBits = 0.125;  // one side word per superblock; an agreement sends it twice
 
 // Bits per element and phase of a superblock with these levels.
 double BitsOf(const Planner& planner, const Point& point) {
   const auto n = static_cast<uint32_t>(planner.nranks());
   const Collective collective = planner.collective();
-  if (collective == Collective::kAllGather) return kCodesBits + Width(1, point.k);
+  if (collective == Collective::kAllGather) return kWordBits + Width(1, point.k) / 2.0;
   const Config& config = planner.config();
-  const double coded = kCodesBits * CodedHops(collective, planner.nranks(), config);
-  const double fields = SumCost(collective, planner.nranks(), config, point.k, point.k2);
-  const double sum = 2 * kCodesBits + (fields + coded) / (n - 1);
+  const double coded = kWordBits * CodedHops(collective, planner.nranks(), config);
+  const double fields = SumHalfBits(collective, planner.nranks(), config, point.k, point.k2) / 2.0;
+  const double sum = 2 * kWordBits + (fields + coded) / (n - 1);
   if (collective == Collective::kReduceScatter) return sum;
-  const double result = planner.requantizes() ? kCodesBits + Width(1, point.k2) : Width(n, point.k);
+  const double result =
+      planner.requantizes() ? kWordBits + Width(1, point.k2) / 2.0 : Width(n, point.k) / 2.0;
   return (sum + result) / 2;
 }
 
@@ -71,8 +73,9 @@ std::shared_ptr<hbi::DeviceLevels> hbi::PlannerCache::LevelsOf(
 
 HbiCodec::HbiCodec(const Config& config)
     : planners_(std::make_shared<hbi::PlannerCache>(config)),
-      scale_codes_{.bytes = hbi::TrailerBytes(config), .superblock_bytes = kSuperblock / kBlock},
-      spec_(config.Canonical()) {}
+      side_words_{.bytes = hbi::TrailerBytes(config), .superblock_bytes = hbi::kWordBytes},
+      spec_(config.Canonical()),
+      identity_(fmt::format("{} (format {})", spec_, hbi::kFormatVersion)) {}
 
 Route HbiCodec::route() const {
   return {.group = static_cast<int>(planners_->config().m), .because = "m of the codec hbi"};
@@ -110,13 +113,13 @@ Status HbiCodec::Supports(Collective collective, DataType type, ReduceOp op, int
 uint32_t HbiCodec::MaxBytes(DataType /*type*/, int nranks, uint32_t count) const {
   const Config& config = planners_->config();
   const uint64_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-  uint32_t sum = 16, result = 16;
+  uint32_t sum = hbi::kMostHalfBits, result = hbi::kMostHalfBits;
   if (config.bits8 == 0) {
     sum = Width(static_cast<uint32_t>(nranks), config.k);
     result = Width(1, config.k2);
   }
   const uint64_t bytes =
-      superblocks * std::max(PackedBytes(sum), hbi::kBlocks + PackedBytes(result)) +
+      superblocks * std::max(PackedBytes(sum), hbi::kWordBytes + PackedBytes(result)) +
       hbi::TrailerBytes(config);
   return static_cast<uint32_t>(std::min<uint64_t>(bytes, std::numeric_limits<uint32_t>::max()));
 }
@@ -133,9 +136,9 @@ void HbiCodec::Bound(Collective collective, int nranks, double* bits,
     worst_bits = std::max(worst_bits, BitsOf(*planner, point));
     worst_error = std::max(worst_error, hbi::RelativeErrorBound(*planner, point));
     if (sums_spread && point.k != 0) {
-      // The budget counts K2 and its codes, but the sums themselves travel.
-      const double planned = kCodesBits + Width(1, point.k2);
-      const double sent = Width(static_cast<uint32_t>(nranks), point.k);
+      // The budget counts K2 and its side words, but the sums themselves travel.
+      const double planned = kWordBits + Width(1, point.k2) / 2.0;
+      const double sent = Width(static_cast<uint32_t>(nranks), point.k) / 2.0;
       exact_bits = std::max(exact_bits, (sent - planned) / 2);
     }
   }

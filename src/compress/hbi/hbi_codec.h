@@ -55,9 +55,10 @@ class HbiCodec final : public Codec {
   explicit HbiCodec(const hbi::Config& config);
 
   const std::string& spec() const override { return spec_; }
+  const std::string& identity() const override { return identity_; }
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override;
   Status Fits(Collective collective, int nranks) const override;
-  std::span<const SidePhase> side_phases() const override { return {&scale_codes_, 1}; }
+  std::span<const SidePhase> side_phases() const override { return {&side_words_, 1}; }
   Route route() const override;
   uint32_t UncountedBytes() const override;
   uint64_t window_elements() const override { return kWindow; }
@@ -72,8 +73,8 @@ class HbiCodec final : public Codec {
 
  private:
   std::shared_ptr<hbi::PlannerCache> planners_;
-  SidePhase scale_codes_;
-  std::string spec_;
+  SidePhase side_words_;
+  std::string spec_, identity_;
 };
 
 Result<std::shared_ptr<const Codec>> MakeHbiCodec(const CodecSpec& spec);

@@ -8,9 +8,9 @@
 
 #include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
-#include "compress/hbi/codes.h"
 #include "compress/hbi/error_bound.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 #include "compress/kernels/stream.h"
 
 namespace inccl::hbi {
@@ -21,10 +21,6 @@ constexpr uint32_t kWindowSuperblocks = kWindow / kSuperblock;
 uint8_t* Bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
 
 uint64_t Superblocks(uint64_t elements) { return (elements + kSuperblock - 1) / kSuperblock; }
-
-void MaxInto(const uint8_t* from, size_t count, uint8_t* to) {
-  for (size_t i = 0; i < count; ++i) to[i] = std::max(to[i], from[i]);
-}
 
 }  // namespace
 
@@ -46,7 +42,7 @@ Status HbiState::Begin(const CollectiveArgs& call) {
   segments_ = SegmentsOf(call.collective, static_cast<uint64_t>(call.nranks));
   superblocks_ = Superblocks(call.count);
   windows_ = (call.count + kWindow - 1) / kWindow;
-  codes_.resize(segments_ * superblocks_ * kBlocks);
+  words_.resize(segments_ * superblocks_ * kWordBytes);
   points_.resize(segments_ * superblocks_);
   planned_.assign(segments_ * windows_, 0);
   trailer_ = TrailerBytes(planners_->config());
@@ -75,13 +71,13 @@ SliceContext HbiState::Slice(const Range& range) const {
           .nearest = !reduces && !config.unbiased,
           .rotate = config.rht,
           .unbiased = config.unbiased,
-          .shift = reduces ? RankShift(call_.rank, call_.nranks) : uint16_t{0},
+          .offsets = reduces ? OffsetsOf(call_.rank, call_.nranks, config.unbiased) : Offsets{},
           .counter = counter(reduces ? Salt::kSum : Salt::kResult),
           .result_counter = config.unbiased ? counter(Salt::kResult) : 0,
           .sign_counter = config.rht ? counter(Salt::kSigns) : 0,
           .group_counter = config.unbiased ? counter(Salt::kGroups) : 0,
           .count = range.count,
-          .codes = codes_.data() + superblock * kBlocks,
+          .words = words_.data() + superblock * kWordBytes,
           .points = points_.data() + superblock};
 }
 
@@ -92,7 +88,7 @@ void HbiState::Plan(uint32_t segment, uint64_t window) {
   const uint64_t before = window * kWindowSuperblocks;
   const uint64_t first = FirstSuperblock(segment) + before;
   const uint64_t count = std::min<uint64_t>(kWindowSuperblocks, superblocks_ - before);
-  planner_->Plan(codes_.data() + first * kBlocks, {points_.data() + first, count}, &summary_);
+  planner_->Plan(words_.data() + first * kWordBytes, {points_.data() + first, count}, &summary_);
 }
 
 Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
@@ -108,26 +104,27 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
   return CombineData(range, Slice(range), inputs, outputs);
 }
 
-void HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_codes,
+void HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
                         std::span<const Term> inputs, std::span<Term> outputs) {
-  const size_t bytes = size_t{slice.superblocks()} * kBlocks;
+  const size_t superblocks = slice.superblocks(), bytes = superblocks * kWordBytes;
   // Fold in the final place: in the state if an output wants it there, else in the first lane.
   uint8_t* to = Bytes(outputs[0].data);
   for (Term& output : outputs) {
     if (output.data == nullptr) {
-      to = codes_.data() + FirstSuperblock(range.segment) * kBlocks + range.first / kBlock;
+      to =
+          words_.data() + (FirstSuperblock(range.segment) + range.first / kSuperblock) * kWordBytes;
     }
   }
   bool first = true;
   for (const Term& input : inputs) {
     const bool own = input.format.form == Form::kInput;
-    const uint8_t* codes = own ? own_codes : Bytes(input.data);
-    if (own && own_codes == nullptr) {
-      FoldOwnCodes(slice, input.data, first, to);
+    const uint8_t* words = own ? own_words : Bytes(input.data);
+    if (own && own_words == nullptr) {
+      FoldOwnWords(slice, input.data, first, to);
     } else if (first) {
-      std::memmove(to, codes, bytes);
+      std::memmove(to, words, bytes);
     } else {
-      MaxInto(codes, bytes, to);
+      slice.kernels->merge_words(words, superblocks, to);
     }
     first = false;
   }
@@ -211,8 +208,8 @@ void HbiState::Finish(CodecStats* stats) {
   if (planner_ == nullptr) return;
   stats->dropped_superblocks = summary_.dropped;
   for (uint32_t segment = 0; segment < segments_; ++segment) {
-    CountBlocks(codes_.data() + FirstSuperblock(segment) * kBlocks,
-                (call_.count + kBlock - 1) / kBlock, planners_->config().rht, stats);
+    CountBlocks(words_.data() + FirstSuperblock(segment) * kWordBytes,
+                (call_.count + kBlock - 1) / kBlock, stats);
   }
   const std::span<const Point> points = planner_->points();
   for (size_t p = 1; p < points.size(); ++p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of the codec hbi on one rank: the agreed scale codes, the plans derived from them, and
+// One call of the codec hbi on one rank: the agreed side words, the plans derived from them, and
 // Combine for all forms (docs/format.md, "Payloads").
 #ifndef INCCL_COMPRESS_HBI_HBI_STATE_H_
 #define INCCL_COMPRESS_HBI_HBI_STATE_H_
@@ -55,8 +55,8 @@ class HbiState final : public CodecState {
   static bool IsForward(std::span<const Term> inputs) {
     return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
   }
-  // own_codes: the codes of this rank's elements if they are known, else nullptr.
-  void FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_codes,
+  // own_words: the side words of this rank's elements if they are known, else nullptr.
+  void FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
                 std::span<const Term> inputs, std::span<Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
@@ -88,7 +88,7 @@ class HbiState final : public CodecState {
   CollectiveArgs call_;
   uint64_t segments_ = 1, superblocks_ = 0, windows_ = 0;  // the last two are per segment
   // Ordered by segment.
-  std::vector<uint8_t> codes_;    // agreed codes of all superblocks
+  std::vector<uint8_t> words_;    // agreed side words of all superblocks
   std::vector<uint8_t> points_;   // points of planned windows
   std::vector<uint8_t> planned_;  // by window: 1 if planned
   uint32_t trailer_ = 0;          // bytes of a payload's checksum

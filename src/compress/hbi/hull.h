@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The useful choices of levels: the lower convex hull of (cost, error) over all choices (in an
-// all-reduce pairs, for the sum and for the all-gather), and the scale from which each is taken. It
-// depends only on the collective, n and the options. The arithmetic is fp64 without contraction, so
-// it is identical on all machines.
+// all-reduce pairs, for the sum and for the all-gather), and the energy from which each is taken.
+// It depends only on the collective, n and the options. The arithmetic is in integers but for one
+// fp64 product per threshold, so it is identical on all machines.
 #ifndef INCCL_COMPRESS_HBI_HULL_H_
 #define INCCL_COMPRESS_HBI_HULL_H_
 
@@ -16,10 +16,10 @@
 namespace inccl::hbi {
 
 struct HullPoint {
-  uint32_t cost = 0;       // bits per element over the hops of a plan (Hops)
+  uint32_t cost = 0;       // eighths of a bit per element over the hops of a plan (Hops)
   uint16_t k = 0, k2 = 0;  // levels of the sum and of the all-gather; 0, 0: dropped
-  int32_t threshold = 0;   // taken if a superblock's exponent exceeds the plan's delta by this, in
-                           // quarter octaves; ascending
+  int32_t threshold = 0;   // taken if a superblock's energy exponent exceeds the plan's delta by
+                           // this, in fifths of an octave; ascending
 };
 
 // The hops whose bits a plan counts: n - 1, in an all-reduce for each of two phases. In an
@@ -33,14 +33,15 @@ constexpr uint32_t Hops(Collective collective, int nranks) {
 // cheapest choice.
 std::vector<HullPoint> BuildHull(Collective collective, int nranks, const Config& config);
 
-// Bits per element over the hops of a sum of k levels (its groups: k2) in the algorithm that `bits`
-// counts, without scale codes.
-uint32_t SumCost(Collective collective, int nranks, const Config& config, uint32_t k, uint32_t k2);
-// The number of these hops that carry the sum's own scale codes.
+// Half-bits per element over the hops of a sum of k levels (its groups: k2) in the algorithm that
+// `bits` counts, without side words.
+uint32_t SumHalfBits(Collective collective, int nranks, const Config& config, uint32_t k,
+                     uint32_t k2);
+// The number of these hops that carry the sum's own side words.
 uint32_t CodedHops(Collective collective, int nranks, const Config& config);
 
 // The budget of a superblock, in eighths of a bit per element over the hops of a plan: `bits` minus
-// scale codes. Negative if the scale codes alone exceed `bits`.
+// side words. Negative if the side words alone exceed `bits`.
 int64_t BudgetOfSuperblock8(Collective collective, int nranks, const Config& config);
 // The smallest bits8 for which every superblock can have K = 1.
 uint32_t LeastUnbiasedBits8(Collective collective, int nranks, const Config& config);

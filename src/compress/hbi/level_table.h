@@ -12,6 +12,10 @@ struct LevelTable {
   float factor[256];
   float step[256];
   float average[256];
+  // A block is scaled for its own codes as if its largest magnitude were multiplied by this: fp32
+  // of 2 K / (2 K + 1), since to nearest the last level is good for half a step beyond M; 1 where
+  // the rounding is stochastic.
+  float own;
 };
 
 }  // namespace inccl::hbi

@@ -8,12 +8,12 @@
 
 #include "compress/hbi/format.h"
 #include "compress/hbi/hull.h"
-#include "compress/kernels/hbi_kernels.h"
+#include "compress/hbi/side_words.h"
 
 namespace inccl::hbi {
 namespace {
 
-std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks) {
+std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks, bool unbiased) {
   auto table = std::make_unique<LevelTable>();
   for (int code = 0; code < 256; ++code) {
     const bool coded = k > 0 && code > kZeroCode && code <= kLastCode;
@@ -26,17 +26,43 @@ std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks) {
     table->step[code] = step(k);
     table->average[code] = step(k * static_cast<double>(nranks));
   }
+  const double levels = 2.0 * k;
+  table->own = k == 0 || unbiased ? 1.0f : static_cast<float>(levels / (levels + 1));
   return table;
 }
 
+// 2^16 * 2^(-2 d / 5): M^2 of a block d below the top, over that of the top.
+constexpr std::array<uint32_t, 8> kEnergies = {65536, 49667, 37641, 28526,
+                                               21619, 16384, 12417, 9410};
+// 2^19 * 2^(-j / 5), j = 1 .. 9; 2^19 is eight blocks at the top.
+constexpr std::array<uint32_t, 9> kSteps = {456419, 397336, 345901, 301124, 262144,
+                                            228210, 198668, 172951, 150562};
+
+// The energies of two blocks, by their six bits of a side word.
+constexpr std::array<uint32_t, 64> kPairEnergies = [] {
+  std::array<uint32_t, 64> pairs{};
+  for (uint32_t i = 0; i < 64; ++i) pairs[i] = kEnergies[i % 8] + kEnergies[i / 8];
+  return pairs;
+}();
+
 }  // namespace
+
+int EnergyExponent(uint32_t word) {
+  uint32_t energy = 0;
+  for (uint32_t below = word >> 8, pair = 0; pair < kBlocks / 2; ++pair, below >>= 6) {
+    energy += kPairEnergies[below & 63];
+  }
+  int exponent = 2 * FifthOctaves(static_cast<int>(TopOf(word)));
+  for (const uint32_t step : kSteps) exponent -= energy < step ? 1 : 0;
+  return exponent;
+}
 
 const LevelTable* Planner::TableOf(uint32_t k) {
   for (size_t i = 0; i < table_levels_.size(); ++i) {
     if (table_levels_[i] == k) return tables_[i].get();
   }
   table_levels_.push_back(k);
-  tables_.push_back(MakeTable(k, nranks_));
+  tables_.push_back(MakeTable(k, nranks_, config_.unbiased));
   return tables_.back().get();
 }
 
@@ -63,40 +89,52 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
   }
 }
 
-void Planner::Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary* summary) const {
-  BestKernels().top_codes(codes, points.size(), points.data());
-  // Four counters per code, because neighbours are often equal and would wait for each other.
-  std::array<std::array<uint32_t, 4>, 256> counts{};
-  for (size_t s = 0; s < points.size(); ++s) ++counts[points[s]][s % 4];
-  Tops tops;
-  for (size_t code = 1; code <= kLastCode; ++code) {
-    const uint32_t count = counts[code][0] + counts[code][1] + counts[code][2] + counts[code][3];
-    if (count != 0) tops.bins[tops.used++] = {static_cast<uint8_t>(code), count};
+void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary* summary) const {
+  if (config_.bits8 != 0) {
+    Energies energies;
+    Count(words, points.size(), &energies);
+    return Spend(words, energies, points, summary);
   }
-  if (config_.bits8 != 0) return Spend(tops, points, summary);
-  for (uint8_t& point : points) point = point == kZeroCode ? kDead : kDead + 1;
   uint8_t& top = summary->top[kDead + 1];
-  if (tops.used != 0) top = std::max(top, tops.bins[tops.used - 1].code);
+  for (size_t s = 0; s < points.size(); ++s) {
+    const uint32_t word = LoadWord(words, s);
+    points[s] = IsLive(word) ? kDead + 1 : kDead;
+    if (IsLive(word)) top = std::max(top, static_cast<uint8_t>(TopOf(word)));
+  }
+}
+
+void Planner::Count(const uint8_t* words, size_t superblocks, Energies* energies) {
+  std::array<uint32_t, kExponents> counts{};
+  for (size_t s = 0; s < superblocks; ++s) {
+    const uint32_t word = LoadWord(words, s);
+    int16_t& exponent = energies->exponents[s];
+    exponent = Energies::kNotLive;
+    if (!IsLive(word)) continue;
+    exponent = static_cast<int16_t>(EnergyExponent(word) - kFirstExponent);
+    ++counts[static_cast<size_t>(exponent)];
+  }
+  for (size_t e = 0; e < counts.size(); ++e) {
+    if (counts[e] != 0) energies->bins[energies->used++] = {static_cast<int16_t>(e), counts[e]};
+  }
 }
 
 int64_t Planner::Budget8(size_t superblocks) const {
   return BudgetOfSuperblock8(collective_, nranks_, config_) * static_cast<int64_t>(superblocks);
 }
 
-int64_t Planner::Cost8(const Tops& tops, int delta) const {
+int64_t Planner::Cost8(const Energies& energies, int delta) const {
   int64_t cost = 0;
-  for (const Tops::Bin& bin : tops.span()) {
-    const auto at = static_cast<size_t>(QuarterOctaves(bin.code) - delta - kFirstDistance);
-    cost += int64_t{bin.superblocks} * cost_by_distance_[at];
+  for (const Energies::Bin& bin : energies.span()) {
+    cost += int64_t{bin.superblocks} * cost_by_distance_[Distance(bin.exponent, delta)];
   }
-  return 8 * cost;
+  return cost;
 }
 
-int Planner::FindDelta(const Tops& tops, int64_t budget8) const {
+int Planner::FindDelta(const Energies& energies, int64_t budget8) const {
   int low = -kMaxDelta, high = kMaxDelta;
   while (low < high) {
     const int middle = low + (high - low) / 2;
-    if (Cost8(tops, middle) <= budget8) {
+    if (Cost8(energies, middle) <= budget8) {
       high = middle;
     } else {
       low = middle + 1;
@@ -105,39 +143,26 @@ int Planner::FindDelta(const Tops& tops, int64_t budget8) const {
   return low;
 }
 
-void Planner::Spend(const Tops& tops, std::span<uint8_t> points, PlanSummary* summary) const {
+void Planner::Spend(const uint8_t* words, const Energies& energies, std::span<uint8_t> points,
+                    PlanSummary* summary) const {
   const int64_t budget8 = Budget8(points.size());
-  const int delta = FindDelta(tops, budget8);
-  int64_t left8 = budget8 - Cost8(tops, delta);
+  const int delta = FindDelta(energies, budget8);
+  int64_t left8 = budget8 - Cost8(energies, delta);
   const auto step8 = [this](uint8_t point) {
-    return 8 * (int64_t{points_[point + 1u].cost} - points_[point].cost);
+    return int64_t{points_[point + 1u].cost} - points_[point].cost;
   };
-  std::array<uint8_t, 256> chosen{}, ahead{};  // by top code: point at delta, and at delta - 1
-  std::array<uint32_t, 256> moved{};           // superblocks that get more than `chosen`
-  int64_t smallest8 = budget8 + 1;             // cheapest step that the leftover can buy
-  for (const Tops::Bin& bin : tops.span()) {
-    chosen[bin.code] = Choose(QuarterOctaves(bin.code), delta);
-    ahead[bin.code] = Choose(QuarterOctaves(bin.code), delta - 1);
-    for (uint8_t p = chosen[bin.code]; p < ahead[bin.code]; ++p) {
-      smallest8 = std::min(smallest8, step8(p));
-    }
-  }
-  size_t s = 0;
-  for (; s < points.size() && smallest8 <= left8; ++s) {  // spend the leftover in index order
-    const uint8_t top = points[s];
-    uint8_t point = chosen[top];
-    while (point < ahead[top] && step8(point) <= left8) left8 -= step8(point++);
+  for (size_t s = 0; s < points.size(); ++s) {
+    const int16_t exponent = energies.exponents[s];
+    points[s] = kDead;
+    if (exponent == Energies::kNotLive) continue;
+    uint8_t point = by_distance_[Distance(exponent, delta)];
+    // Superblocks spend the leftover in index order.
+    const uint8_t ahead = by_distance_[Distance(exponent, delta - 1)];
+    while (point < ahead && step8(point) <= left8) left8 -= step8(point++);
     points[s] = point;
-    if (point == chosen[top]) continue;
-    ++moved[top];
-    summary->top[point] = std::max(summary->top[point], top);
-  }
-  for (; s < points.size(); ++s) points[s] = chosen[points[s]];
-  for (const Tops::Bin& bin : tops.span()) {
-    const uint8_t point = chosen[bin.code];
-    if (moved[bin.code] == bin.superblocks) continue;
-    summary->top[point] = std::max(summary->top[point], bin.code);
-    if (points_[point].k == 0) summary->dropped += bin.superblocks - moved[bin.code];
+    uint8_t& top = summary->top[point];
+    top = std::max(top, static_cast<uint8_t>(TopOf(LoadWord(words, s))));
+    if (points_[point].k == 0) ++summary->dropped;
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plan: the levels of each superblock of a window, derived from the scale codes alone by
+// The plan: the levels of each superblock of a window, derived from the side words alone by
 // integer arithmetic, so it is the same on every rank. Its tables depend on the collective, n and
 // the options, and are built once.
 #ifndef INCCL_COMPRESS_HBI_PLAN_H_
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "compress/codec.h"
 #include "compress/hbi/config.h"
 #include "compress/hbi/level_table.h"
 
@@ -20,7 +21,7 @@ namespace inccl::hbi {
 
 // A choice of levels for a superblock. A plan consists of indices into Planner::points().
 struct Point {
-  uint32_t cost = 0;                   // bits per element over the hops of the plan
+  uint32_t cost = 0;                   // eighths of a bit per element over the plan's hops
   uint16_t k = 0, k2 = 0;              // 0: not coded
   const LevelTable* sum = nullptr;     // table of k
   const LevelTable* result = nullptr;  // table of k2
@@ -29,13 +30,16 @@ struct Point {
 // The decisions of a call's plans, for its statistics.
 struct PlanSummary {
   std::array<uint8_t, 256> top{};  // by point: the largest code of its superblocks
-  uint64_t dropped = 0;            // superblocks with a live block and no levels
+  uint64_t dropped = 0;            // live superblocks without levels
 };
+
+// Fifths of an octave of the mean of M^2 over the blocks of a live superblock, rounded down.
+int EnergyExponent(uint32_t word);
 
 // Immutable; shared by all calls and threads.
 class Planner {
  public:
-  static constexpr uint8_t kDead = 0;  // the point of a superblock without a live block
+  static constexpr uint8_t kDead = 0;  // the point of a superblock that is not live
 
   // For all-reduce, reduce-scatter or all-gather, n >= 2, and 2 n K < 65536 for every K in use
   // (HbiCodec::Supports checks that).
@@ -58,38 +62,43 @@ class Planner {
   }
   std::span<const Point> points() const { return points_; }
 
-  // Sets the points of points.size() superblocks of one window from `codes`, kBlocks agreed codes
-  // per superblock. The window's total cost never exceeds its budget. Adds to `summary`.
-  void Plan(const uint8_t* codes, std::span<uint8_t> points, PlanSummary* summary) const;
+  // Sets the points of points.size() superblocks of one window (at most kWindow elements) from
+  // their agreed side words. The window's total cost never exceeds its budget. Adds to `summary`.
+  void Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary* summary) const;
 
  private:
-  // The range of exponent minus delta, in quarter octaves: -392 - 1200 to 512 + 1201.
-  static constexpr int kMaxDelta = 1200;
-  static constexpr int kFirstDistance = -392 - kMaxDelta;
-  static constexpr int kDistances = 512 + kMaxDelta + 1 - kFirstDistance + 1;
+  // Energy exponents, and their distances from delta.
+  static constexpr int kFirstExponent = 2 * -440 - 9, kLastExponent = 2 * 640;
+  static constexpr int kExponents = kLastExponent - kFirstExponent + 1;
+  static constexpr int kMaxDelta = 1400;
+  static constexpr int kFirstDistance = kFirstExponent - kMaxDelta;
+  static constexpr int kDistances = kLastExponent + kMaxDelta + 1 - kFirstDistance + 1;
 
   const LevelTable* TableOf(uint32_t k);
-  // The non-zero top codes of a window, ascending, with their number of superblocks.
-  struct Tops {
+  // The live superblocks of a window.
+  struct Energies {
+    static constexpr int16_t kNotLive = -1;
     struct Bin {
-      uint8_t code;
+      int16_t exponent;  // minus kFirstExponent
       uint32_t superblocks;
     };
-    std::array<Bin, 256> bins;
+    std::array<int16_t, kWindow / kSuperblock> exponents;  // by superblock, minus kFirstExponent
+    std::array<Bin, kExponents> bins;                      // ascending
     size_t used = 0;
     std::span<const Bin> span() const { return {bins.data(), used}; }
   };
-  // The cost of all superblocks at this delta, in eighths of a bit per element and hop.
-  int64_t Cost8(const Tops& tops, int delta) const;
+  static void Count(const uint8_t* words, size_t superblocks, Energies* energies);
+  // The cost of all superblocks at this delta, in eighths of a bit per element over the hops.
+  int64_t Cost8(const Energies& energies, int delta) const;
   // The smallest delta whose cost fits.
-  int FindDelta(const Tops& tops, int64_t budget8) const;
-  // Replaces the top codes in `points` by points.
-  void Spend(const Tops& tops, std::span<uint8_t> points, PlanSummary* summary) const;
-  uint8_t Choose(int quarters, int delta) const {
-    return by_distance_[static_cast<size_t>(quarters - delta - kFirstDistance)];
+  int FindDelta(const Energies& energies, int64_t budget8) const;
+  static size_t Distance(int16_t exponent, int delta) {
+    return static_cast<size_t>(exponent + kFirstExponent - delta - kFirstDistance);
   }
+  void Spend(const uint8_t* words, const Energies& energies, std::span<uint8_t> points,
+             PlanSummary* summary) const;
 
-  // The budget of a window, in eighths of a bit per element and hop.
+  // The budget of a window, in eighths of a bit per element over the hops.
   int64_t Budget8(size_t superblocks) const;
 
   Collective collective_;

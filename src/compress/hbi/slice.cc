@@ -80,7 +80,7 @@ uint64_t ResultBytes(const SliceContext& slice) {
   if (!slice.planner->requantizes()) return SumBytes(slice, slice.planner->contributions());
   uint64_t bytes = 0;
   for (uint32_t s = 0; s < slice.superblocks(); ++s) {
-    bytes += kBlocks + PackedBytes(Width(1, slice.planner->points()[slice.points[s]].k2));
+    bytes += kWordBytes + PackedBytes(Width(1, slice.planner->points()[slice.points[s]].k2));
   }
   return bytes;
 }
@@ -89,22 +89,23 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   const Kernels& kernels = *slice.kernels;
   Walker walker(slice);
   Sink sum = outputs.sum, result = outputs.result;
-  uint8_t* result_codes = result.at;
-  if (result.at != nullptr) result.at += size_t{slice.superblocks()} * kBlocks;
+  uint8_t* result_words = result.at;
+  if (result.at != nullptr) result.at += size_t{slice.superblocks()} * kWordBytes;
   const bool sum_only = result.at == nullptr && outputs.elements == nullptr;
   const Fused way = sum_only && !slice.nearest ? FusedWay(sources) : Fused::kNone;
   const bool requant = slice.planner->requantizes();
   uint32_t contributions = 0;
   for (const Source& source : sources) contributions += source.contributions;
-  uint8_t local_codes[kBlocks];
+  uint8_t local_word[kWordBytes];
   for (uint32_t s = 0, done = 1; s < slice.superblocks(); s += done) {
     done = 1;
     const Point& point = walker.PointOf(s);
     const uint32_t width = Width(contributions, point.k);
-    uint8_t* own_codes = result_codes != nullptr ? result_codes + s * kBlocks : local_codes;
+    uint8_t* own_word =
+        result_words != nullptr ? result_words + size_t{s} * kWordBytes : local_word;
     if (point.k == 0) {
-      if (result_codes != nullptr) UncodedResult(walker.Codes(s), own_codes);
-      if (outputs.elements != nullptr) walker.PutUncoded(s, walker.Codes(s), outputs.elements);
+      if (result_words != nullptr) StoreWord(kZeroCode, own_word, 0);
+      if (outputs.elements != nullptr) walker.PutUncoded(s, outputs.elements);
       continue;
     }
     if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
@@ -115,15 +116,16 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       walker.Put(out, width, &sum);
     }
     if (sum_only) continue;
-    DecodeArgs decode{.codes = walker.Codes(s),
+    DecodeArgs decode{.words = walker.Words(s),
                       .step = slice.average ? point.sum->average : point.sum->step,
                       .zero = contributions * point.k};
     if (requant) {
       float* y = walker.floats();
       decode.step = point.sum->step;
       kernels.decode(decode, walker.tile(), y);
-      RequantizeValues(slice, &walker, ResultRounding(slice, s, point), y, own_codes);
-      decode = {.codes = own_codes,
+      RequantizeValues(slice, &walker, point, ResultRounding(slice, s, point), nullptr, y,
+                       own_word);
+      decode = {.words = own_word,
                 .step = slice.average ? point.result->average : point.result->step,
                 .zero = point.k2};
     }
@@ -135,14 +137,14 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
   const bool sums = !slice.planner->requantizes();
   const uint32_t contributions = slice.planner->contributions();
   Walker walker(slice);
-  const size_t codes_bytes = sums ? 0 : size_t{slice.superblocks()} * kBlocks;
-  Source source{.at = payload + codes_bytes, .end = payload + ResultBytes(slice)};
+  const size_t words_bytes = sums ? 0 : size_t{slice.superblocks()} * kWordBytes;
+  Source source{.at = payload + words_bytes, .end = payload + ResultBytes(slice)};
   for (uint32_t s = 0, run = 1; s < slice.superblocks(); s += run) {
     const Point& point = walker.PointOf(s);
-    const uint8_t* codes = sums ? walker.Codes(s) : payload + size_t{s} * kBlocks;
+    const uint8_t* words = sums ? walker.Words(s) : payload + size_t{s} * kWordBytes;
     run = 1;
     if (point.k == 0) {
-      walker.PutUncoded(s, codes, elements);
+      walker.PutUncoded(s, elements);
       continue;
     }
     const LevelTable& table = sums ? *point.sum : *point.result;
@@ -153,7 +155,7 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
       run = std::min(walker.Run(s), slice.count / kSuperblock - s);
       run = Walker::Within(source.end - source.at, width, kReadSlack, run);
     }
-    slice.kernels->unpack_decode({.codes = codes,
+    slice.kernels->unpack_decode({.words = words,
                                   .step = slice.average ? table.average : table.step,
                                   .zero = sums ? contributions * point.k : point.k2,
                                   .superblocks = run},
@@ -162,22 +164,18 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
   }
 }
 
-void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first,
-                  uint8_t* codes) {
-  constexpr uint32_t kAtOnce = 32;
-  uint8_t own[kAtOnce * kBlocks];
+void FoldOwnWords(const SliceContext& slice, const std::byte* elements, bool first,
+                  uint8_t* words) {
+  constexpr uint32_t kAtOnce = 64;
+  uint8_t own[kAtOnce * kWordBytes];
   Walker walker(slice);
   for (uint32_t s = 0; s < slice.superblocks();) {
     // As many whole superblocks as can be read in place; else one.
     uint32_t run = 1;
     if (walker.InPlace(s)) run = std::min(slice.count / kSuperblock - s, kAtOnce);
-    uint8_t* to = first ? codes + size_t{s} * kBlocks : own;
-    slice.kernels->block_codes(walker.Elements(s, elements), run, to);
-    if (!first) {
-      for (uint32_t b = 0; b < run * kBlocks; ++b) {
-        codes[size_t{s} * kBlocks + b] = std::max(codes[size_t{s} * kBlocks + b], own[b]);
-      }
-    }
+    uint8_t* mine = words + size_t{s} * kWordBytes;
+    slice.kernels->side_words(walker.Elements(s, elements), run, 1.0f, first ? mine : own);
+    if (!first) slice.kernels->merge_words(own, run, mine);
     s += run;
   }
 }

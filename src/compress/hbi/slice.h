@@ -23,16 +23,16 @@ struct SliceContext {
   const Planner* planner = nullptr;
   DataType type = DataType::kFloat32;
   bool average = false;
-  bool nearest = false;         // own elements are rounded to nearest, without hash and shift
+  bool nearest = false;         // own elements are rounded to nearest, without hash and offsets
   bool rotate = false;          // superblocks are rotated on their way in and back on the way out
   bool unbiased = false;        // the second quantization has a hash, else it is to nearest
-  uint16_t shift = 0;           // RankShift of this rank
+  Offsets offsets = {};         // of this rank
   uint32_t counter = 0;         // HashCounter of the slice's first block
   uint32_t result_counter = 0;  // likewise, for the second quantization
   uint32_t sign_counter = 0;    // likewise, for the signs of a rotation
   uint32_t group_counter = 0;   // likewise, for sums of groups
   uint32_t count = 0;           // elements; the last superblock may be partial
-  const uint8_t* codes = nullptr;   // agreed (all-gather: the sender's), kBlocks per superblock
+  const uint8_t* words = nullptr;   // agreed side words (all-gather: the sender's)
   const uint8_t* points = nullptr;  // planned, one per superblock
 
   uint32_t superblocks() const { return (count + kSuperblock - 1) / kSuperblock; }
@@ -67,12 +67,12 @@ uint64_t ResultBytes(const SliceContext& slice);
 // all contributions.
 void FoldSlice(const SliceContext& slice, std::span<Source> sources, const SliceOutputs& outputs);
 
-// Decodes a kResult payload of ResultBytes bytes whose codes have been checked.
+// Decodes a kResult payload of ResultBytes bytes whose side words have been checked.
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements);
 
-// Computes the scale codes of a slice's elements, kBlocks per superblock, zeros beyond the end.
-// With `first` it writes them to `codes`, else it combines them with `codes` by MAX.
-void FoldOwnCodes(const SliceContext& slice, const std::byte* elements, bool first, uint8_t* codes);
+// Computes the side words of a slice's elements, with zeros beyond the end. With `first` it writes
+// them to `words`, else it merges them into `words`.
+void FoldOwnWords(const SliceContext& slice, const std::byte* elements, bool first, uint8_t* words);
 
 }  // namespace inccl::hbi
 

@@ -5,9 +5,9 @@
 
 #include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
-#include "compress/hbi/codes.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/hbi_state.h"
+#include "compress/hbi/side_words.h"
 
 namespace inccl::hbi {
 namespace {
@@ -71,7 +71,7 @@ Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
 
 Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
                            std::span<const Term> inputs, std::span<Term> outputs) const {
-  const size_t bytes = size_t{slice.superblocks()} * kBlocks;
+  const size_t bytes = size_t{slice.superblocks()} * kWordBytes;
   for (const Term& input : inputs) {
     if (input.format.form == Form::kInput) {
       if (Status status = CheckElements(slice, input, "an input"); !status.ok()) return status;
@@ -79,10 +79,9 @@ Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
     }
     if (input.format.form != Form::kSide) return Unexpected(input, "an input");
     if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-    if (HasReserved(Bytes(input.data), bytes)) {
-      return InternalError(
-          fmt::format("hbi: a reserved scale code among those of elements {} to {}", range.first,
-                      range.first + range.count));
+    if (!AreValid(Bytes(input.data), slice.superblocks())) {
+      return InternalError(fmt::format("hbi: an invalid side word among those of elements {} to {}",
+                                       range.first, range.first + range.count));
     }
   }
   for (const Term& output : outputs) {
@@ -162,10 +161,9 @@ Status HbiState::CheckForward(const Range& range, const SliceContext& slice, con
   if (!Travels(call_.collective, input.format.form)) return Unexpected(input, "an input");
   const uint64_t bytes = ResultBytes(slice);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-  const size_t codes = size_t{slice.superblocks()} * kBlocks;
-  if (planner_->requantizes() && HasReserved(Bytes(input.data), codes)) {
+  if (planner_->requantizes() && !AreValid(Bytes(input.data), slice.superblocks())) {
     return InternalError(
-        fmt::format("hbi: a reserved scale code in a result of {} elements", slice.count));
+        fmt::format("hbi: an invalid side word in a result of {} elements", slice.count));
   }
   for (Term& output : outputs) {
     if (output.format.form == Form::kResult) {

@@ -10,14 +10,14 @@
 #include <limits>
 #include <span>
 
-#include "compress/hbi/codes.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 #include "compress/hbi/slice.h"
 #include "compress/kernels/convert.h"
 
 namespace inccl::hbi {
 
-inline constexpr uint32_t kMaxPacked = PackedBytes(16);
+inline constexpr uint32_t kMaxPacked = PackedBytes(kMostHalfBits);
 
 // All buffers together fit into the L1 cache.
 class Walker {
@@ -27,7 +27,7 @@ class Walker {
 
   uint32_t superblocks() const { return slice_.superblocks(); }
   const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
-  const uint8_t* Codes(uint32_t s) const { return slice_.codes + size_t{s} * kBlocks; }
+  const uint8_t* Words(uint32_t s) const { return slice_.words + size_t{s} * kWordBytes; }
   // True if superblock s lies in the caller's memory as the 256 floats to code.
   bool InPlace(uint32_t s) const { return plain_ && Count(s) == kSuperblock; }
   uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
@@ -56,26 +56,17 @@ class Walker {
   uint32_t PlainRun(uint32_t s, uint32_t run) const {
     if (!plain_) return 1;
     const uint32_t whole = slice_.count / kSuperblock;
-    uint32_t plain = 0;
-    while (plain < run && s + plain < whole && !HasPoison(Codes(s + plain))) ++plain;
-    return std::max(plain, 1u);
+    return s < whole ? std::min(run, whole - s) : 1;
   }
 
   // What is quantized of superblock s.
   QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point) {
-    const uint8_t* codes = Codes(s);
-    const float* x = Elements(s, elements);
-    if (HasPoison(codes)) {
-      if (x != x_) std::memcpy(x_, x, sizeof x_);
-      ClearPoisoned(codes, x_);
-      x = x_;
-    }
-    return {.x = x,
-            .codes = codes,
+    return {.x = Elements(s, elements),
+            .words = Words(s),
             .factor = point.sum->factor,
             .k = point.k,
             .counter = slice_.counter + s * (kSuperblock / 2),
-            .shift = slice_.shift};
+            .offsets = slice_.offsets};
   }
 
   // Number of superblocks, up to `run`, that fit `bytes` with `slack` behind them; at least 1,
@@ -117,13 +108,11 @@ class Walker {
     FromFloat(slice_.type, y, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), Count(s));
   }
 
-  // Writes superblock s without levels: zeros, and NaN in poisoned blocks.
-  void PutUncoded(uint32_t s, const uint8_t* codes, std::byte* elements) {
+  // Writes superblock s, which has no levels: zeros, or NaN if it is poisoned.
+  void PutUncoded(uint32_t s, std::byte* elements) {
     float* y = ElementRoom(s, elements);
-    for (uint32_t b = 0; b < kBlocks; ++b) {
-      const float value = codes[b] == kPoison ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
-      std::fill_n(y + b * kBlock, kBlock, value);
-    }
+    const bool poison = IsPoison(LoadWord(slice_.words, s));
+    std::fill_n(y, kSuperblock, poison ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
     PutElements(s, y, elements);
   }
 
@@ -161,15 +150,18 @@ inline void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, cons
   }
 }
 
-// Quantizes y on its own scale codes into the tile, with K2 levels. Clears poisoned blocks of y.
-inline void RequantizeValues(const SliceContext& slice, Walker* walker, const QuantizeArgs& how,
-                             float* y, uint8_t* own_codes) {
+// Quantizes y on scales of its own into the tile, with K2 levels. `least`: the side word that the
+// own one is merged with, or nullptr.
+inline void RequantizeValues(const SliceContext& slice, Walker* walker, const Point& point,
+                             const QuantizeArgs& how, const uint8_t* least, float* y,
+                             uint8_t* own_word) {
   const Kernels& kernels = *slice.kernels;
-  kernels.block_codes(y, 1, own_codes);
-  if (HasPoison(own_codes)) ClearPoisoned(own_codes, y);
+  kernels.side_words(y, 1, point.result->own, own_word);
+  if (least != nullptr) kernels.merge_words(least, 1, own_word);
+  if (IsPoison(LoadWord(own_word, 0))) std::fill_n(y, kSuperblock, 0.0f);
   QuantizeArgs args = how;
   args.x = y;
-  args.codes = own_codes;
+  args.words = own_word;
   (slice.unbiased ? kernels.quantize : kernels.quantize_nearest)(args, walker->tile());
 }
 
@@ -193,11 +185,6 @@ inline void PutResult(const SliceContext& slice, Walker* walker, uint32_t s, con
     slice.kernels->decode(decode, walker->tile(), y);
     walker->PutElements(s, y, elements);
   }
-}
-
-// Sets the codes of a kResult superblock that has no levels.
-inline void UncodedResult(const uint8_t* agreed, uint8_t* own_codes) {
-  for (uint32_t b = 0; b < kBlocks; ++b) own_codes[b] = agreed[b] == kPoison ? kPoison : kZeroCode;
 }
 
 }  // namespace inccl::hbi

@@ -59,7 +59,8 @@ constexpr AddFunction kAdd[] = {
 }  // namespace
 
 void AddPacked(const uint8_t* a, const uint8_t* b, size_t words, uint32_t width, uint8_t* out) {
-  kAdd[width](a, b, words / width, out);
+  const uint32_t bits = width % 2 != 0 ? width : width / 2;
+  kAdd[bits](a, b, words / bits, out);
 }
 
 }  // namespace inccl::hbi

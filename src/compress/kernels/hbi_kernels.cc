@@ -19,12 +19,12 @@ namespace {
 
 #if INCCL_HBI_VECTORS
 
-void BlockCodesOf(const float* x, size_t superblocks, uint8_t* codes) {
-  BlockCodes(x, superblocks, codes);
+void SideWordsOf(const float* x, size_t superblocks, float scale, uint8_t* words) {
+  SideWords(x, superblocks, scale, words);
 }
 
-void TopCodesOf(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
-  TopCodes(codes, superblocks, tops);
+void MergeWordsInto(const uint8_t* from, size_t superblocks, uint8_t* words) {
+  MergeWords(from, superblocks, words);
 }
 
 void Rotate(float* x, uint32_t counter) { RotateSuperblock<false>(x, counter); }
@@ -33,82 +33,164 @@ void RotateBack(float* x, uint32_t counter) { RotateSuperblock<true>(x, counter)
 
 // ---------------------------------------------------------------- sources and sinks of fields
 
-// Each call handles the next kFields fields.
+// Each call handles the fields of two blocks, kPerBlock vectors of each.
 
 struct ToTile {
   uint16_t* tile;
-  HWY_INLINE void operator()(V16 fields) {
-    hn::StoreU(fields, D16(), tile);
-    tile += kFields;
+  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      hn::StoreU(lower[i], D16(), tile + i * kFields);
+      hn::StoreU(upper[i], D16(), tile + kBlock + i * kFields);
+    }
+    tile += 2 * kBlock;
   }
 };
 
 struct AddToTile {
   uint16_t* tile;
-  HWY_INLINE void operator()(V16 fields) {
-    hn::StoreU(hn::Add(fields, hn::LoadU(D16(), tile)), D16(), tile);
-    tile += kFields;
+  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      uint16_t* const low = tile + i * kFields;
+      uint16_t* const high = low + kBlock;
+      hn::StoreU(hn::Add(lower[i], hn::LoadU(D16(), low)), D16(), low);
+      hn::StoreU(hn::Add(upper[i], hn::LoadU(D16(), high)), D16(), high);
+    }
+    tile += 2 * kBlock;
   }
 };
 
-template <bool kOdd>
+struct FromTile {
+  const uint16_t* tile;
+  HWY_INLINE void operator()(V16* lower, V16* upper) {
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      lower[i] = hn::LoadU(D16(), tile + i * kFields);
+      upper[i] = hn::LoadU(D16(), tile + kBlock + i * kFields);
+    }
+    tile += 2 * kBlock;
+  }
+};
+
+// Bits of a stream's fields. kPairs: two values each (the width is odd).
+template <bool kPairs>
+constexpr uint32_t Bits(uint32_t width) {
+  return kPairs ? width : width / 2;
+}
+
+// kOdd: fields have an odd number of bits.
+template <bool kPairs, bool kOdd>
 struct ToStream {
   Packer<kOdd> packer;
+  V16 base;
   uint8_t* out;
   size_t stride;
   HWY_INLINE ToStream(uint32_t width, uint8_t* to)
-      : packer(width), out(to), stride(kGroups * width) {}
-  HWY_INLINE void operator()(V16 fields) {
+      : packer(Bits<kPairs>(width)),
+        base(hn::Set(D16(), static_cast<uint16_t>(hbi::PairBase(width)))),
+        out(to),
+        stride(kGroups * Bits<kPairs>(width)) {}
+  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
+    if constexpr (kPairs) {
+      for (size_t i = 0; i < kPerBlock; ++i) {
+        Put(hn::Add(lower[i], hn::Mul(upper[i], base)));
+      }
+    } else {
+      for (size_t i = 0; i < kPerBlock; ++i) Put(lower[i]);
+      for (size_t i = 0; i < kPerBlock; ++i) Put(upper[i]);
+    }
+  }
+  HWY_INLINE void Put(V16 fields) {
     packer(fields, out);
     out += stride;
   }
 };
 
-template <class Unpacker, bool kOdd>
-struct AddToStream {
+template <bool kPairs, class Unpacker>
+struct FromStream {
   Unpacker unpacker;
+  V16 base, times;
+  int shift;
   const uint8_t* in;
   size_t stride;
-  ToStream<kOdd> stream;
-  HWY_INLINE AddToStream(uint32_t in_width, const uint8_t* from, uint32_t out_width, uint8_t* to)
-      : unpacker(in_width), in(from), stride(kGroups * in_width), stream(out_width, to) {}
-  HWY_INLINE void operator()(V16 fields) {
-    stream(hn::Add(fields, unpacker(in)));
+  HWY_INLINE FromStream(uint32_t width, const uint8_t* from)
+      : unpacker(Bits<kPairs>(width)),
+        base(hn::Set(D16(), static_cast<uint16_t>(hbi::PairBase(width)))),
+        times(hn::Zero(D16())),
+        shift(0),
+        in(from),
+        stride(kGroups * Bits<kPairs>(width)) {
+    if constexpr (kPairs) {
+      const hbi::PairInverse inverse = hbi::InverseOfBase(width);
+      times = hn::Set(D16(), static_cast<uint16_t>(inverse.times));
+      shift = static_cast<int>(inverse.shift);
+    }
+  }
+  HWY_INLINE void operator()(V16* lower, V16* upper) {
+    if constexpr (kPairs) {
+      for (size_t i = 0; i < kPerBlock; ++i) {
+        const V16 pair = Take();
+        upper[i] = hn::ShiftRightSame(hn::MulHigh(pair, times), shift);
+        lower[i] = hn::Sub(pair, hn::Mul(upper[i], base));
+      }
+    } else {
+      for (size_t i = 0; i < kPerBlock; ++i) lower[i] = Take();
+      for (size_t i = 0; i < kPerBlock; ++i) upper[i] = Take();
+    }
+  }
+  HWY_INLINE V16 Take() {
+    const V16 fields = unpacker(in);
     in += stride;
+    return fields;
   }
 };
 
-template <class Unpacker, class Sink>
-HWY_INLINE void UnpackWith(const uint8_t* in, uint32_t width, size_t superblocks, Sink sink) {
-  const Unpacker unpacker(width);
-  const size_t stride = kGroups * width;
-  const uint8_t* const end = in + superblocks * hbi::PackedBytes(width);
-  for (; in != end; in += stride) sink(unpacker(in));
-}
+// Adds the fields of `source` on their way to `sink`.
+template <class Source, class Sink>
+struct Added {
+  Source source;
+  Sink sink;
+  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
+    V16 low[kPerBlock], high[kPerBlock];
+    source(low, high);
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      low[i] = hn::Add(low[i], lower[i]);
+      high[i] = hn::Add(high[i], upper[i]);
+    }
+    sink(low, high);
+  }
+};
 
-template <class Sink>
-HWY_INLINE void UnpackTo(const uint8_t* in, uint32_t width, size_t superblocks, Sink sink) {
-  if (width <= hbi::kLastNarrow) {
-    UnpackWith<NarrowUnpacker>(in, width, superblocks, sink);
-  } else {
-    UnpackWith<WideUnpacker>(in, width, superblocks, sink);
+template <class Source, class Sink>
+HWY_INLINE void Move(size_t superblocks, Source source, Sink sink) {
+  for (size_t i = 0; i < superblocks * hbi::kBlocks / 2; ++i) {
+    V16 lower[kPerBlock], upper[kPerBlock];
+    source(lower, upper);
+    sink(lower, upper);
   }
 }
 
-template <class Unpacker>
-HWY_INLINE void AddEncodeWith(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_width,
-                              uint32_t out_width, uint8_t* out) {
-  if (out_width % 2 != 0) {
-    QuantizeWithHash(args, AddToStream<Unpacker, true>(in_width, in, out_width, out));
+// Calls work(source) with what reads a stream of this width.
+template <class Work>
+HWY_INLINE void WithSource(const uint8_t* in, uint32_t width, Work work) {
+  const bool pairs = width % 2 != 0;
+  if ((pairs ? width : width / 2) <= hbi::kLastNarrow) {
+    pairs ? work(FromStream<true, NarrowUnpacker>(width, in))
+          : work(FromStream<false, NarrowUnpacker>(width, in));
   } else {
-    QuantizeWithHash(args, AddToStream<Unpacker, false>(in_width, in, out_width, out));
+    pairs ? work(FromStream<true, WideUnpacker>(width, in))
+          : work(FromStream<false, WideUnpacker>(width, in));
   }
 }
 
-template <bool kOdd>
-HWY_INLINE void PackAs(const uint16_t* tile, uint32_t width, uint8_t* out) {
-  ToStream<kOdd> stream(width, out);
-  for (size_t at = 0; at < kSuperblock; at += kFields) stream(hn::LoadU(D16(), tile + at));
+// Calls work(sink) with what writes a stream of this width.
+template <class Work>
+HWY_INLINE void WithSink(uint8_t* out, uint32_t width, Work work) {
+  if (width % 2 != 0) {
+    work(ToStream<true, true>(width, out));
+  } else if (width % 4 != 0) {
+    work(ToStream<false, true>(width, out));
+  } else {
+    work(ToStream<false, false>(width, out));
+  }
 }
 
 // ---------------------------------------------------------------- the table
@@ -126,47 +208,43 @@ void QuantizeNearest(const hbi::QuantizeArgs& args, uint16_t* tile) {
 }
 
 void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  UnpackTo(in, width, 1, ToTile{tile});
+  WithSource(in, width, [&](auto source) HWY_ATTR { Move(1, source, ToTile{tile}); });
 }
 
 void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  UnpackTo(in, width, 1, AddToTile{tile});
+  WithSource(in, width, [&](auto source) HWY_ATTR { Move(1, source, AddToTile{tile}); });
 }
 
 void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
-  width % 2 != 0 ? PackAs<true>(tile, width, out) : PackAs<false>(tile, width, out);
+  WithSink(out, width, [&](auto sink) HWY_ATTR { Move(1, FromTile{tile}, sink); });
 }
 
 void Encode(const hbi::QuantizeArgs& args, uint32_t width, uint8_t* out) {
-  if (width % 2 != 0) {
-    QuantizeWithHash(args, ToStream<true>(width, out));
-  } else {
-    QuantizeWithHash(args, ToStream<false>(width, out));
-  }
+  WithSink(out, width, [&](auto sink) HWY_ATTR { QuantizeWithHash(args, sink); });
 }
 
 void AddEncode(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_width,
                uint32_t out_width, uint8_t* out) {
-  if (in_width <= hbi::kLastNarrow) {
-    AddEncodeWith<NarrowUnpacker>(args, in, in_width, out_width, out);
-  } else {
-    AddEncodeWith<WideUnpacker>(args, in, in_width, out_width, out);
-  }
+  WithSource(in, in_width, [&](auto source) HWY_ATTR {
+    WithSink(out, out_width, [&](auto sink) HWY_ATTR {
+      QuantizeWithHash(args, Added<decltype(source), decltype(sink)>{source, sink});
+    });
+  });
 }
 
 void Decode(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
-  ToElements elements(args, y);
-  for (size_t at = 0; at < kSuperblock; at += kFields) elements(hn::LoadU(D16(), tile + at));
+  Move(1, FromTile{tile}, ToElements(args, y));
 }
 
 void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
-  UnpackTo(in, width, args.superblocks, ToElements(args, y));
+  WithSource(in, width,
+             [&](auto source) HWY_ATTR { Move(args.superblocks, source, ToElements(args, y)); });
 }
 
 const hbi::Kernels& KernelsOfTarget() {
   static constexpr hbi::Kernels kKernels = {
-      BlockCodesOf, TopCodesOf, Rotate, RotateBack, Quantize,  QuantizeAdd, QuantizeNearest,
-      Unpack,       UnpackAdd,  Pack,   Encode,     AddEncode, Decode,      UnpackDecode};
+      SideWordsOf, MergeWordsInto, Rotate, RotateBack, Quantize,  QuantizeAdd, QuantizeNearest,
+      Unpack,      UnpackAdd,      Pack,   Encode,     AddEncode, Decode,      UnpackDecode};
   return kKernels;
 }
 

@@ -2,9 +2,10 @@
 //
 // The kernels for superblocks of 256 elements, one table per instruction set. All tables give the
 // same bits for the same arguments; ScalarKernels() is the reference. A tile is 256 16-bit fields
-// in element order, in L1. docs/format.md, "Payloads", defines packed fields.
+// in element order, in L1. docs/format.md, "Payloads", defines packed fields; widths are in
+// half-bits (hbi::Width), side words are bytes without alignment (hbi/side_words.h).
 //
-// Slack: vector loads and stores of packed fields touch bytes beyond the 32 w bytes of the last
+// Slack: vector loads and stores of packed fields touch bytes beyond the 16 w bytes of the last
 // superblock. `in` must be readable for kReadSlack more bytes, `out` writable for kWriteSlack more
 // bytes. Kernels ignore what they read there and write garbage there.
 #ifndef INCCL_COMPRESS_KERNELS_HBI_KERNELS_H_
@@ -12,6 +13,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "compress/hbi/format.h"
 
 namespace inccl::hbi {
 
@@ -21,28 +24,29 @@ inline constexpr uint32_t kWriteSlack = 16;
 // Arguments to quantize superblocks of this rank's elements to codes in [0, 2K]. Consecutive
 // superblocks with the same levels can be handled together; a tile takes only one.
 struct QuantizeArgs {
-  const float* x = nullptr;        // finite, |x| <= M of its block; zeros in poisoned blocks
-  const uint8_t* codes = nullptr;  // scale codes of the blocks
+  const float* x = nullptr;        // finite
+  const uint8_t* words = nullptr;  // side words
   const float* factor = nullptr;   // by code: fp32 of 65536 K / M
   uint32_t k = 0;                  // 1..4095
   uint32_t counter = 0;            // HashCounter of the first hash
-  uint16_t shift = 0;              // RankShift
+  Offsets offsets = {};
   uint32_t superblocks = 1;
 };
 
 // Arguments to decode superblocks of sums: (field - zero) * step[code of the block].
 struct DecodeArgs {
-  const uint8_t* codes = nullptr;
+  const uint8_t* words = nullptr;
   const float* step = nullptr;  // by code
   uint32_t zero = 0;            // contributions * K
   uint32_t superblocks = 1;
 };
 
 struct Kernels {
-  // Computes the scale codes of `superblocks` superblocks of 256 floats.
-  void (*block_codes)(const float* x, size_t superblocks, uint8_t* codes);
-  // Finds the largest code of each superblock other than kPoison; 0 if there is none.
-  void (*top_codes)(const uint8_t* codes, size_t superblocks, uint8_t* tops);
+  // Computes the side words of `superblocks` superblocks of 256 floats, as if the largest magnitude
+  // of each block were multiplied by `scale` (LevelTable::own, or 1).
+  void (*side_words)(const float* x, size_t superblocks, float scale, uint8_t* words);
+  // Merges `from` into `words`.
+  void (*merge_words)(const uint8_t* from, size_t superblocks, uint8_t* words);
 
   // Rotate one superblock in place: random signs (from the hashes at this counter), then the
   // orthonormal Walsh-Hadamard transform; and the inverse, which returns NaN as 7fc00000.
@@ -51,7 +55,7 @@ struct Kernels {
 
   void (*quantize)(const QuantizeArgs& args, uint16_t* tile);
   void (*quantize_add)(const QuantizeArgs& args, uint16_t* tile);      // tile += codes
-  void (*quantize_nearest)(const QuantizeArgs& args, uint16_t* tile);  // counter, shift unused
+  void (*quantize_nearest)(const QuantizeArgs& args, uint16_t* tile);  // counter, offsets unused
 
   void (*unpack)(const uint8_t* in, uint32_t width, uint16_t* tile);
   void (*unpack_add)(const uint8_t* in, uint32_t width, uint16_t* tile);
@@ -73,8 +77,8 @@ const Kernels& ScalarKernels();
 // The kernels of the instruction set in use (compress/simd.h). Callers look them up once per slice.
 const Kernels& BestKernels();
 
-// Adds two packed streams of the same width and of `words` 64-bit words, a multiple of the width.
-// Fields have room for their sums, so this is one addition of long integers. `out` may be a or b.
+// Adds two packed streams of the same width and of `words` 64-bit words, whole superblocks. have
+// room for their sums, so this is one addition of long integers. `out` may be a or b.
 void AddPacked(const uint8_t* a, const uint8_t* b, size_t words, uint32_t width, uint8_t* out);
 
 }  // namespace inccl::hbi

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Computes scale codes, quantizes and decodes in vectors, for one instruction set. Included once
+// Computes side words, quantizes and decodes in vectors, for one instruction set. Included once
 // per target, after hbi_pack-inl.h.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_pack-inl.h"
 #include "hwy/highway.h"
@@ -26,7 +27,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr size_t kLanes32 = HWY_LANES(float);
 
-// ---------------------------------------------------------------- scale codes
+// ---------------------------------------------------------------- block maxima
 
 // In each 128-bit part, the maxima of the corresponding parts of a, b, c and d.
 HWY_INLINE V32 MaxOfFour(V32 a, V32 b, V32 c, V32 d) {
@@ -59,8 +60,13 @@ HWY_INLINE void MaximaOfFourBlocks(const float* x, uint32_t* maxima) {
     }
     return largest;
   };
-  const V32 parts = MaxOfFour(of_block(x), of_block(x + kBlock), of_block(x + 2 * kBlock),
-                              of_block(x + 3 * kBlock));
+  // One after the other: the prefetcher gives up on arguments that the compiler evaluates from
+  // right to left.
+  const V32 first = of_block(x);
+  const V32 second = of_block(x + kBlock);
+  const V32 third = of_block(x + 2 * kBlock);
+  const V32 fourth = of_block(x + 3 * kBlock);
+  const V32 parts = MaxOfFour(first, second, third, fourth);
   hn::StoreU(MaxOfParts(D32(), parts), hn::CappedTag<uint32_t, 4>(), maxima);
 }
 
@@ -68,62 +74,110 @@ HWY_INLINE void MaximaOfFourBlocks(const float* x, uint32_t* maxima) {
 HWY_INLINE hn::Vec<DI32> CodesOfMagnitudes(hn::Vec<DI32> bits) {
   const DI32 d;
   const auto mantissa = hn::And(bits, hn::Set(d, 0x7fffff));
-  auto q = hn::Sub(hn::ShiftLeft<2>(hn::ShiftRight<23>(bits)), hn::Set(d, 4 * 127));
+  auto octaves = hn::Sub(hn::ShiftRight<23>(bits), hn::Set(d, 127));
+  auto fifths = hn::Add(hn::ShiftLeft<2>(octaves), octaves);
   for (const uint32_t threshold : hbi::kMantissaBits) {
     const auto above = hn::Gt(mantissa, hn::Set(d, static_cast<int32_t>(threshold & 0x7fffff)));
-    q = hn::Sub(q, hn::VecFromMask(d, above));
+    fifths = hn::Sub(fifths, hn::VecFromMask(d, above));
   }
-  const auto one = hn::Set(d, 1);
-  const auto steps = [&](int from, int code) HWY_ATTR {
-    return hn::Add(hn::ShiftRight<4>(hn::Add(q, hn::Set(d, 15 - from))), hn::Set(d, code));
-  };
-  const auto low = hn::Max(one, steps(hbi::kMinQuarters, 1));
-  const auto middle = hn::Add(q, hn::Set(d, 17 - hbi::kLowQuarters));
-  const auto high = steps(hbi::kHighQuarters, 217);
-  auto code = hn::Min(hn::Max(low, middle), high);
+  octaves = hn::Sub(octaves, hn::VecFromMask(d, hn::Gt(mantissa, hn::Zero(d))));
+  const auto lowest = hn::Max(hn::Set(d, 1), hn::ShiftRight<3>(hn::Add(octaves, hn::Set(d, 103))));
+  const auto low = hn::Add(octaves, hn::Set(d, 61));
+  const auto middle = hn::Add(fifths, hn::Set(d, 181));
+  const auto high = hn::Add(octaves, hn::Set(d, 221));
+  const auto seventeenths = hn::Mul(hn::Sub(octaves, hn::Set(d, 10)), hn::Set(d, 241));
+  const auto highest = hn::Add(hn::ShiftRight<12>(seventeenths), hn::Set(d, 247));
+  auto code = hn::Max(hn::Max(lowest, low), middle);
+  code = hn::Min(code, hn::Min(high, highest));
   const auto finite = hn::Gt(hn::Set(d, static_cast<int32_t>(hbi::kInfinityBits)), bits);
   code = hn::IfThenElse(finite, code, hn::Set(d, int32_t{hbi::kPoison}));
   return hn::IfThenZeroElse(hn::Eq(bits, hn::Zero(d)), code);
 }
 
-HWY_INLINE void BlockCodes(const float* x, size_t superblocks, uint8_t* codes) {
+// ---------------------------------------------------------------- side words
+
+inline constexpr size_t kLanes64 = HWY_LANES(uint64_t);  // a superblock's codes fill a 64-bit lane
+
+template <int kBits>
+HWY_INLINE V8 Rotated(V8 v) {
+  const V64 lanes = hn::BitCast(D64(), v);
+  return hn::BitCast(D8(), hn::Or(hn::ShiftRight<kBits>(lanes), hn::ShiftLeft<64 - kBits>(lanes)));
+}
+
+// The words of the lanes' codes, in the lower halves.
+HWY_INLINE V64 WordsOf(V8 codes) {
+  V8 top = hn::Max(codes, Rotated<32>(codes));
+  top = hn::Max(top, Rotated<16>(top));
+  top = hn::Max(top, Rotated<8>(top));
+  const V8 poison = hn::Set(D8(), hbi::kPoison);
+  const V8 least = hn::Max(hn::SaturatedSub(top, hn::Set(D8(), uint8_t{hbi::kMostBelow})),
+                           hn::Min(top, hn::Set(D8(), uint8_t{1})));
+  codes = hn::IfThenElse(hn::Eq(top, poison), poison, hn::Max(codes, least));
+  V64 below = hn::BitCast(D64(), hn::Sub(top, codes));
+  below = hn::And(hn::Or(below, hn::ShiftRight<5>(below)), hn::Set(D64(), 0x003F003F003F003Fu));
+  below = hn::And(hn::Or(below, hn::ShiftRight<10>(below)), hn::Set(D64(), 0x00000FFF00000FFFu));
+  below = hn::Or(hn::ShiftLeft<8>(below), hn::ShiftRight<12>(below));
+  below = hn::And(below, hn::Set(D64(), 0xFFFFFF00u));
+  return hn::Or(below, hn::And(hn::BitCast(D64(), top), hn::Set(D64(), 0xFFu)));
+}
+
+// The codes of the words in the lanes' lower halves.
+HWY_INLINE V8 CodesOf(V64 words) {
+  HWY_ALIGN static constexpr uint8_t kTops[16] = {0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8};
+  const V8 top = hn::TableLookupBytes(hn::BitCast(D8(), words), hn::LoadDup128(D8(), kTops));
+  V64 below = hn::ShiftRight<8>(words);
+  below = hn::And(hn::Or(below, hn::ShiftLeft<20>(below)), hn::Set(D64(), 0x00000FFF00000FFFu));
+  below = hn::And(hn::Or(below, hn::ShiftLeft<10>(below)), hn::Set(D64(), 0x003F003F003F003Fu));
+  below = hn::And(hn::Or(below, hn::ShiftLeft<5>(below)), hn::Set(D64(), 0x0707070707070707u));
+  return hn::Sub(top, hn::BitCast(D8(), below));
+}
+
+// Stores the first `count` words.
+HWY_INLINE void StoreWords(V64 words, size_t count, uint8_t* to) {
+  HWY_ALIGN uint64_t lanes[kLanes64];
+  hn::Store(words, D64(), lanes);
+  for (size_t i = 0; i < count; ++i) hbi::StoreWord(static_cast<uint32_t>(lanes[i]), to, i);
+}
+
+HWY_INLINE void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
   constexpr size_t kAtOnce = 16;  // superblocks
-  HWY_ALIGN uint32_t maxima[kAtOnce * hbi::kBlocks] = {};
-  HWY_ALIGN uint8_t found[kAtOnce * hbi::kBlocks];
+  HWY_ALIGN uint32_t maxima[kAtOnce * hbi::kBlocks];
+  HWY_ALIGN uint8_t codes[kAtOnce * hbi::kBlocks];
   const hn::Rebind<uint8_t, DI32> d8;
+  const auto factor = hn::Set(DF(), scale);
+  const V32 magnitude = hn::Set(D32(), 0x7fffffffu);
   while (superblocks > 0) {
     const size_t run = superblocks < kAtOnce ? superblocks : kAtOnce, blocks = run * hbi::kBlocks;
     for (size_t b = 0; b < blocks; b += 4) MaximaOfFourBlocks(x + b * kBlock, maxima + b);
-    for (size_t b = 0; b < blocks; b += kLanes32) {
-      const auto bits = hn::BitCast(DI32(), hn::Load(D32(), maxima + b));
-      hn::StoreU(hn::DemoteTo(d8, CodesOfMagnitudes(bits)), d8, found + b);
+    if (run < kAtOnce) {  // vectors reach beyond the end
+      std::memset(maxima + blocks, 0, hbi::kBlocks * sizeof(uint32_t));
+      std::memset(codes + blocks, 0, sizeof codes - blocks);
     }
-    std::memcpy(codes, found, blocks);
+    for (size_t b = 0; b < blocks; b += kLanes32) {
+      const auto scaled = hn::Mul(hn::BitCast(DF(), hn::Load(D32(), maxima + b)), factor);
+      const V32 bits = hn::And(hn::BitCast(D32(), scaled), magnitude);
+      hn::StoreU(hn::DemoteTo(d8, CodesOfMagnitudes(hn::BitCast(DI32(), bits))), d8, codes + b);
+    }
+    for (size_t s = 0; s < run; s += kLanes64) {
+      const V64 found = WordsOf(hn::Load(D8(), codes + s * hbi::kBlocks));
+      StoreWords(found, run - s < kLanes64 ? run - s : kLanes64, words + s * hbi::kWordBytes);
+    }
     x += run * kSuperblock;
-    codes += blocks;
+    words += run * hbi::kWordBytes;
     superblocks -= run;
   }
 }
 
-HWY_INLINE void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
-  constexpr size_t kAtOnce = HWY_LANES(uint64_t);  // a superblock's codes fill a 64-bit lane
-  HWY_ALIGN uint8_t found[kAtOnce * hbi::kBlocks] = {};
-  const V8 poison = hn::Set(D8(), hbi::kPoison);
-  for (size_t s = 0; s < superblocks; s += kAtOnce) {
-    const size_t run = superblocks - s < kAtOnce ? superblocks - s : kAtOnce;
-    V8 top;
-    if (run == kAtOnce) {
-      top = hn::LoadU(D8(), codes + s * hbi::kBlocks);
-    } else {
-      std::memcpy(found, codes + s * hbi::kBlocks, run * hbi::kBlocks);
-      top = hn::Load(D8(), found);
-    }
-    top = hn::IfThenZeroElse(hn::Eq(top, poison), top);
-    top = hn::Max(top, hn::BitCast(D8(), hn::ShiftRight<32>(hn::BitCast(D64(), top))));
-    top = hn::Max(top, hn::BitCast(D8(), hn::ShiftRight<16>(hn::BitCast(D64(), top))));
-    top = hn::Max(top, hn::BitCast(D8(), hn::ShiftRight<8>(hn::BitCast(D64(), top))));
-    hn::Store(top, D8(), found);
-    for (size_t i = 0; i < run; ++i) tops[s + i] = found[i * hbi::kBlocks];
+HWY_INLINE void MergeWords(const uint8_t* from, size_t superblocks, uint8_t* words) {
+  const hn::Rebind<uint32_t, D64> d32;
+  for (size_t s = 0; s < superblocks; s += kLanes64) {
+    const size_t run = superblocks - s < kLanes64 ? superblocks - s : kLanes64;
+    HWY_ALIGN uint32_t a[kLanes64] = {}, b[kLanes64] = {};
+    std::memcpy(a, words + s * hbi::kWordBytes, run * hbi::kWordBytes);
+    std::memcpy(b, from + s * hbi::kWordBytes, run * hbi::kWordBytes);
+    const V8 codes = hn::Max(CodesOf(hn::PromoteTo(D64(), hn::Load(d32, a))),
+                             CodesOf(hn::PromoteTo(D64(), hn::Load(d32, b))));
+    StoreWords(WordsOf(codes), run, words + s * hbi::kWordBytes);
   }
 }
 
@@ -160,24 +214,53 @@ HWY_INLINE V16 CodesOfFixed(hn::Vec<DI32> low, hn::Vec<DI32> high, hn::Vec<DI16>
   return hn::BitCast(D16(), hn::Add(clamped, k));
 }
 
-// Calls sink(codes) for every kFields elements of the superblocks, in order.
+inline constexpr size_t kPerBlock = kBlock / kFields;  // vectors of 16-bit fields
+
+// Adds to the random numbers what makes them a rank's offsets.
+class ToOffsets {
+ public:
+  explicit HWY_INLINE ToOffsets(const hbi::Offsets& offsets)
+      : ranks_(hn::Set(D16(), offsets.ranks)),
+        inverse_(hn::Set(D16(), offsets.inverse)),
+        add_(hn::Set(D16(), offsets.add)) {}
+  HWY_INLINE V32 operator()(V32 random) const {
+    const V16 r = hn::BitCast(D16(), random);
+    const V16 beyond = hn::MulHigh(hn::Mul(r, ranks_), inverse_);
+    return hn::BitCast(D32(), hn::Add(hn::Sub(r, beyond), add_));
+  }
+
+ private:
+  V16 ranks_, inverse_, add_;
+};
+
+// Calls block(b, x, codes) for every block b of every superblock, and sink(lower, upper) with the
+// kPerBlock vectors of codes of every two blocks, in order.
+template <class Block, class Sink>
+HWY_INLINE void QuantizeBlocks(const hbi::QuantizeArgs& args, Block block, Sink sink) {
+  const float* x = args.x;
+  for (uint32_t s = 0; s < args.superblocks; ++s) {
+    const uint32_t word = hbi::LoadWord(args.words, s);
+    for (uint32_t b = 0; b < hbi::kBlocks; b += 2, x += 2 * kBlock) {
+      V16 lower[kPerBlock], upper[kPerBlock];
+      block(args.factor[hbi::CodeOf(word, b)], x, lower);
+      block(args.factor[hbi::CodeOf(word, b + 1)], x + kBlock, upper);
+      sink(lower, upper);
+    }
+  }
+}
+
 template <class Sink>
 HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, Sink sink) {
   constexpr size_t kHashes = 16 / kLanes32;  // vectors of hashes of a block; each serves two
-  const float* x = args.x;
-  const uint8_t* codes = args.codes;
-  const float* factors = args.factor;
   const auto k = hn::Set(DI16(), static_cast<int16_t>(args.k));
-  const V16 shift = hn::Set(D16(), args.shift);
+  const ToOffsets to_offsets(args.offsets);
   const V32 low_half = hn::Set(D32(), 0xffffu);
   V32 counter = hn::Add(hn::Set(D32(), args.counter), hn::Iota(D32(), 0));
-  const float* const end = x + size_t{args.superblocks} * kSuperblock;
-  for (; x != end; x += kBlock) {
-    const auto factor = hn::Set(DF(), factors[*codes++]);
+  const auto block = [&](float multiplier, const float* x, V16* codes) HWY_ATTR {
+    const auto factor = hn::Set(DF(), multiplier);
     V32 hash[kHashes];
     for (size_t i = 0; i < kHashes; ++i) {
-      const V32 random = LowBias32Lanes(counter);
-      hash[i] = hn::BitCast(D32(), hn::Add(hn::BitCast(D16(), random), shift));
+      hash[i] = to_offsets(LowBias32Lanes(counter));
       counter = hn::Add(counter, hn::Set(D32(), uint32_t{kLanes32}));
     }
     const auto fixed = [&](size_t i) HWY_ATTR {
@@ -186,57 +269,67 @@ HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, Sink sink) {
       const auto value = RoundToInt(hn::Mul(hn::LoadU(DF(), x + i * kLanes32), factor));
       return hn::Add(value, hn::BitCast(DI32(), offset));
     };
-    for (size_t i = 0; i < 2 * kHashes; i += 2) sink(CodesOfFixed(fixed(i), fixed(i + 1), k));
-  }
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      const auto low = fixed(2 * i);
+      codes[i] = CodesOfFixed(low, fixed(2 * i + 1), k);
+    }
+  };
+  QuantizeBlocks(args, block, sink);
 }
 
 template <class Sink>
 HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, Sink sink) {
-  const float* x = args.x;
   const auto k = hn::Set(DI16(), static_cast<int16_t>(args.k));
   const auto half = hn::Set(DI32(), int32_t{hbi::kRoundHalfUp});
-  for (size_t b = 0; b < hbi::kBlocks; ++b) {
-    const auto factor = hn::Set(DF(), args.factor[args.codes[b]]);
-    const auto fixed = [&]() HWY_ATTR {
-      const auto value = RoundToInt(hn::Mul(hn::LoadU(DF(), x), factor));
-      x += kLanes32;
-      return hn::Add(value, half);
+  const auto block = [&](float multiplier, const float* x, V16* codes) HWY_ATTR {
+    const auto factor = hn::Set(DF(), multiplier);
+    const auto fixed = [&](size_t i) HWY_ATTR {
+      return hn::Add(RoundToInt(hn::Mul(hn::LoadU(DF(), x + i * kLanes32), factor)), half);
     };
-    for (size_t at = 0; at < kBlock; at += kFields) {
-      const auto low = fixed();
-      sink(CodesOfFixed(low, fixed(), k));
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      const auto low = fixed(2 * i);
+      codes[i] = CodesOfFixed(low, fixed(2 * i + 1), k);
     }
-  }
+  };
+  QuantizeBlocks(args, block, sink);
 }
 
 // ---------------------------------------------------------------- decoding
 
-// A sink that decodes fields, kFields per call, in order.
+// A sink that decodes fields, two blocks per call, in order.
 class ToElements {
  public:
   HWY_INLINE ToElements(const hbi::DecodeArgs& args, float* y)
       : zero_(hn::Set(D16(), static_cast<uint16_t>(args.zero))),
-        codes_(args.codes),
+        words_(args.words),
         step_(args.step),
         y_(y) {}
 
-  HWY_INLINE void operator()(V16 fields) {
-    const hn::Half<DI16> half;
-    const auto step = hn::Set(DF(), step_[codes_[at_ / kBlock]]);
-    const auto sums = hn::BitCast(DI16(), hn::Sub(fields, zero_));
-    const auto low = hn::PromoteTo(DI32(), hn::LowerHalf(half, sums));
-    const auto high = hn::PromoteTo(DI32(), hn::UpperHalf(half, sums));
-    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), low), step), DF(), y_ + at_);
-    hn::StoreU(hn::Mul(hn::ConvertTo(DF(), high), step), DF(), y_ + at_ + kLanes32);
-    at_ += kFields;
+  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
+    const uint32_t word = hbi::LoadWord(words_, block_ / hbi::kBlocks);
+    Block(lower, step_[hbi::CodeOf(word, block_ % hbi::kBlocks)]);
+    Block(upper, step_[hbi::CodeOf(word, block_ % hbi::kBlocks + 1)]);
+    block_ += 2;
   }
 
  private:
+  HWY_INLINE void Block(const V16* fields, float multiplier) {
+    const hn::Half<DI16> half;
+    const auto step = hn::Set(DF(), multiplier);
+    for (size_t i = 0; i < kPerBlock; ++i, y_ += kFields) {
+      const auto sums = hn::BitCast(DI16(), hn::Sub(fields[i], zero_));
+      const auto low = hn::PromoteTo(DI32(), hn::LowerHalf(half, sums));
+      const auto high = hn::PromoteTo(DI32(), hn::UpperHalf(half, sums));
+      hn::StoreU(hn::Mul(hn::ConvertTo(DF(), low), step), DF(), y_);
+      hn::StoreU(hn::Mul(hn::ConvertTo(DF(), high), step), DF(), y_ + kLanes32);
+    }
+  }
+
   V16 zero_;
-  const uint8_t* codes_;
+  const uint8_t* words_;
   const float* step_;
   float* y_;
-  size_t at_ = 0;
+  uint32_t block_ = 0;
 };
 
 }  // namespace HWY_NAMESPACE

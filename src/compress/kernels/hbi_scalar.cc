@@ -8,28 +8,31 @@
 
 #include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
 #include "compress/kernels/hbi_kernels.h"
 
 namespace inccl::hbi {
 namespace {
 
-void BlockCodes(const float* x, size_t superblocks, uint8_t* codes) {
-  for (size_t b = 0; b < superblocks * kBlocks; ++b) {
-    uint32_t magnitude = 0;
-    for (uint32_t j = 0; j < kBlock; ++j) {
-      magnitude = std::max(magnitude, std::bit_cast<uint32_t>(x[b * kBlock + j]) & 0x7fffffff);
+void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
+  for (size_t s = 0; s < superblocks; ++s) {
+    uint8_t codes[kBlocks];
+    for (uint8_t& code : codes) {
+      uint32_t largest = 0;
+      for (uint32_t j = 0; j < kBlock; ++j) {
+        largest = std::max(largest, std::bit_cast<uint32_t>(*x++) & 0x7fffffff);
+      }
+      // NaN may change its bits, but stays above infinity.
+      const float scaled = std::bit_cast<float>(largest) * scale;
+      code = CodeOfMagnitude(std::bit_cast<uint32_t>(scaled) & 0x7fffffff);
     }
-    codes[b] = CodeOfMagnitude(magnitude);
+    StoreWord(WordOf(codes), words, s);
   }
 }
 
-void TopCodes(const uint8_t* codes, size_t superblocks, uint8_t* tops) {
-  for (size_t s = 0; s < superblocks; ++s, codes += kBlocks) {
-    uint8_t top = kZeroCode;
-    for (uint32_t b = 0; b < kBlocks; ++b) {
-      if (codes[b] != kPoison) top = std::max(top, codes[b]);
-    }
-    tops[s] = top;
+void MergeWords(const uint8_t* from, size_t superblocks, uint8_t* words) {
+  for (size_t s = 0; s < superblocks; ++s) {
+    StoreWord(Merged(LoadWord(words, s), LoadWord(from, s)), words, s);
   }
 }
 
@@ -69,11 +72,12 @@ void RotateBack(float* x, uint32_t counter) {
 
 template <typename Store>
 void QuantizeWithHash(const QuantizeArgs& args, Store store) {
+  const uint32_t word = LoadWord(args.words, 0);
   for (uint32_t i = 0; i < kSuperblock; ++i) {
     const uint32_t block = i / kBlock, j = i % kBlock;
     const uint32_t hash = LowBias32(args.counter + block * 16 + j % 16);
-    const uint32_t offset = RoundingOffset(hash, j, args.shift);
-    const float factor = args.factor[args.codes[block]];
+    const uint32_t offset = RoundingOffset(hash, j, args.offsets);
+    const float factor = args.factor[CodeOf(word, block)];
     store(i, static_cast<uint16_t>(QuantizeElement(args.x[i], factor, args.k, offset)));
   }
 }
@@ -88,21 +92,54 @@ void QuantizeAdd(const QuantizeArgs& args, uint16_t* tile) {
 }
 
 void QuantizeNearest(const QuantizeArgs& args, uint16_t* tile) {
+  const uint32_t word = LoadWord(args.words, 0);
   for (uint32_t i = 0; i < kSuperblock; ++i) {
-    const float factor = args.factor[args.codes[i / kBlock]];
+    const float factor = args.factor[CodeOf(word, i / kBlock)];
     tile[i] = static_cast<uint16_t>(QuantizeElement(args.x[i], factor, args.k, kRoundHalfUp));
   }
 }
 
+// Reads `count` fields of `bits` bits.
+void ReadFields(const uint8_t* in, uint32_t bits, uint32_t count, uint16_t* fields) {
+  uint64_t pending = 0;
+  uint32_t have = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    for (; have < bits; have += 8) pending |= uint64_t{*in++} << have;
+    fields[i] = static_cast<uint16_t>(pending & ((1u << bits) - 1));
+    pending >>= bits;
+    have -= bits;
+  }
+}
+
+void WriteFields(const uint16_t* fields, uint32_t bits, uint32_t count, uint8_t* out) {
+  uint64_t pending = 0;
+  uint32_t have = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    pending |= uint64_t{fields[i]} << have;
+    for (have += bits; have >= 8; have -= 8) {
+      *out++ = static_cast<uint8_t>(pending);
+      pending >>= 8;
+    }
+  }
+}
+
+// The element of the lower value of a pair; the upper one is that of the next block.
+constexpr uint32_t LowerOfPair(uint32_t pair) { return pair / kBlock * 2 * kBlock + pair % kBlock; }
+
 template <typename Store>
 void UnpackFields(const uint8_t* in, uint32_t width, Store store) {
-  uint64_t bits = 0;
-  uint32_t have = 0;
-  for (uint32_t i = 0; i < kSuperblock; ++i) {
-    for (; have < width; have += 8) bits |= uint64_t{*in++} << have;
-    store(i, static_cast<uint16_t>(bits & ((1u << width) - 1)));
-    bits >>= width;
-    have -= width;
+  uint16_t fields[kSuperblock];
+  const uint32_t base = PairBase(width);
+  if (base == 0) {
+    ReadFields(in, width / 2, kSuperblock, fields);
+    for (uint32_t i = 0; i < kSuperblock; ++i) store(i, fields[i]);
+    return;
+  }
+  ReadFields(in, width, kSuperblock / 2, fields);
+  for (uint32_t i = 0; i < kSuperblock / 2; ++i) {
+    const uint32_t at = LowerOfPair(i);
+    store(at, static_cast<uint16_t>(fields[i] % base));
+    store(at + kBlock, static_cast<uint16_t>(fields[i] / base));
   }
 }
 
@@ -117,21 +154,20 @@ void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile) {
 }
 
 void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
-  uint64_t bits = 0;
-  uint32_t have = 0;
-  for (uint32_t i = 0; i < kSuperblock; ++i) {
-    bits |= uint64_t{tile[i]} << have;
-    for (have += width; have >= 8; have -= 8) {
-      *out++ = static_cast<uint8_t>(bits);
-      bits >>= 8;
-    }
+  const uint32_t base = PairBase(width);
+  if (base == 0) return WriteFields(tile, width / 2, kSuperblock, out);
+  uint16_t pairs[kSuperblock / 2];
+  for (uint32_t i = 0; i < kSuperblock / 2; ++i) {
+    const uint32_t at = LowerOfPair(i);
+    pairs[i] = static_cast<uint16_t>(tile[at] + base * tile[at + kBlock]);
   }
+  WriteFields(pairs, width, kSuperblock / 2, out);
 }
 
 // Moves on to the next superblock.
 void Advance(QuantizeArgs* args) {
   args->x += kSuperblock;
-  args->codes += kBlocks;
+  args->words += kWordBytes;
   args->counter += kSuperblock / 2;
 }
 
@@ -158,15 +194,16 @@ void AddEncode(const QuantizeArgs& args, const uint8_t* in, uint32_t in_width, u
 }
 
 void Decode(const DecodeArgs& args, const uint16_t* tile, float* y) {
+  const uint32_t word = LoadWord(args.words, 0);
   for (uint32_t i = 0; i < kSuperblock; ++i) {
-    y[i] = DecodeElement(tile[i], args.zero, args.step[args.codes[i / kBlock]]);
+    y[i] = DecodeElement(tile[i], args.zero, args.step[CodeOf(word, i / kBlock)]);
   }
 }
 
 void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
   uint16_t tile[kSuperblock];
   DecodeArgs one = args;
-  for (uint32_t s = 0; s < args.superblocks; ++s, one.codes += kBlocks, y += kSuperblock) {
+  for (uint32_t s = 0; s < args.superblocks; ++s, one.words += kWordBytes, y += kSuperblock) {
     Unpack(in, width, tile);
     Decode(one, tile, y);
     in += PackedBytes(width);
@@ -176,7 +213,7 @@ void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, flo
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {BlockCodes,  TopCodes,        Rotate, RotateBack,  Quantize,
+  static constexpr Kernels kKernels = {SideWords,   MergeWords,      Rotate, RotateBack,  Quantize,
                                        QuantizeAdd, QuantizeNearest, Unpack, UnpackAdd,   Pack,
                                        Encode,      AddEncode,       Decode, UnpackDecode};
   return kKernels;
