@@ -76,9 +76,9 @@ def kernel(suite, bits, name):
 
 
 def traffic(suite):
-    """Bytes of device memory for each element: codes, encode, one sum, decode, at 6 bits."""
+    """Bytes of device memory for each element: side words, encode, one sum, decode, at 6 bits."""
     parts = [kernel(suite, 6, name)
-             for name in ("block codes", "encode", "packed sum, 1 + 1", "decode")]
+             for name in ("side words", "encode", "packed sum, 1 + 1", "decode")]
     if not all(parts):
         return None
     return sum(part["bytes_per_element"] for part in parts)

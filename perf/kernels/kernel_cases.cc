@@ -150,7 +150,7 @@ void KernelCases::AddScales() {
            [w](uint32_t superblocks) {
              hbi::BestKernels().side_words(w->x.data(), superblocks, 1.0f, w->words.data());
            },
-       .goal = KernelCase::Goal{0.50, 0.56}});
+       .goal = KernelCase::Goal{0.52, 0.59}});
   Add({.name = "merge_words", .bytes = 3 / 64.0, .counted = 32, .run = [w](uint32_t superblocks) {
          hbi::BestKernels().merge_words(w->words.data(), superblocks, w->merged.data());
        }});
@@ -169,7 +169,7 @@ void KernelCases::AddPacked() {
              hbi::BestKernels().add_encode(w->Quantize(0, w->few, kLevels, superblocks),
                                            w->packed.data(), kWidth, kWidth, w->packed_out.data());
            },
-       .goal = KernelCase::Goal{1.56, 2.47}});
+       .goal = KernelCase::Goal{1.70, 2.70}});
   Add({.name = "add_packed",
        .bytes = 3 * kPackedBytes,
        .every_target = false,

@@ -206,6 +206,14 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   }
 }
 
+// Ranks compare it; a specification alone does not tell versions of the format apart.
+TEST(HbiSpec, TheIdentityNamesTheVersionOfTheFormat) {
+  const auto codec = *MakeCodec("hbi:bits=5");
+  EXPECT_EQ(codec->identity(), codec->spec() + " (format 2)");
+  const auto other = *MakeCodec("bf16");
+  EXPECT_EQ(other->identity(), other->spec());
+}
+
 TEST(HbiSpec, ErrorsNameKeyAndValue) {
   const struct {
     const char* text;

@@ -16,6 +16,8 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "collectives/call.h"
+#include "compress/codec.h"
 
 namespace inccl::test {
 namespace {
@@ -200,6 +202,20 @@ TEST_F(WarningTest, ARankThatDoesNotAnswerIsNamed) {
             std::string::npos)
       << status.message();
   EXPECT_EQ(status.message().find("peer 1@"), std::string::npos) << status.message();
+}
+
+// The record of a call has the version of its codec's format, so ranks with another one differ.
+TEST(CallRecord, VersionsOfAFormatDiffer) {
+  Call call;
+  call.codec = *MakeCodec("hbi");
+  CallRecord here;
+  here.Set(3, call);
+  EXPECT_EQ(here.codec, call.codec->identity());
+  EXPECT_NE(here.codec, call.codec->spec());
+  CallRecord there = here;
+  there.codec = call.codec->spec() + " (format 1)";
+  EXPECT_FALSE(here.SameCall(there));
+  EXPECT_NE(here.Signature(), there.Signature());
 }
 
 }  // namespace

@@ -33,113 +33,110 @@ void RotateBack(float* x, uint32_t counter) { RotateSuperblock<true>(x, counter)
 
 // ---------------------------------------------------------------- sources and sinks of fields
 
-// Each call handles the fields of two blocks, kPerBlock vectors of each.
+// Lower and Upper handle the kPerBlock vectors of the first and second of every two blocks, in
+// order.
 
 struct ToTile {
   uint16_t* tile;
-  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
-    for (size_t i = 0; i < kPerBlock; ++i) {
-      hn::StoreU(lower[i], D16(), tile + i * kFields);
-      hn::StoreU(upper[i], D16(), tile + kBlock + i * kFields);
-    }
-    tile += 2 * kBlock;
+  HWY_INLINE void Lower(const V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) hn::StoreU(fields[i], D16(), tile + i * kFields);
+    tile += kBlock;
   }
+  HWY_INLINE void Upper(const V16* fields) { Lower(fields); }
 };
 
 struct AddToTile {
   uint16_t* tile;
-  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
-    for (size_t i = 0; i < kPerBlock; ++i) {
-      uint16_t* const low = tile + i * kFields;
-      uint16_t* const high = low + kBlock;
-      hn::StoreU(hn::Add(lower[i], hn::LoadU(D16(), low)), D16(), low);
-      hn::StoreU(hn::Add(upper[i], hn::LoadU(D16(), high)), D16(), high);
+  HWY_INLINE void Lower(const V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i, tile += kFields) {
+      hn::StoreU(hn::Add(fields[i], hn::LoadU(D16(), tile)), D16(), tile);
     }
-    tile += 2 * kBlock;
   }
+  HWY_INLINE void Upper(const V16* fields) { Lower(fields); }
 };
 
 struct FromTile {
   const uint16_t* tile;
-  HWY_INLINE void operator()(V16* lower, V16* upper) {
-    for (size_t i = 0; i < kPerBlock; ++i) {
-      lower[i] = hn::LoadU(D16(), tile + i * kFields);
-      upper[i] = hn::LoadU(D16(), tile + kBlock + i * kFields);
-    }
-    tile += 2 * kBlock;
+  HWY_INLINE void Lower(V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) fields[i] = hn::LoadU(D16(), tile + i * kFields);
+    tile += kBlock;
   }
+  HWY_INLINE void Upper(V16* fields) { Lower(fields); }
 };
-
-// Bits of a stream's fields. kPairs: two values each (the width is odd).
-template <bool kPairs>
-constexpr uint32_t Bits(uint32_t width) {
-  return kPairs ? width : width / 2;
-}
 
 // kOdd: fields have an odd number of bits.
 template <bool kPairs, bool kOdd>
 struct ToStream {
   Packer<kOdd> packer;
-  V16 base;
   uint8_t* out;
   size_t stride;
   HWY_INLINE ToStream(uint32_t width, uint8_t* to)
-      : packer(Bits<kPairs>(width)),
-        base(hn::Set(D16(), static_cast<uint16_t>(hbi::PairBase(width)))),
-        out(to),
-        stride(kGroups * Bits<kPairs>(width)) {}
-  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
-    if constexpr (kPairs) {
-      for (size_t i = 0; i < kPerBlock; ++i) {
-        Put(hn::Add(lower[i], hn::Mul(upper[i], base)));
-      }
-    } else {
-      for (size_t i = 0; i < kPerBlock; ++i) Put(lower[i]);
-      for (size_t i = 0; i < kPerBlock; ++i) Put(upper[i]);
-    }
+      : packer(width / 2), out(to), stride(kGroups * (width / 2)) {}
+  HWY_INLINE void Lower(const V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) Put(fields[i]);
   }
+  HWY_INLINE void Upper(const V16* fields) { Lower(fields); }
   HWY_INLINE void Put(V16 fields) {
     packer(fields, out);
     out += stride;
   }
 };
 
+template <bool kOdd>
+struct ToStream<true, kOdd> {
+  ToStream<false, kOdd> stream;
+  V16 base;
+  V16 lower[kPerBlock];
+  HWY_INLINE ToStream(uint32_t width, uint8_t* to)
+      : stream(2 * width, to), base(hn::Set(D16(), static_cast<uint16_t>(hbi::PairBase(width)))) {}
+  HWY_INLINE void Lower(const V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) lower[i] = fields[i];
+  }
+  HWY_INLINE void Upper(const V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      stream.Put(hn::Add(lower[i], hn::Mul(fields[i], base)));
+    }
+  }
+};
+
 template <bool kPairs, class Unpacker>
 struct FromStream {
   Unpacker unpacker;
-  V16 base, times;
-  int shift;
   const uint8_t* in;
   size_t stride;
   HWY_INLINE FromStream(uint32_t width, const uint8_t* from)
-      : unpacker(Bits<kPairs>(width)),
-        base(hn::Set(D16(), static_cast<uint16_t>(hbi::PairBase(width)))),
-        times(hn::Zero(D16())),
-        shift(0),
-        in(from),
-        stride(kGroups * Bits<kPairs>(width)) {
-    if constexpr (kPairs) {
-      const hbi::PairInverse inverse = hbi::InverseOfBase(width);
-      times = hn::Set(D16(), static_cast<uint16_t>(inverse.times));
-      shift = static_cast<int>(inverse.shift);
-    }
+      : unpacker(width / 2), in(from), stride(kGroups * (width / 2)) {}
+  HWY_INLINE void Lower(V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) fields[i] = Take();
   }
-  HWY_INLINE void operator()(V16* lower, V16* upper) {
-    if constexpr (kPairs) {
-      for (size_t i = 0; i < kPerBlock; ++i) {
-        const V16 pair = Take();
-        upper[i] = hn::ShiftRightSame(hn::MulHigh(pair, times), shift);
-        lower[i] = hn::Sub(pair, hn::Mul(upper[i], base));
-      }
-    } else {
-      for (size_t i = 0; i < kPerBlock; ++i) lower[i] = Take();
-      for (size_t i = 0; i < kPerBlock; ++i) upper[i] = Take();
-    }
-  }
+  HWY_INLINE void Upper(V16* fields) { Lower(fields); }
   HWY_INLINE V16 Take() {
     const V16 fields = unpacker(in);
     in += stride;
     return fields;
+  }
+};
+
+template <class Unpacker>
+struct FromStream<true, Unpacker> {
+  FromStream<false, Unpacker> stream;
+  V16 base, times;
+  int shift;
+  V16 upper[kPerBlock];
+  HWY_INLINE FromStream(uint32_t width, const uint8_t* from)
+      : stream(2 * width, from),
+        base(hn::Set(D16(), static_cast<uint16_t>(hbi::PairBase(width)))),
+        times(hn::Set(D16(), static_cast<uint16_t>(hbi::InverseOfBase(width).times))),
+        shift(static_cast<int>(hbi::InverseOfBase(width).shift)) {}
+  HWY_INLINE void Lower(V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) {
+      const V16 pair = stream.Take();
+      upper[i] = hn::ShiftRightSame(hn::MulHigh(pair, times), shift);
+      fields[i] = hn::Sub(pair, hn::Mul(upper[i], base));
+    }
+  }
+  HWY_INLINE void Upper(V16* fields) {
+    for (size_t i = 0; i < kPerBlock; ++i) fields[i] = upper[i];
   }
 };
 
@@ -148,23 +145,28 @@ template <class Source, class Sink>
 struct Added {
   Source source;
   Sink sink;
-  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
-    V16 low[kPerBlock], high[kPerBlock];
-    source(low, high);
-    for (size_t i = 0; i < kPerBlock; ++i) {
-      low[i] = hn::Add(low[i], lower[i]);
-      high[i] = hn::Add(high[i], upper[i]);
-    }
-    sink(low, high);
+  HWY_INLINE void Lower(const V16* fields) {
+    V16 sums[kPerBlock];
+    source.Lower(sums);
+    for (size_t i = 0; i < kPerBlock; ++i) sums[i] = hn::Add(sums[i], fields[i]);
+    sink.Lower(sums);
+  }
+  HWY_INLINE void Upper(const V16* fields) {
+    V16 sums[kPerBlock];
+    source.Upper(sums);
+    for (size_t i = 0; i < kPerBlock; ++i) sums[i] = hn::Add(sums[i], fields[i]);
+    sink.Upper(sums);
   }
 };
 
 template <class Source, class Sink>
 HWY_INLINE void Move(size_t superblocks, Source source, Sink sink) {
   for (size_t i = 0; i < superblocks * hbi::kBlocks / 2; ++i) {
-    V16 lower[kPerBlock], upper[kPerBlock];
-    source(lower, upper);
-    sink(lower, upper);
+    V16 fields[kPerBlock];
+    source.Lower(fields);
+    sink.Lower(fields);
+    source.Upper(fields);
+    sink.Upper(fields);
   }
 }
 

@@ -76,11 +76,11 @@ HWY_INLINE hn::Vec<DI32> CodesOfMagnitudes(hn::Vec<DI32> bits) {
   const auto mantissa = hn::And(bits, hn::Set(d, 0x7fffff));
   auto octaves = hn::Sub(hn::ShiftRight<23>(bits), hn::Set(d, 127));
   auto fifths = hn::Add(hn::ShiftLeft<2>(octaves), octaves);
+  octaves = hn::Sub(octaves, hn::VecFromMask(d, hn::Gt(mantissa, hn::Zero(d))));
   for (const uint32_t threshold : hbi::kMantissaBits) {
     const auto above = hn::Gt(mantissa, hn::Set(d, static_cast<int32_t>(threshold & 0x7fffff)));
     fifths = hn::Sub(fifths, hn::VecFromMask(d, above));
   }
-  octaves = hn::Sub(octaves, hn::VecFromMask(d, hn::Gt(mantissa, hn::Zero(d))));
   const auto lowest = hn::Max(hn::Set(d, 1), hn::ShiftRight<3>(hn::Add(octaves, hn::Set(d, 103))));
   const auto low = hn::Add(octaves, hn::Set(d, 61));
   const auto middle = hn::Add(fifths, hn::Set(d, 181));
@@ -132,11 +132,18 @@ HWY_INLINE V8 CodesOf(V64 words) {
   return hn::Sub(top, hn::BitCast(D8(), below));
 }
 
-// Stores the first `count` words.
+// Stores the first `count` words, at most kLanes64.
 HWY_INLINE void StoreWords(V64 words, size_t count, uint8_t* to) {
-  HWY_ALIGN uint64_t lanes[kLanes64];
-  hn::Store(words, D64(), lanes);
-  for (size_t i = 0; i < count; ++i) hbi::StoreWord(static_cast<uint32_t>(lanes[i]), to, i);
+  const hn::Rebind<uint32_t, D64> d32;
+  const hn::Repartition<uint8_t, decltype(d32)> d8;
+  const auto bytes = hn::BitCast(d8, hn::TruncateTo(d32, words));
+  if (count == kLanes64) {
+    hn::StoreU(bytes, d8, to);
+    return;
+  }
+  HWY_ALIGN uint8_t first[kLanes64 * hbi::kWordBytes];
+  hn::Store(bytes, d8, first);
+  std::memcpy(to, first, count * hbi::kWordBytes);
 }
 
 HWY_INLINE void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
@@ -233,18 +240,28 @@ class ToOffsets {
   V16 ranks_, inverse_, add_;
 };
 
-// Calls block(b, x, codes) for every block b of every superblock, and sink(lower, upper) with the
-// kPerBlock vectors of codes of every two blocks, in order.
+// The codes of a superblock's blocks, as bytes.
+HWY_INLINE uint64_t CodesOfWord(uint32_t word) {
+  uint64_t below = word >> 8;
+  below = (below | below << 20) & 0x00000FFF00000FFFu;
+  below = (below | below << 10) & 0x003F003F003F003Fu;
+  below = (below | below << 5) & 0x0707070707070707u;
+  return hbi::TopOf(word) * 0x0101010101010101u - below;
+}
+
+// Calls block(factor, x, codes) for every block of every superblock, and the sink's Lower or Upper
+// with its kPerBlock vectors of codes: the first block of every two is the lower one.
 template <class Block, class Sink>
 HWY_INLINE void QuantizeBlocks(const hbi::QuantizeArgs& args, Block block, Sink sink) {
   const float* x = args.x;
   for (uint32_t s = 0; s < args.superblocks; ++s) {
-    const uint32_t word = hbi::LoadWord(args.words, s);
-    for (uint32_t b = 0; b < hbi::kBlocks; b += 2, x += 2 * kBlock) {
-      V16 lower[kPerBlock], upper[kPerBlock];
-      block(args.factor[hbi::CodeOf(word, b)], x, lower);
-      block(args.factor[hbi::CodeOf(word, b + 1)], x + kBlock, upper);
-      sink(lower, upper);
+    uint64_t codes = CodesOfWord(hbi::LoadWord(args.words, s));
+    for (uint32_t b = 0; b < hbi::kBlocks; b += 2, x += 2 * kBlock, codes >>= 16) {
+      V16 fields[kPerBlock];
+      block(args.factor[codes & 0xff], x, fields);
+      sink.Lower(fields);
+      block(args.factor[codes >> 8 & 0xff], x + kBlock, fields);
+      sink.Upper(fields);
     }
   }
 }
@@ -296,7 +313,7 @@ HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, Sink sink) {
 
 // ---------------------------------------------------------------- decoding
 
-// A sink that decodes fields, two blocks per call, in order.
+// A sink that decodes fields, in order.
 class ToElements {
  public:
   HWY_INLINE ToElements(const hbi::DecodeArgs& args, float* y)
@@ -305,10 +322,14 @@ class ToElements {
         step_(args.step),
         y_(y) {}
 
-  HWY_INLINE void operator()(const V16* lower, const V16* upper) {
-    const uint32_t word = hbi::LoadWord(words_, block_ / hbi::kBlocks);
-    Block(lower, step_[hbi::CodeOf(word, block_ % hbi::kBlocks)]);
-    Block(upper, step_[hbi::CodeOf(word, block_ % hbi::kBlocks + 1)]);
+  HWY_INLINE void Lower(const V16* fields) {
+    if (block_ % hbi::kBlocks == 0)
+      codes_ = CodesOfWord(hbi::LoadWord(words_, block_ / hbi::kBlocks));
+    Block(fields, step_[codes_ & 0xff]);
+  }
+  HWY_INLINE void Upper(const V16* fields) {
+    Block(fields, step_[codes_ >> 8 & 0xff]);
+    codes_ >>= 16;
     block_ += 2;
   }
 
@@ -330,6 +351,7 @@ class ToElements {
   const float* step_;
   float* y_;
   uint32_t block_ = 0;
+  uint64_t codes_ = 0;
 };
 
 }  // namespace HWY_NAMESPACE
