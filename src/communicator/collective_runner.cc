@@ -273,7 +273,7 @@ Status CollectiveRunner::RunAlone(const Call& call) const {
   return status;
 }
 
-// Equal on all ranks.
+// Equal on all ranks: over a composite transport some producer has consumers of several parts.
 bool CollectiveRunner::AllLanesMulticast() const {
   for (int producer = 0; producer < nranks_; ++producer) {
     if (!transport_->CapsFor(producer, OtherRanks(producer, nranks_)).multicast) return false;
