@@ -100,7 +100,7 @@ int SideWords(cuda::ElementType type, const void* elements, uint32_t count, uint
   FakeDevice* const device = Fake();
   return Enqueue(&launches.side_words, stream, [=] {
     return Emulated().side_words(type, AlignedAt(device, elements, SizeOf(type)), count,
-                                  AlignedAt(device, words, 4), nullptr);
+                                 AlignedAt(device, words, 4), nullptr);
   });
 }
 
