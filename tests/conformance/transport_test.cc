@@ -633,6 +633,8 @@ void Import(RankContext& r) {
 
 // A transport exports memory of ccl_mem_alloc, or says why it does not.
 TEST_P(TransportConformance, RegisteredMemory) {
+  // Ranks 0 and 1 are on different hosts there: slices go through slots (tests/integration).
+  if (GetParam() == WorldKind::kCompositeProcesses) GTEST_SKIP() << "no region reaches rank 1";
   const LaneSpec spec = Spec(0, {1}, 64, 2);
   Run(2, [&](RankContext& r) {
     constexpr size_t kSource = 8200, kTarget = 16384;
@@ -676,6 +678,8 @@ TEST_P(TransportConformance, RegisteredMemory) {
 
 // Other memory takes the place of memory that calls have found, and of no other.
 TEST_P(TransportConformance, KeptMemoryStaysRegistered) {
+  // Ranks 0 and 1 are on different hosts there: slices go through slots (tests/integration).
+  if (GetParam() == WorldKind::kCompositeProcesses) GTEST_SKIP() << "no region reaches rank 1";
   const LaneSpec spec = Spec(0, {1}, 64, 2);
   Run(2, [&](RankContext& r) {
     if (r.rank == 1) {
