@@ -284,6 +284,7 @@ TEST(HbiState, AWarmCallAllocatesNothing) {
     Term side[2] = {Of({Form::kSide}, &codes), {{Form::kSide}, nullptr, 0}};
     Term made[2] = {Of({Form::kResult}, &result), Of({Form::kOutput}, &elements)};
     CodecState& state = driver.state(0);
+    state.set_non_temporal(false, false);  // the slices are larger than those before
     const size_t before = allocations;
     ASSERT_TRUE(state.Begin(call).ok());
     ASSERT_TRUE(state.Combine(all, all_codes, side).ok());
@@ -348,6 +349,7 @@ TEST(HbiState, AWarmCallOfSegmentsAllocatesNothing) {
     const Format travelling = scatters ? HbiDriver::Sum(1) : Format{Form::kResult};
     Term made[2] = {Of(travelling, &payload), Of({Form::kOutput}, &elements)};
     CodecState& state = driver.state(0);
+    state.set_non_temporal(false, false);  // the slices are larger than those before
     const size_t before = allocations;
     ASSERT_TRUE(state.Begin(call).ok());
     ASSERT_TRUE(state.Combine(own, {&element, 1}, side).ok());
