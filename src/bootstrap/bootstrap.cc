@@ -157,12 +157,16 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                          .pid = static_cast<uint32_t>(getpid()),
                          .uid = static_cast<uint32_t>(geteuid()),
                          .host_id = 0,
+                         .machine_id = 0,
                          .host = HostName(),
                          .mesh_name = "",
                          .blob = options.blob};
   Result<uint64_t> host_id = HostId(options.host_id);
   if (!host_id.ok()) return named(host_id.status());
   registration.record.host_id = *host_id;
+  Result<uint64_t> machine_id = HostId("");
+  if (!machine_id.ok()) return named(machine_id.status());
+  registration.record.machine_id = *machine_id;
   Result<UniqueFd> listener = ListenForMesh(&registration.record.mesh_name);
   if (!listener.ok()) return named(listener.status());
   registration.nranks = static_cast<uint32_t>(options.nranks);

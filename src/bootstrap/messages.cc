@@ -20,6 +20,7 @@ void Write(const RankRecord& record, ByteWriter* writer) {
   writer->U32(record.pid);
   writer->U32(record.uid);
   writer->U64(record.host_id);
+  writer->U64(record.machine_id);
   writer->String(std::string_view(record.host).substr(0, kMaxHostName));
   writer->String(record.mesh_name);
   writer->String({reinterpret_cast<const char*>(record.blob.data()), record.blob.size()});
@@ -28,8 +29,9 @@ void Write(const RankRecord& record, ByteWriter* writer) {
 bool Read(ByteReader* reader, RankRecord* record) {
   std::string host, blob;
   if (!reader->U32(&record->rank) || !reader->U32(&record->pid) || !reader->U32(&record->uid) ||
-      !reader->U64(&record->host_id) || !reader->String(&host, kMaxHostName) ||
-      !reader->String(&record->mesh_name, kMaxUnixName) || !reader->String(&blob, kMaxBlob)) {
+      !reader->U64(&record->host_id) || !reader->U64(&record->machine_id) ||
+      !reader->String(&host, kMaxHostName) || !reader->String(&record->mesh_name, kMaxUnixName) ||
+      !reader->String(&blob, kMaxBlob)) {
     return false;
   }
   record->host = Escaped(host);

@@ -13,13 +13,14 @@ void* Registrations::Add(const void* data, size_t bytes, bool on_device) {
     LogRefusal(*entry, status);
     return nullptr;
   }
-  Entry* const handle = entry.get();
+  Entry* const added = entry.get();
   const MutexLock lock(&mutex_);
   // Remove must not need memory.
   removed_.reserve(removed_.size() + entries_.size() + 1);
   added_.reserve(added_.size() + 1);
+  auto* const handle = reinterpret_cast<void*>(++last_handle_);
   entries_.emplace(handle, std::move(entry));
-  added_.push_back(handle);
+  added_.push_back(added);
   pending_.store(true, std::memory_order_release);
   return handle;
 }

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -52,8 +53,9 @@ class Registrations {
   const std::string rank_name_;
   Transport* const transport_;
   Mutex mutex_;
-  // By handle, which is the entry's address.
+  // By handle: a number as a pointer, never reused, so a handle that was removed stays unknown.
   std::map<const void*, std::unique_ptr<Entry>> entries_ INCCL_GUARDED_BY(mutex_);
+  uintptr_t last_handle_ INCCL_GUARDED_BY(mutex_) = 0;
   // For Apply.
   std::vector<Entry*> added_ INCCL_GUARDED_BY(mutex_);
   std::vector<MemoryHandle> removed_ INCCL_GUARDED_BY(mutex_);

@@ -59,6 +59,11 @@ TEST(MemoryTest, RegistrationOfMemoryThatPeersCannotMap) {
     EXPECT_NE(first, second);
     CHECK_OK(ccl_comm_deregister(comm, first));
     EXPECT_EQ(ccl_comm_deregister(comm, first), CCL_INVALID_ARGUMENT);
+    // An old handle is not that of a later registration.
+    void* later = nullptr;
+    CHECK_OK(ccl_comm_register(comm, memory, 10000, &later));
+    EXPECT_EQ(ccl_comm_deregister(comm, first), CCL_INVALID_ARGUMENT);
+    CHECK_OK(ccl_comm_deregister(comm, later));
     CHECK_OK(ccl_mem_free(memory));
     CHECK_OK(ccl_comm_deregister(comm, second));
     CHECK_OK(ccl_mem_alloc(&memory, size_t{2} << 20));

@@ -346,7 +346,7 @@ void DieAt(Phase phase, const UniqueId& id, int rank, int nranks) {
   registration.remaining = 60 * kSecond;
   registration.agreement = Options(0, 1).agreement;
   // The same host as the others: ask as they do.
-  registration.record.host_id = bootstrap::HostId("").value();
+  registration.record.host_id = registration.record.machine_id = bootstrap::HostId("").value();
   ASSERT_TRUE((*client)->Send(MessageKind::kRegister, registration.Encode()).ok());
   if (phase == Phase::kRegistered) {
     usleep(50000);

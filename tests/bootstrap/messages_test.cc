@@ -176,6 +176,7 @@ Registration Sample(uint32_t rank, uint32_t nranks = 4) {
               .pid = 1000 + rank,
               .uid = 7,
               .host_id = 0x123456789ABCDEF0,
+              .machine_id = 0x1122334455667788,
               .host = "node",
               .mesh_name = "inccl-mesh-0123",
               .blob = std::vector<std::byte>(rank * 10, std::byte{9})};
@@ -191,6 +192,7 @@ void ExpectEqual(const RankRecord& a, const RankRecord& b) {
   EXPECT_EQ(a.pid, b.pid);
   EXPECT_EQ(a.uid, b.uid);
   EXPECT_EQ(a.host_id, b.host_id);
+  EXPECT_EQ(a.machine_id, b.machine_id);
   EXPECT_EQ(a.host, b.host);
   EXPECT_EQ(a.mesh_name, b.mesh_name);
   EXPECT_EQ(a.blob, b.blob);
@@ -351,6 +353,8 @@ TEST(GatheringTest, DifferencesNameBothRanksAndBothValues) {
   EXPECT_CONTAINS(difference([](Registration* r) { r->nranks = 5; }), "says 4");
   EXPECT_CONTAINS(difference([](Registration* r) { r->nranks = 5; }), "says 5");
   EXPECT_CONTAINS(difference([](Registration* r) { r->record.uid = 8; }), "uid 8");
+  EXPECT_CONTAINS(difference([](Registration* r) { r->record.machine_id ^= 1; }),
+                  "different machines");
   const std::string channels =
       difference([](Registration* r) { r->agreement = "version=1 channels=4 codec=hbi:bits=6"; });
   EXPECT_CONTAINS(channels, "\"channels=2\"");
@@ -361,6 +365,15 @@ TEST(GatheringTest, DifferencesNameBothRanksAndBothValues) {
   EXPECT_CONTAINS(all, "no words alike");
   EXPECT_CONTAINS(difference([](Registration* r) { r->agreement = "no\n\x1b[2Jwords"; }),
                   R"(has "no\x0a\x1b[2Jwords")");
+}
+
+TEST(GatheringTest, HostsMayDifferOnOneMachine) {
+  Gathering gathering;
+  Status why;
+  EXPECT_EQ(gathering.Add(Sample(3), &why), Gathering::Verdict::kJoined);
+  Registration other = Sample(1);
+  other.record.host_id ^= 1;
+  EXPECT_EQ(gathering.Add(other, &why), Gathering::Verdict::kJoined);
 }
 
 TEST(GatheringTest, ListsOfRanks) {

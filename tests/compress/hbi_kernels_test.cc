@@ -592,6 +592,23 @@ TEST(HbiFormat, CodesAscendByTheirSteps) {
 }
 
 // Every set of eight differences, one of them zero, in a random order, below any top.
+// A peer may change a word in its memory after this rank has checked it.
+TEST(HbiFormat, WordsThatAreNotValidStayWithinTheTables) {
+  std::vector<uint8_t> words;
+  for (uint32_t top = 0; top < 256; ++top) {
+    for (const uint32_t below : {0u, 0xffffffu, 0x249249u, 0x800001u}) {
+      const uint32_t word = top | below << 8;
+      for (uint32_t block = 0; block < kBlocks; ++block) EXPECT_LT(CodeOf(word, block), 256u);
+      words.resize(words.size() + kWordBytes);
+      StoreWord(word, words.data(), words.size() / kWordBytes - 1);
+    }
+  }
+  const Planner planner(Collective::kAllReduce, 4, Config{});
+  std::vector<uint8_t> points(words.size() / kWordBytes);
+  PlanSummary summary;
+  planner.Plan(words.data(), points, &summary);
+}
+
 TEST(HbiFormat, EnergyOfEveryWord) {
   Rng rng(test::TestSeed());
   std::vector<int> below(kBlocks, 0);  // ascending

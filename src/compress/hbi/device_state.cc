@@ -92,8 +92,7 @@ Status HbiState::Complete(const Range& range, std::span<const Term> inputs, std:
                           DeviceWork* work) {
   const auto kept = [work](Kept which) { return reinterpret_cast<uint8_t*>(work->kept[which]); };
   if (outputs[0].format.form == Form::kSide) {
-    FoldSide(range, Slice(range), kept(kOwnWords), inputs, outputs);
-    return Status::Ok();
+    return FoldSide(range, Slice(range), kept(kOwnWords), inputs, outputs);
   }
   if (IsForward(inputs)) return Status::Ok();
   SliceOutputs places;

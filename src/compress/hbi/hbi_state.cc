@@ -97,15 +97,14 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
   if (outputs[0].format.form == Form::kSide) {
     const SliceContext slice = Slice(range);
     if (Status status = CheckSide(range, slice, inputs, outputs); !status.ok()) return status;
-    FoldSide(range, slice, nullptr, inputs, outputs);
-    return Status::Ok();
+    return FoldSide(range, slice, nullptr, inputs, outputs);
   }
   Plan(range.segment, range.first / kWindow);
   return CombineData(range, Slice(range), inputs, outputs);
 }
 
-void HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
-                        std::span<const Term> inputs, std::span<Term> outputs) {
+Status HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
+                          std::span<const Term> inputs, std::span<Term> outputs) {
   const size_t superblocks = slice.superblocks(), bytes = superblocks * kWordBytes;
   // Fold in the final place: in the state if an output wants it there, else in the first lane.
   uint8_t* to = Bytes(outputs[0].data);
@@ -128,6 +127,8 @@ void HbiState::FoldSide(const Range& range, const SliceContext& slice, const uin
     }
     first = false;
   }
+  // Again: a peer may have changed its words since CheckSide looked at them.
+  if (!AreValid(to, superblocks)) return InvalidWords(range);
   for (Term& output : outputs) {
     output.bytes = static_cast<uint32_t>(bytes);
     if (output.data == nullptr) continue;
@@ -135,6 +136,7 @@ void HbiState::FoldSide(const Range& range, const SliceContext& slice, const uin
     if (trailer_ != 0) PutChecksum(output.data, bytes);
     output.bytes += trailer_;
   }
+  return Status::Ok();
 }
 
 Status HbiState::CombineData(const Range& range, const SliceContext& slice,

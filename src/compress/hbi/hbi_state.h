@@ -55,9 +55,10 @@ class HbiState final : public CodecState {
   static bool IsForward(std::span<const Term> inputs) {
     return inputs.size() == 1 && inputs[0].format.form == Form::kResult;
   }
+  static Status InvalidWords(const Range& range);
   // own_words: the side words of this rank's elements if they are known, else nullptr.
-  void FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
-                std::span<const Term> inputs, std::span<Term> outputs);
+  Status FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
+                  std::span<const Term> inputs, std::span<Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
   // With groups (grouped_state.cc): fills groups_; folds them.

@@ -109,7 +109,7 @@ void Planner::Count(const uint8_t* words, size_t superblocks, Energies* energies
     const uint32_t word = LoadWord(words, s);
     int16_t& exponent = energies->exponents[s];
     exponent = Energies::kNotLive;
-    if (!IsLive(word)) continue;
+    if (!IsLive(word) || TopOf(word) > kLastCode) continue;
     exponent = static_cast<int16_t>(EnergyExponent(word) - kFirstExponent);
     ++counts[static_cast<size_t>(exponent)];
   }

@@ -20,8 +20,9 @@ inline constexpr uint32_t kWordBytes = 4;
 inline constexpr uint32_t kMostBelow = 7;  // the largest distance of a code from the top
 
 constexpr uint32_t TopOf(uint32_t word) { return word & 0xff; }
+// Below 256 for any word: a peer may change a word in its memory after the check.
 constexpr uint32_t CodeOf(uint32_t word, uint32_t block) {
-  return TopOf(word) - (word >> (8 + 3 * block) & 7);
+  return (TopOf(word) - (word >> (8 + 3 * block) & 7)) & 0xff;
 }
 // True if the superblock has levels to plan: neither all zero nor poisoned.
 constexpr bool IsLive(uint32_t word) { return TopOf(word) != kZeroCode && TopOf(word) != kPoison; }

@@ -69,6 +69,11 @@ Status HbiState::CheckElements(const SliceContext& slice, const Term& term,
                                    slice.count, Name(slice.type)));
 }
 
+Status HbiState::InvalidWords(const Range& range) {
+  return InternalError(fmt::format("hbi: an invalid side word among those of elements {} to {}",
+                                   range.first, range.first + range.count));
+}
+
 Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
                            std::span<const Term> inputs, std::span<Term> outputs) const {
   const size_t bytes = size_t{slice.superblocks()} * kWordBytes;
@@ -80,8 +85,7 @@ Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
     if (input.format.form != Form::kSide) return Unexpected(input, "an input");
     if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
     if (!AreValid(Bytes(input.data), slice.superblocks())) {
-      return InternalError(fmt::format("hbi: an invalid side word among those of elements {} to {}",
-                                       range.first, range.first + range.count));
+      return InvalidWords(range);
     }
   }
   for (const Term& output : outputs) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "memory/host_allocator.h"
 #include "transport/shm/regions.h"
@@ -97,7 +99,8 @@ Result<uint32_t> OwnRegions::Export(const Region& region, bool keep) {
   Exported& exported = exports_[FindPlace(keep)];
   const uint64_t replaced = exported.generation;
   by_generation_.emplace(region.generation, IdOf(exported) - 1);
-  if (Status status = Post(region, &exported); !status.ok()) {
+  const Status status = CatchOutOfMemory([&] { return Post(region, &exported); });
+  if (!status.ok()) {
     by_generation_.erase(region.generation);
     refused_ = region.generation;
     return status;
@@ -172,11 +175,14 @@ Status OwnRegions::Post(const Region& region, Exported* offered) {
   Result<RegionBlock*> first = arena_->Regions(0);
   Result<RegionBlock*> block = arena_->Regions(index / kBlockRegions);
   if (!block.ok()) return block.status();
+  // Nothing allocates memory after the first change.
+  std::vector<int> inboxes;
   RegionKind kind = RegionKind::kDevice;
   struct stat file {};
   if (!region.on_device) {
     if (fstat(region.fd, &file) != 0) return SystemErrorErrno("fstat of memory to export", errno);
     kind = region.writable ? RegionKind::kWritable : RegionKind::kReadable;
+    for (const UniqueFd& inbox : inboxes_) inboxes.push_back(inbox.get());
   }
   *offered = {.generation = region.generation,
               .posted = ++posts_,
@@ -185,13 +191,10 @@ Status OwnRegions::Post(const Region& region, Exported* offered) {
               .writable = region.writable,
               .on_device = region.on_device,
               .data = region.data,
-              .unsent = {}};
+              .unsent = std::move(inboxes)};
   RegionEntry& entry = (*block)->regions[index % kBlockRegions];
   entry.generation.store(0, std::memory_order_seq_cst);
-  if (!region.on_device) {
-    for (const UniqueFd& inbox : inboxes_) offered->unsent.push_back(inbox.get());
-    Send(region.fd, offered);
-  }
+  if (!region.on_device) Send(region.fd, offered);
   entry.bytes.store(region.bytes, std::memory_order_relaxed);
   entry.kind.store(static_cast<uint32_t>(kind), std::memory_order_relaxed);
   entry.device.store(file.st_dev, std::memory_order_relaxed);
