@@ -88,7 +88,7 @@ class ToOffsets {
       *counter = hn::Add(*counter, hn::Set(D32(), uint32_t{kLanes32}));
       const V32 upper = hn::ShiftRight<16>(product);
       if constexpr (kMasked) {
-        offsets[i] = Raised(MaskedXor(product, upper));
+        offsets[i] = Raised(hn::And(hn::Xor(product, upper), kept_));
         offsets[kHashes + i] = Raised(hn::And(upper, kept_));
       } else {
         const V16 r = hn::BitCast(D16(), hn::Xor(product, upper));
@@ -106,13 +106,6 @@ class ToOffsets {
   }
   HWY_INLINE V32 Raised(V32 random) const {  // the sum of the lower halves does not carry
     return hn::BitCast(D32(), hn::Add(hn::BitCast(D16(), random), hn::BitCast(D16(), add_)));
-  }
-  HWY_INLINE V32 MaskedXor(V32 a, V32 b) const {
-#if HWY_ARCH_X86 && HWY_MAX_BYTES == 64
-    return V32{_mm512_ternarylogic_epi32(a.raw, b.raw, kept_.raw, 0x28)};
-#else
-    return hn::And(hn::Xor(a, b), kept_);
-#endif
   }
 
   V32 add_, kept_;
