@@ -2,8 +2,9 @@
 //
 // codec_bench (docs/codec-bench.md): every kernel of src/compress/kernels on every instruction set
 // of this processor, beside memcpy and the sum of fp32, with Google Benchmark; or, with
-// --instructions, how many instructions each takes per element, and whether that is within what the
-// format's design has; --goals: only where the design has a number.
+// --instructions, how many instructions each takes per element, and whether that is within its
+// goal;
+// --goals: only kernels with a goal.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 

@@ -150,7 +150,7 @@ void KernelCases::AddScales() {
            [w](uint32_t superblocks) {
              hbi::BestKernels().side_words(w->x.data(), superblocks, 1.0f, w->words.data());
            },
-       .goal = KernelCase::Goal{0.52, 0.59}});
+       .goal = KernelCase::Goal{0.388, 0.580}});
   Add({.name = "merge_words", .bytes = 3 / 64.0, .counted = 32, .run = [w](uint32_t superblocks) {
          hbi::BestKernels().merge_words(w->words.data(), superblocks, w->merged.data());
        }});
@@ -158,10 +158,14 @@ void KernelCases::AddScales() {
 
 void KernelCases::AddPacked() {
   KernelWorkspace* w = work_.get();
-  Add({.name = "encode", .bytes = 4 + kPackedBytes, .run = [w](uint32_t superblocks) {
-         hbi::BestKernels().encode(w->Quantize(0, w->own, kOwnLevels, superblocks), kWidth,
-                                   w->packed_out.data());
-       }});
+  Add({.name = "encode",
+       .bytes = 4 + kPackedBytes,
+       .run =
+           [w](uint32_t superblocks) {
+             hbi::BestKernels().encode(w->Quantize(0, w->own, kOwnLevels, superblocks), kWidth,
+                                       w->packed_out.data());
+           },
+       .goal = KernelCase::Goal{1.250, 2.344}});
   Add({.name = "add_encode",
        .bytes = 4 + 2 * kPackedBytes,
        .run =
@@ -169,7 +173,7 @@ void KernelCases::AddPacked() {
              hbi::BestKernels().add_encode(w->Quantize(0, w->few, kLevels, superblocks),
                                            w->packed.data(), kWidth, kWidth, w->packed_out.data());
            },
-       .goal = KernelCase::Goal{1.70, 2.70}});
+       .goal = KernelCase::Goal{1.510, 3.019}});
   Add({.name = "add_packed",
        .bytes = 3 * kPackedBytes,
        .every_target = false,
@@ -187,7 +191,7 @@ void KernelCases::AddPacked() {
              hbi::BestKernels().unpack_decode(w->Decode(0, superblocks), w->packed.data(), kWidth,
                                               w->out.data());
            },
-       .goal = KernelCase::Goal{1.2, 1.2}});
+       .goal = KernelCase::Goal{0.688, 1.375}});
 }
 
 // Those that go by way of a tile take one superblock at a call.

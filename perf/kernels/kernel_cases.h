@@ -25,7 +25,7 @@ struct KernelCase {
   // Handles this many superblocks (1..kCaseSuperblocks) with the kernels of the instruction set in
   // use (compress/simd.h).
   std::function<void(uint32_t superblocks)> run;
-  // Instructions per element that the format's design has for AVX-512 and AVX2.
+  // Instructions per element for AVX-512 and AVX2 (docs/codec-bench.md, "Goals").
   struct Goal {
     double avx512, avx2;
   };

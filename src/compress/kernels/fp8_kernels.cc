@@ -9,7 +9,7 @@
 #define HWY_TARGET_INCLUDE "compress/kernels/fp8_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
-#include "compress/kernels/hbi_quantize-inl.h"
+#include "compress/kernels/hbi_side_words-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -129,9 +129,14 @@ struct Scales {
   bool numbers = true;  // no block has the scale NaN
 
   HWY_INLINE Scales(const float* x, uint32_t top_exponent) {
-    uint32_t maxima[hbi::kBlocks];
-    MaximaOfFourBlocks(x, maxima);
-    MaximaOfFourBlocks(x + 4 * kBlock, maxima + 4);
+    HWY_ALIGN uint32_t maxima[hbi::kBlocks < kLanes32 ? kLanes32 : hbi::kBlocks];
+    for (size_t b = 0; b < hbi::kBlocks; b += kLanes32) {
+      V32 groups[kLanes32 / 4];  // longer vectors take the superblock twice
+      for (size_t j = 0; j < kLanes32 / 4; ++j) {
+        groups[j] = MaximaOfFourBlocks(x + (b + 4 * j) % hbi::kBlocks * kBlock);
+      }
+      hn::Store(MaxOfParts(groups), D32(), maxima + b);
+    }
     for (size_t b = 0; b < hbi::kBlocks; ++b) {
       const uint32_t top = maxima[b] >> 23;
       const bool number = top != kNanScale;

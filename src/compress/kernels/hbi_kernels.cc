@@ -10,6 +10,7 @@
 #include "compress/kernels/hbi_pack-inl.h"
 #include "compress/kernels/hbi_quantize-inl.h"
 #include "compress/kernels/hbi_rotate-inl.h"
+#include "compress/kernels/hbi_side_words-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -160,8 +161,8 @@ struct Added {
 };
 
 template <class Source, class Sink>
-HWY_INLINE void Move(size_t superblocks, Source source, Sink sink) {
-  for (size_t i = 0; i < superblocks * hbi::kBlocks / 2; ++i) {
+HWY_INLINE void Move(Source source, Sink sink) {  // a superblock's fields
+  for (size_t i = 0; i < hbi::kBlocks / 2; ++i) {
     V16 fields[kPerBlock];
     source.Lower(fields);
     sink.Lower(fields);
@@ -210,15 +211,15 @@ void QuantizeNearest(const hbi::QuantizeArgs& args, uint16_t* tile) {
 }
 
 void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  WithSource(in, width, [&](auto source) HWY_ATTR { Move(1, source, ToTile{tile}); });
+  WithSource(in, width, [&](auto source) HWY_ATTR { Move(source, ToTile{tile}); });
 }
 
 void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  WithSource(in, width, [&](auto source) HWY_ATTR { Move(1, source, AddToTile{tile}); });
+  WithSource(in, width, [&](auto source) HWY_ATTR { Move(source, AddToTile{tile}); });
 }
 
 void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
-  WithSink(out, width, [&](auto sink) HWY_ATTR { Move(1, FromTile{tile}, sink); });
+  WithSink(out, width, [&](auto sink) HWY_ATTR { Move(FromTile{tile}, sink); });
 }
 
 void Encode(const hbi::QuantizeArgs& args, uint32_t width, uint8_t* out) {
@@ -235,12 +236,11 @@ void AddEncode(const hbi::QuantizeArgs& args, const uint8_t* in, uint32_t in_wid
 }
 
 void Decode(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
-  Move(1, FromTile{tile}, ToElements(args, y));
+  DecodeBlocks(args, FromTile{tile}, y);
 }
 
 void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
-  WithSource(in, width,
-             [&](auto source) HWY_ATTR { Move(args.superblocks, source, ToElements(args, y)); });
+  WithSource(in, width, [&](auto source) HWY_ATTR { DecodeBlocks(args, source, y); });
 }
 
 const hbi::Kernels& KernelsOfTarget() {

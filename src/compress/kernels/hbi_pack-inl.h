@@ -132,7 +132,9 @@ class Packer {
         gather_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].gather)),
         gather_second_(hn::LoadDup128(D8(), hbi::kPackTables.by_width[w].gather_second)),
         width_(w) {
-#if HWY_TARGET > HWY_AVX2 && HWY_ARCH_X86  // without per-lane shifts: multiply instead
+#if HWY_ARCH_X86 && HWY_MAX_BYTES == 64  // rotate: both shifts in one
+    shifts_ = hn::BitCast(D32(), hn::Set(D64(), uint64_t{16 + w} << 32 | (16 - w)));
+#elif HWY_TARGET > HWY_AVX2 && HWY_ARCH_X86  // without per-lane shifts: multiply instead
     shifts_ = hn::BitCast(D32(), hn::Set(D64(), uint64_t{1} << 32 | uint64_t{1} << (32 - 2 * w)));
 #endif
   }
@@ -141,11 +143,13 @@ class Packer {
   // lanes up to its neighbour and shifts both down together.
   HWY_INLINE void operator()(V16 fields, uint8_t* out) const {
     const int width = static_cast<int>(width_);
-    const V32 twos = hn::ShiftRightSame(hn::BitCast(D32(), hn::Mul(fields, times_)), 16 - width);
-#if HWY_TARGET > HWY_AVX2 && HWY_ARCH_X86
-    const V32 raised = hn::Mul(twos, shifts_);
+    const V32 pairs = hn::BitCast(D32(), hn::Mul(fields, times_));
+#if HWY_ARCH_X86 && HWY_MAX_BYTES == 64
+    const V32 raised{_mm512_rolv_epi32(pairs.raw, shifts_.raw)};
+#elif HWY_TARGET > HWY_AVX2 && HWY_ARCH_X86
+    const V32 raised = hn::Mul(hn::ShiftRightSame(pairs, 16 - width), shifts_);
 #else
-    const V32 raised = hn::Shl(twos, shifts_);
+    const V32 raised = hn::Shl(hn::ShiftRightSame(pairs, 16 - width), shifts_);
 #endif
     const V64 fours = hn::ShiftRightSame(hn::BitCast(D64(), raised), 32 - 2 * width);
     V8 group = hn::TableLookupBytesOr0(hn::BitCast(D8(), fours), gather_);

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Computes and merges side words in vectors, for one instruction set. Included once per target,
+// after hbi_pack-inl.h.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "compress/hbi/format.h"
+#include "compress/hbi/side_words.h"
+#include "compress/kernels/hbi_pack-inl.h"
+#include "hwy/highway.h"
+
+#if defined(INCCL_COMPRESS_KERNELS_HBI_SIDE_WORDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef INCCL_COMPRESS_KERNELS_HBI_SIDE_WORDS_INL_H_
+#undef INCCL_COMPRESS_KERNELS_HBI_SIDE_WORDS_INL_H_
+#else
+#define INCCL_COMPRESS_KERNELS_HBI_SIDE_WORDS_INL_H_
+#endif
+
+#if INCCL_HBI_VECTORS
+HWY_BEFORE_NAMESPACE();
+namespace inccl {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr size_t kLanes32 = HWY_LANES(float);
+
+// ---------------------------------------------------------------- block maxima
+
+// In each 128-bit part, the maxima of the corresponding parts of a, b, c and d.
+HWY_INLINE V32 MaxOfFour(V32 a, V32 b, V32 c, V32 d) {
+  const V32 ab = hn::Max(hn::InterleaveLower(D32(), a, b), hn::InterleaveUpper(D32(), a, b));
+  const V32 cd = hn::Max(hn::InterleaveLower(D32(), c, d), hn::InterleaveUpper(D32(), c, d));
+  const V64 ab64 = hn::BitCast(D64(), ab), cd64 = hn::BitCast(D64(), cd);
+  return hn::Max(hn::BitCast(D32(), hn::InterleaveLower(D64(), ab64, cd64)),
+                 hn::BitCast(D32(), hn::InterleaveUpper(D64(), ab64, cd64)));
+}
+
+// The maxima over the 128-bit parts of MaxOfFour's kLanes32 / 4 results, in order.
+HWY_INLINE V32 MaxOfParts(const V32* groups) {
+#if HWY_MAX_BYTES == 16
+  return groups[0];
+#else
+  const auto halves = [](V32 a, V32 b) HWY_ATTR {
+    return hn::Max(hn::ConcatLowerLower(D32(), b, a), hn::ConcatUpperUpper(D32(), b, a));
+  };
+  const V32 first = halves(groups[0], groups[1]);
+#if HWY_MAX_BYTES == 32
+  return first;
+#else
+  const V32 second = halves(groups[2], groups[3]);
+  return hn::Max(V32{_mm512_shuffle_i32x4(first.raw, second.raw, 0x88)},
+                 V32{_mm512_shuffle_i32x4(first.raw, second.raw, 0xdd)});
+#endif
+#endif
+}
+
+// In each 128-bit part, the bits of the largest magnitudes of the part of four blocks from x on.
+HWY_INLINE V32 MaximaOfFourBlocks(const float* x) {
+  const V32 magnitude = hn::Set(D32(), 0x7fffffffu);
+  const auto of_block = [&](const float* block) HWY_ATTR {
+    V32 largest = hn::And(hn::BitCast(D32(), hn::LoadU(DF(), block)), magnitude);
+    for (size_t i = kLanes32; i < kBlock; i += kLanes32) {
+      const V32 bits = hn::BitCast(D32(), hn::LoadU(DF(), block + i));
+      largest = hn::Max(largest, hn::And(bits, magnitude));
+    }
+    return largest;
+  };
+  // One after the other: the prefetcher gives up on arguments that the compiler evaluates from
+  // right to left.
+  const V32 first = of_block(x);
+  const V32 second = of_block(x + kBlock);
+  const V32 third = of_block(x + 2 * kBlock);
+  const V32 fourth = of_block(x + 3 * kBlock);
+  return MaxOfFour(first, second, third, fourth);
+}
+
+using VI16 = hn::Vec<DI16>;
+using VI32 = hn::Vec<DI32>;
+
+#if HWY_ARCH_X86 && HWY_MAX_BYTES >= 32
+// By the uppermost bits of a mantissa: how many of kMantissaBits are below all such mantissas,
+// times 2^23, plus what makes a mantissa carry into bit 23 if it is above the one in between.
+struct FifthsTable {
+  HWY_ALIGN uint32_t add[kLanes32] = {};
+  constexpr FifthsTable() {
+    constexpr uint32_t kCell = 0x800000 / kLanes32;
+    for (uint32_t i = 0; i < kLanes32; ++i) {
+      for (const uint32_t bits : hbi::kMantissaBits) {
+        const uint32_t threshold = bits & 0x7fffff;
+        if (threshold < i * kCell) {
+          add[i] += 0x800000;
+        } else if (threshold < (i + 1) * kCell) {
+          add[i] += 0x7fffff - threshold;
+        }
+      }
+    }
+  }
+};
+inline constexpr FifthsTable kFifthsTable;
+
+// The exponent field plus the number of kMantissaBits that are below the mantissa.
+HWY_INLINE V32 ExponentAndFifths(V32 bits) {
+  const V32 table = hn::Load(D32(), kFifthsTable.add);
+#if HWY_MAX_BYTES == 64  // the instructions take the indices modulo the number of lanes
+  const V32 add{_mm512_permutexvar_epi32(hn::ShiftRight<19>(bits).raw, table.raw)};
+#else
+  const V32 add{_mm256_permutevar8x32_epi32(table.raw, hn::ShiftRight<20>(bits).raw)};
+#endif
+  return hn::ShiftRight<23>(hn::Add(bits, add));
+}
+#else
+HWY_INLINE V32 ExponentAndFifths(V32 bits) {
+  const auto mantissa = hn::BitCast(DI32(), hn::And(bits, hn::Set(D32(), 0x7fffffu)));
+  auto sum = hn::BitCast(DI32(), hn::ShiftRight<23>(bits));
+  for (const uint32_t threshold : hbi::kMantissaBits) {
+    const auto limit = hn::Set(DI32(), static_cast<int32_t>(threshold & 0x7fffff));
+    sum = hn::Sub(sum, hn::VecFromMask(DI32(), hn::Gt(mantissa, limit)));
+  }
+  return hn::BitCast(D32(), sum);
+}
+#endif
+
+// For magnitudes' bits: the exponent of the power of two at or above each, plus 127; 0 for zero and
+// kNoOctave for NaN and infinity; and of the fifth of an octave at or above each, plus 5 * 127.
+inline constexpr int32_t kNoOctave = 1000;
+HWY_INLINE void ExponentsOf(V32 bits, VI32* octaves, VI32* fifths) {
+  const V32 octave = hn::ShiftRight<23>(hn::Add(bits, hn::Set(D32(), 0x7fffffu)));
+  const auto infinite = hn::Gt(hn::BitCast(DI32(), bits),
+                               hn::Set(DI32(), static_cast<int32_t>(hbi::kInfinityBits) - 1));
+  *octaves = hn::IfThenElse(infinite, hn::Set(DI32(), kNoOctave), hn::BitCast(DI32(), octave));
+  const V32 four = hn::ShiftLeft<2>(hn::ShiftRight<23>(bits));
+  *fifths = hn::BitCast(DI32(), hn::Add(four, ExponentAndFifths(bits)));
+}
+
+// CodeOfMagnitude of each lane; above kPoison for kNoOctave.
+HWY_INLINE VI16 CodesOfExponents(VI16 octaves, VI16 fifths) {
+  const auto plus = [](VI16 v, int value) HWY_ATTR {
+    return hn::Add(v, hn::Set(DI16(), static_cast<int16_t>(value)));
+  };
+  const VI16 lowest = hn::Max(hn::Min(octaves, hn::Set(DI16(), int16_t{1})),
+                              hn::ShiftRight<3>(plus(octaves, 103 - 127)));
+  const VI16 low = plus(octaves, 61 - 127);
+  const VI16 middle = plus(fifths, 181 - 5 * 127);
+  const VI16 high = plus(octaves, 221 - 127);
+  const VI16 seventeenths =
+      hn::MulHigh(plus(octaves, -10 - 127), hn::Set(DI16(), int16_t{241 << 4}));
+  const VI16 highest = plus(seventeenths, 247);
+  return hn::Min(hn::Max(hn::Max(lowest, low), middle), hn::Min(high, highest));
+}
+
+// The bytes nearest to the lanes of a and b, their 128-bit parts interleaved.
+HWY_INLINE V8 BytesOf(VI16 a, VI16 b) {
+#if HWY_ARCH_X86 && HWY_MAX_BYTES == 64
+  return V8{_mm512_packus_epi16(a.raw, b.raw)};
+#elif HWY_ARCH_X86 && HWY_MAX_BYTES == 32
+  return V8{_mm256_packus_epi16(a.raw, b.raw)};
+#else
+  const hn::Half<D8> half;
+  return hn::Combine(D8(), hn::DemoteTo(half, b), hn::DemoteTo(half, a));
+#endif
+}
+
+// The codes of four vectors of magnitudes' bits, in order.
+HWY_INLINE V8 CodesOfMagnitudes(const V32* bits) {
+  VI16 codes[2];
+  for (size_t i = 0; i < 2; ++i) {
+    VI32 octaves[2], fifths[2];
+    for (size_t j = 0; j < 2; ++j) ExponentsOf(bits[2 * i + j], &octaves[j], &fifths[j]);
+    codes[i] = CodesOfExponents(hn::ReorderDemote2To(DI16(), octaves[0], octaves[1]),
+                                hn::ReorderDemote2To(DI16(), fifths[0], fifths[1]));
+  }
+  const V8 bytes = BytesOf(codes[0], codes[1]);
+  if constexpr (kLanes32 == 4) {
+    return bytes;
+  } else {  // every 128-bit part has four codes of each vector
+    HWY_ALIGN static constexpr uint32_t kOrder[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                      2, 6, 10, 14, 3, 7, 11, 15};
+    HWY_ALIGN static constexpr uint32_t kOrderOfHalf[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    const auto order = hn::SetTableIndices(D32(), kLanes32 == 8 ? kOrderOfHalf : kOrder);
+    return hn::BitCast(D8(), hn::TableLookupLanes(hn::BitCast(D32(), bytes), order));
+  }
+}
+
+// ---------------------------------------------------------------- side words
+
+inline constexpr size_t kLanes64 = HWY_LANES(uint64_t);  // a superblock's codes fill a 64-bit lane
+
+template <int kBits>
+HWY_INLINE V8 Rotated(V8 v) {
+  const V64 lanes = hn::BitCast(D64(), v);
+  return hn::BitCast(D8(), hn::Or(hn::ShiftRight<kBits>(lanes), hn::ShiftLeft<64 - kBits>(lanes)));
+}
+
+// The words of the lanes' codes, in the lower halves.
+HWY_INLINE V64 WordsOf(V8 codes) {
+  V8 top = hn::Max(codes, Rotated<32>(codes));
+  top = hn::Max(top, Rotated<16>(top));
+  top = hn::Max(top, Rotated<8>(top));
+  const V8 poison = hn::Set(D8(), hbi::kPoison);
+  const V8 least = hn::Max(hn::SaturatedSub(top, hn::Set(D8(), uint8_t{hbi::kMostBelow})),
+                           hn::Min(top, hn::Set(D8(), uint8_t{1})));
+  codes = hn::IfThenElse(hn::Eq(top, poison), poison, hn::Max(codes, least));
+  V64 below = hn::BitCast(D64(), hn::Sub(top, codes));
+  below = hn::And(hn::Or(below, hn::ShiftRight<5>(below)), hn::Set(D64(), 0x003F003F003F003Fu));
+  below = hn::And(hn::Or(below, hn::ShiftRight<10>(below)), hn::Set(D64(), 0x00000FFF00000FFFu));
+  below = hn::Or(hn::ShiftLeft<8>(below), hn::ShiftRight<12>(below));
+  below = hn::And(below, hn::Set(D64(), 0xFFFFFF00u));
+  return hn::Or(below, hn::And(hn::BitCast(D64(), top), hn::Set(D64(), 0xFFu)));
+}
+
+// The codes of the words in the lanes' lower halves.
+HWY_INLINE V8 CodesOf(V64 words) {
+  HWY_ALIGN static constexpr uint8_t kTops[16] = {0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8};
+  const V8 top = hn::TableLookupBytes(hn::BitCast(D8(), words), hn::LoadDup128(D8(), kTops));
+  V64 below = hn::ShiftRight<8>(words);
+  below = hn::And(hn::Or(below, hn::ShiftLeft<20>(below)), hn::Set(D64(), 0x00000FFF00000FFFu));
+  below = hn::And(hn::Or(below, hn::ShiftLeft<10>(below)), hn::Set(D64(), 0x003F003F003F003Fu));
+  below = hn::And(hn::Or(below, hn::ShiftLeft<5>(below)), hn::Set(D64(), 0x0707070707070707u));
+  return hn::Sub(top, hn::BitCast(D8(), below));
+}
+
+// Stores the first `count` words, at most kLanes64.
+HWY_INLINE void StoreWords(V64 words, size_t count, uint8_t* to) {
+  const hn::Rebind<uint32_t, D64> d32;
+  const hn::Repartition<uint8_t, decltype(d32)> d8;
+  const auto bytes = hn::BitCast(d8, hn::TruncateTo(d32, words));
+  if (count == kLanes64) {
+    hn::StoreU(bytes, d8, to);
+    return;
+  }
+  HWY_ALIGN uint8_t first[kLanes64 * hbi::kWordBytes];
+  hn::Store(bytes, d8, first);
+  std::memcpy(to, first, count * hbi::kWordBytes);
+}
+
+// The words of kLanes64 superblocks or, if not kAll, of the first `count`, followed by repetitions.
+template <bool kAll>
+HWY_INLINE V64 WordsOfElements(const float* x, size_t count, float scale) {
+  constexpr size_t kParts = kLanes32 / 4;
+  V32 bits[4];
+  for (size_t i = 0; i < 4; ++i) {
+    V32 groups[kParts];
+    for (size_t j = 0; j < kParts; ++j) {
+      size_t group = i * kParts + j;
+      if (!kAll && group >= 2 * count) group = 0;
+      groups[j] = MaximaOfFourBlocks(x + group * (4 * kBlock));
+    }
+    const auto scaled = hn::Mul(hn::BitCast(DF(), MaxOfParts(groups)), hn::Set(DF(), scale));
+    bits[i] = hn::And(hn::BitCast(D32(), scaled), hn::Set(D32(), 0x7fffffffu));
+  }
+  return WordsOf(CodesOfMagnitudes(bits));
+}
+
+HWY_INLINE void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
+  for (; superblocks >= kLanes64; superblocks -= kLanes64, x += kLanes64 * kSuperblock) {
+    StoreWords(WordsOfElements<true>(x, kLanes64, scale), kLanes64, words);
+    words += kLanes64 * hbi::kWordBytes;
+  }
+  if (superblocks == 0) return;
+  StoreWords(WordsOfElements<false>(x, superblocks, scale), superblocks, words);
+}
+
+HWY_INLINE void MergeWords(const uint8_t* from, size_t superblocks, uint8_t* words) {
+  const hn::Rebind<uint32_t, D64> d32;
+  for (size_t s = 0; s < superblocks; s += kLanes64) {
+    const size_t run = superblocks - s < kLanes64 ? superblocks - s : kLanes64;
+    HWY_ALIGN uint32_t a[kLanes64] = {}, b[kLanes64] = {};
+    std::memcpy(a, words + s * hbi::kWordBytes, run * hbi::kWordBytes);
+    std::memcpy(b, from + s * hbi::kWordBytes, run * hbi::kWordBytes);
+    const V8 codes = hn::Max(CodesOf(hn::PromoteTo(D64(), hn::Load(d32, a))),
+                             CodesOf(hn::PromoteTo(D64(), hn::Load(d32, b))));
+    StoreWords(WordsOf(codes), run, words + s * hbi::kWordBytes);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace inccl
+HWY_AFTER_NAMESPACE();
+#endif  // INCCL_HBI_VECTORS
+
+#endif  // per-target include guard
