@@ -113,7 +113,7 @@ TEST(ReferenceTable, EveryLineOfTheTableIsUnderstood) {
   const Result<std::vector<TableEntry>> entries = ParseTable(TableText());
   ASSERT_TRUE(entries.ok()) << entries.status().message();
   EXPECT_EQ(entries->size(),
-            4u * 3u * (1u + 3u * 4u));  // data, n, MXFP8 and three ways at four bits
+            7u * 3u * (1u + 3u * 4u));  // data, n, MXFP8 and three ways at four bits
   const TableEntry& entry = (*entries)[2];
   EXPECT_EQ(entry.way.name, "hbi:bits=5");
   EXPECT_EQ(entry.way.algo, "direct");
@@ -129,6 +129,18 @@ TEST(ReferenceTable, WhatIsNotUnderstoodIsNamed) {
     EXPECT_NE(entries.status().message().find(line), std::string::npos);
   }
   EXPECT_FALSE(TableSample("cauchy", 2, 0).ok());
+}
+
+TEST(ReferenceTable, RecordedSamplesAreConsecutiveRanks) {
+  EXPECT_EQ(TableSamples("gauss", 8), 4u);
+  EXPECT_EQ(TableSamples("late", 2), 4u);
+  EXPECT_EQ(TableSamples("late", 8), 1u);
+  const Result<Vectors> all = TableSample("late", 8, 0), last = TableSample("late", 2, 3);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  ASSERT_TRUE(last.ok()) << last.status().message();
+  ASSERT_EQ(last->size(), 2u);
+  EXPECT_EQ((*last)[0], (*all)[6]);
+  EXPECT_EQ((*last)[1], (*all)[7]);
 }
 
 // ---------------------------------------------------------------- ways and plots
