@@ -55,7 +55,7 @@ Errors ErrorsOf(const std::vector<double>& result, const std::vector<double>& ex
 std::vector<double> LayerErrors(const std::vector<float>& result, const std::vector<double>& exact,
                                 const std::vector<Layer>& layers) {
   std::vector<double> errors;
-  auto first = static_cast<std::ptrdiff_t>(0);
+  std::ptrdiff_t first = 0;
   for (const Layer& layer : layers) {
     const auto last = first + static_cast<std::ptrdiff_t>(layer.count);
     const std::vector<float> part(result.begin() + first, result.begin() + last);
