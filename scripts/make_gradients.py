@@ -8,6 +8,7 @@ each has a shard of the files and a batch of its own, the mean of the gradients 
 an early, a middle and the last step each rank's own gradient, before the mean, is written:
 
     OUT/step{S}_rank{R}.npy    fp32, one dimension, all parameters flattened in the model's order
+    OUT/LAYERS.txt             the parameters in that order: a name and a number of elements
 
 With --sample N only N superblocks (256 consecutive elements each) are written, in order, spread
 over every kind of parameter in proportion to its size, at least four of each; SAMPLE.txt beside
@@ -137,6 +138,20 @@ def write_selection(out, superblocks, counts, elements):
     (out / "SAMPLE.txt").write_text("\n".join(lines) + "\n")
 
 
+def write_layers(out, model, superblocks):
+    """Each parameter's name and number of elements that were written, in order."""
+    lines = ["# name of a parameter, number of its elements in the files"]
+    begin = 0
+    for name, p in model.named_parameters():
+        end = begin + p.numel()
+        count = p.numel() if superblocks is None else sum(
+            max(0, min(end, (s + 1) * SUPERBLOCK) - max(begin, s * SUPERBLOCK)) for s in superblocks)
+        if count:
+            lines.append(f"{name} {count}")
+        begin = end
+    (out / "LAYERS.txt").write_text("\n".join(lines) + "\n")
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=600, help="steps of training (default 600)")
@@ -180,6 +195,7 @@ def main():
     generators = [torch.Generator().manual_seed(args.seed * 1000 + r) for r in range(args.ranks)]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     superblocks, counts = choose_superblocks(model, args.sample) if args.sample else (None, None)
+    write_layers(args.out, model, superblocks)
     written = {EARLY_STEP, args.steps // 2, args.steps}
     begin = time.monotonic()
     for step in range(1, args.steps + 1):

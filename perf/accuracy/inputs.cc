@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "perf/accuracy/inputs.h"
 
+#include <fmt/format.h>
+
+#include <fstream>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -21,6 +25,24 @@ Result<Vectors> MakeInputs(const std::string& data, int nranks, uint64_t count, 
     inputs.push_back(*std::move(input));
   }
   return inputs;
+}
+
+Result<std::vector<Layer>> ReadLayers(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return InvalidArgument(fmt::format("{}: cannot be read", path));
+  std::vector<Layer> layers;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream text(line);
+    Layer layer;
+    std::string rest;
+    if (!(text >> layer.name >> layer.count) || layer.count == 0 || text >> rest) {
+      return InvalidArgument(
+          fmt::format("{}: expected a name and a number of elements, got '{}'", path, line));
+    }
+    layers.push_back(std::move(layer));
+  }
+  return layers;
 }
 
 }  // namespace inccl::tools

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "perf/accuracy/measure.h"
@@ -15,6 +16,10 @@ namespace inccl::tools {
 // `count` elements per rank of a data set of perf/support/datasets.h; 0: a file's own length, 2^17
 // of the generators.
 Result<Vectors> MakeInputs(const std::string& data, int nranks, uint64_t count, uint64_t seed);
+
+// The layers that a file lists: lines of a name without blanks and a number of elements, in order;
+// lines that begin with # are comments.
+Result<std::vector<Layer>> ReadLayers(const std::string& path);
 
 }  // namespace inccl::tools
 

@@ -41,6 +41,9 @@ struct Options {
   uint64_t repeats = 4;
   uint64_t steps = 0;
   uint64_t seed = 0;
+  float scale = 1;          // of the inputs
+  std::string layers_file;  // "": no layers
+  std::vector<Layer> layers;
   bool every = false;
   bool csv = false;
   std::string plot;
@@ -113,6 +116,7 @@ Result<Row> Measure(const Options& options, const std::vector<Vectors>& samples,
   Result<std::unique_ptr<Ranks>> ranks = Ranks::Create(way, row.nranks);
   if (!ranks.ok()) return ranks.status();
   const auto number = static_cast<double>(samples.size());
+  std::vector<double> layers(options.layers.size(), 0.0);
   for (size_t i = 0; i < samples.size(); ++i) {
     Result<Sum> sum = (*ranks)->Take(samples[i], i + 1);
     if (!sum.ok()) return sum.status();
@@ -121,6 +125,13 @@ Result<Row> Measure(const Options& options, const std::vector<Vectors>& samples,
     row.vnmse += errors.vnmse / number;
     row.cosine += errors.cosine / number;
     if (!(errors.max_error <= row.max_error)) row.max_error = errors.max_error;
+    const std::vector<double> parts = LayerErrors(sum->result, exact[i], options.layers);
+    for (size_t l = 0; l < parts.size(); ++l) layers[l] += parts[l] / number;
+  }
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (layers[l] <= row.layer_vnmse) continue;
+    row.layer_vnmse = layers[l];
+    row.layer = options.layers[l].name;
   }
   if (options.steps != 0) {
     Result<StepErrors> errors = OverSteps(way, samples[0], options.steps);
@@ -136,6 +147,14 @@ struct Results {
   int skipped = 0;
 };
 
+// Layers must cover a vector of `count` elements.
+Status Covered(size_t count, const std::vector<Layer>& layers) {
+  size_t covered = 0;
+  for (const Layer& layer : layers) covered += layer.count;
+  if (layers.empty() || covered == count) return {};
+  return InvalidArgument(fmt::format("layers of {} elements, data of {}", covered, count));
+}
+
 // All rows of one data set at one number of ranks.
 Status RunCase(const Options& options, const std::vector<Way>& ways, const std::string& data,
                int nranks, const Report& report, Results* results) {
@@ -144,6 +163,10 @@ Status RunCase(const Options& options, const std::vector<Way>& ways, const std::
   for (uint64_t repeat = 0; repeat < options.repeats; ++repeat) {
     Result<Vectors> made = MakeInputs(data, nranks, options.count, options.seed + repeat);
     if (!made.ok()) return made.status();
+    for (std::vector<float>& rank : *made) {
+      for (float& value : rank) value *= options.scale;
+    }
+    if (Status s = Covered((*made)[0].size(), options.layers); !s.ok()) return s;
     exact.push_back(ExactSum(*made));
     samples.push_back(*std::move(made));
   }
@@ -163,11 +186,16 @@ Status RunCase(const Options& options, const std::vector<Way>& ways, const std::
   return {};
 }
 
-Result<int> Run(const Options& options) {
+Result<int> Run(Options options) {
   std::vector<std::string> data = options.data;
   if (data.empty()) {
     data = {"normal", "laplace", "t3", "grad"};
     data.insert(data.end(), RecordedGradients().begin(), RecordedGradients().end());
+  }
+  if (!options.layers_file.empty()) {
+    Result<std::vector<Layer>> layers = ReadLayers(options.layers_file);
+    if (!layers.ok()) return layers.status();
+    options.layers = *std::move(layers);
   }
   const Report report(options.csv);
   report.Header(options.repeats, options.steps);
@@ -235,6 +263,9 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_option("--steps", options->steps, "steps whose mean shows the bias (default 0: none)")
       ->check(CLI::Range(0, 100000));
   app->add_option("--seed", options->seed, "seed of the first run's data (default 0)");
+  app->add_option("--scale", options->scale, "factor of the inputs, in fp32 (default 1)");
+  app->add_option("--layers", options->layers_file,
+                  "lines of a name and a number of elements: also the layer that errs most");
   app->add_flag("--csv", options->csv, "comma-separated values instead of a table");
   app->add_option("--plot", options->plot, "FILE.svg: error against bits");
   app->add_flag("--acceptance", options->acceptance, "what docs/accuracy.md promises, row by row");

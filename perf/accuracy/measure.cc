@@ -52,4 +52,17 @@ Errors ErrorsOf(const std::vector<double>& result, const std::vector<double>& ex
   return Compare(result, exact);
 }
 
+std::vector<double> LayerErrors(const std::vector<float>& result, const std::vector<double>& exact,
+                                const std::vector<Layer>& layers) {
+  std::vector<double> errors;
+  std::ptrdiff_t first = 0;
+  for (const Layer& layer : layers) {
+    const auto last = first + static_cast<std::ptrdiff_t>(layer.count);
+    const std::vector<float> part(result.begin() + first, result.begin() + last);
+    errors.push_back(ErrorsOf(part, {exact.begin() + first, exact.begin() + last}).vnmse);
+    first = last;
+  }
+  return errors;
+}
+
 }  // namespace inccl::tools

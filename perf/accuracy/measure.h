@@ -4,6 +4,8 @@
 #ifndef INCCL_PERF_ACCURACY_MEASURE_H_
 #define INCCL_PERF_ACCURACY_MEASURE_H_
 
+#include <cstddef>
+#include <string>
 #include <vector>
 
 namespace inccl::tools {
@@ -23,6 +25,16 @@ std::vector<double> ExactSum(const Vectors& inputs);
 // A result that is not finite gives errors that are NaN or infinite, never small ones.
 Errors ErrorsOf(const std::vector<float>& result, const std::vector<double>& exact);
 Errors ErrorsOf(const std::vector<double>& result, const std::vector<double>& exact);
+
+// Consecutive elements of a vector, e.g. one tensor of a model.
+struct Layer {
+  std::string name;
+  size_t count = 0;
+};
+
+// The vNMSE of each layer, relative to the layer's own sum. The layers cover the vector in order.
+std::vector<double> LayerErrors(const std::vector<float>& result, const std::vector<double>& exact,
+                                const std::vector<Layer>& layers);
 
 }  // namespace inccl::tools
 

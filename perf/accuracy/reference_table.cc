@@ -9,6 +9,7 @@
 #include <regex>
 #include <sstream>
 
+#include "perf/accuracy/inputs.h"
 #include "perf/accuracy/numpy_random.h"
 #include "perf/accuracy/table_text.h"
 
@@ -16,6 +17,18 @@ namespace inccl::tools {
 namespace {
 
 constexpr uint64_t kSuperblock = 256;
+constexpr int kRecordedRanks = 8;
+
+bool IsRecorded(const std::string& data) {
+  return data == "early" || data == "middle" || data == "late";
+}
+
+// The gradients of the ranks from `first` on.
+Result<Vectors> RecordedSample(const std::string& data, int first, int nranks) {
+  Result<Vectors> all = MakeInputs("gradients:" + data, kRecordedRanks, 0, 0);
+  if (!all.ok()) return all;
+  return Vectors(all->begin() + first, all->begin() + first + nranks);
+}
 
 std::optional<Way> WayOf(const std::string& name, const std::string& bits) {
   if (name == "MXFP8 ring") return Mxfp8Reference();
@@ -76,7 +89,12 @@ Result<std::vector<TableEntry>> ParseTable(std::string_view text) {
   return entries;
 }
 
+uint32_t TableSamples(const std::string& data, int nranks) {
+  return IsRecorded(data) ? static_cast<uint32_t>(kRecordedRanks / nranks) : 4;
+}
+
 Result<Vectors> TableSample(const std::string& data, int nranks, uint32_t sample) {
+  if (IsRecorded(data)) return RecordedSample(data, static_cast<int>(sample) * nranks, nranks);
   NumpyRandom random(100 * sample + static_cast<uint32_t>(nranks));
   std::vector<double> scales;
   double (NumpyRandom::*draw)() = &NumpyRandom::Normal;

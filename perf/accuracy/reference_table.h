@@ -22,11 +22,10 @@ struct TableEntry {
   std::string way_name;  // as in the table
   Way way;
   double bits = 0;
-  double vnmse = 0;  // mean over kTableSamples
+  double vnmse = 0;  // mean over the samples
 };
 
-inline constexpr uint32_t kTableSamples = 4;
-inline constexpr uint64_t kTableCount = uint64_t{1} << 17;  // elements per rank
+inline constexpr uint64_t kTableCount = uint64_t{1} << 17;  // elements per rank of generated data
 
 // The table that was compiled in.
 std::string_view TableText();
@@ -34,7 +33,11 @@ std::string_view TableText();
 // kInvalidArgument naming the line that is not understood.
 Result<std::vector<TableEntry>> ParseTable(std::string_view text);
 
-// Sample `sample` (0..kTableSamples-1) of a data set of the table, kTableCount elements per rank.
+// How many samples the table's errors are means of: four, or of the recorded gradients (early,
+// middle, late) one for each `nranks` of their 8 ranks.
+uint32_t TableSamples(const std::string& data, int nranks);
+
+// Sample `sample` (from 0) of a data set of the table.
 Result<Vectors> TableSample(const std::string& data, int nranks, uint32_t sample);
 
 }  // namespace inccl::tools

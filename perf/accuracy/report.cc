@@ -19,7 +19,7 @@ std::string CsvField(const std::string& text) {
 
 void Report::Header(uint64_t repeats, uint64_t steps) const {
   if (csv_) {
-    fmt::print("data,nranks,count,codec,algo,bits,vnmse,max_err,cosine,bias\n");
+    fmt::print("data,nranks,count,codec,algo,bits,vnmse,max_err,cosine,bias,layer_vnmse,layer\n");
     return;
   }
   fmt::print(
@@ -37,14 +37,17 @@ void Report::Header(uint64_t repeats, uint64_t steps) const {
 void Report::Print(const Row& row) const {
   if (csv_) {
     const std::string bias = row.bias < 0 ? "" : fmt::format("{:.6g}", row.bias);
-    fmt::print("{},{},{},{},{},{:.4f},{:.6g},{:.6g},{:.10f},{}\n", CsvField(row.data), row.nranks,
-               row.count, CsvField(row.way.name), row.way.algo, row.bits, row.vnmse, row.max_error,
-               row.cosine, bias);
+    const std::string layer = row.layer_vnmse < 0 ? "" : fmt::format("{:.6g}", row.layer_vnmse);
+    fmt::print("{},{},{},{},{},{:.4f},{:.6g},{:.6g},{:.10f},{},{},{}\n", CsvField(row.data),
+               row.nranks, row.count, CsvField(row.way.name), row.way.algo, row.bits, row.vnmse,
+               row.max_error, row.cosine, bias, layer, CsvField(row.layer));
   } else {
     const std::string bias = row.bias < 0 ? "-" : fmt::format("{:.3g}", row.bias);
-    fmt::print("{:<18}{:>6}{:>9}  {:<30}{:<10}{:>7.3f}{:>12.3g}{:>12.3g}{:>13.8f}{:>12}\n",
+    const std::string layer =
+        row.layer_vnmse < 0 ? "" : fmt::format("  {:.3g} in {}", row.layer_vnmse, row.layer);
+    fmt::print("{:<18}{:>6}{:>9}  {:<30}{:<10}{:>7.3f}{:>12.3g}{:>12.3g}{:>13.8f}{:>12}{}\n",
                row.data, row.nranks, row.count, row.way.name, row.way.algo, row.bits, row.vnmse,
-               row.max_error, row.cosine, bias);
+               row.max_error, row.cosine, bias, layer);
   }
   std::fflush(stdout);
 }

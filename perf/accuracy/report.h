@@ -21,7 +21,9 @@ struct Row {
   double vnmse = 0;
   double max_error = 0;
   double cosine = 0;
-  double bias = -1;  // vNMSE of the mean over steps; negative: not measured
+  double bias = -1;         // vNMSE of the mean over steps; negative: not measured
+  double layer_vnmse = -1;  // of the layer with the largest; negative: not measured
+  std::string layer;        // its name
 };
 
 // One value of a line of comma-separated values, in quotes where it must be.

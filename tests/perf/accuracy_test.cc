@@ -6,12 +6,14 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <regex>
 #include <string>
 #include <vector>
 
 #include "build_paths.h"
+#include "perf/accuracy/inputs.h"
 #include "perf/accuracy/measure.h"
 #include "perf/accuracy/numpy_random.h"
 #include "perf/accuracy/plot.h"
@@ -80,13 +82,38 @@ TEST(Measure, NothingThatIsNotFiniteLooksSmall) {
   EXPECT_TRUE(std::isinf(ErrorsOf(std::vector<float>{1.0f}, {0.0}).vnmse));
 }
 
+TEST(Measure, EachLayerIsRelativeToItsOwnSum) {
+  const std::vector<double> errors = LayerErrors({3.0f, 4.0f, 1.0f, 0.0f, 0.0f}, {3, 5, 2, 0, 0},
+                                                 {{"a", 2}, {"b", 1}, {"zero", 2}});
+  ASSERT_EQ(errors.size(), 3u);
+  EXPECT_DOUBLE_EQ(errors[0], 1.0 / 34);
+  EXPECT_DOUBLE_EQ(errors[1], 0.25);
+  EXPECT_EQ(errors[2], 0);
+}
+
+TEST(Measure, LayersOfAFile) {
+  const std::string path = ::testing::TempDir() + "accuracy_layers.txt";
+  std::ofstream(path) << "# comment\nblocks.0.weight 300\n\nhead 5\n";
+  const Result<std::vector<Layer>> layers = ReadLayers(path);
+  ASSERT_TRUE(layers.ok()) << layers.status().message();
+  ASSERT_EQ(layers->size(), 2u);
+  EXPECT_EQ((*layers)[0].name, "blocks.0.weight");
+  EXPECT_EQ((*layers)[1].count, 5u);
+  for (const char* line : {"head", "head 0", "head five", "head 5 6"}) {
+    std::ofstream(path) << line << "\n";
+    EXPECT_FALSE(ReadLayers(path).ok()) << line;
+  }
+  std::filesystem::remove(path);
+  EXPECT_FALSE(ReadLayers(path).ok());
+}
+
 // ---------------------------------------------------------------- the reference table
 
 TEST(ReferenceTable, EveryLineOfTheTableIsUnderstood) {
   const Result<std::vector<TableEntry>> entries = ParseTable(TableText());
   ASSERT_TRUE(entries.ok()) << entries.status().message();
   EXPECT_EQ(entries->size(),
-            4u * 3u * (1u + 3u * 4u));  // data, n, MXFP8 and three ways at four bits
+            7u * 3u * (1u + 3u * 4u));  // data, n, MXFP8 and three ways at four bits
   const TableEntry& entry = (*entries)[2];
   EXPECT_EQ(entry.way.name, "hbi:bits=5");
   EXPECT_EQ(entry.way.algo, "direct");
@@ -102,6 +129,18 @@ TEST(ReferenceTable, WhatIsNotUnderstoodIsNamed) {
     EXPECT_NE(entries.status().message().find(line), std::string::npos);
   }
   EXPECT_FALSE(TableSample("cauchy", 2, 0).ok());
+}
+
+TEST(ReferenceTable, RecordedSamplesAreConsecutiveRanks) {
+  EXPECT_EQ(TableSamples("gauss", 8), 4u);
+  EXPECT_EQ(TableSamples("late", 2), 4u);
+  EXPECT_EQ(TableSamples("late", 8), 1u);
+  const Result<Vectors> all = TableSample("late", 8, 0), last = TableSample("late", 2, 3);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  ASSERT_TRUE(last.ok()) << last.status().message();
+  ASSERT_EQ(last->size(), 2u);
+  EXPECT_EQ((*last)[0], (*all)[6]);
+  EXPECT_EQ((*last)[1], (*all)[7]);
 }
 
 // ---------------------------------------------------------------- ways and plots
@@ -124,7 +163,13 @@ size_t Count(const std::string& text, const std::string& part) {
 }
 
 Row RowOf(const std::string& data, const std::string& spec, double bits, double vnmse) {
-  Row row{data, 2, 100, CodecWay(spec, ""), bits, vnmse};
+  Row row;
+  row.data = data;
+  row.nranks = 2;
+  row.count = 100;
+  row.way = CodecWay(spec, "");
+  row.bits = bits;
+  row.vnmse = vnmse;
   return row;
 }
 
@@ -184,6 +229,30 @@ TEST(Program, MeasuresAndLeavesOutWhatIsNotKnown) {
   EXPECT_NE(run.out.find("normal,3,5000,\"hbi:k=15,ag=exact\",direct,"), std::string::npos);
   EXPECT_EQ(Count(test::FileContent(plot), "<g "), 2u);
   std::filesystem::remove(plot);
+}
+
+// The layer that errs most, and the scale: casts to bf16 err alike at any scale that has no
+// denormals, so a factor of a power of two changes the largest error alone.
+TEST(Program, ScalesInputsAndNamesTheWorstLayer) {
+  const std::string path = ::testing::TempDir() + "accuracy_scaled_layers.txt";
+  std::ofstream(path) << "first 256\nsecond 744\n";
+  const std::string arguments =
+      "--data normal --ranks 2 --bits '' --codec bf16 --count 1000 --repeats 1 --csv --layers " +
+      path;
+  const ProgramResult plain = RunProgram(kProgram, arguments);
+  const ProgramResult scaled = RunProgram(kProgram, arguments + " --scale 1.8014398509481984e16");
+  const std::regex line("bf16,ring,16.0000,([^,]+),([^,]+),([^,]+),,([^,]+),(first|second)");
+  std::smatch one, two;
+  ASSERT_TRUE(std::regex_search(plain.out, one, line)) << plain.out << plain.err;
+  ASSERT_TRUE(std::regex_search(scaled.out, two, line)) << scaled.out << scaled.err;
+  EXPECT_GE(std::stod(one[4]), std::stod(one[1]));
+  EXPECT_EQ(one[1], two[1]);
+  EXPECT_EQ(one[4], two[4]);
+  EXPECT_NEAR(std::stod(two[2]) / std::stod(one[2]), 0x1p54, 0x1p54 * 1e-5);
+  const ProgramResult other = RunProgram(kProgram, "--ranks 2 --count 999 --layers " + path);
+  EXPECT_EQ(other.status, 1);
+  EXPECT_NE(other.err.find("layers of 1000 elements, data of 999"), std::string::npos);
+  std::filesystem::remove(path);
 }
 
 TEST(Program, RefusesBadInput) {
