@@ -18,6 +18,7 @@ void* Registrations::Add(const void* data, size_t bytes, bool on_device) {
   // Remove must not need memory.
   removed_.reserve(removed_.size() + entries_.size() + 1);
   added_.reserve(added_.size() + 1);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): a name, never dereferenced
   auto* const handle = reinterpret_cast<void*>(++last_handle_);
   entries_.emplace(handle, std::move(entry));
   added_.push_back(added);

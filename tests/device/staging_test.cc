@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <span>
 #include <utility>
@@ -59,7 +60,9 @@ TEST(StagingTest, ALargerCallMayBePreparedMeanwhile) {
   const Call& here = staged->front();
   EXPECT_FALSE(here.on_device);
   EXPECT_EQ(here.scalar_at, nullptr);
-  EXPECT_EQ(*reinterpret_cast<const float*>(here.scalar.data()), 0.5f);
+  float scalar = 0;
+  std::memcpy(&scalar, here.scalar.data(), sizeof scalar);
+  EXPECT_EQ(scalar, 0.5f);
   const auto* const input = static_cast<const float*>(here.send);
   EXPECT_EQ(std::count(input, input + kCount, 3.0f), kCount);
 

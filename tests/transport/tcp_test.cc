@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -143,7 +144,7 @@ class TcpPeer : public ::testing::TestWithParam<Protection> {
     EXPECT_EQ(incoming.header.slice, seq + 100);
     EXPECT_EQ(incoming.header.signature, 42u);
     ASSERT_EQ(incoming.header.bytes, payload.size());
-    EXPECT_EQ(std::memcmp(incoming.payload, payload.data(), payload.size()), 0);
+    EXPECT_TRUE(std::equal(payload.begin(), payload.end(), incoming.payload));
   }
 
   UniqueFd peer_;
