@@ -496,7 +496,9 @@ CCL_API ccl_result_t ccl_mem_free(void* ptr);
  * until ccl_comm_deregister, and sets *handle. Calls use such memory in place without it, too; but
  * then ranks import it during the first call, which copies meanwhile, and each rank keeps only the
  * 32 allocations that it used last. With it, ranks import the memory in their next call of any
- * kind, and keep it. A rank registers at most 1024 allocations; more have no effect.
+ * kind, and keep it. A rank registers at most 1024 allocations; more have no effect. Of more than
+ * about 250 registrations between two calls the later ones may be imported only during the first
+ * call that uses them.
  *
  * Other memory cannot be exported; the call then sets *handle to NULL, succeeds, and logs the
  * reason (INCCL_DEBUG=INFO, INCCL_DEBUG_SUBSYS=TRANSPORT). Calls on such memory copy as before.

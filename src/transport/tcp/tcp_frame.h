@@ -43,7 +43,7 @@ static_assert(sizeof(FrameHeader) == kHeaderBytes);
 enum class Protection : uint8_t {
   kNone,     // a CRC finds damage
   kAuth,     // a tag over the header, which holds the payload's CRC: no frame can be injected,
-             // repeated or moved
+             // repeated or moved, but an attacker on the path can change payloads
   kEncrypt,  // AES-128-GCM over the payload, with the header as associated data
 };
 const char* Name(Protection protection);
