@@ -74,8 +74,8 @@ class OwnRegions {
   // that has been freed.
   bool HasRoomToKeep();
   void Keep(Exported* exported);
-  // Posts the region in the entry of `offered`, replacing its region. If it fails or throws, the entry
-  // is unchanged.
+  // Posts the region in the entry of `offered`, replacing its region. If it fails or throws, the
+  // entry is unchanged.
   Status Post(const Region& region, Exported* offered);
   void Invalidate(uint64_t generation);
   // Sends the file to the inboxes in offered->unsent; true if at least one took it.

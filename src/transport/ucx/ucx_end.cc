@@ -32,8 +32,9 @@ class UcxEnd final : public UcxTransport {
 
   Status OpenWakeupEvent() {
     Result<std::unique_ptr<PollWakeupEvent>> event = PollWakeupEvent::Create({&wakeup_source_});
-    if (event.ok()) wakeup_event_ = *std::move(event);
-    return event.status();
+    if (!event.ok()) return event.status();
+    wakeup_event_ = *std::move(event);
+    return Status::Ok();
   }
   std::span<const std::byte> address() const override { return worker_->address(); }
   Status Attach(int peer, std::span<const std::byte> address) override;
