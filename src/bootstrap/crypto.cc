@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace inccl::bootstrap {
 namespace {
@@ -96,6 +97,38 @@ Result<Key> Hkdf(Bytes secret, Bytes salt, std::string_view label) {
   }
   const Key key(out);
   Wipe(out);
+  return key;
+}
+
+void KeyExchange::Free::operator()(evp_pkey_st* key) const { EVP_PKEY_free(key); }
+
+Result<KeyExchange> KeyExchange::Create() {
+  if (Status status = InitLibcrypto(); !status.ok()) return status;
+  Pair pair(EVP_PKEY_Q_keygen(nullptr, nullptr, "X25519"));
+  PublicKey public_key;
+  size_t size = public_key.size();
+  if (pair == nullptr ||
+      EVP_PKEY_get_raw_public_key(pair.get(), Unsigned(public_key.data()), &size) != 1 ||
+      size != public_key.size()) {
+    return SystemError("libcrypto refuses X25519");
+  }
+  return KeyExchange(std::move(pair), public_key);
+}
+
+Result<Key> KeyExchange::Agree(const PublicKey& peer) const {
+  const Pair other(EVP_PKEY_new_raw_public_key(
+      EVP_PKEY_X25519, nullptr, reinterpret_cast<const unsigned char*>(peer.data()), peer.size()));
+  const std::unique_ptr<EVP_PKEY_CTX, void (*)(EVP_PKEY_CTX*)> context(
+      EVP_PKEY_CTX_new(pair_.get(), nullptr), EVP_PKEY_CTX_free);
+  Mac secret;
+  size_t size = secret.size();
+  const bool agreed =
+      other != nullptr && context != nullptr && EVP_PKEY_derive_init(context.get()) == 1 &&
+      EVP_PKEY_derive_set_peer(context.get(), other.get()) == 1 &&
+      EVP_PKEY_derive(context.get(), Unsigned(secret.data()), &size) == 1 && size == secret.size();
+  if (!agreed) return InvalidUsage("not a public key of X25519");
+  const Key key(secret);
+  Wipe(secret);
   return key;
 }
 

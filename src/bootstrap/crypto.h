@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Primitives of the handshake: HMAC-SHA256 (RFC 2104), HKDF-SHA256 (RFC 5869), random bytes.
+// Primitives of the handshake: HMAC-SHA256 (RFC 2104), HKDF-SHA256 (RFC 5869), X25519,
+// random bytes.
 // Thread-safe. A kSystemError means that libcrypto or the kernel refused.
 #ifndef INCCL_BOOTSTRAP_CRYPTO_H_
 #define INCCL_BOOTSTRAP_CRYPTO_H_
@@ -8,12 +9,15 @@
 #include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+
+struct evp_pkey_st;
 
 namespace inccl::bootstrap {
 
@@ -72,6 +76,28 @@ Result<Mac> HmacSha256(Bytes key, std::initializer_list<Bytes> parts);
 
 // One output block of HKDF-SHA256.
 Result<Key> Hkdf(Bytes secret, Bytes salt, std::string_view label);
+
+// One end of a Diffie-Hellman exchange over X25519 (RFC 7748) with a new key pair.
+inline constexpr size_t kPublicKeyBytes = 32;
+using PublicKey = std::array<std::byte, kPublicKeyBytes>;
+class KeyExchange {
+ public:
+  static Result<KeyExchange> Create();
+  const PublicKey& public_key() const { return public_key_; }
+  // The secret that only the two ends know. Fails for a public key that gives everybody the same.
+  Result<Key> Agree(const PublicKey& peer) const;
+
+ private:
+  struct Free {
+    void operator()(evp_pkey_st* key) const;
+  };
+  using Pair = std::unique_ptr<evp_pkey_st, Free>;
+  KeyExchange(Pair pair, const PublicKey& public_key)
+      : pair_(std::move(pair)), public_key_(public_key) {}
+
+  Pair pair_;
+  PublicKey public_key_;
+};
 
 // Compares in time that does not depend on the content.
 bool EqualInConstantTime(Bytes a, Bytes b);

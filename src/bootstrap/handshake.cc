@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/bytes.h"
 
@@ -10,11 +11,11 @@ namespace inccl::bootstrap {
 namespace {
 
 constexpr std::array<std::byte, 4> kMagic = {std::byte{'i'}, std::byte{'c'}, std::byte{'l'},
-                                             std::byte{'1'}};
+                                             std::byte{'2'}};
 constexpr uint8_t kSecretFileFlag = 1;
 constexpr size_t kHelloSignedBytes = kHelloBytes - kMacBytes;
-constexpr std::string_view kClientLabel = "inccl-c1";
-constexpr std::string_view kServerLabel = "inccl-s1";
+constexpr std::string_view kClientLabel = "inccl-c2";
+constexpr std::string_view kServerLabel = "inccl-s2";
 
 // Writes little-endian fields into a fixed buffer; does not allocate.
 class FixedWriter {
@@ -33,6 +34,25 @@ class FixedWriter {
   size_t at_ = 0;
 };
 
+Result<Key> SecretOf(const KeyExchange& own, const PublicKey& peer, const Key& key) {
+  Result<Key> agreed = own.Agree(peer);
+  if (!agreed.ok()) return agreed;
+  return Hkdf(agreed->bytes(), key.bytes(), "inccl handshake");
+}
+
+Result<ConnectionKeys> KeysOf(const Key& secret, Bytes greeting, Bytes hello) {
+  std::array<std::byte, kGreetingBytes + kHelloBytes> transcript;
+  std::copy(hello.begin(), hello.end(),
+            std::copy(greeting.begin(), greeting.end(), transcript.begin()));
+  const Result<Mac> salt = Sha256(transcript);
+  if (!salt.ok()) return salt.status();
+  Result<Key> from_client = Hkdf(secret.bytes(), *salt, "inccl client");
+  if (!from_client.ok()) return from_client.status();
+  Result<Key> from_server = Hkdf(secret.bytes(), *salt, "inccl server");
+  if (!from_server.ok()) return from_server.status();
+  return ConnectionKeys{*from_client, *from_server};
+}
+
 bool HasMagic(Bytes bytes) { return std::equal(kMagic.begin(), kMagic.end(), bytes.begin()); }
 
 }  // namespace
@@ -45,6 +65,7 @@ const char* Describe(HandshakeFault fault) {
     case HandshakeFault::kRole: return "the connection is meant for another purpose";
     case HandshakeFault::kCommunicator: return "the connection is meant for another communicator";
     case HandshakeFault::kRank: return "rank and number of ranks make no sense";
+    case HandshakeFault::kServer: return "the connection is meant for another rank";
     case HandshakeFault::kSecretLacking:
       return "the other side has a secret file (INCCL_SECRET_FILE), this side lacks it";
     case HandshakeFault::kSecretUnasked:
@@ -55,17 +76,29 @@ const char* Describe(HandshakeFault fault) {
   return "unknown fault";
 }
 
-void ServerHandshake::Start(const HandshakeTerms* terms, const Nonce& server_nonce) {
+void ServerHandshake::Start(const HandshakeTerms* terms, const Nonce& server_nonce,
+                            uint32_t server) {
   terms_ = terms;
+  server_ = server;
+  have_ = 0;
+  Result<KeyExchange> exchange = KeyExchange::Create();
+  if (!exchange.ok()) {
+    fault_ = HandshakeFault::kCrypto;
+    state_ = State::kFailed;
+    return;
+  }
+  exchange_ = *std::move(exchange);
   state_ = State::kReading;
   fault_ = HandshakeFault::kNone;
-  have_ = 0;
   FixedWriter writer(greeting_);
   writer.Raw(kMagic);
   writer.Integer(kProtocolVersion, 1);
   writer.Integer(terms->secret_file ? kSecretFileFlag : 0, 1);
   writer.Integer(0, 2);
+  writer.Integer(server, 4);
+  writer.Integer(0, 4);
   writer.Raw(server_nonce);
+  writer.Raw(exchange_->public_key());
 }
 
 ServerHandshake::State ServerHandshake::Feed(Bytes bytes) {
@@ -89,38 +122,49 @@ ServerHandshake::State ServerHandshake::Feed(Bytes bytes) {
 HandshakeFault ServerHandshake::Check() {
   ByteReader reader(hello_);
   uint8_t version = 0, role = 0;
-  uint16_t zero = 0;
+  uint32_t server = 0, zero = 0;
   Nonce communicator, client_nonce;
+  PublicKey client_key;
   Mac mac;
   const bool complete = reader.Skip(kMagic.size()) && reader.U8(&version) && reader.U8(&role) &&
-                        reader.U16(&zero) && reader.Raw(communicator) && reader.U32(&rank_) &&
-                        reader.U32(&nranks_) && reader.Raw(client_nonce) && reader.Raw(mac);
-  if (!complete || zero != 0) return HandshakeFault::kMagic;
+                        reader.U16(&connection_) && reader.Raw(communicator) &&
+                        reader.U32(&rank_) && reader.U32(&nranks_) && reader.U32(&server) &&
+                        reader.U32(&zero) && reader.Raw(client_nonce) && reader.Raw(client_key) &&
+                        reader.Raw(mac);
+  if (!complete) return HandshakeFault::kMagic;
   if (version != kProtocolVersion) return HandshakeFault::kVersion;
+  if (zero != 0) return HandshakeFault::kMagic;
+  if (communicator != terms_->communicator) return HandshakeFault::kCommunicator;
+  const Result<Key> secret = SecretOf(*exchange_, client_key, terms_->key);
+  if (!secret.ok()) {
+    return secret.status().code() == Code::kInvalidUsage ? HandshakeFault::kMac
+                                                         : HandshakeFault::kCrypto;
+  }
+  secret_ = *secret;
   const Bytes hello = hello_;
   const Result<Mac> expected = HmacSha256(
-      terms_->key.bytes(), {AsBytes(kClientLabel), greeting_, hello.first(kHelloSignedBytes)});
+      secret_.bytes(), {AsBytes(kClientLabel), greeting_, hello.first(kHelloSignedBytes)});
   if (!expected.ok()) return HandshakeFault::kCrypto;
-  if (communicator != terms_->communicator) return HandshakeFault::kCommunicator;
   if (!EqualInConstantTime(*expected, mac)) return HandshakeFault::kMac;
   // From here on the client has proven that it knows the key.
   if (role != static_cast<uint8_t>(terms_->role)) return HandshakeFault::kRole;
   if (nranks_ == 0 || nranks_ > kMaxRanks || rank_ >= nranks_) return HandshakeFault::kRank;
-  const Result<Mac> reply =
-      HmacSha256(terms_->key.bytes(), {AsBytes(kServerLabel), greeting_, hello});
+  if (server != server_) return HandshakeFault::kServer;
+  const Result<Mac> reply = HmacSha256(secret_.bytes(), {AsBytes(kServerLabel), greeting_, hello});
   if (!reply.ok()) return HandshakeFault::kCrypto;
   reply_ = *reply;
   return HandshakeFault::kNone;
 }
 
-void ClientHandshake::Start(const HandshakeTerms* terms, uint32_t rank, uint32_t nranks,
+Result<ConnectionKeys> ServerHandshake::Keys() const { return KeysOf(secret_, greeting_, hello_); }
+
+void ClientHandshake::Start(const HandshakeTerms* terms, const ClientIdentity& identity,
                             const Nonce& client_nonce) {
   terms_ = terms;
   state_ = State::kReadingGreeting;
   fault_ = HandshakeFault::kNone;
   have_ = 0;
-  rank_ = rank;
-  nranks_ = nranks;
+  identity_ = identity;
   client_nonce_ = client_nonce;
 }
 
@@ -155,21 +199,43 @@ ClientHandshake::State ClientHandshake::Feed(Bytes bytes) {
 HandshakeFault ClientHandshake::MakeHello() {
   if (!HasMagic(greeting_)) return HandshakeFault::kMagic;
   if (server_version() != kProtocolVersion) return HandshakeFault::kVersion;
-  const bool server_has_file = (std::to_integer<uint8_t>(greeting_[5]) & kSecretFileFlag) != 0;
+  ByteReader reader(greeting_);
+  uint8_t flags = 0;
+  uint16_t zero = 0;
+  uint32_t server = 0, more_zeros = 0;
+  Nonce server_nonce;
+  PublicKey server_key;
+  const bool complete = reader.Skip(kMagic.size() + 1) && reader.U8(&flags) && reader.U16(&zero) &&
+                        reader.U32(&server) && reader.U32(&more_zeros) &&
+                        reader.Raw(server_nonce) && reader.Raw(server_key);
+  if (!complete || zero != 0 || more_zeros != 0) return HandshakeFault::kMagic;
+  const bool server_has_file = (flags & kSecretFileFlag) != 0;
   if (server_has_file != terms_->secret_file) {
     return server_has_file ? HandshakeFault::kSecretLacking : HandshakeFault::kSecretUnasked;
   }
+  if (server != identity_.server) return HandshakeFault::kServer;
+  Result<KeyExchange> exchange = KeyExchange::Create();
+  if (!exchange.ok()) return HandshakeFault::kCrypto;
+  const Result<Key> secret = SecretOf(*exchange, server_key, terms_->key);
+  if (!secret.ok()) {
+    return secret.status().code() == Code::kInvalidUsage ? HandshakeFault::kMac
+                                                         : HandshakeFault::kCrypto;
+  }
+  secret_ = *secret;
   FixedWriter writer(hello_);
   writer.Raw(kMagic);
   writer.Integer(kProtocolVersion, 1);
   writer.Integer(static_cast<uint8_t>(terms_->role), 1);
-  writer.Integer(0, 2);
+  writer.Integer(identity_.connection, 2);
   writer.Raw(terms_->communicator);
-  writer.Integer(rank_, 4);
-  writer.Integer(nranks_, 4);
+  writer.Integer(identity_.rank, 4);
+  writer.Integer(identity_.nranks, 4);
+  writer.Integer(identity_.server, 4);
+  writer.Integer(0, 4);
   writer.Raw(client_nonce_);
-  const Result<Mac> mac = HmacSha256(terms_->key.bytes(), {AsBytes(kClientLabel), greeting_,
-                                                           Bytes(hello_).first(kHelloSignedBytes)});
+  writer.Raw(exchange->public_key());
+  const Result<Mac> mac = HmacSha256(
+      secret_.bytes(), {AsBytes(kClientLabel), greeting_, Bytes(hello_).first(kHelloSignedBytes)});
   if (!mac.ok()) return HandshakeFault::kCrypto;
   writer.Raw(*mac);
   return HandshakeFault::kNone;
@@ -177,9 +243,11 @@ HandshakeFault ClientHandshake::MakeHello() {
 
 HandshakeFault ClientHandshake::CheckReply() const {
   const Result<Mac> expected =
-      HmacSha256(terms_->key.bytes(), {AsBytes(kServerLabel), greeting_, hello_});
+      HmacSha256(secret_.bytes(), {AsBytes(kServerLabel), greeting_, hello_});
   if (!expected.ok()) return HandshakeFault::kCrypto;
   return EqualInConstantTime(*expected, reply_) ? HandshakeFault::kNone : HandshakeFault::kMac;
 }
+
+Result<ConnectionKeys> ClientHandshake::Keys() const { return KeysOf(secret_, greeting_, hello_); }
 
 }  // namespace inccl::bootstrap

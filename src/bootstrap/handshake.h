@@ -1,34 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The handshake by which both ends of a socket prove that they know the key, before either reads
-// anything of variable length. Fixed sizes, in order:
+// anything of variable length, and agree on keys for what follows. Fixed sizes, in order:
 //
-//   server  greeting  24  "icl1", version u8, flags u8, 2 zero bytes, server nonce 16;
+//   server  greeting  64  "icl2", version u8, flags u8, 2 zero bytes, server's rank u32, 4 zero
+//                         bytes, server nonce 16, server's public key 32;
 //                         bit 0 of the flags: the key holds the content of a secret file
-//   client  hello     80  "icl1", version u8, role u8, 2 zero bytes, communicator nonce 16,
-//                         rank u32, nranks u32, client nonce 16,
-//                         HMAC(key, "inccl-c1" | greeting | hello so far) 32
-//   server  reply     32  HMAC(key, "inccl-s1" | greeting | hello)
+//   client  hello    120  "icl2", version u8, role u8, connection u16, communicator nonce 16,
+//                         rank u32, nranks u32, the server's rank u32, 4 zero bytes,
+//                         client nonce 16, client's public key 32,
+//                         HMAC(S, "inccl-c2" | greeting | hello so far) 32
+//   server  reply     32  HMAC(S, "inccl-s2" | greeting | hello)
+//
+// S = HKDF(X25519 of the two public keys, salt: the key, "inccl handshake"): who does not know the
+// key does not know S, and who learns the key later does not, either. The keys of the connection
+// are HKDF(S, salt: SHA-256(greeting | hello), "inccl client" or "inccl server"), one for what each
+// end sends. Since the text that both authenticate holds both ranks, the purpose and the number of
+// the connection, nobody can pass a connection to one rank on to another.
 //
 // Integers are little endian. A recorded hello cannot be replayed, since every greeting has a new
-// nonce. The state machines do no I/O and allocate nothing; bytes may arrive in any portions.
+// nonce and public key. The state machines do no I/O; bytes may arrive in any portions.
 #ifndef INCCL_BOOTSTRAP_HANDSHAKE_H_
 #define INCCL_BOOTSTRAP_HANDSHAKE_H_
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "base/status.h"
 #include "bootstrap/crypto.h"
 
 namespace inccl::bootstrap {
 
-inline constexpr uint8_t kProtocolVersion = 1;
-inline constexpr size_t kGreetingBytes = 24;
-inline constexpr size_t kHelloBytes = 80;
+inline constexpr uint8_t kProtocolVersion = 2;
+inline constexpr size_t kGreetingBytes = 64;
+inline constexpr size_t kHelloBytes = 120;
 inline constexpr size_t kReplyBytes = kMacBytes;
-inline constexpr uint32_t kMaxRanks = 4096;  // limit of the wire formats
+inline constexpr uint32_t kMaxRanks = 4096;      // limit of the wire formats
+inline constexpr uint32_t kNoRank = UINT32_MAX;  // of a server that is a rendezvous
 
 // The purpose of a connection; the handshake authenticates it.
 enum class Role : uint8_t { kRendezvous = 1, kMesh = 2 };
@@ -40,6 +51,7 @@ enum class HandshakeFault : uint8_t {
   kRole,           // meant for another purpose
   kCommunicator,   // meant for another communicator
   kRank,           // invalid rank or nranks
+  kServer,         // the server is another rank than the client wants
   kSecretLacking,  // the server has a secret file, this client has none
   kSecretUnasked,  // this client has a secret file, the server has none
   kMac,            // the other end does not know the key
@@ -55,12 +67,25 @@ struct HandshakeTerms {
   bool secret_file = false;  // the key includes the content of a secret file
 };
 
+// What a client says of itself and of the connection that it wants.
+struct ClientIdentity {
+  uint32_t rank = 0, nranks = 1;
+  uint32_t server = kNoRank;  // the rank that it means to reach
+  uint16_t connection = 0;    // number among those of this purpose between the two ranks
+};
+
+// The keys of a connection; see Aead.
+struct ConnectionKeys {
+  Key from_client, from_server;
+};
+
 class ServerHandshake {
  public:
   enum class State : uint8_t { kReading, kDone, kFailed };
 
-  // Starts a new handshake. `terms` outlives it.
-  void Start(const HandshakeTerms* terms, const Nonce& server_nonce);
+  // Starts a new handshake of the rank `server`. `terms` outlives it. The state is kFailed if
+  // libcrypto fails.
+  void Start(const HandshakeTerms* terms, const Nonce& server_nonce, uint32_t server = kNoRank);
 
   Bytes greeting() const { return greeting_; }           // the caller sends it first
   size_t wanted() const { return kHelloBytes - have_; }  // missing bytes of the hello
@@ -73,6 +98,8 @@ class ServerHandshake {
   Bytes reply() const { return reply_; }
   uint32_t rank() const { return rank_; }
   uint32_t nranks() const { return nranks_; }
+  uint16_t connection() const { return connection_; }
+  Result<ConnectionKeys> Keys() const;
 
  private:
   HandshakeFault Check();
@@ -81,7 +108,10 @@ class ServerHandshake {
   State state_ = State::kFailed;
   HandshakeFault fault_ = HandshakeFault::kNone;
   size_t have_ = 0;
-  uint32_t rank_ = 0, nranks_ = 0;
+  uint32_t server_ = kNoRank, rank_ = 0, nranks_ = 0;
+  uint16_t connection_ = 0;
+  std::optional<KeyExchange> exchange_;
+  Key secret_;
   std::array<std::byte, kGreetingBytes> greeting_{};
   std::array<std::byte, kHelloBytes> hello_{};
   Mac reply_{};
@@ -96,7 +126,7 @@ class ClientHandshake {
     kFailed
   };
 
-  void Start(const HandshakeTerms* terms, uint32_t rank, uint32_t nranks,
+  void Start(const HandshakeTerms* terms, const ClientIdentity& identity,
              const Nonce& client_nonce);
 
   size_t wanted() const;  // missing bytes of the server in this state
@@ -106,6 +136,7 @@ class ClientHandshake {
   HandshakeFault fault() const { return fault_; }
   Bytes hello() const { return hello_; }
   uint8_t server_version() const { return std::to_integer<uint8_t>(greeting_[4]); }
+  Result<ConnectionKeys> Keys() const;  // valid in kDone
 
  private:
   HandshakeFault MakeHello();
@@ -115,8 +146,9 @@ class ClientHandshake {
   State state_ = State::kFailed;
   HandshakeFault fault_ = HandshakeFault::kNone;
   size_t have_ = 0;
-  uint32_t rank_ = 0, nranks_ = 0;
+  ClientIdentity identity_;
   Nonce client_nonce_{};
+  Key secret_;
   std::array<std::byte, kGreetingBytes> greeting_{};
   std::array<std::byte, kHelloBytes> hello_{};
   Mac reply_{};

@@ -55,6 +55,7 @@ class MeshBuilder {
         links_(static_cast<size_t>(terms.nranks)),
         pending_({.name = fmt::format("rank {}/{}:", terms.rank, terms.nranks),
                   .handshake = &terms.handshake,
+                  .server = static_cast<uint32_t>(terms.rank),
                   .same_uid_only = true,
                   .any_namespace = terms.any_namespace,
                   .limit = kServerLimit}) {
@@ -257,8 +258,11 @@ Status MeshBuilder::StartConnecting(size_t peer) {
   link.fd = *std::move(fd);
   link.state = Link::State::kConnecting;
   link.at = SystemClock().Now() + kClientLimit;
-  link.handshake.Start(&terms_.handshake, static_cast<uint32_t>(terms_.rank),
-                       static_cast<uint32_t>(terms_.nranks), nonce);
+  link.handshake.Start(&terms_.handshake,
+                       {.rank = static_cast<uint32_t>(terms_.rank),
+                        .nranks = static_cast<uint32_t>(terms_.nranks),
+                        .server = static_cast<uint32_t>(peer)},
+                       nonce);
   return Status::Ok();
 }
 

@@ -50,9 +50,12 @@ void PendingConnections::Add(UniqueFd fd, const SocketAddress& address) {
   pending.fd = std::move(fd);
   pending.source = source;
   pending.deadline = SystemClock().Now() + terms_.limit;
-  pending.handshake.Start(terms_.handshake, nonce);
+  pending.handshake.Start(terms_.handshake, nonce, terms_.server);
   const Bytes greeting = pending.handshake.greeting();
-  if (!WriteAll(pending.fd.get(), greeting)) pending_.pop_back();
+  if (pending.handshake.state() == ServerHandshake::State::kFailed ||
+      !WriteAll(pending.fd.get(), greeting)) {
+    pending_.pop_back();
+  }
 }
 
 void PendingConnections::AppendTo(std::vector<pollfd>* fds) const {

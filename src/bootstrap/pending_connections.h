@@ -27,6 +27,7 @@ class PendingConnections {
   struct Terms {
     std::string name;                           // of the owner, for the log: "rank 1/4"
     const HandshakeTerms* handshake = nullptr;  // outlives the connections
+    uint32_t server = kNoRank;                  // the rank that listens; kNoRank: a rendezvous
     bool same_uid_only = false;  // a unix socket: connections of other users are refused
     bool any_namespace = false;  // false with same_uid_only: those of other containers, too
     Time limit = 2 * kSecond;    // for a connection to authenticate

@@ -90,8 +90,10 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
   Nonce nonce;
   if (Status status = FillRandom(nonce); !status.ok()) return Hopeless(status);
   ClientHandshake handshake;
-  handshake.Start(&terms, static_cast<uint32_t>(options.rank),
-                  static_cast<uint32_t>(options.nranks), nonce);
+  handshake.Start(&terms,
+                  {.rank = static_cast<uint32_t>(options.rank),
+                   .nranks = static_cast<uint32_t>(options.nranks)},
+                  nonce);
   std::array<std::byte, kHelloBytes> buffer;
   while (true) {
     if (!WaitFor(fd.get(), POLLIN, until, options)) return Broken("it does not answer");

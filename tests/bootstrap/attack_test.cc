@@ -92,7 +92,7 @@ class AttackTest : public ::testing::Test {
   bool Authenticate(Stranger* stranger, const HandshakeTerms& terms, uint32_t rank, uint32_t nranks,
                     std::vector<std::byte>* hello = nullptr) {
     ClientHandshake handshake;
-    handshake.Start(&terms, rank, nranks, Nonce{});
+    handshake.Start(&terms, {.rank = rank, .nranks = nranks}, Nonce{});
     handshake.Feed(stranger->Read(kGreetingBytes));
     if (hello != nullptr) hello->assign(handshake.hello().begin(), handshake.hello().end());
     stranger->Send(handshake.hello());
@@ -191,7 +191,7 @@ TEST_F(AttackTest, JoiningDuringAFlood) {
         int error = 0;
         Result<UniqueFd> fd = Connect(address_, &error);
         if (!fd.ok()) continue;
-        if (rng.Below(2) == 0) WriteSome(fd->get(), AsBytes("icl1 and something more"));
+        if (rng.Below(2) == 0) WriteSome(fd->get(), AsBytes("icl2 and something more"));
         open[rng.Below(open.size())] = *std::move(fd);
         if (rng.Below(16) == 0) usleep(1000);
       }
@@ -319,7 +319,7 @@ TEST_F(FloodTest, RanksJoinMeanwhile) {
       int error = 0;
       Result<UniqueFd> fd = Connect(SocketAddress::Unix(name_), &error);
       if (!fd.ok()) continue;
-      if (i % 2 == 0) WriteSome(fd->get(), AsBytes("icl1 and something more"));
+      if (i % 2 == 0) WriteSome(fd->get(), AsBytes("icl2 and something more"));
       open[i] = *std::move(fd);
     }
     return 0;
@@ -392,7 +392,7 @@ TEST(RootTest, TheSlowAreCutOff) {
     const double start = Seconds();
     bool alive = true;
     for (int i = 0; alive && i < 500; ++i) {
-      alive = slow.Send(AsBytes("icl1icl1").subspan(static_cast<size_t>(i % 4), 1));
+      alive = slow.Send(AsBytes("icl2icl2").subspan(static_cast<size_t>(i % 4), 1));
       usleep(10000);
     }
     EXPECT_TRUE(slow.IsCutOff());
@@ -400,7 +400,7 @@ TEST(RootTest, TheSlowAreCutOff) {
     // One that authenticated and then never registers.
     Stranger silent(target);
     ClientHandshake handshake;
-    handshake.Start(&terms, 0, 1, Nonce{});
+    handshake.Start(&terms, {.rank = 0, .nranks = 1}, Nonce{});
     handshake.Feed(silent.Read(kGreetingBytes));
     silent.Send(handshake.hello());
     ASSERT_EQ(handshake.Feed(silent.Read(kReplyBytes)), ClientHandshake::State::kDone);

@@ -91,7 +91,7 @@ class HandshakeTest : public ::testing::Test {
     Nonce a, b;
     EXPECT_TRUE(FillRandom(a).ok() && FillRandom(b).ok());
     ends.server.Start(server, a);
-    ends.client.Start(client, rank, nranks, b);
+    ends.client.Start(client, {.rank = rank, .nranks = nranks}, b);
     return ends;
   }
   // The server's verdict on what this client says.
@@ -132,32 +132,102 @@ TEST_F(HandshakeTest, BothSidesAreConvincedInAnyPortions) {
   }
 }
 
-// The documented bytes, put together here from the header's text.
+// The documented bytes, put together here from the header's text. Public keys are new each time.
 TEST_F(HandshakeTest, TheDocumentedBytes) {
   Nonce server_nonce, client_nonce;
   server_nonce.fill(std::byte{0xAA});
   client_nonce.fill(std::byte{0xBB});
   ServerHandshake server;
-  server.Start(&terms_, server_nonce);
-  std::vector<std::byte> greeting = Copy(AsBytes(std::string_view("icl1\1\0\0\0", 8)));
+  server.Start(&terms_, server_nonce, 0x0506);
+  std::vector<std::byte> greeting = Copy(AsBytes(std::string_view("icl2\2\0\0\0", 8)));
+  const std::vector<std::byte> listener = FromHex("0605000000000000");
+  greeting.insert(greeting.end(), listener.begin(), listener.end());
   greeting.insert(greeting.end(), server_nonce.begin(), server_nonce.end());
+  ASSERT_EQ(server.greeting().size(), greeting.size() + kPublicKeyBytes);
+  const std::vector<std::byte> server_key = Copy(server.greeting().last(kPublicKeyBytes));
+  greeting.insert(greeting.end(), server_key.begin(), server_key.end());
   EXPECT_EQ(Copy(server.greeting()), greeting);
-  ClientHandshake client;
-  client.Start(&terms_, 0x0102, 0x0304, client_nonce);
-  client.Feed(greeting);
-  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl1\1\1\0\0", 8)));
+  // The client is this test, with a key pair of its own.
+  const KeyExchange exchange = KeyExchange::Create().value();
+  std::vector<std::byte> hello = Copy(AsBytes(std::string_view("icl2\2\1\7\0", 8)));
   hello.insert(hello.end(), terms_.communicator.begin(), terms_.communicator.end());
-  const std::vector<std::byte> ranks = FromHex("0201000004030000");
+  const std::vector<std::byte> ranks = FromHex("02010000040300000605000000000000");
   hello.insert(hello.end(), ranks.begin(), ranks.end());
   hello.insert(hello.end(), client_nonce.begin(), client_nonce.end());
-  const Result<Mac> mac = HmacSha256(terms_.key.bytes(), {AsBytes("inccl-c1"), greeting, hello});
+  hello.insert(hello.end(), exchange.public_key().begin(), exchange.public_key().end());
+  PublicKey peer;
+  std::copy(server_key.begin(), server_key.end(), peer.begin());
+  const Key agreed = exchange.Agree(peer).value();
+  const Key secret = Hkdf(agreed.bytes(), terms_.key.bytes(), "inccl handshake").value();
+  const Result<Mac> mac = HmacSha256(secret.bytes(), {AsBytes("inccl-c2"), greeting, hello});
   ASSERT_TRUE(mac.ok());
   hello.insert(hello.end(), mac->begin(), mac->end());
-  EXPECT_EQ(Copy(client.hello()), hello);
-  server.Feed(hello);
-  const Result<Mac> reply = HmacSha256(terms_.key.bytes(), {AsBytes("inccl-s1"), greeting, hello});
+  ASSERT_EQ(server.Feed(hello), ServerHandshake::State::kDone);
+  EXPECT_EQ(server.connection(), 7);
+  const Result<Mac> reply = HmacSha256(secret.bytes(), {AsBytes("inccl-s2"), greeting, hello});
   ASSERT_TRUE(reply.ok());
   EXPECT_EQ(Copy(server.reply()), Copy(*reply));
+  std::vector<std::byte> transcript = greeting;
+  transcript.insert(transcript.end(), hello.begin(), hello.end());
+  const Mac salt = Sha256(transcript).value();
+  const ConnectionKeys keys = server.Keys().value();
+  EXPECT_EQ(Copy(keys.from_client.bytes()),
+            Copy(Hkdf(secret.bytes(), salt, "inccl client").value().bytes()));
+  EXPECT_EQ(Copy(keys.from_server.bytes()),
+            Copy(Hkdf(secret.bytes(), salt, "inccl server").value().bytes()));
+}
+
+TEST_F(HandshakeTest, BothSidesGetTheSameNewKeys) {
+  std::set<std::vector<std::byte>> seen;
+  for (int round = 0; round < 20; ++round) {
+    Ends ends = Begin(&terms_, &terms_);
+    ends.client.Feed(ends.server.greeting());
+    ends.server.Feed(ends.client.hello());
+    ASSERT_EQ(ends.client.Feed(ends.server.reply()), ClientHandshake::State::kDone);
+    const ConnectionKeys a = ends.client.Keys().value(), b = ends.server.Keys().value();
+    EXPECT_EQ(Copy(a.from_client.bytes()), Copy(b.from_client.bytes()));
+    EXPECT_EQ(Copy(a.from_server.bytes()), Copy(b.from_server.bytes()));
+    EXPECT_TRUE(seen.insert(Copy(a.from_client.bytes())).second);
+    EXPECT_TRUE(seen.insert(Copy(a.from_server.bytes())).second);
+  }
+}
+
+// A man in the middle connects a client that wants one rank to another rank of the communicator.
+TEST_F(HandshakeTest, AConnectionReachesTheRankThatItIsMeantFor) {
+  ServerHandshake server;
+  server.Start(&terms_, Nonce{}, 4);
+  ClientHandshake client;
+  client.Start(&terms_, {.rank = 1, .nranks = 5, .server = 3}, Nonce{});
+  EXPECT_EQ(client.Feed(server.greeting()), ClientHandshake::State::kFailed);
+  EXPECT_EQ(client.fault(), HandshakeFault::kServer);
+  // Nor does it help to change the name in the greeting.
+  std::vector<std::byte> greeting = Copy(server.greeting());
+  greeting[8] = std::byte{3};
+  client.Start(&terms_, {.rank = 1, .nranks = 5, .server = 3}, Nonce{});
+  ASSERT_EQ(client.Feed(greeting), ClientHandshake::State::kReadingReply);
+  EXPECT_EQ(server.Feed(client.hello()), ServerHandshake::State::kFailed);
+  EXPECT_EQ(server.fault(), HandshakeFault::kMac);
+  client.Start(&terms_, {.rank = 1, .nranks = 5, .server = 4}, Nonce{});
+  server.Start(&terms_, Nonce{}, 4);
+  client.Feed(server.greeting());
+  EXPECT_EQ(server.Feed(client.hello()), ServerHandshake::State::kDone);
+}
+
+// A public key of small order gives everybody the same secret.
+TEST_F(HandshakeTest, PublicKeysOfSmallOrderAreRefused) {
+  Ends ends = Begin(&terms_, &terms_);
+  std::vector<std::byte> greeting = Copy(ends.server.greeting());
+  std::fill(greeting.end() - kPublicKeyBytes, greeting.end(), std::byte{0});
+  EXPECT_EQ(ends.client.Feed(greeting), ClientHandshake::State::kFailed);
+  EXPECT_EQ(ends.client.fault(), HandshakeFault::kMac);
+}
+
+TEST(CryptoTest, BothEndsOfAnExchangeAgree) {
+  const KeyExchange a = KeyExchange::Create().value(), b = KeyExchange::Create().value();
+  EXPECT_NE(a.public_key(), b.public_key());
+  EXPECT_EQ(Copy(a.Agree(b.public_key()).value().bytes()),
+            Copy(b.Agree(a.public_key()).value().bytes()));
+  EXPECT_FALSE(a.Agree(PublicKey{}).ok());
 }
 
 TEST_F(HandshakeTest, WhatTheServerRefuses) {
@@ -226,10 +296,10 @@ TEST_F(HandshakeTest, ARecordingIsWorthless) {
 TEST_F(HandshakeTest, VersionsThatDiffer) {
   Ends ends = Begin(&terms_, &terms_);
   std::vector<std::byte> greeting = Copy(ends.server.greeting());
-  greeting[4] = std::byte{2};
+  greeting[4] = std::byte{3};
   EXPECT_EQ(ends.client.Feed(greeting), ClientHandshake::State::kFailed);
   EXPECT_EQ(ends.client.fault(), HandshakeFault::kVersion);
-  EXPECT_EQ(ends.client.server_version(), 2);
+  EXPECT_EQ(ends.client.server_version(), 3);
 }
 
 TEST_F(HandshakeTest, MoreThanWantedAndAfterTheEnd) {
@@ -248,7 +318,7 @@ TEST_F(HandshakeTest, GarbageInAnyPortions) {
     Ends ends = Begin(&terms_, &terms_);
     std::vector<std::byte> bytes(kHelloBytes);
     for (std::byte& b : bytes) b = static_cast<std::byte>(rng.Next());
-    if (round % 2 == 0) std::copy_n(AsBytes("icl1").begin(), 4, bytes.begin());
+    if (round % 2 == 0) std::copy_n(AsBytes("icl2").begin(), 4, bytes.begin());
     Bytes rest = bytes;
     while (!rest.empty() && ends.server.state() == ServerHandshake::State::kReading) {
       const size_t n = 1 + rng.Below(rest.size());

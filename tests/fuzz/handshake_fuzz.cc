@@ -28,7 +28,7 @@ void Run(Data data) {
   ServerHandshake server;
   server.Start(&terms, {});
   ClientHandshake client;
-  client.Start(&terms, 1, 4, {});
+  client.Start(&terms, {.rank = 1, .nranks = 4}, {});
   const bool to_server = (input.Byte() & 1) != 0;
   while (!input.empty()) {
     const size_t piece = 1 + input.Byte() % 40;
@@ -54,7 +54,7 @@ std::vector<std::vector<std::byte>> Examples() {
   ServerHandshake server;
   server.Start(&other, {});
   ClientHandshake client;
-  client.Start(&other, 1, 4, {});
+  client.Start(&other, {.rank = 1, .nranks = 4}, {});
   (void)client.Feed(server.greeting());
   std::vector<std::vector<std::byte>> examples(2);
   const auto in_pieces = [](std::byte which, bootstrap::Bytes bytes, std::vector<std::byte>* out) {
