@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <utility>
 
 namespace inccl::bootstrap {
 namespace {
@@ -69,6 +70,14 @@ bool Aead::Open(Bytes header, std::span<std::byte> data,
          EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_SET_TAG, kTagBytes,
                              const_cast<std::byte*>(tag.data())) == 1 &&
          EVP_CipherFinal_ex(context_.get(), &none, &length) == 1;
+}
+
+Result<StreamCipher> StreamCipher::Create(const Key& send_key, const Key& receive_key) {
+  Result<Aead> seal = Aead::Create(send_key, Aead::Use::kSeal);
+  if (!seal.ok()) return seal.status();
+  Result<Aead> open = Aead::Create(receive_key, Aead::Use::kOpen);
+  if (!open.ok()) return open.status();
+  return StreamCipher{.seal = *std::move(seal), .open = *std::move(open)};
 }
 
 }  // namespace inccl::bootstrap

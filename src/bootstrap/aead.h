@@ -53,6 +53,13 @@ class Aead {
   uint64_t count_ = 0;
 };
 
+// Seals what this end of a stream sends and opens what it receives.
+struct StreamCipher {
+  Aead seal, open;
+
+  static Result<StreamCipher> Create(const Key& send_key, const Key& receive_key);
+};
+
 }  // namespace inccl::bootstrap
 
 #endif  // INCCL_BOOTSTRAP_AEAD_H_

@@ -14,13 +14,13 @@
 #include "base/bytes.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "bootstrap/connect_peers.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/fd_passing.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/host.h"
 #include "bootstrap/interfaces.h"
-#include "bootstrap/mesh_builder.h"
 #include "bootstrap/messages.h"
 #include "bootstrap/rendezvous_client.h"
 #include "bootstrap/rendezvous_root.h"
@@ -79,12 +79,27 @@ std::string IdentityOf(const Launcher& launcher, int init_index) {
                      launcher.job);
 }
 
-// Listens at a random name that only the other ranks learn.
-Result<UniqueFd> ListenForMesh(std::string* name) {
+// Listens at a random name that only the other ranks of this machine learn.
+Result<UniqueFd> ListenOnMachine(std::string* name) {
   Nonce random;
   if (Status status = FillRandom(random); !status.ok()) return status;
   *name = "inccl-mesh-" + Hex(random);
   return Listen(SocketAddress::Unix(*name));
+}
+
+// Listens for ranks on other machines, unless this one has no address that they reach.
+Status ListenForMachines(const std::string& interfaces, std::vector<UniqueIdAddress>* addresses,
+                         std::vector<Listener>* listeners) {
+  Result<std::vector<UniqueIdAddress>> chosen = ChooseAddresses(interfaces);
+  if (!chosen.ok()) return chosen.status();
+  for (UniqueIdAddress& address : *chosen) {
+    if (IsLoopback(address)) continue;
+    Result<UniqueFd> listener = ListenAt(&address);
+    if (!listener.ok()) return listener.status();
+    addresses->push_back(address);
+    listeners->push_back({.fd = *std::move(listener), .is_unix = false});
+  }
+  return Status::Ok();
 }
 
 Status OfRank(const JoinOptions& options, const Status& status) {
@@ -92,10 +107,48 @@ Status OfRank(const JoinOptions& options, const Status& status) {
           fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
 }
 
+PeerInfo InfoOf(const RankRecord& record) {
+  return {.rank = static_cast<int>(record.rank),
+          .pid = static_cast<int>(record.pid),
+          .uid = record.uid,
+          .host = record.host,
+          .host_id = record.host_id,
+          .machine_id = record.machine_id,
+          .blob = record.blob};
+}
+
+// The connections of the mesh: within a machine over unix sockets, else over TCP.
+Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTable& table) {
+  const RankRecord& self = table.ranks[static_cast<size_t>(options.rank)];
+  std::vector<LinkPlan> plans;
+  for (const RankRecord& record : table.ranks) {
+    if (record.rank == self.rank) continue;
+    LinkPlan& plan = plans.emplace_back();
+    plan.peer = static_cast<int>(record.rank);
+    plan.peer_name = NameOf(record);
+    if (record.machine_id == self.machine_id) {
+      plan.addresses.push_back(SocketAddress::Unix(record.mesh_name));
+      continue;
+    }
+    const RankRecord& server = record.rank < self.rank ? record : self;
+    if (server.mesh_addresses.empty()) {
+      return InvalidUsage(fmt::format(
+          "ranks {} and {} are on different machines or in different network namespaces, and rank "
+          "{} listens on this machine only; INCCL_SOCKET_IFNAME names an interface that the others "
+          "reach",
+          NameOf(self), NameOf(record), NameOf(server)));
+    }
+    for (const UniqueIdAddress& address : server.mesh_addresses) {
+      plan.addresses.push_back(SocketAddress::Tcp(address));
+    }
+  }
+  return plans;
+}
+
 // `any_namespace`: the key is secret, so it authenticates peers in any container.
 Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bool any_namespace,
-                RankTable table, UniqueFd listener, RendezvousClient* root, Mesh* mesh,
-                std::vector<UniqueFd>* open) {
+                const RankTable& table, std::vector<Listener> listeners, RendezvousClient* root,
+                Mesh* mesh, std::vector<UniqueFd>* open) {
   Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
   if (!key.ok()) return key.status();
   const Result<Mac> hash = Sha256(table.session);
@@ -104,28 +157,41 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   mesh->rank = options.rank;
   mesh->nranks = options.nranks;
   mesh->peers.resize(table.ranks.size());
-  for (size_t i = 0; i < table.ranks.size(); ++i) {
-    const RankRecord& record = table.ranks[i];
-    mesh->peers[i].info = {.rank = static_cast<int>(record.rank),
-                           .pid = static_cast<int>(record.pid),
-                           .uid = record.uid,
-                           .host = record.host,
-                           .host_id = record.host_id,
-                           .blob = record.blob};
-  }
-  MeshTerms terms;
+  for (size_t i = 0; i < table.ranks.size(); ++i) mesh->peers[i].info = InfoOf(table.ranks[i]);
+  mesh->data_terms = {.key = *key,
+                      .role = Role::kData,
+                      .communicator = table.session,
+                      .secret_file = rendezvous.secret_file};
+  Result<std::vector<LinkPlan>> plans = PlanMesh(options, table);
+  if (!plans.ok()) return plans.status();
+  ConnectTerms terms;
   terms.rank = options.rank;
   terms.nranks = options.nranks;
-  terms.handshake = {.key = *key,
-                     .role = Role::kMesh,
-                     .communicator = table.session,
-                     .secret_file = rendezvous.secret_file};
-  terms.ranks = std::move(table.ranks);
+  terms.handshake = mesh->data_terms;
+  terms.handshake.role = Role::kMesh;
+  terms.plans = *std::move(plans);
   terms.share_fds = options.share_fds;
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
   terms.any_namespace = any_namespace;
-  return BuildMesh(terms, std::move(listener), root, &mesh->peers, open);
+  terms.check = [root](const std::vector<int>&) {
+    const Status cancelled = root->CheckCancelled();
+    return cancelled.ok() ? root->Check() : cancelled;
+  };
+  terms.check_fd = root->fd();
+  std::vector<Link> links;
+  Status status = ConnectPeers(terms, std::move(listeners), &links, open);
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < links.size(); ++i) {
+    Peer& peer = mesh->peers[static_cast<size_t>(terms.plans[i].peer)];
+    peer.control = std::move(links[i].fd);
+    peer.fds = std::move(links[i].fds);
+    if (terms.plans[i].addresses.front().is_unix()) continue;
+    Result<StreamCipher> cipher = StreamCipher::Create(links[i].send_key, links[i].receive_key);
+    if (!cipher.ok()) return cipher.status();
+    peer.cipher = *std::move(cipher);
+  }
+  return Status::Ok();
 }
 
 // Reports a failure to the rendezvous, which reports the first failure it received to all ranks.
@@ -160,6 +226,7 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                          .machine_id = 0,
                          .host = HostName(),
                          .mesh_name = "",
+                         .mesh_addresses = {},
                          .blob = options.blob};
   Result<uint64_t> host_id = HostId(options.host_id);
   if (!host_id.ok()) return named(host_id.status());
@@ -167,8 +234,15 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   Result<uint64_t> machine_id = HostId("");
   if (!machine_id.ok()) return named(machine_id.status());
   registration.record.machine_id = *machine_id;
-  Result<UniqueFd> listener = ListenForMesh(&registration.record.mesh_name);
-  if (!listener.ok()) return named(listener.status());
+  std::vector<Listener> listeners;
+  Result<UniqueFd> on_machine = ListenOnMachine(&registration.record.mesh_name);
+  if (!on_machine.ok()) return named(on_machine.status());
+  listeners.push_back({.fd = *std::move(on_machine), .is_unix = true});
+  if (!target.same_uid_only) {
+    Status status =
+        ListenForMachines(options.socket_ifname, &registration.record.mesh_addresses, &listeners);
+    if (!status.ok()) return named(status);
+  }
   registration.nranks = static_cast<uint32_t>(options.nranks);
   registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
   registration.agreement = options.agreement;
@@ -197,8 +271,8 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
 
   Mesh mesh;
   std::vector<UniqueFd> open;  // kept open until a failure has been reported
-  status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace,
-                    *std::move(table), *std::move(listener), &root, &mesh, &open);
+  status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace, *table,
+                    std::move(listeners), &root, &mesh, &open);
   if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
   FAULT_POINT("bootstrap.before_done");
   if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
@@ -280,11 +354,8 @@ Result<UniqueId> CreateUniqueId(const Environment& environment,
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
   if (!addresses.ok()) return addresses.status();
   for (UniqueIdAddress& address : *addresses) {
-    Result<UniqueFd> listener = Listen(SocketAddress::Tcp(address));
+    Result<UniqueFd> listener = ListenAt(&address);
     if (!listener.ok()) return listener.status();
-    Result<uint16_t> port = LocalPort(listener->get());
-    if (!port.ok()) return port.status();
-    address.port = *port;
     id.addresses.push_back(address);
     root.listeners.push_back(*std::move(listener));
   }

@@ -31,6 +31,7 @@ struct JoinOptions {
   std::vector<std::byte> blob;  // every peer gets a copy; at most kMaxBlob bytes
   std::string secret_file;      // INCCL_SECRET_FILE
   std::string host_id;          // INCCL_HOSTID
+  std::string socket_ifname;    // INCCL_SOCKET_IFNAME: where to listen for other machines
   const std::atomic<bool>* cancelled = nullptr;  // once true, the call soon ends with an error
 };
 

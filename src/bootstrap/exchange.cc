@@ -25,14 +25,17 @@ constexpr int kOthersMs = 10;
 
 // The exchange with one peer.
 struct Swap {
-  const Peer* peer = nullptr;
+  Peer* peer = nullptr;
   bool gone = false;
+  std::vector<std::byte> message;  // what this rank sends
   size_t sent = 0;
   std::vector<std::byte> received;  // length, then blob
   size_t have = 0;
   bool length_known = false;
 
   bool receiving() const { return !length_known || have < received.size(); }
+  bool sending() const { return sent < message.size(); }
+  size_t tag_bytes() const { return peer->cipher ? bootstrap::kTagBytes : 0; }
 };
 
 std::string NameOf(const Peer& peer) {
@@ -68,10 +71,37 @@ Status WithOthersGone(const Status& status, const std::vector<Swap>& swaps) {
   return others.empty() ? status : Status(status.code(), status.message() + others);
 }
 
-Status Send(std::span<const std::byte> message, Swap* swap) {
-  while (swap->sent < message.size()) {
-    const IoResult put =
-        bootstrap::WriteSome(swap->peer->control.get(), message.subspan(swap->sent));
+Status Seal(std::span<const std::byte> mine, Swap* swap) {
+  ByteWriter writer;
+  writer.U32(static_cast<uint32_t>(mine.size()));
+  writer.Raw(mine);
+  swap->message = writer.bytes();
+  if (!swap->peer->cipher) return Status::Ok();
+  swap->message.resize(kLengthBytes + mine.size() + bootstrap::kTagBytes);
+  const std::span<std::byte> message(swap->message);
+  const bool sealed = swap->peer->cipher->seal.Seal(message.first(kLengthBytes),
+                                                    message.subspan(kLengthBytes, mine.size()),
+                                                    message.last<bootstrap::kTagBytes>());
+  return sealed ? Status::Ok() : SystemError("libcrypto cannot seal a message");
+}
+
+// The blob that has arrived.
+Result<std::vector<std::byte>> Open(Swap* swap) {
+  const std::span<std::byte> message(swap->received);
+  const std::span<std::byte> blob =
+      message.subspan(kLengthBytes, message.size() - kLengthBytes - swap->tag_bytes());
+  if (swap->peer->cipher && !swap->peer->cipher->open.Open(message.first(kLengthBytes), blob,
+                                                           message.last<bootstrap::kTagBytes>())) {
+    return InternalError(
+        fmt::format("peer {}: a message was changed on its way", NameOf(*swap->peer)));
+  }
+  return std::vector<std::byte>(blob.begin(), blob.end());
+}
+
+Status Send(Swap* swap) {
+  while (swap->sending()) {
+    const IoResult put = bootstrap::WriteSome(swap->peer->control.get(),
+                                              std::span(swap->message).subspan(swap->sent));
     swap->sent += put.bytes;
     if (put.error == EAGAIN) break;
     if (put.error != 0) return Gone(swap, put.error);
@@ -94,14 +124,13 @@ Status Receive(Swap* swap) {
                                        NameOf(*swap->peer), length, kMaxBlob));
     }
     swap->length_known = true;
-    swap->received.resize(kLengthBytes + length);
+    swap->received.resize(kLengthBytes + length + swap->tag_bytes());
   }
   return Status::Ok();
 }
 
 // Waits for the unfinished exchanges; kTimeout names the late peers. Logs them once, at *warn_at.
-Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const ExchangeTerms& terms,
-            Time* warn_at) {
+Status Wait(const std::vector<Swap>& swaps, const ExchangeTerms& terms, Time* warn_at) {
   if (terms.cancelled != nullptr && terms.cancelled->load()) {
     return RemoteError("this rank ended the creation of the communicator");
   }
@@ -109,7 +138,7 @@ Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const Exchange
   std::vector<pollfd> fds;
   std::vector<int> late;
   for (const Swap& swap : swaps) {
-    const int events = (swap.receiving() ? POLLIN : 0) | (swap.sent < message_bytes ? POLLOUT : 0);
+    const int events = (swap.receiving() ? POLLIN : 0) | (swap.sending() ? POLLOUT : 0);
     if (events == 0) continue;
     fds.push_back({.fd = swap.peer->control.get(),
                    .events = static_cast<decltype(pollfd::events)>(events),
@@ -131,46 +160,49 @@ Status Wait(const std::vector<Swap>& swaps, size_t message_bytes, const Exchange
   return Status::Ok();
 }
 
-Status Run(std::span<const std::byte> message, const ExchangeTerms& terms,
-           std::vector<Swap>* swaps) {
+Status Run(const ExchangeTerms& terms, std::vector<Swap>* swaps) {
   Time warn_at = SystemClock().Now() + terms.patience;
   while (true) {
     bool open = false;
     for (Swap& swap : *swaps) {
-      if (Status status = Send(message, &swap); !status.ok()) return status;
+      if (Status status = Send(&swap); !status.ok()) return status;
       if (Status status = Receive(&swap); !status.ok()) return status;
-      open = open || swap.receiving() || swap.sent < message.size();
+      open = open || swap.receiving() || swap.sending();
     }
     if (!open) return Status::Ok();
-    if (Status status = Wait(*swaps, message.size(), terms, &warn_at); !status.ok()) return status;
+    if (Status status = Wait(*swaps, terms, &warn_at); !status.ok()) return status;
   }
 }
 
 }  // namespace
 
-Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(const Mesh& mesh,
+Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(Mesh* mesh,
                                                           std::span<const std::byte> mine,
                                                           const ExchangeTerms& terms) {
   if (mine.size() > kMaxBlob) {
     return InvalidArgument(fmt::format("blob of {} bytes, at most {}", mine.size(), kMaxBlob));
   }
-  ByteWriter message;
-  message.U32(static_cast<uint32_t>(mine.size()));
-  message.Raw(mine);
+  const auto named = [&](const Status& status) {
+    return Status(status.code(),
+                  fmt::format("rank {}/{}: init: {}", mesh->rank, mesh->nranks, status.message()));
+  };
   std::vector<Swap> swaps;
-  for (const Peer& peer : mesh.peers) {
-    if (peer.info.rank == mesh.rank) continue;
-    swaps.push_back({.peer = &peer, .received = std::vector<std::byte>(kLengthBytes)});
+  for (Peer& peer : mesh->peers) {
+    if (peer.info.rank == mesh->rank) continue;
+    Swap& swap = swaps.emplace_back();
+    swap.peer = &peer;
+    swap.received.resize(kLengthBytes);
+    if (Status status = Seal(mine, &swap); !status.ok()) return named(status);
   }
-  if (Status status = Run(message.bytes(), terms, &swaps); !status.ok()) {
-    return Status(status.code(), fmt::format("rank {}/{}: init: {}", mesh.rank, mesh.nranks,
-                                             WithOthersGone(status, swaps).message()));
+  if (Status status = Run(terms, &swaps); !status.ok()) {
+    return named(WithOthersGone(status, swaps));
   }
-  std::vector<std::vector<std::byte>> blobs(mesh.peers.size());
-  blobs[static_cast<size_t>(mesh.rank)].assign(mine.begin(), mine.end());
-  for (const Swap& swap : swaps) {
-    blobs[static_cast<size_t>(swap.peer->info.rank)].assign(swap.received.begin() + kLengthBytes,
-                                                            swap.received.end());
+  std::vector<std::vector<std::byte>> blobs(mesh->peers.size());
+  blobs[static_cast<size_t>(mesh->rank)].assign(mine.begin(), mine.end());
+  for (Swap& swap : swaps) {
+    Result<std::vector<std::byte>> blob = Open(&swap);
+    if (!blob.ok()) return named(blob.status());
+    blobs[static_cast<size_t>(swap.peer->info.rank)] = *std::move(blob);
   }
   return blobs;
 }

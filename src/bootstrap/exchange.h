@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Exchanges further blobs over the connections of a mesh, before the control plane uses them. Each
-// direction carries a length (u32, little endian) and as many bytes.
+// direction carries a length (u32, little endian) and as many bytes; over TCP, these are encrypted,
+// and a tag of 16 bytes over both follows.
 #ifndef INCCL_BOOTSTRAP_EXCHANGE_H_
 #define INCCL_BOOTSTRAP_EXCHANGE_H_
 
@@ -28,7 +29,7 @@ struct ExchangeTerms {
 // including this one's. All ranks call it equally often. It reads nothing beyond the blobs. An
 // error begins with "rank r/n: init:" and names the peer: kRemoteError (it has gone),
 // kInternalError (its blob is too large), kTimeout.
-Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(const Mesh& mesh,
+Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(Mesh* mesh,
                                                           std::span<const std::byte> mine,
                                                           const ExchangeTerms& terms);
 

@@ -7,14 +7,23 @@
 
 namespace inccl::bootstrap {
 
-void AppendFrame(uint8_t kind, Bytes body, std::vector<std::byte>* out) {
-  const auto length = static_cast<uint32_t>(body.size());
-  const size_t need = out->size() + kFrameHeaderBytes + body.size();
+bool AppendFrame(uint8_t kind, Bytes body, std::vector<std::byte>* out, Aead* seal) {
+  const size_t tag = seal != nullptr ? kTagBytes : 0;
+  const auto length = static_cast<uint32_t>(body.size() + tag);
+  const size_t begin = out->size(), need = begin + kFrameHeaderBytes + length;
   // Reserve first, so that running out of memory leaves *out unchanged.
   if (need > out->capacity()) out->reserve(std::max(need, 2 * out->capacity()));
   for (int i = 0; i < 4; ++i) out->push_back(static_cast<std::byte>(length >> (8 * i)));
   out->push_back(static_cast<std::byte>(kind));
   out->insert(out->end(), body.begin(), body.end());
+  if (seal == nullptr) return true;
+  out->resize(need);
+  const std::span<std::byte> frame = std::span(*out).subspan(begin);
+  const bool sealed =
+      seal->Seal(frame.first(kFrameHeaderBytes), frame.subspan(kFrameHeaderBytes, body.size()),
+                 frame.last<kTagBytes>());
+  if (!sealed) out->resize(begin);
+  return sealed;
 }
 
 void FrameParser::Append(Bytes bytes) {
@@ -26,15 +35,26 @@ void FrameParser::Append(Bytes bytes) {
 }
 
 FrameParser::Next FrameParser::Pop(Frame* frame) {
+  if (broken_) return Next::kMalformed;
   const Bytes rest = Bytes(buffer_).subspan(begin_);
   ByteReader reader(rest);
   uint32_t length = 0;
   if (!reader.U32(&length)) return Next::kNeedMore;
-  if (length > max_body_) return Next::kMalformed;
+  if (length > max_body_ + (open_ ? kTagBytes : 0)) return Next::kMalformed;
   if (!reader.U8(&frame->kind) || reader.remaining() < length) return Next::kNeedMore;
-  frame->body = rest.subspan(kFrameHeaderBytes, length);
-  begin_ += kFrameHeaderBytes + length;
-  return Next::kFrame;
+  const std::span<std::byte> whole = std::span(buffer_).subspan(begin_, kFrameHeaderBytes + length);
+  begin_ += whole.size();
+  frame->body = whole.subspan(kFrameHeaderBytes);
+  if (!open_) return Next::kFrame;
+  if (length >= kTagBytes) {
+    const std::span<std::byte> body = whole.subspan(kFrameHeaderBytes, length - kTagBytes);
+    frame->body = body;
+    if (open_->Open(whole.first(kFrameHeaderBytes), body, whole.last<kTagBytes>())) {
+      return Next::kFrame;
+    }
+  }
+  broken_ = true;
+  return Next::kMalformed;
 }
 
 }  // namespace inccl::bootstrap

@@ -100,12 +100,6 @@ Status Gathering::CheckAgainst(const Registration& first, const Registration& ot
                     "uid {}; not in this version",
                     a, first.record.uid, b, other.record.uid));
   }
-  if (first.record.machine_id != other.record.machine_id) {
-    return InvalidUsage(
-        fmt::format("ranks {} and {} are on different machines or in different network namespaces; "
-                    "this version connects ranks of one machine only",
-                    a, b));
-  }
   if (first.agreement != other.agreement) {
     std::string ours = first.agreement, theirs = other.agreement;
     KeepDifference(&ours, &theirs);

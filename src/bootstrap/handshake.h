@@ -42,7 +42,7 @@ inline constexpr uint32_t kMaxRanks = 4096;      // limit of the wire formats
 inline constexpr uint32_t kNoRank = UINT32_MAX;  // of a server that is a rendezvous
 
 // The purpose of a connection; the handshake authenticates it.
-enum class Role : uint8_t { kRendezvous = 1, kMesh = 2 };
+enum class Role : uint8_t { kRendezvous = 1, kMesh = 2, kData = 3 };
 
 enum class HandshakeFault : uint8_t {
   kNone,

@@ -17,6 +17,8 @@
 namespace inccl::bootstrap {
 namespace {
 
+constexpr std::string_view kStandardInterfaces = "^lo,docker,virbr";
+
 struct Interface {
   std::string name;
   std::optional<UniqueIdAddress> v4, v6, v6_link_local;
@@ -80,12 +82,15 @@ bool MatchesInterface(std::string_view pattern, std::string_view name) {
   return named != inverted;
 }
 
-Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern) {
-  if (pattern.empty()) {
-    UniqueIdAddress loopback;
-    loopback.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
-    return std::vector{loopback};
-  }
+bool IsLoopback(const UniqueIdAddress& address) {
+  if (address.family == 4) return address.address[0] == std::byte{127};
+  UniqueIdAddress last;  // ::1
+  last.address[15] = std::byte{1};
+  return address.address == last.address;
+}
+
+Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view given) {
+  const std::string_view pattern = given.empty() ? kStandardInterfaces : given;
   Result<std::vector<Interface>> interfaces = ListInterfaces();
   if (!interfaces.ok()) return interfaces.status();
   std::string candidates;
@@ -94,15 +99,20 @@ Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern) {
       std::vector<UniqueIdAddress> addresses;
       if (interface.v4) addresses.push_back(*interface.v4);
       if (interface.v6) addresses.push_back(*interface.v6);
-      if (addresses.empty()) addresses.push_back(*interface.v6_link_local);
-      return addresses;
+      if (addresses.empty() && !given.empty()) addresses.push_back(*interface.v6_link_local);
+      if (!addresses.empty()) return addresses;
     }
     candidates += (candidates.empty() ? "" : ", ") + interface.name;
+  }
+  if (given.empty()) {
+    UniqueIdAddress loopback;
+    loopback.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
+    return std::vector{loopback};
   }
   return InvalidUsage(
       fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" matches no interface that is up and "
                   "has an address; there are {}",
-                  Escaped(pattern), candidates));
+                  Escaped(given), candidates));
 }
 
 }  // namespace inccl::bootstrap

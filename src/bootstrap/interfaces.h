@@ -19,9 +19,13 @@ namespace inccl::bootstrap {
 bool MatchesInterface(std::string_view pattern, std::string_view name);
 
 // Returns the addresses (port 0) of the first interface that is up and matches: at most one IPv4
-// and one IPv6 address, in the order to try them. An empty pattern gives 127.0.0.1, i.e. this host
-// only. If nothing matches, a kInvalidUsage lists the candidates.
+// and one IPv6 address, in the order to try them. An empty pattern means "^lo,docker,virbr", as
+// NCCL's default does, and then 127.0.0.1, i.e. this machine only, if no such interface is up. If
+// nothing matches another pattern, a kInvalidUsage lists the candidates.
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern);
+
+// Whether ranks of this machine alone can reach the address.
+bool IsLoopback(const UniqueIdAddress& address);
 
 }  // namespace inccl::bootstrap
 

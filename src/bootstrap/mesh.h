@@ -6,10 +6,13 @@
 #define INCCL_BOOTSTRAP_MESH_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
+#include "bootstrap/aead.h"
+#include "bootstrap/handshake.h"
 
 namespace inccl {
 
@@ -20,20 +23,26 @@ struct PeerInfo {
   int pid = 0;
   uint32_t uid = 0;
   std::string host;             // host name
-  uint64_t host_id = 0;         // equal on one host and network namespace
+  uint64_t host_id = 0;         // equal on one host, as INCCL_HOSTID defines hosts
+  uint64_t machine_id = 0;      // equal on one machine and network namespace
   std::vector<std::byte> blob;  // its JoinOptions::blob, unchecked
 };
 
 struct Peer {
   PeerInfo info;
-  UniqueFd control;           // non-blocking unix stream socket; not valid for this rank itself
-  std::vector<UniqueFd> fds;  // its JoinOptions::share_fds, in the same order
+  // A non-blocking stream socket, of unix on one machine, else of TCP; not valid for this rank
+  // itself.
+  UniqueFd control;
+  std::optional<bootstrap::StreamCipher> cipher;  // of `control`, over TCP
+  std::vector<UniqueFd> fds;  // on one machine: its JoinOptions::share_fds, in the same order
 };
 
 struct Mesh {
   int rank = 0, nranks = 1;
   std::vector<Peer> peers;  // by rank
   uint64_t nonce_hash = 0;  // equal on all ranks, different for each communicator
+  // For further connections between these ranks: their key, and the communicator's nonce.
+  bootstrap::HandshakeTerms data_terms;
 };
 
 }  // namespace inccl

@@ -23,6 +23,7 @@ void Write(const RankRecord& record, ByteWriter* writer) {
   writer->U64(record.machine_id);
   writer->String(std::string_view(record.host).substr(0, kMaxHostName));
   writer->String(record.mesh_name);
+  WriteAddresses(record.mesh_addresses, writer);
   writer->String({reinterpret_cast<const char*>(record.blob.data()), record.blob.size()});
 }
 
@@ -31,7 +32,7 @@ bool Read(ByteReader* reader, RankRecord* record) {
   if (!reader->U32(&record->rank) || !reader->U32(&record->pid) || !reader->U32(&record->uid) ||
       !reader->U64(&record->host_id) || !reader->U64(&record->machine_id) ||
       !reader->String(&host, kMaxHostName) || !reader->String(&record->mesh_name, kMaxUnixName) ||
-      !reader->String(&blob, kMaxBlob)) {
+      !ReadAddresses(reader, &record->mesh_addresses) || !reader->String(&blob, kMaxBlob)) {
     return false;
   }
   record->host = Escaped(host);

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/mesh.h"
+#include "bootstrap/unique_id.h"
 
 namespace inccl::bootstrap {
 
@@ -34,11 +35,12 @@ struct RankRecord {
   uint32_t rank = 0;
   uint32_t pid = 0;
   uint32_t uid = 0;
-  uint64_t host_id = 0;         // HostId with INCCL_HOSTID
-  uint64_t machine_id = 0;      // HostId without it
-  std::string host;             // Decode escapes it for use in messages
-  std::string mesh_name;        // name of its unix socket
-  std::vector<std::byte> blob;  // at most kMaxBlob bytes
+  uint64_t host_id = 0;                         // HostId with INCCL_HOSTID
+  uint64_t machine_id = 0;                      // HostId without it
+  std::string host;                             // Decode escapes it for use in messages
+  std::string mesh_name;                        // name of its unix socket
+  std::vector<UniqueIdAddress> mesh_addresses;  // where it listens for other machines; may be none
+  std::vector<std::byte> blob;                  // at most kMaxBlob bytes
 };
 
 struct Registration {

@@ -67,7 +67,7 @@ class PendingConnections {
   // Logs at most one line per second.
   void Complain(const Source& source, const std::string& why);
 
-  const Terms terms_;
+  Terms terms_;
   std::vector<Pending> pending_;
   Budget budget_;
   LineLimit complaints_;

@@ -44,6 +44,7 @@ struct Attempt {
   };
   Outcome outcome = Outcome::kBroken;
   UniqueFd fd;
+  std::optional<StreamCipher> cipher;  // over TCP
   std::string why;
   Status status;  // when kHopeless or kForeign
 };
@@ -86,7 +87,7 @@ std::string WhyNot(HandshakeFault fault, const std::string& where) {
 }
 
 Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms& terms,
-                     const ClientOptions& options, Time until) {
+                     const ClientOptions& options, Time until, bool sealed) {
   Nonce nonce;
   if (Status status = FillRandom(nonce); !status.ok()) return Hopeless(status);
   ClientHandshake handshake;
@@ -124,6 +125,13 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
   Attempt attempt;
   attempt.outcome = Attempt::Outcome::kAuthenticated;
   attempt.fd = std::move(fd);
+  if (sealed) {
+    Result<ConnectionKeys> keys = handshake.Keys();
+    if (!keys.ok()) return Hopeless(keys.status());
+    Result<StreamCipher> cipher = StreamCipher::Create(keys->from_client, keys->from_server);
+    if (!cipher.ok()) return Hopeless(cipher.status());
+    attempt.cipher = *std::move(cipher);
+  }
   return attempt;
 }
 
@@ -156,7 +164,9 @@ Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const Ha
           where, peer->pid, peer->uid, geteuid()));
       return attempt;
     }
-    if (target.any_namespace) return Authenticate(*std::move(fd), where, terms, options, until);
+    if (target.any_namespace) {
+      return Authenticate(*std::move(fd), where, terms, options, until, /*sealed=*/false);
+    }
     if (const Status status = CheckPeerNamespaces(fd->get()); !status.ok()) {
       if (status.code() == Code::kRemoteError) return Broken(status.message());
       return Hopeless(InvalidUsage(
@@ -165,7 +175,7 @@ Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const Ha
                       where, status.message())));
     }
   }
-  return Authenticate(*std::move(fd), where, terms, options, until);
+  return Authenticate(*std::move(fd), where, terms, options, until, !address.is_unix());
 }
 
 Status NamedBy(const ClientOptions& options, const Status& status) {
@@ -259,8 +269,8 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
     if (Status status = CancelledBy(options); !status.ok()) return status;
     Round round = TryAll(target, terms, options);
     if (round.last.outcome == Attempt::Outcome::kAuthenticated) {
-      return std::unique_ptr<RendezvousClient>(
-          new RendezvousClient(std::move(round.last.fd), round.where, options));
+      return std::unique_ptr<RendezvousClient>(new RendezvousClient(
+          std::move(round.last.fd), std::move(round.last.cipher), round.where, options));
     }
     if (round.foreign == target.addresses.size()) return NamedBy(options, round.taken);
     rejections += round.rejections;
@@ -293,13 +303,23 @@ Result<std::unique_ptr<RendezvousClient>> RendezvousClient::Connect(const RootTa
   }
 }
 
+RendezvousClient::RendezvousClient(UniqueFd fd, std::optional<StreamCipher> cipher,
+                                   std::string root_name, const ClientOptions& options)
+    : fd_(std::move(fd)), root_name_(std::move(root_name)), options_(options) {
+  if (!cipher) return;
+  seal_ = std::move(cipher->seal);
+  in_.Protect(std::move(cipher->open));
+}
+
 Status RendezvousClient::CheckCancelled() const { return CancelledBy(options_); }
 
 Status RendezvousClient::Named(const Status& status) const { return NamedBy(options_, status); }
 
 Status RendezvousClient::Send(MessageKind kind, Bytes body) {
   std::vector<std::byte> frame;
-  AppendFrame(static_cast<uint8_t>(kind), body, &frame);
+  if (!AppendFrame(static_cast<uint8_t>(kind), body, &frame, seal_ ? &*seal_ : nullptr)) {
+    return Named(SystemError("libcrypto cannot seal a message"));
+  }
   Bytes rest = frame;
   while (!rest.empty()) {
     const IoResult sent = WriteSome(fd_.get(), rest);

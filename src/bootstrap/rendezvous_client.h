@@ -67,8 +67,8 @@ class RendezvousClient {
   Status Named(const Status& status) const;
 
  private:
-  RendezvousClient(UniqueFd fd, std::string root_name, const ClientOptions& options)
-      : fd_(std::move(fd)), root_name_(std::move(root_name)), options_(options) {}
+  RendezvousClient(UniqueFd fd, std::optional<StreamCipher> cipher, std::string root_name,
+                   const ClientOptions& options);
 
   // The next message, if one has arrived.
   Result<std::optional<FrameParser::Frame>> Receive();
@@ -76,6 +76,7 @@ class RendezvousClient {
   UniqueFd fd_;
   std::string root_name_;
   ClientOptions options_;
+  std::optional<Aead> seal_;  // over TCP
   FrameParser in_;
   Status verdict_;
 };

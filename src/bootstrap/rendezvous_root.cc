@@ -209,6 +209,14 @@ void Root::Promote(const ServerHandshake& handshake, UniqueFd* fd) {
   if (!WriteAll(fd->get(), reply)) return;
   auto session = std::make_unique<Session>();
   session->fd = std::move(*fd);
+  if (!options_.same_uid_only) {
+    Result<ConnectionKeys> keys = handshake.Keys();
+    if (!keys.ok()) return;
+    Result<StreamCipher> cipher = StreamCipher::Create(keys->from_server, keys->from_client);
+    if (!cipher.ok()) return;
+    session->seal = std::move(cipher->seal);
+    session->in.Protect(std::move(cipher->open));
+  }
   session->rank = handshake.rank();
   session->deadline = SystemClock().Now() + options_.handshake_limit;
   sessions_.push_back(std::move(session));

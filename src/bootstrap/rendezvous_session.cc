@@ -15,7 +15,9 @@ constexpr Time kClosingLimit = kSecond;  // to flush an answer and see the other
 }  // namespace
 
 void Session::Send(MessageKind kind, Bytes body) {
-  AppendFrame(static_cast<uint8_t>(kind), body, &out);
+  if (!AppendFrame(static_cast<uint8_t>(kind), body, &out, seal ? &*seal : nullptr)) {
+    shutdown(fd.get(), SHUT_RDWR);  // both ends then read that the session has ended
+  }
   Flush();
 }
 

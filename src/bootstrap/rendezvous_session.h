@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
@@ -27,6 +28,7 @@ struct Session {
   uint32_t rank = 0;  // from the handshake
   uint32_t pid = 0;   // from the registration
   FrameParser in{kMaxFromRank};
+  std::optional<Aead> seal;  // over TCP
   std::vector<std::byte> out;
   bool shut = false;
 

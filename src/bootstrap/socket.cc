@@ -110,6 +110,15 @@ Result<UniqueFd> Listen(const SocketAddress& address) {
   return fd;
 }
 
+Result<UniqueFd> ListenAt(UniqueIdAddress* address) {
+  Result<UniqueFd> listener = Listen(SocketAddress::Tcp(*address));
+  if (!listener.ok()) return listener;
+  const Result<uint16_t> port = LocalPort(listener->get());
+  if (!port.ok()) return port.status();
+  address->port = *port;
+  return listener;
+}
+
 Result<uint16_t> LocalPort(int fd) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;

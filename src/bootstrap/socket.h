@@ -35,6 +35,8 @@ struct SocketAddress {
 inline constexpr size_t kMaxUnixName = 100;
 
 Result<UniqueFd> Listen(const SocketAddress& address);
+// Listens at a free TCP port, which it puts into *address.
+Result<UniqueFd> ListenAt(UniqueIdAddress* address);
 // The port of a TCP listener (for one that asked for port 0).
 Result<uint16_t> LocalPort(int fd);
 // Starts a connection; the caller waits until it is writable and then calls PendingError. *error is

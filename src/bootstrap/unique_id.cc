@@ -28,7 +28,33 @@ void WriteAddress(const UniqueIdAddress& address, ByteWriter* writer) {
   writer->U16(address.scope);
 }
 
+void ReadAddress(ByteReader* reader, UniqueIdAddress* address) {
+  uint16_t family = 0;
+  reader->U16(&family);
+  reader->Raw(address->address);
+  reader->U16(&address->port);
+  reader->U16(&address->scope);
+  address->family = static_cast<uint8_t>(std::min<uint16_t>(family, 255));
+}
+
+bool Usable(const UniqueIdAddress& address) {
+  return (address.family == 4 || address.family == 6) && address.port != 0;
+}
+
 }  // namespace
+
+void WriteAddresses(std::span<const UniqueIdAddress> addresses, ByteWriter* writer) {
+  writer->U8(static_cast<uint8_t>(addresses.size()));
+  for (const UniqueIdAddress& address : addresses) WriteAddress(address, writer);
+}
+
+bool ReadAddresses(ByteReader* reader, std::vector<UniqueIdAddress>* addresses) {
+  uint8_t count = 0;
+  if (!reader->U8(&count) || count > kMostAddresses) return false;
+  addresses->resize(count);
+  for (UniqueIdAddress& address : *addresses) ReadAddress(reader, &address);
+  return reader->ok() && std::all_of(addresses->begin(), addresses->end(), Usable);
+}
 
 void UniqueId::Encode(std::byte* out) const {
   ByteWriter writer;
@@ -73,14 +99,7 @@ Result<UniqueId> UniqueId::Decode(const std::byte* data) {
         kVersion));
   }
   std::array<UniqueIdAddress, kMaxAddresses> found;
-  for (UniqueIdAddress& address : found) {
-    uint16_t family = 0;
-    reader.U16(&family);
-    reader.Raw(address.address);
-    reader.U16(&address.port);
-    reader.U16(&address.scope);
-    address.family = static_cast<uint8_t>(std::min<uint16_t>(family, 255));
-  }
+  for (UniqueIdAddress& address : found) ReadAddress(&reader, &address);
   reader.Raw(id.nonce);
   reader.Raw(secret);
   reader.U32(&crc);
@@ -92,7 +111,7 @@ Result<UniqueId> UniqueId::Decode(const std::byte* data) {
   }
   if (count > kMaxAddresses) return InvalidArgument(fmt::format("id: {} addresses", count));
   for (size_t i = 0; i < count; ++i) {
-    if ((found[i].family != 4 && found[i].family != 6) || found[i].port == 0) {
+    if (!Usable(found[i])) {
       return InvalidArgument(fmt::format("id: address {} has family {} and port {}", i,
                                          found[i].family, found[i].port));
     }

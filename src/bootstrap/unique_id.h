@@ -21,9 +21,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/status.h"
 #include "bootstrap/crypto.h"
 
@@ -40,8 +42,14 @@ struct UniqueIdAddress {
   bool operator==(const UniqueIdAddress&) const = default;
 };
 
+inline constexpr size_t kMostAddresses = 2;
+// At most kMostAddresses addresses in a message: count u8, then 22 bytes each.
+void WriteAddresses(std::span<const UniqueIdAddress> addresses, ByteWriter* writer);
+// Returns false for anything that WriteAddresses does not write, and for port 0.
+bool ReadAddresses(ByteReader* reader, std::vector<UniqueIdAddress>* addresses);
+
 struct UniqueId {
-  static constexpr size_t kMaxAddresses = 2;
+  static constexpr size_t kMaxAddresses = kMostAddresses;
 
   bool needs_secret_file = false;
   std::vector<UniqueIdAddress> addresses;  // in the order to try them

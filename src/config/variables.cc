@@ -79,7 +79,7 @@ std::string ParseTransports(std::string_view value, std::string* field) {
   for (std::string_view rest = value; true;) {
     const size_t comma = rest.find(',');
     const std::string_view name = rest.substr(0, comma);
-    if (name != "loopback" && name != "shm" && name != "ucx") {
+    if (name != "loopback" && name != "shm" && name != "ucx" && name != "tcp") {
       return NoSuchWord(value, name, "transport of this version");
     }
     if (comma == std::string_view::npos) return "";
@@ -97,9 +97,12 @@ std::string ParseUcxTls(std::string_view value, std::string* field) {
 }
 
 std::string ParseNetSecurity(std::string_view value, NetSecurity* field) {
-  if (value != "auth" && value != "none") return "neither auth nor none";
-  *field = value == "none" ? NetSecurity::kNone : NetSecurity::kAuth;
-  return "";
+  for (const auto security : {NetSecurity::kAuth, NetSecurity::kEncrypt, NetSecurity::kNone}) {
+    if (value != Name(security)) continue;
+    *field = security;
+    return "";
+  }
+  return "none of auth, encrypt and none";
 }
 
 std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
@@ -153,8 +156,8 @@ const Variable kVariables[] = {
     {{"INCCL_TRANSPORT",
       "transports that may be chosen: each pair of ranks takes the first that both can use; shm "
       "joins ranks of one host only, loopback ranks of one process only",
-      "loopback, shm, ucx, or a list in order of preference",
-      "loopback for threads; shm,ucx for processes", "list"},
+      "loopback, shm, ucx, tcp, or a list in order of preference",
+      "loopback for threads; shm,ucx,tcp for processes", "list"},
      [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
     {{"INCCL_UCX_TLS", "UCX's transports for the transport ucx, as in UCX_TLS",
       "names, comma-separated: sysv, posix, rc, ...; tcp and all only with INCCL_NET_SECURITY=none",
@@ -167,10 +170,13 @@ const Variable kVariables[] = {
       "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
      [](Text v, Environment* e) { return ParseText(v, &e->codec); }},
     {{"INCCL_NET_SECURITY",
-      "what protects the ranks' connections over a network; none: nothing, whoever reaches a port "
-      "can write into the process; equal on all ranks",
-      "auth, none", "auth", "name"},
+      "what protects the ranks' data over a network: auth, a tag over every header with the data's "
+      "checksum; encrypt, AES-128-GCM; none, a checksum; equal on all ranks",
+      "auth, encrypt, none", "auth", "name"},
      [](Text v, Environment* e) { return ParseNetSecurity(v, &e->net_security); }},
+    {{"INCCL_SOCKETS_PER_PEER", "TCP connections that carry data between two ranks; equal on all",
+      "1 to 4", "1", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, 4, &e->sockets_per_peer); }},
     {{"INCCL_COMM_ID", "where rank 0 will listen; not built yet: setting it is an error",
       "nothing yet: do not set it", "none", "address"},
      [](Text, Environment*) {
@@ -182,9 +188,11 @@ const Variable kVariables[] = {
       "a path; the file has 16 bytes or more and is readable by its owner only (mode 0600)", "none",
       "path"},
      [](Text v, Environment* e) { return ParseText(v, &e->secret_file); }},
-    {{"INCCL_SOCKET_IFNAME", "interface on which the creator of a unique id listens",
+    {{"INCCL_SOCKET_IFNAME",
+      "interface on which ranks listen for ranks of other machines, and the creator of a unique id "
+      "for all",
       "prefixes, comma-separated; = before: exact names; ^ before: all but these",
-      "the loopback interface", "list"},
+      "^lo,docker,virbr; without one, lo", "list"},
      [](Text v, Environment* e) { return ParseText(v, &e->socket_ifname); }},
     {{"INCCL_HOSTID",
       "ranks with equal values count as being on one host, ranks with different ones as on "
@@ -252,6 +260,15 @@ std::vector<VariableInfo> MakeTable() {
 }
 
 }  // namespace
+
+const char* Name(NetSecurity security) {
+  switch (security) {
+    case NetSecurity::kAuth: return "auth";
+    case NetSecurity::kEncrypt: return "encrypt";
+    case NetSecurity::kNone: break;
+  }
+  return "none";
+}
 
 std::span<const VariableInfo> VariableTable() {
   static const auto* const table = new std::vector<VariableInfo>(MakeTable());

@@ -23,8 +23,9 @@ using GetEnv = std::function<const char*(const char* name)>;
 // Where a variable is set, for messages: "environment", "/etc/inccl.conf:3".
 using WhereSet = std::function<std::string(const char* name)>;
 
-// The protection of connections over a network.
-enum class NetSecurity { kAuth, kNone };
+// The protection of connections over a network; docs/transports.md.
+enum class NetSecurity { kAuth, kEncrypt, kNone };
+const char* Name(NetSecurity security);
 
 // One checked and converted field per variable; VariableTable explains them.
 struct Environment {
@@ -38,6 +39,7 @@ struct Environment {
   std::string simd;                               // INCCL_SIMD
   std::string codec;                              // INCCL_CODEC
   NetSecurity net_security = NetSecurity::kAuth;  // INCCL_NET_SECURITY
+  int sockets_per_peer = 1;                       // INCCL_SOCKETS_PER_PEER
   std::string secret_file;                        // INCCL_SECRET_FILE
   std::string socket_ifname;                      // INCCL_SOCKET_IFNAME
   std::string hostid;                             // INCCL_HOSTID

@@ -22,7 +22,8 @@ using bootstrap::IoResult;
 constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot occupy the thread
 constexpr Time kLongestFlush = 3600 * kSecond;
 // Reserved per peer, so that an error message and a disconnect need no allocation.
-constexpr size_t kReservedOut = kMostNotifiedBytes + 4 * bootstrap::kFrameHeaderBytes;
+constexpr size_t kReservedOut =
+    kMostNotifiedBytes + 4 * (bootstrap::kFrameHeaderBytes + bootstrap::kTagBytes);
 
 }  // namespace
 
@@ -30,6 +31,10 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
     : rank_(mesh.rank), handler_(handler), options_(options), connections_(mesh.peers.size()) {
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     connections_[peer].fd = std::move(mesh.peers[peer].control);
+    if (std::optional<bootstrap::StreamCipher>& cipher = mesh.peers[peer].cipher; cipher) {
+      connections_[peer].seal = std::move(cipher->seal);
+      connections_[peer].in.Protect(std::move(cipher->open));
+    }
   }
 }
 
@@ -75,8 +80,9 @@ void SocketMember::Enqueue(size_t peer, uint8_t kind, std::span<const std::byte>
     return GiveUp(peer);
   }
   const Status status = CatchOutOfMemory([&] {
-    bootstrap::AppendFrame(kind, body, &connection.out);
-    return Status::Ok();
+    bootstrap::Aead* const seal = connection.seal ? &*connection.seal : nullptr;
+    const bool appended = bootstrap::AppendFrame(kind, body, &connection.out, seal);
+    return appended ? Status::Ok() : SystemError("libcrypto cannot seal a message");
   });
   if (!status.ok()) return GiveUp(peer);
   if (!connection.armed) Flush(peer);

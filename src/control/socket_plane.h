@@ -5,6 +5,7 @@
 #define INCCL_CONTROL_SOCKET_PLANE_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/mutex.h"
@@ -33,8 +34,8 @@ class SocketMember final : public Member {
   Time OnTime(Time now, Time late) override;
 
  private:
-  // `fd`, `open` and what is to be written: out_mutex_. `in`, `heard`: the control thread, or
-  // dispatch_mutex_.
+  // `fd`, `open`, `seal` and what is to be written: out_mutex_. `in`, `heard`: the control thread,
+  // or dispatch_mutex_.
   struct Connection {
     UniqueFd fd;
     bool open = false;
@@ -46,6 +47,7 @@ class SocketMember final : public Member {
     bool out_of_step = false;  // a part of a message is lost, so further input is discarded
     std::vector<std::byte> out;
     size_t out_begin = 0;
+    std::optional<bootstrap::Aead> seal;  // over TCP
     bootstrap::FrameParser in{kMaxControlBody};
     Time heard = 0;  // time of the last received byte
 

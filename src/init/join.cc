@@ -34,6 +34,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   join_options.agreement = options.agreement;
   join_options.secret_file = options.environment.secret_file;
   join_options.host_id = options.environment.hostid;
+  join_options.socket_ifname = options.environment.socket_ifname;
   join_options.cancelled = cancelled;
   TransportSelection transport(rank, nranks, options.environment, TakesDeviceSlices(options));
   transport.Advertise(&join_options);

@@ -53,7 +53,7 @@ TransportSelection::TransportSelection(int rank, int nranks, const Environment& 
       nranks_(nranks),
       environment_(environment),
       device_slices_(device_slices),
-      names_(NamesIn(environment.transport, {"shm", "ucx"})),
+      names_(NamesIn(environment.transport, {"shm", "ucx", "tcp"})),
       table_(nranks) {}
 
 TransportOffer TransportSelection::Make(const std::string& name,
@@ -101,7 +101,7 @@ Result<TransportSelection::Offers> TransportSelection::FirstOffers(const Mesh& m
   return offers;
 }
 
-Result<TransportSelection::Offers> TransportSelection::Exchange(const Mesh& mesh,
+Result<TransportSelection::Offers> TransportSelection::Exchange(Mesh* mesh,
                                                                 const TransportOffer& mine,
                                                                 const ExchangeTerms& terms) const {
   Result<std::vector<std::vector<std::byte>>> blobs = ExchangeBlobs(mesh, mine.Encode(), terms);
@@ -118,17 +118,19 @@ Result<TransportSelection::Offers> TransportSelection::Exchange(const Mesh& mesh
   return offers;
 }
 
-bool TransportSelection::CanUse(const Attempt& attempt, const HostMap& hosts, int a, int b) const {
+bool TransportSelection::CanUse(const Attempt& attempt, const Places& places, int a, int b) const {
   return attempt.of_rank[static_cast<size_t>(a)].ok() &&
-         attempt.of_rank[static_cast<size_t>(b)].ok() && attempt.row->unusable(hosts, a, b).empty();
+         attempt.of_rank[static_cast<size_t>(b)].ok() &&
+         attempt.row->unusable(places, a, b).empty();
 }
 
-bool TransportSelection::Needed(const Attempt& attempt, const HostMap& hosts, int rank) const {
+bool TransportSelection::Needed(const Attempt& attempt, const Places& places, int rank) const {
   if (nranks_ == 1) return attempt.of_rank[0].ok();
   for (int a = 0; a < nranks_; ++a) {
     for (int b = a + 1; b < nranks_; ++b) {
       const bool asked = rank < 0 || rank == a || rank == b;
-      if (asked && table_.Of(a, b) == PairTable::kNone && CanUse(attempt, hosts, a, b)) return true;
+      if (asked && table_.Of(a, b) == PairTable::kNone && CanUse(attempt, places, a, b))
+        return true;
     }
   }
   return false;
@@ -146,42 +148,42 @@ TransportOffer TransportSelection::OfferOf(const std::string& name, bool needed,
   return later_offer_;
 }
 
-Status TransportSelection::Attach(const Attempt& attempt, Mesh* mesh, const HostMap& hosts,
-                                  const Offers& offers) const {
+Status TransportSelection::Attach(const Attempt& attempt, Mesh* mesh, const Places& places,
+                                  const Offers& offers, const ExchangeTerms& terms) const {
   for (Peer& peer : mesh->peers) {
     const int other = peer.info.rank;
     if (other == rank_ || table_.Of(rank_, other) != PairTable::kNone ||
-        !CanUse(attempt, hosts, rank_, other)) {
+        !CanUse(attempt, places, rank_, other)) {
       continue;
     }
     Status status = attempt.factory->Attach(&peer, offers[static_cast<size_t>(other)].payload);
     if (!status.ok()) return status;
   }
-  return Status::Ok();
+  return attempt.factory == nullptr ? Status::Ok() : attempt.factory->Connect(*mesh, terms);
 }
 
 Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mesh,
-                               const HostMap& hosts, const ExchangeTerms& terms) {
+                               const Places& places, const ExchangeTerms& terms) {
   const auto number = static_cast<int>(attempts_.size());
   Attempt& attempt = attempts_.emplace_back();
   attempt.row = &RowOf(name);
   attempt.of_rank.resize(static_cast<size_t>(nranks_));
-  if (!Needed(attempt, hosts)) return Status::Ok();  // no rank makes it
+  if (!Needed(attempt, places)) return Status::Ok();  // no rank makes it
   if (number == 0) {
     attempt.factory = std::move(first_);
   } else {
-    const TransportOffer mine = OfferOf(name, Needed(attempt, hosts, rank_), &attempt.factory);
-    Result<Offers> further = Exchange(*mesh, mine, terms);
+    const TransportOffer mine = OfferOf(name, Needed(attempt, places, rank_), &attempt.factory);
+    Result<Offers> further = Exchange(mesh, mine, terms);
     if (!further.ok()) return further.status();
     offers = *std::move(further);
   }
   for (size_t rank = 0; rank < offers.size(); ++rank) attempt.of_rank[rank] = offers[rank].status;
-  if (Needed(attempt, hosts)) {
+  if (Needed(attempt, places)) {
     TransportOffer attached;
     attached.transport = name;
-    attached.status = Attach(attempt, mesh, hosts, offers);
+    attached.status = Attach(attempt, mesh, places, offers, terms);
     if (attempt.row->attach_needs_peers) {
-      Result<Offers> all = Exchange(*mesh, attached, terms);
+      Result<Offers> all = Exchange(mesh, attached, terms);
       if (!all.ok()) return all.status();
       for (size_t rank = 0; rank < all->size(); ++rank) {
         if (attempt.of_rank[rank].ok()) attempt.of_rank[rank] = (*all)[rank].status;
@@ -190,16 +192,16 @@ Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mes
       return attached.status;
     }
   }
-  Assign(number, hosts);
+  Assign(number, places);
   return Status::Ok();
 }
 
-void TransportSelection::Assign(int number, const HostMap& hosts) {
+void TransportSelection::Assign(int number, const Places& places) {
   Attempt& attempt = attempts_[static_cast<size_t>(number)];
   bool by_this_rank = attempt.used = nranks_ == 1 && attempt.of_rank[0].ok();
   for (int a = 0; a < nranks_; ++a) {
     for (int b = a + 1; b < nranks_; ++b) {
-      if (table_.Of(a, b) != PairTable::kNone || !CanUse(attempt, hosts, a, b)) continue;
+      if (table_.Of(a, b) != PairTable::kNone || !CanUse(attempt, places, a, b)) continue;
       table_.Set(a, b, number);
       attempt.used = true;
       by_this_rank = by_this_rank || a == rank_ || b == rank_;
@@ -218,11 +220,11 @@ std::string TransportSelection::Failure(const Attempt& attempt, int first) {
   return why;
 }
 
-Status TransportSelection::NoneFor(int a, int b, int other_pairs, const HostMap& hosts) const {
+Status TransportSelection::NoneFor(int a, int b, int other_pairs, const Places& places) const {
   Code code = Code::kInvalidUsage;
   std::string reasons;
   for (const Attempt& attempt : attempts_) {
-    const std::string unusable = a == b ? "" : attempt.row->unusable(hosts, a, b);
+    const std::string unusable = a == b ? "" : attempt.row->unusable(places, a, b);
     const int failed = attempt.of_rank[static_cast<size_t>(a)].ok() ? b : a;
     code = unusable.empty() ? attempt.of_rank[static_cast<size_t>(failed)].code()
                             : Code::kInvalidUsage;
@@ -236,9 +238,9 @@ Status TransportSelection::NoneFor(int a, int b, int other_pairs, const HostMap&
       {code, fmt::format("no common transport{}{}: {}", OfVariable(environment_), pair, reasons)});
 }
 
-Status TransportSelection::CheckComplete(const HostMap& hosts) const {
+Status TransportSelection::CheckComplete(const Places& places) const {
   if (nranks_ == 1) {
-    return attempts_.back().used ? Status::Ok() : NoneFor(0, 0, 0, hosts);
+    return attempts_.back().used ? Status::Ok() : NoneFor(0, 0, 0, places);
   }
   int first_a = -1, first_b = -1, missing = 0;
   for (int a = 0; a < nranks_; ++a) {
@@ -247,7 +249,7 @@ Status TransportSelection::CheckComplete(const HostMap& hosts) const {
       if (missing++ == 0) first_a = a, first_b = b;
     }
   }
-  return missing == 0 ? Status::Ok() : NoneFor(first_a, first_b, missing - 1, hosts);
+  return missing == 0 ? Status::Ok() : NoneFor(first_a, first_b, missing - 1, places);
 }
 
 Result<std::unique_ptr<Transport>> TransportSelection::Compose() {
@@ -295,19 +297,23 @@ void TransportSelection::WarnOfFailures(const char* name) const {
 
 Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh, const HostMap& hosts,
                                                               const ExchangeTerms& terms) {
+  std::vector<uint64_t> identities;
+  for (const Peer& peer : mesh->peers) identities.push_back(peer.info.machine_id);
+  const HostMap machines(identities);
+  const Places places{.hosts = hosts, .machines = machines, .environment = environment_};
   Result<Offers> offers = FirstOffers(*mesh);
   if (!offers.ok()) return offers.status();
   device_slices_ = std::all_of(offers->begin(), offers->end(),
                                [](const TransportOffer& offer) { return offer.device_slices; });
   for (const std::string& name : names_) {
-    if (!attempts_.empty() && CheckComplete(hosts).ok()) break;
-    Status status = Try(name, *offers, mesh, hosts, terms);
+    if (!attempts_.empty() && CheckComplete(places).ok()) break;
+    Status status = Try(name, *offers, mesh, places, terms);
     if (!status.ok()) return status;
   }
   for (Peer& peer : mesh->peers) peer.fds.clear();
   first_.reset();
   later_shm_.reset();
-  if (Status status = CheckComplete(hosts); !status.ok()) return status;
+  if (Status status = CheckComplete(places); !status.ok()) return status;
   Result<std::unique_ptr<Transport>> made = Compose();
   if (made.ok()) WarnOfFailures((*made)->caps().name);
   return made;
@@ -349,6 +355,9 @@ Result<Transports> JoinInProcess(const std::string& name, int nranks,
 
 Result<Transports> MakeInProcess(const std::string& name, int nranks,
                                  const Environment& environment, bool for_device) {
+  if (!RowOf(name).joins_threads) {
+    return InvalidUsage("it joins ranks that meet by an id or a launcher");
+  }
   if (name != "loopback") return JoinInProcess(name, nranks, environment, for_device);
   Transports transports =
       MakeLoopback(nranks, {.commit_ahead = for_device ? CommitAhead(nranks, true) : 0});

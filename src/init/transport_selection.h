@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Selects the transports of a communicator: each pair of ranks takes the first of INCCL_TRANSPORT
-// (default: shm, then ucx) that both ranks can use for this pair. Ranks exchange what they could
+// (default: shm, ucx, tcp) that both ranks can use for this pair. Ranks exchange what they could
 // make, so all of them compute the same table of pairs. If a pair has no transport, every rank
 // reports both ranks and each transport's reason.
 #ifndef INCCL_INIT_TRANSPORT_SELECTION_H_
@@ -57,27 +57,26 @@ class TransportSelection {
   TransportOffer Make(const std::string& name, std::unique_ptr<TransportFactory>* made) const;
   // The offers that came with the join.
   Result<Offers> FirstOffers(const Mesh& mesh) const;
-  Result<Offers> Exchange(const Mesh& mesh, const TransportOffer& mine,
-                          const ExchangeTerms& terms) const;
+  Result<Offers> Exchange(Mesh* mesh, const TransportOffer& mine, const ExchangeTerms& terms) const;
   // Tries the next transport: assigns it to the pairs that have none and can use it. `offers` are
   // those of the first one.
-  Status Try(const std::string& name, Offers offers, Mesh* mesh, const HostMap& hosts,
+  Status Try(const std::string& name, Offers offers, Mesh* mesh, const Places& places,
              const ExchangeTerms& terms);
   // This rank's offer of a further transport; an empty one if this rank does not need it.
   TransportOffer OfferOf(const std::string& name, bool needed,
                          std::unique_ptr<TransportFactory>* made);
-  // Attaches to this rank's peers of unassigned pairs that can use the transport.
-  Status Attach(const Attempt& attempt, Mesh* mesh, const HostMap& hosts,
-                const Offers& offers) const;
-  void Assign(int number, const HostMap& hosts);
-  bool CanUse(const Attempt& attempt, const HostMap& hosts, int a, int b) const;
+  // Attaches to this rank's peers of unassigned pairs that can use the transport, and connects.
+  Status Attach(const Attempt& attempt, Mesh* mesh, const Places& places, const Offers& offers,
+                const ExchangeTerms& terms) const;
+  void Assign(int number, const Places& places);
+  bool CanUse(const Attempt& attempt, const Places& places, int a, int b) const;
   // Whether a pair without a transport can use this one, or (`rank` >= 0) a pair of that rank.
-  bool Needed(const Attempt& attempt, const HostMap& hosts, int rank = -1) const;
+  bool Needed(const Attempt& attempt, const Places& places, int rank = -1) const;
   // Why rank `first` failed, and how many others have.
   static std::string Failure(const Attempt& attempt, int first);
   // The error if a pair has no transport.
-  Status CheckComplete(const HostMap& hosts) const;
-  Status NoneFor(int a, int b, int other_pairs, const HostMap& hosts) const;
+  Status CheckComplete(const Places& places) const;
+  Status NoneFor(int a, int b, int other_pairs, const Places& places) const;
   void WarnOfFailures(const char* name) const;
   Result<std::unique_ptr<Transport>> Compose();
   Status Error(const Status& status) const;

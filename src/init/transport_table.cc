@@ -8,6 +8,7 @@
 
 #include "init/options.h"
 #include "transport/shm/shm_factory.h"
+#include "transport/tcp/tcp_factory.h"
 #include "transport/ucx/ucx_factory.h"
 
 namespace inccl {
@@ -37,26 +38,67 @@ MadeFactory MakeUcx(const FactoryArgs& args) {
 
 constexpr const char* kThreadsOnly = "loopback joins threads of one process only";
 
-std::string OneHostOnly(const HostMap& hosts, int a, int b) {
-  return hosts.SameHost(a, b) ? "" : fmt::format("ranks {} and {} are on different hosts", a, b);
+tcp::Protection ProtectionOf(NetSecurity security) {
+  switch (security) {
+    case NetSecurity::kAuth: return tcp::Protection::kAuth;
+    case NetSecurity::kEncrypt: return tcp::Protection::kEncrypt;
+    case NetSecurity::kNone: break;
+  }
+  return tcp::Protection::kNone;
+}
+
+MadeFactory MakeTcp(const FactoryArgs& args) {
+  const Environment& environment = *args.environment;
+  TcpOptions options;
+  options.interfaces = environment.socket_ifname;
+  options.sockets_per_peer = environment.sockets_per_peer;
+  options.protection = ProtectionOf(environment.net_security);
+  if (environment.dead_timeout_ms > 0) {
+    options.dead_after = environment.dead_timeout_ms * kMillisecond;
+  }
+  return MakeTcpFactory(args.rank, args.nranks, options);
+}
+
+std::string OneHostOnly(const Places& places, int a, int b) {
+  if (!places.hosts.SameHost(a, b)) {
+    return fmt::format("ranks {} and {} are on different hosts", a, b);
+  }
+  if (places.machines.SameHost(a, b)) return "";
+  return fmt::format("ranks {} and {} are on different machines, although INCCL_HOSTID is equal", a,
+                     b);
+}
+
+std::string UcxBetween(const Places& places, int a, int b) {
+  if (places.machines.SameHost(a, b) || !places.environment.ucx_tls.empty()) return "";
+  return fmt::format(
+      "ranks {} and {} are on different machines, and INCCL_UCX_TLS names no network", a, b);
 }
 
 constexpr TransportRow kRows[] = {
     {.name = "loopback",
      .make = [](const FactoryArgs&) { return MadeFactory(InvalidUsage(kThreadsOnly)); },
      .caps = [] { return Caps{.name = "loopback"}; },
-     .unusable = [](const HostMap&, int, int) { return std::string(kThreadsOnly); },
-     .attach_needs_peers = false},
+     .unusable = [](const Places&, int, int) { return std::string(kThreadsOnly); },
+     .attach_needs_peers = false,
+     .joins_threads = true},
     {.name = "shm",
      .make = MakeShm,
      .caps = [] { return ShmTransport::CapsOf(ShmOptions{}); },
      .unusable = OneHostOnly,
-     .attach_needs_peers = false},
+     .attach_needs_peers = false,
+     .joins_threads = true},
     {.name = "ucx",
      .make = MakeUcx,
      .caps = [] { return Caps{.name = "ucx"}; },
-     .unusable = [](const HostMap&, int, int) { return std::string(); },
-     .attach_needs_peers = true},
+     .unusable = UcxBetween,
+     .attach_needs_peers = true,
+     .joins_threads = true},
+    {.name = "tcp",
+     .make = MakeTcp,
+     .caps = [] { return Caps{.name = "tcp"}; },
+     .unusable = [](const Places&, int, int) { return std::string(); },
+     .attach_needs_peers = true,
+     .joins_threads = false},
 };
 
 }  // namespace

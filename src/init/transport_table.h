@@ -22,15 +22,25 @@ struct FactoryArgs {
   bool for_device = false;  // the rank works on a device
 };
 
+// Where the ranks run. Hosts are what INCCL_HOSTID says; machines have their own network, so unix
+// sockets and shared memory end there.
+struct Places {
+  const HostMap& hosts;
+  const HostMap& machines;
+  const Environment& environment;
+};
+
 struct TransportRow {
   const char* name;
   Result<std::unique_ptr<TransportFactory>> (*make)(const FactoryArgs& args);
   // Transport::caps() of what `make` makes, on any rank.
   Caps (*caps)();
   // Why two ranks cannot use it, whatever their processes can do; "" if nothing prevents it.
-  std::string (*unusable)(const HostMap& hosts, int a, int b);
+  std::string (*unusable)(const Places& places, int a, int b);
   // A rank attaches to live peers, so all ranks must have attached before any leaves.
   bool attach_needs_peers;
+  // One thread can make all ends, one after the other.
+  bool joins_threads;
 };
 
 // In the order in which the parts of a composite transport are polled. INCCL_TRANSPORT has been

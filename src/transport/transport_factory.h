@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "bootstrap/exchange.h"
 #include "bootstrap/mesh.h"
 #include "transport/transport.h"
 
@@ -23,7 +24,12 @@ class TransportFactory {
   virtual std::vector<std::byte> payload() const { return {}; }
   // `payload` is the peer's. Called once for each peer to which lanes will be opened.
   virtual Status Attach(Peer* peer, std::span<const std::byte> payload) = 0;
-  // Called once, after all Attach. `alone`: no rank of the communicator has another transport, so
+  // Called once, after all Attach, on all ranks at a time: makes the connections that take two. It
+  // names the peer that fails, and ends by the deadline of `terms`.
+  virtual Status Connect(const Mesh& /*mesh*/, const ExchangeTerms& /*terms*/) {
+    return Status::Ok();
+  }
+  // Called once, after Connect. `alone`: no rank of the communicator has another transport, so
   // all of them sleep on Transport::wakeup_event; else all sleep on Transport::wakeup_source.
   virtual std::unique_ptr<Transport> Take(bool alone) = 0;
 };

@@ -90,14 +90,20 @@ class AttackTest : public ::testing::Test {
   }
   // A whole handshake; the client's hello is kept in *hello.
   bool Authenticate(Stranger* stranger, const HandshakeTerms& terms, uint32_t rank, uint32_t nranks,
-                    std::vector<std::byte>* hello = nullptr) {
+                    std::vector<std::byte>* hello = nullptr, std::optional<Aead>* seal = nullptr) {
     ClientHandshake handshake;
     handshake.Start(&terms, {.rank = rank, .nranks = nranks}, Nonce{});
     handshake.Feed(stranger->Read(kGreetingBytes));
     if (hello != nullptr) hello->assign(handshake.hello().begin(), handshake.hello().end());
     stranger->Send(handshake.hello());
     const std::vector<std::byte> reply = stranger->Read(kReplyBytes);
-    return reply.size() == kReplyBytes && handshake.Feed(reply) == ClientHandshake::State::kDone;
+    if (reply.size() != kReplyBytes || handshake.Feed(reply) != ClientHandshake::State::kDone) {
+      return false;
+    }
+    if (seal != nullptr) {
+      seal->emplace(Aead::Create(handshake.Keys()->from_client, Aead::Use::kSeal).value());
+    }
+    return true;
   }
 
   const Baseline baseline_;
@@ -144,26 +150,30 @@ TEST_F(AttackTest, AMemberThatSpeaksNonsense) {
   Rng rng(TestSeed());
   for (int i = 0; i < 30; ++i) {
     Stranger member(address_);
-    ASSERT_TRUE(Authenticate(&member, terms_, 1, 3));
+    std::optional<Aead> seal;
+    ASSERT_TRUE(Authenticate(&member, terms_, 1, 3, nullptr, &seal));
     std::vector<std::byte> bytes;
-    if (i % 3 == 0) {
+    if (i % 5 == 0) {
       bytes.resize(4, std::byte{0xFF});  // a frame of 4 GiB
+    } else if (i % 5 == 1) {
+      AppendFrame(static_cast<uint8_t>(MessageKind::kDone), {}, &bytes);  // not sealed
     } else {
       std::vector<std::byte> body(rng.Below(200));
       for (std::byte& b : body) b = static_cast<std::byte>(rng.Next());
-      AppendFrame(static_cast<uint8_t>(1 + rng.Below(6)), body, &bytes);
+      AppendFrame(static_cast<uint8_t>(1 + rng.Below(6)), body, &bytes, &*seal);
     }
     member.Send(bytes);
     EXPECT_TRUE(member.IsCutOff());
   }
   // A registration of another rank than the one that authenticated.
   Stranger liar(address_);
-  ASSERT_TRUE(Authenticate(&liar, terms_, 1, 3));
+  std::optional<Aead> seal;
+  ASSERT_TRUE(Authenticate(&liar, terms_, 1, 3, nullptr, &seal));
   Registration registration;
   registration.record.rank = 2;
   registration.nranks = 3;
   std::vector<std::byte> bytes;
-  AppendFrame(static_cast<uint8_t>(MessageKind::kRegister), registration.Encode(), &bytes);
+  AppendFrame(static_cast<uint8_t>(MessageKind::kRegister), registration.Encode(), &bytes, &*seal);
   liar.Send(bytes);
   EXPECT_TRUE(liar.IsCutOff());
   ExpectTheJobJoins();

@@ -55,11 +55,11 @@ ExchangeTerms Within(int ms) {
 TEST(ExchangeTest, RoundsOfAllSizes) {
   for (const int n : {1, 2, 5}) {
     const Baseline baseline;
-    const std::vector<Mesh> meshes = MakeMeshes(n);
+    std::vector<Mesh> meshes = MakeMeshes(n);
     OnThreads(n, [&](int rank) {
       for (int round = 0; round < 4; ++round) {
         const auto all =
-            ExchangeBlobs(meshes[static_cast<size_t>(rank)], BlobOf(rank, round), Within(20000));
+            ExchangeBlobs(&meshes[static_cast<size_t>(rank)], BlobOf(rank, round), Within(20000));
         ASSERT_TRUE(all.ok()) << all.status().message();
         ASSERT_EQ(all->size(), static_cast<size_t>(n));
         for (int peer = 0; peer < n; ++peer) {
@@ -72,13 +72,13 @@ TEST(ExchangeTest, RoundsOfAllSizes) {
 
 // What a peer sends afterwards belongs to somebody else.
 TEST(ExchangeTest, ReadsNoByteTooMany) {
-  const std::vector<Mesh> meshes = MakeMeshes(2);
+  std::vector<Mesh> meshes = MakeMeshes(2);
   ByteWriter message;
   message.U32(3);
   message.Raw(std::as_bytes(std::span("abcmore", 7)));
   const int peer = meshes[1].peers[0].control.get();
   ASSERT_EQ(send(peer, message.bytes().data(), message.bytes().size(), 0), 11);
-  const auto all = ExchangeBlobs(meshes[0], {}, Within(20000));
+  const auto all = ExchangeBlobs(&meshes[0], {}, Within(20000));
   ASSERT_TRUE(all.ok());
   EXPECT_EQ((*all)[1].size(), 3u);
   char rest[16] = "";
@@ -88,14 +88,14 @@ TEST(ExchangeTest, ReadsNoByteTooMany) {
 
 TEST(ExchangeTest, TooLargeABlobIsRefusedOnBothSides) {
   std::vector<Mesh> meshes = MakeMeshes(2);
-  EXPECT_EQ(ExchangeBlobs(meshes[0], Blob(kMaxBlob + 1), Within(20000)).status().code(),
+  EXPECT_EQ(ExchangeBlobs(&meshes[0], Blob(kMaxBlob + 1), Within(20000)).status().code(),
             Code::kInvalidArgument);
   for (const uint32_t length : {static_cast<uint32_t>(kMaxBlob + 1), UINT32_MAX}) {
     meshes = MakeMeshes(2);
     ByteWriter message;
     message.U32(length);
     ASSERT_EQ(send(meshes[1].peers[0].control.get(), message.bytes().data(), 4, 0), 4);
-    const Status status = ExchangeBlobs(meshes[0], {}, Within(20000)).status();
+    const Status status = ExchangeBlobs(&meshes[0], {}, Within(20000)).status();
     EXPECT_EQ(status.code(), Code::kInternalError);
     EXPECT_CONTAINS(status.message(), "rank 0/2: init: peer 1@node");
     EXPECT_CONTAINS(status.message(), std::to_string(length));
@@ -108,19 +108,19 @@ TEST(ExchangeTest, APeerThatLeavesIsNamed) {
     const char message[] = {9, 0, 0, 0, 'x', 'y'};
     ASSERT_EQ(send(meshes[2].peers[0].control.get(), message, sent, 0), static_cast<ssize_t>(sent));
     meshes[2].peers[0].control.Reset();
-    const Status status = ExchangeBlobs(meshes[0], Blob(100), Within(20000)).status();
+    const Status status = ExchangeBlobs(&meshes[0], Blob(100), Within(20000)).status();
     EXPECT_EQ(status.code(), Code::kRemoteError);
     EXPECT_CONTAINS(status.message(), "peer 2@node");
   }
 }
 
 TEST(ExchangeTest, SilenceIsATimeoutThatNamesTheSilent) {
-  const std::vector<Mesh> meshes = MakeMeshes(3);
+  std::vector<Mesh> meshes = MakeMeshes(3);
   ByteWriter empty;
   empty.U32(0);
   ASSERT_EQ(send(meshes[1].peers[0].control.get(), empty.bytes().data(), 4, 0), 4);
   const double start = Seconds();
-  const Status status = ExchangeBlobs(meshes[0], {}, Within(100)).status();
+  const Status status = ExchangeBlobs(&meshes[0], {}, Within(100)).status();
   EXPECT_EQ(status.code(), Code::kTimeout);
   EXPECT_CONTAINS(status.message(), "rank 2");
   EXPECT_CONTAINS(status.message(), "100 ms");
@@ -129,7 +129,7 @@ TEST(ExchangeTest, SilenceIsATimeoutThatNamesTheSilent) {
 
 TEST(ExchangeTest, TheSilentAreNamedBeforeTheLimit) {
   const LogFile log;
-  const std::vector<Mesh> meshes = MakeMeshes(3);
+  std::vector<Mesh> meshes = MakeMeshes(3);
   ByteWriter empty;
   empty.U32(0);
   ASSERT_EQ(send(meshes[1].peers[0].control.get(), empty.bytes().data(), 4, 0), 4);
@@ -143,12 +143,12 @@ TEST(ExchangeTest, TheSilentAreNamedBeforeTheLimit) {
                     "transport; the limit is 60000 ms");
     cancelled.store(true);
   });
-  EXPECT_EQ(ExchangeBlobs(meshes[0], {}, terms).status().code(), Code::kRemoteError);
+  EXPECT_EQ(ExchangeBlobs(&meshes[0], {}, terms).status().code(), Code::kRemoteError);
   reader.join();
 }
 
 TEST(ExchangeTest, EndsWhenItIsCancelled) {
-  const std::vector<Mesh> meshes = MakeMeshes(2);
+  std::vector<Mesh> meshes = MakeMeshes(2);
   std::atomic<bool> cancelled{false};
   std::thread canceller([&] {
     usleep(50000);
@@ -156,7 +156,7 @@ TEST(ExchangeTest, EndsWhenItIsCancelled) {
   });
   ExchangeTerms terms = Within(60000);
   terms.cancelled = &cancelled;
-  EXPECT_EQ(ExchangeBlobs(meshes[0], {}, terms).status().code(), Code::kRemoteError);
+  EXPECT_EQ(ExchangeBlobs(&meshes[0], {}, terms).status().code(), Code::kRemoteError);
   canceller.join();
 }
 

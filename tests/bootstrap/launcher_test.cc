@@ -229,14 +229,21 @@ TEST(InterfacesTest, TheGrammarOfTheVariable) {
 }
 
 TEST(InterfacesTest, ChoosesAddresses) {
-  const Result<std::vector<UniqueIdAddress>> unset = bootstrap::ChooseAddresses("");
-  ASSERT_TRUE(unset.ok());
-  ASSERT_EQ(unset->size(), 1u);
-  const uint32_t loopback = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(std::memcmp((*unset)[0].address.data(), &loopback, 4), 0);
   const Result<std::vector<UniqueIdAddress>> lo = bootstrap::ChooseAddresses("=lo");
   ASSERT_TRUE(lo.ok()) << lo.status().message();
-  EXPECT_EQ((*lo)[0].address, (*unset)[0].address);
+  const uint32_t loopback = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(std::memcmp((*lo)[0].address.data(), &loopback, 4), 0);
+  for (const UniqueIdAddress& address : *lo) EXPECT_TRUE(bootstrap::IsLoopback(address));
+  // Without a pattern: an interface that other machines may reach, if there is one.
+  const Result<std::vector<UniqueIdAddress>> unset = bootstrap::ChooseAddresses("");
+  ASSERT_TRUE(unset.ok());
+  ASSERT_FALSE(unset->empty());
+  const Result<std::vector<UniqueIdAddress>> others =
+      bootstrap::ChooseAddresses("^lo,docker,virbr");
+  EXPECT_EQ(bootstrap::IsLoopback((*unset)[0]), !others.ok());
+  if (others.ok()) {
+    EXPECT_EQ(*unset, *others);
+  }
   const Result<std::vector<UniqueIdAddress>> none = bootstrap::ChooseAddresses("nosuch");
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.status().code(), Code::kInvalidUsage);

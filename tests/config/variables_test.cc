@@ -110,7 +110,7 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_SLICE_BYTES", "4095"},
       {"INCCL_SLICE_BYTES", "4194305"},
       {"INCCL_SLICE_BYTES", "64k"},
-      {"INCCL_TRANSPORT", "tcp"},
+      {"INCCL_TRANSPORT", "udp"},
       {"INCCL_TRANSPORT", "ucx,"},
       {"INCCL_UCX_TLS", "tcp sysv"},
       {"INCCL_UCX_TLS", "^tcp"},
@@ -163,7 +163,7 @@ std::string Refusal(const std::map<std::string, std::string>& values) {
 
 TEST(EnvTest, ARefusalIsOneSentence) {
   EXPECT_EQ(
-      Refusal({{"INCCL_TRANSPORT", "tcp"}}),
+      Refusal({{"INCCL_TRANSPORT", "udp"}}),
       "INCCL_TRANSPORT: \"tcp\" is no transport of this version; it takes loopback, shm, ucx, "
       "or a list in order of preference");
   EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "shm,tcp"}}),

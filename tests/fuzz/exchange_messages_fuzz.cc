@@ -41,7 +41,7 @@ void Run(Data data) {
   }
   const std::byte mine[16] = {};
   const Result<std::vector<std::vector<std::byte>>> blobs = ExchangeBlobs(
-      mesh, mine, {.deadline = SystemClock().Now() + 10 * kSecond, .timeout_ms = 10000});
+      &mesh, mine, {.deadline = SystemClock().Now() + 10 * kSecond, .timeout_ms = 10000});
   if (!blobs.ok()) {
     Require(blobs.status().code() != Code::kTimeout, "what is closed is not waited for");
     Require(blobs.status().message().starts_with("rank 0/3: init: peer "), "a peer is named");

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <string>
 #include <string_view>
@@ -52,6 +53,7 @@ std::string TestsOf(std::string_view source) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  setenv("INCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);  // tests do not listen to other machines
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument.substr(0, kFlag.size()) != kFlag) {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Connects a rank with its peers. Of every pair the higher rank connects and the lower one accepts;
+// both prove that they know the communicator's key. Over unix sockets, which join the ranks of one
+// machine, both check that the peer belongs to the same user (and container), and each passes its
+// descriptors to the other.
+#ifndef INCCL_BOOTSTRAP_CONNECT_PEERS_H_
+#define INCCL_BOOTSTRAP_CONNECT_PEERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/status.h"
+#include "bootstrap/handshake.h"
+#include "bootstrap/socket.h"
+
+namespace inccl::bootstrap {
+
+// A connection to make.
+struct LinkPlan {
+  int peer = 0;
+  uint16_t connection = 0;  // number among those with this peer
+  std::string peer_name;    // for errors
+  // Where the peer listens, in the order to try; all unix or all TCP. The accepting end needs them,
+  // too, to know which kind is due.
+  std::vector<SocketAddress> addresses;
+};
+
+// A connection that has been made.
+struct Link {
+  UniqueFd fd;
+  Key send_key, receive_key;  // of TCP connections
+  std::vector<UniqueFd> fds;  // that the peer has passed
+};
+
+struct ConnectTerms {
+  int rank = 0, nranks = 1;
+  HandshakeTerms handshake;
+  std::vector<LinkPlan> plans;
+  std::vector<int> share_fds;
+  Time deadline = kNever;
+  int timeout_ms = 0;
+  bool any_namespace = false;  // false: over unix sockets, refuse peers in other containers
+  // Called again and again; its error ends the attempt. It is told which peers lack a connection.
+  // When `check_fd` becomes readable, it is called at once; -1: none.
+  std::function<Status(const std::vector<int>& missing)> check;
+  int check_fd = -1;
+};
+
+struct Listener {
+  UniqueFd fd;
+  bool is_unix = false;
+};
+
+// Runs until all connections are made; links->at(i) is that of plans[i]. Errors name the peer.
+// After a failure, `open` holds the descriptors; the caller closes them only after it has reported
+// the failure, because a peer that sees them closed earlier would blame this rank.
+Status ConnectPeers(const ConnectTerms& terms, std::vector<Listener> listeners,
+                    std::vector<Link>* links, std::vector<UniqueFd>* open);
+
+}  // namespace inccl::bootstrap
+
+#endif  // INCCL_BOOTSTRAP_CONNECT_PEERS_H_

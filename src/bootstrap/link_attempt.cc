@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/link_attempt.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "base/fault_point.h"
+#include "bootstrap/namespaces.h"
+#include "bootstrap/socket.h"
+
+namespace inccl::bootstrap {
+namespace {
+
+constexpr Time kClientLimit = 4 * kSecond;
+constexpr Time kPause = 2 * kMillisecond;
+constexpr Time kUnreachablePause = 100 * kMillisecond;
+constexpr int kMostRejections = 3;
+
+}  // namespace
+
+LinkAttempt::LinkAttempt(const ConnectTerms* terms, const LinkPlan* plan)
+    : terms_(terms),
+      plan_(plan),
+      state_(plan->peer < terms->rank ? State::kPausing : State::kAwaited) {}
+
+Time LinkAttempt::NextTime() const {
+  const bool timed = state_ == State::kPausing || state_ == State::kConnecting ||
+                     state_ == State::kHandshaking || (state_ == State::kSwapping && !sent_);
+  return timed ? at_ : kNever;
+}
+
+pollfd LinkAttempt::Awaited() const {
+  const bool idle =
+      state_ == State::kAwaited || state_ == State::kPausing || state_ == State::kDone;
+  const int events = state_ == State::kConnecting ? POLLOUT : POLLIN;
+  return {.fd = idle ? -1 : link_.fd.get(),
+          .events = static_cast<decltype(pollfd::events)>(events),
+          .revents = 0};
+}
+
+Link LinkAttempt::TakeLink() {
+  link_.fds = receiver_.Take();
+  return std::move(link_);
+}
+
+Status LinkAttempt::Error(const Status& status) const {
+  return {status.code(), fmt::format("peer {}: {}", plan_->peer_name, status.message())};
+}
+
+Status LinkAttempt::Start(Time now) {
+  if (now < NextTime()) return Status::Ok();
+  switch (state_) {
+    case State::kPausing: return Connect();
+    case State::kConnecting: return NextAddress(ETIMEDOUT);
+    case State::kHandshaking: Pause(kPause); return Status::Ok();
+    case State::kSwapping: return Swap();
+    case State::kAwaited:
+    case State::kDone: break;
+  }
+  return Status::Ok();
+}
+
+Status LinkAttempt::Step() {
+  switch (state_) {
+    case State::kConnecting: break;
+    case State::kHandshaking: return StepHandshake();
+    case State::kSwapping: return Swap();
+    default: return Status::Ok();
+  }
+  if (const int error = PendingError(link_.fd.get()); error != 0) {
+    if (!is_unix()) return NextAddress(error);
+    return Error(SystemErrorErrno("connect", error));
+  }
+  state_ = State::kHandshaking;
+  return is_unix() ? CheckOwner() : Status::Ok();
+}
+
+std::string LinkAttempt::Accept(const ServerHandshake& handshake, bool is_unix, UniqueFd* fd) {
+  if (state_ != State::kAwaited || this->is_unix() != is_unix ||
+      handshake.nranks() != static_cast<uint32_t>(terms_->nranks)) {
+    return "no such rank is awaited";
+  }
+  if (!is_unix) {
+    const Result<ConnectionKeys> keys = handshake.Keys();
+    if (!keys.ok()) return keys.status().message();
+    link_.send_key = keys->from_server;
+    link_.receive_key = keys->from_client;
+  }
+  const Bytes reply = handshake.reply();
+  if (!WriteAll(fd->get(), reply)) return "it closed before it authenticated";
+  link_.fd = std::move(*fd);
+  state_ = is_unix ? State::kSwapping : State::kDone;  // swaps at once, since `at_` is over
+  return "";
+}
+
+void LinkAttempt::Pause(Time pause) {
+  link_.fd.Reset();
+  state_ = State::kPausing;
+  at_ = SystemClock().Now() + pause;
+}
+
+Status LinkAttempt::NextAddress(int error) {
+  last_failure_ =
+      fmt::format("{}: {}", target().ToString(), SystemErrorErrno("connect", error).message());
+  all_refused_ = all_refused_ && error == ECONNREFUSED;
+  if (++address_ < plan_->addresses.size()) {
+    Pause(0);
+    return Status::Ok();
+  }
+  if (all_refused_) return Error(RemoteError("does not listen any more (process died?)"));
+  address_ = 0;
+  all_refused_ = true;
+  Pause(kUnreachablePause);
+  return Status::Ok();
+}
+
+Status LinkAttempt::Connect() {
+  int error = 0;
+  Result<UniqueFd> fd = bootstrap::Connect(target(), &error);
+  if (!fd.ok()) return Error(fd.status());
+  if (error == EAGAIN) {  // the peer's backlog is full
+    Pause(kPause);
+    return Status::Ok();
+  }
+  if (error != 0 && (error == ECONNREFUSED || !is_unix())) return NextAddress(error);
+  if (error != 0) return Error(SystemErrorErrno("connect", error));
+  FAULT_POINT("mesh.after_connect");
+  Nonce nonce;
+  if (Status status = FillRandom(nonce); !status.ok()) return status;
+  link_.fd = *std::move(fd);
+  state_ = State::kConnecting;
+  at_ = SystemClock().Now() + kClientLimit;
+  handshake_.Start(&terms_->handshake,
+                   {.rank = static_cast<uint32_t>(terms_->rank),
+                    .nranks = static_cast<uint32_t>(terms_->nranks),
+                    .server = static_cast<uint32_t>(plan_->peer),
+                    .connection = plan_->connection},
+                   nonce);
+  return Status::Ok();
+}
+
+Status LinkAttempt::CheckOwner() {
+  const Result<PeerCredentials> owner = GetPeerCredentials(link_.fd.get());
+  if (!owner.ok()) return Error(owner.status());
+  if (owner->uid != geteuid()) {
+    return Error(InvalidUsage(
+        fmt::format("its socket belongs to uid {}, not to uid {}", owner->uid, geteuid())));
+  }
+  if (terms_->any_namespace) return Status::Ok();
+  const Status status = CheckPeerNamespaces(link_.fd.get());
+  // The next attempt to connect, or the rendezvous, reports the peer's death.
+  if (status.code() == Code::kRemoteError) {
+    Pause(kPause);
+    return Status::Ok();
+  }
+  if (status.ok()) return status;
+  return Error(InvalidUsage("its socket belongs to " + status.message()));
+}
+
+Status LinkAttempt::StepHandshake() {
+  std::array<std::byte, kHelloBytes> buffer;
+  const IoResult got = ReadSome(link_.fd.get(), std::span(buffer).first(handshake_.wanted()));
+  if (got.error == EAGAIN) return Status::Ok();
+  if (got.error != 0 || got.closed) {
+    // A busy peer has dropped the connection, or the peer died, which the next attempt shows.
+    if (got.closed && handshake_.state() == ClientHandshake::State::kReadingReply &&
+        ++rejections_ == kMostRejections) {
+      return Error(InternalError("rejects the handshake"));
+    }
+    Pause(kPause);
+    return Status::Ok();
+  }
+  const ClientHandshake::State before = handshake_.state();
+  const ClientHandshake::State after = handshake_.Feed(std::span(buffer).first(got.bytes));
+  if (handshake_.fault() == HandshakeFault::kCrypto) {
+    return Error(SystemError(Describe(handshake_.fault())));
+  }
+  if (after == ClientHandshake::State::kFailed) {
+    return Error(
+        InvalidUsage(fmt::format("its socket is not ours: {}", Describe(handshake_.fault()))));
+  }
+  if (after == ClientHandshake::State::kReadingReply && before != after &&
+      !WriteAll(link_.fd.get(), handshake_.hello())) {
+    Pause(kPause);
+    return Status::Ok();
+  }
+  return after == ClientHandshake::State::kDone ? Authenticated() : Status::Ok();
+}
+
+Status LinkAttempt::Authenticated() {
+  FAULT_POINT("mesh.after_handshake");
+  if (is_unix()) {
+    state_ = State::kSwapping;
+    return Swap();
+  }
+  const Result<ConnectionKeys> keys = handshake_.Keys();
+  if (!keys.ok()) return Error(keys.status());
+  link_.send_key = keys->from_client;
+  link_.receive_key = keys->from_server;
+  state_ = State::kDone;
+  return Status::Ok();
+}
+
+Status LinkAttempt::Swap() {
+  if (!sent_) {
+    FAULT_POINT("mesh.before_swap");
+    Result<bool> sent = SendFds(link_.fd.get(), terms_->share_fds);
+    if (!sent.ok()) return Error(sent.status());
+    sent_ = *sent;
+    at_ = SystemClock().Now() + kPause;  // time of the next attempt
+  }
+  if (!received_) {
+    Result<bool> received = receiver_.Receive(link_.fd.get());
+    if (!received.ok()) return Error(received.status());
+    received_ = *received;
+  }
+  if (sent_ && received_) {
+    state_ = State::kDone;
+    FAULT_POINT("mesh.after_swap");
+  }
+  return Status::Ok();
+}
+
+}  // namespace inccl::bootstrap

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef INCCL_TRANSPORT_TCP_TCP_FACTORY_H_
+#define INCCL_TRANSPORT_TCP_TCP_FACTORY_H_
+
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/tcp/tcp_frame.h"
+#include "transport/transport_factory.h"
+
+namespace inccl {
+
+struct TcpOptions {
+  std::string interfaces;  // INCCL_SOCKET_IFNAME
+  int sockets_per_peer = 1;
+  tcp::Protection protection = tcp::Protection::kAuth;
+  Time dead_after = kNever;  // a peer that acknowledges nothing for so long has gone
+};
+
+// Listens on the interface that the options select, until Take. Of two ranks the higher one
+// connects. Errors: kInvalidUsage (no such interface), kSystemError.
+Result<std::unique_ptr<TransportFactory>> MakeTcpFactory(int rank, int nranks,
+                                                         const TcpOptions& options);
+
+}  // namespace inccl
+
+#endif  // INCCL_TRANSPORT_TCP_TCP_FACTORY_H_
