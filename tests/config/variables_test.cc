@@ -164,11 +164,11 @@ std::string Refusal(const std::map<std::string, std::string>& values) {
 TEST(EnvTest, ARefusalIsOneSentence) {
   EXPECT_EQ(
       Refusal({{"INCCL_TRANSPORT", "udp"}}),
-      "INCCL_TRANSPORT: \"tcp\" is no transport of this version; it takes loopback, shm, ucx, "
-      "or a list in order of preference");
-  EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "shm,tcp"}}),
-            "INCCL_TRANSPORT: \"shm,tcp\" is a list with \"tcp\", which is no transport of this "
-            "version; it takes loopback, shm, ucx, or a list in order of preference");
+      "INCCL_TRANSPORT: \"udp\" is no transport of this version; it takes loopback, shm, ucx, "
+      "tcp, or a list in order of preference");
+  EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "shm,udp"}}),
+            "INCCL_TRANSPORT: \"shm,udp\" is a list with \"udp\", which is no transport of this "
+            "version; it takes loopback, shm, ucx, tcp, or a list in order of preference");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "NOISE"}}).substr(0, 50),
             "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it ta");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "^INIT,NOISE"}}).substr(0, 80),
