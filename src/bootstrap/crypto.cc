@@ -20,6 +20,18 @@ namespace {
 
 unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 
+// Uses each algorithm once. OpenSSL looks for an algorithm at its first use, and 3.0 never finds it
+// again if it runs out of memory then.
+bool FindAlgorithms() {
+  Result<KeyExchange> pair = KeyExchange::Create();
+  EVP_CIPHER* const cipher = EVP_CIPHER_fetch(nullptr, "AES-128-GCM", nullptr);
+  EVP_CIPHER_free(cipher);
+  if (cipher == nullptr || !pair.ok()) return false;
+  const PublicKey& any = pair->public_key();
+  return pair->Agree(any).ok() && Sha256(any).ok() && HmacSha256(any, {any}).ok() &&
+         Hkdf(any, any, "any").ok();
+}
+
 }  // namespace
 
 // A thread of the library may authenticate a peer while the process exits, so libcrypto must not
@@ -33,7 +45,9 @@ Status InitLibcrypto() {
     return SystemError("libcrypto cannot start (out of memory?)");
   }
   done.store(true, std::memory_order_release);
-  return Status::Ok();
+  if (FindAlgorithms()) return Status::Ok();
+  done.store(false, std::memory_order_release);
+  return SystemError("libcrypto lacks an algorithm (out of memory?)");
 }
 
 Key::~Key() { Wipe(bytes_); }

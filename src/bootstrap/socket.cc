@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstddef>
 #include <cstring>
 #include <ctime>
@@ -150,6 +151,12 @@ int PendingError(int fd) {
   socklen_t length = sizeof error;
   if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
   return error;
+}
+
+void LimitUnacknowledged(int fd, Time limit) {
+  if (limit == kNever) return;
+  const auto ms = static_cast<unsigned int>(std::min<Time>(limit / kMillisecond, INT_MAX));
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
 UniqueFd Accept(int listener, SocketAddress* peer, int* error) {

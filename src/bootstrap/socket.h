@@ -44,6 +44,9 @@ Result<uint16_t> LocalPort(int fd);
 Result<UniqueFd> Connect(const SocketAddress& address, int* error);
 int PendingError(int fd);
 
+// Ends a TCP connection whose peer acknowledges nothing for so long; kNever: no limit.
+void LimitUnacknowledged(int fd, Time limit);
+
 // Returns the next connection, or an invalid fd with *error EAGAIN (none) or another errno.
 UniqueFd Accept(int listener, SocketAddress* peer, int* error);
 // Closes the connection so that the other side sees a reset.

@@ -32,6 +32,7 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     connections_[peer].fd = std::move(mesh.peers[peer].control);
     if (std::optional<bootstrap::StreamCipher>& cipher = mesh.peers[peer].cipher; cipher) {
+      bootstrap::LimitUnacknowledged(connections_[peer].fd.get(), options.dead_after);
       connections_[peer].seal = std::move(cipher->seal);
       connections_[peer].in.Protect(std::move(cipher->open));
     }

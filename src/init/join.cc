@@ -13,6 +13,7 @@
 #include "control/loop.h"
 #include "device/runtime.h"
 #include "init/slot_memory.h"
+#include "init/thread_transports.h"
 #include "init/transport_selection.h"
 
 namespace inccl {

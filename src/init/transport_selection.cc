@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "init/transport_selection.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <string_view>
 #include <utility>
 
 #include "base/log.h"
 #include "device/runtime.h"
-#include "transport/loopback/loopback.h"
 
 namespace inccl {
 namespace {
@@ -19,30 +16,6 @@ namespace {
 bool OnDevice() {
   Device* const device = CurrentDevice();
   return device != nullptr && device->InUse();
-}
-
-std::vector<std::string> NamesIn(std::string_view list, std::vector<std::string> standard) {
-  if (list.empty()) return standard;
-  std::vector<std::string> names;
-  while (true) {
-    const size_t comma = list.find(',');
-    std::string name(list.substr(0, comma));
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-    if (comma == std::string_view::npos) return names;
-    list.remove_prefix(comma + 1);
-  }
-}
-
-// Adds why `name` cannot be used.
-void AddReason(std::string_view name, const std::string& why, std::string* reasons) {
-  if (!reasons->empty()) *reasons += "; ";
-  *reasons += fmt::format("{}: {}", name, why);
-}
-
-std::string OfVariable(const Environment& environment) {
-  return environment.transport.empty()
-             ? std::string()
-             : fmt::format(" of INCCL_TRANSPORT={}", environment.transport);
 }
 
 }  // namespace
@@ -53,7 +26,7 @@ TransportSelection::TransportSelection(int rank, int nranks, const Environment& 
       nranks_(nranks),
       environment_(environment),
       device_slices_(device_slices),
-      names_(NamesIn(environment.transport, {"shm", "ucx", "tcp"})),
+      names_(TransportNames(environment, {"shm", "ucx", "tcp"})),
       table_(nranks) {}
 
 TransportOffer TransportSelection::Make(const std::string& name,
@@ -317,68 +290,6 @@ Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh, const 
   Result<std::unique_ptr<Transport>> made = Compose();
   if (made.ok()) WarnOfFailures((*made)->caps().name);
   return made;
-}
-
-namespace {
-
-using Transports = std::vector<std::unique_ptr<Transport>>;
-
-// The ranks share one process, so their descriptors are duplicated, as a socket would do.
-Result<Transports> JoinInProcess(const std::string& name, int nranks,
-                                 const Environment& environment, bool for_device) {
-  std::vector<std::unique_ptr<TransportFactory>> ends;
-  for (int rank = 0; rank < nranks; ++rank) {
-    Result<std::unique_ptr<TransportFactory>> end = RowOf(name).make(
-        {.rank = rank, .nranks = nranks, .environment = &environment, .for_device = for_device});
-    if (!end.ok()) return end.status();
-    ends.push_back(*std::move(end));
-  }
-  for (int rank = 0; rank < nranks; ++rank) {
-    for (int other = 0; other < nranks; ++other) {
-      if (other == rank) continue;
-      Peer peer;
-      peer.info.rank = other;
-      for (const int fd : ends[static_cast<size_t>(other)]->fds_to_share()) {
-        peer.fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-        if (!peer.fds.back().valid()) return SystemErrorErrno("dup of a memfd", errno);
-      }
-      Status status = ends[static_cast<size_t>(rank)]->Attach(
-          &peer, ends[static_cast<size_t>(other)]->payload());
-      if (!status.ok()) return status;
-    }
-  }
-  Transports transports;
-  for (std::unique_ptr<TransportFactory>& end : ends)
-    transports.push_back(end->Take(/*alone=*/true));
-  return transports;
-}
-
-Result<Transports> MakeInProcess(const std::string& name, int nranks,
-                                 const Environment& environment, bool for_device) {
-  if (!RowOf(name).joins_threads) {
-    return InvalidUsage("it joins ranks that meet by an id or a launcher");
-  }
-  if (name != "loopback") return JoinInProcess(name, nranks, environment, for_device);
-  Transports transports =
-      MakeLoopback(nranks, {.commit_ahead = for_device ? CommitAhead(nranks, true) : 0});
-  if (transports.empty()) return SystemError("no address space for the ranks' slots");
-  return transports;
-}
-
-}  // namespace
-
-Result<std::vector<std::unique_ptr<Transport>>> MakeThreadTransports(int nranks,
-                                                                     const Environment& environment,
-                                                                     bool for_device) {
-  std::string reasons;
-  Code code = Code::kSystemError;
-  for (const std::string& name : NamesIn(environment.transport, {"loopback"})) {
-    Result<Transports> made = MakeInProcess(name, nranks, environment, for_device);
-    if (made.ok()) return made;
-    code = made.status().code();
-    AddReason(name, made.status().message(), &reasons);
-  }
-  return Status(code, fmt::format("no common transport{}: {}", OfVariable(environment), reasons));
 }
 
 }  // namespace inccl

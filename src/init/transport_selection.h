@@ -92,12 +92,6 @@ class TransportSelection {
   TransportOffer later_offer_;
 };
 
-// Makes the transports of all ranks of one process: the first of INCCL_TRANSPORT (default:
-// loopback) that can be made. `for_device`: commits the slots for calls on device memory at once.
-Result<std::vector<std::unique_ptr<Transport>>> MakeThreadTransports(int nranks,
-                                                                     const Environment& environment,
-                                                                     bool for_device = false);
-
 }  // namespace inccl
 
 #endif  // INCCL_INIT_TRANSPORT_SELECTION_H_

@@ -80,25 +80,25 @@ constexpr TransportRow kRows[] = {
      .caps = [] { return Caps{.name = "loopback"}; },
      .unusable = [](const Places&, int, int) { return std::string(kThreadsOnly); },
      .attach_needs_peers = false,
-     .joins_threads = true},
+     .connects = false},
     {.name = "shm",
      .make = MakeShm,
      .caps = [] { return ShmTransport::CapsOf(ShmOptions{}); },
      .unusable = OneHostOnly,
      .attach_needs_peers = false,
-     .joins_threads = true},
+     .connects = false},
     {.name = "ucx",
      .make = MakeUcx,
      .caps = [] { return Caps{.name = "ucx"}; },
      .unusable = UcxBetween,
      .attach_needs_peers = true,
-     .joins_threads = true},
+     .connects = false},
     {.name = "tcp",
      .make = MakeTcp,
      .caps = [] { return Caps{.name = "tcp"}; },
      .unusable = [](const Places&, int, int) { return std::string(); },
      .attach_needs_peers = true,
-     .joins_threads = false},
+     .connects = true},
 };
 
 }  // namespace
@@ -111,6 +111,31 @@ const TransportRow& RowOf(std::string_view name) {
 size_t CommitAhead(int nranks, bool for_device) {
   if (!for_device) return kCommitAhead;
   return static_cast<size_t>(std::min(nranks + 1, kMostDeviceLanes)) * kDeviceLane;
+}
+
+std::vector<std::string> TransportNames(const Environment& environment,
+                                        std::vector<std::string> standard) {
+  std::string_view list = environment.transport;
+  if (list.empty()) return standard;
+  std::vector<std::string> names;
+  while (true) {
+    const size_t comma = list.find(',');
+    std::string name(list.substr(0, comma));
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (comma == std::string_view::npos) return names;
+    list.remove_prefix(comma + 1);
+  }
+}
+
+void AddReason(std::string_view name, const std::string& why, std::string* reasons) {
+  if (!reasons->empty()) *reasons += "; ";
+  *reasons += fmt::format("{}: {}", name, why);
+}
+
+std::string OfVariable(const Environment& environment) {
+  return environment.transport.empty()
+             ? std::string()
+             : fmt::format(" of INCCL_TRANSPORT={}", environment.transport);
 }
 
 }  // namespace inccl

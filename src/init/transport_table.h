@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "config/variables.h"
@@ -39,13 +40,20 @@ struct TransportRow {
   std::string (*unusable)(const Places& places, int a, int b);
   // A rank attaches to live peers, so all ranks must have attached before any leaves.
   bool attach_needs_peers;
-  // One thread can make all ends, one after the other.
-  bool joins_threads;
+  // TransportFactory::Connect waits for the peers' calls.
+  bool connects;
 };
 
 // In the order in which the parts of a composite transport are polled. INCCL_TRANSPORT has been
 // checked, so every name has a row.
 const TransportRow& RowOf(std::string_view name);
+
+// The names in INCCL_TRANSPORT, each once; `standard` if it is not set.
+std::vector<std::string> TransportNames(const Environment& environment,
+                                        std::vector<std::string> standard);
+// For messages: adds why `name` cannot be used, and " of INCCL_TRANSPORT=..." if it is set.
+void AddReason(std::string_view name, const std::string& why, std::string* reasons);
+std::string OfVariable(const Environment& environment);
 
 // Bytes of slots that a rank commits when it is created.
 size_t CommitAhead(int nranks, bool for_device);

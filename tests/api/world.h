@@ -12,13 +12,13 @@ namespace inccl::test {
 
 // Of ccl_comm_init_all.
 inline std::vector<const char*> ThreadTransports() {
-  if (INCCL_TEST_UCX != 0) return {"loopback", "shm", "ucx"};
-  return {"loopback", "shm"};
+  if (INCCL_TEST_UCX != 0) return {"loopback", "shm", "ucx", "tcp"};
+  return {"loopback", "shm", "tcp"};
 }
 
 inline std::vector<const char*> TransportSelections() {
-  if (INCCL_TEST_UCX != 0) return {"shm", "ucx"};
-  return {"shm"};
+  if (INCCL_TEST_UCX != 0) return {"shm", "ucx", "tcp"};
+  return {"shm", "tcp"};
 }
 
 }  // namespace inccl::test

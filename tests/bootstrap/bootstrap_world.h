@@ -42,6 +42,7 @@ inline JoinOptions Options(int rank, int nranks, int timeout_ms = 20000 * kSlown
 
 inline Environment TestEnvironment(int timeout_ms = 20000 * kSlowness) {
   Environment environment;
+  environment.socket_ifname = "lo";
   environment.init_timeout_ms = timeout_ms;
   return environment;
 }

@@ -117,7 +117,8 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_TRANSPORT", "shm,"},
       {"INCCL_TRANSPORT", "shm,verbs"},
       {"INCCL_COMM_ID", "host:4711"},  // ranks whose values differ would join all the same
-      {"INCCL_NET_SECURITY", "encrypt"},
+      {"INCCL_NET_SECURITY", "tls"},
+      {"INCCL_SOCKETS_PER_PEER", "5"},
       {"INCCL_DEBUG", "LOUD"},
       {"INCCL_DEBUG_SUBSYS", "INIT,NOISE"},
       {"INCCL_REPRODUCIBLE", "yes"},
@@ -211,7 +212,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 29u);
+  EXPECT_EQ(names.size(), 30u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

@@ -27,9 +27,9 @@ namespace inccl::test {
 // Transports between processes that the sweeps run over. scripts/reliability_report.py reads the
 // properties that ForRow records.
 #if INCCL_TEST_UCX
-inline constexpr const char* kTransportFactories[] = {"shm", "ucx"};
+inline constexpr const char* kTransportFactories[] = {"shm", "ucx", "tcp"};
 #else
-inline constexpr const char* kTransportFactories[] = {"shm"};
+inline constexpr const char* kTransportFactories[] = {"shm", "tcp"};
 #endif
 
 // Time limits of the library in the tests that wait for them.

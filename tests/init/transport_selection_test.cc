@@ -9,6 +9,7 @@
 
 #include "base/rng.h"
 #include "bootstrap/bootstrap_world.h"
+#include "init/thread_transports.h"
 #include "support/seed.h"
 #include "transport/ucx/ucx_transport.h"
 

@@ -7,9 +7,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <climits>
 #include <utility>
 #include <vector>
 
@@ -92,8 +89,6 @@ class TcpFactory final : public TransportFactory {
   std::unique_ptr<Transport> Take(bool /*alone*/) override { return std::move(transport_); }
 
  private:
-  Status SetOptions(int fd) const;
-
   const TcpOptions options_;
   std::unique_ptr<TcpTransport> transport_;
   std::vector<UniqueIdAddress> addresses_;
@@ -139,18 +134,6 @@ Status TcpFactory::Attach(Peer* peer, std::span<const std::byte> payload) {
   return Status::Ok();
 }
 
-Status TcpFactory::SetOptions(int fd) const {
-  // Not everywhere: the first is a refinement, and the control connection detects death, too.
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentBytes, sizeof kNotSentBytes);
-  if (options_.dead_after == kNever) return Status::Ok();
-  const unsigned int dead_ms =
-      static_cast<unsigned int>(std::min<Time>(options_.dead_after / kMillisecond, INT_MAX));
-  if (setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms) != 0) {
-    return SystemErrorErrno("TCP_USER_TIMEOUT", errno);
-  }
-  return Status::Ok();
-}
-
 Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
   PeerWatch watch(mesh, terms.cancelled);
   ConnectTerms connect;
@@ -169,7 +152,10 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
     const int peer = connect.plans[i].peer;
     std::vector<TcpSocket> sockets;
     for (; i < links.size() && connect.plans[i].peer == peer; ++i) {
-      if (Status status = SetOptions(links[i].fd.get()); !status.ok()) return status;
+      // Not everywhere possible, and not necessary.
+      (void)setsockopt(links[i].fd.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentBytes,
+                       sizeof kNotSentBytes);
+      bootstrap::LimitUnacknowledged(links[i].fd.get(), options_.dead_after);
       sockets.push_back({.fd = std::move(links[i].fd),
                          .send_key = links[i].send_key,
                          .receive_key = links[i].receive_key});

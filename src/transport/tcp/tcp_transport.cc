@@ -193,7 +193,9 @@ void TcpTransport::Quiesce(Time deadline) {
       return !link->unsent() && link->acknowledged();
     });
     if (sent) break;
-    if (!Progress(SystemClock().Now()).ok()) break;
+    const Status progress =
+        CatchOutOfMemory([&] { return Progress(SystemClock().Now()).status(); });
+    if (!progress.ok()) break;
     const timespec pause = ToTimespec(kPause);
     nanosleep(&pause, nullptr);
   }
