@@ -146,6 +146,13 @@ void ProcessWorld::RunChild(int rank, const Body& body) {
   const int output = output_fds_[static_cast<size_t>(rank)];
   dup2(output, STDOUT_FILENO);
   dup2(output, STDERR_FILENO);
+  if (options_.enter) {
+    const std::string error = options_.enter(rank);
+    if (!error.empty()) {
+      dprintf(STDERR_FILENO, "%s\n", error.c_str());
+      _exit(97);
+    }
+  }
   const int failed_before = FailedParts();
   Baseline baseline;
   int code = body(Side(this, rank));
