@@ -3,7 +3,6 @@
 // The hosts of tests: what joins them, what cuts them off, and that nothing of them stays.
 #include "world/hosts.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -31,6 +30,7 @@
 
 #include "world/baseline.h"
 #include "world/clock.h"
+#include "world/endpoint.h"
 #include "world/limits.h"
 #include "world/process_world.h"
 
@@ -42,35 +42,8 @@ using Direction = Hosts::Direction;
 constexpr double kLongSeconds = 60.0 * kSlowness;  // until this a byte arrives that may
 constexpr int kQuietMs = 100;                      // for this long none arrives that may not
 
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-
-  static Address Of(int host, bool ipv6, uint16_t port = 0) {
-    Address address;
-    if (ipv6) {
-      auto* const in = reinterpret_cast<sockaddr_in6*>(&address.storage);
-      in->sin6_family = AF_INET6;
-      in->sin6_port = htons(port);
-      inet_pton(AF_INET6, Hosts::Ipv6(host).c_str(), &in->sin6_addr);
-      address.length = sizeof *in;
-    } else {
-      auto* const in = reinterpret_cast<sockaddr_in*>(&address.storage);
-      in->sin_family = AF_INET;
-      in->sin_port = htons(port);
-      inet_pton(AF_INET, Hosts::Ipv4(host).c_str(), &in->sin_addr);
-      address.length = sizeof *in;
-    }
-    return address;
-  }
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-};
-
-// A listener at any port of a host's address; *address gets the port.
-void Listen(int fd, Address* address) {
-  ASSERT_EQ(bind(fd, address->get(), address->length), 0) << errno;
-  ASSERT_EQ(listen(fd, 8), 0);
-  ASSERT_EQ(getsockname(fd, address->get(), &address->length), 0);
+Endpoint AddressOf(int host, bool ipv6, uint16_t port = 0) {
+  return Endpoint::Tcp(ipv6 ? Hosts::Ipv6(host) : Hosts::Ipv4(host), port);
 }
 
 bool Readable(int fd, int ms) {
@@ -99,7 +72,7 @@ Ends Connect(const Hosts& hosts, int from, int to, bool ipv6 = false) {
   Ends ends;
   const int domain = ipv6 ? AF_INET6 : AF_INET;
   const UniqueFd listener = hosts.Socket(to, domain, SOCK_STREAM);
-  Address address = Address::Of(to, ipv6);
+  Endpoint address = AddressOf(to, ipv6);
   Listen(listener.get(), &address);
   ends.from = hosts.Socket(from, domain, SOCK_STREAM);
   const int one = 1;
@@ -151,16 +124,15 @@ TEST_P(HostsTest, RanksOfDifferentHostsConnect) {
       const UniqueFd fd(socket(domain, SOCK_STREAM | SOCK_CLOEXEC, 0));
       char byte = 0;
       if (side.rank() == 1) {
-        Address address = Address::Of(1, ipv6);
+        Endpoint address = AddressOf(1, ipv6);
         Listen(fd.get(), &address);
-        side.mine().counters[1] =
-            ntohs(reinterpret_cast<sockaddr_in*>(address.get())->sin_port);  // v6: same place
+        side.mine().counters[1] = address.port();
         side.mine().stage = 1;
         const UniqueFd peer(accept4(fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
         return read(peer.get(), &byte, 1) == 1 && write(peer.get(), &byte, 1) == 1 ? 0 : 2;
       }
       if (!side.Await(1, 1)) return 3;
-      Address address = Address::Of(1, ipv6, static_cast<uint16_t>(side.of(1).counters[1].load()));
+      Endpoint address = AddressOf(1, ipv6, static_cast<uint16_t>(side.of(1).counters[1].load()));
       if (connect(fd.get(), address.get(), address.length) != 0) return 4;
       return write(fd.get(), "x", 1) == 1 && read(fd.get(), &byte, 1) == 1 && byte == 'x' ? 0 : 5;
     });
@@ -286,7 +258,7 @@ struct Datagrams {
   }
 
   UniqueFd from, to;
-  Address address = Address::Of(1, false);
+  Endpoint address = AddressOf(1, false);
 };
 
 TEST_P(HostsTest, EachNthPacketIsLost) {

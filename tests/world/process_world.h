@@ -118,6 +118,7 @@ class ProcessWorld {
   void DumpStacks(int rank);
 
   const WorldOptions options_;
+  const pid_t parent_;
   const size_t parent_threads_;
   Shared* shared_ = nullptr;
   size_t shared_bytes_ = 0;
