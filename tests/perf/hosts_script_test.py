@@ -73,9 +73,9 @@ peer.wait()""", script], check=True, capture_output=True, text=True, timeout=120
         print("no mpirun: run was not tested")
         return
     told = call("run", "-r", "none", "-h", "2", "-s", "2", "sh", "-c",
-                "echo $OMPI_COMM_WORLD_RANK $(hostname) $INCCL_LOG_LEVEL", env={**os.environ, "INCCL_LOG_LEVEL": "info"})
+                "echo $OMPI_COMM_WORLD_RANK $(hostname) $INCCL_ALGO", env={**os.environ, "INCCL_ALGO": "ring"})
     ranks = sorted(line for line in told.splitlines() if re.match(r"\d ", line))
-    assert ranks == ["0 inccl-0 info", "1 inccl-0 info", "2 inccl-1 info", "3 inccl-1 info"], told
+    assert ranks == ["0 inccl-0 ring", "1 inccl-0 ring", "2 inccl-1 ring", "3 inccl-1 ring"], told
     assert namespaces() == ["inccl-other"], namespaces()
     call("run", "-r", "none", "-h", "2", "false", status=1)
     assert namespaces() == ["inccl-other"], namespaces()
