@@ -107,7 +107,7 @@ TEST_P(ChaosProxyTest, WithoutFaultsBytesAndEndsArrive) {
   auto [client, server] = Connection();
   std::string big(3 << 20, '\0');  // more than all buffers between the ends
   for (size_t i = 0; i < big.size(); ++i) big[i] = static_cast<char>(i * 7 + i / 251);
-  std::thread sender([&] {
+  std::thread sender([&big, &client = client] {
     EXPECT_TRUE(client.Send(big));
     client.SendEnd();
   });

@@ -4,7 +4,8 @@
 // The namespaces have no names: descriptors of this process hold them, so they vanish, with all
 // links, when this process ends in any way. The test's own namespace is never touched, so tests run
 // side by side with the same addresses. Needs `ip` and `tc` (iproute2), `nft` for loss, and root or
-// user namespaces; a test skips where Missing() returns a text.
+// user namespaces (not under the thread sanitizer, whose own thread forbids them); a test skips
+// where Missing() returns a text.
 #ifndef INCCL_TESTS_WORLD_HOSTS_H_
 #define INCCL_TESTS_WORLD_HOSTS_H_
 
