@@ -117,6 +117,7 @@ bool Side::Await(int rank, int stage, double seconds) const {
 
 ProcessWorld::ProcessWorld(const WorldOptions& options, const Body& body)
     : options_(options),
+      parent_(getpid()),
       parent_threads_(Holdings::Now().threads),
       started_(Seconds()),
       ends_(static_cast<size_t>(options.nranks)),
@@ -143,9 +144,17 @@ ProcessWorld::ProcessWorld(const WorldOptions& options, const Body& body)
 
 void ProcessWorld::RunChild(int rank, const Body& body) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent_) _exit(96);  // the parent died before prctl
   const int output = output_fds_[static_cast<size_t>(rank)];
   dup2(output, STDOUT_FILENO);
   dup2(output, STDERR_FILENO);
+  if (options_.enter) {
+    const std::string error = options_.enter(rank);
+    if (!error.empty()) {
+      dprintf(STDERR_FILENO, "%s\n", error.c_str());
+      _exit(97);
+    }
+  }
   const int failed_before = FailedParts();
   Baseline baseline;
   int code = body(Side(this, rank));

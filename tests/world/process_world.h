@@ -76,6 +76,9 @@ struct WorldOptions {
   double deadline_seconds = 30.0 * kSlowness;
   int id_maker = 0;      // the rank that makes the id; or kOutside
   bool baseline = true;  // each rank ends with what it began with
+  // Called first in each rank's process, to move it elsewhere (Hosts::Ranks). The rank exits with
+  // 97 if a text is returned.
+  std::function<std::string(int rank)> enter = {};
 };
 inline constexpr int kOutside = -1;  // the world's own process gives the id
 
@@ -115,6 +118,7 @@ class ProcessWorld {
   void DumpStacks(int rank);
 
   const WorldOptions options_;
+  const pid_t parent_;
   const size_t parent_threads_;
   Shared* shared_ = nullptr;
   size_t shared_bytes_ = 0;
