@@ -196,6 +196,53 @@ TEST(HierarchicalSums, HaveTheContributionsOfWholeHosts) {
   }
 }
 
+// Sums that each rank sends to other hosts.
+std::vector<int> SumsAcross(const std::vector<Schedule>& schedules, const HostMap& hosts) {
+  std::vector<int> sums;
+  for (const Schedule& schedule : schedules) {
+    sums.push_back(0);
+    for (const Operand& operand : schedule.operands) {
+      if (operand.space != Space::kLane || operand.format.form != Form::kSum) continue;
+      const ScheduleLane& lane = schedule.lanes[operand.index];
+      const bool sends = lane.producer == schedule.rank;
+      sums.back() += sends && !hosts.SameHost(schedule.rank, lane.consumers.front()) ? 1 : 0;
+    }
+  }
+  return sums;
+}
+
+// The ranks of a host share what it sends as evenly as whole chunks admit.
+TEST(HierarchicalRails, ShareTheWorkOfAHost) {
+  std::mt19937_64 random(test::TestSeed());
+  for (const std::vector<int>& sizes :
+       {std::vector<int>{4, 4, 4}, {1, 1, 1, 1, 4}, {2, 3, 5}, {1, 6}, {3, 3, 4}}) {
+    const int n = std::accumulate(sizes.begin(), sizes.end(), 0);
+    for (const HostMap& hosts : NumberingsOf(sizes, &random)) {
+      for (const Collective collective :
+           {Collective::kAllReduce, Collective::kReduceScatter, Collective::kReduce}) {
+        ScheduleRequest request = RequestOf({collective, Algorithm::kHierarchical}, n);
+        request.hosts = &hosts;
+        const std::vector<int> sums = SumsAcross(MakeAll(request), hosts);
+        for (int rank = 0; rank < n; ++rank) {
+          const int size = static_cast<int>(hosts.RanksOf(hosts.HostOf(rank)).size());
+          const int largest = sizes.back();
+          // Chunks in a row that the ranks of a host take in turn, and how often.
+          const bool all = collective == Collective::kAllReduce;
+          const int row = collective == Collective::kReduceScatter ? n - size : largest;
+          int rows = all ? hosts.hosts() - 1 : 1;
+          if (collective == Collective::kReduce && hosts.HostOf(rank) == hosts.HostOf(0)) rows = 0;
+          EXPECT_GE(sums[static_cast<size_t>(rank)], rows * (row / size))
+              << Name(collective) << " rank " << rank << " sizes "
+              << fmt::format("{}", fmt::join(sizes, " "));
+          EXPECT_LE(sums[static_cast<size_t>(rank)], rows * ((row + size - 1) / size))
+              << Name(collective) << " rank " << rank << " sizes "
+              << fmt::format("{}", fmt::join(sizes, " "));
+        }
+      }
+    }
+  }
+}
+
 // Side information crosses hosts as rarely as data: once per host and direction.
 TEST(HierarchicalSides, CrossAsTheDataDoes) {
   const std::vector<uint64_t> identities = {1, 1, 1, 2, 2, 2, 3, 3, 3};
