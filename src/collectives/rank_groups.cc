@@ -54,9 +54,9 @@ RankGroups RankGroups::OfHostsEvenly(const HostMap& hosts) {
 
 void RankGroups::SortChunks() {
   for (const Chunk& chunk : chunks_) passes_ = std::max(passes_, chunk.pass + 1);
-  of_pass_.resize(static_cast<size_t>(count() * passes_));
+  of_pass_.resize(PlaceOf(count(), 0));
   for (int c = 0; c < chunks(); ++c) {
-    of_pass_[static_cast<size_t>(Of(Owner(c)) * passes_ + At(c).pass)].push_back(c);
+    of_pass_[PlaceOf(Of(Owner(c)), At(c).pass)].push_back(c);
   }
 }
 
@@ -76,7 +76,7 @@ int RankGroups::Collector(int group, int chunk) const {
 
 std::vector<int> RankGroups::CollectedBy(int rank, int group, int pass) const {
   std::vector<int> collected;
-  for (const int chunk : of_pass_[static_cast<size_t>(group * passes_ + pass)]) {
+  for (const int chunk : of_pass_[PlaceOf(group, pass)]) {
     if (Collector(Of(rank), chunk) == rank) collected.push_back(chunk);
   }
   return collected;

@@ -4,7 +4,9 @@
 #ifndef INCCL_COLLECTIVES_RANK_GROUPS_H_
 #define INCCL_COLLECTIVES_RANK_GROUPS_H_
 
+#include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "topology/host_map.h"
@@ -52,11 +54,14 @@ class RankGroups {
   static RankGroups WithAChunkPerRank(HostMap groups);
   void SortChunks();
   const Chunk& At(int chunk) const { return chunks_[static_cast<size_t>(chunk)]; }
+  size_t PlaceOf(int group, int pass) const {  // in of_pass_
+    return static_cast<size_t>(group) * static_cast<size_t>(passes_) + static_cast<size_t>(pass);
+  }
 
   HostMap groups_;
   std::vector<Chunk> chunks_;
   int passes_ = 1;
-  std::vector<std::vector<int>> of_pass_;  // by group * passes_ + pass
+  std::vector<std::vector<int>> of_pass_;  // the chunks of a group in a pass
 };
 
 }  // namespace inccl

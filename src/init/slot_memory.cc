@@ -121,7 +121,7 @@ Result<uint64_t> SlotMemoryOf(int rank, const CommOptions& options, const HostMa
 Result<uint64_t> SlotMemory(const CommOptions& options, const HostMap& hosts, bool shared_slots) {
   uint64_t most = 0;
   for (int rank = 0; rank < (hosts.hosts() == 1 ? 1 : hosts.nranks()); ++rank) {
-    const Result<uint64_t> bytes = SlotMemoryOf(rank, options, hosts, shared_slots);
+    Result<uint64_t> bytes = SlotMemoryOf(rank, options, hosts, shared_slots);
     if (!bytes.ok()) return bytes;
     most = std::max(most, *bytes);
   }
