@@ -35,6 +35,7 @@ struct Options {
   std::string op = "sum";
   std::string codec;
   std::string algo;
+  std::string hosts;
   int channels = 0;
   int root = 0;
   int rank = -1;
@@ -70,6 +71,8 @@ Result<ExplainRequest> ParseExplain(const Options& options) {
   if (!bytes.ok()) return bytes.status();
   Result<int> ranks = ParseRanks(options.explain[2]);
   if (!ranks.ok()) return ranks.status();
+  Result<HostMap> hosts = ParseHosts(options.hosts, *ranks);
+  if (!hosts.ok()) return hosts.status();
   Result<DataType> type = ParseDataType(options.type);
   if (!type.ok()) return type.status();
   Result<ReduceOp> op = ParseReduceOp(options.op);
@@ -80,7 +83,8 @@ Result<ExplainRequest> ParseExplain(const Options& options) {
                         .bytes = *bytes,
                         .nranks = *ranks,
                         .root = options.root,
-                        .compressed = options.compressed || !options.codec.empty()};
+                        .compressed = options.compressed || !options.codec.empty(),
+                        .hosts = *hosts};
 }
 
 int RunExplain(const Options& options) {
@@ -116,6 +120,9 @@ int RunDump(const Options& options) {
                       *algorithm,
                       std::max(1, options.channels),
                       options.side ? 1u : 0u};
+  Result<HostMap> hosts = ParseHosts(options.hosts, *ranks);
+  if (!hosts.ok()) return Fail(kBadCommandLine, hosts.status().message());
+  request.hosts = *hosts;
   if (options.rank >= 0) request.rank = options.rank;
   request.as = options.dot    ? DumpRequest::As::kDot
                : options.json ? DumpRequest::As::kJson
@@ -183,6 +190,8 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_flag("--side", options->side, "of --dump: with the agreement of compressed calls")
       ->needs(dump);
   app->add_flag("--dot", options->dot, "of --dump: Graphviz")->needs(dump);
+  app->add_option("--hosts", options->hosts,
+                  "ranks of each host, e.g. 4,4: ranks 0..3 and 4..7 (one host)");
   app->add_option("--root", options->root, "of broadcast and reduce (0)");
   app->add_option("--channels", options->channels, "independent lanes (configured; --dump: 1)")
       ->check(CLI::Range(1, 32));

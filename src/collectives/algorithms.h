@@ -10,7 +10,15 @@
 
 namespace inccl {
 
-enum class Algorithm : uint8_t { kRing, kTree, kRecursiveDoubling, kOneShot, kTwoShot, kEnd };
+enum class Algorithm : uint8_t {
+  kRing,
+  kTree,
+  kRecursiveDoubling,
+  kOneShot,
+  kTwoShot,
+  kHierarchical,
+  kEnd
+};
 inline constexpr int kAlgorithms = static_cast<int>(Algorithm::kEnd);
 
 struct AlgorithmTraits {
@@ -29,10 +37,12 @@ struct AlgorithmTraits {
   bool zero_copy = false;
   // Ranks of a group can add up contributions for other groups.
   bool groups = false;
+  // It has schedules only for ranks on several hosts, of which one has several ranks.
+  bool several_hosts = false;
 };
 
-// In the order of preference for large calls: direct and ring move the fewest bytes, direct in the
-// fewest steps.
+// In the order of preference for large calls on one host: direct and ring move the fewest bytes,
+// direct in the fewest steps.
 inline constexpr AlgorithmTraits kAlgorithmTable[] = {
     {.algorithm = Algorithm::kTwoShot,
      .name = "direct",
@@ -53,6 +63,11 @@ inline constexpr AlgorithmTraits kAlgorithmTable[] = {
      .family = "direct",
      .folds_in_rank_order = true,
      .direct = true},
+    {.algorithm = Algorithm::kHierarchical,
+     .name = "hierarchical",
+     .own = "hierarchical",
+     .zero_copy = true,
+     .several_hosts = true},
 };
 
 inline constexpr AlgorithmTraits kNoTraits = {};

@@ -46,7 +46,8 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
       outgoing->header.source = source;
     }
   }
-  // Only in these schedules does the consumer of a part compute its result.
+  // Only in these schedules does the consumer of a part compute its result. In hierarchical ones
+  // some consumers send a sum on instead, and ignore the target.
   const Schedule& schedule = call_.program->schedule;
   if (schedule.collective == Collective::kAllReduce && TraitsOf(schedule.algorithm).zero_copy &&
       call_.codec->ResultIsPayload()) {

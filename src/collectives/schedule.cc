@@ -36,6 +36,11 @@ constexpr Entry kTable[] = {
     {Collective::kReduce, Algorithm::kRing, ReduceRing},
     {Collective::kReduce, Algorithm::kTree, ReduceTree},
     {Collective::kReduce, Algorithm::kTwoShot, ReduceDirect},
+    {Collective::kAllReduce, Algorithm::kHierarchical, AllReduceHierarchical},
+    {Collective::kReduceScatter, Algorithm::kHierarchical, ReduceScatterHierarchical},
+    {Collective::kAllGather, Algorithm::kHierarchical, AllGatherHierarchical},
+    {Collective::kBroadcast, Algorithm::kHierarchical, BroadcastHierarchical},
+    {Collective::kReduce, Algorithm::kHierarchical, ReduceHierarchical},
     {Collective::kAllToAll, Algorithm::kTwoShot, AllToAllDirect},
     {Collective::kGather, Algorithm::kTwoShot, GatherDirect},
     {Collective::kScatter, Algorithm::kTwoShot, ScatterDirect},
@@ -51,12 +56,20 @@ const Entry* Find(Collective collective, Algorithm algorithm) {
 // The algorithm that gives all ranks the side information of all segments; null if there is no such
 // phase.
 using Build = void (*)(PhaseBuilder*);
-Build SidePhaseOf(Collective collective, bool one_shot) {
-  switch (collective) {
-    case Collective::kAllReduce: return one_shot ? AllReduceDirectOneShot : AllReduceDirect;
+Build SidePhaseOf(const ScheduleRequest& request) {
+  // The hierarchical ones need all planes, which one side phase has to itself.
+  const bool two_levels = TraitsOf(request.algorithm).several_hosts && request.side_phases == 1;
+  switch (request.collective) {
+    case Collective::kAllReduce:
+      if (request.side_one_shot) return AllReduceDirectOneShot;
+      return two_levels ? AllReduceHierarchical : AllReduceDirect;
     // Segment c is chunk c, whose agreement rank c computes.
-    case Collective::kReduceScatter: return one_shot ? nullptr : AllReduceDirect;
-    case Collective::kAllGather: return one_shot ? nullptr : AllGatherDirect;
+    case Collective::kReduceScatter:
+      if (request.side_one_shot) return nullptr;
+      return two_levels ? AllReduceSegmentsHierarchical : AllReduceDirect;
+    case Collective::kAllGather:
+      if (request.side_one_shot) return nullptr;
+      return two_levels ? AllGatherHierarchical : AllGatherDirect;
     default: return nullptr;
   }
 }
@@ -70,6 +83,12 @@ bool HasGroups(const ScheduleRequest& request) {
 Build DataPhaseOf(const ScheduleRequest& request) {
   if (HasGroups(request)) return AllReduceDirectGroups;
   return Find(request.collective, request.algorithm)->build;
+}
+
+// Whether `hosts` has two levels, with chunks that 16 bits number.
+bool HasTwoLevels(const HostMap* hosts) {
+  return hosts != nullptr && hosts->hosts() > 1 && hosts->LargestHost() > 1 &&
+         hosts->hosts() <= kMaxRanks / hosts->LargestHost();
 }
 
 // Ranks and chunks are numbered in 16 bits.
@@ -102,6 +121,10 @@ Status CheckRequest(const ScheduleRequest& request) {
     return InvalidArgument(fmt::format("{}: the hosts are those of {} ranks, not of {}", name,
                                        request.hosts->nranks(), n));
   }
+  if (n > 1 && TraitsOf(request.algorithm).several_hosts && !HasTwoLevels(request.hosts)) {
+    return InvalidArgument(fmt::format("{}: {} needs several hosts, of which one has several ranks",
+                                       name, Name(request.algorithm)));
+  }
   if (request.group < 0) {
     return InvalidArgument(fmt::format("{}: group is {}", name, request.group));
   }
@@ -109,8 +132,7 @@ Status CheckRequest(const ScheduleRequest& request) {
     return InvalidArgument(
         fmt::format("{}: {} side phases, at most {}", name, request.side_phases, kMostSidePhases));
   }
-  if (request.side_phases > 0 &&
-      SidePhaseOf(request.collective, request.side_one_shot) == nullptr) {
+  if (request.side_phases > 0 && SidePhaseOf(request) == nullptr) {
     return InvalidArgument(fmt::format("{}: there is no side phase{}", name,
                                        request.side_one_shot ? " in one shot" : ""));
   }
@@ -181,8 +203,13 @@ Status CheckSizes(const Schedule& schedule) {
 
 }  // namespace
 
-bool HasSchedule(Collective collective, Algorithm algorithm, int nranks) {
-  return nranks >= 1 && nranks <= MostRanks(collective) && Find(collective, algorithm) != nullptr;
+bool HasSchedule(Collective collective, Algorithm algorithm, int nranks, const HostMap* hosts) {
+  return nranks >= 1 && nranks <= MostRanks(collective) && HasSchedules(collective, algorithm) &&
+         (!TraitsOf(algorithm).several_hosts || HasTwoLevels(hosts));
+}
+
+bool HasSchedules(Collective collective, Algorithm algorithm) {
+  return Find(collective, algorithm) != nullptr;
 }
 
 Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
@@ -199,7 +226,7 @@ Result<Schedule> MakeSchedule(const ScheduleRequest& request) {
       request.hosts != nullptr && request.hosts->hosts() > 1 ? request.hosts : nullptr;
   for (size_t p = 0; p < request.side_phases; ++p) {
     PhaseBuilder side(&schedule, LaneClass::kSide, 1, hosts);
-    (alone ? Alone : SidePhaseOf(request.collective, request.side_one_shot))(&side);
+    (alone ? Alone : SidePhaseOf(request))(&side);
   }
   PhaseBuilder data(&schedule, LaneClass::kData, request.channels, hosts);
   (alone ? Alone : DataPhaseOf(request))(&data);

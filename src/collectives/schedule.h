@@ -69,7 +69,7 @@ struct Strand {
 // lanes empty. `channel` tells apart lanes of equal ends: kLanePlanes * (the strands' channel) +
 // plane. No two lanes of a schedule have class, channel, producer and one consumer in common, not
 // even when a multicast lane is replaced by one lane per consumer.
-// The lanes of side phase p are on the planes from p * kSidePlanes.
+// The lanes of side phase p are on the planes from p * kSidePlanes; one that is alone may use all.
 inline constexpr int kLanePlanes = 4;
 inline constexpr int kSidePlanes = 2;
 inline constexpr int kMostSidePhases = kLanePlanes / kSidePlanes;
@@ -117,14 +117,19 @@ struct ScheduleRequest : CollectiveArgs {
   // Two-shot all-reduce only: groups of this many ranks add up their contributions to other groups
   // and send the sums. 0: every rank sends to every rank.
   int group = 0;
-  // Rings, chains and trees cross from host to host as rarely as they can. nullptr: one host.
+  // Hierarchical schedules and rings, chains and trees cross from host to host as rarely as they
+  // can. nullptr: one host.
   const HostMap* hosts = nullptr;
 };
 
 // Returns the schedule of one rank, or kInvalidArgument with collective and algorithm if there is
 // none.
 Result<Schedule> MakeSchedule(const ScheduleRequest& request);
-bool HasSchedule(Collective collective, Algorithm algorithm, int nranks);
+// `hosts`: as in ScheduleRequest.
+bool HasSchedule(Collective collective, Algorithm algorithm, int nranks,
+                 const HostMap* hosts = nullptr);
+// Whether there are numbers of ranks and hosts for which HasSchedule is true.
+bool HasSchedules(Collective collective, Algorithm algorithm);
 
 // What Validate proves about a communicator's schedules besides their correctness.
 struct Proof {

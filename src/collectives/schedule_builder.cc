@@ -125,4 +125,16 @@ RingLanes::RingLanes(PhaseBuilder* phase, const HostOrder& ring, int channel, in
   }
 }
 
+int LaneSet::Of(int plane, int producer, std::vector<int> consumers) {
+  std::sort(consumers.begin(), consumers.end());
+  for (const Lane& lane : lanes_) {
+    if (lane.plane == plane && lane.producer == producer && lane.consumers == consumers) {
+      return lane.index;
+    }
+  }
+  const int index = phase_->AddLane(channel_, plane, producer, consumers);
+  lanes_.push_back({plane, producer, std::move(consumers), index});
+  return index;
+}
+
 }  // namespace inccl

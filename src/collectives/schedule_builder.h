@@ -17,6 +17,9 @@ namespace inccl {
 // Planes distinguish the lanes of one channel that have the same ends.
 inline constexpr int kSumPlane = 0;     // parts for one rank, which adds or keeps them
 inline constexpr int kResultPlane = 1;  // results on their way to all ranks that need them
+// Algorithms over groups: what a member of a rank's own group adds up or forwards for other groups.
+inline constexpr int kMemberPlane = 2;
+inline constexpr int kForwardPlane = 3;
 
 class PhaseBuilder {
  public:
@@ -99,6 +102,24 @@ class RingLanes {
   int out_[2] = {0, 0};
 };
 
+// The lanes of one channel that have been added so far.
+class LaneSet {
+ public:
+  LaneSet(PhaseBuilder* phase, int channel) : phase_(phase), channel_(channel) {}
+  // Returns the lane; adds it at the first call. `consumers` in any order.
+  int Of(int plane, int producer, std::vector<int> consumers);
+
+ private:
+  struct Lane {
+    int plane, producer;
+    std::vector<int> consumers;  // ascending
+    int index;
+  };
+  PhaseBuilder* const phase_;
+  const int channel_;
+  std::vector<Lane> lanes_;
+};
+
 // The node of a rank in the tree below the root of the schedule.
 TreeNode RootedTreeNode(const PhaseBuilder& phase, int rank);
 
@@ -109,6 +130,13 @@ void AllReduceRecursiveDoubling(PhaseBuilder* phase);
 void AllReduceDirectOneShot(PhaseBuilder* phase);
 void AllReduceDirect(PhaseBuilder* phase);
 void AllReduceDirectGroups(PhaseBuilder* phase);  // groups of phase->group() ranks
+// The hierarchical ones: for several hosts, of which one has several ranks.
+void AllReduceHierarchical(PhaseBuilder* phase);
+void AllReduceSegmentsHierarchical(PhaseBuilder* phase);
+void ReduceScatterHierarchical(PhaseBuilder* phase);
+void AllGatherHierarchical(PhaseBuilder* phase);
+void BroadcastHierarchical(PhaseBuilder* phase);
+void ReduceHierarchical(PhaseBuilder* phase);
 void ReduceScatterRing(PhaseBuilder* phase);
 void ReduceScatterDirect(PhaseBuilder* phase);
 void AllGatherRing(PhaseBuilder* phase);

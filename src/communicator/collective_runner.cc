@@ -132,7 +132,7 @@ TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const 
           options_.reproducible,
           compresses ? call.codec->route() : Route{},
           below_min_bytes,
-          hosts_ == nullptr ? 1 : hosts_->hosts()};
+          hosts_};
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {

@@ -16,8 +16,7 @@ MemoryHandle ZeroCopy::Register(const void* data, size_t bytes, const Registrati
   return memory.ok() ? *memory : MemoryHandle{};
 }
 
-// Direct algorithms only: every consumer reads the input itself, and has read it before an in-place
-// call overwrites it.
+// Every consumer reads the input itself, and has read it before an in-place call overwrites it.
 bool ZeroCopy::Applies(const Call& call, Algorithm algorithm) const {
   return TraitsOf(algorithm).zero_copy && call.codec == nullptr &&
          call.bytes() >= kLeastZeroCopySlices * slice_bytes_;

@@ -132,7 +132,8 @@ constexpr const char* kMilliseconds = "milliseconds, 1 to 86400000";
 
 const Variable kVariables[] = {
     {{"INCCL_ALGO", "algorithms that may run; the tuner chooses among them",
-      "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot, in NCCL_ALGO's "
+      "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot, hierarchical, in "
+      "NCCL_ALGO's "
       "grammar: ring,tree; ^tree; ring;allreduce:direct",
       "any", "list"},
      [](Text v, Environment* e) { return ParseText(v, &e->algo); }},

@@ -65,7 +65,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   CommOptions comm = options.comm;
   if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
   // All ranks have agreed on the arguments of this check, so it fails on all of them or on none.
-  if (Status fits = CheckSlotMemory(comm, nranks, ends.transport->caps()); !fits.ok()) {
+  if (Status fits = CheckSlotMemory(comm, ends.hosts, ends.transport->caps()); !fits.ok()) {
     return Status(fits.code(), fmt::format("rank {}/{}: init: {}", rank, nranks, fits.message()));
   }
   auto communicator = std::make_shared<Communicator>(std::move(ends), comm);
@@ -118,7 +118,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
     ends.pids.assign(static_cast<size_t>(nranks), getpid());
     ends.peer_names.assign(static_cast<size_t>(nranks), PeerName(host, getpid()));
     ends.transport = WithLink(std::move((*transports)[static_cast<size_t>(rank)]), options.link);
-    if (Status fits = CheckSlotMemory(comm, nranks, ends.transport->caps()); !fits.ok()) {
+    if (Status fits = CheckSlotMemory(comm, ends.hosts, ends.transport->caps()); !fits.ok()) {
       return fits;
     }
     communicators.push_back(std::make_shared<Communicator>(std::move(ends), comm));

@@ -127,7 +127,8 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   comm->default_codec = *made;
   for (int c = 0; comm->reproducible && c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
-    if (!filter->AdmitsAny(collective)) continue;  // its calls return an error
+    // Without sums every order is right; calls that have no algorithm return an error.
+    if (!Reduces(collective) || !filter->AdmitsAny(collective)) continue;
     TunerCall call;
     call.collective = collective;
     call.reproducible = true;

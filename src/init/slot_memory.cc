@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <vector>
@@ -14,20 +15,19 @@
 namespace inccl {
 namespace {
 
-// Counts the lanes that rank 0 produces. Every other rank produces as many, except with trees,
-// whose lanes take little.
-constexpr int kRank = 0;
 constexpr uint64_t kSmall = 1024, kLarge = uint64_t{1} << 30;
 // For credits, tables, and memory that is committed ahead and not used.
 constexpr uint64_t kMargin = uint64_t{8} << 20;
 // Upper bound of a rank's lanes in any schedule, per rank and channel.
 constexpr uint64_t kMostLanes = 8;
 
+// The lanes that one rank produces.
 class Lanes {
  public:
-  explicit Lanes(bool shared_slots) : shared_slots_(shared_slots) {}
+  Lanes(int rank, bool shared_slots) : rank_(rank), shared_slots_(shared_slots) {}
+  int rank() const { return rank_; }
   void Add(LaneSpec spec) {
-    if (spec.producer != kRank) return;
+    if (spec.producer != rank_) return;
     if (shared_slots_) return AddOne(spec);
     const std::vector<int> consumers = spec.consumers;
     for (const int consumer : consumers) {
@@ -42,27 +42,29 @@ class Lanes {
     if (keys_.insert(spec.Key()).second) bytes_ += mapped::SlotsBytes(spec.slot_bytes, spec.depth);
   }
 
+  const int rank_;
   const bool shared_slots_;
   std::set<uint64_t> keys_;
   uint64_t bytes_ = 0;
 };
 
-Status AddCall(const CommOptions& options, int nranks, Collective collective, int root,
+Status AddCall(const CommOptions& options, const HostMap& hosts, Collective collective, int root,
                const Codec& codec, uint64_t bytes, Lanes* lanes) {
   const bool compressed = &codec != IdentityCodec().get();
   const CollectiveArgs call{.collective = collective,
                             .type = DataType::kUint8,
-                            .nranks = nranks,
-                            .rank = kRank,
+                            .nranks = hosts.nranks(),
+                            .rank = lanes->rank(),
                             .root = root,
                             .count = bytes};
   Result<Choice> choice =
-      Choose({call, compressed, options.reproducible, compressed ? codec.route() : Route{}},
+      Choose({call, compressed, options.reproducible, compressed ? codec.route() : Route{},
+              /*below_min_bytes=*/false, &hosts},
              options.algorithms, options.tuner_table);
   if (!choice.ok()) return Status::Ok();  // such a call is refused
   Result<Schedule> schedule =
       MakeSchedule({call, choice->algorithm, options.channels, codec.side_phases().size(),
-                    choice->side_one_shot, codec.route().group});
+                    choice->side_one_shot, codec.route().group, &hosts});
   if (!schedule.ok()) return schedule.status();
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   for (const ScheduleLane& lane : schedule->lanes) {
@@ -77,10 +79,10 @@ Status AddCall(const CommOptions& options, int nranks, Collective collective, in
   return Status::Ok();
 }
 
-}  // namespace
-
-Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool shared_slots) {
-  Lanes lanes(shared_slots);
+Result<uint64_t> SlotMemoryOf(int rank, const CommOptions& options, const HostMap& hosts,
+                              bool shared_slots) {
+  const int nranks = hosts.nranks();
+  Lanes lanes(rank, shared_slots);
   const Codec& plain = *IdentityCodec();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
@@ -92,19 +94,20 @@ Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool shared_
           codec->Supports(collective, DataType::kFloat32, ReduceOp::kSum, nranks).ok() &&
           codec->Fits(collective, nranks).ok();
       for (int root = 0; root < roots; ++root) {
-        Status status = AddCall(options, nranks, collective, root, plain, bytes, &lanes);
+        Status status = AddCall(options, hosts, collective, root, plain, bytes, &lanes);
         if (status.ok() && with_codec) {
-          status = AddCall(options, nranks, collective, root, *codec, bytes, &lanes);
+          status = AddCall(options, hosts, collective, root, *codec, bytes, &lanes);
         }
         if (!status.ok()) return status;
       }
     }
   }
   const SlotOptions slots = SlotsFor(options.slice_bytes);
-  for (int peer = 1; peer < nranks; ++peer) {
+  for (int peer = 0; peer < nranks; ++peer) {
+    if (peer == rank) continue;
     lanes.Add({.lane_class = LaneClass::kSendRecv,
                .channel = 0,
-               .producer = kRank,
+               .producer = rank,
                .consumers = {peer},
                .slot_bytes = slots.data_bytes,
                .depth = slots.data_depth});
@@ -112,14 +115,28 @@ Result<uint64_t> SlotMemory(const CommOptions& options, int nranks, bool shared_
   return lanes.bytes();
 }
 
-Status CheckSlotMemory(const CommOptions& options, int nranks, const Caps& caps) {
+}  // namespace
+
+// On one host every rank produces as many lanes, except with trees, whose lanes take little.
+Result<uint64_t> SlotMemory(const CommOptions& options, const HostMap& hosts, bool shared_slots) {
+  uint64_t most = 0;
+  for (int rank = 0; rank < (hosts.hosts() == 1 ? 1 : hosts.nranks()); ++rank) {
+    Result<uint64_t> bytes = SlotMemoryOf(rank, options, hosts, shared_slots);
+    if (!bytes.ok()) return bytes;
+    most = std::max(most, *bytes);
+  }
+  return most;
+}
+
+Status CheckSlotMemory(const CommOptions& options, const HostMap& hosts, const Caps& caps) {
+  const int nranks = hosts.nranks();
   if (nranks == 1 || caps.slot_memory == UINT64_MAX) return Status::Ok();
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   const uint64_t most = kMostLanes * static_cast<uint64_t>(nranks) *
                         static_cast<uint64_t>(options.channels) *
                         mapped::SlotsBytes(slots.data_bytes, slots.data_depth);
   if (most + kMargin <= caps.slot_memory) return Status::Ok();  // no need to look at schedules
-  Result<uint64_t> need = SlotMemory(options, nranks, caps.shared_slots);
+  Result<uint64_t> need = SlotMemory(options, hosts, caps.shared_slots);
   if (!need.ok()) return need.status();
   if (*need + kMargin <= caps.slot_memory) return Status::Ok();
   return InvalidArgument(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "topology/host_map.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace inccl {
@@ -13,6 +14,7 @@ HostMap::HostMap(std::span<const uint64_t> identities) {
     if (is_new) members_.emplace_back();
     std::vector<int>& members = members_[static_cast<size_t>(entry->second)];
     members.push_back(nranks());
+    largest_ = std::max(largest_, static_cast<int>(members.size()));
     ranks_.push_back({.host = entry->second, .local = static_cast<int>(members.size()) - 1});
   }
 }

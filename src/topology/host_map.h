@@ -26,6 +26,7 @@ class HostMap {
   // The ranks of a host, ascending.
   std::span<const int> RanksOf(int host) const { return members_[static_cast<size_t>(host)]; }
   bool SameHost(int a, int b) const { return HostOf(a) == HostOf(b); }
+  int LargestHost() const { return largest_; }  // its number of ranks
 
   friend bool operator==(const HostMap&, const HostMap&) = default;
 
@@ -36,6 +37,7 @@ class HostMap {
   };
   std::vector<Place> ranks_;
   std::vector<std::vector<int>> members_;  // by host
+  int largest_ = 0;
 };
 
 }  // namespace inccl

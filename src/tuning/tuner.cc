@@ -35,10 +35,22 @@ Set AlgorithmsNamed(std::string_view name) {
 Set Existing(Collective collective) {
   Set set;
   for (int a = 0; a < kAlgorithms; ++a) {
-    if (HasSchedule(collective, static_cast<Algorithm>(a), 2)) set.set(static_cast<size_t>(a));
+    if (HasSchedules(collective, static_cast<Algorithm>(a))) set.set(static_cast<size_t>(a));
   }
   return set;
 }
+
+// "direct_two_shot,ring": the names of these in INCCL_ALGO.
+std::string OwnNames(const Set& set) {
+  std::string names;
+  for (const AlgorithmTraits& row : kAlgorithmTable) {
+    if (!set.test(static_cast<size_t>(row.algorithm))) continue;
+    names += fmt::format("{}{}", names.empty() ? "" : ",", row.own);
+  }
+  return names;
+}
+
+int HostsOf(const TunerCall& call) { return call.hosts == nullptr ? 1 : call.hosts->hosts(); }
 
 std::vector<std::string_view> Split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
@@ -67,13 +79,20 @@ Result<Set> ParseList(std::string_view list, std::string_view whole) {
 }
 
 // `set` is not empty.
-std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set) {
+std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, Set set) {
   const auto in_set = [&](Algorithm algorithm) { return set.test(static_cast<size_t>(algorithm)); };
-  const Algorithm first =
-      std::find_if(std::begin(kAlgorithmTable), std::end(kAlgorithmTable),
-                   [&](const AlgorithmTraits& row) { return in_set(row.algorithm); })
-          ->algorithm;
-  if (set.count() == 1) return {first, TunerRule::kOnlyOne};
+  const auto first_in_set = [&] {
+    return std::find_if(std::begin(kAlgorithmTable), std::end(kAlgorithmTable),
+                        [&](const AlgorithmTraits& row) { return in_set(row.algorithm); })
+        ->algorithm;
+  };
+  if (set.count() == 1) return {first_in_set(), TunerRule::kOnlyOne};
+  for (const AlgorithmTraits& row : kAlgorithmTable) {
+    if (!row.several_hosts || !in_set(row.algorithm)) continue;
+    if (call.bytes() > kOneShotBytes) return {row.algorithm, TunerRule::kTwoLevels};
+    set &= ~Bit(row.algorithm);
+  }
+  const Algorithm first = first_in_set();
   if (call.bytes() <= kOneShotBytes && call.nranks > kManyRanks) {
     for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kTree}) {
       if (in_set(algorithm)) return {algorithm, TunerRule::kLogarithmic};
@@ -84,8 +103,11 @@ std::pair<Algorithm, TunerRule> Preferred(const TunerCall& call, const Set& set)
   return {first, TunerRule::kInOrder};
 }
 
-bool CanRun(const Route& route, Algorithm algorithm) {
-  return route.group == 0 || TraitsOf(algorithm).direct;
+// Whether filter, codec and `reproducible` admit an algorithm.
+bool Admitted(const TunerCall& call, const AlgorithmFilter& filter, Algorithm algorithm) {
+  return filter.Admits(call.collective, algorithm) &&
+         (call.route.group == 0 || TraitsOf(algorithm).direct) &&
+         (!call.reproducible || FoldsInRankOrder(call.collective, algorithm));
 }
 
 Set RankOrdered(Collective collective) {
@@ -100,16 +122,24 @@ Set RankOrdered(Collective collective) {
 Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
   const char* const name = Name(call.collective);
   if (!filter.AdmitsAny(call.collective)) {
-    const Set existing = Existing(call.collective);
-    std::string others;
-    for (const AlgorithmTraits& row : kAlgorithmTable) {
-      if (!existing.test(static_cast<size_t>(row.algorithm))) continue;
-      others += fmt::format("{}{}", others.empty() ? "" : ",", row.own);
-    }
     return InvalidArgument(fmt::format(
         "{}: none of its algorithms is admitted by \"{}\" (INCCL_ALGO, config->algorithm); "
         "\"{};{}:{}\" admits all of them",
-        name, filter.text(), filter.text(), name, others));
+        name, filter.text(), filter.text(), name, OwnNames(Existing(call.collective))));
+  }
+  Set with_other_hosts;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const auto algorithm = static_cast<Algorithm>(a);
+    if (TraitsOf(algorithm).several_hosts && Admitted(call, filter, algorithm)) {
+      with_other_hosts |= Bit(algorithm);
+    }
+  }
+  if (with_other_hosts.any()) {
+    return InvalidArgument(fmt::format(
+        "{}: \"{}\" (INCCL_ALGO, config->algorithm) admits {} only, which needs several "
+        "hosts, of which one has several ranks; the number of ranks is {}, that of "
+        "hosts {}",
+        name, filter.text(), OwnNames(with_other_hosts), call.nranks, HostsOf(call)));
   }
   if (call.route.group == 0) {
     return InvalidArgument(
@@ -190,8 +220,9 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
   for (int a = 0; a < kAlgorithms; ++a) {
     const auto algorithm = static_cast<Algorithm>(a);
     set.set(static_cast<size_t>(a),
-            filter.Admits(call.collective, algorithm) && CanRun(call.route, algorithm) &&
-                (!call.reproducible || FoldsInRankOrder(call.collective, algorithm)));
+            Admitted(call, filter, algorithm) &&
+                (!TraitsOf(algorithm).several_hosts ||
+                 HasSchedule(call.collective, algorithm, call.nranks, call.hosts)));
   }
   if (set.none()) return NothingLeft(call, filter);
   if (call.below_min_bytes) {
@@ -199,7 +230,7 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
     if (in_order.any()) set = in_order;
   }
   auto [algorithm, rule] = Preferred(call, set);
-  if (!table.empty() && rule != TunerRule::kOnlyOne) {
+  if (!table.empty() && rule != TunerRule::kOnlyOne && HostsOf(call) == 1) {
     const std::optional<Algorithm> measured =
         table.Find(call.collective, call.nranks, call.compressed, call.bytes());
     if (measured && set.test(static_cast<size_t>(*measured))) {
@@ -238,12 +269,18 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
           "ranks, count for more than bytes",
           kOneShotBytes, kManyRanks);
       break;
+    case TunerRule::kTwoLevels:
+      why =
+          fmt::format("above {} bytes, for no other algorithm sends fewer bytes from host to host",
+                      kOneShotBytes);
+      break;
     case TunerRule::kInOrder:
       why = fmt::format("{} bytes: {}the first admitted of", call.bytes(),
                         call.bytes() <= kOneShotBytes
                             ? "what small calls prefer is not admitted or does not exist; "
                             : "");
       for (const AlgorithmTraits& row : kAlgorithmTable) {
+        if (row.several_hosts) continue;
         why += fmt::format("{} {}", &row == kAlgorithmTable ? "" : ",", row.name);
       }
       break;
@@ -251,7 +288,7 @@ std::string Explain(const TunerCall& call, const Choice& choice) {
   if (call.below_min_bytes && FoldsInRankOrder(call.collective, choice.algorithm)) {
     why += "; below the codec's min_bytes sums are taken in rank order";
   }
-  if (call.hosts > 1) why += fmt::format("; the ranks are on {} hosts", call.hosts);
+  if (HostsOf(call) > 1) why += fmt::format("; the ranks are on {} hosts", HostsOf(call));
   return fmt::format("{}: {}", Name(choice.algorithm), why);
 }
 

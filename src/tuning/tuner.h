@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses the algorithm of a call: a pure function of the call, the number of ranks and the agreed
-// configuration, so all ranks choose the same.
+// Chooses the algorithm of a call: a pure function of the call, the hosts of the ranks and the
+// agreed configuration, so all ranks choose the same.
 #ifndef INCCL_TUNING_TUNER_H_
 #define INCCL_TUNING_TUNER_H_
 
@@ -57,7 +57,7 @@ struct TunerCall : CollectiveArgs {
   // The codec does not compress calls this small. Sums are then in rank order, if an admitted
   // algorithm has that.
   bool below_min_bytes = false;
-  int hosts = 1;  // of the ranks; Explain tells it
+  const HostMap* hosts = nullptr;  // nullptr: one host
 };
 
 // The rule by which an algorithm was chosen.
@@ -66,6 +66,7 @@ enum class TunerRule : uint8_t {
   kOnlyOne,      // the only one admitted
   kOneStep,      // small call, few ranks
   kLogarithmic,  // small call, many ranks
+  kTwoLevels,    // large call on several hosts
   kInOrder,      // the first admitted one in the order for large calls
 };
 
@@ -75,8 +76,9 @@ struct Choice {
   TunerRule rule = TunerRule::kInOrder;
 };
 
-// Returns kInvalidArgument if filter, codec and `reproducible` admit no algorithm. If they admit
-// several, an entry of `table` for the call decides, provided it is among them.
+// Returns kInvalidArgument if filter, hosts, codec and `reproducible` admit no algorithm. If they
+// admit several, an entry of `table` for the call decides, provided it is among them. The table is
+// that of one host: for ranks on several hosts it decides nothing.
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
                       const TunerTable& table = {});
 

@@ -48,7 +48,11 @@ struct Scenario {
       s.collective = static_cast<Collective>(rng->Below(kCollectiveKinds));
       s.algorithm = static_cast<Algorithm>(rng->Below(kAlgorithms));
       s.nranks = static_cast<int>(2 + rng->Below(8));
-    } while (!HasSchedule(s.collective, s.algorithm, s.nranks));
+      std::vector<uint64_t> identities;
+      const uint64_t most_hosts = 1 + rng->Below(4);
+      for (int rank = 0; rank < s.nranks; ++rank) identities.push_back(rng->Below(most_hosts));
+      s.hosts = HostMap(identities);
+    } while (!HasSchedule(s.collective, s.algorithm, s.nranks, &s.hosts));
     s.root = static_cast<int>(rng->Below(static_cast<uint64_t>(s.nranks)));
     s.channels = static_cast<int>(1 + rng->Below(3));
     const bool all_reduce = s.collective == Collective::kAllReduce;
@@ -61,7 +65,7 @@ struct Scenario {
     s.multicast = rng->Below(2) == 0;
     // As the composition root does (src/communicator/zero_copy.cc), over what joins ranks by shared
     // memory.
-    const bool lends = s.algorithm == Algorithm::kTwoShot && !s.hbi && s.multicast &&
+    const bool lends = TraitsOf(s.algorithm).zero_copy && !s.hbi && s.multicast &&
                        (all_reduce || halves || s.collective == Collective::kBroadcast);
     s.noticed_soon = rng->Below(2) == 0;
     s.zero_copy = lends ? static_cast<ZeroCopy>(rng->Below(3)) : ZeroCopy::kNothing;
@@ -70,10 +74,6 @@ struct Scenario {
     s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
     s.depth = static_cast<uint16_t>(1 + rng->Below(4));
     s.group = static_cast<uint32_t>(1 + rng->Below(s.depth));
-    std::vector<uint64_t> identities;
-    const uint64_t most_hosts = 1 + rng->Below(4);
-    for (int rank = 0; rank < s.nranks; ++rank) identities.push_back(rng->Below(most_hosts));
-    s.hosts = HostMap(identities);
     return s;
   }
   // Calls in which something is lent; ranks that fail early take it back while others still use it.
@@ -90,7 +90,7 @@ struct Scenario {
     Scenario s{};
     do {
       s = RegisteredBuffer(ZeroCopy::kOfHost, rng);
-    } while (s.collective != Collective::kAllReduce);
+    } while (s.collective != Collective::kAllReduce || s.algorithm != Algorithm::kTwoShot);
     s.nranks = 40;
     s.hosts = HostMap::OneHost(40);
     s.root = 0;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct Shape {
   uint32_t slice_elements;
   uint32_t group;
   uint16_t depth;
+  const HostMap* hosts = nullptr;
 };
 
 uint64_t InputCount(const Shape& shape) {
@@ -103,7 +105,11 @@ void RunRank(const Shape& shape, ReduceOp op, int rank, int root, Transport* tra
   Result<Schedule> schedule = MakeSchedule(
       {{.collective = shape.collective, .nranks = shape.nranks, .rank = rank, .root = root},
        shape.algorithm,
-       shape.channels});
+       shape.channels,
+       0,
+       false,
+       0,
+       shape.hosts});
   ASSERT_TRUE(schedule.ok()) << schedule.status().message();
   const SlotOptions slots{.data_bytes = shape.slice_elements * 4,
                           .side_bytes = 1024,
@@ -176,12 +182,15 @@ TEST(ExecutorTest, EveryScheduleMovesTheRightElements) {
       for (const int n : {2, 3, 4, 6}) {
         const auto collective = static_cast<Collective>(c);
         const auto algorithm = static_cast<Algorithm>(a);
-        if (!HasSchedule(collective, algorithm, n)) continue;
+        constexpr uint64_t kHosts[] = {1, 2, 1, 3, 2, 1};
+        const HostMap several(std::span<const uint64_t>(kHosts, static_cast<size_t>(n)));
+        const HostMap* const hosts = TraitsOf(algorithm).several_hosts ? &several : nullptr;
+        if (!HasSchedule(collective, algorithm, n, hosts)) continue;
         for (const uint64_t count : {uint64_t{1}, uint64_t{5000}, uint64_t{20001}}) {
-          RunShape({collective, algorithm, n, 1, count, 8192, 512, 2, 4}, n - 1);
-          RunShape({collective, algorithm, n, 3, count, 4096, 256, 1, 1}, 0);
+          RunShape({collective, algorithm, n, 1, count, 8192, 512, 2, 4, hosts}, n - 1);
+          RunShape({collective, algorithm, n, 3, count, 4096, 256, 1, 1, hosts}, 0);
           if (Reduces(collective) && count == 5000) {
-            RunShape({collective, algorithm, n, 2, count, 4096, 256, 2, 2}, n / 2,
+            RunShape({collective, algorithm, n, 2, count, 4096, 256, 2, 2, hosts}, n / 2,
                      ReduceOp::kPreMulSum);
           }
           if (::testing::Test::HasFailure()) return;

@@ -41,7 +41,7 @@ struct Case {
   Algorithm algorithm;
 };
 
-// Every algorithm that exists.
+// Every algorithm that exists for ranks on one host.
 inline const std::vector<Case>& AllCases() {
   using enum Collective;
   using enum Algorithm;
@@ -54,6 +54,24 @@ inline const std::vector<Case>& AllCases() {
       {kAllToAll, kTwoShot},  {kGather, kTwoShot},     {kScatter, kTwoShot},
   };
   return cases;
+}
+
+// And those for ranks on several hosts.
+inline const std::vector<Case>& HostsCases() {
+  using enum Collective;
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> all = AllCases();
+    for (const Collective c : {kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce}) {
+      all.push_back({c, Algorithm::kHierarchical});
+    }
+    return all;
+  }();
+  return cases;
+}
+
+inline bool HasSides(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kAllGather;
 }
 
 inline ScheduleRequest RequestOf(const Case& which, int nranks) {

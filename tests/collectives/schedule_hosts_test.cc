@@ -16,9 +16,9 @@
 namespace inccl {
 namespace {
 
-using test::AllCases;
 using test::Case;
 using test::CaseName;
+using test::HostsCases;
 using test::RequestOf;
 
 HostMap Map(const std::vector<uint64_t>& identities) { return HostMap(identities); }
@@ -53,30 +53,42 @@ Proof Prove(ScheduleRequest request, const HostMap& hosts, int windows = 3) {
   return proof.ok() ? *proof : Proof{};
 }
 
+// Hierarchical schedules need a host of several ranks, and another host.
+bool Exists(const ScheduleRequest& request, const HostMap& hosts) {
+  const bool two_levels = hosts.hosts() > 1 && hosts.hosts() < hosts.nranks();
+  const bool exists = request.algorithm != Algorithm::kHierarchical || two_levels;
+  EXPECT_EQ(HasSchedule(request.collective, request.algorithm, request.nranks, &hosts), exists);
+  return exists;
+}
+
 class OnHosts : public testing::TestWithParam<Case> {};
 
 TEST_P(OnHosts, EveryScheduleIsProven) {
   for (int n = 1; n <= (test::kSanitized ? 8 : 20) && !HasFailure(); ++n) {
     ScheduleRequest request = RequestOf(GetParam(), n);
     for (const HostMap& hosts : MapsOf(n)) {
+      if (!Exists(request, hosts)) continue;
       for (request.root = 0; request.root < (HasRoot(request.collective) ? n : 1); ++request.root) {
         request.channels = 1 + n % 2;
         Prove(request, hosts);
       }
       request.root = 0;
-      const bool side = request.collective == Collective::kAllReduce ||
-                        request.collective == Collective::kReduceScatter ||
-                        request.collective == Collective::kAllGather;
-      request.side_phases = side ? 1 : 0;
-      Prove(request, hosts);
+      for (size_t phases = 1; phases <= 2 && test::HasSides(request.collective); ++phases) {
+        request.side_phases = phases;
+        Prove(request, hosts);
+      }
       request.side_phases = 0;
     }
   }
   if (test::kSanitized) return;
-  for (const HostMap& hosts : MapsOf(64)) Prove(RequestOf(GetParam(), 64), hosts);
+  for (const HostMap& hosts : MapsOf(64)) {
+    const ScheduleRequest request = RequestOf(GetParam(), 64);
+    if (Exists(request, hosts)) Prove(request, hosts);
+  }
 }
 
 TEST_P(OnHosts, OneHostChangesNothing) {
+  if (GetParam().algorithm == Algorithm::kHierarchical) return;
   for (const int n : {1, 2, 5, 8}) {
     ScheduleRequest request = RequestOf(GetParam(), n);
     const HostMap one = HostMap::OneHost(n);
@@ -94,7 +106,7 @@ TEST_P(OnHosts, OneHostChangesNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, OnHosts, testing::ValuesIn(AllCases()), CaseName);
+INSTANTIATE_TEST_SUITE_P(Schedules, OnHosts, testing::ValuesIn(HostsCases()), CaseName);
 
 struct Crossing {
   int messages = 0;
@@ -102,9 +114,11 @@ struct Crossing {
   int steps = 0;
 };
 
-size_t LargestHost(const HostMap& hosts) {
-  size_t most = 0;
-  for (int h = 0; h < hosts.hosts(); ++h) most = std::max(most, hosts.RanksOf(h).size());
+int SizeOf(const HostMap& hosts, int host) { return static_cast<int>(hosts.RanksOf(host).size()); }
+
+int LargestHost(const HostMap& hosts) {
+  int most = 0;
+  for (int h = 0; h < hosts.hosts(); ++h) most = std::max(most, SizeOf(hosts, h));
   return most;
 }
 
@@ -169,8 +183,9 @@ Crossing DoublingCrossing(const HostMap& hosts) {
 // With several hosts, H of them; a ring has H edges between hosts.
 Crossing ExpectedOf(const Case& which, const HostMap& hosts) {
   const int n = hosts.nranks(), h = hosts.hosts(), pairs = PairsAcross(hosts);
-  const size_t largest = LargestHost(hosts);
+  const int largest = LargestHost(hosts);
   const bool ring = which.algorithm == Algorithm::kRing;
+  const bool hierarchical = which.algorithm == Algorithm::kHierarchical;
   switch (which.collective) {
     case Collective::kAllReduce:
       switch (which.algorithm) {
@@ -184,17 +199,21 @@ Crossing ExpectedOf(const Case& which, const HostMap& hosts) {
         case Algorithm::kOneShot: return {pairs, double(pairs), 1};
         case Algorithm::kTree: return TreeCrossing(hosts);
         case Algorithm::kRecursiveDoubling: return DoublingCrossing(hosts);
+        // Every host owns as many chunks as the largest has ranks.
+        case Algorithm::kHierarchical: return {2 * h * largest * (h - 1), 2.0 * (h - 1), 2};
         case Algorithm::kEnd: break;
       }
       break;
     case Collective::kReduceScatter:
     case Collective::kAllGather:
+      if (hierarchical) return {n * (h - 1), h - 1.0, 1};
       if (!ring) return {pairs, 1.0 * pairs / n, 1};
       // But for one edge.
       return {h * (n - 1), h * (n - 1.0) / n, h - (largest >= 2 ? 0 : 1)};
     case Collective::kBroadcast:
     case Collective::kReduce: {
-      const int apart = n - static_cast<int>(hosts.RanksOf(0).size());  // root 0
+      if (hierarchical) return {largest * (h - 1), h - 1.0, h - 1};
+      const int apart = n - SizeOf(hosts, 0);  // root 0
       if (which.algorithm == Algorithm::kTwoShot) return {apart, double(apart), 1};
       const int depth = ring ? h - 1 : static_cast<int>(std::bit_width(unsigned(h))) - 1;
       return {h - 1, double(h - 1), depth};
@@ -202,7 +221,7 @@ Crossing ExpectedOf(const Case& which, const HostMap& hosts) {
     case Collective::kAllToAll: return {pairs, 1.0 * pairs / n / n, 1};
     case Collective::kGather:
     case Collective::kScatter: {
-      const int apart = n - static_cast<int>(hosts.RanksOf(0).size());
+      const int apart = n - SizeOf(hosts, 0);
       return {apart, 1.0 * apart / n, 1};
     }
   }
@@ -216,7 +235,7 @@ TEST_P(OnHosts, WhatCrossesIsWhatTheFormulasSay) {
       continue;
     }
     for (const HostMap& hosts : MapsOf(n)) {
-      if (hosts.hosts() == 1) continue;
+      if (hosts.hosts() == 1 || !Exists(RequestOf(GetParam(), n), hosts)) continue;
       const Crossing expected = ExpectedOf(GetParam(), hosts);
       const Proof proof = Prove(RequestOf(GetParam(), n), hosts, 2);
       SCOPED_TRACE(fmt::format("{} ranks{}", n, Text(hosts)));

@@ -298,17 +298,29 @@ void RunAndCompare(const std::vector<ScheduleRequest>& requests, uint64_t seed) 
   EXPECT_TRUE(interpreter.LanesEmpty()) << text;
 }
 
-ScheduleRequest RandomRequest(const test::Case& which, int nranks, std::mt19937_64* random) {
+// A map of ranks to hosts, chosen at random, of at least two hosts and a host of two ranks or more
+// if there are that many ranks.
+HostMap RandomHosts(int nranks, std::mt19937_64* random) {
+  const uint64_t most = 2 + (*random)() % 3;
+  std::vector<uint64_t> identities;
+  for (int rank = 0; rank < nranks; ++rank) identities.push_back((*random)() % most);
+  if (nranks > 2) identities[1] = identities[0];
+  if (nranks > 2) identities[2] = identities[0] + 1;
+  std::shuffle(identities.begin(), identities.end(), *random);
+  return HostMap(identities);
+}
+
+ScheduleRequest RandomRequest(const test::Case& which, int nranks, std::mt19937_64* random,
+                              const HostMap* hosts) {
   ScheduleRequest request = test::RequestOf(which, nranks);
+  request.hosts = hosts;
   request.channels = 1 + static_cast<int>((*random)() % 2);
   if (HasRoot(request.collective)) {
     request.root = static_cast<int>((*random)() % static_cast<uint64_t>(nranks));
   }
-  const bool all_reduces = request.collective == Collective::kAllReduce;
-  if (all_reduces || request.collective == Collective::kReduceScatter ||
-      request.collective == Collective::kAllGather) {
+  if (test::HasSides(request.collective)) {
     request.side_phases = (*random)() % 2 == 0 ? 1 : 0;
-    request.side_one_shot = all_reduces && (*random)() % 2 == 0;
+    request.side_one_shot = request.collective == Collective::kAllReduce && (*random)() % 2 == 0;
   }
   return request;
 }
@@ -319,22 +331,28 @@ TEST_P(RunSchedule, GivesWhatTheCollectivePromises) {
   std::mt19937_64 random(test::TestSeed());
   for (int n : {1, 2, 3, 4, 5, 6, 7, 8, 11, 16}) {
     for (int round = 0; round < 4; ++round) {
-      RunAndCompare({RandomRequest(GetParam(), n, &random)}, random());
+      const HostMap some = RandomHosts(n, &random);
+      for (const HostMap* const hosts : {&some, static_cast<const HostMap*>(nullptr)}) {
+        if (!HasSchedule(GetParam().collective, GetParam().algorithm, n, hosts)) continue;
+        RunAndCompare({RandomRequest(GetParam(), n, &random, hosts)}, random());
+      }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, RunSchedule, testing::ValuesIn(test::AllCases()),
+INSTANTIATE_TEST_SUITE_P(Schedules, RunSchedule, testing::ValuesIn(test::HostsCases()),
                          test::CaseName);
 
 TEST(RunCalls, OfAllAlgorithmsShareTheirLanes) {
   std::mt19937_64 random(test::TestSeed());
   for (int n : {2, 3, 4, 7, 8}) {
     for (int round = 0; round < 10; ++round) {
+      const HostMap hosts = RandomHosts(n, &random);
       std::vector<ScheduleRequest> requests;
-      for (int call = 0; call < 6; ++call) {
-        const test::Case& which = test::AllCases()[random() % test::AllCases().size()];
-        requests.push_back(RandomRequest(which, n, &random));
+      while (requests.size() < 6) {
+        const test::Case& which = test::HostsCases()[random() % test::HostsCases().size()];
+        if (!HasSchedule(which.collective, which.algorithm, n, &hosts)) continue;
+        requests.push_back(RandomRequest(which, n, &random, &hosts));
       }
       RunAndCompare(requests, random());
     }
@@ -376,9 +394,12 @@ void Mutate(Schedule* schedule, std::mt19937_64* random) {
 TEST(RunMutants, WhatValidateAcceptsIsRight) {
   std::mt19937_64 random(test::TestSeed());
   int accepted = 0, refused = 0;
-  for (const test::Case& which : test::AllCases()) {
+  for (const test::Case& which : test::HostsCases()) {
     for (int round = 0; round < 300; ++round) {
-      const ScheduleRequest request = test::RequestOf(which, 2 + round % 5);
+      ScheduleRequest request = test::RequestOf(which, 2 + round % 5);
+      const HostMap hosts = RandomHosts(request.nranks, &random);
+      if (which.algorithm == Algorithm::kHierarchical) request.hosts = &hosts;
+      if (!HasSchedule(which.collective, which.algorithm, request.nranks, &hosts)) continue;
       std::vector<Schedule> schedules = MakeAll(request);
       for (int changes = 1 + round % 2; changes > 0; --changes) {
         Mutate(&schedules[random() % schedules.size()], &random);

@@ -157,6 +157,7 @@ Expected ExpectedOf(const Case& which, int n) {
         case Algorithm::kOneShot: return {n > 1, true, {double(n > 1), d - 1, d - 1, n > 1}};
         case Algorithm::kTwoShot:
           return {n > 1 ? 2 : 0, true, {double(n > 1), 2 * (d - 1) / d, 2 * (d - 1) / d, n > 1}};
+        case Algorithm::kHierarchical:  // on one host there is none
         case Algorithm::kEnd: break;
       }
       break;

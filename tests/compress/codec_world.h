@@ -31,13 +31,22 @@ class CodecWorld {
   static constexpr uint32_t kSliceBytes = 4096;
 
   CodecWorld(std::shared_ptr<const Codec> codec, int nranks)
-      : codec_(std::move(codec)), ends_(MakeLoopback(nranks)) {
+      : codec_(std::move(codec)), hosts_(HostsFor(nranks)), ends_(MakeLoopback(nranks)) {
     for (const std::unique_ptr<Transport>& end : ends_) {
       ranks_.push_back(std::make_unique<Rank>(end.get(), *codec_));
     }
   }
 
   int nranks() const { return static_cast<int>(ends_.size()); }
+  // Where ranks are in algorithms for several hosts: every other one is on the second host, and the
+  // last one, too.
+  static HostMap HostsFor(int nranks) {
+    std::vector<uint64_t> identities;
+    for (int rank = 0; rank < nranks; ++rank) {
+      identities.push_back(rank == nranks - 1 ? 1 : static_cast<uint64_t>(rank % 2));
+    }
+    return HostMap(identities);
+  }
 
   // `call.rank` is set here. Fails the test if the call does, or if nobody gets on.
   void Run(CollectiveArgs call, Algorithm algorithm, const std::vector<CodecBuffers>& buffers) {
@@ -82,7 +91,8 @@ class CodecWorld {
     std::unique_ptr<Program>& program = rank.programs[{call.collective, algorithm}];
     if (program == nullptr) {
       Result<Schedule> schedule = MakeSchedule(
-          {call, algorithm, 1, codec_->side_phases().size(), false, codec_->route().group});
+          {call, algorithm, 1, codec_->side_phases().size(), false, codec_->route().group,
+           TraitsOf(algorithm).several_hosts ? &hosts_ : nullptr});
       ASSERT_TRUE(schedule.ok()) << schedule.status().message();
       auto bound = Bind(*std::move(schedule), SlotsFor(kSliceBytes), &rank.lanes);
       ASSERT_TRUE(bound.ok()) << bound.status().message();
@@ -101,6 +111,7 @@ class CodecWorld {
   }
 
   std::shared_ptr<const Codec> codec_;
+  HostMap hosts_;
   std::vector<std::unique_ptr<Transport>> ends_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };

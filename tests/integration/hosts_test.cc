@@ -221,8 +221,8 @@ TEST_F(HostsTest, EveryCollective) {
 }
 
 TEST_F(HostsTest, EveryAlgorithm) {
-  for (const char* algorithm :
-       {"direct_one_shot", "direct_two_shot", "ring", "tree", "recursive_doubling"}) {
+  for (const char* algorithm : {"direct_one_shot", "direct_two_shot", "ring", "tree",
+                                "recursive_doubling", "hierarchical"}) {
     for (const char* channels : {"1", "2"}) {
       const ScopedEnv env(
           {{"INCCL_ALGO", algorithm}, {"INCCL_CHANNELS", channels}, {"INCCL_SLICE_BYTES", "4096"}});
@@ -236,6 +236,56 @@ TEST_F(HostsTest, EveryAlgorithm) {
       }
     }
   }
+}
+
+// The collectives that have hierarchical schedules, with buffers that are registered and not.
+TEST_F(HostsTest, Hierarchical) {
+  for (const char* channels : {"1", "3"}) {
+    const ScopedEnv env(
+        {{"INCCL_ALGO", "hierarchical;alltoall:direct;gather:direct;scatter:direct"},
+         {"INCCL_CHANNELS", channels},
+         {"INCCL_SLICE_BYTES", "4096"}});
+    for (const std::string hosts : kLayouts) {
+      SCOPED_TRACE(hosts + " " + channels);
+      RunHosts(hosts, [&](const Side& side, ccl_comm_t comm) {
+        for (const size_t count : {1, 777, 60011}) {
+          CollectivesOnHosts(side.rank(), Ranks(hosts), comm, count).RunAll();
+        }
+      });
+    }
+  }
+}
+
+TEST_F(HostsTest, HierarchicalNeedsAHostOfSeveralRanksAndReproducibleRefusesIt) {
+  {
+    float x = 1;
+    const ScopedEnv env({{"INCCL_ALGO", "hierarchical"}});
+    for (const std::string hosts : {"aaa", "abc"}) {
+      RunHosts(hosts, [&](const Side&, ccl_comm_t comm) {
+        EXPECT_EQ(ccl_allreduce(&x, &x, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr),
+                  CCL_INVALID_ARGUMENT);
+        const std::string text = ccl_get_last_error(comm);
+        EXPECT_NE(text.find("needs several hosts"), std::string::npos) << text;
+      });
+    }
+  }
+  // In rank order: ((1e8 + 1) - 1e8) + 1; by hosts it is (1e8 - 1e8) + (1 + 1).
+  for (const auto& [reproducible, sum] : {std::pair("1", 1.0f), std::pair("0", 2.0f)}) {
+    const ScopedEnv env({{"INCCL_REPRODUCIBLE", reproducible}, {"INCCL_SLICE_BYTES", "4096"}});
+    RunHosts("abab", [&, expected = sum](const Side& side, ccl_comm_t comm) {
+      const float parts[] = {1e8f, 1.0f, -1e8f, 1.0f};
+      std::vector<float> data(30000, parts[side.rank()]);
+      EXPECT_EQ(
+          ccl_allreduce(data.data(), data.data(), data.size(), CCL_FLOAT32, CCL_SUM, comm, nullptr),
+          CCL_SUCCESS);
+      EXPECT_EQ(std::count(data.begin(), data.end(), expected), 30000);
+    });
+  }
+  const ScopedEnv both({{"INCCL_REPRODUCIBLE", "1"}, {"INCCL_ALGO", "hierarchical"}});
+  ccl_unique_id_t id;
+  EXPECT_EQ(ccl_get_unique_id(&id), CCL_INVALID_ARGUMENT);
+  const std::string text = ccl_get_last_error(nullptr);
+  EXPECT_NE(text.find("sums in rank order"), std::string::npos) << text;
 }
 
 // A link of its own for each rank: no multicast, everything through lanes of one consumer.
@@ -301,9 +351,9 @@ CompressedResults RunOnHosts(const std::string& hosts, Collective collective, co
   return results;
 }
 
-// Every codec's result has the bits of a run on one host; hbi's is near the sum in fp64.
+// Every codec's result has the bits of a run on one host; hbi's is near the sum in fp64. Sums of
+// floats depend on the order, so codecs that add floats run the same algorithm on both.
 TEST_F(HostsTest, CompressedResultsHaveTheBitsOfOneHost) {
-  const ScopedEnv env({{"INCCL_SLICE_BYTES", "8192"}});
   for (const char* spec : {"hbi:bits=6", "hbi:m=2", "bf16", "fp8", "mxfp8", "lossless", "qsgd"}) {
     for (const Collective collective :
          {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
@@ -311,8 +361,12 @@ TEST_F(HostsTest, CompressedResultsHaveTheBitsOfOneHost) {
         SCOPED_TRACE(std::string(spec) + " " + Name(collective) + " " + hosts);
         if (std::string(spec) == "hbi:m=2" && collective != Collective::kAllReduce) continue;
         const Vectors inputs = MakeInputs(Ranks(hosts), 30000, TestSeed());
+        const bool any_order =
+            std::string(spec) == "hbi:bits=6" || collective == Collective::kAllGather;
+        const ScopedEnv slices({{"INCCL_SLICE_BYTES", "8192"}, {"INCCL_ALGO", "direct"}});
         const CompressedResults one =
             RunOnHosts(std::string(hosts.size(), 'a'), collective, spec, inputs);
+        const ScopedEnv env({{"INCCL_ALGO", any_order ? "hierarchical" : "direct"}});
         const CompressedResults many = RunOnHosts(hosts, collective, spec, inputs);
         for (size_t r = 0; r < hosts.size(); ++r) {
           EXPECT_EQ(Differences(one.outputs[r], many.outputs[r]), 0u) << "rank " << r;
@@ -339,11 +393,14 @@ bool Everywhere(bool here, ccl_comm_t comm) {
 }
 
 // Peers of the host access the registered buffers in place, the others get the same through slots.
-TEST_F(HostsTest, RegisteredBuffersAreUsedInPlaceInsideAHost) {
+class RegisteredOnHostsTest : public HostsTest,
+                              public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(RegisteredOnHostsTest, AreUsedInPlaceInsideAHost) {
   constexpr size_t kCount = 300'000;
   constexpr size_t kBytes = (kCount * 5 + 4096) * 4;
   constexpr int kMostRounds = 3000;
-  const ScopedEnv env({{"INCCL_SLICE_BYTES", "16384"}, {"INCCL_ALGO", "direct"}});
+  const ScopedEnv env({{"INCCL_SLICE_BYTES", "16384"}, {"INCCL_ALGO", GetParam()}});
   for (const std::string hosts : kLayouts) {
     SCOPED_TRACE(hosts);
     RunHosts(hosts, [&](const Side& side, ccl_comm_t comm) {
@@ -399,6 +456,9 @@ TEST_F(HostsTest, RegisteredBuffersAreUsedInPlaceInsideAHost) {
     });
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, RegisteredOnHostsTest,
+                         ::testing::Values("direct", "hierarchical"));
 
 bool Sums(ccl_comm_t comm) {
   int n = 0, rank = 0;

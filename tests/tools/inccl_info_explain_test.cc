@@ -269,6 +269,29 @@ TEST(ExplainTest, BytesOfMovesBetweenPairs) {
   }
 }
 
+// By the formulas of docs/algorithms.md, of 8 ranks on 2 hosts.
+TEST(ExplainTest, BytesBetweenHosts) {
+  constexpr uint64_t kBytes = 1 << 20;
+  const auto between = [](const std::string& arguments) {
+    uint64_t total = 0;
+    const Json json = ExplainJson(arguments);
+    for (const Json& rank : json["per_rank"]) {
+      total += rank["uncompressed_bytes_to_other_hosts"].get<uint64_t>();
+    }
+    return total;
+  };
+  EXPECT_EQ(between("allreduce 1M 8"), 0u);
+  EXPECT_EQ(between("allreduce 1M 8 --hosts 8"), 0u);
+  EXPECT_EQ(between("allreduce 1M 8 --hosts 4,4"), 2 * kBytes);
+  EXPECT_EQ(between("allreduce 1M 8 --hosts 4,4 --algo direct_two_shot"), 8 * kBytes);
+  EXPECT_EQ(between("broadcast 1M 8 --hosts 1,4,3 --root 2"), 2 * kBytes);
+  const Json json = ExplainJson("allreduce 1M 8 --hosts 4,4 --codec hbi:bits=6");
+  EXPECT_EQ(json["algorithm"], "hierarchical");
+  EXPECT_EQ(json["hosts"], 2);
+  EXPECT_EQ(json["steps"], 8);
+  EXPECT_EQ(json["agreement"], "four steps");
+}
+
 TEST(ExplainTest, MemoryIsWhatLanesTake) {
   for (const char* algo : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
     constexpr int kRanks = 6;

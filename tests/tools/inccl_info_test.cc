@@ -277,12 +277,17 @@ TEST(InfoDumpTest, EveryScheduleThereIs) {
     for (int a = 0; a < kAlgorithms; ++a) {
       const auto collective = static_cast<Collective>(c);
       const auto algorithm = static_cast<Algorithm>(a);
-      const ProgramResult result =
-          Info(std::string("--dump ") + Name(algorithm) + " 5 --collective " + Name(collective));
-      const bool there = HasSchedule(collective, algorithm, 5);
-      EXPECT_EQ(result.status, there ? 0 : 2) << Name(collective) << " " << Name(algorithm);
-      EXPECT_EQ(result.out.empty(), !there);
-      EXPECT_EQ(result.err.empty(), there) << result.err;
+      constexpr uint64_t kTwoHosts[] = {1, 1, 2, 2, 2};
+      const HostMap two_hosts(kTwoHosts);
+      for (const HostMap* const hosts : {&two_hosts, static_cast<const HostMap*>(nullptr)}) {
+        const ProgramResult result =
+            Info(std::string("--dump ") + Name(algorithm) + " 5 --collective " + Name(collective) +
+                 (hosts == nullptr ? "" : " --hosts 2,3"));
+        const bool there = HasSchedule(collective, algorithm, 5, hosts);
+        EXPECT_EQ(result.status, there ? 0 : 2) << Name(collective) << " " << Name(algorithm);
+        EXPECT_EQ(result.out.empty(), !there);
+        EXPECT_EQ(result.err.empty(), there) << result.err;
+      }
     }
   }
 }
@@ -297,6 +302,11 @@ TEST(InfoCommandLineTest, MistakesAreNamed) {
       {"--dump ring 65", "65"},
       {"--dump ring 1", "1 ranks"},
       {"--dump ring x", "\"x\""},
+      {"--dump ring 4 --hosts 2,3", "hosts \"2,3\" are not numbers of ranks, 4 together"},
+      {"--dump ring 4 --hosts 2,1", "4 together"},
+      {"--dump ring 4 --hosts 4,0", "4 together"},
+      {"--dump ring 4 --hosts 2,", "4 together"},
+      {"--explain allreduce 1K 4 --hosts 99999999999,x", "4 together"},
       {"--dump ring 4 --rank 4", "rank 4 is not in [0, 4)"},
       {"--dump ring 4 --root 4", "root 4"},
       {"--dump ring 4 --collective sum", "\"sum\" is none of allreduce,"},

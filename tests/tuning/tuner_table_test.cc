@@ -192,6 +192,12 @@ TEST(TunerTableTest, TheTunerFollowsItWhereItMay) {
   EXPECT_EQ(chosen(all).algorithm, Algorithm::kRing);
   call.route = {.group = 2, .because = "m=2"};
   EXPECT_EQ(chosen(all).algorithm, Algorithm::kTwoShot);
+  call.route = {};
+  const std::vector<uint64_t> apart = {1, 2};
+  const HostMap hosts(apart);  // a table is that of one host
+  call.hosts = &hosts;
+  EXPECT_EQ(chosen(all).algorithm, Algorithm::kTwoShot);
+  EXPECT_NE(chosen(all).rule, TunerRule::kTable);
 }
 
 }  // namespace

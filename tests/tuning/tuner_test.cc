@@ -17,6 +17,12 @@ AlgorithmFilter Parsed(const std::string& text) {
   return filter.ok() ? *filter : AlgorithmFilter();
 }
 
+// Ranks with equal letters share a host.
+HostMap Hosts(const std::string& letters) {
+  const std::vector<uint64_t> identities(letters.begin(), letters.end());
+  return HostMap(identities);
+}
+
 TEST(AlgorithmFilterTest, NcclGrammar) {
   const AlgorithmFilter ring = Parsed("ring");
   EXPECT_TRUE(ring.Admits(Collective::kAllReduce, Algorithm::kRing));
@@ -41,15 +47,18 @@ TEST(AlgorithmFilterTest, WhatIsAskedForRunsOrIsRefused) {
       {"tree", Algorithm::kTree},
       {"recursive_doubling", Algorithm::kRecursiveDoubling},
       {"direct_one_shot", Algorithm::kOneShot},
-      {"direct_two_shot", Algorithm::kTwoShot}};
+      {"direct_two_shot", Algorithm::kTwoShot},
+      {"hierarchical", Algorithm::kHierarchical}};
+  const HostMap hosts = Hosts("aabb");
   ASSERT_EQ(asked.size(), size_t{kAlgorithms});
   for (const auto& [text, algorithm] : asked) {
     for (int c = 0; c < kCollectiveKinds; ++c) {
       const auto collective = static_cast<Collective>(c);
-      const Result<Choice> choice = Choose(
-          {{.collective = collective, .type = DataType::kUint8, .nranks = 4, .count = 1 << 20}},
-          Parsed(text));
-      if (HasSchedule(collective, algorithm, 4)) {
+      TunerCall call{
+          {.collective = collective, .type = DataType::kUint8, .nranks = 4, .count = 1 << 20}};
+      call.hosts = &hosts;
+      const Result<Choice> choice = Choose(call, Parsed(text));
+      if (HasSchedule(collective, algorithm, 4, &hosts)) {
         ASSERT_TRUE(choice.ok()) << choice.status().message();
         EXPECT_EQ(choice->algorithm, algorithm) << Name(collective) << " " << text;
         continue;
@@ -93,14 +102,18 @@ TEST(TunerTest, EveryChoiceHasASchedule) {
       for (const uint64_t bytes : {0u, 1u, 4096u, 65536u, 1u << 30}) {
         for (const bool reproducible : {false, true}) {
           const auto collective = static_cast<Collective>(c);
-          Result<Choice> choice = Choose(
-              {{.collective = collective, .type = DataType::kUint8, .nranks = n, .count = bytes},
-               false,
-               reproducible},
-              AlgorithmFilter());
-          ASSERT_TRUE(choice.ok()) << choice.status().message();
-          EXPECT_TRUE(HasSchedule(collective, choice->algorithm, n))
-              << Name(collective) << " " << Name(choice->algorithm) << " n " << n;
+          const HostMap two = Hosts("b" + std::string(static_cast<size_t>(n) - 1, 'a'));
+          TunerCall call{
+              {.collective = collective, .type = DataType::kUint8, .nranks = n, .count = bytes},
+              false,
+              reproducible};
+          for (const HostMap* const hosts : {&two, static_cast<const HostMap*>(nullptr)}) {
+            call.hosts = hosts;
+            Result<Choice> choice = Choose(call, AlgorithmFilter());
+            ASSERT_TRUE(choice.ok()) << choice.status().message();
+            EXPECT_TRUE(HasSchedule(collective, choice->algorithm, n, hosts))
+                << Name(collective) << " " << Name(choice->algorithm) << " n " << n;
+          }
         }
       }
     }
@@ -212,21 +225,104 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
   }
 }
 
-TEST(TunerTest, HostsAreToldAndChangeNoChoice) {
+TEST(TunerTest, HostsAreToldAndChangeNoChoiceUnlessOneHasSeveralRanks) {
+  const HostMap one = Hosts("aaaaaaaa"), each = Hosts("abcdefgh");
   for (const uint64_t count : {1u, 1u << 12, 1u << 22}) {
     TunerCall call{{.nranks = 8, .count = count}};
     const Result<Choice> choice = Choose(call, AlgorithmFilter());
     const std::string text = Explain(call, *choice);
-    call.hosts = 3;
+    call.hosts = &one;
     EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, choice->algorithm);
-    EXPECT_EQ(Explain(call, *choice), text + "; the ranks are on 3 hosts");
+    EXPECT_EQ(Explain(call, *choice), text);
+    call.hosts = &each;
+    EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, choice->algorithm);
+    EXPECT_EQ(Explain(call, *choice), text + "; the ranks are on 8 hosts");
   }
+}
+
+TEST(TunerTest, LargeCallsOnSeveralHostsAreHierarchical) {
+  const HostMap hosts = Hosts("aab");
+  for (const Collective collective :
+       {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
+        Collective::kBroadcast, Collective::kReduce}) {
+    TunerCall call{
+        {.collective = collective, .type = DataType::kUint8, .nranks = 3, .count = 16385}};
+    call.hosts = &hosts;
+    const Result<Choice> large = Choose(call, AlgorithmFilter());
+    EXPECT_EQ(large->algorithm, Algorithm::kHierarchical);
+    EXPECT_EQ(large->rule, TunerRule::kTwoLevels);
+    EXPECT_EQ(Explain(call, *large),
+              "hierarchical: above 16384 bytes, for no other algorithm sends fewer bytes from host "
+              "to host; the ranks are on 2 hosts");
+    EXPECT_EQ(Choose(call, Parsed("^hierarchical"))->algorithm, Algorithm::kTwoShot);
+    call.count = 16384;
+    EXPECT_NE(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kHierarchical);
+    EXPECT_EQ(Choose(call, Parsed("ring,hierarchical"))->algorithm, Algorithm::kRing);
+    call.count = 16385;
+    call.reproducible = true;
+    EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm,
+              Reduces(collective) ? Algorithm::kTwoShot : Algorithm::kHierarchical);
+    call.reproducible = false;
+    call.route = {.group = 2, .because = "m=x"};
+    EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kTwoShot);
+  }
+}
+
+// What Explain says of hierarchical schedules.
+TEST(TunerTest, NoOtherAlgorithmSendsFewerBytesFromHostToHost) {
+  for (const char* const letters :
+       {"aab", "abb", "abab", "aabbcc", "abcabca", "abbbbbbc", "aaaaaaaabbbbbbbb", "aabcdefg"}) {
+    const HostMap hosts = Hosts(letters);
+    for (int c = 0; c < kCollectiveKinds; ++c) {
+      double hierarchical = -1;
+      std::vector<std::pair<Algorithm, double>> others;
+      for (int a = 0; a < kAlgorithms; ++a) {
+        const auto collective = static_cast<Collective>(c);
+        const auto algorithm = static_cast<Algorithm>(a);
+        if (!HasSchedule(collective, algorithm, hosts.nranks(), &hosts)) continue;
+        std::vector<Schedule> all;
+        ScheduleRequest request;
+        request.collective = collective;
+        request.algorithm = algorithm;
+        request.nranks = hosts.nranks();
+        request.hosts = &hosts;
+        for (request.rank = 0; request.rank < request.nranks; ++request.rank) {
+          all.push_back(*MakeSchedule(request));
+        }
+        const Result<Proof> proof = Validate(all, 1, &hosts);
+        ASSERT_TRUE(proof.ok()) << proof.status().message();
+        if (algorithm == Algorithm::kHierarchical) {
+          hierarchical = proof->crossing_shares;
+        } else {
+          others.emplace_back(algorithm, proof->crossing_shares);
+        }
+      }
+      for (const auto& [algorithm, shares] : others) {
+        EXPECT_LE(hierarchical, shares + 1e-9) << Name(algorithm) << " " << letters;
+      }
+    }
+  }
+}
+
+TEST(TunerTest, HierarchicalAloneIsRefusedOnOneHost) {
+  TunerCall call{{.collective = Collective::kAllReduce, .nranks = 4, .count = 100}};
+  const Result<Choice> choice = Choose(call, Parsed("hierarchical"));
+  ASSERT_FALSE(choice.ok());
+  EXPECT_EQ(choice.status().message(),
+            "allreduce: \"hierarchical\" (INCCL_ALGO, config->algorithm) admits hierarchical only, "
+            "which needs several hosts, of which one has several ranks; the number of ranks is 4, "
+            "that of hosts 1");
+  EXPECT_EQ(Choose(call, Parsed("hierarchical,ring"))->algorithm, Algorithm::kRing);
+  call.reproducible = true;
+  EXPECT_NE(Choose(call, Parsed("hierarchical")).status().message().find("rank order"),
+            std::string::npos);
 }
 
 // The text of INCCL_ALGO stands in a lower layer than the table of algorithms.
 TEST(AlgorithmNamesTest, AreThoseOfTheVariable) {
-  EXPECT_EQ(AlgorithmNames(),
-            "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot");
+  EXPECT_EQ(
+      AlgorithmNames(),
+      "ring, tree, recursive_doubling, direct, direct_one_shot, direct_two_shot, hierarchical");
   const VariableInfo* const variable = FindVariable("INCCL_ALGO");
   ASSERT_NE(variable, nullptr);
   EXPECT_EQ(std::string(variable->values).rfind(AlgorithmNames() + ", in NCCL_ALGO's", 0), 0u)

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -61,6 +62,26 @@ Result<uint64_t> ParseSize(std::string_view text) {
   return number << shift;
 }
 
+Result<HostMap> ParseHosts(std::string_view text, int nranks) {
+  if (text.empty()) return HostMap();
+  std::vector<uint64_t> identities;
+  std::string_view rest = text;
+  for (uint64_t host = 0; identities.size() <= static_cast<size_t>(nranks); ++host) {
+    const size_t comma = rest.find(',');
+    const Result<uint64_t> ranks = ParseSize(rest.substr(0, comma));
+    const size_t most = static_cast<size_t>(nranks) + 1;
+    if (!ranks.ok() || *ranks == 0) break;
+    identities.insert(identities.end(), std::min<size_t>(*ranks, most), host);
+    if (comma == rest.npos) {
+      if (identities.size() != static_cast<size_t>(nranks)) break;
+      return HostMap(identities);
+    }
+    rest.remove_prefix(comma + 1);
+  }
+  return InvalidArgument(
+      fmt::format("hosts \"{}\" are not numbers of ranks, {} together, such as 4,4", text, nranks));
+}
+
 Result<std::string> Dump(const DumpRequest& request) {
   const int nranks = request.schedule.nranks;
   if (nranks < 2 || nranks > 64) {
@@ -76,6 +97,7 @@ Result<std::string> Dump(const DumpRequest& request) {
   for (int rank = 0; rank < nranks; ++rank) {
     ScheduleRequest one = request.schedule;
     one.rank = rank;
+    one.hosts = request.hosts.nranks() == 0 ? nullptr : &request.hosts;
     Result<Schedule> schedule = MakeSchedule(one);
     if (!schedule.ok()) return schedule.status();
     schedules.push_back(*std::move(schedule));

@@ -17,6 +17,7 @@ namespace inccl::tools {
 struct DumpRequest {
   ScheduleRequest schedule;  // rank: ignored
   std::optional<int> rank;   // nullopt: all
+  HostMap hosts;             // of the ranks; without ranks: one host
   enum class As { kText, kDot, kJson } as = As::kText;
 };
 // kInvalidArgument if there is no such schedule.
@@ -27,6 +28,9 @@ Result<Collective> ParseCollective(std::string_view name);
 Result<Algorithm> ParseAlgorithm(std::string_view name);
 Result<DataType> ParseDataType(std::string_view name);
 Result<ReduceOp> ParseReduceOp(std::string_view name);
+// "4,2,1": the numbers of ranks of the hosts, which hold the ranks in order. kInvalidArgument if
+// they are not `nranks` together; no ranks if the text is empty.
+Result<HostMap> ParseHosts(std::string_view text, int nranks);
 // "4096", "64K", "1M", "2G": powers of 1024.
 Result<uint64_t> ParseSize(std::string_view text);
 

@@ -15,11 +15,20 @@
 namespace inccl::tools {
 namespace {
 
+const HostMap* HostsOf(const ExplainRequest& request) {
+  return request.hosts.nranks() == 0 ? nullptr : &request.hosts;
+}
+
 // Adds what `schedule` sends in one window.
 class RowCounter {
  public:
-  RowCounter(const Schedule& schedule, const Chunking& chunking, DataType type, const Codec* codec)
-      : schedule_(schedule), chunking_(chunking), type_(type), codec_(codec) {}
+  RowCounter(const Schedule& schedule, const Chunking& chunking, const ExplainRequest& request,
+             const Codec* codec)
+      : schedule_(schedule),
+        chunking_(chunking),
+        type_(request.type),
+        hosts_(HostsOf(request)),
+        codec_(codec) {}
 
   RankTraffic Count(uint64_t window) {
     traffic_ = {};
@@ -30,7 +39,7 @@ class RowCounter {
           const Operand& output = schedule_.operands[step.first_operand + step.inputs + i];
           if (output.space != Space::kLane) continue;
           const Range part = chunking_.Part(window, phase, output.chunk, strand.channel);
-          AddPart(part, phase, schedule_.lanes[output.index].consumers.size());
+          AddPart(part, phase, schedule_.lanes[output.index].consumers);
         }
       }
     }
@@ -38,7 +47,12 @@ class RowCounter {
   }
 
  private:
-  void AddPart(const Range& part, const Phase& phase, uint64_t receivers) {
+  void AddPart(const Range& part, const Phase& phase, const std::vector<int>& consumers) {
+    const uint64_t receivers = consumers.size();
+    const auto across =
+        static_cast<uint64_t>(std::count_if(consumers.begin(), consumers.end(), [&](int consumer) {
+          return hosts_ != nullptr && !hosts_->SameHost(schedule_.rank, consumer);
+        }));
     const uint32_t slices = chunking_.Slices(part, phase);
     traffic_.slices += slices * receivers;
     if (codec_ != nullptr) {
@@ -56,6 +70,7 @@ class RowCounter {
       const uint64_t most =
           codec_ == nullptr ? raw : codec_->MaxBytes(type_, schedule_.nranks, slice.count);
       traffic_.raw_bytes += raw * receivers;
+      traffic_.across_bytes += raw * across;
       traffic_.most_bytes += most * receivers;
     }
   }
@@ -63,6 +78,7 @@ class RowCounter {
   const Schedule& schedule_;
   const Chunking& chunking_;
   DataType type_;
+  const HostMap* hosts_;
   const Codec* codec_;
   RankTraffic traffic_;
 };
@@ -70,6 +86,7 @@ class RowCounter {
 void Add(const RankTraffic& window, uint64_t times, RankTraffic* total) {
   total->slices += window.slices * times;
   total->raw_bytes += window.raw_bytes * times;
+  total->across_bytes += window.across_bytes * times;
   total->side_bytes += window.side_bytes * times;
   total->most_bytes += window.most_bytes * times;
   total->uncounted_bytes += window.uncounted_bytes * times;
@@ -153,7 +170,8 @@ Result<std::vector<Schedule>> MakeSchedules(const ExplainRequest& request,
                                               options.channels,
                                               codec.side_phases().size(),
                                               explanation.choice->side_one_shot,
-                                              codec.route().group});
+                                              codec.route().group,
+                                              HostsOf(request)});
     if (!schedule.ok()) return schedule.status();
     schedules.push_back(*std::move(schedule));
   }
@@ -187,7 +205,8 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
                        result.codec != nullptr,
                        options.reproducible,
                        result.codec != nullptr ? result.codec->route() : Route{},
-                       result.below_min_bytes};
+                       result.below_min_bytes,
+                       HostsOf(request)};
   if (result.codec != nullptr) {
     Status unfit = result.codec->Fits(request.collective, request.nranks);
     if (!unfit.ok()) return unfit;
@@ -224,7 +243,7 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
     traffic.memory_bytes = MemoryOf(schedule, result.slots, result.group);
     if (result.windows == 0) continue;
     // All windows but the last are alike.
-    RowCounter counter(schedule, chunking, request.type, result.codec.get());
+    RowCounter counter(schedule, chunking, request, result.codec.get());
     if (result.windows > 1) Add(counter.Count(0), result.windows - 1, &traffic);
     Add(counter.Count(result.windows - 1), 1, &traffic);
   }

@@ -15,6 +15,7 @@
 #include "collectives/program.h"
 #include "compress/codec.h"
 #include "init/options.h"
+#include "topology/host_map.h"
 #include "tuning/tuner.h"
 
 namespace inccl::tools {
@@ -27,12 +28,14 @@ struct ExplainRequest {
   int nranks = 2;
   int root = 0;
   bool compressed = false;  // a compressed call, with the configuration's codec
+  HostMap hosts;            // of the ranks; without ranks: one host
 };
 
 // What one rank sends, once per receiver, and the memory it needs.
 struct RankTraffic {
   uint64_t slices = 0;
   uint64_t raw_bytes = 0;        // of data slices, in the caller's type
+  uint64_t across_bytes = 0;     // those of them that go to other hosts
   uint64_t side_bytes = 0;       // of the agreement of compressed calls
   uint64_t uncounted_bytes = 0;  // beside what the codec's bits count
   uint64_t most_bytes = 0;  // upper bound of the payload, agreement included; exact if uncompressed

@@ -135,6 +135,11 @@ std::string ExplainText(const Json& section) {
   const Json& ranks = section["per_rank"];
   line("sent per rank", fmt::format("{} slices, {} bytes uncompressed", Over(ranks, "slices"),
                                     Over(ranks, "uncompressed_bytes")));
+  if (section.contains("hosts")) {
+    line("between hosts",
+         fmt::format("{} bytes uncompressed per rank, {} hosts",
+                     Over(ranks, "uncompressed_bytes_to_other_hosts"), Scalar(section["hosts"])));
+  }
   line("on the wire", fmt::format("expected {}, at most {} bytes, headers of {} bytes a slice "
                                   "included",
                                   Over(ranks, "wire_bytes_expected"),

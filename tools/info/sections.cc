@@ -88,6 +88,19 @@ Json LimitsSection() {
   };
 }
 
+namespace {
+
+const char* AgreementSteps(const ExplainRequest& request, const Explanation& explanation) {
+  if (explanation.choice->side_one_shot) return "one step";
+  const bool two_levels = TraitsOf(explanation.choice->algorithm).several_hosts &&
+                          explanation.codec->side_phases().size() == 1;
+  // The codes of an all-gather only go from their senders to all.
+  if (request.collective == Collective::kAllGather) return two_levels ? "two steps" : "one step";
+  return two_levels ? "four steps" : "two steps";
+}
+
+}  // namespace
+
 Json ExplainSection(const ExplainRequest& request, const CommOptions& options,
                     const Explanation& explanation) {
   const size_t element = SizeOf(request.type);
@@ -105,12 +118,8 @@ Json ExplainSection(const ExplainRequest& request, const CommOptions& options,
   json["algorithm"] = explanation.choice ? Json(Name(explanation.choice->algorithm)) : Json();
   json["why"] = explanation.why;
   if (!explanation.choice) return json;
-  // The codes of an all-gather only go from their senders to all.
-  const bool one_step =
-      explanation.choice->side_one_shot || request.collective == Collective::kAllGather;
-  json["agreement"] = !explanation.agreement ? Json()
-                      : one_step             ? Json("one step")
-                                             : Json("two steps");
+  if (request.hosts.nranks() > 0) json["hosts"] = request.hosts.hosts();
+  json["agreement"] = !explanation.agreement ? Json() : Json(AgreementSteps(request, explanation));
   json["steps"] = explanation.steps;
   json["channels"] = options.channels;
   json["windows"] = explanation.windows;
@@ -129,6 +138,7 @@ Json ExplainSection(const ExplainRequest& request, const CommOptions& options,
         {{"rank", rank},
          {"slices", traffic.slices},
          {"uncompressed_bytes", traffic.raw_bytes},
+         {"uncompressed_bytes_to_other_hosts", traffic.across_bytes},
          {"agreement_bytes", traffic.side_bytes},
          {"wire_bytes_expected", expected ? Json(*expected + headers) : Json()},
          {"wire_bytes_at_most", traffic.most_bytes + headers},
