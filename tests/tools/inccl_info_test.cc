@@ -113,6 +113,7 @@ TEST(InfoTest, TransportsAreTried) {
             std::string::npos);
   EXPECT_EQ(Transport(all, "loopback")["works"], true);
   EXPECT_EQ(Transport(all, "ucx")["works"], INCCL_TEST_UCX != 0) << all.dump(2);
+  EXPECT_EQ(Transport(all, "tcp")["works"], true) << all.dump(2);
   if (kSanitized) return;  // sanitizers need address space themselves
   all = InfoJson("--only transports", "ulimit -v 1000000");
   EXPECT_EQ(Transport(all, "loopback")["works"], false);

@@ -1,81 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tries every transport in this process.
-#include <fcntl.h>
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/fd.h"
 #include "config/variables.h"
+#include "init/thread_transports.h"
 #include "tools/info/sections.h"
-#include "transport/loopback/loopback.h"
-#include "transport/shm/shm_transport.h"
-#include "transport/ucx/ucx_transport.h"
 #include "tuning/segmentation.h"
 
 namespace inccl::tools {
 namespace {
 
 using Ends = std::vector<std::unique_ptr<Transport>>;
-
-Result<Ends> LoopbackEnds() {
-  Ends ends = MakeLoopback(2);
-  if (ends.empty()) return SystemError("no address space for the ranks' slots (ulimit -v)");
-  return ends;
-}
-
-// As between processes, but that descriptors are duplicated instead of sent.
-Result<Ends> ShmEnds() {
-  std::vector<std::unique_ptr<ShmTransport>> made;
-  for (int rank = 0; rank < 2; ++rank) {
-    Result<std::unique_ptr<ShmTransport>> end = ShmTransport::Create(rank, 2);
-    if (!end.ok()) return end.status();
-    made.push_back(*std::move(end));
-  }
-  for (int rank = 0; rank < 2; ++rank) {
-    const std::vector<int> fds = made[static_cast<size_t>(1 - rank)]->fds_to_share();
-    std::vector<UniqueFd> shared;
-    for (const int fd : fds) {
-      shared.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-      if (!shared.back().valid()) return SystemErrorErrno("dup of a memfd", errno);
-    }
-    Status status = made[static_cast<size_t>(rank)]->Attach(
-        1 - rank, std::move(shared[0]), std::move(shared[1]), std::move(shared[2]),
-        std::move(shared[3]));
-    if (!status.ok()) return status;
-  }
-  Ends ends;
-  for (std::unique_ptr<ShmTransport>& end : made) ends.push_back(std::move(end));
-  return ends;
-}
-
-Result<Ends> UcxEnds() {
-  Result<Environment> environment =
-      ReadEnvironment([](const char* name) { return secure_getenv(name); });
-  if (!environment.ok()) return environment.status();
-  UcxOptions options;
-  options.tls = environment->ucx_tls;
-  std::vector<std::unique_ptr<UcxTransport>> made;
-  for (int rank = 0; rank < 2; ++rank) {
-    Result<std::unique_ptr<UcxTransport>> end = UcxTransport::Create(rank, 2, options);
-    if (!end.ok()) return end.status();
-    made.push_back(*std::move(end));
-  }
-  for (int rank = 0; rank < 2; ++rank) {
-    Status status = made[static_cast<size_t>(rank)]->Attach(
-        1 - rank, made[static_cast<size_t>(1 - rank)]->address());
-    if (!status.ok()) return status;
-  }
-  Ends ends;
-  for (std::unique_ptr<UcxTransport>& end : made) ends.push_back(std::move(end));
-  return ends;
-}
 
 // Waits until the slice is there.
 Result<bool> Await(const Ends& ends, RecvLane* recv, RecvLane::Incoming* incoming) {
@@ -119,7 +60,10 @@ Status SendOne(const Ends& ends, uint64_t* memory_bytes) {
   return (*recv)->Release();
 }
 
-Json Probe(const char* name, const char* joins, Result<Ends> ends) {
+// `environment`: as the user has set it.
+Json Probe(const char* name, const char* joins, Environment environment) {
+  environment.transport = name;
+  Result<Ends> ends = MakeThreadTransports(2, environment);
   Status status = ends.status();
   uint64_t memory_bytes = 0;
   if (status.ok()) status = SendOne(*ends, &memory_bytes);
@@ -137,10 +81,14 @@ Json Probe(const char* name, const char* joins, Result<Ends> ends) {
 }  // namespace
 
 Json TransportsSection() {
+  Result<Environment> environment =
+      ReadEnvironment([](const char* name) { return secure_getenv(name); });
   Json json = Json::array();
-  json.push_back(Probe("loopback", "threads of one process", LoopbackEnds()));
-  json.push_back(Probe("shm", "processes of one host", ShmEnds()));
-  json.push_back(Probe("ucx", "processes of one host", UcxEnds()));
+  for (const auto& [name, joins] :
+       {std::pair("loopback", "threads of one process"), std::pair("shm", "processes of one host"),
+        std::pair("ucx", "processes of one host"), std::pair("tcp", "processes of any hosts")}) {
+    json.push_back(Probe(name, joins, environment.ok() ? *environment : Environment()));
+  }
   return json;
 }
 
