@@ -148,11 +148,11 @@ typedef struct {
                    communicator can be used when ccl_comm_get_async_error no longer returns that. */
   const char*
       codec; /**< Default codec of compressed calls; if NULL, INCCL_CODEC, then "hbi:bits=6". */
-  const char*
-      algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct". If a collective
-                    has none of the listed algorithms, its calls are CCL_INVALID_ARGUMENT;
-                    "tree;allgather:ring" lists another one for a collective. */
-  int channels;  /**< Independent lanes per peer, 1..32. */
+  const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct", and on
+                            several hosts "hierarchical". If a collective has none of the listed
+                            algorithms, its calls are CCL_INVALID_ARGUMENT; "tree;allgather:ring"
+                            lists another one for a collective. */
+  int channels;          /**< Independent lanes per peer, 1..32. */
   int reproducible;    /**< 1: float sums are in rank order, independent of size and algorithm. This
                           holds for compressed calls, too, if the codec depends on the order. */
   int preserve_input;  /**< 1: after an error, the buffer of an in-place call holds its input again;

@@ -15,7 +15,8 @@ namespace {
 
 using Set = std::bitset<kAlgorithms>;
 
-// One-shot moves (n-1) times the data instead of 2(n-1)/n, in one step instead of two.
+// Up to this many bytes fewer steps count for more than fewer bytes. One-shot moves (n-1) times the
+// data instead of 2(n-1)/n, in one step instead of two; hierarchical takes up to four.
 constexpr uint64_t kOneShotBytes = 16 * 1024;
 // With more ranks than this, a small call uses the logarithmic algorithms.
 constexpr int kManyRanks = 16;
