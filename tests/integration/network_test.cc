@@ -115,6 +115,12 @@ class NetworkTest : public ::testing::Test {
       ++side.mine().calls;
       if (sum[count - 1] != 0) break;
     }
+    // Together: another test is about ranks that leave while others still wait for their bytes.
+    side.mine().counters[0] = 1;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const double limit = Seconds() + kLongSeconds;
+      while (side.of(rank).counters[0] == 0 && Seconds() < limit) usleep(500);
+    }
     return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
   }
 
@@ -168,6 +174,37 @@ TEST_F(NetworkTest, ASlowLinkIsNoFailure) {
   EXPECT_TRUE(AwaitCalls(world.get(), 2));
   for (const int host : {0, 1}) hosts().SetShape(host, {});
   ExpectSuccess(world.get());
+}
+
+// The root's call ends when its sockets have taken all, seconds before the last byte arrives.
+// Disabled: the receiver's failure detector takes the goodbye, which overtakes the data on another
+// connection, for the end of a rank that has sent nothing.
+TEST_F(NetworkTest, DISABLED_ARootThatLeavesAtOnceHasSentItsData) {
+  constexpr size_t kBytes = 1 << 20;
+  const ScopedEnv env({{"INCCL_SOCKET_IFNAME", "e0"}});
+  ProcessWorld world({.nranks = kHosts, .deadline_seconds = kLongSeconds, .enter = hosts().Ranks()},
+                     [](const Side& side) {
+                       ccl_comm_t comm = nullptr;
+                       if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+                       side.mine().stage = 1;
+                       if (!side.Await(0, 2)) return 11;
+                       std::vector<char> data(kBytes, side.rank() == 0 ? 'r' : '-');
+                       const ccl_result_t result = ccl_broadcast(data.data(), data.data(), kBytes,
+                                                                 CCL_UINT8, 0, comm, nullptr);
+                       side.mine().result = result;
+                       side.mine().SetText(ccl_get_last_error(comm));
+                       if (result == CCL_SUCCESS && data != std::vector<char>(kBytes, 'r'))
+                         return 12;
+                       return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 13;
+                     });
+  EXPECT_TRUE(world.side(0).Await(1, 1));
+  EXPECT_TRUE(world.side(0).Await(0, 1));
+  hosts().SetShape(0, {.rate = "4mbit"});
+  world.report(0).stage = 2;
+  world.ExpectAllExited();
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(world.report(rank).result, CCL_SUCCESS) << world.report(rank).text;
+  }
 }
 
 }  // namespace
