@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "base/fault_point.h"
 #include "base/log.h"
@@ -65,9 +67,20 @@ Communicator::~Communicator() {
   FAULT_RANK(ends_.rank);
   FAULT_POINT("destroy.begin");
   sticky_error_.WaitNotified();
+  AwaitDelivery();
   if (control_ != nullptr) control_->Close(SystemClock().Now() + kDisconnectLimit);
   FAULT_POINT("destroy.after_disconnect");
   ends_.transport->Quiesce(SystemClock().Now() + kSecond);
+}
+
+void Communicator::AwaitDelivery() {
+  const Time end = SystemClock().Now() + options_.op_timeout;
+  while (!sticky_error_.failed() && !ends_.transport->delivered() && SystemClock().Now() < end) {
+    const Status progress =
+        CatchOutOfMemory([&] { return ends_.transport->Progress(SystemClock().Now()).status(); });
+    if (!progress.ok()) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {

@@ -41,7 +41,7 @@ struct CommEnds {
   int rank = 0, nranks = 1;
   std::vector<std::string> peer_names;  // "host:pid" by rank
   std::unique_ptr<Transport> transport;
-  std::vector<pid_t> pids;  // of the ranks on this host, one for each
+  std::vector<pid_t> pids;  // of the ranks on this machine, one for each
   HostMap hosts;
 };
 
@@ -151,6 +151,9 @@ class Communicator {
   }
   // Any thread; does nothing while a call is in progress, whose thread does it.
   void TryPassOnRegistrations();
+
+  // Waits until the peers have what this rank has sent, while none has failed.
+  void AwaitDelivery();
 
   // These make errors sticky.
   Status RunGuarded(const Call& call) INCCL_REQUIRES(call_mutex_);

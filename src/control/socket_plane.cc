@@ -2,7 +2,9 @@
 #include "control/socket_plane.h"
 
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,6 +23,7 @@ using bootstrap::IoResult;
 
 constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot occupy the thread
 constexpr Time kLongestFlush = 3600 * kSecond;
+constexpr Time kAcknowledgeLimit = 2 * kSecond;  // some retransmissions
 // Reserved per peer, so that an error message and a disconnect need no allocation.
 constexpr size_t kReservedOut =
     kMostNotifiedBytes + 4 * (bootstrap::kFrameHeaderBytes + bootstrap::kTagBytes);
@@ -147,6 +150,13 @@ bool SocketMember::Flushed() const {
                      [](const Connection& c) { return !c.open || c.broken || c.queued() == 0; });
 }
 
+bool SocketMember::Acknowledged() const {
+  return std::all_of(connections_.begin(), connections_.end(), [](const Connection& c) {
+    int bytes = 0;  // that the peer's machine has not acknowledged
+    return !c.open || c.broken || !c.seal || ioctl(c.fd.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+  });
+}
+
 void SocketMember::SendDisconnect(Time flush_deadline) {
   const MutexLock lock(&out_mutex_);
   for (size_t peer = 0; peer < connections_.size(); ++peer) Enqueue(peer, kDisconnect, {});
@@ -155,6 +165,11 @@ void SocketMember::SendDisconnect(Time flush_deadline) {
   for (const Time end = std::min(flush_deadline, now + kLongestFlush); !Flushed() && now < end;
        now = SystemClock().Now()) {
     flushed_.WaitFor(&out_mutex_, end - now);
+  }
+  // Closing a TCP connection that has unread bytes resets it, and what is still on its way is lost.
+  for (const Time end = now + kAcknowledgeLimit; !Acknowledged() && now < end;
+       now = SystemClock().Now()) {
+    flushed_.WaitFor(&out_mutex_, kMillisecond);
   }
 }
 

@@ -61,6 +61,8 @@ class SocketMember final : public Member {
   void SetEvents(size_t peer) INCCL_REQUIRES(out_mutex_);
   void Drop(Connection* connection) INCCL_REQUIRES(out_mutex_);
   bool Flushed() const INCCL_REQUIRES(out_mutex_);
+  // Over TCP: the peers' machines have all that was sent.
+  bool Acknowledged() const INCCL_REQUIRES(out_mutex_);
   void Read(size_t peer);
   // False: that was the last.
   bool Deliver(size_t peer) INCCL_REQUIRES(dispatch_mutex_);

@@ -57,7 +57,9 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   ends.nranks = nranks;
   for (const Peer& peer : mesh->peers) {
     ends.peer_names.push_back(PeerName(peer.info.host, peer.info.pid));
-    ends.pids.push_back(peer.info.pid);
+    if (peer.info.machine_id == mesh->peers[static_cast<size_t>(rank)].info.machine_id) {
+      ends.pids.push_back(peer.info.pid);
+    }
   }
   ends.hosts = hosts;
   FAULT_POINT("init.after_attach");

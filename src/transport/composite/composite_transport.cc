@@ -176,6 +176,11 @@ void CompositeTransport::AppendUnsent(std::vector<int>* ranks) const {
   for (const std::unique_ptr<Transport>& part : parts_) part->AppendUnsent(ranks);
 }
 
+bool CompositeTransport::delivered() const {
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [](const std::unique_ptr<Transport>& part) { return part->delivered(); });
+}
+
 void CompositeTransport::Quiesce(Time deadline) {
   for (const std::unique_ptr<Transport>& part : parts_) part->Quiesce(deadline);
 }

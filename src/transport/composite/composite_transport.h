@@ -44,6 +44,7 @@ class CompositeTransport final : public Transport {
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
   WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
+  bool delivered() const override;
   void Quiesce(Time deadline) override;
   uint64_t memory_bytes() const override;
   TransportCounters counters() const override;

@@ -87,6 +87,7 @@ class LinkTransport final : public Transport {
   bool unsent() const override { return inner_->unsent(); }
   void AppendUnsent(std::vector<int>* ranks) const override { inner_->AppendUnsent(ranks); }
   WakeupEvent* wakeup_event() override { return inner_->wakeup_event(); }
+  bool delivered() const override { return inner_->delivered(); }
   void Quiesce(Time deadline) override { inner_->Quiesce(deadline); }
   uint64_t memory_bytes() const override { return inner_->memory_bytes(); }
   TransportCounters counters() const override { return inner_->counters(); }

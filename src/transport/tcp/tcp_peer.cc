@@ -169,13 +169,19 @@ void ConnectionLanes::AddCredit(FrameHeader* header) {
 Status ConnectionLanes::SendCredits(bool all) {
   for (size_t i = owing_.size(); i-- > 0;) {
     const RecvEnd* const end = owing_[i];
-    if (!all && 2 * (end->released - end->announced) < end->spec.depth) continue;
+    if (!all && !OwesMuch(*end)) continue;
     FrameHeader credit;
     credit.credit_lane = end->lane;
     credit.credit = Announce(i);
     if (Status status = connection_.Send(credit); !status.ok()) return status;
   }
   return Status::Ok();
+}
+
+bool ConnectionLanes::unsent() const {
+  return connection_.unsent() || (connection_.failure().empty() &&
+                                  std::any_of(owing_.begin(), owing_.end(),
+                                              [](const RecvEnd* end) { return OwesMuch(*end); }));
 }
 
 Result<int> PeerLink::Progress(Time now) {

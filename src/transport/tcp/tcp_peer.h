@@ -36,7 +36,8 @@ class ConnectionLanes final : public FrameSink {
   void AddCredit(FrameHeader* header);
   // Sends the credits that are owed: all of them, or those of at least half a lane.
   Status SendCredits(bool all);
-  bool unsent() const { return !owing_.empty() || connection_.unsent(); }
+  // Frames, or credits that SendCredits(false) sends.
+  bool unsent() const;
 
   std::byte* PlaceOf(const FrameHeader& header, std::string* wrong) override;
   std::string Arrived(const FrameHeader& header) override;
@@ -47,6 +48,10 @@ class ConnectionLanes final : public FrameSink {
     SendEnd* end = nullptr;  // once this rank has opened it
   };
 
+  // Its producer may soon lack credit.
+  static bool OwesMuch(const RecvEnd& end) {
+    return 2 * (end.released - end.announced) >= end.spec.depth;
+  }
   RecvEnd* Due(const FrameHeader& header, std::string* wrong) const;
   std::string TakeGrant(const FrameHeader& header);
   std::string TakeCredit(const FrameHeader& header);

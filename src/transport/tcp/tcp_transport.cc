@@ -26,6 +26,7 @@ using tcp::PeerLink;
 
 constexpr Time kCloseLimit = kSecond;
 constexpr int kEventsAtOnce = 64;
+constexpr int kIdlePolls = 64;
 
 timespec ToTimespec(Time time) {
   timespec out{};
@@ -166,9 +167,13 @@ Result<int> TcpTransport::Progress(Time now) {
     if (!arrived.ok()) return arrived;
     frames += *arrived;
   }
+  // Most credits ride on slices that go the other way. A rank that waits gives back all of them,
+  // because its peers may wait for them.
+  idle_polls_ = frames == 0 ? std::min(idle_polls_ + 1, kIdlePolls) : 0;
+  const bool all = arming_ || idle_polls_ >= kIdlePolls;
+  arming_ = false;
   for (PeerLink* const link : attached_) {
-    // A rank with nothing else to do gives back all credits: its peers may wait for them.
-    if (Status status = link->SendCredits(frames == 0); !status.ok()) return status;
+    if (Status status = link->SendCredits(all); !status.ok()) return status;
   }
   return frames;
 }
@@ -184,25 +189,30 @@ void TcpTransport::AppendUnsent(std::vector<int>* ranks) const {
   }
 }
 
+bool TcpTransport::delivered() const {
+  return closed_ || std::all_of(attached_.begin(), attached_.end(), [](const PeerLink* link) {
+           return !link->unsent() && link->acknowledged();
+         });
+}
+
 void TcpTransport::Quiesce(Time deadline) {
   constexpr Time kPause = 100 * kMicrosecond;
-  while (!closed_ && SystemClock().Now() < deadline) {
-    // The peer's machine must have all bytes before the socket is closed: closing one with unread
-    // bytes resets the connection, which discards what is still on its way.
-    const bool sent = std::all_of(attached_.begin(), attached_.end(), [](const PeerLink* link) {
-      return !link->unsent() && link->acknowledged();
-    });
-    if (sent) break;
+  if (closed_) return;
+  // Closing a socket with unread bytes resets the connection, which discards what is still on its
+  // way.
+  arming_ = true;  // a peer may wait for the last credits
+  while ((arming_ || !delivered()) && SystemClock().Now() < deadline) {
     const Status progress =
         CatchOutOfMemory([&] { return Progress(SystemClock().Now()).status(); });
     if (!progress.ok()) break;
     const timespec pause = ToTimespec(kPause);
     nanosleep(&pause, nullptr);
   }
-  if (closed_) return;
   closed_ = true;
   for (PeerLink* const link : attached_) link->Close();
 }
+
+void TcpTransport::Source::Arm() { transport_->arming_ = true; }
 
 bool TcpTransport::Source::Ready() {
   return std::none_of(transport_->attached_.begin(), transport_->attached_.end(),

@@ -53,6 +53,7 @@ class TcpTransport final : public Transport {
   void AppendUnsent(std::vector<int>* ranks) const override;
   WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
   WakeupSource* wakeup_source() override { return &wakeup_source_; }
+  bool delivered() const override;
   void Quiesce(Time deadline) override;
   uint64_t memory_bytes() const override { return memory_bytes_; }
   TransportCounters counters() const override { return counters_; }
@@ -61,13 +62,14 @@ class TcpTransport final : public Transport {
   // Readable if a socket is.
   class Source final : public WakeupSource {
    public:
-    explicit Source(const TcpTransport* transport) : transport_(transport) {}
+    explicit Source(TcpTransport* transport) : transport_(transport) {}
     int fd() const override { return transport_->epoll_.get(); }
+    void Arm() override;
     // False while a connection has more to read than the last Progress took.
     bool Ready() override;
 
    private:
-    const TcpTransport* const transport_;
+    TcpTransport* const transport_;
   };
 
   TcpTransport(int rank, int nranks, tcp::Protection protection, UniqueFd epoll)
@@ -92,6 +94,8 @@ class TcpTransport final : public Transport {
   std::unordered_set<uint64_t> opened_send_, opened_recv_;
   TransportCounters counters_;
   uint64_t memory_bytes_ = 0;
+  int idle_polls_ = 0;   // calls of Progress in a row in which nothing arrived
+  bool arming_ = false;  // the rank is about to sleep
   bool closed_ = false;
 };
 
