@@ -102,10 +102,18 @@ ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config) {
     if (!found.ok()) return found.status();
     Status status = inccl::CheckRanks(found->nranks, found->rank);
     if (!status.ok()) return status;
+    const std::string& address = options->environment.comm_id;
+    if (!found->elsewhere.empty() && address.empty()) {
+      return inccl::InvalidUsage(fmt::format(
+          "{}: {}; INCCL_COMM_ID=host:port, where rank 0 listens, and INCCL_SECRET_FILE join ranks "
+          "of several hosts, as does a unique id that the launcher distributes",
+          found->kind, found->elsewhere));
+    }
     static std::atomic<int> calls{0};
-    const auto join = [launcher = *found,
+    const auto join = [launcher = *found, address,
                        index = calls.fetch_add(1)](const inccl::JoinOptions& with) {
-      return inccl::JoinWithLauncher(launcher, index, with);
+      return address.empty() ? inccl::JoinWithLauncher(launcher, index, with)
+                             : inccl::JoinAtAddress(address, launcher, index, with);
     };
     return inccl::Create(comm, *options,
                          [nranks = found->nranks, rank = found->rank, options = *options,

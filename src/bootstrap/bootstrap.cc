@@ -11,17 +11,12 @@
 #include <string_view>
 #include <utility>
 
-#include "base/bytes.h"
-#include "base/fault_point.h"
 #include "base/log.h"
-#include "bootstrap/connect_peers.h"
 #include "bootstrap/crypto.h"
-#include "bootstrap/fd_passing.h"
-#include "bootstrap/gathering.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/host.h"
 #include "bootstrap/interfaces.h"
-#include "bootstrap/messages.h"
+#include "bootstrap/join.h"
 #include "bootstrap/rendezvous_client.h"
 #include "bootstrap/rendezvous_root.h"
 #include "bootstrap/socket.h"
@@ -30,257 +25,14 @@ namespace inccl {
 namespace bootstrap {
 namespace {
 
-constexpr Time kNewsGrace = kSecond;  // for the rendezvous to report what it knows of a failure
 constexpr int kRendezvousNames = 8;
-constexpr Time kSilenceLimit = kSecond / 5;  // for a bound name whose holder cannot be seen
-
-std::string Hex(Bytes bytes) {
-  std::string text;
-  for (const std::byte b : bytes) text += fmt::format("{:02x}", std::to_integer<int>(b));
-  return text;
-}
-
-Status CheckOptions(const JoinOptions& options) {
-  if (options.nranks < 1 || options.nranks > static_cast<int>(kMaxRanks)) {
-    return InvalidArgument(fmt::format("nranks: {} is not in [1, {}]", options.nranks, kMaxRanks));
-  }
-  if (options.rank < 0 || options.rank >= options.nranks) {
-    return InvalidArgument(fmt::format("rank: {} is not in [0, {})", options.rank, options.nranks));
-  }
-  if (options.share_fds.size() > kMaxSharedFds) {
-    return InvalidArgument(fmt::format("{} descriptors to share, at most {}",
-                                       options.share_fds.size(), kMaxSharedFds));
-  }
-  if (options.agreement.size() > kMaxAgreement) {
-    return InvalidArgument(
-        fmt::format("agreement of {} bytes, at most {}", options.agreement.size(), kMaxAgreement));
-  }
-  if (options.blob.size() > kMaxBlob) {
-    return InvalidArgument(
-        fmt::format("blob of {} bytes, at most {}", options.blob.size(), kMaxBlob));
-  }
-  return Status::Ok();
-}
-
-// K = HKDF(secret | content of the secret file, salt: nonce)
-Result<Key> DeriveKey(Bytes secret, const std::string& secret_file, Bytes nonce) {
-  if (secret_file.empty()) return Hkdf(secret, nonce, "inccl rendezvous");
-  Result<Secret> content = ReadSecretFile(secret_file);
-  if (!content.ok()) return content.status();
-  Secret material;
-  material.Append(secret);
-  material.Append(content->bytes());
-  return Hkdf(material.bytes(), nonce, "inccl rendezvous");
-}
+constexpr Time kBusyPause = 10 * kMillisecond;  // until a port may be free
+constexpr Time kSilenceLimit = kSecond / 5;     // for a bound name whose holder cannot be seen
 
 // Distinguishes a launcher's job, and the communicator within it, from others on this host.
 std::string IdentityOf(const Launcher& launcher, int init_index) {
   return fmt::format("inccl launcher job\nuid={}\ninit={}\n{}", geteuid(), init_index,
                      launcher.job);
-}
-
-// Listens at a random name that only the other ranks of this machine learn.
-Result<UniqueFd> ListenOnMachine(std::string* name) {
-  Nonce random;
-  if (Status status = FillRandom(random); !status.ok()) return status;
-  *name = "inccl-mesh-" + Hex(random);
-  return Listen(SocketAddress::Unix(*name));
-}
-
-// Listens for ranks on other machines, unless this one has no address that they reach.
-Status ListenForMachines(const std::string& interfaces, std::vector<UniqueIdAddress>* addresses,
-                         std::vector<Listener>* listeners) {
-  Result<std::vector<UniqueIdAddress>> chosen = ChooseAddresses(interfaces);
-  if (!chosen.ok()) return chosen.status();
-  for (UniqueIdAddress& address : *chosen) {
-    if (IsLoopback(address)) continue;
-    Result<UniqueFd> listener = ListenAt(&address);
-    if (!listener.ok()) return listener.status();
-    addresses->push_back(address);
-    listeners->push_back({.fd = *std::move(listener), .is_unix = false});
-  }
-  return Status::Ok();
-}
-
-Status OfRank(const JoinOptions& options, const Status& status) {
-  return {status.code(),
-          fmt::format("rank {}/{}: init: {}", options.rank, options.nranks, status.message())};
-}
-
-PeerInfo InfoOf(const RankRecord& record) {
-  return {.rank = static_cast<int>(record.rank),
-          .pid = static_cast<int>(record.pid),
-          .uid = record.uid,
-          .host = record.host,
-          .host_id = record.host_id,
-          .machine_id = record.machine_id,
-          .blob = record.blob};
-}
-
-// The connections of the mesh: within a machine over unix sockets, else over TCP.
-Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTable& table) {
-  const RankRecord& self = table.ranks[static_cast<size_t>(options.rank)];
-  std::vector<LinkPlan> plans;
-  for (const RankRecord& record : table.ranks) {
-    if (record.rank == self.rank) continue;
-    LinkPlan& plan = plans.emplace_back();
-    plan.peer = static_cast<int>(record.rank);
-    plan.peer_name = NameOf(record);
-    if (record.machine_id == self.machine_id) {
-      plan.addresses.push_back(SocketAddress::Unix(record.mesh_name));
-      continue;
-    }
-    const RankRecord& server = record.rank < self.rank ? record : self;
-    if (server.mesh_addresses.empty()) {
-      return InvalidUsage(fmt::format(
-          "ranks {} and {} are on different machines or in different network namespaces, and rank "
-          "{} listens on this machine only; INCCL_SOCKET_IFNAME names an interface that the others "
-          "reach",
-          NameOf(self), NameOf(record), NameOf(server)));
-    }
-    for (const UniqueIdAddress& address : server.mesh_addresses) {
-      plan.addresses.push_back(SocketAddress::Tcp(address));
-    }
-  }
-  return plans;
-}
-
-// `any_namespace`: the key is secret, so it authenticates peers in any container.
-Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bool any_namespace,
-                const RankTable& table, std::vector<Listener> listeners, RendezvousClient* root,
-                Mesh* mesh, std::vector<UniqueFd>* open) {
-  Result<Key> key = Hkdf(rendezvous.key.bytes(), table.session, "inccl mesh");
-  if (!key.ok()) return key.status();
-  const Result<Mac> hash = Sha256(table.session);
-  if (!hash.ok()) return hash.status();
-  ByteReader(*hash).U64(&mesh->nonce_hash);
-  mesh->rank = options.rank;
-  mesh->nranks = options.nranks;
-  mesh->peers.resize(table.ranks.size());
-  for (size_t i = 0; i < table.ranks.size(); ++i) mesh->peers[i].info = InfoOf(table.ranks[i]);
-  mesh->data_terms = {.key = *key,
-                      .role = Role::kData,
-                      .communicator = table.session,
-                      .secret_file = rendezvous.secret_file};
-  Result<std::vector<LinkPlan>> plans = PlanMesh(options, table);
-  if (!plans.ok()) return plans.status();
-  ConnectTerms terms;
-  terms.rank = options.rank;
-  terms.nranks = options.nranks;
-  terms.handshake = mesh->data_terms;
-  terms.handshake.role = Role::kMesh;
-  terms.plans = *std::move(plans);
-  terms.share_fds = options.share_fds;
-  terms.deadline = options.deadline;
-  terms.timeout_ms = options.timeout_ms;
-  terms.any_namespace = any_namespace;
-  terms.check = [root](const std::vector<int>&) {
-    const Status cancelled = root->CheckCancelled();
-    return cancelled.ok() ? root->Check() : cancelled;
-  };
-  terms.check_fd = root->fd();
-  std::vector<Link> links;
-  Status status = ConnectPeers(terms, std::move(listeners), &links, open);
-  if (!status.ok()) return status;
-  for (size_t i = 0; i < links.size(); ++i) {
-    Peer& peer = mesh->peers[static_cast<size_t>(terms.plans[i].peer)];
-    peer.control = std::move(links[i].fd);
-    peer.fds = std::move(links[i].fds);
-    if (terms.plans[i].addresses.front().is_unix()) continue;
-    Result<StreamCipher> cipher = StreamCipher::Create(links[i].send_key, links[i].receive_key);
-    if (!cipher.ok()) return cipher.status();
-    peer.cipher = *std::move(cipher);
-  }
-  return Status::Ok();
-}
-
-// Reports a failure to the rendezvous, which reports the first failure it received to all ranks.
-Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClient* root) {
-  if (root->verdict().ok()) {
-    root->LimitTo(SystemClock().Now() + kNewsGrace);
-    (void)root->Send(MessageKind::kFailed, EncodeError(ours));
-    const Status news = root->Await(MessageKind::kGo).status();
-    // The rendezvous has gone: it may have died first, and the missing peer may have left for that.
-    const bool named = ours.message().find(root->name()) != std::string::npos;
-    if (root->verdict().ok() && news.code() == Code::kRemoteError && !named) {
-      return root->Named(Status(ours.code(), fmt::format("{}; and the rendezvous at {} is gone",
-                                                         ours.message(), root->name())));
-    }
-  }
-  const Status& verdict = root->verdict();
-  const bool an_echo = verdict.message().find(NameOf(self) + " failed") != std::string::npos;
-  return verdict.ok() || an_echo ? root->Named(ours) : verdict;
-}
-
-Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
-                  const JoinOptions& options) {
-  const auto named = [&](const Status& status) { return OfRank(options, status); };
-  const size_t descriptors =
-      static_cast<size_t>(options.nranks) * (1 + options.share_fds.size()) + 8;
-  if (Status status = EnsureDescriptors(descriptors); !status.ok()) return named(status);
-  Registration registration;
-  registration.record = {.rank = static_cast<uint32_t>(options.rank),
-                         .pid = static_cast<uint32_t>(getpid()),
-                         .uid = static_cast<uint32_t>(geteuid()),
-                         .host_id = 0,
-                         .machine_id = 0,
-                         .host = HostName(),
-                         .mesh_name = "",
-                         .mesh_addresses = {},
-                         .blob = options.blob};
-  Result<uint64_t> host_id = HostId(options.host_id);
-  if (!host_id.ok()) return named(host_id.status());
-  registration.record.host_id = *host_id;
-  Result<uint64_t> machine_id = HostId("");
-  if (!machine_id.ok()) return named(machine_id.status());
-  registration.record.machine_id = *machine_id;
-  std::vector<Listener> listeners;
-  Result<UniqueFd> on_machine = ListenOnMachine(&registration.record.mesh_name);
-  if (!on_machine.ok()) return named(on_machine.status());
-  listeners.push_back({.fd = *std::move(on_machine), .is_unix = true});
-  if (!target.same_uid_only) {
-    Status status =
-        ListenForMachines(options.socket_ifname, &registration.record.mesh_addresses, &listeners);
-    if (!status.ok()) return named(status);
-  }
-  registration.nranks = static_cast<uint32_t>(options.nranks);
-  registration.timeout_ms = static_cast<uint32_t>(std::max(0, options.timeout_ms));
-  registration.agreement = options.agreement;
-
-  FAULT_POINT("bootstrap.before_connect");
-  Result<std::unique_ptr<RendezvousClient>> connected =
-      RendezvousClient::Connect(target, terms,
-                                {.rank = options.rank,
-                                 .nranks = options.nranks,
-                                 .deadline = options.deadline,
-                                 .timeout_ms = options.timeout_ms,
-                                 .cancelled = options.cancelled});
-  if (!connected.ok()) return connected.status();
-  FAULT_POINT("bootstrap.after_authentication");
-  RendezvousClient& root = **connected;
-  registration.remaining =
-      options.deadline == kNever ? kNever : options.deadline - SystemClock().Now();
-  Status status = root.Send(MessageKind::kRegister, registration.Encode());
-  if (!status.ok()) return status;
-  FAULT_POINT("bootstrap.after_register");
-  Result<std::vector<std::byte>> body = root.Await(MessageKind::kTable);
-  if (!body.ok()) return body.status();
-  FAULT_POINT("bootstrap.after_table");
-  Result<RankTable> table = RankTable::Decode(*body, registration.nranks);
-  if (!table.ok()) return named(table.status());
-
-  Mesh mesh;
-  std::vector<UniqueFd> open;  // kept open until a failure has been reported
-  status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace, *table,
-                    std::move(listeners), &root, &mesh, &open);
-  if (!status.ok()) return AgreeOnFailure(status, registration.record, &root);
-  FAULT_POINT("bootstrap.before_done");
-  if (status = root.Send(MessageKind::kDone, {}); !status.ok()) return status;
-  FAULT_POINT("bootstrap.after_done");
-  Result<std::vector<std::byte>> go = root.Await(MessageKind::kGo);
-  if (!go.ok()) return go.status();
-  FAULT_POINT("bootstrap.after_go");
-  return mesh;
 }
 
 // Listens at the first name that no other user holds. If that fails, the result is not valid and
@@ -326,6 +78,32 @@ Result<std::string> HostRendezvous(const std::vector<SocketAddress>& names, bool
   if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
   if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
   return std::string();
+}
+
+Status CheckRanks(const Launcher& launcher, const JoinOptions& options) {
+  if (options.rank == launcher.rank && options.nranks == launcher.nranks) return Status::Ok();
+  return InvalidArgument(fmt::format("rank {}/{}, but {} says {}/{}", options.rank, options.nranks,
+                                     launcher.kind, launcher.rank, launcher.nranks));
+}
+
+// Rank 0 listens at INCCL_COMM_ID, where the rendezvous of its previous communicator may still be.
+Status HostRendezvousAt(const UniqueIdAddress& address, const HandshakeTerms& terms,
+                        const JoinOptions& options) {
+  const SocketAddress where = SocketAddress::Tcp(address);
+  bool in_use = false;
+  Result<UniqueFd> listener = Listen(where, &in_use);
+  while (!listener.ok() && in_use && SystemClock().Now() < options.deadline &&
+         (options.cancelled == nullptr || !options.cancelled->load())) {
+    SleepUntil(std::min(options.deadline, SystemClock().Now() + kBusyPause));
+    listener = Listen(where, &in_use);
+  }
+  if (!listener.ok()) return listener.status();
+  RootOptions root;
+  root.terms = terms;
+  root.listeners.push_back(*std::move(listener));
+  root.nranks = options.nranks;
+  if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
+  return StartRoot(std::move(root));
 }
 
 }  // namespace
@@ -402,11 +180,7 @@ Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int i
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
                               const JoinOptions& options) {
   if (Status status = CheckOptions(options); !status.ok()) return status;
-  if (options.rank != launcher.rank || options.nranks != launcher.nranks) {
-    return InvalidArgument(fmt::format("rank {}/{}, but {} says {}/{}", options.rank,
-                                       options.nranks, launcher.kind, launcher.rank,
-                                       launcher.nranks));
-  }
+  if (Status status = CheckRanks(launcher, options); !status.ok()) return status;
   const std::string identity = IdentityOf(launcher, init_index);
   const Result<Mac> hash = Sha256(AsBytes(identity));
   if (!hash.ok()) return hash.status();
@@ -432,6 +206,38 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index,
       const bool pass_over_silent = SystemClock().Now() >= silent_until;
       return HostRendezvous(target.addresses, pass_over_silent, terms, options);
     };
+  }
+  return Join(target, terms, options);
+}
+
+Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, int init_index,
+                           const JoinOptions& options) {
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  if (Status status = CheckRanks(launcher, options); !status.ok()) return status;
+  Result<UniqueIdAddress> where = ResolveAddress(address);
+  if (!where.ok()) return OfRank(options, where.status());
+  if (options.secret_file.empty() && !IsLoopback(*where)) {
+    return OfRank(options,
+                  InvalidUsage(fmt::format("INCCL_COMM_ID={} needs INCCL_SECRET_FILE on all ranks: "
+                                           "whoever reaches the port could join otherwise",
+                                           address)));
+  }
+  const std::string identity = fmt::format("inccl comm id\ninit={}\n{}", init_index, address);
+  const Result<Mac> hash = Sha256(AsBytes(identity));
+  if (!hash.ok()) return hash.status();
+  HandshakeTerms terms;
+  std::copy_n(hash->begin(), terms.communicator.size(), terms.communicator.begin());
+  Result<Key> key = DeriveKey(AsBytes(identity), options.secret_file, terms.communicator);
+  if (!key.ok()) return OfRank(options, key.status());
+  terms.key = *key;
+  terms.secret_file = !options.secret_file.empty();
+  RootTarget target;
+  target.addresses.push_back(SocketAddress::Tcp(*where));
+  target.may_come_later = true;
+  if (options.rank == 0) {
+    if (Status status = HostRendezvousAt(*where, terms, options); !status.ok()) {
+      return OfRank(options, {status.code(), "INCCL_COMM_ID: " + status.message()});
+    }
   }
   return Join(target, terms, options);
 }

@@ -53,6 +53,12 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options);
 // know its content.
 Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const JoinOptions& options);
 
+// The same for a launcher's job on any hosts: rank 0 listens at `address` (INCCL_COMM_ID). Ranks
+// trust those that know the content of the secret file, which is required unless the address is a
+// loopback address.
+Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, int init_index,
+                           const JoinOptions& options);
+
 // The names of the unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the
 // first that no other user holds. They follow from the job's name and are not secret.
 Result<std::vector<std::string>> RendezvousNames(const Launcher& launcher, int init_index);

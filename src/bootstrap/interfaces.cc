@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 
 #include <algorithm>
@@ -80,6 +81,36 @@ bool MatchesInterface(std::string_view pattern, std::string_view name) {
     pattern.remove_prefix(comma + 1);
   }
   return named != inverted;
+}
+
+Result<UniqueIdAddress> ResolveAddress(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon);
+  const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
+  if (error != 0) {
+    return InvalidUsage(fmt::format("INCCL_COMM_ID={}: {}", Escaped(text), gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+  UniqueIdAddress address;
+  if (list->ai_family == AF_INET6) {
+    const auto* const in = reinterpret_cast<const sockaddr_in6*>(list->ai_addr);
+    address.family = 6;
+    std::memcpy(address.address.data(), &in->sin6_addr, 16);
+    address.port = ntohs(in->sin6_port);
+    address.scope = static_cast<uint16_t>(in->sin6_scope_id);
+  } else {
+    const auto* const in = reinterpret_cast<const sockaddr_in*>(list->ai_addr);
+    std::memcpy(address.address.data(), &in->sin_addr, 4);
+    address.port = ntohs(in->sin_port);
+  }
+  return address;
 }
 
 bool IsLoopback(const UniqueIdAddress& address) {

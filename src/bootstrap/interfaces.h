@@ -24,6 +24,9 @@ bool MatchesInterface(std::string_view pattern, std::string_view name);
 // nothing matches another pattern, a kInvalidUsage lists the candidates.
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern);
 
+// The address of "host:port" or "[IPv6]:port"; a name is looked up. Errors: kInvalidUsage.
+Result<UniqueIdAddress> ResolveAddress(const std::string& text);
+
 // Whether ranks of this machine alone can reach the address.
 bool IsLoopback(const UniqueIdAddress& address);
 

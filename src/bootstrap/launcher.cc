@@ -73,13 +73,11 @@ class Reader {
   void Complain(const std::string& what) {
     if (status_.ok()) status_ = InvalidUsage(fmt::format("{}: {}", launcher_->kind, what));
   }
-  // Complains (kInvalidUsage) unless all ranks are on this host. `here` is the number of ranks on
-  // this host according to the variable `name`.
-  void RequireOneHost(int here, const char* name) {
+  // `here` is the number of ranks on this host according to the variable `name`.
+  void NoteRanksHere(int here, const char* name) {
     if (here == launcher_->nranks) return;
-    Complain(fmt::format(
-        "{} of {} ranks are on this host ({}); this version joins by environment on one host only",
-        here, launcher_->nranks, name));
+    launcher_->elsewhere =
+        fmt::format("{} of {} ranks are on this host ({})", here, launcher_->nranks, name);
   }
 
   Status Finish() {
@@ -109,8 +107,8 @@ void ReadOwn(Reader* r, Launcher* l) {
 void ReadOpenMpi(Reader* r, Launcher* l) {
   l->rank = r->Number({"OMPI_COMM_WORLD_RANK"}, -1);
   l->nranks = r->Number({"OMPI_COMM_WORLD_SIZE"}, -1);
-  r->RequireOneHost(r->Number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, l->nranks),
-                    "OMPI_COMM_WORLD_LOCAL_SIZE");
+  r->NoteRanksHere(r->Number({"OMPI_COMM_WORLD_LOCAL_SIZE"}, l->nranks),
+                   "OMPI_COMM_WORLD_LOCAL_SIZE");
   // A job's number is short; its server's address distinguishes two jobs with the same number.
   if (!r->AddToJob({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_URI2"}) &&
       !r->HasJobName()) {
@@ -122,7 +120,7 @@ void ReadOpenMpi(Reader* r, Launcher* l) {
 void ReadPmi(Reader* r, Launcher* l) {
   l->rank = r->Number({"PMI_RANK"}, -1);
   l->nranks = r->Number({"PMI_SIZE"}, -1);
-  r->RequireOneHost(r->Number({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}, l->nranks), "MPI_LOCALNRANKS");
+  r->NoteRanksHere(r->Number({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}, l->nranks), "MPI_LOCALNRANKS");
   if (r->AddToJob({"PMI_JOBID", "PMIX_NAMESPACE", "PMI_PORT"}) || r->HasJobName()) return;
   // Hydra's proxy comes first, because Hydra may run several jobs in one Slurm allocation.
   if (const std::string proxy = bootstrap::HydraProxy(); !proxy.empty()) {
@@ -139,7 +137,7 @@ void ReadPmi(Reader* r, Launcher* l) {
 void ReadTorch(Reader* r, Launcher* l) {
   l->rank = r->Number({"RANK"}, -1);
   l->nranks = r->Number({"WORLD_SIZE"}, -1);
-  r->RequireOneHost(r->Number({"LOCAL_WORLD_SIZE"}, l->nranks), "LOCAL_WORLD_SIZE");
+  r->NoteRanksHere(r->Number({"LOCAL_WORLD_SIZE"}, l->nranks), "LOCAL_WORLD_SIZE");
   if (!r->Has("MASTER_ADDR") || !r->Has("MASTER_PORT")) {
     if (!r->HasJobName()) r->Complain("MASTER_ADDR and MASTER_PORT, or INCCL_JOB, are not set");
   }
@@ -152,10 +150,8 @@ void ReadSlurm(Reader* r, Launcher* l) {
   l->nranks = r->Number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, -1);
   const int nodes = r->Number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}, 1);
   if (nodes > 1) {
-    r->Complain(fmt::format(
-        "the ranks are on {} hosts (SLURM_STEP_NUM_NODES, SLURM_NNODES); this version joins by "
-        "environment on one host only",
-        nodes));
+    l->elsewhere =
+        fmt::format("the ranks are on {} hosts (SLURM_STEP_NUM_NODES, SLURM_NNODES)", nodes);
   }
   r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
   // Each step of a Slurm job is a job of its own.

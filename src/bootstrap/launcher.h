@@ -18,12 +18,13 @@ struct Launcher {
   int nranks = 1;
   std::string job;     // names the job on this host; equal for all of its ranks, not secret
   std::string secret;  // given by the launcher to the ranks only; may be empty
+  // What shows that the job has ranks on other hosts; "": nothing does. They join at INCCL_COMM_ID.
+  std::string elsewhere;
 };
 
 // Returns the first of: INCCL_RANK and INCCL_SIZE; torchrun; Open MPI; PMI (with Hydra); RANK and
 // WORLD_SIZE; Slurm. A kInvalidUsage names the variables if there is no launcher, a variable is
-// missing or invalid, neither the launcher nor INCCL_JOB names the job, or the job has ranks on
-// several hosts.
+// missing or invalid, or neither the launcher nor INCCL_JOB names the job.
 Result<Launcher> FindLauncher(const GetEnv& get);
 
 }  // namespace inccl

@@ -98,12 +98,17 @@ std::string SocketAddress::ToString() const {
                                                  length - kPathAt}));
 }
 
-Result<UniqueFd> Listen(const SocketAddress& address) {
+Result<UniqueFd> Listen(const SocketAddress& address, bool* in_use) {
   const std::string where = address.ToString();
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return SystemErrorErrno(fmt::format("socket for {}", where), errno);
+  // A port that a rendezvous has used before stays busy for a minute otherwise.
+  const int on = 1;
+  if (!address.is_unix()) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {
-    return SystemErrorErrno(fmt::format("bind {}", where), errno);
+    const int error = errno;
+    if (in_use != nullptr) *in_use = error == EADDRINUSE;
+    return SystemErrorErrno(fmt::format("bind {}", where), error);
   }
   if (listen(fd.get(), kBacklog) != 0) {
     return SystemErrorErrno(fmt::format("listen on {}", where), errno);

@@ -34,7 +34,8 @@ struct SocketAddress {
 };
 inline constexpr size_t kMaxUnixName = 100;
 
-Result<UniqueFd> Listen(const SocketAddress& address);
+// *in_use, if not null: whether another socket has the address.
+Result<UniqueFd> Listen(const SocketAddress& address, bool* in_use = nullptr);
 // Listens at a free TCP port, which it puts into *address.
 Result<UniqueFd> ListenAt(UniqueIdAddress* address);
 // The port of a TCP listener (for one that asked for port 0).

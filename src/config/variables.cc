@@ -105,6 +105,15 @@ std::string ParseNetSecurity(std::string_view value, NetSecurity* field) {
   return "none of auth, encrypt and none";
 }
 
+std::string ParseCommId(std::string_view value, std::string* field) {
+  const size_t colon = value.rfind(':');
+  int port = 0;
+  if (colon == std::string_view::npos || colon == 0) return "no host and port";
+  if (!ParseInteger(value.substr(colon + 1), 1, 65535, &port).empty()) return "no host and port";
+  field->assign(value);
+  return "";
+}
+
 std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
   std::string unknown;
   if (ParseLogSubsystems(value, &env->debug_subsys, &unknown)) return "";
@@ -178,11 +187,12 @@ const Variable kVariables[] = {
     {{"INCCL_SOCKETS_PER_PEER", "TCP connections that carry data between two ranks; equal on all",
       "1 to 4", "1", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, 4, &e->sockets_per_peer); }},
-    {{"INCCL_COMM_ID", "where rank 0 will listen; not built yet: setting it is an error",
-      "nothing yet: do not set it", "none", "address"},
-     [](Text, Environment*) {
-       return std::string("an address, and this version cannot join ranks at one");
-     }},
+    {{"INCCL_COMM_ID",
+      "where rank 0 listens for the ranks of a launcher's job on several hosts; equal on all "
+      "ranks, "
+      "with INCCL_SECRET_FILE",
+      "host:port, 192.0.2.1:port, [2001:db8::1]:port", "none", "address"},
+     [](Text v, Environment* e) { return ParseCommId(v, &e->comm_id); }},
     {{"INCCL_SECRET_FILE",
       "file whose content ranks need to join, besides the unique id or what the launcher says; for "
       "all ranks and the maker of the id, or for none",

@@ -40,6 +40,7 @@ struct Environment {
   std::string codec;                              // INCCL_CODEC
   NetSecurity net_security = NetSecurity::kAuth;  // INCCL_NET_SECURITY
   int sockets_per_peer = 1;                       // INCCL_SOCKETS_PER_PEER
+  std::string comm_id;                            // INCCL_COMM_ID: host:port
   std::string secret_file;                        // INCCL_SECRET_FILE
   std::string socket_ifname;                      // INCCL_SOCKET_IFNAME
   std::string hostid;                             // INCCL_HOSTID

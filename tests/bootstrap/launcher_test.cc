@@ -18,6 +18,7 @@
 #include "bootstrap/bootstrap_world.h"
 #include "bootstrap/host.h"
 #include "bootstrap/interfaces.h"
+#include "bootstrap/socket.h"
 
 namespace inccl::test {
 namespace {
@@ -202,15 +203,30 @@ TEST(LauncherTest, HydrasProxyIsTheJob) {
   EXPECT_NE(one[0], two[0]) << "two jobs of one user on one host";
 }
 
-TEST(LauncherTest, SeveralHostsAreRefusedInWords) {
+TEST(LauncherTest, RanksOnOtherHostsAreNoted) {
   for (const Values& values :
        {Merge({{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}, kOpenMpi),
         Merge({{"LOCAL_WORLD_SIZE", "1"}}, kTorch), Merge({{"MPI_LOCALNRANKS", "1"}}, kPmi),
         Merge({{"SLURM_NNODES", "2"}}, kSlurm)}) {
     const Result<Launcher> launcher = Find(values);
-    ASSERT_FALSE(launcher.ok());
-    EXPECT_EQ(launcher.status().code(), Code::kInvalidUsage);
-    EXPECT_CONTAINS(launcher.status().message(), "by environment on one host only");
+    ASSERT_TRUE(launcher.ok()) << launcher.status().message();
+    EXPECT_CONTAINS(launcher->elsewhere, "ranks are on ");
+  }
+  for (const Values& values : {kOpenMpi, kTorch, kPmi, kSlurm}) {
+    EXPECT_EQ(Find(values)->elsewhere, "");
+  }
+}
+
+TEST(InterfacesTest, ResolvesAddresses) {
+  const UniqueIdAddress v4 = bootstrap::ResolveAddress("192.0.2.7:4711").value();
+  EXPECT_EQ(bootstrap::SocketAddress::Tcp(v4).ToString(), "192.0.2.7:4711");
+  const UniqueIdAddress v6 = bootstrap::ResolveAddress("[2001:db8::7]:80").value();
+  EXPECT_EQ(bootstrap::SocketAddress::Tcp(v6).ToString(), "[2001:db8::7]:80");
+  for (const char* wrong : {"256.0.2.7:1", "[2001:db8::7:80"}) {
+    const Result<UniqueIdAddress> none = bootstrap::ResolveAddress(wrong);
+    ASSERT_FALSE(none.ok()) << wrong;
+    EXPECT_EQ(none.status().code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(none.status().message(), wrong);
   }
 }
 

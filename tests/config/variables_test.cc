@@ -50,6 +50,8 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_SIMD", "avx2"},
                                         {"INCCL_CODEC", "hbi:bits=4"},
                                         {"INCCL_NET_SECURITY", "none"},
+                                        {"INCCL_SOCKETS_PER_PEER", "4"},
+                                        {"INCCL_COMM_ID", "[::1]:4711"},
                                         {"INCCL_SECRET_FILE", "/s"},
                                         {"INCCL_SOCKET_IFNAME", "^lo"},
                                         {"INCCL_HOSTID", "h"},
@@ -78,6 +80,8 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->simd, "avx2");
   EXPECT_EQ(env->codec, "hbi:bits=4");
   EXPECT_EQ(env->net_security, NetSecurity::kNone);
+  EXPECT_EQ(env->sockets_per_peer, 4);
+  EXPECT_EQ(env->comm_id, "[::1]:4711");
   EXPECT_EQ(env->secret_file, "/s");
   EXPECT_EQ(env->socket_ifname, "^lo");
   EXPECT_EQ(env->hostid, "h");
@@ -116,7 +120,10 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_UCX_TLS", "^tcp"},
       {"INCCL_TRANSPORT", "shm,"},
       {"INCCL_TRANSPORT", "shm,verbs"},
-      {"INCCL_COMM_ID", "host:4711"},  // ranks whose values differ would join all the same
+      {"INCCL_COMM_ID", "host"},
+      {"INCCL_COMM_ID", ":4711"},
+      {"INCCL_COMM_ID", "host:0"},
+      {"INCCL_COMM_ID", "host:65536"},
       {"INCCL_NET_SECURITY", "tls"},
       {"INCCL_SOCKETS_PER_PEER", "5"},
       {"INCCL_DEBUG", "LOUD"},
@@ -171,12 +178,11 @@ TEST(EnvTest, ARefusalIsOneSentence) {
             "INCCL_TRANSPORT: \"shm,udp\" is a list with \"udp\", which is no transport of this "
             "version; it takes loopback, shm, ucx, tcp, or a list in order of preference");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "NOISE"}}).substr(0, 50),
-            "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it ta");
+            "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it tak");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "^INIT,NOISE"}}).substr(0, 80),
             "INCCL_DEBUG_SUBSYS: \"^INIT,NOISE\" is a list with \"NOISE\", which is no subsystem;");
-  EXPECT_EQ(Refusal({{"INCCL_COMM_ID", "10.0.0.1:4711"}}),
-            "INCCL_COMM_ID: \"10.0.0.1:4711\" is an address, and this version cannot join ranks at "
-            "one; it takes nothing yet: do not set it");
+  EXPECT_EQ(Refusal({{"INCCL_COMM_ID", "10.0.0.1"}}).substr(0, 53),
+            "INCCL_COMM_ID: \"10.0.0.1\" is no host and port; it ta");
 }
 
 TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {

@@ -3,6 +3,7 @@
 // Tries every transport in this process.
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -18,16 +19,16 @@ namespace {
 
 using Ends = std::vector<std::unique_ptr<Transport>>;
 
-// Waits until the slice is there.
-Result<bool> Await(const Ends& ends, RecvLane* recv, RecvLane::Incoming* incoming) {
+// Waits until `there` returns true or an error.
+Result<bool> Await(const Ends& ends, const std::function<Result<bool>()>& there) {
   const Time limit = SystemClock().Now() + 5 * kSecond;
   while (true) {
     for (const std::unique_ptr<Transport>& end : ends) {
       Result<int> events = end->Progress(SystemClock().Now());
       if (!events.ok()) return events.status();
     }
-    Result<bool> there = recv->TryPeek(incoming);
-    if (!there.ok() || *there || SystemClock().Now() > limit) return there;
+    Result<bool> is_there = there();
+    if (!is_there.ok() || *is_there || SystemClock().Now() > limit) return is_there;
   }
 }
 
@@ -43,13 +44,19 @@ Status SendOne(const Ends& ends, uint64_t* memory_bytes) {
   if (!send.ok()) return send.status();
   Result<std::unique_ptr<RecvLane>> recv = ends[1]->OpenRecv(spec);
   if (!recv.ok()) return recv.status();
-  Result<Span> slot = (*send)->TryAcquire();
-  if (!slot.ok()) return slot.status();
-  if (slot->data == nullptr) return InternalError("a new lane has no free slot");
-  std::fill(slot->data, slot->data + spec.slot_bytes, std::byte{0x5A});
+  Span slot;
+  Result<bool> free = Await(ends, [&]() -> Result<bool> {
+    Result<Span> got = (*send)->TryAcquire();
+    if (!got.ok()) return got.status();
+    slot = *got;
+    return slot.data != nullptr;
+  });
+  if (!free.ok()) return free.status();
+  if (!*free) return InternalError("a new lane has no free slot");
+  std::fill(slot.data, slot.data + spec.slot_bytes, std::byte{0x5A});
   if (Status status = (*send)->Publish({.bytes = spec.slot_bytes}); !status.ok()) return status;
   RecvLane::Incoming incoming;
-  Result<bool> there = Await(ends, recv->get(), &incoming);
+  Result<bool> there = Await(ends, [&] { return (*recv)->TryPeek(&incoming); });
   if (!there.ok()) return there.status();
   if (!*there || incoming.header.bytes != spec.slot_bytes ||
       !std::all_of(incoming.payload, incoming.payload + spec.slot_bytes,

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// INCCL_COMM_ID: ranks of a launcher's job meet at an address, with a secret file.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "bootstrap/bootstrap_world.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr int kLimitMs = 500 * kSlowness;
+
+// A port of the loopback interface that was free a moment ago.
+std::string FreeAddress() {
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  return "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+}
+
+class CommIdTest : public ::testing::Test {
+ protected:
+  std::string Secret(const std::string& content) {
+    const std::string path = ::testing::TempDir() + "inccl-comm-id-" + std::to_string(getpid()) +
+                             "-" + std::to_string(++files_);
+    std::ofstream(path) << content;
+    EXPECT_EQ(chmod(path.c_str(), 0600), 0);
+    paths_.push_back(path);
+    return path;
+  }
+  void TearDown() override {
+    for (const std::string& path : paths_) unlink(path.c_str());
+  }
+
+  // secrets[r]: the secret file of rank r; "": none.
+  static std::vector<Result<Mesh>> JoinAll(const std::string& address, int index,
+                                           const std::vector<std::string>& secrets,
+                                           int timeout_ms = 20000 * kSlowness) {
+    std::vector<Result<Mesh>> meshes;
+    for (int rank = 0; rank < kRanks; ++rank) meshes.emplace_back(InternalError("not run"));
+    OnThreads(kRanks, [&](int rank) {
+      Launcher launcher;
+      launcher.kind = "test";
+      launcher.rank = rank;
+      launcher.nranks = kRanks;
+      JoinOptions options = Options(rank, kRanks, timeout_ms);
+      options.secret_file = secrets[static_cast<size_t>(rank)];
+      options.socket_ifname = "lo";
+      meshes[static_cast<size_t>(rank)] = JoinAtAddress(address, launcher, index, options);
+    });
+    return meshes;
+  }
+
+ private:
+  int files_ = 0;
+  std::vector<std::string> paths_;
+};
+
+TEST_F(CommIdTest, OneAddressServesOneCommunicatorAfterTheOther) {
+  const Baseline baseline;
+  const std::string address = FreeAddress(), secret = Secret("known to this job only");
+  uint64_t before = 0;
+  for (int index = 0; index < 5; ++index) {
+    const std::vector<Result<Mesh>> meshes = JoinAll(address, index, {secret, secret, secret});
+    for (const Result<Mesh>& mesh : meshes) {
+      ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+      EXPECT_EQ(mesh->nonce_hash, meshes[0]->nonce_hash);
+    }
+    EXPECT_NE(meshes[0]->nonce_hash, before);
+    before = meshes[0]->nonce_hash;
+  }
+}
+
+TEST_F(CommIdTest, OnLoopbackTheSecretMayBeMissing) {
+  const Baseline baseline;
+  for (const Result<Mesh>& mesh : JoinAll(FreeAddress(), 0, {"", "", ""})) {
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  }
+}
+
+TEST_F(CommIdTest, ElsewhereItIsRequired) {
+  for (const Result<Mesh>& mesh : JoinAll("192.0.2.77:4711", 0, {"", "", ""}, kLimitMs)) {
+    ASSERT_FALSE(mesh.ok());
+    EXPECT_EQ(mesh.status().code(), Code::kInvalidUsage);
+    EXPECT_CONTAINS(mesh.status().message(), "INCCL_COMM_ID=192.0.2.77:4711 needs");
+    EXPECT_CONTAINS(mesh.status().message(), "INCCL_SECRET_FILE");
+  }
+}
+
+TEST_F(CommIdTest, AnotherSecretDoesNotJoin) {
+  const std::string ours = Secret("known to this job only"), theirs = Secret("of another job....");
+  const std::vector<Result<Mesh>> meshes =
+      JoinAll(FreeAddress(), 0, {ours, ours, theirs}, kLimitMs);
+  for (const Result<Mesh>& mesh : meshes) EXPECT_FALSE(mesh.ok());
+  EXPECT_CONTAINS(meshes[0].status().message(), "rank 2");
+  EXPECT_CONTAINS(meshes[1].status().message(), "rank 2");
+  EXPECT_EQ(meshes[2].status().code(), Code::kInvalidUsage) << meshes[2].status().message();
+}
+
+TEST_F(CommIdTest, RankZeroCannotListenElsewhere) {
+  Launcher launcher;
+  launcher.nranks = kRanks;
+  JoinOptions options = Options(0, kRanks, kLimitMs);
+  options.secret_file = Secret("known to this job only");
+  const Result<Mesh> mesh = JoinAtAddress("192.0.2.77:4711", launcher, 0, options);
+  ASSERT_FALSE(mesh.ok());
+  EXPECT_EQ(mesh.status().code(), Code::kSystemError);
+  EXPECT_CONTAINS(mesh.status().message(), "rank 0/3: init: INCCL_COMM_ID: bind 192.0.2.77:4711");
+}
+
+}  // namespace
+}  // namespace inccl::test
