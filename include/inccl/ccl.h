@@ -259,7 +259,8 @@ CCL_API ccl_result_t ccl_comm_init_rank_config(ccl_comm_t* comm, int nranks, ccl
  * Joins with rank, size and meeting point from the launcher's environment: Open MPI's mpirun, PMI,
  * Slurm, torchrun, or INCCL_RANK, INCCL_SIZE and INCCL_JOB, a name that no other job of this user
  * has. Ranks of one host need nothing else. The admission rule is the same user and the same
- * container (pid and user namespace), or knowledge of the content of INCCL_SECRET_FILE. The first
+ * container (pid and user namespace), or knowledge of the content of INCCL_SECRET_FILE. Ranks of
+ * several hosts need INCCL_COMM_ID, an address of rank 0's host, and INCCL_SECRET_FILE. The first
  * calls of all ranks make one communicator, the second ones another. config may be NULL.
  */
 CCL_API ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config);

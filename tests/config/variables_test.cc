@@ -178,11 +178,11 @@ TEST(EnvTest, ARefusalIsOneSentence) {
             "INCCL_TRANSPORT: \"shm,udp\" is a list with \"udp\", which is no transport of this "
             "version; it takes loopback, shm, ucx, tcp, or a list in order of preference");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "NOISE"}}).substr(0, 50),
-            "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it tak");
+            "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it ta");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "^INIT,NOISE"}}).substr(0, 80),
             "INCCL_DEBUG_SUBSYS: \"^INIT,NOISE\" is a list with \"NOISE\", which is no subsystem;");
   EXPECT_EQ(Refusal({{"INCCL_COMM_ID", "10.0.0.1"}}).substr(0, 53),
-            "INCCL_COMM_ID: \"10.0.0.1\" is no host and port; it ta");
+            "INCCL_COMM_ID: \"10.0.0.1\" is no host and port; it tak");
 }
 
 TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "bootstrap/connect_peers.h"
 #include "bootstrap/exchange.h"
 #include "bootstrap/interfaces.h"
@@ -135,6 +136,11 @@ Status TcpFactory::Attach(Peer* peer, std::span<const std::byte> payload) {
 }
 
 Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
+  if (options_.protection == tcp::Protection::kNone) {
+    Log(LogLevel::kWarn, LogSubsystem::kTransport,
+        "rank {}/{}: INCCL_NET_SECURITY=none: nothing protects the data on the network", mesh.rank,
+        mesh.nranks);
+  }
   PeerWatch watch(mesh, terms.cancelled);
   ConnectTerms connect;
   connect.rank = mesh.rank;
