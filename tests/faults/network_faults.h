@@ -50,11 +50,15 @@ class NetworkFaultTest : public FaultTest {
     worlds_.push_back(std::make_unique<ProcessWorld>(
         WorldOptions{.nranks = nranks == 0 ? ranks_per_host * hosts_->count() : nranks,
                      .deadline_seconds = 60.0 * kSlowness,
+                     .baseline = baseline_of_ranks_,
                      .enter = hosts_->Ranks(ranks_per_host)},
         body));
     return *worlds_.back();
   }
   std::vector<std::unique_ptr<ProcessWorld>>& worlds() { return worlds_; }
+
+  // The rendezvous of a creation that failed lives on in the process of rank 0.
+  void ExpectFailedCreations() { baseline_of_ranks_ = false; }
 
   // Until the ranks of all worlds have done so many calls more. A rank may have ended before.
   void AwaitCalls(uint64_t more) {
@@ -87,6 +91,7 @@ class NetworkFaultTest : public FaultTest {
 
  private:
   const ScopedEnv nic_{{{"INCCL_SOCKET_IFNAME", "e0"}, {"INCCL_TRANSPORT", "shm,tcp"}}};
+  bool baseline_of_ranks_ = true;
   std::unique_ptr<Hosts> hosts_;
   std::vector<std::unique_ptr<ProcessWorld>> worlds_;
 };
