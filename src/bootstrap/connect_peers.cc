@@ -38,6 +38,8 @@ class Connector {
 
   std::vector<int> Missing() const;
   Status Timeout(const std::vector<int>& missing) const;
+  // "; peer P: A: E" of an address that could not be connected to, or "".
+  std::string LastFailure() const;
   Status Poll();
   Time NextTime() const;
   void AcceptFrom(Entrance* entrance);
@@ -70,7 +72,9 @@ Status Connector::Run() {
   while (true) {
     std::vector<int> missing = Missing();
     if (missing.empty()) return Status::Ok();
-    if (Status status = terms_.check(missing); !status.ok()) return status;
+    if (Status status = terms_.check(missing); !status.ok()) {
+      return {status.code(), status.message() + LastFailure()};
+    }
     const Time now = SystemClock().Now();
     if (now >= terms_.deadline) return Timeout(missing);
     for (Entrance& entrance : entrances_) entrance.pending.Expire(now);
@@ -105,16 +109,17 @@ std::vector<int> Connector::Missing() const {
 }
 
 Status Connector::Timeout(const std::vector<int>& missing) const {
+  return TimeoutError(fmt::format("no connection with {} within {} ms{}", ListRanks(missing),
+                                  terms_.timeout_ms, LastFailure()));
+}
+
+std::string Connector::LastFailure() const {
   const auto failed =
       std::find_if(attempts_.begin(), attempts_.end(), [](const LinkAttempt& attempt) {
         return !attempt.done() && !attempt.last_failure().empty();
       });
-  const std::string why =
-      failed == attempts_.end()
-          ? ""
-          : fmt::format("; peer {}: {}", failed->plan().peer_name, failed->last_failure());
-  return TimeoutError(fmt::format("no connection with {} within {} ms{}", ListRanks(missing),
-                                  terms_.timeout_ms, why));
+  if (failed == attempts_.end()) return "";
+  return fmt::format("; peer {}: {}", failed->plan().peer_name, failed->last_failure());
 }
 
 Time Connector::NextTime() const {
@@ -139,7 +144,9 @@ Status Connector::Poll() {
   if (PollUntil(fds, NextTime()) <= 0) return Status::Ok();
 
   if (fds.back().revents != 0) {
-    if (Status status = terms_.check(Missing()); !status.ok()) return status;
+    if (Status status = terms_.check(Missing()); !status.ok()) {
+      return {status.code(), status.message() + LastFailure()};
+    }
   }
   for (size_t i = 0; i < attempts_.size(); ++i) {
     if (fds[i].revents == 0) continue;

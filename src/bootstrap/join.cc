@@ -149,7 +149,9 @@ Status AgreeOnFailure(const Status& ours, const RankRecord& self, RendezvousClie
   }
   const Status& verdict = root->verdict();
   const bool an_echo = verdict.message().find(NameOf(self) + " failed") != std::string::npos;
-  return verdict.ok() || an_echo ? root->Named(ours) : verdict;
+  if (verdict.ok() || an_echo) return root->Named(ours);
+  // `ours` may be the verdict with what this rank knows besides.
+  return ours.message().starts_with(verdict.message()) ? ours : verdict;
 }
 
 }  // namespace

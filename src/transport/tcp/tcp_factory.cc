@@ -156,6 +156,7 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
   if (!connected.ok()) return {connected.code(), "tcp: " + connected.message()};
   for (size_t i = 0; i < links.size();) {
     const int peer = connect.plans[i].peer;
+    const std::string& name = connect.plans[i].peer_name;
     std::vector<TcpSocket> sockets;
     for (; i < links.size() && connect.plans[i].peer == peer; ++i) {
       // Not everywhere possible, and not necessary.
@@ -166,7 +167,8 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
                          .send_key = links[i].send_key,
                          .receive_key = links[i].receive_key});
     }
-    if (Status status = transport_->Attach(peer, std::move(sockets)); !status.ok()) return status;
+    Status status = transport_->Attach(peer, std::move(sockets), name);
+    if (!status.ok()) return status;
   }
   return Status::Ok();
 }

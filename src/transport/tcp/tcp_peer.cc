@@ -16,11 +16,11 @@ constexpr size_t kMostGrants = size_t{1} << 20;
 
 }  // namespace
 
-ConnectionLanes::ConnectionLanes(int rank, int peer, UniqueFd fd, FrameGuard out, FrameGuard in)
+ConnectionLanes::ConnectionLanes(int rank, const std::string& name, UniqueFd fd, FrameGuard out,
+                                 FrameGuard in)
     : rank_(rank),
-      peer_(peer),
-      connection_(fmt::format("rank {}: tcp: peer rank {}", rank, peer), std::move(fd),
-                  std::move(out), std::move(in), this) {}
+      name_(name),
+      connection_(name, std::move(fd), std::move(out), std::move(in), this) {}
 
 Result<SendEnd*> ConnectionLanes::OpenSend(const LaneSpec& spec) {
   Result<Slots> slots = Slots::Create(rank_, spec);
@@ -38,7 +38,7 @@ Result<SendEnd*> ConnectionLanes::OpenSend(const LaneSpec& spec) {
   }
   const std::string wrong = Join(number->second, opened);
   if (wrong.empty()) return opened;
-  return InternalError(fmt::format("rank {}: tcp: peer rank {} sent {}", rank_, peer_, wrong));
+  return InternalError(fmt::format("{} sent {}", name_, wrong));
 }
 
 Result<RecvEnd*> ConnectionLanes::OpenRecv(const LaneSpec& spec) {
@@ -231,7 +231,7 @@ void PeerLink::Close() {
 
 Status PeerLink::Lost() const {
   if (!lost_) return Status::Ok();
-  return RemoteError(fmt::format("rank {}: tcp: peer rank {} is lost: {}", rank_, peer_, failure_));
+  return RemoteError(fmt::format("{} is lost: {}", name_, failure_));
 }
 
 }  // namespace inccl::tcp

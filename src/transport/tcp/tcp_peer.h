@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -22,7 +23,8 @@ namespace inccl::tcp {
 // One connection with the lanes that use it.
 class ConnectionLanes final : public FrameSink {
  public:
-  ConnectionLanes(int rank, int peer, UniqueFd fd, FrameGuard out, FrameGuard in);
+  // `name` begins the errors: "rank 0: tcp: peer 1@host:pid".
+  ConnectionLanes(int rank, const std::string& name, UniqueFd fd, FrameGuard out, FrameGuard in);
 
   Connection* connection() { return &connection_; }
   const Connection* connection() const { return &connection_; }
@@ -60,7 +62,8 @@ class ConnectionLanes final : public FrameSink {
   // Takes the credit of an owing end off the list and counts it as announced.
   uint64_t Announce(size_t index);
 
-  const int rank_, peer_;
+  const int rank_;
+  const std::string name_;
   Connection connection_;
   std::vector<std::unique_ptr<SendEnd>> send_ends_;
   std::vector<std::unique_ptr<RecvEnd>> recv_ends_;   // by this rank's number - 1
@@ -72,7 +75,7 @@ class ConnectionLanes final : public FrameSink {
 
 class PeerLink {
  public:
-  PeerLink(int rank, int peer) : rank_(rank), peer_(peer) {}
+  PeerLink(int peer, std::string name) : peer_(peer), name_(std::move(name)) {}
 
   // At least one; called before lanes are opened.
   void Add(std::unique_ptr<ConnectionLanes> connection) {
@@ -96,7 +99,8 @@ class PeerLink {
   int peer() const { return peer_; }
 
  private:
-  const int rank_, peer_;
+  const int peer_;
+  const std::string name_;
   std::vector<std::unique_ptr<ConnectionLanes>> connections_;
   std::string failure_;
   Time failed_at_ = 0;

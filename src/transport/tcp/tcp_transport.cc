@@ -67,7 +67,7 @@ Result<std::unique_ptr<TcpTransport>> TcpTransport::Create(int rank, int nranks,
 
 TcpTransport::~TcpTransport() { Quiesce(SystemClock().Now() + kCloseLimit); }
 
-Status TcpTransport::Attach(int peer, std::vector<TcpSocket> sockets) {
+Status TcpTransport::Attach(int peer, std::vector<TcpSocket> sockets, const std::string& name) {
   if (peer < 0 || peer >= nranks() || peer == rank_) {
     return InvalidArgument(
         fmt::format("rank {}: peer {} is not another one of {} ranks", rank_, peer, nranks()));
@@ -79,18 +79,19 @@ Status TcpTransport::Attach(int peer, std::vector<TcpSocket> sockets) {
   if (sockets.empty()) {
     return InvalidArgument(fmt::format("rank {}: peer rank {}: no data socket", rank_, peer));
   }
+  const std::string prefix = fmt::format("rank {}: tcp: peer {}", rank_,
+                                         name.empty() ? fmt::format("rank {}", peer) : name);
   const auto named = [&](const Status& status) {
-    return Status(status.code(),
-                  fmt::format("rank {}: tcp: peer rank {}: {}", rank_, peer, status.message()));
+    return Status(status.code(), fmt::format("{}: {}", prefix, status.message()));
   };
-  auto link = std::make_unique<PeerLink>(rank_, peer);
+  auto link = std::make_unique<PeerLink>(peer, prefix);
   for (TcpSocket& socket : sockets) {
     if (Status status = ToStream(socket.fd.get()); !status.ok()) return named(status);
     Result<FrameGuard> out = FrameGuard::Create(protection_, socket.send_key, Aead::Use::kSeal);
     if (!out.ok()) return named(out.status());
     Result<FrameGuard> in = FrameGuard::Create(protection_, socket.receive_key, Aead::Use::kOpen);
     if (!in.ok()) return named(in.status());
-    auto lanes = std::make_unique<tcp::ConnectionLanes>(rank_, peer, std::move(socket.fd),
+    auto lanes = std::make_unique<tcp::ConnectionLanes>(rank_, prefix, std::move(socket.fd),
                                                         *std::move(out), *std::move(in));
     Connection* const connection = lanes->connection();
     link->Add(std::move(lanes));

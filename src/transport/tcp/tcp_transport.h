@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -39,8 +40,8 @@ class TcpTransport final : public Transport {
   ~TcpTransport() override;
 
   // Called once per peer, before lanes with it are opened. Both ends attach the same sockets in the
-  // same order. Errors name the peer.
-  Status Attach(int peer, std::vector<TcpSocket> sockets);
+  // same order. Errors name the peer as `name`, "1@host:pid", or as "rank 1" if that is empty.
+  Status Attach(int peer, std::vector<TcpSocket> sockets, const std::string& name = "");
 
   Caps caps() const override { return {.name = "tcp"}; }
   LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
