@@ -131,12 +131,10 @@ Result<UniqueId> CreateUniqueId(const Environment& environment,
   root.abandoned = std::move(abandoned);
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
   if (!addresses.ok()) return addresses.status();
-  for (UniqueIdAddress& address : *addresses) {
-    Result<UniqueFd> listener = ListenAt(&address);
-    if (!listener.ok()) return listener.status();
-    id.addresses.push_back(address);
-    root.listeners.push_back(*std::move(listener));
-  }
+  Result<std::vector<UniqueFd>> listeners = ListenAtAll(&*addresses);
+  if (!listeners.ok()) return listeners.status();
+  root.listeners = *std::move(listeners);
+  id.addresses = *std::move(addresses);
   if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
   Log(LogLevel::kInfo, LogSubsystem::kBootstrap, "{}: rendezvous at {}", id.ToString(),
       SocketAddress::Tcp(id.addresses.front()).ToString());

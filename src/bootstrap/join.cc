@@ -37,13 +37,13 @@ Status ListenForMachines(const std::string& interfaces, std::vector<UniqueIdAddr
                          std::vector<Listener>* listeners) {
   Result<std::vector<UniqueIdAddress>> chosen = ChooseAddresses(interfaces);
   if (!chosen.ok()) return chosen.status();
-  for (UniqueIdAddress& address : *chosen) {
-    if (IsLoopback(address)) continue;
-    Result<UniqueFd> listener = ListenAt(&address);
-    if (!listener.ok()) return listener.status();
-    addresses->push_back(address);
-    listeners->push_back({.fd = *std::move(listener), .is_unix = false});
+  std::erase_if(*chosen, IsLoopback);
+  Result<std::vector<UniqueFd>> made = ListenAtAll(&*chosen);
+  if (!made.ok()) return Status::Ok();  // PlanMesh says so if a rank is on another machine
+  for (UniqueFd& listener : *made) {
+    listeners->push_back({.fd = std::move(listener), .is_unix = false});
   }
+  *addresses = *std::move(chosen);
   return Status::Ok();
 }
 

@@ -55,8 +55,18 @@ Status LinkAttempt::Start(Time now) {
   if (now < NextTime()) return Status::Ok();
   switch (state_) {
     case State::kPausing: return Connect();
-    case State::kConnecting: return NextAddress(ETIMEDOUT);
-    case State::kHandshaking: Pause(kPause); return Status::Ok();
+    case State::kConnecting:
+    case State::kHandshaking: {
+      // This thread may have been stopped while the peer answered in time.
+      pollfd awaited = Awaited();
+      if (poll(&awaited, 1, 0) > 0) {
+        at_ = now + kClientLimit;
+        return Step();
+      }
+      if (state_ == State::kConnecting) return NextAddress(ETIMEDOUT);
+      Pause(kPause);
+      return Status::Ok();
+    }
     case State::kSwapping: return Swap();
     case State::kAwaited:
     case State::kDone: break;
@@ -80,7 +90,9 @@ Status LinkAttempt::Step() {
 }
 
 std::string LinkAttempt::Accept(const ServerHandshake& handshake, bool is_unix, UniqueFd* fd) {
-  if (state_ != State::kAwaited || this->is_unix() != is_unix ||
+  // A peer that has given up waiting for the reply connects again.
+  const bool again = state_ == State::kDone && !is_unix && plan_->peer > terms_->rank;
+  if ((state_ != State::kAwaited && !again) || this->is_unix() != is_unix ||
       handshake.nranks() != static_cast<uint32_t>(terms_->nranks)) {
     return "no such rank is awaited";
   }

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstddef>
 #include <cstring>
 #include <ctime>
@@ -125,6 +124,24 @@ Result<UniqueFd> ListenAt(UniqueIdAddress* address) {
   return listener;
 }
 
+Result<std::vector<UniqueFd>> ListenAtAll(std::vector<UniqueIdAddress>* addresses) {
+  std::vector<UniqueFd> listeners;
+  std::vector<UniqueIdAddress> usable;
+  Status failure = InvalidArgument("no address to listen at");
+  for (UniqueIdAddress address : *addresses) {
+    Result<UniqueFd> listener = ListenAt(&address);
+    if (!listener.ok()) {
+      failure = listener.status();
+      continue;
+    }
+    listeners.push_back(*std::move(listener));
+    usable.push_back(address);
+  }
+  if (listeners.empty()) return failure;
+  *addresses = std::move(usable);
+  return listeners;
+}
+
 Result<uint16_t> LocalPort(int fd) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
@@ -156,12 +173,6 @@ int PendingError(int fd) {
   socklen_t length = sizeof error;
   if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
   return error;
-}
-
-void LimitUnacknowledged(int fd, Time limit) {
-  if (limit == kNever) return;
-  const auto ms = static_cast<unsigned int>(std::min<Time>(limit / kMillisecond, INT_MAX));
-  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
 UniqueFd Accept(int listener, SocketAddress* peer, int* error) {

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -38,15 +39,15 @@ inline constexpr size_t kMaxUnixName = 100;
 Result<UniqueFd> Listen(const SocketAddress& address, bool* in_use = nullptr);
 // Listens at a free TCP port, which it puts into *address.
 Result<UniqueFd> ListenAt(UniqueIdAddress* address);
+// Listens at a free port of each address; drops those where that fails, e.g. an IPv6 address that
+// is still tentative. Fails if none is left.
+Result<std::vector<UniqueFd>> ListenAtAll(std::vector<UniqueIdAddress>* addresses);
 // The port of a TCP listener (for one that asked for port 0).
 Result<uint16_t> LocalPort(int fd);
 // Starts a connection; the caller waits until it is writable and then calls PendingError. *error is
 // 0 or the errno of a failed connect. Returns kSystemError if the system has no socket left.
 Result<UniqueFd> Connect(const SocketAddress& address, int* error);
 int PendingError(int fd);
-
-// Ends a TCP connection whose peer acknowledges nothing for so long; kNever: no limit.
-void LimitUnacknowledged(int fd, Time limit);
 
 // Returns the next connection, or an invalid fd with *error EAGAIN (none) or another errno.
 UniqueFd Accept(int listener, SocketAddress* peer, int* error);

@@ -38,13 +38,14 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       options_(std::move(options)),
       label_(NextLabel(ends_.rank, ends_.nranks)),
       shrink_agreement_(ends_.rank, ends_.nranks, ends_.peer_names),
+      invitations_(ends_.nranks),
       sticky_error_(options_.abort_on_error, ends_.transport->wakeup_event()),
       liveness_({.rank = ends_.rank,
                  .nranks = ends_.nranks,
                  .peer_names = ends_.peer_names,
                  .op_timeout = options_.op_timeout,
                  .comm_name = options_.name},
-                &sticky_error_, &shrink_agreement_),
+                &sticky_error_, &shrink_agreement_, &invitations_),
       staging_(ends_.rank, ends_.nranks),
       registrations_(rank_name(), ends_.transport.get()),
       runner_({.rank = ends_.rank,
@@ -78,7 +79,7 @@ void Communicator::AwaitDelivery() {
   while (!sticky_error_.failed() && !ends_.transport->delivered() && SystemClock().Now() < end) {
     const Status progress =
         CatchOutOfMemory([&] { return ends_.transport->Progress(SystemClock().Now()).status(); });
-    if (!progress.ok()) return;
+    if (!progress.ok()) return liveness_.Fail(progress);
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
@@ -86,6 +87,7 @@ void Communicator::AwaitDelivery() {
 void Communicator::AttachControl(std::unique_ptr<ControlPlane> control) {
   control_ = std::move(control);
   shrink_agreement_.Attach(control_.get());
+  invitations_.Attach(control_.get());
   sticky_error_.Attach(control_.get());
   liveness_.Attach(control_.get());
 }

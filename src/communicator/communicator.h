@@ -105,6 +105,9 @@ class Communicator {
 
   Status error() const { return sticky_error_.error(); }
   ShrinkAgreement* shrink_agreement() { return &shrink_agreement_; }
+  Invitations* invitations() { return &invitations_; }
+  // The number of a split that begins, from 1.
+  uint64_t NextSplit() { return ++splits_; }
   // Any thread. Calls in progress end with an error; returns when they have ended.
   void Abort(const Status& why);
   // As Abort; also ends a shrink in progress and refuses later ones.
@@ -176,6 +179,8 @@ class Communicator {
   const CommOptions options_;
   const std::shared_ptr<const std::string> label_;
   ShrinkAgreement shrink_agreement_;
+  Invitations invitations_;
+  std::atomic<uint64_t> splits_{0};
   StickyError sticky_error_;
   Liveness liveness_;
   std::unique_ptr<ControlPlane> control_;

@@ -35,7 +35,6 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     connections_[peer].fd = std::move(mesh.peers[peer].control);
     if (std::optional<bootstrap::StreamCipher>& cipher = mesh.peers[peer].cipher; cipher) {
-      bootstrap::LimitUnacknowledged(connections_[peer].fd.get(), options.dead_after);
       connections_[peer].seal = std::move(cipher->seal);
       connections_[peer].in.Protect(std::move(cipher->open));
     }
@@ -132,7 +131,7 @@ void SocketMember::SetEvents(size_t peer) {
   const Connection& connection = connections_[peer];
   Loop::Get().ChangeEvents(
       id_, static_cast<uint32_t>(peer), connection.fd.get(),
-      (connection.departed ? 0u : EPOLLIN) | (connection.armed ? EPOLLOUT : 0u));
+      (connection.departed ? EPOLLRDHUP : EPOLLIN) | (connection.armed ? EPOLLOUT : 0u));
 }
 
 void SocketMember::Drop(Connection* connection) {
@@ -187,7 +186,7 @@ void SocketMember::OnEvents(uint32_t peer, uint32_t events) {
     if (!connection.open) return;
     if ((events & EPOLLOUT) != 0) Flush(peer);
     if (connection.departed) {
-      if ((events & (EPOLLHUP | EPOLLERR)) != 0) Drop(&connection);
+      if ((events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) Drop(&connection);
       return;
     }
   }

@@ -33,13 +33,14 @@ constexpr Time kLookedLately = 250 * kMillisecond;
 }  // namespace
 
 Liveness::Liveness(LivenessOptions options, StickyError* sticky_error,
-                   ShrinkAgreement* shrink_agreement)
+                   ShrinkAgreement* shrink_agreement, Invitations* invitations)
     : options_(std::move(options)),
       out_of_memory_(SystemError(
           fmt::format("{}: {}", RankName(options_.rank, options_.nranks, options_.comm_name),
                       OutOfMemory().message()))),
       sticky_error_(sticky_error),
       shrink_agreement_(shrink_agreement),
+      invitations_(invitations),
       departed_(static_cast<size_t>(options_.nranks)),
       calls_(options_.nranks),
       departure_seen_(static_cast<size_t>(options_.nranks)),
@@ -230,6 +231,8 @@ void Liveness::OnMessage(int peer, uint8_t kind, std::span<const std::byte> body
     return OnAsk(peer);
   } else if (ShrinkAgreement::Owns(kind)) {
     if (shrink_agreement_->OnMessage(peer, kind, body)) return;
+  } else if (Invitations::Owns(kind)) {
+    if (invitations_->OnMessage(peer, body)) return;
   } else if (kind == kError) {
     return OnError(peer, body);
   }

@@ -19,6 +19,7 @@
 #include "collectives/send_recv.h"
 #include "control/control.h"
 #include "failure/call_history.h"
+#include "failure/invitations.h"
 #include "failure/positions.h"
 #include "failure/shrink_agreement.h"
 #include "failure/sticky_error.h"
@@ -37,7 +38,8 @@ class Liveness final : public ControlHandler, public WaitObserver {
  public:
   // `sticky_error` gets what this object finds; `shrink_agreement` gets the messages and peer
   // failures that concern it. Both outlive this object.
-  Liveness(LivenessOptions options, StickyError* sticky_error, ShrinkAgreement* shrink_agreement);
+  Liveness(LivenessOptions options, StickyError* sticky_error, ShrinkAgreement* shrink_agreement,
+           Invitations* invitations);
 
   // Called after construction, because the control plane is created after its handler.
   void Attach(ControlPlane* control) { control_.store(control); }
@@ -96,6 +98,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   const Status out_of_memory_;  // made in advance, because there may be no memory for it later
   StickyError* const sticky_error_;
   ShrinkAgreement* const shrink_agreement_;
+  Invitations* const invitations_;
   std::atomic<ControlPlane*> control_{nullptr};
 
   std::atomic<bool> in_call_{false};

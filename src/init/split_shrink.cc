@@ -4,9 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -21,9 +19,9 @@ struct Wish {
   int32_t color = 0, key = 0;
 };
 
-// What every rank sends next; ranks that make a new communicator's unique id fill it in.
+// What every rank sends next: whether it has made a new communicator's unique id, which its members
+// get over the control connections.
 struct Invitation {
-  std::array<std::byte, kUniqueIdBytes> id{};
   uint32_t made = 0;
 };
 
@@ -72,11 +70,13 @@ InitOptions ForJoining(InitOptions options) {
 Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int key,
                                             const InitOptions& options) {
   const int rank = parent->rank();
+  const uint64_t split = parent->NextSplit();
   Result<std::vector<Wish>> wishes = Exchange(parent, Wish{color, key});
   if (!wishes.ok()) return wishes.status();
   std::vector<int> members;
   const bool takes_part = color >= 0;
   Invitation mine;
+  UniqueId own;
   Status failure;
   Abandonment id_of_this_rank;
   const Status prepared = CatchOutOfMemory([&] {
@@ -91,7 +91,10 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
     Result<UniqueId> id = CreateUniqueId(options.environment, id_of_this_rank.abandoned);
     failure = id.status();
     if (!id.ok()) return Status::Ok();
-    id->Encode(mine.id.data());
+    own = *std::move(id);
+    for (const int member : members) {
+      if (member != rank) parent->invitations()->Send(member, split, own);
+    }
     mine.made = 1;
     return Status::Ok();
   });
@@ -106,8 +109,16 @@ Result<std::shared_ptr<Communicator>> Split(Communicator* parent, int color, int
     return RemoteError(fmt::format("{}: split: rank {} could not make a unique id",
                                    parent->rank_name(), members.front()));
   }
-  Result<UniqueId> id = UniqueId::Decode(invitation.id.data());
-  if (!id.ok()) return id.status();
+  const Time deadline = SystemClock().Now() + options.init_timeout_ms * kMillisecond;
+  Result<UniqueId> id =
+      members.front() == rank
+          ? Result<UniqueId>(own)
+          : parent->invitations()->Await(members.front(), split, deadline, parent->failed_flag());
+  if (!id.ok()) {
+    return parent->CauseOf(
+        Status(id.status().code(),
+               fmt::format("{}: split: {}", parent->rank_name(), id.status().message())));
+  }
   const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
   // The join ends when the parent fails, like any other call on the parent. Otherwise it would wait
   // for a member that has died before it joined, or, after an abort, for all members.

@@ -95,7 +95,7 @@ Result<Transports> JoinInProcess(const std::string& name, int nranks,
     for (int other = 0; other < nranks; ++other) {
       if (other == rank) continue;
       Peer peer;
-      peer.info.rank = other;
+      peer.info = {.rank = other, .pid = getpid(), .host = "localhost", .blob = {}};
       for (const int fd : ends[static_cast<size_t>(other)]->fds_to_share()) {
         peer.fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
         if (!peer.fds.back().valid()) return SystemErrorErrno("dup of a memfd", errno);

@@ -53,9 +53,6 @@ MadeFactory MakeTcp(const FactoryArgs& args) {
   options.interfaces = environment.socket_ifname;
   options.sockets_per_peer = environment.sockets_per_peer;
   options.protection = ProtectionOf(environment.net_security);
-  if (environment.dead_timeout_ms > 0) {
-    options.dead_after = environment.dead_timeout_ms * kMillisecond;
-  }
   return MakeTcpFactory(args.rank, args.nranks, options);
 }
 

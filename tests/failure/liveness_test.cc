@@ -29,9 +29,10 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
   const std::string evil = "\x1b[2J\nboom", shown = R"(\x1b[2J\x0aboom)";
   {
     ShrinkAgreement shrink_agreement(0, kRanks, names);
+    Invitations invitations(kRanks);
     StickyError sticky_error(false, nullptr);
     Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
-                      &shrink_agreement);
+                      &shrink_agreement, &invitations);
     ByteWriter error;
     error.U32(static_cast<uint32_t>(Code::kSystemError));
     error.String(evil);
@@ -43,9 +44,10 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
   // Codes of a caller's own mistakes are no news of a failure.
   for (const Code code : {Code::kInvalidArgument, Code::kInProgress}) {
     ShrinkAgreement shrink_agreement(0, kRanks, names);
+    Invitations invitations(kRanks);
     StickyError sticky_error(false, nullptr);
     Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
-                      &shrink_agreement);
+                      &shrink_agreement, &invitations);
     ByteWriter error;
     error.U32(static_cast<uint32_t>(code));
     error.String("wrong");
@@ -54,9 +56,10 @@ TEST(LivenessTest, TextsOfPeersAreFitForATerminal) {
     EXPECT_NE(sticky_error.error().message().find("peer 2"), std::string::npos);
   }
   ShrinkAgreement shrink_agreement(0, kRanks, names);
+  Invitations invitations(kRanks);
   StickyError sticky_error(false, nullptr);
   Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
-                    &shrink_agreement);
+                    &shrink_agreement, &invitations);
   uint64_t signature = 0;
   ASSERT_TRUE(liveness.BeginCall(1, Call{}, &signature).ok());
   CallRecord record;
@@ -80,7 +83,7 @@ class Ranks {
       sticky_errors_.push_back(std::make_unique<StickyError>(false, nullptr));
       ranks_.push_back(std::make_unique<Liveness>(
           LivenessOptions{.rank = rank, .nranks = n, .peer_names = names},
-          sticky_errors_.back().get(), shrink_agreement_.back().get()));
+          sticky_errors_.back().get(), shrink_agreement_.back().get(), &invitations_));
       planes_.push_back(std::make_unique<Plane>(rank, n, this));
       sticky_errors_.back()->Attach(planes_.back().get());
       ranks_.back()->Attach(planes_.back().get());
@@ -103,6 +106,7 @@ class Ranks {
     Ranks* const ranks_;
   };
 
+  Invitations invitations_{0};  // none is sent
   std::vector<std::unique_ptr<ShrinkAgreement>> shrink_agreement_;
   std::vector<std::unique_ptr<StickyError>> sticky_errors_;
   std::vector<std::unique_ptr<Liveness>> ranks_;

@@ -27,9 +27,10 @@ void Run(Data data) {
   const std::vector<std::string> names = {"h:1", "h:2", "h:3"};
   Silence plane;
   ShrinkAgreement shrink_agreement(0, kRanks, names);
+  Invitations invitations(kRanks);
   StickyError sticky_error(false, nullptr);
   Liveness liveness({.rank = 0, .nranks = kRanks, .peer_names = names}, &sticky_error,
-                    &shrink_agreement);
+                    &shrink_agreement, &invitations);
   shrink_agreement.Attach(&plane);
   sticky_error.Attach(&plane);
   liveness.Attach(&plane);

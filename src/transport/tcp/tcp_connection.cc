@@ -30,25 +30,31 @@ void Connection::Fail(std::string why) {
   if (!failure_.empty()) return;
   failure_ = std::move(why);
   for (; queued_ > 0; --queued_) {
-    if (queue_[front_].in_flight != nullptr) *queue_[front_].in_flight = false;
+    if (queue_[front_].in_flight != nullptr) {
+      *queue_[front_].in_flight = false;
+      dropped_slices_ = true;
+    }
     front_ = (front_ + 1) % queue_.size();
   }
 }
 
-Connection::Out* Connection::Append() {
+// Before a frame is sealed, because a sealed frame must be sent.
+void Connection::Reserve() {
   if (queued_ == queue_.size()) {
     std::vector<Out> larger(std::max(kFirstQueue, 2 * queue_.size()));
     for (size_t i = 0; i < queued_; ++i) larger[i] = queue_[(front_ + i) % queue_.size()];
     queue_ = std::move(larger);
     front_ = 0;
   }
-  return &queue_[(front_ + queued_++) % queue_.size()];
 }
+
+Connection::Out* Connection::Append() { return &queue_[(front_ + queued_++) % queue_.size()]; }
 
 Status Connection::Send(std::byte* frame, bool* in_flight) {
   if (!failure_.empty()) return Status::Ok();  // the lanes report the loss of the peer
   auto* const header = reinterpret_cast<FrameHeader*>(frame);
   const std::span<std::byte> payload(frame + sizeof *header, header->bytes);
+  Reserve();
   if (Status status = out_guard_.Seal(header, payload); !status.ok()) return status;
   Out* const out = Append();
   out->data = frame;
@@ -61,6 +67,7 @@ Status Connection::Send(std::byte* frame, bool* in_flight) {
 
 Status Connection::Send(FrameHeader header) {
   if (!failure_.empty()) return Status::Ok();
+  Reserve();
   if (Status status = out_guard_.Seal(&header, {}); !status.ok()) return status;
   Out* const out = Append();
   *out = {.data = nullptr, .bytes = sizeof header, .in_flight = nullptr, .header = header};
@@ -95,7 +102,8 @@ void Connection::Flush() {
     message.msg_iovlen = count;
     const ssize_t sent = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) {
+    if (sent < 0 && errno == ENOBUFS) return;  // no event follows, so the next call tries again
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
       writable_ = false;
       return;
     }
@@ -187,6 +195,7 @@ Result<int> Connection::Receive() {
 
 void Connection::Close() {
   Fail("closed");  // so short that it needs no allocation
+  dropped_slices_ = false;
   fd_.Reset();
 }
 

@@ -63,6 +63,8 @@ class Connection {
   bool writable() const { return writable_ && failure_.empty(); }
   // Why the connection carries nothing any more; "": it lives.
   const std::string& failure() const { return failure_; }
+  // The connection has failed with slices that were not sent.
+  bool dropped_slices() const { return dropped_slices_; }
   void Close();
   // Whether the peer's machine has acknowledged all that was sent.
   bool Acknowledged() const;
@@ -75,6 +77,7 @@ class Connection {
     FrameHeader header;
   };
   void Fail(std::string why);
+  void Reserve();
   Out* Append();
   // Takes `bytes` off the front of the queue.
   void Complete(size_t bytes);
@@ -97,6 +100,7 @@ class Connection {
   size_t have_ = 0;               // bytes of the payload or header
   bool readable_ = true, writable_ = true, ended_ = false;
   std::string failure_;
+  bool dropped_slices_ = false;
 };
 
 }  // namespace inccl::tcp

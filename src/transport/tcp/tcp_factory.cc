@@ -29,9 +29,10 @@ using bootstrap::SocketAddress;
 
 // A peer that says something else before its connections are complete has given them up; what the
 // connections carry may come a little later than what it says.
-constexpr Time kGiveUpGrace = kSecond;
+constexpr Time kGiveUpGrace = 5 * kSecond;  // some retransmissions
 // Bytes that wait in the kernel beyond what is on its way; more would delay credits.
 constexpr int kNotSentBytes = 256 * 1024;
+constexpr size_t kFewDescriptors = 16;
 
 // Notices that a peer has gone or given up while connections are made.
 class PeerWatch {
@@ -100,12 +101,12 @@ class TcpFactory final : public TransportFactory {
 Status TcpFactory::Listen() {
   Result<std::vector<UniqueIdAddress>> addresses = bootstrap::ChooseAddresses(options_.interfaces);
   if (!addresses.ok()) return addresses.status();
-  for (UniqueIdAddress& address : *addresses) {
-    Result<UniqueFd> listener = bootstrap::ListenAt(&address);
-    if (!listener.ok()) return listener.status();
-    listeners_.push_back({.fd = *std::move(listener), .is_unix = false});
-    addresses_.push_back(address);
+  Result<std::vector<UniqueFd>> listeners = bootstrap::ListenAtAll(&*addresses);
+  if (!listeners.ok()) return listeners.status();
+  for (UniqueFd& listener : *listeners) {
+    listeners_.push_back({.fd = std::move(listener), .is_unix = false});
   }
+  addresses_ = *std::move(addresses);
   return Status::Ok();
 }
 
@@ -150,6 +151,9 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
   connect.deadline = terms.deadline;
   connect.timeout_ms = terms.timeout_ms;
   connect.check = [&watch](const std::vector<int>& missing) { return watch.Check(missing); };
+  // Twice, because connections of strangers wait for their authentication.
+  Status room = bootstrap::EnsureDescriptors(2 * connect.plans.size() + kFewDescriptors);
+  if (!room.ok()) return room;
   std::vector<Link> links;
   std::vector<UniqueFd> open;
   const Status connected = ConnectPeers(connect, std::move(listeners_), &links, &open);
@@ -162,7 +166,6 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
       // Not everywhere possible, and not necessary.
       (void)setsockopt(links[i].fd.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentBytes,
                        sizeof kNotSentBytes);
-      bootstrap::LimitUnacknowledged(links[i].fd.get(), options_.dead_after);
       sockets.push_back({.fd = std::move(links[i].fd),
                          .send_key = links[i].send_key,
                          .receive_key = links[i].receive_key});

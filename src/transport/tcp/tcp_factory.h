@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/transport_factory.h"
@@ -16,7 +15,6 @@ struct TcpOptions {
   std::string interfaces;  // INCCL_SOCKET_IFNAME
   int sockets_per_peer = 1;
   tcp::Protection protection = tcp::Protection::kAuth;
-  Time dead_after = kNever;  // a peer that acknowledges nothing for so long has gone
 };
 
 // Listens on the interface that the options select, until Take. Of two ranks the higher one

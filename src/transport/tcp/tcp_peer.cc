@@ -200,6 +200,8 @@ Result<int> PeerLink::Progress(Time now) {
     }
   }
   lost_ = lost_ || (failed_at_ != 0 && now - failed_at_ > kLostAfter);
+  // The call whose slices these are may need nothing else of this peer.
+  if (lost_ && dropped_slices()) return Lost();
   return frames;
 }
 
@@ -210,9 +212,15 @@ Status PeerLink::SendCredits(bool all) {
   return Status::Ok();
 }
 
+bool PeerLink::dropped_slices() const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& lanes) { return lanes->connection()->dropped_slices(); });
+}
+
 bool PeerLink::unsent() const {
-  return failed_at_ == 0 && std::any_of(connections_.begin(), connections_.end(),
-                                        [](const auto& lanes) { return lanes->unsent(); });
+  if (failed_at_ != 0) return dropped_slices();  // until Progress reports the loss
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const auto& lanes) { return lanes->unsent(); });
 }
 
 bool PeerLink::acknowledged() const {

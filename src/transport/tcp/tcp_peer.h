@@ -89,6 +89,7 @@ class PeerLink {
   Result<int> Progress(Time now);
   Status SendCredits(bool all);
   bool unsent() const;
+  bool dropped_slices() const;
   bool acknowledged() const;
   bool readable() const;
   // kRemoteError, some time after a connection was lost, so that a more precise report from the
