@@ -324,7 +324,8 @@ TEST_F(ProxyTest, Row27_AFlippedBitIsNeverAWrongSum) {
     if (!Reached(c, world)) return ExpectSuccess(world);
     if (c.offset < Handshake(c.way)) {
       // The rank connects again, or gives up.
-      if (world.report(1).counters[kConnections] > 3) return ExpectSuccess(world);
+      const bool again = world.report(1).counters[kConnections] > 3;
+      if (again && world.report(1).result == CCL_SUCCESS) return ExpectSuccess(world);
       return ExpectAllFail(world, {});
     }
     // Headers under "none" have spare bits; control messages after the exchange are not awaited.
@@ -394,7 +395,6 @@ TEST_F(ProxyTest, Row06_ACutConnectionIsNamed) {
     // its part of the handshake.
     const bool again = world.report(2).counters[kConnections] > 5;
     if (again && world.report(2).result == CCL_SUCCESS) return ExpectSuccess(world);
-    EXPECT_TRUE(!again || c.way == Way::kToClient);
     const int server = c.connection == 1 || c.connection == 3 ? 0 : 1;
     ExpectAllFail(world, c.connection == 0 ? std::vector<int>{} : std::vector<int>{server, 2});
   });
