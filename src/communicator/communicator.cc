@@ -14,7 +14,10 @@
 namespace inccl {
 namespace {
 
-constexpr Time kDisconnectLimit = 100 * kMillisecond;
+// For the last messages and slices of a communicator to reach the peers' machines: some
+// retransmissions. After a failure only reports are on their way, and a peer may be unreachable.
+constexpr Time kDisconnectLimit = 2 * kSecond, kDisconnectLimitAfterFailure = 400 * kMillisecond;
+constexpr Time kQuiesceLimit = kSecond, kQuiesceLimitAfterFailure = 200 * kMillisecond;
 constexpr size_t kCopiesOfAStep = 2;  // host copies of a slice in device memory: CopyIn and CopyOut
 constexpr Time kCauseLimit = 200 * kMillisecond;
 
@@ -69,9 +72,14 @@ Communicator::~Communicator() {
   FAULT_POINT("destroy.begin");
   sticky_error_.WaitNotified();
   AwaitDelivery();
-  if (control_ != nullptr) control_->Close(SystemClock().Now() + kDisconnectLimit);
+  const bool failed = sticky_error_.failed();
+  if (control_ != nullptr) {
+    control_->Close(SystemClock().Now() +
+                    (failed ? kDisconnectLimitAfterFailure : kDisconnectLimit));
+  }
   FAULT_POINT("destroy.after_disconnect");
-  ends_.transport->Quiesce(SystemClock().Now() + kSecond);
+  ends_.transport->Quiesce(SystemClock().Now() +
+                           (failed ? kQuiesceLimitAfterFailure : kQuiesceLimit));
 }
 
 void Communicator::AwaitDelivery() {

@@ -66,9 +66,9 @@ class ControlPlane {
   // logged and dropped). Has no effect for a peer that has gone and for this rank itself.
   virtual void Send(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
   void Broadcast(uint8_t kind, std::span<const std::byte> body);  // to all others
-  // Sends a disconnect and waits until it and all earlier messages have left, at most until the
-  // deadline. When it returns, no callback runs or will run. Any thread but the control thread;
-  // idempotent.
+  // Sends a disconnect and waits until it and all earlier messages have left (over TCP: until the
+  // peers' machines have them), at most until the deadline. When it returns, no callback runs or
+  // will run. Any thread but the control thread; idempotent.
   virtual void Close(Time flush_deadline) = 0;
 
  protected:

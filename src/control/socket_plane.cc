@@ -23,7 +23,6 @@ using bootstrap::IoResult;
 
 constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot occupy the thread
 constexpr Time kLongestFlush = 3600 * kSecond;
-constexpr Time kAcknowledgeLimit = 2 * kSecond;  // some retransmissions
 // Reserved per peer, so that an error message and a disconnect need no allocation.
 constexpr size_t kReservedOut =
     kMostNotifiedBytes + 4 * (bootstrap::kFrameHeaderBytes + bootstrap::kTagBytes);
@@ -161,13 +160,12 @@ void SocketMember::SendDisconnect(Time flush_deadline) {
   for (size_t peer = 0; peer < connections_.size(); ++peer) Enqueue(peer, kDisconnect, {});
   leaving_ = true;
   Time now = SystemClock().Now();
-  for (const Time end = std::min(flush_deadline, now + kLongestFlush); !Flushed() && now < end;
-       now = SystemClock().Now()) {
+  const Time end = std::min(flush_deadline, now + kLongestFlush);
+  for (; !Flushed() && now < end; now = SystemClock().Now()) {
     flushed_.WaitFor(&out_mutex_, end - now);
   }
   // Closing a TCP connection that has unread bytes resets it, and what is still on its way is lost.
-  for (const Time end = now + kAcknowledgeLimit; !Acknowledged() && now < end;
-       now = SystemClock().Now()) {
+  for (; !Acknowledged() && now < end; now = SystemClock().Now()) {
     flushed_.WaitFor(&out_mutex_, kMillisecond);
   }
 }

@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "support/seed.h"
 #include "world/baseline.h"
 #include "world/hosts.h"
+#include "world/limits.h"
 #include "world/process_world.h"
 
 namespace inccl::test {
@@ -81,6 +83,7 @@ class NetworkCollectivesTest : public ::testing::TestWithParam<Network> {
   void SetUp() override {
     const std::string missing = Hosts::Missing();
     if (!missing.empty()) GTEST_SKIP() << missing;
+    if (kSanitized && GetParam().ranks_per_host > 1) GTEST_SKIP() << "takes too long here";
     hosts_ = std::make_unique<Hosts>(HostsOptions{.count = kHosts});
     if (!hosts_->has_ipv6() && !GetParam().ipv4) GTEST_SKIP() << "no IPv6 here";
     for (int host = 0; host < kHosts; ++host) {
