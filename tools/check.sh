@@ -6,7 +6,7 @@
 #   --all          also: the tests under the address and undefined-behaviour sanitizers, those with threads under the
 #                  thread sanitizer, which is clang's, and lints of what has changed since everything was last linted
 #   --long         all that, lints of everything, the tests seen by clang, the codecs' tests for 64-bit ARM in an emulator,
-#                  every fuzz target for a minute, and a stress test of 10^5 operations
+#                  every fuzz target for a minute, a stress test of 10^5 operations, and 256 ranks over TCP
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations and tests (default: the cores)
 #
@@ -122,6 +122,7 @@ lint_changed() {
   [ ${#files[@]} -gt 0 ] || { echo "nothing has changed"; return 0; }
   printf '%s\n' "${files[@]}" | sort -u | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/release
 }
+scale() { INCCL_TEST_RANKS=256 build/release/tests/integration_tests --source=scale_test.cc; }
 stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_tests --source=stress_test.cc; }
 
 if [ "$install" = 1 ]; then
@@ -143,6 +144,7 @@ if [ "$long" = 1 ]; then
   step "tests with clang" clang_tests
   step "64-bit ARM" scripts/check_aarch64.sh -j "$jobs"
   step "stress" stress
+  step "256 ranks" scale
   step "build fuzz" configure_and_build fuzz && test_preset fuzz
 fi
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/escaped.h"
+#include "base/max_ranks.h"
 #include "inccl/ccl.h"
 #include "init/options.h"
 #include "tools/info/dump.h"
@@ -58,8 +59,8 @@ void Print(const Json& json) {
 
 Result<int> ParseRanks(const std::string& text) {
   Result<uint64_t> number = ParseSize(text);
-  if (!number.ok() || *number > 64) {
-    return InvalidArgument(fmt::format("ranks \"{}\" are not a number up to 64", text));
+  if (!number.ok() || *number > uint64_t{kMaxRanks}) {
+    return InvalidArgument(fmt::format("ranks \"{}\" are not a number up to {}", text, kMaxRanks));
   }
   return static_cast<int>(*number);
 }
@@ -186,7 +187,7 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_option("--collective", options->collective, "of --dump (allreduce)")->needs(dump);
   app->add_option("--rank", options->rank, "of --dump: this rank only")
       ->needs(dump)
-      ->check(CLI::Range(0, 63));
+      ->check(CLI::Range(0, 255));
   app->add_flag("--side", options->side, "of --dump: with the agreement of compressed calls")
       ->needs(dump);
   app->add_flag("--dot", options->dot, "of --dump: Graphviz")->needs(dump);

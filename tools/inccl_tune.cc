@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/max_ranks.h"
 #include "perf/support/fork_world.h"
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
@@ -118,9 +119,9 @@ int main(int argc, char** argv) {
   options.tune.codec = "hbi:bits=6";
   CLI::App app("Measures which algorithms are the fastest here. Manual: docs/inccl-tune.md");
   app.add_option("-o,--output", options.output, "file for the table; default: standard output");
-  app.add_option("--ranks", options.ranks, "numbers of processes, 2..64, ascending")
+  app.add_option("--ranks", options.ranks, "numbers of processes, 2..4096, ascending")
       ->delimiter(',')
-      ->check(CLI::Range(2, 64));
+      ->check(CLI::Range(2, inccl::kMaxRanks));
   app.add_option("-b,--minbytes", options.min_bytes, "smallest size");
   app.add_option("-e,--maxbytes", options.max_bytes, "largest size");
   app.add_option("-f,--stepfactor", options.factor, "factor between sizes")

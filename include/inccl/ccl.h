@@ -245,9 +245,9 @@ CCL_API const char* ccl_get_last_error(ccl_comm_t comm);
 CCL_API ccl_result_t ccl_get_unique_id(ccl_unique_id_t* id);
 
 /**
- * Joins the communicator of `id` as `rank` of `nranks` (0 <= rank < nranks <= 64). Blocks until all
- * ranks have joined. At the init deadline it returns CCL_TIMEOUT, and the text names the missing
- * ranks.
+ * Joins the communicator of `id` as `rank` of `nranks` (0 <= rank < nranks <= 4096). Blocks until
+ * all ranks have joined. At the init deadline it returns CCL_TIMEOUT, and the text names the
+ * missing ranks.
  */
 CCL_API ccl_result_t ccl_comm_init_rank(ccl_comm_t* comm, int nranks, ccl_unique_id_t id, int rank);
 

@@ -8,13 +8,13 @@
 #include <charconv>
 #include <set>
 
+#include "base/max_ranks.h"
 #include "perf/support/element.h"
 #include "perf/support/layout.h"
 
 namespace inccl::perf {
 namespace {
 
-constexpr int kMaxRanks = 64;
 constexpr uint64_t kMany = 1000000000;  // more iterations than anyone waits for
 
 // As typed; turned into BenchOptions when all of it is there.

@@ -12,6 +12,7 @@
 
 #include "api/handles.h"
 #include "api/submit.h"
+#include "base/max_ranks.h"
 #include "base/thread.h"
 #include "bootstrap/bootstrap.h"
 #include "device/runtime.h"

@@ -12,6 +12,7 @@ namespace inccl::bootstrap {
 namespace {
 
 constexpr size_t kLeastTotal = 256, kLeastPerProcess = 16;
+constexpr size_t kRanksPerLimit = 32;
 
 size_t QuarterOfDescriptors() {
   rlimit limit{};
@@ -43,6 +44,10 @@ Budget BudgetFor(size_t ranks, bool unix_sockets) {
   const size_t total = std::min(std::max(kLeastTotal, 4 * ranks), QuarterOfDescriptors());
   const size_t per_source = unix_sockets ? std::max(kLeastPerProcess, 2 * ranks) : total / 2;
   return {.total = total, .per_source = std::min(total, per_source)};
+}
+
+Time LimitFor(Time limit, size_t ranks) {
+  return limit * static_cast<Time>(std::max<size_t>(1, ranks / kRanksPerLimit));
 }
 
 size_t MakesRoom(std::span<const uint64_t> pending, uint64_t source, const Budget& budget,

@@ -32,6 +32,10 @@ struct Budget {
 // one process. It uses at most a quarter of the descriptors that this process may open.
 Budget BudgetFor(size_t ranks, bool unix_sockets);
 
+// A limit for one step of a handshake when so many ranks come at once: they may share a few
+// processors, and each of them serves all others.
+Time LimitFor(Time limit, size_t ranks);
+
 // Returns the index of the connection to drop for a new one from `source`, or pending.size() if
 // none must go. `pending` holds the sources of the connections; `random` makes the choice.
 size_t MakesRoom(std::span<const uint64_t> pending, uint64_t source, const Budget& budget,

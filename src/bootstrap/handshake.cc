@@ -148,7 +148,7 @@ HandshakeFault ServerHandshake::Check() {
   if (!EqualInConstantTime(*expected, mac)) return HandshakeFault::kMac;
   // From here on the client has proven that it knows the key.
   if (role != static_cast<uint8_t>(terms_->role)) return HandshakeFault::kRole;
-  if (nranks_ == 0 || nranks_ > kMaxRanks || rank_ >= nranks_) return HandshakeFault::kRank;
+  if (nranks_ == 0 || nranks_ > kMostWireRanks || rank_ >= nranks_) return HandshakeFault::kRank;
   if (server != server_) return HandshakeFault::kServer;
   const Result<Mac> reply = HmacSha256(secret_.bytes(), {AsBytes(kServerLabel), greeting_, hello});
   if (!reply.ok()) return HandshakeFault::kCrypto;

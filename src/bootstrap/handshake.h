@@ -29,6 +29,7 @@
 #include <optional>
 #include <span>
 
+#include "base/max_ranks.h"
 #include "base/status.h"
 #include "bootstrap/crypto.h"
 
@@ -38,8 +39,8 @@ inline constexpr uint8_t kProtocolVersion = 2;
 inline constexpr size_t kGreetingBytes = 64;
 inline constexpr size_t kHelloBytes = 120;
 inline constexpr size_t kReplyBytes = kMacBytes;
-inline constexpr uint32_t kMaxRanks = 4096;      // limit of the wire formats
-inline constexpr uint32_t kNoRank = UINT32_MAX;  // of a server that is a rendezvous
+inline constexpr uint32_t kMostWireRanks = kMaxRanks;  // as the wire formats count
+inline constexpr uint32_t kNoRank = UINT32_MAX;        // of a server that is a rendezvous
 
 // The purpose of a connection; the handshake authenticates it.
 enum class Role : uint8_t { kRendezvous = 1, kMesh = 2, kData = 3 };

@@ -163,7 +163,7 @@ std::string Hex(Bytes bytes) {
 }
 
 Status CheckOptions(const JoinOptions& options) {
-  if (options.nranks < 1 || options.nranks > static_cast<int>(kMaxRanks)) {
+  if (options.nranks < 1 || options.nranks > kMaxRanks) {
     return InvalidArgument(fmt::format("nranks: {} is not in [1, {}]", options.nranks, kMaxRanks));
   }
   if (options.rank < 0 || options.rank >= options.nranks) {

@@ -9,13 +9,14 @@
 #include <utility>
 
 #include "base/fault_point.h"
+#include "bootstrap/admission.h"
 #include "bootstrap/namespaces.h"
 #include "bootstrap/socket.h"
 
 namespace inccl::bootstrap {
 namespace {
 
-constexpr Time kClientLimit = 4 * kSecond;
+constexpr Time kClientLimit = 4 * kSecond;  // twice the server's; LimitFor
 constexpr Time kPause = 2 * kMillisecond;
 constexpr Time kUnreachablePause = 100 * kMillisecond;
 constexpr int kMostRejections = 3;
@@ -145,7 +146,7 @@ Status LinkAttempt::Connect() {
   if (Status status = FillRandom(nonce); !status.ok()) return status;
   link_.fd = *std::move(fd);
   state_ = State::kConnecting;
-  at_ = SystemClock().Now() + kClientLimit;
+  at_ = SystemClock().Now() + LimitFor(kClientLimit, static_cast<size_t>(terms_->nranks));
   handshake_.Start(&terms_->handshake,
                    {.rank = static_cast<uint32_t>(terms_->rank),
                     .nranks = static_cast<uint32_t>(terms_->nranks),

@@ -62,7 +62,7 @@ Result<Registration> Registration::Decode(Bytes bytes) {
       reader.remaining() != 0) {
     return InternalError("malformed registration");
   }
-  if (r.nranks == 0 || r.nranks > kMaxRanks || r.record.rank >= r.nranks) {
+  if (r.nranks == 0 || r.nranks > kMostWireRanks || r.record.rank >= r.nranks) {
     return InternalError(fmt::format("registration of rank {} of {}", r.record.rank, r.nranks));
   }
   if (remaining > static_cast<uint64_t>(kMaxRemaining)) {

@@ -49,7 +49,7 @@ void PendingConnections::Add(UniqueFd fd, const SocketAddress& address) {
   Pending& pending = pending_.emplace_back();
   pending.fd = std::move(fd);
   pending.source = source;
-  pending.deadline = SystemClock().Now() + terms_.limit;
+  pending.deadline = SystemClock().Now() + limit_;
   pending.handshake.Start(terms_.handshake, nonce, terms_.server);
   const Bytes greeting = pending.handshake.greeting();
   if (pending.handshake.state() == ServerHandshake::State::kFailed ||

@@ -30,16 +30,20 @@ class PendingConnections {
     uint32_t server = kNoRank;                  // the rank that listens; kNoRank: a rendezvous
     bool same_uid_only = false;  // a unix socket: connections of other users are refused
     bool any_namespace = false;  // false with same_uid_only: those of other containers, too
-    Time limit = 2 * kSecond;    // for a connection to authenticate
+    Time limit = 2 * kSecond;    // for a connection to authenticate; see limit()
   };
   // Called with a connection whose handshake is complete. It takes `fd` if the peer is welcome;
   // else it returns the reason, and the connection is closed.
   using Promote = std::function<std::string(const ServerHandshake& handshake, UniqueFd* fd)>;
 
-  explicit PendingConnections(Terms terms) : terms_(std::move(terms)) {}
+  explicit PendingConnections(Terms terms) : terms_(std::move(terms)), limit_(terms_.limit) {}
 
-  // Sets the budget for this many ranks.
-  void ExpectRanks(size_t ranks) { budget_ = BudgetFor(ranks, terms_.same_uid_only); }
+  // Sets budget and limit for this many ranks.
+  void ExpectRanks(size_t ranks) {
+    budget_ = BudgetFor(ranks, terms_.same_uid_only);
+    limit_ = LimitFor(terms_.limit, ranks);
+  }
+  Time limit() const { return limit_; }
   // Takes over a connection that was just accepted. It may replace an older one.
   void Add(UniqueFd fd, const SocketAddress& address);
   // Appends one entry per connection.
@@ -70,6 +74,7 @@ class PendingConnections {
   Terms terms_;
   std::vector<Pending> pending_;
   Budget budget_;
+  Time limit_;
   LineLimit complaints_;
   uint64_t refused_ = 0;
 };

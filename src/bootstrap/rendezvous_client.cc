@@ -13,6 +13,7 @@
 
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "bootstrap/admission.h"
 #include "bootstrap/namespaces.h"
 
 namespace inccl::bootstrap {
@@ -138,7 +139,8 @@ Attempt Authenticate(UniqueFd fd, const std::string& where, const HandshakeTerms
 Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const HandshakeTerms& terms,
                 const ClientOptions& options) {
   const std::string where = address.ToString();
-  const Time until = std::min(options.deadline, SystemClock().Now() + kAttemptLimit);
+  const Time limit = LimitFor(kAttemptLimit, static_cast<size_t>(options.nranks));
+  const Time until = std::min(options.deadline, SystemClock().Now() + limit);
   int error = 0;
   Result<UniqueFd> fd = Connect(address, &error);
   if (!fd.ok()) return Hopeless(fd.status());

@@ -218,7 +218,8 @@ void Root::Promote(const ServerHandshake& handshake, UniqueFd* fd) {
     session->in.Protect(std::move(cipher->open));
   }
   session->rank = handshake.rank();
-  session->deadline = SystemClock().Now() + options_.handshake_limit;
+  pending_.ExpectRanks(std::max(static_cast<size_t>(options_.nranks), size_t{handshake.nranks()}));
+  session->deadline = SystemClock().Now() + pending_.limit();
   sessions_.push_back(std::move(session));
   FAULT_POINT("root.after_authentication");
 }

@@ -47,7 +47,7 @@ struct BoundOperand {
 };
 
 struct BoundStep {
-  uint16_t chunk = 0;
+  uint32_t chunk = 0;
   uint32_t first = 0;  // into BoundStrand::operands: inputs, then outputs
   uint16_t inputs = 0, outputs = 0;
 };

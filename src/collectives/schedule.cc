@@ -5,12 +5,13 @@
 
 #include <limits>
 
+#include "base/max_ranks.h"
 #include "collectives/schedule_builder.h"
 
 namespace inccl {
 namespace {
 
-constexpr int kMaxRanks = std::numeric_limits<uint16_t>::max();
+constexpr int kMost16Bits = std::numeric_limits<uint16_t>::max();
 // Side information of window r overwrites that of window r - kSideWindows in the codec's state.
 constexpr int kSideWindows = 2;
 
@@ -62,7 +63,9 @@ Build SidePhaseOf(const ScheduleRequest& request) {
   switch (request.collective) {
     case Collective::kAllReduce:
       if (request.side_one_shot) return AllReduceDirectOneShot;
-      return two_levels ? AllReduceHierarchical : AllReduceDirect;
+      if (two_levels) return AllReduceHierarchical;
+      return request.nranks > kMostDirectRanks && request.side_phases == 1 ? AllReduceTree
+                                                                           : AllReduceDirect;
     // Segment c is chunk c, whose agreement rank c computes.
     case Collective::kReduceScatter:
       if (request.side_one_shot) return nullptr;
@@ -85,16 +88,14 @@ Build DataPhaseOf(const ScheduleRequest& request) {
   return Find(request.collective, request.algorithm)->build;
 }
 
-// Whether `hosts` has two levels, with chunks that 16 bits number.
 bool HasTwoLevels(const HostMap* hosts) {
-  return hosts != nullptr && hosts->hosts() > 1 && hosts->LargestHost() > 1 &&
-         hosts->hosts() <= kMaxRanks / hosts->LargestHost();
+  return hosts != nullptr && hosts->hosts() > 1 && hosts->LargestHost() > 1;
 }
 
-// Ranks and chunks are numbered in 16 bits.
+// Contributions and the steps' operands are counted in 16 bits, chunks in 32.
 int MostRanks(Collective collective) {
-  constexpr uint64_t kMany = kMaxRanks;
-  return SegmentsOf(collective, kMany) > kMany ? 255 : kMaxRanks;
+  constexpr uint64_t kMany = kMost16Bits;
+  return SegmentsOf(collective, kMany) > kMany ? kMaxRanks : kMost16Bits;
 }
 
 Status CheckRequest(const ScheduleRequest& request) {

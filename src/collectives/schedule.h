@@ -38,7 +38,7 @@ struct Operand {
   // kLane: index into Schedule::lanes; kScratch: scratch slot of this schedule; else 0.
   uint16_t index = 0;
   // The chunk of the phase that this operand holds; for scratch, the chunk stored there.
-  uint16_t chunk = 0;
+  uint32_t chunk = 0;
   // kInput space: Form::kInput; kOutput space: Form::kOutput (side phase: Form::kSide); lanes and
   // scratch: kSum or kResult (side phase: kSide, `contributions` is the number of the phase).
   Format format;
@@ -74,6 +74,9 @@ inline constexpr int kLanePlanes = 4;
 inline constexpr int kSidePlanes = 2;
 inline constexpr int kMostSidePhases = kLanePlanes / kSidePlanes;
 inline constexpr int kMaxChannels = 256 / kLanePlanes;
+// With more ranks, a side phase of an all-reduce that is alone is a tree: to send to every rank
+// would take too many lanes.
+inline constexpr int kMostDirectRanks = 64;
 struct ScheduleLane {
   LaneClass lane_class = LaneClass::kData;
   uint8_t channel = 0;
@@ -86,7 +89,7 @@ struct ScheduleLane {
 // segment c. A chunk or share without elements has no slices: its steps are skipped at both ends of
 // every lane.
 struct Phase {
-  uint16_t chunks = 1;
+  uint32_t chunks = 1;
   uint16_t channels = 1;
   LaneClass lane_class = LaneClass::kData;
 };

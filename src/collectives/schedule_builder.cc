@@ -28,7 +28,7 @@ std::vector<int> PhaseBuilder::AllBut(int producer) const {
   return others;
 }
 
-void PhaseBuilder::set_chunks(int chunks) { phase().chunks = static_cast<uint16_t>(chunks); }
+void PhaseBuilder::set_chunks(int chunks) { phase().chunks = static_cast<uint32_t>(chunks); }
 
 int PhaseBuilder::AddStrand(int channel) {
   Strand strand;
@@ -67,7 +67,7 @@ void PhaseBuilder::AddStep(int strand, int chunk, const std::vector<Operand>& in
   step.outputs = static_cast<uint16_t>(outputs.size());
   for (const std::vector<Operand>* operands : {&inputs, &outputs}) {
     for (Operand operand : *operands) {
-      operand.chunk = static_cast<uint16_t>(chunk);
+      operand.chunk = static_cast<uint32_t>(chunk);
       schedule_->operands.push_back(operand);
     }
   }

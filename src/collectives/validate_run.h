@@ -33,7 +33,7 @@ class SymbolicRun {
     int window = -1;
     uint8_t phase = 0;
     uint8_t channel = 0;
-    uint16_t chunk = 0;
+    uint32_t chunk = 0;
     Format format;
     int expression = 0;
     int messages = 0;   // on the longest chain of steps before this value, within the window

@@ -124,9 +124,9 @@ Status SymbolicRun::CheckEnd() const {
     const size_t rank = static_cast<size_t>(self.rank);
     for (size_t p = 0; p < self.phases.size(); ++p) {
       const Phase& phase = self.phases[p];
-      for (int chunk = 0; chunk < phase.chunks; ++chunk) {
+      for (uint32_t chunk = 0; chunk < phase.chunks; ++chunk) {
         for (size_t channel = 0; channel < phase.channels; ++channel) {
-          const size_t cell = cell_base_[p] + static_cast<size_t>(chunk) * phase.channels + channel;
+          const size_t cell = cell_base_[p] + size_t{chunk} * phase.channels + channel;
           if (!HasOutput(self, phase, chunk) || written_[rank][cell] == windows_) continue;
           return InternalError(
               fmt::format("rank {}: nothing writes output chunk {} channel {} of phase {}", rank,

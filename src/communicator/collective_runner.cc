@@ -40,10 +40,13 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
       engines_(ends.engines),
       options_(*options),
       hosts_(ends.hosts),
+      slots_{.bytes = options_.slot_bytes_max,
+             .slice_bytes = options_.slice_bytes,
+             .channels = options_.channels,
+             .shared_slots = transport_->caps().shared_slots},
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
-      plans_({.channels = options_.channels, .slice_bytes = options_.slice_bytes, .hosts = hosts_},
-             transport_),
+      plans_({.slots = slots_, .hosts = hosts_}, transport_),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
       all_read_in_place_(nranks_ == 1 ||
                          transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
@@ -132,7 +135,8 @@ TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const 
           options_.reproducible,
           compresses ? call.codec->route() : Route{},
           below_min_bytes,
-          hosts_};
+          hosts_,
+          slots_};
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {

@@ -86,6 +86,7 @@ class CollectiveRunner {
   DeviceEngines* const engines_;
   const CommOptions& options_;
   const HostMap* const hosts_;
+  const SlotBudget slots_;
   CpuEngine engine_;
   CollectiveRequest request_;
   std::unique_ptr<SendRecvRequest> send_recv_;  // created at the first send or receive

@@ -26,18 +26,21 @@ const PlanCache::Plan* PlanCache::Find(const Call& call, bool below_min_bytes) c
 
 Result<PlanCache::Plan> PlanCache::Make(const Call& call, const Codec& codec, const Choice& choice,
                                         bool below_min_bytes) {
-  Result<const Program*> program = FindProgram(call, codec, choice);
+  const uint32_t slice_bytes =
+      SliceBytesFor(call.collective, choice.algorithm, call.nranks, options_.hosts, options_.slots);
+  if (slice_bytes == 0) return InternalError("the slots of the chosen algorithm do not fit");
+  Result<const Program*> program = FindProgram(call, codec, choice, slice_bytes);
   if (!program.ok()) return program.status();
   return Plan{.args = call,
               .codec = call.codec,
               .below_min_bytes = below_min_bytes,
               .choice = choice,
-              .chunking = CutCall(call, codec, options_.channels, options_.slice_bytes),
+              .chunking = CutCall(call, codec, options_.slots.channels, slice_bytes),
               .program = *program};
 }
 
 Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& codec,
-                                              const Choice& choice) {
+                                              const Choice& choice, uint32_t slice_bytes) {
   const size_t side_phases = codec.side_phases().size();
   const bool side_one_shot = side_phases > 0 && choice.side_one_shot;
   const int group = codec.route().group;
@@ -47,11 +50,11 @@ Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& cod
                        uint64_t{side_one_shot} << 32 | static_cast<uint32_t>(call.root);
   std::unique_ptr<Program>& program = programs_[key];
   if (program == nullptr) {
-    Result<Schedule> schedule = MakeSchedule({call, choice.algorithm, options_.channels,
+    Result<Schedule> schedule = MakeSchedule({call, choice.algorithm, options_.slots.channels,
                                               side_phases, side_one_shot, group, options_.hosts});
     if (!schedule.ok()) return InternalError(schedule.status().message());
     Result<std::unique_ptr<Program>> bound =
-        Bind(*std::move(schedule), SlotsFor(options_.slice_bytes), &lanes_);
+        Bind(*std::move(schedule), SlotsFor(slice_bytes), &lanes_);
     if (!bound.ok()) return bound.status();
     program = *std::move(bound);
   }

@@ -25,8 +25,7 @@ namespace inccl {
 class PlanCache {
  public:
   struct Options {
-    int channels = 1;
-    uint32_t slice_bytes = 128 * 1024;
+    SlotBudget slots = {};
     const HostMap* hosts = nullptr;  // outlives the cache; nullptr: one host
   };
   struct Plan {
@@ -56,7 +55,8 @@ class PlanCache {
  private:
   static constexpr int kPlaceBits = 4;
   static size_t PlaceOf(const CollectiveArgs& args, const Codec* codec);
-  Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice);
+  Result<const Program*> FindProgram(const Call& call, const Codec& codec, const Choice& choice,
+                                     uint32_t slice_bytes);
 
   const Options options_;
   LaneTable lanes_;

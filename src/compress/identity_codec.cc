@@ -94,8 +94,7 @@ Status IdentityState::Check(const Range& range, std::span<const Term> inputs,
         "codec none: rank {}: {} of {} {} at segment {} element {}: {}", call_.rank,
         Name(call_.collective), range.count, Name(call_.type), range.segment, range.first, what));
   };
-  if (inputs.empty() || inputs.size() > kMaxReduceInputs || outputs.empty() ||
-      outputs.size() > kMaxReduceOutputs) {
+  if (inputs.empty() || outputs.empty()) {
     return error(fmt::format("{} inputs and {} outputs", inputs.size(), outputs.size()));
   }
   if (inputs.size() > 1 && !Reduces(call_.collective)) {
@@ -138,7 +137,7 @@ IdentityState::Step IdentityState::StepOf(std::span<const Term> inputs,
 uint64_t IdentityState::Scaled(std::span<const Term> inputs) const {
   uint64_t scaled = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (scales_ && inputs[i].format.form == Form::kInput) scaled |= uint64_t{1} << i;
+    if (IsScaled(inputs[i])) scaled |= uint64_t{1} << i;
   }
   return scaled;
 }
@@ -177,10 +176,20 @@ Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
   if (Status s = Check(range, inputs, outputs, &bytes); !s.ok()) return s;
   for (Term& output : outputs) output.bytes = bytes;
   if (bytes == 0) return Status::Ok();
-  switch (StepOf(inputs, outputs)) {
+  const Step step = StepOf(inputs, outputs);
+  switch (step) {
     case Step::kCopy: Copy(inputs[0].data, bytes, outputs); break;
-    case Step::kFold: Fold(range.count, inputs, outputs); break;
-    case Step::kFoldAndDivide: FoldAndDivide(range.count, inputs, outputs); break;
+    case Step::kFold:
+    case Step::kFoldAndDivide: {
+      const bool divides = step == Step::kFoldAndDivide;
+      if (inputs.size() > kMaxReduceInputs || outputs.size() > kMaxReduceOutputs) {
+        FoldMany(range.count, divides, inputs, outputs);
+      } else if (divides) {
+        FoldAndDivide(range.count, inputs, outputs);
+      } else {
+        Fold(range.count, inputs, outputs);
+      }
+    }
   }
   return Status::Ok();
 }

@@ -24,8 +24,9 @@
 // All results are bit-identical over instruction sets and over the ranks that fold the same
 // operands in the same order.
 //
-// Memory: at most 64 inputs and 64 outputs. An output may have the same address as an input and is
-// then not copied onto itself; partial overlap is not allowed. Element alignment suffices.
+// Memory: any number of inputs and outputs; more than 64 are slower. An output may have the same
+// address as an input and is then not copied onto itself; partial overlap is not allowed. Element
+// alignment suffices.
 #ifndef INCCL_COMPRESS_IDENTITY_CODEC_H_
 #define INCCL_COMPRESS_IDENTITY_CODEC_H_
 
@@ -61,7 +62,9 @@ class IdentityState final : public CodecState {
   Status Check(const Range& range, std::span<const Term> inputs, std::span<const Term> outputs,
                uint32_t* bytes) const;
   Step StepOf(std::span<const Term> inputs, std::span<const Term> outputs) const;
-  // Bit i: input i is multiplied by the factor.
+  // Whether this input is multiplied by the factor.
+  bool IsScaled(const Term& input) const { return scales_ && input.format.form == Form::kInput; }
+  // Bit i: input i is multiplied by the factor. At most kMaxReduceInputs inputs.
   uint64_t Scaled(std::span<const Term> inputs) const;
   // Whether this output is written with non-temporal stores.
   bool IsNonTemporal(const Term& output) const;
@@ -69,6 +72,13 @@ class IdentityState final : public CodecState {
   void Fold(uint32_t count, std::span<const Term> inputs, std::span<const Term> outputs) const;
   void FoldAndDivide(uint32_t count, std::span<const Term> inputs,
                      std::span<const Term> outputs) const;
+  // Fold or FoldAndDivide for more inputs or outputs than a kernel takes, with the same bits.
+  void FoldMany(uint32_t count, bool divides, std::span<const Term> inputs,
+                std::span<const Term> outputs) const;
+  // Folds `count` elements at `offset` bytes of every input into `sum`.
+  void FoldTile(size_t offset, uint32_t count, std::span<const Term> inputs, std::byte* sum) const;
+  void FoldNarrowTile(size_t offset, uint32_t count, std::span<const Term> inputs,
+                      std::byte* sum) const;
 
   CollectiveArgs call_;
   ReduceFn reduce_ = nullptr;

@@ -9,13 +9,15 @@
 
 namespace inccl {
 
-static_assert(cuda::kMaxSources >= kMaxReduceInputs);
+static_assert(cuda::kMaxSources <= kMaxReduceInputs);  // which Scaled takes
 
 Result<bool> IdentityState::Launch(const Range& range, std::span<const Term> inputs,
                                    std::span<Term> outputs, DeviceWork* work) {
   uint32_t bytes = 0;
   if (Status s = Check(range, inputs, outputs, &bytes); !s.ok()) return s;
-  if (bytes == 0 || outputs.size() > cuda::kMaxReduced) return false;
+  if (bytes == 0 || inputs.size() > cuda::kMaxSources || outputs.size() > cuda::kMaxReduced) {
+    return false;
+  }
   const Step step = StepOf(inputs, outputs);
   // A kernel writes the same values to all outputs: either sums or quotients.
   const bool sums = std::any_of(outputs.begin(), outputs.end(), [](const Term& output) {

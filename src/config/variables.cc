@@ -156,6 +156,13 @@ const Variable kVariables[] = {
       "ranks have a device (CUDA), 524288",
       "4096 to 4194304", "131072", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 4096, 4 << 20, &e->slice_bytes); }},
+    {{"INCCL_SLOT_BYTES_MAX",
+      "bytes of data slots that one algorithm may take per rank and communicator; slices become "
+      "smaller, and the library chooses algorithms with fewer peers, until they fit",
+      "65536 to 1099511627776", "67108864", "integer"},
+     [](Text v, Environment* e) {
+       return ParseInteger(v, int64_t{1} << 16, int64_t{1} << 40, &e->slot_bytes_max);
+     }},
     {{"INCCL_NT_STORE_BYTES",
       "results of this size or more that are not in place are written with non-temporal stores; "
       "about half of a last-level cache",

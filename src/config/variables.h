@@ -33,6 +33,7 @@ struct Environment {
   std::string tuner_file;                         // INCCL_TUNER_FILE
   int channels = 1;                               // INCCL_CHANNELS
   int64_t slice_bytes = 128 * 1024;               // INCCL_SLICE_BYTES
+  int64_t slot_bytes_max = 64 << 20;              // INCCL_SLOT_BYTES_MAX
   int64_t nt_store_bytes = 16 << 20;              // INCCL_NT_STORE_BYTES
   std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
   std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated

@@ -17,8 +17,6 @@
 
 namespace inccl {
 
-inline constexpr int kMaxRanks = 64;
-
 // One of the functions of bootstrap/bootstrap.h.
 using JoinFunction = std::function<Result<Mesh>(const JoinOptions&)>;
 

@@ -109,6 +109,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   }
   comm->channels = config.channels != 0 ? config.channels : env.channels;
   comm->slice_bytes = static_cast<uint32_t>(env.slice_bytes);
+  comm->slot_bytes_max = static_cast<uint64_t>(env.slot_bytes_max);
   comm->nt_store_bytes = static_cast<uint64_t>(env.nt_store_bytes);
   comm->reproducible = config.reproducible != 0 || env.reproducible;
   comm->abort_on_error = env.abort_on_error;
@@ -172,13 +173,13 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   if (!control.ok()) return control.status();
   options.control = *control;
   options.agreement = fmt::format(
-      "version={} algorithm={} tuner_table={:x} channels={} slice_bytes={} reproducible={} "
-      "codec={} link={}/{} "
+      "version={} algorithm={} tuner_table={:x} channels={} slice_bytes={} slot_bytes_max={} "
+      "reproducible={} codec={} link={}/{} "
       "transport={} ucx_tls={} net_security={} sockets_per_peer={} heartbeat_ms={} dead_ms={}",
       CCL_VERSION_CODE, algorithm.empty() ? "any" : algorithm, options.comm.tuner_table.Digest(),
-      options.comm.channels, options.comm.slice_bytes, options.comm.reproducible ? 1 : 0,
-      options.comm.default_codec->identity(), env->link_gbps, env->link_us,
-      env->transport.empty() ? "default" : env->transport,
+      options.comm.channels, options.comm.slice_bytes, options.comm.slot_bytes_max,
+      options.comm.reproducible ? 1 : 0, options.comm.default_codec->identity(), env->link_gbps,
+      env->link_us, env->transport.empty() ? "default" : env->transport,
       env->ucx_tls.empty() ? "default" : env->ucx_tls, Name(env->net_security),
       env->sockets_per_peer, options.control.heartbeat / kMillisecond,
       options.control.dead_after == kNever ? 0 : options.control.dead_after / kMillisecond);

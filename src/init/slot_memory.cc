@@ -18,6 +18,9 @@ namespace {
 constexpr uint64_t kSmall = 1024, kLarge = uint64_t{1} << 30;
 // For credits, tables, and memory that is committed ahead and not used.
 constexpr uint64_t kMargin = uint64_t{8} << 20;
+// With more ranks, the lanes of all roots and ranks are too many to look at. The budget of the
+// algorithms holds; a transport whose memory ends says so when a call opens its lanes.
+constexpr int kMostRanksCounted = 128;
 // Upper bound of a rank's lanes in any schedule, per rank and channel.
 constexpr uint64_t kMostLanes = 8;
 
@@ -26,6 +29,7 @@ class Lanes {
  public:
   Lanes(int rank, bool shared_slots) : rank_(rank), shared_slots_(shared_slots) {}
   int rank() const { return rank_; }
+  bool shared_slots() const { return shared_slots_; }
   void Add(LaneSpec spec) {
     if (spec.producer != rank_) return;
     if (shared_slots_) return AddOne(spec);
@@ -48,6 +52,13 @@ class Lanes {
   uint64_t bytes_ = 0;
 };
 
+SlotBudget BudgetOf(const CommOptions& options, bool shared_slots) {
+  return {.bytes = options.slot_bytes_max,
+          .slice_bytes = options.slice_bytes,
+          .channels = options.channels,
+          .shared_slots = shared_slots};
+}
+
 Status AddCall(const CommOptions& options, const HostMap& hosts, Collective collective, int root,
                const Codec& codec, uint64_t bytes, Lanes* lanes) {
   const bool compressed = &codec != IdentityCodec().get();
@@ -57,16 +68,18 @@ Status AddCall(const CommOptions& options, const HostMap& hosts, Collective coll
                             .rank = lanes->rank(),
                             .root = root,
                             .count = bytes};
+  const SlotBudget budget = BudgetOf(options, lanes->shared_slots());
   Result<Choice> choice =
       Choose({call, compressed, options.reproducible, compressed ? codec.route() : Route{},
-              /*below_min_bytes=*/false, &hosts},
+              /*below_min_bytes=*/false, &hosts, budget},
              options.algorithms, options.tuner_table);
   if (!choice.ok()) return Status::Ok();  // such a call is refused
   Result<Schedule> schedule =
       MakeSchedule({call, choice->algorithm, options.channels, codec.side_phases().size(),
                     choice->side_one_shot, codec.route().group, &hosts});
   if (!schedule.ok()) return schedule.status();
-  const SlotOptions slots = SlotsFor(options.slice_bytes);
+  const SlotOptions slots =
+      SlotsFor(SliceBytesFor(collective, choice->algorithm, hosts.nranks(), &hosts, budget));
   for (const ScheduleLane& lane : schedule->lanes) {
     const bool side = lane.lane_class == LaneClass::kSide;
     lanes->Add({.lane_class = lane.lane_class,
@@ -130,7 +143,9 @@ Result<uint64_t> SlotMemory(const CommOptions& options, const HostMap& hosts, bo
 
 Status CheckSlotMemory(const CommOptions& options, const HostMap& hosts, const Caps& caps) {
   const int nranks = hosts.nranks();
-  if (nranks == 1 || caps.slot_memory == UINT64_MAX) return Status::Ok();
+  if (nranks == 1 || nranks > kMostRanksCounted || caps.slot_memory == UINT64_MAX) {
+    return Status::Ok();
+  }
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   const uint64_t most = kMostLanes * static_cast<uint64_t>(nranks) *
                         static_cast<uint64_t>(options.channels) *

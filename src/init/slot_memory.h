@@ -20,7 +20,7 @@ namespace inccl {
 Result<uint64_t> SlotMemory(const CommOptions& options, const HostMap& hosts, bool shared_slots);
 
 // Returns kInvalidArgument with the names of the settings if the lanes need more memory than the
-// transport has.
+// transport has. OK for more than 128 ranks.
 Status CheckSlotMemory(const CommOptions& options, const HostMap& hosts, const Caps& caps);
 
 }  // namespace inccl

@@ -159,6 +159,31 @@ Status NothingLeft(const TunerCall& call, const AlgorithmFilter& filter) {
                   Name(call.collective), call.route.because, admitted));
 }
 
+// The algorithms whose slots fit the budget.
+Set Fitting(const TunerCall& call) {
+  Set set;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    set.set(static_cast<size_t>(a), SliceBytesFor(call.collective, static_cast<Algorithm>(a),
+                                                  call.nranks, call.hosts, call.slots) != 0);
+  }
+  return set;
+}
+
+// The error when no algorithm of `set` fits the budget; it has the need of the smallest.
+Status NothingFits(const TunerCall& call, const Set& set) {
+  uint64_t need = UINT64_MAX;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    if (!set.test(static_cast<size_t>(a))) continue;
+    need = std::min(need,
+                    SlotBytes(call.collective, static_cast<Algorithm>(a), call.nranks, call.hosts,
+                              call.slots, LeastSliceBytes(call.collective, call.slots)));
+  }
+  return InvalidArgument(fmt::format(
+      "{}: the slots of {} on {} ranks take {} bytes per rank, more than INCCL_SLOT_BYTES_MAX={}; "
+      "raise it, or admit an algorithm with fewer peers (INCCL_ALGO, config->algorithm)",
+      Name(call.collective), OwnNames(set), call.nranks, need, call.slots.bytes));
+}
+
 }  // namespace
 
 std::string AlgorithmNames() {
@@ -226,6 +251,9 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
                  HasSchedule(call.collective, algorithm, call.nranks, call.hosts)));
   }
   if (set.none()) return NothingLeft(call, filter);
+  const Set fitting = set & Fitting(call);
+  if (fitting.none()) return NothingFits(call, set);
+  set = fitting;
   if (call.below_min_bytes) {
     const Set in_order = set & RankOrdered(call.collective);
     if (in_order.any()) set = in_order;
@@ -239,8 +267,8 @@ Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
       rule = TunerRule::kTable;
     }
   }
-  const bool side_one_shot =
-      call.collective == Collective::kAllReduce && call.bytes() <= kSideOneShotBytes;
+  const bool side_one_shot = call.collective == Collective::kAllReduce &&
+                             call.bytes() <= kSideOneShotBytes && call.nranks <= kMostDirectRanks;
   return Choice{algorithm, side_one_shot, rule};
 }
 

@@ -16,6 +16,7 @@
 #include "base/types.h"
 #include "collectives/schedule.h"
 #include "compress/codec.h"
+#include "tuning/slot_budget.h"
 #include "tuning/tuner_table.h"
 
 namespace inccl {
@@ -58,6 +59,7 @@ struct TunerCall : CollectiveArgs {
   // algorithm has that.
   bool below_min_bytes = false;
   const HostMap* hosts = nullptr;  // nullptr: one host
+  SlotBudget slots = {};           // by default without a limit
 };
 
 // The rule by which an algorithm was chosen.
@@ -76,9 +78,9 @@ struct Choice {
   TunerRule rule = TunerRule::kInOrder;
 };
 
-// Returns kInvalidArgument if filter, hosts, codec and `reproducible` admit no algorithm. If they
-// admit several, an entry of `table` for the call decides, provided it is among them. The table is
-// that of one host: for ranks on several hosts it decides nothing.
+// Returns kInvalidArgument if filter, hosts, codec, `reproducible` and slots admit no algorithm. If
+// they admit several, an entry of `table` for the call decides, provided it is among them. The
+// table is that of one host: for ranks on several hosts it decides nothing.
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
                       const TunerTable& table = {});
 

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <tuple>
 
+#include "base/max_ranks.h"
 #include "base/rng.h"
 #include "base/text_file.h"
 
@@ -14,7 +15,6 @@ namespace inccl {
 namespace {
 
 constexpr size_t kMostFileBytes = 256 * 1024;
-constexpr int kMostRanks = 64;
 constexpr std::string_view kBlanks = " \t\r\v\f";
 
 // Splits a line, up to its comment, into words.
@@ -67,9 +67,9 @@ Result<TunerRow> ParseRow(const std::vector<std::string_view>& words) {
     return InvalidArgument(fmt::format("\"{}\" is no collective", Shown(words[0])));
   }
   row.collective = *collective;
-  if (!ParseNumber(words[1], &row.nranks) || row.nranks < 2 || row.nranks > kMostRanks) {
+  if (!ParseNumber(words[1], &row.nranks) || row.nranks < 2 || row.nranks > kMaxRanks) {
     return InvalidArgument(
-        fmt::format("\"{}\" is no number of ranks in [2, {}]", Shown(words[1]), kMostRanks));
+        fmt::format("\"{}\" is no number of ranks in [2, {}]", Shown(words[1]), kMaxRanks));
   }
   if (words[2] != "plain" && words[2] != "compressed") {
     return InvalidArgument(fmt::format("\"{}\" is neither plain nor compressed", Shown(words[2])));

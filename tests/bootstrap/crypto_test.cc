@@ -246,8 +246,8 @@ TEST_F(HandshakeTest, WhatTheServerRefuses) {
   EXPECT_EQ(ServerSays(terms_, 5, 5), HandshakeFault::kRank);
   EXPECT_EQ(ServerSays(terms_, 0, 0), HandshakeFault::kRank);
   EXPECT_EQ(ServerSays(terms_, 0xFFFFFFFF, 5), HandshakeFault::kRank);
-  EXPECT_EQ(ServerSays(terms_, 0, kMaxRanks + 1), HandshakeFault::kRank);
-  EXPECT_EQ(ServerSays(terms_, kMaxRanks - 1, kMaxRanks), HandshakeFault::kNone);
+  EXPECT_EQ(ServerSays(terms_, 0, kMostWireRanks + 1), HandshakeFault::kRank);
+  EXPECT_EQ(ServerSays(terms_, kMostWireRanks - 1, kMostWireRanks), HandshakeFault::kNone);
 }
 
 TEST_F(HandshakeTest, EveryBitOfTheHelloAndTheReplyMatters) {

@@ -269,7 +269,7 @@ TEST(MessagesTest, ImpossibleFieldsAreErrors) {
   EXPECT_FALSE(Registration::Decode(r.Encode()).ok()) << "rank 4 of 4";
   r = Sample(0, 0);
   EXPECT_FALSE(Registration::Decode(r.Encode()).ok());
-  r = Sample(0, kMaxRanks + 1);
+  r = Sample(0, kMostWireRanks + 1);
   EXPECT_FALSE(Registration::Decode(r.Encode()).ok());
   r = Sample(0);
   r.agreement.assign(kMaxAgreement + 1, 'x');
@@ -304,7 +304,7 @@ TEST(MessagesTest, RandomDamageIsHarmless) {
     const Result<Registration> r = Registration::Decode(bytes);
     if (r.ok()) {
       EXPECT_LT(r->record.rank, r->nranks);
-      EXPECT_LE(r->nranks, kMaxRanks);
+      EXPECT_LE(r->nranks, kMostWireRanks);
     }
     const Result<RankTable> t = RankTable::Decode(bytes, 4);
     EXPECT_EQ(t.ok() ? t->ranks.size() : 4, 4u);

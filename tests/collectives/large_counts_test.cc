@@ -116,9 +116,9 @@ void RunShape(const Shape& shape) {
   call.root = 1;
   for (int rank = 0; rank < kRanks; ++rank) {
     RankRun& r = ranks[static_cast<size_t>(rank)];
-    r.plans =
-        std::make_unique<PlanCache>(PlanCache::Options{.channels = 2, .slice_bytes = kSliceBytes},
-                                    ends[static_cast<size_t>(rank)].get());
+    r.plans = std::make_unique<PlanCache>(
+        PlanCache::Options{.slots = {.slice_bytes = kSliceBytes, .channels = 2}},
+        ends[static_cast<size_t>(rank)].get());
     call.rank = rank;
     Choice choice;
     choice.algorithm = shape.algorithm;

@@ -68,7 +68,7 @@ class Interpreter {
     for (const Phase& phase : schedules[0].phases) {
       Cut cut;
       cut.slices = Pick(1, 5);
-      for (int c = 0; c < phase.chunks; ++c) cut.chunk_slices.push_back(Pick(0, cut.slices));
+      for (uint32_t c = 0; c < phase.chunks; ++c) cut.chunk_slices.push_back(Pick(0, cut.slices));
       call.cuts.push_back(cut);
     }
     for (const Schedule& schedule : schedules) {
@@ -254,7 +254,7 @@ std::map<OutputName, uint64_t> Promised(const Call& call) {
   for (int p = 0; p < static_cast<int>(first.phases.size()); ++p) {
     const Phase& phase = first.phases[static_cast<size_t>(p)];
     for (int rank = 0; rank < n; ++rank) {
-      for (int chunk = 0; chunk < phase.chunks; ++chunk) {
+      for (int chunk = 0; chunk < static_cast<int>(phase.chunks); ++chunk) {
         // Side information is for everybody.
         const bool parted = (what == Collective::kReduceScatter || what == Collective::kScatter) &&
                             phase.lane_class == LaneClass::kData;

@@ -393,18 +393,18 @@ TEST(MakeSchedule, RefusesWhatIsNotThere) {
   ExpectRefused(request, "reduce_scatter: there is no side phase in one shot");
 }
 
-TEST(MakeSchedule, RefusesMoreChunksThanIndicesReach) {
-  ScheduleRequest request = RequestOf({Collective::kAllToAll, Algorithm::kTwoShot}, 256);
-  ExpectRefused(request, "alltoall: nranks is 256, not 1..255");
-  EXPECT_FALSE(HasSchedule(Collective::kAllToAll, Algorithm::kTwoShot, 256));
-  EXPECT_TRUE(HasSchedule(Collective::kGather, Algorithm::kTwoShot, 256));
-  request.nranks = 255;
-  request.rank = 254;
+TEST(MakeSchedule, NumbersTheSegmentsOfTheMostRanks) {
+  ScheduleRequest request = RequestOf({Collective::kAllToAll, Algorithm::kTwoShot}, 4097);
+  ExpectRefused(request, "alltoall: nranks is 4097, not 1..4096");
+  EXPECT_FALSE(HasSchedule(Collective::kAllToAll, Algorithm::kTwoShot, 4097));
+  EXPECT_TRUE(HasSchedule(Collective::kGather, Algorithm::kTwoShot, 4097));
+  request.nranks = 4096;
+  request.rank = 4095;
   const Result<Schedule> schedule = MakeSchedule(request);
   ASSERT_TRUE(schedule.ok()) << schedule.status().message();
-  EXPECT_EQ(schedule->phases[0].chunks, 255 * 255);
+  EXPECT_EQ(schedule->phases[0].chunks, 4096u * 4096u);
   // Its own segment: the last one of all.
-  EXPECT_EQ(schedule->operands.back().chunk, 255 * 255 - 1);
+  EXPECT_EQ(schedule->operands.back().chunk, 4096u * 4096u - 1);
 }
 
 TEST(MakeSchedule, RefusesMoreLanesThanIndicesReach) {

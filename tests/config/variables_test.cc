@@ -44,6 +44,7 @@ TEST(EnvTest, EveryVariableArrives) {
   const Result<Environment> env = Read({{"INCCL_ALGO", "ring,tree;allreduce:^tree"},
                                         {"INCCL_CHANNELS", "32"},
                                         {"INCCL_SLICE_BYTES", "4096"},
+                                        {"INCCL_SLOT_BYTES_MAX", "1099511627776"},
                                         {"INCCL_NT_STORE_BYTES", "4294967297"},
                                         {"INCCL_TRANSPORT", "shm,loopback"},
                                         {"INCCL_UCX_TLS", "rc,sysv"},
@@ -74,6 +75,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->algo, "ring,tree;allreduce:^tree");
   EXPECT_EQ(env->channels, 32);
   EXPECT_EQ(env->slice_bytes, 4096);
+  EXPECT_EQ(env->slot_bytes_max, int64_t{1} << 40);
   EXPECT_EQ(env->nt_store_bytes, 4294967297);
   EXPECT_EQ(env->transport, "shm,loopback");
   EXPECT_EQ(env->ucx_tls, "rc,sysv");
@@ -218,7 +220,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 30u);
+  EXPECT_EQ(names.size(), 31u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

@@ -161,6 +161,7 @@ TEST_P(InitTest, Row15_ConfigurationsThatDifferAreNamedWithBothValues) {
       {"INCCL_ALGO", "ring", "tree"},
       {"INCCL_CHANNELS", "2", "3"},
       {"INCCL_SLICE_BYTES", "65536", "32768"},
+      {"INCCL_SLOT_BYTES_MAX", "1048576", "2097152"},
       {"INCCL_REPRODUCIBLE", "0", "1"},
       {"INCCL_CODEC", "hbi:bits=5", "hbi:bits=7"},
       {"INCCL_LINK_US", "3", "4"},

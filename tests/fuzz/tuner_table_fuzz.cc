@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "base/max_ranks.h"
 #include "fuzz/fuzz.h"
 #include "tuning/tuner_table.h"
 
@@ -67,7 +68,7 @@ void Run(Data data) {
   }
   std::string again;
   for (const TunerRow& row : table->rows()) {
-    Require(row.nranks >= 2 && row.nranks <= 64 &&
+    Require(row.nranks >= 2 && row.nranks <= kMaxRanks &&
                 HasSchedule(row.collective, row.algorithm, row.nranks),
             "a row can be carried out");
     again += FormatRow(row) + "\n";

@@ -27,6 +27,7 @@ CommOptions Options(int channels, uint32_t slice_bytes) {
   CommOptions options;
   options.channels = channels;
   options.slice_bytes = slice_bytes;
+  options.slot_bytes_max = UINT64_MAX;
   options.default_codec = *MakeCodec("hbi:bits=6");
   return options;
 }
@@ -36,8 +37,9 @@ uint64_t MeasuredMemory(const CommOptions& options, const HostMap& hosts, int ra
   const int nranks = hosts.nranks();
   const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(nranks);
   Transport* const end = ends[static_cast<size_t>(rank)].get();
-  PlanCache plans(
-      {.channels = options.channels, .slice_bytes = options.slice_bytes, .hosts = &hosts}, end);
+  PlanCache plans({.slots = {.slice_bytes = options.slice_bytes, .channels = options.channels},
+                   .hosts = &hosts},
+                  end);
   const uint64_t before = end->memory_bytes();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     for (const uint64_t count : {64u, 1u << 28}) {

@@ -82,10 +82,13 @@ Result<HostMap> ParseHosts(std::string_view text, int nranks) {
       fmt::format("hosts \"{}\" are not numbers of ranks, {} together, such as 4,4", text, nranks));
 }
 
+// The schedules of all ranks are made and proven.
+constexpr int kMostRanks = 256;
+
 Result<std::string> Dump(const DumpRequest& request) {
   const int nranks = request.schedule.nranks;
-  if (nranks < 2 || nranks > 64) {
-    return InvalidArgument(fmt::format("{} ranks are not in [2, 64]", nranks));
+  if (nranks < 2 || nranks > kMostRanks) {
+    return InvalidArgument(fmt::format("{} ranks are not in [2, {}]", nranks, kMostRanks));
   }
   if (request.rank && (*request.rank < 0 || *request.rank >= nranks)) {
     return InvalidArgument(fmt::format("rank {} is not in [0, {})", *request.rank, nranks));

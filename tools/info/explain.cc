@@ -104,14 +104,17 @@ uint64_t MemoryOf(const Schedule& schedule, const SlotOptions& slots, uint32_t g
   return bytes + uint64_t{schedule.scratch_slots} * group * 2 * slots.data_bytes;
 }
 
+// The schedules of all ranks are made and proven.
+constexpr int kMostRanks = 256;
+
 Status Check(const ExplainRequest& request) {
   const size_t element = SizeOf(request.type);
   if (request.bytes % element != 0) {
     return InvalidArgument(fmt::format("{} bytes are no whole number of {} elements of {} bytes",
                                        request.bytes, Name(request.type), element));
   }
-  if (request.nranks < 1 || request.nranks > 64) {
-    return InvalidArgument(fmt::format("{} ranks are not in [1, 64]", request.nranks));
+  if (request.nranks < 1 || request.nranks > kMostRanks) {
+    return InvalidArgument(fmt::format("{} ranks are not in [1, {}]", request.nranks, kMostRanks));
   }
   if (request.root < 0 || request.root >= request.nranks) {
     return InvalidArgument(fmt::format("root {} is not in [0, {})", request.root, request.nranks));
@@ -206,7 +209,11 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
                        options.reproducible,
                        result.codec != nullptr ? result.codec->route() : Route{},
                        result.below_min_bytes,
-                       HostsOf(request)};
+                       HostsOf(request),
+                       {.bytes = options.slot_bytes_max,
+                        .slice_bytes = options.slice_bytes,
+                        .channels = options.channels,
+                        .shared_slots = true}};
   if (result.codec != nullptr) {
     Status unfit = result.codec->Fits(request.collective, request.nranks);
     if (!unfit.ok()) return unfit;
@@ -225,12 +232,14 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
   if (!proof.ok()) return proof.status();
   result.steps = proof->steps;
 
-  const Chunking chunking = CutCall(call, *codec, options.channels, options.slice_bytes);
+  const uint32_t slice_bytes = SliceBytesFor(request.collective, choice->algorithm, request.nranks,
+                                             HostsOf(request), call.slots);
+  const Chunking chunking = CutCall(call, *codec, options.channels, slice_bytes);
   result.windows = chunking.windows();
   result.window_elements = chunking.options().window_elements;
   result.slice_elements = chunking.options().slice_elements;
   result.group = chunking.options().group;
-  result.slots = SlotsFor(options.slice_bytes);
+  result.slots = SlotsFor(slice_bytes);
   if (result.codec != nullptr) {
     double error = 0;
     result.codec->Bound(request.collective, request.nranks, &result.codec_bits, &error);

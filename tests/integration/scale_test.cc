@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Many ranks as processes over TCP: every pair of ranks has a connection.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "world/clock.h"
+#include "world/process_world.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr size_t kCount = 5000;
+
+uint64_t Value(int rank, size_t i) {
+  return (static_cast<uint64_t>(rank) + 1) * 0x9E3779B97F4A7C15u + i * i;
+}
+
+// Sums modulo 2^64, so any order is right.
+bool SumIsRight(int nranks, ccl_comm_t comm, int rank, size_t count) {
+  std::vector<uint64_t> data(count);
+  for (size_t i = 0; i < count; ++i) data[i] = Value(rank, i);
+  const ccl_result_t result =
+      ccl_allreduce(data.data(), data.data(), count, CCL_UINT64, CCL_SUM, comm, nullptr);
+  EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+  size_t wrong = 0;
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t sum = 0;
+    for (int r = 0; r < nranks; ++r) sum += Value(r, i);
+    wrong += data[i] != sum ? 1 : 0;
+  }
+  EXPECT_EQ(wrong, 0u) << "of " << count << " at rank " << rank;
+  return result == CCL_SUCCESS && wrong == 0;
+}
+
+bool AllToAllIsRight(int nranks, ccl_comm_t comm, int rank) {
+  const auto n = static_cast<size_t>(nranks);
+  constexpr size_t kEach = 3;
+  std::vector<uint64_t> in(n * kEach), out(n * kEach);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = Value(rank, i);
+  const ccl_result_t result = ccl_alltoall(in.data(), out.data(), kEach, CCL_UINT64, comm, nullptr);
+  EXPECT_EQ(result, CCL_SUCCESS) << ccl_get_last_error(comm);
+  size_t wrong = 0;
+  for (size_t from = 0; from < n; ++from) {
+    for (size_t i = 0; i < kEach; ++i) {
+      const uint64_t expected =
+          Value(static_cast<int>(from), static_cast<size_t>(rank) * kEach + i);
+      wrong += out[from * kEach + i] != expected ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(wrong, 0u) << "at rank " << rank;
+  return result == CCL_SUCCESS && wrong == 0;
+}
+
+// Each rank has a socket for control and one for data to every other, and some for itself; a rank's
+// descriptors and the pipes of the world's own process are few beside them.
+bool RaiseDescriptors(int nranks) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  const auto need = static_cast<rlim_t>(nranks) * 8 + 200;
+  if (limit.rlim_max < need) return false;
+  limit.rlim_cur = std::max(limit.rlim_cur, need);
+  return setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+void RunRanks(int nranks) {
+  if (!RaiseDescriptors(nranks)) GTEST_SKIP() << "too few descriptors for " << nranks << " ranks";
+  ProcessWorld world({.nranks = nranks, .deadline_seconds = 300.0 * kSlowness},
+                     [nranks](const Side& side) {
+                       setenv("INCCL_TRANSPORT", "tcp", 1);
+                       ccl_comm_t comm = nullptr;
+                       const double began = Seconds();
+                       if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+                       side.mine().seconds = Seconds() - began;
+                       bool right = true;
+                       for (const size_t count : {size_t{1}, kCount}) {
+                         right = right && SumIsRight(nranks, comm, side.rank(), count);
+                       }
+                       right = right && AllToAllIsRight(nranks, comm, side.rank());
+                       if (!right) return 11;
+                       return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+                     });
+  world.ExpectAllExited();
+  double slowest = 0;
+  for (int rank = 0; rank < nranks; ++rank) {
+    slowest = std::max(slowest, world.report(rank).seconds.load());
+  }
+  ::testing::Test::RecordProperty("join_ms", static_cast<int>(slowest * 1000));
+  fmt::print("{} ranks joined within {:.2f} s\n", nranks, slowest);
+}
+
+// INCCL_TEST_RANKS: tools/check.sh --long runs 256.
+TEST(ScaleTest, ManyProcessesOverTcp) {
+  const char* const ranks = std::getenv("INCCL_TEST_RANKS");
+  RunRanks(ranks != nullptr ? std::atoi(ranks) : kSanitized ? 17 : 64);
+}
+
+}  // namespace
+}  // namespace inccl::test
