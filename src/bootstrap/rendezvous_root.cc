@@ -363,6 +363,7 @@ void Root::SendTable() {
   if (Status status = FillRandom(table.session); !status.ok()) return Fail(status);
   table.ranks = gathering_.records();
   phase_ = Phase::kWiring;
+  if (deadline_ != kNever) deadline_ += kSecond / 2;  // ranks say first what they miss
   warn_at_ = SystemClock().Now() + options_.patience;
   const std::vector<std::byte> body = table.Encode();
   FAULT_POINT("root.before_table");

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tries every transport in this process.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -75,7 +78,11 @@ Json Probe(const char* name, const char* joins, Environment environment) {
   uint64_t memory_bytes = 0;
   if (status.ok()) status = SendOne(*ends, &memory_bytes);
   Json json = {{"name", name}, {"works", status.ok()}, {"joins", joins}};
-  json["why_not"] = status.ok() ? Json() : Json(status.message());
+  // The text behind "no common transport of INCCL_TRANSPORT=...: NAME: ".
+  const std::string prefix = fmt::format(": {}: ", name);
+  const size_t begin = status.message().find(prefix);
+  const size_t skip = begin == std::string::npos ? 0 : begin + prefix.size();
+  json["why_not"] = status.ok() ? Json() : Json(status.message().substr(skip));
   if (status.ok()) {
     constexpr int kConsumers[] = {1};
     const LaneCaps caps = (*ends)[0]->CapsFor(0, kConsumers);
