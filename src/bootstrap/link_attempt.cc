@@ -164,7 +164,7 @@ Status LinkAttempt::CheckOwner() {
         fmt::format("its socket belongs to uid {}, not to uid {}", owner->uid, geteuid())));
   }
   if (terms_->any_namespace) return Status::Ok();
-  const Status status = CheckPeerNamespaces(link_.fd.get());
+  Status status = CheckPeerNamespaces(link_.fd.get());
   // The next attempt to connect, or the rendezvous, reports the peer's death.
   if (status.code() == Code::kRemoteError) {
     Pause(kPause);
