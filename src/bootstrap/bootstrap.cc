@@ -215,10 +215,10 @@ Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher,
   Result<UniqueIdAddress> where = ResolveAddress(address);
   if (!where.ok()) return OfRank(options, where.status());
   if (options.secret_file.empty() && !IsLoopback(*where)) {
-    return OfRank(options,
-                  InvalidUsage(fmt::format("INCCL_COMM_ID={} needs INCCL_SECRET_FILE on all ranks: "
-                                           "whoever reaches the port could join otherwise",
-                                           address)));
+    return OfRank(
+        options, InvalidUsage(fmt::format("INCCL_COMM_ID={} needs INCCL_SECRET_FILE on all ranks: "
+                                          "without it any process that reaches the port could join",
+                                          address)));
   }
   const std::string identity = fmt::format("inccl comm id\ninit={}\n{}", init_index, address);
   const Result<Mac> hash = Sha256(AsBytes(identity));

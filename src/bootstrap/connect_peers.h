@@ -45,7 +45,7 @@ struct ConnectTerms {
   Time deadline = kNever;
   int timeout_ms = 0;
   bool any_namespace = false;  // false: over unix sockets, refuse peers in other containers
-  // Called again and again; its error ends the attempt. It is told which peers lack a connection.
+  // Called repeatedly with the peers that lack a connection; its error ends the attempt.
   // When `check_fd` becomes readable, it is called at once; -1: none.
   std::function<Status(const std::vector<int>& missing)> check;
   int check_fd = -1;

@@ -16,7 +16,7 @@
 // key does not know S, and who learns the key later does not, either. The keys of the connection
 // are HKDF(S, salt: SHA-256(greeting | hello), "inccl client" or "inccl server"), one for what each
 // end sends. Since the text that both authenticate holds both ranks, the purpose and the number of
-// the connection, nobody can pass a connection to one rank on to another.
+// the connection, no attacker can pass a connection to one rank on to another.
 //
 // Integers are little endian. A recorded hello cannot be replayed, since every greeting has a new
 // nonce and public key. The state machines do no I/O; bytes may arrive in any portions.

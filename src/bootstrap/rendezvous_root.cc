@@ -32,7 +32,6 @@ constexpr Time kLateLimit = 2 * kSecond;           // for late ranks, with RootO
 constexpr Time kLookInterval = 50 * kMillisecond;  // between looks at RootOptions::abandoned
 constexpr size_t kLikelyRanks = 64;                // while the number of ranks is unknown
 constexpr int kMostPollFailures = 100;             // then the root ends, which every rank sees
-
 class Root {
  public:
   explicit Root(RootOptions options)

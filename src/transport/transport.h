@@ -241,7 +241,7 @@ class Transport {
   // replaces wakeup_event(); nullptr if it cannot share a wait.
   virtual WakeupSource* wakeup_source() { return nullptr; }
   // True if the peers' machines have all that this rank has published; Progress sends it. A rank
-  // says goodbye on its control connections only then, because that would overtake its data.
+  // disconnects its control connections only then, because the disconnect would overtake its data.
   virtual bool delivered() const { return true; }
   // Afterwards no peer touches this rank's private memory, and lanes may only be destroyed.
   virtual void Quiesce(Time deadline) = 0;
