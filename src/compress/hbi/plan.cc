@@ -104,17 +104,27 @@ void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary*
 }
 
 void Planner::Count(const uint8_t* words, size_t superblocks, Energies* energies) {
-  std::array<uint32_t, kExponents> counts{};
+  int16_t low = kExponents, high = -1;
   for (size_t s = 0; s < superblocks; ++s) {
     const uint32_t word = LoadWord(words, s);
-    int16_t& exponent = energies->exponents[s];
-    exponent = Energies::kNotLive;
-    if (!IsLive(word) || TopOf(word) > kLastCode) continue;
-    exponent = static_cast<int16_t>(EnergyExponent(word) - kFirstExponent);
-    ++counts[static_cast<size_t>(exponent)];
+    int16_t exponent = Energies::kNotLive;
+    if (IsLive(word) && TopOf(word) <= kLastCode) {
+      exponent = static_cast<int16_t>(EnergyExponent(word) - kFirstExponent);
+      low = std::min(low, exponent);
+      high = std::max(high, exponent);
+    }
+    energies->exponents[s] = exponent;
   }
-  for (size_t e = 0; e < counts.size(); ++e) {
-    if (counts[e] != 0) energies->bins[energies->used++] = {static_cast<int16_t>(e), counts[e]};
+  if (low > high) return;
+  std::array<uint32_t, kExponents> counts;  // from low to high; a window needs few of them
+  std::fill(counts.begin() + low, counts.begin() + high + 1, 0);
+  for (size_t s = 0; s < superblocks; ++s) {
+    const int16_t exponent = energies->exponents[s];
+    if (exponent != Energies::kNotLive) ++counts[static_cast<size_t>(exponent)];
+  }
+  for (int16_t e = low; e <= high; ++e) {
+    const uint32_t superblocks_of_e = counts[static_cast<size_t>(e)];
+    if (superblocks_of_e != 0) energies->bins[energies->used++] = {e, superblocks_of_e};
   }
 }
 
@@ -151,18 +161,26 @@ void Planner::Spend(const uint8_t* words, const Energies& energies, std::span<ui
   const auto step8 = [this](uint8_t point) {
     return int64_t{points_[point + 1u].cost} - points_[point].cost;
   };
+  // In locals: `points` are bytes, whose stores could change any object for the compiler.
+  const uint8_t* const by_exponent = by_distance_.data() + Distance(0, delta);
+  std::array<uint32_t, 256> superblocks{};  // by point
+  std::array<uint8_t, 256> top{};
   for (size_t s = 0; s < points.size(); ++s) {
     const int16_t exponent = energies.exponents[s];
     points[s] = kDead;
     if (exponent == Energies::kNotLive) continue;
-    uint8_t point = by_distance_[Distance(exponent, delta)];
-    // Superblocks spend the leftover in index order.
-    const uint8_t ahead = by_distance_[Distance(exponent, delta - 1)];
+    uint8_t point = by_exponent[exponent];
+    // Superblocks spend the leftover in index order. At delta - 1 the points are those of the next
+    // exponent.
+    const uint8_t ahead = by_exponent[exponent + 1];
     while (point < ahead && step8(point) <= left8) left8 -= step8(point++);
     points[s] = point;
-    uint8_t& top = summary->top[point];
-    top = std::max(top, static_cast<uint8_t>(TopOf(LoadWord(words, s))));
-    if (points_[point].k == 0) ++summary->dropped;
+    ++superblocks[point];
+    top[point] = std::max(top[point], static_cast<uint8_t>(TopOf(LoadWord(words, s))));
+  }
+  for (size_t p = kDead + 1; p < points_.size(); ++p) {
+    summary->top[p] = std::max(summary->top[p], top[p]);
+    if (points_[p].k == 0) summary->dropped += superblocks[p];
   }
 }
 

@@ -51,18 +51,22 @@ constexpr uint32_t Merged(uint32_t a, uint32_t b) {
   return WordOf(codes);
 }
 
+constexpr bool HasBlockAtTop(uint32_t word) {
+  constexpr uint32_t kOnes = 011111111;
+  const uint32_t below = word >> 8;
+  return ((below | below >> 1 | below >> 2) & kOnes) != kOnes;
+}
+
 // What a receiver accepts: a block at the top, no code below 1, nothing below a top of zero or
 // poison; not the reserved top.
 constexpr bool IsValid(uint32_t word) {
   const uint32_t top = TopOf(word), below = word >> 8;
   if (!IsLive(word)) return below == 0;
-  constexpr uint32_t kOnes = 011111111;
-  const bool at_top = ((below | below >> 1 | below >> 2) & kOnes) != kOnes;
   bool above_zero = true;
   for (uint32_t b = 0; b < kBlocks && top <= kMostBelow; ++b) {
     above_zero = above_zero && (below >> 3 * b & 7) < top;
   }
-  return top <= kLastCode && at_top && above_zero;
+  return top <= kLastCode && HasBlockAtTop(word) && above_zero;
 }
 
 inline uint32_t LoadWord(const uint8_t* words, size_t superblock) {
@@ -75,6 +79,13 @@ inline void StoreWord(uint32_t word, uint8_t* words, size_t superblock) {
 }
 
 inline bool AreValid(const uint8_t* words, size_t superblocks) {
+  // Without branches: the words of ordinary data.
+  bool ordinary = true;
+  for (size_t s = 0; s < superblocks; ++s) {
+    const uint32_t word = LoadWord(words, s), top = TopOf(word);
+    ordinary &= (top > kMostBelow) & (top <= kLastCode) & HasBlockAtTop(word);
+  }
+  if (ordinary) return true;
   bool valid = true;
   for (size_t s = 0; s < superblocks; ++s) valid = valid && IsValid(LoadWord(words, s));
   return valid;

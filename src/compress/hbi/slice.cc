@@ -2,6 +2,7 @@
 #include "compress/hbi/slice.h"
 
 #include <algorithm>
+#include <array>
 
 #include "compress/hbi/walker.h"
 
@@ -66,23 +67,28 @@ bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, ui
   return true;
 }
 
+// The bytes of all superblocks. `bytes_of` tells those of a superblock of a point.
+template <typename BytesOf>
+uint64_t BytesByPoint(const SliceContext& slice, BytesOf bytes_of) {
+  const std::span<const Point> points = slice.planner->points();
+  std::array<uint16_t, 256> table;
+  for (size_t p = 0; p < points.size(); ++p) table[p] = static_cast<uint16_t>(bytes_of(points[p]));
+  uint64_t bytes = 0;
+  for (uint32_t s = 0; s < slice.superblocks(); ++s) bytes += table[slice.points[s]];
+  return bytes;
+}
+
 }  // namespace
 
 uint64_t SumBytes(const SliceContext& slice, uint32_t contributions) {
-  uint64_t bytes = 0;
-  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
-    bytes += PackedBytes(Width(contributions, slice.planner->points()[slice.points[s]].k));
-  }
-  return bytes;
+  return BytesByPoint(
+      slice, [=](const Point& point) { return PackedBytes(Width(contributions, point.k)); });
 }
 
 uint64_t ResultBytes(const SliceContext& slice) {
   if (!slice.planner->requantizes()) return SumBytes(slice, slice.planner->contributions());
-  uint64_t bytes = 0;
-  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
-    bytes += kWordBytes + PackedBytes(Width(1, slice.planner->points()[slice.points[s]].k2));
-  }
-  return bytes;
+  return BytesByPoint(
+      slice, [](const Point& point) { return kWordBytes + PackedBytes(Width(1, point.k2)); });
 }
 
 void FoldSlice(const SliceContext& slice, std::span<Source> sources, const SliceOutputs& outputs) {
