@@ -136,7 +136,7 @@ typedef struct ccl_comm* ccl_comm_t; /**< A communicator: one rank's end of a gr
 typedef struct ccl_stream*
     ccl_stream_t; /**< An order of asynchronous calls; with NULL a call waits. */
 typedef struct ccl_codec* ccl_codec_t;       /**< A parsed codec specification. */
-typedef struct ccl_residual* ccl_residual_t; /**< Error-feedback state; NULL in this version. */
+typedef struct ccl_residual* ccl_residual_t; /**< What calls left out of a vector. */
 
 /**
  * Options of a communicator. The caller initializes them with CCL_CONFIG_INIT. Zero or NULL means
@@ -211,7 +211,7 @@ typedef struct {
   uint64_t seed;     /**< Seed of the rounding; 0 is an ordinary seed. */
   uint64_t step; /**< Each value gives another rounding; 0: the communicator's count of compressed
                     calls so far. */
-  ccl_residual_t residual;             /**< NULL in this version, else CCL_INVALID_ARGUMENT. */
+  ccl_residual_t residual;             /**< NULL, or error feedback: see ccl_residual_create. */
   struct ccl_compression_stats* stats; /**< NULL, or filled on completion. */
 } ccl_compression_t;
 #define CCL_COMPRESSION_INIT \
@@ -550,6 +550,65 @@ CCL_API ccl_result_t ccl_codec_spec(ccl_codec_t codec, char* buffer, size_t size
 
 /** Frees a codec; calls that use it must have completed. NULL is ignored. */
 CCL_API ccl_result_t ccl_codec_destroy(ccl_codec_t codec);
+
+/** Options of a residual. The caller initializes them with CCL_RESIDUAL_CONFIG_INIT. */
+typedef struct {
+  size_t size;            /**< sizeof as the caller was compiled. */
+  ccl_datatype_t storage; /**< CCL_FLOAT32, or CCL_BFLOAT16: half the memory, and what rounding
+                             to nearest leaves out is lost. */
+  float keep;             /**< In [0, 1). new = keep * old + (1 - keep) * error of the call; 0:
+                             the error itself. */
+} ccl_residual_config_t;
+#define CCL_RESIDUAL_CONFIG_INIT \
+  { sizeof(ccl_residual_config_t), CCL_FLOAT32, 0.0f }
+
+/**
+ * Makes the residual (error feedback) of a vector of `count` elements, which is zero. A compressed
+ * call with it in ccl_compression_t sends z = input + scale * residual instead of its input, which
+ * it does not change, and then sets the residual to z minus what z counts as in the sum: what the
+ * rounding, a dropped superblock or a selection has left out of this rank's contribution. Errors
+ * that several ranks make together (the second quantization of hbi with ag=requant, the rounding of
+ * partial sums) stay out of it. The arithmetic is in fp32, for CCL_FLOAT64 in fp64. An error that
+ * is not finite leaves a residual of 0. A call that fails does not change the residual.
+ *
+ * Takes part in calls of the types CCL_FLOAT32, CCL_FLOAT16, CCL_BFLOAT16 and CCL_FLOAT64 with
+ * CCL_SUM or CCL_AVG whose `send` has `count` elements; also if the call runs uncompressed, which
+ * leaves a residual of zero, but for the rounding to a type of 2 bytes. Each rank has its own, and
+ * a rank may pass one where others pass NULL. The memory is on the host: two vectors of the storage
+ * type; calls on device memory then compress on the host. One call at a time uses a residual: on
+ * one stream, or one after the other; else a call fails with CCL_INVALID_USAGE, and so do the
+ * functions below. config may be NULL.
+ */
+CCL_API ccl_result_t ccl_residual_create(ccl_residual_t* residual, size_t count,
+                                         const ccl_residual_config_t* config);
+
+/** Frees a residual; calls that use it must have completed. NULL is ignored. */
+CCL_API ccl_result_t ccl_residual_destroy(ccl_residual_t residual);
+
+/**
+ * Sets the factor of the residual in the next calls, 1 at first. A step of size lr leaves
+ * lr * residual out; where the size changes, that is made up by scale = former lr / new lr.
+ */
+CCL_API ccl_result_t ccl_residual_set_scale(ccl_residual_t residual, float scale);
+
+/** Writes the residual to `values`, e.g. into a checkpoint. `count` must be that of creation. */
+CCL_API ccl_result_t ccl_residual_export(ccl_residual_t residual, float* values, size_t count);
+
+/** Replaces the residual by `values`. `count` must be that of creation. */
+CCL_API ccl_result_t ccl_residual_import(ccl_residual_t residual, const float* values,
+                                         size_t count);
+
+/** Sets the residual to zero. */
+CCL_API ccl_result_t ccl_residual_reset(ccl_residual_t residual);
+
+/**
+ * Takes back the last call if it was a later one than `operation`. When a rank dies, a call may
+ * have succeeded on some ranks only; after ccl_comm_shrink, all ranks pass what
+ * ccl_comm_last_completed says of the new communicator, and repeat the later calls: every residual
+ * then is as before them. One call can be taken back, and only until the next call, import or
+ * reset.
+ */
+CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t operation);
 
 /**
  * Computes what a codec promises for `count` elements on `nranks` ranks. `bits`: bits per element

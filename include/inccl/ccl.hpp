@@ -368,6 +368,11 @@ class [[nodiscard]] Communicator {
       (void)ccl_allreduce(nullptr, nullptr, SIZE_MAX, CCL_INT8, CCL_SUM, get(), nullptr);
       return {CCL_INVALID_ARGUMENT, "how.codec: is empty"};
     }
+    if (how.residual != nullptr) options.residual = how.residual->get();
+    if (how.residual != nullptr && options.residual == nullptr) {
+      (void)ccl_allreduce(nullptr, nullptr, SIZE_MAX, CCL_INT8, CCL_SUM, get(), nullptr);
+      return {CCL_INVALID_ARGUMENT, "how.residual: is empty"};
+    }
     options.seed = how.seed;
     options.step = how.step;
     options.stats = how.stats;

@@ -143,15 +143,35 @@ Status ReadOptions(const ccl_compression_t* given, ccl_compression_t* options) {
         given->size));
   }
   std::memcpy(options, given, std::min(given->size, sizeof *options));
-  if (options->residual != nullptr) {
-    return InvalidArgument("compression->residual: must be NULL, this version has no residuals");
-  }
   if (options->stats != nullptr &&
       (options->stats->size < sizeof(size_t) || options->stats->size > 4096)) {
     return InvalidArgument(fmt::format(
         "compression->stats->size: {}; use CCL_COMPRESSION_STATS_INIT", options->stats->size));
   }
   if (options->codec != nullptr) return CheckCodec(options->codec);
+  return Status::Ok();
+}
+
+// Sets call->residual, which must fit the call.
+Status TakeResidual(ccl_residual_t residual, Call* call) {
+  if (Status status = CheckResidual(residual); !status.ok()) {
+    return InvalidArgument(fmt::format("compression->{}", status.message()));
+  }
+  if (!IsFloat(call->type) || SizeOf(call->type) < 2) {
+    return InvalidArgument(
+        fmt::format("compression->residual: type {} is none of float32, float16, bfloat16, float64",
+                    Name(call->type)));
+  }
+  if (Reduces(call->collective) && call->op != ReduceOp::kSum && call->op != ReduceOp::kAvg) {
+    return InvalidArgument(
+        fmt::format("compression->residual: reduction {} is neither sum nor avg", Name(call->op)));
+  }
+  const uint64_t elements = ExtentOf(*call, call->rank, call->nranks).send;
+  if (residual->impl->count() != elements) {
+    return InvalidArgument(fmt::format("compression->residual: of {} elements, send has {}",
+                                       residual->impl->count(), elements));
+  }
+  call->residual = residual->impl;
   return Status::Ok();
 }
 
@@ -167,7 +187,8 @@ ccl_result_t RunCompressed(const Arguments& a, const ccl_compression_t* compress
     call->seed = options.seed;
     call->step = options.step;
     call->stats = options.stats;
-    return Status::Ok();
+    if (options.residual == nullptr) return Status::Ok();
+    return TakeResidual(options.residual, call);
   });
 }
 

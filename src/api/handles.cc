@@ -68,6 +68,11 @@ Pool<ccl_codec>& Codecs() {
   return *pool;
 }
 
+Pool<ccl_residual>& Residuals() {
+  static auto* const pool = new Pool<ccl_residual>;
+  return *pool;
+}
+
 std::atomic<uint64_t> fork_generation{0};
 
 Status NoCommunicator() { return InvalidArgument("comm: not a communicator, or destroyed"); }
@@ -207,6 +212,14 @@ Status CheckCodec(ccl_codec_t codec) {
   return Status::Ok();
 }
 
+Status CheckResidual(ccl_residual_t residual) {
+  if (residual == nullptr) return InvalidArgument("residual: NULL");
+  if (residual->magic.load() != ccl_residual::kMagic) {
+    return InvalidArgument("residual: not a residual, or destroyed");
+  }
+  return Status::Ok();
+}
+
 ccl_comm_t NewComm() {
   ccl_comm_t comm = Comms().Take();
   comm->fork_generation = ForkGeneration();
@@ -232,6 +245,18 @@ void FreeCodec(ccl_codec_t codec) {
   codec->magic.store(0);
   codec->Clear();
   Codecs().Give(codec);
+}
+
+ccl_residual_t NewResidual() {
+  ccl_residual_t residual = Residuals().Take();
+  residual->magic.store(ccl_residual::kMagic);
+  return residual;
+}
+
+void FreeResidual(ccl_residual_t residual) {
+  residual->magic.store(0);
+  residual->Clear();
+  Residuals().Give(residual);
 }
 
 Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation) {

@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "communicator/communicator.h"
 #include "compress/codec.h"
+#include "compress/residual/residual.h"
 #include "inccl/ccl.h"
 #include "init/options.h"
 #include "stream/stream.h"
@@ -50,6 +51,14 @@ struct ccl_codec {
   static constexpr uint64_t kMagic = 0x696e63636c636463;
   std::atomic<uint64_t> magic{0};
   std::shared_ptr<const inccl::Codec> impl;
+
+  void Clear() { impl.reset(); }
+};
+
+struct ccl_residual {
+  static constexpr uint64_t kMagic = 0x696e63636c726573;
+  std::atomic<uint64_t> magic{0};
+  std::shared_ptr<inccl::Residual> impl;
 
   void Clear() { impl.reset(); }
 };
@@ -93,6 +102,7 @@ class Lease {
 // example because another thread has taken it.
 Status TakeForFree(ccl_comm_t comm);
 Status CheckCodec(ccl_codec_t codec);
+Status CheckResidual(ccl_residual_t residual);
 // Returns a stream of ccl_stream_create, or nullptr if the handle is not one.
 std::shared_ptr<Stream> FindStream(ccl_stream_t stream);
 Status NoStream();
@@ -101,6 +111,8 @@ ccl_comm_t NewComm();
 void FreeComm(ccl_comm_t comm);  // after TakeForFree; waits for leases
 ccl_codec_t NewCodec();
 void FreeCodec(ccl_codec_t codec);
+ccl_residual_t NewResidual();
+void FreeResidual(ccl_residual_t residual);
 
 // Counts the forks between the first process and this one.
 uint64_t ForkGeneration();

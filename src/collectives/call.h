@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "compress/codec.h"
+#include "compress/residual/residual.h"
 #include "inccl/ccl.h"
 
 namespace inccl {
@@ -36,6 +37,7 @@ struct Call : CollectiveArgs {
   std::shared_ptr<const Codec> codec;  // null: uncompressed
   bool compressed_call = false;        // made by a ccl_*_compressed function, also if it runs
                                        // uncompressed
+  std::shared_ptr<Residual> residual;  // null: no error feedback
   ccl_compression_stats_t* stats = nullptr;
   bool on_device = false;  // send and recv are in device memory
   int device = -1;         // the device that holds both; -1: not the same device

@@ -173,7 +173,19 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
     if (!made.ok()) return made.status();
     plan = users ? plans_.Keep(*std::move(made)) : &(unkept = *std::move(made));
   }
-  return RunPlan(call, engine, *plan, StateOf(codec), signature);
+  return RunWithResidual(call, engine, *plan, StateOf(codec), signature);
+}
+
+Status CollectiveRunner::RunWithResidual(const Call& call, Engine* engine,
+                                         const PlanCache::Plan& plan, CodecState* state,
+                                         uint64_t signature) {
+  if (call.residual == nullptr) return RunPlan(call, engine, plan, state, signature);
+  if (Status status = call.residual->Take(); !status.ok()) return status;
+  feedback_.Use(state, call.residual.get());
+  Status status = RunPlan(call, engine, plan, &feedback_, signature);
+  if (status.ok()) status = feedback_.CheckComplete();
+  call.residual->End(status.ok(), sequence_);
+  return status;
 }
 
 Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan,
@@ -190,7 +202,9 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
   if (!status.ok()) return status;
   const Result<Engine*> for_host = engine == nullptr ? engines_->ForHost() : engine;
   if (!for_host.ok()) return for_host.status();
-  if (engine == nullptr) {
+  if (call.residual != nullptr) {
+    zero_copy_.Begin();  // what peers read is not the input
+  } else if (engine == nullptr) {
     zero_copy_.Begin(call, plan.choice.algorithm);
   } else {
     zero_copy_.BeginOnDevice(call, plan.choice.algorithm);
@@ -266,14 +280,33 @@ void CollectiveRunner::FillStats(const Call& call, const CodecStats& codec_stats
 }
 
 Status CollectiveRunner::RunAlone(const Call& call) const {
-  const size_t bytes = call.bytes();
   Status status;
-  if (!call.on_device) {
+  if (call.residual != nullptr) {
+    status = RunAloneWithResidual(call);
+  } else if (!call.on_device) {
     CombineAlone(call, call.send, call.recv);
-  } else if (bytes > 0 && call.send != call.recv) {
-    status = CurrentDevice()->Copy(call.recv, call.send, bytes);
+  } else if (call.bytes() > 0 && call.send != call.recv) {
+    status = CurrentDevice()->Copy(call.recv, call.send, call.bytes());
   }
   if (status.ok()) FillStats(call, {}, false);
+  return status;
+}
+
+Status CollectiveRunner::RunAloneWithResidual(const Call& call) const {
+  std::vector<std::byte> staged(call.on_device ? call.bytes() : 0);
+  const std::byte* from = static_cast<const std::byte*>(call.send);
+  std::byte* to = static_cast<std::byte*>(call.recv);
+  if (call.on_device) {
+    if (staged.empty()) return Status::Ok();
+    Status status = CurrentDevice()->Copy(staged.data(), call.send, staged.size());
+    if (!status.ok()) return status;
+    from = to = staged.data();
+  }
+  if (Status status = call.residual->Take(); !status.ok()) return status;
+  FeedbackState::CombineAlone(call, from, to, call.residual.get());
+  Status status;
+  if (call.on_device) status = CurrentDevice()->Copy(call.recv, to, staged.size());
+  call.residual->End(status.ok(), sequence_);
   return status;
 }
 

@@ -20,6 +20,7 @@
 #include "communicator/device_engines.h"
 #include "communicator/plan_cache.h"
 #include "communicator/zero_copy.h"
+#include "compress/residual/feedback_state.h"
 #include "engine/engine.h"
 #include "failure/liveness.h"
 #include "transport/transport.h"
@@ -66,8 +67,12 @@ class CollectiveRunner {
   // Drives the request from CodecState::Begin to Finish.
   Status RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan, CodecState* state,
                  uint64_t signature);
+  // RunPlan with the call's residual, if it has one, which a successful call commits.
+  Status RunWithResidual(const Call& call, Engine* engine, const PlanCache::Plan& plan,
+                         CodecState* state, uint64_t signature);
   // Runs a call on a communicator of one rank; not a premultiplied sum on a device.
   Status RunAlone(const Call& call) const;
+  Status RunAloneWithResidual(const Call& call) const;
   TunerCall Tuned(const Call& call, bool below_min_bytes) const;
   // Whether the output is large enough for non-temporal stores.
   bool TakesNonTemporalOutput(const Call& call) const;
@@ -93,6 +98,7 @@ class CollectiveRunner {
   Progress progress_;
   PlanCache plans_;
   std::vector<CodecUse> codecs_;
+  FeedbackState feedback_;
   std::array<StorePolicy, kCollectiveKinds> slot_stores_;
   StorePolicy send_recv_stores_;
   ZeroCopy zero_copy_;

@@ -110,6 +110,12 @@ class CodecState {
   // Whether the consumer of such a kSum may use the producer's input as a kInput operand instead,
   // because all ranks process inputs in the same way.
   virtual bool InputsAreAlike() const { return InputIsPayload(); }
+  // Writes to `y` what this rank's elements `x` (in the call's type) count as in the sum of the
+  // call, before an average divides it; returns false, without writing, if they count as they are.
+  // The side information of the range's window is complete.
+  virtual Result<bool> Own(const Range& /*range*/, const std::byte* /*x*/, float* /*y*/) {
+    return false;
+  }
   // Ends the call; stats may be null.
   virtual void Finish(CodecStats* stats) = 0;
 

@@ -69,7 +69,7 @@ TEST(ArgumentsTest, EveryBadArgumentIsNamedAndHarmless) {
     ExpectInvalid(
         ccl_allgather(a.data() + 32 * (1 - rank), a.data(), 32, CCL_FLOAT32, comm, nullptr), comm,
         "overlap");
-    int local = 0;
+    alignas(16) char local[64] = {};
     ExpectInvalid(ccl_allreduce(a.data(), b.data(), n, CCL_FLOAT32, CCL_SUM, comm,
                                 reinterpret_cast<ccl_stream_t>(&local)),
                   comm, "stream");

@@ -207,6 +207,17 @@ TEST(HppTest, CompressedWithinItsBound) {
     EXPECT_GT(worst, 0);  // it was compressed
     EXPECT_LE(worst, stats.error_bound + 1e-5);
 
+    api::Result<api::Residual> residual = api::Residual::Create(kCount);
+    ASSERT_TRUE(residual.ok()) << residual.status().text();
+    const Compression feeds = {.codec = &*codec, .residual = &*residual};
+    EXPECT_DONE(comm->AllReduceCompressed(mine, result, CCL_SUM, feeds));
+    std::vector<float> left(kCount), zero(kCount);
+    EXPECT_DONE(residual->Export(left.data(), kCount));
+    EXPECT_NE(left, zero);
+    EXPECT_DONE(residual->Rollback(1));  // the call was the second one
+    EXPECT_DONE(residual->Export(left.data(), kCount));
+    EXPECT_EQ(left, zero);
+
     // Integers are not: the stats say so, and the result is exact.
     std::vector<int32_t> integers(1000, rank);
     EXPECT_DONE(comm->AllReduceCompressed(integers, integers, CCL_SUM, how));
@@ -343,6 +354,9 @@ TEST(HppTest, ErrorsAreValues) {
     const Codec empty;
     const Compression how = {.codec = &empty};
     EXPECT_TRUE(Says(comm->AllReduceCompressed(two, two, CCL_SUM, how), "codec"));
+    const api::Residual unmade;
+    const Compression feeds = {.residual = &unmade};
+    EXPECT_TRUE(Says(comm->AllReduceCompressed(two, two, CCL_SUM, feeds), "residual"));
     // None of these counts as a call.
     EXPECT_DONE(comm->AsyncError());
     EXPECT_DONE(comm->AllReduce(two, two, CCL_SUM));

@@ -133,6 +133,30 @@ class [[nodiscard]] Stream : public detail::Owned<ccl_stream_t, &detail::EndStre
   Status Query() noexcept { return Status(ccl_stream_query(get())); }
 };
 
+/// What compressed calls have left out of a vector: ccl_residual_create.
+class [[nodiscard]] Residual : public detail::Owned<ccl_residual_t, &ccl_residual_destroy> {
+ public:
+  using Owned::Owned;
+
+  static Result<Residual> Create(
+      std::size_t count, const ccl_residual_config_t& config = CCL_RESIDUAL_CONFIG_INIT) noexcept {
+    ccl_residual_t residual = nullptr;
+    const ccl_result_t code = ccl_residual_create(&residual, count, &config);
+    return {code, Residual(residual)};
+  }
+  Status SetScale(float scale) noexcept { return Status(ccl_residual_set_scale(get(), scale)); }
+  Status Export(float* values, std::size_t count) const noexcept {
+    return Status(ccl_residual_export(get(), values, count));
+  }
+  Status Import(const float* values, std::size_t count) noexcept {
+    return Status(ccl_residual_import(get(), values, count));
+  }
+  Status Reset() noexcept { return Status(ccl_residual_reset(get())); }
+  Status Rollback(std::uint64_t operation) noexcept {
+    return Status(ccl_residual_rollback(get(), operation));
+  }
+};
+
 /// Elements in memory of ccl_mem_alloc: zeros, aligned to pages.
 template <typename T>
 class [[nodiscard]] Memory : public detail::Owned<void*, &ccl_mem_free> {
@@ -207,6 +231,7 @@ struct Compression {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
   ccl_compression_stats_t* stats = nullptr;  ///< a Stats; filled when the call completes
+  const Residual* residual = nullptr;        ///< error feedback
 };
 
 }  // namespace v0_1

@@ -204,6 +204,13 @@ void HbiState::ForwardResult(const SliceContext& slice, const Term& input,
   }
 }
 
+Result<bool> HbiState::Own(const Range& range, const std::byte* x, float* y) {
+  if (Status status = CheckRange(range); !status.ok()) return status;
+  Plan(range.segment, range.first / kWindow);
+  OwnValues(Slice(range), x, y);
+  return true;
+}
+
 void HbiState::Finish(CodecStats* stats) {
   if (stats == nullptr) return;
   *stats = {};

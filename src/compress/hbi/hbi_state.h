@@ -29,6 +29,7 @@ class HbiState final : public CodecState {
                       DeviceWork* work) override;
   Status Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                   DeviceWork* work) override;
+  Result<bool> Own(const Range& range, const std::byte* x, float* y) override;
   void Finish(CodecStats* stats) override;
 
  private:

@@ -186,4 +186,24 @@ void FoldOwnWords(const SliceContext& slice, const std::byte* elements, bool fir
   }
 }
 
+void OwnValues(const SliceContext& slice, const std::byte* elements, float* values) {
+  SliceContext decoded = slice;
+  decoded.type = DataType::kFloat32;
+  Walker reader(slice), writer(decoded);
+  auto* const out = reinterpret_cast<std::byte*>(values);
+  for (uint32_t s = 0; s < slice.superblocks(); ++s) {
+    const Point& point = reader.PointOf(s);
+    if (point.k == 0) {
+      std::fill_n(values + size_t{s} * kSuperblock, reader.Count(s), 0.0f);
+      continue;
+    }
+    Source own{.elements = elements};
+    FoldTile(slice, &reader, s, point, {&own, 1});
+    float* y = writer.ElementRoom(s, out);
+    slice.kernels->decode({.words = reader.Words(s), .step = point.sum->step, .zero = point.k},
+                          reader.tile(), y);
+    writer.PutElements(s, y, out);
+  }
+}
+
 }  // namespace inccl::hbi

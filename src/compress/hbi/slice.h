@@ -70,6 +70,9 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
 // Decodes a kResult payload of ResultBytes bytes whose side words have been checked.
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements);
 
+// Writes what the slice's elements count as in a sum: their codes, decoded; 0 without levels.
+void OwnValues(const SliceContext& slice, const std::byte* elements, float* values);
+
 // Computes the side words of a slice's elements, with zeros beyond the end. With `first` it writes
 // them to `words`, else it merges them into `words`.
 void FoldOwnWords(const SliceContext& slice, const std::byte* elements, bool first, uint8_t* words);

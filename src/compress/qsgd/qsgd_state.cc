@@ -116,14 +116,14 @@ Status State::AddPayload(const Range& range, const Part& part, const std::byte* 
                                   config_->levels(), largest));
 }
 
-void State::Store(const Range& range, const Part& part, const uint32_t* sums, std::byte* elements) {
-  const DataType type = call().type;
+void State::Store(const Range& range, const Part& part, const uint32_t* sums,
+                  uint32_t contributions, DataType type, std::byte* elements) {
   std::byte* to = elements + part.at * SizeOf(type);
   float x[kSuperblock], all[kSuperblock];
   uint8_t scales[kSuperblock];
   const bool straight = type == DataType::kFloat32 && selection_.all() && part.count == kSuperblock;
   float* values = straight ? reinterpret_cast<float*>(to) : x;
-  BestKernels().decode(sums, complete() * config_->levels(), ByScale(range, part, unit_, scales),
+  BestKernels().decode(sums, contributions * config_->levels(), ByScale(range, part, unit_, scales),
                        part.picked, values);
   if (straight) return;
   if (!selection_.all()) {
@@ -155,7 +155,7 @@ Status State::Fold(const Range& range, uint32_t contributions, std::span<const T
       if (output.format.form == Form::kOutput) continue;
       PackSums(sums, part.picked, width, output.data + Offset(part, width));
     }
-    if (elements != nullptr) Store(range, part, sums, elements->data);
+    if (elements != nullptr) Store(range, part, sums, complete(), call().type, elements->data);
     return Status::Ok();
   });
   if (status.ok() && elements != nullptr) CopyToOthers(Form::kOutput, outputs);
@@ -168,9 +168,25 @@ Status State::DecodeResult(const Range& range, const Term& payload, std::byte* e
     uint32_t sums[kSuperblock];
     std::fill_n(sums, Padded(part.picked), 0u);
     Status status = AddPayload(range, part, payload.data, payload.bytes, complete(), sums);
-    if (status.ok()) Store(range, part, sums, elements);
+    if (status.ok()) Store(range, part, sums, complete(), call().type, elements);
     return status;
   });
+}
+
+Result<bool> State::Own(const Range& range, const std::byte* x, float* y) {
+  if (Status status = Enter(range); !status.ok()) return status;
+  Status status = ForEachPart(range, [&](const Part& part) {
+    uint32_t sums[kSuperblock];
+    std::fill_n(sums, Padded(part.picked), 0u);
+    AddElements(range, part, x, sums);
+    Store(range, part, sums, 1, DataType::kFloat32, reinterpret_cast<std::byte*>(y));
+    return Status::Ok();
+  });
+  if (!status.ok()) return status;
+  if (Reduces(call().collective) && call().op == ReduceOp::kAvg) {
+    for (uint32_t i = 0; i < range.count; ++i) y[i] *= static_cast<float>(call().nranks);
+  }
+  return true;
 }
 
 namespace {

@@ -50,6 +50,7 @@ class State final : public CheckedState {
   explicit State(std::shared_ptr<const Config> config)
       : CheckedState(config->name), config_(std::move(config)) {}
 
+  Result<bool> Own(const Range& range, const std::byte* x, float* y) override;
   void Finish(CodecStats* stats) override;
 
  protected:
@@ -87,7 +88,9 @@ class State final : public CheckedState {
   void AddElements(const Range& range, const Part& part, const std::byte* elements, uint32_t* sums);
   Status AddPayload(const Range& range, const Part& part, const std::byte* payload, uint64_t left,
                     uint32_t contributions, uint32_t* sums) const;
-  void Store(const Range& range, const Part& part, const uint32_t* sums, std::byte* elements);
+  // Decodes sums of `contributions` to elements of `type`.
+  void Store(const Range& range, const Part& part, const uint32_t* sums, uint32_t contributions,
+             DataType type, std::byte* elements);
   // Sets the values that all parts of a range share.
   Status Enter(const Range& range);
   uint32_t& LargestOfWindow(const Range& range) {

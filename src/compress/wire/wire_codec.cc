@@ -33,6 +33,7 @@ class WireState final : public CheckedState {
   Status Complete(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
                   DeviceWork* work) override;
 
+  Result<bool> Own(const Range& range, const std::byte* x, float* y) override;
   // No rank sees all contributions, so no rank knows a bound.
   void Finish(CodecStats* stats) override {
     if (stats == nullptr) return;
@@ -75,6 +76,7 @@ class WireState final : public CheckedState {
   size_t CodeAlignment() const { return wire_->bits() < 16 ? 1 : 2; }
   // `rounded`: rounds an own contribution as if it had arrived from a peer.
   void Load(const Term& input, uint32_t at, uint32_t count, bool rounded, float* out);
+  void LoadOwn(const std::byte* elements, uint32_t count, bool rounded, float* out);
   void Add(uint32_t count);
   void Store(uint32_t at, uint32_t count, std::span<Term> outputs);
 
@@ -87,9 +89,13 @@ class WireState final : public CheckedState {
 void WireState::Load(const Term& input, uint32_t at, uint32_t count, bool rounded, float* out) {
   if (input.format.form == Form::kSum) {
     wire_->Decode(input.data + wire_->Bytes(at), count, out);
-    return;
+  } else {
+    LoadOwn(input.data + at * SizeOf(call().type), count, rounded, out);
   }
-  ToFloat(call().type, input.data + at * SizeOf(call().type), out, count);
+}
+
+void WireState::LoadOwn(const std::byte* elements, uint32_t count, bool rounded, float* out) {
+  ToFloat(call().type, elements, out, count);
   if (scale_ != 1.0f) {
     for (uint32_t i = 0; i < count; ++i) out[i] *= scale_;
   }
@@ -134,6 +140,13 @@ Status WireState::Fold(const Range& range, uint32_t /*contributions*/, std::span
   });
   if (FindOutput(Form::kOutput, outputs) != nullptr) CopyToOthers(Form::kOutput, outputs);
   return Status::Ok();
+}
+
+// On its way a contribution is divided first and then rounded.
+Result<bool> WireState::Own(const Range& range, const std::byte* x, float* y) {
+  LoadOwn(x, range.count, true, y);
+  for (uint32_t i = 0; i < range.count; ++i) y[i] /= scale_;
+  return true;
 }
 
 bool WireState::IsCast(std::span<const Term> inputs, std::span<const Term> outputs) const {

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/residual/feedback_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "compress/kernels/convert.h"
+
+namespace inccl {
+namespace {
+
+uint64_t Superblocks(uint64_t elements) { return (elements + kSuperblock - 1) / kSuperblock; }
+
+template <typename T>
+T LoadAs(const std::byte* elements, size_t i) {
+  T value;
+  std::memcpy(&value, elements + i * sizeof value, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+Status FeedbackState::Begin(const CollectiveArgs& call) {
+  codec_->set_non_temporal(non_temporal_output(), non_temporal_payloads());
+  if (Status status = codec_->Begin(call); !status.ok()) return status;
+  call_ = call;
+  const uint64_t segments =
+      call.collective == Collective::kReduceScatter ? static_cast<uint64_t>(call.nranks) : 1;
+  if (residual_->count() != segments * call.count) {
+    return InternalError(fmt::format("residual of {} elements for an input of {} x {}",
+                                     residual_->count(), segments, call.count));
+  }
+  superblocks_ = Superblocks(call.count);
+  missing_ = segments * superblocks_;
+  accounted_.assign(missing_, 0);
+  return Status::Ok();
+}
+
+uint64_t FeedbackState::FirstOf(const Range& range) const {
+  const bool segmented = call_.collective == Collective::kReduceScatter;
+  return (segmented ? range.segment * call_.count : 0) + range.first;
+}
+
+void FeedbackState::Correct(const Range& range, const std::byte* elements) {
+  const size_t count = range.count, bytes = count * SizeOf(call_.type);
+  if (own_.size() < count) own_.resize(count);
+  if (corrected_.size() < bytes) corrected_.resize(bytes);
+  const std::span<float> residual{own_.data(), count};
+  residual_->Scaled(FirstOf(range), residual);
+  if (call_.type == DataType::kFloat64) {
+    if (double_sums_.size() < count) double_sums_.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      double_sums_[i] = LoadAs<double>(elements, i) + static_cast<double>(residual[i]);
+    }
+    std::memcpy(corrected_.data(), double_sums_.data(), bytes);
+    return;
+  }
+  if (sums_.size() < count) sums_.resize(count);
+  ToFloat(call_.type, elements, sums_.data(), count);
+  for (size_t i = 0; i < count; ++i) sums_[i] += residual[i];
+  FromFloat(call_.type, sums_.data(), corrected_.data(), count);
+}
+
+Status FeedbackState::Account(const Range& range) {
+  const uint64_t first =
+      (call_.collective == Collective::kReduceScatter ? range.segment * superblocks_ : 0) +
+      range.first / kSuperblock;
+  const auto begin = accounted_.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto end = begin + static_cast<std::ptrdiff_t>(Superblocks(range.count));
+  const auto known = static_cast<uint64_t>(std::count(begin, end, 1));
+  if (known == static_cast<uint64_t>(end - begin)) return Status::Ok();
+  Result<bool> own = codec_->Own(range, corrected_.data(), own_.data());
+  if (!own.ok()) return own.status();
+  if (!*own) ToFloat(call_.type, corrected_.data(), own_.data(), range.count);
+  for (size_t i = 0; i < range.count; ++i) {
+    own_[i] = call_.type == DataType::kFloat64
+                  ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i]))
+                  : sums_[i] - own_[i];
+  }
+  residual_->SetErrors(FirstOf(range), {own_.data(), range.count});
+  std::fill(begin, end, 1);
+  missing_ -= static_cast<uint64_t>(end - begin) - known;
+  return Status::Ok();
+}
+
+Status FeedbackState::Combine(const Range& range, std::span<const Term> inputs,
+                              std::span<Term> outputs) {
+  const auto own = std::find_if(inputs.begin(), inputs.end(), [](const Term& input) {
+    return input.format.form == Form::kInput;
+  });
+  if (own == inputs.end() || range.count == 0) return codec_->Combine(range, inputs, outputs);
+  Correct(range, own->data);
+  inputs_.assign(inputs.begin(), inputs.end());
+  inputs_[static_cast<size_t>(own - inputs.begin())].data = corrected_.data();
+  Status status = codec_->Combine(range, inputs_, outputs);
+  if (!status.ok() || outputs[0].format.form == Form::kSide) return status;
+  return Account(range);
+}
+
+Status FeedbackState::CheckComplete() const {
+  if (missing_ == 0) return Status::Ok();
+  return InternalError(
+      fmt::format("residual: {} superblocks of the input were never summed", missing_));
+}
+
+void FeedbackState::CombineAlone(const CollectiveArgs& call, const std::byte* input,
+                                 std::byte* output, Residual* residual) {
+  constexpr size_t kTile = 1024;
+  float errors[kTile], sums[kTile];
+  const size_t size = SizeOf(call.type);
+  for (uint64_t at = 0; at < call.count; at += kTile) {
+    const auto count = static_cast<size_t>(std::min<uint64_t>(kTile, call.count - at));
+    residual->Scaled(at, {errors, count});
+    if (call.type == DataType::kFloat64) {
+      for (size_t i = 0; i < count; ++i) {
+        const double exact = LoadAs<double>(input + at * size, i) + static_cast<double>(errors[i]);
+        std::memcpy(output + (at + i) * size, &exact, size);
+        errors[i] = 0;
+      }
+    } else {
+      ToFloat(call.type, input + at * size, sums, count);
+      for (size_t i = 0; i < count; ++i) sums[i] += errors[i];
+      std::copy_n(sums, count, errors);
+      FromFloat(call.type, sums, output + at * size, count);
+      ToFloat(call.type, output + at * size, sums, count);
+      for (size_t i = 0; i < count; ++i) errors[i] -= sums[i];
+    }
+    residual->SetErrors(at, {errors, count});
+  }
+}
+
+}  // namespace inccl

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/residual/residual.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "compress/kernels/convert.h"
+
+namespace inccl {
+namespace {
+
+constexpr size_t kTile = 1024;
+
+Status InUse() { return InvalidUsage("residual: a call is using it"); }
+
+}  // namespace
+
+Status Residual::Check(const ResidualOptions& options) {
+  if (options.storage != DataType::kFloat32 && options.storage != DataType::kBfloat16) {
+    return InvalidArgument(
+        fmt::format("storage: {}: neither float32 nor bfloat16", Name(options.storage)));
+  }
+  if (!(options.keep >= 0 && options.keep < 1)) {
+    return InvalidArgument(fmt::format("keep: {} is not in [0, 1)", options.keep));
+  }
+  return Status::Ok();
+}
+
+Residual::Residual(uint64_t count, const ResidualOptions& options)
+    : count_(count),
+      options_(options),
+      current_(count * SizeOf(options.storage)),
+      other_(current_.size()) {}
+
+Status Residual::Take() {
+  if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
+  undoable_ = 0;  // the call overwrites the former state
+  return Status::Ok();
+}
+
+void Residual::End(bool committed, uint64_t operation) {
+  if (committed) {
+    std::swap(current_, other_);
+    undoable_ = operation;
+  }
+  taken_.store(false, std::memory_order_release);
+}
+
+void Residual::Load(const std::vector<std::byte>& from, uint64_t first, std::span<float> x) const {
+  ToFloat(options_.storage, from.data() + first * SizeOf(options_.storage), x.data(), x.size());
+}
+
+void Residual::Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const {
+  FromFloat(options_.storage, x.data(), to->data() + first * SizeOf(options_.storage), x.size());
+}
+
+void Residual::Scaled(uint64_t first, std::span<float> x) const {
+  Load(current_, first, x);
+  if (scale_ == 1.0f) return;
+  for (float& value : x) value *= scale_;
+}
+
+void Residual::SetErrors(uint64_t first, std::span<const float> errors) {
+  float next[kTile], kept[kTile];
+  for (size_t at = 0; at < errors.size(); at += kTile) {
+    const size_t count = std::min(kTile, errors.size() - at);
+    for (size_t i = 0; i < count; ++i) {
+      next[i] = std::isfinite(errors[at + i]) ? errors[at + i] : 0.0f;
+    }
+    if (options_.keep != 0) {
+      Load(current_, first + at, {kept, count});
+      for (size_t i = 0; i < count; ++i) {
+        next[i] = options_.keep * kept[i] + (1 - options_.keep) * next[i];
+      }
+    }
+    Store(first + at, {next, count}, &other_);
+  }
+}
+
+template <typename Body>
+Status Residual::WhileUnused(const Body& body) {
+  if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
+  body();
+  taken_.store(false, std::memory_order_release);
+  return Status::Ok();
+}
+
+Status Residual::CheckCount(size_t count) const {
+  if (count == count_) return Status::Ok();
+  return InvalidArgument(fmt::format("count: {}, the residual has {} elements", count, count_));
+}
+
+Status Residual::SetScale(float scale) {
+  return WhileUnused([&] { scale_ = scale; });
+}
+
+Status Residual::Export(std::span<float> values) {
+  if (Status status = CheckCount(values.size()); !status.ok()) return status;
+  return WhileUnused([&] { Load(current_, 0, values); });
+}
+
+Status Residual::Import(std::span<const float> values) {
+  if (Status status = CheckCount(values.size()); !status.ok()) return status;
+  return WhileUnused([&] {
+    Store(0, values, &current_);
+    undoable_ = 0;
+  });
+}
+
+Status Residual::Reset() {
+  return WhileUnused([&] {
+    std::fill(current_.begin(), current_.end(), std::byte{0});
+    undoable_ = 0;
+  });
+}
+
+Status Residual::Rollback(uint64_t operation) {
+  return WhileUnused([&] {
+    if (undoable_ <= operation) return;
+    std::swap(current_, other_);
+    undoable_ = 0;
+  });
+}
+
+}  // namespace inccl

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The residual of one vector: what compressed calls have left out of this rank's contributions,
+// which the next call adds to its input (error feedback). A call writes the new residual beside the
+// old one; the caller of the collective commits it once the call has succeeded.
+#ifndef INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
+#define INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "base/types.h"
+
+namespace inccl {
+
+struct ResidualOptions {
+  DataType storage = DataType::kFloat32;  // or kBfloat16, which rounds to nearest
+  float keep = 0;  // in [0, 1): new residual = keep * old + (1 - keep) * error of the call
+};
+
+// One call at a time uses a residual. SetScale, Export, Import, Reset and Rollback fail with
+// kInvalidUsage while one does.
+class Residual {
+ public:
+  static Status Check(const ResidualOptions& options);
+  Residual(uint64_t count, const ResidualOptions& options);
+
+  uint64_t count() const { return count_; }
+
+  // A call begins; kInvalidUsage while another one uses the residual. End gives it back.
+  Status Take();
+  // `committed`: the pending residual becomes the residual. `operation`: number of the call.
+  void End(bool committed, uint64_t operation);
+  // For the call: scale * residual of elements [first, first + x.size()).
+  void Scaled(uint64_t first, std::span<float> x) const;
+  // For the call: sets the pending residual of these elements from its errors; one that is not
+  // finite counts as 0.
+  void SetErrors(uint64_t first, std::span<const float> errors);
+
+  // The factor of the residual in the next calls: the ratio of learning rates.
+  Status SetScale(float scale);
+  // All elements.
+  Status Export(std::span<float> values);
+  Status Import(std::span<const float> values);
+  Status Reset();
+  // Back to the state before the last committed call, if that had a number above `operation`.
+  Status Rollback(uint64_t operation);
+
+ private:
+  // Runs `body` while no call uses the residual.
+  template <typename Body>
+  Status WhileUnused(const Body& body);
+  Status CheckCount(size_t count) const;
+  void Load(const std::vector<std::byte>& from, uint64_t first, std::span<float> x) const;
+  void Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const;
+
+  const uint64_t count_;
+  const ResidualOptions options_;
+  float scale_ = 1;
+  // The residual, and the other buffer: of the call that uses it, or else the state before the last
+  // committed call.
+  std::vector<std::byte> current_, other_;
+  uint64_t undoable_ = 0;  // number of that call; 0: `other_` is not a former state
+  std::atomic<bool> taken_{false};
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_

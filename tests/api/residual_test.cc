@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Error feedback through the C API. Two oracles: what is summed and what is left out are together
+// what went in, element by element; and a call with a residual is a call without one whose input
+// has the residual added by the test.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "api/check.h"
+#include "api/values.h"
+#include "api/world.h"
+
+namespace inccl::test {
+namespace {
+
+enum class Kind { kAllReduce, kReduceScatter, kAllGather };
+
+struct FreeCodec {
+  void operator()(ccl_codec_t codec) const { ccl_codec_destroy(codec); }
+};
+struct FreeResidual {
+  void operator()(ccl_residual_t residual) const { ccl_residual_destroy(residual); }
+};
+using Codec = std::unique_ptr<ccl_codec, FreeCodec>;
+using OwnedResidual = std::unique_ptr<ccl_residual, FreeResidual>;
+
+Codec MakeCodec(const char* spec) {
+  ccl_codec_t codec = nullptr;
+  EXPECT_EQ(ccl_codec_create(&codec, spec), CCL_SUCCESS) << ccl_get_last_error(nullptr);
+  return Codec(codec);
+}
+
+OwnedResidual MakeResidual(size_t count, ccl_datatype_t storage = CCL_FLOAT32, float keep = 0) {
+  ccl_residual_config_t config = CCL_RESIDUAL_CONFIG_INIT;
+  config.storage = storage;
+  config.keep = keep;
+  ccl_residual_t residual = nullptr;
+  EXPECT_EQ(ccl_residual_create(&residual, count, &config), CCL_SUCCESS)
+      << ccl_get_last_error(nullptr);
+  return OwnedResidual(residual);
+}
+
+std::vector<float> ValuesOf(const OwnedResidual& residual, size_t count) {
+  std::vector<float> values(count);
+  EXPECT_EQ(ccl_residual_export(residual.get(), values.data(), count), CCL_SUCCESS)
+      << ccl_get_last_error(nullptr);
+  return values;
+}
+
+// Normal values whose scale changes from block to block.
+std::vector<float> Gradient(size_t count, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = std::ldexp(normal(engine), static_cast<int>(i / 300 % 7) - 3);
+  }
+  return values;
+}
+
+struct Case {
+  const char* spec;
+  Kind kind;
+  ccl_datatype_t type;
+  ccl_redop_t op;
+  const char* algorithm;
+  double tolerance;  // of the sum of magnitudes; what several ranks round together
+};
+
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  std::string name = std::to_string(info.index) + "_" + c.spec + "_" + c.algorithm;
+  for (char& letter : name) {
+    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
+  }
+  return name;
+}
+
+class ResidualTest : public ::testing::TestWithParam<Case> {};
+
+// Elements of the type, from floats.
+std::vector<std::byte> ToType(ccl_datatype_t type, const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * SizeOfType(type));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto put = [&](auto value) {
+      std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+    };
+    if (type == CCL_FLOAT32) put(values[i]);
+    if (type == CCL_FLOAT64) put(static_cast<double>(values[i]));
+    if (type == CCL_BFLOAT16) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &values[i], sizeof bits);
+      put(static_cast<uint16_t>(bits >> 16));  // towards zero: any bf16 will do
+    }
+  }
+  return bytes;
+}
+
+constexpr unsigned kSeed = 7;
+constexpr int kRanks = 3;
+constexpr size_t kCount = 3 * 5000 + 77;  // of a vector
+
+struct Step {
+  std::vector<std::vector<double>> in, before, after, out;  // by rank
+};
+
+// Runs one call on every rank and keeps what went in and out.
+void RunStep(const Case& c, int rank, ccl_comm_t comm, ccl_codec_t codec,
+             const OwnedResidual& residual, unsigned seed, Step* step) {
+  const bool scatters = c.kind == Kind::kReduceScatter, gathers = c.kind == Kind::kAllGather;
+  const size_t sent = kCount * (scatters ? kRanks : 1), got = kCount * (gathers ? kRanks : 1);
+  const std::vector<std::byte> in =
+      ToType(c.type, Gradient(sent, seed + static_cast<unsigned>(rank)));
+  std::vector<std::byte> send = in, out(got * SizeOfType(c.type));
+  const auto r = static_cast<size_t>(rank);
+  const std::vector<float> before = ValuesOf(residual, sent);
+  ccl_compression_t how = CCL_COMPRESSION_INIT;
+  how.codec = codec;
+  how.residual = residual.get();
+  if (c.kind == Kind::kAllReduce) {
+    CHECK_OK(ccl_allreduce_compressed(send.data(), out.data(), kCount, c.type, c.op, &how, comm,
+                                      nullptr));
+  } else if (scatters) {
+    CHECK_OK(ccl_reduce_scatter_compressed(send.data(), out.data(), kCount, c.type, c.op, &how,
+                                           comm, nullptr));
+  } else {
+    CHECK_OK(
+        ccl_allgather_compressed(send.data(), out.data(), kCount, c.type, &how, comm, nullptr));
+  }
+  EXPECT_EQ(send, in);
+  const std::vector<float> after = ValuesOf(residual, sent);
+  step->before[r].assign(before.begin(), before.end());
+  step->after[r].assign(after.begin(), after.end());
+  for (size_t i = 0; i < sent; ++i) step->in[r].push_back(Load(c.type, in.data(), i));
+  for (size_t i = 0; i < got; ++i) step->out[r].push_back(Load(c.type, out.data(), i));
+}
+
+// inputs + former residuals = result + residuals
+void ExpectConserved(const Case& c, const Step& step) {
+  const bool scatters = c.kind == Kind::kReduceScatter, gathers = c.kind == Kind::kAllGather;
+  size_t changed = 0;
+  // A rotation rounds relative to the largest elements.
+  const double more = std::strstr(c.spec, "rht") != nullptr ? 100 : 0;
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    for (size_t i = 0; i < step.out[rank].size(); ++i) {
+      double in = 0, size = 0, left = 0, result = step.out[rank][i];
+      for (size_t r = 0; r < kRanks; ++r) {
+        if (gathers && r != i / kCount) continue;
+        const size_t at = scatters ? rank * kCount + i : gathers ? i % kCount : i;
+        in += step.in[r][at] + step.before[r][at];
+        size += std::fabs(step.in[r][at]) + std::fabs(step.before[r][at]);
+        left += step.after[r][at];
+        changed += step.after[r][at] != 0 ? 1 : 0;
+      }
+      if (c.op == CCL_AVG && !gathers) result *= kRanks;
+      ASSERT_NEAR(in, result + left, c.tolerance * (size + std::fabs(result) + more))
+          << "rank " << rank << " element " << i;
+    }
+  }
+  const bool exact = std::string(c.spec) == "none" || std::string(c.spec) == "lossless";
+  if (!exact) {
+    EXPECT_GT(changed, kCount) << "the codec leaves nothing out";
+  }
+}
+
+TEST_P(ResidualTest, WhatIsLeftOutAndTheSumAreWhatWentIn) {
+  const Case& c = GetParam();
+  const ScopedEnv algorithm({{"INCCL_ALGO", c.algorithm}, {"INCCL_SLICE_BYTES", "16384"}});
+  Step steps[3];
+  for (Step& step : steps) {
+    for (auto* all : {&step.in, &step.before, &step.after, &step.out}) all->resize(kRanks);
+  }
+  RunThreads(kRanks, [&](int rank, ccl_comm_t comm) {
+    const Codec codec = MakeCodec(c.spec);
+    const OwnedResidual residual =
+        MakeResidual(kCount * (c.kind == Kind::kReduceScatter ? kRanks : 1));
+    for (unsigned s = 0; s < 3; ++s) {
+      RunStep(c, rank, comm, codec.get(), residual, kSeed + 100 * s, &steps[s]);
+    }
+  });
+  for (const Step& step : steps) ExpectConserved(c, step);
+}
+
+constexpr double kFloat = 1e-6, kBfloat16 = 0x1p-7;
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, ResidualTest,
+    ::testing::Values(
+        Case{"hbi:ag=exact,bits=4", Kind::kAllReduce, CCL_FLOAT32, CCL_SUM, "direct", kFloat},
+        Case{"hbi:ag=exact,bits=4", Kind::kAllReduce, CCL_FLOAT32, CCL_AVG, "ring", kFloat},
+        Case{"hbi:ag=exact,bits=5", Kind::kAllReduce, CCL_FLOAT64, CCL_SUM, "tree", kFloat},
+        Case{"hbi:ag=exact,bits=6,unbiased=1", Kind::kAllReduce, CCL_FLOAT32, CCL_SUM,
+             "recursive_doubling", kFloat},
+        Case{"hbi:bits=4", Kind::kReduceScatter, CCL_FLOAT32, CCL_SUM, "direct", kFloat},
+        Case{"hbi:bits=6,rht=1", Kind::kReduceScatter, CCL_FLOAT32, CCL_AVG, "ring", kFloat},
+        Case{"hbi:bits=4", Kind::kReduceScatter, CCL_BFLOAT16, CCL_SUM, "direct", kBfloat16},
+        Case{"hbi:bits=4", Kind::kAllGather, CCL_FLOAT32, CCL_SUM, "direct", kFloat},
+        Case{"qsgd:q=4", Kind::kAllReduce, CCL_FLOAT32, CCL_AVG, "direct", kFloat},
+        Case{"qsgd_ms", Kind::kAllReduce, CCL_FLOAT32, CCL_SUM, "ring", kFloat},
+        Case{"randk:k=0.25", Kind::kReduceScatter, CCL_FLOAT32, CCL_SUM, "direct", kFloat},
+        Case{"bf16", Kind::kAllGather, CCL_FLOAT32, CCL_SUM, "ring", kFloat},
+        Case{"bf16", Kind::kAllReduce, CCL_FLOAT32, CCL_AVG, "direct", kBfloat16},
+        Case{"mxfp8", Kind::kAllGather, CCL_FLOAT32, CCL_SUM, "direct", kFloat},
+        Case{"none", Kind::kAllReduce, CCL_FLOAT32, CCL_SUM, "direct", kFloat},
+        Case{"lossless", Kind::kReduceScatter, CCL_FLOAT32, CCL_SUM, "direct", kFloat}),
+    NameOf);
+
+TEST(ResidualCallTest, IsTheCallWithoutOneOnTheCorrectedInput) {
+  RunThreads(kRanks, [&](int rank, ccl_comm_t comm) {
+    const Codec codec = MakeCodec("hbi:bits=4");
+    const OwnedResidual residual = MakeResidual(kCount);
+    const auto r = static_cast<unsigned>(rank);
+    const std::vector<float> start = Gradient(kCount, kSeed + r);
+    CHECK_OK(ccl_residual_import(residual.get(), start.data(), kCount));
+    CHECK_OK(ccl_residual_set_scale(residual.get(), 0.3f));
+    // Only one rank's residual differs from zero, and one rank has none.
+    if (rank == 1) CHECK_OK(ccl_residual_reset(residual.get()));
+    const std::vector<float> in = Gradient(kCount, kSeed + 50 + r);
+    std::vector<float> corrected(kCount), expected(kCount), out = in;
+    for (size_t i = 0; i < kCount; ++i) {
+      corrected[i] = in[i] + (rank == 0 ? 0.3f * start[i] : 0.0f);
+    }
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.codec = codec.get();
+    how.seed = 5;
+    how.step = 9;
+    CHECK_OK(ccl_allreduce_compressed(corrected.data(), expected.data(), kCount, CCL_FLOAT32,
+                                      CCL_SUM, &how, comm, nullptr));
+    if (rank != 2) how.residual = residual.get();
+    CHECK_OK(ccl_allreduce_compressed(out.data(), out.data(), kCount, CCL_FLOAT32, CCL_SUM, &how,
+                                      comm, nullptr));
+    EXPECT_EQ(std::memcmp(out.data(), expected.data(), kCount * sizeof(float)), 0);
+  });
+}
+
+// The mean over steps of a constant gradient approaches it; without a residual it is a quarter.
+TEST(ResidualCallTest, WhatASelectionLeavesOutArrivesLater) {
+  constexpr size_t kElements = 4096;
+  constexpr int kSteps = 60;
+  RunThreads(2, [&](int rank, ccl_comm_t comm) {
+    const Codec codec = MakeCodec("randk:k=0.25,q=16");
+    const OwnedResidual residual = MakeResidual(kElements);
+    std::vector<float> in(kElements), out(kElements);
+    std::fill(in.begin(), in.end(), rank == 0 ? 1.0f : 3.0f);
+    for (const bool feeds : {false, true}) {
+      ccl_compression_t how = CCL_COMPRESSION_INIT;
+      how.codec = codec.get();
+      if (feeds) how.residual = residual.get();
+      std::vector<double> sums(kElements);
+      for (int step = 1; step <= kSteps; ++step) {
+        how.step = static_cast<uint64_t>(step);
+        CHECK_OK(ccl_allreduce_compressed(in.data(), out.data(), kElements, CCL_FLOAT32, CCL_SUM,
+                                          &how, comm, nullptr));
+        for (size_t i = 0; i < kElements; ++i) sums[i] += out[i];
+      }
+      double error = 0;
+      for (const double sum : sums) error = std::max(error, std::fabs(sum / kSteps - 4));
+      // Each step selects a quarter. A residual holds what 8 steps have left out at most.
+      if (feeds) {
+        EXPECT_LT(error, 4.0 * 8 / kSteps);
+      } else {
+        EXPECT_GT(error, 2.9);
+      }
+    }
+  });
+}
+
+TEST(ResidualCallTest, StaysFinite) {
+  RunThreads(2, [&](int rank, ccl_comm_t comm) {
+    const OwnedResidual residual = MakeResidual(kCount);
+    std::vector<float> in = Gradient(kCount, 3 + static_cast<unsigned>(rank)), out(kCount);
+    in[rank == 0 ? 100 : 4000] = std::numeric_limits<float>::quiet_NaN();
+    in[2000] = std::numeric_limits<float>::infinity();
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.residual = residual.get();
+    for (int step = 0; step < 2; ++step) {
+      CHECK_OK(ccl_allreduce_compressed(in.data(), out.data(), kCount, CCL_FLOAT32, CCL_SUM, &how,
+                                        comm, nullptr));
+      EXPECT_TRUE(std::isnan(out[100]));
+      for (const float value : ValuesOf(residual, kCount)) ASSERT_TRUE(std::isfinite(value));
+    }
+  });
+}
+
+TEST(ResidualCallTest, OneRankKeepsWhatItsTypeRoundsOff) {
+  RunThreads(1, [&](int, ccl_comm_t comm) {
+    const OwnedResidual residual = MakeResidual(3);
+    const float start[3] = {0x1p-10f, 0, 1};
+    CHECK_OK(ccl_residual_import(residual.get(), start, 3));
+    const uint16_t one = 0x3f80;  // bf16
+    uint16_t in[3] = {one, one, one}, out[3] = {};
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.residual = residual.get();
+    CHECK_OK(ccl_allreduce_compressed(in, out, 3, CCL_BFLOAT16, CCL_SUM, &how, comm, nullptr));
+    EXPECT_EQ(out[0], one);
+    EXPECT_EQ(out[1], one);
+    EXPECT_EQ(out[2], 0x4000);  // 2
+    EXPECT_EQ(ValuesOf(residual, 3), (std::vector<float>{0x1p-10f, 0, 0}));
+  });
+}
+
+TEST(ResidualCallTest, KeepMixesOldAndNew) {
+  RunThreads(2, [&](int, ccl_comm_t comm) {
+    const Codec codec = MakeCodec("none");
+    const OwnedResidual residual = MakeResidual(2, CCL_FLOAT32, 0.75f);
+    const float start[2] = {8, -4};
+    CHECK_OK(ccl_residual_import(residual.get(), start, 2));
+    const float in[2] = {1, 2};
+    float out[2] = {};
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.codec = codec.get();
+    how.residual = residual.get();
+    CHECK_OK(ccl_allreduce_compressed(in, out, 2, CCL_FLOAT32, CCL_SUM, &how, comm, nullptr));
+    EXPECT_EQ(out[0], 18);
+    EXPECT_EQ(out[1], -4);
+    EXPECT_EQ(ValuesOf(residual, 2), (std::vector<float>{6, -3}));
+  });
+}
+
+TEST(ResidualCallTest, RollbackTakesBackOneCall) {
+  RunThreads(2, [&](int rank, ccl_comm_t comm) {
+    const Codec codec = MakeCodec("hbi:bits=4");
+    const OwnedResidual residual = MakeResidual(kCount, CCL_BFLOAT16);
+    std::vector<float> in = Gradient(kCount, 11 + static_cast<unsigned>(rank)), out(kCount);
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.codec = codec.get();
+    how.residual = residual.get();
+    std::vector<std::vector<float>> states = {ValuesOf(residual, kCount)};
+    for (int call = 1; call <= 2; ++call) {
+      CHECK_OK(ccl_allreduce_compressed(in.data(), out.data(), kCount, CCL_FLOAT32, CCL_SUM, &how,
+                                        comm, nullptr));
+      states.push_back(ValuesOf(residual, kCount));
+    }
+    CHECK_OK(ccl_residual_rollback(residual.get(), 2));  // the second call is the last one
+    EXPECT_EQ(ValuesOf(residual, kCount), states[2]);
+    CHECK_OK(ccl_residual_rollback(residual.get(), 1));
+    EXPECT_EQ(ValuesOf(residual, kCount), states[1]);
+    CHECK_OK(ccl_residual_rollback(residual.get(), 0));  // the state before is gone
+    EXPECT_EQ(ValuesOf(residual, kCount), states[1]);
+    EXPECT_NE(states[1], states[0]);
+    EXPECT_NE(states[1], states[2]);
+  });
+}
+
+void ExpectError(ccl_result_t result, const char* argument) {
+  EXPECT_EQ(result, CCL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ccl_get_last_error(nullptr)).find(argument), std::string::npos)
+      << ccl_get_last_error(nullptr);
+}
+
+TEST(ResidualCallTest, WrongArgumentsAreNamed) {
+  RunThreads(2, [&](int, ccl_comm_t comm) {
+    OwnedResidual residual = MakeResidual(64);
+    std::vector<float> in(128), out(128);
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.residual = residual.get();
+    const auto reduce = [&](size_t count, ccl_datatype_t type, ccl_redop_t op) {
+      return ccl_allreduce_compressed(in.data(), out.data(), count, type, op, &how, comm, nullptr);
+    };
+    ExpectError(reduce(63, CCL_FLOAT32, CCL_SUM), "residual: of 64 elements, send has 63");
+    ExpectError(reduce(64, CCL_INT32, CCL_SUM), "residual: type int32");
+    ExpectError(reduce(64, CCL_FLOAT32, CCL_MAX), "residual: reduction max");
+    ExpectError(ccl_reduce_scatter_compressed(in.data(), out.data(), 64, CCL_FLOAT32, CCL_SUM, &how,
+                                              comm, nullptr),
+                "send has 128");
+    const ccl_residual_t gone = residual.release();
+    CHECK_OK(ccl_residual_destroy(gone));
+    ExpectError(reduce(64, CCL_FLOAT32, CCL_SUM), "residual: not a residual, or destroyed");
+    ExpectError(ccl_residual_reset(gone), "residual");
+    ExpectError(ccl_residual_destroy(gone), "residual");
+  });
+  EXPECT_EQ(ccl_residual_destroy(nullptr), CCL_SUCCESS);
+  ccl_residual_t made = nullptr;
+  ExpectError(ccl_residual_create(nullptr, 1, nullptr), "residual: NULL");
+  ExpectError(ccl_residual_create(&made, SIZE_MAX / 2, nullptr), "count");
+  ccl_residual_config_t config = CCL_RESIDUAL_CONFIG_INIT;
+  config.storage = CCL_INT32;
+  ExpectError(ccl_residual_create(&made, 1, &config), "config->storage: int32");
+  config = CCL_RESIDUAL_CONFIG_INIT;
+  config.keep = 1;
+  ExpectError(ccl_residual_create(&made, 1, &config), "config->keep: 1");
+  config.keep = std::numeric_limits<float>::quiet_NaN();
+  ExpectError(ccl_residual_create(&made, 1, &config), "config->keep");
+  config.size = 3;
+  ExpectError(ccl_residual_create(&made, 1, &config), "config->size: 3");
+  const OwnedResidual residual = MakeResidual(4);
+  float values[4] = {};
+  ExpectError(ccl_residual_export(residual.get(), values, 3), "count: 3");
+  ExpectError(ccl_residual_import(residual.get(), nullptr, 4), "values: NULL");
+  ExpectError(ccl_residual_set_scale(residual.get(), std::numeric_limits<float>::infinity()),
+              "scale");
+}
+
+}  // namespace
+}  // namespace inccl::test

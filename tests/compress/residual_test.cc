@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One residual: what a call may do with it, and when. Whole calls are in api/residual_test.cc.
+#include "compress/residual/residual.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace inccl {
+namespace {
+
+std::vector<float> ValuesOf(Residual* residual) {
+  std::vector<float> values(residual->count());
+  EXPECT_TRUE(residual->Export(values).ok());
+  return values;
+}
+
+void Commit(Residual* residual, std::vector<float> errors, uint64_t operation) {
+  ASSERT_TRUE(residual->Take().ok());
+  residual->SetErrors(0, errors);
+  residual->End(true, operation);
+}
+
+TEST(ResidualTest, ServesOneCallAtATime) {
+  Residual residual(2, {});
+  ASSERT_TRUE(residual.Take().ok());
+  std::vector<float> values(2);
+  EXPECT_EQ(residual.Take().code(), Code::kInvalidUsage);
+  EXPECT_EQ(residual.SetScale(2).code(), Code::kInvalidUsage);
+  EXPECT_EQ(residual.Export(values).code(), Code::kInvalidUsage);
+  EXPECT_EQ(residual.Import(values).code(), Code::kInvalidUsage);
+  EXPECT_EQ(residual.Reset().code(), Code::kInvalidUsage);
+  EXPECT_EQ(residual.Rollback(0).code(), Code::kInvalidUsage);
+  residual.End(false, 1);
+  EXPECT_TRUE(residual.Take().ok());
+  residual.End(false, 2);
+  EXPECT_TRUE(residual.Reset().ok());
+}
+
+TEST(ResidualTest, AFailedCallChangesNothing) {
+  Residual residual(3, {});
+  Commit(&residual, {1, 2, 3}, 7);
+  ASSERT_TRUE(residual.Take().ok());
+  const std::vector<float> errors = {4, 5, 6};
+  residual.SetErrors(0, errors);
+  residual.End(false, 8);
+  EXPECT_EQ(ValuesOf(&residual), (std::vector<float>{1, 2, 3}));
+  // It has overwritten the state before call 7, which nothing can bring back any more.
+  EXPECT_TRUE(residual.Rollback(0).ok());
+  EXPECT_EQ(ValuesOf(&residual), (std::vector<float>{1, 2, 3}));
+}
+
+TEST(ResidualTest, RollbackIsForLaterCalls) {
+  Residual residual(1, {});
+  Commit(&residual, {1}, 4);
+  Commit(&residual, {2}, 6);
+  EXPECT_TRUE(residual.Rollback(6).ok());
+  EXPECT_EQ(ValuesOf(&residual)[0], 2);
+  EXPECT_TRUE(residual.Rollback(5).ok());
+  EXPECT_EQ(ValuesOf(&residual)[0], 1);
+  EXPECT_TRUE(residual.Rollback(0).ok());
+  EXPECT_EQ(ValuesOf(&residual)[0], 1);
+}
+
+TEST(ResidualTest, ScalesRoundsAndMixes) {
+  Residual plain(2, {}), narrow(2, {.storage = DataType::kBfloat16});
+  Residual mixed(2, {.storage = DataType::kFloat32, .keep = 0.5f});
+  for (Residual* residual : {&plain, &narrow, &mixed}) {
+    Commit(residual, {1.001f, -3}, 1);
+  }
+  EXPECT_EQ(ValuesOf(&plain), (std::vector<float>{1.001f, -3}));
+  EXPECT_EQ(ValuesOf(&narrow), (std::vector<float>{1, -3}));
+  EXPECT_EQ(ValuesOf(&mixed), (std::vector<float>{0.5f * 1.001f, -1.5f}));
+  Commit(&mixed, {8, 8}, 2);
+  EXPECT_EQ(ValuesOf(&mixed)[1], 0.5f * -1.5f + 4);
+  ASSERT_TRUE(plain.SetScale(0.5f).ok());
+  std::vector<float> scaled(1);
+  plain.Scaled(1, scaled);
+  EXPECT_EQ(scaled[0], -1.5f);
+}
+
+TEST(ResidualTest, WhatIsNotFiniteCountsAsZero) {
+  Residual residual(3, {});
+  Commit(&residual,
+         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 2}, 1);
+  EXPECT_EQ(ValuesOf(&residual), (std::vector<float>{0, 0, 2}));
+}
+
+}  // namespace
+}  // namespace inccl
