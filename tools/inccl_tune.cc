@@ -31,7 +31,7 @@ struct Options {
   std::string min_bytes = "1K", max_bytes = "16M", output;
   uint64_t factor = 4;
   std::vector<std::string> collectives;
-  bool network = false;
+  bool network = false, compare = false;
   TuneOptions tune;
 };
 
@@ -108,27 +108,62 @@ std::string Heading(const std::string& command) {
   return fmt::format("# {} on {} cores, {}\n# {}\n", host.cpu, host.cores, host.date, command);
 }
 
+// A comment per sample: the model's choice, the fastest algorithm, and the times of all.
+std::string Comparison(const std::vector<TuneSamples>& measured) {
+  std::string text = "# COLLECTIVE KIND BYTES: CHOICE / FASTEST; times in us\n";
+  for (const TuneSamples& of_kind : measured) {
+    for (const TuneSample& sample : of_kind.samples) {
+      const auto least =
+          std::min_element(sample.times.begin(), sample.times.end(),
+                           [](const auto& a, const auto& b) { return a.second < b.second; });
+      const double chosen = sample.times.at(sample.by_default);
+      text += fmt::format("# {} {} {}: {} {:.1f} / {} {:.1f} = {:.2f};", Name(of_kind.collective),
+                          of_kind.compressed ? "compressed" : "plain", sample.bytes,
+                          Name(sample.by_default), chosen, Name(least->first), least->second,
+                          chosen / least->second);
+      for (const auto& [algorithm, time] : sample.times) {
+        text += fmt::format(" {} {:.1f}", Name(algorithm), time);
+      }
+      text += "\n";
+    }
+  }
+  return text;
+}
+
 // On each of the ranks that mpirun has started.
 int MeasureNetwork(perf::World& world, const Options& options, const std::string& command) {
-  Result<MeasuredCosts> costs =
-      MeasureCosts(world, {.codec = options.tune.codec, .iterations = options.tune.iterations});
-  if (!costs.ok()) {
-    const bool usage = costs.status().code() == Code::kInvalidUsage;
-    if (usage && world.rank() != 0) return perf::kExitUsage;
+  const auto fail = [&](const Status& status) {
+    const bool usage = status.code() == Code::kInvalidUsage;
+    if (usage && world.rank() != 0) return int{perf::kExitUsage};
     return Fail(usage ? perf::kExitUsage : perf::kExitFailed,
-                fmt::format("rank {}: {}", world.rank(), costs.status().message()));
-  }
-  if (world.rank() != 0) return perf::kExitOk;
+                fmt::format("rank {}: {}", world.rank(), status.message()));
+  };
+  Result<HostMap> hosts = HostsOf(world);
+  if (!hosts.ok()) return fail(hosts.status());
+  Result<MeasuredCosts> costs = MeasureCosts(
+      world, *hosts, {.codec = options.tune.codec, .iterations = options.tune.iterations});
+  if (!costs.ok()) return fail(costs.status());
   std::string text = Heading(command);
   for (const CostField& field : kCostFields) {
     const auto found = costs->find(field.name);
     if (found == costs->end()) continue;
     text += fmt::format("cost {} {} # {}\n", field.name, found->second, field.meaning);
   }
-  return Write(text, options.output);
+  if (options.compare) {
+    Result<TunerTable> table = TunerTable::Parse(text, "table");
+    if (!table.ok()) return fail(table.status());
+    TuneOptions tune = options.tune;
+    tune.hosts = &*hosts;
+    tune.table = &*table;
+    Result<std::vector<TuneSamples>> measured = MeasureSamples(world, tune);
+    if (!measured.ok()) return fail(measured.status());
+    text += Comparison(*measured);
+  }
+  return world.rank() == 0 ? Write(text, options.output) : int{perf::kExitOk};
 }
 
-int NetworkMain(const Options& options, int argc, char** argv) {
+int NetworkMain(Options options, int argc, char** argv) {
+  if (Status s = Check(&options); !s.ok()) return Fail(perf::kExitUsage, s.message());
   const std::string command = perf::CommandLine(argc, argv);
   if (!perf::StartedByMpi()) {
     return Fail(perf::kExitUsage, "--network: start it under mpirun, on several hosts");
@@ -178,6 +213,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.0, 10.0));
   app.add_flag("--network", options.network,
                "the constants of the cost model, between the ranks that mpirun has started");
+  app.add_flag(
+      "--compare", options.compare,
+      "with --network: times all algorithms and compares the model's choice with the best");
   app.add_flag("-v,--verbose", options.tune.verbose, "every time, on standard error");
   try {
     app.parse(argc, argv);

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "bootstrap/host.h"
@@ -16,7 +18,6 @@
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
 #include "tools/tune/codec_costs.h"
-#include "topology/host_map.h"
 
 namespace inccl::tools {
 namespace {
@@ -49,15 +50,6 @@ Result<Comm> Join(perf::World& world) {
   return Comm(comm);
 }
 
-Result<HostMap> HostsOf(perf::World& world) {
-  const char* const given = std::getenv("INCCL_HOSTID");
-  Result<uint64_t> mine = bootstrap::HostId(given == nullptr ? "" : given);
-  if (!mine.ok()) return mine.status();
-  Result<std::vector<uint64_t>> all = perf::Gather(world, *mine);
-  if (!all.ok()) return all.status();
-  return HostMap(*all);
-}
-
 // Times patterns of messages among the ranks.
 class Patterns {
  public:
@@ -68,17 +60,26 @@ class Patterns {
         send_(kLargeNetwork),
         recv_(kLargeNetwork) {}
 
-  // `messages` of `bytes` from rank 0 to `peer` in one group, and a small one back.
-  Result<double> RoundTrip(int peer, int messages, size_t bytes) {
-    return Time([&] {
+  // From rank 0 to `peer`, in one group, and a small one back.
+  struct Burst {
+    int messages = 1;
+    size_t bytes = kSmall;
+  };
+  // The times of two bursts, which take turns.
+  Result<std::pair<double, double>> RoundTrips(int peer, const Burst& first, const Burst& second) {
+    const auto round_trip = [&](const Burst& burst) {
       if (world_.rank() == 0) {
-        if (Status s = Grouped(messages, bytes, peer, -1); !s.ok()) return s;
+        if (Status s = Grouped(burst.messages, burst.bytes, peer, -1); !s.ok()) return s;
         return Grouped(1, kSmall, -1, peer);
       }
       if (world_.rank() != peer) return Status();
-      if (Status s = Grouped(messages, bytes, -1, 0); !s.ok()) return s;
+      if (Status s = Grouped(burst.messages, burst.bytes, -1, 0); !s.ok()) return s;
       return Grouped(1, kSmall, 0, -1);
-    });
+    };
+    Result<std::vector<double>> times =
+        Time({[&] { return round_trip(first); }, [&] { return round_trip(second); }});
+    if (!times.ok()) return times.status();
+    return std::pair((*times)[0], (*times)[1]);
   }
 
   // Ranks of equal index on consecutive hosts send to the next host and receive from the one
@@ -87,10 +88,12 @@ class Patterns {
     const int host = hosts.HostOf(world_.rank());
     const auto index = static_cast<size_t>(hosts.LocalIndex(world_.rank()));
     const int next = (host + 1) % hosts.hosts(), last = (host + hosts.hosts() - 1) % hosts.hosts();
-    return Time([&] {
+    Result<std::vector<double>> times = Time({[&] {
       if (index >= rails) return Status();
       return Grouped(1, kLargeNetwork, hosts.RanksOf(next)[index], hosts.RanksOf(last)[index]);
-    });
+    }});
+    if (!times.ok()) return times.status();
+    return times->front();
   }
 
  private:
@@ -111,20 +114,29 @@ class Patterns {
     return status.ok() ? ended : status;
   }
 
-  // The median of the slowest rank's times, in ns; the first ones do not count.
-  Result<double> Time(const std::function<Status()>& pattern) {
-    std::vector<double> mine;
+  // The first quartile of the slowest rank's times, in ns, of patterns that take turns. The first
+  // turns do not count. Other work of the machines makes times longer only.
+  Result<std::vector<double>> Time(const std::vector<std::function<Status()>>& patterns) {
+    std::vector<std::vector<double>> mine(patterns.size());
     for (uint64_t i = 0; i < iterations_ + kWarmUp; ++i) {
-      if (Status s = world_.Barrier(); !s.ok()) return perf::WithCause(s, comm_);
-      const double start = perf::SharedMicroseconds();
-      if (Status s = pattern(); !s.ok()) return s;
-      if (i >= kWarmUp) mine.push_back((perf::SharedMicroseconds() - start) * kNsPerUs);
+      for (size_t p = 0; p < patterns.size(); ++p) {
+        if (Status s = world_.Barrier(); !s.ok()) return perf::WithCause(s, comm_);
+        const double start = perf::SharedMicroseconds();
+        if (Status s = patterns[p](); !s.ok()) return s;
+        if (i >= kWarmUp) mine[p].push_back((perf::SharedMicroseconds() - start) * kNsPerUs);
+      }
     }
-    std::vector<double> all(mine.size() * static_cast<size_t>(world_.size()));
-    const Status s =
-        world_.AllGather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
-    if (!s.ok()) return s;
-    return perf::Median(perf::CombineRanks(all, mine.size(), perf::Average::kMax));
+    std::vector<double> quartiles;
+    for (const std::vector<double>& of_pattern : mine) {
+      std::vector<double> all(of_pattern.size() * static_cast<size_t>(world_.size()));
+      const Status s = world_.AllGather(std::as_bytes(std::span(of_pattern)),
+                                        std::as_writable_bytes(std::span(all)));
+      if (!s.ok()) return s;
+      constexpr double kFirstQuartile = 0.25;
+      quartiles.push_back(perf::Percentile(
+          perf::CombineRanks(all, of_pattern.size(), perf::Average::kMax), kFirstQuartile));
+    }
+    return quartiles;
   }
 
   perf::World& world_;
@@ -158,51 +170,59 @@ void AddShmCosts(const ShmTimes& times, MeasuredCosts* costs) {
       costs);
 }
 
-Result<MeasuredCosts> MeasureCosts(perf::World& world, const CostOptions& options) {
-  Result<HostMap> hosts = HostsOf(world);
-  if (!hosts.ok()) return hosts.status();
-  if (hosts->hosts() == 1) {
+Result<HostMap> HostsOf(perf::World& world) {
+  const char* const given = std::getenv("INCCL_HOSTID");
+  Result<uint64_t> mine = bootstrap::HostId(given == nullptr ? "" : given);
+  if (!mine.ok()) return mine.status();
+  Result<std::vector<uint64_t>> all = perf::Gather(world, *mine);
+  if (!all.ok()) return all.status();
+  return HostMap(*all);
+}
+
+Result<MeasuredCosts> MeasureCosts(perf::World& world, const HostMap& hosts,
+                                   const CostOptions& options) {
+  if (hosts.hosts() == 1) {
     return InvalidUsage("--network: all ranks are on one host; start them on several");
   }
   Result<Comm> comm = Join(world);
   if (!comm.ok()) return comm.status();
   Patterns patterns(world, comm->get(), options.iterations);
-  const int remote = hosts->RanksOf(1).front();
   size_t rails = SIZE_MAX;
-  for (int host = 0; host < hosts->hosts(); ++host) {
-    rails = std::min(rails, hosts->RanksOf(host).size());
+  for (int host = 0; host < hosts.hosts(); ++host) {
+    rails = std::min(rails, hosts.RanksOf(host).size());
   }
-  const Result<double> one = patterns.RoundTrip(remote, 1, kSmall);
-  if (!one.ok()) return one.status();
-  const Result<double> burst = patterns.RoundTrip(remote, kBurst, kSmall);
-  if (!burst.ok()) return burst.status();
-  const Result<double> exchange = patterns.Exchange(*hosts, rails);
-  if (!exchange.ok()) return exchange.status();
   MeasuredCosts costs;
-  AddNetworkCosts({*one, *burst, *exchange, rails * kLargeNetwork}, &costs);
-  if (hosts->RanksOf(0).size() > 1) {
-    const int local = hosts->RanksOf(0)[1];
-    const Result<double> small = patterns.RoundTrip(local, 1, kSmall);
-    if (!small.ok()) return small.status();
-    const Result<double> large = patterns.RoundTrip(local, 1, kLargeShm);
-    if (!large.ok()) return large.status();
-    AddShmCosts({*small, *large, kLargeShm}, &costs);
+  const auto remote =
+      patterns.RoundTrips(hosts.RanksOf(1).front(), {.messages = 1}, {.messages = kBurst});
+  if (!remote.ok()) return remote.status();
+  const Result<double> exchange = patterns.Exchange(hosts, rails);
+  if (!exchange.ok()) return exchange.status();
+  AddNetworkCosts({remote->first, remote->second, *exchange, rails * kLargeNetwork}, &costs);
+  if (hosts.RanksOf(0).size() > 1) {
+    const auto local =
+        patterns.RoundTrips(hosts.RanksOf(0)[1], {.bytes = kSmall}, {.bytes = kLargeShm});
+    if (!local.ok()) return local.status();
+    AddShmCosts({local->first, local->second, kLargeShm}, &costs);
   }
   // One rank at work: the others would take its share of memory bandwidth, or of a core.
+  CodecTimes plain, coded;
   if (world.rank() == 0) {
-    Result<CodecTimes> plain = TimeCodec("none", options.iterations);
-    if (!plain.ok()) return plain.status();
-    Add("reduce_byte_ps", plain->hop_ps / sizeof(float), &costs);
-    if (options.codec != "none") {
-      Result<CodecTimes> coded = TimeCodec(options.codec, options.iterations);
-      if (!coded.ok()) return coded.status();
-      Add("encode_element_ps", coded->encode_ps, &costs);
-      Add("decode_element_ps", coded->decode_ps, &costs);
-      Add("hop_element_ps", coded->hop_ps, &costs);
-    }
+    Result<CodecTimes> times = TimeCodec("none", options.iterations);
+    if (times.ok()) plain = *times;
+    if (times.ok() && options.codec != "none") times = TimeCodec(options.codec, options.iterations);
+    if (!times.ok()) return times.status();
+    coded = *times;
   }
-  if (Status s = world.Barrier(); !s.ok()) return perf::WithCause(s, comm->get());
-  if (world.rank() != 0) costs.clear();
+  for (CodecTimes* times : {&plain, &coded}) {
+    const Status s = world.Broadcast(std::as_writable_bytes(std::span(times, 1)));
+    if (!s.ok()) return perf::WithCause(s, comm->get());
+  }
+  Add("reduce_byte_ps", plain.hop_ps / sizeof(float), &costs);
+  if (options.codec != "none") {
+    Add("encode_element_ps", coded.encode_ps, &costs);
+    Add("decode_element_ps", coded.decode_ps, &costs);
+    Add("hop_element_ps", coded.hop_ps, &costs);
+  }
   return costs;
 }
 

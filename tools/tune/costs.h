@@ -11,11 +11,12 @@
 
 #include "base/status.h"
 #include "perf/support/world.h"
+#include "topology/host_map.h"
 #include "tuning/cost_constants.h"
 
 namespace inccl::tools {
 
-// What a sample of calls took, in ns; medians.
+// What a sample of calls took, in ns.
 struct NetworkTimes {
   double round_trip = 0;        // a small message and its answer
   double burst_round_trip = 0;  // kBurst small messages and one answer
@@ -40,9 +41,13 @@ struct CostOptions {
   uint64_t iterations = 15;
 };
 
-// All ranks call it; rank 0 gets the constants, the others nothing. Constants of messages inside a
-// host are left out if no host has two ranks, those of the codec with the codec "none".
-Result<MeasuredCosts> MeasureCosts(perf::World& world, const CostOptions& options);
+// The hosts of the ranks of a World; all ranks call it.
+Result<HostMap> HostsOf(perf::World& world);
+// All ranks call it and get the same constants. Constants of messages inside a host are left out if
+// host 0 has one rank, those of the codec with the codec "none". kInvalidUsage: all ranks are on
+// one host.
+Result<MeasuredCosts> MeasureCosts(perf::World& world, const HostMap& hosts,
+                                   const CostOptions& options);
 
 }  // namespace inccl::tools
 
