@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Measures on this machine which algorithm is the fastest for which call and writes the tuner's
-// table. docs/inccl-tune.md is the manual.
+// Measures on this machine which algorithm is the fastest for which call, or over a network the
+// constants of the cost model, and writes the tuner's table. docs/inccl-tune.md is the manual.
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -18,6 +18,8 @@
 #include "perf/support/fork_world.h"
 #include "perf/support/host.h"
 #include "perf/support/layout.h"
+#include "perf/support/mpi_world.h"
+#include "tools/tune/costs.h"
 #include "tools/tune/measure.h"
 #include "tuning/tuner_table.h"
 
@@ -29,6 +31,7 @@ struct Options {
   std::string min_bytes = "1K", max_bytes = "16M", output;
   uint64_t factor = 4;
   std::vector<std::string> collectives;
+  bool network = false, compare = false;
   TuneOptions tune;
 };
 
@@ -84,31 +87,103 @@ int Fail(int code, const std::string& text) {
   return code;
 }
 
+// Checks the table and writes it.
+int Write(const std::string& text, const std::string& output) {
+  if (Result<TunerTable> table = TunerTable::Parse(text, "table"); !table.ok()) {
+    return Fail(perf::kExitFailed, table.status().message());
+  }
+  if (output.empty()) {
+    fmt::print("{}", text);
+    return perf::kExitOk;
+  }
+  std::ofstream file(output);
+  file << text;
+  file.close();
+  if (!file) return Fail(perf::kExitFailed, output + ": cannot be written");
+  return perf::kExitOk;
+}
+
+std::string Heading(const std::string& command) {
+  const perf::Host host = perf::ThisHost();
+  return fmt::format("# {} on {} cores, {}\n# {}\n", host.cpu, host.cores, host.date, command);
+}
+
+// A comment per sample: the model's choice, the fastest algorithm, and the times of all.
+std::string Comparison(const std::vector<TuneSamples>& measured) {
+  std::string text = "# COLLECTIVE KIND BYTES: CHOICE / FASTEST; times in us\n";
+  for (const TuneSamples& of_kind : measured) {
+    for (const TuneSample& sample : of_kind.samples) {
+      const auto least =
+          std::min_element(sample.times.begin(), sample.times.end(),
+                           [](const auto& a, const auto& b) { return a.second < b.second; });
+      const double chosen = sample.times.at(sample.by_default);
+      text += fmt::format("# {} {} {}: {} {:.1f} / {} {:.1f} = {:.2f};", Name(of_kind.collective),
+                          of_kind.compressed ? "compressed" : "plain", sample.bytes,
+                          Name(sample.by_default), chosen, Name(least->first), least->second,
+                          chosen / least->second);
+      for (const auto& [algorithm, time] : sample.times) {
+        text += fmt::format(" {} {:.1f}", Name(algorithm), time);
+      }
+      text += "\n";
+    }
+  }
+  return text;
+}
+
+// On each of the ranks that mpirun has started.
+int MeasureNetwork(perf::World& world, const Options& options, const std::string& command) {
+  const auto fail = [&](const Status& status) {
+    const bool usage = status.code() == Code::kInvalidUsage;
+    if (usage && world.rank() != 0) return int{perf::kExitUsage};
+    return Fail(usage ? perf::kExitUsage : perf::kExitFailed,
+                fmt::format("rank {}: {}", world.rank(), status.message()));
+  };
+  Result<HostMap> hosts = HostsOf(world);
+  if (!hosts.ok()) return fail(hosts.status());
+  Result<MeasuredCosts> costs = MeasureCosts(
+      world, *hosts, {.codec = options.tune.codec, .iterations = options.tune.iterations});
+  if (!costs.ok()) return fail(costs.status());
+  std::string text = Heading(command);
+  for (const CostField& field : kCostFields) {
+    const auto found = costs->find(field.name);
+    if (found == costs->end()) continue;
+    text += fmt::format("cost {} {} # {}\n", field.name, found->second, field.meaning);
+  }
+  if (options.compare) {
+    Result<TunerTable> table = TunerTable::Parse(text, "table");
+    if (!table.ok()) return fail(table.status());
+    TuneOptions tune = options.tune;
+    tune.hosts = &*hosts;
+    tune.table = &*table;
+    Result<std::vector<TuneSamples>> measured = MeasureSamples(world, tune);
+    if (!measured.ok()) return fail(measured.status());
+    text += Comparison(*measured);
+  }
+  return world.rank() == 0 ? Write(text, options.output) : int{perf::kExitOk};
+}
+
+int NetworkMain(Options options, int argc, char** argv) {
+  if (Status s = Check(&options); !s.ok()) return Fail(perf::kExitUsage, s.message());
+  const std::string command = perf::CommandLine(argc, argv);
+  if (!perf::StartedByMpi()) {
+    return Fail(perf::kExitUsage, "--network: start it under mpirun, on several hosts");
+  }
+  Result<const perf::MpiModule*> mpi = perf::LoadMpi();
+  if (!mpi.ok()) return Fail(perf::kExitFailed, mpi.status().message());
+  return (*mpi)->run("inccl-tune", &argc, &argv,
+                     [&](perf::World& world) { return MeasureNetwork(world, options, command); });
+}
+
 int TuneMain(Options options, const std::string& command) {
   if (Status s = Check(&options); !s.ok()) return Fail(perf::kExitUsage, s.message());
-  // A table in force and a choice of algorithms would come between.
-  for (const char* name : {"INCCL_TUNER_FILE", "INCCL_ALGO"}) unsetenv(name);
-  const perf::Host host = perf::ThisHost();
-  std::string text =
-      fmt::format("# {} on {} cores, {}\n# {}\n", host.cpu, host.cores, host.date, command);
+  std::string text = Heading(command);
   text += "# COLLECTIVE RANKS plain|compressed BYTES|max ALGORITHM\n";
   for (const int ranks : options.ranks) {
     if (const int code = MeasureRanks(ranks, options.tune, &text); code != perf::kExitOk) {
       return code;
     }
   }
-  if (Result<TunerTable> table = TunerTable::Parse(text, "table"); !table.ok()) {
-    return Fail(perf::kExitFailed, table.status().message());
-  }
-  if (options.output.empty()) {
-    fmt::print("{}", text);
-    return perf::kExitOk;
-  }
-  std::ofstream file(options.output);
-  file << text;
-  file.close();
-  if (!file) return Fail(perf::kExitFailed, options.output + ": cannot be written");
-  return perf::kExitOk;
+  return Write(text, options.output);
 }
 
 }  // namespace
@@ -136,11 +211,19 @@ int main(int argc, char** argv) {
   app.add_option("--margin", options.tune.margin,
                  "by how much another algorithm must be faster than the default, 0.1: 10 %")
       ->check(CLI::Range(0.0, 10.0));
+  app.add_flag("--network", options.network,
+               "the constants of the cost model, between the ranks that mpirun has started");
+  app.add_flag(
+      "--compare", options.compare,
+      "with --network: times all algorithms and compares the model's choice with the best");
   app.add_flag("-v,--verbose", options.tune.verbose, "every time, on standard error");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : inccl::perf::kExitUsage;
   }
+  // A table in force and a choice of algorithms would come between.
+  for (const char* name : {"INCCL_TUNER_FILE", "INCCL_ALGO"}) unsetenv(name);
+  if (options.network) return inccl::tools::NetworkMain(options, argc, argv);
   return inccl::tools::TuneMain(options, inccl::perf::CommandLine(argc, argv));
 }

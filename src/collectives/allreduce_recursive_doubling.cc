@@ -7,9 +7,10 @@
 namespace inccl {
 namespace {
 
-// The ranks that exchange, as p places; p is the largest power of two that is not above the number
-// of ranks. The first 2 * extra ranks form pairs whose odd half stays outside, so neighbouring
-// places stand for neighbouring ranks, in order.
+// Here ranks are numbered host by host, so neighbours share a host. The ranks that exchange have p
+// places; p is the largest power of two that is not above the number of ranks. The first 2 * extra
+// ranks form pairs whose odd half stays outside, so neighbouring places stand for neighbouring
+// ranks, in order.
 struct Places {
   int p;
   int extra;
@@ -27,8 +28,8 @@ struct Places {
 };
 
 // A rank outside sends its part to the rank before it, and receives the result from there.
-void Outside(PhaseBuilder* phase, int channel) {
-  const int rank = phase->rank(), partner = rank - 1;
+void Outside(PhaseBuilder* phase, const HostOrder& order, int channel) {
+  const int rank = phase->rank(), partner = order.At(order.place() - 1);
   const int strand = phase->AddStrand(channel);
   const int to = phase->AddLane(channel, kSumPlane, rank, {partner});
   const int from = phase->AddLane(channel, kResultPlane, partner, {rank});
@@ -38,21 +39,23 @@ void Outside(PhaseBuilder* phase, int channel) {
 
 // Sends the sum so far to the partner at distance 1, 2, 4, ... and adds the partner's. One step
 // combines the sum of a round and the send of the next; the running sum alternates between two
-// scratch slots. The lower ranks' part always comes first, so all ranks compute the same bits.
-void Inside(PhaseBuilder* phase, int channel, const Places& places) {
-  const int rank = phase->rank(), place = places.PlaceOf(rank);
+// scratch slots. The lower part in the order of hosts always comes first, so all ranks compute the
+// same bits.
+void Inside(PhaseBuilder* phase, const HostOrder& order, int channel, const Places& places) {
+  const int rank = phase->rank(), place = places.PlaceOf(order.place());
   const int strand = phase->AddStrand(channel);
   std::vector<Operand> inputs = {phase->Input()};
   std::vector<Operand> last = {phase->Output()};
-  if (places.Paired(rank)) {
-    inputs.push_back(phase->Sum(phase->AddLane(channel, kSumPlane, rank + 1, {rank}), 1));
+  if (places.Paired(order.place())) {
+    const int outside = order.At(order.place() + 1);
+    inputs.push_back(phase->Sum(phase->AddLane(channel, kSumPlane, outside, {rank}), 1));
     last.insert(last.begin(),
-                phase->Result(phase->AddLane(channel, kResultPlane, rank, {rank + 1})));
+                phase->Result(phase->AddLane(channel, kResultPlane, rank, {outside})));
   }
   int scratch[2] = {-1, -1};
   int round = 0;
   for (int distance = 1; distance < places.p; distance *= 2, ++round) {
-    const int partner = places.RankOf(place ^ distance);
+    const int partner = order.At(places.RankOf(place ^ distance));
     const int mine = places.Contributions(place, distance);
     const int theirs = places.Contributions(place ^ distance, distance);
     const int to = phase->AddLane(channel, kSumPlane, rank, {partner});
@@ -67,7 +70,7 @@ void Inside(PhaseBuilder* phase, int channel, const Places& places) {
     }
     phase->AddStep(strand, 0, inputs, outputs);
     inputs = {running, phase->Sum(from, theirs)};
-    if (partner < rank) std::swap(inputs[0], inputs[1]);
+    if ((place & distance) != 0) std::swap(inputs[0], inputs[1]);
   }
   phase->AddStep(strand, 0, inputs, last);
 }
@@ -78,11 +81,12 @@ void Inside(PhaseBuilder* phase, int channel, const Places& places) {
 // section 4.4, without the scatter.
 void AllReduceRecursiveDoubling(PhaseBuilder* phase) {
   const Places places(phase->nranks());
+  const HostOrder order(*phase);
   for (int channel = 0; channel < phase->channels(); ++channel) {
-    if (places.Paired(phase->rank()) && phase->rank() % 2 == 1) {
-      Outside(phase, channel);
+    if (places.Paired(order.place()) && order.place() % 2 == 1) {
+      Outside(phase, order, channel);
     } else {
-      Inside(phase, channel, places);
+      Inside(phase, order, channel, places);
     }
   }
 }

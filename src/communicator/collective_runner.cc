@@ -136,7 +136,9 @@ TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const 
           compresses ? call.codec->route() : Route{},
           below_min_bytes,
           hosts_,
-          slots_};
+          slots_,
+          compresses && hosts_ != nullptr ? WireBitsOf(*call.codec, call.collective, nranks_)
+                                          : WireBits()};
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "compress/identity_codec.h"
@@ -15,7 +16,10 @@
 namespace inccl {
 namespace {
 
+// The sizes for which the tuner is asked; on one host it has a rule for small and one for large
+// calls.
 constexpr uint64_t kSmall = 1024, kLarge = uint64_t{1} << 30;
+constexpr uint64_t kFactorOneHost = kLarge / kSmall, kFactorHosts = 4;
 // For credits, tables, and memory that is committed ahead and not used.
 constexpr uint64_t kMargin = uint64_t{8} << 20;
 // With more ranks, the lanes of all roots and ranks are too many to look at. The budget of the
@@ -59,21 +63,25 @@ SlotBudget BudgetOf(const CommOptions& options, bool shared_slots) {
           .shared_slots = shared_slots};
 }
 
+// Adds the lanes of a call, unless an earlier call of `done` has them.
 Status AddCall(const CommOptions& options, const HostMap& hosts, Collective collective, int root,
-               const Codec& codec, uint64_t bytes, Lanes* lanes) {
+               const Codec& codec, uint64_t bytes, std::set<std::pair<Algorithm, bool>>* done,
+               Lanes* lanes) {
   const bool compressed = &codec != IdentityCodec().get();
   const CollectiveArgs call{.collective = collective,
-                            .type = DataType::kUint8,
+                            .type = DataType::kFloat32,
                             .nranks = hosts.nranks(),
                             .rank = lanes->rank(),
                             .root = root,
-                            .count = bytes};
+                            .count = bytes / SizeOf(DataType::kFloat32)};
   const SlotBudget budget = BudgetOf(options, lanes->shared_slots());
   Result<Choice> choice =
       Choose({call, compressed, options.reproducible, compressed ? codec.route() : Route{},
-              /*below_min_bytes=*/false, &hosts, budget},
+              /*below_min_bytes=*/false, &hosts, budget,
+              compressed ? WireBitsOf(codec, collective, hosts.nranks()) : WireBits()},
              options.algorithms, options.tuner_table);
   if (!choice.ok()) return Status::Ok();  // such a call is refused
+  if (!done->emplace(choice->algorithm, choice->side_one_shot).second) return Status::Ok();
   Result<Schedule> schedule =
       MakeSchedule({call, choice->algorithm, options.channels, codec.side_phases().size(),
                     choice->side_one_shot, codec.route().group, &hosts});
@@ -97,19 +105,22 @@ Result<uint64_t> SlotMemoryOf(int rank, const CommOptions& options, const HostMa
   const int nranks = hosts.nranks();
   Lanes lanes(rank, shared_slots);
   const Codec& plain = *IdentityCodec();
+  const uint64_t factor = hosts.hosts() == 1 ? kFactorOneHost : kFactorHosts;
   for (int c = 0; c < kCollectiveKinds; ++c) {
     const auto collective = static_cast<Collective>(c);
     const int roots = HasRoot(collective) ? nranks : 1;  // each root has its own tree
-    for (const uint64_t bytes : {kSmall, kLarge}) {
-      const Codec* const codec = options.default_codec.get();
-      const bool with_codec =
-          codec != nullptr && codec != &plain && bytes >= codec->min_bytes() &&
-          codec->Supports(collective, DataType::kFloat32, ReduceOp::kSum, nranks).ok() &&
-          codec->Fits(collective, nranks).ok();
-      for (int root = 0; root < roots; ++root) {
-        Status status = AddCall(options, hosts, collective, root, plain, bytes, &lanes);
-        if (status.ok() && with_codec) {
-          status = AddCall(options, hosts, collective, root, *codec, bytes, &lanes);
+    const Codec* const codec = options.default_codec.get();
+    const bool supported =
+        codec != nullptr && codec != &plain &&
+        codec->Supports(collective, DataType::kFloat32, ReduceOp::kSum, nranks).ok() &&
+        codec->Fits(collective, nranks).ok();
+    for (int root = 0; root < roots; ++root) {
+      std::set<std::pair<Algorithm, bool>> done, done_compressed;
+      for (uint64_t bytes = kSmall; bytes <= kLarge; bytes *= factor) {
+        Status status = AddCall(options, hosts, collective, root, plain, bytes, &done, &lanes);
+        if (status.ok() && supported && bytes >= codec->min_bytes()) {
+          status =
+              AddCall(options, hosts, collective, root, *codec, bytes, &done_compressed, &lanes);
         }
         if (!status.ok()) return status;
       }

@@ -6,10 +6,8 @@
 namespace inccl {
 namespace {
 
-constexpr uint16_t kDataDepth = 4;
 constexpr uint16_t kSideDepth = 2;
 constexpr uint32_t kSideSlotBytes = kWindow / kBlock;  // one scale code for every block of a window
-constexpr uint32_t kGroup = kDataDepth / 2;
 
 uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / grain * grain; }
 
@@ -18,7 +16,7 @@ uint64_t RoundUp(uint64_t value, uint64_t grain) { return (value + grain - 1) / 
 Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
                  uint32_t slice_bytes) {
   ChunkingOptions options{call};
-  options.group = kGroup;
+  options.group = kSlicesPerStep;
   uint64_t slice = slice_bytes / SizeOf(call.type) / kSuperblock * kSuperblock;
   // A codec may need more bytes per element than the caller's type.
   while (slice > kSuperblock &&
@@ -29,7 +27,7 @@ Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
   options.window_elements = codec.window_elements();
   if (options.window_elements == 0) {
     const uint64_t parallel =
-        static_cast<uint64_t>(call.nranks) * static_cast<uint64_t>(channels) * kGroup;
+        static_cast<uint64_t>(call.nranks) * static_cast<uint64_t>(channels) * kSlicesPerStep;
     options.window_elements =
         RoundUp(std::max<uint64_t>(kWindow, options.slice_elements * parallel), kSuperblock);
   }

@@ -15,6 +15,10 @@
 
 namespace inccl {
 
+inline constexpr uint16_t kDataDepth = 4;  // slots of a data lane
+// Slices of a chunk that a step handles before the next step.
+inline constexpr uint32_t kSlicesPerStep = kDataDepth / 2;
+
 Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
                  uint32_t slice_bytes);
 

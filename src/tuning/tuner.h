@@ -11,12 +11,10 @@
 #include <string>
 #include <string_view>
 
-#include "base/collective_args.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
-#include "compress/codec.h"
-#include "tuning/slot_budget.h"
+#include "tuning/tuner_call.h"
 #include "tuning/tuner_table.h"
 
 namespace inccl {
@@ -51,24 +49,13 @@ class AlgorithmFilter {
 // table with the proof).
 bool FoldsInRankOrder(Collective collective, Algorithm algorithm);
 
-struct TunerCall : CollectiveArgs {
-  bool compressed = false;
-  bool reproducible = false;
-  Route route{};  // of the codec
-  // The codec does not compress calls this small. Sums are then in rank order, if an admitted
-  // algorithm has that.
-  bool below_min_bytes = false;
-  const HostMap* hosts = nullptr;  // nullptr: one host
-  SlotBudget slots = {};           // by default without a limit
-};
-
 // The rule by which an algorithm was chosen.
 enum class TunerRule : uint8_t {
   kTable,        // the fastest in the measured table
   kOnlyOne,      // the only one admitted
   kOneStep,      // small call, few ranks
   kLogarithmic,  // small call, many ranks
-  kTwoLevels,    // large call on several hosts
+  kModel,        // several hosts: the least estimate
   kInOrder,      // the first admitted one in the order for large calls
 };
 
@@ -76,11 +63,13 @@ struct Choice {
   Algorithm algorithm = Algorithm::kRing;
   bool side_one_shot = false;
   TunerRule rule = TunerRule::kInOrder;
+  // kModel: of the algorithms that were compared; 0: not compared.
+  std::array<uint64_t, kAlgorithms> estimates_ns{};
 };
 
 // Returns kInvalidArgument if filter, hosts, codec, `reproducible` and slots admit no algorithm. If
-// they admit several, an entry of `table` for the call decides, provided it is among them. The
-// table is that of one host: for ranks on several hosts it decides nothing.
+// they admit several for ranks on one host, an entry of `table` for the call decides, provided it
+// is among them; for ranks on several hosts the cost model does, with the constants of `table`.
 Result<Choice> Choose(const TunerCall& call, const AlgorithmFilter& filter,
                       const TunerTable& table = {});
 

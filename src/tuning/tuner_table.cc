@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 #include <tuple>
 
 #include "base/max_ranks.h"
@@ -91,7 +92,38 @@ Result<TunerRow> ParseRow(const std::vector<std::string_view>& words) {
   return row;
 }
 
+// Parses the words of a line "cost NAME VALUE" into `costs`. `given`: the names of earlier lines.
+Status ParseCost(const std::vector<std::string_view>& words, CostConstants* costs,
+                 std::set<std::string_view>* given) {
+  if (words.size() != 3) {
+    return InvalidArgument(fmt::format("{} words; such a line is cost NAME VALUE", words.size()));
+  }
+  for (const CostField& field : kCostFields) {
+    if (words[1] != field.name) continue;
+    if (!given->insert(field.name).second) {
+      return InvalidArgument(fmt::format("{} is given twice", field.name));
+    }
+    uint64_t value = 0;
+    if (!ParseNumber(words[2], &value) || value > field.most) {
+      return InvalidArgument(fmt::format("{}: \"{}\" is no whole number in [0, {}]", field.name,
+                                         Shown(words[2]), field.most));
+    }
+    costs->*field.value = value;
+    return Status::Ok();
+  }
+  std::string names;
+  for (const CostField& field : kCostFields) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", field.name);
+  }
+  return InvalidArgument(
+      fmt::format("\"{}\" is no constant of the cost model; these are {}", Shown(words[1]), names));
+}
+
 }  // namespace
+
+std::string FormatCost(const CostField& field, const CostConstants& costs) {
+  return fmt::format("cost {} {}", field.name, costs.*field.value);
+}
 
 std::string FormatRow(const TunerRow& row) {
   return fmt::format(
@@ -102,11 +134,17 @@ std::string FormatRow(const TunerRow& row) {
 
 Result<TunerTable> TunerTable::Parse(std::string_view text, const std::string& file) {
   TunerTable table;
+  std::set<std::string_view> costs_given;
   for (int line = 1; !text.empty(); ++line) {
     const size_t end = text.find('\n');
     const std::vector<std::string_view> words = WordsOf(text.substr(0, end));
     text.remove_prefix(end == text.npos ? text.size() : end + 1);
     if (words.empty()) continue;
+    if (words[0] == "cost") {
+      const Status status = ParseCost(words, &table.costs_, &costs_given);
+      if (status.ok()) continue;
+      return InvalidArgument(fmt::format("{}:{}: {}", file, line, status.message()));
+    }
     Result<TunerRow> row = ParseRow(words);
     if (!row.ok()) {
       return InvalidArgument(fmt::format("{}:{}: {}", file, line, row.status().message()));
@@ -162,6 +200,8 @@ uint64_t TunerTable::Digest() const {
         0x9E3779B97F4A7C15u);
     digest = Mix64(digest ^ row.max_bytes);
   }
+  if (costs_ == CostConstants()) return digest;
+  for (const CostField& field : kCostFields) digest = Mix64(digest ^ costs_.*field.value);
   return digest;
 }
 

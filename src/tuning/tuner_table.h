@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fastest algorithms by collective, ranks and size, as inccl-tune has measured them on a
-// machine, for the tuner. A text file of lines
+// What inccl-tune has measured, for the tuner: the fastest algorithms on a machine by collective,
+// ranks and size, and the constants of the cost model (cost_model.h). A text file of lines
 //
 //   COLLECTIVE RANKS plain|compressed BYTES|max ALGORITHM
+//   cost NAME VALUE
 //
-// "calls of up to BYTES bytes of one vector on that many ranks use ALGORITHM". The lines of one
-// collective, number of ranks and kind form a group, in ascending order of BYTES. A # at the start
-// of a line or after a blank begins a comment.
+// The first means "calls of up to BYTES bytes of one vector on that many ranks use ALGORITHM". The
+// lines of one collective, number of ranks and kind form a group, in ascending order of BYTES. The
+// second sets a constant; the others keep their defaults. A # at the start of a line or after a
+// blank begins a comment.
 #ifndef INCCL_TUNING_TUNER_TABLE_H_
 #define INCCL_TUNING_TUNER_TABLE_H_
 
@@ -20,6 +22,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "collectives/schedule.h"
+#include "tuning/cost_constants.h"
 
 namespace inccl {
 
@@ -37,10 +40,11 @@ struct TunerRow {
 
 // Returns the line of a row, without the newline.
 std::string FormatRow(const TunerRow& row);
+std::string FormatCost(const CostField& field, const CostConstants& costs);
 
 class TunerTable {
  public:
-  // An empty table: Find returns nothing.
+  // An empty table: Find returns nothing, and the constants are the defaults.
   TunerTable() = default;
 
   // Returns kInvalidArgument with file, line and reason if a line is malformed.
@@ -53,13 +57,15 @@ class TunerTable {
   std::optional<Algorithm> Find(Collective collective, int nranks, bool compressed,
                                 uint64_t bytes) const;
 
-  bool empty() const { return rows_.empty(); }
+  bool empty() const { return rows_.empty() && costs_ == CostConstants(); }
   const std::vector<TunerRow>& rows() const { return rows_; }
+  const CostConstants& costs() const { return costs_; }
   // Equal tables have equal digests, an empty one 0. Ranks compare it.
   uint64_t Digest() const;
 
  private:
   std::vector<TunerRow> rows_;  // sorted by collective, kind, ranks, bytes
+  CostConstants costs_;
 };
 
 }  // namespace inccl

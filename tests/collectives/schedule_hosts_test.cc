@@ -132,12 +132,17 @@ int PairsAcross(const HostMap& hosts) {
   return pairs;
 }
 
-// Both binary trees over the ranks sorted by host: two messages pass every edge.
-Crossing TreeCrossing(const HostMap& hosts) {
+std::vector<int> SortedByHost(const HostMap& hosts) {
   std::vector<int> order(static_cast<size_t>(hosts.nranks()));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int a, int b) { return hosts.HostOf(a) < hosts.HostOf(b); });
+  return order;
+}
+
+// Both binary trees over the ranks sorted by host: two messages pass every edge.
+Crossing TreeCrossing(const HostMap& hosts) {
+  const std::vector<int> order = SortedByHost(hosts);
   const auto crosses = [&](int a, int b) {
     return !hosts.SameHost(order[static_cast<size_t>(a)], order[static_cast<size_t>(b)]);
   };
@@ -160,18 +165,19 @@ Crossing TreeCrossing(const HostMap& hosts) {
   return crossing;
 }
 
-// A power of two of ranks, each with the partners at distance 1, 2, 4, ...
+// A power of two of ranks, sorted by host, each with the partners at distance 1, 2, 4, ...
 Crossing DoublingCrossing(const HostMap& hosts) {
   Crossing crossing;
   const int n = hosts.nranks();
+  const std::vector<int> order = SortedByHost(hosts);
   std::vector<int> chain(static_cast<size_t>(n));
   for (int distance = 1; distance < n; distance *= 2) {
     std::vector<int> next = chain;
-    for (int rank = 0; rank < n; ++rank) {
-      const int partner = rank ^ distance, step = hosts.SameHost(rank, partner) ? 0 : 1;
+    for (int place = 0; place < n; ++place) {
+      const auto mine = static_cast<size_t>(place), theirs = static_cast<size_t>(place ^ distance);
+      const int step = hosts.SameHost(order[mine], order[theirs]) ? 0 : 1;
       crossing.messages += step;
-      next[static_cast<size_t>(rank)] =
-          std::max(chain[static_cast<size_t>(rank)], chain[static_cast<size_t>(partner)] + step);
+      next[mine] = std::max(chain[mine], chain[theirs] + step);
     }
     chain = next;
   }

@@ -73,8 +73,13 @@ void Run(Data data) {
             "a row can be carried out");
     again += FormatRow(row) + "\n";
   }
+  for (const CostField& field : kCostFields) {
+    Require(table->costs().*field.value <= field.most, "a constant is within its limit");
+    again += FormatCost(field, table->costs()) + "\n";
+  }
   const Result<TunerTable> back = TunerTable::Parse(again, "file");
-  Require(back.ok() && back->rows() == table->rows() && back->Digest() == table->Digest(),
+  Require(back.ok() && back->rows() == table->rows() && back->costs() == table->costs() &&
+              back->Digest() == table->Digest(),
           "what was read can be written and read");
   Require(table->empty() == (table->Digest() == 0), "an empty table alone has digest 0");
   CheckAnswers(*table);
@@ -89,7 +94,9 @@ std::vector<std::vector<std::byte>> Examples() {
         "broadcast 3 plain max tree\r\nreduce_scatter 3 plain max ring\nallgather 3 plain 0 ring\n",
         "allreduce 2 plain max ring\nallreduce 2 plain 4 ring\n", "allreduce 65 plain max ring",
         "allreduce 2 plain 18446744073709551615 ring",
-        "allreduce 2 plain 18446744073709551616 ring", "allreduce 2 \x1b[2J max ring", "one two"}) {
+        "allreduce 2 plain 18446744073709551616 ring", "allreduce 2 \x1b[2J max ring", "one two",
+        "cost network_byte_ps 8000\ncost shm_latency_ns 500\n", "cost network_byte_ps 100001",
+        "cost network_byte_ps 1\ncost network_byte_ps 1", "cost \x1b[2J 1"}) {
     examples.push_back(FromText(text));
   }
   return examples;

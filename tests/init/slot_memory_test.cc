@@ -42,7 +42,7 @@ uint64_t MeasuredMemory(const CommOptions& options, const HostMap& hosts, int ra
                   end);
   const uint64_t before = end->memory_bytes();
   for (int c = 0; c < kCollectiveKinds; ++c) {
-    for (const uint64_t count : {64u, 1u << 28}) {
+    for (uint64_t count = 64; count <= 1u << 28; count *= 4) {
       for (const auto& codec : {IdentityCodec(), options.default_codec}) {
         Call call;
         call.collective = static_cast<Collective>(c);
@@ -54,16 +54,16 @@ uint64_t MeasuredMemory(const CommOptions& options, const HostMap& hosts, int ra
                            count * 4 < codec->min_bytes())) {
           continue;
         }
-        const Result<Choice> choice = Choose({{.collective = call.collective,
-                                               .type = DataType::kUint8,
-                                               .nranks = nranks,
-                                               .count = count * 4},
-                                              compressed,
-                                              false,
-                                              compressed ? codec->route() : Route{},
-                                              false,
-                                              &hosts},
-                                             options.algorithms);
+        const Result<Choice> choice =
+            Choose({{.collective = call.collective, .nranks = nranks, .count = count},
+                    compressed,
+                    false,
+                    compressed ? codec->route() : Route{},
+                    false,
+                    &hosts,
+                    {.slice_bytes = options.slice_bytes},
+                    WireBitsOf(*codec, call.collective, nranks)},
+                   options.algorithms);
         EXPECT_TRUE(choice.ok()) << choice.status().message();
         for (call.root = 0; call.root < (HasRoot(call.collective) ? nranks : 1); ++call.root) {
           const Result<PlanCache::Plan> plan = plans.Make(call, *codec, *choice, false);

@@ -11,6 +11,8 @@
 
 #include "build_paths.h"
 #include "tools/run_program.h"
+#include "tools/tune/codec_costs.h"
+#include "tools/tune/costs.h"
 #include "tools/tune/rows.h"
 #include "tuning/tuner_table.h"
 
@@ -48,6 +50,38 @@ TEST(IncclTuneTest, TheDefaultStaysUnlessAnotherIsFasterByTheMargin) {
             (std::vector<std::string>{"allreduce 4 compressed max ring"}));
   EXPECT_EQ(Lines({Sample(8, 110, 101)}, 0),
             (std::vector<std::string>{"allreduce 4 compressed max ring"}));
+}
+
+// A link of 1 ns a byte, 20 us a message, 5 us a further one; memory of 0.1 ns a byte.
+TEST(IncclTuneTest, CostsFollowFromTimes) {
+  MeasuredCosts costs;
+  AddNetworkCosts({.round_trip = 40'000,
+                   .burst_round_trip = 55'000,
+                   .exchange = 20'000 + 8'000'000,
+                   .exchanged = 8'000'000},
+                  &costs);
+  AddShmCosts({.round_trip = 1'000, .large_round_trip = 101'000, .large = 1'000'000}, &costs);
+  EXPECT_EQ(costs, (MeasuredCosts{{"network_latency_ns", 20'000},
+                                  {"network_message_ns", 5'000},
+                                  {"network_byte_ps", 1'000},
+                                  {"shm_latency_ns", 500},
+                                  {"shm_byte_ps", 100}}));
+  // Noise.
+  AddNetworkCosts({.round_trip = 40'000, .burst_round_trip = 30'000, .exchange = 1, .exchanged = 1},
+                  &costs);
+  EXPECT_EQ(costs["network_message_ns"], 0u);
+  EXPECT_EQ(costs["network_byte_ps"], 0u);
+}
+
+TEST(IncclTuneTest, CodecsAreTimed) {
+  for (const char* spec : {"none", "hbi:bits=6", "qsgd_ms:q=4+8", "bf16", "lossless"}) {
+    const Result<CodecTimes> times = TimeCodec(spec, 3);
+    ASSERT_TRUE(times.ok()) << spec << ": " << times.status().message();
+    EXPECT_GT(times->encode_ps, 0) << spec;
+    EXPECT_GT(times->decode_ps, 0) << spec;
+    EXPECT_GT(times->hop_ps, 0) << spec;
+  }
+  EXPECT_FALSE(TimeCodec("nonsense", 1).ok());
 }
 
 class IncclTuneRunTest : public ::testing::Test {
@@ -108,6 +142,7 @@ TEST_F(IncclTuneRunTest, MistakesOnTheCommandLineAreNamed) {
                                                         {"--minbytes lots", "--minbytes"},
                                                         {"-b 4K -e 1K", "--maxbytes 1K"},
                                                         {"--collective allscatter", "allscatter"},
+                                                        {"--network", "mpirun"},
                                                         {"--stepfactor 1", "--stepfactor"}}) {
     const test::ProgramResult result = Tune(arguments);
     EXPECT_EQ(result.status, 2) << arguments;

@@ -119,6 +119,29 @@ TEST(TunerTableTest, RowsSurviveBeingWrittenAndReadAndTellTablesApart) {
   }
 }
 
+TEST(TunerTableTest, ConstantsOfTheCostModelSurviveBeingWrittenAndRead) {
+  const TunerTable table = Parsed(
+      "cost network_byte_ps 8000\nallreduce 2 plain max ring\ncost shm_latency_ns 0 # fast\n");
+  EXPECT_EQ(table.costs().network_byte_ps, 8000u);
+  EXPECT_EQ(table.costs().shm_latency_ns, 0u);
+  EXPECT_EQ(table.costs().network_latency_ns, CostConstants().network_latency_ns);
+  EXPECT_EQ(table.rows().size(), 1u);
+  std::string text;
+  for (const CostField& field : kCostFields) text += FormatCost(field, table.costs()) + "\n";
+  EXPECT_EQ(Parsed(text).costs(), table.costs());
+  for (const CostField& field : kCostFields) {
+    CostConstants other;
+    other.*field.value += 1;
+    const TunerTable changed = Parsed(FormatCost(field, other));
+    EXPECT_EQ(changed.costs(), other);
+    EXPECT_FALSE(changed.empty());
+    EXPECT_NE(changed.Digest(), 0u) << field.name;
+    EXPECT_NE(changed.Digest(), Parsed(text).Digest()) << field.name;
+  }
+  // What says nothing new changes nothing.
+  EXPECT_TRUE(Parsed(FormatCost(kCostFields[0], CostConstants())).empty());
+}
+
 TEST(TunerTableTest, MistakesAreNamedWithFileAndLine) {
   const std::pair<std::string, std::string> cases[] = {
       {"allreduce 2 plain max", "table:1: 4 words"},
@@ -136,7 +159,15 @@ TEST(TunerTableTest, MistakesAreNamedWithFileAndLine) {
       {"allreduce 2 plain 8 ring\nallreduce 2 plain 8 tree", "table:2: \"allreduce 2 plain 8 tree"},
       {"allreduce 2 plain max ring\nallreduce 2 plain 8 tree", "BYTES ascending"},
       {"allreduce 2 plain 8 ring\nreduce 2 plain 8 ring\nallreduce 2 plain 9 ring", "table:3: "},
-      {std::string("allreduce 2 plain max r\x01\xFF", 25), "\"r??\" is no algorithm"}};
+      {std::string("allreduce 2 plain max r\x01\xFF", 25), "\"r??\" is no algorithm"},
+      {"cost network_byte_ps", "table:1: 2 words; such a line is cost NAME VALUE"},
+      {"cost network_bite_ps 1", "\"network_bite_ps\" is no constant of the cost model"},
+      {"cost network_byte_ps -1", "network_byte_ps: \"-1\" is no whole number in [0, 100000]"},
+      {"cost network_byte_ps 0.5", "network_byte_ps: \"0.5\" is no whole number"},
+      {"cost network_byte_ps 100001", "network_byte_ps: \"100001\" is no whole number"},
+      {"cost network_latency_ns 1000000001", "network_latency_ns: \"1000000001\""},
+      {"cost shm_byte_ps 99999999999999999999", "shm_byte_ps: \"9999"},
+      {"cost shm_byte_ps 1\n\ncost shm_byte_ps 1", "table:3: shm_byte_ps is given twice"}};
   for (const auto& [text, words] : cases) {
     const Result<TunerTable> table = TunerTable::Parse(text, "table");
     ASSERT_FALSE(table.ok()) << text;
@@ -196,8 +227,7 @@ TEST(TunerTableTest, TheTunerFollowsItWhereItMay) {
   const std::vector<uint64_t> apart = {1, 2};
   const HostMap hosts(apart);  // a table is that of one host
   call.hosts = &hosts;
-  EXPECT_EQ(chosen(all).algorithm, Algorithm::kTwoShot);
-  EXPECT_NE(chosen(all).rule, TunerRule::kTable);
+  EXPECT_EQ(chosen(all).rule, TunerRule::kModel);
 }
 
 }  // namespace

@@ -225,8 +225,8 @@ TEST(TunerTest, TheReasonIsThatOfTheChoice) {
   }
 }
 
-TEST(TunerTest, HostsAreToldAndChangeNoChoiceUnlessOneHasSeveralRanks) {
-  const HostMap one = Hosts("aaaaaaaa"), each = Hosts("abcdefgh");
+TEST(TunerTest, OneHostInAMapIsNoMap) {
+  const HostMap one = Hosts("aaaaaaaa");
   for (const uint64_t count : {1u, 1u << 12, 1u << 22}) {
     TunerCall call{{.nranks = 8, .count = count}};
     const Result<Choice> choice = Choose(call, AlgorithmFilter());
@@ -234,31 +234,19 @@ TEST(TunerTest, HostsAreToldAndChangeNoChoiceUnlessOneHasSeveralRanks) {
     call.hosts = &one;
     EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, choice->algorithm);
     EXPECT_EQ(Explain(call, *choice), text);
-    call.hosts = &each;
-    EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, choice->algorithm);
-    EXPECT_EQ(Explain(call, *choice), text + "; the ranks are on 8 hosts");
   }
 }
 
 TEST(TunerTest, LargeCallsOnSeveralHostsAreHierarchical) {
-  const HostMap hosts = Hosts("aab");
+  const HostMap hosts = Hosts("aabb");
   for (const Collective collective :
-       {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
-        Collective::kBroadcast, Collective::kReduce}) {
+       {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
     TunerCall call{
-        {.collective = collective, .type = DataType::kUint8, .nranks = 3, .count = 16385}};
+        {.collective = collective, .type = DataType::kUint8, .nranks = 4, .count = 1 << 24}};
     call.hosts = &hosts;
-    const Result<Choice> large = Choose(call, AlgorithmFilter());
-    EXPECT_EQ(large->algorithm, Algorithm::kHierarchical);
-    EXPECT_EQ(large->rule, TunerRule::kTwoLevels);
-    EXPECT_EQ(Explain(call, *large),
-              "hierarchical: above 16384 bytes, for no other algorithm sends fewer bytes from host "
-              "to host; the ranks are on 2 hosts");
-    EXPECT_EQ(Choose(call, Parsed("^hierarchical"))->algorithm, Algorithm::kTwoShot);
-    call.count = 16384;
-    EXPECT_NE(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kHierarchical);
-    EXPECT_EQ(Choose(call, Parsed("ring,hierarchical"))->algorithm, Algorithm::kRing);
-    call.count = 16385;
+    EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm, Algorithm::kHierarchical);
+    EXPECT_EQ(Choose(call, AlgorithmFilter())->rule, TunerRule::kModel);
+    EXPECT_NE(Choose(call, Parsed("^hierarchical"))->algorithm, Algorithm::kHierarchical);
     call.reproducible = true;
     EXPECT_EQ(Choose(call, AlgorithmFilter())->algorithm,
               Reduces(collective) ? Algorithm::kTwoShot : Algorithm::kHierarchical);
@@ -268,7 +256,23 @@ TEST(TunerTest, LargeCallsOnSeveralHostsAreHierarchical) {
   }
 }
 
-// What Explain says of hierarchical schedules.
+TEST(TunerTest, SeveralHostsAreExplainedWithAllEstimates) {
+  const HostMap hosts = Hosts("aabb");
+  TunerCall call{{.nranks = 4, .count = 1 << 20}};
+  call.hosts = &hosts;
+  const TunerTable table = *TunerTable::Parse(
+      "cost network_latency_ns 100000\ncost network_message_ns 10000\ncost network_byte_ps 1000\n"
+      "cost shm_latency_ns 1000\ncost shm_byte_ps 0\ncost reduce_byte_ps 0\n",
+      "table");
+  // 200 + 2 us + 4194.304 us; 200 + 40 us + 8388.608 us; as in cost_model_test.
+  EXPECT_EQ(
+      Explain(call, *Choose(call, Parsed("direct_two_shot,hierarchical"), table)),
+      "hierarchical: 4396.3 us by the cost model; direct 8628.6 us; the ranks are on 2 hosts");
+  EXPECT_EQ(Explain(call, *Choose(call, Parsed("direct_two_shot"), table)),
+            "direct: nothing else is admitted; the ranks are on 2 hosts");
+}
+
+// What docs/algorithms.md says of hierarchical schedules.
 TEST(TunerTest, NoOtherAlgorithmSendsFewerBytesFromHostToHost) {
   for (const char* const letters :
        {"aab", "abb", "abab", "aabbcc", "abcabca", "abbbbbbc", "aaaaaaaabbbbbbbb", "aabcdefg"}) {

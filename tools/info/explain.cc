@@ -213,7 +213,10 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
                        {.bytes = options.slot_bytes_max,
                         .slice_bytes = options.slice_bytes,
                         .channels = options.channels,
-                        .shared_slots = true}};
+                        .shared_slots = true},
+                       result.codec != nullptr
+                           ? WireBitsOf(*result.codec, request.collective, request.nranks)
+                           : WireBits()};
   if (result.codec != nullptr) {
     Status unfit = result.codec->Fits(request.collective, request.nranks);
     if (!unfit.ok()) return unfit;

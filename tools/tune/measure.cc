@@ -63,8 +63,8 @@ Result<std::map<Algorithm, Comm>> MakeComms(perf::World& world) {
 
 class Measurer {
  public:
-  Measurer(perf::World& world, const TuneOptions& options, std::map<Algorithm, Comm> comms,
-           CodecHandle codec)
+  Measurer(perf::World& world, const TuneOptions& options, const Codec& spec,
+           std::map<Algorithm, Comm> comms, CodecHandle codec)
       : world_(world),
         options_(options),
         comms_(std::move(comms)),
@@ -74,6 +74,10 @@ class Measurer {
     // Compression is not asked to do with less than numbers.
     Rng rng(static_cast<uint64_t>(world.rank()));
     for (float& x : send_) x = static_cast<float>(rng.Below(1 << 20)) / (1 << 19) - 1;
+    for (const Collective collective : options.collectives) {
+      if (!perf::HasCompressed(perf::OperationOf(collective))) continue;
+      wire_bits_[collective] = WireBitsOf(spec, collective, world.size());
+    }
   }
 
   // The samples of one collective and kind; fewer than two algorithms give none.
@@ -86,9 +90,12 @@ class Measurer {
       TuneSample sample{layout.count * sizeof(float), Algorithm::kTwoShot, {}};
       const std::vector<Algorithm> algorithms = Candidates(collective, compressed);
       if (algorithms.size() < 2) return samples;
-      Result<Choice> choice = Choose(
-          {{.collective = collective, .nranks = world_.size(), .count = layout.count}, compressed},
-          AlgorithmFilter());
+      TunerCall call{{.collective = collective, .nranks = world_.size(), .count = layout.count},
+                     compressed};
+      call.hosts = options_.hosts;
+      if (compressed) call.wire = wire_bits_.at(collective);
+      Result<Choice> choice = Choose(call, AlgorithmFilter(),
+                                     options_.table == nullptr ? TunerTable() : *options_.table);
       if (!choice.ok()) return choice.status();
       sample.by_default = choice->algorithm;
       if (Status s = Time(collective, compressed, layout, algorithms, &sample); !s.ok()) return s;
@@ -102,7 +109,7 @@ class Measurer {
   std::vector<Algorithm> Candidates(Collective collective, bool compressed) {
     std::vector<Algorithm> algorithms;
     for (const auto& [algorithm, comm] : comms_) {
-      if (!HasSchedule(collective, algorithm, world_.size())) continue;
+      if (!HasSchedule(collective, algorithm, world_.size(), options_.hosts)) continue;
       if (compressed && !Runs(comm.get(), collective)) continue;
       algorithms.push_back(algorithm);
     }
@@ -183,22 +190,25 @@ class Measurer {
   const TuneOptions& options_;
   std::map<Algorithm, Comm> comms_;
   CodecHandle codec_;
+  std::map<Collective, WireBits> wire_bits_;
   std::vector<float> send_, recv_;
 };
 
 }  // namespace
 
-Result<std::vector<TunerRow>> MeasureRows(perf::World& world, const TuneOptions& options) {
+Result<std::vector<TuneSamples>> MeasureSamples(perf::World& world, const TuneOptions& options) {
   ccl_codec_t codec = nullptr;
   if (Status s = From(ccl_codec_create(&codec, options.codec.c_str()), "--codec", nullptr);
       !s.ok()) {
     return s;
   }
   CodecHandle handle(codec);
+  Result<std::shared_ptr<const Codec>> made = MakeCodec(options.codec);
+  if (!made.ok()) return made.status();
   Result<std::map<Algorithm, Comm>> comms = MakeComms(world);
   if (!comms.ok()) return comms.status();
-  Measurer measurer(world, options, *std::move(comms), std::move(handle));
-  std::vector<TunerRow> rows;
+  Measurer measurer(world, options, **made, *std::move(comms), std::move(handle));
+  std::vector<TuneSamples> all;
   for (const Collective collective : options.collectives) {
     for (const bool compressed : {false, true}) {
       if (compressed &&
@@ -206,13 +216,23 @@ Result<std::vector<TunerRow>> MeasureRows(perf::World& world, const TuneOptions&
         continue;
       Result<std::vector<TuneSample>> samples = measurer.Measure(collective, compressed);
       if (!samples.ok()) return samples.status();
-      const TunerRow group{
-          .collective = collective, .nranks = world.size(), .compressed = compressed};
-      for (const TunerRow& row : RowsOf(group, *samples, options.margin)) rows.push_back(row);
+      all.push_back({collective, compressed, *std::move(samples)});
     }
   }
-  // Nobody leaves while another still measures.
+  // No rank leaves while another one still measures.
   if (Status s = world.Barrier(); !s.ok()) return s;
+  return all;
+}
+
+Result<std::vector<TunerRow>> MeasureRows(perf::World& world, const TuneOptions& options) {
+  Result<std::vector<TuneSamples>> measured = MeasureSamples(world, options);
+  if (!measured.ok()) return measured.status();
+  std::vector<TunerRow> rows;
+  for (const TuneSamples& of_kind : *measured) {
+    const TunerRow group{
+        .collective = of_kind.collective, .nranks = world.size(), .compressed = of_kind.compressed};
+    for (const TunerRow& row : RowsOf(group, of_kind.samples, options.margin)) rows.push_back(row);
+  }
   return rows;
 }
 

@@ -12,6 +12,7 @@
 #include "base/types.h"
 #include "perf/support/world.h"
 #include "tools/tune/rows.h"
+#include "topology/host_map.h"
 
 namespace inccl::tools {
 
@@ -22,10 +23,23 @@ struct TuneOptions {
   uint64_t iterations = 15;
   double margin = 0.1;
   bool verbose = false;  // rank 0 writes every time to stderr
+  // The hosts of the ranks, and the table with the constants of the cost model; nullptr: one host,
+  // no table.
+  const HostMap* hosts = nullptr;
+  const TunerTable* table = nullptr;
 };
 
+// The samples of one collective and kind.
+struct TuneSamples {
+  Collective collective = Collective::kAllReduce;
+  bool compressed = false;
+  std::vector<TuneSample> samples;
+};
+
+// On every rank; all ranks call it. Collectives with one algorithm only have none.
+Result<std::vector<TuneSamples>> MeasureSamples(perf::World& world, const TuneOptions& options);
+
 // The rows of the table for as many ranks as `world` has, on every rank; all ranks call it.
-// Collectives with one algorithm only have none.
 Result<std::vector<TunerRow>> MeasureRows(perf::World& world, const TuneOptions& options);
 
 }  // namespace inccl::tools

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call takes over several hosts, by algorithm: the alpha-beta-gamma model of
+// docs/algorithms.md. The estimates are a pure function of the call, the hosts and the constants,
+// in whole numbers, so all ranks compute the same.
+#ifndef INCCL_TUNING_COST_MODEL_H_
+#define INCCL_TUNING_COST_MODEL_H_
+
+#include <cstdint>
+
+#include "collectives/algorithms.h"
+#include "tuning/cost_constants.h"
+#include "tuning/tuner_call.h"
+
+namespace inccl {
+
+// What the schedules of a call have to do. Messages and elements are those of the rank or host that
+// has the most of them; elements of a message count once per consumer on another host.
+struct CostShape {
+  // Of the chain of dependent messages with the most messages between hosts.
+  uint64_t network_hops = 0, shm_hops = 0;
+  // Between hosts, sent and received by one rank.
+  uint64_t network_messages = 0;
+  // On the link of one host, in the direction with more.
+  uint64_t link_elements = 0;
+  // Hops during which this link waits for others, and the elements that pass a link in one hop.
+  uint64_t waiting_hops = 0, hop_elements = 0;
+  // Received by one rank from ranks of its host.
+  uint64_t shm_elements = 0;
+  // Contributions that one rank adds.
+  uint64_t added_elements = 0;
+  // What the codec of one rank does.
+  uint64_t encoded_elements = 0, decoded_elements = 0, hop_sums = 0;
+  // Bits by which the average element on the link is wider than one contribution, in a codec whose
+  // sums grow.
+  uint64_t widening = 0;
+
+  bool operator==(const CostShape&) const = default;
+};
+
+// The shape of the data phase of a call of `count` elements in each vector. The algorithm has a
+// schedule for the call.
+CostShape ShapeOf(Collective collective, Algorithm algorithm, int root, uint64_t count,
+                  const HostMap& hosts);
+
+struct CostEstimate {
+  uint64_t ns = 0;
+  bool side_one_shot = false;  // the faster agreement; all-reduce only
+};
+
+// With call.hosts.
+CostEstimate EstimateCost(const TunerCall& call, Algorithm algorithm,
+                          const CostConstants& constants);
+
+}  // namespace inccl
+
+#endif  // INCCL_TUNING_COST_MODEL_H_
