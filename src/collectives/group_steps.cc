@@ -101,11 +101,8 @@ void GroupSteps::Own(bool folds, bool sends) {
 }
 
 Operand GroupSteps::FromOwner(int chunk) {
-  for (std::vector<int>& readers : groups_.Readers(chunk)) {
-    if (std::find(readers.begin(), readers.end(), rank_) == readers.end()) continue;
-    return phase_->Result(lanes_.Of(kResultPlane, groups_.Owner(chunk), std::move(readers)));
-  }
-  return {};  // this rank is no reader; Validate refuses the operand
+  return phase_->Result(
+      lanes_.Of(kResultPlane, groups_.Owner(chunk), groups_.ReadersWith(rank_, chunk)));
 }
 
 void GroupSteps::Forward() {

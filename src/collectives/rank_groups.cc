@@ -27,6 +27,7 @@ RankGroups RankGroups::OfNeighbours(int nranks, int size) {
   }
   RankGroups made = WithAChunkPerRank(HostMap(identities));
   for (Chunk& chunk : made.chunks_) chunk.rail = chunk.owner % size;
+  made.one_lane_ = true;
   made.SortChunks();
   return made;
 }
@@ -94,7 +95,7 @@ std::vector<std::vector<int>> RankGroups::Readers(int chunk) const {
   std::vector<std::vector<int>> readers = {OthersInGroup(owner)};
   for (int group = 0; group < count(); ++group) {
     if (group == Of(owner)) continue;
-    if (passes_ == 1) {
+    if (one_lane_) {
       readers[0].push_back(Collector(group, chunk));
     } else {
       readers.push_back({Collector(group, chunk)});
@@ -102,6 +103,12 @@ std::vector<std::vector<int>> RankGroups::Readers(int chunk) const {
   }
   if (readers[0].empty()) readers.erase(readers.begin());
   return readers;
+}
+
+std::vector<int> RankGroups::ReadersWith(int reader, int chunk) const {
+  if (one_lane_) return Readers(chunk).front();
+  const int owner = Owner(chunk);
+  return Of(reader) == Of(owner) ? OthersInGroup(owner) : std::vector<int>{reader};
 }
 
 }  // namespace inccl

@@ -42,9 +42,12 @@ class RankGroups {
   // Whether `rank` collects any chunk of another group.
   bool Collects(int rank) const;
   // The consumers of the lanes on which the owner sends a chunk's result: its group and the
-  // collectors of the others. One lane if every rank owns one chunk. Else the lanes of an owner's
-  // chunks would overlap, so its group has a lane and each collector has one.
+  // collectors of the others. Groups of neighbours have one lane for all of them. If groups are
+  // hosts, the owner's group has a lane and each collector has one: no transport has multicast from
+  // host to host, and an owner's chunks may have collectors in common.
   std::vector<std::vector<int>> Readers(int chunk) const;
+  // The one of these sets that contains `reader`.
+  std::vector<int> ReadersWith(int reader, int chunk) const;
 
  private:
   struct Chunk {
@@ -61,6 +64,7 @@ class RankGroups {
   HostMap groups_;
   std::vector<Chunk> chunks_;
   int passes_ = 1;
+  bool one_lane_ = false;                  // for all readers of a chunk
   std::vector<std::vector<int>> of_pass_;  // the chunks of a group in a pass
 };
 

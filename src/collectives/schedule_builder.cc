@@ -126,15 +126,12 @@ RingLanes::RingLanes(PhaseBuilder* phase, const HostOrder& ring, int channel, in
 }
 
 int LaneSet::Of(int plane, int producer, std::vector<int> consumers) {
-  std::sort(consumers.begin(), consumers.end());
-  for (const Lane& lane : lanes_) {
-    if (lane.plane == plane && lane.producer == producer && lane.consumers == consumers) {
-      return lane.index;
-    }
-  }
-  const int index = phase_->AddLane(channel_, plane, producer, consumers);
-  lanes_.push_back({plane, producer, std::move(consumers), index});
-  return index;
+  const int lowest = *std::min_element(consumers.begin(), consumers.end());
+  const uint64_t key = static_cast<uint64_t>(plane) << 48 | static_cast<uint64_t>(producer) << 24 |
+                       static_cast<uint64_t>(lowest);
+  const auto [lane, is_new] = lanes_.try_emplace(key, 0);
+  if (is_new) lane->second = phase_->AddLane(channel_, plane, producer, std::move(consumers));
+  return lane->second;
 }
 
 }  // namespace inccl

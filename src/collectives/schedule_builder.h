@@ -7,6 +7,7 @@
 #define INCCL_COLLECTIVES_SCHEDULE_BUILDER_H_
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "collectives/binary_tree.h"
@@ -110,14 +111,10 @@ class LaneSet {
   int Of(int plane, int producer, std::vector<int> consumers);
 
  private:
-  struct Lane {
-    int plane, producer;
-    std::vector<int> consumers;  // ascending
-    int index;
-  };
   PhaseBuilder* const phase_;
   const int channel_;
-  std::vector<Lane> lanes_;
+  // By plane, producer and lowest consumer, which two lanes never have in common.
+  std::unordered_map<uint64_t, int> lanes_;
 };
 
 // The node of a rank in the tree below the root of the schedule.

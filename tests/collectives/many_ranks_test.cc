@@ -68,6 +68,22 @@ TEST(ManyRanksSchedulesTest, Hierarchical) {
   EXPECT_DOUBLE_EQ(proof.crossing_shares, 2 * (kHosts - 1));
 }
 
+// No lane leads to several other hosts, so a rank's schedule grows with the hosts and not with
+// their square.
+TEST(ManyRanksSchedulesTest, HierarchicalIsSmall) {
+  constexpr int kRanks = 8, kManyHosts = 512;
+  const HostMap hosts = HostsOf(kManyHosts, kRanks);
+  const Result<Schedule> schedule = MakeSchedule(
+      {{.nranks = hosts.nranks(), .rank = 77}, Algorithm::kHierarchical, 1, 0, false, 0, &hosts});
+  ASSERT_TRUE(schedule.ok()) << schedule.status().message();
+  size_t consumers = 0;
+  for (const ScheduleLane& lane : schedule->lanes) consumers += lane.consumers.size();
+  // Between hosts: sums and results, to and from each. Inside: to and from each rank, the chunk's
+  // results to all.
+  const int other_hosts = kManyHosts - 1, others = kRanks - 1;
+  EXPECT_EQ(consumers, static_cast<size_t>(4 * other_hosts + 4 * others + 2 * kRanks * others));
+}
+
 // Beyond 64 ranks the agreement of a compressed call takes the tree, too.
 TEST(ManyRanksSchedulesTest, TheAgreementIsATree) {
   const HostMap one = HostMap::OneHost(200);
