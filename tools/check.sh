@@ -6,7 +6,9 @@
 #   --all          also: the tests under the address and undefined-behaviour sanitizers, those with threads under the
 #                  thread sanitizer, which is clang's, and lints of what has changed since everything was last linted
 #   --long         all that, lints of everything, the tests seen by clang, the codecs' tests for 64-bit ARM in an emulator,
-#                  every fuzz target for a minute, a stress test of 10^5 operations, and 256 ranks over TCP
+#                  every fuzz target for a minute, stress tests of 10^5 operations on one host and on four, 256 ranks over
+#                  TCP, 5 minutes of ranks that die and are cut off (INCCL_TEST_ROUNDS=3600: about 30 minutes), and
+#                  10 minutes in which processors are scarce
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations and tests (default: the cores)
 #
@@ -22,7 +24,7 @@ while [ $# -gt 0 ]; do
     --long) all=1 long=1 ;;
     --no-install) install=0 ;;
     -j) shift; jobs=${1:?} ;;
-    *) sed -n 's/^# \{0,1\}//; 6,13p' "$0" >&2; exit 2 ;;
+    *) sed -n 's/^# \{0,1\}//; 5,13p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -123,6 +125,9 @@ lint_changed() {
   printf '%s\n' "${files[@]}" | sort -u | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/release
 }
 scale() { INCCL_TEST_RANKS=256 build/release/tests/integration_tests --source=scale_test.cc; }
+load() { INCCL_TEST_OPERATIONS=50000 build/release/tests/integration_tests --gtest_filter='LoadTest.Mixed*'; }
+scarce() { INCCL_TEST_SECONDS=600 build/release/tests/integration_tests --gtest_filter='LoadTest.NoRank*'; }
+churn() { INCCL_TEST_ROUNDS=${INCCL_TEST_ROUNDS:-600} build/release/tests/faults_tests --source=churn_test.cc; }
 stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_tests --source=stress_test.cc; }
 
 if [ "$install" = 1 ]; then
@@ -145,6 +150,9 @@ if [ "$long" = 1 ]; then
   step "64-bit ARM" scripts/check_aarch64.sh -j "$jobs"
   step "stress" stress
   step "256 ranks" scale
+  step "load" load
+  step "churn" churn
+  step "scarce processors" scarce
   step "build fuzz" configure_and_build fuzz && test_preset fuzz
 fi
 

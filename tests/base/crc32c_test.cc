@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -26,20 +27,41 @@ TEST(Crc32cTest, PublishedValues) {
   EXPECT_EQ(Crc32c({}), 0u);
 }
 
-// Every length and place, against the polynomial division bit by bit.
+// The polynomial division, bit by bit.
+uint32_t Divide(std::span<const std::byte> bytes) {
+  uint32_t crc = ~0u;
+  for (const std::byte byte : bytes) {
+    for (uint32_t bit = 0; bit < 8; ++bit) {
+      const uint32_t in = (std::to_integer<uint32_t>(byte) >> bit) & 1;
+      crc = ((crc ^ in) & 1) != 0 ? (crc >> 1) ^ 0x82F63B78u : crc >> 1;
+    }
+  }
+  return ~crc;
+}
+
 TEST(Crc32cTest, EveryLengthAndAlignment) {
   std::vector<std::byte> bytes(100);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i + 7 * i);
   for (size_t first = 0; first < 9; ++first) {
     for (size_t length = 0; first + length <= bytes.size(); ++length) {
-      uint32_t crc = ~0u;
-      for (size_t i = first; i < first + length; ++i) {
-        for (uint32_t bit = 0; bit < 8; ++bit) {
-          const uint32_t in = (std::to_integer<uint32_t>(bytes[i]) >> bit) & 1;
-          crc = ((crc ^ in) & 1) != 0 ? (crc >> 1) ^ 0x82F63B78u : crc >> 1;
-        }
-      }
-      ASSERT_EQ(Crc32c(std::span(bytes).subspan(first, length)), ~crc) << first << " " << length;
+      const auto part = std::span(bytes).subspan(first, length);
+      ASSERT_EQ(Crc32c(part), Divide(part)) << first << " " << length;
+    }
+  }
+}
+
+// Long ones are summed in parts of some KiB.
+TEST(Crc32cTest, LongOnes) {
+  std::vector<std::byte> bytes(20'000);
+  uint32_t state = 1;
+  for (std::byte& byte : bytes) {
+    state = state * 1664525u + 1013904223u;
+    byte = static_cast<std::byte>(state >> 24);
+  }
+  for (size_t kib = 1; kib < 19; ++kib) {
+    for (const size_t more : {0, 1, 7, 8, 9, 511, 1023}) {
+      const auto part = std::span(bytes).subspan(more % 5, 1024 * kib + more - 1);
+      ASSERT_EQ(Crc32c(part), Divide(part)) << part.size();
     }
   }
 }

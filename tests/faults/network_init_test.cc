@@ -4,6 +4,7 @@
 // that do not serve, and strangers at every listener.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -195,6 +196,61 @@ TEST_F(NetworkInitTest, Row20_InterfacesThatDoNotServe) {
                     "INCCL_SOCKET_IFNAME");
   }
   ExpectJoined(*worlds()[2]);
+}
+
+// A client whose connections the servers have dropped when it goes on, and a server whose clients
+// have given up. Both stop for longer than the limits of a handshake, 2 and 4 s.
+TEST_F(NetworkInitTest, Row09_ARankThatStopsInTheMiddleOfAHandshake) {
+  ForRow("2,9", "tcp");
+  const ScopedEnv patient({{"INCCL_INIT_TIMEOUT_MS", Milliseconds(60.0 * kSlowness).c_str()},
+                           {"INCCL_DEAD_TIMEOUT_MS", "0"}});
+  MakeHosts(3);
+  struct Stop {
+    int rank;
+    const char* point;
+    uint64_t hit;
+  };
+  const Stop stops[] = {{2, "mesh.after_connect", 1}, {2, "mesh.after_connect", 2},
+                        {2, "mesh.after_connect", 3}, {2, "mesh.after_connect", 4},
+                        {0, "mesh.after_accept", 1},  {1, "mesh.after_handshake", 2}};
+  for (const Stop& stop : stops) {
+    Start(1, kNetworkModes[0], [stop](const Side& side) {
+      if (side.rank() == stop.rank) {
+        fault::Arm({.point = fault::IndexOf(stop.point),
+                    .hit = stop.hit,
+                    .action = fault::Action::kCall,
+                    .call = [side] {
+                      side.mine().stage = kHeld;
+                      raise(SIGSTOP);
+                    }});
+      }
+      return CreateAndSum(side);
+    });
+  }
+  for (size_t i = 0; i < worlds().size(); ++i) {
+    EXPECT_TRUE(worlds()[i]->side(0).Await(stops[i].rank, kHeld)) << stops[i].point;
+  }
+  usleep(4'500'000);
+  for (size_t i = 0; i < worlds().size(); ++i) worlds()[i]->Kill(stops[i].rank, SIGCONT);
+  for (const auto& world : worlds()) ExpectJoined(*world);
+}
+
+// An IPv6 address that the kernel still looks for duplicates of; nobody can bind it.
+TEST_F(NetworkInitTest, Row20_AnAddressThatCannotBeBoundIsLeftOut) {
+  ForRow("20", "tcp");
+  MakeHosts(3);
+  if (!hosts().has_ipv6()) GTEST_SKIP() << "no IPv6 here";
+  for (const int host : {0, 1}) {
+    std::string output;
+    const std::string commands =
+        "ip -6 address flush dev e0 && echo 10000 > /proc/sys/net/ipv6/conf/e0/dad_transmits && "
+        "ip address add fd77:1::1/64 dev e0";
+    if (hosts().Run(host, {"sh", "-c", commands}, &output) != 0) GTEST_SKIP() << output;
+    EXPECT_EQ(hosts().Run(host, {"ip", "-6", "address", "show", "tentative"}, &output), 0);
+    EXPECT_NE(output.find("fd77:1::1"), std::string::npos) << output;
+  }
+  ProcessWorld& world = Start(1, kNetworkModes[0], CreateAndSum);
+  ExpectJoined(world);
 }
 
 // The id holds the loopback address: ranks of other hosts are not served, and say so.

@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -206,6 +208,56 @@ TEST_F(NetworkDeathTest, Row23_DestroyEndsWhereAPeerCannotBeReached) {
         EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << report.text;
       }
     }
+  }
+}
+
+// Bytes that a host's sockets hold for its peers, as its kernel tells them.
+uint64_t Unacknowledged(const Hosts& hosts, int host) {
+  std::string table;
+  EXPECT_EQ(hosts.Run(host, {"ss", "-Htn"}, &table), 0) << table;
+  std::istringstream lines(table);
+  uint64_t total = 0;
+  for (std::string line; std::getline(lines, line);) {
+    std::string state;
+    uint64_t received = 0, sent = 0;
+    std::istringstream(line) >> state >> received >> sent;
+    total += sent;
+  }
+  return total;
+}
+
+// It reads nothing for longer than the dead time, and its machine announces that it has no room.
+TEST_F(NetworkDeathTest, Row12_ALateRankWhoseSocketsAreFullIsNotDead) {
+  ForRow("7,12", "tcp");
+  constexpr int kLate = 1, kReady = 2, kGoOn = 3;
+  constexpr size_t kBytes = 64 << 20;
+  MakeHosts(2);
+  // The slots of a call exceed what sockets hold.
+  const ScopedEnv slots({{"INCCL_CHANNELS", "4"}, {"INCCL_SLICE_BYTES", "1048576"}});
+  ProcessWorld& world = Start(1, kNetworkModes[0], [](const Side& side) {
+    ccl_comm_t comm = JoinAll(side);
+    std::vector<char> data(kBytes);
+    for (const char value : {'a', 'b'}) {  // the first call opens the lanes
+      if (value == 'b') side.mine().stage = kReady;
+      if (value == 'b' && side.rank() == kLate && !side.Await(0, kGoOn, 60.0 * kSlowness)) return 9;
+      std::fill(data.begin(), data.end(), side.rank() == 0 ? value : '-');
+      side.mine().result =
+          ccl_broadcast(data.data(), data.data(), kBytes, CCL_UINT8, 0, comm, nullptr);
+      side.mine().SetText(ccl_get_last_error(comm));
+      if (side.mine().result != CCL_SUCCESS) break;
+      if (std::count(data.begin(), data.end(), value) != static_cast<ptrdiff_t>(kBytes)) return 13;
+    }
+    return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+  });
+  for (const int rank : {0, kLate}) ASSERT_TRUE(world.side(0).Await(rank, kReady));
+  const double limit = Seconds() + 20.0 * kSlowness;
+  while (Unacknowledged(hosts(), 0) == 0 && Seconds() < limit) usleep(1000);
+  usleep(static_cast<useconds_t>(2.5e6 * kDeadSeconds));
+  EXPECT_GT(Unacknowledged(hosts(), 0), 0u);
+  world.report(0).stage = kGoOn;
+  world.ExpectAllExited();
+  for (const int rank : {0, kLate}) {
+    EXPECT_EQ(world.report(rank).result, CCL_SUCCESS) << world.report(rank).text;
   }
 }
 

@@ -387,6 +387,39 @@ TEST_P(TcpPeer, APeerThatDoesNotReadBlocksNobody) {
   EXPECT_FALSE(end_->unsent());
 }
 
+// The peer's machine has none of what still waits here, so no call may succeed that published it.
+TEST_P(TcpPeer, SlicesThatAreLostWithTheConnectionAreAnError) {
+  std::unique_ptr<SendLane> lane =
+      end_->OpenSend({.producer = 0, .consumers = {1}, .slot_bytes = 4 << 20, .depth = 2}).value();
+  Send(Frame(Grant(1, lane->spec())));
+  ASSERT_TRUE(Progress().ok());
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  ASSERT_TRUE(lane->Publish({.bytes = 4 << 20}).ok());
+  EXPECT_FALSE(end_->delivered());
+  peer_.Reset();
+  ASSERT_TRUE(Progress().ok());  // the control connection may know more
+  EXPECT_TRUE(end_->unsent());
+  EXPECT_FALSE(end_->delivered());
+  now_ += 2 * kSecond;
+  const Status lost = Progress();
+  EXPECT_EQ(lost.code(), Code::kRemoteError);
+  EXPECT_NE(lost.message().find("peer rank 1 is lost"), std::string::npos) << lost.message();
+}
+
+// What a socket's kernel has taken is on its way, and not delivered.
+TEST_P(TcpPeer, DeliveredIsWhatThePeerHas) {
+  std::unique_ptr<SendLane> lane = end_->OpenSend(SpecOf(0, 1)).value();
+  Send(Frame(Grant(1, lane->spec())));
+  ASSERT_TRUE(Progress().ok());
+  EXPECT_TRUE(end_->delivered());
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  ASSERT_TRUE(lane->Publish({.bytes = kSlotBytes}).ok());
+  EXPECT_FALSE(end_->unsent());
+  EXPECT_FALSE(end_->delivered());
+  (void)Received();  // such a socket has no buffer at the other end
+  EXPECT_TRUE(end_->delivered());
+}
+
 INSTANTIATE_TEST_SUITE_P(All, TcpPeer,
                          ::testing::Values(Protection::kNone, Protection::kAuth,
                                            Protection::kEncrypt),

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One connection between two ranks where one of them stops in the middle of the handshake. The test
+// is the other end. No test waits for a limit: it tells the attempt that the time is over.
+#include "bootstrap/link_attempt.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <string>
+
+#include "bootstrap/bootstrap_world.h"
+#include "bootstrap/socket.h"
+
+namespace inccl::test {
+namespace {
+
+using namespace bootstrap;  // NOLINT(build/namespaces)
+
+constexpr Time kLong = 3600 * kSecond;  // longer than any limit of an attempt
+
+class LinkAttemptTest : public ::testing::Test {
+ protected:
+  LinkAttemptTest() {
+    address_.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
+    listener_ = ListenAt(&address_).value();
+    Mac key{};
+    key[3] = std::byte{9};
+    terms_.handshake = {.key = Key(key), .role = Role::kMesh};
+    terms_.nranks = 2;
+  }
+  // Of a rank with the other one.
+  void Plan(int rank) {
+    terms_.rank = rank;
+    plan_ = {.peer = 1 - rank,
+             .connection = 0,
+             .peer_name = "P@host:1",
+             .addresses = {SocketAddress::Tcp(address_)}};
+  }
+
+  static bool Readable(int fd) { return WaitFor(fd, POLLIN, SystemClock().Now() + 20 * kSecond); }
+  // Waits for what the attempt waits for.
+  static void AwaitEvent(const LinkAttempt& attempt) {
+    const pollfd awaited = attempt.Awaited();
+    ASSERT_TRUE(WaitFor(awaited.fd, awaited.events, SystemClock().Now() + 20 * kSecond));
+  }
+  static void Step(LinkAttempt* attempt) {
+    AwaitEvent(*attempt);
+    const Status status = attempt->Step();
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  // The attempt's thread goes on, and all limits are over.
+  static Status GoOn(LinkAttempt* attempt) { return attempt->Start(attempt->NextTime() + kLong); }
+
+  // The next connection that the listener gets, to which the test sends its greeting.
+  void Greet() {
+    ASSERT_TRUE(Readable(listener_.get()));
+    SocketAddress from;
+    int error = 0;
+    accepted_ = Accept(listener_.get(), &from, &error);
+    ASSERT_TRUE(accepted_.valid());
+    server_.Start(&terms_.handshake, Nonce{}, 0);
+    ASSERT_TRUE(WriteAll(accepted_.get(), server_.greeting()));
+  }
+  // Reads the attempt's hello and replies.
+  void Reply() {
+    std::array<std::byte, kHelloBytes> buffer;
+    while (server_.state() == ServerHandshake::State::kReading) {
+      ASSERT_TRUE(Readable(accepted_.get()));
+      const IoResult got = ReadSome(accepted_.get(), std::span(buffer).first(server_.wanted()));
+      ASSERT_GT(got.bytes, 0u);
+      server_.Feed(std::span(buffer).first(got.bytes));
+    }
+    ASSERT_EQ(server_.state(), ServerHandshake::State::kDone) << Describe(server_.fault());
+    ASSERT_TRUE(WriteAll(accepted_.get(), server_.reply()));
+  }
+  bool AnotherConnection() const { return WaitFor(listener_.get(), POLLIN, SystemClock().Now()); }
+
+  UniqueIdAddress address_;
+  UniqueFd listener_, accepted_;
+  ConnectTerms terms_;
+  LinkPlan plan_;
+  ServerHandshake server_;
+};
+
+TEST_F(LinkAttemptTest, AReplyThatCameWhileThisRankWasStoppedCounts) {
+  Plan(1);
+  LinkAttempt attempt(&terms_, &plan_);
+  ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
+  Step(&attempt);  // connected
+  Greet();
+  Step(&attempt);
+  Reply();
+  AwaitEvent(attempt);
+  ASSERT_TRUE(GoOn(&attempt).ok());
+  EXPECT_TRUE(attempt.done());
+  EXPECT_FALSE(AnotherConnection());
+}
+
+TEST_F(LinkAttemptTest, AConnectionThatWasMadeWhileThisRankWasStoppedCounts) {
+  Plan(1);
+  LinkAttempt attempt(&terms_, &plan_);
+  ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
+  AwaitEvent(attempt);
+  ASSERT_TRUE(GoOn(&attempt).ok());
+  EXPECT_EQ(attempt.last_failure(), "");
+  Greet();
+  Step(&attempt);
+  Reply();
+  Step(&attempt);
+  EXPECT_TRUE(attempt.done());
+  EXPECT_FALSE(AnotherConnection());
+}
+
+TEST_F(LinkAttemptTest, ConnectsAgainWhereNoReplyCame) {
+  Plan(1);
+  LinkAttempt attempt(&terms_, &plan_);
+  ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
+  Step(&attempt);
+  ASSERT_TRUE(GoOn(&attempt).ok());  // gives up
+  Greet();                           // too late
+  ASSERT_TRUE(GoOn(&attempt).ok());
+  Step(&attempt);
+  Greet();
+  Step(&attempt);
+  Reply();
+  Step(&attempt);
+  EXPECT_TRUE(attempt.done());
+}
+
+// The reply to its first connection came too late for the peer.
+TEST_F(LinkAttemptTest, APeerThatConnectsAgainReplacesItsConnection) {
+  Plan(0);
+  LinkAttempt attempt(&terms_, &plan_);
+  Key received;
+  UniqueFd other[2];
+  for (UniqueFd& end : other) {
+    ServerHandshake server;
+    ClientHandshake client;
+    Nonce nonce;
+    ASSERT_TRUE(FillRandom(nonce).ok());
+    server.Start(&terms_.handshake, nonce, 0);
+    client.Start(&terms_.handshake, {.rank = 1, .nranks = 2, .server = 0, .connection = 0}, nonce);
+    client.Feed(server.greeting());
+    ASSERT_EQ(server.Feed(client.hello()), ServerHandshake::State::kDone);
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    end.Reset(ends[1]);
+    UniqueFd fd(ends[0]);
+    EXPECT_EQ(attempt.Accept(server, /*is_unix=*/false, &fd), "");
+    EXPECT_TRUE(attempt.done());
+    Mac reply;
+    EXPECT_EQ(ReadSome(end.get(), reply).bytes, reply.size());
+    EXPECT_EQ(client.Feed(reply), ClientHandshake::State::kDone);
+    received = client.Keys().value().from_client;
+  }
+  std::array<std::byte, 1> one;
+  EXPECT_TRUE(ReadSome(other[0].get(), one).closed);
+  const Link link = attempt.TakeLink();
+  EXPECT_TRUE(WriteAll(link.fd.get(), std::array{std::byte{7}}));
+  EXPECT_EQ(ReadSome(other[1].get(), one).bytes, 1u);
+  EXPECT_TRUE(EqualInConstantTime(link.receive_key.bytes(), received.bytes()));
+}
+
+// 192.0.2.0/24 is for documents: no host has an address of it.
+TEST_F(LinkAttemptTest, AnAddressThatCannotBeBoundIsLeftOut) {
+  UniqueIdAddress nowhere;
+  nowhere.address = {std::byte{192}, std::byte{0}, std::byte{2}, std::byte{1}};
+  UniqueIdAddress loopback = address_;
+  loopback.port = 0;
+  std::vector<UniqueIdAddress> addresses = {nowhere, loopback};
+  const Result<std::vector<UniqueFd>> listeners = ListenAtAll(&addresses);
+  ASSERT_TRUE(listeners.ok()) << listeners.status().message();
+  ASSERT_EQ(listeners->size(), 1u);
+  ASSERT_EQ(addresses.size(), 1u);
+  EXPECT_EQ(addresses[0].address, loopback.address);
+  EXPECT_EQ(addresses[0].port, LocalPort((*listeners)[0].get()).value());
+
+  addresses = {nowhere};
+  const Status none = ListenAtAll(&addresses).status();
+  EXPECT_EQ(none.code(), Code::kSystemError);
+  EXPECT_NE(none.message().find("192.0.2.1"), std::string::npos) << none.message();
+}
+
+}  // namespace
+}  // namespace inccl::test
