@@ -101,6 +101,7 @@ Status HostRendezvousAt(const UniqueIdAddress& address, const HandshakeTerms& te
   RootOptions root;
   root.terms = terms;
   root.listeners.push_back(*std::move(listener));
+  root.sources = options.listen.sources;
   root.nranks = options.nranks;
   if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
   return StartRoot(std::move(root));
@@ -131,8 +132,11 @@ Result<UniqueId> CreateUniqueId(const Environment& environment,
   root.abandoned = std::move(abandoned);
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
   if (!addresses.ok()) return addresses.status();
-  Result<std::vector<UniqueFd>> listeners = ListenAtAll(&*addresses);
+  Result<ListenRules> rules = ListenRules::Of(environment);
+  if (!rules.ok()) return rules.status();
+  Result<std::vector<UniqueFd>> listeners = ListenAtAll(&*addresses, rules->ports);
   if (!listeners.ok()) return listeners.status();
+  root.sources = rules->sources;
   root.listeners = *std::move(listeners);
   id.addresses = *std::move(addresses);
   if (Status status = StartRoot(std::move(root)); !status.ok()) return status;

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "bootstrap/launcher.h"
+#include "bootstrap/listen_rules.h"
 #include "bootstrap/mesh.h"
 #include "bootstrap/unique_id.h"
 #include "config/variables.h"
@@ -32,13 +33,14 @@ struct JoinOptions {
   std::string secret_file;      // INCCL_SECRET_FILE
   std::string host_id;          // INCCL_HOSTID
   std::string socket_ifname;    // INCCL_SOCKET_IFNAME: where to listen for other machines
+  ListenRules listen;           // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
   const std::atomic<bool>* cancelled = nullptr;  // once true, the call soon ends with an error
 };
 
 // Makes a new id and starts the thread of its rendezvous, which serves one communicator while this
-// process lives. Uses socket_ifname, secret_file and init_timeout_ms. If `abandoned` is not null,
-// the ranks come at once or never: the rendezvous then also ends if no rank comes, and soon after a
-// failure or after *abandoned has become true.
+// process lives. Uses the variables of sockets, secret_file and init_timeout_ms. If `abandoned` is
+// not null, the ranks come at once or never: the rendezvous then also ends if no rank comes, and
+// soon after a failure or after *abandoned has become true.
 Result<UniqueId> CreateUniqueId(const Environment& environment,
                                 std::shared_ptr<const std::atomic<bool>> abandoned = nullptr);
 
