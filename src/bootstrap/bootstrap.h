@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "bootstrap/launcher.h"
+#include "bootstrap/launcher_store.h"
 #include "bootstrap/listen_rules.h"
 #include "bootstrap/mesh.h"
 #include "bootstrap/unique_id.h"
@@ -60,6 +61,11 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const Jo
 // loopback address.
 Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, int init_index,
                            const JoinOptions& options);
+
+// The same, where the launcher has a store: rank 0 makes a unique id, with `environment`, and puts
+// it there. Ranks trust those that the launcher lets read it.
+Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, int init_index,
+                         const Environment& environment, const JoinOptions& options);
 
 // The names of the unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the
 // first that no other user holds. They follow from the job's name and are not secret.
