@@ -61,6 +61,7 @@ install(FILES
   ${PROJECT_SOURCE_DIR}/examples/Makefile ${PROJECT_SOURCE_DIR}/examples/allreduce.c
   ${PROJECT_SOURCE_DIR}/examples/allreduce.cc ${PROJECT_SOURCE_DIR}/examples/groups.c
   ${PROJECT_SOURCE_DIR}/examples/mpi.c ${PROJECT_SOURCE_DIR}/examples/threads.c
+  ${PROJECT_SOURCE_DIR}/examples/torchrun.py
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT development)
 
 # ---- tools

@@ -77,15 +77,17 @@ TEST_F(PortsTest, RanksListenInTheRange) {
 TEST_F(PortsTest, ARangeThatIsTooSmallIsNamed) {
   const ScopedEnv env({{"INCCL_PORT_RANGE", "4700-4700"}});
   Hosts hosts({.count = 1});
-  ProcessWorld world({.nranks = 1, .enter = hosts.Ranks(1)}, [](const Side& side) {
-    ccl_comm_t comm = nullptr;
-    return side.Init(&comm, CCL_CONFIG_INIT) == CCL_SYSTEM_ERROR ? 0 : 10;
-  });
+  // The rendezvous waits for ranks that never come.
+  ProcessWorld world({.nranks = 1, .baseline = false, .enter = hosts.Ranks(1)},
+                     [](const Side& side) {
+                       ccl_comm_t comm = nullptr;
+                       return side.Init(&comm, CCL_CONFIG_INIT) == CCL_SYSTEM_ERROR ? 0 : 10;
+                     });
   world.Wait();
   world.ExpectAllExited();
-  EXPECT_NE(std::string(world.report(0).text)
-                .find("INCCL_PORT_RANGE=4700-4700: each of these ports of 10.77.0.1 is in use"),
-            std::string::npos)
+  EXPECT_NE(
+      std::string(world.report(0).text).find("INCCL_PORT_RANGE=4700-4700: each of these ports of "),
+      std::string::npos)
       << world.report(0).text;
 }
 
