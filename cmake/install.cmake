@@ -61,6 +61,7 @@ install(FILES
   ${PROJECT_SOURCE_DIR}/examples/Makefile ${PROJECT_SOURCE_DIR}/examples/allreduce.c
   ${PROJECT_SOURCE_DIR}/examples/allreduce.cc ${PROJECT_SOURCE_DIR}/examples/groups.c
   ${PROJECT_SOURCE_DIR}/examples/mpi.c ${PROJECT_SOURCE_DIR}/examples/threads.c
+  ${PROJECT_SOURCE_DIR}/examples/torchrun.py
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT development)
 
 # ---- tools
@@ -70,7 +71,7 @@ else()
   file(RELATIVE_PATH inccl_rpath /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CMAKE_INSTALL_LIBDIR})
   set(inccl_rpath "$ORIGIN/${inccl_rpath}")
 endif()
-set(inccl_programs inccl-info inccl-tune accuracy limits)
+set(inccl_programs inccl-info inccl-status inccl-tune accuracy limits)
 foreach(name allreduce reduce_scatter allgather broadcast reduce alltoall gather scatter sendrecv)
   list(APPEND inccl_programs ${name}_bench)
 endforeach()

@@ -104,15 +104,23 @@ ccl_result_t ccl_comm_init_env(ccl_comm_t* comm, const ccl_config_t* config) {
     Status status = inccl::CheckRanks(found->nranks, found->rank);
     if (!status.ok()) return status;
     const std::string& address = options->environment.comm_id;
-    if (!found->elsewhere.empty() && address.empty()) {
+    // On one host the launcher need not be asked.
+    inccl::LauncherStore* const store = found->elsewhere.empty() || !address.empty()
+                                            ? nullptr
+                                            : inccl::FindLauncherStore(*found, secure_getenv);
+    if (!found->elsewhere.empty() && address.empty() && store == nullptr) {
       return inccl::InvalidUsage(fmt::format(
-          "{}: {}; INCCL_COMM_ID=host:port, where rank 0 listens, and INCCL_SECRET_FILE join ranks "
-          "of several hosts, as does a unique id that the launcher distributes",
+          "{}: {}, and it offers neither PMIx nor PMI; INCCL_COMM_ID=host:port, where rank 0 "
+          "listens, and INCCL_SECRET_FILE join ranks of several hosts, as does a unique id of "
+          "the program's",
           found->kind, found->elsewhere));
     }
     static std::atomic<int> calls{0};
-    const auto join = [launcher = *found, address,
+    const auto join = [launcher = *found, address, store, environment = options->environment,
                        index = calls.fetch_add(1)](const inccl::JoinOptions& with) {
+      if (store != nullptr) {
+        return inccl::JoinByStore(store, launcher, index, environment, with);
+      }
       return address.empty() ? inccl::JoinWithLauncher(launcher, index, with)
                              : inccl::JoinAtAddress(address, launcher, index, with);
     };

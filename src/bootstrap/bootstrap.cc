@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
 
+#include "base/escaped.h"
 #include "base/log.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/handshake.h"
@@ -101,9 +103,37 @@ Status HostRendezvousAt(const UniqueIdAddress& address, const HandshakeTerms& te
   RootOptions root;
   root.terms = terms;
   root.listeners.push_back(*std::move(listener));
+  root.sources = options.listen.sources;
   root.nranks = options.nranks;
   if (options.timeout_ms > 0) root.lifetime = 2 * options.timeout_ms * kMillisecond;
   return StartRoot(std::move(root));
+}
+
+// What rank 0 puts into the launcher's store, in hexadecimal digits: 'i' and the id, or 'e' and why
+// there is none.
+std::string ForStore(const Result<UniqueId>& id) {
+  if (!id.ok()) return Hex(AsBytes("e" + id.status().message()));
+  std::string bytes(1 + kUniqueIdBytes, 'i');
+  id->Encode(reinterpret_cast<std::byte*>(bytes.data() + 1));
+  return Hex(AsBytes(bytes));
+}
+
+Result<UniqueId> FromStore(const std::string& hex, const char* store) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+    int byte = 0;
+    if (std::from_chars(hex.data() + i, hex.data() + i + 2, byte, 16).ptr != hex.data() + i + 2) {
+      break;
+    }
+    bytes += static_cast<char>(byte);
+  }
+  if (bytes.starts_with('e')) {
+    return RemoteError(fmt::format("peer 0 reports: {}", Escaped(bytes.substr(1))));
+  }
+  if (bytes.size() != 1 + kUniqueIdBytes || !bytes.starts_with('i')) {
+    return RemoteError(fmt::format("{}: what the launcher's store has is no unique id", store));
+  }
+  return UniqueId::Decode(reinterpret_cast<const std::byte*>(bytes.data() + 1));
 }
 
 }  // namespace
@@ -131,8 +161,11 @@ Result<UniqueId> CreateUniqueId(const Environment& environment,
   root.abandoned = std::move(abandoned);
   Result<std::vector<UniqueIdAddress>> addresses = ChooseAddresses(environment.socket_ifname);
   if (!addresses.ok()) return addresses.status();
-  Result<std::vector<UniqueFd>> listeners = ListenAtAll(&*addresses);
+  Result<ListenRules> rules = ListenRules::Of(environment);
+  if (!rules.ok()) return rules.status();
+  Result<std::vector<UniqueFd>> listeners = ListenAtAll(&*addresses, rules->ports);
   if (!listeners.ok()) return listeners.status();
+  root.sources = rules->sources;
   root.listeners = *std::move(listeners);
   id.addresses = *std::move(addresses);
   if (Status status = StartRoot(std::move(root)); !status.ok()) return status;
@@ -238,6 +271,32 @@ Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher,
     }
   }
   return Join(target, terms, options);
+}
+
+Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, int init_index,
+                         const Environment& environment, const JoinOptions& options) {
+  if (Status status = CheckOptions(options); !status.ok()) return status;
+  if (Status status = CheckRanks(launcher, options); !status.ok()) return status;
+  auto abandoned = std::make_shared<std::atomic<bool>>(false);
+  Result<UniqueId> id = InternalError("not made");
+  std::string value;
+  if (options.rank == 0) {
+    id = CreateUniqueId(environment, abandoned);
+    value = ForStore(id);
+  }
+  const Result<std::string> shared = store->Share(value, {.rank = options.rank,
+                                                          .index = init_index,
+                                                          .deadline = options.deadline,
+                                                          .cancelled = options.cancelled});
+  if (!shared.ok()) {
+    abandoned->store(true);
+    return OfRank(options, shared.status());
+  }
+  if (options.rank != 0) id = FromStore(*shared, store->name());
+  if (!id.ok()) return OfRank(options, id.status());
+  Result<Mesh> mesh = JoinWithId(*id, options);
+  if (!mesh.ok()) abandoned->store(true);
+  return mesh;
 }
 
 }  // namespace inccl

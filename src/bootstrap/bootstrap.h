@@ -15,6 +15,8 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "bootstrap/launcher.h"
+#include "bootstrap/launcher_store.h"
+#include "bootstrap/listen_rules.h"
 #include "bootstrap/mesh.h"
 #include "bootstrap/unique_id.h"
 #include "config/variables.h"
@@ -32,13 +34,14 @@ struct JoinOptions {
   std::string secret_file;      // INCCL_SECRET_FILE
   std::string host_id;          // INCCL_HOSTID
   std::string socket_ifname;    // INCCL_SOCKET_IFNAME: where to listen for other machines
+  ListenRules listen;           // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
   const std::atomic<bool>* cancelled = nullptr;  // once true, the call soon ends with an error
 };
 
 // Makes a new id and starts the thread of its rendezvous, which serves one communicator while this
-// process lives. Uses socket_ifname, secret_file and init_timeout_ms. If `abandoned` is not null,
-// the ranks come at once or never: the rendezvous then also ends if no rank comes, and soon after a
-// failure or after *abandoned has become true.
+// process lives. Uses the variables of sockets, secret_file and init_timeout_ms. If `abandoned` is
+// not null, the ranks come at once or never: the rendezvous then also ends if no rank comes, and
+// soon after a failure or after *abandoned has become true.
 Result<UniqueId> CreateUniqueId(const Environment& environment,
                                 std::shared_ptr<const std::atomic<bool>> abandoned = nullptr);
 
@@ -58,6 +61,11 @@ Result<Mesh> JoinWithLauncher(const Launcher& launcher, int init_index, const Jo
 // loopback address.
 Result<Mesh> JoinAtAddress(const std::string& address, const Launcher& launcher, int init_index,
                            const JoinOptions& options);
+
+// The same, where the launcher has a store: rank 0 makes a unique id, with `environment`, and puts
+// it there. Ranks trust those that the launcher lets read it.
+Result<Mesh> JoinByStore(LauncherStore* store, const Launcher& launcher, int init_index,
+                         const Environment& environment, const JoinOptions& options);
 
 // The names of the unix sockets at which the ranks of a launcher's job meet: rank 0 listens at the
 // first that no other user holds. They follow from the job's name and are not secret.

@@ -59,6 +59,7 @@ Connector::Connector(const ConnectTerms& terms, std::vector<Listener> listeners)
   for (Listener& listener : listeners) {
     PendingConnections pending({.name = fmt::format("rank {}/{}:", terms.rank, terms.nranks),
                                 .handshake = &terms.handshake,
+                                .sources = terms.sources,
                                 .server = static_cast<uint32_t>(terms.rank),
                                 .same_uid_only = listener.is_unix,
                                 .any_namespace = terms.any_namespace,

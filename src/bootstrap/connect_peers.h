@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
+#include "bootstrap/address_filter.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/socket.h"
 
@@ -44,6 +45,7 @@ struct ConnectTerms {
   std::vector<int> share_fds;
   Time deadline = kNever;
   int timeout_ms = 0;
+  AddressFilter sources;       // of TCP connections; others are refused
   bool any_namespace = false;  // false: over unix sockets, refuse peers in other containers
   // Called repeatedly with the peers that lack a connection; its error ends the attempt.
   // When `check_fd` becomes readable, it is called at once; -1: none.

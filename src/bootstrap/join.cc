@@ -33,12 +33,15 @@ Result<UniqueFd> ListenOnMachine(std::string* name) {
 }
 
 // Listens for ranks on other machines, unless this one has no address that they reach.
-Status ListenForMachines(const std::string& interfaces, std::vector<UniqueIdAddress>* addresses,
+Status ListenForMachines(const JoinOptions& options, std::vector<UniqueIdAddress>* addresses,
                          std::vector<Listener>* listeners) {
-  Result<std::vector<UniqueIdAddress>> chosen = ChooseAddresses(interfaces);
+  Result<std::vector<UniqueIdAddress>> chosen = ChooseAddresses(options.socket_ifname);
   if (!chosen.ok()) return chosen.status();
   std::erase_if(*chosen, IsLoopback);
-  Result<std::vector<UniqueFd>> made = ListenAtAll(&*chosen);
+  if (chosen->empty()) return Status::Ok();
+  const PortRange& ports = options.listen.ports;
+  Result<std::vector<UniqueFd>> made = ListenAtAll(&*chosen, ports);
+  if (!made.ok() && ports.first != 0) return made.status();
   if (!made.ok()) return Status::Ok();  // PlanMesh says so if a rank is on another machine
   for (UniqueFd& listener : *made) {
     listeners->push_back({.fd = std::move(listener), .is_unix = false});
@@ -114,6 +117,7 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
   terms.any_namespace = any_namespace;
+  terms.sources = options.listen.sources;
   terms.check = [root](const std::vector<int>&) {
     const Status cancelled = root->CheckCancelled();
     return cancelled.ok() ? root->Check() : cancelled;
@@ -226,8 +230,7 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   if (!on_machine.ok()) return named(on_machine.status());
   listeners.push_back({.fd = *std::move(on_machine), .is_unix = true});
   if (!target.same_uid_only) {
-    Status status =
-        ListenForMachines(options.socket_ifname, &registration.record.mesh_addresses, &listeners);
+    Status status = ListenForMachines(options, &registration.record.mesh_addresses, &listeners);
     if (!status.ok()) return named(status);
   }
   registration.nranks = static_cast<uint32_t>(options.nranks);

@@ -80,6 +80,13 @@ class Reader {
         fmt::format("{} of {} ranks are on this host ({})", here, launcher_->nranks, name);
   }
 
+  void NoteNodesOfSlurm() {
+    const int nodes = Number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}, 1);
+    if (nodes <= 1) return;
+    launcher_->elsewhere =
+        fmt::format("the ranks are on {} hosts (SLURM_STEP_NUM_NODES, SLURM_NNODES)", nodes);
+  }
+
   Status Finish() {
     if (launcher_->nranks < 1) Complain("the number of ranks is 0");
     if (launcher_->rank >= launcher_->nranks) {
@@ -120,7 +127,12 @@ void ReadOpenMpi(Reader* r, Launcher* l) {
 void ReadPmi(Reader* r, Launcher* l) {
   l->rank = r->Number({"PMI_RANK"}, -1);
   l->nranks = r->Number({"PMI_SIZE"}, -1);
-  r->NoteRanksHere(r->Number({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}, l->nranks), "MPI_LOCALNRANKS");
+  if (r->Has("MPI_LOCALNRANKS") || r->Has("PMI_LOCAL_SIZE")) {
+    r->NoteRanksHere(r->Number({"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}, l->nranks),
+                     "MPI_LOCALNRANKS");
+  } else {
+    r->NoteNodesOfSlurm();  // srun --mpi=pmi2
+  }
   if (r->AddToJob({"PMI_JOBID", "PMIX_NAMESPACE", "PMI_PORT"}) || r->HasJobName()) return;
   // Hydra's proxy comes first, because Hydra may run several jobs in one Slurm allocation.
   if (const std::string proxy = bootstrap::HydraProxy(); !proxy.empty()) {
@@ -148,11 +160,7 @@ void ReadTorch(Reader* r, Launcher* l) {
 void ReadSlurm(Reader* r, Launcher* l) {
   l->rank = r->Number({"SLURM_PROCID"}, -1);
   l->nranks = r->Number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, -1);
-  const int nodes = r->Number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}, 1);
-  if (nodes > 1) {
-    l->elsewhere =
-        fmt::format("the ranks are on {} hosts (SLURM_STEP_NUM_NODES, SLURM_NNODES)", nodes);
-  }
+  r->NoteNodesOfSlurm();
   r->AddToJob({"SLURM_JOB_ID", "SLURM_STEP_ID"});
   // Each step of a Slurm job is a job of its own.
   if (!r->HasAll({"SLURM_JOB_ID", "SLURM_STEP_ID"}) && !r->HasJobName()) {

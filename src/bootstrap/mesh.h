@@ -6,6 +6,7 @@
 #define INCCL_BOOTSTRAP_MESH_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "base/fd.h"
 #include "bootstrap/aead.h"
 #include "bootstrap/handshake.h"
+#include "bootstrap/socket_list.h"
 
 namespace inccl {
 
@@ -43,6 +45,8 @@ struct Mesh {
   uint64_t nonce_hash = 0;  // equal on all ranks, different for each communicator
   // For further connections between these ranks: their key, and the communicator's nonce.
   bootstrap::HandshakeTerms data_terms;
+  // Of the communicator: those that carry control messages, and those of transports.
+  std::shared_ptr<SocketList> sockets = std::make_shared<SocketList>();
 };
 
 }  // namespace inccl

@@ -42,6 +42,10 @@ void PendingConnections::MakeRoomFor(const Source& source) {
 
 void PendingConnections::Add(UniqueFd fd, const SocketAddress& address) {
   Source source{.address = address, .peer = {}};
+  if (!address.is_unix() && !terms_.sources.AdmitsPeerOf(fd.get(), address.storage)) {
+    Complain(source, "INCCL_SOCKET_ALLOW does not admit it");
+    return ResetConnection(std::move(fd));
+  }
   if (terms_.same_uid_only && !MayJoin(fd.get(), &source)) return ResetConnection(std::move(fd));
   Nonce nonce;
   if (!FillRandom(nonce).ok()) return;

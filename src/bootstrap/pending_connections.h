@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "bootstrap/address_filter.h"
 #include "bootstrap/admission.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/socket.h"
@@ -27,6 +28,7 @@ class PendingConnections {
   struct Terms {
     std::string name;                           // of the owner, for the log: "rank 1/4"
     const HandshakeTerms* handshake = nullptr;  // outlives the connections
+    AddressFilter sources = {};                 // of TCP connections; others are refused
     uint32_t server = kNoRank;                  // the rank that listens; kNoRank: a rendezvous
     bool same_uid_only = false;  // a unix socket: connections of other users are refused
     bool any_namespace = false;  // false with same_uid_only: those of other containers, too

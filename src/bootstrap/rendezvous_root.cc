@@ -17,7 +17,6 @@
 #include "base/thread.h"
 #include "bootstrap/admission.h"
 #include "bootstrap/frame.h"
-#include "bootstrap/gathering.h"
 #include "bootstrap/messages.h"
 #include "bootstrap/pending_connections.h"
 #include "bootstrap/rendezvous_session.h"
@@ -38,6 +37,7 @@ class Root {
       : options_(std::move(options)),
         pending_({.name = "the rendezvous",
                   .handshake = &options_.terms,
+                  .sources = options_.sources,
                   .same_uid_only = options_.same_uid_only,
                   .any_namespace = options_.any_namespace,
                   .limit = options_.handshake_limit}) {

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/status.h"
+#include "bootstrap/address_filter.h"
 #include "bootstrap/gathering.h"
 #include "bootstrap/handshake.h"
 
@@ -23,6 +24,7 @@ namespace inccl::bootstrap {
 struct RootOptions {
   HandshakeTerms terms;
   std::vector<UniqueFd> listeners;
+  AddressFilter sources;          // of TCP connections; others are refused
   bool same_uid_only = false;     // listeners are unix sockets; refuse other users
   bool any_namespace = false;     // false with same_uid_only: refuse other containers, too
   Time lifetime = 240 * kSecond;  // from the first registration on

@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -79,6 +80,11 @@ SocketAddress SocketAddress::Tcp(const UniqueIdAddress& from) {
   return address;
 }
 
+std::string SocketAddress::Host() const {
+  const std::string text = ToString();
+  return text.substr(0, text.rfind(':'));
+}
+
 std::string SocketAddress::ToString() const {
   char text[INET6_ADDRSTRLEN] = "?";
   if (storage.ss_family == AF_INET) {
@@ -110,12 +116,26 @@ Result<UniqueFd> Listen(const SocketAddress& address, bool* in_use) {
     return SystemErrorErrno(fmt::format("bind {}", where), error);
   }
   if (listen(fd.get(), kBacklog) != 0) {
-    return SystemErrorErrno(fmt::format("listen on {}", where), errno);
+    const int error = errno;  // EADDRINUSE: another socket was bound at the same moment
+    if (in_use != nullptr) *in_use = error == EADDRINUSE;
+    return SystemErrorErrno(fmt::format("listen on {}", where), error);
   }
   return fd;
 }
 
-Result<UniqueFd> ListenAt(UniqueIdAddress* address) {
+Result<UniqueFd> ListenAt(UniqueIdAddress* address, const PortRange& ports) {
+  if (ports.first != 0) {
+    // Ranks begin at different ports, so that they seldom try one that another has taken.
+    const int count = ports.last - ports.first + 1, begin = getpid() % count;
+    for (int i = 0; i < count; ++i) {
+      address->port = static_cast<uint16_t>(ports.first + (begin + i) % count);
+      bool in_use = false;
+      Result<UniqueFd> listener = Listen(SocketAddress::Tcp(*address), &in_use);
+      if (listener.ok() || !in_use) return listener;
+    }
+    return SystemError(fmt::format("INCCL_PORT_RANGE={}-{}: each of these ports of {} is in use",
+                                   ports.first, ports.last, SocketAddress::Tcp(*address).Host()));
+  }
   Result<UniqueFd> listener = Listen(SocketAddress::Tcp(*address));
   if (!listener.ok()) return listener;
   const Result<uint16_t> port = LocalPort(listener->get());
@@ -124,12 +144,13 @@ Result<UniqueFd> ListenAt(UniqueIdAddress* address) {
   return listener;
 }
 
-Result<std::vector<UniqueFd>> ListenAtAll(std::vector<UniqueIdAddress>* addresses) {
+Result<std::vector<UniqueFd>> ListenAtAll(std::vector<UniqueIdAddress>* addresses,
+                                          const PortRange& ports) {
   std::vector<UniqueFd> listeners;
   std::vector<UniqueIdAddress> usable;
   Status failure = InvalidArgument("no address to listen at");
   for (UniqueIdAddress address : *addresses) {
-    Result<UniqueFd> listener = ListenAt(&address);
+    Result<UniqueFd> listener = ListenAt(&address, ports);
     if (!listener.ok()) {
       failure = listener.status();
       continue;

@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/unique_id.h"
+#include "config/variables.h"
 
 namespace inccl::bootstrap {
 
@@ -31,17 +32,19 @@ struct SocketAddress {
   static SocketAddress Unix(std::string_view name);
   static SocketAddress Tcp(const UniqueIdAddress& address);
   bool is_unix() const { return storage.ss_family == AF_UNIX; }
+  std::string Host() const;      // of TCP: "192.0.2.1", "[::1]"
   std::string ToString() const;  // "192.0.2.1:4711", "[::1]:4711", "unix socket @name"
 };
 inline constexpr size_t kMaxUnixName = 100;
 
 // *in_use, if not null: whether another socket has the address.
 Result<UniqueFd> Listen(const SocketAddress& address, bool* in_use = nullptr);
-// Listens at a free TCP port, which it puts into *address.
-Result<UniqueFd> ListenAt(UniqueIdAddress* address);
+// Listens at a free TCP port of the range, which it puts into *address.
+Result<UniqueFd> ListenAt(UniqueIdAddress* address, const PortRange& ports = {});
 // Listens at a free port of each address; drops those where that fails, e.g. an IPv6 address that
 // is still tentative. Fails if none is left.
-Result<std::vector<UniqueFd>> ListenAtAll(std::vector<UniqueIdAddress>* addresses);
+Result<std::vector<UniqueFd>> ListenAtAll(std::vector<UniqueIdAddress>* addresses,
+                                          const PortRange& ports = {});
 // The port of a TCP listener (for one that asked for port 0).
 Result<uint16_t> LocalPort(int fd);
 // Starts a connection; the caller waits until it is writable and then calls PendingError. *error is

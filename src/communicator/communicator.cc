@@ -63,6 +63,16 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
       engines_(ends_.transport.get(),
                {.with_kernels = kCopiesOfAStep * options_.slice_bytes,
                 .without = (static_cast<size_t>(ends_.nranks) + 1) * options_.slice_bytes}),
+      status_report_({.id = ends_.id,
+                      .name = options_.name,
+                      .transport = ends_.transport->caps().name,
+                      .rank = ends_.rank,
+                      .peer_names = ends_.peer_names,
+                      .hosts = &ends_.hosts,
+                      .sockets = ends_.sockets,
+                      .liveness = &liveness_,
+                      .sticky_error = &sticky_error_,
+                      .completed = &completed_}),
       worker_([this](const Batch& batch) { return RunBatch(batch); },
               [this](const StreamOrder& turn, Time stalled) { return GivesUp(turn, stalled); }) {}
 
@@ -70,6 +80,7 @@ Communicator::~Communicator() {
   worker_.WaitIdle();
   FAULT_RANK(ends_.rank);
   FAULT_POINT("destroy.begin");
+  WithdrawStatus(&status_report_);
   sticky_error_.WaitNotified();
   AwaitDelivery();
   const bool failed = sticky_error_.failed();

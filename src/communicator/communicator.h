@@ -19,6 +19,7 @@
 #include "base/mutex.h"
 #include "base/rank_name.h"
 #include "base/status.h"
+#include "bootstrap/socket_list.h"
 #include "collectives/call.h"
 #include "collectives/send_recv.h"
 #include "communicator/collective_runner.h"
@@ -26,6 +27,7 @@
 #include "communicator/device_engines.h"
 #include "communicator/registrations.h"
 #include "communicator/staging.h"
+#include "communicator/status_report.h"
 #include "control/control.h"
 #include "failure/liveness.h"
 #include "failure/shrink_agreement.h"
@@ -43,6 +45,8 @@ struct CommEnds {
   std::unique_ptr<Transport> transport;
   std::vector<pid_t> pids;  // of the ranks on this machine, one for each
   HostMap hosts;
+  std::string id;                       // equal on all ranks; different for each communicator
+  std::shared_ptr<SocketList> sockets;  // may be null
 };
 
 class Communicator {
@@ -55,6 +59,8 @@ class Communicator {
   // The control plane takes this as its handler; AttachControl follows.
   Liveness* liveness() { return &liveness_; }
   void AttachControl(std::unique_ptr<ControlPlane> control);
+  // Called after AttachControl: shows this rank to inccl-status, by a socket in `directory`.
+  Status Publish(const std::string& directory) { return PublishStatus(directory, &status_report_); }
   // The last step of creation, on all ranks at the same time: a small all-reduce of zeros, unless
   // it would need more memory than is committed. The user's first such call then finds schedule,
   // lanes and pages in place. `cancelled` may be null.
@@ -194,6 +200,7 @@ class Communicator {
   std::vector<std::byte> saved_input_ INCCL_GUARDED_BY(call_mutex_);
   bool input_saved_ INCCL_GUARDED_BY(call_mutex_) = false;  // for the call in progress
   std::atomic<uint64_t> completed_{0};
+  StatusReport status_report_;
   Worker worker_;  // the last member, so it is destroyed first
 };
 

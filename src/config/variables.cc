@@ -114,6 +114,18 @@ std::string ParseCommId(std::string_view value, std::string* field) {
   return "";
 }
 
+std::string ParsePortRange(std::string_view value, PortRange* field) {
+  const size_t dash = value.find('-');
+  const std::string_view last = dash == std::string_view::npos ? value : value.substr(dash + 1);
+  PortRange range;
+  if (!ParseInteger(value.substr(0, dash), 1, 65535, &range.first).empty() ||
+      !ParseInteger(last, 1, 65535, &range.last).empty() || range.first > range.last) {
+    return "no range of ports";
+  }
+  *field = range;
+  return "";
+}
+
 std::string ParseDebugSubsystems(std::string_view value, Environment* env) {
   std::string unknown;
   if (ParseLogSubsystems(value, &env->debug_subsys, &unknown)) return "";
@@ -212,6 +224,14 @@ const Variable kVariables[] = {
       "prefixes, comma-separated; = before: exact names; ^ before: all but these",
       "^lo,docker,virbr; without one, lo", "list"},
      [](Text v, Environment* e) { return ParseText(v, &e->socket_ifname); }},
+    {{"INCCL_PORT_RANGE",
+      "TCP ports at which ranks listen for ranks of other machines, and the creator of a unique id",
+      "first-last, 1 to 65535", "any, chosen by the kernel", "range"},
+     [](Text v, Environment* e) { return ParsePortRange(v, &e->port_range); }},
+    {{"INCCL_SOCKET_ALLOW",
+      "networks whose TCP connections a rank accepts, besides those of its own host",
+      "addresses or networks, comma-separated: 10.0.0.0/8,2001:db8::/32", "any", "list"},
+     [](Text v, Environment* e) { return ParseText(v, &e->socket_allow); }},
     {{"INCCL_HOSTID",
       "ranks with equal values count as being on one host, ranks with different ones as on "
       "different hosts, to fake several hosts on one machine",
@@ -235,6 +255,9 @@ const Variable kVariables[] = {
       "calls",
       "0, 1", "0", "flag"},
      [](Text v, Environment* e) { return ParseFlag(v, &e->abort_on_error); }},
+    {{"INCCL_STATUS", "1: inccl-status sees the communicators of this process", "0, 1", "1",
+      "flag"},
+     [](Text v, Environment* e) { return ParseFlag(v, &e->status); }},
     {{"INCCL_INIT_TIMEOUT_MS", "limit for creating a communicator", kMilliseconds, "120000",
       "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, kDayMs, &e->init_timeout_ms); }},

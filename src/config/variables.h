@@ -27,6 +27,13 @@ using WhereSet = std::function<std::string(const char* name)>;
 enum class NetSecurity { kAuth, kEncrypt, kNone };
 const char* Name(NetSecurity security);
 
+// TCP ports; first 0: any that the kernel chooses.
+struct PortRange {
+  int first = 0, last = 0;
+
+  bool operator==(const PortRange&) const = default;
+};
+
 // One checked and converted field per variable; VariableTable explains them.
 struct Environment {
   std::string algo;                               // INCCL_ALGO
@@ -44,12 +51,15 @@ struct Environment {
   std::string comm_id;                            // INCCL_COMM_ID: host:port
   std::string secret_file;                        // INCCL_SECRET_FILE
   std::string socket_ifname;                      // INCCL_SOCKET_IFNAME
+  PortRange port_range;                           // INCCL_PORT_RANGE
+  std::string socket_allow;                       // INCCL_SOCKET_ALLOW: networks
   std::string hostid;                             // INCCL_HOSTID
   LogLevel debug = LogLevel::kWarn;               // INCCL_DEBUG
   uint32_t debug_subsys = kDefaultLogSubsystems;  // INCCL_DEBUG_SUBSYS
   std::string debug_file;                         // INCCL_DEBUG_FILE
   bool reproducible = false;                      // INCCL_REPRODUCIBLE
   bool abort_on_error = false;                    // INCCL_ABORT_ON_ERROR
+  bool status = true;                             // INCCL_STATUS
   int init_timeout_ms = 120000;                   // INCCL_INIT_TIMEOUT_MS
   int op_timeout_ms = 600000;                     // INCCL_OP_TIMEOUT_MS
   int heartbeat_timeout_ms = 1000;                // INCCL_HEARTBEAT_TIMEOUT_MS

@@ -30,7 +30,11 @@ constexpr size_t kReservedOut =
 }  // namespace
 
 SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOptions& options)
-    : rank_(mesh.rank), handler_(handler), options_(options), connections_(mesh.peers.size()) {
+    : rank_(mesh.rank),
+      handler_(handler),
+      options_(options),
+      sockets_(mesh.sockets),
+      connections_(mesh.peers.size()) {
   for (size_t peer = 0; peer < connections_.size(); ++peer) {
     connections_[peer].fd = std::move(mesh.peers[peer].control);
     if (std::optional<bootstrap::StreamCipher>& cipher = mesh.peers[peer].cipher; cipher) {
@@ -51,6 +55,7 @@ Status SocketMember::Start(uint64_t id) {
     connection.open = true;
     connection.heard = now;
     connection.out.reserve(kReservedOut);
+    sockets_->Add(static_cast<int>(peer), SocketList::Use::kControl, connection.fd.get());
     Status status =
         Loop::Get().Watch(id_, static_cast<uint32_t>(peer), connection.fd.get(), EPOLLIN);
     if (!status.ok()) return status;
@@ -136,6 +141,7 @@ void SocketMember::SetEvents(size_t peer) {
 void SocketMember::Drop(Connection* connection) {
   if (!connection->open) return;
   Loop::Get().Unwatch(connection->fd.get());
+  sockets_->Remove(connection->fd.get());
   connection->fd.Reset();
   connection->open = false;
   connection->out.clear();

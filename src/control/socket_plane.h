@@ -81,6 +81,7 @@ class SocketMember final : public Member {
   const int rank_;
   ControlHandler* const handler_;
   const ControlOptions options_;
+  const std::shared_ptr<SocketList> sockets_;
   uint64_t id_ = 0;
   // Held during callbacks; never taken by Send.
   Mutex dispatch_mutex_ INCCL_ACQUIRED_BEFORE(out_mutex_);

@@ -256,15 +256,47 @@ void Liveness::OnAsk(int peer) {
   Position position;
   {
     const MutexLock lock(&mutex_);
-    position.sequence = calls_.latest();
-    position.in_call = in_call_.load();
-    position.place = Place();
-    if (position.in_call && looked_ != 0 && SystemClock().Now() - looked_ < kLookedLately) {
-      position.stalled = stalled_;
-      position.awaits = awaited_;
-    }
+    position = OwnPosition();
   }
   control->Send(peer, kWhere, position.Encode());
+}
+
+Position Liveness::OwnPosition() const {
+  Position position;
+  position.sequence = calls_.latest();
+  position.in_call = in_call_.load();
+  position.place = Place();
+  if (position.in_call && looked_ != 0 && SystemClock().Now() - looked_ < kLookedLately) {
+    position.stalled = stalled_;
+    position.awaits = awaited_;
+  }
+  return position;
+}
+
+void Liveness::AskAll() {
+  ControlPlane* const control = control_.load();
+  if (control == nullptr) return;
+  {
+    const MutexLock lock(&mutex_);
+    positions_.Asked(SystemClock().Now());
+  }
+  control->Broadcast(kAsk, {});
+}
+
+bool Liveness::HasAnswers() const {
+  const MutexLock lock(&mutex_);
+  return positions_.IsComplete(SystemClock().Now());
+}
+
+std::vector<RankStatus> Liveness::RankStatuses() const {
+  const MutexLock lock(&mutex_);
+  const Time now = SystemClock().Now();
+  std::vector<RankStatus> all;
+  for (int rank = 0; rank < options_.nranks; ++rank) all.push_back(positions_.StatusOf(rank, now));
+  RankStatus& own = all[static_cast<size_t>(options_.rank)];
+  own.state = RankStatus::State::kAnswered;
+  own.position = OwnPosition();
+  return all;
 }
 
 void Liveness::OnWhere(int peer, std::span<const std::byte> body) {

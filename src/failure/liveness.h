@@ -55,6 +55,12 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // As Fail, for a caller that ends the communicator on purpose: abort_on_error does not apply.
   void EndOnPurpose(const Status& why) { Fail(why, StickyError::Origin::kOnPurpose); }
 
+  // For inccl-status, any thread: asks all other ranks for their positions, says whether all have
+  // answered that live, and returns what is known, by rank. This rank's own entry is of now.
+  void AskAll();
+  bool HasAnswers() const;
+  std::vector<RankStatus> RankStatuses() const;
+
   // WaitObserver
   Status Check() override {
     return sticky_error_->failed() ? sticky_error_->error() : Status::Ok();
@@ -91,6 +97,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
       INCCL_REQUIRES(mutex_);
   // "rank 1/4 in op 17 allreduce(...)", "rank 1/4 after op 17"
   std::string Where() const INCCL_REQUIRES(mutex_);
+  Position OwnPosition() const INCCL_REQUIRES(mutex_);
   std::string Place() const INCCL_REQUIRES(mutex_);  // Where() without the rank
   std::string Named(int peer) const { return options_.peer_names[static_cast<size_t>(peer)]; }
 

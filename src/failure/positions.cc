@@ -130,6 +130,20 @@ std::string Positions::Describe(int peer, Time now) const {
                      entry.position.place);
 }
 
+RankStatus Positions::StatusOf(int peer, Time now) const {
+  const Peer& entry = Of(peer);
+  RankStatus status{.position = entry.position};
+  if (entry.left) {
+    status.state = RankStatus::State::kLeft;
+  } else if (IsSilent(peer, now)) {
+    status.state = RankStatus::State::kSilent;
+    status.silence = now - entry.asked_at;
+  } else if (entry.answered_at != 0) {
+    status.state = RankStatus::State::kAnswered;
+  }
+  return status;
+}
+
 bool Positions::FindCircle(int peer, Time now, std::vector<bool>* visited,
                            std::vector<int>* path) const {
   const Peer& entry = Of(peer);

@@ -28,6 +28,14 @@ struct Position {
   static Result<Position> Decode(std::span<const std::byte> bytes, int nranks);
 };
 
+// What this rank knows of another one.
+struct RankStatus {
+  enum class State : uint8_t { kUnknown, kAnswered, kSilent, kLeft };
+  State state = State::kUnknown;  // kUnknown: it has not been asked, or has not answered yet
+  Position position;              // as it last answered
+  Time silence = 0;               // kSilent
+};
+
 class Positions {
  public:
   // Each rank of a circle has made no progress for at least this long.
@@ -61,6 +69,7 @@ class Positions {
 
   // "it is alive, in op 17 allreduce(...)".
   std::string Describe(int peer, Time now) const;
+  RankStatus StatusOf(int peer, Time now) const;
   // "in op 17 allreduce(...)"; only for a rank that has answered.
   const std::string& PlaceOf(int peer) const { return Of(peer).position.place; }
 

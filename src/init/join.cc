@@ -21,6 +21,14 @@ namespace {
 
 std::string PeerName(const std::string& host, int pid) { return fmt::format("{}:{}", host, pid); }
 
+void Publish(Communicator* communicator, const InitOptions& options) {
+  if (options.status_directory.empty()) return;
+  const Status status = communicator->Publish(options.status_directory);
+  if (status.ok()) return;
+  Log(LogLevel::kInfo, LogSubsystem::kInit, "{}: inccl-status does not see this rank: {}",
+      communicator->rank_name(), status.message());
+}
+
 Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptions& options,
                                            const JoinFunction& join,
                                            const std::atomic<bool>* cancelled) {
@@ -36,6 +44,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   join_options.secret_file = options.environment.secret_file;
   join_options.host_id = options.environment.hostid;
   join_options.socket_ifname = options.environment.socket_ifname;
+  join_options.listen = options.listen;
   join_options.cancelled = cancelled;
   TransportSelection transport(rank, nranks, options.environment, TakesDeviceSlices(options));
   transport.Advertise(&join_options);
@@ -62,6 +71,8 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
     }
   }
   ends.hosts = hosts;
+  ends.id = fmt::format("{:016x}", mesh->nonce_hash);
+  ends.sockets = mesh->sockets;
   FAULT_POINT("init.after_attach");
   ends.transport = WithLink(*std::move(end), options.link);
   CommOptions comm = options.comm;
@@ -76,6 +87,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
       StartControl(*std::move(mesh), communicator->liveness(), options.control);
   if (!control.ok()) return control.status();
   communicator->AttachControl(*std::move(control));
+  Publish(communicator.get(), options);
   if (Device* const device = CurrentDevice(); device != nullptr && device->InUse()) {
     communicator->PrepareOn(device->Current());
   }
@@ -110,6 +122,8 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
   gethostname(host, sizeof host - 1);
   CommOptions comm = options.comm;
   if (TakesDeviceSlices(options)) comm.slice_bytes = kDeviceSliceBytes;
+  static std::atomic<uint32_t> made_before{0};
+  const std::string id = fmt::format("{:08x}{:08x}", getpid(), made_before.fetch_add(1));
   std::vector<std::shared_ptr<Communicator>> communicators;
   std::vector<ControlHandler*> handlers;
   for (int rank = 0; rank < nranks; ++rank) {
@@ -117,6 +131,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
     ends.rank = rank;
     ends.nranks = nranks;
     ends.hosts = HostMap::OneHost(nranks);
+    ends.id = id;
     ends.pids.assign(static_cast<size_t>(nranks), getpid());
     ends.peer_names.assign(static_cast<size_t>(nranks), PeerName(host, getpid()));
     ends.transport = WithLink(std::move((*transports)[static_cast<size_t>(rank)]), options.link);
@@ -130,6 +145,7 @@ Result<std::vector<std::shared_ptr<Communicator>>> MakeThreads(int nranks,
   if (!planes.ok()) return planes.status();
   for (size_t i = 0; i < communicators.size(); ++i) {
     communicators[i]->AttachControl(std::move((*planes)[i]));
+    Publish(communicators[i].get(), options);
   }
   for (const std::shared_ptr<Communicator>& communicator : communicators) communicator->Begin();
   return communicators;

@@ -15,6 +15,7 @@
 #include "bootstrap/interfaces.h"
 #include "compress/simd.h"
 #include "config/config_files.h"
+#include "control/status_server.h"
 #include "device/runtime.h"
 
 namespace inccl {
@@ -151,6 +152,13 @@ Result<InitOptions> ResolveOptions(const ccl_config_t* given) {
   if (!env.ok()) return env.status();
   InitOptions options;
   if (Status status = ResolveInterface(*config, &*env); !status.ok()) return status;
+  Result<ListenRules> listen = ListenRules::Of(*env);
+  if (!listen.ok()) {
+    return InvalidArgument(fmt::format("{}: {}", settings->Described("INCCL_SOCKET_ALLOW"),
+                                       listen.status().message()));
+  }
+  options.listen = *std::move(listen);
+  if (env->status) options.status_directory = StatusDirectory(secure_getenv("XDG_RUNTIME_DIR"));
   options.environment = *env;
   std::string algorithm;
   if (Status status = ResolveComm(*config, *settings, *env, &options.comm, &algorithm);

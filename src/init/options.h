@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "bootstrap/listen_rules.h"
 #include "communicator/comm_options.h"
 #include "config/variables.h"
 #include "control/control.h"
@@ -27,6 +28,8 @@ struct InitOptions {
   int init_timeout_ms = 120000;
   bool blocking = true;
   ControlOptions control;
+  ListenRules listen;            // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
+  std::string status_directory;  // where inccl-status looks for this process; "": nowhere
   std::string agreement;  // the values on which all ranks must agree, as text to compare and to
                           // print
 };

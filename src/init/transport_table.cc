@@ -49,7 +49,10 @@ tcp::Protection ProtectionOf(NetSecurity security) {
 
 MadeFactory MakeTcp(const FactoryArgs& args) {
   const Environment& environment = *args.environment;
+  Result<ListenRules> listen = ListenRules::Of(environment);
+  if (!listen.ok()) return listen.status();
   TcpOptions options;
+  options.listen = *std::move(listen);
   options.interfaces = environment.socket_ifname;
   options.sockets_per_peer = environment.sockets_per_peer;
   options.protection = ProtectionOf(environment.net_security);

@@ -207,11 +207,13 @@ TEST(LauncherTest, RanksOnOtherHostsAreNoted) {
   for (const Values& values :
        {Merge({{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}, kOpenMpi),
         Merge({{"LOCAL_WORLD_SIZE", "1"}}, kTorch), Merge({{"MPI_LOCALNRANKS", "1"}}, kPmi),
-        Merge({{"SLURM_NNODES", "2"}}, kSlurm)}) {
+        Merge({{"SLURM_NNODES", "2"}}, kSlurm), Merge({{"SLURM_NNODES", "2"}}, kPmi)}) {
     const Result<Launcher> launcher = Find(values);
     ASSERT_TRUE(launcher.ok()) << launcher.status().message();
     EXPECT_CONTAINS(launcher->elsewhere, "ranks are on ");
   }
+  // Hydra in an allocation says itself how many of its ranks are here.
+  EXPECT_EQ(Find(Merge({{"SLURM_NNODES", "2"}, {"INCCL_JOB", "j"}}, kHydra))->elsewhere, "");
   for (const Values& values : {kOpenMpi, kTorch, kPmi, kSlurm}) {
     EXPECT_EQ(Find(values)->elsewhere, "");
   }

@@ -31,17 +31,38 @@ TEST(MpiexecTest, DISABLED_Rank) {
   std::cout << line.str() << std::flush;
 }
 
+// A rank that joins three communicators by the launcher's store, as ranks of several hosts do.
+TEST(MpiexecTest, DISABLED_StoreRank) {
+  const Result<Launcher> launcher = FindLauncher(std::getenv);
+  ASSERT_TRUE(launcher.ok()) << launcher.status().message();
+  LauncherStore* const store = FindLauncherStore(*launcher, std::getenv);
+  ASSERT_NE(store, nullptr);
+  std::ostringstream line;
+  line << "joined " << launcher->kind[0] << " " << launcher->rank << "/" << launcher->nranks << " ";
+  std::set<uint64_t> hashes;
+  for (int index = 0; index < 3; ++index) {
+    const Result<Mesh> mesh = JoinByStore(store, *launcher, index, TestEnvironment(),
+                                          Options(launcher->rank, launcher->nranks));
+    ASSERT_TRUE(mesh.ok()) << mesh.status().message();
+    EXPECT_EQ(mesh->rank, launcher->rank);
+    EXPECT_TRUE(hashes.insert(mesh->nonce_hash).second) << "two communicators share a value";
+    line << mesh->nonce_hash << "+";
+  }
+  line << "\n";
+  std::cout << line.str() << std::flush;
+}
+
 bool Installed(const std::string& program) {
   return std::system(("command -v " + program + " > /dev/null 2>&1").c_str()) == 0;
 }
 
 // Two jobs at once. `before`: the launcher, and what is to be in its environment.
-void ExpectTwoJobs(const std::string& before, char kind) {
+void ExpectTwoJobs(const std::string& before, char kind, const std::string& test = "Rank") {
   // sh stays between the launcher and the program, as a user's script does.
-  const std::string command =
-      "env -u GTEST_OUTPUT " + before + " sh -c '\"" +
-      std::filesystem::read_symlink("/proc/self/exe").string() +
-      "\" --gtest_filter=*DISABLED_Rank --gtest_also_run_disabled_tests; exit $?' 2>&1";
+  const std::string command = "env -u GTEST_OUTPUT " + before + " sh -c '\"" +
+                              std::filesystem::read_symlink("/proc/self/exe").string() +
+                              "\" --gtest_filter=*DISABLED_" + test +
+                              " --gtest_also_run_disabled_tests; exit $?' 2>&1";
   FILE* const jobs[2] = {popen(command.c_str(), "r"), popen(command.c_str(), "r")};
   std::set<std::string> communicators;
   for (FILE* const job : jobs) {
@@ -71,12 +92,23 @@ TEST(MpiexecTest, Hydra) {
   ExpectTwoJobs("mpiexec.hydra -n 3", 'P');
 }
 
+TEST(MpiexecTest, StoreOfHydra) {
+  if (!Installed("mpiexec.hydra")) GTEST_SKIP() << "MPICH is not installed";
+  ExpectTwoJobs("mpiexec.hydra -n 3", 'P', "StoreRank");
+}
+
+constexpr const char* kOpenMpi =
+    "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --oversubscribe "
+    "-np 3";
+
 TEST(MpiexecTest, OpenMpi) {
   if (!Installed("mpirun.openmpi")) GTEST_SKIP() << "Open MPI is not installed";
-  ExpectTwoJobs(
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --oversubscribe "
-      "-np 3",
-      'O');
+  ExpectTwoJobs(kOpenMpi, 'O');
+}
+
+TEST(MpiexecTest, StoreOfOpenMpi) {
+  if (!Installed("mpirun.openmpi")) GTEST_SKIP() << "Open MPI is not installed";
+  ExpectTwoJobs(kOpenMpi, 'O', "StoreRank");
 }
 
 }  // namespace

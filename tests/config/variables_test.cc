@@ -35,6 +35,8 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->debug_subsys, kDefaultLogSubsystems);
   EXPECT_FALSE(env->reproducible);
   EXPECT_FALSE(env->abort_on_error);
+  EXPECT_TRUE(env->status);
+  EXPECT_EQ(env->port_range, (PortRange{0, 0}));
   EXPECT_EQ(env->link_gbps, 0);
   EXPECT_EQ(env->link_us, 0);
   EXPECT_FALSE(env->rank || env->size || env->job);
@@ -55,12 +57,15 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_COMM_ID", "[::1]:4711"},
                                         {"INCCL_SECRET_FILE", "/s"},
                                         {"INCCL_SOCKET_IFNAME", "^lo"},
+                                        {"INCCL_PORT_RANGE", "4700-4799"},
+                                        {"INCCL_SOCKET_ALLOW", "10.0.0.0/8"},
                                         {"INCCL_HOSTID", "h"},
                                         {"INCCL_DEBUG", "info"},
                                         {"INCCL_DEBUG_SUBSYS", "COLL,INIT"},
                                         {"INCCL_DEBUG_FILE", "/f"},
                                         {"INCCL_REPRODUCIBLE", "1"},
                                         {"INCCL_ABORT_ON_ERROR", "1"},
+                                        {"INCCL_STATUS", "0"},
                                         {"INCCL_INIT_TIMEOUT_MS", "1"},
                                         {"INCCL_OP_TIMEOUT_MS", "2"},
                                         {"INCCL_HEARTBEAT_TIMEOUT_MS", "3"},
@@ -86,6 +91,8 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->comm_id, "[::1]:4711");
   EXPECT_EQ(env->secret_file, "/s");
   EXPECT_EQ(env->socket_ifname, "^lo");
+  EXPECT_EQ(env->port_range, (PortRange{4700, 4799}));
+  EXPECT_EQ(env->socket_allow, "10.0.0.0/8");
   EXPECT_EQ(env->hostid, "h");
   EXPECT_EQ(env->debug, LogLevel::kInfo);
   EXPECT_EQ(env->debug_subsys, static_cast<uint32_t>(LogSubsystem::kCollectives) |
@@ -93,6 +100,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->debug_file, "/f");
   EXPECT_TRUE(env->reproducible);
   EXPECT_TRUE(env->abort_on_error);
+  EXPECT_FALSE(env->status);
   EXPECT_EQ(env->init_timeout_ms, 1);
   EXPECT_EQ(env->op_timeout_ms, 2);
   EXPECT_EQ(env->heartbeat_timeout_ms, 3);
@@ -128,6 +136,12 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_COMM_ID", "host:65536"},
       {"INCCL_NET_SECURITY", "tls"},
       {"INCCL_SOCKETS_PER_PEER", "5"},
+      {"INCCL_PORT_RANGE", "0-4"},
+      {"INCCL_PORT_RANGE", "5-4"},
+      {"INCCL_PORT_RANGE", "1-65536"},
+      {"INCCL_PORT_RANGE", "1-2-3"},
+      {"INCCL_PORT_RANGE", "-"},
+      {"INCCL_STATUS", "yes"},
       {"INCCL_DEBUG", "LOUD"},
       {"INCCL_DEBUG_SUBSYS", "INIT,NOISE"},
       {"INCCL_REPRODUCIBLE", "yes"},
@@ -220,7 +234,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 31u);
+  EXPECT_EQ(names.size(), 34u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

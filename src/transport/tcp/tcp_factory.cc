@@ -101,7 +101,8 @@ class TcpFactory final : public TransportFactory {
 Status TcpFactory::Listen() {
   Result<std::vector<UniqueIdAddress>> addresses = bootstrap::ChooseAddresses(options_.interfaces);
   if (!addresses.ok()) return addresses.status();
-  Result<std::vector<UniqueFd>> listeners = bootstrap::ListenAtAll(&*addresses);
+  Result<std::vector<UniqueFd>> listeners =
+      bootstrap::ListenAtAll(&*addresses, options_.listen.ports);
   if (!listeners.ok()) return listeners.status();
   for (UniqueFd& listener : *listeners) {
     listeners_.push_back({.fd = std::move(listener), .is_unix = false});
@@ -148,12 +149,14 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
   connect.nranks = mesh.nranks;
   connect.handshake = mesh.data_terms;
   connect.plans = std::move(plans_);
+  connect.sources = options_.listen.sources;
   connect.deadline = terms.deadline;
   connect.timeout_ms = terms.timeout_ms;
   connect.check = [&watch](const std::vector<int>& missing) { return watch.Check(missing); };
   // Twice, because connections of strangers wait for their authentication.
   Status room = bootstrap::EnsureDescriptors(2 * connect.plans.size() + kFewDescriptors);
   if (!room.ok()) return room;
+  transport_->ShowIn(mesh.sockets);
   std::vector<Link> links;
   std::vector<UniqueFd> open;
   const Status connected = ConnectPeers(connect, std::move(listeners_), &links, &open);
@@ -169,6 +172,9 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
       sockets.push_back({.fd = std::move(links[i].fd),
                          .send_key = links[i].send_key,
                          .receive_key = links[i].receive_key});
+    }
+    for (const TcpSocket& socket : sockets) {
+      mesh.sockets->Add(peer, SocketList::Use::kData, socket.fd.get());
     }
     Status status = transport_->Attach(peer, std::move(sockets), name);
     if (!status.ok()) return status;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "bootstrap/listen_rules.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/transport_factory.h"
 
@@ -13,6 +14,7 @@ namespace inccl {
 
 struct TcpOptions {
   std::string interfaces;  // INCCL_SOCKET_IFNAME
+  ListenRules listen;      // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
   int sockets_per_peer = 1;
   tcp::Protection protection = tcp::Protection::kAuth;
 };

@@ -210,6 +210,7 @@ void TcpTransport::Quiesce(Time deadline) {
     nanosleep(&pause, nullptr);
   }
   closed_ = true;
+  if (sockets_ != nullptr) sockets_->RemoveAll(SocketList::Use::kData);
   for (PeerLink* const link : attached_) link->Close();
 }
 

@@ -18,6 +18,7 @@
 #include "base/fd.h"
 #include "base/status.h"
 #include "bootstrap/crypto.h"
+#include "bootstrap/socket_list.h"
 #include "transport/poll_wakeup_event.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/tcp/tcp_peer.h"
@@ -42,6 +43,10 @@ class TcpTransport final : public Transport {
   // Called once per peer, before lanes with it are opened. Both ends attach the same sockets in the
   // same order. Errors name the peer as `name`, "1@host:pid", or as "rank 1" if that is empty.
   Status Attach(int peer, std::vector<TcpSocket> sockets, const std::string& name = "");
+
+  // `sockets` gets the sockets of all peers from the caller; this transport takes them off before
+  // it closes them.
+  void ShowIn(std::shared_ptr<SocketList> sockets) { sockets_ = std::move(sockets); }
 
   Caps caps() const override { return {.name = "tcp"}; }
   LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
@@ -93,6 +98,7 @@ class TcpTransport final : public Transport {
   std::vector<std::unique_ptr<tcp::PeerLink>> peers_;  // by rank; nullptr: not attached
   std::vector<tcp::PeerLink*> attached_;
   std::unordered_set<uint64_t> opened_send_, opened_recv_;
+  std::shared_ptr<SocketList> sockets_;  // may be null
   TransportCounters counters_;
   uint64_t memory_bytes_ = 0;
   int idle_polls_ = 0;   // calls of Progress in a row in which nothing arrived
