@@ -18,6 +18,9 @@
 #include <thread>
 #include <vector>
 
+#if INCCL_TEST_VERBS
+#include "fakes/verbs/fake_verbs.h"
+#endif
 #include "transport/composite/composite_transport.h"
 #include "transport/emulated/emulated.h"
 #include "transport/loopback/loopback.h"
@@ -25,6 +28,7 @@
 #include "transport/sim/sim_world.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_transport.h"
+#include "transport/verbs/verbs_transport.h"
 #include "world/clock.h"
 #include "world/process_world.h"
 
@@ -312,6 +316,34 @@ std::unique_ptr<Transport> JoinTcp(int rank, int nranks, const std::vector<Uniqu
   }
   return end;
 }
+
+#if INCCL_TEST_VERBS
+std::vector<std::unique_ptr<Transport>> MakeVerbs(int nranks, bool in_thread, uint64_t seed) {
+  fake_verbs::Machine machine = fake_verbs::Get().StandardMachine();
+  machine.in_thread = in_thread;
+  machine.seed = seed;
+  fake_verbs::Get().SetMachine(machine);
+  const VerbsOptions options{.protection =
+                                 in_thread ? tcp::Protection::kAuth : tcp::Protection::kNone};
+  std::vector<std::unique_ptr<VerbsTransport>> ends;
+  for (int rank = 0; rank < nranks; ++rank) {
+    ends.push_back(Checked(VerbsTransport::Create(rank, nranks, options)));
+  }
+  for (int rank = 0; rank < nranks; ++rank) {
+    VerbsTransport* const end = ends[static_cast<size_t>(rank)].get();
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (peer == rank) continue;
+      Status status = end->Attach(peer, ends[static_cast<size_t>(peer)]->address());
+      if (!status.ok()) throw std::runtime_error(status.message());
+    }
+    Status status = end->Protect(KeyOf(1, 2, 3), bootstrap::AsBytes("these ranks"));
+    if (!status.ok()) throw std::runtime_error(status.message());
+  }
+  return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
+}
+#else
+std::vector<std::unique_ptr<Transport>> MakeVerbs(int, bool, uint64_t) { return {}; }
+#endif
 
 // The ranks' hosts, by rank.
 using HostOf = std::function<int(int rank)>;
@@ -630,6 +662,8 @@ const char* Name(WorldKind kind) {
     case WorldKind::kTcpThreads: return "TcpThreads";
     case WorldKind::kTcpProcesses: return "TcpProcesses";
     case WorldKind::kTcpEncrypted: return "TcpEncrypted";
+    case WorldKind::kVerbs: return "Verbs";
+    case WorldKind::kVerbsThread: return "VerbsThread";
     case WorldKind::kCompositeThreads: return "CompositeThreads";
     case WorldKind::kCompositeProcesses: return "CompositeProcesses";
   }
@@ -662,6 +696,8 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
     case WorldKind::kTcpProcesses: return RunProcesses(nranks, seed, /*link=*/false, JoinTcp, body);
     case WorldKind::kTcpEncrypted:
       return RunThreads(MakeTcp(nranks, tcp::Protection::kEncrypt, 2), seed, body);
+    case WorldKind::kVerbs: return RunThreads(MakeVerbs(nranks, false, seed), seed, body);
+    case WorldKind::kVerbsThread: return RunThreads(MakeVerbs(nranks, true, seed), seed, body);
     case WorldKind::kCompositeThreads:
       return RunThreads(MakeComposite(nranks, [](int rank) { return rank / 2; }), seed, body);
     case WorldKind::kCompositeProcesses:
@@ -676,6 +712,9 @@ std::vector<WorldKind> AllWorlds() {
       WorldKind::kSim,           WorldKind::kSimUnicast,  WorldKind::kLink,
       WorldKind::kLinkProcesses, WorldKind::kLinkSim,     WorldKind::kTcpThreads,
       WorldKind::kTcpProcesses,  WorldKind::kTcpEncrypted};
+  if (VerbsTransport::Built()) {
+    worlds.insert(worlds.end(), {WorldKind::kVerbs, WorldKind::kVerbsThread});
+  }
   if (UcxTransport::Built()) {
     for (const WorldKind kind : {WorldKind::kUcxThreads, WorldKind::kUcxProcesses,
                                  WorldKind::kUcxTcp, WorldKind::kUcxBlind, WorldKind::kLinkUcx,

@@ -65,6 +65,8 @@ enum class WorldKind {
   kTcpThreads,    // without protection
   kTcpProcesses,  // with authenticated frames
   kTcpEncrypted,  // threads, with two sockets per pair
+  kVerbs,         // threads, over devices that do everything at once
+  kVerbsThread,   // threads, over devices that do it in a thread of their own
   // shm between ranks of one host, ucx between hosts.
   kCompositeThreads,    // hosts of two neighbours: 0,1 | 2,3 | 4
   kCompositeProcesses,  // two hosts in turn: 0,2,4 | 1,3
