@@ -132,7 +132,7 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_IB_TC", "-1"},
       {"INCCL_IB_TIMEOUT", "0"},
       {"INCCL_TRANSPORT", "shm,"},
-      {"INCCL_TRANSPORT", "shm,verbs"},
+      {"INCCL_TRANSPORT", "shm,rdma"},
       {"INCCL_COMM_ID", "host"},
       {"INCCL_COMM_ID", ":4711"},
       {"INCCL_COMM_ID", "host:0"},

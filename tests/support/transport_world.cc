@@ -317,12 +317,35 @@ std::unique_ptr<Transport> JoinTcp(int rank, int nranks, const std::vector<Uniqu
   return end;
 }
 
+// The machine's own devices instead of the stand-in's.
+bool OnRdmaDevice() { return getenv("INCCL_TEST_RDMA") != nullptr; }
+
+Status ProtectVerbs(VerbsTransport* end) {
+  return end->Protect(KeyOf(1, 2, 3), bootstrap::AsBytes("these ranks"));
+}
+
+std::unique_ptr<Transport> JoinVerbs(int rank, int nranks, const std::vector<UniqueFd>& sockets) {
+  std::unique_ptr<VerbsTransport> end = Checked(VerbsTransport::Create(rank, nranks, {}));
+  const std::vector<std::vector<std::byte>> addresses = Swap(rank, sockets, end->address());
+  Status status;
+  for (int peer = 0; peer < nranks && status.ok(); ++peer) {
+    if (peer != rank) status = end->Attach(peer, addresses[static_cast<size_t>(peer)]);
+  }
+  if (status.ok()) status = ProtectVerbs(end.get());
+  if (!status.ok()) throw std::runtime_error(status.message());
+  const std::byte attached{1};
+  Swap(rank, sockets, {&attached, 1});
+  return end;
+}
+
 #if INCCL_TEST_VERBS
 std::vector<std::unique_ptr<Transport>> MakeVerbs(int nranks, bool in_thread, uint64_t seed) {
-  fake_verbs::Machine machine = fake_verbs::Get().StandardMachine();
-  machine.in_thread = in_thread;
-  machine.seed = seed;
-  fake_verbs::Get().SetMachine(machine);
+  if (!OnRdmaDevice()) {
+    fake_verbs::Machine machine = fake_verbs::Get().StandardMachine();
+    machine.in_thread = in_thread;
+    machine.seed = seed;
+    fake_verbs::Get().SetMachine(machine);
+  }
   const VerbsOptions options{.protection =
                                  in_thread ? tcp::Protection::kAuth : tcp::Protection::kNone};
   std::vector<std::unique_ptr<VerbsTransport>> ends;
@@ -336,7 +359,7 @@ std::vector<std::unique_ptr<Transport>> MakeVerbs(int nranks, bool in_thread, ui
       Status status = end->Attach(peer, ends[static_cast<size_t>(peer)]->address());
       if (!status.ok()) throw std::runtime_error(status.message());
     }
-    Status status = end->Protect(KeyOf(1, 2, 3), bootstrap::AsBytes("these ranks"));
+    Status status = ProtectVerbs(end);
     if (!status.ok()) throw std::runtime_error(status.message());
   }
   return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
@@ -664,6 +687,7 @@ const char* Name(WorldKind kind) {
     case WorldKind::kTcpEncrypted: return "TcpEncrypted";
     case WorldKind::kVerbs: return "Verbs";
     case WorldKind::kVerbsThread: return "VerbsThread";
+    case WorldKind::kVerbsProcesses: return "VerbsProcesses";
     case WorldKind::kCompositeThreads: return "CompositeThreads";
     case WorldKind::kCompositeProcesses: return "CompositeProcesses";
   }
@@ -698,6 +722,8 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
       return RunThreads(MakeTcp(nranks, tcp::Protection::kEncrypt, 2), seed, body);
     case WorldKind::kVerbs: return RunThreads(MakeVerbs(nranks, false, seed), seed, body);
     case WorldKind::kVerbsThread: return RunThreads(MakeVerbs(nranks, true, seed), seed, body);
+    case WorldKind::kVerbsProcesses:
+      return RunProcesses(nranks, seed, /*link=*/false, JoinVerbs, body);
     case WorldKind::kCompositeThreads:
       return RunThreads(MakeComposite(nranks, [](int rank) { return rank / 2; }), seed, body);
     case WorldKind::kCompositeProcesses:
@@ -707,6 +733,7 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
 }
 
 std::vector<WorldKind> AllWorlds() {
+  if (OnRdmaDevice()) return {WorldKind::kVerbs, WorldKind::kVerbsProcesses};
   std::vector<WorldKind> worlds = {
       WorldKind::kLoopback,      WorldKind::kShmThreads,  WorldKind::kShmProcesses,
       WorldKind::kSim,           WorldKind::kSimUnicast,  WorldKind::kLink,

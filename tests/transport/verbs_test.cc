@@ -411,7 +411,8 @@ TEST_F(VerbsTest, APeerThatHasLeftTakesNoCredits) {
   EXPECT_TRUE(ReceiveOne(0));
   EXPECT_TRUE(ReceiveOne(1));
   EXPECT_TRUE(ProgressOf(1, 1).ok());
-  EXPECT_TRUE(ProgressOf(1, 1 + kLater).ok());
+  EXPECT_TRUE(ProgressOf(1, 2).ok());  // sees that the credit has failed
+  EXPECT_TRUE(ProgressOf(1, 2 + kLater).ok());
   EXPECT_FALSE(ends_[1]->unsent());
   EXPECT_TRUE(ends_[1]->delivered());
   RecvLane::Incoming incoming;

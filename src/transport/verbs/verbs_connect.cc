@@ -107,7 +107,7 @@ Status Peer::Connect(const RankAddress& mine, const RankAddress& theirs,
 
 void Peer::Close() {
   if (queue_pair_ == nullptr) return;
-  Fail("this rank has closed the connection");
+  if (failure_.empty()) failure_ = "this rank has closed the connection";
   queue_pair_.reset();
 }
 

@@ -286,8 +286,8 @@ bool VerbsEnd::delivered() const {
 
 void VerbsEnd::Quiesce(Time deadline) {
   constexpr timespec kPause = {.tv_sec = 0, .tv_nsec = 50 * kMicrosecond};
-  if (closed_) return;
-  arming_ = true;  // a peer may wait for the last credits
+  if (closed_ || queues_ == nullptr) return;  // or never opened
+  arming_ = true;                             // a peer may wait for the last credits
   const Time soon = SystemClock().Now() + kCreditsGrace;
   const auto credits_delivered = [&] {
     return std::all_of(attached_.begin(), attached_.end(),

@@ -116,8 +116,9 @@ bool Peer::HasSlot(const SendEnd& end) {
   return false;
 }
 
-Status Peer::Send(SendEnd* end, FrameHeader header) {
+Status Peer::Send(SendEnd* end, const FrameHeader& frame) {
   const uint64_t slice = end->published++;
+  FrameHeader header = frame;
   header.seq = slice + 1;
   Status sealed = out_guard_->Seal(&header, {end->slots.payload(slice), header.bytes});
   if (!sealed.ok()) return sealed;
@@ -162,8 +163,10 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
   request.imm_data = htonl(Pack({.lane = end->lane, .value = slot}));
   request.wr.rdma.remote_addr = end->remote + uint64_t{slot} * end->remote_stride;
   request.wr.rdma.rkey = end->remote_key;
-  end->request[slot] = SendEnd::kQueued;  // if Post fails, it is one of the dropped slices
-  if (!Post(&request)) return;
+  if (!Post(&request)) {
+    dropped_ = true;
+    return;
+  }
   end->request[slot] = last_slice_ = posted_;
 }
 

@@ -54,8 +54,8 @@ class Peer {
 
   // Whether the next slot of a lane may be filled.
   bool HasSlot(const SendEnd& end);
-  // Seals and sends the frame in the next slot of a lane. Sets the header's number.
-  Status Send(SendEnd* end, FrameHeader header);
+  // Seals and sends the frame in the next slot of a lane. Numbers it.
+  Status Send(SendEnd* end, const FrameHeader& frame);
   // A slice has been released, so its producer is owed a credit.
   void Owe(RecvEnd* end);
 

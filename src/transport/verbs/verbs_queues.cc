@@ -21,14 +21,13 @@ Result<std::unique_ptr<Queues>> Queues::Create(const Device* device, uint32_t se
   const auto failed = [&](const char* what) {
     return SystemErrorErrno(fmt::format("{}: {}", device->name(), what), errno);
   };
-  receives = std::min(receives, static_cast<uint32_t>(device->limits().max_srq_wr));
+  const auto most = static_cast<uint32_t>(std::max(device->limits().max_cqe, 0));
+  receives = std::min(
+      {receives, static_cast<uint32_t>(device->limits().max_srq_wr), most - std::min(most, sends)});
   if (receives <= kRepostAtOnce) {
-    return SystemError(fmt::format("{} has no shared receive queue", device->name()));
-  }
-  const uint64_t entries = uint64_t{sends} + receives;
-  if (entries > static_cast<uint64_t>(device->limits().max_cqe)) {
-    return SystemError(fmt::format("{} completes at most {} requests at a time, {} are needed",
-                                   device->name(), device->limits().max_cqe, entries));
+    return SystemError(fmt::format(
+        "{} has queues for {} completions and {} shared receives; {} are needed for sends alone",
+        device->name(), most, device->limits().max_srq_wr, sends));
   }
   Channel channel((ibv.ibv_create_comp_channel)(device->context()), ibv.ibv_destroy_comp_channel);
   if (channel == nullptr) return failed("no completion channel");
@@ -36,9 +35,9 @@ Result<std::unique_ptr<Queues>> Queues::Create(const Device* device, uint32_t se
   if (flags < 0 || fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return failed("fcntl of a completion channel");
   }
-  CompletionQueue cq(
-      (ibv.ibv_create_cq)(device->context(), static_cast<int>(entries), nullptr, channel.get(), 0),
-      ibv.ibv_destroy_cq);
+  CompletionQueue cq((ibv.ibv_create_cq)(device->context(), static_cast<int>(sends + receives),
+                                         nullptr, channel.get(), 0),
+                     ibv.ibv_destroy_cq);
   if (cq == nullptr) return failed("no completion queue");
   ibv_srq_init_attr attributes{};
   attributes.attr.max_wr = receives;

@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -27,6 +26,33 @@
 namespace inccl::test::fake_verbs {
 namespace {
 
+// A queue that stops allocating once it has had its greatest length.
+template <typename T>
+class Ring {
+ public:
+  bool empty() const { return size_ == 0; }
+  size_t size() const { return size_; }
+  T& front() { return items_[head_]; }
+  T& operator[](size_t i) { return items_[(head_ + i) % items_.size()]; }
+  void pop_front() {
+    head_ = (head_ + 1) % items_.size();
+    --size_;
+  }
+  void push_back(const T& item) {
+    if (size_ == items_.size()) {
+      std::rotate(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(head_), items_.end());
+      head_ = 0;
+      items_.resize(2 * size_ + 16);
+    }
+    items_[(head_ + size_++) % items_.size()] = item;
+  }
+  void clear() { size_ = 0; }
+
+ private:
+  std::vector<T> items_;
+  size_t head_ = 0, size_ = 0;
+};
+
 struct FakeDevice {
   ibv_device base{};
   DeviceModel model;
@@ -37,14 +63,14 @@ struct FakeChannel {
 enum class Armed { kNo, kSolicited, kAll };
 struct FakeCq {
   ibv_cq base{};
-  std::deque<ibv_wc> entries;
+  Ring<ibv_wc> entries;
   Armed armed = Armed::kNo;
   bool overflowed = false;
   unsigned int events = 0, acknowledged = 0;
 };
 struct FakeSrq {
   ibv_srq base{};
-  std::deque<uint64_t> receives;
+  Ring<uint64_t> receives;
   uint32_t most = 0;
 };
 struct Work {
@@ -59,8 +85,8 @@ struct Work {
 struct FakeQp {
   ibv_qp base{};
   Connection connection;
-  std::deque<Work> queue;        // not carried out
-  std::deque<ibv_wc> to_report;  // carried out; completions that are still to come
+  Ring<Work> queue;        // not carried out
+  Ring<ibv_wc> to_report;  // carried out; completions that are still to come
   uint32_t most = 0, outstanding = 0;
   bool held = false;
 };
@@ -150,8 +176,8 @@ void ReportSends(FakeQp* qp, size_t most) {
 void Break(FakeQp* qp, uint64_t id, ibv_wc_status status) {
   qp->connection.state = IBV_QPS_ERR;
   qp->to_report.push_back(Completion(*qp, id, status));
-  for (const Work& work : qp->queue) {
-    qp->to_report.push_back(Completion(*qp, work.id, IBV_WC_WR_FLUSH_ERR));
+  for (size_t i = 0; i < qp->queue.size(); ++i) {
+    qp->to_report.push_back(Completion(*qp, qp->queue[i].id, IBV_WC_WR_FLUSH_ERR));
   }
   qp->queue.clear();
   ReportSends(qp, SIZE_MAX);
