@@ -3,7 +3,7 @@
 # Installs what is missing, builds a release and runs every test. Goes on after a failure; exit status 0 if all is well.
 #
 # usage: tools/check.sh [--all | --long] [--no-install] [-j JOBS]
-#   --all          also: the tests under the address and undefined-behaviour sanitizers, those with threads under the
+#   --all          also: RDMA in a virtual machine, if its packages are installed, the tests under the address and undefined-behaviour sanitizers, those with threads under the
 #                  thread sanitizer, which is clang's, and lints of what has changed since everything was last linted
 #   --long         all that, lints of everything, the tests seen by clang, the codecs' tests for 64-bit ARM in an emulator,
 #                  every fuzz target for a minute, stress tests of 10^5 operations on one host and on four, 256 ranks over
@@ -124,6 +124,17 @@ lint_changed() {
   [ ${#files[@]} -gt 0 ] || { echo "nothing has changed"; return 0; }
   printf '%s\n' "${files[@]}" | sort -u | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/release
 }
+# The transport verbs on soft RoCE, in a virtual machine; skipped where this machine has none.
+soft_roce() {
+  local log=$logs/soft_RoCE.log begin=$SECONDS rc=0
+  echo "== soft RoCE"
+  tests/rdma/soft_roce.sh build/release > "$log" 2>&1 || rc=$?
+  case $rc in
+    0) summary+=("soft RoCE: ok, $((SECONDS - begin)) s") passed=$((passed + 1)) ;;
+    77) summary+=("soft RoCE: skipped, $(tail -n 1 "$log")") ;;
+    *) tail -n 60 "$log"; summary+=("soft RoCE: FAILED, $log") failed=$((failed + 1)) ;;
+  esac
+}
 scale() { INCCL_TEST_RANKS=256 build/release/tests/integration_tests --source=scale_test.cc; }
 load() { INCCL_TEST_OPERATIONS=50000 build/release/tests/integration_tests --gtest_filter='LoadTest.Mixed*'; }
 scarce() { INCCL_TEST_SECONDS=600 build/release/tests/integration_tests --gtest_filter='LoadTest.NoRank*'; }
@@ -139,6 +150,7 @@ step "format" check_format
 step "build release" configure_and_build release && test_preset release &&
   step "scorecard" scripts/reliability_report.py --check build/release/results
 if [ "$all" = 1 ]; then
+  soft_roce
   for preset in asan tsan; do
     step "build $preset" configure_and_build "$preset" && test_preset "$preset"
   done

@@ -79,7 +79,7 @@ std::string ParseTransports(std::string_view value, std::string* field) {
   for (std::string_view rest = value; true;) {
     const size_t comma = rest.find(',');
     const std::string_view name = rest.substr(0, comma);
-    if (name != "loopback" && name != "shm" && name != "ucx" && name != "tcp") {
+    if (name != "loopback" && name != "shm" && name != "verbs" && name != "ucx" && name != "tcp") {
       return NoSuchWord(value, name, "transport of this version");
     }
     if (comma == std::string_view::npos) return "";
@@ -185,13 +185,29 @@ const Variable kVariables[] = {
     {{"INCCL_TRANSPORT",
       "transports that may be chosen: each pair of ranks takes the first that both can use; shm "
       "joins ranks of one host only, loopback ranks of one process only",
-      "loopback, shm, ucx, tcp, or a list in order of preference",
-      "loopback for threads; shm,ucx,tcp for processes", "list"},
+      "loopback, shm, verbs, ucx, tcp, or a list in order of preference",
+      "loopback for threads; shm,verbs,ucx,tcp for processes", "list"},
      [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
     {{"INCCL_UCX_TLS", "UCX's transports for the transport ucx, as in UCX_TLS",
       "names, comma-separated: sysv, posix, rc, ...; tcp and all only with INCCL_NET_SECURITY=none",
       "sysv", "list"},
      [](Text v, Environment* e) { return ParseUcxTls(v, &e->ucx_tls); }},
+    {{"INCCL_IB_HCA",
+      "ports of RDMA devices that the transport verbs may use; the first usable one",
+      "device or device:port, comma-separated, as prefixes; = before: exact names; ^ before: all "
+      "but these",
+      "all", "list"},
+     [](Text v, Environment* e) { return ParseText(v, &e->ib_hca); }},
+    {{"INCCL_IB_GID_INDEX", "GID of the RDMA port",
+      "-1 to 255; -1: RoCE v2, not link-local, IPv4 before IPv6", "-1", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, -1, 255, &e->ib_gid_index); }},
+    {{"INCCL_IB_TC", "traffic class of RDMA packets", "0 to 255", "0", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 0, 255, &e->ib_tc); }},
+    {{"INCCL_IB_TIMEOUT",
+      "an RDMA device sends again after 4.096 us * 2^N without an answer, and gives up after 7 "
+      "times",
+      "1 to 31", "14", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, 31, &e->ib_timeout); }},
     {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
       "best, scalar, ssse3, sse4, avx2, avx512, ... (what this CPU has)", "best", "name"},
      [](Text v, Environment* e) { return ParseText(v, &e->simd); }},

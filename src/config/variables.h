@@ -44,6 +44,10 @@ struct Environment {
   int64_t nt_store_bytes = 16 << 20;              // INCCL_NT_STORE_BYTES
   std::string transport;                          // INCCL_TRANSPORT: names, comma-separated
   std::string ucx_tls;                            // INCCL_UCX_TLS: names, comma-separated
+  std::string ib_hca;                             // INCCL_IB_HCA
+  int ib_gid_index = -1;                          // INCCL_IB_GID_INDEX
+  int ib_tc = 0;                                  // INCCL_IB_TC
+  int ib_timeout = 14;                            // INCCL_IB_TIMEOUT
   std::string simd;                               // INCCL_SIMD
   std::string codec;                              // INCCL_CODEC
   NetSecurity net_security = NetSecurity::kAuth;  // INCCL_NET_SECURITY

@@ -26,7 +26,7 @@ TransportSelection::TransportSelection(int rank, int nranks, const Environment& 
       nranks_(nranks),
       environment_(environment),
       device_slices_(device_slices),
-      names_(TransportNames(environment, {"shm", "ucx", "tcp"})),
+      names_(TransportNames(environment, {"shm", "verbs", "ucx", "tcp"})),
       table_(nranks) {}
 
 TransportOffer TransportSelection::Make(const std::string& name,
@@ -254,12 +254,20 @@ Result<std::unique_ptr<Transport>> TransportSelection::Compose() {
   return std::unique_ptr<Transport>(*std::move(made));
 }
 
+// A transport that the user has not named, and that these machines or this build do not have.
+bool TransportSelection::IsAbsent(const Attempt& attempt) const {
+  return environment_.transport.empty() &&
+         std::all_of(attempt.of_rank.begin(), attempt.of_rank.end(), [](const Status& status) {
+           return status.ok() || status.code() == Code::kInvalidUsage;
+         });
+}
+
 void TransportSelection::WarnOfFailures(const char* name) const {
   std::string reasons;
   for (const Attempt& attempt : attempts_) {
     const auto failed = std::find_if(attempt.of_rank.begin(), attempt.of_rank.end(),
                                      [](const Status& status) { return !status.ok(); });
-    if (failed == attempt.of_rank.end()) continue;
+    if (failed == attempt.of_rank.end() || IsAbsent(attempt)) continue;
     AddReason(attempt.row->name,
               Failure(attempt, static_cast<int>(failed - attempt.of_rank.begin())), &reasons);
   }

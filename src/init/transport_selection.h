@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Selects the transports of a communicator: each pair of ranks takes the first of INCCL_TRANSPORT
-// (default: shm, ucx, tcp) that both ranks can use for this pair. Ranks exchange what they could
-// make, so all of them compute the same table of pairs. If a pair has no transport, every rank
-// reports both ranks and each transport's reason.
+// (default: shm, verbs, ucx, tcp) that both ranks can use for this pair. Ranks exchange what they
+// could make, so all of them compute the same table of pairs. If a pair has no transport, every
+// rank reports both ranks and each transport's reason.
 #ifndef INCCL_INIT_TRANSPORT_SELECTION_H_
 #define INCCL_INIT_TRANSPORT_SELECTION_H_
 
@@ -77,6 +77,7 @@ class TransportSelection {
   // The error if a pair has no transport.
   Status CheckComplete(const Places& places) const;
   Status NoneFor(int a, int b, int other_pairs, const Places& places) const;
+  bool IsAbsent(const Attempt& attempt) const;
   void WarnOfFailures(const char* name) const;
   Result<std::unique_ptr<Transport>> Compose();
   Status Error(const Status& status) const;

@@ -10,6 +10,7 @@
 #include "transport/shm/shm_factory.h"
 #include "transport/tcp/tcp_factory.h"
 #include "transport/ucx/ucx_factory.h"
+#include "transport/verbs/verbs_factory.h"
 
 namespace inccl {
 namespace {
@@ -36,6 +37,8 @@ MadeFactory MakeUcx(const FactoryArgs& args) {
   return MakeUcxFactory(args.rank, args.nranks, options);
 }
 
+constexpr int64_t kTwoShotSlots = 16;  // per peer, of a two-shot call over a network
+
 constexpr const char* kThreadsOnly = "loopback joins threads of one process only";
 
 tcp::Protection ProtectionOf(NetSecurity security) {
@@ -57,6 +60,18 @@ MadeFactory MakeTcp(const FactoryArgs& args) {
   options.sockets_per_peer = environment.sockets_per_peer;
   options.protection = ProtectionOf(environment.net_security);
   return MakeTcpFactory(args.rank, args.nranks, options);
+}
+
+MadeFactory MakeVerbs(const FactoryArgs& args) {
+  const Environment& environment = *args.environment;
+  VerbsOptions options;
+  options.ports = {.hca = environment.ib_hca, .gid_index = environment.ib_gid_index};
+  options.traffic_class = environment.ib_tc;
+  options.timeout = environment.ib_timeout;
+  options.protection = ProtectionOf(environment.net_security);
+  options.expected_bytes = static_cast<uint64_t>(std::min(
+      kTwoShotSlots * (args.nranks - 1) * environment.slice_bytes, environment.slot_bytes_max));
+  return MakeVerbsFactory(args.rank, args.nranks, options);
 }
 
 std::string OneHostOnly(const Places& places, int a, int b) {
@@ -87,6 +102,12 @@ constexpr TransportRow kRows[] = {
      .unusable = OneHostOnly,
      .attach_needs_peers = false,
      .connects = false},
+    {.name = "verbs",
+     .make = MakeVerbs,
+     .caps = VerbsTransport::CapsOf,
+     .unusable = [](const Places&, int, int) { return std::string(); },
+     .attach_needs_peers = true,
+     .connects = true},
     {.name = "ucx",
      .make = MakeUcx,
      .caps = [] { return Caps{.name = "ucx"}; },

@@ -50,6 +50,10 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_NT_STORE_BYTES", "4294967297"},
                                         {"INCCL_TRANSPORT", "shm,loopback"},
                                         {"INCCL_UCX_TLS", "rc,sysv"},
+                                        {"INCCL_IB_HCA", "=mlx5_0:1"},
+                                        {"INCCL_IB_GID_INDEX", "3"},
+                                        {"INCCL_IB_TC", "106"},
+                                        {"INCCL_IB_TIMEOUT", "20"},
                                         {"INCCL_SIMD", "avx2"},
                                         {"INCCL_CODEC", "hbi:bits=4"},
                                         {"INCCL_NET_SECURITY", "none"},
@@ -84,6 +88,10 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->nt_store_bytes, 4294967297);
   EXPECT_EQ(env->transport, "shm,loopback");
   EXPECT_EQ(env->ucx_tls, "rc,sysv");
+  EXPECT_EQ(env->ib_hca, "=mlx5_0:1");
+  EXPECT_EQ(env->ib_gid_index, 3);
+  EXPECT_EQ(env->ib_tc, 106);
+  EXPECT_EQ(env->ib_timeout, 20);
   EXPECT_EQ(env->simd, "avx2");
   EXPECT_EQ(env->codec, "hbi:bits=4");
   EXPECT_EQ(env->net_security, NetSecurity::kNone);
@@ -128,8 +136,11 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_TRANSPORT", "ucx,"},
       {"INCCL_UCX_TLS", "tcp sysv"},
       {"INCCL_UCX_TLS", "^tcp"},
+      {"INCCL_IB_GID_INDEX", "256"},
+      {"INCCL_IB_TC", "-1"},
+      {"INCCL_IB_TIMEOUT", "0"},
       {"INCCL_TRANSPORT", "shm,"},
-      {"INCCL_TRANSPORT", "shm,verbs"},
+      {"INCCL_TRANSPORT", "shm,rdma"},
       {"INCCL_COMM_ID", "host"},
       {"INCCL_COMM_ID", ":4711"},
       {"INCCL_COMM_ID", "host:0"},
@@ -186,13 +197,13 @@ std::string Refusal(const std::map<std::string, std::string>& values) {
 }
 
 TEST(EnvTest, ARefusalIsOneSentence) {
-  EXPECT_EQ(
-      Refusal({{"INCCL_TRANSPORT", "udp"}}),
-      "INCCL_TRANSPORT: \"udp\" is no transport of this version; it takes loopback, shm, ucx, "
-      "tcp, or a list in order of preference");
+  EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "udp"}}),
+            "INCCL_TRANSPORT: \"udp\" is no transport of this version; it takes loopback, shm, "
+            "verbs, ucx, "
+            "tcp, or a list in order of preference");
   EXPECT_EQ(Refusal({{"INCCL_TRANSPORT", "shm,udp"}}),
             "INCCL_TRANSPORT: \"shm,udp\" is a list with \"udp\", which is no transport of this "
-            "version; it takes loopback, shm, ucx, tcp, or a list in order of preference");
+            "version; it takes loopback, shm, verbs, ucx, tcp, or a list in order of preference");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "NOISE"}}).substr(0, 50),
             "INCCL_DEBUG_SUBSYS: \"NOISE\" is no subsystem; it ta");
   EXPECT_EQ(Refusal({{"INCCL_DEBUG_SUBSYS", "^INIT,NOISE"}}).substr(0, 80),
@@ -234,7 +245,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 34u);
+  EXPECT_EQ(names.size(), 38u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

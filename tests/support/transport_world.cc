@@ -18,6 +18,9 @@
 #include <thread>
 #include <vector>
 
+#if INCCL_TEST_VERBS
+#include "fakes/verbs/fake_verbs.h"
+#endif
 #include "transport/composite/composite_transport.h"
 #include "transport/emulated/emulated.h"
 #include "transport/loopback/loopback.h"
@@ -25,6 +28,7 @@
 #include "transport/sim/sim_world.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_transport.h"
+#include "transport/verbs/verbs_transport.h"
 #include "world/clock.h"
 #include "world/process_world.h"
 
@@ -312,6 +316,57 @@ std::unique_ptr<Transport> JoinTcp(int rank, int nranks, const std::vector<Uniqu
   }
   return end;
 }
+
+// The machine's own devices instead of the stand-in's.
+bool OnRdmaDevice() { return getenv("INCCL_TEST_RDMA") != nullptr; }
+
+Status ProtectVerbs(VerbsTransport* end) {
+  return end->Protect(KeyOf(1, 2, 3), bootstrap::AsBytes("these ranks"));
+}
+
+std::unique_ptr<Transport> JoinVerbs(int rank, int nranks, const std::vector<UniqueFd>& sockets) {
+  std::unique_ptr<VerbsTransport> end = Checked(VerbsTransport::Create(rank, nranks, {}));
+  const std::vector<std::vector<std::byte>> addresses = Swap(rank, sockets, end->address());
+  Status status;
+  for (int peer = 0; peer < nranks && status.ok(); ++peer) {
+    if (peer != rank) status = end->Attach(peer, addresses[static_cast<size_t>(peer)]);
+  }
+  if (status.ok()) status = ProtectVerbs(end.get());
+  if (!status.ok()) throw std::runtime_error(status.message());
+  const std::byte attached{1};
+  Swap(rank, sockets, {&attached, 1});
+  return end;
+}
+
+#if INCCL_TEST_VERBS
+std::vector<std::unique_ptr<Transport>> MakeVerbs(int nranks, bool in_thread, uint64_t seed) {
+  if (!OnRdmaDevice()) {
+    fake_verbs::Machine machine = fake_verbs::Get().StandardMachine();
+    machine.in_thread = in_thread;
+    machine.seed = seed;
+    fake_verbs::Get().SetMachine(machine);
+  }
+  const VerbsOptions options{.protection =
+                                 in_thread ? tcp::Protection::kAuth : tcp::Protection::kNone};
+  std::vector<std::unique_ptr<VerbsTransport>> ends;
+  for (int rank = 0; rank < nranks; ++rank) {
+    ends.push_back(Checked(VerbsTransport::Create(rank, nranks, options)));
+  }
+  for (int rank = 0; rank < nranks; ++rank) {
+    VerbsTransport* const end = ends[static_cast<size_t>(rank)].get();
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (peer == rank) continue;
+      Status status = end->Attach(peer, ends[static_cast<size_t>(peer)]->address());
+      if (!status.ok()) throw std::runtime_error(status.message());
+    }
+    Status status = ProtectVerbs(end);
+    if (!status.ok()) throw std::runtime_error(status.message());
+  }
+  return {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())};
+}
+#else
+std::vector<std::unique_ptr<Transport>> MakeVerbs(int, bool, uint64_t) { return {}; }
+#endif
 
 // The ranks' hosts, by rank.
 using HostOf = std::function<int(int rank)>;
@@ -630,6 +685,9 @@ const char* Name(WorldKind kind) {
     case WorldKind::kTcpThreads: return "TcpThreads";
     case WorldKind::kTcpProcesses: return "TcpProcesses";
     case WorldKind::kTcpEncrypted: return "TcpEncrypted";
+    case WorldKind::kVerbs: return "Verbs";
+    case WorldKind::kVerbsThread: return "VerbsThread";
+    case WorldKind::kVerbsProcesses: return "VerbsProcesses";
     case WorldKind::kCompositeThreads: return "CompositeThreads";
     case WorldKind::kCompositeProcesses: return "CompositeProcesses";
   }
@@ -662,6 +720,10 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
     case WorldKind::kTcpProcesses: return RunProcesses(nranks, seed, /*link=*/false, JoinTcp, body);
     case WorldKind::kTcpEncrypted:
       return RunThreads(MakeTcp(nranks, tcp::Protection::kEncrypt, 2), seed, body);
+    case WorldKind::kVerbs: return RunThreads(MakeVerbs(nranks, false, seed), seed, body);
+    case WorldKind::kVerbsThread: return RunThreads(MakeVerbs(nranks, true, seed), seed, body);
+    case WorldKind::kVerbsProcesses:
+      return RunProcesses(nranks, seed, /*link=*/false, JoinVerbs, body);
     case WorldKind::kCompositeThreads:
       return RunThreads(MakeComposite(nranks, [](int rank) { return rank / 2; }), seed, body);
     case WorldKind::kCompositeProcesses:
@@ -671,11 +733,15 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
 }
 
 std::vector<WorldKind> AllWorlds() {
+  if (OnRdmaDevice()) return {WorldKind::kVerbs, WorldKind::kVerbsProcesses};
   std::vector<WorldKind> worlds = {
       WorldKind::kLoopback,      WorldKind::kShmThreads,  WorldKind::kShmProcesses,
       WorldKind::kSim,           WorldKind::kSimUnicast,  WorldKind::kLink,
       WorldKind::kLinkProcesses, WorldKind::kLinkSim,     WorldKind::kTcpThreads,
       WorldKind::kTcpProcesses,  WorldKind::kTcpEncrypted};
+  if (VerbsTransport::Built()) {
+    worlds.insert(worlds.end(), {WorldKind::kVerbs, WorldKind::kVerbsThread});
+  }
   if (UcxTransport::Built()) {
     for (const WorldKind kind : {WorldKind::kUcxThreads, WorldKind::kUcxProcesses,
                                  WorldKind::kUcxTcp, WorldKind::kUcxBlind, WorldKind::kLinkUcx,

@@ -59,17 +59,21 @@ enum class WorldKind {
   kLinkSim,        // over the simulator, in virtual time
   kUcxThreads,
   kUcxProcesses,
-  kUcxTcp,        // between processes, over UCX's TCP
-  kUcxBlind,      // threads that UCX cannot wake
-  kLinkUcx,       // an emulated link over ucx between threads
-  kTcpThreads,    // without protection
-  kTcpProcesses,  // with authenticated frames
-  kTcpEncrypted,  // threads, with two sockets per pair
+  kUcxTcp,          // between processes, over UCX's TCP
+  kUcxBlind,        // threads that UCX cannot wake
+  kLinkUcx,         // an emulated link over ucx between threads
+  kTcpThreads,      // without protection
+  kTcpProcesses,    // with authenticated frames
+  kTcpEncrypted,    // threads, with two sockets per pair
+  kVerbs,           // threads, over devices that do everything at once
+  kVerbsThread,     // threads, over devices that do it in a thread of their own
+  kVerbsProcesses,  // over the machine's devices
   // shm between ranks of one host, ucx between hosts.
   kCompositeThreads,    // hosts of two neighbours: 0,1 | 2,3 | 4
   kCompositeProcesses,  // two hosts in turn: 0,2,4 | 1,3
 };
-// Those that this build has.
+// Those that this build has; with INCCL_TEST_RDMA in the environment, those over the machine's RDMA
+// devices alone.
 std::vector<WorldKind> AllWorlds();
 const char* Name(WorldKind kind);
 // Creates the transports of `nranks` ranks and runs body for each; each rank's end is destroyed

@@ -53,6 +53,20 @@ std::string Lines(const Json& section) {
   return text;
 }
 
+std::string PortLines(const Json& ports) {
+  std::string text;
+  for (const Json& port : ports) {
+    text += fmt::format("    {:<14} {}, {}, MTU {}", Scalar(port["port"]), Scalar(port["state"]),
+                        Scalar(port["link"]), Scalar(port["mtu"]));
+    if (!port["gid"].is_null()) {
+      text += fmt::format(", GID {} {}", Scalar(port["gid_index"]), Scalar(port["gid"]));
+    }
+    if (!port["why_not"].is_null()) text += "; not used: " + Scalar(port["why_not"]);
+    text += '\n';
+  }
+  return text;
+}
+
 std::string TransportLines(const Json& section) {
   std::string text;
   for (const Json& transport : section) {
@@ -65,6 +79,7 @@ std::string TransportLines(const Json& section) {
       text += fmt::format("; slots up to {} bytes", transport["max_slot_bytes"].get<uint64_t>());
     }
     text += '\n';
+    if (transport.contains("ports")) text += PortLines(transport["ports"]);
   }
   return text;
 }

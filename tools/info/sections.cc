@@ -41,6 +41,7 @@ Json BuildSection() {
           {"openssl", INCCL_INFO_OPENSSL},
           {"hwloc", HwlocVersion().empty() ? Json() : Json(HwlocVersion())},
           {"ucx", *INCCL_INFO_UCX == '\0' ? Json() : Json(INCCL_INFO_UCX)},
+          {"verbs", *INCCL_INFO_VERBS == '\0' ? Json() : Json(INCCL_INFO_VERBS)},
           {"cuda", *INCCL_INFO_CUDA == '\0' ? Json() : Json(INCCL_INFO_CUDA)}};
 }
 

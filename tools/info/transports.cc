@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "config/variables.h"
 #include "init/thread_transports.h"
 #include "tools/info/sections.h"
+#include "transport/verbs/verbs_ports.h"
 #include "tuning/segmentation.h"
 
 namespace inccl::tools {
@@ -92,6 +94,24 @@ Json Probe(const char* name, const char* joins, Environment environment) {
   return json;
 }
 
+// The ports of the RDMA devices.
+Json Ports(const Environment& environment) {
+  Json json = Json::array();
+  const Result<std::vector<VerbsPort>> ports =
+      ListVerbsPorts({.hca = environment.ib_hca, .gid_index = environment.ib_gid_index});
+  if (!ports.ok()) return json;
+  for (const VerbsPort& port : *ports) {
+    json.push_back({{"port", fmt::format("{}:{}", port.device, port.port)},
+                    {"state", port.state},
+                    {"link", port.ethernet ? "Ethernet" : "InfiniBand"},
+                    {"mtu", port.mtu},
+                    {"gid_index", port.gid_index < 0 ? Json() : Json(port.gid_index)},
+                    {"gid", port.gid_index < 0 ? Json() : Json(port.gid)},
+                    {"why_not", port.why_not.empty() ? Json() : Json(port.why_not)}});
+  }
+  return json;
+}
+
 }  // namespace
 
 Json TransportsSection() {
@@ -100,8 +120,11 @@ Json TransportsSection() {
   Json json = Json::array();
   for (const auto& [name, joins] :
        {std::pair("loopback", "threads of one process"), std::pair("shm", "processes of one host"),
-        std::pair("ucx", "processes of one host"), std::pair("tcp", "processes of any hosts")}) {
-    json.push_back(Probe(name, joins, environment.ok() ? *environment : Environment()));
+        std::pair("verbs", "processes of any hosts"), std::pair("ucx", "processes of one host"),
+        std::pair("tcp", "processes of any hosts")}) {
+    const Environment used = environment.ok() ? *environment : Environment();
+    json.push_back(Probe(name, joins, used));
+    if (name == std::string_view("verbs")) json.back()["ports"] = Ports(used);
   }
   return json;
 }

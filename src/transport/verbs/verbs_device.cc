@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/verbs/verbs_device.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace inccl::verbs {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+const char* StateName(ibv_port_state state) {
+  switch (state) {
+    case IBV_PORT_DOWN: return "DOWN";
+    case IBV_PORT_INIT: return "INIT";
+    case IBV_PORT_ARMED: return "ARMED";
+    case IBV_PORT_ACTIVE: return "ACTIVE";
+    case IBV_PORT_ACTIVE_DEFER: return "ACTIVE_DEFER";
+    case IBV_PORT_NOP: break;
+  }
+  return "unknown";
+}
+
+int MtuBytes(ibv_mtu mtu) { return 128 << static_cast<int>(mtu); }
+
+// What verbs.h's macro of this name does, with the function that was loaded.
+int QueryPort(const Library& ibv, ibv_context* context, uint8_t port, ibv_port_attr* attributes) {
+  *attributes = {};
+  return (ibv.ibv_query_port)(context, port, reinterpret_cast<_compat_ibv_port_attr*>(attributes));
+}
+
+Gid ToGid(const ibv_gid& gid) {
+  Gid bytes;
+  static_assert(sizeof gid.raw == sizeof bytes);
+  std::memcpy(bytes.data(), gid.raw, sizeof bytes);
+  return bytes;
+}
+
+// A GID that other hosts can reach: of RoCE v2 on Ethernet, not link-local; IPv4 before IPv6.
+struct ChosenGid {
+  int index = -1;
+  Gid gid{};
+};
+
+int Rank(const ibv_gid_entry& entry, bool ethernet) {
+  const Gid gid = ToGid(entry.gid);
+  if (gid == Gid{}) return 0;
+  if (!ethernet) return 1;  // the first one: the port's own
+  if (entry.gid_type != IBV_GID_TYPE_ROCE_V2 || IsLinkLocal(gid)) return 0;
+  return IsIpv4Mapped(gid) ? 2 : 1;
+}
+
+ChosenGid ChooseGid(const Library& ibv, ibv_context* context, uint8_t port,
+                    const ibv_port_attr& attributes, int wanted) {
+  const bool ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
+  ChosenGid chosen;
+  int best = 0;
+  for (int index = 0; index < attributes.gid_tbl_len; ++index) {
+    if (wanted >= 0 && index != wanted) continue;
+    ibv_gid_entry entry{};
+    if ((ibv._ibv_query_gid_ex)(context, port, static_cast<uint32_t>(index), &entry, 0,
+                                sizeof entry) != 0) {
+      continue;
+    }
+    const int rank = wanted >= 0 ? 1 : Rank(entry, ethernet);
+    if (rank <= best) continue;
+    best = rank;
+    chosen = {.index = index, .gid = ToGid(entry.gid)};
+  }
+  return chosen;
+}
+
+VerbsPort Inspect(const Library& ibv, ibv_context* context, const std::string& device, int port,
+                  const VerbsPortOptions& options, ibv_port_attr* attributes, ChosenGid* gid) {
+  VerbsPort found{.device = device, .port = port};
+  if (QueryPort(ibv, context, static_cast<uint8_t>(port), attributes) != 0) {
+    found.why_not = "its state cannot be read";
+    return found;
+  }
+  found.state = StateName(attributes->state);
+  found.ethernet = attributes->link_layer == IBV_LINK_LAYER_ETHERNET;
+  found.mtu = MtuBytes(attributes->active_mtu);
+  *gid = ChooseGid(ibv, context, static_cast<uint8_t>(port), *attributes, options.gid_index);
+  found.gid_index = gid->index;
+  if (gid->index >= 0) found.gid = ToText(gid->gid);
+  if (!Admits(options.hca, device, port)) {
+    found.why_not = fmt::format("excluded by INCCL_IB_HCA={}", options.hca);
+  } else if (attributes->state != IBV_PORT_ACTIVE) {
+    found.why_not = fmt::format("the port is {}", found.state);
+  } else if (gid->index < 0 && options.gid_index >= 0) {
+    found.why_not = fmt::format("it has no GID {} (INCCL_IB_GID_INDEX)", options.gid_index);
+  } else if (gid->index < 0 && found.ethernet) {
+    found.why_not = "it has no GID of RoCE v2; its interface needs an IP address";
+  }
+  return found;
+}
+
+class DeviceList {
+ public:
+  explicit DeviceList(const Library* ibv) : ibv_(ibv) {
+    list_ = (ibv_->ibv_get_device_list)(&count_);
+  }
+  ~DeviceList() {
+    if (list_ != nullptr) (ibv_->ibv_free_device_list)(list_);
+  }
+  DeviceList(const DeviceList&) = delete;
+  DeviceList& operator=(const DeviceList&) = delete;
+  ibv_device** begin() const { return list_; }
+  ibv_device** end() const { return list_ == nullptr ? nullptr : list_ + count_; }
+
+ private:
+  const Library* const ibv_;
+  ibv_device** list_ = nullptr;
+  int count_ = 0;
+};
+
+// Calls `use` for every port with its device's context; stops when it returns true.
+template <typename Use>
+void ForEachPort(const Library& ibv, const VerbsPortOptions& options, const Use& use) {
+  for (ibv_device* const device : DeviceList(&ibv)) {
+    const std::string name = (ibv.ibv_get_device_name)(device);
+    Context context((ibv.ibv_open_device)(device), ibv.ibv_close_device);
+    ibv_device_attr limits{};
+    if (context == nullptr || (ibv.ibv_query_device)(context.get(), &limits) != 0) {
+      VerbsPort port{.device = name};
+      port.why_not = fmt::format("the device cannot be opened: {}", std::strerror(errno));
+      if (use(port, &context, limits, ibv_port_attr{}, ChosenGid{})) return;
+      continue;
+    }
+    for (int number = 1; number <= limits.phys_port_cnt; ++number) {
+      ibv_port_attr attributes{};
+      ChosenGid gid;
+      const VerbsPort port = Inspect(ibv, context.get(), name, number, options, &attributes, &gid);
+      if (use(port, &context, limits, attributes, gid)) return;
+    }
+  }
+}
+
+std::string LockedMemoryLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "no limit";
+  return fmt::format("{} KiB", limit.rlim_cur >> 10);
+}
+
+}  // namespace
+
+Result<Device> Device::Open(const VerbsPortOptions& options) {
+  Result<const Library*> loaded = Load();
+  if (!loaded.ok()) return loaded.status();
+  const Library& ibv = **loaded;
+  std::string reasons;
+  Result<Device> opened = SystemError("");
+  ForEachPort(ibv, options,
+              [&](const VerbsPort& port, Context* context, const ibv_device_attr& limits,
+                  const ibv_port_attr& attributes, const ChosenGid& gid) {
+                std::string why_not = port.why_not;
+                if (why_not.empty()) {
+                  ProtectionDomain pd((ibv.ibv_alloc_pd)(context->get()), ibv.ibv_dealloc_pd);
+                  if (pd != nullptr) {
+                    Device device(&ibv, std::move(*context), std::move(pd));
+                    device.limits_ = limits;
+                    device.attributes_ = attributes;
+                    device.port_ = static_cast<uint8_t>(port.port);
+                    device.gid_index_ = std::max(gid.index, 0);
+                    device.gid_ = gid.gid;
+                    opened = std::move(device);
+                    return true;
+                  }
+                  why_not = fmt::format("no protection domain: {}", std::strerror(errno));
+                }
+                reasons += fmt::format("{}{}:{}: {}", reasons.empty() ? "" : ", ", port.device,
+                                       port.port, why_not);
+                return false;
+              });
+  if (opened.ok()) return opened;
+  if (reasons.empty()) return InvalidUsage("this machine has no RDMA device");
+  return SystemError(fmt::format("no usable port: {}", reasons));
+}
+
+Result<RegisteredMemory> Device::Allocate(size_t bytes, Writer writer) const {
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return SystemErrorErrno(fmt::format("mmap of {} bytes", bytes), errno);
+  RegisteredMemory made{.memory = Mapping(data, bytes)};
+  // Else a child could make the kernel move this process's pages away from the device's.
+  (void)madvise(data, bytes, MADV_DONTFORK);
+  const int access =
+      writer == Writer::kPeers ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
+  made.region =
+      MemoryRegion((ibv_->ibv_reg_mr)(pd_.get(), data, bytes, access), ibv_->ibv_dereg_mr);
+  if (made.region != nullptr) return made;
+  const int error = errno;
+  if (error != ENOMEM && error != EAGAIN && error != EPERM) {
+    return SystemErrorErrno(fmt::format("{}: registration of {} bytes", name(), bytes), error);
+  }
+  return SystemError(fmt::format(
+      "{}: registration of {} KiB: {}; the process may lock {} of memory (RLIMIT_MEMLOCK): raise "
+      "it "
+      "by \"ulimit -l unlimited\", LimitMEMLOCK=infinity of a systemd unit or --ulimit memlock=-1 "
+      "of a container",
+      name(), bytes >> 10, std::strerror(error), LockedMemoryLimit()));
+}
+
+std::string Device::PortTrouble() const {
+  ibv_port_attr now{};
+  if (QueryPort(*ibv_, context_.get(), port_, &now) != 0) {
+    return fmt::format("the device {} is gone", name());
+  }
+  return now.state == IBV_PORT_ACTIVE ? "" : fmt::format("{} is {}", name(), StateName(now.state));
+}
+
+std::string Device::name() const {
+  return fmt::format("{}:{}", (ibv_->ibv_get_device_name)(context_->device), port_);
+}
+
+}  // namespace inccl::verbs
+
+namespace inccl {
+
+Result<std::vector<VerbsPort>> ListVerbsPorts(const VerbsPortOptions& options) {
+  Result<const verbs::Library*> ibv = verbs::Load();
+  if (!ibv.ok()) return ibv.status();
+  std::vector<VerbsPort> ports;
+  verbs::ForEachPort(
+      **ibv, options,
+      [&](const VerbsPort& port, const auto&, const auto&, const auto&, const auto&) {
+        ports.push_back(port);
+        return false;
+      });
+  return ports;
+}
+
+}  // namespace inccl

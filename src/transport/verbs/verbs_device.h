@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An open port of an RDMA device, and the memory that is registered with it.
+#ifndef INCCL_TRANSPORT_VERBS_VERBS_DEVICE_H_
+#define INCCL_TRANSPORT_VERBS_VERBS_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/fd.h"
+#include "base/status.h"
+#include "transport/verbs/verbs_library.h"
+#include "transport/verbs/verbs_ports.h"
+
+namespace inccl::verbs {
+
+// Memory of this process that the device may read or write. The region ends before the memory.
+struct RegisteredMemory {
+  Mapping memory;
+  MemoryRegion region{nullptr, nullptr};
+  std::byte* data() const { return memory.data(); }
+};
+
+enum class Writer : uint8_t { kThisRank, kPeers };
+
+class Device {
+ public:
+  // Opens the first port that can be used. Errors: kInvalidUsage (no device), kSystemError, which
+  // names every port and why it cannot.
+  static Result<Device> Open(const VerbsPortOptions& options);
+
+  // New memory, whole pages; children of this process do not inherit it. If the limit of locked
+  // memory forbids it, the kSystemError names limit, need and remedy.
+  Result<RegisteredMemory> Allocate(size_t bytes, Writer writer) const;
+
+  // "rxe0 port 1 is DOWN", or "" while the port is active.
+  std::string PortTrouble() const;
+
+  const Library& ibv() const { return *ibv_; }
+  ibv_context* context() const { return context_.get(); }
+  ibv_pd* pd() const { return pd_.get(); }
+  const ibv_device_attr& limits() const { return limits_; }
+  std::string name() const;  // "rxe0:1"
+  uint8_t port() const { return port_; }
+  bool ethernet() const { return attributes_.link_layer == IBV_LINK_LAYER_ETHERNET; }
+  uint16_t lid() const { return attributes_.lid; }
+  ibv_mtu mtu() const { return attributes_.active_mtu; }
+  uint8_t gid_index() const { return static_cast<uint8_t>(gid_index_); }
+  const Gid& gid() const { return gid_; }
+
+ private:
+  Device(const Library* ibv, Context context, ProtectionDomain pd)
+      : ibv_(ibv), context_(std::move(context)), pd_(std::move(pd)) {}
+
+  const Library* ibv_;
+  Context context_;
+  ProtectionDomain pd_;
+  ibv_device_attr limits_{};
+  ibv_port_attr attributes_{};
+  uint8_t port_ = 0;
+  int gid_index_ = 0;
+  Gid gid_{};
+};
+
+}  // namespace inccl::verbs
+
+#endif  // INCCL_TRANSPORT_VERBS_VERBS_DEVICE_H_

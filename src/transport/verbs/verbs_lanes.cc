@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/verbs/verbs_lanes.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "transport/lane_check.h"
+#include "transport/verbs/verbs_peer.h"
+
+namespace inccl::verbs {
+
+Result<Slots> Slots::Create(const Device& device, const LaneSpec& spec, Writer writer) {
+  constexpr size_t kPage = 4096, kLine = 64;
+  const size_t frame = sizeof(FrameHeader) + spec.slot_bytes;
+  const size_t unit = frame >= kPage ? kPage : kLine;
+  Slots slots;
+  slots.stride = static_cast<uint32_t>((frame + unit - 1) / unit * unit);
+  slots.depth = spec.depth;
+  Result<RegisteredMemory> memory = device.Allocate(size_t{slots.stride} * spec.depth, writer);
+  if (!memory.ok()) {
+    return Status(memory.status().code(),
+                  fmt::format("verbs: {}: {}", Describe(spec), memory.status().message()));
+  }
+  slots.memory = *std::move(memory);
+  slots.base = slots.memory.data();
+  slots.local_key = slots.memory.region->lkey;
+  slots.remote_key = slots.memory.region->rkey;
+  return slots;
+}
+
+Result<Span> VerbsSendLane::TryAcquire() {
+  if (!acquired_) {
+    if (!peer_->HasSlot(*end_)) {
+      if (Status status = peer_->Lost(); !status.ok()) return status;
+      return Span{};
+    }
+    acquired_ = true;
+  }
+  return Span{end_->slots.payload(end_->published), end_->spec.slot_bytes};
+}
+
+Status VerbsSendLane::Publish(const SliceHeader& header) {
+  if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
+  if (Status status = peer_->Lost(); !status.ok()) return status;
+  acquired_ = false;
+  ++counters_->slices;
+  counters_->payload_bytes += header.bytes;
+  FrameHeader frame;
+  frame.kind = tcp::FrameKind::kSlice;
+  frame.lane = end_->lane;
+  frame.bytes = header.bytes;
+  frame.slice = header.slice;
+  frame.signature = header.signature;
+  return peer_->Send(end_, frame);
+}
+
+Result<bool> VerbsSendLane::Drained() {
+  if (end_->allowed == end_->published + end_->spec.depth || end_->published == 0) return true;
+  if (Status status = peer_->Lost(); !status.ok()) return status;
+  return false;
+}
+
+Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {
+  if (end_->arrived == end_->released) {
+    if (Status status = peer_->Lost(); !status.ok()) return status;
+    return false;
+  }
+  const FrameHeader& frame = end_->headers[end_->released % end_->spec.depth];
+  incoming->header = {.bytes = frame.bytes, .slice = frame.slice, .signature = frame.signature};
+  incoming->payload = end_->slots.payload(end_->released);
+  incoming->target = nullptr;
+  peeked_ = true;
+  return true;
+}
+
+Status VerbsRecvLane::Release() {
+  if (!peeked_) return ReleaseError(end_->spec);
+  peeked_ = false;
+  ++end_->released;
+  ++counters_->credits;
+  peer_->Owe(end_);
+  return Status::Ok();
+}
+
+}  // namespace inccl::verbs

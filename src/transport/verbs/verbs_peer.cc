@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/verbs/verbs_peer.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "transport/lane_check.h"
+
+namespace inccl::verbs {
+namespace {
+
+constexpr Time kLostAfter = kSecond;
+
+LaneSpec InboxSpec(int producer, int consumer) {
+  return {.producer = producer,
+          .consumers = {consumer},
+          .slot_bytes = kInboxStride - sizeof(FrameHeader),
+          .depth = kInboxDepth};
+}
+
+}  // namespace
+
+Peer::Peer(int rank, int peer, const Device* device, Queues* queues, Slots inbox, Slots outbox)
+    : rank_(rank), peer_(peer), device_(device), queues_(queues) {
+  auto grants_in = std::make_unique<RecvEnd>();
+  grants_in->spec = InboxSpec(peer, rank);
+  grants_in->slots = std::move(inbox);
+  grants_in->headers.resize(kInboxDepth);
+  recv_ends_.push_back(std::move(grants_in));
+  auto grants_out = std::make_unique<SendEnd>();
+  grants_out->spec = InboxSpec(rank, peer);
+  grants_out->slots = std::move(outbox);
+  grants_out->remote_stride = kInboxStride;
+  grants_out->allowed = kInboxDepth;
+  grants_out->request.resize(kInboxDepth);
+  send_ends_.push_back(std::move(grants_out));
+  queue_.resize(kInboxDepth);
+}
+
+Result<SendEnd*> Peer::OpenSend(const LaneSpec& spec) {
+  Result<Slots> slots = Slots::Create(*device_, spec, Writer::kThisRank);
+  if (!slots.ok()) return slots.status();
+  // The consumer sends at most one credit for each slice.
+  if (Status status = queues_->Reserve(spec.depth); !status.ok()) return status;
+  auto end = std::make_unique<SendEnd>();
+  end->spec = spec;
+  end->slots = *std::move(slots);
+  end->request.resize(spec.depth);
+  SendEnd* const opened = end.get();
+  send_ends_.push_back(std::move(end));
+  std::rotate(queue_.begin(), queue_.begin() + static_cast<ptrdiff_t>(front_), queue_.end());
+  front_ = 0;
+  queue_.resize(queue_.size() + spec.depth);
+  const auto number = number_of_.find(spec.Key());
+  if (number == number_of_.end()) {
+    ungranted_send_.emplace(spec.Key(), opened);
+    return opened;
+  }
+  const std::string wrong = Join(number->second, opened);
+  if (wrong.empty()) return opened;
+  return InternalError(fmt::format("{} sent {}", name_, wrong));
+}
+
+Result<RecvEnd*> Peer::OpenRecv(const LaneSpec& spec) {
+  if (recv_ends_.size() > kMostLanes) {
+    return SystemError(
+        fmt::format("{}: {}: more than {} lanes", name_, Describe(spec), kMostLanes));
+  }
+  Result<Slots> slots = Slots::Create(*device_, spec, Writer::kPeers);
+  if (!slots.ok()) return slots.status();
+  if (Status status = queues_->Reserve(spec.depth); !status.ok()) return status;
+  auto end = std::make_unique<RecvEnd>();
+  end->spec = spec;
+  end->slots = *std::move(slots);
+  end->headers.resize(spec.depth);
+  end->lane = static_cast<uint16_t>(recv_ends_.size());
+  RecvEnd* const opened = end.get();
+  recv_ends_.push_back(std::move(end));
+  owing_.reserve(recv_ends_.size());
+  ungranted_recv_.push_back(opened);
+  if (Status status = SendGrants(); !status.ok()) return status;
+  return opened;
+}
+
+// Grants wait for credits of the inbox, as slices do.
+Status Peer::SendGrants() {
+  SendEnd* const outbox = send_ends_.front().get();
+  while (!ungranted_recv_.empty() && HasSlot(*outbox)) {
+    const RecvEnd& end = *ungranted_recv_.front();
+    ungranted_recv_.pop_front();
+    const GrantPayload at{.address = reinterpret_cast<uint64_t>(end.slots.base),
+                          .key = end.slots.remote_key,
+                          .stride = end.slots.stride};
+    std::memcpy(outbox->slots.payload(outbox->published), &at, sizeof at);
+    FrameHeader header;
+    header.kind = tcp::FrameKind::kGrant;
+    header.lane = end.lane;
+    header.bytes = sizeof at;
+    header.slice = end.spec.slot_bytes;
+    header.signature = end.spec.Key();
+    header.credit = end.spec.depth;
+    if (Status status = Send(outbox, header); !status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+bool Peer::HasSlot(const SendEnd& end) {
+  if (end.published >= end.allowed || !failure_.empty()) return false;
+  const uint64_t request = end.request[end.published % end.spec.depth];
+  if (request <= completed_) return true;
+  queues_->AwaitSends();
+  return false;
+}
+
+Status Peer::Send(SendEnd* end, const FrameHeader& frame) {
+  const uint64_t slice = end->published++;
+  FrameHeader header = frame;
+  header.seq = slice + 1;
+  Status sealed = out_guard_->Seal(&header, {end->slots.payload(slice), header.bytes});
+  if (!sealed.ok()) return sealed;
+  *reinterpret_cast<FrameHeader*>(end->slots.frame(slice)) = header;
+  if (!failure_.empty()) {
+    dropped_ = true;
+  } else if (queued_ == 0 && HasRoom()) {
+    PostSlice(end, slice);
+  } else {
+    end->request[slice % end->spec.depth] = SendEnd::kQueued;
+    queue_[(front_ + queued_++) % queue_.size()] = {end, slice};
+    queues_->AwaitSends();
+  }
+  return Status::Ok();
+}
+
+bool Peer::Post(ibv_send_wr* request) {
+  request->wr_id = posted_ + 1;
+  request->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  request->send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(queue_pair_.get(), request, &bad);
+  if (error != 0) {
+    Fail(fmt::format("posting a request: {}", std::strerror(error)));
+    return false;
+  }
+  ++posted_;
+  return true;
+}
+
+void Peer::PostSlice(SendEnd* end, uint64_t slice) {
+  const auto slot = static_cast<uint16_t>(slice % end->spec.depth);
+  std::byte* const frame = end->slots.frame(slice);
+  ibv_sge piece{};
+  piece.addr = reinterpret_cast<uint64_t>(frame);
+  piece.length = static_cast<uint32_t>(sizeof(FrameHeader)) +
+                 reinterpret_cast<const FrameHeader*>(frame)->bytes;
+  piece.lkey = end->slots.local_key;
+  ibv_send_wr request{};
+  request.sg_list = &piece;
+  request.num_sge = 1;
+  request.imm_data = htonl(Pack({.lane = end->lane, .value = slot}));
+  request.wr.rdma.remote_addr = end->remote + uint64_t{slot} * end->remote_stride;
+  request.wr.rdma.rkey = end->remote_key;
+  if (!Post(&request)) {
+    dropped_ = true;
+    return;
+  }
+  end->request[slot] = last_slice_ = posted_;
+}
+
+void Peer::PostCredit(RecvEnd* end) {
+  ibv_send_wr request{};
+  const auto allowed = static_cast<uint16_t>(end->released + end->spec.depth);
+  request.imm_data = htonl(Pack({.credit = true, .lane = end->lane, .value = allowed}));
+  if (!Post(&request)) return;
+  end->announced = end->released;
+  end->owes = false;
+}
+
+void Peer::Owe(RecvEnd* end) {
+  if (OwesMuch(*end) && !end->owes && queued_ == 0 && HasRoom()) return PostCredit(end);
+  if (end->owes) return;
+  end->owes = true;
+  owing_.push_back(end);
+}
+
+void Peer::PostCredits(bool all) {
+  for (size_t i = owing_.size(); i-- > 0;) {
+    if (!all && !OwesMuch(*owing_[i])) continue;
+    if (!HasRoom()) return queues_->AwaitSends();
+    PostCredit(owing_[i]);
+    owing_[i] = owing_.back();
+    owing_.pop_back();
+  }
+}
+
+Status Peer::Progress(Time now, bool all) {
+  if (!failure_.empty()) {
+    if (failed_at_ == 0) failed_at_ = now;
+    lost_ = lost_ || now - failed_at_ > kLostAfter;
+    // The call whose slices these are may need nothing else of this peer.
+    return lost_ && dropped_ ? Lost() : Status::Ok();
+  }
+  while (queued_ > 0 && HasRoom()) {
+    const Queued next = queue_[front_];
+    front_ = (front_ + 1) % queue_.size();
+    --queued_;
+    PostSlice(next.end, next.slice);
+  }
+  if (queued_ > 0) queues_->AwaitSends();
+  if (!owing_.empty()) PostCredits(all);
+  return ungranted_recv_.empty() ? Status::Ok() : SendGrants();
+}
+
+bool Peer::unsent() const {
+  if (!failure_.empty()) return dropped_;  // until Progress reports the loss
+  return queued_ > 0 || !ungranted_recv_.empty() ||
+         std::any_of(owing_.begin(), owing_.end(), [](const RecvEnd* e) { return OwesMuch(*e); });
+}
+
+void Peer::Fail(std::string why) {
+  if (!failure_.empty()) return;
+  dropped_ = queued_ > 0 || completed_ < last_slice_;
+  failure_ = std::move(why);
+  const std::string port = device_->PortTrouble();
+  if (!port.empty()) failure_ += "; " + port;
+}
+
+void Peer::OnFailure(ibv_wc_status status) {
+  std::string why = (device_->ibv().ibv_wc_status_str)(status);
+  if (status == IBV_WC_RETRY_EXC_ERR) {
+    why += " (its process or host has gone, or the network between the devices is interrupted)";
+  }
+  Fail(std::move(why));
+}
+
+Status Peer::Lost() const {
+  if (!lost_) return Status::Ok();
+  return RemoteError(fmt::format("{} is lost: {}", name_, failure_));
+}
+
+}  // namespace inccl::verbs

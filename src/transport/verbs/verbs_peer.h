@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The queue pair with one peer, and the lanes that use it. A reliable connection keeps the order of
+// what it carries, so both ends count slices and frames. Every work request is signalled: its
+// completion says that the peer's device has the bytes, and that this rank may change its copy.
+#ifndef INCCL_TRANSPORT_VERBS_VERBS_PEER_H_
+#define INCCL_TRANSPORT_VERBS_VERBS_PEER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/tcp/tcp_frame.h"
+#include "transport/verbs/verbs_lanes.h"
+#include "transport/verbs/verbs_queues.h"
+#include "transport/verbs/verbs_wire.h"
+
+namespace inccl::verbs {
+
+// How a queue pair connects.
+struct ConnectionOptions {
+  uint8_t traffic_class = 0;  // INCCL_IB_TC
+  uint8_t timeout = 14;       // INCCL_IB_TIMEOUT: 4.096 us * 2^timeout until a retry
+};
+
+class Peer {
+ public:
+  // `device` and `queues` outlive the peer. `inbox` and `outbox` are this rank's parts of lane 0.
+  Peer(int rank, int peer, const Device* device, Queues* queues, Slots inbox, Slots outbox);
+
+  // At most `depth` work requests are under way at a time.
+  Status CreateQueuePair(uint32_t depth);
+  uint32_t queue_pair() const { return queue_pair_->qp_num; }
+  // `name` begins the errors: "rank 0: verbs: peer 1@host:pid".
+  Status Connect(const RankAddress& mine, const RankAddress& theirs,
+                 const ConnectionOptions& options, std::string name);
+  bool connected() const { return !name_.empty(); }
+  // Called after Connect and before lanes are opened.
+  void Protect(tcp::FrameGuard out, tcp::FrameGuard in) {
+    out_guard_.emplace(std::move(out));
+    in_guard_.emplace(std::move(in));
+  }
+
+  Result<SendEnd*> OpenSend(const LaneSpec& spec);
+  Result<RecvEnd*> OpenRecv(const LaneSpec& spec);  // grants the producer its credit
+
+  // Whether the next slot of a lane may be filled.
+  bool HasSlot(const SendEnd& end);
+  // Seals and sends the frame in the next slot of a lane. Numbers it.
+  Status Send(SendEnd* end, const FrameHeader& frame);
+  // A slice has been released, so its producer is owed a credit.
+  void Owe(RecvEnd* end);
+
+  // A completion of this queue pair. An error is one of the peer's doing: a message that it must
+  // not send.
+  Status OnMessage(uint32_t immediate, uint32_t bytes);
+  void OnSent(uint64_t request) { completed_ = request; }
+  void OnFailure(ibv_wc_status status);
+
+  // Posts what waits for room. With `all`, also the credits of less than half a lane.
+  Status Progress(Time now, bool all);
+  int peer() const { return peer_; }
+  bool unsent() const;
+  // The peer's device has all that was posted. A connection that has failed carries nothing more.
+  bool delivered() const { return !failure_.empty() || (!unsent() && completed_ == posted_); }
+  // The same of slices alone.
+  bool slices_delivered() const {
+    return !failure_.empty() || (!unsent() && completed_ >= last_slice_);
+  }
+  // kRemoteError, some time after the connection failed, so that a more precise report from the
+  // control connection can come first.
+  Status Lost() const;
+  // Nothing is sent or received afterwards.
+  void Close();
+
+ private:
+  struct Grant {
+    GrantPayload at;
+    uint32_t slot_bytes = 0, depth = 0;
+    SendEnd* end = nullptr;  // once this rank has opened it
+  };
+  struct Queued {
+    SendEnd* end = nullptr;
+    uint64_t slice = 0;
+  };
+
+  // Its producer may soon lack credit.
+  static bool OwesMuch(const RecvEnd& end) {
+    return 2 * (end.released - end.announced) >= end.spec.depth;
+  }
+  bool HasRoom() const { return failure_.empty() && posted_ - completed_ < depth_; }
+  void PostSlice(SendEnd* end, uint64_t slice);
+  void PostCredit(RecvEnd* end);
+  bool Post(ibv_send_wr* request);
+  void PostCredits(bool all);
+  Status SendGrants();
+  std::string SliceArrived(const Immediate& immediate, uint32_t bytes);
+  std::string CreditArrived(const Immediate& immediate);
+  std::string TakeGrant(const FrameHeader& header, const std::byte* payload);
+  // Joins the grant of this number and the end that this rank has opened. Returns what is wrong.
+  std::string Join(size_t number, SendEnd* end);
+  void Fail(std::string why);
+
+  const int rank_, peer_;
+  std::string name_;
+  const Device* const device_;
+  Queues* const queues_;
+  QueuePair queue_pair_{nullptr, nullptr};
+  std::optional<tcp::FrameGuard> out_guard_, in_guard_;
+  uint32_t depth_ = 0;
+  uint64_t posted_ = 0, completed_ = 0;  // work requests
+  uint64_t last_slice_ = 0;              // the last request that carried a frame
+  std::vector<Queued> queue_;            // a ring: frames without room yet
+  size_t front_ = 0, queued_ = 0;
+  std::vector<std::unique_ptr<SendEnd>> send_ends_;        // the first one carries grants
+  std::vector<std::unique_ptr<RecvEnd>> recv_ends_;        // by this rank's number of the lane
+  std::vector<Grant> grants_;                              // by the peer's number - 1
+  std::deque<RecvEnd*> ungranted_recv_;                    // in order of their numbers
+  std::unordered_map<uint64_t, size_t> number_of_;         // the peer's numbers, by lane key
+  std::unordered_map<uint64_t, SendEnd*> ungranted_send_;  // by lane key
+  std::vector<RecvEnd*> owing_;
+  std::string failure_;
+  Time failed_at_ = 0;
+  bool lost_ = false;
+  bool dropped_ = false;  // slices were under way when the connection failed
+};
+
+}  // namespace inccl::verbs
+
+#endif  // INCCL_TRANSPORT_VERBS_VERBS_PEER_H_

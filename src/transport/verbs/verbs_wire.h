@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one rank writes to another. A slice is a frame (tcp_frame.h) in the consumer's slot. A grant
+// is a frame, too, in the consumer's inbox, which is lane 0 of each direction: it names a lane by
+// its key and says where the lane's slots are. A credit has no bytes: its immediate data say all.
+#ifndef INCCL_TRANSPORT_VERBS_VERBS_WIRE_H_
+#define INCCL_TRANSPORT_VERBS_VERBS_WIRE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "transport/verbs/verbs_ports.h"
+
+namespace inccl::verbs {
+
+// The immediate data of a message, in host order.
+struct Immediate {
+  bool credit = false;
+  uint16_t lane = 0;  // the consumer's number of the lane, at most kMostLanes
+  // Slice: its slot. Credit: the low bits of the slices that the producer may have sent in total;
+  // fewer than 2^16 are under way.
+  uint16_t value = 0;
+};
+inline constexpr uint16_t kMostLanes = 0x7fff;  // of two ranks, per direction
+constexpr uint32_t Pack(const Immediate& immediate) {
+  return (uint32_t{immediate.credit} << 31) | (uint32_t{immediate.lane} << 16) | immediate.value;
+}
+constexpr Immediate Unpack(uint32_t bits) {
+  return {.credit = (bits >> 31) != 0,
+          .lane = static_cast<uint16_t>((bits >> 16) & kMostLanes),
+          .value = static_cast<uint16_t>(bits)};
+}
+
+// The payload of a grant. The frame's header has the lane's number (lane), slot_bytes (slice),
+// LaneSpec::Key (signature) and depth (credit).
+struct GrantPayload {
+  uint64_t address = 0;  // of slot 0 of the consumer
+  uint32_t key = 0;      // with which the producer may write to the slots
+  uint32_t stride = 0;   // bytes from slot to slot
+};
+
+// Lane 0: the producer of grants has all credits of it from the start.
+inline constexpr uint16_t kInboxDepth = 8;
+inline constexpr uint32_t kInboxStride = 128;
+inline constexpr uint32_t kInboxBytes = kInboxDepth * kInboxStride;
+
+// What a rank tells all peers before they connect, over authenticated connections.
+struct RankAddress {
+  bool ethernet = false;
+  uint8_t mtu = 0;  // an ibv_mtu
+  uint16_t lid = 0;
+  Gid gid{};
+  uint32_t first_packet = 0;  // the packet number of a queue pair is derived from it
+  uint64_t inbox = 0;         // of rank 0; that of rank r lies r * kInboxBytes behind it
+  uint32_t inbox_key = 0;
+  std::vector<uint32_t> queue_pairs;  // by rank
+
+  std::vector<std::byte> Encode() const;
+  // Returns false if the bytes are malformed or not from a communicator of `nranks`.
+  static bool Decode(std::span<const std::byte> bytes, int nranks, RankAddress* address);
+  // The number of the first packet that this rank sends to `peer`: 24 bits.
+  uint32_t PacketNumberTo(int peer) const;
+};
+inline constexpr int kMostRanks = 4000;  // a longer address would not fit an offer
+
+}  // namespace inccl::verbs
+
+#endif  // INCCL_TRANSPORT_VERBS_VERBS_WIRE_H_

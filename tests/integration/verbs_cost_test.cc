@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the library does for a slice over RDMA beside posting it: nothing that allocates memory or
+// asks the kernel. The devices are a stand-in's that does neither, too.
+#include <cstring>
+#include <memory>
+
+#include "fakes/verbs/fake_verbs.h"
+#include "faults/interposer.h"
+#include "gtest/gtest.h"
+#include "support/kernel_calls.h"
+#include "transport/verbs/verbs_transport.h"
+#include "world/process_world.h"
+
+namespace inccl::test {
+namespace {
+
+class TwoRanks {
+ public:
+  TwoRanks() {
+    for (int rank = 0; rank < 2; ++rank) ends_[rank] = *VerbsTransport::Create(rank, 2, {});
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_TRUE(ends_[rank]->Attach(1 - rank, ends_[1 - rank]->address()).ok());
+      EXPECT_TRUE(ends_[rank]->Protect({}, bootstrap::AsBytes("test")).ok());
+    }
+    const LaneSpec spec{.producer = 0, .consumers = {1}, .slot_bytes = 8192, .depth = 4};
+    send_ = *ends_[0]->OpenSend(spec);
+    recv_ = *ends_[1]->OpenRecv(spec);
+    Progress();
+  }
+  void Progress() {
+    for (const auto& end : ends_) EXPECT_TRUE(end->Progress(0).ok());
+  }
+  void Slices(int count) {
+    for (int i = 0; i < count; ++i) {
+      const Result<Span> slot = send_->TryAcquire();
+      ASSERT_TRUE(slot.ok() && slot->data != nullptr);
+      std::memset(slot->data, i, 8192);
+      ASSERT_TRUE(send_->Publish({.bytes = 8192}).ok());
+      Progress();
+      RecvLane::Incoming incoming;
+      const Result<bool> there = recv_->TryPeek(&incoming);
+      ASSERT_TRUE(there.ok() && *there);
+      ASSERT_TRUE(recv_->Release().ok());
+      Progress();
+    }
+  }
+
+ private:
+  std::unique_ptr<VerbsTransport> ends_[2];
+  std::unique_ptr<SendLane> send_;
+  std::unique_ptr<RecvLane> recv_;
+};
+
+TEST(VerbsCostTest, ASliceAllocatesNothingAndAsksTheKernelForNothing) {
+  fake_verbs::Get().SetMachine(fake_verbs::Get().StandardMachine());
+  ProcessWorld world({.nranks = 1, .baseline = false}, [](const Side&) {
+    TwoRanks ranks;
+    ranks.Slices(1000);
+    if (!KernelCalls::StartCounting()) return 11;
+    interposer::Arm({});
+    KernelCalls::Reset();
+    ranks.Slices(1000);
+    const uint64_t kernel = KernelCalls::Count();
+    interposer::Disarm();
+    EXPECT_EQ(kernel, 0u) << KernelCalls::Numbers();
+    EXPECT_EQ(interposer::Calls(interposer::kNew) + interposer::Calls(interposer::kMalloc), 0u);
+    return 0;
+  });
+  world.ExpectAllExited();
+}
+
+}  // namespace
+}  // namespace inccl::test

@@ -1,0 +1,89 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs a command as root on a virtual machine that has an RDMA device: soft RoCE (rxe0) on one end of a pair of virtual
+# Ethernet interfaces. The guest has this system's newest installed kernel and sees this machine's files; what it writes is
+# gone afterwards. QEMU emulates 2 processors in software: nothing measured there says anything about speed.
+#
+# usage: tests/rdma/guest.sh COMMAND [ARGUMENT...]
+#   GUEST_SECONDS  limit of everything, 230 by default
+# Exit status: that of the command; 77 if this machine lacks what the guest needs, with the reason; 124 at the limit.
+set -euo pipefail
+[ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,9p' "$0" >&2; exit 2; }
+
+skip() { echo "no RDMA guest: $*; see docs/rdma.md"; exit 77; }
+for program in qemu-system-x86_64 cpio gzip; do command -v "$program" > /dev/null || skip "no $program"; done
+[ "$(uname -m)" = x86_64 ] || skip "this is no x86-64 machine"
+busybox=$(command -v busybox) || skip "no busybox"
+ldd "$busybox" > /dev/null 2>&1 && skip "busybox is linked dynamically (Debian: busybox-static)"
+for program in ip modprobe rdma; do
+  PATH=$PATH:/usr/sbin:/sbin command -v "$program" > /dev/null || skip "no $program"
+done
+kernel= version=
+for candidate in $(ls /boot/vmlinuz-* 2> /dev/null | sort -V); do
+  [ -f "/lib/modules/${candidate#/boot/vmlinuz-}/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko" ] || continue
+  [ -r "$candidate" ] && kernel=$candidate version=${candidate#/boot/vmlinuz-}
+done
+[ -n "$kernel" ] || skip "no kernel in /boot with the module rdma_rxe (Debian: linux-image-amd64)"
+
+modules=/lib/modules/$version/kernel
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+mkdir -p "$dir"/initrd/{bin,modules,proc,sys,dev}
+cp "$busybox" "$dir/initrd/bin/busybox"
+names=()
+for module in drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev \
+  drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci fs/netfs/netfs fs/fscache/fscache net/9p/9pnet \
+  net/9p/9pnet_virtio fs/9p/9p fs/overlayfs/overlay; do
+  [ -f "$modules/$module.ko" ] || continue  # a part of the kernel itself
+  cp "$modules/$module.ko" "$dir/initrd/modules/"
+  names+=("${module##*/}")
+done
+# The first program of the guest: mounts this machine's files, with a file system in memory over them.
+cat > "$dir/initrd/init" << END
+#!/bin/busybox sh
+B=/bin/busybox
+\$B mount -t proc p /proc; \$B mount -t sysfs s /sys; \$B mount -t devtmpfs d /dev
+for module in ${names[*]}; do \$B insmod /modules/\$module.ko; done
+\$B mkdir -p /below /above /root
+\$B mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose host /below
+\$B mount -t tmpfs t /above; \$B mkdir -p /above/upper /above/work
+\$B mount -t overlay -o lowerdir=/below,upperdir=/above/upper,workdir=/above/work o /root
+\$B mount -t devtmpfs d /root/dev; \$B mount -t proc p /root/proc; \$B mount -t sysfs s /root/sys
+\$B mkdir -p /root/dev/shm /root/dev/pts
+\$B mount -t tmpfs t /root/dev/shm; \$B mount -t devpts p /root/dev/pts
+\$B chroot /root /bin/bash < /dev/null -c "\$(\$B cat /guest)"
+echo "GUEST_STATUS=\$?"
+\$B poweroff -f
+END
+chmod +x "$dir/initrd/init"
+{
+  cat << 'END'
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+set -e
+hostname guest
+echo "127.0.0.1 localhost guest" > /etc/hosts
+ulimit -l unlimited
+ip link set lo up
+modprobe -a crc32_generic crc32-pclmul veth ib_uverbs rdma_ucm rdma_rxe
+ip link add roce0 type veth peer name roce1
+ip address add 10.78.0.1/24 dev roce0
+ip link set roce0 mtu 4200 up
+ip link set roce1 mtu 4200 up
+rdma link add rxe0 type rxe netdev roce0
+set +e
+END
+  printf 'cd %q; ' "$PWD"
+  printf '%q ' "$@"
+  echo
+} > "$dir/initrd/guest"
+(cd "$dir/initrd" && find . | cpio -o -H newc --quiet | gzip -1) > "$dir/initrd.gz"
+
+rc=0
+timeout "${GUEST_SECONDS:-230}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -m 4G -smp 2 \
+  -kernel "$kernel" -initrd "$dir/initrd.gz" -append "console=ttyS0 quiet panic=-1" \
+  -display none -serial stdio -monitor none -no-reboot \
+  -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
+  -device virtio-9p-pci,fsdev=host,mount_tag=host < /dev/null | tr -d '\r' | tee "$dir/log" || rc=$?
+[ "$rc" -ne 124 ] || { echo "the guest has not ended within ${GUEST_SECONDS:-230} s"; exit 124; }
+status=$(sed -n 's/^GUEST_STATUS=\([0-9]*\)$/\1/p' "$dir/log" | tail -n 1)
+exit "${status:-1}"
