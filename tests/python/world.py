@@ -84,7 +84,7 @@ def run(nranks, function, environment=None):
 def job(nranks):
     """Environment by which `nranks` ranks meet; INCCL_RANK is each rank's own."""
     return {"INCCL_SIZE": str(nranks), "INCCL_JOB": f"pytest-{os.getpid()}-{next(_numbers)}",
-            "INCCL_CONF_FILE": "/dev/null"}
+            "INCCL_CONF_FILE": "/dev/null", "INCCL_SOCKET_IFNAME": "lo"}
 
 
 def ranks(*sizes, **config):
