@@ -44,17 +44,18 @@ class Reduction(NamedTuple):
 
 
 PREMUL, BITWISE = -1, -2
-_native = {}  # (dtype, op): Reduction; what most calls use
+_native = {dtype: {} for dtype in TYPES}  # by type and operation: what most calls use
 
 
 def reduction(dtype: torch.dtype, reduce_op) -> Reduction:
     """Raises TypeError for a type that the operation does not have."""
-    op = getattr(reduce_op, "op", reduce_op)
-    found = _native.get((dtype, op))
+    op = reduce_op.op
+    known = _native.get(dtype)
+    found = None if known is None else known.get(op)
     if found is None:
         found = _make(dtype, op, reduce_op)
-        if found.scalar is None:
-            _native[dtype, op] = found
+        if found.scalar is None and known is not None:
+            known[op] = found
     return found
 
 

@@ -45,10 +45,9 @@ class Work(_Work):
         self._done = done
         self._source: Optional[int] = None
         self._future: Optional[torch.futures.Future] = None
-        self._changing = threading.Lock()  # guards _done and _future while they change
-        self._waiting = None  # a lock that is released at completion
         if not done:
-            self._waiting = threading.Lock()
+            self._changing = threading.Lock()  # guards _done and _future while they change
+            self._waiting = threading.Lock()  # released at completion
             self._waiting.acquire()
 
     # Called once, by the thread that has run the operation.
@@ -102,13 +101,14 @@ class Work(_Work):
         # A Python future has no errors that C++ sees, but one that a callback has made does.
         base = torch.futures.Future()
         public = base.then(lambda _: self._outcome())
-        with self._changing:
-            if not self._done:
-                if self._future is None:
-                    self._future = base
-                else:
-                    self._future.add_done_callback(lambda _: base.set_result(None))
-                return public
+        if not self._done:
+            with self._changing:
+                if not self._done:
+                    if self._future is None:
+                        self._future = base
+                    else:
+                        self._future.add_done_callback(lambda _: base.set_result(None))
+                    return public
         base.set_result(None)
         return public
 

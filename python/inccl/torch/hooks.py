@@ -22,7 +22,7 @@ from inccl._library import Compression, check, lib
 from inccl._objects import codec_of
 
 from . import memory
-from ._tensors import TYPES, flat, reduction, unflatten
+from ._tensors import OPS, TYPES, flat, unflatten
 from ._work import Work
 from .process_group import ProcessGroup
 
@@ -133,7 +133,6 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
             unflatten(together, plain)
         state.statistics.add(stats)
         state.statistics.uncompressed_elements += count
-        state.codec  # noqa: B018  the call has used it
 
     work = group._runner.submit(call, Work(buffer, f"compress_hook, bucket {bucket.index()}"))
     return work.get_future()
@@ -177,13 +176,13 @@ class CompressedReduceScatter(_Compressed, ReduceScatter):
             options.reduceOp, options.asyncOp = op, async_op
             self.statistics.uncompressed_elements += input_tensor.numel()
             return ours.reduce_scatter_single(output_tensor, input_tensor, options)
-        number = reduction(output_tensor.dtype, op)
+        number, operation = TYPES[output_tensor.dtype], OPS[kind]
         how, stats = _compression(self.codec, self.seed)
 
         def call():
             check(lib.ccl_reduce_scatter_compressed(
                 input_tensor.data_ptr(), output_tensor.data_ptr(), output_tensor.numel(),
-                number.type, number.op, ctypes.byref(how), ours.communicator._get(),
+                number, operation, ctypes.byref(how), ours.communicator._get(),
                 ours._stream(output_tensor)))
             self.statistics.add(stats)
         return self._run(ours, "CompressedReduceScatter", call, output_tensor, async_op)

@@ -5,8 +5,8 @@ PyTorch's Python functions and, through a trampoline, its C++ (DDP, functional c
 methods here. Both names that PyTorch has had for a collective are defined. A call with
 opts.asyncOp false returns completed work; any other runs on a thread.
 """
+import contextlib
 import ctypes
-import threading
 from datetime import timedelta
 from typing import Any, Callable, List, NamedTuple, Optional
 
@@ -19,7 +19,7 @@ from inccl._library import check, lib
 
 from . import _tensors
 from ._pairs import Pairs
-from ._tensors import BITWISE, PREMUL, UINT8, flat, joined, nbytes, reduction, same_type, single, \
+from ._tensors import UINT8, flat, joined, nbytes, reduction, same_type, single, \
     unflatten
 from ._work import BackendError, Runner, Work, backend_error
 
@@ -214,13 +214,16 @@ class ProcessGroup(dist.ProcessGroup):
     def _reduce(self, function, send, recv, elements, how, *root) -> Callable[[], None]:
         """send, recv: contiguous tensors of the type that `how` has. recv None: not the root."""
         stream = self._stream(send)
+        count = elements * (send.element_size() // inccl._types._SIZES[how.type])
 
         def call():
             handle = self._comm._get()
-            with _operation(how, handle) as op:
-                check(function(send.data_ptr(), None if recv is None else recv.data_ptr(),
-                               elements * how_many, how.type, op, *root, handle, stream))
-        how_many = send.element_size() // inccl._types._SIZES[how.type]
+            to = None if recv is None else recv.data_ptr()
+            if how.op >= 0:
+                check(function(send.data_ptr(), to, count, how.type, how.op, *root, handle, stream))
+                return
+            with _premultiplied(how, handle) as op:
+                check(function(send.data_ptr(), to, count, how.type, op, *root, handle, stream))
         return call
 
     def _prepared(self, tensor, how) -> torch.Tensor:
@@ -232,7 +235,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _allreduce(self, tensor, reduce_op) -> Callable[[], None]:
         how = reduction(tensor.dtype, reduce_op)
-        if how.op == BITWISE:
+        if how.bitwise is not None:
             return self._bitwise(tensor, how, lambda total: tensor.copy_(total))
         work_on = self._prepared(tensor, how)
         call = self._reduce(lib.ccl_allreduce, work_on, work_on, work_on.numel(), how)
@@ -295,7 +298,7 @@ class ProcessGroup(dist.ProcessGroup):
         root = self._root(opts.rootRank)
         how = reduction(tensor.dtype, opts.reduceOp)
         at_root = root == self._rank_
-        if how.op == BITWISE:
+        if how.bitwise is not None:
             call = self._bitwise(tensor, how, tensor.copy_ if at_root else lambda total: None)
         else:
             data = self._prepared(tensor, how)
@@ -437,7 +440,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _reduce_uneven(self, output, inputs, reduce_op) -> Callable[[], None]:
         how = reduction(output.dtype, reduce_op)
-        if how.op == BITWISE:
+        if how.bitwise is not None:
             raise TypeError("op: bitwise reductions of tensors of different lengths")
         calls = []
         for root, one in enumerate(inputs):
@@ -451,7 +454,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _reduce_scatter(self, output, whole, reduce_op) -> Callable[[], None]:
         """`whole` holds one segment of output's length for each rank."""
         how = reduction(output.dtype, reduce_op)
-        if how.op == BITWISE:
+        if how.bitwise is not None:
             segment = slice(self._rank_ * output.numel(), (self._rank_ + 1) * output.numel())
             return self._bitwise(whole, how, lambda total: output.copy_(
                 total.reshape(-1)[segment].view(output.shape)))
@@ -596,24 +599,15 @@ class ProcessGroup(dist.ProcessGroup):
         return f"<inccl.torch.ProcessGroup {self._name_!r}: rank {self._rank_}/{self._size_}>"
 
 
-class _operation:
-    """The number of a reduction; a premultiplied sum exists during its call only."""
-
-    def __init__(self, how, handle):
-        self._how, self._handle, self._made = how, handle, None
-
-    def __enter__(self) -> int:
-        if self._how.op != PREMUL:
-            return self._how.op
-        made = ctypes.c_int()
-        check(lib.ccl_redop_create_premulsum(ctypes.byref(made), self._how.scalar, self._how.type,
-                                             1, self._handle))
-        self._made = made.value
-        return made.value
-
-    def __exit__(self, *_):
-        if self._made is not None:
-            lib.ccl_redop_destroy(self._made, self._handle)
+@contextlib.contextmanager
+def _premultiplied(how, handle):
+    """The number of a premultiplied sum, which exists during its call only."""
+    made = ctypes.c_int()
+    check(lib.ccl_redop_create_premulsum(ctypes.byref(made), how.scalar, how.type, 1, handle))
+    try:
+        yield made.value
+    finally:
+        lib.ccl_redop_destroy(made.value, handle)
 
 
 def _sequence(calls) -> Callable[[], None]:
