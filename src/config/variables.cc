@@ -369,6 +369,7 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
     if (!name.starts_with("INCCL_") || name.starts_with("INCCL_TEST_")) continue;
+    if (name == "INCCL_LIBRARY") continue;  // read by the Python package
     if (FindVariable(name) == nullptr) unknown.emplace_back(name);
   }
   return unknown;

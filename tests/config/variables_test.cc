@@ -227,9 +227,9 @@ TEST(EnvTest, UnauthenticatedPortsAreAskedFor) {
 }
 
 TEST(EnvTest, UnknownNamesAreListed) {
-  const char* const environment[] = {
-      "PATH=/bin",       "INCCL_ALGO=ring", "INCCL_CHANELS=2",    "INCCL_TEST_SEED=1",
-      "NCCL_DEBUG=INFO", "INCCL_=",         "INCCL_ALGOS=INCCL_", nullptr};
+  const char* const environment[] = {"PATH=/bin",         "INCCL_ALGO=ring",    "INCCL_CHANELS=2",
+                                     "INCCL_TEST_SEED=1", "INCCL_LIBRARY=/x",   "NCCL_DEBUG=INFO",
+                                     "INCCL_=",           "INCCL_ALGOS=INCCL_", nullptr};
   EXPECT_EQ(UnknownVariables(environment),
             (std::vector<std::string>{"INCCL_CHANELS", "INCCL_", "INCCL_ALGOS"}));
   EXPECT_TRUE(UnknownVariables(nullptr).empty());

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What belongs to no communicator: codecs, streams, groups, memory, unique ids."""
+import contextlib
+import ctypes
+import functools
+import threading
+import weakref
+from ctypes import byref, c_double, c_void_p
+from typing import Any, Iterator, Tuple, Union
+
+from ._library import InvalidArgument, Result, UniqueId, check, error, lib
+from ._types import DataType, _SIZES, datatype
+
+__all__ = ["Codec", "Stream", "group", "alloc", "empty", "unique_id"]
+
+
+class Codec:
+    """A parsed codec specification such as "hbi:bits=6" (docs/codecs.md)."""
+
+    def __init__(self, spec: str):
+        if not isinstance(spec, str):
+            raise TypeError(f"spec: expected str, got {type(spec).__name__}")
+        handle = c_void_p()
+        check(lib.ccl_codec_create(byref(handle), spec.encode()))
+        self._handle = handle.value
+        weakref.finalize(self, lib.ccl_codec_destroy, handle.value).atexit = False
+
+    @property
+    def spec(self) -> str:
+        """The canonical specification: codecs with equal texts give equal bytes."""
+        text = ctypes.create_string_buffer(1024)
+        check(lib.ccl_codec_spec(self._handle, text, len(text)))
+        return text.value.decode()
+
+    def bound(self, count: int, nranks: int) -> Tuple[float, float]:
+        """(bits per element, error relative to nranks times the largest element of a block)."""
+        bits, relative = c_double(), c_double()
+        check(lib.ccl_codec_bound(self._handle, count, nranks, byref(bits), byref(relative)))
+        return bits.value, relative.value
+
+    def __repr__(self):
+        return f"inccl.Codec({self.spec!r})"
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(spec: str) -> Codec:
+    return Codec(spec)
+
+
+def codec_of(codec: Union[str, Codec]) -> Codec:
+    if isinstance(codec, Codec):
+        return codec
+    if isinstance(codec, str):
+        return _parsed(codec)
+    raise TypeError(f"codec: expected str or inccl.Codec, got {type(codec).__name__}")
+
+
+class Stream:
+    """An order of asynchronous calls on host memory, for any communicators of this process.
+
+    A call with stream=s returns at once; the stream keeps its buffers alive until synchronize() or
+    a successful query(). As a context manager it synchronizes at the end of the block.
+    """
+
+    def __init__(self):
+        handle = c_void_p()
+        check(lib.ccl_stream_create(byref(handle)))
+        self._handle = handle.value
+        self._kept = []  # what calls use that may not have completed
+
+    def synchronize(self) -> None:
+        """Waits until all calls have completed; raises the first error since the last raised."""
+        kept = len(self._kept)  # another thread may add calls meanwhile
+        result = lib.ccl_stream_synchronize(self._handle)
+        del self._kept[:kept]
+        check(result)
+
+    def query(self) -> bool:
+        """Whether all calls have completed; raises as synchronize(). Does not wait."""
+        kept = len(self._kept)
+        result = lib.ccl_stream_query(self._handle)
+        if result == Result.IN_PROGRESS:
+            return False
+        del self._kept[:kept]
+        check(result)
+        return True
+
+    def close(self) -> None:
+        """Waits for the calls, without raising their error, and frees the stream."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            lib.ccl_stream_synchronize(handle)
+            lib.ccl_stream_destroy(handle)
+            self._kept.clear()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, kind, value, trace):
+        try:
+            if kind is None:
+                self.synchronize()
+        finally:
+            self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+
+def stream_handle(stream: Any):
+    """The ccl_stream_t of None, a Stream, a CUDA stream's number, or an object that has one."""
+    if stream is None:
+        return None
+    if isinstance(stream, Stream):
+        if stream._handle is None:
+            raise InvalidArgument("stream: closed")
+        return stream._handle
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):  # PyTorch, CuPy
+        if isinstance(getattr(stream, name, None), int):
+            return getattr(stream, name)
+    raise TypeError(f"stream: expected None, inccl.Stream or a CUDA stream, got "
+                    f"{type(stream).__name__}")
+
+
+class _ThreadGroup(threading.local):
+    depth = 0
+    kept = ()
+    at_end = ()
+
+
+thread_group = _ThreadGroup()
+
+
+@contextlib.contextmanager
+def group() -> Iterator[None]:
+    """The calls of the block start together when it ends, and have completed after it (those
+    without a stream). An exception in the block cancels all of them."""
+    check(lib.ccl_group_start())
+    mine = thread_group
+    if mine.depth == 0:
+        mine.kept, mine.at_end = [], []
+    mine.depth += 1
+    try:
+        yield
+    except BaseException:
+        mine.depth -= 1
+        lib.ccl_send(None, 0, 0, 0, None, None)  # not a communicator: the group starts nothing
+        lib.ccl_group_end()
+        if mine.depth == 0:
+            mine.kept, mine.at_end = (), ()
+        raise
+    mine.depth -= 1
+    result = lib.ccl_group_end()
+    if mine.depth == 0:
+        at_end, mine.kept, mine.at_end = mine.at_end, (), ()
+        if result == 0:
+            for finish in at_end:
+                finish()
+    check(result)
+
+
+def alloc(nbytes: int) -> memoryview:
+    """Zeroed memory of ccl_mem_alloc. Ranks of this host access it in place (from 1 MiB on). It is
+    freed with the last object that uses it."""
+    if nbytes <= 0:
+        raise InvalidArgument(f"nbytes: {nbytes}, must be positive")
+    pointer = c_void_p()
+    check(lib.ccl_mem_alloc(byref(pointer), nbytes))
+    memory = (ctypes.c_ubyte * nbytes).from_address(pointer.value)
+    weakref.finalize(memory, lib.ccl_mem_free, pointer.value).atexit = False
+    return memoryview(memory).cast("B")
+
+
+def empty(shape, dtype="float32"):
+    """A NumPy array in memory of alloc(). dtype: anything that numpy.dtype takes."""
+    import numpy
+    dtype = numpy.dtype(dtype)
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = 1
+    for extent in extents:
+        count *= extent
+    memory = alloc(max(count * dtype.itemsize, 1))
+    return numpy.frombuffer(memory, dtype, count).reshape(extents)
+
+
+def unique_id() -> bytes:
+    """128 bytes that admit ranks to one communicator. They contain a secret: never log them. The
+    caller passes them to the other ranks, and must live until all ranks have joined."""
+    made = UniqueId()
+    check(lib.ccl_get_unique_id(byref(made)))
+    return bytes(made)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""inccl for PyTorch: the process group backend "inccl", and compressed communication hooks.
+
+    import torch.distributed as dist, inccl.torch
+    dist.init_process_group("inccl")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    model.register_comm_hook(inccl.torch.State(codec="hbi:bits=6"), inccl.torch.compress_hook)
+
+docs/pytorch.md has the rest. Importing this module registers the backend.
+"""
+import torch.distributed as _dist
+
+from ._work import BackendError, Work
+from .hooks import CompressedAllGather, CompressedReduceScatter, State, Statistics, compress_hook
+from .memory import empty, release
+from .process_group import Options, ProcessGroup, create
+
+__all__ = ["BackendError", "CompressedAllGather", "CompressedReduceScatter", "Options",
+           "ProcessGroup", "State", "Statistics", "Work", "compress_hook", "empty", "release"]
+
+
+def register() -> None:
+    """Makes "inccl" a backend of torch.distributed."""
+    if not hasattr(_dist.Backend, "INCCL"):
+        _dist.Backend.register_backend("inccl", create, extended_api=True,
+                                       devices=["cpu", "cuda"])
+
+
+register()

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Life cycle, streams, groups, compression, errors."""
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import inccl
+from world import Ranks, job, ranks, run
+
+
+@ranks(2)
+def test_bad_arguments_name_themselves(comm):
+    f4, short = np.zeros(8, "f4"), np.zeros(4, "f4")
+    read_only = np.zeros(8, "f4")
+    read_only.flags.writeable = False
+    cases = [
+        ("sendbuf: not contiguous", lambda: comm.Allreduce(np.zeros(16, "f4")[::2], f4)),
+        ("recvbuf: not contiguous", lambda: comm.Allreduce(f4, np.zeros((8, 2), "f4")[:, 0])),
+        ("buf: not contiguous", lambda: comm.Bcast(memoryview(bytearray(8))[::2])),
+        ("recvbuf: read-only", lambda: comm.Allreduce(f4, read_only)),
+        ("recvbuf: read-only", lambda: comm.Allreduce(f4, (b"0" * 32, "float32"))),
+        ("recvbuf: 4 elements, sendbuf has 8", lambda: comm.Allreduce(f4, short)),
+        ("recvbuf: elements of another type", lambda: comm.Allreduce(f4, np.zeros(8, "i4"))),
+        ("op: 77", lambda: comm.Allreduce(f4, np.zeros(8, "f4"), 77)),
+        ("root: 2", lambda: comm.Bcast(f4, 2)),
+        ("root: -1", lambda: comm.Reduce(f4, f4, root=-1)),
+        ("dest|peer: 5", lambda: comm.Send(f4, 5)),
+        ("sendbuf: 9 elements are not 2", lambda: comm.Alltoall(np.zeros(9), np.zeros(9))),
+        ("recvbuf: 32 bytes, expected 2", lambda: comm.Allgather(f4, np.zeros(8, "f4"))),
+        ("sendbuf: 16 bytes, expected 2", lambda: comm.Reduce_scatter(short, f4)),
+        ("nonsense", lambda: comm.Allreduce(f4, np.zeros(8, "f4"), codec="nonsense")),
+        ("bits", lambda: comm.Allreduce(f4, np.zeros(8, "f4"), codec="hbi:bits=99")),
+        ("overlap", lambda: comm.Allreduce(f4[:4], f4[2:6])),
+        ("bytes are no whole number", lambda: comm.Bcast((bytearray(7), "float32"))),
+        ("dtype: 'float31'", lambda: comm.Bcast((bytearray(8), "float31"))),
+        ("color: -3", lambda: comm.split(-3)),
+        ("other byte order", lambda: comm.Bcast(np.zeros(4, ">f4"))),
+        ("values: expected 2 objects", lambda: comm.alltoall([1])),
+    ]
+    for text, call in cases:
+        with pytest.raises(inccl.InvalidArgument, match=text) as caught:
+            call()
+        assert caught.value.code == inccl.Result.INVALID_ARGUMENT
+        assert isinstance(caught.value, ValueError)
+    for text, call in [
+        ("sendbuf: str has no buffer", lambda: comm.Allreduce("text", f4)),
+        ("recvbuf: NoneType has no buffer", lambda: comm.Allreduce(f4, None)),
+        ("sendbuf: elements of 2 bytes", lambda: comm.Allreduce(*[np.zeros(4, "i2")] * 2)),
+        ("op: bool has MAX, MIN", lambda: comm.Allreduce(np.zeros(4, bool), np.zeros(4, bool))),
+        ("codec: expected str", lambda: comm.Allreduce(f4, np.zeros(8, "f4"), codec=6)),
+        ("stream: expected", lambda: comm.Bcast(f4, stream="s")),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            call()
+    assert comm.allreduce(1) == 2  # none of them has harmed the communicator
+
+
+@ranks(2)
+def test_mismatch_is_an_error_on_both(comm):
+    with pytest.raises(inccl.InvalidUsage) as caught:
+        comm.Bcast(np.zeros(8 + comm.rank), comm.rank)
+        comm.Barrier()
+    assert caught.value.rank == comm.rank
+    assert isinstance(comm.async_error(), inccl.InvalidUsage)
+    with pytest.raises(inccl.InvalidUsage):
+        comm.Barrier()
+    comm.abort()
+
+
+def test_a_dead_peer_is_named():
+    def rank_main(rank):
+        os.environ["INCCL_RANK"] = str(rank)
+        comm = inccl.init()
+        comm.Barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(inccl.RemoteError) as caught:
+            comm.Barrier()
+        assert (caught.value.code, caught.value.rank, caught.value.peer) == (
+            inccl.Result.REMOTE_ERROR, rank, 1)
+        assert isinstance(caught.value, ConnectionError)
+        rest = comm.shrink()
+        assert (rest.size, rest.rank) == (2, min(rank, 1))
+        assert rest.last_completed() == 1
+        comm.abort()
+        return rest.allreduce(rank)
+    outcomes = Ranks(3, rank_main, job(3)).join()
+    assert outcomes[1] == ("died", signal.SIGKILL)
+    assert outcomes[0] == outcomes[2] == ("returned", 2)
+
+
+@ranks(2, op_timeout=0.5)
+def test_timeout_names_the_late_rank(comm):
+    if comm.rank == 0:
+        with pytest.raises(inccl.Timeout) as caught:
+            comm.Barrier()
+        assert caught.value.peer == 1 and isinstance(caught.value, TimeoutError)
+    else:  # is late, until the error comes
+        while comm.async_error() is None:
+            threading.Event().wait(0.01)
+
+
+@ranks(1, 2)
+def test_unique_id(comm):
+    made = comm.bcast(inccl.unique_id() if comm.rank == 0 else None)
+    with inccl.Communicator(made, comm.rank, comm.size, name="second") as second:
+        assert second.allreduce(1) == comm.size
+    with pytest.raises(inccl.InvalidArgument, match="id: 3 bytes"):
+        inccl.Communicator(b"abc", 0, 1)
+    with pytest.raises(inccl.InvalidArgument, match="rank: 7"):
+        inccl.Communicator(inccl.unique_id(), 7, 2)
+    with pytest.raises(inccl.InvalidArgument, match="init_timeout"):
+        inccl.Communicator(inccl.unique_id(), 0, 1, init_timeout=-5)
+
+
+@ranks(3)
+def test_split_and_shrink(comm):
+    part = comm.split(comm.rank % 2, key=-comm.rank)
+    assert part.allgather(comm.rank) == [[2, 0], [1]][comm.rank % 2]
+    part.destroy()
+    assert (comm.split(None if comm.rank == 0 else 1) is None) == (comm.rank == 0)
+    if comm.rank == 2:
+        with pytest.raises(inccl.InvalidArgument, match="excluded"):
+            comm.shrink([2])
+    else:
+        rest = comm.shrink([2])
+        assert rest.size == 2
+
+
+@ranks(2)
+def test_ended_communicators_raise(comm):
+    other = comm.split(0)
+    other.destroy()
+    other.destroy()
+    for call in (other.Barrier, lambda: other.rank, lambda: other.Bcast(np.zeros(3)),
+                 lambda: other.split(0), other.revoke, other.async_error):
+        with pytest.raises(inccl.InvalidUsage, match="destroyed"):
+            call()
+    assert "ended" in repr(other)
+
+
+@ranks(2)
+def test_abort_from_another_thread(comm):
+    victim = comm.split(0)
+    if comm.rank == 0:
+        begun = threading.Event()
+
+        def aborts():
+            begun.wait()
+            victim.abort()
+        thread = threading.Thread(target=aborts)
+        thread.start()
+        begun.set()
+        with pytest.raises(inccl.Error):
+            victim.Recv(np.zeros(1 << 20), 1)
+        thread.join()
+    comm.Barrier()
+
+
+@ranks(2)
+def test_streams(comm):
+    with inccl.Stream() as stream:
+        results = []
+        for step in range(10):
+            results.append(np.empty(5000, "f4"))
+            comm.Allreduce(np.full(5000, step + comm.rank, "f4"), results[-1], stream=stream)
+        # The inputs are gone here; the stream has kept them.
+        stream.synchronize()
+        assert stream.query()
+        for step, result in enumerate(results):
+            assert (result == 2 * step + 1).all()
+    with pytest.raises(inccl.InvalidArgument, match="stream: closed"):
+        comm.Bcast(np.zeros(3), stream=stream)
+
+
+@ranks(2)
+def test_groups(comm):
+    a, b = np.zeros(3), np.zeros(3)
+    with inccl.group():
+        comm.Allreduce(np.full(3, comm.rank + 1.0), a)
+        with inccl.group():
+            comm.Allreduce(np.full(3, comm.rank + 2.0), b)
+        part = comm.split(0)
+        with pytest.raises(inccl.InvalidUsage, match="not created yet"):
+            part.Barrier()
+        assert a[0] == 0  # nothing has started
+    assert (a == 3).all() and (b == 5).all() and part.allreduce(1) == 2
+    with pytest.raises(ZeroDivisionError):
+        with inccl.group():
+            comm.Allreduce(np.full(3, 7.0), a)
+            1 / 0
+    assert (a == 3).all()  # cancelled
+    with pytest.raises(inccl.InvalidArgument, match="root: 9"):
+        with inccl.group():
+            comm.Allreduce(np.full(3, 7.0), a)
+            comm.Bcast(a, 9)
+    assert comm.allreduce(1) == 2
+
+
+def test_ranks_as_threads():
+    comms = inccl_in_child_init_all(3)
+    assert comms == [[6.0] * 4] * 3
+
+
+def inccl_in_child_init_all(n):
+    def rank_main(_):
+        comms = inccl.init_all(n)
+        results = [np.zeros(4) for _ in comms]
+        with inccl.group():
+            for comm in comms:
+                comm.Allreduce(np.full(4, comm.rank + 1.0), results[comm.rank])
+        return [result.tolist() for result in results]
+    return run(1, rank_main)[0]
+
+
+@ranks(2, 3)
+def test_compressed(comm):
+    n = comm.size
+    inputs = [np.random.default_rng(r).standard_normal(20000).astype("f4") for r in range(n)]
+    exact = np.sum(inputs, axis=0, dtype=np.float64)
+    for codec in ("hbi:bits=6", "bf16", "lossless", inccl.Codec("hbi:bits=8")):
+        total = np.empty(20000, "f4")
+        stats = comm.Allreduce(inputs[comm.rank], total, codec=codec, seed=3)
+        assert stats.compressed == 1 and stats.ratio > 1 and stats.elements == 20000, codec
+        error = np.abs(total - exact).max()
+        bound = stats.error_bound if np.isfinite(stats.error_bound) and stats.error_bound else 0.1
+        assert error <= bound + 1e-4, (codec, error, bound)
+        assert comm.allgather(total.tobytes()) == [total.tobytes()] * n
+    segment = np.empty(20000 // n // 4 * 4, "f4")
+    whole = inputs[comm.rank][:segment.size * n]
+    stats = comm.Reduce_scatter(whole, segment, inccl.AVG, codec="hbi:bits=8")
+    own = slice(comm.rank * segment.size, (comm.rank + 1) * segment.size)
+    assert np.abs(segment - exact[:whole.size][own] / n).max() <= stats.error_bound + 1e-4
+    every = np.empty((n, 20000), "f4")
+    stats = comm.Allgather(inputs[comm.rank], every, codec="hbi:bits=8")
+    assert np.abs(every - np.stack(inputs)).max() <= stats.error_bound + 1e-6
+    total = np.empty(100, "i4")
+    assert comm.Allreduce(np.full(100, 1, "i4"), total, codec=True).compressed == 0
+    assert (total == n).all()
+    with inccl.Stream() as stream:
+        total = np.empty(20000, "f4")
+        stats = comm.Allreduce(inputs[comm.rank], total, codec="hbi:bits=6", stream=stream)
+    assert stats.compressed == 1
+
+
+@ranks(2)
+def test_premultiplied_sums(comm):
+    for dtype in ("f4", "f8", "f2", "i4"):
+        op = comm.premul_sum(comm.rank + 2, np.dtype(dtype))
+        total = np.empty(10, dtype)
+        comm.Allreduce(np.full(10, 3, dtype), total, op)
+        assert (total == 3 * 2 + 3 * 3).all()
+        with pytest.raises(inccl.InvalidArgument, match="op .* was made for"):
+            comm.Allreduce(np.zeros(4, "u1"), np.zeros(4, "u1"), op)
+        op.close()
+        with pytest.raises(inccl.InvalidArgument, match="closed"):
+            comm.Allreduce(np.full(10, 3, dtype), total, op)
+
+
+@ranks(2)
+def test_memory(comm):
+    ours = inccl.empty(1 << 19, "f4")
+    ours[:] = comm.rank
+    with comm.register(ours) as registration:
+        assert registration.exported or comm.size == 1
+        comm.Allreduce(inccl.IN_PLACE, ours)
+    assert (ours == 1).all()
+    assert not comm.register(np.zeros(1 << 19)).exported
+    view = inccl.alloc(4096)[:]  # the memory outlives the object that was returned
+    assert view[4095] == 0
+    with pytest.raises(inccl.InvalidArgument, match="nbytes"):
+        inccl.alloc(0)
+
+
+def test_codecs():
+    codec = inccl.Codec("hbi:bits=5")
+    assert "bits=5" in codec.spec and inccl.Codec(codec.spec).spec == codec.spec
+    bits, relative = codec.bound(1 << 20, 4)
+    assert 0 < bits <= 5 and 0 < relative <= 1
+    with pytest.raises(inccl.InvalidArgument, match="colour"):
+        inccl.Codec("hbi:colour=3")
+
+
+def test_errors_can_be_pickled():
+    error = inccl.Timeout(8, "rank 0/2: waits for peer 1@host:5 for 10 ms")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is inccl.Timeout
+    assert (copy.code, copy.rank, copy.peer, str(copy)) == (8, 0, 1, str(error))
+
+
+def test_forked_child_leaves_the_communicator_alone():
+    def rank_main(_):
+        with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+            pid = os.fork()
+            if pid == 0:
+                with pytest.raises(inccl.InvalidUsage):
+                    comm.Barrier()
+                comm.destroy()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            return comm.allreduce(4)
+    assert run(1, rank_main) == [4]
+
+
+def test_info():
+    done = subprocess.run([sys.executable, "-m", "inccl.info"], capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "one rank         works" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "inccl.info"], capture_output=True, text=True,
+                          env={**os.environ, "INCCL_LIBRARY": "/nowhere/libinccl.so"}, timeout=60)
+    assert done.returncode != 0 and "/nowhere/libinccl.so (INCCL_LIBRARY)" in done.stderr

@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process group, against the same operation on one rank."""
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import inccl
+import inccl.torch
+from torch_world import group_ranks
+
+SIZES = (1, 2, 3)
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+ALL = FLOATS + INTEGERS + [torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn,
+                           torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64]
+
+
+def of_rank(rank, shape, dtype, most=3):
+    """Small integers: sums and products of three ranks are exact in every type."""
+    generator = torch.Generator().manual_seed(rank + 17)
+    values = torch.randint(1, most + 1, shape if isinstance(shape, tuple) else (shape,),
+                           generator=generator)
+    if dtype == torch.bool:
+        return values > 1
+    return values.to(dtype)
+
+
+def everyone(n, shape, dtype, most=3):
+    return [of_rank(rank, shape, dtype, most) for rank in range(n)]
+
+
+def equal(got, expected, what=""):
+    assert got.dtype == expected.dtype and got.shape == expected.shape, what
+    same = got.contiguous().view(torch.uint8) if got.numel() else got
+    assert torch.equal(same, expected.contiguous().view(torch.uint8) if got.numel() else expected), \
+        (what, got, expected)
+
+
+def oracle(values, op):
+    """The reduction in the widest type, then rounded."""
+    dtype = values[0].dtype
+    if dtype == torch.bool:
+        wide = torch.stack(values)
+        return wide.any(0) if op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR) else wide.all(0)
+    if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
+        apply = {ReduceOp.BAND: lambda a, b: a & b, ReduceOp.BOR: lambda a, b: a | b,
+                 ReduceOp.BXOR: lambda a, b: a ^ b}[op]
+        total = [v.tolist() for v in values]
+        result = total[0]
+        for row in total[1:]:
+            result = [apply(a, b) for a, b in zip(result, row)]
+        return torch.tensor(result, dtype=dtype)
+    wide = torch.stack([v.to(torch.complex128 if dtype.is_complex else torch.float64)
+                        for v in values])
+    total = {ReduceOp.SUM: lambda: wide.sum(0), ReduceOp.PRODUCT: lambda: wide.prod(0),
+             ReduceOp.MAX: lambda: wide.amax(0), ReduceOp.MIN: lambda: wide.amin(0),
+             ReduceOp.AVG: lambda: wide.mean(0)}[op]()
+    return total.to(dtype)
+
+
+def cases():
+    for dtype in FLOATS + INTEGERS + [torch.uint16, torch.uint32, torch.uint64]:
+        for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MAX, ReduceOp.MIN):
+            yield dtype, op
+    for dtype in INTEGERS + [torch.bool]:
+        for op in (ReduceOp.BAND, ReduceOp.BOR) + (
+                (ReduceOp.BXOR,) if dtype != torch.bool else ()):
+            yield dtype, op
+    for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.PRODUCT, ReduceOp.MIN):
+        yield torch.bool, op
+    yield torch.complex64, ReduceOp.SUM
+    yield torch.complex128, ReduceOp.SUM
+
+
+@group_ranks(*SIZES)
+def test_all_reduce(rank, n):
+    for dtype, op in cases():
+        tensor = of_rank(rank, 70, dtype)
+        dist.all_reduce(tensor, op)
+        equal(tensor, oracle(everyone(n, 70, dtype), op), (dtype, op))
+    for dtype in FLOATS:
+        tensor = of_rank(rank, 70, dtype) * n
+        dist.all_reduce(tensor, ReduceOp.AVG)
+        exact = torch.stack(everyone(n, 70, dtype)).double().sum(0)
+        assert torch.allclose(tensor.double(), exact, rtol=1e-2)
+    premultiplied = dist._make_nccl_premul_sum(2.0 * (rank + 1))
+    tensor = torch.ones(9)
+    dist.all_reduce(tensor, premultiplied)
+    assert (tensor == n * (n + 1)).all()
+
+
+@group_ranks(*SIZES)
+def test_every_type_moves(rank, n):
+    for dtype in ALL:
+        for root in range(n):
+            tensor = of_rank(rank, (3, 5), dtype)
+            dist.broadcast(tensor, root)
+            equal(tensor, of_rank(root, (3, 5), dtype), dtype)
+        mine = of_rank(rank, (3, 5), dtype)
+        outputs = [torch.zeros((3, 5)).to(dtype) for _ in range(n)]
+        dist.all_gather(outputs, mine)
+        for source, output in enumerate(outputs):
+            equal(output, of_rank(source, (3, 5), dtype), dtype)
+        whole = torch.zeros((3 * n, 5)).to(dtype)
+        dist.all_gather_into_tensor(whole, mine)
+        equal(whole, torch.cat([t.view(torch.uint8) for t in everyone(n, (3, 5), dtype)])
+              .view(dtype), dtype)
+        gathered = [torch.zeros((3, 5)).to(dtype) for _ in range(n)] if rank == n - 1 else None
+        dist.gather(mine, gathered, n - 1)
+        for source, output in enumerate(gathered or []):
+            equal(output, of_rank(source, (3, 5), dtype), dtype)
+        part = torch.zeros((3, 5)).to(dtype)
+        dist.scatter(part, everyone(n, (3, 5), dtype) if rank == 0 else None, 0)
+        equal(part, mine, dtype)
+        sends = [of_rank(rank * n + dest, (2, 3), dtype) for dest in range(n)]
+        receives = [torch.zeros((2, 3)).to(dtype) for _ in range(n)]
+        dist.all_to_all(receives, sends)
+        for source, output in enumerate(receives):
+            equal(output, of_rank(source * n + rank, (2, 3), dtype), dtype)
+
+
+@group_ranks(*SIZES)
+def test_reduce_and_reduce_scatter(rank, n):
+    for dtype, op in cases():
+        root = n - 1
+        tensor = of_rank(rank, 30, dtype)
+        dist.reduce(tensor, root, op)
+        equal(tensor, oracle(everyone(n, 30, dtype), op) if rank == root
+              else of_rank(rank, 30, dtype), (dtype, op))
+        whole = of_rank(rank, 8 * n, dtype)
+        expected = oracle(everyone(n, 8 * n, dtype), op)[8 * rank:8 * rank + 8]
+        part = torch.zeros(8).to(dtype)
+        dist.reduce_scatter_tensor(part, whole, op)
+        equal(part, expected, (dtype, op))
+        part = torch.zeros(8).to(dtype)
+        dist.reduce_scatter(part, [t.clone() for t in whole.chunk(n)], op)
+        equal(part, expected, (dtype, op))
+
+
+@group_ranks(2, 3)
+def test_uneven(rank, n):
+    mine = torch.full((rank + 1,), float(rank))
+    outputs = [torch.empty(r + 1) for r in range(n)]
+    dist.all_gather(outputs, mine)
+    for source, output in enumerate(outputs):
+        assert output.tolist() == [float(source)] * (source + 1)
+    part = torch.empty(rank + 1)
+    dist.reduce_scatter(part, [torch.full((r + 1,), rank + 1.0) for r in range(n)])
+    assert part.tolist() == [n * (n + 1) / 2] * (rank + 1)
+    send_sizes = [(rank + dest) % 3 for dest in range(n)]
+    receive_sizes = [(source + rank) % 3 for source in range(n)]
+    send = torch.cat([torch.full((size, 2), 10.0 * rank + dest)
+                      for dest, size in enumerate(send_sizes)])
+    received = torch.empty(sum(receive_sizes), 2)
+    dist.all_to_all_single(received, send, receive_sizes, send_sizes)
+    expected = torch.cat([torch.full((size, 2), 10.0 * source + rank)
+                          for source, size in enumerate(receive_sizes)])
+    assert torch.equal(received, expected)
+    even = torch.empty(n)
+    dist.all_to_all_single(even, torch.arange(n) * 1.0 + 10 * rank)
+    assert even.tolist() == [10.0 * source + rank for source in range(n)]
+    outputs = [torch.empty(source + 1) for source in range(n)]
+    dist.all_to_all(outputs, [torch.full((rank + 1,), rank * 10.0 + dest) for dest in range(n)])
+    for source, output in enumerate(outputs):
+        assert output.tolist() == [source * 10.0 + rank] * (source + 1)
+
+
+@group_ranks(2)
+def test_non_contiguous_and_empty(rank, n):
+    base = of_rank(rank, (6, 8), torch.float32)
+    expected = oracle(everyone(n, (6, 8), torch.float32), ReduceOp.SUM)
+    view = base.clone().t()[::2]
+    dist.all_reduce(view)
+    equal(view, expected.t()[::2])
+    view = base.clone()[:, 1::3]
+    dist.broadcast(view, 1)
+    equal(view, of_rank(1, (6, 8), torch.float32)[:, 1::3])
+    outputs = [torch.zeros(8, 6).t() for _ in range(n)]
+    dist.all_gather(outputs, base)
+    for source, output in enumerate(outputs):
+        equal(output, of_rank(source, (6, 8), torch.float32))
+    whole = torch.zeros(8, 12).t()
+    dist.all_gather_into_tensor(whole, base)
+    equal(whole, torch.cat(everyone(n, (6, 8), torch.float32)))
+    if rank == 0:
+        dist.send(base.t(), 1)
+    else:
+        view = torch.zeros(6, 8).t()
+        dist.recv(view, 0)
+        equal(view, of_rank(0, (6, 8), torch.float32).t())
+    for shape in ((0,), (0, 4), ()):
+        tensor = torch.ones(shape)
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        assert tensor.shape == shape and (tensor == n).all()
+    outputs = [torch.empty(0) for _ in range(n)]
+    dist.all_gather(outputs, torch.empty(0))
+    dist.all_to_all_single(torch.empty(0), torch.empty(0))
+    joined = torch.zeros(2, 4)
+    dist.all_gather(list(joined), torch.full((4,), float(rank)))
+    assert joined.tolist() == [[0.0] * 4, [1.0] * 4]
+
+
+@group_ranks(2, 3)
+def test_async_work(rank, n):
+    works, tensors = [], []
+    for step in range(20):
+        tensors.append(torch.full((3000,), float(step + rank)))
+        works.append(dist.all_reduce(tensors[-1], async_op=True))
+    dist.barrier()  # runs after all of them
+    assert all(work.is_completed() and work.is_success() for work in works)
+    for step, (work, tensor) in enumerate(zip(works, tensors)):
+        assert work.wait() and work.exception() is None
+        assert (tensor == step * n + n * (n - 1) / 2).all()
+        assert work.result()[0] is tensor
+    tensor = torch.ones(4)
+    doubled = dist.all_reduce(tensor, async_op=True).get_future().then(
+        lambda future: future.value()[0] * 2)
+    assert doubled.wait().tolist() == [2.0 * n] * 4
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait(timedelta(seconds=30))
+    first, second = work.get_future(), work.get_future()
+    assert first.wait()[0] is tensor and second.wait()[0] is tensor
+
+
+@group_ranks(3)
+def test_point_to_point(rank, n):
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for count in (0, 1, 1 << 20):  # the last one does not fit into any buffer
+        send, received = torch.full((count,), float(rank)), torch.empty(count)
+        works = [dist.isend(send, right), dist.irecv(received, left)]
+        for work in works:
+            work.wait()
+        assert (received == left).all()
+    received = torch.empty(5)
+    for work in dist.batch_isend_irecv([
+            dist.P2POp(dist.irecv, received, left),
+            dist.P2POp(dist.isend, torch.full((5,), float(rank)), right)]):
+        work.wait()
+    assert (received == left).all()
+    if rank == 0:  # received in another order than sent
+        for tag in range(6):
+            dist.send(torch.full((tag + 1,), float(tag)), 1, tag=tag)
+    elif rank == 1:
+        for tag in (4, 0, 5, 3, 2, 1):
+            received = torch.empty(tag + 1)
+            assert dist.recv(received, 0, tag=tag) == 0
+            assert received.tolist() == [float(tag)] * (tag + 1)
+    if rank == 2:
+        senders = []
+        for _ in range(4):
+            received = torch.empty(2)
+            senders.append(dist.recv(received))
+            assert (received == senders[-1]).all()
+        assert sorted(senders) == [0, 0, 1, 1]
+    else:
+        for _ in range(2):
+            dist.send(torch.full((2,), float(rank)), 2)
+    mine, myself = torch.empty(3), torch.full((3,), 5.0)
+    work = dist.irecv(mine, rank)
+    dist.isend(myself, rank).wait()
+    work.wait()
+    assert (mine == 5).all()
+    dist.barrier()
+
+
+@group_ranks(2)
+def test_receive_of_another_length(rank, n):
+    if rank == 0:
+        dist.send(torch.zeros(3), 1)
+        dist.send(torch.ones(4), 1)
+    else:
+        with pytest.raises(inccl.torch.BackendError, match="16 bytes, rank 0 has sent 12"):
+            dist.recv(torch.empty(4), 0)
+        good = torch.empty(4)
+        dist.recv(good, 0)
+        assert (good == 1).all()
+
+
+@group_ranks(2, 3)
+def test_objects(rank, n):
+    gathered = [None] * n
+    dist.all_gather_object(gathered, {"rank": rank, "text": "x" * rank * 50})
+    assert gathered == [{"rank": r, "text": "x" * r * 50} for r in range(n)]
+    values = [rank, "a", None] if rank == 1 else [None] * 3
+    dist.broadcast_object_list(values, 1)
+    assert values == [1, "a", None]
+    mine = [None]
+    dist.scatter_object_list(mine, [f"for {r}" for r in range(n)] if rank == 0 else None, 0)
+    assert mine == [f"for {rank}"]
+    gathered = [None] * n if rank == 0 else None
+    dist.gather_object(rank * 7, gathered, 0)
+    assert gathered == ([r * 7 for r in range(n)] if rank == 0 else None)
+    if rank == 0:
+        dist.send_object_list(["hello", 3], 1)
+    elif rank == 1:
+        received = [None, None]
+        dist.recv_object_list(received, 0)
+        assert received == ["hello", 3]
+
+
+@group_ranks(2)
+def test_coalesced(rank, n):
+    group = dist.group.WORLD
+    tensors = [torch.full((k + 1,), float(rank + k)) for k in range(4)]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for k, tensor in enumerate(tensors):
+        assert (tensor == 2 * k + 1).all()
+    with dist.distributed_c10d._coalescing_manager(group, torch.device("cpu"), async_ops=True) as m:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
+    m.wait()
+    outputs = [torch.empty(2 * (k + 1)) for k in range(3)]
+    group.all_gather_single_coalesced(
+        outputs, [torch.full((k + 1,), float(rank)) for k in range(3)]).wait()
+    for k, output in enumerate(outputs):
+        assert output.tolist() == [0.0] * (k + 1) + [1.0] * (k + 1)
+    parts = [torch.empty(k + 1) for k in range(3)]
+    group.reduce_scatter_single_coalesced(
+        parts, [torch.ones(2 * (k + 1)) for k in range(3)]).wait()
+    assert all((part == 2).all() for part in parts)
+    lists = [[torch.empty(k + 1) for k in range(3)] for _ in range(n)]
+    group.allgather_coalesced(
+        lists, [torch.full((k + 1,), float(rank)) for k in range(3)]).wait()
+    assert all((tensor == source).all() for source, row in enumerate(lists) for tensor in row)
+
+
+@group_ranks(3)
+def test_groups(rank, n):
+    pair = dist.new_group([0, 2])
+    if rank != 1:
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=pair)
+        assert (tensor == 2).all() and dist.get_world_size(pair) == 2
+        assert dist.get_backend(pair) == "inccl"
+        dist.broadcast(tensor.fill_(rank), 2, group=pair)
+        assert (tensor == 2).all()
+        dist.destroy_process_group(pair)
+    fast = dist.new_group(pg_options=inccl.torch.Options(algorithm="ring", reproducible=False))
+    assert fast.communicator.size == 3
+    with pytest.raises(TypeError, match="pg_options"):
+        dist.new_group(pg_options="ring")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (3,), mesh_dim_names=("data",))
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    sharded = distribute_tensor(torch.arange(12.0).view(6, 2), mesh, [Shard(0)])
+    assert sharded.to_local().tolist() == [[4.0 * rank, 4.0 * rank + 1],
+                                           [4.0 * rank + 2, 4.0 * rank + 3]]
+    assert sharded.redistribute(mesh, [Replicate()]).to_local().sum() == 66
+    assert sharded.sum().full_tensor() == 66
+
+
+@group_ranks(2)
+def test_functional(rank, n):
+    import torch.distributed._functional_collectives as functional
+    tensor = torch.full((4,), float(rank + 1))
+    assert (functional.all_reduce(tensor, "sum", dist.group.WORLD) + 0).tolist() == [3.0] * 4
+    gathered = functional.all_gather_tensor(tensor, 0, dist.group.WORLD) + 0
+    assert gathered.tolist() == [1.0] * 4 + [2.0] * 4
+    part = functional.reduce_scatter_tensor(torch.arange(4.0), "avg", 0, dist.group.WORLD) + 0
+    assert part.tolist() == [[0.0, 1.0], [2.0, 3.0]][rank]
+    swapped = functional.all_to_all_single(torch.arange(2.0) + 10 * rank, None, None,
+                                           dist.group.WORLD) + 0
+    assert swapped.tolist() == [float(rank), 10.0 + rank]
+
+
+@group_ranks(2)
+def test_timeout_names_the_late_rank(rank, n):
+    late = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        with pytest.raises(inccl.torch.BackendError, match="peer 1@") as caught:
+            dist.all_reduce(torch.ones(3), group=late)
+        assert caught.value.code == inccl.Result.TIMEOUT and caught.value.peer == 1
+        with pytest.raises(inccl.torch.BackendError):  # sticky; also as the error of a future
+            dist.all_reduce(torch.ones(3), group=late, async_op=True).wait()
+        work = dist.all_reduce(torch.ones(3), group=late, async_op=True)
+        with pytest.raises(RuntimeError, match="peer 1@"):
+            work.get_future().wait()
+        assert "peer 1@" in str(work.exception()) and not work.is_success()
+        with pytest.raises(inccl.torch.BackendError, match="recv from rank 1: not complete after"):
+            dist.recv(torch.ones(3), 1, group=late)
+    else:
+        while late.communicator.async_error() is None:
+            threading.Event().wait(0.01)
+    late.abort()
+
+
+@group_ranks(2)
+def test_limit_of_one_operation(rank, n):
+    late = dist.new_group()
+    if rank == 0:
+        with pytest.raises(inccl.torch.BackendError, match="barrier: not complete after 300 ms"):
+            dist.barrier(late, timeout=timedelta(seconds=0.3))
+        work = dist.all_reduce(torch.ones(3), group=late, async_op=True)
+        with pytest.raises(inccl.torch.BackendError, match="not complete after 200 ms"):
+            work.wait(timedelta(seconds=0.2))
+    dist.barrier()
+    late.abort()
+
+
+@group_ranks(2)
+def test_abort(rank, n):
+    victim = dist.new_group()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(3), group=victim, async_op=True)
+        received = dist.irecv(torch.ones(3), 1, group=victim)
+        victim.abort()
+        with pytest.raises(inccl.torch.BackendError):
+            work.wait()
+        with pytest.raises(inccl.torch.BackendError):
+            received.wait()
+        with pytest.raises(inccl.torch.BackendError):
+            dist.all_reduce(torch.ones(3), group=victim)
+    else:
+        victim.abort()
+    dist.barrier()
+
+
+@group_ranks(2)
+def test_bad_arguments(rank, n):
+    ones = torch.ones(4)
+    for kind, text, call in [
+        (TypeError, "complex64 has no MAX", lambda: dist.group.WORLD.allreduce(
+            [torch.ones(2, dtype=torch.complex64)], ReduceOp.MAX)),
+        (TypeError, "float32 has no BXOR", lambda: dist.all_reduce(ones, ReduceOp.BXOR)),
+        (TypeError, "bool has no AVG", lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool),
+                                                             ReduceOp.AVG)),
+        (TypeError, "sparse", lambda: dist.all_reduce(ones.to_sparse())),
+        (ValueError, "output_tensors: 1 tensors", lambda: dist.all_gather([ones.clone()], ones)),
+        (ValueError, "output: 4 elements", lambda: dist.all_gather_into_tensor(
+            ones.clone(), ones)),
+        (ValueError, "input: 4 elements", lambda: dist.reduce_scatter_tensor(ones.clone(), ones)),
+        (ValueError, "input_split_sizes", lambda: dist.all_to_all_single(
+            ones.clone(), ones, [2, 2], [3, 3])),
+        (ValueError, "expected a list of one tensor", lambda: dist.group.WORLD.allreduce(
+            [ones, ones])),
+        (ValueError, "root: 7", lambda: dist.group.WORLD.broadcast(ones, 7)),
+        (ValueError, "dst: 9", lambda: dist.group.WORLD.send([ones], 9, 0)),
+    ]:
+        with pytest.raises(kind, match=text):
+            call()
+    dist.barrier()  # none of them has harmed the group
+
+
+@group_ranks(2)
+def test_several_threads(rank, n):
+    groups = [dist.new_group() for _ in range(3)]
+
+    def use(group, values):
+        for step in range(30):
+            tensor = torch.full((100,), float(step + rank))
+            dist.all_reduce(tensor, group=group)
+            values.append(tensor[0].item())
+    values = [[] for _ in groups]
+    threads = [threading.Thread(target=use, args=pair) for pair in zip(groups, values)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == [[2.0 * step + 1 for step in range(30)]] * 3
+
+
+@group_ranks(2)
+def test_copies_nothing(rank, n):
+    """The library gets the tensor's own memory."""
+    from inccl import _library
+    seen = []
+    real = _library.lib.ccl_allreduce
+
+    class Spy:
+        def __getattr__(self, name):
+            if name != "ccl_allreduce":
+                return getattr(_library.lib, name)
+            return lambda *arguments: (seen.append(arguments[:3]), real(*arguments))[1]
+    import inccl.torch.process_group as module
+    tensor = torch.ones(1000)
+    module.lib = Spy()
+    dist.all_reduce(tensor)
+    assert seen == [(tensor.data_ptr(), tensor.data_ptr(), 1000)]

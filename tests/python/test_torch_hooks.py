@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed DDP and FSDP2, against the same training on one rank."""
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import inccl
+import inccl.torch
+from torch_world import group_ranks
+
+
+def model():
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.LayerNorm(128), torch.nn.ReLU(),
+                               torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def batch(rank):
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randn(16, 64, generator=generator), torch.randint(0, 10, (16,),
+                                                                  generator=generator)
+
+
+def loss_of(net, rank):
+    inputs, labels = batch(rank)
+    return torch.nn.functional.cross_entropy(net(inputs), labels)
+
+
+def expected_gradients(n):
+    """The mean over the ranks, computed here."""
+    net = model()
+    (sum(loss_of(net, rank) for rank in range(n)) / n).backward()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def check_gradients(got, expected, tolerance):
+    for mine, exact in zip(got, expected):
+        limit = tolerance * exact.abs().max() + 1e-7
+        assert (mine - exact).abs().max() <= limit, ((mine - exact).abs().max(), limit)
+
+
+@group_ranks(1, 2)
+def test_ddp(rank, n):
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    for step in range(2):
+        ddp.zero_grad()
+        loss_of(ddp, rank).backward()
+    check_gradients([p.grad for p in ddp.parameters()], expected_gradients(n), 1e-5)
+
+
+@group_ranks(2)
+def test_ddp_compressed(rank, n):
+    expected = expected_gradients(n)
+    for as_view in (False, True):
+        ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02, gradient_as_bucket_view=as_view)
+        state = inccl.torch.State(codec="hbi:bits=8", min_elements=1000)
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        for step in range(3):
+            ddp.zero_grad(set_to_none=False)
+            loss_of(ddp, rank).backward()
+        for parameter, exact in zip(ddp.parameters(), expected):
+            compressed = parameter.dim() > 1 and parameter.numel() >= 1000
+            error = (parameter.grad - exact).abs().max()
+            assert error <= (0.05 if compressed else 1e-5) * exact.abs().max() + 1e-7
+            assert not compressed or error > 0  # something was compressed
+        same = [torch.empty_like(parameter.grad) for _ in range(n)]
+        dist.all_gather(same, parameter.grad)
+        assert torch.equal(same[0], same[1])
+        counts = state.statistics
+        assert counts.elements > 0 and counts.uncompressed_elements > 0 and counts.ratio > 2
+        assert counts.payload_bytes < 3 * 4 * sum(p.numel() for p in ddp.parameters())
+        assert counts.error_bound > 0
+    with pytest.raises(inccl.InvalidArgument, match="nonsense"):
+        inccl.torch.State(codec="nonsense")
+
+
+@group_ranks(2)
+def test_which_parameters_are_compressed(rank, n):
+    ddp = DistributedDataParallel(model())
+    chosen = []
+
+    def compress(parameter):
+        chosen.append(tuple(parameter.shape))
+        return False
+    state = inccl.torch.State(compress=compress)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    loss_of(ddp, rank).backward()
+    check_gradients([p.grad for p in ddp.parameters()], expected_gradients(n), 1e-5)
+    assert state.statistics.calls == 0 and (128, 64) in chosen
+
+
+@group_ranks(2)
+def test_a_late_rank_is_named_by_backward(rank, n):
+    from datetime import timedelta
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    ddp = DistributedDataParallel(model(), process_group=group)
+    ddp.register_comm_hook(inccl.torch.State(group), inccl.torch.compress_hook)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="peer 1@"):
+            loss_of(ddp, rank).backward()
+    else:
+        import threading
+        while group.communicator.async_error() is None:
+            threading.Event().wait(0.01)
+    dist.barrier()
+    group.abort()
+
+
+@group_ranks(2, backend="gloo")
+def test_beside_another_backend(rank, n):
+    ddp = DistributedDataParallel(model())
+    state = inccl.torch.State(codec="hbi:bits=8", min_elements=1000)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    loss_of(ddp, rank).backward()
+    check_gradients([p.grad for p in ddp.parameters()], expected_gradients(n), 0.05)
+    assert state.statistics.elements > 0
+
+
+def shard(net):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+@group_ranks(2)
+def test_fsdp(rank, n):
+    expected = expected_gradients(n)
+    for hooks in (False, True):
+        net = shard(model())
+        scatter = inccl.torch.CompressedReduceScatter("hbi:bits=8")
+        gather = inccl.torch.CompressedAllGather("lossless")
+        if hooks:
+            for module in net.modules():
+                if isinstance(module, torch.distributed.fsdp.FSDPModule):
+                    module.set_custom_reduce_scatter(scatter)
+                    module.set_custom_all_gather(gather)
+        for step in range(2):
+            net.zero_grad()
+            loss_of(net, rank).backward()
+        got = [parameter.grad.full_tensor() for parameter in net.parameters()]
+        # A small parameter shares blocks with larger ones: its error is relative to those.
+        most = max(exact.abs().max() for exact in expected)
+        for mine, exact in zip(got, expected):
+            assert (mine - exact).abs().max() <= (0.05 * most if hooks else 1e-6)
+        if hooks:
+            assert scatter.statistics.elements > 0 and scatter.statistics.ratio > 2
+            assert gather.statistics.elements > 0 and gather.statistics.error_bound == 0
+
+
+@group_ranks(2)
+def test_memory_is_reused(rank, n):
+    first = inccl.torch.empty((300, 1000))
+    first.fill_(rank)
+    address = first.data_ptr()
+    dist.all_reduce(first)
+    assert (first == 1).all()
+    view = first[5]
+    del first
+    assert inccl.torch.empty((300, 1000)).data_ptr() != address  # `view` still has it
+    del view
+    assert inccl.torch.empty((300, 1000)).data_ptr() == address
+    copy.deepcopy(inccl.torch.empty(10, dtype=torch.int64))
+    inccl.torch.release()
+    assert dist.group.WORLD.allocate_tensor(7, dtype=torch.float32, device="cpu").numel() == 7

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel, installed into a fresh environment that has nothing else."""
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+PROGRAM = """
+import sys, pathlib, inccl
+from inccl import _library
+assert _library.FOUND == "in the package", _library.FOUND
+assert pathlib.Path(sys.prefix) in pathlib.Path(_library.PATH).parents
+with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+    data = bytearray(b"\\1" * 8)
+    comm.Allreduce(inccl.IN_PLACE, data)
+    print(comm.allreduce(41) + data[7])
+"""
+
+
+def test_wheel(tmp_path):
+    environment = {key: value for key, value in os.environ.items()
+                   if not key.startswith(("INCCL_", "PYTHONPATH"))}
+    build = subprocess.run(
+        [sys.executable, "-c", "import sys, wheel_builder as b; print(b.build_wheel(sys.argv[1]))",
+         str(tmp_path)], cwd=ROOT / "python", capture_output=True, text=True,
+        env={**environment, "INCCL_WHEEL_LIBRARY": os.environ["INCCL_LIBRARY"]})
+    assert build.returncode == 0, build.stderr
+    wheel = tmp_path / build.stdout.strip()
+    with zipfile.ZipFile(wheel) as opened:
+        names = opened.namelist()
+    assert "inccl/libinccl.so.0" in names
+    assert "inccl/torch/process_group.py" in names and "inccl/py.typed" in names
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+                          capture_output=True, text=True, check=True).stdout.strip()
+    with zipfile.ZipFile(wheel) as opened:  # what an installer does with it
+        opened.extractall(site)
+    done = subprocess.run([python, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,
+                          env={**environment, "INCCL_CONF_FILE": "/dev/null"})
+    assert done.stdout.strip() == "42", done.stderr
