@@ -81,8 +81,10 @@ class Connection {
   Out* Append();
   // Takes `bytes` off the front of the queue.
   void Complete(size_t bytes);
-  // Takes in `bytes` that were read behind what has arrived before.
+  std::span<std::byte> Place();
   Status Take(size_t bytes, int* frames);
+  // The same for bytes that were read elsewhere.
+  Status TakeCopies(std::span<const std::byte> bytes, int* frames);
   Status HeaderArrived(int* frames);
   Status FrameArrived(int* frames);
   Status Wrong(const std::string& what) const;

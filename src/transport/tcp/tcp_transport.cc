@@ -26,7 +26,7 @@ using tcp::PeerLink;
 
 constexpr Time kCloseLimit = kSecond;
 constexpr int kEventsAtOnce = 64;
-constexpr int kIdlePolls = 64;
+constexpr int kIdlePolls = 256;  // a rank that sleeps arms before (WaitPolicy)
 
 timespec ToTimespec(Time time) {
   timespec out{};
