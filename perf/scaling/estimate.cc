@@ -26,6 +26,13 @@ class Estimator {
       : shape_(shape), chunking_(chunking), machine_(machine), payloads_(payloads) {}
 
   Load LoadOf(Algorithm algorithm) {
+    Load load = DataLoadOf(algorithm);
+    if (!payloads_->codec().side_phases().empty()) AddAgreement(algorithm, &load);
+    return load;
+  }
+
+ private:
+  Load DataLoadOf(Algorithm algorithm) {
     switch (algorithm) {
       case Algorithm::kRing: return Ring();
       case Algorithm::kTwoShot: return TwoShot();
@@ -38,7 +45,27 @@ class Estimator {
     return {};
   }
 
- private:
+  // The agreement of a compressed call has two levels where the data has; else it is direct, and a
+  // tree if there are many ranks.
+  void AddAgreement(Algorithm algorithm, Load* load) {
+    const bool two_levels = algorithm == Algorithm::kHierarchical;
+    const double slices = Slices(n(), chunking_.options().side_slice_elements);
+    const double words = Total({Form::kSide, 0});
+    double messages = 2 * (n() - per_host()) / n() * slices, bytes = 2 * words;
+    if (two_levels) {
+      messages = 2 * (hosts() - 1) / hosts() * slices / per_host();
+      bytes = 2 * words / per_host();
+    } else if (shape_.ranks() > kMostDirectRanks) {
+      messages = hosts() > 1 ? 2 * Slices(2, chunking_.options().side_slice_elements) : 0;
+    }
+    load->rank_messages += messages;
+    load->host_messages += messages * per_host();
+    load->rank_bytes += hosts() > 1 ? bytes : 0;
+    load->host_bytes += hosts() > 1 ? bytes * per_host() : 0;
+    load->work += Work({.side = true, .own = 1, .payloads = 1}, 1) +
+                  Work({.side = true, .sums = 2, .output = true}, 1);
+  }
+
   double n() const { return shape_.ranks(); }
   double hosts() const { return shape_.hosts; }
   double per_host() const { return shape_.per_host; }
@@ -60,13 +87,14 @@ class Estimator {
   double Result() { return Total({Form::kResult, 0}); }
 
   // Slices that have elements if each window has this many chunks.
-  double Slices(double chunks) const {
+  double Slices(double chunks) const { return Slices(chunks, chunking_.options().slice_elements); }
+  double Slices(double chunks, double slice_elements) const {
     const uint64_t window = chunking_.options().window_elements;
     double slices = 0;
     for (uint64_t first = 0; first < chunking_.options().count; first += window) {
       const auto count = static_cast<double>(std::min(window, chunking_.options().count - first));
       const double filled = std::min(chunks, std::ceil(count / kSuperblock));
-      slices += filled * std::ceil(count / filled / chunking_.options().slice_elements);
+      slices += filled * std::ceil(count / filled / slice_elements);
     }
     return slices;
   }
@@ -116,8 +144,12 @@ class Estimator {
   Load Tree() {
     Load load;
     const double slices = Slices(2), up = Sum(n() / 4) / 2 + Sum(1) / 2;
-    load.rank_bytes = load.host_bytes = hosts() > 1 ? up + Result() : 0;
-    load.rank_messages = load.host_messages = hosts() > 1 ? 2 * slices : 0;
+    // Of the hosts' blocks of places, some have an edge more than a rank by itself.
+    const double edges = per_host() > 1 ? 1.5 : 1;
+    load.rank_bytes = hosts() > 1 ? up + Result() : 0;
+    load.rank_messages = hosts() > 1 ? 2 * slices : 0;
+    load.host_bytes = load.rank_bytes * edges;
+    load.host_messages = load.rank_messages * edges;
     load.work = Fold(3, 0.5, false) + Encode(0.5) + Decode(1) + 2 * slices * machine_.step;
     load.remote_hops = 2 * std::floor(std::log2(hosts()));
     load.local_hops = 2 * std::floor(std::log2(per_host()));

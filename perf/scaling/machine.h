@@ -12,11 +12,11 @@ struct Machine {
   // Between hosts. All ranks of a host share its link, which sends and receives at the same time.
   double gbps = 10;
   double framing = 1514.0 / 1448;  // bytes on the link for each byte of header and payload
-  double latency = 25000;          // from the first byte on the link to a producer or consumer that
+  double latency = 3000;           // from the first byte on the link to a producer or consumer that
                                    // sees it, on an idle link
   // Processor time of each end for a message and for each of its bytes.
-  double message = 5000;
-  double message_byte = 0.25;
+  double message = 7000;
+  double message_byte = 0.29;
 
   // Inside a host, over shared memory.
   double local_latency = 500;
