@@ -7,7 +7,7 @@
 #                  thread sanitizer, which is clang's, and lints of what has changed since everything was last linted
 #   --long         all that, lints of everything, the tests seen by clang, the codecs' tests for 64-bit ARM in an emulator,
 #                  every fuzz target for a minute, stress tests of 10^5 operations on one host and on four, 256 ranks over
-#                  TCP, 5 minutes of ranks that die and are cut off (INCCL_TEST_ROUNDS=3600: about 30 minutes), and
+#                  TCP, 600 rounds of ranks that die and are cut off (5 minutes or more; INCCL_TEST_ROUNDS), and
 #                  10 minutes in which processors are scarce
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations and tests (default: the cores)

@@ -2,6 +2,7 @@
 #include "bootstrap/link_attempt.h"
 
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -20,6 +21,13 @@ constexpr Time kClientLimit = 4 * kSecond;  // twice the server's; LimitFor
 constexpr Time kPause = 2 * kMillisecond;
 constexpr Time kUnreachablePause = 100 * kMillisecond;
 constexpr int kMostRejections = 3;
+
+// Whether the other end has closed the connection, with nothing left to read.
+bool HasEnded(int fd) {
+  std::byte next{};
+  const ssize_t got = recv(fd, &next, sizeof next, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
 
 }  // namespace
 
@@ -103,8 +111,11 @@ std::string LinkAttempt::Accept(const ServerHandshake& handshake, bool is_unix, 
     link_.send_key = keys->from_server;
     link_.receive_key = keys->from_client;
   }
+  // The kernel takes a reply to a peer that has given up, too. That peer connects again, perhaps
+  // after this rank has stopped to listen if this connection counts.
   const Bytes reply = handshake.reply();
-  if (!WriteAll(fd->get(), reply)) return "it closed before it authenticated";
+  if (HasEnded(fd->get()) || !WriteAll(fd->get(), reply))
+    return "it closed before it authenticated";
   link_.fd = std::move(*fd);
   state_ = is_unix ? State::kSwapping : State::kDone;  // swaps at once, since `at_` is over
   return "";

@@ -129,38 +129,68 @@ TEST_F(LinkAttemptTest, ConnectsAgainWhereNoReplyCame) {
   EXPECT_TRUE(attempt.done());
 }
 
+// A peer's end of a connection, whose handshake is complete but for the reply.
+struct PeerEnd {
+  UniqueFd fd;
+  ServerHandshake server;
+  ClientHandshake client;
+
+  explicit PeerEnd(const HandshakeTerms* terms) {
+    Nonce nonce;
+    EXPECT_TRUE(FillRandom(nonce).ok());
+    server.Start(terms, nonce, 0);
+    client.Start(terms, {.rank = 1, .nranks = 2, .server = 0, .connection = 0}, nonce);
+    client.Feed(server.greeting());
+    EXPECT_EQ(server.Feed(client.hello()), ServerHandshake::State::kDone);
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    fd.Reset(ends[0]);
+    other_.Reset(ends[1]);
+  }
+  std::string OfferTo(LinkAttempt* attempt) {
+    return attempt->Accept(server, /*is_unix=*/false, &other_);
+  }
+  bool GetsReply() {
+    Mac reply;
+    return ReadSome(fd.get(), reply).bytes == reply.size() &&
+           client.Feed(reply) == ClientHandshake::State::kDone;
+  }
+
+ private:
+  UniqueFd other_;
+};
+
 // The reply to its first connection came too late for the peer.
 TEST_F(LinkAttemptTest, APeerThatConnectsAgainReplacesItsConnection) {
   Plan(0);
   LinkAttempt attempt(&terms_, &plan_);
-  Key received;
-  UniqueFd other[2];
-  for (UniqueFd& end : other) {
-    ServerHandshake server;
-    ClientHandshake client;
-    Nonce nonce;
-    ASSERT_TRUE(FillRandom(nonce).ok());
-    server.Start(&terms_.handshake, nonce, 0);
-    client.Start(&terms_.handshake, {.rank = 1, .nranks = 2, .server = 0, .connection = 0}, nonce);
-    client.Feed(server.greeting());
-    ASSERT_EQ(server.Feed(client.hello()), ServerHandshake::State::kDone);
-    int ends[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    end.Reset(ends[1]);
-    UniqueFd fd(ends[0]);
-    EXPECT_EQ(attempt.Accept(server, /*is_unix=*/false, &fd), "");
+  PeerEnd first(&terms_.handshake), second(&terms_.handshake);
+  for (PeerEnd* const end : {&first, &second}) {
+    EXPECT_EQ(end->OfferTo(&attempt), "");
     EXPECT_TRUE(attempt.done());
-    Mac reply;
-    EXPECT_EQ(ReadSome(end.get(), reply).bytes, reply.size());
-    EXPECT_EQ(client.Feed(reply), ClientHandshake::State::kDone);
-    received = client.Keys().value().from_client;
+    EXPECT_TRUE(end->GetsReply());
   }
   std::array<std::byte, 1> one;
-  EXPECT_TRUE(ReadSome(other[0].get(), one).closed);
+  EXPECT_TRUE(ReadSome(first.fd.get(), one).closed);
   const Link link = attempt.TakeLink();
   EXPECT_TRUE(WriteAll(link.fd.get(), std::array{std::byte{7}}));
-  EXPECT_EQ(ReadSome(other[1].get(), one).bytes, 1u);
-  EXPECT_TRUE(EqualInConstantTime(link.receive_key.bytes(), received.bytes()));
+  EXPECT_EQ(ReadSome(second.fd.get(), one).bytes, 1u);
+  EXPECT_TRUE(EqualInConstantTime(link.receive_key.bytes(),
+                                  second.client.Keys().value().from_client.bytes()));
+}
+
+// This rank was stopped and finds the hello of a connection that the peer has closed since. With
+// such a connection it would be done, and would not listen any more when the peer connects again.
+TEST_F(LinkAttemptTest, AConnectionThatThePeerHasGivenUpDoesNotCount) {
+  Plan(0);
+  LinkAttempt attempt(&terms_, &plan_);
+  PeerEnd first(&terms_.handshake), second(&terms_.handshake);
+  first.fd.Reset();
+  EXPECT_EQ(first.OfferTo(&attempt), "it closed before it authenticated");
+  EXPECT_FALSE(attempt.done());
+  EXPECT_EQ(second.OfferTo(&attempt), "");
+  EXPECT_TRUE(attempt.done());
+  EXPECT_TRUE(second.GetsReply());
 }
 
 // 192.0.2.0/24 is for documents: no host has an address of it.

@@ -35,8 +35,9 @@ namespace {
 
 constexpr int kHosts = 4, kPerHost = 2, kWorkers = kHosts * kPerHost;
 constexpr uint64_t kBefore = 20,
-                   kAfter = 30;             // operations of a communicator before and after a fault
-constexpr int kAtOnce = 5;                  // operations between two looks at whether to end
+                   kAfter = 30;  // operations of a communicator before and after a fault
+constexpr int kAtOnce = 5;       // operations between two looks at whether to end
+constexpr double kDead = 1.5 * kSlowness;
 constexpr double kLate = 60.0 * kSlowness;  // a round that takes longer hangs
 constexpr uint64_t kSettled = 4;  // rounds after which a process has used all that it uses
 
@@ -198,7 +199,7 @@ class ChurnTest : public FaultTest {
   ChurnTest()
       : FaultTest({.init_seconds = 10.0 * kSlowness,
                    .op_seconds = 30.0 * kSlowness,
-                   .dead_seconds = kDeadSeconds}),
+                   .dead_seconds = kDead}),
         rng_(TestSeed()) {}
 
   void SetUp() override {
@@ -252,16 +253,17 @@ class ChurnTest : public FaultTest {
       }
     }
     std::vector<int> absent;  // those that the others do without
+    const double began = Seconds();
     switch (fault) {
       case Fault::kNone: break;
       case Fault::kShortStop:
         kill(processes_[Index(victim)].pid, SIGSTOP);
-        usleep(static_cast<useconds_t>(0.3e6 * kDeadSeconds));
+        usleep(static_cast<useconds_t>(0.2e6 * kDead));
         kill(processes_[Index(victim)].pid, SIGCONT);
         break;
       case Fault::kShortPartition:
         hosts_->Partition(host);
-        usleep(static_cast<useconds_t>(0.2e6 * kDeadSeconds));
+        usleep(static_cast<useconds_t>(0.1e6 * kDead));
         hosts_->Heal(host);
         break;
       case Fault::kKillTwo:
@@ -289,7 +291,7 @@ class ChurnTest : public FaultTest {
       case Fault::kPartitionAndKill: {
         hosts_->Partition(host);
         for (int i = 0; i < kPerHost; ++i) absent.push_back(host * kPerHost + i);
-        usleep(static_cast<useconds_t>(rng_.Below(static_cast<uint64_t>(1.5e6 * kDeadSeconds))));
+        usleep(static_cast<useconds_t>(rng_.Below(static_cast<uint64_t>(1.5e6 * kDead))));
         const int other = (host + 1) % kHosts * kPerHost;
         Kill(other);
         absent.push_back(other);
@@ -298,6 +300,9 @@ class ChurnTest : public FaultTest {
       case Fault::kFaults: break;
     }
     shared_->last = round;
+    // A busy machine may have made a short fault long. Packets come again after a while as long as
+    // the partition.
+    const bool short_enough = Seconds() - began < 0.45 * kDead;
     const auto missing = [&](int worker) {
       return std::find(absent.begin(), absent.end(), worker) != absent.end();
     };
@@ -309,7 +314,7 @@ class ChurnTest : public FaultTest {
     }
     for (const int worker : absent) AwaitEnd(worker, round);
     if (Parts(fault)) hosts_->Heal(host);
-    Check(fault, absent);
+    if (!absent.empty() || short_enough) Check(fault, absent);
     for (int worker = 0; worker < kWorkers; ++worker) {
       if (processes_[Index(worker)].pid < 0) Start(worker, round + 1);
     }
@@ -475,6 +480,8 @@ TEST_F(ChurnTest, SurvivorsGoOnAndHoldNoMore) {
   for (uint64_t round = 1; round <= rounds && !HasFailure(); ++round) {
     // Each kind once, then at random.
     Round(round, static_cast<Fault>(round <= all ? round - 1 : rng().Below(all)));
+    if (round % 50 == 0) fmt::print("round {}, {:.0f} s\n", round, Seconds() - began);
+    std::fflush(stdout);
   }
   if (!HasFailure()) Round(rounds + 1, Fault::kNone);
   ExpectFlat(rounds + 1);
