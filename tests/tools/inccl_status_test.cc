@@ -256,22 +256,5 @@ TEST_F(StatusProgramTest, CommandLine) {
   EXPECT_EQ(Run("--json").out, "[]\n");
 }
 
-// Ranks as threads make calls, join and leave while a client asks. For the thread sanitizer.
-TEST_F(StatusProgramTest, AsksWhileCallsRun) {
-  for (int round = 0; round < 3; ++round) {
-    RunThreads(3, [&](int rank, ccl_comm_t comm) {
-      for (int i = 0; i < 200; ++i) {
-        ASSERT_EQ(Sum(comm, 100), CCL_SUCCESS) << ccl_get_last_error(comm);
-        if (rank == 0 && i % 50 == 0) {
-          const Json json = RunJson();
-          ASSERT_EQ(json.size(), 1u);
-          EXPECT_EQ(json[0]["ranks"].size(), 3u);
-        }
-      }
-    });
-  }
-  EXPECT_FALSE(LeftBehind());
-}
-
 }  // namespace
 }  // namespace inccl::test
