@@ -61,7 +61,7 @@ class VerbsTest : public ::testing::Test {
     lanes_.clear();
     ends_.clear();
     EXPECT_EQ(fake::Get().OpenObjects(), 0u);
-    fake::Get().SetMachine(fake::Get().StandardMachine());
+    fake::Get().SetMachine({});
   }
 
   void Use(const std::vector<fake::DeviceModel>& devices) {
