@@ -12,6 +12,9 @@
 #include "init/thread_transports.h"
 #include "support/seed.h"
 #include "transport/ucx/ucx_transport.h"
+#if INCCL_TEST_VERBS
+#include "fakes/verbs/fake_verbs.h"
+#endif
 
 namespace inccl::test {
 namespace {
@@ -243,6 +246,30 @@ TEST(TransportSelectionTest, APairWithoutATransportIsNamedOnEveryRank) {
     EXPECT_CONTAINS(text, "nosuch");
   }
 }
+
+#if INCCL_TEST_VERBS
+// By default hosts with RDMA use it; a rank that may not use its port has the next transport with
+// all peers of other hosts.
+TEST(TransportSelectionTest, RdmaBetweenHosts) {
+  fake_verbs::Get().SetMachine(fake_verbs::Get().StandardMachine());
+  for (const bool excluded : {false, true}) {
+    for (const char* list : {"", "shm,verbs,tcp"}) {
+      const auto chosen = ChooseAmong(3, [&](int rank, Environment* environment) {
+        SetHost("aab", rank, environment);
+        environment->transport = list;
+        environment->socket_ifname = "lo";
+        if (excluded && rank == 2) environment->ib_hca = "^fake0";
+      });
+      const bool ucx = *list == '\0' && UcxTransport::Built();
+      for (const auto& end : chosen) {
+        ASSERT_TRUE(end.ok()) << end.status().message();
+        EXPECT_STREQ((*end)->caps().name, !excluded ? "shm+verbs" : ucx ? "shm+ucx" : "shm+tcp");
+      }
+    }
+  }
+  fake_verbs::Get().SetMachine({});
+}
+#endif
 
 TEST(TransportSelectionTest, ThreadsOfOneProcess) {
   const auto made = [](const std::string& list) {

@@ -19,6 +19,8 @@ namespace {
 class VerbsSelectionTest : public ::testing::Test {
  protected:
   void SetUp() override { fake_verbs::Get().SetMachine(fake_verbs::Get().StandardMachine()); }
+  // Without devices, tests after these do not choose RDMA.
+  void TearDown() override { fake_verbs::Get().SetMachine({}); }
   static Result<std::vector<std::unique_ptr<Transport>>> Make(const Environment& environment) {
     return MakeThreadTransports(3, environment);
   }

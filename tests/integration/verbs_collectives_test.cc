@@ -27,7 +27,10 @@ class VerbsCollectivesTest : public ::testing::TestWithParam<bool> {
     machine.seed = TestSeed();
     fake_verbs::Get().SetMachine(machine);
   }
-  void TearDown() override { EXPECT_EQ(fake_verbs::Get().OpenObjects(), 0u); }
+  void TearDown() override {
+    EXPECT_EQ(fake_verbs::Get().OpenObjects(), 0u);
+    fake_verbs::Get().SetMachine({});  // tests after these do not choose RDMA
+  }
 };
 
 TEST_P(VerbsCollectivesTest, EveryCollectiveAndAlgorithm) {

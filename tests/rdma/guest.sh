@@ -5,7 +5,7 @@
 # gone afterwards. QEMU emulates 2 processors in software: nothing measured there says anything about speed.
 #
 # usage: tests/rdma/guest.sh COMMAND [ARGUMENT...]
-#   GUEST_SECONDS  limit of everything, 230 by default
+#   GUEST_SECONDS  limit of everything, 600 by default
 # Exit status: that of the command; 77 if this machine lacks what the guest needs, with the reason; 124 at the limit.
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,9p' "$0" >&2; exit 2; }
@@ -79,11 +79,11 @@ END
 (cd "$dir/initrd" && find . | cpio -o -H newc --quiet | gzip -1) > "$dir/initrd.gz"
 
 rc=0
-timeout "${GUEST_SECONDS:-230}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -m 4G -smp 2 \
+timeout "${GUEST_SECONDS:-600}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -m 4G -smp 2 \
   -kernel "$kernel" -initrd "$dir/initrd.gz" -append "console=ttyS0 quiet panic=-1" \
   -display none -serial stdio -monitor none -no-reboot \
   -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
   -device virtio-9p-pci,fsdev=host,mount_tag=host < /dev/null | tr -d '\r' | tee "$dir/log" || rc=$?
-[ "$rc" -ne 124 ] || { echo "the guest has not ended within ${GUEST_SECONDS:-230} s"; exit 124; }
+[ "$rc" -ne 124 ] || { echo "the guest has not ended within ${GUEST_SECONDS:-600} s"; exit 124; }
 status=$(sed -n 's/^GUEST_STATUS=\([0-9]*\)$/\1/p' "$dir/log" | tail -n 1)
 exit "${status:-1}"

@@ -55,8 +55,28 @@ same_bits() {  # RANKS EXPECTED
   [ "$mine" = "$2" ] || { echo "$1 ranks: over verbs \"$mine\", elsewhere \"$2\""; return 1; }
 }
 
+# 3 processes sum until one of them is killed; the others name it.
+killed() {
+  local log=/dev/shm/killed bench victim="" rc=0
+  INCCL_TRANSPORT=verbs "$build/perf/allreduce_bench" --ranks 3 -b 256K -e 256K -n 1000000 -w 1 --codec none > "$log" 2>&1 &
+  bench=$!
+  for _ in $(seq 200); do
+    victim=$(sed -n 's/^# *Rank *2 Pid *\([0-9]*\) .*/\1/p' "$log")
+    [ -z "$victim" ] || break
+    sleep 0.2
+  done
+  sleep 3  # until they sum
+  kill -KILL "$victim"
+  wait "$bench" || rc=$?
+  [ "$rc" -ne 0 ] && grep -q "peer 2@guest:$victim" "$log" && return
+  echo "exit status $rc"
+  tail -c 2000 "$log"
+  return 1
+}
+
 check "the device is used" device_works
 check "2 processes have the bits of shm and tcp" same_bits 2 "$3"
 check "4 processes have the bits of shm and tcp" same_bits 4 "$4"
+check "a killed process is named by the others" killed
 check "conformance" conformance
 exit "$failed"

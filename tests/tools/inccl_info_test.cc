@@ -121,6 +121,27 @@ TEST(InfoTest, TransportsAreTried) {
             std::string::npos);
 }
 
+#if INCCL_TEST_VERBS
+TEST(InfoTest, PortsOfRdmaDevices) {
+  const std::string stand_in =
+      "export INCCL_TEST_IBVERBS=" INCCL_BINARY_DIR "/tests/fakes/libfake_verbs.so";
+  Json verbs = Transport(InfoJson("--only transports", stand_in), "verbs");
+  EXPECT_EQ(verbs["works"], true) << verbs.dump(2);
+  ASSERT_EQ(verbs["ports"].size(), 1u);
+  const Json port = verbs["ports"][0];
+  EXPECT_EQ(port["port"], "fake0:1");
+  EXPECT_EQ(port["state"], "ACTIVE");
+  EXPECT_EQ(port["link"], "Ethernet");
+  EXPECT_EQ(port["mtu"], 1024);
+  EXPECT_EQ(port["gid_index"], 3);
+  EXPECT_EQ(port["gid"], "::ffff:192.0.2.1");
+  EXPECT_TRUE(port["why_not"].is_null());
+  verbs = Transport(InfoJson("--only transports", stand_in + " INCCL_IB_HCA=mlx5"), "verbs");
+  EXPECT_EQ(verbs["works"], false);
+  EXPECT_EQ(verbs["ports"][0]["why_not"], "excluded by INCCL_IB_HCA=mlx5");
+}
+#endif
+
 TEST(InfoEnvironmentTest, IsTheTable) {
   const Json environment = InfoJson("--only environment", "unset ${!INCCL_*}")["environment"];
   ASSERT_EQ(environment["variables"].size(), VariableTable().size());

@@ -61,7 +61,7 @@ class VerbsTest : public ::testing::Test {
     lanes_.clear();
     ends_.clear();
     EXPECT_EQ(fake::Get().OpenObjects(), 0u);
-    fake::Get().SetMachine(fake::Get().StandardMachine());
+    fake::Get().SetMachine({});
   }
 
   void Use(const std::vector<fake::DeviceModel>& devices) {
@@ -340,7 +340,17 @@ TEST_F(VerbsTest, ManyLanes) {
   }
   for (int round = 0; round < kLanes; ++round) Pump();
   EXPECT_FALSE(ends_[1]->unsent());
-  for (const auto& lane : sends) EXPECT_NE(lane->TryAcquire().value().data, nullptr);
+  // All slices come before the consumer looks, and find a receive each.
+  for (const auto& lane : sends) {
+    ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+    ASSERT_TRUE(lane->Publish({.bytes = 8}).ok());
+  }
+  EXPECT_EQ(fake::Get().Count().not_ready, 0u);
+  for (int round = 0; round < kLanes; ++round) Pump();
+  for (const auto& lane : recvs) {
+    RecvLane::Incoming incoming;
+    EXPECT_TRUE(lane->TryPeek(&incoming).value());
+  }
 }
 
 TEST_F(VerbsTest, TooManyLanesForTheReceiveQueue) {

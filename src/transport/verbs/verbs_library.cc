@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <memory>
 
 namespace inccl::verbs {
 namespace {
@@ -16,16 +17,15 @@ Function Find(void* library, const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-Result<const Library*> LoadOnce() {
-  const char* const stand_in = secure_getenv("INCCL_TEST_IBVERBS");
-  const char* const name = stand_in != nullptr ? stand_in : kName;
+Result<const Library*> LoadFrom(const char* name) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
     return InvalidUsage(
         fmt::format("libibverbs is not installed: {}", why != nullptr ? why : name));
   }
-  static Library functions;
+  auto made = std::make_unique<Library>();
+  Library& functions = *made;
 #define INCCL_VERBS_FIND(function)                                                  \
   functions.function = Find<decltype(&::function)>(library, #function);             \
   if (functions.function == nullptr) {                                              \
@@ -36,14 +36,18 @@ Result<const Library*> LoadOnce() {
   }
   INCCL_VERBS_FUNCTIONS(INCCL_VERBS_FIND)
 #undef INCCL_VERBS_FIND
-  return &functions;
+  return static_cast<const Library*>(made.release());
 }
 
 }  // namespace
 
 Result<const Library*> Load() {
-  static const auto* const result = new Result<const Library*>(LoadOnce());
-  return *result;
+  if (const char* const stand_in = secure_getenv("INCCL_TEST_IBVERBS"); stand_in != nullptr) {
+    static const auto* const loaded = new Result<const Library*>(LoadFrom(stand_in));
+    return *loaded;
+  }
+  static const auto* const loaded = new Result<const Library*>(LoadFrom(kName));
+  return *loaded;
 }
 
 }  // namespace inccl::verbs

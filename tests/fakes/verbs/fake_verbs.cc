@@ -128,8 +128,13 @@ struct Fabric {
   std::thread thread;
   bool stop = false;
 };
+void MakeDevices(Fabric* f);
 Fabric& fabric() {
-  static auto* const made = new Fabric;
+  static auto* const made = [] {
+    auto* const fabric = new Fabric;
+    MakeDevices(fabric);
+    return fabric;
+  }();
   return *made;
 }
 using Lock = std::unique_lock<std::mutex>;
@@ -539,7 +544,6 @@ Control* inccl_fake_verbs() {
 ibv_device** ibv_get_device_list(int* count) {
   Fabric& f = fabric();
   const Lock lock(f.mutex);
-  if (f.devices.empty()) MakeDevices(&f);
   auto** const list = new ibv_device*[f.devices.size() + 1]();
   for (size_t i = 0; i < f.devices.size(); ++i) list[i] = &f.devices[i]->base;
   *count = static_cast<int>(f.devices.size());
