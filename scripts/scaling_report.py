@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables and the picture of docs/scaling.md from what scaling_simulation writes with --json.
 
-usage: scaling_report.py [--codec CODEC]... [--svg FILE] FILE...
+usage: scaling_report.py [--codec CODEC]... [--ranks N,...] [--svg FILE] FILE...
 
+Algorithms in the tables: R ring, 2 direct in two shots, 1 in one, T tree, H hierarchical, D recursive doubling.
 Of the algorithms that were run for a call, the tables and the picture show the fastest. Calls that were only estimated
 (--estimate-only) appear in the picture with hollow marks, and only where no simulation has been run.
 """
@@ -13,7 +14,7 @@ import math
 import statistics
 
 CODECS = ["none", "hbi:bits=8", "hbi:bits=6", "hbi:bits=4"]
-SHORT = {"direct": "two-shot", "direct_one_shot": "one-shot", "recursive_doubling": "doubling"}
+SHORT = {"direct": "2", "hierarchical": "H", "ring": "R", "tree": "T", "recursive_doubling": "D", "direct_one_shot": "1"}
 HEADER, FRAMING = 64, 1514 / 1448
 SIZES = {4096: "4 KB", 1 << 20: "1 MB", 64 << 20: "64 MB"}
 
@@ -44,11 +45,11 @@ def efficiency(row):
     return row["host_sent"] * FRAMING * 8e-9 / row["gbps"] / row["simulated_s"]
 
 
-def print_tables(simulated, wanted):
+def print_tables(simulated, wanted, only):
     groups = sorted({key[:3] for key in simulated})
     for offload, per_host, size in groups:
         rates = sorted({k[3] for k in simulated if k[:3] == (offload, per_host, size)})
-        ranks = sorted({k[4] for k in simulated if k[:3] == (offload, per_host, size)})
+        ranks = sorted({k[4] for k in simulated if k[:3] == (offload, per_host, size) and (not only or str(k[4]) in only)})
         codecs = [c for c in wanted if any(k[:3] == (offload, per_host, size) and k[5] == c for k in simulated)]
         name = "an adapter that moves the bytes" if offload else "TCP"
         print(f"\n{SIZES.get(size, size)}, {per_host} ranks a host, {name}: time, gain, algorithm, efficiency\n")
@@ -156,10 +157,11 @@ def main():
     parser = argparse.ArgumentParser(description="Tables and picture of simulated all-reduces")
     parser.add_argument("files", nargs="+")
     parser.add_argument("--codec", action="append", help="rows of this codec in the tables; repeat; by default all")
+    parser.add_argument("--ranks", default="", help="rows of these numbers of ranks in the tables; by default all")
     parser.add_argument("--svg", help="where to draw the picture")
     args = parser.parse_args()
     simulated, estimated, rows = load(args.files)
-    print_tables(simulated, args.codec or CODECS)
+    print_tables(simulated, args.codec or CODECS, args.ranks.split(",") if args.ranks else [])
     print_ratios(rows)
     if args.svg:
         draw(simulated, estimated, args.svg)
