@@ -183,6 +183,7 @@ Result<UniqueId> ShrinkAgreement::ObtainId(Time deadline, const Steps& steps, bo
 }
 
 Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Time deadline, const Steps& steps) {
+  Status failed_join;  // of an earlier round
   while (true) {
     if (held_done_) return held_;
     if (Learn()) Propose(true);
@@ -194,6 +195,11 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Time deadline, const Steps
     if (!AllOthers(proposes)) {
       Result<bool> proposed =
           WaitFor(deadline, "did not call ccl_comm_shrink with the same excluded ranks", proposes);
+      if (!proposed.ok() && !failed_join.ok()) {
+        return Status(proposed.status().code(),
+                      fmt::format("{}; joining failed in an earlier round: {}",
+                                  proposed.status().message(), failed_join.message()));
+      }
       if (!proposed.ok()) return proposed.status();
       continue;
     }
@@ -214,6 +220,7 @@ Result<ShrinkAgreement::Outcome> ShrinkAgreement::Run(Time deadline, const Steps
       Result<bool> waited = WaitFor(until, "joining", [](const Peer&) { return false; });
       if (!cancel_.ok()) return cancel_;
       if (!waited.ok() || outcome.members.size() == 1) return joined;
+      failed_join = joined;
       continue;
     }
     held_ = outcome;

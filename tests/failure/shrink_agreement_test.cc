@@ -545,6 +545,25 @@ TEST(ShrinkAgreementTest, MalformedMessagesNameTheirSender) {
 }
 
 // A peer that proposes a later round all the time does not keep the others beyond their limit.
+// The peer has given up; what this rank says names the cause.
+TEST(ShrinkAgreementTest, ATimeoutNamesWhyJoiningFailedBefore) {
+  ShrinkAgreement agreement(0, 3, {"h:100", "h:101", "h:102"});
+  for (const int peer : {1, 2})
+    EXPECT_TRUE(agreement.OnMessage(peer, kProposal, Proposal(1, 1, 0)));
+  ShrinkAgreement::Steps steps;
+  steps.create_id = [] { return Result<UniqueId>(UniqueId{}); };
+  steps.join = [&](const UniqueId&, const ShrinkAgreement::Outcome&, const std::atomic<bool>*) {
+    agreement.OnPeerClosed(2);
+    return RemoteError("no room at the inn");
+  };
+  const Status status =
+      agreement.Agree(RankSet(3), 5, SystemClock().Now() + 2 * kSecond, steps).status();
+  EXPECT_EQ(status.code(), Code::kTimeout);
+  for (const char* part : {"the same excluded ranks: peer 1@h:101;", "no room at the inn"}) {
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+}
+
 TEST(ShrinkAgreementTest, EndlessProposalsEndAtTheLimit) {
   const Watchdog watchdog(60.0 * kSlowness);
   World world({0, World::kHostile, 0});
