@@ -30,7 +30,7 @@ namespace {
 constexpr uint32_t kListenerTag = 0;  // clients count from 1
 constexpr size_t kMostClients = 8;
 constexpr size_t kMostRequestBytes = 16;
-constexpr Time kClientLimit = 5 * kSecond;           // for a request, an answer and its delivery
+constexpr Time kClientLimit = 30 * kSecond;          // for a request, an answer and its delivery
 constexpr Time kPeersLimit = kSecond + kSecond / 2;  // longer than a rank takes to be silent
 constexpr Time kAcceptPause = 100 * kMillisecond;
 constexpr Time kLookInterval = 5 * kMillisecond;  // whether the peers have answered
