@@ -30,9 +30,10 @@ namespace {
 constexpr uint32_t kListenerTag = 0;  // clients count from 1
 constexpr size_t kMostClients = 8;
 constexpr size_t kMostRequestBytes = 16;
-constexpr Time kClientLimit = 5 * kSecond;           // for a request, an answer and its delivery
+constexpr Time kClientLimit = 30 * kSecond;          // for a request, an answer and its delivery
 constexpr Time kPeersLimit = kSecond + kSecond / 2;  // longer than a rank takes to be silent
-constexpr Time kLookInterval = 5 * kMillisecond;     // whether the peers have answered
+constexpr Time kAcceptPause = 100 * kMillisecond;
+constexpr Time kLookInterval = 5 * kMillisecond;  // whether the peers have answered
 
 class StatusMember final : public Member {
  public:
@@ -49,6 +50,10 @@ class StatusMember final : public Member {
   void Add(StatusSource* source) {
     const MutexLock lock(&mutex_);
     sources_.push_back(source);
+  }
+  bool empty() {
+    const MutexLock lock(&mutex_);
+    return sources_.empty();
   }
   // Returns the number of sources that remain, or -1 if this one was not there.
   int Remove(StatusSource* source) {
@@ -85,6 +90,7 @@ class StatusMember final : public Member {
   const std::string path_;
   uint64_t id_ INCCL_GUARDED_BY(mutex_) = 0;
   bool silenced_ INCCL_GUARDED_BY(mutex_) = false;
+  bool paused_ INCCL_GUARDED_BY(mutex_) = false;  // does not listen, until OnTime
   std::vector<StatusSource*> sources_ INCCL_GUARDED_BY(mutex_);
   std::map<uint32_t, Client> clients_ INCCL_GUARDED_BY(mutex_);
   uint32_t next_tag_ INCCL_GUARDED_BY(mutex_) = kListenerTag + 1;
@@ -126,7 +132,12 @@ void StatusMember::Accept() {
   bootstrap::SocketAddress address;
   int error = 0;
   UniqueFd fd = bootstrap::Accept(listener_.get(), &address, &error);
-  if (error != 0) return;
+  if (error == EAGAIN) return;
+  if (error != 0) {  // no descriptor is left; epoll would report the connection at once again
+    Loop::Get().ChangeEvents(id_, kListenerTag, listener_.get(), 0);
+    paused_ = true;
+    return Loop::Get().CallAt(id_, SystemClock().Now() + kAcceptPause);
+  }
   const Result<bootstrap::PeerCredentials> peer = bootstrap::GetPeerCredentials(fd.get());
   if (!peer.ok() || peer->uid != geteuid() || clients_.size() >= kMostClients) return;
   const uint32_t tag = next_tag_++;
@@ -180,6 +191,9 @@ bool StatusMember::Write(Client* client) {
 Time StatusMember::OnTime(Time now, Time /*late*/) {
   const MutexLock lock(&mutex_);
   if (silenced_) return kNever;
+  if (std::exchange(paused_, false)) {
+    Loop::Get().ChangeEvents(id_, kListenerTag, listener_.get(), EPOLLIN);
+  }
   const bool answered = std::all_of(sources_.begin(), sources_.end(), [](StatusSource* source) {
     return source->PeersHaveAnswered();
   });
@@ -217,8 +231,13 @@ class StatusServer {
     if (member_ == nullptr) {
       if (Status status = Begin(directory); !status.ok()) return status;
     }
-    member_->Add(source);
-    return Status::Ok();
+    Status added = CatchOutOfMemory([&] {
+      lifecycle_mutex_.AssertHeld();
+      member_->Add(source);
+      return Status::Ok();
+    });
+    if (!added.ok() && member_->empty()) End();
+    return added;
   }
   void Withdraw(StatusSource* source) {
     const MutexLock lock(&lifecycle_mutex_);

@@ -4,12 +4,14 @@
 // is left of it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <ctime>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -24,7 +26,7 @@
 namespace inccl::test {
 namespace {
 
-constexpr Time kLimit = 20 * kSecond * kSlowness;
+constexpr Time kLimit = 60 * kSecond * kSlowness;
 
 class Fake final : public StatusSource {
  public:
@@ -245,6 +247,39 @@ TEST_F(StatusTest, AForkedChildLeavesTheParentsSocketAlone) {
   }));
   EXPECT_EQ(status, 0);
   EXPECT_TRUE(AskForStatus(Socket(), "local", kLimit).ok());
+  WithdrawStatus(&source);
+}
+
+TEST_F(StatusTest, WithoutDescriptorsItAnswersLater) {
+  Fake source("{}");
+  ASSERT_TRUE(PublishStatus(directory_, &source).ok());
+  const std::string path = Socket();
+  const UniqueFd waiting = Connect(path);
+  ASSERT_EQ(send(waiting.get(), "local\n", 6, 0), 6);
+  EXPECT_TRUE(bootstrap::WaitFor(waiting.get(), POLLIN, SystemClock().Now() + kLimit));
+  // The next client connects with the last descriptor, so none is left to accept it with.
+  UniqueFd client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const int connected =
+      connect(client.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+  const ssize_t sent = send(client.get(), "local\n", 6, 0);
+  timespec before{}, after{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  usleep(300000);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(connected, 0);
+  EXPECT_EQ(sent, 6);
+  const double busy = static_cast<double>(after.tv_sec - before.tv_sec) +
+                      static_cast<double>(after.tv_nsec - before.tv_nsec) / 1e9;
+  EXPECT_LT(busy, 0.1) << "the control thread spins";
+  EXPECT_TRUE(bootstrap::WaitFor(client.get(), POLLIN, SystemClock().Now() + kLimit));
   WithdrawStatus(&source);
 }
 
