@@ -42,9 +42,9 @@
  * INCCL_DEBUG=INFO asks for more.
  *
  * Threads. Several threads may use different communicators at the same time. One thread at a time
- * uses a communicator, except for ccl_comm_abort, ccl_comm_revoke and ccl_comm_get_async_error.
- * After fork() the child may only exit or exec: its calls on a communicator of the parent are
- * CCL_INVALID_USAGE.
+ * uses a communicator, except for ccl_comm_abort, ccl_comm_revoke, ccl_comm_set_timeout and
+ * ccl_comm_get_async_error. After fork() the child may only exit or exec: its calls on a
+ * communicator of the parent are CCL_INVALID_USAGE.
  *
  * Memory. A call with `count` 0 is legal and takes part. Buffers need only the alignment of the
  * element type. The library never changes a send buffer unless the call is in place; a receive
@@ -330,6 +330,13 @@ CCL_API ccl_result_t ccl_comm_abort(ccl_comm_t comm);
  * calls it, so that all ranks can meet in ccl_comm_shrink.
  */
 CCL_API ccl_result_t ccl_comm_revoke(ccl_comm_t comm);
+
+/**
+ * Sets the limit of operations (ccl_config_t.op_timeout_ms) of this rank; 0 means that of the
+ * creation. It counts for calls in progress, too. Any thread may call it. Children of
+ * ccl_comm_split and ccl_comm_shrink get the limit of the creation.
+ */
+CCL_API ccl_result_t ccl_comm_set_timeout(ccl_comm_t comm, int op_timeout_ms);
 
 /**
  * Writes the communicator's sticky error; CCL_SUCCESS if there is none; CCL_IN_PROGRESS while it is

@@ -148,6 +148,10 @@ class [[nodiscard]] Communicator {
   Status Finalize() noexcept { return Status(ccl_comm_finalize(get())); }
   /// Any thread.
   Status Revoke() noexcept { return Status(ccl_comm_revoke(get())); }
+  /// Any thread.
+  Status SetTimeout(int op_timeout_ms) noexcept {
+    return Status(ccl_comm_set_timeout(get(), op_timeout_ms));
+  }
   /// Any thread may call it, also while another is in a call of this object. Leaves the object
   /// empty.
   Status Abort() noexcept {

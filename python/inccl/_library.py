@@ -177,6 +177,7 @@ _SIGNATURES = {
     "comm_destroy": [c_void_p],
     "comm_abort": [c_void_p],
     "comm_revoke": [c_void_p],
+    "comm_set_timeout": [c_void_p, c_int],
     "comm_get_async_error": [c_void_p, POINTER(c_int)],
     "comm_count": [c_void_p, POINTER(c_int)],
     "comm_user_rank": [c_void_p, POINTER(c_int)],
@@ -213,7 +214,10 @@ _SIGNATURES = {
     "allgather_compressed": [*_buffers, POINTER(Compression), c_void_p, c_void_p],
 }
 for _name, _arguments in _SIGNATURES.items():
-    _function = getattr(lib, "ccl_" + _name)
+    try:
+        _function = getattr(lib, "ccl_" + _name)
+    except AttributeError:
+        raise ImportError(f"{PATH} has no ccl_{_name}: an older version") from None
     _function.argtypes, _function.restype = _arguments, c_int
 lib.ccl_get_error_string.argtypes, lib.ccl_get_error_string.restype = [c_int], c_char_p
 lib.ccl_get_last_error.argtypes, lib.ccl_get_last_error.restype = [c_void_p], c_char_p

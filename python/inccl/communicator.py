@@ -181,6 +181,13 @@ class Communicator(ObjectCalls):
         """Makes the communicator fail on all ranks, from any thread."""
         check(lib.ccl_comm_revoke(self._get()))
 
+    def set_timeout(self, seconds: float) -> None:
+        """Sets the limit of operations of this rank, also of those in progress, from any thread.
+        0: that of the creation."""
+        if not 0 <= seconds <= 86400 or 0 < seconds < 0.001:
+            raise InvalidArgument(f"seconds: {seconds}, must be 0 or in 0.001..86400")
+        check(lib.ccl_comm_set_timeout(self._get(), int(seconds * 1000)))
+
     def __enter__(self) -> "Communicator":
         return self
 

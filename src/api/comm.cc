@@ -222,6 +222,20 @@ ccl_result_t ccl_comm_abort(ccl_comm_t comm) {
   });
 }
 
+ccl_result_t ccl_comm_set_timeout(ccl_comm_t comm, int op_timeout_ms) {
+  return Guarded([&]() -> Status {
+    const inccl::Lease lease(comm, inccl::Need::kExists);
+    if (!lease.ok()) return lease.status();
+    if (op_timeout_ms < 0 || op_timeout_ms > inccl::kMaxTimeoutMs) {
+      return InvalidArgument(
+          fmt::format("op_timeout_ms: {} is not in [0, {}]", op_timeout_ms, inccl::kMaxTimeoutMs));
+    }
+    lease->SetOpTimeout(op_timeout_ms == 0 ? lease->options().op_timeout
+                                           : op_timeout_ms * inccl::kMillisecond);
+    return Status::Ok();
+  });
+}
+
 ccl_result_t ccl_comm_revoke(ccl_comm_t comm) {
   return Guarded([&]() -> Status {
     const inccl::Lease lease(comm, inccl::Need::kExists);

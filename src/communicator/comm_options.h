@@ -15,6 +15,8 @@
 
 namespace inccl {
 
+inline constexpr int kMaxTimeoutMs = 24 * 3600 * 1000;
+
 // The options that all ranks agree on at init.
 struct CommOptions {
   AlgorithmFilter algorithms;

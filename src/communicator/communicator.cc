@@ -94,7 +94,7 @@ Communicator::~Communicator() {
 }
 
 void Communicator::AwaitDelivery() {
-  const Time end = SystemClock().Now() + options_.op_timeout;
+  const Time end = SystemClock().Now() + liveness_.op_timeout();
   while (!sticky_error_.failed() && !ends_.transport->delivered() && SystemClock().Now() < end) {
     const Status progress =
         CatchOutOfMemory([&] { return ends_.transport->Progress(SystemClock().Now()).status(); });
@@ -128,11 +128,12 @@ Status Communicator::CauseOf(const Status& status) const {
 }
 
 bool Communicator::GivesUp(const StreamOrder& turn, Time stalled) {
-  if (!sticky_error_.failed() && stalled >= options_.op_timeout) {
+  const Time limit = liveness_.op_timeout();
+  if (!sticky_error_.failed() && stalled >= limit) {
     liveness_.Fail(CatchOutOfMemory([&] {
-      return TimeoutError(fmt::format(
-          "{} waited {} ms (limit {} ms) for its turn on a stream: before it comes {}", *label_,
-          stalled / kMillisecond, options_.op_timeout / kMillisecond, turn.Before()));
+      return TimeoutError(
+          fmt::format("{} waited {} ms (limit {} ms) for its turn on a stream: before it comes {}",
+                      *label_, stalled / kMillisecond, limit / kMillisecond, turn.Before()));
     }));
   }
   return sticky_error_.failed();

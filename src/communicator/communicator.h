@@ -125,6 +125,8 @@ class Communicator {
   Status MakeSticky(const Status& status);
   // Any thread. Calls of all ranks end with an error.
   void Revoke();
+  // Any thread. The limit of calls in progress and of later ones on this rank.
+  void SetOpTimeout(Time timeout) { liveness_.SetOpTimeout(timeout); }
   // Becomes true at the first error.
   const std::atomic<bool>* failed_flag() const { return sticky_error_.failed_flag(); }
   // The cause of a failure to make a communicator from this one's ranks: this one's error, if there

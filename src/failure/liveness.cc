@@ -35,6 +35,7 @@ constexpr Time kLookedLately = 250 * kMillisecond;
 Liveness::Liveness(LivenessOptions options, StickyError* sticky_error,
                    ShrinkAgreement* shrink_agreement, Invitations* invitations)
     : options_(std::move(options)),
+      op_timeout_(options_.op_timeout),
       out_of_memory_(SystemError(
           fmt::format("{}: {}", RankName(options_.rank, options_.nranks, options_.comm_name),
                       OutOfMemory().message()))),
@@ -177,11 +178,11 @@ Status Liveness::Judge(const Request& request, std::span<const int> awaited, Tim
     const std::vector<int> circle = positions_.Circle(awaited, SystemClock().Now());
     if (stalled >= Positions::kCircleStall && !circle.empty()) return InACircle(circle);
   }
-  if (stalled >= options_.op_timeout) {
-    if (!AreAnswersThere(options_.op_timeout, ask)) return Status::Ok();
-    return TimeoutError(fmt::format(
-        "{}: no progress for {} ms (limit {} ms), waiting for {}", Where(), stalled / kMillisecond,
-        options_.op_timeout / kMillisecond, WaitingFor(request, awaited)));
+  if (const Time limit = op_timeout(); stalled >= limit) {
+    if (!AreAnswersThere(limit, ask)) return Status::Ok();
+    return TimeoutError(fmt::format("{}: no progress for {} ms (limit {} ms), waiting for {}",
+                                    Where(), stalled / kMillisecond, limit / kMillisecond,
+                                    WaitingFor(request, awaited)));
   }
   if (stalled >= options_.warn_after && !warned_ && AreAnswersThere(options_.warn_after, ask)) {
     warned_ = true;

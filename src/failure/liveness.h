@@ -48,6 +48,9 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // Begins sends and receives. `calls` lives until EndCall.
   void BeginSendRecv(const std::vector<Call>* calls);
   void EndCall();
+  // Any thread. For calls in progress, too.
+  void SetOpTimeout(Time timeout) { op_timeout_.store(timeout, std::memory_order_relaxed); }
+  Time op_timeout() const { return op_timeout_.load(std::memory_order_relaxed); }
 
   // Makes the error sticky unless there is one already. Adds this rank's position in the order of
   // calls to a text that does not name the rank.
@@ -102,6 +105,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   std::string Named(int peer) const { return options_.peer_names[static_cast<size_t>(peer)]; }
 
   const LivenessOptions options_;
+  std::atomic<Time> op_timeout_;
   const Status out_of_memory_;  // made in advance, because there may be no memory for it later
   StickyError* const sticky_error_;
   ShrinkAgreement* const shrink_agreement_;

@@ -22,7 +22,6 @@ namespace inccl {
 namespace {
 
 constexpr int kMostChannels = 32;
-constexpr int kMaxTimeoutMs = 24 * 3600 * 1000;
 constexpr int kLeastBeats = 3;  // heartbeats that a peer must miss before it counts as dead
 constexpr size_t kMostNameBytes = 128;
 

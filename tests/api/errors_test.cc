@@ -415,5 +415,26 @@ TEST(WatchdogTest, NoProgressIsATimeout) {
   });
 }
 
+TEST(WatchdogTest, TheLimitCanBeSetLater) {
+  RunThreads(2, [](int rank, ccl_comm_t comm) {
+    EXPECT_EQ(ccl_comm_set_timeout(comm, -1), CCL_INVALID_ARGUMENT);
+    EXPECT_STREQ(ccl_get_last_error(comm), "op_timeout_ms: -1 is not in [0, 86400000]");
+    EXPECT_EQ(ccl_comm_set_timeout(nullptr, 1), CCL_INVALID_ARGUMENT);
+    EXPECT_EQ(ccl_comm_set_timeout(comm, 0), CCL_SUCCESS);
+    if (rank == 1) {  // late until rank 0 gives up, 600 s before the default limit
+      ccl_result_t error = CCL_SUCCESS;
+      while (ccl_comm_get_async_error(comm, &error) == CCL_SUCCESS && error == CCL_SUCCESS) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      EXPECT_EQ(error, CCL_TIMEOUT);
+      return;
+    }
+    EXPECT_EQ(ccl_comm_set_timeout(comm, 200), CCL_SUCCESS);
+    EXPECT_EQ(Sum(comm, 10, CCL_FLOAT32, CCL_SUM), CCL_TIMEOUT);
+    const std::string text = ccl_get_last_error(comm);
+    EXPECT_NE(text.find("(limit 200 ms), waiting for peer 1@"), std::string::npos) << text;
+  });
+}
+
 }  // namespace
 }  // namespace inccl::test

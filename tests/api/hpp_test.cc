@@ -429,6 +429,8 @@ TEST(HppTest, RevokedThenShrunk) {
   OnThreads(3, [](int rank, Communicator* comm) {
     std::vector<float> v(3, 1.0f);
     EXPECT_DONE(comm->AllReduce(v, v, CCL_SUM));
+    EXPECT_DONE(comm->SetTimeout(500000));
+    EXPECT_EQ(comm->SetTimeout(-1).code(), CCL_INVALID_ARGUMENT);
     if (rank == 2) {
       EXPECT_DONE(comm->Revoke());
       return;

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs PyTorch's own distributed_test.py, which its wheel contains, on a backend.
 
-usage: pytorch_suite.py [--backend inccl|gloo] [--pretend gloo|mpi] [--ranks N] [--match REGEX] [--output FILE]
+usage: pytorch_suite.py [--backend inccl|gloo] [--pretend gloo|mpi] [--ranks N] [--match REGEX]
+                        [--output FILE]
 
-PyTorch runs many tests only for backends that it knows by name. --pretend tells it such a name; the process groups are
-those of --backend all the same. Ranks are forked. Writes {test: [outcome, reason]} as JSON. Needs torch, numpy and expecttest.
+PyTorch runs many tests only for backends that it knows by name. --pretend tells it such a name; the
+process groups are those of --backend all the same. Ranks are forked. Writes {test: [outcome,
+reason]} as JSON. Needs torch, numpy and expecttest.
 """
 import argparse
 import json
@@ -79,8 +81,8 @@ def main():
     sys.argv[1:] = []
     folder = tempfile.mkdtemp()
     os.makedirs(f"{folder}/barrier")
-    os.environ.update(BACKEND=options.pretend or options.backend, WORLD_SIZE=options.ranks, TEMP_DIR=folder,
-                      OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", INCCL_SOCKET_IFNAME="lo",
+    os.environ.update(BACKEND=options.pretend or options.backend, WORLD_SIZE=options.ranks,
+                      TEMP_DIR=folder, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", INCCL_SOCKET_IFNAME="lo",
                       MASTER_ADDR="127.0.0.1")
     sys.path.insert(0, str(HERE.parent.parent / "python"))
     import torch

@@ -106,6 +106,19 @@ def test_timeout_names_the_late_rank(comm):
             threading.Event().wait(0.01)
 
 
+@ranks(2)
+def test_the_limit_can_be_set_later(comm):
+    with pytest.raises(inccl.InvalidArgument, match="seconds: -1"):
+        comm.set_timeout(-1)
+    if comm.rank == 0:
+        comm.set_timeout(0.2)
+        with pytest.raises(inccl.Timeout, match=r"limit 200 ms\), waiting for peer 1@"):
+            comm.Barrier()
+    else:
+        while comm.async_error() is None:
+            threading.Event().wait(0.01)
+
+
 @ranks(1, 2)
 def test_unique_id(comm):
     made = comm.bcast(inccl.unique_id() if comm.rank == 0 else None)

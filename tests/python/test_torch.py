@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group, against the same operation on one rank."""
+import os
+import signal
 import threading
 from datetime import timedelta
 
@@ -11,6 +13,7 @@ from torch.distributed import ReduceOp
 import inccl
 import inccl.torch
 from torch_world import group_ranks
+from world import Ranks, job
 
 SIZES = (1, 2, 3)
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -35,9 +38,9 @@ def everyone(n, shape, dtype, most=3):
 
 def equal(got, expected, what=""):
     assert got.dtype == expected.dtype and got.shape == expected.shape, what
-    same = got.contiguous().view(torch.uint8) if got.numel() else got
-    assert torch.equal(same, expected.contiguous().view(torch.uint8) if got.numel() else expected), \
-        (what, got, expected)
+    if got.numel() > 0:  # the bits
+        assert torch.equal(got.contiguous().view(torch.uint8),
+                           expected.contiguous().view(torch.uint8)), (what, got, expected)
 
 
 def oracle(values, op):
@@ -203,6 +206,24 @@ def test_non_contiguous_and_empty(rank, n):
     joined = torch.zeros(2, 4)
     dist.all_gather(list(joined), torch.full((4,), float(rank)))
     assert joined.tolist() == [[0.0] * 4, [1.0] * 4]
+
+
+@group_ranks(1, 3)
+def test_sparse(rank, n):
+    for shape in ((20,), (20, 3)):
+        dense = [of_rank(r, shape, torch.float32) * (of_rank(r + 7, shape, torch.int64) == 1)
+                 for r in range(n)]
+        tensor = dense[rank].to_sparse()
+        dist.all_reduce(tensor)
+        equal(tensor.to_dense(), sum(dense))
+    rows = torch.sparse_coo_tensor([[rank, rank, 9]], torch.ones(3, 4), (10, 4))  # hybrid
+    dist.all_reduce(rows)
+    expected = torch.zeros(10, 4)
+    expected[:n], expected[9] = 2, n
+    equal(rows.to_dense(), expected)
+    empty = torch.zeros(5).to_sparse()
+    dist.all_reduce(empty)
+    assert empty.to_dense().sum() == 0
 
 
 @group_ranks(2, 3)
@@ -392,16 +413,21 @@ def test_timeout_names_the_late_rank(rank, n):
 
 
 @group_ranks(2)
-def test_limit_of_one_operation(rank, n):
-    late = dist.new_group()
+def test_limits(rank, n):
+    first, second, third = dist.new_group(), dist.new_group(), dist.new_group()
     if rank == 0:
-        with pytest.raises(inccl.torch.BackendError, match="barrier: not complete after 300 ms"):
-            dist.barrier(late, timeout=timedelta(seconds=0.3))
-        work = dist.all_reduce(torch.ones(3), group=late, async_op=True)
+        with pytest.raises(inccl.torch.BackendError, match="limit 300 ms.*peer 1@"):
+            dist.barrier(first, timeout=timedelta(seconds=0.3))
+        work = dist.all_reduce(torch.ones(3), group=second, async_op=True)
         with pytest.raises(inccl.torch.BackendError, match="not complete after 200 ms"):
             work.wait(timedelta(seconds=0.2))
-    dist.barrier()
-    late.abort()
+        second.set_timeout(timedelta(seconds=0.25))  # also for what is in progress
+        with pytest.raises(inccl.torch.BackendError, match="limit 250 ms.*peer 1@"):
+            work.wait()
+    dist.barrier(third, timeout=timedelta(seconds=50))
+    dist.barrier(third)  # with the group's limit again
+    for group in (first, second):
+        group.abort()
 
 
 @group_ranks(2)
@@ -410,16 +436,38 @@ def test_abort(rank, n):
     if rank == 0:
         work = dist.all_reduce(torch.ones(3), group=victim, async_op=True)
         received = dist.irecv(torch.ones(3), 1, group=victim)
+        sent = dist.isend(torch.ones(3), 1, group=victim)
         victim.abort()
         with pytest.raises(inccl.torch.BackendError):
             work.wait()
         with pytest.raises(inccl.torch.BackendError):
             received.wait()
         with pytest.raises(inccl.torch.BackendError):
+            sent.wait()
+        with pytest.raises(inccl.torch.BackendError):
             dist.all_reduce(torch.ones(3), group=victim)
     else:
         victim.abort()
     dist.barrier()
+
+
+def test_sends_and_receives_notice_a_dead_rank(tmp_path):
+    def rank_main(rank):
+        dist.init_process_group("inccl", store=dist.FileStore(str(tmp_path / "store"), 2),
+                                rank=rank, world_size=2)
+        tensor = torch.ones(4)
+        if rank == 1:
+            dist.recv(tensor, 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.send(tensor, 1)
+        # One pair has a communicator, the other one has not.
+        for work in (dist.isend(torch.ones(1 << 22), 1), dist.irecv(tensor, 1)):
+            with pytest.raises(inccl.torch.BackendError, match="peer 1@"):
+                work.wait()
+        dist.group.WORLD.abort()
+        return "noticed"
+    outcomes = Ranks(2, rank_main, job(2)).join()
+    assert outcomes == [("returned", "noticed"), ("died", signal.SIGKILL)]
 
 
 @group_ranks(2)
@@ -431,7 +479,9 @@ def test_bad_arguments(rank, n):
         (TypeError, "float32 has no BXOR", lambda: dist.all_reduce(ones, ReduceOp.BXOR)),
         (TypeError, "bool has no AVG", lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool),
                                                              ReduceOp.AVG)),
-        (TypeError, "sparse", lambda: dist.all_reduce(ones.to_sparse())),
+        (TypeError, "sparse", lambda: dist.broadcast(ones.to_sparse(), 0)),
+        (TypeError, "sparse tensors have SUM", lambda: dist.all_reduce(
+            ones.to_sparse(), ReduceOp.MAX)),
         (ValueError, "output_tensors: 1 tensors", lambda: dist.all_gather([ones.clone()], ones)),
         (ValueError, "output: 4 elements", lambda: dist.all_gather_into_tensor(
             ones.clone(), ones)),

@@ -94,6 +94,22 @@ def test_which_parameters_are_compressed(rank, n):
 
 
 @group_ranks(2)
+def test_sparse_gradients(rank, n):
+    def embedding():
+        torch.manual_seed(3)
+        return torch.nn.EmbeddingBag(10, 8, mode="sum", sparse=True)
+    words = [torch.tensor([[0, 1, 3]]), torch.tensor([[3, 5, 5]])]
+    alone = embedding()
+    (sum(alone(w).square().sum() for w in words) / n).backward()
+    for hook in (False, True):
+        ddp = DistributedDataParallel(embedding())
+        if hook:
+            ddp.register_comm_hook(inccl.torch.State(), inccl.torch.compress_hook)
+        ddp(words[rank]).square().sum().backward()
+        check_gradients([ddp.module.weight.grad.to_dense()], [alone.weight.grad.to_dense()], 1e-6)
+
+
+@group_ranks(2)
 def test_a_late_rank_is_named_by_backward(rank, n):
     from datetime import timedelta
     group = dist.new_group(timeout=timedelta(seconds=1))

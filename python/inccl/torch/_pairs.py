@@ -34,8 +34,10 @@ class Closed(RuntimeError):
 class _Channel:
     """One direction of one pair; makes its communicator when it is first used."""
 
-    def __init__(self, store, source: int, dest: int, sends: bool, timeout: float, options: dict):
+    def __init__(self, store, source: int, dest: int, sends: bool, timeout: float, options: dict,
+                 group_error: Callable[[], Optional[Exception]]):
         self._store, self._key = store, f"inccl/pair/{source}-{dest}"
+        self._group_error = group_error
         self._sends, self._timeout, self._options = sends, timeout, options
         self._comm: Optional[inccl.Communicator] = None
         self._creating = threading.Lock()
@@ -45,11 +47,15 @@ class _Channel:
         """Waits for the other rank, on a thread of the channel."""
         if self._comm is not None:
             return self._comm
+        # The sender makes its id when the receiver is there: a creation cannot be interrupted.
         if self._sends:
+            self._await(self._key + "/receiver")
             made = inccl.unique_id()
             self._store.set(self._key, made.hex())
         else:
-            made = self._await_id()
+            self._store.set(self._key + "/receiver", "here")
+            self._await(self._key)
+            made = bytes.fromhex(self._store.get(self._key).decode())
         comm = inccl.Communicator(made, 0 if self._sends else 1, 2,
                                   **{**self._options, "init_timeout": self._timeout,
                                      "op_timeout": _NO_LIMIT})
@@ -60,15 +66,17 @@ class _Channel:
             self._comm = comm
         return comm
 
-    def _await_id(self) -> bytes:
+    def _await(self, key: str) -> None:
         # The store is asked, not waited on: a waiting client would keep other threads from it.
         pause = _POLL_FIRST
-        while not self._store.check([self._key]):
+        while not self._store.check([key]):
             if self.closed:
                 raise Closed("the process group has ended")
+            error = self._group_error()
+            if error is not None:
+                raise error
             time.sleep(pause)
             pause = min(2 * pause, _POLL_MOST)
-        return bytes.fromhex(self._store.get(self._key).decode())
 
     def abort(self) -> None:
         with self._creating:
@@ -253,8 +261,11 @@ def check_or_fail(result: int, work: Optional[Work]) -> None:
 class Pairs:
     """All sends and receives of one rank of a process group."""
 
-    def __init__(self, store, rank: int, size: int, options: dict):
+    def __init__(self, store, rank: int, size: int, options: dict,
+                 group_error: Callable[[], Optional[Exception]]):
+        """group_error: the error of the process group, such as a dead rank, or None."""
         self._store, self._rank, self._size, self._options = store, rank, size, options
+        self._group_error = group_error
         self._creating = threading.Lock()
         self._out, self._in = {}, {}
         self._closed = False
@@ -264,7 +275,7 @@ class Pairs:
             self._check_open()
             if dest not in self._out:
                 self._out[dest] = Outgoing(_Channel(self._store, self._rank, dest, True, timeout,
-                                                    self._options))
+                                                    self._options, self._group_error))
             return self._out[dest]
 
     def _from(self, source: int, timeout: float) -> Incoming:
@@ -272,7 +283,8 @@ class Pairs:
             self._check_open()
             if source not in self._in:
                 channel = None if source == self._rank else _Channel(
-                    self._store, source, self._rank, False, timeout, self._options)
+                    self._store, source, self._rank, False, timeout, self._options,
+                    self._group_error)
                 self._in[source] = Incoming(channel, source)
             return self._in[source]
 

@@ -90,23 +90,24 @@ def _scalar(factor, dtype) -> bytes:
     return bytes(torch.tensor([value], dtype=dtype).view(torch.uint8).tolist())
 
 
-def check(tensor, name: str) -> torch.Tensor:
+def check(tensor, name: str, sparse: bool = False) -> torch.Tensor:
+    """`sparse`: COO tensors are welcome, too."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
-    if tensor.layout != torch.strided:
+    if tensor.layout != torch.strided and not (sparse and tensor.layout == torch.sparse_coo):
         raise TypeError(f"{name}: expected a dense tensor, got {tensor.layout}")
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name}: on {tensor.device}; the backend takes cpu and cuda")
     return tensor
 
 
-def single(tensors, name: str = "tensors") -> torch.Tensor:
+def single(tensors, name: str = "tensors", sparse: bool = False) -> torch.Tensor:
     """The only tensor of a list, or the tensor that was given instead of a list."""
     if isinstance(tensors, torch.Tensor):
-        return check(tensors, name)
+        return check(tensors, name, sparse)
     if len(tensors) != 1:
         raise ValueError(f"{name}: expected a list of one tensor, got {len(tensors)}")
-    return check(tensors[0], name)
+    return check(tensors[0], name, sparse)
 
 
 def nbytes(tensor: torch.Tensor) -> int:

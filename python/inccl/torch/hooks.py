@@ -107,6 +107,9 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
         raise TypeError(f"state: expected inccl.torch.State, got {type(state).__name__}")
     group = group_of(state.process_group)
     buffer = bucket.buffer()
+    if buffer.layout != torch.strided:
+        work = group.allreduce([buffer.div_(group.size())])
+        return work.get_future().then(lambda future: future.value()[0])
     plain = [gradient for gradient, parameter in zip(bucket.gradients(), bucket.parameters())
              if not state.compress(parameter)]
     count = sum(gradient.numel() for gradient in plain)

@@ -50,7 +50,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._rank_, self._size_, self._timeout_, self._store_ = rank, size, timeout, store
         self._name_, self._desc_ = name, "undefined"
         self._sequence = 0
-        seconds = max(timeout.total_seconds(), 0.001)
+        seconds = _in_range(timeout)
         config = {key: value for key, value in (options or Options())._asdict().items() if value}
         if rank == 0:
             made = inccl.unique_id()
@@ -59,12 +59,12 @@ class ProcessGroup(dist.ProcessGroup):
             made = bytes.fromhex(store.get("inccl/id").decode())
         try:
             self._comm = inccl.Communicator(
-                made, rank, size, init_timeout=min(seconds, 86400.0),
-                op_timeout=min(seconds, 86400.0), name=(name or None) and name[:128], **config)
+                made, rank, size, init_timeout=seconds, op_timeout=seconds,
+                name=name[:128] if name else None, **config)
         except inccl.Error as error:
             raise backend_error("init_process_group", error) from error
         self._runner = Runner("inccl-collectives")
-        self._pairs = Pairs(store, rank, size, config)
+        self._pairs = Pairs(store, rank, size, config, self._comm.async_error)
         self._coalescing: Optional[List[Callable[[], None]]] = None
         self._ended = False
 
@@ -124,7 +124,9 @@ class ProcessGroup(dist.ProcessGroup):
         return self._sequence
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
+        """Also for operations in progress."""
         self._timeout_ = timeout
+        self._comm.set_timeout(_in_range(timeout))
 
     set_timeout = setTimeout = _set_default_timeout
 
@@ -167,18 +169,24 @@ class ProcessGroup(dist.ProcessGroup):
         if self._coalescing is not None:
             self._coalescing.append((what, call))
             return Work(result, what, done=True)
-        limit = None
         if opts is not None:
             timeout = opts.timeout
             if timeout != _UNSET and timeout != self._timeout_:
-                limit = timeout.total_seconds()
-            if opts.asyncOp or limit is not None:
-                work = self._runner.submit(call, Work(result, what, limit))
-                if not opts.asyncOp:
-                    work.wait()
-                return work
+                call = self._limited(call, timeout)
+            if opts.asyncOp:
+                return self._runner.submit(call, Work(result, what))
         self._runner.run(call, what)
         return Work(result, what, done=True)
+
+    def _limited(self, call, timeout) -> Callable[[], None]:
+        """`call` with a limit of its own."""
+        def limited():
+            self._comm.set_timeout(_in_range(timeout))
+            try:
+                call()
+            finally:
+                self._comm.set_timeout(_in_range(self._timeout_))
+        return limited
 
     def _start_coalescing(self, device=None) -> None:
         if self._coalescing is not None:
@@ -234,12 +242,40 @@ class ProcessGroup(dist.ProcessGroup):
         return tensor if how.view is None else tensor.view(how.view)
 
     def _allreduce(self, tensor, reduce_op) -> Callable[[], None]:
+        if tensor.layout != torch.strided:
+            return self._allreduce_sparse(tensor, reduce_op)
         how = reduction(tensor.dtype, reduce_op)
         if how.bitwise is not None:
             return self._bitwise(tensor, how, lambda total: tensor.copy_(total))
         work_on = self._prepared(tensor, how)
         call = self._reduce(lib.ccl_allreduce, work_on, work_on, work_on.numel(), how)
         return self._then_copy(call, work_on, tensor, how)
+
+    def _allreduce_sparse(self, tensor, reduce_op) -> Callable[[], None]:
+        """Every rank gets all indices and values, padded to those of the rank with the most."""
+        if reduce_op.op != c10d.ReduceOp.RedOpType.SUM:
+            raise TypeError("op: sparse tensors have SUM only")
+
+        def gathered(mine):
+            everything = torch.empty((self._size_, *mine.shape), dtype=mine.dtype,
+                                     device=mine.device)
+            self._move(lib.ccl_allgather, mine.contiguous(), everything, mine.numel())()
+            return everything
+
+        def padded(part, length):
+            more = torch.zeros((length - part.size(0), *part.shape[1:]), dtype=part.dtype)
+            return torch.cat([part, more.to(part.device)])
+
+        def call():
+            mine = tensor.coalesce()
+            counts = gathered(torch.tensor([mine.values().size(0)])).view(-1).tolist()
+            indices = gathered(padded(mine.indices().t(), max(counts)))
+            values = gathered(padded(mine.values(), max(counts)))
+            tensor.copy_(torch.sparse_coo_tensor(
+                torch.cat([part[:count] for part, count in zip(indices, counts)]).t(),
+                torch.cat([part[:count] for part, count in zip(values, counts)]),
+                tensor.shape).coalesce())
+        return call
 
     def _then_copy(self, call, source, tensor, how) -> Callable[[], None]:
         """`call`, and then the result from its copy into the tensor."""
@@ -271,7 +307,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ------------------------------------------------------------------ collectives
 
     def allreduce(self, tensors, opts=None, timeout=None) -> Work:
-        tensor = single(tensors)
+        tensor = single(tensors, sparse=True)
         opts = _options(opts, c10d.AllreduceOptions, timeout)
         return self._do("allreduce", self._allreduce(tensor, opts.reduceOp), [tensor], opts)
 
@@ -588,7 +624,7 @@ class ProcessGroup(dist.ProcessGroup):
                             "tensor to the host")
 
     def _seconds(self) -> float:
-        return max(self._timeout_.total_seconds(), 0.001)
+        return _in_range(self._timeout_)
 
     def _root(self, rank: int, name: str = "root") -> int:
         if not 0 <= rank < self._size_:
@@ -608,6 +644,11 @@ def _premultiplied(how, handle):
         yield made.value
     finally:
         lib.ccl_redop_destroy(made.value, handle)
+
+
+def _in_range(timeout: timedelta) -> float:
+    """Seconds as the library takes them."""
+    return min(max(timeout.total_seconds(), 0.001), 86400.0)
 
 
 def _sequence(calls) -> Callable[[], None]:

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times torch.distributed.all_reduce of one fp32 tensor: backends inccl and gloo, which take turns.
+
+usage: PYTHONPATH=python INCCL_LIBRARY=build/release/src/libinccl.so perf/pytorch_bench.py
+           [--ranks N] [--rounds N] [--bytes BYTES...] [--codec SPEC]
+
+Ranks are processes of this host. Prints the median over the rounds of rank 0's time in milliseconds, and for --codec that
+of the same tensor through inccl.torch.compress_hook's call. "ours" is memory of inccl.torch.empty.
+"""
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+
+def rank_main(rank, options, folder):
+    import torch
+    import torch.distributed as dist
+    import inccl
+    import inccl.torch
+    torch.set_num_threads(1)
+    dist.init_process_group("inccl", store=dist.FileStore(folder + "/store", options.ranks), rank=rank,
+                            world_size=options.ranks)
+    gloo = dist.new_group(backend="gloo")
+    comm = dist.group.WORLD.communicator
+    for length in options.bytes:
+        plain, ours = torch.ones(length // 4), inccl.torch.empty(length // 4)
+        ours.fill_(1)
+        kinds = {
+            "gloo": lambda: dist.all_reduce(plain, dist.ReduceOp.MAX, group=gloo),
+            "inccl": lambda: dist.all_reduce(plain, dist.ReduceOp.MAX),
+            "inccl, ours": lambda: dist.all_reduce(ours, dist.ReduceOp.MAX),
+            options.codec: lambda: comm.Allreduce(plain, inccl.IN_PLACE, inccl.AVG, codec=options.codec),
+        }
+        times = {name: [] for name in kinds}
+        for turn in range(options.rounds + 2):
+            for name, call in kinds.items():
+                dist.barrier()
+                begin = time.perf_counter()
+                call()
+                if turn >= 2:
+                    times[name].append((time.perf_counter() - begin) * 1e3)
+        if rank == 0:
+            print(f"{length:>10} bytes  " + "  ".join(
+                f"{name}: {statistics.median(values):.3f} ms" for name, values in times.items()), flush=True)
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 256 << 10, 4 << 20, 25 << 20])
+    parser.add_argument("--codec", default="hbi:bits=6")
+    options = parser.parse_args()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("INCCL_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(options.ranks):
+            pid = os.fork()
+            if pid == 0:
+                rank_main(rank, options, folder)
+                os._exit(0)
+            children.append(pid)
+        for pid in children:
+            os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes .venv in the source tree, with what the tests of the Python package need: numpy, pytest and PyTorch for CPUs.
+# CMake finds it there. Does nothing if it is complete.
+#
+# usage: scripts/python_environment.sh [--without-torch]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(numpy pytest)
+modules="numpy, pytest"
+if [ "${1:-}" != --without-torch ]; then
+  packages+=(torch==2.13.0+cpu)
+  modules="$modules, torch"
+fi
+if ! .venv/bin/python -c "import $modules" 2> /dev/null; then
+  python3 -m venv .venv
+  # The build for CPUs, from its own index: that of PyPI brings the libraries of CUDA.
+  .venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "${packages[@]}"
+fi
+.venv/bin/python -c "import $modules; print(torch.__version__ if 'torch' in globals() else numpy.__version__)"
