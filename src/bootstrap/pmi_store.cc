@@ -99,7 +99,8 @@ Result<PmiStore::Fields> PmiStore::Request(const std::string& line, std::string_
     if (equals != std::string::npos) fields[word.substr(0, equals)] = word.substr(equals + 1);
   }
   if (fields["cmd"] == answer && (!fields.contains("rc") || fields["rc"] == "0")) return fields;
-  return RemoteError(fmt::format("PMI: the launcher answers \"{}\" to \"{}\"", Escaped(*reply),
+  return RemoteError(fmt::format("PMI: the launcher answers \"{}\" to \"{}\"",
+                                 Escaped(reply->substr(0, reply->find(" value="))),
                                  line.substr(0, line.find(" value="))));
 }
 

@@ -182,11 +182,12 @@ Status CollectiveRunner::RunWithResidual(const Call& call, Engine* engine,
                                          const PlanCache::Plan& plan, CodecState* state,
                                          uint64_t signature) {
   if (call.residual == nullptr) return RunPlan(call, engine, plan, state, signature);
-  if (Status status = call.residual->Take(); !status.ok()) return status;
+  ResidualUse use(call.residual.get());
+  if (!use.status().ok()) return use.status();
   feedback_.Use(state, call.residual.get());
   Status status = RunPlan(call, engine, plan, &feedback_, signature);
   if (status.ok()) status = feedback_.CheckComplete();
-  call.residual->End(status.ok(), sequence_);
+  if (status.ok()) use.Commit(sequence_);
   return status;
 }
 
@@ -304,11 +305,12 @@ Status CollectiveRunner::RunAloneWithResidual(const Call& call) const {
     if (!status.ok()) return status;
     from = to = staged.data();
   }
-  if (Status status = call.residual->Take(); !status.ok()) return status;
+  ResidualUse use(call.residual.get());
+  if (!use.status().ok()) return use.status();
   FeedbackState::CombineAlone(call, from, to, call.residual.get());
   Status status;
   if (call.on_device) status = CurrentDevice()->Copy(call.recv, to, staged.size());
-  call.residual->End(status.ok(), sequence_);
+  if (status.ok()) use.Commit(sequence_);
   return status;
 }
 

@@ -32,7 +32,7 @@ std::vector<std::string> FindStatusSockets(const std::string& directory) {
   while (const dirent* const entry = readdir(dir)) {
     if (entry->d_name[0] == '.') continue;
     const std::string path = directory + "/" + entry->d_name;
-    if (!control::RemoveIfStale(path)) paths.push_back(path);
+    if (control::IsStatusSocket(path) && !control::RemoveIfStale(path)) paths.push_back(path);
   }
   closedir(dir);
   std::sort(paths.begin(), paths.end());

@@ -92,6 +92,15 @@ Result<UniqueFd> ConnectToStatus(const std::string& path, int* error) {
   return fd;
 }
 
+bool IsStatusSocket(const std::string& path) {
+  unsigned pid = 0, random = 0;
+  const std::string name = path.substr(path.rfind('/') + 1);
+  const bool named = std::sscanf(name.c_str(), "%u-%8x", &pid, &random) == 2 &&
+                     name == fmt::format("{}-{:08x}", pid, random);
+  struct stat info {};
+  return named && lstat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+}
+
 bool RemoveIfStale(const std::string& path) {
   int error = 0;
   const Result<UniqueFd> fd = ConnectToStatus(path, &error);
@@ -110,8 +119,9 @@ void RemoveStaleIn(const std::string& directory) {
     if (pid <= 0 || kill(pid, 0) == 0 || errno != ESRCH) continue;
     const std::string path = directory + "/" + entry->d_name;
     struct stat info {};
-    if (half_made &&
-        (stat(path.c_str(), &info) != 0 || time(nullptr) - info.st_mtime < kHalfMade)) {
+    if (!IsStatusSocket(directory + "/" + number) && !half_made) continue;
+    if (half_made && (lstat(path.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode) ||
+                      time(nullptr) - info.st_mtime < kHalfMade)) {
       continue;
     }
     (void)RemoveIfStale(path);

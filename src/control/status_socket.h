@@ -20,7 +20,10 @@ Result<UniqueFd> ListenForStatus(const std::string& directory, std::string* path
 // *error: 0 or the errno of a failed connect; ECONNREFUSED: the process has ended.
 Result<UniqueFd> ConnectToStatus(const std::string& path, int* error);
 
-// Removes the file if no process listens there. Returns true if it is gone.
+// True for a socket with a name that ListenForStatus gives. Other files are not touched.
+bool IsStatusSocket(const std::string& path);
+
+// For such a socket: removes it if no process listens there. Returns true if it is gone.
 bool RemoveIfStale(const std::string& path);
 
 // Calls RemoveIfStale for the sockets of processes that, by their number, have ended, so that the

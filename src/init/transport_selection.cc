@@ -26,7 +26,7 @@ TransportSelection::TransportSelection(int rank, int nranks, const Environment& 
       nranks_(nranks),
       environment_(environment),
       device_slices_(device_slices),
-      names_(TransportNames(environment, {"shm", "verbs", "ucx", "tcp"})),
+      names_(TransportNames(environment, {"shm", "ucx", "tcp"})),
       table_(nranks) {}
 
 TransportOffer TransportSelection::Make(const std::string& name,

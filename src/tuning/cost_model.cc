@@ -15,6 +15,7 @@ constexpr uint64_t kUnitsPerByte = uint64_t{8} * WireBits::kUnit;
 
 // The bytes of elements of `width` 16ths of a bit.
 uint64_t Bytes(uint64_t elements, uint64_t width) {
+  if (width == 0) return 0;
   return elements <= UINT64_MAX / width ? elements * width / kUnitsPerByte
                                         : elements / kUnitsPerByte * width;
 }
@@ -90,9 +91,10 @@ uint64_t SideNs(const TunerCall& call, uint64_t count, const SideWay& way,
 WireBits WireBitsOf(const Codec& codec, Collective collective, int nranks) {
   double bits = 0, error = 0;
   codec.Bound(collective, nranks, &bits, &error);
+  constexpr auto kElementsPerUnit = kWindow / static_cast<uint32_t>(kUnitsPerByte);
   const auto side_phases = static_cast<uint32_t>(codec.side_phases().size());
   return {.data = static_cast<uint32_t>(bits * WireBits::kUnit + 0.5),
-          .side = codec.SideBytes(kWindow) / (kWindow / static_cast<uint32_t>(kUnitsPerByte)),
+          .side = (codec.SideBytes(kWindow) + kElementsPerUnit - 1) / kElementsPerUnit,
           .side_phases = side_phases};
 }
 

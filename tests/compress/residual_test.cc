@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <new>
 #include <vector>
 
 namespace inccl {
@@ -38,6 +39,20 @@ TEST(ResidualTest, ServesOneCallAtATime) {
   EXPECT_TRUE(residual.Take().ok());
   residual.End(false, 2);
   EXPECT_TRUE(residual.Reset().ok());
+}
+
+TEST(ResidualTest, AUseEndsWithItsScope) {
+  Residual residual(1, {});
+  try {
+    const ResidualUse use(&residual);
+    ASSERT_TRUE(use.status().ok());
+    EXPECT_EQ(ResidualUse(&residual).status().code(), Code::kInvalidUsage);
+    EXPECT_EQ(residual.Take().code(), Code::kInvalidUsage) << "the second use has ended the first";
+    throw std::bad_alloc();
+  } catch (const std::bad_alloc&) {
+  }
+  ASSERT_TRUE(residual.Take().ok());
+  residual.End(false, 1);
 }
 
 TEST(ResidualTest, AFailedCallChangesNothing) {

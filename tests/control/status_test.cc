@@ -11,8 +11,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -235,6 +237,29 @@ TEST_F(StatusTest, SocketsOfKilledProcessesAreRemoved) {
   ASSERT_TRUE(PublishStatus(directory_, &source).ok());
   EXPECT_EQ(Names().size(), 1u) << "and so does the next process";
   WithdrawStatus(&source);
+}
+
+// A client may be given any directory of the user.
+TEST_F(StatusTest, OtherFilesAreNeitherAskedNorRemoved) {
+  ASSERT_EQ(mkdir(directory_.c_str(), 0700), 0);
+  const std::string gone = "4194304-0123abcd";  // as of a process, whose number no process has
+  for (const std::string& name : {std::string("id_ed25519"), gone, "." + gone}) {
+    std::ofstream(directory_ + "/" + name) << "secret";
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string agent = directory_ + "/agent.17";
+  ASSERT_LT(agent.size(), sizeof address.sun_path);
+  std::memcpy(address.sun_path, agent.c_str(), agent.size() + 1);
+  const UniqueFd other(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(other.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  EXPECT_TRUE(FindStatusSockets(directory_).empty());
+  EXPECT_EQ(Names().size(), 4u);
+  Fake source("{}");
+  ASSERT_TRUE(PublishStatus(directory_, &source).ok());
+  EXPECT_EQ(FindStatusSockets(directory_).size(), 1u);
+  WithdrawStatus(&source);
+  EXPECT_EQ(Names().size(), 4u);
 }
 
 TEST_F(StatusTest, AForkedChildLeavesTheParentsSocketAlone) {

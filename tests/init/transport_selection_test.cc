@@ -248,19 +248,19 @@ TEST(TransportSelectionTest, APairWithoutATransportIsNamedOnEveryRank) {
 }
 
 #if INCCL_TEST_VERBS
-// By default hosts with RDMA use it; a rank that may not use its port has the next transport with
-// all peers of other hosts.
+// Hosts with RDMA use it where the list has it; a rank that may not use its port has the next
+// transport with all peers of other hosts.
 TEST(TransportSelectionTest, RdmaBetweenHosts) {
   fake_verbs::Get().SetMachine(fake_verbs::Get().StandardMachine());
   for (const bool excluded : {false, true}) {
-    for (const char* list : {"", "shm,verbs,tcp"}) {
+    for (const char* list : {"shm,verbs,ucx,tcp", "shm,verbs,tcp"}) {
       const auto chosen = ChooseAmong(3, [&](int rank, Environment* environment) {
         SetHost("aab", rank, environment);
         environment->transport = list;
         environment->socket_ifname = "lo";
         if (excluded && rank == 2) environment->ib_hca = "^fake0";
       });
-      const bool ucx = *list == '\0' && UcxTransport::Built();
+      const bool ucx = std::string(list).find("ucx") != std::string::npos && UcxTransport::Built();
       for (const auto& end : chosen) {
         ASSERT_TRUE(end.ok()) << end.status().message();
         EXPECT_STREQ((*end)->caps().name, !excluded ? "shm+verbs" : ucx ? "shm+ucx" : "shm+tcp");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "collectives/schedule_cases.h"
+#include "compress/codec.h"
 #include "tuning/tuner.h"
 
 namespace inccl {
@@ -206,6 +207,20 @@ TEST(CostModelTest, CompressedCallsCountTheBitsOfTheirCodec) {
   EXPECT_TRUE(EstimateCost(call, kTwoShot, kRound).side_one_shot);
   call.count *= 16;
   EXPECT_FALSE(EstimateCost(call, kTwoShot, kRound).side_one_shot);
+}
+
+// The agreement of qsgd is one number for 2^20 elements: little, but something.
+TEST(CostModelTest, EveryAgreementHasBytes) {
+  for (const char* spec : {"qsgd:q=8", "randk", "hbi:bits=4"}) {
+    const auto codec = MakeCodec(spec);
+    ASSERT_TRUE(codec.ok());
+    EXPECT_GT(WireBitsOf(**codec, Collective::kAllReduce, 4).side, 0u) << spec;
+  }
+  const HostMap hosts = Hosts("abcd");
+  TunerCall call = CallOf(hosts, 4 << 20);
+  call.compressed = true;
+  call.wire = {.data = 6 * WireBits::kUnit, .side = 0, .side_phases = 1};
+  EXPECT_GE(EstimateCost(call, kTwoShot, kRound).ns, 0u);  // no division by zero (sanitizers)
 }
 
 // Small calls: the fewest messages in a row; large calls: the fewest bytes on a link. Between them

@@ -73,11 +73,13 @@ Status FeedbackState::Account(const Range& range) {
   if (known == static_cast<uint64_t>(end - begin)) return Status::Ok();
   Result<bool> own = codec_->Own(range, corrected_.data(), own_.data());
   if (!own.ok()) return own.status();
-  if (!*own) ToFloat(call_.type, corrected_.data(), own_.data(), range.count);
-  for (size_t i = 0; i < range.count; ++i) {
-    own_[i] = call_.type == DataType::kFloat64
-                  ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i]))
-                  : sums_[i] - own_[i];
+  if (call_.type == DataType::kFloat64) {
+    for (size_t i = 0; i < range.count; ++i) {
+      own_[i] = *own ? static_cast<float>(double_sums_[i] - static_cast<double>(own_[i])) : 0.0f;
+    }
+  } else {
+    if (!*own) ToFloat(call_.type, corrected_.data(), own_.data(), range.count);
+    for (size_t i = 0; i < range.count; ++i) own_[i] = sums_[i] - own_[i];
   }
   residual_->SetErrors(FirstOf(range), {own_.data(), range.count});
   std::fill(begin, end, 1);

@@ -68,6 +68,27 @@ class Residual {
   std::atomic<bool> taken_{false};
 };
 
+// A call's use of a residual, which ends without effect unless the call commits it.
+class ResidualUse {
+ public:
+  explicit ResidualUse(Residual* residual) : residual_(residual), status_(residual->Take()) {}
+  ~ResidualUse() { End(false, 0); }
+  ResidualUse(const ResidualUse&) = delete;
+  ResidualUse& operator=(const ResidualUse&) = delete;
+
+  const Status& status() const { return status_; }
+  void Commit(uint64_t operation) { End(true, operation); }
+
+ private:
+  void End(bool committed, uint64_t operation) {
+    if (residual_ != nullptr && status_.ok()) residual_->End(committed, operation);
+    residual_ = nullptr;
+  }
+
+  Residual* residual_;
+  const Status status_;
+};
+
 }  // namespace inccl
 
 #endif  // INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
