@@ -47,6 +47,32 @@ Z = ctypes.c_size_t
 I = ctypes.c_int
 
 
+def run_policy():
+    """Prints which of three sums over two ranks of one thread are exact."""
+    nccl = load()
+    comms = (P * 2)()
+    result = nccl.ncclCommInitAll(comms, I(2), None)
+    if result != SUCCESS:
+        print(result, nccl.ncclGetLastError(None).decode())
+        return
+    exact = []
+    for count, kind, type_number in ((4096, ctypes.c_float, FLOAT32), (512, ctypes.c_float, FLOAT32),
+                                     (4096, ctypes.c_int, INT32)):
+        value = 1.001 if kind is ctypes.c_float else 1001
+        data = [(kind * count)(*[value] * count) for _ in comms]
+        nccl.ncclGroupStart()
+        for buffer, comm in zip(data, comms):
+            assert nccl.ncclAllReduce(buffer, buffer, Z(count), I(type_number), I(SUM), P(comm),
+                                      None) == SUCCESS
+        assert nccl.ncclGroupEnd() == SUCCESS
+        sums = set(data[0]) | set(data[1])
+        assert all(abs(s - 2 * value) < 0.02 for s in sums), sums
+        exact.append(sums == {2 * kind(value).value})
+    print(*exact)
+    for comm in comms:
+        nccl.ncclCommDestroy(P(comm))
+
+
 def run_rank(rank, size):
     """One rank of a process each: every kind of call, with results that this function computes."""
     nccl = load()
@@ -142,6 +168,51 @@ class CtypesTest(unittest.TestCase):
         self.assertEqual([p.wait(timeout=250) for p in [root, *others]], [0] * size)
         root.stdout.close()
 
+    def policy(self, **variables):
+        done = subprocess.run([sys.executable, __file__, "--policy", str(BINARY_DIR)],
+                              capture_output=True, text=True, check=True, timeout=250,
+                              env={**os.environ, **variables})
+        return done.stdout.strip(), done.stderr
+
+    def test_without_a_policy_nothing_is_compressed(self):
+        self.assertEqual(self.policy(INCCL_CODEC="bf16"), ("True True True", ""))
+
+    def test_the_first_rule_that_matches_decides(self):
+        out, err = self.policy(INCCL_NCCL_POLICY="allreduce,float32,4K -> bf16",
+                               INCCL_NCCL_LOG="1")
+        self.assertEqual(out, "False True True")
+        self.assertIn("allreduce of float32 from 4096 bytes on -> bf16", err)
+        self.assertIn("rule 1 -> bf16: 2 calls of 32768 bytes", err)
+        self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,1K->none; *,*,0->bf16")[0],
+                         "True True True")
+        # The communicator has no name.
+        self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,0,dp* -> bf16")[0], "True True True")
+
+    def test_a_wrong_rule_is_an_error_of_the_first_communicator(self):
+        for wrong in ("allreduce", "sum,*,0->bf16", "*,int32,0->bf16", "*,*,1X->bf16", "*,*,0->gzip"):
+            out, err = self.policy(INCCL_NCCL_POLICY=wrong)
+            self.assertTrue(out.startswith("4 INCCL_NCCL_POLICY: the rule"), out)
+            self.assertEqual(err, "")
+
+    def test_preloaded_it_opens_nothing_and_is_silent(self):
+        plain = subprocess.run(["/bin/true"], capture_output=True, text=True, check=True,
+                               env={"LD_PRELOAD": str(LIBRARY), "LD_DEBUG": "files"})
+        self.assertIn("libnccl.so.2", plain.stderr)
+        self.assertNotIn("libinccl", plain.stderr)
+        self.assertNotIn("libstdc++", plain.stderr)
+        silent = subprocess.run(["/bin/true"], capture_output=True, text=True, check=True,
+                                env={"LD_PRELOAD": str(LIBRARY), "NCCL_DEBUG": "INFO"})
+        self.assertEqual((silent.stdout, silent.stderr), ("", ""))
+
+    def test_every_name_is_a_weak_and_a_strong_symbol(self):
+        lines = subprocess.run(["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True,
+                               text=True, check=True).stdout.split("\n")
+        symbols = {tuple(line.split()[1:]) for line in lines if line}
+        weak = {name for kind, name in symbols if kind == "W"}
+        strong = {name for kind, name in symbols if kind == "T"}
+        self.assertEqual(len(weak), 96)  # NCCL 2.32.3
+        self.assertEqual(strong, {"p" + name for name in weak} | {"ncclResetDebugInitInternal"})
+
     def test_one_process(self):
         self.run_ranks(1)
 
@@ -228,5 +299,7 @@ if __name__ == "__main__":
         BINARY_DIR = pathlib.Path(sys.argv[4])
         LIBRARY = BINARY_DIR / "src/inccl-nccl/libnccl.so.2"
         run_rank(int(sys.argv[2]), int(sys.argv[3]))
+    elif "--policy" in sys.argv:
+        run_policy()
     else:
         unittest.main(argv=sys.argv[:1])

@@ -7,6 +7,7 @@
 #include "ext/nccl/export.h"
 #include "ext/nccl/group.h"
 #include "ext/nccl/library.h"
+#include "ext/nccl/policy.h"
 
 namespace inccl::nccl {
 namespace {
@@ -27,15 +28,24 @@ bool AsBytes(size_t count, int type, size_t* bytes) {
   return false;
 }
 
+// The arguments of a compressed call by the policy; `codec` NULL: the call runs uncompressed.
+ccl_compression_t Compression(Kind kind, size_t count, int type, Comm comm) {
+  ccl_compression_t compression = CCL_COMPRESSION_INIT;
+  compression.codec = CodecOf(kind, count, type, comm);
+  return compression;
+}
+
 }  // namespace
 }  // namespace inccl::nccl
 
 using inccl::nccl::AsBytes;
 using inccl::nccl::Comm;
+using inccl::nccl::Compression;
 using inccl::nccl::CudaStream;
 using inccl::nccl::Fail;
 using inccl::nccl::FindLibrary;
 using inccl::nccl::FromCall;
+using inccl::nccl::Kind;
 using inccl::nccl::Library;
 using inccl::nccl::OpOf;
 using inccl::nccl::StreamOf;
@@ -46,6 +56,13 @@ INCCL_NCCL_EXPORT(int, AllReduce,
                    CudaStream stream)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (__builtin_expect(library->policy, 0)) {
+    const ccl_compression_t how = Compression(Kind::kAllReduce, count, type, comm);
+    if (how.codec != nullptr) {
+      return FromCall(comm, library->allreduce_compressed(send, recv, count, TypeOf(type), OpOf(op),
+                                                          &how, comm, StreamOf(stream)));
+    }
+  }
   return FromCall(
       comm, library->allreduce(send, recv, count, TypeOf(type), OpOf(op), comm, StreamOf(stream)));
 }
@@ -55,6 +72,14 @@ INCCL_NCCL_EXPORT(int, ReduceScatter,
                    CudaStream stream)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (__builtin_expect(library->policy, 0)) {
+    const ccl_compression_t how = Compression(Kind::kReduceScatter, count, type, comm);
+    if (how.codec != nullptr) {
+      return FromCall(
+          comm, library->reduce_scatter_compressed(send, recv, count, TypeOf(type), OpOf(op), &how,
+                                                   comm, StreamOf(stream)));
+    }
+  }
   return FromCall(comm, library->reduce_scatter(send, recv, count, TypeOf(type), OpOf(op), comm,
                                                 StreamOf(stream)));
 }
@@ -64,6 +89,13 @@ INCCL_NCCL_EXPORT(int, AllGather,
                    CudaStream stream)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (__builtin_expect(library->policy, 0)) {
+    const ccl_compression_t how = Compression(Kind::kAllGather, count, type, comm);
+    if (how.codec != nullptr) {
+      return FromCall(comm, library->allgather_compressed(send, recv, count, TypeOf(type), &how,
+                                                          comm, StreamOf(stream)));
+    }
+  }
   return FromCall(comm,
                   library->allgather(send, recv, count, TypeOf(type), comm, StreamOf(stream)));
 }

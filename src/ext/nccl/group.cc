@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ext/nccl/group.h"
 
+#include "ext/nccl/communicators.h"
 #include "ext/nccl/error.h"
 #include "ext/nccl/export.h"
 #include "ext/nccl/library.h"
@@ -66,8 +67,12 @@ INCCL_NCCL_EXPORT(int, GroupEnd, ()) {
   const Library* const library = inccl::nccl::FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   result = inccl::nccl::TakeFirstError();
-  if (result == CCL_SUCCESS) return inccl::nccl::From(library->group_end());
-  inccl::nccl::Drop(*library);
+  if (result == CCL_SUCCESS) {
+    result = inccl::nccl::From(library->group_end());
+  } else {
+    inccl::nccl::Drop(*library);
+  }
+  inccl::nccl::GroupEnded(result == CCL_SUCCESS);
   return result;
 }
 
@@ -78,6 +83,7 @@ INCCL_NCCL_EXPORT(int, GroupSimulateEnd, (inccl::nccl::SimInfo * info)) {
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   result = inccl::nccl::TakeFirstError();
   inccl::nccl::Drop(*library);
+  inccl::nccl::GroupEnded(false);
   if (result != CCL_SUCCESS || info == nullptr) return result;
   if (info->magic != inccl::nccl::kSimInfoMagic || info->size < sizeof *info) {
     inccl::nccl::Warn("ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER");

@@ -9,6 +9,7 @@
 
 #include "ext/nccl/environment.h"
 #include "ext/nccl/error.h"
+#include "ext/nccl/policy.h"
 
 namespace inccl::nccl {
 
@@ -70,6 +71,7 @@ void Open() {
     Warn("libinccl is of another version than this libnccl.so.2, %d.%d", CCL_MAJOR, CCL_MINOR);
     return;
   }
+  ReadPolicy(&functions);
   __atomic_store_n(&opened_library, &functions, __ATOMIC_RELEASE);
 }
 

@@ -11,6 +11,7 @@
 #include "ext/nccl/export.h"
 #include "ext/nccl/group.h"
 #include "ext/nccl/library.h"
+#include "ext/nccl/policy.h"
 #include "ext/nccl/version.h"
 
 namespace inccl::nccl {
@@ -34,7 +35,8 @@ ResultCode Init(const char* function, Comm* comm, int nranks, const UniqueId& id
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   if (comm != nullptr) *comm = nullptr;
-  ResultCode result = LookForDevices();
+  ResultCode result = CheckPolicy();
+  if (result == CCL_SUCCESS) result = LookForDevices();
   OwnConfig own;
   if (result == CCL_SUCCESS) result = Convert(config, &own);
   if (result != CCL_SUCCESS) return Fail(result);
@@ -42,11 +44,22 @@ ResultCode Init(const char* function, Comm* comm, int nranks, const UniqueId& id
   ccl_unique_id_t same;
   memcpy(&same, &id, sizeof same);
   result = From(library->comm_init_rank_config(comm, nranks, same, rank, &own.config));
+  if (result != CCL_SUCCESS && result != CCL_IN_PROGRESS) return result;
+  Created(comm, own.name);
   if (result == CCL_SUCCESS && !InGroup()) {
     Info("%s comm %p rank %d nranks %d - Init COMPLETE", function, static_cast<void*>(*comm), rank,
          nranks);
   }
   return result;
+}
+
+// After a split or shrink: without a configuration the new communicator has the name of the old
+// one.
+void CreatedFrom(Comm parent, Comm* newcomm, const Config* config, const OwnConfig& own) {
+  if (!InGroup() && *newcomm == nullptr) return;  // a split without a colour
+  char name[kNameBytes];
+  NameOf(parent, name);
+  Created(newcomm, config == nullptr ? name : own.name);
 }
 
 }  // namespace
@@ -92,20 +105,22 @@ INCCL_NCCL_EXPORT(int, CommInitRankScalable,
 INCCL_NCCL_EXPORT(int, CommInitAll, (Comm * comms, int count, const int* devices)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
-  const ResultCode result = inccl::nccl::LookForDevices();
+  ResultCode result = inccl::nccl::CheckPolicy();
+  if (result == CCL_SUCCESS) result = inccl::nccl::LookForDevices();
   if (result != CCL_SUCCESS) return result;
   inccl::nccl::TellVersion(*library);
-  // Without devices the ranks are on the host, whatever the caller calls its devices.
-  if (!__atomic_load_n(&inccl::nccl::devices_found, __ATOMIC_RELAXED)) {
-    return From(library->comm_init_all(comms, count, nullptr));
-  }
   constexpr int kMostDevices = 4096;
   static int first_devices[kMostDevices];
-  if (devices == nullptr && count <= kMostDevices) {
+  if (!__atomic_load_n(&inccl::nccl::devices_found, __ATOMIC_RELAXED)) {
+    // The ranks are on the host, whatever the caller calls its devices.
+    devices = nullptr;
+  } else if (devices == nullptr && count <= kMostDevices) {
     for (int i = 0; i < count; ++i) __atomic_store_n(&first_devices[i], i, __ATOMIC_RELAXED);
     devices = first_devices;
   }
-  return From(library->comm_init_all(comms, count, devices));
+  result = From(library->comm_init_all(comms, count, devices));
+  for (int i = 0; result == CCL_SUCCESS && i < count; ++i) inccl::nccl::Created(&comms[i], "");
+  return result;
 }
 
 INCCL_NCCL_EXPORT(int, CommSplit, (Comm comm, int color, int key, Comm* newcomm, Config* config)) {
@@ -123,10 +138,12 @@ INCCL_NCCL_EXPORT(int, CommShrink,
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   OwnConfig own;
-  const ResultCode result = inccl::nccl::Convert(config, &own);
+  ResultCode result = inccl::nccl::Convert(config, &own);
   if (result != CCL_SUCCESS) return Fail(result);
-  return From(library->comm_shrink(comm, excluded, count, newcomm,
-                                   config == nullptr ? nullptr : &own.config, flags));
+  result = From(library->comm_shrink(comm, excluded, count, newcomm,
+                                     config == nullptr ? nullptr : &own.config, flags));
+  if (result == CCL_SUCCESS) inccl::nccl::CreatedFrom(comm, newcomm, config, own);
+  return result;
 }
 
 INCCL_NCCL_EXPORT(int, CommRevoke, (Comm comm, int flags)) {
