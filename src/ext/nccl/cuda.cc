@@ -10,7 +10,7 @@
 
 namespace inccl::nccl {
 
-bool devices_found = false;
+constinit bool devices_found = false;
 
 namespace {
 

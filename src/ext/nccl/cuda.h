@@ -10,7 +10,8 @@
 namespace inccl::nccl {
 
 // True once LookForDevices has found the driver. One load.
-extern bool devices_found;
+// NOLINTNEXTLINE(bugprone-dynamic-static-initializers): constinit
+extern constinit bool devices_found;
 
 // Looks for the driver in this process. Returns an error, after a warning, if there is one, but no
 // libinccl_cuda.so.0, without which calls would read device memory as memory of the host.

@@ -13,7 +13,7 @@
 
 namespace inccl::nccl {
 
-const Library* opened_library = nullptr;
+constinit const Library* opened_library = nullptr;
 
 namespace {
 

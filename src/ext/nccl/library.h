@@ -53,6 +53,7 @@ namespace inccl::nccl {
   X(send)
 
 struct Library {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): it declares `name`
 #define INCCL_NCCL_FIELD(name) decltype(&::ccl_##name) name;
   INCCL_NCCL_FUNCTIONS(INCCL_NCCL_FIELD)
 #undef INCCL_NCCL_FIELD
@@ -61,7 +62,8 @@ struct Library {
 };
 
 // Set once, by OpenLibrary.
-extern const Library* opened_library;
+// NOLINTNEXTLINE(bugprone-dynamic-static-initializers): constinit
+extern constinit const Library* opened_library;
 
 // Opens libinccl, once per process: INCCL_LIBRARY, or libinccl.so.0 in this library's directory, or
 // in the directory above it, or in the loader's search path. Any thread. Returns nullptr, after a
