@@ -13,6 +13,9 @@ set(inccl_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 install(TARGETS inccl EXPORT inccl-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development)
+# A directory of its own, which LD_LIBRARY_PATH can name; both names, because some programs open libnccl.so.
+install(TARGETS inccl_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/inccl-nccl COMPONENT runtime
+  NAMELINK_COMPONENT runtime)
 if(INCCL_HAVE_CUDA)
   install(TARGETS inccl_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cuda NAMELINK_SKIP)
 endif()

@@ -369,7 +369,8 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
     const std::string_view entry(*environment);
     const std::string_view name = entry.substr(0, entry.find('='));
     if (!name.starts_with("INCCL_") || name.starts_with("INCCL_TEST_")) continue;
-    if (name == "INCCL_LIBRARY") continue;  // read by the Python package
+    // Read by the Python package and by libnccl.so.2.
+    if (name == "INCCL_LIBRARY" || name.starts_with("INCCL_NCCL_")) continue;
     if (FindVariable(name) == nullptr) unknown.emplace_back(name);
   }
   return unknown;

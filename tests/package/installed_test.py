@@ -88,7 +88,7 @@ def check_files(prefix, programs, libdir, binary_dir):
     if (binary_dir / "perf/libinccl_bench_mpi.so").exists():
         modules = {"inccl"}
         assert files(f"{libdir}/inccl") == {"libinccl_bench_mpi.so"}, files(f"{libdir}/inccl")
-    assert files(libdir) == {"libinccl.so", "libinccl.so.0", f"libinccl.so.{version}", "cmake",
+    assert files(libdir) == {"libinccl.so", "libinccl.so.0", f"libinccl.so.{version}", "inccl-nccl", "cmake",
                              "pkgconfig"} | cuda | modules, files(libdir)
     header = (prefix / "include/inccl/ccl.h").read_text()
     numbers = [re.search(rf"#define CCL_{n} (\d+)", header).group(1)

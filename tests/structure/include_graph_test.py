@@ -37,6 +37,7 @@ for number, folders in enumerate(LAYERS):
             ALLOWED[folder].add("inccl")
 for folder in ("memory", "bootstrap", "control", "transport"):
     ALLOWED[folder].discard("compress")  # what they move has no meaning to them
+ALLOWED["ext"] = {"ext", "inccl"}  # users of the C API
 
 # Headers of the system and of dependencies that only these layers may include. Which headers of C++
 # and POSIX a layer uses otherwise is its own affair.

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What libnccl.so.2 keeps of a communicator beyond what libinccl does: its name, for the policy,
+// and whether it was revoked. Any thread.
+#ifndef INCCL_EXT_NCCL_COMMUNICATORS_H_
+#define INCCL_EXT_NCCL_COMMUNICATORS_H_
+
+#include "ext/nccl/error.h"
+#include "ext/nccl/types.h"
+
+namespace inccl::nccl {
+
+inline constexpr size_t kNameBytes = 129;
+
+// As FromError. After ncclCommRevoke, calls on the communicator are ncclInvalidUsage.
+ResultCode FromCallError(Comm comm, ccl_result_t result);
+inline ResultCode FromCall(Comm comm, ccl_result_t result) {
+  return __builtin_expect(result == CCL_SUCCESS, 1) ? CCL_SUCCESS : FromCallError(comm, result);
+}
+
+// The communicator at *slot has been created with this name; in a group, it will be at *slot after
+// the end of the group, unless the group fails.
+void Created(Comm* slot, const char* name);
+// The thread's outermost group has ended.
+void GroupEnded(bool success);
+
+void Revoked(Comm comm);
+bool IsRevoked(Comm comm);
+// The name, or "".
+void NameOf(Comm comm, char (&name)[kNameBytes]);
+// The communicator ends: its pointer may come back as another communicator.
+void Forget(Comm comm);
+
+}  // namespace inccl::nccl
+
+#endif  // INCCL_EXT_NCCL_COMMUNICATORS_H_

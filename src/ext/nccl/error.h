@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Results and warnings of libnccl.so.2.
+#ifndef INCCL_EXT_NCCL_ERROR_H_
+#define INCCL_EXT_NCCL_ERROR_H_
+
+#include "ext/nccl/types.h"
+
+namespace inccl::nccl {
+
+// Levels of NCCL_DEBUG.
+enum class Level { kNone, kVersion, kWarn, kInfo };
+
+// The level of INCCL_DEBUG, else of NCCL_DEBUG; without either kNone.
+Level DebugLevel();
+
+// Keeps the text for ncclGetLastError, and prints it if the level is kWarn or above. The text is at
+// most 1023 bytes.
+__attribute__((format(printf, 1, 2))) void Warn(const char* format, ...);
+
+// Prints a line at level kInfo.
+__attribute__((format(printf, 1, 2))) void Info(const char* format, ...);
+
+// The line of a level, without a condition.
+void PrintLine(const char* level, const char* text);
+
+// The result of a call of libinccl as a result of NCCL. Keeps the text of an error for
+// ncclGetLastError; libinccl has logged it.
+ResultCode FromError(ccl_result_t result);
+inline ResultCode From(ccl_result_t result) {
+  return __builtin_expect(result == CCL_SUCCESS, 1) ? 0 : FromError(result);
+}
+
+}  // namespace inccl::nccl
+
+#endif  // INCCL_EXT_NCCL_ERROR_H_

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ext/nccl/policy.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ext/nccl/communicators.h"
+#include "ext/nccl/error.h"
+
+namespace inccl::nccl {
+namespace {
+
+constexpr int kMostRules = 64;
+constexpr size_t kTextBytes = 16384;
+
+struct Type {
+  const char* name;
+  int number;
+  size_t bytes;
+};
+// Others are never compressed: integers may be indices or flags.
+constexpr Type kTypes[] = {{"float16", CCL_FLOAT16, 2},
+                           {"float32", CCL_FLOAT32, 4},
+                           {"float64", CCL_FLOAT64, 8},
+                           {"bfloat16", CCL_BFLOAT16, 2}};
+constexpr const char* kKinds[] = {"allreduce", "reduce_scatter", "allgather"};  // by Kind
+
+struct Rule {
+  int kind;          // -1: any
+  int type;          // -1: any
+  size_t least;      // bytes
+  const char* name;  // pattern of communicators' names; NULL: any
+  const char* codec_text;
+  ccl_codec_t codec;  // NULL: uncompressed
+  uint64_t calls, bytes;
+};
+
+// Written once, before the library is published; but for the counters.
+Rule rules[kMostRules];
+int rule_count = 0;
+bool broken = false;
+char texts[kTextBytes];  // the rules point into it
+
+const Type* FindType(int number) {
+  for (const Type& type : kTypes) {
+    if (type.number == number) return &type;
+  }
+  return nullptr;
+}
+
+char* Trim(char* text) {
+  while (*text == ' ' || *text == '\t') ++text;
+  for (size_t n = strlen(text); n > 0 && strchr(" \t\r", text[n - 1]) != nullptr; --n) {
+    text[n - 1] = '\0';
+  }
+  return text;
+}
+
+bool ParseBytes(const char* text, size_t* bytes) {
+  if (text[0] < '0' || text[0] > '9') return false;
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long long number = strtoull(text, &end, 10);
+  int shift = 0;
+  if (*end != '\0') {
+    constexpr const char* kUnits = "KMG";
+    const char* const unit = strchr(kUnits, *end);
+    if (unit == nullptr || end[1] != '\0') return false;
+    shift = 10 * static_cast<int>(unit - kUnits + 1);
+  }
+  if (errno != 0 || number > SIZE_MAX >> shift) return false;
+  *bytes = static_cast<size_t>(number) << shift;
+  return true;
+}
+
+template <typename Equal>
+bool ParseName(const char* text, int count, Equal equal, int* value) {
+  *value = -1;
+  if (strcmp(text, "*") == 0) return true;
+  for (int i = 0; i < count; ++i) {
+    if (equal(i, value)) return true;
+  }
+  return false;
+}
+
+bool ParseKind(const char* text, int* kind) {
+  return ParseName(
+      text, sizeof kKinds / sizeof kKinds[0],
+      [text](int i, int* value) {
+        *value = i;
+        return strcmp(kKinds[i], text) == 0;
+      },
+      kind);
+}
+
+bool ParseType(const char* text, int* type) {
+  return ParseName(
+      text, sizeof kTypes / sizeof kTypes[0],
+      [text](int i, int* value) {
+        *value = kTypes[i].number;
+        return strcmp(kTypes[i].name, text) == 0;
+      },
+      type);
+}
+
+// Parses one rule. Returns what is wrong, or nullptr.
+const char* ParseRule(char* text, const Library& library, Rule* rule) {
+  char* const arrow = strstr(text, "->");
+  if (arrow == nullptr) return "has no ->";
+  *arrow = '\0';
+  rule->codec_text = Trim(arrow + 2);
+  char* fields[4] = {};
+  int count = 0;
+  char* rest = text;
+  for (char* field; (field = strsep(&rest, ",")) != nullptr; ++count) {
+    if (count == 4) return "has more than four fields before ->";
+    fields[count] = Trim(field);
+  }
+  if (count < 3) return "is not of the form collective,type,min_bytes[,comm-name] -> codec";
+  if (!ParseKind(fields[0], &rule->kind)) {
+    return "names a collective other than allreduce, reduce_scatter, allgather, *";
+  }
+  if (!ParseType(fields[1], &rule->type)) {
+    return "names a type other than float16, float32, float64, bfloat16, *";
+  }
+  if (!ParseBytes(fields[2], &rule->least)) return "has a wrong number of bytes";
+  rule->name = fields[3];
+  if (strcmp(rule->codec_text, "none") == 0) return nullptr;
+  if (library.codec_create(&rule->codec, rule->codec_text) == CCL_SUCCESS) return nullptr;
+  return library.get_last_error(nullptr);
+}
+
+void Parse(char* text, const Library& library) {
+  for (char* line; (line = strsep(&text, ";\n")) != nullptr;) {
+    line = Trim(line);
+    if (line[0] == '\0' || line[0] == '#') continue;
+    char whole[256];
+    snprintf(whole, sizeof whole, "%s", line);
+    const char* const wrong =
+        rule_count == kMostRules ? "is one too many" : ParseRule(line, library, &rules[rule_count]);
+    if (wrong != nullptr) {
+      Warn("INCCL_NCCL_POLICY: the rule \"%s\" %s", whole, wrong);
+      broken = true;
+      return;
+    }
+    ++rule_count;
+  }
+}
+
+bool ReadFile(const char* path) {
+  FILE* const file = fopen(path, "re");
+  if (file == nullptr) return false;
+  const size_t bytes = fread(texts, 1, sizeof texts - 1, file);
+  const bool whole = ferror(file) == 0 && feof(file) != 0;
+  fclose(file);
+  texts[bytes] = '\0';
+  return whole;
+}
+
+bool Logging() {
+  const char* const value = secure_getenv("INCCL_NCCL_LOG");
+  return value != nullptr && strcmp(value, "1") == 0;
+}
+
+void Report() {
+  for (int i = 0; i < rule_count; ++i) {
+    char text[512];
+    const Rule& rule = rules[i];
+    snprintf(text, sizeof text, "rule %d -> %s: %llu calls of %llu bytes", i + 1, rule.codec_text,
+             static_cast<unsigned long long>(__atomic_load_n(&rule.calls, __ATOMIC_RELAXED)),
+             static_cast<unsigned long long>(__atomic_load_n(&rule.bytes, __ATOMIC_RELAXED)));
+    PrintLine("INFO", text);
+  }
+}
+
+}  // namespace
+
+void ReadPolicy(Library* library) {
+  const char* const policy = secure_getenv("INCCL_NCCL_POLICY");
+  const char* const path = secure_getenv("INCCL_NCCL_POLICY_FILE");
+  if (policy != nullptr && policy[0] != '\0') {
+    if (strlen(policy) >= sizeof texts) {
+      Warn("INCCL_NCCL_POLICY: longer than %zu bytes", sizeof texts - 1);
+      broken = true;
+      return;
+    }
+    snprintf(texts, sizeof texts, "%s", policy);
+  } else if (path != nullptr && path[0] != '\0') {
+    if (!ReadFile(path)) {
+      Warn("INCCL_NCCL_POLICY_FILE: %s cannot be read, or has more than %zu bytes", path,
+           sizeof texts - 1);
+      broken = true;
+      return;
+    }
+  }
+  Parse(texts, *library);
+  library->policy = rule_count > 0 && !broken;
+  if (library->policy && Logging()) (void)atexit(Report);
+}
+
+ResultCode CheckPolicy() { return broken ? CCL_INVALID_ARGUMENT : CCL_SUCCESS; }
+
+ccl_codec_t CodecOf(Kind kind, size_t count, int type, Comm comm) {
+  const Type* const known = FindType(type);
+  size_t bytes = 0;
+  if (known == nullptr || __builtin_mul_overflow(count, known->bytes, &bytes)) return nullptr;
+  char name[kNameBytes];
+  bool have_name = false;
+  for (int i = 0; i < rule_count; ++i) {
+    Rule& rule = rules[i];
+    if (rule.kind >= 0 && rule.kind != static_cast<int>(kind)) continue;
+    if ((rule.type >= 0 && rule.type != type) || bytes < rule.least) continue;
+    if (rule.name != nullptr) {
+      if (!have_name) NameOf(comm, name);
+      have_name = true;
+      if (fnmatch(rule.name, name, 0) != 0) continue;
+    }
+    __atomic_fetch_add(&rule.calls, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&rule.bytes, bytes, __ATOMIC_RELAXED);
+    return rule.codec;
+  }
+  return nullptr;
+}
+
+void TellPolicy(Comm comm, const char* name) {
+  if (!Logging()) return;
+  char text[512];
+  if (rule_count == 0) {
+    snprintf(text, sizeof text, "comm %p \"%s\": nothing is compressed", static_cast<void*>(comm),
+             name);
+    PrintLine("INFO", text);
+  }
+  for (int i = 0; i < rule_count; ++i) {
+    const Rule& rule = rules[i];
+    if (rule.name != nullptr && fnmatch(rule.name, name, 0) != 0) continue;
+    const Type* const type = FindType(rule.type);
+    snprintf(text, sizeof text, "comm %p \"%s\": %s of %s from %zu bytes on -> %s",
+             static_cast<void*>(comm), name, rule.kind < 0 ? "any collective" : kKinds[rule.kind],
+             type == nullptr ? "any type" : type->name, rule.least, rule.codec_text);
+    PrintLine("INFO", text);
+  }
+}
+
+}  // namespace inccl::nccl

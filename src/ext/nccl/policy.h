@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which calls are compressed: INCCL_NCCL_POLICY. Without it none is, so that a program that gets
+// this library in place of NCCL computes what it computed before.
+#ifndef INCCL_EXT_NCCL_POLICY_H_
+#define INCCL_EXT_NCCL_POLICY_H_
+
+#include "ext/nccl/library.h"
+#include "ext/nccl/types.h"
+
+namespace inccl::nccl {
+
+enum class Kind { kAllReduce, kReduceScatter, kAllGather };
+
+// Reads INCCL_NCCL_POLICY, or the file that INCCL_NCCL_POLICY_FILE names, and makes the codecs.
+// Called once, when libinccl is opened. Sets library->policy if there are rules.
+void ReadPolicy(Library* library);
+
+// CCL_INVALID_ARGUMENT, after a warning, if the policy has an error. No communicator is created
+// then.
+ResultCode CheckPolicy();
+
+// The codec of the first rule that the call matches; nullptr: the call runs uncompressed. `count`
+// is that of the call. Any thread.
+ccl_codec_t CodecOf(Kind kind, size_t count, int type, Comm comm);
+
+// With INCCL_NCCL_LOG=1, prints the rules for a communicator of this name.
+void TellPolicy(Comm comm, const char* name);
+
+}  // namespace inccl::nccl
+
+#endif  // INCCL_EXT_NCCL_POLICY_H_

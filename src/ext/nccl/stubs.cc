@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Functions that binaries built for newer versions of NCCL need in order to load. Those that inccl
+// does not have return ncclInvalidUsage and warn; those that only advise succeed.
+
+#include "ext/nccl/error.h"
+#include "ext/nccl/export.h"
+#include "ext/nccl/group.h"
+
+namespace inccl::nccl {
+namespace {
+
+ResultCode NotSupported(const char* name) {
+  Warn("nccl%s: not supported by inccl", name);
+  return Fail(CCL_INVALID_USAGE);
+}
+
+}  // namespace
+}  // namespace inccl::nccl
+
+using inccl::nccl::Comm;
+using inccl::nccl::Team;
+using inccl::nccl::Warn;
+
+// The functions use none of their arguments, so they are declared without: in the calling
+// conventions of x86-64 and 64-bit ARM the caller removes arguments.
+#define INCCL_NCCL_STUB(name) \
+  INCCL_NCCL_EXPORT(int, name, ()) { return inccl::nccl::NotSupported(#name); }
+
+INCCL_NCCL_STUB(CommGetUniqueId)
+INCCL_NCCL_STUB(CommGrow)
+INCCL_NCCL_STUB(CommQueryProperties)
+INCCL_NCCL_STUB(DevCommCreate)
+INCCL_NCCL_STUB(DevCommDestroy)
+INCCL_NCCL_STUB(GetCftDeviceLeInfo)
+INCCL_NCCL_STUB(GetLsaDevicePointer)
+INCCL_NCCL_STUB(GetLsaMultimemDevicePointer)
+INCCL_NCCL_STUB(GetMultimemDeviceLeInfo)
+INCCL_NCCL_STUB(GetMultimemDevicePointer)
+INCCL_NCCL_STUB(GetPeerDeviceLeInfo)
+INCCL_NCCL_STUB(GetPeerDevicePointer)
+INCCL_NCCL_STUB(GinBarrierCreateRequirement)
+INCCL_NCCL_STUB(GinInboxA2ACreateRequirement)
+INCCL_NCCL_STUB(GinOutboxCreateRequirement)
+INCCL_NCCL_STUB(LLA2ACreateRequirement)
+INCCL_NCCL_STUB(LsaBarrierCreateRequirement)
+INCCL_NCCL_STUB(PutSignal)
+INCCL_NCCL_STUB(SetEncryption)
+INCCL_NCCL_STUB(Signal)
+INCCL_NCCL_STUB(WaitSignal)
+INCCL_NCCL_STUB(WinGetUserPtr)
+
+INCCL_NCCL_EXPORT(int, LLA2ACalcSlots, ()) {
+  (void)inccl::nccl::NotSupported("LLA2ACalcSlots");
+  return 0;
+}
+
+// A team of the calling rank alone.
+#define INCCL_NCCL_TEAM(name) \
+  INCCL_NCCL_EXPORT(Team, name, ()) { return {1, 0, 1}; }
+
+INCCL_NCCL_TEAM(TeamCft)
+INCCL_NCCL_TEAM(TeamCftMultimem)
+INCCL_NCCL_TEAM(TeamLsa)
+INCCL_NCCL_TEAM(TeamRail)
+INCCL_NCCL_TEAM(TeamWorld)
+
+INCCL_NCCL_EXPORT(int, TeamRankToLsa, (Comm /*comm*/, Team /*team*/, int rank)) { return rank; }
+INCCL_NCCL_EXPORT(int, TeamRankToWorld, (Comm /*comm*/, Team /*team*/, int rank)) { return rank; }
+
+INCCL_NCCL_EXPORT(void, ResetDebugInit, ()) {}
+extern "C" INCCL_NCCL_VISIBLE void ncclResetDebugInitInternal();
+extern "C" void ncclResetDebugInitInternal() {}
+
+INCCL_NCCL_EXPORT(int, CommSuspend, (Comm /*comm*/, int /*flags*/)) { return CCL_SUCCESS; }
+INCCL_NCCL_EXPORT(int, CommResume, (Comm /*comm*/)) { return CCL_SUCCESS; }
+
+INCCL_NCCL_EXPORT(int, CommMemStats, (Comm /*comm*/, int /*stat*/, uint64_t* value)) {
+  if (value == nullptr) {
+    Warn("ncclCommMemStats: value is NULL");
+    return CCL_INVALID_ARGUMENT;
+  }
+  *value = 0;
+  return CCL_SUCCESS;
+}
+
+// There are no parameters to look up: no key is known.
+#define INCCL_NCCL_PARAMETER(name)                  \
+  INCCL_NCCL_EXPORT(int, name, ()) {                \
+    Warn("nccl" #name ": inccl has no parameters"); \
+    return CCL_INVALID_ARGUMENT;                    \
+  }
+
+INCCL_NCCL_PARAMETER(ParamBind)
+INCCL_NCCL_PARAMETER(ParamGet)
+INCCL_NCCL_PARAMETER(ParamGetI16)
+INCCL_NCCL_PARAMETER(ParamGetI32)
+INCCL_NCCL_PARAMETER(ParamGetI64)
+INCCL_NCCL_PARAMETER(ParamGetI8)
+INCCL_NCCL_PARAMETER(ParamGetParameter)
+INCCL_NCCL_PARAMETER(ParamGetStr)
+INCCL_NCCL_PARAMETER(ParamGetU16)
+INCCL_NCCL_PARAMETER(ParamGetU32)
+INCCL_NCCL_PARAMETER(ParamGetU64)
+INCCL_NCCL_PARAMETER(ParamGetU8)
+
+INCCL_NCCL_EXPORT(int, ParamGetAllParameterKeys, (const char*** table, int* length)) {
+  static const char* none = nullptr;
+  if (table == nullptr || length == nullptr) {
+    Warn("ncclParamGetAllParameterKeys: an argument is NULL");
+    return CCL_INVALID_ARGUMENT;
+  }
+  *table = &none;
+  *length = 0;
+  return CCL_SUCCESS;
+}
+
+INCCL_NCCL_EXPORT(void, ParamDumpAll, ()) {}

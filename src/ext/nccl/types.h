@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The binary interface of libnccl.so.2: types and numbers that calls of NCCL have, written from its
+// documentation. Enumerations are ints, so that a value that a newer header names is no undefined
+// behaviour.
+#ifndef INCCL_EXT_NCCL_TYPES_H_
+#define INCCL_EXT_NCCL_TYPES_H_
+
+#include <inccl/ccl.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+
+namespace inccl::nccl {
+
+using ResultCode = int;   // ncclResult_t; the numbers are those of ccl_result_t
+using Comm = ccl_comm_t;  // ncclComm_t: the shim has no object of its own around a communicator
+using CudaStream = void*;
+using Window = void*;
+
+struct UniqueId {
+  char internal[128];
+};
+static_assert(sizeof(UniqueId) == sizeof(ccl_unique_id_t));
+
+inline constexpr int kUndefined = INT_MIN;  // of an int in a configuration
+inline constexpr unsigned kConfigMagic = 0xcafebeef;
+
+// ncclConfig_t. Newer versions append fields; `version` is the caller's.
+struct Config {
+  size_t size;
+  unsigned magic;
+  unsigned version;
+  int blocking;
+  int cga_cluster_size;
+  int min_ctas;
+  int max_ctas;
+  const char* net_name;
+  int split_share;
+  int traffic_class;
+  const char* comm_name;
+  int collnet_enable;
+  int cta_policy;
+  int shrink_share;
+  int nvls_ctas;
+  int channels_per_net_peer;
+  int nvlink_centric_sched;
+};
+
+// ncclSimInfo_t.
+struct SimInfo {
+  size_t size;
+  unsigned magic;
+  unsigned version;
+  float estimated_time;
+};
+inline constexpr unsigned kSimInfoMagic = 0x74685283;
+
+// ncclTeam_t, which functions return by value.
+struct Team {
+  int nranks;
+  int rank;
+  int stride;
+};
+
+}  // namespace inccl::nccl
+
+#endif  // INCCL_EXT_NCCL_TYPES_H_

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libnccl.so.2 as Python programs use it: ctypes, names one by one, int results.
+
+usage: ctypes_test.py SOURCE_DIR BINARY_DIR
+"""
+import ctypes
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+BINARY_DIR = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else "build/release").resolve()
+LIBRARY = BINARY_DIR / "src/inccl-nccl/libnccl.so.2"
+SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 0, 4, 5, 7
+INT32, FLOAT32, SUM = 2, 7, 0
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_byte * 128)]
+
+
+class Config(ctypes.Structure):
+    """As a program of NCCL 2.18 has it: shorter than the library's."""
+    _fields_ = [("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint),
+                ("blocking", ctypes.c_int), ("cgaClusterSize", ctypes.c_int),
+                ("minCTAs", ctypes.c_int), ("maxCTAs", ctypes.c_int),
+                ("netName", ctypes.c_char_p), ("splitShare", ctypes.c_int)]
+
+    def __init__(self, **values):
+        undefined = -2**31
+        super().__init__(ctypes.sizeof(Config), 0xcafebeef, 21800, undefined, undefined, undefined,
+                         undefined, None, undefined)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+def load():
+    nccl = ctypes.CDLL(str(LIBRARY))
+    nccl.ncclGetErrorString.restype = ctypes.c_char_p
+    nccl.ncclGetLastError.restype = ctypes.c_char_p
+    return nccl
+
+
+P = ctypes.c_void_p
+Z = ctypes.c_size_t
+I = ctypes.c_int
+
+
+def run_policy():
+    """Prints which of three sums over two ranks of one thread are exact."""
+    nccl = load()
+    comms = (P * 2)()
+    result = nccl.ncclCommInitAll(comms, I(2), None)
+    if result != SUCCESS:
+        print(result, nccl.ncclGetLastError(None).decode())
+        return
+    exact = []
+    for count, kind, type_number in ((4096, ctypes.c_float, FLOAT32), (512, ctypes.c_float, FLOAT32),
+                                     (4096, ctypes.c_int, INT32)):
+        value = 1.001 if kind is ctypes.c_float else 1001
+        data = [(kind * count)(*[value] * count) for _ in comms]
+        nccl.ncclGroupStart()
+        for buffer, comm in zip(data, comms):
+            assert nccl.ncclAllReduce(buffer, buffer, Z(count), I(type_number), I(SUM), P(comm),
+                                      None) == SUCCESS
+        assert nccl.ncclGroupEnd() == SUCCESS
+        sums = set(data[0]) | set(data[1])
+        assert all(abs(s - 2 * value) < 0.02 for s in sums), sums
+        exact.append(sums == {2 * kind(value).value})
+    print(*exact)
+    for comm in comms:
+        nccl.ncclCommDestroy(P(comm))
+
+
+def run_rank(rank, size):
+    """One rank of a process each: every kind of call, with results that this function computes."""
+    nccl = load()
+
+    def check(result, expected=SUCCESS):
+        assert result == expected, (result, nccl.ncclGetLastError(None))
+
+    unique = UniqueId()
+    if rank == 0:
+        check(nccl.ncclGetUniqueId(ctypes.byref(unique)))
+        os.write(1, bytes(unique))
+    else:
+        data = b""
+        while len(data) < 128:
+            data += os.read(0, 128 - len(data))
+        ctypes.memmove(ctypes.byref(unique), data, 128)
+    comm = P()
+    config = Config(blocking=0 if rank % 2 else 1)
+    result = nccl.ncclCommInitRankConfig(ctypes.byref(comm), I(size), unique, I(rank),
+                                         ctypes.byref(config))
+    state = I(IN_PROGRESS)
+    assert comm.value
+    if rank % 2:
+        assert result == IN_PROGRESS, result
+        while state.value == IN_PROGRESS:
+            check(nccl.ncclCommGetAsyncError(comm, ctypes.byref(state)))
+        result = state.value
+    check(result)
+    number = I(-1)
+    check(nccl.ncclCommCount(comm, ctypes.byref(number)))
+    assert number.value == size
+    check(nccl.ncclCommUserRank(comm, ctypes.byref(number)))
+    assert number.value == rank
+    n = 1000
+    values = (ctypes.c_float * n)(*[rank + i for i in range(n)])
+    total = (ctypes.c_float * n)()
+    # A stream of a stand-in for CUDA: without devices the call waits.
+    check(nccl.ncclAllReduce(values, total, Z(n), I(FLOAT32), I(SUM), comm, P(0x1000)))
+    assert list(total) == [size * i + sum(range(size)) for i in range(n)]
+    gathered = (ctypes.c_int * size)()
+    check(nccl.ncclAllGather(ctypes.byref(I(rank * 7)), gathered, Z(1), I(INT32), comm, None))
+    assert list(gathered) == [r * 7 for r in range(size)]
+    one = I(rank * 3 + 1)
+    check(nccl.ncclBcast(ctypes.byref(one), Z(1), I(INT32), I(size - 1), comm, None))
+    assert one.value == (size - 1) * 3 + 1
+    # A ring of sends and receives whose types differ and whose bytes agree.
+    sent, received = (ctypes.c_int * 4)(*[rank] * 4), (ctypes.c_byte * 16)()
+    check(nccl.ncclGroupStart())
+    check(nccl.ncclSend(sent, Z(4), I(INT32), I((rank + 1) % size), comm, None))
+    check(nccl.ncclRecv(received, Z(16), I(0), I((rank - 1) % size), comm, None))
+    check(nccl.ncclGroupEnd())
+    assert bytes(received) == bytes((ctypes.c_int * 4)(*[(rank - 1) % size] * 4))
+    # A premultiplied sum.
+    op, factor = I(), ctypes.c_float(0.5)
+    check(nccl.ncclRedOpCreatePreMulSum(ctypes.byref(op), ctypes.byref(factor), I(FLOAT32), I(1),
+                                        comm))
+    assert op.value >= 5
+    check(nccl.ncclAllReduce(values, total, Z(n), I(FLOAT32), op, comm, None))
+    assert list(total) == [(size * i + sum(range(size))) / 2 for i in range(n)]
+    check(nccl.ncclRedOpDestroy(op, comm))
+    child = P()
+    check(nccl.ncclCommSplit(comm, I(rank % 2), I(-rank), ctypes.byref(child), None))
+    check(nccl.ncclCommUserRank(child, ctypes.byref(number)))
+    mates = [r for r in range(size) if r % 2 == rank % 2]
+    assert number.value == len(mates) - 1 - mates.index(rank)
+    check(nccl.ncclCommDestroy(child))
+    memory, handle = P(), P()
+    check(nccl.ncclMemAlloc(ctypes.byref(memory), Z(1 << 20)))
+    check(nccl.ncclCommRegister(comm, memory, Z(1 << 20), ctypes.byref(handle)))
+    check(nccl.ncclCommDeregister(comm, handle))
+    check(nccl.ncclMemFree(memory))
+    window = P(1)
+    check(nccl.ncclCommWindowRegister(comm, values, Z(4 * n), ctypes.byref(window), I(0)))
+    assert window.value is None
+    check(nccl.ncclCommFinalize(comm), IN_PROGRESS if rank % 2 else SUCCESS)
+    state.value = IN_PROGRESS
+    while state.value == IN_PROGRESS:
+        check(nccl.ncclCommGetAsyncError(comm, ctypes.byref(state)))
+    check(nccl.ncclCommFinalize(comm), INVALID_ARGUMENT)
+    check(nccl.ncclCommDestroy(comm))
+
+
+class CtypesTest(unittest.TestCase):
+    def run_ranks(self, size):
+        command = [sys.executable, __file__, "--rank"]
+        root = subprocess.Popen([*command, "0", str(size), str(BINARY_DIR)], stdout=subprocess.PIPE)
+        unique = root.stdout.read(128)
+        others = [subprocess.Popen([*command, str(rank), str(size), str(BINARY_DIR)],
+                                   stdin=subprocess.PIPE) for rank in range(1, size)]
+        for process in others:
+            process.stdin.write(unique)
+            process.stdin.close()
+        self.assertEqual([p.wait(timeout=250) for p in [root, *others]], [0] * size)
+        root.stdout.close()
+
+    def policy(self, **variables):
+        done = subprocess.run([sys.executable, __file__, "--policy", str(BINARY_DIR)],
+                              capture_output=True, text=True, check=True, timeout=250,
+                              env={**os.environ, **variables})
+        return done.stdout.strip(), done.stderr
+
+    def test_without_a_policy_nothing_is_compressed(self):
+        self.assertEqual(self.policy(INCCL_CODEC="bf16"), ("True True True", ""))
+
+    def test_the_first_rule_that_matches_decides(self):
+        out, err = self.policy(INCCL_NCCL_POLICY="allreduce,float32,4K -> bf16",
+                               INCCL_NCCL_LOG="1")
+        self.assertEqual(out, "False True True")
+        self.assertIn("allreduce of float32 from 4096 bytes on -> bf16", err)
+        self.assertIn("rule 1 -> bf16: 2 calls of 32768 bytes", err)
+        self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,1K->none; *,*,0->bf16")[0],
+                         "True True True")
+        # The communicator has no name.
+        self.assertEqual(self.policy(INCCL_NCCL_POLICY="*,*,0,dp* -> bf16")[0], "True True True")
+
+    def test_a_wrong_rule_is_an_error_of_the_first_communicator(self):
+        for wrong in ("allreduce", "sum,*,0->bf16", "*,int32,0->bf16", "*,*,1X->bf16", "*,*,0->gzip"):
+            out, err = self.policy(INCCL_NCCL_POLICY=wrong)
+            self.assertTrue(out.startswith("4 INCCL_NCCL_POLICY: the rule"), out)
+            self.assertEqual(err, "")
+
+    def test_preloaded_it_opens_nothing_and_is_silent(self):
+        plain = subprocess.run(["/bin/true"], capture_output=True, text=True, check=True,
+                               env={"LD_PRELOAD": str(LIBRARY), "LD_DEBUG": "files"})
+        self.assertIn("libnccl.so.2", plain.stderr)
+        self.assertNotIn("libinccl", plain.stderr)
+        self.assertNotIn("libstdc++", plain.stderr)
+        silent = subprocess.run(["/bin/true"], capture_output=True, text=True, check=True,
+                                env={"LD_PRELOAD": str(LIBRARY), "NCCL_DEBUG": "INFO"})
+        self.assertEqual((silent.stdout, silent.stderr), ("", ""))
+
+    def test_every_name_is_a_weak_and_a_strong_symbol(self):
+        lines = subprocess.run(["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True,
+                               text=True, check=True).stdout.split("\n")
+        symbols = {tuple(line.split()[1:]) for line in lines if line}
+        weak = {name for kind, name in symbols if kind == "W"}
+        strong = {name for kind, name in symbols if kind == "T"}
+        self.assertEqual(len(weak), 96)  # NCCL 2.32.3
+        self.assertEqual(strong, {"p" + name for name in weak} | {"ncclResetDebugInitInternal"})
+
+    def test_one_process(self):
+        self.run_ranks(1)
+
+    def test_two_processes(self):
+        self.run_ranks(2)
+
+    def test_four_processes(self):
+        self.run_ranks(4)
+
+    def test_several_ranks_in_one_thread(self):
+        nccl = load()
+        comms = (P * 3)()
+        self.assertEqual(nccl.ncclCommInitAll(comms, I(3), (I * 3)(0, 1, 2)), SUCCESS)
+        data = [(ctypes.c_int * 5)(*[rank + 1] * 5) for rank in range(3)]
+        self.assertEqual(nccl.ncclGroupStart(), SUCCESS)
+        for buffer, comm in zip(data, comms):
+            self.assertEqual(nccl.ncclAllReduce(buffer, buffer, Z(5), I(INT32), I(SUM), P(comm),
+                                                None), SUCCESS)
+        self.assertEqual(nccl.ncclGroupEnd(), SUCCESS)
+        self.assertEqual([list(buffer) for buffer in data], [[6] * 5] * 3)
+        # The simulation runs nothing.
+        self.assertEqual(nccl.ncclGroupStart(), SUCCESS)
+        for buffer, comm in zip(data, comms):
+            nccl.ncclAllReduce(buffer, buffer, Z(5), I(INT32), I(SUM), P(comm), None)
+        self.assertEqual(nccl.ncclGroupSimulateEnd(None), SUCCESS)
+        self.assertEqual([list(buffer) for buffer in data], [[6] * 5] * 3)
+        # A call that fails spoils its group, and only that.
+        self.assertEqual(nccl.ncclGroupStart(), SUCCESS)
+        self.assertEqual(nccl.ncclPutSignal(), INVALID_USAGE)
+        self.assertEqual(nccl.ncclAllReduce(data[0], data[0], Z(5), I(INT32), I(SUM), P(comms[0]),
+                                            None), SUCCESS)
+        self.assertEqual(nccl.ncclGroupEnd(), INVALID_USAGE)
+        self.assertEqual(list(data[0]), [6] * 5)
+        for comm in comms:
+            self.assertEqual(nccl.ncclCommAbort(P(comm)), SUCCESS)
+
+    def test_revoked_communicator(self):
+        nccl = load()
+        comms = (P * 1)()
+        self.assertEqual(nccl.ncclCommInitAll(comms, I(1), None), SUCCESS)
+        comm, one = P(comms[0]), I(1)
+        self.assertEqual(nccl.ncclCommRevoke(comm, I(1)), INVALID_ARGUMENT)
+        self.assertEqual(nccl.ncclCommRevoke(comm, I(0)), SUCCESS)
+        self.assertEqual(nccl.ncclAllReduce(ctypes.byref(one), ctypes.byref(one), Z(1), I(INT32),
+                                            I(SUM), comm, None), INVALID_USAGE)
+        self.assertEqual(nccl.ncclCommFinalize(comm), INVALID_USAGE)
+        self.assertEqual(nccl.ncclCommDestroy(comm), SUCCESS)
+
+    def test_calls_without_a_communicator(self):
+        nccl = load()
+        version = I()
+        self.assertEqual(nccl.ncclGetVersion(ctypes.byref(version)), SUCCESS)
+        self.assertEqual(version.value, 23007)
+        self.assertEqual(nccl.ncclCommDestroy(None), SUCCESS)
+        self.assertEqual(nccl.ncclCommAbort(None), SUCCESS)
+        self.assertEqual(nccl.ncclGroupEnd(), INVALID_USAGE)
+        self.assertEqual(nccl.ncclGetErrorString(I(6)),
+                         b"remote process exited or there was a network error")
+        self.assertEqual(nccl.ncclGetErrorString(I(99)), b"unknown result code")
+        self.assertEqual(nccl.ncclWinGetUserPtr(), INVALID_USAGE)
+        self.assertEqual(nccl.ncclGetLastError(None),
+                         b"ncclWinGetUserPtr: not supported by inccl")
+
+    def test_bad_configurations(self):
+        nccl = load()
+        unique, comm = UniqueId(), P()
+        self.assertEqual(nccl.ncclGetUniqueId(ctypes.byref(unique)), SUCCESS)
+        for bad in ({"magic": 1}, {"blocking": 2}, {"minCTAs": 4, "maxCTAs": 2}, {"maxCTAs": 0},
+                    {"cgaClusterSize": -1}, {"size": 4}):
+            config = Config(**bad)
+            self.assertEqual(nccl.ncclCommInitRankConfig(ctypes.byref(comm), I(1), unique, I(0),
+                                                         ctypes.byref(config)),
+                             INVALID_ARGUMENT, bad)
+            self.assertIsNone(comm.value)
+        # A field that the caller's version does not have is not read.
+        config = Config(version=21600, minCTAs=-5)
+        self.assertEqual(nccl.ncclCommInitRankConfig(ctypes.byref(comm), I(1), unique, I(0),
+                                                     ctypes.byref(config)), SUCCESS)
+        self.assertEqual(nccl.ncclCommDestroy(comm), SUCCESS)
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        BINARY_DIR = pathlib.Path(sys.argv[4])
+        LIBRARY = BINARY_DIR / "src/inccl-nccl/libnccl.so.2"
+        run_rank(int(sys.argv[2]), int(sys.argv[3]))
+    elif "--policy" in sys.argv:
+        run_policy()
+    else:
+        unittest.main(argv=sys.argv[:1])
