@@ -96,7 +96,8 @@ def main():
         assert "usr/include/inccl/ccl.h" in files["libinccl-dev"]
         assert f"usr/{libdir}/pkgconfig/inccl.pc" in files["libinccl-dev"]
         run("dpkg-deb", "-e", debs["libinccl0"], root / "control")
-        assert (root / "control/shlibs").read_text() == f"libinccl 0 libinccl0 (>= {version})\n"
+        shlibs = {f"{library} libinccl0 (>= {version})" for library in ("libinccl 0", "libnccl 2")}
+        assert set((root / "control/shlibs").read_text().splitlines()) == shlibs
         assert (root / "control/triggers").read_text() == "activate-noawait ldconfig\n"
 
         for deb in debs.values():

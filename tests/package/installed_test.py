@@ -242,7 +242,7 @@ def main():
 
         examples = prefix / "share/doc/inccl/examples"
         kept = {p.name for p in (source / "examples").iterdir()
-                if p.suffix in (".c", ".cc", ".md", ".txt") or p.name == "Makefile"}
+                if p.suffix in (".c", ".cc", ".md", ".py", ".txt") or p.name == "Makefile"}
         assert kept == {p.name for p in examples.iterdir()}, kept
         run("cmake", "-S", examples, "-B", root / "by_cmake", f"-DCMAKE_PREFIX_PATH={prefix}",
             f"-DCMAKE_C_COMPILER={cache['CMAKE_C_COMPILER']}",
