@@ -5,6 +5,7 @@ A ctypes call releases the GIL while it runs, so other Python threads run during
 """
 import ctypes
 import enum
+import operator
 import os
 import pathlib
 import re
@@ -111,7 +112,8 @@ class Config(ctypes.Structure):
 
 
 class CompressionStats(ctypes.Structure):
-    """What a compressed call did; on a stream, valid once the call has completed.
+    """What a compressed call did. On a stream or in a group, the library fills it when the call has
+    completed: `completed` tells.
 
     elements: elements of the call. payload_bytes, wire_bytes: bytes that this rank sent, without
     and with headers. bits: payload bits per element. ratio: bytes of an uncompressed call over
@@ -125,7 +127,12 @@ class CompressionStats(ctypes.Structure):
                 ("compressed", c_int)]
 
     def __init__(self):
-        super().__init__(ctypes.sizeof(CompressionStats))
+        super().__init__(ctypes.sizeof(CompressionStats), compressed=-1)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the call has succeeded and the other fields are valid."""
+        return self.compressed >= 0
 
     def as_dict(self) -> dict:
         return {name: getattr(self, name) for name, _ in self._fields_[1:]}
@@ -241,6 +248,17 @@ def check(result: int) -> None:
     """Raises the exception for a result of the calling thread's last call."""
     if result != 0:
         raise error(result)
+
+
+def in_range(name: str, value, least: int = -2**31, most: int = 2**31 - 1) -> int:
+    """`value`, an integer that ctypes, which cuts integers without an error, passes as it is."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+    if not least <= number <= most:
+        raise InvalidArgument(f"{name}: {number} is not in [{least}, {most}]")
+    return number
 
 
 if library_version()[:2] != API_VERSION:
