@@ -79,6 +79,20 @@ def test_ddp_compressed(rank, n):
 
 
 @group_ranks(2)
+def test_power_sgd(rank, n):
+    """Its callbacks wait for further all-reduces."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    ddp = DistributedDataParallel(model())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=64, start_powerSGD_iter=2,
+                                        min_compression_rate=0.1)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(4):
+        ddp.zero_grad()
+        loss_of(ddp, rank).backward()
+    check_gradients([p.grad for p in ddp.parameters()], expected_gradients(n), 0.5)
+
+
+@group_ranks(2)
 def test_which_parameters_are_compressed(rank, n):
     ddp = DistributedDataParallel(model())
     chosen = []
