@@ -9,7 +9,8 @@ import operator
 import os
 import pathlib
 import re
-from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int, c_size_t, c_uint64,
+                    c_void_p)
 from typing import Optional
 
 __all__ = ["Result", "Error", "InvalidArgument", "InvalidUsage", "RemoteError", "Timeout",
@@ -146,6 +147,10 @@ class Compression(ctypes.Structure):
                 ("residual", c_void_p), ("stats", POINTER(CompressionStats))]
 
 
+class ResidualConfig(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("storage", c_int), ("keep", c_float)]
+
+
 def _candidates():
     """(path or name, why it is tried), in order."""
     here = pathlib.Path(__file__).resolve().parent
@@ -215,6 +220,13 @@ _SIGNATURES = {
     "codec_create": [POINTER(c_void_p), c_char_p],
     "codec_spec": [c_void_p, c_char_p, c_size_t],
     "codec_destroy": [c_void_p],
+    "residual_create": [POINTER(c_void_p), c_size_t, POINTER(ResidualConfig)],
+    "residual_destroy": [c_void_p],
+    "residual_set_scale": [c_void_p, c_float],
+    "residual_export": [c_void_p, POINTER(c_float), c_size_t],
+    "residual_import": [c_void_p, POINTER(c_float), c_size_t],
+    "residual_reset": [c_void_p],
+    "residual_rollback": [c_void_p, c_uint64],
     "codec_bound": [c_void_p, c_size_t, c_int, POINTER(c_double), POINTER(c_double)],
     "allreduce_compressed": [*_buffers, c_int, POINTER(Compression), c_void_p, c_void_p],
     "reduce_scatter_compressed": [*_buffers, c_int, POINTER(Compression), c_void_p, c_void_p],

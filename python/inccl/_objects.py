@@ -9,11 +9,11 @@ import weakref
 from ctypes import byref, c_double, c_void_p
 from typing import Any, Iterator, Tuple, Union
 
-from ._library import (InvalidArgument, InvalidUsage, Result, UniqueId, check, error, in_range,
-                       lib)
+from ._library import (InvalidArgument, InvalidUsage, ResidualConfig, Result, UniqueId, check,
+                       error, in_range, lib)
 from ._types import DataType, _SIZES, datatype
 
-__all__ = ["Codec", "Stream", "group", "alloc", "empty", "unique_id"]
+__all__ = ["Codec", "Residual", "Stream", "group", "alloc", "empty", "unique_id"]
 
 
 class Codec:
@@ -56,6 +56,48 @@ def codec_of(codec: Union[str, Codec]) -> Codec:
     if isinstance(codec, str):
         return _parsed(codec)
     raise TypeError(f"codec: expected str or inccl.Codec, got {type(codec).__name__}")
+
+
+class Residual:
+    """Error feedback: what compressed calls of `count` elements left out, which the next one sends.
+
+    One call at a time uses it. storage: float32, or bfloat16 for half the memory. keep: in [0, 1);
+    new = keep * old + (1 - keep) * error of the call. docs/codecs.md, "Error feedback".
+    """
+
+    def __init__(self, count: int, *, storage: Any = DataType.FLOAT32, keep: float = 0.0):
+        self.count = in_range("count", count, 0, 2**63 - 1)
+        config = ResidualConfig(ctypes.sizeof(ResidualConfig), datatype(storage), keep)
+        handle = c_void_p()
+        check(lib.ccl_residual_create(byref(handle), self.count, byref(config)))
+        self._handle = handle.value
+        weakref.finalize(self, lib.ccl_residual_destroy, handle.value).atexit = False
+
+    def set_scale(self, scale: float) -> None:
+        """The factor of the residual in the next calls, 1 at first: former over new step size."""
+        check(lib.ccl_residual_set_scale(self._handle, scale))
+
+    def save(self) -> bytes:
+        """The values, as float32, for a checkpoint."""
+        values = (ctypes.c_float * self.count)()
+        check(lib.ccl_residual_export(self._handle, values, self.count))
+        return bytes(values)
+
+    def load(self, values: bytes) -> None:
+        """Replaces the values by those of save()."""
+        if len(values) != 4 * self.count:
+            raise InvalidArgument(f"values: {len(values)} bytes, expected {4 * self.count}")
+        array = (ctypes.c_float * self.count).from_buffer_copy(values)
+        check(lib.ccl_residual_import(self._handle, array, self.count))
+
+    def reset(self) -> None:
+        """Sets the values to zero."""
+        check(lib.ccl_residual_reset(self._handle))
+
+    def rollback(self, operation: int) -> None:
+        """After shrink: takes back the last call if it was later than comm.last_completed()."""
+        check(lib.ccl_residual_rollback(self._handle, in_range("operation", operation, 0,
+                                                               2**64 - 1)))
 
 
 class Stream:

@@ -11,7 +11,7 @@ from typing import Any, Iterable, List, Optional
 
 from ._library import (Compression, CompressionStats, Config, InvalidArgument, InvalidUsage, Result,
                        UniqueId, check, error, in_range, lib)
-from ._objects import Stream, codec_of, outside_groups, stream_handle, thread_group
+from ._objects import Residual, Stream, codec_of, outside_groups, stream_handle, thread_group
 from ._object_calls import ObjectCalls
 from ._types import IN_PLACE, Op, View, datatype, view
 
@@ -253,45 +253,45 @@ class Communicator(ObjectCalls):
 
     # ------------------------------------------------------------------ collectives on buffers
 
-    def Allreduce(self, sendbuf, recvbuf, op=Op.SUM, *, codec=None, seed=0, step=0,
+    def Allreduce(self, sendbuf, recvbuf, op=Op.SUM, *, codec=None, seed=0, step=0, residual=None,
                   stream=None) -> Optional[CompressionStats]:
         """recvbuf = op over the ranks of sendbuf; equal lengths. IN_PLACE for one of them.
 
         codec: a specification, an inccl.Codec, or True for the communicator's default: compressed
-        bytes travel, and the statistics of the call are returned.
+        bytes travel, and the statistics of the call are returned. residual: see inccl.Residual.
         """
         send, recv = self._pair(sendbuf, recvbuf, True)
         if send.count != recv.count:
             raise InvalidArgument(f"recvbuf: {recv.count} elements, sendbuf has {send.count}")
         kind = _reduced(send, recv, op)
-        if codec is None:
+        if codec is None and residual is None:
             return self._finish(lib.ccl_allreduce(
-                send.address, recv.address, send.count, kind, in_range("op", int(op)), self._get(),
+                send.address, recv.address, send.count, kind, _number(op), self._get(),
                 stream_handle(stream)), stream, send, recv)
         return self._compressed(
             lambda how, on: lib.ccl_allreduce_compressed(
-                send.address, recv.address, send.count, kind, in_range("op", int(op)), how, self._get(), on),
-            codec, seed, step, stream, send, recv)
+                send.address, recv.address, send.count, kind, _number(op), how, self._get(), on),
+            codec, seed, step, residual, stream, send, recv)
 
     def Reduce_scatter(self, sendbuf, recvbuf, op=Op.SUM, *, codec=None, seed=0, step=0,
-                       stream=None) -> Optional[CompressionStats]:
+                       residual=None, stream=None) -> Optional[CompressionStats]:
         """sendbuf holds size segments of recvbuf's length; rank r gets the reduction of segment r.
         In place: recvbuf is segment `rank` of sendbuf."""
         send, recv = view(sendbuf, "sendbuf"), view(recvbuf, "recvbuf", True)
         self._segments("sendbuf", send, "recvbuf", recv)
         kind = _reduced(send, recv, op)
-        if codec is None:
+        if codec is None and residual is None:
             return self._finish(lib.ccl_reduce_scatter(
-                send.address, recv.address, recv.count, kind, in_range("op", int(op)), self._get(),
+                send.address, recv.address, recv.count, kind, _number(op), self._get(),
                 stream_handle(stream)), stream, send, recv)
         return self._compressed(
             lambda how, on: lib.ccl_reduce_scatter_compressed(
-                send.address, recv.address, recv.count, kind, in_range("op", int(op)), how, self._get(), on),
-            codec, seed, step, stream, send, recv)
+                send.address, recv.address, recv.count, kind, _number(op), how, self._get(), on),
+            codec, seed, step, residual, stream, send, recv)
 
     Reduce_scatter_block = Reduce_scatter
 
-    def Allgather(self, sendbuf, recvbuf, *, codec=None, seed=0, step=0,
+    def Allgather(self, sendbuf, recvbuf, *, codec=None, seed=0, step=0, residual=None,
                   stream=None) -> Optional[CompressionStats]:
         """recvbuf holds size segments of sendbuf's length; segment r is rank r's sendbuf. IN_PLACE
         as sendbuf: this rank's input is segment `rank` of recvbuf."""
@@ -300,7 +300,7 @@ class Communicator(ObjectCalls):
             view(sendbuf, "sendbuf")
         self._segments("recvbuf", recv, "sendbuf", send)
         kind, count = _moved(send, recv, send.count)
-        if codec is None:
+        if codec is None and residual is None:
             return self._finish(lib.ccl_allgather(send.address, recv.address, count, kind,
                                                   self._get(), stream_handle(stream)),
                                 stream, send, recv)
@@ -308,7 +308,7 @@ class Communicator(ObjectCalls):
         return self._compressed(
             lambda how, on: lib.ccl_allgather_compressed(
                 send.address, recv.address, send.count, kind, how, self._get(), on),
-            codec, seed, step, stream, send, recv)
+            codec, seed, step, residual, stream, send, recv)
 
     def Bcast(self, buf, root: int = 0, *, stream=None) -> None:
         """buf of every rank = buf of root."""
@@ -327,8 +327,8 @@ class Communicator(ObjectCalls):
             send = recv = view(sendbuf, "sendbuf")
         kind = _reduced(send, recv, op)
         to = recv.address if root == self._rank else None
-        self._finish(lib.ccl_reduce(send.address, to, send.count, kind, in_range("op", int(op)), root, self._get(),
-                                    stream_handle(stream)), stream, send, recv)
+        self._finish(lib.ccl_reduce(send.address, to, send.count, kind, _number(op), root,
+                                    self._get(), stream_handle(stream)), stream, send, recv)
 
     def Alltoall(self, sendbuf, recvbuf, *, stream=None) -> None:
         """Both hold size segments of equal lengths; segment d of sendbuf goes to rank d, segment s
@@ -431,20 +431,23 @@ class Communicator(ObjectCalls):
                 f"{whole_name}: {whole.count * whole.itemsize} bytes, expected {self._size} "
                 f"segments of {name}'s {one.count * one.itemsize}")
 
-    def _compressed(self, call, codec, seed, step, stream, *views):
+    def _compressed(self, call, codec, seed, step, residual, stream, *views):
         seed, step = in_range("seed", seed, 0, 2**64 - 1), in_range("step", step, 0, 2**64 - 1)
+        if residual is not None and not isinstance(residual, Residual):
+            raise TypeError(f"residual: expected inccl.Residual, got {type(residual).__name__}")
         stats = CompressionStats()
-        parsed = None if codec is True else codec_of(codec)
+        parsed = None if codec in (None, True) else codec_of(codec)
         how = Compression(ctypes.sizeof(Compression), parsed._handle if parsed else None, seed,
-                          step, None, ctypes.pointer(stats))
-        self._finish(call(byref(how), stream_handle(stream)), stream, *views, stats, parsed)
+                          step, residual._handle if residual else None, ctypes.pointer(stats))
+        self._finish(call(byref(how), stream_handle(stream)), stream, *views, stats, parsed,
+                     residual)
         # A CUDA stream cannot keep them. What has completed goes one call later: the library may
         # still be about to write stats.size, its last store.
         self._written = [used for used in self._written if not used[0]]
         for used in self._written:
             used[0] = used[1].completed
         if not stats.completed:
-            self._written.append([False, stats, parsed, views])
+            self._written.append([False, stats, parsed, views, residual])
         return stats
 
     @staticmethod
@@ -503,6 +506,10 @@ def _reduced(send: View, recv: View, op) -> int:
     return kind
 
 
+def _number(op) -> int:
+    return in_range("op", int(op))
+
+
 def _moved(send: View, recv: View, count: int):
     """(type, count) of a call that only moves `count` elements."""
     if send.type != recv.type or send.itemsize != recv.itemsize:
@@ -521,9 +528,9 @@ def init_all(nranks: int, devices: Optional[List[int]] = None) -> List[Communica
     if devices is not None and len(devices) != nranks:
         raise InvalidArgument(f"devices: {len(devices)}, expected {nranks}")
     handles = (c_void_p * nranks)()
+    numbers = [in_range("devices", device) for device in devices or ()]
     check(lib.ccl_comm_init_all(ctypes.cast(handles, ctypes.POINTER(c_void_p)), nranks,
-                                (c_int * nranks)(*[in_range("devices", device) for device in devices])
-                                if devices else None))
+                                (c_int * nranks)(*numbers) if numbers else None))
     comms = []
     for handle in handles:
         comm = Communicator.__new__(Communicator)

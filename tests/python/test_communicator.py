@@ -429,6 +429,34 @@ def test_compressed(comm):
 
 
 @ranks(2)
+def test_error_feedback(comm):
+    """Inputs and former residuals are results and new residuals: of a reduce-scatter, exactly."""
+    n, count = comm.size, 4096
+    mine = np.random.default_rng(comm.rank).standard_normal(count).astype("f4")
+    exact = comm.allreduce(mine.astype("f8")).reshape(n, -1)[comm.rank]
+    residual, segment = inccl.Residual(count), np.empty(count // n, "f4")
+    results = np.zeros(count // n)
+    for step in range(1, 9):
+        stats = comm.Reduce_scatter(mine, segment, codec="hbi:bits=4", seed=step, residual=residual)
+        assert stats.compressed
+        results += segment
+        left = comm.allreduce(np.frombuffer(residual.save(), "f4").astype("f8"))
+        assert np.abs(results + left.reshape(n, -1)[comm.rank] - step * exact).max() < 1e-4
+    assert np.abs(results - 8 * exact).max() > 1e-3  # something was left out
+    again = inccl.Residual(count)
+    again.load(residual.save())
+    assert again.save() == residual.save()
+    again.reset()
+    assert not any(again.save())
+    with pytest.raises(inccl.InvalidArgument, match="values: 3 bytes, expected 16384"):
+        again.load(b"abc")
+    with pytest.raises(TypeError, match="residual: expected inccl.Residual, got int"):
+        comm.Reduce_scatter(mine, segment, codec="bf16", residual=7)
+    with pytest.raises(inccl.InvalidArgument, match="residual"):
+        comm.Reduce_scatter(mine[:64], segment[:32], codec="bf16", residual=again)
+
+
+@ranks(2)
 def test_premultiplied_sums(comm):
     for dtype in ("f4", "f8", "f2", "i4"):
         op = comm.premul_sum(comm.rank + 2, np.dtype(dtype))

@@ -75,11 +75,11 @@ class Statistics:
         self.wire_bytes += call.wire_bytes
 
 
-def _compression(codec, seed):
+def _compression(codec, seed, residual=None):
     """ccl_compression_t, and the statistics that the call fills."""
     stats = CompressionStats()
-    return Compression(ctypes.sizeof(Compression), codec._handle, seed, 0, None,
-                       ctypes.pointer(stats)), stats
+    return Compression(ctypes.sizeof(Compression), codec._handle, seed, 0,
+                       residual._handle if residual else None, ctypes.pointer(stats)), stats
 
 
 _beside = weakref.WeakKeyDictionary()  # process group: its ProcessGroup of ours
@@ -106,14 +106,16 @@ class State:
     codec: a specification (docs/codecs.md) or inccl.Codec. process_group: that of the model, by
     default the default group. compress: tells for a parameter whether its gradient is compressed;
     by default if it has two or more dimensions and at least min_elements elements. Biases, norms
-    and other small parameters are summed as they are. seed: equal on all ranks.
-    `statistics` counts what has been sent.
+    and other small parameters are summed as they are. seed: equal on all ranks. residual: error
+    feedback, one inccl.Residual per bucket. `statistics` counts what has been sent.
     """
 
     def __init__(self, process_group: Optional[dist.ProcessGroup] = None,
                  codec: Union[str, inccl.Codec] = "hbi:bits=6", *, min_elements: int = 4096,
-                 compress: Optional[Callable[[torch.Tensor], bool]] = None, seed: int = 0):
-        self.codec = codec_of(codec)
+                 compress: Optional[Callable[[torch.Tensor], bool]] = None, seed: int = 0,
+                 residual: bool = False):
+        self.codec, self.residual = codec_of(codec), residual
+        self._residuals = {}  # by index and elements of a bucket: DDP rebuilds its buckets
         self.process_group, self.seed = process_group, in_range("seed", seed, 0, 2**64 - 1)
         self.compress = compress or (lambda parameter: parameter.dim() > 1
                                      and parameter.numel() >= min_elements)
@@ -122,6 +124,24 @@ class State:
     @property
     def statistics(self) -> Statistics:
         return self._statistics.settle()
+
+    def _residual_of(self, bucket) -> Optional[inccl.Residual]:
+        if not self.residual:
+            return None
+        key = bucket.index(), bucket.buffer().numel()
+        if key not in self._residuals:
+            self._residuals[key] = inccl.Residual(key[1])
+        return self._residuals[key]
+
+    def state_dict(self) -> dict:
+        """The residuals of this rank. No backward pass is in progress."""
+        return {"residuals": {key: residual.save() for key, residual in self._residuals.items()}}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._residuals = {}
+        for key, values in state["residuals"].items():
+            self._residuals[key] = inccl.Residual(key[1])
+            self._residuals[key].load(values)
 
 
 def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -149,7 +169,8 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
         together = flat(plain)
         for gradient in plain:
             gradient.zero_()
-    how, stats = _compression(state.codec, state.seed)
+    residual = state._residual_of(bucket)
+    how, stats = _compression(state.codec, state.seed, residual)
     kind, stream = TYPES[buffer.dtype], group._stream(buffer)
 
     def call():
@@ -161,7 +182,7 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
             check(lib.ccl_allreduce(together.data_ptr(), together.data_ptr(), count, kind,
                                     inccl.AVG, handle, stream))
             unflatten(together, plain)
-        state.statistics.add(stats, state.codec, buffer, together)
+        state.statistics.add(stats, state.codec, buffer, together, residual)
         state.statistics.uncompressed_elements += count
 
     work = group._runner.submit(on_streams(call, buffer),
