@@ -5,10 +5,12 @@ A ctypes call releases the GIL while it runs, so other Python threads run during
 """
 import ctypes
 import enum
+import operator
 import os
 import pathlib
 import re
-from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int, c_size_t, c_uint64,
+                    c_void_p)
 from typing import Optional
 
 __all__ = ["Result", "Error", "InvalidArgument", "InvalidUsage", "RemoteError", "Timeout",
@@ -111,7 +113,8 @@ class Config(ctypes.Structure):
 
 
 class CompressionStats(ctypes.Structure):
-    """What a compressed call did; on a stream, valid once the call has completed.
+    """What a compressed call did. On a stream or in a group, the library fills it when the call has
+    completed: `completed` tells.
 
     elements: elements of the call. payload_bytes, wire_bytes: bytes that this rank sent, without
     and with headers. bits: payload bits per element. ratio: bytes of an uncompressed call over
@@ -125,7 +128,12 @@ class CompressionStats(ctypes.Structure):
                 ("compressed", c_int)]
 
     def __init__(self):
-        super().__init__(ctypes.sizeof(CompressionStats))
+        super().__init__(ctypes.sizeof(CompressionStats), compressed=-1)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the call has succeeded and the other fields are valid."""
+        return self.compressed >= 0
 
     def as_dict(self) -> dict:
         return {name: getattr(self, name) for name, _ in self._fields_[1:]}
@@ -137,6 +145,10 @@ class CompressionStats(ctypes.Structure):
 class Compression(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("codec", c_void_p), ("seed", c_uint64), ("step", c_uint64),
                 ("residual", c_void_p), ("stats", POINTER(CompressionStats))]
+
+
+class ResidualConfig(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("storage", c_int), ("keep", c_float)]
 
 
 def _candidates():
@@ -208,6 +220,13 @@ _SIGNATURES = {
     "codec_create": [POINTER(c_void_p), c_char_p],
     "codec_spec": [c_void_p, c_char_p, c_size_t],
     "codec_destroy": [c_void_p],
+    "residual_create": [POINTER(c_void_p), c_size_t, POINTER(ResidualConfig)],
+    "residual_destroy": [c_void_p],
+    "residual_set_scale": [c_void_p, c_float],
+    "residual_export": [c_void_p, POINTER(c_float), c_size_t],
+    "residual_import": [c_void_p, POINTER(c_float), c_size_t],
+    "residual_reset": [c_void_p],
+    "residual_rollback": [c_void_p, c_uint64],
     "codec_bound": [c_void_p, c_size_t, c_int, POINTER(c_double), POINTER(c_double)],
     "allreduce_compressed": [*_buffers, c_int, POINTER(Compression), c_void_p, c_void_p],
     "reduce_scatter_compressed": [*_buffers, c_int, POINTER(Compression), c_void_p, c_void_p],
@@ -241,6 +260,17 @@ def check(result: int) -> None:
     """Raises the exception for a result of the calling thread's last call."""
     if result != 0:
         raise error(result)
+
+
+def in_range(name: str, value, least: int = -2**31, most: int = 2**31 - 1) -> int:
+    """`value`, an integer that ctypes, which cuts integers without an error, passes as it is."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+    if not least <= number <= most:
+        raise InvalidArgument(f"{name}: {number} is not in [{least}, {most}]")
+    return number
 
 
 if library_version()[:2] != API_VERSION:

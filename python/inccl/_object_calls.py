@@ -2,7 +2,8 @@
 """The lower-case calls of a communicator: Python objects, which travel pickled.
 
 A rank pads its objects to the length of the longest of all ranks, behind 8 bytes of length. Ranks
-have authenticated each other when they unpickle.
+have authenticated each other when they unpickle. None of them works in a group: they read what they
+have received, such as a length, before they return.
 """
 import pickle
 import struct
@@ -10,6 +11,7 @@ from ctypes import c_uint64
 from typing import Any, List, Optional
 
 from ._library import InvalidArgument
+from ._objects import outside_groups
 from ._types import IN_PLACE, Op, python_op
 
 
@@ -20,6 +22,7 @@ class ObjectCalls:
     def allreduce(self, value, op=Op.SUM, **options):
         """op over the ranks' values, in the order of the ranks. NumPy arrays are reduced as
         Allreduce does, with its options; other objects are pickled."""
+        outside_groups("allreduce")
         if hasattr(value, "__array_interface__") and getattr(value, "ndim", 0) > 0:
             import numpy
             result = numpy.array(value, order="C")
@@ -29,11 +32,13 @@ class ObjectCalls:
 
     def reduce(self, value, op=Op.SUM, root: int = 0):
         """op over the ranks' objects on root, None elsewhere."""
+        outside_groups("reduce")
         values = self.gather(value, root)
         return self._fold(values, op) if values is not None else None
 
     def bcast(self, value=None, root: int = 0):
         """The object of root."""
+        outside_groups("bcast")
         blocks = self._length_and_bytes(pickle.dumps(value)) if self._root(root) == self._rank \
             else (None, None)
         length = bytearray(blocks[0] or 8)
@@ -44,6 +49,7 @@ class ObjectCalls:
 
     def gather(self, value, root: int = 0) -> Optional[List[Any]]:
         """The objects of all ranks on root, None elsewhere."""
+        outside_groups("gather")
         mine = pickle.dumps(value)
         block = self._longest(len(mine))
         packed = _pack(mine, block)
@@ -53,6 +59,7 @@ class ObjectCalls:
 
     def allgather(self, value) -> List[Any]:
         """The objects of all ranks, by rank."""
+        outside_groups("allgather")
         mine = pickle.dumps(value)
         block = self._longest(len(mine))
         everything = bytearray(block * self.size)
@@ -61,6 +68,7 @@ class ObjectCalls:
 
     def scatter(self, values=None, root: int = 0):
         """The object values[rank] of root."""
+        outside_groups("scatter")
         pieces = []
         if self._root(root) == self._rank:
             pieces = self._pickled("values", values)
@@ -72,6 +80,7 @@ class ObjectCalls:
 
     def alltoall(self, values) -> List[Any]:
         """Sends values[d] to rank d; returns what each rank has sent to this one."""
+        outside_groups("alltoall")
         pieces = self._pickled("values", values)
         block = self._longest(max(map(len, pieces)))
         received = bytearray(block * self.size)
@@ -80,12 +89,14 @@ class ObjectCalls:
 
     def send(self, value, dest: int) -> None:
         """Sends an object to rank `dest`, which calls recv."""
+        outside_groups("send")
         length, data = self._length_and_bytes(pickle.dumps(value))
         self.Send(length, dest)
         self.Send(data, dest)
 
     def recv(self, source: int):
         """The object that rank `source` sends."""
+        outside_groups("recv")
         length = bytearray(8)
         self.Recv(length, source)
         data = bytearray(struct.unpack("=Q", length)[0])

@@ -3,15 +3,17 @@
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 import weakref
 from ctypes import byref, c_double, c_void_p
 from typing import Any, Iterator, Tuple, Union
 
-from ._library import InvalidArgument, Result, UniqueId, check, error, lib
+from ._library import (InvalidArgument, InvalidUsage, ResidualConfig, Result, UniqueId, check,
+                       error, in_range, lib)
 from ._types import DataType, _SIZES, datatype
 
-__all__ = ["Codec", "Stream", "group", "alloc", "empty", "unique_id"]
+__all__ = ["Codec", "Residual", "Stream", "group", "alloc", "empty", "unique_id"]
 
 
 class Codec:
@@ -35,7 +37,8 @@ class Codec:
     def bound(self, count: int, nranks: int) -> Tuple[float, float]:
         """(bits per element, error relative to nranks times the largest element of a block)."""
         bits, relative = c_double(), c_double()
-        check(lib.ccl_codec_bound(self._handle, count, nranks, byref(bits), byref(relative)))
+        check(lib.ccl_codec_bound(self._handle, in_range("count", count, 0, 2**63 - 1),
+                                  in_range("nranks", nranks), byref(bits), byref(relative)))
         return bits.value, relative.value
 
     def __repr__(self):
@@ -55,6 +58,48 @@ def codec_of(codec: Union[str, Codec]) -> Codec:
     raise TypeError(f"codec: expected str or inccl.Codec, got {type(codec).__name__}")
 
 
+class Residual:
+    """Error feedback: what compressed calls of `count` elements left out, which the next one sends.
+
+    One call at a time uses it. storage: float32, or bfloat16 for half the memory. keep: in [0, 1);
+    new = keep * old + (1 - keep) * error of the call. docs/codecs.md, "Error feedback".
+    """
+
+    def __init__(self, count: int, *, storage: Any = DataType.FLOAT32, keep: float = 0.0):
+        self.count = in_range("count", count, 0, 2**63 - 1)
+        config = ResidualConfig(ctypes.sizeof(ResidualConfig), datatype(storage), keep)
+        handle = c_void_p()
+        check(lib.ccl_residual_create(byref(handle), self.count, byref(config)))
+        self._handle = handle.value
+        weakref.finalize(self, lib.ccl_residual_destroy, handle.value).atexit = False
+
+    def set_scale(self, scale: float) -> None:
+        """The factor of the residual in the next calls, 1 at first: former over new step size."""
+        check(lib.ccl_residual_set_scale(self._handle, scale))
+
+    def save(self) -> bytes:
+        """The values, as float32, for a checkpoint."""
+        values = (ctypes.c_float * self.count)()
+        check(lib.ccl_residual_export(self._handle, values, self.count))
+        return bytes(values)
+
+    def load(self, values: bytes) -> None:
+        """Replaces the values by those of save()."""
+        if len(values) != 4 * self.count:
+            raise InvalidArgument(f"values: {len(values)} bytes, expected {4 * self.count}")
+        array = (ctypes.c_float * self.count).from_buffer_copy(values)
+        check(lib.ccl_residual_import(self._handle, array, self.count))
+
+    def reset(self) -> None:
+        """Sets the values to zero."""
+        check(lib.ccl_residual_reset(self._handle))
+
+    def rollback(self, operation: int) -> None:
+        """After shrink: takes back the last call if it was later than comm.last_completed()."""
+        check(lib.ccl_residual_rollback(self._handle, in_range("operation", operation, 0,
+                                                               2**64 - 1)))
+
+
 class Stream:
     """An order of asynchronous calls on host memory, for any communicators of this process.
 
@@ -66,32 +111,49 @@ class Stream:
         handle = c_void_p()
         check(lib.ccl_stream_create(byref(handle)))
         self._handle = handle.value
+        self._pid = os.getpid()
+        self._keeping = threading.Lock()
         self._kept = []  # what calls use that may not have completed
+
+    def _keep(self, used) -> None:
+        with self._keeping:
+            self._kept.append(used)
+
+    def _release(self, completed) -> None:
+        gone = set(map(id, completed))
+        with self._keeping:
+            self._kept = [used for used in self._kept if id(used) not in gone]
+
+    def _begun(self):
+        """The calls that have been submitted: other threads may add some meanwhile."""
+        with self._keeping:
+            return list(self._kept)
 
     def synchronize(self) -> None:
         """Waits until all calls have completed; raises the first error since the last raised."""
-        kept = len(self._kept)  # another thread may add calls meanwhile
-        result = lib.ccl_stream_synchronize(self._handle)
-        del self._kept[:kept]
+        begun = self._begun()
+        result = lib.ccl_stream_synchronize(stream_handle(self))
+        self._release(begun)
         check(result)
 
     def query(self) -> bool:
         """Whether all calls have completed; raises as synchronize(). Does not wait."""
-        kept = len(self._kept)
-        result = lib.ccl_stream_query(self._handle)
+        begun = self._begun()
+        result = lib.ccl_stream_query(stream_handle(self))
         if result == Result.IN_PROGRESS:
             return False
-        del self._kept[:kept]
+        self._release(begun)
         check(result)
         return True
 
     def close(self) -> None:
         """Waits for the calls, without raising their error, and frees the stream."""
         handle, self._handle = self._handle, None
-        if handle is not None:
+        # The thread that runs the calls does not exist in a forked child.
+        if handle is not None and self._pid == os.getpid():
             lib.ccl_stream_synchronize(handle)
             lib.ccl_stream_destroy(handle)
-            self._kept.clear()
+            self._kept = []
 
     def __enter__(self) -> "Stream":
         return self
@@ -115,9 +177,11 @@ def stream_handle(stream: Any):
     if isinstance(stream, Stream):
         if stream._handle is None:
             raise InvalidArgument("stream: closed")
+        if stream._pid != os.getpid():
+            raise InvalidUsage(Result.INVALID_USAGE, "stream: of the process that forked this one")
         return stream._handle
     if isinstance(stream, int):
-        return stream
+        return in_range("stream", stream, 0, 2**64 - 1)
     for name in ("cuda_stream", "ptr"):  # PyTorch, CuPy
         if isinstance(getattr(stream, name, None), int):
             return getattr(stream, name)
@@ -132,6 +196,13 @@ class _ThreadGroup(threading.local):
 
 
 thread_group = _ThreadGroup()
+
+
+def outside_groups(name: str) -> None:
+    """Refuses a call that needs its result before it returns."""
+    if thread_group.depth > 0:
+        raise InvalidUsage(Result.INVALID_USAGE, f"{name}: not in a group, whose calls start at "
+                           "its end")
 
 
 @contextlib.contextmanager
@@ -165,8 +236,7 @@ def group() -> Iterator[None]:
 def alloc(nbytes: int) -> memoryview:
     """Zeroed memory of ccl_mem_alloc. Ranks of this host access it in place (from 1 MiB on). It is
     freed with the last object that uses it."""
-    if nbytes <= 0:
-        raise InvalidArgument(f"nbytes: {nbytes}, must be positive")
+    nbytes = in_range("nbytes", nbytes, 1, 2**63 - 1)
     pointer = c_void_p()
     check(lib.ccl_mem_alloc(byref(pointer), nbytes))
     memory = (ctypes.c_ubyte * nbytes).from_address(pointer.value)

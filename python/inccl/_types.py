@@ -7,6 +7,7 @@ __cuda_array_interface__, __dlpack__ (PyTorch, JAX, CuPy) or the buffer protocol
 import ctypes
 import enum
 import operator
+import re
 from typing import Any, NamedTuple, Optional
 
 from ._library import InvalidArgument
@@ -104,6 +105,15 @@ def _count(shape, strides, itemsize, name):
     return count
 
 
+def _has_objects(description, obj):
+    """Whether a structured type has fields that are Python objects, at any depth."""
+    if getattr(getattr(obj, "dtype", None), "hasobject", False):
+        return True
+    return isinstance(description, list) and any(
+        field[1][1:2] == "O" if isinstance(field[1], str) else _has_objects(field[1], None)
+        for field in description)
+
+
 def _of_interface(interface, obj, name):
     typestr, shape = interface["typestr"], interface["shape"]
     itemsize = int(typestr[2:])
@@ -112,7 +122,7 @@ def _of_interface(interface, obj, name):
     if kind is None:
         if is_bool:
             kind = 1
-        elif typestr[1] == "O":
+        elif typestr[1] == "O" or _has_objects(interface.get("descr"), obj):
             raise InvalidArgument(f"{name}: holds Python objects; use the lower-case calls")
         elif typestr[0] == ">":
             raise InvalidArgument(f"{name}: dtype {typestr} has the other byte order")
@@ -131,6 +141,16 @@ class _DLTensor(ctypes.Structure):
                 ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, of DLPack 1."""
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32),
+                ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+                ("flags", ctypes.c_uint64), ("tensor", _DLTensor)]
+
+
+_READ_ONLY = 1
+_capsule_is = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is.argtypes, _capsule_is.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.argtypes, _capsule_pointer.restype = [ctypes.py_object, ctypes.c_char_p], \
     ctypes.c_void_p
@@ -139,8 +159,18 @@ _HOST, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
 def _of_dlpack(obj, name):
     # The capsule is not consumed: its destructor, when the view goes, gives the memory back.
-    capsule = obj.__dlpack__()
-    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    try:
+        capsule = obj.__dlpack__(max_version=(1, 0))
+    except TypeError:  # exporters of before DLPack 1
+        capsule = obj.__dlpack__()
+    readonly = False
+    if _capsule_is(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != 1:
+            raise InvalidArgument(f"{name}: DLPack {managed.major}.{managed.minor}, expected 1")
+        tensor, readonly = managed.tensor, bool(managed.flags & _READ_ONLY)
+    else:
+        tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if tensor.device_type not in (_HOST, _CUDA, _CUDA_HOST, _CUDA_MANAGED):
         raise InvalidArgument(f"{name}: memory of DLPack device type {tensor.device_type}; the "
                               "library takes memory of the host and of CUDA devices")
@@ -151,7 +181,7 @@ def _of_dlpack(obj, name):
     kind = 1 if is_bool else _BY_DLPACK.get((tensor.code, tensor.bits))
     count = _count(shape, strides, itemsize, name)
     return View((tensor.data or 0) + tensor.byte_offset, count,
-                kind if tensor.lanes == 1 else None, itemsize, False, (obj, capsule), is_bool)
+                kind if tensor.lanes == 1 else None, itemsize, readonly, (obj, capsule), is_bool)
 
 
 class _PyBuffer(ctypes.Structure):
@@ -184,6 +214,8 @@ def _of_buffer(obj, name):
                         f"__cuda_array_interface__, __dlpack__ and the buffer protocol ({error})"
                         ) from None
     text = (buffer.format or b"B").decode().lstrip("@=<|")
+    if "O" in re.sub(":[^:]*:", "", text):  # without the names of fields
+        raise InvalidArgument(f"{name}: holds Python objects; use the lower-case calls")
     is_bool = text == "?"
     kind = 1 if is_bool else _BY_FORMAT.get(text)
     if kind is not None and _SIZES[kind] != buffer.itemsize:

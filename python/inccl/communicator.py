@@ -10,8 +10,8 @@ from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Any, Iterable, List, Optional
 
 from ._library import (Compression, CompressionStats, Config, InvalidArgument, InvalidUsage, Result,
-                       UniqueId, check, error, lib)
-from ._objects import Stream, codec_of, stream_handle, thread_group
+                       UniqueId, check, error, in_range, lib)
+from ._objects import Residual, Stream, codec_of, outside_groups, stream_handle, thread_group
 from ._object_calls import ObjectCalls
 from ._types import IN_PLACE, Op, View, datatype, view
 
@@ -37,7 +37,8 @@ def _config(codec: Optional[str] = None, algorithm: Optional[str] = None, channe
     def text(value):
         return None if value is None else value.encode()
 
-    return Config(ctypes.sizeof(Config), 1, text(codec), text(algorithm), channels,
+    return Config(ctypes.sizeof(Config), 1, text(codec), text(algorithm),
+                  in_range("channels", channels),
                   int(reproducible), int(preserve_input),
                   milliseconds("init_timeout", init_timeout),
                   milliseconds("op_timeout", op_timeout), milliseconds("heartbeat", heartbeat),
@@ -92,11 +93,12 @@ class Communicator(ObjectCalls):
     buffer protocol, C-contiguous, or (buffer, dtype) to give raw memory a type. Without a stream, a
     call on host memory returns with its result. With stream=inccl.Stream() it returns at once.
     """
-    __slots__ = ("_handle", "_rank", "_size", "_pid", "__weakref__")
+    __slots__ = ("_handle", "_rank", "_size", "_pid", "_written", "__weakref__")
 
     def __init__(self, id: bytes, rank: int, size: int, **config):
         if len(id) != ctypes.sizeof(UniqueId):
             raise InvalidArgument(f"id: {len(id)} bytes, expected the 128 of unique_id()")
+        size, rank = in_range("size", size), in_range("rank", rank)
         self._create(lambda out: lib.ccl_comm_init_rank_config(
             out, size, UniqueId.from_buffer_copy(id), rank, byref(_config(**config))))
 
@@ -120,6 +122,7 @@ class Communicator(ObjectCalls):
 
     def _adopt(self, handle):
         self._pid = os.getpid()
+        self._written = []  # what compressed calls write to that may not have completed
         self._handle = handle
         if handle is not None:
             number = c_int()
@@ -145,15 +148,16 @@ class Communicator(ObjectCalls):
         if color is not None and color < 0:
             raise InvalidArgument(f"color: {color}, must be None or at least 0")
         given = byref(_config(**config)) if config else None
-        comm = self._new(lambda out: lib.ccl_comm_split(
-            self._get(), -1 if color is None else color, key, out, given))
+        number = -1 if color is None else in_range("color", color)
+        key = in_range("key", key)
+        comm = self._new(lambda out: lib.ccl_comm_split(self._get(), number, key, out, given))
         return None if color is None else comm
 
     def shrink(self, excluded: Iterable[int] = (), *, abort: bool = False,
                **config) -> "Communicator":
         """A communicator of the ranks that are neither excluded nor dead. All remaining ranks call
         it, also after an error. abort: calls in progress end with an error first."""
-        ranks = list(excluded)
+        ranks = [in_range("excluded", rank) for rank in excluded]
         array = (c_int * len(ranks))(*ranks)
         given = byref(_config(**config)) if config else None
         return self._new(lambda out: lib.ccl_comm_shrink(
@@ -249,45 +253,45 @@ class Communicator(ObjectCalls):
 
     # ------------------------------------------------------------------ collectives on buffers
 
-    def Allreduce(self, sendbuf, recvbuf, op=Op.SUM, *, codec=None, seed=0, step=0,
+    def Allreduce(self, sendbuf, recvbuf, op=Op.SUM, *, codec=None, seed=0, step=0, residual=None,
                   stream=None) -> Optional[CompressionStats]:
         """recvbuf = op over the ranks of sendbuf; equal lengths. IN_PLACE for one of them.
 
         codec: a specification, an inccl.Codec, or True for the communicator's default: compressed
-        bytes travel, and the statistics of the call are returned.
+        bytes travel, and the statistics of the call are returned. residual: see inccl.Residual.
         """
         send, recv = self._pair(sendbuf, recvbuf, True)
         if send.count != recv.count:
             raise InvalidArgument(f"recvbuf: {recv.count} elements, sendbuf has {send.count}")
         kind = _reduced(send, recv, op)
-        if codec is None:
+        if codec is None and residual is None:
             return self._finish(lib.ccl_allreduce(
-                send.address, recv.address, send.count, kind, int(op), self._get(),
+                send.address, recv.address, send.count, kind, _number(op), self._get(),
                 stream_handle(stream)), stream, send, recv)
         return self._compressed(
             lambda how, on: lib.ccl_allreduce_compressed(
-                send.address, recv.address, send.count, kind, int(op), how, self._get(), on),
-            codec, seed, step, stream, send, recv)
+                send.address, recv.address, send.count, kind, _number(op), how, self._get(), on),
+            codec, seed, step, residual, stream, send, recv)
 
     def Reduce_scatter(self, sendbuf, recvbuf, op=Op.SUM, *, codec=None, seed=0, step=0,
-                       stream=None) -> Optional[CompressionStats]:
+                       residual=None, stream=None) -> Optional[CompressionStats]:
         """sendbuf holds size segments of recvbuf's length; rank r gets the reduction of segment r.
         In place: recvbuf is segment `rank` of sendbuf."""
         send, recv = view(sendbuf, "sendbuf"), view(recvbuf, "recvbuf", True)
         self._segments("sendbuf", send, "recvbuf", recv)
         kind = _reduced(send, recv, op)
-        if codec is None:
+        if codec is None and residual is None:
             return self._finish(lib.ccl_reduce_scatter(
-                send.address, recv.address, recv.count, kind, int(op), self._get(),
+                send.address, recv.address, recv.count, kind, _number(op), self._get(),
                 stream_handle(stream)), stream, send, recv)
         return self._compressed(
             lambda how, on: lib.ccl_reduce_scatter_compressed(
-                send.address, recv.address, recv.count, kind, int(op), how, self._get(), on),
-            codec, seed, step, stream, send, recv)
+                send.address, recv.address, recv.count, kind, _number(op), how, self._get(), on),
+            codec, seed, step, residual, stream, send, recv)
 
     Reduce_scatter_block = Reduce_scatter
 
-    def Allgather(self, sendbuf, recvbuf, *, codec=None, seed=0, step=0,
+    def Allgather(self, sendbuf, recvbuf, *, codec=None, seed=0, step=0, residual=None,
                   stream=None) -> Optional[CompressionStats]:
         """recvbuf holds size segments of sendbuf's length; segment r is rank r's sendbuf. IN_PLACE
         as sendbuf: this rank's input is segment `rank` of recvbuf."""
@@ -296,7 +300,7 @@ class Communicator(ObjectCalls):
             view(sendbuf, "sendbuf")
         self._segments("recvbuf", recv, "sendbuf", send)
         kind, count = _moved(send, recv, send.count)
-        if codec is None:
+        if codec is None and residual is None:
             return self._finish(lib.ccl_allgather(send.address, recv.address, count, kind,
                                                   self._get(), stream_handle(stream)),
                                 stream, send, recv)
@@ -304,7 +308,7 @@ class Communicator(ObjectCalls):
         return self._compressed(
             lambda how, on: lib.ccl_allgather_compressed(
                 send.address, recv.address, send.count, kind, how, self._get(), on),
-            codec, seed, step, stream, send, recv)
+            codec, seed, step, residual, stream, send, recv)
 
     def Bcast(self, buf, root: int = 0, *, stream=None) -> None:
         """buf of every rank = buf of root."""
@@ -323,8 +327,8 @@ class Communicator(ObjectCalls):
             send = recv = view(sendbuf, "sendbuf")
         kind = _reduced(send, recv, op)
         to = recv.address if root == self._rank else None
-        self._finish(lib.ccl_reduce(send.address, to, send.count, kind, int(op), root, self._get(),
-                                    stream_handle(stream)), stream, send, recv)
+        self._finish(lib.ccl_reduce(send.address, to, send.count, kind, _number(op), root,
+                                    self._get(), stream_handle(stream)), stream, send, recv)
 
     def Alltoall(self, sendbuf, recvbuf, *, stream=None) -> None:
         """Both hold size segments of equal lengths; segment d of sendbuf goes to rank d, segment s
@@ -372,6 +376,7 @@ class Communicator(ObjectCalls):
         """Sends to rank `dest`, which receives the same count and type. May wait for the receive:
         an exchange needs inccl.group()."""
         data = view(buf, "buf")
+        dest = in_range("dest", dest, 0, self.size - 1)
         kind, count = _moved(data, data, data.count)
         self._finish(lib.ccl_send(data.address, count, kind, dest, self._get(),
                                   stream_handle(stream)), stream, data)
@@ -379,12 +384,14 @@ class Communicator(ObjectCalls):
     def Recv(self, buf, source: int, *, stream=None) -> None:
         """Receives what rank `source` sends; messages of one rank arrive in their order."""
         data = view(buf, "buf", True)
+        source = in_range("source", source, 0, self.size - 1)
         kind, count = _moved(data, data, data.count)
         self._finish(lib.ccl_recv(data.address, count, kind, source, self._get(),
                                   stream_handle(stream)), stream, data)
 
     def Barrier(self) -> None:
-        """Waits until all ranks have called it."""
+        """Waits until all ranks have called it; not in a group."""
+        outside_groups("Barrier")
         one = (ctypes.c_ubyte * 1)()
         check(lib.ccl_allreduce(one, one, 1, _UINT8, _MAX, self._get(), None))
 
@@ -393,9 +400,7 @@ class Communicator(ObjectCalls):
     # ------------------------------------------------------------------ helpers
 
     def _root(self, root):
-        if not 0 <= root < self.size:
-            raise InvalidArgument(f"root: {root} is not in [0, {self._size})")
-        return root
+        return in_range("root", root, 0, self.size - 1)
 
     @staticmethod
     def _pair(sendbuf, recvbuf, write):
@@ -426,12 +431,23 @@ class Communicator(ObjectCalls):
                 f"{whole_name}: {whole.count * whole.itemsize} bytes, expected {self._size} "
                 f"segments of {name}'s {one.count * one.itemsize}")
 
-    def _compressed(self, call, codec, seed, step, stream, *views):
+    def _compressed(self, call, codec, seed, step, residual, stream, *views):
+        seed, step = in_range("seed", seed, 0, 2**64 - 1), in_range("step", step, 0, 2**64 - 1)
+        if residual is not None and not isinstance(residual, Residual):
+            raise TypeError(f"residual: expected inccl.Residual, got {type(residual).__name__}")
         stats = CompressionStats()
-        parsed = None if codec is True else codec_of(codec)
+        parsed = None if codec in (None, True) else codec_of(codec)
         how = Compression(ctypes.sizeof(Compression), parsed._handle if parsed else None, seed,
-                          step, None, ctypes.pointer(stats))
-        self._finish(call(byref(how), stream_handle(stream)), stream, *views, stats, parsed)
+                          step, residual._handle if residual else None, ctypes.pointer(stats))
+        self._finish(call(byref(how), stream_handle(stream)), stream, *views, stats, parsed,
+                     residual)
+        # A CUDA stream cannot keep them. What has completed goes one call later: the library may
+        # still be about to write stats.size, its last store.
+        self._written = [used for used in self._written if not used[0]]
+        for used in self._written:
+            used[0] = used[1].completed
+        if not stats.completed:
+            self._written.append([False, stats, parsed, views, residual])
         return stats
 
     @staticmethod
@@ -442,7 +458,7 @@ class Communicator(ObjectCalls):
         if thread_group.depth > 0:
             thread_group.kept.append(kept)
         if isinstance(stream, Stream):
-            stream._kept.append(kept)
+            stream._keep(kept)
 
     def __repr__(self):
         if self._handle is None:
@@ -490,11 +506,15 @@ def _reduced(send: View, recv: View, op) -> int:
     return kind
 
 
+def _number(op) -> int:
+    return in_range("op", int(op))
+
+
 def _moved(send: View, recv: View, count: int):
-    """(type, count) of a call that only moves `count` elements of `send`."""
-    if send.type is not None and send.type == recv.type:
-        return send.type, count
-    return _UINT8, count * send.itemsize
+    """(type, count) of a call that only moves `count` elements."""
+    if send.type != recv.type or send.itemsize != recv.itemsize:
+        raise InvalidArgument("recvbuf: elements of another type than sendbuf's")
+    return (_UINT8, count * send.itemsize) if send.type is None else (send.type, count)
 
 
 def init(**config) -> Communicator:
@@ -504,13 +524,13 @@ def init(**config) -> Communicator:
 
 def init_all(nranks: int, devices: Optional[List[int]] = None) -> List[Communicator]:
     """All ranks of a communicator in this process; a thread of its own uses each of them."""
-    if nranks < 1:
-        raise InvalidArgument(f"nranks: {nranks}, must be at least 1")
+    nranks = in_range("nranks", nranks, 1)
     if devices is not None and len(devices) != nranks:
         raise InvalidArgument(f"devices: {len(devices)}, expected {nranks}")
     handles = (c_void_p * nranks)()
+    numbers = [in_range("devices", device) for device in devices or ()]
     check(lib.ccl_comm_init_all(ctypes.cast(handles, ctypes.POINTER(c_void_p)), nranks,
-                                (c_int * nranks)(*devices) if devices else None))
+                                (c_int * nranks)(*numbers) if numbers else None))
     comms = []
     for handle in handles:
         comm = Communicator.__new__(Communicator)

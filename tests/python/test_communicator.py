@@ -61,6 +61,82 @@ def test_bad_arguments_name_themselves(comm):
     assert comm.allreduce(1) == 2  # none of them has harmed the communicator
 
 
+@ranks(1)
+def test_integers_are_not_cut(comm):
+    ones, into = np.ones(4, "f4"), np.zeros(4, "f4")
+    big = 1 << 32  # ctypes would pass it as 0
+    cases = [
+        ("size: 4294967297 is not in", lambda: inccl.Communicator(inccl.unique_id(), 0, big + 1)),
+        ("rank: 4294967296 is not in", lambda: inccl.Communicator(inccl.unique_id(), big, 1)),
+        ("channels: 4294967296 is not in", lambda: comm.split(0, channels=big)),
+        ("color: 4294967296 is not in", lambda: comm.split(big)),
+        ("key: -4294967296 is not in", lambda: comm.split(0, -big)),
+        ("excluded: 4294967296 is not in", lambda: comm.shrink([big])),
+        ("dest: 4294967296 is not in", lambda: comm.Send(ones, big)),
+        ("source: 4294967296 is not in", lambda: comm.Recv(into, big)),
+        ("root: 4294967296 is not in", lambda: comm.Bcast(ones, big)),
+        ("op: 4294967296 is not in", lambda: comm.Allreduce(ones, into, big)),
+        ("seed: -1 is not in", lambda: comm.Allreduce(ones, into, codec="bf16", seed=-1)),
+        ("step: 18446744073709551616 is not in",
+         lambda: comm.Allreduce(ones, into, codec="bf16", step=1 << 64)),
+        ("count: -1 is not in", lambda: inccl.Codec("bf16").bound(-1, 2)),
+        ("nranks: 4294967297 is not in", lambda: inccl.Codec("bf16").bound(8, big + 1)),
+        ("nranks: 4294967297 is not in", lambda: inccl.init_all(big + 1)),
+        ("devices: 4294967296 is not in", lambda: inccl.init_all(1, [big])),
+        ("nbytes: 18446744073709551617 is not in", lambda: inccl.alloc((1 << 64) + 1)),
+    ]
+    for text, call in cases:
+        with pytest.raises(inccl.InvalidArgument, match=text):
+            call()
+    with pytest.raises(TypeError, match="dest: expected an integer, got float"):
+        comm.Send(ones, 0.0)
+    assert (into == 0).all()
+
+
+@ranks(1, 2)
+def test_types_of_moves_must_agree(comm):
+    n = comm.size
+    memory = np.zeros(256, "u1")
+    wide, bytes_, into = np.ones(8 * n), np.ones(64 * n, "u1"), memory[:64]
+    for call in (lambda: comm.Scatter(wide, into), lambda: comm.Gather(into, wide),
+                 lambda: comm.Allgather(into, wide), lambda: comm.Alltoall(wide, bytes_)):
+        if comm.rank == 0:
+            with pytest.raises(inccl.InvalidArgument, match="recvbuf: elements of another type"):
+                call()
+    assert not memory.any() and comm.allreduce(1) == n
+
+
+class Exporter:
+    """Only __dlpack__ of an array."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+
+@ranks(1)
+def test_memory_that_must_not_be_moved(comm):
+    holds = np.zeros(3, np.dtype([("number", "f8"), ("object", "O")]))
+    nested = np.zeros(3, np.dtype([("outer", np.dtype([("inner", "O")]))]))
+
+    class Interface:
+        __array_interface__ = holds.__array_interface__
+
+    for array in (holds, nested, Interface(), memoryview(np.zeros(3, "O"))):
+        with pytest.raises(inccl.InvalidArgument, match="buf: holds Python objects"):
+            comm.Bcast(array)
+    comm.Bcast(np.zeros(3, np.dtype([("number", "f8"), ("Other", "i4")])))
+    fixed = np.ones(4, "f4")
+    fixed.flags.writeable = False
+    into = np.zeros(4, "f4")
+    comm.Allreduce(Exporter(fixed), Exporter(into))
+    assert (into == 1).all()
+    with pytest.raises(inccl.InvalidArgument, match="recvbuf: read-only"):
+        comm.Allreduce(into, Exporter(fixed))
+
+
 @ranks(2)
 def test_mismatch_is_an_error_on_both(comm):
     with pytest.raises(inccl.InvalidUsage) as caught:
@@ -192,6 +268,96 @@ def test_streams(comm):
         comm.Bcast(np.zeros(3), stream=stream)
 
 
+@ranks(1)
+def test_streams_are_shared_by_threads(comm):
+    with inccl.Stream() as stream:
+        kept = [np.zeros(3), np.zeros(3)]
+
+        class During:
+            """Another thread's synchronization and call, during the first synchronization."""
+
+            def __getattr__(self, name):
+                real = getattr(inccl._library.lib, name)
+                if name != "ccl_stream_synchronize":
+                    return real
+                return lambda handle: (real(handle), inner())[0]
+
+        def inner():
+            objects.lib = inccl._library.lib
+            stream.synchronize()
+            comm.Bcast(kept[1], stream=stream)
+        from inccl import _objects as objects
+        comm.Bcast(kept[0], stream=stream)
+        objects.lib = During()
+        stream.synchronize()
+        assert [used[0].owner is kept[1] for used in stream._kept] == [True]
+
+
+def test_forked_child_leaves_streams_alone():
+    def rank_main(_):
+        with inccl.Communicator(inccl.unique_id(), 0, 1) as comm:
+            with inccl.Stream() as stream:
+                comm.Bcast(np.zeros(3), stream=stream)
+                stream.synchronize()
+                pid = os.fork()
+                if pid == 0:
+                    signal.alarm(20)
+                    with pytest.raises(inccl.InvalidUsage, match="forked"):
+                        stream.synchronize()
+                    stream.close()
+                    os._exit(0)
+                return os.waitpid(pid, 0)[1]
+    assert run(1, rank_main) == [0]
+
+
+@ranks(2)
+def test_calls_that_need_their_result_are_refused_in_groups(comm):
+    for name, call in [
+        ("Barrier", comm.Barrier), ("bcast", lambda: comm.bcast(3)),
+        ("allreduce", lambda: comm.allreduce(np.zeros(3))), ("reduce", lambda: comm.reduce(3)),
+        ("gather", lambda: comm.gather(3)), ("allgather", lambda: comm.allgather(3)),
+        ("scatter", lambda: comm.scatter([1, 2])), ("alltoall", lambda: comm.alltoall([1, 2])),
+        ("send", lambda: comm.send(3, 0)), ("recv", lambda: comm.recv(0)),
+    ]:
+        with pytest.raises(inccl.InvalidUsage, match=f"{name}: not in a group"):
+            with inccl.group():
+                call()
+    assert comm.allreduce(1) == 2
+
+
+@ranks(1)
+def test_statistics_live_until_they_are_written(comm):
+    """A stand-in for the library writes them late, as on a CUDA stream."""
+    import ctypes
+    import gc
+    import weakref
+    from inccl import communicator
+    pending = []
+
+    class Late:
+        def __getattr__(self, name):
+            if name != "ccl_allreduce_compressed":
+                return getattr(inccl._library.lib, name)
+            return lambda *arguments: pending.append(
+                ctypes.addressof(arguments[5]._obj.stats.contents)) or 0
+
+    communicator.lib = Late()
+    stats = comm.Allreduce(inccl.IN_PLACE, np.ones(4, "f4"), codec="bf16", stream=1)
+    assert not stats.completed
+    gone = weakref.ref(stats)
+    del stats
+    gc.collect()
+    assert gone() is not None
+    inccl.CompressionStats.from_address(pending[0]).compressed = 1
+    for _ in range(2):
+        comm.Allreduce(inccl.IN_PLACE, np.ones(4, "f4"), codec="bf16", stream=1)
+    gc.collect()
+    assert gone() is None
+    communicator.lib = inccl._library.lib
+    for count in (0, 4):
+        assert comm.Allreduce(inccl.IN_PLACE, np.ones(count, "f4"), codec="bf16").completed
+
+
 @ranks(2)
 def test_groups(comm):
     a, b = np.zeros(3), np.zeros(3)
@@ -201,7 +367,7 @@ def test_groups(comm):
             comm.Allreduce(np.full(3, comm.rank + 2.0), b)
         part = comm.split(0)
         with pytest.raises(inccl.InvalidUsage, match="not created yet"):
-            part.Barrier()
+            part.Bcast(a)
         assert a[0] == 0  # nothing has started
     assert (a == 3).all() and (b == 5).all() and part.allreduce(1) == 2
     with pytest.raises(ZeroDivisionError):
@@ -260,6 +426,34 @@ def test_compressed(comm):
         total = np.empty(20000, "f4")
         stats = comm.Allreduce(inputs[comm.rank], total, codec="hbi:bits=6", stream=stream)
     assert stats.compressed == 1
+
+
+@ranks(2)
+def test_error_feedback(comm):
+    """Inputs and former residuals are results and new residuals: of a reduce-scatter, exactly."""
+    n, count = comm.size, 4096
+    mine = np.random.default_rng(comm.rank).standard_normal(count).astype("f4")
+    exact = comm.allreduce(mine.astype("f8")).reshape(n, -1)[comm.rank]
+    residual, segment = inccl.Residual(count), np.empty(count // n, "f4")
+    results = np.zeros(count // n)
+    for step in range(1, 9):
+        stats = comm.Reduce_scatter(mine, segment, codec="hbi:bits=4", seed=step, residual=residual)
+        assert stats.compressed
+        results += segment
+        left = comm.allreduce(np.frombuffer(residual.save(), "f4").astype("f8"))
+        assert np.abs(results + left.reshape(n, -1)[comm.rank] - step * exact).max() < 1e-4
+    assert np.abs(results - 8 * exact).max() > 1e-3  # something was left out
+    again = inccl.Residual(count)
+    again.load(residual.save())
+    assert again.save() == residual.save()
+    again.reset()
+    assert not any(again.save())
+    with pytest.raises(inccl.InvalidArgument, match="values: 3 bytes, expected 16384"):
+        again.load(b"abc")
+    with pytest.raises(TypeError, match="residual: expected inccl.Residual, got int"):
+        comm.Reduce_scatter(mine, segment, codec="bf16", residual=7)
+    with pytest.raises(inccl.InvalidArgument, match="residual"):
+        comm.Reduce_scatter(mine[:64], segment[:32], codec="bf16", residual=again)
 
 
 @ranks(2)

@@ -248,6 +248,28 @@ def test_async_work(rank, n):
     assert first.wait()[0] is tensor and second.wait()[0] is tensor
 
 
+@group_ranks(2)
+def test_callbacks_may_wait_for_other_operations(rank, n):
+    def sum_of_next(tensor):
+        work = dist.all_reduce(tensor + 1, async_op=True)
+        return work.get_future().then(lambda inner: inner.value()[0] + 0).wait()
+    first = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    second = first.then(lambda future: sum_of_next(future.value()[0])).then(
+        lambda future: sum_of_next(future.value()))
+    assert second.wait().tolist() == [14.0] * 3  # ((1 * 2 + 1) * 2 + 1) * 2
+    received = torch.zeros(2)
+    if rank == 0:
+        def receives_more(future):
+            more = torch.zeros(2)
+            dist.recv(more, 1)
+            return more + future.value()[0]
+        total = dist.irecv(received, 1).get_future().then(receives_more)
+        assert total.wait().tolist() == [3.0, 3.0]
+    else:
+        dist.send(torch.ones(2), 0)
+        dist.send(torch.full((2,), 2.0), 0)
+
+
 @group_ranks(3)
 def test_point_to_point(rank, n):
     right, left = (rank + 1) % n, (rank - 1) % n
@@ -393,7 +415,9 @@ def test_functional(rank, n):
 
 @group_ranks(2)
 def test_timeout_names_the_late_rank(rank, n):
-    late = dist.new_group(timeout=timedelta(seconds=1))
+    late, other = dist.new_group(), dist.new_group()
+    late.set_timeout(timedelta(seconds=1))
+    other.set_timeout(timedelta(seconds=1))
     if rank == 0:
         with pytest.raises(inccl.torch.BackendError, match="peer 1@") as caught:
             dist.all_reduce(torch.ones(3), group=late)
@@ -404,12 +428,16 @@ def test_timeout_names_the_late_rank(rank, n):
         with pytest.raises(RuntimeError, match="peer 1@"):
             work.get_future().wait()
         assert "peer 1@" in str(work.exception()) and not work.is_success()
+        with pytest.raises(inccl.torch.BackendError, match="recv from rank 1: rank .*peer 1@"):
+            dist.recv(torch.ones(3), 1, group=late)  # the group has failed
         with pytest.raises(inccl.torch.BackendError, match="recv from rank 1: not complete after"):
-            dist.recv(torch.ones(3), 1, group=late)
+            dist.recv(torch.ones(3), 1, group=other)
     else:
         while late.communicator.async_error() is None:
             threading.Event().wait(0.01)
+    dist.barrier()  # an abort is an error of the other rank, too
     late.abort()
+    other.abort()
 
 
 @group_ranks(2)

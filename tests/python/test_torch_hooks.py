@@ -79,6 +79,46 @@ def test_ddp_compressed(rank, n):
 
 
 @group_ranks(2)
+def test_residuals(rank, n):
+    """Over many steps with the same batch the mean gradient tends to the exact one."""
+    exact = expected_gradients(n)
+    errors, states = [], []
+    for residual in (False, True):
+        ddp = DistributedDataParallel(model())
+        states.append(inccl.torch.State(codec="hbi:bits=3,ag=exact", min_elements=1000,
+                                        residual=residual))
+        ddp.register_comm_hook(states[-1], inccl.torch.compress_hook)
+        total = [torch.zeros_like(gradient) for gradient in exact]
+        for step in range(8):
+            ddp.zero_grad()
+            loss_of(ddp, rank).backward()
+            for sum_, parameter in zip(total, ddp.parameters()):
+                sum_ += parameter.grad
+        errors.append(sum((sum_ / 8 - gradient).square().sum()
+                          for sum_, gradient in zip(total, exact)))
+    assert 0 < errors[1] < errors[0] / 4, errors
+    kept = states[1].state_dict()
+    assert not states[0].state_dict()["residuals"] and kept["residuals"]
+    other = inccl.torch.State(residual=True)
+    other.load_state_dict(kept)
+    assert other.state_dict() == kept
+
+
+@group_ranks(2)
+def test_power_sgd(rank, n):
+    """Its callbacks wait for further all-reduces."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    ddp = DistributedDataParallel(model())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=64, start_powerSGD_iter=2,
+                                        min_compression_rate=0.1)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(4):
+        ddp.zero_grad()
+        loss_of(ddp, rank).backward()
+    check_gradients([p.grad for p in ddp.parameters()], expected_gradients(n), 0.5)
+
+
+@group_ranks(2)
 def test_which_parameters_are_compressed(rank, n):
     ddp = DistributedDataParallel(model())
     chosen = []

@@ -5,6 +5,7 @@ The C API runs one call of a communicator at a time, in the order of the calls. 
 order over calls that wait and calls that do not. A call that waits runs in the caller's thread if
 no earlier call is pending, so it costs no change of threads.
 """
+import os
 import queue
 import threading
 import weakref
@@ -35,6 +36,44 @@ def backend_error(what: str, cause: BaseException) -> BackendError:
     return error
 
 
+class _Completer:
+    """Threads that complete futures, and so run their callbacks.
+
+    A callback may wait for other operations and their futures. So the threads that run operations
+    run no callbacks, and a completion never waits for another one: it gets a new thread where all
+    are busy.
+    """
+
+    def __init__(self):
+        self._forked()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self):
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._counting = threading.Lock()
+        self._idle = 0  # threads without a completion, less the completions that are queued
+
+    def complete(self, future: torch.futures.Future) -> None:
+        with self._counting:
+            if self._idle == 0:
+                threading.Thread(target=self._loop, args=(future,), name="inccl-callbacks",
+                                 daemon=True).start()
+                return
+            self._idle -= 1
+        self._queue.put(future)
+
+    def _loop(self, future):
+        while True:
+            future.set_result(None)
+            del future
+            with self._counting:
+                self._idle += 1
+            future = self._queue.get()
+
+
+_completer = _Completer()
+
+
 class Work(_Work):
     """The outcome of one operation. `result`: what futures have as value."""
 
@@ -58,7 +97,7 @@ class Work(_Work):
             future = self._future
         self._waiting.release()
         if future is not None:
-            future.set_result(None)
+            _completer.complete(future)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits for the result; raises the operation's error. `timeout` 0: no limit of its own."""

@@ -167,15 +167,15 @@ class ProcessGroup(dist.ProcessGroup):
         """Runs `call`, or adds it to the block of _start_coalescing."""
         self._sequence += 1
         if self._coalescing is not None:
-            self._coalescing.append((what, call))
+            self._coalescing.append((what, on_streams(call, result)))
             return Work(result, what, done=True)
         if opts is not None:
             timeout = opts.timeout
             if timeout != _UNSET and timeout != self._timeout_:
                 call = self._limited(call, timeout)
             if opts.asyncOp:
-                return self._runner.submit(call, Work(result, what))
-        self._runner.run(call, what)
+                return self._runner.submit(on_streams(call, result), Work(result, what))
+        self._runner.run(on_streams(call, result), what)
         return Work(result, what, done=True)
 
     def _limited(self, call, timeout) -> Callable[[], None]:
@@ -532,11 +532,12 @@ class ProcessGroup(dist.ProcessGroup):
         sends = [one.contiguous() for one in inputs]
         receives = [out.contiguous() for out in outputs]
         call = self._exchange([(t.data_ptr(), nbytes(t)) for t in sends],
-                              [(t.data_ptr(), nbytes(t)) for t in receives], (sends, receives))
+                              [(t.data_ptr(), nbytes(t)) for t in receives], (sends, receives),
+                              self._stream(inputs[0]))
         copies = [_copy_after(lambda: None, data, out) for data, out in zip(receives, outputs)]
         return self._do("alltoall", _sequence([call, *copies]), outputs, opts)
 
-    def _exchange(self, sends, receives, kept) -> Callable[[], None]:
+    def _exchange(self, sends, receives, kept, stream) -> Callable[[], None]:
         """(address, bytes) by rank, of memory that `kept` keeps alive."""
         def call():
             handle = self._comm._get()
@@ -544,10 +545,10 @@ class ProcessGroup(dist.ProcessGroup):
             with inccl.group():
                 for peer, (address, length) in enumerate(sends):
                     if length > 0:
-                        check(lib.ccl_send(address, length, UINT8, peer, handle, None))
+                        check(lib.ccl_send(address, length, UINT8, peer, handle, stream))
                 for peer, (address, length) in enumerate(receives):
                     if length > 0:
-                        check(lib.ccl_recv(address, length, UINT8, peer, handle, None))
+                        check(lib.ccl_recv(address, length, UINT8, peer, handle, stream))
         return call
 
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None,
@@ -567,7 +568,8 @@ class ProcessGroup(dist.ProcessGroup):
             call = self._move(lib.ccl_alltoall, send, recv, send.numel() // self._size_)
         else:
             call = self._exchange(self._parts("input", send, input_split_sizes),
-                                  self._parts("output", recv, output_split_sizes), (send, recv))
+                                  self._parts("output", recv, output_split_sizes), (send, recv),
+                                  self._stream(send))
         return self._do("all_to_all_single", _copy_after(call, recv, output), [output], opts)
 
     def _parts(self, name, tensor, sizes):
@@ -589,8 +591,11 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts=None, timeout=None) -> Work:
         opts = _options(opts, c10d.BarrierOptions, timeout)
+        stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
         def call():
+            if stream is not None:  # what the caller has queued is before the barrier
+                stream.synchronize()
             one = (ctypes.c_ubyte * 1)()
             check(lib.ccl_allreduce(one, one, 1, UINT8, 2, self._comm._get(), None))
         return self._do("barrier", call, [], opts)
@@ -633,6 +638,30 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __repr__(self):
         return f"<inccl.torch.ProcessGroup {self._name_!r}: rank {self._rank_}/{self._size_}>"
+
+
+def on_streams(call: Callable[[], None], result: Any) -> Callable[[], None]:
+    """`call`, whose copies run on the caller's current streams of the devices of `result`, also if
+    another thread runs it."""
+    if not torch.cuda.is_initialized():
+        return call
+    streams = {tensor.device: torch.cuda.current_stream(tensor.device)
+               for tensor in _all_tensors(result) if tensor.is_cuda}
+    if not streams:
+        return call
+
+    def there():
+        with contextlib.ExitStack() as stack:
+            for stream in streams.values():
+                stack.enter_context(torch.cuda.stream(stream))
+            call()
+    return there
+
+
+def _all_tensors(result):
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [tensor for part in result or () for tensor in _all_tensors(part)]
 
 
 @contextlib.contextmanager
