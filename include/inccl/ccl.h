@@ -581,10 +581,10 @@ typedef struct {
  * Takes part in calls of the types CCL_FLOAT32, CCL_FLOAT16, CCL_BFLOAT16 and CCL_FLOAT64 with
  * CCL_SUM or CCL_AVG whose `send` has `count` elements; also if the call runs uncompressed, which
  * leaves a residual of zero, but for the rounding to a type of 2 bytes. Each rank has its own, and
- * a rank may pass one where others pass NULL. The memory is on the host: two vectors of the storage
- * type; calls on device memory then compress on the host. One call at a time uses a residual: on
- * one stream, or one after the other; else a call fails with CCL_INVALID_USAGE, and so do the
- * functions below. config may be NULL.
+ * a rank may pass one where others pass NULL. The memory is on the host: three vectors of the
+ * storage type; calls on device memory then compress on the host. One call at a time uses a
+ * residual: on one stream, or one after the other; else a call fails with CCL_INVALID_USAGE, and so
+ * do the functions below. config may be NULL.
  */
 CCL_API ccl_result_t ccl_residual_create(ccl_residual_t* residual, size_t count,
                                          const ccl_residual_config_t* config);

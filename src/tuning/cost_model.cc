@@ -2,6 +2,7 @@
 #include "tuning/cost_model.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "collectives/schedule.h"
 #include "tuning/segmentation.h"
@@ -93,7 +94,7 @@ WireBits WireBitsOf(const Codec& codec, Collective collective, int nranks) {
   codec.Bound(collective, nranks, &bits, &error);
   constexpr auto kElementsPerUnit = kWindow / static_cast<uint32_t>(kUnitsPerByte);
   const auto side_phases = static_cast<uint32_t>(codec.side_phases().size());
-  return {.data = static_cast<uint32_t>(bits * WireBits::kUnit + 0.5),
+  return {.data = static_cast<uint32_t>(std::lround(bits * WireBits::kUnit)),
           .side = (codec.SideBytes(kWindow) + kElementsPerUnit - 1) / kElementsPerUnit,
           .side_phases = side_phases};
 }

@@ -224,7 +224,7 @@ class Shaper {
     for (uint64_t i = 0; i < extra; ++i) send(2 * i + 1, 2 * i, {});
     uint64_t growth = 0, rounds = 0;
     for (uint64_t distance = 1; distance < power; distance *= 2, ++rounds) {
-      const std::vector<Chain> before = chains;
+      const std::vector<Chain> before(chains.begin(), chains.end());
       for (uint64_t i = 0; i < power; ++i) {
         const uint64_t from = place_of(i);
         send(from, place_of(i ^ distance), before[from]);

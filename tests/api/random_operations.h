@@ -41,7 +41,7 @@ inline int64_t DrawnValue(uint64_t operation, int rank, uint64_t index) {
       Mix64(operation * 1315423911u + static_cast<uint64_t>(rank) * 2654435761u + index) & 1);
 }
 
-struct Operation {
+struct RandomOperation {
   enum Kind : uint8_t {
     kAllReduce,
     kReduceScatter,
@@ -74,12 +74,12 @@ struct OperationLimits {
   std::vector<const char*> codecs = {"hbi"};
 };
 
-inline Operation MakeOperation(uint64_t seed, uint64_t number, int nranks,
-                               const OperationLimits& limits) {
+inline RandomOperation MakeOperation(uint64_t seed, uint64_t number, int nranks,
+                                     const OperationLimits& limits) {
   constexpr uint64_t kMostBits = 17;  // of the number of elements
   Draw draw(seed, number);
-  Operation o;
-  o.kind = static_cast<Operation::Kind>(draw.Below(Operation::kKinds));
+  RandomOperation o;
+  o.kind = static_cast<RandomOperation::Kind>(draw.Below(RandomOperation::kKinds));
   o.type = static_cast<ccl_datatype_t>(draw.Below(12));
   o.op = static_cast<ccl_redop_t>(draw.Below(4));
   // Log-uniform, few large ones.
@@ -87,7 +87,7 @@ inline Operation MakeOperation(uint64_t seed, uint64_t number, int nranks,
   o.count = static_cast<size_t>(draw.Below((uint64_t{1} << bits) + 1));
   o.root = static_cast<int>(draw.Below(static_cast<uint64_t>(nranks)));
   o.on_stream = draw.Below(4) == 0;
-  if (o.kind == Operation::kCompressed) {
+  if (o.kind == RandomOperation::kCompressed) {
     o.type = CCL_FLOAT32;
     o.codec = draw.Below(limits.codecs.size());
   }
@@ -114,11 +114,11 @@ inline int64_t Fold(ccl_redop_t op, int nranks, uint64_t number, uint64_t index)
 }
 
 // Runs operations of one rank. A thread at a time.
-class OperationRunner {
+class RandomOperationRunner {
  public:
   // `stream` is for the operations that are on one; nullptr: none is.
-  OperationRunner(int rank, int nranks, ccl_comm_t comm, uint64_t seed, ccl_stream_t stream,
-                  const OperationLimits& limits)
+  RandomOperationRunner(int rank, int nranks, ccl_comm_t comm, uint64_t seed, ccl_stream_t stream,
+                        const OperationLimits& limits)
       : rank_(rank),
         nranks_(nranks),
         comm_(comm),
@@ -133,18 +133,18 @@ class OperationRunner {
           << ccl_get_last_error(nullptr);
     }
   }
-  ~OperationRunner() {
+  ~RandomOperationRunner() {
     for (ccl_codec_t codec : codecs_) ccl_codec_destroy(codec);
   }
-  OperationRunner(const OperationRunner&) = delete;
-  OperationRunner& operator=(const OperationRunner&) = delete;
+  RandomOperationRunner(const RandomOperationRunner&) = delete;
+  RandomOperationRunner& operator=(const RandomOperationRunner&) = delete;
 
   // Runs the operations [first, first + count) up to the first error or wrong result. Returns the
   // error. A wrong result is a failure of the test.
   ccl_result_t Run(uint64_t first, uint64_t count) {
     for (uint64_t number = first; number < first + count; ++number) {
       if (::testing::Test::HasFailure()) return CCL_SUCCESS;
-      const Operation o = MakeOperation(seed_, number, nranks_, limits_);
+      const RandomOperation o = MakeOperation(seed_, number, nranks_, limits_);
       const ccl_result_t result = Call(o, number);
       if (result != CCL_SUCCESS) return result;
       Verify(o, number);
@@ -155,13 +155,14 @@ class OperationRunner {
   uint64_t completed() const { return completed_; }
 
  private:
-  ccl_result_t Call(const Operation& o, uint64_t number) {
+  ccl_result_t Call(const RandomOperation& o, uint64_t number) {
     ccl_stream_t stream = o.on_stream ? stream_ : nullptr;
     void *in = send_.data(), *out = recv_.data();
     const size_t size = SizeOfType(o.type);
     const auto n = static_cast<size_t>(nranks_);
-    const bool sends_all = o.kind == Operation::kReduceScatter || o.kind == Operation::kAllToAll ||
-                           o.kind == Operation::kScatter;
+    const bool sends_all = o.kind == RandomOperation::kReduceScatter ||
+                           o.kind == RandomOperation::kAllToAll ||
+                           o.kind == RandomOperation::kScatter;
     for (size_t i = 0; i < o.count * (sends_all ? n : 1); ++i) {
       Store(o.type, in, i, DrawnValue(number, rank_, i));
     }
@@ -173,34 +174,34 @@ class OperationRunner {
     how.seed = number;
     ccl_result_t result = CCL_SUCCESS;
     switch (o.kind) {
-      case Operation::kAllReduce:
+      case RandomOperation::kAllReduce:
         result = ccl_allreduce(in, out, o.count, o.type, o.op, comm_, stream);
         break;
-      case Operation::kReduceScatter:
+      case RandomOperation::kReduceScatter:
         result = ccl_reduce_scatter(in, out, o.count, o.type, o.op, comm_, stream);
         break;
-      case Operation::kAllGather:
+      case RandomOperation::kAllGather:
         result = ccl_allgather(in, out, o.count, o.type, comm_, stream);
         break;
-      case Operation::kBroadcast:
+      case RandomOperation::kBroadcast:
         result = ccl_broadcast(in, out, o.count, o.type, o.root, comm_, stream);
         break;
-      case Operation::kReduce:
+      case RandomOperation::kReduce:
         result = ccl_reduce(in, out, o.count, o.type, o.op, o.root, comm_, stream);
         break;
-      case Operation::kAllToAll:
+      case RandomOperation::kAllToAll:
         result = ccl_alltoall(in, out, o.count, o.type, comm_, stream);
         break;
-      case Operation::kGather:
+      case RandomOperation::kGather:
         result = ccl_gather(in, out, o.count, o.type, o.root, comm_, stream);
         break;
-      case Operation::kScatter:
+      case RandomOperation::kScatter:
         result = ccl_scatter(in, out, o.count, o.type, o.root, comm_, stream);
         break;
-      case Operation::kCompressed:
+      case RandomOperation::kCompressed:
         result = ccl_allreduce_compressed(in, out, o.count, o.type, CCL_SUM, &how, comm_, stream);
         break;
-      case Operation::kSendRecv: {
+      case RandomOperation::kSendRecv: {
         result = ccl_group_start();
         const ccl_result_t sent =
             ccl_send(in, o.count, o.type, (rank_ + 1) % nranks_, comm_, stream);
@@ -219,7 +220,7 @@ class OperationRunner {
     return result == CCL_SUCCESS ? synchronized : result;
   }
 
-  void Expect(const Operation& o, const void* buffer, size_t index, int64_t value,
+  void Expect(const RandomOperation& o, const void* buffer, size_t index, int64_t value,
               uint64_t number) {
     int64_t expected = 0;
     Store(o.type, &expected, 0, value);
@@ -231,7 +232,7 @@ class OperationRunner {
 
   // A few places of every result, its ends among them: the sums of all of them would take longer
   // than the calls.
-  void Verify(const Operation& o, uint64_t number) {
+  void Verify(const RandomOperation& o, uint64_t number) {
     const size_t step = std::max<size_t>(1, o.count / 17);
     for (size_t at = 0; at < o.count + step && o.count > 0; at += step) {
       VerifyElement(o, std::min(at, o.count - 1), number);
@@ -239,34 +240,36 @@ class OperationRunner {
     }
   }
 
-  void VerifyElement(const Operation& o, size_t i, uint64_t number) {
+  void VerifyElement(const RandomOperation& o, size_t i, uint64_t number) {
     const void* out = recv_.data();
     const auto rank = static_cast<size_t>(rank_);
     const int previous = (rank_ + nranks_ - 1) % nranks_;
     const auto sum = [&](size_t at) { return Fold(o.op, nranks_, number, at); };
     switch (o.kind) {
-      case Operation::kAllReduce: return Expect(o, out, i, sum(i), number);
-      case Operation::kReduceScatter: return Expect(o, out, i, sum(rank * o.count + i), number);
-      case Operation::kAllGather:
-      case Operation::kGather:
-        if (o.kind == Operation::kGather && rank_ != o.root) return;
+      case RandomOperation::kAllReduce: return Expect(o, out, i, sum(i), number);
+      case RandomOperation::kReduceScatter:
+        return Expect(o, out, i, sum(rank * o.count + i), number);
+      case RandomOperation::kAllGather:
+      case RandomOperation::kGather:
+        if (o.kind == RandomOperation::kGather && rank_ != o.root) return;
         for (int r = 0; r < nranks_; ++r) {
           Expect(o, out, static_cast<size_t>(r) * o.count + i, DrawnValue(number, r, i), number);
         }
         return;
-      case Operation::kBroadcast: return Expect(o, out, i, DrawnValue(number, o.root, i), number);
-      case Operation::kReduce:
+      case RandomOperation::kBroadcast:
+        return Expect(o, out, i, DrawnValue(number, o.root, i), number);
+      case RandomOperation::kReduce:
         if (rank_ == o.root) Expect(o, out, i, sum(i), number);
         return;
-      case Operation::kAllToAll:
+      case RandomOperation::kAllToAll:
         for (int r = 0; r < nranks_; ++r) {
           Expect(o, out, static_cast<size_t>(r) * o.count + i,
                  DrawnValue(number, r, rank * o.count + i), number);
         }
         return;
-      case Operation::kScatter:
+      case RandomOperation::kScatter:
         return Expect(o, out, i, DrawnValue(number, o.root, rank * o.count + i), number);
-      case Operation::kCompressed: {
+      case RandomOperation::kCompressed: {
         float got = 0;
         std::memcpy(&got, recv_.data() + i * sizeof got, sizeof got);
         const auto exact = static_cast<double>(Fold(CCL_SUM, nranks_, number, i));
@@ -275,7 +278,8 @@ class OperationRunner {
             << " element " << i << ", seed " << seed_;
         return;
       }
-      case Operation::kSendRecv: return Expect(o, out, i, DrawnValue(number, previous, i), number);
+      case RandomOperation::kSendRecv:
+        return Expect(o, out, i, DrawnValue(number, previous, i), number);
       default: return Expect(o, send_.data(), i, sum(i), number);
     }
   }

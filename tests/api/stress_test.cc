@@ -58,9 +58,9 @@ TEST(StressTest, SixteenRanksTwoCommunicatorsEach) {
         ccl_stream_t streams[2] = {};
         CHECK_OK(ccl_comm_split(comm, 0, rank, &other, nullptr));
         for (ccl_stream_t& stream : streams) CHECK_OK(ccl_stream_create(&stream));
-        OperationRunner first(rank, kRanks, comm, seed, streams[0], {});
-        OperationRunner second(rank, kRanks, other, seed + 1, streams[1], {});
-        const auto run = [](OperationRunner* runner, int count) {
+        RandomOperationRunner first(rank, kRanks, comm, seed, streams[0], {});
+        RandomOperationRunner second(rank, kRanks, other, seed + 1, streams[1], {});
+        const auto run = [](RandomOperationRunner* runner, int count) {
           CHECK_OK(runner->Run(0, static_cast<uint64_t>(count)));
         };
         const auto both = [&](int count) {

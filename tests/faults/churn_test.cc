@@ -168,7 +168,8 @@ class Life {
         ccl_allreduce(&members, &members, 1, CCL_UINT64, CCL_SUM, comm, nullptr);
     if (known != CCL_SUCCESS) return known;
     EXPECT_EQ(__builtin_popcountll(members), n) << fmt::format("{:x}", members);
-    OperationRunner runner(rank, n, comm, seed_ + static_cast<uint64_t>(depth), nullptr, Limits());
+    RandomOperationRunner runner(rank, n, comm, seed_ + static_cast<uint64_t>(depth), nullptr,
+                                 Limits());
     // What rank 0 reads, it says in the next portion: a rank that had died when it read it cannot
     // take part in what it says, so all members end after the same operation.
     bool end_next = false;

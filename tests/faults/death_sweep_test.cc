@@ -32,6 +32,11 @@ bool OfOperation(std::string_view point) {
 // Only where memory can be shared.
 bool OfZeroCopy(size_t point) { return fault::kPoints[point].starts_with("zero_copy."); }
 
+// Waiting ranks pass these before they sleep.
+bool OfProgress(size_t point) { return fault::kPoints[point].starts_with("progress."); }
+constexpr useconds_t kUsuallySleep = 20000,
+                     kSurelySleep = 1500000;  // also where yielding takes long
+
 struct Case {
   Operation operation;
   int victim;
@@ -65,8 +70,9 @@ std::unique_ptr<ProcessWorld> StartCounting(const Operation& operation) {
     const int calls = operation.lent ? kRegisteredCallsCounted : kCallsCounted;
     for (int i = 0; i < calls; ++i) {
       // The others come to sleep, at least once even where yielding takes long.
-      if (i == 1 && side.rank() == 0)
-        usleep(operation.Name() == "allreduce_ring" ? 1500000 : 20000);
+      if (i == 1 && side.rank() == 0) {
+        usleep(operation.Name() == "allreduce_ring" ? kSurelySleep : kUsuallySleep);
+      }
       EXPECT_EQ(runner.Run(comm, 1.0f), CCL_SUCCESS) << ccl_get_last_error(comm);
       EXPECT_TRUE(runner.Right());
     }
@@ -106,7 +112,7 @@ std::vector<Case> Cases(const std::string& transport) {
         if (times == 0) continue;
         reached[point] += times;
         // How often a rank sleeps, and when it maps what is lent, depends on the moment.
-        const bool steady = !fault::kPoints[point].starts_with("progress.") && !OfZeroCopy(point);
+        const bool steady = !OfProgress(point) && !OfZeroCopy(point);
         std::set<uint64_t> hits =
             steady ? std::set<uint64_t>{1, 1 + rng.Below(times), times} : std::set<uint64_t>{1};
         if (transport != "shm") {
@@ -139,6 +145,9 @@ int Body(const Side& side, const Case& c) {
   double start = 0;
   ccl_result_t result = CCL_SUCCESS;
   for (int i = 0; result == CCL_SUCCESS && i < 200000; ++i) {
+    if (OfProgress(c.point) && side.rank() != c.victim && i % 1000 == 1) {
+      usleep(i == 1 ? kUsuallySleep : kSurelySleep);
+    }
     start = Seconds();
     result = runner.Run(comm, static_cast<float>(i % 100 + 1));
     if (result == CCL_SUCCESS && !runner.Right()) return 13;

@@ -84,7 +84,7 @@ void RunOperations(const Side& side, ccl_comm_t comm, uint64_t seed, int operati
   constexpr int kPortion = 250;
   ccl_stream_t stream = nullptr;
   EXPECT_EQ(ccl_stream_create(&stream), CCL_SUCCESS);
-  OperationRunner runner(side.rank(), kRanks, comm, seed, stream, Limits());
+  RandomOperationRunner runner(side.rank(), kRanks, comm, seed, stream, Limits());
   for (int done = 0; !::testing::Test::HasFailure();) {
     ExpectOracle(side, comm, seed + static_cast<uint64_t>(done));
     const int portion = std::min(kPortion, std::max(operations - done, until > 0 ? kPortion : 0));

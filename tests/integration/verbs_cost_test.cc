@@ -20,7 +20,7 @@ class TwoRanks {
   TwoRanks() {
     for (int rank = 0; rank < 2; ++rank) ends_[rank] = *VerbsTransport::Create(rank, 2, {});
     for (int rank = 0; rank < 2; ++rank) {
-      EXPECT_TRUE(ends_[rank]->Attach(1 - rank, ends_[1 - rank]->address()).ok());
+      EXPECT_TRUE(ends_[rank]->Attach(1 - rank, ends_[1 - rank]->address(), "").ok());
       EXPECT_TRUE(ends_[rank]->Protect({}, bootstrap::AsBytes("test")).ok());
     }
     const LaneSpec spec{.producer = 0, .consumers = {1}, .slot_bytes = 8192, .depth = 4};

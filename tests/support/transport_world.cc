@@ -329,7 +329,7 @@ std::unique_ptr<Transport> JoinVerbs(int rank, int nranks, const std::vector<Uni
   const std::vector<std::vector<std::byte>> addresses = Swap(rank, sockets, end->address());
   Status status;
   for (int peer = 0; peer < nranks && status.ok(); ++peer) {
-    if (peer != rank) status = end->Attach(peer, addresses[static_cast<size_t>(peer)]);
+    if (peer != rank) status = end->Attach(peer, addresses[static_cast<size_t>(peer)], "");
   }
   if (status.ok()) status = ProtectVerbs(end.get());
   if (!status.ok()) throw std::runtime_error(status.message());
@@ -356,7 +356,7 @@ std::vector<std::unique_ptr<Transport>> MakeVerbs(int nranks, bool in_thread, ui
     VerbsTransport* const end = ends[static_cast<size_t>(rank)].get();
     for (int peer = 0; peer < nranks; ++peer) {
       if (peer == rank) continue;
-      Status status = end->Attach(peer, ends[static_cast<size_t>(peer)]->address());
+      Status status = end->Attach(peer, ends[static_cast<size_t>(peer)]->address(), "");
       if (!status.ok()) throw std::runtime_error(status.message());
     }
     Status status = ProtectVerbs(end);

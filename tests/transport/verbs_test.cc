@@ -270,12 +270,12 @@ TEST_F(VerbsTest, MalformedAddressesAreRefused) {
   ends_.push_back(VerbsTransport::Create(1, 2, {}).value());
   const std::vector<std::byte> good = ends_[1]->address();
   for (size_t length = 0; length < good.size(); ++length) {
-    EXPECT_EQ(ends_[0]->Attach(1, std::span(good).first(length)).code(), Code::kInternalError);
+    EXPECT_EQ(ends_[0]->Attach(1, std::span(good).first(length), "").code(), Code::kInternalError);
   }
-  EXPECT_EQ(ends_[0]->Attach(0, good).code(), Code::kInvalidArgument);
-  EXPECT_EQ(ends_[0]->Attach(2, good).code(), Code::kInvalidArgument);
-  EXPECT_TRUE(ends_[0]->Attach(1, good).ok());
-  EXPECT_EQ(ends_[0]->Attach(1, good).code(), Code::kInvalidUsage);
+  EXPECT_EQ(ends_[0]->Attach(0, good, "").code(), Code::kInvalidArgument);
+  EXPECT_EQ(ends_[0]->Attach(2, good, "").code(), Code::kInvalidArgument);
+  EXPECT_TRUE(ends_[0]->Attach(1, good, "").ok());
+  EXPECT_EQ(ends_[0]->Attach(1, good, "").code(), Code::kInvalidUsage);
 }
 
 // One work request and one completion per slice and per batch of credits, on either side.

@@ -34,17 +34,18 @@ Residual::Residual(uint64_t count, const ResidualOptions& options)
     : count_(count),
       options_(options),
       current_(count * SizeOf(options.storage)),
-      other_(current_.size()) {}
+      former_(current_.size()),
+      pending_(current_.size()) {}
 
 Status Residual::Take() {
   if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
-  undoable_ = 0;  // the call overwrites the former state
   return Status::Ok();
 }
 
 void Residual::End(bool committed, uint64_t operation) {
   if (committed) {
-    std::swap(current_, other_);
+    std::swap(current_, pending_);
+    std::swap(former_, pending_);
     undoable_ = operation;
   }
   taken_.store(false, std::memory_order_release);
@@ -77,7 +78,7 @@ void Residual::SetErrors(uint64_t first, std::span<const float> errors) {
         next[i] = options_.keep * kept[i] + (1 - options_.keep) * next[i];
       }
     }
-    Store(first + at, {next, count}, &other_);
+    Store(first + at, {next, count}, &pending_);
   }
 }
 
@@ -121,7 +122,7 @@ Status Residual::Reset() {
 Status Residual::Rollback(uint64_t operation) {
   return WhileUnused([&] {
     if (undoable_ <= operation) return;
-    std::swap(current_, other_);
+    std::swap(current_, former_);
     undoable_ = 0;
   });
 }

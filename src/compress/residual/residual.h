@@ -2,7 +2,9 @@
 //
 // The residual of one vector: what compressed calls have left out of this rank's contributions,
 // which the next call adds to its input (error feedback). A call writes the new residual beside the
-// old one; the caller of the collective commits it once the call has succeeded.
+// old one; the caller of the collective commits it once the call has succeeded. The state before
+// the last committed call is kept as well, so that a rank whose call succeeded can go back when
+// another rank's failed, also after failing in the next call itself.
 #ifndef INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
 #define INCCL_COMPRESS_RESIDUAL_RESIDUAL_H_
 
@@ -61,10 +63,9 @@ class Residual {
   const uint64_t count_;
   const ResidualOptions options_;
   float scale_ = 1;
-  // The residual, and the other buffer: of the call that uses it, or else the state before the last
-  // committed call.
-  std::vector<std::byte> current_, other_;
-  uint64_t undoable_ = 0;  // number of that call; 0: `other_` is not a former state
+  // The residual, its state before the last committed call, and what the call in progress writes.
+  std::vector<std::byte> current_, former_, pending_;
+  uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state
   std::atomic<bool> taken_{false};
 };
 

@@ -45,8 +45,7 @@ class VerbsTransport : public Transport {
   virtual std::vector<std::byte> address() const = 0;
   // Called once per peer, before lanes with it are opened, with the peer's address. Errors name
   // the peer as `name`, "1@host:pid", or as "rank 1" if that is empty.
-  virtual Status Attach(int peer, std::span<const std::byte> address,
-                        const std::string& name = "") = 0;
+  virtual Status Attach(int peer, std::span<const std::byte> address, const std::string& name) = 0;
   // Called once after all Attach. `secret` is known to the ranks of this communicator only.
   virtual Status Protect(const bootstrap::Key& secret, bootstrap::Bytes communicator) = 0;
 };
