@@ -229,7 +229,14 @@ class StatusServer {
   Status Publish(const std::string& directory, StatusSource* source) {
     const MutexLock lock(&lifecycle_mutex_);
     if (member_ == nullptr) {
-      if (Status status = Begin(directory); !status.ok()) return status;
+      Status begun = CatchOutOfMemory([&] {
+        lifecycle_mutex_.AssertHeld();
+        return Begin(directory);
+      });
+      if (!begun.ok()) {
+        if (member_ != nullptr) End();
+        return begun;
+      }
     }
     Status added = CatchOutOfMemory([&] {
       lifecycle_mutex_.AssertHeld();
@@ -245,6 +252,7 @@ class StatusServer {
   }
 
  private:
+  // After an error or an exception there may be a member, which End removes.
   Status Begin(const std::string& directory) INCCL_REQUIRES(lifecycle_mutex_);
   void End() INCCL_REQUIRES(lifecycle_mutex_);
 
@@ -266,9 +274,7 @@ Status StatusServer::Begin(const std::string& directory) {
   }
   member_ = std::move(made);
   id_ = *id;
-  Status status = member_->Start(id_);
-  if (!status.ok()) End();
-  return status;
+  return member_->Start(id_);
 }
 
 void StatusServer::End() {
