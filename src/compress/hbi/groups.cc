@@ -34,7 +34,8 @@ class Finish {
   void Put(Walker* walker, uint32_t s, const Point& point, float* y) {
     uint8_t local[kWordBytes];
     uint8_t* word = result_.words != nullptr ? result_.words + size_t{s} * kWordBytes : local;
-    RequantizeValues(slice_, walker, point, ResultRounding(slice_, s, point), nullptr, y, word);
+    slice_.kernels->side_words(y, 1, point.result->own, word);
+    RequantizeValues(slice_, walker, ResultRounding(slice_, s, point), y, word);
     const DecodeArgs decode{.words = word,
                             .step = slice_.average ? point.result->average : point.result->step,
                             .zero = point.k2};
@@ -56,7 +57,7 @@ class GroupFold {
   void Requantize(Walker* walker, uint32_t s, const Point& point, Group* group, uint8_t* word) {
     FoldTile(slice_, walker, s, point, group->members);
     Decode(walker, s, point, *group, y_);
-    RequantizeValues(slice_, walker, point, Rounding(s, point, *group), walker->Words(s), y_, word);
+    RequantizeGroup(walker, s, point, *group, y_, word);
   }
   // Adds all groups, in order.
   float* Sum(Walker* walker, uint32_t s, const Point& point, std::span<Group> groups) {
@@ -76,6 +77,13 @@ class GroupFold {
             .k = point.k2,
             .counter = slice_.group_counter + s * (kSuperblock / 2),
             .offsets = {.add = group.shift}};
+  }
+  // On scales that are no finer than the agreed ones.
+  void RequantizeGroup(Walker* walker, uint32_t s, const Point& point, const Group& group, float* y,
+                       uint8_t* word) const {
+    slice_.kernels->side_words(y, 1, point.result->own, word);
+    slice_.kernels->merge_words(walker->Words(s), 1, word);
+    RequantizeValues(slice_, walker, Rounding(s, point, group), y, word);
   }
   void Decode(Walker* walker, uint32_t s, const Point& point, const Group& group, float* y) const {
     const auto members = static_cast<uint32_t>(group.members.size());
@@ -97,7 +105,7 @@ class GroupFold {
     Decode(walker, s, point, *group, y);
     if (group->members.size() == 1) return;
     uint8_t word[kWordBytes];
-    RequantizeValues(slice_, walker, point, Rounding(s, point, *group), walker->Words(s), y, word);
+    RequantizeGroup(walker, s, point, *group, y, word);
     decode.words = word;
     kernels.decode(decode, walker->tile(), y);
   }

@@ -91,6 +91,46 @@ uint64_t ResultBytes(const SliceContext& slice) {
       slice, [](const Point& point) { return kWordBytes + PackedBytes(Width(1, point.k2)); });
 }
 
+namespace {
+
+// The sum of up to `run` superblocks from s on, quantized a second time. Returns the number of
+// superblocks done.
+uint32_t FoldRequantized(const SliceContext& slice, Walker* walker, uint32_t s, uint32_t run,
+                         std::span<Source> sources, uint32_t contributions, uint8_t* own_words,
+                         Sink* sum, Sink* result, std::byte* elements) {
+  const Kernels& kernels = *slice.kernels;
+  const Point& point = walker->PointOf(s);
+  const uint32_t width = Width(contributions, point.k);
+  run = std::min(run, kSumsAtOnce);
+  for (uint32_t i = 0; i < run; ++i) {
+    FoldTile(slice, walker, s + i, point, sources);
+    if (sum->at != nullptr) {
+      uint8_t* out = walker->Room(*sum, width);
+      kernels.pack(walker->tile(), width, out);
+      walker->Put(out, width, sum);
+    }
+    kernels.decode(
+        {.words = walker->Words(s + i), .step = point.sum->step, .zero = contributions * point.k},
+        walker->tile(), walker->sums() + size_t{i} * kSuperblock);
+  }
+  uint8_t local_words[kSumsAtOnce * kWordBytes];
+  if (own_words == nullptr) own_words = local_words;
+  kernels.side_words(walker->sums(), run, point.result->own, own_words);
+  for (uint32_t i = 0; i < run; ++i) {
+    const uint8_t* word = own_words + size_t{i} * kWordBytes;
+    RequantizeValues(slice, walker, ResultRounding(slice, s + i, point),
+                     walker->sums() + size_t{i} * kSuperblock, word);
+    PutResult(slice, walker, s + i, point,
+              {.words = word,
+               .step = slice.average ? point.result->average : point.result->step,
+               .zero = point.k2},
+              result, elements);
+  }
+  return run;
+}
+
+}  // namespace
+
 void FoldSlice(const SliceContext& slice, std::span<Source> sources, const SliceOutputs& outputs) {
   const Kernels& kernels = *slice.kernels;
   Walker walker(slice);
@@ -102,19 +142,22 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   const bool requant = slice.planner->requantizes();
   uint32_t contributions = 0;
   for (const Source& source : sources) contributions += source.contributions;
-  uint8_t local_word[kWordBytes];
   for (uint32_t s = 0, done = 1; s < slice.superblocks(); s += done) {
     done = 1;
     const Point& point = walker.PointOf(s);
     const uint32_t width = Width(contributions, point.k);
-    uint8_t* own_word =
-        result_words != nullptr ? result_words + size_t{s} * kWordBytes : local_word;
+    uint8_t* own_words = result_words != nullptr ? result_words + size_t{s} * kWordBytes : nullptr;
     if (point.k == 0) {
-      if (result_words != nullptr) StoreWord(kZeroCode, own_word, 0);
+      if (own_words != nullptr) StoreWord(kZeroCode, own_words, 0);
       if (outputs.elements != nullptr) walker.PutUncoded(s, outputs.elements);
       continue;
     }
     if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
+    if (requant && !sum_only) {
+      done = FoldRequantized(slice, &walker, s, walker.Run(s), sources, contributions, own_words,
+                             &sum, &result, outputs.elements);
+      continue;
+    }
     FoldTile(slice, &walker, s, point, sources);
     if (sum.at != nullptr) {
       uint8_t* out = walker.Room(sum, width);
@@ -122,20 +165,11 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       walker.Put(out, width, &sum);
     }
     if (sum_only) continue;
-    DecodeArgs decode{.words = walker.Words(s),
-                      .step = slice.average ? point.sum->average : point.sum->step,
-                      .zero = contributions * point.k};
-    if (requant) {
-      float* y = walker.floats();
-      decode.step = point.sum->step;
-      kernels.decode(decode, walker.tile(), y);
-      RequantizeValues(slice, &walker, point, ResultRounding(slice, s, point), nullptr, y,
-                       own_word);
-      decode = {.words = own_word,
-                .step = slice.average ? point.result->average : point.result->step,
-                .zero = point.k2};
-    }
-    PutResult(slice, &walker, s, point, decode, &result, outputs.elements);
+    PutResult(slice, &walker, s, point,
+              {.words = walker.Words(s),
+               .step = slice.average ? point.sum->average : point.sum->step,
+               .zero = contributions * point.k},
+              &result, outputs.elements);
   }
 }
 

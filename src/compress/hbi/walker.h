@@ -18,6 +18,7 @@
 namespace inccl::hbi {
 
 inline constexpr uint32_t kMaxPacked = PackedBytes(kMostHalfBits);
+inline constexpr uint32_t kSumsAtOnce = 8;  // the side-word kernel takes as many in one pass
 
 // All buffers together fit into the L1 cache.
 class Walker {
@@ -117,7 +118,7 @@ class Walker {
   }
 
   uint16_t* tile() { return tile_; }
-  float* floats() { return x_; }
+  float* sums() { return sums_; }  // kSumsAtOnce superblocks
 
  private:
   uint32_t Signs(uint32_t s) const { return slice_.sign_counter + s * (kSuperblock / 2); }
@@ -127,6 +128,7 @@ class Walker {
   alignas(64) uint16_t tile_[kSuperblock];
   alignas(64) float x_[kSuperblock];
   alignas(64) float y_[kSuperblock];
+  alignas(64) float sums_[kSumsAtOnce * kSuperblock];
   alignas(64) uint8_t in_[kMaxPacked + kReadSlack] = {};
   alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
 };
@@ -150,14 +152,10 @@ inline void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, cons
   }
 }
 
-// Quantizes y on scales of its own into the tile, with K2 levels. `least`: the side word that the
-// own one is merged with, or nullptr.
-inline void RequantizeValues(const SliceContext& slice, Walker* walker, const Point& point,
-                             const QuantizeArgs& how, const uint8_t* least, float* y,
-                             uint8_t* own_word) {
+// Quantizes y on the scales of `own_word` into the tile, with K2 levels.
+inline void RequantizeValues(const SliceContext& slice, Walker* walker, const QuantizeArgs& how,
+                             float* y, const uint8_t* own_word) {
   const Kernels& kernels = *slice.kernels;
-  kernels.side_words(y, 1, point.result->own, own_word);
-  if (least != nullptr) kernels.merge_words(least, 1, own_word);
   if (IsPoison(LoadWord(own_word, 0))) std::fill_n(y, kSuperblock, 0.0f);
   QuantizeArgs args = how;
   args.x = y;

@@ -240,12 +240,13 @@ template <bool kAll>
 HWY_INLINE V64 WordsOfElements(const float* x, size_t count, float scale) {
   constexpr size_t kParts = kLanes32 / 4;
   V32 bits[4];
+  V32 last = hn::Zero(D32());
   for (size_t i = 0; i < 4; ++i) {
     V32 groups[kParts];
     for (size_t j = 0; j < kParts; ++j) {
-      size_t group = i * kParts + j;
-      if (!kAll && group >= 2 * count) group = 0;
-      groups[j] = MaximaOfFourBlocks(x + group * (4 * kBlock));
+      const size_t group = i * kParts + j;
+      if (kAll || group < 2 * count) last = MaximaOfFourBlocks(x + group * (4 * kBlock));
+      groups[j] = last;
     }
     const auto scaled = hn::Mul(hn::BitCast(DF(), MaxOfParts(groups)), hn::Set(DF(), scale));
     bits[i] = hn::And(hn::BitCast(D32(), scaled), hn::Set(D32(), 0x7fffffffu));
