@@ -232,7 +232,10 @@ TEST_F(NetworkDeathTest, Row12_ALateRankWhoseSocketsAreFullIsNotDead) {
   constexpr int kLate = 1, kReady = 2, kGoOn = 3;
   constexpr size_t kBytes = 64 << 20;
   MakeHosts(2);
-  // The slots of a call exceed what sockets hold.
+  // The slots of a call exceed what the late host's sockets hold.
+  std::string output;
+  const char* small = "echo 4096 65536 262144 > /proc/sys/net/ipv4/tcp_rmem";
+  ASSERT_EQ(hosts().Run(1, {"sh", "-c", small}, &output), 0) << output;
   const ScopedEnv slots({{"INCCL_CHANNELS", "4"}, {"INCCL_SLICE_BYTES", "1048576"}});
   ProcessWorld& world = Start(1, kNetworkModes[0], [](const Side& side) {
     ccl_comm_t comm = JoinAll(side);
