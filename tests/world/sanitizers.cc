@@ -24,10 +24,11 @@ extern "C" __attribute__((visibility("default"))) const char* __asan_default_opt
   return "intercept_tls_get_addr=0";
 }
 
-// What UCX holds until its destructors run, when a process exits with communicators.
+// What UCX holds until its destructors run, when a process exits with communicators, and what PMIx
+// leaks.
 // NOLINTNEXTLINE(bugprone-reserved-identifier)
 extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions() {
-  return "leak:libucs.so\nleak:libuct.so\nleak:libucp.so\n";
+  return "leak:libucs.so\nleak:libuct.so\nleak:libucp.so\nleak:libpmix.so\n";
 }
 #endif
 
