@@ -218,7 +218,8 @@ std::vector<HbiChoice> Wrapped(const std::vector<Option>& all) {
 }
 
 const std::vector<HbiChoice>& HullOf(Kind kind, int n, const HbiOptions& options) {
-  static std::map<std::tuple<Kind, int, bool, bool, int>, std::vector<HbiChoice>> known;
+  static thread_local std::map<std::tuple<Kind, int, bool, bool, int>, std::vector<HbiChoice>>
+      known;
   std::vector<HbiChoice>& hull = known[{kind, n, options.ring, options.unbiased, options.m}];
   if (hull.empty()) hull = Wrapped(AllOptions(kind, n, options));
   return hull;

@@ -246,7 +246,8 @@ TEST_F(VerbsTest, InfiniBandAddressesByLid) {
   port.lid = 12;
   Use({{.name = "fake0", .ports = {port}}});
   Connect();
-  const ibv_ah_attr& address = fake::Get().Connections()[0].to_receive.ah_attr;
+  const fake::Connection connection = fake::Get().Connections()[0];
+  const ibv_ah_attr& address = connection.to_receive.ah_attr;
   EXPECT_EQ(address.is_global, 0);
   EXPECT_EQ(address.dlid, 12);
 }

@@ -101,7 +101,7 @@ uint32_t FoldRequantized(const SliceContext& slice, Walker* walker, uint32_t s, 
   const Kernels& kernels = *slice.kernels;
   const Point& point = walker->PointOf(s);
   const uint32_t width = Width(contributions, point.k);
-  run = std::min(run, kSumsAtOnce);
+  run = std::min(run, kAtOnce);
   for (uint32_t i = 0; i < run; ++i) {
     FoldTile(slice, walker, s + i, point, sources);
     if (sum->at != nullptr) {
@@ -111,15 +111,15 @@ uint32_t FoldRequantized(const SliceContext& slice, Walker* walker, uint32_t s, 
     }
     kernels.decode(
         {.words = walker->Words(s + i), .step = point.sum->step, .zero = contributions * point.k},
-        walker->tile(), walker->sums() + size_t{i} * kSuperblock);
+        walker->tile(), walker->many() + size_t{i} * kSuperblock);
   }
-  uint8_t local_words[kSumsAtOnce * kWordBytes];
+  uint8_t local_words[kAtOnce * kWordBytes];
   if (own_words == nullptr) own_words = local_words;
-  kernels.side_words(walker->sums(), run, point.result->own, own_words);
+  kernels.side_words(walker->many(), run, point.result->own, own_words);
   for (uint32_t i = 0; i < run; ++i) {
     const uint8_t* word = own_words + size_t{i} * kWordBytes;
     RequantizeValues(slice, walker, ResultRounding(slice, s + i, point),
-                     walker->sums() + size_t{i} * kSuperblock, word);
+                     walker->many() + size_t{i} * kSuperblock, word);
     PutResult(slice, walker, s + i, point,
               {.words = word,
                .step = slice.average ? point.result->average : point.result->step,
@@ -206,15 +206,22 @@ void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* 
 
 void FoldOwnWords(const SliceContext& slice, const std::byte* elements, bool first,
                   uint8_t* words) {
-  constexpr uint32_t kAtOnce = 64;
-  uint8_t own[kAtOnce * kWordBytes];
+  constexpr uint32_t kInPlaceAtOnce = 64;
+  uint8_t own[kInPlaceAtOnce * kWordBytes];
   Walker walker(slice);
   for (uint32_t s = 0; s < slice.superblocks();) {
-    // As many whole superblocks as can be read in place; else one.
-    uint32_t run = 1;
-    if (walker.InPlace(s)) run = std::min(slice.count / kSuperblock - s, kAtOnce);
+    uint32_t run = 0;
+    const float* x = walker.many();
+    if (walker.InPlace(s)) {
+      run = std::min(slice.count / kSuperblock - s, kInPlaceAtOnce);
+      x = walker.Elements(s, elements);
+    } else {
+      for (; run < std::min(slice.superblocks() - s, kAtOnce); ++run) {
+        walker.Read(s + run, elements, walker.many() + size_t{run} * kSuperblock);
+      }
+    }
     uint8_t* mine = words + size_t{s} * kWordBytes;
-    slice.kernels->side_words(walker.Elements(s, elements), run, 1.0f, first ? mine : own);
+    slice.kernels->side_words(x, run, 1.0f, first ? mine : own);
     if (!first) slice.kernels->merge_words(own, run, mine);
     s += run;
   }

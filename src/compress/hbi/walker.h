@@ -18,7 +18,7 @@
 namespace inccl::hbi {
 
 inline constexpr uint32_t kMaxPacked = PackedBytes(kMostHalfBits);
-inline constexpr uint32_t kSumsAtOnce = 8;  // the side-word kernel takes as many in one pass
+inline constexpr uint32_t kAtOnce = 8;  // superblocks of one pass of the side-word kernel
 
 // All buffers together fit into the L1 cache.
 class Walker {
@@ -33,17 +33,18 @@ class Walker {
   bool InPlace(uint32_t s) const { return plain_ && Count(s) == kSuperblock; }
   uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
 
-  // 256 floats of superblock s: in place if possible, else converted, padded and rotated.
+  // 256 floats of superblock s: in place if possible, else read to a buffer.
   const float* Elements(uint32_t s, const std::byte* elements) {
-    const uint32_t count = Count(s);
-    const std::byte* first = elements + size_t{s} * kSuperblock * SizeOf(slice_.type);
-    if (InPlace(s)) {
-      return reinterpret_cast<const float*>(first);
-    }
-    ToFloat(slice_.type, first, x_, count);
-    std::memset(x_ + count, 0, (kSuperblock - count) * sizeof(float));
-    if (slice_.rotate) slice_.kernels->rotate(x_, Signs(s));
+    if (InPlace(s)) return reinterpret_cast<const float*>(elements) + size_t{s} * kSuperblock;
+    Read(s, elements, x_);
     return x_;
+  }
+  // Converts, pads and rotates superblock s.
+  void Read(uint32_t s, const std::byte* elements, float* x) const {
+    const uint32_t count = Count(s);
+    ToFloat(slice_.type, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), x, count);
+    std::memset(x + count, 0, (kSuperblock - count) * sizeof(float));
+    if (slice_.rotate) slice_.kernels->rotate(x, Signs(s));
   }
 
   // Number of superblocks from s on with the same levels.
@@ -118,7 +119,7 @@ class Walker {
   }
 
   uint16_t* tile() { return tile_; }
-  float* sums() { return sums_; }  // kSumsAtOnce superblocks
+  float* many() { return many_; }  // kAtOnce superblocks
 
  private:
   uint32_t Signs(uint32_t s) const { return slice_.sign_counter + s * (kSuperblock / 2); }
@@ -128,7 +129,7 @@ class Walker {
   alignas(64) uint16_t tile_[kSuperblock];
   alignas(64) float x_[kSuperblock];
   alignas(64) float y_[kSuperblock];
-  alignas(64) float sums_[kSumsAtOnce * kSuperblock];
+  alignas(64) float many_[kAtOnce * kSuperblock];
   alignas(64) uint8_t in_[kMaxPacked + kReadSlack] = {};
   alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
 };
