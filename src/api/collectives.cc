@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "api/enums.h"
 #include "api/handles.h"
 #include "api/submit.h"
 
@@ -25,20 +26,9 @@ struct Arguments {
   ccl_stream_t stream;
 };
 
-// The number that a C caller passed. It may not be an enumerator, so it is checked before it is
-// loaded as one.
-template <typename Enum>
-int Number(const Enum& value) {
-  int number = 0;
-  static_assert(sizeof number == sizeof value);
-  std::memcpy(&number, &value, sizeof number);
-  return number;
-}
-
 Status CheckEnums(const Arguments& a) {
-  if (Number(a.type) < 0 || Number(a.type) >= kDataTypes) {
-    return InvalidArgument(fmt::format("type: {}: invalid datatype", Number(a.type)));
-  }
+  const Result<DataType> type = ToDataType(a.type);
+  if (!type.ok()) return type.status();
   const int op = Number(a.op);
   if (op >= 0 && op < kReduceOps) return Status::Ok();
   const PreMulSum* own = FindReduction(a.comm, op);
@@ -46,10 +36,9 @@ Status CheckEnums(const Arguments& a) {
     return InvalidArgument(fmt::format(
         "op: {}: invalid reduction, neither a ccl_redop_t nor created on this communicator", op));
   }
-  if (static_cast<int>(own->type) != Number(a.type)) {
-    return InvalidArgument(fmt::format("type: {}, but op {} was made for {}",
-                                       Name(static_cast<DataType>(Number(a.type))), op,
-                                       Name(own->type)));
+  if (own->type != *type) {
+    return InvalidArgument(
+        fmt::format("type: {}, but op {} was made for {}", Name(*type), op, Name(own->type)));
   }
   return Status::Ok();
 }
