@@ -7,63 +7,51 @@
 #include <cstdint>
 #include <cstring>
 
+#include "api/enums.h"
 #include "api/handles.h"
 #include "api/submit.h"
 
 namespace inccl {
 namespace {
 
-struct Arguments {
-  Collective collective;
-  const void* send;
-  void* recv;
-  size_t count;
-  ccl_datatype_t type;
-  ccl_redop_t op = CCL_SUM;
-  int root = 0;
-  ccl_comm_t comm;
-  ccl_stream_t stream;
-};
-
-// The number that a C caller passed. It may not be an enumerator, so it is checked before it is
-// loaded as one.
-template <typename Enum>
-int Number(const Enum& value) {
-  int number = 0;
-  static_assert(sizeof number == sizeof value);
-  std::memcpy(&number, &value, sizeof number);
-  return number;
-}
-
-Status CheckEnums(const Arguments& a) {
-  if (Number(a.type) < 0 || Number(a.type) >= kDataTypes) {
-    return InvalidArgument(fmt::format("type: {}: invalid datatype", Number(a.type)));
+// Sets type, op and the scalar of *call.
+Status SetTypeAndOp(const ccl_datatype_t& type, const ccl_redop_t& op, ccl_comm_t comm,
+                    Call* call) {
+  const Result<DataType> data_type = ToDataType(type);
+  if (!data_type.ok()) return data_type.status();
+  call->type = *data_type;
+  const int number = Number(op);
+  if (number >= 0 && number < kReduceOps) {
+    call->op = static_cast<ReduceOp>(number);
+    return Status::Ok();
   }
-  const int op = Number(a.op);
-  if (op >= 0 && op < kReduceOps) return Status::Ok();
-  const PreMulSum* own = FindReduction(a.comm, op);
+  const PreMulSum* own = FindReduction(comm, number);
   if (own == nullptr) {
     return InvalidArgument(fmt::format(
-        "op: {}: invalid reduction, neither a ccl_redop_t nor created on this communicator", op));
+        "op: {}: invalid reduction, neither a ccl_redop_t nor created on this communicator",
+        number));
   }
-  if (static_cast<int>(own->type) != Number(a.type)) {
-    return InvalidArgument(fmt::format("type: {}, but op {} was made for {}",
-                                       Name(static_cast<DataType>(Number(a.type))), op,
-                                       Name(own->type)));
+  if (own->type != call->type) {
+    return InvalidArgument(fmt::format("type: {}, but op {} was made for {}", Name(call->type),
+                                       number, Name(own->type)));
   }
+  call->op = ReduceOp::kPreMulSum;
+  call->scalar = own->scalar;
+  call->scalar_at = own->scalar_at;
   return Status::Ok();
 }
 
 // Buffers may be in place as NCCL defines it; otherwise they must not overlap.
-Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, uint64_t rank) {
-  const auto send = reinterpret_cast<uintptr_t>(a.send);
-  const auto recv = reinterpret_cast<uintptr_t>(a.recv);
+Status CheckOverlap(const Call& call, const Extent& extent) {
+  const size_t element = SizeOf(call.type);
+  const auto send = reinterpret_cast<uintptr_t>(call.send);
+  const auto recv = reinterpret_cast<uintptr_t>(call.recv);
   const uint64_t send_bytes = extent.send * element, recv_bytes = extent.recv * element;
   if (send_bytes == 0 || recv_bytes == 0) return Status::Ok();
   const bool apart = send >= recv ? send - recv >= recv_bytes : recv - send >= send_bytes;
   if (apart) return Status::Ok();
-  const uint64_t segment = rank * a.count * element;
-  switch (a.collective) {
+  const uint64_t segment = static_cast<uint64_t>(call.rank) * call.bytes();
+  switch (call.collective) {
     case Collective::kReduceScatter:
     case Collective::kScatter:  // on the root: elsewhere there is no send buffer
       if (recv == send + segment) return Status::Ok();
@@ -75,7 +63,7 @@ Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, ui
     case Collective::kAllToAll:
       return InvalidArgument(
           fmt::format("send and recv: {}..+{} and {}..+{} bytes overlap; there is no in-place form",
-                      a.send, send_bytes, a.recv, recv_bytes));
+                      call.send, send_bytes, call.recv, recv_bytes));
     case Collective::kAllReduce:
     case Collective::kBroadcast:
     case Collective::kReduce:
@@ -83,54 +71,49 @@ Status CheckOverlap(const Arguments& a, const Extent& extent, size_t element, ui
   }
   return InvalidArgument(
       fmt::format("send and recv: {}..+{} and {}..+{} bytes overlap and are not the in-place form",
-                  a.send, send_bytes, a.recv, recv_bytes));
+                  call.send, send_bytes, call.recv, recv_bytes));
 }
 
-Status Check(const Arguments& a) {
-  if (Status status = CheckEnums(a); !status.ok()) return status;
-  const int nranks = a.comm->impl->nranks(), rank = a.comm->impl->rank();
-  if (a.root < 0 || a.root >= nranks) {
-    return InvalidArgument(fmt::format("root: {} is not in [0, {})", a.root, nranks));
+// Checks what SetTypeAndOp has not checked.
+Status Check(const Call& call) {
+  if (call.root < 0 || call.root >= call.nranks) {
+    return InvalidArgument(fmt::format("root: {} is not in [0, {})", call.root, call.nranks));
   }
-  const size_t element = SizeOf(static_cast<DataType>(a.type));
-  if (a.count > SIZE_MAX / 2 / element / static_cast<size_t>(nranks)) {
+  const size_t element = SizeOf(call.type);
+  if (call.count > SIZE_MAX / 2 / element / static_cast<size_t>(call.nranks)) {
     return InvalidArgument(fmt::format("count: {} elements of {} bytes on {} ranks overflow size_t",
-                                       a.count, element, nranks));
+                                       call.count, element, call.nranks));
   }
-  const Extent extent = ExtentOf(a.collective, a.count, nranks, rank == a.root);
-  if (a.send == nullptr && extent.send != 0) return InvalidArgument("send: NULL");
-  if (a.recv == nullptr && extent.recv != 0) return InvalidArgument("recv: NULL");
-  return CheckOverlap(a, extent, element, static_cast<uint64_t>(rank));
+  const Extent extent = ExtentOf(call, call.rank, call.nranks);
+  if (call.send == nullptr && extent.send != 0) return InvalidArgument("send: NULL");
+  if (call.recv == nullptr && extent.recv != 0) return InvalidArgument("recv: NULL");
+  return CheckOverlap(call, extent);
 }
 
-// Fills the new call field by field: copying a Call that was just written would wait for all its
-// stores.
-void FillCall(const Arguments& a, Call* out) {
-  Call& call = *out;
-  call.collective = a.collective;
-  call.type = static_cast<DataType>(a.type);
-  if (Number(a.op) < kReduceOps) {
-    call.op = static_cast<ReduceOp>(Number(a.op));
-  } else {
-    const PreMulSum* own = FindReduction(a.comm, Number(a.op));
-    call.op = ReduceOp::kPreMulSum;
-    call.scalar = own->scalar;
-    call.scalar_at = own->scalar_at;
-  }
-  call.nranks = a.comm->impl->nranks();
-  call.rank = a.comm->impl->rank();
-  call.root = a.root;
-  call.count = a.count;
-  call.send = a.send;
-  call.recv = a.recv;
-}
-
-ccl_result_t Run(const Arguments& a) {
-  return Submit(a.comm, a.stream, [&](Call* call) -> Status {
-    if (Status status = Check(a); !status.ok()) return status;
-    FillCall(a, call);
-    return Status::Ok();
+// `complete` sets the rest of the call, whose arguments have been checked.
+template <typename Complete>
+ccl_result_t Run(Collective collective, const void* send, void* recv, size_t count,
+                 ccl_datatype_t type, ccl_redop_t op, int root, ccl_comm_t comm,
+                 ccl_stream_t stream, Complete&& complete) {
+  return Submit(comm, stream, [&](Call* call) -> Status {
+    call->collective = collective;
+    call->nranks = comm->impl->nranks();
+    call->rank = comm->impl->rank();
+    call->root = root;
+    call->count = count;
+    call->send = send;
+    call->recv = recv;
+    if (Status status = SetTypeAndOp(type, op, comm, call); !status.ok()) return status;
+    if (Status status = Check(*call); !status.ok()) return status;
+    return complete(call);
   });
+}
+
+ccl_result_t Run(Collective collective, const void* send, void* recv, size_t count,
+                 ccl_datatype_t type, ccl_redop_t op, int root, ccl_comm_t comm,
+                 ccl_stream_t stream) {
+  return Run(collective, send, recv, count, type, op, root, comm, stream,
+             [](Call* /*call*/) { return Status::Ok(); });
 }
 
 // Reads the caller's options, which may be shorter or longer than this version's struct.
@@ -175,15 +158,16 @@ Status TakeResidual(ccl_residual_t residual, Call* call) {
   return Status::Ok();
 }
 
-ccl_result_t RunCompressed(const Arguments& a, const ccl_compression_t* compression) {
-  return Submit(a.comm, a.stream, [&](Call* call) -> Status {
-    if (Status status = Check(a); !status.ok()) return status;
+ccl_result_t RunCompressed(Collective collective, const void* send, void* recv, size_t count,
+                           ccl_datatype_t type, ccl_redop_t op,
+                           const ccl_compression_t* compression, ccl_comm_t comm,
+                           ccl_stream_t stream) {
+  return Run(collective, send, recv, count, type, op, 0, comm, stream, [&](Call* call) -> Status {
     ccl_compression_t options;
     if (Status status = ReadOptions(compression, &options); !status.ok()) return status;
-    FillCall(a, call);
     call->compressed_call = true;
     call->codec =
-        options.codec != nullptr ? options.codec->impl : a.comm->impl->options().default_codec;
+        options.codec != nullptr ? options.codec->impl : comm->impl->options().default_codec;
     call->seed = options.seed;
     call->step = options.step;
     call->stats = options.stats;
@@ -199,64 +183,63 @@ using inccl::Collective;
 
 ccl_result_t ccl_allreduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
                            ccl_redop_t op, ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run({Collective::kAllReduce, send, recv, count, type, op, 0, comm, stream});
+  return inccl::Run(Collective::kAllReduce, send, recv, count, type, op, 0, comm, stream);
 }
 
 ccl_result_t ccl_reduce_scatter(const void* send, void* recv, size_t recvcount, ccl_datatype_t type,
                                 ccl_redop_t op, ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run({Collective::kReduceScatter, send, recv, recvcount, type, op, 0, comm, stream});
+  return inccl::Run(Collective::kReduceScatter, send, recv, recvcount, type, op, 0, comm, stream);
 }
 
 ccl_result_t ccl_allgather(const void* send, void* recv, size_t sendcount, ccl_datatype_t type,
                            ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run(
-      {Collective::kAllGather, send, recv, sendcount, type, CCL_SUM, 0, comm, stream});
+  return inccl::Run(Collective::kAllGather, send, recv, sendcount, type, CCL_SUM, 0, comm, stream);
 }
 
 ccl_result_t ccl_broadcast(const void* send, void* recv, size_t count, ccl_datatype_t type,
                            int root, ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run({Collective::kBroadcast, send, recv, count, type, CCL_SUM, root, comm, stream});
+  return inccl::Run(Collective::kBroadcast, send, recv, count, type, CCL_SUM, root, comm, stream);
 }
 
 ccl_result_t ccl_reduce(const void* send, void* recv, size_t count, ccl_datatype_t type,
                         ccl_redop_t op, int root, ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run({Collective::kReduce, send, recv, count, type, op, root, comm, stream});
+  return inccl::Run(Collective::kReduce, send, recv, count, type, op, root, comm, stream);
 }
 
 ccl_result_t ccl_alltoall(const void* send, void* recv, size_t count, ccl_datatype_t type,
                           ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run({Collective::kAllToAll, send, recv, count, type, CCL_SUM, 0, comm, stream});
+  return inccl::Run(Collective::kAllToAll, send, recv, count, type, CCL_SUM, 0, comm, stream);
 }
 
 ccl_result_t ccl_gather(const void* send, void* recv, size_t count, ccl_datatype_t type, int root,
                         ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run({Collective::kGather, send, recv, count, type, CCL_SUM, root, comm, stream});
+  return inccl::Run(Collective::kGather, send, recv, count, type, CCL_SUM, root, comm, stream);
 }
 
 ccl_result_t ccl_scatter(const void* send, void* recv, size_t count, ccl_datatype_t type, int root,
                          ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::Run({Collective::kScatter, send, recv, count, type, CCL_SUM, root, comm, stream});
+  return inccl::Run(Collective::kScatter, send, recv, count, type, CCL_SUM, root, comm, stream);
 }
 
 ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count,
                                       ccl_datatype_t type, ccl_redop_t op,
                                       const ccl_compression_t* compression, ccl_comm_t comm,
                                       ccl_stream_t stream) {
-  return inccl::RunCompressed(
-      {Collective::kAllReduce, send, recv, count, type, op, 0, comm, stream}, compression);
+  return inccl::RunCompressed(Collective::kAllReduce, send, recv, count, type, op, compression,
+                              comm, stream);
 }
 
 ccl_result_t ccl_reduce_scatter_compressed(const void* send, void* recv, size_t recvcount,
                                            ccl_datatype_t type, ccl_redop_t op,
                                            const ccl_compression_t* compression, ccl_comm_t comm,
                                            ccl_stream_t stream) {
-  return inccl::RunCompressed(
-      {Collective::kReduceScatter, send, recv, recvcount, type, op, 0, comm, stream}, compression);
+  return inccl::RunCompressed(Collective::kReduceScatter, send, recv, recvcount, type, op,
+                              compression, comm, stream);
 }
 
 ccl_result_t ccl_allgather_compressed(const void* send, void* recv, size_t sendcount,
                                       ccl_datatype_t type, const ccl_compression_t* compression,
                                       ccl_comm_t comm, ccl_stream_t stream) {
-  return inccl::RunCompressed(
-      {Collective::kAllGather, send, recv, sendcount, type, CCL_SUM, 0, comm, stream}, compression);
+  return inccl::RunCompressed(Collective::kAllGather, send, recv, sendcount, type, CCL_SUM,
+                              compression, comm, stream);
 }

@@ -1,30 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API: memory and custom reductions.
+// The C API: memory that the library allocates, and its registration with a communicator.
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <cstring>
 
 #include "api/handles.h"
-#include "api/submit.h"
 #include "device/runtime.h"
 #include "memory/device_allocator.h"
 #include "memory/host_allocator.h"
-
-namespace inccl {
-namespace {
-
-template <typename Enum>
-int Number(const Enum& value) {
-  int number = 0;
-  static_assert(sizeof number == sizeof value);
-  std::memcpy(&number, &value, sizeof number);
-  return number;
-}
-
-}  // namespace
-}  // namespace inccl
 
 using inccl::Guarded;
 using inccl::InvalidArgument;
@@ -103,47 +87,5 @@ ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void* handle) {
     if (!lease.ok()) return lease.status();
     if (handle == nullptr || lease->Deregister(handle)) return Status::Ok();
     return InvalidArgument("handle: not of ccl_comm_register on this communicator");
-  });
-}
-
-ccl_result_t ccl_redop_create_premulsum(ccl_redop_t* op, void* scalar, ccl_datatype_t type,
-                                        ccl_scalar_residence_t residence, ccl_comm_t comm) {
-  return Guarded([&]() -> Status {
-    const inccl::Lease lease(comm, inccl::Need::kReady);
-    if (!lease.ok()) return lease.status();
-    if (op == nullptr) return InvalidArgument("op: NULL");
-    if (scalar == nullptr) return InvalidArgument("scalar: NULL");
-    const int number = inccl::Number(type);
-    if (number < 0 || number >= inccl::kDataTypes) {
-      return InvalidArgument(fmt::format("type: {}: invalid datatype", number));
-    }
-    const int where = inccl::Number(residence);
-    if (where != CCL_SCALAR_DEVICE && where != CCL_SCALAR_HOST_IMMEDIATE) {
-      return InvalidArgument(fmt::format("residence: {}: invalid scalar residence", where));
-    }
-    inccl::PreMulSum made;
-    made.type = static_cast<inccl::DataType>(number);
-    if (where == CCL_SCALAR_DEVICE) {
-      made.scalar_at = scalar;
-    } else {
-      std::memcpy(made.scalar.data(), scalar, inccl::SizeOf(made.type));
-    }
-    const inccl::Result<int> added = comm->reductions.Add(made);
-    if (!added.ok()) return added.status();
-    std::memcpy(op, &*added, sizeof(int));
-    return Status::Ok();
-  });
-}
-
-ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm) {
-  return Guarded([&]() -> Status {
-    const inccl::Lease lease(comm, inccl::Need::kExists);
-    if (!lease.ok()) return lease.status();
-    const int number = inccl::Number(op);
-    if (!comm->reductions.Remove(number)) {
-      return InvalidArgument(fmt::format(
-          "op: {} was not made by ccl_redop_create_premulsum for this communicator", number));
-    }
-    return Status::Ok();
   });
 }

@@ -3,8 +3,7 @@
 // The C API: sends, receives and groups.
 #include <fmt/format.h>
 
-#include <cstring>
-
+#include "api/enums.h"
 #include "api/group.h"
 #include "api/handles.h"
 #include "api/submit.h"
@@ -15,11 +14,8 @@ namespace {
 ccl_result_t SubmitSendRecv(bool is_send, const void* send, void* recv, size_t count,
                             ccl_datatype_t type, int peer, ccl_comm_t comm, ccl_stream_t stream) {
   return Submit(comm, stream, [&](Call* call) -> Status {
-    int number = 0;  // the type as passed, which may not be an enumerator
-    std::memcpy(&number, &type, sizeof number);
-    if (number < 0 || number >= kDataTypes) {
-      return InvalidArgument(fmt::format("type: {}: invalid datatype", number));
-    }
+    const Result<DataType> data_type = ToDataType(type);
+    if (!data_type.ok()) return data_type.status();
     const int nranks = comm->impl->nranks(), rank = comm->impl->rank();
     if (peer < 0 || peer >= nranks) {
       return InvalidArgument(fmt::format("peer: {} is not in [0, {})", peer, nranks));
@@ -36,7 +32,7 @@ ccl_result_t SubmitSendRecv(bool is_send, const void* send, void* recv, size_t c
     if (count > 0 && !is_send && recv == nullptr) return InvalidArgument("recv: NULL");
     call->kind = is_send ? CallKind::kSend : CallKind::kRecv;
     call->peer = peer;
-    call->type = static_cast<DataType>(number);
+    call->type = *data_type;
     call->count = count;
     call->send = send;
     call->recv = recv;

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the sources to the layers: fails on an #include that is no edge of the design.
+"""Holds the sources to the layers and to a length: fails on an #include that is no edge of the design, and on a file of src with
+more than MOST_LINES lines.
 
 LAYERS below lists the folders of src from the lowest to the highest. A file includes files of its own folder and of lower
 layers; folders of one layer do not include each other.
 
 usage: include_graph_test.py SOURCE_DIR BINARY_DIR
-First proves on a temporary tree that wrong edges are found, then checks SOURCE_DIR.
+First proves on a temporary tree that the check finds wrong edges and long files, then checks SOURCE_DIR.
 """
 import pathlib
 import re
@@ -58,6 +59,8 @@ C_HEADERS = set("""assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h 
 locale.h math.h setjmp.h signal.h stdarg.h stdbool.h stddef.h stdint.h stdio.h stdlib.h string.h
 tgmath.h time.h wchar.h wctype.h""".split())
 
+MOST_LINES = 400
+
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]*)"|<([^>]*)>)', re.MULTILINE)
 SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".c", ".inc", ".cu", ".cuh"}
 
@@ -88,6 +91,9 @@ def check_file(path, root):
         return [f"{path.relative_to(root)}: below no known layer of src"]
     found = []
     text = path.read_text(encoding="utf-8")
+    lines = len(text.splitlines())
+    if layer != "inccl" and lines > MOST_LINES:
+        found.append(f"{path.relative_to(root)}: {lines} lines, more than {MOST_LINES}")
     for match in INCLUDE.finditer(text):
         quoted, angled = match.groups()
         header = quoted if quoted is not None else angled
@@ -117,7 +123,7 @@ def check_tree(root):
     return len(files), [v for p in files for v in check_file(p, root)]
 
 
-# A tree that is right, and single lines that each break it: (file, line, part of the message).
+# A tree that is right, and single additions that each break it: (file, line, part of the message).
 GOOD = {
     "include/inccl/ccl.h": "#include <stdint.h>\n",
     "include/inccl/ccl.hpp": '#include <memory>\n#include "inccl/ccl.h"\n',
@@ -126,6 +132,7 @@ GOOD = {
     "src/control/control.h": '#include <sys/socket.h>\n#include "base/status.h"\n',
     "src/transport/transport.h": '#include "base/status.h"\n#include "memory/region.h"\n',
     "src/memory/region.h": "#include <cstdint>\n",
+    "src/memory/full.h": "\n" * MOST_LINES,
     "src/compress/codec.h": '#include "base/status.h"\n',
     "src/compress/kernels/pack.cc": '#include "hwy/highway.h"\n#include "compress/codec.h"\n',
     "src/engine/engine.h": '#include "compress/codec.h"\n#include "transport/transport.h"\n',
@@ -165,11 +172,13 @@ BAD = [
     ("include/inccl/ccl.hpp", "#include <fmt/format.h>", "standard headers only"),
     ("src/extra/new.cc", "", "no known layer"),
     ("src/loose.cc", "", "no known layer"),
+    ("src/memory/full.h", "// one line more", "401 lines, more than 400"),
+    ("src/ext/nccl/long.cc", "\n" * MOST_LINES, "401 lines, more than 400"),
 ]
 
 
 def self_test():
-    """Wrong edges are found, each alone, and the right tree has none."""
+    """The check finds each wrong addition by itself, and nothing in the right tree."""
     failures = []
     for bad in [None] + BAD:
         with tempfile.TemporaryDirectory() as name:
@@ -197,7 +206,7 @@ def main():
         failures.append(f"no sources below {sys.argv[1]}")
     for failure in failures:
         print(failure)
-    print(f"include graph: {count} files, {len(BAD)} wrong edges tried, {len(failures)} failures")
+    print(f"include graph: {count} files, {len(BAD)} wrong additions tried, {len(failures)} failures")
     return 1 if failures else 0
 
 
