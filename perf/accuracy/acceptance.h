@@ -18,7 +18,7 @@ Status CheckSums(Checklist* list);
 // What is unbiased averages out over steps.
 Status CheckUnbiased(Checklist* list);
 
-// The reference table: errors within 2 %, bits within their cap.
+// The reference table: errors equal to its three digits, bits within their cap.
 Status CheckTable(Checklist* list);
 
 // The comparisons with other formats, on these data sets. `known`: those of them on which

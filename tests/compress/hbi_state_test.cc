@@ -88,6 +88,51 @@ TEST(HbiState, OtherTypes) {
   }
 }
 
+// docs/format.md, "Types": one NaN for each type, whatever poisons the superblock, in all of it.
+TEST(HbiState, BitsOfNan) {
+  constexpr size_t kCount = 700;
+  const struct {
+    DataType type;
+    uint64_t bits;
+  } kNans[] = {{DataType::kFloat32, 0x7fc00000},
+               {DataType::kFloat16, 0x7e00},
+               {DataType::kBfloat16, 0x7fc0},
+               {DataType::kFloat64, 0x7ff8000000000000}};
+  const uint32_t kPoisons[] = {0xffc12345, 0x7f800001, 0x7f800000, 0xff800000};
+  Rng rng(TestSeed());
+  for (const std::string& target : SimdTargets()) {
+    ASSERT_TRUE(SetSimdTarget(target).ok());
+    for (const auto& nan : kNans) {
+      for (const char* spec : {"hbi:bits=6", "hbi:bits=6,ag=exact", "hbi:k=7,rht=1", "hbi:m=2"}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", target, Name(nan.type), spec));
+        Vectors inputs = MakeInputs(3, kCount, Kind::kGauss, &rng);
+        const auto poison = std::bit_cast<float>(kPoisons[rng.Below(4)]);
+        inputs[rng.Below(3)][256 + rng.Below(256)] = poison;
+        const size_t size = SizeOf(nan.type);
+        std::vector<Payload> typed(3, Payload(kCount * size)), results = typed;
+        std::vector<std::byte*> in, out;
+        for (size_t r = 0; r < 3; ++r) {
+          FromFloat(nan.type, inputs[r].data(), typed[r].data(), kCount);
+          in.push_back(typed[r].data());
+          out.push_back(results[r].data());
+        }
+        HbiDriver driver(spec, 3, nan.type, rng.Below(2) == 0 ? ReduceOp::kSum : ReduceOp::kAvg,
+                         kCount);
+        driver.Run(Way::kTwoShot, 1024, in, out);
+        for (const Payload& result : results) {
+          for (size_t e = 0; e < kCount; ++e) {
+            uint64_t bits = 0;
+            std::memcpy(&bits, result.data() + e * size, size);
+            const bool poisoned = e >= 256 && e < 512;
+            ASSERT_EQ(bits == nan.bits, poisoned) << e << ": " << std::hex << bits;
+          }
+        }
+      }
+    }
+  }
+  ASSERT_TRUE(SetSimdTarget("best").ok());
+}
+
 TEST(HbiState, InPlace) {
   Rng rng(TestSeed());
   for (int i = 0; i < 20; ++i) {
