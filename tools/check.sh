@@ -6,7 +6,7 @@
 #   --all          also: RDMA in a virtual machine, if its packages are installed, the tests under the address and undefined-behaviour sanitizers, those with threads under the
 #                  thread sanitizer, which is clang's, and lints of what has changed since everything was last linted
 #   --long         all that, lints of everything, the tests seen by clang, the codecs' tests for 64-bit ARM in an emulator,
-#                  every fuzz target for a minute, stress tests of 10^5 operations on one host and on four, 256 ranks over
+#                  every fuzz target for a minute, edits of the compressed format that its tests must notice, stress tests of 10^5 operations on one host and on four, 256 ranks over
 #                  TCP, 600 rounds of ranks that die and are cut off (5 minutes or more; INCCL_TEST_ROUNDS), and
 #                  10 minutes in which processors are scarce
 #   --no-install   installs nothing
@@ -160,6 +160,7 @@ if [ "$long" = 1 ]; then
   step "lint" lint "^$PWD/(src|perf|tools)/.*\.cc$"
   step "tests with clang" clang_tests
   step "64-bit ARM" scripts/check_aarch64.sh -j "$jobs"
+  step "format edits" scripts/mutate_format.py -j "$jobs"
   step "stress" stress
   step "256 ranks" scale
   step "load" load

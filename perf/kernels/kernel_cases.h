@@ -48,6 +48,7 @@ class KernelCases {
   void AddBaselines();
   void AddScales();
   void AddPacked();
+  void AddOddAndFold();
   void AddTiles();
   void AddTypes();
 

@@ -18,44 +18,100 @@
 namespace inccl::test {
 namespace {
 
-// Bytes of what the reference algorithm sends over all hops, side words included, of elements that
-// whole superblocks have.
+// Checks the bits of what the reference algorithm sends over all hops, side words included, per
+// element of whole superblocks.
+class BitsOnTheWire {
+ public:
+  BitsOnTheWire(int n, bool ring, Rng* rng) : ring_(ring), rng_(rng) {
+    c_.n = n;
+    c_.options.ring = ring;
+  }
+
+  void Reduce(uint64_t count) {
+    Draw(count);
+    SCOPED_TRACE(Describe(c_));
+    HbiDriver driver = MakeDriver(c_);
+    const Vectors inputs = MakeInputs(c_.n, count, c_.kind, rng_);
+    RunFloat(&driver, ring_ ? Way::kRing : Way::kTwoShot, Slice(count), inputs);
+    // Each rank sends its words and gets the agreed ones; those of the result are in data_bytes.
+    const double sent = 8.0 * static_cast<double>(driver.data_bytes());
+    EXPECT_LE(sent + 2 * kWord * Hops() * Padded(count), 2 * Hops() * Bits() * Padded(count));
+    double promised = 0, relative = 0;
+    driver.codec().Bound(c_.n, &promised, &relative);
+    EXPECT_EQ(promised, Bits());
+  }
+  void Gather(uint64_t count) {
+    Draw(count);
+    SCOPED_TRACE(Describe(c_));
+    HbiDriver driver = MakeDriver(c_, DataType::kFloat32, kGather);
+    AllGatherFloat(&driver, Slice(count), MakeInputs(c_.n, count, c_.kind, rng_));
+    EXPECT_LE(8.0 * static_cast<double>(driver.data_bytes() + driver.side_bytes()),
+              Hops() * c_.n * Bits() * Padded(count));
+  }
+  void Scatter(uint64_t count) {
+    Draw(count);
+    SCOPED_TRACE(Describe(c_));
+    HbiDriver driver = MakeDriver(c_, DataType::kFloat32, kScatter);
+    ReduceScatterFloat(&driver, ring_ ? Way::kRing : Way::kTwoShot, Slice(count),
+                       ScatterInputs(c_, rng_));
+    const double all = c_.n * Padded(count);
+    EXPECT_LE(8.0 * static_cast<double>(driver.data_bytes()) + 2 * kWord * Hops() * all,
+              Hops() * Bits() * all);
+  }
+
+ private:
+  static constexpr double kWord = 32.0 / 256;  // bits per element of a side word
+
+  void Draw(uint64_t count) {
+    c_.count = count;
+    c_.kind = rng_->Below(3) == 0 ? Kind::kGauss : Kind::kScales;
+    c_.options.bits8 = static_cast<int>(16 + rng_->Below(60));
+    c_.spec = fmt::format("hbi:bits={},ref={}", Bits(), ring_ ? "ring" : "direct");
+  }
+  static uint32_t Slice(uint64_t count) { return count < 10000 ? 1024 : 65536; }
+  static double Padded(uint64_t count) { return std::ceil(static_cast<double>(count) / 256) * 256; }
+  double Hops() const { return c_.n - 1; }
+  double Bits() const { return c_.options.bits8 / 8.0; }
+
+  const bool ring_;
+  Rng* const rng_;
+  Case c_;
+};
+
 TEST(HbiPromises, BitsOnTheWireForEveryNumberOfRanks) {
   Rng rng(TestSeed());
   for (int n = 2; n <= 64; ++n) {
     for (const bool ring : {false, true}) {
-      Case c;
-      c.n = n;
-      c.count = rng.Below(2) == 0 ? 256 : 256 + rng.Below(n < 20 ? 6000 : 1200);
-      c.kind = rng.Below(3) == 0 ? Kind::kGauss : Kind::kScales;
-      c.options.bits8 = static_cast<int>(16 + rng.Below(60));
-      c.options.ring = ring;
-      c.spec = fmt::format("hbi:bits={},ref={}", c.options.bits8 / 8.0, ring ? "ring" : "direct");
-      SCOPED_TRACE(Describe(c));
-      const double hops = n - 1, bits = c.options.bits8 / 8.0;
-      const double padded = std::ceil(static_cast<double>(c.count) / 256) * 256;
-      const double word = 32.0 / 256;  // bits per element of a side word
-      const Vectors inputs = MakeInputs(n, c.count, c.kind, &rng);
-      HbiDriver reduce = MakeDriver(c);
-      RunFloat(&reduce, ring ? Way::kRing : Way::kTwoShot, 1024, inputs);
-      // Each rank sends its words and gets the agreed ones; those of the result are in data_bytes.
-      const double sent = 8.0 * static_cast<double>(reduce.data_bytes());
-      EXPECT_LE(sent + 2 * word * hops * padded, 2 * hops * bits * padded);
-      double promised = 0, relative = 0;
-      reduce.codec().Bound(n, &promised, &relative);
-      EXPECT_EQ(promised, bits);
-
-      HbiDriver gather = MakeDriver(c, DataType::kFloat32, kGather);
-      AllGatherFloat(&gather, 4096, inputs);
-      EXPECT_LE(8.0 * static_cast<double>(gather.data_bytes() + gather.side_bytes()),
-                hops * n * bits * padded);
+      BitsOnTheWire wire(n, ring, &rng);
+      for (const uint64_t count : {uint64_t{256}, uint64_t{257}, 256 + rng.Below(6000)}) {
+        wire.Reduce(count);
+      }
+      for (const uint64_t count : {256, 257}) {
+        wire.Gather(count);
+        if (n <= 24 || n == 64) wire.Scatter(count);
+      }
       if (n > 16) continue;
-      c.count = 256 + rng.Below(1000);
-      HbiDriver scatter = MakeDriver(c, DataType::kFloat32, kScatter);
-      ReduceScatterFloat(&scatter, ring ? Way::kRing : Way::kTwoShot, 1024, ScatterInputs(c, &rng));
-      const double segment = std::ceil(static_cast<double>(c.count) / 256) * 256;
-      EXPECT_LE(8.0 * static_cast<double>(scatter.data_bytes()) + 2 * word * hops * n * segment,
-                hops * n * bits * segment);
+      wire.Gather(256 + rng.Below(1000));
+      wire.Scatter(256 + rng.Below(1000));
+    }
+  }
+}
+
+// Several slices a rank, and several windows, the last of one superblock.
+TEST(HbiPromises, BitsOnTheWireOfLongVectors) {
+  Rng rng(TestSeed());
+  for (const int n : {2, 3, 8}) {
+    for (const bool ring : {false, true}) {
+      BitsOnTheWire wire(n, ring, &rng);
+      for (const uint64_t count : {4096u, 100000u}) {
+        wire.Reduce(count);
+        wire.Gather(count);
+        wire.Scatter(count);
+      }
+      if (n == 8) continue;
+      wire.Reduce((1 << 20) + 3);
+      if (n == 2) wire.Gather((1 << 20) + 3);
+      if (n == 2) wire.Scatter((1 << 20) + 3);
     }
   }
 }

@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the tests of the codec hbi notice a change of its format.
+
+Makes one edit at a time to a constant or a rule of the definition, in a copy of the source tree in
+a temporary directory, builds what the edit touches, and runs the tests of hbi until one fails.
+Prints for each edit what caught it. Exit status 1 if an edit that is not listed as equivalent
+survives, or if one listed as equivalent is caught; 2 if an edit no longer fits the sources.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TIME_LIMIT = 600  # seconds of one test program; one that hangs has noticed, too
+
+# Quick ones first.
+TESTS = ["hbi_kernels", "hbi_state", "hbi_checksum", "hbi_malformed", "codec_spec", "hbi_groups", "hbi_bounds",
+         "hbi_segments_bounds", "hbi_promises", "hbi_golden", "hbi_segments"]
+
+FORMAT, WORDS, ELEMENT = "compress/hbi/format.h", "compress/hbi/side_words.h", "compress/hbi/element.h"
+HULL, PLAN, PLAN_H = "compress/hbi/hull.cc", "compress/hbi/plan.cc", "compress/hbi/plan.h"
+SCALAR, RNG, CONFIG = "compress/kernels/hbi_scalar.cc", "base/rng.h", "compress/hbi/config.cc"
+
+# Name, file below src, old text (there exactly once), new text, why no test can see it (None: one must).
+MUTANTS = [
+    # Cheap to build first.
+    ("level", HULL, "19,  22,  23,", "19,  21,  23,", None),
+    ("largest level", HULL, "3071, 4095};", "3071, 4094};", None),
+    ("share of the agreement", HULL, "kAgreement8 = 2,", "kAgreement8 = 1,", None),
+    ("share of own words", HULL, "kOwnWords8 = 1;", "kOwnWords8 = 0;", None),
+    ("error of a sum", HULL, "(int64_t{1} << 36) / (int64_t{k} * k)", "(int64_t{1} << 35) / (int64_t{k} * k)", None),
+    ("error of a result", HULL, "group == 0 ? 39 : 40", "group == 0 ? 38 : 40", None),
+    ("error of groups", HULL, "group == 0 ? 39 : 40", "group == 0 ? 39 : 39", None),
+    ("steps of a result", HULL, "2 * int64_t{k2} + 1;", "2 * int64_t{k2};", None),
+    ("error of dropping", HULL, "6 * (int64_t{1} << 36) / 5", "7 * (int64_t{1} << 36) / 5", None),
+    ("root of a threshold", HULL, "1.3195079107728942", "1.33", None),
+    ("price of a threshold", HULL, "33 - d / 5", "34 - d / 5", None),
+    ("points on the hull's line", HULL, ">= (c.error - a.error)", "> (c.error - a.error)", None),
+    ("equal errors", HULL, "choice.error >= hull.back().error", "choice.error > hull.back().error", None),
+    ("first threshold", HULL, "-(1 << 20)", "-(1 << 10)", None),
+    ("hops with words", HULL, "(n % m > 1 ? 1 : 0)", "(n % m > 0 ? 1 : 0)", None),
+    ("energy one below", PLAN, "65536, 49667,", "65536, 49668,", None),
+    ("energy seven below", PLAN, "12417, 9410}", "12417, 9411}", None),
+    ("energy step one", PLAN, "{456419,", "{456420,", None),
+    ("energy step nine", PLAN, "172951, 150562}", "172951, 150563}", None),
+    ("clamped step", PLAN, "std::min(magnitude / divisor, double{FLT_MAX})", "(magnitude / divisor)", None),
+    ("scale of own codes", PLAN, "levels / (levels + 1)", "levels / (levels + 2)", None),
+    ("step of an average", PLAN, "step(k * static_cast<double>(nranks))", "step(k) / static_cast<float>(nranks)", None),
+    ("factor", PLAN, "static_cast<float>(k * 65536.0 / magnitude)",
+     "static_cast<float>(65536.0 / magnitude) * static_cast<float>(k)", None),
+    ("budget met exactly", PLAN, "Cost8(energies, middle) <= budget8", "Cost8(energies, middle) < budget8", None),
+    ("leftover spent exactly", PLAN, "step8(point) <= left8", "step8(point) < left8", None),
+    ("leftover of two steps", PLAN, "while (point < ahead &&", "if (point < ahead &&", None),
+    ("leftover in order", PLAN, "by_exponent[exponent + 1]", "by_exponent[exponent]", None),
+    ("hashes of a superblock", SCALAR, "args->counter += kSuperblock / 2", "args->counter += kSuperblock / 4", None),
+    ("order of a pair", SCALAR, "tile[at] + base * tile[at + kBlock]", "base * tile[at] + tile[at + kBlock]", None),
+    ("blocks of a pair", SCALAR, "return pair / kBlock * 2 * kBlock + pair % kBlock", "return pair / kBlock * kBlock + pair",
+     None),
+    ("scale of a rotation", SCALAR, "1.0f / 16;", "1.0f / 8;", None),
+    ("offset of j below 16", ELEMENT, "j < 16 ? hash : hash >> 16", "j < 17 ? hash : hash >> 16", None),
+    ("middle of an n-th", ELEMENT, "offsets.inverse >> 16;", "offsets.inverse >> 15;", None),
+    ("clamp", ELEMENT, "if (v > limit) v = limit;", "", None),
+    ("least bits", CONFIG, "kMinBits8 = 4,", "kMinBits8 = 5,", None),
+    ("range of delta", PLAN_H, "kMaxDelta = 1400", "kMaxDelta = 350", None),
+    ("most below the top", WORDS, "kMostBelow = 7;", "kMostBelow = 6;", None),
+    ("lowest code", WORDS, "std::min(top - 1, kMostBelow)", "std::min(top, kMostBelow)", None),
+    ("reserved top", WORDS, "return top <= kLastCode && HasBlockAtTop(word)",
+     "return top <= kLastCode + 1 && HasBlockAtTop(word)", None),
+    ("codes below 1", WORDS, "(below >> 3 * b & 7) < top", "(below >> 3 * b & 7) <= top", None),
+    ("a block at the top", WORDS, "kOnes = 011111111", "kOnes = 01111111", None),
+    ("differences without levels", WORDS, "return below == 0;", "return true;", None),
+    ("mantissa 1", FORMAT, "0x3f93088c", "0x3f93088d", None),
+    ("mantissa 4", FORMAT, "0x3fdedc67", "0x3fdedc66", None),
+    ("codes 1 to 4", FORMAT, "(8 * code - 96)", "(8 * code - 95)", None),
+    ("codes 5 to 30", FORMAT, "5 * (code - 61)", "5 * (code - 60)", None),
+    ("codes 31 to 231", FORMAT, "return code - 181;", "return code - 180;", None),
+    ("codes 232 to 247", FORMAT, "5 * (code - 221)", "5 * (code - 220)", None),
+    ("codes 248 to 253", FORMAT, "17 * code - 4173", "17 * code - 4172", None),
+    ("code of tiny", FORMAT, "(octaves + 103) >> 3", "(octaves + 102) >> 3", None),
+    ("code of huge", FORMAT, "(octaves - 10) * 241 >> 12", "(octaves - 10) * 240 >> 12", None),
+    ("base 11", FORMAT, "0xb55a2d160b05", "0xb55a2d160a05", None),
+    ("base 181", FORMAT, "0xb55a2d160b05", "0xb45a2d160b05", None),
+    ("inverse of a base", FORMAT, "46604", "46603", None),
+    ("multiplier of lowbias32", FORMAT, "0x846ca68b", "0x846ca68d", None),
+    ("shift of lowbias32", FORMAT, "x ^= x >> 15;", "x ^= x >> 14;", None),
+    ("salt of results", FORMAT, "kResult = 1,", "kResult = 4,", None),
+    ("salt of signs", FORMAT, "kSigns = 2,", "kSigns = 4,", None),
+    ("salt of groups", FORMAT, "kGroups = 3 }", "kGroups = 4 }", None),
+    ("high bits of a block", FORMAT, "(block >> 28)", "(block >> 29)", None),
+    ("place of a salt", FORMAT, "(static_cast<uint64_t>(salt) << 32)", "(static_cast<uint64_t>(salt) << 33)", None),
+    ("shift of a rank", FORMAT, "(uint64_t{65536} * static_cast<uint32_t>(rank))",
+     "(uint64_t{65535} * static_cast<uint32_t>(rank))", None),
+    ("n-ths", FORMAT, "static_cast<uint16_t>(65536 / n)", "static_cast<uint16_t>(65535 / n)", None),
+    ("half an n-th", FORMAT, "shift + 32768 / n", "shift + 32767 / n", None),
+    ("nearest", FORMAT, "kRoundHalfUp = 0x8000", "kRoundHalfUp = 0x7fff", None),
+    ("limit of 2 n K", FORMAT, "kFieldLimit = 65536", "kFieldLimit = 32768", None),
+    ("largest k", FORMAT, "kMaxLevels = 4095", "kMaxLevels = 4094", None),
+    ("version", FORMAT, "kFormatVersion = 2", "kFormatVersion = 3", None),
+    ("multiplier of mix64", RNG, "0xBF58476D1CE4E5B9u", "0xBF58476D1CE4E5BBu", None),
+    ("shift of mix64", RNG, "(z >> 27)", "(z >> 26)", None),
+]
+
+# What an edit reaches of the codec and its tests; all other objects are as built before.
+TOUCHED = re.compile(r"/(src/compress/hbi/|src/compress/kernels/hbi_|tests/compress/(hbi_|codec_spec_))")
+# The vector kernels are compiled for the least instruction set and AVX2 only: they take as long as all else together.
+FEW_TARGETS = ("-DHWY_DISABLED_TARGETS=(HWY_AVX3|HWY_AVX3_DL|HWY_SSE4|HWY_SSSE3)")
+
+
+class Tree:
+    """A copy of the source tree, built once without edits."""
+
+    def __init__(self, folder, jobs):
+        self.root, self.jobs = folder / "tree", jobs
+        self.build, self.out = self.root / "build/release", folder / "out"
+        files = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
+                               capture_output=True, text=True).stdout.split("\0")
+        for name in filter(lambda name: name and (ROOT / name).is_file(), files):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.root / name)
+        self.env = dict(os.environ, CCACHE_BASEDIR=str(self.root), CCACHE_NOHASHDIR="1",
+                        CCACHE_SLOPPINESS="pch_defines,time_macros")
+        self.env.setdefault("INCCL_TEST_SEED", "1")
+        options = ["-DINCCL_CUDA=OFF", "-DINCCL_BUILD_PERF=OFF", "-DINCCL_BUILD_TOOLS=OFF"]
+        if shutil.which("ccache"):
+            options += ["-DCMAKE_C_COMPILER_LAUNCHER=ccache", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
+        self._must(["cmake", "--preset", "release", *options], self.root)
+        self._must(["cmake", "--build", self.build, "-j", str(jobs), "--target", "compress_tests", "compress_counting_tests"],
+                   self.root)
+        self._read()
+
+    def _must(self, command, where):
+        done = subprocess.run(command, cwd=where, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode != 0:
+            sys.exit(done.stdout[-4000:] + f"\nmutate_format.py: {command[0]} failed")
+        return done.stdout
+
+    def _read(self):
+        """What depends on what, and how it is compiled and linked."""
+        self.depends, current = {}, None
+        for line in self._must(["ninja", "-t", "deps"], self.build).splitlines():
+            if line and not line.startswith(" "):
+                current = line.split(":")[0]
+            elif line.strip() and current:
+                path = os.path.normpath(os.path.join(self.build, line.strip()))
+                self.depends.setdefault(path, set()).add(current)
+        self.compile = {}
+        for entry in json.load(open(self.build / "compile_commands.json")):
+            arguments = shlex.split(entry["command"])
+            if os.path.basename(arguments[0]) == "ccache":
+                del arguments[0]
+            self.compile[arguments[arguments.index("-o") + 1]] = (arguments, entry["file"])
+        programs = ["tests/compress_tests", "tests/compress_counting_tests"]
+        links = [shlex.split(self._must(["ninja", "-t", "commands", p], self.build).splitlines()[-1]) for p in programs]
+        self.link = [a for a in links[0][2:-2] if not (a.endswith(".o") and "/compress_tests.dir/" in a)]
+        self.tests = [a for link in links for a in link if re.search(r"/compress\w*_tests\.dir/(hbi_|codec_spec_)\w*\.cc\.o$", a)]
+
+    def try_edit(self, path, old, new):
+        """None if all tests pass with the edit, else what noticed it."""
+        source = self.root / "src" / path
+        text = source.read_text()
+        source.write_text(text.replace(old, new))
+        try:
+            return self.run(os.path.normpath(source))
+        finally:
+            source.write_text(text)
+
+    def run(self, source=None):
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir()
+        touched = [o for o in self.depends.get(source, ()) if o in self.compile and TOUCHED.search(self.compile[o][1])]
+        if source and not touched:
+            sys.exit(f"mutate_format.py: nothing depends on {source}")
+        # The one that takes longest begins.
+        touched.sort(key=lambda o: "hbi_kernels.cc" not in o)
+        objects = {o: str(self.out / f"{i}.o") for i, o in enumerate(touched)}
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            if not all(pool.map(lambda o: self._compile(o, objects[o]), touched)):
+                return "the compiler"
+        program = self.out / "tests"
+        link = list(self.link)
+        link[link.index("-o") + 1] = str(program)
+        # Before the archives, so that they take the place of what is in there.
+        link[link.index("-o"):link.index("-o")] = [objects.get(o, o) for o in self.tests] + [
+            path for o, path in objects.items() if o not in self.tests]
+        self._must(link, self.build)
+        for test in TESTS:
+            try:
+                status = subprocess.run([program, f"--source={test}_test.cc"], cwd=self.build, env=self.env,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIME_LIMIT).returncode
+            except subprocess.TimeoutExpired:
+                return f"{test}_test, which hangs"
+            if status != 0:
+                return f"{test}_test"
+        return None
+
+    def _compile(self, name, out):
+        arguments, source = self.compile[name]
+        arguments = list(arguments)
+        arguments[arguments.index("-o") + 1] = out
+        if source.endswith("/hbi_kernels.cc"):
+            arguments.append(FEW_TARGETS)
+        return subprocess.run(arguments, cwd=self.build, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="JOBS", help="parallel compilations")
+    parser.add_argument("--list", action="store_true", help="print the edits only")
+    parser.add_argument("--only", metavar="NAME,...", help="these edits only")
+    parser.add_argument("--from", dest="start", metavar="NAME", help="begin with this edit")
+    options = parser.parse_args()
+    mutants, names = MUTANTS, [m[0] for m in MUTANTS]
+    if len(set(names)) != len(names):
+        sys.exit("mutate_format.py: two edits of one name")
+    if options.start:
+        mutants = mutants[names.index(options.start):]
+    if options.only:
+        wanted = options.only.split(",")
+        if set(wanted) - set(names):
+            parser.error(f"unknown: {', '.join(set(wanted) - set(names))}")
+        mutants = [m for m in mutants if m[0] in wanted]
+    for name, path, old, _, _ in MUTANTS:
+        if (times := (ROOT / "src" / path).read_text().count(old)) != 1:
+            print(f"{name}: src/{path} has {times} times: {old}", file=sys.stderr)
+            return 2
+    if options.list:
+        for name, path, old, new, equivalent in mutants:
+            print(f"{name}: src/{path}: {old} -> {new}{f' (equivalent: {equivalent})' if equivalent else ''}")
+        return 0
+    wrong = caught = 0
+    with tempfile.TemporaryDirectory(prefix="inccl-mutants-") as folder:
+        tree = Tree(pathlib.Path(folder), options.j)
+        if noticed := tree.run():
+            sys.exit(f"mutate_format.py: without an edit {noticed} fails")
+        for name, path, old, new, equivalent in mutants:
+            begin = time.monotonic()
+            noticed = tree.try_edit(path, old, new)
+            caught += noticed is not None
+            wrong += (noticed is None) != (equivalent is not None)
+            result = f"caught by {noticed}" if noticed else f"equivalent: {equivalent}" if equivalent else "SURVIVES"
+            print(f"{name:<28} {result}{' (listed as equivalent)' if noticed and equivalent else ''}, "
+                  f"{time.monotonic() - begin:.0f} s", flush=True)
+    print(f"{len(mutants)} edits, {caught} caught, {wrong} not as listed")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
