@@ -83,7 +83,7 @@ TEST(CudaFields, PackAndUnpackEveryWidth) {
       if (round < 4) tile[rng.Below(kSuperblock)] = static_cast<uint16_t>(most);
       const uint32_t bytes = hbi::PackedBytes(width);
       std::vector<uint8_t> expected(bytes + hbi::kWriteSlack);
-      hbi::ScalarKernels().pack(tile, width, expected.data());
+      hbi::ScalarKernels().pack(tile, width, expected.data(), 1);
       EmulatedTarget target;
       const TargetBytes packed(&target, bytes, 4);
       uint32_t found[kSuperblock];

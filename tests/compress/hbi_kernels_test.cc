@@ -129,21 +129,21 @@ TEST_P(HbiKernelsTest, PackAndUnpackEveryWidth) {
                   static_cast<uint16_t>(Values(width) - 1));
       }
       Stream expected, packed;
-      reference_.pack(tile.fields, width, expected.data());
-      BestKernels().pack(tile.fields, width, packed.data());
+      reference_.pack(tile.fields, width, expected.data(), 1);
+      BestKernels().pack(tile.fields, width, packed.data(), 1);
       ASSERT_EQ(std::memcmp(packed.data(), expected.data(), PackedBytes(width)), 0);
       ASSERT_TRUE(packed.FrontIntact());
       for (size_t i = PackedBytes(width) + kWriteSlack; i < kMaxPacked + kReadSlack; ++i) {
         ASSERT_EQ(packed.data()[i], 0xa5) << "written beyond the slack, at " << i;
       }
       Tile unpacked, reference;
-      BestKernels().unpack(expected.data(), width, unpacked.fields);
+      BestKernels().unpack(expected.data(), width, unpacked.fields, 1);
       ASSERT_EQ(unpacked, tile);
-      reference_.unpack(expected.data(), width, reference.fields);
+      reference_.unpack(expected.data(), width, reference.fields, 1);
       ASSERT_EQ(reference, tile);
       Tile sum = RandomTile(&rng_, 32), reference_sum = sum;
-      BestKernels().unpack_add(expected.data(), width, sum.fields);
-      reference_.unpack_add(expected.data(), width, reference_sum.fields);
+      BestKernels().unpack_add(expected.data(), width, sum.fields, 1);
+      reference_.unpack_add(expected.data(), width, reference_sum.fields, 1);
       ASSERT_EQ(sum, reference_sum);
       ASSERT_NE(sum, tile);
     }
@@ -187,7 +187,7 @@ TEST_P(HbiKernelsTest, AddEncodeEveryPairOfWidths) {
         field = static_cast<uint16_t>(rng_.Below(2 * h * k + 1));
       }
       Stream in, expected, found;
-      reference_.pack(incoming.fields, in_width, in.data());
+      reference_.pack(incoming.fields, in_width, in.data(), 1);
       const QuantizeArgs args = elements.Args(&rng_, k);
       reference_.add_encode(args, in.data(), in_width, out_width, expected.data());
       BestKernels().add_encode(args, in.data(), in_width, out_width, found.data());
@@ -195,7 +195,7 @@ TEST_P(HbiKernelsTest, AddEncodeEveryPairOfWidths) {
       // The reference is the sum of the two tiles.
       Tile own, sum;
       reference_.quantize(args, own.fields);
-      reference_.unpack(expected.data(), out_width, sum.fields);
+      reference_.unpack(expected.data(), out_width, sum.fields, 1);
       for (uint32_t i = 0; i < kSuperblock; ++i) {
         ASSERT_EQ(sum.fields[i], own.fields[i] + incoming.fields[i]);
       }
@@ -216,10 +216,52 @@ TEST_P(HbiKernelsTest, DecodeEveryWidth) {
     BestKernels().decode(args, tile.fields, found);
     ASSERT_EQ(std::memcmp(found, expected, sizeof expected), 0);
     Stream packed;
-    reference_.pack(tile.fields, width, packed.data());
+    reference_.pack(tile.fields, width, packed.data(), 1);
     BestKernels().unpack_decode(args, packed.data(), width, fused);
     ASSERT_EQ(std::memcmp(fused, expected, sizeof expected), 0);
   }
+}
+
+TEST_P(HbiKernelsTest, RequantizeUpToEightSuperblocks) {
+  constexpr uint32_t kMost = 8;
+  int poisoned = 0;
+  for (int round = 0; round < 200; ++round) {
+    const auto count = 1 + static_cast<uint32_t>(rng_.Below(kMost));
+    const auto zero = 1 + static_cast<uint32_t>(rng_.Below(rng_.Below(2) == 0 ? 40 : 32767));
+    const auto k2 = 1 + static_cast<uint32_t>(rng_.Below(rng_.Below(2) == 0 ? 20 : 4095));
+    Elements levels(&rng_, 1), own(&rng_, k2);
+    std::vector<uint16_t> tile((count + 1) * kSuperblock, 0xa5a5);
+    std::vector<uint8_t> words(count * kWordBytes), expected_words((count + 1) * kWordBytes, 0xa5);
+    for (uint32_t s = 0; s < count; ++s) {
+      StoreWord(LoadWord(Elements(&rng_, 1).word, 0), words.data(), s);
+      const bool silent = rng_.Below(5) == 0;
+      for (uint32_t i = 0; i < kSuperblock; ++i) {
+        const uint64_t field = silent || rng_.Below(9) == 0 ? zero : rng_.Below(2 * zero + 1);
+        tile[s * kSuperblock + i] = static_cast<uint16_t>(field);
+      }
+    }
+    if (round % 4 == 0) {  // sums of this code's blocks overflow
+      levels.step[CodeOf(LoadWord(words.data(), count - 1), round / 4 % kBlocks)] =
+          std::numeric_limits<float>::max();
+    }
+    const RequantizeArgs args{
+        .sum = {.words = words.data(), .step = levels.step, .zero = zero, .superblocks = count},
+        .own = static_cast<float>(2.0 * k2 / (2.0 * k2 + 1)),
+        .factor = own.factor,
+        .k = k2};
+    std::vector<uint16_t> expected_tile = tile;
+    std::vector<uint8_t> own_words = expected_words;
+    reference_.requantize(args, expected_tile.data(), expected_words.data());
+    BestKernels().requantize(args, tile.data(), own_words.data());
+    ASSERT_EQ(own_words, expected_words) << "round " << round;
+    ASSERT_EQ(tile, expected_tile) << "round " << round;
+    ASSERT_EQ(tile.back(), 0xa5a5);
+    ASSERT_EQ(own_words.back(), 0xa5);
+    for (uint32_t s = 0; s < count; ++s) {
+      poisoned += IsPoison(LoadWord(own_words.data(), s)) ? 1 : 0;
+    }
+  }
+  EXPECT_GT(poisoned, 0);
 }
 
 TEST_P(HbiKernelsTest, Rotations) {
@@ -439,7 +481,7 @@ TEST_P(HbiKernelsTest, SumsOfExtremesAreExact) {
         }
       }
       Tile sum;
-      kernels.unpack(streams[(n - 1) % 2].data(), Width(n, k), sum.fields);
+      kernels.unpack(streams[(n - 1) % 2].data(), Width(n, k), sum.fields, 1);
       for (uint32_t i = 0; i < kSuperblock; ++i) {
         const uint32_t positive = i % 4 == 1 ? 0 : i % 4 == 2 ? (n + 1) / 2 : n;
         // M itself may round to 65536 K - 1 in fp32, and then to 2 K - 1.
@@ -512,14 +554,14 @@ TEST(HbiFormat, AddPackedIsTheSumOfTheFields) {
         }
         a.resize((s + 1) * PackedBytes(width));
         b.resize(a.size());
-        ScalarKernels().pack(x.fields, width, a.data() + s * PackedBytes(width));
-        ScalarKernels().pack(y.fields, width, b.data() + s * PackedBytes(width));
+        ScalarKernels().pack(x.fields, width, a.data() + s * PackedBytes(width), 1);
+        ScalarKernels().pack(y.fields, width, b.data() + s * PackedBytes(width), 1);
         sums.push_back(sum);
       }
       AddPacked(a.data(), b.data(), a.size() / 8, width, a.data());
       for (size_t s = 0; s < superblocks; ++s) {
         Tile found;
-        ScalarKernels().unpack(a.data() + s * PackedBytes(width), width, found.fields);
+        ScalarKernels().unpack(a.data() + s * PackedBytes(width), width, found.fields, 1);
         ASSERT_EQ(found, sums[s]) << "width " << width;
       }
     }

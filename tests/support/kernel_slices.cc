@@ -216,8 +216,8 @@ Bytes Slice::Widened(const Bytes& sum, int h) const {
     const uint32_t from = hbi::Width(static_cast<uint32_t>(h), k);
     const uint32_t to = hbi::Width(static_cast<uint32_t>(case_.nranks), k);
     uint16_t tile[kSuperblock];
-    kernels.unpack(in, from, tile);
-    kernels.pack(tile, to, out);
+    kernels.unpack(in, from, tile, 1);
+    kernels.pack(tile, to, out, 1);
     in += hbi::PackedBytes(from);
     out += hbi::PackedBytes(to);
   }

@@ -35,7 +35,7 @@ class Finish {
     uint8_t local[kWordBytes];
     uint8_t* word = result_.words != nullptr ? result_.words + size_t{s} * kWordBytes : local;
     slice_.kernels->side_words(y, 1, point.result->own, word);
-    RequantizeValues(slice_, walker, ResultRounding(slice_, s, point), y, word);
+    RequantizeValues(slice_, ResultRounding(slice_, s, point), y, word, walker->tile());
     const DecodeArgs decode{.words = word,
                             .step = slice_.average ? point.result->average : point.result->step,
                             .zero = point.k2};
@@ -55,7 +55,7 @@ class GroupFold {
 
   // Quantizes the group's sum on its own scales: fields in the tile, scales in `word`.
   void Requantize(Walker* walker, uint32_t s, const Point& point, Group* group, uint8_t* word) {
-    FoldTile(slice_, walker, s, point, group->members);
+    FoldTile(slice_, walker, s, 1, point, group->members);
     Decode(walker, s, point, *group, y_);
     RequantizeGroup(walker, s, point, *group, y_, word);
   }
@@ -83,7 +83,7 @@ class GroupFold {
                        uint8_t* word) const {
     slice_.kernels->side_words(y, 1, point.result->own, word);
     slice_.kernels->merge_words(walker->Words(s), 1, word);
-    RequantizeValues(slice_, walker, Rounding(s, point, group), y, word);
+    RequantizeValues(slice_, Rounding(s, point, group), y, word, walker->tile());
   }
   void Decode(Walker* walker, uint32_t s, const Point& point, const Group& group, float* y) const {
     const auto members = static_cast<uint32_t>(group.members.size());
@@ -101,7 +101,7 @@ class GroupFold {
       kernels.unpack_decode(decode, walker->Take(&group->sum, width), width, y);
       return;
     }
-    FoldTile(slice_, walker, s, point, group->members);
+    FoldTile(slice_, walker, s, 1, point, group->members);
     Decode(walker, s, point, *group, y);
     if (group->members.size() == 1) return;
     uint8_t word[kWordBytes];
@@ -137,9 +137,7 @@ void FoldGroups(const SliceContext& slice, std::span<Group> groups, const SliceO
     if (word != nullptr) {
       fold.Requantize(&walker, s, point, &groups[0], word);
       const uint32_t width = Width(1, point.k2);
-      uint8_t* out = walker.Room(sum.fields, width);
-      slice.kernels->pack(walker.tile(), width, out);
-      walker.Put(out, width, &sum.fields);
+      PackTile(slice, &walker, width, 1, &sum.fields);
     }
     if (finish.wanted()) finish.Put(&walker, s, point, fold.Sum(&walker, s, point, groups));
   }

@@ -91,46 +91,6 @@ uint64_t ResultBytes(const SliceContext& slice) {
       slice, [](const Point& point) { return kWordBytes + PackedBytes(Width(1, point.k2)); });
 }
 
-namespace {
-
-// The sum of up to `run` superblocks from s on, quantized a second time. Returns the number of
-// superblocks done.
-uint32_t FoldRequantized(const SliceContext& slice, Walker* walker, uint32_t s, uint32_t run,
-                         std::span<Source> sources, uint32_t contributions, uint8_t* own_words,
-                         Sink* sum, Sink* result, std::byte* elements) {
-  const Kernels& kernels = *slice.kernels;
-  const Point& point = walker->PointOf(s);
-  const uint32_t width = Width(contributions, point.k);
-  run = std::min(run, kAtOnce);
-  for (uint32_t i = 0; i < run; ++i) {
-    FoldTile(slice, walker, s + i, point, sources);
-    if (sum->at != nullptr) {
-      uint8_t* out = walker->Room(*sum, width);
-      kernels.pack(walker->tile(), width, out);
-      walker->Put(out, width, sum);
-    }
-    kernels.decode(
-        {.words = walker->Words(s + i), .step = point.sum->step, .zero = contributions * point.k},
-        walker->tile(), walker->many() + size_t{i} * kSuperblock);
-  }
-  uint8_t local_words[kAtOnce * kWordBytes];
-  if (own_words == nullptr) own_words = local_words;
-  kernels.side_words(walker->many(), run, point.result->own, own_words);
-  for (uint32_t i = 0; i < run; ++i) {
-    const uint8_t* word = own_words + size_t{i} * kWordBytes;
-    RequantizeValues(slice, walker, ResultRounding(slice, s + i, point),
-                     walker->many() + size_t{i} * kSuperblock, word);
-    PutResult(slice, walker, s + i, point,
-              {.words = word,
-               .step = slice.average ? point.result->average : point.result->step,
-               .zero = point.k2},
-              result, elements);
-  }
-  return run;
-}
-
-}  // namespace
-
 void FoldSlice(const SliceContext& slice, std::span<Source> sources, const SliceOutputs& outputs) {
   const Kernels& kernels = *slice.kernels;
   Walker walker(slice);
@@ -142,6 +102,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   const bool requant = slice.planner->requantizes();
   uint32_t contributions = 0;
   for (const Source& source : sources) contributions += source.contributions;
+  uint8_t local_words[kAtOnce * kWordBytes];
   for (uint32_t s = 0, done = 1; s < slice.superblocks(); s += done) {
     done = 1;
     const Point& point = walker.PointOf(s);
@@ -153,23 +114,23 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       continue;
     }
     if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
-    if (requant && !sum_only) {
-      done = FoldRequantized(slice, &walker, s, walker.Run(s), sources, contributions, own_words,
-                             &sum, &result, outputs.elements);
-      continue;
-    }
-    FoldTile(slice, &walker, s, point, sources);
-    if (sum.at != nullptr) {
-      uint8_t* out = walker.Room(sum, width);
-      kernels.pack(walker.tile(), width, out);
-      walker.Put(out, width, &sum);
-    }
+    done = std::min(walker.Run(s), kAtOnce);
+    FoldTile(slice, &walker, s, done, point, sources);
+    if (sum.at != nullptr) PackTile(slice, &walker, width, done, &sum);
     if (sum_only) continue;
-    PutResult(slice, &walker, s, point,
-              {.words = walker.Words(s),
-               .step = slice.average ? point.sum->average : point.sum->step,
-               .zero = contributions * point.k},
-              &result, outputs.elements);
+    DecodeArgs decode{.words = walker.Words(s),
+                      .step = point.sum->step,
+                      .zero = contributions * point.k,
+                      .superblocks = done};
+    if (requant) {
+      if (own_words == nullptr) own_words = local_words;
+      RequantizeTile(slice, &walker, s, point, decode, own_words);
+      decode.words = own_words;
+      decode.zero = point.k2;
+    }
+    const LevelTable& table = requant ? *point.result : *point.sum;
+    decode.step = slice.average ? table.average : table.step;
+    PutResult(slice, &walker, s, point, decode, &result, outputs.elements);
   }
 }
 
@@ -239,7 +200,7 @@ void OwnValues(const SliceContext& slice, const std::byte* elements, float* valu
       continue;
     }
     Source own{.elements = elements};
-    FoldTile(slice, &reader, s, point, {&own, 1});
+    FoldTile(slice, &reader, s, 1, point, {&own, 1});
     float* y = writer.ElementRoom(s, out);
     slice.kernels->decode({.words = reader.Words(s), .step = point.sum->step, .zero = point.k},
                           reader.tile(), y);

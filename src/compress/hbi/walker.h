@@ -18,7 +18,7 @@
 namespace inccl::hbi {
 
 inline constexpr uint32_t kMaxPacked = PackedBytes(kMostHalfBits);
-inline constexpr uint32_t kAtOnce = 8;  // superblocks of one pass of the side-word kernel
+inline constexpr uint32_t kAtOnce = 8;  // superblocks of a tile
 
 // All buffers together fit into the L1 cache.
 class Walker {
@@ -118,15 +118,15 @@ class Walker {
     PutElements(s, y, elements);
   }
 
-  uint16_t* tile() { return tile_; }
-  float* many() { return many_; }  // kAtOnce superblocks
+  uint16_t* tile() { return tile_; }  // kAtOnce superblocks
+  float* many() { return many_; }     // kAtOnce superblocks
 
  private:
   uint32_t Signs(uint32_t s) const { return slice_.sign_counter + s * (kSuperblock / 2); }
 
   const SliceContext& slice_;
   const bool plain_;
-  alignas(64) uint16_t tile_[kSuperblock];
+  alignas(64) uint16_t tile_[kAtOnce * kSuperblock];
   alignas(64) float x_[kSuperblock];
   alignas(64) float y_[kSuperblock];
   alignas(64) float many_[kAtOnce * kSuperblock];
@@ -134,34 +134,50 @@ class Walker {
   alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
 };
 
-// Sums the sources' superblock s into the tile.
-inline void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
-                     std::span<Source> sources) {
+// Sums `run` superblocks of the sources from s on, of one point, into the tile.
+inline void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, uint32_t run,
+                     const Point& point, std::span<Source> sources) {
   const Kernels& kernels = *slice.kernels;
   bool first = true;
   for (Source& source : sources) {
-    if (source.elements != nullptr) {
-      const QuantizeArgs own = walker->Own(s, source.elements, point);
-      const auto quantize = slice.nearest ? kernels.quantize_nearest : kernels.quantize;
-      (first ? quantize : kernels.quantize_add)(own, walker->tile());
-    } else {
-      const uint32_t width = Width(source.contributions, point.k);
-      const uint8_t* in = walker->Take(&source, width);
-      (first ? kernels.unpack : kernels.unpack_add)(in, width, walker->tile());
+    const uint32_t width = Width(source.contributions, point.k);
+    for (uint32_t i = 0, done = 1; i < run; i += done) {
+      uint16_t* tile = walker->tile() + size_t{i} * kSuperblock;
+      if (source.elements != nullptr) {
+        QuantizeArgs own = walker->Own(s + i, source.elements, point);
+        own.superblocks = done = walker->PlainRun(s + i, run - i);
+        const auto quantize = slice.nearest ? kernels.quantize_nearest : kernels.quantize;
+        (first ? quantize : kernels.quantize_add)(own, tile);
+      } else {
+        done = Walker::Within(source.end - source.at, width, kReadSlack, run - i);
+        const uint8_t* in = walker->Take(&source, width, done);
+        (first ? kernels.unpack : kernels.unpack_add)(in, width, tile, done);
+      }
     }
     first = false;
   }
 }
 
-// Quantizes y on the scales of `own_word` into the tile, with K2 levels.
-inline void RequantizeValues(const SliceContext& slice, Walker* walker, const QuantizeArgs& how,
-                             float* y, const uint8_t* own_word) {
+// Packs `run` superblocks of the tile.
+inline void PackTile(const SliceContext& slice, Walker* walker, uint32_t width, uint32_t run,
+                     Sink* sink) {
+  for (uint32_t i = 0, done = 1; i < run; i += done) {
+    done = Walker::Within(sink->limit - sink->at, width, kWriteSlack, run - i);
+    uint8_t* out = walker->Room(*sink, width, done);
+    slice.kernels->pack(walker->tile() + size_t{i} * kSuperblock, width, out, done);
+    walker->Put(out, width, sink, done);
+  }
+}
+
+// Quantizes y on the scales of `own_word` into a superblock's tile, with K2 levels.
+inline void RequantizeValues(const SliceContext& slice, const QuantizeArgs& how, float* y,
+                             const uint8_t* own_word, uint16_t* tile) {
   const Kernels& kernels = *slice.kernels;
   if (IsPoison(LoadWord(own_word, 0))) std::fill_n(y, kSuperblock, 0.0f);
   QuantizeArgs args = how;
   args.x = y;
   args.words = own_word;
-  (slice.unbiased ? kernels.quantize : kernels.quantize_nearest)(args, walker->tile());
+  (slice.unbiased ? kernels.quantize : kernels.quantize_nearest)(args, tile);
 }
 
 // The arguments of the result's quantization.
@@ -171,18 +187,37 @@ inline QuantizeArgs ResultRounding(const SliceContext& slice, uint32_t s, const 
           .counter = slice.result_counter + s * (kSuperblock / 2)};
 }
 
-// Writes superblock s from the tile to the wanted outputs: packed, and decoded.
+// Quantizes the tile's sums of `run` superblocks from s on for the result.
+inline void RequantizeTile(const SliceContext& slice, Walker* walker, uint32_t s,
+                           const Point& point, const DecodeArgs& sum, uint8_t* own_words) {
+  const Kernels& kernels = *slice.kernels;
+  if (!slice.unbiased) {
+    const RequantizeArgs args{
+        .sum = sum, .own = point.result->own, .factor = point.result->factor, .k = point.k2};
+    return kernels.requantize(args, walker->tile(), own_words);
+  }
+  kernels.decode(sum, walker->tile(), walker->many());
+  kernels.side_words(walker->many(), sum.superblocks, point.result->own, own_words);
+  for (uint32_t i = 0; i < sum.superblocks; ++i) {
+    const size_t at = size_t{i} * kSuperblock;
+    RequantizeValues(slice, ResultRounding(slice, s + i, point), walker->many() + at,
+                     own_words + size_t{i} * kWordBytes, walker->tile() + at);
+  }
+}
+
+// Writes superblocks from s on from the tile to the wanted outputs: packed, and decoded.
 inline void PutResult(const SliceContext& slice, Walker* walker, uint32_t s, const Point& point,
                       const DecodeArgs& decode, Sink* result, std::byte* elements) {
-  if (result->at != nullptr) {
-    uint8_t* out = walker->Room(*result, Width(1, point.k2));
-    slice.kernels->pack(walker->tile(), Width(1, point.k2), out);
-    walker->Put(out, Width(1, point.k2), result);
-  }
-  if (elements != nullptr) {
-    float* y = walker->ElementRoom(s, elements);
-    slice.kernels->decode(decode, walker->tile(), y);
-    walker->PutElements(s, y, elements);
+  const uint32_t run = decode.superblocks;
+  if (result->at != nullptr) PackTile(slice, walker, Width(1, point.k2), run, result);
+  if (elements == nullptr) return;
+  DecodeArgs part = decode;
+  for (uint32_t i = 0; i < run; i += part.superblocks) {
+    part.words = decode.words + size_t{i} * kWordBytes;
+    part.superblocks = walker->PlainRun(s + i, run - i);
+    float* y = walker->ElementRoom(s + i, elements);
+    slice.kernels->decode(part, walker->tile() + size_t{i} * kSuperblock, y);
+    walker->PutElements(s + i, y, elements);
   }
 }
 

@@ -130,10 +130,11 @@ struct Scales {
 
   HWY_INLINE Scales(const float* x, uint32_t top_exponent) {
     HWY_ALIGN uint32_t maxima[hbi::kBlocks < kLanes32 ? kLanes32 : hbi::kBlocks];
+    const auto of_block = [&](size_t b) HWY_ATTR { return LargestOfBlock(x + b * kBlock); };
     for (size_t b = 0; b < hbi::kBlocks; b += kLanes32) {
       V32 groups[kLanes32 / 4];  // longer vectors take the superblock twice
       for (size_t j = 0; j < kLanes32 / 4; ++j) {
-        groups[j] = MaximaOfFourBlocks(x + (b + 4 * j) % hbi::kBlocks * kBlock);
+        groups[j] = MaximaOfFourBlocks(of_block, (b + 4 * j) % hbi::kBlocks);
       }
       hn::Store(MaxOfParts(groups), D32(), maxima + b);
     }

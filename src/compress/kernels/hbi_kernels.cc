@@ -161,8 +161,8 @@ struct Added {
 };
 
 template <class Source, class Sink>
-HWY_INLINE void Move(Source source, Sink sink) {  // a superblock's fields
-  for (size_t i = 0; i < hbi::kBlocks / 2; ++i) {
+HWY_INLINE void Move(Source source, Sink sink, uint32_t superblocks) {
+  for (size_t i = 0; i < size_t{superblocks} * (hbi::kBlocks / 2); ++i) {
     V16 fields[kPerBlock];
     source.Lower(fields);
     sink.Lower(fields);
@@ -210,16 +210,16 @@ void QuantizeNearest(const hbi::QuantizeArgs& args, uint16_t* tile) {
   QuantizeToNearest(args, ToTile{tile});
 }
 
-void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  WithSource(in, width, [&](auto source) HWY_ATTR { Move(source, ToTile{tile}); });
+void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile, uint32_t superblocks) {
+  WithSource(in, width, [&](auto source) HWY_ATTR { Move(source, ToTile{tile}, superblocks); });
 }
 
-void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  WithSource(in, width, [&](auto source) HWY_ATTR { Move(source, AddToTile{tile}); });
+void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile, uint32_t superblocks) {
+  WithSource(in, width, [&](auto source) HWY_ATTR { Move(source, AddToTile{tile}, superblocks); });
 }
 
-void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
-  WithSink(out, width, [&](auto sink) HWY_ATTR { Move(FromTile{tile}, sink); });
+void Pack(const uint16_t* tile, uint32_t width, uint8_t* out, uint32_t superblocks) {
+  WithSink(out, width, [&](auto sink) HWY_ATTR { Move(FromTile{tile}, sink, superblocks); });
 }
 
 void Encode(const hbi::QuantizeArgs& args, uint32_t width, uint8_t* out) {
@@ -239,14 +239,20 @@ void Decode(const hbi::DecodeArgs& args, const uint16_t* tile, float* y) {
   DecodeBlocks(args, FromTile{tile}, y);
 }
 
+void Requantize(const hbi::RequantizeArgs& args, uint16_t* tile, uint8_t* words) {
+  SideWordsOfSums(args, tile, words);
+  RequantizeBlocks(args, words, tile);
+}
+
 void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
   WithSource(in, width, [&](auto source) HWY_ATTR { DecodeBlocks(args, source, y); });
 }
 
 const hbi::Kernels& KernelsOfTarget() {
   static constexpr hbi::Kernels kKernels = {
-      SideWordsOf, MergeWordsInto, Rotate, RotateBack, Quantize,  QuantizeAdd, QuantizeNearest,
-      Unpack,      UnpackAdd,      Pack,   Encode,     AddEncode, Decode,      UnpackDecode};
+      SideWordsOf, MergeWordsInto,  Rotate, RotateBack, Quantize,
+      QuantizeAdd, QuantizeNearest, Unpack, UnpackAdd,  Pack,
+      Encode,      AddEncode,       Decode, Requantize, UnpackDecode};
   return kKernels;
 }
 

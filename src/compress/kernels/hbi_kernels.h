@@ -22,7 +22,7 @@ inline constexpr uint32_t kReadSlack = 64;
 inline constexpr uint32_t kWriteSlack = 16;
 
 // Arguments to quantize superblocks of this rank's elements to codes in [0, 2K]. Consecutive
-// superblocks with the same levels can be handled together; a tile takes only one.
+// superblocks with the same levels can be handled together.
 struct QuantizeArgs {
   const float* x = nullptr;        // finite
   const uint8_t* words = nullptr;  // side words
@@ -41,6 +41,15 @@ struct DecodeArgs {
   uint32_t superblocks = 1;
 };
 
+// Arguments to quantize superblocks of sums a second time, to nearest, on scales of their own.
+struct RequantizeArgs {
+  DecodeArgs sum;                 // how the sums decode
+  float own = 1;                  // LevelTable::own
+  const float* factor = nullptr;  // by code of their own
+  uint32_t k = 0;                 // K2
+};
+
+// Tiles hold the fields of consecutive superblocks.
 struct Kernels {
   // Computes the side words of `superblocks` superblocks of 256 floats, as if the largest magnitude
   // of each block were multiplied by `scale` (LevelTable::own, or 1).
@@ -57,9 +66,9 @@ struct Kernels {
   void (*quantize_add)(const QuantizeArgs& args, uint16_t* tile);      // tile += codes
   void (*quantize_nearest)(const QuantizeArgs& args, uint16_t* tile);  // counter, offsets unused
 
-  void (*unpack)(const uint8_t* in, uint32_t width, uint16_t* tile);
-  void (*unpack_add)(const uint8_t* in, uint32_t width, uint16_t* tile);
-  void (*pack)(const uint16_t* tile, uint32_t width, uint8_t* out);
+  void (*unpack)(const uint8_t* in, uint32_t width, uint16_t* tile, uint32_t superblocks);
+  void (*unpack_add)(const uint8_t* in, uint32_t width, uint16_t* tile, uint32_t superblocks);
+  void (*pack)(const uint16_t* tile, uint32_t width, uint8_t* out, uint32_t superblocks);
 
   // quantize, then pack.
   void (*encode)(const QuantizeArgs& args, uint32_t width, uint8_t* out);
@@ -68,6 +77,9 @@ struct Kernels {
                      uint32_t out_width, uint8_t* out);
 
   void (*decode)(const DecodeArgs& args, const uint16_t* tile, float* y);
+  // Replaces sums by their codes, of up to 8 superblocks, and writes their side words. The codes of
+  // a sum that is not finite are K2.
+  void (*requantize)(const RequantizeArgs& args, uint16_t* tile, uint8_t* words);
   // unpack, then decode.
   void (*unpack_decode)(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y);
 };

@@ -112,18 +112,6 @@ class ToOffsets {
   V16 ranks_, inverse_;
 };
 
-// Stores the codes of a superblock's blocks.
-HWY_INLINE void CodesOfWord(uint32_t word, uint32_t* codes) {
-  const hn::CappedTag<uint32_t, hbi::kBlocks> d;
-  HWY_ALIGN static constexpr uint32_t kShifts[hbi::kBlocks] = {8, 11, 14, 17, 20, 23, 26, 29};
-  const auto words = hn::Set(d, word);
-  const auto top = hn::And(words, hn::Set(d, 0xffu));
-  for (size_t i = 0; i < hbi::kBlocks; i += hn::MaxLanes(d)) {
-    const auto below = hn::And(hn::Shr(words, hn::Load(d, kShifts + i)), hn::Set(d, 7u));
-    hn::Store(hn::Sub(top, below), d, codes + i);
-  }
-}
-
 // Quantizes every block of every superblock with the summands that offsets(counter, summands)
 // makes, and calls the sink's Lower or Upper with its kPerBlock vectors of codes: the first block
 // of every two is the lower one.
@@ -192,6 +180,41 @@ HWY_INLINE void DecodeBlock(const V16* fields, V16 zero, float multiplier, float
     const auto high = hn::PromoteTo(DI32(), hn::UpperHalf(half, sums));
     hn::StoreU(hn::Mul(hn::ConvertTo(DF(), low), step), DF(), y);
     hn::StoreU(hn::Mul(hn::ConvertTo(DF(), high), step), DF(), y + kLanes32);
+  }
+}
+
+// ---------------------------------------------------------------- second quantization
+
+// Replaces the tile's sums by their codes on the scales of `words`.
+HWY_INLINE void RequantizeBlocks(const hbi::RequantizeArgs& args, const uint8_t* words,
+                                 uint16_t* tile) {
+  const hn::Half<DI16> half;
+  const V16 zero = hn::Set(D16(), static_cast<uint16_t>(args.sum.zero));
+  const auto summand = hn::Set(DI32(), static_cast<int32_t>(args.k << 16 | hbi::kRoundHalfUp));
+  const auto twice_k = hn::Set(DI16(), static_cast<int16_t>(2 * args.k));
+  for (uint32_t s = 0; s < args.sum.superblocks; ++s) {
+    const uint32_t own_word = hbi::LoadWord(words, s);
+    if (hbi::IsPoison(own_word)) {
+      for (size_t i = 0; i < kSuperblock; ++i) *tile++ = static_cast<uint16_t>(args.k);
+      continue;
+    }
+    HWY_ALIGN uint32_t codes[hbi::kBlocks], own[hbi::kBlocks];
+    CodesOfWord(hbi::LoadWord(args.sum.words, s), codes);
+    CodesOfWord(own_word, own);
+    for (uint32_t b = 0; b < hbi::kBlocks; ++b) {
+      const auto step = hn::Set(DF(), args.sum.step[codes[b]]);
+      const auto factor = hn::Set(DF(), args.factor[own[b]]);
+      const auto fixed = [&](hn::Vec<DI32> sum) HWY_ATTR {
+        const auto value = hn::Mul(hn::ConvertTo(DF(), sum), step);
+        return hn::Add(RoundToInt(hn::Mul(value, factor)), summand);
+      };
+      for (size_t i = 0; i < kPerBlock; ++i, tile += kFields) {
+        const auto sums = hn::BitCast(DI16(), hn::Sub(hn::LoadU(D16(), tile), zero));
+        const auto low = fixed(hn::PromoteTo(DI32(), hn::LowerHalf(half, sums)));
+        const auto high = fixed(hn::PromoteTo(DI32(), hn::UpperHalf(half, sums)));
+        hn::StoreU(CodesOfFixed(low, high, twice_k), D16(), tile);
+      }
+    }
   }
 }
 

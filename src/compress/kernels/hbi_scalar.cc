@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The scalar reference of docs/format.md: one element at a time.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -70,6 +71,22 @@ void RotateBack(float* x, uint32_t counter) {
   }
 }
 
+// Moves on to the next superblock.
+void Advance(QuantizeArgs* args) {
+  args->x += kSuperblock;
+  args->words += kWordBytes;
+  args->counter += kSuperblock / 2;
+}
+
+// Calls body(arguments of one superblock, its tile).
+template <typename Body>
+void ForEachSuperblock(const QuantizeArgs& args, uint16_t* tile, Body body) {
+  QuantizeArgs one = args;
+  for (uint32_t s = 0; s < args.superblocks; ++s, Advance(&one), tile += kSuperblock) {
+    body(one, tile);
+  }
+}
+
 template <typename Store>
 void QuantizeWithHash(const QuantizeArgs& args, Store store) {
   const uint32_t word = LoadWord(args.words, 0);
@@ -83,20 +100,26 @@ void QuantizeWithHash(const QuantizeArgs& args, Store store) {
 }
 
 void Quantize(const QuantizeArgs& args, uint16_t* tile) {
-  QuantizeWithHash(args, [tile](uint32_t i, uint16_t code) { tile[i] = code; });
+  ForEachSuperblock(args, tile, [](const QuantizeArgs& one, uint16_t* out) {
+    QuantizeWithHash(one, [out](uint32_t i, uint16_t code) { out[i] = code; });
+  });
 }
 
 void QuantizeAdd(const QuantizeArgs& args, uint16_t* tile) {
-  QuantizeWithHash(
-      args, [tile](uint32_t i, uint16_t code) { tile[i] = static_cast<uint16_t>(tile[i] + code); });
+  ForEachSuperblock(args, tile, [](const QuantizeArgs& one, uint16_t* out) {
+    QuantizeWithHash(
+        one, [out](uint32_t i, uint16_t code) { out[i] = static_cast<uint16_t>(out[i] + code); });
+  });
 }
 
 void QuantizeNearest(const QuantizeArgs& args, uint16_t* tile) {
-  const uint32_t word = LoadWord(args.words, 0);
-  for (uint32_t i = 0; i < kSuperblock; ++i) {
-    const float factor = args.factor[CodeOf(word, i / kBlock)];
-    tile[i] = static_cast<uint16_t>(QuantizeElement(args.x[i], factor, args.k, kRoundHalfUp));
-  }
+  ForEachSuperblock(args, tile, [](const QuantizeArgs& one, uint16_t* out) {
+    const uint32_t word = LoadWord(one.words, 0);
+    for (uint32_t i = 0; i < kSuperblock; ++i) {
+      const float factor = one.factor[CodeOf(word, i / kBlock)];
+      out[i] = static_cast<uint16_t>(QuantizeElement(one.x[i], factor, one.k, kRoundHalfUp));
+    }
+  });
 }
 
 // Reads `count` fields of `bits` bits.
@@ -143,17 +166,21 @@ void UnpackFields(const uint8_t* in, uint32_t width, Store store) {
   }
 }
 
-void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  UnpackFields(in, width, [tile](uint32_t i, uint16_t field) { tile[i] = field; });
+void Unpack(const uint8_t* in, uint32_t width, uint16_t* tile, uint32_t superblocks) {
+  for (uint32_t s = 0; s < superblocks; ++s, in += PackedBytes(width), tile += kSuperblock) {
+    UnpackFields(in, width, [tile](uint32_t i, uint16_t field) { tile[i] = field; });
+  }
 }
 
-void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile) {
-  UnpackFields(in, width, [tile](uint32_t i, uint16_t field) {
-    tile[i] = static_cast<uint16_t>(tile[i] + field);
-  });
+void UnpackAdd(const uint8_t* in, uint32_t width, uint16_t* tile, uint32_t superblocks) {
+  for (uint32_t s = 0; s < superblocks; ++s, in += PackedBytes(width), tile += kSuperblock) {
+    UnpackFields(in, width, [tile](uint32_t i, uint16_t field) {
+      tile[i] = static_cast<uint16_t>(tile[i] + field);
+    });
+  }
 }
 
-void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
+void PackOne(const uint16_t* tile, uint32_t width, uint8_t* out) {
   const uint32_t base = PairBase(width);
   if (base == 0) return WriteFields(tile, width / 2, kSuperblock, out);
   uint16_t pairs[kSuperblock / 2];
@@ -164,19 +191,19 @@ void Pack(const uint16_t* tile, uint32_t width, uint8_t* out) {
   WriteFields(pairs, width, kSuperblock / 2, out);
 }
 
-// Moves on to the next superblock.
-void Advance(QuantizeArgs* args) {
-  args->x += kSuperblock;
-  args->words += kWordBytes;
-  args->counter += kSuperblock / 2;
+void Pack(const uint16_t* tile, uint32_t width, uint8_t* out, uint32_t superblocks) {
+  for (uint32_t s = 0; s < superblocks; ++s, tile += kSuperblock, out += PackedBytes(width)) {
+    PackOne(tile, width, out);
+  }
 }
 
 void Encode(const QuantizeArgs& args, uint32_t width, uint8_t* out) {
   uint16_t tile[kSuperblock];
   QuantizeArgs one = args;
+  one.superblocks = 1;
   for (uint32_t s = 0; s < args.superblocks; ++s, Advance(&one), out += PackedBytes(width)) {
     Quantize(one, tile);
-    Pack(tile, width, out);
+    PackOne(tile, width, out);
   }
 }
 
@@ -184,27 +211,46 @@ void AddEncode(const QuantizeArgs& args, const uint8_t* in, uint32_t in_width, u
                uint8_t* out) {
   uint16_t tile[kSuperblock];
   QuantizeArgs one = args;
+  one.superblocks = 1;
   for (uint32_t s = 0; s < args.superblocks; ++s, Advance(&one)) {
-    Unpack(in, in_width, tile);
+    Unpack(in, in_width, tile, 1);
     QuantizeAdd(one, tile);
-    Pack(tile, out_width, out);
+    PackOne(tile, out_width, out);
     in += PackedBytes(in_width);
     out += PackedBytes(out_width);
   }
 }
 
 void Decode(const DecodeArgs& args, const uint16_t* tile, float* y) {
-  const uint32_t word = LoadWord(args.words, 0);
-  for (uint32_t i = 0; i < kSuperblock; ++i) {
-    y[i] = DecodeElement(tile[i], args.zero, args.step[CodeOf(word, i / kBlock)]);
+  for (uint32_t s = 0; s < args.superblocks; ++s) {
+    const uint32_t word = LoadWord(args.words, s);
+    for (uint32_t i = 0; i < kSuperblock; ++i) {
+      *y++ = DecodeElement(*tile++, args.zero, args.step[CodeOf(word, i / kBlock)]);
+    }
+  }
+}
+
+void Requantize(const RequantizeArgs& args, uint16_t* tile, uint8_t* words) {
+  DecodeArgs one = args.sum;
+  one.superblocks = 1;
+  for (uint32_t s = 0; s < args.sum.superblocks; ++s) {
+    float y[kSuperblock];
+    Decode(one, tile, y);
+    SideWords(y, 1, args.own, words);
+    if (IsPoison(LoadWord(words, 0))) std::fill_n(y, kSuperblock, 0.0f);
+    QuantizeNearest({.x = y, .words = words, .factor = args.factor, .k = args.k}, tile);
+    one.words += kWordBytes;
+    words += kWordBytes;
+    tile += kSuperblock;
   }
 }
 
 void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y) {
   uint16_t tile[kSuperblock];
   DecodeArgs one = args;
+  one.superblocks = 1;
   for (uint32_t s = 0; s < args.superblocks; ++s, one.words += kWordBytes, y += kSuperblock) {
-    Unpack(in, width, tile);
+    Unpack(in, width, tile, 1);
     Decode(one, tile, y);
     in += PackedBytes(width);
   }
@@ -213,9 +259,9 @@ void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, flo
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {SideWords,   MergeWords,      Rotate, RotateBack,  Quantize,
-                                       QuantizeAdd, QuantizeNearest, Unpack, UnpackAdd,   Pack,
-                                       Encode,      AddEncode,       Decode, UnpackDecode};
+  static constexpr Kernels kKernels = {
+      SideWords, MergeWords, Rotate, RotateBack, Quantize, QuantizeAdd, QuantizeNearest, Unpack,
+      UnpackAdd, Pack,       Encode, AddEncode,  Decode,   Requantize,  UnpackDecode};
   return kKernels;
 }
 

@@ -8,6 +8,7 @@
 
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
+#include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_pack-inl.h"
 #include "hwy/highway.h"
 
@@ -56,23 +57,40 @@ HWY_INLINE V32 MaxOfParts(const V32* groups) {
 #endif
 }
 
-// In each 128-bit part, the bits of the largest magnitudes of the part of four blocks from x on.
-HWY_INLINE V32 MaximaOfFourBlocks(const float* x) {
+// The bits of the largest magnitudes of a block's vectors.
+HWY_INLINE V32 LargestOfBlock(const float* block) {
   const V32 magnitude = hn::Set(D32(), 0x7fffffffu);
-  const auto of_block = [&](const float* block) HWY_ATTR {
-    V32 largest = hn::And(hn::BitCast(D32(), hn::LoadU(DF(), block)), magnitude);
-    for (size_t i = kLanes32; i < kBlock; i += kLanes32) {
-      const V32 bits = hn::BitCast(D32(), hn::LoadU(DF(), block + i));
-      largest = hn::Max(largest, hn::And(bits, magnitude));
-    }
-    return largest;
+  V32 largest = hn::And(hn::BitCast(D32(), hn::LoadU(DF(), block)), magnitude);
+  for (size_t i = kLanes32; i < kBlock; i += kLanes32) {
+    const V32 bits = hn::BitCast(D32(), hn::LoadU(DF(), block + i));
+    largest = hn::Max(largest, hn::And(bits, magnitude));
+  }
+  return largest;
+}
+
+// The same of a block of sums: (field - zero) * step grows with the distance from zero.
+HWY_INLINE V32 LargestOfSums(const uint16_t* block, V16 zero, float step) {
+  const hn::Half<DI16> half;
+  const auto distance = [&](size_t i) HWY_ATTR {
+    return hn::Abs(hn::BitCast(DI16(), hn::Sub(hn::LoadU(D16(), block + i), zero)));
   };
+  auto largest = distance(0);
+  for (size_t i = kFields; i < kBlock; i += kFields) largest = hn::Max(largest, distance(i));
+  const auto of_half = hn::Max(hn::LowerHalf(half, largest), hn::UpperHalf(half, largest));
+  const auto value = hn::ConvertTo(DF(), hn::PromoteTo(DI32(), of_half));
+  return hn::BitCast(D32(), hn::Mul(value, hn::Set(DF(), step)));
+}
+
+// In each 128-bit part, the bits of the largest magnitudes of the part of four blocks from `block`
+// on.
+template <class OfBlock>
+HWY_INLINE V32 MaximaOfFourBlocks(OfBlock of_block, size_t block) {
   // One after the other: the prefetcher gives up on arguments that the compiler evaluates from
   // right to left.
-  const V32 first = of_block(x);
-  const V32 second = of_block(x + kBlock);
-  const V32 third = of_block(x + 2 * kBlock);
-  const V32 fourth = of_block(x + 3 * kBlock);
+  const V32 first = of_block(block);
+  const V32 second = of_block(block + 1);
+  const V32 third = of_block(block + 2);
+  const V32 fourth = of_block(block + 3);
   return MaxOfFour(first, second, third, fourth);
 }
 
@@ -236,8 +254,9 @@ HWY_INLINE void StoreWords(V64 words, size_t count, uint8_t* to) {
 }
 
 // The words of kLanes64 superblocks or, if not kAll, of the first `count`, followed by repetitions.
-template <bool kAll>
-HWY_INLINE V64 WordsOfElements(const float* x, size_t count, float scale) {
+// of_block(b): what LargestOfBlock returns of block b.
+template <bool kAll, class OfBlock>
+HWY_INLINE V64 WordsOfBlocks(OfBlock of_block, size_t count, float scale) {
   constexpr size_t kParts = kLanes32 / 4;
   V32 bits[4];
   V32 last = hn::Zero(D32());
@@ -245,7 +264,7 @@ HWY_INLINE V64 WordsOfElements(const float* x, size_t count, float scale) {
     V32 groups[kParts];
     for (size_t j = 0; j < kParts; ++j) {
       const size_t group = i * kParts + j;
-      if (kAll || group < 2 * count) last = MaximaOfFourBlocks(x + group * (4 * kBlock));
+      if (kAll || group < 2 * count) last = MaximaOfFourBlocks(of_block, 4 * group);
       groups[j] = last;
     }
     const auto scaled = hn::Mul(hn::BitCast(DF(), MaxOfParts(groups)), hn::Set(DF(), scale));
@@ -255,12 +274,49 @@ HWY_INLINE V64 WordsOfElements(const float* x, size_t count, float scale) {
 }
 
 HWY_INLINE void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
+  const auto of_block = [&](size_t block) HWY_ATTR { return LargestOfBlock(x + block * kBlock); };
   for (; superblocks >= kLanes64; superblocks -= kLanes64, x += kLanes64 * kSuperblock) {
-    StoreWords(WordsOfElements<true>(x, kLanes64, scale), kLanes64, words);
+    StoreWords(WordsOfBlocks<true>(of_block, kLanes64, scale), kLanes64, words);
     words += kLanes64 * hbi::kWordBytes;
   }
   if (superblocks == 0) return;
-  StoreWords(WordsOfElements<false>(x, superblocks, scale), superblocks, words);
+  StoreWords(WordsOfBlocks<false>(of_block, superblocks, scale), superblocks, words);
+}
+
+// Stores the codes of a superblock's blocks.
+HWY_INLINE void CodesOfWord(uint32_t word, uint32_t* codes) {
+  const hn::CappedTag<uint32_t, hbi::kBlocks> d;
+  HWY_ALIGN static constexpr uint32_t kShifts[hbi::kBlocks] = {8, 11, 14, 17, 20, 23, 26, 29};
+  const auto words = hn::Set(d, word);
+  const auto top = hn::And(words, hn::Set(d, 0xffu));
+  for (size_t i = 0; i < hbi::kBlocks; i += hn::MaxLanes(d)) {
+    const auto below = hn::And(hn::Shr(words, hn::Load(d, kShifts + i)), hn::Set(d, 7u));
+    hn::Store(hn::Sub(top, below), d, codes + i);
+  }
+}
+
+// The words of sums, on scales of their own.
+HWY_INLINE void SideWordsOfSums(const hbi::RequantizeArgs& args, const uint16_t* tile,
+                                uint8_t* words) {
+  const V16 zero = hn::Set(D16(), static_cast<uint16_t>(args.sum.zero));
+  const uint8_t* from = args.sum.words;
+  HWY_ALIGN uint32_t codes[kLanes64 * hbi::kBlocks];
+  const auto of_block = [&](size_t block) HWY_ATTR {
+    return LargestOfSums(tile + block * kBlock, zero, args.sum.step[codes[block]]);
+  };
+  size_t left = args.sum.superblocks;
+  while (left != 0) {
+    const size_t count = left < kLanes64 ? left : kLanes64;
+    for (size_t s = 0; s < count; ++s, from += hbi::kWordBytes) {
+      CodesOfWord(hbi::LoadWord(from, 0), codes + s * hbi::kBlocks);
+    }
+    const V64 own = count == kLanes64 ? WordsOfBlocks<true>(of_block, count, args.own)
+                                      : WordsOfBlocks<false>(of_block, count, args.own);
+    StoreWords(own, count, words);
+    words += count * hbi::kWordBytes;
+    tile += count * kSuperblock;
+    left -= count;
+  }
 }
 
 HWY_INLINE void MergeWords(const uint8_t* from, size_t superblocks, uint8_t* words) {

@@ -52,7 +52,7 @@ uint32_t AddSums(const std::byte* in, uint64_t left, uint32_t count, uint32_t wi
     UnpackFields(in, count, width, tile);
   } else {
     Buffer buffer;
-    hbi::BestKernels().unpack(Octets(buffer.From(in, left, count, width)), 2 * width, tile);
+    hbi::BestKernels().unpack(Octets(buffer.From(in, left, count, width)), 2 * width, tile, 1);
   }
   std::fill(tile + count, tile + (count + 31) / 32 * 32, uint16_t{0});
   return BestKernels().add_fields(tile, count, sums);
@@ -64,7 +64,7 @@ void PackSums(const uint32_t* sums, uint32_t count, uint32_t width, std::byte* o
   BestKernels().narrow(sums, count, tile);
   std::fill(tile + count, tile + kSuperblock, uint16_t{0});
   Buffer buffer;
-  hbi::BestKernels().pack(tile, 2 * width, Octets(buffer.bytes));
+  hbi::BestKernels().pack(tile, 2 * width, Octets(buffer.bytes), 1);
   std::memcpy(out, buffer.bytes, FieldBytes(count, width));
 }
 
