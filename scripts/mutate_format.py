@@ -240,6 +240,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="JOBS", help="parallel compilations")
     parser.add_argument("--dir", metavar="DIR", help="keep the copy and its build in DIR, for the next run")
+    parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without an edit first")
     parser.add_argument("--list", action="store_true", help="print the edits only")
     parser.add_argument("--only", metavar="NAME,...", help="these edits only")
     parser.add_argument("--from", dest="start", metavar="NAME", help="begin with this edit")
@@ -250,10 +251,10 @@ def main():
     if options.start:
         mutants = mutants[names.index(options.start):]
     if options.only:
-        wanted = options.only.split(",")
+        wanted = [name.strip() for name in options.only.split(",")]
         if set(wanted) - set(names):
             parser.error(f"unknown: {', '.join(set(wanted) - set(names))}")
-        mutants = [m for m in mutants if m[0] in wanted]
+        mutants = sorted((m for m in mutants if m[0] in wanted), key=lambda m: wanted.index(m[0]))
     for name, path, old, _, _ in MUTANTS:
         if (times := (ROOT / "src" / path).read_text().count(old)) != 1:
             print(f"{name}: src/{path} has {times} times: {old}", file=sys.stderr)
@@ -265,7 +266,7 @@ def main():
     wrong = caught = 0
     with contextlib.nullcontext(options.dir) if options.dir else tempfile.TemporaryDirectory(prefix="inccl-mutants-") as folder:
         tree = Tree(pathlib.Path(folder).resolve(), options.j)
-        if noticed := tree.run():
+        if not options.no_baseline and (noticed := tree.run()):
             sys.exit(f"mutate_format.py: without an edit {noticed} fails")
         for name, path, old, new, equivalent in mutants:
             begin = time.monotonic()
