@@ -9,6 +9,8 @@ survives, or if one listed as equivalent is caught; 2 if an edit no longer fits 
 """
 import argparse
 import concurrent.futures
+import contextlib
+import filecmp
 import json
 import os
 import pathlib
@@ -46,13 +48,16 @@ MUTANTS = [
     ("root of a threshold", HULL, "1.3195079107728942", "1.33", None),
     ("price of a threshold", HULL, "33 - d / 5", "34 - d / 5", None),
     ("points on the hull's line", HULL, ">= (c.error - a.error)", "> (c.error - a.error)", None),
-    ("equal errors", HULL, "choice.error >= hull.back().error", "choice.error > hull.back().error", None),
+    ("equal errors", HULL, "choice.error >= hull.back().error", "choice.error > hull.back().error",
+     "no two choices that meet on a hull have equal errors: all collectives, ref, unbiased, m, n up to 129 and some beyond"),
     ("first threshold", HULL, "-(1 << 20)", "-(1 << 10)", None),
     ("hops with words", HULL, "(n % m > 1 ? 1 : 0)", "(n % m > 0 ? 1 : 0)", None),
     ("energy one below", PLAN, "65536, 49667,", "65536, 49668,", None),
     ("energy seven below", PLAN, "12417, 9410}", "12417, 9411}", None),
-    ("energy step one", PLAN, "{456419,", "{456420,", None),
-    ("energy step nine", PLAN, "172951, 150562}", "172951, 150563}", None),
+    ("energy step one", PLAN, "{456419,", "{459300,", None),
+    ("energy step nine", PLAN, "172951, 150562}", "172951, 150600}", None),
+    ("energy step nine by one", PLAN, "172951, 150562}", "172951, 150563}",
+     "no sum of the energies of eight blocks is 150562: the next ones are 150522 and 150589"),
     ("clamped step", PLAN, "std::min(magnitude / divisor, double{FLT_MAX})", "(magnitude / divisor)", None),
     ("scale of own codes", PLAN, "levels / (levels + 1)", "levels / (levels + 2)", None),
     ("step of an average", PLAN, "step(k * static_cast<double>(nranks))", "step(k) / static_cast<float>(nranks)", None),
@@ -113,7 +118,9 @@ MUTANTS = [
 # What an edit reaches of the codec and its tests; all other objects are as built before.
 TOUCHED = re.compile(r"/(src/compress/hbi/|src/compress/kernels/hbi_|tests/compress/(hbi_|codec_spec_))")
 # The vector kernels are compiled for the least instruction set and AVX2 only: they take as long as all else together.
-FEW_TARGETS = ("-DHWY_DISABLED_TARGETS=(HWY_AVX3|HWY_AVX3_DL|HWY_SSE4|HWY_SSSE3)")
+FEW_TARGETS = "-DHWY_DISABLED_TARGETS=(HWY_AVX3|HWY_AVX3_DL|HWY_SSE4|HWY_SSSE3)"
+# Before that: the tests HbiFormat.* of hbi_kernels_test.cc, which need little of what a header touches and run no vectors.
+FEW_OBJECTS = re.compile(r"/hbi/(format|hull|plan)\.cc$|/hbi_scalar\.cc$|/hbi_kernels_test\.cc$")
 
 
 class Tree:
@@ -125,8 +132,10 @@ class Tree:
         files = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
                                capture_output=True, text=True).stdout.split("\0")
         for name in filter(lambda name: name and (ROOT / name).is_file(), files):
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, self.root / name)
+            if not (self.root / name).is_file() or not filecmp.cmp(ROOT / name, self.root / name, shallow=False):
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, self.root / name)
+                shutil.copymode(ROOT / name, self.root / name)
         self.env = dict(os.environ, CCACHE_BASEDIR=str(self.root), CCACHE_NOHASHDIR="1",
                         CCACHE_SLOPPINESS="pch_defines,time_macros")
         self.env.setdefault("INCCL_TEST_SEED", "1")
@@ -183,24 +192,37 @@ class Tree:
         # The one that takes longest begins.
         touched.sort(key=lambda o: "hbi_kernels.cc" not in o)
         objects = {o: str(self.out / f"{i}.o") for i, o in enumerate(touched)}
+        few = [o for o in touched if FEW_OBJECTS.search(self.compile[o][1])]
+        noticed = None
+        if any("hbi_kernels.cc" in o for o in touched):
+            noticed = self._stage(few, {o: objects[o] for o in few}, [o for o in self.tests if "hbi_kernels_test" in o],
+                                  [["--gtest_filter=HbiFormat.*"]])
+        else:
+            few = []
+        return noticed or self._stage([o for o in touched if o not in few], objects, self.tests,
+                                      [[f"--source={test}_test.cc"] for test in TESTS])
+
+    def _stage(self, to_compile, objects, tests, runs):
+        """Compiles, links these tests with all of `objects`, runs them."""
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            if not all(pool.map(lambda o: self._compile(o, objects[o]), touched)):
+            if not all(pool.map(lambda o: self._compile(o, objects[o]), to_compile)):
                 return "the compiler"
         program = self.out / "tests"
         link = list(self.link)
         link[link.index("-o") + 1] = str(program)
         # Before the archives, so that they take the place of what is in there.
-        link[link.index("-o"):link.index("-o")] = [objects.get(o, o) for o in self.tests] + [
+        link[link.index("-o"):link.index("-o")] = [objects.get(o, o) for o in tests] + [
             path for o, path in objects.items() if o not in self.tests]
         self._must(link, self.build)
-        for test in TESTS:
+        for arguments in runs:
+            what = arguments[0].split("=")[1].removesuffix(".cc")
             try:
-                status = subprocess.run([program, f"--source={test}_test.cc"], cwd=self.build, env=self.env,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIME_LIMIT).returncode
+                status = subprocess.run([program, *arguments], cwd=self.build, env=self.env, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, timeout=TIME_LIMIT).returncode
             except subprocess.TimeoutExpired:
-                return f"{test}_test, which hangs"
+                return f"{what}, which hangs"
             if status != 0:
-                return f"{test}_test"
+                return what
         return None
 
     def _compile(self, name, out):
@@ -209,12 +231,16 @@ class Tree:
         arguments[arguments.index("-o") + 1] = out
         if source.endswith("/hbi_kernels.cc"):
             arguments.append(FEW_TARGETS)
+        if "-include" not in arguments:  # a precompiled header has its own level
+            arguments = ["-O1" if a == "-O3" else a for a in arguments]
         return subprocess.run(arguments, cwd=self.build, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-j", type=int, default=os.cpu_count(), metavar="JOBS", help="parallel compilations")
+    parser.add_argument("--dir", metavar="DIR", help="keep the copy and its build in DIR, for the next run")
+    parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without an edit first")
     parser.add_argument("--list", action="store_true", help="print the edits only")
     parser.add_argument("--only", metavar="NAME,...", help="these edits only")
     parser.add_argument("--from", dest="start", metavar="NAME", help="begin with this edit")
@@ -225,10 +251,10 @@ def main():
     if options.start:
         mutants = mutants[names.index(options.start):]
     if options.only:
-        wanted = options.only.split(",")
+        wanted = [name.strip() for name in options.only.split(",")]
         if set(wanted) - set(names):
             parser.error(f"unknown: {', '.join(set(wanted) - set(names))}")
-        mutants = [m for m in mutants if m[0] in wanted]
+        mutants = sorted((m for m in mutants if m[0] in wanted), key=lambda m: wanted.index(m[0]))
     for name, path, old, _, _ in MUTANTS:
         if (times := (ROOT / "src" / path).read_text().count(old)) != 1:
             print(f"{name}: src/{path} has {times} times: {old}", file=sys.stderr)
@@ -238,9 +264,9 @@ def main():
             print(f"{name}: src/{path}: {old} -> {new}{f' (equivalent: {equivalent})' if equivalent else ''}")
         return 0
     wrong = caught = 0
-    with tempfile.TemporaryDirectory(prefix="inccl-mutants-") as folder:
-        tree = Tree(pathlib.Path(folder), options.j)
-        if noticed := tree.run():
+    with contextlib.nullcontext(options.dir) if options.dir else tempfile.TemporaryDirectory(prefix="inccl-mutants-") as folder:
+        tree = Tree(pathlib.Path(folder).resolve(), options.j)
+        if not options.no_baseline and (noticed := tree.run()):
             sys.exit(f"mutate_format.py: without an edit {noticed} fails")
         for name, path, old, new, equivalent in mutants:
             begin = time.monotonic()
