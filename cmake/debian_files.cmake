@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run by cpack on the installed components before they become packages: adds to each what Debian wants in every package,
-# and takes out the run paths, which installations elsewhere need. Refuses to make packages for which nobody answers.
+# and takes out the run paths, which installations elsewhere need. Refuses to make packages without a maintainer.
 if(NOT CPACK_PACKAGE_CONTACT MATCHES "^[^<>]+ <[^<>@ ]+@[^<>@ ]+>$")
   message(FATAL_ERROR "packages need a name and address of who answers for them, not \"${CPACK_PACKAGE_CONTACT}\": "
     "configure with -DINCCL_PACKAGE_CONTACT='NAME <ADDRESS>', or set DEBFULLNAME and DEBEMAIL before the first time")

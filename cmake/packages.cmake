@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Debian packages of the components (cmake/install.cmake) by `cpack`: libinccl0, libinccl-dev, inccl-tools and, where MPI
 # was found, inccl-tools-mpi. For packages that lie where Debian's do, configure with the preset `deb` (prefix /usr).
-# Whoever builds packages answers for them: there is no default but what Debian's own tools take.
+# The builder of packages is their maintainer: there is no default but what Debian's own tools take.
 set(contact)
 if(DEFINED ENV{DEBFULLNAME} AND DEFINED ENV{DEBEMAIL})
   set(contact "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")

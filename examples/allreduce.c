@@ -15,7 +15,7 @@ static int run(int rank, const int ends[2]) {
   for (int i = 1; rank == 0 && r == CCL_SUCCESS && i < kRanks; ++i) {
     if (write(ends[1], &id, sizeof id) != sizeof id) return 1;
   }
-  close(ends[1]);  // so that nobody waits for the id of a rank that has died
+  close(ends[1]);  // so that no rank waits for the id of a rank that has died
   if (rank != 0 && read(ends[0], &id, sizeof id) != sizeof id) return 1;
   if (r == CCL_SUCCESS) r = ccl_comm_init_rank(&comm, kRanks, id, rank);
   for (int i = 0; i < kCount; ++i) values[i] = (float)(i % 100 * (rank + 1));

@@ -236,7 +236,7 @@ void Log(LogLevel level, LogSubsystem subsystem, std::string_view text) noexcept
   if (sink.dropped > 0) {
     const std::string gap =
         LineOf(sink, LogLevel::kWarn,
-               fmt::format("{} lines are missing here, as nobody read the log", sink.dropped));
+               fmt::format("{} lines are missing here, as the log was not read", sink.dropped));
     if (WriteQuietly(fd, gap)) sink.dropped = 0;
   }
   if (sink.dropped > 0 || !WriteQuietly(fd, line)) ++sink.dropped;

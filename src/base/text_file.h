@@ -13,7 +13,7 @@ namespace inccl {
 
 // Who may have written a file.
 enum class TextFileWriters {
-  kAnybody,
+  kAnyUser,
   kThisUser,  // this user or root owns the file, and no other user may write to it
 };
 
@@ -24,7 +24,7 @@ enum class TextFileWriters {
 // /dev/null, pass this check.
 Result<std::string> ReadTextFile(const std::string& what, const std::string& path,
                                  size_t most_bytes, int* error,
-                                 TextFileWriters writers = TextFileWriters::kAnybody);
+                                 TextFileWriters writers = TextFileWriters::kAnyUser);
 
 }  // namespace inccl
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The key-value store of the launcher, by which rank 0 gives the other processes of the job, on all
-// hosts, a unique id. Whoever can read the store can join: the job is as safe as the launcher.
+// hosts, a unique id. A reader of the store can join: the job is as safe as the launcher.
 #ifndef INCCL_BOOTSTRAP_LAUNCHER_STORE_H_
 #define INCCL_BOOTSTRAP_LAUNCHER_STORE_H_
 

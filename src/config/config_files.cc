@@ -122,7 +122,7 @@ Result<Settings> Settings::Load(GetEnv environment, const std::string& system_fi
         !status.ok())
       return status;
   }
-  if (Status status = settings.LoadFile(system_file, TextFileWriters::kAnybody, false);
+  if (Status status = settings.LoadFile(system_file, TextFileWriters::kAnyUser, false);
       !status.ok())
     return status;
   return settings;

@@ -139,9 +139,9 @@ std::string CheckTogether(const Environment& env) {
     const std::string_view name = rest.substr(0, rest.find(','));
     if (name == "tcp" || name == "all") {
       return fmt::format(
-          "\"{}\" opens a TCP port on which UCX authenticates nobody: who reaches it can write "
-          "into "
-          "the process; INCCL_NET_SECURITY=none admits that, auth (the default) does not",
+          "\"{}\" opens a TCP port on which UCX authenticates no peer: any process that reaches "
+          "it can write into this one; INCCL_NET_SECURITY=none admits that, auth, the default, "
+          "does not",
           name);
     }
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));

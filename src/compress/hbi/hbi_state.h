@@ -98,7 +98,7 @@ class HbiState final : public CodecState {
   // State of the current Combine.
   std::vector<Source> sources_;
   std::vector<Group> groups_;
-  std::vector<uint8_t> outgoing_;  // its payload, where that goes past the caches
+  std::vector<uint8_t> outgoing_;  // its payload, before non-temporal stores
 };
 
 }  // namespace inccl::hbi
