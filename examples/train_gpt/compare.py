@@ -19,8 +19,8 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Name in the files -> (name in the table, colour, dashes, options of train.py). The first is what the others are compared
-# with; the most important ones come first.
+# Name in the files -> (name in the table, colour, dashes, options of train.py). The first is what the others are
+# compared with; the most important ones come first.
 CONFIGURATIONS = {
     "gloo": ("gloo, fp32", "#000000", "", "--backend gloo --hook none"),
     "inccl": ("inccl, fp32", "#888888", "4 3", "--backend inccl --hook none"),
@@ -91,8 +91,8 @@ def print_table(found):
     base = next(iter(CONFIGURATIONS))
     if base not in found:
         sys.exit(f"no run of {base}, with which the others are compared")
-    print("| gradients | bits per element | validation loss: mean | least to largest | above gloo, fp32, same seed: mean "
-          "| least to largest | seeds |\n|" + "---|" * 7)
+    print("| gradients | bits per element | validation loss: mean | least to largest "
+          "| above gloo, fp32, same seed: mean | least to largest | seeds |\n|" + "---|" * 7)
     for name, runs in found.items():
         losses = [entries[-1]["validation"] for entries in runs.values()]
         bits = statistics.mean(entries[-1]["bits"] for entries in runs.values())

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import pathlib
+import statistics
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun sets it, too
@@ -230,23 +231,24 @@ def train(args):
     write(backend=args.backend, hook=args.hook, codec=args.codec if args.hook == "inccl" else None,
           residual=args.residual, seed=args.seed, steps=args.steps, preset=args.preset, ranks=ranks,
           parameters=sum(p.numel() for p in plain.parameters()), torch=torch.__version__)
-    seconds, losses = 0.0, []
+    losses, times = [], []
     for step in range(1, args.steps + 1):
         rows = data.batch(rank, ranks)
         begin = time.perf_counter()
         losses.append(train_step(model, optimizer, preset, step, args.steps, rows))
-        seconds += time.perf_counter() - begin
+        times.append(time.perf_counter() - begin)
         args.done = step
-        validates = step == args.steps or (args.validate and step % args.validate == 0)
-        if not validates and step % args.every:
+        validates = args.validate and (step == args.steps or step % args.validate == 0)
+        if not validates and step < args.steps and step % args.every:
             continue
         mean = torch.tensor(sum(losses) / len(losses), dtype=torch.float64)
         dist.all_reduce(mean)
-        losses = []
-        entry = {"step": step, "loss": mean.item() / ranks}
+        entry = {"step": step, "loss": mean.item() / ranks, "bits": round(bits(), 3),
+                 "step_ms": round(1e3 * statistics.median(times), 2)}
         if validates:
             entry["validation"] = validation_loss(plain, check, dist.all_reduce)
-        write(**entry, bits=round(bits(), 3), seconds=round(seconds, 3))
+        write(**entry)
+        losses, times = [], []
     write(equal=equal_on_all_ranks(plain))
     dist.destroy_process_group()
 
@@ -261,9 +263,10 @@ def main():
     parser.add_argument("--preset", choices=PRESETS, default="small")
     parser.add_argument("--seed", type=int, default=1, help="of weights and batches")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--every", type=int, default=10, help="steps from one line of the log to the next")
+    parser.add_argument("--every", type=int, default=10,
+                        help="steps from one line of the log to the next, which has their mean loss and median time")
     parser.add_argument("--validate", type=int, default=40,
-                        help="steps from one validation loss to the next; 0: after the last step only")
+                        help="steps from one validation loss to the next; there is one after the last step; 0: none")
     parser.add_argument("--log-file", help="file of JSON lines that rank 0 writes; without it they are printed")
     args = parser.parse_args()
     args.done = 0

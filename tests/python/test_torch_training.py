@@ -10,6 +10,7 @@ import pytest
 import torch
 
 EXAMPLE = pathlib.Path(__file__).resolve().parent.parent.parent / "examples" / "train_gpt"
+sys.dont_write_bytecode = True  # beside the example
 sys.path.insert(0, str(EXAMPLE))
 import compare  # noqa: E402
 import train  # noqa: E402
@@ -30,7 +31,8 @@ def expected_losses():
 
 def test_three_steps(tmp_path):
     log = tmp_path / "hbi8.7.jsonl"
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "INCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "INCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+                   "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE / "train.py",
          "--hook", "inccl", "--codec", "hbi:bits=8", "--residual", "--seed", str(SEED), "--steps", str(STEPS),
