@@ -66,6 +66,8 @@ install(FILES
   ${PROJECT_SOURCE_DIR}/examples/mpi.c ${PROJECT_SOURCE_DIR}/examples/threads.c
   ${PROJECT_SOURCE_DIR}/examples/torchrun.py
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/train_gpt DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
+  COMPONENT development FILES_MATCHING PATTERN "*.py" PATTERN "*.md" PATTERN "*.txt")
 
 # ---- tools
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")

@@ -241,9 +241,9 @@ def main():
         check_versions(prefix, root / "versions")
 
         examples = prefix / "share/doc/inccl/examples"
-        kept = {p.name for p in (source / "examples").iterdir()
+        kept = {p.relative_to(source / "examples") for p in (source / "examples").rglob("*")
                 if p.suffix in (".c", ".cc", ".md", ".py", ".txt") or p.name == "Makefile"}
-        assert kept == {p.name for p in examples.iterdir()}, kept
+        assert kept == {p.relative_to(examples) for p in examples.rglob("*") if p.is_file()}, kept
         run("cmake", "-S", examples, "-B", root / "by_cmake", f"-DCMAKE_PREFIX_PATH={prefix}",
             f"-DCMAKE_C_COMPILER={cache['CMAKE_C_COMPILER']}",
             f"-DCMAKE_CXX_COMPILER={cache['CMAKE_CXX_COMPILER']}", "-DCMAKE_C_FLAGS=-Wall -Werror",

@@ -19,7 +19,7 @@ def links(text):
 def main():
     assert links("[a](b.md) `[c](d)` [`e`](f.md#g) [h](https://i) [j](#k)") == ["b.md", "f.md"]
     root = pathlib.Path(sys.argv[1])
-    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("examples/*.md"),
+    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("examples/**/*.md"),
              *root.glob("data/**/*.md")]
     count, failures = 0, []
     for page in pages:

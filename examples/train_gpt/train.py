@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a small character-level GPT data-parallel, with or without compressed gradients.
+
+    torchrun --standalone --nproc-per-node 4 train.py --backend inccl --hook inccl --codec hbi:bits=6
+
+All configurations of one seed start from the same weights and see the same characters in the same
+order, also with other numbers of ranks. docs/training.md has what they reach.
+"""
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import statistics
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun sets it, too
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn import functional
+
+TEXT = pathlib.Path(__file__).resolve().parent / "devils_dictionary.txt"
+
+
+@dataclasses.dataclass
+class Preset:
+    """layers to mlp: the model; batch: sequences of all ranks in a step, each of `context`
+    characters."""
+    layers: int
+    width: int
+    heads: int
+    mlp: int  # width of the hidden layer over that of the model
+    context: int
+    batch: int
+    optimizer: str
+    peak: float  # learning rate
+
+
+# "wide" has many parameters for few characters: communication takes most of a step.
+PRESETS = {
+    "small": Preset(3, 128, 4, 4, 64, 32, "adamw", 2e-3),
+    "wide": Preset(2, 256, 4, 32, 8, 8, "sgd", 0.1),
+}
+
+
+class Block(nn.Module):
+    """Causal attention, then a GELU layer, each behind a norm."""
+
+    def __init__(self, preset):
+        super().__init__()
+        width = preset.width
+        self.heads = preset.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention_in, self.attention_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp_in = nn.Linear(width, preset.mlp * width)
+        self.mlp_out = nn.Linear(preset.mlp * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        qkv = self.attention_in(self.norm1(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp_out(functional.gelu(self.mlp_in(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, preset, letters):
+        super().__init__()
+        self.token = nn.Embedding(letters, preset.width)
+        self.position = nn.Embedding(preset.context, preset.width)
+        self.blocks = nn.ModuleList(Block(preset) for _ in range(preset.layers))
+        self.norm = nn.LayerNorm(preset.width)
+        self.head = nn.Linear(preset.width, letters, bias=False)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                inner = name.endswith(("attention_out.weight", "mlp_out.weight"))
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * preset.layers) if inner else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, rows):
+        """The mean loss in nats per character; rows: context + 1 characters each."""
+        tokens, targets = rows[:, :-1], rows[:, 1:]
+        x = self.token(tokens) + self.position.weight
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+class Data:
+    """The text as numbers: nine tenths to learn from, the last tenth for the validation loss."""
+
+    def __init__(self, preset, seed):
+        text = TEXT.read_text(encoding="ascii")
+        letters = sorted(set(text))
+        number = {letter: i for i, letter in enumerate(letters)}
+        self.letters, self.preset = len(letters), preset
+        self._all = torch.tensor([number[letter] for letter in text])
+        self._split = len(text) * 9 // 10
+        self._random = torch.Generator().manual_seed(seed)
+
+    def batch(self, rank, ranks):
+        """This rank's rows of the next batch; every rank draws the places of all."""
+        length, rows = self.preset.context + 1, self.preset.batch
+        starts = torch.randint(self._split - length, (rows,), generator=self._random)
+        mine = starts[rank * rows // ranks:(rank + 1) * rows // ranks]
+        return self._all[mine[:, None] + torch.arange(length)]
+
+    def validation(self, rank, ranks):
+        """Every `ranks`-th row of the last tenth."""
+        return self._all[self._split:].unfold(0, self.preset.context + 1, self.preset.context)[rank::ranks]
+
+
+def make_model(preset, letters, seed):
+    torch.manual_seed(seed)
+    return Gpt(preset, letters)
+
+
+def make_optimizer(preset, parameters):
+    if preset.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=preset.peak)
+    return torch.optim.AdamW(parameters, lr=preset.peak, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def learning_rate(preset, step, steps, warmup=20):
+    """Linear warm-up, then a cosine down to a tenth."""
+    if step <= warmup:
+        return preset.peak * step / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return preset.peak * (0.55 + 0.45 * math.cos(math.pi * done))
+
+
+def train_step(model, optimizer, preset, step, steps, rows):
+    """Returns the loss of this rank's rows."""
+    optimizer.zero_grad(set_to_none=False)
+    loss = model(rows)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(preset, step, steps)
+    optimizer.step()
+    return loss.item()
+
+
+@torch.no_grad()
+def validation_loss(model, rows, total):
+    """Over the rows of all ranks."""
+    summed = torch.zeros(2, dtype=torch.float64)
+    for part in rows.split(32):
+        summed += torch.tensor([model(part).item() * len(part), len(part)], dtype=torch.float64)
+    total(summed)
+    return (summed[0] / summed[1]).item()
+
+
+def install_hook(args, model):
+    """Registers the hook; returns a function that gives the mean number of bits that a rank has
+    sent for an element of the gradient in each of the two phases of an all-reduce."""
+    if args.hook == "inccl":
+        import inccl.torch
+        state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed)
+        model.register_comm_hook(state, inccl.torch.compress_hook)
+        share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+
+        def bits():
+            counts = state.statistics
+            return (8 * counts.payload_bytes / share + 32 * counts.uncompressed_elements) / max(1, counts.elements)
+        return bits
+    if args.hook == "bf16":
+        # By another name: DDP refuses bf16_compress_hook where there is no GPU.
+        model.register_comm_hook(None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
+        return lambda: 16.0
+    if args.hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4,
+                                            start_powerSGD_iter=max(2, args.steps // 10), random_seed=args.seed)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+        def bits():
+            # The state counts the calls that it has compressed; those before went in fp32.
+            _, before, after = state.compression_stats()
+            whole = sum(p.numel() for p in model.parameters())
+            first = min(args.done, state.start_powerSGD_iter) * whole
+            return 32 * (after + first) / max(1, before + first)
+        return bits
+    if args.hook == "local":
+        model.register_comm_hook(None, lambda _, bucket: completed(bucket.buffer()))
+        return lambda: 0.0
+    return lambda: 32.0
+
+
+def completed(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def equal_on_all_ranks(model):
+    """Whether all ranks have the same bits in all parameters."""
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    digests = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    return len(set(digests)) == 1
+
+
+def train(args):
+    preset = PRESETS[args.preset]
+    if args.backend == "inccl":
+        import inccl.torch  # noqa: F401  registers the backend
+    dist.init_process_group(args.backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    data = Data(preset, args.seed)
+    plain = make_model(preset, data.letters, args.seed)
+    # With several buckets, ranks start the all-reduces of PowerSGD's callbacks in different orders, and gloo fails.
+    megabytes = 1024 if args.hook == "powersgd" else None
+    model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
+    bits = install_hook(args, model)
+    optimizer = make_optimizer(preset, plain.parameters())
+    check = data.validation(rank, ranks)
+    log = open(args.log_file, "w", encoding="utf-8") if args.log_file and rank == 0 else None
+
+    def write(**entry):
+        if rank == 0:
+            print(json.dumps(entry), file=log, flush=True)
+
+    write(backend=args.backend, hook=args.hook, codec=args.codec if args.hook == "inccl" else None,
+          residual=args.residual, seed=args.seed, steps=args.steps, preset=args.preset, ranks=ranks,
+          parameters=sum(p.numel() for p in plain.parameters()), torch=torch.__version__)
+    losses, times = [], []
+    for step in range(1, args.steps + 1):
+        rows = data.batch(rank, ranks)
+        begin = time.perf_counter()
+        losses.append(train_step(model, optimizer, preset, step, args.steps, rows))
+        times.append(time.perf_counter() - begin)
+        args.done = step
+        validates = args.validate and (step == args.steps or step % args.validate == 0)
+        if not validates and step < args.steps and step % args.every:
+            continue
+        mean = torch.tensor(sum(losses) / len(losses), dtype=torch.float64)
+        dist.all_reduce(mean)
+        entry = {"step": step, "loss": mean.item() / ranks, "bits": round(bits(), 3),
+                 "step_ms": round(1e3 * statistics.median(times), 2)}
+        if validates:
+            entry["validation"] = validation_loss(plain, check, dist.all_reduce)
+        write(**entry)
+        losses, times = [], []
+    write(equal=equal_on_all_ranks(plain))
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=["gloo", "inccl"], default="inccl")
+    parser.add_argument("--hook", choices=["none", "inccl", "bf16", "powersgd", "local"], default="inccl",
+                        help="none: DDP's own all-reduce; local: no communication, to time the computation")
+    parser.add_argument("--codec", default="hbi:bits=6", help="of --hook inccl (docs/codecs.md)")
+    parser.add_argument("--residual", action="store_true", help="error feedback, with --hook inccl")
+    parser.add_argument("--preset", choices=PRESETS, default="small")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and batches")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--every", type=int, default=10,
+                        help="steps from one line of the log to the next, which has their mean loss and median time")
+    parser.add_argument("--validate", type=int, default=40,
+                        help="steps from one validation loss to the next; there is one after the last step; 0: none")
+    parser.add_argument("--log-file", help="file of JSON lines that rank 0 writes; without it they are printed")
+    args = parser.parse_args()
+    args.done = 0
+    torch.set_num_threads(1)
+    train(args)
+
+
+if __name__ == "__main__":
+    main()

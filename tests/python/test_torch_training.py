@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/train_gpt: three steps on two ranks, against the same steps in this process, without DDP."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+EXAMPLE = pathlib.Path(__file__).resolve().parent.parent.parent / "examples" / "train_gpt"
+sys.dont_write_bytecode = True  # beside the example
+sys.path.insert(0, str(EXAMPLE))
+import compare  # noqa: E402
+import train  # noqa: E402
+
+STEPS, SEED = 3, 7
+
+
+def expected_losses():
+    """Per step that of the whole batch; the last one is that of the validation text."""
+    preset = train.PRESETS["small"]
+    data = train.Data(preset, SEED)
+    model = train.make_model(preset, data.letters, SEED)
+    optimizer = train.make_optimizer(preset, model.parameters())
+    losses = [train.train_step(model, optimizer, preset, step, STEPS, data.batch(0, 1))
+              for step in range(1, STEPS + 1)]
+    return losses + [train.validation_loss(model, data.validation(0, 1), lambda summed: None)]
+
+
+def test_three_steps(tmp_path):
+    log = tmp_path / "hbi8.7.jsonl"
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "INCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+                   "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE / "train.py",
+         "--hook", "inccl", "--codec", "hbi:bits=8", "--residual", "--seed", str(SEED), "--steps", str(STEPS),
+         "--every", "1", "--log-file", log], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines[-1] == {"equal": True}
+    entries = lines[1:-1]
+    assert [entry["step"] for entry in entries] == [1, 2, 3]
+    torch.set_num_threads(1)
+    expected = expected_losses()
+    got = [entry["loss"] for entry in entries] + [entries[-1]["validation"]]
+    assert got[0] == pytest.approx(expected[0], rel=1e-5)  # of the same weights and rows
+    assert got[1:] == pytest.approx(expected[1:], rel=2e-3)
+    # 1.7 % of the elements, biases and norms, are summed as they are; the codes of 8 bits have scales beside them.
+    assert all(8 < entry["bits"] < 9 for entry in entries)
+
+
+def entries(losses):
+    return [{"step": 10 * i, "validation": loss, "bits": 6.5} for i, loss in enumerate(losses, 1)]
+
+
+def test_compare_reports(tmp_path, capsys):
+    for name, seed, losses in (("gloo", 1, [3, 2]), ("gloo", 2, [3, 2.5]), ("hbi6", 1, [3.03, 2.02]),
+                               ("hbi6", 2, [2.97, 2.45])):
+        lines = [{"seed": seed}, *entries(losses), {"equal": True}]
+        (tmp_path / f"{name}.{seed}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "hbi4.1.jsonl").write_text('{"seed": 1}\n{"step": 10, "validati')  # still running
+    found = compare.load(tmp_path)
+    assert list(found) == ["gloo", "hbi6"]
+    compare.print_table(found)
+    table = capsys.readouterr().out.splitlines()
+    assert table[-1] == ("| `hbi:bits=6` | 6.5 | 2.2350 | 2.0200 to 2.4500 | -0.50 % | -2.00 to +1.00 % | 2 |")
+    compare.plot(found, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().count("<polyline") == 4
