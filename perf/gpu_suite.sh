@@ -130,19 +130,19 @@ bench() {
 codecs=(--codec none --codec hbi:bits=8 --codec hbi:bits=6 --codec hbi:bits=4)
 small=(-b 64K -e 16M -f 4 -n 20 -w 3 --row-seconds 0.25)
 large=(-b 64M -e 1G -f 4 -n 5 -w 1 --row-seconds 0.8 -c 0) # the oracle takes longer than the calls
-lent=(--buffers mem_alloc) # which ranks on one GPU read where they lie
+registered=(--buffers mem_alloc) # ranks on one GPU read such buffers without a copy
 latency=(-b 4K -e 4K -n 2000 -w 200 --row-seconds 2 --tails)
 
 bench latency.processes.2.shm 15 allreduce --ranks 2 "${latency[@]}"
 bench latency.threads.2.shm 15 allreduce --threads 2 "${latency[@]}"
 # What the goals ask for first, in case that time runs out.
-bench goals.processes.4.shm 20 allreduce "${lent[@]}" --ranks 4 -b 256M -e 256M -n 10 -w 2 --row-seconds 2 -c 0 --limit "${codecs[@]}"
-bench goals.threads.4.shm 20 allreduce "${lent[@]}" --threads 4 -b 256M -e 256M -n 10 -w 2 --row-seconds 2 -c 0 --limit "${codecs[@]}"
+bench goals.processes.4.shm 20 allreduce "${registered[@]}" --ranks 4 -b 256M -e 256M -n 10 -w 2 --row-seconds 2 -c 0 --limit "${codecs[@]}"
+bench goals.threads.4.shm 20 allreduce "${registered[@]}" --threads 4 -b 256M -e 256M -n 10 -w 2 --row-seconds 2 -c 0 --limit "${codecs[@]}"
 bench goals.processes.4.100 20 allreduce --ranks 4 -b 256M -e 256M -n 5 -w 1 --row-seconds 2 -c 0 --link-gbps 100 "${codecs[@]}"
 
 # The same calls on both kinds of memory: their results' digests are compared.
 same=(--ranks 4 -b 64K -e 16M -f 16 -n 2 -w 1 --reproducible --digest "${codecs[@]}" --codec bf16 --codec mxfp8)
-bench digest.processes.4.shm.device 20 allreduce "${same[@]}" "${lent[@]}"
+bench digest.processes.4.shm.device 20 allreduce "${same[@]}" "${registered[@]}"
 step digest.processes.4.shm.host 20 "$build/perf/allreduce_bench" "${same[@]}" --json "$out/bench.digest.processes.4.shm.host.json"
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
@@ -156,8 +156,8 @@ for tool in memcheck racecheck; do
 done
 
 for ranks in 4 2 8; do
-  bench sweep.processes.$ranks.shm.small 30 allreduce "${lent[@]}" --ranks $ranks "${small[@]}" --limit "${codecs[@]}"
-  bench sweep.processes.$ranks.shm.large 40 allreduce "${lent[@]}" --ranks $ranks "${large[@]}" --limit "${codecs[@]}"
+  bench sweep.processes.$ranks.shm.small 30 allreduce "${registered[@]}" --ranks $ranks "${small[@]}" --limit "${codecs[@]}"
+  bench sweep.processes.$ranks.shm.large 40 allreduce "${registered[@]}" --ranks $ranks "${large[@]}" --limit "${codecs[@]}"
 done
 bench alltoall.processes.4.shm 10 alltoall --ranks 4 -b 1M -e 64M -f 8 -n 10 --row-seconds 0.25 --limit
 bench sendrecv.processes.2.shm 10 sendrecv --ranks 2 -b 1M -e 64M -f 8 -n 10 --row-seconds 0.25 --limit

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Somebody else's call beside ours.
+// The call of another library beside ours.
 #ifndef INCCL_PERF_BENCH_BASELINE_H_
 #define INCCL_PERF_BENCH_BASELINE_H_
 

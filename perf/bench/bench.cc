@@ -219,7 +219,7 @@ class Run {
         row->transport = OptionOr("", "INCCL_TRANSPORT");
         Print(csv() ? CsvLines(*row) : table_->Format(*row));
         rows_.push_back(*std::move(row));
-        if (Status s = WriteJson(); !s.ok()) return s;  // whoever stops the run has what there is
+        if (Status s = WriteJson(); !s.ok()) return s;  // a run that is stopped keeps its rows
       }
     }
     return {};

@@ -158,7 +158,7 @@ Result<Overhead> Measure(World& world, const OverheadOptions& options, Comm* own
   }
   grown = Grown(world, *before, &overhead.used_bytes, &overhead.used_most);
   if (!grown.ok()) return grown;
-  // Nobody destroys what another still uses.
+  // No rank destroys what another still uses.
   if (Status s = world.Barrier(); !s.ok()) return s;
   return overhead;
 }

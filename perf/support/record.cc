@@ -155,7 +155,7 @@ Status CheckWritable(const std::string& path) {
   return {};
 }
 
-// A plain file changes as a whole: whoever stops the program finds the one before or this one.
+// A plain file changes as a whole: a user who stops the program finds the old one or this one.
 Status WriteDocument(const std::string& path, const Json& document) {
   const std::string text = document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
   std::error_code ignored;

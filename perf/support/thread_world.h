@@ -13,7 +13,7 @@ namespace inccl::perf {
 
 // Runs `body` in `ranks` threads and waits for all of them. body's value is its rank's exit code;
 // the largest of them is returned. A rank that ends with kExitFailed or more ends the run: the
-// barriers of the others return an error. Nobody can end a thread that hangs.
+// barriers of the others return an error. A thread that hangs cannot be ended.
 int RunThreads(const std::string& program, int ranks, const std::function<int(World&)>& body);
 
 }  // namespace inccl::perf

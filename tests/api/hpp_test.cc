@@ -332,7 +332,7 @@ TEST(HppTest, ErrorsAreValues) {
   EXPECT_EQ(Communicator::InitAll(Span<Communicator>()).code(), CCL_INVALID_ARGUMENT);
   EXPECT_EQ(Communicator::Adopt(nullptr).status().code(), CCL_INVALID_ARGUMENT);
   EXPECT_FALSE(Memory<float>::Allocate(0).ok());
-  EXPECT_FALSE(DeviceMemory<float>::Allocate(10, 0).ok());  // nobody has loaded CUDA
+  EXPECT_FALSE(DeviceMemory<float>::Allocate(10, 0).ok());  // CUDA is not loaded
   EXPECT_FALSE(Memory<double>::Allocate(std::numeric_limits<size_t>::max() / 4).ok());
 
   OnThreads(2, [](int rank, Communicator* comm) {

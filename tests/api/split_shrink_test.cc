@@ -120,8 +120,8 @@ int ShrinkAfterDeaths(int rank, int n, uint64_t dying, const ccl_unique_id_t& id
     return 4;
   }
   if (ccl_comm_destroy(comm) != CCL_SUCCESS) return 5;
-  const uint64_t everybody = (uint64_t{1} << n) - 1;
-  if (Members(smaller, rank) != (everybody & ~dying)) return 6;
+  const uint64_t all_ranks = (uint64_t{1} << n) - 1;
+  if (Members(smaller, rank) != (all_ranks & ~dying)) return 6;
   int place = -1;
   (void)ccl_comm_user_rank(smaller, &place);
   if (place != __builtin_popcountll(~dying & ((uint64_t{1} << rank) - 1))) return 7;
@@ -196,7 +196,7 @@ TEST(ShrinkTest, DeathsAtAnyTimeOfShrinking) {
               raise(SIGKILL);
             }).detach();
           }
-          // Whoever learns of a death after the new communicator stands shrinks that one again.
+          // A rank that learns of a death after the new communicator stands shrinks that one again.
           for (int attempt = 0; attempt < 4; ++attempt) {
             ccl_comm_t smaller = nullptr;
             const ccl_result_t result =

@@ -44,7 +44,7 @@ class LogTest : public ::testing::Test {
 
 TEST_F(LogTest, SilentUnlessAsked) {
   ::testing::internal::CaptureStderr();
-  Log(LogLevel::kWarn, "nobody asked");
+  Log(LogLevel::kWarn, "not asked for");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_FALSE(LogEnabled(LogLevel::kVersion));
 }
@@ -149,7 +149,7 @@ TEST_F(LogFileTest, LinksAreNotFollowed) {
 
 TEST_F(LogFileTest, APipeIsNeitherWaitedForNorTaken) {
   ASSERT_EQ(mkfifo(file_.c_str(), 0600), 0);
-  ExpectRefused(file_, "No such device or address");  // nobody reads; a plain open would wait
+  ExpectRefused(file_, "No such device or address");  // without a reader a plain open would wait
   const int reader = open(file_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   ASSERT_GE(reader, 0);
   ExpectRefused(file_, "not a regular file");
@@ -184,7 +184,7 @@ TEST_F(LogTest, LevelsContainThoseBefore) {
   for (const LogLevel line : kAll) EXPECT_EQ(LogEnabled(line), line <= LogLevel::kWarn);
 }
 
-TEST_F(LogTest, AReaderThatHasGoneKillsNobody) {
+TEST_F(LogTest, AReaderThatHasGoneKillsNoProcess) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   close(ends[0]);
@@ -215,7 +215,7 @@ TEST_F(LogTest, AFileThatHasReachedItsLimitEndsNoProcess) {
   EXPECT_EQ(Lines().size(), 2u);  // how many are missing, and the last one
 }
 
-TEST_F(LogTest, ASocketWithoutAReaderKeepsNobody) {
+TEST_F(LogTest, ASocketWithoutAReaderBlocksNoThread) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const std::string block(4096, 'x');
@@ -235,7 +235,7 @@ TEST_F(LogTest, ASocketWithoutAReaderKeepsNobody) {
   EXPECT_EQ(sigismember(&pending, SIGPIPE), 0);
 }
 
-// A pipe without room, whose other end somebody holds and does not read.
+// A pipe without room, whose other end stays open and is not read.
 class FullPipe {
  public:
   FullPipe() {
@@ -283,7 +283,7 @@ class StandardErrorTo {
 };
 
 // Were a line to wait for the reader, this test would not end.
-TEST_F(LogTest, AReaderThatHasStoppedKeepsNobody) {
+TEST_F(LogTest, AReaderThatHasStoppedBlocksNoThread) {
   const FullPipe pipe;
   // Of lines that have been lost before, a new file knows nothing.
   ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, pattern_).ok());
@@ -301,7 +301,7 @@ TEST_F(LogTest, AReaderThatHasStoppedKeepsNobody) {
 }
 
 // Standard error belongs to others, too: they still wait for the reader.
-TEST_F(LogTest, StandardErrorThatIsNotReadKeepsNobodyAndStaysAsItIs) {
+TEST_F(LogTest, StandardErrorThatIsNotReadBlocksNoThreadAndStaysAsItIs) {
   const FullPipe pipe;
   ASSERT_TRUE(ConfigureLog(LogLevel::kWarn, kDefaultLogSubsystems, "").ok());
   const StandardErrorTo there(pipe.write_end());
@@ -311,7 +311,7 @@ TEST_F(LogTest, StandardErrorThatIsNotReadKeepsNobodyAndStaysAsItIs) {
   EXPECT_EQ(pipe.Drain().find("lost"), std::string::npos);
 }
 
-TEST_F(LogTest, ASocketThatIsNotReadKeepsNobody) {
+TEST_F(LogTest, ASocketThatIsNotReadBlocksNoThread) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const std::string block(4096, 'x');

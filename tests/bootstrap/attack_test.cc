@@ -362,7 +362,7 @@ TEST(AdmissionTest, WhoHasManyMakesRoomFirst) {
     ASSERT_LT(own, some.size());
     EXPECT_EQ(some[own], 7u);
   }
-  // Full of many sources: any may go, so that nobody can be aimed at.
+  // Full of many sources: any may go, so that an attacker cannot aim at one.
   const std::vector<uint64_t> full = {1, 2, 3, 4, 5, 6};
   std::set<size_t> gone;
   for (uint64_t random = 0; random < 6; ++random) gone.insert(MakesRoom(full, 9, budget, random));

@@ -266,7 +266,7 @@ TEST_F(HandshakeTest, EveryBitOfTheHelloAndTheReplyMatters) {
     reply[bit / 8] ^= std::byte{1} << (bit % 8);
     EXPECT_EQ(ends.client.Feed(reply), ClientHandshake::State::kFailed) << "bit " << bit;
   }
-  for (size_t bit = 0; bit < kGreetingBytes * 8; ++bit) {  // a client led astray convinces nobody
+  for (size_t bit = 0; bit < kGreetingBytes * 8; ++bit) {  // a wrong greeting convinces no server
     Ends ends = Begin(&terms_, &terms_);
     std::vector<std::byte> greeting = Copy(ends.server.greeting());
     greeting[bit / 8] ^= std::byte{1} << (bit % 8);

@@ -70,7 +70,7 @@ TEST(ExchangeTest, RoundsOfAllSizes) {
   }
 }
 
-// What a peer sends afterwards belongs to somebody else.
+// What a peer sends afterwards belongs to the next reader of the connection.
 TEST(ExchangeTest, ReadsNoByteTooMany) {
   std::vector<Mesh> meshes = MakeMeshes(2);
   ByteWriter message;

@@ -132,7 +132,7 @@ TEST(FailureTest, ASecondRank0OfALauncherIsToldAtOnce) {
   close(come[1]);
 }
 
-// It has the name still, and answers nobody any more.
+// The old rendezvous still has the name, and no longer answers.
 TEST(FailureTest, AnEarlierRendezvousThatIsEndingIsWaitedFor) {
   using namespace bootstrap;  // NOLINT(build/namespaces)
   const Baseline baseline;
@@ -203,7 +203,7 @@ TEST(PatienceTest, RanksSayThatRank0IsMissing) {
   OnThreads(2, [&](int thread) {
     const Status status =
         RendezvousClient::Connect(
-            {.addresses = {SocketAddress::Unix("inccl-nobody-" + std::to_string(getpid()))},
+            {.addresses = {SocketAddress::Unix("inccl-absent-" + std::to_string(getpid()))},
              .same_uid_only = true,
              .may_come_later = true},
             {},
@@ -336,8 +336,8 @@ void DieAt(Phase phase, const UniqueId& id, int rank, int nranks) {
   registration.record.uid = geteuid();
   registration.record.host = "doomed";
   registration.record.mesh_name = "inccl-doomed-" + std::to_string(getpid());
-  // Who fails loudly is to be heard before anybody finds that it does not listen.
-  Result<UniqueFd> listener = InternalError("nobody listens");
+  // A rank that fails loudly reports it before a peer finds that it does not listen.
+  Result<UniqueFd> listener = InternalError("no listener");
   if (phase == Phase::kFailsLoudly) {
     listener = bootstrap::Listen(bootstrap::SocketAddress::Unix(registration.record.mesh_name));
     ASSERT_TRUE(listener.ok()) << listener.status().message();

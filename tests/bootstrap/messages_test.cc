@@ -100,7 +100,7 @@ TEST(UniqueIdTest, EveryFlippedBitIsNoticed) {
   }
 }
 
-// Damage that the checksum does not show, because whoever made it fixed the checksum.
+// Damage that the checksum does not show, because its author fixed the checksum.
 TEST(UniqueIdTest, FieldsAreChecked) {
   const auto decode_with = [](size_t offset, int value) {
     IdBytes bytes = Encoded(SampleId());

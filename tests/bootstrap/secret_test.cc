@@ -67,7 +67,7 @@ class SecretFile {
 
 constexpr int kLimitMs = 400 * kSlowness;
 
-TEST(SecretFileTest, ByIdWhoeverDiffersIsNamed) {
+TEST(SecretFileTest, ByIdTheRankThatDiffersIsNamed) {
   const SecretFile file;
   for (const bool asked : {true, false}) {
     Environment environment = TestEnvironment(kLimitMs);
@@ -91,7 +91,7 @@ TEST(SecretFileTest, ByIdWhoeverDiffersIsNamed) {
   }
 }
 
-TEST(SecretFileTest, ByLauncherWhoeverDiffersIsNamedAtOnce) {
+TEST(SecretFileTest, ByLauncherTheRankThatDiffersIsNamedAtOnce) {
   const Baseline baseline;
   const SecretFile file;
   for (const int odd : {0, 2}) {

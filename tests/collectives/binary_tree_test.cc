@@ -40,7 +40,7 @@ int CheckTree(const std::vector<TreeNode>& nodes) {
   return depth;
 }
 
-TEST(DoubleTree, IsTwoTreesAndNobodyIsInsideBoth) {
+TEST(DoubleTree, IsTwoTreesAndNoRankIsInsideBoth) {
   for (int n = 1; n <= 130; ++n) {
     std::vector<TreeNode> trees[2];
     for (int tree = 0; tree < 2; ++tree) {

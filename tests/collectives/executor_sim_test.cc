@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The real schedules and the real executor in the simulator: random collectives, shapes and codecs,
-// slices and credits arriving in random order, work finishing late, buffers lent, ranks crashing.
-// One integer replays a run: INCCL_TEST_SEED.
+// slices and credits arriving in random order, work finishing late, registered buffers, ranks
+// crashing. One integer replays a run: INCCL_TEST_SEED.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,9 +25,9 @@ namespace {
 
 constexpr int kRuns = 400;
 
-// What ranks lend of a call's buffers: as in memory of the host, where results are written to those
-// who want them, or as in memory of devices, where peers only read, and which is withdrawn when the
-// call fails.
+// Which registered buffers a call has: none; in memory of the host, where the owner writes results
+// into the buffers of its peers; or in memory of devices, where peers only read, and to which a
+// rank revokes access when its call fails.
 enum class ZeroCopy { kNothing, kOfHost, kOfDevice };
 
 struct Scenario {
@@ -65,10 +65,10 @@ struct Scenario {
     s.multicast = rng->Below(2) == 0;
     // As the composition root does (src/communicator/zero_copy.cc), over what joins ranks by shared
     // memory.
-    const bool lends = TraitsOf(s.algorithm).zero_copy && !s.hbi && s.multicast &&
-                       (all_reduce || halves || s.collective == Collective::kBroadcast);
+    const bool can_register = TraitsOf(s.algorithm).zero_copy && !s.hbi && s.multicast &&
+                              (all_reduce || halves || s.collective == Collective::kBroadcast);
     s.noticed_soon = rng->Below(2) == 0;
-    s.zero_copy = lends ? static_cast<ZeroCopy>(rng->Below(3)) : ZeroCopy::kNothing;
+    s.zero_copy = can_register ? static_cast<ZeroCopy>(rng->Below(3)) : ZeroCopy::kNothing;
     s.count = rng->Below(4) == 0 ? rng->Below(3) : rng->Below(12000);
     s.window_elements = s.hbi ? kWindow : kSuperblock * (1 + rng->Below(20));
     s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
@@ -76,7 +76,7 @@ struct Scenario {
     s.group = static_cast<uint32_t>(1 + rng->Below(s.depth));
     return s;
   }
-  // Calls in which something is lent; ranks that fail early take it back while others still use it.
+  // Calls on registered buffers. Ranks that fail early revoke access while peers still use them.
   static Scenario RegisteredBuffer(ZeroCopy zero_copy, Rng* rng) {
     Scenario s{};
     do {
@@ -107,8 +107,8 @@ struct Scenario {
            (hbi ? " hbi" : " none") + (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
            (multicast ? " multicast" : " unicast") +
            (zero_copy == ZeroCopy::kNothing  ? ""
-            : zero_copy == ZeroCopy::kOfHost ? " lent"
-                                             : " lent of a device");
+            : zero_copy == ZeroCopy::kOfHost ? " registered"
+                                             : " registered, of a device");
   }
   uint64_t InputCount() const {
     const bool parts = collective == Collective::kReduceScatter ||
@@ -148,7 +148,7 @@ struct SimRank {
   std::unique_ptr<CodecState> codec;
   std::unique_ptr<test::SimEngine> engine;
   std::unique_ptr<CollectiveRequest> task;
-  std::vector<float> other;  // lent before
+  std::vector<float> other;  // registered before
   MemoryHandle registered_input, registered_output;
   Status failure;
   bool over() const { return task->done() || !failure.ok(); }
@@ -273,8 +273,8 @@ class Simulation {
   // What follows a failed call: nothing that a peer reads here from now on may become a result.
   void RevokeAccess(int rank, SimRank* r) {
     if (scenario_.zero_copy != ZeroCopy::kOfDevice) return;
-    for (const MemoryHandle& lent : {r->registered_input, r->registered_output}) {
-      EXPECT_TRUE(world_.transport(rank)->RevokeAccess(lent).ok());
+    for (const MemoryHandle& memory : {r->registered_input, r->registered_output}) {
+      EXPECT_TRUE(world_.transport(rank)->RevokeAccess(memory).ok());
     }
     std::fill(r->input.begin(), r->input.end(), 1e30f);
     std::fill(r->output.begin(), r->output.end(), 1e30f);
@@ -404,7 +404,7 @@ class Simulation {
   std::vector<std::vector<float>> expected_;
 };
 
-// Of run i: every fourth one lends for certain.
+// Every fourth run has registered buffers.
 ZeroCopy ZeroCopyOf(int i) {
   if (i % 4 != 1) return ZeroCopy::kNothing;
   return i % 8 == 1 ? ZeroCopy::kOfHost : ZeroCopy::kOfDevice;
@@ -426,8 +426,8 @@ TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
     targets += run.world().targets();
     if (HasFailure()) return;
   }
-  EXPECT_GT(references, 100u) << "hardly any slice lay in a lent buffer";
-  EXPECT_GT(targets, 30u) << "hardly any result was wanted in a lent buffer";
+  EXPECT_GT(references, 100u) << "hardly any slice lay in a registered buffer";
+  EXPECT_GT(targets, 30u) << "hardly any result was wanted in a registered buffer";
 }
 
 TEST(ExecutorSimTest, MoreReadersThanOneStepWritesTo) {
@@ -454,7 +454,7 @@ TEST(ExecutorSimTest, MoreReadersThanOneStepWritesTo) {
 
 struct Crashes {
   int errors = 0;
-  int withdrawn = 0;  // of `errors`: at what a peer had lent, and taken back
+  int revoked = 0;  // of `errors`: a peer had revoked access to its buffer
 };
 
 // A rank dies at any moment. Every survivor ends, with an error that names it or with the right
@@ -471,9 +471,9 @@ void CrashOneIn(Simulation* run, uint64_t crash_after, Crashes* crashes) {
     }
     ++crashes->errors;
     EXPECT_EQ(r.failure.code(), Code::kRemoteError) << r.failure.message();
-    // Or one that failed because of it, and took back what it had lent.
+    // Else the error names a peer that failed because of it, and revoked access to its buffer.
     if (r.failure.message().find("revoked access to its buffer") != std::string::npos) {
-      ++crashes->withdrawn;
+      ++crashes->revoked;
     } else {
       EXPECT_NE(r.failure.message().find(std::to_string(victim)), std::string::npos);
     }
@@ -491,8 +491,8 @@ TEST(ExecutorSimTest, SurvivorsOfACrashEnd) {
   EXPECT_GT(crashes.errors, kRuns / 4) << "hardly any run was hit by its crash";
 }
 
-// Survivors that fail overwrite what they had lent, while others still read it.
-TEST(ExecutorSimTest, WhatIsWithdrawnNeverBecomesAResult) {
+// Survivors that fail overwrite their registered buffers, while others still read them.
+TEST(ExecutorSimTest, RevokedMemoryNeverBecomesAResult) {
   const uint64_t seed = test::TestSeed() ^ 0xDE71CE;
   Crashes crashes;
   for (int i = 0; i < kRuns && !HasFailure(); ++i) {
@@ -500,7 +500,7 @@ TEST(ExecutorSimTest, WhatIsWithdrawnNeverBecomesAResult) {
     SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
     CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
   }
-  EXPECT_GT(crashes.withdrawn, 0) << "no rank was late to what had been withdrawn";
+  EXPECT_GT(crashes.revoked, 0) << "no rank was late to what had been revoked";
 }
 
 }  // namespace

@@ -156,7 +156,7 @@ void RunShape(const Shape& shape) {
     EXPECT_EQ(End(r.engine->read), extent.send * element);
     sent += r.task->stats().raw_bytes;
   }
-  // What has to travel, by counting: everybody's part to somebody, or a result to everybody.
+  // What has to travel, by counting: each rank's part to one rank, or a result to all ranks.
   const uint64_t vector = shape.count * element, others = kRanks - 1;
   switch (shape.collective) {
     case Collective::kAllReduce: EXPECT_EQ(sent, 2 * others * vector); break;

@@ -119,7 +119,7 @@ TEST(Validate, RefusesOutputsThatMayLieOverUnreadInput) {
   ExpectRefused(schedules,
                 {"rank 0 strand 0 step 0 window 0: in place, output chunk 0 channel 0 may be "
                  "written before strand 0 step 1 reads the input"});
-  // A strand of the side phase for which nobody waits.
+  // A strand of the side phase for which no strand waits.
   schedules = Make(kTwoShot, 3, true);
   schedules[2].scratch_slots = 1;
   schedules[2].strands.push_back({0, 0, {Step{}}, {}});

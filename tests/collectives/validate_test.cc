@@ -106,7 +106,7 @@ TEST(Validate, FollowsADeadlockThroughRows) {
 }
 
 TEST(Validate, FindsTheRingThatNeedsTwoSlots) {
-  // One lane per neighbour instead of two in turn: every rank's lane is full, nobody can move.
+  // One lane per neighbour instead of two in turn: every rank's lane is full, no rank can go on.
   Schedules schedules = Make(kRing, 3);
   for (Schedule& schedule : schedules) {
     for (Operand& operand : schedule.operands) {

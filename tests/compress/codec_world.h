@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All ranks of a communicator in one thread: the real schedules, executor, slots and cutting over
-// loopback, for whole calls of any codec.
+// All ranks of a communicator in one thread: the real schedules, executor, slots and segmentation
+// over loopback, for whole calls of any codec.
 #ifndef INCCL_TESTS_COMPRESS_CODEC_WORLD_H_
 #define INCCL_TESTS_COMPRESS_CODEC_WORLD_H_
 
@@ -48,7 +48,7 @@ class CodecWorld {
     return HostMap(identities);
   }
 
-  // `call.rank` is set here. Fails the test if the call does, or if nobody gets on.
+  // `call.rank` is set here. Fails the test if the call does, or if no rank makes progress.
   void Run(CollectiveArgs call, Algorithm algorithm, const std::vector<CodecBuffers>& buffers) {
     for (int r = 0; r < nranks(); ++r) {
       call.rank = r;
@@ -64,7 +64,7 @@ class CodecWorld {
         steps += *ran;
         done = done && rank->task.done();
       }
-      ASSERT_TRUE(done || steps > 0) << "nobody gets on";
+      ASSERT_TRUE(done || steps > 0) << "no rank makes progress";
     }
     for (const std::unique_ptr<Rank>& rank : ranks_) rank->state->Finish(&rank->stats);
   }

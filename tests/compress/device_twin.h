@@ -146,7 +146,7 @@ struct Places {
   size_t slot_offset = 0;      // from a multiple of 64
   size_t elements_beside = 0;  // likewise, in elements
   bool interleaved = false;    // up to three Combines are under way at once
-  bool lent = false;           // payloads, too, are in memory of the device
+  bool zero_copy = false;      // payloads, too, are in memory of the device
 };
 
 // One Combine on the device, from Launch to Complete.
@@ -158,7 +158,7 @@ class DeviceCombine {
     const size_t beside = GuardedBytes::kGuard + places.elements_beside * SizeOf(type);
     for (const Term& input : inputs) {
       Term& term = inputs_.emplace_back(input);
-      if (input.format.form == Form::kInput || places.lent) {
+      if (input.format.form == Form::kInput || places.zero_copy) {
         elements_ = true;
         term.data = Region() + beside;
         if (input.data != nullptr) {
@@ -173,7 +173,7 @@ class DeviceCombine {
     }
     for (const Term& output : outputs) {
       Term& term = outputs_.emplace_back(output);
-      if (output.format.form == Form::kOutput || places.lent) {
+      if (output.format.form == Form::kOutput || places.zero_copy) {
         elements_ = true;
         const auto in_place = there_.find(output.data);
         term.data = in_place != there_.end() ? in_place->second : Region() + beside;

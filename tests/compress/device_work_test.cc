@@ -253,7 +253,7 @@ TEST(DeviceWork, UncompressedFoldsAreTheHostsByteForByte) {
     FromFloat(call.type == DataType::kFloat64 ? DataType::kFloat32 : call.type, &factor,
               call.scalar.data(), 1);
     Places places = RandomPlaces(&rng);
-    places.lent = true;
+    places.zero_copy = true;
     PlainTwin twin(&bench, places, call, &rng);
     std::vector<Term> inputs, outputs;
     const uint64_t most = rng.Below(4) == 0 ? 1 : 9;
@@ -284,14 +284,14 @@ TEST(DeviceWork, UncompressedTermsThatAKernelDoesNotTake) {
   Rng rng(TestSeed());
   DeviceBench bench;
   const CollectiveArgs call{.nranks = 3, .count = 700};
-  PlainTwin twin(&bench, {.lent = true}, call, &rng);
+  PlainTwin twin(&bench, {.zero_copy = true}, call, &rng);
   const Term in = twin.New(Form::kInput), sum = twin.New(Form::kSum);
   EXPECT_TRUE(twin.Launched({in, sum}, {twin.New(Form::kOutput)}));
   EXPECT_TRUE(twin.Launched(std::vector<Term>(64, sum), {twin.New(Form::kSum)}));
   const std::vector<Term> many(9, twin.New(Form::kSum));
   EXPECT_TRUE(twin.Launched({in, sum}, {many.begin(), many.end() - 1}));
   EXPECT_FALSE(twin.Launched({in, sum}, many));
-  // Slots of the host are read and written beside memory that others have lent, and not else.
+  // Kernels read and write slots of the host only together with memory of the device.
   PlainTwin mixed(&bench, {}, call, &rng);
   const Term slot = mixed.New(Form::kSum);
   EXPECT_FALSE(mixed.Launched({in, slot}, {mixed.New(Form::kOutput)}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies past the caches, on every target, at every alignment: what memcpy gives, and not a byte
+// Non-temporal copies, on every target, at every alignment: what memcpy gives, and not a byte
 // beside it.
 #include "compress/kernels/stream.h"
 

@@ -177,7 +177,7 @@ TEST_F(ConfigFilesTest, APipeIsNotWaitedFor) {
   const std::string pipe = (root_ / "pipe").string();
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   environment_["INCCL_CONF_FILE"] = pipe;
-  EXPECT_TRUE(Load().ok());  // nobody writes: the end at once
+  EXPECT_TRUE(Load().ok());  // no writer: the end at once
 }
 
 TEST_F(ConfigFilesTest, AFileThatMayNotBeReadIsAWarning) {

@@ -548,7 +548,7 @@ TEST_P(TransportConformance, WrongUseIsAnError) {
       return lane.ok() ? Code::kOk : lane.status().code();
     };
     EXPECT_EQ(send_code(Spec(1, {2}, 100, 1)), Code::kInvalidArgument);     // not the producer
-    EXPECT_EQ(send_code(Spec(0, {}, 100, 1)), Code::kInvalidArgument);      // nobody
+    EXPECT_EQ(send_code(Spec(0, {}, 100, 1)), Code::kInvalidArgument);      // no consumer
     EXPECT_EQ(send_code(Spec(0, {0}, 100, 1)), Code::kInvalidArgument);     // itself
     EXPECT_EQ(send_code(Spec(0, {3}, 100, 1)), Code::kInvalidArgument);     // no such rank
     EXPECT_EQ(send_code(Spec(0, {-1}, 100, 1)), Code::kInvalidArgument);    // no such rank

@@ -201,7 +201,7 @@ TEST_P(ControlTest, ManyThreadsSendAndClose) {
   });
 }
 
-// Leaving at the same time is nobody's death, in whatever order it is seen.
+// No rank that leaves at the same time counts as dead, in whatever order peers see it.
 TEST_P(ControlTest, LeavingTogetherIsCleanForAll) {
   for (int round = 0; round < 50; ++round) {
     std::vector<Recorder> recorders(4);

@@ -147,7 +147,7 @@ TEST(ControlDeathTest, ExitWithoutGoodbyeIsNotClean) {
   EXPECT_EQ(pair.Wait(), 0);
 }
 
-TEST(ControlDeathTest, AStoppedPeerBlocksNobody) {
+TEST(ControlDeathTest, AStoppedPeerBlocksNoRank) {
   const Baseline baseline;
   ProcessPair pair([](Mesh mesh) {
     Watcher watcher;

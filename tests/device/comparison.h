@@ -21,7 +21,7 @@ namespace inccl::test {
 // All ranks' buffers are filled alike on the host and on the device, then called with alike.
 class Comparison {
  public:
-  // `sharing`: this many of the ranks have memory that they lend.
+  // `sharing`: this many of the ranks have memory of ccl_mem_alloc_device.
   Comparison(DeviceWorld* world, Rng* rng, size_t most, int sharing = 0)
       : world_(world), rng_(rng) {
     for (int rank = 0; rank < world->nranks(); ++rank) {

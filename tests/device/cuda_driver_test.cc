@@ -179,7 +179,7 @@ TEST_F(CudaDriverTest, WhatIsMappedForReadingIsReached) {
   EXPECT_EQ(pread(file, read, 4, 0), -1) << "it can be written";
   EXPECT_EQ(errno, EFAULT);
   device_->Unregister(read);
-  // A file that nobody else may write stays so.
+  // A file that no other user may write stays so.
   ASSERT_EQ(munmap(read, kBytes), 0);
   const int other = open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDONLY | O_CLOEXEC);
   void* const foreign = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, other, 0);

@@ -21,7 +21,7 @@ TEST(CudaLibraryTest, SaysWhyThereIsNoDevice) {
   std::array<char, 256> why{};
   EXPECT_EQ(entry(Device::kVersion + 1, why.data(), why.size()), nullptr);
   EXPECT_NE(std::string(why.data()).find("another version"), std::string::npos) << why.data();
-  // Whoever has not loaded the driver has no device, whatever the machine has.
+  // A process that has not loaded the driver has no device, whatever the machine has.
   EXPECT_EQ(entry(Device::kVersion, why.data(), why.size()), nullptr);
   EXPECT_NE(std::string(why.data()).find("libcuda.so.1 is not loaded"), std::string::npos)
       << why.data();

@@ -74,7 +74,7 @@ class DeviceWorld {
   float* Floats(size_t count, int device = 0) {
     return reinterpret_cast<float*>(device_.Allocate(count * sizeof(float), device));
   }
-  // Memory of ccl_mem_alloc_device, which ranks lend each other.
+  // Memory of ccl_mem_alloc_device, which peers import.
   float* SharedFloats(size_t count, int device = 0) {
     void* memory = nullptr;
     EXPECT_EQ(ccl_mem_alloc_device(&memory, count * sizeof(float), device), CCL_SUCCESS)

@@ -193,9 +193,9 @@ TEST(EngineCallsTest, RanksOnMemoryOfTheHostAndOfTheDevice) {
   constexpr int kRanks = 3;
   constexpr size_t kCount = size_t{3} << 20;
   DeviceWorld world(kRanks, false, size_t{128} << 20);
-  void* lent = nullptr;
-  ASSERT_EQ(ccl_mem_alloc(&lent, kCount * sizeof(float)), CCL_SUCCESS);
-  auto* const host = static_cast<float*>(lent);
+  void* registered = nullptr;
+  ASSERT_EQ(ccl_mem_alloc(&registered, kCount * sizeof(float)), CCL_SUCCESS);
+  auto* const host = static_cast<float*>(registered);
   std::vector<float*> x = {nullptr, world.Floats(kCount), world.Floats(kCount)};
   float expected = 1;
   std::fill_n(host, kCount, expected);
@@ -219,7 +219,7 @@ TEST(EngineCallsTest, RanksOnMemoryOfTheHostAndOfTheDevice) {
     const float* const got = world.device().Reach(x[static_cast<size_t>(rank)]);
     EXPECT_EQ(std::count(got, got + kCount, expected), static_cast<ptrdiff_t>(kCount)) << rank;
   }
-  EXPECT_EQ(ccl_mem_free(lent), CCL_SUCCESS);
+  EXPECT_EQ(ccl_mem_free(registered), CCL_SUCCESS);
 }
 
 // Behind an emulated link the device reaches slots as well.

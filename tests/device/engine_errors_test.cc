@@ -240,7 +240,7 @@ TEST(EngineErrorsTest, PreservedInputs) {
 }
 
 // A rank that waits for a peer, not for its device, says so.
-TEST(EngineErrorsTest, ARankThatNobodyJoinsNamesThePeer) {
+TEST(EngineErrorsTest, ARankWhosePeerDoesNotCallNamesIt) {
   const ScopedEnv environment({{"INCCL_OP_TIMEOUT_MS", "300"}});
   DeviceWorld world(2);
   Buffers x(&world, 1000);

@@ -112,7 +112,7 @@ class EngineStepsTest : public ::testing::Test {
                                  .error_name = ErrorName};
   FakeDevice device_{size_t{8} << 20};
   std::vector<std::unique_ptr<Transport>> ends_;
-  ImportedRegions regions_{&device_, 1, nullptr};  // nothing is lent
+  ImportedRegions regions_{&device_, 1, nullptr};  // no peer exports anything
   std::unique_ptr<SendLane> lane_;
   std::byte* slot_ = nullptr;
   std::unique_ptr<DeviceEngine> engine_;
@@ -261,16 +261,16 @@ TEST_F(EngineStepsTest, WithoutKernelsElementsGoByTheHost) {
     EXPECT_EQ(Value(output_, 999), 999.5f);
     EXPECT_EQ(outputs[0].bytes, kBytes);
   }
-  // The result may be wanted in memory of the host as well, as by a peer that lends its own.
-  std::vector<float> lent(kCount);
+  // A peer with a registered buffer in memory of the host wants the result there, too.
+  std::vector<float> host(kCount);
   const std::vector<Term> inputs = {Sum(theirs, 1), Input(input_)};
-  std::vector<Term> outputs = {Outcome(slot_), Output(reinterpret_cast<std::byte*>(lent.data())),
+  std::vector<Term> outputs = {Outcome(slot_), Output(reinterpret_cast<std::byte*>(host.data())),
                                Output(output_)};
   state_.launch = [](DeviceWork*, std::span<const Term>, std::span<Term>) {
     return InternalError("kernels do not reach it");
   };
   ASSERT_TRUE(Finish(*Combine(inputs, &outputs)).ok());
-  EXPECT_EQ(lent[999], 999.5f);
+  EXPECT_EQ(host[999], 999.5f);
   EXPECT_EQ(Value(output_, 1), 1.5f);
 }
 

@@ -174,7 +174,7 @@ TEST_F(SharedPiecesTest, AreKeptAndTakenAgain) {
   EXPECT_EQ(Allocate(1 << 16), large);
   EXPECT_EQ(pieces_.Find(large + 1, 1).id, large_id);
   EXPECT_EQ(Allocate(1 << 16), unseen);
-  // Whoever has it open has the new piece.
+  // A peer that has it open has the new piece.
   EXPECT_EQ(Allocate(1 << 15, 1), there);
   EXPECT_EQ(pieces_.Find(there, 1).id, open.id);
   EXPECT_EQ(device_.shared, 3u);

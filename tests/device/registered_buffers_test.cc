@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks whose devices reach each other's memory: what ccl_mem_alloc_device gave is read where it
-// lies. Results are those of calls on memory of the host, byte for byte, whoever lends and whoever
-// does not.
+// Zero copy between ranks whose devices reach each other's memory: peers read memory of
+// ccl_mem_alloc_device without slots. Results are those of calls on memory of the host, byte for
+// byte, whichever ranks have such memory.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -37,12 +37,12 @@ struct Way {
   bool opening = true;
   const char* algorithm = "direct";
 
-  bool all_lend() const { return sharing == nranks && opening; }
+  bool all_export() const { return sharing == nranks && opening; }
 };
 
-class Lenders {
+class Ranks {
  public:
-  Lenders(const Way& way, Rng* rng)
+  Ranks(const Way& way, Rng* rng)
       : environment_({{"INCCL_SLICE_BYTES", "4096"},
                       {"INCCL_ALGO", WhereItExists(way.algorithm).c_str()},
                       {"INCCL_TRANSPORT", way.transport}}),
@@ -66,8 +66,8 @@ class Lenders {
   Comparison comparison_;
 };
 
-// Whose peers read what they lend; the others go through slots, or through the host.
-bool Lends(const std::string& name) {
+// Collectives with zero copy; the others go through slots, or through the host.
+bool HasZeroCopy(const std::string& name) {
   return name.starts_with("allreduce") || name == "reduce_scatter" || name == "allgather" ||
          name == "broadcast";
 }
@@ -90,38 +90,37 @@ TEST(RegisteredDeviceBuffersTest, EveryCollective) {
     // seen.
     if (std::strcmp(way.transport, "shm") == 0) continue;
 #endif
-    Lenders lenders(way, &rng);
+    Ranks ranks(way, &rng);
     for (const Collective& c : kCollectives) {
       SCOPED_TRACE(fmt::format(
-          "{}: {} ranks, {} lend, {}, {}{}{}{}", c.name, way.nranks, way.sharing, way.algorithm,
+          "{}: {} ranks, {} export, {}, {}{}{}{}", c.name, way.nranks, way.sharing, way.algorithm,
           way.transport, way.kernels ? "" : ", no kernels", way.two_devices ? ", two devices" : "",
-          way.opening ? "" : ", nobody reaches it"));
+          way.opening ? "" : ", no peer reaches it"));
       // Peers reach it at their next look: the first calls may still go through slots.
-      for (int round = 0; round < 2; ++round) lenders.Run(c, false);
+      for (int round = 0; round < 2; ++round) ranks.Run(c, false);
       const bool in_place = c.in_place != InPlace::kNo;
-      const uint64_t out_of_place = lenders.Run(c, false), copies = lenders.Run(c, in_place);
+      const uint64_t out_of_place = ranks.Run(c, false), copies = ranks.Run(c, in_place);
       const bool moves =
           std::strcmp(c.name, "allgather") == 0 || std::strcmp(c.name, "broadcast") == 0;
-      if ((way.kernels || moves) && way.all_lend() && Lends(c.name) &&
+      if ((way.kernels || moves) && way.all_export() && HasZeroCopy(c.name) &&
           std::strcmp(way.algorithm, "direct") == 0) {
         EXPECT_EQ(out_of_place, 0u);
         EXPECT_EQ(copies, 0u);
-      } else if (!Lends(c.name) || std::strcmp(c.name, "broadcast") != 0) {
-        EXPECT_GT(out_of_place, 0u);  // a broadcast's root, which lends, is enough for it
+      } else if (!HasZeroCopy(c.name) || std::strcmp(c.name, "broadcast") != 0) {
+        EXPECT_GT(out_of_place, 0u);  // in a broadcast the root's export is enough
       }
       if (::testing::Test::HasFailure()) return;
     }
-    EXPECT_EQ(lenders.device().opened > 0,
-              way.opening && std::strcmp(way.algorithm, "direct") == 0);
+    EXPECT_EQ(ranks.device().opened > 0, way.opening && std::strcmp(way.algorithm, "direct") == 0);
   }
 }
 
-// A rank with memory of the host among others that lend theirs of a device.
+// A rank with memory of the host among others that export memory of a device.
 TEST(RegisteredDeviceBuffersTest, OneRankIsOnTheHost) {
   Rng rng(TestSeed());
-  Lenders lenders({}, &rng);
-  DeviceWorld& world = lenders.world();
-  for (const Collective& c : kCollectives) lenders.Run(c, false);  // all is open now
+  Ranks ranks({}, &rng);
+  DeviceWorld& world = ranks.world();
+  for (const Collective& c : kCollectives) ranks.Run(c, false);  // all is open now
   std::vector<float*> there;
   for (int rank = 0; rank < 2; ++rank) there.push_back(world.SharedFloats(2 * kCount));
   std::vector<float> here(2 * kCount), sum(kCount, 0.0f);
@@ -158,11 +157,11 @@ TEST(RegisteredDeviceBuffersTest, OneRankIsOnTheHost) {
   }
 }
 
-// A call on memory of the host that has begun before anybody lent anything.
-TEST(RegisteredDeviceBuffersTest, FirstLentToARankOnTheHost) {
+// A call on memory of the host that has begun before a peer exports its first region.
+TEST(RegisteredDeviceBuffersTest, FirstExportedToARankOnTheHost) {
   Rng rng(TestSeed());
-  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
-  DeviceWorld& world = lenders.world();
+  Ranks ranks({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = ranks.world();
   constexpr size_t kMany = kSanitized ? 1 << 16 : 1 << 20;
   const std::vector<float*> small = {world.SharedFloats(16), world.SharedFloats(16)};
   world.ForAll([&](int rank) {
@@ -190,11 +189,11 @@ TEST(RegisteredDeviceBuffersTest, FirstLentToARankOnTheHost) {
   EXPECT_EQ(std::count(result, result + kMany, 5.0f), static_cast<ptrdiff_t>(kMany));
 }
 
-// What peers lend is opened for a rank's first device; its calls on another one do without.
+// A rank imports regions for its first device only; its calls on another one go through slots.
 TEST(RegisteredDeviceBuffersTest, ARankTurnsToAnotherDevice) {
   Rng rng(TestSeed());
-  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
-  DeviceWorld& world = lenders.world();
+  Ranks ranks({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = ranks.world();
   for (int device = 0; device < 2; ++device) {
     const std::vector<float*> mine = {world.SharedFloats(kCount, device),
                                       world.SharedFloats(kCount)};
@@ -215,8 +214,8 @@ TEST(RegisteredDeviceBuffersTest, ARankTurnsToAnotherDevice) {
   }
 }
 
-// Pinned memory is not taken within calls, however many of the ranks lend: an allocation may wait
-// for the streams that wait for the call.
+// A call allocates no pinned memory, however many of the ranks export theirs: an allocation may
+// wait for the streams that wait for the call.
 TEST(RegisteredDeviceBuffersTest, NothingIsAllocatedWithinCalls) {
   for (const bool kernels : {true, false}) {
     for (const int sharing : {0, 3, 4}) {
@@ -241,16 +240,16 @@ TEST(RegisteredDeviceBuffersTest, NothingIsAllocatedWithinCalls) {
       const uint64_t blocks = world.device().host_blocks;
       for (int round = 0; round < (kSanitized ? 2 : 4); ++round) all_reduce(large, kMany);
       EXPECT_EQ(world.device().host_blocks, blocks)
-          << sharing << " lend, " << (kernels ? "with kernels" : "without");
+          << sharing << " export, " << (kernels ? "with kernels" : "without");
     }
   }
 }
 
-// More pieces than the ranks can offer each other at a time, one after the other.
+// More pieces than a rank can export at a time, one after the other.
 TEST(RegisteredDeviceBuffersTest, ManyPieces) {
   Rng rng(TestSeed());
-  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
-  DeviceWorld& world = lenders.world();
+  Ranks ranks({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = ranks.world();
   std::vector<std::vector<float*>> pieces(2);
   for (int piece = 0; piece < 40; ++piece) {
     for (auto& mine : pieces) mine.push_back(world.SharedFloats(kCount));
@@ -278,8 +277,8 @@ TEST(RegisteredDeviceBuffersTest, ManyPieces) {
 // them.
 TEST(RegisteredDeviceBuffersTest, ManyRegisteredPieces) {
   Rng rng(TestSeed());
-  Lenders lenders({.nranks = 2, .sharing = 2}, &rng);
-  DeviceWorld& world = lenders.world();
+  Ranks ranks({.nranks = 2, .sharing = 2}, &rng);
+  DeviceWorld& world = ranks.world();
   constexpr size_t kPieces = 40;
   std::vector<std::vector<float*>> pieces(2);
   for (auto& mine : pieces) {
@@ -326,13 +325,13 @@ TEST(RegisteredDeviceBuffersTest, ManyRegisteredPieces) {
 TEST(RegisteredDeviceBuffersTest, AnErrorOfOneIsAnErrorOfAll) {
   Rng rng(TestSeed());
   for (const char* name : {"allgather", "broadcast"}) {
-    Lenders lenders({}, &rng);
-    DeviceWorld& world = lenders.world();
+    Ranks ranks({}, &rng);
+    DeviceWorld& world = ranks.world();
     const Collective& c =
         *std::find_if(std::begin(kCollectives), std::end(kCollectives),
                       [&](const Collective& each) { return std::strcmp(each.name, name) == 0; });
-    for (int round = 0; round < 3; ++round) lenders.Run(c, false);
-    lenders.device().copies_until_failure = static_cast<int>(rng.Below(4));
+    for (int round = 0; round < 3; ++round) ranks.Run(c, false);
+    ranks.device().copies_until_failure = static_cast<int>(rng.Below(4));
     std::vector<float*> memory;
     for (int rank = 0; rank < 3; ++rank) memory.push_back(world.SharedFloats(4 * kCount));
     for (int rank = 0; rank < 3; ++rank) {

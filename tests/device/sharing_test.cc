@@ -70,7 +70,7 @@ TEST(FakeSharingTest, OpenAndFreed) {
   EXPECT_EQ(device.opened, 0u);
 }
 
-// A defective peer says that it has lent more than there is.
+// A defective peer exports more than there is.
 TEST(SharingTest, NoMoreIsOpenedThanThereIs) {
   FakeDevice device(size_t{1} << 20);
   const Result<DeviceShare> share = device.Share(device.Allocate(5000), 5000);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The agreement on who is left, between ShrinkAgreement whose messages a test hands over one at a
-// time, in any order that their connections admit: whatever the ranks ask for, whoever dies, and
+// time, in any order that their connections admit: whatever the ranks ask for, whichever die, and
 // whatever a peer sends, each call ends, and those that agree agree on the same.
 #include "failure/shrink_agreement.h"
 
@@ -169,7 +169,7 @@ class World {
     }
     return false;
   }
-  // Those that wait for somebody who will not come. How many there were.
+  // Ends calls that wait for a rank that will not come; returns how many there were.
   int CancelTheRest() {
     int count = 0;
     for (int rank = 0; rank < n_; ++rank) {
@@ -298,7 +298,7 @@ class World {
   std::map<bootstrap::Nonce, Joint> joints_;
 };
 
-// What must hold once all calls have ended. `all_honest`: nobody has died or sent nonsense.
+// What must hold once all calls have ended. `all_honest`: no rank has died or sent nonsense.
 void Check(World* world, bool all_honest) {
   for (int rank = 0; rank < world->n(); ++rank) {
     const auto& result = world->result(rank);
@@ -352,7 +352,7 @@ Bits Choice(int rank, uint64_t number) {
   return low | (number >> rank) << (rank + 1);
 }
 
-// Rank 1 excludes 0 and 2, rank 2 excludes 1, rank 0 nobody, in every order in which the first
+// Rank 1 excludes 0 and 2, rank 2 excludes 1, rank 0 no rank, in every order in which the first
 // proposals may come.
 TEST(ShrinkAgreementTest, EveryOrderOfConflictingProposals) {
   const Watchdog watchdog(60.0 * kSlowness);
@@ -363,7 +363,7 @@ TEST(ShrinkAgreementTest, EveryOrderOfConflictingProposals) {
     for (int rank = 0; rank < 3; ++rank) world.Call(rank);
     world.Settle();
     const std::vector<std::pair<int, int>> first = world.OnTheirWay();
-    ASSERT_GE(first.size(), 4u);  // rank 1 needs nobody, and may have said more already
+    ASSERT_GE(first.size(), 4u);  // rank 1 needs no peer, and may have said more
     for (const int i : order) {
       const auto pair = std::pair(i / 2, (i / 2 + 1 + i % 2) % 3);
       world.Settle();
@@ -410,7 +410,7 @@ TEST(ShrinkAgreementTest, WhateverTheRanksExclude) {
     DeliverAll(&world, below);
     const bool stuck = world.CancelTheRest() > 0;
     Check(&world, !stuck);
-    // Those who exclude the same, and are excluded by nobody else who is left, agree.
+    // Ranks that exclude the same, and that no other rank that is left excludes, agree.
     const Bits all = (Bits{1} << n) - 1;
     for (int rank = 0; rank < n; ++rank) {
       const Bits wanted = all & ~excluded[static_cast<size_t>(rank)];
@@ -429,7 +429,7 @@ TEST(ShrinkAgreementTest, WhateverTheRanksExclude) {
   }
 }
 
-// One or two ranks die at any time; nobody is excluded.
+// One or two ranks die at any time; no rank is excluded.
 TEST(ShrinkAgreementTest, DeathsAtAnyTime) {
   const Watchdog watchdog(100.0 * kSlowness);
   const uint64_t seed = TestSeed();

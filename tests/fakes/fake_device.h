@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device without hardware. The processor cannot touch its memory: whoever does dies of it. Its
+// A device without hardware. A thread that touches its memory gets SIGSEGV. Its
 // streams do what is put on them in order, each in a thread of its own. What it knows of waiting,
 // it has from the interface alone, so it shows the order that the library makes.
 #ifndef INCCL_TESTS_FAKES_FAKE_DEVICE_H_
@@ -41,7 +41,7 @@ class FakeDevice : public Device {
   void Launch(void* stream, std::function<void()> work);
   void Synchronize(void* stream);
 
-  // What queues hand on to whoever launches kernels; nullptr, as at first: there are none. A
+  // What queues hand on to the launcher of kernels; nullptr, as at first: there are none. A
   // launcher puts what its kernel does on the stream that it is given (Launch).
   void SetKernels(const cuda::Launchers* kernels) { kernels_ = kernels; }
   // Until false, what is on queues waits.

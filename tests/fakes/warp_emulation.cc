@@ -21,7 +21,7 @@ constexpr size_t kStack = size_t{64} << 10;
 }  // namespace
 
 // Lanes take turns in a ring, each runs up to its next meeting. What is given at a meeting lies in
-// one of two rows in turn, so that nobody overwrites what others still have to read.
+// one of two rows in turn, so that no lane overwrites what others still have to read.
 struct WarpEmulator::Lanes {
   ucontext_t main;
   ucontext_t contexts[kLanes];
@@ -51,7 +51,7 @@ struct WarpEmulator::Lanes {
     row[lane] = value;
     ++met[lane];
     const uint32_t next = (lane + 1) % kLanes;
-    if (ended[next]) Diverged(lane, "meets nobody");
+    if (ended[next]) Diverged(lane, "meets no lane");
     swapcontext(&contexts[lane], &contexts[next]);
     // Those in front are at their next meeting, or at their end; those behind still wait.
     for (uint32_t other = 0; other < kLanes; ++other) {

@@ -99,7 +99,7 @@ TEST_P(AbortOnErrorTest, Row23_WhoAbortsOnPurposeGoesOn) {
   }
 }
 
-TEST_P(AbortOnErrorTest, Row14_WhatIsNoErrorOfACommunicatorEndsNobody) {
+TEST_P(AbortOnErrorTest, Row14_WhatIsNoErrorOfACommunicatorEndsNoProcess) {
   ForRow("14");
   ProcessWorld world({.nranks = kRanks, .baseline = false}, [&](const Side& side) {
     ccl_comm_t comm = nullptr;
@@ -110,7 +110,7 @@ TEST_P(AbortOnErrorTest, Row14_WhatIsNoErrorOfACommunicatorEndsNobody) {
     }
     if (Sum(comm) != CCL_SUCCESS) return 12;
     if (ccl_comm_destroy(comm) != CCL_SUCCESS) return 13;
-    // Nobody else comes.
+    // No other rank comes.
     ccl_unique_id_t id;
     ccl_config_t config = CCL_CONFIG_INIT;
     config.init_timeout_ms = 200;

@@ -54,7 +54,7 @@ ccl_result_t Join(const Side& side, const Operation& operation, ccl_comm_t* comm
   config.algorithm = operation.algorithm;
   const ccl_result_t result = side.Init(comm, config);
   EXPECT_EQ(result, CCL_SUCCESS) << side.mine().text;
-  // Nobody dies before all have joined: that is another test.
+  // No rank dies before all have joined: that is another test.
   side.mine().stage = 1;
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(side.Await(rank, 1));
   return result;
@@ -66,8 +66,8 @@ std::unique_ptr<ProcessWorld> StartCounting(const Operation& operation) {
     if (Join(side, operation, &comm) != CCL_SUCCESS) return 10;
     fault::Arm({});
     OperationRunner runner(operation, side.rank(), kRanks, kCount);
-    // Peers map what is lent to them in their own time.
-    const int calls = operation.lent ? kRegisteredCallsCounted : kCallsCounted;
+    // Peers import regions asynchronously.
+    const int calls = operation.registered ? kRegisteredCallsCounted : kCallsCounted;
     for (int i = 0; i < calls; ++i) {
       // The others come to sleep, at least once even where yielding takes long.
       if (i == 1 && side.rank() == 0) {
@@ -98,11 +98,11 @@ std::vector<Case> Cases(const std::string& transport) {
   std::vector<uint64_t> reached(fault::kPointCount);
   const auto add = [&](size_t i, ProcessWorld& world) {
     world.ExpectAllExited();
-    uint64_t lent = 0;
+    uint64_t published = 0;
     for (int rank = 0; rank < kRanks; ++rank) {
-      lent += world.report(rank).counters[fault::IndexOf("zero_copy.after_publish")];
+      published += world.report(rank).counters[fault::IndexOf("zero_copy.after_publish")];
     }
-    EXPECT_EQ(lent > 0, operations[i].lent) << operations[i].Name();
+    EXPECT_EQ(published > 0, operations[i].registered) << operations[i].Name();
     for (size_t point = 0; point < fault::kPointCount; ++point) {
       if (!OfOperation(fault::kPoints[point])) continue;
       const auto first = static_cast<int>(rng.Below(kRanks));
@@ -111,7 +111,7 @@ std::vector<Case> Cases(const std::string& transport) {
         const uint64_t times = world.report(victim).counters[point];
         if (times == 0) continue;
         reached[point] += times;
-        // How often a rank sleeps, and when it maps what is lent, depends on the moment.
+        // How often a rank sleeps, and when it imports a region, depends on the moment.
         const bool steady = !OfProgress(point) && !OfZeroCopy(point);
         std::set<uint64_t> hits =
             steady ? std::set<uint64_t>{1, 1 + rng.Below(times), times} : std::set<uint64_t>{1};

@@ -43,7 +43,7 @@ ccl_result_t Sum(ccl_comm_t comm) {
   return ccl_allreduce(x, x, 16, CCL_FLOAT32, CCL_SUM, comm, nullptr);
 }
 
-// Counts who arrives where, if nobody dies.
+// Counts how often each rank reaches each point, if no rank dies.
 void CountHits(std::vector<std::vector<uint64_t>>* hits) {
   ProcessWorld world({.nranks = kRanks}, [](const Side& side) {
     fault::Arm({});

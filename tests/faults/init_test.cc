@@ -230,7 +230,7 @@ TEST_P(InitTest, Row15_VersionsThatDifferAreNamed) {
 
 TEST_P(InitTest, Row15_MalformedAndUnknownVariables) {
   ForRow("15");
-  // A rendezvous that nobody has come to waits for as long as its process lives.
+  // A rendezvous that no rank has come to waits for as long as its process lives.
   ProcessWorld world({.nranks = 1, .baseline = false}, [](const Side& side) {
     const std::pair<const char*, const char*> bad[] = {
         {"INCCL_CHANNELS", "many"},

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A rank that comes late, in every collective: the others end without it where they can, name it
-// and nobody else where they cannot, and those that have left before it comes are no trouble to it.
+// and no other rank where they cannot, and those that have left before it comes are no trouble to
+// it.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -30,7 +31,7 @@ std::vector<Operation> Collectives() {
   std::vector<Operation> all;
   for (const Operation& operation : AllOperations()) {
     if (operation.compressed || operation.collective == std::string("sendrecv")) continue;
-    if (!operation.lent) all.push_back(operation);
+    if (!operation.registered) all.push_back(operation);
   }
   for (const char* collective : {"allreduce", "reduce_scatter", "allgather", "broadcast", "reduce",
                                  "alltoall", "gather", "scatter"}) {
@@ -58,8 +59,8 @@ std::vector<Case> Cases() {
     for (const int n : {3, 4}) {
       if (kSanitized && n != 3) continue;
       for (int late = 0; late < n; ++late) {
-        // Only between ranks that map each other's memory is it lent.
-        const bool shm = operation.lent || (n + late) % 2 == 0;
+        // Zero copy needs a transport by which ranks import memory.
+        const bool shm = operation.registered || (n + late) % 2 == 0;
         cases.push_back({operation, n, late, shm ? "shm" : "loopback"});
       }
     }
@@ -230,7 +231,7 @@ TEST_F(LateTest, Row12_ARankThatLeavesWithoutTakingPartIsNamed) {
   }
 }
 
-// Whoever has done its part leaves, whatever the others still have to do.
+// A rank that has done its part leaves, whatever the others still have to do.
 TEST_F(LateTest, Row12_RanksThatHaveLeftDoNotFailTheLateOne) {
   ForRow("12", kTransports);
   ForAll([&](const Case& c, auto* running) {

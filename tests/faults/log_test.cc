@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank whose log nobody reads: its standard error is a pipe that is full. It makes its calls as
+// A rank whose log is not read: its standard error is a pipe that is full. It makes its calls as
 // if nothing were, and its peers do not take it for dead.
 #include "base/log.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kRanks = 3, kVictim = 1;
 
-// The pipe's writers wait, and nobody reads. False: there is none.
+// The pipe's writers wait, and no process reads it. False: there is none.
 bool TakeStandardErrorAway(int ends[2]) {
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return false;
   const std::string block(4096, 'x');
@@ -45,7 +45,7 @@ class LogTest : public TransportFaultTest {
   LogTest() : TransportFaultTest({.dead_seconds = kDeadSeconds}) {}
 };
 
-TEST_P(LogTest, Row22_AStandardErrorThatNobodyReads) {
+TEST_P(LogTest, Row22_AStandardErrorThatIsNotRead) {
   ForRow("22");
   const ScopedEnv env({{"INCCL_DEBUG", "INFO"}, {"INCCL_DEBUG_SUBSYS", "COLL"}});
   ProcessWorld world(

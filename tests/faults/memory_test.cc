@@ -209,7 +209,7 @@ void RunScenario(const Scenario& scenario, Rank* r) {
     later = ccl_allreduce(&value, &value, 1, CCL_FLOAT32, CCL_SUM, r->comms[k], nullptr);
     r->forgotten |= later != now;
   }
-  // What a program does that has lost one of two communicators: nobody is to wait for it on the
+  // What a program does that has lost one of two communicators: no peer is to wait for it on the
   // other.
   for (size_t k = 0; k < 2; ++k) {
     if (r->result != CCL_SUCCESS && r->sticky[k] == CCL_SUCCESS) ccl_comm_revoke(r->comms[k]);
@@ -337,7 +337,7 @@ TEST_F(MemoryTest, Row19_CreationBetweenThreads) {
   EXPECT_GT(failures, 10);
 }
 
-// What is in the background or in threads of a group has nobody to catch what it throws.
+// No caller catches what a thread in the background or of a group throws.
 TEST_F(MemoryTest, Row19_CreationInTheBackgroundAndInGroups) {
   ForRow("19", "shm");
   const Watchdog watchdog(100.0 * kSlowness);
@@ -377,7 +377,7 @@ TEST_F(MemoryTest, Row19_CreationInTheBackgroundAndInGroups) {
                     results[i] == CCL_TIMEOUT || results[i] == CCL_REMOTE_ERROR)
             << results[i];
         EXPECT_EQ(ccl_comm_destroy(comms[i]), CCL_SUCCESS);  // or NULL
-        // A rendezvous to which nobody ever came would wait for ever.
+        // A rendezvous to which no rank ever came would wait for ever.
         ccl_comm_t again = nullptr;
         if (ccl_comm_init_rank(&again, 1, ids[i], 0) == CCL_SUCCESS) ccl_comm_destroy(again);
       }

@@ -235,7 +235,7 @@ TEST_F(NetworkInitTest, Row09_ARankThatStopsInTheMiddleOfAHandshake) {
   for (const auto& world : worlds()) ExpectJoined(*world);
 }
 
-// An IPv6 address that the kernel still looks for duplicates of; nobody can bind it.
+// An IPv6 address that the kernel still looks for duplicates of; no process can bind it.
 TEST_F(NetworkInitTest, Row20_AnAddressThatCannotBeBoundIsLeftOut) {
   ForRow("20", "tcp");
   MakeHosts(3);

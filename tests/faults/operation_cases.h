@@ -19,11 +19,11 @@ struct Operation {
   const char* collective;
   const char* algorithm;  // as INCCL_ALGO; nullptr: there is no choice
   bool compressed = false;
-  bool lent = false;  // buffers of ccl_mem_alloc
+  bool registered = false;  // buffers of ccl_mem_alloc
 
   std::string Name() const {
-    return std::string(collective) + (compressed ? "_compressed_" : "_") + (lent ? "lent_" : "") +
-           (algorithm == nullptr ? "" : algorithm);
+    return std::string(collective) + (compressed ? "_compressed_" : "_") +
+           (registered ? "registered_" : "") + (algorithm == nullptr ? "" : algorithm);
   }
 };
 
@@ -60,9 +60,9 @@ class OperationRunner {
         rank_(rank),
         nranks_(static_cast<size_t>(nranks)),
         count_(count),
-        own_(operation.lent ? 0 : 2 * count * nranks_),
-        lent_(operation.lent ? Allocate(2 * count * nranks_) : nullptr),
-        send_(operation.lent ? lent_.get() : own_.data(), count * nranks_),
+        own_(operation.registered ? 0 : 2 * count * nranks_),
+        registered_(operation.registered ? Allocate(2 * count * nranks_) : nullptr),
+        send_(operation.registered ? registered_.get() : own_.data(), count * nranks_),
         recv_(send_.data() + send_.size(), send_.size()) {}
 
   ccl_result_t Run(ccl_comm_t comm, float value) {
@@ -150,7 +150,7 @@ class OperationRunner {
   const size_t nranks_, count_;
   float value_ = 0;
   std::vector<float> own_;
-  std::unique_ptr<float, Free> lent_;
+  std::unique_ptr<float, Free> registered_;
   const std::span<float> send_, recv_;
   ccl_compression_stats_t stats_ = CCL_COMPRESSION_STATS_INIT;
 };

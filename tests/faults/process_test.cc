@@ -40,7 +40,7 @@ int WaitForChild(pid_t child) {
 #if !defined(__SANITIZE_THREAD__)  // which cannot fork a process with threads
 
 // Like the workers of a data loader: forked in the middle of things, using memory, exiting.
-TEST_P(ProcessTest, Row21_ChildrenOfForkDisturbNobody) {
+TEST_P(ProcessTest, Row21_ChildrenOfForkDisturbNoRank) {
   ForRow("21");
   RunProcesses(3, [](int rank, ccl_comm_t comm) {
     ASSERT_EQ(Sum(comm, 3), CCL_SUCCESS);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A peer that is stopped in the middle of a call on lent buffers and goes on when the others have
-// given it up: it neither writes into buffers that are their callers' again, nor takes what these
-// have put there for the inputs of the call.
+// A peer that is stopped in the middle of a call on registered buffers and goes on when the others
+// have given it up: it neither writes into buffers that are their callers' again, nor takes what
+// these have put there for the inputs of the call.
 #include <algorithm>
 #include <cmath>
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Too few descriptors, too little shared memory: an error that says what is needed and what the
-// limit is, or no effect at all; nothing spins, nobody is killed.
+// limit is, or no effect at all; nothing spins, and no rank is killed.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -181,7 +181,7 @@ TEST_P(ResourcesTest, Row17_AFileSizeLimitIsNamedAndRaisesNoSignal) {
 }
 
 // The memory runs out at the n-th piece that is committed: in creation, or in a call that opens
-// lanes. Nobody touches what is not there.
+// lanes. No rank touches what is not there.
 TEST_P(ResourcesTest, Row17_SharedMemoryRunsOutAtAnyPiece) {
   ForRow("17");
   for (uint64_t piece = 1; piece <= 5; ++piece) {

@@ -162,7 +162,7 @@ TEST_F(SilenceTest, Row02_AStopShorterThanTheDeadTimeIsNoError) {
 }
 
 // Without a dead time a rank can be stopped for as long as one looks at it.
-TEST_F(SilenceTest, Row02_AStopIsNoErrorWhereNobodyCountsAsDead) {
+TEST_F(SilenceTest, Row02_AStopIsNoErrorWithoutADeadTime) {
   ForRow("2");
   // Short beats, and no time for an operation to end first.
   const ScopedEnv beats({{"INCCL_HEARTBEAT_TIMEOUT_MS", "20"}, {"INCCL_OP_TIMEOUT_MS", "60000"}});
@@ -207,9 +207,9 @@ TEST_F(SilenceTest, Row02_AStopIsNoErrorWhereNobodyCountsAsDead) {
   }
 }
 
-// Stopped for longer than all limits, some of them inside a call: when they go on nobody accuses
-// anybody, and the call comes to its end.
-TEST_F(SilenceTest, Row02_WhoeverWasStoppedItselfAccusesNobody) {
+// All ranks are stopped for longer than all limits, some of them inside a call: when they go on, no
+// rank accuses a peer, and the call comes to its end.
+TEST_F(SilenceTest, Row02_RanksThatWereStoppedAccuseNoPeer) {
   ForRow("2");
   Start("all stop", [](const Side& side) {
     ccl_comm_t comm = nullptr;

@@ -69,7 +69,7 @@ int Body(const Side& side, const Case* c) {
   }
   interposer::Disarm();
   if (result != CCL_SUCCESS) mine.SetText(ccl_get_last_error(nullptr));
-  // A rendezvous to which nobody ever came would wait for ever. On a busy machine the limit may
+  // A rendezvous to which no rank ever came would wait for ever. On a busy machine the limit may
   // pass before this rank comes.
   for (int i = 0; i < 5 && side.rank() == 0 && mine.stage == 0; ++i) {
     if (i > 0 && Holdings::Now().threads <= threads) break;

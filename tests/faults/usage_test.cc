@@ -200,9 +200,9 @@ TEST_P(ProcessUsageTest, Row12_ARankSkipsACall) {
 }
 INSTANTIATE_OVER_TRANSPORTS(ProcessUsageTest);
 
-// A send or a receive whose peer is in a collective: nobody can go on, and all are told both calls.
-// The chain from the peer back to the receiver may be long (ring), and the limit of operations is
-// far away.
+// A send or a receive whose peer is in a collective: no rank can go on, and all are told both
+// calls. The chain from the peer back to the receiver may be long (ring), and the limit of
+// operations is far away.
 TEST_F(UsageTest, Row11_SendsAndReceivesAgainstCollectives) {
   ForRow("11", "loopback");
   struct Mismatch {
@@ -414,7 +414,7 @@ TEST_F(OrderTest, Row12_WhoLeavesAfterItsPartHasTakenPart) {
   fault::Arm(plan);
   EXPECT_EQ(Sum(comms[1]), CCL_SUCCESS) << ccl_get_last_error(comms[1]);
   fault::Disarm();
-  EXPECT_EQ(Sum(comms[1]), CCL_REMOTE_ERROR) << "nobody is left";
+  EXPECT_EQ(Sum(comms[1]), CCL_REMOTE_ERROR) << "no peer is left";
   EXPECT_TRUE(Matches(ccl_get_last_error(comms[1]), "peer 0@.*closed its communicator"))
       << ccl_get_last_error(comms[1]);
   EXPECT_EQ(ccl_comm_destroy(comms[1]), CCL_SUCCESS);

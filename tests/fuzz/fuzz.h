@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A fuzz target is one function over bytes that somebody else wrote, and a few well-formed examples
+// A fuzz target is one function over bytes of another process, and a few well-formed examples
 // of them. Every target is built twice: with replay.cc, which runs the examples, the corpus and
 // mutations of both, as a plain test; and, with clang and INCCL_FUZZ=ON, with libFuzzer.
 #ifndef INCCL_TESTS_FUZZ_FUZZ_H_

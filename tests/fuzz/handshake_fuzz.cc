@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Both ends of the handshake, fed with bytes in pieces of any size. Nobody gets through without the
-// key.
+// Both ends of the handshake, fed with bytes in pieces of any size. No end gets through without
+// the key.
 #include "bootstrap/handshake.h"
 #include "fuzz/fuzz.h"
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kRanks = 3;
 
-// Nobody listens.
+// No peer listens.
 class Silence final : public ControlPlane {
  public:
   Silence() : ControlPlane(kRanks) {}

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A peer that writes anything on its table of regions, puts anything into an inbox, and names any
-// place in its slices: what a rank then reads is memory that it can read, and what it writes is
-// memory that it may write.
+// A peer that writes any bytes into its region table and into an inbox, and any addresses into its
+// slices: a rank then reads only memory that it can read, and writes only memory that it may write.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -46,7 +45,7 @@ struct World {
                            .fd = file.fd.get(),
                            .writable = true};
     const Result<uint32_t> id = ends[0]->ExportRegion(region);
-    Require(id.ok() && *id == 1, "a file is offered");
+    Require(id.ok() && *id == 1, "a file is exported");
   }
   std::byte* table() const {
     const auto* header = reinterpret_cast<const mapped::ArenaHeader*>(arena.data());

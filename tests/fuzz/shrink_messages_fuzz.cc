@@ -66,7 +66,7 @@ void Run(Data data) {
     Require(std::is_sorted(members.begin(), members.end()), "members are in order");
     for (const int member : members) {
       Require(member >= 0 && member < nranks, "members are ranks");
-      Require(!wanted.Contains(member), "nobody is a member whom the caller excludes");
+      Require(!wanted.Contains(member), "no member is a rank that the caller excludes");
     }
     Require(outcome.value().last_completed <= 7, "no more has completed than here");
   }

@@ -33,7 +33,7 @@ void Run(Data data) {
     if (!wrong.empty()) return;
     Require(header.bytes <= kSlotBytes, "a slice fits its slot");
     Require(message.size() == kHeaderBytes + header.bytes, "the payload is all that follows");
-    Require(header.source.region == 0 && header.target.region == 0, "nothing is lent over UCX");
+    Require(header.source.region == 0 && header.target.region == 0, "UCX has no zero copy");
     uint32_t seq = 0;
     std::memcpy(&seq, message.data(), sizeof seq);
     Require(seq == before + 1, "slices come in order");

@@ -42,7 +42,7 @@ struct Network {
 uint64_t Digest(const std::vector<float>& values) {
   uint64_t digest = 0;
   for (const float value : values) digest = Mix64(digest ^ std::bit_cast<uint32_t>(value));
-  return digest | 1;  // a counter that nobody has set is 0
+  return digest | 1;  // a counter that is not set is 0
 }
 
 std::vector<float> Compressed(const char* spec, Collective collective, const Vectors& inputs,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls on memory of ccl_mem_alloc, which peers read and write where it lies: the results have the
-// bits that ordinary buffers give, whoever lends what; what a caller does with its buffers after
-// the call disturbs nobody; and a forked child does not disturb its parent.
+// Zero copy on memory of ccl_mem_alloc: the results have the bits that ordinary buffers give,
+// whichever buffers are registered; what a caller does with its buffers after the call disturbs no
+// peer; and a forked child does not disturb its parent.
 #include <dirent.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -30,27 +30,28 @@ constexpr size_t kMost = 100'000;                    // elements of one vector
 constexpr size_t kBytes = (kRanks + 1) * kMost * 4;  // of a buffer, with room around
 constexpr float kGuard = -77.0f;
 
-uint64_t Lendings() { return fault::Hits(fault::IndexOf("zero_copy.after_publish")); }
+uint64_t References() { return fault::Hits(fault::IndexOf("zero_copy.after_publish")); }
 uint64_t Deliveries() { return fault::Hits(fault::IndexOf("zero_copy.after_delivery")); }
 
 // A buffer of either kind, as floats.
 class Memory {
  public:
-  explicit Memory(bool lent, size_t bytes = kBytes) : lent_(lent), own_(lent ? 0 : bytes / 4) {
-    if (lent) {
+  explicit Memory(bool registered, size_t bytes = kBytes)
+      : registered_(registered), own_(registered ? 0 : bytes / 4) {
+    if (registered) {
       EXPECT_EQ(ccl_mem_alloc(&data_, bytes), CCL_SUCCESS) << ccl_get_last_error(nullptr);
     }
   }
   ~Memory() {
-    if (lent_) ccl_mem_free(data_);
+    if (registered_) ccl_mem_free(data_);
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  float* data() { return lent_ ? static_cast<float*>(data_) : own_.data(); }
+  float* data() { return registered_ ? static_cast<float*>(data_) : own_.data(); }
   void Fill(float value) { std::fill_n(data(), kBytes / 4, value); }
 
  private:
-  const bool lent_;
+  const bool registered_;
   std::vector<float> own_;
   void* data_ = nullptr;
 };
@@ -149,8 +150,8 @@ void InProcesses(const std::function<void(const Side&, ccl_comm_t)>& body, int n
   world.ExpectAllExited();
 }
 
-// Which ranks lend their inputs, and which their results: bit r for rank r.
-struct Lenders {
+// Which ranks have registered inputs, and which registered results: bit r for rank r.
+struct Registered {
   unsigned inputs, results;
 };
 
@@ -163,16 +164,17 @@ bool Everywhere(bool here, ccl_comm_t comm) {
   return all != 0;
 }
 
-TEST_F(RegisteredBuffersTest, SameBitsWhoeverLendsWhat) {
+TEST_F(RegisteredBuffersTest, SameBitsWhicheverBuffersAreRegistered) {
   const uint64_t seed = TestSeed();
   InProcesses([seed](const Side& side, ccl_comm_t comm) {
     Rng rng(seed);  // the same on all ranks
     uint64_t round = 0;
-    for (const Lenders& lenders : {Lenders{0b111, 0b111}, Lenders{0b010, 0b010}, Lenders{0b111, 0},
-                                   Lenders{0, 0b111}, Lenders{0b001, 0b110}}) {
-      Memory send((lenders.inputs >> side.rank() & 1) != 0);
-      Memory recv((lenders.results >> side.rank() & 1) != 0);
-      const uint64_t lendings = Lendings(), deliveries = Deliveries();
+    for (const Registered& ranks :
+         {Registered{0b111, 0b111}, Registered{0b010, 0b010}, Registered{0b111, 0},
+          Registered{0, 0b111}, Registered{0b001, 0b110}}) {
+      Memory send((ranks.inputs >> side.rank() & 1) != 0);
+      Memory recv((ranks.results >> side.rank() & 1) != 0);
+      const uint64_t references = References(), deliveries = Deliveries();
       for (int i = 0; i < (kSanitized ? 12 : 60); ++i) {
         const auto what = static_cast<What>(i % 6);
         Shape shape{.count = 1 + rng.Below(kMost),
@@ -191,19 +193,18 @@ TEST_F(RegisteredBuffersTest, SameBitsWhoeverLendsWhat) {
                                  shape.in_place));
         EXPECT_EQ(RunOnce(what, shape, round++, side.rank(), comm, &send, &recv), 0u);
       }
-      // That it is really this what was tested. Peers map a region at their leisure, and a buffer
-      // of results holds an input in place only: calls that lend for sure may have to come behind
-      // those of this seed.
-      const bool lends = ((lenders.inputs | lenders.results) >> side.rank() & 1) != 0;
-      const bool delivers = (lenders.results & ~(1u << side.rank())) != 0;
+      // The calls have used zero copy. Peers import a region asynchronously, and a buffer of
+      // results holds an input in place only: the calls of this seed may not have been enough.
+      const bool refers = ((ranks.inputs | ranks.results) >> side.rank() & 1) != 0;
+      const bool delivers = (ranks.results & ~(1u << side.rank())) != 0;
       const auto seen = [&] {
-        return (Lendings() > lendings) == lends && (Deliveries() > deliveries) == delivers;
+        return (References() > references) == refers && (Deliveries() > deliveries) == delivers;
       };
       for (int i = 0; i < 50 && !Everywhere(seen(), comm); ++i) {
         const Shape shape{.count = kMost, .in_place = i % 2 == 1};
         EXPECT_EQ(RunOnce(What::kSum, shape, round++, side.rank(), comm, &send, &recv), 0u);
       }
-      EXPECT_EQ(Lendings() > lendings, lends);
+      EXPECT_EQ(References() > references, refers);
       EXPECT_EQ(Deliveries() > deliveries, delivers);
     }
   });
@@ -242,7 +243,7 @@ TEST_F(RegisteredBuffersTest, FreedAtOnceAndAllocatedAgain) {
                   0u);
       }
     }
-    EXPECT_GT(Lendings(), 0u);
+    EXPECT_GT(References(), 0u);
     EXPECT_GT(Deliveries(), 0u);
     EXPECT_LE(Descriptors(), descriptors);
     EXPECT_LE(MappedRegions(), 32u * (kRanks - 1));

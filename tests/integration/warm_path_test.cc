@@ -62,7 +62,7 @@ struct Buffers {
 struct Case {
   std::string name;
   std::function<ccl_result_t(ccl_comm_t, Buffers*, size_t count)> run;
-  bool lent = false;  // memory of ccl_mem_alloc
+  bool registered = false;  // memory of ccl_mem_alloc
 };
 
 ccl_codec_t Codec(const char* spec) {
@@ -111,7 +111,7 @@ std::vector<Case> Cases() {
       Compressed("qsgd_ms:q=4+8"),
   };
   for (size_t i = 0; i < 4; ++i) {
-    cases.push_back({cases[i].name + " on lent buffers", cases[i].run, true});
+    cases.push_back({cases[i].name + " on registered buffers", cases[i].run, true});
   }
   return cases;
 }
@@ -153,37 +153,37 @@ TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
                        {"INCCL_ALGO", "direct"},
                        {"INCCL_HEARTBEAT_TIMEOUT_MS", "600000"},
                        {"INCCL_DEAD_TIMEOUT_MS", "3600000"}});
-  ProcessWorld world({.nranks = 2, .deadline_seconds = 120, .baseline = false},
-                     [](const Side& side) {
-                       ccl_comm_t comm = nullptr;
-                       if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
-                       std::vector<float> ordinary(4 * kMany, 1.5f);
-                       void* lent = nullptr;
-                       if (ccl_mem_alloc(&lent, 4 * kMany * sizeof(float)) != CCL_SUCCESS) {
-                         return 13;
-                       }
-                       const std::vector<Case> cases = Cases();
-                       if (!KernelCalls::StartCounting()) return 11;
-                       for (const Case& c : cases) {
-                         SCOPED_TRACE(c.name);
-                         float* const memory = c.lent ? static_cast<float*>(lent) : ordinary.data();
-                         Buffers buffers{{memory, 2 * kMany}, {memory + 2 * kMany, 2 * kMany}};
-                         for (int i = 0; i < kWarm; ++i) {
-                           EXPECT_EQ(c.run(comm, &buffers, kFew), CCL_SUCCESS);
-                         }
-                         EXPECT_EQ(c.run(comm, &buffers, kMany), CCL_SUCCESS);
-                         const Cost few = Measure(c, comm, &buffers, kFew);
-                         const Cost many = Measure(c, comm, &buffers, kMany);
-                         EXPECT_EQ(few.allocations, 0u);
-                         EXPECT_EQ(many.allocations, 0u);
-                         EXPECT_EQ(few.kernel, 0u) << few.kernel_numbers;
-                         EXPECT_EQ(many.kernel, 0u) << many.kernel_numbers;
-                         EXPECT_LE(many.locks, few.locks);
-                         EXPECT_GT(few.locks, 0u) << "locks are not counted";
-                       }
-                       ccl_mem_free(lent);
-                       return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
-                     });
+  ProcessWorld world(
+      {.nranks = 2, .deadline_seconds = 120, .baseline = false}, [](const Side& side) {
+        ccl_comm_t comm = nullptr;
+        if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+        std::vector<float> ordinary(4 * kMany, 1.5f);
+        void* registered = nullptr;
+        if (ccl_mem_alloc(&registered, 4 * kMany * sizeof(float)) != CCL_SUCCESS) {
+          return 13;
+        }
+        const std::vector<Case> cases = Cases();
+        if (!KernelCalls::StartCounting()) return 11;
+        for (const Case& c : cases) {
+          SCOPED_TRACE(c.name);
+          float* const memory = c.registered ? static_cast<float*>(registered) : ordinary.data();
+          Buffers buffers{{memory, 2 * kMany}, {memory + 2 * kMany, 2 * kMany}};
+          for (int i = 0; i < kWarm; ++i) {
+            EXPECT_EQ(c.run(comm, &buffers, kFew), CCL_SUCCESS);
+          }
+          EXPECT_EQ(c.run(comm, &buffers, kMany), CCL_SUCCESS);
+          const Cost few = Measure(c, comm, &buffers, kFew);
+          const Cost many = Measure(c, comm, &buffers, kMany);
+          EXPECT_EQ(few.allocations, 0u);
+          EXPECT_EQ(many.allocations, 0u);
+          EXPECT_EQ(few.kernel, 0u) << few.kernel_numbers;
+          EXPECT_EQ(many.kernel, 0u) << many.kernel_numbers;
+          EXPECT_LE(many.locks, few.locks);
+          EXPECT_GT(few.locks, 0u) << "locks are not counted";
+        }
+        ccl_mem_free(registered);
+        return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+      });
   world.ExpectAllExited();
 }
 

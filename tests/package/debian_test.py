@@ -47,9 +47,9 @@ def main():
     with tempfile.TemporaryDirectory(prefix="inccl-debian-") as name:
         root = pathlib.Path(name)
         cpack = ["cpack", "--config", str(binary / "CPackConfig.cmake"), "-G", "DEB", "-B", name]
-        nobody = subprocess.run([*cpack, "-D", "CPACK_PACKAGE_CONTACT="], capture_output=True, text=True, check=False,
+        anonymous = subprocess.run([*cpack, "-D", "CPACK_PACKAGE_CONTACT="], capture_output=True, text=True, check=False,
                                 timeout=240, cwd=root)
-        assert nobody.returncode != 0 and "INCCL_PACKAGE_CONTACT" in nobody.stderr, nobody
+        assert anonymous.returncode != 0 and "INCCL_PACKAGE_CONTACT" in anonymous.stderr, anonymous
         assert not list(root.glob("*.deb")), "packages without a maintainer"
         run(*cpack, "-D", f"CPACK_PACKAGE_CONTACT={CONTACT}", cwd=root)
         debs = {d.name.split("_")[0]: d for d in root.glob("*.deb")}

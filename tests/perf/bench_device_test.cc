@@ -142,7 +142,7 @@ TEST(BenchDevice, RanksShareADeviceAsProcessesAndAsThreads) {
   }
 }
 
-// Buffers that the ranks lend each other, between processes by CUDA's handles.
+// Zero copy; processes import each other's buffers by CUDA's handles.
 TEST(BenchDevice, RanksReadEachOthersMemory) {
   for (const std::string ranks : {"--ranks 3", "--threads 3"}) {
     for (const std::string name : {"allreduce", "reduce_scatter", "allgather"}) {

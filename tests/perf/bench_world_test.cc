@@ -40,7 +40,7 @@ TEST(ForkWorld, EveryRankKnowsItself) {
   EXPECT_EQ(seen->load(), 31u);
 }
 
-TEST(ForkWorld, NobodyPassesABarrierEarly) {
+TEST(ForkWorld, NoRankPassesABarrierEarly) {
   struct State {
     std::atomic<int> arrived[200];
     std::atomic<int> early;
@@ -158,7 +158,7 @@ TEST(ForkWorld, RankZeroDyingBeforeTheBroadcastIsAnError) {
   EXPECT_EQ(code->load(), static_cast<int>(Code::kRemoteError));
 }
 
-// Whoever has reached it with all the others knows that, whatever one of them does next.
+// A rank that has reached it with all others knows that, whatever one of them does next.
 TEST(SharedBarrier, AbortComesTooLateForABarrierThatAllHaveReached) {
   for (int round = 0; round < 200; ++round) {
     SharedBarrier barrier{};

@@ -5,7 +5,7 @@
 usage: rerun_after_standstill.py PROGRAM [ARGUMENT...]
 
 A virtual machine may get no processor for a second, or wait as long for its disk. Tests of time
-limits then see what nobody built: peers that are silent because nothing ran. One process for each
+limits then see failures that no code causes: peers that are silent because nothing ran. One process for each
 processor looks at the clock every 20 ms, and the kernel's pressure figures tell of the disk; a test
 that fails is run again only if there was such a standstill while it ran, at most twice. Everything
 it printed stays in the output, with the reason. Exit status: that of the last run.

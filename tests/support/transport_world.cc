@@ -217,7 +217,7 @@ JoinFunction JoinUcx(const UcxOptions& options) {
     std::unique_ptr<UcxTransport> end = Checked(UcxTransport::Create(rank, nranks, options));
     AttachAll(end.get(), rank, Swap(rank, sockets, end->address()));
     const std::byte attached{1};
-    Swap(rank, sockets, {&attached, 1});  // nobody leaves before all are attached
+    Swap(rank, sockets, {&attached, 1});  // no rank leaves before all are attached
     return end;
   };
 }
@@ -440,7 +440,7 @@ JoinFunction JoinComposite(const HostOf& host_of) {
       if (!status.ok()) throw std::runtime_error(status.message());
     }
     const std::byte attached{1};
-    Swap(rank, sockets, {&attached, 1});  // nobody leaves before all are attached
+    Swap(rank, sockets, {&attached, 1});  // no rank leaves before all are attached
     return Compose(rank, nranks, host_of, std::move(shm), std::move(ucx));
   };
 }

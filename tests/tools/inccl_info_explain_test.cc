@@ -234,7 +234,7 @@ TEST(ExplainTest, TheChoiceIsTheTuners) {
   }
 }
 
-// What travels in all, whoever sends it (docs/algorithms.md).
+// What travels in all, from any rank (docs/algorithms.md).
 TEST(ExplainTest, BytesOfTheOtherCollectives) {
   constexpr uint64_t kBytes = 1 << 20;
   for (const int n : {2, 5, 8}) {

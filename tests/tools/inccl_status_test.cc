@@ -149,7 +149,7 @@ TEST_F(StatusProgramTest, SaysOfOtherRanksWhatTheirControlThreadsAnswer) {
     EXPECT_EQ(rank["itself"], rank["rank"] == 0);
     EXPECT_EQ(rank["op"], rank["rank"] == kLate ? 1 : 2);
   }
-  // A stopped process answers nobody.
+  // A stopped process does not answer.
   world.Kill(3, SIGSTOP);
   Await([](const Json& now) { return now[0]["ranks"][3]["state"] == "silent"; });
   world.Kill(3, SIGCONT);

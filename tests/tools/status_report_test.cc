@@ -69,7 +69,7 @@ TEST(StatusReportTest, CirclesHaveNoLateRank) {
 }
 
 TEST(StatusReportTest, WhatARankSaysOfItselfCounts) {
-  // Rank 0 knows of an earlier state of rank 1; nobody has asked rank 2.
+  // Rank 0 knows of an earlier state of rank 1; rank 2 has not been asked.
   const std::vector<Json> answers = {
       Answer(0, {Rank(0, true, 900, {1}), Rank(1, true, 700, {2}), Unknown(2)}),
       Answer(1, {Unknown(0), Rank(1, false, 0, {}), Unknown(2)})};

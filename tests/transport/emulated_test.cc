@@ -92,7 +92,7 @@ class LinkTest : public ::testing::Test {
       *moved = true;
     }
   }
-  // All ranks poll until nobody finds anything, then time goes to the next event.
+  // All ranks poll until none finds anything, then time goes to the next event.
   void Run(std::vector<Flow>* flows) {
     for (Flow& flow : *flows) Open(&flow);
     while (true) {
@@ -109,8 +109,8 @@ class LinkTest : public ::testing::Test {
       if (done) return;
       if (moved) continue;
       const Time next = NextEvent();
-      ASSERT_NE(next, kNever) << "somebody would sleep for ever";
-      ASSERT_GT(next, clock_.now) << "somebody would spin";
+      ASSERT_NE(next, kNever) << "a rank would sleep for ever";
+      ASSERT_GT(next, clock_.now) << "a rank would spin";
       clock_.now = next;
     }
   }
@@ -251,7 +251,7 @@ TEST_F(LinkTest, ACreditOvertakesDataThatWaits) {
   EXPECT_NE(forth.send->TryAcquire()->data, nullptr);
 }
 
-// What arrived while nobody looked was let through then, not when it is looked at.
+// What arrived while no rank looked was let through then, not when it is looked at.
 TEST_F(LinkTest, ASlowConsumerFindsWhatHasArrived) {
   Start(3, 1.0, 0.0);
   Flow a{.from = 1, .to = 0, .bytes = 10000};

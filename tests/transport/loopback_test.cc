@@ -51,7 +51,7 @@ TEST(LoopbackTest, SlicesOutliveTheirSender) {
   RecvLane::Incoming incoming;
   ASSERT_TRUE(*recv->TryPeek(&incoming));
   EXPECT_EQ(incoming.payload[999], std::byte{42});
-  EXPECT_TRUE(recv->Release().ok()) << "rings a wakeup that nobody hears";
+  EXPECT_TRUE(recv->Release().ok()) << "triggers a wakeup event without a waiter";
 }
 
 TEST(LoopbackTest, AFullArenaRefusesAndGoesOn) {

@@ -263,12 +263,12 @@ TEST_F(ShmRegionsTest, AnInputThatBecomesAnOutputIsMappedAgain) {
   ASSERT_TRUE(recv_->Release().ok());
   file.region.writable = true;
   ASSERT_EQ(Export(0, file.region), id);
-  EXPECT_FALSE(ReachableFrom(id)) << "nobody has looked again";
+  EXPECT_FALSE(ReachableFrom(id)) << "the peer has not looked again";
   Look();
   ASSERT_TRUE(ReachableFrom(id));
   file.region.writable = false;
   ASSERT_EQ(Export(0, file.region), id);
-  EXPECT_TRUE(ReachableFrom(id)) << "whoever may write may read";
+  EXPECT_TRUE(ReachableFrom(id)) << "a peer that may write may read";
   ASSERT_TRUE(Publish({.bytes = 7, .source = {id, 0}, .target = {id, 4096}}).ok());
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   std::memcpy(incoming.target, "target", 7);
@@ -291,7 +291,7 @@ TEST_F(ShmRegionsTest, AFileThatAnotherRankSentIsNotTaken) {
 TEST_F(ShmRegionsTest, AFullInboxIsTriedAgain) {
   std::vector<uint32_t> ids;
   std::unique_ptr<File> file;
-  // Nobody looks: more files than the kernel queues (a few hundred).
+  // The peer does not look: more files than the kernel queues (a few hundred).
   for (uint64_t generation = 1; generation <= 4000; ++generation) {
     file = std::make_unique<File>(generation);
     ASSERT_NE(Export(0, file->region), 0u);
@@ -454,7 +454,8 @@ TEST_P(ShmRegionInUseTest, ItsReplacementIsThePeersError) {
   ASSERT_TRUE(*recv_->TryPeek(&incoming));
   ReplaceTheFirst();
   ExpectErrorOfRank0();
-  // Whoever peeked at the slice may still be at work: that reads and writes what it was told of.
+  // A consumer that peeked at the slice may still be at work: that reads and writes what it was
+  // told of.
   if (header.source.region != 0) {
     EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
   }

@@ -106,7 +106,7 @@ TEST(ShmTest, AttachRefusesWhatIsNoPeer) {
       << "no wakeup_event";
   EXPECT_FALSE(
       zero->Attach(1, Dup(fds[0]), Dup(zero->fds_to_share()[1]), Dup(fds[2]), Dup(fds[3])).ok())
-      << "somebody else's wakeup_event";
+      << "the wakeup event of another rank";
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   EXPECT_FALSE(zero->Attach(1, Dup(fds[0]), Dup(fds[1]), Dup(ends[0]), Dup(fds[3])).ok())

@@ -240,7 +240,7 @@ TEST(SimTest, ManyRanks) {
   }
 }
 
-// Rank 0 lends to ranks 1 and 2.
+// Rank 0 exports regions to ranks 1 and 2.
 class SimRegionsTest : public ::testing::Test {
  protected:
   // Registers buffer `n` of memory_ and returns the region's id.

@@ -369,7 +369,7 @@ TEST_P(TcpPeer, WhatArrivedBeforeTheEndIsRead) {
   EXPECT_FALSE(end_->unsent());  // nothing waits for a peer that is gone
 }
 
-TEST_P(TcpPeer, APeerThatDoesNotReadBlocksNobody) {
+TEST_P(TcpPeer, APeerThatDoesNotReadDoesNotBlock) {
   std::unique_ptr<SendLane> lane =
       end_->OpenSend({.producer = 0, .consumers = {1}, .slot_bytes = 4 << 20, .depth = 2}).value();
   Send(Frame(Grant(1, lane->spec())));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One body in n processes: what each of them reported, how it ended, what it printed and whether it
-// left anything behind. Whoever still runs at the deadline has its stacks written down and is
-// killed. Uses the public API only, and no thread, so that forking stays harmless.
+// left anything behind. A process that still runs at the deadline has its stacks written down and
+// is killed. Uses the public API only, and no thread, so that forking stays harmless.
 #ifndef INCCL_TESTS_WORLD_PROCESS_WORLD_H_
 #define INCCL_TESTS_WORLD_PROCESS_WORLD_H_
 
@@ -58,7 +58,7 @@ class Side {
   int nranks() const;
   Report& mine() const { return of(rank_); }
   Report& of(int rank) const;
-  // The unique id: made by whoever asks first among those that may, awaited by the others. Exits
+  // The unique id: made by the first that asks among those that may, awaited by the others. Exits
   // the process if none comes.
   ccl_unique_id_t Id() const;
   // Joins with `config`; the result and its text become the report.

@@ -2,7 +2,7 @@
 //
 // Of the fake driver: memory that processes open of each other, and devices that reach each other.
 // As strict as the strictest of drivers: what is open in a context is not opened there again, and
-// nobody opens memory of his own.
+// no process opens memory of its own.
 #include <cstdio>
 #include <cstring>
 #include <string>

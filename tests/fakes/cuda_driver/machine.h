@@ -224,7 +224,7 @@ inline CUresult Find(CUstream handle, CUstream* found) {
   return CUDA_SUCCESS;
 }
 
-// What a capture that somebody makes in the mode global does not allow.
+// What a capture of any thread in the mode global does not allow.
 inline CUresult Unsafe() {
   Machine& m = Fake();
   const std::lock_guard lock(m.mutex);
