@@ -584,6 +584,19 @@ TEST(HbiFormat, HashMeetsItsDefinition) {
   EXPECT_EQ(hash16(31), 0x2a6du);
   EXPECT_EQ(hash16((uint64_t{1} << 33) + 64), 0x0050u);
   EXPECT_EQ(hash16((uint64_t{1} << 33) + 81), 0x3163u);
+  // mix64 and the salts, computed from docs/format.md.
+  const struct {
+    Salt salt;
+    uint64_t block;
+    uint32_t counter;
+  } kCounters[] = {
+      {Salt::kSum, 5, 0xae9e10c4u},    {Salt::kSum, (1u << 28) + 2, 0xd0c7744fu},
+      {Salt::kResult, 5, 0x11908067u}, {Salt::kResult, (1u << 28) + 2, 0x148241efu},
+      {Salt::kSigns, 5, 0x35fbfb59u},  {Salt::kSigns, (1u << 28) + 2, 0xc411cc72u},
+      {Salt::kGroups, 5, 0x7d8760adu}, {Salt::kGroups, (1u << 28) + 2, 0x08695227u},
+  };
+  for (const auto& c : kCounters) EXPECT_EQ(HashCounter(7, 3, c.block, c.salt), c.counter);
+  EXPECT_EQ(kRoundHalfUp, 32768u);
   EXPECT_EQ(RankShift(0, 3), 0);
   EXPECT_EQ(RankShift(1, 3), 21845);
   EXPECT_EQ(RankShift(2, 3), 43690);
@@ -633,6 +646,22 @@ TEST(HbiFormat, WidthsAndPairs) {
       ASSERT_EQ((v * inverse.times >> 16) >> inverse.shift, v / PairBase(width)) << width;
     }
   }
+}
+
+// M of every code, and the code of M and of its neighbours.
+TEST(HbiFormat, EveryScaleIsTheDefinitions) {
+  for (int code = 1; code <= 252; ++code) {
+    ASSERT_EQ(Magnitude(code), ScaleOf(code)) << code;
+    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(ScaleOf(code)));
+    ASSERT_EQ(CodeOfMagnitude(bits - 1), code);
+    ASSERT_EQ(CodeOfMagnitude(bits), code);
+    ASSERT_EQ(CodeOfMagnitude(bits + 1), code + 1);
+  }
+  EXPECT_EQ(Magnitude(253), 0x1p128);
+  EXPECT_EQ(CodeOfMagnitude(0x7f7fffff), 253);
+  EXPECT_EQ(CodeOfMagnitude(0x7f800000), 255);
+  EXPECT_EQ(CodeOfMagnitude(1), 1);
+  EXPECT_EQ(CodeOfMagnitude(0), 0);
 }
 
 TEST(HbiFormat, CodesAscendByTheirSteps) {
