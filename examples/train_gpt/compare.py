@@ -48,8 +48,8 @@ def run(args):
     unknown = set(names) - set(CONFIGURATIONS)
     if unknown:
         sys.exit(f"--only: expected {', '.join(CONFIGURATIONS)}, got {', '.join(sorted(unknown))}")
-    for name in names:
-        for seed in range(1, args.seeds + 1):
+    for seed in range(1, args.seeds + 1):
+        for name in names:
             log = out / f"{name}.{seed}.jsonl"
             if read(log):
                 continue
@@ -87,6 +87,10 @@ def differences(runs, base, at=-1):
             for seed in sorted(runs) if seed in base]
 
 
+def percent(value):
+    return f"{round(value, 2) + 0.0:+.2f}"  # +0.00 also for what rounds to zero from below
+
+
 def print_table(found):
     base = next(iter(CONFIGURATIONS))
     if base not in found:
@@ -98,7 +102,7 @@ def print_table(found):
         bits = statistics.mean(entries[-1]["bits"] for entries in runs.values())
         more = differences(runs, found[base])
         cells = ["", ""] if name == base or not more else [
-            f"{statistics.mean(more):+.2f} %", f"{min(more):+.2f} to {max(more):+.2f} %"]
+            f"{percent(statistics.mean(more))} %", f"{percent(min(more))} to {percent(max(more))} %"]
         print(f"| {CONFIGURATIONS[name][0]} | {bits:.3g} | {statistics.mean(losses):.4f} "
               f"| {min(losses):.4f} to {max(losses):.4f} | {cells[0]} | {cells[1]} | {len(runs)} |")
 
