@@ -11,7 +11,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build ccache pkg-config python3 libfmt-dev libhwy-dev libssl-dev libgtest-dev
           libopenmpi-dev openmpi-bin libucx-dev libibverbs-dev libhwloc-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev)
-checking=(binutils dpkg-dev file make clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 util-linux iproute2 nftables
+checking=(binutils dpkg-dev file make python3-venv clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 util-linux iproute2 nftables
           mpich)  # for mpiexec.hydra; mpicc and mpiexec stay Open MPI's, which has the higher priority
 
 case "${1:-}" in

@@ -15,7 +15,9 @@ if [ "${1:-}" != --without-torch ]; then
 fi
 if ! .venv/bin/python -c "import $modules" 2> /dev/null; then
   python3 -m venv .venv
-  # The build for CPUs, from its own index: that of PyPI brings the libraries of CUDA.
-  .venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "${packages[@]}"
+  # PyTorch's build for CPUs: from where pip looks by itself, or else from PyTorch's own index. PyPI's build brings CUDA's
+  # libraries.
+  .venv/bin/pip install --quiet "${packages[@]}" ||
+    .venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "${packages[@]}"
 fi
 .venv/bin/python -c "import $modules; print(torch.__version__ if 'torch' in globals() else numpy.__version__)"
