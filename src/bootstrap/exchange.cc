@@ -66,7 +66,7 @@ Status WithOthersGone(const Status& status, const std::vector<Swap>& swaps) {
   std::string others;
   for (size_t i = 0; i < fds.size(); ++i) {
     if ((fds[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) continue;
-    others += (others.empty() ? "; so did " : ", ") + NameOf(*peers[i]);
+    others += (others.empty() ? "; so did peer " : ", peer ") + NameOf(*peers[i]);
   }
   return others.empty() ? status : Status(status.code(), status.message() + others);
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <memory>
 
 #include "bootstrap/socket.h"
 #include "control/status_socket.h"
@@ -27,14 +28,13 @@ Status NoAnswer(const std::string& path, Time limit) {
 std::vector<std::string> FindStatusSockets(const std::string& directory) {
   std::vector<std::string> paths;
   if (!control::IsOwnDirectory(directory).ok()) return paths;
-  DIR* const dir = opendir(directory.c_str());
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(directory.c_str()), &closedir);
   if (dir == nullptr) return paths;
-  while (const dirent* const entry = readdir(dir)) {
+  while (const dirent* const entry = readdir(dir.get())) {
     if (entry->d_name[0] == '.') continue;
     const std::string path = directory + "/" + entry->d_name;
     if (control::IsStatusSocket(path) && !control::RemoveIfStale(path)) paths.push_back(path);
   }
-  closedir(dir);
   std::sort(paths.begin(), paths.end());
   return paths;
 }

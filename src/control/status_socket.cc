@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <memory>
 
 #include "bootstrap/crypto.h"
 
@@ -110,9 +111,9 @@ bool RemoveIfStale(const std::string& path) {
 }
 
 void RemoveStaleIn(const std::string& directory) {
-  DIR* const dir = opendir(directory.c_str());
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(directory.c_str()), &closedir);
   if (dir == nullptr) return;
-  while (const dirent* const entry = readdir(dir)) {
+  while (const dirent* const entry = readdir(dir.get())) {
     const bool half_made = entry->d_name[0] == '.';
     const char* const number = entry->d_name + (half_made ? 1 : 0);
     const pid_t pid = std::atoi(number);
@@ -126,7 +127,6 @@ void RemoveStaleIn(const std::string& directory) {
     }
     (void)RemoveIfStale(path);
   }
-  closedir(dir);
 }
 
 }  // namespace inccl::control

@@ -7,16 +7,22 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 
 #include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/rng.h"
 #include "faults/fault_test.h"
 #include "faults/interposer.h"
@@ -309,10 +315,35 @@ TEST_F(MemoryTest, Row19_EveryAllocationFailsOnceBetweenThreads) {
   }
 }
 
+// A directory in which a process that has ended left a socket for inccl-status, half made.
+class StatusLeftovers {
+ public:
+  StatusLeftovers() : environment_({{"XDG_RUNTIME_DIR", Root()}}) {
+    const std::string directory = root_ + "/inccl";
+    EXPECT_EQ(mkdir(directory.c_str(), 0700), 0);
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    // Above the largest process number of Linux.
+    std::strcpy(address.sun_path, (directory + "/.99999999-0a1b2c3d").c_str());
+    const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  ~StatusLeftovers() { std::filesystem::remove_all(root_); }
+
+ private:
+  const char* Root() {
+    EXPECT_NE(mkdtemp(root_.data()), nullptr);
+    return root_.c_str();
+  }
+
+  std::string root_ = ::testing::TempDir() + "inccl-memory-XXXXXX";
+  const ScopedEnv environment_;
+};
+
 // All of the handles or none; the next creation is as if nothing had been.
 TEST_F(MemoryTest, Row19_CreationBetweenThreads) {
   ForRow("19", "loopback");
   const Watchdog watchdog(100.0 * kSlowness);
+  const StatusLeftovers leftovers;
   std::array<ccl_comm_t, kRanks> comms{};
   interposer::Arm({});
   ASSERT_EQ(ccl_comm_init_all(comms.data(), kRanks, nullptr), CCL_SUCCESS);
