@@ -446,8 +446,10 @@ TEST_F(MemoryTest, Row19_TheEndNeedsNoMemory) {
     for (const int rank : {0, 2}) {
       const ccl_comm_t comm = comms[static_cast<size_t>(rank)];
       EXPECT_NE(ccl_allreduce(&value, &value, 1, CCL_FLOAT32, CCL_SUM, comm, nullptr), CCL_SUCCESS);
-      // The news may come while this rank, a thread of the same process, has no memory either.
-      EXPECT_TRUE(Matches(ccl_get_last_error(comm), "peer 1@|rank 1/3|: out of memory$"))
+      // The news may come while this rank, a thread of the same process, has no memory either; then
+      // it fails itself, and the third rank may see that first.
+      EXPECT_TRUE(Matches(ccl_get_last_error(comm),
+                          "peer 1@|rank 1/3|: out of memory$|peer [02]@.*closed without finalize"))
           << ccl_get_last_error(comm);
     }
     for (const int rank : {0, 2}) {
