@@ -17,7 +17,7 @@ if ! .venv/bin/python -c "import $modules" 2> /dev/null; then
   python3 -m venv .venv
   # PyTorch's build for CPUs: from where pip looks by itself, or else from PyTorch's own index. PyPI's build brings CUDA's
   # libraries.
-  .venv/bin/pip install --quiet "${packages[@]}" ||
+  .venv/bin/pip install --quiet "${packages[@]}" 2> /dev/null ||
     .venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "${packages[@]}"
 fi
 .venv/bin/python -c "import $modules; print(torch.__version__ if 'torch' in globals() else numpy.__version__)"

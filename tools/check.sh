@@ -159,7 +159,7 @@ if [ "$install" = 1 ]; then
 fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
 step "format" check_format
-[ "$all" = 0 ] || python_environment
+[ "$all" = 0 ] || [ "$install" = 0 ] || python_environment
 step "build release" configure_and_build release && test_preset release &&
   step "scorecard" scripts/reliability_report.py --check build/release/results
 if [ "$all" = 1 ]; then

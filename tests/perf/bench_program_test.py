@@ -114,8 +114,8 @@ def check_dead_rank(bench):
 
 def check_progress(bench):
     """A row that takes long shows its iterations on a terminal, and nothing of it stays."""
-    text = in_terminal(bench, "-t", "2", "-b", "4M", "-e", "4M", "-n", "5000", "-w", "5", "-c", "0", columns=300)
-    assert re.search(r"4194304 B float none (out of|in) place: iteration \d+ of 5005", text), text
+    text = in_terminal(bench, "-t", "2", "-b", "16M", "-e", "16M", "-n", "1500", "-w", "5", "-c", "0", columns=300)
+    assert re.search(r"16777216 B float none (out of|in) place: iteration \d+ of 1505", text), text
     assert text.count("\r\x1b[K") >= 2, text
 
 
