@@ -66,6 +66,8 @@ install(FILES
   ${PROJECT_SOURCE_DIR}/examples/mpi.c ${PROJECT_SOURCE_DIR}/examples/threads.c
   ${PROJECT_SOURCE_DIR}/examples/torchrun.py
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/nccl DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
+  COMPONENT development FILES_MATCHING PATTERN "*.c" PATTERN "*.h" PATTERN "*.md")
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/train_gpt DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
   COMPONENT development FILES_MATCHING PATTERN "*.py" PATTERN "*.md" PATTERN "*.txt")
 
@@ -76,7 +78,7 @@ else()
   file(RELATIVE_PATH inccl_rpath /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CMAKE_INSTALL_LIBDIR})
   set(inccl_rpath "$ORIGIN/${inccl_rpath}")
 endif()
-set(inccl_programs inccl-info inccl-status inccl-tune accuracy limits)
+set(inccl_programs inccl-info inccl-status inccl-doctor inccl-tune accuracy limits)
 foreach(name allreduce reduce_scatter allgather broadcast reduce alltoall gather scatter sendrecv)
   list(APPEND inccl_programs ${name}_bench)
 endforeach()

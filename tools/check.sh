@@ -3,13 +3,15 @@
 # Installs what is missing, builds a release and runs every test. Goes on after a failure; exit status 0 if all is well.
 #
 # usage: tools/check.sh [--all | --long] [--no-install] [-j JOBS]
-#   --all          also: PyTorch, in .venv, for its tests; RDMA in a virtual machine, if its packages are installed; the
-#                  tests under the address and undefined-behaviour sanitizers, those with threads under the thread
-#                  sanitizer, which is clang's; lints of what has changed since everything was last linted
-#   --long         all that, lints of everything, the tests seen by clang, the codecs' tests for 64-bit ARM in an emulator,
-#                  every fuzz target for a minute, edits of the compressed format that its tests must notice, stress tests
-#                  of 10^5 operations on one host and on four, 256 ranks over TCP, 600 rounds of ranks that die and are cut
-#                  off (5 minutes or more; INCCL_TEST_ROUNDS), and 10 minutes in which processors are scarce
+#   --all          also: PyTorch, in .venv, for its tests, which counts as a failure if it cannot be installed; RDMA in a
+#                  virtual machine, if its packages are installed; the tests under the address and undefined-behaviour
+#                  sanitizers, those with threads under the thread sanitizer, which is clang's; lints of what has changed
+#                  since everything was last linted
+#   --long         all that, lints of everything, the tests seen by clang, PyTorch's own tests of its backends, the codecs'
+#                  tests for 64-bit ARM in an emulator, every fuzz target for a minute, edits of the compressed format
+#                  that its tests must notice, stress tests of 10^5 operations on one host and on four, 256 ranks over
+#                  TCP, 600 rounds of ranks that die and are cut off (5 minutes or more; INCCL_TEST_ROUNDS), and 10 minutes
+#                  in which processors are scarce
 #   --no-install   installs nothing
 #   -j JOBS        parallel compilations and tests (default: the cores)
 #
@@ -25,7 +27,7 @@ while [ $# -gt 0 ]; do
     --long) all=1 long=1 ;;
     --no-install) install=0 ;;
     -j) shift; jobs=${1:?} ;;
-    *) sed -n 's/^# \{0,1\}//; 5,14p' "$0" >&2; exit 2 ;;
+    *) sed -n 's/^# \{0,1\}//; 5,16p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -125,15 +127,12 @@ lint_changed() {
   [ ${#files[@]} -gt 0 ] || { echo "nothing has changed"; return 0; }
   printf '%s\n' "${files[@]}" | sort -u | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/release
 }
-# PyTorch, in .venv, for the tests of inccl.torch; where it cannot be had they are skipped.
+# PyTorch, in .venv, for the tests of inccl.torch. --all requires it where it may install it; else they are skipped.
 python_environment() {
-  local log=$logs/Python_environment.log begin=$SECONDS
-  echo "== Python environment"
-  if timeout 900 scripts/python_environment.sh > "$log" 2>&1; then
-    summary+=("Python environment: ok, PyTorch $(tail -n 1 "$log"), $((SECONDS - begin)) s")
-  else
-    tail -n 5 "$log"
-    summary+=("Python environment: none, tests of PyTorch are skipped, $((SECONDS - begin)) s, $log")
+  if [ "$all" = 1 ] && [ "$install" = 1 ]; then
+    step "Python environment" timeout 900 scripts/python_environment.sh
+  elif ! .venv/bin/python -c "import torch" 2> /dev/null; then
+    summary+=("Python environment: skipped, and with it the tests of PyTorch, unless another Python has it")
   fi
 }
 # The transport verbs on soft RoCE, in a virtual machine; skipped where this machine has none.
@@ -147,6 +146,14 @@ soft_roce() {
     *) tail -n 60 "$log"; summary+=("soft RoCE: FAILED, $log") failed=$((failed + 1)) ;;
   esac
 }
+pytorch_tests() {
+  local rc=77
+  if [ -x .venv/bin/python ]; then
+    rc=0
+    INCCL_LIBRARY=$PWD/build/release/src/libinccl.so INCCL_CONF_FILE=/dev/null .venv/bin/python scripts/pytorch_tests.py || rc=$?
+  fi
+  [ $rc -eq 0 ] || { [ $rc -eq 77 ] && [ "$install" = 0 ]; }
+}
 scale() { INCCL_TEST_RANKS=256 build/release/tests/integration_tests --source=scale_test.cc; }
 load() { INCCL_TEST_OPERATIONS=50000 build/release/tests/integration_tests --gtest_filter='LoadTest.Mixed*'; }
 scarce() { INCCL_TEST_SECONDS=600 build/release/tests/integration_tests --gtest_filter='LoadTest.NoRank*'; }
@@ -159,7 +166,7 @@ if [ "$install" = 1 ]; then
 fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
 step "format" check_format
-[ "$all" = 0 ] || [ "$install" = 0 ] || python_environment
+python_environment
 step "build release" configure_and_build release && test_preset release &&
   step "scorecard" scripts/reliability_report.py --check build/release/results
 if [ "$all" = 1 ]; then
@@ -172,6 +179,7 @@ fi
 if [ "$long" = 1 ]; then
   step "lint" lint "^$PWD/(src|perf|tools)/.*\.cc$"
   step "tests with clang" clang_tests
+  step "tests of PyTorch" pytorch_tests
   step "64-bit ARM" scripts/check_aarch64.sh -j "$jobs"
   step "format edits" scripts/mutate_format.py -j "$jobs"
   step "stress" stress

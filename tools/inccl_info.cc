@@ -14,6 +14,7 @@
 
 #include "base/escaped.h"
 #include "base/max_ranks.h"
+#include "bootstrap/interfaces.h"
 #include "inccl/ccl.h"
 #include "init/options.h"
 #include "tools/info/dump.h"
@@ -98,6 +99,8 @@ int RunExplain(const Options& options) {
   config.channels = options.channels;
   Result<InitOptions> resolved = ResolveOptions(&config);
   if (!resolved.ok()) return Fail(kBadConfiguration, resolved.status().message());
+  // Of this machine, where ranks would take the slowest of all.
+  resolved->comm.tuner_table.SetLink(bootstrap::LinkMbps(resolved->environment.socket_ifname));
   Result<Explanation> explanation = Explain(*request, resolved->comm);
   if (!explanation.ok()) return Fail(kBadCommandLine, explanation.status().message());
   const Json section = ExplainSection(*request, resolved->comm, *explanation);

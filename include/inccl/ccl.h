@@ -137,6 +137,9 @@ typedef struct ccl_stream*
     ccl_stream_t; /**< An order of asynchronous calls; with NULL a call waits. */
 typedef struct ccl_codec* ccl_codec_t;       /**< A parsed codec specification. */
 typedef struct ccl_residual* ccl_residual_t; /**< What calls left out of a vector. */
+typedef struct ccl_reducer* ccl_reducer_t;   /**< A parsed reducer specification. */
+typedef struct ccl_reducer_state*
+    ccl_reducer_state_t; /**< What a reducer keeps of a tensor between calls. */
 
 /**
  * Options of a communicator. The caller initializes them with CCL_CONFIG_INIT. Zero or NULL means
@@ -144,8 +147,9 @@ typedef struct ccl_residual* ccl_residual_t; /**< What calls left out of a vecto
  */
 typedef struct {
   size_t size;
-  int blocking; /**< 1: creation waits. 0: creation returns CCL_IN_PROGRESS at once, and the
-                   communicator can be used when ccl_comm_get_async_error no longer returns that. */
+  int blocking; /**< 1: creation waits. 0: creation, also by split and shrink, returns
+                   CCL_IN_PROGRESS at once, and the communicator can be used when
+                   ccl_comm_get_async_error no longer returns that. */
   const char*
       codec; /**< Default codec of compressed calls; if NULL, INCCL_CODEC, then "hbi:bits=6". */
   const char* algorithm; /**< As INCCL_ALGO: "ring", "tree", "recursive_doubling", "direct", and on
@@ -199,7 +203,9 @@ typedef struct ccl_compression_stats {
                                  */
   uint64_t poisoned_blocks; /**< Blocks of 32 elements in superblocks with a NaN or infinity on some
                                rank; their result is NaN. */
-  int compressed; /**< 0: the call ran uncompressed because of its type, reduction or size. */
+  int compressed; /**< 0: the call ran uncompressed because of its type, reduction or size. Written
+                     last: a caller that has set -1 sees with an acquiring load when the others are
+                     valid. */
 } ccl_compression_stats_t;
 #define CCL_COMPRESSION_STATS_INIT \
   { sizeof(ccl_compression_stats_t), 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0 }
@@ -276,8 +282,15 @@ CCL_API ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* d
 /**
  * Divides a communicator: ranks with equal `color` (>= 0) form a new one, ordered by `key` and,
  * where keys are equal, by their rank in `comm`. With CCL_SPLIT_NOCOLOR a rank takes part and gets
- * NULL. Collective over `comm`, in the order of its calls; waits. If `comm` fails, for example
- * because a rank of it dies, the split ends with the error of `comm`. config NULL: that of `comm`.
+ * NULL. Collective over `comm`, in the order of its calls. If `comm` fails, for example because a
+ * rank of it dies, the split ends with the error of `comm`. config NULL: that of `comm`.
+ *
+ * Waits, unless the configuration of the new communicator says blocking = 0. Then it returns
+ * CCL_IN_PROGRESS, *newcomm is set (NULL without a color), and until the split has ended
+ * ccl_comm_get_async_error says CCL_IN_PROGRESS of both communicators and calls on them are
+ * CCL_INVALID_ARGUMENT, except queries of `comm`, ccl_comm_revoke, abort and destroy: if `comm`
+ * ends, the split fails; the new communicator may be ended at any time. An error is that of the new
+ * communicator.
  */
 CCL_API ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* newcomm,
                                     const ccl_config_t* config);
@@ -291,7 +304,8 @@ CCL_API ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_com
  * meanwhile. The caller must still destroy or abort `comm` afterwards. All ranks that get the new
  * communicator agree on its members. `excluded` may be NULL if nexcluded is 0. config NULL: that of
  * `comm`. An excluded rank that calls it anyway gets CCL_INVALID_USAGE. If ranks do not call it,
- * the others get CCL_TIMEOUT at the init deadline, with their names.
+ * the others get CCL_TIMEOUT at the init deadline, with their names. With blocking = 0 as
+ * ccl_comm_split.
  */
 CCL_API ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded,
                                      ccl_comm_t* newcomm, const ccl_config_t* config, int flags);
@@ -340,7 +354,8 @@ CCL_API ccl_result_t ccl_comm_set_timeout(ccl_comm_t comm, int op_timeout_ms);
 
 /**
  * Writes the communicator's sticky error; CCL_SUCCESS if there is none; CCL_IN_PROGRESS while it is
- * being created (blocking = 0) or finalized. Never blocks; any thread may call it.
+ * being created (blocking = 0), divided (a split or shrink with blocking = 0) or finalized. Never
+ * blocks; any thread may call it.
  */
 CCL_API ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error);
 
@@ -575,16 +590,19 @@ typedef struct {
  * it does not change, and then sets the residual to z minus what z counts as in the sum: what the
  * rounding, a dropped superblock or a selection has left out of this rank's contribution. Errors
  * that several ranks make together (the second quantization of hbi with ag=requant, the rounding of
- * partial sums) stay out of it. The arithmetic is in fp32, for CCL_FLOAT64 in fp64. An error that
- * is not finite leaves a residual of 0. A call that fails does not change the residual.
+ * partial sums) stay out of it. With the codecs onebit and dither it also holds what this rank
+ * leaves out of the totals that it alone encodes for all ranks, and adds that to its next totals.
+ * The arithmetic is in fp32, for CCL_FLOAT64 in fp64. An error that is not finite leaves a residual
+ * of 0. A call that fails does not change the residual.
  *
  * Takes part in calls of the types CCL_FLOAT32, CCL_FLOAT16, CCL_BFLOAT16 and CCL_FLOAT64 with
  * CCL_SUM or CCL_AVG whose `send` has `count` elements; also if the call runs uncompressed, which
  * leaves a residual of zero, but for the rounding to a type of 2 bytes. Each rank has its own, and
  * a rank may pass one where others pass NULL. The memory is on the host: three vectors of the
- * storage type; calls on device memory then compress on the host. One call at a time uses a
- * residual: on one stream, or one after the other; else a call fails with CCL_INVALID_USAGE, and so
- * do the functions below. config may be NULL.
+ * storage type, and for totals 12 bytes per element of this rank's part; calls on device memory
+ * then compress on the host. One call at a time uses a residual: on one stream, or one after the
+ * other; else a call fails with CCL_INVALID_USAGE, and so do the functions below. config may be
+ * NULL.
  */
 CCL_API ccl_result_t ccl_residual_create(ccl_residual_t* residual, size_t count,
                                          const ccl_residual_config_t* config);
@@ -598,7 +616,10 @@ CCL_API ccl_result_t ccl_residual_destroy(ccl_residual_t residual);
  */
 CCL_API ccl_result_t ccl_residual_set_scale(ccl_residual_t residual, float scale);
 
-/** Writes the residual to `values`, e.g. into a checkpoint. `count` must be that of creation. */
+/**
+ * Writes the residual to `values`, e.g. into a checkpoint; what was left out of totals is added.
+ * `count` must be that of creation.
+ */
 CCL_API ccl_result_t ccl_residual_export(ccl_residual_t residual, float* values, size_t count);
 
 /** Replaces the residual by `values`. `count` must be that of creation. */
@@ -662,6 +683,81 @@ CCL_API ccl_result_t ccl_allgather_compressed(const void* send, void* recv, size
                                               ccl_datatype_t type,
                                               const ccl_compression_t* compression, ccl_comm_t comm,
                                               ccl_stream_t stream);
+
+/* ---------------------------------------------------------------- reducers */
+
+/**
+ * Parses the specification of a reducer, "method:key=value,...|codec": a sparse, low-rank or
+ * sketching method, and the codec through which its values travel ("none" if there is no '|'), as
+ * in "topk:k=0.01|fp16". docs/reducers.md lists all methods and their keys, with formulas and
+ * sources. An unknown method or key, a bad value or a contradiction is CCL_INVALID_ARGUMENT, and
+ * the message names it. The reducer never changes; any thread may use it at any time.
+ */
+CCL_API ccl_result_t ccl_reducer_create(ccl_reducer_t* reducer, const char* spec);
+
+/**
+ * Writes the canonical specification: all keys, sorted, NUL-terminated. CCL_INVALID_ARGUMENT if
+ * `size` is too small (the message has the size needed; 512 is enough in this version).
+ */
+CCL_API ccl_result_t ccl_reducer_spec(ccl_reducer_t reducer, char* buffer, size_t size);
+
+/** Frees a reducer; its states stay valid. NULL is ignored. */
+CCL_API ccl_result_t ccl_reducer_destroy(ccl_reducer_t reducer);
+
+/**
+ * Makes the state of a row-major tensor of `rows` x `cols` elements (at most 2^32 - 1) of type
+ * CCL_FLOAT32, CCL_FLOAT16 or CCL_BFLOAT16; a vector has one row or one column. It holds the
+ * residual (error feedback, unless the specification says residual=0), which is zero, a warm start
+ * where the method has one, and the number of calls. Each rank makes its own, of equal shape. The
+ * memory is on the host: up to four fp32 vectors of rows * cols. One call at a time uses a state:
+ * on one stream, or one after the other; else a call fails with CCL_INVALID_USAGE, and so do the
+ * functions below.
+ */
+CCL_API ccl_result_t ccl_reducer_state_create(ccl_reducer_state_t* state, ccl_reducer_t reducer,
+                                              size_t rows, size_t cols, ccl_datatype_t type);
+
+/** Frees a state; calls that use it must have completed. NULL is ignored. */
+CCL_API ccl_result_t ccl_reducer_state_destroy(ccl_reducer_state_t state);
+
+/** Sets residual, warm start and number of calls to those of a new state. */
+CCL_API ccl_result_t ccl_reducer_state_reset(ccl_reducer_state_t state);
+
+/**
+ * Writes the state to `data`, e.g. into a checkpoint, and its bytes to *size. *size is the room at
+ * `data`; with data NULL only *size is written. CCL_INVALID_ARGUMENT if the room is too small. Each
+ * rank has its own residual, so each rank exports.
+ */
+CCL_API ccl_result_t ccl_reducer_state_export(ccl_reducer_state_t state, void* data, size_t* size);
+
+/**
+ * Replaces the state by one that ccl_reducer_state_export has written for an equal specification
+ * and shape. Anything else is CCL_INVALID_ARGUMENT and changes nothing.
+ */
+CCL_API ccl_result_t ccl_reducer_state_import(ccl_reducer_state_t state, const void* data,
+                                              size_t size);
+
+/** As ccl_residual_rollback, for a state. */
+CCL_API ccl_result_t ccl_reducer_state_rollback(ccl_reducer_state_t state, uint64_t operation);
+
+/**
+ * An all-reduce of the state's tensor by its reducer: some elements, factors or sketches travel, in
+ * one or more rounds, through the reducer's codec. The result approximates the sum (or the average)
+ * of send + residual over the ranks, and is bit-identical on all ranks; the residual becomes what
+ * this call has left out of this rank's part. `send` and `recv` hold rows * cols elements; in
+ * place: send == recv. op is CCL_SUM or CCL_AVG. Arithmetic is in fp32.
+ *
+ * Of `compression`, which may be NULL, seed, step and stats count; codec and residual must be NULL,
+ * because the reducer and the state have their own. step 0: the state's number of calls, which must
+ * be equal on all ranks. Steps should count up by one. In the stats, error_bound is infinite, and
+ * bits and ratio compare the bytes of all rounds with an uncompressed all-reduce.
+ *
+ * It is one call: one number in the order of calls, whose specification, shape, type, op, seed and
+ * step ranks compare. A call that fails leaves the state as it was. Calls on device memory run on
+ * copies in host memory. A communicator of one rank runs the method, too.
+ */
+CCL_API ccl_result_t ccl_allreduce_reduced(const void* send, void* recv, ccl_reducer_state_t state,
+                                           ccl_redop_t op, const ccl_compression_t* compression,
+                                           ccl_comm_t comm, ccl_stream_t stream);
 
 #ifdef __cplusplus
 }

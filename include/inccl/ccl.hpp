@@ -182,6 +182,22 @@ class [[nodiscard]] Communicator {
                                       get(), stream.get());
     });
   }
+  /// ccl_allreduce_reduced. `how` has no codec and no residual.
+  template <typename S, typename R>
+  Status AllReduceReduced(const S& send, R&& recv, ReducerState& state, ccl_redop_t op,
+                          const Compression& how = {}, const Stream& stream = {}) noexcept {
+    const auto b = detail::MakeBuffers(send, recv);
+    if (b.send.size() != state.size()) return Mismatch("send", b.send.size(), state.size());
+    if (b.recv.size() != state.size()) return Mismatch("recv", b.recv.size(), state.size());
+    if (b.kType != state.type()) {
+      (void)ccl_allreduce(nullptr, nullptr, SIZE_MAX, CCL_INT8, CCL_SUM, get(), nullptr);
+      return {CCL_INVALID_ARGUMENT, "state: made for another type of elements"};
+    }
+    return Compressed(how, [&](const ccl_compression_t* c) {
+      return ccl_allreduce_reduced(b.send.data(), b.recv.data(), state.get(), op, c, get(),
+                                   stream.get());
+    });
+  }
   /// send has a segment of recv's size for each rank.
   template <typename S, typename R>
   Status ReduceScatter(const S& send, R&& recv, ccl_redop_t op,

@@ -40,6 +40,7 @@ struct Options {
   uint64_t count = 0;               // 0: a file's own length, 2^17 for the generators
   uint64_t repeats = 4;
   uint64_t steps = 0;
+  bool residual = false;
   uint64_t seed = 0;
   float scale = 1;          // of the inputs
   std::string layers_file;  // "": no layers
@@ -67,6 +68,10 @@ constexpr Known kEvery[] = {
     {"mxfp8", ""},
     {"mxfp8", "direct"},
     {"lossless", ""},
+    {"onebit", ""},
+    {"dither:bits=4", ""},
+    {"dither:bits=4,levels=pow2", ""},
+    {"dither:bits=2,norm=l2,sparse=1", ""},
     {"qsgd:q=4", ""},
     {"qsgd:q=5", ""},
     {"qsgd:q=6", ""},
@@ -134,7 +139,7 @@ Result<Row> Measure(const Options& options, const std::vector<Vectors>& samples,
     row.layer = options.layers[l].name;
   }
   if (options.steps != 0) {
-    Result<StepErrors> errors = OverSteps(way, samples[0], options.steps);
+    Result<StepErrors> errors = OverSteps(way, samples[0], options.steps, options.residual);
     if (!errors.ok()) return errors.status();
     row.bias = errors->vnmse_of_mean;
   }
@@ -262,6 +267,7 @@ void AddOptions(CLI::App* app, Options* options) {
       ->check(CLI::Range(1, 1000));
   app->add_option("--steps", options->steps, "steps whose mean shows the bias (default 0: none)")
       ->check(CLI::Range(0, 100000));
+  app->add_flag("--residual", options->residual, "the steps feed back errors (needs --steps)");
   app->add_option("--seed", options->seed, "seed of the first run's data (default 0)");
   app->add_option("--scale", options->scale, "factor of the inputs, in fp32 (default 1)");
   app->add_option("--layers", options->layers_file,

@@ -7,9 +7,12 @@
 
 namespace inccl::tools {
 
-Result<StepErrors> OverSteps(const Way& way, const Vectors& inputs, uint64_t steps) {
+Result<StepErrors> OverSteps(const Way& way, const Vectors& inputs, uint64_t steps, bool residual) {
   Result<std::unique_ptr<Ranks>> ranks = Ranks::Create(way, static_cast<int>(inputs.size()));
   if (!ranks.ok()) return ranks.status();
+  if (residual) {
+    if (Status s = (*ranks)->UseResiduals(inputs[0].size()); !s.ok()) return s;
+  }
   const std::vector<double> exact = ExactSum(inputs);
   std::vector<double> mean(exact.size(), 0.0);
   StepErrors errors;

@@ -17,8 +17,10 @@ struct StepErrors {
   double vnmse_of_mean = 0;  // of the mean of the results: vnmse / steps if there is no bias
 };
 
-// Steps 1 to `steps`.
-Result<StepErrors> OverSteps(const Way& way, const Vectors& inputs, uint64_t steps);
+// Steps 1 to `steps`. `residual`: each rank feeds its errors back, so the mean is of what has
+// arrived of all steps.
+Result<StepErrors> OverSteps(const Way& way, const Vectors& inputs, uint64_t steps,
+                             bool residual = false);
 
 }  // namespace inccl::tools
 

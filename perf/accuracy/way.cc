@@ -26,7 +26,7 @@ Status FromResult(ccl_result_t result, ccl_comm_t comm, const std::string& what)
 // from rings.
 std::string UsualAlgorithm(const std::string& spec) {
   if (spec.find("ref=ring") != std::string::npos) return "ring";
-  for (const char* sums : {"hbi", "qsgd", "randk"}) {
+  for (const char* sums : {"hbi", "qsgd", "randk", "onebit", "dither"}) {
     if (spec.starts_with(sums)) return "direct";
   }
   return "ring";
@@ -76,7 +76,17 @@ Result<std::unique_ptr<Ranks>> Ranks::Create(const Way& way, int nranks) {
   return ranks;
 }
 
+Status Ranks::UseResiduals(size_t count) {
+  for (size_t r = residuals_.size(); r < comms_.size(); ++r) {
+    const ccl_result_t made =
+        ccl_residual_create(&residuals_.emplace_back(nullptr), count, nullptr);
+    if (Status s = FromResult(made, nullptr, "ccl_residual_create"); !s.ok()) return s;
+  }
+  return {};
+}
+
 Ranks::~Ranks() {
+  for (ccl_residual_t residual : residuals_) ccl_residual_destroy(residual);
   for (ccl_comm_t comm : comms_) ccl_comm_destroy(comm);
   ccl_codec_destroy(codec_);
 }
@@ -110,6 +120,7 @@ Result<Sum> Ranks::Take(const Vectors& inputs, uint64_t step) {
       how.codec = codec_;
       how.step = step;
       how.stats = &stats[r];
+      if (!residuals_.empty()) how.residual = residuals_[r];
       const ccl_result_t result =
           ccl_allreduce_compressed(inputs[r].data(), outputs[r].data(), inputs[r].size(),
                                    CCL_FLOAT32, CCL_SUM, &how, comms_[r], nullptr);

@@ -43,6 +43,8 @@ class Ranks {
  public:
   static Result<std::unique_ptr<Ranks>> Create(const Way& way, int nranks);
   ~Ranks();
+  // Sums from now on feed back errors of vectors of `count` elements.
+  Status UseResiduals(size_t count);
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
@@ -59,6 +61,7 @@ class Ranks {
   Way way_;
   ccl_codec_t codec_ = nullptr;
   std::vector<ccl_comm_t> comms_;
+  std::vector<ccl_residual_t> residuals_;  // by rank, or none
 };
 
 }  // namespace inccl::tools

@@ -90,22 +90,29 @@ Status Check(const Call& call) {
   return CheckOverlap(call, extent);
 }
 
+// Fills in a call and checks its arguments. `type` and `op` may be no values of their types.
+Status Make(Collective collective, const void* send, void* recv, size_t count,
+            const ccl_datatype_t& type, const ccl_redop_t& op, int root, ccl_comm_t comm,
+            Call* call) {
+  call->collective = collective;
+  call->nranks = comm->impl->nranks();
+  call->rank = comm->impl->rank();
+  call->root = root;
+  call->count = count;
+  call->send = send;
+  call->recv = recv;
+  if (Status status = SetTypeAndOp(type, op, comm, call); !status.ok()) return status;
+  return Check(*call);
+}
+
 // `complete` sets the rest of the call, whose arguments have been checked.
 template <typename Complete>
 ccl_result_t Run(Collective collective, const void* send, void* recv, size_t count,
                  ccl_datatype_t type, ccl_redop_t op, int root, ccl_comm_t comm,
                  ccl_stream_t stream, Complete&& complete) {
   return Submit(comm, stream, [&](Call* call) -> Status {
-    call->collective = collective;
-    call->nranks = comm->impl->nranks();
-    call->rank = comm->impl->rank();
-    call->root = root;
-    call->count = count;
-    call->send = send;
-    call->recv = recv;
-    if (Status status = SetTypeAndOp(type, op, comm, call); !status.ok()) return status;
-    if (Status status = Check(*call); !status.ok()) return status;
-    return complete(call);
+    Status made = Make(collective, send, recv, count, type, op, root, comm, call);
+    return made.ok() ? complete(call) : made;
   });
 }
 
@@ -176,6 +183,26 @@ ccl_result_t RunCompressed(Collective collective, const void* send, void* recv, 
   });
 }
 
+// Completes an all-reduce by the reducer of `state`, which has set type and count.
+Status TakeReducer(ccl_reducer_state_t state, const ccl_compression_t* compression, Call* call) {
+  if (call->op != ReduceOp::kSum && call->op != ReduceOp::kAvg) {
+    return InvalidArgument(fmt::format("op: {} is neither sum nor avg", Name(call->op)));
+  }
+  ccl_compression_t options;
+  if (Status status = ReadOptions(compression, &options); !status.ok()) return status;
+  if (options.codec != nullptr) {
+    return InvalidArgument("compression->codec: must be NULL: the reducer names its codec");
+  }
+  if (options.residual != nullptr) {
+    return InvalidArgument("compression->residual: must be NULL: the state has its own");
+  }
+  call->seed = options.seed;
+  call->step = options.step;
+  call->stats = options.stats;
+  call->reducer = state->impl;
+  return Status::Ok();
+}
+
 }  // namespace
 }  // namespace inccl
 
@@ -242,4 +269,16 @@ ccl_result_t ccl_allgather_compressed(const void* send, void* recv, size_t sendc
                                       ccl_comm_t comm, ccl_stream_t stream) {
   return inccl::RunCompressed(Collective::kAllGather, send, recv, sendcount, type, CCL_SUM,
                               compression, comm, stream);
+}
+
+ccl_result_t ccl_allreduce_reduced(const void* send, void* recv, ccl_reducer_state_t state,
+                                   ccl_redop_t op, const ccl_compression_t* compression,
+                                   ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Submit(comm, stream, [&](inccl::Call* call) -> inccl::Status {
+    if (inccl::Status status = inccl::CheckReducerState(state); !status.ok()) return status;
+    const inccl::TensorDesc& tensor = state->impl->tensor();
+    inccl::Status made = inccl::Make(Collective::kAllReduce, send, recv, tensor.count(),
+                                     static_cast<ccl_datatype_t>(tensor.type), op, 0, comm, call);
+    return made.ok() ? inccl::TakeReducer(state, compression, call) : made;
+  });
 }

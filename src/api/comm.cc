@@ -198,6 +198,11 @@ ccl_result_t ccl_comm_destroy(ccl_comm_t comm) {
   if (comm == nullptr) return CCL_SUCCESS;
   return Guarded([&]() -> Status {
     if (Status status = inccl::TakeForFree(comm); !status.ok()) return status;
+    if (!comm->delivered.exchange(true)) return Status::Ok();
+    if (comm->state.load() == ccl_comm::State::kDividing) {
+      inccl::AbortAndFree(comm);
+      return Status::Ok();
+    }
     // If it is still being created, the creation stops.
     comm->cancelled.store(true);
     inccl::FreeComm(comm);
@@ -209,15 +214,7 @@ ccl_result_t ccl_comm_abort(ccl_comm_t comm) {
   if (comm == nullptr) return CCL_SUCCESS;
   return Guarded([&]() -> Status {
     if (Status status = inccl::TakeForFree(comm); !status.ok()) return status;
-    comm->cancelled.store(true);
-    if (comm->state.load() == ccl_comm::State::kCreating) comm->background.join();
-    if (comm->impl != nullptr) {
-      comm->impl->AbortAll(inccl::CatchOutOfMemory([&] {
-        return inccl::RemoteError(
-            fmt::format("{} aborted the communicator", comm->impl->rank_name()));
-      }));
-    }
-    inccl::FreeComm(comm);
+    if (comm->delivered.exchange(true)) inccl::AbortAndFree(comm);
     return Status::Ok();
   });
 }

@@ -73,6 +73,39 @@ Pool<ccl_residual>& Residuals() {
   return *pool;
 }
 
+Pool<ccl_reducer>& Reducers() {
+  static auto* const pool = new Pool<ccl_reducer>;
+  return *pool;
+}
+
+Pool<ccl_reducer_state>& ReducerStates() {
+  static auto* const pool = new Pool<ccl_reducer_state>;
+  return *pool;
+}
+
+// A handle that is valid from now on.
+template <typename T>
+T* TakeValid(Pool<T>* pool) {
+  T* const handle = pool->Take();
+  handle->magic.store(T::kMagic);
+  return handle;
+}
+
+template <typename T>
+void Invalidate(T* handle, Pool<T>* pool) {
+  handle->magic.store(0);
+  handle->Clear();
+  pool->Give(handle);
+}
+
+// `name`: of the argument; `what`: what it must be.
+template <typename T>
+Status CheckHandle(const T* handle, const char* name, const char* what) {
+  if (handle == nullptr) return InvalidArgument(fmt::format("{}: NULL", name));
+  if (handle->magic.load() == T::kMagic) return Status::Ok();
+  return InvalidArgument(fmt::format("{}: not {}, or destroyed", name, what));
+}
+
 std::atomic<uint64_t> fork_generation{0};
 
 Status NoCommunicator() { return InvalidArgument("comm: not a communicator, or destroyed"); }
@@ -80,16 +113,6 @@ Status NoCommunicator() { return InvalidArgument("comm: not a communicator, or d
 Status OfParent() {
   return InvalidUsage(
       "comm: made before fork(); a child process cannot use its parent's communicators");
-}
-
-void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made) {
-  if (made.ok()) {
-    comm->impl = *std::move(made);
-    comm->state.store(ccl_comm::State::kReady);
-  } else {
-    comm->creation_error = made.status();
-    comm->state.store(ccl_comm::State::kFailed);
-  }
 }
 
 Status CreateNow(ccl_comm_t* comm, const InitOptions& options, const Creation& creation) {
@@ -133,6 +156,16 @@ Status CreateInBackground(ccl_comm_t* comm, const InitOptions& options, Creation
 }
 
 }  // namespace
+
+void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made) {
+  if (made.ok()) {
+    comm->impl = *std::move(made);
+    comm->state.store(ccl_comm::State::kReady);
+  } else {
+    comm->creation_error = made.status();
+    comm->state.store(ccl_comm::State::kFailed);
+  }
+}
 
 uint64_t ForkGeneration() {
   [[maybe_unused]] static const int registered =
@@ -191,6 +224,11 @@ Status Lease::Check(Need need) const {
   }
   if (state == ccl_comm::State::kFailed) return comm_->creation_error;
   if (need == Need::kExists) return Status::Ok();
+  if (state == ccl_comm::State::kDividing) {
+    return InvalidArgument(
+        "comm: a split or shrink is in progress; wait while ccl_comm_get_async_error says "
+        "CCL_IN_PROGRESS");
+  }
   return InvalidUsage(fmt::format("comm: {} has been finalized", comm_->impl->rank_name()));
 }
 
@@ -204,20 +242,13 @@ Status TakeForFree(ccl_comm_t comm) {
   return Status::Ok();
 }
 
-Status CheckCodec(ccl_codec_t codec) {
-  if (codec == nullptr) return InvalidArgument("codec: NULL");
-  if (codec->magic.load() != ccl_codec::kMagic) {
-    return InvalidArgument("codec: not a codec, or destroyed");
-  }
-  return Status::Ok();
-}
-
+Status CheckCodec(ccl_codec_t codec) { return CheckHandle(codec, "codec", "a codec"); }
 Status CheckResidual(ccl_residual_t residual) {
-  if (residual == nullptr) return InvalidArgument("residual: NULL");
-  if (residual->magic.load() != ccl_residual::kMagic) {
-    return InvalidArgument("residual: not a residual, or destroyed");
-  }
-  return Status::Ok();
+  return CheckHandle(residual, "residual", "a residual");
+}
+Status CheckReducer(ccl_reducer_t reducer) { return CheckHandle(reducer, "reducer", "a reducer"); }
+Status CheckReducerState(ccl_reducer_state_t state) {
+  return CheckHandle(state, "state", "the state of a reducer");
 }
 
 ccl_comm_t NewComm() {
@@ -235,29 +266,27 @@ void FreeComm(ccl_comm_t comm) {
   Comms().Give(comm);
 }
 
-ccl_codec_t NewCodec() {
-  ccl_codec_t codec = Codecs().Take();
-  codec->magic.store(ccl_codec::kMagic);
-  return codec;
+void AbortAndFree(ccl_comm_t comm) {
+  comm->cancelled.store(true);
+  if (comm->state.load() == ccl_comm::State::kCreating && comm->background.joinable()) {
+    comm->background.join();
+  }
+  if (comm->impl != nullptr) {
+    comm->impl->AbortAll(CatchOutOfMemory([&] {
+      return RemoteError(fmt::format("{} aborted the communicator", comm->impl->rank_name()));
+    }));
+  }
+  FreeComm(comm);
 }
 
-void FreeCodec(ccl_codec_t codec) {
-  codec->magic.store(0);
-  codec->Clear();
-  Codecs().Give(codec);
-}
-
-ccl_residual_t NewResidual() {
-  ccl_residual_t residual = Residuals().Take();
-  residual->magic.store(ccl_residual::kMagic);
-  return residual;
-}
-
-void FreeResidual(ccl_residual_t residual) {
-  residual->magic.store(0);
-  residual->Clear();
-  Residuals().Give(residual);
-}
+ccl_codec_t NewCodec() { return TakeValid(&Codecs()); }
+void FreeCodec(ccl_codec_t codec) { Invalidate(codec, &Codecs()); }
+ccl_residual_t NewResidual() { return TakeValid(&Residuals()); }
+void FreeResidual(ccl_residual_t residual) { Invalidate(residual, &Residuals()); }
+ccl_reducer_t NewReducer() { return TakeValid(&Reducers()); }
+void FreeReducer(ccl_reducer_t reducer) { Invalidate(reducer, &Reducers()); }
+ccl_reducer_state_t NewReducerState() { return TakeValid(&ReducerStates()); }
+void FreeReducerState(ccl_reducer_state_t state) { Invalidate(state, &ReducerStates()); }
 
 Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
   if (Group* group = Group::Current(); group != nullptr) {
@@ -278,6 +307,7 @@ void ccl_comm::Clear() {
   creation_error = inccl::Status::Ok();
   state.store(State::kReady);
   cancelled.store(false);
+  delivered.store(true);
   options = {};
   inherited_completed.reset();
   reductions.Clear();

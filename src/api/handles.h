@@ -23,21 +23,26 @@
 #include "compress/residual/residual.h"
 #include "inccl/ccl.h"
 #include "init/options.h"
+#include "reduce/reducer.h"
 #include "stream/stream.h"
 
 // A communicator. The objects come from a pool that never unmaps them, so the library recognizes a
 // pointer to a destroyed one until the pool reuses the object, which it delays.
 struct ccl_comm {
   static constexpr uint64_t kMagic = 0x696e63636c636f6d;
-  enum class State : uint8_t { kCreating, kReady, kFailed, kFinalizing, kFinalized };
+  // kDividing: a split or shrink with blocking = 0 is in progress.
+  enum class State : uint8_t { kCreating, kReady, kFailed, kDividing, kFinalizing, kFinalized };
 
   std::atomic<uint64_t> magic{0};
   std::atomic<int> users{0};  // leases
   std::atomic<State> state{State::kReady};
   std::shared_ptr<inccl::Communicator> impl;  // state kReady and later
   inccl::Status creation_error;               // state kFailed
-  std::thread background;                     // creates or finalizes (config.blocking == 0)
+  std::thread background;  // creates, divides or finalizes (config.blocking == 0)
   std::atomic<bool> cancelled{false};
+  // False while the thread of the parent that makes this one still uses it. That thread and the
+  // call that ends the communicator both set it; the second of them frees the communicator.
+  std::atomic<bool> delivered{true};
   inccl::InitOptions options;
   uint64_t fork_generation = 0;
   int device = -1;  // current when this was made, or given to ccl_comm_init_all
@@ -59,6 +64,22 @@ struct ccl_residual {
   static constexpr uint64_t kMagic = 0x696e63636c726573;
   std::atomic<uint64_t> magic{0};
   std::shared_ptr<inccl::Residual> impl;
+
+  void Clear() { impl.reset(); }
+};
+
+struct ccl_reducer {
+  static constexpr uint64_t kMagic = 0x696e63636c726463;
+  std::atomic<uint64_t> magic{0};
+  std::shared_ptr<const inccl::Reducer> impl;
+
+  void Clear() { impl.reset(); }
+};
+
+struct ccl_reducer_state {
+  static constexpr uint64_t kMagic = 0x696e63636c727374;
+  std::atomic<uint64_t> magic{0};
+  std::shared_ptr<inccl::ReducerState> impl;
 
   void Clear() { impl.reset(); }
 };
@@ -103,16 +124,24 @@ class Lease {
 Status TakeForFree(ccl_comm_t comm);
 Status CheckCodec(ccl_codec_t codec);
 Status CheckResidual(ccl_residual_t residual);
+Status CheckReducer(ccl_reducer_t reducer);
+Status CheckReducerState(ccl_reducer_state_t state);
 // Returns a stream of ccl_stream_create, or nullptr if the handle is not one.
 std::shared_ptr<Stream> FindStream(ccl_stream_t stream);
 Status NoStream();
 
 ccl_comm_t NewComm();
 void FreeComm(ccl_comm_t comm);  // after TakeForFree; waits for leases
+// After TakeForFree: ends what is in progress, and frees.
+void AbortAndFree(ccl_comm_t comm);
 ccl_codec_t NewCodec();
 void FreeCodec(ccl_codec_t codec);
 ccl_residual_t NewResidual();
 void FreeResidual(ccl_residual_t residual);
+ccl_reducer_t NewReducer();
+void FreeReducer(ccl_reducer_t reducer);
+ccl_reducer_state_t NewReducerState();
+void FreeReducerState(ccl_reducer_state_t state);
 
 // Counts the forks between the first process and this one.
 uint64_t ForkGeneration();
@@ -142,6 +171,8 @@ using Creation =
 // Creates the communicator before it returns, in the background (options.blocking == 0: returns
 // kInProgress and sets *comm), or at the end of the open group.
 Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation);
+// Sets the communicator, or the error, of a handle in state kCreating.
+void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made);
 
 }  // namespace inccl
 

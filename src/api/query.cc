@@ -32,7 +32,10 @@ ccl_result_t ccl_comm_get_async_error(ccl_comm_t comm, ccl_result_t* error) {
     if (error == nullptr) return InvalidArgument("error: NULL");
     using State = ccl_comm::State;
     const State state = comm->state.load();
-    if (state == State::kCreating || state == State::kFinalizing) {
+    // The thread that has made it has not yet let the parent go.
+    const bool delivered = comm->delivered.load();
+    if (state == State::kCreating || state == State::kDividing || state == State::kFinalizing ||
+        !delivered) {
       *error = CCL_IN_PROGRESS;
     } else {
       const Status sticky = state == State::kFailed ? comm->creation_error : comm->impl->error();

@@ -5,11 +5,16 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <new>
+#include <optional>
+#include <thread>
+#include <utility>
 
 #include "api/group.h"
 #include "api/handles.h"
 #include "api/submit.h"
+#include "base/thread.h"
 
 namespace inccl {
 namespace {
@@ -20,21 +25,105 @@ Result<InitOptions> ChildOptions(ccl_comm_t parent, const ccl_config_t* config) 
   return ResolveOptions(config);
 }
 
-ccl_comm_t Wrap(std::shared_ptr<Communicator> communicator, const InitOptions& options) {
+// What a split or shrink makes.
+struct Part {
+  std::shared_ptr<Communicator> communicator;  // nullptr: a split without a colour
+  std::optional<uint64_t> last_completed;      // of a shrink
+};
+
+// A split or shrink whose arguments are checked.
+struct Division {
+  std::function<Result<Part>()> run;
+  bool takes_part = true;  // false: a split without a colour
+};
+
+Status DivideNow(const Division& division, const InitOptions& options, ccl_comm_t* newcomm) {
   InitOptions own = options;  // copied first, because it may throw
+  Result<Part> made = division.run();
+  if (!made.ok()) return made.status();
+  if (made->communicator == nullptr) return Status::Ok();
   ccl_comm_t handle = NewComm();
-  handle->impl = std::move(communicator);
   handle->options = std::move(own);
-  return handle;
+  handle->inherited_completed = made->last_completed;
+  Publish(handle, std::move(made->communicator));
+  *newcomm = handle;
+  return Status::Ok();
 }
 
-// Runs the job at once or, inside a group, at its end in the order of its calls.
-Status NowOrInGroup(const std::shared_ptr<Communicator>& parent, std::function<Status()> job) {
+Result<Part> RunGuarded(const Division& division) {
+  try {
+    return division.run();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  } catch (const std::exception& e) {
+    return CatchOutOfMemory([&] { return SystemError(fmt::format("a split: {}", e.what())); });
+  }
+}
+
+// The thread of a division with blocking = 0. The order of the steps: who has seen that either
+// communicator is no longer in progress can use both.
+void Deliver(ccl_comm_t parent, ccl_comm_t child, ccl_comm::State before, Result<Part> made) {
+  if (child != nullptr) {
+    if (made.ok()) child->inherited_completed = made->last_completed;
+    Publish(child, made.ok() ? Result<std::shared_ptr<Communicator>>(std::move(made->communicator))
+                             : Result<std::shared_ptr<Communicator>>(made.status()));
+  }
+  parent->state.store(before);
+  // The caller has ended it meanwhile.
+  if (child != nullptr && child->delivered.exchange(true)) AbortAndFree(child);
+}
+
+Status DivideInBackground(ccl_comm_t parent, const Division& division, const InitOptions& options,
+                          ccl_comm_t* newcomm) {
+  using State = ccl_comm::State;
+  Status in_progress{Code::kInProgress, "the new communicator is being created"};
+  const State before = parent->state.load();
+  if (before == State::kDividing || before == State::kFinalizing) {
+    return InvalidArgument(
+        "comm: a split, a shrink or its finalization is in progress; wait while "
+        "ccl_comm_get_async_error says CCL_IN_PROGRESS");
+  }
+  if (parent->background.joinable()) parent->background.join();
+  ccl_comm_t child = nullptr;
+  const Status started = CatchOutOfMemory([&]() -> Status {
+    if (division.takes_part) {
+      child = NewComm();
+      child->state.store(State::kCreating);
+      child->options = options;
+      child->delivered.store(false);
+    }
+    parent->state.store(State::kDividing);
+    Result<std::thread> thread = StartThread("inccl-split", [parent, child, before, division] {
+      Deliver(parent, child, before, RunGuarded(division));
+    });
+    if (!thread.ok()) return thread.status();
+    parent->background = *std::move(thread);
+    return Status::Ok();
+  });
+  if (started.ok()) {
+    *newcomm = child;
+    return in_progress;
+  }
+  parent->state.store(before);
+  if (child != nullptr) {
+    (void)TakeForFree(child);
+    FreeComm(child);
+  }
+  return parent->impl->MakeSticky(started);  // so that the other ranks do not wait
+}
+
+// Runs the division at once, in the background, or, inside a group, at its end in the order of its
+// calls.
+Status Divide(ccl_comm_t parent, Division division, const InitOptions& options,
+              ccl_comm_t* newcomm) {
   if (Group* group = Group::Current(); group != nullptr) {
-    group->Add(parent, std::move(job));
+    group->Add(parent->impl, [division = std::move(division), options, newcomm] {
+      return DivideNow(division, options, newcomm);
+    });
     return Status::Ok();
   }
-  return job();
+  if (options.blocking) return DivideNow(division, options, newcomm);
+  return DivideInBackground(parent, division, options, newcomm);
 }
 
 // For a split, in which all ranks of `parent` take part: running out of memory fails the parent, so
@@ -93,17 +182,20 @@ ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t* new
     return inccl::SharingOutOfMemory(comm->impl.get(), [&]() -> Status {
       Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
       if (!options.ok()) return options.status();
-      const auto split = [parent = comm->impl, color, key, newcomm,
-                          options = *options]() -> Status {
-        Result<std::shared_ptr<inccl::Communicator>> made =
-            inccl::Split(parent.get(), color, key, options);
-        if (!made.ok()) return made.status();
-        if (*made != nullptr) *newcomm = inccl::Wrap(*std::move(made), options);
-        return Status::Ok();
+      const auto split = [parent = comm->impl, color, key,
+                          options = *options]() -> Result<inccl::Part> {
+        inccl::Part part;
+        const Status status = inccl::SharingOutOfMemory(parent.get(), [&]() -> Status {
+          Result<std::shared_ptr<inccl::Communicator>> made =
+              inccl::Split(parent.get(), color, key, options);
+          if (!made.ok()) return made.status();
+          part.communicator = *std::move(made);
+          return Status::Ok();
+        });
+        if (!status.ok()) return status;
+        return part;
       };
-      return inccl::NowOrInGroup(comm->impl, [parent = comm->impl, split] {
-        return inccl::SharingOutOfMemory(parent.get(), split);
-      });
+      return inccl::Divide(comm, {split, color != CCL_SPLIT_NOCOLOR}, *options, newcomm);
     });
   });
 }
@@ -125,25 +217,22 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int* excluded, int nexcluded
     Result<inccl::InitOptions> options = inccl::ChildOptions(comm, config);
     if (!options.ok()) return options.status();
     const bool in_group = inccl::Group::Current() != nullptr;
-    return inccl::NowOrInGroup(
-        comm->impl,
-        [parent = comm->impl, set = *set, newcomm, flags, in_group,
-         options = *options]() -> Status {
-          // Earlier calls of the group complete first, including those on streams.
-          if (in_group && flags == CCL_SHRINK_DEFAULT) parent->WaitIdle();
-          if (flags == CCL_SHRINK_ABORT) {
-            parent->Abort(inccl::RemoteError(fmt::format(
-                "{} shrinks the communicator: calls in progress have ended", parent->rank_name())));
-          } else if (!parent->idle()) {
-            return InvalidArgument(
-                "comm: calls are in progress on streams; synchronize, or pass CCL_SHRINK_ABORT");
-          }
-          Result<inccl::Shrunk> made = inccl::Shrink(parent.get(), set, options);
-          if (!made.ok()) return made.status();
-          *newcomm = inccl::Wrap(std::move(made->communicator), options);
-          (*newcomm)->inherited_completed = made->last_completed;
-          return Status::Ok();
-        });
+    const auto shrink = [parent = comm->impl, set = *set, flags, in_group,
+                         options = *options]() -> Result<inccl::Part> {
+      // Earlier calls of the group complete first, including those on streams.
+      if (in_group && flags == CCL_SHRINK_DEFAULT) parent->WaitIdle();
+      if (flags == CCL_SHRINK_ABORT) {
+        parent->Abort(inccl::RemoteError(fmt::format(
+            "{} shrinks the communicator: calls in progress have ended", parent->rank_name())));
+      } else if (!parent->idle()) {
+        return InvalidArgument(
+            "comm: calls are in progress on streams; synchronize, or pass CCL_SHRINK_ABORT");
+      }
+      Result<inccl::Shrunk> made = inccl::Shrink(parent.get(), set, options);
+      if (!made.ok()) return made.status();
+      return inccl::Part{std::move(made->communicator), made->last_completed};
+    };
+    return inccl::Divide(comm, {shrink}, *options, newcomm);
   });
 }
 

@@ -3,17 +3,24 @@
 
 #include <fmt/format.h>
 #include <ifaddrs.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/escaped.h"
+#include "base/fd.h"
 
 namespace inccl::bootstrap {
 namespace {
@@ -63,6 +70,37 @@ Result<std::vector<Interface>> ListInterfaces() {
     AddAddress(*entry, &*found);
   }
   return interfaces;
+}
+
+struct Chosen {
+  std::string interface;  // "": none, so the loopback address
+  std::vector<UniqueIdAddress> addresses;
+};
+
+Result<Chosen> ChooseInterface(std::string_view given) {
+  const std::string_view pattern = given.empty() ? kStandardInterfaces : given;
+  Result<std::vector<Interface>> interfaces = ListInterfaces();
+  if (!interfaces.ok()) return interfaces.status();
+  std::string candidates;
+  for (const Interface& interface : *interfaces) {
+    if (MatchesInterface(pattern, interface.name)) {
+      std::vector<UniqueIdAddress> addresses;
+      if (interface.v4) addresses.push_back(*interface.v4);
+      if (interface.v6) addresses.push_back(*interface.v6);
+      if (addresses.empty() && !given.empty()) addresses.push_back(*interface.v6_link_local);
+      if (!addresses.empty()) return Chosen{interface.name, std::move(addresses)};
+    }
+    candidates += (candidates.empty() ? "" : ", ") + interface.name;
+  }
+  if (given.empty()) {
+    UniqueIdAddress loopback;
+    loopback.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
+    return Chosen{"", {loopback}};
+  }
+  return InvalidUsage(
+      fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" matches no interface that is up and "
+                  "has an address; there are {}",
+                  Escaped(given), candidates));
 }
 
 }  // namespace
@@ -121,29 +159,23 @@ bool IsLoopback(const UniqueIdAddress& address) {
 }
 
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view given) {
-  const std::string_view pattern = given.empty() ? kStandardInterfaces : given;
-  Result<std::vector<Interface>> interfaces = ListInterfaces();
-  if (!interfaces.ok()) return interfaces.status();
-  std::string candidates;
-  for (const Interface& interface : *interfaces) {
-    if (MatchesInterface(pattern, interface.name)) {
-      std::vector<UniqueIdAddress> addresses;
-      if (interface.v4) addresses.push_back(*interface.v4);
-      if (interface.v6) addresses.push_back(*interface.v6);
-      if (addresses.empty() && !given.empty()) addresses.push_back(*interface.v6_link_local);
-      if (!addresses.empty()) return addresses;
-    }
-    candidates += (candidates.empty() ? "" : ", ") + interface.name;
-  }
-  if (given.empty()) {
-    UniqueIdAddress loopback;
-    loopback.address = {std::byte{127}, std::byte{0}, std::byte{0}, std::byte{1}};
-    return std::vector{loopback};
-  }
-  return InvalidUsage(
-      fmt::format("socket_ifname (INCCL_SOCKET_IFNAME): \"{}\" matches no interface that is up and "
-                  "has an address; there are {}",
-                  Escaped(given), candidates));
+  Result<Chosen> chosen = ChooseInterface(given);
+  if (!chosen.ok()) return chosen.status();
+  return std::move(chosen->addresses);
+}
+
+uint32_t LinkMbps(std::string_view pattern) {
+  const Result<Chosen> chosen = ChooseInterface(pattern);
+  if (!chosen.ok() || chosen->interface.size() >= IFNAMSIZ) return 0;
+  const UniqueFd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq request{};
+  ethtool_cmd settings{};
+  settings.cmd = ETHTOOL_GSET;
+  chosen->interface.copy(request.ifr_name, IFNAMSIZ - 1);
+  request.ifr_data = reinterpret_cast<char*>(&settings);
+  if (!fd.valid() || ioctl(fd.get(), SIOCETHTOOL, &request) != 0) return 0;
+  const uint32_t speed = ethtool_cmd_speed(&settings);
+  return speed <= INT_MAX ? speed : 0;  // SPEED_UNKNOWN
 }
 
 }  // namespace inccl::bootstrap

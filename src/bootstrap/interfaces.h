@@ -4,6 +4,7 @@
 #ifndef INCCL_BOOTSTRAP_INTERFACES_H_
 #define INCCL_BOOTSTRAP_INTERFACES_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,9 @@ bool MatchesInterface(std::string_view pattern, std::string_view name);
 // NCCL's default does, and then 127.0.0.1, i.e. this machine only, if no such interface is up. If
 // nothing matches another pattern, a kInvalidUsage lists the candidates.
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern);
+
+// The rate of the link of that interface in Mbit/s, as its driver says; 0 if it does not know.
+uint32_t LinkMbps(std::string_view pattern);
 
 // The address of "host:port" or "[IPv6]:port"; a name is looked up. Errors: kInvalidUsage.
 Result<UniqueIdAddress> ResolveAddress(const std::string& text);

@@ -37,6 +37,8 @@ struct AlgorithmTraits {
   bool zero_copy = false;
   // Ranks of a group can add up contributions for other groups.
   bool groups = false;
+  // One rank alone adds up each part's total and sends the result to the others.
+  bool one_owner = false;
   // It has schedules only for ranks on several hosts, of which one has several ranks.
   bool several_hosts = false;
 };
@@ -51,9 +53,10 @@ inline constexpr AlgorithmTraits kAlgorithmTable[] = {
      .folds_in_rank_order = true,
      .direct = true,
      .zero_copy = true,
-     .groups = true},
-    {.algorithm = Algorithm::kRing, .name = "ring", .own = "ring"},
-    {.algorithm = Algorithm::kTree, .name = "tree", .own = "tree"},
+     .groups = true,
+     .one_owner = true},
+    {.algorithm = Algorithm::kRing, .name = "ring", .own = "ring", .one_owner = true},
+    {.algorithm = Algorithm::kTree, .name = "tree", .own = "tree", .one_owner = true},
     {.algorithm = Algorithm::kRecursiveDoubling,
      .name = "recursive_doubling",
      .own = "recursive_doubling"},
@@ -67,6 +70,7 @@ inline constexpr AlgorithmTraits kAlgorithmTable[] = {
      .name = "hierarchical",
      .own = "hierarchical",
      .zero_copy = true,
+     .one_owner = true,
      .several_hosts = true},
 };
 

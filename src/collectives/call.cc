@@ -73,7 +73,11 @@ void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   sequence = sequence_number;
   purpose = call.purpose;
   static_cast<CollectiveArgs&>(*this) = call;
-  codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->identity());
+  if (call.reducer != nullptr) {
+    codec.assign(call.reducer->identity());
+  } else {
+    codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->identity());
+  }
 }
 
 uint64_t CallRecord::Signature() const {
@@ -98,8 +102,11 @@ std::string CallRecord::ToString() const {
   std::string text = fmt::format("{}(count={}, {}", Name(collective), count, Name(type));
   if (Reduces(collective)) text += fmt::format(", {}", Name(op));
   if (HasRoot(collective)) text += fmt::format(", root={}", root);
-  if (codec != "none")
-    text += fmt::format(", codec={}, seed={}, step={}", Escaped(codec), seed, step);
+  if (codec != "none") {
+    const bool reducer = codec.find('|') != std::string::npos;
+    text += fmt::format(", {}={}, seed={}, step={}", reducer ? "reducer" : "codec", Escaped(codec),
+                        seed, step);
+  }
   return text + ")";
 }
 

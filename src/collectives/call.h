@@ -18,6 +18,7 @@
 #include "compress/codec.h"
 #include "compress/residual/residual.h"
 #include "inccl/ccl.h"
+#include "reduce/reducer.h"
 
 namespace inccl {
 
@@ -38,6 +39,8 @@ struct Call : CollectiveArgs {
   bool compressed_call = false;        // made by a ccl_*_compressed function, also if it runs
                                        // uncompressed
   std::shared_ptr<Residual> residual;  // null: no error feedback
+  std::shared_ptr<ReducerState>
+      reducer;  // not null: an all-reduce that runs as the reducer's rounds
   ccl_compression_stats_t* stats = nullptr;
   bool on_device = false;  // send and recv are in device memory
   int device = -1;         // the device that holds both; -1: not the same device
@@ -58,7 +61,7 @@ std::span<std::byte> InPlace(const Call& call, int rank);
 struct CallRecord : CollectiveArgs {
   uint64_t sequence = 0;
   Purpose purpose = Purpose::kUser;
-  std::string codec;
+  std::string codec;  // or, with a '|' inside, the reducer and the shape of its tensor
 
   void Set(uint64_t sequence_number, const Call& call);  // reuses the memory of `codec`
   uint64_t Signature() const;

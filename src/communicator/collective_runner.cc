@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -44,15 +46,18 @@ CollectiveRunner::CollectiveRunner(Ends ends, const CommOptions* options)
              .slice_bytes = options_.slice_bytes,
              .channels = options_.channels,
              .shared_slots = transport_->caps().shared_slots},
+      team_(options_.threads, ends.helpers_spin),
       request_(&engine_),
       progress_(transport_, &SystemClock(), ends.wait),
-      plans_({.slots = slots_, .hosts = hosts_}, transport_),
+      lanes_(transport_),
+      plans_({.slots = slots_, .hosts = hosts_}, &lanes_),
       zero_copy_(rank_, nranks_, options_.slice_bytes, transport_),
       all_read_in_place_(nranks_ == 1 ||
                          transport_->CapsFor(rank_, OtherRanks(rank_, nranks_)).read_in_place) {
   // The first query of the CPU's kernels runs instructions that are slow on virtual machines, so it
   // runs here and not in the first call.
   (void)StateOf(IdentityCodec())->Begin({.nranks = nranks_, .rank = rank_, .count = 1});
+  if (hosts_ != nullptr) host_sums_.emplace(rank_, hosts_);
 }
 
 Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
@@ -78,7 +83,7 @@ Status CollectiveRunner::RunSendRecv(const std::vector<Call>& calls) {
     way.non_temporal = in_place && send_recv_stores_.NonTemporal(sent);
   }
   Status status = send_recv_->Start(
-      calls, {.slots = way.non_temporal, .results = options_.nt_store_bytes}, plans_.lanes());
+      calls, {.slots = way.non_temporal, .results = options_.nt_store_bytes}, &lanes_);
   if (!status.ok() || send_recv_->done()) return status;
   const Time start = SystemClock().Now();
   status = progress_.Run(send_recv_.get(), liveness_);
@@ -92,8 +97,8 @@ bool CollectiveRunner::TakesNonTemporalOutput(const Call& call) const {
   const bool many = call.collective == Collective::kAllGather ||
                     call.collective == Collective::kAllToAll ||
                     call.collective == Collective::kGather;
-  return bytes * static_cast<size_t>(many ? nranks_ : 1) >= options_.nt_store_bytes &&
-         InPlace(call, rank_).empty();
+  return bytes * static_cast<size_t>(many ? call.nranks : 1) >= options_.nt_store_bytes &&
+         InPlace(call, call.rank).empty();
 }
 
 // Applies if another core reads the slots themselves. Direct algorithms keep no partial sums that
@@ -103,19 +108,27 @@ bool CollectiveRunner::TakesNonTemporalSlots(Algorithm algorithm) const {
 }
 
 Status CollectiveRunner::SettleCodec(Call* call, bool* below_min_bytes) const {
+  const bool sums_hosts = SumsHosts(call->codec->route(), call->collective, hosts_);
+  const int contributions = sums_hosts ? hosts_->hosts() : nranks_;
   const Status unsupported =
-      call->codec->Supports(call->collective, call->type, call->op, std::max(2, nranks_));
+      call->codec->Supports(call->collective, call->type, call->op, std::max(2, contributions));
   *below_min_bytes = unsupported.ok() && call->bytes() < call->codec->min_bytes();
-  if (!unsupported.ok() || *below_min_bytes || call->codec == IdentityCodec()) {
+  // The sum of one host goes to no other.
+  const bool one_host =
+      call->codec->route().sums_hosts && Reduces(call->collective) && hosts_ == nullptr;
+  if (!unsupported.ok() || *below_min_bytes || one_host || call->codec == IdentityCodec()) {
     call->codec = nullptr;
     call->seed = call->step = 0;
     return Status::Ok();
   }
   if (call->step == 0) call->step = compressed_calls_;
-  return nranks_ > 1 ? call->codec->Fits(call->collective, nranks_) : Status::Ok();
+  if (nranks_ == 1) return Status::Ok();
+  Status fits = call->codec->Fits(call->collective, contributions);
+  return fits.ok() && sums_hosts ? CheckHostSums(*call) : fits;
 }
 
 Status CollectiveRunner::Run(const Call& call, Engine* engine) {
+  if (call.reducer != nullptr) return RunReduced(call);
   if (call.scalar_at == nullptr && call.codec == nullptr) return RunSettled(call, engine, false);
   Call settled = call;
   if (call.scalar_at != nullptr) {
@@ -128,20 +141,24 @@ Status CollectiveRunner::Run(const Call& call, Engine* engine) {
   return RunSettled(settled, engine, below_min_bytes);
 }
 
-TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes) const {
-  const bool compresses = call.codec != nullptr && nranks_ > 1;
+TunerCall CollectiveRunner::Tuned(const Call& call, bool below_min_bytes,
+                                  const HostMap* hosts) const {
+  const bool compresses = call.codec != nullptr && call.nranks > 1;
   return {call,
           compresses,
           options_.reproducible,
           compresses ? call.codec->route() : Route{},
           below_min_bytes,
-          hosts_,
+          hosts,
           slots_,
-          compresses && hosts_ != nullptr ? WireBitsOf(*call.codec, call.collective, nranks_)
-                                          : WireBits()};
+          compresses && hosts != nullptr ? WireBitsOf(*call.codec, call.collective, call.nranks)
+                                         : WireBits()};
 }
 
 Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below_min_bytes) {
+  if (call.codec != nullptr && SumsHosts(call.codec->route(), call.collective, hosts_)) {
+    return RunOnHosts(call);
+  }
   // The library's own calls are rare, and the user's algorithm filter does not apply to them.
   const bool users = call.purpose == Purpose::kUser;
   const PlanCache::Plan* plan = users ? plans_.Find(call, below_min_bytes) : nullptr;
@@ -150,7 +167,7 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
     choice = plan->choice;
   } else {
     // With one rank nothing is sent, so any algorithm will do.
-    Result<Choice> chosen = Choose(Tuned(call, below_min_bytes),
+    Result<Choice> chosen = Choose(Tuned(call, below_min_bytes, hosts_),
                                    users && nranks_ > 1 ? options_.algorithms : AlgorithmFilter(),
                                    options_.tuner_table);
     if (!chosen.ok()) return chosen.status();
@@ -163,7 +180,7 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
   }
   if (LogEnabled(LogLevel::kInfo, LogSubsystem::kCollectives) ||
       LogEnabled(LogLevel::kInfo, LogSubsystem::kTuning)) {
-    LogCall(call, Tuned(call, below_min_bytes), choice);
+    LogCall(call, Tuned(call, below_min_bytes, hosts_), choice);
   }
   FAULT_POINT("call.after_begin");
   if (call.compressed_call) ++compressed_calls_;
@@ -184,7 +201,7 @@ Status CollectiveRunner::RunWithResidual(const Call& call, Engine* engine,
   if (call.residual == nullptr) return RunPlan(call, engine, plan, state, signature);
   ResidualUse use(call.residual.get());
   if (!use.status().ok()) return use.status();
-  feedback_.Use(state, call.residual.get());
+  feedback_.Use(state, call.residual.get(), TraitsOf(plan.choice.algorithm).one_owner);
   Status status = RunPlan(call, engine, plan, &feedback_, signature);
   if (status.ok()) status = feedback_.CheckComplete();
   if (status.ok()) use.Commit(sequence_);
@@ -196,17 +213,18 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
   const bool non_temporal_slots = engine == nullptr && TakesNonTemporalSlots(plan.choice.algorithm);
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
-  const uint64_t moved = call.bytes() * (segmented ? static_cast<uint64_t>(nranks_) : 1);
+  const uint64_t moved = call.bytes() * (segmented ? static_cast<uint64_t>(call.nranks) : 1);
   StorePolicy& stores = slot_stores_[static_cast<size_t>(call.collective)];
   const StorePolicy::Choice way =
       non_temporal_slots ? stores.Choose(moved, one_way) : StorePolicy::Choice{};
   state->set_non_temporal(engine == nullptr && TakesNonTemporalOutput(call), way.non_temporal);
+  state->set_team(&team_);
   Status status = state->Begin(call);
   if (!status.ok()) return status;
   const Result<Engine*> for_host = engine == nullptr ? engines_->ForHost() : engine;
   if (!for_host.ok()) return for_host.status();
-  if (call.residual != nullptr) {
-    zero_copy_.Begin();  // what peers read is not the input
+  if (call.residual != nullptr || call.nranks != nranks_) {
+    zero_copy_.Begin();  // what peers read is not the input, or not in the place that they expect
   } else if (engine == nullptr) {
     zero_copy_.Begin(call, plan.choice.algorithm);
   } else {
@@ -229,6 +247,7 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
   const Time start = learns ? SystemClock().Now() : 0;
   status = progress_.Run(&request_, liveness_);
   if (learns) stores.Learn(moved, one_way, way, SystemClock().Now() - start);
+  team_.Rest();
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
   state->Finish(&codec_stats);
@@ -277,9 +296,16 @@ void CollectiveRunner::FillStats(const Call& call, const CodecStats& codec_stats
   stats.dropped_superblocks = codec_stats.dropped_superblocks;
   stats.poisoned_blocks = codec_stats.poisoned_blocks;
   stats.compressed = compressed ? 1 : 0;
-  const size_t caller_size = call.stats->size;
-  std::memcpy(call.stats, &stats, std::min(caller_size, sizeof stats));
-  call.stats->size = caller_size;
+  CopyStats(stats, call.stats);
+}
+
+void CollectiveRunner::CopyStats(ccl_compression_stats_t stats, ccl_compression_stats_t* to) {
+  const size_t caller_size = stats.size = to->size;
+  constexpr size_t kLast = offsetof(ccl_compression_stats_t, compressed);
+  std::memcpy(to, &stats, std::min(caller_size, kLast));
+  if (caller_size < kLast + sizeof stats.compressed) return;
+  // Last: a thread of the caller may wait for it.
+  std::atomic_ref(to->compressed).store(stats.compressed, std::memory_order_release);
 }
 
 Status CollectiveRunner::RunAlone(const Call& call) const {
@@ -328,7 +354,7 @@ Status CollectiveRunner::WarmUp(WaitObserver* observer) {
   call.rank = rank_;
   call.count = kWarmUpElements;
   const Result<Choice> choice =
-      Choose(Tuned(call, false), options_.algorithms, options_.tuner_table);
+      Choose(Tuned(call, false, hosts_), options_.algorithms, options_.tuner_table);
   // Other algorithms open lanes whose memory is not committed yet.
   if (nranks_ == 1 || !AllLanesMulticast() || !choice.ok() ||
       choice->algorithm != Algorithm::kOneShot) {

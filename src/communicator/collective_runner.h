@@ -8,16 +8,19 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "base/team.h"
 #include "collectives/call.h"
 #include "collectives/executor.h"
 #include "collectives/progress.h"
 #include "collectives/send_recv.h"
 #include "communicator/comm_options.h"
 #include "communicator/device_engines.h"
+#include "communicator/host_sums.h"
 #include "communicator/plan_cache.h"
 #include "communicator/zero_copy.h"
 #include "compress/residual/feedback_state.h"
@@ -39,6 +42,7 @@ class CollectiveRunner {
     DeviceEngines* engines = nullptr;
     const HostMap* hosts = nullptr;  // nullptr: one host
     WaitPolicy wait;
+    bool helpers_spin = false;  // each thread of the ranks has a processor
   };
   CollectiveRunner(Ends ends, const CommOptions* options);
 
@@ -62,8 +66,21 @@ class CollectiveRunner {
 
   // Checks the call's codec, drops it where the call runs uncompressed, and fills in the step.
   Status SettleCodec(Call* call, bool* below_min_bytes) const;
+  Status CheckHostSums(const Call& call) const;
   // Runs a call whose codec and factor are settled.
   Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
+  // Runs a call in which the ranks of each host add up their elements first.
+  Status RunOnHosts(const Call& call);
+  // Runs an all-reduce as the rounds of its reducer, under one sequence number.
+  Status RunReduced(const Call& call);
+  // kInvalidArgument if some round cannot run here.
+  Status CheckRounds(const Call& call) const;
+  // The round's collective, with its codec settled and without buffers.
+  Status SettleRound(const Call& call, int round, Call* inner, bool* below_min_bytes) const;
+  Status RunRounds(const Call& call, uint64_t signature, ccl_compression_stats_t* stats);
+  Status RunRound(const Call& inner, bool below_min_bytes, uint64_t signature);
+  PlanCache* PlansOf(HostSums::Group group);
+  Status RunPart(const HostSums::Part& part, uint64_t signature);
   // Drives the request from CodecState::Begin to Finish.
   Status RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan, CodecState* state,
                  uint64_t signature);
@@ -73,7 +90,8 @@ class CollectiveRunner {
   // Runs a call on a communicator of one rank; not a premultiplied sum on a device.
   Status RunAlone(const Call& call) const;
   Status RunAloneWithResidual(const Call& call) const;
-  TunerCall Tuned(const Call& call, bool below_min_bytes) const;
+  // `hosts`: of the call's ranks.
+  TunerCall Tuned(const Call& call, bool below_min_bytes, const HostMap* hosts) const;
   // Whether the output is large enough for non-temporal stores.
   bool TakesNonTemporalOutput(const Call& call) const;
   // Whether slots can be written with non-temporal stores.
@@ -82,6 +100,8 @@ class CollectiveRunner {
   // Logs the call and why its algorithm was chosen, at level INFO.
   void LogCall(const Call& call, const TunerCall& tuned, const Choice& choice) const;
   CodecState* StateOf(const std::shared_ptr<const Codec>& codec);
+  // Copies as much as the caller's structure holds.
+  static void CopyStats(ccl_compression_stats_t stats, ccl_compression_stats_t* to);
   void FillStats(const Call& call, const CodecStats& codec_stats, bool compressed) const;
 
   const int rank_, nranks_;
@@ -92,13 +112,30 @@ class CollectiveRunner {
   const CommOptions& options_;
   const HostMap* const hosts_;
   const SlotBudget slots_;
+  Team team_;
   CpuEngine engine_;
   CollectiveRequest request_;
   std::unique_ptr<SendRecvRequest> send_recv_;  // created at the first send or receive
   Progress progress_;
+  LaneTable lanes_;
   PlanCache plans_;
+  // Of calls in which the ranks of each host add up their elements first; made at the first.
+  struct HostPlans {
+    HostPlans(const SlotBudget& slots, const HostSums& sums, HostMap one_each, LaneTable* lanes);
+    const HostMap rail;  // a rank on each host
+    PlanCache inside, between;
+  };
+  std::optional<HostSums> host_sums_;  // with several hosts
+  std::unique_ptr<HostPlans> host_plans_;
   std::vector<CodecUse> codecs_;
   FeedbackState feedback_;
+  // Of calls with a reducer.
+  struct RoundBuffers {
+    std::vector<std::byte> sent, received;
+    std::shared_ptr<Residual> errors;  // what the codec leaves out
+    std::vector<float> error_values;
+  };
+  RoundBuffers rounds_;
   std::array<StorePolicy, kCollectiveKinds> slot_stores_;
   StorePolicy send_recv_stores_;
   ZeroCopy zero_copy_;

@@ -26,10 +26,12 @@ struct CommOptions {
   uint64_t slot_bytes_max = 64 << 20;  // of the data slots of one algorithm, per rank
   uint64_t nt_store_bytes = 16 << 20;  // results of at least this size: non-temporal stores; each
                                        // rank's own
+  int threads = 1;                     // of this rank inside a call; each rank's own
   bool reproducible = false;
   bool abort_on_error = false;  // INCCL_ABORT_ON_ERROR: the first fatal error kills the process
   bool preserve_input = false;  // in-place calls restore their buffer after an error
   Time op_timeout = 600 * kSecond;
+  Time circle_stall = kSecond;  // see LivenessOptions
   std::shared_ptr<const Codec> default_codec;
   std::string name;  // of the communicator, for messages; each rank's own; "": none
 };

@@ -2,6 +2,7 @@
 #include "communicator/communicator.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -28,6 +29,16 @@ WaitPolicy PolicyFor(const std::vector<pid_t>& pids) {
   return policy;
 }
 
+// Whether helpers may spin, if all ranks of the machine have as many threads as this one.
+bool HelpersSpin(const std::vector<pid_t>& pids, int threads) {
+  const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  if (threads == 1 || pids.size() * static_cast<size_t>(threads) > static_cast<size_t>(processors))
+    return false;
+  std::vector<pid_t> all;
+  for (int i = 0; i < threads; ++i) all.insert(all.end(), pids.begin(), pids.end());
+  return EnoughCores(all);
+}
+
 std::shared_ptr<const std::string> NextLabel(int rank, int nranks) {
   static std::atomic<uint64_t> count{0};
   return std::make_shared<const std::string>(
@@ -47,7 +58,8 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                  .nranks = ends_.nranks,
                  .peer_names = ends_.peer_names,
                  .op_timeout = options_.op_timeout,
-                 .comm_name = options_.name},
+                 .comm_name = options_.name,
+                 .circle_stall = options_.circle_stall},
                 &sticky_error_, &shrink_agreement_, &invitations_),
       staging_(ends_.rank, ends_.nranks),
       registrations_(rank_name(), ends_.transport.get()),
@@ -58,7 +70,8 @@ Communicator::Communicator(CommEnds ends, CommOptions options)
                .liveness = &liveness_,
                .engines = &engines_,
                .hosts = ends_.hosts.hosts() > 1 ? &ends_.hosts : nullptr,
-               .wait = PolicyFor(ends_.pids)},
+               .wait = PolicyFor(ends_.pids),
+               .helpers_spin = HelpersSpin(ends_.pids, options_.threads)},
               &options_),
       engines_(ends_.transport.get(),
                {.with_kernels = kCopiesOfAStep * options_.slice_bytes,

@@ -1,11 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "communicator/plan_cache.h"
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 #include "tuning/segmentation.h"
 
 namespace inccl {
+namespace {
+
+// Makes the schedule of some ranks of a communicator one of the communicator.
+void Rename(std::span<const int> members, Schedule* schedule) {
+  const auto name = [members](int rank) { return members[static_cast<size_t>(rank)]; };
+  schedule->rank = name(schedule->rank);
+  for (ScheduleLane& lane : schedule->lanes) {
+    lane.producer = name(lane.producer);
+    std::transform(lane.consumers.begin(), lane.consumers.end(), lane.consumers.begin(), name);
+  }
+}
+
+}  // namespace
 
 size_t PlanCache::PlaceOf(const CollectiveArgs& args, const Codec* codec) {
   const uint64_t hash = (args.count ^ reinterpret_cast<uintptr_t>(codec) ^
@@ -53,8 +68,9 @@ Result<const Program*> PlanCache::FindProgram(const Call& call, const Codec& cod
     Result<Schedule> schedule = MakeSchedule({call, choice.algorithm, options_.slots.channels,
                                               side_phases, side_one_shot, group, options_.hosts});
     if (!schedule.ok()) return InternalError(schedule.status().message());
+    if (!options_.members.empty()) Rename(options_.members, &*schedule);
     Result<std::unique_ptr<Program>> bound =
-        Bind(*std::move(schedule), SlotsFor(slice_bytes), &lanes_);
+        Bind(*std::move(schedule), SlotsFor(slice_bytes), lanes_);
     if (!bound.ok()) return bound.status();
     program = *std::move(bound);
   }

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "collectives/call.h"
@@ -26,7 +27,8 @@ class PlanCache {
  public:
   struct Options {
     SlotBudget slots = {};
-    const HostMap* hosts = nullptr;  // outlives the cache; nullptr: one host
+    const HostMap* hosts = nullptr;  // of the calls' ranks; outlives the cache; nullptr: one host
+    std::vector<int> members = {};   // the calls' ranks in the communicator, ascending; empty: all
   };
   struct Plan {
     CollectiveArgs args;
@@ -38,8 +40,8 @@ class PlanCache {
     const Program* program = nullptr;  // null: an empty entry
   };
 
-  // `transport` outlives it.
-  PlanCache(const Options& options, Transport* transport) : options_(options), lanes_(transport) {}
+  // `lanes` outlives it.
+  PlanCache(Options options, LaneTable* lanes) : options_(std::move(options)), lanes_(lanes) {}
 
   // Returns the plan that Keep has stored for such a call; nullptr if there is none or another plan
   // has replaced it.
@@ -50,7 +52,7 @@ class PlanCache {
     return &(kept_[PlaceOf(plan.args, plan.codec.lock().get())] = std::move(plan));
   }
 
-  LaneTable* lanes() { return &lanes_; }
+  const HostMap* hosts() const { return options_.hosts; }
 
  private:
   static constexpr int kPlaceBits = 4;
@@ -59,7 +61,7 @@ class PlanCache {
                                      uint32_t slice_bytes);
 
   const Options options_;
-  LaneTable lanes_;
+  LaneTable* const lanes_;
   std::map<uint64_t, std::unique_ptr<Program>> programs_;  // by collective, algorithm, root and
                                                            // side phases
   std::array<Plan, 1 << kPlaceBits> kept_;

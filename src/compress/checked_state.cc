@@ -106,6 +106,7 @@ Status CheckedState::Begin(const CollectiveArgs& call) {
         fmt::format("codec {}: rank {} of {} ranks", name_, call.rank, call.nranks));
   }
   call_ = call;
+  set_total_feedback(nullptr);  // the former call's
   segments_ = SegmentsOf(call.collective, static_cast<uint64_t>(call.nranks));
   return OnBegin();
 }

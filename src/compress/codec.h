@@ -20,6 +20,7 @@
 
 #include "base/collective_args.h"
 #include "base/status.h"
+#include "base/team.h"
 #include "base/types.h"
 
 namespace inccl {
@@ -72,8 +73,20 @@ struct CodecStats {
 
 class DeviceWork;  // compress/device_work.h
 
-// The state of one call on one rank. One thread at a time uses it. Later calls reuse it, so that a
-// warm call allocates nothing.
+// Error feedback for the owner of a part: what it leaves out when it encodes a total for all ranks.
+class TotalFeedback {
+ public:
+  // For at most a superblock of a call: sum += factor * what earlier calls have left out.
+  virtual void Correct(const Range& part, float factor, float* sum) = 0;
+  // This call leaves out (sum - sent) / factor.
+  virtual void Account(const Range& part, float factor, const float* sum, const float* sent) = 0;
+
+ protected:
+  ~TotalFeedback() = default;
+};
+
+// The state of one call on one rank. One thread at a time uses it, and with it its team. Later
+// calls reuse it, so that a warm call allocates nothing.
 class CodecState {
  public:
   virtual ~CodecState() = default;
@@ -84,6 +97,12 @@ class CodecState {
     non_temporal_output_ = output;
     non_temporal_payloads_ = payloads;
   }
+  // The threads among which the next calls may share the work of a Combine. They change no result.
+  // The team outlives its use.
+  void set_team(Team* team) { team_ = team; }
+  // For the call that has begun: feedback for its totals, where one rank alone encodes each of
+  // them. A codec whose ranks agree on what a total becomes ignores it.
+  void set_total_feedback(TotalFeedback* feedback) { total_feedback_ = feedback; }
   virtual Status Begin(const CollectiveArgs& call) = 0;
   // outputs = fold of the inputs in their order. Outputs of the same format get the same bytes. A
   // payload of an unexpected length is an error (kInternalError with both lengths); Combine never
@@ -122,8 +141,12 @@ class CodecState {
  protected:
   bool non_temporal_output() const { return non_temporal_output_; }
   bool non_temporal_payloads() const { return non_temporal_payloads_; }
+  Team* team() const { return team_; }
+  TotalFeedback* total_feedback() const { return total_feedback_; }
 
  private:
+  Team* team_ = Team::Alone();
+  TotalFeedback* total_feedback_ = nullptr;
   bool non_temporal_output_ = false, non_temporal_payloads_ = false;
 };
 
@@ -133,6 +156,9 @@ struct Route {
   // 0: any schedule runs the codec.
   int group = 0;
   const char* because = "";  // the part of the specification that requires it
+  // In reductions, ranks of one host add up their elements before the codec sees them, so each host
+  // is one contribution.
+  bool sums_hosts = false;
 };
 
 // A phase of side information. A payload of it has at most `bytes` + `superblock_bytes` for each
@@ -189,6 +215,8 @@ class Codec {
   void Bound(int nranks, double* bits, double* relative_error) const {
     Bound(Collective::kAllReduce, nranks, bits, relative_error);
   }
+  // Results are so far off, always in the same direction, that training needs a residual.
+  virtual bool needs_residual() const { return false; }
   virtual std::unique_ptr<CodecState> NewState() const = 0;
 };
 

@@ -27,29 +27,30 @@ std::string Show(std::string_view text) {
   return text.size() > 80 ? shown + "..." : shown;
 }
 
-Status CheckName(std::string_view what, std::string_view name) {
-  if (name.empty()) return InvalidArgument(fmt::format("codec spec: empty {}", what));
+Status CheckName(const char* kind, std::string_view what, std::string_view name) {
+  if (name.empty()) return InvalidArgument(fmt::format("{} spec: empty {}", kind, what));
   if (name.size() > CodecSpec::kMaxName) {
-    return InvalidArgument(fmt::format("codec spec: {} \"{}\" has {} characters, at most {}", what,
-                                       Show(name), name.size(), CodecSpec::kMaxName));
+    return InvalidArgument(fmt::format("{} spec: {} \"{}\" has {} characters, at most {}", kind,
+                                       what, Show(name), name.size(), CodecSpec::kMaxName));
   }
   if (!IsLower(name[0]) || !std::all_of(name.begin(), name.end(), IsNameChar)) {
-    return InvalidArgument(fmt::format(
-        "codec spec: {} \"{}\" is not made of a-z, 0-9 and _, a letter first", what, Show(name)));
+    return InvalidArgument(
+        fmt::format("{} spec: {} \"{}\" is not made of a-z, 0-9 and _, a letter first", kind, what,
+                    Show(name)));
   }
   return Status::Ok();
 }
 
-Status CheckValue(std::string_view key, std::string_view value) {
-  if (value.empty()) return InvalidArgument(fmt::format("codec spec: {}: empty value", key));
+Status CheckValue(const char* kind, std::string_view key, std::string_view value) {
+  if (value.empty()) return InvalidArgument(fmt::format("{} spec: {}: empty value", kind, key));
   if (value.size() > CodecSpec::kMaxValue) {
     return InvalidArgument(
-        fmt::format("codec spec: {}: the value \"{}\" has {} characters, at most {}", key,
+        fmt::format("{} spec: {}: the value \"{}\" has {} characters, at most {}", kind, key,
                     Show(value), value.size(), CodecSpec::kMaxValue));
   }
   if (!std::all_of(value.begin(), value.end(), IsValueChar)) {
     return InvalidArgument(fmt::format(
-        "codec spec: {}: the value \"{}\" is not made of letters, digits, '.', '_', '+' and '-'",
+        "{} spec: {}: the value \"{}\" is not made of letters, digits, '.', '_', '+' and '-'", kind,
         key, Show(value)));
   }
   return Status::Ok();
@@ -63,15 +64,17 @@ bool ParseUnsigned(std::string_view text, uint64_t* value) {
 
 }  // namespace
 
-Result<CodecSpec> CodecSpec::Parse(std::string_view text) {
+Result<CodecSpec> CodecSpec::Parse(std::string_view text, const char* kind) {
   if (text.size() > kMaxText) {
     return InvalidArgument(
-        fmt::format("codec spec: {} characters, at most {}", text.size(), kMaxText));
+        fmt::format("{} spec: {} characters, at most {}", kind, text.size(), kMaxText));
   }
   CodecSpec spec;
+  spec.kind_ = kind;
   const size_t colon = text.find(':');
   spec.name_ = text.substr(0, colon);
-  if (Status status = CheckName("codec name", spec.name_); !status.ok()) return status;
+  const std::string what = fmt::format("{} name", kind);
+  if (Status status = CheckName(kind, what, spec.name_); !status.ok()) return status;
   if (colon == std::string_view::npos) return spec;
   std::string_view rest = text.substr(colon + 1);
   while (true) {
@@ -80,14 +83,14 @@ Result<CodecSpec> CodecSpec::Parse(std::string_view text) {
     const size_t equals = item.find('=');
     if (equals == std::string_view::npos) {
       return InvalidArgument(
-          fmt::format("codec spec: \"{}\" in \"{}\" is not key=value", Show(item), Show(text)));
+          fmt::format("{} spec: \"{}\" in \"{}\" is not key=value", kind, Show(item), Show(text)));
     }
     const std::string_view key = item.substr(0, equals), value = item.substr(equals + 1);
-    if (Status status = CheckName("key", key); !status.ok()) return status;
-    if (Status status = CheckValue(key, value); !status.ok()) return status;
+    if (Status status = CheckName(kind, "key", key); !status.ok()) return status;
+    if (Status status = CheckValue(kind, key, value); !status.ok()) return status;
     if (const std::string* first = spec.Find(key); first != nullptr) {
       return InvalidArgument(
-          fmt::format("codec spec: {} is given twice, as {} and as {}", key, *first, value));
+          fmt::format("{} spec: {} is given twice, as {} and as {}", kind, key, *first, value));
     }
     spec.items_.emplace_back(key, value);
     if (comma == std::string_view::npos) return spec;
@@ -107,8 +110,8 @@ Status CodecSpec::AllowOnly(std::span<const std::string_view> keys) const {
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     return InvalidArgument(
         keys.empty()
-            ? fmt::format("codec {}: unknown key {} (={}); it has no keys", name_, key, value)
-            : fmt::format("codec {}: unknown key {} (={}); there are {}", name_, key, value,
+            ? fmt::format("{} {}: unknown key {} (={}); it has no keys", kind_, name_, key, value)
+            : fmt::format("{} {}: unknown key {} (={}); there are {}", kind_, name_, key, value,
                           fmt::join(keys, ", ")));
   }
   return Status::Ok();
@@ -120,8 +123,8 @@ Result<uint64_t> CodecSpec::Integer(std::string_view key, uint64_t fallback, uin
   if (text == nullptr) return fallback;
   uint64_t value = 0;
   if (!ParseUnsigned(*text, &value) || value < low || value > high) {
-    return InvalidArgument(
-        fmt::format("codec {}: {}={} is not an integer in [{}, {}]", name_, key, *text, low, high));
+    return InvalidArgument(fmt::format("{} {}: {}={} is not an integer in [{}, {}]", kind_, name_,
+                                       key, *text, low, high));
   }
   return value;
 }
@@ -131,8 +134,8 @@ Result<uint64_t> CodecSpec::Eighths(std::string_view key, uint64_t fallback8, ui
   const std::string* text = Find(key);
   if (text == nullptr) return fallback8;
   const Status wrong =
-      InvalidArgument(fmt::format("codec {}: {}={} is not a multiple of 0.125 in [{}, {}]", name_,
-                                  key, *text, FormatEighths(low8), FormatEighths(high8)));
+      InvalidArgument(fmt::format("{} {}: {}={} is not a multiple of 0.125 in [{}, {}]", kind_,
+                                  name_, key, *text, FormatEighths(low8), FormatEighths(high8)));
   const std::string_view view = *text;
   const size_t point = view.find('.');
   std::string_view fraction = point == std::string_view::npos ? "0" : view.substr(point + 1);
@@ -148,6 +151,19 @@ Result<uint64_t> CodecSpec::Eighths(std::string_view key, uint64_t fallback8, ui
   return value8;
 }
 
+Result<double> CodecSpec::Fraction(std::string_view key, double fallback) const {
+  const std::string* text = Find(key);
+  if (text == nullptr) return fallback;
+  double value = 0;
+  const char* const end = text->data() + text->size();
+  const auto parsed = std::from_chars(text->data(), end, value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || !(value > 0 && value <= 1)) {
+    return InvalidArgument(
+        fmt::format("{} {}: {}={} is not a fraction in (0, 1]", kind_, name_, key, *text));
+  }
+  return value;
+}
+
 Result<size_t> CodecSpec::Choice(std::string_view key, size_t fallback,
                                  std::span<const std::string_view> choices) const {
   const std::string* text = Find(key);
@@ -155,8 +171,8 @@ Result<size_t> CodecSpec::Choice(std::string_view key, size_t fallback,
   for (size_t i = 0; i < choices.size(); ++i) {
     if (choices[i] == *text) return i;
   }
-  return InvalidArgument(
-      fmt::format("codec {}: {}={} is none of {}", name_, key, *text, fmt::join(choices, ", ")));
+  return InvalidArgument(fmt::format("{} {}: {}={} is none of {}", kind_, name_, key, *text,
+                                     fmt::join(choices, ", ")));
 }
 
 std::string FormatEighths(uint64_t eighths) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parses the text of a codec specification, "name:key=value,...", without knowing its keys.
-// Grammar (docs/format.md): name and keys are lower-case letters, digits and '_', starting with a
-// letter; values are letters, digits, '.', '_', '+' and '-'. Blanks, empty items and repeated keys
-// are errors.
+// Parses the text of a specification, "name:key=value,...", without knowing its keys: of a codec,
+// or of the method of a reducer (reduce/reducer.h). Grammar (docs/format.md): name and keys are
+// lower-case letters, digits and '_', starting with a letter; values are letters, digits, '.', '_',
+// '+' and '-'. Blanks, empty items and repeated keys are errors.
 #ifndef INCCL_COMPRESS_CODEC_SPEC_H_
 #define INCCL_COMPRESS_CODEC_SPEC_H_
 
@@ -25,8 +25,9 @@ class CodecSpec {
   static constexpr size_t kMaxName = 32;   // of a codec and of a key
   static constexpr size_t kMaxValue = 64;  // bytes of a value
 
-  // A kInvalidArgument shows what is wrong and where.
-  static Result<CodecSpec> Parse(std::string_view text);
+  // A kInvalidArgument shows what is wrong and where. `kind`: what the text specifies, for
+  // messages.
+  static Result<CodecSpec> Parse(std::string_view text, const char* kind = "codec");
 
   const std::string& name() const { return name_; }
   // The value of `key`, or nullptr.
@@ -41,11 +42,14 @@ class CodecSpec {
   // Eight times a decimal number that is a multiple of 1/8: "5.5" is 44.
   Result<uint64_t> Eighths(std::string_view key, uint64_t fallback8, uint64_t low8,
                            uint64_t high8) const;
+  // A decimal number in (0, 1].
+  Result<double> Fraction(std::string_view key, double fallback) const;
   // The index of the value in `choices`.
   Result<size_t> Choice(std::string_view key, size_t fallback,
                         std::span<const std::string_view> choices) const;
 
  private:
+  const char* kind_ = "codec";
   std::string name_;
   std::vector<std::pair<std::string, std::string>> items_;
 };

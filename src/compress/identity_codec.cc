@@ -55,6 +55,8 @@ bool IsPayload(const Term& term) {
 
 // Below this size non-temporal stores cost more than they save.
 constexpr uint32_t kLeastStreamed = 4096;
+// Input bytes of the smallest part that pays on a thread of its own (docs/threads.md).
+constexpr uint64_t kLeastPart = 32 * 1024;
 
 }  // namespace
 
@@ -146,19 +148,11 @@ bool IdentityState::IsNonTemporal(const Term& output) const {
   return output.format.form == Form::kOutput ? non_temporal_output() : non_temporal_payloads();
 }
 
-void IdentityState::Copy(const std::byte* in, uint32_t bytes, std::span<const Term> outputs) const {
-  if (outputs.size() == 1) {
-    const Term& output = outputs[0];
-    if (output.data == in) return;
-    if (IsNonTemporal(output) && bytes >= kLeastStreamed) {
-      StreamCopy(output.data, in, bytes);
-    } else {
-      std::memcpy(output.data, in, bytes);
-    }
-    return;
-  }
-  for (uint32_t at = 0; at < bytes; at += std::min(kTileBytes, bytes - at)) {
-    const uint32_t length = std::min(kTileBytes, bytes - at);
+void IdentityState::Copy(const std::byte* in, uint32_t first, uint32_t end,
+                         std::span<const Term> outputs) const {
+  const uint32_t tile = outputs.size() == 1 ? end - first : kTileBytes;
+  for (uint32_t at = first; at < end; at += std::min(tile, end - at)) {
+    const uint32_t length = std::min(tile, end - at);
     for (const Term& output : outputs) {
       if (output.data == in) continue;
       if (IsNonTemporal(output) && length >= kLeastStreamed) {
@@ -177,54 +171,67 @@ Status IdentityState::Combine(const Range& range, std::span<const Term> inputs,
   for (Term& output : outputs) output.bytes = bytes;
   if (bytes == 0) return Status::Ok();
   const Step step = StepOf(inputs, outputs);
-  switch (step) {
-    case Step::kCopy: Copy(inputs[0].data, bytes, outputs); break;
-    case Step::kFold:
-    case Step::kFoldAndDivide: {
-      const bool divides = step == Step::kFoldAndDivide;
-      if (inputs.size() > kMaxReduceInputs || outputs.size() > kMaxReduceOutputs) {
-        FoldMany(range.count, divides, inputs, outputs);
-      } else if (divides) {
-        FoldAndDivide(range.count, inputs, outputs);
-      } else {
-        Fold(range.count, inputs, outputs);
-      }
-    }
-  }
+  const uint32_t parts = team()->PartsOf(uint64_t{bytes} * inputs.size(), kLeastPart);
+  team()->Run(parts, [&](uint32_t i) noexcept {
+    // Between superblocks, so that parts share few cache lines.
+    const auto bound = [&](uint32_t at) {
+      const uint64_t superblocks = uint64_t{range.count} / kSuperblock * at / parts;
+      return at == parts ? range.count : static_cast<uint32_t>(superblocks * kSuperblock);
+    };
+    Run(step, bound(i), bound(i + 1), inputs, outputs);
+  });
   return Status::Ok();
 }
 
-void IdentityState::Fold(uint32_t count, std::span<const Term> inputs,
+void IdentityState::Run(Step step, uint32_t first, uint32_t end, std::span<const Term> inputs,
+                        std::span<const Term> outputs) const {
+  if (first == end) return;
+  if (step == Step::kCopy) {
+    const auto size = static_cast<uint32_t>(SizeOf(call_.type));
+    return Copy(inputs[0].data, first * size, end * size, outputs);
+  }
+  const bool divides = step == Step::kFoldAndDivide;
+  if (inputs.size() > kMaxReduceInputs || outputs.size() > kMaxReduceOutputs) {
+    FoldMany(first, end, divides, inputs, outputs);
+  } else if (divides) {
+    FoldAndDivide(first, end, inputs, outputs);
+  } else {
+    Fold(first, end, inputs, outputs);
+  }
+}
+
+void IdentityState::Fold(uint32_t first, uint32_t end, std::span<const Term> inputs,
                          std::span<const Term> outputs) const {
+  const size_t offset = first * SizeOf(call_.type);
   const void* in[kMaxReduceInputs];
   void* out[kMaxReduceOutputs];
   ReduceArgs args = {.in = in,
                      .out = out,
-                     .count = count,
+                     .count = end - first,
                      .scaled = Scaled(inputs),
                      .scale = scale_,
                      .factor = factor_};
-  for (const Term& input : inputs) in[args.inputs++] = input.data;
+  for (const Term& input : inputs) in[args.inputs++] = input.data + offset;
   for (const Term& output : outputs) {
     if (IsNonTemporal(output)) {
       args.streamed |= uint64_t{1} << args.outputs;
     }
-    out[args.outputs++] = output.data;
+    out[args.outputs++] = output.data + offset;
   }
   reduce_(args);
 }
 
 // Writes sums to the outputs of form kSum and to one other output, divides them there and copies
 // that one to the remaining outputs.
-void IdentityState::FoldAndDivide(uint32_t count, std::span<const Term> inputs,
+void IdentityState::FoldAndDivide(uint32_t first, uint32_t end, std::span<const Term> inputs,
                                   std::span<const Term> outputs) const {
   const size_t size = SizeOf(call_.type);
   const uint32_t tile = kTileBytes / static_cast<uint32_t>(size);
-  for (uint32_t at = 0; at < count; at += std::min(tile, count - at)) {
+  for (uint32_t at = first; at < end; at += std::min(tile, end - at)) {
     const size_t offset = at * size;
     const void* in[kMaxReduceInputs];
     void* out[kMaxReduceOutputs];
-    ReduceArgs args = {.in = in, .out = out, .count = std::min(tile, count - at)};
+    ReduceArgs args = {.in = in, .out = out, .count = std::min(tile, end - at)};
     for (const Term& input : inputs) in[args.inputs++] = input.data + offset;
     void* quotient = nullptr;
     for (const Term& output : outputs) {

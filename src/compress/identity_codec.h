@@ -68,12 +68,17 @@ class IdentityState final : public CodecState {
   uint64_t Scaled(std::span<const Term> inputs) const;
   // Whether this output is written with non-temporal stores.
   bool IsNonTemporal(const Term& output) const;
-  void Copy(const std::byte* in, uint32_t bytes, std::span<const Term> outputs) const;
-  void Fold(uint32_t count, std::span<const Term> inputs, std::span<const Term> outputs) const;
-  void FoldAndDivide(uint32_t count, std::span<const Term> inputs,
+  // The step for elements [first, end) of the operands.
+  void Run(Step step, uint32_t first, uint32_t end, std::span<const Term> inputs,
+           std::span<const Term> outputs) const;
+  // Bytes [first, end).
+  void Copy(const std::byte* in, uint32_t first, uint32_t end, std::span<const Term> outputs) const;
+  void Fold(uint32_t first, uint32_t end, std::span<const Term> inputs,
+            std::span<const Term> outputs) const;
+  void FoldAndDivide(uint32_t first, uint32_t end, std::span<const Term> inputs,
                      std::span<const Term> outputs) const;
   // Fold or FoldAndDivide for more inputs or outputs than a kernel takes, with the same bits.
-  void FoldMany(uint32_t count, bool divides, std::span<const Term> inputs,
+  void FoldMany(uint32_t first, uint32_t end, bool divides, std::span<const Term> inputs,
                 std::span<const Term> outputs) const;
   // Folds `count` elements at `offset` bytes of every input into `sum`.
   void FoldTile(size_t offset, uint32_t count, std::span<const Term> inputs, std::byte* sum) const;

@@ -54,15 +54,15 @@ void IdentityState::FoldNarrowTile(size_t offset, uint32_t count, std::span<cons
   FromFloat(call_.type, sum32, sum, count);
 }
 
-void IdentityState::FoldMany(uint32_t count, bool divides, std::span<const Term> inputs,
-                             std::span<const Term> outputs) const {
+void IdentityState::FoldMany(uint32_t first, uint32_t end, bool divides,
+                             std::span<const Term> inputs, std::span<const Term> outputs) const {
   alignas(64) std::byte sum[kTileBytes];
   const size_t size = SizeOf(call_.type);
   const bool narrow = IsFloat(call_.type) && size < sizeof(float);
   const uint32_t tile = narrow ? kNarrowTile : kTileBytes / static_cast<uint32_t>(size);
-  for (uint32_t at = 0; at < count; at += std::min(tile, count - at)) {
+  for (uint32_t at = first; at < end; at += std::min(tile, end - at)) {
     const size_t offset = at * size;
-    const uint32_t length = std::min(tile, count - at);
+    const uint32_t length = std::min(tile, end - at);
     (this->*(narrow ? &IdentityState::FoldNarrowTile : &IdentityState::FoldTile))(offset, length,
                                                                                   inputs, sum);
     for (const bool sums : {true, false}) {
@@ -70,7 +70,7 @@ void IdentityState::FoldMany(uint32_t count, bool divides, std::span<const Term>
       for (Term output : outputs) {
         if ((output.format.form == Form::kSum) != sums) continue;
         output.data += offset;
-        Copy(sum, length * static_cast<uint32_t>(size), {&output, 1});
+        Copy(sum, 0, length * static_cast<uint32_t>(size), {&output, 1});
       }
     }
   }

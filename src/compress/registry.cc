@@ -24,10 +24,10 @@ struct Entry {
 };
 
 constexpr Entry kCodecs[] = {
-    {"bf16", MakeBf16Codec},   {"fp16", MakeFp16Codec},         {"fp8", MakeFp8Codec},
-    {"hbi", MakeHbiCodec},     {"lossless", MakeLosslessCodec}, {"mxfp8", MakeMxfp8Codec},
-    {"none", MakeIdentity},    {"qsgd", MakeQsgdCodec},         {"qsgd_ms", MakeQsgdMsCodec},
-    {"randk", MakeRandkCodec},
+    {"bf16", MakeBf16Codec},   {"dither", MakeDitherCodec},  {"fp16", MakeFp16Codec},
+    {"fp8", MakeFp8Codec},     {"hbi", MakeHbiCodec},        {"lossless", MakeLosslessCodec},
+    {"mxfp8", MakeMxfp8Codec}, {"none", MakeIdentity},       {"onebit", MakeOnebitCodec},
+    {"qsgd", MakeQsgdCodec},   {"qsgd_ms", MakeQsgdMsCodec}, {"randk", MakeRandkCodec},
 };
 
 }  // namespace

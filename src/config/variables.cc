@@ -182,6 +182,11 @@ const Variable kVariables[] = {
      [](Text v, Environment* e) {
        return ParseInteger(v, 0, int64_t{1} << 62, &e->nt_store_bytes);
      }},
+    {{"INCCL_THREADS",
+      "threads that share the work of a rank inside one call, the calling thread included; results "
+      "do not depend on it; give each rank as many processors (docs/threads.md)",
+      "1 to 64", "1", "integer"},
+     [](Text v, Environment* e) { return ParseInteger(v, 1, 64, &e->threads); }},
     {{"INCCL_TRANSPORT",
       "transports that may be chosen: each pair of ranks takes the first that both can use; shm "
       "joins ranks of one host only, loopback ranks of one process only",

@@ -175,8 +175,11 @@ Status Liveness::Judge(const Request& request, std::span<const int> awaited, Tim
   if (stalled < asked_) asked_ = 0;  // the call has made progress since
   if (send_recv_ != nullptr) {
     *ask = stalled - asked_ >= std::clamp<Time>(asked_ / 4, kFirstAsk, kLastAsk);
-    const std::vector<int> circle = positions_.Circle(awaited, SystemClock().Now());
-    if (stalled >= Positions::kCircleStall && !circle.empty()) return InACircle(circle);
+    if (stalled >= options_.circle_stall) {
+      const std::vector<int> circle =
+          positions_.Circle(calls_.latest(), awaited, options_.circle_stall, SystemClock().Now());
+      if (!circle.empty()) return InACircle(circle);
+    }
   }
   if (const Time limit = op_timeout(); stalled >= limit) {
     if (!AreAnswersThere(limit, ask)) return Status::Ok();
@@ -266,6 +269,7 @@ Position Liveness::OwnPosition() const {
   Position position;
   position.sequence = calls_.latest();
   position.in_call = in_call_.load();
+  position.in_collective = position.in_call && send_recv_ == nullptr;
   position.place = Place();
   if (position.in_call && looked_ != 0 && SystemClock().Now() - looked_ < kLookedLately) {
     position.stalled = stalled_;

@@ -31,6 +31,8 @@ struct LivenessOptions {
   std::vector<std::string> peer_names;  // "host:pid" by rank
   Time op_timeout = 600 * kSecond;
   std::string comm_name = {};
+  // Ranks that have stood still for so long and wait for each other in a circle fail.
+  Time circle_stall = kSecond;
   Time warn_after = 10 * kSecond;  // log a warning for a call without progress
 };
 

@@ -18,7 +18,7 @@ constexpr size_t kMostPlaceBytes = 4096;
 std::vector<std::byte> Position::Encode() const {
   ByteWriter writer;
   writer.U64(sequence);
-  writer.U8(in_call ? 1 : 0);
+  writer.U8(in_collective ? 2 : in_call ? 1 : 0);
   writer.U64(static_cast<uint64_t>(stalled));
   writer.String(std::string_view(place).substr(0, kMostPlaceBytes));
   writer.U32(static_cast<uint32_t>(awaits.size()));
@@ -33,7 +33,7 @@ Result<Position> Position::Decode(std::span<const std::byte> bytes, int nranks) 
   uint64_t stalled = 0;
   uint32_t count = 0;
   const auto ranks = static_cast<uint32_t>(nranks);
-  bool good = reader.U64(&position.sequence) && reader.U8(&in_call) && in_call <= 1 &&
+  bool good = reader.U64(&position.sequence) && reader.U8(&in_call) && in_call <= 2 &&
               reader.U64(&stalled) && stalled < static_cast<uint64_t>(kNever) &&
               reader.String(&position.place, kMostPlaceBytes) && reader.U32(&count) &&
               count <= ranks;
@@ -43,7 +43,8 @@ Result<Position> Position::Decode(std::span<const std::byte> bytes, int nranks) 
     position.awaits.push_back(static_cast<int>(peer));
   }
   if (!good || reader.remaining() != 0) return InternalError("malformed position of a rank");
-  position.in_call = in_call == 1;
+  position.in_call = in_call != 0;
+  position.in_collective = in_call == 2;
   position.stalled = static_cast<Time>(stalled);
   return position;
 }
@@ -144,31 +145,36 @@ RankStatus Positions::StatusOf(int peer, Time now) const {
   return status;
 }
 
-bool Positions::FindCircle(int peer, Time now, std::vector<bool>* visited,
-                           std::vector<int>* path) const {
+bool Positions::FindCircle(int peer, Search* search) const {
   const Peer& entry = Of(peer);
-  if (peer == rank_ || (*visited)[static_cast<size_t>(peer)]) return peer == rank_;
-  (*visited)[static_cast<size_t>(peer)] = true;
+  if (peer == rank_ || search->visited[static_cast<size_t>(peer)]) return peer == rank_;
+  search->visited[static_cast<size_t>(peer)] = true;
   // The limits together show that all ranks of the path stood still at the same time.
-  if (entry.answered_at == 0 || now - entry.answered_at > kFresh ||
-      entry.position.stalled < kCircleStall) {
+  if (entry.answered_at == 0 || search->now - entry.answered_at > kFresh ||
+      entry.position.stalled < search->stall) {
     return false;
   }
-  path->push_back(peer);
+  search->path.push_back(peer);
   for (const int next : entry.position.awaits) {
-    if (FindCircle(next, now, visited, path)) return true;
+    const uint64_t reached = next == rank_ ? search->own_sequence : Of(next).position.sequence;
+    if (entry.position.in_collective && reached > entry.position.sequence) continue;
+    if (FindCircle(next, search)) return true;
   }
-  path->pop_back();
+  search->path.pop_back();
   return false;
 }
 
-std::vector<int> Positions::Circle(std::span<const int> awaited, Time now) const {
-  std::vector<bool> visited(peers_.size());
-  std::vector<int> path;
+std::vector<int> Positions::Circle(uint64_t sequence, std::span<const int> awaited, Time stall,
+                                   Time now) const {
+  Search search = {.own_sequence = sequence,
+                   .stall = stall,
+                   .now = now,
+                   .visited = std::vector<bool>(peers_.size()),
+                   .path = {}};
   for (const int peer : awaited) {
-    if (FindCircle(peer, now, &visited, &path)) break;
+    if (FindCircle(peer, &search)) break;
   }
-  return path;
+  return search.path;
 }
 
 }  // namespace inccl

@@ -18,11 +18,12 @@
 namespace inccl {
 
 struct Position {
-  uint64_t sequence = 0;    // the newest collective that the rank has begun; 0: none
-  bool in_call = false;     // the rank's caller is inside a call
-  Time stalled = 0;         // time without progress; 0: the call makes progress
-  std::vector<int> awaits;  // the ranks that the call waits for, if it has stalled
-  std::string place;        // "in op 17 allreduce(...)", "after op 17", ...
+  uint64_t sequence = 0;       // the newest collective that the rank has begun; 0: none
+  bool in_call = false;        // the rank's caller is inside a call
+  bool in_collective = false;  // that is the collective `sequence`, not sends and receives after it
+  Time stalled = 0;            // time without progress; 0: the call makes progress
+  std::vector<int> awaits;     // the ranks that the call waits for, if it has stalled
+  std::string place;           // "in op 17 allreduce(...)", "after op 17", ...
 
   std::vector<std::byte> Encode() const;
   static Result<Position> Decode(std::span<const std::byte> bytes, int nranks);
@@ -38,8 +39,6 @@ struct RankStatus {
 
 class Positions {
  public:
-  // Each rank of a circle has made no progress for at least this long.
-  static constexpr Time kCircleStall = kSecond;
   // The answers that prove a circle are not older than this.
   static constexpr Time kFresh = 300 * kMillisecond;
   // A rank that has not answered for this long counts as silent.
@@ -62,10 +61,13 @@ class Positions {
   std::vector<int> Missing(uint64_t sequence, std::span<const int> awaited, Time now) const;
   // As Missing, for sends and receives: only the ends of chains.
   std::vector<int> MissingOf(std::span<const int> awaited, Time now) const;
-  // This rank waits for `awaited` and has stalled for kCircleStall. Returns a path of ranks of
+  // This rank, which is in sends and receives after the collective `sequence`, waits for `awaited`
+  // and has stalled for `stall`, as each rank of a circle must have. Returns a path of ranks of
   // which each waits for the next one and the last one waits for this rank, which the path does not
-  // contain. Empty if no circle is known.
-  std::vector<int> Circle(std::span<const int> awaited, Time now) const;
+  // contain. Empty if no circle is known. A rank in a collective does not wait for one that has
+  // begun a later collective: what that one had to send is on its way.
+  std::vector<int> Circle(uint64_t sequence, std::span<const int> awaited, Time stall,
+                          Time now) const;
 
   // "it is alive, in op 17 allreduce(...)".
   std::string Describe(int peer, Time now) const;
@@ -84,7 +86,13 @@ class Positions {
   const Peer& Of(int peer) const { return peers_[static_cast<size_t>(peer)]; }
   bool IsSilent(int peer, Time now) const;
   int EndOfChain(int peer, Time now) const;
-  bool FindCircle(int peer, Time now, std::vector<bool>* visited, std::vector<int>* path) const;
+  struct Search {
+    uint64_t own_sequence = 0;
+    Time stall = 0, now = 0;
+    std::vector<bool> visited;
+    std::vector<int> path;
+  };
+  bool FindCircle(int peer, Search* search) const;
 
   const int rank_;
   std::vector<Peer> peers_;

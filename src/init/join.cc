@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,12 @@ namespace inccl {
 namespace {
 
 std::string PeerName(const std::string& host, int pid) { return fmt::format("{}:{}", host, pid); }
+
+// A network that is cut for less than dead_after is no failure. TCP sends again when it has been
+// cut for up to twice as long as it was.
+Time CircleStallOverNetworks(Time dead_after) {
+  return std::max(kSecond, 2 * (dead_after == kNever ? ControlOptions().dead_after : dead_after));
+}
 
 void Publish(Communicator* communicator, const InitOptions& options) {
   if (options.status_directory.empty()) return;
@@ -77,6 +84,8 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   ends.transport = WithLink(*std::move(end), options.link);
   CommOptions comm = options.comm;
   if (transport.all_device_slices()) comm.slice_bytes = kDeviceSliceBytes;
+  comm.tuner_table.SetLink(transport.slowest_link_mbps());
+  if (hosts.hosts() > 1) comm.circle_stall = CircleStallOverNetworks(options.control.dead_after);
   // All ranks have agreed on the arguments of this check, so it fails on all of them or on none.
   if (Status fits = CheckSlotMemory(comm, ends.hosts, ends.transport->caps()); !fits.ok()) {
     return Status(fits.code(), fmt::format("rank {}/{}: init: {}", rank, nranks, fits.message()));

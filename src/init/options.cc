@@ -111,6 +111,7 @@ Status ResolveComm(const ccl_config_t& config, const Settings& settings, const E
   comm->slice_bytes = static_cast<uint32_t>(env.slice_bytes);
   comm->slot_bytes_max = static_cast<uint64_t>(env.slot_bytes_max);
   comm->nt_store_bytes = static_cast<uint64_t>(env.nt_store_bytes);
+  comm->threads = env.threads;
   comm->reproducible = config.reproducible != 0 || env.reproducible;
   comm->abort_on_error = env.abort_on_error;
   comm->preserve_input = config.preserve_input != 0;

@@ -10,7 +10,7 @@
 namespace inccl {
 namespace {
 
-constexpr uint32_t kOfferMagic = 0x32666f69;  // "iof2"
+constexpr uint32_t kOfferMagic = 0x33666f69;  // "iof3"
 constexpr size_t kMaxName = 32, kMaxReason = 2048;
 
 }  // namespace
@@ -23,6 +23,7 @@ std::vector<std::byte> TransportOffer::Encode() const {
   writer.String(std::string_view(status.message()).substr(0, kMaxReason));
   writer.String({reinterpret_cast<const char*>(payload.data()), payload.size()});
   writer.U8(device_slices ? 1 : 0);
+  writer.U32(link_mbps);
   return writer.bytes();
 }
 
@@ -35,7 +36,8 @@ Result<TransportOffer> TransportOffer::Decode(std::span<const std::byte> bytes) 
   if (!reader.U32(&magic) || magic != kOfferMagic || !reader.String(&offer.transport, kMaxName) ||
       !reader.U32(&code) || code > static_cast<uint32_t>(Code::kTimeout) ||
       !reader.String(&reason, kMaxReason) || !reader.String(&payload, kMaxBlob) ||
-      !reader.U8(&device_slices) || device_slices > 1 || reader.remaining() != 0) {
+      !reader.U8(&device_slices) || device_slices > 1 || !reader.U32(&offer.link_mbps) ||
+      reader.remaining() != 0) {
     return InternalError("malformed offer of a transport");
   }
   offer.status = Status(static_cast<Code>(code), Escaped(reason));

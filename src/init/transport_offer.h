@@ -3,6 +3,7 @@
 #define INCCL_INIT_TRANSPORT_OFFER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct TransportOffer {
   Status status;                   // OK, or why the rank could not make it or attach to its peers
   std::vector<std::byte> payload;  // an address, or empty
   bool device_slices = false;      // the rank has a device and no slice size was given
+  uint32_t link_mbps = 0;          // bootstrap::LinkMbps of the rank
 
   std::vector<std::byte> Encode() const;
   // Returns kInternalError if the bytes are malformed.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "bootstrap/interfaces.h"
 #include "device/runtime.h"
 
 namespace inccl {
@@ -26,6 +27,7 @@ TransportSelection::TransportSelection(int rank, int nranks, const Environment& 
       nranks_(nranks),
       environment_(environment),
       device_slices_(device_slices),
+      link_mbps_(bootstrap::LinkMbps(environment.socket_ifname)),
       names_(TransportNames(environment, {"shm", "ucx", "tcp"})),
       table_(nranks) {}
 
@@ -34,6 +36,7 @@ TransportOffer TransportSelection::Make(const std::string& name,
   TransportOffer offer;
   offer.transport = name;
   offer.device_slices = device_slices_;
+  offer.link_mbps = link_mbps_;
   Result<std::unique_ptr<TransportFactory>> result =
       RowOf(name).make({.rank = rank_,
                         .nranks = nranks_,
@@ -286,6 +289,7 @@ Result<std::unique_ptr<Transport>> TransportSelection::Choose(Mesh* mesh, const 
   if (!offers.ok()) return offers.status();
   device_slices_ = std::all_of(offers->begin(), offers->end(),
                                [](const TransportOffer& offer) { return offer.device_slices; });
+  for (const TransportOffer& offer : *offers) link_mbps_ = std::min(link_mbps_, offer.link_mbps);
   for (const std::string& name : names_) {
     if (!attempts_.empty() && CheckComplete(places).ok()) break;
     Status status = Try(name, *offers, mesh, places, terms);

@@ -42,6 +42,8 @@ class TransportSelection {
                                             const ExchangeTerms& terms);
   // After Choose: whether every rank's offer has device_slices.
   bool all_device_slices() const { return device_slices_; }
+  // After Choose: the least TransportOffer::link_mbps; 0 if a rank does not know its own.
+  uint32_t slowest_link_mbps() const { return link_mbps_; }
 
  private:
   // One transport of the list.
@@ -85,6 +87,7 @@ class TransportSelection {
   const int rank_, nranks_;
   const Environment environment_;
   bool device_slices_;
+  uint32_t link_mbps_;
   std::vector<std::string> names_;  // in order of preference
   std::vector<Attempt> attempts_;   // by names_, those that have been tried
   PairTable table_;                 // numbers of attempts_

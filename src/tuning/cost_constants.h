@@ -12,7 +12,7 @@ namespace inccl {
 // Ethernet of 10 Gbit/s, and of one core for everything else.
 struct CostConstants {
   uint64_t network_latency_ns = 25'000;
-  uint64_t network_message_ns = 4'000;
+  uint64_t network_message_ns = 8'000;
   uint64_t network_byte_ps = 850;
   uint64_t shm_latency_ns = 1'000;
   uint64_t shm_byte_ps = 100;

@@ -37,6 +37,11 @@ struct TunerCall : CollectiveArgs {
   WireBits wire = {};              // of the codec
 };
 
+// Whether the ranks of each host add up their elements before the codec sees them.
+inline bool SumsHosts(const Route& route, Collective collective, const HostMap* hosts) {
+  return route.sums_hosts && Reduces(collective) && hosts != nullptr && hosts->LargestHost() > 1;
+}
+
 inline int HostsOf(const TunerCall& call) {
   return call.hosts == nullptr ? 1 : call.hosts->hosts();
 }

@@ -161,6 +161,7 @@ Result<TunerTable> TunerTable::Parse(std::string_view text, const std::string& f
     }
     table.rows_.push_back(*row);
   }
+  table.link_given_ = costs_given.contains("network_byte_ps");
   std::stable_sort(table.rows_.begin(), table.rows_.end(),
                    [](const TunerRow& a, const TunerRow& b) { return GroupOf(a) < GroupOf(b); });
   return table;
@@ -188,6 +189,12 @@ std::optional<Algorithm> TunerTable::Find(Collective collective, int nranks, boo
     found = (row - 1)->algorithm;
   }
   return found;
+}
+
+void TunerTable::SetLink(uint32_t mbps) {
+  if (mbps == 0 || link_given_) return;
+  // 17/16: headers of TCP, IP and Ethernet, rounded up.
+  costs_.network_byte_ps = std::clamp<uint64_t>(8'500'000 / mbps, 1, kMostCostPs);
 }
 
 uint64_t TunerTable::Digest() const {

@@ -78,6 +78,10 @@ TEST(ArgumentsTest, EveryBadArgumentIsNamedAndHarmless) {
     ExpectInvalid(ccl_allreduce_compressed(a.data(), b.data(), n, CCL_FLOAT32, CCL_SUM,
                                            &compression, comm, nullptr),
                   comm, "residual");
+    ExpectInvalid(
+        ccl_allreduce_reduced(a.data(), b.data(), reinterpret_cast<ccl_reducer_state_t>(&local),
+                              CCL_SUM, nullptr, comm, nullptr),
+        comm, "state");
     compression = CCL_COMPRESSION_INIT;
     compression.size = 0;
     ExpectInvalid(ccl_allreduce_compressed(a.data(), b.data(), n, CCL_FLOAT32, CCL_SUM,

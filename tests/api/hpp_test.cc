@@ -218,6 +218,26 @@ TEST(HppTest, CompressedWithinItsBound) {
     EXPECT_DONE(residual->Export(left.data(), kCount));
     EXPECT_EQ(left, zero);
 
+    api::Result<api::Reducer> reducer = api::Reducer::Create("topk:k=0.1|fp16");
+    ASSERT_TRUE(reducer.ok()) << reducer.status().text();
+    EXPECT_STREQ(reducer->Spec()->c_str(), "topk:k=0.1,residual=1,select=exact|fp16");
+    api::Result<api::ReducerState> state = api::ReducerState::Create(*reducer, 1, kCount);
+    ASSERT_TRUE(state.ok()) << state.status().text();
+    size_t fresh = 0;
+    EXPECT_DONE(state->Export(nullptr, &fresh));
+    std::vector<char> kept(fresh), changed(fresh);
+    EXPECT_DONE(state->Export(kept.data(), &fresh));
+    const Compression reduced = {.seed = 7, .stats = &stats};
+    EXPECT_DONE(comm->AllReduceReduced(mine, result, *state, CCL_SUM, reduced));
+    EXPECT_GT(stats.ratio, 3);
+    EXPECT_DONE(state->Export(changed.data(), &fresh));
+    EXPECT_NE(kept, changed);
+    EXPECT_DONE(state->Import(kept.data(), kept.size()));
+    EXPECT_DONE(state->Rollback(0));
+    EXPECT_DONE(state->Reset());
+    EXPECT_DONE(state->Export(changed.data(), &fresh));
+    EXPECT_EQ(kept, changed);
+
     // Integers are not: the stats say so, and the result is exact.
     std::vector<int32_t> integers(1000, rank);
     EXPECT_DONE(comm->AllReduceCompressed(integers, integers, CCL_SUM, how));
@@ -357,6 +377,12 @@ TEST(HppTest, ErrorsAreValues) {
     const api::Residual unmade;
     const Compression feeds = {.residual = &unmade};
     EXPECT_TRUE(Says(comm->AllReduceCompressed(two, two, CCL_SUM, feeds), "residual"));
+    api::ReducerState state = *api::ReducerState::Create(*api::Reducer::Create("topk:k=0.5"), 1, 3);
+    EXPECT_TRUE(Says(comm->AllReduceReduced(two, two, state, CCL_SUM), "send: has 2 elements"));
+    EXPECT_TRUE(Says(comm->AllReduceReduced(three, two, state, CCL_SUM), "recv: has 2 elements"));
+    std::vector<int32_t> integers(3);
+    EXPECT_TRUE(Says(comm->AllReduceReduced(integers, integers, state, CCL_SUM), "state"));
+    EXPECT_TRUE(Says(comm->AllReduceReduced(three, three, state, CCL_SUM, how), "codec"));
     // None of these counts as a call.
     EXPECT_DONE(comm->AsyncError());
     EXPECT_DONE(comm->AllReduce(two, two, CCL_SUM));

@@ -269,6 +269,11 @@ TEST(InterfacesTest, ChoosesAddresses) {
   EXPECT_CONTAINS(none.status().message(), "lo");
 }
 
+TEST(InterfacesTest, ALinkOfUnknownRate) {
+  EXPECT_EQ(bootstrap::LinkMbps("=lo"), 0u);
+  EXPECT_EQ(bootstrap::LinkMbps("nosuch"), 0u);
+}
+
 TEST(HostTest, HostIdsFollowTheOverride) {
   using bootstrap::HostId;
   const Result<uint64_t> here = HostId(""), again = HostId(""), a = HostId("a"), a2 = HostId("a"),

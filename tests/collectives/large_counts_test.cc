@@ -98,6 +98,7 @@ struct Shape {
 };
 
 struct RankRun {
+  std::unique_ptr<LaneTable> lanes;
   std::unique_ptr<PlanCache> plans;
   std::unique_ptr<RecordingEngine> engine;
   std::unique_ptr<CollectiveRequest> task;
@@ -116,9 +117,9 @@ void RunShape(const Shape& shape) {
   call.root = 1;
   for (int rank = 0; rank < kRanks; ++rank) {
     RankRun& r = ranks[static_cast<size_t>(rank)];
+    r.lanes = std::make_unique<LaneTable>(ends[static_cast<size_t>(rank)].get());
     r.plans = std::make_unique<PlanCache>(
-        PlanCache::Options{.slots = {.slice_bytes = kSliceBytes, .channels = 2}},
-        ends[static_cast<size_t>(rank)].get());
+        PlanCache::Options{.slots = {.slice_bytes = kSliceBytes, .channels = 2}}, r.lanes.get());
     call.rank = rank;
     Choice choice;
     choice.algorithm = shape.algorithm;

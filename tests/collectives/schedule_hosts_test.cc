@@ -295,7 +295,8 @@ TEST(SchedulesOnHosts, APlanIsMadeForTheHostsOfTheCommunicator) {
   ScheduleRequest request = RequestOf({Collective::kAllReduce, Algorithm::kRing}, 4);
   request.rank = 2;
   for (const HostMap* const map : {&hosts, static_cast<const HostMap*>(nullptr)}) {
-    PlanCache plans({.hosts = map}, ends[2].get());
+    LaneTable lanes(ends[2].get());
+    PlanCache plans({.hosts = map}, &lanes);
     const Result<PlanCache::Plan> plan =
         plans.Make(call, *IdentityCodec(), {.algorithm = Algorithm::kRing}, false);
     ASSERT_TRUE(plan.ok()) << plan.status().message();

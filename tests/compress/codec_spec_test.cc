@@ -168,8 +168,9 @@ TEST(HbiSpec, CanonicalListsEveryKeySorted) {
   const auto expected = [&](const char* ag, const char* bits, int k, int k2, int min_bytes,
                             const char* ref) {
     return fmt::format(
-        "hbi:ag={},bits={},checksum=0,k={},k2={},m=0,min_bytes={},ref={},rht=0,unbiased=0", ag,
-        bits, k, k2, min_bytes, ref);
+        "hbi:ag={},bits={},checksum=0,k={},k2={},local=codes,m=0,min_bytes={},ref={},rht=0,"
+        "unbiased=0",
+        ag, bits, k, k2, min_bytes, ref);
   };
   EXPECT_EQ(CanonicalOf("hbi"), expected("requant", "6", 0, 0, 0, "direct"));
   EXPECT_EQ(CanonicalOf("hbi:bits=6"), expected("requant", "6", 0, 0, 0, "direct"));
@@ -232,7 +233,7 @@ TEST(HbiSpec, ErrorsNameKeyAndValue) {
       {"hbi:ag=both", {"ag=both", "requant", "exact"}},
       {"hbi:policy=h",
        {"unknown key policy",
-        "there are ag, bits, checksum, k, k2, m, min_bytes, ref, rht, unbiased"}},
+        "there are ag, bits, checksum, k, k2, local, m, min_bytes, ref, rht, unbiased"}},
       {"hbi:min_bytes=-1", {"min_bytes=-1"}},
       {"hbi:unbiased=2", {"unbiased=2"}},
       {"hbi:m=1", {"m=1", "groups of one rank"}},
@@ -262,6 +263,11 @@ TEST(OtherSpecs, CanonicalTextListsEveryKey) {
       {"fp8", "fp8:format=e4m3"},
       {"mxfp8:format=e5m2", "mxfp8:format=e5m2"},
       {"lossless", "lossless"},
+      {"dither", "dither:bits=4,block=256,levels=linear,norm=max,sparse=0"},
+      {"dither:sparse=1,norm=l2,levels=pow2,block=32,bits=2",
+       "dither:bits=2,block=32,levels=pow2,norm=l2,sparse=1"},
+      {"onebit", "onebit:block=256"},
+      {"onebit:block=64", "onebit:block=64"},
       {"qsgd", "qsgd:q=8"},
       {"randk", "randk:k=0.1015625,q=8,unbiased=0,with=qsgd"},
       {"randk:with=qsgd,q=4,k=0.5", "randk:k=0.5,q=4,unbiased=0,with=qsgd"},
@@ -285,6 +291,11 @@ TEST(OtherSpecs, ErrorsNameKeyAndValue) {
       {"fp8:format=e3m4", {"fp8", "format=e3m4", "e4m3", "e5m2"}},
       {"mxfp8:block=16", {"mxfp8", "block", "format"}},
       {"lossless:level=9", {"lossless", "level"}},
+      {"dither:bits=1", {"dither", "bits=1", "2", "8"}},
+      {"dither:bits=7,levels=pow2", {"bits=7", "6"}},
+      {"dither:levels=log", {"levels=log", "linear", "pow2"}},
+      {"dither:norm=l1", {"norm=l1", "max", "l2"}},
+      {"onebit:block=512", {"onebit", "block=512", "256"}},
       {"qsgd:q=0", {"qsgd", "q=0", "16"}},
       {"qsgd:q=17", {"q=17"}},
       {"qsgd:q=4+8", {"q=4+8"}},

@@ -13,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/algorithms.h"
 #include "collectives/executor.h"
 #include "compress/codec.h"
+#include "compress/residual/feedback_state.h"
 #include "transport/loopback/loopback.h"
 #include "tuning/segmentation.h"
 
@@ -36,6 +38,9 @@ class CodecWorld {
       ranks_.push_back(std::make_unique<Rank>(end.get(), *codec_));
     }
   }
+
+  // Calls from now on feed back errors; `residuals` has one per rank.
+  void UseResiduals(std::vector<std::unique_ptr<Residual>>* residuals) { residuals_ = residuals; }
 
   int nranks() const { return static_cast<int>(ends_.size()); }
   // Where ranks are in algorithms for several hosts: every other one is on the second host, and the
@@ -69,6 +74,13 @@ class CodecWorld {
     for (const std::unique_ptr<Rank>& rank : ranks_) rank->state->Finish(&rank->stats);
   }
 
+  // Ends the use of the residuals by the call that has run.
+  void EndResiduals(bool committed, uint64_t operation) {
+    for (const std::unique_ptr<Residual>& residual : *residuals_) {
+      residual->End(committed, operation);
+    }
+  }
+
   const CodecStats& stats(int rank) const { return ranks_[static_cast<size_t>(rank)]->stats; }
   const RequestStats& sent(int rank) const {
     return ranks_[static_cast<size_t>(rank)]->task.stats();
@@ -82,6 +94,7 @@ class CodecWorld {
     std::unique_ptr<CodecState> state;
     CpuEngine engine;
     CollectiveRequest task;
+    FeedbackState feedback;
     std::map<std::pair<Collective, Algorithm>, std::unique_ptr<Program>> programs;
     CodecStats stats;
   };
@@ -100,11 +113,18 @@ class CodecWorld {
     }
     // Hints, which change no bit.
     rank.state->set_non_temporal(call.rank % 2 == 1, call.rank % 3 != 1);
-    const Status begun = rank.state->Begin(call);
+    CodecState* state = rank.state.get();
+    if (residuals_ != nullptr) {
+      Residual* residual = (*residuals_)[static_cast<size_t>(call.rank)].get();
+      ASSERT_TRUE(residual->Take().ok());
+      rank.feedback.Use(state, residual, TraitsOf(algorithm).one_owner);
+      state = &rank.feedback;
+    }
+    const Status begun = state->Begin(call);
     ASSERT_TRUE(begun.ok()) << begun.message();
     rank.task.Start({.program = program.get(),
                      .chunking = CutCall(call, *codec_, 1, kSliceBytes),
-                     .codec = rank.state.get(),
+                     .codec = state,
                      .input = buffers.input,
                      .output = buffers.output,
                      .signature = 1});
@@ -112,6 +132,7 @@ class CodecWorld {
 
   std::shared_ptr<const Codec> codec_;
   HostMap hosts_;
+  std::vector<std::unique_ptr<Residual>>* residuals_ = nullptr;
   std::vector<std::unique_ptr<Transport>> ends_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };

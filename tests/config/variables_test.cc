@@ -26,6 +26,7 @@ TEST(EnvTest, NothingSetGivesTheDefaults) {
   EXPECT_EQ(env->channels, 1);
   EXPECT_EQ(env->slice_bytes, 131072);
   EXPECT_EQ(env->nt_store_bytes, 16777216);
+  EXPECT_EQ(env->threads, 1);
   EXPECT_EQ(env->net_security, NetSecurity::kAuth);
   EXPECT_EQ(env->init_timeout_ms, 120000);
   EXPECT_EQ(env->op_timeout_ms, 600000);
@@ -48,6 +49,7 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_SLICE_BYTES", "4096"},
                                         {"INCCL_SLOT_BYTES_MAX", "1099511627776"},
                                         {"INCCL_NT_STORE_BYTES", "4294967297"},
+                                        {"INCCL_THREADS", "64"},
                                         {"INCCL_TRANSPORT", "shm,loopback"},
                                         {"INCCL_UCX_TLS", "rc,sysv"},
                                         {"INCCL_IB_HCA", "=mlx5_0:1"},
@@ -86,6 +88,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->slice_bytes, 4096);
   EXPECT_EQ(env->slot_bytes_max, int64_t{1} << 40);
   EXPECT_EQ(env->nt_store_bytes, 4294967297);
+  EXPECT_EQ(env->threads, 64);
   EXPECT_EQ(env->transport, "shm,loopback");
   EXPECT_EQ(env->ucx_tls, "rc,sysv");
   EXPECT_EQ(env->ib_hca, "=mlx5_0:1");
@@ -132,6 +135,8 @@ TEST(EnvTest, ABadValueIsNamedWithItsVariable) {
       {"INCCL_SLICE_BYTES", "4095"},
       {"INCCL_SLICE_BYTES", "4194305"},
       {"INCCL_SLICE_BYTES", "64k"},
+      {"INCCL_THREADS", "0"},
+      {"INCCL_THREADS", "65"},
       {"INCCL_TRANSPORT", "udp"},
       {"INCCL_TRANSPORT", "ucx,"},
       {"INCCL_UCX_TLS", "tcp sysv"},
@@ -262,7 +267,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 38u);
+  EXPECT_EQ(names.size(), 39u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

@@ -12,9 +12,21 @@ namespace {
 
 constexpr uint32_t kCount = 300;  // with a tail
 constexpr int kRanks = 3;
-constexpr const char* kSpecs[] = {"none",        "bf16",           "fp16", "fp8",
-                                  "mxfp8",       "lossless",       "qsgd", "qsgd:q=16",
-                                  "randk:k=0.1", "qsgd_ms:q=2+5+7"};
+constexpr const char* kSpecs[] = {"none",
+                                  "bf16",
+                                  "fp16",
+                                  "fp8",
+                                  "mxfp8",
+                                  "lossless",
+                                  "qsgd",
+                                  "qsgd:q=16",
+                                  "randk:k=0.1",
+                                  "qsgd_ms:q=2+5+7",
+                                  "onebit",
+                                  "onebit:block=32",
+                                  "dither",
+                                  "dither:bits=3,norm=l2,sparse=1",
+                                  "dither:levels=pow2,block=32,sparse=1"};
 constexpr DataType kTypes[] = {DataType::kFloat32, DataType::kBfloat16, DataType::kFloat16,
                                DataType::kFloat64};
 
@@ -74,7 +86,7 @@ std::vector<std::vector<std::byte>> Examples() {
     for (const uint8_t sum : {0, 1}) {
       for (const uint8_t type : {0, 1}) {
         std::vector<std::byte> example{std::byte{codec}, std::byte{type}};
-        if (codec >= 6)
+        if (codec >= 6 && codec < 10)
           example.insert(example.end(),
                          {std::byte{0}, std::byte{0}, std::byte{0x80}, std::byte{0x3F}});
         example.insert(example.end(), {std::byte{sum}, std::byte{0}, std::byte{0}, std::byte{1}});

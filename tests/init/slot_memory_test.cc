@@ -37,9 +37,10 @@ uint64_t MeasuredMemory(const CommOptions& options, const HostMap& hosts, int ra
   const int nranks = hosts.nranks();
   const std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(nranks);
   Transport* const end = ends[static_cast<size_t>(rank)].get();
+  LaneTable lanes(end);
   PlanCache plans({.slots = {.slice_bytes = options.slice_bytes, .channels = options.channels},
                    .hosts = &hosts},
-                  end);
+                  &lanes);
   const uint64_t before = end->memory_bytes();
   for (int c = 0; c < kCollectiveKinds; ++c) {
     for (uint64_t count = 64; count <= 1u << 28; count *= 4) {
@@ -81,7 +82,7 @@ uint64_t MeasuredMemory(const CommOptions& options, const HostMap& hosts, int ra
     spec.consumers = {peer};
     spec.slot_bytes = slots.data_bytes;
     spec.depth = slots.data_depth;
-    EXPECT_TRUE(plans.lanes()->Send(spec).ok());
+    EXPECT_TRUE(lanes.Send(spec).ok());
   }
   return end->memory_bytes() - before;
 }

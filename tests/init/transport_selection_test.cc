@@ -25,6 +25,7 @@ TransportOffer Sample(bool ok) {
   if (ok) {
     offer.payload.assign(300, std::byte{5});
     offer.device_slices = true;
+    offer.link_mbps = 25'000;
   } else {
     offer.status = SystemError("no such luck");
   }
@@ -38,6 +39,7 @@ TEST(TransportRegionTest, ReadsBackWhatWasWritten) {
   EXPECT_TRUE(good->status.ok());
   EXPECT_EQ(good->payload, Sample(true).payload);
   EXPECT_TRUE(good->device_slices);
+  EXPECT_EQ(good->link_mbps, 25'000u);
   const Result<TransportOffer> bad = TransportOffer::Decode(Sample(false).Encode());
   ASSERT_TRUE(bad.ok());
   EXPECT_EQ(bad->status.code(), Code::kSystemError);
@@ -98,6 +100,7 @@ std::vector<Result<std::unique_ptr<Transport>>> ChooseAmong(
     chosen[static_cast<size_t>(rank)] = transport.Choose(
         &*mesh, HostsOf(*mesh), {.deadline = options.deadline, .timeout_ms = options.timeout_ms});
     EXPECT_EQ(transport.all_device_slices(), without_device < 0) << rank;
+    EXPECT_EQ(transport.slowest_link_mbps(), 0u);  // loopback
   });
   return chosen;
 }

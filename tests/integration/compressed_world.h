@@ -4,6 +4,7 @@
 #ifndef INCCL_TESTS_INTEGRATION_COMPRESSED_WORLD_H_
 #define INCCL_TESTS_INTEGRATION_COMPRESSED_WORLD_H_
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,8 +46,8 @@ inline Vectors Gradients(int step, int n) {
   constexpr size_t kCount = 81920;
   Vectors inputs;
   for (int rank = 0; rank < n; ++rank) {
-    const std::string name = std::string(INCCL_SOURCE_DIR) + "/data/gradients/step" +
-                             std::to_string(step) + "_rank" + std::to_string(rank) + ".npy";
+    const std::string name =
+        fmt::format("{}/data/gradients/step{}_rank{}.npy", INCCL_SOURCE_DIR, step, rank);
     std::ifstream file(name, std::ios::binary);
     std::vector<float> values(kCount);
     file.seekg(-static_cast<std::streamoff>(kCount * sizeof(float)), std::ios::end);

@@ -4,7 +4,6 @@
 // between hosts, or tcp where there is no UCX. Results are those of one host, errors name ranks of
 // any host.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,33 +22,15 @@
 #include "base/types.h"
 #include "integration/collectives_on_hosts.h"
 #include "integration/compressed_world.h"
+#include "integration/hosts_world.h"
 #include "support/seed.h"
 #include "world/process_world.h"
 
 namespace inccl::test {
 namespace {
 
-using HostsBody = std::function<void(const Side&, ccl_comm_t)>;
-
-int Ranks(const std::string& hosts) { return static_cast<int>(hosts.size()); }
-void SetHost(const std::string& hosts, int rank) {
-  setenv("INCCL_HOSTID", hosts.substr(static_cast<size_t>(rank), 1).c_str(), 1);
-}
 bool HasNeighbour(const std::string& hosts, int rank) {
   return std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]) > 1;
-}
-
-// A process per letter of `hosts`, which is its host. `but`: ranks that end otherwise.
-void RunHosts(const std::string& hosts, const HostsBody& body, const std::vector<int>& but = {}) {
-  ProcessWorld world({.nranks = Ranks(hosts), .deadline_seconds = 120.0 * kSlowness},
-                     [&](const Side& side) {
-                       SetHost(hosts, side.rank());
-                       ccl_comm_t comm = nullptr;
-                       if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
-                       body(side, comm);
-                       return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
-                     });
-  world.ExpectAllExited(but);
 }
 
 constexpr const char* kTransports = INCCL_TEST_UCX != 0 ? "shm+ucx" : "shm+tcp";
@@ -169,24 +150,6 @@ TEST_F(HostsTest, OverAnEmulatedLink) {
     CollectivesOnHosts(side.rank(), 3, comm, 20011).RunAll();
   });
 }
-
-// Memory that ranks and the test share.
-class SharedFloats {
- public:
-  explicit SharedFloats(size_t count)
-      : bytes_(count * sizeof(float)),
-        data_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    EXPECT_NE(data_, MAP_FAILED);
-  }
-  ~SharedFloats() { munmap(data_, bytes_); }
-  SharedFloats(const SharedFloats&) = delete;
-  SharedFloats& operator=(const SharedFloats&) = delete;
-  float* data() { return static_cast<float*>(data_); }
-
- private:
-  size_t bytes_;
-  void* data_;
-};
 
 struct CompressedResults {
   Vectors outputs;

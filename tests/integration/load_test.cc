@@ -45,7 +45,7 @@ int FromEnvironment(const char* name, int otherwise) {
 OperationLimits Limits() {
   return {.most_bytes = 256 << 10,
           .codecs = {"hbi:bits=6", "hbi:bits=4", "bf16", "fp16", "lossless", "fp8", "mxfp8",
-                     "qsgd:q=8"}};
+                     "onebit", "qsgd:q=8"}};
 }
 
 // Sums, compressed, of all ranks' drawn floats, against the oracle. Each rank checks every element.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/interfaces.h"
 #include "world/baseline.h"
 #include "world/clock.h"
 #include "world/error_format.h"
@@ -127,6 +128,13 @@ class NetworkTest : public ::testing::Test {
   const Baseline baseline_;
   std::unique_ptr<Hosts> hosts_;
 };
+
+// The driver of virtual Ethernet says 10 Gbit/s.
+TEST_F(NetworkTest, TheRateOfALinkIsWhatItsDriverSays) {
+  ProcessWorld world({.nranks = kHosts, .enter = hosts().Ranks()},
+                     [](const Side&) { return bootstrap::LinkMbps("e0") == 10'000 ? 0 : 1; });
+  world.ExpectAllExited();
+}
 
 TEST_F(NetworkTest, RanksOfTwoHostsSum) {
   const auto world = Start(kLongSeconds);

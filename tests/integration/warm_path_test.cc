@@ -17,6 +17,7 @@
 
 #include "faults/interposer.h"
 #include "gtest/gtest.h"
+#include "integration/hosts_world.h"
 #include "support/kernel_calls.h"
 #include "world/process_world.h"
 #include "world/world.h"
@@ -107,6 +108,7 @@ std::vector<Case> Cases() {
       Compressed("bf16"),
       Compressed("mxfp8"),
       Compressed("lossless"),
+      Compressed("onebit"),
       Compressed("qsgd:q=8"),
       Compressed("qsgd_ms:q=4+8"),
   };
@@ -149,7 +151,9 @@ Cost Measure(const Case& c, ccl_comm_t comm, Buffers* buffers, size_t count) {
 }
 
 TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
+  // No thread can start while KernelCalls counts, as a team's helpers would.
   const ScopedEnv env({{"INCCL_SLICE_BYTES", "8192"},
+                       {"INCCL_THREADS", "1"},
                        {"INCCL_ALGO", "direct"},
                        {"INCCL_HEARTBEAT_TIMEOUT_MS", "600000"},
                        {"INCCL_DEAD_TIMEOUT_MS", "3600000"}});
@@ -185,6 +189,26 @@ TEST(WarmPathTest, NothingIsAllocatedNorAskedOfTheKernelNorLockedForASlice) {
         return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
       });
   world.ExpectAllExited();
+}
+
+// Two levels: shared memory inside a host, TCP between hosts.
+TEST(WarmPathTest, OnHostsNothingIsAllocated) {
+  const ScopedEnv env({{"INCCL_SLICE_BYTES", "8192"},
+                       {"INCCL_THREADS", "1"},
+                       {"INCCL_TRANSPORT", "shm,tcp"},
+                       {"INCCL_HEARTBEAT_TIMEOUT_MS", "600000"},
+                       {"INCCL_DEAD_TIMEOUT_MS", "3600000"}});
+  RunHosts("aabb", [](const Side&, ccl_comm_t comm) {
+    std::vector<float> memory(4 * kFew, 1.5f);
+    Buffers buffers{{memory.data(), 2 * kFew}, {memory.data() + 2 * kFew, 2 * kFew}};
+    for (const Case& c : {Compressed("hbi:bits=6"), Compressed("hbi:bits=6,local=fp32")}) {
+      SCOPED_TRACE(c.name);
+      for (int i = 0; i < kWarm; ++i) {
+        EXPECT_EQ(c.run(comm, &buffers, kFew), CCL_SUCCESS);
+      }
+      EXPECT_EQ(Measure(c, comm, &buffers, kFew).allocations, 0u);
+    }
+  });
 }
 
 // Allocations of a rank's first call, the least of several worlds'.

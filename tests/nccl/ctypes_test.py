@@ -134,7 +134,12 @@ def run_rank(rank, size):
     assert list(total) == [(size * i + sum(range(size))) / 2 for i in range(n)]
     check(nccl.ncclRedOpDestroy(op, comm))
     child = P()
-    check(nccl.ncclCommSplit(comm, I(rank % 2), I(-rank), ctypes.byref(child), None))
+    # It inherits `blocking`.
+    check(nccl.ncclCommSplit(comm, I(rank % 2), I(-rank), ctypes.byref(child), None),
+          IN_PROGRESS if rank % 2 else SUCCESS)
+    state.value = IN_PROGRESS
+    while state.value == IN_PROGRESS:
+        check(nccl.ncclCommGetAsyncError(comm, ctypes.byref(state)))
     check(nccl.ncclCommUserRank(child, ctypes.byref(number)))
     mates = [r for r in range(size) if r % 2 == rank % 2]
     assert number.value == len(mates) - 1 - mates.index(rank)
@@ -203,6 +208,13 @@ class CtypesTest(unittest.TestCase):
         silent = subprocess.run(["/bin/true"], capture_output=True, text=True, check=True,
                                 env={"LD_PRELOAD": str(LIBRARY), "NCCL_DEBUG": "INFO"})
         self.assertEqual((silent.stdout, silent.stderr), ("", ""))
+
+    def test_preloaded_it_makes_no_thread_and_no_descriptor(self):
+        def look(**variables):
+            out = subprocess.run(["/bin/sh", "-c", "ls /proc/self/fd | wc -l; grep Threads /proc/self/status"],
+                                 capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"], **variables})
+            return out.stdout, out.stderr
+        self.assertEqual(look(LD_PRELOAD=str(LIBRARY)), look())
 
     def test_every_name_is_a_weak_and_a_strong_symbol(self):
         lines = subprocess.run(["nm", "-D", "--defined-only", str(LIBRARY)], capture_output=True,

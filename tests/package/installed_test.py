@@ -78,7 +78,7 @@ def check_files(prefix, programs, libdir, binary_dir):
 
     assert files("bin") == set(programs), (files("bin"), programs)
     check_man_pages(prefix, programs)
-    assert files("include/inccl") == {"ccl.h", "ccl.hpp", "detail"}, files("include/inccl")
+    assert files("include/inccl") == {"ccl.h", "ccl.hpp", "nccl_options.h", "detail"}, files("include/inccl")
     version = run("pkg-config", "--modversion", "inccl",
                   env={"PKG_CONFIG_PATH": prefix / libdir / "pkgconfig"}).strip()
     cuda = set()
@@ -242,8 +242,9 @@ def main():
 
         examples = prefix / "share/doc/inccl/examples"
         kept = {p.relative_to(source / "examples") for p in (source / "examples").rglob("*")
-                if p.suffix in (".c", ".cc", ".md", ".py", ".txt") or p.name == "Makefile"}
-        assert kept == {p.relative_to(examples) for p in examples.rglob("*") if p.is_file()}, kept
+                if p.suffix in (".c", ".cc", ".h", ".md", ".py", ".txt") or p.name == "Makefile"}
+        installed = {p.relative_to(examples) for p in examples.rglob("*") if p.is_file()}
+        assert kept == installed, kept ^ installed
         run("cmake", "-S", examples, "-B", root / "by_cmake", f"-DCMAKE_PREFIX_PATH={prefix}",
             f"-DCMAKE_C_COMPILER={cache['CMAKE_C_COMPILER']}",
             f"-DCMAKE_CXX_COMPILER={cache['CMAKE_CXX_COMPILER']}", "-DCMAKE_C_FLAGS=-Wall -Werror",

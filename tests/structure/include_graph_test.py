@@ -17,14 +17,14 @@ import tempfile
 LAYERS = [
     ["base"],
     ["config", "topology", "device", "compress"],
-    ["memory", "bootstrap"],
+    ["memory", "bootstrap", "reduce"],
     ["control"],
     ["transport"],
     ["engine"],
     ["collectives"],
     ["tuning", "stream", "failure"],
     ["communicator"],
-    ["init", "reduce"],
+    ["init"],
     ["api"],
 ]
 

@@ -139,6 +139,30 @@ TEST(ExplainTest, CompressedBytesBoundThoseOfRealCalls) {
   }
 }
 
+// Lists of codes are within the bounds, too, and the codec's need of a residual shows.
+TEST(ExplainTest, CodesOfBlocksAreWithinTheBounds) {
+  constexpr int kRanks = 4;
+  constexpr size_t kCount = 300001;
+  for (const std::string spec : {"onebit", "dither:bits=4", "dither:bits=2,norm=l2,sparse=1"}) {
+    for (const char* algo : {"direct_two_shot", "ring"}) {
+      SCOPED_TRACE(spec + " " + algo);
+      const Json json = ExplainJson(Arguments(kCount, kRanks, algo, "1") + " --codec " + spec);
+      EXPECT_EQ(json["needs_residual"], spec == "onebit");
+      const std::vector<ccl_compression_stats_t> stats = Measure(kRanks, kCount, spec, algo, "1");
+      for (size_t rank = 0; rank < stats.size(); ++rank) {
+        const Json& one = json["per_rank"][rank];
+        const auto wire = static_cast<double>(stats[rank].wire_bytes);
+        EXPECT_LE(wire, one["wire_bytes_at_most"].get<double>());
+        ASSERT_EQ(one["wire_bytes_expected"].is_null(), std::string(algo) == "ring");
+        if (std::string(algo) == "ring") continue;
+        const double expected = one["wire_bytes_expected"].get<double>();
+        EXPECT_LE(wire, expected * 1.02);
+        EXPECT_TRUE(spec.find("sparse=1") != std::string::npos || wire > expected * 0.97);
+      }
+    }
+  }
+}
+
 // Checksums, which `bits` does not count, are in the expected bytes.
 TEST(ExplainTest, ChecksumsAreExpected) {
   const struct {

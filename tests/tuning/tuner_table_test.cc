@@ -119,6 +119,30 @@ TEST(TunerTableTest, RowsSurviveBeingWrittenAndReadAndTellTablesApart) {
   }
 }
 
+TEST(TunerTableTest, TheRateOfTheLinkReplacesTheDefault) {
+  const struct {
+    uint32_t mbps;
+    uint64_t ps;
+  } kRates[] = {{0, 850},      {10'000, 850}, {1000, 8500},
+                {100'000, 85}, {10, 100'000}, {UINT32_MAX, 1}};
+  for (const auto& rate : kRates) {
+    TunerTable table;
+    table.SetLink(rate.mbps);
+    EXPECT_EQ(table.costs().network_byte_ps, rate.ps) << rate.mbps;
+    EXPECT_EQ(table.costs().shm_byte_ps, CostConstants().shm_byte_ps);
+  }
+  // The default in a file is a measured value as any other.
+  for (const uint64_t given : {uint64_t{850}, uint64_t{8000}}) {
+    TunerTable table = Parsed("cost network_byte_ps " + std::to_string(given));
+    table.SetLink(25'000);
+    EXPECT_EQ(table.costs().network_byte_ps, given);
+  }
+  TunerTable table = Parsed("cost shm_byte_ps 7");
+  table.SetLink(25'000);
+  EXPECT_EQ(table.costs().network_byte_ps, 340u);
+  EXPECT_EQ(table.costs().shm_byte_ps, 7u);
+}
+
 TEST(TunerTableTest, ConstantsOfTheCostModelSurviveBeingWrittenAndRead) {
   const TunerTable table = Parsed(
       "cost network_byte_ps 8000\nallreduce 2 plain max ring\ncost shm_latency_ns 0 # fast\n");

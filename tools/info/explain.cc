@@ -145,6 +145,9 @@ void DecideCodec(const ExplainRequest& request, const CommOptions& options, Expl
                                                request.bytes, codec->min_bytes());
   } else if (request.nranks == 1) {
     result->uncompressed_because = "one rank only copies";
+  } else if (codec->route().sums_hosts && Reduces(request.collective) &&
+             HostsOf(request) == nullptr) {
+    result->uncompressed_because = "the sum of one host goes to no other";
   } else {
     result->codec = codec;
   }
@@ -217,6 +220,13 @@ Result<Explanation> Explain(const ExplainRequest& request, const CommOptions& op
                        result.codec != nullptr
                            ? WireBitsOf(*result.codec, request.collective, request.nranks)
                            : WireBits()};
+  if (result.codec != nullptr &&
+      SumsHosts(result.codec->route(), request.collective, HostsOf(request))) {
+    return InvalidArgument(fmt::format(
+        "codec {}: ranks of a host add up their elements first, so the call is a sequence of "
+        "collectives; ask for the one between the {} hosts, of one rank each",
+        result.codec->spec(), HostsOf(request)->hosts()));
+  }
   if (result.codec != nullptr) {
     Status unfit = result.codec->Fits(request.collective, request.nranks);
     if (!unfit.ok()) return unfit;

@@ -135,6 +135,9 @@ std::string ExplainText(const Json& section) {
   if (section.contains("uncompressed_because")) {
     line("not compressed", Scalar(section["uncompressed_because"]));
   }
+  if (section.value("needs_residual", false)) {
+    line("error feedback", "needed: the codec is biased; pass a residual with every call");
+  }
   line("algorithm", Scalar(section["why"]));
   if (section["algorithm"].is_null()) return text;
   if (!section["agreement"].is_null()) line("agreement", Scalar(section["agreement"]));

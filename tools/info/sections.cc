@@ -113,6 +113,7 @@ Json ExplainSection(const ExplainRequest& request, const CommOptions& options,
                {"ranks", request.nranks},
                {"root", request.root},
                {"codec", explanation.codec ? explanation.codec->spec() : "none"}};
+  if (explanation.codec) json["needs_residual"] = explanation.codec->needs_residual();
   if (!explanation.uncompressed_because.empty()) {
     json["uncompressed_because"] = explanation.uncompressed_because;
   }

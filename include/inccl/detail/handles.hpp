@@ -157,6 +157,58 @@ class [[nodiscard]] Residual : public detail::Owned<ccl_residual_t, &ccl_residua
   }
 };
 
+/// A parsed specification of a reducer: ccl_reducer_create.
+class [[nodiscard]] Reducer : public detail::Owned<ccl_reducer_t, &ccl_reducer_destroy> {
+ public:
+  using Owned::Owned;
+
+  /// "topk:k=0.01|fp16", ...
+  static Result<Reducer> Create(const char* spec) noexcept {
+    ccl_reducer_t reducer = nullptr;
+    const ccl_result_t code = ccl_reducer_create(&reducer, spec);
+    return {code, Reducer(reducer)};
+  }
+  /// The canonical specification.
+  Result<Text> Spec() const noexcept {
+    std::array<char, 1024> spec{};
+    const ccl_result_t code = ccl_reducer_spec(get(), spec.data(), spec.size());
+    return {code, Text(spec.data())};
+  }
+};
+
+/// What a reducer keeps of a tensor between calls: ccl_reducer_state_create.
+class [[nodiscard]] ReducerState
+    : public detail::Owned<ccl_reducer_state_t, &ccl_reducer_state_destroy> {
+ public:
+  ReducerState() noexcept = default;
+
+  static Result<ReducerState> Create(const Reducer& reducer, std::size_t rows, std::size_t cols,
+                                     ccl_datatype_t type = CCL_FLOAT32) noexcept {
+    ccl_reducer_state_t state = nullptr;
+    const ccl_result_t code = ccl_reducer_state_create(&state, reducer.get(), rows, cols, type);
+    return {code, ReducerState(state, rows * cols, type)};
+  }
+  std::size_t size() const noexcept { return get() == nullptr ? 0 : size_; }
+  ccl_datatype_t type() const noexcept { return type_; }
+  Status Reset() noexcept { return Status(ccl_reducer_state_reset(get())); }
+  /// `data` may be nullptr: then only *size is written.
+  Status Export(void* data, std::size_t* size) const noexcept {
+    return Status(ccl_reducer_state_export(get(), data, size));
+  }
+  Status Import(const void* data, std::size_t size) noexcept {
+    return Status(ccl_reducer_state_import(get(), data, size));
+  }
+  Status Rollback(std::uint64_t operation) noexcept {
+    return Status(ccl_reducer_state_rollback(get(), operation));
+  }
+
+ private:
+  ReducerState(ccl_reducer_state_t state, std::size_t size, ccl_datatype_t type) noexcept
+      : Owned(state), size_(size), type_(type) {}
+  std::size_t size_ = 0;
+  ccl_datatype_t type_ = CCL_FLOAT32;
+};
+
 /// Elements in memory of ccl_mem_alloc: zeros, aligned to pages.
 template <typename T>
 class [[nodiscard]] Memory : public detail::Owned<void*, &ccl_mem_free> {

@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint64_t kMinBits8 = 4, kMaxBits8 = 128;
 
-constexpr std::array<std::string_view, 10> kKeys = {
-    "ag", "bits", "checksum", "k", "k2", "m", "min_bytes", "ref", "rht", "unbiased"};
+constexpr std::array<std::string_view, 11> kKeys = {
+    "ag", "bits", "checksum", "k", "k2", "local", "m", "min_bytes", "ref", "rht", "unbiased"};
 
 Status Contradiction(const CodecSpec& spec, std::string_view key, std::string_view other) {
   return InvalidArgument(fmt::format("codec {}: {}={} and {}={} contradict each other", spec.name(),
@@ -29,16 +29,20 @@ Status ParseSwitch(const CodecSpec& spec, std::string_view key, bool* on) {
   return Status::Ok();
 }
 
-// m, ref and ag, and what they say of each other.
+// local, m, ref and ag, and what they say of each other.
 Status ParseGroups(const CodecSpec& spec, Config* config) {
   static constexpr std::string_view kReferences[] = {"direct", "ring"};
   static constexpr std::string_view kAllGathers[] = {"requant", "exact"};
+  static constexpr std::string_view kLocals[] = {"codes", "fp32"};
+  const Result<size_t> local = spec.Choice("local", 0, kLocals);
   const Result<size_t> reference = spec.Choice("ref", 0, kReferences);
   const Result<size_t> all_gather = spec.Choice("ag", 0, kAllGathers);
   const Result<uint64_t> m = spec.Integer("m", 0, 0, 1u << 15);
+  if (!local.ok()) return local.status();
   if (!reference.ok()) return reference.status();
   if (!all_gather.ok()) return all_gather.status();
   if (!m.ok()) return m.status();
+  config->local = static_cast<Local>(*local);
   config->reference = static_cast<Reference>(*reference);
   config->all_gather = static_cast<AllGather>(*all_gather);
   config->m = static_cast<uint32_t>(*m);
@@ -88,9 +92,11 @@ Status ParseLevels(const CodecSpec& spec, Config* config) {
 
 std::string Config::Canonical() const {
   return fmt::format(
-      "hbi:ag={},bits={},checksum={:d},k={},k2={},m={},min_bytes={},ref={},rht={:d},unbiased={:d}",
+      "hbi:ag={},bits={},checksum={:d},k={},k2={},local={},m={},min_bytes={},ref={},rht={:d},"
+      "unbiased={:d}",
       all_gather == AllGather::kExact ? "exact" : "requant", FormatEighths(bits8), checksum, k, k2,
-      m, min_bytes, reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
+      local == Local::kFp32 ? "fp32" : "codes", m, min_bytes,
+      reference == Reference::kRing ? "ring" : "direct", rht, unbiased);
 }
 
 Result<Config> ParseConfig(const CodecSpec& spec) {

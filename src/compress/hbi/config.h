@@ -14,6 +14,9 @@ namespace inccl::hbi {
 
 // The algorithm whose bits the budget counts, whichever algorithm runs.
 enum class Reference : uint8_t { kTwoShot, kRing };
+// How the ranks of a host add up what they send to other hosts: as the codec's integers, or as
+// elements.
+enum class Local : uint8_t { kCodes, kFp32 };
 // The payload of the all-gather phase: a second quantization of the sum, or the integer sums.
 enum class AllGather : uint8_t { kRequant, kExact };
 
@@ -23,6 +26,7 @@ struct Config {
   uint32_t m = 0;          // ranks of a group; 0: all
   Reference reference = Reference::kTwoShot;
   AllGather all_gather = AllGather::kRequant;
+  Local local = Local::kCodes;
   bool unbiased = false;   // the all-gather rounds with a hash, and no superblock is dropped
   bool rht = false;        // superblocks are rotated by a randomized Hadamard transform
   bool checksum = false;   // every payload carries its CRC-32C

@@ -96,15 +96,16 @@ Status HbiState::CombineGroups(const Range& range, const SliceContext& slice,
   status = PlaceOutputs(slice, contributions, outputs, &places);
   if (!status.ok()) return status;
   if (contributions == 1) {
-    FoldSlice(slice, sources_, places);
-  } else if (places.sum.at != nullptr &&
-             contributions != GroupFrom(static_cast<uint32_t>(call_.rank) / planner_->group() *
-                                        planner_->group())) {
+    FoldSources(slice, places, outputs);
+    return Status::Ok();
+  }
+  if (places.sum.at != nullptr &&
+      contributions !=
+          GroupFrom(static_cast<uint32_t>(call_.rank) / planner_->group() * planner_->group())) {
     return InternalError(fmt::format("hbi: a sum of {} contributions in groups of {}",
                                      contributions, planner_->group()));
-  } else {
-    FoldGroups(slice, groups_, places);
   }
+  FoldGroups(slice, groups_, places);
   CopyOutputs(outputs, places);
   return Status::Ok();
 }

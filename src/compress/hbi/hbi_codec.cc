@@ -78,7 +78,10 @@ HbiCodec::HbiCodec(const Config& config)
       identity_(fmt::format("{} (format {})", spec_, hbi::kFormatVersion)) {}
 
 Route HbiCodec::route() const {
-  return {.group = static_cast<int>(planners_->config().m), .because = "m of the codec hbi"};
+  const Config& config = planners_->config();
+  return {.group = static_cast<int>(config.m),
+          .because = "m of the codec hbi",
+          .sums_hosts = config.local == hbi::Local::kFp32};
 }
 
 Status hbi::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "compress/checked_state.h"
 #include "compress/hbi/checksum.h"
@@ -88,7 +89,8 @@ void HbiState::Plan(uint32_t segment, uint64_t window) {
   const uint64_t before = window * kWindowSuperblocks;
   const uint64_t first = FirstSuperblock(segment) + before;
   const uint64_t count = std::min<uint64_t>(kWindowSuperblocks, superblocks_ - before);
-  planner_->Plan(words_.data() + first * kWordBytes, {points_.data() + first, count}, &summary_);
+  planner_->Plan(words_.data() + first * kWordBytes, {points_.data() + first, count}, &summary_,
+                 team());
 }
 
 Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
@@ -114,21 +116,8 @@ Status HbiState::FoldSide(const Range& range, const SliceContext& slice, const u
           words_.data() + (FirstSuperblock(range.segment) + range.first / kSuperblock) * kWordBytes;
     }
   }
-  bool first = true;
-  for (const Term& input : inputs) {
-    const bool own = input.format.form == Form::kInput;
-    const uint8_t* words = own ? own_words : Bytes(input.data);
-    if (own && own_words == nullptr) {
-      FoldOwnWords(slice, input.data, first, to);
-    } else if (first) {
-      std::memmove(to, words, bytes);
-    } else {
-      slice.kernels->merge_words(words, superblocks, to);
-    }
-    first = false;
-  }
-  // Again: a peer may have changed its words since CheckSide looked at them.
-  if (!AreValid(to, superblocks)) return InvalidWords(range);
+  // Their validity again: a peer may have changed its words since CheckSide looked at them.
+  if (!FoldWordsParts(team(), slice, inputs, own_words, to)) return InvalidWords(range);
   for (Term& output : outputs) {
     output.bytes = static_cast<uint32_t>(bytes);
     if (output.data == nullptr) continue;
@@ -160,43 +149,75 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
     if (outgoing_.size() < capacity) outgoing_.resize(capacity);
     *payload = {outgoing_.data(), outgoing_.data() + capacity};
   }
-  FoldSlice(slice, sources_, places);
-  CopyOutputs(outputs, places);
+  FoldSources(slice, places, outputs);
   return Status::Ok();
 }
 
+void HbiState::FoldSources(const SliceContext& slice, const SliceOutputs& places,
+                           std::span<Term> outputs) {
+  const auto copy = [&](const PartExtents& part) { CopyPart(outputs, places, &part); };
+  const bool cut = FoldParts(team(), slice, sources_, places, &part_sources_, std::cref(copy));
+  if (cut) return PutChecksums(outputs, places);
+  FoldSlice(slice, sources_, places);
+  CopyOutputs(outputs, places);
+}
+
 void HbiState::CopyOutputs(std::span<Term> outputs, const SliceOutputs& places) {
-  // Outputs of the same form get the same bytes; without a second quantization the sum is the
-  // result.
-  bool sealed[2] = {};
-  for (Term& output : outputs) {
-    if (output.format.form == Form::kOutput) {
-      if (output.data != places.elements) {
-        std::memcpy(output.data, places.elements, output.bytes);
-      }
-      continue;
+  CopyPart(outputs, places, nullptr);
+  PutChecksums(outputs, places);
+}
+
+// Outputs of the same form get the same bytes; without a second quantization the sum is the result.
+uint8_t* HbiState::MadeIn(const Term& output, const SliceOutputs& places) {
+  const bool second = output.format.form == Form::kResult && places.result.at != nullptr;
+  return second ? places.result.at : places.sum.at;
+}
+
+void HbiState::CopyPart(std::span<const Term> outputs, const SliceOutputs& places,
+                        const PartExtents* part) const {
+  for (const Term& output : outputs) {
+    const bool elements = output.format.form == Form::kOutput;
+    const uint8_t* const from = elements ? Bytes(places.elements) : MadeIn(output, places);
+    uint8_t* const to = Bytes(output.data);
+    if (to == from) continue;
+    Extent all{0, output.bytes - (elements ? 0 : trailer_)};
+    if (part != nullptr) all = elements ? part->elements : part->sum;
+    if (part != nullptr && !elements && from == places.result.at) {
+      std::memcpy(to + part->words.begin, from + part->words.begin,
+                  part->words.end - part->words.begin);
+      all = part->fields;
     }
-    const bool second = output.format.form == Form::kResult && places.result.at != nullptr;
-    auto* const from = reinterpret_cast<std::byte*>(second ? places.result.at : places.sum.at);
-    if (trailer_ != 0 && !sealed[second]) PutChecksum(from, output.bytes - trailer_);
-    sealed[second] = true;
-    if (output.data == from || output.bytes == 0) continue;
-    if (Bytes(from) == outgoing_.data()) {
-      StreamCopy(output.data, from, output.bytes);
+    if (all.begin == all.end) continue;
+    if (from == outgoing_.data()) {
+      StreamCopy(to + all.begin, from + all.begin, all.end - all.begin);
     } else {
-      std::memcpy(output.data, from, output.bytes);
+      std::memcpy(to + all.begin, from + all.begin, all.end - all.begin);
     }
   }
 }
 
+void HbiState::PutChecksums(std::span<Term> outputs, const SliceOutputs& places) const {
+  if (trailer_ == 0) return;
+  bool sealed[2] = {};
+  for (Term& output : outputs) {
+    if (output.format.form == Form::kOutput) continue;
+    auto* const from = reinterpret_cast<std::byte*>(MadeIn(output, places));
+    bool& done = sealed[Bytes(from) == places.result.at ? 1 : 0];
+    const size_t bytes = output.bytes - trailer_;
+    if (!done) PutChecksum(from, bytes);
+    done = true;
+    if (output.data != from) std::memcpy(output.data + bytes, from + bytes, trailer_);
+  }
+}
+
 void HbiState::ForwardResult(const SliceContext& slice, const Term& input,
-                             std::span<Term> outputs) {
+                             std::span<Term> outputs) const {
   const std::byte* decoded = nullptr;
   for (Term& output : outputs) {
     if (output.format.form == Form::kResult) {
       if (input.bytes != 0) std::memcpy(output.data, input.data, input.bytes);
     } else if (decoded == nullptr) {
-      DecodeResult(slice, Bytes(input.data), output.data);
+      DecodeParts(team(), slice, Bytes(input.data), output.data);
       decoded = output.data;
     } else {
       std::memcpy(output.data, decoded, output.bytes);

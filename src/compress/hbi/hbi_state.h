@@ -13,6 +13,7 @@
 #include "compress/hbi/device_levels.h"
 #include "compress/hbi/groups.h"
 #include "compress/hbi/hbi_codec.h"
+#include "compress/hbi/parts.h"
 #include "compress/hbi/slice.h"
 
 namespace inccl::hbi {
@@ -68,11 +69,19 @@ class HbiState final : public CodecState {
   Status CheckGroupedSum(const Range& range, const SliceContext& slice, const Term& input) const;
   Status CombineGroups(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                        std::span<Term> outputs);
-  // Writes checksums, and fills the outputs that FoldSlice has not written itself.
+  // Folds sources_ on the threads of the team, with CopyOutputs.
+  void FoldSources(const SliceContext& slice, const SliceOutputs& places, std::span<Term> outputs);
+  // Where FoldSlice has made the payload of an output.
+  static uint8_t* MadeIn(const Term& output, const SliceOutputs& places);
+  // Fills the outputs that FoldSlice has not written itself, and writes checksums.
   void CopyOutputs(std::span<Term> outputs, const SliceOutputs& places);
+  // The first half for a part. `part` is nullptr for the whole slice.
+  void CopyPart(std::span<const Term> outputs, const SliceOutputs& places,
+                const PartExtents* part) const;
+  void PutChecksums(std::span<Term> outputs, const SliceOutputs& places) const;
   // Number of ranks in the group that begins with this rank.
   uint32_t GroupFrom(uint32_t first) const;
-  static void ForwardResult(const SliceContext& slice, const Term& input, std::span<Term> outputs);
+  void ForwardResult(const SliceContext& slice, const Term& input, std::span<Term> outputs) const;
   // For elements in device memory (device_state.cc).
   bool HasKernels(std::span<const Term> inputs, std::span<const Term> outputs) const;
   Status LaunchForward(const SliceContext& slice, const Term& input, std::span<Term> outputs,
@@ -97,6 +106,7 @@ class HbiState final : public CodecState {
   PlanSummary summary_;
   // State of the current Combine.
   std::vector<Source> sources_;
+  std::vector<Source> part_sources_;  // of the parts that threads of the team fold
   std::vector<Group> groups_;
   std::vector<uint8_t> outgoing_;  // its payload, before non-temporal stores
 };

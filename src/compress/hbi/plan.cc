@@ -45,6 +45,9 @@ constexpr std::array<uint32_t, 64> kPairEnergies = [] {
   return pairs;
 }();
 
+// Superblocks whose energies are the smallest part that pays on a thread of its own.
+constexpr uint64_t kLeastExponents = 512;
+
 }  // namespace
 
 int EnergyExponent(uint32_t word) {
@@ -89,10 +92,11 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
   }
 }
 
-void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary* summary) const {
+void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary* summary,
+                   Team* team) const {
   if (config_.bits8 != 0) {
     Energies energies;
-    Count(words, points.size(), &energies);
+    Count(words, points.size(), team, &energies);
     return Spend(words, energies, points, summary);
   }
   uint8_t& top = summary->top[kDead + 1];
@@ -103,28 +107,30 @@ void Planner::Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary*
   }
 }
 
-void Planner::Count(const uint8_t* words, size_t superblocks, Energies* energies) {
-  int16_t low = kExponents, high = -1;
-  for (size_t s = 0; s < superblocks; ++s) {
-    const uint32_t word = LoadWord(words, s);
-    int16_t exponent = Energies::kNotLive;
-    if (IsLive(word) && TopOf(word) <= kLastCode) {
-      exponent = static_cast<int16_t>(EnergyExponent(word) - kFirstExponent);
-      low = std::min(low, exponent);
-      high = std::max(high, exponent);
+void Planner::Count(const uint8_t* words, size_t superblocks, Team* team, Energies* energies) {
+  const uint32_t parts = team->PartsOf(superblocks, kLeastExponents);
+  team->Run(parts, [&](uint32_t i) noexcept {
+    for (size_t s = superblocks * i / parts, end = superblocks * (i + 1) / parts; s < end; ++s) {
+      const uint32_t word = LoadWord(words, s);
+      const bool live = IsLive(word) && TopOf(word) <= kLastCode;
+      energies->exponents[s] =
+          live ? static_cast<uint16_t>(EnergyExponent(word) - kFirstExponent) : Energies::kNotLive;
     }
-    energies->exponents[s] = exponent;
+  });
+  const std::span<const uint16_t> exponents{energies->exponents.data(), superblocks};
+  uint16_t low = Energies::kNotLive, after = 0;  // [low, after)
+  for (const uint16_t exponent : exponents) {
+    low = std::min(low, exponent);
+    after = std::max<uint16_t>(after, static_cast<uint16_t>(exponent + 1));  // 0 if not live
   }
-  if (low > high) return;
-  std::array<uint32_t, kExponents> counts;  // from low to high; a window needs few of them
-  std::fill(counts.begin() + low, counts.begin() + high + 1, 0);
-  for (size_t s = 0; s < superblocks; ++s) {
-    const int16_t exponent = energies->exponents[s];
-    if (exponent != Energies::kNotLive) ++counts[static_cast<size_t>(exponent)];
+  if (low >= after) return;
+  std::array<uint32_t, kExponents> counts;  // from low to `after`; a window needs few of them
+  std::fill(counts.begin() + low, counts.begin() + after, 0);
+  for (const uint16_t exponent : exponents) {
+    if (exponent != Energies::kNotLive) ++counts[exponent];
   }
-  for (int16_t e = low; e <= high; ++e) {
-    const uint32_t superblocks_of_e = counts[static_cast<size_t>(e)];
-    if (superblocks_of_e != 0) energies->bins[energies->used++] = {e, superblocks_of_e};
+  for (uint16_t e = low; e < after; ++e) {
+    if (counts[e] != 0) energies->bins[energies->used++] = {e, counts[e]};
   }
 }
 
@@ -166,7 +172,7 @@ void Planner::Spend(const uint8_t* words, const Energies& energies, std::span<ui
   std::array<uint32_t, 256> superblocks{};  // by point
   std::array<uint8_t, 256> top{};
   for (size_t s = 0; s < points.size(); ++s) {
-    const int16_t exponent = energies.exponents[s];
+    const uint16_t exponent = energies.exponents[s];
     points[s] = kDead;
     if (exponent == Energies::kNotLive) continue;
     uint8_t point = by_exponent[exponent];

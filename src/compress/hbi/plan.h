@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "base/team.h"
 #include "base/types.h"
 #include "compress/codec.h"
 #include "compress/hbi/config.h"
@@ -64,7 +65,8 @@ class Planner {
 
   // Sets the points of points.size() superblocks of one window (at most kWindow elements) from
   // their agreed side words. The window's total cost never exceeds its budget. Adds to `summary`.
-  void Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary* summary) const;
+  void Plan(const uint8_t* words, std::span<uint8_t> points, PlanSummary* summary,
+            Team* team = Team::Alone()) const;
 
  private:
   // Energy exponents, and their distances from delta.
@@ -77,22 +79,22 @@ class Planner {
   const LevelTable* TableOf(uint32_t k);
   // The live superblocks of a window.
   struct Energies {
-    static constexpr int16_t kNotLive = -1;
+    static constexpr uint16_t kNotLive = 0xffff;
     struct Bin {
-      int16_t exponent;  // minus kFirstExponent
+      uint16_t exponent;  // minus kFirstExponent
       uint32_t superblocks;
     };
-    std::array<int16_t, kWindow / kSuperblock> exponents;  // by superblock, minus kFirstExponent
-    std::array<Bin, kExponents> bins;                      // ascending
+    std::array<uint16_t, kWindow / kSuperblock> exponents;  // by superblock, minus kFirstExponent
+    std::array<Bin, kExponents> bins;                       // ascending
     size_t used = 0;
     std::span<const Bin> span() const { return {bins.data(), used}; }
   };
-  static void Count(const uint8_t* words, size_t superblocks, Energies* energies);
+  static void Count(const uint8_t* words, size_t superblocks, Team* team, Energies* energies);
   // The cost of all superblocks at this delta, in eighths of a bit per element over the hops.
   int64_t Cost8(const Energies& energies, int delta) const;
   // The smallest delta whose cost fits.
   int FindDelta(const Energies& energies, int64_t budget8) const;
-  static size_t Distance(int16_t exponent, int delta) {
+  static size_t Distance(int exponent, int delta) {
     return static_cast<size_t>(exponent + kFirstExponent - delta - kFirstDistance);
   }
   void Spend(const uint8_t* words, const Energies& energies, std::span<uint8_t> points,

@@ -95,8 +95,11 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   const Kernels& kernels = *slice.kernels;
   Walker walker(slice);
   Sink sum = outputs.sum, result = outputs.result;
-  uint8_t* result_words = result.at;
-  if (result.at != nullptr) result.at += size_t{slice.superblocks()} * kWordBytes;
+  uint8_t* result_words = outputs.result_words;
+  if (result.at != nullptr && result_words == nullptr) {
+    result_words = result.at;
+    result.at += size_t{slice.superblocks()} * kWordBytes;
+  }
   const bool sum_only = result.at == nullptr && outputs.elements == nullptr;
   const Fused way = sum_only && !slice.nearest ? FusedWay(sources) : Fused::kNone;
   const bool requant = slice.planner->requantizes();
@@ -136,13 +139,19 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
 
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements) {
   const bool sums = !slice.planner->requantizes();
+  const size_t words_bytes = sums ? 0 : size_t{slice.superblocks()} * kWordBytes;
+  DecodeFields(slice, payload, {.at = payload + words_bytes, .end = payload + ResultBytes(slice)},
+               elements);
+}
+
+void DecodeFields(const SliceContext& slice, const uint8_t* result_words, Source source,
+                  std::byte* elements) {
+  const bool sums = !slice.planner->requantizes();
   const uint32_t contributions = slice.planner->contributions();
   Walker walker(slice);
-  const size_t words_bytes = sums ? 0 : size_t{slice.superblocks()} * kWordBytes;
-  Source source{.at = payload + words_bytes, .end = payload + ResultBytes(slice)};
   for (uint32_t s = 0, run = 1; s < slice.superblocks(); s += run) {
     const Point& point = walker.PointOf(s);
-    const uint8_t* words = sums ? walker.Words(s) : payload + size_t{s} * kWordBytes;
+    const uint8_t* words = sums ? walker.Words(s) : result_words + size_t{s} * kWordBytes;
     run = 1;
     if (point.k == 0) {
       walker.PutUncoded(s, elements);

@@ -54,8 +54,10 @@ struct Sink {
 
 // Pointers are nullptr for outputs that are not wanted.
 struct SliceOutputs {
-  Sink sum;                       // packed sum of all contributions
-  Sink result;                    // kResult; if not Planner::requantizes(), use `sum`
+  Sink sum;     // packed sum of all contributions
+  Sink result;  // kResult; if not Planner::requantizes(), use `sum`
+  uint8_t* result_words =
+      nullptr;                    // set: where the side words of `result`, which then has none, go
   std::byte* elements = nullptr;  // decoded, in the caller's type
 };
 
@@ -69,6 +71,9 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
 
 // Decodes a kResult payload of ResultBytes bytes whose side words have been checked.
 void DecodeResult(const SliceContext& slice, const uint8_t* payload, std::byte* elements);
+// The same for its side words (not read unless Planner::requantizes()) and its fields.
+void DecodeFields(const SliceContext& slice, const uint8_t* words, Source fields,
+                  std::byte* elements);
 
 // Writes what the slice's elements count as in a sum: their codes, decoded; 0 without levels.
 void OwnValues(const SliceContext& slice, const std::byte* elements, float* values);

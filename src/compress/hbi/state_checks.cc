@@ -84,9 +84,7 @@ Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
     }
     if (input.format.form != Form::kSide) return Unexpected(input, "an input");
     if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-    if (!AreValid(Bytes(input.data), slice.superblocks())) {
-      return InvalidWords(range);
-    }
+    if (!AreValidParts(team(), Bytes(input.data), slice.superblocks())) return InvalidWords(range);
   }
   for (const Term& output : outputs) {
     if (output.format.form != Form::kSide) return Unexpected(output, "an output");

@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <optional>
 
-#include "compress/bit_fields.h"
+#include "compress/bit_planes.h"
 #include "compress/codec.h"
 #include "compress/kernels/exponent_kernels.h"
 #include "compress/lossless/exponent_coding.h"
@@ -99,17 +98,39 @@ void WritePlanes(const typename L::Bits* others, uint32_t count, std::byte* out)
   }
 }
 
-template <typename L>
-uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms, std::byte* out) {
-  using Bits = typename L::Bits;
-  Bits x[kSuperblock];
-  uint16_t exponents[kSuperblock];
-  std::memcpy(x, elements, count * sizeof(Bits));
-  Bits any = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    exponents[i] = static_cast<uint16_t>(L::Exponent(x[i]));
-    any = static_cast<Bits>(any | x[i]);
+// As the kernels do (kernels/exponent_kernels.h).
+lossless::Sample SampleExponents(const uint16_t* exponents) {
+  using lossless::kDistanceCount, lossless::kDistances, lossless::kSampled;
+  uint32_t sampled[kSampled];
+  lossless::Sample sample;
+  for (uint32_t i = 0; i < kSampled; ++i) {
+    sampled[i] = exponents[lossless::SampledElement(i)];
+    sample.most = std::max(sample.most, sampled[i]);
+    sample.zeros += sampled[i] == 0 ? 1 : 0;
   }
+  const uint32_t others = kSampled - sample.zeros;
+  uint32_t beyond[kDistanceCount] = {};
+  for (uint32_t k = 0; k < kDistanceCount; ++k) {
+    for (const uint32_t exponent : sampled) {
+      beyond[k] += exponent != 0 && sample.most - exponent > kDistances[k] ? 1 : 0;
+    }
+  }
+  sample.beyond = beyond[0];
+  sample.cost = std::numeric_limits<uint32_t>::max();
+  const lossless::CandidateTable& table = lossless::kCandidateTables[sample.zeros != 0 ? 1 : 0];
+  for (uint32_t i = 0; i < lossless::kCandidateCount; ++i) {
+    const uint32_t last = table.last[i], before = table.before[i];
+    if (last == lossless::CandidateTable::kNone) continue;
+    const uint32_t above = before == lossless::CandidateTable::kNone ? 0 : others - beyond[before];
+    const uint32_t cost = table.fixed[i] + beyond[last] + above;
+    if (cost < sample.cost) sample.best = i;
+    sample.cost = std::min(sample.cost, cost);
+  }
+  return sample;
+}
+
+template <typename L>
+Coding ChooseExactly(const uint16_t* exponents, uint32_t count, uint16_t* histograms) {
   // Every instruction set has signed minima. The transformation makes 0 the largest number.
   int16_t least = std::numeric_limits<int16_t>::max(), most = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -117,33 +138,66 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms,
     least = std::min(least, above);
     most = std::max(most, static_cast<int16_t>(exponents[i]));
   }
-  if (any == 0) {
-    *out = std::byte{kZeros};
-    return 1;
-  }
   const auto hi = static_cast<uint32_t>(most);
   const uint32_t lo = std::min(static_cast<uint32_t>(least + 0x8001), hi);  // 0 if all are 0
   CountExponents(exponents, count, L::kExponents, lo, hi, histograms);
-  const Coding coding = Choose(histograms, lo, hi, count, 8 * sizeof(typename L::Escape));
+  const Coding coding =
+      Choose(histograms, lo, hi, count, 8 * sizeof(typename L::Escape), L::kExponents);
   for (uint32_t part = 0; part < kParts; ++part) {
     histograms[part * L::kExponents] = 0;
     std::fill_n(histograms + part * L::kExponents + lo, hi - lo + 1, uint16_t{0});
   }
+  return coding;
+}
 
-  const uint32_t fields = FieldBytes(count, coding.width + L::kRest);
-  const uint32_t length = kHeader + L::kPlanes * count + fields +
+// Sets coding->escapes to the number of exponents without a code.
+void EncodeAndCount(const uint16_t* exponents, uint32_t count, Coding* coding, uint16_t* codes) {
+  EncodeExponents(*coding, exponents, count, codes);
+  uint32_t escapes = 0;
+  for (uint32_t i = 0; i < count; ++i) escapes += codes[i] == coding->escape() ? 1 : 0;
+  coding->escapes = coding->width == 0 ? 0 : escapes;
+}
+
+// Chooses a coding and encodes.
+template <typename L>
+Coding EncodeBest(const uint16_t* exponents, uint32_t count, uint16_t* histograms,
+                  uint16_t* codes) {
+  Coding guess;
+  if (count == kSuperblock && lossless::ChooseFrom(SampleExponents(exponents), &guess)) {
+    Coding coding = guess;
+    EncodeAndCount(exponents, count, &coding, codes);
+    if (!lossless::SampleMisled(guess, coding.escapes)) return coding;
+  }
+  Coding coding = ChooseExactly<L>(exponents, count, histograms);
+  EncodeAndCount(exponents, count, &coding, codes);
+  return coding;
+}
+
+template <typename L>
+uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms, std::byte* out) {
+  using Bits = typename L::Bits;
+  Bits x[kSuperblock];
+  uint16_t exponents[kSuperblock], coded[kSuperblock];
+  std::memcpy(x, elements, count * sizeof(Bits));
+  Bits any = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    exponents[i] = static_cast<uint16_t>(L::Exponent(x[i]));
+    any = static_cast<Bits>(any | x[i]);
+  }
+  if (any == 0) {
+    return lossless::PackZeros(out);
+  }
+  const Coding coding = EncodeBest<L>(exponents, count, histograms, coded);
+  const uint32_t bits = (coding.width + L::kRest) * PlaneBytes(count);
+  const uint32_t length = kHeader + L::kPlanes * count + bits +
                           coding.escapes * static_cast<uint32_t>(sizeof(typename L::Escape));
   if (length >= 1 + count * sizeof(Bits)) {
     return PackRaw(elements, count * static_cast<uint32_t>(sizeof(Bits)), out);
   }
-  out[0] = static_cast<std::byte>(coding.width | coding.zero << 4);
-  const auto base = static_cast<uint16_t>(coding.base);
-  std::memcpy(out + 1, &base, sizeof base);
+  lossless::WriteHeader(coding, out);
 
   Bits others[kSuperblock];
-  uint16_t coded[kSuperblock];
   for (uint32_t i = 0; i < count; ++i) others[i] = L::Others(x[i]);
-  EncodeExponents(coding, exponents, count, coded);
   WritePlanes<L>(others, count, out + kHeader);
   if (coding.escapes > 0) {
     // Without a branch, which would be unpredictable.
@@ -153,7 +207,7 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms,
       escapes[used] = static_cast<typename L::Escape>(exponents[i]);
       used += coded[i] == coding.escape() ? 1 : 0;
     }
-    std::memcpy(out + kHeader + L::kPlanes * count + fields, escapes, used * sizeof escapes[0]);
+    std::memcpy(out + kHeader + L::kPlanes * count + bits, escapes, used * sizeof escapes[0]);
   }
   if constexpr (L::kRest > 0) {
     for (uint32_t i = 0; i < count; ++i) {
@@ -161,7 +215,7 @@ uint32_t PackAs(const std::byte* elements, uint32_t count, uint16_t* histograms,
       coded[i] = static_cast<uint16_t>(coded[i] | rest << coding.width);
     }
   }
-  PackFields(coded, count, coding.width + L::kRest, out + kHeader + L::kPlanes * count);
+  PackPlanes(coded, count, coding.width + L::kRest, out + kHeader + L::kPlanes * count);
   return length;
 }
 
@@ -205,28 +259,13 @@ uint32_t DecodeExponents(const Coding& coding, const uint16_t* fields, uint32_t 
 template <typename L>
 uint32_t UnpackAs(const std::byte* in, uint64_t bytes, uint32_t count, std::byte* elements) {
   using Bits = typename L::Bits;
-  const uint32_t raw = count * static_cast<uint32_t>(sizeof(Bits));
-  if (bytes == 0) return 0;
-  const auto control = std::to_integer<uint32_t>(in[0]);
-  if (control == kZeros) {
-    std::memset(elements, 0, raw);
-    return 1;
-  }
-  if (control == kRaw) {
-    if (bytes < 1 + uint64_t{raw}) return 0;
-    std::memcpy(elements, in + 1, raw);
-    return 1 + raw;
-  }
   Coding coding;
-  if (!lossless::ReadControl(control, &coding)) return 0;
+  if (bytes < kHeader || !lossless::ReadHeader(in, L::kExponents, &coding)) return 0;
   const uint32_t width = coding.width + L::kRest;
-  const uint32_t fixed = kHeader + L::kPlanes * count + FieldBytes(count, width);
+  const uint32_t fixed = kHeader + L::kPlanes * count + width * PlaneBytes(count);
   if (bytes < fixed) return 0;
-  uint16_t base = 0;
-  std::memcpy(&base, in + 1, sizeof base);
-  coding.base = base;
   uint16_t fields[kSuperblock], exponents[kSuperblock];
-  UnpackFields(in + kHeader + L::kPlanes * count, count, width, fields);
+  UnpackPlanes(in + kHeader + L::kPlanes * count, count, width, fields);
   const uint32_t escapes =
       DecodeExponents<L>(coding, fields, count, in + fixed, bytes - fixed, exponents);
   if (escapes == std::numeric_limits<uint32_t>::max()) return 0;
@@ -247,7 +286,7 @@ uint32_t UnpackAs(const std::byte* in, uint64_t bytes, uint32_t count, std::byte
     }
     x[i] = L::Join(other, exponents[i]);
   }
-  std::memcpy(elements, x, raw);
+  std::memcpy(elements, x, count * sizeof(Bits));
   return fixed + escapes;
 }
 
@@ -265,11 +304,12 @@ ExponentPacker::ExponentPacker(DataType type)
     : type_(type), histograms_(size_t{kParts} * ExponentsOf(type)) {}
 
 uint32_t ExponentPacker::Pack(const std::byte* elements, uint32_t count, std::byte* out) {
-  const lossless::ExponentKernels* kernels = lossless::BestExponentKernels(type_);
-  if (count == kSuperblock && kernels != nullptr) {
-    const std::optional<uint32_t> length = lossless::PackWhole(*kernels, type_, elements, out);
-    if (length) return *length;
-  }
+  return PackOne(lossless::BestExponentKernels(type_), elements, count, out);
+}
+
+uint32_t ExponentPacker::PackOne(const lossless::ExponentKernels* kernels,
+                                 const std::byte* elements, uint32_t count, std::byte* out) {
+  if (count == kSuperblock && kernels != nullptr) return kernels->pack(elements, out);
   uint16_t* histograms = histograms_.data();
   switch (type_) {
     case DataType::kFloat16: return PackAs<Fp16Layout>(elements, count, histograms, out);
@@ -279,20 +319,67 @@ uint32_t ExponentPacker::Pack(const std::byte* elements, uint32_t count, std::by
   }
 }
 
+uint64_t ExponentPacker::PackAll(const std::byte* elements, uint32_t count, std::byte* out,
+                                 uint64_t room) {
+  const lossless::ExponentKernels* kernels = lossless::BestExponentKernels(type_);
+  const uint64_t size = SizeOf(type_), most = 1 + kSuperblock * size, raw = count * size;
+  uint64_t length = 0;
+  for (uint32_t at = 0; at < count; at += kSuperblock) {
+    const uint32_t now = std::min(kSuperblock, count - at);
+    if (room - length >= most) {
+      length += PackOne(kernels, elements + at * size, now, out + length);
+    } else {
+      std::byte packed[1 + 8 * kSuperblock];
+      const uint32_t bytes = PackOne(kernels, elements + at * size, now, packed);
+      if (bytes > room - length) return length + bytes;
+      std::memcpy(out + length, packed, bytes);
+      length += bytes;
+    }
+    if (length >= raw) break;
+  }
+  return length;
+}
+
 uint32_t ExponentPacker::Unpack(const std::byte* in, uint64_t bytes, uint32_t count,
                                 std::byte* elements) const {
-  const lossless::ExponentKernels* kernels = lossless::BestExponentKernels(type_);
-  if (count == kSuperblock && kernels != nullptr) {
-    const std::optional<uint32_t> length =
-        lossless::UnpackWhole(*kernels, type_, in, bytes, elements);
-    if (length) return *length;
+  return UnpackOne(lossless::BestExponentKernels(type_), in, bytes, count, elements);
+}
+
+uint32_t ExponentPacker::UnpackOne(const lossless::ExponentKernels* kernels, const std::byte* in,
+                                   uint64_t bytes, uint32_t count, std::byte* elements) const {
+  if (bytes == 0) return 0;
+  if (in[0] == std::byte{kZeros}) {
+    std::memset(elements, 0, count * SizeOf(type_));
+    return 1;
   }
+  if (in[0] == std::byte{kRaw}) {
+    const auto raw = static_cast<uint32_t>(count * SizeOf(type_));
+    if (bytes < 1 + uint64_t{raw}) return 0;
+    std::memcpy(elements, in + 1, raw);
+    return 1 + raw;
+  }
+  if (count == kSuperblock && kernels != nullptr) return kernels->unpack(in, bytes, elements);
   switch (type_) {
     case DataType::kFloat16: return UnpackAs<Fp16Layout>(in, bytes, count, elements);
     case DataType::kBfloat16: return UnpackAs<Bf16Layout>(in, bytes, count, elements);
     case DataType::kFloat64: return UnpackAs<Fp64Layout>(in, bytes, count, elements);
     default: return UnpackAs<Fp32Layout>(in, bytes, count, elements);
   }
+}
+
+bool ExponentPacker::UnpackAll(const std::byte* in, uint64_t bytes, uint32_t count,
+                               std::byte* elements, uint64_t* read) const {
+  const lossless::ExponentKernels* kernels = lossless::BestExponentKernels(type_);
+  const uint64_t size = SizeOf(type_);
+  *read = 0;
+  for (uint32_t at = 0; at < count; at += kSuperblock) {
+    const uint32_t now = std::min(kSuperblock, count - at);
+    const uint32_t length =
+        UnpackOne(kernels, in + *read, bytes - *read, now, elements + at * size);
+    if (length == 0) return false;
+    *read += length;
+  }
+  return true;
 }
 
 }  // namespace inccl

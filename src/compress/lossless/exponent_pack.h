@@ -10,11 +10,17 @@
 //           the base exponent (u16);
 //           sign and mantissa: the low 8 bits of all elements, then the next 8 bits of all, ..., as
 //           far as there are whole bytes;
-//           `count` fields of w + r bits as one little-endian bit string: a code of w bits, above
-//           it the remaining r bits of sign and mantissa (fp16: 3, fp64: 5, else 0);
+//           w + r bit planes of ceil(count / 8) bytes (bit_planes.h): the code of every element,
+//           and the remaining r bits of sign and mantissa (fp16: 3, fp64: 5, else 0);
 //           the exponent field (u8, for fp64 u16) of every element with the code 2^w - 1.
 // The code of an element is 0 if z is set and its exponent field is 0, exponent - base + z if that
-// is below 2^w - 1, and else 2^w - 1. With w = 0 all exponents equal the base.
+// is below 2^w - 1, and else 2^w - 1. With w = 0 all exponents equal the base. w is at most 6, for
+// fp16 5; z is 0 if w < 2; every code below 2^w - 1 stands for an exponent of the type.
+//
+// The packer guesses w, z and base from a sample of 128 exponents. If the sample does not look like
+// numbers of similar magnitude, or many more exponents of the superblock have no code than the
+// sample had let expect, the packer counts all exponents and chooses the cheapest w, as it does at
+// the end of a vector.
 #ifndef INCCL_COMPRESS_LOSSLESS_EXPONENT_PACK_H_
 #define INCCL_COMPRESS_LOSSLESS_EXPONENT_PACK_H_
 
@@ -23,6 +29,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "compress/kernels/exponent_kernels.h"
 
 namespace inccl {
 
@@ -32,17 +39,28 @@ class ExponentPacker {
   // `type` is a float type of 2 bytes or more.
   explicit ExponentPacker(DataType type);
 
-  // Pack may write garbage to this many bytes behind its result, so `out` needs that room.
-  static constexpr uint32_t kSlack = 16;
-
   // Packs a superblock of at most 256 elements and returns the length, at most 1 + the elements'
-  // bytes. `out` has room for that and kSlack.
+  // bytes. `out` has room for that, even if the result is shorter.
   uint32_t Pack(const std::byte* elements, uint32_t count, std::byte* out);
   // Unpacks a superblock from at most `bytes` bytes. Returns its length, or 0 if the bytes are
   // invalid.
   uint32_t Unpack(const std::byte* in, uint64_t bytes, uint32_t count, std::byte* elements) const;
 
+  // Packs any number of elements, superblock by superblock, into at most `room` bytes and returns
+  // the length. If it is larger than `room`, or not smaller than the elements' bytes, the packer
+  // has stopped somewhere, and the contents of `out` mean nothing.
+  uint64_t PackAll(const std::byte* elements, uint32_t count, std::byte* out, uint64_t room);
+  // Unpacks any number of elements from at most `bytes` bytes. Sets *read to the number of bytes
+  // read; returns false if those behind them are invalid.
+  bool UnpackAll(const std::byte* in, uint64_t bytes, uint32_t count, std::byte* elements,
+                 uint64_t* read) const;
+
  private:
+  uint32_t PackOne(const lossless::ExponentKernels* kernels, const std::byte* elements,
+                   uint32_t count, std::byte* out);
+  uint32_t UnpackOne(const lossless::ExponentKernels* kernels, const std::byte* in, uint64_t bytes,
+                     uint32_t count, std::byte* elements) const;
+
   DataType type_;
   std::vector<uint16_t> histograms_;  // of exponents; all zero between calls
 };

@@ -21,6 +21,7 @@ namespace inccl {
 namespace {
 
 constexpr uint32_t kTile = 4 * kSuperblock;
+constexpr int kFormat = 2;  // of payloads; 1 had no bit planes
 
 Status CheckLossless(Collective collective, DataType type, ReduceOp op, int nranks) {
   // kSum stands for any operation here; "none" checks the call's own one.
@@ -70,7 +71,6 @@ class LosslessState final : public CheckedState {
   std::vector<std::byte> tiles_;   // one per rank
   std::vector<Cursor> cursors_;
   std::vector<Term> terms_;
-  std::byte packed_[1 + 8 * kSuperblock + ExponentPacker::kSlack];
 };
 
 Status LosslessState::OnBegin() {
@@ -96,18 +96,14 @@ Status LosslessState::Read(const Range& range, const Term& payload, uint32_t cou
     cursor->left -= count * size_;
     return Status::Ok();
   }
-  for (uint32_t at = 0; at < count; at += kSuperblock) {
-    const uint32_t now = std::min(kSuperblock, count - at);
-    const uint32_t length = packer_->Unpack(cursor->at, cursor->left, now, elements + at * size_);
-    if (length == 0) {
-      return Error(range, fmt::format("{} payload of {} bytes is not packed elements at byte {}",
-                                      Name(payload.format.form), payload.bytes,
-                                      payload.bytes - cursor->left));
-    }
-    cursor->at += length;
-    cursor->left -= length;
-  }
-  return Status::Ok();
+  uint64_t read = 0;
+  const bool valid = packer_->UnpackAll(cursor->at, cursor->left, count, elements, &read);
+  cursor->at += read;
+  cursor->left -= read;
+  if (valid) return Status::Ok();
+  return Error(range,
+               fmt::format("{} payload of {} bytes is not packed elements at byte {}",
+                           Name(payload.format.form), payload.bytes, payload.bytes - cursor->left));
 }
 
 Status LosslessState::CheckEnd(const Range& range, const Term& payload,
@@ -152,22 +148,10 @@ Status LosslessState::FoldTiles(const Range& range, std::span<const Term> inputs
 
 Status LosslessState::Pack(const Range& range, const std::byte* elements, Term* output) {
   const uint64_t raw = ElementBytes(range);
-  uint64_t length = 0;
-  for (uint32_t at = 0; at < range.count; at += kSuperblock) {
-    const uint32_t now = std::min(kSuperblock, range.count - at);
-    const uint32_t bytes = packer_->Pack(elements + at * size_, now, packed_);
-    if (length + bytes >= raw) {
-      length = raw;
-      break;
-    }
-    if (Status s = CheckCapacity(range, *output, length + bytes); !s.ok()) return s;
-    std::memcpy(output->data + length, packed_, bytes);
-    length += bytes;
-  }
-  if (length == raw) {
-    if (Status s = CheckCapacity(range, *output, raw); !s.ok()) return s;
-    std::memcpy(output->data, elements, raw);
-  }
+  const uint64_t length =
+      std::min(raw, packer_->PackAll(elements, range.count, output->data, output->bytes));
+  if (Status s = CheckCapacity(range, *output, length); !s.ok()) return s;
+  if (length == raw) std::memcpy(output->data, elements, raw);
   output->bytes = static_cast<uint32_t>(length);
   return Status::Ok();
 }
@@ -203,6 +187,7 @@ Status LosslessState::Fold(const Range& range, uint32_t /*contributions*/,
 class LosslessCodec final : public Codec {
  public:
   const std::string& spec() const override { return spec_; }
+  const std::string& identity() const override { return identity_; }
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override {
     return CheckLossless(collective, type, op, nranks);
   }
@@ -221,6 +206,7 @@ class LosslessCodec final : public Codec {
 
  private:
   const std::string spec_ = "lossless";
+  const std::string identity_ = fmt::format("{} (format {})", spec_, kFormat);
 };
 
 }  // namespace

@@ -18,12 +18,14 @@ namespace inccl {
 
 // No payload equals the input, so no peer reads the input instead, and no kernel of a device runs:
 // engines bring the elements to the host.
-class FeedbackState final : public CodecState {
+class FeedbackState final : public CodecState, private TotalFeedback {
  public:
   // For the next call. The caller has taken the residual, whose count is that of the call's input.
-  void Use(CodecState* codec, Residual* residual) {
+  // `one_owner`: no two ranks encode the same total.
+  void Use(CodecState* codec, Residual* residual, bool one_owner) {
     codec_ = codec;
     residual_ = residual;
+    one_owner_ = one_owner;
   }
 
   Status Begin(const CollectiveArgs& call) override;
@@ -45,10 +47,17 @@ class FeedbackState final : public CodecState {
   void Correct(const Range& range, const std::byte* elements);
   // Sets the pending residual of the superblocks of this range that have none yet.
   Status Account(const Range& range);
+  void Correct(const Range& part, float factor, float* sum) override {
+    residual_->CorrectTotal(part.first / kSuperblock, factor, {sum, part.count});
+  }
+  void Account(const Range& part, float factor, const float* sum, const float* sent) override {
+    residual_->SetTotal(part.first / kSuperblock, factor, {sum, part.count}, sent);
+  }
   uint64_t FirstOf(const Range& range) const;  // index of its first element in the input
 
   CodecState* codec_ = nullptr;
   Residual* residual_ = nullptr;
+  bool one_owner_ = false;
   CollectiveArgs call_;
   uint64_t superblocks_ = 0;        // of a segment
   std::vector<uint8_t> accounted_;  // by segment and superblock

@@ -48,6 +48,9 @@ void Residual::End(bool committed, uint64_t operation) {
     std::swap(former_, pending_);
     undoable_ = operation;
   }
+  totals_.End(committed, operation, [&](uint64_t superblock, std::span<const float> errors) {
+    AddToContributions(superblock * kSuperblock, errors);
+  });
   taken_.store(false, std::memory_order_release);
 }
 
@@ -57,6 +60,15 @@ void Residual::Load(const std::vector<std::byte>& from, uint64_t first, std::spa
 
 void Residual::Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const {
   FromFloat(options_.storage, x.data(), to->data() + first * SizeOf(options_.storage), x.size());
+}
+
+void Residual::AddToContributions(uint64_t first, std::span<const float> errors) {
+  if (first >= count_) return;
+  float sums[kSuperblock];
+  const size_t count = std::min<size_t>(errors.size(), count_ - first);
+  Load(current_, first, {sums, count});
+  for (size_t i = 0; i < count; ++i) sums[i] += errors[i];
+  Store(first, {sums, count}, &current_);
 }
 
 void Residual::Scaled(uint64_t first, std::span<float> x) const {
@@ -101,13 +113,17 @@ Status Residual::SetScale(float scale) {
 
 Status Residual::Export(std::span<float> values) {
   if (Status status = CheckCount(values.size()); !status.ok()) return status;
-  return WhileUnused([&] { Load(current_, 0, values); });
+  return WhileUnused([&] {
+    Load(current_, 0, values);
+    totals_.AddAll(values);
+  });
 }
 
 Status Residual::Import(std::span<const float> values) {
   if (Status status = CheckCount(values.size()); !status.ok()) return status;
   return WhileUnused([&] {
     Store(0, values, &current_);
+    totals_.Clear();
     undoable_ = 0;
   });
 }
@@ -115,6 +131,7 @@ Status Residual::Import(std::span<const float> values) {
 Status Residual::Reset() {
   return WhileUnused([&] {
     std::fill(current_.begin(), current_.end(), std::byte{0});
+    totals_.Clear();
     undoable_ = 0;
   });
 }
@@ -123,6 +140,7 @@ Status Residual::Rollback(uint64_t operation) {
   return WhileUnused([&] {
     if (undoable_ <= operation) return;
     std::swap(current_, former_);
+    totals_.Rollback(undoable_);
     undoable_ = 0;
   });
 }

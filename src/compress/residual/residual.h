@@ -16,6 +16,7 @@
 
 #include "base/status.h"
 #include "base/types.h"
+#include "compress/residual/total_residual.h"
 
 namespace inccl {
 
@@ -42,10 +43,18 @@ class Residual {
   // For the call: sets the pending residual of these elements from its errors; one that is not
   // finite counts as 0.
   void SetErrors(uint64_t first, std::span<const float> errors);
+  // For the call, of totals that this rank alone encodes (TotalFeedback), by superblock.
+  void CorrectTotal(uint64_t superblock, float factor, std::span<float> sum) const {
+    totals_.AddTo(superblock, factor * scale_, sum);
+  }
+  void SetTotal(uint64_t superblock, float factor, std::span<const float> sum, const float* sent) {
+    totals_.Set(superblock, factor, sum, sent);
+  }
 
   // The factor of the residual in the next calls: the ratio of learning rates.
   Status SetScale(float scale);
-  // All elements.
+  // All elements. What this rank has left out of totals is in them; Import brings it back as a part
+  // of the rank's contribution.
   Status Export(std::span<float> values);
   Status Import(std::span<const float> values);
   Status Reset();
@@ -57,6 +66,7 @@ class Residual {
   template <typename Body>
   Status WhileUnused(const Body& body);
   Status CheckCount(size_t count) const;
+  void AddToContributions(uint64_t first, std::span<const float> errors);
   void Load(const std::vector<std::byte>& from, uint64_t first, std::span<float> x) const;
   void Store(uint64_t first, std::span<const float> x, std::vector<std::byte>* to) const;
 
@@ -65,6 +75,7 @@ class Residual {
   float scale_ = 1;
   // The residual, its state before the last committed call, and what the call in progress writes.
   std::vector<std::byte> current_, former_, pending_;
+  TotalResidual totals_;
   uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state
   std::atomic<bool> taken_{false};
 };

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Collectives, sends and receives.
+#include "ext/nccl/collectives.h"
+
+#include "ext/nccl/call_config.h"
 #include "ext/nccl/communicators.h"
 #include "ext/nccl/cuda.h"
 #include "ext/nccl/error.h"
@@ -8,6 +11,7 @@
 #include "ext/nccl/group.h"
 #include "ext/nccl/library.h"
 #include "ext/nccl/policy.h"
+#include "ext/nccl/report.h"
 
 namespace inccl::nccl {
 namespace {
@@ -28,24 +32,92 @@ bool AsBytes(size_t count, int type, size_t* bytes) {
   return false;
 }
 
-// The arguments of a compressed call by the policy; `codec` NULL: the call runs uncompressed.
-ccl_compression_t Compression(Kind kind, size_t count, int type, Comm comm) {
+// The arguments of a compressed call; `codec` NULL: the call runs uncompressed.
+ccl_compression_t Compression(Kind kind, size_t count, int type, Comm comm, const CallCodec& own) {
   ccl_compression_t compression = CCL_COMPRESSION_INIT;
-  compression.codec = CodecOf(kind, count, type, comm);
+  int account = kOwnCodecs;
+  compression.codec = own.codec;
+  if (!own.given) {
+    const PolicyChoice choice = ChooseByPolicy(kind, count, type, comm);
+    compression.codec = choice.codec;
+    account = choice.rule;
+  }
+  static const bool logging = Logging();
+  if (!logging) return compression;
+  if (account < 0 || (own.given && own.codec == nullptr)) account = kUncompressed;
+  size_t bytes = 0;
+  if (type < 0 || type >= kTypes || __builtin_mul_overflow(count, kTypeBytes[type], &bytes)) {
+    return compression;  // a wrong argument
+  }
+  CountCall(account, bytes);
+  if (compression.codec != nullptr) compression.stats = TakeStats(account, comm);
   return compression;
 }
 
+// After the call: one that has failed writes no stats.
+ResultCode Compressed(const ccl_compression_t& how, Comm comm, ccl_result_t result) {
+  if (result != CCL_SUCCESS) DropStats(how.stats);
+  return FromCall(comm, result);
+}
+
 }  // namespace
+
+ResultCode AllReduce(const void* send, void* recv, size_t count, int type, int op, Comm comm,
+                     CudaStream stream, const CallCodec& own) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (__builtin_expect(library->looks || own.given, 0)) {
+    const ccl_compression_t how = Compression(Kind::kAllReduce, count, type, comm, own);
+    if (how.codec != nullptr) {
+      return Compressed(how, comm,
+                        library->allreduce_compressed(send, recv, count, TypeOf(type), OpOf(op),
+                                                      &how, comm, StreamOf(stream)));
+    }
+  }
+  return FromCall(
+      comm, library->allreduce(send, recv, count, TypeOf(type), OpOf(op), comm, StreamOf(stream)));
+}
+
+ResultCode ReduceScatter(const void* send, void* recv, size_t count, int type, int op, Comm comm,
+                         CudaStream stream, const CallCodec& own) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (__builtin_expect(library->looks || own.given, 0)) {
+    const ccl_compression_t how = Compression(Kind::kReduceScatter, count, type, comm, own);
+    if (how.codec != nullptr) {
+      return Compressed(how, comm,
+                        library->reduce_scatter_compressed(send, recv, count, TypeOf(type),
+                                                           OpOf(op), &how, comm, StreamOf(stream)));
+    }
+  }
+  return FromCall(comm, library->reduce_scatter(send, recv, count, TypeOf(type), OpOf(op), comm,
+                                                StreamOf(stream)));
+}
+
+ResultCode AllGather(const void* send, void* recv, size_t count, int type, Comm comm,
+                     CudaStream stream, const CallCodec& own) {
+  const Library* const library = FindLibrary();
+  if (library == nullptr) return CCL_SYSTEM_ERROR;
+  if (__builtin_expect(library->looks || own.given, 0)) {
+    const ccl_compression_t how = Compression(Kind::kAllGather, count, type, comm, own);
+    if (how.codec != nullptr) {
+      return Compressed(how, comm,
+                        library->allgather_compressed(send, recv, count, TypeOf(type), &how, comm,
+                                                      StreamOf(stream)));
+    }
+  }
+  return FromCall(comm,
+                  library->allgather(send, recv, count, TypeOf(type), comm, StreamOf(stream)));
+}
+
 }  // namespace inccl::nccl
 
 using inccl::nccl::AsBytes;
 using inccl::nccl::Comm;
-using inccl::nccl::Compression;
 using inccl::nccl::CudaStream;
 using inccl::nccl::Fail;
 using inccl::nccl::FindLibrary;
 using inccl::nccl::FromCall;
-using inccl::nccl::Kind;
 using inccl::nccl::Library;
 using inccl::nccl::OpOf;
 using inccl::nccl::StreamOf;
@@ -54,50 +126,19 @@ using inccl::nccl::TypeOf;
 INCCL_NCCL_EXPORT(int, AllReduce,
                   (const void* send, void* recv, size_t count, int type, int op, Comm comm,
                    CudaStream stream)) {
-  const Library* const library = FindLibrary();
-  if (library == nullptr) return CCL_SYSTEM_ERROR;
-  if (__builtin_expect(library->policy, 0)) {
-    const ccl_compression_t how = Compression(Kind::kAllReduce, count, type, comm);
-    if (how.codec != nullptr) {
-      return FromCall(comm, library->allreduce_compressed(send, recv, count, TypeOf(type), OpOf(op),
-                                                          &how, comm, StreamOf(stream)));
-    }
-  }
-  return FromCall(
-      comm, library->allreduce(send, recv, count, TypeOf(type), OpOf(op), comm, StreamOf(stream)));
+  return inccl::nccl::AllReduce(send, recv, count, type, op, comm, stream, {});
 }
 
 INCCL_NCCL_EXPORT(int, ReduceScatter,
                   (const void* send, void* recv, size_t count, int type, int op, Comm comm,
                    CudaStream stream)) {
-  const Library* const library = FindLibrary();
-  if (library == nullptr) return CCL_SYSTEM_ERROR;
-  if (__builtin_expect(library->policy, 0)) {
-    const ccl_compression_t how = Compression(Kind::kReduceScatter, count, type, comm);
-    if (how.codec != nullptr) {
-      return FromCall(
-          comm, library->reduce_scatter_compressed(send, recv, count, TypeOf(type), OpOf(op), &how,
-                                                   comm, StreamOf(stream)));
-    }
-  }
-  return FromCall(comm, library->reduce_scatter(send, recv, count, TypeOf(type), OpOf(op), comm,
-                                                StreamOf(stream)));
+  return inccl::nccl::ReduceScatter(send, recv, count, type, op, comm, stream, {});
 }
 
 INCCL_NCCL_EXPORT(int, AllGather,
                   (const void* send, void* recv, size_t count, int type, Comm comm,
                    CudaStream stream)) {
-  const Library* const library = FindLibrary();
-  if (library == nullptr) return CCL_SYSTEM_ERROR;
-  if (__builtin_expect(library->policy, 0)) {
-    const ccl_compression_t how = Compression(Kind::kAllGather, count, type, comm);
-    if (how.codec != nullptr) {
-      return FromCall(comm, library->allgather_compressed(send, recv, count, TypeOf(type), &how,
-                                                          comm, StreamOf(stream)));
-    }
-  }
-  return FromCall(comm,
-                  library->allgather(send, recv, count, TypeOf(type), comm, StreamOf(stream)));
+  return inccl::nccl::AllGather(send, recv, count, type, comm, stream, {});
 }
 
 INCCL_NCCL_EXPORT(int, Broadcast,
@@ -184,53 +225,4 @@ INCCL_NCCL_EXPORT(int, RedOpDestroy, (int op, Comm comm)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   return FromCall(comm, library->redop_destroy(OpOf(op), comm));
-}
-
-// The calls of NCCL 2.31 with a configuration each. It holds hints, which do not change results.
-INCCL_NCCL_EXPORT(int, AllReduceConfig,
-                  (const void* send, void* recv, size_t count, int type, int op, Comm comm,
-                   CudaStream stream, const void* /*config*/)) {
-  return pncclAllReduce(send, recv, count, type, op, comm, stream);
-}
-
-INCCL_NCCL_EXPORT(int, ReduceScatterConfig,
-                  (const void* send, void* recv, size_t count, int type, int op, Comm comm,
-                   CudaStream stream, const void* /*config*/)) {
-  return pncclReduceScatter(send, recv, count, type, op, comm, stream);
-}
-
-INCCL_NCCL_EXPORT(int, AllGatherConfig,
-                  (const void* send, void* recv, size_t count, int type, Comm comm,
-                   CudaStream stream, const void* /*config*/)) {
-  return pncclAllGather(send, recv, count, type, comm, stream);
-}
-
-INCCL_NCCL_EXPORT(int, BroadcastConfig,
-                  (const void* send, void* recv, size_t count, int type, int root, Comm comm,
-                   CudaStream stream, const void* /*config*/)) {
-  return pncclBroadcast(send, recv, count, type, root, comm, stream);
-}
-
-INCCL_NCCL_EXPORT(int, ReduceConfig,
-                  (const void* send, void* recv, size_t count, int type, int op, int root,
-                   Comm comm, CudaStream stream, const void* /*config*/)) {
-  return pncclReduce(send, recv, count, type, op, root, comm, stream);
-}
-
-INCCL_NCCL_EXPORT(int, AlltoAllConfig,
-                  (const void* send, void* recv, size_t count, int type, Comm comm,
-                   CudaStream stream, const void* /*config*/)) {
-  return pncclAlltoAll(send, recv, count, type, comm, stream);
-}
-
-INCCL_NCCL_EXPORT(int, GatherConfig,
-                  (const void* send, void* recv, size_t count, int type, int root, Comm comm,
-                   CudaStream stream, const void* /*config*/)) {
-  return pncclGather(send, recv, count, type, root, comm, stream);
-}
-
-INCCL_NCCL_EXPORT(int, ScatterConfig,
-                  (const void* send, void* recv, size_t count, int type, int root, Comm comm,
-                   CudaStream stream, const void* /*config*/)) {
-  return pncclScatter(send, recv, count, type, root, comm, stream);
 }

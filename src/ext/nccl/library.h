@@ -57,8 +57,8 @@ struct Library {
 #define INCCL_NCCL_FIELD(name) decltype(&::ccl_##name) name;
   INCCL_NCCL_FUNCTIONS(INCCL_NCCL_FIELD)
 #undef INCCL_NCCL_FIELD
-  // INCCL_NCCL_POLICY has rules. Calls look for one only then.
-  bool policy;
+  // INCCL_NCCL_POLICY has rules, or INCCL_NCCL_LOG is 1. Calls look for a rule only then.
+  bool looks;
 };
 
 // Set once, by OpenLibrary.

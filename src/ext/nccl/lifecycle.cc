@@ -12,6 +12,7 @@
 #include "ext/nccl/group.h"
 #include "ext/nccl/library.h"
 #include "ext/nccl/policy.h"
+#include "ext/nccl/report.h"
 #include "ext/nccl/version.h"
 
 namespace inccl::nccl {
@@ -55,7 +56,9 @@ ResultCode Init(const char* function, Comm* comm, int nranks, const UniqueId& id
 
 // After a split or shrink: without a configuration the new communicator has the name of the old
 // one.
-void CreatedFrom(Comm parent, Comm* newcomm, const Config* config, const OwnConfig& own) {
+void CreatedFrom(ResultCode result, Comm parent, Comm* newcomm, const Config* config,
+                 const OwnConfig& own) {
+  if (result != CCL_SUCCESS && result != CCL_IN_PROGRESS) return;
   if (!InGroup() && *newcomm == nullptr) return;  // a split without a colour
   char name[kNameBytes];
   NameOf(parent, name);
@@ -127,10 +130,12 @@ INCCL_NCCL_EXPORT(int, CommSplit, (Comm comm, int color, int key, Comm* newcomm,
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   OwnConfig own;
-  const ResultCode result = inccl::nccl::Convert(config, &own);
+  ResultCode result = inccl::nccl::Convert(config, &own);
   if (result != CCL_SUCCESS) return Fail(result);
-  return From(
+  result = From(
       library->comm_split(comm, color, key, newcomm, config == nullptr ? nullptr : &own.config));
+  inccl::nccl::CreatedFrom(result, comm, newcomm, config, own);
+  return result;
 }
 
 INCCL_NCCL_EXPORT(int, CommShrink,
@@ -142,7 +147,7 @@ INCCL_NCCL_EXPORT(int, CommShrink,
   if (result != CCL_SUCCESS) return Fail(result);
   result = From(library->comm_shrink(comm, excluded, count, newcomm,
                                      config == nullptr ? nullptr : &own.config, flags));
-  if (result == CCL_SUCCESS) inccl::nccl::CreatedFrom(comm, newcomm, config, own);
+  inccl::nccl::CreatedFrom(result, comm, newcomm, config, own);
   return result;
 }
 
@@ -180,7 +185,9 @@ INCCL_NCCL_EXPORT(int, CommDestroy, (Comm comm)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   inccl::nccl::Forget(comm);
-  return From(library->comm_destroy(comm));
+  const ResultCode result = From(library->comm_destroy(comm));
+  if (result == CCL_SUCCESS) inccl::nccl::DropStatsOf(comm);
+  return result;
 }
 
 INCCL_NCCL_EXPORT(int, CommAbort, (Comm comm)) {
@@ -188,7 +195,9 @@ INCCL_NCCL_EXPORT(int, CommAbort, (Comm comm)) {
   const Library* const library = FindLibrary();
   if (library == nullptr) return CCL_SYSTEM_ERROR;
   inccl::nccl::Forget(comm);
-  return From(library->comm_abort(comm));
+  const ResultCode result = From(library->comm_abort(comm));
+  if (result == CCL_SUCCESS) inccl::nccl::DropStatsOf(comm);
+  return result;
 }
 
 INCCL_NCCL_EXPORT(int, CommGetAsyncError, (Comm comm, int* error)) {

@@ -10,11 +10,11 @@
 
 #include "ext/nccl/communicators.h"
 #include "ext/nccl/error.h"
+#include "ext/nccl/report.h"
 
 namespace inccl::nccl {
 namespace {
 
-constexpr int kMostRules = 64;
 constexpr size_t kTextBytes = 16384;
 
 struct Type {
@@ -36,10 +36,9 @@ struct Rule {
   const char* name;  // pattern of communicators' names; NULL: any
   const char* codec_text;
   ccl_codec_t codec;  // NULL: uncompressed
-  uint64_t calls, bytes;
 };
 
-// Written once, before the library is published; but for the counters.
+// Written once, before the library is published.
 Rule rules[kMostRules];
 int rule_count = 0;
 bool broken = false;
@@ -161,20 +160,14 @@ bool ReadFile(const char* path) {
   return whole;
 }
 
-bool Logging() {
-  const char* const value = secure_getenv("INCCL_NCCL_LOG");
-  return value != nullptr && strcmp(value, "1") == 0;
-}
-
 void Report() {
+  char title[512];
   for (int i = 0; i < rule_count; ++i) {
-    char text[512];
-    const Rule& rule = rules[i];
-    snprintf(text, sizeof text, "rule %d -> %s: %llu calls of %llu bytes", i + 1, rule.codec_text,
-             static_cast<unsigned long long>(__atomic_load_n(&rule.calls, __ATOMIC_RELAXED)),
-             static_cast<unsigned long long>(__atomic_load_n(&rule.bytes, __ATOMIC_RELAXED)));
-    PrintLine("INFO", text);
+    snprintf(title, sizeof title, "rule %d -> %s", i + 1, rules[i].codec_text);
+    PrintAccount(i, title, true);
   }
+  PrintAccount(kOwnCodecs, "codecs of single calls", false);
+  PrintAccount(kUncompressed, "uncompressed all-reduce, reduce-scatter and all-gather", false);
 }
 
 }  // namespace
@@ -198,20 +191,21 @@ void ReadPolicy(Library* library) {
     }
   }
   Parse(texts, *library);
-  library->policy = rule_count > 0 && !broken;
-  if (library->policy && Logging()) (void)atexit(Report);
+  if (broken) return;
+  library->looks = rule_count > 0 || Logging();
+  if (Logging()) (void)atexit(Report);
 }
 
 ResultCode CheckPolicy() { return broken ? CCL_INVALID_ARGUMENT : CCL_SUCCESS; }
 
-ccl_codec_t CodecOf(Kind kind, size_t count, int type, Comm comm) {
+PolicyChoice ChooseByPolicy(Kind kind, size_t count, int type, Comm comm) {
   const Type* const known = FindType(type);
   size_t bytes = 0;
-  if (known == nullptr || __builtin_mul_overflow(count, known->bytes, &bytes)) return nullptr;
+  if (known == nullptr || __builtin_mul_overflow(count, known->bytes, &bytes)) return {-1, nullptr};
   char name[kNameBytes];
   bool have_name = false;
   for (int i = 0; i < rule_count; ++i) {
-    Rule& rule = rules[i];
+    const Rule& rule = rules[i];
     if (rule.kind >= 0 && rule.kind != static_cast<int>(kind)) continue;
     if ((rule.type >= 0 && rule.type != type) || bytes < rule.least) continue;
     if (rule.name != nullptr) {
@@ -219,11 +213,9 @@ ccl_codec_t CodecOf(Kind kind, size_t count, int type, Comm comm) {
       have_name = true;
       if (fnmatch(rule.name, name, 0) != 0) continue;
     }
-    __atomic_fetch_add(&rule.calls, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&rule.bytes, bytes, __ATOMIC_RELAXED);
-    return rule.codec;
+    return {i, rule.codec};
   }
-  return nullptr;
+  return {-1, nullptr};
 }
 
 void TellPolicy(Comm comm, const char* name) {

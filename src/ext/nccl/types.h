@@ -23,8 +23,8 @@ struct UniqueId {
 };
 static_assert(sizeof(UniqueId) == sizeof(ccl_unique_id_t));
 
-inline constexpr int kUndefined = INT_MIN;  // of an int in a configuration
-inline constexpr unsigned kConfigMagic = 0xcafebeef;
+inline constexpr int kUndefined = INT_MIN;            // of an int in a configuration
+inline constexpr unsigned kConfigMagic = 0xcafebeef;  // also of CollConfig
 
 // ncclConfig_t. Newer versions append fields; `version` is the caller's.
 struct Config {
@@ -44,7 +44,47 @@ struct Config {
   int shrink_share;
   int nvls_ctas;
   int channels_per_net_peer;
-  int nvlink_centric_sched;
+  int nvlink_centric_sched;  // the last one of 2.28
+  int graph_usage_mode;
+  int rma_contexts;
+  int max_p2p_peers;
+  int graph_stream_ordering;
+  int launch_order_implicit;
+  int rma_signals;
+  int rma_eager_init;
+  int host_cft_mode;
+  int nvls_host_mode;
+};
+
+// ncclConfigExt_t: an option of a vendor, in a list.
+struct ConfigExt {
+  ConfigExt* next;
+  struct {
+    int vendor_id;
+    int option_id;
+  } key;
+  union {
+    int i;
+    const char* s;
+    void* raw;
+  } val;
+};
+
+// ncclCollConfig_t: the configuration of one call, since 2.31.
+struct CollConfig {
+  size_t size;
+  unsigned magic;
+  unsigned version;
+  ConfigExt* ext;
+  int min_ctas;
+  int max_ctas;
+  int nvls_ctas;
+  int cga_cluster_size;
+  const char* alg_selection;
+  int force_alg_selection;
+  int cta_policy;
+  uint64_t user_profiler_tag;  // the last one of 2.31
+  void* launch_completion_event;
 };
 
 // ncclSimInfo_t.

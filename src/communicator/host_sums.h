@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A reduction in which the ranks of each host add up their elements before the codec sees them
+// (Route::sums_hosts), as a sequence of collectives: reduce-scatter inside the host, the codec's
+// collective among ranks of equal position on all hosts (a rail), all-gather inside the host.
+#ifndef INCCL_COMMUNICATOR_HOST_SUMS_H_
+#define INCCL_COMMUNICATOR_HOST_SUMS_H_
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "collectives/call.h"
+#include "topology/host_map.h"
+
+namespace inccl {
+
+// One thread at a time.
+class HostSums {
+ public:
+  // Who takes part in a collective, numbered in ascending order.
+  enum class Group { kAll, kHost, kRail };
+  struct Part {
+    Group group = Group::kAll;
+    Call call;
+  };
+
+  // `hosts` outlives it.
+  HostSums(int rank, const HostMap* hosts) : rank_(rank), hosts_(*hosts) {}
+
+  // OK if `call` can run on these hosts; else the message names the hosts that prevent it.
+  Status Check(const Call& call) const;
+  // Collectives that run one after the other on the rank, for a call that Check accepts. They are
+  // valid until the next use of this object.
+  std::span<Part> PartsOf(const Call& call);
+  // The sum over this host of what its ranks, each of another rail, know of an all-reduce.
+  Part StatsOfRails(const Call& call, const ccl_compression_stats_t& stats);
+  // When it has run.
+  void TakeStats(ccl_compression_stats_t* stats) const;
+  std::vector<int> Members(Group group) const;
+
+ private:
+  void AppendAllReduce(const Call& call);
+  void AppendReduceScatter(const Call& call);
+  Part Inside(const Call& call, Collective collective, const std::byte* from, std::byte* to,
+              uint64_t count) const;
+  Part Between(const Call& call, const std::byte* from, std::byte* to, uint64_t count) const;
+
+  const int rank_;
+  const HostMap& hosts_;
+  std::vector<Part> parts_;
+  std::vector<double> stats_;    // counts, then the error bound of each rail
+  std::vector<std::byte> sums_;  // of this host, of the elements that the ranks of a rail get
+};
+
+}  // namespace inccl
+
+#endif  // INCCL_COMMUNICATOR_HOST_SUMS_H_

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Collectives, as the functions with and without a configuration call them.
+#ifndef INCCL_EXT_NCCL_COLLECTIVES_H_
+#define INCCL_EXT_NCCL_COLLECTIVES_H_
+
+#include "ext/nccl/call_config.h"
+#include "ext/nccl/types.h"
+
+namespace inccl::nccl {
+
+// `own`: the codec of this call.
+ResultCode AllReduce(const void* send, void* recv, size_t count, int type, int op, Comm comm,
+                     CudaStream stream, const CallCodec& own);
+ResultCode ReduceScatter(const void* send, void* recv, size_t count, int type, int op, Comm comm,
+                         CudaStream stream, const CallCodec& own);
+ResultCode AllGather(const void* send, void* recv, size_t count, int type, Comm comm,
+                     CudaStream stream, const CallCodec& own);
+
+}  // namespace inccl::nccl
+
+extern "C" {
+int pncclBroadcast(const void* send, void* recv, size_t count, int type, int root,
+                   inccl::nccl::Comm comm, inccl::nccl::CudaStream stream);
+int pncclReduce(const void* send, void* recv, size_t count, int type, int op, int root,
+                inccl::nccl::Comm comm, inccl::nccl::CudaStream stream);
+int pncclAlltoAll(const void* send, void* recv, size_t count, int type, inccl::nccl::Comm comm,
+                  inccl::nccl::CudaStream stream);
+int pncclGather(const void* send, void* recv, size_t count, int type, int root,
+                inccl::nccl::Comm comm, inccl::nccl::CudaStream stream);
+int pncclScatter(const void* send, void* recv, size_t count, int type, int root,
+                 inccl::nccl::Comm comm, inccl::nccl::CudaStream stream);
+}
+
+#endif  // INCCL_EXT_NCCL_COLLECTIVES_H_

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// count_sketch: the exact sum of sparse tensors (lossless homomorphic compression, arXiv
+// 2402.07529). All ranks learn which elements are not zero somewhere, by an OR of bitmaps: each
+// rank gets its part of all bitmaps, and gives the OR of them to all. They turn these elements into
+// integers on one grid and add up sketches of them (sketch.h); the few elements that cannot be
+// peeled off travel once more, by themselves. Nothing is estimated.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/rng.h"
+#include "reduce/methods.h"
+#include "reduce/select.h"
+#include "reduce/sketch.h"
+
+namespace inccl {
+namespace {
+
+struct Config {};
+
+// Sums of n integers below 2^62 / n fit 63 bits.
+constexpr int kGridBits = 62;
+constexpr uint32_t kInfinity = 0x7F800000u;
+
+class CountSketchState final : public ReducerState {
+ public:
+  CountSketchState(std::string identity, const TensorDesc& desc, const Config& /*config*/,
+                   const RoundCodec& /*codec*/)
+      : ReducerState({.identity = std::move(identity), .tensor = desc}) {}
+
+  int rounds() const override { return rest_.empty() ? kRest : kRest + 1; }
+
+  Status Produce(int round, std::vector<std::byte>* out) override {
+    switch (round) {
+      case kBitmaps: WriteBitmap(ResizeFor<uint32_t>(out, SegmentWords() * Ranks())); break;
+      case kUnion: {
+        const std::span<uint32_t> words = ResizeFor<uint32_t>(out, SegmentWords() + 1);
+        std::copy(segment_.begin(), segment_.end(), words.begin());
+        words.back() = largest_;
+        break;
+      }
+      case kSketch:
+        if (finite() && dense()) {
+          std::ranges::copy(codes_, ResizeFor<uint64_t>(out, codes_.size()).begin());
+        } else if (finite()) {
+          const std::span<uint64_t> cells = ResizeFor<uint64_t>(out, sketch_.cells());
+          std::fill(cells.begin(), cells.end(), uint64_t{0});
+          sketch_.Add(codes_, cells);
+        } else {
+          const std::span<float> values = ResizeFor<float>(out, support_.size());
+          for (size_t i = 0; i < values.size(); ++i) values[i] = open()[support_[i]];
+        }
+        break;
+      default: {
+        const std::span<uint64_t> values = ResizeFor<uint64_t>(out, rest_.size());
+        for (size_t i = 0; i < values.size(); ++i) values[i] = codes_[rest_[i]];
+      }
+    }
+    return Status::Ok();
+  }
+
+  InnerCall Call(int round) const override {
+    switch (round) {
+      case kBitmaps:
+        return {.collective = Collective::kAllToAll,
+                .type = DataType::kUint32,
+                .count = SegmentWords()};
+      case kUnion:
+        return {.collective = Collective::kAllGather,
+                .type = DataType::kUint32,
+                .count = SegmentWords() + 1};
+      case kSketch:
+        if (finite()) {
+          return {.type = DataType::kUint64, .count = dense() ? codes_.size() : sketch_.cells()};
+        }
+        return {.op = args().op, .count = support_.size()};
+      default: return {.type = DataType::kUint64, .count = rest_.size()};
+    }
+  }
+
+  Status Consume(int round, std::span<const std::byte> reduced,
+                 std::span<const float> /*errors*/) override {
+    switch (round) {
+      case kBitmaps: MergeBitmaps(ElementsOf<uint32_t>(reduced)); break;
+      case kUnion: return SetSupport(ElementsOf<uint32_t>(reduced));
+      case kSketch:
+        if (finite() && dense()) {
+          std::ranges::copy(ElementsOf<uint64_t>(reduced), codes_sum_.begin());
+          WriteSums();
+        } else if (finite()) {
+          const std::span<const uint64_t> sums = ElementsOf<uint64_t>(reduced);
+          cells_.assign(sums.begin(), sums.end());
+          sketch_.Peel(cells_, codes_sum_, &rest_);
+          if (rest_.empty()) WriteSums();
+        } else {
+          const std::span<const float> sums = ElementsOf<float>(reduced);
+          for (size_t i = 0; i < sums.size(); ++i) result()[support_[i]] = sums[i];
+        }
+        break;
+      default: {
+        const std::span<const uint64_t> sums = ElementsOf<uint64_t>(reduced);
+        for (size_t i = 0; i < sums.size(); ++i) codes_sum_[rest_[i]] = sums[i];
+        WriteSums();
+      }
+    }
+    return Status::Ok();
+  }
+
+ private:
+  enum Round : int { kBitmaps, kUnion, kSketch, kRest };
+
+  size_t Ranks() const { return static_cast<size_t>(args().nranks); }
+  // 32-bit words of the bitmap that a rank merges.
+  size_t SegmentWords() const {
+    const size_t words = (tensor().count() + 31) / 32;
+    return (words + Ranks() - 1) / Ranks();
+  }
+  // Else values travel as they are, and NaN and infinity stay where they are.
+  bool finite() const { return largest_ < kInfinity; }
+
+  // Then the integers travel without a sketch, which would not be smaller, and is slow.
+  bool dense() const { return support_.size() > tensor().count() / 3; }
+
+  void OnBegin() override {
+    largest_ = 0;
+    rest_.clear();
+    support_.clear();
+    for (const float value : open()) largest_ = std::max(largest_, MagnitudeOf(value));
+  }
+
+  void WriteBitmap(std::span<uint32_t> words) {
+    std::fill(words.begin(), words.end(), 0u);
+    for (size_t i = 0; i < open().size(); ++i) {
+      words[i / 32] |= MagnitudeOf(open()[i]) != 0 ? 1u << (i % 32) : 0u;
+    }
+  }
+
+  void MergeBitmaps(std::span<const uint32_t> words) {
+    segment_.assign(SegmentWords(), 0u);
+    for (size_t i = 0; i < words.size(); ++i) segment_[i % segment_.size()] |= words[i];
+  }
+
+  Status SetSupport(std::span<const uint32_t> words) {
+    const size_t segment = SegmentWords();
+    for (size_t rank = 0; rank < Ranks(); ++rank) {
+      const std::span<const uint32_t> part = words.subspan(rank * (segment + 1), segment + 1);
+      for (size_t i = 0; i < segment; ++i) {
+        for (uint32_t bits = part[i]; bits != 0; bits &= bits - 1) {
+          const uint64_t index =
+              (rank * segment + i) * 32 + static_cast<uint64_t>(std::countr_zero(bits));
+          if (index >= tensor().count()) {
+            return InternalError(fmt::format("count_sketch: rank {} sent index {} of {} elements",
+                                             rank, index, tensor().count()));
+          }
+          support_.push_back(static_cast<uint32_t>(index));
+        }
+      }
+      largest_ = std::max(largest_, part.back());
+    }
+    if (finite()) SetCodes();
+    return Status::Ok();
+  }
+
+  void SetCodes() {
+    if (!dense()) sketch_.SetSupport(support_, args().seed ^ Mix64(args().step));
+    // The largest magnitude is below 2^exponent.
+    const int exponent = std::ilogb(std::bit_cast<float>(std::max(largest_, 1u))) + 1;
+    shift_ = kGridBits - static_cast<int>(std::bit_width(Ranks() - 1)) - exponent;
+    codes_.resize(support_.size());
+    codes_sum_.resize(support_.size());
+    for (size_t i = 0; i < support_.size(); ++i) {
+      const double scaled = std::ldexp(static_cast<double>(open()[support_[i]]), shift_);
+      codes_[i] = static_cast<uint64_t>(static_cast<int64_t>(std::nearbyint(scaled)));
+    }
+  }
+
+  // Rounds each sum once.
+  void WriteSums() {
+    const float factor = share();
+    for (size_t i = 0; i < support_.size(); ++i) {
+      const auto sum = static_cast<float>(static_cast<int64_t>(codes_sum_[i]));
+      result()[support_[i]] = factor * std::ldexp(sum, -shift_);
+    }
+  }
+
+  uint32_t largest_ = 0;                     // magnitude: of this rank, then of all
+  std::vector<uint32_t> segment_;            // this rank's part of the bitmap of all
+  std::vector<uint32_t> support_;            // indices that are not zero on some rank
+  int shift_ = 0;                            // an integer stands for itself times 2^-shift
+  std::vector<uint64_t> codes_, codes_sum_;  // by place in the support: of this rank, of all
+  Sketch sketch_;
+  std::vector<uint64_t> cells_;
+  std::vector<uint32_t> rest_;  // places that were not peeled off
+};
+
+}  // namespace
+
+MadeReducer MakeCountSketch(const CodecSpec& spec, RoundCodec codec) {
+  if (Status status = spec.AllowOnly({}); !status.ok()) return status;
+  if (codec->spec() != "none") {
+    return InvalidArgument(fmt::format(
+        "reducer count_sketch: it sums integers, which travel as they are: none, not the codec {}",
+        codec->spec()));
+  }
+  return std::shared_ptr<const Reducer>(
+      std::make_shared<const MethodReducer<CountSketchState, Config>>("count_sketch", Config(),
+                                                                      std::move(codec)));
+}
+
+}  // namespace inccl

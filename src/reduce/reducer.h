@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The interface of reducers: methods above the codecs that replace an all-reduce of a tensor by
+// rounds, ordinary collectives over vectors of other lengths (values at selected positions, factors
+// of a matrix). Each round may run through any codec. This layer is mathematics over host memory:
+// it knows neither transports nor the order of calls; communicator/reduced_calls.cc runs the
+// rounds.
+//
+// A new method needs one file with a ReducerState and a function that makes its reducer, and one
+// line each in methods.h and reducer.cc.
+#ifndef INCCL_REDUCE_REDUCER_H_
+#define INCCL_REDUCE_REDUCER_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/collective_args.h"
+#include "base/status.h"
+#include "base/types.h"
+#include "compress/codec.h"
+
+namespace inccl {
+
+// A row-major matrix; a vector has one row or one column.
+struct TensorDesc {
+  uint64_t rows = 0, cols = 0;
+  DataType type = DataType::kFloat32;
+
+  uint64_t count() const { return rows * cols; }
+};
+
+// The collective of one round.
+struct InnerCall {
+  Collective collective = Collective::kAllReduce;
+  ReduceOp op = ReduceOp::kSum;
+  DataType type = DataType::kFloat32;
+  uint64_t count = 0;
+  int root = 0;
+  std::shared_ptr<const Codec> codec = nullptr;  // null: uncompressed
+  // Consume needs what the codec leaves out of this rank's contribution.
+  bool asks_errors = false;
+};
+
+// The state of one tensor on one rank: the residual (error feedback), a warm start, and the count
+// of calls. One call at a time uses it: Take, Begin, then for each round Produce, Call, Consume,
+// then WriteResult, then End. Only a committed call changes residual, warm start and counts; the
+// state before the last committed call is kept, too.
+//
+// The elements are added and multiplied in fp32, each operation rounded once. What all ranks
+// compute after a round they compute from equal bytes in one order, so all ranks get identical
+// results.
+class ReducerState {
+ public:
+  struct Options {
+    std::string identity;  // of the reducer
+    TensorDesc tensor;
+    bool residual = false;
+    float low_pass = 1;  // new residual = (1 - low_pass) * old + low_pass * error of the call
+    std::vector<float> warm = {};  // at the start
+  };
+  explicit ReducerState(Options options);
+  virtual ~ReducerState() = default;
+  ReducerState(const ReducerState&) = delete;
+  ReducerState& operator=(const ReducerState&) = delete;
+
+  const TensorDesc& tensor() const { return options_.tensor; }
+  // What ranks compare: method, codec and shape.
+  const std::string& identity() const { return identity_; }
+  // The number of committed calls.
+  uint64_t calls() const { return kept_.calls; }
+
+  // A call begins; kInvalidUsage while another one uses the state. End gives it back.
+  Status Take();
+  // `committed`: the call has succeeded. `operation`: its number.
+  void End(bool committed, uint64_t operation);
+
+  // Reads the input. `call` has nranks, rank, op (sum or average), seed and step.
+  void Begin(const CollectiveArgs& call, const std::byte* input);
+  virtual int rounds() const = 0;
+  // Sets *out to the elements that this rank gives to the round's collective.
+  virtual Status Produce(int round, std::vector<std::byte>* out) = 0;
+  // The round's collective. Its count is valid after Produce, the rest after Begin; without Begin,
+  // it is that of rank 0 of 1.
+  virtual InnerCall Call(int round) const = 0;
+  // Takes the elements that the collective has given to this rank. `errors` is as long as what
+  // Produce made if InnerCall::asks_errors, or empty if all errors are 0.
+  virtual Status Consume(int round, std::span<const std::byte> reduced,
+                         std::span<const float> errors) = 0;
+  // After the last round.
+  void WriteResult(std::byte* output);
+
+  // These fail with kInvalidUsage while a call uses the state.
+  Result<std::vector<std::byte>> Export();
+  Status Import(std::span<const std::byte> bytes);
+  Status Reset();
+  // Back to the state before the last committed call, if that had a number above `operation`.
+  Status Rollback(uint64_t operation);
+
+ protected:
+  // What a committed call changes. Empty vectors: the method has none.
+  struct Kept {
+    std::vector<float> residual, warm;
+    uint64_t calls = 0;
+  };
+
+  const CollectiveArgs& args() const { return args_; }
+  bool has_residual() const { return options_.residual; }
+  // In the call: input + residual. The method subtracts what this rank contributes to the sum; what
+  // stays is the error of the call.
+  std::span<float> open() { return open_; }
+  // In the call: the result, zero at first. The method adds the sum or the average.
+  std::span<float> result() { return result_; }
+  // The factor by which each contribution counts in the result: 1, or 1/n.
+  float share() const;
+  const Kept& kept() const { return kept_; }
+  // The warm start of the next call; that of this one at first.
+  std::vector<float>* next_warm() { return &pending_.warm; }
+  virtual void OnBegin() {}
+
+ private:
+  template <typename Body>
+  Status WhileUnused(const Body& body);
+  void CloseResidual();
+
+  const Options options_;
+  const std::string identity_;
+  CollectiveArgs args_;
+  Kept kept_, former_, pending_;
+  std::vector<float> open_, result_;
+  uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state
+  std::atomic<bool> taken_{false};
+};
+
+// A call's use of a state, which ends without effect unless the call commits it.
+class ReducerUse {
+ public:
+  explicit ReducerUse(ReducerState* state) : state_(state), status_(state->Take()) {}
+  ~ReducerUse() { End(false, 0); }
+  ReducerUse(const ReducerUse&) = delete;
+  ReducerUse& operator=(const ReducerUse&) = delete;
+
+  const Status& status() const { return status_; }
+  void Commit(uint64_t operation) { End(true, operation); }
+
+ private:
+  void End(bool committed, uint64_t operation) {
+    if (state_ != nullptr && status_.ok()) state_->End(committed, operation);
+    state_ = nullptr;
+  }
+
+  ReducerState* state_;
+  const Status status_;
+};
+
+// A method with its codec, made from a specification. Immutable; all threads share it.
+class Reducer {
+ public:
+  explicit Reducer(std::shared_ptr<const Codec> codec) : codec_(std::move(codec)) {}
+  virtual ~Reducer() = default;
+
+  // The canonical specification: every key, sorted.
+  std::string spec() const { return method() + "|" + codec_->spec(); }
+  // What ranks compare: the codec's identity instead of its specification.
+  std::string identity() const { return method() + "|" + codec_->identity(); }
+  virtual std::unique_ptr<ReducerState> NewState(const TensorDesc& tensor) const = 0;
+
+ protected:
+  const std::shared_ptr<const Codec>& codec() const { return codec_; }
+
+ private:
+  // The canonical text of the method and its keys.
+  virtual const std::string& method() const = 0;
+
+  const std::shared_ptr<const Codec> codec_;
+};
+
+// Parses "method:key=value,...|codec:key=value,..."; without a codec it is "none". Errors name the
+// key or value.
+Result<std::shared_ptr<const Reducer>> MakeReducer(std::string_view spec);
+
+// OK if states of such tensors can be made.
+Status CheckTensor(const TensorDesc& tensor);
+
+}  // namespace inccl
+
+#endif  // INCCL_REDUCE_REDUCER_H_

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/bytes.h"
+#include "compress/kernels/convert.h"
+#include "reduce/reducer.h"
+
+namespace inccl {
+namespace {
+
+constexpr uint32_t kExportMagic = 0x72646375;  // "ucdr" as bytes
+constexpr uint16_t kExportVersion = 1;
+
+Status InUse() { return InvalidUsage("state: a call is using it"); }
+
+void WriteFloats(std::span<const float> values, ByteWriter* writer) {
+  writer->U64(values.size());
+  for (const float value : values) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    writer->U32(bits);
+  }
+}
+
+// Reads as many values as `values` has; false if there are others.
+bool ReadFloats(ByteReader* reader, std::span<float> values) {
+  uint64_t count = 0;
+  if (!reader->U64(&count) || count != values.size()) return false;
+  for (float& value : values) {
+    uint32_t bits = 0;
+    if (!reader->U32(&bits)) return false;
+    std::memcpy(&value, &bits, sizeof bits);
+  }
+  return true;
+}
+
+}  // namespace
+
+Status CheckTensor(const TensorDesc& tensor) {
+  if (tensor.type != DataType::kFloat32 && tensor.type != DataType::kFloat16 &&
+      tensor.type != DataType::kBfloat16) {
+    return InvalidArgument(
+        fmt::format("type: {} is none of float32, float16, bfloat16", Name(tensor.type)));
+  }
+  // Indices have 32 bits, and the largest one pads.
+  constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
+  if (tensor.cols != 0 && tensor.rows > kMost / tensor.cols) {
+    return InvalidArgument(fmt::format("rows and cols: {} x {} elements, at most {}", tensor.rows,
+                                       tensor.cols, kMost));
+  }
+  return Status::Ok();
+}
+
+ReducerState::ReducerState(Options options)
+    : options_(std::move(options)),
+      identity_(fmt::format("{} of {}x{}", options_.identity, options_.tensor.rows,
+                            options_.tensor.cols)) {
+  kept_.warm = options_.warm;
+  if (options_.residual) kept_.residual.assign(options_.tensor.count(), 0.0f);
+  former_ = kept_;
+}
+
+Status ReducerState::Take() {
+  if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
+  return Status::Ok();
+}
+
+void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input) {
+  const uint64_t count = options_.tensor.count();
+  args_ = call;
+  open_.resize(count);
+  ToFloat(options_.tensor.type, input, open_.data(), count);
+  if (options_.residual) {
+    for (uint64_t i = 0; i < count; ++i) open_[i] += kept_.residual[i];
+  }
+  result_.assign(count, 0.0f);
+  pending_.warm = kept_.warm;
+  OnBegin();
+}
+
+float ReducerState::share() const {
+  return args_.op == ReduceOp::kAvg ? 1.0f / static_cast<float>(args_.nranks) : 1.0f;
+}
+
+void ReducerState::WriteResult(std::byte* output) {
+  FromFloat(options_.tensor.type, result_.data(), output, result_.size());
+}
+
+// An error that is not finite leaves no residual.
+void ReducerState::CloseResidual() {
+  const float fresh = options_.low_pass, old = 1.0f - fresh;
+  for (size_t i = 0; i < open_.size(); ++i) {
+    const float error = std::isfinite(open_[i]) ? open_[i] : 0.0f;
+    open_[i] = fresh == 1.0f ? error : old * kept_.residual[i] + fresh * error;
+  }
+}
+
+void ReducerState::End(bool committed, uint64_t operation) {
+  if (committed) {
+    if (options_.residual) {
+      CloseResidual();
+      former_.residual.swap(open_);
+      former_.residual.swap(kept_.residual);
+    }
+    former_.warm.swap(kept_.warm);
+    kept_.warm.swap(pending_.warm);
+    former_.calls = kept_.calls++;
+    undoable_ = operation;
+  }
+  taken_.store(false, std::memory_order_release);
+}
+
+template <typename Body>
+Status ReducerState::WhileUnused(const Body& body) {
+  if (taken_.exchange(true, std::memory_order_acquire)) return InUse();
+  Status status = CatchOutOfMemory(body);
+  taken_.store(false, std::memory_order_release);
+  return status;
+}
+
+Result<std::vector<std::byte>> ReducerState::Export() {
+  ByteWriter writer;
+  Status status = WhileUnused([&] {
+    writer.U32(kExportMagic);
+    writer.U16(kExportVersion);
+    writer.String(identity_);
+    writer.U64(kept_.calls);
+    WriteFloats(kept_.residual, &writer);
+    WriteFloats(kept_.warm, &writer);
+    return Status::Ok();
+  });
+  if (!status.ok()) return status;
+  return writer.bytes();
+}
+
+Status ReducerState::Import(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  uint32_t magic = 0;
+  uint16_t version = 0;
+  std::string identity;
+  if (!reader.U32(&magic) || magic != kExportMagic || !reader.U16(&version) ||
+      !reader.String(&identity)) {
+    return InvalidArgument("data: not an exported state of a reducer");
+  }
+  if (version != kExportVersion) {
+    return InvalidArgument(
+        fmt::format("data: exported as version {}, expected {}", version, kExportVersion));
+  }
+  if (identity != identity_) {
+    return InvalidArgument(fmt::format("data: exported from {}, this state is {}",
+                                       identity.substr(0, 512), identity_));
+  }
+  return WhileUnused([&]() -> Status {
+    Kept kept = {std::vector<float>(kept_.residual.size()), std::vector<float>(kept_.warm.size())};
+    if (!reader.U64(&kept.calls) || !ReadFloats(&reader, kept.residual) ||
+        !ReadFloats(&reader, kept.warm) || reader.remaining() != 0) {
+      return InvalidArgument("data: an exported state of a reducer that is cut or damaged");
+    }
+    kept_ = std::move(kept);
+    undoable_ = 0;
+    return Status::Ok();
+  });
+}
+
+Status ReducerState::Reset() {
+  return WhileUnused([&] {
+    std::fill(kept_.residual.begin(), kept_.residual.end(), 0.0f);
+    kept_.warm = options_.warm;
+    kept_.calls = 0;
+    undoable_ = 0;
+    return Status::Ok();
+  });
+}
+
+Status ReducerState::Rollback(uint64_t operation) {
+  return WhileUnused([&] {
+    if (undoable_ <= operation) return Status::Ok();
+    std::swap(kept_, former_);
+    undoable_ = 0;
+    return Status::Ok();
+  });
+}
+
+}  // namespace inccl

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// topk: each rank sends its own largest elements as (index, value) pairs by an all-gather, and all
+// ranks add them up in the order of the ranks. Indices have 32 bits. Values go through the codec,
+// indices do not; without a codec both travel in one round. Selectors that find a threshold instead
+// of a number first agree on the largest number of any rank, to which the others pad.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "reduce/methods.h"
+#include "reduce/selector.h"
+
+namespace inccl {
+namespace {
+
+constexpr uint32_t kNoIndex = std::numeric_limits<uint32_t>::max();
+
+struct Config {
+  double k = 0;
+  bool residual = false;
+  SelectorKind select = SelectorKind::kExact;
+};
+
+class TopkState final : public ReducerState {
+ public:
+  TopkState(std::string identity, const TensorDesc& desc, const Config& config, RoundCodec codec)
+      : ReducerState(
+            {.identity = std::move(identity), .tensor = desc, .residual = config.residual}),
+        selector_(config.select, config.k),
+        pairs_(codec->spec() == "none"),
+        codec_(std::move(codec)) {}
+
+  int rounds() const override { return (selector_.exact() ? 0 : 1) + (pairs_ ? 1 : 2); }
+
+  Status Produce(int round, std::vector<std::byte>* out) override {
+    switch (KindOf(round)) {
+      case Kind::kLength: ResizeFor<uint32_t>(out, 1)[0] = length_; break;
+      case Kind::kIndices: WriteIndices(ResizeFor<uint32_t>(out, length_)); break;
+      case Kind::kValues: WriteValues(ResizeFor<float>(out, length_)); break;
+      case Kind::kPairs: {
+        const std::span<uint32_t> words = ResizeFor<uint32_t>(out, 2 * size_t{length_});
+        WriteIndices(words.first(length_));
+        std::vector<float> values(length_);
+        WriteValues(values);
+        if (length_ > 0) std::memcpy(&words[length_], values.data(), length_ * sizeof(float));
+      }
+    }
+    return Status::Ok();
+  }
+
+  InnerCall Call(int round) const override {
+    switch (KindOf(round)) {
+      case Kind::kLength: return {.op = ReduceOp::kMax, .type = DataType::kUint32, .count = 1};
+      case Kind::kIndices:
+        return {.collective = Collective::kAllGather, .type = DataType::kUint32, .count = length_};
+      case Kind::kValues:
+        return {.collective = Collective::kAllGather, .count = length_, .codec = codec_};
+      case Kind::kPairs: break;
+    }
+    return {.collective = Collective::kAllGather,
+            .type = DataType::kUint32,
+            .count = 2 * uint64_t{length_}};
+  }
+
+  Status Consume(int round, std::span<const std::byte> reduced,
+                 std::span<const float> /*errors*/) override {
+    const auto ranks = static_cast<size_t>(args().nranks), length = size_t{length_};
+    switch (KindOf(round)) {
+      case Kind::kLength: length_ = ElementsOf<uint32_t>(reduced)[0]; return CheckLength();
+      case Kind::kIndices: {
+        const std::span<const uint32_t> all = ElementsOf<uint32_t>(reduced);
+        gathered_.assign(all.begin(), all.end());
+        return Status::Ok();
+      }
+      case Kind::kValues: {
+        const std::span<const uint32_t> indices(gathered_);
+        const std::span<const float> values = ElementsOf<float>(reduced);
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          Status status = Add(rank, indices.subspan(rank * length, length),
+                              values.subspan(rank * length, length));
+          if (!status.ok()) return status;
+        }
+        return Status::Ok();
+      }
+      case Kind::kPairs: break;
+    }
+    const std::span<const uint32_t> indices = ElementsOf<uint32_t>(reduced);
+    const std::span<const float> values = ElementsOf<float>(reduced);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      Status status = Add(rank, indices.subspan(2 * rank * length, length),
+                          values.subspan((2 * rank + 1) * length, length));
+      if (!status.ok()) return status;
+    }
+    return Status::Ok();
+  }
+
+ private:
+  enum class Kind : uint8_t { kLength, kIndices, kValues, kPairs };
+
+  Kind KindOf(int round) const {
+    if (!selector_.exact() && round-- == 0) return Kind::kLength;
+    if (pairs_) return Kind::kPairs;
+    return round == 0 ? Kind::kIndices : Kind::kValues;
+  }
+
+  void OnBegin() override {
+    selector_.Select(open(), kept().calls, &selected_);
+    length_ = static_cast<uint32_t>(selected_.size());
+  }
+
+  Status CheckLength() const {
+    if (length_ >= selected_.size() && length_ <= tensor().count()) return Status::Ok();
+    return InternalError(
+        fmt::format("topk: the ranks agreed on {} elements; this rank has {} of {}", length_,
+                    selected_.size(), tensor().count()));
+  }
+
+  void WriteIndices(std::span<uint32_t> to) const {
+    std::copy(selected_.begin(), selected_.end(), to.begin());
+    std::fill(to.begin() + static_cast<std::ptrdiff_t>(selected_.size()), to.end(), kNoIndex);
+  }
+
+  void WriteValues(std::span<float> to) {
+    for (size_t i = 0; i < to.size(); ++i) {
+      to[i] = i < selected_.size() ? open()[selected_[i]] : 0.0f;
+    }
+  }
+
+  Status Add(size_t rank, std::span<const uint32_t> indices, std::span<const float> values) {
+    const bool own = rank == static_cast<size_t>(args().rank);
+    const float factor = share();
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const uint32_t index = indices[i];
+      if (index == kNoIndex) continue;
+      if (index >= tensor().count()) {
+        return InternalError(fmt::format("topk: rank {} sent index {} of {} elements", rank, index,
+                                         tensor().count()));
+      }
+      result()[index] += factor * values[i];
+      if (own) open()[index] -= values[i];
+    }
+    return Status::Ok();
+  }
+
+  const Selector selector_;
+  const bool pairs_;
+  const RoundCodec codec_;
+  std::vector<uint32_t> selected_;  // of this rank
+  uint32_t length_ = 0;             // elements that each rank sends, with padding
+  std::vector<uint32_t> gathered_;  // indices of all ranks
+};
+
+}  // namespace
+
+MadeReducer MakeTopk(const CodecSpec& spec, RoundCodec codec) {
+  static constexpr std::string_view kKeys[] = {"k", "residual", "select"};
+  if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
+  const Result<double> k = spec.Fraction("k", 0.01);
+  if (!k.ok()) return k.status();
+  const Result<bool> residual = ParseResidual(spec, true);
+  if (!residual.ok()) return residual.status();
+  const Result<size_t> select = spec.Choice("select", 0, kSelectorNames);
+  if (!select.ok()) return select.status();
+  const Config config = {
+      .k = *k, .residual = *residual, .select = static_cast<SelectorKind>(*select)};
+  std::string text = fmt::format("topk:k={},residual={},select={}", config.k,
+                                 config.residual ? 1 : 0, kSelectorNames[*select]);
+  return std::shared_ptr<const Reducer>(std::make_shared<const MethodReducer<TopkState, Config>>(
+      std::move(text), config, std::move(codec)));
+}
+
+}  // namespace inccl

@@ -1,0 +1,3 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * nccl.h includes it and uses nothing of it. */

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An allocation fails in a call in which the ranks of each host add up their elements first: every
+// rank's call returns, the others name a rank that has failed, and sums that are said to be right
+// are.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "base/rng.h"
+#include "faults/fault_test.h"
+#include "faults/interposer.h"
+#include "integration/hosts_world.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr const char* kHosts = "aabb";
+constexpr int kRanks = 4, kVictim = 1;
+constexpr size_t kCount = 5000, kCases = kSanitized ? 6 : 24;
+constexpr double kReturnsSeconds = 12.0 * kSlowness;  // far below the limit of an operation
+
+int Body(const Side& side, const interposer::Plan& plan) {
+  SetHost(kHosts, side.rank());
+  ccl_comm_t comm = nullptr;
+  ccl_codec_t codec = nullptr;
+  std::array<ccl_stream_t, 2> streams{};
+  if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+  if (ccl_codec_create(&codec, "hbi:bits=8,local=fp32") != CCL_SUCCESS) return 11;
+  for (ccl_stream_t& stream : streams) {
+    if (ccl_stream_create(&stream) != CCL_SUCCESS) return 13;
+  }
+  const std::vector<float> send(2 * kCount, static_cast<float>(side.rank() + 1));
+  std::vector<float> recv(2 * kCount);
+  ccl_compression_t compression = CCL_COMPRESSION_INIT;
+  compression.codec = codec;
+  bool wrong = false;
+  if (side.rank() == kVictim) interposer::Arm(plan);
+  const double start = Seconds();
+  ccl_result_t result = CCL_SUCCESS;
+  for (int call = 0; call < 4 && result == CCL_SUCCESS; ++call) {
+    // Two calls in progress, each on a stream of its own; a longer one each time.
+    const size_t count = kCount / 4 * static_cast<size_t>(call + 1);
+    for (size_t i = 0; i < 2 && result == CCL_SUCCESS; ++i) {
+      result = ccl_allreduce_compressed(send.data() + i * kCount, recv.data() + i * kCount, count,
+                                        CCL_FLOAT32, CCL_SUM, &compression, comm, streams[i]);
+    }
+    for (const ccl_stream_t stream : streams) {
+      const ccl_result_t now = ccl_stream_synchronize(stream);
+      if (result == CCL_SUCCESS) result = now;
+    }
+    for (size_t i = 0; i < 2 && result == CCL_SUCCESS; ++i) {
+      wrong |= std::any_of(recv.data() + i * kCount, recv.data() + i * kCount + count,
+                           [](float x) { return x < 9.7F || x > 10.3F; });
+    }
+  }
+  side.mine().seconds = Seconds() - start;
+  side.mine().counters[0] = interposer::Calls(interposer::kNew);
+  interposer::Disarm();
+  side.mine().result = result;
+  if (result != CCL_SUCCESS) side.mine().SetText(ccl_get_last_error(comm));
+  for (const ccl_stream_t stream : streams) ccl_stream_destroy(stream);
+  ccl_codec_destroy(codec);
+  const ccl_result_t ended = result == CCL_SUCCESS ? ccl_comm_destroy(comm) : ccl_comm_abort(comm);
+  return wrong ? 14 : ended == CCL_SUCCESS ? 0 : 12;
+}
+
+class MemoryHostsTest : public FaultTest {};
+
+TEST_F(MemoryHostsTest, Row19_AnAllocationOfOneRankFailsInASumOfHosts) {
+  ForRow("19", "shm+tcp");
+  const ScopedEnv env({{"INCCL_TRANSPORT", "shm,tcp"}, {"INCCL_SLICE_BYTES", "8192"}});
+  uint64_t calls = 0;
+  {
+    ProcessWorld world({.nranks = kRanks}, [](const Side& side) { return Body(side, {}); });
+    world.ExpectAllExited();
+    ASSERT_EQ(world.report(kVictim).result, CCL_SUCCESS) << world.report(kVictim).text;
+    calls = world.report(kVictim).counters[0];
+  }
+  ASSERT_GT(calls, 10u);
+  Rng rng(TestSeed());
+  int failed = 0;
+  for (size_t i = 0; i < kCases; ++i) {
+    const uint64_t n = 1 + rng.Below(calls);
+    const interposer::Plan plan = {interposer::kNew, n, i % 4 == 3 ? UINT64_MAX : n, 0};
+    SCOPED_TRACE(fmt::format("allocations {} to {} of {}", plan.first, plan.last, calls));
+    ProcessWorld world({.nranks = kRanks}, [&](const Side& side) { return Body(side, plan); });
+    world.ExpectAllExited();
+    const bool victim_failed = world.report(kVictim).result != CCL_SUCCESS;
+    failed += victim_failed;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Report& report = world.report(rank);
+      EXPECT_LT(report.seconds, kReturnsSeconds) << rank;
+      if (report.result == CCL_SUCCESS || rank == kVictim) continue;
+      EXPECT_TRUE(victim_failed) << report.text;
+      EXPECT_TRUE(Matches(report.text, "peer 1@|rank 1/4")) << rank << ": " << report.text;
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
+}  // namespace
+}  // namespace inccl::test

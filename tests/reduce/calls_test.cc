@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls with reducers on communicators: equal bits on all ranks, conservation through any codec,
+// and what a call leaves in its state.
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "reduce/call_world.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+struct Case {
+  const char* spec;
+  int n;
+  const char* algorithm;
+  double tolerance;  // of what went in and came out; negative: the method drops something
+};
+
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = std::to_string(info.index) + "_" + info.param.spec + "_" +
+                     std::to_string(info.param.n) + "_" + info.param.algorithm;
+  for (char& letter : name) {
+    if (std::isalnum(static_cast<unsigned char>(letter)) == 0) letter = '_';
+  }
+  return name;
+}
+
+class ReducedCallTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ReducedCallTest, RanksGetEqualBitsAndNothingIsLost) {
+  const Case& c = GetParam();
+  const ScopedEnv algorithm({{"INCCL_ALGO", c.algorithm}});
+  constexpr size_t kRows = 70, kCols = 90, kCount = kRows * kCols, kSteps = 3;
+  const auto n = static_cast<size_t>(c.n);
+  std::vector<Vectors> inputs, before(kSteps, Vectors(n)), after = before, results = before;
+  for (size_t step = 0; step < kSteps; ++step) {
+    inputs.push_back(NormalInputs(c.n, kCount, TestSeed() + step));
+  }
+  RunThreads(c.n, [&](int rank, ccl_comm_t comm) {
+    const auto r = static_cast<size_t>(rank);
+    const OwnedState state = MakeState(c.spec, kRows, kCols);
+    for (size_t step = 0; step < kSteps; ++step) {
+      before[step][r] = ResidualOf(state);
+      std::vector<float> send = inputs[step][r], recv(kCount);
+      ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+      ccl_compression_t how = CCL_COMPRESSION_INIT;
+      how.seed = 5;
+      how.stats = &stats;
+      const bool in_place = step == 1;
+      CHECK_OK(ccl_allreduce_reduced(send.data(), in_place ? send.data() : recv.data(), state.get(),
+                                     step == 2 ? CCL_AVG : CCL_SUM, &how, comm, nullptr));
+      results[step][r] = in_place ? send : recv;
+      if (!in_place) {
+        EXPECT_EQ(send, inputs[step][r]);
+      }
+      after[step][r] = ResidualOf(state);
+      EXPECT_EQ(stats.elements, kCount);
+      EXPECT_EQ(stats.compressed, 1);
+      if (c.n > 1) {
+        EXPECT_GT(stats.payload_bytes, 0u);
+        EXPECT_GT(stats.wire_bytes, stats.payload_bytes);
+      }
+    }
+  });
+  for (size_t step = 0; step < kSteps; ++step) {
+    for (size_t r = 1; r < n; ++r) {
+      ASSERT_EQ(
+          std::memcmp(results[step][r].data(), results[step][0].data(), kCount * sizeof(float)), 0)
+          << "rank " << r << " step " << step;
+    }
+    for (size_t i = 0; c.tolerance >= 0 && i < kCount; ++i) {
+      double in = 0, left = 0, size = 1, result = results[step][0][i];
+      if (step == 2) result *= c.n;
+      for (size_t r = 0; r < n; ++r) {
+        in += static_cast<double>(inputs[step][r][i]) + static_cast<double>(before[step][r][i]);
+        left += after[step][r][i];
+        size += std::fabs(inputs[step][r][i]) + std::fabs(before[step][r][i]);
+      }
+      ASSERT_NEAR(in, result + left, c.tolerance * size) << "element " << i << " step " << step;
+    }
+  }
+}
+
+constexpr double kFloat = 1e-6, kHalf = 2e-3;
+INSTANTIATE_TEST_SUITE_P(
+    Methods, ReducedCallTest,
+    ::testing::Values(
+        Case{"topk:k=0.05", 1, "direct", kFloat}, Case{"topk:k=0.05", 2, "direct", kFloat},
+        Case{"topk:k=0.05", 3, "ring", kFloat}, Case{"topk:k=0.05", 8, "direct", kFloat},
+        Case{"topk:k=0.05|fp16", 3, "direct", kFloat},
+        Case{"topk:k=0.05|hbi:bits=4", 3, "ring", kFloat},
+        Case{"topk:k=0.05,select=sampled|bf16", 8, "direct", kFloat},
+        Case{"topk:k=0.02,select=sidco", 3, "direct", kFloat},
+        Case{"topk:k=0.02,select=sidco|qsgd:q=8", 2, "direct", kFloat},
+        Case{"random_k:k=0.1", 1, "direct", kFloat}, Case{"random_k:k=0.1", 3, "tree", kFloat},
+        Case{"random_k:k=0.1|hbi:ag=exact,bits=6", 3, "direct", kFloat},
+        Case{"random_k:k=0.1|hbi:ag=exact,bits=4", 8, "ring", kFloat},
+        Case{"random_k:k=0.1|qsgd:q=4", 2, "direct", kFloat},
+        Case{"random_k:k=0.1|fp16", 3, "direct", kHalf},
+        Case{"random_k:k=0.1|hbi:bits=6", 3, "direct", -1},
+        Case{"random_k:k=0.1,unbiased=1|hbi:bits=6", 2, "direct", -1},
+        Case{"clt_k:beta=1,k=0.05", 1, "direct", kFloat},
+        Case{"clt_k:beta=1,k=0.05", 3, "direct", kFloat},
+        Case{"clt_k:beta=1,k=0.05|hbi:ag=exact,bits=5", 8, "ring", kFloat},
+        Case{"clt_k:k=0.05|hbi:bits=6", 2, "direct", -1}, Case{"count_sketch", 1, "direct", -1},
+        Case{"count_sketch", 3, "direct", -1}, Case{"count_sketch", 8, "direct", -1},
+        Case{"powersgd:rank=4", 1, "direct", kFloat}, Case{"powersgd:rank=4", 3, "ring", kFloat},
+        Case{"powersgd:rank=2|hbi:bits=6", 8, "direct", kFloat},
+        Case{"powersgd:rank=4|fp16", 2, "tree", kFloat},
+        Case{"powersgd:rank=1024|hbi:ag=exact,bits=4", 3, "direct", kFloat}),
+    NameOf);
+
+TEST(ReducedCallsTest, EmptyTinyAndZeroTensors) {
+  for (const char* spec : {"topk|fp16", "topk", "topk:select=sidco", "random_k|hbi:bits=6",
+                           "clt_k|fp16", "count_sketch", "powersgd|bf16"}) {
+    RunThreads(3, [&](int rank, ccl_comm_t comm) {
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{2}, size_t{300}}) {
+        const OwnedState state = MakeState(spec, count, 1);
+        const std::vector<float> send(count, count == 300 ? 0.0f : 1.0f + static_cast<float>(rank));
+        std::vector<float> recv(count, -1.0f);
+        for (int step = 0; step < 2; ++step) {
+          CHECK_OK(ccl_allreduce_reduced(send.data(), recv.data(), state.get(), CCL_SUM, nullptr,
+                                         comm, nullptr));
+        }
+        if (count == 1) {
+          EXPECT_NEAR(recv[0], 6, 0.1);
+        }
+        if (count == 300) {
+          EXPECT_EQ(recv, std::vector<float>(300));
+        }
+      }
+    });
+  }
+}
+
+TEST(ReducedCallsTest, NarrowTypes) {
+  RunThreads(3, [](int rank, ccl_comm_t comm) {
+    for (const ccl_datatype_t type : {CCL_FLOAT16, CCL_BFLOAT16}) {
+      const OwnedState state = MakeState("topk:k=0.25", 1, 8, type);
+      const uint16_t one = type == CCL_FLOAT16 ? 0x3c00 : 0x3f80;
+      std::vector<uint16_t> send(8), recv(8);
+      send[static_cast<size_t>(rank)] = send[5] = one;
+      CHECK_OK(ccl_allreduce_reduced(send.data(), recv.data(), state.get(), CCL_AVG, nullptr, comm,
+                                     nullptr));
+      EXPECT_EQ(recv[5], one);
+      EXPECT_EQ(recv[0], recv[2]);
+      EXPECT_NE(recv[0], 0);
+      EXPECT_EQ(recv[7], 0);
+    }
+  });
+}
+
+TEST(ReducedCallsTest, StreamsAndGroups) {
+  constexpr size_t kCount = 5000;
+  RunThreads(3, [](int rank, ccl_comm_t comm) {
+    ccl_stream_t stream = nullptr;
+    CHECK_OK(ccl_stream_create(&stream));
+    const Vectors inputs = NormalInputs(3, kCount, 1);
+    const std::vector<float>& in = inputs[static_cast<size_t>(rank)];
+    const OwnedState plain = MakeState("topk:k=0.01|fp16", 1, kCount);
+    const OwnedState streamed = MakeState("topk:k=0.01|fp16", 1, kCount);
+    const OwnedState first = MakeState("topk:k=0.01|fp16", 1, kCount);
+    const OwnedState second = MakeState("random_k", 50, 100);
+    std::vector<float> a(kCount), b(kCount), c(kCount), d(kCount);
+    float sum = 1;
+    for (int step = 0; step < 3; ++step) {
+      CHECK_OK(
+          ccl_allreduce_reduced(in.data(), a.data(), plain.get(), CCL_SUM, nullptr, comm, nullptr));
+      CHECK_OK(ccl_allreduce_reduced(in.data(), b.data(), streamed.get(), CCL_SUM, nullptr, comm,
+                                     stream));
+      CHECK_OK(ccl_group_start());
+      CHECK_OK(
+          ccl_allreduce_reduced(in.data(), c.data(), first.get(), CCL_SUM, nullptr, comm, stream));
+      CHECK_OK(ccl_allreduce(&sum, &sum, 1, CCL_FLOAT32, CCL_SUM, comm, stream));
+      CHECK_OK(
+          ccl_allreduce_reduced(in.data(), d.data(), second.get(), CCL_SUM, nullptr, comm, stream));
+      CHECK_OK(ccl_group_end());
+      CHECK_OK(ccl_stream_synchronize(stream));
+      EXPECT_EQ(a, b);
+      EXPECT_EQ(a, c);
+    }
+    EXPECT_EQ(sum, 27);
+    uint64_t operation = 0;
+    CHECK_OK(ccl_comm_last_completed(comm, &operation));
+    EXPECT_EQ(operation, 15u);  // a call is one operation, whatever its rounds
+    CHECK_OK(ccl_stream_destroy(stream));
+  });
+}
+
+TEST(ReducedCallsTest, ExportImportResetAndRollback) {
+  constexpr size_t kCount = 4000;
+  RunThreads(2, [](int rank, ccl_comm_t comm) {
+    for (const char* spec :
+         {"topk:k=0.01", "random_k:k=0.05|hbi:bits=6", "clt_k:k=0.02", "powersgd:rank=3|bf16"}) {
+      const OwnedState state = MakeState(spec, 40, 100), copy = MakeState(spec, 40, 100);
+      const auto step = [&](const OwnedState& with, uint64_t seed) {
+        const Vectors inputs = NormalInputs(2, kCount, seed);
+        std::vector<float> out(kCount);
+        EXPECT_EQ(ccl_allreduce_reduced(inputs[static_cast<size_t>(rank)].data(), out.data(),
+                                        with.get(), CCL_SUM, nullptr, comm, nullptr),
+                  CCL_SUCCESS)
+            << ccl_get_last_error(nullptr);
+        return out;
+      };
+      const std::vector<std::byte> fresh = Exported(state);
+      (void)step(state, 1);
+      uint64_t operation = 0;
+      CHECK_OK(ccl_comm_last_completed(comm, &operation));
+      const std::vector<std::byte> kept = Exported(state);
+      EXPECT_NE(kept, fresh);
+      CHECK_OK(ccl_reducer_state_import(copy.get(), kept.data(), kept.size()));
+      EXPECT_EQ(Exported(copy), kept);
+      const std::vector<float> next = step(state, 2);
+      EXPECT_EQ(step(copy, 2), next);
+      EXPECT_EQ(Exported(copy), Exported(state));
+      // The last call is taken back and repeated.
+      CHECK_OK(ccl_reducer_state_rollback(state.get(), operation + 1));
+      EXPECT_EQ(Exported(copy), Exported(state));
+      CHECK_OK(ccl_reducer_state_rollback(state.get(), operation));
+      EXPECT_EQ(Exported(state), kept);
+      CHECK_OK(ccl_reducer_state_rollback(state.get(), 0));  // only one call can be taken back
+      EXPECT_EQ(Exported(state), kept);
+      EXPECT_EQ(step(state, 2), next);
+      CHECK_OK(ccl_reducer_state_reset(state.get()));
+      EXPECT_EQ(Exported(state), fresh);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace inccl::test

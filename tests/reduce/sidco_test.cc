@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SIDCo's thresholds against quantiles in closed form, and on recorded gradients.
+#include "reduce/sidco.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "integration/compressed_world.h"
+#include "reduce/selector.h"
+#include "support/seed.h"
+
+namespace inccl::test {
+namespace {
+
+constexpr size_t kCount = 1 << 20;
+
+// The fit of one stage is exact for a generalized Pareto distribution: quantile a (d^-c - 1) / c.
+TEST(SidcoTest, FindsTheQuantilesOfParetoDistributions) {
+  std::mt19937_64 engine(TestSeed());
+  std::uniform_real_distribution<double> uniform(1e-12, 1);
+  for (const double shape : {-0.2, 0.0, 0.1}) {
+    std::vector<float> x(kCount);
+    for (float& value : x) {
+      const double u = uniform(engine);
+      const double size = shape == 0 ? -std::log(u) : (std::pow(u, -shape) - 1) / shape;
+      value = static_cast<float>(engine() % 2 == 0 ? size : -size);
+    }
+    for (const double ratio : {0.1, 0.01, 0.001}) {
+      const double exact = shape == 0 ? -std::log(ratio) : (std::pow(ratio, -shape) - 1) / shape;
+      for (const int stages : {1, 2, 4}) {
+        EXPECT_NEAR(sidco::Threshold(x, ratio, stages), exact, 0.06 * exact)
+            << "shape " << shape << " ratio " << ratio << " stages " << stages;
+      }
+    }
+  }
+}
+
+TEST(SidcoTest, SelectsAboutWhatIsAskedForOnRecordedGradients) {
+  for (const SelectorKind kind : {SelectorKind::kSidco, SelectorKind::kSampled}) {
+    for (const double k : {0.01, 0.001}) {
+      for (const int step : {5, 300, 600}) {
+        const Vectors gradients = Gradients(step, 8);
+        for (size_t rank = 0; rank < gradients.size(); ++rank) {
+          std::vector<uint32_t> indices;
+          Selector(kind, k).Select(gradients[rank], rank, &indices);
+          const double ratio = static_cast<double>(indices.size()) /
+                               (k * static_cast<double>(gradients[rank].size()));
+          const bool fitted = kind == SelectorKind::kSidco;  // a sample has 4 of 4096
+          EXPECT_GT(ratio, fitted ? 0.85 : 0.5)
+              << "k " << k << " step " << step << " rank " << rank;
+          EXPECT_LT(ratio, fitted ? 1.2 : 2.0) << "k " << k << " step " << step << " rank " << rank;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace inccl::test
