@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes .venv in the source tree, with what the tests of the Python package need: numpy, pytest and PyTorch for CPUs.
-# CMake finds it there. Does nothing if it is complete.
+# Makes .venv in the source tree, with what the tests of the Python package need: numpy, pytest, PyTorch for CPUs, expecttest for
+# PyTorch's own tests, and mpi4py where it can be had. CMake finds it there. Does nothing if it is complete.
 #
 # usage: scripts/python_environment.sh [--without-torch]
 set -euo pipefail
@@ -9,9 +9,10 @@ cd "$(dirname "$0")/.."
 
 packages=(numpy pytest)
 modules="numpy, pytest"
+torch=2.13.0
 if [ "${1:-}" != --without-torch ]; then
-  packages+=(torch==2.13.0+cpu)
-  modules="$modules, torch"
+  packages+=("torch==$torch+cpu" expecttest)
+  modules="$modules, expecttest, torch; assert torch.__version__.startswith('$torch')"
 fi
 if ! .venv/bin/python -c "import $modules" 2> /dev/null; then
   python3 -m venv .venv
@@ -20,4 +21,6 @@ if ! .venv/bin/python -c "import $modules" 2> /dev/null; then
   .venv/bin/pip install --quiet "${packages[@]}" 2> /dev/null ||
     .venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "${packages[@]}"
 fi
+# Its test is skipped without it.
+.venv/bin/python -c "import mpi4py" 2> /dev/null || .venv/bin/pip install --quiet mpi4py 2> /dev/null || true
 .venv/bin/python -c "import $modules; print(torch.__version__ if 'torch' in globals() else numpy.__version__)"

@@ -164,7 +164,9 @@ def install_hook(args, model):
     sent for an element of the gradient in each of the two phases of an all-reduce."""
     if args.hook == "inccl":
         import inccl.torch
-        state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed)
+        args.recorder = inccl.torch.Recorder(args.record) if args.record else None
+        state = inccl.torch.State(codec=args.codec, residual=args.residual, seed=args.seed, plan=args.plan,
+                                  record=args.recorder, reducer=args.reducer, momentum=args.momentum)
         model.register_comm_hook(state, inccl.torch.compress_hook)
         share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
 
@@ -217,7 +219,7 @@ def train(args):
     data = Data(preset, args.seed)
     plain = make_model(preset, data.letters, args.seed)
     # With several buckets, ranks start the all-reduces of PowerSGD's callbacks in different orders, and gloo fails.
-    megabytes = 1024 if args.hook == "powersgd" else None
+    megabytes = 1024 if args.hook == "powersgd" else args.bucket_mb
     model = nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
     bits = install_hook(args, model)
     optimizer = make_optimizer(preset, plain.parameters())
@@ -249,6 +251,8 @@ def train(args):
             entry["validation"] = validation_loss(plain, check, dist.all_reduce)
         write(**entry)
         losses, times = [], []
+    if args.trace and rank == 0:
+        args.recorder.trace(ranks).save(args.trace)
     write(equal=equal_on_all_ranks(plain))
     dist.destroy_process_group()
 
@@ -259,7 +263,13 @@ def main():
     parser.add_argument("--hook", choices=["none", "inccl", "bf16", "powersgd", "local"], default="inccl",
                         help="none: DDP's own all-reduce; local: no communication, to time the computation")
     parser.add_argument("--codec", default="hbi:bits=6", help="of --hook inccl (docs/codecs.md)")
+    parser.add_argument("--reducer", help="of --hook inccl, in place of a codec (docs/reducers.md)")
+    parser.add_argument("--momentum", type=float, default=0.0, help="of each rank's gradients, with --hook inccl")
     parser.add_argument("--residual", action="store_true", help="error feedback, with --hook inccl")
+    parser.add_argument("--record", nargs="+", metavar="CODEC", help="the steps take these codecs in turn; see --trace")
+    parser.add_argument("--trace", help="rank 0 writes the times of --record here, for python -m inccl.plan")
+    parser.add_argument("--plan", help="file of python -m inccl.plan: a codec for each bucket")
+    parser.add_argument("--bucket-mb", type=float, help="size of DDP's buckets (default: PyTorch's)")
     parser.add_argument("--preset", choices=PRESETS, default="small")
     parser.add_argument("--seed", type=int, default=1, help="of weights and batches")
     parser.add_argument("--steps", type=int, default=400)
@@ -269,6 +279,8 @@ def main():
                         help="steps from one validation loss to the next; there is one after the last step; 0: none")
     parser.add_argument("--log-file", help="file of JSON lines that rank 0 writes; without it they are printed")
     args = parser.parse_args()
+    if bool(args.record) != bool(args.trace):
+        parser.error("--record and --trace belong together")
     args.done = 0
     torch.set_num_threads(1)
     train(args)

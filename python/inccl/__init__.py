@@ -12,7 +12,7 @@ docs/python.md has the rest. The package is pure Python over the C API (inccl/cc
 from ._library import (CompressionStats, CudaError, Error, InternalError, InvalidArgument,
                        InvalidUsage, OperatingSystemError, RemoteError, Result, Timeout,
                        library_version)
-from ._objects import Codec, Residual, Stream, alloc, empty, group, unique_id
+from ._objects import Codec, Reducer, ReducerState, Residual, Stream, alloc, empty, group, unique_id
 from ._types import AVG, IN_PLACE, MAX, MIN, PROD, SUM, DataType, Op
 from .communicator import Communicator, PremulSum, init, init_all
 
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AVG", "Codec", "Communicator", "CompressionStats", "CudaError", "DataType", "Error",
     "IN_PLACE", "InternalError", "InvalidArgument", "InvalidUsage", "MAX", "MIN", "Op",
-    "OperatingSystemError", "PROD", "PremulSum", "RemoteError", "Residual", "Result", "SUM",
+    "OperatingSystemError", "PROD", "PremulSum", "Reducer", "ReducerState", "RemoteError", "Residual", "Result", "SUM",
     "Stream",
     "Timeout", "alloc", "empty", "group", "init", "init_all", "library_version", "unique_id",
 ]

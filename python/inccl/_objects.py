@@ -10,29 +10,39 @@ from ctypes import byref, c_double, c_void_p
 from typing import Any, Iterator, Tuple, Union
 
 from ._library import (InvalidArgument, InvalidUsage, ResidualConfig, Result, UniqueId, check,
-                       error, in_range, lib)
-from ._types import DataType, _SIZES, datatype
+                       in_range, lib)
+from ._types import DataType, datatype
 
-__all__ = ["Codec", "Residual", "Stream", "group", "alloc", "empty", "unique_id"]
+__all__ = ["Codec", "Reducer", "ReducerState", "Residual", "Stream", "group", "alloc", "empty", "unique_id"]
 
 
-class Codec:
-    """A parsed codec specification such as "hbi:bits=6" (docs/codecs.md)."""
+class _Parsed:
+    """A specification that the library has parsed: ccl_<_KIND>_create, _spec and _destroy."""
+    _KIND: str
 
     def __init__(self, spec: str):
         if not isinstance(spec, str):
             raise TypeError(f"spec: expected str, got {type(spec).__name__}")
         handle = c_void_p()
-        check(lib.ccl_codec_create(byref(handle), spec.encode()))
+        check(getattr(lib, f"ccl_{self._KIND}_create")(byref(handle), spec.encode()))
         self._handle = handle.value
-        weakref.finalize(self, lib.ccl_codec_destroy, handle.value).atexit = False
+        destroy = getattr(lib, f"ccl_{self._KIND}_destroy")
+        weakref.finalize(self, destroy, handle.value).atexit = False
 
     @property
     def spec(self) -> str:
-        """The canonical specification: codecs with equal texts give equal bytes."""
+        """The canonical specification: equal texts mean equal bytes."""
         text = ctypes.create_string_buffer(1024)
-        check(lib.ccl_codec_spec(self._handle, text, len(text)))
+        check(getattr(lib, f"ccl_{self._KIND}_spec")(self._handle, text, len(text)))
         return text.value.decode()
+
+    def __repr__(self):
+        return f"inccl.{type(self).__name__}({self.spec!r})"
+
+
+class Codec(_Parsed):
+    """A parsed codec specification such as "hbi:bits=6" (docs/codecs.md)."""
+    _KIND = "codec"
 
     def bound(self, count: int, nranks: int) -> Tuple[float, float]:
         """(bits per element, error relative to nranks times the largest element of a block)."""
@@ -40,9 +50,6 @@ class Codec:
         check(lib.ccl_codec_bound(self._handle, in_range("count", count, 0, 2**63 - 1),
                                   in_range("nranks", nranks), byref(bits), byref(relative)))
         return bits.value, relative.value
-
-    def __repr__(self):
-        return f"inccl.Codec({self.spec!r})"
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,6 +105,55 @@ class Residual:
         """After shrink: takes back the last call if it was later than comm.last_completed()."""
         check(lib.ccl_residual_rollback(self._handle, in_range("operation", operation, 0,
                                                                2**64 - 1)))
+
+
+class Reducer(_Parsed):
+    """A parsed specification of a sparse, low-rank or sketching method and the codec of its values,
+    such as "topk:k=0.01|fp16" (docs/reducers.md)."""
+    _KIND = "reducer"
+
+    def state(self, rows: int, cols: int, type: Any = DataType.FLOAT32) -> "ReducerState":
+        return ReducerState(self, rows, cols, type)
+
+
+class ReducerState:
+    """What a reducer keeps of a row-major tensor of rows x cols elements between calls: the residual
+    (error feedback), a warm start, the number of calls. Each rank has its own. One call at a time
+    uses it. type: float32, float16 or bfloat16.
+    """
+
+    def __init__(self, reducer: Union[str, Reducer], rows: int, cols: int,
+                 type: Any = DataType.FLOAT32):
+        self.reducer = Reducer(reducer) if isinstance(reducer, str) else reducer
+        if not isinstance(self.reducer, Reducer):
+            raise TypeError(f"reducer: expected str or inccl.Reducer, got {reducer.__class__.__name__}")
+        self.rows, self.cols = in_range("rows", rows, 0, 2**63 - 1), in_range("cols", cols, 0, 2**63 - 1)
+        handle = c_void_p()
+        check(lib.ccl_reducer_state_create(byref(handle), self.reducer._handle, self.rows, self.cols,
+                                           datatype(type)))
+        self._handle, self.type = handle.value, datatype(type)
+        weakref.finalize(self, lib.ccl_reducer_state_destroy, handle.value).atexit = False
+
+    def save(self) -> bytes:
+        """The state, for a checkpoint."""
+        size = ctypes.c_size_t()
+        check(lib.ccl_reducer_state_export(self._handle, None, byref(size)))
+        data = ctypes.create_string_buffer(max(1, size.value))
+        check(lib.ccl_reducer_state_export(self._handle, data, byref(size)))
+        return data.raw[:size.value]
+
+    def load(self, data: bytes) -> None:
+        """Replaces it by what save() of a state of equal specification and shape has returned."""
+        check(lib.ccl_reducer_state_import(self._handle, bytes(data), len(data)))
+
+    def reset(self) -> None:
+        """As a new state."""
+        check(lib.ccl_reducer_state_reset(self._handle))
+
+    def rollback(self, operation: int) -> None:
+        """After shrink: takes back the last call if it was later than comm.last_completed()."""
+        check(lib.ccl_reducer_state_rollback(self._handle, in_range("operation", operation, 0,
+                                                                    2**64 - 1)))
 
 
 class Stream:

@@ -14,7 +14,7 @@ PACKAGE = HERE.parent.parent / "python"
 
 
 def main():
-    needed = ["numpy", "pytest"] + (["torch"] if "torch" in sys.argv[1] else [])
+    needed = ["numpy", "pytest"] + [name for name in ("torch", "mpi4py") if name in sys.argv[1]]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(f"skipped: {sys.executable} has no {', '.join(missing)}")

@@ -331,7 +331,7 @@ def test_statistics_live_until_they_are_written(comm):
     import ctypes
     import gc
     import weakref
-    from inccl import communicator
+    from inccl import _buffer_calls
     pending = []
 
     class Late:
@@ -341,7 +341,7 @@ def test_statistics_live_until_they_are_written(comm):
             return lambda *arguments: pending.append(
                 ctypes.addressof(arguments[5]._obj.stats.contents)) or 0
 
-    communicator.lib = Late()
+    _buffer_calls.lib = Late()
     stats = comm.Allreduce(inccl.IN_PLACE, np.ones(4, "f4"), codec="bf16", stream=1)
     assert not stats.completed
     gone = weakref.ref(stats)
@@ -353,7 +353,7 @@ def test_statistics_live_until_they_are_written(comm):
         comm.Allreduce(inccl.IN_PLACE, np.ones(4, "f4"), codec="bf16", stream=1)
     gc.collect()
     assert gone() is None
-    communicator.lib = inccl._library.lib
+    _buffer_calls.lib = inccl._library.lib
     for count in (0, 4):
         assert comm.Allreduce(inccl.IN_PLACE, np.ones(count, "f4"), codec="bf16").completed
 
@@ -523,3 +523,57 @@ def test_info():
     done = subprocess.run([sys.executable, "-m", "inccl.info"], capture_output=True, text=True,
                           env={**os.environ, "INCCL_LIBRARY": "/nowhere/libinccl.so"}, timeout=60)
     assert done.returncode != 0 and "/nowhere/libinccl.so (INCCL_LIBRARY)" in done.stderr
+
+
+@ranks(3)
+def test_reducers(comm):
+    """top-k with its residual leaves nothing out for good; PowerSGD is exact for matrices of low rank."""
+    rng = np.random.default_rng(comm.rank)
+    mine = rng.standard_normal(3000).astype("f4")
+    exact = comm.allreduce(mine.astype("f8"))
+    state = inccl.ReducerState("topk:k=0.05", 1, mine.size)
+    total, out = np.zeros(mine.size), np.empty_like(mine)
+    errors = []
+    for step in range(1, 61):
+        stats = comm.Allreduce(mine, out, reducer=state)
+        assert stats.payload_bytes < mine.nbytes
+        total += out
+        errors.append(np.abs(total / step - exact).max())
+    assert errors[-1] < errors[0] / 5
+    again = state.reducer.state(1, mine.size)
+    again.load(state.save())
+    one, other = np.empty_like(mine), np.empty_like(mine)
+    comm.Allreduce(mine, one, reducer=state)
+    comm.Allreduce(mine, other, reducer=again)
+    assert one.tobytes() == other.tobytes() == comm.bcast(one.tobytes())
+    again.reset()
+    assert again.save() == inccl.ReducerState("topk:k=0.05", 1, mine.size).save()
+
+    matrix = np.outer(np.arange(1, 41), rng.standard_normal(30)).astype("f4")
+    exact = comm.allreduce(matrix.astype("f8"))
+    out = np.empty_like(matrix)
+    low = inccl.Reducer("powersgd:rank=2|none").state(*matrix.shape)
+    with inccl.Stream() as stream:
+        comm.Allreduce(matrix, out, inccl.AVG, reducer=low, stream=stream)
+    assert np.abs(comm.size * out - exact).max() < 1e-3 * np.abs(exact).max()
+
+
+@ranks(1)
+def test_wrong_reducers(comm):
+    with pytest.raises(inccl.InvalidArgument, match="nosuch"):
+        inccl.Reducer("nosuch:k=1")
+    with pytest.raises(TypeError, match="spec: expected str, got int"):
+        inccl.Reducer(3)
+    with pytest.raises(TypeError, match="reducer: expected str or inccl.Reducer, got int"):
+        inccl.ReducerState(3, 1, 1)
+    state, data = inccl.ReducerState("topk:k=0.1", 1, 10), np.zeros(10, "f4")
+    with pytest.raises(inccl.InvalidArgument, match="a reducer has its own"):
+        comm.Allreduce(data, data.copy(), codec="bf16", reducer=state)
+    with pytest.raises(inccl.InvalidArgument, match="sendbuf: 9 elements"):
+        comm.Allreduce(data[:9], data[:9].copy(), reducer=state)
+    with pytest.raises(inccl.InvalidArgument, match="sendbuf: 10 elements of type"):
+        comm.Allreduce(data.astype("f2"), data.astype("f2"), reducer=state)
+    with pytest.raises(TypeError, match="reducer: expected inccl.ReducerState, got str"):
+        comm.Allreduce(data, data.copy(), reducer="topk:k=0.1")
+    with pytest.raises(inccl.InvalidArgument):
+        state.load(b"abc")

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import inccl
+import inccl.plan
 import inccl.torch
 from torch_world import group_ranks
 
@@ -224,3 +225,120 @@ def test_memory_is_reused(rank, n):
     copy.deepcopy(inccl.torch.empty(10, dtype=torch.int64))
     inccl.torch.release()
     assert dist.group.WORLD.allocate_tensor(7, dtype=torch.float32, device="cpu").numel() == 7
+
+
+@group_ranks(2)
+def test_recorder_and_plan(rank, n):
+    """Steps take the recorder's codecs in turn; a plan gives each bucket its codec."""
+    expected = expected_gradients(n)
+    recorder = inccl.torch.Recorder(["none", "hbi:bits=8"])
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    state = inccl.torch.State(codec="hbi:bits=4", record=recorder, compress=lambda parameter: True)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    with pytest.raises(RuntimeError, match="no step with none yet"):
+        recorder.trace(n)
+    exact = 0
+    for _ in range(12):
+        ddp.zero_grad()
+        loss_of(ddp, rank).backward()
+        check_gradients([p.grad for p in ddp.parameters()], expected, 0.05)
+        exact += all((p.grad - e).abs().max() <= 1e-6 * e.abs().max() for p, e in zip(ddp.parameters(), expected))
+    assert exact == 6
+    trace = recorder.trace(n)
+    assert [run.codec for run in trace.runs] == ["none", "hbi:bits=8"] and len(trace.elements) > 1
+    assert sum(trace.elements) == sum(p.numel() for p in ddp.parameters())
+
+    codecs = ["none"] + ["hbi:bits=8"] * (len(trace.elements) - 1)
+    plan = inccl.plan.Plan(n, trace.elements, codecs, 1.0)
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    state = inccl.torch.State(codec="none", plan=plan, compress=lambda parameter: True)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    for step in range(3):
+        ddp.zero_grad()
+        loss_of(ddp, rank).backward()
+        before, now = (0, 0) if step == 0 else counts, state.statistics
+        counts = now.elements, now.uncompressed_elements
+    assert counts[0] - before[0] == sum(trace.elements[1:])
+    assert counts[1] - before[1] == trace.elements[0]
+
+    # Buckets that the plan does not have.
+    other = inccl.plan.Plan(n, [1], ["none"], 1.0)
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    ddp.register_comm_hook(inccl.torch.State(codec="hbi:bits=8", plan=other), inccl.torch.compress_hook)
+    with pytest.warns(UserWarning, match="plan: it does not have bucket 0"):
+        for _ in range(2):
+            loss_of(ddp, rank).backward()
+
+
+def test_wrong_recorders_and_plans(tmp_path):
+    with pytest.raises(ValueError, match="codecs: \\[\\]"):
+        inccl.torch.Recorder([])
+    with pytest.raises(ValueError, match="each once"):
+        inccl.torch.Recorder(["none", "none"])
+    with pytest.raises(inccl.InvalidArgument, match="hbi"):
+        inccl.torch.Recorder(["hbi:bits=99"])
+    with pytest.raises(ValueError, match="not both"):
+        inccl.torch.State(plan=inccl.plan.Plan(1, [1], ["none"], 1.0), record=inccl.torch.Recorder(["none"]))
+    (tmp_path / "plan").write_text("{}")
+    with pytest.raises(ValueError, match="not a file of the format"):
+        inccl.torch.State(plan=tmp_path / "plan")
+
+
+@group_ranks(2)
+def test_reducers(rank, n):
+    """PowerSGD of full rank is exact, top-k makes up later for what it leaves out; the ranks agree."""
+    expected = expected_gradients(n)
+    for spec, steps, tolerance in (("powersgd:rank=10,residual=0|none", 1, 1e-3), ("topk:k=0.1|none", 80, 0.15)):
+        ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+        state = inccl.torch.State(reducer=spec, compress=lambda p: p.dim() > 1 and min(p.shape) <= 10 or "topk" in spec)
+        ddp.register_comm_hook(state, inccl.torch.compress_hook)
+        sums = [torch.zeros_like(p) for p in ddp.parameters()]
+        for _ in range(steps):
+            ddp.zero_grad()
+            loss_of(ddp, rank).backward()
+            for total, p in zip(sums, ddp.parameters()):
+                total += p.grad
+        check_gradients([total / steps for total in sums], expected, tolerance)
+        assert state.statistics.elements > 0 and state.statistics.payload_bytes > 0
+        for p in ddp.parameters():
+            other = p.grad.clone()
+            dist.broadcast(other, 0)
+            assert other.equal(p.grad)
+        saved = state.state_dict()
+        again = inccl.torch.State(reducer=spec)
+        again.load_state_dict(saved)
+        assert again.state_dict()["reducers"] == saved["reducers"] and saved["reducers"]
+        with pytest.raises(ValueError, match="this State has no reducer"):
+            inccl.torch.State().load_state_dict(saved)
+
+
+@group_ranks(2)
+def test_momentum_before_the_sum(rank, n):
+    """With every element sent, as momentum of the optimizer on the mean."""
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+    state = inccl.torch.State(reducer="topk:k=1|none", momentum=0.9, compress=lambda p: True)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    plain = model()
+    ours, theirs = torch.optim.SGD(ddp.parameters(), lr=0.1), torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for step in range(5):
+        ours.zero_grad()
+        theirs.zero_grad()
+        loss_of(ddp, rank).backward()
+        (sum(loss_of(plain, other) for other in range(n)) / n).backward()
+        if step > 0:  # in its first step DDP has other buckets, whose velocities it does not use again
+            ours.step()
+        theirs.step() if step > 0 else theirs.state.clear()
+    for mine, exact in zip(ddp.parameters(), plain.parameters()):
+        assert (mine - exact).abs().max() < 1e-4 * max(1, exact.abs().max())
+    assert state.state_dict()["velocities"]
+
+
+def test_wrong_reducers():
+    with pytest.raises(inccl.InvalidArgument, match="nosuch"):
+        inccl.torch.State(reducer="nosuch")
+    with pytest.raises(TypeError, match="reducer: expected str or inccl.Reducer, got int"):
+        inccl.torch.State(reducer=3)
+    with pytest.raises(ValueError, match="it has its own residual"):
+        inccl.torch.State(reducer="topk:k=0.1", residual=True)
+    with pytest.raises(ValueError, match="momentum: 1 is not in"):
+        inccl.torch.State(momentum=1)

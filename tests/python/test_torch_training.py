@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/train_gpt: three steps on two ranks, against the same steps in this process, without DDP."""
+"""examples/train_gpt: a few steps on some ranks, against the same steps in this process, without DDP."""
 import json
 import os
 import pathlib
@@ -29,15 +29,18 @@ def expected_losses():
     return losses + [train.validation_loss(model, data.validation(0, 1), lambda summed: None)]
 
 
-def test_three_steps(tmp_path):
-    log = tmp_path / "hbi8.7.jsonl"
+def run_ranks(nranks, program, *options):
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "INCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
                    "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE / "train.py",
-         "--hook", "inccl", "--codec", "hbi:bits=8", "--residual", "--seed", str(SEED), "--steps", str(STEPS),
-         "--every", "1", "--log-file", log], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nranks),
+                           EXAMPLE / program, *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_three_steps(tmp_path):
+    log = tmp_path / "hbi8.7.jsonl"
+    run_ranks(2, "train.py", "--hook", "inccl", "--codec", "hbi:bits=8", "--residual", "--seed", str(SEED), "--steps",
+              str(STEPS), "--every", "1", "--log-file", log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines[-1] == {"equal": True}
     entries = lines[1:-1]
@@ -49,6 +52,42 @@ def test_three_steps(tmp_path):
     assert got[1:] == pytest.approx(expected[1:], rel=2e-3)
     # 1.7 % of the elements, biases and norms, are summed as they are; the codes of 8 bits have scales beside them.
     assert all(8 < entry["bits"] < 9 for entry in entries)
+
+
+def expected_local_sgd(ranks, steps, inner, rate, momentum):
+    """The last validation loss; the models of all ranks are in this process."""
+    preset = train.PRESETS["small"]
+    data = [train.Data(preset, SEED) for _ in range(ranks)]
+    models = [train.make_model(preset, data[0].letters, SEED) for _ in range(ranks)]
+    optimizers = [train.make_optimizer(preset, model.parameters()) for model in models]
+    common = [p.detach().clone() for p in models[0].parameters()]
+    velocity = [torch.zeros_like(p) for p in common]
+    for step in range(1, steps + 1):
+        for rank, model in enumerate(models):
+            train.train_step(model, optimizers[rank], preset, step, steps, data[rank].batch(rank, ranks))
+        if step % inner == 0:
+            of_ranks = [[p.detach() for p in model.parameters()] for model in models]
+            for i, own in enumerate(zip(*of_ranks)):
+                gradient = common[i] - sum(own) / ranks
+                velocity[i] = momentum * velocity[i] + gradient
+                common[i] = common[i] - rate * (gradient + momentum * velocity[i])
+                for p in own:
+                    p.copy_(common[i])
+    return train.validation_loss(models[0], data[0].validation(0, 1), lambda summed: None)
+
+
+@pytest.mark.parametrize("nranks, codec, tolerance, bits", [(2, "none", 1e-5, 32), (4, "hbi:bits=4", 1e-3, 4)])
+def test_local_sgd(tmp_path, nranks, codec, tolerance, bits):
+    log = tmp_path / "local_sgd.jsonl"
+    run_ranks(nranks, "local_sgd.py", "--steps", "4", "--inner", "2", "--validate", "4", "--codec", codec, "--seed",
+              str(SEED), "--log-file", log)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line.get("step") for line in lines] == [None, 4, None] and lines[-1] == {"equal": True}
+    torch.set_num_threads(1)
+    expected = expected_local_sgd(nranks, 4, 2, 0.7, 0.9)
+    assert lines[-2]["validation"] == pytest.approx(expected, rel=tolerance)
+    assert codec == "none" or lines[-2]["validation"] != expected  # something was compressed
+    assert lines[-2]["bits"] == pytest.approx(bits / 2, rel=0.05)
 
 
 def entries(losses):

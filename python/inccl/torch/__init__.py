@@ -14,9 +14,10 @@ from ._work import BackendError, Work
 from .hooks import CompressedAllGather, CompressedReduceScatter, State, Statistics, compress_hook
 from .memory import empty, release
 from .process_group import Options, ProcessGroup, create
+from .recorder import Recorder
 
 __all__ = ["BackendError", "CompressedAllGather", "CompressedReduceScatter", "Options",
-           "ProcessGroup", "State", "Statistics", "Work", "compress_hook", "empty", "release"]
+           "ProcessGroup", "Recorder", "State", "Statistics", "Work", "compress_hook", "empty", "release"]
 
 
 def register() -> None:

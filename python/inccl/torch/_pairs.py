@@ -16,11 +16,11 @@ import torch
 import inccl
 from inccl._library import check, lib
 
-from ._tensors import UINT8, nbytes
+from ._meeting import poll
+from ._tensors import UINT8, as_it_lies, check_writable, contiguous, nbytes, write
 from ._work import Runner, Work, backend_error
 
 _NO_LIMIT = 24 * 3600.0  # the library's longest: the limits of sends and receives are those of Work
-_POLL_FIRST, _POLL_MOST = 0.0005, 0.02
 
 
 class _Header(ctypes.Structure):
@@ -36,7 +36,7 @@ class _Channel:
 
     def __init__(self, store, source: int, dest: int, sends: bool, timeout: float, options: dict,
                  group_error: Callable[[], Optional[Exception]]):
-        self._store, self._key = store, f"inccl/pair/{source}-{dest}"
+        self._store, self._key = store, f"pair/{source}-{dest}"
         self._group_error = group_error
         self._sends, self._timeout, self._options = sends, timeout, options
         self._comm: Optional[inccl.Communicator] = None
@@ -67,16 +67,12 @@ class _Channel:
         return comm
 
     def _await(self, key: str) -> None:
-        # The store is asked, not waited on: a waiting client would keep other threads from it.
-        pause = _POLL_FIRST
-        while not self._store.check([key]):
+        for _ in poll(lambda: self._store.check([key])):
             if self.closed:
                 raise Closed("the process group has ended")
             error = self._group_error()
             if error is not None:
                 raise error
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_MOST)
 
     def abort(self) -> None:
         with self._creating:
@@ -85,15 +81,15 @@ class _Channel:
         if comm is not None:
             comm.abort()
 
-    def destroy(self) -> None:
-        """Waits until the other rank has what was sent, for at most the limit of an operation."""
+    def destroy(self, deadline: float) -> None:
+        """Waits until the other rank has what was sent, at most until `deadline`."""
         with self._creating:
             self.closed = True
             comm = self._comm
         if comm is not None:
             thread = threading.Thread(target=_destroy, args=(comm._get(),), daemon=True)
             thread.start()
-            thread.join(self._timeout)
+            thread.join(max(0, deadline - time.monotonic()))
             if thread.is_alive():
                 self.abort()
                 thread.join()
@@ -122,13 +118,19 @@ class Outgoing:
             check(lib.ccl_send(tensor.data_ptr(), header.length, UINT8, 1, handle, None))
         self._runner.submit(call, work)
 
-    def close(self) -> None:
-        """Waits for the sends."""
-        self._runner.close()
-        self._channel.destroy()
+    def close(self, deadline: float) -> None:
+        """Waits for the sends until `deadline`, of time.monotonic(); later ones fail."""
+        if not self._runner.close(deadline):
+            self._channel.abort()
+            self._runner.close()
+        self._channel.destroy(deadline)
 
     def abort(self) -> None:
         self._channel.abort()
+
+    def join(self, deadline: float) -> None:
+        """After abort: waits until the sends have failed."""
+        self._runner.close(deadline)
 
 
 class Incoming:
@@ -186,7 +188,7 @@ class Incoming:
                 f"tensor: {nbytes(tensor)} bytes, rank {self._rank} has sent {nbytes(message)}")))
             return
         if tensor.numel() > 0:
-            tensor.view(-1).view(torch.uint8).copy_(message)
+            write(tensor.detach().view(-1).view(torch.uint8), message)
         work._complete()
 
     def _loop(self):
@@ -234,10 +236,10 @@ class Incoming:
         if match is not None:
             self._finish(message, *match)
 
-    def close(self) -> None:
+    def close(self, deadline: float = 0) -> None:
         with self._changed:
             if self._channel is not None and not self._receiving:
-                self._channel.destroy()
+                self._channel.destroy(deadline)
             elif self._channel is not None:
                 self._channel.abort()
             self._changed.notify_all()
@@ -246,6 +248,9 @@ class Incoming:
             thread.join()
 
     abort = close
+
+    def join(self, deadline: float) -> None:
+        """close() has waited."""
 
 
 def check_or_fail(result: int, work: Optional[Work]) -> None:
@@ -295,12 +300,12 @@ class Pairs:
     def send(self, tensor: torch.Tensor, dest: int, tag: int, timeout: float) -> Work:
         work = Work([tensor], f"send to rank {dest}", timeout)
         if dest == self._rank:
-            message = tensor.reshape(-1).view(torch.uint8).clone() if tensor.numel() else \
-                torch.empty(0, dtype=torch.uint8)
+            message = contiguous(tensor.detach()).view(-1).view(torch.uint8).clone() \
+                if tensor.numel() else torch.empty(0, dtype=torch.uint8)
             self._from(dest, timeout).deliver(message, tag)
             work._complete()
         else:
-            self._to(dest, timeout).post(tensor.contiguous(), tag, work)
+            self._to(dest, timeout).post(contiguous(tensor), tag, work)
         return work
 
     def recv(self, tensor: torch.Tensor, source: Optional[int], tag: int, timeout: float) -> Work:
@@ -308,7 +313,8 @@ class Pairs:
         what = "recv from any rank" if source is None else f"recv from rank {source}"
         work = Work([tensor], what, timeout)
         target, posted = tensor, work
-        if not tensor.is_contiguous():
+        if not as_it_lies(tensor):
+            check_writable(tensor)
             target = torch.empty(tensor.shape, dtype=tensor.dtype)
             posted = _CopyBack(target, tensor, work)
         claim = _Claim()
@@ -318,19 +324,24 @@ class Pairs:
             self._from(rank, timeout).post(target, tag, posted, claim)
         return work
 
-    def close(self) -> None:
-        """Waits for sends; receives that are still posted fail."""
-        self._end("close")
+    def close(self, seconds: float) -> None:
+        """Waits for sends, for so long at most; then these and receives that are posted fail."""
+        deadline = time.monotonic() + seconds
+        for channel in self._end():
+            channel.close(deadline)
 
-    def abort(self) -> None:
-        self._end("abort")
+    def abort(self, deadline: float = 0) -> None:
+        """Pending sends and receives fail; until `deadline` this waits for their threads."""
+        channels = self._end()
+        for channel in channels:
+            channel.abort()
+        for channel in channels:
+            channel.join(deadline)
 
-    def _end(self, how):
+    def _end(self):
         with self._creating:
             self._closed = True
-            channels = [*self._out.values(), *self._in.values()]
-        for channel in channels:
-            getattr(channel, how)()
+            return [*self._out.values(), *self._in.values()]
 
 
 class _Claim:
@@ -357,5 +368,5 @@ class _CopyBack:
 
     def _complete(self, error=None):
         if error is None:
-            self._tensor.copy_(self._temporary)
+            write(self._tensor, self._temporary)
         self._work._complete(error)

@@ -4,7 +4,6 @@
 A tensor that is contiguous and whose type the library reduces is passed as it lies. Otherwise the
 call works on a copy, which is written back when the call has succeeded.
 """
-import struct
 from typing import List, NamedTuple, Optional, Sequence
 
 import torch
@@ -92,13 +91,53 @@ def _scalar(factor, dtype) -> bytes:
 
 def check(tensor, name: str, sparse: bool = False) -> torch.Tensor:
     """`sparse`: COO tensors are welcome, too."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
+    if type(tensor) not in _PLAIN:
+        _check_subclass(tensor, name)
     if tensor.layout != torch.strided and not (sparse and tensor.layout == torch.sparse_coo):
         raise TypeError(f"{name}: expected a dense tensor, got {tensor.layout}")
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name}: on {tensor.device}; the backend takes cpu and cuda")
     return tensor
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _check_subclass(tensor, name) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
+    try:
+        has_memory = tensor.layout != torch.strided or not tensor.numel() or tensor.data_ptr()
+    except RuntimeError:  # of a FakeTensor
+        has_memory = False
+    if not has_memory:
+        raise TypeError(f"{name}: a {type(tensor).__name__} has no memory of its own, pass the "
+                        "local tensor")
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy, whose memory has its values one after the other."""
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
+
+
+def as_it_lies(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def check_writable(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
+    """Raises ValueError if elements share memory, as those of expand() do."""
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+        raise ValueError(f"{name}: its elements overlap in memory; pass a copy")
+    return tensor
+
+
+def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Into leaves that require a gradient and into tensors of inference mode, too, as for results
+    that the library writes."""
+    with torch.inference_mode():
+        tensor.copy_(values.view(tensor.shape))
 
 
 def single(tensors, name: str = "tensors", sparse: bool = False) -> torch.Tensor:
@@ -115,12 +154,12 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether contiguous tensors lie one after the other."""
+    """Whether tensors lie contiguous, one after the other."""
     if not tensors:
         return False
     address = tensors[0].data_ptr()
     for tensor in tensors:
-        if not tensor.is_contiguous() or tensor.data_ptr() != address:
+        if tensor.data_ptr() != address or not as_it_lies(tensor):
             return False
         address += nbytes(tensor)
     return True
@@ -136,7 +175,7 @@ def unflatten(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     begin = 0
     for tensor in tensors:
         end = begin + tensor.numel()
-        tensor.copy_(source[begin:end].view(tensor.shape))
+        write(tensor, source[begin:end])
         begin = end
 
 

@@ -8,6 +8,7 @@ no earlier call is pending, so it costs no change of threads.
 import os
 import queue
 import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import Any, Callable, Optional
@@ -28,7 +29,8 @@ class BackendError(dist.DistBackendError):
 
 
 def backend_error(what: str, cause: BaseException) -> BackendError:
-    error = BackendError(f"{what}: {cause}")
+    late = "the timeout expired: " if isinstance(cause, TimeoutError) else ""
+    error = BackendError(f"{what}: {late}{cause}")
     error.__cause__ = cause
     error.code = getattr(cause, "code", None)
     error.rank = getattr(cause, "rank", None)
@@ -52,15 +54,22 @@ class _Completer:
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._counting = threading.Lock()
         self._idle = 0  # threads without a completion, less the completions that are queued
+        self._threads = 0
 
     def complete(self, future: torch.futures.Future) -> None:
         with self._counting:
             if self._idle == 0:
+                self._threads += 1
                 threading.Thread(target=self._loop, args=(future,), name="inccl-callbacks",
                                  daemon=True).start()
                 return
             self._idle -= 1
         self._queue.put(future)
+
+    def drain(self, deadline: float) -> None:
+        """Waits for the callbacks, until `deadline`, of time.monotonic()."""
+        while self._idle < self._threads and time.monotonic() < deadline:
+            time.sleep(0.002)
 
     def _loop(self, future):
         while True:
@@ -71,7 +80,7 @@ class _Completer:
             future = self._queue.get()
 
 
-_completer = _Completer()
+completer = _Completer()
 
 
 class Work(_Work):
@@ -97,7 +106,7 @@ class Work(_Work):
             future = self._future
         self._waiting.release()
         if future is not None:
-            _completer.complete(future)
+            completer.complete(future)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits for the result; raises the operation's error. `timeout` 0: no limit of its own."""
@@ -177,6 +186,7 @@ class Runner:
         self._counting = threading.Lock()
         self._pending = 0  # queued and running on the thread
         self._thread: Optional[threading.Thread] = None
+        self._closed = False
 
     def run(self, call: Callable[[], None], what: str) -> None:
         """Runs the call after all earlier ones and waits for it; raises its error."""
@@ -194,21 +204,28 @@ class Runner:
     def submit(self, call: Callable[[], None], work: Work) -> Work:
         """Runs the call on the thread after all earlier ones."""
         with self._counting:
-            self._pending += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=Runner._loop, args=(weakref.ref(self),
-                                                self._queue), name=self._name, daemon=True)
-                self._thread.start()
-        self._queue.put((call, work))
+            if not self._closed:
+                self._pending += 1
+                if self._thread is None:
+                    self._thread = threading.Thread(target=Runner._loop, args=(
+                        weakref.ref(self), self._queue), name=self._name, daemon=True)
+                    self._thread.start()
+                self._queue.put((call, work))
+                return work
+        work._complete(backend_error(work._what, RuntimeError("the process group has ended")))
         return work
 
-    def close(self) -> None:
-        """Waits for the calls, then ends the thread."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._queue.put(None)
-            if thread is not threading.current_thread():
-                thread.join()
+    def close(self, deadline: Optional[float] = None) -> bool:
+        """Waits for the calls, then ends the thread. False: some have not ended at `deadline`, of
+        time.monotonic()."""
+        with self._counting:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        if self._thread in (None, threading.current_thread()):
+            return True
+        self._thread.join(None if deadline is None else max(0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
 
     def __del__(self):
         self._queue.put(None)

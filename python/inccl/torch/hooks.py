@@ -5,8 +5,10 @@ The hooks work with process groups of any backend. With another backend than "in
 the group make an inccl communicator beside it when the first hook runs.
 """
 import ctypes
-import dataclasses
+import os
 import threading
+import time
+import warnings
 import weakref
 from datetime import timedelta
 from typing import Callable, Optional, Union
@@ -20,65 +22,24 @@ import inccl
 from inccl import CompressionStats
 from inccl._library import Compression, check, in_range, lib
 from inccl._objects import codec_of
+from inccl.plan import Plan
 
 from . import memory
+from ._calls import on_streams
+from ._statistics import Statistics
 from ._tensors import OPS, TYPES, flat, unflatten
 from ._work import Work
-from .process_group import ProcessGroup, on_streams
+from .process_group import ProcessGroup
+from .recorder import Recorder
 
 _COMPRESSIBLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _RedOp = dist.ReduceOp.RedOpType
 
 
-@dataclasses.dataclass
-class Statistics:
-    """Sums over compressed calls of this rank; `error_bound` is that of the last call."""
-    calls: int = 0
-    elements: int = 0
-    uncompressed_elements: int = 0  # reduced beside them, as they are
-    payload_bytes: int = 0
-    wire_bytes: int = 0
-    ratio: float = 1.0  # of the last call: bytes without compression over payload_bytes
-    error_bound: float = 0.0
-
-    def __post_init__(self):
-        self._changing = threading.Lock()
-        self._pending = []  # (stats, what the call uses) of calls that may not have completed
-        self._done = []  # those that were counted last
-
-    def add(self, call: CompressionStats, *used) -> None:
-        """Counts a call when it has completed, and keeps until then what it uses."""
-        with self._changing:
-            self._pending.append((call, used))
-        self.settle()
-
-    def settle(self) -> "Statistics":
-        """Counts the calls that have completed."""
-        with self._changing:
-            done, pending = [], []
-            for entry in self._pending:
-                (done if entry[0].completed else pending).append(entry)
-            for call, _ in done:
-                self._count(call)
-            # They go later: the library may still be about to write stats.size, its last store.
-            self._done, self._pending = done or self._done, pending
-        return self
-
-    def _count(self, call: CompressionStats) -> None:
-        self.calls += 1
-        if call.compressed:
-            self.elements += call.elements
-            self.ratio, self.error_bound = call.ratio, call.error_bound
-        else:
-            self.uncompressed_elements += call.elements
-        self.payload_bytes += call.payload_bytes
-        self.wire_bytes += call.wire_bytes
-
-
 def _compression(codec, seed, residual=None):
     """ccl_compression_t, and the statistics that the call fills."""
     stats = CompressionStats()
-    return Compression(ctypes.sizeof(Compression), codec._handle, seed, 0,
+    return Compression(ctypes.sizeof(Compression), codec._handle if codec else None, seed, 0,
                        residual._handle if residual else None, ctypes.pointer(stats)), stats
 
 
@@ -107,14 +68,37 @@ class State:
     default the default group. compress: tells for a parameter whether its gradient is compressed;
     by default if it has two or more dimensions and at least min_elements elements. Biases, norms
     and other small parameters are summed as they are. seed: equal on all ranks. residual: error
-    feedback, one inccl.Residual per bucket. `statistics` counts what has been sent.
+    feedback, one inccl.Residual per bucket. plan: an inccl.plan.Plan, or the file of one, with a
+    codec for each bucket; buckets that it does not have take `codec`. record: a Recorder, whose
+    codecs the steps take in turn. reducer: a specification (docs/reducers.md) or inccl.Reducer, in
+    place of a codec; powersgd takes each compressed parameter as a matrix of its first dimension by
+    the others, other methods a bucket as a vector. momentum: of each rank's gradients before they
+    are reduced, for an optimizer without any (DGC's momentum correction). `statistics` counts what
+    has been sent.
     """
 
     def __init__(self, process_group: Optional[dist.ProcessGroup] = None,
                  codec: Union[str, inccl.Codec] = "hbi:bits=6", *, min_elements: int = 4096,
                  compress: Optional[Callable[[torch.Tensor], bool]] = None, seed: int = 0,
-                 residual: bool = False):
+                 residual: bool = False, plan: Union[None, str, os.PathLike, Plan] = None,
+                 record: Optional[Recorder] = None,
+                 reducer: Union[None, str, inccl.Reducer] = None, momentum: float = 0.0):
+        if plan is not None and record is not None:
+            raise ValueError("plan and record: a plan is followed or recorded for, not both")
+        if reducer is not None and (residual or plan is not None or record is not None):
+            raise ValueError("reducer: it has its own residual and codec; residual, plan and record are for codecs")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum: {momentum} is not in [0, 1)")
+        self.reducer = inccl.Reducer(reducer) if isinstance(reducer, str) else reducer
+        if not isinstance(self.reducer, (inccl.Reducer, type(None))):
+            raise TypeError(f"reducer: expected str or inccl.Reducer, got {type(reducer).__name__}")
+        # Others take a bucket as a vector.
+        self._takes_matrices = self.reducer is not None and self.reducer.spec.startswith("powersgd:")
+        self.momentum = momentum
+        self._states, self._velocities = {}, {}  # by index and elements of a bucket, and part of it
         self.codec, self.residual = codec_of(codec), residual
+        self.plan = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+        self.record, self._unplanned_steps = record, 0
         self._residuals = {}  # by index and elements of a bucket: DDP rebuilds its buckets
         self.process_group, self.seed = process_group, in_range("seed", seed, 0, 2**64 - 1)
         self.compress = compress or (lambda parameter: parameter.dim() > 1
@@ -133,15 +117,74 @@ class State:
             self._residuals[key] = inccl.Residual(key[1])
         return self._residuals[key]
 
+    def _add_momentum(self, bucket) -> None:
+        buffer = bucket.buffer()
+        key = bucket.index(), buffer.numel()
+        if key not in self._velocities:
+            self._velocities[key] = torch.zeros_like(buffer)
+        buffer.copy_(self._velocities[key].mul_(self.momentum).add_(buffer))
+
+    def _state_of(self, bucket, part: int, rows: int, cols: int) -> inccl.ReducerState:
+        key = bucket.index(), bucket.buffer().numel(), part
+        if key not in self._states:
+            self._states[key] = self.reducer.state(rows, cols, bucket.buffer().dtype)
+        return self._states[key]
+
+    def _codec_of(self, bucket) -> Optional[inccl.Codec]:
+        """None: the bucket is not compressed."""
+        name = None
+        if self.record is not None:
+            if bucket.buffer().dtype not in _COMPRESSIBLE:
+                raise TypeError(f"record: bucket {bucket.index()} is of {bucket.buffer().dtype}, which no codec takes")
+            name = self.record.codec(bucket)
+        elif self.plan is not None:
+            name = self.plan.codec_of(bucket.index(), bucket.buffer().numel())
+            # In its first step, DDP has other buckets than later.
+            self._unplanned_steps += name is None and bucket.index() == 0
+            if name is None and self._unplanned_steps == 2:
+                warnings.warn(f"plan: it does not have bucket {bucket.index()} of {bucket.buffer().numel()} "
+                              f"elements, which takes {self.codec.spec}; was it made for this model?")
+        if name is None:
+            return self.codec
+        return None if name == "none" else codec_of(name)
+
+    def _world_size(self) -> Optional[int]:
+        group = self.process_group or (dist.group.WORLD if dist.is_initialized() else None)
+        return None if group is None else group.size()
+
     def state_dict(self) -> dict:
-        """The residuals of this rank. No backward pass is in progress."""
-        return {"residuals": {key: residual.save() for key, residual in self._residuals.items()}}
+        """What this rank keeps between steps, by index and elements of the bucket. No backward pass
+        is in progress."""
+        return {"residuals": {key: residual.save() for key, residual in self._residuals.items()},
+                "reducers": {key: (state.rows, state.cols, int(state.type), state.save())
+                             for key, state in self._states.items()},
+                "velocities": {key: velocity.clone() for key, velocity in self._velocities.items()},
+                "world_size": self._world_size()}
 
     def load_state_dict(self, state: dict) -> None:
-        self._residuals = {}
+        """What state_dict() has returned on this rank, in a group of as many ranks. After an error
+        everything is as before."""
+        if not isinstance(state, dict) or not isinstance(state.get("residuals"), dict):
+            raise TypeError("state: expected what State.state_dict() returns")
+        size, own = state.get("world_size"), self._world_size()
+        if None not in (size, own) and size != own:
+            raise ValueError(f"world_size: {size}, the group has {own} ranks; residuals are of use "
+                             "with as many ranks as before, so start without them")
+        loaded = {}
         for key, values in state["residuals"].items():
-            self._residuals[key] = inccl.Residual(key[1])
-            self._residuals[key].load(values)
+            if not (isinstance(key, tuple) and len(key) == 2
+                    and all(isinstance(part, int) for part in key)):
+                raise TypeError(f"residuals: expected (index, elements) as key, got {key!r}")
+            loaded[key] = inccl.Residual(key[1])
+            loaded[key].load(values)
+        states = {}
+        for key, (rows, cols, kind, values) in state.get("reducers", {}).items():
+            if self.reducer is None:
+                raise ValueError("reducers: the state has some, this State has no reducer")
+            states[key] = self.reducer.state(rows, cols, inccl.DataType(kind))
+            states[key].load(values)
+        self._velocities = {key: velocity.clone() for key, velocity in state.get("velocities", {}).items()}
+        self._residuals, self._states = loaded, states
 
 
 def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -157,20 +200,53 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
     if buffer.layout != torch.strided:
         work = group.allreduce([buffer.div_(group.size())])
         return work.get_future().then(lambda future: future.value()[0])
-    plain = [gradient for gradient, parameter in zip(bucket.gradients(), bucket.parameters())
-             if not state.compress(parameter)]
-    count = sum(gradient.numel() for gradient in plain)
-    if count >= buffer.numel() or buffer.dtype not in _COMPRESSIBLE:
+    codec = state._codec_of(bucket)
+    if state.momentum and buffer.dtype in _COMPRESSIBLE:
+        state._add_momentum(bucket)
+    if buffer.dtype not in _COMPRESSIBLE or (state.reducer and buffer.dtype == torch.float64):
         state.statistics.uncompressed_elements += buffer.numel()
         work = group.allreduce([buffer], _average())
         return work.get_future().then(lambda future: future.value()[0])
-    together = None
+    plain = [gradient for gradient, parameter in zip(bucket.gradients(), bucket.parameters())
+             if codec is None or not state.compress(parameter)]
+    count = sum(gradient.numel() for gradient in plain)
+    if count >= buffer.numel():
+        call = _whole(state, bucket, group)
+    else:
+        how = _reduced if state.reducer else _compressed
+        call = how(state, bucket, group, codec, plain, count)
+
+    def timed():
+        begin = time.perf_counter()
+        call()
+        if state.record is not None:
+            state.record.called(bucket.index(), begin)
+    work = group._runner.submit(on_streams(timed, buffer),
+                                Work(buffer, f"compress_hook, bucket {bucket.index()}"))
+    return work.get_future()
+
+
+def _whole(state, bucket, group):
+    """A function that averages a bucket as it is."""
+    buffer = bucket.buffer()
+    stream = group._stream(buffer)
+
+    def call():
+        check(lib.ccl_allreduce(buffer.data_ptr(), buffer.data_ptr(), buffer.numel(), TYPES[buffer.dtype],
+                                inccl.AVG, group.communicator._get(), stream))
+        state.statistics.uncompressed_elements += buffer.numel()
+    return call
+
+
+def _compressed(state, bucket, group, codec, plain, count):
+    """A function that averages a bucket with a codec, and its gradients `plain` of `count` elements as they are."""
+    buffer, together = bucket.buffer(), None
     if plain:
         together = flat(plain)
         for gradient in plain:
             gradient.zero_()
     residual = state._residual_of(bucket)
-    how, stats = _compression(state.codec, state.seed, residual)
+    how, stats = _compression(codec, state.seed, residual)
     kind, stream = TYPES[buffer.dtype], group._stream(buffer)
 
     def call():
@@ -182,12 +258,39 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
             check(lib.ccl_allreduce(together.data_ptr(), together.data_ptr(), count, kind,
                                     inccl.AVG, handle, stream))
             unflatten(together, plain)
-        state.statistics.add(stats, state.codec, buffer, together, residual)
+        state.statistics.add(stats, codec, buffer, together, residual)
         state.statistics.uncompressed_elements += count
+    return call
 
-    work = group._runner.submit(on_streams(call, buffer),
-                                Work(buffer, f"compress_hook, bucket {bucket.index()}"))
-    return work.get_future()
+
+def _reduced(state, bucket, group, _codec, plain, count):
+    """As _compressed, by a reducer."""
+    buffer, together = bucket.buffer(), flat(plain) if plain else None
+    if state._takes_matrices:
+        parts = []
+        for part, (gradient, parameter) in enumerate(zip(bucket.gradients(), bucket.parameters())):
+            if state.compress(parameter) and gradient.numel() > 0:
+                rows = gradient.shape[0]
+                parts.append((gradient, state._state_of(bucket, part, rows, gradient.numel() // rows)))
+    else:
+        for gradient in plain:
+            gradient.zero_()
+        parts = [(buffer, state._state_of(bucket, 0, 1, buffer.numel()))]
+    calls = [(tensor, one, *_compression(None, state.seed)) for tensor, one in parts]
+    stream = group._stream(buffer)
+
+    def call():
+        handle = group.communicator._get()
+        for tensor, one, how, stats in calls:
+            check(lib.ccl_allreduce_reduced(tensor.data_ptr(), tensor.data_ptr(), one._handle, inccl.AVG,
+                                            ctypes.byref(how), handle, stream))
+            state.statistics.add(stats, one, tensor)
+        if together is not None:
+            check(lib.ccl_allreduce(together.data_ptr(), together.data_ptr(), count, TYPES[buffer.dtype],
+                                    inccl.AVG, handle, stream))
+            unflatten(together, plain)
+        state.statistics.uncompressed_elements += count
+    return call
 
 
 def _average():

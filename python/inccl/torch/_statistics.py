@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hooks have sent."""
+import dataclasses
+import threading
+
+from inccl import CompressionStats
+
+
+@dataclasses.dataclass
+class Statistics:
+    """Sums over compressed calls of this rank; `error_bound` is that of the last call."""
+    calls: int = 0
+    elements: int = 0
+    uncompressed_elements: int = 0  # reduced beside them, as they are
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    ratio: float = 1.0  # of the last call: bytes without compression over payload_bytes
+    error_bound: float = 0.0
+
+    def __post_init__(self):
+        self._changing = threading.Lock()
+        self._pending = []  # (stats, what the call uses) of calls that may not have completed
+        self._done = []  # those that were counted last
+
+    def add(self, call: CompressionStats, *used) -> None:
+        """Counts a call when it has completed, and keeps until then what it uses."""
+        with self._changing:
+            self._pending.append((call, used))
+        self.settle()
+
+    def settle(self) -> "Statistics":
+        """Counts the calls that have completed."""
+        with self._changing:
+            done, pending = [], []
+            for entry in self._pending:
+                (done if entry[0].completed else pending).append(entry)
+            for call, _ in done:
+                self._count(call)
+            # They go later: the library may still be about to write stats.size, its last store.
+            self._done, self._pending = done or self._done, pending
+        return self
+
+    def _count(self, call: CompressionStats) -> None:
+        self.calls += 1
+        if call.compressed:
+            self.elements += call.elements
+            self.ratio, self.error_bound = call.ratio, call.error_bound
+        else:
+            self.uncompressed_elements += call.elements
+        self.payload_bytes += call.payload_bytes
+        self.wire_bytes += call.wire_bytes

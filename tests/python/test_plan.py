@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""inccl.plan against a simulation in small time steps, and against all plans there are."""
+import itertools
+import json
+import random
+import xml.etree.ElementTree
+
+import pytest
+
+from inccl.plan import Model, Plan, Run, Trace, main, make_plan, picture
+
+ERRORS = {"none": 0.0, "8": 0.01, "6": 0.04, "4": 0.2}
+
+
+def simulated(alone, durations, slowdown, step=0.001):
+    """(ready, begin, end) of calls that run one after the other and slow the computation down."""
+    ready, begin, end = [], [], []
+    now = done = 0.0
+    while len(end) < len(alone):
+        busy = len(begin) > len(end)
+        if busy and now >= begin[-1] + durations[len(end)]:
+            end.append(now)
+            continue
+        while len(ready) < len(alone) and done >= alone[len(ready)]:
+            ready.append(now)
+        if not busy and len(begin) < len(ready):
+            begin.append(now)
+            continue
+        now += step
+        done += step * (1 - slowdown if busy else 1)
+    return ready, begin, end
+
+
+def random_trace(rng, buckets, codecs, slowdown, step=0.001):
+    alone = list(itertools.accumulate(rng.uniform(0, 3) for _ in range(buckets)))
+    elements = [rng.randrange(1000, 1000000) for _ in range(buckets)]
+    runs = []
+    for codec in codecs:
+        bits = 32 if codec == "none" else int(codec)
+        durations = [0.1 + rng.uniform(0.8, 1.2) * n * bits / 1e7 for n in elements]
+        runs.append(Run(codec, *simulated(alone, durations, slowdown, step)))
+    return Trace(4, elements, runs), alone
+
+
+@pytest.fixture
+def rng():
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    return random.Random(seed)
+
+
+def test_model_against_the_simulation(rng):
+    for slowdown in (0.0, 0.4, 0.8):
+        trace, alone = random_trace(rng, 6, ["none", "6"], slowdown)
+        model = Model(trace)
+        assert model.slowdown == pytest.approx(slowdown, abs=0.02)
+        assert model.alone_ms == pytest.approx(alone, abs=0.1)
+        for codecs in itertools.product(["none", "6"], repeat=6):
+            durations = [times[codec] for times, codec in zip(model.call_ms, codecs)]
+            expected = list(zip(*simulated(model.alone_ms, durations, model.slowdown)))
+            for row, exact in zip(model.timeline(codecs), expected):
+                assert row == pytest.approx(exact, abs=0.05)
+
+
+def test_against_all_plans(rng):
+    """The time of the best of all plans within 2 %; and no bucket could take a codec of less error."""
+    for _ in range(5):
+        trace, _ = random_trace(rng, 8, ["none", "6", "4"], rng.choice([0, 0.5]), step=0.01)
+        model, plan = Model(trace), make_plan(trace, 0.01, ERRORS)
+        best = min(model.step_ms(codecs) for codecs in itertools.product(["none", "6", "4"], repeat=8))
+        assert plan.step_ms == pytest.approx(model.step_ms(plan.codecs))
+        assert plan.step_ms <= 1.02 * best
+        for i, codec in enumerate(plan.codecs):
+            for other in ERRORS:
+                if other in model.call_ms[i] and ERRORS[other] < ERRORS[codec]:
+                    changed = plan.codecs[:i] + [other] + plan.codecs[i + 1:]
+                    assert model.step_ms(changed) > 1.01 * best * (1 - 1e-9)
+
+
+def test_hidden_calls_are_not_compressed():
+    """The computation is long, so only the last call is seen."""
+    ready = [100.0, 200.0, 300.0]
+    slow, fast = (Run(codec, ready, ready, [at + ms for at in ready]) for codec, ms in (("none", 30), ("4", 10)))
+    plan = make_plan(Trace(2, [1000] * 3, [slow, fast]), 0.01, ERRORS)
+    assert plan.codecs == ["none", "none", "4"] and plan.step_ms == 310
+
+
+def test_one_codec_and_one_bucket():
+    plan = make_plan(Trace(1, [5], [Run("8", [1.0], [1.0], [2.0])]), errors=ERRORS)
+    assert plan.codecs == ["8"] and plan.step_ms == 2
+
+
+def test_errors_come_from_the_library():
+    ready = [1.0]
+    runs = [Run(codec, ready, ready, [2.0]) for codec in ("hbi:bits=4", "none", "hbi:bits=8")]
+    assert make_plan(Trace(4, [5], runs)).codecs == ["none"]
+
+
+def test_files(tmp_path, capsys, rng):
+    trace, _ = random_trace(rng, 3, ["none"], 0.0, step=0.01)
+    trace.save(tmp_path / "trace")
+    assert Trace.load(tmp_path / "trace") == trace
+    assert main([str(tmp_path / "trace"), "-o", str(tmp_path / "plan"), "--svg", str(tmp_path / "svg")]) == 0
+    assert "plan " in capsys.readouterr().out
+    plan = Plan.load(tmp_path / "plan")
+    assert plan == make_plan(trace) and plan.codecs == ["none"] * 3
+    assert plan.codec_of(1, trace.elements[1]) == "none"
+    assert plan.codec_of(1, 1) is None and plan.codec_of(3, 1) is None and plan.codec_of(-1, 1) is None
+    boxes = xml.etree.ElementTree.parse(tmp_path / "svg").iter("{http://www.w3.org/2000/svg}rect")
+    assert len(list(boxes)) == 6  # 3 of the run, 3 of the plan
+    assert picture(trace, plan) == (tmp_path / "svg").read_text()
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda t: t.pop("runs"), "'runs' is missing"),
+    (lambda t: t.update(format="inccl-plan 1"), "not a file of the format"),
+    (lambda t: t.update(elements=[]), "buckets: none"),
+    (lambda t: t.update(runs=[]), "runs: none"),
+    (lambda t: t["runs"].append(t["runs"][0]), "a codec appears twice"),
+    (lambda t: t["runs"][0].update(ready_ms=[1, 2, 3]), "ready_ms has 3 entries for 2 buckets"),
+    (lambda t: t["runs"][0].update(ready_ms=[2, 1]), "ready_ms does not rise"),
+    (lambda t: t["runs"][0].update(end_ms=[1, 2]), "not ready, begun and ended in this order"),
+])
+def test_wrong_files(tmp_path, capsys, change, message):
+    text = {"format": "inccl-trace 1", "ranks": 2, "elements": [10, 20], "runs": [
+        {"codec": "none", "ready_ms": [1, 2], "begin_ms": [2, 3], "end_ms": [3, 4]}]}
+    change(text)
+    (tmp_path / "trace").write_text(json.dumps(text))
+    assert main([str(tmp_path / "trace")]) == 1
+    assert message in capsys.readouterr().err
+    for content in ("", "[]", "{"):
+        (tmp_path / "trace").write_text(content)
+        assert main([str(tmp_path / "trace")]) == 1
+    assert main([str(tmp_path / "nothing")]) == 1
