@@ -8,7 +8,8 @@ each has a shard of the files and a batch of its own, the mean of the gradients 
 an early, a middle and the last step each rank's own gradient, before the mean, is written:
 
     OUT/step{S}_rank{R}.npy    fp32, one dimension, all parameters flattened in the model's order
-    OUT/LAYERS.txt             the parameters in that order: a name and a number of elements
+    OUT/LAYERS.txt             the parameters in that order: a name, a number of elements and,
+                               of a matrix that is written whole, a number of columns
 
 With --sample N only N superblocks (256 consecutive elements each) are written, in order, spread
 over every kind of parameter in proportion to its size, at least four of each; SAMPLE.txt beside
@@ -139,15 +140,19 @@ def write_selection(out, superblocks, counts, elements):
 
 
 def write_layers(out, model, superblocks):
-    """Each parameter's name and number of elements that were written, in order."""
+    """Each parameter's name and number of elements that were written, in order; a whole matrix's
+    columns, too."""
     lines = ["# name of a parameter, number of its elements in the files"]
+    if superblocks is None:
+        lines[0] += ", columns of a matrix"
     begin = 0
     for name, p in model.named_parameters():
         end = begin + p.numel()
         count = p.numel() if superblocks is None else sum(
             max(0, min(end, (s + 1) * SUPERBLOCK) - max(begin, s * SUPERBLOCK)) for s in superblocks)
         if count:
-            lines.append(f"{name} {count}")
+            columns = f" {p.shape[1]}" if superblocks is None and p.dim() == 2 else ""
+            lines.append(f"{name} {count}{columns}")
         begin = end
     (out / "LAYERS.txt").write_text("\n".join(lines) + "\n")
 

@@ -36,9 +36,13 @@ Result<std::vector<Layer>> ReadLayers(const std::string& path) {
     std::istringstream text(line);
     Layer layer;
     std::string rest;
-    if (!(text >> layer.name >> layer.count) || layer.count == 0 || text >> rest) {
-      return InvalidArgument(
-          fmt::format("{}: expected a name and a number of elements, got '{}'", path, line));
+    const bool sized = static_cast<bool>(text >> layer.name >> layer.count) && layer.count > 0;
+    const bool shaped = static_cast<bool>(text >> layer.cols);
+    if (!sized || (shaped && (layer.cols == 0 || layer.count % layer.cols != 0)) ||
+        (!shaped && !text.eof()) || (shaped && text >> rest)) {
+      return InvalidArgument(fmt::format(
+          "{}: expected a name, a number of elements and perhaps a number of columns, got '{}'",
+          path, line));
     }
     layers.push_back(std::move(layer));
   }

@@ -17,8 +17,8 @@ namespace inccl::tools {
 // of the generators.
 Result<Vectors> MakeInputs(const std::string& data, int nranks, uint64_t count, uint64_t seed);
 
-// The layers that a file lists: lines of a name without blanks and a number of elements, in order;
-// lines that begin with # are comments.
+// The layers that a file lists, in order: lines of a name without blanks, a number of elements and,
+// of a matrix, the number of its columns; lines that begin with # are comments.
 Result<std::vector<Layer>> ReadLayers(const std::string& path);
 
 }  // namespace inccl::tools

@@ -35,9 +35,10 @@ struct Options {
   std::vector<int> ranks = {2, 4, 8};
   std::vector<std::string> bits = {"8", "6", "5", "4"};
   std::vector<std::string> references = {"direct"};
-  std::vector<std::string> codecs;  // further specs, as given
-  std::string algo;                 // "": the codec's usual one
-  uint64_t count = 0;               // 0: a file's own length, 2^17 for the generators
+  std::vector<std::string> codecs;    // further specs, as given
+  std::vector<std::string> reducers;  // specs
+  std::string algo;                   // "": the codec's usual one
+  uint64_t count = 0;                 // 0: a file's own length, 2^17 for the generators
   uint64_t repeats = 4;
   uint64_t steps = 0;
   bool residual = false;
@@ -108,6 +109,9 @@ std::vector<Way> Ways(const Options& options) {
     for (const Known& known : kEvery) AddWays(known.spec, known.algo, options, &ways);
   }
   for (const std::string& spec : options.codecs) AddWays(spec, "", options, &ways);
+  for (const std::string& spec : options.reducers) {
+    ways.push_back(ReducerWay(spec, options.layers));
+  }
   return ways;
 }
 
@@ -123,6 +127,7 @@ Result<Row> Measure(const Options& options, const std::vector<Vectors>& samples,
   const auto number = static_cast<double>(samples.size());
   std::vector<double> layers(options.layers.size(), 0.0);
   for (size_t i = 0; i < samples.size(); ++i) {
+    if (Status s = (*ranks)->Reset(); !s.ok()) return s;
     Result<Sum> sum = (*ranks)->Take(samples[i], i + 1);
     if (!sum.ok()) return sum.status();
     const Errors errors = ErrorsOf(sum->result, exact[i]);
@@ -258,6 +263,11 @@ void AddOptions(CLI::App* app, Options* options) {
       ->check(CLI::IsMember({"direct", "ring"}));
   app->add_option("--codec", options->codecs,
                   "a further codec, e.g. hbi:k=15,k2=15; {bits}: for each of the bits (repeatable)")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app->add_option("--reducer", options->reducers,
+                  "a reducer, e.g. topk:k=0.01|fp16; its steps have the residual that it says "
+                  "(repeatable)")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app->add_flag("--all", options->every, "every codec of the library beside hbi's plain one");

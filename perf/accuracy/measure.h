@@ -30,6 +30,7 @@ Errors ErrorsOf(const std::vector<double>& result, const std::vector<double>& ex
 struct Layer {
   std::string name;
   size_t count = 0;
+  size_t cols = 0;  // of a row-major matrix; 0: a vector
 };
 
 // The vNMSE of each layer, relative to the layer's own sum. The layers cover the vector in order.

@@ -52,7 +52,18 @@ Way CodecWay(const std::string& spec, const std::string& algo) {
   return {Way::Kind::kCodec, spec, carrier, SeriesOf(spec, carrier)};
 }
 
+Way ReducerWay(const std::string& spec, const std::vector<Layer>& tensors) {
+  return {Way::Kind::kReducer, spec, "-", SeriesOf(spec, "reducer"), tensors};
+}
+
 Status Available(const Way& way) {
+  if (way.kind == Way::Kind::kReducer) {
+    ccl_reducer_t reducer = nullptr;
+    const ccl_result_t result = ccl_reducer_create(&reducer, way.name.c_str());
+    Status status = FromResult(result, nullptr, way.name);
+    ccl_reducer_destroy(reducer);
+    return status;
+  }
   if (way.kind != Way::Kind::kCodec) return {};
   ccl_codec_t codec = nullptr;
   const ccl_result_t result = ccl_codec_create(&codec, way.name.c_str());
@@ -63,12 +74,20 @@ Status Available(const Way& way) {
 
 Result<std::unique_ptr<Ranks>> Ranks::Create(const Way& way, int nranks) {
   std::unique_ptr<Ranks> ranks(new Ranks(way));
-  if (way.kind != Way::Kind::kCodec) return ranks;
-  if (setenv("INCCL_ALGO", way.algo.c_str(), 1) != 0) return SystemErrorErrno("INCCL_ALGO", errno);
-  if (Status s = FromResult(ccl_codec_create(&ranks->codec_, way.name.c_str()), nullptr, way.name);
-      !s.ok()) {
-    return s;
+  ccl_result_t known = CCL_SUCCESS;
+  if (way.kind == Way::Kind::kReducer) {
+    // Each round takes the algorithm that the library chooses.
+    unsetenv("INCCL_ALGO");
+    known = ccl_reducer_create(&ranks->reducer_, way.name.c_str());
+  } else if (way.kind == Way::Kind::kCodec) {
+    if (setenv("INCCL_ALGO", way.algo.c_str(), 1) != 0) {
+      return SystemErrorErrno("INCCL_ALGO", errno);
+    }
+    known = ccl_codec_create(&ranks->codec_, way.name.c_str());
+  } else {
+    return ranks;
   }
+  if (Status s = FromResult(known, nullptr, way.name); !s.ok()) return s;
   std::vector<ccl_comm_t> comms(static_cast<size_t>(nranks), nullptr);
   const ccl_result_t result = ccl_comm_init_all(comms.data(), nranks, nullptr);
   if (Status s = FromResult(result, nullptr, "ccl_comm_init_all"); !s.ok()) return s;
@@ -85,7 +104,38 @@ Status Ranks::UseResiduals(size_t count) {
   return {};
 }
 
+Status Ranks::MakeStates(size_t count) {
+  if (!states_.empty()) return {};
+  tensors_ = way_.tensors;
+  if (tensors_.empty()) tensors_.push_back({"all", count});
+  for (size_t r = 0; r < comms_.size(); ++r) {
+    states_.emplace_back();
+    for (const Layer& tensor : tensors_) {
+      const size_t cols = tensor.cols == 0 ? tensor.count : tensor.cols;
+      const ccl_result_t made = ccl_reducer_state_create(
+          &states_[r].emplace_back(nullptr), reducer_, tensor.count / cols, cols, CCL_FLOAT32);
+      if (Status s = FromResult(made, nullptr, way_.name); !s.ok()) return s;
+    }
+  }
+  return {};
+}
+
+Status Ranks::Reset() {
+  for (const std::vector<ccl_reducer_state_t>& rank : states_) {
+    for (ccl_reducer_state_t state : rank) {
+      if (Status s = FromResult(ccl_reducer_state_reset(state), nullptr, way_.name); !s.ok()) {
+        return s;
+      }
+    }
+  }
+  return {};
+}
+
 Ranks::~Ranks() {
+  for (const std::vector<ccl_reducer_state_t>& rank : states_) {
+    for (ccl_reducer_state_t state : rank) ccl_reducer_state_destroy(state);
+  }
+  ccl_reducer_destroy(reducer_);
   for (ccl_residual_t residual : residuals_) ccl_residual_destroy(residual);
   for (ccl_comm_t comm : comms_) ccl_comm_destroy(comm);
   ccl_codec_destroy(codec_);
@@ -106,9 +156,43 @@ Status Ranks::CheckRanks(const Vectors& outputs,
   return {};
 }
 
+ccl_result_t Ranks::CallReducer(size_t rank, const std::vector<float>& input, ccl_compression_t how,
+                                std::vector<float>* output) {
+  ccl_compression_stats_t* const all = how.stats;
+  size_t first = 0;
+  for (size_t t = 0; t < tensors_.size(); ++t) {
+    ccl_compression_stats_t one = CCL_COMPRESSION_STATS_INIT;
+    how.stats = &one;
+    const ccl_result_t result =
+        ccl_allreduce_reduced(input.data() + first, output->data() + first, states_[rank][t],
+                              CCL_SUM, &how, comms_[rank], nullptr);
+    if (result != CCL_SUCCESS) return result;
+    first += tensors_[t].count;
+    all->compressed = one.compressed;
+    all->bits +=
+        one.bits * static_cast<double>(tensors_[t].count) / static_cast<double>(input.size());
+  }
+  return CCL_SUCCESS;
+}
+
+ccl_result_t Ranks::Call(size_t rank, const std::vector<float>& input, uint64_t step,
+                         std::vector<float>* output, ccl_compression_stats_t* stats) {
+  ccl_compression_t how = CCL_COMPRESSION_INIT;
+  how.step = step;
+  how.stats = stats;
+  if (reducer_ != nullptr) return CallReducer(rank, input, how, output);
+  how.codec = codec_;
+  if (!residuals_.empty()) how.residual = residuals_[rank];
+  return ccl_allreduce_compressed(input.data(), output->data(), input.size(), CCL_FLOAT32, CCL_SUM,
+                                  &how, comms_[rank], nullptr);
+}
+
 Result<Sum> Ranks::Take(const Vectors& inputs, uint64_t step) {
   if (way_.kind == Way::Kind::kBf16Ring) return Sum{Bf16Ring(inputs), kBf16Bits};
   if (way_.kind == Way::Kind::kMxfp8Ring) return Sum{Mxfp8Ring(inputs), kMxfp8Bits};
+  if (reducer_ != nullptr) {
+    if (Status s = MakeStates(inputs[0].size()); !s.ok()) return s;
+  }
   const size_t n = comms_.size();
   Vectors outputs(n, std::vector<float>(inputs[0].size()));
   std::vector<ccl_compression_stats_t> stats(n, CCL_COMPRESSION_STATS_INIT);
@@ -116,14 +200,7 @@ Result<Sum> Ranks::Take(const Vectors& inputs, uint64_t step) {
   std::vector<std::thread> threads;
   for (size_t r = 0; r < n; ++r) {
     threads.emplace_back([&, r] {
-      ccl_compression_t how = CCL_COMPRESSION_INIT;
-      how.codec = codec_;
-      how.step = step;
-      how.stats = &stats[r];
-      if (!residuals_.empty()) how.residual = residuals_[r];
-      const ccl_result_t result =
-          ccl_allreduce_compressed(inputs[r].data(), outputs[r].data(), inputs[r].size(),
-                                   CCL_FLOAT32, CCL_SUM, &how, comms_[r], nullptr);
+      const ccl_result_t result = Call(r, inputs[r], step, &outputs[r], &stats[r]);
       statuses[r] = FromResult(result, comms_[r],
                                fmt::format("{} over {}, rank {}", way_.name, way_.algo, r));
     });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ways to take a sum over ranks: a codec of the library over one of its algorithms, driven through
-// the public C API with the ranks as threads of this process, or a reference ring.
+// Ways to take a sum over ranks: a codec of the library over one of its algorithms or a reducer,
+// driven through the public C API with the ranks as threads of this process, or a reference ring.
 #ifndef INCCL_PERF_ACCURACY_WAY_H_
 #define INCCL_PERF_ACCURACY_WAY_H_
 
@@ -17,19 +17,23 @@
 namespace inccl::tools {
 
 struct Way {
-  enum class Kind { kCodec, kBf16Ring, kMxfp8Ring };
+  enum class Kind { kCodec, kReducer, kBf16Ring, kMxfp8Ring };
   Kind kind = Kind::kCodec;
-  std::string name;    // the codec's specification, or the ring's name
-  std::string algo;    // "-" for the reference rings
+  std::string name;    // the specification of the codec or the reducer, or the ring's name
+  std::string algo;    // "-" for the reference rings and reducers
   std::string series;  // of which line of a plot this is a point
+  std::vector<Layer> tensors = {};  // of a reducer, summed one by one; none: a vector of all
 };
 
 Way Bf16Reference();
 Way Mxfp8Reference();
 // `algo` empty: the one that the specification's bits are about, or that such codecs are used with.
 Way CodecWay(const std::string& spec, const std::string& algo);
+// `tensors` cover the vector in order.
+Way ReducerWay(const std::string& spec, const std::vector<Layer>& tensors);
 
-// kInvalidArgument with the library's words if it does not know the codec or one of its options.
+// kInvalidArgument with the library's words if it does not know the codec, the reducer or one of
+// its options.
 Status Available(const Way& way);
 
 struct Sum {
@@ -43,8 +47,10 @@ class Ranks {
  public:
   static Result<std::unique_ptr<Ranks>> Create(const Way& way, int nranks);
   ~Ranks();
-  // Sums from now on feed back errors of vectors of `count` elements.
+  // Sums with a codec from now on feed back errors of vectors of `count` elements.
   Status UseResiduals(size_t count);
+  // The next sum with a reducer is its first: it has no residual and no warm start.
+  Status Reset();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
@@ -55,6 +61,12 @@ class Ranks {
 
  private:
   explicit Ranks(const Way& way) : way_(way) {}
+  Status MakeStates(size_t count);
+  // The part of one rank.
+  ccl_result_t Call(size_t rank, const std::vector<float>& input, uint64_t step,
+                    std::vector<float>* output, ccl_compression_stats_t* stats);
+  ccl_result_t CallReducer(size_t rank, const std::vector<float>& input, ccl_compression_t how,
+                           std::vector<float>* output);
   Status CheckRanks(const Vectors& outputs,
                     const std::vector<ccl_compression_stats_t>& stats) const;
 
@@ -62,6 +74,9 @@ class Ranks {
   ccl_codec_t codec_ = nullptr;
   std::vector<ccl_comm_t> comms_;
   std::vector<ccl_residual_t> residuals_;  // by rank, or none
+  ccl_reducer_t reducer_ = nullptr;
+  std::vector<Layer> tensors_;                            // of a reducer
+  std::vector<std::vector<ccl_reducer_state_t>> states_;  // of a reducer, by rank and tensor
 };
 
 }  // namespace inccl::tools

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <regex>
 #include <string>
 #include <vector>
@@ -93,13 +94,16 @@ TEST(Measure, EachLayerIsRelativeToItsOwnSum) {
 
 TEST(Measure, LayersOfAFile) {
   const std::string path = ::testing::TempDir() + "accuracy_layers.txt";
-  std::ofstream(path) << "# comment\nblocks.0.weight 300\n\nhead 5\n";
+  std::ofstream(path) << "# comment\nblocks.0.weight 300 20\n\nhead 5\n";
   const Result<std::vector<Layer>> layers = ReadLayers(path);
   ASSERT_TRUE(layers.ok()) << layers.status().message();
   ASSERT_EQ(layers->size(), 2u);
   EXPECT_EQ((*layers)[0].name, "blocks.0.weight");
+  EXPECT_EQ((*layers)[0].cols, 20u);
   EXPECT_EQ((*layers)[1].count, 5u);
-  for (const char* line : {"head", "head 0", "head five", "head 5 6"}) {
+  EXPECT_EQ((*layers)[1].cols, 0u);
+  for (const char* line :
+       {"head", "head 0", "head five", "head 5 x", "head 5 2", "head 5 0", "head 6 2 1"}) {
     std::ofstream(path) << line << "\n";
     EXPECT_FALSE(ReadLayers(path).ok()) << line;
   }
@@ -144,6 +148,27 @@ TEST(ReferenceTable, RecordedSamplesAreConsecutiveRanks) {
 }
 
 // ---------------------------------------------------------------- ways and plots
+
+TEST(Ways, AReducerSumsTensorByTensor) {
+  const Vectors inputs = {{1, -8, 2, 5, 0, 0}, {3, 0, 0, 1, 0, -9}};
+  const Way way = ReducerWay("topk:k=0.25,residual=1", {{"four", 4, 2}, {"two", 2}});
+  ASSERT_TRUE(Available(way).ok());
+  EXPECT_FALSE(Available(ReducerWay("topk:j=1", {})).ok());
+  const Result<std::unique_ptr<Ranks>> ranks = Ranks::Create(way, 2);
+  ASSERT_TRUE(ranks.ok()) << ranks.status().message();
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const Result<Sum> first = (*ranks)->Take(inputs, 1);
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    // One element of each tensor and rank.
+    EXPECT_EQ(first->result, (std::vector<float>{3, -8, 0, 0, 0, -9}));
+    // A pair of 8 bytes from each rank, where an all-reduce would move 32 bits for each element.
+    EXPECT_DOUBLE_EQ(first->bits, 2 * 64.0 / 6);
+    const Result<Sum> second = (*ranks)->Take(inputs, 2);
+    ASSERT_TRUE(second.ok());
+    EXPECT_EQ(second->result, (std::vector<float>{3, 0, 0, 10, 0, -9}));
+    ASSERT_TRUE((*ranks)->Reset().ok());
+  }
+}
 
 TEST(Ways, SeriesLeaveOutWhatVariesAndAlgorithmsAreTheUsualOnes) {
   EXPECT_EQ(CodecWay("hbi:bits=6", "").series, "hbi (direct)");
