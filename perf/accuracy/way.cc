@@ -76,8 +76,10 @@ Result<std::unique_ptr<Ranks>> Ranks::Create(const Way& way, int nranks) {
   std::unique_ptr<Ranks> ranks(new Ranks(way));
   ccl_result_t known = CCL_SUCCESS;
   if (way.kind == Way::Kind::kReducer) {
-    // Each round takes the algorithm that the library chooses.
-    unsetenv("INCCL_ALGO");
+    // One shot sends each element n-1 times, which the reducer cannot help.
+    if (setenv("INCCL_ALGO", "allreduce:direct_two_shot", 1) != 0) {
+      return SystemErrorErrno("INCCL_ALGO", errno);
+    }
     known = ccl_reducer_create(&ranks->reducer_, way.name.c_str());
   } else if (way.kind == Way::Kind::kCodec) {
     if (setenv("INCCL_ALGO", way.algo.c_str(), 1) != 0) {

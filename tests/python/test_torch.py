@@ -376,6 +376,35 @@ def test_coalesced(rank, n):
 
 
 @group_ranks(3)
+def test_coalesced_all_reduces(rank, n):
+    group = dist.group.WORLD
+    generator = torch.Generator().manual_seed(5)
+    shapes = [(3,), (40, 50), (1 << 17,), (0,), (7, 5, 2), (1,), (300, 1)]  # the third one is large
+    for dtype, op in ((torch.float32, dist.ReduceOp.SUM), (torch.int16, dist.ReduceOp.MAX),
+                      (torch.bool, dist.ReduceOp.SUM), (torch.int64, dist.ReduceOp.BXOR),
+                      (torch.complex64, dist.ReduceOp.AVG)):
+        inputs = [[torch.randint(0, 9, shape, generator=generator).to(dtype) for shape in shapes]
+                  for _ in range(n)]
+        inputs = [[t.mT if t.dim() == 3 else t for t in one] for one in inputs]
+        tensors = [tensor.clone() for tensor in inputs[rank]]
+        options = dist.AllreduceCoalescedOptions()
+        options.reduceOp = op
+        group.allreduce_coalesced(tensors, options).wait()
+        for i, tensor in enumerate(tensors):
+            alone = inputs[rank][i].clone()
+            dist.all_reduce(alone, op)
+            assert torch.equal(tensor, alone)
+            if dtype == torch.float32:
+                assert torch.equal(tensor, sum(one[i] for one in inputs))
+    mixed = [torch.full((2,), rank), torch.full((2,), float(rank)), torch.full((3,), float(rank)),
+             torch.full((2,), rank)]
+    group.allreduce_coalesced(mixed).wait()
+    assert [t.tolist() for t in mixed] == [[3, 3], [3.0, 3.0], [3.0, 3.0, 3.0], [3, 3]]
+    with pytest.raises(ValueError, match="overlap"):
+        group.allreduce_coalesced([torch.ones(3), torch.ones(1).expand(3)])
+
+
+@group_ranks(3)
 def test_groups(rank, n):
     pair = dist.new_group([0, 2])
     if rank != 1:

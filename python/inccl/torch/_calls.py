@@ -6,6 +6,7 @@ checks and prepares the tensors in the caller's thread; the function may run on 
 """
 import contextlib
 import ctypes
+import functools
 from typing import Any, Callable, Optional
 
 import torch
@@ -83,6 +84,19 @@ class Calls:
         work_on = self._prepared(tensor, how)
         call = self._reduce(lib.ccl_allreduce, work_on, work_on, work_on.numel(), how)
         return self._then_copy(call, work_on, tensor, how)
+
+    def _allreduce_many(self, tensors, reduce_op) -> Callable[[], None]:
+        """Small tensors of a type that follow one another travel as one vector, in one call."""
+        calls = []
+        for run in _tensors.runs(tensors):
+            if len(run) == 1:
+                calls.append(self._allreduce(run[0], reduce_op))
+                continue
+            for tensor in run:
+                check_writable(tensor)
+            vector = _tensors.flat(run)
+            calls += [self._allreduce(vector, reduce_op), functools.partial(unflatten, vector, run)]
+        return sequence(calls)
 
     def _allreduce_sparse(self, tensor, reduce_op) -> Callable[[], None]:
         """Every rank gets all indices and values, padded to those of the rank with the most."""

@@ -31,8 +31,9 @@ class Collectives(Calls):
 
     def allreduce_coalesced(self, tensors, opts=None) -> Work:
         opts = opts or c10d.AllreduceCoalescedOptions()
-        calls = [self._allreduce(_tensors.check(t, "tensors"), opts.reduceOp) for t in tensors]
-        return self._do("allreduce_coalesced", sequence(calls), list(tensors), opts)
+        tensors = [_tensors.check(tensor, "tensors") for tensor in tensors]
+        call = self._allreduce_many(tensors, opts.reduceOp)
+        return self._do("allreduce_coalesced", call, tensors, opts)
 
     def broadcast(self, tensors, opts=None, timeout=None) -> Work:
         tensor = single(tensors)

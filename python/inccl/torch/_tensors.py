@@ -4,7 +4,7 @@
 A tensor that is contiguous and whose type the library reduces is passed as it lies. Otherwise the
 call works on a copy, which is written back when the call has succeeded.
 """
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch._C._distributed_c10d import ReduceOp
@@ -177,6 +177,24 @@ def unflatten(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         end = begin + tensor.numel()
         write(tensor, source[begin:end])
         begin = end
+
+
+_SMALL, _RUN = 256 << 10, 4 << 20  # bytes: of a tensor that is joined with others; of such a run
+
+
+def runs(tensors: Sequence[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
+    """All tensors in order; neighbours that are small and of one type are in one list."""
+    run, size = [], 0
+    for tensor in tensors:
+        small = nbytes(tensor) <= _SMALL
+        if run and not (small and size + nbytes(tensor) <= _RUN and
+                        (tensor.dtype, tensor.device) == (run[0].dtype, run[0].device)):
+            yield run
+            run, size = [], 0
+        run.append(tensor)
+        size += nbytes(tensor) if small else _RUN
+    if run:
+        yield run
 
 
 def same_type(tensors: List[torch.Tensor], dtype: torch.dtype, name: str) -> None:
