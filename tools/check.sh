@@ -37,6 +37,8 @@ test_jobs=$jobs
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_mpi_yield_when_idle=1
 export UBSAN_OPTIONS=print_stacktrace=1
+# Randomized tests draw the same numbers in each run, so that a change is judged by itself; with --long they draw new ones.
+[ "$long" = 1 ] || export INCCL_TEST_SEED=${INCCL_TEST_SEED:-1}
 
 passed=0 failed=0 summary=() failing_logs=()
 logs=build/check
