@@ -666,6 +666,29 @@ CCL_API ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size
                                               const ccl_compression_t* compression, ccl_comm_t comm,
                                               ccl_stream_t stream);
 
+/** One vector of ccl_allreduce_fused. */
+typedef struct ccl_vector {
+  const void* send;        /**< `count` elements; in place: send == recv. */
+  void* recv;              /**< `count` elements. */
+  size_t count;            /**< 0: send and recv are not used. */
+  ccl_residual_t residual; /**< Of `count` elements; NULL: no error feedback for this vector. */
+} ccl_vector_t;
+
+/**
+ * An all-reduce of several vectors as one call, which is faster than a call for each if they are
+ * small. The result is that of ccl_allreduce_compressed on all vectors one after the other (with
+ * the codec "none": of ccl_allreduce), and its conditions apply. Each vector has its own residual,
+ * so it may be in another group the next time; compression->residual must be NULL. All ranks pass
+ * the same counts in the same order. No recv may overlap another buffer, and no residual may be
+ * there twice; else CCL_INVALID_ARGUMENT. The elements are copied into one vector and back: the
+ * communicator keeps memory for the largest such call. The library reads `vectors` during this
+ * function only; the buffers belong to the call until it has completed.
+ */
+CCL_API ccl_result_t ccl_allreduce_fused(const ccl_vector_t* vectors, size_t nvectors,
+                                         ccl_datatype_t type, ccl_redop_t op,
+                                         const ccl_compression_t* compression, ccl_comm_t comm,
+                                         ccl_stream_t stream);
+
 /**
  * As ccl_reduce_scatter, with compressed bytes on the way. The conditions are those of
  * ccl_allreduce_compressed.

@@ -182,6 +182,14 @@ class [[nodiscard]] Communicator {
                                       get(), stream.get());
     });
   }
+  /// ccl_allreduce_fused. `how` has no residual.
+  Status AllReduceFused(const ccl_vector_t* vectors, size_t nvectors, ccl_datatype_t type,
+                        ccl_redop_t op, const Compression& how = {},
+                        const Stream& stream = {}) noexcept {
+    return Compressed(how, [&](const ccl_compression_t* c) {
+      return ccl_allreduce_fused(vectors, nvectors, type, op, c, get(), stream.get());
+    });
+  }
   /// ccl_allreduce_reduced. `how` has no codec and no residual.
   template <typename S, typename R>
   Status AllReduceReduced(const S& send, R&& recv, ReducerState& state, ccl_redop_t op,

@@ -88,6 +88,7 @@ Result<Communicator> Communicator::Create(World& world, const BenchOptions& opti
   Communicator communicator;
   communicator.rank_ = world.rank();
   communicator.size_ = world.size();
+  communicator.vectors_ = static_cast<uint64_t>(options.vectors);
   if (gpu != nullptr) communicator.stream_ = static_cast<ccl_stream_t>(gpu->stream());
   Result<ccl_comm_t> comm =
       meeting == Meeting::kInProcess ? TakeOwn(world, gpu) : Join(world, config, meeting);
@@ -155,6 +156,20 @@ Status Communicator::Shift(const BenchCall& c) const {
   return received.ok() ? ended : received;
 }
 
+Status Communicator::RunFused(const BenchCall& c, const ccl_compression_t& compression) const {
+  std::vector<ccl_vector_t> vectors(vectors_);
+  const size_t element = SizeOf(c.type);
+  for (uint64_t i = 0; i < vectors_; ++i) {
+    const uint64_t first = c.count * i / vectors_;
+    vectors[i] = {static_cast<const std::byte*>(c.send) + first * element,
+                  static_cast<std::byte*>(c.recv) + first * element,
+                  c.count * (i + 1) / vectors_ - first, nullptr};
+  }
+  return From(ccl_allreduce_fused(vectors.data(), vectors.size(), Native(c.type), Native(c.op),
+                                  &compression, comm_.get(), stream_),
+              "ccl_allreduce_fused");
+}
+
 Status Communicator::RunCompressed(const BenchCall& c, const BenchCodec& codec,
                                    ccl_compression_stats_t* stats) const {
   ccl_compression_t compression = CCL_COMPRESSION_INIT;
@@ -162,6 +177,7 @@ Status Communicator::RunCompressed(const BenchCall& c, const BenchCodec& codec,
   compression.seed = kCodecSeed;
   compression.step = kCodecStep;
   compression.stats = stats;
+  if (fused()) return RunFused(c, compression);
   ccl_comm_t comm = comm_.get();
   const ccl_datatype_t type = Native(c.type);
   const ccl_redop_t op = Native(c.op);

@@ -58,6 +58,9 @@ class Communicator {
   static Result<Communicator> Create(World& world, const BenchOptions& options, Meeting meeting,
                                      const Gpu* gpu);
 
+  // Whether all-reduces are RunCompressed whatever the codec.
+  bool fused() const { return vectors_ > 1; }
+
   // The plain call.
   Status Run(const BenchCall& call) const;
 
@@ -78,10 +81,12 @@ class Communicator {
   };
   Status From(ccl_result_t result, const char* what) const;
   Status Shift(const BenchCall& call) const;
+  Status RunFused(const BenchCall& call, const ccl_compression_t& compression) const;
   static Result<ccl_comm_t> Join(World& world, const ccl_config_t& config, Meeting meeting);
   static Result<ccl_comm_t> TakeOwn(World& world, const Gpu* gpu);
 
   int rank_ = 0, size_ = 1;
+  uint64_t vectors_ = 1;  // of an all-reduce
   ccl_stream_t stream_ = nullptr;
   std::unique_ptr<ccl_comm, Destroy> comm_;
 };

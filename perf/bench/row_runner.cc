@@ -65,7 +65,7 @@ Result<Measurement> RowRunner::Measure(bool in_place) {
 
 Status RowRunner::CallOurs(const BenchCall& call, ccl_compression_stats_t* stats) const {
   const BenchCodec& codec = *buffers_.row().codec;
-  if (codec.none()) return communicator_->Run(call);
+  if (codec.none() && !communicator_->fused()) return communicator_->Run(call);
   return communicator_->RunCompressed(call, codec, stats);
 }
 

@@ -120,6 +120,10 @@ void AddLibraryOptions(Group group, BenchOptions* options, RawOptions* raw) {
   group.AddPlain("--codec", options->codecs, "SPEC", "none, hbi:bits=6, ...; repeatable [none]")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  group
+      .AddPlain("--vectors", options->vectors, "N",
+                "all-reduces of N vectors that make up the size (ccl_allreduce_fused)")
+      ->check(InRange(1, 1 << 20));
   group.AddPlain("--algo", options->algorithm, "NAME", "algorithm; else the library chooses");
   group.AddPlain("--channels", options->channels, "N", "lanes per peer")->check(InRange(1, 32));
   group.AddFlag("--reproducible", options->reproducible, "float sums in rank order");
@@ -235,6 +239,10 @@ Status CheckCombinations(Operation operation, const BenchOptions& options) {
   }
   if (options.baseline == Baseline::kNccl && !options.cuda) {
     return InvalidArgument("--baseline nccl needs --device cuda: NCCL has no others");
+  }
+  if (options.vectors > 1 && operation != Operation::kAllReduce) {
+    return InvalidArgument(
+        fmt::format("--vectors {}: there is no {} of several", options.vectors, Name(operation)));
   }
   for (const std::string& codec : options.codecs) {
     if (codec != "none" && !HasCompressed(operation)) {

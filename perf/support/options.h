@@ -40,6 +40,7 @@ struct BenchOptions {
   std::vector<std::string> codecs = {"none"};
   std::string algorithm;  // empty: the library's choice
   int channels = 0;       // 0: the library's choice
+  int vectors = 1;        // of a call; several: fused
   bool reproducible = false;
   int timeout_s = 0;  // deadline of a call without progress; 0: the library's
   std::string data = "normal";

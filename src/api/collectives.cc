@@ -6,6 +6,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "api/enums.h"
 #include "api/handles.h"
@@ -74,16 +79,20 @@ Status CheckOverlap(const Call& call, const Extent& extent) {
                   call.send, send_bytes, call.recv, recv_bytes));
 }
 
+// Whether all ranks' elements can be counted in bytes.
+Status CheckCount(const Call& call) {
+  const size_t element = SizeOf(call.type);
+  if (call.count <= SIZE_MAX / 2 / element / static_cast<size_t>(call.nranks)) return Status::Ok();
+  return InvalidArgument(fmt::format("count: {} elements of {} bytes on {} ranks overflow size_t",
+                                     call.count, element, call.nranks));
+}
+
 // Checks what SetTypeAndOp has not checked.
 Status Check(const Call& call) {
   if (call.root < 0 || call.root >= call.nranks) {
     return InvalidArgument(fmt::format("root: {} is not in [0, {})", call.root, call.nranks));
   }
-  const size_t element = SizeOf(call.type);
-  if (call.count > SIZE_MAX / 2 / element / static_cast<size_t>(call.nranks)) {
-    return InvalidArgument(fmt::format("count: {} elements of {} bytes on {} ranks overflow size_t",
-                                       call.count, element, call.nranks));
-  }
+  if (Status status = CheckCount(call); !status.ok()) return status;
   const Extent extent = ExtentOf(call, call.rank, call.nranks);
   if (call.send == nullptr && extent.send != 0) return InvalidArgument("send: NULL");
   if (call.recv == nullptr && extent.recv != 0) return InvalidArgument("recv: NULL");
@@ -142,27 +151,38 @@ Status ReadOptions(const ccl_compression_t* given, ccl_compression_t* options) {
   return Status::Ok();
 }
 
-// Sets call->residual, which must fit the call.
-Status TakeResidual(ccl_residual_t residual, Call* call) {
+// Sets *taken to a residual of `elements` elements that fits the call. `where`: the struct that has
+// it.
+Status TakeResidual(const std::string& where, ccl_residual_t residual, const Call& call,
+                    uint64_t elements, std::shared_ptr<Residual>* taken) {
   if (Status status = CheckResidual(residual); !status.ok()) {
-    return InvalidArgument(fmt::format("compression->{}", status.message()));
+    return InvalidArgument(fmt::format("{}{}", where, status.message()));
   }
-  if (!IsFloat(call->type) || SizeOf(call->type) < 2) {
+  if (!IsFloat(call.type) || SizeOf(call.type) < 2) {
     return InvalidArgument(
-        fmt::format("compression->residual: type {} is none of float32, float16, bfloat16, float64",
-                    Name(call->type)));
+        fmt::format("{}residual: type {} is none of float32, float16, bfloat16, float64", where,
+                    Name(call.type)));
   }
-  if (Reduces(call->collective) && call->op != ReduceOp::kSum && call->op != ReduceOp::kAvg) {
+  if (Reduces(call.collective) && call.op != ReduceOp::kSum && call.op != ReduceOp::kAvg) {
     return InvalidArgument(
-        fmt::format("compression->residual: reduction {} is neither sum nor avg", Name(call->op)));
+        fmt::format("{}residual: reduction {} is neither sum nor avg", where, Name(call.op)));
   }
-  const uint64_t elements = ExtentOf(*call, call->rank, call->nranks).send;
   if (residual->impl->count() != elements) {
-    return InvalidArgument(fmt::format("compression->residual: of {} elements, send has {}",
+    return InvalidArgument(fmt::format("{}residual: of {} elements, send has {}", where,
                                        residual->impl->count(), elements));
   }
-  call->residual = residual->impl;
+  *taken = residual->impl;
   return Status::Ok();
+}
+
+// Sets what the caller's options say, but the residual.
+void TakeOptions(const ccl_compression_t& options, ccl_comm_t comm, Call* call) {
+  call->compressed_call = true;
+  call->codec =
+      options.codec != nullptr ? options.codec->impl : comm->impl->options().default_codec;
+  call->seed = options.seed;
+  call->step = options.step;
+  call->stats = options.stats;
 }
 
 ccl_result_t RunCompressed(Collective collective, const void* send, void* recv, size_t count,
@@ -172,15 +192,71 @@ ccl_result_t RunCompressed(Collective collective, const void* send, void* recv, 
   return Run(collective, send, recv, count, type, op, 0, comm, stream, [&](Call* call) -> Status {
     ccl_compression_t options;
     if (Status status = ReadOptions(compression, &options); !status.ok()) return status;
-    call->compressed_call = true;
-    call->codec =
-        options.codec != nullptr ? options.codec->impl : comm->impl->options().default_codec;
-    call->seed = options.seed;
-    call->step = options.step;
-    call->stats = options.stats;
+    TakeOptions(options, comm, call);
     if (options.residual == nullptr) return Status::Ok();
-    return TakeResidual(options.residual, call);
+    return TakeResidual("compression->", options.residual, *call,
+                        ExtentOf(*call, call->rank, call->nranks).send, &call->residual);
   });
+}
+
+// Whether no result of one vector overwrites another buffer.
+Status CheckApart(const std::vector<FusedVector>& vectors, size_t element) {
+  struct Buffer {
+    uintptr_t begin, end;
+    bool written;
+    size_t vector;
+  };
+  std::vector<Buffer> buffers;
+  for (size_t i = 0; i < vectors.size(); ++i) {
+    const auto send = reinterpret_cast<uintptr_t>(vectors[i].send);
+    const auto recv = reinterpret_cast<uintptr_t>(vectors[i].recv);
+    const size_t bytes = vectors[i].count * element;
+    if (bytes == 0) continue;
+    buffers.push_back({recv, recv + bytes, true, i});
+    if (send != recv) buffers.push_back({send, send + bytes, false, i});
+  }
+  std::sort(buffers.begin(), buffers.end(),
+            [](const Buffer& a, const Buffer& b) { return a.begin < b.begin; });
+  Buffer last{}, last_written{};  // of those before, the one with the largest end
+  for (const Buffer& buffer : buffers) {
+    const Buffer& before = buffer.written ? last : last_written;
+    if (buffer.begin < before.end) {
+      return InvalidArgument(fmt::format(
+          "vectors[{}] and vectors[{}]: their buffers overlap and are not one vector's in-place "
+          "form",
+          std::min(before.vector, buffer.vector), std::max(before.vector, buffer.vector)));
+    }
+    if (buffer.end > last.end) last = buffer;
+    if (buffer.written && buffer.end > last_written.end) last_written = buffer;
+  }
+  return Status::Ok();
+}
+
+// Fills in an all-reduce of several vectors, whose type and op are set, and checks them.
+Status TakeVectors(const ccl_vector_t* vectors, size_t nvectors, Call* call) {
+  if (vectors == nullptr && nvectors != 0) return InvalidArgument("vectors: NULL");
+  std::vector<FusedVector> taken(nvectors);
+  std::unordered_set<const Residual*> residuals;
+  for (size_t i = 0; i < nvectors; ++i) {
+    const ccl_vector_t& given = vectors[i];
+    const std::string where = fmt::format("vectors[{}].", i);
+    if (given.send == nullptr && given.count != 0) return InvalidArgument(where + "send: NULL");
+    if (given.recv == nullptr && given.count != 0) return InvalidArgument(where + "recv: NULL");
+    call->count = given.count > SIZE_MAX - call->count ? SIZE_MAX : call->count + given.count;
+    if (Status status = CheckCount(*call); !status.ok()) {
+      return InvalidArgument(where + std::string(status.message()));
+    }
+    taken[i] = {given.send, given.recv, given.count, nullptr};
+    if (given.residual == nullptr) continue;
+    Status status = TakeResidual(where, given.residual, *call, given.count, &taken[i].residual);
+    if (!status.ok()) return status;
+    if (!residuals.insert(taken[i].residual.get()).second) {
+      return InvalidArgument(where + "residual: another vector has it, too");
+    }
+  }
+  if (Status status = CheckApart(taken, SizeOf(call->type)); !status.ok()) return status;
+  call->vectors = std::make_shared<const std::vector<FusedVector>>(std::move(taken));
+  return Status::Ok();
 }
 
 // Completes an all-reduce by the reducer of `state`, which has set type and count.
@@ -254,6 +330,24 @@ ccl_result_t ccl_allreduce_compressed(const void* send, void* recv, size_t count
                                       ccl_stream_t stream) {
   return inccl::RunCompressed(Collective::kAllReduce, send, recv, count, type, op, compression,
                               comm, stream);
+}
+
+ccl_result_t ccl_allreduce_fused(const ccl_vector_t* vectors, size_t nvectors, ccl_datatype_t type,
+                                 ccl_redop_t op, const ccl_compression_t* compression,
+                                 ccl_comm_t comm, ccl_stream_t stream) {
+  return inccl::Submit(comm, stream, [&](inccl::Call* call) -> inccl::Status {
+    inccl::Status status =
+        inccl::Make(Collective::kAllReduce, nullptr, nullptr, 0, type, op, 0, comm, call);
+    if (status.ok()) status = inccl::TakeVectors(vectors, nvectors, call);
+    if (!status.ok()) return status;
+    ccl_compression_t options;
+    if (status = inccl::ReadOptions(compression, &options); !status.ok()) return status;
+    if (options.residual != nullptr) {
+      return inccl::InvalidArgument("compression->residual: must be NULL: vectors have their own");
+    }
+    inccl::TakeOptions(options, comm, call);
+    return status;
+  });
 }
 
 ccl_result_t ccl_reduce_scatter_compressed(const void* send, void* recv, size_t recvcount,

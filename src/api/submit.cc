@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/submit.h"
 
-#include <initializer_list>
+#include <span>
+#include <vector>
 
 #include "device/runtime.h"
 #include "stream/device_stream.h"
@@ -27,7 +28,7 @@ struct Place {
 };
 
 // `otherwise`: on_device if the call has no buffers.
-Result<Place> PlaceOf(Device* device, std::initializer_list<Buffer> buffers, bool otherwise) {
+Result<Place> PlaceOf(Device* device, std::span<const Buffer> buffers, bool otherwise) {
   const Buffer* first = nullptr;
   Place place{.on_device = otherwise, .device = -1};
   for (const Buffer& buffer : buffers) {
@@ -47,8 +48,8 @@ Result<Place> PlaceOf(Device* device, std::initializer_list<Buffer> buffers, boo
   return place;
 }
 
-Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream,
-                                          std::initializer_list<Buffer> buffers, Place* place) {
+Result<std::shared_ptr<Stream>> StreamFor(ccl_stream_t stream, std::span<const Buffer> buffers,
+                                          Place* place) {
   std::shared_ptr<Stream> own = stream == nullptr ? nullptr : FindStream(stream);
   const bool foreign = stream != nullptr && own == nullptr;
   Device* const device = foreign ? LookForDevice() : CurrentDevice();
@@ -80,10 +81,19 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op) { return comm->reduction
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,
                                          Call* call) {
   if (stream == nullptr && CurrentDevice() == nullptr) return std::shared_ptr<Stream>();
+  std::vector<Buffer> several;
   const Extent extent = ExtentOf(*call, communicator.rank(), communicator.nranks());
+  const Buffer both[] = {{"send", call->send, extent.send}, {"recv", call->recv, extent.recv}};
+  std::span<const Buffer> buffers = both;
+  if (call->vectors != nullptr) {
+    for (const FusedVector& vector : *call->vectors) {
+      several.push_back({"send", vector.send, vector.count});
+      several.push_back({"recv", vector.recv, vector.count});
+    }
+    buffers = several;
+  }
   Place place;
-  Result<std::shared_ptr<Stream>> found = StreamFor(
-      stream, {{"send", call->send, extent.send}, {"recv", call->recv, extent.recv}}, &place);
+  Result<std::shared_ptr<Stream>> found = StreamFor(stream, buffers, &place);
   call->on_device = place.on_device;
   call->device = place.device;
   Device* const device = CurrentDevice();

@@ -78,6 +78,10 @@ void CallRecord::Set(uint64_t sequence_number, const Call& call) {
   } else {
     codec.assign(call.codec == nullptr ? std::string_view("none") : call.codec->identity());
   }
+  if (call.vectors == nullptr) return;
+  uint64_t lengths = 0;
+  for (const FusedVector& vector : *call.vectors) lengths = Mix64(lengths ^ vector.count);
+  codec += fmt::format(" on {} vectors of lengths {:016x}", call.vectors->size(), lengths);
 }
 
 uint64_t CallRecord::Signature() const {

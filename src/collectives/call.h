@@ -28,6 +28,14 @@ inline constexpr int kPurposes = 2;
 
 enum class CallKind : uint8_t { kCollective, kSend, kRecv };
 
+// One vector of an all-reduce of several.
+struct FusedVector {
+  const void* send = nullptr;
+  void* recv = nullptr;
+  uint64_t count = 0;
+  std::shared_ptr<Residual> residual;
+};
+
 struct Call : CollectiveArgs {
   CallKind kind = CallKind::kCollective;
   Purpose purpose = Purpose::kUser;
@@ -41,6 +49,8 @@ struct Call : CollectiveArgs {
   std::shared_ptr<Residual> residual;  // null: no error feedback
   std::shared_ptr<ReducerState>
       reducer;  // not null: an all-reduce that runs as the reducer's rounds
+  // Not null: an all-reduce of `count` elements in all, which are in these buffers.
+  std::shared_ptr<const std::vector<FusedVector>> vectors;
   ccl_compression_stats_t* stats = nullptr;
   bool on_device = false;  // send and recv are in device memory
   int device = -1;         // the device that holds both; -1: not the same device
@@ -61,7 +71,9 @@ std::span<std::byte> InPlace(const Call& call, int rank);
 struct CallRecord : CollectiveArgs {
   uint64_t sequence = 0;
   Purpose purpose = Purpose::kUser;
-  std::string codec;  // or, with a '|' inside, the reducer and the shape of its tensor
+  // Or, with a '|' inside, the reducer and the shape of its tensor. Of several vectors: and their
+  // number and a hash of their lengths.
+  std::string codec;
 
   void Set(uint64_t sequence_number, const Call& call);  // reuses the memory of `codec`
   uint64_t Signature() const;

@@ -129,6 +129,11 @@ Status CollectiveRunner::SettleCodec(Call* call, bool* below_min_bytes) const {
 
 Status CollectiveRunner::Run(const Call& call, Engine* engine) {
   if (call.reducer != nullptr) return RunReduced(call);
+  if (call.vectors != nullptr) return RunFused(call);
+  return RunOne(call, engine);
+}
+
+Status CollectiveRunner::RunOne(const Call& call, Engine* engine) {
   if (call.scalar_at == nullptr && call.codec == nullptr) return RunSettled(call, engine, false);
   Call settled = call;
   if (call.scalar_at != nullptr) {

@@ -71,6 +71,10 @@ class CollectiveRunner {
   Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
   // Runs a call in which the ranks of each host add up their elements first.
   Status RunOnHosts(const Call& call);
+  // Run of anything but a reducer or several vectors.
+  Status RunOne(const Call& call, Engine* engine);
+  // Runs an all-reduce of several vectors, in host or device memory, on a copy of all of them.
+  Status RunFused(const Call& call);
   // Runs an all-reduce as the rounds of its reducer, under one sequence number.
   Status RunReduced(const Call& call);
   // kInvalidArgument if some round cannot run here.
@@ -136,6 +140,9 @@ class CollectiveRunner {
     std::vector<float> error_values;
   };
   RoundBuffers rounds_;
+  // Of calls on several vectors: their elements, one after the other, and what they feed back.
+  std::vector<std::byte> fused_;
+  std::vector<float> fused_errors_;
   std::array<StorePolicy, kCollectiveKinds> slot_stores_;
   StorePolicy send_recv_stores_;
   ZeroCopy zero_copy_;

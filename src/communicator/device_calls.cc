@@ -16,6 +16,7 @@ bool Communicator::IsStaged(const Call& call) const {
 }
 
 Status Communicator::RunOnDevice(const Call& call) {
+  if (call.vectors != nullptr) return runner_.Run(call, nullptr);  // it copies them
   if (IsStaged(call)) return RunStaged(call);
   if (ends_.nranks == 1) return runner_.Run(call, nullptr);
   Result<DeviceEngine*> engine = engines_.Of(call.device);
@@ -42,6 +43,7 @@ Status Communicator::RunStaged(const Call& call) {
 
 void Communicator::PrepareOnDevice(std::span<const Call> calls) {
   const Call& call = calls.front();
+  if (call.vectors != nullptr) return;
   if (call.kind != CallKind::kCollective || IsStaged(call)) {
     staging_.Prepare(calls);
   } else if (ends_.nranks > 1) {

@@ -218,6 +218,13 @@ TEST(HppTest, CompressedWithinItsBound) {
     EXPECT_DONE(residual->Export(left.data(), kCount));
     EXPECT_EQ(left, zero);
 
+    std::vector<float> apart = mine;
+    const ccl_vector_t vectors[] = {{apart.data(), apart.data(), 3, nullptr},
+                                    {apart.data() + 3, apart.data() + 3, kCount - 3, nullptr}};
+    EXPECT_DONE(comm->AllReduceFused(vectors, 2, CCL_FLOAT32, CCL_SUM, {.seed = 7, .step = 3}));
+    EXPECT_DONE(comm->AllReduceCompressed(mine, result, CCL_SUM, {.seed = 7, .step = 3}));
+    EXPECT_EQ(apart, result);
+
     api::Result<api::Reducer> reducer = api::Reducer::Create("topk:k=0.1|fp16");
     ASSERT_TRUE(reducer.ok()) << reducer.status().text();
     EXPECT_STREQ(reducer->Spec()->c_str(), "topk:k=0.1,residual=1,select=exact|fp16");

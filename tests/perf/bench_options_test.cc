@@ -84,24 +84,17 @@ TEST(BenchOptions, AllRoots) {
 }
 
 TEST(BenchOptions, Ours) {
-  const BenchOptions o = ParseOk({"--ranks",       "4",
-                                  "--codec",       "none",
-                                  "--codec",       "hbi:k=15,k2=31",
-                                  "--algo",        "ring",
-                                  "--channels",    "2",
-                                  "--slice-bytes", "16K",
-                                  "--transport",   "shm",
-                                  "--simd",        "scalar",
-                                  "--link-gbps",   "1",
-                                  "--link-us",     "25",
-                                  "--data",        "gradients:early",
-                                  "--seed",        "42",
-                                  "--digest",      "--json",
-                                  "out.json",      "--reproducible"});
+  const BenchOptions o =
+      ParseOk({"--ranks",       "4",    "--codec",     "none",   "--codec",   "hbi:k=15,k2=31",
+               "--algo",        "ring", "--channels",  "2",      "--vectors", "5",
+               "--slice-bytes", "16K",  "--transport", "shm",    "--simd",    "scalar",
+               "--link-gbps",   "1",    "--link-us",   "25",     "--data",    "gradients:early",
+               "--seed",        "42",   "--digest",    "--json", "out.json",  "--reproducible"});
   EXPECT_EQ(o.ranks, 4);
   EXPECT_EQ(o.codecs, (std::vector<std::string>{"none", "hbi:k=15,k2=31"}));
   EXPECT_EQ(o.algorithm, "ring");
   EXPECT_EQ(o.channels, 2);
+  EXPECT_EQ(o.vectors, 5);
   EXPECT_EQ(o.data, "gradients:early");
   EXPECT_EQ(o.seed, 42u);
   EXPECT_TRUE(o.digest);
@@ -154,6 +147,7 @@ TEST(BenchOptions, BadOnesAreNamed) {
                                              {"--slice-bytes", "big"},
                                              {"--codec"},
                                              {"-N", "0"},
+                                             {"--vectors", "0"},
                                              {"--channels", "0"}}) {
     Refusal(bad);
   }
