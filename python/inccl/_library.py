@@ -142,6 +142,10 @@ class CompressionStats(ctypes.Structure):
         return f"CompressionStats({', '.join(f'{k}={v}' for k, v in self.as_dict().items())})"
 
 
+class Vector(ctypes.Structure):
+    _fields_ = [("send", c_void_p), ("recv", c_void_p), ("count", c_size_t), ("residual", c_void_p)]
+
+
 class Compression(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("codec", c_void_p), ("seed", c_uint64), ("step", c_uint64),
                 ("residual", c_void_p), ("stats", POINTER(CompressionStats))]
@@ -238,6 +242,7 @@ _SIGNATURES = {
     "reducer_state_rollback": [c_void_p, c_uint64],
     "codec_bound": [c_void_p, c_size_t, c_int, POINTER(c_double), POINTER(c_double)],
     "allreduce_compressed": [*_buffers, c_int, POINTER(Compression), c_void_p, c_void_p],
+    "allreduce_fused": [POINTER(Vector), c_size_t, c_int, c_int, POINTER(Compression), c_void_p, c_void_p],
     "allreduce_reduced": [c_void_p, c_void_p, c_void_p, c_int, POINTER(Compression), c_void_p, c_void_p],
     "reduce_scatter_compressed": [*_buffers, c_int, POINTER(Compression), c_void_p, c_void_p],
     "allgather_compressed": [*_buffers, POINTER(Compression), c_void_p, c_void_p],

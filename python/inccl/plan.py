@@ -8,6 +8,7 @@ model.
 """
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
@@ -199,6 +200,33 @@ def make_plan(trace: Trace, tolerance: float = 0.01,
         if model.step_ms(codecs) > limit:
             codecs[bucket] = before
     return Plan(trace.ranks, list(trace.elements), codecs, model.step_ms(codecs))
+
+
+def groups(elements: Sequence[int], ready_ms: Sequence[float], call_ms: float,
+           ms_per_element: float) -> Tuple[List[int], float]:
+    """Which tensors that become ready one after the other to sum in one call (ccl_allreduce_fused):
+    the number of tensors of each call, and when the last call ends, which is as early as can be. A
+    call begins when all its tensors are ready and the call before has ended, and takes `call_ms` +
+    elements * `ms_per_element`."""
+    if len(elements) != len(ready_ms):
+        raise ValueError(f"ready_ms: {len(ready_ms)} entries for {len(elements)} tensors")
+    if any(a > b for a, b in zip(ready_ms, ready_ms[1:])):
+        raise ValueError("ready_ms: does not rise")
+    if call_ms < 0 or ms_per_element < 0:
+        raise ValueError(f"call_ms, ms_per_element: {call_ms}, {ms_per_element} are negative")
+    before = [0, *itertools.accumulate(elements)]
+    ends, firsts = [0.0], [0]  # with the tensors up to each: when they end, where their last call begins
+    for last in range(1, len(before)):
+        end, first = min((max(ready_ms[last - 1], ends[first]) + call_ms +
+                          (before[last] - before[first]) * ms_per_element, first)
+                         for first in range(last))
+        ends.append(end)
+        firsts.append(first)
+    sizes, last = [], len(elements)
+    while last > 0:
+        sizes.append(last - firsts[last])
+        last = firsts[last]
+    return sizes[::-1], ends[-1]
 
 
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2")

@@ -577,3 +577,39 @@ def test_wrong_reducers(comm):
         comm.Allreduce(data, data.copy(), reducer="topk:k=0.1")
     with pytest.raises(inccl.InvalidArgument):
         state.load(b"abc")
+
+
+@ranks(3)
+def test_fused(comm):
+    """As one call on all buffers one after the other; each has its own residual."""
+    generator = np.random.default_rng(comm.rank)
+    inputs = [generator.normal(size=shape).astype("f4") for shape in ((300,), (2, 3), (0,), (1, 1000))]
+    joined = np.concatenate([x.reshape(-1) for x in inputs])
+    outputs = [np.empty_like(x) for x in inputs]
+    for codec in (None, "hbi:bits=6"):
+        expected = np.empty_like(joined)
+        comm.Allreduce(joined, expected, inccl.AVG, codec=codec, seed=3, step=4)
+        stats = comm.Allreduce_fused(inputs, outputs, inccl.AVG, codec=codec, seed=3, step=4)
+        assert stats.elements == joined.size and bool(stats.compressed) == (codec is not None)
+        assert np.concatenate([x.reshape(-1) for x in outputs]).tobytes() == expected.tobytes()
+    residuals = [inccl.Residual(300), None, None, inccl.Residual(1000)]
+    whole = inccl.Residual(joined.size)
+    comm.Allreduce(joined, expected, codec="hbi:bits=3", step=7, residual=whole)
+    in_place = [x.copy() for x in inputs]
+    comm.Allreduce_fused(inccl.IN_PLACE, in_place, codec="hbi:bits=3", step=7, residuals=residuals)
+    assert np.concatenate([x.reshape(-1) for x in in_place]).tobytes() == expected.tobytes()
+    assert whole.save() == residuals[0].save() + whole.save()[1200:1224] + residuals[3].save()
+    assert comm.Allreduce_fused([], []).elements == 0
+    for call, text in ((lambda: comm.Allreduce_fused(inputs, outputs[:2]), "recvbufs: 2 buffers"),
+                       (lambda: comm.Allreduce_fused(inputs, outputs[::-1]), r"recvbufs\[0\]: 1000 elements"),
+                       (lambda: comm.Allreduce_fused(inputs, outputs, residuals=[]), "residuals: 0"),
+                       (lambda: comm.Allreduce_fused(inccl.IN_PLACE, inccl.IN_PLACE), "both are IN_PLACE"),
+                       (lambda: comm.Allreduce_fused(inccl.IN_PLACE, [np.zeros(1, "f4"), np.zeros(1, "i4")]),
+                        "several types"),
+                       (lambda: comm.Allreduce_fused(inccl.IN_PLACE, [outputs[0], outputs[0]]), "overlap"),
+                       (lambda: comm.Allreduce_fused(inputs, outputs, residuals=[None, None, None, residuals[0]]),
+                        r"vectors\[3\].residual: of 300 elements")):
+        with pytest.raises(inccl.InvalidArgument, match=text):
+            call()
+    with pytest.raises(TypeError, match=r"residuals\[1\]: expected inccl.Residual, got int"):
+        comm.Allreduce_fused(inputs, outputs, residuals=[None, 5, None, None])

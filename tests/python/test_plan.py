@@ -7,7 +7,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from inccl.plan import Model, Plan, Run, Trace, main, make_plan, picture
+from inccl.plan import Model, Plan, Run, Trace, groups, main, make_plan, picture
 
 ERRORS = {"none": 0.0, "8": 0.01, "6": 0.04, "4": 0.2}
 
@@ -94,6 +94,38 @@ def test_errors_come_from_the_library():
     ready = [1.0]
     runs = [Run(codec, ready, ready, [2.0]) for codec in ("hbi:bits=4", "none", "hbi:bits=8")]
     assert make_plan(Trace(4, [5], runs)).codecs == ["none"]
+
+
+def test_groups_against_all_partitions(rng):
+    for _ in range(40):
+        n = rng.randint(1, 8)
+        elements = [rng.choice([1, 10, 500, 4000]) for _ in range(n)]
+        ready = sorted(rng.uniform(0, 10) for _ in range(n))
+        call, each = rng.choice([0.0, 0.3, 2.0]), rng.choice([0.0, 1e-4, 1e-3])
+
+        def end_of(sizes):
+            end, first = 0.0, 0
+            for size in sizes:
+                last = first + size
+                end = max(ready[last - 1], end) + call + each * sum(elements[first:last])
+                first = last
+            return end
+        partitions = []
+        for cuts in itertools.product([False, True], repeat=n - 1):
+            sizes = [1]
+            for cut in cuts:
+                sizes = sizes + [1] if cut else sizes[:-1] + [sizes[-1] + 1]
+            partitions.append(sizes)
+        sizes, end = groups(elements, ready, call, each)
+        assert sum(sizes) == n and end_of(sizes) == pytest.approx(end)
+        assert end == pytest.approx(min(end_of(sizes) for sizes in partitions))
+    assert groups([], [], 1, 1) == ([], 0.0)
+    assert groups([5] * 100, [0.0] * 100, 1.0, 0.001) == ([100], 1.5)
+    assert groups([1000, 1], [0.0, 1.0], 0.1, 0.001)[0] == [1, 1]  # the first one is sent meanwhile
+    for wrong, text in ((([1], [], 0, 0), "ready_ms: 0 entries"), (([1, 1], [2, 1], 0, 0), "rise"),
+                        (([1], [0], -1, 0), "negative")):
+        with pytest.raises(ValueError, match=text):
+            groups(*wrong)
 
 
 def test_files(tmp_path, capsys, rng):
