@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An allocation fails in a call in which the ranks of each host add up their elements first: every
-// rank's call returns, the others name a rank that has failed, and sums that are said to be right
-// are.
+// An allocation fails in a call, of one vector or of two, in which the ranks of each host add up
+// their elements first: every rank's call returns, the others name a rank that has failed, and sums
+// that are said to be right are.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,8 @@ namespace {
 
 constexpr const char* kHosts = "aabb";
 constexpr int kRanks = 4, kVictim = 1;
-constexpr size_t kCount = 5000, kCases = kSanitized ? 6 : 24;
+constexpr size_t kCount = 5000, kFed = 100;  // elements; kFed of them with a residual
+constexpr size_t kCases = kSanitized ? 6 : 24;
 constexpr double kReturnsSeconds = 12.0 * kSlowness;  // far below the limit of an operation
 
 int Body(const Side& side, const interposer::Plan& plan) {
@@ -33,6 +34,8 @@ int Body(const Side& side, const interposer::Plan& plan) {
   for (ccl_stream_t& stream : streams) {
     if (ccl_stream_create(&stream) != CCL_SUCCESS) return 13;
   }
+  ccl_residual_t residual = nullptr;
+  if (ccl_residual_create(&residual, kFed, nullptr) != CCL_SUCCESS) return 15;
   const std::vector<float> send(2 * kCount, static_cast<float>(side.rank() + 1));
   std::vector<float> recv(2 * kCount);
   ccl_compression_t compression = CCL_COMPRESSION_INIT;
@@ -44,9 +47,15 @@ int Body(const Side& side, const interposer::Plan& plan) {
   for (int call = 0; call < 4 && result == CCL_SUCCESS; ++call) {
     // Two calls in progress, each on a stream of its own; a longer one each time.
     const size_t count = kCount / 4 * static_cast<size_t>(call + 1);
-    for (size_t i = 0; i < 2 && result == CCL_SUCCESS; ++i) {
-      result = ccl_allreduce_compressed(send.data() + i * kCount, recv.data() + i * kCount, count,
-                                        CCL_FLOAT32, CCL_SUM, &compression, comm, streams[i]);
+    result = ccl_allreduce_compressed(send.data(), recv.data(), count, CCL_FLOAT32, CCL_SUM,
+                                      &compression, comm, streams[0]);
+    if (result == CCL_SUCCESS) {
+      const float* const from = send.data() + kCount;
+      float* const to = recv.data() + kCount;
+      const std::array<ccl_vector_t, 2> vectors = {
+          {{from, to, kFed, residual}, {from + kFed, to + kFed, count - kFed, nullptr}}};
+      result = ccl_allreduce_fused(vectors.data(), vectors.size(), CCL_FLOAT32, CCL_SUM,
+                                   &compression, comm, streams[1]);
     }
     for (const ccl_stream_t stream : streams) {
       const ccl_result_t now = ccl_stream_synchronize(stream);
@@ -63,6 +72,7 @@ int Body(const Side& side, const interposer::Plan& plan) {
   side.mine().result = result;
   if (result != CCL_SUCCESS) side.mine().SetText(ccl_get_last_error(comm));
   for (const ccl_stream_t stream : streams) ccl_stream_destroy(stream);
+  ccl_residual_destroy(residual);
   ccl_codec_destroy(codec);
   const ccl_result_t ended = result == CCL_SUCCESS ? ccl_comm_destroy(comm) : ccl_comm_abort(comm);
   return wrong ? 14 : ended == CCL_SUCCESS ? 0 : 12;
