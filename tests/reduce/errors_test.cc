@@ -79,6 +79,11 @@ TEST(ReducerErrorTest, WrongCallsHaveNoEffect) {
     for (size_t cut = 0; cut < fresh.size(); ++cut) {
       EXPECT_EQ(ccl_reducer_state_import(state.get(), fresh.data(), cut), CCL_INVALID_ARGUMENT);
     }
+    std::vector<std::byte> damaged = fresh;
+    const uint32_t nan = 0x7fc00000;
+    std::memcpy(&damaged[damaged.size() - sizeof(uint64_t) - sizeof nan], &nan, sizeof nan);
+    ExpectError(ccl_reducer_state_import(state.get(), damaged.data(), damaged.size()),
+                CCL_INVALID_ARGUMENT, "damaged");
     EXPECT_EQ(Exported(state), fresh);
     CHECK_OK(reduce(in.data(), CCL_SUM));
 
