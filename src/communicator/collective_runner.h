@@ -79,8 +79,10 @@ class CollectiveRunner {
   Status RunReduced(const Call& call);
   // kInvalidArgument if some round cannot run here.
   Status CheckRounds(const Call& call) const;
-  // The round's collective, with its codec settled and without buffers.
-  Status SettleRound(const Call& call, int round, Call* inner, bool* below_min_bytes) const;
+  // The round's collective, with its codec settled and without buffers. Not `sized`: its count is
+  // not known yet, and the codec takes it for large enough.
+  Status SettleRound(const Call& call, int round, bool sized, Call* inner,
+                     bool* below_min_bytes) const;
   Status RunRounds(const Call& call, uint64_t signature, ccl_compression_stats_t* stats);
   Status RunRound(const Call& inner, bool below_min_bytes, uint64_t signature);
   PlanCache* PlansOf(HostSums::Group group);

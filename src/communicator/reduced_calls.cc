@@ -3,6 +3,7 @@
 // Calls of CollectiveRunner with a reducer: an all-reduce that runs as a sequence of collectives.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -27,7 +28,7 @@ void AddStats(const ccl_compression_stats_t& round, ccl_compression_stats_t* sum
 
 }  // namespace
 
-Status CollectiveRunner::SettleRound(const Call& call, int round, Call* inner,
+Status CollectiveRunner::SettleRound(const Call& call, int round, bool sized, Call* inner,
                                      bool* below_min_bytes) const {
   const InnerCall made = call.reducer->Call(round);
   *inner = Call();
@@ -40,20 +41,26 @@ Status CollectiveRunner::SettleRound(const Call& call, int round, Call* inner,
   inner->nranks = nranks_;
   *below_min_bytes = false;
   if (made.codec == nullptr) return Status::Ok();
+  if (!sized) {
+    inner->count = std::max(inner->count, made.codec->min_bytes() / SizeOf(made.type) + 1);
+  }
   // Rounds are different calls to the codec's random numbers.
   inner->codec = made.codec;
   inner->seed = call.seed ^ Mix64(static_cast<uint64_t>(round));
-  inner->step = call.step;
-  return SettleCodec(inner, below_min_bytes);
+  Status fits = SettleCodec(inner, below_min_bytes);
+  if (inner->codec != nullptr) inner->step = call.step;  // 0 is the step of the first call
+  return fits;
 }
 
-// What can be wrong does not depend on the number of elements, which later rounds do not know yet.
+// Before Begin, numbers of elements and the root are unknown, or those of a former call. A codec
+// counts as used although a round may turn out to be too small for it.
 Status CollectiveRunner::CheckRounds(const Call& call) const {
   for (int round = 0; nranks_ > 1 && round < call.reducer->rounds(); ++round) {
     Call inner;
     bool below_min_bytes = false;
-    Status fits = SettleRound(call, round, &inner, &below_min_bytes);
+    Status fits = SettleRound(call, round, false, &inner, &below_min_bytes);
     if (!fits.ok()) return fits;
+    inner.root = 0;
     const Result<Choice> choice =
         Choose(Tuned(inner, below_min_bytes, hosts_), options_.algorithms, options_.tuner_table);
     if (!choice.ok()) return choice.status();
@@ -105,7 +112,7 @@ Status CollectiveRunner::RunRounds(const Call& call, uint64_t signature,
     if (Status status = state->Produce(round, &rounds_.sent); !status.ok()) return status;
     Call inner;
     bool below_min_bytes = false;
-    if (Status status = SettleRound(call, round, &inner, &below_min_bytes); !status.ok()) {
+    if (Status status = SettleRound(call, round, true, &inner, &below_min_bytes); !status.ok()) {
       return status;
     }
     const Extent extent = ExtentOf(inner, rank_, nranks_);

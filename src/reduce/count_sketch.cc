@@ -177,12 +177,14 @@ class CountSketchState final : public ReducerState {
     }
   }
 
-  // Rounds each sum once.
+  // Rounds each sum once. The product with the factor is exact in fp64, where a sum of large
+  // elements does not overflow before it becomes an average.
   void WriteSums() {
-    const float factor = share();
+    const double factor = static_cast<double>(share());
     for (size_t i = 0; i < support_.size(); ++i) {
       const auto sum = static_cast<float>(static_cast<int64_t>(codes_sum_[i]));
-      result()[support_[i]] = factor * std::ldexp(sum, -shift_);
+      result()[support_[i]] =
+          static_cast<float>(std::ldexp(factor * static_cast<double>(sum), -shift_));
     }
   }
 

@@ -27,7 +27,7 @@ void WriteFloats(std::span<const float> values, ByteWriter* writer) {
   }
 }
 
-// Reads as many values as `values` has; false if there are others.
+// Reads as many values as `values` has; false if there are others. States are always finite.
 bool ReadFloats(ByteReader* reader, std::span<float> values) {
   uint64_t count = 0;
   if (!reader->U64(&count) || count != values.size()) return false;
@@ -35,6 +35,7 @@ bool ReadFloats(ByteReader* reader, std::span<float> values) {
     uint32_t bits = 0;
     if (!reader->U32(&bits)) return false;
     std::memcpy(&value, &bits, sizeof bits);
+    if (!std::isfinite(value)) return false;
   }
   return true;
 }

@@ -80,6 +80,23 @@ TEST(ResidualTest, RollbackIsForLaterCalls) {
   EXPECT_EQ(ValuesOf(&residual)[0], 1);
 }
 
+// Calls of another communicator have numbers of their own: what is taken back is the last call, not
+// an earlier one of equal number.
+TEST(ResidualTest, RollbackOfACallAfterAnEqualNumber) {
+  constexpr size_t kElements = kSuperblock;
+  Residual residual(kElements, {});
+  const std::vector<float> zeros(kElements), sum(kElements, 1.0f);
+  ASSERT_TRUE(residual.Take().ok());
+  residual.SetErrors(0, zeros);
+  residual.SetTotal(0, 1, sum, zeros.data());
+  residual.End(true, 6);
+  Commit(&residual, zeros, 7);  // the rank does not own the superblock any more
+  EXPECT_EQ(ValuesOf(&residual), sum);
+  Commit(&residual, zeros, 7);
+  EXPECT_TRUE(residual.Rollback(6).ok());
+  EXPECT_EQ(ValuesOf(&residual), sum);
+}
+
 TEST(ResidualTest, ScalesRoundsAndMixes) {
   Residual plain(2, {}), narrow(2, {.storage = DataType::kBfloat16});
   Residual mixed(2, {.storage = DataType::kFloat32, .keep = 0.5f});

@@ -136,6 +136,24 @@ TEST(ReducedCallsTest, EmptyTinyAndZeroTensors) {
   }
 }
 
+// The codec's random numbers follow from seed and step, not from what the communicator has done.
+TEST(ReducedCallsTest, TheFirstCallsOfEqualStatesAreEqual) {
+  constexpr size_t kCount = 3000;
+  for (const char* spec : {"random_k:k=0.5|qsgd:q=4", "topk:k=0.5|dither", "clt_k|dither"}) {
+    RunThreads(3, [&](int rank, ccl_comm_t comm) {
+      const Vectors inputs = NormalInputs(3, kCount, 7);
+      std::vector<float> results[2];
+      for (std::vector<float>& out : results) {
+        const OwnedState state = MakeState(spec, 1, kCount);
+        out.resize(kCount);
+        CHECK_OK(ccl_allreduce_reduced(inputs[static_cast<size_t>(rank)].data(), out.data(),
+                                       state.get(), CCL_SUM, nullptr, comm, nullptr));
+      }
+      EXPECT_EQ(results[0], results[1]) << spec;
+    });
+  }
+}
+
 TEST(ReducedCallsTest, NarrowTypes) {
   RunThreads(3, [](int rank, ccl_comm_t comm) {
     for (const ccl_datatype_t type : {CCL_FLOAT16, CCL_BFLOAT16}) {

@@ -113,6 +113,18 @@ TEST(CountSketchTest, TheSecondRoundIsExactToo) {
   FAIL() << "no sketch has left a rest";
 }
 
+// The sum is larger than the largest float; the average is not.
+TEST(CountSketchTest, AveragesLargeElements) {
+  for (const size_t zeros : {size_t{0}, size_t{100}}) {
+    Vectors inputs(3, std::vector<float>(20 + zeros));
+    for (std::vector<float>& input : inputs) std::fill_n(input.begin(), 20, 3e38f);
+    LocalRanks ranks("count_sketch", 3, 1, 20 + zeros);
+    const std::vector<float> mean = ranks.Run(inputs, ReduceOp::kAvg)[0];
+    for (size_t i = 0; i < 20; ++i) EXPECT_FLOAT_EQ(mean[i], 3e38f);
+    EXPECT_EQ(ranks.Run(inputs)[0][0], std::numeric_limits<float>::infinity());
+  }
+}
+
 // Each element is rounded to a grid of 2^-59 of the largest for 8 ranks, and the sum once.
 TEST(CountSketchTest, RoundsOnceOnAFineGrid) {
   std::mt19937_64 engine(TestSeed());

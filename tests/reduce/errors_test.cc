@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/fault_point.h"
+#include "integration/hosts_world.h"
 #include "reduce/call_world.h"
 
 namespace inccl::test {
@@ -78,6 +79,11 @@ TEST(ReducerErrorTest, WrongCallsHaveNoEffect) {
     for (size_t cut = 0; cut < fresh.size(); ++cut) {
       EXPECT_EQ(ccl_reducer_state_import(state.get(), fresh.data(), cut), CCL_INVALID_ARGUMENT);
     }
+    std::vector<std::byte> damaged = fresh;
+    const uint32_t nan = 0x7fc00000;
+    std::memcpy(&damaged[damaged.size() - sizeof(uint64_t) - sizeof nan], &nan, sizeof nan);
+    ExpectError(ccl_reducer_state_import(state.get(), damaged.data(), damaged.size()),
+                CCL_INVALID_ARGUMENT, "damaged");
     EXPECT_EQ(Exported(state), fresh);
     CHECK_OK(reduce(in.data(), CCL_SUM));
 
@@ -104,6 +110,45 @@ TEST(ReducerErrorTest, RoundsThatCannotRunAreRefused) {
         CCL_INVALID_ARGUMENT, "m of the codec hbi runs on direct only");
     CHECK_OK(
         ccl_allreduce_reduced(in.data(), out.data(), fine.get(), CCL_SUM, nullptr, comm, nullptr));
+  });
+}
+
+// Also where the numbers of elements are not known before the call: a refused call has no number.
+TEST(ReducerErrorTest, RefusedCallsOfUnknownLengthHaveNoEffect) {
+  const ScopedEnv algorithm({{"INCCL_ALGO", "ring"}});
+  RunThreads(3, [](int, ccl_comm_t comm) {
+    uint64_t completed = 0;
+    for (const char* spec :
+         {"random_k:k=0.5|hbi:m=2,min_bytes=8", "clt_k:k=0.5|hbi:m=2,min_bytes=8",
+          "topk:k=0.5,select=sidco|hbi:m=2,min_bytes=8"}) {
+      const OwnedState state = MakeState(spec, 1, kCount);
+      std::vector<float> in(kCount, 1.0f), out(kCount);
+      ExpectError(ccl_allreduce_reduced(in.data(), out.data(), state.get(), CCL_SUM, nullptr, comm,
+                                        nullptr),
+                  CCL_INVALID_ARGUMENT, "hbi");
+      CHECK_OK(ccl_allreduce(in.data(), out.data(), 1, CCL_FLOAT32, CCL_SUM, comm, nullptr));
+      uint64_t now = 0;
+      CHECK_OK(ccl_comm_last_completed(comm, &now));
+      EXPECT_EQ(now, completed + 1);
+      completed = now;
+    }
+  });
+}
+
+// The leader of the former call is no rank of the smaller communicator.
+TEST(ReducerErrorTest, AStateMovesToASmallerCommunicator) {
+  RunHosts("aabbc", [](const Side& side, ccl_comm_t comm) {
+    const OwnedState state = MakeState("clt_k:k=0.1", 30, kCount / 30);
+    std::vector<float> in(kCount, 1.0f), out(kCount);
+    ccl_compression_t how = CCL_COMPRESSION_INIT;
+    how.step = 4;
+    CHECK_OK(
+        ccl_allreduce_reduced(in.data(), out.data(), state.get(), CCL_SUM, &how, comm, nullptr));
+    ccl_comm_t part = nullptr;
+    CHECK_OK(ccl_comm_split(comm, side.rank() < 3 ? 0 : 1, 0, &part, nullptr));
+    CHECK_OK(
+        ccl_allreduce_reduced(in.data(), out.data(), state.get(), CCL_SUM, &how, part, nullptr));
+    CHECK_OK(ccl_comm_destroy(part));
   });
 }
 

@@ -29,6 +29,8 @@ class TotalResidual {
   template <typename Body>
   void End(bool committed, uint64_t operation, const Body& contributions) {
     for (Entry& entry : entries_) {
+      // Its number may be that of a call on another communicator.
+      if (committed) entry.operation = 0;
       if (committed && (entry.pending || !entry.empty)) {
         if (!entry.pending) {
           contributions(entry.superblock, entry.rows[entry.now]);
@@ -50,7 +52,7 @@ class TotalResidual {
  private:
   struct Entry {
     uint64_t superblock = 0;
-    uint64_t operation = 0;  // the last one that changed it
+    uint64_t operation = 0;  // the last committed one if that has changed it, or 0
     uint32_t now = 0;        // the row in force; after it come the pending and the former one
     bool pending = false, empty = true;
     std::array<std::array<float, kSuperblock>, 3> rows = {};
