@@ -643,7 +643,7 @@ CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t ope
  * and phase that its reference algorithm sends (key `ref` of the specification, else direct; other
  * algorithms may send more); 0: no more than the type has. `relative_error_bound`: an upper bound
  * of the absolute error of an element of the sum, relative to `nranks` times the largest |x| of its
- * block of 32 elements (hbi: of its superblock of 256; qsgd, qsgd_ms and randk: of its 2^20
+ * block of 32 elements (hbi: of its superblock of 256; qsgd and qsgd_ms: of its 2^20
  * elements) over all ranks; 0: as uncompressed. Both are a priori and hold in the codec's
  * range of magnitudes (docs/codecs.md); the stats of a call have the actual values.
  * CCL_INVALID_ARGUMENT if no such call is possible, e.g. with too few bits for unbiased=1.
@@ -655,7 +655,7 @@ CCL_API ccl_result_t ccl_codec_bound(ccl_codec_t codec, size_t count, int nranks
  * As ccl_allreduce, with compressed bytes on the way (docs/codecs.md). op is CCL_SUM or CCL_AVG
  * (any with the codec lossless) and type a float of 2 bytes or more. With any other type or op, or
  * below the codec's min_bytes, the call runs uncompressed and the stats say so. The result is
- * bit-identical on all ranks. With hbi, qsgd, qsgd_ms and randk, whose sums are exact, it is also
+ * bit-identical on all ranks. With hbi, qsgd and qsgd_ms, whose sums are exact, it is also
  * bit-identical over algorithms, slice sizes, channels, transports and instruction sets. A
  * specification that this communicator cannot satisfy (m=4 if algorithms other than direct are
  * forced, unbiased=1 with too few bits) is CCL_INVALID_ARGUMENT, and nothing has been sent.

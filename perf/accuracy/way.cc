@@ -26,7 +26,7 @@ Status FromResult(ccl_result_t result, ccl_comm_t comm, const std::string& what)
 // from rings.
 std::string UsualAlgorithm(const std::string& spec) {
   if (spec.find("ref=ring") != std::string::npos) return "ring";
-  for (const char* sums : {"hbi", "qsgd", "randk", "onebit", "dither"}) {
+  for (const char* sums : {"hbi", "qsgd", "onebit", "dither"}) {
     if (spec.starts_with(sums)) return "direct";
   }
   return "ring";

@@ -159,7 +159,6 @@ constexpr Row kRows[] = {
     {"onebit_bf16", "onebit", DataType::kBfloat16},
     {"qsgd8", "qsgd:q=8", DataType::kFloat32},
     {"qsgd_ms", "qsgd_ms:q=4+8", DataType::kFloat32},
-    {"randk", "randk:k=0.1", DataType::kFloat32},
 };
 
 }  // namespace

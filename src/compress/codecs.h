@@ -23,7 +23,6 @@ MadeCodec MakeOnebitCodec(const CodecSpec& spec);    // block_code/onebit.cc
 MadeCodec MakeLosslessCodec(const CodecSpec& spec);  // lossless/lossless_codec.cc
 MadeCodec MakeQsgdCodec(const CodecSpec& spec);      // qsgd/qsgd_codec.cc
 MadeCodec MakeQsgdMsCodec(const CodecSpec& spec);    // qsgd/qsgd_codec.cc
-MadeCodec MakeRandkCodec(const CodecSpec& spec);     // qsgd/qsgd_codec.cc
 
 }  // namespace inccl
 

@@ -27,7 +27,7 @@ constexpr Entry kCodecs[] = {
     {"bf16", MakeBf16Codec},   {"dither", MakeDitherCodec},  {"fp16", MakeFp16Codec},
     {"fp8", MakeFp8Codec},     {"hbi", MakeHbiCodec},        {"lossless", MakeLosslessCodec},
     {"mxfp8", MakeMxfp8Codec}, {"none", MakeIdentity},       {"onebit", MakeOnebitCodec},
-    {"qsgd", MakeQsgdCodec},   {"qsgd_ms", MakeQsgdMsCodec}, {"randk", MakeRandkCodec},
+    {"qsgd", MakeQsgdCodec},   {"qsgd_ms", MakeQsgdMsCodec},
 };
 
 }  // namespace

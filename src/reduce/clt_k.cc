@@ -10,6 +10,7 @@
 
 #include "reduce/methods.h"
 #include "reduce/select.h"
+#include "reduce/shared_positions.h"
 
 namespace inccl {
 namespace {
@@ -19,28 +20,24 @@ struct Config {
   bool residual = false;
 };
 
-class CltState final : public ReducerState {
+class CltState final : public SharedPositionsState {
  public:
   CltState(std::string identity, const TensorDesc& desc, const Config& config, RoundCodec codec)
-      : ReducerState({.identity = std::move(identity),
-                      .tensor = desc,
-                      .residual = config.residual,
-                      .low_pass = static_cast<float>(config.beta)}),
-        selected_(SelectedOf(config.k, desc.count())),
-        codec_(std::move(codec)) {}
+      : SharedPositionsState({.identity = std::move(identity),
+                              .tensor = desc,
+                              .residual = config.residual,
+                              .low_pass = static_cast<float>(config.beta)},
+                             std::move(codec)),
+        selected_(SelectedOf(config.k, desc.count())) {}
 
   int rounds() const override { return 2; }
 
   Status Produce(int round, std::vector<std::byte>* out) override {
-    if (round == 0) {
-      const bool leads = args().rank == Leader();
-      if (leads) SelectLargest(open(), selected_, &indices_);
-      const std::span<uint32_t> words = ResizeFor<uint32_t>(out, leads ? selected_ : 0);
-      std::copy_n(indices_.begin(), words.size(), words.begin());
-    } else {
-      const std::span<float> values = ResizeFor<float>(out, selected_);
-      for (size_t i = 0; i < values.size(); ++i) values[i] = open()[indices_[i]];
-    }
+    if (round == 1) return ProduceValues(out);
+    const bool leads = args().rank == Leader();
+    if (leads) SelectLargest(open(), selected_, positions());
+    const std::span<uint32_t> words = ResizeFor<uint32_t>(out, leads ? selected_ : 0);
+    std::copy_n(positions()->begin(), words.size(), words.begin());
     return Status::Ok();
   }
 
@@ -51,25 +48,18 @@ class CltState final : public ReducerState {
               .count = selected_,
               .root = Leader()};
     }
-    return {.op = args().op, .count = selected_, .codec = codec_, .asks_errors = has_residual()};
+    return SumCall();
   }
 
   Status Consume(int round, std::span<const std::byte> reduced,
                  std::span<const float> errors) override {
-    if (round == 0) {
-      const std::span<const uint32_t> words = ElementsOf<uint32_t>(reduced);
-      indices_.assign(words.begin(), words.end());
-      for (const uint32_t index : indices_) {
-        if (index < tensor().count()) continue;
-        return InternalError(fmt::format("clt_k: rank {} sent index {} of {} elements", Leader(),
-                                         index, tensor().count()));
-      }
-      return Status::Ok();
-    }
-    const std::span<const float> sums = ElementsOf<float>(reduced);
-    for (size_t i = 0; i < sums.size(); ++i) {
-      result()[indices_[i]] = sums[i];
-      open()[indices_[i]] = errors.empty() ? 0.0f : errors[i];
+    if (round == 1) return ConsumeSums(reduced, errors);
+    const std::span<const uint32_t> words = ElementsOf<uint32_t>(reduced);
+    positions()->assign(words.begin(), words.end());
+    for (const uint32_t index : words) {
+      if (index < tensor().count()) continue;
+      return InternalError(fmt::format("clt_k: rank {} sent index {} of {} elements", Leader(),
+                                       index, tensor().count()));
     }
     return Status::Ok();
   }
@@ -80,8 +70,6 @@ class CltState final : public ReducerState {
   }
 
   const uint64_t selected_;
-  const RoundCodec codec_;
-  std::vector<uint32_t> indices_;
 };
 
 }  // namespace

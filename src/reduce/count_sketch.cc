@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // count_sketch: the exact sum of sparse tensors (lossless homomorphic compression, arXiv
-// 2402.07529). All ranks learn which elements are not zero somewhere, by an OR of bitmaps: each
-// rank gets its part of all bitmaps, and gives the OR of them to all. They turn these elements into
-// integers on one grid and add up sketches of them (sketch.h); the few elements that cannot be
-// peeled off travel once more, by themselves. Nothing is estimated.
+// 2402.07529). All ranks learn which elements are not zero somewhere (bitmap_union.h). They turn
+// these elements into integers on one grid and add up sketches of them (sketch.h); the few elements
+// that cannot be peeled off travel once more, by themselves. Nothing is estimated.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <cmath>
 
 #include "base/rng.h"
+#include "reduce/bitmap_union.h"
 #include "reduce/methods.h"
 #include "reduce/select.h"
 #include "reduce/sketch.h"
@@ -29,19 +29,15 @@ class CountSketchState final : public ReducerState {
  public:
   CountSketchState(std::string identity, const TensorDesc& desc, const Config& /*config*/,
                    const RoundCodec& /*codec*/)
-      : ReducerState({.identity = std::move(identity), .tensor = desc}) {}
+      : ReducerState({.identity = std::move(identity), .tensor = desc}),
+        bitmaps_(desc.count(), 1) {}
 
   int rounds() const override { return rest_.empty() ? kRest : kRest + 1; }
 
   Status Produce(int round, std::vector<std::byte>* out) override {
     switch (round) {
-      case kBitmaps: WriteBitmap(ResizeFor<uint32_t>(out, SegmentWords() * Ranks())); break;
-      case kUnion: {
-        const std::span<uint32_t> words = ResizeFor<uint32_t>(out, SegmentWords() + 1);
-        std::copy(segment_.begin(), segment_.end(), words.begin());
-        words.back() = largest_;
-        break;
-      }
+      case kBitmaps: WriteBitmap(bitmaps_.MakeBitmap(out)); break;
+      case kUnion: bitmaps_.MakeMerged(out)[0] = largest_; break;
       case kSketch:
         if (finite() && dense()) {
           std::ranges::copy(codes_, ResizeFor<uint64_t>(out, codes_.size()).begin());
@@ -65,13 +61,7 @@ class CountSketchState final : public ReducerState {
   InnerCall Call(int round) const override {
     switch (round) {
       case kBitmaps:
-        return {.collective = Collective::kAllToAll,
-                .type = DataType::kUint32,
-                .count = SegmentWords()};
-      case kUnion:
-        return {.collective = Collective::kAllGather,
-                .type = DataType::kUint32,
-                .count = SegmentWords() + 1};
+      case kUnion: return bitmaps_.Call(round);
       case kSketch:
         if (finite()) {
           return {.type = DataType::kUint64, .count = dense() ? codes_.size() : sketch_.cells()};
@@ -84,8 +74,8 @@ class CountSketchState final : public ReducerState {
   Status Consume(int round, std::span<const std::byte> reduced,
                  std::span<const float> /*errors*/) override {
     switch (round) {
-      case kBitmaps: MergeBitmaps(ElementsOf<uint32_t>(reduced)); break;
-      case kUnion: return SetSupport(ElementsOf<uint32_t>(reduced));
+      case kBitmaps: bitmaps_.Merge(reduced); break;
+      case kUnion: return SetSupport(reduced);
       case kSketch:
         if (finite() && dense()) {
           std::ranges::copy(ElementsOf<uint64_t>(reduced), codes_sum_.begin());
@@ -110,14 +100,9 @@ class CountSketchState final : public ReducerState {
   }
 
  private:
-  enum Round : int { kBitmaps, kUnion, kSketch, kRest };
+  enum Round : int { kBitmaps, kUnion, kSketch = BitmapUnion::kRounds, kRest };
 
   size_t Ranks() const { return static_cast<size_t>(args().nranks); }
-  // 32-bit words of the bitmap that a rank merges.
-  size_t SegmentWords() const {
-    const size_t words = (tensor().count() + 31) / 32;
-    return (words + Ranks() - 1) / Ranks();
-  }
   // Else values travel as they are, and NaN and infinity stay where they are.
   bool finite() const { return largest_ < kInfinity; }
 
@@ -125,6 +110,7 @@ class CountSketchState final : public ReducerState {
   bool dense() const { return support_.size() > tensor().count() / 3; }
 
   void OnBegin() override {
+    bitmaps_.Begin(args().nranks);
     largest_ = 0;
     rest_.clear();
     support_.clear();
@@ -132,33 +118,17 @@ class CountSketchState final : public ReducerState {
   }
 
   void WriteBitmap(std::span<uint32_t> words) {
-    std::fill(words.begin(), words.end(), 0u);
     for (size_t i = 0; i < open().size(); ++i) {
       words[i / 32] |= MagnitudeOf(open()[i]) != 0 ? 1u << (i % 32) : 0u;
     }
   }
 
-  void MergeBitmaps(std::span<const uint32_t> words) {
-    segment_.assign(SegmentWords(), 0u);
-    for (size_t i = 0; i < words.size(); ++i) segment_[i % segment_.size()] |= words[i];
-  }
-
-  Status SetSupport(std::span<const uint32_t> words) {
-    const size_t segment = SegmentWords();
+  Status SetSupport(std::span<const std::byte> gathered) {
+    if (Status status = bitmaps_.Read(gathered, "count_sketch", &support_); !status.ok()) {
+      return status;
+    }
     for (size_t rank = 0; rank < Ranks(); ++rank) {
-      const std::span<const uint32_t> part = words.subspan(rank * (segment + 1), segment + 1);
-      for (size_t i = 0; i < segment; ++i) {
-        for (uint32_t bits = part[i]; bits != 0; bits &= bits - 1) {
-          const uint64_t index =
-              (rank * segment + i) * 32 + static_cast<uint64_t>(std::countr_zero(bits));
-          if (index >= tensor().count()) {
-            return InternalError(fmt::format("count_sketch: rank {} sent index {} of {} elements",
-                                             rank, index, tensor().count()));
-          }
-          support_.push_back(static_cast<uint32_t>(index));
-        }
-      }
-      largest_ = std::max(largest_, part.back());
+      largest_ = std::max(largest_, bitmaps_.Extra(gathered, rank)[0]);
     }
     if (finite()) SetCodes();
     return Status::Ok();
@@ -188,8 +158,8 @@ class CountSketchState final : public ReducerState {
     }
   }
 
+  BitmapUnion bitmaps_;
   uint32_t largest_ = 0;                     // magnitude: of this rank, then of all
-  std::vector<uint32_t> segment_;            // this rank's part of the bitmap of all
   std::vector<uint32_t> support_;            // indices that are not zero on some rank
   int shift_ = 0;                            // an integer stands for itself times 2^-shift
   std::vector<uint64_t> codes_, codes_sum_;  // by place in the support: of this rank, of all

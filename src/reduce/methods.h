@@ -28,8 +28,9 @@ MadeReducer MakePowerSgd(const CodecSpec& spec, RoundCodec codec);     // powers
 MadeReducer MakeRandomK(const CodecSpec& spec, RoundCodec codec);      // random_k.cc
 MadeReducer MakeTopk(const CodecSpec& spec, RoundCodec codec);         // topk.cc
 
-// What a method's keys say about residuals.
+// What a method's keys say about residuals, and of how many elements its blocks are.
 Result<bool> ParseResidual(const CodecSpec& spec, bool fallback);
+Result<uint64_t> ParseBlock(const CodecSpec& spec);
 
 // A reducer that makes states as State(identity, tensor, config, codec).
 template <typename State, typename Config>

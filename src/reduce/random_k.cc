@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // random_k: all ranks derive the same k * d elements of d from seed and step and sum their values.
-// A permutation of the tensor is split into slices, one for each step, so a sweep of ceil(1 / k)
-// steps visits every element once; the next sweep has another permutation (GlobalRandK of
-// arXiv 2109.12497).
+// A permutation of the tensor's blocks, of one element each by default, is split into slices, one
+// for each step, so a sweep of ceil(1 / k) steps visits every element once; the next sweep has
+// another permutation (GlobalRandK of arXiv 2109.12497).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,77 +11,65 @@
 #include "base/rng.h"
 #include "reduce/methods.h"
 #include "reduce/permutation.h"
+#include "reduce/shared_positions.h"
 
 namespace inccl {
 namespace {
 
 struct Config {
   double k = 0;
+  uint64_t block = 1;
   bool residual = false, unbiased = false;
 };
 
-class RandomKState final : public ReducerState {
+class RandomKState final : public SharedPositionsState {
  public:
   RandomKState(std::string identity, const TensorDesc& desc, const Config& config, RoundCodec codec)
-      : ReducerState(
-            {.identity = std::move(identity), .tensor = desc, .residual = config.residual}),
+      : SharedPositionsState(
+            {.identity = std::move(identity), .tensor = desc, .residual = config.residual},
+            std::move(codec)),
         config_(config),
-        codec_(std::move(codec)) {}
+        blocks_({.elements = desc.count(), .size = config.block}) {}
 
   int rounds() const override { return 1; }
-
   Status Produce(int /*round*/, std::vector<std::byte>* out) override {
-    const std::span<float> values = ResizeFor<float>(out, indices_.size());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = factor_ * open()[indices_[i]];
-    return Status::Ok();
+    return ProduceValues(out, factor_);
   }
-
-  InnerCall Call(int /*round*/) const override {
-    return {.op = args().op,
-            .count = indices_.size(),
-            .codec = codec_,
-            .asks_errors = config_.residual};
-  }
-
+  InnerCall Call(int /*round*/) const override { return SumCall(); }
   Status Consume(int /*round*/, std::span<const std::byte> reduced,
                  std::span<const float> errors) override {
-    const std::span<const float> sums = ElementsOf<float>(reduced);
-    for (size_t i = 0; i < sums.size(); ++i) {
-      result()[indices_[i]] = sums[i];
-      open()[indices_[i]] = errors.empty() ? 0.0f : errors[i];
-    }
-    return Status::Ok();
+    return ConsumeSums(reduced, errors);
   }
 
  private:
   void OnBegin() override {
-    const uint64_t count = tensor().count(), most = SelectedOf(config_.k, count);
-    indices_.clear();
+    const uint64_t count = blocks_.count(), most = SelectedOf(config_.k, count);
+    positions()->clear();
     if (count == 0) return;
     const uint64_t steps = (count + most - 1) / most, slice = args().step % steps;
     const Permutation places(count, args().seed ^ Mix64(args().step / steps));
     const uint64_t first = slice * most, end = std::min(count, first + most);
     for (uint64_t place = first; place < end; ++place) {
-      indices_.push_back(static_cast<uint32_t>(places(place)));
+      blocks_.AppendTo(positions(), places(place));
     }
-    factor_ =
-        config_.unbiased
-            ? static_cast<float>(static_cast<double>(count) / static_cast<double>(indices_.size()))
-            : 1.0f;
+    // Each block is one of the selected with probability (end - first) / count.
+    if (config_.unbiased) {
+      factor_ = static_cast<float>(static_cast<double>(count) / static_cast<double>(end - first));
+    }
   }
 
   const Config config_;
-  const RoundCodec codec_;
-  std::vector<uint32_t> indices_;  // of the call, without repetition
+  const Blocks blocks_;
   float factor_ = 1;
 };
 
 }  // namespace
 
 MadeReducer MakeRandomK(const CodecSpec& spec, RoundCodec codec) {
-  static constexpr std::string_view kKeys[] = {"k", "residual", "unbiased"};
+  static constexpr std::string_view kKeys[] = {"block", "k", "residual", "unbiased"};
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
-  Config config;
+  const Result<uint64_t> block = ParseBlock(spec);
+  if (!block.ok()) return block.status();
   const Result<double> k = spec.Fraction("k", 0.01);
   if (!k.ok()) return k.status();
   const Result<uint64_t> unbiased = spec.Integer("unbiased", 0, 0, 1);
@@ -93,9 +81,10 @@ MadeReducer MakeRandomK(const CodecSpec& spec, RoundCodec codec) {
         "reducer random_k: unbiased=1 and residual=1: what the factor d/k stands for must not come "
         "again from a residual");
   }
-  config = {.k = *k, .residual = *residual, .unbiased = *unbiased == 1};
-  std::string text = fmt::format("random_k:k={},residual={},unbiased={}", config.k,
-                                 config.residual ? 1 : 0, config.unbiased ? 1 : 0);
+  const Config config = {
+      .k = *k, .block = *block, .residual = *residual, .unbiased = *unbiased == 1};
+  std::string text = fmt::format("random_k:block={},k={},residual={},unbiased={}", *block, *k,
+                                 *residual ? 1 : 0, *unbiased);
   return std::shared_ptr<const Reducer>(std::make_shared<const MethodReducer<RandomKState, Config>>(
       std::move(text), config, std::move(codec)));
 }

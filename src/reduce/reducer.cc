@@ -41,6 +41,11 @@ Result<bool> ParseResidual(const CodecSpec& spec, bool fallback) {
   return *value == 1;
 }
 
+Result<uint64_t> ParseBlock(const CodecSpec& spec) {
+  constexpr uint64_t kMost = uint64_t{1} << 20;
+  return spec.Integer("block", 1, 1, kMost);
+}
+
 Result<std::shared_ptr<const Reducer>> MakeReducer(std::string_view spec) {
   const size_t bar = spec.find('|');
   Result<CodecSpec> method = CodecSpec::Parse(spec.substr(0, bar), "reducer");

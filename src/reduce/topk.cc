@@ -4,14 +4,20 @@
 // ranks add them up in the order of the ranks. Indices have 32 bits. Values go through the codec,
 // indices do not; without a codec both travel in one round. Selectors that find a threshold instead
 // of a number first agree on the largest number of any rank, to which the others pad.
+//
+// In blocks: each rank selects the blocks of largest norm, and all ranks sum the elements of every
+// block that some rank has selected, through any codec.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "reduce/bitmap_union.h"
 #include "reduce/methods.h"
 #include "reduce/selector.h"
+#include "reduce/shared_positions.h"
 
 namespace inccl {
 namespace {
@@ -20,6 +26,7 @@ constexpr uint32_t kNoIndex = std::numeric_limits<uint32_t>::max();
 
 struct Config {
   double k = 0;
+  uint64_t block = 1;
   bool residual = false;
   SelectorKind select = SelectorKind::kExact;
 };
@@ -153,21 +160,113 @@ class TopkState final : public ReducerState {
   std::vector<uint32_t> gathered_;  // indices of all ranks
 };
 
+// The root of the mean square of a block, as one of `size` elements; squares in fp64 are finite and
+// not zero. The sum has a fixed order, of kLanes sums that a vector register can hold.
+float MagnitudeOfBlock(std::span<const float> block, uint64_t size) {
+  constexpr size_t kLanes = 8;
+  double lanes[kLanes] = {}, sum = 0;
+  size_t i = 0;
+  for (; i + kLanes <= block.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const auto value = static_cast<double>(block[i + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  for (; i < block.size(); ++i) lanes[0] += static_cast<double>(block[i]) * block[i];
+  for (const double lane : lanes) sum += lane;
+  return static_cast<float>(std::sqrt(sum / static_cast<double>(size)));
+}
+
+class BlockTopkState final : public SharedPositionsState {
+ public:
+  BlockTopkState(std::string identity, const TensorDesc& desc, const Config& config,
+                 RoundCodec codec)
+      : SharedPositionsState(
+            {.identity = std::move(identity), .tensor = desc, .residual = config.residual},
+            std::move(codec)),
+        selector_(config.select, config.k),
+        blocks_({.elements = desc.count(), .size = config.block}),
+        bitmaps_(blocks_.count()) {}
+
+  int rounds() const override { return kSum + 1; }
+
+  Status Produce(int round, std::vector<std::byte>* out) override {
+    switch (round) {
+      case kBitmaps: {
+        const std::span<uint32_t> words = bitmaps_.MakeBitmap(out);
+        for (const uint32_t block : selected_) words[block / 32] |= 1u << (block % 32);
+        break;
+      }
+      case kUnion: (void)bitmaps_.MakeMerged(out); break;
+      default: return ProduceValues(out);
+    }
+    return Status::Ok();
+  }
+
+  InnerCall Call(int round) const override {
+    return round == kSum ? SumCall() : bitmaps_.Call(round);
+  }
+
+  Status Consume(int round, std::span<const std::byte> reduced,
+                 std::span<const float> errors) override {
+    switch (round) {
+      case kBitmaps: bitmaps_.Merge(reduced); return Status::Ok();
+      case kUnion: {
+        Status status = bitmaps_.Read(reduced, "topk", &selected_);
+        if (!status.ok()) return status;
+        positions()->clear();
+        for (const uint32_t block : selected_) blocks_.AppendTo(positions(), block);
+        return Status::Ok();
+      }
+      default: return ConsumeSums(reduced, errors);
+    }
+  }
+
+ private:
+  enum Round : int { kBitmaps, kUnion, kSum = BitmapUnion::kRounds };
+
+  void OnBegin() override {
+    bitmaps_.Begin(args().nranks);
+    magnitudes_.resize(blocks_.count());
+    for (uint64_t block = 0; block < blocks_.count(); ++block) {
+      const uint64_t first = blocks_.first(block);
+      magnitudes_[block] =
+          MagnitudeOfBlock(open().subspan(first, blocks_.end(block) - first), blocks_.size);
+    }
+    selector_.Select(magnitudes_, kept().calls, &selected_);
+  }
+
+  const Selector selector_;
+  const Blocks blocks_;
+  BitmapUnion bitmaps_;
+  std::vector<float> magnitudes_;   // of blocks
+  std::vector<uint32_t> selected_;  // blocks: of this rank, then of all
+};
+
 }  // namespace
 
 MadeReducer MakeTopk(const CodecSpec& spec, RoundCodec codec) {
-  static constexpr std::string_view kKeys[] = {"k", "residual", "select"};
+  static constexpr std::string_view kKeys[] = {"block", "k", "residual", "select"};
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
+  const Result<uint64_t> block = ParseBlock(spec);
+  if (!block.ok()) return block.status();
   const Result<double> k = spec.Fraction("k", 0.01);
   if (!k.ok()) return k.status();
   const Result<bool> residual = ParseResidual(spec, true);
   if (!residual.ok()) return residual.status();
   const Result<size_t> select = spec.Choice("select", 0, kSelectorNames);
   if (!select.ok()) return select.status();
-  const Config config = {
-      .k = *k, .residual = *residual, .select = static_cast<SelectorKind>(*select)};
-  std::string text = fmt::format("topk:k={},residual={},select={}", config.k,
-                                 config.residual ? 1 : 0, kSelectorNames[*select]);
+  const Config config = {.k = *k,
+                         .block = *block,
+                         .residual = *residual,
+                         .select = static_cast<SelectorKind>(*select)};
+  std::string text = fmt::format("topk:block={},k={},residual={},select={}", *block, *k,
+                                 *residual ? 1 : 0, kSelectorNames[*select]);
+  if (*block > 1) {
+    return std::shared_ptr<const Reducer>(
+        std::make_shared<const MethodReducer<BlockTopkState, Config>>(std::move(text), config,
+                                                                      std::move(codec)));
+  }
   return std::shared_ptr<const Reducer>(std::make_shared<const MethodReducer<TopkState, Config>>(
       std::move(text), config, std::move(codec)));
 }

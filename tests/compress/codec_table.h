@@ -26,9 +26,8 @@ struct CodecRow {
   Share poison;
   // Whose largest magnitude the bound is relative to.
   Share bound;
-  bool any_order;       // sums do not depend on the algorithm
-  bool lossless;        // the results are those of "none", bit for bit
-  bool sparse = false;  // elements may be left out: zero in the result
+  bool any_order;  // sums do not depend on the algorithm
+  bool lossless;   // the results are those of "none", bit for bit
 };
 
 // For INSTANTIATE_TEST_SUITE_P.
@@ -70,12 +69,6 @@ constexpr CodecRow kCodecTable[] = {
     {"qsgd:q=16", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
     {"qsgd_ms", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
     {"qsgd_ms:q=1+3+9+16", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
-    {"randk:k=0.3,with=qsgd_ms,q=2+6", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false,
-     true},
-    {"randk:k=0.1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false, true},
-    {"randk:k=0.5,q=4,unbiased=1", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false,
-     true},
-    {"randk:k=1,q=6", 1e30, 0x1p-149, Share::kVector, Share::kVector, true, false},
     {"mxfp8:format=e5m2", 1e30, 0x1p-130, Share::kBlock, Share::kBlock, false, false},
 };
 

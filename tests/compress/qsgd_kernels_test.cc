@@ -49,7 +49,7 @@ class QsgdKernelsTest : public testing::TestWithParam<std::string> {
 struct Elements {
   float memory[kSuperblock + 1];
   float* x = memory;
-  uint8_t places[kSuperblock], index[kSuperblock];
+  uint8_t index[kSuperblock];
   uint32_t sums[kSuperblock];
   double by_scale[kMostScales] = {};
 };
@@ -67,12 +67,11 @@ TEST_P(QsgdKernelsTest, CodesAndValues) {
     }
     for (uint32_t i = 0; i < kSuperblock; ++i) {
       e.x[i] = AnyFloat();
-      e.places[i] = static_cast<uint8_t>(rng_.Next());
       e.index[i] = static_cast<uint8_t>(rng_.Below(scales));
       e.sums[i] = static_cast<uint32_t>(rng_.Below(1u << 30));
     }
     const ScaleChoice choice{scales == 1 ? nullptr : e.index, scales, e.by_scale};
-    const CodeArgs args{e.x, e.places, static_cast<uint32_t>(rng_.Next()), levels, choice};
+    const CodeArgs args{e.x, static_cast<uint32_t>(rng_.Next()), levels, choice};
     Elements expected = e, found = e;
     reference_.add_codes(args, count, expected.sums);
     BestKernels().add_codes(args, count, found.sums);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// qsgd, qsgd_ms and randk against their definition: unbiased codes on the scale of the window's
-// largest magnitude, exact sums with room for all ranks, selections that visit every element once a
-// sweep.
+// qsgd and qsgd_ms against their definition: unbiased codes on the scale of the window's largest
+// magnitude, exact sums with room for all ranks.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -100,7 +98,7 @@ TEST(Qsgd, RanksRoundIndependently) {
 
 // What n ranks can sum up to at most: nothing wraps, nothing saturates.
 TEST(Qsgd, LargestSumsAreExact) {
-  for (const char* spec : {"qsgd:q=1", "qsgd:q=7", "qsgd:q=8", "qsgd:q=16", "randk:k=1,q=15"}) {
+  for (const char* spec : {"qsgd:q=1", "qsgd:q=7", "qsgd:q=8", "qsgd:q=16"}) {
     for (const size_t n : {2u, 9u, 64u}) {
       for (const float value : {3.0f, -3.0f}) {
         const Vectors inputs(n, std::vector<float>(600, value));
@@ -234,68 +232,6 @@ TEST(QsgdMs, LargestSumsAreExact) {
     const Vectors inputs(9, std::vector<float>(700, value));
     for (const float x : SumOverLanes("qsgd_ms:q=4+8", inputs, 1)) ASSERT_EQ(x, 9 * value);
   }
-}
-
-// ---------------------------------------------------------------- random selections
-
-TEST(Randk, ASweepVisitsEveryElementOnce) {
-  Rng rng(TestSeed());
-  struct Case {
-    const char* spec;
-    uint32_t selected;
-  };
-  for (const Case& c : {Case{"randk:k=0.1,q=8", 26}, Case{"randk:k=0.25,q=8", 64},
-                        Case{"randk:k=0.004,q=8", 1}, Case{"randk:k=1", 256}}) {
-    SCOPED_TRACE(c.spec);
-    constexpr size_t kCount = 2 * 256 + 77;
-    const Vectors inputs(2, std::vector<float>(kCount, 2.0f));
-    const uint32_t steps = qsgd::Sweep(c.selected);
-    const uint64_t seed = rng.Next();
-    const uint64_t sweep = rng.Below(1000);
-    std::vector<int> visits(kCount);
-    std::set<std::vector<float>> patterns;
-    for (uint64_t step = sweep * steps; step < (sweep + 1) * steps; ++step) {
-      const std::vector<float> result = Sum(c.spec, inputs, seed, step);
-      patterns.insert(result);
-      size_t here = 0;
-      for (size_t i = 0; i < kCount; ++i) {
-        ASSERT_TRUE(result[i] == 0 || result[i] == 4.0f) << result[i];
-        visits[i] += result[i] != 0 ? 1 : 0;
-        here += i < 256 && result[i] != 0 ? 1 : 0;
-      }
-      ASSERT_LE(here, c.selected);
-    }
-    EXPECT_EQ(visits, std::vector<int>(kCount, 1));
-    EXPECT_EQ(patterns.size(), steps);
-  }
-}
-
-TEST(Randk, OtherSweepsAndSuperblocksSelectOtherElements) {
-  const Vectors inputs(2, std::vector<float>(512, 1.0f));
-  const std::vector<float> one = Sum("randk:k=0.25", inputs, 9, 0);
-  EXPECT_NE(one, Sum("randk:k=0.25", inputs, 9, 4));
-  EXPECT_NE(one, Sum("randk:k=0.25", inputs, 10, 0));
-  EXPECT_FALSE(std::equal(one.begin(), one.begin() + 256, one.begin() + 256));
-}
-
-TEST(Randk, UnbiasedMeansAreTheSum) {
-  const Vectors inputs(2, std::vector<float>(256, 1.0f));
-  double mean = 0;
-  // A sweep of four slices: 77, 77, 77 and 25 elements.
-  for (uint64_t step = 0; step < 4; ++step) {
-    for (const float x : Sum("randk:k=0.3,unbiased=1", inputs, 3, step)) mean += x / 4 / 256;
-  }
-  EXPECT_NEAR(mean, 2.0, 1e-6);
-}
-
-// Only what is selected sets the scale, and travels.
-TEST(Randk, BytesAreThoseOfTheSelection) {
-  constexpr size_t kCount = 10 * 256;
-  Rng rng(TestSeed());
-  HbiDriver driver("randk:k=0.25,q=7", 2, DataType::kFloat32, ReduceOp::kSum, kCount);
-  RunFloat(&driver, Way::kTwoShot, 512, Uniform(2, kCount, &rng));
-  // 64 elements of 8 bits there, of 9 bits (two ranks) back.
-  EXPECT_EQ(driver.data_bytes(), 10u * (64 + 72));
 }
 
 }  // namespace

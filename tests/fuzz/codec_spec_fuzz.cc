@@ -24,8 +24,8 @@ std::vector<std::vector<std::byte>> Examples() {
   std::vector<std::vector<std::byte>> examples;
   for (const char* text :
        {"bf16", "fp16", "fp8:format=e5m2", "mxfp8:format=e4m3", "lossless", "onebit:block=64",
-        "qsgd:q=16", "qsgd_ms:q=2+4+8", "randk:k=0.1,q=8,unbiased=1,with=qsgd", "none", "hbi",
-        "hbi:bits=6", "hbi:k=15,k2=31", "hbi:bits=4.5,min_bytes=1M",
+        "qsgd:q=16", "qsgd_ms:q=2+4+8", "dither:bits=4,levels=pow2", "none", "hbi", "hbi:bits=6",
+        "hbi:k=15,k2=31", "hbi:bits=4.5,min_bytes=1M",
         "hbi:ref=direct,rht=0,unbiased=0,checksum=0,m=0,ag=requant", "hbi:m=4,bits=5",
         "hbi:m=3,checksum=1"}) {
     examples.push_back(FromText(text));

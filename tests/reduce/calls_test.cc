@@ -95,6 +95,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"topk:k=0.05,select=sampled|bf16", 8, "direct", kFloat},
         Case{"topk:k=0.02,select=sidco", 3, "direct", kFloat},
         Case{"topk:k=0.02,select=sidco|qsgd:q=8", 2, "direct", kFloat},
+        Case{"topk:block=16,k=0.1", 1, "direct", kFloat},
+        Case{"topk:block=16,k=0.1", 3, "direct", kFloat},
+        Case{"topk:block=64,k=0.02,select=sidco", 8, "direct", kFloat},
+        Case{"topk:block=64,k=0.1|hbi:ag=exact,bits=6", 3, "direct", kFloat},
+        Case{"topk:block=256,k=0.1|qsgd:q=8", 2, "direct", kFloat},
+        Case{"topk:block=256,k=0.1|fp16", 8, "direct", kHalf},
+        Case{"topk:block=64,k=0.1,residual=0|bf16", 2, "direct", -1},
+        Case{"random_k:block=16,k=0.1", 2, "direct", kFloat},
+        Case{"random_k:block=64,k=0.1|hbi:ag=exact,bits=6", 3, "ring", kFloat},
+        Case{"random_k:block=64,k=0.1,unbiased=1|qsgd_ms:q=4+8", 8, "direct", -1},
         Case{"random_k:k=0.1", 1, "direct", kFloat}, Case{"random_k:k=0.1", 3, "tree", kFloat},
         Case{"random_k:k=0.1|hbi:ag=exact,bits=6", 3, "direct", kFloat},
         Case{"random_k:k=0.1|hbi:ag=exact,bits=4", 8, "ring", kFloat},
@@ -114,8 +124,9 @@ INSTANTIATE_TEST_SUITE_P(
     NameOf);
 
 TEST(ReducedCallsTest, EmptyTinyAndZeroTensors) {
-  for (const char* spec : {"topk|fp16", "topk", "topk:select=sidco", "random_k|hbi:bits=6",
-                           "clt_k|fp16", "count_sketch", "powersgd|bf16"}) {
+  for (const char* spec : {"topk|fp16", "topk", "topk:select=sidco", "topk:block=16|fp16",
+                           "topk:block=2,select=sampled", "random_k|hbi:bits=6",
+                           "random_k:block=16", "clt_k|fp16", "count_sketch", "powersgd|bf16"}) {
     RunThreads(3, [&](int rank, ccl_comm_t comm) {
       for (const size_t count : {size_t{0}, size_t{1}, size_t{2}, size_t{300}}) {
         const OwnedState state = MakeState(spec, count, 1);
@@ -167,6 +178,17 @@ TEST(ReducedCallsTest, NarrowTypes) {
       EXPECT_EQ(recv[0], recv[2]);
       EXPECT_NE(recv[0], 0);
       EXPECT_EQ(recv[7], 0);
+      // Of two equal blocks the first goes; in the next call the other one has a residual.
+      const OwnedState blocks = MakeState("topk:block=4,k=0.25", 1, 8, type);
+      constexpr uint16_t kTwo = 0x4000;  // in both types
+      for (const uint16_t fifth : {uint16_t{0}, kTwo}) {
+        CHECK_OK(ccl_allreduce_reduced(send.data(), recv.data(), blocks.get(), CCL_AVG, nullptr,
+                                       comm, nullptr));
+        EXPECT_EQ(recv[5], fifth);
+        EXPECT_EQ(recv[0] != 0, fifth == 0);
+        EXPECT_EQ(recv[0], recv[2]);
+        EXPECT_EQ(recv[7], 0);
+      }
     }
   });
 }
@@ -212,7 +234,8 @@ TEST(ReducedCallsTest, ExportImportResetAndRollback) {
   constexpr size_t kCount = 4000;
   RunThreads(2, [](int rank, ccl_comm_t comm) {
     for (const char* spec :
-         {"topk:k=0.01", "random_k:k=0.05|hbi:bits=6", "clt_k:k=0.02", "powersgd:rank=3|bf16"}) {
+         {"topk:k=0.01", "topk:block=50,k=0.05|hbi:bits=6", "random_k:k=0.05|hbi:bits=6",
+          "clt_k:k=0.02", "powersgd:rank=3|bf16"}) {
       const OwnedState state = MakeState(spec, 40, 100), copy = MakeState(spec, 40, 100);
       const auto step = [&](const OwnedState& with, uint64_t seed) {
         const Vectors inputs = NormalInputs(2, kCount, seed);

@@ -24,7 +24,7 @@ TEST(ReducerErrorTest, WrongArgumentsAreNamed) {
   ASSERT_EQ(ccl_reducer_create(&reducer, "topk:k=0.5|bf16"), CCL_SUCCESS);
   char text[512];
   ASSERT_EQ(ccl_reducer_spec(reducer, text, sizeof text), CCL_SUCCESS);
-  EXPECT_STREQ(text, "topk:k=0.5,residual=1,select=exact|bf16");
+  EXPECT_STREQ(text, "topk:block=1,k=0.5,residual=1,select=exact|bf16");
   ExpectError(ccl_reducer_spec(reducer, text, 10), CCL_INVALID_ARGUMENT, "size: 10");
   ccl_reducer_state_t state = nullptr;
   ExpectError(ccl_reducer_state_create(&state, reducer, 2, 2, CCL_INT8), CCL_INVALID_ARGUMENT,
@@ -75,7 +75,7 @@ TEST(ReducerErrorTest, WrongCallsHaveNoEffect) {
                 "data: not an exported state");
     const std::vector<std::byte> other = Exported(residual_owner);
     ExpectError(ccl_reducer_state_import(state.get(), other.data(), other.size()),
-                CCL_INVALID_ARGUMENT, "data: exported from topk:k=0.5,residual=0");
+                CCL_INVALID_ARGUMENT, "data: exported from topk:block=1,k=0.5,residual=0");
     for (size_t cut = 0; cut < fresh.size(); ++cut) {
       EXPECT_EQ(ccl_reducer_state_import(state.get(), fresh.data(), cut), CCL_INVALID_ARGUMENT);
     }
@@ -164,7 +164,7 @@ struct Difference {
 
 TEST(ReducerErrorTest, CallsThatDifferAreNamedOnAllRanks) {
   const Difference cases[] = {
-      {"spec", "topk:k=0.2", 30, 100, 0, 0, CCL_SUM, CCL_FLOAT32, "topk:k=0.2"},
+      {"spec", "topk:k=0.2", 30, 100, 0, 0, CCL_SUM, CCL_FLOAT32, "topk:block=1,k=0.2"},
       {"codec", "topk:k=0.1|bf16", 30, 100, 0, 0, CCL_SUM, CCL_FLOAT32, "|bf16"},
       {"shape", "topk:k=0.1", 100, 30, 0, 0, CCL_SUM, CCL_FLOAT32, "of 100x30"},
       {"count", "topk:k=0.1", 30, 101, 0, 0, CCL_SUM, CCL_FLOAT32, "count=3030"},
@@ -189,7 +189,7 @@ TEST(ReducerErrorTest, CallsThatDifferAreNamedOnAllRanks) {
                                         &how, comm, nullptr),
                   CCL_INVALID_USAGE, c.text);
       const std::string text = ccl_get_last_error(comm);
-      EXPECT_NE(text.find("reducer=topk:k=0.1"), std::string::npos) << text;
+      EXPECT_NE(text.find("reducer=topk:block=1,k=0.1"), std::string::npos) << text;
       EXPECT_NE(text.find("rank 1/3"), std::string::npos) << text;
       EXPECT_EQ(Exported(state), fresh);
     });
@@ -205,7 +205,7 @@ TEST(ReducerErrorTest, AnotherCollectiveIsAMismatch) {
             ? ccl_allreduce_reduced(in.data(), out.data(), state.get(), CCL_SUM, nullptr, comm,
                                     nullptr)
             : ccl_allreduce(in.data(), out.data(), kCount, CCL_FLOAT32, CCL_SUM, comm, nullptr);
-    ExpectError(result, CCL_INVALID_USAGE, "reducer=topk:k=0.1");
+    ExpectError(result, CCL_INVALID_USAGE, "reducer=topk:block=1,k=0.1");
   });
 }
 
@@ -286,9 +286,10 @@ int LoseRankInRound(const Side& side, const char* spec, uint64_t round) {
 }
 
 TEST(ReducerErrorTest, ACallThatFailsInTheMiddleLeavesTheStateAsItWas) {
-  const Death deaths[] = {{"topk:k=0.1|fp16", 2},    {"topk:k=0.1,select=sidco", 2},
-                          {"random_k:k=0.1|hbi", 1}, {"clt_k:k=0.1", 2},
-                          {"powersgd:rank=2", 2},    {"count_sketch", 3}};
+  const Death deaths[] = {{"topk:k=0.1|fp16", 2},        {"topk:k=0.1,select=sidco", 2},
+                          {"random_k:k=0.1|hbi", 1},     {"clt_k:k=0.1", 2},
+                          {"powersgd:rank=2", 2},        {"count_sketch", 3},
+                          {"topk:block=30,k=0.1|hbi", 3}};
   for (const Death& death : deaths) {
     for (uint64_t round = 1; round <= death.rounds; ++round) {
       SCOPED_TRACE(std::string(death.spec) + " round " + std::to_string(round));

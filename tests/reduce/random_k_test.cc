@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "reduce/local_ranks.h"
@@ -57,11 +59,57 @@ TEST(RandomKTest, ASweepVisitsEveryElementOnce) {
   }
 }
 
+// Which blocks of 7 elements a call visits does not depend on the values; the last has 2 elements.
+TEST(RandomKTest, BlocksTravelWhole) {
+  constexpr size_t kCount = 1003, kBlock = 7, kBlocks = 144;
+  for (const int n : {1, 2, 3, 8}) {
+    LocalRanks ranks("random_k:block=7,k=0.1", n, 17, 59);
+    Vectors before = Residuals(&ranks);
+    for (int sweep = 0; sweep < 2; ++sweep) {
+      std::vector<int> visits(kBlocks);
+      for (uint64_t step = 0; step < 11; ++step) {  // ceil(144 / 14)
+        const Vectors inputs = NormalInputs(n, kCount, TestSeed() + step);
+        const std::vector<float> result = ranks.Run(inputs)[0];
+        ASSERT_NO_FATAL_FAILURE(ExpectConserved(&ranks, inputs, before, result, 1e-6));
+        Vectors z = inputs;
+        for (size_t rank = 0; rank < z.size(); ++rank) {
+          for (size_t i = 0; i < kCount; ++i) z[rank][i] += before[rank][i];
+        }
+        const std::vector<float> sum = PlainSum(z);
+        before = Residuals(&ranks);
+        size_t elements = 0;
+        for (size_t block = 0; block < kBlocks; ++block) {
+          const size_t first = block * kBlock, end = std::min(kCount, first + kBlock);
+          const bool visited = result[first] != 0;
+          visits[block] += visited ? 1 : 0;
+          elements += visited ? end - first : 0;
+          for (size_t i = first; i < end; ++i) {
+            ASSERT_EQ(result[i], visited ? sum[i] : 0.0f);
+            ASSERT_EQ(before[0][i], visited ? 0.0f : z[0][i]);
+          }
+        }
+        ASSERT_EQ(ranks.sent(), std::vector<size_t>{elements * sizeof(float)});
+      }
+      EXPECT_EQ(visits, std::vector<int>(kBlocks, 1));
+    }
+  }
+}
+
+TEST(RandomKTest, BlocksMayBeLargerThanTheTensor) {
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{99}}) {
+    LocalRanks ranks("random_k:block=100,k=0.01", 3, count, 1);
+    const Vectors inputs = NormalInputs(3, count, TestSeed());
+    EXPECT_EQ(ranks.Run(inputs)[0], PlainSum(inputs));
+  }
+}
+
 TEST(RandomKTest, UnbiasedMeansTendToTheSum) {
   constexpr size_t kCount = 200;
   constexpr int kSteps = 4000;
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-    LocalRanks ranks("random_k:k=0.1,unbiased=1", 3, 10, 20);
+  for (const auto& [op, spec] : {std::pair(ReduceOp::kSum, "random_k:k=0.1,unbiased=1"),
+                                 std::pair(ReduceOp::kAvg, "random_k:k=0.1,unbiased=1"),
+                                 std::pair(ReduceOp::kSum, "random_k:block=21,k=0.1,unbiased=1")}) {
+    LocalRanks ranks(spec, 3, 10, 20);  // of blocks, one has 11 elements
     const Vectors inputs = NormalInputs(3, kCount, TestSeed());
     const std::vector<float> sum = PlainSum(inputs);
     std::vector<double> mean(kCount);

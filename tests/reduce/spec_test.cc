@@ -15,13 +15,15 @@ struct Canonical {
 
 TEST(ReducerSpecTest, CanonicalFormsHaveEveryKeyAndParseToThemselves) {
   const Canonical cases[] = {
-      {"topk", "topk:k=0.01,residual=1,select=exact|none"},
-      {"topk:select=sidco,k=0.0010|fp16", "topk:k=0.001,residual=1,select=sidco|fp16"},
+      {"topk", "topk:block=1,k=0.01,residual=1,select=exact|none"},
+      {"topk:select=sidco,k=0.0010|fp16", "topk:block=1,k=0.001,residual=1,select=sidco|fp16"},
+      {"topk:block=256|bf16", "topk:block=256,k=0.01,residual=1,select=exact|bf16"},
       {"clt_k|bf16", "clt_k:beta=0.1,k=0.01,residual=1|bf16"},
       {"count_sketch", "count_sketch|none"},
       {"powersgd:residual=0,rank=2", "powersgd:rank=2,residual=0|none"},
-      {"random_k", "random_k:k=0.01,residual=1,unbiased=0|none"},
-      {"random_k:unbiased=1,k=1e-3|qsgd:q=4", "random_k:k=0.001,residual=0,unbiased=1|qsgd:q=4"},
+      {"random_k", "random_k:block=1,k=0.01,residual=1,unbiased=0|none"},
+      {"random_k:unbiased=1,k=1e-3|qsgd:q=4",
+       "random_k:block=1,k=0.001,residual=0,unbiased=1|qsgd:q=4"},
   };
   for (const Canonical& c : cases) {
     const auto made = MakeReducer(c.given);
@@ -49,8 +51,10 @@ TEST(ReducerSpecTest, ErrorsNameKeyAndValue) {
       {"topk:k=0", "reducer topk: k=0 is not"},
       {"topk:k=nan", "reducer topk: k=nan is not"},
       {"topk:k=0.1x", "reducer topk: k=0.1x is not"},
-      {"topk:q=8", "reducer topk: unknown key q (=8); there are k, residual, select"},
+      {"topk:q=8", "reducer topk: unknown key q (=8); there are block, k, residual, select"},
       {"topk:select=best", "reducer topk: select=best is none of exact"},
+      {"topk:block=0", "reducer topk: block=0 is not an integer in [1, 1048576]"},
+      {"random_k:block=1048577", "reducer random_k: block=1048577 is not"},
       {"topk:residual=2", "reducer topk: residual=2"},
       {"topk:k=0.1,k=0.2", "reducer spec: k is given twice, as 0.1 and as 0.2"},
       {"random_k:residual=1,unbiased=1", "unbiased=1 and residual=1"},

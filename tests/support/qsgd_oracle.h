@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What qsgd, qsgd_ms and randk must send and return, bit for bit: the definition in docs/codecs.md
-// written down a second time, slowly, element by element and from the whole vector, sharing no code
-// with the library.
+// What qsgd and qsgd_ms must send and return, bit for bit: the definition in docs/codecs.md written
+// down a second time, slowly, element by element and from the whole vector, sharing no code with
+// the library.
 #ifndef INCCL_TESTS_SUPPORT_QSGD_ORACLE_H_
 #define INCCL_TESTS_SUPPORT_QSGD_ORACLE_H_
 
@@ -13,10 +13,8 @@
 namespace inccl::test {
 
 struct QsgdOptions {
-  std::vector<int> q;     // one: qsgd; several: qsgd_ms
-  int selected = 256;     // randk: elements of a superblock that travel, below 256
-  bool unbiased = false;  // randk
-  bool average = false;   // where something is summed up
+  std::vector<int> q;    // one: qsgd; several: qsgd_ms
+  bool average = false;  // where something is summed up
   uint64_t seed = 0;
   uint64_t step = 0;
 };
@@ -39,9 +37,6 @@ class QsgdVector {
 
   uint32_t Largest(size_t window) const { return largest_[window]; }  // agreed
   std::vector<float> Result() const;
-  // Elements that travel, in their order, of a superblock; places within it.
-  const std::vector<int>& Selected(size_t superblock) const { return selected_[superblock]; }
-  int ScaleOf(size_t element) const { return scale_[element]; }  // agreed; of one that travels
 
  private:
   void Agree();
@@ -56,7 +51,6 @@ class QsgdVector {
   std::vector<int> ranks_;
   uint64_t segment_;
   size_t length_;
-  std::vector<std::vector<int>> selected_;    // by superblock
   std::vector<uint32_t> largest_;             // by window
   std::vector<int> scale_;                    // by element
   std::vector<std::vector<uint32_t>> codes_;  // by input and element

@@ -211,7 +211,7 @@ TEST(CostModelTest, CompressedCallsCountTheBitsOfTheirCodec) {
 
 // The agreement of qsgd is one number for 2^20 elements: little, but something.
 TEST(CostModelTest, EveryAgreementHasBytes) {
-  for (const char* spec : {"qsgd:q=8", "randk", "hbi:bits=4"}) {
+  for (const char* spec : {"qsgd:q=8", "qsgd_ms", "hbi:bits=4"}) {
     const auto codec = MakeCodec(spec);
     ASSERT_TRUE(codec.ok());
     EXPECT_GT(WireBitsOf(**codec, Collective::kAllReduce, 4).side, 0u) << spec;

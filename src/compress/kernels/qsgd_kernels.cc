@@ -93,7 +93,6 @@ HWY_INLINE void AddCodesAs(const CodeArgs& args, uint32_t count, uint32_t* sums)
   const VD offset = Double(0x1p20);
   const V64 above_random = hn::BitCast(D64(), offset);
   const hn::Half<D32> half;
-  const hn::Rebind<uint8_t, D32> d8;
   const auto codes = [&](size_t i, hn::Vec<DHalfU> random) HWY_ATTR {
     const VD x = hn::PromoteTo(DD(), hn::LoadU(DHalfF(), args.x + i));
     const VD scaled = hn::Mul(x, factor(i));
@@ -103,8 +102,7 @@ HWY_INLINE void AddCodesAs(const CodeArgs& args, uint32_t count, uint32_t* sums)
     return Truncated(hn::Add(raised, fraction));
   };
   for (size_t i = 0; i < count; i += kLanes32) {
-    const V32 place = hn::PromoteTo(D32(), hn::LoadU(d8, args.places + i));
-    const V32 random = LowBias32Lanes(hn::Add(place, hn::Set(D32(), args.first)));
+    const V32 random = LowBias32Lanes(hn::Iota(D32(), args.first + static_cast<uint32_t>(i)));
     const auto lower = codes(i, hn::LowerHalf(half, random));
     const auto upper = codes(i + kDoubles, hn::UpperHalf(half, random));
     const V32 both = hn::BitCast(D32(), TwoHalves(upper, lower));

@@ -22,11 +22,10 @@ struct ScaleChoice {
   const double* by_scale = nullptr;
 };
 
-// Codes: floor(x * factor + r) + levels, where r in [0, 1) is a hash of first + place. Codes are
-// clamped to their range; NaN becomes the lowest code.
+// Codes: floor(x * factor + r) + levels, where r in [0, 1) is a hash of first + i for element i.
+// Codes are clamped to their range; NaN becomes the lowest code.
 struct CodeArgs {
   const float* x = nullptr;
-  const uint8_t* places = nullptr;
   uint32_t first = 0;
   uint32_t levels = 0;
   ScaleChoice factor;

@@ -23,7 +23,7 @@ void AddCodes(const CodeArgs& args, uint32_t count, uint32_t* sums) {
     const double scaled = static_cast<double>(args.x[i]) * ValueOf(args.factor, i);
     const double above = scaled > -levels ? scaled : -levels;  // NaN becomes -s
     const double code = above < levels ? above : levels;
-    const uint32_t random = hbi::LowBias32(args.first + args.places[i]);
+    const uint32_t random = hbi::LowBias32(args.first + i);
     sums[i] += static_cast<uint32_t>(static_cast<int32_t>(code + levels + random * 0x1p-32));
   }
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codecs qsgd, qsgd_ms and randk.
+// The codecs qsgd and qsgd_ms.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -40,28 +39,19 @@ class QsgdCodec final : public Codec {
     const uint64_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
     const uint32_t width = Width(static_cast<uint32_t>(nranks), config_->levels());
     return static_cast<uint32_t>(
-        std::min<uint64_t>(superblocks * FieldBytes(std::min(config_->selected, count), width),
+        std::min<uint64_t>(superblocks * FieldBytes(std::min(kSuperblock, count), width),
                            std::numeric_limits<uint32_t>::max()));
   }
-  // Relative to the largest magnitude of the window. Elements that are not selected are zero in the
-  // result; with `unbiased` the selected ones are larger in proportion.
+  // Relative to the largest magnitude of the window.
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
     const auto n = static_cast<uint32_t>(nranks);
     const double sum = Width(1, config_->levels()), result = Width(n, config_->levels());
-    const double share = double{kSuperblock} / config_->selected;
     *bits = sum;
     if (collective == Collective::kAllReduce) *bits = (sum + result) / 2;
     // An agreement sends the indices twice.
     *bits += (collective == Collective::kReduceScatter ? 2 : 1) * config_->index_bits();
-    *bits /= share;
-    const double unit = 1.0 / config_->levels() + 0x1p-21;
-    *relative_error = unit;
-    if (config_->selected == kSuperblock) return;
-    // The last slice of a sweep may be shorter.
-    const uint32_t rest = kSuperblock % config_->selected;
-    const double most = rest == 0 ? share : double{kSuperblock} / rest;
-    *relative_error = config_->unbiased ? std::max(1.0, most * (1 + unit) - 1) : 1 + unit;
+    *relative_error = 1.0 / config_->levels() + 0x1p-21;
   }
   std::unique_ptr<CodecState> NewState() const override { return qsgd::NewState(config_); }
 
@@ -70,7 +60,7 @@ class QsgdCodec final : public Codec {
   // The largest magnitude of a window, and the indices of scales.
   const SidePhase side_phases_[2] = {
       {.bytes = qsgd::kLargestBytes},
-      {.superblock_bytes = FieldBytes(config_->selected, config_->index_bits())}};
+      {.superblock_bytes = FieldBytes(kSuperblock, config_->index_bits())}};
 };
 
 // Parses "8" or, with several scales, "4+8": ascending numbers.
@@ -106,21 +96,6 @@ std::string TextOf(const std::vector<uint32_t>& scales) {
   return text;
 }
 
-// Parses the fraction of selected elements, as a number of elements per superblock.
-Result<uint32_t> ParseFraction(const CodecSpec& spec) {
-  const std::string* text = spec.Find("k");
-  if (text == nullptr) return uint32_t{26};  // 0.1
-  double fraction = 0;
-  const char* end = text->data() + text->size();
-  const auto parsed = std::from_chars(text->data(), end, fraction, std::chars_format::fixed);
-  const double places = std::round(fraction * kSuperblock);
-  if (parsed.ec != std::errc() || parsed.ptr != end || !(places >= 1 && places <= kSuperblock)) {
-    return InvalidArgument(
-        fmt::format("codec {}: k={} is not a fraction between 1/256 and 1", spec.name(), *text));
-  }
-  return static_cast<uint32_t>(places);
-}
-
 }  // namespace
 
 Status qsgd::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
@@ -152,27 +127,5 @@ MadeCodec MakeQuantizer(const CodecSpec& spec, const char* name, bool several) {
 
 MadeCodec MakeQsgdCodec(const CodecSpec& spec) { return MakeQuantizer(spec, "qsgd", false); }
 MadeCodec MakeQsgdMsCodec(const CodecSpec& spec) { return MakeQuantizer(spec, "qsgd_ms", true); }
-
-MadeCodec MakeRandkCodec(const CodecSpec& spec) {
-  static constexpr std::string_view kKeys[] = {"k", "q", "unbiased", "with"};
-  static constexpr std::string_view kQuantizers[] = {"qsgd", "qsgd_ms"};
-  if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
-  const Result<size_t> with = spec.Choice("with", 0, kQuantizers);
-  if (!with.ok()) return with.status();
-  Result<std::vector<uint32_t>> scales = ParseScales(spec, *with == 1);
-  const Result<uint64_t> unbiased = spec.Integer("unbiased", 0, 0, 1);
-  const Result<uint32_t> selected = ParseFraction(spec);
-  if (!scales.ok()) return scales.status();
-  if (!unbiased.ok()) return unbiased.status();
-  if (!selected.ok()) return selected.status();
-  Config config;
-  config.name = "randk";
-  config.spec = fmt::format("randk:k={},q={},unbiased={},with={}", *selected / 256.0,
-                            TextOf(*scales), *unbiased, kQuantizers[*with]);
-  config.scales = *std::move(scales);
-  config.selected = *selected;
-  config.unbiased = *unbiased != 0;
-  return std::shared_ptr<const Codec>(std::make_shared<const QsgdCodec>(std::move(config)));
-}
 
 }  // namespace inccl

@@ -22,10 +22,8 @@ inline constexpr uint32_t kLargestBytes = sizeof(uint32_t);
 
 struct Config {
   const char* name = "";
-  std::string spec;                 // canonical
-  std::vector<uint32_t> scales;     // the numbers of levels, ascending
-  uint32_t selected = kSuperblock;  // elements of a superblock that a call sends
-  bool unbiased = false;            // selected elements are scaled up to stand for the others
+  std::string spec;              // canonical
+  std::vector<uint32_t> scales;  // the numbers of levels, ascending
 
   // The codes of every scale lie in [-levels(), levels()].
   uint32_t levels() const { return scales[0]; }
@@ -38,9 +36,6 @@ inline constexpr uint64_t kFieldLimit = uint64_t{1} << 31;
 constexpr uint32_t Width(uint32_t contributions, uint32_t levels) {
   return static_cast<uint32_t>(std::bit_width(uint64_t{2} * contributions * levels));
 }
-
-// Number of steps in which every element is selected once.
-constexpr uint32_t Sweep(uint32_t selected) { return (kSuperblock + selected - 1) / selected; }
 
 Status CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
                  int nranks);

@@ -17,7 +17,7 @@ uint32_t State::LargestOf(const Range& range, const std::byte* elements) const {
   // Cannot fail, because the body does not.
   (void)ForEachPart(range, [&](const Part& part) {
     float x[kSuperblock];
-    largest = std::max(largest, kernels.largest(Load(part, elements, x), part.picked));
+    largest = std::max(largest, kernels.largest(Load(part, elements, x), part.count));
     return Status::Ok();
   });
   return std::min(kPoison, largest);
@@ -81,14 +81,14 @@ Status State::SideScales(const Range& range, std::span<const Term> inputs,
   const uint32_t bits = config_->index_bits();
   return ForEachPart(range, [&](const Part& part) {
     uint8_t scales[kSuperblock];
-    std::fill_n(scales, part.picked, static_cast<uint8_t>(config_->scales.size() - 1));
+    std::fill_n(scales, part.count, static_cast<uint8_t>(config_->scales.size() - 1));
     for (const Term& input : inputs) {
       if (Status status = FoldScales(range, part, input, scales); !status.ok()) return status;
     }
     for (const Term& output : outputs) {
       std::byte* to =
           output.data == nullptr ? Scales(range, part) : output.data + Offset(part, bits);
-      PackIndices(scales, part.picked, bits, to);
+      PackIndices(scales, part.count, bits, to);
     }
     return Status::Ok();
   });
@@ -101,14 +101,14 @@ Status State::FoldScales(const Range& range, const Part& part, const Term& input
   if (input.format.form == Form::kInput) {
     float x[kSuperblock];
     BestKernels().finest(Load(part, input.data, x), {nullptr, config_->scales.size(), factor_},
-                         config_->levels(), part.picked, scales);
+                         config_->levels(), part.count, scales);
     return Status::Ok();
   }
   const uint32_t bits = config_->index_bits();
   uint8_t theirs[kSuperblock];
   const uint64_t at = Offset(part, bits);
-  UnpackIndices(input.data + at, input.bytes - at, part.picked, bits, theirs);
-  for (uint32_t i = 0; i < part.picked; ++i) {
+  UnpackIndices(input.data + at, input.bytes - at, part.count, bits, theirs);
+  for (uint32_t i = 0; i < part.count; ++i) {
     if (theirs[i] >= config_->scales.size()) {
       return Error(range, fmt::format("scale {} of {}", theirs[i], config_->scales.size()));
     }

@@ -18,23 +18,15 @@ Status State::OnBegin() {
   const CollectiveArgs& c = call();
   Status status = CheckCall(*config_, c.collective, c.type, c.op, c.nranks);
   if (!status.ok()) return status;
-  selection_.Begin(c.seed, c.step, config_->selected);
   largest_.assign(segments() * Windows(c.count), 0);
   const uint64_t superblocks = (c.count + kSuperblock - 1) / kSuperblock;
-  scales_.resize(segments() * superblocks * FieldBytes(selection_.size(), config_->index_bits()));
+  scales_.resize(segments() * superblocks * FieldBytes(kSuperblock, config_->index_bits()));
   return Status::Ok();
 }
 
 uint64_t State::RangeBytes(const Range& range, uint32_t width) const {
   const uint32_t whole = range.count / kSuperblock, tail = range.count % kSuperblock;
-  const uint64_t bytes = uint64_t{whole} * FieldBytes(selection_.size(), width);
-  if (tail == 0) return bytes;
-  uint32_t picked = tail;
-  if (!selection_.all()) {
-    uint8_t places[kSuperblock];
-    picked = selection_.Pick(range.segment, range.first / kSuperblock + whole, tail, places);
-  }
-  return bytes + FieldBytes(picked, width);
+  return uint64_t{whole} * FieldBytes(kSuperblock, width) + FieldBytes(tail, width);
 }
 
 uint64_t State::PayloadBytes(const Range& range, const Format& format) const {
@@ -54,7 +46,6 @@ Status State::Enter(const Range& range) {
     factor_[k] = bits == 0 || bits == kPoison ? 0 : levels / largest;
     unit_[k] = bits == kPoison ? std::numeric_limits<double>::quiet_NaN() : largest / levels;
     if (Reduces(c.collective) && c.op == ReduceOp::kAvg) unit_[k] /= c.nranks;
-    if (config_->unbiased) unit_[k] *= double{kSuperblock} / selection_.size();
   }
   const uint64_t place = Mix64(range.first / kWindow ^ Mix64(range.segment));
   key_ = static_cast<uint32_t>(
@@ -65,16 +56,11 @@ Status State::Enter(const Range& range) {
 const float* State::Load(const Part& part, const std::byte* elements, float* x) const {
   const DataType type = call().type;
   const std::byte* from = elements + part.at * SizeOf(type);
-  const bool as_they_are = type == DataType::kFloat32;
-  const auto* own = reinterpret_cast<const float*>(from);
-  if (as_they_are && selection_.all() && part.count == kSuperblock) return own;
-  float converted[kSuperblock];
-  if (!as_they_are) {
-    ToFloat(type, from, converted, part.count);
-    own = converted;
+  if (type == DataType::kFloat32 && part.count == kSuperblock) {
+    return reinterpret_cast<const float*>(from);
   }
-  for (uint32_t i = 0; i < part.picked; ++i) x[i] = own[part.places[i]];
-  std::fill(x + part.picked, x + Padded(part.picked), 0.0f);
+  ToFloat(type, from, x, part.count);
+  std::fill(x + part.count, x + Padded(part.count), 0.0f);
   return x;
 }
 
@@ -82,7 +68,7 @@ ScaleChoice State::ByScale(const Range& range, const Part& part, const double* b
                            uint8_t* scales) {
   if (config_->index_bits() == 0) return {nullptr, 1, by_scale};
   const std::byte* from = Scales(range, part);
-  UnpackIndices(from, static_cast<uint64_t>(scales_.data() + scales_.size() - from), part.picked,
+  UnpackIndices(from, static_cast<uint64_t>(scales_.data() + scales_.size() - from), part.count,
                 config_->index_bits(), scales);
   return {scales, config_->scales.size(), by_scale};
 }
@@ -91,7 +77,7 @@ ScaleChoice State::ByScale(const Range& range, const Part& part, const double* b
 void State::AddElements(const Range& range, const Part& part, const std::byte* elements,
                         uint32_t* sums) {
   if (factor_[0] == 0) {
-    for (uint32_t i = 0; i < part.picked; ++i) sums[i] += config_->levels();
+    for (uint32_t i = 0; i < part.count; ++i) sums[i] += config_->levels();
     return;
   }
   float x[kSuperblock];
@@ -99,18 +85,17 @@ void State::AddElements(const Range& range, const Part& part, const std::byte* e
   const uint32_t first =
       key_ + static_cast<uint32_t>(part.superblock % (kWindow / kSuperblock)) * kSuperblock;
   BestKernels().add_codes({.x = Load(part, elements, x),
-                           .places = part.places,
                            .first = first,
                            .levels = config_->levels(),
                            .factor = ByScale(range, part, factor_, scales)},
-                          part.picked, sums);
+                          part.count, sums);
 }
 
 Status State::AddPayload(const Range& range, const Part& part, const std::byte* payload,
                          uint64_t left, uint32_t contributions, uint32_t* sums) const {
   const uint32_t width = Width(contributions, config_->levels());
   const uint64_t at = Offset(part, width);
-  const uint32_t largest = AddSums(payload + at, left - at, part.picked, width, sums);
+  const uint32_t largest = AddSums(payload + at, left - at, part.count, width, sums);
   if (largest <= 2 * contributions * config_->levels()) return Status::Ok();
   return Error(range, fmt::format("a sum of {} codes of {} levels is {}", contributions,
                                   config_->levels(), largest));
@@ -119,19 +104,13 @@ Status State::AddPayload(const Range& range, const Part& part, const std::byte* 
 void State::Store(const Range& range, const Part& part, const uint32_t* sums,
                   uint32_t contributions, DataType type, std::byte* elements) {
   std::byte* to = elements + part.at * SizeOf(type);
-  float x[kSuperblock], all[kSuperblock];
+  float x[kSuperblock];
   uint8_t scales[kSuperblock];
-  const bool straight = type == DataType::kFloat32 && selection_.all() && part.count == kSuperblock;
+  const bool straight = type == DataType::kFloat32 && part.count == kSuperblock;
   float* values = straight ? reinterpret_cast<float*>(to) : x;
   BestKernels().decode(sums, contributions * config_->levels(), ByScale(range, part, unit_, scales),
-                       part.picked, values);
-  if (straight) return;
-  if (!selection_.all()) {
-    std::fill_n(all, part.count, 0.0f);
-    for (uint32_t i = 0; i < part.picked; ++i) all[part.places[i]] = x[i];
-    values = all;
-  }
-  FromFloat(type, values, to, part.count);
+                       part.count, values);
+  if (!straight) FromFloat(type, values, to, part.count);
 }
 
 Status State::Fold(const Range& range, uint32_t contributions, std::span<const Term> inputs,
@@ -141,7 +120,7 @@ Status State::Fold(const Range& range, uint32_t contributions, std::span<const T
   Term* elements = FindOutput(Form::kOutput, outputs);
   Status status = ForEachPart(range, [&](const Part& part) {
     uint32_t sums[kSuperblock];
-    std::fill_n(sums, Padded(part.picked), 0u);
+    std::fill_n(sums, Padded(part.count), 0u);
     for (const Term& input : inputs) {
       if (input.format.form == Form::kInput) {
         AddElements(range, part, input.data, sums);
@@ -153,7 +132,7 @@ Status State::Fold(const Range& range, uint32_t contributions, std::span<const T
     }
     for (const Term& output : outputs) {
       if (output.format.form == Form::kOutput) continue;
-      PackSums(sums, part.picked, width, output.data + Offset(part, width));
+      PackSums(sums, part.count, width, output.data + Offset(part, width));
     }
     if (elements != nullptr) Store(range, part, sums, complete(), call().type, elements->data);
     return Status::Ok();
@@ -166,7 +145,7 @@ Status State::DecodeResult(const Range& range, const Term& payload, std::byte* e
   if (Status status = Enter(range); !status.ok()) return status;
   return ForEachPart(range, [&](const Part& part) {
     uint32_t sums[kSuperblock];
-    std::fill_n(sums, Padded(part.picked), 0u);
+    std::fill_n(sums, Padded(part.count), 0u);
     Status status = AddPayload(range, part, payload.data, payload.bytes, complete(), sums);
     if (status.ok()) Store(range, part, sums, complete(), call().type, elements);
     return status;
@@ -177,7 +156,7 @@ Result<bool> State::Own(const Range& range, const std::byte* x, float* y) {
   if (Status status = Enter(range); !status.ok()) return status;
   Status status = ForEachPart(range, [&](const Part& part) {
     uint32_t sums[kSuperblock];
-    std::fill_n(sums, Padded(part.picked), 0u);
+    std::fill_n(sums, Padded(part.count), 0u);
     AddElements(range, part, x, sums);
     Store(range, part, sums, 1, DataType::kFloat32, reinterpret_cast<std::byte*>(y));
     return Status::Ok();
@@ -210,7 +189,7 @@ void State::Finish(CodecStats* stats) {
     const uint64_t first = w % windows * kWindow;
     const uint64_t elements = std::min<uint64_t>(kWindow, call().count - first);
     const uint64_t blocks = (elements + kBlock - 1) / kBlock;
-    if (largest_[w] == 0 && selection_.all()) stats->zero_blocks += blocks;
+    if (largest_[w] == 0) stats->zero_blocks += blocks;
     if (largest_[w] == kPoison) {
       stats->poisoned_blocks += blocks;
       continue;
@@ -222,8 +201,6 @@ void State::Finish(CodecStats* stats) {
         TypeError(call().type, n * largest * (1 + 1.0 / config_->levels()) / divide);
     stats->error_bound = std::max(stats->error_bound, error);
   }
-  // Elements that are not selected may be of any size.
-  if (!selection_.all()) stats->error_bound = std::numeric_limits<double>::infinity();
 }
 
 std::unique_ptr<CodecState> NewState(std::shared_ptr<const Config> config) {

@@ -8,7 +8,6 @@
 #define INCCL_COMPRESS_QSGD_QSGD_STATE_H_
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -18,7 +17,6 @@
 #include "compress/checked_state.h"
 #include "compress/kernels/qsgd_kernels.h"
 #include "compress/qsgd/qsgd_config.h"
-#include "compress/qsgd/selection.h"
 
 namespace inccl::qsgd {
 
@@ -26,24 +24,14 @@ inline constexpr uint32_t kPoison = 0x7F800000;  // a magnitude that is not fini
 
 inline uint64_t Windows(uint64_t count) { return (count + kWindow - 1) / kWindow; }
 
-// A superblock of a range: its selected elements and their position in the range.
+// A superblock of a range.
 struct Part {
   uint64_t superblock;
   uint32_t at, count;  // elements of the range
-  const uint8_t* places;
-  uint32_t picked;
-  uint8_t own_places[kSuperblock];
 };
 
 // The number of elements that kernels touch in arrays of this size.
 inline uint32_t Padded(uint32_t count) { return (count + 31) / 32 * 32; }
-
-constexpr std::array<uint8_t, kSuperblock> AllPlaces() {
-  std::array<uint8_t, kSuperblock> places{};
-  for (uint32_t i = 0; i < kSuperblock; ++i) places[i] = static_cast<uint8_t>(i);
-  return places;
-}
-inline constexpr std::array<uint8_t, kSuperblock> kAllPlaces = AllPlaces();
 
 class State final : public CheckedState {
  public:
@@ -71,13 +59,13 @@ class State final : public CheckedState {
   // Bytes of fields of `width` bits: of all superblocks of a range, and of those before a part.
   uint64_t RangeBytes(const Range& range, uint32_t width) const;
   uint64_t Offset(const Part& part, uint32_t width) const {
-    return uint64_t{part.at / kSuperblock} * FieldBytes(selection_.size(), width);
+    return uint64_t{part.at / kSuperblock} * FieldBytes(kSuperblock, width);
   }
   // The agreed indices of a part's scales.
   std::byte* Scales(const Range& range, const Part& part) {
     const uint64_t superblocks = (call().count + kSuperblock - 1) / kSuperblock;
     return scales_.data() + (range.segment * superblocks + part.superblock) *
-                                FieldBytes(selection_.size(), config_->index_bits());
+                                FieldBytes(kSuperblock, config_->index_bits());
   }
   // Selects one of the values `by_scale` for each element of a part; writes their scales to
   // `scales`.
@@ -102,7 +90,6 @@ class State final : public CheckedState {
   }
 
   std::shared_ptr<const Config> config_;
-  Selection selection_;
   std::vector<uint32_t> largest_;  // bits of M by segment and window
   std::vector<std::byte> scales_;  // agreed scales by segment and superblock
   // For the current range, by scale.
@@ -118,13 +105,6 @@ Status State::ForEachPart(const Range& range, const Body& body) const {
   for (part.at = 0; part.at < range.count; part.at += kSuperblock) {
     part.superblock = (range.first + part.at) / kSuperblock;
     part.count = std::min(kSuperblock, range.count - part.at);
-    if (selection_.all()) {
-      part.places = kAllPlaces.data();
-      part.picked = part.count;
-    } else {
-      part.places = part.own_places;
-      part.picked = selection_.Pick(range.segment, part.superblock, part.count, part.own_places);
-    }
     if (Status status = body(part); !status.ok()) return status;
   }
   return Status::Ok();
