@@ -22,13 +22,13 @@ uint32_t SampledThreshold(std::span<const float> x, double k, uint64_t seed) {
 
 }  // namespace
 
-void Selector::Select(std::span<const float> x, uint64_t seed,
-                      std::vector<uint32_t>* indices) const {
+void Selector::Select(std::span<const float> x, uint64_t seed, std::vector<uint32_t>* indices) {
   const uint64_t wanted = SelectedOf(k_, x.size());
   if (kind_ == SelectorKind::kExact || x.empty()) return SelectLargest(x, wanted, indices);
-  const uint32_t threshold = kind_ == SelectorKind::kSampled
-                                 ? SampledThreshold(x, k_, seed)
-                                 : MagnitudeOf(static_cast<float>(sidco::Threshold(x, k_)));
+  const uint32_t threshold =
+      kind_ == SelectorKind::kSampled
+          ? SampledThreshold(x, k_, seed)
+          : MagnitudeOf(static_cast<float>(sidco::Threshold(x, k_, &scratch_)));
   SelectFrom(x, threshold, indices);
   // A bad estimate must not send everything, or nothing.
   const uint64_t selected = indices->size();

@@ -9,6 +9,7 @@
 #define INCCL_REDUCE_SIDCO_H_
 
 #include <span>
+#include <vector>
 
 namespace inccl::sidco {
 
@@ -16,8 +17,9 @@ inline constexpr int kStages = 4;
 inline constexpr double kFirstRatio = 0.25;
 
 // The threshold of |x| above which about a fraction `ratio` in (0, 1] of the elements lies; NaN or
-// 0 where the data allow no estimate.
-double Threshold(std::span<const float> x, double ratio, int stages = kStages);
+// 0 where the data allow no estimate. *scratch grows to what the first stage leaves.
+double Threshold(std::span<const float> x, double ratio, std::vector<float>* scratch,
+                 int stages = kStages);
 
 }  // namespace inccl::sidco
 

@@ -145,7 +145,7 @@ class TopkState final : public ReducerState {
     return Status::Ok();
   }
 
-  const Selector selector_;
+  Selector selector_;
   const bool pairs_;
   const RoundCodec codec_;
   std::vector<uint32_t> selected_;  // of this rank

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "compress/kernels/select_tables.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compress/kernels/select_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -23,23 +25,47 @@ using select::Moments;
 constexpr size_t kLanes = HWY_LANES(float);
 static_assert(kLanes <= select::kSlack);
 
+// Moves the elements in the mask of two vectors to the front and stores them; returns their number.
+HWY_INLINE size_t StoreTaken(hn::Vec<DI32> index, hn::Vec<DI32> bits, hn::Mask<DI32> taken,
+                             uint32_t* indices, float* values) {
+  const DI32 d;
+#if HWY_MAX_BYTES >= 64
+  index = hn::Compress(index, taken);
+  bits = hn::Compress(bits, taken);
+  const size_t n = hn::CountTrue(d, taken);
+#else
+  // GCC copies the tables of Highway's Compress to the stack whenever it looks something up.
+  uint8_t mask[8];
+  hn::StoreMaskBits(d, taken, mask);
+  const select::TakenLanes& lanes = select::kTakenLanes[mask[0]];
+  const auto places =
+      hn::IndicesFromVec(d, hn::PromoteTo(d, hn::LoadU(hn::Rebind<uint8_t, DI32>(), lanes.places)));
+  index = hn::TableLookupLanes(index, places);
+  bits = hn::TableLookupLanes(bits, places);
+  const size_t n = lanes.count;
+#endif
+  hn::StoreU(hn::BitCast(D32(), index), D32(), indices);
+  hn::StoreU(hn::BitCast(DF(), bits), DF(), values);
+  return n;
+}
+
 size_t Collect(const float* x, size_t count, int32_t above, uint32_t first, const Collected& to) {
   const DI32 d;
   const hn::Vec<DI32> magnitude = hn::Set(d, 0x7FFFFFFF), limit = hn::Set(d, above);
   const hn::Vec<DI32> step = hn::Set(d, static_cast<int32_t>(kLanes));
   hn::Vec<DI32> index = hn::Iota(d, static_cast<int32_t>(first));
+  uint32_t* const indices = to.indices;
+  float* const values = to.values;
   size_t n = 0, i = 0;
   for (; count - i >= kLanes; i += kLanes) {
     const hn::Vec<DI32> bits = hn::BitCast(d, hn::LoadU(DF(), x + i));
     const auto taken = hn::Gt(hn::And(bits, magnitude), limit);
-    hn::StoreU(hn::BitCast(D32(), hn::Compress(index, taken)), D32(), to.indices + n);
-    hn::StoreU(hn::BitCast(DF(), hn::Compress(bits, taken)), DF(), to.values + n);
+    n += StoreTaken(index, bits, taken, indices + n, values + n);
     index = hn::Add(index, step);
-    n += hn::CountTrue(d, taken);
   }
   return n + select::ScalarKernels().collect(x + i, count - i, above,
                                              first + static_cast<uint32_t>(i),
-                                             {to.indices + n, to.values + n});
+                                             {indices + n, values + n});
 }
 
 using DD = hn::ScalableTag<double>;
