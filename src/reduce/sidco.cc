@@ -13,7 +13,8 @@
 namespace inccl::sidco {
 namespace {
 
-constexpr size_t kBlock = 4096;  // elements that a kernel takes at a time
+constexpr size_t kBlock = 4096;       // elements that a kernel takes at a time
+constexpr uint64_t kSamples = 16384;  // of the first stage
 
 // Exceedances over a threshold: their number and the sums of them and of their squares.
 struct Exceedances {
@@ -72,7 +73,9 @@ double Quantile(const Exceedances& over, double ratio) {
 double Threshold(std::span<const float> x, double ratio, std::vector<float>* scratch, int stages) {
   if (ratio >= kFirstRatio) stages = 1;
   const double wanted = ratio * static_cast<double>(x.size());
-  Exceedances left = All(x);
+  // The first of several stages only aims, and the next one counts: a sample is enough.
+  const bool sampled = stages > 1 && x.size() > 4 * kSamples;
+  Exceedances left = sampled ? All(SampleOf(x, kSamples, 0)) : All(x);
   double threshold = 0;
   for (int stage = 0; left.count > 0; ++stage) {
     const double part = std::min(1.0, wanted / static_cast<double>(left.count));
