@@ -58,13 +58,14 @@ class LoneRank {
     CollectiveArgs args;
     args.nranks = 1;
     args.step = state_->calls();
-    state_->Begin(args, reinterpret_cast<const std::byte*>(input.data()));
+    state_->Begin(args, reinterpret_cast<const std::byte*>(input.data()),
+                  reinterpret_cast<std::byte*>(output->data()));
     for (int round = 0; round < state_->rounds(); ++round) {
       Status status = state_->Produce(round, &sent_);
       if (status.ok()) status = state_->Consume(round, sent_, {});
       if (!status.ok()) return status;
     }
-    state_->WriteResult(reinterpret_cast<std::byte*>(output->data()));
+    state_->WriteResult();
     use.Commit(++calls_);
     return Status::Ok();
   }

@@ -67,8 +67,9 @@ class CltState final : public ReducerState {
       return Status::Ok();
     }
     const std::span<const float> sums = ElementsOf<float>(reduced);
+    const std::span<float> sum = result();
     for (size_t i = 0; i < sums.size(); ++i) {
-      result()[indices_[i]] = sums[i];
+      sum[indices_[i]] = sums[i];
       open()[indices_[i]] = errors.empty() ? 0.0f : errors[i];
     }
     return Status::Ok();

@@ -97,7 +97,8 @@ class CountSketchState final : public ReducerState {
           if (rest_.empty()) WriteSums();
         } else {
           const std::span<const float> sums = ElementsOf<float>(reduced);
-          for (size_t i = 0; i < sums.size(); ++i) result()[support_[i]] = sums[i];
+          const std::span<float> sum = result();
+          for (size_t i = 0; i < sums.size(); ++i) sum[support_[i]] = sums[i];
         }
         break;
       default: {
@@ -180,9 +181,10 @@ class CountSketchState final : public ReducerState {
   // Rounds each sum once.
   void WriteSums() {
     const float factor = share();
+    const std::span<float> all = result();
     for (size_t i = 0; i < support_.size(); ++i) {
       const auto sum = static_cast<float>(static_cast<int64_t>(codes_sum_[i]));
-      result()[support_[i]] = factor * std::ldexp(sum, -shift_);
+      all[support_[i]] = factor * std::ldexp(sum, -shift_);
     }
   }
 

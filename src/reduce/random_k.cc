@@ -46,8 +46,9 @@ class RandomKState final : public ReducerState {
   Status Consume(int /*round*/, std::span<const std::byte> reduced,
                  std::span<const float> errors) override {
     const std::span<const float> sums = ElementsOf<float>(reduced);
+    const std::span<float> sum = result();
     for (size_t i = 0; i < sums.size(); ++i) {
-      result()[indices_[i]] = sums[i];
+      sum[indices_[i]] = sums[i];
       open()[indices_[i]] = errors.empty() ? 0.0f : errors[i];
     }
     return Status::Ok();

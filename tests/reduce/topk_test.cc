@@ -107,9 +107,11 @@ TEST(TopkTest, ImpossibleIndicesAreAnError) {
   const std::unique_ptr<ReducerState> state = Make("topk:k=0.5")->NewState({.rows = 1, .cols = 4});
   ASSERT_TRUE(state->Take().ok());
   const float input[4] = {1, 2, 3, 4};
+  float output[4] = {5, 6, 7, 8};
   CollectiveArgs args;
   args.nranks = 1;
-  state->Begin(args, reinterpret_cast<const std::byte*>(input));
+  state->Begin(args, reinterpret_cast<const std::byte*>(input),
+               reinterpret_cast<std::byte*>(output));
   std::vector<std::byte> words;
   ASSERT_TRUE(state->Produce(0, &words).ok());
   const uint32_t wrong = 4;
@@ -118,6 +120,7 @@ TEST(TopkTest, ImpossibleIndicesAreAnError) {
   EXPECT_EQ(status.code(), Code::kInternalError);
   EXPECT_NE(status.message().find("index 4 of 4"), std::string::npos) << status.message();
   state->End(false, 1);
+  EXPECT_EQ(output[0], 5);
 }
 
 }  // namespace
