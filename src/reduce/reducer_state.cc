@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -18,16 +18,16 @@ constexpr uint16_t kExportVersion = 1;
 
 Status InUse() { return InvalidUsage("state: a call is using it"); }
 
-float OrZero(float value) { return std::isfinite(value) ? value : 0.0f; }
+// The value, or 0 if it is not finite; in integers, which the compiler vectorizes.
+float OrZero(float value) {
+  constexpr uint32_t kExponent = 0x7F800000;
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return std::bit_cast<float>((bits & kExponent) == kExponent ? 0u : bits);
+}
 
 void WriteFloats(std::span<const float> values, ByteWriter* writer) {
   writer->U64(values.size());
-  for (const float value : values) {
-    uint32_t bits = 0;
-    const float written = OrZero(value);
-    std::memcpy(&bits, &written, sizeof bits);
-    writer->U32(bits);
-  }
+  for (const float value : values) writer->U32(std::bit_cast<uint32_t>(OrZero(value)));
 }
 
 // Reads as many values as `values` has; false if there are others.
@@ -85,7 +85,9 @@ void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input, std
     ToFloat(options_.tensor.type, input + first * SizeOf(options_.tensor.type),
             open_.data() + first, end - first);
     if (!options_.residual) continue;
-    for (uint64_t i = first; i < end; ++i) open_[i] += OrZero(kept_.residual[i]);
+    float* const open = open_.data();
+    const float* const residual = kept_.residual.data();
+    for (uint64_t i = first; i < end; ++i) open[i] += OrZero(residual[i]);
   }
   pending_.warm = kept_.warm;
   OnBegin();
@@ -114,8 +116,10 @@ void ReducerState::WriteResult() {
 void ReducerState::CloseResidual() {
   const float fresh = options_.low_pass, old = 1.0f - fresh;
   if (fresh == 1.0f) return;
+  float* const open = open_.data();
+  const float* const residual = kept_.residual.data();
   for (size_t i = 0; i < open_.size(); ++i) {
-    open_[i] = old * OrZero(kept_.residual[i]) + fresh * OrZero(open_[i]);
+    open[i] = old * OrZero(residual[i]) + fresh * OrZero(open[i]);
   }
 }
 
