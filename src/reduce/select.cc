@@ -61,8 +61,8 @@ Cut CutAt(std::span<const float> x, uint64_t count) {
 
 // What is collected from one block of x.
 struct Block {
-  std::array<uint32_t, kBlock + select::kSlack> indices;
-  std::array<float, kBlock + select::kSlack> values;
+  std::array<uint32_t, kBlock> indices;
+  std::array<float, kBlock> values;
   size_t count = 0;
 
   // Those of x[first, first + kBlock) whose magnitude exceeds `above`.

@@ -43,10 +43,10 @@ Exceedances Keep(std::span<const float> x, double threshold, std::vector<float>*
   const auto rounded = static_cast<float>(threshold);
   const auto above = static_cast<int32_t>(MagnitudeOf(rounded)) -
                      (static_cast<double>(rounded) >= threshold ? 1 : 0);
-  std::array<uint32_t, kBlock + select::kSlack> indices;
+  std::array<uint32_t, kBlock> indices;
   Exceedances kept;
   for (size_t i = 0; i < x.size(); i += kBlock) {
-    const size_t n = std::min(kBlock, x.size() - i), room = kept.count + n + select::kSlack;
+    const size_t n = std::min(kBlock, x.size() - i), room = kept.count + n;
     if (to->size() < room) to->resize(std::max(room, x.size() * 3 / 10));
     float* const next = to->data() + kept.count;
     const size_t collected =

@@ -59,8 +59,8 @@ TEST_P(SelectKernelsTest, Collects) {
         expected_values.push_back(BitsOf(from[i]));
       }
       for (const bool in_place : {false, true}) {
-        std::vector<float> values(x.size() + kSlack + 1, std::bit_cast<float>(kUntouched));
-        std::vector<uint32_t> indices(count + kSlack + 1, kUntouched);
+        std::vector<float> values(x.size() + 1, std::bit_cast<float>(kUntouched));
+        std::vector<uint32_t> indices(count + 1, kUntouched);
         if (in_place) std::copy(x.begin(), x.end(), values.begin());
         float* const to = in_place ? values.data() + (x.size() - count) : values.data();
         const size_t n =
@@ -96,8 +96,8 @@ TEST_P(SelectKernelsTest, Moments) {
       squares += excess * excess;
       size += std::fabs(excess);
     }
-    const struct Moments found = BestKernels().moments(from, count, least),
-                         expected = ScalarKernels().moments(from, count, least);
+    const select::Moments found = BestKernels().moments(from, count, least),
+                          expected = ScalarKernels().moments(from, count, least);
     if (std::isfinite(squares)) {
       EXPECT_NEAR(found.sum, sum, 1e-13 * size);
       EXPECT_NEAR(found.squares, squares, 1e-13 * squares);

@@ -23,7 +23,6 @@ namespace {
 using select::Collected;
 using select::Moments;
 constexpr size_t kLanes = HWY_LANES(float);
-static_assert(kLanes <= select::kSlack);
 
 // Moves the elements in the mask of two vectors to the front and stores them; returns their number.
 HWY_INLINE size_t StoreTaken(hn::Vec<DI32> index, hn::Vec<DI32> bits, hn::Mask<DI32> taken,

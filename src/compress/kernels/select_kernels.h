@@ -10,7 +10,6 @@
 
 namespace inccl::select {
 
-inline constexpr size_t kSlack = 16;  // elements that collect may write beyond its result
 // Sums of moments are added by this many partial sums, element i to sum i % kPartials; then the
 // upper half of the partial sums is added to the lower one, until one is left.
 inline constexpr size_t kPartials = 32;
@@ -26,8 +25,7 @@ struct Moments {
 
 struct Kernels {
   // Writes index (first + i) and value of the elements whose bits without the sign, as an integer,
-  // exceed `above` (-1: of all), in their order. Returns how many. There is room for count +
-  // kSlack.
+  // exceed `above` (-1: of all), in their order. Returns how many. There is room for `count`.
   size_t (*collect)(const float* x, size_t count, int32_t above, uint32_t first,
                     const Collected& to);
   // The sums of |x| - from and of its square.
