@@ -4,7 +4,7 @@
 // distribution, whose parameters come from mean and variance. The first stage aims at a quarter of
 // the elements, each later one fits the exceedances of the one before. Here a stage knows how many
 // elements the stages before have left, and aims at the rest of the way, so their errors do not add
-// up and the number of stages need not adapt.
+// up and the number of stages need not adapt; and of a large vector the first stage fits a sample.
 #ifndef INCCL_REDUCE_SIDCO_H_
 #define INCCL_REDUCE_SIDCO_H_
 
