@@ -4,21 +4,25 @@
 // of this processor, beside memcpy and the sum of fp32, with Google Benchmark; or, with
 // --instructions, how many instructions each takes per element, and whether that is within its
 // goal;
-// --goals: only kernels with a goal.
+// --goals: only kernels with a goal; --reducers[=ELEMENTS]: selections and calls of reducers.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/status.h"
 #include "compress/codec.h"
 #include "compress/simd.h"
 #include "perf/kernels/kernel_cases.h"
+#include "perf/kernels/reducer_cases.h"
 #include "perf/support/instruction_count.h"
 
 namespace inccl::perf {
@@ -123,12 +127,30 @@ int RunInstructions(const KernelCases& cases, bool only_goals) {
   return all->missed == 0 ? kRan : kMissed;
 }
 
+int RunReducers(std::string_view elements) {
+  uint64_t count = uint64_t{16} << 20;
+  if (!elements.empty()) {
+    const auto [end, error] = std::from_chars(elements.begin(), elements.end(), count);
+    if (error != std::errc() || end != elements.end() || count < 1024 || count % 1024 != 0) {
+      fmt::print(stderr, "codec_bench: --reducers={}: expected a multiple of 1024\n", elements);
+      return kCommandLine;
+    }
+  }
+  const Status status = PrintReducers(count);
+  if (status.ok()) return kRan;
+  fmt::print(stderr, "codec_bench: {}: {}\n", CodeName(status.code()), status.message());
+  return kError;
+}
+
 }  // namespace
 }  // namespace inccl::perf
 
 int main(int argc, char** argv) {
-  const inccl::perf::KernelCases cases;
   const std::string_view first = argc == 2 ? argv[1] : "";
+  if (first == "--reducers" || first.starts_with("--reducers=")) {
+    return inccl::perf::RunReducers(first.substr(std::min<size_t>(first.size(), 11)));
+  }
+  const inccl::perf::KernelCases cases;
   if (first == "--instructions" || first == "--goals") {
     return inccl::perf::RunInstructions(cases, first == "--goals");
   }

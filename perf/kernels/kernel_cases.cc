@@ -20,6 +20,7 @@
 #include "compress/kernels/convert.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/reduce.h"
+#include "compress/kernels/select_kernels.h"
 #include "perf/kernels/codec_cases.h"
 
 namespace inccl::perf {
@@ -125,6 +126,8 @@ class KernelWorkspace {
 
   const Multipliers few{kLevels}, own{kOwnLevels}, odd_own{kOddOwnLevels};
   std::vector<float> x = std::vector<float>(kElements), y = x, out = x;
+  std::vector<uint32_t> places = std::vector<uint32_t>(kElements);
+  select::Moments moments{};
   std::vector<uint8_t> words = std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::kWordBytes);
   std::vector<uint8_t> merged = words;
   std::vector<uint8_t> packed =
@@ -156,6 +159,7 @@ KernelCases::KernelCases() : work_(std::make_unique<KernelWorkspace>()) {
   AddOddAndFold();
   AddTiles();
   AddTypes();
+  AddSelection();
   for (KernelCase& codec : CodecCases()) Add(std::move(codec));
 }
 
@@ -340,6 +344,27 @@ void KernelCases::AddTypes() {
            FromFloat(type, w->x.data(), w->typed(type), superblocks * kSuperblock);
          }});
   }
+}
+
+void KernelCases::AddSelection() {
+  KernelWorkspace* w = work_.get();
+  Add({.name = "collect",
+       .bytes = 4,
+       .run =
+           [w](uint32_t superblocks) {
+             constexpr int32_t kAbove = 0x3F800000;
+             select::BestKernels().collect(w->x.data(), superblocks * kSuperblock, kAbove, 0,
+                                           {w->places.data(), w->out.data()});
+           },
+       .goal = KernelCase::Goal{1.000, 2.250}});
+  Add({.name = "moments",
+       .bytes = 4,
+       .run =
+           [w](uint32_t superblocks) {
+             w->moments =
+                 select::BestKernels().moments(w->x.data(), superblocks * kSuperblock, 0.5);
+           },
+       .goal = KernelCase::Goal{0.875, 1.750}});
 }
 
 }  // namespace inccl::perf

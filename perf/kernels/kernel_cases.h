@@ -51,6 +51,7 @@ class KernelCases {
   void AddOddAndFold();
   void AddTiles();
   void AddTypes();
+  void AddSelection();
 
   std::unique_ptr<KernelWorkspace> work_;
   std::vector<KernelCase> cases_;

@@ -87,10 +87,11 @@ Status CollectiveRunner::RunReduced(const Call& call) {
   }
   FAULT_POINT("call.after_begin");
   ++compressed_calls_;
-  call.reducer->Begin(settled, static_cast<const std::byte*>(call.send));
+  call.reducer->Begin(settled, static_cast<const std::byte*>(call.send),
+                      static_cast<std::byte*>(call.recv));
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
   if (Status status = RunRounds(settled, signature, &stats); !status.ok()) return status;
-  call.reducer->WriteResult(static_cast<std::byte*>(call.recv));
+  call.reducer->WriteResult();
   use.Commit(sequence_);
   if (call.stats == nullptr) return Status::Ok();
   const auto ranks = static_cast<double>(nranks_);

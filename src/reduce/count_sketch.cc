@@ -87,7 +87,8 @@ class CountSketchState final : public ReducerState {
           if (rest_.empty()) WriteSums();
         } else {
           const std::span<const float> sums = ElementsOf<float>(reduced);
-          for (size_t i = 0; i < sums.size(); ++i) result()[support_[i]] = sums[i];
+          const std::span<float> sum = result();
+          for (size_t i = 0; i < sums.size(); ++i) sum[support_[i]] = sums[i];
         }
         break;
       default: {
@@ -151,10 +152,10 @@ class CountSketchState final : public ReducerState {
   // elements does not overflow before it becomes an average.
   void WriteSums() {
     const double factor = static_cast<double>(share());
+    const std::span<float> all = result();
     for (size_t i = 0; i < support_.size(); ++i) {
       const auto sum = static_cast<float>(static_cast<int64_t>(codes_sum_[i]));
-      result()[support_[i]] =
-          static_cast<float>(std::ldexp(factor * static_cast<double>(sum), -shift_));
+      all[support_[i]] = static_cast<float>(std::ldexp(factor * static_cast<double>(sum), -shift_));
     }
   }
 

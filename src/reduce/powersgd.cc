@@ -88,11 +88,12 @@ class PowerSgdState final : public ReducerState {
       p_.assign(values.begin(), values.end());
       Orthonormalize(p_, tensor().rows, rank_);
     } else {
-      MultiplyFactors(p_, tensor().rows, values, rank_, result());
+      const std::span<float> product = result();
+      MultiplyFactors(p_, tensor().rows, values, rank_, product);
       // Each rank has contributed the mean of all.
       const float part =
           args().op == ReduceOp::kAvg ? 1.0f : 1.0f / static_cast<float>(args().nranks);
-      for (size_t i = 0; i < open().size(); ++i) open()[i] -= part * result()[i];
+      for (size_t i = 0; i < open().size(); ++i) open()[i] -= part * product[i];
       SetWarmStart(values);
     }
     return Status::Ok();

@@ -81,8 +81,9 @@ class ReducerState {
   // `committed`: the call has succeeded. `operation`: its number.
   void End(bool committed, uint64_t operation);
 
-  // Reads the input. `call` has nranks, rank, op (sum or average), seed and step.
-  void Begin(const CollectiveArgs& call, const std::byte* input);
+  // Reads the input. `call` has nranks, rank, op (sum or average), seed and step. The output, which
+  // may be the input, is written by the last Consume and WriteResult.
+  void Begin(const CollectiveArgs& call, const std::byte* input, std::byte* output);
   virtual int rounds() const = 0;
   // Sets *out to the elements that this rank gives to the round's collective.
   virtual Status Produce(int round, std::vector<std::byte>* out) = 0;
@@ -94,7 +95,7 @@ class ReducerState {
   virtual Status Consume(int round, std::span<const std::byte> reduced,
                          std::span<const float> errors) = 0;
   // After the last round.
-  void WriteResult(std::byte* output);
+  void WriteResult();
 
   // These fail with kInvalidUsage while a call uses the state.
   Result<std::vector<std::byte>> Export();
@@ -106,7 +107,8 @@ class ReducerState {
  protected:
   // What a committed call changes. Empty vectors: the method has none.
   struct Kept {
-    std::vector<float> residual, warm;
+    std::vector<float> residual;  // an element that is not finite stands for 0
+    std::vector<float> warm;
     uint64_t calls = 0;
   };
 
@@ -115,8 +117,9 @@ class ReducerState {
   // In the call: input + residual. The method subtracts what this rank contributes to the sum; what
   // stays is the error of the call.
   std::span<float> open() { return open_; }
-  // In the call: the result, zero at first. The method adds the sum or the average.
-  std::span<float> result() { return result_; }
+  // In the last Consume, when it cannot fail any more: the result, zero at first. The method adds
+  // the sum or the average. Of fp32 it is the output.
+  std::span<float> result();
   // The factor by which each contribution counts in the result: 1, or 1/n.
   float share() const;
   const Kept& kept() const { return kept_; }
@@ -133,7 +136,10 @@ class ReducerState {
   const std::string identity_;
   CollectiveArgs args_;
   Kept kept_, former_, pending_;
-  std::vector<float> open_, result_;
+  std::byte* output_ = nullptr;
+  std::vector<float> open_;
+  std::vector<float> converted_;  // the result of other types than fp32
+  std::span<float> result_;       // empty until it is asked for
   uint64_t undoable_ = 0;  // number of the last committed call; 0: `former_` is not its state
   std::atomic<bool> taken_{false};
 };

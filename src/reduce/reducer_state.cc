@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -18,13 +19,16 @@ constexpr uint16_t kExportVersion = 1;
 
 Status InUse() { return InvalidUsage("state: a call is using it"); }
 
+// The value, or 0 if it is not finite; in integers, which the compiler vectorizes.
+float OrZero(float value) {
+  constexpr uint32_t kExponent = 0x7F800000;
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return std::bit_cast<float>((bits & kExponent) == kExponent ? 0u : bits);
+}
+
 void WriteFloats(std::span<const float> values, ByteWriter* writer) {
   writer->U64(values.size());
-  for (const float value : values) {
-    uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    writer->U32(bits);
-  }
+  for (const float value : values) writer->U32(std::bit_cast<uint32_t>(OrZero(value)));
 }
 
 // Reads as many values as `values` has; false if there are others. States are always finite.
@@ -71,15 +75,22 @@ Status ReducerState::Take() {
   return Status::Ok();
 }
 
-void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input) {
+void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input, std::byte* output) {
+  constexpr uint64_t kPiece = 4096;  // so that an element goes to memory once
   const uint64_t count = options_.tensor.count();
   args_ = call;
+  output_ = output;
+  result_ = {};
   open_.resize(count);
-  ToFloat(options_.tensor.type, input, open_.data(), count);
-  if (options_.residual) {
-    for (uint64_t i = 0; i < count; ++i) open_[i] += kept_.residual[i];
+  for (uint64_t first = 0; first < count; first += kPiece) {
+    const uint64_t end = std::min(count, first + kPiece);
+    ToFloat(options_.tensor.type, input + first * SizeOf(options_.tensor.type),
+            open_.data() + first, end - first);
+    if (!options_.residual) continue;
+    float* const open = open_.data();
+    const float* const residual = kept_.residual.data();
+    for (uint64_t i = first; i < end; ++i) open[i] += OrZero(residual[i]);
   }
-  result_.assign(count, 0.0f);
   pending_.warm = kept_.warm;
   OnBegin();
 }
@@ -88,16 +99,29 @@ float ReducerState::share() const {
   return args_.op == ReduceOp::kAvg ? 1.0f / static_cast<float>(args_.nranks) : 1.0f;
 }
 
-void ReducerState::WriteResult(std::byte* output) {
-  FromFloat(options_.tensor.type, result_.data(), output, result_.size());
+std::span<float> ReducerState::result() {
+  if (!result_.empty() || open_.empty()) return result_;
+  if (options_.tensor.type == DataType::kFloat32) {
+    result_ = {reinterpret_cast<float*>(output_), open_.size()};
+  } else {
+    converted_.resize(open_.size());
+    result_ = converted_;
+  }
+  std::fill(result_.begin(), result_.end(), 0.0f);
+  return result_;
 }
 
-// An error that is not finite leaves no residual.
+void ReducerState::WriteResult() {
+  FromFloat(options_.tensor.type, result().data(), output_, open_.size());
+}
+
 void ReducerState::CloseResidual() {
   const float fresh = options_.low_pass, old = 1.0f - fresh;
+  if (fresh == 1.0f) return;
+  float* const open = open_.data();
+  const float* const residual = kept_.residual.data();
   for (size_t i = 0; i < open_.size(); ++i) {
-    const float error = std::isfinite(open_[i]) ? open_[i] : 0.0f;
-    open_[i] = fresh == 1.0f ? error : old * kept_.residual[i] + fresh * error;
+    open[i] = old * OrZero(residual[i]) + fresh * OrZero(open[i]);
   }
 }
 

@@ -3,71 +3,178 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
+#include <cmath>
+
+#include "base/rng.h"
+#include "compress/kernels/select_kernels.h"
 
 namespace inccl {
 namespace {
 
-constexpr int kBinShift = 20;  // 2^11 bins of magnitudes with equal exponent and 3 bits more
-constexpr size_t kBins = size_t{1} << (31 - kBinShift);
-constexpr size_t kTables = 4;  // neighbours in different tables do not wait for each other
+constexpr size_t kBlock = 4096;  // elements that a kernel collects from at a time
+// Of the sample that bounds the candidates of SelectLargest: a random element from each stretch of
+// kStretch elements or more.
+constexpr uint64_t kMostSamples = 16384, kStretch = 64, kLeastSamples = 64;
 
-std::array<uint64_t, kBins> CountBins(std::span<const float> x) {
-  std::array<std::array<uint64_t, kBins>, kTables> tables{};
+constexpr std::array kDigits = {11, 10, 10};  // bits, from the upper ones of a magnitude
+using Table = std::array<uint32_t, size_t{1} << kDigits[0]>;
+
+// How often the elements whose magnitude begins with `prefix`, above bit `shift + bits`, have each
+// value of the `bits` bits from `shift` on.
+Table CountDigits(std::span<const float> x, uint32_t prefix, int shift, int bits) {
+  std::array<Table, 4> tables{};  // neighbours in different tables do not wait for each other
+  const uint32_t mask = (1u << bits) - 1;
+  const auto count = [&](size_t i, Table* table) {
+    const uint32_t magnitude = MagnitudeOf(x[i]) >> shift;
+    (*table)[magnitude & mask] += magnitude >> bits == prefix ? 1 : 0;
+  };
   size_t i = 0;
-  for (; i + kTables <= x.size(); i += kTables) {
-    for (size_t t = 0; t < kTables; ++t) ++tables[t][MagnitudeOf(x[i + t]) >> kBinShift];
+  for (; i + tables.size() <= x.size(); i += tables.size()) {
+    for (size_t t = 0; t < tables.size(); ++t) count(i + t, &tables[t]);
   }
-  for (; i < x.size(); ++i) ++tables[0][MagnitudeOf(x[i]) >> kBinShift];
-  for (size_t t = 1; t < kTables; ++t) {
-    for (size_t bin = 0; bin < kBins; ++bin) tables[0][bin] += tables[t][bin];
+  for (; i < x.size(); ++i) count(i, tables.data());
+  for (size_t t = 1; t < tables.size(); ++t) {
+    for (size_t digit = 0; digit <= mask; ++digit) tables[0][digit] += tables[t][digit];
   }
   return tables[0];
 }
 
-// The magnitude of the element number `count` in descending order; count > 0.
-uint32_t MagnitudeAt(std::span<const float> x, uint64_t count) {
-  const std::array<uint64_t, kBins> bins = CountBins(x);
-  size_t bin = kBins - 1;
-  for (; bins[bin] < count; --bin) count -= bins[bin];
-  std::vector<uint32_t> inside;
-  inside.reserve(bins[bin]);
-  for (const float value : x) {
-    const uint32_t magnitude = MagnitudeOf(value);
-    if (magnitude >> kBinShift == bin) inside.push_back(magnitude);
+// What is selected: all elements of larger magnitude and the first `ties` ones of this magnitude.
+struct Cut {
+  uint32_t magnitude = 0;
+  uint64_t ties = 0;
+};
+
+// The cut that leaves `count` elements; 0 < count <= x.size().
+Cut CutAt(std::span<const float> x, uint64_t count) {
+  uint32_t prefix = 0;
+  int shift = 31;
+  for (const int bits : kDigits) {
+    shift -= bits;
+    const Table counts = CountDigits(x, prefix, shift, bits);
+    uint32_t digit = (1u << bits) - 1;
+    for (; counts[digit] < count; --digit) count -= counts[digit];
+    prefix = prefix << bits | digit;
   }
-  const auto nth = inside.begin() + static_cast<std::ptrdiff_t>(count - 1);
-  std::nth_element(inside.begin(), nth, inside.end(), std::greater<>());
-  return *nth;
+  return {.magnitude = prefix, .ties = count};
+}
+
+// What is collected from one block of x.
+struct Block {
+  std::array<uint32_t, kBlock> indices;
+  std::array<float, kBlock> values;
+  size_t count = 0;
+
+  // Those of x[first, first + kBlock) whose magnitude exceeds `above`.
+  void Collect(std::span<const float> x, size_t first, int32_t above) {
+    count = select::BestKernels().collect(x.data() + first, std::min(kBlock, x.size() - first),
+                                          above, static_cast<uint32_t>(first),
+                                          {indices.data(), values.data()});
+  }
+};
+
+struct Elements {
+  std::vector<uint32_t> indices;
+  std::vector<float> values;
+};
+
+// Sets *to to the elements whose magnitude exceeds `above`; false if there are more than `most`.
+bool CollectAbove(std::span<const float> x, int32_t above, uint64_t most, Elements* to) {
+  to->indices.clear();
+  to->values.clear();
+  Block block;
+  for (size_t i = 0; i < x.size(); i += kBlock) {
+    block.Collect(x, i, above);
+    if (to->indices.size() + block.count > most) return false;
+    to->indices.insert(to->indices.end(), block.indices.data(), block.indices.data() + block.count);
+    to->values.insert(to->values.end(), block.values.data(), block.values.data() + block.count);
+  }
+  return true;
+}
+
+// Appends the indices of what the cut leaves of these elements, and subtracts the ties.
+void Append(const uint32_t* indices, const float* values, size_t count, Cut* cut,
+            std::vector<uint32_t>* to) {
+  size_t n = to->size();
+  to->resize(n + count);
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = MagnitudeOf(values[i]);
+    const bool tie = magnitude == cut->magnitude && cut->ties > 0;
+    cut->ties -= tie ? 1 : 0;
+    (*to)[n] = indices[i];
+    n += magnitude > cut->magnitude || tie ? 1 : 0;
+  }
+  to->resize(n);
+}
+
+void AppendFrom(std::span<const float> x, Cut cut, std::vector<uint32_t>* to) {
+  Block block;
+  for (size_t i = 0; i < x.size(); i += kBlock) {
+    block.Collect(x, i, static_cast<int32_t>(cut.magnitude) - (cut.ties > 0 ? 1 : 0));
+    Append(block.indices.data(), block.values.data(), block.count, &cut, to);
+  }
+}
+
+// Finds the `count` largest elements among those that exceed a bound from a sample. False if the
+// sample says too little.
+bool SelectBySample(std::span<const float> x, uint64_t count, std::vector<uint32_t>* indices) {
+  const uint64_t samples = std::min(kMostSamples, x.size() / kStretch);
+  if (samples < kLeastSamples || count > x.size() / 4) return false;
+  const double each = static_cast<double>(x.size()) / static_cast<double>(samples);
+  // Four standard deviations and a few more than what the sample should have of the largest.
+  const double expected = static_cast<double>(count) / each;
+  const auto rank = static_cast<uint64_t>(expected + 4 * std::sqrt(expected) + 4);
+  const std::vector<float> sample = SampleOf(x, samples, 0);
+  const auto bound = static_cast<int32_t>(MagnitudeAt(sample, std::min(rank, samples)));
+  const auto most = static_cast<uint64_t>(2 * static_cast<double>(rank) * each) + kBlock;
+  Elements candidates;
+  candidates.indices.reserve(most / 2);
+  candidates.values.reserve(most / 2);
+  // Too many at the bound: perhaps equal ones, such as zeros.
+  for (const int32_t above : {bound - 1, bound}) {
+    if (!CollectAbove(x, above, most, &candidates)) continue;
+    const uint64_t found = candidates.indices.size();
+    if (found >= count) {
+      Cut cut = CutAt(candidates.values, count);
+      Append(candidates.indices.data(), candidates.values.data(), found, &cut, indices);
+      return true;
+    }
+    if (above < bound) return false;
+    AppendFrom(x, {.magnitude = static_cast<uint32_t>(bound), .ties = count - found}, indices);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace
 
+std::vector<float> SampleOf(std::span<const float> x, uint64_t size, uint64_t seed) {
+  Rng rng(seed);
+  std::vector<float> sample(size);
+  uint64_t first = 0;
+  for (uint64_t i = 0; i < size; ++i) {
+    const uint64_t end = (i + 1) * x.size() / size;
+    sample[i] = x[first + rng.Below(end - first)];
+    first = end;
+  }
+  return sample;
+}
+
+uint32_t MagnitudeAt(std::span<const float> x, uint64_t count) { return CutAt(x, count).magnitude; }
+
 void SelectFrom(std::span<const float> x, uint32_t magnitude, std::vector<uint32_t>* indices) {
   indices->clear();
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (MagnitudeOf(x[i]) >= magnitude) indices->push_back(static_cast<uint32_t>(i));
+  Block block;
+  for (size_t i = 0; i < x.size(); i += kBlock) {
+    block.Collect(x, i, static_cast<int32_t>(magnitude) - 1);
+    indices->insert(indices->end(), block.indices.data(), block.indices.data() + block.count);
   }
 }
 
 void SelectLargest(std::span<const float> x, uint64_t count, std::vector<uint32_t>* indices) {
   indices->clear();
-  if (count == 0) return;
-  const uint32_t least = MagnitudeAt(x, count);
-  SelectFrom(x, least, indices);
-  if (indices->size() == count) return;
-  // More elements have the least magnitude than there is room for: the last of them go.
-  uint64_t excess = indices->size() - count;
-  auto to = indices->end();
-  for (auto from = indices->end(); from != indices->begin();) {
-    const uint32_t index = *--from;
-    if (excess > 0 && MagnitudeOf(x[index]) == least) {
-      --excess;
-    } else {
-      *--to = index;
-    }
-  }
-  indices->erase(indices->begin(), to);
+  if (count == 0 || SelectBySample(x, count, indices)) return;
+  AppendFrom(x, CutAt(x, count), indices);
 }
 
 }  // namespace inccl

@@ -23,6 +23,12 @@ inline uint32_t MagnitudeOf(float value) {
 // count <= x.size().
 void SelectLargest(std::span<const float> x, uint64_t count, std::vector<uint32_t>* indices);
 
+// The magnitude of the element number `count` in descending order; 0 < count <= x.size().
+uint32_t MagnitudeAt(std::span<const float> x, uint64_t count);
+
+// `size` elements, a random one of each of as many equal stretches of x.
+std::vector<float> SampleOf(std::span<const float> x, uint64_t size, uint64_t seed);
+
 // Sets *indices to the elements with at least this magnitude.
 void SelectFrom(std::span<const float> x, uint32_t magnitude, std::vector<uint32_t>* indices);
 

@@ -2,9 +2,7 @@
 #include "reduce/selector.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "base/rng.h"
 #include "reduce/methods.h"
 #include "reduce/select.h"
 #include "reduce/sidco.h"
@@ -19,28 +17,18 @@ constexpr uint64_t kSampleShare = 100;  // one element of so many
 uint32_t SampledThreshold(std::span<const float> x, double k, uint64_t seed) {
   const uint64_t size =
       std::min<uint64_t>(x.size(), std::max(kLeastSample, x.size() / kSampleShare));
-  Rng rng(seed);
-  std::vector<float> sample(size);
-  for (uint64_t i = 0; i < size; ++i) {
-    const uint64_t first = i * x.size() / size, end = (i + 1) * x.size() / size;
-    sample[i] = x[first + rng.Below(end - first)];
-  }
-  std::vector<uint32_t> largest;
-  SelectLargest(sample, SelectedOf(k, size), &largest);
-  uint32_t least = MagnitudeOf(sample[largest[0]]);
-  for (const uint32_t i : largest) least = std::min(least, MagnitudeOf(sample[i]));
-  return least;
+  return MagnitudeAt(SampleOf(x, size, seed), SelectedOf(k, size));
 }
 
 }  // namespace
 
-void Selector::Select(std::span<const float> x, uint64_t seed,
-                      std::vector<uint32_t>* indices) const {
+void Selector::Select(std::span<const float> x, uint64_t seed, std::vector<uint32_t>* indices) {
   const uint64_t wanted = SelectedOf(k_, x.size());
   if (kind_ == SelectorKind::kExact || x.empty()) return SelectLargest(x, wanted, indices);
-  const uint32_t threshold = kind_ == SelectorKind::kSampled
-                                 ? SampledThreshold(x, k_, seed)
-                                 : MagnitudeOf(static_cast<float>(sidco::Threshold(x, k_)));
+  const uint32_t threshold =
+      kind_ == SelectorKind::kSampled
+          ? SampledThreshold(x, k_, seed)
+          : MagnitudeOf(static_cast<float>(sidco::Threshold(x, k_, &scratch_)));
   SelectFrom(x, threshold, indices);
   // A bad estimate must not send everything, or nothing.
   const uint64_t selected = indices->size();

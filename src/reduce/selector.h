@@ -26,11 +26,12 @@ class Selector {
   bool exact() const { return kind_ == SelectorKind::kExact; }
   // Sets *indices, ascending. Threshold selectors stay between half and twice k * d. `seed`: of
   // samples.
-  void Select(std::span<const float> x, uint64_t seed, std::vector<uint32_t>* indices) const;
+  void Select(std::span<const float> x, uint64_t seed, std::vector<uint32_t>* indices);
 
  private:
   const SelectorKind kind_;
   const double k_;
+  std::vector<float> scratch_;
 };
 
 }  // namespace inccl

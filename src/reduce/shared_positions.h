@@ -52,8 +52,9 @@ class SharedPositionsState : public ReducerState {
 
   Status ConsumeSums(std::span<const std::byte> reduced, std::span<const float> errors) {
     const std::span<const float> sums = ElementsOf<float>(reduced);
+    const std::span<float> all = result();
     for (size_t i = 0; i < sums.size(); ++i) {
-      result()[positions_[i]] = sums[i];
+      all[positions_[i]] = sums[i];
       open()[positions_[i]] = errors.empty() ? 0.0f : errors[i];
     }
     return Status::Ok();

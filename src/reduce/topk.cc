@@ -80,15 +80,17 @@ class TopkState final : public ReducerState {
       case Kind::kIndices: {
         const std::span<const uint32_t> all = ElementsOf<uint32_t>(reduced);
         gathered_.assign(all.begin(), all.end());
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          Status status = CheckIndices(rank, all.subspan(rank * length, length));
+          if (!status.ok()) return status;
+        }
         return Status::Ok();
       }
       case Kind::kValues: {
         const std::span<const uint32_t> indices(gathered_);
         const std::span<const float> values = ElementsOf<float>(reduced);
         for (size_t rank = 0; rank < ranks; ++rank) {
-          Status status = Add(rank, indices.subspan(rank * length, length),
-                              values.subspan(rank * length, length));
-          if (!status.ok()) return status;
+          Add(rank, indices.subspan(rank * length, length), values.subspan(rank * length, length));
         }
         return Status::Ok();
       }
@@ -97,9 +99,12 @@ class TopkState final : public ReducerState {
     const std::span<const uint32_t> indices = ElementsOf<uint32_t>(reduced);
     const std::span<const float> values = ElementsOf<float>(reduced);
     for (size_t rank = 0; rank < ranks; ++rank) {
-      Status status = Add(rank, indices.subspan(2 * rank * length, length),
-                          values.subspan((2 * rank + 1) * length, length));
+      Status status = CheckIndices(rank, indices.subspan(2 * rank * length, length));
       if (!status.ok()) return status;
+    }
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      Add(rank, indices.subspan(2 * rank * length, length),
+          values.subspan((2 * rank + 1) * length, length));
     }
     return Status::Ok();
   }
@@ -136,23 +141,28 @@ class TopkState final : public ReducerState {
     }
   }
 
-  Status Add(size_t rank, std::span<const uint32_t> indices, std::span<const float> values) {
-    const bool own = rank == static_cast<size_t>(args().rank);
-    const float factor = share();
-    for (size_t i = 0; i < indices.size(); ++i) {
-      const uint32_t index = indices[i];
-      if (index == kNoIndex) continue;
-      if (index >= tensor().count()) {
-        return InternalError(fmt::format("topk: rank {} sent index {} of {} elements", rank, index,
-                                         tensor().count()));
-      }
-      result()[index] += factor * values[i];
-      if (own) open()[index] -= values[i];
+  Status CheckIndices(size_t rank, std::span<const uint32_t> indices) const {
+    for (const uint32_t index : indices) {
+      if (index < tensor().count() || index == kNoIndex) continue;
+      return InternalError(
+          fmt::format("topk: rank {} sent index {} of {} elements", rank, index, tensor().count()));
     }
     return Status::Ok();
   }
 
-  const Selector selector_;
+  void Add(size_t rank, std::span<const uint32_t> indices, std::span<const float> values) {
+    const bool own = rank == static_cast<size_t>(args().rank);
+    const float factor = share();
+    const std::span<float> sum = result(), left = open();
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const uint32_t index = indices[i];
+      if (index == kNoIndex) continue;
+      sum[index] += factor * values[i];
+      if (own) left[index] -= values[i];
+    }
+  }
+
+  Selector selector_;
   const bool pairs_;
   const RoundCodec codec_;
   std::vector<uint32_t> selected_;  // of this rank

@@ -58,6 +58,7 @@ class LocalRanks {
   // Runs a call and returns the results by rank. All ranks must get equal bits.
   Vectors Run(const Vectors& inputs, ReduceOp op = ReduceOp::kSum, uint64_t seed = 0) {
     const uint64_t step = states_[0]->calls();
+    Vectors results(n(), std::vector<float>(count_));
     sent_.clear();
     for (size_t rank = 0; rank < n(); ++rank) {
       EXPECT_TRUE(states_[rank]->Take().ok());
@@ -67,12 +68,12 @@ class LocalRanks {
       args.rank = static_cast<int>(rank);
       args.seed = seed;
       args.step = step;
-      states_[rank]->Begin(args, reinterpret_cast<const std::byte*>(inputs[rank].data()));
+      states_[rank]->Begin(args, reinterpret_cast<const std::byte*>(inputs[rank].data()),
+                           reinterpret_cast<std::byte*>(results[rank].data()));
     }
     for (int round = 0; round < states_[0]->rounds(); ++round) RunRound(round);
-    Vectors results(n(), std::vector<float>(count_));
     for (size_t rank = 0; rank < n(); ++rank) {
-      states_[rank]->WriteResult(reinterpret_cast<std::byte*>(results[rank].data()));
+      states_[rank]->WriteResult();
       states_[rank]->End(true, ++operation_);
       if (count_ > 0) {
         EXPECT_EQ(std::memcmp(results[rank].data(), results[0].data(), count_ * sizeof(float)), 0)

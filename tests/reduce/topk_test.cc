@@ -262,9 +262,11 @@ void ExpectInternalError(const char* spec, int round, uint32_t wrong, const char
   const std::unique_ptr<ReducerState> state = Make(spec)->NewState({.rows = 1, .cols = 4});
   ASSERT_TRUE(state->Take().ok());
   const float input[4] = {1, 2, 3, 4};
+  float output[4] = {5, 6, 7, 8};
   CollectiveArgs args;
   args.nranks = 1;
-  state->Begin(args, reinterpret_cast<const std::byte*>(input));
+  state->Begin(args, reinterpret_cast<const std::byte*>(input),
+               reinterpret_cast<std::byte*>(output));
   std::vector<std::byte> words;
   for (int before = 0; before < round; ++before) {
     ASSERT_TRUE(state->Produce(before, &words).ok());
@@ -276,6 +278,7 @@ void ExpectInternalError(const char* spec, int round, uint32_t wrong, const char
   EXPECT_EQ(status.code(), Code::kInternalError);
   EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
   state->End(false, 1);
+  EXPECT_EQ(output[0], 5);
 }
 
 TEST(TopkTest, ImpossibleIndicesAndBlocksAreAnError) {
