@@ -246,7 +246,7 @@ class BlockTopkState final : public SharedPositionsState {
     selector_.Select(magnitudes_, kept().calls, &selected_);
   }
 
-  const Selector selector_;
+  Selector selector_;
   const Blocks blocks_;
   BitmapUnion bitmaps_;
   std::vector<float> magnitudes_;   // of blocks

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An allocation fails in a call, of one vector or of two, in which the ranks of each host add up
-// their elements first: every rank's call returns, the others name a rank that has failed, and sums
+// An allocation fails in a call in which the ranks of each host add up their elements first, or in
+// one of two vectors: every rank's call returns, the others name a rank that has failed, and sums
 // that are said to be right are.
 #include <fmt/format.h>
 
@@ -27,10 +27,11 @@ constexpr double kReturnsSeconds = 12.0 * kSlowness;  // far below the limit of 
 int Body(const Side& side, const interposer::Plan& plan) {
   SetHost(kHosts, side.rank());
   ccl_comm_t comm = nullptr;
-  ccl_codec_t codec = nullptr;
+  ccl_codec_t codec = nullptr, plain = nullptr;
   std::array<ccl_stream_t, 2> streams{};
   if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
   if (ccl_codec_create(&codec, "hbi:bits=8,local=fp32") != CCL_SUCCESS) return 11;
+  if (ccl_codec_create(&plain, "hbi:bits=8") != CCL_SUCCESS) return 11;
   for (ccl_stream_t& stream : streams) {
     if (ccl_stream_create(&stream) != CCL_SUCCESS) return 13;
   }
@@ -39,7 +40,9 @@ int Body(const Side& side, const interposer::Plan& plan) {
   const std::vector<float> send(2 * kCount, static_cast<float>(side.rank() + 1));
   std::vector<float> recv(2 * kCount);
   ccl_compression_t compression = CCL_COMPRESSION_INIT;
+  ccl_compression_t with_residual = CCL_COMPRESSION_INIT;
   compression.codec = codec;
+  with_residual.codec = plain;
   bool wrong = false;
   if (side.rank() == kVictim) interposer::Arm(plan);
   const double start = Seconds();
@@ -55,7 +58,7 @@ int Body(const Side& side, const interposer::Plan& plan) {
       const std::array<ccl_vector_t, 2> vectors = {
           {{from, to, kFed, residual}, {from + kFed, to + kFed, count - kFed, nullptr}}};
       result = ccl_allreduce_fused(vectors.data(), vectors.size(), CCL_FLOAT32, CCL_SUM,
-                                   &compression, comm, streams[1]);
+                                   &with_residual, comm, streams[1]);
     }
     for (const ccl_stream_t stream : streams) {
       const ccl_result_t now = ccl_stream_synchronize(stream);
@@ -74,6 +77,7 @@ int Body(const Side& side, const interposer::Plan& plan) {
   for (const ccl_stream_t stream : streams) ccl_stream_destroy(stream);
   ccl_residual_destroy(residual);
   ccl_codec_destroy(codec);
+  ccl_codec_destroy(plain);
   const ccl_result_t ended = result == CCL_SUCCESS ? ccl_comm_destroy(comm) : ccl_comm_abort(comm);
   return wrong ? 14 : ended == CCL_SUCCESS ? 0 : 12;
 }
