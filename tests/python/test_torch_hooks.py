@@ -312,6 +312,29 @@ def test_reducers(rank, n):
             inccl.torch.State().load_state_dict(saved)
 
 
+class Scaled(torch.nn.Module):
+    """With a parameter that has no dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = model(), torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, inputs):
+        return self.inner(inputs) * self.scale
+
+
+@group_ranks(2)
+def test_matrices_of_scalars(rank, n):
+    torch.manual_seed(5)
+    plain = Scaled()
+    (sum(loss_of(plain, other) for other in range(n)) / n).backward()
+    ddp = DistributedDataParallel(Scaled(), bucket_cap_mb=0.02)
+    state = inccl.torch.State(reducer="powersgd:rank=1000,residual=0", compress=lambda p: True)
+    ddp.register_comm_hook(state, inccl.torch.compress_hook)
+    loss_of(ddp, rank).backward()
+    check_gradients([p.grad for p in ddp.parameters()], [p.grad for p in plain.parameters()], 1e-5)
+
+
 @group_ranks(2)
 def test_momentum_before_the_sum(rank, n):
     """With every element sent, as momentum of the optimizer on the mean."""

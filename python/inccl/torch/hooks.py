@@ -270,7 +270,7 @@ def _reduced(state, bucket, group, _codec, plain, count):
         parts = []
         for part, (gradient, parameter) in enumerate(zip(bucket.gradients(), bucket.parameters())):
             if state.compress(parameter) and gradient.numel() > 0:
-                rows = gradient.shape[0]
+                rows = gradient.shape[0] if gradient.dim() > 0 else 1
                 parts.append((gradient, state._state_of(bucket, part, rows, gradient.numel() // rows)))
     else:
         for gradient in plain:
