@@ -147,6 +147,7 @@ Result<Row> Measure(const Options& options, const std::vector<Vectors>& samples,
     Result<StepErrors> errors = OverSteps(way, samples[0], options.steps, options.residual);
     if (!errors.ok()) return errors.status();
     row.bias = errors->vnmse_of_mean;
+    row.bits = errors->bits;  // what residuals add may travel, too
   }
   return row;
 }
