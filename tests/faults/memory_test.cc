@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The n-th allocation fails, for every n, in calls on streams, groups, sends, calls that preserve
-// their input and calls on registered buffers: every call returns, no process ends, the first error
-// stays with the communicator and reaches the other ranks, streams run empty, and what is said to
-// have succeeded is right.
+// The n-th allocation fails, for every n, in calls on streams, groups, sends, reducers, calls that
+// preserve their input and calls on registered buffers: every call returns, no process ends, the
+// first error stays with the communicator and reaches the other ranks, streams run empty, and what
+// is said to have succeeded is right.
 #include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
@@ -165,6 +165,32 @@ void OnRegisteredBuffers(Rank* r) {
   }
 }
 
+// What these reducers leave out of such sums is nothing.
+void WithReducers(Rank* r) {
+  for (const char* spec : {"topk:k=1|fp16", "count_sketch"}) {
+    ccl_reducer_t reducer = nullptr;
+    ccl_reducer_state_t state = nullptr;
+    Keep(r, ccl_reducer_create(&reducer, spec));
+    if (r->result == CCL_SUCCESS) {
+      Keep(r, ccl_reducer_state_create(&state, reducer, 30, kCount / 30, CCL_FLOAT32));
+    }
+    r->outside = r->result != CCL_SUCCESS;
+    if (!r->outside) {
+      Fill(r->send, kCount, Input(r->rank, 1));
+      Keep(r, ccl_allreduce_reduced(r->send, r->send, state, CCL_SUM, nullptr, r->comms[0],
+                                    r->streams[0]));
+      Keep(r, ccl_stream_synchronize(r->streams[0]));
+      Check(r, r->send, kCount, Sum(1));
+      if (r->result != CCL_SUCCESS && !All(r->send, kCount, Input(r->rank, 1))) {
+        r->unrestored = true;
+      }
+    }
+    (void)ccl_reducer_state_destroy(state);
+    (void)ccl_reducer_destroy(reducer);
+    if (r->result != CCL_SUCCESS) return;
+  }
+}
+
 struct Scenario {
   const char* name;
   void (*run)(Rank*);
@@ -175,6 +201,7 @@ constexpr Scenario kScenarios[] = {
     {"group", InAGroup},
     {"sends", SendsAndReceives},
     {"preserve_input", PreservesInput, true},
+    {"reducers", WithReducers},
     {"registered", OnRegisteredBuffers, false, true},
     {"registered_preserve_input", PreservesRegistered, true, true},
 };
