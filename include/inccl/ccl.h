@@ -633,8 +633,9 @@ CCL_API ccl_result_t ccl_residual_reset(ccl_residual_t residual);
  * Takes back the last call if it was a later one than `operation`. When a rank dies, a call may
  * have succeeded on some ranks only; after ccl_comm_shrink, all ranks pass what
  * ccl_comm_last_completed says of the new communicator, and repeat the later calls: every residual
- * then is as before them. One call can be taken back, and only until the next call, import or
- * reset.
+ * then is as before them. One call can be taken back, and only until the next call, import, reset
+ * or rollback: calls up to `operation` are final, because the new communicator counts from 1 again.
+ * So all residuals go through it after each shrink, also those whose calls have all completed.
  */
 CCL_API ccl_result_t ccl_residual_rollback(ccl_residual_t residual, uint64_t operation);
 

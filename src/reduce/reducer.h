@@ -101,7 +101,8 @@ class ReducerState {
   Result<std::vector<std::byte>> Export();
   Status Import(std::span<const std::byte> bytes);
   Status Reset();
-  // Back to the state before the last committed call, if that had a number above `operation`.
+  // Back to the state before the last committed call, if that had a number above `operation`; else
+  // that call can not be taken back any more.
   Status Rollback(uint64_t operation);
 
  protected:

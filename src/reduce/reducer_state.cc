@@ -204,8 +204,8 @@ Status ReducerState::Reset() {
 
 Status ReducerState::Rollback(uint64_t operation) {
   return WhileUnused([&] {
-    if (undoable_ <= operation) return Status::Ok();
-    std::swap(kept_, former_);
+    // Otherwise the call is final, as in Residual.
+    if (undoable_ > operation) std::swap(kept_, former_);
     undoable_ = 0;
     return Status::Ok();
   });

@@ -72,12 +72,15 @@ TEST(ResidualTest, RollbackIsForLaterCalls) {
   Residual residual(1, {});
   Commit(&residual, {1}, 4);
   Commit(&residual, {2}, 6);
-  EXPECT_TRUE(residual.Rollback(6).ok());
-  EXPECT_EQ(ValuesOf(&residual)[0], 2);
   EXPECT_TRUE(residual.Rollback(5).ok());
   EXPECT_EQ(ValuesOf(&residual)[0], 1);
   EXPECT_TRUE(residual.Rollback(0).ok());
   EXPECT_EQ(ValuesOf(&residual)[0], 1);
+  Commit(&residual, {3}, 7);
+  EXPECT_TRUE(residual.Rollback(7).ok());
+  EXPECT_EQ(ValuesOf(&residual)[0], 3);
+  EXPECT_TRUE(residual.Rollback(0).ok()) << "of a communicator whose first call has failed";
+  EXPECT_EQ(ValuesOf(&residual)[0], 3);
 }
 
 // Calls of another communicator have numbers of their own: what is taken back is the last call, not

@@ -304,5 +304,47 @@ TEST(ReducerErrorTest, ACallThatFailsInTheMiddleLeavesTheStateAsItWas) {
   }
 }
 
+// Runs two calls, then rank 3 dies in the third, and rank 2 in its repetition: each communicator
+// counts its calls from 1.
+int LoseTwoRanks(const Side& side) {
+  ccl_comm_t comms[3] = {};
+  if (side.Init(&comms[0], CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+  const OwnedState state = MakeState("topk:k=0.1", 30, kCount / 30);
+  const Vectors inputs = NormalInputs(4, kCount, 3);
+  const std::vector<float>& in = inputs[static_cast<size_t>(side.rank())];
+  std::vector<float> out(kCount);
+  const auto step = [&](ccl_comm_t comm) {
+    return ccl_allreduce_reduced(in.data(), out.data(), state.get(), CCL_SUM, nullptr, comm,
+                                 nullptr);
+  };
+  for (int call = 0; call < 2; ++call) {
+    if (step(comms[0]) != CCL_SUCCESS) return 11;
+  }
+  const std::vector<std::byte> kept = Exported(state);
+  for (int death = 0; death < 2; ++death) {
+    side.mine().stage = death + 1;
+    for (int rank = 0; rank < 4 - death; ++rank) EXPECT_TRUE(side.Await(rank, death + 1));
+    if (side.rank() == 3 - death) raise(SIGKILL);
+    EXPECT_EQ(step(comms[death]), CCL_REMOTE_ERROR);
+    if (ccl_comm_shrink(comms[death], nullptr, 0, &comms[death + 1], nullptr, CCL_SHRINK_ABORT) !=
+        CCL_SUCCESS) {
+      return 12;
+    }
+    uint64_t operation = 7;
+    EXPECT_EQ(ccl_comm_last_completed(comms[death + 1], &operation), CCL_SUCCESS);
+    EXPECT_EQ(operation, death == 0 ? 2u : 0u);
+    EXPECT_EQ(ccl_reducer_state_rollback(state.get(), operation), CCL_SUCCESS);
+    EXPECT_EQ(Exported(state), kept);
+  }
+  EXPECT_EQ(step(comms[2]), CCL_SUCCESS);
+  for (ccl_comm_t comm : comms) EXPECT_EQ(ccl_comm_destroy(comm), CCL_SUCCESS);
+  return 0;
+}
+
+TEST(ReducerErrorTest, ASecondDeathTakesBackNoCallOfTheFirstCommunicator) {
+  ProcessWorld world({.nranks = 4}, [](const Side& side) { return LoseTwoRanks(side); });
+  world.ExpectAllExited({2, 3});
+}
+
 }  // namespace
 }  // namespace inccl::test

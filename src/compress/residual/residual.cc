@@ -138,9 +138,12 @@ Status Residual::Reset() {
 
 Status Residual::Rollback(uint64_t operation) {
   return WhileUnused([&] {
-    if (undoable_ <= operation) return;
-    std::swap(current_, former_);
-    totals_.Rollback(undoable_);
+    // Otherwise the call is final: later operations may be those of a communicator with numbers of
+    // its own.
+    if (undoable_ > operation) {
+      std::swap(current_, former_);
+      totals_.Rollback(undoable_);
+    }
     undoable_ = 0;
   });
 }

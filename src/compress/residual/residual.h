@@ -58,7 +58,8 @@ class Residual {
   Status Export(std::span<float> values);
   Status Import(std::span<const float> values);
   Status Reset();
-  // Back to the state before the last committed call, if that had a number above `operation`.
+  // Back to the state before the last committed call, if that had a number above `operation`; else
+  // that call can not be taken back any more.
   Status Rollback(uint64_t operation);
 
  private:
