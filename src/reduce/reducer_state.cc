@@ -82,6 +82,7 @@ void ReducerState::Begin(const CollectiveArgs& call, const std::byte* input, std
   output_ = output;
   result_ = {};
   open_.resize(count);
+  if (options_.tensor.type != DataType::kFloat32) converted_.resize(count);
   for (uint64_t first = 0; first < count; first += kPiece) {
     const uint64_t end = std::min(count, first + kPiece);
     ToFloat(options_.tensor.type, input + first * SizeOf(options_.tensor.type),
@@ -104,7 +105,6 @@ std::span<float> ReducerState::result() {
   if (options_.tensor.type == DataType::kFloat32) {
     result_ = {reinterpret_cast<float*>(output_), open_.size()};
   } else {
-    converted_.resize(open_.size());
     result_ = converted_;
   }
   std::fill(result_.begin(), result_.end(), 0.0f);
