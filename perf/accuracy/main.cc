@@ -142,6 +142,7 @@ Result<Row> Measure(const Options& options, const std::vector<Vectors>& samples,
     Result<StepErrors> errors = OverSteps(way, samples[0], options.steps, options.residual);
     if (!errors.ok()) return errors.status();
     row.bias = errors->vnmse_of_mean;
+    row.bits = errors->bits;  // what residuals add may travel, too
   }
   return row;
 }
@@ -256,8 +257,10 @@ void AddOptions(CLI::App* app, Options* options) {
   app->add_option("--ref", options->references, "reference algorithms of hbi: direct, ring")
       ->delimiter(',')
       ->check(CLI::IsMember({"direct", "ring"}));
-  app->add_option("--codec", options->codecs,
-                  "a further codec, e.g. hbi:k=15,k2=15; {bits}: for each of the bits (repeatable)")
+  app->add_option(
+         "--codec", options->codecs,
+         "a further codec, e.g. hbi:k=15,k2=15, or reducer, e.g. topk:k=0.01|none; {bits}: for "
+         "each of the bits (repeatable)")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app->add_flag("--all", options->every, "every codec of the library beside hbi's plain one");

@@ -30,7 +30,7 @@ void Report::Header(uint64_t repeats, uint64_t steps) const {
   if (steps != 0) {
     fmt::print("# bias: vNMSE of the mean of {} results that differ in step alone\n", steps);
   }
-  fmt::print("{:<18}{:>6}{:>9}  {:<30}{:<10}{:>7}{:>12}{:>12}{:>13}{:>12}\n", "data", "ranks",
+  fmt::print("{:<18}{:>6}{:>9}  {:<29} {:<10}{:>7}{:>12}{:>12}{:>13}{:>12}\n", "data", "ranks",
              "count", "codec", "algo", "bits", "vNMSE", "max error", "cosine", "bias");
 }
 
@@ -45,7 +45,7 @@ void Report::Print(const Row& row) const {
     const std::string bias = row.bias < 0 ? "-" : fmt::format("{:.3g}", row.bias);
     const std::string layer =
         row.layer_vnmse < 0 ? "" : fmt::format("  {:.3g} in {}", row.layer_vnmse, row.layer);
-    fmt::print("{:<18}{:>6}{:>9}  {:<30}{:<10}{:>7.3f}{:>12.3g}{:>12.3g}{:>13.8f}{:>12}{}\n",
+    fmt::print("{:<18}{:>6}{:>9}  {:<29} {:<10}{:>7.3f}{:>12.3g}{:>12.3g}{:>13.8f}{:>12}{}\n",
                row.data, row.nranks, row.count, row.way.name, row.way.algo, row.bits, row.vnmse,
                row.max_error, row.cosine, bias, layer);
   }

@@ -21,6 +21,7 @@ Result<StepErrors> OverSteps(const Way& way, const Vectors& inputs, uint64_t ste
     Result<Sum> sum = (*ranks)->Take(inputs, step);
     if (!sum.ok()) return sum.status();
     for (size_t i = 0; i < mean.size(); ++i) mean[i] += double{sum->result[i]} / number;
+    errors.bits += sum->bits / number;
     errors.vnmse += ErrorsOf(sum->result, exact).vnmse / number;
   }
   errors.vnmse_of_mean = ErrorsOf(mean, exact).vnmse;

@@ -13,8 +13,8 @@
 namespace inccl::tools {
 
 struct StepErrors {
-  double vnmse = 0;          // mean over the steps
-  double vnmse_of_mean = 0;  // of the mean of the results: vnmse / steps if there is no bias
+  double bits = 0, vnmse = 0;  // means over the steps
+  double vnmse_of_mean = 0;    // of the mean of the results: vnmse / steps if there is no bias
 };
 
 // Steps 1 to `steps`. `residual`: each rank feeds its errors back, so the mean is of what has

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ways to take a sum over ranks: a codec of the library over one of its algorithms, driven through
-// the public C API with the ranks as threads of this process, or a reference ring.
+// Ways to take a sum over ranks: a codec of the library over one of its algorithms or a reducer,
+// driven through the public C API with the ranks as threads of this process, or a reference ring.
 #ifndef INCCL_PERF_ACCURACY_WAY_H_
 #define INCCL_PERF_ACCURACY_WAY_H_
 
@@ -17,19 +17,21 @@
 namespace inccl::tools {
 
 struct Way {
-  enum class Kind { kCodec, kBf16Ring, kMxfp8Ring };
+  enum class Kind { kCodec, kReducer, kBf16Ring, kMxfp8Ring };
   Kind kind = Kind::kCodec;
-  std::string name;    // the codec's specification, or the ring's name
+  std::string name;    // the specification, or the ring's name
   std::string algo;    // "-" for the reference rings
   std::string series;  // of which line of a plot this is a point
 };
 
 Way Bf16Reference();
 Way Mxfp8Reference();
-// `algo` empty: the one that the specification's bits are about, or that such codecs are used with.
+// A specification with a '|' is a reducer's. `algo` empty: the one that the specification's bits
+// are about, or that such codecs are used with.
 Way CodecWay(const std::string& spec, const std::string& algo);
 
-// kInvalidArgument with the library's words if it does not know the codec or one of its options.
+// kInvalidArgument with the library's words if it does not know the codec, the reducer or an
+// option.
 Status Available(const Way& way);
 
 struct Sum {
@@ -43,7 +45,8 @@ class Ranks {
  public:
   static Result<std::unique_ptr<Ranks>> Create(const Way& way, int nranks);
   ~Ranks();
-  // Sums from now on feed back errors of vectors of `count` elements.
+  // Sums from now on feed back errors of vectors of `count` elements. A reducer does what its own
+  // specification says.
   Status UseResiduals(size_t count);
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
@@ -55,13 +58,16 @@ class Ranks {
 
  private:
   explicit Ranks(const Way& way) : way_(way) {}
+  Status MakeStates(size_t count);
   Status CheckRanks(const Vectors& outputs,
                     const std::vector<ccl_compression_stats_t>& stats) const;
 
   Way way_;
   ccl_codec_t codec_ = nullptr;
+  ccl_reducer_t reducer_ = nullptr;
   std::vector<ccl_comm_t> comms_;
-  std::vector<ccl_residual_t> residuals_;  // by rank, or none
+  std::vector<ccl_residual_t> residuals_;    // by rank, or none
+  std::vector<ccl_reducer_state_t> states_;  // of the reducer, by rank; of a vector
 };
 
 }  // namespace inccl::tools

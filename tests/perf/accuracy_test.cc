@@ -152,6 +152,9 @@ TEST(Ways, SeriesLeaveOutWhatVariesAndAlgorithmsAreTheUsualOnes) {
   EXPECT_EQ(CodecWay("hbi:k=7,k2=15", "tree").series, "hbi (tree)");
   EXPECT_EQ(CodecWay("qsgd:q=8", "").series, "qsgd (direct)");
   EXPECT_EQ(CodecWay("mxfp8", "").series, "mxfp8 (ring)");
+  EXPECT_EQ(CodecWay("topk:k=0.1|fp16", "").algo, "direct_two_shot");
+  EXPECT_TRUE(Available(CodecWay("topk:k=0.1|fp16", "")).ok());
+  EXPECT_FALSE(Available(CodecWay("nothing:of=this|fp16", "")).ok());
   EXPECT_FALSE(Available(CodecWay("nothing:of=this", "")).ok());
   EXPECT_TRUE(Available(Mxfp8Reference()).ok());
 }
