@@ -6,13 +6,13 @@
 
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "api/check.h"
+#include "api/owned.h"
 #include "world/world.h"
 
 namespace inccl::test {
@@ -20,33 +20,6 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr size_t kCounts[] = {5, 0, 300, 1, 4096, 77};
-
-struct FreeCodec {
-  void operator()(ccl_codec_t codec) const { ccl_codec_destroy(codec); }
-};
-struct FreeResidual {
-  void operator()(ccl_residual_t residual) const { ccl_residual_destroy(residual); }
-};
-using OwnedCodec = std::unique_ptr<ccl_codec, FreeCodec>;
-using OwnedResidual = std::unique_ptr<ccl_residual, FreeResidual>;
-
-OwnedCodec MakeCodec(const char* spec) {
-  ccl_codec_t codec = nullptr;
-  EXPECT_EQ(ccl_codec_create(&codec, spec), CCL_SUCCESS) << ccl_get_last_error(nullptr);
-  return OwnedCodec(codec);
-}
-
-OwnedResidual MakeResidual(size_t count) {
-  ccl_residual_t residual = nullptr;
-  EXPECT_EQ(ccl_residual_create(&residual, count, nullptr), CCL_SUCCESS);
-  return OwnedResidual(residual);
-}
-
-std::vector<float> ValuesOf(const OwnedResidual& residual, size_t count) {
-  std::vector<float> values(count);
-  EXPECT_EQ(ccl_residual_export(residual.get(), values.data(), count), CCL_SUCCESS);
-  return values;
-}
 
 // Elements of any type with four bytes, in as many vectors as kCounts has, by a seed.
 template <typename T>

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "api/check.h"
+#include "api/owned.h"
 #include "api/values.h"
 #include "api/world.h"
 
@@ -23,38 +24,6 @@ namespace inccl::test {
 namespace {
 
 enum class Kind { kAllReduce, kReduceScatter, kAllGather };
-
-struct FreeCodec {
-  void operator()(ccl_codec_t codec) const { ccl_codec_destroy(codec); }
-};
-struct FreeResidual {
-  void operator()(ccl_residual_t residual) const { ccl_residual_destroy(residual); }
-};
-using Codec = std::unique_ptr<ccl_codec, FreeCodec>;
-using OwnedResidual = std::unique_ptr<ccl_residual, FreeResidual>;
-
-Codec MakeCodec(const char* spec) {
-  ccl_codec_t codec = nullptr;
-  EXPECT_EQ(ccl_codec_create(&codec, spec), CCL_SUCCESS) << ccl_get_last_error(nullptr);
-  return Codec(codec);
-}
-
-OwnedResidual MakeResidual(size_t count, ccl_datatype_t storage = CCL_FLOAT32, float keep = 0) {
-  ccl_residual_config_t config = CCL_RESIDUAL_CONFIG_INIT;
-  config.storage = storage;
-  config.keep = keep;
-  ccl_residual_t residual = nullptr;
-  EXPECT_EQ(ccl_residual_create(&residual, count, &config), CCL_SUCCESS)
-      << ccl_get_last_error(nullptr);
-  return OwnedResidual(residual);
-}
-
-std::vector<float> ValuesOf(const OwnedResidual& residual, size_t count) {
-  std::vector<float> values(count);
-  EXPECT_EQ(ccl_residual_export(residual.get(), values.data(), count), CCL_SUCCESS)
-      << ccl_get_last_error(nullptr);
-  return values;
-}
 
 // Normal values whose scale changes from block to block.
 std::vector<float> Gradient(size_t count, unsigned seed) {
@@ -182,7 +151,7 @@ TEST_P(ResidualTest, WhatIsLeftOutAndTheSumAreWhatWentIn) {
     for (auto* all : {&step.in, &step.before, &step.after, &step.out}) all->resize(kRanks);
   }
   RunThreads(kRanks, [&](int rank, ccl_comm_t comm) {
-    const Codec codec = MakeCodec(c.spec);
+    const OwnedCodec codec = MakeCodec(c.spec);
     const OwnedResidual residual =
         MakeResidual(kCount * (c.kind == Kind::kReduceScatter ? kRanks : 1));
     for (unsigned s = 0; s < 3; ++s) {
@@ -223,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ResidualCallTest, IsTheCallWithoutOneOnTheCorrectedInput) {
   RunThreads(kRanks, [&](int rank, ccl_comm_t comm) {
-    const Codec codec = MakeCodec("hbi:bits=4");
+    const OwnedCodec codec = MakeCodec("hbi:bits=4");
     const OwnedResidual residual = MakeResidual(kCount);
     const auto r = static_cast<unsigned>(rank);
     const std::vector<float> start = Gradient(kCount, kSeed + r);
@@ -255,7 +224,7 @@ TEST(ResidualCallTest, WhatRoundingLeavesOutArrivesLater) {
   constexpr size_t kElements = 512;
   constexpr int kSteps = 60;
   RunThreads(2, [&](int rank, ccl_comm_t comm) {
-    const Codec codec = MakeCodec("fp8");
+    const OwnedCodec codec = MakeCodec("fp8");
     const OwnedResidual residual = MakeResidual(kElements);
     const float values[2] = {1.03f, -3.07f};  // 1 and -3 in fp8
     const std::vector<float> in(kElements, values[rank]);
@@ -319,7 +288,7 @@ TEST(ResidualCallTest, OneRankKeepsWhatItsTypeRoundsOff) {
 
 TEST(ResidualCallTest, KeepMixesOldAndNew) {
   RunThreads(2, [&](int, ccl_comm_t comm) {
-    const Codec codec = MakeCodec("none");
+    const OwnedCodec codec = MakeCodec("none");
     const OwnedResidual residual = MakeResidual(2, CCL_FLOAT32, 0.75f);
     const float start[2] = {8, -4};
     CHECK_OK(ccl_residual_import(residual.get(), start, 2));
@@ -337,7 +306,7 @@ TEST(ResidualCallTest, KeepMixesOldAndNew) {
 
 TEST(ResidualCallTest, RollbackTakesBackOneCall) {
   RunThreads(2, [&](int rank, ccl_comm_t comm) {
-    const Codec codec = MakeCodec("hbi:bits=4");
+    const OwnedCodec codec = MakeCodec("hbi:bits=4");
     const OwnedResidual residual = MakeResidual(kCount, CCL_BFLOAT16);
     std::vector<float> in = Gradient(kCount, 11 + static_cast<unsigned>(rank)), out(kCount);
     ccl_compression_t how = CCL_COMPRESSION_INIT;
