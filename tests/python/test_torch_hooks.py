@@ -106,6 +106,28 @@ def test_residuals(rank, n):
 
 
 @group_ranks(2)
+def test_rebuilt_buckets(rank, n):
+    """DDP's buckets of the first step are others than later; nothing is kept for them."""
+    for options in ({"residual": True}, {"reducer": "powersgd:rank=1"}, {"reducer": "topk:k=0.1", "momentum": 0.5}):
+        ddp, buckets = DistributedDataParallel(model(), bucket_cap_mb=0.02), []
+        state = inccl.torch.State(min_elements=1000, **options)
+
+        def hook(state, bucket):
+            buckets[-1].append((bucket.index(), bucket.buffer().numel()))
+            return inccl.torch.compress_hook(state, bucket)
+        ddp.register_comm_hook(state, hook)
+        for step in range(3):
+            buckets.append([])
+            ddp.zero_grad()
+            loss_of(ddp, rank).backward()
+        assert buckets[0] != buckets[1] == buckets[2], buckets
+        kept = state.state_dict()
+        for name in ("residuals", "reducers", "velocities"):
+            assert {key[:2] for key in kept[name]} <= set(buckets[1]), (name, kept[name].keys(), buckets)
+        assert kept["residuals"] or kept["reducers"]
+
+
+@group_ranks(2)
 def test_power_sgd(rank, n):
     """Its callbacks wait for further all-reduces."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook

@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from datetime import timedelta
-from typing import Callable, Optional, Union
+from typing import Callable, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -99,7 +99,8 @@ class State:
         self.codec, self.residual = codec_of(codec), residual
         self.plan = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
         self.record, self._unplanned_steps = record, 0
-        self._residuals = {}  # by index and elements of a bucket: DDP rebuilds its buckets
+        self._residuals = {}  # by index and elements of a bucket
+        self._bucket_of = {}  # the key of the bucket that a parameter was last in, by its id
         self.process_group, self.seed = process_group, in_range("seed", seed, 0, 2**64 - 1)
         self.compress = compress or (lambda parameter: parameter.dim() > 1
                                      and parameter.numel() >= min_elements)
@@ -109,24 +110,41 @@ class State:
     def statistics(self) -> Statistics:
         return self._statistics.settle()
 
+    def _key_of(self, bucket) -> Tuple[int, int]:
+        return bucket.index(), bucket.buffer().numel()
+
+    def _forget_former(self, bucket) -> None:
+        """DDP rebuilds its buckets after the first step: what is kept for the former buckets of
+        these parameters goes."""
+        key, former = self._key_of(bucket), set()
+        for parameter in bucket.parameters():
+            former.add(self._bucket_of.get(id(parameter), key))
+            self._bucket_of[id(parameter)] = key
+        former.discard(key)
+        for table in (self._residuals, self._states, self._velocities) if former else ():
+            for gone in [other for other in table if other[:2] in former]:
+                del table[gone]
+
     def _residual_of(self, bucket) -> Optional[inccl.Residual]:
         if not self.residual:
             return None
-        key = bucket.index(), bucket.buffer().numel()
+        key = self._key_of(bucket)
         if key not in self._residuals:
+            self._forget_former(bucket)
             self._residuals[key] = inccl.Residual(key[1])
         return self._residuals[key]
 
     def _add_momentum(self, bucket) -> None:
-        buffer = bucket.buffer()
-        key = bucket.index(), buffer.numel()
+        buffer, key = bucket.buffer(), self._key_of(bucket)
         if key not in self._velocities:
+            self._forget_former(bucket)
             self._velocities[key] = torch.zeros_like(buffer)
         buffer.copy_(self._velocities[key].mul_(self.momentum).add_(buffer))
 
     def _state_of(self, bucket, part: int, rows: int, cols: int) -> inccl.ReducerState:
-        key = bucket.index(), bucket.buffer().numel(), part
+        key = *self._key_of(bucket), part
         if key not in self._states:
+            self._forget_former(bucket)
             self._states[key] = self.reducer.state(rows, cols, bucket.buffer().dtype)
         return self._states[key]
 
