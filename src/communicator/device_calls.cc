@@ -16,14 +16,14 @@ bool Communicator::IsStaged(const Call& call) const {
 }
 
 Status Communicator::RunOnDevice(const Call& call) {
-  if (call.vectors != nullptr) return runner_.Run(call, nullptr);  // it copies them
-  if (IsStaged(call)) return RunStaged(call);
-  if (ends_.nranks == 1) return runner_.Run(call, nullptr);
+  const bool several = call.vectors != nullptr;
+  if (!several && IsStaged(call)) return RunStaged(call);
+  Call brought = call;
+  if (Status status = staging_.CopyInScalar(&brought); !status.ok()) return status;
+  if (several || ends_.nranks == 1) return runner_.Run(brought, nullptr);
   Result<DeviceEngine*> engine = engines_.Of(call.device);
   if (!engine.ok()) return engine.status();
   engines_.Attach();
-  Call brought = call;
-  if (Status status = staging_.CopyInScalar(&brought); !status.ok()) return status;
   const Extent extent = ExtentOf(call, ends_.rank, ends_.nranks);
   Status begun =
       (*engine)->Begin({call, static_cast<const std::byte*>(call.send),

@@ -140,9 +140,14 @@ TEST_F(DeviceCallsTest, AFactorInMemoryOfTheDeviceIsReadWhenTheCallRuns) {
     EXPECT_EQ(ccl_allreduce(here.data(), here.data(), 4, CCL_FLOAT32, op, comm(rank), nullptr),
               CCL_INVALID_ARGUMENT);
     EXPECT_TRUE(Matches(ccl_get_last_error(comm(rank)), "op: .*memory of device 0"));
+    const std::array<ccl_vector_t, 2> vectors = {
+        {{data, data, 10, nullptr}, {data + 10, data + 10, 990, nullptr}}};
+    ASSERT_EQ(ccl_allreduce_fused(vectors.data(), 2, CCL_FLOAT32, op, nullptr, comm(rank),
+                                  Handle(stream(rank))),
+              CCL_SUCCESS);
   }
   SynchronizeAll();
-  EXPECT_EQ(device_.Reach(x[0])[999], 2.0f * kRanks);
+  EXPECT_EQ(device_.Reach(x[0])[999], 4.0f * kRanks * kRanks);
 }
 
 // ---------------------------------------------------------------- the stream's order
