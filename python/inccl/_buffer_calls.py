@@ -58,7 +58,8 @@ class BufferCalls:
             raise InvalidArgument(f"recvbufs: {len(recvbufs)} buffers, sendbufs has {len(sendbufs)}")
         else:
             pairs = list(zip(sendbufs, recvbufs))
-        residuals = [None] * len(pairs) if residuals is None else list(residuals)
+        uses_residuals = residuals is not None
+        residuals = list(residuals) if uses_residuals else [None] * len(pairs)
         if len(residuals) != len(pairs):
             raise InvalidArgument(f"residuals: {len(residuals)}, there are {len(pairs)} buffers")
         vectors, kept, kinds = (Vector * len(pairs))(), [], set()
@@ -77,7 +78,7 @@ class BufferCalls:
         return self._compressed(
             lambda how, on: lib.ccl_allreduce_fused(
                 vectors, len(vectors), kind, _number(op), how, self._get(), on),
-            "none" if codec is None else codec, seed, step, None, stream, *kept)
+            "none" if codec is None and not uses_residuals else codec, seed, step, None, stream, *kept)
 
     def Reduce_scatter(self, sendbuf, recvbuf, op=Op.SUM, *, codec=None, seed=0, step=0,
                        residual=None, stream=None) -> Optional[CompressionStats]:

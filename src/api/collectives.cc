@@ -235,6 +235,9 @@ Status CheckApart(const std::vector<FusedVector>& vectors, size_t element) {
 // Fills in an all-reduce of several vectors, whose type and op are set, and checks them.
 Status TakeVectors(const ccl_vector_t* vectors, size_t nvectors, Call* call) {
   if (vectors == nullptr && nvectors != 0) return InvalidArgument("vectors: NULL");
+  if (nvectors > PTRDIFF_MAX / sizeof *vectors) {
+    return InvalidArgument(fmt::format("nvectors: {} do not fit into memory", nvectors));
+  }
   std::vector<FusedVector> taken(nvectors);
   std::unordered_set<const Residual*> residuals;
   for (size_t i = 0; i < nvectors; ++i) {

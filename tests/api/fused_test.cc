@@ -187,6 +187,8 @@ TEST(FusedTest, WrongArgumentsAreNamed) {
     const ccl_vector_t good = {a.data(), b.data(), 10, residual.get()};
     ExpectError(ccl_allreduce_fused(nullptr, 2, CCL_FLOAT32, CCL_SUM, nullptr, comm, nullptr),
                 "vectors: NULL");
+    ExpectError(ccl_allreduce_fused(&good, SIZE_MAX, CCL_FLOAT32, CCL_SUM, nullptr, comm, nullptr),
+                "nvectors: 18446744073709551615");
     ExpectError(call({good, {nullptr, c.data(), 1, nullptr}}), "vectors[1].send: NULL");
     ExpectError(call({good, {c.data(), nullptr, 1, nullptr}}), "vectors[1].recv: NULL");
     ExpectError(call({good, {c.data(), c.data(), SIZE_MAX / 2, nullptr}}), "vectors[1].count");

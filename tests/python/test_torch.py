@@ -396,6 +396,17 @@ def test_coalesced_all_reduces(rank, n):
             assert torch.equal(tensor, alone)
             if dtype == torch.float32:
                 assert torch.equal(tensor, sum(one[i] for one in inputs))
+    # The tensors are read when the call runs, after those before it.
+    ones = torch.ones(5)
+    group._start_coalescing()
+    for _ in range(2):
+        group.allreduce_coalesced([ones, torch.ones(2)])
+    group._end_coalescing().wait()
+    assert (ones == n * n).all()
+    for dtype in (torch.float8_e4m3fn, torch.uint16, torch.uint32, torch.float16):
+        pair = [torch.ones(3).to(dtype), torch.ones(4, 2).to(dtype)]
+        group.allreduce_coalesced(pair).wait()
+        assert all((tensor.float() == n).all() for tensor in pair)
     mixed = [torch.full((2,), rank), torch.full((2,), float(rank)), torch.full((3,), float(rank)),
              torch.full((2,), rank)]
     group.allreduce_coalesced(mixed).wait()

@@ -94,8 +94,10 @@ class Calls:
                 continue
             for tensor in run:
                 check_writable(tensor)
-            vector = _tensors.flat(run)
-            calls += [self._allreduce(vector, reduce_op), functools.partial(unflatten, vector, run)]
+            vector = torch.empty(sum(tensor.numel() for tensor in run), dtype=run[0].dtype,
+                                 device=run[0].device)
+            calls += [functools.partial(_tensors.flatten, run, vector),
+                      self._allreduce(vector, reduce_op), functools.partial(unflatten, vector, run)]
         return sequence(calls)
 
     def _allreduce_sparse(self, tensor, reduce_op) -> Callable[[], None]:

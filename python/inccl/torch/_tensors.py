@@ -170,6 +170,15 @@ def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
+def flatten(tensors: Sequence[torch.Tensor], to: torch.Tensor) -> None:
+    """As flat(), into memory that is there."""
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.numel()
+        write(to[begin:end], tensor.reshape(-1))
+        begin = end
+
+
 def unflatten(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Writes what flat() has joined back."""
     begin = 0
@@ -183,16 +192,17 @@ _SMALL, _RUN = 256 << 10, 4 << 20  # bytes: of a tensor that is joined with othe
 
 
 def runs(tensors: Sequence[torch.Tensor]) -> Iterator[List[torch.Tensor]]:
-    """All tensors in order; neighbours that are small and of one type are in one list."""
+    """All tensors in order; neighbours that are small and of one type are in one list. Not
+    those of a type that a call converts when it is made."""
     run, size = [], 0
     for tensor in tensors:
-        small = nbytes(tensor) <= _SMALL
+        small = nbytes(tensor) <= _SMALL and tensor.dtype not in _WIDENED
         if run and not (small and size + nbytes(tensor) <= _RUN and
                         (tensor.dtype, tensor.device) == (run[0].dtype, run[0].device)):
             yield run
             run, size = [], 0
         run.append(tensor)
-        size += nbytes(tensor) if small else _RUN
+        size += nbytes(tensor) if small else _RUN + 1
     if run:
         yield run
 

@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from datetime import timedelta
-from typing import Callable, Optional, Tuple, Union
+from typing import Callable, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from inccl.plan import Plan
 
 from . import memory
 from ._calls import on_streams
+from ._kept import Kept, key_of
 from ._statistics import Statistics
 from ._tensors import OPS, TYPES, flat, unflatten
 from ._work import Work
@@ -95,12 +96,10 @@ class State:
         # Others take a bucket as a vector.
         self._takes_matrices = self.reducer is not None and self.reducer.spec.startswith("powersgd:")
         self.momentum = momentum
-        self._states, self._velocities = {}, {}  # by index and elements of a bucket, and part of it
+        self._kept = Kept()
         self.codec, self.residual = codec_of(codec), residual
         self.plan = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
         self.record, self._unplanned_steps = record, 0
-        self._residuals = {}  # by index and elements of a bucket
-        self._bucket_of = {}  # the key of the bucket that a parameter was last in, by its id
         self.process_group, self.seed = process_group, in_range("seed", seed, 0, 2**64 - 1)
         self.compress = compress or (lambda parameter: parameter.dim() > 1
                                      and parameter.numel() >= min_elements)
@@ -110,43 +109,26 @@ class State:
     def statistics(self) -> Statistics:
         return self._statistics.settle()
 
-    def _key_of(self, bucket) -> Tuple[int, int]:
-        return bucket.index(), bucket.buffer().numel()
-
-    def _forget_former(self, bucket) -> None:
-        """DDP rebuilds its buckets after the first step: what is kept for the former buckets of
-        these parameters goes."""
-        key, former = self._key_of(bucket), set()
-        for parameter in bucket.parameters():
-            former.add(self._bucket_of.get(id(parameter), key))
-            self._bucket_of[id(parameter)] = key
-        former.discard(key)
-        for table in (self._residuals, self._states, self._velocities) if former else ():
-            for gone in [other for other in table if other[:2] in former]:
-                del table[gone]
-
     def _residual_of(self, bucket) -> Optional[inccl.Residual]:
         if not self.residual:
             return None
-        key = self._key_of(bucket)
-        if key not in self._residuals:
-            self._forget_former(bucket)
-            self._residuals[key] = inccl.Residual(key[1])
-        return self._residuals[key]
+        key = key_of(bucket)
+        if key not in self._kept.residuals:
+            self._kept.residuals[key] = inccl.Residual(key[1])
+        return self._kept.residuals[key]
 
     def _add_momentum(self, bucket) -> None:
-        buffer, key = bucket.buffer(), self._key_of(bucket)
-        if key not in self._velocities:
-            self._forget_former(bucket)
-            self._velocities[key] = torch.zeros_like(buffer)
-        buffer.copy_(self._velocities[key].mul_(self.momentum).add_(buffer))
+        buffer, key = bucket.buffer(), key_of(bucket)
+        if key not in self._kept.velocities:
+            self._kept.velocities[key] = torch.zeros_like(buffer)
+        buffer.copy_(self._kept.velocities[key].mul_(self.momentum).add_(buffer))
 
     def _state_of(self, bucket, part: int, rows: int, cols: int) -> inccl.ReducerState:
-        key = *self._key_of(bucket), part
-        if key not in self._states:
-            self._forget_former(bucket)
-            self._states[key] = self.reducer.state(rows, cols, bucket.buffer().dtype)
-        return self._states[key]
+        key, kind = (*key_of(bucket), part), TYPES[bucket.buffer().dtype]
+        state = self._kept.reducers.get(key)
+        if state is None or (state.rows, state.cols, int(state.type)) != (rows, cols, kind):
+            state = self._kept.reducers[key] = self.reducer.state(rows, cols, bucket.buffer().dtype)
+        return state
 
     def _codec_of(self, bucket) -> Optional[inccl.Codec]:
         """None: the bucket is not compressed."""
@@ -173,36 +155,20 @@ class State:
     def state_dict(self) -> dict:
         """What this rank keeps between steps, by index and elements of the bucket. No backward pass
         is in progress."""
-        return {"residuals": {key: residual.save() for key, residual in self._residuals.items()},
-                "reducers": {key: (state.rows, state.cols, int(state.type), state.save())
-                             for key, state in self._states.items()},
-                "velocities": {key: velocity.clone() for key, velocity in self._velocities.items()},
-                "world_size": self._world_size()}
+        return {**self._kept.save(), "world_size": self._world_size()}
 
     def load_state_dict(self, state: dict) -> None:
-        """What state_dict() has returned on this rank, in a group of as many ranks. After an error
-        everything is as before."""
-        if not isinstance(state, dict) or not isinstance(state.get("residuals"), dict):
+        """What state_dict() has returned on this rank, in a group of as many ranks; it is used from
+        the second step on, when DDP has rebuilt its buckets. After an error everything is as before.
+        """
+        tables = ("residuals", "reducers", "velocities", "shapes")
+        if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in tables):
             raise TypeError("state: expected what State.state_dict() returns")
         size, own = state.get("world_size"), self._world_size()
         if None not in (size, own) and size != own:
             raise ValueError(f"world_size: {size}, the group has {own} ranks; residuals are of use "
                              "with as many ranks as before, so start without them")
-        loaded = {}
-        for key, values in state["residuals"].items():
-            if not (isinstance(key, tuple) and len(key) == 2
-                    and all(isinstance(part, int) for part in key)):
-                raise TypeError(f"residuals: expected (index, elements) as key, got {key!r}")
-            loaded[key] = inccl.Residual(key[1])
-            loaded[key].load(values)
-        states = {}
-        for key, (rows, cols, kind, values) in state.get("reducers", {}).items():
-            if self.reducer is None:
-                raise ValueError("reducers: the state has some, this State has no reducer")
-            states[key] = self.reducer.state(rows, cols, inccl.DataType(kind))
-            states[key].load(values)
-        self._velocities = {key: velocity.clone() for key, velocity in state.get("velocities", {}).items()}
-        self._residuals, self._states = loaded, states
+        self._kept.load(state, self.reducer)
 
 
 def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -219,6 +185,8 @@ def compress_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future
         work = group.allreduce([buffer.div_(group.size())])
         return work.get_future().then(lambda future: future.value()[0])
     codec = state._codec_of(bucket)
+    if state.residual or state.reducer or state.momentum:
+        state._kept.recognize(bucket)
     if state.momentum and buffer.dtype in _COMPRESSIBLE:
         state._add_momentum(bucket)
     if buffer.dtype not in _COMPRESSIBLE or (state.reducer and buffer.dtype == torch.float64):
