@@ -145,6 +145,7 @@ class CollectiveRunner {
   // Of calls on several vectors: their elements, one after the other, and what they feed back.
   std::vector<std::byte> fused_;
   std::vector<float> fused_errors_;
+  std::shared_ptr<Residual> fused_residual_;
   std::array<StorePolicy, kCollectiveKinds> slot_stores_;
   StorePolicy send_recv_stores_;
   ZeroCopy zero_copy_;

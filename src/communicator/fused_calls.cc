@@ -50,12 +50,15 @@ Status CollectiveRunner::RunFused(const Call& call) {
   whole.send = whole.recv = fused_.data();
   whole.on_device = false;
   if (feeds_back) {
-    whole.residual = std::make_shared<Residual>(call.count, ResidualOptions());
-    if (Status status = whole.residual->Import(fused_errors_); !status.ok()) return status;
+    if (fused_residual_ == nullptr || fused_residual_->count() != call.count) {
+      fused_residual_ = std::make_shared<Residual>(call.count, ResidualOptions());
+    }
+    whole.residual = fused_residual_;
+    if (Status status = fused_residual_->Import(fused_errors_); !status.ok()) return status;
   }
   if (Status status = RunOne(whole, nullptr); !status.ok()) return status;
   if (feeds_back) {
-    if (Status status = whole.residual->Export(fused_errors_); !status.ok()) return status;
+    if (Status status = fused_residual_->Export(fused_errors_); !status.ok()) return status;
   }
   first = 0;
   for (const FusedVector& vector : *call.vectors) {
