@@ -44,6 +44,7 @@ struct Call : CollectiveArgs {
   const void* send = nullptr;
   void* recv = nullptr;
   std::shared_ptr<const Codec> codec;  // null: uncompressed
+  int average_of = 0;                  // uncompressed kAvg: divides by this; 0: by nranks
   bool compressed_call = false;        // made by a ccl_*_compressed function, also if it runs
                                        // uncompressed
   std::shared_ptr<Residual> residual;  // null: no error feedback
@@ -55,6 +56,13 @@ struct Call : CollectiveArgs {
   bool on_device = false;  // send and recv are in device memory
   int device = -1;         // the device that holds both; -1: not the same device
 };
+
+// What a codec sees of a call.
+inline CollectiveArgs ArgsOf(const Call& call) {
+  CollectiveArgs args = call;
+  if (call.average_of != 0) args.nranks = call.average_of;
+  return args;
+}
 
 // Elements of a rank's send and recv; 0: the rank has no such buffer.
 struct Extent {

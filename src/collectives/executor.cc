@@ -196,7 +196,12 @@ Result<bool> CollectiveRequest::FillOutput(const BoundStrand& strand, const Boun
     term.data = slot->data;
     term.bytes = static_cast<uint32_t>(slot->bytes);
     UseZeroCopy(strand, step, operand, range, state, &outgoing);
-    if (outgoing.header.source.region != 0 || Deliver(operand, state, &outgoing)) {
+    bool written = outgoing.header.source.region != 0 || Deliver(operand, state, &outgoing);
+    if (!written) {
+      outgoing.payload = SentFrom(strand, step, operand, range, *state);
+      written = outgoing.payload != nullptr;
+    }
+    if (written) {
       outgoing.header.bytes = static_cast<uint32_t>(state->raw_bytes);
       state->outgoing.push_back(outgoing);
       return true;
@@ -248,7 +253,10 @@ Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& s
       zero_copy_lanes_.push_back(operand.send);
     }
     FAULT_POINT("executor.before_publish");
-    if (Status status = operand.send->Publish(header); !status.ok()) return status;
+    Status published = outgoing.payload == nullptr
+                           ? operand.send->Publish(header)
+                           : operand.send->PublishFrom(header, outgoing.payload);
+    if (!published.ok()) return published;
     FAULT_POINT("executor.after_publish");
     if (header.source.region != 0) {
       FAULT_POINT("zero_copy.after_publish");

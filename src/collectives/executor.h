@@ -34,6 +34,10 @@ struct RequestArgs {
   // The output, from which peers read the parts of the result that this rank has made.
   MemoryHandle registered_result = {};
   bool until_read = false;  // the call does not end before the peers have read its slices
+  // Lanes may send elements from the caller's input and output, both in host memory. In place,
+  // input may be sent only if no result of an element comes before the rank's own part of it has
+  // arrived at its consumers.
+  bool sends_input = false, sends_output = false;
 };
 
 struct RequestStats {
@@ -68,6 +72,7 @@ class CollectiveRequest final : public Request {
   struct Outgoing {
     int term = -1;       // into StrandState::terms; -1: the engine does not write this output
     SliceHeader header;  // for an output on a lane
+    const std::byte* payload = nullptr;  // where the lane sends from, if not from the slot
   };
   struct Target {
     int peer = -1;
@@ -110,6 +115,10 @@ class CollectiveRequest final : public Request {
   void UseZeroCopy(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
                    const Range& range, StrandState* state, Outgoing* outgoing);
   bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);
+  // The caller's memory from which an output on a lane is sent; nullptr: from the slot.
+  const std::byte* SentFrom(const BoundStrand& strand, const BoundStep& step,
+                            const BoundOperand& operand, const Range& range,
+                            const StrandState& state) const;
   Status AwaitReaders();
   const std::byte* InputAt(const Range& range) const {
     return call_.input + call_.chunking.InputOffset(range) * element_bytes_;

@@ -78,6 +78,21 @@ bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
   return delivered == consumers;
 }
 
+const std::byte* CollectiveRequest::SentFrom(const BoundStrand& strand, const BoundStep& step,
+                                             const BoundOperand& operand, const Range& range,
+                                             const StrandState& state) const {
+  if (strand.phase.lane_class != LaneClass::kData) return nullptr;
+  const std::byte* from = nullptr;
+  if (call_.sends_output && operand.format.form == Form::kResult &&
+      call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
+    from = OutputAt(range);
+  } else if (call_.sends_input && call_.codec->InputIsPayload() && step.inputs == 1 &&
+             strand.operands[step.first].space == Space::kInput) {
+    from = InputAt(range);
+  }
+  return from != nullptr && operand.send->SendsFrom(from, state.raw_bytes) ? from : nullptr;
+}
+
 Status CollectiveRequest::AwaitReaders() {
   while (!zero_copy_lanes_.empty()) {
     Result<bool> drained = zero_copy_lanes_.back()->Drained();

@@ -106,13 +106,16 @@ Result<bool> SendRecvRequest::SendSlice(int peer, Direction* direction) {
   if (slot->data == nullptr) return false;
   const auto bytes =
       static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes));
-  Copy(slot->data, static_cast<const std::byte*>(message.call.send) + message.moved, bytes,
-       copies_.slots);
+  const auto* const from = static_cast<const std::byte*>(message.call.send) + message.moved;
+  const bool in_place = direction->send->SendsFrom(from, bytes);
+  if (!in_place) Copy(slot->data, from, bytes, copies_.slots);
   FAULT_POINT("send_recv.before_publish");
-  Status status = direction->send->Publish(
-      {.bytes = bytes,
-       .slice = direction->slice,
-       .signature = Signature(direction->messages, message.call.type, message.call.count)});
+  const SliceHeader header{
+      .bytes = bytes,
+      .slice = direction->slice,
+      .signature = Signature(direction->messages, message.call.type, message.call.count)};
+  Status status =
+      in_place ? direction->send->PublishFrom(header, from) : direction->send->Publish(header);
   if (!status.ok()) return status;
   message.moved += bytes;
   return true;

@@ -107,6 +107,12 @@ bool CollectiveRunner::TakesNonTemporalSlots(Algorithm algorithm) const {
   return TraitsOf(algorithm).zero_copy && all_read_in_place_;
 }
 
+// In place, only the owner of a part makes its result, from what it has got of every rank.
+bool CollectiveRunner::SendsInput(const Call& call, Algorithm algorithm) const {
+  return call.residual == nullptr &&
+         (TraitsOf(algorithm).one_owner || InPlace(call, call.rank).empty());
+}
+
 Status CollectiveRunner::SettleCodec(Call* call, bool* below_min_bytes) const {
   const bool sums_hosts = SumsHosts(call->codec->route(), call->collective, hosts_);
   const int contributions = sums_hosts ? hosts_->hosts() : nranks_;
@@ -224,7 +230,7 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
       non_temporal_slots ? stores.Choose(moved, one_way) : StorePolicy::Choice{};
   state->set_non_temporal(engine == nullptr && TakesNonTemporalOutput(call), way.non_temporal);
   state->set_team(&team_);
-  Status status = state->Begin(call);
+  Status status = state->Begin(ArgsOf(call));
   if (!status.ok()) return status;
   const Result<Engine*> for_host = engine == nullptr ? engines_->ForHost() : engine;
   if (!for_host.ok()) return for_host.status();
@@ -246,7 +252,9 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
                   .registered_input = zero_copy_.input(),
                   .registered_output = zero_copy_.output(),
                   .registered_result = zero_copy_.result(),
-                  .until_read = way.until_read});
+                  .until_read = way.until_read,
+                  .sends_input = engine == nullptr && SendsInput(call, plan.choice.algorithm),
+                  .sends_output = engine == nullptr});
   // Calls with zero copy hardly use slots.
   const bool learns = non_temporal_slots && StorePolicy::Learns(moved) && !zero_copy_.any();
   const Time start = learns ? SystemClock().Now() : 0;

@@ -101,6 +101,7 @@ class CollectiveRunner {
   // Whether the output is large enough for non-temporal stores.
   bool TakesNonTemporalOutput(const Call& call) const;
   // Whether slots can be written with non-temporal stores.
+  bool SendsInput(const Call& call, Algorithm algorithm) const;
   bool TakesNonTemporalSlots(Algorithm algorithm) const;
   bool AllLanesMulticast() const;
   // Logs the call and why its algorithm was chosen, at level INFO.

@@ -256,6 +256,7 @@ Status Communicator::RunGuarded(const Call& call) {
   if (status.ok()) {
     completed_.store(runner_.sequence(), std::memory_order_relaxed);
   } else if (status.code() != Code::kInvalidArgument) {
+    ends_.transport->DropUnsent();
     runner_.zero_copy()->RevokeAccess();
     if (options_.preserve_input && !call.on_device) RestoreInput(call);
   }
@@ -283,6 +284,7 @@ Status Communicator::RunSendRecvGuarded(const std::vector<Call>& calls) {
   }));
   FAULT_POINT("call.after_finish");
   liveness_.EndCall();
+  if (!status.ok()) ends_.transport->DropUnsent();
   return status;
 }
 

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "communicator/collective_runner.h"
+#include "compress/identity_codec.h"
 
 namespace inccl {
 
@@ -47,7 +48,7 @@ Status CollectiveRunner::RunOnHosts(const Call& call) {
   const std::span<HostSums::Part> parts = host_sums_->PartsOf(call);
   for (const HostSums::Part& part : parts) {
     PlanCache* const plans = PlansOf(part.group);
-    if (plans->Find(part.call, false) != nullptr) continue;
+    if (part.call.nranks == 1 || plans->Find(part.call, false) != nullptr) continue;
     const Result<Choice> choice =
         Choose(Tuned(part.call, false, plans->hosts()), AlgorithmFilter(), options_.tuner_table);
     if (!choice.ok()) return choice.status();  // before the call has an effect
@@ -59,17 +60,29 @@ Status CollectiveRunner::RunOnHosts(const Call& call) {
   FAULT_POINT("call.after_begin");
   ++compressed_calls_;
   ccl_compression_stats_t stats = CCL_COMPRESSION_STATS_INIT;
+  // A call has one part of a rail and one of all ranks. How many parts it has inside a host depends
+  // on the host.
+  uint64_t inside = Mix64(signature);
   for (HostSums::Part& part : parts) {
-    if (part.group == HostSums::Group::kRail) part.call.stats = &stats;
-    if (Status status = RunPart(part, signature); !status.ok()) return status;
-    signature = Mix64(signature);
+    uint64_t of_part = signature;
+    if (part.group == HostSums::Group::kRail) {
+      part.call.stats = &stats;
+    } else {
+      of_part = part.group == HostSums::Group::kAll ? ~signature : inside;
+    }
+    if (Status status = RunPart(part, of_part); !status.ok()) return status;
+    if (part.group == HostSums::Group::kHost) inside = Mix64(inside);
   }
-  if (stats.compressed != 0 && call.collective == Collective::kAllReduce) {
-    Status status = RunPart(host_sums_->StatsOfRails(call, stats), signature);
+  if (!host_sums_->compresses()) return Status::Ok();
+  if (stats.compressed == 0) {  // a rank beside the rails
+    stats.compressed = 1;
+    stats.ratio = 1;
+  }
+  if (call.collective == Collective::kAllReduce) {
+    Status status = RunPart(host_sums_->StatsOfRails(call, stats), inside);
     if (!status.ok()) return status;
     host_sums_->TakeStats(&stats);
   }
-  if (stats.compressed == 0) return Status::Ok();
   stats.elements = call.count;
   if (call.stats != nullptr) CopyStats(stats, call.stats);
   return Status::Ok();
@@ -82,6 +95,10 @@ PlanCache* CollectiveRunner::PlansOf(HostSums::Group group) {
 
 Status CollectiveRunner::RunPart(const HostSums::Part& part, uint64_t signature) {
   const Call& call = part.call;
+  if (call.nranks == 1) {  // alone on its host
+    CombineAlone(ArgsOf(call), call.send, call.recv);
+    return Status::Ok();
+  }
   PlanCache* const plans = PlansOf(part.group);
   const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
   const PlanCache::Plan* plan = plans->Find(call, false);

@@ -20,14 +20,14 @@ Status HostSums::Check(const Call& call) const {
   const std::string& spec = call.codec->spec();
   for (int host = 0; host < hosts_.hosts(); ++host) {
     const std::span<const int> ranks = hosts_.RanksOf(host), first = hosts_.RanksOf(0);
+    if (call.collective != Collective::kReduceScatter) continue;
     if (ranks.size() != first.size()) {
       return InvalidArgument(
-          fmt::format("codec {}: the host of rank {} has {} ranks and that of rank {} has {}: sums "
-                      "of hosts need equally many",
-                      spec, first[0], first.size(), ranks[0], ranks.size()));
+          fmt::format("codec {}: the host of rank {} has {} ranks and that of rank {} has {}: a {} "
+                      "of sums of hosts needs equally many",
+                      spec, first[0], first.size(), ranks[0], ranks.size(), Name(call.collective)));
     }
-    if (call.collective == Collective::kReduceScatter &&
-        ranks.back() - ranks.front() + 1 != static_cast<int>(ranks.size())) {
+    if (ranks.back() - ranks.front() + 1 != static_cast<int>(ranks.size())) {
       return InvalidArgument(
           fmt::format("codec {}: ranks {} and {} share a host, but not with all ranks between: a "
                       "{} of sums of hosts needs ranks in the order of the hosts",
@@ -50,6 +50,7 @@ std::vector<int> HostSums::Members(Group group) const {
 
 std::span<HostSums::Part> HostSums::PartsOf(const Call& call) {
   parts_.clear();
+  compresses_ = false;
   if (call.collective == Collective::kAllReduce) {
     AppendAllReduce(call);
   } else {
@@ -59,20 +60,24 @@ std::span<HostSums::Part> HostSums::PartsOf(const Call& call) {
 }
 
 HostSums::Part HostSums::Inside(const Call& call, Collective collective, const std::byte* from,
-                                std::byte* to, uint64_t count) const {
+                                std::byte* to, uint64_t count, int root) const {
   Part part{Group::kHost, call};
   part.call.collective = collective;
-  part.call.nranks = hosts_.LargestHost();
+  part.call.nranks = static_cast<int>(hosts_.RanksOf(hosts_.HostOf(rank_)).size());
   part.call.rank = hosts_.LocalIndex(rank_);
+  part.call.root = root;
   part.call.count = count;
   part.call.send = from;
   part.call.recv = to;
   part.call.codec = nullptr;
   part.call.stats = nullptr;
+  if (!Even()) part.call.average_of = hosts_.nranks();
   return part;
 }
 
-// Rails are different calls to the codec's random numbers.
+// Hosts of equal size average their sums, and the rails average these. Else each rank's elements
+// are divided by the number of all ranks, and the rails add up. Rails are different calls to the
+// codec's random numbers.
 HostSums::Part HostSums::Between(const Call& call, const std::byte* from, std::byte* to,
                                  uint64_t count) const {
   Part part{Group::kRail, call};
@@ -82,29 +87,42 @@ HostSums::Part HostSums::Between(const Call& call, const std::byte* from, std::b
   part.call.send = from;
   part.call.recv = to;
   part.call.seed ^= Mix64(static_cast<uint64_t>(hosts_.LocalIndex(rank_)));
+  if (!Even() && call.op == ReduceOp::kAvg) part.call.op = ReduceOp::kSum;
   return part;
 }
 
 void HostSums::AppendAllReduce(const Call& call) {
-  const auto local = static_cast<uint64_t>(hosts_.LargestHost());
+  const auto rails = static_cast<uint64_t>(rails_);
   const auto index = static_cast<uint64_t>(hosts_.LocalIndex(rank_));
   const size_t size = SizeOf(call.type);
   const auto* const send = static_cast<const std::byte*>(call.send);
   auto* const recv = static_cast<std::byte*>(call.recv);
   // Equal shares of whole superblocks; the few elements behind them are added up uncompressed.
-  const uint64_t share = call.count / (local * kSuperblock) * kSuperblock;
-  const uint64_t rest = call.count - share * local;
-  if (share > 0) {
-    std::byte* const own = recv + index * share * size;
+  const uint64_t share = call.count / (rails * kSuperblock) * kSuperblock;
+  const uint64_t rest = call.count - share * rails;
+  compresses_ = share > 0;
+  std::byte* const own = recv + index * share * size;
+  if (share > 0 && hosts_.RanksOf(hosts_.HostOf(rank_)).size() == rails) {
     parts_.push_back(Inside(call, Collective::kReduceScatter, send, own, share));
     parts_.push_back(Between(call, own, own, share));
     parts_.push_back(Inside(call, Collective::kAllGather, own, recv, share));
+  } else if (share > 0) {
+    const size_t bytes = share * size;
+    for (int rail = 0; rail < rails_; ++rail) {
+      const size_t at = static_cast<size_t>(rail) * bytes;
+      parts_.push_back(Inside(call, Collective::kReduce, send + at, recv + at, share, rail));
+    }
+    if (index < rails) parts_.push_back(Between(call, own, own, share));
+    for (int rail = 0; rail < rails_; ++rail) {
+      std::byte* const at = recv + static_cast<size_t>(rail) * bytes;
+      parts_.push_back(Inside(call, Collective::kBroadcast, at, at, share, rail));
+    }
   }
   if (rest > 0 || share == 0) {
     Part part{Group::kAll, call};  // has the call's statistics if nothing else has them
     part.call.count = rest;
-    part.call.send = send + share * local * size;
-    part.call.recv = recv + share * local * size;
+    part.call.send = send + share * rails * size;
+    part.call.recv = recv + share * rails * size;
     part.call.codec = nullptr;
     if (share > 0) part.call.stats = nullptr;
     parts_.push_back(std::move(part));
@@ -135,6 +153,7 @@ void HostSums::AppendReduceScatter(const Call& call) {
   const auto hosts = static_cast<size_t>(hosts_.hosts());
   const size_t bytes = call.bytes();
   sums_.resize(hosts * bytes);
+  compresses_ = true;
   for (size_t host = 0; host < hosts; ++host) {
     const auto first = static_cast<size_t>(hosts_.RanksOf(static_cast<int>(host)).front());
     parts_.push_back(Inside(call, Collective::kReduceScatter,

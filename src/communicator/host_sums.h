@@ -2,7 +2,9 @@
 //
 // A reduction in which the ranks of each host add up their elements before the codec sees them
 // (Route::sums_hosts), as a sequence of collectives: reduce-scatter inside the host, the codec's
-// collective among ranks of equal position on all hosts (a rail), all-gather inside the host.
+// collective among ranks of equal position on all hosts (a rail), all-gather inside the host. There
+// are as many rails as the smallest host has ranks. A larger host reduces the part of each rail to
+// the rank of this rail, and broadcasts its result, one part after the other.
 #ifndef INCCL_COMMUNICATOR_HOST_SUMS_H_
 #define INCCL_COMMUNICATOR_HOST_SUMS_H_
 
@@ -27,13 +29,16 @@ class HostSums {
   };
 
   // `hosts` outlives it.
-  HostSums(int rank, const HostMap* hosts) : rank_(rank), hosts_(*hosts) {}
+  HostSums(int rank, const HostMap* hosts)
+      : rank_(rank), hosts_(*hosts), rails_(hosts->SmallestHost()) {}
 
   // OK if `call` can run on these hosts; else the message names the hosts that prevent it.
   Status Check(const Call& call) const;
   // Collectives that run one after the other on the rank, for a call that Check accepts. They are
   // valid until the next use of this object.
   std::span<Part> PartsOf(const Call& call);
+  // Whether the codec's collective is part of that call on any rank.
+  bool compresses() const { return compresses_; }
   // The sum over this host of what its ranks, each of another rail, know of an all-reduce.
   Part StatsOfRails(const Call& call, const ccl_compression_stats_t& stats);
   // When it has run.
@@ -43,13 +48,17 @@ class HostSums {
  private:
   void AppendAllReduce(const Call& call);
   void AppendReduceScatter(const Call& call);
+  // Whether the hosts have as many ranks each.
+  bool Even() const { return rails_ == hosts_.LargestHost(); }
   Part Inside(const Call& call, Collective collective, const std::byte* from, std::byte* to,
-              uint64_t count) const;
+              uint64_t count, int root = 0) const;
   Part Between(const Call& call, const std::byte* from, std::byte* to, uint64_t count) const;
 
   const int rank_;
   const HostMap& hosts_;
+  const int rails_;
   std::vector<Part> parts_;
+  bool compresses_ = false;
   std::vector<double> stats_;    // counts, then the error bound of each rail
   std::vector<std::byte> sums_;  // of this host, of the elements that the ranks of a rail get
 };

@@ -49,6 +49,12 @@ uint64_t IntegerOf(DataType type, const Scalar& scalar) {
   return value;
 }
 
+// What an average multiplies elements of a floating-point type by.
+double OneOver(int nranks, DataType type) {
+  return type == DataType::kFloat64 ? 1.0 / nranks
+                                    : static_cast<double>(1.0f / static_cast<float>(nranks));
+}
+
 bool IsPayload(const Term& term) {
   return term.format.form == Form::kSum || term.format.form == Form::kResult;
 }
@@ -75,9 +81,7 @@ Status IdentityState::Begin(const CollectiveArgs& call) {
   } else if (multiplies) {
     factor_ = IntegerOf(call.type, call.scalar);
   } else if (scales_) {
-    scale_ = call.type == DataType::kFloat64
-                 ? 1.0 / call.nranks
-                 : static_cast<double>(1.0f / static_cast<float>(call.nranks));
+    scale_ = OneOver(call.nranks, call.type);
   }
   return Status::Ok();
 }
@@ -251,13 +255,16 @@ void IdentityState::FoldAndDivide(uint32_t first, uint32_t end, std::span<const 
 }
 
 void CombineAlone(const CollectiveArgs& call, const void* in, void* out) {
-  if (call.op != ReduceOp::kPreMulSum || !Reduces(call.collective)) {
+  const bool averages = call.op == ReduceOp::kAvg && call.nranks > 1 && IsFloat(call.type);
+  if ((call.op != ReduceOp::kPreMulSum && !averages) || !Reduces(call.collective)) {
     if (call.count > 0 && in != out) std::memcpy(out, in, call.count * SizeOf(call.type));
     return;
   }
   ReduceArgs args = {.in = &in, .inputs = 1, .out = &out, .outputs = 1, .count = call.count};
   args.scaled = 1;
-  if (IsFloat(call.type)) {
+  if (averages) {
+    args.scale = OneOver(call.nranks, call.type);
+  } else if (IsFloat(call.type)) {
     args.scale = FloatOf(call.type, call.scalar);
   } else {
     args.factor = IntegerOf(call.type, call.scalar);

@@ -19,6 +19,14 @@ HostMap::HostMap(std::span<const uint64_t> identities) {
   }
 }
 
+int HostMap::SmallestHost() const {
+  int smallest = largest_;
+  for (const std::vector<int>& members : members_) {
+    smallest = std::min(smallest, static_cast<int>(members.size()));
+  }
+  return smallest;
+}
+
 HostMap HostMap::OneHost(int nranks) {
   return HostMap(std::vector<uint64_t>(static_cast<size_t>(nranks)));
 }

@@ -27,6 +27,7 @@ class HostMap {
   std::span<const int> RanksOf(int host) const { return members_[static_cast<size_t>(host)]; }
   bool SameHost(int a, int b) const { return HostOf(a) == HostOf(b); }
   int LargestHost() const { return largest_; }  // its number of ranks
+  int SmallestHost() const;
 
   friend bool operator==(const HostMap&, const HostMap&) = default;
 

@@ -25,6 +25,10 @@ const Status& NoZeroCopy() {
 
 }  // namespace
 
+Status SendLane::PublishFrom(const SliceHeader& /*header*/, const std::byte* /*data*/) {
+  return InternalError("this lane sends from its slots only");
+}
+
 int LaneSpec::PlaceOf(int rank) const {
   return static_cast<int>(std::find(consumers.begin(), consumers.end(), rank) - consumers.begin());
 }

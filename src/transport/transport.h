@@ -116,6 +116,12 @@ class SendLane {
   virtual Result<Span> TryAcquire() = 0;
   // Sends the slot that the last TryAcquire returned. header.bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
+  // True if PublishFrom can send this memory of the caller.
+  virtual bool SendsFrom(const std::byte* /*data*/, size_t /*bytes*/) const { return false; }
+  // Publish with the payload at `data` instead of in the slot, where SendsFrom is true. The caller
+  // leaves the payload unchanged until Transport::unsent is false, the consumer has released the
+  // slice, or Transport::DropUnsent has returned.
+  virtual Status PublishFrom(const SliceHeader& header, const std::byte* data);
   // True if all consumers have imported this region of this rank (MemoryHandle::region).
   virtual bool ReachableFrom(uint32_t /*region*/) const { return false; }
   // True if all consumers have released all slices.
@@ -233,6 +239,9 @@ class Transport {
   virtual bool unsent() const { return false; }
   // Appends the peers to which these slices go.
   virtual void AppendUnsent(std::vector<int>* /*ranks*/) const {}
+  // Called after a failed call: from then on the transport reads no memory of the caller. What it
+  // had to send from there is lost, and with it the connection.
+  virtual void DropUnsent() {}
   // This transport, if it emulates a link; else nullptr. See NextEvent in emulated/emulated.h.
   virtual const emulated::LinkTransport* link() const { return nullptr; }
   // nullptr if no rank sleeps on this transport (simulator).

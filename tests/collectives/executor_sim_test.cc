@@ -36,7 +36,7 @@ struct Scenario {
   int nranks, root, channels;
   bool hbi, side_one_shot, in_place, late_engine, multicast;
   ZeroCopy zero_copy;
-  bool noticed_soon;
+  bool noticed_soon, sends_from_caller;
   uint64_t count, window_elements;
   uint32_t slice_elements, group;
   uint16_t depth;
@@ -69,6 +69,7 @@ struct Scenario {
                               (all_reduce || halves || s.collective == Collective::kBroadcast);
     s.noticed_soon = rng->Below(2) == 0;
     s.zero_copy = can_register ? static_cast<ZeroCopy>(rng->Below(3)) : ZeroCopy::kNothing;
+    s.sends_from_caller = s.zero_copy == ZeroCopy::kNothing && rng->Below(2) == 0;
     s.count = rng->Below(4) == 0 ? rng->Below(3) : rng->Below(12000);
     s.window_elements = s.hbi ? kWindow : kSuperblock * (1 + rng->Below(20));
     s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
@@ -83,6 +84,14 @@ struct Scenario {
       s = Random(rng);
     } while (s.zero_copy != zero_copy || s.count < 1000);
     s.late_engine = s.noticed_soon = true;
+    return s;
+  }
+  static Scenario SentFromCaller(Rng* rng) {
+    Scenario s{};
+    do {
+      s = Random(rng);
+    } while (!s.sends_from_caller || s.hbi || s.count < 1000);
+    s.noticed_soon = true;
     return s;
   }
   // An all-reduce into registered buffers, where a result has more readers than one step writes to.
@@ -105,7 +114,7 @@ struct Scenario {
            " count=" + std::to_string(count) + " slice=" + std::to_string(slice_elements) +
            " depth=" + std::to_string(depth) + " group=" + std::to_string(group) +
            (hbi ? " hbi" : " none") + (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
-           (multicast ? " multicast" : " unicast") +
+           (multicast ? " multicast" : " unicast") + (sends_from_caller ? " from-caller" : "") +
            (zero_copy == ZeroCopy::kNothing  ? ""
             : zero_copy == ZeroCopy::kOfHost ? " registered"
                                              : " registered, of a device");
@@ -147,11 +156,12 @@ struct SimRank {
   std::unique_ptr<Program> program;
   std::unique_ptr<CodecState> codec;
   std::unique_ptr<test::SimEngine> engine;
+  Transport* transport = nullptr;
   std::unique_ptr<CollectiveRequest> task;
   std::vector<float> other;  // registered before
   MemoryHandle registered_input, registered_output;
   Status failure;
-  bool over() const { return task->done() || !failure.ok(); }
+  bool over() const { return (task->done() && !transport->unsent()) || !failure.ok(); }
 };
 
 class Simulation {
@@ -227,7 +237,8 @@ class Simulation {
 
  private:
   static SimOptions SimOptionsOf(const Scenario& scenario) {
-    SimOptions options{.multicast = scenario.multicast};
+    SimOptions options{.multicast = scenario.multicast,
+                       .sends_from_caller = scenario.sends_from_caller};
     if (scenario.noticed_soon) {  // crashes, while slices are still under way
       options.min_detection = kMicrosecond;
       options.max_detection = 300 * kMicrosecond;
@@ -272,7 +283,8 @@ class Simulation {
 
   // What follows a failed call: nothing that a peer reads here from now on may become a result.
   void RevokeAccess(int rank, SimRank* r) {
-    if (scenario_.zero_copy != ZeroCopy::kOfDevice) return;
+    world_.transport(rank)->DropUnsent();
+    if (scenario_.zero_copy != ZeroCopy::kOfDevice && !scenario_.sends_from_caller) return;
     for (const MemoryHandle& memory : {r->registered_input, r->registered_output}) {
       EXPECT_TRUE(world_.transport(rank)->RevokeAccess(memory).ok());
     }
@@ -289,6 +301,7 @@ class Simulation {
     r->original = r->input;
     r->output.assign(s.OutputCount(), -7.0f);
     Transport* transport = world_.transport(rank);
+    r->transport = transport;
     r->lanes = std::make_unique<LaneTable>(transport);
     Result<Schedule> schedule = MakeSchedule(
         {{.collective = s.collective, .nranks = s.nranks, .rank = rank, .root = s.root},
@@ -346,7 +359,9 @@ class Simulation {
          .signature = 42,
          .registered_input = r->registered_input,
          .registered_output = host ? r->registered_output : MemoryHandle{},
-         .registered_result = host ? MemoryHandle{} : r->registered_output});
+         .registered_result = host ? MemoryHandle{} : r->registered_output,
+         .sends_input = !s.in_place || TraitsOf(s.algorithm).one_owner,
+         .sends_output = true});
     return r;
   }
 
@@ -412,7 +427,7 @@ ZeroCopy ZeroCopyOf(int i) {
 
 TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
   const uint64_t seed = test::TestSeed();
-  uint64_t references = 0, targets = 0;
+  uint64_t references = 0, targets = 0, sent_from_caller = 0;
   for (int i = 0; i < kRuns; ++i) {
     Simulation run(seed + static_cast<uint64_t>(i), ZeroCopyOf(i));
     SCOPED_TRACE("run " + std::to_string(i) + " of INCCL_TEST_SEED=" + std::to_string(seed));
@@ -424,8 +439,10 @@ TEST(ExecutorSimTest, RandomRunsEndWithTheRightResult) {
     }
     references += run.world().references();
     targets += run.world().targets();
+    sent_from_caller += run.world().sent_from_caller();
     if (HasFailure()) return;
   }
+  EXPECT_GT(sent_from_caller, 1000u) << "hardly any slice was sent from memory of the caller";
   EXPECT_GT(references, 100u) << "hardly any slice lay in a registered buffer";
   EXPECT_GT(targets, 30u) << "hardly any result was wanted in a registered buffer";
 }
@@ -501,6 +518,21 @@ TEST(ExecutorSimTest, RevokedMemoryNeverBecomesAResult) {
     CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
   }
   EXPECT_GT(crashes.revoked, 0) << "no rank was late to what had been revoked";
+}
+
+// Survivors that fail overwrite buffers from which they had still to send.
+TEST(ExecutorSimTest, DroppedPayloadsNeverBecomeAResult) {
+  const uint64_t seed = test::TestSeed() ^ 0xD209;
+  Crashes crashes;
+  uint64_t sent_from_caller = 0;
+  for (int i = 0; i < kRuns && !HasFailure(); ++i) {
+    Simulation run(seed + static_cast<uint64_t>(i), Scenario::SentFromCaller);
+    SCOPED_TRACE("seed " + std::to_string(seed + static_cast<uint64_t>(i)));
+    CrashOneIn(&run, Mix64(seed + static_cast<uint64_t>(i)) % 60, &crashes);
+    sent_from_caller += run.world().sent_from_caller();
+  }
+  EXPECT_GT(crashes.errors, kRuns / 4) << "hardly any run was hit by its crash";
+  EXPECT_GT(sent_from_caller, 1000u);
 }
 
 }  // namespace

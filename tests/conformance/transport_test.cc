@@ -135,6 +135,36 @@ TEST_P(TransportConformance, EmptySlices) {
   }
 }
 
+// Where a lane sends memory of the caller, the caller may change it once nothing is unsent.
+TEST_P(TransportConformance, PayloadsOfTheCaller) {
+  constexpr uint32_t kBytes = 100000;
+  const LaneSpec spec = Spec(0, {1}, kBytes, 3);
+  Run(2, [&](RankContext& r) {
+    if (r.rank == 0) {
+      auto lane = r.OpenSend(spec);
+      std::vector<std::byte> memory(kBytes);
+      for (uint32_t i = 0; i < 100; ++i) {
+        Expected expected(spec.Key(), i, kBytes);
+        const Span slot = r.Acquire(lane.get());
+        const bool sends = lane->SendsFrom(memory.data(), expected.header.bytes);
+        expected.Fill(sends ? memory.data() : slot.data);
+        if (!sends) {
+          r.Publish(lane.get(), expected.header);
+          continue;
+        }
+        const Status status = lane->PublishFrom(expected.header, memory.data());
+        ASSERT_TRUE(status.ok()) << status.message();
+        r.WaitUntil([&] { return !r.transport->unsent(); });
+        std::fill(memory.begin(), memory.end(), std::byte{0xEE});
+      }
+      r.WaitUntil([&] { return lane->Drained().value(); });
+    } else {
+      auto lane = r.OpenRecv(spec);
+      for (uint32_t i = 0; i < 100; ++i) ReceiveSlice(r, lane.get(), i);
+    }
+  });
+}
+
 TEST_P(TransportConformance, LargestPayload) {
   const uint32_t bytes = (3u << 20) + 13;
   const LaneSpec spec = Spec(0, {1}, bytes, 2);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // local=fp32: ranks of a host add up their elements, then hosts exchange compressed sums. The
-// oracle is the same call made of three calls on communicators of a host and of a rail.
+// oracle is the same call made of calls on communicators of a host and of a rail.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -54,8 +54,17 @@ struct Place {
                                           letters[static_cast<size_t>(rank)]))),
         locals(static_cast<int>(
             std::count(letters.begin(), letters.end(), letters[static_cast<size_t>(rank)]))),
-        hosts(Ranks(letters) / locals) {}
-  const int rank, host, local, locals, hosts;
+        rails(locals),
+        even(true) {
+    for (const char letter : letters) {
+      const auto ranks = static_cast<int>(std::count(letters.begin(), letters.end(), letter));
+      even = even && ranks == locals;
+      rails = std::min(rails, ranks);
+    }
+  }
+  const int rank, host, local, locals;
+  int rails;  // ranks of the smallest host
+  bool even;  // all hosts have as many
 };
 
 // The oracle: what an all-reduce gives, from calls on smaller communicators.
@@ -64,16 +73,34 @@ Made Composed(const Place& place, const char* spec, const std::vector<float>& in
   ccl_comm_t inside = nullptr, rail = nullptr;
   EXPECT_EQ(ccl_comm_split(comm, place.host, 0, &inside, nullptr), CCL_SUCCESS);
   EXPECT_EQ(ccl_comm_split(comm, place.local, 0, &rail, nullptr), CCL_SUCCESS);
-  const auto locals = static_cast<size_t>(place.locals);
-  const size_t share = input.size() / (256 * locals) * 256, rest = share * locals;
+  const auto rails = static_cast<size_t>(place.rails);
+  const size_t share = input.size() / (256 * rails) * 256, rest = share * rails;
   output->resize(input.size());
   float* const own = output->data() + share * static_cast<size_t>(place.local);
-  EXPECT_EQ(ccl_reduce_scatter(input.data(), own, share, CCL_FLOAT32, op, inside, nullptr),
-            CCL_SUCCESS);
-  const Made made =
-      Compressed(Collective::kAllReduce, spec, kSeed ^ Mix64(static_cast<uint64_t>(place.local)),
-                 own, own, share, CCL_FLOAT32, op, rail);
-  EXPECT_EQ(ccl_allgather(own, output->data(), share, CCL_FLOAT32, inside, nullptr), CCL_SUCCESS);
+  // Where hosts differ, averages are sums of elements over n.
+  std::vector<float> addends = input;
+  const ccl_redop_t sum = place.even ? op : CCL_SUM;
+  if (op != sum) {
+    int nranks = 0;
+    EXPECT_EQ(ccl_comm_count(comm, &nranks), CCL_SUCCESS);
+    for (float& x : addends) x *= 1.0f / static_cast<float>(nranks);
+  }
+  for (int root = 0; root < place.rails; ++root) {
+    const size_t at = share * static_cast<size_t>(root);
+    EXPECT_EQ(ccl_reduce(addends.data() + at, output->data() + at, share, CCL_FLOAT32, sum, root,
+                         inside, nullptr),
+              CCL_SUCCESS);
+  }
+  Made made;
+  if (place.local < place.rails) {
+    made =
+        Compressed(Collective::kAllReduce, spec, kSeed ^ Mix64(static_cast<uint64_t>(place.local)),
+                   own, own, share, CCL_FLOAT32, sum, rail);
+  }
+  for (int root = 0; root < place.rails; ++root) {
+    float* const part = output->data() + share * static_cast<size_t>(root);
+    EXPECT_EQ(ccl_broadcast(part, part, share, CCL_FLOAT32, root, inside, nullptr), CCL_SUCCESS);
+  }
   EXPECT_EQ(ccl_allreduce(input.data() + rest, output->data() + rest, input.size() - rest,
                           CCL_FLOAT32, op, comm, nullptr),
             CCL_SUCCESS);
@@ -114,7 +141,7 @@ void CheckAllReduce(const Place& place, const char* spec, ccl_redop_t op, const 
                                count, CCL_FLOAT32, op, comm);
   ASSERT_EQ(made.result, CCL_SUCCESS) << ccl_get_last_error(comm);
   EXPECT_EQ(made.stats.elements, count);
-  const size_t share = count / (256 * static_cast<size_t>(place.locals));
+  const size_t share = count / (256 * static_cast<size_t>(place.rails));
   EXPECT_EQ(made.stats.compressed, share > 0 ? 1 : 0);
   CheckNear(inputs, output, 0, op, made.stats.error_bound);
   EXPECT_EQ(Compressed(Collective::kAllReduce, spec, kSeed, in_place.data(), in_place.data(), count,
@@ -132,7 +159,8 @@ void CheckAllReduce(const Place& place, const char* spec, ccl_redop_t op, const 
 
 TEST(HostSums, AllReduceIsThreeCollectives) {
   const uint64_t seed = TestSeed();
-  for (const std::string hosts : {"aabb", "abab", "aaabbb", "abcabc"}) {
+  for (const std::string hosts :
+       {"aabb", "abab", "aaabbb", "abcabc", "aab", "abb", "babba", "aaabbc", "abbbb"}) {
     std::vector<Vectors> inputs;
     for (const size_t count : {3, 512, 1000, 70'001}) {
       inputs.push_back(MakeInputs(Ranks(hosts), count, seed + count));
@@ -211,7 +239,7 @@ struct Refused {
 
 TEST(HostSums, RefusesWhatItCannotSum) {
   const Refused cases[] = {
-      {"aab", Collective::kAllReduce, {"local=fp32", "rank 0 has 2 ranks", "rank 2 has 1"}},
+      {"aab", Collective::kReduceScatter, {"local=fp32", "rank 0 has 2 ranks", "rank 2 has 1"}},
       {"abab", Collective::kReduceScatter, {"local=fp32", "ranks 0 and 2"}},
   };
   std::vector<float> data(4096, 1.0f), output(1024);

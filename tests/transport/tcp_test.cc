@@ -4,6 +4,7 @@
 // builds its frames itself.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -222,6 +223,94 @@ TEST_P(TcpPeer, CreditsRideOnSlices) {
   Send(Frame(Credit(1, kDepth + 1)));
   ASSERT_TRUE(Progress().ok());
   EXPECT_TRUE(send->Drained().value());
+}
+
+// Slices that are larger than what the socket holds, from memory of the caller and from slots in
+// turn. The peer reads them in portions of any size.
+TEST_P(TcpPeer, PayloadsOfTheCallerTravelWithTheirHeaders) {
+  constexpr uint32_t kLarge = 1 << 20;
+  LaneSpec spec = SpecOf(0, 1);
+  spec.slot_bytes = kLarge;
+  std::unique_ptr<SendLane> lane = end_->OpenSend(spec).value();
+  Send(Frame(Grant(1, spec)));
+  ASSERT_TRUE(Progress().ok());
+  const bool from_caller = GetParam() != Protection::kEncrypt;
+  std::vector<std::vector<std::byte>> payloads;
+  for (int i = 0; i < kDepth; ++i) payloads.push_back(Pattern(kLarge - 77 * i, i));
+  for (const std::vector<std::byte>& payload : payloads) {
+    const Span slot = lane->TryAcquire().value();
+    ASSERT_NE(slot.data, nullptr);
+    const SliceHeader header{.bytes = static_cast<uint32_t>(payload.size()), .signature = 11};
+    ASSERT_EQ(lane->SendsFrom(payload.data(), payload.size()), from_caller);
+    EXPECT_FALSE(lane->SendsFrom(payload.data(), 100)) << "copying is faster";
+    if (from_caller && &payload != &payloads[1]) {
+      ASSERT_TRUE(lane->PublishFrom(header, payload.data()).ok());
+    } else {
+      std::memcpy(slot.data, payload.data(), payload.size());
+      ASSERT_TRUE(lane->Publish(header).ok());
+    }
+  }
+  EXPECT_TRUE(end_->unsent());
+  std::vector<std::byte> stream;
+  Rng rng(test::TestSeed());
+  size_t wanted = 0;
+  for (const auto& payload : payloads) wanted += sizeof(FrameHeader) + payload.size();
+  while (stream.size() < wanted) {
+    std::vector<std::byte> portion(1 + rng.Below(300000));
+    const ssize_t got = recv(peer_.get(), portion.data(), portion.size(), MSG_DONTWAIT);
+    if (got > 0) stream.insert(stream.end(), portion.begin(), portion.begin() + got);
+    end_->wakeup_source()->Arm();
+    ASSERT_TRUE(Progress().ok());
+  }
+  EXPECT_FALSE(end_->unsent());
+  size_t at = 0;
+  for (std::vector<std::byte>& payload : payloads) {
+    FrameHeader header;
+    std::memcpy(&header, stream.data() + at, sizeof header);
+    ASSERT_EQ(header.bytes, payload.size());
+    ASSERT_TRUE(in_->CheckHeader(header));
+    const std::span<std::byte> arrived(stream.data() + at + sizeof header, header.bytes);
+    ASSERT_TRUE(in_->CheckPayload(header, arrived));
+    EXPECT_TRUE(std::equal(arrived.begin(), arrived.end(), payload.begin()));
+    at += sizeof header + payload.size();
+  }
+}
+
+// After a failed call the caller's memory may be gone: nothing of it is read or sent any more, and
+// no other slice takes the place of what is missing.
+TEST_P(TcpPeer, DroppedPayloadsAreNotRead) {
+  constexpr uint32_t kLarge = 4 << 20;
+  if (GetParam() == Protection::kEncrypt) return;  // never sends from there
+  LaneSpec spec = SpecOf(0, 1);
+  spec.slot_bytes = kLarge;
+  std::unique_ptr<SendLane> lane = end_->OpenSend(spec).value();
+  Send(Frame(Grant(1, spec)));
+  ASSERT_TRUE(Progress().ok());
+  void* const memory =
+      mmap(nullptr, kLarge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  ASSERT_TRUE(lane->PublishFrom({.bytes = kLarge}, static_cast<const std::byte*>(memory)).ok());
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  ASSERT_TRUE(lane->Publish({.bytes = 8}).ok());
+  ASSERT_TRUE(end_->unsent());
+  end_->DropUnsent();
+  ASSERT_EQ(mprotect(memory, kLarge, PROT_NONE), 0);
+  size_t arrived = 0;
+  std::vector<std::byte> portion(1 << 20);
+  for (int i = 0; i < 50; ++i) {
+    const ssize_t got = recv(peer_.get(), portion.data(), portion.size(), MSG_DONTWAIT);
+    arrived += got > 0 ? static_cast<size_t>(got) : 0;
+    end_->wakeup_source()->Arm();
+    (void)Progress();
+  }
+  EXPECT_LT(arrived, size_t{kLarge});
+  now_ += 10 * kSecond;
+  const Status lost = Progress();
+  EXPECT_EQ(lost.code(), Code::kRemoteError);
+  EXPECT_NE(lost.message().find("peer rank 1 is lost: a call failed"), std::string::npos)
+      << lost.message();
+  munmap(memory, kLarge);
 }
 
 TEST_P(TcpPeer, SlicesThatAreNotDueAreRefused) {

@@ -176,6 +176,10 @@ void CompositeTransport::AppendUnsent(std::vector<int>* ranks) const {
   for (const std::unique_ptr<Transport>& part : parts_) part->AppendUnsent(ranks);
 }
 
+void CompositeTransport::DropUnsent() {
+  for (const std::unique_ptr<Transport>& part : parts_) part->DropUnsent();
+}
+
 bool CompositeTransport::delivered() const {
   return std::all_of(parts_.begin(), parts_.end(),
                      [](const std::unique_ptr<Transport>& part) { return part->delivered(); });

@@ -43,6 +43,7 @@ class CompositeTransport final : public Transport {
   Result<int> Progress(Time now) override;
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
+  void DropUnsent() override;
   WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
   bool delivered() const override;
   void Quiesce(Time deadline) override;

@@ -86,6 +86,7 @@ class LinkTransport final : public Transport {
   void SlotMemory(std::vector<Span>* spans) const override { inner_->SlotMemory(spans); }
   bool unsent() const override { return inner_->unsent(); }
   void AppendUnsent(std::vector<int>* ranks) const override { inner_->AppendUnsent(ranks); }
+  void DropUnsent() override { inner_->DropUnsent(); }
   WakeupEvent* wakeup_event() override { return inner_->wakeup_event(); }
   bool delivered() const override { return inner_->delivered(); }
   void Quiesce(Time deadline) override { inner_->Quiesce(deadline); }

@@ -46,6 +46,7 @@ struct SimLane {
     Time last_visible = 0;  // last scheduled times, which keep the order
     Time last_credited = 0;
     bool opened = false;
+    bool cut = false;  // a slice was dropped, so no later one becomes visible
   };
   Consumer* Find(int rank);
   void NeedSlots(Consumer* consumer);

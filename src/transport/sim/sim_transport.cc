@@ -58,7 +58,7 @@ Result<Span> SimSendLane::TryAcquire() {
   return Span{lane_->slots[index()].data(), lane_->spec.slot_bytes};
 }
 
-Status SimSendLane::PublishStamped(const SliceHeader& header, Time departure) {
+Status SimSendLane::Publish(const SliceHeader& header, Time departure, const std::byte* payload) {
   Status status = CheckPublish(lane_->spec, acquired_, header);
   if (!status.ok()) return status;
   acquired_ = false;
@@ -67,13 +67,19 @@ Status SimSendLane::PublishStamped(const SliceHeader& header, Time departure) {
   for (sim::SimLane::Consumer& consumer : lane_->consumers) {
     if (crashed) break;
     lane_->NeedSlots(&consumer);
-    if (header.source.region == 0) {
+    if (header.source.region == 0 && payload == nullptr) {
       std::memcpy(consumer.slots[index()].data(), slot.data(), header.bytes);
     }
     consumer.headers[index()] = header;
     consumer.slice_stamps[index()] = departure;
-    world_->Deliver(lane_->spec.producer, &consumer);
+    if (payload == nullptr) {
+      world_->Deliver(lane_->spec.producer, &consumer);
+    } else {
+      world_->DeliverFrom(lane_->spec.producer, &consumer, payload, consumer.slots[index()].data(),
+                          header.bytes);
+    }
   }
+  world_->sent_from_caller_ += payload != nullptr;
   slot.Poison();
   world_->references_ += header.source.region != 0;
   world_->targets_ += header.target.region != 0;

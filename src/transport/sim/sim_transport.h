@@ -33,6 +33,11 @@ class SimTransport final : public Transport {
     return Status::Ok();
   }
   Result<int> Progress(Time now) override;
+  bool unsent() const override { return world_->state(rank_).unsent > 0; }
+  void DropUnsent() override {
+    world_->state(rank_).dropped = true;
+    world_->state(rank_).unsent = 0;
+  }
   WakeupEvent* wakeup_event() override { return nullptr; }
   void Quiesce(Time) override {}
   uint64_t memory_bytes() const override { return world_->state(rank_).memory_bytes; }
@@ -48,13 +53,23 @@ class SimSendLane final : public emulated::StampedSendLane {
   SimSendLane(SimWorld* world, sim::SimLane* lane) : world_(world), lane_(lane) {}
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override { return PublishStamped(header, 0); }
-  Status PublishStamped(const SliceHeader& header, Time departure) override;
+  Status PublishStamped(const SliceHeader& header, Time departure) override {
+    return Publish(header, departure, nullptr);
+  }
+  bool SendsFrom(const std::byte* /*data*/, size_t /*bytes*/) const override {
+    return world_->options_.sends_from_caller;
+  }
+  Status PublishFrom(const SliceHeader& header, const std::byte* data) override {
+    return Publish(header, 0, data);
+  }
   bool ReachableFrom(uint32_t region) const override;
   Result<bool> Drained() override { return lane_->LeastCredited() == lane_->published; }
   Time CreditDeparture() const override;
   const LaneSpec& spec() const override { return lane_->spec; }
 
  private:
+  // `payload`: nullptr if it is in the slot.
+  Status Publish(const SliceHeader& header, Time departure, const std::byte* payload);
   size_t index() const { return lane_->published % lane_->spec.depth; }
 
   SimWorld* world_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "transport/sim/sim_transport.h"
 
@@ -83,7 +84,20 @@ sim::SimLane* SimWorld::Lane(const LaneSpec& spec) {
 
 void SimWorld::Deliver(int producer, sim::SimLane::Consumer* consumer) {
   consumer->last_visible = std::max(consumer->last_visible + 1, now() + RandomDelay());
-  At(consumer->last_visible, producer, [consumer] { ++consumer->visible; });
+  At(consumer->last_visible, producer, [consumer] { consumer->visible += !consumer->cut; });
+}
+
+void SimWorld::DeliverFrom(int producer, sim::SimLane::Consumer* consumer, const std::byte* payload,
+                           std::byte* slot, size_t bytes) {
+  ++state(producer).unsent;
+  consumer->last_visible = std::max(consumer->last_visible + 1, now() + RandomDelay());
+  At(consumer->last_visible, producer, [this, producer, consumer, payload, slot, bytes] {
+    consumer->cut = consumer->cut || state(producer).dropped;
+    if (consumer->cut) return;
+    --state(producer).unsent;
+    std::memcpy(slot, payload, bytes);
+    ++consumer->visible;
+  });
 }
 
 void SimWorld::ReturnCredit(sim::SimLane::Consumer* consumer) {

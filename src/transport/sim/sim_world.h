@@ -27,7 +27,8 @@ namespace inccl {
 
 struct SimOptions {
   bool multicast = true;
-  Time min_delay = kMicrosecond;  // delays are log-uniform between these
+  bool sends_from_caller = false;  // SendLane::SendsFrom; the payload is read when it arrives
+  Time min_delay = kMicrosecond;   // delays are log-uniform between these
   Time max_delay = 200 * kMicrosecond;
   Time min_detection = kMillisecond;  // from a crash to each peer's error, uniform
   Time max_detection = 5 * kMillisecond;
@@ -69,6 +70,8 @@ class SimWorld {
   uint64_t references() const { return references_; }
   uint64_t targets() const { return targets_; }
   uint64_t deliveries() const { return deliveries_; }
+  // Number of slices that were sent from memory of the caller.
+  uint64_t sent_from_caller() const { return sent_from_caller_; }
 
  private:
   friend class SimTransport;
@@ -92,6 +95,8 @@ class SimWorld {
     bool crashed = false;
     int noticed = -1;  // a peer that has crashed
     uint64_t memory_bytes = 0;
+    uint64_t unsent = 0;   // slices of PublishFrom, once per consumer
+    bool dropped = false;  // DropUnsent has been called
     TransportCounters counters;
     std::unique_ptr<Transport> transport;
   };
@@ -100,8 +105,11 @@ class SimWorld {
   void At(Time time, int rank, std::function<void()> run);
   sim::SimLane* Lane(const LaneSpec& spec);
   Rank& state(int rank) { return ranks_[static_cast<size_t>(rank)]; }
-  // Send a slice to `consumer`, or a credit back to the producer.
+  // Send a slice to `consumer`, or a credit back to the producer. With `payload`, in memory of the
+  // caller, these `bytes` are copied to `slot` when the slice becomes visible.
   void Deliver(int producer, sim::SimLane::Consumer* consumer);
+  void DeliverFrom(int producer, sim::SimLane::Consumer* consumer, const std::byte* payload,
+                   std::byte* slot, size_t bytes);
   void ReturnCredit(sim::SimLane::Consumer* consumer);
 
   int nranks_;
@@ -110,7 +118,7 @@ class SimWorld {
   VirtualClock clock_;
   std::vector<Rank> ranks_;
   sim::SimRegions regions_;
-  uint64_t references_ = 0, targets_ = 0, deliveries_ = 0;
+  uint64_t references_ = 0, targets_ = 0, deliveries_ = 0, sent_from_caller_ = 0;
   std::map<uint64_t, std::unique_ptr<sim::SimLane>> lanes_;  // by key
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
 };

@@ -58,13 +58,29 @@ Status Connection::Send(std::byte* frame, bool* in_flight) {
   const std::span<std::byte> payload(frame + sizeof *header, header->bytes);
   Reserve();
   if (Status status = out_guard_.Seal(header, payload); !status.ok()) return status;
+  Enqueue(frame, nullptr, header->bytes, in_flight);
+  return Status::Ok();
+}
+
+Status Connection::SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight) {
+  if (!failure_.empty()) return Status::Ok();
+  auto* const header = reinterpret_cast<FrameHeader*>(frame);
+  Reserve();
+  Status status = out_guard_.SealUnchanged(header, std::span(payload, header->bytes));
+  if (!status.ok()) return status;
+  Enqueue(frame, payload, header->bytes, in_flight);
+  return Status::Ok();
+}
+
+void Connection::Enqueue(const std::byte* frame, const std::byte* payload, size_t bytes,
+                         bool* in_flight) {
   Out* const out = Append();
   out->data = frame;
-  out->bytes = sizeof *header + payload.size();
+  out->payload = payload;
+  out->bytes = sizeof(FrameHeader) + bytes;
   out->in_flight = in_flight;
   *in_flight = true;
   if (writable_) Flush();
-  return Status::Ok();
 }
 
 Status Connection::Send(FrameHeader header) {
@@ -72,7 +88,11 @@ Status Connection::Send(FrameHeader header) {
   Reserve();
   if (Status status = out_guard_.Seal(&header, {}); !status.ok()) return status;
   Out* const out = Append();
-  *out = {.data = nullptr, .bytes = sizeof header, .in_flight = nullptr, .header = header};
+  *out = {.data = nullptr,
+          .payload = nullptr,
+          .bytes = sizeof header,
+          .in_flight = nullptr,
+          .header = header};
   if (writable_) Flush();
   return Status::Ok();
 }
@@ -89,15 +109,23 @@ void Connection::Complete(size_t bytes) {
 
 void Connection::Flush() {
   while (unsent()) {
-    std::array<iovec, kMostFramesAtOnce> parts;
-    size_t count = 0, total = 0;
-    for (; count < std::min(queued_, parts.size()); ++count) {
-      const Out& out = queue_[(front_ + count) % queue_.size()];
+    std::array<iovec, 2 * kMostFramesAtOnce> parts;
+    size_t count = 0, total = 0, skip = front_sent_;
+    const auto add = [&](const std::byte* data, size_t bytes) {
+      const size_t skipped = std::min(skip, bytes);
+      skip -= skipped;
+      if (skipped == bytes) return;
+      parts[count++] = {.iov_base = const_cast<std::byte*>(data) + skipped,
+                        .iov_len = bytes - skipped};
+      total += bytes - skipped;
+    };
+    for (size_t i = 0; i < std::min(queued_, kMostFramesAtOnce); ++i) {
+      const Out& out = queue_[(front_ + i) % queue_.size()];
       const std::byte* const data =
           out.data != nullptr ? out.data : reinterpret_cast<const std::byte*>(&out.header);
-      const size_t skip = count == 0 ? front_sent_ : 0;
-      parts[count] = {.iov_base = const_cast<std::byte*>(data) + skip, .iov_len = out.bytes - skip};
-      total += out.bytes - skip;
+      const size_t behind = out.payload != nullptr ? out.bytes - sizeof(FrameHeader) : 0;
+      add(data, out.bytes - behind);
+      if (behind > 0) add(out.payload, behind);
     }
     msghdr message{};
     message.msg_iov = parts.data();
@@ -204,6 +232,12 @@ Result<int> Connection::Receive() {
     if (!status.ok()) return status;
   }
   return frames;
+}
+
+void Connection::DropUnsent() {
+  for (size_t i = 0; i < queued_; ++i) {
+    if (queue_[(front_ + i) % queue_.size()].payload != nullptr) return Fail("a call failed");
+  }
 }
 
 void Connection::Close() {

@@ -42,6 +42,9 @@ class Connection {
   // Seals and queues a frame that the caller has laid out in memory, header first. The memory stays
   // unchanged until *in_flight is false again. Sends what the socket takes.
   Status Send(std::byte* frame, bool* in_flight);
+  // The same with the payload elsewhere, unless the connection encrypts payloads.
+  Status SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight);
+  bool encrypts() const { return out_guard_.encrypts(); }
   // The same for a header alone, which is copied.
   Status Send(FrameHeader header);
   // Sends what the socket takes now.
@@ -65,20 +68,24 @@ class Connection {
   const std::string& failure() const { return failure_; }
   // The connection has failed with slices that were not sent.
   bool dropped_slices() const { return dropped_slices_; }
+  // Ends the connection if a payload of SendFrom is not sent.
+  void DropUnsent();
   void Close();
   // Whether the peer's machine has acknowledged all that was sent.
   bool Acknowledged() const;
 
  private:
   struct Out {
-    const std::byte* data = nullptr;  // nullptr: `header`
-    size_t bytes = 0;
+    const std::byte* data = nullptr;     // nullptr: `header`
+    const std::byte* payload = nullptr;  // nullptr: behind the header in `data`
+    size_t bytes = 0;                    // of header and payload
     bool* in_flight = nullptr;
     FrameHeader header;
   };
   void Fail(std::string why);
   void Reserve();
   Out* Append();
+  void Enqueue(const std::byte* frame, const std::byte* payload, size_t bytes, bool* in_flight);
   // Takes `bytes` off the front of the queue.
   void Complete(size_t bytes);
   std::span<std::byte> Place();

@@ -42,10 +42,10 @@ Result<Span> TcpSendLane::TryAcquire() {
   return Span{end_->slots.payload(end_->published), end_->spec.slot_bytes};
 }
 
-Status TcpSendLane::Publish(const SliceHeader& header) {
+Status TcpSendLane::Prepare(const SliceHeader& header, std::byte** slot, bool** in_flight) {
   if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
   if (Status status = link_->Lost(); !status.ok()) return status;
-  std::byte* const slot = end_->slots.frame(end_->published);
+  *slot = end_->slots.frame(end_->published);
   FrameHeader frame;
   frame.kind = FrameKind::kSlice;
   frame.lane = end_->lane;
@@ -54,13 +54,34 @@ Status TcpSendLane::Publish(const SliceHeader& header) {
   frame.signature = header.signature;
   frame.seq = end_->published + 1;
   lanes_->AddCredit(&frame);
-  *reinterpret_cast<FrameHeader*>(slot) = frame;
-  bool* const in_flight = &end_->in_flight[end_->published % end_->spec.depth];
+  *reinterpret_cast<FrameHeader*>(*slot) = frame;
+  *in_flight = &end_->in_flight[end_->published % end_->spec.depth];
   acquired_ = false;
   ++end_->published;
   ++counters_->slices;
   counters_->payload_bytes += header.bytes;
+  return Status::Ok();
+}
+
+Status TcpSendLane::Publish(const SliceHeader& header) {
+  std::byte* slot = nullptr;
+  bool* in_flight = nullptr;
+  if (Status status = Prepare(header, &slot, &in_flight); !status.ok()) return status;
   return lanes_->connection()->Send(slot, in_flight);
+}
+
+// An encrypted payload needs a place of its own, and a small one is copied faster than it takes a
+// part of a system call.
+bool TcpSendLane::SendsFrom(const std::byte* /*data*/, size_t bytes) const {
+  constexpr size_t kLeastInPlace = 16 * 1024;
+  return bytes >= kLeastInPlace && !lanes_->connection()->encrypts();
+}
+
+Status TcpSendLane::PublishFrom(const SliceHeader& header, const std::byte* data) {
+  std::byte* slot = nullptr;
+  bool* in_flight = nullptr;
+  if (Status status = Prepare(header, &slot, &in_flight); !status.ok()) return status;
+  return lanes_->connection()->SendFrom(slot, data, in_flight);
 }
 
 Result<bool> TcpSendLane::Drained() {

@@ -57,10 +57,15 @@ class TcpSendLane final : public SendLane {
       : end_(end), lanes_(lanes), link_(link), counters_(counters) {}
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
+  bool SendsFrom(const std::byte* data, size_t bytes) const override;
+  Status PublishFrom(const SliceHeader& header, const std::byte* data) override;
   Result<bool> Drained() override;
   const LaneSpec& spec() const override { return end_->spec; }
 
  private:
+  // Fills in the frame's header in the slot; *in_flight is the slot's.
+  Status Prepare(const SliceHeader& header, std::byte** slot, bool** in_flight);
+
   SendEnd* const end_;
   ConnectionLanes* const lanes_;
   const PeerLink* const link_;

@@ -223,6 +223,12 @@ bool PeerLink::unsent() const {
                      [](const auto& lanes) { return lanes->unsent(); });
 }
 
+void PeerLink::DropUnsent() {
+  for (const std::unique_ptr<ConnectionLanes>& lanes : connections_) {
+    lanes->connection()->DropUnsent();
+  }
+}
+
 bool PeerLink::acknowledged() const {
   return std::all_of(connections_.begin(), connections_.end(),
                      [](const auto& lanes) { return lanes->connection()->Acknowledged(); });

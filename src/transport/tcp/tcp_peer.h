@@ -90,6 +90,7 @@ class PeerLink {
   Status SendCredits(bool all);
   bool unsent() const;
   bool dropped_slices() const;
+  void DropUnsent();
   bool acknowledged() const;
   bool readable() const;
   // kRemoteError, some time after a connection was lost, so that a more precise report from the

@@ -190,6 +190,10 @@ void TcpTransport::AppendUnsent(std::vector<int>* ranks) const {
   }
 }
 
+void TcpTransport::DropUnsent() {
+  for (PeerLink* const link : attached_) link->DropUnsent();
+}
+
 bool TcpTransport::delivered() const {
   return closed_ || std::all_of(attached_.begin(), attached_.end(), [](const PeerLink* link) {
            return !link->unsent() && link->acknowledged();

@@ -57,6 +57,7 @@ class TcpTransport final : public Transport {
   Result<int> Progress(Time now) override;
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
+  void DropUnsent() override;
   WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
   WakeupSource* wakeup_source() override { return &wakeup_source_; }
   bool delivered() const override;
