@@ -50,6 +50,18 @@ TEST(Crc32cTest, EveryLengthAndAlignment) {
   }
 }
 
+// Around the lengths from which vectors are summed, and the lengths of several of them.
+TEST(Crc32cTest, LengthsOfVectors) {
+  std::vector<std::byte> bytes(1400);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i + 13 * i);
+  for (const size_t first : {0, 1, 8, 63}) {
+    for (size_t length = 440; first + length <= bytes.size(); ++length) {
+      const auto part = std::span(bytes).subspan(first, length);
+      ASSERT_EQ(Crc32c(part), Divide(part)) << first << " " << length;
+    }
+  }
+}
+
 // Long ones are summed in parts of some KiB.
 TEST(Crc32cTest, LongOnes) {
   std::vector<std::byte> bytes(20'000);

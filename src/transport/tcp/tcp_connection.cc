@@ -16,8 +16,9 @@ namespace inccl::tcp {
 namespace {
 
 constexpr size_t kFirstQueue = 16;
-constexpr size_t kMostFramesAtOnce = 16;  // of one sendmsg
-constexpr int kReceiveBudget = 64;        // frames of one Receive
+constexpr size_t kMostFramesAtOnce = 16;         // of one sendmsg
+constexpr size_t kMostBytesAtOnce = 256 * 1024;  // about: they stay in a second-level cache
+constexpr int kReceiveBudget = 64;               // frames of one Receive
 // Read behind a header, so that a small frame takes one call. Larger payloads are copied this far.
 constexpr size_t kReadAhead = 4096;
 
@@ -40,7 +41,6 @@ void Connection::Fail(std::string why) {
   }
 }
 
-// Before a frame is sealed, because a sealed frame must be sent.
 void Connection::Reserve() {
   if (queued_ == queue_.size()) {
     std::vector<Out> larger(std::max(kFirstQueue, 2 * queue_.size()));
@@ -50,82 +50,74 @@ void Connection::Reserve() {
   }
 }
 
-Connection::Out* Connection::Append() { return &queue_[(front_ + queued_++) % queue_.size()]; }
+Connection::Out* Connection::Append() {
+  Out* const out = &queue_[(front_ + queued_++) % queue_.size()];
+  *out = {};
+  return out;
+}
 
 Status Connection::Send(std::byte* frame, bool* in_flight) {
-  if (!failure_.empty()) return Status::Ok();  // the lanes report the loss of the peer
-  auto* const header = reinterpret_cast<FrameHeader*>(frame);
-  const std::span<std::byte> payload(frame + sizeof *header, header->bytes);
-  Reserve();
-  if (Status status = out_guard_.Seal(header, payload); !status.ok()) return status;
-  Enqueue(frame, nullptr, header->bytes, in_flight);
-  return Status::Ok();
+  return SendFrom(frame, frame + sizeof(FrameHeader), in_flight);
 }
 
 Status Connection::SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight) {
-  if (!failure_.empty()) return Status::Ok();
-  auto* const header = reinterpret_cast<FrameHeader*>(frame);
+  if (!failure_.empty()) return Status::Ok();  // the lanes report the loss of the peer
   Reserve();
-  Status status = out_guard_.SealUnchanged(header, std::span(payload, header->bytes));
-  if (!status.ok()) return status;
-  Enqueue(frame, payload, header->bytes, in_flight);
-  return Status::Ok();
-}
-
-void Connection::Enqueue(const std::byte* frame, const std::byte* payload, size_t bytes,
-                         bool* in_flight) {
   Out* const out = Append();
-  out->data = frame;
+  out->header = reinterpret_cast<FrameHeader*>(frame);
   out->payload = payload;
-  out->bytes = sizeof(FrameHeader) + bytes;
   out->in_flight = in_flight;
   *in_flight = true;
   if (writable_) Flush();
+  return Status::Ok();
 }
 
-Status Connection::Send(FrameHeader header) {
+Status Connection::Send(const FrameHeader& header) {
   if (!failure_.empty()) return Status::Ok();
   Reserve();
-  if (Status status = out_guard_.Seal(&header, {}); !status.ok()) return status;
   Out* const out = Append();
-  *out = {.data = nullptr,
-          .payload = nullptr,
-          .bytes = sizeof header,
-          .in_flight = nullptr,
-          .header = header};
+  out->own_header = header;
   if (writable_) Flush();
   return Status::Ok();
 }
 
 void Connection::Complete(size_t bytes) {
   front_sent_ += bytes;
-  while (queued_ > 0 && front_sent_ >= queue_[front_].bytes) {
-    front_sent_ -= queue_[front_].bytes;
+  while (queued_ > 0 && front_sent_ >= queue_[front_].bytes()) {
+    front_sent_ -= queue_[front_].bytes();
     if (queue_[front_].in_flight != nullptr) *queue_[front_].in_flight = false;
     front_ = (front_ + 1) % queue_.size();
     --queued_;
   }
 }
 
+// As late as possible: sendmsg then finds the payload in the caches.
+bool Connection::Seal(Out* out) {
+  if (out->sealed) return true;
+  FrameHeader* const header = out->first();
+  // Only a payload in the slot is ever encrypted.
+  auto* const payload = const_cast<std::byte*>(out->payload);
+  out->sealed = out_guard_.Seal(header, std::span(payload, header->bytes)).ok();
+  return out->sealed;
+}
+
 void Connection::Flush() {
   while (unsent()) {
     std::array<iovec, 2 * kMostFramesAtOnce> parts;
     size_t count = 0, total = 0, skip = front_sent_;
-    const auto add = [&](const std::byte* data, size_t bytes) {
+    const auto add = [&](const void* data, size_t bytes) {
       const size_t skipped = std::min(skip, bytes);
       skip -= skipped;
       if (skipped == bytes) return;
-      parts[count++] = {.iov_base = const_cast<std::byte*>(data) + skipped,
+      parts[count++] = {.iov_base = static_cast<std::byte*>(const_cast<void*>(data)) + skipped,
                         .iov_len = bytes - skipped};
       total += bytes - skipped;
     };
-    for (size_t i = 0; i < std::min(queued_, kMostFramesAtOnce); ++i) {
-      const Out& out = queue_[(front_ + i) % queue_.size()];
-      const std::byte* const data =
-          out.data != nullptr ? out.data : reinterpret_cast<const std::byte*>(&out.header);
-      const size_t behind = out.payload != nullptr ? out.bytes - sizeof(FrameHeader) : 0;
-      add(data, out.bytes - behind);
-      if (behind > 0) add(out.payload, behind);
+    for (size_t i = 0; i < std::min(queued_, kMostFramesAtOnce) && total < kMostBytesAtOnce; ++i) {
+      Out& out = queue_[(front_ + i) % queue_.size()];
+      if (!Seal(&out)) return Fail("libcrypto refuses AES-128-GCM");
+      add(out.first(), sizeof(FrameHeader));
+      add(out.payload, out.first()->bytes);
     }
     msghdr message{};
     message.msg_iov = parts.data();
@@ -236,7 +228,7 @@ Result<int> Connection::Receive() {
 
 void Connection::DropUnsent() {
   for (size_t i = 0; i < queued_; ++i) {
-    if (queue_[(front_ + i) % queue_.size()].payload != nullptr) return Fail("a call failed");
+    if (queue_[(front_ + i) % queue_.size()].of_caller()) return Fail("a call failed");
   }
 }
 

@@ -39,14 +39,14 @@ class Connection {
         in_guard_(std::move(in)),
         sink_(sink) {}
 
-  // Seals and queues a frame that the caller has laid out in memory, header first. The memory stays
-  // unchanged until *in_flight is false again. Sends what the socket takes.
+  // Queues a frame that the caller has laid out in memory, header first. The memory belongs to the
+  // connection until *in_flight is false again. Sends what the socket takes.
   Status Send(std::byte* frame, bool* in_flight);
   // The same with the payload elsewhere, unless the connection encrypts payloads.
   Status SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight);
   bool encrypts() const { return out_guard_.encrypts(); }
   // The same for a header alone, which is copied.
-  Status Send(FrameHeader header);
+  Status Send(const FrameHeader& header);
   // Sends what the socket takes now.
   void Flush();
   // Reads what has arrived, up to a limit of frames, and returns the number of frames. An error is
@@ -76,16 +76,22 @@ class Connection {
 
  private:
   struct Out {
-    const std::byte* data = nullptr;     // nullptr: `header`
-    const std::byte* payload = nullptr;  // nullptr: behind the header in `data`
-    size_t bytes = 0;                    // of header and payload
+    FrameHeader* first() { return header != nullptr ? header : &own_header; }
+    size_t bytes() { return sizeof(FrameHeader) + first()->bytes; }
+    bool of_caller() const {
+      return payload != nullptr && payload != reinterpret_cast<const std::byte*>(header + 1);
+    }
+
+    FrameHeader* header = nullptr;  // nullptr: `own_header`
+    const std::byte* payload = nullptr;
     bool* in_flight = nullptr;
-    FrameHeader header;
+    bool sealed = false;
+    FrameHeader own_header;
   };
   void Fail(std::string why);
   void Reserve();
   Out* Append();
-  void Enqueue(const std::byte* frame, const std::byte* payload, size_t bytes, bool* in_flight);
+  bool Seal(Out* out);
   // Takes `bytes` off the front of the queue.
   void Complete(size_t bytes);
   std::span<std::byte> Place();

@@ -15,8 +15,6 @@ bootstrap::Bytes Covered(const FrameHeader& header) {
   return std::as_bytes(std::span(&header, 1)).first(offsetof(FrameHeader, tag));
 }
 
-Status Refused() { return SystemError("libcrypto refuses AES-128-GCM"); }
-
 }  // namespace
 
 const char* Name(Protection protection) {
@@ -37,14 +35,12 @@ Result<FrameGuard> FrameGuard::Create(Protection protection, const bootstrap::Ke
 }
 
 Status FrameGuard::Seal(FrameHeader* header, std::span<std::byte> payload) {
-  if (!encrypts()) return SealUnchanged(header, payload);
-  header->crc = 0;
-  return aead_->Seal(Covered(*header), payload, header->tag) ? Status::Ok() : Refused();
-}
-
-Status FrameGuard::SealUnchanged(FrameHeader* header, std::span<const std::byte> payload) {
-  header->crc = payload.empty() ? 0 : Crc32c(payload);
-  return !aead_ || aead_->Seal(Covered(*header), {}, header->tag) ? Status::Ok() : Refused();
+  header->crc = encrypts() || payload.empty() ? 0 : Crc32c(payload);
+  if (aead_ &&
+      !aead_->Seal(Covered(*header), encrypts() ? payload : std::span<std::byte>(), header->tag)) {
+    return SystemError("libcrypto refuses AES-128-GCM");
+  }
+  return Status::Ok();
 }
 
 // Under kEncrypt one tag covers header and payload.

@@ -58,8 +58,6 @@ class FrameGuard {
 
   // Sets crc and tag, and encrypts the payload if that is asked for.
   Status Seal(FrameHeader* header, std::span<std::byte> payload);
-  // The same unless encrypts().
-  Status SealUnchanged(FrameHeader* header, std::span<const std::byte> payload);
   bool encrypts() const { return protection_ == Protection::kEncrypt; }
   // Called when the header has arrived. Returns false if it is not what the peer has sent.
   bool CheckHeader(const FrameHeader& header);
