@@ -27,7 +27,6 @@ namespace inccl::perf {
 
 namespace {
 
-constexpr uint32_t kElements = kCaseSuperblocks * kSuperblock;
 // Sums of four contributions of 7 levels have 6 bits, and those of three 5.5 in pairs.
 constexpr uint32_t kLevels = 7, kContributions = 4, kWidth = 12;
 static_assert(hbi::Width(kContributions, kLevels) == kWidth);
@@ -55,16 +54,17 @@ struct Multipliers {
 
 class KernelWorkspace {
  public:
-  KernelWorkspace() {
+  explicit KernelWorkspace(uint32_t superblocks) : superblocks_(superblocks) {
+    const size_t elements = x.size();
     Rng rng(1);
-    for (uint32_t i = 0; i < kElements; ++i) {
+    for (size_t i = 0; i < elements; ++i) {
       // Every superblock has a magnitude of its own, as gradients have.
       const int octave = static_cast<int>(i / kSuperblock % 16) - 12;
       x[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
       y[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
     }
-    hbi::ScalarKernels().side_words(x.data(), kCaseSuperblocks, 1.0f, words.data());
-    for (uint32_t s = 0; s < kCaseSuperblocks; ++s) {
+    hbi::ScalarKernels().side_words(x.data(), superblocks_, 1.0f, words.data());
+    for (uint32_t s = 0; s < superblocks_; ++s) {
       for (uint32_t i = 0; i < kSuperblock; ++i) {
         tile[i] = static_cast<uint16_t>(rng.Below(2 * (kContributions - 1) * kLevels + 1));
       }
@@ -76,12 +76,12 @@ class KernelWorkspace {
       for (uint16_t& field : tile) field = static_cast<uint16_t>(field % (2 * kLevels + 1));
       hbi::ScalarKernels().pack(tile.data(), kWidth, own_packed.data() + at, 1);
     }
-    hbi::QuantizeArgs peer = Quantize(0, own, kOwnLevels, kCaseSuperblocks);
+    hbi::QuantizeArgs peer = Quantize(0, own, kOwnLevels, superblocks_);
     peer.x = y.data();
     hbi::ScalarKernels().encode(peer, kWidth, peer_packed.data());
     for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
-      FromFloat(type, x.data(), typed(type), kElements);
-      FromFloat(type, y.data(), typed_other(type), kElements);
+      FromFloat(type, x.data(), typed(type), elements);
+      FromFloat(type, y.data(), typed_other(type), elements);
     }
   }
 
@@ -125,34 +125,38 @@ class KernelWorkspace {
   void* typed_other(DataType type) { return typed_other_[Index(type)].data(); }
 
   const Multipliers few{kLevels}, own{kOwnLevels}, odd_own{kOddOwnLevels};
-  std::vector<float> x = std::vector<float>(kElements), y = x, out = x;
-  std::vector<uint32_t> places = std::vector<uint32_t>(kElements);
+  const uint32_t superblocks_;
+  std::vector<float> x = std::vector<float>(size_t{superblocks_} * kSuperblock), y = x, out = x;
+  std::vector<uint32_t> places = std::vector<uint32_t>(x.size());
   select::Moments moments{};
-  std::vector<uint8_t> words = std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::kWordBytes);
+  std::vector<uint8_t> words = std::vector<uint8_t>(size_t{superblocks_} * hbi::kWordBytes);
   std::vector<uint8_t> merged = words;
   std::vector<uint8_t> packed =
-      std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::PackedBytes(kWidth) + hbi::kReadSlack);
+      std::vector<uint8_t>(size_t{superblocks_} * hbi::PackedBytes(kWidth) + hbi::kReadSlack);
   std::vector<uint8_t> own_packed = packed, packed_out = packed, odd_packed = packed;
   std::vector<uint8_t> peer_packed = packed;  // one contribution of kOwnLevels
   std::vector<uint8_t> result =
-      std::vector<uint8_t>(packed.size() + size_t{kCaseSuperblocks} * hbi::kWordBytes);
+      std::vector<uint8_t>(packed.size() + size_t{superblocks_} * hbi::kWordBytes);
   // 6 bits in both phases; every superblock is live, so all have point 1.
   const hbi::Planner planner{Collective::kAllReduce, 2,
                              hbi::Config{.bits8 = 0, .k = kOwnLevels, .k2 = kOwnLevels}};
-  const std::vector<uint8_t> points = std::vector<uint8_t>(kCaseSuperblocks, 1);
+  const std::vector<uint8_t> points = std::vector<uint8_t>(superblocks_, 1);
   alignas(64) std::array<uint16_t, kSuperblock> tile{};
 
  private:
   static size_t Index(DataType type) {
     return type == DataType::kFloat16 ? 0 : type == DataType::kBfloat16 ? 1 : 2;
   }
-  std::array<std::vector<double>, 3> typed_ = {std::vector<double>(kElements),
-                                               std::vector<double>(kElements),
-                                               std::vector<double>(kElements)};
+  // Of `size` bytes; as fp64, for their alignment.
+  std::vector<double> Typed(size_t size) const {
+    return std::vector<double>(x.size() * size / sizeof(double));
+  }
+  std::array<std::vector<double>, 3> typed_ = {Typed(2), Typed(2), Typed(8)};
   std::array<std::vector<double>, 3> typed_other_ = typed_;
 };
 
-KernelCases::KernelCases() : work_(std::make_unique<KernelWorkspace>()) {
+KernelCases::KernelCases(uint32_t superblocks)
+    : work_(std::make_unique<KernelWorkspace>(superblocks)) {
   AddBaselines();
   AddScales();
   AddPacked();
@@ -160,6 +164,7 @@ KernelCases::KernelCases() : work_(std::make_unique<KernelWorkspace>()) {
   AddTiles();
   AddTypes();
   AddSelection();
+  if (superblocks != kCaseSuperblocks) return;
   for (KernelCase& codec : CodecCases()) Add(std::move(codec));
 }
 

@@ -78,6 +78,53 @@ uint64_t BytesByPoint(const SliceContext& slice, BytesOf bytes_of) {
   return bytes;
 }
 
+// The number of superblocks of a slice, from its beginning on, that strips may take: whole ones,
+// and for the slack all but the last with levels.
+uint32_t StripLimit(const SliceContext& slice) {
+  const bool narrow = slice.type == DataType::kFloat16 || slice.type == DataType::kBfloat16;
+  if (slice.rotate || (!narrow && slice.type != DataType::kFloat32)) return 0;
+  uint32_t limit = slice.superblocks();
+  while (limit > 0 && slice.planner->points()[slice.points[limit - 1]].k == 0) --limit;
+  return limit == 0 ? 0 : std::min(limit - 1, slice.count / kSuperblock);
+}
+
+// The first `superblocks` of a slice.
+Strip StripOf(const SliceContext& slice, uint32_t superblocks, const uint8_t* words) {
+  return {.points = slice.planner->points().data(),
+          .plan = slice.points,
+          .words = words,
+          .superblocks = superblocks,
+          .type = slice.type};
+}
+
+// The owner's step of the first superblocks.
+void FoldStrip(const SliceContext& slice, uint32_t superblocks, std::span<Source> sources,
+               uint8_t* result_words, Sink* result, std::byte* elements) {
+  StripFold fold{.sources = sources,
+                 .counter = slice.counter,
+                 .offsets = slice.offsets,
+                 .average = slice.average,
+                 .words = result_words,
+                 .packed = result->at,
+                 .elements = elements};
+  for (const Source& source : sources) {
+    if (source.elements == nullptr) fold.contributions = source.contributions;
+  }
+  slice.kernels->fold_strip(StripOf(slice, superblocks, slice.words), &fold);
+  if (result->at != nullptr) result->at = fold.packed;
+}
+
+// True if all packed sums have as many contributions.
+bool AreAlike(std::span<const Source> sources) {
+  uint32_t contributions = 0;
+  for (const Source& source : sources) {
+    if (source.elements != nullptr) continue;
+    if (contributions != 0 && source.contributions != contributions) return false;
+    contributions = source.contributions;
+  }
+  return true;
+}
+
 }  // namespace
 
 uint64_t SumBytes(const SliceContext& slice, uint32_t contributions) {
@@ -106,7 +153,17 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   uint32_t contributions = 0;
   for (const Source& source : sources) contributions += source.contributions;
   uint8_t local_words[kAtOnce * kWordBytes];
-  for (uint32_t s = 0, done = 1; s < slice.superblocks(); s += done) {
+  uint32_t begun = 0;  // superblocks that strips have done
+  if (sum_only && FusedWay(sources) == Fused::kEncode && kernels.encode_strip != nullptr) {
+    begun = StripLimit(slice);
+    sum.at = kernels.encode_strip(StripOf(slice, begun, slice.words), sources[0].elements,
+                                  slice.counter, slice.offsets, slice.nearest, sum.at);
+  } else if (requant && !slice.unbiased && !slice.nearest && sum.at == nullptr &&
+             result_words != nullptr && kernels.fold_strip != nullptr && AreAlike(sources)) {
+    begun = StripLimit(slice);
+    FoldStrip(slice, begun, sources, result_words, &result, outputs.elements);
+  }
+  for (uint32_t s = begun, done = 1; s < slice.superblocks(); s += done) {
     done = 1;
     const Point& point = walker.PointOf(s);
     const uint32_t width = Width(contributions, point.k);
@@ -117,7 +174,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       continue;
     }
     if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
-    done = std::min(walker.Run(s), kAtOnce);
+    done = walker.Run(s, kAtOnce);
     FoldTile(slice, &walker, s, done, point, sources);
     if (sum.at != nullptr) PackTile(slice, &walker, width, done, &sum);
     if (sum_only) continue;
@@ -149,7 +206,18 @@ void DecodeFields(const SliceContext& slice, const uint8_t* result_words, Source
   const bool sums = !slice.planner->requantizes();
   const uint32_t contributions = slice.planner->contributions();
   Walker walker(slice);
-  for (uint32_t s = 0, run = 1; s < slice.superblocks(); s += run) {
+  uint32_t begun = 0;  // superblocks that strips have done
+  if (slice.kernels->decode_strip != nullptr) {
+    begun = StripLimit(slice);
+    source.at =
+        slice.kernels->decode_strip(StripOf(slice, begun, sums ? slice.words : result_words),
+                                    {.result = !sums,
+                                     .contributions = contributions,
+                                     .average = slice.average,
+                                     .agreed = slice.words},
+                                    source.at, elements);
+  }
+  for (uint32_t s = begun, run = 1; s < slice.superblocks(); s += run) {
     const Point& point = walker.PointOf(s);
     const uint8_t* words = sums ? walker.Words(s) : result_words + size_t{s} * kWordBytes;
     run = 1;

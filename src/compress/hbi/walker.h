@@ -47,11 +47,12 @@ class Walker {
     if (slice_.rotate) slice_.kernels->rotate(x, Signs(s));
   }
 
-  // Number of superblocks from s on with the same levels.
-  uint32_t Run(uint32_t s) const {
-    uint32_t end = s + 1;
-    while (end < superblocks() && slice_.points[end] == slice_.points[s]) ++end;
-    return end - s;
+  // Number of superblocks from s on with the same levels, up to `most`.
+  uint32_t Run(uint32_t s, uint32_t most = std::numeric_limits<uint32_t>::max()) const {
+    const uint32_t left = std::min(superblocks() - s, most);
+    uint32_t run = 1;
+    while (run < left && slice_.points[s + run] == slice_.points[s]) ++run;
+    return run;
   }
 
   // Number of these whose elements can be read in place; 1 if s itself cannot.
