@@ -24,11 +24,14 @@ constexpr int kTurns = 9;
 constexpr uint64_t kWarmElements = 1 << 16;  // of a rank's work: input and output in half a MB
 
 // Kernels that handle memory of their own at each superblock, and are called in a collective.
-constexpr std::string_view kKernels[] = {
-    "memcpy_fp32", "add_fp32",      "side_words",        "side_words_bf16",    "side_words_fp16",
-    "encode",      "encode_odd",    "encode_bf16",       "encode_fp16",        "add_encode",
-    "add_packed",  "unpack_decode", "unpack_decode_odd", "unpack_decode_bf16", "unpack_decode_fp16",
-    "fold_result", "add_fp16",      "add_bf16",          "to_float_bf16",      "from_float_bf16"};
+constexpr std::string_view kKernels[] = {"memcpy_fp32",       "add_fp32",          "add_bf16",
+                                         "add_fp16",          "side_words",        "encode",
+                                         "encode_odd",        "add_encode",        "add_packed",
+                                         "unpack_decode",     "unpack_decode_odd", "slice_words",
+                                         "slice_words_bf16",  "slice_words_fp16",  "slice_encode",
+                                         "slice_encode_bf16", "slice_encode_fp16", "fold_result",
+                                         "fold_result_bf16",  "fold_result_fp16",  "slice_decode",
+                                         "slice_decode_bf16", "slice_decode_fp16"};
 
 double Timed(const auto& body) {  // nanoseconds
   const Time start = SystemClock().Now();

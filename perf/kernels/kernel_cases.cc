@@ -102,21 +102,43 @@ class KernelWorkspace {
             .zero = contributions * kLevels,
             .superblocks = superblocks};
   }
-  // The owner's step of an all-reduce of two ranks.
-  void FoldResult(uint32_t superblocks) {
-    const hbi::SliceContext slice{.kernels = &hbi::BestKernels(),
-                                  .planner = &planner,
-                                  .offsets = hbi::OffsetsOf(0, 2, false),
-                                  .count = superblocks * kSuperblock,
-                                  .words = words.data(),
-                                  .points = points.data()};
+  // A slice of an all-reduce of two ranks.
+  hbi::SliceContext Slice(DataType type, uint32_t superblocks) const {
+    return {.kernels = &hbi::BestKernels(),
+            .planner = &planner,
+            .type = type,
+            .offsets = hbi::OffsetsOf(0, 2, false),
+            .count = superblocks * kSuperblock,
+            .words = words.data(),
+            .points = points.data()};
+  }
+  const std::byte* Elements(DataType type) {
+    return type == DataType::kFloat32 ? reinterpret_cast<const std::byte*>(x.data())
+                                      : static_cast<const std::byte*>(typed(type));
+  }
+  // Own elements to a payload, the owner's step, and a result to elements.
+  void EncodeSlice(DataType type, uint32_t superblocks) {
+    hbi::Source source{.elements = Elements(type)};
+    hbi::SliceOutputs outputs;
+    outputs.sum = {packed_out.data(), packed_out.data() + packed_out.size()};
+    hbi::FoldSlice(Slice(type, superblocks), {&source, 1}, outputs);
+  }
+  void FoldResult(DataType type, uint32_t superblocks) {
     hbi::Source sources[] = {
-        {.elements = reinterpret_cast<const std::byte*>(x.data())},
+        {.elements = Elements(type)},
         {.at = peer_packed.data(), .end = peer_packed.data() + peer_packed.size()}};
     hbi::SliceOutputs outputs;
     outputs.result = {result.data(), result.data() + result.size()};
     outputs.elements = reinterpret_cast<std::byte*>(out.data());
-    hbi::FoldSlice(slice, sources, outputs);
+    hbi::FoldSlice(Slice(type, superblocks), sources, outputs);
+  }
+  void DecodeSlice(DataType type, uint32_t superblocks) {
+    hbi::DecodeFields(Slice(type, superblocks), words.data(),
+                      {.at = peer_packed.data(), .end = peer_packed.data() + peer_packed.size()},
+                      reinterpret_cast<std::byte*>(out.data()));
+  }
+  void SliceWords(DataType type, uint32_t superblocks) {
+    hbi::FoldOwnWords(Slice(type, superblocks), Elements(type), true, merged.data());
   }
   uint8_t* At(std::vector<uint8_t>& stream, uint32_t s) const {
     return stream.data() + size_t{s} * hbi::PackedBytes(kWidth);
@@ -160,7 +182,8 @@ KernelCases::KernelCases(uint32_t superblocks)
   AddBaselines();
   AddScales();
   AddPacked();
-  AddOddAndFold();
+  AddOdd();
+  AddSlices();
   AddTiles();
   AddTypes();
   AddSelection();
@@ -240,8 +263,8 @@ void KernelCases::AddPacked() {
        .goal = KernelCase::Goal{0.559, 1.070}});
 }
 
-// The same at an odd width, and the owner's step.
-void KernelCases::AddOddAndFold() {
+// The same at an odd width.
+void KernelCases::AddOdd() {
   KernelWorkspace* w = work_.get();
   Add({.name = "encode_odd",
        .bytes = 4 + kOddBytes,
@@ -268,11 +291,41 @@ void KernelCases::AddOddAndFold() {
                                               w->odd_packed.data(), kOddWidth, w->out.data());
            },
        .goal = KernelCase::Goal{0.707, 1.211}});
-  Add({.name = "fold_result",
-       .bytes = 8 + 2 * kPackedBytes + 1 / 64.0,
-       .counted = 16,
-       .run = [w](uint32_t superblocks) { w->FoldResult(superblocks); },
-       .goal = KernelCase::Goal{3.896, 6.579}});
+}
+
+// Whole slices: what the codec does with a payload, in every type.
+void KernelCases::AddSlices() {
+  KernelWorkspace* w = work_.get();
+  struct Goals {
+    KernelCase::Goal words, encode, fold, decode;
+  };
+  const auto add = [&](const char* suffix, DataType type, const Goals& goals) {
+    const auto size = static_cast<double>(SizeOf(type));
+    const auto name = [&](const char* what) { return fmt::format("{}{}", what, suffix); };
+    Add({.name = name("slice_words"),
+         .bytes = size + 1 / 64.0,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->SliceWords(type, superblocks); },
+         .goal = goals.words});
+    Add({.name = name("slice_encode"),
+         .bytes = size + kPackedBytes,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->EncodeSlice(type, superblocks); },
+         .goal = goals.encode});
+    Add({.name = name("fold_result"),
+         .bytes = 2 * size + 2 * kPackedBytes + 1 / 64.0,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->FoldResult(type, superblocks); },
+         .goal = goals.fold});
+    Add({.name = name("slice_decode"),
+         .bytes = size + kPackedBytes,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->DecodeSlice(type, superblocks); },
+         .goal = goals.decode});
+  };
+  add("", DataType::kFloat32, {{9, 9}, {9, 9}, {3.896, 6.579}, {9, 9}});
+  add("_bf16", DataType::kBfloat16, {{9, 9}, {9, 9}, {9, 9}, {9, 9}});
+  add("_fp16", DataType::kFloat16, {{9, 9}, {9, 9}, {9, 9}, {9, 9}});
 }
 
 // Those that go by way of a tile take one superblock at a call.

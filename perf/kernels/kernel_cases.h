@@ -50,7 +50,8 @@ class KernelCases {
   void AddBaselines();
   void AddScales();
   void AddPacked();
-  void AddOddAndFold();
+  void AddOdd();
+  void AddSlices();
   void AddTiles();
   void AddTypes();
   void AddSelection();

@@ -14,6 +14,7 @@
 #include "compress/kernels/hbi_rotate-inl.h"
 #include "compress/kernels/hbi_side_words-inl.h"
 #include "compress/kernels/hbi_strip-inl.h"
+#include "compress/kernels/hbi_strip_fold-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,8 +24,13 @@ namespace {
 
 #if INCCL_HBI_VECTORS
 
-void SideWordsOf(const float* x, size_t superblocks, float scale, uint8_t* words) {
+void WordsOfFloats(const float* x, size_t superblocks, float scale, uint8_t* words) {
   SideWords(x, superblocks, scale, words);
+}
+
+void WordsOfNarrow(const uint16_t* x, DataType type, size_t superblocks, uint8_t* words) {
+  if (type == DataType::kBfloat16) return SideWordsOfNarrow<Bf16>(x, superblocks, words);
+  SideWordsOfNarrow<Fp16>(x, superblocks, words);
 }
 
 void MergeWordsInto(const uint8_t* from, size_t superblocks, uint8_t* words) {
@@ -289,7 +295,8 @@ void FoldStrip(const hbi::Strip& strip, hbi::StripFold* fold) {
 
 const hbi::Kernels& KernelsOfTarget() {
   static constexpr hbi::Kernels kKernels = {
-    SideWordsOf,
+    WordsOfFloats,
+    WordsOfNarrow,
     MergeWordsInto,
     Rotate,
     RotateBack,

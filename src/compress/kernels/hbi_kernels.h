@@ -80,13 +80,15 @@ struct StripDecoding {
 
 // The owner's step: sums all contributions and quantizes the sums a second time, to nearest.
 struct StripFold {
-  std::span<Source> sources;   // `at` advances; `end` is not used
-  uint32_t contributions = 1;  // of each packed source
+  std::span<Source> packed_sources;  // `at` advances; `end` is not used
+  const std::byte* own = nullptr;    // elements of one contribution; may be nullptr
+  uint32_t contributions = 1;        // of each packed source
+  uint32_t total = 1;                // contributions
   uint32_t counter = 0;
   Offsets offsets = {};
   bool average = false;
   uint8_t* words = nullptr;       // of the results
-  uint8_t* packed = nullptr;      // advances; may be nullptr
+  uint8_t* packed = nullptr;      // advances
   std::byte* elements = nullptr;  // may be nullptr
 };
 
@@ -95,6 +97,8 @@ struct Kernels {
   // Computes the side words of `superblocks` superblocks of 256 floats, as if the largest magnitude
   // of each block were multiplied by `scale` (LevelTable::own, or 1).
   void (*side_words)(const float* x, size_t superblocks, float scale, uint8_t* words);
+  // The same of elements of fp16 or bf16, with a scale of 1.
+  void (*side_words_narrow)(const uint16_t* x, DataType type, size_t superblocks, uint8_t* words);
   // Merges `from` into `words`.
   void (*merge_words)(const uint8_t* from, size_t superblocks, uint8_t* words);
 

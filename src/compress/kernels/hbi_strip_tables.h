@@ -30,6 +30,7 @@ struct FieldTable {
   alignas(64) uint8_t offsets[64];
   alignas(64) uint8_t pair_offsets[64];
   uint64_t twice;
+  uint64_t bytes;      // 4 w
   uint64_t rotations;  // of 32-bit lanes with two fields each
   uint32_t raises;     // multiplies 16-bit lanes
   uint16_t mask, pair_mask;
@@ -40,6 +41,7 @@ struct FieldTable {
 constexpr FieldTable MakeFieldTable(uint32_t w) {
   FieldTable t{};
   const bool odd = w % 2 != 0;
+  t.bytes = 4 * w;
   t.raises = 0x10000u | (1u << (16 - w));
   t.rotations = uint64_t{16 + w} << 32 | (16 - w);
   t.mask = t.pair_mask = static_cast<uint16_t>((1u << w) - 1);
