@@ -75,7 +75,7 @@ void RankWork::Slices(uint64_t first, uint64_t end, const Body& body) {
 
 RankWork::Times RankWork::Run(Team* team) {
   Times times{};
-  next_side_ = next_sum_ = next_result_ = 0;
+  next_side_ = next_agreed_ = next_sum_ = next_result_ = 0;
   state_->set_team(team);
   Require(state_->Begin(
       {.type = options_.type, .nranks = options_.ranks, .rank = 0, .count = options_.elements}));
@@ -88,7 +88,7 @@ RankWork::Times RankWork::Run(Team* team) {
       times[phase] += static_cast<double>(SystemClock().Now() - start) / 1e6;
     };
     if (!prepared_) Prepare(window, chunk);
-    if (!codec_->side_phases().empty()) timed(0, [&] { Agree(window); });
+    if (!codec_->side_phases().empty()) timed(0, [&] { Agree(window, chunk); });
     timed(1, [&] {
       Slices(window + chunk, window + window_, [&](const Range& range) {
         Combine(range, {In(range)}, {Slot({Form::kSum, 1})});
@@ -128,11 +128,19 @@ void RankWork::Combine(const Range& range, const std::vector<Term>& in, std::vec
   Require(state_->Combine(range, in, out));
 }
 
-void RankWork::Agree(uint64_t window) {
-  const Range range{0, window, static_cast<uint32_t>(window_)};
-  std::vector<Term> in = {In(range)};
+void RankWork::Agree(uint64_t window, uint64_t chunk) {
+  const auto range = [&](uint64_t first, uint64_t end) {
+    return Range{0, first, static_cast<uint32_t>(end - first)};
+  };
+  const Range own = range(window, window + chunk);
+  std::vector<Term> in = {In(own)};
   for (int r = 1; r < options_.ranks; ++r) in.push_back(Of({Form::kSide}, &sides_[next_side_++]));
-  Combine(range, in, {Of({Form::kSide}, &side_), {{Form::kSide}, nullptr, 0}});
+  Combine(own, in, {Of({Form::kSide}, &side_), {{Form::kSide}, nullptr, 0}});
+  for (uint64_t at = window + chunk; at < window + window_; at += chunk) {
+    const Range other = range(at, std::min(at + chunk, window + window_));
+    Combine(other, {In(other)}, {Of({Form::kSide}, &side_)});
+    Combine(other, {Of({Form::kSide}, &agreed_[next_agreed_++])}, {{{Form::kSide}, nullptr, 0}});
+  }
 }
 
 void RankWork::Own(const Range& range) {
@@ -153,14 +161,22 @@ RankWork::Bytes RankWork::Make(const Range& range, const std::vector<Term>& in,
 }
 
 void RankWork::Prepare(uint64_t window, uint64_t chunk) {
-  const Range all{0, window, static_cast<uint32_t>(window_)};
   if (!codec_->side_phases().empty()) {
-    for (int r = 1; r < options_.ranks; ++r) {
-      sides_.push_back(Make(all, {In(all, r)}, {Form::kSide}, side_.size()));
+    for (uint64_t at = window; at < window + window_; at += chunk) {
+      const Range range{0, at, static_cast<uint32_t>(std::min(chunk, window + window_ - at))};
+      std::vector<Term> in;
+      for (int r = 0; r < options_.ranks; ++r) {
+        if (at == window && r != 0) {
+          sides_.push_back(Make(range, {In(range, r)}, {Form::kSide}, side_.size()));
+        }
+        in.push_back(In(range, r));
+      }
+      if (at != window) agreed_.push_back(Make(range, in, {Form::kSide}, side_.size()));
     }
-    const size_t first = next_side_;
-    Agree(window);
-    next_side_ = first;
+    const size_t side = next_side_, agreed = next_agreed_;
+    Agree(window, chunk);
+    next_side_ = side;
+    next_agreed_ = agreed;
   }
   Slices(window, window + chunk, [&](const Range& range) {
     for (int r = 1; r < options_.ranks; ++r) {

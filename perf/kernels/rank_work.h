@@ -53,7 +53,7 @@ class RankWork {
   template <typename Body>
   void Slices(uint64_t first, uint64_t end, const Body& body);
   void Combine(const Range& range, const std::vector<Term>& in, std::vector<Term> out);
-  void Agree(uint64_t window);
+  void Agree(uint64_t window, uint64_t chunk);
   void Own(const Range& range);
   // What the peers send for a window.
   Bytes Make(const Range& range, const std::vector<Term>& in, const Format& format, size_t room);
@@ -71,8 +71,8 @@ class RankWork {
   Bytes side_;
   bool prepared_ = false;
   // Of the peers, in the order in which they are needed.
-  std::vector<Bytes> sides_, sums_, results_;
-  size_t next_side_ = 0, next_sum_ = 0, next_result_ = 0;
+  std::vector<Bytes> sides_, agreed_, sums_, results_;
+  size_t next_side_ = 0, next_agreed_ = 0, next_sum_ = 0, next_result_ = 0;
 };
 
 }  // namespace inccl::perf

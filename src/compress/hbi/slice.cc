@@ -44,9 +44,10 @@ uint32_t EncodeRun(const Kernels& kernels, Walker* walker, uint32_t s, uint32_t 
 }
 
 // Makes the packed sum of all sources by `way`. Returns false if widths grow, which needs a tile.
-bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, uint32_t run,
+bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s,
                std::span<Source> sources, uint32_t width, Sink* sink, uint32_t* done) {
   if (way == Fused::kNone) return false;
+  const uint32_t run = way == Fused::kAddPacked ? walker->Run(s) : walker->Run(s, walker->most());
   if (way == Fused::kAddPacked) {
     const uint32_t k = walker->PointOf(s).k;
     if (Width(sources[0].contributions, k) != width ||
@@ -173,7 +174,7 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       if (outputs.elements != nullptr) walker.PutUncoded(s, outputs.elements);
       continue;
     }
-    if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
+    if (FoldFused(kernels, &walker, way, s, sources, width, &sum, &done)) continue;
     done = walker.Run(s, kAtOnce);
     FoldTile(slice, &walker, s, done, point, sources);
     if (sum.at != nullptr) PackTile(slice, &walker, width, done, &sum);
@@ -228,8 +229,8 @@ void DecodeFields(const SliceContext& slice, const uint8_t* result_words, Source
     const LevelTable& table = sums ? *point.sum : *point.result;
     const uint32_t width = sums ? Width(contributions, point.k) : Width(1, point.k2);
     float* y = walker.ElementRoom(s, elements);
-    run =
-        Walker::Within(source.end - source.at, width, kReadSlack, walker.AtOnce(s, walker.Run(s)));
+    run = Walker::Within(source.end - source.at, width, kReadSlack,
+                         walker.AtOnce(s, walker.Run(s, walker.most())));
     slice.kernels->unpack_decode({.words = words,
                                   .step = slice.average ? table.average : table.step,
                                   .zero = sums ? contributions * point.k : point.k2,

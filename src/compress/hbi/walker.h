@@ -63,10 +63,12 @@ class Walker {
     return run;
   }
 
+  // The most superblocks whose elements can be read or written at once.
+  uint32_t most() const { return plain_ ? std::numeric_limits<uint32_t>::max() : kAtOnce; }
   // Number of these whose elements can be read or written at once.
   uint32_t AtOnce(uint32_t s, uint32_t run) const {
     if (s >= whole_) return 1;
-    return std::min({run, whole_ - s, plain_ ? run : kAtOnce});
+    return std::min({run, whole_ - s, most()});
   }
 
   // What is quantized of superblocks from s on.
