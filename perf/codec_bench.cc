@@ -4,7 +4,8 @@
 // of this processor, beside memcpy and the sum of fp32, with Google Benchmark; or, with
 // --instructions, how many instructions each takes per element, and whether that is within its
 // goal;
-// --goals: only kernels with a goal; --reducers[=ELEMENTS]: selections and calls of reducers.
+// --goals: only kernels with a goal; --reducers[=ELEMENTS]: selections and calls of reducers;
+// --cold[=ELEMENTS]: kernels and a rank's work on data larger than the caches.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -21,6 +22,7 @@
 #include "base/status.h"
 #include "compress/codec.h"
 #include "compress/simd.h"
+#include "perf/kernels/cold_cases.h"
 #include "perf/kernels/kernel_cases.h"
 #include "perf/kernels/reducer_cases.h"
 #include "perf/support/instruction_count.h"
@@ -127,16 +129,20 @@ int RunInstructions(const KernelCases& cases, bool only_goals) {
   return all->missed == 0 ? kRan : kMissed;
 }
 
-int RunReducers(std::string_view elements) {
+// `option` is followed by nothing or by =ELEMENTS, a multiple of `unit`.
+int RunTables(std::string_view argument, std::string_view option, uint64_t unit,
+              Status (*print)(uint64_t count)) {
   uint64_t count = uint64_t{16} << 20;
+  const std::string_view elements =
+      argument.substr(std::min<size_t>(argument.size(), option.size() + 1));
   if (!elements.empty()) {
     const auto [end, error] = std::from_chars(elements.begin(), elements.end(), count);
-    if (error != std::errc() || end != elements.end() || count < 1024 || count % 1024 != 0) {
-      fmt::print(stderr, "codec_bench: --reducers={}: expected a multiple of 1024\n", elements);
+    if (error != std::errc() || end != elements.end() || count < unit || count % unit != 0) {
+      fmt::print(stderr, "codec_bench: {}={}: expected a multiple of {}\n", option, elements, unit);
       return kCommandLine;
     }
   }
-  const Status status = PrintReducers(count);
+  const Status status = print(count);
   if (status.ok()) return kRan;
   fmt::print(stderr, "codec_bench: {}: {}\n", CodeName(status.code()), status.message());
   return kError;
@@ -148,7 +154,10 @@ int RunReducers(std::string_view elements) {
 int main(int argc, char** argv) {
   const std::string_view first = argc == 2 ? argv[1] : "";
   if (first == "--reducers" || first.starts_with("--reducers=")) {
-    return inccl::perf::RunReducers(first.substr(std::min<size_t>(first.size(), 11)));
+    return inccl::perf::RunTables(first, "--reducers", 1024, inccl::perf::PrintReducers);
+  }
+  if (first == "--cold" || first.starts_with("--cold=")) {
+    return inccl::perf::RunTables(first, "--cold", inccl::kWindow, inccl::perf::PrintCold);
   }
   const inccl::perf::KernelCases cases;
   if (first == "--instructions" || first == "--goals") {

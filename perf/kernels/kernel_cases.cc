@@ -27,7 +27,6 @@ namespace inccl::perf {
 
 namespace {
 
-constexpr uint32_t kElements = kCaseSuperblocks * kSuperblock;
 // Sums of four contributions of 7 levels have 6 bits, and those of three 5.5 in pairs.
 constexpr uint32_t kLevels = 7, kContributions = 4, kWidth = 12;
 static_assert(hbi::Width(kContributions, kLevels) == kWidth);
@@ -55,16 +54,17 @@ struct Multipliers {
 
 class KernelWorkspace {
  public:
-  KernelWorkspace() {
+  explicit KernelWorkspace(uint32_t superblocks) : superblocks_(superblocks) {
+    const size_t elements = x.size();
     Rng rng(1);
-    for (uint32_t i = 0; i < kElements; ++i) {
+    for (size_t i = 0; i < elements; ++i) {
       // Every superblock has a magnitude of its own, as gradients have.
       const int octave = static_cast<int>(i / kSuperblock % 16) - 12;
       x[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
       y[i] = static_cast<float>(std::ldexp(2 * rng.Uniform() - 1, octave));
     }
-    hbi::ScalarKernels().side_words(x.data(), kCaseSuperblocks, 1.0f, words.data());
-    for (uint32_t s = 0; s < kCaseSuperblocks; ++s) {
+    hbi::ScalarKernels().side_words(x.data(), superblocks_, 1.0f, words.data());
+    for (uint32_t s = 0; s < superblocks_; ++s) {
       for (uint32_t i = 0; i < kSuperblock; ++i) {
         tile[i] = static_cast<uint16_t>(rng.Below(2 * (kContributions - 1) * kLevels + 1));
       }
@@ -76,12 +76,12 @@ class KernelWorkspace {
       for (uint16_t& field : tile) field = static_cast<uint16_t>(field % (2 * kLevels + 1));
       hbi::ScalarKernels().pack(tile.data(), kWidth, own_packed.data() + at, 1);
     }
-    hbi::QuantizeArgs peer = Quantize(0, own, kOwnLevels, kCaseSuperblocks);
+    hbi::QuantizeArgs peer = Quantize(0, own, kOwnLevels, superblocks_);
     peer.x = y.data();
     hbi::ScalarKernels().encode(peer, kWidth, peer_packed.data());
     for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat64}) {
-      FromFloat(type, x.data(), typed(type), kElements);
-      FromFloat(type, y.data(), typed_other(type), kElements);
+      FromFloat(type, x.data(), typed(type), elements);
+      FromFloat(type, y.data(), typed_other(type), elements);
     }
   }
 
@@ -102,21 +102,43 @@ class KernelWorkspace {
             .zero = contributions * kLevels,
             .superblocks = superblocks};
   }
-  // The owner's step of an all-reduce of two ranks.
-  void FoldResult(uint32_t superblocks) {
-    const hbi::SliceContext slice{.kernels = &hbi::BestKernels(),
-                                  .planner = &planner,
-                                  .offsets = hbi::OffsetsOf(0, 2, false),
-                                  .count = superblocks * kSuperblock,
-                                  .words = words.data(),
-                                  .points = points.data()};
+  // A slice of an all-reduce of two ranks.
+  hbi::SliceContext Slice(DataType type, uint32_t superblocks) const {
+    return {.kernels = &hbi::BestKernels(),
+            .planner = &planner,
+            .type = type,
+            .offsets = hbi::OffsetsOf(0, 2, false),
+            .count = superblocks * kSuperblock,
+            .words = words.data(),
+            .points = points.data()};
+  }
+  const std::byte* Elements(DataType type) {
+    return type == DataType::kFloat32 ? reinterpret_cast<const std::byte*>(x.data())
+                                      : static_cast<const std::byte*>(typed(type));
+  }
+  // Own elements to a payload, the owner's step, and a result to elements.
+  void EncodeSlice(DataType type, uint32_t superblocks) {
+    hbi::Source source{.elements = Elements(type)};
+    hbi::SliceOutputs outputs;
+    outputs.sum = {packed_out.data(), packed_out.data() + packed_out.size()};
+    hbi::FoldSlice(Slice(type, superblocks), {&source, 1}, outputs);
+  }
+  void FoldResult(DataType type, uint32_t superblocks) {
     hbi::Source sources[] = {
-        {.elements = reinterpret_cast<const std::byte*>(x.data())},
+        {.elements = Elements(type)},
         {.at = peer_packed.data(), .end = peer_packed.data() + peer_packed.size()}};
     hbi::SliceOutputs outputs;
     outputs.result = {result.data(), result.data() + result.size()};
     outputs.elements = reinterpret_cast<std::byte*>(out.data());
-    hbi::FoldSlice(slice, sources, outputs);
+    hbi::FoldSlice(Slice(type, superblocks), sources, outputs);
+  }
+  void DecodeSlice(DataType type, uint32_t superblocks) {
+    hbi::DecodeFields(Slice(type, superblocks), words.data(),
+                      {.at = peer_packed.data(), .end = peer_packed.data() + peer_packed.size()},
+                      reinterpret_cast<std::byte*>(out.data()));
+  }
+  void SliceWords(DataType type, uint32_t superblocks) {
+    hbi::FoldOwnWords(Slice(type, superblocks), Elements(type), true, merged.data());
   }
   uint8_t* At(std::vector<uint8_t>& stream, uint32_t s) const {
     return stream.data() + size_t{s} * hbi::PackedBytes(kWidth);
@@ -125,41 +147,47 @@ class KernelWorkspace {
   void* typed_other(DataType type) { return typed_other_[Index(type)].data(); }
 
   const Multipliers few{kLevels}, own{kOwnLevels}, odd_own{kOddOwnLevels};
-  std::vector<float> x = std::vector<float>(kElements), y = x, out = x;
-  std::vector<uint32_t> places = std::vector<uint32_t>(kElements);
+  const uint32_t superblocks_;
+  std::vector<float> x = std::vector<float>(size_t{superblocks_} * kSuperblock), y = x, out = x;
+  std::vector<uint32_t> places = std::vector<uint32_t>(x.size());
   select::Moments moments{};
-  std::vector<uint8_t> words = std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::kWordBytes);
+  std::vector<uint8_t> words = std::vector<uint8_t>(size_t{superblocks_} * hbi::kWordBytes);
   std::vector<uint8_t> merged = words;
   std::vector<uint8_t> packed =
-      std::vector<uint8_t>(size_t{kCaseSuperblocks} * hbi::PackedBytes(kWidth) + hbi::kReadSlack);
+      std::vector<uint8_t>(size_t{superblocks_} * hbi::PackedBytes(kWidth) + hbi::kReadSlack);
   std::vector<uint8_t> own_packed = packed, packed_out = packed, odd_packed = packed;
   std::vector<uint8_t> peer_packed = packed;  // one contribution of kOwnLevels
   std::vector<uint8_t> result =
-      std::vector<uint8_t>(packed.size() + size_t{kCaseSuperblocks} * hbi::kWordBytes);
+      std::vector<uint8_t>(packed.size() + size_t{superblocks_} * hbi::kWordBytes);
   // 6 bits in both phases; every superblock is live, so all have point 1.
   const hbi::Planner planner{Collective::kAllReduce, 2,
                              hbi::Config{.bits8 = 0, .k = kOwnLevels, .k2 = kOwnLevels}};
-  const std::vector<uint8_t> points = std::vector<uint8_t>(kCaseSuperblocks, 1);
+  const std::vector<uint8_t> points = std::vector<uint8_t>(superblocks_, 1);
   alignas(64) std::array<uint16_t, kSuperblock> tile{};
 
  private:
   static size_t Index(DataType type) {
     return type == DataType::kFloat16 ? 0 : type == DataType::kBfloat16 ? 1 : 2;
   }
-  std::array<std::vector<double>, 3> typed_ = {std::vector<double>(kElements),
-                                               std::vector<double>(kElements),
-                                               std::vector<double>(kElements)};
+  // Of `size` bytes; as fp64, for their alignment.
+  std::vector<double> Typed(size_t size) const {
+    return std::vector<double>(x.size() * size / sizeof(double));
+  }
+  std::array<std::vector<double>, 3> typed_ = {Typed(2), Typed(2), Typed(8)};
   std::array<std::vector<double>, 3> typed_other_ = typed_;
 };
 
-KernelCases::KernelCases() : work_(std::make_unique<KernelWorkspace>()) {
+KernelCases::KernelCases(uint32_t superblocks)
+    : work_(std::make_unique<KernelWorkspace>(superblocks)) {
   AddBaselines();
   AddScales();
   AddPacked();
-  AddOddAndFold();
+  AddOdd();
+  AddSlices();
   AddTiles();
   AddTypes();
   AddSelection();
+  if (superblocks != kCaseSuperblocks) return;
   for (KernelCase& codec : CodecCases()) Add(std::move(codec));
 }
 
@@ -235,8 +263,8 @@ void KernelCases::AddPacked() {
        .goal = KernelCase::Goal{0.559, 1.070}});
 }
 
-// The same at an odd width, and the owner's step.
-void KernelCases::AddOddAndFold() {
+// The same at an odd width.
+void KernelCases::AddOdd() {
   KernelWorkspace* w = work_.get();
   Add({.name = "encode_odd",
        .bytes = 4 + kOddBytes,
@@ -263,11 +291,41 @@ void KernelCases::AddOddAndFold() {
                                               w->odd_packed.data(), kOddWidth, w->out.data());
            },
        .goal = KernelCase::Goal{0.707, 1.211}});
-  Add({.name = "fold_result",
-       .bytes = 8 + 2 * kPackedBytes + 1 / 64.0,
-       .counted = 16,
-       .run = [w](uint32_t superblocks) { w->FoldResult(superblocks); },
-       .goal = KernelCase::Goal{3.896, 6.579}});
+}
+
+// Whole slices: what the codec does with a payload, in every type.
+void KernelCases::AddSlices() {
+  KernelWorkspace* w = work_.get();
+  struct Goals {
+    KernelCase::Goal words, encode, fold, decode;
+  };
+  const auto add = [&](const char* suffix, DataType type, const Goals& goals) {
+    const auto size = static_cast<double>(SizeOf(type));
+    const auto name = [&](const char* what) { return fmt::format("{}{}", what, suffix); };
+    Add({.name = name("slice_words"),
+         .bytes = size + 1 / 64.0,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->SliceWords(type, superblocks); },
+         .goal = goals.words});
+    Add({.name = name("slice_encode"),
+         .bytes = size + kPackedBytes,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->EncodeSlice(type, superblocks); },
+         .goal = goals.encode});
+    Add({.name = name("fold_result"),
+         .bytes = 2 * size + 2 * kPackedBytes + 1 / 64.0,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->FoldResult(type, superblocks); },
+         .goal = goals.fold});
+    Add({.name = name("slice_decode"),
+         .bytes = size + kPackedBytes,
+         .counted = 16,
+         .run = [w, type](uint32_t superblocks) { w->DecodeSlice(type, superblocks); },
+         .goal = goals.decode});
+  };
+  add("", DataType::kFloat32, {{9, 9}, {9, 9}, {3.896, 6.579}, {9, 9}});
+  add("_bf16", DataType::kBfloat16, {{9, 9}, {9, 9}, {9, 9}, {9, 9}});
+  add("_fp16", DataType::kFloat16, {{9, 9}, {9, 9}, {9, 9}, {9, 9}});
 }
 
 // Those that go by way of a tile take one superblock at a call.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels of src/compress/kernels as things to measure: each works through a number of
-// superblocks of one workspace that fits into a second-level cache.
+// superblocks of one workspace.
 #ifndef INCCL_PERF_KERNELS_KERNEL_CASES_H_
 #define INCCL_PERF_KERNELS_KERNEL_CASES_H_
 
@@ -14,7 +14,8 @@
 
 namespace inccl::perf {
 
-inline constexpr uint32_t kCaseSuperblocks = 64;  // 16384 elements: 64 KiB of fp32
+// 16384 elements: 64 KiB of fp32, so that a workspace fits into a second-level cache.
+inline constexpr uint32_t kCaseSuperblocks = 64;
 
 struct KernelCase {
   std::string name;
@@ -22,8 +23,8 @@ struct KernelCase {
   bool every_target = true;    // whether it differs between instruction sets
   bool counts_exactly = true;  // false: instructions that repeat themselves inside (memcpy)
   uint32_t counted = 1;        // superblocks after which its instructions repeat
-  // Handles this many superblocks (1..kCaseSuperblocks) with the kernels of the instruction set in
-  // use (compress/simd.h).
+  // Handles this many superblocks (up to those of the workspace) with the kernels of the
+  // instruction set in use (compress/simd.h).
   std::function<void(uint32_t superblocks)> run;
   // Instructions per element for AVX-512 and AVX2 (docs/codec-bench.md, "Goals").
   struct Goal {
@@ -37,7 +38,8 @@ class KernelWorkspace;
 // All cases; they live as long as the workspace.
 class KernelCases {
  public:
-  KernelCases();
+  // `superblocks`: of the workspace. Whole codecs are among those of kCaseSuperblocks only.
+  explicit KernelCases(uint32_t superblocks = kCaseSuperblocks);
   ~KernelCases();
   KernelCases(const KernelCases&) = delete;
   KernelCases& operator=(const KernelCases&) = delete;
@@ -48,7 +50,8 @@ class KernelCases {
   void AddBaselines();
   void AddScales();
   void AddPacked();
-  void AddOddAndFold();
+  void AddOdd();
+  void AddSlices();
   void AddTiles();
   void AddTypes();
   void AddSelection();

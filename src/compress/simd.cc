@@ -61,11 +61,13 @@ const std::vector<Target>& Targets() {
 }  // namespace
 
 Status SetSimdTarget(std::string_view name) {
+  int64_t bits = 0;  // of the target and all worse ones: some files have no kernels for the best
   for (const Target& target : Targets()) {
-    if (target.name == name || name == "best") {
-      hwy::GetChosenTarget().Update(target.bits);
-      return Status::Ok();
-    }
+    if (bits != 0 || target.name == name || name == "best") bits |= target.bits;
+  }
+  if (bits != 0) {
+    hwy::GetChosenTarget().Update(bits);
+    return Status::Ok();
   }
   return InvalidArgument(fmt::format("instruction set \"{}\" is none of best, {}",
                                      name.substr(0, 32), fmt::join(SimdTargets(), ", ")));

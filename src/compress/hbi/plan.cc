@@ -69,19 +69,27 @@ const LevelTable* Planner::TableOf(uint32_t k) {
   return tables_.back().get();
 }
 
+void Planner::AddPoint(uint32_t cost, uint32_t k, uint32_t k2) {
+  points_.push_back({.cost = cost,
+                     .k = static_cast<uint16_t>(k),
+                     .k2 = static_cast<uint16_t>(k2),
+                     .sum = TableOf(k),
+                     .result = TableOf(k2),
+                     .own_width = static_cast<uint8_t>(Width(1, k)),
+                     .sum_width = static_cast<uint8_t>(Width(contributions(), k)),
+                     .result_width = static_cast<uint8_t>(Width(1, k2))});
+}
+
 Planner::Planner(Collective collective, int nranks, const Config& config)
     : collective_(collective), nranks_(nranks), config_(config) {
-  points_.push_back({0, 0, 0, TableOf(0), TableOf(0)});
+  AddPoint(0, 0, 0);
   if (config.bits8 == 0) {
     const uint32_t k2 = collective == Collective::kAllReduce ? config.k2 : 0;
-    points_.push_back({0, static_cast<uint16_t>(config.k), static_cast<uint16_t>(k2),
-                       TableOf(config.k), TableOf(k2)});
+    AddPoint(0, config.k, k2);
     return;
   }
   const std::vector<HullPoint> hull = BuildHull(collective, nranks, config);
-  for (const HullPoint& point : hull) {
-    points_.push_back({point.cost, point.k, point.k2, TableOf(point.k), TableOf(point.k2)});
-  }
+  for (const HullPoint& point : hull) AddPoint(point.cost, point.k, point.k2);
   by_distance_.resize(kDistances);
   cost_by_distance_.resize(kDistances);
   size_t taken = 0;

@@ -20,14 +20,6 @@
 
 namespace inccl::hbi {
 
-// A choice of levels for a superblock. A plan consists of indices into Planner::points().
-struct Point {
-  uint32_t cost = 0;                   // eighths of a bit per element over the plan's hops
-  uint16_t k = 0, k2 = 0;              // 0: not coded
-  const LevelTable* sum = nullptr;     // table of k
-  const LevelTable* result = nullptr;  // table of k2
-};
-
 // The decisions of a call's plans, for its statistics.
 struct PlanSummary {
   std::array<uint8_t, 256> top{};  // by point: the largest code of its superblocks
@@ -77,6 +69,7 @@ class Planner {
   static constexpr int kDistances = kLastExponent + kMaxDelta + 1 - kFirstDistance + 1;
 
   const LevelTable* TableOf(uint32_t k);
+  void AddPoint(uint32_t cost, uint32_t k, uint32_t k2);
   // The live superblocks of a window.
   struct Energies {
     static constexpr uint16_t kNotLive = 0xffff;

@@ -27,13 +27,12 @@ uint32_t EncodeRun(const Kernels& kernels, Walker* walker, uint32_t s, uint32_t 
                    const Source& own, Source* packed, uint32_t width, Sink* sink) {
   const Point& point = walker->PointOf(s);
   const uint32_t in_width = packed == nullptr ? 0 : Width(packed->contributions, point.k);
-  run = walker->PlainRun(s, run);
+  run = walker->AtOnce(s, run);
   run = Walker::Within(sink->limit - sink->at, width, kWriteSlack, run);
   if (packed != nullptr) {
     run = Walker::Within(packed->end - packed->at, in_width, kReadSlack, run);
   }
-  QuantizeArgs args = walker->Own(s, own.elements, point);
-  args.superblocks = run;
+  const QuantizeArgs args = walker->Own(s, own.elements, point, run);
   uint8_t* out = walker->Room(*sink, width, run);
   if (packed == nullptr) {
     kernels.encode(args, width, out);
@@ -45,9 +44,10 @@ uint32_t EncodeRun(const Kernels& kernels, Walker* walker, uint32_t s, uint32_t 
 }
 
 // Makes the packed sum of all sources by `way`. Returns false if widths grow, which needs a tile.
-bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s, uint32_t run,
+bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s,
                std::span<Source> sources, uint32_t width, Sink* sink, uint32_t* done) {
   if (way == Fused::kNone) return false;
+  const uint32_t run = way == Fused::kAddPacked ? walker->Run(s) : walker->Run(s, walker->most());
   if (way == Fused::kAddPacked) {
     const uint32_t k = walker->PointOf(s).k;
     if (Width(sources[0].contributions, k) != width ||
@@ -78,6 +78,55 @@ uint64_t BytesByPoint(const SliceContext& slice, BytesOf bytes_of) {
   return bytes;
 }
 
+bool IsNarrow(DataType type) { return type == DataType::kFloat16 || type == DataType::kBfloat16; }
+
+// The number of superblocks of a slice, from its beginning on, that strips may take: whole ones,
+// and for the slack all but the last with levels.
+uint32_t StripLimit(const SliceContext& slice) {
+  if (slice.rotate || (!IsNarrow(slice.type) && slice.type != DataType::kFloat32)) return 0;
+  uint32_t limit = slice.superblocks();
+  while (limit > 0 && slice.planner->points()[slice.points[limit - 1]].k == 0) --limit;
+  return limit == 0 ? 0 : std::min(limit - 1, slice.count / kSuperblock);
+}
+
+// The first `superblocks` of a slice.
+Strip StripOf(const SliceContext& slice, uint32_t superblocks, const uint8_t* words) {
+  return {.points = slice.planner->points().data(),
+          .plan = slice.points,
+          .words = words,
+          .superblocks = superblocks,
+          .type = slice.type};
+}
+
+// The owner's step of the first superblocks. Returns their number: 0 unless `sources` are packed
+// sums of as many contributions each and then own elements, in any order.
+uint32_t FoldStrip(const SliceContext& slice, std::span<Source> sources, uint8_t* result_words,
+                   Sink* result, std::byte* elements) {
+  const auto own = std::find_if(sources.begin(), sources.end(),
+                                [](const Source& source) { return source.elements != nullptr; });
+  const bool has_own = own != sources.end();
+  if (has_own) std::rotate(own, own + 1, sources.end());
+  const std::span<Source> packed = sources.first(sources.size() - (has_own ? 1 : 0));
+  StripFold fold{.packed_sources = packed,
+                 .own = has_own ? sources.back().elements : nullptr,
+                 .total = has_own ? 1u : 0u,
+                 .counter = slice.counter,
+                 .offsets = slice.offsets,
+                 .average = slice.average,
+                 .words = result_words,
+                 .packed = result->at,
+                 .elements = elements};
+  for (const Source& source : packed) {
+    if (source.elements != nullptr || source.contributions != packed[0].contributions) return 0;
+    fold.contributions = source.contributions;
+    fold.total += source.contributions;
+  }
+  const uint32_t superblocks = StripLimit(slice);
+  slice.kernels->fold_strip(StripOf(slice, superblocks, slice.words), &fold);
+  result->at = fold.packed;
+  return superblocks;
+}
+
 }  // namespace
 
 uint64_t SumBytes(const SliceContext& slice, uint32_t contributions) {
@@ -106,7 +155,16 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   uint32_t contributions = 0;
   for (const Source& source : sources) contributions += source.contributions;
   uint8_t local_words[kAtOnce * kWordBytes];
-  for (uint32_t s = 0, done = 1; s < slice.superblocks(); s += done) {
+  uint32_t begun = 0;  // superblocks that strips have done
+  if (sum_only && FusedWay(sources) == Fused::kEncode && kernels.encode_strip != nullptr) {
+    begun = StripLimit(slice);
+    sum.at = kernels.encode_strip(StripOf(slice, begun, slice.words), sources[0].elements,
+                                  slice.counter, slice.offsets, slice.nearest, sum.at);
+  } else if (requant && !slice.unbiased && !slice.nearest && sum.at == nullptr &&
+             result.at != nullptr && kernels.fold_strip != nullptr) {
+    begun = FoldStrip(slice, sources, result_words, &result, outputs.elements);
+  }
+  for (uint32_t s = begun, done = 1; s < slice.superblocks(); s += done) {
     done = 1;
     const Point& point = walker.PointOf(s);
     const uint32_t width = Width(contributions, point.k);
@@ -116,8 +174,8 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
       if (outputs.elements != nullptr) walker.PutUncoded(s, outputs.elements);
       continue;
     }
-    if (FoldFused(kernels, &walker, way, s, walker.Run(s), sources, width, &sum, &done)) continue;
-    done = std::min(walker.Run(s), kAtOnce);
+    if (FoldFused(kernels, &walker, way, s, sources, width, &sum, &done)) continue;
+    done = walker.Run(s, kAtOnce);
     FoldTile(slice, &walker, s, done, point, sources);
     if (sum.at != nullptr) PackTile(slice, &walker, width, done, &sum);
     if (sum_only) continue;
@@ -149,7 +207,18 @@ void DecodeFields(const SliceContext& slice, const uint8_t* result_words, Source
   const bool sums = !slice.planner->requantizes();
   const uint32_t contributions = slice.planner->contributions();
   Walker walker(slice);
-  for (uint32_t s = 0, run = 1; s < slice.superblocks(); s += run) {
+  uint32_t begun = 0;  // superblocks that strips have done
+  if (slice.kernels->decode_strip != nullptr) {
+    begun = StripLimit(slice);
+    source.at =
+        slice.kernels->decode_strip(StripOf(slice, begun, sums ? slice.words : result_words),
+                                    {.result = !sums,
+                                     .contributions = contributions,
+                                     .average = slice.average,
+                                     .agreed = slice.words},
+                                    source.at, elements);
+  }
+  for (uint32_t s = begun, run = 1; s < slice.superblocks(); s += run) {
     const Point& point = walker.PointOf(s);
     const uint8_t* words = sums ? walker.Words(s) : result_words + size_t{s} * kWordBytes;
     run = 1;
@@ -160,17 +229,14 @@ void DecodeFields(const SliceContext& slice, const uint8_t* result_words, Source
     const LevelTable& table = sums ? *point.sum : *point.result;
     const uint32_t width = sums ? Width(contributions, point.k) : Width(1, point.k2);
     float* y = walker.ElementRoom(s, elements);
-    if (walker.InPlace(s)) {
-      // Up to the last whole superblock; a partial one is handled separately.
-      run = std::min(walker.Run(s), slice.count / kSuperblock - s);
-      run = Walker::Within(source.end - source.at, width, kReadSlack, run);
-    }
+    run = Walker::Within(source.end - source.at, width, kReadSlack,
+                         walker.AtOnce(s, walker.Run(s, walker.most())));
     slice.kernels->unpack_decode({.words = words,
                                   .step = slice.average ? table.average : table.step,
                                   .zero = sums ? contributions * point.k : point.k2,
                                   .superblocks = run},
                                  walker.Take(&source, width, run), width, y);
-    walker.PutElements(s, y, elements);
+    walker.PutElements(s, y, elements, run);
   }
 }
 
@@ -179,21 +245,23 @@ void FoldOwnWords(const SliceContext& slice, const std::byte* elements, bool fir
   constexpr uint32_t kInPlaceAtOnce = 64;
   uint8_t own[kInPlaceAtOnce * kWordBytes];
   Walker walker(slice);
-  for (uint32_t s = 0; s < slice.superblocks();) {
-    uint32_t run = 0;
-    const float* x = walker.many();
-    if (walker.InPlace(s)) {
-      run = std::min(slice.count / kSuperblock - s, kInPlaceAtOnce);
-      x = walker.Elements(s, elements);
+  const uint32_t in_place = slice.rotate ? 0 : slice.count / kSuperblock;
+  for (uint32_t s = 0, run = 0; s < slice.superblocks(); s += run) {
+    uint8_t* const mine = words + size_t{s} * kWordBytes;
+    uint8_t* const to = first ? mine : own;
+    const std::byte* const x = elements + size_t{s} * kSuperblock * SizeOf(slice.type);
+    run = s < in_place ? std::min(in_place - s, kInPlaceAtOnce) : 0;
+    if (run != 0 && slice.type == DataType::kFloat32) {
+      slice.kernels->side_words(reinterpret_cast<const float*>(x), run, 1.0f, to);
+    } else if (run != 0 && IsNarrow(slice.type)) {
+      slice.kernels->side_words_narrow(reinterpret_cast<const uint16_t*>(x), slice.type, run, to);
     } else {
-      for (; run < std::min(slice.superblocks() - s, kAtOnce); ++run) {
+      for (run = 0; run < std::min(slice.superblocks() - s, kAtOnce); ++run) {
         walker.Read(s + run, elements, walker.many() + size_t{run} * kSuperblock);
       }
+      slice.kernels->side_words(walker.many(), run, 1.0f, to);
     }
-    uint8_t* mine = words + size_t{s} * kWordBytes;
-    slice.kernels->side_words(x, run, 1.0f, first ? mine : own);
     if (!first) slice.kernels->merge_words(own, run, mine);
-    s += run;
   }
 }
 

@@ -38,14 +38,6 @@ struct SliceContext {
   uint32_t superblocks() const { return (count + kSuperblock - 1) / kSuperblock; }
 };
 
-// A packed sum, or the caller's own elements (contributions 1, `elements` set).
-struct Source {
-  const uint8_t* at = nullptr;
-  const uint8_t* end = nullptr;
-  uint32_t contributions = 1;
-  const std::byte* elements = nullptr;
-};
-
 // Writable memory for packed data: [at, limit).
 struct Sink {
   uint8_t* at = nullptr;

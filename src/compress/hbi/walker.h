@@ -24,7 +24,9 @@ inline constexpr uint32_t kAtOnce = 8;  // superblocks of a tile
 class Walker {
  public:
   explicit Walker(const SliceContext& slice)
-      : slice_(slice), plain_(slice.type == DataType::kFloat32 && !slice.rotate) {}
+      : slice_(slice),
+        plain_(slice.type == DataType::kFloat32 && !slice.rotate),
+        whole_(slice.rotate ? 0 : slice.count / kSuperblock) {}
 
   uint32_t superblocks() const { return slice_.superblocks(); }
   const Point& PointOf(uint32_t s) const { return slice_.planner->points()[slice_.points[s]]; }
@@ -33,11 +35,17 @@ class Walker {
   bool InPlace(uint32_t s) const { return plain_ && Count(s) == kSuperblock; }
   uint32_t Count(uint32_t s) const { return std::min(kSuperblock, slice_.count - s * kSuperblock); }
 
-  // 256 floats of superblock s: in place if possible, else read to a buffer.
-  const float* Elements(uint32_t s, const std::byte* elements) {
+  // The floats of `run` superblocks from s on: in place if possible, else read to a buffer. `run`
+  // is at most AtOnce.
+  const float* Elements(uint32_t s, const std::byte* elements, uint32_t run = 1) {
     if (InPlace(s)) return reinterpret_cast<const float*>(elements) + size_t{s} * kSuperblock;
-    Read(s, elements, x_);
-    return x_;
+    if (run == 1) {
+      Read(s, elements, many_);
+    } else {
+      ToFloat(slice_.type, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), many_,
+              size_t{run} * kSuperblock);
+    }
+    return many_;
   }
   // Converts, pads and rotates superblock s.
   void Read(uint32_t s, const std::byte* elements, float* x) const {
@@ -47,28 +55,31 @@ class Walker {
     if (slice_.rotate) slice_.kernels->rotate(x, Signs(s));
   }
 
-  // Number of superblocks from s on with the same levels.
-  uint32_t Run(uint32_t s) const {
-    uint32_t end = s + 1;
-    while (end < superblocks() && slice_.points[end] == slice_.points[s]) ++end;
-    return end - s;
+  // Number of superblocks from s on with the same levels, up to `most`.
+  uint32_t Run(uint32_t s, uint32_t most = std::numeric_limits<uint32_t>::max()) const {
+    const uint32_t left = std::min(superblocks() - s, most);
+    uint32_t run = 1;
+    while (run < left && slice_.points[s + run] == slice_.points[s]) ++run;
+    return run;
   }
 
-  // Number of these whose elements can be read in place; 1 if s itself cannot.
-  uint32_t PlainRun(uint32_t s, uint32_t run) const {
-    if (!plain_) return 1;
-    const uint32_t whole = slice_.count / kSuperblock;
-    return s < whole ? std::min(run, whole - s) : 1;
+  // The most superblocks whose elements can be read or written at once.
+  uint32_t most() const { return plain_ ? std::numeric_limits<uint32_t>::max() : kAtOnce; }
+  // Number of these whose elements can be read or written at once.
+  uint32_t AtOnce(uint32_t s, uint32_t run) const {
+    if (s >= whole_) return 1;
+    return std::min({run, whole_ - s, most()});
   }
 
-  // What is quantized of superblock s.
-  QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point) {
-    return {.x = Elements(s, elements),
+  // What is quantized of superblocks from s on.
+  QuantizeArgs Own(uint32_t s, const std::byte* elements, const Point& point, uint32_t run) {
+    return {.x = Elements(s, elements, run),
             .words = Words(s),
             .factor = point.sum->factor,
             .k = point.k,
             .counter = slice_.counter + s * (kSuperblock / 2),
-            .offsets = slice_.offsets};
+            .offsets = slice_.offsets,
+            .superblocks = run};
   }
 
   // Number of superblocks, up to `run`, that fit `bytes` with `slack` behind them; at least 1,
@@ -100,14 +111,15 @@ class Walker {
     sink->at += size_t{run} * PackedBytes(width);
   }
 
-  // Where to decode superblock s; PutElements completes it.
+  // Where to decode superblocks from s on, at most AtOnce; PutElements completes it.
   float* ElementRoom(uint32_t s, std::byte* elements) {
-    return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : y_;
+    return InPlace(s) ? reinterpret_cast<float*>(elements) + size_t{s} * kSuperblock : many_;
   }
-  void PutElements(uint32_t s, const float* y, std::byte* elements) {
-    if (y != y_) return;
-    if (slice_.rotate) slice_.kernels->rotate_back(y_, Signs(s));
-    FromFloat(slice_.type, y, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), Count(s));
+  void PutElements(uint32_t s, const float* y, std::byte* elements, uint32_t run = 1) {
+    if (y != many_) return;
+    if (slice_.rotate) slice_.kernels->rotate_back(many_, Signs(s));
+    const uint32_t count = run == 1 ? Count(s) : run * kSuperblock;
+    FromFloat(slice_.type, y, elements + size_t{s} * kSuperblock * SizeOf(slice_.type), count);
   }
 
   // Writes superblock s, which has no levels: zeros, or NaN if it is poisoned.
@@ -126,9 +138,8 @@ class Walker {
 
   const SliceContext& slice_;
   const bool plain_;
+  const uint32_t whole_;  // superblocks that are not rotated and have 256 elements
   alignas(64) uint16_t tile_[kAtOnce * kSuperblock];
-  alignas(64) float x_[kSuperblock];
-  alignas(64) float y_[kSuperblock];
   alignas(64) float many_[kAtOnce * kSuperblock];
   alignas(64) uint8_t in_[kMaxPacked + kReadSlack] = {};
   alignas(64) uint8_t out_[kMaxPacked + kWriteSlack];
@@ -144,8 +155,8 @@ inline void FoldTile(const SliceContext& slice, Walker* walker, uint32_t s, uint
     for (uint32_t i = 0, done = 1; i < run; i += done) {
       uint16_t* tile = walker->tile() + size_t{i} * kSuperblock;
       if (source.elements != nullptr) {
-        QuantizeArgs own = walker->Own(s + i, source.elements, point);
-        own.superblocks = done = walker->PlainRun(s + i, run - i);
+        done = walker->AtOnce(s + i, run - i);
+        const QuantizeArgs own = walker->Own(s + i, source.elements, point, done);
         const auto quantize = slice.nearest ? kernels.quantize_nearest : kernels.quantize;
         (first ? quantize : kernels.quantize_add)(own, tile);
       } else {
@@ -214,10 +225,10 @@ inline void PutResult(const SliceContext& slice, Walker* walker, uint32_t s, con
   DecodeArgs part = decode;
   for (uint32_t i = 0; i < run; i += part.superblocks) {
     part.words = decode.words + size_t{i} * kWordBytes;
-    part.superblocks = walker->PlainRun(s + i, run - i);
+    part.superblocks = walker->AtOnce(s + i, run - i);
     float* y = walker->ElementRoom(s + i, elements);
     slice.kernels->decode(part, walker->tile() + size_t{i} * kSuperblock, y);
-    walker->PutElements(s + i, y, elements);
+    walker->PutElements(s + i, y, elements, part.superblocks);
   }
 }
 

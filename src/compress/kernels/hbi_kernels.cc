@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress/kernels/hbi_kernels.h"
 
+#include <type_traits>
+
 #include "compress/hbi/format.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -11,6 +13,8 @@
 #include "compress/kernels/hbi_quantize-inl.h"
 #include "compress/kernels/hbi_rotate-inl.h"
 #include "compress/kernels/hbi_side_words-inl.h"
+#include "compress/kernels/hbi_strip-inl.h"
+#include "compress/kernels/hbi_strip_fold-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,8 +24,13 @@ namespace {
 
 #if INCCL_HBI_VECTORS
 
-void SideWordsOf(const float* x, size_t superblocks, float scale, uint8_t* words) {
+void WordsOfFloats(const float* x, size_t superblocks, float scale, uint8_t* words) {
   SideWords(x, superblocks, scale, words);
+}
+
+void WordsOfNarrow(const uint16_t* x, DataType type, size_t superblocks, uint8_t* words) {
+  if (type == DataType::kBfloat16) return SideWordsOfNarrow<Bf16>(x, superblocks, words);
+  SideWordsOfNarrow<Fp16>(x, superblocks, words);
 }
 
 void MergeWordsInto(const uint8_t* from, size_t superblocks, uint8_t* words) {
@@ -248,11 +257,66 @@ void UnpackDecode(const hbi::DecodeArgs& args, const uint8_t* in, uint32_t width
   WithSource(in, width, [&](auto source) HWY_ATTR { DecodeBlocks(args, source, y); });
 }
 
+#if INCCL_HBI_STRIPS
+// Calls work(std::integral_constant<DataType, type>()).
+template <class Work>
+HWY_INLINE auto WithType(DataType type, Work work) {
+  switch (type) {
+    case DataType::kFloat16: return work(std::integral_constant<DataType, DataType::kFloat16>());
+    case DataType::kBfloat16: return work(std::integral_constant<DataType, DataType::kBfloat16>());
+    default: return work(std::integral_constant<DataType, DataType::kFloat32>());
+  }
+}
+
+bool IsMasked(const hbi::Offsets& offsets) { return (offsets.ranks & (offsets.ranks - 1)) == 0; }
+
+uint8_t* EncodeStrip(const hbi::Strip& strip, const std::byte* x, uint32_t counter,
+                     const hbi::Offsets& offsets, bool nearest, uint8_t* out) {
+  return WithType(strip.type, [&](auto type) HWY_ATTR {
+    const auto encode = nearest             ? EncodeStripOf<type(), ToHalves>
+                        : IsMasked(offsets) ? EncodeStripOf<type(), ToOffsets<true>>
+                                            : EncodeStripOf<type(), ToOffsets<false>>;
+    return encode(strip, x, counter, offsets, out);
+  });
+}
+
+const uint8_t* DecodeStrip(const hbi::Strip& strip, const hbi::StripDecoding& how,
+                           const uint8_t* in, std::byte* y) {
+  return WithType(strip.type,
+                  [&](auto type) HWY_ATTR { return DecodeStripOf<type()>(strip, how, in, y); });
+}
+
+void FoldStrip(const hbi::Strip& strip, hbi::StripFold* fold) {
+  WithType(strip.type, [&](auto type) HWY_ATTR {
+    (IsMasked(fold->offsets) ? FoldStripOf<type(), true> : FoldStripOf<type(), false>)(strip, fold);
+  });
+}
+#endif  // INCCL_HBI_STRIPS
+
 const hbi::Kernels& KernelsOfTarget() {
   static constexpr hbi::Kernels kKernels = {
-      SideWordsOf, MergeWordsInto,  Rotate, RotateBack, Quantize,
-      QuantizeAdd, QuantizeNearest, Unpack, UnpackAdd,  Pack,
-      Encode,      AddEncode,       Decode, Requantize, UnpackDecode};
+    WordsOfFloats,
+    WordsOfNarrow,
+    MergeWordsInto,
+    Rotate,
+    RotateBack,
+    Quantize,
+    QuantizeAdd,
+    QuantizeNearest,
+    Unpack,
+    UnpackAdd,
+    Pack,
+    Encode,
+    AddEncode,
+    Decode,
+    Requantize,
+    UnpackDecode,
+#if INCCL_HBI_STRIPS
+    EncodeStrip,
+    DecodeStrip,
+    FoldStrip
+#endif
+  };
   return kKernels;
 }
 

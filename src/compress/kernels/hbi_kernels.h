@@ -13,8 +13,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
+#include "base/types.h"
 #include "compress/hbi/format.h"
+#include "compress/hbi/level_table.h"
 
 namespace inccl::hbi {
 
@@ -49,11 +52,53 @@ struct RequantizeArgs {
   uint32_t k = 0;                 // K2
 };
 
+// A packed sum, or the caller's own elements (contributions 1, `elements` set).
+struct Source {
+  const uint8_t* at = nullptr;
+  const uint8_t* end = nullptr;
+  uint32_t contributions = 1;
+  const std::byte* elements = nullptr;
+};
+
+// Consecutive whole superblocks of any levels. Packed fields have 64 bytes of slack: a superblock
+// with levels that follows, as it takes at least as many.
+struct Strip {
+  const Point* points = nullptr;   // Planner::points()
+  const uint8_t* plan = nullptr;   // by superblock
+  const uint8_t* words = nullptr;  // side words
+  uint32_t superblocks = 0;
+  DataType type = DataType::kFloat32;  // or fp16, bf16
+};
+
+// What the fields of a strip are.
+struct StripDecoding {
+  bool result = false;         // of a second quantization, or else sums
+  uint32_t contributions = 1;  // of sums: the planner's
+  bool average = false;
+  const uint8_t* agreed = nullptr;  // side words of the sums
+};
+
+// The owner's step: sums all contributions and quantizes the sums a second time, to nearest.
+struct StripFold {
+  std::span<Source> packed_sources;  // `at` advances; `end` is not used
+  const std::byte* own = nullptr;    // elements of one contribution; may be nullptr
+  uint32_t contributions = 1;        // of each packed source
+  uint32_t total = 1;                // contributions
+  uint32_t counter = 0;
+  Offsets offsets = {};
+  bool average = false;
+  uint8_t* words = nullptr;       // of the results
+  uint8_t* packed = nullptr;      // advances
+  std::byte* elements = nullptr;  // may be nullptr
+};
+
 // Tiles hold the fields of consecutive superblocks.
 struct Kernels {
   // Computes the side words of `superblocks` superblocks of 256 floats, as if the largest magnitude
   // of each block were multiplied by `scale` (LevelTable::own, or 1).
   void (*side_words)(const float* x, size_t superblocks, float scale, uint8_t* words);
+  // The same of elements of fp16 or bf16, with a scale of 1.
+  void (*side_words_narrow)(const uint16_t* x, DataType type, size_t superblocks, uint8_t* words);
   // Merges `from` into `words`.
   void (*merge_words)(const uint8_t* from, size_t superblocks, uint8_t* words);
 
@@ -82,6 +127,13 @@ struct Kernels {
   void (*requantize)(const RequantizeArgs& args, uint16_t* tile, uint8_t* words);
   // unpack, then decode.
   void (*unpack_decode)(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y);
+
+  // Of strips; nullptr if the instruction set has none. They return where the next bytes are.
+  uint8_t* (*encode_strip)(const Strip& strip, const std::byte* x, uint32_t counter,
+                           const Offsets& offsets, bool nearest, uint8_t* out) = nullptr;
+  const uint8_t* (*decode_strip)(const Strip& strip, const StripDecoding& how, const uint8_t* in,
+                                 std::byte* y) = nullptr;
+  void (*fold_strip)(const Strip& strip, StripFold* fold) = nullptr;
 };
 
 // The scalar reference, available on every machine.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "compress/float_types.h"
 #include "compress/hbi/element.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
@@ -28,6 +29,16 @@ void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) 
       code = CodeOfMagnitude(std::bit_cast<uint32_t>(scaled) & 0x7fffffff);
     }
     StoreWord(WordOf(codes), words, s);
+  }
+}
+
+void SideWordsNarrow(const uint16_t* x, DataType type, size_t superblocks, uint8_t* words) {
+  for (size_t s = 0; s < superblocks; ++s, x += kSuperblock, words += kWordBytes) {
+    float wide[kSuperblock];
+    for (uint32_t i = 0; i < kSuperblock; ++i) {
+      wide[i] = type == DataType::kBfloat16 ? Bf16::Decode(x[i]) : Fp16::Decode(x[i]);
+    }
+    SideWords(wide, 1, 1.0f, words);
   }
 }
 
@@ -259,9 +270,10 @@ void UnpackDecode(const DecodeArgs& args, const uint8_t* in, uint32_t width, flo
 }  // namespace
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {
-      SideWords, MergeWords, Rotate, RotateBack, Quantize, QuantizeAdd, QuantizeNearest, Unpack,
-      UnpackAdd, Pack,       Encode, AddEncode,  Decode,   Requantize,  UnpackDecode};
+  static constexpr Kernels kKernels = {SideWords,  SideWordsNarrow, MergeWords,  Rotate,
+                                       RotateBack, Quantize,        QuantizeAdd, QuantizeNearest,
+                                       Unpack,     UnpackAdd,       Pack,        Encode,
+                                       AddEncode,  Decode,          Requantize,  UnpackDecode};
   return kKernels;
 }
 

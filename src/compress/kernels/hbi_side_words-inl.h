@@ -5,9 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#include "compress/float_types.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
+#include "compress/kernels/convert-inl.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_pack-inl.h"
 #include "hwy/highway.h"
@@ -68,6 +71,30 @@ HWY_INLINE V32 LargestOfBlock(const float* block) {
   return largest;
 }
 
+// The same of a block of 16-bit floats, in the upper halves of the lanes: magnitudes are in the
+// order of their bits.
+HWY_INLINE V32 LargestOfNarrowBlock(const uint16_t* block) {
+  const V16 magnitude = hn::Set(D16(), uint16_t{0x7fff});
+  V16 largest = hn::And(hn::LoadU(D16(), block), magnitude);
+  for (size_t i = kFields; i < kBlock; i += kFields) {
+    largest = hn::Max(largest, hn::And(hn::LoadU(D16(), block + i), magnitude));
+  }
+  const V32 lanes = hn::BitCast(D32(), largest);
+  const V16 swapped = hn::BitCast(D16(), hn::ShiftLeft<16>(lanes));
+  return hn::BitCast(D32(), hn::Max(largest, swapped));
+}
+
+// The bits of fp32 for those of 16-bit floats in the upper halves of the lanes.
+template <class Small>
+HWY_INLINE V32 WidenUpper(V32 bits) {
+  const V32 codes = hn::ShiftRight<16>(bits);
+  if constexpr (std::is_same_v<Small, Bf16>) {
+    return hn::ShiftLeft<16>(codes);
+  } else {
+    return hn::BitCast(D32(), DecodeLanes<Small>(DF(), codes));
+  }
+}
+
 // The same of a block of sums: (field - zero) * step grows with the distance from zero.
 HWY_INLINE V32 LargestOfSums(const uint16_t* block, V16 zero, float step) {
   const hn::Half<DI16> half;
@@ -81,16 +108,20 @@ HWY_INLINE V32 LargestOfSums(const uint16_t* block, V16 zero, float step) {
   return hn::BitCast(D32(), hn::Mul(value, hn::Set(DF(), step)));
 }
 
+// Loads do not move across this.
+HWY_INLINE void InOrder() { asm volatile("" : : : "memory"); }
+
 // In each 128-bit part, the bits of the largest magnitudes of the part of four blocks from `block`
 // on.
 template <class OfBlock>
 HWY_INLINE V32 MaximaOfFourBlocks(OfBlock of_block, size_t block) {
-  // One after the other: the prefetcher gives up on arguments that the compiler evaluates from
-  // right to left.
+  // One after the other, and the compiler must not mix the loads with those of other blocks: the
+  // prefetcher gives up on memory that is read in another order.
   const V32 first = of_block(block);
   const V32 second = of_block(block + 1);
   const V32 third = of_block(block + 2);
   const V32 fourth = of_block(block + 3);
+  InOrder();
   return MaxOfFour(first, second, third, fourth);
 }
 
@@ -254,9 +285,9 @@ HWY_INLINE void StoreWords(V64 words, size_t count, uint8_t* to) {
 }
 
 // The words of kLanes64 superblocks or, if not kAll, of the first `count`, followed by repetitions.
-// of_block(b): what LargestOfBlock returns of block b.
-template <bool kAll, class OfBlock>
-HWY_INLINE V64 WordsOfBlocks(OfBlock of_block, size_t count, float scale) {
+// of_block(b): what LargestOfBlock returns of block b; widen(bits): the bits of fp32.
+template <bool kAll, class OfBlock, class Widen>
+HWY_INLINE V64 WordsOfBlocks(OfBlock of_block, Widen widen, size_t count, float scale) {
   constexpr size_t kParts = kLanes32 / 4;
   V32 bits[4];
   V32 last = hn::Zero(D32());
@@ -267,20 +298,42 @@ HWY_INLINE V64 WordsOfBlocks(OfBlock of_block, size_t count, float scale) {
       if (kAll || group < 2 * count) last = MaximaOfFourBlocks(of_block, 4 * group);
       groups[j] = last;
     }
-    const auto scaled = hn::Mul(hn::BitCast(DF(), MaxOfParts(groups)), hn::Set(DF(), scale));
+    const V32 most = widen(MaxOfParts(groups));
+    const auto scaled = hn::Mul(hn::BitCast(DF(), most), hn::Set(DF(), scale));
     bits[i] = hn::And(hn::BitCast(D32(), scaled), hn::Set(D32(), 0x7fffffffu));
   }
   return WordsOf(CodesOfMagnitudes(bits));
 }
 
-HWY_INLINE void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
-  const auto of_block = [&](size_t block) HWY_ATTR { return LargestOfBlock(x + block * kBlock); };
+// As fp32.
+struct NotWidened {
+  HWY_INLINE V32 operator()(V32 bits) const { return bits; }
+};
+
+// largest(block): what LargestOfBlock returns.
+template <class Element, class Largest, class Widen>
+HWY_INLINE void SideWordsOf(const Element* x, size_t superblocks, float scale, Largest largest,
+                            Widen widen, uint8_t* words) {
+  const auto of_block = [&](size_t block) HWY_ATTR { return largest(x + block * kBlock); };
   for (; superblocks >= kLanes64; superblocks -= kLanes64, x += kLanes64 * kSuperblock) {
-    StoreWords(WordsOfBlocks<true>(of_block, kLanes64, scale), kLanes64, words);
+    StoreWords(WordsOfBlocks<true>(of_block, widen, kLanes64, scale), kLanes64, words);
     words += kLanes64 * hbi::kWordBytes;
   }
   if (superblocks == 0) return;
-  StoreWords(WordsOfBlocks<false>(of_block, superblocks, scale), superblocks, words);
+  StoreWords(WordsOfBlocks<false>(of_block, widen, superblocks, scale), superblocks, words);
+}
+
+HWY_INLINE void SideWords(const float* x, size_t superblocks, float scale, uint8_t* words) {
+  const auto largest = [](const float* block) HWY_ATTR { return LargestOfBlock(block); };
+  SideWordsOf(x, superblocks, scale, largest, NotWidened(), words);
+}
+
+// Of Bf16 or Fp16.
+template <class Small>
+HWY_INLINE void SideWordsOfNarrow(const uint16_t* x, size_t superblocks, uint8_t* words) {
+  const auto largest = [](const uint16_t* block) HWY_ATTR { return LargestOfNarrowBlock(block); };
+  const auto widen = [](V32 bits) HWY_ATTR { return WidenUpper<Small>(bits); };
+  SideWordsOf(x, superblocks, 1.0f, largest, widen, words);
 }
 
 // Stores the codes of a superblock's blocks.
@@ -310,8 +363,9 @@ HWY_INLINE void SideWordsOfSums(const hbi::RequantizeArgs& args, const uint16_t*
     for (size_t s = 0; s < count; ++s, from += hbi::kWordBytes) {
       CodesOfWord(hbi::LoadWord(from, 0), codes + s * hbi::kBlocks);
     }
-    const V64 own = count == kLanes64 ? WordsOfBlocks<true>(of_block, count, args.own)
-                                      : WordsOfBlocks<false>(of_block, count, args.own);
+    const V64 own = count == kLanes64
+                        ? WordsOfBlocks<true>(of_block, NotWidened(), count, args.own)
+                        : WordsOfBlocks<false>(of_block, NotWidened(), count, args.own);
     StoreWords(own, count, words);
     words += count * hbi::kWordBytes;
     tile += count * kSuperblock;

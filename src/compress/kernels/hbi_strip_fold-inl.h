@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The owner's step on strips (hbi_kernels.h), for one instruction set. Included once per target,
+// after hbi_strip-inl.h.
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+#include "compress/hbi/format.h"
+#include "compress/hbi/level_table.h"
+#include "compress/hbi/side_words.h"
+#include "compress/kernels/hbi_kernels.h"
+#include "compress/kernels/hbi_strip-inl.h"
+#include "hwy/highway.h"
+
+#if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_FOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef INCCL_COMPRESS_KERNELS_HBI_STRIP_FOLD_INL_H_
+#undef INCCL_COMPRESS_KERNELS_HBI_STRIP_FOLD_INL_H_
+#else
+#define INCCL_COMPRESS_KERNELS_HBI_STRIP_FOLD_INL_H_
+#endif
+
+#if INCCL_HBI_STRIPS
+HWY_BEFORE_NAMESPACE();
+namespace inccl {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr uint32_t kFolded = kLanes64;  // superblocks at once: their words fill a vector
+
+// The largest 16-bit lane of each of eight vectors, in the lowest quarters of 64-bit lanes.
+HWY_INLINE V64 LargestLanes(const V16* v) {
+  const auto pairs = [](V16 a, V16 b) HWY_ATTR {
+    return _mm512_max_epu16(_mm512_unpacklo_epi64(a.raw, b.raw),
+                            _mm512_unpackhi_epi64(a.raw, b.raw));
+  };
+  // The 128-bit parts of a, then those of b: 0 and 1 combined, 2 and 3.
+  const auto parts = [](__m512i a, __m512i b) HWY_ATTR {
+    return _mm512_max_epu16(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
+  };
+  const __m512i low = parts(pairs(v[0], v[1]), pairs(v[2], v[3]));
+  const __m512i high = parts(pairs(v[4], v[5]), pairs(v[6], v[7]));
+  __m512i most = parts(low, high);
+  most = _mm512_max_epu16(most, _mm512_srli_epi64(most, 32));
+  most = _mm512_max_epu16(most, _mm512_srli_epi64(most, 16));
+  return hn::And(V64{most}, hn::Set(D64(), 0xffffu));
+}
+
+// Sums a superblock's contributions, less zero, and writes its blocks' largest magnitudes.
+template <DataType kType, bool kMasked>
+HWY_INLINE void SumSuperblock(const hbi::Strip& strip, uint32_t s, const hbi::StripFold& fold,
+                              int16_t* sums, float* largest) {
+  const hbi::Point& point = strip.points[strip.plan[s]];
+  const ScaleCodes codes(hbi::LoadWord(strip.words, s));
+  const StripUnpacker unpack(fold.contributions == 1 ? point.own_width
+                                                     : hbi::Width(fold.contributions, point.k));
+  const auto make = OffsetsFor<ToOffsets<kMasked>>(fold.offsets, point.k);
+  const VI16 twice_k = TwiceOf(point.k);
+  const V16 minus_zero = Word(static_cast<uint16_t>(0 - fold.total * point.k));
+  V32 counters = hn::Add(hn::Set(D32(), fold.counter + s * (kSuperblock / 2)), hn::Iota(D32(), 0));
+  V16 distances[hbi::kBlocks];
+  for (size_t b = 0; b < hbi::kBlocks; b += 2) {
+    TwoBlocks total = {minus_zero, minus_zero};
+    for (hbi::Source& source : fold.packed_sources) total = Sum(total, unpack.Fields(&source.at));
+    total = unpack.InOrder(total);
+    if (fold.own != nullptr) {
+      const std::byte* x = fold.own + (size_t{s} * kSuperblock + b * kBlock) * kSize<kType>;
+      total = Sum(total, QuantizeTwoBlocks<kType>(x, point.sum->factor, codes.of + b, make,
+                                                  &counters, twice_k));
+    }
+    const VI16 lower = hn::BitCast(DI16(), total.lower);
+    const VI16 upper = hn::BitCast(DI16(), total.upper);
+    hn::Store(lower, DI16(), sums + b * kBlock);
+    hn::Store(upper, DI16(), sums + (b + 1) * kBlock);
+    distances[b] = hn::BitCast(D16(), hn::Abs(lower));
+    distances[b + 1] = hn::BitCast(D16(), hn::Abs(upper));
+  }
+  const __m256i most = _mm512_cvtepi64_epi32(LargestLanes(distances).raw);
+  HWY_ALIGN float steps[hbi::kBlocks];
+  for (size_t b = 0; b < hbi::kBlocks; ++b) steps[b] = point.sum->step[codes.of[b]];
+  const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(most), _mm256_load_ps(steps));
+  _mm256_store_ps(largest, _mm256_mul_ps(scaled, _mm256_set1_ps(point.result->own)));
+}
+
+// Quantizes a superblock's sums on the scales `own` and replaces them by the signed codes; packs
+// these.
+HWY_INLINE uint8_t* RequantizeSuperblock(const hbi::Point& point, const ScaleCodes& codes,
+                                         const ScaleCodes& own, int16_t* sums, uint8_t* packed) {
+  const StripPacker pack(point.result_width);
+  const VI32 summand =
+      hn::Set(DI32(), static_cast<int32_t>(uint32_t{point.k2} << 16 | hbi::kRoundHalfUp));
+  const VI16 twice_k = TwiceOf(point.k2);
+  const V16 zero = Word(point.k2);
+  const float *const steps = point.sum->step, *const factors = point.result->factor;
+  for (size_t b = 0; b < hbi::kBlocks; b += 2, sums += kTwoBlocks) {
+    const auto block = [&](size_t i) HWY_ATTR {
+      const __m512 step = _mm512_set1_ps(steps[codes.of[b + i]]);
+      const __m512 factor = _mm512_set1_ps(factors[own.of[b + i]]);
+      const auto fixed = [&](size_t half) HWY_ATTR {
+        const hn::Half<DI16> d;
+        const VI32 sum = hn::PromoteTo(DI32(), hn::Load(d, sums + i * kBlock + 16 * half));
+        const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum.raw), step);
+        return hn::Add(VI32{_mm512_cvtps_epi32(_mm512_mul_ps(value, factor))}, summand);
+      };
+      const VI32 low = fixed(0);
+      return CodesOfFixed(low, fixed(1), twice_k);
+    };
+    const V16 lower = block(0);
+    const TwoBlocks made{lower, block(1)};
+    packed = pack(made, packed);
+    StoreMinus(made, zero, sums);
+  }
+  return packed;
+}
+
+// Results of superblock s from its sums.
+template <DataType kType>
+HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word, int16_t* sums,
+                          hbi::StripFold* fold) {
+  const hbi::Point& point = strip.points[strip.plan[s]];
+  const uint32_t word = hbi::LoadWord(strip.words, s);
+  std::byte* const y =
+      fold->elements == nullptr ? nullptr : fold->elements + size_t{s} * kSuperblock * kSize<kType>;
+  if (point.k == 0) {
+    if (y != nullptr) PutUncoded<kType>(word, y);
+    return;
+  }
+  const ScaleCodes own(own_word);
+  if (hbi::IsPoison(own_word)) {  // every code is K2
+    const StripPacker pack(point.result_width);
+    const V16 zero = Word(point.k2);
+    for (size_t b = 0; b < hbi::kBlocks; b += 2) {
+      fold->packed = pack({zero, zero}, fold->packed);
+      StoreMinus({zero, zero}, zero, sums + b * kBlock);
+    }
+  } else {
+    fold->packed = RequantizeSuperblock(point, ScaleCodes(word), own, sums, fold->packed);
+  }
+  if (y == nullptr) return;
+  DecodeSigned<kType>(sums, fold->average ? point.result->average : point.result->step, own, y);
+}
+
+template <DataType kType, bool kMasked>
+void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
+  HWY_ALIGN int16_t sums[kFolded * kSuperblock];
+  HWY_ALIGN float largest[kFolded * hbi::kBlocks] = {};
+  static_assert(sizeof largest == 4 * sizeof(V32));
+  for (uint32_t first = 0; first < strip.superblocks; first += kFolded) {
+    const uint32_t left = strip.superblocks - first, count = left < kFolded ? left : kFolded;
+    for (uint32_t i = 0; i < count; ++i) {
+      float* const blocks = largest + i * hbi::kBlocks;
+      if (strip.points[strip.plan[first + i]].k == 0) {
+        _mm256_store_ps(blocks, _mm256_setzero_ps());
+      } else {
+        SumSuperblock<kType, kMasked>(strip, first + i, *fold, sums + i * kSuperblock, blocks);
+      }
+    }
+    V32 bits[4];
+    for (size_t i = 0; i < 4; ++i) {
+      bits[i] = hn::And(hn::BitCast(D32(), hn::Load(DF(), largest + i * kLanes32)),
+                        hn::Set(D32(), 0x7fffffffu));
+    }
+    uint8_t* const words = fold->words + size_t{first} * hbi::kWordBytes;
+    StoreWords(WordsOf(CodesOfMagnitudes(bits)), count, words);
+    for (uint32_t i = 0; i < count; ++i) {
+      PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), sums + i * kSuperblock, fold);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace inccl
+HWY_AFTER_NAMESPACE();
+#endif  // INCCL_HBI_STRIPS
+
+#endif  // per-target include guard
