@@ -200,8 +200,7 @@ TEST_F(VerbsMemoryTest, AFailedCallEndsRegistrationsAndConnections) {
   EXPECT_TRUE(ends_[0]->RevokeAccess(handle).ok());
   EXPECT_EQ(Locked(), 0u);
   for (const fake::Connection& connection : fake::Get().Connections()) {
-    EXPECT_EQ(connection.state,
-              connection.number == QueuePairOf(0) ? IBV_QPS_ERR : IBV_QPS_RTS);
+    EXPECT_EQ(connection.state, connection.number == QueuePairOf(0) ? IBV_QPS_ERR : IBV_QPS_RTS);
   }
   std::memset(memory.data(), 2, memory.size());
   fake::Get().Hold(QueuePairOf(0), false);

@@ -202,7 +202,7 @@ bool PortIsUp(const FakeQp& qp) { return PortOf(qp).state == IBV_PORT_ACTIVE; }
 bool PacketsPass(const FakeQp& from, const FakeQp& to, uint32_t bytes) {
   const Port &source = PortOf(from), &target = PortOf(to);
   const uint32_t packet = std::min(bytes, 128u << from.connection.to_receive.path_mtu);
-  return source.pkey == target.pkey && source.network == target.network &&
+  return source.pkey == target.pkey && source.network == target.network && source.network >= 0 &&
          packet <= fabric().machine.largest_packet;
 }
 
@@ -751,6 +751,7 @@ ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* init) {
   qp->base.recv_cq = init->recv_cq;
   qp->base.srq = init->srq;
   qp->base.qp_num = qp->connection.number = f.next_number++;
+  qp->connection.device = pd->context->device->name;
   qp->most = init->cap.max_send_wr;
   qp->most_pieces = std::min(init->cap.max_send_sge, 2u);
   f.pairs[qp->base.qp_num] = qp;

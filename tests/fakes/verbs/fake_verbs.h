@@ -26,7 +26,7 @@ struct Port {
   std::vector<Gid> gids;
   uint8_t speed = 64;      // ibv_port_attr::active_speed: 64 is 50 Gbit/s a lane, 32 is 25
   uint16_t pkey = 0xffff;  // the first of its table; ports with others do not hear this one
-  int network = 0;         // nor those of other networks
+  int network = 0;         // nor do those of other networks; -1: what it sends is lost
 };
 struct DeviceModel {
   std::string name;
@@ -57,6 +57,7 @@ struct Counters {
 
 // What ibv_modify_qp was told of a queue pair that still exists.
 struct Connection {
+  std::string device{};
   uint32_t number = 0, peer = 0;
   ibv_qp_state state = IBV_QPS_RESET;
   ibv_qp_attr to_receive{}, to_send{};
