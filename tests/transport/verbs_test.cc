@@ -117,7 +117,7 @@ TEST_F(VerbsTest, HowAQueuePairConnects) {
     EXPECT_EQ(both[1].to_receive.ah_attr.grh.sgid_index, 1);
     EXPECT_EQ(out.timeout, 17);
     EXPECT_EQ(both[1].to_send.timeout, 14);
-    EXPECT_EQ(out.retry_cnt, 7);
+    EXPECT_LT(out.retry_cnt, 7);  // soft RoCE takes 7 for infinitely many
     EXPECT_LT(out.rnr_retry, 7);  // 7 would wait for ever
     EXPECT_EQ(out.sq_psn, both[1].to_receive.rq_psn);
     EXPECT_EQ(in.rq_psn, both[1].to_send.sq_psn);

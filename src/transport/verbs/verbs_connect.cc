@@ -14,7 +14,7 @@
 namespace inccl::verbs {
 namespace {
 
-constexpr uint8_t kRetries = 7;
+constexpr uint8_t kRetries = 6;  // soft RoCE takes 7 for infinitely many
 // A receive is posted before a peer may send, so no peer finds none. If one does, it shall be an
 // error after a while; 7 would mean for ever.
 constexpr uint8_t kNotReadyRetries = 6;
