@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a step uses registered buffers: consumers read payloads in place, and a rank writes results
-// into the outputs of its peers.
+// How a step uses registered buffers: consumers or devices read payloads in place, and a rank
+// writes results into the outputs of its peers.
 #include <algorithm>
 
 #include "collectives/executor.h"
@@ -28,9 +28,11 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
                                     const BoundOperand& operand, const Range& range,
                                     StrandState* state, Outgoing* outgoing) {
   if (strand.phase.lane_class != LaneClass::kData) return;
-  if (call_.registered_result.region != 0 && operand.format.form == Form::kResult &&
+  const bool in_place = operand.send->sends_in_place();
+  const MemoryHandle& result = in_place ? call_.registered_output : call_.registered_result;
+  if (result.region != 0 && operand.format.form == Form::kResult &&
       call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
-    const RemoteAddress source = call_.registered_result.At(OutputAt(range), state->raw_bytes);
+    const RemoteAddress source = result.At(OutputAt(range), state->raw_bytes);
     if (source.region != 0 && operand.send->ReachableFrom(source.region)) {
       outgoing->header.source = source;
     }
@@ -49,8 +51,8 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
   // Only in these schedules does the consumer of a part compute its result. In hierarchical ones
   // some consumers send a sum on instead, and ignore the target.
   const Schedule& schedule = call_.program->schedule;
-  if (schedule.collective == Collective::kAllReduce && TraitsOf(schedule.algorithm).zero_copy &&
-      call_.codec->ResultIsPayload()) {
+  if (!in_place && schedule.collective == Collective::kAllReduce &&
+      TraitsOf(schedule.algorithm).zero_copy && call_.codec->ResultIsPayload()) {
     const RemoteAddress target = call_.registered_output.At(OutputAt(range), state->raw_bytes);
     if (target.region != 0 && operand.send->ReachableFrom(target.region)) {
       outgoing->header.target = target;

@@ -191,7 +191,7 @@ const Variable kVariables[] = {
       "transports that may be chosen: each pair of ranks takes the first that both can use; shm "
       "joins ranks of one host only, loopback ranks of one process only",
       "loopback, shm, verbs, ucx, tcp, or a list in order of preference",
-      "loopback for threads; shm,ucx,tcp for processes", "list"},
+      "loopback for threads; shm,verbs,ucx,tcp for processes", "list"},
      [](Text v, Environment* e) { return ParseTransports(v, &e->transport); }},
     {{"INCCL_UCX_TLS", "UCX's transports for the transport ucx, as in UCX_TLS",
       "names, comma-separated: sysv, posix, rc, ...; tcp and all only with INCCL_NET_SECURITY=none",

@@ -11,7 +11,7 @@ namespace inccl {
 namespace {
 
 constexpr uint32_t kOfferMagic = 0x33666f69;  // "iof3"
-constexpr size_t kMaxName = 32, kMaxReason = 2048;
+constexpr size_t kMaxName = 32, kMaxReason = 2048, kMaxPathReason = 512;
 
 }  // namespace
 
@@ -45,6 +45,28 @@ Result<TransportOffer> TransportOffer::Decode(std::span<const std::byte> bytes) 
   const auto content = std::as_bytes(std::span(payload));
   offer.payload.assign(content.begin(), content.end());
   return offer;
+}
+
+std::vector<std::byte> EncodePathFailures(std::span<const PathFailure> failures) {
+  if (failures.empty()) return {};
+  ByteWriter writer;
+  writer.String(std::string_view(failures.front().why).substr(0, kMaxPathReason));
+  for (const PathFailure& failure : failures) writer.U16(static_cast<uint16_t>(failure.peer));
+  return writer.bytes();
+}
+
+Result<std::vector<PathFailure>> DecodePathFailures(std::span<const std::byte> bytes, int nranks) {
+  std::vector<PathFailure> failures;
+  if (bytes.empty()) return failures;
+  ByteReader reader(bytes);
+  std::string why;
+  if (!reader.String(&why, kMaxPathReason)) return InternalError("malformed failures of paths");
+  while (reader.remaining() > 0) {
+    uint16_t peer = 0;
+    if (!reader.U16(&peer) || peer >= nranks) return InternalError("malformed failures of paths");
+    failures.push_back({.peer = peer, .why = Escaped(why)});
+  }
+  return failures;
 }
 
 }  // namespace inccl

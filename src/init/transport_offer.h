@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "transport/transport_factory.h"
 
 namespace inccl {
 
@@ -24,6 +25,11 @@ struct TransportOffer {
   // Returns kInternalError if the bytes are malformed.
   static Result<TransportOffer> Decode(std::span<const std::byte> bytes);
 };
+
+// What a rank found out about its paths, as a payload: the first failure's text stands for all.
+std::vector<std::byte> EncodePathFailures(std::span<const PathFailure> failures);
+// Returns kInternalError if the bytes are malformed or name no rank of `nranks`.
+Result<std::vector<PathFailure>> DecodePathFailures(std::span<const std::byte> bytes, int nranks);
 
 }  // namespace inccl
 

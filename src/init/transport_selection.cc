@@ -28,7 +28,7 @@ TransportSelection::TransportSelection(int rank, int nranks, const Environment& 
       environment_(environment),
       device_slices_(device_slices),
       link_mbps_(bootstrap::LinkMbps(environment.socket_ifname)),
-      names_(TransportNames(environment, {"shm", "ucx", "tcp"})),
+      names_(TransportNames(environment, {"shm", "verbs", "ucx", "tcp"})),
       table_(nranks) {}
 
 TransportOffer TransportSelection::Make(const std::string& name,
@@ -97,6 +97,7 @@ Result<TransportSelection::Offers> TransportSelection::Exchange(Mesh* mesh,
 bool TransportSelection::CanUse(const Attempt& attempt, const Places& places, int a, int b) const {
   return attempt.of_rank[static_cast<size_t>(a)].ok() &&
          attempt.of_rank[static_cast<size_t>(b)].ok() &&
+         !attempt.no_path.contains(std::minmax(a, b)) &&
          attempt.row->unusable(places, a, b).empty();
 }
 
@@ -164,12 +165,61 @@ Status TransportSelection::Try(const std::string& name, Offers offers, Mesh* mes
       for (size_t rank = 0; rank < all->size(); ++rank) {
         if (attempt.of_rank[rank].ok()) attempt.of_rank[rank] = (*all)[rank].status;
       }
+      if (attempt.row->tries_paths && Needed(attempt, places)) {
+        Status tried = TryPaths(&attempt, mesh, places, terms);
+        if (!tried.ok()) return tried;
+      }
     } else if (!attached.status.ok()) {
       return attached.status;
     }
   }
   Assign(number, places);
   return Status::Ok();
+}
+
+Status TransportSelection::TryPaths(Attempt* attempt, Mesh* mesh, const Places& places,
+                                    const ExchangeTerms& terms) {
+  std::vector<int> peers;
+  for (int peer = 0; peer < nranks_; ++peer) {
+    if (peer != rank_ && table_.Of(rank_, peer) == PairTable::kNone &&
+        CanUse(*attempt, places, rank_, peer)) {
+      peers.push_back(peer);
+    }
+  }
+  std::vector<PathFailure> failures;
+  if (!peers.empty()) {
+    Result<std::vector<PathFailure>> tried = attempt->factory->TryPaths(peers, terms);
+    if (!tried.ok()) return Error(tried.status());
+    failures = *std::move(tried);
+  }
+  TransportOffer mine;
+  mine.transport = attempt->row->name;
+  mine.payload = EncodePathFailures(failures);
+  Result<Offers> all = Exchange(mesh, mine, terms);
+  if (!all.ok()) return all.status();
+  for (int rank = 0; rank < nranks_; ++rank) {
+    Result<std::vector<PathFailure>> of_rank =
+        DecodePathFailures((*all)[static_cast<size_t>(rank)].payload, nranks_);
+    if (!of_rank.ok()) {
+      return Error(
+          InternalError(fmt::format("peer rank {} sent {}", rank, of_rank.status().message())));
+    }
+    for (const PathFailure& failure : *of_rank) {
+      if (failure.peer == rank) continue;
+      attempt->no_path.try_emplace(
+          std::minmax(rank, failure.peer),
+          fmt::format("between ranks {} and {}: rank {}: {}", std::min(rank, failure.peer),
+                      std::max(rank, failure.peer), rank, failure.why));
+    }
+  }
+  return Status::Ok();
+}
+
+std::string TransportSelection::PathFailures(const Attempt& attempt) {
+  const size_t others = attempt.no_path.size() - 1;
+  std::string why = attempt.no_path.begin()->second;
+  if (others > 0) why += fmt::format(" (and {} other pair{})", others, others > 1 ? "s" : "");
+  return why;
 }
 
 void TransportSelection::Assign(int number, const Places& places) {
@@ -200,7 +250,9 @@ Status TransportSelection::NoneFor(int a, int b, int other_pairs, const Places& 
   Code code = Code::kInvalidUsage;
   std::string reasons;
   for (const Attempt& attempt : attempts_) {
-    const std::string unusable = a == b ? "" : attempt.row->unusable(places, a, b);
+    std::string unusable = a == b ? "" : attempt.row->unusable(places, a, b);
+    const auto no_path = attempt.no_path.find(std::minmax(a, b));
+    if (no_path != attempt.no_path.end()) unusable = no_path->second;
     const int failed = attempt.of_rank[static_cast<size_t>(a)].ok() ? b : a;
     code = unusable.empty() ? attempt.of_rank[static_cast<size_t>(failed)].code()
                             : Code::kInvalidUsage;
@@ -268,6 +320,7 @@ bool TransportSelection::IsAbsent(const Attempt& attempt) const {
 void TransportSelection::WarnOfFailures(const char* name) const {
   std::string reasons;
   for (const Attempt& attempt : attempts_) {
+    if (!attempt.no_path.empty()) AddReason(attempt.row->name, PathFailures(attempt), &reasons);
     const auto failed = std::find_if(attempt.of_rank.begin(), attempt.of_rank.end(),
                                      [](const Status& status) { return !status.ok(); });
     if (failed == attempt.of_rank.end() || IsAbsent(attempt)) continue;

@@ -8,9 +8,11 @@
 #define INCCL_INIT_TRANSPORT_SELECTION_H_
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -49,9 +51,10 @@ class TransportSelection {
   // One transport of the list.
   struct Attempt {
     const TransportRow* row = nullptr;
-    std::vector<Status> of_rank;                // why a rank cannot use it
-    std::unique_ptr<TransportFactory> factory;  // nullptr: no pair of this rank uses it
-    bool used = false;                          // by any pair
+    std::vector<Status> of_rank;                         // why a rank cannot use it
+    std::map<std::pair<int, int>, std::string> no_path;  // by pair: why data does not get through
+    std::unique_ptr<TransportFactory> factory;           // nullptr: no pair of this rank uses it
+    bool used = false;                                   // by any pair
   };
   using Offers = std::vector<TransportOffer>;
 
@@ -70,12 +73,17 @@ class TransportSelection {
   // Attaches to this rank's peers of unassigned pairs that can use the transport, and connects.
   Status Attach(const Attempt& attempt, Mesh* mesh, const Places& places, const Offers& offers,
                 const ExchangeTerms& terms) const;
+  // Tries the paths of this rank's pairs and exchanges what came of it, so that both ranks of a
+  // pair know.
+  Status TryPaths(Attempt* attempt, Mesh* mesh, const Places& places, const ExchangeTerms& terms);
   void Assign(int number, const Places& places);
   bool CanUse(const Attempt& attempt, const Places& places, int a, int b) const;
   // Whether a pair without a transport can use this one, or (`rank` >= 0) a pair of that rank.
   bool Needed(const Attempt& attempt, const Places& places, int rank = -1) const;
   // Why rank `first` failed, and how many others have.
   static std::string Failure(const Attempt& attempt, int first);
+  // Why the first pair has no path, and how many others have none.
+  static std::string PathFailures(const Attempt& attempt);
   // The error if a pair has no transport.
   Status CheckComplete(const Places& places) const;
   Status NoneFor(int a, int b, int other_pairs, const Places& places) const;

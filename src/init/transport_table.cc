@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "init/options.h"
+#include "topology/processors.h"
 #include "transport/shm/shm_factory.h"
 #include "transport/tcp/tcp_factory.h"
 #include "transport/ucx/ucx_factory.h"
@@ -65,7 +66,9 @@ MadeFactory MakeTcp(const FactoryArgs& args) {
 MadeFactory MakeVerbs(const FactoryArgs& args) {
   const Environment& environment = *args.environment;
   VerbsOptions options;
-  options.ports = {.hca = environment.ib_hca, .gid_index = environment.ib_gid_index};
+  options.ports = {.hca = environment.ib_hca,
+                   .gid_index = environment.ib_gid_index,
+                   .nodes = BoundNodes(AllowedCpus())};
   options.traffic_class = environment.ib_tc;
   options.timeout = environment.ib_timeout;
   options.protection = ProtectionOf(environment.net_security);
@@ -95,30 +98,35 @@ constexpr TransportRow kRows[] = {
      .caps = [] { return Caps{.name = "loopback"}; },
      .unusable = [](const Places&, int, int) { return std::string(kThreadsOnly); },
      .attach_needs_peers = false,
+     .tries_paths = false,
      .connects = false},
     {.name = "shm",
      .make = MakeShm,
      .caps = [] { return ShmTransport::CapsOf(ShmOptions{}); },
      .unusable = OneHostOnly,
      .attach_needs_peers = false,
+     .tries_paths = false,
      .connects = false},
     {.name = "verbs",
      .make = MakeVerbs,
      .caps = VerbsTransport::CapsOf,
      .unusable = [](const Places&, int, int) { return std::string(); },
      .attach_needs_peers = true,
+     .tries_paths = true,
      .connects = true},
     {.name = "ucx",
      .make = MakeUcx,
      .caps = [] { return Caps{.name = "ucx"}; },
      .unusable = UcxBetween,
      .attach_needs_peers = true,
+     .tries_paths = false,
      .connects = false},
     {.name = "tcp",
      .make = MakeTcp,
      .caps = [] { return Caps{.name = "tcp"}; },
      .unusable = [](const Places&, int, int) { return std::string(); },
      .attach_needs_peers = true,
+     .tries_paths = false,
      .connects = true},
 };
 

@@ -40,6 +40,8 @@ struct TransportRow {
   std::string (*unusable)(const Places& places, int a, int b);
   // A rank attaches to live peers, so all ranks must have attached before any leaves.
   bool attach_needs_peers;
+  // Whether data gets from rank to rank shows only when it is tried (TransportFactory::TryPaths).
+  bool tries_paths;
   // TransportFactory::Connect waits for the peers' calls.
   bool connects;
 };

@@ -41,13 +41,22 @@ bool MemoryIsCounted() {
 HostAllocator& HostAllocator::Instance() {
   static auto* const memory = [] {
     auto* made = new HostAllocator;
-    // The forking thread takes the mutex before, and gives it up in the parent and in the child.
-    pthread_atfork([]() INCCL_NO_THREAD_SAFETY_ANALYSIS { Instance().mutex_.Lock(); },
-                   []() INCCL_NO_THREAD_SAFETY_ANALYSIS { Instance().mutex_.Unlock(); },
-                   []() INCCL_NO_THREAD_SAFETY_ANALYSIS {
-                     Instance().ForkedChild();
-                     Instance().mutex_.Unlock();
-                   });
+    // The forking thread takes the mutexes before, and gives them up in the parent and in the
+    // child.
+    pthread_atfork(
+        []() INCCL_NO_THREAD_SAFETY_ANALYSIS {
+          Instance().observers_mutex_.Lock();
+          Instance().mutex_.Lock();
+        },
+        []() INCCL_NO_THREAD_SAFETY_ANALYSIS {
+          Instance().mutex_.Unlock();
+          Instance().observers_mutex_.Unlock();
+        },
+        []() INCCL_NO_THREAD_SAFETY_ANALYSIS {
+          Instance().ForkedChild();
+          Instance().mutex_.Unlock();
+          Instance().observers_mutex_.Unlock();
+        });
     return made;
   }();
   return *memory;
@@ -80,13 +89,27 @@ Result<void*> HostAllocator::Allocate(size_t size) {
   return mapping.Release();
 }
 
+void HostAllocator::Observe(FreeObserver* observer) {
+  const MutexLock lock(&observers_mutex_);
+  observers_.push_back(observer);
+}
+
+void HostAllocator::Forget(FreeObserver* observer) {
+  const MutexLock lock(&observers_mutex_);
+  std::erase(observers_, observer);
+}
+
 Status HostAllocator::Free(void* data) {
+  const MutexLock observers(&observers_mutex_);
   const MutexLock lock(&mutex_);
   const auto found = pieces_.find(static_cast<const std::byte*>(data));
   if (found == pieces_.end()) {
     return InvalidArgument(fmt::format("ptr: {} is not of ccl_mem_alloc, or freed", data));
   }
   const Piece& piece = found->second;
+  for (FreeObserver* const observer : observers_) {
+    observer->OnFree(found->first, found->first + piece.bytes);
+  }
   // Peers keep the file mapped until they notice; punching a hole returns its memory at once.
   if (piece.generation != 0) {
     fallocate(piece.file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -177,6 +200,7 @@ bool HostAllocator::MakePrivate(const std::byte* data, const Piece& piece, size_
 // Gives the child of a fork private pages, so that its writes do not reach the parent. Pages that
 // the child has not written still show later writes of the parent.
 void HostAllocator::ForkedChild() {
+  observers_.clear();
   for (auto& entry : pieces_) {
     Piece& piece = entry.second;
     if (!piece.file.valid()) continue;

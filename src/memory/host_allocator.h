@@ -19,10 +19,22 @@
 
 namespace inccl {
 
+// Learns of memory that is about to be freed.
+class FreeObserver {
+ public:
+  virtual ~FreeObserver() = default;
+  // In the thread that frees.
+  virtual void OnFree(const std::byte* begin, const std::byte* end) = 0;
+};
+
 // The allocator of this process; any thread may use it.
 class HostAllocator {
  public:
   static HostAllocator& Instance();
+
+  // From here on, until Forget, Free calls the observer. A child of fork has no observers.
+  void Observe(FreeObserver* observer);
+  void Forget(FreeObserver* observer);
 
   // Returns zeroed whole pages.
   Result<void*> Allocate(size_t bytes);
@@ -55,8 +67,10 @@ class HostAllocator {
 
   static bool MakePrivate(const std::byte* data, const Piece& piece, size_t first, size_t last);
   Pieces::iterator Holding(const std::byte* data, size_t bytes) INCCL_REQUIRES(mutex_);
-  void ForkedChild() INCCL_REQUIRES(mutex_);
+  void ForkedChild() INCCL_REQUIRES(mutex_, observers_mutex_);
 
+  Mutex observers_mutex_;  // taken before mutex_
+  std::vector<FreeObserver*> observers_ INCCL_GUARDED_BY(observers_mutex_);
   Mutex mutex_;
   Pieces pieces_ INCCL_GUARDED_BY(mutex_);
   uint64_t next_generation_ INCCL_GUARDED_BY(mutex_) = 1;

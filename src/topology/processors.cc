@@ -116,6 +116,27 @@ CpuSet AllowedCpus(pid_t pid) {
   return {};
 }
 
+std::vector<int> BoundNodes(const CpuSet& cpus, const std::string& root) {
+  const std::string nodes = root + "/sys/devices/system/node/";
+  const auto read = [&](const std::string& name) {
+    std::ifstream file(nodes + name);
+    std::string line;
+    std::getline(file, line);
+    return ParseCpuList(line);
+  };
+  const Result<CpuSet> online = read("online");
+  if (!online.ok()) return {};
+  std::vector<int> bound;
+  for (const int node : *online) {
+    const Result<CpuSet> there = read(fmt::format("node{}/cpulist", node));
+    if (!there.ok()) return {};
+    if (std::find_first_of(cpus.begin(), cpus.end(), there->begin(), there->end()) != cpus.end()) {
+      bound.push_back(node);
+    }
+  }
+  return bound.size() == online->size() ? std::vector<int>() : bound;
+}
+
 double CpuQuota(const std::string& root) {
   double least = 0;
   std::ifstream groups(root + "/proc/self/cgroup");

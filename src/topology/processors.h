@@ -25,6 +25,10 @@ std::string FormatCpuList(const CpuSet& cpus);
 // Empty if the kernel does not report it.
 CpuSet AllowedCpus(pid_t pid = 0);
 
+// The NUMA nodes of these processors; none if they are on every node of the machine, or if the
+// kernel does not report nodes. `root` as below.
+std::vector<int> BoundNodes(const CpuSet& cpus, const std::string& root = "");
+
 // The CPU quota of this process's cgroups, in processors; 0: no limit. `root` is a prefix of all
 // paths, for tests.
 double CpuQuota(const std::string& root = "");

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -16,6 +17,12 @@
 #include "transport/transport.h"
 
 namespace inccl {
+
+// Why data does not get from or to a peer.
+struct PathFailure {
+  int peer = -1;
+  std::string why{};
+};
 
 class TransportFactory {
  public:
@@ -28,6 +35,12 @@ class TransportFactory {
   // names the peer that fails, and ends by the deadline of `terms`.
   virtual Status Connect(const Mesh& /*mesh*/, const ExchangeTerms& /*terms*/) {
     return Status::Ok();
+  }
+  // Tries whether data gets to these peers and from them. Called after all ranks have connected;
+  // the peers try this rank at the same time.
+  virtual Result<std::vector<PathFailure>> TryPaths(std::span<const int> /*peers*/,
+                                                    const ExchangeTerms& /*terms*/) {
+    return std::vector<PathFailure>();
   }
   // Called once, after Connect. `alone`: no rank of the communicator has another transport, so
   // all of them sleep on Transport::wakeup_event; else all sleep on Transport::wakeup_source.

@@ -5,7 +5,9 @@
 // how many operations per communicator (default: what fits into a test run), INCCL_TEST_SEED
 // replays.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +23,10 @@
 namespace inccl::test {
 namespace {
 
-constexpr int kRanks = 16;
+int Ranks() {
+  const char* text = std::getenv("INCCL_TEST_RANKS");
+  return text == nullptr ? 16 : std::atoi(text);
+}
 
 uint64_t Seed() {
   const char* text = std::getenv("INCCL_TEST_SEED");
@@ -47,19 +52,20 @@ size_t AnonymousKib() {
 }
 
 TEST(StressTest, SixteenRanksTwoCommunicatorsEach) {
+  const int ranks = Ranks();
   const uint64_t seed = Seed();
   const int operations = Operations();
   std::printf("INCCL_TEST_SEED=%llu, %d operations on each of two communicators of %d ranks\n",
-              static_cast<unsigned long long>(seed), operations, kRanks);
+              static_cast<unsigned long long>(seed), operations, ranks);
   RunProcesses(
-      kRanks,
+      ranks,
       [&](int rank, ccl_comm_t comm) {
         ccl_comm_t other = nullptr;
         ccl_stream_t streams[2] = {};
         CHECK_OK(ccl_comm_split(comm, 0, rank, &other, nullptr));
         for (ccl_stream_t& stream : streams) CHECK_OK(ccl_stream_create(&stream));
-        RandomOperationRunner first(rank, kRanks, comm, seed, streams[0], {});
-        RandomOperationRunner second(rank, kRanks, other, seed + 1, streams[1], {});
+        RandomOperationRunner first(rank, ranks, comm, seed, streams[0], {});
+        RandomOperationRunner second(rank, ranks, other, seed + 1, streams[1], {});
         const auto run = [](RandomOperationRunner* runner, int count) {
           CHECK_OK(runner->Run(0, static_cast<uint64_t>(count)));
         };
@@ -68,14 +74,16 @@ TEST(StressTest, SixteenRanksTwoCommunicatorsEach) {
           run(&first, count);
           beside.join();
         };
-        both(operations / 3);  // opens all lanes, touches all memory
+        both(std::max(operations / 3, 500));  // opens all lanes, touches all memory
+        usleep(100'000);                      // threads that have been joined may still be ending
         const Holdings before = Holdings::Now();
         const size_t kib_before = AnonymousKib();
         both(operations);
+        usleep(100'000);
         const Holdings after = Holdings::Now();
         const size_t kib_after = AnonymousKib();
         EXPECT_LE(after.fds, before.fds);  // those of the rendezvous may just be closing
-        EXPECT_EQ(after.threads, before.threads);
+        EXPECT_LE(after.threads, before.threads);
         if (rank == 0)
           std::fprintf(stderr, "memory: %zu KiB, then %zu KiB\n", kib_before, kib_after);
         if (!kSanitized) {

@@ -13,39 +13,36 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "api/world.h"
 #include "inccl/ccl.h"
 #include "world/baseline.h"
 #include "world/clock.h"
 #include "world/error_format.h"
 #include "world/limits.h"
 #include "world/process_world.h"
-#include "world/world.h"
 
 namespace inccl::test {
 
 // Transports between processes that the sweeps run over. scripts/reliability_report.py reads the
 // properties that ForRow records.
-#if INCCL_TEST_UCX
-inline constexpr const char* kTransportFactories[] = {"shm", "ucx", "tcp"};
-#else
-inline constexpr const char* kTransportFactories[] = {"shm", "tcp"};
-#endif
+inline const std::vector<const char*> kTransportFactories = TransportSelections();
 
 // Time limits of the library in the tests that wait for them.
-inline constexpr double kInitSeconds = 1.0 * kSlowness;
-inline constexpr double kOpSeconds = 2.0 * kSlowness;
-inline constexpr double kDeadSeconds = 1.0 * kSlowness;
+inline const double kInitSeconds = 1.0 * Slowness();
+inline const double kOpSeconds = 2.0 * Slowness();
+inline const double kDeadSeconds = 1.0 * Slowness();
 inline constexpr double kLocalDeathSeconds = 1.0;  // to learn of a death on one host
 
 // All others get so much that no busy machine reaches it. By environment, so that they hold for the
 // maker of an id as well.
 struct FaultLimits {
-  double init_seconds = 30.0 * kSlowness;
-  double op_seconds = 30.0 * kSlowness;
-  double dead_seconds = 30.0 * kSlowness;
+  double init_seconds = 30.0 * Slowness();
+  double op_seconds = 30.0 * Slowness();
+  double dead_seconds = 30.0 * Slowness();
 };
-inline constexpr FaultLimits kShortLimits = {kInitSeconds, kOpSeconds, kDeadSeconds};
+inline const FaultLimits kShortLimits = {kInitSeconds, kOpSeconds, kDeadSeconds};
 
 class FaultTest : public ::testing::TestWithParam<const char*> {
  protected:

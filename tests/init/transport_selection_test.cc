@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "bootstrap/bootstrap_world.h"
 #include "init/thread_transports.h"
+#include "memory/host_allocator.h"
 #include "support/seed.h"
 #include "transport/ucx/ucx_transport.h"
 #if INCCL_TEST_VERBS
@@ -256,19 +257,97 @@ TEST(TransportSelectionTest, APairWithoutATransportIsNamedOnEveryRank) {
 TEST(TransportSelectionTest, RdmaBetweenHosts) {
   fake_verbs::Get().SetMachine(fake_verbs::Get().StandardMachine());
   for (const bool excluded : {false, true}) {
-    for (const char* list : {"shm,verbs,ucx,tcp", "shm,verbs,tcp"}) {
+    for (const char* list : {"", "shm,verbs,ucx,tcp", "shm,verbs,tcp"}) {
       const auto chosen = ChooseAmong(3, [&](int rank, Environment* environment) {
         SetHost("aab", rank, environment);
         environment->transport = list;
         environment->socket_ifname = "lo";
         if (excluded && rank == 2) environment->ib_hca = "^fake0";
       });
-      const bool ucx = std::string(list).find("ucx") != std::string::npos && UcxTransport::Built();
+      const bool ucx = std::string(list) != "shm,verbs,tcp" && UcxTransport::Built();
       for (const auto& end : chosen) {
         ASSERT_TRUE(end.ok()) << end.status().message();
         EXPECT_STREQ((*end)->caps().name, !excluded ? "shm+verbs" : ucx ? "shm+ucx" : "shm+tcp");
       }
     }
+  }
+  fake_verbs::Get().SetMachine({});
+}
+
+// Pairs whose path loses packets take the next transport; the others keep RDMA.
+TEST(TransportSelectionTest, RdmaIsTriedBeforeItIsChosen) {
+  fake_verbs::Machine machine = fake_verbs::Get().StandardMachine();
+  fake_verbs::DeviceModel lossy = machine.devices[0];
+  lossy.name = "lossy0";
+  lossy.ports[0].network = -1;
+  machine.devices.push_back(lossy);  // the connections of rank 1, by the ranks' numbers
+  fake_verbs::Get().SetMachine(machine);
+  const auto among = [](const char* list) {
+    return ChooseAmong(3, [list](int rank, Environment* environment) {
+      SetHost("abc", rank, environment);
+      environment->transport = list;
+      environment->socket_ifname = "lo";
+    });
+  };
+  {
+    const auto chosen = among("verbs,tcp");
+    for (const auto& end : chosen) {
+      ASSERT_TRUE(end.ok()) << end.status().message();
+      EXPECT_STREQ((*end)->caps().name, "verbs+tcp");
+    }
+    std::vector<std::byte> memory(100);
+    const auto registered = (*chosen[0])->Register(memory.data(), 100, {.keep = true});
+    ASSERT_TRUE(registered.ok());
+    for (const int peer : {1, 2}) {
+      const auto lane =
+          (*chosen[0])
+              ->OpenSend({.producer = 0, .consumers = {peer}, .slot_bytes = 100, .depth = 1});
+      ASSERT_TRUE(lane.ok());
+      EXPECT_EQ((*lane)->sends_in_place(), peer == 2);
+      EXPECT_EQ((*lane)->ReachableFrom(registered->region), peer == 2);
+    }
+  }
+  for (const auto& end : among("verbs")) {
+    ASSERT_FALSE(end.ok());
+    EXPECT_CONTAINS(end.status().message(),
+                    "for ranks 0 and 1 (and 1 other pair): verbs: between ");
+    EXPECT_CONTAINS(end.status().message(),
+                    "between ranks 0 and 1: rank 0: lossy0:1: transport retry counter exceeded");
+  }
+  EXPECT_EQ(fake_verbs::Get().OpenObjects(), 0u);
+  fake_verbs::Get().SetMachine({});
+}
+
+// Memory of ccl_mem_alloc is exported once: peers of this host read it, and devices send from it.
+TEST(TransportSelectionTest, MemoryIsRegisteredWithAllParts) {
+  fake_verbs::Get().SetMachine(fake_verbs::Get().StandardMachine());
+  {
+    const auto chosen = ChooseAmong(3, [](int rank, Environment* environment) {
+      SetHost("aab", rank, environment);
+      environment->transport = "shm,verbs";
+    });
+    ASSERT_TRUE(chosen[0].ok());
+    Transport* const end = chosen[0]->get();
+    constexpr size_t kBytes = size_t{1} << 20;
+    void* const memory = *HostAllocator::Instance().Allocate(kBytes);
+    const auto lane =
+        end->OpenSend({.producer = 0, .consumers = {2}, .slot_bytes = 100, .depth = 1});
+    ASSERT_TRUE(lane.ok());
+    const auto handle = end->Register(memory, kBytes, {.access = Access::kReadWrite});
+    ASSERT_TRUE(handle.ok());
+    EXPECT_TRUE(handle->writable);  // of shm
+    EXPECT_TRUE((*lane)->ReachableFrom(handle->region));
+    // Shm has no other memory, but devices send from what is registered.
+    std::vector<std::byte> own(100);
+    const auto of_device = end->Register(own.data(), own.size(), {.keep = true});
+    ASSERT_TRUE(of_device.ok());
+    EXPECT_FALSE(of_device->writable);
+    EXPECT_TRUE((*lane)->ReachableFrom(of_device->region));
+    end->Deregister(*of_device);
+    EXPECT_FALSE((*lane)->ReachableFrom(of_device->region));
+    EXPECT_TRUE(end->RevokeAccess(*handle).ok());
+    EXPECT_FALSE((*lane)->ReachableFrom(handle->region));
+    EXPECT_TRUE(HostAllocator::Instance().Free(memory).ok());
   }
   fake_verbs::Get().SetMachine({});
 }

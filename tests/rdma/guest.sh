@@ -1,14 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs a command as root on a virtual machine that has an RDMA device: soft RoCE (rxe0) on one end of a pair of virtual
-# Ethernet interfaces. The guest has this system's newest installed kernel and sees this machine's files; what it writes is
-# gone afterwards. QEMU emulates 2 processors in software: nothing measured there says anything about speed.
+# Runs a command as root on a virtual machine that has two RDMA devices: soft RoCE, rxe0 and rxe1, on the two ends of a
+# virtual Ethernet cable, roce0 and roce1. Packets between the devices take the cable. The guest has this system's newest installed kernel and sees this
+# machine's files; what it writes is gone afterwards, but for what it writes below /guest-out. QEMU uses KVM where the
+# processor and the kernel have it, and else emulates 2 processors in software: nothing measured there says anything about
+# speed.
 #
 # usage: tests/rdma/guest.sh COMMAND [ARGUMENT...]
 #   GUEST_SECONDS  limit of everything, 600 by default
+#   GUEST_OUT      a directory that is the guest's /guest-out
+#   GUEST_KVM      auto (default), try: KVM even where the processor does not report it, never
 # Exit status: that of the command; 77 if this machine lacks what the guest needs, with the reason; 124 at the limit.
 set -euo pipefail
-[ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,9p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,13p' "$0" >&2; exit 2; }
 
 skip() { echo "no RDMA guest: $*; see docs/rdma.md"; exit 77; }
 for program in qemu-system-x86_64 cpio gzip; do command -v "$program" > /dev/null || skip "no $program"; done
@@ -28,7 +32,8 @@ done
 modules=/lib/modules/$version/kernel
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-mkdir -p "$dir"/initrd/{bin,modules,proc,sys,dev}
+mkdir -p "$dir"/initrd/{bin,modules,proc,sys,dev} "$dir/out"
+out=${GUEST_OUT:-$dir/out}
 cp "$busybox" "$dir/initrd/bin/busybox"
 names=()
 for module in drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev \
@@ -42,6 +47,7 @@ done
 cat > "$dir/initrd/init" << END
 #!/bin/busybox sh
 B=/bin/busybox
+echo GUEST_UP
 \$B mount -t proc p /proc; \$B mount -t sysfs s /sys; \$B mount -t devtmpfs d /dev
 for module in ${names[*]}; do \$B insmod /modules/\$module.ko; done
 \$B mkdir -p /below /above /root
@@ -49,8 +55,9 @@ for module in ${names[*]}; do \$B insmod /modules/\$module.ko; done
 \$B mount -t tmpfs t /above; \$B mkdir -p /above/upper /above/work
 \$B mount -t overlay -o lowerdir=/below,upperdir=/above/upper,workdir=/above/work o /root
 \$B mount -t devtmpfs d /root/dev; \$B mount -t proc p /root/proc; \$B mount -t sysfs s /root/sys
-\$B mkdir -p /root/dev/shm /root/dev/pts
+\$B mkdir -p /root/dev/shm /root/dev/pts /root/guest-out
 \$B mount -t tmpfs t /root/dev/shm; \$B mount -t devpts p /root/dev/pts
+\$B mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000 out /root/guest-out
 \$B chroot /root /bin/bash < /dev/null -c "\$(\$B cat /guest)"
 echo "GUEST_STATUS=\$?"
 \$B poweroff -f
@@ -64,12 +71,22 @@ hostname guest
 echo "127.0.0.1 localhost guest" > /etc/hosts
 ulimit -l unlimited
 ip link set lo up
-modprobe -a crc32_generic crc32-pclmul veth ib_uverbs rdma_ucm rdma_rxe
+modprobe -a crc32_generic crc32-pclmul veth sch_netem ib_uverbs rdma_ucm rdma_rxe
 ip link add roce0 type veth peer name roce1
-ip address add 10.78.0.1/24 dev roce0
-ip link set roce0 mtu 4200 up
-ip link set roce1 mtu 4200 up
-rdma link add rxe0 type rxe netdev roce0
+for i in 0 1; do
+  ip address add 10.78.0.$((i + 1))/24 dev roce$i
+  ip link set roce$i mtu 4200 up
+  # What goes from one address to the other shall take the wire, although both are this system's.
+  sysctl -qw net.ipv4.conf.roce$i.accept_local=1 net.ipv4.conf.roce$i.rp_filter=0
+  ip route add 10.78.0.$((2 - i)) dev roce$i table 100
+done
+for i in 0 1; do
+  ip neighbour add 10.78.0.$((2 - i)) lladdr "$(cat /sys/class/net/roce$((1 - i))/address)" dev roce$i nud permanent
+  rdma link add rxe$i type rxe netdev roce$i
+done
+ip rule add pref 100 iif lo to 10.78.0.0/24 lookup 100
+ip rule add pref 200 lookup local
+ip rule delete pref 0
 set +e
 END
   printf 'cd %q; ' "$PWD"
@@ -78,12 +95,36 @@ END
 } > "$dir/initrd/guest"
 (cd "$dir/initrd" && find . | cpio -o -H newc --quiet | gzip -1) > "$dir/initrd.gz"
 
+deadline=$((SECONDS + ${GUEST_SECONDS:-600}))
+boot() {  # ACCELERATOR CPU
+  timeout "$((deadline - SECONDS))" qemu-system-x86_64 -machine q35 -accel "$1" -cpu "$2" -m 4G -smp 2 \
+    -kernel "$kernel" -initrd "$dir/initrd.gz" -append "console=ttyS0 quiet panic=-1" \
+    -display none -serial stdio -monitor none -no-reboot \
+    -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
+    -device virtio-9p-pci,fsdev=host,mount_tag=host \
+    -fsdev "local,id=out,path=$out,security_model=none" \
+    -device virtio-9p-pci,fsdev=out,mount_tag=out < /dev/null | tr -d '\r' | tee "$dir/log"
+}
+# Nested or restricted virtualization may have /dev/kvm and run no Linux that does not know of it.
+kvm_works() {
+  case ${GUEST_KVM:-auto} in
+    never) return 1 ;;
+    auto) grep -qwE 'vmx|svm' /proc/cpuinfo || return 1 ;;
+  esac
+  [ -w /dev/kvm ] || return 1
+  timeout 15 qemu-system-x86_64 -machine q35 -accel kvm -cpu host -m 1G -smp 2 -kernel "$kernel" \
+    -initrd "$dir/initrd.gz" -append "console=ttyS0 quiet panic=-1 rdinit=/bin/busybox -- echo GUEST_UP" \
+    -display none -serial stdio -monitor none -no-reboot < /dev/null > "$dir/probe" 2>&1 || true
+  grep -q GUEST_UP "$dir/probe"
+}
+
 rc=0
-timeout "${GUEST_SECONDS:-600}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -m 4G -smp 2 \
-  -kernel "$kernel" -initrd "$dir/initrd.gz" -append "console=ttyS0 quiet panic=-1" \
-  -display none -serial stdio -monitor none -no-reboot \
-  -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
-  -device virtio-9p-pci,fsdev=host,mount_tag=host < /dev/null | tr -d '\r' | tee "$dir/log" || rc=$?
+if kvm_works; then
+  echo "the guest runs under KVM"
+  boot kvm host || rc=$?
+else
+  boot tcg,thread=multi max || rc=$?
+fi
 [ "$rc" -ne 124 ] || { echo "the guest has not ended within ${GUEST_SECONDS:-600} s"; exit 124; }
 status=$(sed -n 's/^GUEST_STATUS=\([0-9]*\)$/\1/p' "$dir/log" | tail -n 1)
 exit "${status:-1}"

@@ -1,21 +1,30 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What the transport verbs does on an RDMA device: the promises of transport.h, and sums of 2 and 4 processes, uncompressed
-# and compressed, whose results have the bits of shm and tcp. The device is soft RoCE in a virtual machine (guest.sh).
+# What the transport verbs does on RDMA devices: the promises of transport.h; sums of 2 and 4 processes, uncompressed,
+# compressed and from registered memory, whose results have the bits of shm and tcp; random operations; processes that die
+# and stop; a cable that is unplugged, loses packets or carries none; the limit of locked memory. The devices are soft RoCE
+# in a virtual machine (guest.sh).
 #
-# usage: tests/rdma/soft_roce.sh [BUILD]   (default: build/release)
+# usage: tests/rdma/soft_roce.sh [--long] [BUILD]   (default: build/release)
+#   --long   also 10^4 random operations, the fault tests of docs/reliability.md over verbs, whose results come to
+#            BUILD/results_rdma, and the transport ucx over the same devices; half an hour
 # Exit status: 0; 1 if something is wrong; 77 if this machine cannot run the virtual machine.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-export INCCL_CONF_FILE=/dev/null INCCL_SOCKET_IFNAME=lo
+# What takes a second elsewhere may take some in an emulator, beside other work: soft RoCE sends again after a quarter of a
+# second (4.096 us * 2^16), and gives up after two seconds. It does lose packets now and then.
+export INCCL_CONF_FILE=/dev/null INCCL_SOCKET_IFNAME=lo INCCL_IB_TIMEOUT=16 INCCL_TEST_SLOWNESS=5
 
+bench=(-w 0 --algo direct --data normal --seed 5)
+digest_bench=(-b 64K -e 1M -f 16 -n 1 -c 1 --codec none --codec hbi:bits=6 --codec bf16 --digest --csv)
+digests_in() { sed -n 's/^allreduce,.*,\([0-9a-f]\{16\}\)$/\1/p' | tr '\n' ' '; }
 # The digests of the results of an all-reduce, one line.
 digests() {  # BUILD RANKS TRANSPORT
-  INCCL_TRANSPORT=$3 "$1/perf/allreduce_bench" --ranks "$2" -b 64K -e 1M -f 16 -n 1 -w 0 -c 1 --algo direct --codec none \
-    --codec hbi:bits=6 --codec bf16 --data normal --seed 5 --digest --csv 2> /dev/null |
-    sed -n 's/^allreduce,.*,\([0-9a-f]\{16\}\)$/\1/p' | tr '\n' ' '
+  "$1/perf/allreduce_bench" --ranks "$2" --transport "$3" "${bench[@]}" "${digest_bench[@]}" 2> /dev/null | digests_in
 }
 
+long=
+[ "${1:-}" != --long ] || { long=--long; shift; }
 if [ "${1:-}" != --in-guest ]; then
   build=${1:-build/release}
   expected=()
@@ -28,7 +37,12 @@ if [ "${1:-}" != --in-guest ]; then
     fi
     expected+=("$shm")
   done
-  exec tests/rdma/guest.sh tests/rdma/soft_roce.sh --in-guest "$build" "${expected[@]}"
+  if [ -n "$long" ]; then
+    rm -rf "$build/results_rdma"
+    mkdir -p "$build/results_rdma"
+    export GUEST_OUT=$build/results_rdma GUEST_SECONDS=${GUEST_SECONDS:-3600}
+  fi
+  exec tests/rdma/guest.sh tests/rdma/soft_roce.sh $long --in-guest "$build" "${expected[@]}"
 fi
 
 build=$2
@@ -36,47 +50,145 @@ failed=0
 check() {  # NAME COMMAND...
   local name=$1 begin=$SECONDS
   shift
-  if "$@"; then echo "ok: $name, $((SECONDS - begin)) s"; else echo "FAILED: $name"; failed=1; fi
+  if "$@"; then echo "ok: $name, $((SECONDS - begin)) s"; else echo "FAILED: $name, $((SECONDS - begin)) s"; failed=1; fi
 }
-device_works() {
+# A benchmark with half of the ranks on either end of the cable, each end a host of its own; $transport, or the default list.
+across() {  # RANKS ARGUMENT...
+  local half=$(($1 / 2))
+  shift
+  local all=(-x "INCCL_TRANSPORT=${transport:-}" -x "INCCL_DEBUG=${debug:-WARN}" -x "INCCL_IB_TIMEOUT=${timeout:-$INCCL_IB_TIMEOUT}"
+             -x INCCL_CONF_FILE -x INCCL_SOCKET_IFNAME)
+  [ -n "${transport:-}" ] || all=("${all[@]:2}")
+  timeout 120 mpirun --allow-run-as-root --oversubscribe \
+    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe0 -x INCCL_HOSTID=near "$build/perf/allreduce_bench" "$@" : \
+    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe1 -x INCCL_HOSTID=far "$build/perf/allreduce_bench" "$@"
+}
+sent() { cat "/sys/class/infiniband/rxe$1/ports/1/hw_counters/sent_pkts"; }
+
+devices_work() {
   local out
   out=$("$build/tools/inccl-info" --only transports)
   grep -A 2 '^  verbs ' <<< "$out"
-  grep -q '^  verbs  *works' <<< "$out" && grep -q '^    rxe0:1  *ACTIVE, Ethernet' <<< "$out"
+  grep -q '^  verbs  *works' <<< "$out" && [ "$(grep -c '^    rxe[01]:1  *ACTIVE, Ethernet' <<< "$out")" -eq 2 ]
 }
 # Without rounds by the ten thousand, which take minutes in an emulator.
-conformance() {
-  INCCL_TEST_RDMA=1 "$build/tests/conformance_tests" --gtest_brief=1 \
-    --gtest_filter='-*WrapsAroundManyTimes*:*PingPongFromSleep*' 2>&1 | tail -n 20
+conformance() {  # WORLDS
+  local rc=0
+  INCCL_TEST_RDMA=${2:-1} "$build/tests/conformance_tests" \
+    --gtest_filter="$1-*WrapsAroundManyTimes*:*PingPongFromSleep*" > /dev/shm/conformance 2>&1 || rc=$?
+  sed -n 's/.*OK \] \(.*\) (\([0-9]*\) ms)/\2 ms \1/p' /dev/shm/conformance | sort -n | tail -n 3
+  [ "$rc" -eq 0 ] || grep -v 'OK \]\|RUN  ' /dev/shm/conformance | tail -n 40
+  return $rc
 }
-same_bits() {  # RANKS EXPECTED
-  local mine
-  mine=$(digests "$build" "$1" verbs)
-  [ "$mine" = "$2" ] || { echo "$1 ranks: over verbs \"$mine\", elsewhere \"$2\""; return 1; }
+same_bits() {  # RANKS EXPECTED ARGUMENT...
+  local ranks=$1 expected=$2 mine
+  shift 2
+  mine=$(across "$ranks" "${bench[@]}" "${digest_bench[@]}" "$@" 2> /dev/shm/errors | digests_in)
+  [ "$mine" = "$expected" ] && return
+  echo "$ranks ranks: over verbs \"$mine\", elsewhere \"$expected\""
+  tail -c 2000 /dev/shm/errors
+  return 1
 }
-
-# 3 processes sum until one of them is killed; the others name it.
-killed() {
-  local log=/dev/shm/killed bench victim="" rc=0
-  INCCL_TRANSPORT=verbs "$build/perf/allreduce_bench" --ranks 3 -b 256K -e 256K -n 1000000 -w 1 --codec none > "$log" 2>&1 &
-  bench=$!
-  for _ in $(seq 200); do
-    victim=$(sed -n 's/^# *Rank *2 Pid *\([0-9]*\) .*/\1/p' "$log")
-    [ -z "$victim" ] || break
-    sleep 0.2
+# By default, hosts with RDMA devices take them.
+chosen_by_default() {
+  local packets
+  packets=$(sent 0)
+  debug=INFO same_bits 4 "$1" || return 1
+  [ "$(($(sent 0) - packets))" -gt 500 ] || { echo "no packets were sent"; return 1; }
+}
+gtest() {  # PROGRAM SOURCE FILTER
+  INCCL_TEST_RDMA=${rdma:-1} "$build/tests/$1" --gtest_brief=1 --gtest_filter="$3" \
+    ${long:+--gtest_output=xml:/guest-out/${1%_tests}_$2.xml} 2>&1 | grep -v ' inccl WARN ' | tail -n 20
+}
+mixed_operations() {  # COUNT
+  INCCL_TRANSPORT=${transport:-verbs} INCCL_TEST_RANKS=4 INCCL_TEST_OPERATIONS=$1 "$build/tests/api_tests" \
+    --source=stress_test.cc --gtest_brief=1 2>&1 | tail -n 20
+}
+# Ranks sum until the cable is unplugged; every rank gets an error that names a lost peer, and the port.
+unplugged() {
+  local log=/dev/shm/unplugged bench_pid rc=0 packets
+  packets=$(sent 0)
+  transport=verbs across 4 -b 256K -e 256K -n 1000000 "${bench[@]}" --codec none > $log 2>&1 &
+  bench_pid=$!
+  for _ in $(seq 300); do
+    [ "$(($(sent 0) - packets))" -lt 2000 ] || break
+    sleep 0.1
   done
-  sleep 3  # until they sum
-  kill -KILL "$victim"
-  wait "$bench" || rc=$?
-  [ "$rc" -ne 0 ] && grep -q "peer 2@guest:$victim" "$log" && return
+  ip link set roce1 down
+  wait $bench_pid || rc=$?
+  ip link set roce1 up
+  ip neighbour replace 10.78.0.1 lladdr "$(cat /sys/class/net/roce0/address)" dev roce1 nud permanent
+  ip neighbour replace 10.78.0.2 lladdr "$(cat /sys/class/net/roce1/address)" dev roce0 nud permanent
+  ip route replace 10.78.0.1 dev roce1 table 100
+  ip route replace 10.78.0.2 dev roce0 table 100
+  local named='rank \([0-3]\)/4 .* peer [0-3]@[^ ]* is lost: .*; rxe[01]:1 is DOWN$'
+  [ "$rc" -ne 0 ] && [ "$(sed -n "s|.* inccl WARN remote error: $named|\1|p" $log | sort -u | wc -l)" -eq 4 ] && return
   echo "exit status $rc"
-  tail -c 2000 "$log"
+  tail -c 3000 $log
+  return 1
+}
+# Packets get lost; the devices send them again.
+lossy() {
+  tc qdisc add dev roce0 root netem loss 1% delay 1ms || return 1
+  transport=verbs timeout=14 same_bits 2 "$1"
+  local rc=$?
+  tc qdisc delete dev roce0 root
+  return $rc
+}
+# A network that carries no RDMA shows at the join, and the ranks take TCP.
+blocked() {
+  tc qdisc add dev roce0 root netem loss 100% || return 1
+  transport=verbs,tcp timeout=14 same_bits 4 "$1"
+  local rc=$?
+  tc qdisc delete dev roce0 root
+  grep -q 'joined over .*tcp, because verbs: between ranks 0 and 2: .*rxe[01]:1: transport retry counter exceeded' \
+    /dev/shm/errors && return $rc
+  tail -c 2000 /dev/shm/errors
+  return 1
+}
+# Six ranks need 10 MiB. Root may lock as much as it likes.
+limited() {
+  local out
+  out=$(ulimit -l 8192; INCCL_TRANSPORT=verbs setpriv --bounding-set=-ipc_lock \
+    "$build/perf/allreduce_bench" --ranks 6 -b 1K -e 1K -n 1 2>&1)
+  grep -q 'rxe[01]:1: registration of 10240 KiB: .* may lock 8192 KiB .*ulimit -l unlimited' <<< "$out" && return
+  tail -c 2000 <<< "$out"
   return 1
 }
 
-check "the device is used" device_works
-check "2 processes have the bits of shm and tcp" same_bits 2 "$3"
-check "4 processes have the bits of shm and tcp" same_bits 4 "$4"
-check "a killed process is named by the others" killed
-check "conformance" conformance
+check "the devices are used" devices_work
+transport=verbs check "2 processes have the bits of shm and tcp" same_bits 2 "$3"
+transport=verbs check "4 processes have the bits of shm and tcp" same_bits 4 "$4"
+transport=verbs check "registered memory gives the same bits" same_bits 4 "$4" --buffers mem_alloc
+check "the default list has RDMA" chosen_by_default "$4"
+check "killed processes are named by the others" gtest api_tests errors_test 'DeathTest.SurvivorsLearnWhoDied'
+check "stopped processes are named by the others" gtest faults_tests silence_test '*Row02_AStoppedPeer*'
+check "an unplugged cable is named" unplugged
+check "lost packets are sent again" lossy "$3"
+check "a network without RDMA is found at the join" blocked "$4"
+check "the limit of locked memory is named" limited
+check "10^4 random operations" mixed_operations 5000
+check "conformance" conformance '*/Verbs*'
+[ -n "$long" ] || exit "$failed"
+
+faults() {  # SOURCE
+  INCCL_TEST_RDMA=1 "$build/tests/faults_tests" --source="$1.cc" --gtest_output="xml:/guest-out/faults_$1.xml" \
+    > /dev/shm/faults 2>&1 && return
+  grep -v 'OK \]\|RUN  \| inccl WARN ' /dev/shm/faults | tail -n 40
+  return 1
+}
+for source in death_sweep_test abort_on_error_test silence_test; do
+  check "$source over verbs" faults "$source"
+done
+
+# The same devices by UCX, over its connections that are reliable and over those that are not.
+export UCX_NET_DEVICES=rxe0:1 UCX_UD_VERBS_ETH_DGID_CHECK=n  # else rxe's datagrams are filtered away
+for tls in rc_verbs,self ud_verbs,self; do
+  export INCCL_UCX_TLS=$tls
+  check "ucx over $tls: conformance" conformance '*/UcxThreads:*/UcxProcesses' ucx
+  rdma=ucx check "ucx over $tls: collectives" gtest api_tests collectives_test 'CollectivesTest.*Processes*'
+  for ranks in 2 4; do
+    check "ucx over $tls: $ranks processes have the bits of shm and tcp" ucx_bits "$ranks" "${!ranks}"
+  done
+done
 exit "$failed"

@@ -212,6 +212,17 @@ void AttachAll(UcxTransport* end, int rank, const std::vector<std::vector<std::b
   }
 }
 
+// The machine's own devices instead of the stand-in's.
+bool OnRdmaDevice() { return getenv("INCCL_TEST_RDMA") != nullptr; }
+
+// On such a machine UCX takes the network that INCCL_UCX_TLS names.
+UcxOptions UcxDefaults() {
+  UcxOptions options;
+  const char* const tls = OnRdmaDevice() ? getenv("INCCL_UCX_TLS") : nullptr;
+  if (tls != nullptr) options.tls = tls;
+  return options;
+}
+
 JoinFunction JoinUcx(const UcxOptions& options) {
   return [options](int rank, int nranks, const std::vector<UniqueFd>& sockets) {
     std::unique_ptr<UcxTransport> end = Checked(UcxTransport::Create(rank, nranks, options));
@@ -222,7 +233,8 @@ JoinFunction JoinUcx(const UcxOptions& options) {
   };
 }
 
-std::vector<std::unique_ptr<Transport>> MakeUcx(int nranks, const UcxOptions& options = {}) {
+std::vector<std::unique_ptr<Transport>> MakeUcx(int nranks,
+                                                const UcxOptions& options = UcxDefaults()) {
   std::vector<std::unique_ptr<UcxTransport>> ends;
   std::vector<std::vector<std::byte>> addresses;
   for (int rank = 0; rank < nranks; ++rank) {
@@ -316,9 +328,6 @@ std::unique_ptr<Transport> JoinTcp(int rank, int nranks, const std::vector<Uniqu
   }
   return end;
 }
-
-// The machine's own devices instead of the stand-in's.
-bool OnRdmaDevice() { return getenv("INCCL_TEST_RDMA") != nullptr; }
 
 Status ProtectVerbs(VerbsTransport* end) {
   return end->Protect(KeyOf(1, 2, 3), bootstrap::AsBytes("these ranks"));
@@ -708,7 +717,7 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
     case WorldKind::kLinkSim: return RunSim(nranks, seed, /*multicast=*/true, /*link=*/true, body);
     case WorldKind::kUcxThreads: return RunThreads(MakeUcx(nranks), seed, body);
     case WorldKind::kUcxProcesses:
-      return RunProcesses(nranks, seed, /*link=*/false, JoinUcx({}), body);
+      return RunProcesses(nranks, seed, /*link=*/false, JoinUcx(UcxDefaults()), body);
     case WorldKind::kUcxTcp:
       return RunProcesses(nranks, seed, /*link=*/false, JoinUcx({.tls = "tcp", .wake = true}),
                           body);

@@ -18,6 +18,8 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 inline constexpr int kSlowness = kSanitized ? 5 : 1;
+// That, and how slow the machine is: INCCL_TEST_SLOWNESS, in an emulator.
+double Slowness();
 
 // How many times more the machine has to do than there are processors for this process; at least 1.
 double Busy();

@@ -64,7 +64,7 @@ class Side {
   // Joins with `config`; the result and its text become the report.
   ccl_result_t Init(ccl_comm_t* comm, const ccl_config_t& config) const;
   // Waits until a rank has reached a stage. False: it did not in time.
-  bool Await(int rank, int stage, double seconds = 20.0 * kSlowness) const;
+  bool Await(int rank, int stage, double seconds = 20.0 * Slowness()) const;
 
  private:
   ProcessWorld* const world_;
@@ -73,7 +73,7 @@ class Side {
 
 struct WorldOptions {
   int nranks = 2;
-  double deadline_seconds = 30.0 * kSlowness;
+  double deadline_seconds = 30.0 * Slowness();
   int id_maker = 0;      // the rank that makes the id; or kOutside
   bool baseline = true;  // each rank ends with what it began with
   // Called first in each rank's process, to move it elsewhere (Hosts::Ranks). The rank exits with

@@ -116,15 +116,14 @@ Result<std::unique_ptr<RecvLane>> CompositeTransport::OpenRecv(const LaneSpec& s
   return (*part)->OpenRecv(spec);
 }
 
-// The ids are those of the first part that registers memory; only its lanes refer to them.
+// The ids are those of the first part that registers the memory; parts behind it adopt them.
 Result<MemoryHandle> CompositeTransport::Register(const void* data, size_t bytes,
                                                   const Registration& how) {
-  if (exporter_ != nullptr) return exporter_->Register(data, bytes, how);
   Status reason = Transport::CanRegister(data, bytes, false);
   for (size_t i = 0; i < parts_.size(); ++i) {
     Result<MemoryHandle> memory = parts_[i]->Register(data, bytes, how);
     if (memory.ok()) {
-      exporter_ = parts_[i].get();
+      while (++i < parts_.size()) parts_[i]->Adopt(*memory, how.keep);
       return memory;
     }
     if (i == 0) reason = memory.status();
@@ -133,7 +132,7 @@ Result<MemoryHandle> CompositeTransport::Register(const void* data, size_t bytes
 }
 
 void CompositeTransport::Deregister(const MemoryHandle& memory) {
-  if (exporter_ != nullptr) exporter_->Deregister(memory);
+  for (const std::unique_ptr<Transport>& part : parts_) part->Deregister(memory);
 }
 
 Status CompositeTransport::CanRegister(const void* data, size_t bytes, bool on_device) const {
@@ -147,7 +146,12 @@ Status CompositeTransport::CanRegister(const void* data, size_t bytes, bool on_d
 }
 
 Status CompositeTransport::RevokeAccess(const MemoryHandle& memory) {
-  return exporter_ == nullptr ? Status::Ok() : exporter_->RevokeAccess(memory);
+  Status first;
+  for (const std::unique_ptr<Transport>& part : parts_) {
+    Status status = part->RevokeAccess(memory);
+    if (first.ok()) first = std::move(status);
+  }
+  return first;
 }
 
 void CompositeTransport::SetRegionImporter(RegionImporter* opener) {

@@ -63,7 +63,6 @@ class CompositeTransport final : public Transport {
   Caps caps_;
   std::vector<Transport*> by_number_;              // of table_; may be nullptr
   std::vector<std::unique_ptr<Transport>> parts_;  // those of this rank
-  Transport* exporter_ = nullptr;                  // the part that has registered memory
   std::unique_ptr<PollWakeupEvent> wakeup_event_;  // destroyed before the parts' sources
 };
 

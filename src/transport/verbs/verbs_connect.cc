@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a queue pair is made, connected and closed.
+#include <arpa/inet.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace inccl::verbs {
 namespace {
 
-constexpr uint8_t kRetries = 7;
+constexpr uint8_t kRetries = 6;  // soft RoCE takes 7 for infinitely many
 // A receive is posted before a peer may send, so no peer finds none. If one does, it shall be an
 // error after a while; 7 would mean for ever.
 constexpr uint8_t kNotReadyRetries = 6;
@@ -28,7 +29,7 @@ Status Peer::CreateQueuePair(uint32_t depth) {
   init.send_cq = init.recv_cq = queues_->completions();
   init.srq = queues_->receives();
   init.cap.max_send_wr = depth;
-  init.cap.max_send_sge = 1;
+  init.cap.max_send_sge = 2;  // the header, and a payload in the caller's memory
   init.qp_type = IBV_QPT_RC;
   queue_pair_ = QueuePair((ibv.ibv_create_qp)(device_->pd(), &init), ibv.ibv_destroy_qp);
   if (queue_pair_ == nullptr) {
@@ -46,12 +47,14 @@ Status Peer::CreateQueuePair(uint32_t depth) {
   if (error != 0) {
     return SystemErrorErrno(fmt::format("{}: initializing a queue pair", device_->name()), error);
   }
-  // Grants of the peer, and its credits for this rank's grants.
-  return queues_->Reserve(2 * kInboxDepth);
+  // Grants of the peer, its credits for this rank's grants, and a trial.
+  return queues_->Reserve(2 * kInboxDepth + 1);
 }
 
-Status Peer::Connect(const RankAddress& mine, const RankAddress& theirs,
+Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
                      const ConnectionOptions& options, std::string name) {
+  const RailAddress& mine = this_rank.rails[RailOf(rank_, peer_, this_rank.rails.size())];
+  const RailAddress& theirs = other.rails[RailOf(rank_, peer_, other.rails.size())];
   const auto failed = [&](const std::string& why) {
     return SystemError(fmt::format("{}: {}", name, why));
   };
@@ -67,8 +70,8 @@ Status Peer::Connect(const RankAddress& mine, const RankAddress& theirs,
   ibv_qp_attr ready{};
   ready.qp_state = IBV_QPS_RTR;
   ready.path_mtu = static_cast<ibv_mtu>(std::min(mine.mtu, theirs.mtu));
-  ready.dest_qp_num = theirs.queue_pairs[static_cast<size_t>(rank_)];
-  ready.rq_psn = theirs.PacketNumberTo(rank_);
+  ready.dest_qp_num = other.queue_pairs[static_cast<size_t>(rank_)];
+  ready.rq_psn = other.PacketNumberTo(rank_);
   ready.max_dest_rd_atomic = 1;
   ready.min_rnr_timer = kNotReadyTimer;
   ready.ah_attr.port_num = device_->port();
@@ -85,7 +88,7 @@ Status Peer::Connect(const RankAddress& mine, const RankAddress& theirs,
   if (error == 0) {
     ibv_qp_attr sending{};
     sending.qp_state = IBV_QPS_RTS;
-    sending.sq_psn = mine.PacketNumberTo(peer_);
+    sending.sq_psn = this_rank.PacketNumberTo(peer_);
     sending.timeout = options.timeout;
     sending.retry_cnt = kRetries;
     sending.rnr_retry = kNotReadyRetries;
@@ -101,8 +104,38 @@ Status Peer::Connect(const RankAddress& mine, const RankAddress& theirs,
   SendEnd* const outbox = send_ends_.front().get();
   outbox->remote = theirs.inbox + static_cast<uint64_t>(rank_) * kInboxBytes;
   outbox->remote_key = theirs.inbox_key;
+  trial_bytes_ = std::min<uint32_t>(128u << ready.path_mtu, kInboxBytes);
   name_ = std::move(name);
   return Status::Ok();
+}
+
+void Peer::StartTrial() {
+  const SendEnd& outbox = *send_ends_.front();
+  ibv_sge piece{.addr = reinterpret_cast<uint64_t>(outbox.slots.base),
+                .length = trial_bytes_,
+                .lkey = outbox.slots.local_key};
+  ibv_send_wr request{};
+  request.sg_list = &piece;
+  request.num_sge = 1;
+  request.imm_data = htonl(Pack({.credit = true, .lane = kTrialLane, .value = 0}));
+  request.wr.rdma.remote_addr = outbox.remote;
+  request.wr.rdma.rkey = outbox.remote_key;
+  Post(&request);
+}
+
+std::string Peer::EndTrial() {
+  if (!failure_.empty()) return fmt::format("{}: {}", device_->name(), failure_);
+  if (!trial_is_open()) return "";
+  return fmt::format("{}: {} came in time", device_->name(),
+                     trial_arrived_ ? "no acknowledgement" : "nothing of the peer");
+}
+
+void Peer::Abort() {
+  if (queue_pair_ == nullptr || !connected()) return;
+  ibv_qp_attr error{};
+  error.qp_state = IBV_QPS_ERR;
+  (void)(device_->ibv().ibv_modify_qp)(queue_pair_.get(), &error, IBV_QP_STATE);
+  Fail("a call of this rank has failed");
 }
 
 void Peer::Close() {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,31 @@ const char* StateName(ibv_port_state state) {
     case IBV_PORT_NOP: break;
   }
   return "unknown";
+}
+
+double Gbps(const ibv_port_attr& port) {
+  const double lanes = port.active_width == 16  ? 2
+                       : port.active_width == 2 ? 4
+                       : port.active_width == 4 ? 8
+                       : port.active_width == 8 ? 12
+                                                : port.active_width;
+  switch (port.active_speed) {
+    case 1: return lanes * 2.5;
+    case 2: return lanes * 5;
+    case 4:
+    case 8: return lanes * 10;
+    case 16: return lanes * 14;
+    case 32: return lanes * 25;
+    case 64: return lanes * 50;
+    case 128: return lanes * 100;
+    default: return 0;
+  }
+}
+
+int NodeOf(const ibv_device& device) {
+  std::ifstream file(std::string(&device.ibdev_path[0]) + "/device/numa_node");
+  int node = -1;
+  return file >> node ? node : -1;
 }
 
 int MtuBytes(ibv_mtu mtu) { return 128 << static_cast<int>(mtu); }
@@ -87,6 +113,8 @@ VerbsPort Inspect(const Library& ibv, ibv_context* context, const std::string& d
   found.state = StateName(attributes->state);
   found.ethernet = attributes->link_layer == IBV_LINK_LAYER_ETHERNET;
   found.mtu = MtuBytes(attributes->active_mtu);
+  found.gbps = Gbps(*attributes);
+  found.node = NodeOf(*context->device);
   *gid = ChooseGid(ibv, context, static_cast<uint8_t>(port), *attributes, options.gid_index);
   found.gid_index = gid->index;
   if (gid->index >= 0) found.gid = ToText(gid->gid);
@@ -121,7 +149,7 @@ class DeviceList {
   int count_ = 0;
 };
 
-// Calls `use` for every port with its device's context; stops when it returns true.
+// Calls `use` for every port with its device's context, which it may take.
 template <typename Use>
 void ForEachPort(const Library& ibv, const VerbsPortOptions& options, const Use& use) {
   for (ibv_device* const device : DeviceList(&ibv)) {
@@ -131,14 +159,16 @@ void ForEachPort(const Library& ibv, const VerbsPortOptions& options, const Use&
     if (context == nullptr || (ibv.ibv_query_device)(context.get(), &limits) != 0) {
       VerbsPort port{.device = name};
       port.why_not = fmt::format("the device cannot be opened: {}", std::strerror(errno));
-      if (use(port, &context, limits, ibv_port_attr{}, ChosenGid{})) return;
+      use(port, &context, limits, ibv_port_attr{}, ChosenGid{});
       continue;
     }
     for (int number = 1; number <= limits.phys_port_cnt; ++number) {
+      if (context == nullptr) context.reset((ibv.ibv_open_device)(device));
+      if (context == nullptr) break;
       ibv_port_attr attributes{};
       ChosenGid gid;
       const VerbsPort port = Inspect(ibv, context.get(), name, number, options, &attributes, &gid);
-      if (use(port, &context, limits, attributes, gid)) return;
+      use(port, &context, limits, attributes, gid);
     }
   }
 }
@@ -151,12 +181,12 @@ std::string LockedMemoryLimit() {
 
 }  // namespace
 
-Result<Device> Device::Open(const VerbsPortOptions& options) {
+Result<std::vector<Device>> Device::Open(const VerbsPortOptions& options, size_t most) {
   Result<const Library*> loaded = Load();
   if (!loaded.ok()) return loaded.status();
   const Library& ibv = **loaded;
   std::string reasons;
-  Result<Device> opened = SystemError("");
+  std::vector<Device> devices;
   ForEachPort(ibv, options,
               [&](const VerbsPort& port, Context* context, const ibv_device_attr& limits,
                   const ibv_port_attr& attributes, const ChosenGid& gid) {
@@ -170,18 +200,35 @@ Result<Device> Device::Open(const VerbsPortOptions& options) {
                     device.port_ = static_cast<uint8_t>(port.port);
                     device.gid_index_ = std::max(gid.index, 0);
                     device.gid_ = gid.gid;
-                    opened = std::move(device);
-                    return true;
+                    device.gbps_ = port.gbps;
+                    device.node_ = port.node;
+                    devices.push_back(std::move(device));
+                    return;
                   }
                   why_not = fmt::format("no protection domain: {}", std::strerror(errno));
                 }
                 reasons += fmt::format("{}{}:{}: {}", reasons.empty() ? "" : ", ", port.device,
                                        port.port, why_not);
-                return false;
               });
-  if (opened.ok()) return opened;
-  if (reasons.empty()) return InvalidUsage("this machine has no RDMA device");
-  return SystemError(fmt::format("no usable port: {}", reasons));
+  if (devices.empty() && reasons.empty()) return InvalidUsage("this machine has no RDMA device");
+  if (devices.empty()) return SystemError(fmt::format("no usable port: {}", reasons));
+  const auto is_near = [&](const Device& device) {
+    return std::find(options.nodes.begin(), options.nodes.end(), device.node_) !=
+           options.nodes.end();
+  };
+  if (std::any_of(devices.begin(), devices.end(), is_near)) {
+    std::erase_if(devices, [&](const Device& device) { return !is_near(device); });
+  }
+  const auto fastest =
+      std::max_element(devices.begin(), devices.end(),
+                       [](const Device& a, const Device& b) { return a.gbps_ < b.gbps_; });
+  const double gbps = fastest->gbps_;
+  const bool ethernet = fastest->ethernet();
+  std::erase_if(devices, [&](const Device& device) {
+    return device.gbps_ < gbps || device.ethernet() != ethernet;
+  });
+  while (devices.size() > most) devices.pop_back();
+  return devices;
 }
 
 Result<RegisteredMemory> Device::Allocate(size_t bytes, Writer writer) const {
@@ -191,20 +238,25 @@ Result<RegisteredMemory> Device::Allocate(size_t bytes, Writer writer) const {
   RegisteredMemory made{.memory = Mapping(data, bytes)};
   // Else a child could make the kernel move this process's pages away from the device's.
   (void)madvise(data, bytes, MADV_DONTFORK);
+  Result<MemoryRegion> region = Register(data, bytes, writer);
+  if (!region.ok()) return region.status();
+  made.region = *std::move(region);
+  return made;
+}
+
+Result<MemoryRegion> Device::Register(void* data, size_t bytes, Writer writer) const {
   const int access =
       writer == Writer::kPeers ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0;
-  made.region =
-      MemoryRegion((ibv_->ibv_reg_mr)(pd_.get(), data, bytes, access), ibv_->ibv_dereg_mr);
-  if (made.region != nullptr) return made;
+  MemoryRegion region((ibv_->ibv_reg_mr)(pd_.get(), data, bytes, access), ibv_->ibv_dereg_mr);
+  if (region != nullptr) return region;
   const int error = errno;
   if (error != ENOMEM && error != EAGAIN && error != EPERM) {
     return SystemErrorErrno(fmt::format("{}: registration of {} bytes", name(), bytes), error);
   }
   return SystemError(fmt::format(
       "{}: registration of {} KiB: {}; the process may lock {} of memory (RLIMIT_MEMLOCK): raise "
-      "it "
-      "by \"ulimit -l unlimited\", LimitMEMLOCK=infinity of a systemd unit or --ulimit memlock=-1 "
-      "of a container",
+      "it by \"ulimit -l unlimited\", LimitMEMLOCK=infinity of a systemd unit or --ulimit "
+      "memlock=-1 of a container",
       name(), bytes >> 10, std::strerror(error), LockedMemoryLimit()));
 }
 
@@ -228,12 +280,9 @@ Result<std::vector<VerbsPort>> ListVerbsPorts(const VerbsPortOptions& options) {
   Result<const verbs::Library*> ibv = verbs::Load();
   if (!ibv.ok()) return ibv.status();
   std::vector<VerbsPort> ports;
-  verbs::ForEachPort(
-      **ibv, options,
-      [&](const VerbsPort& port, const auto&, const auto&, const auto&, const auto&) {
-        ports.push_back(port);
-        return false;
-      });
+  verbs::ForEachPort(**ibv, options,
+                     [&](const VerbsPort& port, const auto&, const auto&, const auto&,
+                         const auto&) { ports.push_back(port); });
   return ports;
 }
 

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
@@ -26,13 +28,16 @@ enum class Writer : uint8_t { kThisRank, kPeers };
 
 class Device {
  public:
-  // Opens the first port that can be used. Errors: kInvalidUsage (no device), kSystemError, which
-  // names every port and why it cannot.
-  static Result<Device> Open(const VerbsPortOptions& options);
+  // Opens the ports that a rank uses, `most` at most: of those that can be used the ones near to
+  // the process, and of these the fastest of one kind of network. Errors: kInvalidUsage (no
+  // device), kSystemError, which names every port and why it cannot.
+  static Result<std::vector<Device>> Open(const VerbsPortOptions& options, size_t most);
 
   // New memory, whole pages; children of this process do not inherit it. If the limit of locked
   // memory forbids it, the kSystemError names limit, need and remedy.
   Result<RegisteredMemory> Allocate(size_t bytes, Writer writer) const;
+  // Registers memory, with the same error. Writer::kThisRank: the device only reads it.
+  Result<MemoryRegion> Register(void* data, size_t bytes, Writer writer) const;
 
   // "rxe0 port 1 is DOWN", or "" while the port is active.
   std::string PortTrouble() const;
@@ -61,6 +66,8 @@ class Device {
   uint8_t port_ = 0;
   int gid_index_ = 0;
   Gid gid_{};
+  double gbps_ = 0;
+  int node_ = -1;
 };
 
 }  // namespace inccl::verbs

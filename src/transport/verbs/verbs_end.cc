@@ -13,6 +13,7 @@
 #include "transport/lane_check.h"
 #include "transport/poll_wakeup_event.h"
 #include "transport/verbs/verbs_peer.h"
+#include "transport/verbs/verbs_rails.h"
 #include "transport/verbs/verbs_transport.h"
 
 namespace inccl {
@@ -22,16 +23,20 @@ namespace {
 constexpr Time kCloseLimit = kSecond;
 constexpr Time kCreditsGrace = 20 * kMillisecond;  // a peer that has left takes no credits
 constexpr int kIdlePolls = 64;
-constexpr uint32_t kSendDepth = 128;  // work requests per queue pair
-// Receives: enough for some channels and algorithms with every peer.
-constexpr uint32_t kReceivesAtLeast = 2048, kReceivesPerPeer = 512, kReceivesAtMost = 32768;
+constexpr Time kTrialPause = 100 * kMicrosecond;
+
+void Pause(Time time) {
+  const timespec pause = {.tv_sec = 0, .tv_nsec = time};
+  nanosleep(&pause, nullptr);
+}
 
 class VerbsEnd final : public VerbsTransport {
  public:
-  VerbsEnd(int rank, int nranks, const VerbsOptions& options, Device device)
+  VerbsEnd(int rank, int nranks, const VerbsOptions& options, std::unique_ptr<Rails> rails)
       : rank_(rank),
         options_(options),
-        device_(std::make_unique<Device>(std::move(device))),
+        rails_(std::move(rails)),
+        memory_(rails_->devices()),
         peers_(static_cast<size_t>(nranks)) {}
   ~VerbsEnd() override { Quiesce(SystemClock().Now() + kCloseLimit); }
 
@@ -39,6 +44,7 @@ class VerbsEnd final : public VerbsTransport {
   std::vector<std::byte> address() const override { return address_.Encode(); }
   Status Attach(int peer, std::span<const std::byte> address, const std::string& name) override;
   Status Protect(const bootstrap::Key& secret, bootstrap::Bytes communicator) override;
+  Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers, Time deadline) override;
 
   Caps caps() const override { return CapsOf(); }
   LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
@@ -46,6 +52,15 @@ class VerbsEnd final : public VerbsTransport {
   }
   Result<std::unique_ptr<SendLane>> OpenSend(const LaneSpec& spec) override;
   Result<std::unique_ptr<RecvLane>> OpenRecv(const LaneSpec& spec) override;
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
+    return memory_.Register(data, bytes, how);
+  }
+  void Adopt(const MemoryHandle& memory, bool keep) override { memory_.Adopt(memory, keep); }
+  void Deregister(const MemoryHandle& memory) override { memory_.Deregister(memory); }
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
+    return CallerMemory::CanRegister(data, bytes, on_device);
+  }
+  Status RevokeAccess(const MemoryHandle& memory) override;
   Result<int> Progress(Time now) override;
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
@@ -57,41 +72,41 @@ class VerbsEnd final : public VerbsTransport {
   TransportCounters counters() const override { return counters_; }
 
  private:
-  // The completion queue; a rank that is about to sleep gives back all credits first.
+  // The completion queues; a rank that is about to sleep gives back all credits first.
   class Source final : public WakeupSource {
    public:
     explicit Source(VerbsEnd* end) : end_(end) {}
-    int fd() const override { return end_->queues_->fd(); }
+    int fd() const override { return end_->rails_->fd(); }
     void Arm() override {
       end_->arming_ = true;
-      end_->queues_->Arm();
+      end_->rails_->Arm();
     }
-    bool Ready() override { return end_->queues_->Ready(); }
-    void Disarm(bool readable) override { end_->queues_->Disarm(readable); }
+    bool Ready() override { return end_->rails_->Ready(); }
+    void Disarm(bool readable) override { end_->rails_->Disarm(readable); }
 
    private:
     VerbsEnd* const end_;
   };
 
   int nranks() const { return static_cast<int>(peers_.size()); }
-  Slots PartOfInbox(const RegisteredMemory& memory, int peer) const;
+  size_t RailTo(int peer) const { return RailOf(rank_, peer, rails_->size()); }
   Status CheckOpen(const LaneSpec& spec, int peer, const std::unordered_set<uint64_t>& opened,
                    const char* purpose) const;
-  Status Handle(const ibv_wc& completion);
+  Status Handle(size_t rail, const ibv_wc& completion);
+  Result<int> PollAll();
   Result<tcp::FrameGuard> GuardOf(const bootstrap::Key& secret, bootstrap::Bytes communicator,
                                   int from, int to, bootstrap::Aead::Use use) const;
 
   const int rank_;
   const VerbsOptions options_;
-  const std::unique_ptr<Device> device_;  // outlives all that refers to it
-  std::unique_ptr<Queues> queues_;
-  RegisteredMemory inboxes_, outboxes_;  // kInboxBytes for each rank
+  const std::unique_ptr<Rails> rails_;  // outlive all that refers to them
+  CallerMemory memory_;
   RankAddress address_;
   Source source_{this};
   std::unique_ptr<PollWakeupEvent> wakeup_event_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; nullptr: this rank
   std::vector<Peer*> attached_;
-  std::unordered_map<uint32_t, Peer*> by_queue_pair_;
+  std::unordered_map<uint64_t, Peer*> by_queue_pair_;  // by rail, then number
   std::unordered_set<uint64_t> opened_send_, opened_recv_;
   TransportCounters counters_;
   uint64_t memory_bytes_ = 0;
@@ -100,53 +115,31 @@ class VerbsEnd final : public VerbsTransport {
   bool closed_ = false;
 };
 
-Slots VerbsEnd::PartOfInbox(const RegisteredMemory& memory, int peer) const {
-  Slots slots;
-  slots.base = memory.data() + static_cast<size_t>(peer) * kInboxBytes;
-  slots.stride = kInboxStride;
-  slots.local_key = memory.region->lkey;
-  slots.depth = kInboxDepth;
-  return slots;
-}
+// The numbers of queue pairs differ on one device only.
+uint64_t QueuePairKey(size_t rail, uint32_t number) { return uint64_t{rail} << 32 | number; }
 
 Status VerbsEnd::Open() {
-  const auto n = static_cast<uint32_t>(nranks());
-  const auto depth =
-      std::min(kSendDepth, static_cast<uint32_t>(std::max(device_->limits().max_qp_wr, 1)));
-  const uint32_t receives =
-      std::min(std::max(kReceivesAtLeast, kReceivesPerPeer * n), kReceivesAtMost);
-  Result<std::unique_ptr<Queues>> queues = Queues::Create(device_.get(), depth * (n - 1), receives);
-  if (!queues.ok()) return queues.status();
-  queues_ = *std::move(queues);
   Result<std::unique_ptr<PollWakeupEvent>> event = PollWakeupEvent::Create({&source_});
   if (!event.ok()) return event.status();
   wakeup_event_ = *std::move(event);
   if (options_.expected_bytes > 0) {  // a limit of locked memory shows now, not in a call
-    Result<RegisteredMemory> trial = device_->Allocate(options_.expected_bytes, Writer::kThisRank);
+    Result<RegisteredMemory> trial =
+        rails_->device(0).Allocate(options_.expected_bytes, Writer::kThisRank);
     if (!trial.ok()) return trial.status();
   }
-  Result<RegisteredMemory> in = device_->Allocate(size_t{n} * kInboxBytes, Writer::kPeers);
-  if (!in.ok()) return in.status();
-  Result<RegisteredMemory> out = device_->Allocate(size_t{n} * kInboxBytes, Writer::kThisRank);
-  if (!out.ok()) return out.status();
-  inboxes_ = *std::move(in);
-  outboxes_ = *std::move(out);
-  uint32_t random = 0;
-  Status status = bootstrap::FillRandom(std::as_writable_bytes(std::span(&random, 1)));
+  Status status =
+      bootstrap::FillRandom(std::as_writable_bytes(std::span(&address_.first_packet, 1)));
   if (!status.ok()) return status;
-  address_ = {.ethernet = device_->ethernet(),
-              .mtu = static_cast<uint8_t>(device_->mtu()),
-              .lid = device_->lid(),
-              .gid = device_->gid(),
-              .first_packet = random,
-              .inbox = reinterpret_cast<uint64_t>(inboxes_.data()),
-              .inbox_key = inboxes_.region->rkey,
-              .queue_pairs = std::vector<uint32_t>(n)};
+  for (size_t rail = 0; rail < rails_->size(); ++rail) {
+    address_.rails.push_back(rails_->AddressOf(rail));
+  }
+  address_.queue_pairs.resize(peers_.size());
   for (int peer = 0; peer < nranks(); ++peer) {
     if (peer == rank_) continue;
-    auto made = std::make_unique<Peer>(rank_, peer, device_.get(), queues_.get(),
-                                       PartOfInbox(inboxes_, peer), PartOfInbox(outboxes_, peer));
-    status = made->CreateQueuePair(depth);
+    const size_t rail = RailTo(peer);
+    auto made = std::make_unique<Peer>(rank_, peer, &rails_->device(rail), rails_->queues(rail),
+                                       rails_->InboxOf(rail, peer), rails_->OutboxOf(rail, peer));
+    status = made->CreateQueuePair(rails_->depth(rail));
     if (!status.ok()) return status;
     address_.queue_pairs[static_cast<size_t>(peer)] = made->queue_pair();
     peers_[static_cast<size_t>(peer)] = std::move(made);
@@ -172,7 +165,7 @@ Status VerbsEnd::Attach(int peer, std::span<const std::byte> address, const std:
   const ConnectionOptions how{.traffic_class = static_cast<uint8_t>(options_.traffic_class),
                               .timeout = static_cast<uint8_t>(options_.timeout)};
   if (Status status = end->Connect(address_, theirs, how, prefix); !status.ok()) return status;
-  by_queue_pair_.emplace(end->queue_pair(), end);
+  by_queue_pair_.emplace(QueuePairKey(RailTo(peer), end->queue_pair()), end);
   attached_.push_back(end);
   return Status::Ok();
 }
@@ -220,7 +213,8 @@ Result<std::unique_ptr<SendLane>> VerbsEnd::OpenSend(const LaneSpec& spec) {
   if (!end.ok()) return end.status();
   opened_send_.insert(spec.Key());
   memory_bytes_ += (*end)->slots.memory.memory.bytes();
-  return std::unique_ptr<SendLane>(new VerbsSendLane(*end, peer, &counters_));
+  return std::unique_ptr<SendLane>(
+      new VerbsSendLane(*end, peer, &memory_, RailTo(peer->peer()), &counters_));
 }
 
 Result<std::unique_ptr<RecvLane>> VerbsEnd::OpenRecv(const LaneSpec& spec) {
@@ -235,9 +229,17 @@ Result<std::unique_ptr<RecvLane>> VerbsEnd::OpenRecv(const LaneSpec& spec) {
   return std::unique_ptr<RecvLane>(new VerbsRecvLane(*end, peer, &counters_));
 }
 
+// Late retransmissions would send what the caller does with the memory next.
+Status VerbsEnd::RevokeAccess(const MemoryHandle& memory) {
+  if (memory.region == 0) return Status::Ok();
+  for (Peer* const peer : attached_) peer->Abort();
+  memory_.Clear();
+  return Status::Ok();
+}
+
 // Messages of peers have the work request 0, which has no other content.
-Status VerbsEnd::Handle(const ibv_wc& completion) {
-  const auto found = by_queue_pair_.find(completion.qp_num);
+Status VerbsEnd::Handle(size_t rail, const ibv_wc& completion) {
+  const auto found = by_queue_pair_.find(QueuePairKey(rail, completion.qp_num));
   if (found == by_queue_pair_.end()) return Status::Ok();
   Peer* const peer = found->second;
   if (completion.status != IBV_WC_SUCCESS) {
@@ -250,22 +252,47 @@ Status VerbsEnd::Handle(const ibv_wc& completion) {
   return Status::Ok();
 }
 
+Result<int> VerbsEnd::PollAll() {
+  int events = 0;
+  for (size_t rail = 0; rail < rails_->size(); ++rail) {
+    Result<std::span<const ibv_wc>> completions = rails_->queues(rail)->Poll();
+    if (!completions.ok()) return completions.status();
+    for (const ibv_wc& completion : *completions) {
+      if (Status status = Handle(rail, completion); !status.ok()) return status;
+    }
+    events += static_cast<int>(completions->size());
+  }
+  return events;
+}
+
 Result<int> VerbsEnd::Progress(Time now) {
   if (closed_) return 0;
-  Result<std::span<const ibv_wc>> completions = queues_->Poll();
-  if (!completions.ok()) return completions.status();
-  for (const ibv_wc& completion : *completions) {
-    if (Status status = Handle(completion); !status.ok()) return status;
-  }
-  const auto events = static_cast<int>(completions->size());
+  const Result<int> events = PollAll();
+  if (!events.ok()) return events.status();
   // A rank that waits gives back all credits, because its peers may wait for them.
-  idle_polls_ = events == 0 ? std::min(idle_polls_ + 1, kIdlePolls) : 0;
+  idle_polls_ = *events == 0 ? std::min(idle_polls_ + 1, kIdlePolls) : 0;
   const bool all = arming_ || idle_polls_ >= kIdlePolls;
   arming_ = false;
   for (Peer* const peer : attached_) {
     if (Status status = peer->Progress(now, all); !status.ok()) return status;
   }
   return events;
+}
+
+Result<std::vector<PathFailure>> VerbsEnd::TryPaths(std::span<const int> peers, Time deadline) {
+  for (const int peer : peers) peers_[static_cast<size_t>(peer)]->StartTrial();
+  const auto open = [&](int peer) { return peers_[static_cast<size_t>(peer)]->trial_is_open(); };
+  while (std::any_of(peers.begin(), peers.end(), open) && SystemClock().Now() < deadline) {
+    Result<int> events = PollAll();
+    if (!events.ok()) return events.status();
+    if (*events == 0) Pause(kTrialPause);
+  }
+  std::vector<PathFailure> failures;
+  for (const int peer : peers) {
+    std::string why = peers_[static_cast<size_t>(peer)]->EndTrial();
+    if (!why.empty()) failures.push_back({.peer = peer, .why = std::move(why)});
+  }
+  return failures;
 }
 
 bool VerbsEnd::unsent() const {
@@ -285,9 +312,8 @@ bool VerbsEnd::delivered() const {
 }
 
 void VerbsEnd::Quiesce(Time deadline) {
-  constexpr timespec kPause = {.tv_sec = 0, .tv_nsec = 50 * kMicrosecond};
-  if (closed_ || queues_ == nullptr) return;  // or never opened
-  arming_ = true;                             // a peer may wait for the last credits
+  if (closed_) return;
+  arming_ = true;  // a peer may wait for the last credits
   const Time soon = SystemClock().Now() + kCreditsGrace;
   const auto credits_delivered = [&] {
     return std::all_of(attached_.begin(), attached_.end(),
@@ -296,7 +322,7 @@ void VerbsEnd::Quiesce(Time deadline) {
   for (Time now = SystemClock().Now(); now < deadline; now = SystemClock().Now()) {
     const Status progress = CatchOutOfMemory([&] { return Progress(now).status(); });
     if (!progress.ok() || (delivered() && (now > soon || credits_delivered()))) break;
-    nanosleep(&kPause, nullptr);
+    Pause(50 * kMicrosecond);
   }
   closed_ = true;
   for (const std::unique_ptr<Peer>& peer : peers_) {
@@ -321,9 +347,9 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::Create(int rank, int nra
   if (nranks > verbs::kMostRanks) {
     return InvalidUsage(fmt::format("RDMA serves at most {} ranks", verbs::kMostRanks));
   }
-  Result<verbs::Device> device = verbs::Device::Open(options.ports);
-  if (!device.ok()) return device.status();
-  auto end = std::make_unique<verbs::VerbsEnd>(rank, nranks, options, *std::move(device));
+  Result<std::unique_ptr<verbs::Rails>> rails = verbs::Rails::Open(nranks, options.ports);
+  if (!rails.ok()) return rails.status();
+  auto end = std::make_unique<verbs::VerbsEnd>(rank, nranks, options, *std::move(rails));
   if (Status status = end->Open(); !status.ok()) return status;
   return std::unique_ptr<VerbsTransport>(std::move(end));
 }

@@ -3,13 +3,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 namespace inccl {
 namespace {
+
+// An adapter takes up to four times 4.096 us * 2^INCCL_IB_TIMEOUT * 8 until it gives up: 2.1 s.
+constexpr Time kTrialLimit = 5 * kSecond;
 
 class VerbsFactory final : public TransportFactory {
  public:
@@ -28,6 +33,10 @@ class VerbsFactory final : public TransportFactory {
           mesh.rank, mesh.nranks);
     }
     return verbs_->Protect(mesh.data_terms.key, mesh.data_terms.communicator);
+  }
+  Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers,
+                                            const ExchangeTerms& terms) override {
+    return verbs_->TryPaths(peers, std::min(terms.deadline, SystemClock().Now() + kTrialLimit));
   }
   std::unique_ptr<Transport> Take(bool /*alone*/) override { return std::move(verbs_); }
 

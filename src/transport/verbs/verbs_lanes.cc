@@ -43,6 +43,15 @@ Result<Span> VerbsSendLane::TryAcquire() {
 Status VerbsSendLane::Publish(const SliceHeader& header) {
   if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
   if (Status status = peer_->Lost(); !status.ok()) return status;
+  CallerMemory::Source from;
+  if (header.source.region != 0) {
+    from = memory_->At(header.source, header.bytes, rail_);
+    if (from.data == nullptr) {
+      return InvalidArgument(fmt::format("{}: {} bytes in region {} at {} are not registered",
+                                         Describe(end_->spec), header.bytes, header.source.region,
+                                         header.source.offset));
+    }
+  }
   acquired_ = false;
   ++counters_->slices;
   counters_->payload_bytes += header.bytes;
@@ -52,11 +61,12 @@ Status VerbsSendLane::Publish(const SliceHeader& header) {
   frame.bytes = header.bytes;
   frame.slice = header.slice;
   frame.signature = header.signature;
-  return peer_->Send(end_, frame);
+  if (from.data != nullptr) frame.credit_lane = kFromSource;
+  return peer_->Send(end_, frame, from);
 }
 
 Result<bool> VerbsSendLane::Drained() {
-  if (end_->allowed == end_->published + end_->spec.depth || end_->published == 0) return true;
+  if (peer_->HasLeft(*end_)) return true;
   if (Status status = peer_->Lost(); !status.ok()) return status;
   return false;
 }
@@ -68,6 +78,7 @@ Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {
   }
   const FrameHeader& frame = end_->headers[end_->released % end_->spec.depth];
   incoming->header = {.bytes = frame.bytes, .slice = frame.slice, .signature = frame.signature};
+  incoming->header.source.region = frame.credit_lane;  // the payload is in the slot nevertheless
   incoming->payload = end_->slots.payload(end_->released);
   incoming->target = nullptr;
   peeked_ = true;

@@ -13,6 +13,7 @@
 #include "transport/tcp/tcp_frame.h"
 #include "transport/transport.h"
 #include "transport/verbs/verbs_device.h"
+#include "transport/verbs/verbs_memory.h"
 
 namespace inccl::verbs {
 
@@ -35,6 +36,13 @@ struct Slots {
 };
 
 struct SendEnd {
+  // What is under way in a slot.
+  struct Slot {
+    uint64_t request = 0;                            // the number of the work request that reads it
+    CallerMemory::Source from;                       // where the payload lies, if not in the slot
+    static constexpr uint64_t kQueued = UINT64_MAX;  // not posted yet
+  };
+
   LaneSpec spec;
   Slots slots;
   uint16_t lane = 0;    // the consumer's number of the lane
@@ -42,9 +50,7 @@ struct SendEnd {
   uint32_t remote_key = 0, remote_stride = 0;
   uint64_t published = 0;  // slices
   uint64_t allowed = 0;    // slices that the consumer has slots for
-  // Per slot: the number of the work request that reads it; kQueued: not posted yet.
-  std::vector<uint64_t> request;
-  static constexpr uint64_t kQueued = UINT64_MAX;
+  std::vector<Slot> under_way;
 };
 
 struct RecvEnd {
@@ -62,16 +68,22 @@ struct RecvEnd {
 class VerbsSendLane final : public SendLane {
  public:
   // All outlive the lane.
-  VerbsSendLane(SendEnd* end, Peer* peer, TransportCounters* counters)
-      : end_(end), peer_(peer), counters_(counters) {}
+  VerbsSendLane(SendEnd* end, Peer* peer, const CallerMemory* memory, size_t rail,
+                TransportCounters* counters)
+      : end_(end), peer_(peer), memory_(memory), rail_(rail), counters_(counters) {}
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
+  // The device sends from the region; the consumer's slot gets the payload as usual.
+  bool ReachableFrom(uint32_t region) const override { return memory_->Holds(region); }
+  bool sends_in_place() const override { return true; }
   Result<bool> Drained() override;
   const LaneSpec& spec() const override { return end_->spec; }
 
  private:
   SendEnd* const end_;
   Peer* const peer_;
+  const CallerMemory* const memory_;
+  const size_t rail_;
   TransportCounters* const counters_;
   bool acquired_ = false;
 };

@@ -18,6 +18,10 @@ constexpr size_t kMostSlots = UINT16_MAX;
 Status Peer::OnMessage(uint32_t immediate, uint32_t bytes) {
   if (Status status = queues_->Consumed(); !status.ok()) return status;
   const Immediate message = Unpack(immediate);
+  if (message.credit && message.lane == kTrialLane) {
+    trial_arrived_ = true;
+    return Status::Ok();
+  }
   const std::string wrong = message.credit ? CreditArrived(message) : SliceArrived(message, bytes);
   if (wrong.empty()) return Status::Ok();
   return InternalError(fmt::format("{} sent {}", name_, wrong));
@@ -49,7 +53,8 @@ std::string Peer::SliceArrived(const Immediate& immediate, uint32_t bytes) {
   }
   const auto kind = grant ? tcp::FrameKind::kGrant : tcp::FrameKind::kSlice;
   if (header.kind != kind || header.version != tcp::kFrameVersion || header.reserved != 0 ||
-      header.seq != end->arrived + 1 || (!grant && header.lane != end->lane)) {
+      header.credit_lane > (grant ? 0 : kFromSource) || header.seq != end->arrived + 1 ||
+      (!grant && header.lane != end->lane)) {
     return fmt::format("frame number {} of kind {} for lane {} instead of number {} on {}",
                        header.seq, static_cast<int>(header.kind), header.lane, end->arrived + 1,
                        Describe(end->spec));

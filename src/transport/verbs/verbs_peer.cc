@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -36,7 +37,7 @@ Peer::Peer(int rank, int peer, const Device* device, Queues* queues, Slots inbox
   grants_out->slots = std::move(outbox);
   grants_out->remote_stride = kInboxStride;
   grants_out->allowed = kInboxDepth;
-  grants_out->request.resize(kInboxDepth);
+  grants_out->under_way.resize(kInboxDepth);
   send_ends_.push_back(std::move(grants_out));
   queue_.resize(kInboxDepth);
 }
@@ -49,7 +50,7 @@ Result<SendEnd*> Peer::OpenSend(const LaneSpec& spec) {
   auto end = std::make_unique<SendEnd>();
   end->spec = spec;
   end->slots = *std::move(slots);
-  end->request.resize(spec.depth);
+  end->under_way.resize(spec.depth);
   SendEnd* const opened = end.get();
   send_ends_.push_back(std::move(end));
   std::rotate(queue_.begin(), queue_.begin() + static_cast<ptrdiff_t>(front_), queue_.end());
@@ -110,25 +111,39 @@ Status Peer::SendGrants() {
 
 bool Peer::HasSlot(const SendEnd& end) {
   if (end.published >= end.allowed || !failure_.empty()) return false;
-  const uint64_t request = end.request[end.published % end.spec.depth];
+  const uint64_t request = end.under_way[end.published % end.spec.depth].request;
   if (request <= completed_) return true;
   queues_->AwaitSends();
   return false;
 }
 
-Status Peer::Send(SendEnd* end, const FrameHeader& frame) {
+bool Peer::HasLeft(const SendEnd& end) {
+  const bool left =
+      std::all_of(end.under_way.begin(), end.under_way.end(), [&](const SendEnd::Slot& slot) {
+        return slot.from.data == nullptr || slot.request <= completed_;
+      });
+  if (!left) queues_->AwaitSends();
+  return left;
+}
+
+Status Peer::Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from) {
   const uint64_t slice = end->published++;
   FrameHeader header = frame;
   header.seq = slice + 1;
-  Status sealed = out_guard_->Seal(&header, {end->slots.payload(slice), header.bytes});
+  // Only encryption, which this transport does not have, would write to the payload.
+  std::byte* const payload =
+      from.data != nullptr ? const_cast<std::byte*>(from.data) : end->slots.payload(slice);
+  Status sealed = out_guard_->Seal(&header, {payload, header.bytes});
   if (!sealed.ok()) return sealed;
   *reinterpret_cast<FrameHeader*>(end->slots.frame(slice)) = header;
+  SendEnd::Slot& slot = end->under_way[slice % end->spec.depth];
+  slot.from = from;
   if (!failure_.empty()) {
     dropped_ = true;
   } else if (queued_ == 0 && HasRoom()) {
     PostSlice(end, slice);
   } else {
-    end->request[slice % end->spec.depth] = SendEnd::kQueued;
+    slot.request = SendEnd::Slot::kQueued;
     queue_[(front_ + queued_++) % queue_.size()] = {end, slice};
     queues_->AwaitSends();
   }
@@ -151,15 +166,20 @@ bool Peer::Post(ibv_send_wr* request) {
 
 void Peer::PostSlice(SendEnd* end, uint64_t slice) {
   const auto slot = static_cast<uint16_t>(slice % end->spec.depth);
+  SendEnd::Slot& under_way = end->under_way[slot];
   std::byte* const frame = end->slots.frame(slice);
-  ibv_sge piece{};
-  piece.addr = reinterpret_cast<uint64_t>(frame);
-  piece.length = static_cast<uint32_t>(sizeof(FrameHeader)) +
-                 reinterpret_cast<const FrameHeader*>(frame)->bytes;
-  piece.lkey = end->slots.local_key;
+  const uint32_t bytes = reinterpret_cast<const FrameHeader*>(frame)->bytes;
+  const bool in_place = under_way.from.data != nullptr && bytes > 0;
+  std::array<ibv_sge, 2> pieces{};
+  pieces[0] = {.addr = reinterpret_cast<uint64_t>(frame),
+               .length = static_cast<uint32_t>(sizeof(FrameHeader)) + (in_place ? 0 : bytes),
+               .lkey = end->slots.local_key};
+  pieces[1] = {.addr = reinterpret_cast<uint64_t>(under_way.from.data),
+               .length = bytes,
+               .lkey = under_way.from.key};
   ibv_send_wr request{};
-  request.sg_list = &piece;
-  request.num_sge = 1;
+  request.sg_list = pieces.data();
+  request.num_sge = in_place ? 2 : 1;
   request.imm_data = htonl(Pack({.lane = end->lane, .value = slot}));
   request.wr.rdma.remote_addr = end->remote + uint64_t{slot} * end->remote_stride;
   request.wr.rdma.rkey = end->remote_key;
@@ -167,7 +187,7 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
     dropped_ = true;
     return;
   }
-  end->request[slot] = last_slice_ = posted_;
+  under_way.request = last_slice_ = posted_;
 }
 
 void Peer::PostCredit(RecvEnd* end) {

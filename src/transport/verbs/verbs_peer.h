@@ -40,7 +40,7 @@ class Peer {
   Status CreateQueuePair(uint32_t depth);
   uint32_t queue_pair() const { return queue_pair_->qp_num; }
   // `name` begins the errors: "rank 0: verbs: peer 1@host:pid".
-  Status Connect(const RankAddress& mine, const RankAddress& theirs,
+  Status Connect(const RankAddress& this_rank, const RankAddress& other,
                  const ConnectionOptions& options, std::string name);
   bool connected() const { return !name_.empty(); }
   // Called after Connect and before lanes are opened.
@@ -49,13 +49,25 @@ class Peer {
     in_guard_.emplace(std::move(in));
   }
 
+  // Sends the peer one packet of the largest size, and expects one, before lanes are opened. The
+  // trial is open until both have arrived or the connection has failed. EndTrial returns what is
+  // wrong, or "".
+  void StartTrial();
+  bool trial_is_open() const {
+    return failure_.empty() && !(trial_arrived_ && completed_ == posted_);
+  }
+  std::string EndTrial();
+
   Result<SendEnd*> OpenSend(const LaneSpec& spec);
   Result<RecvEnd*> OpenRecv(const LaneSpec& spec);  // grants the producer its credit
 
   // Whether the next slot of a lane may be filled.
   bool HasSlot(const SendEnd& end);
-  // Seals and sends the frame in the next slot of a lane. Numbers it.
-  Status Send(SendEnd* end, const FrameHeader& frame);
+  // Seals and sends the frame in the next slot of a lane, with the payload of that slot or the one
+  // at `from`. Numbers it.
+  Status Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from = {});
+  // Nothing reads the caller's memory for a slice of this lane any more.
+  bool HasLeft(const SendEnd& end);
   // A slice has been released, so its producer is owed a credit.
   void Owe(RecvEnd* end);
 
@@ -78,6 +90,8 @@ class Peer {
   // kRemoteError, some time after the connection failed, so that a more precise report from the
   // control connection can come first.
   Status Lost() const;
+  // The device no longer touches memory for this peer, who learns of it.
+  void Abort();
   // Nothing is sent or received afterwards.
   void Close();
 
@@ -127,6 +141,8 @@ class Peer {
   std::unordered_map<uint64_t, size_t> number_of_;         // the peer's numbers, by lane key
   std::unordered_map<uint64_t, SendEnd*> ungranted_send_;  // by lane key
   std::vector<RecvEnd*> owing_;
+  uint32_t trial_bytes_ = 0;
+  bool trial_arrived_ = false;
   std::string failure_;
   Time failed_at_ = 0;
   bool lost_ = false;

@@ -19,6 +19,8 @@ namespace inccl {
 struct VerbsPortOptions {
   std::string hca{};   // INCCL_IB_HCA
   int gid_index = -1;  // INCCL_IB_GID_INDEX; -1: the library chooses
+  // NUMA nodes of the processors of a process that is bound to them. Ports there are preferred.
+  std::vector<int> nodes{};
 };
 
 // One port of a device, for inccl-info.
@@ -28,6 +30,8 @@ struct VerbsPort {
   std::string state{};  // "ACTIVE", "DOWN", ...
   bool ethernet = false;
   int mtu = 0;            // bytes
+  double gbps = 0;        // rate of the link
+  int node = -1;          // NUMA node of the device; -1: unknown
   int gid_index = -1;     // of the GID that the rank would use; -1: none
   std::string gid{};      // that GID as text
   std::string why_not{};  // why a rank cannot use the port; "": it can

@@ -18,6 +18,7 @@
 #include "bootstrap/crypto.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/transport.h"
+#include "transport/transport_factory.h"
 #include "transport/verbs/verbs_ports.h"
 
 namespace inccl {
@@ -33,9 +34,9 @@ struct VerbsOptions {
 class VerbsTransport : public Transport {
  public:
   static bool Built();
-  // Opens the first usable port and makes a queue pair for each peer. Errors: kInvalidArgument
-  // (rank), kInvalidUsage (no RDMA in this build or machine, or data is to be encrypted),
-  // kSystemError (no port or memory; the text says why).
+  // Opens the ports that the rank uses and makes a queue pair for each peer. Errors:
+  // kInvalidArgument (rank), kInvalidUsage (no RDMA in this build or machine, or data is to be
+  // encrypted), kSystemError (no port or memory; the text says why).
   static Result<std::unique_ptr<VerbsTransport>> Create(int rank, int nranks,
                                                         const VerbsOptions& options);
   static Caps CapsOf() { return {.name = "verbs"}; }
@@ -46,6 +47,9 @@ class VerbsTransport : public Transport {
   // Called once per peer, before lanes with it are opened, with the peer's address. Errors name
   // the peer as `name`, "1@host:pid", or as "rank 1" if that is empty.
   virtual Status Attach(int peer, std::span<const std::byte> address, const std::string& name) = 0;
+  // Sends one packet to each of these peers, whose TryPaths runs at the same time and names this
+  // rank, and expects one of each until the deadline. Called before lanes are opened, if at all.
+  virtual Result<std::vector<PathFailure>> TryPaths(std::span<const int> peers, Time deadline) = 0;
   // Called once after all Attach. `secret` is known to the ranks of this communicator only.
   virtual Status Protect(const bootstrap::Key& secret, bootstrap::Bytes communicator) = 0;
 };

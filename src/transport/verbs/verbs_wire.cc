@@ -7,7 +7,7 @@
 namespace inccl::verbs {
 namespace {
 
-constexpr uint32_t kMagic = 0x31626976;  // "vib1"
+constexpr uint32_t kMagic = 0x32626976;  // "vib2"
 constexpr uint32_t kPacketNumbers = 0xffffff;
 
 }  // namespace
@@ -15,13 +15,16 @@ constexpr uint32_t kPacketNumbers = 0xffffff;
 std::vector<std::byte> RankAddress::Encode() const {
   ByteWriter writer;
   writer.U32(kMagic);
-  writer.U8(ethernet ? 1 : 0);
-  writer.U8(mtu);
-  writer.U16(lid);
-  writer.Raw(gid);
   writer.U32(first_packet);
-  writer.U64(inbox);
-  writer.U32(inbox_key);
+  writer.U8(static_cast<uint8_t>(rails.size()));
+  for (const RailAddress& rail : rails) {
+    writer.U8(rail.ethernet ? 1 : 0);
+    writer.U8(rail.mtu);
+    writer.U16(rail.lid);
+    writer.Raw(rail.gid);
+    writer.U64(rail.inbox);
+    writer.U32(rail.inbox_key);
+  }
   for (const uint32_t number : queue_pairs) writer.U32(number);
   return writer.bytes();
 }
@@ -29,15 +32,21 @@ std::vector<std::byte> RankAddress::Encode() const {
 bool RankAddress::Decode(std::span<const std::byte> bytes, int nranks, RankAddress* address) {
   ByteReader reader(bytes);
   uint32_t magic = 0;
-  uint8_t ethernet = 0;
-  if (!reader.U32(&magic) || magic != kMagic || !reader.U8(&ethernet) || ethernet > 1 ||
-      !reader.U8(&address->mtu) || !reader.U16(&address->lid) || !reader.Raw(address->gid) ||
-      !reader.U32(&address->first_packet) || !reader.U64(&address->inbox) ||
-      !reader.U32(&address->inbox_key) ||
-      reader.remaining() != static_cast<size_t>(nranks) * sizeof(uint32_t)) {
+  uint8_t rails = 0;
+  if (!reader.U32(&magic) || magic != kMagic || !reader.U32(&address->first_packet) ||
+      !reader.U8(&rails) || rails == 0 || rails > kMostRails) {
     return false;
   }
-  address->ethernet = ethernet == 1;
+  address->rails.resize(rails);
+  for (RailAddress& rail : address->rails) {
+    uint8_t ethernet = 0;
+    if (!reader.U8(&ethernet) || ethernet > 1 || !reader.U8(&rail.mtu) || !reader.U16(&rail.lid) ||
+        !reader.Raw(rail.gid) || !reader.U64(&rail.inbox) || !reader.U32(&rail.inbox_key)) {
+      return false;
+    }
+    rail.ethernet = ethernet == 1;
+  }
+  if (reader.remaining() != static_cast<size_t>(nranks) * sizeof(uint32_t)) return false;
   address->queue_pairs.resize(static_cast<size_t>(nranks));
   for (uint32_t& number : address->queue_pairs) {
     if (!reader.U32(&number)) return false;

@@ -23,18 +23,25 @@ struct Immediate {
   // fewer than 2^16 are under way.
   uint16_t value = 0;
 };
-inline constexpr uint16_t kMostLanes = 0x7fff;  // of two ranks, per direction
+inline constexpr uint16_t kMostLanes = 0x7ffe;  // of two ranks, per direction
+// The "lane" of the credit that tries the path between two ranks. Its bytes land in the inbox,
+// which holds no grants yet.
+inline constexpr uint16_t kTrialLane = 0x7fff;
 constexpr uint32_t Pack(const Immediate& immediate) {
   return (uint32_t{immediate.credit} << 31) | (uint32_t{immediate.lane} << 16) | immediate.value;
 }
 constexpr Immediate Unpack(uint32_t bits) {
   return {.credit = (bits >> 31) != 0,
-          .lane = static_cast<uint16_t>((bits >> 16) & kMostLanes),
+          .lane = static_cast<uint16_t>((bits >> 16) & kTrialLane),
           .value = static_cast<uint16_t>(bits)};
 }
 
 // The payload of a grant. The frame's header has the lane's number (lane), slot_bytes (slice),
 // LaneSpec::Key (signature) and depth (credit).
+// FrameHeader::credit_lane of a slice that was sent from SliceHeader::source. Else 0: credits do
+// not ride on slices.
+inline constexpr uint32_t kFromSource = 1;
+
 struct GrantPayload {
   uint64_t address = 0;  // of slot 0 of the consumer
   uint32_t key = 0;      // with which the producer may write to the slots
@@ -43,18 +50,21 @@ struct GrantPayload {
 
 // Lane 0: the producer of grants has all credits of it from the start.
 inline constexpr uint16_t kInboxDepth = 8;
-inline constexpr uint32_t kInboxStride = 128;
-inline constexpr uint32_t kInboxBytes = kInboxDepth * kInboxStride;
+inline constexpr uint32_t kInboxStride = 512;
+inline constexpr uint32_t kInboxBytes = kInboxDepth * kInboxStride;  // a packet of the largest MTU
 
 // What a rank tells all peers before they connect, over authenticated connections.
-struct RankAddress {
+struct RailAddress {
   bool ethernet = false;
   uint8_t mtu = 0;  // an ibv_mtu
   uint16_t lid = 0;
   Gid gid{};
-  uint32_t first_packet = 0;  // the packet number of a queue pair is derived from it
-  uint64_t inbox = 0;         // of rank 0; that of rank r lies r * kInboxBytes behind it
+  uint64_t inbox = 0;  // of rank 0; that of rank r lies r * kInboxBytes behind it
   uint32_t inbox_key = 0;
+};
+struct RankAddress {
+  uint32_t first_packet = 0;  // the packet number of a queue pair is derived from it
+  std::vector<RailAddress> rails;
   std::vector<uint32_t> queue_pairs;  // by rank
 
   std::vector<std::byte> Encode() const;
@@ -63,7 +73,10 @@ struct RankAddress {
   // The number of the first packet that this rank sends to `peer`: 24 bits.
   uint32_t PacketNumberTo(int peer) const;
 };
-inline constexpr int kMostRanks = 4000;  // a longer address would not fit an offer
+// The rail of the connection of two ranks, at either end: equal ones if both have as many.
+constexpr size_t RailOf(int a, int b, size_t rails) { return static_cast<size_t>(a + b) % rails; }
+inline constexpr size_t kMostRails = 8;
+inline constexpr int kMostRanks = 3900;  // a longer address would not fit an offer
 
 }  // namespace inccl::verbs
 

@@ -79,15 +79,19 @@ struct Work {
   uint32_t immediate = 0;
   uint64_t remote = 0;
   uint32_t key = 0;
-  const std::byte* data = nullptr;
-  uint32_t bytes = 0;
+  struct Piece {
+    const std::byte* data = nullptr;
+    uint32_t bytes = 0, key = 0;
+  };
+  std::array<Piece, 2> pieces{};
+  uint32_t bytes = 0;  // of all pieces
 };
 struct FakeQp {
   ibv_qp base{};
   Connection connection;
   Ring<Work> queue;        // not carried out
   Ring<ibv_wc> to_report;  // carried out; completions that are still to come
-  uint32_t most = 0, outstanding = 0;
+  uint32_t most = 0, most_pieces = 0, outstanding = 0;
   bool held = false;
 };
 struct FakeMr {
@@ -188,10 +192,30 @@ void Break(FakeQp* qp, uint64_t id, ibv_wc_status status) {
   ReportSends(qp, SIZE_MAX);
 }
 
-bool PortIsUp(const FakeQp& qp) {
+const Port& PortOf(const FakeQp& qp) {
   const auto& model = Of<FakeDevice>(qp.base.context->device)->model;
-  const uint8_t port = qp.connection.to_receive.ah_attr.port_num;
-  return model.ports.at(port - 1u).state == IBV_PORT_ACTIVE;
+  return model.ports.at(qp.connection.to_receive.ah_attr.port_num - 1u);
+}
+bool PortIsUp(const FakeQp& qp) { return PortOf(qp).state == IBV_PORT_ACTIVE; }
+
+// The network, or the other end, drops packets without a word.
+bool PacketsPass(const FakeQp& from, const FakeQp& to, uint32_t bytes) {
+  const Port &source = PortOf(from), &target = PortOf(to);
+  const uint32_t packet = std::min(bytes, 128u << from.connection.to_receive.path_mtu);
+  return source.pkey == target.pkey && source.network == target.network && source.network >= 0 &&
+         packet <= fabric().machine.largest_packet;
+}
+
+bool Covers(const FakeMr& mr, uint64_t address, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uint64_t>(mr.base.addr);
+  return address >= begin && address + bytes <= begin + mr.base.length;
+}
+
+bool IsReadable(const FakeQp& qp, const Work::Piece& piece) {
+  if (piece.bytes == 0) return true;
+  const auto region = fabric().regions.find(piece.key);
+  return region != fabric().regions.end() && region->second->base.pd == qp.base.pd &&
+         Covers(*region->second, reinterpret_cast<uint64_t>(piece.data), piece.bytes);
 }
 
 enum class Outcome { kDone, kWait };
@@ -213,7 +237,8 @@ Outcome CarryOut(FakeQp* qp) {
     return Outcome::kDone;
   }
   if (peer == nullptr || peer->connection.state == IBV_QPS_ERR ||
-      peer->connection.peer != qp->base.qp_num || !PortIsUp(*qp) || !PortIsUp(*peer)) {
+      peer->connection.peer != qp->base.qp_num || !PortIsUp(*qp) || !PortIsUp(*peer) ||
+      !PacketsPass(*qp, *peer, work.bytes)) {
     Break(qp, work.id, IBV_WC_RETRY_EXC_ERR);
     return Outcome::kDone;
   }
@@ -239,8 +264,19 @@ Outcome CarryOut(FakeQp* qp) {
       Break(qp, work.id, IBV_WC_REM_ACCESS_ERR);
       return Outcome::kDone;
     }
-    auto* const to = reinterpret_cast<std::byte*>(work.remote);
-    std::memcpy(to, work.data, work.bytes);
+    // A device reads the memory only now.
+    for (const Work::Piece& piece : work.pieces) {
+      if (IsReadable(*qp, piece)) continue;
+      ++f.counters.stale;
+      Break(qp, work.id, IBV_WC_LOC_PROT_ERR);
+      return Outcome::kDone;
+    }
+    auto* to = reinterpret_cast<std::byte*>(work.remote);
+    for (const Work::Piece& piece : work.pieces) {
+      std::memcpy(to, piece.data, piece.bytes);
+      to += piece.bytes;
+    }
+    to = reinterpret_cast<std::byte*>(work.remote);
     if (f.flip && *f.flip < work.bytes) {
       reinterpret_cast<uint8_t*>(to)[*f.flip] ^= 0x10;
       f.flip.reset();
@@ -310,11 +346,6 @@ void RunAll() {
   for (FakeQp* const qp : all) RunPair(qp);
 }
 
-bool Covers(const FakeMr& mr, uint64_t address, uint64_t bytes) {
-  const auto begin = reinterpret_cast<uint64_t>(mr.base.addr);
-  return address >= begin && address + bytes <= begin + mr.base.length;
-}
-
 int PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
   Fabric& f = fabric();
   const Lock lock(f.mutex);
@@ -333,16 +364,16 @@ int PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
               .immediate = wr->imm_data,
               .remote = wr->wr.rdma.remote_addr,
               .key = wr->wr.rdma.rkey};
-    if (wr->num_sge > 1) return EINVAL;
-    if (wr->num_sge == 1) {
-      const ibv_sge& piece = wr->sg_list[0];
-      const auto region = f.regions.find(piece.lkey);
-      if (region == f.regions.end() || !Covers(*region->second, piece.addr, piece.length)) {
-        return EFAULT;
-      }
-      work.data = reinterpret_cast<const std::byte*>(piece.addr);
-      work.bytes = piece.length;
+    if (static_cast<uint32_t>(wr->num_sge) > qp->most_pieces) return EINVAL;
+    for (int i = 0; i < wr->num_sge; ++i) {
+      const ibv_sge& piece = wr->sg_list[i];
+      if (piece.length == 0) return EINVAL;  // devices would take it for 2^31
+      work.pieces.at(static_cast<size_t>(i)) = {reinterpret_cast<const std::byte*>(piece.addr),
+                                                piece.length, piece.lkey};
+      work.bytes += piece.length;
+      if (!IsReadable(*qp, work.pieces.at(static_cast<size_t>(i)))) return EFAULT;
     }
+    if (wr->num_sge > 1) ++f.counters.gathered;
     if (!work.signaled) return EINVAL;  // this stand-in does not free what is not signalled
     ++(work.bytes > 0 ? f.counters.sends : f.counters.credits);
     ++qp->outstanding;
@@ -420,6 +451,8 @@ void MakeDevices(Fabric* f) {
     auto device = std::make_unique<FakeDevice>();
     device->model = model;
     std::snprintf(device->base.name, sizeof device->base.name, "%s", model.name.c_str());
+    std::snprintf(device->base.ibdev_path, sizeof device->base.ibdev_path, "%s",
+                  model.path.c_str());
     f->devices.push_back(std::move(device));
   }
 }
@@ -432,6 +465,7 @@ class TheControl final : public Control {
   void SetLockableBytes(uint64_t bytes) override;
   Counters Count() const override;
   void ResetCounters() override;
+  uint64_t LockedBytes() const override;
   uint64_t OpenObjects() const override;
   std::vector<Connection> Connections() const override;
   void FailNextSend(ibv_wc_status status, bool credits) override;
@@ -485,6 +519,10 @@ Counters TheControl::Count() const {
 void TheControl::ResetCounters() {
   const Lock lock(fabric().mutex);
   fabric().counters = {};
+}
+uint64_t TheControl::LockedBytes() const {
+  const Lock lock(fabric().mutex);
+  return fabric().locked;
 }
 uint64_t TheControl::OpenObjects() const {
   const Lock lock(fabric().mutex);
@@ -593,6 +631,8 @@ int ibv_query_port(ibv_context* context, uint8_t number, _compat_ibv_port_attr* 
   attributes->max_mtu = IBV_MTU_4096;
   attributes->gid_tbl_len = static_cast<int>(port.gids.size()) + 2;  // the last ones are empty
   attributes->lid = port.lid;
+  attributes->active_width = 2;  // 4 lanes
+  attributes->active_speed = port.speed;
   attributes->link_layer =
       static_cast<uint8_t>(port.ethernet ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND);
   return 0;
@@ -711,7 +751,9 @@ ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* init) {
   qp->base.recv_cq = init->recv_cq;
   qp->base.srq = init->srq;
   qp->base.qp_num = qp->connection.number = f.next_number++;
+  qp->connection.device = pd->context->device->name;
   qp->most = init->cap.max_send_wr;
+  qp->most_pieces = std::min(init->cap.max_send_sge, 2u);
   f.pairs[qp->base.qp_num] = qp;
   return Made(qp);
 }
@@ -728,6 +770,13 @@ int ibv_modify_qp(ibv_qp* base, ibv_qp_attr* attributes, int mask) {
     qp->connection.peer = attributes->dest_qp_num;
   } else if (to == IBV_QPS_RTS && from == IBV_QPS_RTR) {
     qp->connection.to_send = *attributes;
+  } else if (to == IBV_QPS_ERR) {
+    qp->connection.state = to;
+    for (size_t i = 0; i < qp->queue.size(); ++i) {
+      qp->to_report.push_back(Completion(*qp, qp->queue[i].id, IBV_WC_WR_FLUSH_ERR));
+    }
+    qp->queue.clear();
+    ReportSends(qp, SIZE_MAX);
   } else {
     return EINVAL;
   }

@@ -24,15 +24,20 @@ struct Port {
   ibv_mtu mtu = IBV_MTU_1024;
   uint16_t lid = 0;
   std::vector<Gid> gids;
+  uint8_t speed = 64;      // ibv_port_attr::active_speed: 64 is 50 Gbit/s a lane, 32 is 25
+  uint16_t pkey = 0xffff;  // the first of its table; ports with others do not hear this one
+  int network = 0;         // nor do those of other networks; -1: what it sends is lost
 };
 struct DeviceModel {
   std::string name;
   std::vector<Port> ports;
+  std::string path{};  // of the device in sysfs; <path>/device/numa_node has its NUMA node
 };
 
 struct Machine {
   std::vector<DeviceModel> devices;
   uint64_t lockable_bytes = UINT64_MAX;  // more registered memory is ENOMEM
+  uint32_t largest_packet = UINT32_MAX;  // larger ones are lost: an MTU that a switch does not have
   int max_qp_wr = 1024, max_srq_wr = 32768, max_cqe = 1 << 20;
   // A thread carries out work requests and completes them, in random order of the queue pairs; else
   // ibv_post_send does.
@@ -46,10 +51,13 @@ struct Counters {
   uint64_t not_ready = 0;                       // messages that found no receive
   uint64_t events = 0;                          // of completion channels
   uint64_t bytes = 0;                           // written to peers
+  uint64_t gathered = 0;                        // work requests with two pieces
+  uint64_t stale = 0;  // work requests whose memory was not registered any more
 };
 
 // What ibv_modify_qp was told of a queue pair that still exists.
 struct Connection {
+  std::string device{};
   uint32_t number = 0, peer = 0;
   ibv_qp_state state = IBV_QPS_RESET;
   ibv_qp_attr to_receive{}, to_send{};
@@ -66,6 +74,7 @@ class Control {
   virtual void SetLockableBytes(uint64_t bytes) = 0;
   virtual Counters Count() const = 0;
   virtual void ResetCounters() = 0;
+  virtual uint64_t LockedBytes() const = 0;                 // registered
   virtual uint64_t OpenObjects() const = 0;                 // contexts, queues, regions, ...
   virtual std::vector<Connection> Connections() const = 0;  // in the order of their creation
 

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of the caller that the devices send from in place: that of ccl_mem_alloc, and what the
+// application has registered. A registration ends when its memory is freed.
+#ifndef INCCL_TRANSPORT_VERBS_VERBS_MEMORY_H_
+#define INCCL_TRANSPORT_VERBS_VERBS_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/status.h"
+#include "memory/host_allocator.h"
+#include "transport/transport.h"
+#include "transport/verbs/verbs_device.h"
+
+namespace inccl::verbs {
+
+// One thread uses it; OnFree comes from any.
+class CallerMemory final : public FreeObserver {
+ public:
+  // The devices outlive it.
+  explicit CallerMemory(std::vector<const Device*> devices);
+  ~CallerMemory() override;
+  CallerMemory(const CallerMemory&) = delete;
+  CallerMemory& operator=(const CallerMemory&) = delete;
+
+  // As the methods of Transport. Without Registration::keep, memory that is neither of
+  // ccl_mem_alloc nor part of memory that is kept is refused.
+  static Status CanRegister(const void* data, size_t bytes, bool on_device);
+  Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
+  void Deregister(const MemoryHandle& memory);
+  // Another transport has registered this memory of ccl_mem_alloc; its id means it here, too.
+  void Adopt(const MemoryHandle& memory, bool keep);
+  // Ends all registrations.
+  void Clear();
+
+  // A place that a device, by its number, can read; `data` is nullptr if it cannot.
+  struct Source {
+    const std::byte* data = nullptr;
+    uint32_t key = 0;
+  };
+  Source At(const RemoteAddress& place, size_t bytes, size_t device) const;
+  bool Holds(uint32_t region) const {
+    return At({.region = region, .offset = 0}, 0, 0).data != nullptr;
+  }
+
+  void OnFree(const std::byte* begin, const std::byte* end) override;
+
+  static constexpr size_t kMostFound = 32;  // without Registration::keep
+  static constexpr size_t kMostKept = 1024;
+
+ private:
+  struct Entry {
+    uint32_t id = 0;
+    uint64_t generation = 0;  // of a region of ccl_mem_alloc; 0: other memory, which is kept
+    const std::byte *begin = nullptr, *end = nullptr;
+    std::vector<MemoryRegion> regions{};  // by device
+    uint64_t used = 0;                  // the higher, the later
+    int keepers = 0;
+    MemoryHandle Handle(const void* data, size_t bytes) const;
+  };
+  Entry* Find(const Region& region, const void* data, size_t bytes, bool keep)
+      INCCL_REQUIRES(mutex_);
+  Result<Entry*> Make(uint32_t id, uint64_t generation, const void* data, size_t bytes, bool keep)
+      INCCL_REQUIRES(mutex_);
+
+  const std::vector<const Device*> devices_;
+  mutable Mutex mutex_;
+  std::vector<Entry> entries_ INCCL_GUARDED_BY(mutex_);
+  uint32_t last_id_ INCCL_GUARDED_BY(mutex_);
+  uint64_t uses_ INCCL_GUARDED_BY(mutex_) = 0;
+  // Calls on memory that cannot be registered do not try again and again.
+  uint64_t refused_ INCCL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace inccl::verbs
+
+#endif  // INCCL_TRANSPORT_VERBS_VERBS_MEMORY_H_
