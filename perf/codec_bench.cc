@@ -85,7 +85,8 @@ Result<double> InstructionsOf(const KernelCase& kernel, const std::string& targe
 std::optional<double> GoalOf(const KernelCase& kernel, std::string_view target) {
   if (!kernel.goal) return std::nullopt;
   if (target == "avx2") return kernel.goal->avx2;
-  if (target.starts_with("avx512") || target == "best") return kernel.goal->avx512;
+  if (target == "avx512" || target == "best") return kernel.goal->avx512;
+  if (target.starts_with("avx512")) return kernel.goal->vbmi;
   return std::nullopt;
 }
 

@@ -323,9 +323,12 @@ void KernelCases::AddSlices() {
          .run = [w, type](uint32_t superblocks) { w->DecodeSlice(type, superblocks); },
          .goal = goals.decode});
   };
-  add("", DataType::kFloat32, {{9, 9}, {9, 9}, {3.896, 6.579}, {9, 9}});
-  add("_bf16", DataType::kBfloat16, {{9, 9}, {9, 9}, {9, 9}, {9, 9}});
-  add("_fp16", DataType::kFloat16, {{9, 9}, {9, 9}, {9, 9}, {9, 9}});
+  add("", DataType::kFloat32,
+      {{0.259, 0.468}, {1.246, 2.258, 1.344}, {3.824, 6.437, 3.855}, {0.582, 1.094, 0.824}});
+  add("_bf16", DataType::kBfloat16,
+      {{0.263, 0.416}, {1.919, 3.442, 1.469}, {5.397, 9.762, 4.232}, {1.708, 3.477, 1.055}});
+  add("_fp16", DataType::kFloat16,
+      {{0.296, 0.499}, {1.856, 3.317, 1.406}, {4.828, 8.379, 3.966}, {1.202, 2.219, 0.863}});
 }
 
 // Those that go by way of a tile take one superblock at a call.

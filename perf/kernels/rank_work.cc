@@ -49,7 +49,11 @@ RankWork::RankWork(const Options& options)
     : options_(options),
       window_(std::min<uint64_t>(kWindow, options.elements)),
       input_(Elements(options.type, options.elements)),
-      output_(input_.size()) {
+      room_(input_.size() + 64) {
+  // Aligned as the tensors of frameworks are.
+  void* output = room_.data();
+  size_t space = room_.size();
+  output_ = {static_cast<std::byte*>(std::align(64, input_.size(), output, space)), input_.size()};
   if (options.codec == "none") {
     codec_ = IdentityCodec();
   } else {
@@ -58,7 +62,7 @@ RankWork::RankWork(const Options& options)
     codec_ = *codec;
   }
   state_ = codec_->NewState();
-  state_->set_non_temporal(false, options.non_temporal);
+  state_->set_non_temporal(options.non_temporal, options.non_temporal);
   const uint32_t superblock = codec_->MaxBytes(options.type, options.ranks, kSuperblock);
   slice_ = std::max(1u, options.slice_bytes / superblock) * kSuperblock;
   slot_bytes_ = codec_->MaxBytes(options.type, options.ranks, slice_) + 64;

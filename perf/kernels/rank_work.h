@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ class RankWork {
     int ranks = 4;
     uint32_t slice_bytes = 128 * 1024;  // of a slot
     std::string codec = "hbi:bits=6";
-    bool non_temporal = false;  // payloads, as in calls that are larger than the caches
+    bool non_temporal = false;  // stores, as in calls that are larger than the caches
   };
   static constexpr const char* kPhases[] = {"codes", "quantize", "owner", "decode", "all"};
   static constexpr size_t kAll = 4;
@@ -39,7 +40,7 @@ class RankWork {
   // them.
   Times Run(Team* team);
 
-  const std::vector<std::byte>& output() const { return output_; }
+  std::span<const std::byte> output() const { return output_; }
   uint32_t slice() const { return slice_; }  // elements
 
  private:
@@ -61,7 +62,8 @@ class RankWork {
 
   const Options options_;
   const uint64_t window_;  // elements
-  Bytes input_, output_;
+  Bytes input_, room_;
+  std::span<std::byte> output_;  // in room_
   std::shared_ptr<const Codec> codec_;
   std::unique_ptr<CodecState> state_;
   uint32_t slice_ = 0;

@@ -72,6 +72,7 @@ SliceContext HbiState::Slice(const Range& range) const {
           .nearest = !reduces && !config.unbiased,
           .rotate = config.rht,
           .unbiased = config.unbiased,
+          .stream = non_temporal_output(),
           .offsets = reduces ? OffsetsOf(call_.rank, call_.nranks, config.unbiased) : Offsets{},
           .counter = counter(reduces ? Salt::kSum : Salt::kResult),
           .result_counter = config.unbiased ? counter(Salt::kResult) : 0,

@@ -95,21 +95,22 @@ Strip StripOf(const SliceContext& slice, uint32_t superblocks, const uint8_t* wo
           .plan = slice.points,
           .words = words,
           .superblocks = superblocks,
-          .type = slice.type};
+          .type = slice.type,
+          .stream = slice.stream};
 }
 
-// The owner's step of the first superblocks. Returns their number: 0 unless `sources` are packed
-// sums of as many contributions each and then own elements, in any order.
+// The owner's step of the first superblocks. Returns their number: 0 unless the sources are own
+// elements and packed sums of as many contributions each. It may change their order.
 uint32_t FoldStrip(const SliceContext& slice, std::span<Source> sources, uint8_t* result_words,
                    Sink* result, std::byte* elements) {
   const auto own = std::find_if(sources.begin(), sources.end(),
                                 [](const Source& source) { return source.elements != nullptr; });
-  const bool has_own = own != sources.end();
-  if (has_own) std::rotate(own, own + 1, sources.end());
-  const std::span<Source> packed = sources.first(sources.size() - (has_own ? 1 : 0));
+  if (own == sources.end()) return 0;
+  std::rotate(own, own + 1, sources.end());
+  const std::span<Source> packed = sources.first(sources.size() - 1);
   StripFold fold{.packed_sources = packed,
-                 .own = has_own ? sources.back().elements : nullptr,
-                 .total = has_own ? 1u : 0u,
+                 .own = sources.back().elements,
+                 .total = 1,
                  .counter = slice.counter,
                  .offsets = slice.offsets,
                  .average = slice.average,

@@ -26,6 +26,7 @@ struct SliceContext {
   bool nearest = false;         // own elements are rounded to nearest, without hash and offsets
   bool rotate = false;          // superblocks are rotated on their way in and back on the way out
   bool unbiased = false;        // the second quantization has a hash, else it is to nearest
+  bool stream = false;          // non-temporal stores of elements
   Offsets offsets = {};         // of this rank
   uint32_t counter = 0;         // HashCounter of the slice's first block
   uint32_t result_counter = 0;  // likewise, for the second quantization

@@ -26,6 +26,7 @@ namespace {
 using lossless::Coding;
 using lossless::kHeader;
 
+#if !(HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL)
 // Calls function(index) for each element of `places`, in order.
 template <typename Function>
 HWY_INLINE void ForEach(const uint64_t places[4], const Function& function) {
@@ -34,6 +35,46 @@ HWY_INLINE void ForEach(const uint64_t places[4], const Function& function) {
       function(64 * part + static_cast<uint32_t>(std::countr_zero(left)));
     }
   }
+}
+#endif
+
+// Writes the exponents at `places`.
+HWY_INLINE void PutEscapes(const Exponents& in, const uint64_t places[4], std::byte* to) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+  for (uint32_t part = 0; part < 4; ++part) {
+    const __m512i all = _mm512_load_si512(in.exponents + 64 * part);
+    const auto count = static_cast<uint32_t>(std::popcount(places[part]));
+    const __mmask64 written = _bzhi_u64(~uint64_t{0}, count);
+    _mm512_mask_storeu_epi8(to, written, _mm512_maskz_compress_epi8(places[part], all));
+    to += count;
+  }
+#else
+  ForEach(places, [&](uint32_t i) { *to++ = static_cast<std::byte>(in.exponents[i]); });
+#endif
+}
+
+// Reads the exponents at `places`. Returns an upper bound of them all.
+HWY_INLINE uint32_t TakeEscapes(const std::byte* from, const uint64_t places[4], Exponents* out) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+  V8 all = hn::Zero(D8());
+  for (uint32_t part = 0; part < 4; ++part) {
+    const auto count = static_cast<uint32_t>(std::popcount(places[part]));
+    const __mmask64 read = _bzhi_u64(~uint64_t{0}, count);
+    const __m512i next = _mm512_maskz_loadu_epi8(read, from);
+    uint8_t* const to = out->exponents + 64 * part;
+    _mm512_store_si512(to, _mm512_mask_expand_epi8(_mm512_load_si512(to), places[part], next));
+    all = hn::Or(all, V8{next});
+    from += count;
+  }
+  return LargestByte(D8(), all);
+#else
+  uint32_t all = 0;  // the OR
+  ForEach(places, [&](uint32_t i) {
+    out->exponents[i] = std::to_integer<uint8_t>(*from++);
+    all |= out->exponents[i];
+  });
+  return all;
+#endif
 }
 
 // Writes the bit planes of the codes; EncodeCodes says the rest.
@@ -84,7 +125,7 @@ uint32_t Pack(const std::byte* elements, std::byte* out) {
     coding = ChooseExactly<Type>(parts);
     escapes = Encode(parts, coding, to, places);
   }
-  std::byte* end = bits + (coding.width + Type::kRest) * kPlane;
+  std::byte* const end = bits + (coding.width + Type::kRest) * kPlane;
   const auto length = static_cast<uint32_t>(end - out) + escapes;
   if (length >= 1 + kRaw) return lossless::PackRaw(elements, kRaw, out);
   WriteHeader(coding, out);
@@ -93,7 +134,7 @@ uint32_t Pack(const std::byte* elements, std::byte* out) {
       StorePlanes<Type::kRest>(LoadBytes(parts.rest + i), to + coding.width * kPlane + i / 8);
     }
   }
-  ForEach(places, [&](uint32_t i) { *end++ = static_cast<std::byte>(parts.exponents[i]); });
+  if (escapes != 0) PutEscapes(parts, places, end);
   return length;
 }
 
@@ -115,13 +156,7 @@ uint32_t Unpack(const std::byte* in, uint64_t bytes, std::byte* elements) {
       StoreBytes(hn::Sub(hn::Zero(D8()), minus), parts.rest + i);
     }
   }
-  const std::byte* next = in + fixed;
-  uint32_t all = 0;  // the OR of the exponents
-  ForEach(places, [&](uint32_t i) {
-    parts.exponents[i] = std::to_integer<uint8_t>(*next++);
-    all |= parts.exponents[i];
-  });
-  if (all >= Type::kExponents) return 0;
+  if (escapes != 0 && TakeEscapes(in + fixed, places, &parts) >= Type::kExponents) return 0;
   Join<Type>(parts, in + kHeader, elements);
   return fixed + escapes;
 }

@@ -68,6 +68,7 @@ struct Strip {
   const uint8_t* words = nullptr;  // side words
   uint32_t superblocks = 0;
   DataType type = DataType::kFloat32;  // or fp16, bf16
+  bool stream = false;                 // non-temporal stores of fp32, where they are aligned
 };
 
 // What the fields of a strip are.
@@ -81,7 +82,7 @@ struct StripDecoding {
 // The owner's step: sums all contributions and quantizes the sums a second time, to nearest.
 struct StripFold {
   std::span<Source> packed_sources;  // `at` advances; `end` is not used
-  const std::byte* own = nullptr;    // elements of one contribution; may be nullptr
+  const std::byte* own = nullptr;    // elements of one contribution
   uint32_t contributions = 1;        // of each packed source
   uint32_t total = 1;                // contributions
   uint32_t counter = 0;

@@ -28,19 +28,19 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr uint32_t kFolded = kLanes64;  // superblocks at once: their words fill a vector
 
-// The largest 16-bit lane of each of eight vectors, in the lowest quarters of 64-bit lanes.
-HWY_INLINE V64 LargestLanes(const V16* v) {
-  const auto pairs = [](V16 a, V16 b) HWY_ATTR {
-    return _mm512_max_epu16(_mm512_unpacklo_epi64(a.raw, b.raw),
-                            _mm512_unpackhi_epi64(a.raw, b.raw));
-  };
+// In each 128-bit part, the largest 16-bit lanes of that of a, then of that of b, in quarters.
+HWY_INLINE V16 LargestOfPair(V16 a, V16 b) {
+  return V16{
+      _mm512_max_epu16(_mm512_unpacklo_epi64(a.raw, b.raw), _mm512_unpackhi_epi64(a.raw, b.raw))};
+}
+
+// The largest 16-bit lane of each of the eight vectors, in order, from LargestOfPair.
+HWY_INLINE V64 LargestLanes(const V16* pairs) {
   // The 128-bit parts of a, then those of b: 0 and 1 combined, 2 and 3.
   const auto parts = [](__m512i a, __m512i b) HWY_ATTR {
     return _mm512_max_epu16(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
   };
-  const __m512i low = parts(pairs(v[0], v[1]), pairs(v[2], v[3]));
-  const __m512i high = parts(pairs(v[4], v[5]), pairs(v[6], v[7]));
-  __m512i most = parts(low, high);
+  __m512i most = parts(parts(pairs[0].raw, pairs[1].raw), parts(pairs[2].raw, pairs[3].raw));
   most = _mm512_max_epu16(most, _mm512_srli_epi64(most, 32));
   most = _mm512_max_epu16(most, _mm512_srli_epi64(most, 16));
   return hn::And(V64{most}, hn::Set(D64(), 0xffffu));
@@ -58,22 +58,20 @@ HWY_INLINE void SumSuperblock(const hbi::Strip& strip, uint32_t s, const hbi::St
   const VI16 twice_k = TwiceOf(point.k);
   const V16 minus_zero = Word(static_cast<uint16_t>(0 - fold.total * point.k));
   V32 counters = hn::Add(hn::Set(D32(), fold.counter + s * (kSuperblock / 2)), hn::Iota(D32(), 0));
-  V16 distances[hbi::kBlocks];
+  V16 distances[hbi::kBlocks / 2];
   for (size_t b = 0; b < hbi::kBlocks; b += 2) {
     TwoBlocks total = {minus_zero, minus_zero};
     for (hbi::Source& source : fold.packed_sources) total = Sum(total, unpack.Fields(&source.at));
     total = unpack.InOrder(total);
-    if (fold.own != nullptr) {
-      const std::byte* x = fold.own + (size_t{s} * kSuperblock + b * kBlock) * kSize<kType>;
-      total = Sum(total, QuantizeTwoBlocks<kType>(x, point.sum->factor, codes.of + b, make,
-                                                  &counters, twice_k));
-    }
+    const std::byte* x = fold.own + (size_t{s} * kSuperblock + b * kBlock) * kSize<kType>;
+    total = Sum(total, QuantizeTwoBlocks<kType>(x, point.sum->factor, codes.of + b, make, &counters,
+                                                twice_k));
     const VI16 lower = hn::BitCast(DI16(), total.lower);
     const VI16 upper = hn::BitCast(DI16(), total.upper);
     hn::Store(lower, DI16(), sums + b * kBlock);
     hn::Store(upper, DI16(), sums + (b + 1) * kBlock);
-    distances[b] = hn::BitCast(D16(), hn::Abs(lower));
-    distances[b + 1] = hn::BitCast(D16(), hn::Abs(upper));
+    distances[b / 2] =
+        LargestOfPair(hn::BitCast(D16(), hn::Abs(lower)), hn::BitCast(D16(), hn::Abs(upper)));
   }
   const __m256i most = _mm512_cvtepi64_epi32(LargestLanes(distances).raw);
   HWY_ALIGN float steps[hbi::kBlocks];
@@ -137,7 +135,8 @@ HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word
     fold->packed = RequantizeSuperblock(point, ScaleCodes(word), own, sums, fold->packed);
   }
   if (y == nullptr) return;
-  DecodeSigned<kType>(sums, fold->average ? point.result->average : point.result->step, own, y);
+  DecodeSigned<kType>(sums, fold->average ? point.result->average : point.result->step, own,
+                      strip.stream, y);
 }
 
 template <DataType kType, bool kMasked>
@@ -166,6 +165,7 @@ void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
       PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), sums + i * kSuperblock, fold);
     }
   }
+  if (strip.stream) _mm_sfence();
 }
 
 }  // namespace HWY_NAMESPACE

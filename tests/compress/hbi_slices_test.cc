@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whole slices on every instruction set against the scalar reference, byte for byte: side words,
+// payloads, the owner's step and results of plans in which neighbouring superblocks have other
+// widths, of fp32, bf16 and fp16, with superblocks that are zero or not finite.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "compress/hbi/config.h"
+#include "compress/hbi/plan.h"
+#include "compress/hbi/side_words.h"
+#include "compress/hbi/slice.h"
+#include "compress/kernels/convert.h"
+#include "compress/simd.h"
+#include "support/seed.h"
+
+namespace inccl::hbi {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+// Elements with a magnitude for each superblock, some zero, some not finite.
+Bytes RandomElements(DataType type, uint32_t count, Rng* rng) {
+  std::vector<float> x(count);
+  for (uint32_t first = 0; first < count; first += kSuperblock) {
+    const uint64_t kind = rng->Below(12);
+    const int octave = static_cast<int>(rng->Below(20)) - 14;
+    for (uint32_t i = first; i < std::min(count, first + kSuperblock); ++i) {
+      x[i] = kind == 0 ? 0.0f : static_cast<float>(std::ldexp(2 * rng->Uniform() - 1, octave));
+    }
+    if (kind == 1) x[first] = std::numeric_limits<float>::infinity();
+    if (kind == 2) x[first] = std::numeric_limits<float>::quiet_NaN();
+  }
+  Bytes elements(count * SizeOf(type));
+  FromFloat(type, x.data(), elements.data(), count);
+  return elements;
+}
+
+// A call of n ranks, all of whose work this does with the kernels of one instruction set.
+class Slices {
+ public:
+  Slices(const Kernels& kernels, const Planner& planner, DataType type, uint32_t count,
+         std::span<const Bytes> ranks, bool average, bool stream)
+      : planner_(planner), ranks_(ranks), count_(count) {
+    slice_ = {.kernels = &kernels,
+              .planner = &planner,
+              .type = type,
+              .average = average,
+              .stream = stream,
+              .counter = 12345,
+              .count = count};
+    const uint32_t superblocks = slice_.superblocks();
+    words_.resize(superblocks * kWordBytes);
+    points_.resize(superblocks);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      FoldOwnWords(slice_, ranks[r].data(), r == 0, words_.data());
+    }
+    slice_.words = words_.data();
+    PlanSummary summary;
+    planner.Plan(words_.data(), points_, &summary);
+    slice_.points = points_.data();
+  }
+
+  // Payloads end where their memory ends.
+  std::vector<uint8_t> Encode(size_t rank) {
+    SliceContext slice = At(rank);
+    Source own{.elements = ranks_[rank].data()};
+    std::vector<uint8_t> payload(SumBytes(slice, 1));
+    SliceOutputs outputs;
+    outputs.sum = {payload.data(), payload.data() + payload.size()};
+    FoldSlice(slice, {&own, 1}, outputs);
+    return payload;
+  }
+  void Own(std::span<const std::vector<uint8_t>> payloads, std::vector<uint8_t>* result,
+           Bytes* elements) {
+    SliceContext slice = At(0);
+    std::vector<Source> sources = {{.elements = ranks_[0].data()}};
+    for (const std::vector<uint8_t>& payload : payloads) {
+      sources.push_back({.at = payload.data(), .end = payload.data() + payload.size()});
+    }
+    result->assign(ResultBytes(slice), 0);
+    elements->assign(count_ * SizeOf(slice.type), {});
+    SliceOutputs outputs;
+    outputs.result = {result->data(), result->data() + result->size()};
+    outputs.elements = elements->data();
+    FoldSlice(slice, sources, outputs);
+  }
+  Bytes Decode(const std::vector<uint8_t>& result) {
+    Bytes elements(count_ * SizeOf(slice_.type));
+    DecodeResult(At(0), result.data(), elements.data());
+    return elements;
+  }
+  const std::vector<uint8_t>& words() const { return words_; }
+
+ private:
+  SliceContext At(size_t rank) const {
+    SliceContext slice = slice_;
+    slice.offsets = OffsetsOf(static_cast<int>(rank), planner_.nranks(), false);
+    return slice;
+  }
+
+  const Planner& planner_;
+  const std::span<const Bytes> ranks_;
+  const uint32_t count_;
+  SliceContext slice_;
+  std::vector<uint8_t> words_, points_;
+};
+
+class HbiSlicesTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { ASSERT_TRUE(SetSimdTarget(GetParam()).ok()); }
+  void TearDown() override { ASSERT_TRUE(SetSimdTarget("best").ok()); }
+};
+
+TEST_P(HbiSlicesTest, EqualTheReference) {
+  Rng rng(test::TestSeed());
+  for (int call = 0; call < 60; ++call) {
+    const int n = 2 + static_cast<int>(rng.Below(5));
+    const auto type = std::vector<DataType>{DataType::kFloat32, DataType::kBfloat16,
+                                            DataType::kFloat16}[rng.Below(3)];
+    const auto bits8 = static_cast<uint32_t>(8 + rng.Below(90));
+    const auto count = static_cast<uint32_t>(1 + rng.Below(40 * kSuperblock));
+    SCOPED_TRACE(testing::Message() << "call " << call << ": " << n << " ranks, " << Name(type)
+                                    << ", bits8 " << bits8 << ", " << count << " elements");
+    const Planner planner(Collective::kAllReduce, n, Config{.bits8 = bits8});
+    std::vector<Bytes> ranks;
+    for (int r = 0; r < n; ++r) ranks.push_back(RandomElements(type, count, &rng));
+    const bool average = rng.Below(2) == 0, stream = rng.Below(2) == 0;
+    Slices expected(ScalarKernels(), planner, type, count, ranks, average, false);
+    Slices slices(BestKernels(), planner, type, count, ranks, average, stream);
+    ASSERT_EQ(slices.words(), expected.words());
+    std::vector<std::vector<uint8_t>> payloads;
+    for (size_t r = 1; r < ranks.size(); ++r) {
+      payloads.push_back(expected.Encode(r));
+      ASSERT_EQ(slices.Encode(r), payloads.back()) << "rank " << r;
+    }
+    std::vector<uint8_t> result, expected_result;
+    Bytes elements, expected_elements;
+    expected.Own(payloads, &expected_result, &expected_elements);
+    slices.Own(payloads, &result, &elements);
+    ASSERT_EQ(result, expected_result);
+    ASSERT_EQ(elements, expected_elements);
+    ASSERT_EQ(slices.Decode(result), expected_elements);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, HbiSlicesTest, testing::ValuesIn(SimdTargets()),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace inccl::hbi
