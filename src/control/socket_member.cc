@@ -53,6 +53,8 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
                            if (index < 0 || leaving_) return;
                            Enqueue(&connections_[static_cast<size_t>(index)], kind, body);
                          })) {
+  const size_t header = router_ == nullptr ? 0 : Router::kMostHeaderBytes;
+  const auto most = static_cast<uint32_t>(kMaxControlBody + header);
   for (size_t peer = 0; peer < mesh.peers.size(); ++peer) {
     if (!mesh.peers[peer].control.valid()) continue;
     index_of_[peer] = static_cast<int>(connections_.size());
@@ -60,6 +62,7 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
     connection.peer = static_cast<int>(peer);
     connection.index = static_cast<uint32_t>(connections_.size() - 1);
     connection.fd = std::move(mesh.peers[peer].control);
+    connection.in = FrameParser(most);
     if (std::optional<bootstrap::StreamCipher>& cipher = mesh.peers[peer].cipher; cipher) {
       connection.seal = std::move(cipher->seal);
       connection.in.Protect(std::move(cipher->open));

@@ -53,7 +53,7 @@ class SocketMember final : public Member {
     std::vector<std::byte> out;
     size_t out_begin = 0;
     std::optional<bootstrap::Aead> seal;  // over TCP
-    bootstrap::FrameParser in{kMaxControlBody + Router::kMostHeaderBytes};
+    bootstrap::FrameParser in;
     Time heard = 0;  // time of the last received byte
 
     size_t queued() const { return out.size() - out_begin; }

@@ -332,6 +332,44 @@ TEST_F(FarRanksTest, Row23_AnAbortReachesAll) {
   }
 }
 
+// A rank dies while the transport is chosen, or before that or after it: all others end soon, and
+// name it.
+TEST_F(FarRanksTest, Row09_ARankThatDiesInCreationIsNamedByAll) {
+  ForRow("9", "tcp");
+  constexpr int kVictim = 2;
+  std::vector<std::unique_ptr<ProcessWorld>> worlds;
+  for (const char* point : {"mesh.after_connect", "bootstrap.after_done", "bootstrap.after_go",
+                            "init.after_attach", "control.before_start", "init.before_return"}) {
+    const std::string plan = "rank=2;action=kill;point=" + std::string(point);
+    const ScopedEnv env({{"INCCL_TEST_FAULT", plan.c_str()}});
+    worlds.push_back(std::make_unique<ProcessWorld>(
+        WorldOptions{.nranks = kRanks, .deadline_seconds = 60.0 * kSlowness, .baseline = false},
+        [](const Side& side) {
+          setenv("INCCL_HOSTID", std::to_string(side.rank()).c_str(), 1);
+          ccl_comm_t comm = nullptr;
+          const double start = Seconds();
+          ccl_result_t result = side.Init(&comm, CCL_CONFIG_INIT);
+          side.mine().counters[0] = result == CCL_SUCCESS ? 0 : 1;
+          if (result == CCL_SUCCESS) {
+            IdleUntilError(side, comm);
+            ccl_comm_destroy(comm);
+          }
+          side.mine().seconds = Seconds() - start;
+          return 0;
+        }));
+  }
+  for (const auto& world : worlds) {
+    world->ExpectAllExited({kVictim});
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == kVictim) continue;
+      Report& report = world->report(rank);
+      EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << report.text;
+      EXPECT_LT(report.seconds, 5.0 + SlackSeconds()) << report.text;
+      EXPECT_TRUE(Matches(report.text, "2@|rank 2")) << report.text;
+    }
+  }
+}
+
 class FarHostsTest : public NetworkFaultTest {
  protected:
   FarHostsTest()
