@@ -182,7 +182,12 @@ bool SocketMember::PassToRouter(const Connection& connection, const FrameParser:
 
 void SocketMember::ReportGone(const Connection& connection, Router::End end, Time silence) {
   if (router_ == nullptr) return;
-  router_->OnNeighbourGone(connection.peer, end, silence, SystemClock().Now());
+  // Without memory others may hear of it from other neighbours only; the handler hears of it still.
+  (void)CatchOutOfMemory([&] {
+    out_mutex_.AssertHeld();
+    router_->OnNeighbourGone(connection.peer, end, silence, SystemClock().Now());
+    return Status::Ok();
+  });
   if (router_->report_at() != kNever) Loop::Get().CallAt(id_, router_->report_at());
 }
 
