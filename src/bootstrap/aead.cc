@@ -66,10 +66,14 @@ bool Aead::Open(Bytes header, std::span<std::byte> data,
                 std::span<const std::byte, kTagBytes> tag) {
   unsigned char none = 0;
   int length = 0;
-  return Run(header, data) &&
-         EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_SET_TAG, kTagBytes,
-                             const_cast<std::byte*>(tag.data())) == 1 &&
-         EVP_CipherFinal_ex(context_.get(), &none, &length) == 1;
+  if (Run(header, data) &&
+      EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_SET_TAG, kTagBytes,
+                          const_cast<std::byte*>(tag.data())) == 1 &&
+      EVP_CipherFinal_ex(context_.get(), &none, &length) == 1) {
+    return true;
+  }
+  --count_;
+  return false;
 }
 
 Result<StreamCipher> StreamCipher::Create(const Key& send_key, const Key& receive_key) {

@@ -33,8 +33,8 @@ class Aead {
 
   // Encrypts `data` in place and writes the tag over `header` and `data`.
   bool Seal(Bytes header, std::span<std::byte> data, std::span<std::byte, kTagBytes> tag);
-  // Returns false if the message is not the next one that the other end has sealed; `data` is then
-  // undefined.
+  // Returns false if the message is not the next one that the other end has sealed, which is then
+  // still awaited; `data` is undefined.
   bool Open(Bytes header, std::span<std::byte> data, std::span<const std::byte, kTagBytes> tag);
 
  private:

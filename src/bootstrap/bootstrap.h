@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "bootstrap/control_graph.h"
 #include "bootstrap/launcher.h"
 #include "bootstrap/launcher_store.h"
 #include "bootstrap/listen_rules.h"
@@ -34,7 +35,9 @@ struct JoinOptions {
   std::string secret_file;      // INCCL_SECRET_FILE
   std::string host_id;          // INCCL_HOSTID
   std::string socket_ifname;    // INCCL_SOCKET_IFNAME: where to listen for other machines
-  ListenRules listen;           // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
+  // INCCL_CONTROL_ALL_PAIRS: up to how many ranks all pairs connect; equal on all ranks.
+  int all_pairs = ControlGraph::kAllPairs;
+  ListenRules listen;                            // INCCL_PORT_RANGE, INCCL_SOCKET_ALLOW
   const std::atomic<bool>* cancelled = nullptr;  // once true, the call soon ends with an error
 };
 

@@ -22,6 +22,7 @@
 namespace inccl::bootstrap {
 namespace {
 
+constexpr size_t kOtherDescriptors = 8;
 constexpr Time kNewsGrace = kSecond;  // for the rendezvous to report what it knows of a failure
 
 // Listens at a random name that only the other ranks of this machine learn.
@@ -57,15 +58,36 @@ PeerInfo InfoOf(const RankRecord& record) {
           .host = record.host,
           .host_id = record.host_id,
           .machine_id = record.machine_id,
-          .blob = record.blob};
+          .blob = record.blob,
+          .key = record.key};
+}
+
+// For the descriptors of so many connections.
+Status MakeRoom(const JoinOptions& options, size_t connections) {
+  return EnsureDescriptors(connections * (1 + options.share_fds.size()) + kOtherDescriptors);
+}
+
+Status CheckKeys(const RankTable& table) {
+  for (const RankRecord& record : table.ranks) {
+    if (record.key) continue;
+    return InternalError(fmt::format("rank {} sent no key for control messages", NameOf(record)));
+  }
+  return Status::Ok();
+}
+
+ControlGraph GraphOf(const JoinOptions& options, const RankTable& table) {
+  std::vector<uint64_t> hosts;
+  for (const RankRecord& record : table.ranks) hosts.push_back(record.host_id);
+  return {HostMap(hosts), options.all_pairs};
 }
 
 // The connections of the mesh: within a machine over unix sockets, else over TCP.
-Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTable& table) {
+Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTable& table,
+                                       const ControlGraph& graph) {
   const RankRecord& self = table.ranks[static_cast<size_t>(options.rank)];
   std::vector<LinkPlan> plans;
   for (const RankRecord& record : table.ranks) {
-    if (record.rank == self.rank) continue;
+    if (!graph.Linked(options.rank, static_cast<int>(record.rank))) continue;
     LinkPlan& plan = plans.emplace_back();
     plan.peer = static_cast<int>(record.rank);
     plan.peer_name = NameOf(record);
@@ -101,12 +123,17 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   mesh->nranks = options.nranks;
   mesh->peers.resize(table.ranks.size());
   for (size_t i = 0; i < table.ranks.size(); ++i) mesh->peers[i].info = InfoOf(table.ranks[i]);
+  mesh->graph = GraphOf(options, table);
   mesh->data_terms = {.key = *key,
                       .role = Role::kData,
                       .communicator = table.session,
                       .secret_file = rendezvous.secret_file};
-  Result<std::vector<LinkPlan>> plans = PlanMesh(options, table);
+  Result<std::vector<LinkPlan>> plans = PlanMesh(options, table, mesh->graph);
   if (!plans.ok()) return plans.status();
+  if (!mesh->graph.complete()) {
+    if (Status status = CheckKeys(table); !status.ok()) return status;
+    if (Status room = MakeRoom(options, plans->size()); !room.ok()) return room;
+  }
   ConnectTerms terms;
   terms.rank = options.rank;
   terms.nranks = options.nranks;
@@ -206,9 +233,10 @@ Status OfRank(const JoinOptions& options, const Status& status) {
 Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                   const JoinOptions& options) {
   const auto named = [&](const Status& status) { return OfRank(options, status); };
-  const size_t descriptors =
-      static_cast<size_t>(options.nranks) * (1 + options.share_fds.size()) + 8;
-  if (Status status = EnsureDescriptors(descriptors); !status.ok()) return named(status);
+  if (options.nranks <= options.all_pairs) {
+    Status room = MakeRoom(options, static_cast<size_t>(options.nranks));
+    if (!room.ok()) return named(room);
+  }
   Registration registration;
   registration.record = {.rank = static_cast<uint32_t>(options.rank),
                          .pid = static_cast<uint32_t>(getpid()),
@@ -218,7 +246,15 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
                          .host = HostName(),
                          .mesh_name = "",
                          .mesh_addresses = {},
-                         .blob = options.blob};
+                         .blob = options.blob,
+                         .key = {}};
+  std::shared_ptr<const KeyExchange> key;
+  if (options.nranks > options.all_pairs) {
+    Result<KeyExchange> made = KeyExchange::Create();
+    if (!made.ok()) return named(made.status());
+    registration.record.key = made->public_key();
+    key = std::make_shared<const KeyExchange>(*std::move(made));
+  }
   Result<uint64_t> host_id = HostId(options.host_id);
   if (!host_id.ok()) return named(host_id.status());
   registration.record.host_id = *host_id;
@@ -260,6 +296,7 @@ Result<Mesh> Join(const RootTarget& target, const HandshakeTerms& terms,
   if (!table.ok()) return named(table.status());
 
   Mesh mesh;
+  mesh.key = std::move(key);
   std::vector<UniqueFd> open;  // kept open until a failure has been reported
   status = WireMesh(options, terms, !target.same_uid_only || target.any_namespace, *table,
                     std::move(listeners), &root, &mesh, &open);

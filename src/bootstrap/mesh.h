@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The result of joining a communicator: an authenticated connection to every other rank, and the
-// descriptors that they shared.
+// The result of joining a communicator: an authenticated connection to each other rank with which
+// the control graph has one, and the descriptors that these ranks shared.
 #ifndef INCCL_BOOTSTRAP_MESH_H_
 #define INCCL_BOOTSTRAP_MESH_H_
 
@@ -13,6 +13,8 @@
 
 #include "base/fd.h"
 #include "bootstrap/aead.h"
+#include "bootstrap/control_graph.h"
+#include "bootstrap/crypto.h"
 #include "bootstrap/handshake.h"
 #include "bootstrap/socket_list.h"
 
@@ -28,12 +30,14 @@ struct PeerInfo {
   uint64_t host_id = 0;         // equal on one host, as INCCL_HOSTID defines hosts
   uint64_t machine_id = 0;      // equal on one machine and network namespace
   std::vector<std::byte> blob;  // its JoinOptions::blob, unchecked
+  // For messages to it that other ranks pass on; none if the control graph is complete.
+  std::optional<bootstrap::PublicKey> key = {};
 };
 
 struct Peer {
   PeerInfo info;
   // A non-blocking stream socket, of unix on one machine, else of TCP; not valid for this rank
-  // itself.
+  // itself and for one without a control connection.
   UniqueFd control;
   std::optional<bootstrap::StreamCipher> cipher;  // of `control`, over TCP
   std::vector<UniqueFd> fds;  // on one machine: its JoinOptions::share_fds, in the same order
@@ -42,6 +46,8 @@ struct Peer {
 struct Mesh {
   int rank = 0, nranks = 1;
   std::vector<Peer> peers;  // by rank
+  ControlGraph graph;
+  std::shared_ptr<const bootstrap::KeyExchange> key;  // of this rank's PeerInfo::key
   uint64_t nonce_hash = 0;  // equal on all ranks, different for each communicator
   // For further connections between these ranks: their key, and the communicator's nonce.
   bootstrap::HandshakeTerms data_terms;

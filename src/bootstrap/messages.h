@@ -5,6 +5,7 @@
 #define INCCL_BOOTSTRAP_MESSAGES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct RankRecord {
   std::string mesh_name;                        // name of its unix socket
   std::vector<UniqueIdAddress> mesh_addresses;  // where it listens for other machines; may be none
   std::vector<std::byte> blob;                  // at most kMaxBlob bytes
+  std::optional<PublicKey> key = {};            // PeerInfo::key
 };
 
 struct Registration {

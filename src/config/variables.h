@@ -59,6 +59,7 @@ struct Environment {
   PortRange port_range;                           // INCCL_PORT_RANGE
   std::string socket_allow;                       // INCCL_SOCKET_ALLOW: networks
   std::string hostid;                             // INCCL_HOSTID
+  int control_all_pairs = 64;                     // INCCL_CONTROL_ALL_PAIRS
   LogLevel debug = LogLevel::kWarn;               // INCCL_DEBUG
   uint32_t debug_subsys = kDefaultLogSubsystems;  // INCCL_DEBUG_SUBSYS
   std::string debug_file;                         // INCCL_DEBUG_FILE

@@ -10,6 +10,10 @@ void ControlPlane::Broadcast(uint8_t kind, std::span<const std::byte> body) {
   for (int peer = 0; peer < nranks_; ++peer) Send(peer, kind, body);
 }
 
+void ControlPlane::SendToNeighbours(uint8_t kind, std::span<const std::byte> body) {
+  for (int peer = 0; peer < nranks_; ++peer) Send(peer, kind, body);
+}
+
 Result<std::unique_ptr<ControlPlane>> StartControl(Mesh mesh, ControlHandler* handler,
                                                    const ControlOptions& options) {
   return control::SocketPlane::Start(std::move(mesh), handler, options);

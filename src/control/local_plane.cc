@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "control/socket_plane.h"
+#include "control/socket_member.h"
 
 namespace inccl::control {
 
@@ -110,7 +110,7 @@ Result<std::vector<std::unique_ptr<ControlPlane>>> LocalPlane::MakeAll(
 
 void LocalPlane::Send(int peer, uint8_t kind, std::span<const std::byte> body) {
   if (peer < 0 || peer >= nranks_ || peer == rank_) return;
-  if (kind == kDisconnect || kind == kHeartbeat) return;
+  if (kind == kDisconnect || kind > kMostControlKind) return;
   if (body.size() > kMaxControlBody) {
     Log(LogLevel::kWarn, LogSubsystem::kControl,
         "rank {}: a control message of {} bytes to rank {} is too large", rank_, body.size(), peer);

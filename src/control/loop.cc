@@ -173,7 +173,7 @@ void Loop::CallAt(uint64_t member, Time at) {
   const MutexLock lock(&mutex_);
   const auto found = members_.find(member);
   if (found == members_.end()) return;
-  found->second.at = at;
+  found->second.at = std::min(found->second.at, at);
   Ring(event_.get());  // the thread may be sleeping beyond `at`
 }
 

@@ -50,7 +50,7 @@ class Loop {
   void Unwatch(int fd);
   // Makes the control thread call OnWake; any thread.
   void Wake(uint64_t member);
-  // Makes the control thread call OnTime at `at`; any thread.
+  // Makes the control thread call OnTime at `at`, if it would not do so earlier; any thread.
   void CallAt(uint64_t member, Time at);
 
   // True if this process started the control thread.

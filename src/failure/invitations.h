@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The unique ids that ranks send to the members of a split over the control connections, which are
-// sealed between machines: ranks outside, and who reads the data connections, must not learn them.
+// sealed between machines, and end to end where other ranks pass them on: ranks outside, and who
+// reads the data connections, must not learn them.
 #ifndef INCCL_FAILURE_INVITATIONS_H_
 #define INCCL_FAILURE_INVITATIONS_H_
 

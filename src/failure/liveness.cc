@@ -17,8 +17,11 @@ namespace {
 // kWhere answers kAsk.
 enum Message : uint8_t { kRecord = 1, kError = StickyError::kNoticeKind, kWhere = 3, kAsk = 4 };
 
-// A rank without progress for this long sends the others its record of the call.
-constexpr Time kNotifyAfter = 20 * kMillisecond;
+// A rank without progress for this long sends its neighbours its record of the call, and after the
+// longer time some other ranks that it waits for. Of ranks that disagree some are neighbours, but
+// these may have gone on; then a chain of ranks that wait leads to one that has not.
+constexpr Time kNotifyAfter = 20 * kMillisecond, kNotifyFarAfter = 500 * kMillisecond;
+constexpr size_t kMostFarTold = 8;
 // A rank that has received a slice of another call waits this long for a record that explains it.
 constexpr Time kMismatchAfter = 1500 * kMillisecond;
 // Slices of a peer may arrive after its disconnect. After this long without progress since this
@@ -64,7 +67,7 @@ std::string Liveness::Place() const {
 void Liveness::BeginSendRecv(const std::vector<Call>* calls) {
   const MutexLock lock(&mutex_);
   send_recv_ = calls;
-  warned_ = false;
+  warned_ = far_told_ = false;
   asked_ = looked_ = 0;
   in_call_.store(true, std::memory_order_release);
 }
@@ -89,7 +92,7 @@ Status Liveness::BeginCall(uint64_t sequence, const Call& call, uint64_t* signat
   {
     const MutexLock lock(&mutex_);
     in_call_.store(true, std::memory_order_release);
-    warned_ = false;
+    warned_ = far_told_ = false;
     asked_ = looked_ = 0;
     const std::optional<CallHistory::Difference> difference = calls_.Begin(sequence, call);
     *signature = calls_.signature();
@@ -123,11 +126,15 @@ bool Liveness::LongGone(int peer) {
   return now - seen >= kDepartedAfter;
 }
 
-void Liveness::CollectRecords(const Request& request,
-                              std::vector<std::vector<std::byte>>* records) {
+void Liveness::CollectRecords(const Request& request, Time stalled,
+                              std::vector<std::vector<std::byte>>* records,
+                              std::vector<std::byte>* newest) {
   // The mismatch may be in an earlier call that some rank completed without data from the others.
   if (request.mismatched_peer() >= 0) calls_.AppendEarlier(records);
-  if (send_recv_ == nullptr) calls_.AppendNews(records);
+  if (send_recv_ != nullptr) return;
+  calls_.AppendNews(records);
+  if (stalled < kNotifyFarAfter || std::exchange(far_told_, true)) return;
+  *newest = calls_.record().Encode();
 }
 
 // "peer 2@a:17: it is alive, outside the library after op 4; peer 3@...".
@@ -203,6 +210,7 @@ bool Liveness::AreAnswersThere(Time since, bool* ask) const {
 Status Liveness::OnStall(const Request& request, std::span<const int> awaited, Time stalled) {
   if (stalled < kNotifyAfter) return Status::Ok();
   std::vector<std::vector<std::byte>> records;
+  std::vector<std::byte> newest;
   Status failure;
   bool ask = false;
   {
@@ -210,7 +218,7 @@ Status Liveness::OnStall(const Request& request, std::span<const int> awaited, T
     looked_ = SystemClock().Now();
     stalled_ = stalled;
     awaited_.assign(awaited.begin(), awaited.end());
-    CollectRecords(request, &records);
+    CollectRecords(request, stalled, &records, &newest);
     failure = Judge(request, awaited, stalled, &ask);
     if (ask) {
       asked_ = stalled;
@@ -218,7 +226,14 @@ Status Liveness::OnStall(const Request& request, std::span<const int> awaited, T
     }
   }
   if (ControlPlane* control = control_.load(); control != nullptr) {
-    for (const std::vector<std::byte>& record : records) control->Broadcast(kRecord, record);
+    const int mismatched = request.mismatched_peer();
+    for (const std::vector<std::byte>& record : records) {
+      control->SendToNeighbours(kRecord, record);
+      if (!control->IsNeighbour(mismatched)) control->Send(mismatched, kRecord, record);
+    }
+    for (const int peer : awaited.first(std::min(awaited.size(), kMostFarTold))) {
+      if (!newest.empty() && !control->IsNeighbour(peer)) control->Send(peer, kRecord, newest);
+    }
     if (ask) control->Broadcast(kAsk, {});
   }
   if (!failure.ok()) Fail(failure);
@@ -357,6 +372,18 @@ void Liveness::OnPeerSilent(int peer, Time silence, Time limit) {
         "{}: peer {}@{} failed: no sign of life for {} ms (limit {} ms), though its connection is "
         "open (process stopped? INCCL_DEAD_TIMEOUT_MS)",
         Where(), peer, Named(peer), silence / kMillisecond, limit / kMillisecond));
+  }
+  Fail(failure);
+}
+
+void Liveness::OnPeerCutOff(int peer) {
+  shrink_agreement_->OnPeerClosed(peer);
+  Status failure;
+  {
+    const MutexLock lock(&mutex_);
+    failure = RemoteError(
+        fmt::format("{}: peer {}@{} is lost: no rank is left that passes control messages on to it",
+                    Where(), peer, Named(peer)));
   }
   Fail(failure);
 }

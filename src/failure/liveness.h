@@ -76,6 +76,7 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override;
   void OnPeerClosed(int peer, bool clean) override;
   void OnPeerSilent(int peer, Time silence, Time limit) override;
+  void OnPeerCutOff(int peer) override;
   void OnOutOfMemory() override { Fail(OutOfMemory()); }
 
  private:
@@ -85,8 +86,10 @@ class Liveness final : public ControlHandler, public WaitObserver {
   void OnError(int peer, std::span<const std::byte> body);
   void Fail(const Status& status, StickyError::Origin origin) INCCL_EXCLUDES(mutex_);
   bool LongGone(int peer) INCCL_REQUIRES(mutex_);
-  // The records that a stall of this length sends to the peers.
-  void CollectRecords(const Request& request, std::vector<std::vector<std::byte>>* records)
+  // The records that a stall of this length sends to the neighbours, and the newest one if it is to
+  // be sent to the awaited ranks, too.
+  void CollectRecords(const Request& request, Time stalled,
+                      std::vector<std::vector<std::byte>>* records, std::vector<std::byte>* newest)
       INCCL_REQUIRES(mutex_);
   // Returns the error that the stall amounts to, if any. *ask: this rank must ask the others for
   // their positions.
@@ -123,7 +126,8 @@ class Liveness final : public ControlHandler, public WaitObserver {
   // By rank: when the waiting thread first saw the disconnect; 0: not yet.
   std::vector<Time> departure_seen_ INCCL_GUARDED_BY(mutex_);
   // State of the call in progress.
-  bool warned_ INCCL_GUARDED_BY(mutex_) = false;  // the slow call has been logged
+  bool warned_ INCCL_GUARDED_BY(mutex_) = false;    // the slow call has been logged
+  bool far_told_ INCCL_GUARDED_BY(mutex_) = false;  // awaited ranks that are no neighbours
   // Length of the stall when this rank last asked the others for their positions.
   Time asked_ INCCL_GUARDED_BY(mutex_) = 0;
   // Time of the OnStall that set the next two; 0: the call has not stalled.

@@ -331,12 +331,14 @@ bool ShrinkAgreement::Read(int peer, uint8_t kind, std::span<const std::byte> bo
   } else {
     RankSet excluded(nranks_);
     if (!excluded.Decode(&reader) || excluded.Contains(peer)) return false;
-    state.done_round = round;
-    state.done_excluded = std::move(excluded);
     // Counts only for a round that this rank has joined, too.
-    if (active_ && round != 0 && round == held_.round && state.done_excluded == held_excluded_) {
+    if (active_ && round != 0 && round == held_.round && excluded == held_excluded_) {
       held_done_ = true;
     }
+    // An answer to this rank and the same to all come in any order.
+    if (round < state.done_round) return reader.remaining() == 0;
+    state.done_round = round;
+    state.done_excluded = std::move(excluded);
   }
   return reader.remaining() == 0;
 }

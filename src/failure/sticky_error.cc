@@ -30,6 +30,12 @@ Status StickyError::error() const {
   return error_;
 }
 
+void StickyError::Attach(ControlPlane* control) {
+  const MutexLock notifying(&notifying_);
+  control_.store(control);
+  if (failed()) Notify(error());
+}
+
 void StickyError::Begin() {
   const MutexLock notifying(&notifying_);
   begun_ = true;
@@ -55,7 +61,7 @@ void StickyError::Notify(const Status& status) {
   ControlPlane* control = control_.load();
   if (control == nullptr) return;
   std::array<std::byte, kMostNotifiedBytes> body;
-  control->Broadcast(kNoticeKind, std::span(body).first(WriteNotice(status, body)));
+  control->SendToNeighbours(kNoticeKind, std::span(body).first(WriteNotice(status, body)));
 }
 
 void StickyError::WaitFailed(Time limit) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The error of a communicator: the first one stays, its peers get a notice of it, and with
+// The error of a communicator: the first one stays, this rank's neighbours get a notice of it,
+// which is the first error of those that have none and so reaches all ranks, and with
 // abort_on_error it ends the process. Thread-safe.
 #ifndef INCCL_FAILURE_STICKY_ERROR_H_
 #define INCCL_FAILURE_STICKY_ERROR_H_
@@ -24,8 +25,9 @@ class StickyError {
   StickyError(bool abort_on_error, WakeupEvent* wakeup_event)
       : abort_on_error_(abort_on_error), wakeup_event_(wakeup_event) {}
 
-  // Called after construction, because the control plane is created after its handler.
-  void Attach(ControlPlane* control) { control_.store(control); }
+  // Called after construction, because the control plane is created after its handler. Sends the
+  // notice of an error that was there before.
+  void Attach(ControlPlane* control) INCCL_EXCLUDES(notifying_, mutex_);
   // Marks the end of creation; earlier errors are errors of creation and do not end the process.
   void Begin() INCCL_EXCLUDES(notifying_, mutex_);
 
@@ -42,7 +44,7 @@ class StickyError {
   // Returns when there is an error, or after `limit`.
   void WaitFailed(Time limit) const;
   // Called before the disconnect. Returns when the notice of an error, if there is one, has been
-  // sent to all peers.
+  // sent to all neighbours.
   void WaitNotified();
 
  private:

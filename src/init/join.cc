@@ -52,6 +52,7 @@ Result<std::shared_ptr<Communicator>> Join(int nranks, int rank, const InitOptio
   join_options.host_id = options.environment.hostid;
   join_options.socket_ifname = options.environment.socket_ifname;
   join_options.listen = options.listen;
+  join_options.all_pairs = options.environment.control_all_pairs;
   join_options.cancelled = cancelled;
   TransportSelection transport(rank, nranks, options.environment, TakesDeviceSlices(options));
   transport.Advertise(&join_options);

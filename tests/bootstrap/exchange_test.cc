@@ -13,34 +13,12 @@
 
 #include "base/bytes.h"
 #include "bootstrap/bootstrap_world.h"
+#include "bootstrap/meshes.h"
 
 namespace inccl::test {
 namespace {
 
 using Blob = std::vector<std::byte>;
-
-std::vector<Mesh> MakeMeshes(int n) {
-  std::vector<Mesh> meshes(static_cast<size_t>(n));
-  for (int rank = 0; rank < n; ++rank) {
-    Mesh& mesh = meshes[static_cast<size_t>(rank)];
-    mesh.rank = rank;
-    mesh.nranks = n;
-    mesh.peers.resize(static_cast<size_t>(n));
-    for (int peer = 0; peer < n; ++peer) {
-      mesh.peers[static_cast<size_t>(peer)].info.rank = peer;
-      mesh.peers[static_cast<size_t>(peer)].info.host = "node";
-    }
-  }
-  for (size_t i = 0; i < meshes.size(); ++i) {
-    for (size_t j = i + 1; j < meshes.size(); ++j) {
-      int pair[2];
-      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
-      meshes[i].peers[j].control.Reset(pair[0]);
-      meshes[j].peers[i].control.Reset(pair[1]);
-    }
-  }
-  return meshes;
-}
 
 Blob BlobOf(int rank, int round) {
   const size_t sizes[] = {0, 1, 1000, kMaxBlob};
@@ -53,9 +31,11 @@ ExchangeTerms Within(int ms) {
 }
 
 TEST(ExchangeTest, RoundsOfAllSizes) {
-  for (const int n : {1, 2, 5}) {
+  // All pairs have connections up to 5 ranks; then not.
+  for (const int n : {1, 2, 5, 6, 8, 11, 16, 23}) {
     const Baseline baseline;
-    std::vector<Mesh> meshes = MakeMeshes(n);
+    std::vector<Mesh> meshes = MakeMeshes(n, 5);
+    EXPECT_EQ(meshes[0].graph.complete(), n <= 5);
     OnThreads(n, [&](int rank) {
       for (int round = 0; round < 4; ++round) {
         const auto all =
@@ -158,6 +138,61 @@ TEST(ExchangeTest, EndsWhenItIsCancelled) {
   terms.cancelled = &cancelled;
   EXPECT_EQ(ExchangeBlobs(&meshes[0], {}, terms).status().code(), Code::kRemoteError);
   canceller.join();
+}
+
+// In a sparse graph, where most ranks have no connection to the one that fails.
+TEST(ExchangeTest, AllNameTheRankThatLeaves) {
+  constexpr int kRanks = 12, kVictim = 5;
+  for (const size_t sent : {0, 2, 7}) {
+    std::vector<Mesh> meshes = MakeMeshes(kRanks, 1);
+    ASSERT_FALSE(meshes[0].graph.Linked(kVictim + 6, kVictim));
+    const char message[] = {9, 0, 0, 0, 'x', 'y', 'z'};
+    OnThreads(kRanks, [&](int rank) {
+      Mesh& mesh = meshes[static_cast<size_t>(rank)];
+      if (rank == kVictim) {
+        const int fd = mesh.peers[kVictim - 1].control.get();
+        EXPECT_EQ(send(fd, message, sent, 0), static_cast<ssize_t>(sent));
+      } else {
+        const Status status = ExchangeBlobs(&mesh, Blob(100), Within(20000)).status();
+        EXPECT_EQ(status.code(), Code::kRemoteError) << status.message();
+        EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + "/12: init: peer ");
+        EXPECT_CONTAINS(status.message(), "peer 5@node");
+      }
+      mesh.peers.clear();
+    });
+  }
+}
+
+TEST(ExchangeTest, MalformedBlobsOfAStepAreRefused) {
+  // Rank 3 gets the blobs of ranks 5 and 6 from rank 5, in the second step.
+  struct Case {
+    std::vector<uint32_t> lengths;
+    size_t bytes;
+    const char* text;
+  };
+  for (const Case& bad : {Case{{3}, 3, "malformed"}, Case{{3, 4}, 3, "malformed"},
+                          Case{{0, 0}, 1, "malformed"}, Case{{UINT32_MAX, 0}, 0, "malformed"},
+                          Case{{1, static_cast<uint32_t>(kMaxBlob) + 1}, 1, "malformed"}}) {
+    std::vector<Mesh> meshes = MakeMeshes(8, 1);
+    ByteWriter first, second;
+    first.U32(4);
+    first.U32(0);
+    for (const uint32_t length : bad.lengths) second.U32(length);
+    for (size_t i = 0; i < bad.bytes; ++i) second.U8(7);
+    ByteWriter framed;
+    framed.U32(static_cast<uint32_t>(second.bytes().size()));
+    framed.Raw(second.bytes());
+    ASSERT_GT(send(meshes[4].peers[3].control.get(), first.bytes().data(), 8, 0), 0);
+    ASSERT_GT(
+        send(meshes[5].peers[3].control.get(), framed.bytes().data(), framed.bytes().size(), 0), 0);
+    const Status status = ExchangeBlobs(&meshes[3], {}, Within(20000)).status();
+    EXPECT_EQ(status.code(), Code::kInternalError);
+    EXPECT_CONTAINS(status.message(), "rank 3/8: init: peer 5@node");
+    EXPECT_CONTAINS(status.message(), bad.text);
+    // Its neighbours hear of it.
+    EXPECT_TRUE(SendsError(meshes[7].peers[3]));
+    EXPECT_FALSE(SendsError(meshes[2].peers[3])) << "blobs come first";
+  }
 }
 
 }  // namespace

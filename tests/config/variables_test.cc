@@ -66,6 +66,7 @@ TEST(EnvTest, EveryVariableArrives) {
                                         {"INCCL_PORT_RANGE", "4700-4799"},
                                         {"INCCL_SOCKET_ALLOW", "10.0.0.0/8"},
                                         {"INCCL_HOSTID", "h"},
+                                        {"INCCL_CONTROL_ALL_PAIRS", "7"},
                                         {"INCCL_DEBUG", "info"},
                                         {"INCCL_DEBUG_SUBSYS", "COLL,INIT"},
                                         {"INCCL_DEBUG_FILE", "/f"},
@@ -105,6 +106,7 @@ TEST(EnvTest, EveryVariableArrives) {
   EXPECT_EQ(env->port_range, (PortRange{4700, 4799}));
   EXPECT_EQ(env->socket_allow, "10.0.0.0/8");
   EXPECT_EQ(env->hostid, "h");
+  EXPECT_EQ(env->control_all_pairs, 7);
   EXPECT_EQ(env->debug, LogLevel::kInfo);
   EXPECT_EQ(env->debug_subsys, static_cast<uint32_t>(LogSubsystem::kCollectives) |
                                    static_cast<uint32_t>(LogSubsystem::kInit));
@@ -267,7 +269,7 @@ TEST(EnvTest, TheTableIsComplete) {
     EXPECT_STRNE(info.type, "");
     EXPECT_EQ(FindVariable(info.name), &info);
   }
-  EXPECT_EQ(names.size(), 39u);
+  EXPECT_EQ(names.size(), 40u);
   EXPECT_EQ(FindVariable("INCCL_ALG"), nullptr);
   EXPECT_EQ(FindVariable("INCCL_ALGOS"), nullptr);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The control plane: the same promises over sockets and in memory.
+// The control plane: the same promises over sockets, between neighbours and between ranks without a
+// connection to each other, and in memory.
 #include "control/control.h"
 
 #include <gtest/gtest.h>
@@ -9,13 +10,16 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
 #include "bootstrap/bootstrap_world.h"
+#include "bootstrap/meshes.h"
 #include "support/seed.h"
 
 namespace inccl::test {
@@ -85,6 +89,76 @@ Planes MakeOverSockets(const std::vector<ControlHandler*>& handlers) {
   return planes;
 }
 
+// The ranks of a test are ranks 0, 3, 6 and 9 of a communicator of 12, in which ranks at distances
+// of 3, 6 and 9 have no connection; the other ranks only pass on what they get.
+class FarRanks {
+ public:
+  static constexpr int kRanks = 12, kApart = 3;
+
+  static Planes Make(const std::vector<ControlHandler*>& handlers) {
+    EXPECT_LE(handlers.size(), static_cast<size_t>(kRanks / kApart));
+    const auto all = std::make_shared<FarRanks>();
+    all->open_ = static_cast<int>(handlers.size());
+    std::vector<Mesh> meshes = MakeMeshes(kRanks, 1);
+    const ControlGraph graph = meshes[0].graph;
+    Planes planes;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const auto number = static_cast<size_t>(rank / kApart);
+      const bool tested = rank % kApart == 0 && number < handlers.size();
+      Relay& relay = all->relays_.emplace_back();
+      if (tested) relay.handler = handlers[number];
+      for (int peer = 0; peer < rank; ++peer) {
+        EXPECT_FALSE(tested && peer % kApart == 0 && graph.Linked(peer, rank));
+      }
+      auto plane = StartControl(std::move(meshes[static_cast<size_t>(rank)]), &relay);
+      EXPECT_TRUE(plane.ok()) << plane.status().message();
+      if (tested) {
+        planes.push_back(
+            std::make_unique<Plane>(static_cast<int>(handlers.size()), *std::move(plane), all));
+      } else {
+        all->others_.push_back(*std::move(plane));
+      }
+    }
+    return planes;
+  }
+
+ private:
+  struct Relay : ControlHandler {
+    void OnMessage(int peer, uint8_t kind, std::span<const std::byte> body) override {
+      if (handler != nullptr) handler->OnMessage(peer / kApart, kind, body);
+    }
+    void OnPeerClosed(int peer, bool clean) override {
+      if (handler != nullptr && peer % kApart == 0) handler->OnPeerClosed(peer / kApart, clean);
+    }
+    ControlHandler* handler = nullptr;
+  };
+  class Plane final : public ControlPlane {
+   public:
+    Plane(int nranks, std::unique_ptr<ControlPlane> plane, std::shared_ptr<FarRanks> all)
+        : ControlPlane(nranks), plane_(std::move(plane)), all_(std::move(all)) {}
+    ~Plane() override { Close(0); }
+    void Send(int peer, uint8_t kind, std::span<const std::byte> body) override {
+      if (peer < nranks_) plane_->Send(kApart * peer, kind, body);
+    }
+    void Broadcast(uint8_t kind, std::span<const std::byte> body) override {
+      plane_->Broadcast(kind, body);
+    }
+    void Close(Time flush_deadline) override {
+      plane_->Close(flush_deadline);
+      if (!closed_.exchange(true) && --all_->open_ == 0) all_->others_.clear();
+    }
+
+   private:
+    const std::unique_ptr<ControlPlane> plane_;
+    const std::shared_ptr<FarRanks> all_;
+    std::atomic<bool> closed_{false};
+  };
+
+  std::atomic<int> open_{0};  // tested ranks
+  std::deque<Relay> relays_;
+  Planes others_;
+};
+
 Planes MakeInMemory(const std::vector<ControlHandler*>& handlers) {
   Result<Planes> planes = MakeLocalControl(handlers);
   EXPECT_TRUE(planes.ok());
@@ -118,7 +192,8 @@ TEST_P(ControlTest, EveryMessageArrivesOnceAndInOrder) {
         if (peer == rank) continue;
         Body body = Number(i);
         body.resize(sizeof i + rng.Below(i % 50 == 0 ? 50000 : 100), std::byte{0x77});
-        planes[static_cast<size_t>(rank)]->Send(peer, static_cast<uint8_t>(1 + i % 254), body);
+        planes[static_cast<size_t>(rank)]->Send(
+            peer, static_cast<uint8_t>(1 + i % kMostControlKind), body);
       }
     }
   });
@@ -131,7 +206,7 @@ TEST_P(ControlTest, EveryMessageArrivesOnceAndInOrder) {
       std::memcpy(&number, event.body.data(), sizeof number);
       ASSERT_NE(event.peer, rank);
       ASSERT_EQ(number, next[event.peer]) << "from " << event.peer;
-      ASSERT_EQ(event.kind, static_cast<int>(1 + number % 254));
+      ASSERT_EQ(event.kind, static_cast<int>(1 + number % kMostControlKind));
       ++next[event.peer];
     }
     EXPECT_EQ(next.size(), static_cast<size_t>(kRanks - 1));
@@ -246,6 +321,8 @@ TEST_P(ControlTest, WhatCannotBeSentIsNot) {
   Planes planes = Make(&recorders);
   planes[0]->Send(1, 5, Body(kMaxControlBody + 1));
   planes[0]->Send(1, 0, {});
+  planes[0]->Send(1, kMostControlKind + 1, {});
+  planes[0]->Send(1, 255, {});
   planes[0]->Send(0, 5, {});
   planes[0]->Send(-1, 5, {});
   planes[0]->Send(2, 5, {});
@@ -285,6 +362,12 @@ TEST_P(ControlTest, APeerThatTakesNothingIsGivenUp) {
   for (int i = 0; i < 30; ++i) planes[0]->Send(1, 1, large);  // three times what may wait
   EXPECT_LT(Seconds() - start, 5.0 * kSlowness) << "sending does not wait";
   stuck.Free();
+  if (GetParam().second == &FarRanks::Make) {  // there is no connection to close
+    for (size_t i = 0; i < 2; ++i) planes[i]->Close(Soon());
+    EXPECT_LT(stuck.count(), 30u) << "all arrived, and none waited";
+    for (const auto& event : stuck.WaitFor(1)) EXPECT_TRUE(event.kind == 1 || event.kind == -1);
+    return;
+  }
   for (size_t seen = 1;; ++seen) {
     const auto events = stuck.WaitFor(seen);
     if (events.back().kind == -2) break;
@@ -333,6 +416,7 @@ TEST_P(ControlTest, DestructionWithoutCloseSaysGoodbyeToo) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ControlTest,
                          ::testing::Values(std::pair("sockets", &MakeOverSockets),
+                                           std::pair("far_ranks", &FarRanks::Make),
                                            std::pair("memory", &MakeInMemory)),
                          [](const auto& param) { return param.param.first; });
 

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many ranks as processes over TCP: every pair of ranks has a connection.
+// Many ranks as processes over TCP: every pair of ranks has a connection for data. With
+// INCCL_TEST_RANKS ranks, of which INCCL_TEST_RANKS_PER_HOST (4) share a faked host, it also prints
+// what control connections cost.
+#include <dirent.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -69,15 +75,67 @@ bool RaiseDescriptors(int nranks) {
   return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
-void RunRanks(int nranks) {
+// Connected unix sockets: control connections, since all ranks are on one machine.
+uint64_t UnixConnections() {
+  uint64_t count = 0;
+  DIR* const descriptors = opendir("/proc/self/fd");
+  while (const dirent* entry = readdir(descriptors)) {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    const int fd = std::atoi(entry->d_name);
+    count += getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
+                     address.ss_family == AF_UNIX
+                 ? 1
+                 : 0;
+  }
+  closedir(descriptors);
+  return count;
+}
+
+// Nanoseconds for which the threads of this process have run, without the calling one.
+uint64_t OtherThreads() {
+  uint64_t sum = 0;
+  DIR* const tasks = opendir("/proc/self/task");
+  while (const dirent* entry = readdir(tasks)) {
+    const std::string id = entry->d_name;
+    uint64_t ran = 0;
+    if (id[0] == '.' || id == std::to_string(gettid())) continue;
+    std::ifstream("/proc/self/task/" + id + "/schedstat") >> ran;
+    sum += ran;
+  }
+  closedir(tasks);
+  return sum;
+}
+
+enum Counter { kControl, kIdleNanoseconds };
+constexpr int kJoined = 1;
+constexpr unsigned kIdleSeconds = 5;
+
+// What a rank's control thread does while no call is made.
+void MeasureIdle(const Side& side, double limit) {
+  side.mine().counters[kControl] = UnixConnections();
+  side.mine().stage = kJoined;
+  for (int rank = 0; rank < side.nranks(); ++rank) EXPECT_TRUE(side.Await(rank, kJoined, limit));
+  sleep(1);
+  const uint64_t before = OtherThreads();
+  sleep(kIdleSeconds);
+  side.mine().counters[kIdleNanoseconds] = OtherThreads() - before;
+}
+
+void RunRanks(int nranks, int ranks_per_host) {
   if (!RaiseDescriptors(nranks)) GTEST_SKIP() << "too few descriptors for " << nranks << " ranks";
   ProcessWorld world({.nranks = nranks, .deadline_seconds = 300.0 * kSlowness},
-                     [nranks](const Side& side) {
+                     [nranks, ranks_per_host](const Side& side) {
                        setenv("INCCL_TRANSPORT", "tcp", 1);
+                       if (ranks_per_host > 0) {
+                         const std::string host = std::to_string(side.rank() / ranks_per_host);
+                         setenv("INCCL_HOSTID", host.c_str(), 1);
+                       }
                        ccl_comm_t comm = nullptr;
                        const double began = Seconds();
                        if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
                        side.mine().seconds = Seconds() - began;
+                       if (ranks_per_host > 0) MeasureIdle(side, 100.0 * kSlowness);
                        bool right = true;
                        for (const size_t count : {size_t{1}, kCount}) {
                          right = right && SumIsRight(nranks, comm, side.rank(), count);
@@ -87,18 +145,27 @@ void RunRanks(int nranks) {
                        return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
                      });
   world.ExpectAllExited();
-  double slowest = 0;
+  double slowest = 0, busy = 0;
+  uint64_t connections = 0;
   for (int rank = 0; rank < nranks; ++rank) {
-    slowest = std::max(slowest, world.report(rank).seconds.load());
+    Report& report = world.report(rank);
+    slowest = std::max(slowest, report.seconds.load());
+    connections = std::max(connections, report.counters[kControl].load());
+    busy += 1e-9 * static_cast<double>(report.counters[kIdleNanoseconds]) / kIdleSeconds / nranks;
   }
   ::testing::Test::RecordProperty("join_ms", static_cast<int>(slowest * 1000));
   fmt::print("{} ranks joined within {:.2f} s\n", nranks, slowest);
+  if (ranks_per_host == 0) return;
+  fmt::print("{} control connections per rank; signs of life take {:.3f} % of a processor\n",
+             connections, 100 * busy);
 }
 
 // INCCL_TEST_RANKS: tools/check.sh --long runs 256.
 TEST(ScaleTest, ManyProcessesOverTcp) {
   const char* const ranks = std::getenv("INCCL_TEST_RANKS");
-  RunRanks(ranks != nullptr ? std::atoi(ranks) : kSanitized ? 17 : 64);
+  if (ranks == nullptr) return RunRanks(kSanitized ? 17 : 64, 0);
+  const char* const per_host = std::getenv("INCCL_TEST_RANKS_PER_HOST");
+  RunRanks(std::atoi(ranks), per_host != nullptr ? std::atoi(per_host) : 4);
 }
 
 }  // namespace

@@ -43,14 +43,48 @@ class PeerWatch {
   Status Check(const std::vector<int>& missing);
 
  private:
+  // Where not all pairs have control connections: a neighbour that has gone or failed, since it may
+  // have heard of a missing rank that is no neighbour.
+  Status CheckNeighbours() const;
+
   const Mesh& mesh_;
   const std::atomic<bool>* const cancelled_;
   std::vector<Time> spoke_;  // by rank: when it first said something; 0: never
 };
 
+std::string NameOf(const PeerInfo& peer) {
+  return fmt::format("{}@{}:{}", peer.rank, peer.host, peer.pid);
+}
+
+Status Closed(const PeerInfo& peer) {
+  return RemoteError(
+      fmt::format("peer {} closed its connection while TCP connections were made (process died?)",
+                  NameOf(peer)));
+}
+
+Status PeerWatch::CheckNeighbours() const {
+  std::vector<pollfd> fds;
+  for (const Peer& peer : mesh_.peers) {
+    fds.push_back(
+        {.fd = peer.control.get(), .events = POLLIN | POLLRDHUP, .revents = 0});  // -1: none
+  }
+  if (poll(fds.data(), fds.size(), 0) <= 0) return Status::Ok();
+  for (size_t rank = 0; rank < fds.size(); ++rank) {
+    const Peer& peer = mesh_.peers[rank];
+    if ((fds[rank].revents & POLLIN) != 0 && SendsError(peer)) {
+      return RemoteError(fmt::format("peer {} gave up connecting", NameOf(peer.info)));
+    }
+    if ((fds[rank].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return Closed(peer.info);
+  }
+  return Status::Ok();
+}
+
 Status PeerWatch::Check(const std::vector<int>& missing) {
   if (cancelled_ != nullptr && cancelled_->load()) {
     return RemoteError("this rank ended the creation of the communicator");
+  }
+  if (!mesh_.graph.complete()) {
+    if (Status status = CheckNeighbours(); !status.ok()) return status;
   }
   std::vector<pollfd> fds;
   for (const int rank : missing) {
@@ -63,17 +97,11 @@ Status PeerWatch::Check(const std::vector<int>& missing) {
   for (size_t i = 0; i < fds.size(); ++i) {
     if (fds[i].revents == 0) continue;
     const PeerInfo& peer = mesh_.peers[static_cast<size_t>(missing[i])].info;
-    const std::string name = fmt::format("{}@{}:{}", peer.rank, peer.host, peer.pid);
-    if ((fds[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
-      return RemoteError(
-          fmt::format("peer {} closed its connection while TCP connections were made (process "
-                      "died?)",
-                      name));
-    }
+    if ((fds[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return Closed(peer);
     Time& spoke = spoke_[static_cast<size_t>(missing[i])];
     if (spoke == 0) spoke = now;
     if (now - spoke > kGiveUpGrace) {
-      return RemoteError(fmt::format("peer {} gave up connecting", name));
+      return RemoteError(fmt::format("peer {} gave up connecting", NameOf(peer)));
     }
   }
   return Status::Ok();
