@@ -214,7 +214,7 @@ const Variable kVariables[] = {
       "1 to 31", "14", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, 31, &e->ib_timeout); }},
     {{"INCCL_SIMD", "instruction set of the kernels, for measuring; results do not depend on it",
-      "best, scalar, ssse3, sse4, avx2, avx512, ... (what this CPU has)", "best", "name"},
+      "best, scalar, ssse3, sse4, avx2, avx512, avx512dl, ... (what this CPU has)", "best", "name"},
      [](Text v, Environment* e) { return ParseText(v, &e->simd); }},
     {{"INCCL_CODEC", "codec of compressed calls that name none",
       "a codec specification (docs/codecs.md)", "hbi:bits=6", "codec"},
