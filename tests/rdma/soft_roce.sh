@@ -58,10 +58,11 @@ across() {  # RANKS ARGUMENT...
   shift
   local all=(-x "INCCL_TRANSPORT=${transport:-}" -x "INCCL_DEBUG=${debug:-WARN}" -x "INCCL_IB_TIMEOUT=${timeout:-$INCCL_IB_TIMEOUT}"
              -x INCCL_CONF_FILE -x INCCL_SOCKET_IFNAME)
+  [ -z "${INCCL_UCX_TLS:-}" ] || all+=(-x INCCL_UCX_TLS -x UCX_UD_VERBS_ETH_DGID_CHECK)
   [ -n "${transport:-}" ] || all=("${all[@]:2}")
   timeout 120 mpirun --allow-run-as-root --oversubscribe \
-    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe0 -x INCCL_HOSTID=near "$build/perf/allreduce_bench" "$@" : \
-    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe1 -x INCCL_HOSTID=far "$build/perf/allreduce_bench" "$@"
+    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe0 -x UCX_NET_DEVICES=rxe0:1 -x INCCL_HOSTID=near "$build/perf/allreduce_bench" "$@" : \
+    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe1 -x UCX_NET_DEVICES=rxe1:1 -x INCCL_HOSTID=far "$build/perf/allreduce_bench" "$@"
 }
 sent() { cat "/sys/class/infiniband/rxe$1/ports/1/hw_counters/sent_pkts"; }
 
@@ -167,7 +168,7 @@ check "an unplugged cable is named" unplugged
 check "lost packets are sent again" lossy "$3"
 check "a network without RDMA is found at the join" blocked "$4"
 check "the limit of locked memory is named" limited
-check "10^4 random operations" mixed_operations 5000
+check "random operations" mixed_operations 300
 check "conformance" conformance '*/Verbs*'
 [ -n "$long" ] || exit "$failed"
 
@@ -177,18 +178,19 @@ faults() {  # SOURCE
   grep -v 'OK \]\|RUN  \| inccl WARN ' /dev/shm/faults | tail -n 40
   return 1
 }
-for source in death_sweep_test abort_on_error_test silence_test; do
+check "10^4 random operations" mixed_operations 5000
+for source in death_sweep_test abort_on_error_test silence_test abort_test shrink_sweep_test usage_test residual_test \
+  process_test init_test init_sweep_test; do
   check "$source over verbs" faults "$source"
 done
 
 # The same devices by UCX, over its connections that are reliable and over those that are not.
-export UCX_NET_DEVICES=rxe0:1 UCX_UD_VERBS_ETH_DGID_CHECK=n  # else rxe's datagrams are filtered away
+export UCX_NET_DEVICES=rxe0:1,rxe1:1 UCX_UD_VERBS_ETH_DGID_CHECK=n  # else rxe's datagrams are filtered away
 for tls in rc_verbs,self ud_verbs,self; do
   export INCCL_UCX_TLS=$tls
   check "ucx over $tls: conformance" conformance '*/UcxThreads:*/UcxProcesses' ucx
-  rdma=ucx check "ucx over $tls: collectives" gtest api_tests collectives_test 'CollectivesTest.*Processes*'
-  for ranks in 2 4; do
-    check "ucx over $tls: $ranks processes have the bits of shm and tcp" ucx_bits "$ranks" "${!ranks}"
-  done
+  rdma=ucx check "ucx over $tls: collectives" gtest api_tests collectives_test '*OverEveryTransport*'
+  transport=ucx check "ucx over $tls: 2 processes have the bits of shm and tcp" same_bits 2 "$3"
+  transport=ucx check "ucx over $tls: 4 processes have the bits of shm and tcp" same_bits 4 "$4"
 done
 exit "$failed"
