@@ -4,7 +4,8 @@
 
 usage: reliability_report.py [--check] [-o FILE] RESULTS_DIR...
 
-RESULTS_DIR holds the XML of GoogleTest programs (build/release/results after ctest). A test belongs to a row by its
+RESULTS_DIR holds the XML of GoogleTest programs (build/release/results after ctest, build/release/results_rdma after
+tests/rdma/soft_roce.sh --long). A test belongs to a row by its
 properties `row` and `transport` (tests/faults), or because tests/faults/scorecard.json names it. Score of a row: 2 if
 every transport of this version to which it applies has a test and all of them passed, 1 if at least one has, 0 otherwise.
 --check writes nothing; exit status 1 if a test of a row failed or a pattern of the scorecard matches no test.
@@ -118,18 +119,21 @@ def write(card, rows, out):
     missing = [name for name, what in card["transports"].items() if not what]
     scores = {row["row"]: score(row, rows.get(row["row"], {}), present) for row in card["rows"]}
     rated = [value for value in scores.values() if value is not None]
+    absent = f"; (2): this version does not have that transport ({', '.join(missing)})" if missing else ""
+    concern = len(scores) - len(rated)
+    to_come = f"; {concern} rows concern transports to come only" if concern else ""
     lines = [
         "# Reliability",
         "",
         "What the library promises when something goes wrong, and which tests show it. Written by",
-        "`scripts/reliability_report.py build/release/results` from the results of a run of ctest; not to be edited.",
+        "`scripts/reliability_report.py build/release/results build/release/results_rdma` from the results of a run of ctest and",
+        "of one of `tests/rdma/soft_roce.sh --long`, on soft RoCE in a virtual machine; not to be edited.",
         "",
         f"Transports of this version: {', '.join(present)}. Score of a row: 2, every one of them to which the row applies",
         "has a test and all passed; 1, at least one; 0, none. Columns of transports: the number of tests that passed; `-`:",
-        f"the row does not apply; (2): this version does not have that transport ({', '.join(missing)}).",
+        f"the row does not apply{absent}.",
         "",
-        f"{sum(rated)} of {2 * len(rated)} points in {len(rated)} rows; "
-        f"{len(scores) - len(rated)} rows concern transports to come only.",
+        f"{sum(rated)} of {2 * len(rated)} points in {len(rated)} rows{to_come}.",
         "",
         "| row | fault | required | limit | " + " | ".join(card["transports"]) + " | score |",
         "|---|---|---|---|" + "---|" * len(card["transports"]) + "---|",

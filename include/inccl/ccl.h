@@ -523,8 +523,10 @@ CCL_API ccl_result_t ccl_mem_free(void* ptr);
  * about 250 registrations between two calls the later ones may be imported only during the first
  * call that uses them.
  *
- * Other memory cannot be exported; the call then sets *handle to NULL, succeeds, and logs the
- * reason (INCCL_DEBUG=INFO, INCCL_DEBUG_SUBSYS=TRANSPORT). Calls on such memory copy as before.
+ * Over RDMA (the transport verbs) devices send from registered memory, and any host memory can be
+ * registered; deregister it before you free it. Elsewhere other memory cannot be exported; the call
+ * then sets *handle to NULL, succeeds, and logs the reason (INCCL_DEBUG=INFO,
+ * INCCL_DEBUG_SUBSYS=TRANSPORT). Calls on such memory copy as before.
  *
  * Not collective: each rank registers what it likes. It returns at once, also while a call is in
  * progress; the registration then takes effect when that call has ended. ccl_mem_free of registered

@@ -69,7 +69,7 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/r
 set -e
 hostname guest
 echo "127.0.0.1 localhost guest" > /etc/hosts
-ulimit -l unlimited
+ulimit -l unlimited -n 20000
 ip link set lo up
 modprobe -a crc32_generic crc32-pclmul veth sch_netem ib_uverbs rdma_ucm rdma_rxe
 ip link add roce0 type veth peer name roce1

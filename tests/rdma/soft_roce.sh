@@ -8,7 +8,9 @@
 # usage: tests/rdma/soft_roce.sh [--long] [BUILD]   (default: build/release)
 #   --long   also 10^4 random operations, the fault tests of docs/reliability.md over verbs, whose results come to
 #            BUILD/results_rdma, and the transport ucx over the same devices; half an hour
-# Exit status: 0; 1 if something is wrong; 77 if this machine cannot run the virtual machine.
+# Without --long it takes a minute and a half on 2 idle processors, and ends after three minutes and a half at the latest. A
+# check that waits for limits of time is repeated once where it fails.
+# Exit status: 0; 1 if something is wrong; 77 if this machine cannot run the virtual machine or is too busy for it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 # What takes a second elsewhere may take some in an emulator, beside other work: soft RoCE sends again after a quarter of a
@@ -41,16 +43,37 @@ if [ "${1:-}" != --in-guest ]; then
     rm -rf "$build/results_rdma"
     mkdir -p "$build/results_rdma"
     export GUEST_OUT=$build/results_rdma GUEST_SECONDS=${GUEST_SECONDS:-3600}
+    exec tests/rdma/guest.sh tests/rdma/soft_roce.sh --long --in-guest "$build" "${expected[@]}"
   fi
-  exec tests/rdma/guest.sh tests/rdma/soft_roce.sh $long --in-guest "$build" "${expected[@]}"
+  export GUEST_SECONDS=${GUEST_SECONDS:-210}
+  rc=0
+  tests/rdma/guest.sh tests/rdma/soft_roce.sh --in-guest "$build" "${expected[@]}" || rc=$?
+  [ "$rc" -ne 124 ] || { echo "the machine is too busy: the guest has not ended within $GUEST_SECONDS s"; exit 77; }
+  exit "$rc"
 fi
 
 build=$2
-failed=0
+failed=0 passed=0
+up() { sed 's/\..*//' /proc/uptime; }  # seconds since the boot
+finish() {
+  [ "$failed" -eq 0 ] || exit 1
+  [ $# -eq 0 ] || { echo "$*"; exit 77; }
+  exit 0
+}
 check() {  # NAME COMMAND...
   local name=$1 begin=$SECONDS
   shift
-  if "$@"; then echo "ok: $name, $((SECONDS - begin)) s"; else echo "FAILED: $name, $((SECONDS - begin)) s"; failed=1; fi
+  [ -n "$long" ] || [ "$(up)" -lt 150 ] || finish "the machine is too busy: $passed checks have passed in $(up) s, no time for more"
+  if "$@"; then
+    echo "ok: $name, $((SECONDS - begin)) s"
+    passed=$((passed + 1))
+  elif [ -n "${timed:-}" ]; then
+    echo "repeated: $name, after $((SECONDS - begin)) s"
+    timed= check "$name" "$@"
+  else
+    echo "FAILED: $name, $((SECONDS - begin)) s"
+    failed=1
+  fi
 }
 # A benchmark with half of the ranks on either end of the cable, each end a host of its own; $transport, or the default list.
 across() {  # RANKS ARGUMENT...
@@ -58,10 +81,11 @@ across() {  # RANKS ARGUMENT...
   shift
   local all=(-x "INCCL_TRANSPORT=${transport:-}" -x "INCCL_DEBUG=${debug:-WARN}" -x "INCCL_IB_TIMEOUT=${timeout:-$INCCL_IB_TIMEOUT}"
              -x INCCL_CONF_FILE -x INCCL_SOCKET_IFNAME)
+  [ -z "${INCCL_UCX_TLS:-}" ] || all+=(-x INCCL_UCX_TLS -x UCX_UD_VERBS_ETH_DGID_CHECK)
   [ -n "${transport:-}" ] || all=("${all[@]:2}")
-  timeout 120 mpirun --allow-run-as-root --oversubscribe \
-    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe0 -x INCCL_HOSTID=near "$build/perf/allreduce_bench" "$@" : \
-    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe1 -x INCCL_HOSTID=far "$build/perf/allreduce_bench" "$@"
+  timeout 60 mpirun --allow-run-as-root --oversubscribe \
+    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe0 -x UCX_NET_DEVICES=rxe0:1 -x INCCL_HOSTID=near "$build/perf/allreduce_bench" "$@" : \
+    -np "$half" "${all[@]}" -x INCCL_IB_HCA=rxe1 -x UCX_NET_DEVICES=rxe1:1 -x INCCL_HOSTID=far "$build/perf/allreduce_bench" "$@"
 }
 sent() { cat "/sys/class/infiniband/rxe$1/ports/1/hw_counters/sent_pkts"; }
 
@@ -158,18 +182,19 @@ limited() {
 
 check "the devices are used" devices_work
 transport=verbs check "2 processes have the bits of shm and tcp" same_bits 2 "$3"
+[ -n "$long" ] || [ "$(up)" -lt 40 ] || finish "the machine is too busy: the first two checks took $(up) s, 15 on an idle one"
 transport=verbs check "4 processes have the bits of shm and tcp" same_bits 4 "$4"
 transport=verbs check "registered memory gives the same bits" same_bits 4 "$4" --buffers mem_alloc
 check "the default list has RDMA" chosen_by_default "$4"
-check "killed processes are named by the others" gtest api_tests errors_test 'DeathTest.SurvivorsLearnWhoDied'
-check "stopped processes are named by the others" gtest faults_tests silence_test '*Row02_AStoppedPeer*'
-check "an unplugged cable is named" unplugged
+timed=1 check "killed processes are named by the others" gtest api_tests errors_test 'DeathTest.SurvivorsLearnWhoDied'
+timed=1 check "stopped processes are named by the others" gtest faults_tests silence_test '*Row02_AStoppedPeer*'
+timed=1 check "an unplugged cable is named" unplugged
 check "lost packets are sent again" lossy "$3"
-check "a network without RDMA is found at the join" blocked "$4"
+timed=1 check "a network without RDMA is found at the join" blocked "$4"
 check "the limit of locked memory is named" limited
-check "10^4 random operations" mixed_operations 5000
+check "random operations" mixed_operations 300
 check "conformance" conformance '*/Verbs*'
-[ -n "$long" ] || exit "$failed"
+[ -n "$long" ] || finish
 
 faults() {  # SOURCE
   INCCL_TEST_RDMA=1 "$build/tests/faults_tests" --source="$1.cc" --gtest_output="xml:/guest-out/faults_$1.xml" \
@@ -177,18 +202,19 @@ faults() {  # SOURCE
   grep -v 'OK \]\|RUN  \| inccl WARN ' /dev/shm/faults | tail -n 40
   return 1
 }
-for source in death_sweep_test abort_on_error_test silence_test; do
+check "10^4 random operations" mixed_operations 5000
+for source in death_sweep_test abort_on_error_test silence_test abort_test shrink_sweep_test usage_test residual_test \
+  process_test init_test init_sweep_test; do
   check "$source over verbs" faults "$source"
 done
 
 # The same devices by UCX, over its connections that are reliable and over those that are not.
-export UCX_NET_DEVICES=rxe0:1 UCX_UD_VERBS_ETH_DGID_CHECK=n  # else rxe's datagrams are filtered away
-for tls in rc_verbs,self ud_verbs,self; do
+export UCX_NET_DEVICES=rxe0:1,rxe1:1 UCX_UD_VERBS_ETH_DGID_CHECK=n  # else rxe's datagrams are filtered away
+for tls in rc_verbs,ud_verbs,self ud_verbs,self; do  # rc connects by ud
   export INCCL_UCX_TLS=$tls
   check "ucx over $tls: conformance" conformance '*/UcxThreads:*/UcxProcesses' ucx
-  rdma=ucx check "ucx over $tls: collectives" gtest api_tests collectives_test 'CollectivesTest.*Processes*'
-  for ranks in 2 4; do
-    check "ucx over $tls: $ranks processes have the bits of shm and tcp" ucx_bits "$ranks" "${!ranks}"
-  done
+  rdma=ucx check "ucx over $tls: collectives" gtest api_tests collectives_test '*OverEveryTransport*'
+  transport=ucx check "ucx over $tls: 2 processes have the bits of shm and tcp" same_bits 2 "$3"
+  transport=ucx check "ucx over $tls: 4 processes have the bits of shm and tcp" same_bits 4 "$4"
 done
-exit "$failed"
+finish

@@ -742,6 +742,9 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
 }
 
 std::vector<WorldKind> AllWorlds() {
+  if (OnRdmaDevice() && getenv("INCCL_UCX_TLS") != nullptr) {
+    return {WorldKind::kUcxThreads, WorldKind::kUcxProcesses};
+  }
   if (OnRdmaDevice()) return {WorldKind::kVerbs, WorldKind::kVerbsProcesses};
   std::vector<WorldKind> worlds = {
       WorldKind::kLoopback,      WorldKind::kShmThreads,  WorldKind::kShmProcesses,

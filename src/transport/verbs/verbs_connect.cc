@@ -124,7 +124,7 @@ void Peer::StartTrial() {
 }
 
 std::string Peer::EndTrial() {
-  if (!failure_.empty()) return fmt::format("{}: {}", device_->name(), failure_);
+  if (!failure_.empty()) return fmt::format("{}: {}{}", device_->name(), failure_, PortTrouble());
   if (!trial_is_open()) return "";
   return fmt::format("{}: {} came in time", device_->name(),
                      trial_arrived_ ? "no acknowledgement" : "nothing of the peer");

@@ -219,7 +219,10 @@ void Peer::PostCredits(bool all) {
 Status Peer::Progress(Time now, bool all) {
   if (!failure_.empty()) {
     if (failed_at_ == 0) failed_at_ = now;
-    lost_ = lost_ || now - failed_at_ > kLostAfter;
+    if (!lost_ && now - failed_at_ > kLostAfter) {
+      lost_ = true;
+      failure_ += PortTrouble();  // the device may learn of it after the request has failed
+    }
     // The call whose slices these are may need nothing else of this peer.
     return lost_ && dropped_ ? Lost() : Status::Ok();
   }
@@ -244,8 +247,11 @@ void Peer::Fail(std::string why) {
   if (!failure_.empty()) return;
   dropped_ = queued_ > 0 || completed_ < last_slice_;
   failure_ = std::move(why);
+}
+
+std::string Peer::PortTrouble() const {
   const std::string port = device_->PortTrouble();
-  if (!port.empty()) failure_ += "; " + port;
+  return port.empty() ? "" : "; " + port;
 }
 
 void Peer::OnFailure(ibv_wc_status status) {

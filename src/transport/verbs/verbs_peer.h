@@ -122,6 +122,7 @@ class Peer {
   // Joins the grant of this number and the end that this rank has opened. Returns what is wrong.
   std::string Join(size_t number, SendEnd* end);
   void Fail(std::string why);
+  std::string PortTrouble() const;
 
   const int rank_, peer_;
   std::string name_;
