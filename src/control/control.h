@@ -85,15 +85,16 @@ class ControlPlane {
   virtual ~ControlPlane() = default;
   // Any thread; never blocks. Kinds 1 to kMostControlKind, at most kMaxControlBody bytes (a larger
   // message is logged and dropped). Has no effect for a peer that has gone and for this rank
-  // itself.
+  // itself. What goes to far ranks may throw std::bad_alloc.
   virtual void Send(int peer, uint8_t kind, std::span<const std::byte> body) = 0;
   virtual void Broadcast(uint8_t kind, std::span<const std::byte> body);  // to all others
   // To all others with a connection to this rank: what they send on to theirs reaches all ranks.
   virtual void SendToNeighbours(uint8_t kind, std::span<const std::byte> body);
   virtual bool IsNeighbour(int peer) const { return peer >= 0 && peer < nranks_; }
   // Sends a disconnect and waits until it and all earlier messages have left (over TCP: until the
-  // neighbours' machines have them; to a far rank: until it has them), at most until the deadline.
-  // When it returns, no callback runs or will run. Any thread but the control thread; idempotent.
+  // neighbours' machines have them; to a far rank: until it has them, for a second at most), at
+  // most until the deadline. When it returns, no callback runs or will run. Any thread but the
+  // control thread; idempotent.
   virtual void Close(Time flush_deadline) = 0;
 
  protected:

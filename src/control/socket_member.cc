@@ -188,6 +188,7 @@ void SocketMember::ReportGone(const Connection& connection, Router::End end, Tim
     router_->OnNeighbourGone(connection.peer, end, silence, SystemClock().Now());
     return Status::Ok();
   });
+  flushed_.NotifyAll();  // what it has not acknowledged is no longer waited for
   if (router_->report_at() != kNever) Loop::Get().CallAt(id_, router_->report_at());
 }
 

@@ -20,6 +20,7 @@ namespace {
 using bootstrap::IoResult;
 
 constexpr Time kLongestFlush = 3600 * kSecond;
+constexpr Time kLongestWait = kSecond;  // for far ranks, of which one may be stopped
 
 }  // namespace
 
@@ -158,8 +159,10 @@ void SocketMember::SendDisconnect(Time flush_deadline) {
   Time now = SystemClock().Now();
   const Time end = std::min(flush_deadline, now + kLongestFlush);
   // A far rank takes nothing more once it has heard that this one has left.
-  for (; router_ != nullptr && !router_->acknowledged() && now < end; now = SystemClock().Now()) {
-    flushed_.WaitFor(&out_mutex_, end - now);
+  const Time acknowledged = std::min(end, now + kLongestWait);
+  for (; router_ != nullptr && !router_->acknowledged() && now < acknowledged;
+       now = SystemClock().Now()) {
+    flushed_.WaitFor(&out_mutex_, acknowledged - now);
   }
   (void)CatchOutOfMemory([&] {
     out_mutex_.AssertHeld();
