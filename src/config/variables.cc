@@ -198,7 +198,8 @@ const Variable kVariables[] = {
       "sysv", "list"},
      [](Text v, Environment* e) { return ParseUcxTls(v, &e->ucx_tls); }},
     {{"INCCL_IB_HCA",
-      "ports of RDMA devices that the transport verbs may use; it takes the fastest ones near to the "
+      "ports of RDMA devices that the transport verbs may use; it takes the fastest ones near to "
+      "the "
       "process",
       "device or device:port, comma-separated, as prefixes; = before: exact names; ^ before: all "
       "but these",

@@ -186,7 +186,7 @@ transport=verbs check "2 processes have the bits of shm and tcp" same_bits 2 "$3
 transport=verbs check "4 processes have the bits of shm and tcp" same_bits 4 "$4"
 transport=verbs check "registered memory gives the same bits" same_bits 4 "$4" --buffers mem_alloc
 check "the default list has RDMA" chosen_by_default "$4"
-timed=1 check "killed processes are named by the others" gtest api_tests errors_test 'DeathTest.SurvivorsLearnWhoDied'
+timed=1 check "killed processes are named by the others" gtest faults_tests abort_on_error_test '*Row1_*'
 timed=1 check "stopped processes are named by the others" gtest faults_tests silence_test '*Row02_AStoppedPeer*'
 timed=1 check "an unplugged cable is named" unplugged
 check "lost packets are sent again" lossy "$3"
@@ -202,6 +202,7 @@ faults() {  # SOURCE
   grep -v 'OK \]\|RUN  \| inccl WARN ' /dev/shm/faults | tail -n 40
   return 1
 }
+timed=1 check "killed processes, in several algorithms" gtest api_tests errors_test 'DeathTest.SurvivorsLearnWhoDied'
 check "10^4 random operations" mixed_operations 5000
 for source in death_sweep_test abort_on_error_test silence_test abort_test shrink_sweep_test usage_test residual_test \
   process_test init_test init_sweep_test; do

@@ -57,7 +57,7 @@ class CallerMemory final : public FreeObserver {
     uint64_t generation = 0;  // of a region of ccl_mem_alloc; 0: other memory, which is kept
     const std::byte *begin = nullptr, *end = nullptr;
     std::vector<MemoryRegion> regions{};  // by device
-    uint64_t used = 0;                  // the higher, the later
+    uint64_t used = 0;                    // the higher, the later
     int keepers = 0;
     MemoryHandle Handle(const void* data, size_t bytes) const;
   };
