@@ -186,7 +186,7 @@ transport=verbs check "2 processes have the bits of shm and tcp" same_bits 2 "$3
 transport=verbs check "4 processes have the bits of shm and tcp" same_bits 4 "$4"
 transport=verbs check "registered memory gives the same bits" same_bits 4 "$4" --buffers mem_alloc
 check "the default list has RDMA" chosen_by_default "$4"
-timed=1 check "killed processes are named by the others" gtest faults_tests abort_on_error_test '*Row1_*'
+timed=1 check "killed processes end the calls of the others" gtest faults_tests abort_on_error_test '*Row1_*'
 timed=1 check "stopped processes are named by the others" gtest faults_tests silence_test '*Row02_AStoppedPeer*'
 timed=1 check "an unplugged cable is named" unplugged
 check "lost packets are sent again" lossy "$3"
