@@ -128,7 +128,8 @@ mixed_operations() {  # COUNT
   INCCL_TRANSPORT=${transport:-verbs} INCCL_TEST_RANKS=4 INCCL_TEST_OPERATIONS=$1 "$build/tests/api_tests" \
     --source=stress_test.cc --gtest_brief=1 2>&1 | tail -n 20
 }
-# Ranks sum until the cable is unplugged; every rank gets an error that names a lost peer, and the port.
+# Ranks sum until the cable is unplugged; the error names a lost peer, and the port. (mpirun kills the others as soon as one
+# rank has ended with it.)
 unplugged() {
   local log=/dev/shm/unplugged bench_pid rc=0 packets
   packets=$(sent 0)
@@ -146,7 +147,7 @@ unplugged() {
   ip route replace 10.78.0.1 dev roce1 table 100
   ip route replace 10.78.0.2 dev roce0 table 100
   local named='rank \([0-3]\)/4 .* peer [0-3]@[^ ]* is lost: .*; rxe[01]:1 is DOWN$'
-  [ "$rc" -ne 0 ] && [ "$(sed -n "s|.* inccl WARN remote error: $named|\1|p" $log | sort -u | wc -l)" -eq 4 ] && return
+  [ "$rc" -ne 0 ] && grep -q "inccl WARN remote error: $named" $log && return
   echo "exit status $rc"
   tail -c 3000 $log
   return 1
