@@ -96,7 +96,8 @@ constexpr long long Multiplier(int power) {  // NOLINT(google-runtime-int): as t
   for (int i = 0; i < power; ++i) {
     remainder = (remainder >> 1) ^ ((remainder & 1) != 0 ? 0x82F63B78u : 0u);
   }
-  return static_cast<long long>(uint64_t{remainder} << 1);  // NOLINT(google-runtime-int)
+  const uint64_t multiplier = uint64_t{remainder} << 1;
+  return static_cast<long long>(multiplier);  // NOLINT(google-runtime-int)
 }
 
 // Replaces bytes by others of equal sum that stand kBits further on: each half of 128 bits is
