@@ -46,7 +46,8 @@ inline constexpr uint8_t kMostControlKind = 249;
 inline constexpr size_t kMostNotifiedBytes = 2048;
 // Limit of the bytes that wait for one neighbour. A rank closes the connection to a peer that reads
 // too slowly; both sides see that as not clean. Messages to a far rank that does not acknowledge
-// 2 * kMaxControlBody are dropped.
+// 2 * kMaxControlBody are dropped. Where half of the limit waits, a rank leaves out what goes to a
+// far rank: the origin sends it again.
 inline constexpr size_t kMaxControlQueue = 8 << 20;
 
 struct ControlOptions {

@@ -82,7 +82,7 @@ int Router::NextHop(int to) {
 }
 
 void Router::Send(int to, uint8_t kind, std::span<const std::byte> body, Time now) {
-  if (!Alive(to)) return;
+  if (!Alive(to) || NextHop(to) < 0) return;
   Channel& channel = ChannelTo(to);
   const size_t bytes = kEnvelopeBytes + 1 + body.size() + kTagBytes;
   if (!channel.cipher || channel.waiting_bytes + bytes > kMostWaitingBytes) {
@@ -271,16 +271,21 @@ bool Router::OnReport(std::span<const std::byte> body, Time now) {
                     .silence = static_cast<Time>(silence_ms) * kMillisecond});
   }
   if (!reader.ok()) return false;
+  bool new_ones = false;
   for (const Gone& gone : news) {
-    if (!Alive(gone.rank)) continue;  // twice in this report, or cut off by an earlier entry
+    if (!Alive(gone.rank)) continue;  // twice in this report
     gone_.push_back(gone);
     MarkGone(gone, now);
+    new_ones = true;
   }
+  if (new_ones) FollowGone(now);
   return true;
 }
 
 void Router::OnNeighbourGone(int neighbour, End end, Time silence, Time now) {
-  if (Alive(neighbour)) MarkGone({.rank = neighbour, .end = end, .silence = silence}, now);
+  if (!Alive(neighbour)) return;
+  MarkGone({.rank = neighbour, .end = end, .silence = silence}, now);
+  FollowGone(now);
 }
 
 void Router::MarkGone(const Gone& gone, Time now) {
@@ -292,14 +297,21 @@ void Router::MarkGone(const Gone& gone, Time now) {
   }
   to_report_.push_back(gone);
   report_at_ = std::min(report_at_, now + kReportLag);
-  if (gone.end != End::kLeft) {
-    lost_ = true;
-    SendReports();
-  }
+  if (gone.end != End::kLeft) lost_ = true;
+}
+
+void Router::FollowGone(Time now) {
+  const bool urgent = std::any_of(to_report_.begin(), to_report_.end(),
+                                  [](const Gone& gone) { return gone.end != End::kLeft; });
+  if (urgent) SendReports();
   if (lost_) FindCutOff();
-  // What was on its way through that rank may be lost.
   for (auto& [to, channel] : channels_) {
     if (channel.waiting.empty()) continue;
+    if (NextHop(to) < 0) {  // nor will there be a path again
+      Forget(&channel, channel.waiting.size());
+      continue;
+    }
+    // What was on its way through those ranks may be lost.
     channel.pause = terms_.resend_after;
     SendAgain(&channel, to, now);
   }

@@ -63,7 +63,7 @@ class Router {
 
   Router(Terms terms, Emit emit);
 
-  // To a far rank. Has no effect for one that is gone.
+  // To a far rank. Has no effect for one that is gone or that no path leads to.
   void Send(int to, uint8_t kind, std::span<const std::byte> body, Time now);
   void Broadcast(uint8_t kind, std::span<const std::byte> body);
 
@@ -124,6 +124,7 @@ class Router {
   bool OnReport(std::span<const std::byte> body, Time now);
   void EmitToAll(uint8_t kind, std::span<const std::byte> body, int but_a, int but_b);
   void MarkGone(const Gone& gone, Time now);
+  void FollowGone(Time now);  // once for all ranks that are marked at a time
   void FindCutOff();
 
   const Terms terms_;

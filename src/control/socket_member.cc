@@ -20,9 +20,14 @@ using bootstrap::IoResult;
 
 constexpr int kMostReadsAtOnce = 8;  // so that one peer cannot occupy the thread
 constexpr Time kLeastResend = 200 * kMillisecond;
+// Of a connection's queue. What ranks send through this one must not break a connection of it.
+constexpr size_t kMostQueuedRouted = kMaxControlQueue / 2;
 // Reserved per peer, so that an error message and a disconnect need no allocation.
 constexpr size_t kReservedOut =
     kMostNotifiedBytes + 4 * (bootstrap::kFrameHeaderBytes + bootstrap::kTagBytes);
+
+// Whether the origin repeats a frame that is lost.
+bool SentAgain(uint8_t kind) { return kind == Router::kRouted || kind == Router::kAck; }
 
 // Null for a complete graph. Takes what it needs out of the mesh.
 std::unique_ptr<Router> MakeRouter(Mesh* mesh, const ControlOptions& options, Router::Emit emit) {
@@ -51,7 +56,9 @@ SocketMember::SocketMember(Mesh mesh, ControlHandler* handler, const ControlOpti
                            out_mutex_.AssertHeld();
                            const int index = index_of_[static_cast<size_t>(neighbour)];
                            if (index < 0 || leaving_) return;
-                           Enqueue(&connections_[static_cast<size_t>(index)], kind, body);
+                           Connection& connection = connections_[static_cast<size_t>(index)];
+                           if (connection.queued() > kMostQueuedRouted && SentAgain(kind)) return;
+                           Enqueue(&connection, kind, body);
                          })) {
   const size_t header = router_ == nullptr ? 0 : Router::kMostHeaderBytes;
   const auto most = static_cast<uint32_t>(kMaxControlBody + header);

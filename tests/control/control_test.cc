@@ -5,9 +5,13 @@
 #include "control/control.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -17,9 +21,12 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/rng.h"
 #include "bootstrap/bootstrap_world.h"
+#include "bootstrap/frame.h"
 #include "bootstrap/meshes.h"
+#include "control/router.h"
 #include "support/seed.h"
 
 namespace inccl::test {
@@ -412,6 +419,56 @@ TEST_P(ControlTest, DestructionWithoutCloseSaysGoodbyeToo) {
   planes[0].reset();
   EXPECT_EQ(recorders[1].WaitFor(1)[0].kind, -1);
   planes[1].reset();
+}
+
+// Rank 1 sends through rank 0 more than the queue of a connection takes, to a rank behind rank 11,
+// which reads nothing meanwhile. That does not end the connection of ranks 0 and 11.
+TEST(SparseControlTest, ARankBreaksNoConnectionOfOthers) {
+  struct Fence : ControlHandler {
+    void OnMessage(int, uint8_t, std::span<const std::byte>) override { passed = true; }
+    void OnPeerClosed(int, bool) override { closed = true; }
+    std::atomic<bool> passed{false}, closed{false};
+  } handler;
+  constexpr int kRanks = 12, kTo = 7, kBusy = 1, kVictim = 11;
+  std::vector<Mesh> meshes = MakeMeshes(kRanks, 1);
+  ASSERT_EQ(meshes[0].graph.NextHops(0, std::vector<bool>(kRanks))[kTo], kVictim);
+  const int busy = meshes[kBusy].peers[0].control.get();
+  const int victim = meshes[kVictim].peers[0].control.get();
+  auto plane = StartControl(std::move(meshes[0]), &handler);
+  ASSERT_TRUE(plane.ok());
+  std::vector<std::byte> out;
+  for (uint64_t number = 1; number <= 20; ++number) {
+    ByteWriter routed;
+    routed.U32(kTo);
+    routed.U32(5);
+    routed.U64(number);
+    routed.U8(0);
+    routed.Raw(Body(kMaxControlBody));
+    ASSERT_TRUE(bootstrap::AppendFrame(control::Router::kRouted, routed.bytes(), &out, nullptr));
+  }
+  ByteWriter flood;
+  flood.U32(kBusy);
+  flood.U64(1);
+  flood.U8(9);
+  ASSERT_TRUE(bootstrap::AppendFrame(control::Router::kFlood, flood.bytes(), &out, nullptr));
+  for (size_t at = 0; at < out.size();) {
+    pollfd ready = {.fd = busy, .events = POLLOUT, .revents = 0};
+    ASSERT_GE(poll(&ready, 1, -1), 0);
+    const ssize_t sent = send(busy, out.data() + at, out.size() - at, MSG_NOSIGNAL);
+    if (sent > 0) at += static_cast<size_t>(sent);
+    ASSERT_TRUE(sent > 0 || errno == EAGAIN);
+  }
+  while (!handler.passed) sched_yield();
+  std::vector<std::byte> in(1 << 20);
+  pollfd ready = {.fd = victim, .events = POLLIN, .revents = 0};
+  size_t arrived = 0;
+  while (poll(&ready, 1, 100) > 0) {
+    const ssize_t got = recv(victim, in.data(), in.size(), 0);
+    ASSERT_GT(got, 0) << "the end of the connection, after " << arrived << " bytes";
+    arrived += static_cast<size_t>(got);
+  }
+  EXPECT_GT(arrived, size_t{kMaxControlBody});
+  EXPECT_FALSE(handler.closed);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ControlTest,

@@ -507,6 +507,42 @@ TEST(RouterTest, RandomFramesDoNoHarm) {
   }
 }
 
+// However many ranks one report names, what waits is sent again once.
+TEST(RouterTest, AReportOfManyRanksRepeatsMessagesOnce) {
+  constexpr int kRanks = 128, kTo = 3;
+  Network network(kRanks);
+  ASSERT_FALSE(network.graph.Linked(0, kTo));
+  for (int i = 0; i < 10; ++i) network.routers[0]->Send(kTo, 7, Number(1), network.now);
+  ASSERT_EQ(network.frames, 10u);
+  ByteWriter report;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    if (rank == 0 || rank == kTo || network.graph.Linked(0, static_cast<int>(rank))) continue;
+    report.U32(rank);
+    report.U8(static_cast<uint8_t>(Router::End::kLeft));
+    report.U32(0);
+  }
+  ASSERT_TRUE(network.Give(1, 0, Router::kReport, report.bytes()));
+  EXPECT_LE(network.frames, 20u);
+}
+
+// A message for a rank that no path leads to any more waits for nothing, so the end of this rank
+// does not wait for it either, though all have left in order.
+TEST(RouterTest, NothingWaitsWithoutAPath) {
+  constexpr int kRanks = 12, kTo = 6;
+  Network network(kRanks);
+  Router& router = *network.routers[0];
+  ASSERT_FALSE(network.graph.Linked(0, kTo));
+  router.Send(kTo, 7, Number(1), network.now);
+  EXPECT_FALSE(router.acknowledged());
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (network.graph.Linked(0, rank)) router.OnNeighbourGone(rank, Router::End::kLeft, 0, 0);
+  }
+  EXPECT_TRUE(router.acknowledged());
+  router.Send(kTo, 7, Number(2), network.now);
+  EXPECT_TRUE(router.acknowledged());
+  EXPECT_FALSE(router.NextGone().has_value());
+}
+
 // A rank that does not acknowledge costs bounded memory.
 TEST(RouterTest, WhatWaitsForARankIsLimited) {
   Network network(8);

@@ -495,6 +495,35 @@ TEST_P(TcpPeer, SlicesThatAreLostWithTheConnectionAreAnError) {
   EXPECT_NE(lost.message().find("peer rank 1 is lost"), std::string::npos) << lost.message();
 }
 
+// The same where publishing a slice finds out that the connection has ended, or comes after that.
+TEST_P(TcpPeer, SlicesForALostConnectionAreAnError) {
+  std::unique_ptr<SendLane> lane = end_->OpenSend(SpecOf(0, 1)).value();
+  Send(Frame(Grant(1, lane->spec())));
+  ASSERT_TRUE(Progress().ok());
+  peer_.Reset();
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  ASSERT_TRUE(lane->Publish({.bytes = 8}).ok());
+  EXPECT_TRUE(end_->unsent());
+  ASSERT_TRUE(Progress().ok());
+  EXPECT_TRUE(end_->unsent());
+  now_ += 2 * kSecond;
+  EXPECT_EQ(Progress().code(), Code::kRemoteError);
+}
+
+TEST_P(TcpPeer, SlicesAfterTheLossOfTheConnectionAreAnError) {
+  std::unique_ptr<SendLane> lane = end_->OpenSend(SpecOf(0, 1)).value();
+  Send(Frame(Grant(1, lane->spec())));
+  ASSERT_TRUE(Progress().ok());
+  peer_.Reset();
+  ASSERT_TRUE(Progress().ok());
+  EXPECT_FALSE(end_->unsent());
+  ASSERT_NE(lane->TryAcquire().value().data, nullptr);
+  ASSERT_TRUE(lane->Publish({.bytes = 8}).ok());
+  EXPECT_TRUE(end_->unsent());
+  now_ += 2 * kSecond;
+  EXPECT_EQ(Progress().code(), Code::kRemoteError);
+}
+
 // What a socket's kernel has taken is on its way, and not delivered.
 TEST_P(TcpPeer, DeliveredIsWhatThePeerHas) {
   std::unique_ptr<SendLane> lane = end_->OpenSend(SpecOf(0, 1)).value();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memory/host_allocator.h"
+#include "memory/region.h"
 #include "transport/verbs_pair.h"
 
 namespace inccl::test {
@@ -186,6 +187,38 @@ TEST_F(VerbsMemoryTest, TheLimitOfLockedMemoryLeavesSlots) {
   Pump();
   EXPECT_TRUE(ReceiveOne(0));
   Free(memory);
+}
+
+// Another transport's id means one memory at a time. If it is a device's now, which this transport
+// cannot send, it means none here.
+TEST_F(VerbsMemoryTest, AnIdThatMeansOtherMemoryNowIsForgotten) {
+  Open();
+  std::byte* const first = Allocate();
+  std::byte* const second = Allocate();
+  constexpr uint32_t kId = 7;
+  const auto handle = [](const std::byte* data) {
+    return MemoryHandle{.region = kId,
+                        .begin = data,
+                        .end = data + kBytes,
+                        .memory = FindRegion(data, kBytes, false).value().generation};
+  };
+  ends_[0]->Adopt(handle(first), false);
+  SendFrom(handle(first), first, 100);
+  std::memset(second, 2, kBytes);
+  ends_[0]->Adopt(handle(second), false);
+  SendFrom(handle(second), second, 100);
+  EXPECT_EQ(Locked(), kBytes);
+  std::vector<std::byte> of_device(100);
+  ends_[0]->Adopt({.region = kId,
+                   .on_device = true,
+                   .begin = of_device.data(),
+                   .end = of_device.data() + of_device.size(),
+                   .memory = uint64_t{1} << 63 | 1},
+                  false);
+  EXPECT_FALSE(send_->ReachableFrom(kId));
+  EXPECT_EQ(Locked(), 0u);
+  Free(first);
+  Free(second);
 }
 
 // After a failed call the caller writes to its memory, and the device must not send that.

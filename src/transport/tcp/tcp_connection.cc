@@ -61,7 +61,10 @@ Status Connection::Send(std::byte* frame, bool* in_flight) {
 }
 
 Status Connection::SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight) {
-  if (!failure_.empty()) return Status::Ok();  // the lanes report the loss of the peer
+  if (!failure_.empty()) {  // the lanes report the loss of the peer
+    dropped_slices_ = true;
+    return Status::Ok();
+  }
   Reserve();
   Out* const out = Append();
   out->header = reinterpret_cast<FrameHeader*>(frame);

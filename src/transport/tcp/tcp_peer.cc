@@ -218,9 +218,9 @@ bool PeerLink::dropped_slices() const {
 }
 
 bool PeerLink::unsent() const {
-  if (failed_at_ != 0) return dropped_slices();  // until Progress reports the loss
-  return std::any_of(connections_.begin(), connections_.end(),
-                     [](const auto& lanes) { return lanes->unsent(); });
+  if (dropped_slices()) return true;  // until Progress reports the loss
+  return failed_at_ == 0 && std::any_of(connections_.begin(), connections_.end(),
+                                        [](const auto& lanes) { return lanes->unsent(); });
 }
 
 void PeerLink::DropUnsent() {

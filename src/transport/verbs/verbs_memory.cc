@@ -114,14 +114,14 @@ Result<MemoryHandle> CallerMemory::Register(const void* data, size_t bytes,
 }
 
 void CallerMemory::Adopt(const MemoryHandle& memory, bool keep) {
-  if (memory.on_device || memory.region == 0) return;
+  if (memory.region == 0) return;
   const Result<Region> region = FindRegion(memory.begin, 1, false);
-  if (!region.ok() || region->generation != memory.memory) return;
   const MutexLock lock(&mutex_);
   // An id that the other transport has given to other memory before.
   std::erase_if(entries_, [&](const Entry& entry) {
     return entry.id == memory.region && entry.generation != memory.memory;
   });
+  if (memory.on_device || !region.ok() || region->generation != memory.memory) return;
   Entry* entry = Find(*region, memory.begin, 1, false);
   if (entry == nullptr && region->generation != refused_) {
     Result<Entry*> made =
