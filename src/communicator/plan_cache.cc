@@ -25,7 +25,8 @@ void Rename(std::span<const int> members, Schedule* schedule) {
 size_t PlanCache::PlaceOf(const CollectiveArgs& args, const Codec* codec) {
   const uint64_t hash = (args.count ^ reinterpret_cast<uintptr_t>(codec) ^
                          uint64_t{static_cast<uint8_t>(args.collective)} << 56 ^
-                         uint64_t{static_cast<uint8_t>(args.type)} << 48) *
+                         uint64_t{static_cast<uint8_t>(args.type)} << 48 ^
+                         uint64_t{static_cast<uint8_t>(args.root)} << 40) *
                         0x9E3779B97F4A7C15u;
   return hash >> (64 - kPlaceBits);
 }

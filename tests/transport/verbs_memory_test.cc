@@ -101,7 +101,7 @@ TEST_F(VerbsMemoryTest, WhatIsNotRegisteredIsRefused) {
   for (const RemoteAddress& source :
        {RemoteAddress{handle.region, 1}, RemoteAddress{handle.region, UINT64_MAX},
         RemoteAddress{handle.region + 1, 0}, RemoteAddress{1, 0}}) {
-    EXPECT_EQ(send_->Publish({.bytes = 100, .source = source}).code(), Code::kInvalidArgument);
+    EXPECT_EQ(send_->Publish({.bytes = 100, .source = source}).code(), Code::kInvalidUsage);
   }
   EXPECT_EQ(fake::Get().Count().sends, 0u);
 }

@@ -47,9 +47,9 @@ Status VerbsSendLane::Publish(const SliceHeader& header) {
   if (header.source.region != 0) {
     from = memory_->At(header.source, header.bytes, rail_);
     if (from.data == nullptr) {
-      return InvalidArgument(fmt::format("{}: {} bytes in region {} at {} are not registered",
-                                         Describe(end_->spec), header.bytes, header.source.region,
-                                         header.source.offset));
+      return InvalidUsage(fmt::format("{}: {} bytes in region {} at {} are not registered",
+                                      Describe(end_->spec), header.bytes, header.source.region,
+                                      header.source.offset));
     }
   }
   acquired_ = false;
