@@ -267,7 +267,7 @@ Result<int> VerbsEnd::PollAll() {
 
 Result<int> VerbsEnd::Progress(Time now) {
   if (closed_) return 0;
-  const Result<int> events = PollAll();
+  Result<int> events = PollAll();
   if (!events.ok()) return events.status();
   // A rank that waits gives back all credits, because its peers may wait for them.
   idle_polls_ = *events == 0 ? std::min(idle_polls_ + 1, kIdlePolls) : 0;
