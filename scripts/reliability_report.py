@@ -113,8 +113,8 @@ def describe(test):
     return text
 
 
-def write(card, rows, out):
-    """The document."""
+def write(card, rows, soft_roce, out):
+    """The document. soft_roce: results of tests/rdma/soft_roce.sh are among those read."""
     present = [name for name, what in card["transports"].items() if what]
     missing = [name for name, what in card["transports"].items() if not what]
     scores = {row["row"]: score(row, rows.get(row["row"], {}), present) for row in card["rows"]}
@@ -127,7 +127,9 @@ def write(card, rows, out):
         "",
         "What the library promises when something goes wrong, and which tests show it. Written by",
         "`scripts/reliability_report.py build/release/results build/release/results_rdma` from the results of a run of ctest and",
-        "of one of `tests/rdma/soft_roce.sh --long`, on soft RoCE in a virtual machine; not to be edited.",
+        "of one of `tests/rdma/soft_roce.sh --long`, on soft RoCE in a virtual machine; not to be edited." if soft_roce else
+        "of `tests/rdma/soft_roce.sh --long`, of which the second has not run: of the transport verbs, these are the tests on "
+        "stand-ins for devices only. Not to be edited.",
         "",
         f"Transports of this version: {', '.join(present)}. Score of a row: 2, every one of them to which the row applies",
         "has a test and all passed; 1, at least one; 0, none. Columns of transports: the number of tests that passed; `-`:",
@@ -176,7 +178,7 @@ def main():
     for name in sorted(failed):
         print(f"failed: {name}", file=sys.stderr)
     if not arguments.check:
-        write(card, rows, arguments.output)
+        write(card, rows, any("results_rdma" in path for path in arguments.results), arguments.output)
     sys.exit(1 if arguments.check and (unmatched or failed) else 0)
 
 
