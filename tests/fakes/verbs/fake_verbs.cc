@@ -273,7 +273,7 @@ Outcome CarryOut(FakeQp* qp) {
     }
     auto* to = reinterpret_cast<std::byte*>(work.remote);
     for (const Work::Piece& piece : work.pieces) {
-      std::memcpy(to, piece.data, piece.bytes);
+      if (piece.bytes > 0) std::memcpy(to, piece.data, piece.bytes);
       to += piece.bytes;
     }
     to = reinterpret_cast<std::byte*>(work.remote);
