@@ -8,8 +8,8 @@
 //   routed  to, from, number, hops u8, then sealed: kind u8, body; a tag of 16 bytes.
 //           Travels on a shortest path over ranks that are not known to be gone. The ends of the
 //           path count their messages; what is not acknowledged is sent again, so each arrives once
-//           and in order, even if ranks on the way die. Only the two ends can read or forge it: their
-//           keys follow from X25519 and the communicator's nonce.
+//           and in order, even if ranks on the way die. Only the two ends can read or forge it:
+//           their keys follow from X25519 and the communicator's nonce.
 //   ack     to, from, number, hops u8: all messages up to this number have arrived.
 //   flood   from, number, kind u8, body. Each rank passes on the first copy. The neighbours of the
 //           origin take what comes from the origin itself. Every connection keeps the order and
