@@ -86,7 +86,7 @@ class Shaper {
     }
     shape_.shm_elements = (largest_ - 1) * count_;
     shape_.added_elements = (n_ - 1) * count_;
-    shape_.encoded_elements = count_;
+    shape_.encoded_elements = 2 * count_;  // its input, and the whole result
     shape_.decoded_elements = n_ * count_;
   }
 
@@ -241,7 +241,7 @@ class Shaper {
     shape_.shm_hops = longest.all - longest.crossed;
     Take(traffic, count_);
     shape_.added_elements = longest.all * count_;
-    shape_.encoded_elements = count_;
+    shape_.encoded_elements = 2 * count_;  // its input, and the whole result
     shape_.hop_sums = (longest.all - 1) * count_;
     shape_.decoded_elements = count_;
     shape_.widening = growth * WireBits::kUnit / std::max<uint64_t>(1, rounds);

@@ -209,6 +209,28 @@ TEST(CostModelTest, CompressedCallsCountTheBitsOfTheirCodec) {
   EXPECT_FALSE(EstimateCost(call, kTwoShot, kRound).side_one_shot);
 }
 
+// Where nobody owns a part, every rank encodes the whole result, so that all get the same bits. Of
+// two hosts all algorithms send as much, and what their codecs do decides.
+TEST(CostModelTest, WhoOwnsNoPartEncodesTheWholeResult) {
+  const HostMap two = Hosts("ab");
+  CostConstants encoding = kRound;
+  encoding.encode_element_ps = 1'000'000;
+  TunerCall call = CallOf(two, 4 << 20);
+  call.compressed = true;
+  call.wire = {.data = 6 * WireBits::kUnit};
+  const auto encoded = [&](Algorithm algorithm) {
+    return (EstimateCost(call, algorithm, encoding).ns - EstimateCost(call, algorithm, kRound).ns) /
+           1000 / (call.count / 2);
+  };
+  EXPECT_EQ(encoded(kOneShot), 4u);
+  EXPECT_EQ(encoded(kRecursiveDoubling), 4u);
+  EXPECT_EQ(encoded(kTwoShot), 3u);  // its input, and half of the result
+  EXPECT_EQ(encoded(kRing), 1u);     // half of its input; the rest is a hop sum
+  const Result<Choice> choice = Choose(call, AlgorithmFilter(), TunerTable());
+  ASSERT_TRUE(choice.ok());
+  EXPECT_EQ(choice->algorithm, kRing);
+}
+
 // The agreement of qsgd is one number for 2^20 elements: little, but something.
 TEST(CostModelTest, EveryAgreementHasBytes) {
   for (const char* spec : {"qsgd:q=8", "qsgd_ms", "hbi:bits=4"}) {
