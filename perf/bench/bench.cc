@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "perf/bench/agree.h"
+#include "perf/support/agree.h"
 #include "perf/bench/communicator.h"
 #include "perf/bench/row_runner.h"
 #include "perf/support/fork_world.h"

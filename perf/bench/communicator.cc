@@ -6,7 +6,7 @@
 #include <array>
 #include <vector>
 
-#include "perf/bench/agree.h"
+#include "perf/support/agree.h"
 
 namespace inccl::perf {
 namespace {
@@ -46,15 +46,10 @@ Result<ccl_comm_t> Communicator::Join(World& world, const ccl_config_t& config, 
     if (result != CCL_SUCCESS) return Describe(result, "ccl_comm_init_env", nullptr);
     return comm;
   }
-  ccl_unique_id_t id{};
-  if (world.rank() == 0) {
-    const ccl_result_t result = ccl_get_unique_id(&id);
-    if (result != CCL_SUCCESS) return Describe(result, "ccl_get_unique_id", nullptr);
-  }
-  Status s = world.Broadcast(std::as_writable_bytes(std::span(&id, 1)));
-  if (!s.ok()) return s;
+  const Result<ccl_unique_id_t> id = ShareUniqueId(world);
+  if (!id.ok()) return id.status();
   const ccl_result_t result =
-      ccl_comm_init_rank_config(&comm, world.size(), id, world.rank(), &config);
+      ccl_comm_init_rank_config(&comm, world.size(), *id, world.rank(), &config);
   if (result != CCL_SUCCESS) return Describe(result, "ccl_comm_init_rank_config", nullptr);
   return comm;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "perf/bench/agree.h"
+#include "perf/support/agree.h"
 #include "perf/bench/baseline.h"
 #include "perf/support/nccl.h"
 

@@ -10,6 +10,7 @@
 
 #include "inccl/ccl.h"
 #include "perf/overhead/memory.h"
+#include "perf/support/agree.h"
 #include "perf/support/cause.h"
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
@@ -44,13 +45,10 @@ Result<double> TimeTogether(World& world, const std::function<Status()>& body) {
 }
 
 Status CreateComm(World& world, Comm* comm) {
-  ccl_unique_id_t id{};
-  if (world.rank() == 0) {
-    if (Status s = From(ccl_get_unique_id(&id), "ccl_get_unique_id", nullptr); !s.ok()) return s;
-  }
-  if (Status s = world.Broadcast(std::as_writable_bytes(std::span(&id, 1))); !s.ok()) return s;
+  const Result<ccl_unique_id_t> id = ShareUniqueId(world);
+  if (!id.ok()) return id.status();
   ccl_comm_t made = nullptr;
-  Status s = From(ccl_comm_init_rank(&made, world.size(), id, world.rank()), "ccl_comm_init_rank",
+  Status s = From(ccl_comm_init_rank(&made, world.size(), *id, world.rank()), "ccl_comm_init_rank",
                   nullptr);
   comm->reset(made);
   return s;

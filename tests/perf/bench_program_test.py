@@ -87,6 +87,9 @@ def check_errors(bench):
     # The library's own words.
     result = run(bench, "-t", "2", "--transport", "pigeon", *SMALL, status=2)
     assert 'ccl_comm_init_all: invalid argument: INCCL_TRANSPORT (environment): "pigeon"' in result.stderr, result
+    # Only rank 0 makes an id; the others do not wait for it.
+    result = run(bench, "--ranks", "3", "--init", "id", "--transport", "pigeon", *SMALL, status=2)
+    assert 'ccl_get_unique_id: invalid argument: INCCL_TRANSPORT (environment): "pigeon"' in result.stderr, result
 
 
 def children(pid):

@@ -14,6 +14,7 @@
 
 #include "bootstrap/host.h"
 #include "inccl/ccl.h"
+#include "perf/support/agree.h"
 #include "perf/support/cause.h"
 #include "perf/support/statistics.h"
 #include "perf/support/streaming.h"
@@ -38,13 +39,10 @@ Status From(ccl_result_t result, const char* what, ccl_comm_t comm) {
 }
 
 Result<Comm> Join(perf::World& world) {
-  ccl_unique_id_t id{};
-  if (world.rank() == 0) {
-    if (Status s = From(ccl_get_unique_id(&id), "ccl_get_unique_id", nullptr); !s.ok()) return s;
-  }
-  if (Status s = world.Broadcast(std::as_writable_bytes(std::span(&id, 1))); !s.ok()) return s;
+  const Result<ccl_unique_id_t> id = perf::ShareUniqueId(world);
+  if (!id.ok()) return id.status();
   ccl_comm_t comm = nullptr;
-  const Status s = From(ccl_comm_init_rank(&comm, world.size(), id, world.rank()),
+  const Status s = From(ccl_comm_init_rank(&comm, world.size(), *id, world.rank()),
                         "ccl_comm_init_rank", nullptr);
   if (!s.ok()) return s;
   return Comm(comm);

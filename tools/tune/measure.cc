@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "inccl/ccl.h"
+#include "perf/support/agree.h"
 #include "perf/support/cause.h"
 #include "perf/support/layout.h"
 #include "perf/support/statistics.h"
@@ -44,17 +45,14 @@ Result<std::map<Algorithm, Comm>> MakeComms(perf::World& world) {
   for (int a = 0; a < kAlgorithms; ++a) {
     const auto algorithm = static_cast<Algorithm>(a);
     const std::string name = FilterName(algorithm);
-    ccl_unique_id_t id{};
-    if (world.rank() == 0) {
-      const Status s = From(ccl_get_unique_id(&id), "ccl_get_unique_id", nullptr);
-      if (!s.ok()) return s;
-    }
-    if (Status s = world.Broadcast(std::as_writable_bytes(std::span(&id, 1))); !s.ok()) return s;
+    const Result<ccl_unique_id_t> id = perf::ShareUniqueId(world);
+    if (!id.ok()) return id.status();
     ccl_config_t config = CCL_CONFIG_INIT;
     config.algorithm = name.c_str();
     ccl_comm_t comm = nullptr;
-    const Status s = From(ccl_comm_init_rank_config(&comm, world.size(), id, world.rank(), &config),
-                          "ccl_comm_init_rank_config", nullptr);
+    const Status s =
+        From(ccl_comm_init_rank_config(&comm, world.size(), *id, world.rank(), &config),
+             "ccl_comm_init_rank_config", nullptr);
     if (!s.ok()) return s;
     comms[algorithm].reset(comm);
   }
