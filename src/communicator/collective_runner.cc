@@ -263,7 +263,7 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
   team_.Rest();
   FAULT_POINT("call.before_finish");
   CodecStats codec_stats;
-  state->Finish(&codec_stats);
+  state->Finish(call.stats != nullptr ? &codec_stats : nullptr);
   if (status.ok()) FillStats(call, codec_stats, call.codec != nullptr);
   return status;
 }

@@ -48,6 +48,7 @@ Status HbiState::Begin(const CollectiveArgs& call) {
   planned_.assign(segments_ * windows_, 0);
   trailer_ = TrailerBytes(planners_->config());
   summary_ = {};
+  kept_ = {};
   sources_.reserve(static_cast<size_t>(call.nranks));
   if (planner_->group() != 0) groups_.reserve(static_cast<size_t>(call.nranks));
   return Status::Ok();
@@ -100,10 +101,39 @@ Status HbiState::Combine(const Range& range, std::span<const Term> inputs,
   if (outputs[0].format.form == Form::kSide) {
     const SliceContext slice = Slice(range);
     if (Status status = CheckSide(range, slice, inputs, outputs); !status.ok()) return status;
-    return FoldSide(range, slice, nullptr, inputs, outputs);
+    const uint8_t* const own = KeptWords(range, inputs);
+    Status status = FoldSide(range, slice, own, inputs, outputs);
+    if (status.ok()) KeepWords(range, inputs, outputs);
+    return status;
   }
   Plan(range.segment, range.first / kWindow);
   return CombineData(range, Slice(range), inputs, outputs);
+}
+
+uint8_t* HbiState::WordsAt(const Range& range) {
+  const uint64_t superblock = FirstSuperblock(range.segment) + range.first / kSuperblock;
+  return words_.data() + superblock * kWordBytes;
+}
+
+const uint8_t* HbiState::KeptWords(const Range& range, std::span<const Term> inputs) {
+  const bool own = std::any_of(inputs.begin(), inputs.end(),
+                               [](const Term& input) { return input.format.form == Form::kInput; });
+  const bool kept =
+      range.segment == kept_.segment && range.first == kept_.first && range.count == kept_.count;
+  return own && kept ? WordsAt(range) : nullptr;
+}
+
+void HbiState::KeepWords(const Range& range, std::span<const Term> inputs,
+                         std::span<const Term> outputs) {
+  if (inputs.size() != 1 || inputs[0].format.form != Form::kInput) {
+    if (range.segment == kept_.segment && range.first == kept_.first) kept_ = {};
+    return;
+  }
+  const bool agreed = std::any_of(outputs.begin(), outputs.end(),
+                                  [](const Term& output) { return output.data == nullptr; });
+  if (agreed) return;
+  std::memcpy(WordsAt(range), outputs[0].data, outputs[0].bytes - trailer_);
+  kept_ = range;
 }
 
 Status HbiState::FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
@@ -112,10 +142,7 @@ Status HbiState::FoldSide(const Range& range, const SliceContext& slice, const u
   // Fold in the final place: in the state if an output wants it there, else in the first lane.
   uint8_t* to = Bytes(outputs[0].data);
   for (Term& output : outputs) {
-    if (output.data == nullptr) {
-      to =
-          words_.data() + (FirstSuperblock(range.segment) + range.first / kSuperblock) * kWordBytes;
-    }
+    if (output.data == nullptr) to = WordsAt(range);
   }
   // Their validity again: a peer may have changed its words since CheckSide looked at them.
   if (!FoldWordsParts(team(), slice, inputs, own_words, to)) return InvalidWords(range);

@@ -61,6 +61,12 @@ class HbiState final : public CodecState {
   // own_words: the side words of this rank's elements if they are known, else nullptr.
   Status FoldSide(const Range& range, const SliceContext& slice, const uint8_t* own_words,
                   std::span<const Term> inputs, std::span<Term> outputs);
+  // In a one-shot agreement a rank sends the side words of its elements and merges them later.
+  // Where the agreed words of a range are to be, own words are kept until then: of the last range
+  // sent.
+  uint8_t* WordsAt(const Range& range);
+  const uint8_t* KeptWords(const Range& range, std::span<const Term> inputs);
+  void KeepWords(const Range& range, std::span<const Term> inputs, std::span<const Term> outputs);
   Status CombineData(const Range& range, const SliceContext& slice, std::span<const Term> inputs,
                      std::span<Term> outputs);
   // With groups (grouped_state.cc): fills groups_; folds them.
@@ -103,6 +109,7 @@ class HbiState final : public CodecState {
   std::vector<uint8_t> points_;   // points of planned windows
   std::vector<uint8_t> planned_;  // by window: 1 if planned
   uint32_t trailer_ = 0;          // bytes of a payload's checksum
+  Range kept_;                    // whose own words are kept; count 0: none
   PlanSummary summary_;
   // State of the current Combine.
   std::vector<Source> sources_;

@@ -178,9 +178,10 @@ bool FoldWordsParts(Team* team, const SliceContext& slice, std::span<const Term>
     const SliceContext own = SliceOf(slice, part);
     const Extent extent = WordsOf(part);
     uint8_t* const to = words + extent.begin;
-    bool first = true;
+    bool first = own_words != words;
     for (const Term& input : inputs) {
       const bool elements = input.format.form == Form::kInput;
+      if (elements && own_words == words) continue;
       const uint8_t* const from =
           (elements ? own_words : reinterpret_cast<const uint8_t*>(input.data));
       if (elements && own_words == nullptr) {

@@ -38,8 +38,8 @@ bool FoldParts(Team* team, const SliceContext& slice, std::span<const Source> so
 void DecodeParts(Team* team, const SliceContext& slice, const uint8_t* payload,
                  std::byte* elements);
 // Merges side words to `words`: those of the inputs, which are side words or own elements. The own
-// elements' words are computed, or `own_words` if that is not nullptr. Returns whether all words
-// are valid.
+// elements' words are computed, or `own_words` if that is not nullptr; it may be `words` if own
+// elements are among the inputs. Returns whether all words are valid.
 bool FoldWordsParts(Team* team, const SliceContext& slice, std::span<const Term> inputs,
                     const uint8_t* own_words, uint8_t* words);
 // AreValid.

@@ -97,6 +97,7 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
     while (taken + 1 < hull.size() && hull[taken + 1].threshold <= kFirstDistance + i) ++taken;
     by_distance_[static_cast<size_t>(i)] = static_cast<uint8_t>(taken + 1);
     cost_by_distance_[static_cast<size_t>(i)] = hull[taken].cost;
+    if (hull[taken].cost <= Budget8(1)) affordable_ = i;
   }
 }
 
@@ -154,8 +155,20 @@ int64_t Planner::Cost8(const Energies& energies, int delta) const {
   return cost;
 }
 
-int Planner::FindDelta(const Energies& energies, int64_t budget8) const {
+int Planner::FindDelta(const Energies& energies, size_t superblocks, int64_t budget8) const {
   int low = -kMaxDelta, high = kMaxDelta;
+  const std::span<const Energies::Bin> bins = energies.span();
+  if (!bins.empty() && affordable_ >= 0) {
+    // The delta with which an exponent has the affordable distance.
+    const auto bound = [this](const Energies::Bin& bin) {
+      return std::clamp(bin.exponent + kFirstExponent - (affordable_ + kFirstDistance), -kMaxDelta,
+                        kMaxDelta);
+    };
+    uint64_t live = 0;
+    for (const Energies::Bin& bin : bins) live += bin.superblocks;
+    high = bound(bins.back());
+    if (live == superblocks) low = bound(bins.front());
+  }
   while (low < high) {
     const int middle = low + (high - low) / 2;
     if (Cost8(energies, middle) <= budget8) {
@@ -170,7 +183,7 @@ int Planner::FindDelta(const Energies& energies, int64_t budget8) const {
 void Planner::Spend(const uint8_t* words, const Energies& energies, std::span<uint8_t> points,
                     PlanSummary* summary) const {
   const int64_t budget8 = Budget8(points.size());
-  const int delta = FindDelta(energies, budget8);
+  const int delta = FindDelta(energies, points.size(), budget8);
   int64_t left8 = budget8 - Cost8(energies, delta);
   const auto step8 = [this](uint8_t point) {
     return int64_t{points_[point + 1u].cost} - points_[point].cost;

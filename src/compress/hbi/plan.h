@@ -85,8 +85,10 @@ class Planner {
   static void Count(const uint8_t* words, size_t superblocks, Team* team, Energies* energies);
   // The cost of all superblocks at this delta, in eighths of a bit per element over the hops.
   int64_t Cost8(const Energies& energies, int delta) const;
-  // The smallest delta whose cost fits.
-  int FindDelta(const Energies& energies, int64_t budget8) const;
+  // The smallest delta whose cost fits. A superblock's cost grows with its distance, and each has
+  // the same part of the budget, so delta lies between those with which all superblocks, and with
+  // which none, have an affordable distance.
+  int FindDelta(const Energies& energies, size_t superblocks, int64_t budget8) const;
   static size_t Distance(int exponent, int delta) {
     return static_cast<size_t>(exponent + kFirstExponent - delta - kFirstDistance);
   }
@@ -102,6 +104,7 @@ class Planner {
   std::vector<Point> points_;  // [0]: dead; then the hull or the single fixed choice
   std::vector<uint8_t> by_distance_;
   std::vector<uint32_t> cost_by_distance_;
+  int affordable_ = -1;  // the largest distance whose cost is in the budget of a superblock
   std::vector<std::unique_ptr<LevelTable>> tables_;
   std::vector<uint32_t> table_levels_;
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "compress/hbi/strips.h"
 #include "compress/hbi/walker.h"
 
 namespace inccl::hbi {
@@ -71,62 +72,18 @@ bool FoldFused(const Kernels& kernels, Walker* walker, Fused way, uint32_t s,
 template <typename BytesOf>
 uint64_t BytesByPoint(const SliceContext& slice, BytesOf bytes_of) {
   const std::span<const Point> points = slice.planner->points();
+  uint64_t bytes = 0;
+  if (slice.superblocks() <= points.size()) {
+    for (uint32_t s = 0; s < slice.superblocks(); ++s) bytes += bytes_of(points[slice.points[s]]);
+    return bytes;
+  }
   std::array<uint16_t, 256> table;
   for (size_t p = 0; p < points.size(); ++p) table[p] = static_cast<uint16_t>(bytes_of(points[p]));
-  uint64_t bytes = 0;
   for (uint32_t s = 0; s < slice.superblocks(); ++s) bytes += table[slice.points[s]];
   return bytes;
 }
 
 bool IsNarrow(DataType type) { return type == DataType::kFloat16 || type == DataType::kBfloat16; }
-
-// The number of superblocks of a slice, from its beginning on, that strips may take: whole ones,
-// and for the slack all but the last with levels.
-uint32_t StripLimit(const SliceContext& slice) {
-  if (slice.rotate || (!IsNarrow(slice.type) && slice.type != DataType::kFloat32)) return 0;
-  uint32_t limit = slice.superblocks();
-  while (limit > 0 && slice.planner->points()[slice.points[limit - 1]].k == 0) --limit;
-  return limit == 0 ? 0 : std::min(limit - 1, slice.count / kSuperblock);
-}
-
-// The first `superblocks` of a slice.
-Strip StripOf(const SliceContext& slice, uint32_t superblocks, const uint8_t* words) {
-  return {.points = slice.planner->points().data(),
-          .plan = slice.points,
-          .words = words,
-          .superblocks = superblocks,
-          .type = slice.type,
-          .stream = slice.stream};
-}
-
-// The owner's step of the first superblocks. Returns their number: 0 unless the sources are own
-// elements and packed sums of as many contributions each. It may change their order.
-uint32_t FoldStrip(const SliceContext& slice, std::span<Source> sources, uint8_t* result_words,
-                   Sink* result, std::byte* elements) {
-  const auto own = std::find_if(sources.begin(), sources.end(),
-                                [](const Source& source) { return source.elements != nullptr; });
-  if (own == sources.end()) return 0;
-  std::rotate(own, own + 1, sources.end());
-  const std::span<Source> packed = sources.first(sources.size() - 1);
-  StripFold fold{.packed_sources = packed,
-                 .own = sources.back().elements,
-                 .total = 1,
-                 .counter = slice.counter,
-                 .offsets = slice.offsets,
-                 .average = slice.average,
-                 .words = result_words,
-                 .packed = result->at,
-                 .elements = elements};
-  for (const Source& source : packed) {
-    if (source.elements != nullptr || source.contributions != packed[0].contributions) return 0;
-    fold.contributions = source.contributions;
-    fold.total += source.contributions;
-  }
-  const uint32_t superblocks = StripLimit(slice);
-  slice.kernels->fold_strip(StripOf(slice, superblocks, slice.words), &fold);
-  result->at = fold.packed;
-  return superblocks;
-}
 
 }  // namespace
 
@@ -143,7 +100,6 @@ uint64_t ResultBytes(const SliceContext& slice) {
 
 void FoldSlice(const SliceContext& slice, std::span<Source> sources, const SliceOutputs& outputs) {
   const Kernels& kernels = *slice.kernels;
-  Walker walker(slice);
   Sink sum = outputs.sum, result = outputs.result;
   uint8_t* result_words = outputs.result_words;
   if (result.at != nullptr && result_words == nullptr) {
@@ -157,14 +113,13 @@ void FoldSlice(const SliceContext& slice, std::span<Source> sources, const Slice
   for (const Source& source : sources) contributions += source.contributions;
   uint8_t local_words[kAtOnce * kWordBytes];
   uint32_t begun = 0;  // superblocks that strips have done
-  if (sum_only && FusedWay(sources) == Fused::kEncode && kernels.encode_strip != nullptr) {
-    begun = StripLimit(slice);
-    sum.at = kernels.encode_strip(StripOf(slice, begun, slice.words), sources[0].elements,
-                                  slice.counter, slice.offsets, slice.nearest, sum.at);
-  } else if (requant && !slice.unbiased && !slice.nearest && sum.at == nullptr &&
-             result.at != nullptr && kernels.fold_strip != nullptr) {
-    begun = FoldStrip(slice, sources, result_words, &result, outputs.elements);
+  if (sum_only && FusedWay(sources) == Fused::kEncode) {
+    begun = EncodeStrips(slice, sources[0].elements, &sum);
+  } else if (requant && !slice.unbiased && !slice.nearest && sum.at == nullptr) {
+    begun = FoldStrips(slice, sources, result_words, &result, outputs.elements);
   }
+  if (begun == slice.superblocks()) return;
+  Walker walker(slice);
   for (uint32_t s = begun, done = 1; s < slice.superblocks(); s += done) {
     done = 1;
     const Point& point = walker.PointOf(s);
@@ -207,18 +162,9 @@ void DecodeFields(const SliceContext& slice, const uint8_t* result_words, Source
                   std::byte* elements) {
   const bool sums = !slice.planner->requantizes();
   const uint32_t contributions = slice.planner->contributions();
+  const uint32_t begun = DecodeStrips(slice, sums ? slice.words : result_words, &source, elements);
+  if (begun == slice.superblocks()) return;
   Walker walker(slice);
-  uint32_t begun = 0;  // superblocks that strips have done
-  if (slice.kernels->decode_strip != nullptr) {
-    begun = StripLimit(slice);
-    source.at =
-        slice.kernels->decode_strip(StripOf(slice, begun, sums ? slice.words : result_words),
-                                    {.result = !sums,
-                                     .contributions = contributions,
-                                     .average = slice.average,
-                                     .agreed = slice.words},
-                                    source.at, elements);
-  }
   for (uint32_t s = begun, run = 1; s < slice.superblocks(); s += run) {
     const Point& point = walker.PointOf(s);
     const uint8_t* words = sums ? walker.Words(s) : result_words + size_t{s} * kWordBytes;
