@@ -16,6 +16,7 @@ constexpr size_t kMostSlots = UINT16_MAX;
 }  // namespace
 
 Status Peer::OnMessage(uint32_t immediate, uint32_t bytes) {
+  ++messages_;
   if (Status status = queues_->Consumed(); !status.ok()) return status;
   const Immediate message = Unpack(immediate);
   if (message.credit && message.lane == kTrialLane) {

@@ -15,6 +15,7 @@ namespace inccl::verbs {
 namespace {
 
 constexpr Time kLostAfter = kSecond;
+constexpr Time kProbeAfter = kSecond;
 
 LaneSpec InboxSpec(int producer, int consumer) {
   return {.producer = producer,
@@ -150,9 +151,9 @@ Status Peer::Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::So
   return Status::Ok();
 }
 
-bool Peer::Post(ibv_send_wr* request) {
+bool Peer::Post(ibv_send_wr* request, ibv_wr_opcode opcode) {
   request->wr_id = posted_ + 1;
-  request->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  request->opcode = opcode;
   request->send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
   ibv_send_wr* bad = nullptr;
   const int error = ibv_post_send(queue_pair_.get(), request, &bad);
@@ -216,6 +217,18 @@ void Peer::PostCredits(bool all) {
   }
 }
 
+// A write of no bytes and without immediate data: only the devices take note of it.
+void Peer::ProbeIfQuiet(Time now, bool waiting) {
+  const uint64_t seen = completed_ + messages_;
+  if (seen != seen_ || !waiting) {
+    seen_ = seen;
+    quiet_since_ = now;
+  } else if (now - quiet_since_ >= kProbeAfter && posted_ == completed_) {
+    ibv_send_wr request{};
+    Post(&request, IBV_WR_RDMA_WRITE);
+  }
+}
+
 Status Peer::Progress(Time now, bool all) {
   if (!failure_.empty()) {
     if (failed_at_ == 0) failed_at_ = now;
@@ -234,6 +247,7 @@ Status Peer::Progress(Time now, bool all) {
   }
   if (queued_ > 0) queues_->AwaitSends();
   if (!owing_.empty()) PostCredits(all);
+  ProbeIfQuiet(now, all);
   return ungranted_recv_.empty() ? Status::Ok() : SendGrants();
 }
 
