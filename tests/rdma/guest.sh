@@ -103,7 +103,7 @@ boot() {  # ACCELERATOR CPU
     -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
     -device virtio-9p-pci,fsdev=host,mount_tag=host \
     -fsdev "local,id=out,path=$out,security_model=none" \
-    -device virtio-9p-pci,fsdev=out,mount_tag=out < /dev/null | tr -d '\r' | tee "$dir/log"
+    -device virtio-9p-pci,fsdev=out,mount_tag=out < /dev/null | sed -u 's,\r,,g' | tee "$dir/log"
 }
 # Nested or restricted virtualization may have /dev/kvm and run no Linux that does not know of it.
 kvm_works() {
