@@ -54,7 +54,7 @@ std::string Peer::SliceArrived(const Immediate& immediate, uint32_t bytes) {
   }
   const auto kind = grant ? tcp::FrameKind::kGrant : tcp::FrameKind::kSlice;
   if (header.kind != kind || header.version != tcp::kFrameVersion || header.reserved != 0 ||
-      header.credit_lane > (grant ? 0 : kFromSource) || header.seq != end->arrived + 1 ||
+      header.credit_lane > (grant ? 0 : kIsInput) || header.seq != end->arrived + 1 ||
       (!grant && header.lane != end->lane)) {
     return fmt::format("frame number {} of kind {} for lane {} instead of number {} on {}",
                        header.seq, static_cast<int>(header.kind), header.lane, end->arrived + 1,

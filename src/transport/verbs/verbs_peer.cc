@@ -118,15 +118,6 @@ bool Peer::HasSlot(const SendEnd& end) {
   return false;
 }
 
-bool Peer::HasLeft(const SendEnd& end) {
-  const bool left =
-      std::all_of(end.under_way.begin(), end.under_way.end(), [&](const SendEnd::Slot& slot) {
-        return slot.from.data == nullptr || slot.request <= completed_;
-      });
-  if (!left) queues_->AwaitSends();
-  return left;
-}
-
 Status Peer::Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from) {
   const uint64_t slice = end->published++;
   FrameHeader header = frame;
@@ -189,6 +180,7 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
     return;
   }
   under_way.request = last_slice_ = posted_;
+  if (in_place) last_in_place_ = posted_;
 }
 
 void Peer::PostCredit(RecvEnd* end) {
@@ -245,7 +237,7 @@ Status Peer::Progress(Time now, bool all) {
     --queued_;
     PostSlice(next.end, next.slice);
   }
-  if (queued_ > 0) queues_->AwaitSends();
+  if (queued_ > 0 || (all && completed_ < last_in_place_)) queues_->AwaitSends();
   if (!owing_.empty()) PostCredits(all);
   ProbeIfQuiet(now, all);
   return ungranted_recv_.empty() ? Status::Ok() : SendGrants();
@@ -253,7 +245,7 @@ Status Peer::Progress(Time now, bool all) {
 
 bool Peer::unsent() const {
   if (!failure_.empty()) return dropped_;  // until Progress reports the loss
-  return queued_ > 0 || !ungranted_recv_.empty() ||
+  return reads_caller_memory() || !ungranted_recv_.empty() ||
          std::any_of(owing_.begin(), owing_.end(), [](const RecvEnd* e) { return OwesMuch(*e); });
 }
 

@@ -66,8 +66,6 @@ class Peer {
   // Seals and sends the frame in the next slot of a lane, with the payload of that slot or the one
   // at `from`. Numbers it.
   Status Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from = {});
-  // Nothing reads the caller's memory for a slice of this lane any more.
-  bool HasLeft(const SendEnd& end);
   // A slice has been released, so its producer is owed a credit.
   void Owe(RecvEnd* end);
 
@@ -82,6 +80,8 @@ class Peer {
   Status Progress(Time now, bool all);
   int peer() const { return peer_; }
   bool unsent() const;
+  // Slices that lie in memory of the caller are under way.
+  bool reads_caller_memory() const { return queued_ > 0 || completed_ < last_in_place_; }
   // The peer's device has all that was posted. A connection that has failed carries nothing more.
   bool delivered() const { return !failure_.empty() || (!unsent() && completed_ == posted_); }
   // The same of slices alone.
@@ -138,6 +138,7 @@ class Peer {
   uint64_t posted_ = 0, completed_ = 0;  // work requests
   uint64_t messages_ = 0;                // that have arrived
   uint64_t last_slice_ = 0;              // the last request that carried a frame
+  uint64_t last_in_place_ = 0;           // the last one with a payload in memory of the caller
   std::vector<Queued> queue_;            // a ring: frames without room yet
   size_t front_ = 0, queued_ = 0;
   std::vector<std::unique_ptr<SendEnd>> send_ends_;        // the first one carries grants
