@@ -148,12 +148,13 @@ Result<bool> CollectiveRequest::FillInput(const BoundStrand& strand, const Bound
     }
     term.data = const_cast<std::byte*>(incoming.payload);
     term.bytes = incoming.header.bytes;
-    // The payload is in the peer's registered buffer: its input, or its part of the result.
-    if (incoming.header.source.region != 0 && term.format.form == Form::kSum) {
+    // The payload is the peer's input; or in its registered buffer: its input, or its part of the
+    // result.
+    if ((incoming.header.source.region != 0 || incoming.header.is_input) &&
+        term.format.form == Form::kSum) {
       if (term.bytes != state->raw_bytes) {
-        return InternalError(
-            fmt::format("rank {}: expected {} bytes in its registered buffer, got {}", operand.peer,
-                        state->raw_bytes, term.bytes));
+        return InternalError(fmt::format("rank {}: expected {} bytes of its input, got {}",
+                                         operand.peer, state->raw_bytes, term.bytes));
       }
       term.format = {Form::kInput, 0};
     }
@@ -198,7 +199,7 @@ Result<bool> CollectiveRequest::FillOutput(const BoundStrand& strand, const Boun
     UseZeroCopy(strand, step, operand, range, state, &outgoing);
     bool written = outgoing.header.source.region != 0 || Deliver(operand, state, &outgoing);
     if (!written) {
-      outgoing.payload = SentFrom(strand, step, operand, range, *state);
+      outgoing.payload = SentFrom(strand, step, operand, range, *state, &outgoing.header);
       written = outgoing.payload != nullptr;
     }
     if (written) {

@@ -115,10 +115,11 @@ class CollectiveRequest final : public Request {
   void UseZeroCopy(const BoundStrand& strand, const BoundStep& step, const BoundOperand& operand,
                    const Range& range, StrandState* state, Outgoing* outgoing);
   bool Deliver(const BoundOperand& operand, StrandState* state, Outgoing* outgoing);
-  // The caller's memory from which an output on a lane is sent; nullptr: from the slot.
+  // The caller's memory from which an output on a lane is sent; nullptr: from the slot. Sets
+  // header->is_input.
   const std::byte* SentFrom(const BoundStrand& strand, const BoundStep& step,
                             const BoundOperand& operand, const Range& range,
-                            const StrandState& state) const;
+                            const StrandState& state, SliceHeader* header) const;
   Status AwaitReaders();
   const std::byte* InputAt(const Range& range) const {
     return call_.input + call_.chunking.InputOffset(range) * element_bytes_;

@@ -28,11 +28,9 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
                                     const BoundOperand& operand, const Range& range,
                                     StrandState* state, Outgoing* outgoing) {
   if (strand.phase.lane_class != LaneClass::kData) return;
-  const bool in_place = operand.send->sends_in_place();
-  const MemoryHandle& result = in_place ? call_.registered_output : call_.registered_result;
-  if (result.region != 0 && operand.format.form == Form::kResult &&
+  if (call_.registered_result.region != 0 && operand.format.form == Form::kResult &&
       call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
-    const RemoteAddress source = result.At(OutputAt(range), state->raw_bytes);
+    const RemoteAddress source = call_.registered_result.At(OutputAt(range), state->raw_bytes);
     if (source.region != 0 && operand.send->ReachableFrom(source.region)) {
       outgoing->header.source = source;
     }
@@ -51,8 +49,8 @@ void CollectiveRequest::UseZeroCopy(const BoundStrand& strand, const BoundStep& 
   // Only in these schedules does the consumer of a part compute its result. In hierarchical ones
   // some consumers send a sum on instead, and ignore the target.
   const Schedule& schedule = call_.program->schedule;
-  if (!in_place && schedule.collective == Collective::kAllReduce &&
-      TraitsOf(schedule.algorithm).zero_copy && call_.codec->ResultIsPayload()) {
+  if (schedule.collective == Collective::kAllReduce && TraitsOf(schedule.algorithm).zero_copy &&
+      call_.codec->ResultIsPayload()) {
     const RemoteAddress target = call_.registered_output.At(OutputAt(range), state->raw_bytes);
     if (target.region != 0 && operand.send->ReachableFrom(target.region)) {
       outgoing->header.target = target;
@@ -82,17 +80,21 @@ bool CollectiveRequest::Deliver(const BoundOperand& operand, StrandState* state,
 
 const std::byte* CollectiveRequest::SentFrom(const BoundStrand& strand, const BoundStep& step,
                                              const BoundOperand& operand, const Range& range,
-                                             const StrandState& state) const {
+                                             const StrandState& state, SliceHeader* header) const {
   if (strand.phase.lane_class != LaneClass::kData) return nullptr;
   const std::byte* from = nullptr;
   if (call_.sends_output && operand.format.form == Form::kResult &&
       call_.codec->ResultIsPayload() && KeepsResult(strand, step)) {
     from = OutputAt(range);
-  } else if (call_.sends_input && call_.codec->InputIsPayload() && step.inputs == 1 &&
+  } else if (call_.sends_input && step.inputs == 1 &&
              strand.operands[step.first].space == Space::kInput) {
-    from = InputAt(range);
+    header->is_input = !call_.codec->InputIsPayload() && call_.codec->InputsAreAlike() &&
+                       operand.send->marks_inputs();
+    if (call_.codec->InputIsPayload() || header->is_input) from = InputAt(range);
   }
-  return from != nullptr && operand.send->SendsFrom(from, state.raw_bytes) ? from : nullptr;
+  if (from != nullptr && operand.send->SendsFrom(from, state.raw_bytes)) return from;
+  header->is_input = false;
+  return nullptr;
 }
 
 Status CollectiveRequest::AwaitReaders() {

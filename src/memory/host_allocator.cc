@@ -158,6 +158,8 @@ Status HostAllocator::RevokeAccess(const std::byte* begin, const std::byte* end,
                                    Contents contents) {
   if (begin >= end) return Status::Ok();
   const auto bytes = static_cast<size_t>(end - begin);
+  const MutexLock observers(&observers_mutex_);
+  for (FreeObserver* const observer : observers_) observer->OnReplace(begin, end);
   const MutexLock lock(&mutex_);
   const auto found = Holding(begin, bytes);
   if (found == pieces_.end()) return Status::Ok();  // freed concurrently

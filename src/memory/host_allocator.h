@@ -19,12 +19,13 @@
 
 namespace inccl {
 
-// Learns of memory that is about to be freed.
+// Learns of memory whose pages are about to go, in the thread that frees or replaces them.
 class FreeObserver {
  public:
   virtual ~FreeObserver() = default;
-  // In the thread that frees.
   virtual void OnFree(const std::byte* begin, const std::byte* end) = 0;
+  // RevokeAccess. Who reads the old pages may go on, but reads them anew no more.
+  virtual void OnReplace(const std::byte* begin, const std::byte* end) = 0;
 };
 
 // The allocator of this process; any thread may use it.
@@ -32,7 +33,7 @@ class HostAllocator {
  public:
   static HostAllocator& Instance();
 
-  // From here on, until Forget, Free calls the observer. A child of fork has no observers.
+  // From here on, until Forget, the observer is called. A child of fork has no observers.
   void Observe(FreeObserver* observer);
   void Forget(FreeObserver* observer);
 

@@ -98,13 +98,15 @@ struct SliceHeader {
   uint32_t slice = 0;      // running number within the call; the executor checks it
   uint64_t signature = 0;  // of the call this slice belongs to
   // Zero copy, only where all consumers reach the producer's regions (SendLane::ReachableFrom).
-  // The payload lies here instead of in the slot, until the slot is released, or, where
-  // SendLane::sends_in_place, until SendLane::Drained. For a consumer, region != 0 says this alone.
+  // The payload lies here instead of in the slot, until the slot is released.
   RemoteAddress source = {};
   // The consumer may write the result of these `bytes` here instead of publishing it.
   RemoteAddress target = {};
   // Bit i: consumer LaneSpec::consumers[i] already has this payload at the target that it named.
   uint64_t delivered = 0;
+  // The payload is the producer's input as its caller has it, in place of what the codec makes of
+  // it. Only where SendLane::marks_inputs.
+  bool is_input = false;
 };
 inline constexpr uint32_t kHeaderBytes = 64;
 inline constexpr uint32_t kCreditBytes = 16;  // cost of returning a credit on a network
@@ -123,14 +125,11 @@ class SendLane {
   // leaves the payload unchanged until Transport::unsent is false, the consumer has released the
   // slice, or Transport::DropUnsent has returned.
   virtual Status PublishFrom(const SliceHeader& header, const std::byte* data);
-  // True if all consumers have imported this region of this rank (MemoryHandle::region), or this
-  // rank's device sends from it.
+  // True if the lane's slices carry SliceHeader::is_input.
+  virtual bool marks_inputs() const { return false; }
+  // True if all consumers have imported this region of this rank (MemoryHandle::region).
   virtual bool ReachableFrom(uint32_t /*region*/) const { return false; }
-  // True if a device of this rank sends the payload from SliceHeader::source. Consumers write no
-  // results to SliceHeader::target then.
-  virtual bool sends_in_place() const { return false; }
-  // True if nothing reads memory of this rank for a published slice any more: all consumers have
-  // released all slices, or the devices have sent them.
+  // True if all consumers have released all slices.
   virtual Result<bool> Drained() { return true; }
   // Appends the consumers that still hold the next slot, as seen by the last TryAcquire; with
   // `everything`, those that hold any slot, as seen by the last Drained.
@@ -219,16 +218,12 @@ class Transport {
   // kExportsPerCall buffers per call. Memory that is freed needs no Deregister.
   static constexpr int kExportsPerCall = 8;
   virtual Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
-  // Another part of a composite transport has registered this memory, as Register does with `keep`
-  // or without: its lanes and those of this transport get the same MemoryHandle.
-  virtual void Adopt(const MemoryHandle& /*memory*/, bool /*keep*/) {}
   // Ends one registration with `keep`, between calls. Peers may keep the memory imported until
   // other memory takes its place.
   virtual void Deregister(const MemoryHandle& /*memory*/) {}
   // OK if Register can export this memory while it has places; else the reason. Any thread.
   virtual Status CanRegister(const void* data, size_t bytes, bool on_device) const;
-  // Called after an error for the memory of the failed call, writable memory first. From then on no
-  // device sends from it, and
+  // Called after an error for the memory of the failed call, writable memory first. From then on
   // late peers cannot write to it (the contents of writable host memory are lost), and what they
   // read there never becomes a result: it is the input, or a later Release of the slice fails.
   // Ignores an empty handle.

@@ -143,6 +143,7 @@ TEST_P(TransportConformance, PayloadsOfTheCaller) {
     if (r.rank == 0) {
       auto lane = r.OpenSend(spec);
       std::vector<std::byte> memory(kBytes);
+      (void)r.transport->Register(memory.data(), kBytes, {.keep = true});  // some ask for it
       for (uint32_t i = 0; i < 100; ++i) {
         Expected expected(spec.Key(), i, kBytes);
         const Span slot = r.Acquire(lane.get());
@@ -635,9 +636,12 @@ class AllocatedMemory {
   AllocatedMemory(const AllocatedMemory&) = delete;
   AllocatedMemory& operator=(const AllocatedMemory&) = delete;
   std::byte* data() const { return static_cast<std::byte*>(data_); }
-  static bool IsExportedBy(Transport* transport) {
+  // Whether peers import memory that the transport registers. A network only sends from it.
+  static bool PeersImport(Transport* transport) {
     const AllocatedMemory memory;
-    return transport->CanRegister(memory.data_, kBytes, false).ok();
+    const Result<MemoryHandle> handle =
+        transport->Register(memory.data_, kBytes, {.access = Access::kReadWrite});
+    return handle.ok() && handle->writable;
   }
 
   static constexpr size_t kBytes = size_t{1} << 20;
@@ -673,7 +677,7 @@ TEST_P(TransportConformance, RegisteredMemory) {
     constexpr size_t kSource = 8200, kTarget = 16384;
     if (r.rank == consumer) {
       auto lane = r.OpenRecv(spec);
-      if (AllocatedMemory::IsExportedBy(r.transport)) Import(r);
+      if (AllocatedMemory::PeersImport(r.transport)) Import(r);
       const RecvLane::Incoming incoming = r.Peek(lane.get());
       ASSERT_EQ(incoming.header.bytes, 7u);
       EXPECT_STREQ(reinterpret_cast<const char*>(incoming.payload), "source");
@@ -689,9 +693,10 @@ TEST_P(TransportConformance, RegisteredMemory) {
         memory.data(), AllocatedMemory::kBytes, {.access = Access::kReadWrite, .keep = true});
     EXPECT_EQ(r.transport->CanRegister(memory.data(), AllocatedMemory::kBytes, false).ok(),
               handle.ok());
-    if (!handle.ok()) {
-      EXPECT_FALSE(handle.status().message().empty());
-      EXPECT_FALSE(lane->ReachableFrom(1));
+    if (!handle.ok() || !handle->writable) {
+      EXPECT_TRUE(handle.ok() || !handle.status().message().empty());
+      EXPECT_TRUE(!handle.ok() || lane->SendsFrom(memory.data(), AllocatedMemory::kBytes));
+      EXPECT_FALSE(lane->ReachableFrom(handle.ok() ? handle->region : 1));
       std::memcpy(slot.data, "source", 7);
       r.Publish(lane.get(), SliceHeader{.bytes = 7});
       r.WaitUntil([&] { return *lane->Drained(); });
@@ -703,11 +708,7 @@ TEST_P(TransportConformance, RegisteredMemory) {
                                       .source = handle->At(memory.data() + kSource, 7),
                                       .target = handle->At(memory.data() + kTarget, 7)});
     r.WaitUntil([&] { return *lane->Drained(); });
-    // Only memory reaches into the memory of another rank; a network sends from it.
-    EXPECT_EQ(handle->writable, !lane->sends_in_place());
-    if (handle->writable) {
-      EXPECT_STREQ(reinterpret_cast<const char*>(memory.data() + kTarget), "target");
-    }
+    EXPECT_STREQ(reinterpret_cast<const char*>(memory.data() + kTarget), "target");
     EXPECT_EQ(handle->At(memory.data() + AllocatedMemory::kBytes, 1).region, 0u);
     r.transport->Deregister(*handle);
   });
@@ -721,7 +722,7 @@ TEST_P(TransportConformance, KeptMemoryStaysRegistered) {
     if (r.rank != 0 && r.rank != consumer) return;
     if (r.rank == consumer) {
       auto lane = r.OpenRecv(spec);
-      if (AllocatedMemory::IsExportedBy(r.transport)) Import(r);
+      if (AllocatedMemory::PeersImport(r.transport)) Import(r);
       for (int i = 0; i < 2; ++i) {
         EXPECT_STREQ(reinterpret_cast<const char*>(r.Peek(lane.get()).payload), "source");
         r.Release(lane.get());
@@ -731,24 +732,28 @@ TEST_P(TransportConformance, KeptMemoryStaysRegistered) {
     auto lane = r.OpenSend(spec);
     const AllocatedMemory memory;
     std::memcpy(memory.data(), "source", 7);
-    const Registration kept{.keep = true};
+    const Registration kept{.access = Access::kReadWrite, .keep = true};
     Result<MemoryHandle> handle =
         r.transport->Register(memory.data(), AllocatedMemory::kBytes, kept);
-    if (handle.ok()) AwaitImport(r, *lane, *handle);
+    const bool imported = handle.ok() && handle->writable;
+    if (imported) AwaitImport(r, *lane, *handle);
     for (int i = 0; i < 40; ++i) {
       const AllocatedMemory other;
       const Result<MemoryHandle> found =
           r.transport->Register(other.data(), AllocatedMemory::kBytes, {});
       EXPECT_EQ(found.ok(), handle.ok());
       if (found.ok()) {
-        EXPECT_NE(found->region, handle->region);
+        EXPECT_NE(found->memory, handle->memory);
       }
+    }
+    if (handle.ok() && !imported) {
+      EXPECT_TRUE(lane->SendsFrom(memory.data(), AllocatedMemory::kBytes));
     }
     for (int i = 0; i < 2; ++i) {
       SliceHeader header{.bytes = 7};
       const Span slot = r.Acquire(lane.get());
       std::memcpy(slot.data, "source", 7);
-      if (handle.ok()) {
+      if (imported) {
         std::memset(slot.data, 0, 7);
         EXPECT_TRUE(lane->ReachableFrom(handle->region));
         header.source = handle->At(memory.data(), 7);

@@ -295,16 +295,17 @@ TEST(TransportSelectionTest, RdmaIsTriedBeforeItIsChosen) {
       ASSERT_TRUE(end.ok()) << end.status().message();
       EXPECT_STREQ((*end)->caps().name, "verbs+tcp");
     }
-    std::vector<std::byte> memory(100);
-    const auto registered = (*chosen[0])->Register(memory.data(), 100, {.keep = true});
+    std::vector<std::byte> memory(8192);
+    const auto registered = (*chosen[0])->Register(memory.data(), memory.size(), {.keep = true});
     ASSERT_TRUE(registered.ok());
     for (const int peer : {1, 2}) {
       const auto lane =
           (*chosen[0])
               ->OpenSend({.producer = 0, .consumers = {peer}, .slot_bytes = 100, .depth = 1});
       ASSERT_TRUE(lane.ok());
-      EXPECT_EQ((*lane)->sends_in_place(), peer == 2);
-      EXPECT_EQ((*lane)->ReachableFrom(registered->region), peer == 2);
+      // Over TCP from 16 KiB on, and from any memory.
+      EXPECT_EQ((*lane)->SendsFrom(memory.data(), memory.size()), peer == 2);
+      EXPECT_FALSE((*lane)->ReachableFrom(registered->region));
     }
   }
   for (const auto& end : among("verbs")) {
@@ -336,17 +337,25 @@ TEST(TransportSelectionTest, MemoryIsRegisteredWithAllParts) {
     const auto handle = end->Register(memory, kBytes, {.access = Access::kReadWrite});
     ASSERT_TRUE(handle.ok());
     EXPECT_TRUE(handle->writable);  // of shm
-    EXPECT_TRUE((*lane)->ReachableFrom(handle->region));
+    const auto* const data = static_cast<const std::byte*>(memory);
+    EXPECT_TRUE((*lane)->SendsFrom(data, kBytes));
     // Shm has no other memory, but devices send from what is registered.
-    std::vector<std::byte> own(100);
+    std::vector<std::byte> own(8192);
     const auto of_device = end->Register(own.data(), own.size(), {.keep = true});
     ASSERT_TRUE(of_device.ok());
     EXPECT_FALSE(of_device->writable);
-    EXPECT_TRUE((*lane)->ReachableFrom(of_device->region));
+    EXPECT_TRUE((*lane)->SendsFrom(own.data(), own.size()));
     end->Deregister(*of_device);
-    EXPECT_FALSE((*lane)->ReachableFrom(of_device->region));
+    EXPECT_FALSE((*lane)->SendsFrom(own.data(), own.size()));
+    // A registration that is kept ends in all parts.
+    const auto kept = end->Register(memory, kBytes, {.access = Access::kReadWrite, .keep = true});
+    ASSERT_TRUE(kept.ok());
+    end->Deregister(*kept);
+    EXPECT_FALSE((*lane)->SendsFrom(data, kBytes));
+    EXPECT_TRUE(end->Register(memory, kBytes, {.access = Access::kReadWrite}).ok());
+    EXPECT_TRUE((*lane)->SendsFrom(data, kBytes));
     EXPECT_TRUE(end->RevokeAccess(*handle).ok());
-    EXPECT_FALSE((*lane)->ReachableFrom(handle->region));
+    EXPECT_FALSE((*lane)->SendsFrom(data, kBytes));
     EXPECT_TRUE(HostAllocator::Instance().Free(memory).ok());
   }
   fake_verbs::Get().SetMachine({});

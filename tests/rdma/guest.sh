@@ -97,13 +97,13 @@ END
 
 deadline=$((SECONDS + ${GUEST_SECONDS:-600}))
 boot() {  # ACCELERATOR CPU
-  timeout "$((deadline - SECONDS))" qemu-system-x86_64 -machine q35 -accel "$1" -cpu "$2" -m 4G -smp 2 \
+  timeout --foreground "$((deadline - SECONDS))" qemu-system-x86_64 -machine q35 -accel "$1" -cpu "$2" -m 4G -smp 2 \
     -kernel "$kernel" -initrd "$dir/initrd.gz" -append "console=ttyS0 quiet panic=-1" \
     -display none -serial stdio -monitor none -no-reboot \
     -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap \
     -device virtio-9p-pci,fsdev=host,mount_tag=host \
     -fsdev "local,id=out,path=$out,security_model=none" \
-    -device virtio-9p-pci,fsdev=out,mount_tag=out < /dev/null | tr -d '\r' | tee "$dir/log"
+    -device virtio-9p-pci,fsdev=out,mount_tag=out < /dev/null | sed -u 's,\r,,g' | tee "$dir/log"
 }
 # Nested or restricted virtualization may have /dev/kvm and run no Linux that does not know of it.
 kvm_works() {
@@ -112,7 +112,7 @@ kvm_works() {
     auto) grep -qwE 'vmx|svm' /proc/cpuinfo || return 1 ;;
   esac
   [ -w /dev/kvm ] || return 1
-  timeout 15 qemu-system-x86_64 -machine q35 -accel kvm -cpu host -m 1G -smp 2 -kernel "$kernel" \
+  timeout --foreground 15 qemu-system-x86_64 -machine q35 -accel kvm -cpu host -m 1G -smp 2 -kernel "$kernel" \
     -initrd "$dir/initrd.gz" -append "console=ttyS0 quiet panic=-1 rdinit=/bin/busybox -- echo GUEST_UP" \
     -display none -serial stdio -monitor none -no-reboot < /dev/null > "$dir/probe" 2>&1 || true
   grep -q GUEST_UP "$dir/probe"

@@ -8,8 +8,8 @@
 # usage: tests/rdma/soft_roce.sh [--long] [BUILD]   (default: build/release)
 #   --long   also 10^4 random operations, the fault tests of docs/reliability.md over verbs, whose results come to
 #            BUILD/results_rdma, and the transport ucx over the same devices; half an hour
-# Without --long it takes a minute and a half on 2 idle processors, and ends after three minutes and a half at the latest. A
-# check that waits for limits of time is repeated once where it fails.
+# Without --long it takes a minute and a half on 2 idle processors, and ends after four minutes at the latest. A check that
+# waits for limits of time is repeated once where it fails.
 # Exit status: 0; 1 if something is wrong; 77 if this machine cannot run the virtual machine or is too busy for it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -45,7 +45,7 @@ if [ "${1:-}" != --in-guest ]; then
     export GUEST_OUT=$build/results_rdma GUEST_SECONDS=${GUEST_SECONDS:-3600}
     exec tests/rdma/guest.sh tests/rdma/soft_roce.sh --long --in-guest "$build" "${expected[@]}"
   fi
-  export GUEST_SECONDS=${GUEST_SECONDS:-210}
+  export GUEST_SECONDS=${GUEST_SECONDS:-240}
   rc=0
   tests/rdma/guest.sh tests/rdma/soft_roce.sh --in-guest "$build" "${expected[@]}" || rc=$?
   [ "$rc" -ne 124 ] || { echo "the machine is too busy: the guest has not ended within $GUEST_SECONDS s"; exit 77; }
@@ -63,7 +63,7 @@ finish() {
 check() {  # NAME COMMAND...
   local name=$1 begin=$SECONDS
   shift
-  [ -n "$long" ] || [ "$(up)" -lt 150 ] || finish "the machine is too busy: $passed checks have passed in $(up) s, no time for more"
+  [ -n "$long" ] || [ "$(up)" -lt 175 ] || finish "the machine is too busy: $passed checks have passed in $(up) s, no time for more"
   if "$@"; then
     echo "ok: $name, $((SECONDS - begin)) s"
     passed=$((passed + 1))

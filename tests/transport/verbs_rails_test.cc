@@ -185,6 +185,39 @@ TEST_F(VerbsRailsTest, APortThatGoesDownIsNamed) {
   EXPECT_TRUE(other_recv->TryPeek(&incoming).value());  // over b:1
 }
 
+// It sends nothing, and the producer is not in a call, so only a probe finds it.
+TEST_F(VerbsRailsTest, ARankThatOnlyWaitsLearnsOfABrokenConnection) {
+  Use({Model("a"), Model("b")});
+  Join(3, {{}});
+  auto send = ends_[0]->OpenSend(SpecOf(0, 2)).value();        // rail 0
+  auto other_send = ends_[1]->OpenSend(SpecOf(1, 2)).value();  // rail 1
+  auto recv = ends_[2]->OpenRecv(SpecOf(0, 2)).value();
+  auto other = ends_[2]->OpenRecv(SpecOf(1, 2)).value();
+  Pump();
+  RecvLane::Incoming incoming;
+  Time now = 1;
+  const auto wait = [&](Time time) {
+    Status status;
+    for (const Time end = now + time; now < end && status.ok(); now += 10 * kMillisecond) {
+      EXPECT_TRUE(ProgressOf(2, now).ok());
+      EXPECT_FALSE(other->TryPeek(&incoming).value());
+      status = recv->TryPeek(&incoming).status();
+    }
+    return status;
+  };
+  fake::Get().ResetCounters();
+  EXPECT_TRUE(wait(10 * kSecond).ok());
+  EXPECT_GE(fake::Get().Count().send_completions, 2u * 4);
+  EXPECT_LE(fake::Get().Count().send_completions, 2u * 10);
+  Pump();
+  EXPECT_EQ(fake::Get().Count().messages, 0u);  // the producers notice nothing
+  fake::Get().SetPortState("a", 1, IBV_PORT_DOWN);
+  const Status status = wait(5 * kSecond);
+  EXPECT_EQ(status.code(), Code::kRemoteError);
+  EXPECT_CONTAINS(status.message(), "rank 2: verbs: peer 0@host:70 is lost: transport retry");
+  EXPECT_CONTAINS(status.message(), "; a:1 is DOWN");
+}
+
 TEST_F(VerbsRailsTest, APathIsTriedWithThePacketsThatItWillCarry) {
   fake::Port port = PortWith({kIpv4});
   port.mtu = IBV_MTU_4096;

@@ -116,19 +116,18 @@ Result<std::unique_ptr<RecvLane>> CompositeTransport::OpenRecv(const LaneSpec& s
   return (*part)->OpenRecv(spec);
 }
 
-// The ids are those of the first part that registers the memory; parts behind it adopt them.
+// The handle is that of the first part that registers the memory.
 Result<MemoryHandle> CompositeTransport::Register(const void* data, size_t bytes,
                                                   const Registration& how) {
   Status reason = Transport::CanRegister(data, bytes, false);
+  MemoryHandle first;
   for (size_t i = 0; i < parts_.size(); ++i) {
-    Result<MemoryHandle> memory = parts_[i]->Register(data, bytes, how);
-    if (memory.ok()) {
-      while (++i < parts_.size()) parts_[i]->Adopt(*memory, how.keep);
-      return memory;
-    }
-    if (i == 0) reason = memory.status();
+    const Result<MemoryHandle> memory = parts_[i]->Register(data, bytes, how);
+    if (i == 0 && !memory.ok()) reason = memory.status();
+    if (memory.ok() && first.region == 0) first = *memory;
   }
-  return reason;
+  if (first.region == 0) return reason;
+  return first;
 }
 
 void CompositeTransport::Deregister(const MemoryHandle& memory) {

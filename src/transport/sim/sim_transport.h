@@ -59,6 +59,7 @@ class SimSendLane final : public emulated::StampedSendLane {
   bool SendsFrom(const std::byte* /*data*/, size_t /*bytes*/) const override {
     return world_->options_.sends_from_caller;
   }
+  bool marks_inputs() const override { return true; }
   Status PublishFrom(const SliceHeader& header, const std::byte* data) override {
     return Publish(header, 0, data);
   }

@@ -55,15 +55,14 @@ class VerbsEnd final : public VerbsTransport {
   Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how) override {
     return memory_.Register(data, bytes, how);
   }
-  void Adopt(const MemoryHandle& memory, bool keep) override { memory_.Adopt(memory, keep); }
   void Deregister(const MemoryHandle& memory) override { memory_.Deregister(memory); }
   Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
     return CallerMemory::CanRegister(data, bytes, on_device);
   }
-  Status RevokeAccess(const MemoryHandle& memory) override;
   Result<int> Progress(Time now) override;
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
+  void DropUnsent() override;
   WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
   WakeupSource* wakeup_source() override { return &source_; }
   bool delivered() const override;
@@ -229,14 +228,6 @@ Result<std::unique_ptr<RecvLane>> VerbsEnd::OpenRecv(const LaneSpec& spec) {
   return std::unique_ptr<RecvLane>(new VerbsRecvLane(*end, peer, &counters_));
 }
 
-// Late retransmissions would send what the caller does with the memory next.
-Status VerbsEnd::RevokeAccess(const MemoryHandle& memory) {
-  if (memory.region == 0) return Status::Ok();
-  for (Peer* const peer : attached_) peer->Abort();
-  memory_.Clear();
-  return Status::Ok();
-}
-
 // Messages of peers have the work request 0, which has no other content.
 Status VerbsEnd::Handle(size_t rail, const ibv_wc& completion) {
   const auto found = by_queue_pair_.find(QueuePairKey(rail, completion.qp_num));
@@ -304,6 +295,17 @@ void VerbsEnd::AppendUnsent(std::vector<int>* ranks) const {
   for (const Peer* const peer : attached_) {
     if (peer->unsent()) ranks->push_back(peer->peer());
   }
+}
+
+// Late retransmissions would send what the caller does with the memory next.
+void VerbsEnd::DropUnsent() {
+  bool reads = false;
+  for (Peer* const peer : attached_) {
+    if (!peer->reads_caller_memory()) continue;
+    peer->Abort();
+    reads = true;
+  }
+  if (reads) memory_.Clear();
 }
 
 bool VerbsEnd::delivered() const {

@@ -40,18 +40,22 @@ Result<Span> VerbsSendLane::TryAcquire() {
   return Span{end_->slots.payload(end_->published), end_->spec.slot_bytes};
 }
 
-Status VerbsSendLane::Publish(const SliceHeader& header) {
+// A call waits for the completions of what is sent in place, and a small payload is copied faster.
+bool VerbsSendLane::SendsFrom(const std::byte* data, size_t bytes) const {
+  constexpr size_t kLeastInPlace = 4096;
+  return bytes >= kLeastInPlace && memory_->At(data, bytes, rail_).data != nullptr;
+}
+
+Status VerbsSendLane::PublishFrom(const SliceHeader& header, const std::byte* data) {
+  const CallerMemory::Source from = memory_->At(data, header.bytes, rail_);
+  if (from.data != nullptr) return Send(header, from);
+  return InvalidUsage(fmt::format("{}: {} bytes are sent from memory that is not registered",
+                                  Describe(end_->spec), header.bytes));
+}
+
+Status VerbsSendLane::Send(const SliceHeader& header, const CallerMemory::Source& from) {
   if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
   if (Status status = peer_->Lost(); !status.ok()) return status;
-  CallerMemory::Source from;
-  if (header.source.region != 0) {
-    from = memory_->At(header.source, header.bytes, rail_);
-    if (from.data == nullptr) {
-      return InvalidUsage(fmt::format("{}: {} bytes in region {} at {} are not registered",
-                                      Describe(end_->spec), header.bytes, header.source.region,
-                                      header.source.offset));
-    }
-  }
   acquired_ = false;
   ++counters_->slices;
   counters_->payload_bytes += header.bytes;
@@ -61,14 +65,8 @@ Status VerbsSendLane::Publish(const SliceHeader& header) {
   frame.bytes = header.bytes;
   frame.slice = header.slice;
   frame.signature = header.signature;
-  if (from.data != nullptr) frame.credit_lane = kFromSource;
+  if (header.is_input) frame.credit_lane = kIsInput;
   return peer_->Send(end_, frame, from);
-}
-
-Result<bool> VerbsSendLane::Drained() {
-  if (peer_->HasLeft(*end_)) return true;
-  if (Status status = peer_->Lost(); !status.ok()) return status;
-  return false;
 }
 
 Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {
@@ -77,8 +75,10 @@ Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {
     return false;
   }
   const FrameHeader& frame = end_->headers[end_->released % end_->spec.depth];
-  incoming->header = {.bytes = frame.bytes, .slice = frame.slice, .signature = frame.signature};
-  incoming->header.source.region = frame.credit_lane;  // the payload is in the slot nevertheless
+  incoming->header = {.bytes = frame.bytes,
+                      .slice = frame.slice,
+                      .signature = frame.signature,
+                      .is_input = frame.credit_lane == kIsInput};
   incoming->payload = end_->slots.payload(end_->released);
   incoming->target = nullptr;
   peeked_ = true;

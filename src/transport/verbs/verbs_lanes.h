@@ -72,14 +72,15 @@ class VerbsSendLane final : public SendLane {
                 TransportCounters* counters)
       : end_(end), peer_(peer), memory_(memory), rail_(rail), counters_(counters) {}
   Result<Span> TryAcquire() override;
-  Status Publish(const SliceHeader& header) override;
-  // The device sends from the region; the consumer's slot gets the payload as usual.
-  bool ReachableFrom(uint32_t region) const override { return memory_->Holds(region); }
-  bool sends_in_place() const override { return true; }
-  Result<bool> Drained() override;
+  Status Publish(const SliceHeader& header) override { return Send(header, {}); }
+  bool SendsFrom(const std::byte* data, size_t bytes) const override;
+  Status PublishFrom(const SliceHeader& header, const std::byte* data) override;
+  bool marks_inputs() const override { return true; }
   const LaneSpec& spec() const override { return end_->spec; }
 
  private:
+  Status Send(const SliceHeader& header, const CallerMemory::Source& from);
+
   SendEnd* const end_;
   Peer* const peer_;
   const CallerMemory* const memory_;

@@ -9,8 +9,7 @@
 namespace inccl::verbs {
 namespace {
 
-// Ids of other transports, which Adopt takes over, count from 1.
-constexpr uint32_t kOwnIds = uint32_t{1} << 31;
+constexpr uint32_t kRegion = uint32_t{1} << 31;  // no id of a transport that peers import from
 // Identities of memory that is not of ccl_mem_alloc, apart from the generations of that.
 constexpr uint64_t kOwnMemory = uint64_t{1} << 62;
 
@@ -29,7 +28,7 @@ const Status& OnDevice() {
 }  // namespace
 
 CallerMemory::CallerMemory(std::vector<const Device*> devices)
-    : devices_(std::move(devices)), last_id_(kOwnIds) {
+    : devices_(std::move(devices)), last_own_(kOwnMemory) {
   HostAllocator::Instance().Observe(this);
 }
 
@@ -40,32 +39,7 @@ Status CallerMemory::CanRegister(const void* data, size_t bytes, bool on_device)
   return data != nullptr && bytes > 0 ? Status::Ok() : InvalidArgument("no memory");
 }
 
-MemoryHandle CallerMemory::Entry::Handle(const void* data, size_t bytes) const {
-  const auto* const first = static_cast<const std::byte*>(data);
-  return {.region = id,
-          .offset = static_cast<uint64_t>(first - begin),
-          .begin = first,
-          .end = first + bytes,
-          .memory = generation != 0 ? generation : kOwnMemory | id};
-}
-
-CallerMemory::Entry* CallerMemory::Find(const Region& region, const void* data, size_t bytes,
-                                        bool keep) {
-  const auto* const begin = static_cast<const std::byte*>(data);
-  for (Entry& entry : entries_) {
-    if (entry.generation != region.generation) continue;
-    // Other memory is known by its address, and registered anew by each that keeps it.
-    if (entry.generation == 0 && (keep || begin < entry.begin || begin > entry.end ||
-                                  bytes > static_cast<size_t>(entry.end - begin))) {
-      continue;
-    }
-    entry.used = ++uses_;
-    return &entry;
-  }
-  return nullptr;
-}
-
-Result<CallerMemory::Entry*> CallerMemory::Make(uint32_t id, uint64_t generation, const void* data,
+Result<CallerMemory::Entry*> CallerMemory::Make(uint64_t memory, const std::byte* data,
                                                 size_t bytes, bool keep) {
   const auto found = [](const Entry& entry) { return entry.keepers == 0; };
   const auto count = static_cast<size_t>(std::count_if(entries_.begin(), entries_.end(), found));
@@ -78,11 +52,10 @@ Result<CallerMemory::Entry*> CallerMemory::Make(uint32_t id, uint64_t generation
           return std::pair(!found(a), a.used) < std::pair(!found(b), b.used);
         }));
   }
-  const auto* const begin = static_cast<const std::byte*>(data);
-  Entry entry{
-      .id = id, .generation = generation, .begin = begin, .end = begin + bytes, .used = ++uses_};
+  Entry entry{.memory = memory, .begin = data, .end = data + bytes, .used = ++uses_};
   for (const Device* const device : devices_) {
-    Result<MemoryRegion> made = device->Register(const_cast<void*>(data), bytes, Writer::kThisRank);
+    Result<MemoryRegion> made =
+        device->Register(const_cast<std::byte*>(data), bytes, Writer::kThisRank);
     if (!made.ok()) return made.status();
     entry.regions.push_back(*std::move(made));
   }
@@ -90,55 +63,49 @@ Result<CallerMemory::Entry*> CallerMemory::Make(uint32_t id, uint64_t generation
   return &entries_.back();
 }
 
+// Memory of ccl_mem_alloc is registered whole and known by its generation; other memory by its
+// address, and registered anew by each that keeps it.
 Result<MemoryHandle> CallerMemory::Register(const void* data, size_t bytes,
                                             const Registration& how) {
   if (how.on_device) return OnDevice();
   // Before the lock, because ccl_mem_free holds the allocator's when it calls OnFree.
   Region region;
   if (Result<Region> found = FindRegion(data, bytes, false); found.ok()) region = *found;
+  const bool own = region.generation == 0;
+  const auto* const begin = static_cast<const std::byte*>(data);
   const MutexLock lock(&mutex_);
-  Entry* entry = Find(region, data, bytes, how.keep);
+  // Slices of an earlier call were the last to use these.
+  std::erase_if(entries_, [](const Entry& entry) { return entry.replaced; });
+  const auto found =
+      own && how.keep
+          ? entries_.end()
+          : std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+              return own ? entry.Covers(begin, bytes) : entry.memory == region.generation;
+            });
+  Entry* entry = found == entries_.end() ? nullptr : &*found;
   if (entry == nullptr) {
-    if (region.generation == 0 ? !how.keep : region.generation == refused_) return Refused();
-    const bool own = region.generation == 0;
-    Result<Entry*> made = Make(++last_id_, region.generation, own ? data : region.data,
-                               own ? bytes : region.bytes, how.keep);
+    if (own ? !how.keep : region.generation == refused_) return Refused();
+    Result<Entry*> made = own ? Make(++last_own_, begin, bytes, how.keep)
+                              : Make(region.generation, region.data, region.bytes, how.keep);
     if (!made.ok()) {
       refused_ = region.generation;
       return made.status();
     }
     entry = *made;
   }
+  entry->used = ++uses_;
   if (how.keep) ++entry->keepers;
-  return entry->Handle(data, bytes);
-}
-
-void CallerMemory::Adopt(const MemoryHandle& memory, bool keep) {
-  if (memory.region == 0) return;
-  const Result<Region> region = FindRegion(memory.begin, 1, false);
-  const MutexLock lock(&mutex_);
-  // An id that the other transport has given to other memory before.
-  std::erase_if(entries_, [&](const Entry& entry) {
-    return entry.id == memory.region && entry.generation != memory.memory;
-  });
-  if (memory.on_device || !region.ok() || region->generation != memory.memory) return;
-  Entry* entry = Find(*region, memory.begin, 1, false);
-  if (entry == nullptr && region->generation != refused_) {
-    Result<Entry*> made =
-        Make(memory.region, region->generation, region->data, region->bytes, keep);
-    if (made.ok()) entry = *made;
-    if (!made.ok()) refused_ = region->generation;
-  }
-  if (entry == nullptr) return;
-  entry->id = memory.region;
-  if (keep) ++entry->keepers;
+  return MemoryHandle{.region = kRegion,
+                      .offset = static_cast<uint64_t>(begin - entry->begin),
+                      .begin = begin,
+                      .end = begin + bytes,
+                      .memory = entry->memory};
 }
 
 void CallerMemory::Deregister(const MemoryHandle& memory) {
   const MutexLock lock(&mutex_);
   std::erase_if(entries_, [&](Entry& entry) {
-    return entry.Handle(entry.begin, 0).memory == memory.memory && entry.keepers > 0 &&
-           --entry.keepers == 0;
+    return entry.memory == memory.memory && entry.keepers > 0 && --entry.keepers == 0;
   });
 }
 
@@ -147,16 +114,19 @@ void CallerMemory::Clear() {
   entries_.clear();
 }
 
-CallerMemory::Source CallerMemory::At(const RemoteAddress& place, size_t bytes,
-                                      size_t device) const {
+CallerMemory::Source CallerMemory::At(const std::byte* data, size_t bytes, size_t device) const {
   const MutexLock lock(&mutex_);
   for (const Entry& entry : entries_) {
-    if (entry.id != place.region) continue;
-    const auto size = static_cast<size_t>(entry.end - entry.begin);
-    if (place.offset > size || bytes > size - place.offset) return {};
-    return {.data = entry.begin + place.offset, .key = entry.regions[device]->lkey};
+    if (entry.Covers(data, bytes)) return {.data = data, .key = entry.regions[device]->lkey};
   }
   return {};
+}
+
+void CallerMemory::OnReplace(const std::byte* begin, const std::byte* end) {
+  const MutexLock lock(&mutex_);
+  for (Entry& entry : entries_) {
+    entry.replaced = entry.replaced || (entry.begin < end && begin < entry.end);
+  }
 }
 
 void CallerMemory::OnFree(const std::byte* begin, const std::byte* end) {

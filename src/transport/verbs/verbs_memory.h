@@ -17,7 +17,7 @@
 
 namespace inccl::verbs {
 
-// One thread uses it; OnFree comes from any.
+// One thread uses it; OnFree and OnReplace come from any.
 class CallerMemory final : public FreeObserver {
  public:
   // The devices outlive it.
@@ -31,45 +31,41 @@ class CallerMemory final : public FreeObserver {
   static Status CanRegister(const void* data, size_t bytes, bool on_device);
   Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
   void Deregister(const MemoryHandle& memory);
-  // Another transport has registered this memory of ccl_mem_alloc; its id means it here, too.
-  void Adopt(const MemoryHandle& memory, bool keep);
   // Ends all registrations.
   void Clear();
 
-  // A place that a device, by its number, can read; `data` is nullptr if it cannot.
+  // Memory that a device, by its number, can read; `data` is nullptr if it cannot.
   struct Source {
     const std::byte* data = nullptr;
     uint32_t key = 0;
   };
-  Source At(const RemoteAddress& place, size_t bytes, size_t device) const;
-  bool Holds(uint32_t region) const {
-    return At({.region = region, .offset = 0}, 0, 0).data != nullptr;
-  }
+  Source At(const std::byte* data, size_t bytes, size_t device) const;
 
   void OnFree(const std::byte* begin, const std::byte* end) override;
+  void OnReplace(const std::byte* begin, const std::byte* end) override;
 
   static constexpr size_t kMostFound = 32;  // without Registration::keep
   static constexpr size_t kMostKept = 1024;
 
  private:
   struct Entry {
-    uint32_t id = 0;
-    uint64_t generation = 0;  // of a region of ccl_mem_alloc; 0: other memory, which is kept
+    uint64_t memory = 0;  // MemoryHandle::memory
     const std::byte *begin = nullptr, *end = nullptr;
     std::vector<MemoryRegion> regions{};  // by device
     uint64_t used = 0;                    // the higher, the later
     int keepers = 0;
-    MemoryHandle Handle(const void* data, size_t bytes) const;
+    bool replaced = false;  // the device has other pages than the process
+    bool Covers(const std::byte* data, size_t bytes) const {
+      return !replaced && data >= begin && data <= end && bytes <= static_cast<size_t>(end - data);
+    }
   };
-  Entry* Find(const Region& region, const void* data, size_t bytes, bool keep)
-      INCCL_REQUIRES(mutex_);
-  Result<Entry*> Make(uint32_t id, uint64_t generation, const void* data, size_t bytes, bool keep)
+  Result<Entry*> Make(uint64_t memory, const std::byte* data, size_t bytes, bool keep)
       INCCL_REQUIRES(mutex_);
 
   const std::vector<const Device*> devices_;
   mutable Mutex mutex_;
   std::vector<Entry> entries_ INCCL_GUARDED_BY(mutex_);
-  uint32_t last_id_ INCCL_GUARDED_BY(mutex_);
+  uint64_t last_own_ INCCL_GUARDED_BY(mutex_) = 0;  // identity of memory not of ccl_mem_alloc
   uint64_t uses_ INCCL_GUARDED_BY(mutex_) = 0;
   // Calls on memory that cannot be registered do not try again and again.
   uint64_t refused_ INCCL_GUARDED_BY(mutex_) = 0;

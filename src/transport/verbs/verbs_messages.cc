@@ -16,6 +16,7 @@ constexpr size_t kMostSlots = UINT16_MAX;
 }  // namespace
 
 Status Peer::OnMessage(uint32_t immediate, uint32_t bytes) {
+  ++messages_;
   if (Status status = queues_->Consumed(); !status.ok()) return status;
   const Immediate message = Unpack(immediate);
   if (message.credit && message.lane == kTrialLane) {
@@ -53,7 +54,7 @@ std::string Peer::SliceArrived(const Immediate& immediate, uint32_t bytes) {
   }
   const auto kind = grant ? tcp::FrameKind::kGrant : tcp::FrameKind::kSlice;
   if (header.kind != kind || header.version != tcp::kFrameVersion || header.reserved != 0 ||
-      header.credit_lane > (grant ? 0 : kFromSource) || header.seq != end->arrived + 1 ||
+      header.credit_lane > (grant ? 0 : kIsInput) || header.seq != end->arrived + 1 ||
       (!grant && header.lane != end->lane)) {
     return fmt::format("frame number {} of kind {} for lane {} instead of number {} on {}",
                        header.seq, static_cast<int>(header.kind), header.lane, end->arrived + 1,

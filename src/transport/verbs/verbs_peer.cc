@@ -15,6 +15,7 @@ namespace inccl::verbs {
 namespace {
 
 constexpr Time kLostAfter = kSecond;
+constexpr Time kProbeAfter = kSecond;
 
 LaneSpec InboxSpec(int producer, int consumer) {
   return {.producer = producer,
@@ -117,15 +118,6 @@ bool Peer::HasSlot(const SendEnd& end) {
   return false;
 }
 
-bool Peer::HasLeft(const SendEnd& end) {
-  const bool left =
-      std::all_of(end.under_way.begin(), end.under_way.end(), [&](const SendEnd::Slot& slot) {
-        return slot.from.data == nullptr || slot.request <= completed_;
-      });
-  if (!left) queues_->AwaitSends();
-  return left;
-}
-
 Status Peer::Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from) {
   const uint64_t slice = end->published++;
   FrameHeader header = frame;
@@ -150,9 +142,9 @@ Status Peer::Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::So
   return Status::Ok();
 }
 
-bool Peer::Post(ibv_send_wr* request) {
+bool Peer::Post(ibv_send_wr* request, ibv_wr_opcode opcode) {
   request->wr_id = posted_ + 1;
-  request->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  request->opcode = opcode;
   request->send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
   ibv_send_wr* bad = nullptr;
   const int error = ibv_post_send(queue_pair_.get(), request, &bad);
@@ -188,6 +180,7 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
     return;
   }
   under_way.request = last_slice_ = posted_;
+  if (in_place) last_in_place_ = posted_;
 }
 
 void Peer::PostCredit(RecvEnd* end) {
@@ -216,6 +209,18 @@ void Peer::PostCredits(bool all) {
   }
 }
 
+// A write of no bytes and without immediate data: only the devices take note of it.
+void Peer::ProbeIfQuiet(Time now, bool waiting) {
+  const uint64_t seen = completed_ + messages_;
+  if (seen != seen_ || !waiting) {
+    seen_ = seen;
+    quiet_since_ = now;
+  } else if (now - quiet_since_ >= kProbeAfter && posted_ == completed_) {
+    ibv_send_wr request{};
+    Post(&request, IBV_WR_RDMA_WRITE);
+  }
+}
+
 Status Peer::Progress(Time now, bool all) {
   if (!failure_.empty()) {
     if (failed_at_ == 0) failed_at_ = now;
@@ -232,14 +237,15 @@ Status Peer::Progress(Time now, bool all) {
     --queued_;
     PostSlice(next.end, next.slice);
   }
-  if (queued_ > 0) queues_->AwaitSends();
+  if (queued_ > 0 || (all && completed_ < last_in_place_)) queues_->AwaitSends();
   if (!owing_.empty()) PostCredits(all);
+  ProbeIfQuiet(now, all);
   return ungranted_recv_.empty() ? Status::Ok() : SendGrants();
 }
 
 bool Peer::unsent() const {
   if (!failure_.empty()) return dropped_;  // until Progress reports the loss
-  return queued_ > 0 || !ungranted_recv_.empty() ||
+  return reads_caller_memory() || !ungranted_recv_.empty() ||
          std::any_of(owing_.begin(), owing_.end(), [](const RecvEnd* e) { return OwesMuch(*e); });
 }
 

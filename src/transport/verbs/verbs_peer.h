@@ -66,8 +66,6 @@ class Peer {
   // Seals and sends the frame in the next slot of a lane, with the payload of that slot or the one
   // at `from`. Numbers it.
   Status Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from = {});
-  // Nothing reads the caller's memory for a slice of this lane any more.
-  bool HasLeft(const SendEnd& end);
   // A slice has been released, so its producer is owed a credit.
   void Owe(RecvEnd* end);
 
@@ -77,10 +75,13 @@ class Peer {
   void OnSent(uint64_t request) { completed_ = request; }
   void OnFailure(ibv_wc_status status);
 
-  // Posts what waits for room. With `all`, also the credits of less than half a lane.
+  // Posts what waits for room. With `all`, because the rank waits, also the credits of less than
+  // half a lane, and a probe of a quiet connection.
   Status Progress(Time now, bool all);
   int peer() const { return peer_; }
   bool unsent() const;
+  // Slices that lie in memory of the caller are under way.
+  bool reads_caller_memory() const { return queued_ > 0 || completed_ < last_in_place_; }
   // The peer's device has all that was posted. A connection that has failed carries nothing more.
   bool delivered() const { return !failure_.empty() || (!unsent() && completed_ == posted_); }
   // The same of slices alone.
@@ -113,8 +114,11 @@ class Peer {
   bool HasRoom() const { return failure_.empty() && posted_ - completed_ < depth_; }
   void PostSlice(SendEnd* end, uint64_t slice);
   void PostCredit(RecvEnd* end);
-  bool Post(ibv_send_wr* request);
+  bool Post(ibv_send_wr* request, ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE_WITH_IMM);
   void PostCredits(bool all);
+  // A rank that only receives learns of a broken connection by what it sends: one probe a second
+  // while it waits.
+  void ProbeIfQuiet(Time now, bool waiting);
   Status SendGrants();
   std::string SliceArrived(const Immediate& immediate, uint32_t bytes);
   std::string CreditArrived(const Immediate& immediate);
@@ -132,7 +136,9 @@ class Peer {
   std::optional<tcp::FrameGuard> out_guard_, in_guard_;
   uint32_t depth_ = 0;
   uint64_t posted_ = 0, completed_ = 0;  // work requests
+  uint64_t messages_ = 0;                // that have arrived
   uint64_t last_slice_ = 0;              // the last request that carried a frame
+  uint64_t last_in_place_ = 0;           // the last one with a payload in memory of the caller
   std::vector<Queued> queue_;            // a ring: frames without room yet
   size_t front_ = 0, queued_ = 0;
   std::vector<std::unique_ptr<SendEnd>> send_ends_;        // the first one carries grants
@@ -142,6 +148,8 @@ class Peer {
   std::unordered_map<uint64_t, size_t> number_of_;         // the peer's numbers, by lane key
   std::unordered_map<uint64_t, SendEnd*> ungranted_send_;  // by lane key
   std::vector<RecvEnd*> owing_;
+  uint64_t seen_ = 0;  // completions and messages until quiet_since_
+  Time quiet_since_ = 0;
   uint32_t trial_bytes_ = 0;
   bool trial_arrived_ = false;
   std::string failure_;

@@ -38,9 +38,9 @@ constexpr Immediate Unpack(uint32_t bits) {
 
 // The payload of a grant. The frame's header has the lane's number (lane), slot_bytes (slice),
 // LaneSpec::Key (signature) and depth (credit).
-// FrameHeader::credit_lane of a slice that was sent from SliceHeader::source. Else 0: credits do
-// not ride on slices.
-inline constexpr uint32_t kFromSource = 1;
+// FrameHeader::credit_lane of a slice with SliceHeader::is_input. Else 0: credits do not ride on
+// slices.
+inline constexpr uint32_t kIsInput = 1;
 
 struct GrantPayload {
   uint64_t address = 0;  // of slot 0 of the consumer
