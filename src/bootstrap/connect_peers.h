@@ -7,8 +7,10 @@
 #ifndef INCCL_BOOTSTRAP_CONNECT_PEERS_H_
 #define INCCL_BOOTSTRAP_CONNECT_PEERS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +43,7 @@ struct Link {
 struct ConnectTerms {
   int rank = 0, nranks = 1;
   HandshakeTerms handshake;
-  std::vector<LinkPlan> plans;
+  size_t expected = 0;  // connections that peers may begin at once
   std::vector<int> share_fds;
   Time deadline = kNever;
   int timeout_ms = 0;
@@ -51,6 +53,14 @@ struct ConnectTerms {
   // When `check_fd` becomes readable, it is called at once; -1: none.
   std::function<Status(const std::vector<int>& missing)> check;
   int check_fd = -1;
+  // Peers may come late: this rank waits for the greeting of one that it has connected to, and does
+  // not end a connection whose handshake has begun. If no address can be connected to for
+  // `timeout_ms`, the connection fails. The rank accepts while it awaits a peer only.
+  bool patient = false;
+  // The plan of a connection that a peer has begun and this rank has not; none: it is refused.
+  std::function<std::optional<LinkPlan>(int peer, int connection)> expects;
+  // Called with each new socket, so that the owner can wait for it, too.
+  std::function<void(int fd)> watch;
 };
 
 struct Listener {
@@ -58,11 +68,13 @@ struct Listener {
   bool is_unix = false;
 };
 
-// Runs until all connections are made; links->at(i) is that of plans[i]. Errors name the peer.
-// After a failure, `open` holds the descriptors; the caller closes them only after it has reported
-// the failure, because a peer that sees them closed earlier would blame this rank.
-Status ConnectPeers(const ConnectTerms& terms, std::vector<Listener> listeners,
-                    std::vector<Link>* links, std::vector<UniqueFd>* open);
+// Runs until all connections are made; links->at(i) is that of plans[i], which are in the order of
+// peers and numbers. Errors name the peer. After a failure, `open` holds the descriptors; the
+// caller closes them only after it has reported the failure, because a peer that sees them closed
+// earlier would blame this rank.
+Status ConnectPeers(ConnectTerms terms, std::vector<LinkPlan> plans,
+                    std::vector<Listener> listeners, std::vector<Link>* links,
+                    std::vector<UniqueFd>* open);
 
 }  // namespace inccl::bootstrap
 

@@ -10,6 +10,7 @@ namespace inccl {
 ControlGraph::ControlGraph(HostMap hosts, int all_pairs) : hosts_(std::move(hosts)) {
   const int nranks = hosts_.nranks();
   if (nranks <= all_pairs) return;
+  large_ = true;
   complete_ = false;
   for (int a = 0; a < nranks; ++a) {
     for (int b = a + 1; b < nranks; ++b) {

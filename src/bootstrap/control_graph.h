@@ -23,6 +23,8 @@ class ControlGraph {
 
   // Every pair of ranks has a connection.
   bool complete() const { return complete_; }
+  // There are more ranks than `all_pairs`: a rank connects for data when it needs a peer.
+  bool large() const { return large_; }
   bool Linked(int a, int b) const;
   // By rank, the neighbour of `from` that comes next on a shortest path over ranks that are not
   // `gone`; -1: there is no path, or the rank is gone. Only if the graph is not complete.
@@ -30,7 +32,7 @@ class ControlGraph {
 
  private:
   HostMap hosts_;
-  bool complete_ = true;
+  bool complete_ = true, large_ = false;
 };
 
 }  // namespace inccl

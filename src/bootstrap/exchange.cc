@@ -316,14 +316,6 @@ void Exchange::Report(const Status& own) {
 
 }  // namespace
 
-bool SendsError(const Peer& peer) {
-  std::byte bytes[kLengthBytes];
-  uint32_t length = 0;
-  return recv(peer.control.get(), bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT) ==
-             static_cast<ssize_t>(sizeof bytes) &&
-         ByteReader(bytes).U32(&length) && (length & kFailed) != 0;
-}
-
 Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(Mesh* mesh,
                                                           std::span<const std::byte> mine,
                                                           const ExchangeTerms& terms) {

@@ -39,9 +39,6 @@ Result<std::vector<std::vector<std::byte>>> ExchangeBlobs(Mesh* mesh,
                                                           std::span<const std::byte> mine,
                                                           const ExchangeTerms& terms);
 
-// Whether the next message of a neighbour is the error of a rank that has failed.
-bool SendsError(const Peer& peer);
-
 }  // namespace inccl
 
 #endif  // INCCL_BOOTSTRAP_EXCHANGE_H_

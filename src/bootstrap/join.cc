@@ -139,7 +139,6 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   terms.nranks = options.nranks;
   terms.handshake = mesh->data_terms;
   terms.handshake.role = Role::kMesh;
-  terms.plans = *std::move(plans);
   terms.share_fds = options.share_fds;
   terms.deadline = options.deadline;
   terms.timeout_ms = options.timeout_ms;
@@ -151,13 +150,14 @@ Status WireMesh(const JoinOptions& options, const HandshakeTerms& rendezvous, bo
   };
   terms.check_fd = root->fd();
   std::vector<Link> links;
-  Status status = ConnectPeers(terms, std::move(listeners), &links, open);
+  Status status = ConnectPeers(std::move(terms), *plans, std::move(listeners), &links, open);
   if (!status.ok()) return status;
   for (size_t i = 0; i < links.size(); ++i) {
-    Peer& peer = mesh->peers[static_cast<size_t>(terms.plans[i].peer)];
+    const LinkPlan& plan = (*plans)[i];
+    Peer& peer = mesh->peers[static_cast<size_t>(plan.peer)];
     peer.control = std::move(links[i].fd);
     peer.fds = std::move(links[i].fds);
-    if (terms.plans[i].addresses.front().is_unix()) continue;
+    if (plan.addresses.front().is_unix()) continue;
     Result<StreamCipher> cipher = StreamCipher::Create(links[i].send_key, links[i].receive_key);
     if (!cipher.ok()) return cipher.status();
     peer.cipher = *std::move(cipher);

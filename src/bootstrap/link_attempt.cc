@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -17,7 +18,9 @@
 namespace inccl::bootstrap {
 namespace {
 
-constexpr Time kClientLimit = 4 * kSecond;  // twice the server's; LimitFor
+constexpr Time kClientLimit = 4 * kSecond;    // twice the server's; LimitFor
+constexpr Time kMostPatience = 64 * kSecond;  // the kernel forgets a connection that overflowed
+                                              // the peer's queue, and does not tell this rank
 constexpr Time kPause = 2 * kMillisecond;
 constexpr Time kUnreachablePause = 100 * kMillisecond;
 constexpr int kMostRejections = 3;
@@ -31,10 +34,14 @@ bool HasEnded(int fd) {
 
 }  // namespace
 
-LinkAttempt::LinkAttempt(const ConnectTerms* terms, const LinkPlan* plan)
+LinkAttempt::LinkAttempt(const ConnectTerms* terms, LinkPlan plan)
     : terms_(terms),
-      plan_(plan),
-      state_(plan->peer < terms->rank ? State::kPausing : State::kAwaited) {}
+      plan_(std::move(plan)),
+      state_(plan_.peer < terms->rank ? State::kPausing : State::kAwaited) {}
+
+Time LinkAttempt::Limit() const {
+  return LimitFor(kClientLimit, static_cast<size_t>(terms_->nranks));
+}
 
 Time LinkAttempt::NextTime() const {
   const bool timed = state_ == State::kPausing || state_ == State::kConnecting ||
@@ -54,10 +61,6 @@ pollfd LinkAttempt::Awaited() const {
 Link LinkAttempt::TakeLink() {
   link_.fds = receiver_.Take();
   return std::move(link_);
-}
-
-Status LinkAttempt::Error(const Status& status) const {
-  return {status.code(), fmt::format("peer {}: {}", plan_->peer_name, status.message())};
 }
 
 Status LinkAttempt::Start(Time now) {
@@ -92,15 +95,21 @@ Status LinkAttempt::Step() {
   }
   if (const int error = PendingError(link_.fd.get()); error != 0) {
     if (!is_unix()) return NextAddress(error);
-    return Error(SystemErrorErrno("connect", error));
+    return SystemErrorErrno("connect", error);
   }
   state_ = State::kHandshaking;
+  unreachable_since_ = 0;
+  if (terms_->patient) {
+    // Longer each time: a connection that this rank has given up waits at the peer until it comes.
+    patience_ = std::min(std::max(2 * patience_, Limit()), std::max(Limit(), kMostPatience));
+    at_ = SystemClock().Now() + patience_;
+  }
   return is_unix() ? CheckOwner() : Status::Ok();
 }
 
 std::string LinkAttempt::Accept(const ServerHandshake& handshake, bool is_unix, UniqueFd* fd) {
   // A peer that has given up waiting for the reply connects again.
-  const bool again = state_ == State::kDone && !is_unix && plan_->peer > terms_->rank;
+  const bool again = state_ == State::kDone && !is_unix && plan_.peer > terms_->rank;
   if ((state_ != State::kAwaited && !again) || this->is_unix() != is_unix ||
       handshake.nranks() != static_cast<uint32_t>(terms_->nranks)) {
     return "no such rank is awaited";
@@ -131,11 +140,18 @@ Status LinkAttempt::NextAddress(int error) {
   last_failure_ =
       fmt::format("{}: {}", target().ToString(), SystemErrorErrno("connect", error).message());
   all_refused_ = all_refused_ && error == ECONNREFUSED;
-  if (++address_ < plan_->addresses.size()) {
+  if (++address_ < plan_.addresses.size()) {
     Pause(0);
     return Status::Ok();
   }
-  if (all_refused_) return Error(RemoteError("does not listen any more (process died?)"));
+  if (all_refused_) {
+    return RemoteError(fmt::format("does not listen any more (process died?); {}", last_failure_));
+  }
+  if (terms_->patient &&
+      SystemClock().Now() - unreachable_since_ >= terms_->timeout_ms * kMillisecond) {
+    return RemoteError(
+        fmt::format("no connection within {} ms; {}", terms_->timeout_ms, last_failure_));
+  }
   address_ = 0;
   all_refused_ = true;
   Pause(kUnreachablePause);
@@ -144,35 +160,41 @@ Status LinkAttempt::NextAddress(int error) {
 
 Status LinkAttempt::Connect() {
   int error = 0;
+  const Time now = SystemClock().Now();
+  if (unreachable_since_ == 0) unreachable_since_ = now;
   Result<UniqueFd> fd = bootstrap::Connect(target(), &error);
-  if (!fd.ok()) return Error(fd.status());
+  if (!fd.ok()) return fd.status();
   if (error == EAGAIN) {  // the peer's backlog is full
     Pause(kPause);
     return Status::Ok();
   }
   if (error != 0 && (error == ECONNREFUSED || !is_unix())) return NextAddress(error);
-  if (error != 0) return Error(SystemErrorErrno("connect", error));
+  if (error != 0) return SystemErrorErrno("connect", error);
   FAULT_POINT("mesh.after_connect");
   Nonce nonce;
   if (Status status = FillRandom(nonce); !status.ok()) return status;
   link_.fd = *std::move(fd);
   state_ = State::kConnecting;
-  at_ = SystemClock().Now() + LimitFor(kClientLimit, static_cast<size_t>(terms_->nranks));
+  at_ = now + Limit();
+  if (terms_->patient) {
+    at_ = std::min(at_, unreachable_since_ + terms_->timeout_ms * kMillisecond);
+  }
+  if (terms_->watch) terms_->watch(link_.fd.get());
   handshake_.Start(&terms_->handshake,
                    {.rank = static_cast<uint32_t>(terms_->rank),
                     .nranks = static_cast<uint32_t>(terms_->nranks),
-                    .server = static_cast<uint32_t>(plan_->peer),
-                    .connection = plan_->connection},
+                    .server = static_cast<uint32_t>(plan_.peer),
+                    .connection = plan_.connection},
                    nonce);
   return Status::Ok();
 }
 
 Status LinkAttempt::CheckOwner() {
   const Result<PeerCredentials> owner = GetPeerCredentials(link_.fd.get());
-  if (!owner.ok()) return Error(owner.status());
+  if (!owner.ok()) return owner.status();
   if (owner->uid != geteuid()) {
-    return Error(InvalidUsage(
-        fmt::format("its socket belongs to uid {}, not to uid {}", owner->uid, geteuid())));
+    return InvalidUsage(
+        fmt::format("its socket belongs to uid {}, not to uid {}", owner->uid, geteuid()));
   }
   if (terms_->any_namespace) return Status::Ok();
   Status status = CheckPeerNamespaces(link_.fd.get());
@@ -182,7 +204,7 @@ Status LinkAttempt::CheckOwner() {
     return Status::Ok();
   }
   if (status.ok()) return status;
-  return Error(InvalidUsage("its socket belongs to " + status.message()));
+  return InvalidUsage("its socket belongs to " + status.message());
 }
 
 Status LinkAttempt::StepHandshake() {
@@ -193,7 +215,7 @@ Status LinkAttempt::StepHandshake() {
     // A busy peer has dropped the connection, or the peer died, which the next attempt shows.
     if (got.closed && handshake_.state() == ClientHandshake::State::kReadingReply &&
         ++rejections_ == kMostRejections) {
-      return Error(InternalError("rejects the handshake"));
+      return InternalError("rejects the handshake");
     }
     Pause(kPause);
     return Status::Ok();
@@ -201,17 +223,18 @@ Status LinkAttempt::StepHandshake() {
   const ClientHandshake::State before = handshake_.state();
   const ClientHandshake::State after = handshake_.Feed(std::span(buffer).first(got.bytes));
   if (handshake_.fault() == HandshakeFault::kCrypto) {
-    return Error(SystemError(Describe(handshake_.fault())));
+    return SystemError(Describe(handshake_.fault()));
   }
   if (after == ClientHandshake::State::kFailed) {
-    return Error(
-        InvalidUsage(fmt::format("its socket is not ours: {}", Describe(handshake_.fault()))));
+    return InvalidUsage(fmt::format("its socket is not ours: {}", Describe(handshake_.fault())));
   }
   if (after == ClientHandshake::State::kReadingReply && before != after &&
       !WriteAll(link_.fd.get(), handshake_.hello())) {
     Pause(kPause);
     return Status::Ok();
   }
+  // From here on the peer may count this connection, and send on it.
+  if (terms_->patient && after == ClientHandshake::State::kReadingReply) at_ = kNever;
   return after == ClientHandshake::State::kDone ? Authenticated() : Status::Ok();
 }
 
@@ -222,7 +245,7 @@ Status LinkAttempt::Authenticated() {
     return Swap();
   }
   const Result<ConnectionKeys> keys = handshake_.Keys();
-  if (!keys.ok()) return Error(keys.status());
+  if (!keys.ok()) return keys.status();
   link_.send_key = keys->from_client;
   link_.receive_key = keys->from_server;
   state_ = State::kDone;
@@ -233,13 +256,13 @@ Status LinkAttempt::Swap() {
   if (!sent_) {
     FAULT_POINT("mesh.before_swap");
     Result<bool> sent = SendFds(link_.fd.get(), terms_->share_fds);
-    if (!sent.ok()) return Error(sent.status());
+    if (!sent.ok()) return sent.status();
     sent_ = *sent;
     at_ = SystemClock().Now() + kPause;  // time of the next attempt
   }
   if (!received_) {
     Result<bool> received = receiver_.Receive(link_.fd.get());
-    if (!received.ok()) return Error(received.status());
+    if (!received.ok()) return received.status();
     received_ = *received;
   }
   if (sent_ && received_) {

@@ -18,10 +18,11 @@ namespace inccl::bootstrap {
 
 class LinkAttempt {
  public:
-  // Both outlive the attempt. The higher rank of the pair connects.
-  LinkAttempt(const ConnectTerms* terms, const LinkPlan* plan);
+  // `terms` outlives the attempt. The higher rank of the pair connects.
+  LinkAttempt(const ConnectTerms* terms, LinkPlan plan);
 
-  const LinkPlan& plan() const { return *plan_; }
+  const LinkPlan& plan() const { return plan_; }
+  bool is_unix() const { return plan_.addresses.front().is_unix(); }
   bool done() const { return state_ == State::kDone; }
   // Of a failed attempt to connect; "": none has failed.
   const std::string& last_failure() const { return last_failure_; }
@@ -30,7 +31,7 @@ class LinkAttempt {
   // What to wait for; fd -1: nothing.
   pollfd Awaited() const;
 
-  // Does what is due now. Errors name the peer.
+  // Does what is due now. An error ends the attempt.
   Status Start(Time now);
   // The socket is ready.
   Status Step();
@@ -50,9 +51,9 @@ class LinkAttempt {
     kDone
   };
 
-  bool is_unix() const { return plan_->addresses.front().is_unix(); }
-  const SocketAddress& target() const { return plan_->addresses[address_]; }
-  Status Error(const Status& status) const;
+  const SocketAddress& target() const { return plan_.addresses[address_]; }
+  // Of a step of a connection to this peer.
+  Time Limit() const;
   void Pause(Time pause);
   Status Connect();
   // The current address has failed with this errno: goes on to the next one.
@@ -63,12 +64,14 @@ class LinkAttempt {
   Status Swap();
 
   const ConnectTerms* terms_;
-  const LinkPlan* plan_;
+  const LinkPlan plan_;
   State state_;
   Link link_;
   Time at_ = 0;
-  size_t address_ = 0;       // the address to try
-  bool all_refused_ = true;  // by the addresses tried in this round
+  Time unreachable_since_ = 0;  // 0: the last attempt has reached the peer
+  Time patience_ = 0;           // how long this rank waited for the last greeting
+  size_t address_ = 0;          // the address to try
+  bool all_refused_ = true;     // by the addresses tried in this round
   std::string last_failure_;
   ClientHandshake handshake_;
   FdReceiver receiver_;

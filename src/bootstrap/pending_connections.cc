@@ -68,14 +68,17 @@ void PendingConnections::AppendTo(std::vector<pollfd>* fds) const {
   }
 }
 
-void PendingConnections::Advance(const pollfd* fds, const Promote& promote) {
+size_t PendingConnections::Advance(const pollfd* fds, const Promote& promote) {
   std::vector<Pending> kept;
+  size_t ready = 0;
   for (size_t i = 0; i < pending_.size(); ++i) {
+    ready += fds[i].revents != 0 ? 1 : 0;
     if (fds[i].revents == 0 || Step(&pending_[i], promote)) {
       kept.push_back(std::move(pending_[i]));
     }
   }
   pending_ = std::move(kept);
+  return ready;
 }
 
 bool PendingConnections::Step(Pending* pending, const Promote& promote) {

@@ -50,8 +50,9 @@ class PendingConnections {
   void Add(UniqueFd fd, const SocketAddress& address);
   // Appends one entry per connection.
   void AppendTo(std::vector<pollfd>* fds) const;
-  // Advances the connections that poll found ready; `fds` begins with the entries of AppendTo.
-  void Advance(const pollfd* fds, const Promote& promote);
+  // Advances the connections that poll found ready, and returns their number; `fds` begins with the
+  // entries of AppendTo.
+  size_t Advance(const pollfd* fds, const Promote& promote);
   // Closes the connections whose time is over.
   void Expire(Time now);
   Time NextDeadline() const;

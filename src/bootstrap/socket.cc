@@ -18,11 +18,12 @@
 #include <ctime>
 
 #include "base/escaped.h"
+#include "base/max_ranks.h"
 
 namespace inccl::bootstrap {
 namespace {
 
-constexpr int kBacklog = 512;
+constexpr int kBacklog = kMaxRanks;  // all may connect while this rank does something else
 constexpr rlim_t kSpareDescriptors = 64;
 constexpr Time kPollFailurePause = 10 * kMillisecond;
 

@@ -261,9 +261,9 @@ const Variable kVariables[] = {
       "any text", "from the kernel's boot id and the network namespace", "text"},
      [](Text v, Environment* e) { return ParseText(v, &e->hostid); }},
     {{"INCCL_CONTROL_ALL_PAIRS",
-      "control connections join all pairs of a communicator with so many ranks or fewer; with more "
-      "ranks, each has some to ranks at distances of powers of two and to those of its host; equal "
-      "on all ranks",
+      "control and TCP data connections join all pairs of a communicator with so many ranks or "
+      "fewer; with more ranks, each has control connections to ranks at distances of powers of two "
+      "and to those of its host, and connects for data when it needs a peer; equal on all ranks",
       "1 to 4096", "64", "integer"},
      [](Text v, Environment* e) { return ParseInteger(v, 1, 4096, &e->control_all_pairs); }},
     {{"INCCL_DEBUG", "what is logged; each level contains those before it",

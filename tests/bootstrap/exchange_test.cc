@@ -163,6 +163,14 @@ TEST(ExchangeTest, AllNameTheRankThatLeaves) {
   }
 }
 
+// Whether the next message of a neighbour is the error of a rank that has failed: the highest bit
+// of its length.
+bool SendsError(const Peer& peer) {
+  std::array<uint8_t, 4> length{};
+  return recv(peer.control.get(), length.data(), length.size(), MSG_PEEK | MSG_DONTWAIT) == 4 &&
+         (length[3] & 0x80) != 0;
+}
+
 TEST(ExchangeTest, MalformedBlobsOfAStepAreRefused) {
   // Rank 3 gets the blobs of ranks 5 and 6 from rank 5, in the second step.
   struct Case {

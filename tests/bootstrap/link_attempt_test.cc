@@ -86,7 +86,7 @@ class LinkAttemptTest : public ::testing::Test {
 
 TEST_F(LinkAttemptTest, AReplyThatCameWhileThisRankWasStoppedCounts) {
   Plan(1);
-  LinkAttempt attempt(&terms_, &plan_);
+  LinkAttempt attempt(&terms_, plan_);
   ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
   Step(&attempt);  // connected
   Greet();
@@ -100,7 +100,7 @@ TEST_F(LinkAttemptTest, AReplyThatCameWhileThisRankWasStoppedCounts) {
 
 TEST_F(LinkAttemptTest, AConnectionThatWasMadeWhileThisRankWasStoppedCounts) {
   Plan(1);
-  LinkAttempt attempt(&terms_, &plan_);
+  LinkAttempt attempt(&terms_, plan_);
   ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
   AwaitEvent(attempt);
   ASSERT_TRUE(GoOn(&attempt).ok());
@@ -115,7 +115,7 @@ TEST_F(LinkAttemptTest, AConnectionThatWasMadeWhileThisRankWasStoppedCounts) {
 
 TEST_F(LinkAttemptTest, ConnectsAgainWhereNoReplyCame) {
   Plan(1);
-  LinkAttempt attempt(&terms_, &plan_);
+  LinkAttempt attempt(&terms_, plan_);
   ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
   Step(&attempt);
   ASSERT_TRUE(GoOn(&attempt).ok());  // gives up
@@ -163,7 +163,7 @@ struct PeerEnd {
 // The reply to its first connection came too late for the peer.
 TEST_F(LinkAttemptTest, APeerThatConnectsAgainReplacesItsConnection) {
   Plan(0);
-  LinkAttempt attempt(&terms_, &plan_);
+  LinkAttempt attempt(&terms_, plan_);
   PeerEnd first(&terms_.handshake), second(&terms_.handshake);
   for (PeerEnd* const end : {&first, &second}) {
     EXPECT_EQ(end->OfferTo(&attempt), "");
@@ -183,7 +183,7 @@ TEST_F(LinkAttemptTest, APeerThatConnectsAgainReplacesItsConnection) {
 // such a connection it would be done, and would not listen any more when the peer connects again.
 TEST_F(LinkAttemptTest, AConnectionThatThePeerHasGivenUpDoesNotCount) {
   Plan(0);
-  LinkAttempt attempt(&terms_, &plan_);
+  LinkAttempt attempt(&terms_, plan_);
   PeerEnd first(&terms_.handshake), second(&terms_.handshake);
   first.fd.Reset();
   EXPECT_EQ(first.OfferTo(&attempt), "it closed before it authenticated");

@@ -193,6 +193,70 @@ TEST_F(FarRanksTest, Row02_AStoppedRankIsDeadAfterItsTimeAndLearnsItWhenResumed)
   EXPECT_TRUE(Matches(world->report(kVictim).text, "peer [0-9]@")) << world->report(kVictim).text;
 }
 
+// Data connections are made in the first call: the victim dies on its way to a peer or with one at
+// its door.
+TEST_F(FarRanksTest, Row01_ARankThatDiesWhileItConnectsIsNamedByAll) {
+  ForRow("1", "tcp");
+  constexpr int kVictim = 3;
+  for (const char* point :
+       {"call.before_begin", "mesh.after_accept", "mesh.after_connect", "mesh.after_handshake"}) {
+    SCOPED_TRACE(point);
+    const auto world = Start(
+        kRanks,
+        [point](const Side& side, ccl_comm_t comm) {
+          if (side.rank() == kVictim) {
+            fault::Arm({.point = fault::IndexOf(point), .action = fault::Action::kKill});
+          }
+          if (!SumUntilError(side, comm)) return 13;
+          return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+        },
+        /*baseline=*/false);
+    world->ExpectAllExited({kVictim});
+    ExpectNamed(*world, {kVictim}, 2.0);
+  }
+}
+
+TEST_F(FarRanksTest, Row02_ARankThatStopsWhileItConnectsIsDeadAfterItsTime) {
+  ForRow("2", "tcp");
+  constexpr int kVictim = 3;
+  const auto world = Start(kRanks, [](const Side& side, ccl_comm_t comm) {
+    if (side.rank() == kVictim) {
+      fault::Arm({.point = fault::IndexOf("mesh.after_accept"), .action = fault::Action::kStop});
+    }
+    if (!SumUntilError(side, comm)) return 13;
+    return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+  });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    while (rank != kVictim && world->Running(rank)) usleep(1000);
+  }
+  ExpectNamed(*world, {kVictim}, kDeadSeconds + 2);
+  world->Kill(kVictim, SIGCONT);
+  world->ExpectAllExited();
+  EXPECT_EQ(world->report(kVictim).result, CCL_REMOTE_ERROR) << world->report(kVictim).text;
+}
+
+// Abort while ranks wait for the connection of one that has not come.
+TEST_F(FarRanksTest, Row23_AnAbortEndsACallThatConnects) {
+  ForRow("23", "tcp");
+  constexpr int kLate = 3;
+  const auto world = Start(kRanks, [](const Side& side, ccl_comm_t comm) {
+    if (side.rank() == kLate) {
+      usleep(300000);
+      return ccl_comm_abort(comm) == CCL_SUCCESS ? 0 : 12;
+    }
+    if (!SumUntilError(side, comm)) return 13;
+    return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 14;
+  });
+  world->ExpectAllExited();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kLate) continue;
+    Report& report = world->report(rank);
+    EXPECT_EQ(report.result, CCL_REMOTE_ERROR) << report.text;
+    EXPECT_LT(report.seconds, 1.3 + SlackSeconds());
+    EXPECT_TRUE(Matches(report.text, "rank 3/8 aborted")) << report.text;
+  }
+}
+
 // Ranks that leave in order disturb nobody, until somebody waits for them.
 TEST_F(FarRanksTest, Row03_ARankThatLeavesInOrderIsMissedOnlyByThoseThatWaitForIt) {
   ForRow("3", "tcp");

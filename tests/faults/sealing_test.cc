@@ -77,10 +77,11 @@ void SealingTest::Run(Protection protection) {
   constexpr int kSmall = 4096;  // so that frames wait in the queue, which grows
   ASSERT_EQ(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &kSmall, sizeof kSmall), 0);
   Receiver receiver, nothing;
-  Connection out("sender", UniqueFd(ends[0]), Guard(protection, 1, Aead::Use::kSeal),
-                 Guard(protection, 2, Aead::Use::kOpen), &nothing);
-  Connection in("receiver", UniqueFd(ends[1]), Guard(protection, 2, Aead::Use::kSeal),
-                Guard(protection, 1, Aead::Use::kOpen), &receiver);
+  Connection out("sender", protection, &nothing), in("receiver", protection, &receiver);
+  out.Open(UniqueFd(ends[0]), Guard(protection, 1, Aead::Use::kSeal),
+           Guard(protection, 2, Aead::Use::kOpen));
+  in.Open(UniqueFd(ends[1]), Guard(protection, 2, Aead::Use::kSeal),
+          Guard(protection, 1, Aead::Use::kOpen));
 
   struct alignas(64) Frame {
     FrameHeader header;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many ranks as processes over TCP: every pair of ranks has a connection for data. With
-// INCCL_TEST_RANKS ranks, of which INCCL_TEST_RANKS_PER_HOST (4) share a faked host, it also prints
-// what control connections cost.
+// Many ranks as processes over TCP. With INCCL_TEST_RANKS ranks, of which INCCL_TEST_RANKS_PER_HOST
+// (4) share a faked host, it also prints what control connections cost.
 #include <dirent.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,10 +13,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "world/clock.h"
 #include "world/process_world.h"
+#include "world/world.h"
 
 namespace inccl::test {
 namespace {
@@ -64,8 +65,8 @@ bool AllToAllIsRight(int nranks, ccl_comm_t comm, int rank) {
   return result == CCL_SUCCESS && wrong == 0;
 }
 
-// Each rank has a socket for control and one for data to every other, and some for itself; a rank's
-// descriptors and the pipes of the world's own process are few beside them.
+// After an all-to-all each rank has a socket for control and one for data to every other, and some
+// for itself; a rank's descriptors and the pipes of the world's own process are few beside them.
 bool RaiseDescriptors(int nranks) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
@@ -75,8 +76,9 @@ bool RaiseDescriptors(int nranks) {
   return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
-// Connected unix sockets: control connections, since all ranks are on one machine.
-uint64_t UnixConnections() {
+// Connected sockets of a family: of AF_UNIX control connections, since all ranks are on one
+// machine, and else data connections.
+uint64_t Connections(int family) {
   uint64_t count = 0;
   DIR* const descriptors = opendir("/proc/self/fd");
   while (const dirent* entry = readdir(descriptors)) {
@@ -84,7 +86,7 @@ uint64_t UnixConnections() {
     socklen_t size = sizeof address;
     const int fd = std::atoi(entry->d_name);
     count += getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
-                     address.ss_family == AF_UNIX
+                     address.ss_family == family
                  ? 1
                  : 0;
   }
@@ -107,13 +109,15 @@ uint64_t OtherThreads() {
   return sum;
 }
 
+uint64_t DataConnections() { return Connections(AF_INET) + Connections(AF_INET6); }
+
 enum Counter { kControl, kIdleNanoseconds };
 constexpr int kJoined = 1;
 constexpr unsigned kIdleSeconds = 5;
 
 // What a rank's control thread does while no call is made.
 void MeasureIdle(const Side& side, double limit) {
-  side.mine().counters[kControl] = UnixConnections();
+  side.mine().counters[kControl] = Connections(AF_UNIX);
   side.mine().stage = kJoined;
   for (int rank = 0; rank < side.nranks(); ++rank) EXPECT_TRUE(side.Await(rank, kJoined, limit));
   sleep(1);
@@ -166,6 +170,45 @@ TEST(ScaleTest, ManyProcessesOverTcp) {
   if (ranks == nullptr) return RunRanks(kSanitized ? 17 : 64, 0);
   const char* const per_host = std::getenv("INCCL_TEST_RANKS_PER_HOST");
   RunRanks(std::atoi(ranks), per_host != nullptr ? std::atoi(per_host) : 4);
+}
+
+// In a communicator of more ranks than INCCL_CONTROL_ALL_PAIRS a pair connects when a call needs
+// it, also if the rank that accepts comes later.
+TEST(ScaleTest, ConnectionsGrowWithThePeersInUse) {
+  const char* const ranks = std::getenv("INCCL_TEST_RANKS");
+  const int nranks = ranks != nullptr ? std::atoi(ranks) : kSanitized ? 17 : 40;
+  if (!RaiseDescriptors(nranks)) GTEST_SKIP() << "too few descriptors for " << nranks << " ranks";
+  const std::string all_pairs = std::to_string(std::min(64, nranks - 1));
+  for (const auto& [algorithm, most] : {std::pair{"ring", 2u}, std::pair{"tree", 4u}}) {
+    SCOPED_TRACE(algorithm);
+    const ScopedEnv env({{"INCCL_TRANSPORT", "tcp"},
+                         {"INCCL_ALGO", algorithm},
+                         {"INCCL_CONTROL_ALL_PAIRS", all_pairs.c_str()}});
+    ProcessWorld world({.nranks = nranks, .deadline_seconds = 300.0 * kSlowness},
+                       [nranks, peers = most](const Side& side) {
+                         setenv("INCCL_HOSTID", std::to_string(side.rank() / 4).c_str(), 1);
+                         ccl_comm_t comm = nullptr;
+                         if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 10;
+                         EXPECT_EQ(DataConnections(), 0u);
+                         side.mine().stage = kJoined;
+                         for (int rank = 0; rank < nranks; ++rank) {
+                           EXPECT_TRUE(side.Await(rank, kJoined, 100.0 * kSlowness));
+                         }
+                         if (side.rank() == 0) sleep(1);
+                         const double began = Seconds();
+                         if (!SumIsRight(nranks, comm, side.rank(), kCount)) return 11;
+                         side.mine().seconds = Seconds() - began;
+                         const uint64_t connections = DataConnections();
+                         EXPECT_GE(connections, 1u);
+                         EXPECT_LE(connections, peers);
+                         if (!SumIsRight(nranks, comm, side.rank(), kCount)) return 12;
+                         EXPECT_EQ(DataConnections(), connections);
+                         return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 13;
+                       });
+    world.ExpectAllExited();
+    fmt::print("{} ranks, {}: the first call took rank 0 {:.3f} s\n", nranks, algorithm,
+               world.report(0).seconds.load());
+  }
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #if INCCL_TEST_VERBS
 #include "fakes/verbs/fake_verbs.h"
 #endif
+#include "support/tcp_ends.h"
 #include "transport/composite/composite_transport.h"
 #include "transport/emulated/emulated.h"
 #include "transport/loopback/loopback.h"
@@ -694,6 +695,7 @@ const char* Name(WorldKind kind) {
     case WorldKind::kTcpThreads: return "TcpThreads";
     case WorldKind::kTcpProcesses: return "TcpProcesses";
     case WorldKind::kTcpEncrypted: return "TcpEncrypted";
+    case WorldKind::kTcpOnDemand: return "TcpOnDemand";
     case WorldKind::kVerbs: return "Verbs";
     case WorldKind::kVerbsThread: return "VerbsThread";
     case WorldKind::kVerbsProcesses: return "VerbsProcesses";
@@ -729,6 +731,12 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
     case WorldKind::kTcpProcesses: return RunProcesses(nranks, seed, /*link=*/false, JoinTcp, body);
     case WorldKind::kTcpEncrypted:
       return RunThreads(MakeTcp(nranks, tcp::Protection::kEncrypt, 2), seed, body);
+    case WorldKind::kTcpOnDemand: {
+      std::vector<std::unique_ptr<TcpTransport>> ends =
+          MakeTcpOnDemand(nranks, tcp::Protection::kAuth, 2).ends;
+      return RunThreads(
+          {std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end())}, seed, body);
+    }
     case WorldKind::kVerbs: return RunThreads(MakeVerbs(nranks, false, seed), seed, body);
     case WorldKind::kVerbsThread: return RunThreads(MakeVerbs(nranks, true, seed), seed, body);
     case WorldKind::kVerbsProcesses:
@@ -747,10 +755,10 @@ std::vector<WorldKind> AllWorlds() {
   }
   if (OnRdmaDevice()) return {WorldKind::kVerbs, WorldKind::kVerbsProcesses};
   std::vector<WorldKind> worlds = {
-      WorldKind::kLoopback,      WorldKind::kShmThreads,  WorldKind::kShmProcesses,
-      WorldKind::kSim,           WorldKind::kSimUnicast,  WorldKind::kLink,
-      WorldKind::kLinkProcesses, WorldKind::kLinkSim,     WorldKind::kTcpThreads,
-      WorldKind::kTcpProcesses,  WorldKind::kTcpEncrypted};
+      WorldKind::kLoopback,      WorldKind::kShmThreads,   WorldKind::kShmProcesses,
+      WorldKind::kSim,           WorldKind::kSimUnicast,   WorldKind::kLink,
+      WorldKind::kLinkProcesses, WorldKind::kLinkSim,      WorldKind::kTcpThreads,
+      WorldKind::kTcpProcesses,  WorldKind::kTcpEncrypted, WorldKind::kTcpOnDemand};
   if (VerbsTransport::Built()) {
     worlds.insert(worlds.end(), {WorldKind::kVerbs, WorldKind::kVerbsThread});
   }

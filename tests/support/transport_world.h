@@ -65,6 +65,7 @@ enum class WorldKind {
   kTcpThreads,      // without protection
   kTcpProcesses,    // with authenticated frames
   kTcpEncrypted,    // threads, with two sockets per pair
+  kTcpOnDemand,     // threads, two sockets per pair that connect at the first lane
   kVerbs,           // threads, over devices that do everything at once
   kVerbsThread,     // threads, over devices that do it in a thread of their own
   kVerbsProcesses,  // over the machine's devices

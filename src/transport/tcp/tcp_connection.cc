@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace inccl::tcp {
 namespace {
@@ -28,6 +29,13 @@ std::string ErrnoText(int error) {
 }
 
 }  // namespace
+
+void Connection::Open(UniqueFd fd, FrameGuard out, FrameGuard in) {
+  fd_ = std::move(fd);
+  out_guard_ = std::move(out);
+  in_guard_ = std::move(in);
+  readable_ = writable_ = true;
+}
 
 void Connection::Fail(std::string why) {
   if (!failure_.empty()) return;
@@ -100,7 +108,7 @@ bool Connection::Seal(Out* out) {
   FrameHeader* const header = out->first();
   // Only a payload in the slot is ever encrypted.
   auto* const payload = const_cast<std::byte*>(out->payload);
-  out->sealed = out_guard_.Seal(header, std::span(payload, header->bytes)).ok();
+  out->sealed = out_guard_->Seal(header, std::span(payload, header->bytes)).ok();
   return out->sealed;
 }
 
@@ -148,7 +156,7 @@ Status Connection::Wrong(const std::string& what) const {
 Status Connection::HeaderArrived(int* frames) {
   header_ = incoming_;
   have_ = 0;
-  if (!in_guard_.CheckHeader(header_)) {
+  if (!in_guard_->CheckHeader(header_)) {
     return Wrong("a header that fails its check (damaged, or not from this peer)");
   }
   if (std::string wrong = CheckFrame(header_); !wrong.empty()) return Wrong(wrong);
@@ -162,7 +170,7 @@ Status Connection::FrameArrived(int* frames) {
   const std::span<std::byte> payload(payload_, payload_ == nullptr ? 0 : header_.bytes);
   payload_ = nullptr;
   have_ = 0;
-  if (!in_guard_.CheckPayload(header_, payload)) {
+  if (!in_guard_->CheckPayload(header_, payload)) {
     return Wrong(fmt::format("a slice of {} bytes that fails its check (damaged on the way)",
                              header_.bytes));
   }

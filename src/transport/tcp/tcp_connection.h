@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One data connection: a queue of frames that go out, and the frame that is coming in. No call
-// blocks. One thread at a time.
+// One data connection: a queue of frames that go out, and the frame that is coming in. Frames can
+// be queued before the connection is made. No call blocks. One thread at a time.
 #ifndef INCCL_TRANSPORT_TCP_TCP_CONNECTION_H_
 #define INCCL_TRANSPORT_TCP_TCP_CONNECTION_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -32,19 +33,21 @@ class FrameSink {
 class Connection {
  public:
   // `sink` outlives the connection; `name` begins its errors.
-  Connection(std::string name, UniqueFd fd, FrameGuard out, FrameGuard in, FrameSink* sink)
-      : name_(std::move(name)),
-        fd_(std::move(fd)),
-        out_guard_(std::move(out)),
-        in_guard_(std::move(in)),
-        sink_(sink) {}
+  Connection(std::string name, Protection protection, FrameSink* sink)
+      : name_(std::move(name)), encrypts_(protection == Protection::kEncrypt), sink_(sink) {}
+
+  // The connection is made, once.
+  void Open(UniqueFd fd, FrameGuard out, FrameGuard in);
+  bool made() const { return fd_.valid(); }
+  // The connection carries nothing any more, or cannot be made.
+  void Fail(std::string why);
 
   // Queues a frame that the caller has laid out in memory, header first. The memory belongs to the
   // connection until *in_flight is false again. Sends what the socket takes.
   Status Send(std::byte* frame, bool* in_flight);
   // The same with the payload elsewhere, unless the connection encrypts payloads.
   Status SendFrom(std::byte* frame, const std::byte* payload, bool* in_flight);
-  bool encrypts() const { return out_guard_.encrypts(); }
+  bool encrypts() const { return encrypts_; }
   // The same for a header alone, which is copied.
   Status Send(const FrameHeader& header);
   // Sends what the socket takes now.
@@ -88,7 +91,6 @@ class Connection {
     bool sealed = false;
     FrameHeader own_header;
   };
-  void Fail(std::string why);
   void Reserve();
   Out* Append();
   bool Seal(Out* out);
@@ -103,8 +105,9 @@ class Connection {
   Status Wrong(const std::string& what) const;
 
   const std::string name_;
+  const bool encrypts_;
   UniqueFd fd_;
-  FrameGuard out_guard_, in_guard_;
+  std::optional<FrameGuard> out_guard_, in_guard_;  // of a connection that is made
   FrameSink* const sink_;
   std::vector<Out> queue_;  // a ring
   size_t front_ = 0, queued_ = 0;
@@ -113,7 +116,7 @@ class Connection {
   FrameHeader header_;            // of the frame whose payload is read
   std::byte* payload_ = nullptr;  // its place; nullptr: a header is read
   size_t have_ = 0;               // bytes of the payload or header
-  bool readable_ = true, writable_ = true, ended_ = false;
+  bool readable_ = false, writable_ = false, ended_ = false;
   std::string failure_;
   bool dropped_slices_ = false;
 };

@@ -2,11 +2,9 @@
 #include "transport/tcp/tcp_factory.h"
 
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -14,24 +12,21 @@
 #include "base/log.h"
 #include "bootstrap/connect_peers.h"
 #include "bootstrap/exchange.h"
+#include "bootstrap/gathering.h"
 #include "bootstrap/interfaces.h"
 #include "bootstrap/socket.h"
+#include "transport/tcp/tcp_connector.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace inccl {
 namespace {
 
-using bootstrap::ConnectTerms;
-using bootstrap::Link;
-using bootstrap::LinkPlan;
 using bootstrap::Listener;
-using bootstrap::SocketAddress;
+using tcp::PeerConnector;
 
 // A peer that says something else before its connections are complete has given them up; what the
 // connections carry may come a little later than what it says.
 constexpr Time kGiveUpGrace = 5 * kSecond;  // some retransmissions
-// Bytes that wait in the kernel beyond what is on its way; more would delay credits.
-constexpr int kNotSentBytes = 256 * 1024;
 constexpr size_t kFewDescriptors = 16;
 
 // Notices that a peer has gone or given up while connections are made.
@@ -43,10 +38,6 @@ class PeerWatch {
   Status Check(const std::vector<int>& missing);
 
  private:
-  // Where not all pairs have control connections: a neighbour that has gone or failed, since it may
-  // have heard of a missing rank that is no neighbour.
-  Status CheckNeighbours() const;
-
   const Mesh& mesh_;
   const std::atomic<bool>* const cancelled_;
   std::vector<Time> spoke_;  // by rank: when it first said something; 0: never
@@ -62,29 +53,9 @@ Status Closed(const PeerInfo& peer) {
                   NameOf(peer)));
 }
 
-Status PeerWatch::CheckNeighbours() const {
-  std::vector<pollfd> fds;
-  for (const Peer& peer : mesh_.peers) {
-    fds.push_back(
-        {.fd = peer.control.get(), .events = POLLIN | POLLRDHUP, .revents = 0});  // -1: none
-  }
-  if (poll(fds.data(), fds.size(), 0) <= 0) return Status::Ok();
-  for (size_t rank = 0; rank < fds.size(); ++rank) {
-    const Peer& peer = mesh_.peers[rank];
-    if ((fds[rank].revents & POLLIN) != 0 && SendsError(peer)) {
-      return RemoteError(fmt::format("peer {} gave up connecting", NameOf(peer.info)));
-    }
-    if ((fds[rank].revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) return Closed(peer.info);
-  }
-  return Status::Ok();
-}
-
 Status PeerWatch::Check(const std::vector<int>& missing) {
   if (cancelled_ != nullptr && cancelled_->load()) {
     return RemoteError("this rank ended the creation of the communicator");
-  }
-  if (!mesh_.graph.complete()) {
-    if (Status status = CheckNeighbours(); !status.ok()) return status;
   }
   std::vector<pollfd> fds;
   for (const int rank : missing) {
@@ -123,7 +94,7 @@ class TcpFactory final : public TransportFactory {
   std::unique_ptr<TcpTransport> transport_;
   std::vector<UniqueIdAddress> addresses_;
   std::vector<Listener> listeners_;
-  std::vector<LinkPlan> plans_;  // those of one peer follow each other
+  std::map<int, PeerConnector::PeerPlan> peers_;
 };
 
 Status TcpFactory::Listen() {
@@ -152,16 +123,7 @@ Status TcpFactory::Attach(Peer* peer, std::span<const std::byte> payload) {
     return InternalError(
         fmt::format("tcp: peer rank {} sent no address to connect to", peer->info.rank));
   }
-  LinkPlan plan;
-  plan.peer = peer->info.rank;
-  plan.peer_name = fmt::format("{}@{}:{}", peer->info.rank, peer->info.host, peer->info.pid);
-  for (const UniqueIdAddress& address : theirs) {
-    plan.addresses.push_back(SocketAddress::Tcp(address));
-  }
-  for (int i = 0; i < options_.sockets_per_peer; ++i) {
-    plan.connection = static_cast<uint16_t>(i);
-    plans_.push_back(plan);
-  }
+  peers_[peer->info.rank] = {.name = NameOf(peer->info), .addresses = std::move(theirs)};
   return Status::Ok();
 }
 
@@ -171,43 +133,29 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
         "rank {}/{}: INCCL_NET_SECURITY=none: nothing protects the data on the network", mesh.rank,
         mesh.nranks);
   }
-  PeerWatch watch(mesh, terms.cancelled);
-  ConnectTerms connect;
-  connect.rank = mesh.rank;
-  connect.nranks = mesh.nranks;
-  connect.handshake = mesh.data_terms;
-  connect.plans = std::move(plans_);
-  connect.sources = options_.listen.sources;
-  connect.deadline = terms.deadline;
-  connect.timeout_ms = terms.timeout_ms;
-  connect.check = [&watch](const std::vector<int>& missing) { return watch.Check(missing); };
   // Twice, because connections of strangers wait for their authentication.
-  Status room = bootstrap::EnsureDescriptors(2 * connect.plans.size() + kFewDescriptors);
-  if (!room.ok()) return room;
+  const size_t connections = peers_.size() * static_cast<size_t>(options_.sockets_per_peer);
+  Status room = bootstrap::EnsureDescriptors(2 * connections + kFewDescriptors);
   transport_->ShowIn(mesh.sockets);
-  std::vector<Link> links;
-  std::vector<UniqueFd> open;
-  const Status connected = ConnectPeers(connect, std::move(listeners_), &links, &open);
-  if (!connected.ok()) return {connected.code(), "tcp: " + connected.message()};
-  for (size_t i = 0; i < links.size();) {
-    const int peer = connect.plans[i].peer;
-    const std::string& name = connect.plans[i].peer_name;
-    std::vector<TcpSocket> sockets;
-    for (; i < links.size() && connect.plans[i].peer == peer; ++i) {
-      // Not everywhere possible, and not necessary.
-      (void)setsockopt(links[i].fd.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentBytes,
-                       sizeof kNotSentBytes);
-      sockets.push_back({.fd = std::move(links[i].fd),
-                         .send_key = links[i].send_key,
-                         .receive_key = links[i].receive_key});
+  transport_->ConnectWhenNeeded(std::make_unique<PeerConnector>(
+      PeerConnector::Options{.rank = mesh.rank,
+                             .nranks = mesh.nranks,
+                             .handshake = mesh.data_terms,
+                             .sources = options_.listen.sources,
+                             .sockets_per_peer = options_.sockets_per_peer,
+                             .timeout_ms = terms.timeout_ms},
+      std::move(listeners_), std::move(peers_), transport_->epoll()));
+  // A large communicator does not use most pairs.
+  if (mesh.graph.large()) return Status::Ok();
+  if (!room.ok()) return room;
+  PeerWatch watch(mesh, terms.cancelled);
+  return transport_->ConnectNow([&](const std::vector<int>& missing) {
+    if (SystemClock().Now() >= terms.deadline) {
+      return TimeoutError(fmt::format("no connection with {} within {} ms",
+                                      bootstrap::ListRanks(missing), terms.timeout_ms));
     }
-    for (const TcpSocket& socket : sockets) {
-      mesh.sockets->Add(peer, SocketList::Use::kData, socket.fd.get());
-    }
-    Status status = transport_->Attach(peer, std::move(sockets), name);
-    if (!status.ok()) return status;
-  }
-  return Status::Ok();
+    return watch.Check(missing);
+  });
 }
 
 }  // namespace

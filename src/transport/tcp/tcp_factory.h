@@ -19,8 +19,10 @@ struct TcpOptions {
   tcp::Protection protection = tcp::Protection::kAuth;
 };
 
-// Listens on the interface that the options select, until Take. Of two ranks the higher one
-// connects. Errors: kInvalidUsage (no such interface), kSystemError.
+// Listens on the interface that the options select, until all connections are made. Of two ranks
+// the higher one connects: when the communicator is made, in one of up to INCCL_CONTROL_ALL_PAIRS
+// ranks, else when a lane between them is first needed. Errors: kInvalidUsage (no such interface),
+// kSystemError.
 Result<std::unique_ptr<TransportFactory>> MakeTcpFactory(int rank, int nranks,
                                                          const TcpOptions& options);
 

@@ -16,12 +16,6 @@ constexpr size_t kMostGrants = size_t{1} << 20;
 
 }  // namespace
 
-ConnectionLanes::ConnectionLanes(int rank, const std::string& name, UniqueFd fd, FrameGuard out,
-                                 FrameGuard in)
-    : rank_(rank),
-      name_(name),
-      connection_(name, std::move(fd), std::move(out), std::move(in), this) {}
-
 Result<SendEnd*> ConnectionLanes::OpenSend(const LaneSpec& spec) {
   Result<Slots> slots = Slots::Create(rank_, spec);
   if (!slots.ok()) return slots.status();
@@ -178,10 +172,29 @@ Status ConnectionLanes::SendCredits(bool all) {
   return Status::Ok();
 }
 
+bool ConnectionLanes::awaited() const {
+  return !connection_.made() && connection_.failure().empty() &&
+         !(send_ends_.empty() && recv_ends_.empty());
+}
+
 bool ConnectionLanes::unsent() const {
-  return connection_.unsent() || (connection_.failure().empty() &&
-                                  std::any_of(owing_.begin(), owing_.end(),
-                                              [](const RecvEnd* end) { return OwesMuch(*end); }));
+  return connection_.unsent() || awaited() ||
+         (connection_.failure().empty() &&
+          std::any_of(owing_.begin(), owing_.end(),
+                      [](const RecvEnd* end) { return OwesMuch(*end); }));
+}
+
+void ConnectionLanes::DropUnsent() {
+  if (awaited()) return connection_.Fail("a call failed");
+  connection_.DropUnsent();
+}
+
+PeerLink::PeerLink(int rank, int peer, const std::string& name, Protection protection,
+                   int connections)
+    : peer_(peer), name_(name) {
+  for (int i = 0; i < connections; ++i) {
+    connections_.push_back(std::make_unique<ConnectionLanes>(rank, name, protection));
+  }
 }
 
 Result<int> PeerLink::Progress(Time now) {
@@ -225,7 +238,7 @@ bool PeerLink::unsent() const {
 
 void PeerLink::DropUnsent() {
   for (const std::unique_ptr<ConnectionLanes>& lanes : connections_) {
-    lanes->connection()->DropUnsent();
+    lanes->DropUnsent();
   }
 }
 

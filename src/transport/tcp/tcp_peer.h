@@ -24,7 +24,8 @@ namespace inccl::tcp {
 class ConnectionLanes final : public FrameSink {
  public:
   // `name` begins the errors: "rank 0: tcp: peer 1@host:pid".
-  ConnectionLanes(int rank, const std::string& name, UniqueFd fd, FrameGuard out, FrameGuard in);
+  ConnectionLanes(int rank, const std::string& name, Protection protection)
+      : rank_(rank), name_(name), connection_(name, protection, this) {}
 
   Connection* connection() { return &connection_; }
   const Connection* connection() const { return &connection_; }
@@ -38,8 +39,10 @@ class ConnectionLanes final : public FrameSink {
   void AddCredit(FrameHeader* header);
   // Sends the credits that are owed: all of them, or those of at least half a lane.
   Status SendCredits(bool all);
-  // Frames, or credits that SendCredits(false) sends.
+  // Frames, or credits that SendCredits(false) sends, or a connection that is not made although
+  // this rank has opened a lane: its peer may need it for that lane.
   bool unsent() const;
+  void DropUnsent();
 
   std::byte* PlaceOf(const FrameHeader& header, std::string* wrong) override;
   std::string Arrived(const FrameHeader& header) override;
@@ -54,6 +57,8 @@ class ConnectionLanes final : public FrameSink {
   static bool OwesMuch(const RecvEnd& end) {
     return 2 * (end.released - end.announced) >= end.spec.depth;
   }
+  // The connection is not made, and a lane needs it.
+  bool awaited() const;
   RecvEnd* Due(const FrameHeader& header, std::string* wrong) const;
   std::string TakeGrant(const FrameHeader& header);
   std::string TakeCredit(const FrameHeader& header);
@@ -75,12 +80,12 @@ class ConnectionLanes final : public FrameSink {
 
 class PeerLink {
  public:
-  PeerLink(int peer, std::string name) : peer_(peer), name_(std::move(name)) {}
+  // `name` begins the errors, as that of ConnectionLanes.
+  PeerLink(int rank, int peer, const std::string& name, Protection protection, int connections);
 
-  // At least one; called before lanes are opened.
-  void Add(std::unique_ptr<ConnectionLanes> connection) {
-    connections_.push_back(std::move(connection));
-  }
+  // Connection number i. Lanes may be opened before it is made.
+  Connection* connection(size_t i) { return connections_[i]->connection(); }
+  const std::string& name() const { return name_; }
   ConnectionLanes* Of(const LaneSpec& spec) const {
     return connections_[spec.channel % connections_.size()].get();
   }

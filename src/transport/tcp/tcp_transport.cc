@@ -25,6 +25,8 @@ using tcp::FrameGuard;
 using tcp::PeerLink;
 
 constexpr Time kCloseLimit = kSecond;
+// Bytes that wait in the kernel beyond what is on its way; more would delay credits.
+constexpr int kNotSentBytes = 256 * 1024;
 constexpr int kEventsAtOnce = 64;
 constexpr int kIdlePolls = 256;  // a rank that sleeps arms before (WaitPolicy)
 
@@ -46,6 +48,8 @@ Status ToStream(int fd) {
       errno != ENOPROTOOPT) {
     return SystemErrorErrno("TCP_NODELAY", errno);
   }
+  // Not everywhere possible, and not necessary.
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSentBytes, sizeof kNotSentBytes);
   return Status::Ok();
 }
 
@@ -72,48 +76,104 @@ Status TcpTransport::Attach(int peer, std::vector<TcpSocket> sockets, const std:
     return InvalidArgument(
         fmt::format("rank {}: peer {} is not another one of {} ranks", rank_, peer, nranks()));
   }
-  std::unique_ptr<PeerLink>& slot = peers_[static_cast<size_t>(peer)];
-  if (slot != nullptr) {
+  if (peers_[static_cast<size_t>(peer)] != nullptr) {
     return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank_, peer));
   }
   if (sockets.empty()) {
     return InvalidArgument(fmt::format("rank {}: peer rank {}: no data socket", rank_, peer));
   }
-  const std::string prefix = fmt::format("rank {}: tcp: peer {}", rank_,
-                                         name.empty() ? fmt::format("rank {}", peer) : name);
-  const auto named = [&](const Status& status) {
-    return Status(status.code(), fmt::format("{}: {}", prefix, status.message()));
-  };
-  auto link = std::make_unique<PeerLink>(peer, prefix);
-  for (TcpSocket& socket : sockets) {
-    if (Status status = ToStream(socket.fd.get()); !status.ok()) return named(status);
-    Result<FrameGuard> out = FrameGuard::Create(protection_, socket.send_key, Aead::Use::kSeal);
-    if (!out.ok()) return named(out.status());
-    Result<FrameGuard> in = FrameGuard::Create(protection_, socket.receive_key, Aead::Use::kOpen);
-    if (!in.ok()) return named(in.status());
-    auto lanes = std::make_unique<tcp::ConnectionLanes>(rank_, prefix, std::move(socket.fd),
-                                                        *std::move(out), *std::move(in));
-    Connection* const connection = lanes->connection();
-    link->Add(std::move(lanes));
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-    event.data.ptr = connection;
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->fd(), &event) != 0) {
-      return named(SystemErrorErrno("epoll_ctl", errno));
-    }
+  PeerLink* const link = MakeLink(peer, name, static_cast<int>(sockets.size()));
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    if (Status status = Open(link, i, std::move(sockets[i])); !status.ok()) return status;
   }
-  attached_.push_back(link.get());
-  slot = std::move(link);
   return Status::Ok();
 }
 
-Status TcpTransport::CheckOpen(const LaneSpec& spec, int peer,
-                               const std::unordered_set<uint64_t>& opened,
-                               const char* purpose) const {
-  if (peers_[static_cast<size_t>(peer)] == nullptr) {
-    return InvalidUsage(
-        fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
+PeerLink* TcpTransport::MakeLink(int peer, const std::string& name, int connections) {
+  const std::string prefix = fmt::format("rank {}: tcp: peer {}", rank_,
+                                         name.empty() ? fmt::format("rank {}", peer) : name);
+  auto made = std::make_unique<PeerLink>(rank_, peer, prefix, protection_, connections);
+  PeerLink* const link = made.get();
+  attached_.push_back(link);
+  peers_[static_cast<size_t>(peer)] = std::move(made);
+  return link;
+}
+
+Status TcpTransport::Open(PeerLink* link, size_t number, TcpSocket socket) {
+  const auto named = [&](const Status& status) {
+    return Status(status.code(), fmt::format("{}: {}", link->name(), status.message()));
+  };
+  const int fd = socket.fd.get();
+  Connection* const connection = link->connection(number);
+  if (!connection->failure().empty()) return Status::Ok();  // a call failed
+  if (Status status = ToStream(fd); !status.ok()) return named(status);
+  Result<FrameGuard> out = FrameGuard::Create(protection_, socket.send_key, Aead::Use::kSeal);
+  if (!out.ok()) return named(out.status());
+  Result<FrameGuard> in = FrameGuard::Create(protection_, socket.receive_key, Aead::Use::kOpen);
+  if (!in.ok()) return named(in.status());
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+  event.data.ptr = connection;
+  // The connector has added its sockets.
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0 &&
+      (errno != EEXIST || epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0)) {
+    return named(SystemErrorErrno("epoll_ctl", errno));
   }
+  if (sockets_ != nullptr) sockets_->Add(link->peer(), SocketList::Use::kData, fd);
+  connection->Open(std::move(socket.fd), *std::move(out), *std::move(in));
+  return Status::Ok();
+}
+
+Result<int> TcpTransport::Connect(Time until, Status* failure) {
+  connector_->Poll(until);
+  int made_now = 0;
+  for (bootstrap::Connector::Ended& ended : connector_->TakeEnded()) {
+    const int peer = ended.plan.peer;
+    PeerLink* link = peers_[static_cast<size_t>(peer)].get();
+    if (link == nullptr) {
+      link = MakeLink(peer, ended.plan.peer_name, connector_->sockets_per_peer());
+    }
+    if (!ended.link.ok()) {
+      const Status& status = ended.link.status();
+      if (failure->ok()) {
+        *failure = {status.code(),
+                    fmt::format("tcp: peer {}: {}", ended.plan.peer_name, status.message())};
+      }
+      link->connection(ended.plan.connection)->Fail(status.message());
+      continue;
+    }
+    bootstrap::Link& made = *ended.link;
+    Status status = Open(
+        link, ended.plan.connection,
+        {.fd = std::move(made.fd), .send_key = made.send_key, .receive_key = made.receive_key});
+    if (!status.ok()) return status;
+    ++made_now;
+  }
+  if (connector_->complete()) connector_.reset();
+  return made_now;
+}
+
+Status TcpTransport::ConnectNow(
+    const std::function<Status(const std::vector<int>& missing)>& check) {
+  constexpr Time kCheckInterval = 50 * kMillisecond;
+  for (int peer = 0; peer < nranks(); ++peer) {
+    if (connector_->Has(peer)) connector_->Begin(peer);
+  }
+  while (connector_ != nullptr) {
+    const std::vector<int> missing = connector_->Missing();
+    if (Status status = check(missing); !status.ok()) {
+      return {status.code(), fmt::format("tcp: {}{}", status.message(), connector_->LastFailure())};
+    }
+    Status failure;
+    const Result<int> made = Connect(SystemClock().Now() + kCheckInterval, &failure);
+    if (!made.ok()) return made.status();
+    if (!failure.ok()) return failure;
+  }
+  return Status::Ok();
+}
+
+Status TcpTransport::CheckOpen(const LaneSpec& spec, const std::unordered_set<uint64_t>& opened,
+                               const char* purpose) const {
   if (opened.contains(spec.Key())) {
     return InvalidUsage(
         fmt::format("rank {}: {} is opened twice for {}", rank_, Describe(spec), purpose));
@@ -121,30 +181,45 @@ Status TcpTransport::CheckOpen(const LaneSpec& spec, int peer,
   return Status::Ok();
 }
 
+Result<PeerLink*> TcpTransport::LinkFor(const LaneSpec& spec, int peer) {
+  PeerLink* link = peers_[static_cast<size_t>(peer)].get();
+  if (connector_ != nullptr && connector_->Has(peer)) {
+    if (link == nullptr) {
+      link = MakeLink(peer, connector_->NameOf(peer), connector_->sockets_per_peer());
+    }
+    connector_->Begin(peer);
+  }
+  if (link != nullptr) return link;
+  return InvalidUsage(
+      fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
+}
+
 Result<std::unique_ptr<SendLane>> TcpTransport::OpenSend(const LaneSpec& spec) {
   Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks(), *this);
-  if (status.ok()) status = CheckOpen(spec, spec.consumers.front(), opened_send_, "sending");
+  if (status.ok()) status = CheckOpen(spec, opened_send_, "sending");
   if (!status.ok()) return status;
-  PeerLink* const link = peers_[static_cast<size_t>(spec.consumers.front())].get();
-  tcp::ConnectionLanes* const lanes = link->Of(spec);
+  const Result<PeerLink*> link = LinkFor(spec, spec.consumers.front());
+  if (!link.ok()) return link.status();
+  tcp::ConnectionLanes* const lanes = (*link)->Of(spec);
   Result<tcp::SendEnd*> end = lanes->OpenSend(spec);
   if (!end.ok()) return end.status();
   opened_send_.insert(spec.Key());
   memory_bytes_ += (*end)->slots.memory.bytes();
-  return std::unique_ptr<SendLane>(new tcp::TcpSendLane(*end, lanes, link, &counters_));
+  return std::unique_ptr<SendLane>(new tcp::TcpSendLane(*end, lanes, *link, &counters_));
 }
 
 Result<std::unique_ptr<RecvLane>> TcpTransport::OpenRecv(const LaneSpec& spec) {
   Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks(), *this);
-  if (status.ok()) status = CheckOpen(spec, spec.producer, opened_recv_, "receiving");
+  if (status.ok()) status = CheckOpen(spec, opened_recv_, "receiving");
   if (!status.ok()) return status;
-  PeerLink* const link = peers_[static_cast<size_t>(spec.producer)].get();
-  tcp::ConnectionLanes* const lanes = link->Of(spec);
+  const Result<PeerLink*> link = LinkFor(spec, spec.producer);
+  if (!link.ok()) return link.status();
+  tcp::ConnectionLanes* const lanes = (*link)->Of(spec);
   Result<tcp::RecvEnd*> end = lanes->OpenRecv(spec);
   if (!end.ok()) return end.status();
   opened_recv_.insert(spec.Key());
   memory_bytes_ += (*end)->slots.memory.bytes();
-  return std::unique_ptr<RecvLane>(new tcp::TcpRecvLane(*end, lanes, link, &counters_));
+  return std::unique_ptr<RecvLane>(new tcp::TcpRecvLane(*end, lanes, *link, &counters_));
 }
 
 void TcpTransport::Poll() {
@@ -152,6 +227,10 @@ void TcpTransport::Poll() {
   const int ready = epoll_wait(epoll_.get(), events.data(), kEventsAtOnce, 0);
   for (int i = 0; i < ready; ++i) {
     auto* const connection = static_cast<Connection*>(events[static_cast<size_t>(i)].data.ptr);
+    if (connection == nullptr) {  // a socket of the connector, or one that it has closed
+      if (connector_ != nullptr) connector_->SetReady();
+      continue;
+    }
     const uint32_t what = events[static_cast<size_t>(i)].events;
     constexpr uint32_t kEnds = EPOLLRDHUP | EPOLLHUP | EPOLLERR;
     if ((what & (EPOLLIN | kEnds)) != 0) connection->SetReadable((what & kEnds) != 0);
@@ -162,7 +241,13 @@ void TcpTransport::Poll() {
 Result<int> TcpTransport::Progress(Time now) {
   if (closed_) return 0;
   Poll();
-  int frames = 0;
+  int frames = 0, connected = 0;
+  if (connector_ != nullptr && connector_->Due(now)) {
+    Status failure;  // the lanes report the loss of the peer
+    const Result<int> made = Connect(0, &failure);
+    if (!made.ok()) return made;
+    connected = *made;
+  }
   for (PeerLink* const link : attached_) {
     Result<int> arrived = link->Progress(now);
     if (!arrived.ok()) return arrived;
@@ -176,7 +261,7 @@ Result<int> TcpTransport::Progress(Time now) {
   for (PeerLink* const link : attached_) {
     if (Status status = link->SendCredits(all); !status.ok()) return status;
   }
-  return frames;
+  return frames + connected;
 }
 
 bool TcpTransport::unsent() const {
@@ -214,6 +299,7 @@ void TcpTransport::Quiesce(Time deadline) {
     nanosleep(&pause, nullptr);
   }
   closed_ = true;
+  connector_.reset();
   if (sockets_ != nullptr) sockets_->RemoveAll(SocketList::Use::kData);
   for (PeerLink* const link : attached_) link->Close();
 }
@@ -221,6 +307,7 @@ void TcpTransport::Quiesce(Time deadline) {
 void TcpTransport::Source::Arm() { transport_->arming_ = true; }
 
 bool TcpTransport::Source::Ready() {
+  if (transport_->connector_ != nullptr && transport_->connector_->ready()) return false;
   return std::none_of(transport_->attached_.begin(), transport_->attached_.end(),
                       [](const PeerLink* link) { return link->readable(); });
 }

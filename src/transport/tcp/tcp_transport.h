@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@
 #include "bootstrap/crypto.h"
 #include "bootstrap/socket_list.h"
 #include "transport/poll_wakeup_event.h"
+#include "transport/tcp/tcp_connector.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/tcp/tcp_peer.h"
 #include "transport/transport.h"
@@ -44,9 +46,21 @@ class TcpTransport final : public Transport {
   // same order. Errors name the peer as `name`, "1@host:pid", or as "rank 1" if that is empty.
   Status Attach(int peer, std::vector<TcpSocket> sockets, const std::string& name = "");
 
+  // Instead: connects to the peers of `connector`, each when the first lane with it is opened here
+  // or when it connects.
+  void ConnectWhenNeeded(std::unique_ptr<tcp::PeerConnector> connector) {
+    connector_ = std::move(connector);
+  }
+  // Connects to all of these peers; `check` is called repeatedly with those that are missing, and
+  // its error ends the wait. Errors name the peer.
+  Status ConnectNow(const std::function<Status(const std::vector<int>& missing)>& check);
+
   // `sockets` gets the sockets of all peers from the caller; this transport takes them off before
   // it closes them.
   void ShowIn(std::shared_ptr<SocketList> sockets) { sockets_ = std::move(sockets); }
+
+  // The descriptor that PeerConnector adds its sockets to.
+  int epoll() const { return epoll_.get(); }
 
   Caps caps() const override { return {.name = "tcp"}; }
   LaneCaps CapsFor(int /*producer*/, std::span<const int> /*consumers*/) const override {
@@ -70,9 +84,9 @@ class TcpTransport final : public Transport {
   class Source final : public WakeupSource {
    public:
     explicit Source(TcpTransport* transport) : transport_(transport) {}
-    int fd() const override { return transport_->epoll_.get(); }
+    int fd() const override { return transport_->epoll(); }
     void Arm() override;
-    // False while a connection has more to read than the last Progress took.
+    // False while a connection has more to read than the last Progress took, or is being made.
     bool Ready() override;
 
    private:
@@ -86,17 +100,27 @@ class TcpTransport final : public Transport {
         wakeup_source_(this),
         peers_(static_cast<size_t>(nranks)) {}
   int nranks() const { return static_cast<int>(peers_.size()); }
-  Status CheckOpen(const LaneSpec& spec, int peer, const std::unordered_set<uint64_t>& opened,
+  Status CheckOpen(const LaneSpec& spec, const std::unordered_set<uint64_t>& opened,
                    const char* purpose) const;
   // Notes which connections are ready.
   void Poll();
+  tcp::PeerLink* MakeLink(int peer, const std::string& name, int connections);
+  // The connections with the peer of a lane, of which the first one may be about to be made.
+  Result<tcp::PeerLink*> LinkFor(const LaneSpec& spec, int peer);
+  // A connection has been made.
+  Status Open(tcp::PeerLink* link, size_t number, TcpSocket socket);
+  // Advances the connections that are being made, waiting until `until` at most. Returns how many
+  // are made now: what strangers do is no progress. *failure: why the first one that has failed
+  // cannot be made.
+  Result<int> Connect(Time until, Status* failure);
 
   const int rank_;
   const tcp::Protection protection_;
   UniqueFd epoll_;
   Source wakeup_source_;
   std::unique_ptr<PollWakeupEvent> wakeup_event_;
-  std::vector<std::unique_ptr<tcp::PeerLink>> peers_;  // by rank; nullptr: not attached
+  std::unique_ptr<tcp::PeerConnector> connector_;      // nullptr: all connections are made
+  std::vector<std::unique_ptr<tcp::PeerLink>> peers_;  // by rank; nullptr: no lane, no connection
   std::vector<tcp::PeerLink*> attached_;
   std::unordered_set<uint64_t> opened_send_, opened_recv_;
   std::shared_ptr<SocketList> sockets_;  // may be null
