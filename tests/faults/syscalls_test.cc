@@ -39,6 +39,8 @@ std::string Describe(const Case& c) {
 
 // Joins and makes a few calls, up to the first error.
 int Body(const Side& side, const Case* c) {
+  // Calls that must succeed have as long as a busy machine needs.
+  if (c == nullptr || c->harmless) setenv("INCCL_INIT_TIMEOUT_MS", "60000", 1);
   const size_t threads = Holdings::Now().threads;
   const ccl_unique_id_t id = side.Id();
   Report& mine = side.mine();
