@@ -39,10 +39,6 @@ LinkAttempt::LinkAttempt(const ConnectTerms* terms, LinkPlan plan)
       plan_(std::move(plan)),
       state_(plan_.peer < terms->rank ? State::kPausing : State::kAwaited) {}
 
-Time LinkAttempt::Limit() const {
-  return LimitFor(kClientLimit, static_cast<size_t>(terms_->nranks));
-}
-
 Time LinkAttempt::NextTime() const {
   const bool timed = state_ == State::kPausing || state_ == State::kConnecting ||
                      state_ == State::kHandshaking || (state_ == State::kSwapping && !sent_);
@@ -101,7 +97,7 @@ Status LinkAttempt::Step() {
   unreachable_since_ = 0;
   if (terms_->patient) {
     // Longer each time: a connection that this rank has given up waits at the peer until it comes.
-    patience_ = std::min(std::max(2 * patience_, Limit()), std::max(Limit(), kMostPatience));
+    patience_ = std::clamp(2 * patience_, kClientLimit, kMostPatience);
     at_ = SystemClock().Now() + patience_;
   }
   return is_unix() ? CheckOwner() : Status::Ok();
@@ -175,9 +171,9 @@ Status LinkAttempt::Connect() {
   if (Status status = FillRandom(nonce); !status.ok()) return status;
   link_.fd = *std::move(fd);
   state_ = State::kConnecting;
-  at_ = now + Limit();
-  if (terms_->patient) {
-    at_ = std::min(at_, unreachable_since_ + terms_->timeout_ms * kMillisecond);
+  at_ = now + LimitFor(kClientLimit, static_cast<size_t>(terms_->nranks));
+  if (terms_->patient) {  // the handshake has a limit of its own
+    at_ = std::min(now + kClientLimit, unreachable_since_ + terms_->timeout_ms * kMillisecond);
   }
   if (terms_->watch) terms_->watch(link_.fd.get());
   handshake_.Start(&terms_->handshake,

@@ -52,8 +52,6 @@ class LinkAttempt {
   };
 
   const SocketAddress& target() const { return plan_.addresses[address_]; }
-  // Of a step of a connection to this peer.
-  Time Limit() const;
   void Pause(Time pause);
   Status Connect();
   // The current address has failed with this errno: goes on to the next one.

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -55,20 +57,20 @@ Router::Router(Terms terms, Emit emit)
 }
 
 Router::Channel& Router::ChannelTo(int rank) {
-  const auto [place, is_new] = channels_.try_emplace(rank);
-  Channel& channel = place->second;
-  if (!is_new) return channel;
+  if (const auto found = channels_.find(rank); found != channels_.end()) return found->second;
   const auto direction = [&](const bootstrap::Key& secret, int from, int to) {
     return bootstrap::Hkdf(secret.bytes(), terms_.communicator,
                            fmt::format("inccl control {} to {}", from, to));
   };
   const Result<bootstrap::Key> secret = terms_.key->Agree(terms_.keys[static_cast<size_t>(rank)]);
-  if (!secret.ok()) return channel;
+  if (!secret.ok()) throw std::bad_alloc();
   const Result<bootstrap::Key> out = direction(*secret, terms_.rank, rank);
   const Result<bootstrap::Key> in = direction(*secret, rank, terms_.rank);
-  if (!out.ok() || !in.ok()) return channel;
+  if (!out.ok() || !in.ok()) throw std::bad_alloc();
   Result<bootstrap::StreamCipher> cipher = bootstrap::StreamCipher::Create(*out, *in);
-  if (cipher.ok()) channel.cipher = *std::move(cipher);
+  if (!cipher.ok()) throw std::bad_alloc();
+  Channel& channel = channels_[rank];
+  channel.cipher = *std::move(cipher);
   return channel;
 }
 
@@ -85,11 +87,11 @@ void Router::Send(int to, uint8_t kind, std::span<const std::byte> body, Time no
   if (!Alive(to) || NextHop(to) < 0) return;
   Channel& channel = ChannelTo(to);
   const size_t bytes = kEnvelopeBytes + 1 + body.size() + kTagBytes;
-  if (!channel.cipher || channel.waiting_bytes + bytes > kMostWaitingBytes) {
+  if (!channel.cipher) throw std::bad_alloc();
+  if (channel.waiting_bytes + bytes > kMostWaitingBytes) {
     if (!std::exchange(channel.full, true)) {
       Log(LogLevel::kWarn, LogSubsystem::kControl,
-          "rank {}: control messages to rank {} are lost: {}", terms_.rank, to,
-          channel.cipher ? "it does not answer" : "libcrypto refuses");
+          "rank {}: control messages to rank {} are lost: it does not answer", terms_.rank, to);
     }
     return;
   }
@@ -109,7 +111,7 @@ void Router::Send(int to, uint8_t kind, std::span<const std::byte> body, Time no
                                  sealed.last<kTagBytes>())) {
     channel.waiting.pop_back();
     channel.cipher.reset();
-    return;
+    throw std::bad_alloc();
   }
   ++channel.sent;
   if (channel.waiting.size() == 1) {

@@ -41,7 +41,8 @@
 
 namespace inccl::control {
 
-// Not thread-safe. Methods may throw std::bad_alloc.
+// Not thread-safe. Methods may throw std::bad_alloc, also where libcrypto fails, which it does for
+// want of memory.
 class Router {
  public:
   static constexpr uint8_t kRouted = 250, kAck = 251, kFlood = 252, kReport = 253;
@@ -97,7 +98,7 @@ class Router {
  private:
   // Messages between this rank and a far one.
   struct Channel {
-    std::optional<bootstrap::StreamCipher> cipher;  // none: libcrypto has failed
+    std::optional<bootstrap::StreamCipher> cipher;  // none: sealing a message has failed
     uint64_t sent = 0, received = 0;                // numbers of the last messages
     std::deque<std::vector<std::byte>> waiting;     // the last ones sent; not acknowledged
     size_t waiting_bytes = 0;

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <new>
 #include <set>
 #include <string>
 #include <vector>
@@ -551,6 +552,29 @@ TEST(RouterTest, WhatWaitsForARankIsLimited) {
   bytes = network.frames * 100000;
   EXPECT_LE(bytes, 2 * kMaxControlBody);
   EXPECT_FALSE(network.routers[0]->acknowledged());
+}
+
+// A key on which libcrypto fails stands for a failure of any of its parts. Of 6 ranks, 0 and 3 are
+// far from each other.
+TEST(RouterTest, WithoutKeysAMessageIsAnErrorEachTime) {
+  constexpr int kRanks = 6, kFar = 3;
+  std::vector<uint64_t> hosts;
+  for (uint64_t rank = 0; rank < kRanks; ++rank) hosts.push_back(rank);
+  Router::Terms terms{
+      .rank = 0,
+      .nranks = kRanks,
+      .graph = ControlGraph(HostMap(hosts), 1),
+      .key = std::make_shared<const bootstrap::KeyExchange>(*bootstrap::KeyExchange::Create()),
+      .keys = std::vector<bootstrap::PublicKey>(kRanks),  // zero: of low order
+      .communicator = {},
+      .resend_after = kSecond};
+  int emitted = 0;
+  Router router(std::move(terms), [&](int, uint8_t, Data) { ++emitted; });
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(router.Send(kFar, 1, Number(7), 0), std::bad_alloc);
+    EXPECT_TRUE(router.acknowledged());
+  }
+  EXPECT_EQ(emitted, 0);
 }
 
 }  // namespace

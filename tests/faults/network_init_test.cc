@@ -379,5 +379,65 @@ TEST_F(NetworkInitTest, Row28_StrangersAtEveryListener) {
   }
 }
 
+// A communicator of more ranks than INCCL_CONTROL_ALL_PAIRS listens while it is used: strangers
+// come before ranks 0 and 2, and 1 and 3, first need each other.
+TEST_F(NetworkInitTest, Row28_StrangersAtACommunicatorInUse) {
+  ForRow("28", "tcp");
+  const ScopedEnv large(
+      {{"INCCL_CONTROL_ALL_PAIRS", "1"}, {"INCCL_ALGO", "ring;alltoall:direct_two_shot"}});
+  constexpr int kRanks = 4, kSummed = kHeld, kAgain = kHeld + 1;
+  MakeHosts(kRanks + 1);
+  ProcessWorld& world = Start(
+      1, {},
+      [](const Side& side) {
+        ccl_comm_t comm = JoinAll(side);
+        const auto await = [&](int stage) {
+          side.mine().stage = stage;
+          for (int rank = 0; rank < kRanks; ++rank) {
+            if (!side.Await(rank, stage)) return false;
+          }
+          return true;
+        };
+        const auto right_sum = [&] {
+          std::vector<float> data(3000, static_cast<float>(side.rank() + 1));
+          side.mine().result = ccl_allreduce(data.data(), data.data(), data.size(), CCL_FLOAT32,
+                                             CCL_SUM, comm, nullptr);
+          side.mine().SetText(ccl_get_last_error(comm));
+          return side.mine().result == CCL_SUCCESS &&
+                 std::all_of(data.begin(), data.end(), [](float sum) {
+                   return sum == static_cast<float>(SumOfRanks(kRanks));
+                 });
+        };
+        if (!right_sum() || !await(kSummed)) return 12;
+        while (side.of(0).counters[kRelease] == 0) usleep(1000);
+        for (int i = 0; i < 20; ++i) {
+          if (!right_sum()) return 13;
+        }
+        std::vector<uint32_t> in(kRanks), out(kRanks);
+        for (int to = 0; to < kRanks; ++to) {
+          in[static_cast<size_t>(to)] = static_cast<uint32_t>(10 * side.rank() + to);
+        }
+        side.mine().result = ccl_alltoall(in.data(), out.data(), 1, CCL_UINT32, comm, nullptr);
+        side.mine().SetText(ccl_get_last_error(comm));
+        for (int from = 0; from < kRanks; ++from) {
+          if (out[static_cast<size_t>(from)] != static_cast<uint32_t>(10 * from + side.rank())) {
+            return 14;
+          }
+        }
+        if (!await(kAgain)) return 15;
+        return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 16;
+      },
+      kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) ASSERT_TRUE(world.side(0).Await(rank, kSummed));
+  Stranger stranger(hosts(), kRanks);
+  EXPECT_GE(stranger.Attack(), size_t{kRanks});
+  world.report(0).counters[kRelease] = 1;
+  world.ExpectAllExited();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(world.report(rank).result, CCL_SUCCESS) << world.report(rank).text;
+  }
+  EXPECT_GE(stranger.open(), size_t{12 * kRanks});
+}
+
 }  // namespace
 }  // namespace inccl::test

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -222,6 +223,49 @@ TEST_F(TcpConnect, APeerThatCannotBeReachedIsNamedWithItsAddress) {
   EXPECT_NE(error.find("Connection timed out"), std::string::npos) << error;
 }
 
+// Leaves no descriptor to this process while it lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const UniqueFd next(dup(0));  // the lowest free number
+    rlimit none = before_;
+    none.rlim_cur = static_cast<rlim_t>(next.get());
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoDescriptors() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(TcpConnect, TooFewDescriptorsAreAnErrorAtEitherEnd) {
+  for (const bool accepts : {false, true}) {
+    SCOPED_TRACE(accepts);
+    Make(3);
+    std::unique_ptr<SendLane> other;
+    if (accepts) {
+      other = end(2)->OpenSend(SpecOf(2, 0)).value();
+      PollFor(20 * kMillisecond);  // it has a socket
+    }
+    std::string error;
+    {
+      const NoDescriptors none;
+      const auto recv =
+          accepts ? end(0)->OpenRecv(SpecOf(2, 0)).value() : end(2)->OpenRecv(SpecOf(1, 2)).value();
+      error = AwaitLoss(recv.get());
+    }
+    EXPECT_NE(error.find(accepts ? "rank 0: tcp: peer 2@host:1 is lost: accept: "
+                                 : "rank 2: tcp: peer 1@host:1 is lost: socket to 127.0.0.1:"),
+              std::string::npos)
+        << error;
+    EXPECT_NE(error.find("Too many open files"), std::string::npos) << error;
+    for (auto& end : world_.ends) end->DropUnsent();
+  }
+}
+
 // A client of rank 0's listener that this test drives.
 class Visitor {
  public:
@@ -298,6 +342,7 @@ TEST_F(TcpConnect, ARankThatIsAheadIsAccepted) {
   ASSERT_TRUE(PollUntil([&] { return !end(2)->unsent(); }));
   const auto later = end(0)->OpenRecv(SpecOf(2, 0)).value();
   SendByte(ahead.get(), later.get(), 4);
+  end(0)->DropUnsent();  // rank 1 never comes
 }
 
 // Strangers that send nothing, garbage, or half a hello, and stay. They cost a rank nothing while
