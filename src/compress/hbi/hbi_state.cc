@@ -116,6 +116,7 @@ uint8_t* HbiState::WordsAt(const Range& range) {
 }
 
 const uint8_t* HbiState::KeptWords(const Range& range, std::span<const Term> inputs) {
+  if (inputs.size() == 1) return nullptr;  // these elements are to be sent
   const bool own = std::any_of(inputs.begin(), inputs.end(),
                                [](const Term& input) { return input.format.form == Form::kInput; });
   const bool kept =

@@ -45,6 +45,29 @@ constexpr std::array<uint32_t, 64> kPairEnergies = [] {
   return pairs;
 }();
 
+// How many of kSteps are above an energy. A cell of energies has at most one of them inside.
+struct StepsAbove {
+  static constexpr uint32_t kCell = 4096, kCells = 8 * 65536 / kCell + 1;
+  struct Cell {
+    uint32_t step = 0;  // the one inside, or 0
+    int above = 0;      // of those beyond the cell
+  };
+  std::array<Cell, kCells> cells{};
+  constexpr StepsAbove() {
+    for (uint32_t c = 0; c < kCells; ++c) {
+      for (const uint32_t step : kSteps) {
+        if (step / kCell == c) cells[c].step = step;
+        if (step / kCell > c) ++cells[c].above;
+      }
+    }
+  }
+  int operator()(uint32_t energy) const {
+    const Cell& cell = cells[energy / kCell];
+    return cell.above + (energy < cell.step ? 1 : 0);
+  }
+};
+constexpr StepsAbove kStepsAbove;
+
 // Superblocks whose energies are the smallest part that pays on a thread of its own.
 constexpr uint64_t kLeastExponents = 512;
 
@@ -55,9 +78,7 @@ int EnergyExponent(uint32_t word) {
   for (uint32_t below = word >> 8, pair = 0; pair < kBlocks / 2; ++pair, below >>= 6) {
     energy += kPairEnergies[below & 63];
   }
-  int exponent = 2 * FifthOctaves(static_cast<int>(TopOf(word)));
-  for (const uint32_t step : kSteps) exponent -= energy < step ? 1 : 0;
-  return exponent;
+  return 2 * FifthOctaves(static_cast<int>(TopOf(word))) - kStepsAbove(energy);
 }
 
 const LevelTable* Planner::TableOf(uint32_t k) {

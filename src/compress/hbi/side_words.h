@@ -79,13 +79,15 @@ inline void StoreWord(uint32_t word, uint8_t* words, size_t superblock) {
 }
 
 inline bool AreValid(const uint8_t* words, size_t superblocks) {
-  // Without branches: the words of ordinary data.
-  bool ordinary = true;
+  // The words of ordinary data, without branches and in integers, so that the compiler makes
+  // vectors.
+  uint32_t unusual = 0;
   for (size_t s = 0; s < superblocks; ++s) {
     const uint32_t word = LoadWord(words, s), top = TopOf(word);
-    ordinary &= (top > kMostBelow) & (top <= kLastCode) & HasBlockAtTop(word);
+    unusual |=
+        uint32_t{top <= kMostBelow} | uint32_t{top > kLastCode} | uint32_t{!HasBlockAtTop(word)};
   }
-  if (ordinary) return true;
+  if (unusual == 0) return true;
   bool valid = true;
   for (size_t s = 0; s < superblocks; ++s) valid = valid && IsValid(LoadWord(words, s));
   return valid;

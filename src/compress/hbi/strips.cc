@@ -81,6 +81,12 @@ struct Scratch {
   alignas(64) uint8_t packed[kTogether * kMaxPacked + kStripSlack];
 };
 
+// True if that many superblocks fit, with slack.
+bool HasRoom(const Sink& sink, uint32_t superblocks) {
+  return static_cast<size_t>(sink.limit - sink.at) >=
+         size_t{superblocks} * kMaxPacked + kStripSlack;
+}
+
 // Appends what has been packed to `end`.
 void Append(const uint8_t* packed, const uint8_t* end, Sink* sink) {
   std::memcpy(sink->at, packed, static_cast<size_t>(end - packed));
@@ -154,6 +160,10 @@ uint32_t EncodeStrips(const SliceContext& slice, const std::byte* elements, Sink
                                        CounterOf(slice, first), slice.offsets, slice.nearest, out);
   };
   const uint32_t last = reach->last;
+  if (!reach->partial && HasRoom(*sum, reach->end())) {
+    sum->at = encode(0, reach->end(), elements, sum->at);
+    return reach->end();
+  }
   sum->at = encode(0, last, elements, sum->at);
   Padded padded(slice);
   const std::byte* x = ElementsAt(slice, last, elements);
@@ -174,7 +184,7 @@ uint32_t FoldStrips(const SliceContext& slice, std::span<Source> sources, uint8_
   Scratch scratch;
   uint32_t s = 0;  // the next superblock
   const auto fold_next = [&](uint32_t count, bool copied) {
-    const bool direct = result->at != nullptr && !copied;
+    const bool direct = result->at != nullptr && (!copied || HasRoom(*result, count));
     fold.counter = CounterOf(slice, s);
     fold.words = result->at != nullptr ? result_words + size_t{s} * kWordBytes : scratch.words;
     fold.packed = direct ? result->at : scratch.packed;
