@@ -219,6 +219,7 @@ for tls in rc_verbs,ud_verbs,self ud_verbs,self; do  # rc connects by ud
   transport=ucx check "ucx over $tls: random operations" mixed_operations 50
   transport=ucx check "ucx over $tls: 2 processes have the bits of shm and tcp" same_bits 2 "$3"
   transport=ucx check "ucx over $tls: 4 processes have the bits of shm and tcp" same_bits 4 "$4"
-  check "ucx over $tls: conformance" conformance '*/UcxBlind' ucx
 done
+# Over rc_verbs an assertion in UCX 1.13 has ended the process (ucp_request.c:684).
+check "ucx over ud_verbs,self: conformance" conformance '*/UcxBlind' ucx
 finish
