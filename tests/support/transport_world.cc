@@ -724,7 +724,7 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
       return RunProcesses(nranks, seed, /*link=*/false, JoinUcx({.tls = "tcp", .wake = true}),
                           body);
     case WorldKind::kUcxBlind:
-      return RunThreads(MakeUcx(nranks, {.tls = "", .wake = false}), seed, body);
+      return RunThreads(MakeUcx(nranks, {.tls = UcxDefaults().tls, .wake = false}), seed, body);
     case WorldKind::kLinkUcx: return RunThreads(WithLinks(MakeUcx(nranks)), seed, body);
     case WorldKind::kTcpThreads:
       return RunThreads(MakeTcp(nranks, tcp::Protection::kNone, 1), seed, body);
@@ -751,7 +751,7 @@ void RunRanks(WorldKind kind, int nranks, uint64_t seed,
 
 std::vector<WorldKind> AllWorlds() {
   if (OnRdmaDevice() && getenv("INCCL_UCX_TLS") != nullptr) {
-    return {WorldKind::kUcxThreads, WorldKind::kUcxProcesses};
+    return {WorldKind::kUcxBlind};  // UCX loses wake-ups over ud_verbs
   }
   if (OnRdmaDevice()) return {WorldKind::kVerbs, WorldKind::kVerbsProcesses};
   std::vector<WorldKind> worlds = {
