@@ -156,26 +156,30 @@ void RankWork::Own(const Range& range) {
 }
 
 RankWork::Bytes RankWork::Make(const Range& range, const std::vector<Term>& in,
-                               const Format& format, size_t room) {
+                               const Format& format, size_t room, CodecState* state) {
   Bytes bytes(room);
   std::vector<Term> out = {Of(format, &bytes)};
-  Require(state_->Combine(range, in, out));
+  Require(state->Combine(range, in, out));
   bytes.resize(out[0].bytes);
   return bytes;
 }
 
 void RankWork::Prepare(uint64_t window, uint64_t chunk) {
   if (!codec_->side_phases().empty()) {
+    // Of the peers: a state may keep the side words that its rank sends.
+    const std::unique_ptr<CodecState> peer = codec_->NewState();
+    Require(peer->Begin(
+        {.type = options_.type, .nranks = options_.ranks, .rank = 1, .count = options_.elements}));
     for (uint64_t at = window; at < window + window_; at += chunk) {
       const Range range{0, at, static_cast<uint32_t>(std::min(chunk, window + window_ - at))};
       std::vector<Term> in;
       for (int r = 0; r < options_.ranks; ++r) {
         if (at == window && r != 0) {
-          sides_.push_back(Make(range, {In(range, r)}, {Form::kSide}, side_.size()));
+          sides_.push_back(Make(range, {In(range, r)}, {Form::kSide}, side_.size(), peer.get()));
         }
         in.push_back(In(range, r));
       }
-      if (at != window) agreed_.push_back(Make(range, in, {Form::kSide}, side_.size()));
+      if (at != window) agreed_.push_back(Make(range, in, {Form::kSide}, side_.size(), peer.get()));
     }
     const size_t side = next_side_, agreed = next_agreed_;
     Agree(window, chunk);
@@ -184,13 +188,13 @@ void RankWork::Prepare(uint64_t window, uint64_t chunk) {
   }
   Slices(window, window + chunk, [&](const Range& range) {
     for (int r = 1; r < options_.ranks; ++r) {
-      sums_.push_back(Make(range, {In(range, r)}, {Form::kSum, 1}, slot_bytes_));
+      sums_.push_back(Make(range, {In(range, r)}, {Form::kSum, 1}, slot_bytes_, state_.get()));
     }
   });
   Slices(window + chunk, window + window_, [&](const Range& range) {
     std::vector<Term> in;
     for (int r = 0; r < options_.ranks; ++r) in.push_back(In(range, r));
-    results_.push_back(Make(range, in, {Form::kResult}, slot_bytes_));
+    results_.push_back(Make(range, in, {Form::kResult}, slot_bytes_, state_.get()));
   });
 }
 

@@ -57,7 +57,8 @@ class RankWork {
   void Agree(uint64_t window, uint64_t chunk);
   void Own(const Range& range);
   // What the peers send for a window.
-  Bytes Make(const Range& range, const std::vector<Term>& in, const Format& format, size_t room);
+  Bytes Make(const Range& range, const std::vector<Term>& in, const Format& format, size_t room,
+             CodecState* state);
   void Prepare(uint64_t window, uint64_t chunk);
 
   const Options options_;
