@@ -155,10 +155,13 @@ class KernelWorkspace {
   std::vector<uint8_t> merged = words;
   std::vector<uint8_t> packed =
       std::vector<uint8_t>(size_t{superblocks_} * hbi::PackedBytes(kWidth) + hbi::kReadSlack);
-  std::vector<uint8_t> own_packed = packed, packed_out = packed, odd_packed = packed;
+  std::vector<uint8_t> own_packed = packed, odd_packed = packed;
   std::vector<uint8_t> peer_packed = packed;  // one contribution of kOwnLevels
+  // With room for the widest fields, as slots have.
+  std::vector<uint8_t> packed_out = std::vector<uint8_t>(
+      size_t{superblocks_} * hbi::PackedBytes(hbi::kMostHalfBits) + hbi::kReadSlack);
   std::vector<uint8_t> result =
-      std::vector<uint8_t>(packed.size() + size_t{superblocks_} * hbi::kWordBytes);
+      std::vector<uint8_t>(packed_out.size() + size_t{superblocks_} * hbi::kWordBytes);
   // 6 bits in both phases; every superblock is live, so all have point 1.
   const hbi::Planner planner{Collective::kAllReduce, 2,
                              hbi::Config{.bits8 = 0, .k = kOwnLevels, .k2 = kOwnLevels}};
