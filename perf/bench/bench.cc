@@ -14,9 +14,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "perf/support/agree.h"
 #include "perf/bench/communicator.h"
 #include "perf/bench/row_runner.h"
+#include "perf/support/agree.h"
 #include "perf/support/fork_world.h"
 #include "perf/support/mpi_world.h"
 #include "perf/support/record.h"

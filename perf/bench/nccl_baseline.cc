@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "perf/support/agree.h"
 #include "perf/bench/baseline.h"
+#include "perf/support/agree.h"
 #include "perf/support/nccl.h"
 
 namespace inccl::perf {
