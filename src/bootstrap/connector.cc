@@ -117,7 +117,8 @@ Result<int> Connector::Poll(Time until) {
   fds.push_back({.fd = terms_->check_fd, .events = POLLIN, .revents = 0});
   const bool waits = !entries_.empty() && !Missing().empty() && Failure().ok();
   const int ready = PollUntil(fds, waits ? std::min(until, NextTime()) : 0);
-  int handled = 0;
+  // A poll that fails (EINTR, ENOMEM) says nothing of the sockets: they count as not handled.
+  int handled = ready < 0 ? 1 : 0;
   if (ready > 0) {
     if (fds.back().revents != 0) {
       if (Status status = terms_->check(Missing()); !status.ok()) {

@@ -41,7 +41,7 @@ class Connector {
   // When Poll has something to do, unless a socket becomes ready before.
   Time NextTime() const;
   // Does what is due, waits for the sockets until `until` at most, and handles those that are
-  // ready. Returns how many were; an error is that of ConnectTerms::check.
+  // ready. Returns 0 only if poll has found none; an error is that of ConnectTerms::check.
   Result<int> Poll(Time until);
   // The connections that have ended since the last call.
   std::vector<Ended> TakeEnded();

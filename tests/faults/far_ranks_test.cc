@@ -3,7 +3,9 @@
 // Faults where control connections do not join all pairs of ranks: each rank is on a host of its
 // own, and of 8 ranks those at distances of 3 and 5 have no connection. While ranks are outside
 // the library, they learn of each other over control connections only.
+#include <fmt/format.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -213,6 +215,32 @@ TEST_F(FarRanksTest, Row01_ARankThatDiesWhileItConnectsIsNamedByAll) {
         /*baseline=*/false);
     world->ExpectAllExited({kVictim});
     ExpectNamed(*world, {kVictim}, 2.0);
+  }
+}
+
+// The rank that has no descriptors left names itself: its peers are well.
+TEST_F(FarRanksTest, Row16_ARankWithoutDescriptorsToConnectFailsTheCall) {
+  ForRow("16", "tcp");
+  for (const int victim : {0, 3, kRanks - 1}) {  // accepts, does both, connects
+    SCOPED_TRACE(victim);
+    const auto world = Start(kRanks, [victim](const Side& side, ccl_comm_t comm) {
+      rlimit limit{};
+      EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+      const rlimit none = {.rlim_cur = 3, .rlim_max = limit.rlim_max};
+      EXPECT_EQ(setrlimit(RLIMIT_NOFILE, side.rank() == victim ? &none : &limit), 0);
+      if (!SumUntilError(side, comm)) return 13;
+      EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+      return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+    });
+    world->ExpectAllExited();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const Report& report = world->report(rank);
+      EXPECT_EQ(report.result, CCL_SYSTEM_ERROR) << report.text;
+      EXPECT_TRUE(
+          Matches(report.text, fmt::format("rank {}/8 in op .*Too many open files", victim)))
+          << report.text;
+      EXPECT_FALSE(Matches(report.text, "is lost")) << report.text;
+    }
   }
 }
 

@@ -14,6 +14,7 @@
 #include "faults/fault_test.h"
 #include "faults/interposer.h"
 #include "support/seed.h"
+#include "support/tcp_ends.h"
 #include "world/baseline.h"
 
 namespace inccl::test {
@@ -203,6 +204,32 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
       [&](size_t i, ProcessWorld& world) { Check(cases[i], world); });
 }
 INSTANTIATE_OVER_TRANSPORTS(SyscallsTest);
+
+class FirstUseTest : public FaultTest {};
+
+// Data connections that are made at first use: readiness that a poll which fails does not see is
+// not forgotten.
+TEST_F(FirstUseTest, Row19_PollsThatFailDelayNoConnection) {
+  ForRow("19", "tcp");
+  constexpr uint64_t kFailures = 40;     // each forgotten one would cost seconds
+  constexpr Time kLimit = 20 * kSecond;  // only a hang gets there
+  const LaneSpec spec = {.producer = 0, .consumers = {1}, .slot_bytes = 4096, .depth = 2};
+  for (const int error : {EINTR, ENOMEM}) {
+    for (uint64_t first = 1; first <= 8; ++first) {
+      SCOPED_TRACE(fmt::format("errno {} from poll {} on", error, first));
+      const TcpEnds world = MakeTcpOnDemand(2, tcp::Protection::kAuth, 1);
+      const auto send = world.ends[0]->OpenSend(spec).value();
+      const auto recv = world.ends[1]->OpenRecv(spec).value();
+      interposer::Arm({interposer::kPoll, first, first + kFailures - 1, error});
+      const Time limit = SystemClock().Now() + kLimit;
+      while ((world.ends[0]->unsent() || world.ends[1]->unsent()) && SystemClock().Now() < limit) {
+        for (const auto& end : world.ends) EXPECT_TRUE(end->Progress(SystemClock().Now()).ok());
+      }
+      interposer::Disarm();
+      ASSERT_LT(SystemClock().Now(), limit);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace inccl::test

@@ -135,9 +135,8 @@ Result<int> TcpTransport::Connect(Time until, Status* failure) {
     }
     if (!ended.link.ok()) {
       const Status& status = ended.link.status();
-      if (failure->ok()) {
-        *failure = {status.code(),
-                    fmt::format("tcp: peer {}: {}", ended.plan.peer_name, status.message())};
+      if (failure->ok() || status.code() == Code::kSystemError) {
+        *failure = {status.code(), fmt::format("{}: {}", link->name(), status.message())};
       }
       link->connection(ended.plan.connection)->Fail(status.message());
       continue;
@@ -243,9 +242,11 @@ Result<int> TcpTransport::Progress(Time now) {
   Poll();
   int frames = 0, connected = 0;
   if (connector_ != nullptr && connector_->Due(now)) {
-    Status failure;  // the lanes report the loss of the peer
+    Status failure;
     const Result<int> made = Connect(0, &failure);
     if (!made.ok()) return made;
+    // This rank lacks descriptors, say. Else the lanes report the loss of the peer.
+    if (failure.code() == Code::kSystemError) return failure;
     connected = *made;
   }
   for (PeerLink* const link : attached_) {

@@ -110,8 +110,8 @@ class TcpTransport final : public Transport {
   // A connection has been made.
   Status Open(tcp::PeerLink* link, size_t number, TcpSocket socket);
   // Advances the connections that are being made, waiting until `until` at most. Returns how many
-  // are made now: what strangers do is no progress. *failure: why the first one that has failed
-  // cannot be made.
+  // are made now: what strangers do is no progress. *failure: why one that has failed cannot be
+  // made; kSystemError, which is this rank's, goes before what a peer has done.
   Result<int> Connect(Time until, Status* failure);
 
   const int rank_;
