@@ -134,13 +134,17 @@ Result<Key> KeyExchange::Agree(const PublicKey& peer) const {
       EVP_PKEY_X25519, nullptr, reinterpret_cast<const unsigned char*>(peer.data()), peer.size()));
   const std::unique_ptr<EVP_PKEY_CTX, void (*)(EVP_PKEY_CTX*)> context(
       EVP_PKEY_CTX_new(pair_.get(), nullptr), EVP_PKEY_CTX_free);
+  const bool ready = other != nullptr && context != nullptr &&
+                     EVP_PKEY_derive_init(context.get()) == 1 &&
+                     EVP_PKEY_derive_set_peer(context.get(), other.get()) == 1;
+  if (!ready) return SystemError("libcrypto refuses X25519");  // any bytes are a public key
   Mac secret;
   size_t size = secret.size();
-  const bool agreed =
-      other != nullptr && context != nullptr && EVP_PKEY_derive_init(context.get()) == 1 &&
-      EVP_PKEY_derive_set_peer(context.get(), other.get()) == 1 &&
-      EVP_PKEY_derive(context.get(), Unsigned(secret.data()), &size) == 1 && size == secret.size();
-  if (!agreed) return InvalidUsage("not a public key of X25519");
+  // Some few public keys give zeros.
+  if (EVP_PKEY_derive(context.get(), Unsigned(secret.data()), &size) != 1 ||
+      size != secret.size()) {
+    return InvalidUsage("not a public key of X25519");
+  }
   const Key key(secret);
   Wipe(secret);
   return key;
