@@ -33,12 +33,12 @@ Status Run(const ConnectTerms& terms, Connector* connector) {
 
 }  // namespace
 
-Status ConnectPeers(ConnectTerms terms, std::vector<LinkPlan> plans,
+Status ConnectPeers(ConnectTerms terms, const std::vector<LinkPlan>& plans,
                     std::vector<Listener> listeners, std::vector<Link>* links,
                     std::vector<UniqueFd>* open) {
   terms.expected = plans.size();
   Connector connector(&terms, std::move(listeners));
-  for (LinkPlan& plan : plans) connector.Begin(std::move(plan));
+  for (const LinkPlan& plan : plans) connector.Begin(plan);
   if (Status status = Run(terms, &connector); !status.ok()) {
     connector.MoveTo(open);
     return status;

@@ -72,7 +72,7 @@ struct Listener {
 // peers and numbers. Errors name the peer. After a failure, `open` holds the descriptors; the
 // caller closes them only after it has reported the failure, because a peer that sees them closed
 // earlier would blame this rank.
-Status ConnectPeers(ConnectTerms terms, std::vector<LinkPlan> plans,
+Status ConnectPeers(ConnectTerms terms, const std::vector<LinkPlan>& plans,
                     std::vector<Listener> listeners, std::vector<Link>* links,
                     std::vector<UniqueFd>* open);
 

@@ -40,9 +40,9 @@ Connector::Connector(const ConnectTerms* terms, std::vector<Listener> listeners)
   }
 }
 
-void Connector::Begin(LinkPlan plan) {
+void Connector::Begin(const LinkPlan& plan) {
   const std::pair<int, int> key{plan.peer, plan.connection};
-  entries_.try_emplace(key, terms_, std::move(plan));
+  entries_.try_emplace(key, terms_, plan);
 }
 
 std::vector<int> Connector::Missing() const {

@@ -31,7 +31,7 @@ class Connector {
   Connector(const ConnectTerms* terms, std::vector<Listener> listeners);
 
   // Makes this connection: connects to a lower rank, awaits a higher one.
-  void Begin(LinkPlan plan);
+  void Begin(const LinkPlan& plan);
   // The peers that lack a connection which has begun, each once.
   std::vector<int> Missing() const;
   // Why the first connection that has failed cannot be made; it names the peer.

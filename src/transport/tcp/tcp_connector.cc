@@ -34,11 +34,11 @@ ConnectTerms PeerConnector::Terms(size_t peers, int epoll) {
 }
 
 PeerConnector::PeerConnector(const Options& options, std::vector<Listener> listeners,
-                             std::map<int, PeerPlan> peers, int epoll)
+                             const std::map<int, PeerPlan>& peers, int epoll)
     : options_(options),
       terms_(Terms(peers.size(), epoll)),
       connector_(&terms_, std::move(listeners)) {
-  for (auto& [peer, plan] : peers) peers_[peer].plan = std::move(plan);
+  for (const auto& [peer, plan] : peers) peers_[peer].plan = plan;
 }
 
 LinkPlan PeerConnector::PlanOf(int peer, const PeerState& state, int connection) const {

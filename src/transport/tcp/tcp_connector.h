@@ -38,7 +38,7 @@ class PeerConnector {
   // `peers`, by rank, are those that may connect. Each socket is added to the epoll descriptor,
   // which outlives the connector, with the data nullptr; the owner then calls SetReady.
   PeerConnector(const Options& options, std::vector<bootstrap::Listener> listeners,
-                std::map<int, PeerPlan> peers, int epoll);
+                const std::map<int, PeerPlan>& peers, int epoll);
 
   bool Has(int peer) const { return peers_.contains(peer); }
   const std::string& NameOf(int peer) const { return peers_.at(peer).plan.name; }

@@ -144,7 +144,7 @@ Status TcpFactory::Connect(const Mesh& mesh, const ExchangeTerms& terms) {
                              .sources = options_.listen.sources,
                              .sockets_per_peer = options_.sockets_per_peer,
                              .timeout_ms = terms.timeout_ms},
-      std::move(listeners_), std::move(peers_), transport_->epoll()));
+      std::move(listeners_), peers_, transport_->epoll()));
   // A large communicator does not use most pairs.
   if (mesh.graph.large()) return Status::Ok();
   if (!room.ok()) return room;

@@ -243,7 +243,7 @@ Result<int> TcpTransport::Progress(Time now) {
   int frames = 0, connected = 0;
   if (connector_ != nullptr && connector_->Due(now)) {
     Status failure;
-    const Result<int> made = Connect(0, &failure);
+    Result<int> made = Connect(0, &failure);
     if (!made.ok()) return made;
     // This rank lacks descriptors, say. Else the lanes report the loss of the peer.
     if (failure.code() == Code::kSystemError) return failure;
