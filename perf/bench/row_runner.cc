@@ -152,6 +152,9 @@ Result<RowRunner::Times> RowRunner::RunIterations(bool in_place) {
     if (!fewer.ok()) return fewer.status();
     turns = *fewer;
   }
+  // No rank computes before all have ended the last call, which would take longer for that where
+  // ranks share processors.
+  if (Status s = world_->Barrier(); !s.ok()) return s;
   return times;
 }
 
