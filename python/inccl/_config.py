@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a communicator, and reductions that belong to one."""
+"""The options of a communicator."""
 import ctypes
-import struct
-from ctypes import byref, c_int
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Optional
 
-from ._library import Config, InvalidArgument, check, in_range, lib
-from ._types import datatype
-
-if TYPE_CHECKING:
-    from .communicator import Communicator
+from ._library import Config, InvalidArgument, in_range
 
 
 def config_of(codec: Optional[str] = None, algorithm: Optional[str] = None, channels: int = 0,
@@ -34,40 +28,3 @@ def config_of(codec: Optional[str] = None, algorithm: Optional[str] = None, chan
                   milliseconds("init_timeout", init_timeout),
                   milliseconds("op_timeout", op_timeout), milliseconds("heartbeat", heartbeat),
                   milliseconds("dead_timeout", dead_timeout), text(socket_ifname), text(name))
-
-
-class PremulSum:
-    """A reduction of one communicator: each rank multiplies its input by its scalar, then sums.
-    Ranks create these in the same order. See Communicator.premul_sum."""
-
-    def __init__(self, comm: "Communicator", scalar: float, dtype: Any):
-        self.type = datatype(dtype)
-        self._comm = comm
-        code = c_int()
-        value = _scalar(scalar, self.type)
-        check(lib.ccl_redop_create_premulsum(byref(code), value, self.type, 1, comm._get()))
-        self.code = code.value
-
-    def close(self) -> None:
-        code, self.code = self.code, None
-        if code is not None and self._comm._handle is not None:
-            check(lib.ccl_redop_destroy(code, self._comm._handle))
-
-    def __int__(self):
-        if self.code is None:
-            raise InvalidArgument("op: a closed PremulSum")
-        return self.code
-
-
-def _scalar(value, kind):
-    """`value` as bytes of an element."""
-    name = kind.name.lower()
-    formats = {"int8": "b", "uint8": "B", "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q",
-               "float16": "e", "float32": "f", "float64": "d"}
-    if name in formats:
-        return struct.pack("=" + formats[name],
-                           value if name.startswith("float") else int(value))
-    if name == "bfloat16":  # to nearest, ties to even
-        bits, = struct.unpack("=I", struct.pack("=f", value))
-        return struct.pack("=H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
-    raise InvalidArgument(f"dtype: {name}: no scalars of this type")

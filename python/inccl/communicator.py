@@ -5,15 +5,16 @@ One thread at a time uses a communicator, except for abort, revoke and async_err
 """
 import ctypes
 import os
+import struct
 from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Any, Iterable, List, Optional
 
 from ._buffer_calls import BufferCalls
-from ._config import PremulSum, config_of
+from ._config import config_of
 from ._library import InvalidArgument, InvalidUsage, Result, UniqueId, check, error, in_range, lib
 from ._object_calls import ObjectCalls
 from ._objects import thread_group
-from ._types import View, view
+from ._types import View, datatype, view
 
 __all__ = ["Communicator", "PremulSum", "init", "init_all"]
 
@@ -183,7 +184,7 @@ class Communicator(BufferCalls, ObjectCalls):
         close(); they then access it in place from their next call on."""
         return Registration(self, view(buf, "buf"))
 
-    def premul_sum(self, scalar: float, dtype: Any) -> PremulSum:
+    def premul_sum(self, scalar: float, dtype: Any) -> "PremulSum":
         """A reduction that multiplies this rank's input by `scalar` before the sum."""
         return PremulSum(self, scalar, dtype)
 
@@ -217,6 +218,43 @@ class Registration:
 
     def __exit__(self, *_):
         self.close()
+
+
+class PremulSum:
+    """A reduction of one communicator: each rank multiplies its input by its scalar, then sums.
+    Ranks create these in the same order. See Communicator.premul_sum."""
+
+    def __init__(self, comm: Communicator, scalar: float, dtype: Any):
+        self.type = datatype(dtype)
+        self._comm = comm
+        code = c_int()
+        value = _scalar(scalar, self.type)
+        check(lib.ccl_redop_create_premulsum(byref(code), value, self.type, 1, comm._get()))
+        self.code = code.value
+
+    def close(self) -> None:
+        code, self.code = self.code, None
+        if code is not None and self._comm._handle is not None:
+            check(lib.ccl_redop_destroy(code, self._comm._handle))
+
+    def __int__(self):
+        if self.code is None:
+            raise InvalidArgument("op: a closed PremulSum")
+        return self.code
+
+
+def _scalar(value, kind):
+    """`value` as bytes of an element."""
+    name = kind.name.lower()
+    formats = {"int8": "b", "uint8": "B", "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q",
+               "float16": "e", "float32": "f", "float64": "d"}
+    if name in formats:
+        return struct.pack("=" + formats[name],
+                           value if name.startswith("float") else int(value))
+    if name == "bfloat16":  # to nearest, ties to even
+        bits, = struct.unpack("=I", struct.pack("=f", value))
+        return struct.pack("=H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+    raise InvalidArgument(f"dtype: {name}: no scalars of this type")
 
 
 def init(**config) -> Communicator:
