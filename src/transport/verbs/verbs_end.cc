@@ -135,10 +135,8 @@ Status VerbsEnd::Open() {
   address_.queue_pairs.resize(peers_.size());
   for (int peer = 0; peer < nranks(); ++peer) {
     if (peer == rank_) continue;
-    const size_t rail = RailTo(peer);
-    auto made = std::make_unique<Peer>(rank_, peer, &rails_->device(rail), rails_->queues(rail),
-                                       rails_->InboxOf(rail, peer), rails_->OutboxOf(rail, peer));
-    status = made->CreateQueuePair(rails_->depth(rail));
+    auto made = std::make_unique<Peer>(rank_, peer, rails_.get(), RailTo(peer), &memory_);
+    status = made->CreateQueuePair();
     if (!status.ok()) return status;
     address_.queue_pairs[static_cast<size_t>(peer)] = made->queue_pair();
     peers_[static_cast<size_t>(peer)] = std::move(made);
@@ -212,8 +210,7 @@ Result<std::unique_ptr<SendLane>> VerbsEnd::OpenSend(const LaneSpec& spec) {
   if (!end.ok()) return end.status();
   opened_send_.insert(spec.Key());
   memory_bytes_ += (*end)->slots.memory.memory.bytes();
-  return std::unique_ptr<SendLane>(
-      new VerbsSendLane(*end, peer, &memory_, RailTo(peer->peer()), &counters_));
+  return std::unique_ptr<SendLane>(new VerbsSendLane(*end, peer, &memory_, &counters_));
 }
 
 Result<std::unique_ptr<RecvLane>> VerbsEnd::OpenRecv(const LaneSpec& spec) {

@@ -43,17 +43,10 @@ Result<Span> VerbsSendLane::TryAcquire() {
 // A call waits for the completions of what is sent in place, and a small payload is copied faster.
 bool VerbsSendLane::SendsFrom(const std::byte* data, size_t bytes) const {
   constexpr size_t kLeastInPlace = 4096;
-  return bytes >= kLeastInPlace && memory_->At(data, bytes, rail_).data != nullptr;
+  return bytes >= kLeastInPlace && memory_->Holds(data, bytes);
 }
 
 Status VerbsSendLane::PublishFrom(const SliceHeader& header, const std::byte* data) {
-  const CallerMemory::Source from = memory_->At(data, header.bytes, rail_);
-  if (from.data != nullptr) return Send(header, from);
-  return InvalidUsage(fmt::format("{}: {} bytes are sent from memory that is not registered",
-                                  Describe(end_->spec), header.bytes));
-}
-
-Status VerbsSendLane::Send(const SliceHeader& header, const CallerMemory::Source& from) {
   if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
   if (Status status = peer_->Lost(); !status.ok()) return status;
   acquired_ = false;
@@ -66,7 +59,7 @@ Status VerbsSendLane::Send(const SliceHeader& header, const CallerMemory::Source
   frame.slice = header.slice;
   frame.signature = header.signature;
   if (header.is_input) frame.credit_lane = kIsInput;
-  return peer_->Send(end_, frame, from);
+  return peer_->Send(end_, frame, data);
 }
 
 Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {

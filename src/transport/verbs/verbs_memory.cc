@@ -114,12 +114,15 @@ void CallerMemory::Clear() {
   entries_.clear();
 }
 
-CallerMemory::Source CallerMemory::At(const std::byte* data, size_t bytes, size_t device) const {
+const CallerMemory::Entry* CallerMemory::Find(const std::byte* data, size_t bytes) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& entry) { return entry.Covers(data, bytes); });
+  return found == entries_.end() ? nullptr : &*found;
+}
+
+bool CallerMemory::Holds(const std::byte* data, size_t bytes) const {
   const MutexLock lock(&mutex_);
-  for (const Entry& entry : entries_) {
-    if (entry.Covers(data, bytes)) return {.data = data, .key = entry.regions[device]->lkey};
-  }
-  return {};
+  return Find(data, bytes) != nullptr;
 }
 
 void CallerMemory::OnReplace(const std::byte* begin, const std::byte* end) {

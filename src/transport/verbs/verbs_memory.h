@@ -34,12 +34,19 @@ class CallerMemory final : public FreeObserver {
   // Ends all registrations.
   void Clear();
 
-  // Memory that a device, by its number, can read; `data` is nullptr if it cannot.
-  struct Source {
-    const std::byte* data = nullptr;
-    uint32_t key = 0;
-  };
-  Source At(const std::byte* data, size_t bytes, size_t device) const;
+  // True if the devices can read this memory, until another thread frees or replaces it.
+  bool Holds(const std::byte* data, size_t bytes) const;
+  // Calls post(key) with the key by which a device, by its number, reads this memory. The
+  // registration does not end before `post` has returned. Returns false if there is none (any
+  // more).
+  template <typename Post>
+  bool Use(const std::byte* data, size_t bytes, size_t device, const Post& post) const {
+    const MutexLock lock(&mutex_);
+    const Entry* const entry = Find(data, bytes);
+    if (entry == nullptr) return false;
+    post(entry->regions[device]->lkey);
+    return true;
+  }
 
   void OnFree(const std::byte* begin, const std::byte* end) override;
   void OnReplace(const std::byte* begin, const std::byte* end) override;
@@ -61,6 +68,7 @@ class CallerMemory final : public FreeObserver {
   };
   Result<Entry*> Make(uint64_t memory, const std::byte* data, size_t bytes, bool keep)
       INCCL_REQUIRES(mutex_);
+  const Entry* Find(const std::byte* data, size_t bytes) const INCCL_REQUIRES(mutex_);
 
   const std::vector<const Device*> devices_;
   mutable Mutex mutex_;
