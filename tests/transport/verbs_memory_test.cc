@@ -37,13 +37,14 @@ class VerbsMemoryTest : public VerbsTest {
   }
   // Registered by this test, beside what the transport has for itself.
   uint64_t Locked() const { return fake::Get().LockedBytes() - locked_; }
-  bool SendsFrom(const std::byte* data) const { return send_->SendsFrom(data, kSlotBytes); }
+  bool SendsFrom(const std::byte* data) const { return send_->SendsFrom(data, kSlotBytes, false); }
   // Sends from `data` and expects the bytes that are there now.
   void SendFrom(const std::byte* data, uint32_t bytes, bool is_input = false) {
     const Span slot = send_->TryAcquire().value();
     ASSERT_NE(slot.data, nullptr);
     std::memset(slot.data, 0xee, bytes);
-    ASSERT_TRUE(send_->PublishFrom({.bytes = bytes, .slice = 3, .is_input = is_input}, data).ok());
+    ASSERT_TRUE(
+        send_->PublishFrom({.bytes = bytes, .slice = 3, .is_input = is_input}, data, false).ok());
     Pump();
     EXPECT_FALSE(ends_[0]->unsent());
     RecvLane::Incoming incoming;
@@ -70,7 +71,7 @@ TEST_F(VerbsMemoryTest, AnyHostMemoryIsSentFromInPlace) {
   EXPECT_EQ(Locked(), memory.size());
   EXPECT_TRUE(SendsFrom(memory.data() + memory.size() - kSlotBytes));
   EXPECT_FALSE(SendsFrom(memory.data() + memory.size() - kSlotBytes + 1));
-  EXPECT_FALSE(send_->SendsFrom(memory.data(), 100));  // sooner copied
+  EXPECT_FALSE(send_->SendsFrom(memory.data(), 100, false));  // sooner copied
   SendFrom(memory.data() + 1, kSlotBytes, true);
   SendFrom(memory.data() + memory.size() - 7, 7);
   EXPECT_EQ(fake::Get().Count().gathered, 2u);
@@ -141,7 +142,7 @@ TEST_F(VerbsMemoryTest, ARegistrationThatEndsBeforeTheSliceIsPostedIsNotUsed) {
       }
       ASSERT_NE(send_->TryAcquire().value().data, nullptr);
       if (!queued) end_registration();
-      ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes, .slice = 2}, memory).ok());
+      ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes, .slice = 2}, memory, false).ok());
       if (queued) {
         EXPECT_TRUE(ends_[0]->unsent());
         end_registration();
@@ -178,7 +179,7 @@ TEST_F(VerbsMemoryTest, ASliceIsUnsentUntilTheDeviceHasReadIt) {
   Pump();
   EXPECT_FALSE(ends_[0]->unsent());  // the device has it in the slot
   ASSERT_NE(send_->TryAcquire().value().data, nullptr);
-  ASSERT_TRUE(send_->PublishFrom({.bytes = 100}, memory.data()).ok());
+  ASSERT_TRUE(send_->PublishFrom({.bytes = 100}, memory.data(), false).ok());
   Pump();
   EXPECT_TRUE(ends_[0]->unsent());
   fake::Get().Hold(QueuePairOf(0), false);
@@ -232,7 +233,7 @@ TEST_F(VerbsMemoryTest, PagesThatAreReplacedAreNotSent) {
   ASSERT_TRUE(Register(memory, kBytes, false).ok());
   fake::Get().Hold(QueuePairOf(0), true);
   ASSERT_NE(send_->TryAcquire().value().data, nullptr);
-  ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes, .slice = 3}, memory).ok());
+  ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes, .slice = 3}, memory, false).ok());
   ASSERT_TRUE(HostAllocator::Instance()
                   .RevokeAccess(memory, memory + kBytes, HostAllocator::Contents::kKept)
                   .ok());
@@ -286,7 +287,7 @@ TEST_F(VerbsMemoryTest, AFailedCallEndsRegistrationsAndConnections) {
   EXPECT_EQ(Locked(), kSlotBytes);
   fake::Get().Hold(QueuePairOf(0), true);  // the network is slow
   ASSERT_NE(send_->TryAcquire().value().data, nullptr);
-  ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes}, memory.data()).ok());
+  ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes}, memory.data(), false).ok());
   ends_[0]->DropUnsent();
   EXPECT_EQ(Locked(), 0u);
   for (const fake::Connection& connection : fake::Get().Connections()) {

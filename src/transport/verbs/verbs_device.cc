@@ -173,6 +173,17 @@ void ForEachPort(const Library& ibv, const VerbsPortOptions& options, const Use&
   }
 }
 
+// A driver that knows dma-bufs reports that this descriptor is none.
+std::string WhyNoDmaBufs(const Library& ibv, ibv_pd* pd) {
+  if (ibv.reg_dmabuf_mr == nullptr) {
+    return "libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 or later)";
+  }
+  errno = 0;
+  const MemoryRegion none((ibv.reg_dmabuf_mr)(pd, 0, 0, 0, -1, 0), ibv.ibv_dereg_mr);
+  if (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT) return "";
+  return fmt::format("its driver registers no dma-bufs: {}", std::strerror(errno));
+}
+
 std::string LockedMemoryLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "no limit";
@@ -260,6 +271,21 @@ Result<MemoryRegion> Device::Register(void* data, size_t bytes, Writer writer) c
       name(), bytes >> 10, std::strerror(error), LockedMemoryLimit()));
 }
 
+Result<MemoryRegion> Device::Register(const DmaBuf& buffer) const {
+  MemoryRegion region(
+      (ibv_->reg_dmabuf_mr)(pd_.get(), buffer.offset, buffer.bytes,
+                            reinterpret_cast<uint64_t>(buffer.data), buffer.file.get(), 0),
+      ibv_->ibv_dereg_mr);
+  if (region != nullptr) return region;
+  return SystemErrorErrno(
+      fmt::format("{}: registration of {} bytes of a GPU", name(), buffer.bytes), errno);
+}
+
+Status Device::RegistersDmaBufs() const {
+  const std::string why_not = WhyNoDmaBufs(*ibv_, pd_.get());
+  return why_not.empty() ? Status::Ok() : InvalidUsage(fmt::format("{}: {}", name(), why_not));
+}
+
 std::string Device::PortTrouble() const {
   ibv_port_attr now{};
   if (QueryPort(*ibv_, context_.get(), port_, &now) != 0) {
@@ -280,9 +306,16 @@ Result<std::vector<VerbsPort>> ListVerbsPorts(const VerbsPortOptions& options) {
   Result<const verbs::Library*> ibv = verbs::Load();
   if (!ibv.ok()) return ibv.status();
   std::vector<VerbsPort> ports;
-  verbs::ForEachPort(**ibv, options,
-                     [&](const VerbsPort& port, const auto&, const auto&, const auto&,
-                         const auto&) { ports.push_back(port); });
+  verbs::ForEachPort(
+      **ibv, options,
+      [&](VerbsPort port, const verbs::Context* context, const auto&, const auto&, const auto&) {
+        if (*context != nullptr) {
+          const verbs::ProtectionDomain pd(((*ibv)->ibv_alloc_pd)(context->get()),
+                                           (*ibv)->ibv_dealloc_pd);
+          if (pd != nullptr) port.why_no_dma_bufs = verbs::WhyNoDmaBufs(**ibv, pd.get());
+        }
+        ports.push_back(std::move(port));
+      });
   return ports;
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/fd.h"
 #include "base/status.h"
+#include "device/device.h"
 #include "transport/verbs/verbs_library.h"
 #include "transport/verbs/verbs_ports.h"
 
@@ -38,6 +39,10 @@ class Device {
   Result<RegisteredMemory> Allocate(size_t bytes, Writer writer) const;
   // Registers memory, with the same error. Writer::kThisRank: the device only reads it.
   Result<MemoryRegion> Register(void* data, size_t bytes, Writer writer) const;
+  // Registers memory of a GPU, which the device only reads.
+  Result<MemoryRegion> Register(const DmaBuf& buffer) const;
+  // Whether it can do so: kInvalidUsage says why not.
+  Status RegistersDmaBufs() const;
 
   // "rxe0 port 1 is DOWN", or "" while the port is active.
   std::string PortTrouble() const;

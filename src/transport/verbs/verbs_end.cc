@@ -25,6 +25,14 @@ constexpr Time kCreditsGrace = 20 * kMillisecond;  // a peer that has left takes
 constexpr int kIdlePolls = 64;
 constexpr Time kTrialPause = 100 * kMicrosecond;
 
+// A CRC is not made of what the processor cannot read.
+Status GpuMemory(tcp::Protection protection) {
+  if (protection == tcp::Protection::kNone) return Status::Ok();
+  return InvalidUsage(
+      fmt::format("memory of a GPU goes through slots with INCCL_NET_SECURITY={}, not with none",
+                  tcp::Name(protection)));
+}
+
 void Pause(Time time) {
   const timespec pause = {.tv_sec = 0, .tv_nsec = time};
   nanosleep(&pause, nullptr);
@@ -36,7 +44,7 @@ class VerbsEnd final : public VerbsTransport {
       : rank_(rank),
         options_(options),
         rails_(std::move(rails)),
-        memory_(rails_->devices()),
+        memory_(rails_->devices(), GpuMemory(options.protection)),
         peers_(static_cast<size_t>(nranks)) {}
   ~VerbsEnd() override { Quiesce(SystemClock().Now() + kCloseLimit); }
 
@@ -57,7 +65,7 @@ class VerbsEnd final : public VerbsTransport {
   }
   void Deregister(const MemoryHandle& memory) override { memory_.Deregister(memory); }
   Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
-    return CallerMemory::CanRegister(data, bytes, on_device);
+    return memory_.CanRegister(data, bytes, on_device);
   }
   Result<int> Progress(Time now) override;
   bool unsent() const override;

@@ -41,12 +41,13 @@ Result<Span> VerbsSendLane::TryAcquire() {
 }
 
 // A call waits for the completions of what is sent in place, and a small payload is copied faster.
-bool VerbsSendLane::SendsFrom(const std::byte* data, size_t bytes) const {
+bool VerbsSendLane::SendsFrom(const std::byte* data, size_t bytes, bool /*on_device*/) const {
   constexpr size_t kLeastInPlace = 4096;
   return bytes >= kLeastInPlace && memory_->Holds(data, bytes);
 }
 
-Status VerbsSendLane::PublishFrom(const SliceHeader& header, const std::byte* data) {
+Status VerbsSendLane::PublishFrom(const SliceHeader& header, const std::byte* data,
+                                  bool on_device) {
   if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
   if (Status status = peer_->Lost(); !status.ok()) return status;
   acquired_ = false;
@@ -58,7 +59,7 @@ Status VerbsSendLane::PublishFrom(const SliceHeader& header, const std::byte* da
   frame.bytes = header.bytes;
   frame.slice = header.slice;
   frame.signature = header.signature;
-  if (header.is_input) frame.credit_lane = kIsInput;
+  frame.credit_lane = (header.is_input ? kIsInput : 0) | (on_device ? kUnread : 0);
   return peer_->Send(end_, frame, data);
 }
 
@@ -71,7 +72,7 @@ Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {
   incoming->header = {.bytes = frame.bytes,
                       .slice = frame.slice,
                       .signature = frame.signature,
-                      .is_input = frame.credit_lane == kIsInput};
+                      .is_input = (frame.credit_lane & kIsInput) != 0};
   incoming->payload = end_->slots.payload(end_->released);
   incoming->target = nullptr;
   peeked_ = true;

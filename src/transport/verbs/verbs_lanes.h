@@ -71,9 +71,9 @@ class VerbsSendLane final : public SendLane {
   VerbsSendLane(SendEnd* end, Peer* peer, const CallerMemory* memory, TransportCounters* counters)
       : end_(end), peer_(peer), memory_(memory), counters_(counters) {}
   Result<Span> TryAcquire() override;
-  Status Publish(const SliceHeader& header) override { return PublishFrom(header, nullptr); }
-  bool SendsFrom(const std::byte* data, size_t bytes) const override;
-  Status PublishFrom(const SliceHeader& header, const std::byte* data) override;
+  Status Publish(const SliceHeader& header) override { return PublishFrom(header, nullptr, false); }
+  bool SendsFrom(const std::byte* data, size_t bytes, bool on_device) const override;
+  Status PublishFrom(const SliceHeader& header, const std::byte* data, bool on_device) override;
   bool marks_inputs() const override { return true; }
   const LaneSpec& spec() const override { return end_->spec; }
 

@@ -131,7 +131,9 @@ Status Peer::Send(SendEnd* end, const FrameHeader& frame, const std::byte* from)
   // Only encryption, which this transport does not have, would write to the payload.
   std::byte* const payload =
       from != nullptr ? const_cast<std::byte*>(from) : end->slots.payload(slice);
-  Status sealed = out_guard_->Seal(&header, {payload, header.bytes});
+  const bool unread = (header.credit_lane & kUnread) != 0;
+  Status sealed =
+      unread ? out_guard_->SealUnread(&header) : out_guard_->Seal(&header, {payload, header.bytes});
   if (!sealed.ok()) return sealed;
   *reinterpret_cast<FrameHeader*>(end->slots.frame(slice)) = header;
   SendEnd::Slot& slot = end->under_way[slice % end->spec.depth];
@@ -166,7 +168,8 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
   const auto slot = static_cast<uint16_t>(slice % end->spec.depth);
   SendEnd::Slot& under_way = end->under_way[slot];
   std::byte* const frame = end->slots.frame(slice);
-  const uint32_t bytes = reinterpret_cast<const FrameHeader*>(frame)->bytes;
+  const auto* const header = reinterpret_cast<const FrameHeader*>(frame);
+  const uint32_t bytes = header->bytes;
   const std::byte* const from = bytes > 0 ? under_way.from : nullptr;
   std::array<ibv_sge, 2> pieces{};
   pieces[0] = {.addr = reinterpret_cast<uint64_t>(frame),
@@ -185,7 +188,9 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
     request.num_sge = 2;
     posted = Post(&request);
   });
-  if (!in_place) {
+  if (!in_place && (header->credit_lane & kUnread) != 0 && from != nullptr) {
+    Fail("memory of a GPU was freed while a call was sending it");
+  } else if (!in_place) {
     // The registration has ended since SendsFrom.
     if (from != nullptr) std::memcpy(end->slots.payload(slice), from, bytes);
     posted = Post(&request);
