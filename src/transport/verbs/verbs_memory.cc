@@ -26,7 +26,10 @@ const Status& Refused() {
 CallerMemory::CallerMemory(std::vector<const Device*> devices, Status gpus)
     : devices_(std::move(devices)), gpus_(std::move(gpus)), last_own_(kOwnMemory) {
   for (const Device* const device : devices_) {
-    if (gpus_.ok()) gpus_ = device->RegistersDmaBufs();
+    const std::string& why_not = device->info().why_no_dma_bufs;
+    if (gpus_.ok() && !why_not.empty()) {
+      gpus_ = InvalidUsage(fmt::format("{}: {}", device->name(), why_not));
+    }
   }
   HostAllocator::Instance().Observe(this);
 }

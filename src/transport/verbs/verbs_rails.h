@@ -47,7 +47,7 @@ class Rails final : public WakeupSource {
     uint32_t depth = 0;
   };
   static Slots Part(const RegisteredMemory& memory, int peer);
-  static Result<Rail> OpenOne(int nranks, Device device);
+  static Result<Rail> OpenOne(int nranks, std::unique_ptr<Device> device);
 
   std::vector<Rail> rails_;
   UniqueFd epoll_;  // of all completion channels, if there are several

@@ -124,6 +124,7 @@ struct Fabric {
   std::vector<std::unique_ptr<FakeDevice>> devices;
   std::map<uint32_t, FakeQp*> pairs;
   std::map<uint32_t, FakeMr*> regions;
+  std::map<ibv_context*, int> domains;  // of each context
   uint32_t next_number = 100, next_key = 1000;
   uint64_t locked = 0, objects = 0;
   Counters counters;
@@ -612,6 +613,8 @@ ibv_context* ibv_open_device(ibv_device* device) {
 }
 int ibv_close_device(ibv_context* context) {
   const Lock lock(fabric().mutex);
+  if (fabric().domains[context] != 0) Misuse("a device is closed that has a protection domain");
+  fabric().domains.erase(context);
   --fabric().objects;
   delete context;
   return 0;
@@ -665,11 +668,13 @@ ibv_pd* ibv_alloc_pd(ibv_context* context) {
   const Lock lock(fabric().mutex);
   auto* const pd = new ibv_pd{};
   pd->context = context;
+  ++fabric().domains[context];
   ++fabric().objects;
   return pd;
 }
 int ibv_dealloc_pd(ibv_pd* pd) {
   const Lock lock(fabric().mutex);
+  --fabric().domains[pd->context];
   --fabric().objects;
   delete pd;
   return 0;
