@@ -51,7 +51,7 @@ Status Peer::CreateQueuePair() {
 }
 
 Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
-                     const ConnectionOptions& options, std::string name) {
+                     const VerbsOptions& options, std::string name) {
   const RailAddress& mine = this_rank.rails[rail_];
   const RailAddress& theirs = other.rails[RailOf(rank_, peer_, other.rails.size())];
   const auto failed = [&](const std::string& why) {
@@ -79,7 +79,7 @@ Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
   std::memcpy(ready.ah_attr.grh.dgid.raw, theirs.gid.data(), theirs.gid.size());
   ready.ah_attr.grh.sgid_index = device_->gid_index();
   ready.ah_attr.grh.hop_limit = kHopLimit;
-  ready.ah_attr.grh.traffic_class = options.traffic_class;
+  ready.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
   int error =
       (ibv.ibv_modify_qp)(queue_pair_.get(), &ready,
                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -88,7 +88,7 @@ Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
     ibv_qp_attr sending{};
     sending.qp_state = IBV_QPS_RTS;
     sending.sq_psn = this_rank.PacketNumberTo(peer_);
-    sending.timeout = options.timeout;
+    sending.timeout = static_cast<uint8_t>(options.timeout);
     sending.retry_cnt = kRetries;
     sending.rnr_retry = kNotReadyRetries;
     sending.max_rd_atomic = 1;

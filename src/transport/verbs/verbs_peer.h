@@ -21,15 +21,10 @@
 #include "transport/tcp/tcp_frame.h"
 #include "transport/verbs/verbs_lanes.h"
 #include "transport/verbs/verbs_rails.h"
+#include "transport/verbs/verbs_transport.h"
 #include "transport/verbs/verbs_wire.h"
 
 namespace inccl::verbs {
-
-// How a queue pair connects.
-struct ConnectionOptions {
-  uint8_t traffic_class = 0;  // INCCL_IB_TC
-  uint8_t timeout = 14;       // INCCL_IB_TIMEOUT: 4.096 us * 2^timeout until a retry
-};
 
 class Peer {
  public:
@@ -40,7 +35,7 @@ class Peer {
   uint32_t queue_pair() const { return queue_pair_->qp_num; }
   // `name` begins the errors: "rank 0: verbs: peer 1@host:pid".
   Status Connect(const RankAddress& this_rank, const RankAddress& other,
-                 const ConnectionOptions& options, std::string name);
+                 const VerbsOptions& options, std::string name);
   bool connected() const { return !name_.empty(); }
   // Called after Connect and before lanes are opened.
   void Protect(tcp::FrameGuard out, tcp::FrameGuard in) {
