@@ -524,7 +524,8 @@ CCL_API ccl_result_t ccl_mem_free(void* ptr);
  * call that uses them.
  *
  * Over RDMA (the transport verbs) devices send from registered memory, and any host memory can be
- * registered; deregister it before you free it. Elsewhere other memory cannot be exported; the call
+ * registered, with INCCL_NET_SECURITY=none also any memory of a GPU of which the driver makes
+ * dma-bufs; deregister it before you free it. Elsewhere other memory cannot be exported; the call
  * then sets *handle to NULL, succeeds, and logs the reason (INCCL_DEBUG=INFO,
  * INCCL_DEBUG_SUBSYS=TRANSPORT). Calls on such memory copy as before.
  *

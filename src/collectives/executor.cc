@@ -256,7 +256,7 @@ Status CollectiveRequest::Complete(const BoundStrand& strand, const BoundStep& s
     FAULT_POINT("executor.before_publish");
     Status published = outgoing.payload == nullptr
                            ? operand.send->Publish(header)
-                           : operand.send->PublishFrom(header, outgoing.payload);
+                           : operand.send->PublishFrom(header, outgoing.payload, call_.on_device);
     if (!published.ok()) return published;
     FAULT_POINT("executor.after_publish");
     if (header.source.region != 0) {

@@ -34,10 +34,10 @@ struct RequestArgs {
   // The output, from which peers read the parts of the result that this rank has made.
   MemoryHandle registered_result = {};
   bool until_read = false;  // the call does not end before the peers have read its slices
-  // Lanes may send elements from the caller's input and output, both in host memory. In place,
-  // input may be sent only if no result of an element comes before the rank's own part of it has
-  // arrived at its consumers.
+  // Lanes may send elements from the caller's input and output. In place, input may be sent only if
+  // no result of an element comes before the rank's own part of it has arrived at its consumers.
   bool sends_input = false, sends_output = false;
+  bool on_device = false;  // input and output
 };
 
 struct RequestStats {

@@ -92,7 +92,9 @@ const std::byte* CollectiveRequest::SentFrom(const BoundStrand& strand, const Bo
                        operand.send->marks_inputs();
     if (call_.codec->InputIsPayload() || header->is_input) from = InputAt(range);
   }
-  if (from != nullptr && operand.send->SendsFrom(from, state.raw_bytes)) return from;
+  if (from != nullptr && operand.send->SendsFrom(from, state.raw_bytes, call_.on_device)) {
+    return from;
+  }
   header->is_input = false;
   return nullptr;
 }

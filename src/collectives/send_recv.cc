@@ -107,15 +107,15 @@ Result<bool> SendRecvRequest::SendSlice(int peer, Direction* direction) {
   const auto bytes =
       static_cast<uint32_t>(std::min<uint64_t>(message.bytes - message.moved, slots_.data_bytes));
   const auto* const from = static_cast<const std::byte*>(message.call.send) + message.moved;
-  const bool in_place = direction->send->SendsFrom(from, bytes);
+  const bool in_place = direction->send->SendsFrom(from, bytes, false);
   if (!in_place) Copy(slot->data, from, bytes, copies_.slots);
   FAULT_POINT("send_recv.before_publish");
   const SliceHeader header{
       .bytes = bytes,
       .slice = direction->slice,
       .signature = Signature(direction->messages, message.call.type, message.call.count)};
-  Status status =
-      in_place ? direction->send->PublishFrom(header, from) : direction->send->Publish(header);
+  Status status = in_place ? direction->send->PublishFrom(header, from, false)
+                           : direction->send->Publish(header);
   if (!status.ok()) return status;
   message.moved += bytes;
   return true;

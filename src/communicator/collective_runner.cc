@@ -253,8 +253,9 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
                   .registered_output = zero_copy_.output(),
                   .registered_result = zero_copy_.result(),
                   .until_read = way.until_read,
-                  .sends_input = engine == nullptr && SendsInput(call, plan.choice.algorithm),
-                  .sends_output = engine == nullptr});
+                  .sends_input = SendsInput(call, plan.choice.algorithm),
+                  .sends_output = engine == nullptr,
+                  .on_device = engine != nullptr});
   // Calls with zero copy hardly use slots.
   const bool learns = non_temporal_slots && StorePolicy::Learns(moved) && !zero_copy_.any();
   const Time start = learns ? SystemClock().Now() : 0;

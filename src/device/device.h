@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/fd.h"
 #include "base/status.h"
 
 namespace inccl {
@@ -68,10 +69,18 @@ struct DeviceShare {
   Handle handle{};
 };
 
+// Device memory in the form that other devices of the machine read (a dma-buf): whole pages.
+struct DmaBuf {
+  UniqueFd file;
+  uint64_t offset = 0;  // of `data` in the file
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
 // All devices of this process. Any thread may call any function at any time.
 class Device {
  public:
-  static constexpr uint32_t kVersion = 4;  // of this interface
+  static constexpr uint32_t kVersion = 5;  // of this interface
 
   virtual ~Device() = default;
   virtual int Count() = 0;
@@ -110,6 +119,8 @@ class Device {
   // Close after all use has ended.
   virtual Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) = 0;
   virtual void Close(int device, std::byte* memory) = 0;
+  // The pages that hold [memory, memory + bytes). Fails if other devices cannot read them.
+  virtual Result<DmaBuf> DmaBufOf(const void* memory, size_t bytes) = 0;
   // Bytes from `memory` to the end of its allocation on `device`; 0 if unknown.
   virtual size_t BytesFrom(int device, const std::byte* memory) = 0;
   // Registers host memory of this process, in whole pages, so that devices access it like memory of

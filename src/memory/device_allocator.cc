@@ -7,6 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "memory/host_allocator.h"
+
 namespace inccl {
 
 DeviceAllocator& DeviceAllocator::Instance() {
@@ -71,8 +73,8 @@ Result<void*> DeviceAllocator::Allocate(Device* device, int number, size_t bytes
                     memory.status().message(), kept));
   }
   try {
-    auto piece = std::make_shared<Piece>(device, number, bytes);
     const MutexLock lock(&mutex_);
+    auto piece = std::make_shared<Piece>(device, number, bytes, ++last_id_);
     pieces_.insert_or_assign(*memory, std::move(piece));
     ++count_;
   } catch (...) {
@@ -94,6 +96,7 @@ bool DeviceAllocator::Free(void* data) {
     if (forked_) return true;
   }
   Piece& piece = *taken.mapped();
+  HostAllocator::Instance().Announce(taken.key(), taken.key() + piece.bytes);
   const bool shared = [&] {
     const MutexLock lock(&piece.mutex);
     return piece.share.id != 0;
@@ -118,9 +121,13 @@ DeviceAllocator::Pieces::iterator DeviceAllocator::Holding(const std::byte* data
   return found;
 }
 
-bool DeviceAllocator::Holds(const void* data, size_t bytes) {
+DeviceShare DeviceAllocator::PieceOf(const void* data, size_t bytes) {
+  if (count_.load(std::memory_order_relaxed) == 0) return {};
   const MutexLock lock(&mutex_);
-  return Holding(static_cast<const std::byte*>(data), bytes) != pieces_.end();
+  const auto found = Holding(static_cast<const std::byte*>(data), bytes);
+  if (forked_ || found == pieces_.end()) return {};
+  const Piece& piece = *found->second;
+  return {piece.id, const_cast<std::byte*>(found->first), piece.bytes, {}};
 }
 
 DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
@@ -141,7 +148,10 @@ DeviceShare DeviceAllocator::Find(const void* data, size_t bytes) {
     piece->asked = true;
     if (piece->bytes < piece->device->ShareGranularity()) return {};
     const Result<DeviceShare> share = piece->device->Share(begin, piece->bytes);
-    if (share.ok()) piece->share = *share;
+    if (share.ok()) {
+      piece->share = *share;
+      piece->share.id = piece->id;
+    }
   }
   return piece->share;
 }

@@ -27,7 +27,8 @@ class DeviceAllocator {
   static DeviceAllocator& Instance();
 
   Result<void*> Allocate(Device* device, int number, size_t bytes);
-  // Waits for the device. Returns false if `data` is not from Allocate or is freed already.
+  // Waits for the device, after the HostAllocator's observers have learnt of it. Returns false if
+  // `data` is not from Allocate or is freed already.
   bool Free(void* data);
 
   // The handle by which peers open the piece that contains [data, data + bytes). Its id is 0 if no
@@ -35,19 +36,20 @@ class DeviceAllocator {
   // Device::ShareGranularity. The device is asked once per piece.
   DeviceShare Find(const void* data, size_t bytes);
 
-  // True if a piece contains the range.
-  bool Holds(const void* data, size_t bytes);
+  // The same without a handle, so that a freed piece goes back to the device.
+  DeviceShare PieceOf(const void* data, size_t bytes);
 
   // Drops all pieces of a device that ends. For tests.
   void Forget(const Device* device);
 
  private:
   struct Piece {
-    Piece(Device* on, int device_number, size_t size)
-        : device(on), number(device_number), bytes(size) {}
+    Piece(Device* on, int device_number, size_t size, uint64_t own_id)
+        : device(on), number(device_number), bytes(size), id(own_id) {}
     Device* const device;
     const int number;
     const size_t bytes;  // as the device was asked
+    const uint64_t id;   // never reused
     Mutex mutex;         // taken before the device's, and not together with mutex_
     bool asked INCCL_GUARDED_BY(mutex) = false;
     DeviceShare share INCCL_GUARDED_BY(mutex);  // id 0: none
@@ -62,7 +64,8 @@ class DeviceAllocator {
 
   Mutex mutex_;
   Pieces pieces_ INCCL_GUARDED_BY(mutex_);
-  Pieces kept_ INCCL_GUARDED_BY(mutex_);          // freed, and shown by Find before
+  Pieces kept_ INCCL_GUARDED_BY(mutex_);  // freed, and shown by Find before
+  uint64_t last_id_ INCCL_GUARDED_BY(mutex_) = 0;
   bool forked_ INCCL_GUARDED_BY(mutex_) = false;  // since there were some
   std::atomic<size_t> count_{0};                  // of pieces_
 };

@@ -99,6 +99,11 @@ void HostAllocator::Forget(FreeObserver* observer) {
   std::erase(observers_, observer);
 }
 
+void HostAllocator::Announce(const std::byte* begin, const std::byte* end) {
+  const MutexLock lock(&observers_mutex_);
+  for (FreeObserver* const observer : observers_) observer->OnFree(begin, end);
+}
+
 Status HostAllocator::Free(void* data) {
   const MutexLock observers(&observers_mutex_);
   const MutexLock lock(&mutex_);

@@ -36,6 +36,8 @@ class HostAllocator {
   // From here on, until Forget, the observer is called. A child of fork has no observers.
   void Observe(FreeObserver* observer);
   void Forget(FreeObserver* observer);
+  // Tells the observers that memory of another allocator is about to be freed.
+  void Announce(const std::byte* begin, const std::byte* end);
 
   // Returns zeroed whole pages.
   Result<void*> Allocate(size_t bytes);

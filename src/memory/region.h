@@ -30,6 +30,9 @@ struct Region {
 // The region that contains [data, data + bytes). Any thread. The Status of memory without one is
 // constant, because calls on ordinary memory ask, too; WhyNoRegion gives the reason.
 Result<Region> FindRegion(const void* data, size_t bytes, bool on_device);
+// The same piece of ccl_mem_alloc_device with the same generation, but without a handle; an empty
+// region if there is none.
+Region FindOnDevice(const void* data, size_t bytes);
 Status WhyNoRegion(const void* data, size_t bytes, bool on_device);
 
 // Opens device memory that peers have exported. The address it returns need not be accessible to

@@ -36,6 +36,26 @@ Status ReleaseError(const LaneSpec& spec) {
   return InvalidUsage(fmt::format("{}: Release without a peeked slice", Describe(spec)));
 }
 
+Status CheckPeer(int rank, int peer, int nranks) {
+  if (peer >= 0 && peer < nranks && peer != rank) return Status::Ok();
+  return InvalidArgument(
+      fmt::format("rank {}: peer {} is not another one of {} ranks", rank, peer, nranks));
+}
+
+Status AttachedTwice(int rank, int peer) {
+  return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank, peer));
+}
+
+Status NotAttached(int rank, const LaneSpec& spec, int peer) {
+  return InvalidUsage(
+      fmt::format("rank {}: {}: peer rank {} is not attached", rank, Describe(spec), peer));
+}
+
+Status OpenedTwice(int rank, const LaneSpec& spec, LaneSide side) {
+  return InvalidUsage(fmt::format("rank {}: {} is opened twice for {}", rank, Describe(spec),
+                                  side == LaneSide::kSend ? "sending" : "receiving"));
+}
+
 Status CheckLaneSpec(const LaneSpec& spec, LaneSide side, int rank, int nranks,
                      const Transport& transport) {
   const auto wrong = [&](const std::string& what) {

@@ -30,6 +30,13 @@ inline Status CheckPublish(const LaneSpec& spec, bool acquired, const SliceHeade
 // kInvalidUsage: the consumer called Release without a peeked slice.
 Status ReleaseError(const LaneSpec& spec);
 
+// Errors of Attach: kInvalidArgument if `peer` is not another one of the ranks; kInvalidUsage.
+Status CheckPeer(int rank, int peer, int nranks);
+Status AttachedTwice(int rank, int peer);
+// Errors of OpenSend and OpenRecv: kInvalidUsage.
+Status NotAttached(int rank, const LaneSpec& spec, int peer);
+Status OpenedTwice(int rank, const LaneSpec& spec, LaneSide side);
+
 // "data lane 3 -> 0,1 (channel 2, 4 x 131072 bytes)", for messages.
 std::string Describe(const LaneSpec& spec);
 

@@ -25,7 +25,8 @@ const Status& NoZeroCopy() {
 
 }  // namespace
 
-Status SendLane::PublishFrom(const SliceHeader& /*header*/, const std::byte* /*data*/) {
+Status SendLane::PublishFrom(const SliceHeader& /*header*/, const std::byte* /*data*/,
+                             bool /*on_device*/) {
   return InternalError("this lane sends from its slots only");
 }
 

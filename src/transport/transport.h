@@ -119,12 +119,15 @@ class SendLane {
   virtual Result<Span> TryAcquire() = 0;
   // Sends the slot that the last TryAcquire returned. header.bytes may be 0.
   virtual Status Publish(const SliceHeader& header) = 0;
-  // True if PublishFrom can send this memory of the caller.
-  virtual bool SendsFrom(const std::byte* /*data*/, size_t /*bytes*/) const { return false; }
+  // True if PublishFrom can send this memory of the caller. The processor cannot read it if it is
+  // `on_device`.
+  virtual bool SendsFrom(const std::byte* /*data*/, size_t /*bytes*/, bool /*on_device*/) const {
+    return false;
+  }
   // Publish with the payload at `data` instead of in the slot, where SendsFrom is true. The caller
   // leaves the payload unchanged until Transport::unsent is false, the consumer has released the
   // slice, or Transport::DropUnsent has returned.
-  virtual Status PublishFrom(const SliceHeader& header, const std::byte* data);
+  virtual Status PublishFrom(const SliceHeader& header, const std::byte* data, bool on_device);
   // True if the lane's slices carry SliceHeader::is_input.
   virtual bool marks_inputs() const { return false; }
   // True if all consumers have imported this region of this rank (MemoryHandle::region).

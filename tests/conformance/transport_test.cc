@@ -147,13 +147,13 @@ TEST_P(TransportConformance, PayloadsOfTheCaller) {
       for (uint32_t i = 0; i < 100; ++i) {
         Expected expected(spec.Key(), i, kBytes);
         const Span slot = r.Acquire(lane.get());
-        const bool sends = lane->SendsFrom(memory.data(), expected.header.bytes);
+        const bool sends = lane->SendsFrom(memory.data(), expected.header.bytes, false);
         expected.Fill(sends ? memory.data() : slot.data);
         if (!sends) {
           r.Publish(lane.get(), expected.header);
           continue;
         }
-        const Status status = lane->PublishFrom(expected.header, memory.data());
+        const Status status = lane->PublishFrom(expected.header, memory.data(), false);
         ASSERT_TRUE(status.ok()) << status.message();
         r.WaitUntil([&] { return !r.transport->unsent(); });
         std::fill(memory.begin(), memory.end(), std::byte{0xEE});
@@ -695,7 +695,7 @@ TEST_P(TransportConformance, RegisteredMemory) {
               handle.ok());
     if (!handle.ok() || !handle->writable) {
       EXPECT_TRUE(handle.ok() || !handle.status().message().empty());
-      EXPECT_TRUE(!handle.ok() || lane->SendsFrom(memory.data(), AllocatedMemory::kBytes));
+      EXPECT_TRUE(!handle.ok() || lane->SendsFrom(memory.data(), AllocatedMemory::kBytes, false));
       EXPECT_FALSE(lane->ReachableFrom(handle.ok() ? handle->region : 1));
       std::memcpy(slot.data, "source", 7);
       r.Publish(lane.get(), SliceHeader{.bytes = 7});
@@ -747,7 +747,7 @@ TEST_P(TransportConformance, KeptMemoryStaysRegistered) {
       }
     }
     if (handle.ok() && !imported) {
-      EXPECT_TRUE(lane->SendsFrom(memory.data(), AllocatedMemory::kBytes));
+      EXPECT_TRUE(lane->SendsFrom(memory.data(), AllocatedMemory::kBytes, false));
     }
     for (int i = 0; i < 2; ++i) {
       SliceHeader header{.bytes = 7};

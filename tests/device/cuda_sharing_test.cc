@@ -5,6 +5,7 @@
 // here and does what it is told.
 #include <cuda.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <random>
@@ -96,6 +97,34 @@ TEST_F(CudaSharingTest, WholeAllocationsAreShared) {
   Fake("fake_cuda_share", 1);
   ExpectRefused(device_->Share(pooled, 1).status(), Code::kInvalidUsage,
                 "cannot be shared: it is not of cudaMalloc");
+}
+
+// Whole pages, which begin where the file begins.
+TEST_F(CudaSharingTest, OtherDevicesReadMemoryByDmaBufs) {
+  std::byte* const memory = Allocate(1, 10'000);
+  Fill(memory, 10'000, 7);
+  for (const size_t from : {0, 1, 5'000}) {
+    const size_t bytes = 4'999;
+    const Result<DmaBuf> buffer = device_->DmaBufOf(memory + from, bytes);
+    ASSERT_TRUE(buffer.ok()) << buffer.status().message();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data) % 4096, 0u);
+    EXPECT_EQ(buffer->bytes % 4096, 0u);
+    EXPECT_LE(buffer->data, memory + from);
+    EXPECT_GE(buffer->data + buffer->bytes, memory + from + bytes);
+    EXPECT_LT(buffer->bytes, bytes + 2 * 4096);
+    EXPECT_EQ(buffer->offset, 0u);
+    std::vector<char> seen(bytes);
+    EXPECT_EQ(pread(buffer->file.get(), seen.data(), bytes, memory + from - buffer->data),
+              static_cast<ssize_t>(bytes));
+    EXPECT_EQ(seen, std::vector<char>(bytes, 7));
+  }
+  Fake("fake_cuda_share", 0);
+  std::byte* const pooled = Allocate(1, 10'000);
+  Fake("fake_cuda_share", 1);
+  ExpectRefused(device_->DmaBufOf(pooled, 1).status(), Code::kUnhandledCudaError,
+                "cuMemGetHandleForAddressRange: ");
+  ExpectRefused(device_->DmaBufOf(&pooled, 1).status(), Code::kInvalidArgument,
+                "no memory of a device");
 }
 
 TEST_F(CudaSharingTest, InOneProcessItIsWhereItIs) {

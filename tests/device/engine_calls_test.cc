@@ -72,6 +72,8 @@ TEST(EngineCallsTest, PlainElements) {
   CompareAll({.registering = false}, kNone, {1, 50'001});
   CompareAll({.nranks = 4, .two_devices = true}, kNone, {30'000});
   CompareAll({.nranks = 2, .transport = "shm"}, kNone, {777, 30'001});
+  // The kernel sends from memory of the host alone, and a device reaches no slots there.
+  CompareAll({.nranks = 2, .registering = false, .transport = "tcp"}, kNone, {30'001});
 }
 
 TEST(EngineCallsTest, PlainElementsByEveryAlgorithm) {

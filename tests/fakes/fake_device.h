@@ -62,6 +62,7 @@ class FakeDevice : public Device {
   std::atomic<int> held{0};              // queues that wait at this moment (HoldQueues)
   std::atomic<bool> sharing{true};       // false: Share fails
   std::atomic<bool> opening{true};       // false: Open fails
+  std::atomic<bool> dma_bufs{true};      // false: DmaBufOf fails
   std::atomic<uint64_t> waits{0};        // times that WaitFor was called
   std::atomic<uint64_t> shared{0};       // times that Share has succeeded
   std::atomic<uint64_t> opened{0};       // times that Open has succeeded, without those closed
@@ -87,6 +88,7 @@ class FakeDevice : public Device {
   Result<DeviceShare> Share(const void* memory, size_t bytes) override;
   Result<std::byte*> Open(int device, const DeviceShare::Handle& handle) override;
   void Close(int device, std::byte* memory) override;
+  Result<DmaBuf> DmaBufOf(const void* memory, size_t bytes) override;
   size_t BytesFrom(int device, const std::byte* memory) override;
   Status Register(void* memory, size_t bytes) override;
   void Unregister(void* memory) override;

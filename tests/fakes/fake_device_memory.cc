@@ -110,6 +110,21 @@ Result<DeviceShare> FakeDevice::Share(const void* memory, size_t bytes) {
   return share;
 }
 
+// Other devices see all of the file.
+Result<DmaBuf> FakeDevice::DmaBufOf(const void* memory, size_t bytes) {
+  if (!dma_bufs) return InvalidUsage("the fake device makes no dma-bufs");
+  const std::lock_guard lock(mutex_);
+  if (Holding(memory, bytes) == allocations_.end()) return InvalidArgument("of no allocation");
+  constexpr size_t kPage = 4096;
+  const auto from =
+      static_cast<size_t>(static_cast<const std::byte*>(memory) - device_view_.data());
+  const size_t begin = from / kPage * kPage;
+  return DmaBuf{.file = UniqueFd(dup(file_.get())),
+                .offset = begin,
+                .data = device_view_.data() + begin,
+                .bytes = (from + bytes - begin + kPage - 1) / kPage * kPage};
+}
+
 size_t FakeDevice::BytesFrom(int /*device*/, const std::byte* memory) {
   const std::lock_guard lock(mutex_);
   const auto found = Holding(memory, 1);

@@ -304,7 +304,7 @@ TEST(TransportSelectionTest, RdmaIsTriedBeforeItIsChosen) {
               ->OpenSend({.producer = 0, .consumers = {peer}, .slot_bytes = 100, .depth = 1});
       ASSERT_TRUE(lane.ok());
       // Over TCP from 16 KiB on, and from any memory.
-      EXPECT_EQ((*lane)->SendsFrom(memory.data(), memory.size()), peer == 2);
+      EXPECT_EQ((*lane)->SendsFrom(memory.data(), memory.size(), false), peer == 2);
       EXPECT_FALSE((*lane)->ReachableFrom(registered->region));
     }
   }
@@ -338,24 +338,24 @@ TEST(TransportSelectionTest, MemoryIsRegisteredWithAllParts) {
     ASSERT_TRUE(handle.ok());
     EXPECT_TRUE(handle->writable);  // of shm
     const auto* const data = static_cast<const std::byte*>(memory);
-    EXPECT_TRUE((*lane)->SendsFrom(data, kBytes));
+    EXPECT_TRUE((*lane)->SendsFrom(data, kBytes, false));
     // Shm has no other memory, but devices send from what is registered.
     std::vector<std::byte> own(8192);
     const auto of_device = end->Register(own.data(), own.size(), {.keep = true});
     ASSERT_TRUE(of_device.ok());
     EXPECT_FALSE(of_device->writable);
-    EXPECT_TRUE((*lane)->SendsFrom(own.data(), own.size()));
+    EXPECT_TRUE((*lane)->SendsFrom(own.data(), own.size(), false));
     end->Deregister(*of_device);
-    EXPECT_FALSE((*lane)->SendsFrom(own.data(), own.size()));
+    EXPECT_FALSE((*lane)->SendsFrom(own.data(), own.size(), false));
     // A registration that is kept ends in all parts.
     const auto kept = end->Register(memory, kBytes, {.access = Access::kReadWrite, .keep = true});
     ASSERT_TRUE(kept.ok());
     end->Deregister(*kept);
-    EXPECT_FALSE((*lane)->SendsFrom(data, kBytes));
+    EXPECT_FALSE((*lane)->SendsFrom(data, kBytes, false));
     EXPECT_TRUE(end->Register(memory, kBytes, {.access = Access::kReadWrite}).ok());
-    EXPECT_TRUE((*lane)->SendsFrom(data, kBytes));
+    EXPECT_TRUE((*lane)->SendsFrom(data, kBytes, false));
     EXPECT_TRUE(end->RevokeAccess(*handle).ok());
-    EXPECT_FALSE((*lane)->SendsFrom(data, kBytes));
+    EXPECT_FALSE((*lane)->SendsFrom(data, kBytes, false));
     EXPECT_TRUE(HostAllocator::Instance().Free(memory).ok());
   }
   fake_verbs::Get().SetMachine({});

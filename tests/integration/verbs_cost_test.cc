@@ -44,10 +44,10 @@ class TwoRanks {
       ASSERT_TRUE(slot.ok() && slot->data != nullptr);
       const SliceHeader header{.bytes = bytes};
       const bool in_place = from == From::kRegistered;
-      ASSERT_TRUE(!in_place || send_->SendsFrom(memory_.data(), bytes));
+      ASSERT_TRUE(!in_place || send_->SendsFrom(memory_.data(), bytes, false));
       std::memset(in_place ? memory_.data() : slot->data, i, bytes);
       const Status status =
-          in_place ? send_->PublishFrom(header, memory_.data()) : send_->Publish(header);
+          in_place ? send_->PublishFrom(header, memory_.data(), false) : send_->Publish(header);
       ASSERT_TRUE(status.ok()) << status.message();
       Progress();
       RecvLane::Incoming incoming;

@@ -136,6 +136,9 @@ TEST(InfoTest, PortsOfRdmaDevices) {
   EXPECT_EQ(port["gid_index"], 3);
   EXPECT_EQ(port["gid"], "::ffff:192.0.2.1");
   EXPECT_TRUE(port["why_not"].is_null());
+  EXPECT_EQ(port["gpu_memory_why_not"], "INCCL_NET_SECURITY=auth, not none");
+  verbs = Transport(InfoJson("--only transports", stand_in + " INCCL_NET_SECURITY=none"), "verbs");
+  EXPECT_TRUE(verbs["ports"][0]["gpu_memory_why_not"].is_null());
   verbs = Transport(InfoJson("--only transports", stand_in + " INCCL_IB_HCA=mlx5"), "verbs");
   EXPECT_EQ(verbs["works"], false);
   EXPECT_EQ(verbs["ports"][0]["why_not"], "excluded by INCCL_IB_HCA=mlx5");

@@ -241,10 +241,10 @@ TEST_P(TcpPeer, PayloadsOfTheCallerTravelWithTheirHeaders) {
     const Span slot = lane->TryAcquire().value();
     ASSERT_NE(slot.data, nullptr);
     const SliceHeader header{.bytes = static_cast<uint32_t>(payload.size()), .signature = 11};
-    ASSERT_EQ(lane->SendsFrom(payload.data(), payload.size()), from_caller);
-    EXPECT_FALSE(lane->SendsFrom(payload.data(), 100)) << "copying is faster";
+    ASSERT_EQ(lane->SendsFrom(payload.data(), payload.size(), false), from_caller);
+    EXPECT_FALSE(lane->SendsFrom(payload.data(), 100, false)) << "copying is faster";
     if (from_caller && &payload != &payloads[1]) {
-      ASSERT_TRUE(lane->PublishFrom(header, payload.data()).ok());
+      ASSERT_TRUE(lane->PublishFrom(header, payload.data(), false).ok());
     } else {
       std::memcpy(slot.data, payload.data(), payload.size());
       ASSERT_TRUE(lane->Publish(header).ok());
@@ -290,7 +290,8 @@ TEST_P(TcpPeer, DroppedPayloadsAreNotRead) {
       mmap(nullptr, kLarge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   ASSERT_NE(lane->TryAcquire().value().data, nullptr);
-  ASSERT_TRUE(lane->PublishFrom({.bytes = kLarge}, static_cast<const std::byte*>(memory)).ok());
+  ASSERT_TRUE(
+      lane->PublishFrom({.bytes = kLarge}, static_cast<const std::byte*>(memory), false).ok());
   ASSERT_NE(lane->TryAcquire().value().data, nullptr);
   ASSERT_TRUE(lane->Publish({.bytes = 8}).ok());
   ASSERT_TRUE(end_->unsent());

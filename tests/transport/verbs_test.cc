@@ -349,7 +349,7 @@ TEST_F(VerbsTest, EveryFlippedByteIsFound) {
   for (uint32_t offset = 0; offset < kHeaderBytes + kBytes; ++offset) {
     Connect();
     OpenLane();
-    fake::Get().FlipNextWrite(offset);
+    fake::Get().FlipNextWrite(offset, 0x10);
     SendOne(0, kBytes);
     const Status status = ProgressOf(1, 1);
     EXPECT_EQ(status.code(), Code::kInternalError) << offset;

@@ -61,7 +61,13 @@ std::string PortLines(const Json& ports) {
     if (!port["gid"].is_null()) {
       text += fmt::format(", GID {} {}", Scalar(port["gid_index"]), Scalar(port["gid"]));
     }
-    if (!port["why_not"].is_null()) text += "; not used: " + Scalar(port["why_not"]);
+    if (!port["why_not"].is_null()) {
+      text += "; not used: " + Scalar(port["why_not"]);
+    } else if (port["gpu_memory_why_not"].is_null()) {
+      text += "; sends from memory of GPUs";
+    } else {
+      text += "; memory of GPUs goes through slots: " + Scalar(port["gpu_memory_why_not"]);
+    }
     text += '\n';
   }
   return text;

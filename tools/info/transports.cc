@@ -101,13 +101,18 @@ Json Ports(const Environment& environment) {
       ListVerbsPorts({.hca = environment.ib_hca, .gid_index = environment.ib_gid_index});
   if (!ports.ok()) return json;
   for (const VerbsPort& port : *ports) {
+    const std::string gpus =
+        environment.net_security == NetSecurity::kNone
+            ? port.why_no_dma_bufs
+            : fmt::format("INCCL_NET_SECURITY={}, not none", Name(environment.net_security));
     json.push_back({{"port", fmt::format("{}:{}", port.device, port.port)},
                     {"state", port.state},
                     {"link", port.ethernet ? "Ethernet" : "InfiniBand"},
                     {"mtu", port.mtu},
                     {"gid_index", port.gid_index < 0 ? Json() : Json(port.gid_index)},
                     {"gid", port.gid_index < 0 ? Json() : Json(port.gid)},
-                    {"why_not", port.why_not.empty() ? Json() : Json(port.why_not)}});
+                    {"why_not", port.why_not.empty() ? Json() : Json(port.why_not)},
+                    {"gpu_memory_why_not", gpus.empty() ? Json() : Json(gpus)}});
   }
   return json;
 }

@@ -261,6 +261,9 @@ class CudaDevice final : public Device {
     return found ? size - (Address(memory) - begin) : 0;
   }
   void Close(int number, std::byte* memory) override { ipc_.Close(number, memory); }
+  Result<DmaBuf> DmaBufOf(const void* memory, size_t bytes) override {
+    return ipc_.DmaBufOf(DeviceOf(memory), memory, bytes);
+  }
 
   Status Register(void* memory, size_t bytes) override {
     Result<CUcontext> context = AnyContext();

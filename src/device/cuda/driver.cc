@@ -76,6 +76,7 @@ Result<Driver> Driver::Load() {
   symbols.FindOptional(INCCL_SYMBOL(cuIpcGetMemHandle), &driver.ipc_get);
   symbols.FindOptional(INCCL_SYMBOL(cuIpcOpenMemHandle), &driver.ipc_open);
   symbols.FindOptional(INCCL_SYMBOL(cuIpcCloseMemHandle), &driver.ipc_close);
+  symbols.FindOptional(INCCL_SYMBOL(cuMemGetHandleForAddressRange), &driver.range_handle);
   if (symbols.missing() != nullptr) {
     return SystemError(
         fmt::format("libcuda.so.1 has no {}: older than CUDA 12", symbols.missing()));

@@ -49,6 +49,8 @@ struct Driver {
   decltype(&cuIpcGetMemHandle) ipc_get;
   decltype(&cuIpcOpenMemHandle) ipc_open;
   decltype(&cuIpcCloseMemHandle) ipc_close;
+  // For RDMA devices; nullptr if this driver lacks it.
+  decltype(&cuMemGetHandleForAddressRange) range_handle;
 
   // The driver of this process. Fails if there is none or if it lacks a function.
   static Result<Driver> Load();

@@ -223,4 +223,23 @@ void Ipc::Close(int device, std::byte* memory) {
   if (within.status().ok()) driver_.ipc_close(Address(memory));
 }
 
+// CUDA wants whole pages, and allocates them: the rest of a page belongs to this process, too.
+Result<DmaBuf> Ipc::DmaBufOf(int device, const void* memory, size_t bytes) const {
+  if (driver_.range_handle == nullptr) return CannotShare("libcuda.so.1 makes no dma-bufs");
+  if (device < 0) return InvalidArgument(fmt::format("{} is no memory of a device", memory));
+  const Result<CUcontext> context = context_of_(device);
+  if (!context.ok()) return context.status();
+  const Within within(driver_, *context);
+  if (!within.status().ok()) return within.status();
+  const auto page = static_cast<CUdeviceptr>(sysconf(_SC_PAGESIZE));
+  const CUdeviceptr begin = Address(memory) / page * page;
+  const size_t size = (Address(memory) + bytes - begin + page - 1) / page * page;
+  int file = -1;
+  Status status =
+      Check(driver_.range_handle(&file, begin, size, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+            "cuMemGetHandleForAddressRange");
+  if (!status.ok()) return status;
+  return DmaBuf{.file = UniqueFd(file), .offset = 0, .data = Pointer(begin), .bytes = size};
+}
+
 }  // namespace inccl::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Shares device memory between processes of one host by CUDA IPC handles, and keeps track of what
-// this process has opened.
+// this process has opened. Shares it with other devices of the machine by dma-bufs.
 #ifndef INCCL_DEVICE_CUDA_IPC_H_
 #define INCCL_DEVICE_CUDA_IPC_H_
 
@@ -32,6 +32,7 @@ class Ipc {
   Result<DeviceShare> Share(int device, const void* memory, size_t bytes);
   Result<std::byte*> Open(int device, const DeviceShare::Handle& handle);
   void Close(int device, std::byte* memory);
+  Result<DmaBuf> DmaBufOf(int device, const void* memory, size_t bytes) const;
 
  private:
   struct Ticket;

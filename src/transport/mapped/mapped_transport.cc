@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/mapped/mapped_transport.h"
 
-#include <fmt/format.h>
-
 #include "transport/lane_check.h"
 
 namespace inccl::mapped {
@@ -31,10 +29,7 @@ void MappedTransport::SetPeer(int peer, std::unique_ptr<ArenaView> view, WakeupA
 }
 
 Result<Peer> MappedTransport::FindPeer(const LaneSpec& spec, int peer) const {
-  if (!HasPeer(peer)) {
-    return InvalidUsage(
-        fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
-  }
+  if (!HasPeer(peer)) return NotAttached(rank_, spec, peer);
   const auto index = static_cast<size_t>(peer);
   return Peer{peer, event_fds_[index], views_[index].get(), wakeups_[index], regions_[index]};
 }
@@ -48,9 +43,7 @@ Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec
     if (!peer.ok()) return peer.status();
     peers.push_back(*peer);
   }
-  if (opened_send_.contains(spec.Key())) {
-    return InvalidUsage(fmt::format("rank {}: {} is opened twice", rank_, Describe(spec)));
-  }
+  if (opened_send_.contains(spec.Key())) return OpenedTwice(rank_, spec, LaneSide::kSend);
   const size_t stride = SlotStride(spec.slot_bytes);
   Result<uint64_t> offset =
       arena_->Allocate(SlotsBytes(spec.slot_bytes, spec.depth), stride % kPage == 0 ? kPage : 64);
@@ -73,9 +66,7 @@ Result<std::unique_ptr<RecvLane>> MappedTransport::OpenRecv(const LaneSpec& spec
   if (!status.ok()) return status;
   Result<Peer> producer = FindPeer(spec, spec.producer);
   if (!producer.ok()) return producer.status();
-  if (opened_recv_.contains(spec.Key())) {
-    return InvalidUsage(fmt::format("rank {}: {} is opened twice", rank_, Describe(spec)));
-  }
+  if (opened_recv_.contains(spec.Key())) return OpenedTwice(rank_, spec, LaneSide::kRecv);
   Result<uint64_t> offset = arena_->Allocate(CreditBytes(spec.depth), 64);
   if (!offset.ok()) return offset.status();
   status = arena_->Announce({.key = spec.Key(),

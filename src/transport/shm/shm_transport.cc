@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "base/fault_point.h"
+#include "transport/lane_check.h"
 
 namespace inccl {
 namespace {
@@ -124,13 +125,8 @@ void ShmTransport::CloseEventFds() {
 
 Status ShmTransport::Attach(int peer, UniqueFd arena, UniqueFd wakeup_event, UniqueFd inbox,
                             UniqueFd event_fd) {
-  if (peer < 0 || peer >= nranks() || peer == rank()) {
-    return InvalidArgument(
-        fmt::format("rank {}: peer {} is not another one of {} ranks", rank(), peer, nranks()));
-  }
-  if (HasPeer(peer)) {
-    return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank(), peer));
-  }
+  if (Status status = CheckPeer(rank(), peer, nranks()); !status.ok()) return status;
+  if (HasPeer(peer)) return AttachedTwice(rank(), peer);
   FAULT_POINT("shm.before_attach");
   const std::string prefix = fmt::format("rank {}: peer rank {}: ", rank(), peer);
   Result<Mapping> memory =

@@ -56,11 +56,12 @@ class SimSendLane final : public emulated::StampedSendLane {
   Status PublishStamped(const SliceHeader& header, Time departure) override {
     return Publish(header, departure, nullptr);
   }
-  bool SendsFrom(const std::byte* /*data*/, size_t /*bytes*/) const override {
-    return world_->options_.sends_from_caller;
+  bool SendsFrom(const std::byte* /*data*/, size_t /*bytes*/, bool on_device) const override {
+    return world_->options_.sends_from_caller && !on_device;
   }
   bool marks_inputs() const override { return true; }
-  Status PublishFrom(const SliceHeader& header, const std::byte* data) override {
+  Status PublishFrom(const SliceHeader& header, const std::byte* data,
+                     bool /*on_device*/) override {
     return Publish(header, 0, data);
   }
   bool ReachableFrom(uint32_t region) const override;

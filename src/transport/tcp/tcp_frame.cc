@@ -15,6 +15,11 @@ bootstrap::Bytes Covered(const FrameHeader& header) {
   return std::as_bytes(std::span(&header, 1)).first(offsetof(FrameHeader, tag));
 }
 
+uint32_t HeaderCrc(FrameHeader header) {
+  header.crc = 0;
+  return Crc32c(Covered(header));
+}
+
 }  // namespace
 
 const char* Name(Protection protection) {
@@ -41,6 +46,18 @@ Status FrameGuard::Seal(FrameHeader* header, std::span<std::byte> payload) {
     return SystemError("libcrypto refuses AES-128-GCM");
   }
   return Status::Ok();
+}
+
+Status FrameGuard::SealUnread(FrameHeader* header) const {
+  if (protection_ != Protection::kNone) {
+    return InternalError("a payload that cannot be read cannot be protected");
+  }
+  header->crc = HeaderCrc(*header);
+  return Status::Ok();
+}
+
+bool FrameGuard::CheckUnread(const FrameHeader& header) const {
+  return protection_ == Protection::kNone && header.crc == HeaderCrc(header);
 }
 
 // Under kEncrypt one tag covers header and payload.

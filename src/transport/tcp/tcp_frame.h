@@ -58,6 +58,10 @@ class FrameGuard {
 
   // Sets crc and tag, and encrypts the payload if that is asked for.
   Status Seal(FrameHeader* header, std::span<std::byte> payload);
+  // The same where the sender cannot read the payload: the CRC is that of the header, and a frame
+  // passes only without protection. An error with other protection.
+  Status SealUnread(FrameHeader* header) const;
+  bool CheckUnread(const FrameHeader& header) const;
   bool encrypts() const { return protection_ == Protection::kEncrypt; }
   // Called when the header has arrived. Returns false if it is not what the peer has sent.
   bool CheckHeader(const FrameHeader& header);

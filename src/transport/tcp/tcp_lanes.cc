@@ -72,12 +72,13 @@ Status TcpSendLane::Publish(const SliceHeader& header) {
 
 // An encrypted payload needs a place of its own, and a small one is copied faster than it takes a
 // part of a system call.
-bool TcpSendLane::SendsFrom(const std::byte* /*data*/, size_t bytes) const {
+bool TcpSendLane::SendsFrom(const std::byte* /*data*/, size_t bytes, bool on_device) const {
   constexpr size_t kLeastInPlace = 16 * 1024;
-  return bytes >= kLeastInPlace && !lanes_->connection()->encrypts();
+  return bytes >= kLeastInPlace && !on_device && !lanes_->connection()->encrypts();
 }
 
-Status TcpSendLane::PublishFrom(const SliceHeader& header, const std::byte* data) {
+Status TcpSendLane::PublishFrom(const SliceHeader& header, const std::byte* data,
+                                bool /*on_device*/) {
   std::byte* slot = nullptr;
   bool* in_flight = nullptr;
   if (Status status = Prepare(header, &slot, &in_flight); !status.ok()) return status;

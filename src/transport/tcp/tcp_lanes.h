@@ -57,8 +57,8 @@ class TcpSendLane final : public SendLane {
       : end_(end), lanes_(lanes), link_(link), counters_(counters) {}
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
-  bool SendsFrom(const std::byte* data, size_t bytes) const override;
-  Status PublishFrom(const SliceHeader& header, const std::byte* data) override;
+  bool SendsFrom(const std::byte* data, size_t bytes, bool on_device) const override;
+  Status PublishFrom(const SliceHeader& header, const std::byte* data, bool on_device) override;
   Result<bool> Drained() override;
   const LaneSpec& spec() const override { return end_->spec; }
 

@@ -72,13 +72,8 @@ Result<std::unique_ptr<TcpTransport>> TcpTransport::Create(int rank, int nranks,
 TcpTransport::~TcpTransport() { Quiesce(SystemClock().Now() + kCloseLimit); }
 
 Status TcpTransport::Attach(int peer, std::vector<TcpSocket> sockets, const std::string& name) {
-  if (peer < 0 || peer >= nranks() || peer == rank_) {
-    return InvalidArgument(
-        fmt::format("rank {}: peer {} is not another one of {} ranks", rank_, peer, nranks()));
-  }
-  if (peers_[static_cast<size_t>(peer)] != nullptr) {
-    return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank_, peer));
-  }
+  if (Status status = CheckPeer(rank_, peer, nranks()); !status.ok()) return status;
+  if (peers_[static_cast<size_t>(peer)] != nullptr) return AttachedTwice(rank_, peer);
   if (sockets.empty()) {
     return InvalidArgument(fmt::format("rank {}: peer rank {}: no data socket", rank_, peer));
   }
@@ -171,15 +166,6 @@ Status TcpTransport::ConnectNow(
   return Status::Ok();
 }
 
-Status TcpTransport::CheckOpen(const LaneSpec& spec, const std::unordered_set<uint64_t>& opened,
-                               const char* purpose) const {
-  if (opened.contains(spec.Key())) {
-    return InvalidUsage(
-        fmt::format("rank {}: {} is opened twice for {}", rank_, Describe(spec), purpose));
-  }
-  return Status::Ok();
-}
-
 Result<PeerLink*> TcpTransport::LinkFor(const LaneSpec& spec, int peer) {
   PeerLink* link = peers_[static_cast<size_t>(peer)].get();
   if (connector_ != nullptr && connector_->Has(peer)) {
@@ -189,14 +175,13 @@ Result<PeerLink*> TcpTransport::LinkFor(const LaneSpec& spec, int peer) {
     connector_->Begin(peer);
   }
   if (link != nullptr) return link;
-  return InvalidUsage(
-      fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
+  return NotAttached(rank_, spec, peer);
 }
 
 Result<std::unique_ptr<SendLane>> TcpTransport::OpenSend(const LaneSpec& spec) {
   Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks(), *this);
-  if (status.ok()) status = CheckOpen(spec, opened_send_, "sending");
   if (!status.ok()) return status;
+  if (opened_send_.contains(spec.Key())) return OpenedTwice(rank_, spec, LaneSide::kSend);
   const Result<PeerLink*> link = LinkFor(spec, spec.consumers.front());
   if (!link.ok()) return link.status();
   tcp::ConnectionLanes* const lanes = (*link)->Of(spec);
@@ -209,8 +194,8 @@ Result<std::unique_ptr<SendLane>> TcpTransport::OpenSend(const LaneSpec& spec) {
 
 Result<std::unique_ptr<RecvLane>> TcpTransport::OpenRecv(const LaneSpec& spec) {
   Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks(), *this);
-  if (status.ok()) status = CheckOpen(spec, opened_recv_, "receiving");
   if (!status.ok()) return status;
+  if (opened_recv_.contains(spec.Key())) return OpenedTwice(rank_, spec, LaneSide::kRecv);
   const Result<PeerLink*> link = LinkFor(spec, spec.producer);
   if (!link.ok()) return link.status();
   tcp::ConnectionLanes* const lanes = (*link)->Of(spec);

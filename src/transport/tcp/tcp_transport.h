@@ -100,8 +100,6 @@ class TcpTransport final : public Transport {
         wakeup_source_(this),
         peers_(static_cast<size_t>(nranks)) {}
   int nranks() const { return static_cast<int>(peers_.size()); }
-  Status CheckOpen(const LaneSpec& spec, const std::unordered_set<uint64_t>& opened,
-                   const char* purpose) const;
   // Notes which connections are ready.
   void Poll();
   tcp::PeerLink* MakeLink(int peer, const std::string& name, int connections);

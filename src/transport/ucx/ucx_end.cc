@@ -89,13 +89,8 @@ void UcxEnd::Quiesce(Time deadline) {
 }
 
 Status UcxEnd::Attach(int peer, std::span<const std::byte> address) {
-  if (peer < 0 || peer >= nranks_ || peer == rank_) {
-    return InvalidArgument(
-        fmt::format("rank {}: peer {} is not another one of {} ranks", rank_, peer, nranks_));
-  }
-  if (worker_->connected(peer)) {
-    return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank_, peer));
-  }
+  if (Status status = CheckPeer(rank_, peer, nranks_); !status.ok()) return status;
+  if (worker_->connected(peer)) return AttachedTwice(rank_, peer);
   if (address.empty() || address.size() > kMaxUcxAddressBytes) {
     return InternalError(fmt::format("rank {}: peer rank {}: a UCX address of {} bytes", rank_,
                                      peer, address.size()));
@@ -105,15 +100,8 @@ Status UcxEnd::Attach(int peer, std::span<const std::byte> address) {
 
 Status UcxEnd::CheckOpen(const LaneSpec& spec, LaneSide side, int peer,
                          const std::unordered_set<uint64_t>& opened) const {
-  if (!worker_->connected(peer)) {
-    return InvalidUsage(
-        fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
-  }
-  if (opened.contains(spec.Key())) {
-    return InvalidUsage(fmt::format("rank {}: {} is opened twice for {}", rank_, Describe(spec),
-                                    side == LaneSide::kSend ? "sending" : "receiving"));
-  }
-  return Status::Ok();
+  if (!worker_->connected(peer)) return NotAttached(rank_, spec, peer);
+  return opened.contains(spec.Key()) ? OpenedTwice(rank_, spec, side) : Status::Ok();
 }
 
 Result<std::shared_ptr<LaneBuffers>> UcxEnd::NewBuffers(const LaneSpec& spec) {

@@ -23,12 +23,12 @@ constexpr uint8_t kHopLimit = 255;
 
 }  // namespace
 
-Status Peer::CreateQueuePair(uint32_t depth) {
+Status Peer::CreateQueuePair() {
   const Library& ibv = device_->ibv();
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = queues_->completions();
   init.srq = queues_->receives();
-  init.cap.max_send_wr = depth;
+  init.cap.max_send_wr = depth_;
   init.cap.max_send_sge = 2;  // the header, and a payload in the caller's memory
   init.qp_type = IBV_QPT_RC;
   queue_pair_ = QueuePair((ibv.ibv_create_qp)(device_->pd(), &init), ibv.ibv_destroy_qp);
@@ -36,7 +36,6 @@ Status Peer::CreateQueuePair(uint32_t depth) {
     return SystemErrorErrno(
         fmt::format("{}: no queue pair for peer rank {}", device_->name(), peer_), errno);
   }
-  depth_ = depth;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = device_->port();
@@ -52,8 +51,8 @@ Status Peer::CreateQueuePair(uint32_t depth) {
 }
 
 Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
-                     const ConnectionOptions& options, std::string name) {
-  const RailAddress& mine = this_rank.rails[RailOf(rank_, peer_, this_rank.rails.size())];
+                     const VerbsOptions& options, std::string name) {
+  const RailAddress& mine = this_rank.rails[rail_];
   const RailAddress& theirs = other.rails[RailOf(rank_, peer_, other.rails.size())];
   const auto failed = [&](const std::string& why) {
     return SystemError(fmt::format("{}: {}", name, why));
@@ -80,7 +79,7 @@ Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
   std::memcpy(ready.ah_attr.grh.dgid.raw, theirs.gid.data(), theirs.gid.size());
   ready.ah_attr.grh.sgid_index = device_->gid_index();
   ready.ah_attr.grh.hop_limit = kHopLimit;
-  ready.ah_attr.grh.traffic_class = options.traffic_class;
+  ready.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
   int error =
       (ibv.ibv_modify_qp)(queue_pair_.get(), &ready,
                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -89,7 +88,7 @@ Status Peer::Connect(const RankAddress& this_rank, const RankAddress& other,
     ibv_qp_attr sending{};
     sending.qp_state = IBV_QPS_RTS;
     sending.sq_psn = this_rank.PacketNumberTo(peer_);
-    sending.timeout = options.timeout;
+    sending.timeout = static_cast<uint8_t>(options.timeout);
     sending.retry_cnt = kRetries;
     sending.rnr_retry = kNotReadyRetries;
     sending.max_rd_atomic = 1;

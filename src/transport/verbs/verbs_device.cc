@@ -69,12 +69,8 @@ Gid ToGid(const ibv_gid& gid) {
   return bytes;
 }
 
-// A GID that other hosts can reach: of RoCE v2 on Ethernet, not link-local; IPv4 before IPv6.
-struct ChosenGid {
-  int index = -1;
-  Gid gid{};
-};
-
+// How good a GID is for peers of other hosts: of RoCE v2 on Ethernet, not link-local; IPv4 before
+// IPv6. 0: they cannot use it.
 int Rank(const ibv_gid_entry& entry, bool ethernet) {
   const Gid gid = ToGid(entry.gid);
   if (gid == Gid{}) return 0;
@@ -83,51 +79,15 @@ int Rank(const ibv_gid_entry& entry, bool ethernet) {
   return IsIpv4Mapped(gid) ? 2 : 1;
 }
 
-ChosenGid ChooseGid(const Library& ibv, ibv_context* context, uint8_t port,
-                    const ibv_port_attr& attributes, int wanted) {
-  const bool ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
-  ChosenGid chosen;
-  int best = 0;
-  for (int index = 0; index < attributes.gid_tbl_len; ++index) {
-    if (wanted >= 0 && index != wanted) continue;
-    ibv_gid_entry entry{};
-    if ((ibv._ibv_query_gid_ex)(context, port, static_cast<uint32_t>(index), &entry, 0,
-                                sizeof entry) != 0) {
-      continue;
-    }
-    const int rank = wanted >= 0 ? 1 : Rank(entry, ethernet);
-    if (rank <= best) continue;
-    best = rank;
-    chosen = {.index = index, .gid = ToGid(entry.gid)};
+// A driver that knows dma-bufs reports that this descriptor is none.
+std::string WhyNoDmaBufs(const Library& ibv, ibv_pd* pd) {
+  if (ibv.reg_dmabuf_mr == nullptr) {
+    return "libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 or later)";
   }
-  return chosen;
-}
-
-VerbsPort Inspect(const Library& ibv, ibv_context* context, const std::string& device, int port,
-                  const VerbsPortOptions& options, ibv_port_attr* attributes, ChosenGid* gid) {
-  VerbsPort found{.device = device, .port = port};
-  if (QueryPort(ibv, context, static_cast<uint8_t>(port), attributes) != 0) {
-    found.why_not = "its state cannot be read";
-    return found;
-  }
-  found.state = StateName(attributes->state);
-  found.ethernet = attributes->link_layer == IBV_LINK_LAYER_ETHERNET;
-  found.mtu = MtuBytes(attributes->active_mtu);
-  found.gbps = Gbps(*attributes);
-  found.node = NodeOf(*context->device);
-  *gid = ChooseGid(ibv, context, static_cast<uint8_t>(port), *attributes, options.gid_index);
-  found.gid_index = gid->index;
-  if (gid->index >= 0) found.gid = ToText(gid->gid);
-  if (!Admits(options.hca, device, port)) {
-    found.why_not = fmt::format("excluded by INCCL_IB_HCA={}", options.hca);
-  } else if (attributes->state != IBV_PORT_ACTIVE) {
-    found.why_not = fmt::format("the port is {}", found.state);
-  } else if (gid->index < 0 && options.gid_index >= 0) {
-    found.why_not = fmt::format("it has no GID {} (INCCL_IB_GID_INDEX)", options.gid_index);
-  } else if (gid->index < 0 && found.ethernet) {
-    found.why_not = "it has no GID of RoCE v2; its interface needs an IP address";
-  }
-  return found;
+  errno = 0;
+  const MemoryRegion none((ibv.reg_dmabuf_mr)(pd, 0, 0, 0, -1, 0), ibv.ibv_dereg_mr);
+  if (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT) return "";
+  return fmt::format("its driver registers no dma-bufs: {}", std::strerror(errno));
 }
 
 class DeviceList {
@@ -149,30 +109,6 @@ class DeviceList {
   int count_ = 0;
 };
 
-// Calls `use` for every port with its device's context, which it may take.
-template <typename Use>
-void ForEachPort(const Library& ibv, const VerbsPortOptions& options, const Use& use) {
-  for (ibv_device* const device : DeviceList(&ibv)) {
-    const std::string name = (ibv.ibv_get_device_name)(device);
-    Context context((ibv.ibv_open_device)(device), ibv.ibv_close_device);
-    ibv_device_attr limits{};
-    if (context == nullptr || (ibv.ibv_query_device)(context.get(), &limits) != 0) {
-      VerbsPort port{.device = name};
-      port.why_not = fmt::format("the device cannot be opened: {}", std::strerror(errno));
-      use(port, &context, limits, ibv_port_attr{}, ChosenGid{});
-      continue;
-    }
-    for (int number = 1; number <= limits.phys_port_cnt; ++number) {
-      if (context == nullptr) context.reset((ibv.ibv_open_device)(device));
-      if (context == nullptr) break;
-      ibv_port_attr attributes{};
-      ChosenGid gid;
-      const VerbsPort port = Inspect(ibv, context.get(), name, number, options, &attributes, &gid);
-      use(port, &context, limits, attributes, gid);
-    }
-  }
-}
-
 std::string LockedMemoryLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "no limit";
@@ -181,54 +117,108 @@ std::string LockedMemoryLimit() {
 
 }  // namespace
 
-Result<std::vector<Device>> Device::Open(const VerbsPortOptions& options, size_t most) {
+Result<std::vector<std::unique_ptr<Device>>> Device::All(const VerbsPortOptions& options) {
   Result<const Library*> loaded = Load();
   if (!loaded.ok()) return loaded.status();
-  const Library& ibv = **loaded;
+  const Library* const ibv = *loaded;
+  std::vector<std::unique_ptr<Device>> ports;
+  for (ibv_device* const device : DeviceList(ibv)) {
+    int last = 1;
+    for (int number = 1; number <= last; ++number) {
+      std::unique_ptr<Device> port(
+          new Device(ibv, Context((ibv->ibv_open_device)(device), ibv->ibv_close_device)));
+      port->info_.device = (ibv->ibv_get_device_name)(device);
+      if (port->context_ == nullptr ||
+          (ibv->ibv_query_device)(port->context(), &port->limits_) != 0) {
+        port->info_.why_not = fmt::format("the device cannot be opened: {}", std::strerror(errno));
+      } else {
+        last = port->limits_.phys_port_cnt;
+        port->info_.port = number;
+        port->Inspect(options);
+      }
+      ports.push_back(std::move(port));
+    }
+  }
+  return ports;
+}
+
+void Device::Inspect(const VerbsPortOptions& options) {
+  pd_.reset((ibv_->ibv_alloc_pd)(context()));
+  const int no_pd = errno;
+  if (pd_ != nullptr) info_.why_no_dma_bufs = WhyNoDmaBufs(*ibv_, pd());
+  if (QueryPort(*ibv_, context(), port(), &attributes_) != 0) {
+    info_.why_not = "its state cannot be read";
+    return;
+  }
+  info_.state = StateName(attributes_.state);
+  info_.ethernet = attributes_.link_layer == IBV_LINK_LAYER_ETHERNET;
+  info_.mtu = MtuBytes(attributes_.active_mtu);
+  info_.gbps = Gbps(attributes_);
+  info_.node = NodeOf(*context()->device);
+  ChooseGid(options.gid_index);
+  if (!Admits(options.hca, info_.device, info_.port)) {
+    info_.why_not = fmt::format("excluded by INCCL_IB_HCA={}", options.hca);
+  } else if (attributes_.state != IBV_PORT_ACTIVE) {
+    info_.why_not = fmt::format("the port is {}", info_.state);
+  } else if (info_.gid_index < 0 && options.gid_index >= 0) {
+    info_.why_not = fmt::format("it has no GID {} (INCCL_IB_GID_INDEX)", options.gid_index);
+  } else if (info_.gid_index < 0 && info_.ethernet) {
+    info_.why_not = "it has no GID of RoCE v2; its interface needs an IP address";
+  } else if (pd_ == nullptr) {
+    info_.why_not = fmt::format("no protection domain: {}", std::strerror(no_pd));
+  }
+}
+
+// `wanted`: -1, or the only one that will do.
+void Device::ChooseGid(int wanted) {
+  int best = 0;
+  for (int index = 0; index < attributes_.gid_tbl_len; ++index) {
+    if (wanted >= 0 && index != wanted) continue;
+    ibv_gid_entry entry{};
+    if ((ibv_->_ibv_query_gid_ex)(context(), port(), static_cast<uint32_t>(index), &entry, 0,
+                                  sizeof entry) != 0) {
+      continue;
+    }
+    const int rank = wanted >= 0 ? 1 : Rank(entry, ethernet());
+    if (rank <= best) continue;
+    best = rank;
+    gid_ = ToGid(entry.gid);
+    info_.gid_index = index;
+    info_.gid = ToText(gid_);
+  }
+}
+
+Result<std::vector<std::unique_ptr<Device>>> Device::Open(const VerbsPortOptions& options,
+                                                          size_t most) {
+  Result<std::vector<std::unique_ptr<Device>>> all = All(options);
+  if (!all.ok()) return all;
+  std::vector<std::unique_ptr<Device>>& devices = *all;
+  if (devices.empty()) return InvalidUsage("this machine has no RDMA device");
   std::string reasons;
-  std::vector<Device> devices;
-  ForEachPort(ibv, options,
-              [&](const VerbsPort& port, Context* context, const ibv_device_attr& limits,
-                  const ibv_port_attr& attributes, const ChosenGid& gid) {
-                std::string why_not = port.why_not;
-                if (why_not.empty()) {
-                  ProtectionDomain pd((ibv.ibv_alloc_pd)(context->get()), ibv.ibv_dealloc_pd);
-                  if (pd != nullptr) {
-                    Device device(&ibv, std::move(*context), std::move(pd));
-                    device.limits_ = limits;
-                    device.attributes_ = attributes;
-                    device.port_ = static_cast<uint8_t>(port.port);
-                    device.gid_index_ = std::max(gid.index, 0);
-                    device.gid_ = gid.gid;
-                    device.gbps_ = port.gbps;
-                    device.node_ = port.node;
-                    devices.push_back(std::move(device));
-                    return;
-                  }
-                  why_not = fmt::format("no protection domain: {}", std::strerror(errno));
-                }
-                reasons += fmt::format("{}{}:{}: {}", reasons.empty() ? "" : ", ", port.device,
-                                       port.port, why_not);
-              });
-  if (devices.empty() && reasons.empty()) return InvalidUsage("this machine has no RDMA device");
+  std::erase_if(devices, [&](const auto& device) {
+    if (device->info_.why_not.empty()) return false;
+    reasons +=
+        fmt::format("{}{}: {}", reasons.empty() ? "" : ", ", device->name(), device->info_.why_not);
+    return true;
+  });
   if (devices.empty()) return SystemError(fmt::format("no usable port: {}", reasons));
-  const auto is_near = [&](const Device& device) {
-    return std::find(options.nodes.begin(), options.nodes.end(), device.node_) !=
+  const auto is_near = [&](const auto& device) {
+    return std::find(options.nodes.begin(), options.nodes.end(), device->info_.node) !=
            options.nodes.end();
   };
   if (std::any_of(devices.begin(), devices.end(), is_near)) {
-    std::erase_if(devices, [&](const Device& device) { return !is_near(device); });
+    std::erase_if(devices, [&](const auto& device) { return !is_near(device); });
   }
   const auto fastest =
       std::max_element(devices.begin(), devices.end(),
-                       [](const Device& a, const Device& b) { return a.gbps_ < b.gbps_; });
-  const double gbps = fastest->gbps_;
-  const bool ethernet = fastest->ethernet();
-  std::erase_if(devices, [&](const Device& device) {
-    return device.gbps_ < gbps || device.ethernet() != ethernet;
+                       [](const auto& a, const auto& b) { return a->info_.gbps < b->info_.gbps; });
+  const double gbps = (*fastest)->info_.gbps;
+  const bool ethernet = (*fastest)->ethernet();
+  std::erase_if(devices, [&](const auto& device) {
+    return device->info_.gbps < gbps || device->ethernet() != ethernet;
   });
-  while (devices.size() > most) devices.pop_back();
-  return devices;
+  if (devices.size() > most) devices.resize(most);
+  return all;
 }
 
 Result<RegisteredMemory> Device::Allocate(size_t bytes, Writer writer) const {
@@ -260,29 +250,35 @@ Result<MemoryRegion> Device::Register(void* data, size_t bytes, Writer writer) c
       name(), bytes >> 10, std::strerror(error), LockedMemoryLimit()));
 }
 
+Result<MemoryRegion> Device::Register(const DmaBuf& buffer) const {
+  MemoryRegion region(
+      (ibv_->reg_dmabuf_mr)(pd_.get(), buffer.offset, buffer.bytes,
+                            reinterpret_cast<uint64_t>(buffer.data), buffer.file.get(), 0),
+      ibv_->ibv_dereg_mr);
+  if (region != nullptr) return region;
+  return SystemErrorErrno(
+      fmt::format("{}: registration of {} bytes of a GPU", name(), buffer.bytes), errno);
+}
+
 std::string Device::PortTrouble() const {
   ibv_port_attr now{};
-  if (QueryPort(*ibv_, context_.get(), port_, &now) != 0) {
+  if (QueryPort(*ibv_, context(), port(), &now) != 0) {
     return fmt::format("the device {} is gone", name());
   }
   return now.state == IBV_PORT_ACTIVE ? "" : fmt::format("{} is {}", name(), StateName(now.state));
 }
 
-std::string Device::name() const {
-  return fmt::format("{}:{}", (ibv_->ibv_get_device_name)(context_->device), port_);
-}
+std::string Device::name() const { return fmt::format("{}:{}", info_.device, info_.port); }
 
 }  // namespace inccl::verbs
 
 namespace inccl {
 
 Result<std::vector<VerbsPort>> ListVerbsPorts(const VerbsPortOptions& options) {
-  Result<const verbs::Library*> ibv = verbs::Load();
-  if (!ibv.ok()) return ibv.status();
+  const Result<std::vector<std::unique_ptr<verbs::Device>>> devices = verbs::Device::All(options);
+  if (!devices.ok()) return devices.status();
   std::vector<VerbsPort> ports;
-  verbs::ForEachPort(**ibv, options,
-                     [&](const VerbsPort& port, const auto&, const auto&, const auto&,
-                         const auto&) { ports.push_back(port); });
+  for (const std::unique_ptr<verbs::Device>& device : *devices) ports.push_back(device->info());
   return ports;
 }
 

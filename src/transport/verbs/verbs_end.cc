@@ -15,6 +15,7 @@
 #include "transport/verbs/verbs_peer.h"
 #include "transport/verbs/verbs_rails.h"
 #include "transport/verbs/verbs_transport.h"
+#include "transport/wakeup_source.h"
 
 namespace inccl {
 namespace verbs {
@@ -25,18 +26,27 @@ constexpr Time kCreditsGrace = 20 * kMillisecond;  // a peer that has left takes
 constexpr int kIdlePolls = 64;
 constexpr Time kTrialPause = 100 * kMicrosecond;
 
+// A CRC is not made of what the processor cannot read.
+Status GpuMemory(tcp::Protection protection) {
+  if (protection == tcp::Protection::kNone) return Status::Ok();
+  return InvalidUsage(
+      fmt::format("memory of a GPU goes through slots with INCCL_NET_SECURITY={}, not with none",
+                  tcp::Name(protection)));
+}
+
 void Pause(Time time) {
   const timespec pause = {.tv_sec = 0, .tv_nsec = time};
   nanosleep(&pause, nullptr);
 }
 
-class VerbsEnd final : public VerbsTransport {
+// The rails' completion queues are what it sleeps on.
+class VerbsEnd final : public VerbsTransport, private WakeupSource {
  public:
   VerbsEnd(int rank, int nranks, const VerbsOptions& options, std::unique_ptr<Rails> rails)
       : rank_(rank),
         options_(options),
         rails_(std::move(rails)),
-        memory_(rails_->devices()),
+        memory_(rails_->devices(), GpuMemory(options.protection)),
         peers_(static_cast<size_t>(nranks)) {}
   ~VerbsEnd() override { Quiesce(SystemClock().Now() + kCloseLimit); }
 
@@ -57,40 +67,33 @@ class VerbsEnd final : public VerbsTransport {
   }
   void Deregister(const MemoryHandle& memory) override { memory_.Deregister(memory); }
   Status CanRegister(const void* data, size_t bytes, bool on_device) const override {
-    return CallerMemory::CanRegister(data, bytes, on_device);
+    return memory_.CanRegister(data, bytes, on_device);
   }
   Result<int> Progress(Time now) override;
   bool unsent() const override;
   void AppendUnsent(std::vector<int>* ranks) const override;
   void DropUnsent() override;
   WakeupEvent* wakeup_event() override { return wakeup_event_.get(); }
-  WakeupSource* wakeup_source() override { return &source_; }
+  WakeupSource* wakeup_source() override { return this; }
   bool delivered() const override;
   void Quiesce(Time deadline) override;
   uint64_t memory_bytes() const override { return memory_bytes_; }
   TransportCounters counters() const override { return counters_; }
 
  private:
-  // The completion queues; a rank that is about to sleep gives back all credits first.
-  class Source final : public WakeupSource {
-   public:
-    explicit Source(VerbsEnd* end) : end_(end) {}
-    int fd() const override { return end_->rails_->fd(); }
-    void Arm() override {
-      end_->arming_ = true;
-      end_->rails_->Arm();
-    }
-    bool Ready() override { return end_->rails_->Ready(); }
-    void Disarm(bool readable) override { end_->rails_->Disarm(readable); }
-
-   private:
-    VerbsEnd* const end_;
-  };
+  int fd() const override { return rails_->fd(); }
+  void Arm() override {
+    arming_ = true;
+    rails_->Arm();
+  }
+  bool Ready() override { return rails_->Ready(); }
+  void Disarm(bool readable) override { rails_->Disarm(readable); }
 
   int nranks() const { return static_cast<int>(peers_.size()); }
   size_t RailTo(int peer) const { return RailOf(rank_, peer, rails_->size()); }
-  Status CheckOpen(const LaneSpec& spec, int peer, const std::unordered_set<uint64_t>& opened,
-                   const char* purpose) const;
+  // The peer of a lane that is opened now, once.
+  Result<Peer*> PeerFor(const LaneSpec& spec, LaneSide side,
+                        const std::unordered_set<uint64_t>& opened) const;
   Status Handle(size_t rail, const ibv_wc& completion);
   Result<int> PollAll();
   Result<tcp::FrameGuard> GuardOf(const bootstrap::Key& secret, bootstrap::Bytes communicator,
@@ -101,7 +104,6 @@ class VerbsEnd final : public VerbsTransport {
   const std::unique_ptr<Rails> rails_;  // outlive all that refers to them
   CallerMemory memory_;
   RankAddress address_;
-  Source source_{this};
   std::unique_ptr<PollWakeupEvent> wakeup_event_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; nullptr: this rank
   std::vector<Peer*> attached_;
@@ -110,7 +112,7 @@ class VerbsEnd final : public VerbsTransport {
   TransportCounters counters_;
   uint64_t memory_bytes_ = 0;
   int idle_polls_ = 0;   // calls of Progress in a row in which nothing arrived
-  bool arming_ = false;  // the rank is about to sleep
+  bool arming_ = false;  // the rank is about to sleep and gives back all credits first
   bool closed_ = false;
 };
 
@@ -118,7 +120,7 @@ class VerbsEnd final : public VerbsTransport {
 uint64_t QueuePairKey(size_t rail, uint32_t number) { return uint64_t{rail} << 32 | number; }
 
 Status VerbsEnd::Open() {
-  Result<std::unique_ptr<PollWakeupEvent>> event = PollWakeupEvent::Create({&source_});
+  Result<std::unique_ptr<PollWakeupEvent>> event = PollWakeupEvent::Create({this});
   if (!event.ok()) return event.status();
   wakeup_event_ = *std::move(event);
   if (options_.expected_bytes > 0) {  // a limit of locked memory shows now, not in a call
@@ -135,10 +137,8 @@ Status VerbsEnd::Open() {
   address_.queue_pairs.resize(peers_.size());
   for (int peer = 0; peer < nranks(); ++peer) {
     if (peer == rank_) continue;
-    const size_t rail = RailTo(peer);
-    auto made = std::make_unique<Peer>(rank_, peer, &rails_->device(rail), rails_->queues(rail),
-                                       rails_->InboxOf(rail, peer), rails_->OutboxOf(rail, peer));
-    status = made->CreateQueuePair(rails_->depth(rail));
+    auto made = std::make_unique<Peer>(rank_, peer, rails_.get(), RailTo(peer), &memory_);
+    status = made->CreateQueuePair();
     if (!status.ok()) return status;
     address_.queue_pairs[static_cast<size_t>(peer)] = made->queue_pair();
     peers_[static_cast<size_t>(peer)] = std::move(made);
@@ -147,23 +147,16 @@ Status VerbsEnd::Open() {
 }
 
 Status VerbsEnd::Attach(int peer, std::span<const std::byte> address, const std::string& name) {
-  if (peer < 0 || peer >= nranks() || peer == rank_) {
-    return InvalidArgument(
-        fmt::format("rank {}: peer {} is not another one of {} ranks", rank_, peer, nranks()));
-  }
+  if (Status status = CheckPeer(rank_, peer, nranks()); !status.ok()) return status;
   Peer* const end = peers_[static_cast<size_t>(peer)].get();
-  if (end->connected()) {
-    return InvalidUsage(fmt::format("rank {}: peer rank {} is attached twice", rank_, peer));
-  }
+  if (end->connected()) return AttachedTwice(rank_, peer);
   const std::string prefix = fmt::format("rank {}: verbs: peer {}", rank_,
                                          name.empty() ? fmt::format("rank {}", peer) : name);
   RankAddress theirs;
   if (!RankAddress::Decode(address, nranks(), &theirs)) {
     return InternalError(fmt::format("{} sent a malformed address", prefix));
   }
-  const ConnectionOptions how{.traffic_class = static_cast<uint8_t>(options_.traffic_class),
-                              .timeout = static_cast<uint8_t>(options_.timeout)};
-  if (Status status = end->Connect(address_, theirs, how, prefix); !status.ok()) return status;
+  if (Status status = end->Connect(address_, theirs, options_, prefix); !status.ok()) return status;
   by_queue_pair_.emplace(QueuePairKey(RailTo(peer), end->queue_pair()), end);
   attached_.push_back(end);
   return Status::Ok();
@@ -190,42 +183,35 @@ Status VerbsEnd::Protect(const bootstrap::Key& secret, bootstrap::Bytes communic
   return Status::Ok();
 }
 
-Status VerbsEnd::CheckOpen(const LaneSpec& spec, int peer,
-                           const std::unordered_set<uint64_t>& opened, const char* purpose) const {
-  if (!peers_[static_cast<size_t>(peer)]->connected()) {
-    return InvalidUsage(
-        fmt::format("rank {}: {}: peer rank {} is not attached", rank_, Describe(spec), peer));
-  }
-  if (opened.contains(spec.Key())) {
-    return InvalidUsage(
-        fmt::format("rank {}: {} is opened twice for {}", rank_, Describe(spec), purpose));
-  }
-  return Status::Ok();
+Result<Peer*> VerbsEnd::PeerFor(const LaneSpec& spec, LaneSide side,
+                                const std::unordered_set<uint64_t>& opened) const {
+  Status status = CheckLaneSpec(spec, side, rank_, nranks(), *this);
+  if (!status.ok()) return status;
+  const int number = side == LaneSide::kSend ? spec.consumers.front() : spec.producer;
+  Peer* const peer = peers_[static_cast<size_t>(number)].get();
+  if (!peer->connected()) return NotAttached(rank_, spec, number);
+  if (opened.contains(spec.Key())) return OpenedTwice(rank_, spec, side);
+  return peer;
 }
 
 Result<std::unique_ptr<SendLane>> VerbsEnd::OpenSend(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kSend, rank_, nranks(), *this);
-  if (status.ok()) status = CheckOpen(spec, spec.consumers.front(), opened_send_, "sending");
-  if (!status.ok()) return status;
-  Peer* const peer = peers_[static_cast<size_t>(spec.consumers.front())].get();
-  Result<SendEnd*> end = peer->OpenSend(spec);
+  Result<Peer*> peer = PeerFor(spec, LaneSide::kSend, opened_send_);
+  if (!peer.ok()) return peer.status();
+  Result<SendEnd*> end = (*peer)->OpenSend(spec);
   if (!end.ok()) return end.status();
   opened_send_.insert(spec.Key());
   memory_bytes_ += (*end)->slots.memory.memory.bytes();
-  return std::unique_ptr<SendLane>(
-      new VerbsSendLane(*end, peer, &memory_, RailTo(peer->peer()), &counters_));
+  return std::unique_ptr<SendLane>(new VerbsSendLane(*end, *peer, &memory_, &counters_));
 }
 
 Result<std::unique_ptr<RecvLane>> VerbsEnd::OpenRecv(const LaneSpec& spec) {
-  Status status = CheckLaneSpec(spec, LaneSide::kRecv, rank_, nranks(), *this);
-  if (status.ok()) status = CheckOpen(spec, spec.producer, opened_recv_, "receiving");
-  if (!status.ok()) return status;
-  Peer* const peer = peers_[static_cast<size_t>(spec.producer)].get();
-  Result<RecvEnd*> end = peer->OpenRecv(spec);
+  Result<Peer*> peer = PeerFor(spec, LaneSide::kRecv, opened_recv_);
+  if (!peer.ok()) return peer.status();
+  Result<RecvEnd*> end = (*peer)->OpenRecv(spec);
   if (!end.ok()) return end.status();
   opened_recv_.insert(spec.Key());
   memory_bytes_ += (*end)->slots.memory.memory.bytes();
-  return std::unique_ptr<RecvLane>(new VerbsRecvLane(*end, peer, &counters_));
+  return std::unique_ptr<RecvLane>(new VerbsRecvLane(*end, *peer, &counters_));
 }
 
 // Messages of peers have the work request 0, which has no other content.

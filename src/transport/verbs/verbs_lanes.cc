@@ -41,19 +41,13 @@ Result<Span> VerbsSendLane::TryAcquire() {
 }
 
 // A call waits for the completions of what is sent in place, and a small payload is copied faster.
-bool VerbsSendLane::SendsFrom(const std::byte* data, size_t bytes) const {
+bool VerbsSendLane::SendsFrom(const std::byte* data, size_t bytes, bool /*on_device*/) const {
   constexpr size_t kLeastInPlace = 4096;
-  return bytes >= kLeastInPlace && memory_->At(data, bytes, rail_).data != nullptr;
+  return bytes >= kLeastInPlace && memory_->Holds(data, bytes);
 }
 
-Status VerbsSendLane::PublishFrom(const SliceHeader& header, const std::byte* data) {
-  const CallerMemory::Source from = memory_->At(data, header.bytes, rail_);
-  if (from.data != nullptr) return Send(header, from);
-  return InvalidUsage(fmt::format("{}: {} bytes are sent from memory that is not registered",
-                                  Describe(end_->spec), header.bytes));
-}
-
-Status VerbsSendLane::Send(const SliceHeader& header, const CallerMemory::Source& from) {
+Status VerbsSendLane::PublishFrom(const SliceHeader& header, const std::byte* data,
+                                  bool on_device) {
   if (Status status = CheckPublish(end_->spec, acquired_, header); !status.ok()) return status;
   if (Status status = peer_->Lost(); !status.ok()) return status;
   acquired_ = false;
@@ -65,8 +59,8 @@ Status VerbsSendLane::Send(const SliceHeader& header, const CallerMemory::Source
   frame.bytes = header.bytes;
   frame.slice = header.slice;
   frame.signature = header.signature;
-  if (header.is_input) frame.credit_lane = kIsInput;
-  return peer_->Send(end_, frame, from);
+  frame.credit_lane = (header.is_input ? kIsInput : 0) | (on_device ? kUnread : 0);
+  return peer_->Send(end_, frame, data);
 }
 
 Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {
@@ -78,7 +72,7 @@ Result<bool> VerbsRecvLane::TryPeek(Incoming* incoming) {
   incoming->header = {.bytes = frame.bytes,
                       .slice = frame.slice,
                       .signature = frame.signature,
-                      .is_input = frame.credit_lane == kIsInput};
+                      .is_input = (frame.credit_lane & kIsInput) != 0};
   incoming->payload = end_->slots.payload(end_->released);
   incoming->target = nullptr;
   peeked_ = true;

@@ -39,7 +39,7 @@ struct SendEnd {
   // What is under way in a slot.
   struct Slot {
     uint64_t request = 0;                            // the number of the work request that reads it
-    CallerMemory::Source from;                       // where the payload lies, if not in the slot
+    const std::byte* from = nullptr;                 // where the payload lies, if not in the slot
     static constexpr uint64_t kQueued = UINT64_MAX;  // not posted yet
   };
 
@@ -68,23 +68,19 @@ struct RecvEnd {
 class VerbsSendLane final : public SendLane {
  public:
   // All outlive the lane.
-  VerbsSendLane(SendEnd* end, Peer* peer, const CallerMemory* memory, size_t rail,
-                TransportCounters* counters)
-      : end_(end), peer_(peer), memory_(memory), rail_(rail), counters_(counters) {}
+  VerbsSendLane(SendEnd* end, Peer* peer, const CallerMemory* memory, TransportCounters* counters)
+      : end_(end), peer_(peer), memory_(memory), counters_(counters) {}
   Result<Span> TryAcquire() override;
-  Status Publish(const SliceHeader& header) override { return Send(header, {}); }
-  bool SendsFrom(const std::byte* data, size_t bytes) const override;
-  Status PublishFrom(const SliceHeader& header, const std::byte* data) override;
+  Status Publish(const SliceHeader& header) override { return PublishFrom(header, nullptr, false); }
+  bool SendsFrom(const std::byte* data, size_t bytes, bool on_device) const override;
+  Status PublishFrom(const SliceHeader& header, const std::byte* data, bool on_device) override;
   bool marks_inputs() const override { return true; }
   const LaneSpec& spec() const override { return end_->spec; }
 
  private:
-  Status Send(const SliceHeader& header, const CallerMemory::Source& from);
-
   SendEnd* const end_;
   Peer* const peer_;
   const CallerMemory* const memory_;
-  const size_t rail_;
   TransportCounters* const counters_;
   bool acquired_ = false;
 };

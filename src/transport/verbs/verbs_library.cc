@@ -36,6 +36,7 @@ Result<const Library*> LoadFrom(const char* name) {
   }
   INCCL_VERBS_FUNCTIONS(INCCL_VERBS_FIND)
 #undef INCCL_VERBS_FIND
+  functions.reg_dmabuf_mr = Find<decltype(functions.reg_dmabuf_mr)>(library, "ibv_reg_dmabuf_mr");
   return static_cast<const Library*>(made.release());
 }
 

@@ -8,6 +8,8 @@
 
 #include <infiniband/verbs.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "base/status.h"
@@ -45,6 +47,10 @@ struct Library {
 #define INCCL_VERBS_MEMBER(name) decltype(&::name) name{};  // NOLINT: gcc wants no parentheses
   INCCL_VERBS_FUNCTIONS(INCCL_VERBS_MEMBER)
 #undef INCCL_VERBS_MEMBER
+  // ibv_reg_dmabuf_mr, which verbs.h and libibverbs have from rdma-core 34 on; nullptr: they lack
+  // it.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                           int access) = nullptr;
 };
 
 // Owners. Each is released by a function of the library, which is never unloaded.
@@ -56,9 +62,8 @@ using SharedReceives = std::unique_ptr<ibv_srq, int (*)(ibv_srq*)>;
 using QueuePair = std::unique_ptr<ibv_qp, int (*)(ibv_qp*)>;
 using MemoryRegion = std::unique_ptr<ibv_mr, int (*)(ibv_mr*)>;
 
-// Loads libibverbs once per process. Errors: kInvalidUsage (not installed),
-// kSystemError (too old). Tests name a stand-in in
-// INCCL_TEST_IBVERBS.
+// Loads libibverbs once per process. Errors: kInvalidUsage (not installed), kSystemError (too old).
+// Tests name a stand-in in INCCL_TEST_IBVERBS.
 Result<const Library*> Load();
 
 }  // namespace inccl::verbs

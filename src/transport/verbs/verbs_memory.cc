@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/runtime.h"
+
 namespace inccl::verbs {
 namespace {
 
@@ -19,28 +21,27 @@ const Status& Refused() {
   return status;
 }
 
-const Status& OnDevice() {
-  thread_local const Status status =
-      InvalidArgument("memory of a device, which this transport does not send from");
-  return status;
-}
-
 }  // namespace
 
-CallerMemory::CallerMemory(std::vector<const Device*> devices)
-    : devices_(std::move(devices)), last_own_(kOwnMemory) {
+CallerMemory::CallerMemory(std::vector<const Device*> devices, Status gpus)
+    : devices_(std::move(devices)), gpus_(std::move(gpus)), last_own_(kOwnMemory) {
+  for (const Device* const device : devices_) {
+    const std::string& why_not = device->info().why_no_dma_bufs;
+    if (gpus_.ok() && !why_not.empty()) {
+      gpus_ = InvalidUsage(fmt::format("{}: {}", device->name(), why_not));
+    }
+  }
   HostAllocator::Instance().Observe(this);
 }
 
 CallerMemory::~CallerMemory() { HostAllocator::Instance().Forget(this); }
 
-Status CallerMemory::CanRegister(const void* data, size_t bytes, bool on_device) {
-  if (on_device) return OnDevice();
+Status CallerMemory::CanRegister(const void* data, size_t bytes, bool on_device) const {
+  if (on_device && !gpus_.ok()) return gpus_;
   return data != nullptr && bytes > 0 ? Status::Ok() : InvalidArgument("no memory");
 }
 
-Result<CallerMemory::Entry*> CallerMemory::Make(uint64_t memory, const std::byte* data,
-                                                size_t bytes, bool keep) {
+Result<CallerMemory::Entry*> CallerMemory::Make(const Region& region, bool keep) {
   const auto found = [](const Entry& entry) { return entry.keepers == 0; };
   const auto count = static_cast<size_t>(std::count_if(entries_.begin(), entries_.end(), found));
   if (keep && entries_.size() - count >= kMostKept) {
@@ -52,10 +53,20 @@ Result<CallerMemory::Entry*> CallerMemory::Make(uint64_t memory, const std::byte
           return std::pair(!found(a), a.used) < std::pair(!found(b), b.used);
         }));
   }
-  Entry entry{.memory = memory, .begin = data, .end = data + bytes, .used = ++uses_};
+  Entry entry{.memory = region.generation,
+              .begin = region.data,
+              .end = region.data + region.bytes,
+              .used = ++uses_};
+  DmaBuf buffer;
+  if (region.on_device) {
+    Result<DmaBuf> made = CurrentDevice()->DmaBufOf(region.data, region.bytes);
+    if (!made.ok()) return made.status();
+    buffer = *std::move(made);
+  }
   for (const Device* const device : devices_) {
     Result<MemoryRegion> made =
-        device->Register(const_cast<std::byte*>(data), bytes, Writer::kThisRank);
+        region.on_device ? device->Register(buffer)
+                         : device->Register(region.data, region.bytes, Writer::kThisRank);
     if (!made.ok()) return made.status();
     entry.regions.push_back(*std::move(made));
   }
@@ -67,10 +78,14 @@ Result<CallerMemory::Entry*> CallerMemory::Make(uint64_t memory, const std::byte
 // address, and registered anew by each that keeps it.
 Result<MemoryHandle> CallerMemory::Register(const void* data, size_t bytes,
                                             const Registration& how) {
-  if (how.on_device) return OnDevice();
+  if (how.on_device && !gpus_.ok()) return gpus_;
   // Before the lock, because ccl_mem_free holds the allocator's when it calls OnFree.
   Region region;
-  if (Result<Region> found = FindRegion(data, bytes, false); found.ok()) region = *found;
+  if (how.on_device) {
+    region = FindOnDevice(data, bytes);
+  } else if (Result<Region> found = FindRegion(data, bytes, false); found.ok()) {
+    region = *found;
+  }
   const bool own = region.generation == 0;
   const auto* const begin = static_cast<const std::byte*>(data);
   const MutexLock lock(&mutex_);
@@ -85,8 +100,13 @@ Result<MemoryHandle> CallerMemory::Register(const void* data, size_t bytes,
   Entry* entry = found == entries_.end() ? nullptr : &*found;
   if (entry == nullptr) {
     if (own ? !how.keep : region.generation == refused_) return Refused();
-    Result<Entry*> made = own ? Make(++last_own_, begin, bytes, how.keep)
-                              : Make(region.generation, region.data, region.bytes, how.keep);
+    if (own) {
+      region = {.generation = ++last_own_,
+                .data = const_cast<std::byte*>(begin),
+                .bytes = bytes,
+                .on_device = how.on_device};
+    }
+    Result<Entry*> made = Make(region, how.keep);
     if (!made.ok()) {
       refused_ = region.generation;
       return made.status();
@@ -114,12 +134,15 @@ void CallerMemory::Clear() {
   entries_.clear();
 }
 
-CallerMemory::Source CallerMemory::At(const std::byte* data, size_t bytes, size_t device) const {
+const CallerMemory::Entry* CallerMemory::Find(const std::byte* data, size_t bytes) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& entry) { return entry.Covers(data, bytes); });
+  return found == entries_.end() ? nullptr : &*found;
+}
+
+bool CallerMemory::Holds(const std::byte* data, size_t bytes) const {
   const MutexLock lock(&mutex_);
-  for (const Entry& entry : entries_) {
-    if (entry.Covers(data, bytes)) return {.data = data, .key = entry.regions[device]->lkey};
-  }
-  return {};
+  return Find(data, bytes) != nullptr;
 }
 
 void CallerMemory::OnReplace(const std::byte* begin, const std::byte* end) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of the caller that the devices send from in place: that of ccl_mem_alloc, and what the
-// application has registered. A registration ends when its memory is freed.
+// Memory of the caller that the devices send from in place: that of ccl_mem_alloc and
+// ccl_mem_alloc_device, and what the application has registered. A registration ends when memory of
+// the library is freed.
 #ifndef INCCL_TRANSPORT_VERBS_VERBS_MEMORY_H_
 #define INCCL_TRANSPORT_VERBS_VERBS_MEMORY_H_
 
@@ -20,26 +21,33 @@ namespace inccl::verbs {
 // One thread uses it; OnFree and OnReplace come from any.
 class CallerMemory final : public FreeObserver {
  public:
-  // The devices outlive it.
-  explicit CallerMemory(std::vector<const Device*> devices);
+  // The devices outlive it. `gpus`: it also takes memory of GPUs, else the reason why it does not.
+  CallerMemory(std::vector<const Device*> devices, Status gpus);
   ~CallerMemory() override;
   CallerMemory(const CallerMemory&) = delete;
   CallerMemory& operator=(const CallerMemory&) = delete;
 
   // As the methods of Transport. Without Registration::keep, memory that is neither of
   // ccl_mem_alloc nor part of memory that is kept is refused.
-  static Status CanRegister(const void* data, size_t bytes, bool on_device);
+  Status CanRegister(const void* data, size_t bytes, bool on_device) const;
   Result<MemoryHandle> Register(const void* data, size_t bytes, const Registration& how);
   void Deregister(const MemoryHandle& memory);
   // Ends all registrations.
   void Clear();
 
-  // Memory that a device, by its number, can read; `data` is nullptr if it cannot.
-  struct Source {
-    const std::byte* data = nullptr;
-    uint32_t key = 0;
-  };
-  Source At(const std::byte* data, size_t bytes, size_t device) const;
+  // True if the devices can read this memory, until another thread frees or replaces it.
+  bool Holds(const std::byte* data, size_t bytes) const;
+  // Calls post(key) with the key by which a device, by its number, reads this memory. The
+  // registration does not end before `post` has returned. Returns false if there is none (any
+  // more).
+  template <typename Post>
+  bool Use(const std::byte* data, size_t bytes, size_t device, const Post& post) const {
+    const MutexLock lock(&mutex_);
+    const Entry* const entry = Find(data, bytes);
+    if (entry == nullptr) return false;
+    post(entry->regions[device]->lkey);
+    return true;
+  }
 
   void OnFree(const std::byte* begin, const std::byte* end) override;
   void OnReplace(const std::byte* begin, const std::byte* end) override;
@@ -59,10 +67,11 @@ class CallerMemory final : public FreeObserver {
       return !replaced && data >= begin && data <= end && bytes <= static_cast<size_t>(end - data);
     }
   };
-  Result<Entry*> Make(uint64_t memory, const std::byte* data, size_t bytes, bool keep)
-      INCCL_REQUIRES(mutex_);
+  Result<Entry*> Make(const Region& region, bool keep) INCCL_REQUIRES(mutex_);
+  const Entry* Find(const std::byte* data, size_t bytes) const INCCL_REQUIRES(mutex_);
 
   const std::vector<const Device*> devices_;
+  Status gpus_;
   mutable Mutex mutex_;
   std::vector<Entry> entries_ INCCL_GUARDED_BY(mutex_);
   uint64_t last_own_ INCCL_GUARDED_BY(mutex_) = 0;  // identity of memory not of ccl_mem_alloc

@@ -48,13 +48,15 @@ std::string Peer::SliceArrived(const Immediate& immediate, uint32_t bytes) {
     return fmt::format("a slice of {} bytes in {} on {}", header.bytes, bytes, Describe(end->spec));
   }
   std::byte* const payload = end->slots.payload(end->arrived);
-  if (!in_guard_->CheckHeader(header) ||
-      !in_guard_->CheckPayload(header, {payload, header.bytes})) {
+  if (!((header.credit_lane & kUnread) != 0
+            ? in_guard_->CheckUnread(header)
+            : in_guard_->CheckHeader(header) &&
+                  in_guard_->CheckPayload(header, {payload, header.bytes}))) {
     return fmt::format("a damaged or forged slice on {}", Describe(end->spec));
   }
   const auto kind = grant ? tcp::FrameKind::kGrant : tcp::FrameKind::kSlice;
   if (header.kind != kind || header.version != tcp::kFrameVersion || header.reserved != 0 ||
-      header.credit_lane > (grant ? 0 : kIsInput) || header.seq != end->arrived + 1 ||
+      header.credit_lane > (grant ? 0 : kIsInput | kUnread) || header.seq != end->arrived + 1 ||
       (!grant && header.lane != end->lane)) {
     return fmt::format("frame number {} of kind {} for lane {} instead of number {} on {}",
                        header.seq, static_cast<int>(header.kind), header.lane, end->arrived + 1,

@@ -26,16 +26,22 @@ LaneSpec InboxSpec(int producer, int consumer) {
 
 }  // namespace
 
-Peer::Peer(int rank, int peer, const Device* device, Queues* queues, Slots inbox, Slots outbox)
-    : rank_(rank), peer_(peer), device_(device), queues_(queues) {
+Peer::Peer(int rank, int peer, const Rails* rails, size_t rail, const CallerMemory* memory)
+    : rank_(rank),
+      peer_(peer),
+      rail_(rail),
+      device_(&rails->device(rail)),
+      queues_(rails->queues(rail)),
+      memory_(memory),
+      depth_(rails->depth(rail)) {
   auto grants_in = std::make_unique<RecvEnd>();
   grants_in->spec = InboxSpec(peer, rank);
-  grants_in->slots = std::move(inbox);
+  grants_in->slots = rails->InboxOf(rail, peer);
   grants_in->headers.resize(kInboxDepth);
   recv_ends_.push_back(std::move(grants_in));
   auto grants_out = std::make_unique<SendEnd>();
   grants_out->spec = InboxSpec(rank, peer);
-  grants_out->slots = std::move(outbox);
+  grants_out->slots = rails->OutboxOf(rail, peer);
   grants_out->remote_stride = kInboxStride;
   grants_out->allowed = kInboxDepth;
   grants_out->under_way.resize(kInboxDepth);
@@ -118,14 +124,16 @@ bool Peer::HasSlot(const SendEnd& end) {
   return false;
 }
 
-Status Peer::Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from) {
+Status Peer::Send(SendEnd* end, const FrameHeader& frame, const std::byte* from) {
   const uint64_t slice = end->published++;
   FrameHeader header = frame;
   header.seq = slice + 1;
   // Only encryption, which this transport does not have, would write to the payload.
   std::byte* const payload =
-      from.data != nullptr ? const_cast<std::byte*>(from.data) : end->slots.payload(slice);
-  Status sealed = out_guard_->Seal(&header, {payload, header.bytes});
+      from != nullptr ? const_cast<std::byte*>(from) : end->slots.payload(slice);
+  const bool unread = (header.credit_lane & kUnread) != 0;
+  Status sealed =
+      unread ? out_guard_->SealUnread(&header) : out_guard_->Seal(&header, {payload, header.bytes});
   if (!sealed.ok()) return sealed;
   *reinterpret_cast<FrameHeader*>(end->slots.frame(slice)) = header;
   SendEnd::Slot& slot = end->under_way[slice % end->spec.depth];
@@ -160,22 +168,34 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
   const auto slot = static_cast<uint16_t>(slice % end->spec.depth);
   SendEnd::Slot& under_way = end->under_way[slot];
   std::byte* const frame = end->slots.frame(slice);
-  const uint32_t bytes = reinterpret_cast<const FrameHeader*>(frame)->bytes;
-  const bool in_place = under_way.from.data != nullptr && bytes > 0;
+  const auto* const header = reinterpret_cast<const FrameHeader*>(frame);
+  const uint32_t bytes = header->bytes;
+  const std::byte* const from = bytes > 0 ? under_way.from : nullptr;
   std::array<ibv_sge, 2> pieces{};
   pieces[0] = {.addr = reinterpret_cast<uint64_t>(frame),
-               .length = static_cast<uint32_t>(sizeof(FrameHeader)) + (in_place ? 0 : bytes),
+               .length = static_cast<uint32_t>(sizeof(FrameHeader)) + bytes,
                .lkey = end->slots.local_key};
-  pieces[1] = {.addr = reinterpret_cast<uint64_t>(under_way.from.data),
-               .length = bytes,
-               .lkey = under_way.from.key};
   ibv_send_wr request{};
   request.sg_list = pieces.data();
-  request.num_sge = in_place ? 2 : 1;
+  request.num_sge = 1;
   request.imm_data = htonl(Pack({.lane = end->lane, .value = slot}));
   request.wr.rdma.remote_addr = end->remote + uint64_t{slot} * end->remote_stride;
   request.wr.rdma.rkey = end->remote_key;
-  if (!Post(&request)) {
+  bool posted = false;
+  const bool in_place = from != nullptr && memory_->Use(from, bytes, rail_, [&](uint32_t key) {
+    pieces[0].length = sizeof(FrameHeader);
+    pieces[1] = {.addr = reinterpret_cast<uint64_t>(from), .length = bytes, .lkey = key};
+    request.num_sge = 2;
+    posted = Post(&request);
+  });
+  if (!in_place && (header->credit_lane & kUnread) != 0 && from != nullptr) {
+    Fail("memory of a GPU was freed while a call was sending it");
+  } else if (!in_place) {
+    // The registration has ended since SendsFrom.
+    if (from != nullptr) std::memcpy(end->slots.payload(slice), from, bytes);
+    posted = Post(&request);
+  }
+  if (!posted) {
     dropped_ = true;
     return;
   }

@@ -20,28 +20,22 @@
 #include "base/status.h"
 #include "transport/tcp/tcp_frame.h"
 #include "transport/verbs/verbs_lanes.h"
-#include "transport/verbs/verbs_queues.h"
+#include "transport/verbs/verbs_rails.h"
+#include "transport/verbs/verbs_transport.h"
 #include "transport/verbs/verbs_wire.h"
 
 namespace inccl::verbs {
 
-// How a queue pair connects.
-struct ConnectionOptions {
-  uint8_t traffic_class = 0;  // INCCL_IB_TC
-  uint8_t timeout = 14;       // INCCL_IB_TIMEOUT: 4.096 us * 2^timeout until a retry
-};
-
 class Peer {
  public:
-  // `device` and `queues` outlive the peer. `inbox` and `outbox` are this rank's parts of lane 0.
-  Peer(int rank, int peer, const Device* device, Queues* queues, Slots inbox, Slots outbox);
+  // All outlive the peer. `rail` is the connection's.
+  Peer(int rank, int peer, const Rails* rails, size_t rail, const CallerMemory* memory);
 
-  // At most `depth` work requests are under way at a time.
-  Status CreateQueuePair(uint32_t depth);
+  Status CreateQueuePair();
   uint32_t queue_pair() const { return queue_pair_->qp_num; }
   // `name` begins the errors: "rank 0: verbs: peer 1@host:pid".
   Status Connect(const RankAddress& this_rank, const RankAddress& other,
-                 const ConnectionOptions& options, std::string name);
+                 const VerbsOptions& options, std::string name);
   bool connected() const { return !name_.empty(); }
   // Called after Connect and before lanes are opened.
   void Protect(tcp::FrameGuard out, tcp::FrameGuard in) {
@@ -64,8 +58,8 @@ class Peer {
   // Whether the next slot of a lane may be filled.
   bool HasSlot(const SendEnd& end);
   // Seals and sends the frame in the next slot of a lane, with the payload of that slot or the one
-  // at `from`. Numbers it.
-  Status Send(SendEnd* end, const FrameHeader& frame, const CallerMemory::Source& from = {});
+  // at `from`, in memory of the caller. Numbers it.
+  Status Send(SendEnd* end, const FrameHeader& frame, const std::byte* from = nullptr);
   // A slice has been released, so its producer is owed a credit.
   void Owe(RecvEnd* end);
 
@@ -130,11 +124,13 @@ class Peer {
 
   const int rank_, peer_;
   std::string name_;
+  const size_t rail_;
   const Device* const device_;
   Queues* const queues_;
+  const CallerMemory* const memory_;
+  const uint32_t depth_;  // at most so many work requests are under way
   QueuePair queue_pair_{nullptr, nullptr};
   std::optional<tcp::FrameGuard> out_guard_, in_guard_;
-  uint32_t depth_ = 0;
   uint64_t posted_ = 0, completed_ = 0;  // work requests
   uint64_t messages_ = 0;                // that have arrived
   uint64_t last_slice_ = 0;              // the last request that carried a frame

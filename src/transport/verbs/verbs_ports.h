@@ -29,12 +29,13 @@ struct VerbsPort {
   int port = 0;
   std::string state{};  // "ACTIVE", "DOWN", ...
   bool ethernet = false;
-  int mtu = 0;            // bytes
-  double gbps = 0;        // rate of the link
-  int node = -1;          // NUMA node of the device; -1: unknown
-  int gid_index = -1;     // of the GID that the rank would use; -1: none
-  std::string gid{};      // that GID as text
-  std::string why_not{};  // why a rank cannot use the port; "": it can
+  int mtu = 0;                    // bytes
+  double gbps = 0;                // rate of the link
+  int node = -1;                  // NUMA node of the device; -1: unknown
+  int gid_index = -1;             // of the GID that the rank would use; -1: none
+  std::string gid{};              // that GID as text
+  std::string why_not{};          // why a rank cannot use the port; "": it can
+  std::string why_no_dma_bufs{};  // why the device cannot send from memory of GPUs; "": it can
 };
 
 // Returns the ports of all devices. Errors: kSystemError (no libibverbs), kInvalidUsage (a library

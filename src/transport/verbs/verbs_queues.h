@@ -12,16 +12,17 @@
 #include "base/status.h"
 #include "transport/verbs/verbs_device.h"
 #include "transport/verbs/verbs_library.h"
-#include "transport/wakeup_source.h"
 
 namespace inccl::verbs {
 
-class Queues final : public WakeupSource {
+class Queues {
  public:
   // `device` outlives the queues. `sends`: of all queue pairs together.
   static Result<std::unique_ptr<Queues>> Create(const Device* device, uint32_t sends,
                                                 uint32_t receives);
-  ~Queues() override;
+  ~Queues();
+  Queues(const Queues&) = delete;
+  Queues& operator=(const Queues&) = delete;
 
   ibv_cq* completions() const { return cq_.get(); }
   ibv_srq* receives() const { return srq_.get(); }
@@ -38,10 +39,11 @@ class Queues final : public WakeupSource {
   // a message of a peer.
   void AwaitSends() { await_sends_ = true; }
 
-  int fd() const override { return channel_->fd; }
-  void Arm() override;
-  bool Ready() override;
-  void Disarm(bool readable) override;
+  // As the methods of WakeupSource.
+  int fd() const { return channel_->fd; }
+  void Arm();
+  bool Ready();
+  void Disarm(bool readable);
 
  private:
   static constexpr int kPollAtOnce = 32;

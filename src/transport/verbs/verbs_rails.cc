@@ -18,10 +18,11 @@ constexpr uint32_t kReceivesAtLeast = 2048, kReceivesPerPeer = 512, kReceivesAtM
 
 Result<std::unique_ptr<Rails>> Rails::Open(int nranks, const VerbsPortOptions& ports) {
   const auto peers = static_cast<size_t>(std::max(nranks - 1, 1));
-  Result<std::vector<Device>> devices = Device::Open(ports, std::min(kMostRails, peers));
+  Result<std::vector<std::unique_ptr<Device>>> devices =
+      Device::Open(ports, std::min(kMostRails, peers));
   if (!devices.ok()) return devices.status();
   auto made = std::make_unique<Rails>();
-  for (Device& device : *devices) {
+  for (std::unique_ptr<Device>& device : *devices) {
     Result<Rail> rail = OpenOne(nranks, std::move(device));
     if (!rail.ok()) return rail.status();
     made->rails_.push_back(*std::move(rail));
@@ -37,9 +38,9 @@ Result<std::unique_ptr<Rails>> Rails::Open(int nranks, const VerbsPortOptions& p
   return made;
 }
 
-Result<Rails::Rail> Rails::OpenOne(int nranks, Device device) {
+Result<Rails::Rail> Rails::OpenOne(int nranks, std::unique_ptr<Device> device) {
   Rail rail;
-  rail.device = std::make_unique<Device>(std::move(device));
+  rail.device = std::move(device);
   const auto n = static_cast<uint32_t>(nranks);
   rail.depth =
       std::min(kSendDepth, static_cast<uint32_t>(std::max(rail.device->limits().max_qp_wr, 1)));

@@ -19,7 +19,7 @@
 
 namespace inccl::verbs {
 
-class Rails final : public WakeupSource {
+class Rails {
  public:
   // Opens a queue pair's worth of everything for `nranks` ranks.
   static Result<std::unique_ptr<Rails>> Open(int nranks, const VerbsPortOptions& ports);
@@ -34,10 +34,11 @@ class Rails final : public WakeupSource {
   Slots OutboxOf(size_t rail, int peer) const { return Part(rails_[rail].outboxes, peer); }
   RailAddress AddressOf(size_t rail) const;
 
-  int fd() const override { return epoll_.valid() ? epoll_.get() : rails_.front().queues->fd(); }
-  void Arm() override;
-  bool Ready() override;
-  void Disarm(bool readable) override;
+  // As the methods of WakeupSource, for all queues.
+  int fd() const { return epoll_.valid() ? epoll_.get() : rails_.front().queues->fd(); }
+  void Arm();
+  bool Ready();
+  void Disarm(bool readable);
 
  private:
   struct Rail {
@@ -47,7 +48,7 @@ class Rails final : public WakeupSource {
     uint32_t depth = 0;
   };
   static Slots Part(const RegisteredMemory& memory, int peer);
-  static Result<Rail> OpenOne(int nranks, Device device);
+  static Result<Rail> OpenOne(int nranks, std::unique_ptr<Device> device);
 
   std::vector<Rail> rails_;
   UniqueFd epoll_;  // of all completion channels, if there are several

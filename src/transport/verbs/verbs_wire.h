@@ -36,12 +36,14 @@ constexpr Immediate Unpack(uint32_t bits) {
           .value = static_cast<uint16_t>(bits)};
 }
 
+// Flags in FrameHeader::credit_lane of a slice, since credits do not ride on slices.
+inline constexpr uint32_t kIsInput = 1;  // SliceHeader::is_input
+// The producer cannot read the payload, so that the CRC is the header's own. Only with
+// Protection::kNone; the devices' own CRC is then the only one of the payload.
+inline constexpr uint32_t kUnread = 2;
+
 // The payload of a grant. The frame's header has the lane's number (lane), slot_bytes (slice),
 // LaneSpec::Key (signature) and depth (credit).
-// FrameHeader::credit_lane of a slice with SliceHeader::is_input. Else 0: credits do not ride on
-// slices.
-inline constexpr uint32_t kIsInput = 1;
-
 struct GrantPayload {
   uint64_t address = 0;  // of slot 0 of the consumer
   uint32_t key = 0;      // with which the producer may write to the slots

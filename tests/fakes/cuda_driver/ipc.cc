@@ -3,7 +3,9 @@
 // Of the fake driver: memory that processes open of each other, and devices that reach each other.
 // As strict as the strictest of drivers: what is open in a context is not opened there again, and
 // no process opens memory of its own.
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -92,6 +94,28 @@ FAKE cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address
   if (piece == m.pieces.end()) return CUDA_ERROR_NOT_FOUND;
   *begin = piece->first;
   *bytes = piece->second.bytes;
+  return CUDA_SUCCESS;
+}
+
+// A file with what the range has now; that of a real driver would be the memory itself.
+FAKE cuMemGetHandleForAddressRange(void* handle, CUdeviceptr begin, size_t bytes,
+                                   CUmemRangeHandleType type, unsigned long long flags) {
+  if (Current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 || begin % kPage != 0 ||
+      bytes % kPage != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  Machine& m = Fake();
+  const std::lock_guard lock(m.mutex);
+  const bool shown = m.DeviceOf(begin) >= 0 &&
+                     std::none_of(m.pieces.begin(), m.pieces.end(), [&](const auto& piece) {
+                       return piece.first < begin + bytes &&
+                              begin < piece.first + piece.second.bytes && !piece.second.shareable;
+                     });
+  if (!shown) return CUDA_ERROR_NOT_SUPPORTED;
+  const int file = memfd_create("fake-dma-buf", MFD_CLOEXEC);
+  if (write(file, m.Reach(begin), bytes) != static_cast<ssize_t>(bytes)) std::abort();
+  *static_cast<int*>(handle) = file;
   return CUDA_SUCCESS;
 }
 

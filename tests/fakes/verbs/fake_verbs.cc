@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -97,6 +98,7 @@ struct FakeQp {
 struct FakeMr {
   ibv_mr base{};
   int access = 0;
+  const std::byte* mapped = nullptr;  // of a dma-buf: where its pages are here
 };
 
 Gid FromText(const char* text, ibv_gid_type type) {
@@ -122,11 +124,13 @@ struct Fabric {
   std::vector<std::unique_ptr<FakeDevice>> devices;
   std::map<uint32_t, FakeQp*> pairs;
   std::map<uint32_t, FakeMr*> regions;
+  std::map<ibv_context*, int> domains;  // of each context
   uint32_t next_number = 100, next_key = 1000;
   uint64_t locked = 0, objects = 0;
   Counters counters;
   std::optional<ibv_wc_status> fail_send, fail_credit;
   std::optional<uint32_t> flip;
+  uint8_t flip_bits = 0;
   int fail_post = 0;
   std::mt19937_64 random{1};
   std::thread thread;
@@ -211,11 +215,16 @@ bool Covers(const FakeMr& mr, uint64_t address, uint64_t bytes) {
   return address >= begin && address + bytes <= begin + mr.base.length;
 }
 
-bool IsReadable(const FakeQp& qp, const Work::Piece& piece) {
-  if (piece.bytes == 0) return true;
+// Where a device finds the bytes of a piece that is not empty; nullptr: it may not read them.
+const std::byte* Read(const FakeQp& qp, const Work::Piece& piece) {
   const auto region = fabric().regions.find(piece.key);
-  return region != fabric().regions.end() && region->second->base.pd == qp.base.pd &&
-         Covers(*region->second, reinterpret_cast<uint64_t>(piece.data), piece.bytes);
+  if (region == fabric().regions.end() || region->second->base.pd != qp.base.pd ||
+      !Covers(*region->second, reinterpret_cast<uint64_t>(piece.data), piece.bytes)) {
+    return nullptr;
+  }
+  const FakeMr& mr = *region->second;
+  if (mr.mapped == nullptr) return piece.data;
+  return mr.mapped + (piece.data - static_cast<const std::byte*>(mr.base.addr));
 }
 
 enum class Outcome { kDone, kWait };
@@ -266,19 +275,19 @@ Outcome CarryOut(FakeQp* qp) {
     }
     // A device reads the memory only now.
     for (const Work::Piece& piece : work.pieces) {
-      if (IsReadable(*qp, piece)) continue;
+      if (piece.bytes == 0 || Read(*qp, piece) != nullptr) continue;
       ++f.counters.stale;
       Break(qp, work.id, IBV_WC_LOC_PROT_ERR);
       return Outcome::kDone;
     }
     auto* to = reinterpret_cast<std::byte*>(work.remote);
     for (const Work::Piece& piece : work.pieces) {
-      if (piece.bytes > 0) std::memcpy(to, piece.data, piece.bytes);
+      if (piece.bytes > 0) std::memcpy(to, Read(*qp, piece), piece.bytes);
       to += piece.bytes;
     }
     to = reinterpret_cast<std::byte*>(work.remote);
     if (f.flip && *f.flip < work.bytes) {
-      reinterpret_cast<uint8_t*>(to)[*f.flip] ^= 0x10;
+      reinterpret_cast<uint8_t*>(to)[*f.flip] ^= f.flip_bits;
       f.flip.reset();
     }
     f.counters.bytes += work.bytes;
@@ -371,7 +380,7 @@ int PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
       work.pieces.at(static_cast<size_t>(i)) = {reinterpret_cast<const std::byte*>(piece.addr),
                                                 piece.length, piece.lkey};
       work.bytes += piece.length;
-      if (!IsReadable(*qp, work.pieces.at(static_cast<size_t>(i)))) return EFAULT;
+      if (Read(*qp, work.pieces.at(static_cast<size_t>(i))) == nullptr) return EFAULT;
     }
     if (wr->num_sge > 1) ++f.counters.gathered;
     if (!work.signaled) return EINVAL;  // this stand-in does not free what is not signalled
@@ -470,7 +479,7 @@ class TheControl final : public Control {
   std::vector<Connection> Connections() const override;
   void FailNextSend(ibv_wc_status status, bool credits) override;
   void FailNextPost(int error) override;
-  void FlipNextWrite(uint32_t offset) override;
+  void FlipNextWrite(uint32_t offset, uint8_t bits) override;
   void TakeReceives() override;
   void Hold(uint32_t number, bool hold) override;
   void Inject(uint32_t number, uint32_t immediate, uint32_t bytes) override;
@@ -542,9 +551,10 @@ void TheControl::FailNextPost(int error) {
   const Lock lock(fabric().mutex);
   fabric().fail_post = error;
 }
-void TheControl::FlipNextWrite(uint32_t offset) {
+void TheControl::FlipNextWrite(uint32_t offset, uint8_t bits) {
   const Lock lock(fabric().mutex);
   fabric().flip = offset;
+  fabric().flip_bits = bits;
 }
 void TheControl::TakeReceives() {
   const Lock lock(fabric().mutex);
@@ -603,6 +613,8 @@ ibv_context* ibv_open_device(ibv_device* device) {
 }
 int ibv_close_device(ibv_context* context) {
   const Lock lock(fabric().mutex);
+  if (fabric().domains[context] != 0) Misuse("a device is closed that has a protection domain");
+  fabric().domains.erase(context);
   --fabric().objects;
   delete context;
   return 0;
@@ -656,25 +668,24 @@ ibv_pd* ibv_alloc_pd(ibv_context* context) {
   const Lock lock(fabric().mutex);
   auto* const pd = new ibv_pd{};
   pd->context = context;
+  ++fabric().domains[context];
   ++fabric().objects;
   return pd;
 }
 int ibv_dealloc_pd(ibv_pd* pd) {
   const Lock lock(fabric().mutex);
+  --fabric().domains[pd->context];
   --fabric().objects;
   delete pd;
   return 0;
 }
 
-ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, size_t length, int access) {
+namespace {
+
+ibv_mr* MakeMr(ibv_pd* pd, void* address, size_t length, int access, const std::byte* mapped) {
   Fabric& f = fabric();
-  const Lock lock(f.mutex);
-  if (f.locked + length > f.machine.lockable_bytes) {
-    errno = ENOMEM;
-    return nullptr;
-  }
-  f.locked += length;
   auto* const mr = new FakeMr;
+  mr->mapped = mapped;
   mr->access = access;
   mr->base.context = pd->context;
   mr->base.pd = pd;
@@ -684,10 +695,44 @@ ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, size_t length, int access) {
   f.regions[mr->base.rkey] = mr;
   return Made(mr);
 }
+
+}  // namespace
+
+ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, size_t length, int access) {
+  Fabric& f = fabric();
+  const Lock lock(f.mutex);
+  if (f.locked + length > f.machine.lockable_bytes) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  f.locked += length;
+  return MakeMr(pd, address, length, access, nullptr);
+}
+// Its address is one that only a device would reach; whole pages, as mlx5 wants them.
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                          int access) {
+  const Lock lock(fabric().mutex);
+  const bool pages = offset % 4096 == 0 && length % 4096 == 0 && iova % 4096 == 0;
+  void* const mapped =
+      !fabric().machine.dma_bufs || !pages || access != 0
+          ? MAP_FAILED
+          : mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (mapped == MAP_FAILED) {
+    errno = !fabric().machine.dma_bufs ? EOPNOTSUPP : fd < 0 ? EBADF : EINVAL;
+    return nullptr;
+  }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the address that work requests name
+  return MakeMr(pd, reinterpret_cast<void*>(iova), length, access,
+                static_cast<const std::byte*>(mapped));
+}
 int ibv_dereg_mr(ibv_mr* mr) {
   Fabric& f = fabric();
   const Lock lock(f.mutex);
-  f.locked -= mr->length;
+  if (const std::byte* const mapped = Of<FakeMr>(mr)->mapped; mapped != nullptr) {
+    munmap(const_cast<std::byte*>(mapped), mr->length);
+  } else {
+    f.locked -= mr->length;
+  }
   f.regions.erase(mr->rkey);
   return Destroyed<FakeMr>(mr);
 }

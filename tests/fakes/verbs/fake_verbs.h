@@ -42,6 +42,7 @@ struct Machine {
   // A thread carries out work requests and completes them, in random order of the queue pairs; else
   // ibv_post_send does.
   bool in_thread = false;
+  bool dma_bufs = true;  // false: the driver registers none
   uint64_t seed = 1;
 };
 struct Counters {
@@ -82,8 +83,8 @@ class Control {
   virtual void FailNextSend(ibv_wc_status status, bool credits) = 0;
   // The next call of ibv_post_send returns `error`.
   virtual void FailNextPost(int error) = 0;
-  // Flips one bit of what the next write writes, `offset` bytes behind its begin.
-  virtual void FlipNextWrite(uint32_t offset) = 0;
+  // Flips bits of what the next write writes, `offset` bytes behind its begin.
+  virtual void FlipNextWrite(uint32_t offset, uint8_t bits) = 0;
   // Takes all posted receives away.
   virtual void TakeReceives() = 0;
   // Work requests of queue pair `number` wait until they are no longer held.
