@@ -14,6 +14,7 @@
 #include "compress/kernels/hbi_rotate-inl.h"
 #include "compress/kernels/hbi_side_words-inl.h"
 #include "compress/kernels/hbi_strip-inl.h"
+#include "compress/kernels/hbi_strip_bytes-inl.h"
 #include "compress/kernels/hbi_strip_fold-inl.h"
 #include "hwy/highway.h"
 
@@ -273,10 +274,16 @@ bool IsMasked(const hbi::Offsets& offsets) { return (offsets.ranks & (offsets.ra
 uint8_t* EncodeStrip(const hbi::Strip& strip, const std::byte* x, uint32_t counter,
                      const hbi::Offsets& offsets, bool nearest, uint8_t* out) {
   return WithType(strip.type, [&](auto type) HWY_ATTR {
-    const auto encode = nearest             ? EncodeStripOf<type(), ToHalves>
-                        : IsMasked(offsets) ? EncodeStripOf<type(), ToOffsets<true>>
-                                            : EncodeStripOf<type(), ToOffsets<false>>;
-    return encode(strip, x, counter, offsets, out);
+    const auto encode = [&]() HWY_ATTR {
+      if (nearest) return EncodeStripOf<type(), ToHalves, Moves::kNone>;
+      if (!IsMasked(offsets)) return EncodeStripOf<type(), ToOffsets<false>, Moves::kNone>;
+      switch (MovesOf(offsets)) {
+        case Moves::kHalf: return EncodeStripOf<type(), ToOffsets<true>, Moves::kHalf>;
+        case Moves::kAny: return EncodeStripOf<type(), ToOffsets<true>, Moves::kAny>;
+        default: return EncodeStripOf<type(), ToOffsets<true>, Moves::kNone>;
+      }
+    };
+    return encode()(strip, x, counter, offsets, out);
   });
 }
 
@@ -288,7 +295,15 @@ const uint8_t* DecodeStrip(const hbi::Strip& strip, const hbi::StripDecoding& ho
 
 void FoldStrip(const hbi::Strip& strip, hbi::StripFold* fold) {
   WithType(strip.type, [&](auto type) HWY_ATTR {
-    (IsMasked(fold->offsets) ? FoldStripOf<type(), true> : FoldStripOf<type(), false>)(strip, fold);
+    const auto fold_strip = [&]() HWY_ATTR {
+      if (!IsMasked(fold->offsets)) return FoldStripOf<type(), false, Moves::kNone>;
+      switch (MovesOf(fold->offsets)) {
+        case Moves::kHalf: return FoldStripOf<type(), true, Moves::kHalf>;
+        case Moves::kAny: return FoldStripOf<type(), true, Moves::kAny>;
+        default: return FoldStripOf<type(), true, Moves::kNone>;
+      }
+    };
+    fold_strip()(strip, fold);
   });
 }
 #endif  // INCCL_HBI_STRIPS

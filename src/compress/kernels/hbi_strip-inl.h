@@ -114,6 +114,17 @@ HWY_INLINE const hbi::PairOrder& OrderOf(uint32_t width) {
   return hbi::kStripTables.orders[width % 2];
 }
 
+// Packs fields by the constants of their FieldTable. Writes 64 bytes and returns `out`.
+HWY_INLINE uint8_t* StoreFields(__m512i fields, __m512i raises, __m512i rotations, __m512i shifts,
+                                __m512i gather, __m512i second, __mmask64 twice, uint8_t* out) {
+  const __m512i twos = _mm512_rolv_epi32(_mm512_mullo_epi16(fields, raises), rotations);
+  const __m512i fours = _mm512_multishift_epi64_epi8(shifts, twos);
+  const __m512i own = _mm512_permutexvar_epi8(gather, fours);
+  const __m512i shared = _mm512_maskz_permutexvar_epi8(twice, second, fours);
+  _mm512_storeu_si512(out, _mm512_or_si512(own, shared));
+  return out;
+}
+
 // Packs two blocks of codes of a width in half-bits.
 class StripPacker {
  public:
@@ -142,12 +153,9 @@ class StripPacker {
         base_(Word(table.base)) {}
 
   HWY_INLINE uint8_t* Store(V16 fields, uint8_t* out) const {
-    const __m512i twos = _mm512_rolv_epi32(_mm512_mullo_epi16(fields.raw, raises_), rotations_);
-    const __m512i fours = _mm512_multishift_epi64_epi8(shifts_, twos);
-    const __m512i own = _mm512_permutexvar_epi8(gather_, fours);
-    const __m512i shared = _mm512_maskz_permutexvar_epi8(twice_, gather_second_, fours);
-    _mm512_storeu_si512(out, _mm512_or_si512(own, shared));
-    return out + bytes_;
+    return StoreFields(fields.raw, raises_, rotations_, shifts_, gather_, gather_second_, twice_,
+                       out) +
+           bytes_;
   }
 
   const bool paired_;
@@ -245,29 +253,6 @@ HWY_INLINE MakeOffsets OffsetsFor(const hbi::Offsets& offsets, uint32_t k) {
 
 HWY_INLINE VI16 TwiceOf(uint32_t k) { return hn::Set(DI16(), static_cast<int16_t>(2 * k)); }
 
-template <DataType kType, class MakeOffsets>
-uint8_t* EncodeStripOf(const hbi::Strip& strip, const std::byte* x, uint32_t counter,
-                       const hbi::Offsets& offsets, uint8_t* out) {
-  V32 counters = hn::Add(hn::Set(D32(), counter), hn::Iota(D32(), 0));
-  for (uint32_t s = 0; s < strip.superblocks; ++s, x += kSuperblock * kSize<kType>) {
-    const hbi::Point& point = strip.points[strip.plan[s]];
-    if (point.k == 0) {
-      counters = hn::Add(counters, hn::Set(D32(), kSuperblock / 2));
-      continue;
-    }
-    const ScaleCodes codes(hbi::LoadWord(strip.words, s));
-    const StripPacker pack(point.own_width);
-    const auto make = OffsetsFor<MakeOffsets>(offsets, point.k);
-    const VI16 twice_k = TwiceOf(point.k);
-    for (size_t b = 0; b < hbi::kBlocks; b += 2) {
-      out = pack(QuantizeTwoBlocks<kType>(x + b * kBlock * kSize<kType>, point.sum->factor,
-                                          codes.of + b, make, &counters, twice_k),
-                 out);
-    }
-  }
-  return out;
-}
-
 // ---------------------------------------------------------------- decoding
 
 // Decodes a superblock's signed codes.
@@ -306,34 +291,18 @@ HWY_INLINE void PutUncoded(uint32_t word, std::byte* y) {
   }
 }
 
+// Stores the largest magnitudes of a superblock's sums, as their own codes have them.
+HWY_INLINE void StoreLargest(const hbi::Point& point, const ScaleCodes& codes, __m256i most,
+                             float* largest) {
+  HWY_ALIGN float steps[hbi::kBlocks];
+  for (size_t b = 0; b < hbi::kBlocks; ++b) steps[b] = point.sum->step[codes.of[b]];
+  const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(most), _mm256_load_ps(steps));
+  _mm256_store_ps(largest, _mm256_mul_ps(scaled, _mm256_set1_ps(point.result->own)));
+}
+
 HWY_INLINE void StoreMinus(TwoBlocks codes, V16 zero, int16_t* to) {
   hn::Store(hn::BitCast(DI16(), hn::Sub(codes.lower, zero)), DI16(), to);
   hn::Store(hn::BitCast(DI16(), hn::Sub(codes.upper, zero)), DI16(), to + kBlock);
-}
-
-template <DataType kType>
-const uint8_t* DecodeStripOf(const hbi::Strip& strip, const hbi::StripDecoding& how,
-                             const uint8_t* in, std::byte* y) {
-  HWY_ALIGN int16_t tile[kSuperblock];
-  for (uint32_t s = 0; s < strip.superblocks; ++s, y += kSuperblock * kSize<kType>) {
-    const hbi::Point& point = strip.points[strip.plan[s]];
-    const uint32_t word = hbi::LoadWord(strip.words, s);
-    if (point.k == 0) {
-      PutUncoded<kType>(hbi::LoadWord(how.agreed, s), y);
-      continue;
-    }
-    const hbi::LevelTable& table = how.result ? *point.result : *point.sum;
-    const ScaleCodes scales(word);
-    const StripUnpacker unpack(how.result ? point.result_width : point.sum_width);
-    const V16 zero =
-        Word(static_cast<uint16_t>(how.result ? point.k2 : how.contributions * uint32_t{point.k}));
-    for (size_t b = 0; b < hbi::kBlocks; b += 2) {
-      StoreMinus(unpack.InOrder(unpack.Fields(&in)), zero, tile + b * kBlock);
-    }
-    DecodeSigned<kType>(tile, how.average ? table.average : table.step, scales, strip.stream, y);
-  }
-  if (strip.stream) _mm_sfence();
-  return in;
 }
 
 }  // namespace HWY_NAMESPACE

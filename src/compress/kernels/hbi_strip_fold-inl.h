@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The owner's step on strips (hbi_kernels.h), for one instruction set. Included once per target,
-// after hbi_strip-inl.h.
+// Whole strips (hbi_kernels.h), for one instruction set. Superblocks whose codes and sums fit bytes
+// go another way than the others. Included once per target, after hbi_strip_bytes-inl.h.
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/types.h"
 #include "compress/hbi/format.h"
@@ -11,6 +12,7 @@
 #include "compress/hbi/side_words.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_strip-inl.h"
+#include "compress/kernels/hbi_strip_bytes-inl.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_FOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -25,6 +27,73 @@ HWY_BEFORE_NAMESPACE();
 namespace inccl {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+
+// Whether a superblock's own elements, with offsets that do, go in bytes.
+HWY_INLINE bool InBytes(uint32_t k, uint32_t counter) {
+  return HasByteLevels(k) && HasPlainCounters(counter);
+}
+
+template <DataType kType, class MakeOffsets, Moves kMoves>
+uint8_t* EncodeStripOf(const hbi::Strip& strip, const std::byte* x, uint32_t counter,
+                       const hbi::Offsets& offsets, uint8_t* out) {
+  const ByteOffsetsShared in_bytes(offsets);
+  for (uint32_t s = 0; s < strip.superblocks;
+       ++s, x += kSuperblock * kSize<kType>, counter += kSuperblock / 2) {
+    const hbi::Point& point = strip.points[strip.plan[s]];
+    if (point.k == 0) continue;
+    const uint32_t word = hbi::LoadWord(strip.words, s);
+    if constexpr (kMoves != Moves::kNone) {
+      if (InBytes(point.k, counter)) {
+        out = EncodeBytes<kType, kMoves>(point, word, x, counter, in_bytes, out);
+        continue;
+      }
+    }
+    const ScaleCodes codes(word);
+    V32 counters = hn::Add(hn::Set(D32(), counter), hn::Iota(D32(), 0));
+    const StripPacker pack(point.own_width);
+    const auto make = OffsetsFor<MakeOffsets>(offsets, point.k);
+    const VI16 twice_k = TwiceOf(point.k);
+    for (size_t b = 0; b < hbi::kBlocks; b += 2) {
+      out = pack(QuantizeTwoBlocks<kType>(x + b * kBlock * kSize<kType>, point.sum->factor,
+                                          codes.of + b, make, &counters, twice_k),
+                 out);
+    }
+  }
+  return out;
+}
+
+template <DataType kType>
+const uint8_t* DecodeStripOf(const hbi::Strip& strip, const hbi::StripDecoding& how,
+                             const uint8_t* in, std::byte* y) {
+  HWY_ALIGN int16_t tile[kSuperblock];
+  for (uint32_t s = 0; s < strip.superblocks; ++s, y += kSuperblock * kSize<kType>) {
+    const hbi::Point& point = strip.points[strip.plan[s]];
+    const uint32_t word = hbi::LoadWord(strip.words, s);
+    if (point.k == 0) {
+      PutUncoded<kType>(hbi::LoadWord(how.agreed, s), y);
+      continue;
+    }
+    const hbi::LevelTable& table = how.result ? *point.result : *point.sum;
+    const uint32_t width = how.result ? point.result_width : point.sum_width;
+    const uint32_t zero = how.result ? point.k2 : how.contributions * uint32_t{point.k};
+    const float* const steps = how.average ? table.average : table.step;
+    if (width <= hbi::kWidestPair) {
+      DecodeBytes<kType>(width, zero, steps, word, strip.stream, &in, y);
+      continue;
+    }
+    const ScaleCodes scales(word);
+    const StripUnpacker unpack(width);
+    const V16 zeros = Word(static_cast<uint16_t>(zero));
+    for (size_t b = 0; b < hbi::kBlocks; b += 2) {
+      StoreMinus(unpack.InOrder(unpack.Fields(&in)), zeros, tile + b * kBlock);
+    }
+    DecodeSigned<kType>(tile, steps, scales, strip.stream, y);
+  }
+  if (strip.stream) _mm_sfence();
+  return in;
+}
+
+// ---------------------------------------------------------------- the owner's step
 
 inline constexpr uint32_t kFolded = kLanes64;  // superblocks at once: their words fill a vector
 
@@ -73,11 +142,7 @@ HWY_INLINE void SumSuperblock(const hbi::Strip& strip, uint32_t s, const hbi::St
     distances[b / 2] =
         LargestOfPair(hn::BitCast(D16(), hn::Abs(lower)), hn::BitCast(D16(), hn::Abs(upper)));
   }
-  const __m256i most = _mm512_cvtepi64_epi32(LargestLanes(distances).raw);
-  HWY_ALIGN float steps[hbi::kBlocks];
-  for (size_t b = 0; b < hbi::kBlocks; ++b) steps[b] = point.sum->step[codes.of[b]];
-  const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(most), _mm256_load_ps(steps));
-  _mm256_store_ps(largest, _mm256_mul_ps(scaled, _mm256_set1_ps(point.result->own)));
+  StoreLargest(point, codes, _mm512_cvtepi64_epi32(LargestLanes(distances).raw), largest);
 }
 
 // Quantizes a superblock's sums on the scales `own` and replaces them by the signed codes; packs
@@ -113,8 +178,8 @@ HWY_INLINE uint8_t* RequantizeSuperblock(const hbi::Point& point, const ScaleCod
 
 // Results of superblock s from its sums.
 template <DataType kType>
-HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word, int16_t* sums,
-                          hbi::StripFold* fold) {
+HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word, bool in_bytes,
+                          int16_t* sums, hbi::StripFold* fold) {
   const hbi::Point& point = strip.points[strip.plan[s]];
   const uint32_t word = hbi::LoadWord(strip.words, s);
   std::byte* const y =
@@ -124,6 +189,22 @@ HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word
     return;
   }
   const ScaleCodes own(own_word);
+  const float* const results = fold->average ? point.result->average : point.result->step;
+  if (in_bytes) {
+    auto* const bytes = reinterpret_cast<int8_t*>(sums);
+    if (hbi::IsPoison(own_word)) std::memset(bytes, 0, kSuperblock);  // every code is K2
+    const ScaleCodes codes(word);
+    if constexpr (kType == DataType::kFloat32) {
+      if (Streams<kType>(strip.stream, y)) {
+        fold->packed =
+            RequantizeBytes<kType, true>(point, codes, own, bytes, results, fold->packed, y);
+        return;
+      }
+    }
+    fold->packed =
+        RequantizeBytes<kType, false>(point, codes, own, bytes, results, fold->packed, y);
+    return;
+  }
   if (hbi::IsPoison(own_word)) {  // every code is K2
     const StripPacker pack(point.result_width);
     const V16 zero = Word(point.k2);
@@ -135,23 +216,39 @@ HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word
     fold->packed = RequantizeSuperblock(point, ScaleCodes(word), own, sums, fold->packed);
   }
   if (y == nullptr) return;
-  DecodeSigned<kType>(sums, fold->average ? point.result->average : point.result->step, own,
-                      strip.stream, y);
+  DecodeSigned<kType>(sums, results, own, strip.stream, y);
 }
 
-template <DataType kType, bool kMasked>
+// Whether the sums of superblock s fit bytes.
+template <Moves kMoves>
+HWY_INLINE bool SumsInBytes(const hbi::Point& point, uint32_t counter, const hbi::StripFold& fold) {
+  return kMoves != Moves::kNone && InBytes(point.k, counter) && HasByteLevels(point.k2) &&
+         fold.total * point.k <= 127;
+}
+
+template <DataType kType, bool kMasked, Moves kMoves>
 void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
   HWY_ALIGN int16_t sums[kFolded * kSuperblock];
   HWY_ALIGN float largest[kFolded * hbi::kBlocks] = {};
   static_assert(sizeof largest == 4 * sizeof(V32));
+  bool in_bytes[kFolded] = {};
+  const ByteOffsetsShared offsets(fold->offsets);
   for (uint32_t first = 0; first < strip.superblocks; first += kFolded) {
     const uint32_t left = strip.superblocks - first, count = left < kFolded ? left : kFolded;
     for (uint32_t i = 0; i < count; ++i) {
       float* const blocks = largest + i * hbi::kBlocks;
-      if (strip.points[strip.plan[first + i]].k == 0) {
+      int16_t* const to = sums + i * kSuperblock;
+      const uint32_t s = first + i, counter = fold->counter + s * (kSuperblock / 2);
+      const hbi::Point& point = strip.points[strip.plan[s]];
+      in_bytes[i] = SumsInBytes<kMoves>(point, counter, *fold);
+      if (point.k == 0) {
         _mm256_store_ps(blocks, _mm256_setzero_ps());
-      } else {
-        SumSuperblock<kType, kMasked>(strip, first + i, *fold, sums + i * kSuperblock, blocks);
+      } else if (!in_bytes[i]) {
+        SumSuperblock<kType, kMasked>(strip, s, *fold, to, blocks);
+      } else if constexpr (kMoves != Moves::kNone) {
+        SumInBytes<kType, kMoves>(point, hbi::LoadWord(strip.words, s),
+                                  fold->own + size_t{s} * kSuperblock * kSize<kType>, counter,
+                                  offsets, *fold, reinterpret_cast<int8_t*>(to), blocks);
       }
     }
     V32 bits[4];
@@ -162,7 +259,8 @@ void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
     uint8_t* const words = fold->words + size_t{first} * hbi::kWordBytes;
     StoreWords(WordsOf(CodesOfMagnitudes(bits)), count, words);
     for (uint32_t i = 0; i < count; ++i) {
-      PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), sums + i * kSuperblock, fold);
+      PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), in_bytes[i],
+                       sums + i * kSuperblock, fold);
     }
   }
   if (strip.stream) _mm_sfence();

@@ -36,6 +36,9 @@ struct FieldTable {
   uint16_t mask, pair_mask;
   // A field is the first code + base * the second one; / base as in InverseOfBase.
   uint16_t base, pair_base, times, shift;
+  // With the two codes in bytes: a field + split * the second code has the first one in its lower
+  // byte and the second in its upper one; and the bytes' weights in a field.
+  uint16_t split, weights;
 };
 
 constexpr FieldTable MakeFieldTable(uint32_t w) {
@@ -54,6 +57,8 @@ constexpr FieldTable MakeFieldTable(uint32_t w) {
     t.pair_base = t.times = 256;
     t.pair_mask = static_cast<uint16_t>(((1u << w / 2) - 1) * 0x101);
   }
+  t.split = static_cast<uint16_t>(256 - t.pair_base);
+  t.weights = static_cast<uint16_t>(1 + 256 * t.base);
   for (uint32_t i = 0; i < 64; ++i) {
     const uint32_t lane = i / 8, byte = i % 8;
     const uint32_t middle = odd && lane % 2 != 0 ? 4 : 0;  // bits of the lane's first byte
@@ -83,9 +88,20 @@ struct PairOrder {
   alignas(64) uint16_t upper[32];
 };
 
+// The same for the 64 codes of two blocks in the bytes of one vector.
+struct ByteOrder {
+  // Takes them out of the third bytes of two vectors of 32-bit lanes, of each block; those of the
+  // second one go where `second` has a bit.
+  alignas(64) uint8_t narrow[64];
+  alignas(64) uint8_t in_order[64];  // to the order of elements
+  alignas(64) uint8_t widen[4][64];  // 16 elements, in order, to the first bytes of 32-bit lanes
+  uint64_t second;
+};
+
 struct StripTables {
   FieldTable fields[kWidestPair + 1];  // by w; [0] and [1] are not used
   PairOrder orders[2];
+  ByteOrder bytes[2];
 };
 
 constexpr StripTables MakeStripTables() {
@@ -101,6 +117,20 @@ constexpr StripTables MakeStripTables() {
     even.upper[i] = static_cast<uint16_t>(half + 16);
     odd.first[i] = odd.lower[i] = i;
     odd.second[i] = odd.upper[i] = next;
+  }
+  for (uint32_t odd = 0; odd < 2; ++odd) {
+    ByteOrder& order = tables.bytes[odd];
+    // Where element e of the two blocks is.
+    const auto place = [=](uint32_t e) { return odd != 0 ? e % 32 * 2 + e / 32 : e; };
+    for (uint32_t e = 0; e < 64; ++e) {
+      order.narrow[place(e)] = static_cast<uint8_t>(e % 32 * 4 + 2);
+      order.in_order[e] = static_cast<uint8_t>(place(e));
+      order.second |= e >= 32 ? uint64_t{1} << place(e) : 0;
+      for (uint32_t byte = 0; byte < 4; ++byte) {
+        order.widen[e / 16][e % 16 * 4 + byte] =
+            static_cast<uint8_t>(byte == 0 ? place(e) : 64 + byte);
+      }
+    }
   }
   return tables;
 }
