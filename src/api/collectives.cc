@@ -283,6 +283,14 @@ Status TakeReducer(ccl_reducer_state_t state, const ccl_compression_t* compressi
 }
 
 }  // namespace
+
+void WarmUpCalls(ccl_comm_t comm) {
+  (void)Run(Collective::kAllReduce, nullptr, nullptr, 0, CCL_FLOAT32, CCL_SUM, 0, comm, nullptr,
+            [](Call* call) {
+              call->purpose = Purpose::kWarmUp;
+              return Status::Ok();
+            });
+}
 }  // namespace inccl
 
 using inccl::Collective;

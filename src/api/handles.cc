@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "api/group.h"
+#include "api/submit.h"
 #include "base/mutex.h"
 #include "base/per_thread.h"
 #include "base/thread.h"
@@ -296,7 +297,9 @@ Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation) {
     return Status::Ok();
   }
   if (!options.blocking) return CreateInBackground(comm, options, std::move(creation));
-  return CreateNow(comm, options, creation);
+  Status created = CreateNow(comm, options, creation);
+  if (created.ok()) WarmUpCalls(*comm);
+  return created;
 }
 
 }  // namespace inccl

@@ -21,6 +21,10 @@ const PreMulSum* FindReduction(ccl_comm_t comm, int op);
 Status SubmitCall(const std::shared_ptr<Communicator>& communicator,
                   const std::shared_ptr<Stream>& stream, const Call& call);
 
+// Runs the code of a call on `comm`, which is ready, without effects: its first execution would
+// take the user's first call longer than a small call takes.
+void WarmUpCalls(ccl_comm_t comm);
+
 // Returns the stream of a call, or nullptr for none, and sets call->on_device and call->device.
 // kInvalidArgument if there is no such stream, or if it does not fit the memory of the buffers.
 Result<std::shared_ptr<Stream>> StreamOf(ccl_stream_t stream, const Communicator& communicator,

@@ -26,6 +26,8 @@
 
 namespace inccl::fault {
 
+inline constexpr int kNoRank = -2;  // matches no plan's rank
+
 // All fault points. A name that is not listed does not compile; the sweep (tests/faults) fails for
 // a point that no test reaches.
 inline constexpr std::string_view kPoints[] = {

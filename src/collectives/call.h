@@ -23,7 +23,8 @@
 namespace inccl {
 
 // Keeps the library's own calls apart from the user's.
-enum class Purpose : uint8_t { kUser, kSplit };
+// kWarmUp: runs the code of a call without its effects.
+enum class Purpose : uint8_t { kUser, kSplit, kWarmUp };
 inline constexpr int kPurposes = 2;
 
 enum class CallKind : uint8_t { kCollective, kSend, kRecv };

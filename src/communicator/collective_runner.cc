@@ -20,7 +20,10 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
-constexpr uint64_t kWarmUpElements = 1024;                 // of fp32
+// The calls of the warm-up, in elements of fp32, and the most ranks whose slots for the second one
+// fit the memory that shm commits at creation.
+constexpr uint64_t kWarmUpElements[] = {1024, 6144};
+constexpr int kMostWarmRanks = 8;
 constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in place of a call's signature
 
 std::vector<int> OtherRanks(int rank, int nranks) {
@@ -171,7 +174,7 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
     return RunOnHosts(call);
   }
   // The library's own calls are rare, and the user's algorithm filter does not apply to them.
-  const bool users = call.purpose == Purpose::kUser;
+  const bool users = call.purpose != Purpose::kSplit;
   const PlanCache::Plan* plan = users ? plans_.Find(call, below_min_bytes) : nullptr;
   Choice choice;
   if (plan != nullptr) {
@@ -184,6 +187,7 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
     if (!chosen.ok()) return chosen.status();
     choice = *chosen;
   }
+  if (call.purpose == Purpose::kWarmUp) return Status::Ok();
 
   uint64_t signature = 0;
   if (Status status = liveness_->BeginCall(++sequence_, call, &signature); !status.ok()) {
@@ -209,18 +213,18 @@ Status CollectiveRunner::RunSettled(const Call& call, Engine* engine, bool below
 Status CollectiveRunner::RunWithResidual(const Call& call, Engine* engine,
                                          const PlanCache::Plan& plan, CodecState* state,
                                          uint64_t signature) {
-  if (call.residual == nullptr) return RunPlan(call, engine, plan, state, signature);
+  if (call.residual == nullptr) return RunPlan(call, engine, plan, state, signature, liveness_);
   ResidualUse use(call.residual.get());
   if (!use.status().ok()) return use.status();
   feedback_.Use(state, call.residual.get(), TraitsOf(plan.choice.algorithm).one_owner);
-  Status status = RunPlan(call, engine, plan, &feedback_, signature);
+  Status status = RunPlan(call, engine, plan, &feedback_, signature, liveness_);
   if (status.ok()) status = feedback_.CheckComplete();
   if (status.ok()) use.Commit(sequence_);
   return status;
 }
 
 Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan,
-                                 CodecState* state, uint64_t signature) {
+                                 CodecState* state, uint64_t signature, WaitObserver* observer) {
   const bool non_temporal_slots = engine == nullptr && TakesNonTemporalSlots(plan.choice.algorithm);
   const bool one_way = HasRoot(call.collective);
   const bool segmented = SegmentsOf(call.collective, 2) > 1;
@@ -259,7 +263,7 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
   // Calls with zero copy hardly use slots.
   const bool learns = non_temporal_slots && StorePolicy::Learns(moved) && !zero_copy_.any();
   const Time start = learns ? SystemClock().Now() : 0;
-  status = progress_.Run(&request_, liveness_);
+  status = progress_.Run(&request_, observer);
   if (learns) stores.Learn(moved, one_way, way, SystemClock().Now() - start);
   team_.Rest();
   FAULT_POINT("call.before_finish");
@@ -363,31 +367,31 @@ bool CollectiveRunner::AllLanesMulticast() const {
 }
 
 Status CollectiveRunner::WarmUp(WaitObserver* observer) {
-  Call call;  // an all-reduce of fp32
-  call.nranks = nranks_;
-  call.rank = rank_;
-  call.count = kWarmUpElements;
-  const Result<Choice> choice =
-      Choose(Tuned(call, false, hosts_), options_.algorithms, options_.tuner_table);
-  // Other algorithms open lanes whose memory is not committed yet.
-  if (nranks_ == 1 || !AllLanesMulticast() || !choice.ok() ||
-      choice->algorithm != Algorithm::kOneShot) {
-    return Status::Ok();
+  if (nranks_ == 1 || !AllLanesMulticast()) return Status::Ok();
+  const uint64_t most = *std::max_element(std::begin(kWarmUpElements), std::end(kWarmUpElements));
+  const std::vector<float> input(most);
+  std::vector<float> output(most);
+  for (const uint64_t count : kWarmUpElements) {
+    Call call;  // an all-reduce of fp32
+    call.nranks = nranks_;
+    call.rank = rank_;
+    call.count = count;
+    call.send = input.data();
+    call.recv = output.data();
+    const Result<Choice> choice =
+        Choose(Tuned(call, false, hosts_), options_.algorithms, options_.tuner_table);
+    const bool warms =
+        choice.ok() && (choice->algorithm == Algorithm::kOneShot ||
+                        (choice->algorithm == Algorithm::kTwoShot && nranks_ <= kMostWarmRanks));
+    if (!warms) continue;
+    Result<PlanCache::Plan> made = plans_.Make(call, *IdentityCodec(), *choice, false);
+    if (!made.ok()) return made.status();
+    const PlanCache::Plan* const plan = plans_.Keep(*std::move(made));
+    Status status =
+        RunPlan(call, nullptr, *plan, StateOf(IdentityCodec()), kWarmUpSignature, observer);
+    if (!status.ok()) return status;
   }
-  Result<PlanCache::Plan> plan = plans_.Make(call, *IdentityCodec(), *choice, false);
-  if (!plan.ok()) return plan.status();
-  CodecState* const state = StateOf(IdentityCodec());
-  Status begun = state->Begin(call);
-  if (!begun.ok()) return begun;
-  const std::vector<float> input(kWarmUpElements);
-  std::vector<float> output(kWarmUpElements);
-  request_.Start({.program = plan->program,
-                  .chunking = plan->chunking,
-                  .codec = state,
-                  .input = reinterpret_cast<const std::byte*>(input.data()),
-                  .output = reinterpret_cast<std::byte*>(output.data()),
-                  .signature = kWarmUpSignature});
-  return progress_.Run(&request_, observer);
+  return Status::Ok();
 }
 
 }  // namespace inccl

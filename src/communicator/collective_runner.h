@@ -51,7 +51,7 @@ class CollectiveRunner {
   Status Run(const Call& call, Engine* engine);
   // Runs sends and receives in host memory, all at the same time.
   Status RunSendRecv(const std::vector<Call>& calls);
-  // Passes slices through the lanes of a small all-reduce of zeros.
+  // Runs small all-reduces of zeros.
   Status WarmUp(WaitObserver* observer);
 
   // The number of collectives that have begun.
@@ -89,7 +89,7 @@ class CollectiveRunner {
   Status RunPart(const HostSums::Part& part, uint64_t signature);
   // Drives the request from CodecState::Begin to Finish.
   Status RunPlan(const Call& call, Engine* engine, const PlanCache::Plan& plan, CodecState* state,
-                 uint64_t signature);
+                 uint64_t signature, WaitObserver* observer);
   // RunPlan with the call's residual, if it has one, which a successful call commits.
   Status RunWithResidual(const Call& call, Engine* engine, const PlanCache::Plan& plan,
                          CodecState* state, uint64_t signature);

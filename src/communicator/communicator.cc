@@ -233,7 +233,7 @@ Status Communicator::MakeSticky(const Status& status) {
 
 Status Communicator::RunGuarded(const Call& call) {
   if (sticky_error_.failed()) return sticky_error_.error();
-  FAULT_RANK(ends_.rank);
+  FAULT_RANK(call.purpose == Purpose::kWarmUp ? fault::kNoRank : ends_.rank);
   FAULT_POINT("call.before_begin");
   runner_.zero_copy()->Begin();
   // MakeSticky notifies the other ranks of any error in the call.

@@ -114,7 +114,7 @@ Status CollectiveRunner::RunPart(const HostSums::Part& part, uint64_t signature)
       LogEnabled(LogLevel::kInfo, LogSubsystem::kTuning)) {
     LogCall(call, Tuned(call, false, plans->hosts()), plan->choice);
   }
-  return RunPlan(call, nullptr, *plan, StateOf(codec), signature);
+  return RunPlan(call, nullptr, *plan, StateOf(codec), signature, liveness_);
 }
 
 }  // namespace inccl

@@ -18,8 +18,6 @@
 namespace inccl {
 namespace {
 
-[[maybe_unused]] constexpr int kNoRank = -2;  // matches no rank
-
 // Ends the wait at the deadline, on an error, or when the creation is cancelled.
 class Observer final : public WaitObserver {
  public:
@@ -66,7 +64,7 @@ Status OfInit(const Status& status, const std::string& name) {
 }  // namespace
 
 Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
-  FAULT_RANK(kNoRank);  // fault points of calls are for users' calls only
+  FAULT_RANK(fault::kNoRank);  // fault points of calls are for users' calls only
   const std::string name = rank_name();
   Observer observer(name, &liveness_, deadline, cancelled);
   Status status = CatchOutOfMemory([&] {

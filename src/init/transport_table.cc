@@ -16,8 +16,12 @@
 namespace inccl {
 namespace {
 
-// Enough for the first small calls of a communicator: two lanes of slots of default size.
-constexpr size_t kCommitAhead = 1088 * 1024;
+// The slots of default size that the two-shot lanes of a rank make when they open, together. Fewer
+// lanes make more each, since a rank that finds no free slot must look at its peers' credits.
+constexpr int kSlotsAtOpening = 8;
+constexpr size_t kSlotBytes = 128 * 1024;
+// For headers, credits and side information.
+constexpr size_t kSmallThings = 96 * 1024;
 
 // For a rank that works on a device, all slots of a direct call. The device registers slots before
 // the first call, because registration might wait for streams that wait for the call.
@@ -27,9 +31,10 @@ constexpr int kMostDeviceLanes = 17;
 using MadeFactory = Result<std::unique_ptr<TransportFactory>>;
 
 MadeFactory MakeShm(const FactoryArgs& args) {
-  return MakeShmFactory(
-      args.rank, args.nranks,
-      {.commit_ahead = CommitAhead(args.nranks, args.for_device), .for_device = args.for_device});
+  return MakeShmFactory(args.rank, args.nranks,
+                        {.commit_ahead = CommitAhead(args.nranks, args.for_device),
+                         .slots_at_opening = static_cast<uint32_t>(kSlotsAtOpening / args.nranks),
+                         .for_device = args.for_device});
 }
 
 MadeFactory MakeUcx(const FactoryArgs& args) {
@@ -138,7 +143,12 @@ const TransportRow& RowOf(std::string_view name) {
 }
 
 size_t CommitAhead(int nranks, bool for_device) {
-  if (!for_device) return kCommitAhead;
+  if (!for_device) {
+    // Those of the two-shot lanes and of the one-shot lane.
+    const int slots =
+        std::max(1, kSlotsAtOpening / nranks) * (std::min(nranks, kSlotsAtOpening) + 1);
+    return static_cast<size_t>(slots) * kSlotBytes + kSmallThings;
+  }
   return static_cast<size_t>(std::min(nranks + 1, kMostDeviceLanes)) * kDeviceLane;
 }
 

@@ -11,6 +11,8 @@
 namespace inccl {
 namespace {
 
+// Counted with each slot, although not every transport has it in front of the slot.
+constexpr uint32_t kHeader = sizeof(mapped::SlotHeader);
 constexpr uint32_t kLeastSlice = 16 * 1024;
 constexpr uint32_t kLeastSliceOfOne = 2 * 1024;
 
@@ -87,7 +89,7 @@ uint64_t SlotBytes(Collective collective, Algorithm algorithm, int nranks, const
   const SlotOptions slots = SlotsFor(slice_bytes);
   return (shared ? ends.produced : ends.sent + ends.received) *
          static_cast<uint64_t>(budget.channels) *
-         mapped::SlotsBytes(slots.data_bytes, slots.data_depth);
+         mapped::SlotsBytes(slots.data_bytes + kHeader, slots.data_depth);
 }
 
 uint32_t LeastSliceBytes(Collective collective, const SlotBudget& budget) {

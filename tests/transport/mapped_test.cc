@@ -22,16 +22,15 @@ struct LaneTestAccess {
   static void Advance(uint64_t ticket, MappedSendLane* send, MappedRecvLane* recv) {
     const uint32_t depth = send->spec_.depth;
     for (uint64_t i = ticket - depth; i < ticket; ++i) {
-      auto* slot = reinterpret_cast<SlotHeader*>(send->slots_ + (i % depth) * send->stride_);
-      slot->seq.store(static_cast<uint32_t>(i + 1));
+      send->headers_[i % depth].seq.store(static_cast<uint32_t>(i + 1));
     }
     recv->credit_->released.store(ticket);
     recv->ticket_ = ticket;
     recv->index_ = static_cast<uint32_t>(ticket % depth);
     send->ticket_ = ticket;
     send->index_ = recv->index_;
-    send->free_until_ = ticket;
-    for (auto& consumer : send->consumers_) consumer.released = ticket - depth;
+    send->released_ = ticket;
+    for (auto& consumer : send->consumers_) consumer.released = ticket;
   }
 };
 
@@ -65,12 +64,12 @@ constexpr size_t kArenaBytes = kDataOffset + 64 * kPage;
 // Ranks 0 and 1 in one thread, with all their memory at hand.
 class End final : public MappedTransport {
  public:
-  static std::unique_ptr<End> Make(int rank) {
+  static std::unique_ptr<End> Make(int rank, uint32_t slots_at_opening = UINT32_MAX) {
     auto memory = std::make_unique<HeapMemory>(kArenaBytes);
     HeapMemory* raw = memory.get();
     auto arena = Arena::Create(std::move(memory), rank, 2);
     EXPECT_TRUE(arena.ok());
-    return std::unique_ptr<End>(new End(rank, std::move(*arena), raw));
+    return std::unique_ptr<End>(new End(rank, std::move(*arena), raw, slots_at_opening));
   }
   void Attach(End* peer) {
     auto view = ArenaView::Create(peer->memory->data(), kArenaBytes, peer->rank(), 2);
@@ -86,11 +85,12 @@ class End final : public MappedTransport {
   std::unique_ptr<WakeupArea> wakeup;
 
  private:
-  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw)
-      : End(rank, std::move(arena), raw, std::make_unique<WakeupArea>()) {}
-  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw, std::unique_ptr<WakeupArea> area)
+  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw, uint32_t slots_at_opening)
+      : End(rank, std::move(arena), raw, slots_at_opening, std::make_unique<WakeupArea>()) {}
+  End(int rank, std::unique_ptr<Arena> arena, HeapMemory* raw, uint32_t slots_at_opening,
+      std::unique_ptr<WakeupArea> area)
       : MappedTransport("test", rank, 2, std::move(arena), area.get(), FutexScope::kProcess,
-                        1 << 20),
+                        1 << 20, slots_at_opening),
         memory(raw),
         wakeup(std::move(area)) {}
 };
@@ -114,8 +114,7 @@ class MappedTest : public ::testing::Test {
     recv_ = *one_->OpenRecv(spec);
   }
   SlotHeader* slot(size_t i) const {
-    return reinterpret_cast<SlotHeader*>(zero_->memory->data() + zero_->entry(0)->offset +
-                                         i * SlotStride(send_->spec().slot_bytes));
+    return reinterpret_cast<SlotHeader*>(zero_->memory->data() + zero_->entry(0)->offset) + i;
   }
   CreditBlock* credit() const {
     return reinterpret_cast<CreditBlock*>(one_->memory->data() + one_->entry(0)->offset);
@@ -138,14 +137,14 @@ class MappedTest : public ::testing::Test {
 };
 
 TEST(LayoutTest, StridesAndSizes) {
-  EXPECT_EQ(SlotStride(0), 64u);
-  EXPECT_EQ(SlotStride(1), 128u);
-  EXPECT_EQ(SlotStride(64), 128u);
-  EXPECT_EQ(SlotStride(3968), 4032u);
-  EXPECT_EQ(SlotStride(4032), 4096u);
-  EXPECT_EQ(SlotStride(4033), 8192u);
-  EXPECT_EQ(SlotStride(131072), 131072u + 4096);
-  EXPECT_EQ(SlotStride(UINT32_MAX), (size_t{1} << 32) + 4096) << "no overflow";
+  EXPECT_EQ(SlotStride(1), 64u);
+  EXPECT_EQ(SlotStride(64), 64u);
+  EXPECT_EQ(SlotStride(65), 128u);
+  EXPECT_EQ(SlotStride(4032), 4032u);
+  EXPECT_EQ(SlotStride(4033), 4096u);
+  EXPECT_EQ(SlotStride(4097), 8192u);
+  EXPECT_EQ(SlotStride(131072), 131072u);
+  EXPECT_EQ(SlotStride(UINT32_MAX), size_t{1} << 32) << "no overflow";
   EXPECT_EQ(CreditBytes(1), 64u);
   EXPECT_EQ(CreditBytes(7), 64u);
   EXPECT_EQ(CreditBytes(8), 128u);
@@ -271,6 +270,94 @@ TEST_F(MappedTest, ASliceLargerThanItsSlotIsRefused) {
   ExpectDefect(recv_->stamped()->PeekAhead(0, &header, &departure).status(), 0);
 }
 
+TEST_F(MappedTest, APayloadOutsideTheArenaIsRefused) {
+  const uint64_t committed = one_->memory->bytes();
+  for (const uint64_t offset :
+       {uint64_t{0}, uint64_t{kDirectoryOffset}, uint64_t{kDataOffset - 64},
+        uint64_t{kDataOffset + 1}, uint64_t{kDataOffset + kPage - 64}, committed, ~uint64_t{63}}) {
+    SCOPED_TRACE(offset);
+    auto zero = End::Make(0), one = End::Make(1);
+    one->Attach(zero.get());
+    zero->Attach(one.get());
+    auto send = *zero->OpenSend(Spec());
+    auto recv = *one->OpenRecv(Spec());
+    ASSERT_NE(send->TryAcquire()->data, nullptr);
+    ASSERT_TRUE(send->Publish(SliceHeader{100, 0, 0}).ok());
+    reinterpret_cast<SlotHeader*>(zero->memory->data() + zero->entry(0)->offset)->source_offset =
+        offset;
+    ExpectDefect(recv->TryPeek(&incoming_).status(), 0);
+  }
+}
+
+// Without slots made in advance: a lane has as many as have been in use at once.
+TEST_F(MappedTest, ALaneMakesASlotWhenAllAreInUse) {
+  constexpr int kDepth = 4;
+  auto zero = End::Make(0, 0), one = End::Make(1, 0);
+  one->Attach(zero.get());
+  zero->Attach(one.get());
+  auto send = *zero->OpenSend(Spec(kPage, kDepth));
+  auto recv = *one->OpenRecv(Spec(kPage, kDepth));
+  const uint64_t opened = zero->memory_bytes();
+  std::vector<std::byte*> held;
+  const auto publish = [&](uint32_t slice) {
+    const Span slot = *send->TryAcquire();
+    if (slot.data == nullptr) return false;
+    EXPECT_EQ(std::count(held.begin(), held.end(), slot.data), 0) << "a peer may still read it";
+    held.push_back(slot.data);
+    std::memset(slot.data, static_cast<int>(slice), kPage);
+    EXPECT_TRUE(send->Publish(SliceHeader{kPage, slice, 0}).ok());
+    return true;
+  };
+  uint32_t taken = 0;
+  const auto take = [&] {
+    ASSERT_TRUE(*recv->TryPeek(&incoming_));
+    EXPECT_EQ(incoming_.header.slice, taken);
+    EXPECT_EQ(incoming_.payload[0], static_cast<std::byte>(taken));
+    EXPECT_EQ(incoming_.payload[kPage - 1], static_cast<std::byte>(taken));
+    ASSERT_TRUE(recv->Release().ok());
+    held.erase(held.begin());
+    ++taken;
+  };
+  uint32_t slice = 0;
+  for (; slice < 20; ++slice) {
+    ASSERT_TRUE(publish(slice));
+    take();
+    EXPECT_EQ(zero->memory_bytes(), opened + kPage) << "one slot is enough";
+  }
+  Rng rng(test::TestSeed());
+  size_t most = 1;
+  for (int i = 0; i < 300; ++i) {
+    if (rng.Below(2) == 0) {
+      const bool full = held.size() == kDepth;
+      EXPECT_EQ(publish(slice), !full);
+      slice += full ? 0 : 1;
+    } else if (!held.empty()) {
+      take();
+    }
+    most = std::max(most, held.size());
+    EXPECT_EQ(zero->memory_bytes(), opened + most * kPage);
+  }
+  EXPECT_EQ(most, size_t{kDepth});
+}
+
+TEST_F(MappedTest, WithoutMemoryForASlotTheLaneSaysSo) {
+  auto zero = End::Make(0, 0), one = End::Make(1, 0);
+  one->Attach(zero.get());
+  zero->Attach(one.get());
+  auto send = *zero->OpenSend(Spec(kPage, 2));
+  auto recv = *one->OpenRecv(Spec(kPage, 2));
+  ASSERT_NE(send->TryAcquire()->data, nullptr);
+  ASSERT_TRUE(send->Publish(SliceHeader{}).ok());
+  zero->memory->limit = 0;
+  const Status status = send->TryAcquire().status();
+  EXPECT_EQ(status.code(), Code::kSystemError);
+  EXPECT_NE(status.message().find("rank 0: a lane needs 4096 bytes"), std::string::npos)
+      << status.message();
+  ASSERT_TRUE(*recv->TryPeek(&incoming_));
+  ASSERT_TRUE(recv->Release().ok());
+  EXPECT_NE(send->TryAcquire()->data, nullptr) << "what is there can be used again";
+}
+
 TEST_F(MappedTest, AHeaderIsReadOnce) {
   Open(Spec(100));
   ASSERT_NE(send_->TryAcquire()->data, nullptr);
@@ -372,7 +459,7 @@ TEST_F(MappedTest, ScribblesAreErrorsAtWorst) {
         // A word of the header, an entry, a slot's header or a credit.
         End* victim = rng.Below(2) == 0 ? zero.get() : one.get();
         const uint64_t places[] = {32, kDirectoryOffset, victim->entry(0)->offset};
-        uint64_t offset = places[rng.Below(3)] + rng.Below(8) * 4;
+        uint64_t offset = places[rng.Below(3)] + rng.Below(16) * 4;
         if (offset > kArenaBytes - 4) offset = kArenaBytes - 4;
         const auto value = static_cast<uint32_t>(rng.Next() >> rng.Below(64));
         std::memcpy(victim->memory->data() + offset, &value, sizeof(value));

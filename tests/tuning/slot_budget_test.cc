@@ -48,7 +48,7 @@ uint64_t Counted(Collective collective, Algorithm algorithm, const HostMap& host
       }
     }
     const SlotOptions slots = SlotsFor(kSlice);
-    most = std::max(most, lanes * mapped::SlotsBytes(slots.data_bytes, slots.data_depth));
+    most = std::max(most, lanes * mapped::SlotsBytes(slots.data_bytes + 64, slots.data_depth));
   }
   return most;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <tuple>
 
 #include "compress/hbi/format.h"
@@ -37,20 +38,38 @@ int64_t ResultError(uint32_t group, uint32_t n, uint32_t k2) {
   return (int64_t{1} << (group == 0 ? 39 : 40)) / (std::bit_width(n) * steps * steps);
 }
 
+// The levels below `limit` but for those that cost as much as the next ones, whose errors are less.
+template <typename Cost>
+std::vector<uint32_t> UsefulLevels(uint32_t limit, Cost cost) {
+  std::vector<uint32_t> levels;
+  levels.reserve(std::size(kLevels));
+  for (const uint32_t k : kLevels) {
+    if (k >= limit) break;
+    if (!levels.empty() && cost(levels.back()) == cost(k)) levels.pop_back();
+    levels.push_back(k);
+  }
+  return levels;
+}
+
+// All choices that can be on the hull.
 std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& config) {
   const auto n = static_cast<uint32_t>(nranks);
   const uint32_t hops = Hops(collective, nranks), group = GroupOf(collective, nranks, config);
+  const uint32_t limit = (kFieldLimit + 2 * n - 1) / (2 * n);
+  const std::vector<uint32_t> sums = UsefulLevels(
+      limit, [&](uint32_t k) { return SumHalfBits(collective, nranks, config, k, kLevels[0]); });
+  const std::vector<uint32_t> results =
+      UsefulLevels(limit, [](uint32_t k2) { return Width(1, k2); });
   std::vector<Choice> choices;
+  choices.reserve(1 + sums.size() * results.size());
   if (!config.unbiased) choices.push_back({0, 6 * (int64_t{1} << 36) / 5, 0, 0});
-  for (const uint32_t k : kLevels) {
-    if (2 * n * k >= kFieldLimit) break;
+  for (const uint32_t k : sums) {
     if (collective != Collective::kAllReduce) {
       const int64_t cost = int64_t{4} * SumHalfBits(collective, nranks, config, k, 0);
       choices.push_back({cost, SumError(k), k, 0});
       continue;
     }
-    for (const uint32_t k2 : kLevels) {
-      if (2 * n * k2 >= kFieldLimit) break;
+    for (const uint32_t k2 : results) {
       const uint32_t sum = SumHalfBits(collective, nranks, config, k, k2);
       choices.push_back({int64_t{4} * (sum + hops * Width(1, k2)),
                          SumError(k) + ResultError(group, n, k2), k, k2});

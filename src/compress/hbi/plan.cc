@@ -13,19 +13,31 @@
 namespace inccl::hbi {
 namespace {
 
+// M by code.
+const std::array<double, 256>& Magnitudes() {
+  static const std::array<double, 256> magnitudes = [] {
+    std::array<double, 256> all{};
+    for (int code = kZeroCode + 1; code <= kLastCode; ++code) {
+      all[static_cast<size_t>(code)] = Magnitude(code);
+    }
+    return all;
+  }();
+  return magnitudes;
+}
+
 std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks, bool unbiased) {
   auto table = std::make_unique<LevelTable>();
-  for (int code = 0; code < 256; ++code) {
-    const bool coded = k > 0 && code > kZeroCode && code <= kLastCode;
-    const double magnitude = coded ? Magnitude(code) : 0.0;
-    const auto step = [&](double divisor) {
-      if (code == kPoison) return std::numeric_limits<float>::quiet_NaN();
-      return coded ? static_cast<float>(std::min(magnitude / divisor, double{FLT_MAX})) : 0.0f;
-    };
-    table->factor[code] = coded ? static_cast<float>(k * 65536.0 / magnitude) : 0.0f;
-    table->step[code] = step(k);
-    table->average[code] = step(k * static_cast<double>(nranks));
+  const std::array<double, 256>& magnitudes = Magnitudes();
+  if (k > 0) {
+    const double levels = k, summed = levels * nranks;
+    for (size_t code = kZeroCode + 1; code <= kLastCode; ++code) {
+      const double magnitude = magnitudes[code];
+      table->factor[code] = static_cast<float>(k * 65536.0 / magnitude);
+      table->step[code] = static_cast<float>(std::min(magnitude / levels, double{FLT_MAX}));
+      table->average[code] = static_cast<float>(std::min(magnitude / summed, double{FLT_MAX}));
+    }
   }
+  table->step[kPoison] = table->average[kPoison] = std::numeric_limits<float>::quiet_NaN();
   const double levels = 2.0 * k;
   table->own = k == 0 || unbiased ? 1.0f : static_cast<float>(levels / (levels + 1));
   return table;

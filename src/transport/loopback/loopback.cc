@@ -69,7 +69,7 @@ class LoopbackTransport final : public mapped::MappedTransport {
                     std::unique_ptr<Arena> arena, uint32_t max_slot_bytes)
       : MappedTransport("loopback", rank, nranks, std::move(arena),
                         &world->wakeups[static_cast<size_t>(rank)], FutexScope::kProcess,
-                        max_slot_bytes),
+                        max_slot_bytes, /*slots_at_opening=*/UINT32_MAX),
         world_(std::move(world)),
         own_regions_(rank, this->arena()) {}
 

@@ -42,7 +42,7 @@ Result<std::unique_ptr<Arena>> Arena::Create(std::unique_ptr<ArenaMemory> memory
 
 uint32_t Arena::MaxSlotBytes(size_t bytes) {
   if (bytes < kDataOffset + 2 * kPage) return 0;
-  const size_t most = bytes - kDataOffset - kPage - sizeof(SlotHeader);
+  const size_t most = bytes - kDataOffset - kPage;  // for the headers
   return static_cast<uint32_t>(most < (size_t{1} << 30) ? most : size_t{1} << 30);
 }
 
@@ -156,13 +156,13 @@ Status ArenaView::Check(const DirectoryEntry& entry) const {
                                      peer_, scanned_, what, value));
   };
   const auto kind = static_cast<EntryKind>(entry.kind);
-  if (kind != EntryKind::kSlots && kind != EntryKind::kCredit) return wrong("kind", entry.kind);
+  if (kind != EntryKind::kHeaders && kind != EntryKind::kCredit) return wrong("kind", entry.kind);
   if (entry.consumer != (kind == EntryKind::kCredit ? peer_ : -1)) {
     return wrong("consumer", static_cast<uint32_t>(entry.consumer));
   }
   if (entry.depth < 1 || entry.depth > UINT16_MAX) return wrong("depth", entry.depth);
-  const size_t bytes = kind == EntryKind::kSlots ? SlotsBytes(entry.slot_bytes, entry.depth)
-                                                 : CreditBytes(entry.depth);
+  const size_t bytes =
+      kind == EntryKind::kHeaders ? HeadersBytes(entry.depth) : CreditBytes(entry.depth);
   const uint64_t committed = header()->committed.load(std::memory_order_acquire);
   const uint64_t end = committed < bytes_ ? committed : bytes_;
   if (entry.offset % 64 != 0 || entry.offset < kDataOffset || entry.offset > end) {

@@ -84,12 +84,17 @@ class ArenaView {
     const uint64_t end = header()->committed.load(std::memory_order_acquire);
     return std::clamp<uint64_t>(end, kDataOffset, bytes_);
   }
+  // Whether a slot may begin at this offset and have so many bytes.
+  bool HasSlot(uint64_t offset, uint32_t bytes) const {
+    return offset % 64 == 0 && offset >= kDataOffset && offset <= committed() &&
+           bytes <= committed() - offset;
+  }
   // Number of announced entries, one load. While it is unchanged, another Find finds nothing new.
   uint32_t entries() const { return header()->entries.load(std::memory_order_seq_cst); }
   // The block of the peer's region table after this one, or the first block for nullptr; nullptr if
   // there is none yet. Fails if the block does not fit the arena.
   Result<const RegionBlock*> RegionsAfter(const RegionBlock* block) const;
-  // The slots of a lane or, with consumer >= 0, its credits; nullptr until the peer has announced
+  // The headers of a lane or, with consumer >= 0, its credits; nullptr until the peer has announced
   // them. Fails if the entry does not fit the arena or the given shape.
   Result<const std::byte*> Find(uint64_t key, int consumer, uint32_t slot_bytes, uint32_t depth);
 

@@ -4,8 +4,8 @@
 //
 // Memory order: the producer writes payload and header, then stores seq; the consumer loads seq,
 // then reads. The consumer reads, then stores its number of releases; the producer loads it, then
-// writes the slot again. These stores and loads are sequentially consistent: release and acquire
-// order the data, and the total order makes the wakeup event safe (wakeup.h).
+// writes the header and the slot again. These stores and loads are sequentially consistent: release
+// and acquire order the data, and the total order makes the wakeup event safe (wakeup.h).
 #ifndef INCCL_TRANSPORT_MAPPED_LANES_H_
 #define INCCL_TRANSPORT_MAPPED_LANES_H_
 
@@ -48,9 +48,11 @@ struct Peer {
 
 class MappedSendLane final : public emulated::StampedSendLane {
  public:
-  // `slots` is zeroed memory of this rank's arena. peers[i] is spec.consumers[i].
-  MappedSendLane(LaneSpec spec, std::byte* slots, const std::vector<Peer>& peers, FutexScope scope,
-                 TransportCounters* counters);
+  // `headers` is zeroed memory of the arena, which is this rank's. peers[i] is spec.consumers[i].
+  MappedSendLane(LaneSpec spec, SlotHeader* headers, Arena* arena, const std::vector<Peer>& peers,
+                 FutexScope scope, TransportCounters* counters);
+  // Makes this many slots now, one after the other. Further ones are made when slices need them.
+  Status MakeSlots(uint32_t slots);
 
   Result<Span> TryAcquire() override;
   Status Publish(const SliceHeader& header) override;
@@ -69,22 +71,29 @@ class MappedSendLane final : public emulated::StampedSendLane {
     uint32_t looked = UINT32_MAX;         // entries() at the last search for it
     uint64_t released = 0;                // the last value seen
   };
-  // True if every consumer has released the previous slice of the next slot.
-  Result<bool> HasCredit();
+  // Sets *slot to the slot of the next slice, which consumers do not read any more; false if there
+  // is none.
+  Result<bool> TakeSlot(uint64_t* slot);
+  // Makes the slots free that every consumer has released.
+  Status CollectReleased();
   Status Refresh(Consumer* consumer);
-  std::byte* slot() const { return slots_ + index_ * stride_; }
 
   LaneSpec spec_;
   uint64_t key_;
-  std::byte* slots_;
-  size_t stride_;
+  SlotHeader* headers_;
+  Arena* arena_;
   std::vector<Consumer> consumers_;
   FutexScope scope_;
   TransportCounters* counters_;
-  uint64_t ticket_ = 0;      // number of the next slice
-  uint32_t index_ = 0;       // ticket_ % depth
-  uint64_t free_until_ = 0;  // slices with lower numbers have a free slot
-  bool acquired_ = false;
+  uint64_t ticket_ = 0;    // number of the next slice
+  uint32_t index_ = 0;     // ticket_ % depth
+  uint64_t released_ = 0;  // slices with lower numbers have been released by all consumers
+  uint32_t made_ = 0;      // slots
+  // Offsets of slots in the arena. The slot that was released last is still in the caches, so it is
+  // taken first.
+  std::vector<uint64_t> free_;
+  std::vector<uint64_t> used_;  // by ticket % depth, of the slices that are not released
+  uint64_t slot_ = 0;           // acquired; 0: none
 };
 
 class MappedRecvLane final : public emulated::StampedRecvLane {
@@ -102,18 +111,17 @@ class MappedRecvLane final : public emulated::StampedRecvLane {
 
  private:
   friend struct LaneTestAccess;
-  // True once the producer's slots are known.
+  // True once the producer's headers are known.
   Result<bool> Wire();
   // Sets payload and target of the next slice from its header.
-  Status Locate(Incoming* incoming) const;
+  Status Locate(uint64_t slot, Incoming* incoming) const;
   // Count the peeked slice as a user of the producer's regions, from the peek to its release.
   void HoldRegions();
   void DropRegions();
-  const SlotHeader* slot_header(uint32_t index) const {
-    return reinterpret_cast<const SlotHeader*>(slots_ + index * stride_);
-  }
-  // Copies the header of slice `ticket` out of slot `index`; false if the slice has not arrived.
-  Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header) const;
+  // Copies header `index`, of slice `ticket`; false if the slice has not arrived. *slot: the offset
+  // of its payload in the arena, if that is not in a region.
+  Result<bool> ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header,
+                          uint64_t* slot) const;
 
   LaneSpec spec_;
   uint64_t key_;
@@ -121,11 +129,10 @@ class MappedRecvLane final : public emulated::StampedRecvLane {
   Peer producer_;
   FutexScope scope_;
   TransportCounters* counters_;
-  const std::byte* slots_ = nullptr;
-  uint32_t looked_ = UINT32_MAX;  // entries() of the producer at the last search for its slots
-  size_t stride_;
-  uint64_t ticket_ = 0;  // number of the next slice
-  uint32_t index_ = 0;   // ticket_ % depth
+  const SlotHeader* headers_ = nullptr;
+  uint32_t looked_ = UINT32_MAX;  // entries() of the producer at the last search for its headers
+  uint64_t ticket_ = 0;           // number of the next slice
+  uint32_t index_ = 0;            // ticket_ % depth
   bool peeked_ = false;
   Incoming incoming_;
 };

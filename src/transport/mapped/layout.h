@@ -5,10 +5,13 @@
 //
 //   0            ArenaHeader
 //   4 KiB        directory: kDirectoryEntries entries, appended in order, never changed
-//   kDataOffset  slots of lanes this rank produces, credits of lanes it consumes, region table
+//   kDataOffset  headers and slots of lanes this rank produces, credits of lanes it consumes,
+//   region
+//                table
 //
-// A lane's slots are `depth` times {SlotHeader, payload} with equal strides. Slice number t (from
-// 0) uses slot t % depth; it has arrived when the slot's seq is t + 1 (modulo 2^32).
+// A lane has `depth` headers in a row. Slice number t (from 0) uses header t % depth; it has
+// arrived when the header's seq is t + 1 (modulo 2^32). The header says which slot holds the
+// payload: a lane has up to `depth` slots, each anywhere in the arena.
 #ifndef INCCL_TRANSPORT_MAPPED_LAYOUT_H_
 #define INCCL_TRANSPORT_MAPPED_LAYOUT_H_
 
@@ -19,7 +22,7 @@
 namespace inccl::mapped {
 
 inline constexpr uint64_t kArenaMagic = 0x414e45524143434eu;
-inline constexpr uint32_t kArenaVersion = 5;
+inline constexpr uint32_t kArenaVersion = 6;
 inline constexpr size_t kPage = 4096;
 inline constexpr uint32_t kDirectoryEntries = 16384;
 
@@ -79,12 +82,12 @@ constexpr size_t RegionBlockBytes(int nranks) {
   return sizeof(RegionBlock) + static_cast<size_t>(nranks - 1) * sizeof(RegionAnswers);
 }
 
-enum class EntryKind : uint32_t { kSlots = 1, kCredit = 2 };
+enum class EntryKind : uint32_t { kHeaders = 1, kCredit = 2 };
 
 struct DirectoryEntry {
   uint64_t key;  // LaneSpec::Key()
   uint32_t kind;
-  int32_t consumer;  // kCredit: the consumer's rank; kSlots: -1
+  int32_t consumer;  // kCredit: the consumer's rank; kHeaders: -1
   uint64_t offset;
   uint32_t slot_bytes;
   uint32_t depth;
@@ -101,6 +104,7 @@ struct alignas(64) SlotHeader {
   uint32_t reserved;
   std::atomic<uint64_t> signature;
   std::atomic<int64_t> time;  // of StampedSendLane::PublishStamped
+  // Where the payload is: offset in a region or, in region 0, in the arena.
   std::atomic<uint32_t> source_region, target_region;
   std::atomic<uint64_t> source_offset, target_offset;
   std::atomic<uint64_t> delivered;
@@ -121,14 +125,17 @@ inline constexpr size_t kDataOffset =
 
 constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Distance between two slots: header and payload in whole cache lines, or whole pages if large.
+// What a slot takes: whole cache lines, or whole pages if large.
 constexpr size_t SlotStride(uint32_t slot_bytes) {
-  const size_t bytes = sizeof(SlotHeader) + slot_bytes;
-  return RoundUp(bytes, bytes >= kPage ? kPage : 64);
+  const size_t lines = RoundUp(slot_bytes, 64);
+  return RoundUp(lines, lines >= kPage ? kPage : 64);
 }
 constexpr size_t SlotsBytes(uint32_t slot_bytes, uint32_t depth) {
   return SlotStride(slot_bytes) * depth;
 }
+// Slots of whole pages begin at pages.
+constexpr size_t SlotAlignment(size_t stride) { return stride % kPage == 0 ? kPage : 64; }
+constexpr size_t HeadersBytes(uint32_t depth) { return sizeof(SlotHeader) * depth; }
 constexpr size_t CreditBytes(uint32_t depth) { return RoundUp(8 + size_t{8} * depth, 64); }
 
 }  // namespace inccl::mapped

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/mapped/mapped_transport.h"
 
+#include <algorithm>
+
 #include "transport/lane_check.h"
 
 namespace inccl::mapped {
 
 MappedTransport::MappedTransport(const char* name, int rank, int nranks,
                                  std::unique_ptr<Arena> arena, WakeupArea* wakeup, FutexScope scope,
-                                 uint32_t max_slot_bytes)
+                                 uint32_t max_slot_bytes, uint32_t slots_at_opening)
     : name_(name),
       rank_(rank),
       nranks_(nranks),
       max_slot_bytes_(max_slot_bytes),
+      slots_at_opening_(slots_at_opening),
       arena_(std::move(arena)),
       scope_(scope),
       wakeup_event_(wakeup, scope),
@@ -44,12 +47,15 @@ Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec
     peers.push_back(*peer);
   }
   if (opened_send_.contains(spec.Key())) return OpenedTwice(rank_, spec, LaneSide::kSend);
-  const size_t stride = SlotStride(spec.slot_bytes);
-  Result<uint64_t> offset =
-      arena_->Allocate(SlotsBytes(spec.slot_bytes, spec.depth), stride % kPage == 0 ? kPage : 64);
+  Result<uint64_t> offset = arena_->Allocate(HeadersBytes(spec.depth), 64);
   if (!offset.ok()) return offset.status();
+  auto lane =
+      std::make_unique<MappedSendLane>(spec, reinterpret_cast<SlotHeader*>(arena_->At(*offset)),
+                                       arena_.get(), peers, scope_, &counters_);
+  status = lane->MakeSlots(std::min<uint32_t>(slots_at_opening_, spec.depth));
+  if (!status.ok()) return status;
   status = arena_->Announce({.key = spec.Key(),
-                             .kind = static_cast<uint32_t>(EntryKind::kSlots),
+                             .kind = static_cast<uint32_t>(EntryKind::kHeaders),
                              .consumer = -1,
                              .offset = *offset,
                              .slot_bytes = spec.slot_bytes,
@@ -57,8 +63,7 @@ Result<std::unique_ptr<SendLane>> MappedTransport::OpenSend(const LaneSpec& spec
                              .reserved = {}});
   if (!status.ok()) return status;
   opened_send_.insert(spec.Key());
-  return std::unique_ptr<SendLane>(
-      new MappedSendLane(spec, arena_->At(*offset), peers, scope_, &counters_));
+  return std::unique_ptr<SendLane>(std::move(lane));
 }
 
 Result<std::unique_ptr<RecvLane>> MappedTransport::OpenRecv(const LaneSpec& spec) {

@@ -22,9 +22,11 @@ namespace inccl::mapped {
 
 class MappedTransport : public Transport {
  public:
-  // `name` is a string constant. `wakeup` outlives the transport.
+  // `name` is a string constant. `wakeup` outlives the transport. A lane
+  // makes `slots_at_opening` of its slots when it opens, and the others when slices need them.
   MappedTransport(const char* name, int rank, int nranks, std::unique_ptr<Arena> arena,
-                  WakeupArea* wakeup, FutexScope scope, uint32_t max_slot_bytes);
+                  WakeupArea* wakeup, FutexScope scope, uint32_t max_slot_bytes,
+                  uint32_t slots_at_opening);
 
   Caps caps() const override {
     return {
@@ -62,6 +64,7 @@ class MappedTransport : public Transport {
   int rank_;
   int nranks_;
   uint32_t max_slot_bytes_;
+  uint32_t slots_at_opening_;
   std::unique_ptr<Arena> arena_;
   FutexScope scope_;
   FutexWakeupEvent wakeup_event_;

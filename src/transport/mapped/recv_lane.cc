@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "transport/lane_check.h"
 #include "transport/mapped/lanes.h"
 
@@ -13,40 +15,40 @@ MappedRecvLane::MappedRecvLane(LaneSpec spec, CreditBlock* credit, const Peer& p
       credit_(credit),
       producer_(producer),
       scope_(scope),
-      counters_(counters),
-      stride_(SlotStride(spec_.slot_bytes)) {}
+      counters_(counters) {}
 
 Result<bool> MappedRecvLane::Wire() {
-  if (slots_ != nullptr) return true;
+  if (headers_ != nullptr) return true;
   const uint32_t entries = producer_.view->entries();
   if (entries == looked_) return false;
   Result<const std::byte*> found = producer_.view->Find(key_, -1, spec_.slot_bytes, spec_.depth);
   if (!found.ok()) return found.status();
   looked_ = entries;
-  slots_ = *found;
-  return slots_ != nullptr;
+  headers_ = reinterpret_cast<const SlotHeader*>(*found);
+  return headers_ != nullptr;
 }
 
-Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
-                                        SliceHeader* header) const {
-  const SlotHeader* slot = slot_header(index);
+Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index, SliceHeader* header,
+                                        uint64_t* slot) const {
+  const SlotHeader& theirs = headers_[index];
   const auto expected = static_cast<uint32_t>(ticket + 1);
-  const uint32_t seq = slot->seq.load(std::memory_order_seq_cst);
+  const uint32_t seq = theirs.seq.load(std::memory_order_seq_cst);
   if (seq != expected) {
     const uint32_t before = ticket < spec_.depth ? 0 : expected - spec_.depth;
     if (seq == before) return false;
     return InternalError(
-        fmt::format("{}: peer rank {} put number {} into a slot, expected {} after {}",
+        fmt::format("{}: peer rank {} put number {} into a header, expected {} after {}",
                     Describe(spec_), producer_.rank, seq, expected, before));
   }
-  header->bytes = slot->bytes.load(std::memory_order_relaxed);
-  header->slice = slot->slice.load(std::memory_order_relaxed);
-  header->signature = slot->signature.load(std::memory_order_relaxed);
-  header->source = {slot->source_region.load(std::memory_order_relaxed),
-                    slot->source_offset.load(std::memory_order_relaxed)};
-  header->target = {slot->target_region.load(std::memory_order_relaxed),
-                    slot->target_offset.load(std::memory_order_relaxed)};
-  header->delivered = slot->delivered.load(std::memory_order_relaxed);
+  header->bytes = theirs.bytes.load(std::memory_order_relaxed);
+  header->slice = theirs.slice.load(std::memory_order_relaxed);
+  header->signature = theirs.signature.load(std::memory_order_relaxed);
+  header->source = {theirs.source_region.load(std::memory_order_relaxed),
+                    theirs.source_offset.load(std::memory_order_relaxed)};
+  if (header->source.region == 0) *slot = std::exchange(header->source.offset, 0);
+  header->target = {theirs.target_region.load(std::memory_order_relaxed),
+                    theirs.target_offset.load(std::memory_order_relaxed)};
+  header->delivered = theirs.delivered.load(std::memory_order_relaxed);
   if (header->bytes > spec_.slot_bytes) {
     return InternalError(fmt::format("{}: peer rank {} sent a slice of {} bytes", Describe(spec_),
                                      producer_.rank, header->bytes));
@@ -54,10 +56,18 @@ Result<bool> MappedRecvLane::ReadHeader(uint64_t ticket, uint32_t index,
   return true;
 }
 
-Status MappedRecvLane::Locate(Incoming* incoming) const {
+Status MappedRecvLane::Locate(uint64_t slot, Incoming* incoming) const {
   const SliceHeader& header = incoming->header;
-  incoming->payload = slots_ + index_ * stride_ + sizeof(SlotHeader);
   incoming->target = nullptr;
+  if (header.source.region == 0) {
+    if (!producer_.view->HasSlot(slot, header.bytes)) {
+      return InternalError(
+          fmt::format("{}: peer rank {} has a slice of {} bytes at {}, which is not in "
+                      "its shared memory",
+                      Describe(spec_), producer_.rank, header.bytes, slot));
+    }
+    incoming->payload = producer_.view->data() + slot;
+  }
   if ((header.source.region | header.target.region) == 0) return Status::Ok();
   if (spec_.lane_class != LaneClass::kData) {
     return InternalError(fmt::format("{}: peer rank {} names a registered buffer on this lane",
@@ -100,9 +110,10 @@ void MappedRecvLane::DropRegions() {
 Result<bool> MappedRecvLane::TryPeek(Incoming* incoming) {
   if (!peeked_) {
     if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
-    Result<bool> there = ReadHeader(ticket_, index_, &incoming_.header);
+    uint64_t slot = 0;
+    Result<bool> there = ReadHeader(ticket_, index_, &incoming_.header, &slot);
     if (!there.ok() || !*there) return there;
-    if (Status status = Locate(&incoming_); !status.ok()) return status;
+    if (Status status = Locate(slot, &incoming_); !status.ok()) return status;
     peeked_ = true;
     HoldRegions();
   }
@@ -114,8 +125,9 @@ Result<bool> MappedRecvLane::PeekAhead(uint32_t ahead, SliceHeader* header, Time
   if (ahead >= spec_.depth) return false;
   if (Result<bool> wired = Wire(); !wired.ok() || !*wired) return wired;
   const uint32_t index = (index_ + ahead) % spec_.depth;
-  Result<bool> there = ReadHeader(ticket_ + ahead, index, header);
-  if (there.ok() && *there) *departure = slot_header(index)->time.load(std::memory_order_relaxed);
+  uint64_t slot = 0;
+  Result<bool> there = ReadHeader(ticket_ + ahead, index, header, &slot);
+  if (there.ok() && *there) *departure = headers_[index].time.load(std::memory_order_relaxed);
   return there;
 }
 

@@ -8,16 +8,28 @@
 
 namespace inccl::mapped {
 
-MappedSendLane::MappedSendLane(LaneSpec spec, std::byte* slots, const std::vector<Peer>& peers,
-                               FutexScope scope, TransportCounters* counters)
+MappedSendLane::MappedSendLane(LaneSpec spec, SlotHeader* headers, Arena* arena,
+                               const std::vector<Peer>& peers, FutexScope scope,
+                               TransportCounters* counters)
     : spec_(std::move(spec)),
       key_(spec_.Key()),
-      slots_(slots),
-      stride_(SlotStride(spec_.slot_bytes)),
+      headers_(headers),
+      arena_(arena),
       scope_(scope),
       counters_(counters),
-      free_until_(spec_.depth) {
+      used_(spec_.depth) {
   for (const Peer& peer : peers) consumers_.push_back(Consumer{peer});
+  free_.reserve(spec_.depth);
+}
+
+Status MappedSendLane::MakeSlots(uint32_t slots) {
+  if (slots == 0) return Status::Ok();
+  const size_t stride = SlotStride(spec_.slot_bytes);
+  const Result<uint64_t> first = arena_->Allocate(stride * slots, SlotAlignment(stride));
+  if (!first.ok()) return first.status();
+  for (uint32_t i = slots; i-- > 0;) free_.push_back(*first + i * stride);
+  made_ += slots;
+  return Status::Ok();
 }
 
 Status MappedSendLane::Refresh(Consumer* consumer) {
@@ -42,8 +54,7 @@ Status MappedSendLane::Refresh(Consumer* consumer) {
   return Status::Ok();
 }
 
-Result<bool> MappedSendLane::HasCredit() {
-  if (ticket_ < free_until_) return true;
+Status MappedSendLane::CollectReleased() {
   uint64_t least = ticket_;
   for (Consumer& consumer : consumers_) {
     if (consumer.released < ticket_) {
@@ -51,33 +62,48 @@ Result<bool> MappedSendLane::HasCredit() {
     }
     least = std::min(least, consumer.released);
   }
-  free_until_ = least + spec_.depth;
-  return ticket_ < free_until_;
+  for (; released_ < least; ++released_) free_.push_back(used_[released_ % spec_.depth]);
+  return Status::Ok();
+}
+
+Result<bool> MappedSendLane::TakeSlot(uint64_t* slot) {
+  if (free_.empty()) {
+    if (Status status = CollectReleased(); !status.ok()) return status;
+  }
+  if (free_.empty() && made_ < spec_.depth) {
+    if (Status status = MakeSlots(1); !status.ok()) return status;
+  }
+  if (free_.empty()) return false;
+  *slot = free_.back();
+  free_.pop_back();
+  return true;
 }
 
 Result<Span> MappedSendLane::TryAcquire() {
-  if (!acquired_) {
-    Result<bool> credit = HasCredit();
-    if (!credit.ok()) return credit.status();
-    if (!*credit) return Span{};
-    acquired_ = true;
+  if (slot_ == 0) {
+    Result<bool> taken = TakeSlot(&slot_);
+    if (!taken.ok()) return taken.status();
+    if (!*taken) return Span{};
   }
-  return Span{slot() + sizeof(SlotHeader), spec_.slot_bytes};
+  return Span{arena_->At(slot_), spec_.slot_bytes};
 }
 
 Status MappedSendLane::Publish(const SliceHeader& header) {
-  if (Status status = CheckPublish(spec_, acquired_, header); !status.ok()) return status;
-  auto* slot_header = reinterpret_cast<SlotHeader*>(slot());
+  if (Status status = CheckPublish(spec_, slot_ != 0, header); !status.ok()) return status;
+  SlotHeader* const slot_header = headers_ + index_;
+  const bool in_slot = header.source.region == 0;
   slot_header->bytes.store(header.bytes, std::memory_order_relaxed);
   slot_header->slice.store(header.slice, std::memory_order_relaxed);
   slot_header->signature.store(header.signature, std::memory_order_relaxed);
   slot_header->source_region.store(header.source.region, std::memory_order_relaxed);
-  slot_header->source_offset.store(header.source.offset, std::memory_order_relaxed);
+  slot_header->source_offset.store(in_slot ? slot_ : header.source.offset,
+                                   std::memory_order_relaxed);
   slot_header->target_region.store(header.target.region, std::memory_order_relaxed);
   slot_header->target_offset.store(header.target.offset, std::memory_order_relaxed);
   slot_header->delivered.store(header.delivered, std::memory_order_relaxed);
   slot_header->seq.store(static_cast<uint32_t>(ticket_ + 1), std::memory_order_seq_cst);
-  acquired_ = false;
+  used_[index_] = slot_;
+  slot_ = 0;
   ++ticket_;
   if (++index_ == spec_.depth) index_ = 0;
   ++counters_->slices;
@@ -89,9 +115,7 @@ Status MappedSendLane::Publish(const SliceHeader& header) {
 }
 
 Status MappedSendLane::PublishStamped(const SliceHeader& header, Time departure) {
-  if (acquired_) {
-    reinterpret_cast<SlotHeader*>(slot())->time.store(departure, std::memory_order_relaxed);
-  }
+  if (slot_ != 0) headers_[index_].time.store(departure, std::memory_order_relaxed);
   return Publish(header);
 }
 
@@ -125,7 +149,8 @@ Time MappedSendLane::CreditDeparture() const {
   Time latest = 0;
   for (const Consumer& consumer : consumers_) {
     if (consumer.credit == nullptr) continue;
-    // HasCredit has seen the release of this slot, so the consumer does not write the stamp now.
+    // CollectReleased has seen the release of the slice that had this stamp, so the consumer does
+    // not write the stamp now.
     latest =
         std::max<Time>(latest, consumer.credit->stamps[index_].load(std::memory_order_relaxed));
   }

@@ -21,13 +21,17 @@
 namespace inccl {
 
 struct ShmOptions {
-  // Address space of one rank's slots, equal on all ranks; memory is committed as lanes open.
+  // Address space of one rank's slots, equal on all ranks; memory is committed as slots are made.
   size_t arena_bytes = size_t{1} << 30;
-  // Bytes of slots to commit, and to map in all ranks, at creation. Lanes that fit into them open
-  // fast.
+  // Bytes of slots to commit, and to map in all ranks, at creation. The first slots that calls need
+  // come from there.
   size_t commit_ahead = 0;
-  // Does not seal the arena against writable mappings, because some devices register only writable
-  // memory. Peers still map it read-only.
+  // Slots that a lane makes when it opens. It makes another one when a slice finds all of them in
+  // use, which costs the pages of a slot then.
+  uint32_t slots_at_opening = 0;
+  // Lanes make all slots when they open, because a device registers slots before calls use
+  // them. Does not seal the arena against writable mappings, because some devices register only
+  // writable memory. Peers still map it read-only.
   bool for_device = false;
 };
 
