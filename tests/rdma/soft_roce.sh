@@ -129,9 +129,11 @@ mixed_operations() {  # COUNT
     --source=stress_test.cc --gtest_brief=1 2>&1 | tail -n 20
 }
 # Ranks sum until the cable is unplugged; the error names a lost peer, and the port. (mpirun kills the others as soon as one
-# rank has ended with it.)
+# rank has ended with it.) roce0 has a queue, as an adapter has. Without one the driver tells soft RoCE of Linux 6.1 that the
+# packet is dropped, and soft RoCE sends it again at once, without end, in the kernel.
 unplugged() {
   local log=/dev/shm/unplugged bench_pid rc=0 packets
+  tc qdisc add dev roce0 root pfifo || return 1
   packets=$(sent 0)
   transport=verbs across 4 -b 256K -e 256K -n 1000000 "${bench[@]}" --codec none > $log 2>&1 &
   bench_pid=$!
@@ -142,6 +144,7 @@ unplugged() {
   ip link set roce1 down
   wait $bench_pid || rc=$?
   ip link set roce1 up
+  tc qdisc delete dev roce0 root
   ip neighbour replace 10.78.0.1 lladdr "$(cat /sys/class/net/roce0/address)" dev roce1 nud permanent
   ip neighbour replace 10.78.0.2 lladdr "$(cat /sys/class/net/roce1/address)" dev roce0 nud permanent
   ip route replace 10.78.0.1 dev roce1 table 100
@@ -194,8 +197,6 @@ timed=1 check "a network without RDMA is found at the join" blocked "$4"
 check "the limit of locked memory is named" limited
 check "random operations" mixed_operations 300
 check "conformance" conformance '*/Verbs*'
-# Last, because beside much other work it has locked up the guest's kernel (soft RoCE of Linux 6.1): the guest then ends at
-# its limit of time.
 timed=1 check "an unplugged cable is named" unplugged
 [ -n "$long" ] || finish
 
