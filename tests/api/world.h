@@ -5,7 +5,6 @@
 #define INCCL_TESTS_API_WORLD_H_
 
 #include <cstdlib>
-#include <string_view>
 #include <vector>
 
 #include "world/world.h"  // IWYU pragma: export
@@ -18,12 +17,9 @@ inline std::vector<const char*> ThreadTransports() {
   return {"loopback", "shm", "tcp"};
 }
 
-// With INCCL_TEST_RDMA on a machine with an RDMA device: that alone, or with its value "ucx" UCX
-// over the network that INCCL_UCX_TLS names.
+// With INCCL_TEST_RDMA on a machine with an RDMA device: that alone.
 inline std::vector<const char*> TransportSelections() {
-  if (const char* const rdma = std::getenv("INCCL_TEST_RDMA"); rdma != nullptr) {
-    return {std::string_view(rdma) == "ucx" ? "ucx" : "verbs"};
-  }
+  if (std::getenv("INCCL_TEST_RDMA") != nullptr) return {"verbs"};
   if (INCCL_TEST_UCX != 0) return {"shm", "ucx", "tcp"};
   return {"shm", "tcp"};
 }

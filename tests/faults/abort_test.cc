@@ -157,7 +157,7 @@ TEST_P(ProcessAbortTest, Row23_NeedsNoPeer) {
 TEST_P(ProcessAbortTest, Row09_AThousandLives) {
   ForRow("9,23");
   const int lives = kSanitized ? 50 : 1000;
-  ProcessWorld world({.nranks = 2, .deadline_seconds = 120.0 * kSlowness}, [&](const Side& side) {
+  ProcessWorld world({.nranks = 2, .deadline_seconds = 120.0 * Slowness()}, [&](const Side& side) {
     std::unique_ptr<Baseline> baseline;
     for (int life = 1; life <= lives; ++life) {
       if (life == lives / 5) {

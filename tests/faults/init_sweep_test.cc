@@ -169,7 +169,7 @@ TEST_P(InitSweepTest, Row09_ARankDiesAtEveryPhaseOfInit) {
   const std::vector<Case> cases = Cases(GetParam());
   RecordProperty("cases", static_cast<int>(cases.size()));
   RunWorlds(
-      cases.size(), 8,
+      cases.size(), WorldsAtOnce(8),
       [&](size_t i) {
         return std::make_unique<ProcessWorld>(
             WorldOptions{.nranks = kRanks}, [&](const Side& side) { return Body(side, cases[i]); });

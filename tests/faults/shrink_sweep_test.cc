@@ -89,7 +89,7 @@ class ShrinkSweepTest : public TransportFaultTest {
   ShrinkSweepTest() : TransportFaultTest(kShortLimits) {}
 
  private:
-  const std::string init_ = std::to_string(2000 * kSlowness);
+  const std::string init_ = Milliseconds(2 * Slowness());
   const ScopedEnv patient_{{{"INCCL_INIT_TIMEOUT_MS", init_.c_str()}}};
 };
 
@@ -98,7 +98,7 @@ TEST_P(ShrinkSweepTest, Row24_ASecondRankDiesAtEveryPointOfShrinking) {
   const std::vector<Case> cases = Cases();
   RecordProperty("cases", static_cast<int>(cases.size()));
   RunWorlds(
-      cases.size(), 4,
+      cases.size(), WorldsAtOnce(4),
       [&](size_t i) {
         return std::make_unique<ProcessWorld>(
             WorldOptions{.nranks = kRanks},

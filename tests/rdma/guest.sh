@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs a command as root on a virtual machine that has two RDMA devices: soft RoCE, rxe0 and rxe1, on the two ends of a
-# virtual Ethernet cable, roce0 and roce1. Packets between the devices take the cable. The guest has this system's newest installed kernel and sees this
-# machine's files; what it writes is gone afterwards, but for what it writes below /guest-out. QEMU uses KVM where the
-# processor and the kernel have it, and else emulates 2 processors in software: nothing measured there says anything about
-# speed.
+# virtual Ethernet cable, roce0 and roce1. Packets between the devices take the cable. The guest has this system's newest
+# installed kernel and sees this machine's files; what it writes is gone afterwards, but for what it writes below /guest-out.
+# QEMU uses KVM where the processor and the kernel have it, and else emulates 2 processors in software: nothing measured there
+# says anything about speed.
 #
 # usage: tests/rdma/guest.sh COMMAND [ARGUMENT...]
 #   GUEST_SECONDS  limit of everything, 600 by default

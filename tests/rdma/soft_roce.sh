@@ -98,7 +98,7 @@ devices_work() {
 # Without rounds by the ten thousand, which take minutes in an emulator.
 conformance() {  # WORLDS
   local rc=0
-  INCCL_TEST_RDMA=${2:-1} "$build/tests/conformance_tests" \
+  INCCL_TEST_RDMA=1 "$build/tests/conformance_tests" \
     --gtest_filter="$1-*WrapsAroundManyTimes*:*PingPongFromSleep*" > /dev/shm/conformance 2>&1 || rc=$?
   sed -n 's/.*OK \] \(.*\) (\([0-9]*\) ms)/\2 ms \1/p' /dev/shm/conformance | sort -n | tail -n 3
   [ "$rc" -eq 0 ] || grep -v 'OK \]\|RUN  ' /dev/shm/conformance | tail -n 40
@@ -129,9 +129,11 @@ mixed_operations() {  # COUNT
     --source=stress_test.cc --gtest_brief=1 2>&1 | tail -n 20
 }
 # Ranks sum until the cable is unplugged; the error names a lost peer, and the port. (mpirun kills the others as soon as one
-# rank has ended with it.)
+# rank has ended with it.) roce0 has a queue, as an adapter has. Without one the driver tells soft RoCE of Linux 6.1 that the
+# packet is dropped, and soft RoCE sends it again at once, without end, in the kernel.
 unplugged() {
   local log=/dev/shm/unplugged bench_pid rc=0 packets
+  tc qdisc add dev roce0 root pfifo || return 1
   packets=$(sent 0)
   transport=verbs across 4 -b 256K -e 256K -n 1000000 "${bench[@]}" --codec none > $log 2>&1 &
   bench_pid=$!
@@ -142,6 +144,7 @@ unplugged() {
   ip link set roce1 down
   wait $bench_pid || rc=$?
   ip link set roce1 up
+  tc qdisc delete dev roce0 root
   ip neighbour replace 10.78.0.1 lladdr "$(cat /sys/class/net/roce0/address)" dev roce1 nud permanent
   ip neighbour replace 10.78.0.2 lladdr "$(cat /sys/class/net/roce1/address)" dev roce0 nud permanent
   ip route replace 10.78.0.1 dev roce1 table 100
@@ -155,7 +158,7 @@ unplugged() {
 # Packets get lost; the devices send them again.
 lossy() {
   tc qdisc add dev roce0 root netem loss 1% delay 1ms || return 1
-  transport=verbs timeout=14 same_bits 2 "$1"
+  transport=verbs same_bits 2 "$1"
   local rc=$?
   tc qdisc delete dev roce0 root
   return $rc
@@ -194,8 +197,6 @@ timed=1 check "a network without RDMA is found at the join" blocked "$4"
 check "the limit of locked memory is named" limited
 check "random operations" mixed_operations 300
 check "conformance" conformance '*/Verbs*'
-# Last, because beside much other work it has locked up the guest's kernel (soft RoCE of Linux 6.1): the guest then ends at
-# its limit of time.
 timed=1 check "an unplugged cable is named" unplugged
 [ -n "$long" ] || finish
 
@@ -221,5 +222,5 @@ for tls in rc_verbs,ud_verbs,self ud_verbs,self; do  # rc connects by ud
   transport=ucx check "ucx over $tls: 4 processes have the bits of shm and tcp" same_bits 4 "$4"
 done
 # Over rc_verbs an assertion in UCX 1.13 has ended the process (ucp_request.c:684).
-check "ucx over ud_verbs,self: conformance" conformance '*/UcxBlind' ucx
+check "ucx over ud_verbs,self: conformance" conformance '*/UcxBlind'
 finish

@@ -45,6 +45,11 @@ double Slowness() {
   return kSlowness * machine;
 }
 
+size_t WorldsAtOnce(size_t most) {
+  const double fewer = static_cast<double>(most) * kSlowness / Slowness();
+  return std::max<size_t>(2, static_cast<size_t>(fewer));
+}
+
 double SlackSeconds() { return kSlackSeconds * Slowness() / kSlowness * Busy(); }
 
 }  // namespace inccl::test

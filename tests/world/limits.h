@@ -4,6 +4,8 @@
 #ifndef INCCL_TESTS_WORLD_LIMITS_H_
 #define INCCL_TESTS_WORLD_LIMITS_H_
 
+#include <cstddef>
+
 namespace inccl::test {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -20,6 +22,9 @@ inline constexpr bool kSanitized = false;
 inline constexpr int kSlowness = kSanitized ? 5 : 1;
 // That, and how slow the machine is: INCCL_TEST_SLOWNESS, in an emulator.
 double Slowness();
+// How many of `most` worlds shall run at a time: fewer on a slow machine, so that their ranks join
+// within their limits of time.
+size_t WorldsAtOnce(size_t most);
 
 // How many times more the machine has to do than there are processors for this process; at least 1.
 double Busy();
