@@ -58,11 +58,14 @@ bool Installed(const std::string& program) {
 
 // Two jobs at once. `before`: the launcher, and what is to be in its environment.
 void ExpectTwoJobs(const std::string& before, char kind, const std::string& test = "Rank") {
-  // sh stays between the launcher and the program, as a user's script does.
-  const std::string command = "env -u GTEST_OUTPUT " + before + " sh -c '\"" +
+  // sh stays between the launcher and the program, as a user's script does. Each job has files of
+  // its own: two mpiruns of Open MPI may fail where both make the same folder.
+  const std::string command = "dir=$(mktemp -d); env -u GTEST_OUTPUT TMPDIR=$dir " + before +
+                              " sh -c '\"" +
                               std::filesystem::read_symlink("/proc/self/exe").string() +
                               "\" --gtest_filter=*DISABLED_" + test +
-                              " --gtest_also_run_disabled_tests; exit $?' 2>&1";
+                              " --gtest_also_run_disabled_tests; exit $?' 2>&1; "
+                              "code=$?; rm -rf \"$dir\"; exit $code";
   FILE* const jobs[2] = {popen(command.c_str(), "r"), popen(command.c_str(), "r")};
   std::set<std::string> communicators;
   for (FILE* const job : jobs) {

@@ -67,7 +67,8 @@ Result<uint64_t> Arena::Allocate(size_t bytes, size_t alignment) {
     used = &used_end_;
     *used = std::max(*used, ahead_end_);
   }
-  const size_t begin = RoundUp(*used, alignment);
+  size_t begin = RoundUp(*used, alignment);
+  if (begin < committed_end_ && bytes > committed_end_ - begin) begin = committed_end_;
   if (begin > total || bytes > total - begin) {
     return SystemError(fmt::format(
         "rank {}: a lane needs {} bytes of shared memory, {} of the arena's {} are left", rank_,
