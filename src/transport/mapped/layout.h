@@ -6,8 +6,7 @@
 //   0            ArenaHeader
 //   4 KiB        directory: kDirectoryEntries entries, appended in order, never changed
 //   kDataOffset  headers and slots of lanes this rank produces, credits of lanes it consumes,
-//   region
-//                table
+//                region table
 //
 // A lane has `depth` headers in a row. Slice number t (from 0) uses header t % depth; it has
 // arrived when the header's seq is t + 1 (modulo 2^32). The header says which slot holds the
