@@ -232,17 +232,20 @@ Status Communicator::MakeSticky(const Status& status) {
 }
 
 Status Communicator::RunGuarded(const Call& call) {
-  if (sticky_error_.failed()) return sticky_error_.error();
-  FAULT_RANK(call.purpose == Purpose::kWarmUp ? fault::kNoRank : ends_.rank);
+  const bool warms_up = call.purpose == Purpose::kWarmUp;
+  if (sticky_error_.failed()) return warms_up ? Status::Ok() : sticky_error_.error();
+  FAULT_RANK(warms_up ? fault::kNoRank : ends_.rank);
   FAULT_POINT("call.before_begin");
   runner_.zero_copy()->Begin();
-  // MakeSticky notifies the other ranks of any error in the call.
-  Status status = MakeSticky(CatchOutOfMemory([&] {
+  Status status = CatchOutOfMemory([&] {
     call_mutex_.AssertHeld();
     if (call.on_device) return RunOnDevice(call);
     if (options_.preserve_input) SaveInput(call);
     return runner_.Run(call, nullptr);
-  }));
+  });
+  // MakeSticky notifies the other ranks of any error in the call. Errors of the warm-up are none:
+  // the user has not called yet.
+  status = warms_up ? Status::Ok() : MakeSticky(status);
   FAULT_POINT("call.after_finish");
   // The other ranks have been notified. The stream waits until no engine touches its memory any
   // more.

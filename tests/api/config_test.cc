@@ -156,6 +156,26 @@ void JoinThreads(int nranks, int coming, const ccl_config_t& config,
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST_F(ConfigTest, AnAlgorithmThatServesOtherCollectivesIsNoErrorOfTheCreation) {
+  Write("INCCL_DEBUG=WARN\n");
+  std::ofstream(log_, std::ios::trunc).close();
+  ccl_config_t config = CCL_CONFIG_INIT;
+  config.algorithm = "broadcast:ring";
+  JoinThreads(3, 3, config, [](int rank, ccl_comm_t comm, ccl_result_t made) {
+    ASSERT_EQ(made, CCL_SUCCESS);
+    EXPECT_STREQ(ccl_get_last_error(nullptr), "");
+    float value = static_cast<float>(rank);
+    EXPECT_EQ(ccl_broadcast(&value, &value, 1, CCL_FLOAT32, 2, comm, nullptr), CCL_SUCCESS);
+    EXPECT_EQ(value, 2.0f);
+  });
+  config.algorithm = "hierarchical";  // of several hosts, so none for an all-reduce here
+  JoinThreads(3, 3, config, [](int, ccl_comm_t, ccl_result_t made) {
+    ASSERT_EQ(made, CCL_SUCCESS);
+    EXPECT_STREQ(ccl_get_last_error(nullptr), "");
+  });
+  EXPECT_EQ(Content(log_), "");
+}
+
 TEST_F(ConfigTest, TheNameIsInMessages) {
   Write("INCCL_DEBUG=INFO\nINCCL_DEBUG_SUBSYS=INIT,COLL\n");
   ccl_config_t config = CCL_CONFIG_INIT;

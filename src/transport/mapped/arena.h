@@ -86,8 +86,8 @@ class ArenaView {
   }
   // Whether a slot may begin at this offset and have so many bytes.
   bool HasSlot(uint64_t offset, uint32_t bytes) const {
-    return offset % 64 == 0 && offset >= kDataOffset && offset <= committed() &&
-           bytes <= committed() - offset;
+    const size_t end = committed();  // one load: the peer may change it
+    return offset % 64 == 0 && offset >= kDataOffset && offset <= end && bytes <= end - offset;
   }
   // Number of announced entries, one load. While it is unchanged, another Find finds nothing new.
   uint32_t entries() const { return header()->entries.load(std::memory_order_seq_cst); }
