@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kTurns = 9;
 constexpr uint64_t kWarmElements = 1 << 16;  // of a rank's work: input and output in half a MB
+constexpr size_t kOtherBytes = 128 << 20;    // larger than all caches
 
 // Kernels that handle memory of their own at each superblock, and are called in a collective.
 constexpr std::string_view kKernels[] = {"memcpy_fp32",       "add_fp32",          "add_bf16",
@@ -145,12 +146,42 @@ void PrintPhases(uint64_t count) {
   }
 }
 
+// A call reads its input twice, window by window: for the side words, then to quantize it. The
+// second read is cheap while the window still lies in a cache.
+void PrintWindows(uint64_t count) {
+  std::vector<uint64_t> other(kOtherBytes / sizeof(uint64_t));
+  const auto evict = [&] {
+    for (size_t i = 0; i < other.size(); i += 64 / sizeof(uint64_t)) ++other[i];
+  };
+  const KernelCases cases(static_cast<uint32_t>(count / kSuperblock));
+  const KernelCase &words = *Find(cases, "slice_words"), &encode = *Find(cases, "slice_encode");
+  fmt::print("\n{:<20} {:>15} {:>15} {:>15}\n", "window, elements", "side words", "then quantize",
+             "quantize, cold");
+  for (uint64_t window = kCaseSuperblocks * kSuperblock; window <= count; window *= 4) {
+    const auto superblocks = static_cast<uint32_t>(window / kSuperblock);
+    std::vector<double> times[3];
+    for (int turn = 0; turn < kTurns; ++turn) {
+      evict();
+      times[0].push_back(Timed([&] { words.run(superblocks); }));
+      times[1].push_back(Timed([&] { encode.run(superblocks); }));
+      evict();
+      times[2].push_back(Timed([&] { encode.run(superblocks); }));
+    }
+    fmt::print("{:<20}", window);
+    for (std::vector<double>& of_one : times) {
+      fmt::print(" {:>15.3f}", Median(of_one) / static_cast<double>(window));
+    }
+    fmt::print("\n");
+  }
+}
+
 }  // namespace
 
 Status PrintCold(uint64_t count) {
   fmt::print("nanoseconds per element, medians of {} turns; cold: {} elements\n", kTurns, count);
   if (Status s = PrintKernels(count); !s.ok()) return s;
   PrintPhases(count);
+  PrintWindows(count);
   return Status::Ok();
 }
 
