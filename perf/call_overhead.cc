@@ -41,7 +41,10 @@ constexpr size_t kMailBytes = 64 * 1024;
 Json ToJson(const Overhead& o) {
   Json first = Json::array(), empty = Json::array();
   for (const FirstCalls& f : o.first) {
-    first.push_back({{"bytes", f.bytes}, {"first_us", f.first_us}, {"second_us", f.second_us}});
+    first.push_back({{"call", f.name},
+                     {"bytes", f.bytes},
+                     {"first_us", f.first_us},
+                     {"second_us", f.second_us}});
   }
   for (const EmptyCall& e : o.empty) empty.push_back({{"call", e.name}, {"ns", e.nanoseconds}});
   return {{"init_us", o.init_us},
@@ -61,7 +64,7 @@ Overhead FromJson(const Json& json) {
   o.used_bytes = json["used_bytes"];
   o.used_most = json["used_most"];
   for (const Json& f : json["first"]) {
-    o.first.push_back({f["bytes"], f["first_us"], f["second_us"]});
+    o.first.push_back({f["call"], f["bytes"], f["first_us"], f["second_us"]});
   }
   for (const Json& e : json["empty"]) o.empty.push_back({e["call"], e["ns"]});
   return o;
@@ -107,9 +110,10 @@ std::vector<Line> LinesOf(const Overhead& o) {
       {"memory after the calls, the rank with most", "memory", mega(o.used_most), mega(kMostBytes),
        "MiB"}};
   for (const FirstCalls& f : o.first) {
-    lines.push_back({fmt::format("first call of {} B", f.bytes), "", f.first_us, 0, "us"});
-    lines.push_back({fmt::format("second call of {} B", f.bytes), "", f.second_us, 0, "us"});
-    lines.push_back({fmt::format("first / second of {} B", f.bytes), "first",
+    const std::string call = fmt::format("{} of {} B", f.name, f.bytes);
+    lines.push_back({"first " + call, "", f.first_us, 0, "us"});
+    lines.push_back({"second " + call, "", f.second_us, 0, "us"});
+    lines.push_back({"first / second " + call, "first",
                      f.second_us > 0 ? f.first_us / f.second_us : 0, kMostFirst, ""});
   }
   for (const EmptyCall& e : o.empty) {

@@ -4,7 +4,7 @@
 #
 # usage: tools/check.sh [--all | --long] [--no-install] [-j JOBS]
 #   --all          also: PyTorch, in .venv, for its tests, which counts as a failure if it cannot be installed; RDMA in a
-#                  virtual machine, if its packages are installed; the tests under the address and undefined-behaviour
+#                  virtual machine, where one runs; the tests under the address and undefined-behaviour
 #                  sanitizers, those with threads under the thread sanitizer, which is clang's; lints of what has changed
 #                  since everything was last linted
 #   --long         all that, lints of everything, the tests seen by clang, PyTorch's own tests of its backends, the codecs'
@@ -137,7 +137,7 @@ python_environment() {
     summary+=("Python environment: skipped, and with it the tests of PyTorch, unless another Python has it")
   fi
 }
-# The transport verbs on soft RoCE, in a virtual machine; skipped where this machine has none.
+# The transport verbs on soft RoCE, in a virtual machine; skipped where this machine cannot run it.
 soft_roce() {
   local log=$logs/soft_RoCE.log begin=$SECONDS rc=0
   echo "== soft RoCE"
@@ -165,6 +165,8 @@ stress() { INCCL_TEST_OPERATIONS=50000 build/release/tests/api_tests --source=st
 if [ "$install" = 1 ]; then
   [ "$long" = 0 ] && step "install packages" scripts/install_packages.sh
   [ "$long" = 1 ] && step "install packages" scripts/install_packages.sh --long
+  # Without them the tests on soft RoCE are skipped, and say why.
+  [ "$all" = 1 ] && timeout 300 scripts/install_packages.sh --rdma
 fi
 command -v ccache > /dev/null && ccache --zero-stats > /dev/null
 step "format" check_format

@@ -129,30 +129,30 @@ Result<Overhead> Measure(World& world, const OverheadOptions& options, Comm* own
   Status grown = Grown(world, *before, &overhead.created_bytes, &overhead.created_most);
   if (!grown.ok()) return grown;
 
-  const Calls plain{comm.get(), send.data(), recv.data(), nullptr};
-  for (const uint64_t bytes : options.sizes) {
-    FirstCalls times{bytes, 0, 0};
-    for (double* time : {&times.first_us, &times.second_us}) {
-      Result<double> one =
-          TimeTogether(world, [&] { return plain.AllReduce(bytes / sizeof(float)); });
-      if (!one.ok()) return one.status();
-      *time = *one;
-    }
-    overhead.first.push_back(times);
-  }
   std::vector<Codec> codecs;
   for (const std::string& spec : options.codecs) {
-    Calls calls = plain;
+    Calls calls{comm.get(), send.data(), recv.data(), nullptr};
+    std::string name = "allreduce";
     if (spec != "none") {
-      ccl_codec_t codec = nullptr;
-      if (Status s = From(ccl_codec_create(&codec, spec.c_str()), spec, nullptr); !s.ok()) return s;
-      codecs.emplace_back(codec);
-      calls.codec = codec;
+      if (Status s = From(ccl_codec_create(&calls.codec, spec.c_str()), spec, nullptr); !s.ok()) {
+        return s;
+      }
+      codecs.emplace_back(calls.codec);
+      name += " " + spec;
     }
-    if (Status s = calls.AllReduce(largest / sizeof(float)); !s.ok()) return s;
+    for (const uint64_t bytes : options.sizes) {
+      FirstCalls times{name, bytes, 0, 0};
+      for (double* time : {&times.first_us, &times.second_us}) {
+        Result<double> one =
+            TimeTogether(world, [&] { return calls.AllReduce(bytes / sizeof(float)); });
+        if (!one.ok()) return one.status();
+        *time = *one;
+      }
+      overhead.first.push_back(times);
+    }
     Result<double> empty = TimeEmpty(world, options, calls);
     if (!empty.ok()) return empty.status();
-    overhead.empty.push_back({"allreduce" + (spec == "none" ? "" : " " + spec), *empty});
+    overhead.empty.push_back({name, *empty});
   }
   grown = Grown(world, *before, &overhead.used_bytes, &overhead.used_most);
   if (!grown.ok()) return grown;

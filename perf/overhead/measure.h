@@ -27,6 +27,7 @@ struct EmptyCall {
 };
 
 struct FirstCalls {
+  std::string name;  // as that of EmptyCall
   uint64_t bytes = 0;
   double first_us = 0, second_us = 0;  // from the first rank's start to the last one's end
 };

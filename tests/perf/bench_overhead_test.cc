@@ -46,7 +46,7 @@ Overhead RunAt(double base) {
   o.created_most = static_cast<uint64_t>(base) + 2;
   o.used_bytes = static_cast<uint64_t>(base) + 3;
   o.used_most = static_cast<uint64_t>(base) + 4;
-  o.first = {{4096, base + 5, base + 6}, {1 << 20, base + 7, base + 8}};
+  o.first = {{"allreduce", 4096, base + 5, base + 6}, {"allreduce", 1 << 20, base + 7, base + 8}};
   o.empty = {{"allreduce", base + 9}};
   return o;
 }
