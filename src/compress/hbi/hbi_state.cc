@@ -175,8 +175,11 @@ Status HbiState::CombineData(const Range& range, const SliceContext& slice,
   const bool streams = non_temporal_payloads() && payload->at != nullptr;
   if (streams) {
     const auto capacity = static_cast<size_t>(payload->limit - payload->at);
-    if (outgoing_.size() < capacity) outgoing_.resize(capacity);
-    *payload = {outgoing_.data(), outgoing_.data() + capacity};
+    if (outgoing_bytes_ < capacity) {
+      outgoing_ = std::make_unique_for_overwrite<uint8_t[]>(capacity);  // touched as it is used
+      outgoing_bytes_ = capacity;
+    }
+    *payload = {outgoing_.get(), outgoing_.get() + capacity};
   }
   FoldSources(slice, places, outputs);
   return Status::Ok();
@@ -217,7 +220,7 @@ void HbiState::CopyPart(std::span<const Term> outputs, const SliceOutputs& place
       all = part->fields;
     }
     if (all.begin == all.end) continue;
-    if (from == outgoing_.data()) {
+    if (from == outgoing_.get()) {
       StreamCopy(to + all.begin, from + all.begin, all.end - all.begin);
     } else {
       std::memcpy(to + all.begin, from + all.begin, all.end - all.begin);

@@ -115,7 +115,8 @@ class HbiState final : public CodecState {
   std::vector<Source> sources_;
   std::vector<Source> part_sources_;  // of the parts that threads of the team fold
   std::vector<Group> groups_;
-  std::vector<uint8_t> outgoing_;  // its payload, before non-temporal stores
+  std::unique_ptr<uint8_t[]> outgoing_;  // its payload, before non-temporal stores
+  size_t outgoing_bytes_ = 0;
 };
 
 }  // namespace inccl::hbi
