@@ -211,6 +211,45 @@ TEST_P(ResourcesTest, Row17_SharedMemoryRunsOutAtAnyPiece) {
   }
 }
 
+// No memory from the n-th piece on that calls commit: lanes go on with the slots that they have, if
+// these are enough; else the call fails on every rank.
+TEST_P(ResourcesTest, Row17_LanesGoOnWithTheSlotsThatTheyHave) {
+  ForRow("17");
+  const ScopedEnv env(
+      {{"INCCL_ALGO", "ring"}, {"INCCL_SLICE_BYTES", "65536"}, {"INCCL_CHANNELS", "8"}});
+  int went_on = 0;
+  for (uint64_t piece = 1; piece <= 24; piece += 4) {
+    SCOPED_TRACE(piece);
+    ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+      ccl_comm_t comm = nullptr;
+      if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 11;
+      if (side.rank() == kVictim) {
+        interposer::Arm({interposer::kFallocate, piece, UINT64_MAX, ENOSPC});
+      }
+      for (int call = 0; call < 5 && side.mine().result == CCL_SUCCESS; ++call) {
+        side.mine().result = Sum(comm, 500'000);
+      }
+      side.mine().counters[0] = interposer::Calls(interposer::kFallocate);
+      interposer::Disarm();
+      side.mine().SetText(ccl_get_last_error(comm));
+      return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+    });
+    world.ExpectAllExited();
+    Report& victim = world.report(kVictim);
+    if (victim.result == CCL_SUCCESS) {
+      went_on += victim.counters[0] >= piece ? 1 : 0;
+      continue;
+    }
+    EXPECT_EQ(victim.result, CCL_SYSTEM_ERROR) << victim.text;
+    EXPECT_TRUE(Matches(victim.text, "no memory for [0-9]+ bytes.*errno 28")) << victim.text;
+    for (const int rank : {0, 2}) {
+      EXPECT_NE(world.report(rank).result, CCL_SUCCESS);
+      EXPECT_TRUE(Matches(world.report(rank).text, "rank 1|peer 1@")) << world.report(rank).text;
+    }
+  }
+  RecordProperty("went_on", went_on);  // how many slots are used at once depends on timing
+}
+
 TEST_P(ResourcesTest, Row17_NoMemfdAtAll) {
   ForRow("17");
   for (const int error : {EMFILE, ENOSYS, EPERM}) {
