@@ -164,6 +164,15 @@ Status LinkAttempt::Connect() {
     Pause(kPause);
     return Status::Ok();
   }
+  if (IsLack(error)) {  // other threads may close descriptors
+    last_failure_ = fmt::format("{}: no socket: {}", target().ToString(), SocketErrorText(error));
+    if (terms_->patient && now - unreachable_since_ >= terms_->timeout_ms * kMillisecond) {
+      return SystemError(
+          fmt::format("no connection within {} ms; {}", terms_->timeout_ms, last_failure_));
+    }
+    Pause(kUnreachablePause);
+    return Status::Ok();
+  }
   if (error != 0 && (error == ECONNREFUSED || !is_unix())) return NextAddress(error);
   if (error != 0) return SystemErrorErrno("connect", error);
   FAULT_POINT("mesh.after_connect");

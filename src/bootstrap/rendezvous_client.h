@@ -45,7 +45,8 @@ inline constexpr Time kCancelLag = 50 * kMillisecond;
 class RendezvousClient {
  public:
   // Connects and authenticates, with retries where they may help. Errors: kTimeout, kInvalidUsage
-  // (wrong secret or user), kRemoteError (the root has gone), kSystemError.
+  // (wrong secret or user), kRemoteError (the root has gone, and another process may have its
+  // address), kSystemError.
   static Result<std::unique_ptr<RendezvousClient>> Connect(const RootTarget& target,
                                                            const HandshakeTerms& terms,
                                                            const ClientOptions& options);
@@ -66,7 +67,12 @@ class RendezvousClient {
   // "rank 1/4: init: ..."
   Status Named(const Status& status) const;
 
+  // Like bootstrap::WaitFor; also returns false when the caller has cancelled.
+  static bool WaitFor(int fd, short events, Time until, const ClientOptions& options);
+
  private:
+  static Status NamedBy(const ClientOptions& options, const Status& status);
+  static Status CancelledBy(const ClientOptions& options);
   RendezvousClient(UniqueFd fd, std::optional<StreamCipher> cipher, std::string root_name,
                    const ClientOptions& options);
 

@@ -178,6 +178,10 @@ Result<uint16_t> LocalPort(int fd) {
 Result<UniqueFd> Connect(const SocketAddress& address, int* error) {
   *error = 0;
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid() && IsLack(errno)) {
+    *error = errno;
+    return fd;
+  }
   if (!fd.valid()) {
     return SystemErrorErrno(fmt::format("socket to {}", address.ToString()), errno);
   }
@@ -188,6 +192,21 @@ Result<UniqueFd> Connect(const SocketAddress& address, int* error) {
     *error = errno;
   }
   return fd;
+}
+
+bool IsLack(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+std::string SocketErrorText(int error) {
+  char buffer[128];
+  std::string text = fmt::format("{} (errno {})", strerror_r(error, buffer, sizeof buffer), error);
+  rlimit limit{};
+  if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    text += fmt::format("; the process has all {} descriptors of its limit in use (ulimit -n)",
+                        limit.rlim_cur);
+  }
+  return text;
 }
 
 int PendingError(int fd) {

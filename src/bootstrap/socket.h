@@ -48,8 +48,13 @@ Result<std::vector<UniqueFd>> ListenAtAll(std::vector<UniqueIdAddress>* addresse
 // The port of a TCP listener (for one that asked for port 0).
 Result<uint16_t> LocalPort(int fd);
 // Starts a connection; the caller waits until it is writable and then calls PendingError. *error is
-// 0 or the errno of a failed connect. Returns kSystemError if the system has no socket left.
+// 0, the errno of a failed connect, or one that IsLack of a socket; then another attempt may
+// succeed.
 Result<UniqueFd> Connect(const SocketAddress& address, int* error);
+// No descriptor or memory, now.
+bool IsLack(int error);
+// The text of an errno; of EMFILE with the limit.
+std::string SocketErrorText(int error);
 int PendingError(int fd);
 
 // Returns the next connection, or an invalid fd with *error EAGAIN (none) or another errno.

@@ -47,7 +47,7 @@ class Lanes {
 
  private:
   void AddOne(const LaneSpec& spec) {
-    if (keys_.insert(spec.Key()).second) bytes_ += mapped::SlotsBytes(spec.slot_bytes, spec.depth);
+    if (keys_.insert(spec.Key()).second) bytes_ += mapped::LaneBytes(spec.slot_bytes, spec.depth);
   }
 
   const int rank_;
@@ -160,7 +160,7 @@ Status CheckSlotMemory(const CommOptions& options, const HostMap& hosts, const C
   const SlotOptions slots = SlotsFor(options.slice_bytes);
   const uint64_t most = kMostLanes * static_cast<uint64_t>(nranks) *
                         static_cast<uint64_t>(options.channels) *
-                        mapped::SlotsBytes(slots.data_bytes, slots.data_depth);
+                        mapped::LaneBytes(slots.data_bytes, slots.data_depth);
   if (most + kMargin <= caps.slot_memory) return Status::Ok();  // no need to look at schedules
   Result<uint64_t> need = SlotMemory(options, hosts, caps.shared_slots);
   if (!need.ok()) return need.status();

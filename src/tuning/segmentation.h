@@ -16,7 +16,8 @@
 namespace inccl {
 
 inline constexpr uint16_t kDataDepth = 4;  // slots of a data lane
-// Slices of a chunk that a step handles before the next step.
+// Slices of a chunk that a step handles before the next step: no more than the slots of a lane that
+// has found memory for half of them only.
 inline constexpr uint32_t kSlicesPerStep = kDataDepth / 2;
 
 Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,

@@ -3,16 +3,20 @@
 // Joining that cannot succeed: everybody who is there learns why, in time, and nothing is left.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "bootstrap/bootstrap_world.h"
 #include "bootstrap/crypto.h"
 #include "bootstrap/host.h"
+#include "bootstrap/join.h"
 #include "bootstrap/messages.h"
 #include "bootstrap/rendezvous_client.h"
 #include "bootstrap/rendezvous_root.h"
@@ -254,10 +258,93 @@ TEST(FailureTest, AWrongSecretIsRefusedAndTheOthersDoNotNotice) {
   forged.secret = bootstrap::Key(bootstrap::Mac{});
   const double start = Seconds();
   const Status status = JoinWithId(forged, Options(1, 2, 60000)).status();
-  EXPECT_EQ(status.code(), Code::kInvalidUsage);
+  EXPECT_EQ(status.code(), Code::kRemoteError);
   EXPECT_CONTAINS(status.message(), "rank 1/2: init: ");
   EXPECT_CONTAINS(status.message(), "rejects this rank");
   EXPECT_LT(Seconds() - start, 5.0 * kSlowness) << "long before its deadline";
+  for (const Result<Mesh>& mesh : JoinThreads(*id, 2)) {
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  }
+}
+
+// Where the process that made the id has ended, another one may get its port: a rendezvous of
+// another id, or a program that knows nothing of this.
+TEST(FailureTest, AnotherProcessHasTheAddressOfTheId) {
+  const Baseline baseline;
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+  ASSERT_TRUE(id.ok());
+  const UniqueId ended = [] {
+    Result<UniqueId> made = CreateUniqueId(TestEnvironment());
+    for (const Result<Mesh>& mesh : JoinThreads(*made, 2)) EXPECT_TRUE(mesh.ok());
+    return *made;
+  }();
+  UniqueIdAddress address = id->addresses.front();
+  address.port = 0;
+  const UniqueFd listener = bootstrap::ListenAt(&address).value();
+  std::atomic<bool> stop{false};
+  std::thread program([&] {
+    while (!stop) {
+      if (!bootstrap::WaitFor(listener.get(), POLLIN, SystemClock().Now() + 10 * kMillisecond))
+        continue;
+      bootstrap::SocketAddress from;
+      int error = 0;
+      const UniqueFd fd = bootstrap::Accept(listener.get(), &from, &error);
+      const std::vector<std::byte> bytes(bootstrap::kGreetingBytes, std::byte{'+'});
+      if (fd.valid()) (void)bootstrap::WriteAll(fd.get(), bytes);
+    }
+  });
+  for (const UniqueIdAddress& taken : {id->addresses.front(), address}) {
+    UniqueId stale = ended;
+    stale.addresses = {taken};
+    const double start = Seconds();
+    const Status status = JoinWithId(stale, Options(1, 2, 60000)).status();
+    EXPECT_EQ(status.code(), Code::kRemoteError);
+    EXPECT_CONTAINS(status.message(), "rank 1/2: init: the rendezvous at 127.0.0.1:");
+    EXPECT_CONTAINS(status.message(), "the process that made the id has ended");
+    EXPECT_LT(Seconds() - start, 5.0 * kSlowness) << "long before its deadline";
+  }
+  stop = true;
+  program.join();
+  for (const Result<Mesh>& mesh : JoinThreads(*id, 2)) {
+    EXPECT_TRUE(mesh.ok()) << mesh.status().message();
+  }
+}
+
+TEST(FailureTest, ARankWithoutDescriptorsWaitsForSome) {
+  const Baseline baseline;
+  Result<UniqueId> id = CreateUniqueId(TestEnvironment());
+  ASSERT_TRUE(id.ok());
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{.rlim_cur = 3, .rlim_max = limit.rlim_max};
+  const bootstrap::HandshakeTerms terms{
+      .key = *bootstrap::DeriveKey(id->secret.bytes(), "", id->nonce),
+      .role = bootstrap::Role::kRendezvous,
+      .communicator = id->nonce};
+  const bootstrap::RootTarget target{
+      .addresses = {bootstrap::SocketAddress::Tcp(id->addresses.front())}};
+  for (const bool comes : {true, false}) {
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    std::thread other([&] {
+      usleep(200000);
+      if (!comes) return;
+      EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    });
+    const int timeout_ms = comes ? 60000 : 400;
+    const Result<std::unique_ptr<bootstrap::RendezvousClient>> client =
+        bootstrap::RendezvousClient::Connect(
+            target, terms,
+            {.rank = 1,
+             .nranks = 2,
+             .deadline = SystemClock().Now() + timeout_ms * kMillisecond,
+             .timeout_ms = timeout_ms});
+    other.join();
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_EQ(client.ok(), comes) << client.status().message();
+    if (comes) continue;
+    EXPECT_EQ(client.status().code(), Code::kTimeout);
+    EXPECT_CONTAINS(client.status().message(), "Too many open files (errno 24); the process has");
+  }
   for (const Result<Mesh>& mesh : JoinThreads(*id, 2)) {
     EXPECT_TRUE(mesh.ok()) << mesh.status().message();
   }

@@ -5,6 +5,7 @@
 #include "bootstrap/link_attempt.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -96,6 +97,29 @@ TEST_F(LinkAttemptTest, AReplyThatCameWhileThisRankWasStoppedCounts) {
   ASSERT_TRUE(GoOn(&attempt).ok());
   EXPECT_TRUE(attempt.done());
   EXPECT_FALSE(AnotherConnection());
+}
+
+// A process without descriptors tries again, and says what it lacks.
+TEST_F(LinkAttemptTest, WaitsForADescriptor) {
+  Plan(1);
+  LinkAttempt attempt(&terms_, plan_);
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{.rlim_cur = 3, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  Status status = attempt.Start(SystemClock().Now());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_NE(attempt.last_failure().find("Too many open files (errno 24); the process has all 3 "),
+            std::string::npos)
+      << attempt.last_failure();
+  ASSERT_TRUE(GoOn(&attempt).ok());
+  Step(&attempt);
+  Greet();
+  Step(&attempt);
+  Reply();
+  Step(&attempt);
+  EXPECT_TRUE(attempt.done());
 }
 
 TEST_F(LinkAttemptTest, AConnectionThatWasMadeWhileThisRankWasStoppedCounts) {

@@ -28,6 +28,15 @@ namespace inccl::test {
 // A function of the fake, by the name that cuda.h has for it.
 #define DRIVER(name) (reinterpret_cast<decltype(&(name))>(Symbol(FAKE_SYMBOL(name))))
 
+// Tests for a process without CUDA: forked children lack its threads, as with a real driver.
+inline constexpr const char* kNeedsOwnProcess =
+    "the tests of another file have started CUDA in this process: run each file in a process of "
+    "its own (--source=FILE)";
+inline bool CudaHasStarted() {
+  return dlopen(INCCL_BINARY_DIR "/tests/fake_driver/libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) !=
+         nullptr;
+}
+
 inline void* Symbol(const char* name) {
   static void* const driver =
       dlopen(INCCL_BINARY_DIR "/tests/fake_driver/libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);

@@ -28,6 +28,9 @@
 #include "faults/interposer.h"
 #include "support/seed.h"
 #include "world/stacks.h"
+#if INCCL_TEST_VERBS
+#include "fakes/verbs/fake_verbs.h"
+#endif
 
 namespace inccl::test {
 namespace {
@@ -484,6 +487,38 @@ TEST_F(MemoryTest, Row19_TheEndNeedsNoMemory) {
     }
   }
 }
+
+#if INCCL_TEST_VERBS
+// The same over RDMA, whose queue pairs and registrations end then.
+TEST_F(MemoryTest, Row19_TheEndOfRdmaNeedsNoMemory) {
+  ForRow("19", "verbs");
+  const Watchdog watchdog(60.0 * kSlowness);
+  const ScopedEnv env({{"INCCL_TRANSPORT", "verbs"}});
+  fake_verbs::Get().SetMachine(fake_verbs::Get().StandardMachine());
+  std::array<ccl_comm_t, kRanks> comms{};
+  ASSERT_EQ(ccl_comm_init_all(comms.data(), kRanks, nullptr), CCL_SUCCESS)
+      << ccl_get_last_error(nullptr);
+  std::vector<std::thread> threads;
+  for (const ccl_comm_t comm : comms) {
+    threads.emplace_back([comm] {
+      std::vector<float> data(kCount, 1.0f);
+      EXPECT_EQ(
+          ccl_allreduce(data.data(), data.data(), kCount, CCL_FLOAT32, CCL_SUM, comm, nullptr),
+          CCL_SUCCESS);
+      EXPECT_TRUE(All(data.data(), kCount, kRanks));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const ccl_comm_t comm : comms) {
+    interposer::Arm({interposer::kNew, 1, UINT64_MAX, 0});
+    const ccl_result_t destroyed = ccl_comm_destroy(comm);
+    interposer::Disarm();
+    EXPECT_EQ(destroyed, CCL_SUCCESS);
+  }
+  EXPECT_EQ(fake_verbs::Get().OpenObjects(), 0u);
+  fake_verbs::Get().SetMachine({});
+}
+#endif
 
 struct Case {
   const Scenario* scenario;

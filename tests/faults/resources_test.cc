@@ -121,7 +121,7 @@ TEST_P(DescriptorsTest, Row16_ARendezvousWithoutDescriptorsWaitsQuietly) {
     return 0;
   });
   ASSERT_TRUE(maker.side(0).Await(0, 1));
-  const std::string long_init = std::to_string(10000 * kSlowness);
+  const std::string long_init = std::to_string(static_cast<int>(10000 * Slowness()));
   const ScopedEnv env({{"INCCL_INIT_TIMEOUT_MS", long_init.c_str()}});
   ProcessWorld world({.nranks = kRanks, .id_maker = kOutside},
                      [](const Side& side) { return JoinSumDestroy(side); });
@@ -134,7 +134,7 @@ TEST_P(DescriptorsTest, Row16_ARendezvousWithoutDescriptorsWaitsQuietly) {
     EXPECT_EQ(world.report(rank).result, CCL_SUCCESS) << world.report(rank).text;
     EXPECT_GT(world.report(rank).seconds, 0.3 * seconds) << "there was no lack of descriptors";
   }
-  EXPECT_LT(maker.report(0).seconds, 0.05 * seconds * kSlowness) << "CPU time while waiting";
+  EXPECT_LT(maker.report(0).seconds, 0.05 * seconds * Slowness()) << "CPU time while waiting";
 }
 
 // UCX takes some for messages of another size than it has seen: then the call fails, on all ranks.
@@ -209,6 +209,45 @@ TEST_P(ResourcesTest, Row17_SharedMemoryRunsOutAtAnyPiece) {
       EXPECT_TRUE(Matches(world.report(rank).text, "rank 1|peer 1@")) << world.report(rank).text;
     }
   }
+}
+
+// No memory from the n-th piece on that calls commit: lanes go on with the slots that they have, if
+// these are enough; else the call fails on every rank.
+TEST_P(ResourcesTest, Row17_LanesGoOnWithTheSlotsThatTheyHave) {
+  ForRow("17");
+  const ScopedEnv env(
+      {{"INCCL_ALGO", "ring"}, {"INCCL_SLICE_BYTES", "65536"}, {"INCCL_CHANNELS", "8"}});
+  int went_on = 0;
+  for (uint64_t piece = 1; piece <= 24; piece += 4) {
+    SCOPED_TRACE(piece);
+    ProcessWorld world({.nranks = kRanks}, [&](const Side& side) {
+      ccl_comm_t comm = nullptr;
+      if (side.Init(&comm, CCL_CONFIG_INIT) != CCL_SUCCESS) return 11;
+      if (side.rank() == kVictim) {
+        interposer::Arm({interposer::kFallocate, piece, UINT64_MAX, ENOSPC});
+      }
+      for (int call = 0; call < 5 && side.mine().result == CCL_SUCCESS; ++call) {
+        side.mine().result = Sum(comm, 500'000);
+      }
+      side.mine().counters[0] = interposer::Calls(interposer::kFallocate);
+      interposer::Disarm();
+      side.mine().SetText(ccl_get_last_error(comm));
+      return ccl_comm_destroy(comm) == CCL_SUCCESS ? 0 : 12;
+    });
+    world.ExpectAllExited();
+    Report& victim = world.report(kVictim);
+    if (victim.result == CCL_SUCCESS) {
+      went_on += victim.counters[0] >= piece ? 1 : 0;
+      continue;
+    }
+    EXPECT_EQ(victim.result, CCL_SYSTEM_ERROR) << victim.text;
+    EXPECT_TRUE(Matches(victim.text, "no memory for [0-9]+ bytes.*errno 28")) << victim.text;
+    for (const int rank : {0, 2}) {
+      EXPECT_NE(world.report(rank).result, CCL_SUCCESS);
+      EXPECT_TRUE(Matches(world.report(rank).text, "rank 1|peer 1@")) << world.report(rank).text;
+    }
+  }
+  RecordProperty("went_on", went_on);  // how many slots are used at once depends on timing
 }
 
 TEST_P(ResourcesTest, Row17_NoMemfdAtAll) {

@@ -21,7 +21,7 @@ namespace inccl::test {
 namespace {
 
 constexpr int kRanks = 2, kCalls = 2;
-constexpr double kShortInit = 0.4 * kSlowness;
+const double kShortInit = 0.4 * Slowness();
 // With INCCL_TEST_EXHAUSTIVE set: every n; else at most so many of each function, at random.
 // INCCL_TEST_CASE: only cases whose description contains this; INCCL_TEST_TRACE: where they hit.
 constexpr size_t kMostPerFunction = kSanitized ? 6 : 16;
@@ -172,8 +172,13 @@ void Check(const Case& c, ProcessWorld& world) {
       EXPECT_EQ(result, CCL_SUCCESS) << "rank " << rank << ": " << text;
       continue;
     }
+    // libibverbs leaves out a device for which it cannot allocate or read something.
+    const bool no_device = result == CCL_INVALID_USAGE &&
+                           Matches(text,
+                                   "no common transport of INCCL_TRANSPORT=verbs.*: on rank "
+                                   "[01]: .*no RDMA device");
     EXPECT_TRUE(result == CCL_SUCCESS || result == CCL_SYSTEM_ERROR || result == CCL_REMOTE_ERROR ||
-                result == CCL_TIMEOUT)
+                result == CCL_TIMEOUT || no_device)
         << "rank " << rank << ": result " << result << ": " << text;
     EXPECT_TRUE(result == CCL_SUCCESS || text.size() > 10) << "rank " << rank;
     EXPECT_LT(report.seconds, 2 * kShortInit + kOpSeconds + SlackSeconds()) << text;
@@ -195,7 +200,7 @@ TEST_P(SyscallsTest, Row19_EveryCallOfTheSystemFailsOnce) {
   RecordProperty("cases", static_cast<int>(cases.size()));
   std::printf("%zu cases\n", cases.size());
   RunWorlds(
-      cases.size(), 12,
+      cases.size(), WorldsAtOnce(12),
       [&](size_t i) {
         return std::make_unique<ProcessWorld>(
             WorldOptions{.nranks = kRanks},

@@ -137,12 +137,26 @@ TEST(SlotMemoryOnHostsTest, NoRankHasMoreLanesThanTheQuickCheckAssumes) {
           const Result<uint64_t> said = SlotMemory(options, map, shared);
           ASSERT_TRUE(said.ok()) << said.status().message();
           EXPECT_LE(*said, 8 * static_cast<uint64_t>(n) *
-                               mapped::SlotsBytes(slots.data_bytes, slots.data_depth))
+                               mapped::LaneBytes(slots.data_bytes, slots.data_depth))
               << n << " ranks, " << map.hosts() << " hosts, largest " << map.LargestHost();
         }
       }
     }
   }
+}
+
+// With thousands of lanes their headers, in pages of their own, are more than the margin.
+TEST(CheckSlotMemoryTest, HeadersCount) {
+  const CommOptions options = Options(32, 4096);
+  const HostMap hosts = HostMap::OneHost(48);
+  const uint64_t measured = MeasuredMemory(options, hosts, 0);
+  Caps caps;
+  caps.shared_slots = true;
+  caps.name = "test";
+  caps.slot_memory = measured - 1;
+  EXPECT_FALSE(CheckSlotMemory(options, hosts, caps).ok()) << measured;
+  caps.slot_memory = measured + (uint64_t{8} << 20);
+  EXPECT_TRUE(CheckSlotMemory(options, hosts, caps).ok()) << measured;
 }
 
 TEST(CheckSlotMemoryTest, RefusalsNameTheSettings) {

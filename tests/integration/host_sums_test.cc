@@ -186,19 +186,22 @@ TEST(HostSums, ReduceScatter) {
       const Vectors inputs = MakeInputs(Ranks(hosts), count * n, TestSeed());
       RunHosts(hosts, [&](const Side& side, ccl_comm_t comm) {
         const auto rank = static_cast<size_t>(side.rank());
-        std::vector<float> output(count), in_place = inputs[rank];
-        const Made made =
-            Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32", kSeed,
-                       inputs[rank].data(), output.data(), count, CCL_FLOAT32, CCL_SUM, comm);
-        ASSERT_EQ(made.result, CCL_SUCCESS) << ccl_get_last_error(comm);
-        EXPECT_EQ(made.stats.compressed, 1);
-        CheckNear(inputs, output, rank * count, CCL_SUM, made.stats.error_bound);
-        float* const own = in_place.data() + rank * count;
-        EXPECT_EQ(Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32", kSeed,
-                             in_place.data(), own, count, CCL_FLOAT32, CCL_SUM, comm)
-                      .result,
-                  CCL_SUCCESS);
-        EXPECT_EQ(std::memcmp(own, output.data(), count * sizeof(float)), 0);
+        for (const ccl_redop_t op : {CCL_SUM, CCL_AVG}) {
+          SCOPED_TRACE(op == CCL_AVG ? "average" : "sum");
+          std::vector<float> output(count), in_place = inputs[rank];
+          const Made made =
+              Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32", kSeed,
+                         inputs[rank].data(), output.data(), count, CCL_FLOAT32, op, comm);
+          ASSERT_EQ(made.result, CCL_SUCCESS) << ccl_get_last_error(comm);
+          EXPECT_EQ(made.stats.compressed, 1);
+          CheckNear(inputs, output, rank * count, op, made.stats.error_bound);
+          float* const own = in_place.data() + rank * count;
+          EXPECT_EQ(Compressed(Collective::kReduceScatter, "hbi:bits=8,local=fp32", kSeed,
+                               in_place.data(), own, count, CCL_FLOAT32, op, comm)
+                        .result,
+                    CCL_SUCCESS);
+          EXPECT_EQ(std::memcmp(own, output.data(), count * sizeof(float)), 0);
+        }
       });
     }
   }

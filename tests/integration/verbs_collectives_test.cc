@@ -221,6 +221,39 @@ TEST_P(VerbsCollectivesTest, AConnectionThatFailsEndsTheCallOnEveryRank) {
   }
 }
 
+// The rank whose device cannot read its memory says so itself, and the others name that rank.
+TEST_P(VerbsCollectivesTest, AFaultOfTheOwnDeviceIsNamedByEveryRank) {
+  const ScopedEnv env({{"INCCL_TRANSPORT", "verbs"}, {"INCCL_SLICE_BYTES", "4096"}});
+  constexpr int kRanks = 3;
+  std::vector<std::string> texts(kRanks);
+  std::vector<ccl_result_t> results(kRanks, CCL_SUCCESS);
+  std::vector<ccl_comm_t> comms(kRanks);
+  ASSERT_EQ(ccl_comm_init_all(comms.data(), kRanks, nullptr), CCL_SUCCESS)
+      << ccl_get_last_error(nullptr);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::vector<float> data(20000, 1.0f);
+      for (int call = 0; results[rank] == CCL_SUCCESS; ++call) {
+        if (rank == 0 && call == 5) fake_verbs::Get().FailNextSend(IBV_WC_LOC_PROT_ERR, false);
+        results[rank] = ccl_allreduce(data.data(), data.data(), data.size(), CCL_FLOAT32, CCL_MAX,
+                                      comms[rank], nullptr);
+      }
+      texts[rank] = ccl_get_last_error(comms[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Any rank's slice may be the next one.
+  const auto own = std::find(results.begin(), results.end(), CCL_SYSTEM_ERROR) - results.begin();
+  ASSERT_LT(own, kRanks) << fmt::format("{}", fmt::join(texts, "\n"));
+  const std::string cause = fmt::format("rank {}: verbs: fake0:1: it cannot send the slot", own);
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_NE(texts[rank].find(cause), std::string::npos) << texts[rank];
+    EXPECT_EQ(texts[rank].find("is lost"), std::string::npos) << texts[rank];
+    EXPECT_EQ(ccl_comm_destroy(comms[rank]), CCL_SUCCESS);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Over, VerbsCollectivesTest, ::testing::Bool(), [](const auto& of) {
   return of.param ? "devices_with_a_thread" : "devices_at_once";
 });

@@ -211,8 +211,10 @@ check "conformance" conformance '*/Verbs*'
 timed=1 check "an unplugged cable is named" unplugged
 [ -n "$long" ] || finish
 
-faults() {  # SOURCE
-  INCCL_TEST_RDMA=1 "$build/tests/faults_tests" --source="$1.cc" --gtest_output="xml:/guest-out/faults_$1.xml" \
+faults() {  # SOURCE [FILTER]: of all its tests, or of those in the program that makes calls of the system fail
+  local which=(faults_tests --source="$1.cc")
+  [ $# -eq 1 ] || which=(faults_interposed_tests --gtest_filter="$2")
+  INCCL_TEST_RDMA=1 "$build/tests/${which[0]}" "${which[1]}" --gtest_output="xml:/guest-out/faults_$1.xml" \
     > /dev/shm/faults 2>&1 && return
   grep -v 'OK \]\|RUN  \| inccl WARN ' /dev/shm/faults | tail -n 40
   return 1
@@ -223,6 +225,9 @@ for source in death_sweep_test abort_on_error_test silence_test abort_test shrin
   process_test init_test init_sweep_test; do
   check "$source over verbs" faults "$source"
 done
+timed=1 check "a cable that is cut, flaps, or carries little" faults rdma_network_test
+check "too few descriptors" faults resources_test '*Row16*'
+check "calls of the system that fail" faults syscalls_test '*EveryCallOfTheSystem*'
 
 # The same devices by UCX, over its connections that are reliable and over those that are not.
 export UCX_NET_DEVICES=rxe0:1,rxe1:1 UCX_UD_VERBS_ETH_DGID_CHECK=n  # else rxe's datagrams are filtered away

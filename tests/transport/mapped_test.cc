@@ -340,22 +340,66 @@ TEST_F(MappedTest, ALaneMakesASlotWhenAllAreInUse) {
   EXPECT_EQ(most, size_t{kDepth});
 }
 
-TEST_F(MappedTest, WithoutMemoryForASlotTheLaneSaysSo) {
-  auto zero = End::Make(0, 0), one = End::Make(1, 0);
-  one->Attach(zero.get());
-  zero->Attach(one.get());
-  auto send = *zero->OpenSend(Spec(kPage, 2));
-  auto recv = *one->OpenRecv(Spec(kPage, 2));
-  ASSERT_NE(send->TryAcquire()->data, nullptr);
-  ASSERT_TRUE(send->Publish(SliceHeader{}).ok());
-  zero->memory->limit = 0;
-  const Status status = send->TryAcquire().status();
-  EXPECT_EQ(status.code(), Code::kSystemError);
-  EXPECT_NE(status.message().find("rank 0: a lane needs 4096 bytes"), std::string::npos)
-      << status.message();
-  ASSERT_TRUE(*recv->TryPeek(&incoming_));
-  ASSERT_TRUE(recv->Release().ok());
-  EXPECT_NE(send->TryAcquire()->data, nullptr) << "what is there can be used again";
+// Without memory for another slot the lane goes on with those that it has, which come back.
+TEST_F(MappedTest, ALaneWithoutMemoryForMoreSlotsUsesThoseItHas) {
+  constexpr int kDepth = 4;
+  for (const uint32_t slots : {2u, 3u}) {
+    SCOPED_TRACE(slots);
+    auto zero = End::Make(0, 0), one = End::Make(1, 0);
+    one->Attach(zero.get());
+    zero->Attach(one.get());
+    auto send = *zero->OpenSend(Spec(kPage, kDepth));
+    auto recv = *one->OpenRecv(Spec(kPage, kDepth));
+    zero->memory->limit = kDataOffset + kPage * (1 + slots);  // the headers take the first page
+    std::vector<int> holders;
+    uint32_t sent = 0, received = 0;
+    for (int round = 0; round < 3; ++round) {
+      Span slot;
+      while (true) {
+        const Result<Span> acquired = send->TryAcquire();
+        ASSERT_TRUE(acquired.ok()) << acquired.status().message();
+        slot = *acquired;
+        if (slot.data == nullptr) break;
+        holders.clear();
+        send->AppendHolders(false, &holders);
+        EXPECT_TRUE(holders.empty());
+        std::memset(slot.data, static_cast<int>(++sent), kPage);
+        ASSERT_TRUE(send->Publish(SliceHeader{kPage, sent, 0}).ok());
+      }
+      EXPECT_EQ(sent - received, slots);
+      holders.clear();
+      send->AppendHolders(false, &holders);
+      EXPECT_EQ(holders, std::vector<int>{1}) << "the lane waits for it";
+      while (received < sent) {
+        ASSERT_TRUE(*recv->TryPeek(&incoming_));
+        EXPECT_EQ(incoming_.header.slice, ++received);
+        EXPECT_EQ(incoming_.payload[kPage - 1], static_cast<std::byte>(received));
+        ASSERT_TRUE(recv->Release().ok());
+      }
+    }
+  }
+}
+
+// With fewer, ranks that all send before they receive would wait for each other.
+TEST_F(MappedTest, ALaneWithoutMemoryForHalfOfItsSlotsSaysSo) {
+  for (const uint32_t slots : {0u, 1u}) {
+    SCOPED_TRACE(slots);
+    auto zero = End::Make(0, 0), one = End::Make(1, 0);
+    one->Attach(zero.get());
+    zero->Attach(one.get());
+    auto send = *zero->OpenSend(Spec(kPage, 4));
+    for (uint32_t i = 0; i < slots; ++i) {
+      ASSERT_NE(send->TryAcquire()->data, nullptr);
+      ASSERT_TRUE(send->Publish(SliceHeader{}).ok());
+    }
+    zero->memory->limit = 0;
+    const Status status = send->TryAcquire().status();
+    EXPECT_EQ(status.code(), Code::kSystemError);
+    EXPECT_NE(status.message().find("rank 0: a lane needs 4096 bytes"), std::string::npos)
+        << status.message();
+    zero->memory->limit = SIZE_MAX;
+    EXPECT_NE(send->TryAcquire()->data, nullptr) << "it tries again";
+  }
 }
 
 TEST_F(MappedTest, AHeaderIsReadOnce) {

@@ -139,12 +139,49 @@ TEST_F(VerbsGpuMemoryTest, MemoryThatIsFreedBeforeASliceIsPosted) {
   ASSERT_TRUE(Publish(memory, kSlotBytes).ok());
   ASSERT_TRUE(DeviceAllocator::Instance().Free(memory));
   fake::Get().Hold(QueuePairOf(0), false);
-  Pump();
+  EXPECT_TRUE(ProgressOf(0, 1).ok());  // finds that it is gone
+  EXPECT_TRUE(ends_[0]->unsent());
+  const Status status = ProgressOf(0, 1);
+  EXPECT_EQ(status.code(), Code::kInvalidUsage);
+  EXPECT_CONTAINS(status.message(),
+                  fmt::format("rank 0: verbs: fake0:1: {} bytes at {} of a GPU were freed while a "
+                              "call was sending them",
+                              kSlotBytes, fmt::ptr(memory)));
+  EXPECT_EQ(status.message().find("peer"), std::string::npos) << status.message();
+  EXPECT_TRUE(ProgressOf(1, 1).ok());
   EXPECT_TRUE(ReceiveOne(0));
-  EXPECT_TRUE(ProgressOf(0, 1).ok());
-  EXPECT_CONTAINS(ProgressOf(0, 1 + kLater).message(), "memory of a GPU was freed");
   EXPECT_EQ(fake::Get().Count().stale, 0u);
   EXPECT_EQ(fake::Get().Count().gathered, 0u);
+}
+
+// A registration that ends while the device reads, and a driver that takes the pages away.
+TEST_F(VerbsGpuMemoryTest, MemoryThatTheDeviceCannotReadIsNamed) {
+  for (const bool freed : {true, false}) {
+    SCOPED_TRACE(freed);
+    Open();
+    auto* const memory =
+        static_cast<std::byte*>(DeviceAllocator::Instance().Allocate(&gpu_, 0, kBytes).value());
+    ASSERT_TRUE(Register(memory, kBytes, false).ok());
+    fake::Get().Hold(QueuePairOf(0), true);
+    ASSERT_TRUE(Publish(memory, kSlotBytes).ok());
+    if (freed) {
+      ASSERT_TRUE(DeviceAllocator::Instance().Free(memory));
+    } else {
+      fake::Get().FailNextSend(IBV_WC_LOC_PROT_ERR, false);
+    }
+    fake::Get().Hold(QueuePairOf(0), false);
+    const Status status = ProgressOf(0, 1);
+    EXPECT_EQ(status.code(), freed ? Code::kInvalidUsage : Code::kSystemError);
+    EXPECT_CONTAINS(status.message(),
+                    fmt::format("{} bytes at {} of a GPU", kSlotBytes, fmt::ptr(memory)));
+    EXPECT_CONTAINS(status.message(),
+                    freed ? "were freed or deregistered" : "of memory registered from");
+    EXPECT_EQ(status.message().find("peer"), std::string::npos) << status.message();
+    if (!freed) {
+      EXPECT_TRUE(DeviceAllocator::Instance().Free(memory));
+    }
+    Close();
+  }
 }
 
 TEST_F(VerbsGpuMemoryTest, WhereAPayloadIsToBeProtectedItGoesThroughSlots) {

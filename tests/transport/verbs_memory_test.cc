@@ -278,6 +278,43 @@ TEST_F(VerbsMemoryTest, TheLimitOfLockedMemoryLeavesSlots) {
   Free(memory);
 }
 
+// The error names this rank and its memory; no peer is to blame.
+TEST_F(VerbsMemoryTest, MemoryThatTheDeviceCannotReadIsNamed) {
+  std::vector<std::byte> memory(3 * kSlotBytes, std::byte{1});
+  const std::byte* const sent = memory.data() + kSlotBytes;
+  for (const bool ended : {true, false}) {
+    SCOPED_TRACE(ended);
+    Open();
+    const MemoryHandle handle = Register(memory.data(), memory.size(), true).value();
+    fake::Get().Hold(QueuePairOf(0), true);
+    ASSERT_NE(send_->TryAcquire().value().data, nullptr);
+    ASSERT_TRUE(send_->PublishFrom({.bytes = kSlotBytes, .slice = 3}, sent, false).ok());
+    if (ended) {
+      ends_[0]->Deregister(handle);
+    } else {
+      fake::Get().FailNextSend(IBV_WC_LOC_PROT_ERR, false);
+    }
+    fake::Get().Hold(QueuePairOf(0), false);
+    EXPECT_EQ(fake::Get().Count().stale, ended ? 1u : 0u);
+    const Status status = ProgressOf(0, 1);
+    const std::string what = fmt::format("{} bytes at {}", kSlotBytes, fmt::ptr(sent));
+    EXPECT_EQ(status.code(), ended ? Code::kInvalidUsage : Code::kSystemError);
+    EXPECT_CONTAINS(status.message(),
+                    "rank 0: verbs: fake0:1: " +
+                        (ended ? what + " were freed or deregistered while a call was sending them"
+                               : fmt::format("it cannot read {}, of memory registered from {} to "
+                                             "{}, which a call sends in place",
+                                             what, fmt::ptr(memory.data()),
+                                             fmt::ptr(memory.data() + memory.size()))));
+    EXPECT_CONTAINS(status.message(), "local protection error");
+    EXPECT_EQ(status.message().find("peer"), std::string::npos) << status.message();
+    EXPECT_TRUE(ends_[0]->unsent());  // the call must not end as if its slices were sent
+    send_.reset();
+    recv_.reset();
+    ends_.clear();
+  }
+}
+
 // After a failed call the caller writes to its memory, and the device must not send that.
 TEST_F(VerbsMemoryTest, AFailedCallEndsRegistrationsAndConnections) {
   Open();

@@ -329,8 +329,30 @@ TEST_F(VerbsTest, ADeviceThatRefusesARequest) {
   OpenLane();
   fake::Get().FailNextPost(ENOMEM);
   SendOne(0);
-  EXPECT_TRUE(ProgressOf(0, 1).ok());
-  EXPECT_CONTAINS(ProgressOf(0, 1 + kLater).message(), "posting a request");
+  const Status status = ProgressOf(0, 1);
+  EXPECT_EQ(status.code(), Code::kSystemError);
+  EXPECT_CONTAINS(status.message(), "rank 0: verbs: fake0:1: posting a request: Cannot allocate");
+  EXPECT_EQ(status.message().find("peer"), std::string::npos) << status.message();
+}
+
+// What a device says of this end accuses no peer, and needs no better report.
+TEST_F(VerbsTest, ADeviceThatCannotSendASlot) {
+  for (const Failure& failure : {Failure{IBV_WC_LOC_PROT_ERR, "local protection error"},
+                                 Failure{IBV_WC_LOC_QP_OP_ERR, "local QP operation error"}}) {
+    SCOPED_TRACE(failure.text);
+    Connect();
+    OpenLane();
+    fake::Get().FailNextSend(failure.status, false);
+    SendOne(0);
+    SendOne(1);
+    const Status status = ProgressOf(0, 1);
+    EXPECT_EQ(status.code(), Code::kSystemError);
+    EXPECT_CONTAINS(status.message(), "rank 0: verbs: fake0:1: it cannot send the slot at 0x");
+    EXPECT_CONTAINS(status.message(), failure.text);
+    EXPECT_EQ(status.message().find("peer"), std::string::npos) << status.message();
+    EXPECT_EQ(send_->TryAcquire().status().message(), status.message());
+    ends_.clear();
+  }
 }
 
 // Receives are posted before a peer may send, so it never finds none; if it did, it would say so.

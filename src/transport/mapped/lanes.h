@@ -89,6 +89,7 @@ class MappedSendLane final : public emulated::StampedSendLane {
   uint32_t index_ = 0;     // ticket_ % depth
   uint64_t released_ = 0;  // slices with lower numbers have been released by all consumers
   uint32_t made_ = 0;      // slots
+  uint32_t most_;          // slots: the depth, or those for which there was memory
   // Offsets of slots in the arena. The slot that was released last is still in the caches, so it is
   // taken first.
   std::vector<uint64_t> free_;

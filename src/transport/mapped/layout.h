@@ -135,6 +135,11 @@ constexpr size_t SlotsBytes(uint32_t slot_bytes, uint32_t depth) {
 // Slots of whole pages begin at pages.
 constexpr size_t SlotAlignment(size_t stride) { return stride % kPage == 0 ? kPage : 64; }
 constexpr size_t HeadersBytes(uint32_t depth) { return sizeof(SlotHeader) * depth; }
+// All that a producer needs for a lane: its headers, and its slots behind them.
+constexpr size_t LaneBytes(uint32_t slot_bytes, uint32_t depth) {
+  return RoundUp(HeadersBytes(depth), SlotAlignment(SlotStride(slot_bytes))) +
+         SlotsBytes(slot_bytes, depth);
+}
 constexpr size_t CreditBytes(uint32_t depth) { return RoundUp(8 + size_t{8} * depth, 64); }
 
 }  // namespace inccl::mapped

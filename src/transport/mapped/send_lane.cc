@@ -17,6 +17,7 @@ MappedSendLane::MappedSendLane(LaneSpec spec, SlotHeader* headers, Arena* arena,
       arena_(arena),
       scope_(scope),
       counters_(counters),
+      most_(spec_.depth),
       used_(spec_.depth) {
   for (const Peer& peer : peers) consumers_.push_back(Consumer{peer});
   free_.reserve(spec_.depth);
@@ -70,8 +71,12 @@ Result<bool> MappedSendLane::TakeSlot(uint64_t* slot) {
   if (free_.empty()) {
     if (Status status = CollectReleased(); !status.ok()) return status;
   }
-  if (free_.empty() && made_ < spec_.depth) {
-    if (Status status = MakeSlots(1); !status.ok()) return status;
+  if (free_.empty() && made_ < most_) {
+    Status status = MakeSlots(1);
+    // A step of a schedule fills up to half of a lane's slots before ranks wait for other lanes. So
+    // with half of them the lane can wait for those that its consumers give back.
+    if (!status.ok() && 2 * made_ < spec_.depth) return status;
+    if (!status.ok()) most_ = made_;
   }
   if (free_.empty()) return false;
   *slot = free_.back();
@@ -136,7 +141,7 @@ Result<bool> MappedSendLane::Drained() {
 }
 
 void MappedSendLane::AppendHolders(bool everything, std::vector<int>* ranks) const {
-  const uint64_t slots = everything ? 0 : spec_.depth;
+  const uint64_t slots = everything ? 0 : most_;
   for (const Consumer& consumer : consumers_) {
     if (consumer.released + slots <= ticket_ && consumer.released != ticket_) {
       ranks->push_back(consumer.peer.rank);

@@ -20,6 +20,8 @@ constexpr uint8_t kRetries = 6;  // soft RoCE takes 7 for infinitely many
 constexpr uint8_t kNotReadyRetries = 6;
 constexpr uint8_t kNotReadyTimer = 20;  // 10 ms
 constexpr uint8_t kHopLimit = 255;
+// Failures so short that a string of them needs no memory: there may be none at the end.
+constexpr const char *kClosed = "closed", *kCallFailed = "a failed call";
 
 }  // namespace
 
@@ -134,12 +136,12 @@ void Peer::Abort() {
   ibv_qp_attr error{};
   error.qp_state = IBV_QPS_ERR;
   (void)(device_->ibv().ibv_modify_qp)(queue_pair_.get(), &error, IBV_QP_STATE);
-  Fail("a call of this rank has failed");
+  Fail(kCallFailed);
 }
 
 void Peer::Close() {
   if (queue_pair_ == nullptr) return;
-  if (failure_.empty()) failure_ = "this rank has closed the connection";
+  if (failure_.empty()) failure_ = kClosed;
   queue_pair_.reset();
 }
 

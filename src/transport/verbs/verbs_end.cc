@@ -220,7 +220,7 @@ Status VerbsEnd::Handle(size_t rail, const ibv_wc& completion) {
   if (found == by_queue_pair_.end()) return Status::Ok();
   Peer* const peer = found->second;
   if (completion.status != IBV_WC_SUCCESS) {
-    peer->OnFailure(completion.status);
+    peer->OnFailure(completion.wr_id, completion.status);
     return Status::Ok();
   }
   if (completion.wr_id == 0)

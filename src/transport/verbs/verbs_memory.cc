@@ -145,6 +145,13 @@ bool CallerMemory::Holds(const std::byte* data, size_t bytes) const {
   return Find(data, bytes) != nullptr;
 }
 
+std::string CallerMemory::RegistrationOf(const std::byte* data, size_t bytes) const {
+  const MutexLock lock(&mutex_);
+  const Entry* const entry = Find(data, bytes);
+  if (entry == nullptr) return "";
+  return fmt::format("{} to {}", fmt::ptr(entry->begin), fmt::ptr(entry->end));
+}
+
 void CallerMemory::OnReplace(const std::byte* begin, const std::byte* end) {
   const MutexLock lock(&mutex_);
   for (Entry& entry : entries_) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/mutex.h"
@@ -37,6 +38,9 @@ class CallerMemory final : public FreeObserver {
 
   // True if the devices can read this memory, until another thread frees or replaces it.
   bool Holds(const std::byte* data, size_t bytes) const;
+  // The registration that has this memory, for messages: "0x10 to 0x20"; "" if there is none (any
+  // more).
+  std::string RegistrationOf(const std::byte* data, size_t bytes) const;
   // Calls post(key) with the key by which a device, by its number, reads this memory. The
   // registration does not end before `post` has returned. Returns false if there is none (any
   // more).

@@ -17,6 +17,22 @@ namespace {
 constexpr Time kLostAfter = kSecond;
 constexpr Time kProbeAfter = kSecond;
 
+// Of a request to send; other errors are the peer's or the network's, or follow an earlier one.
+bool IsOfThisEnd(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_LOC_LEN_ERR:
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+    case IBV_WC_FATAL_ERR: return true;
+    default: return false;
+  }
+}
+
+std::string MemoryAt(const std::byte* data, uint32_t bytes, bool of_gpu) {
+  return fmt::format("{} bytes at {}{}", bytes, fmt::ptr(data), of_gpu ? " of a GPU" : "");
+}
+
 LaneSpec InboxSpec(int producer, int consumer) {
   return {.producer = producer,
           .consumers = {consumer},
@@ -157,7 +173,7 @@ bool Peer::Post(ibv_send_wr* request, ibv_wr_opcode opcode) {
   ibv_send_wr* bad = nullptr;
   const int error = ibv_post_send(queue_pair_.get(), request, &bad);
   if (error != 0) {
-    Fail(fmt::format("posting a request: {}", std::strerror(error)));
+    FailHere(Code::kSystemError, fmt::format("posting a request: {}", std::strerror(error)));
     return false;
   }
   ++posted_;
@@ -189,10 +205,12 @@ void Peer::PostSlice(SendEnd* end, uint64_t slice) {
     posted = Post(&request);
   });
   if (!in_place && (header->credit_lane & kUnread) != 0 && from != nullptr) {
-    Fail("memory of a GPU was freed while a call was sending it");
+    FailHere(Code::kInvalidUsage, fmt::format("{} were freed while a call was sending them",
+                                              MemoryAt(from, bytes, true)));
   } else if (!in_place) {
     // The registration has ended since SendsFrom.
     if (from != nullptr) std::memcpy(end->slots.payload(slice), from, bytes);
+    under_way.from = nullptr;
     posted = Post(&request);
   }
   if (!posted) {
@@ -244,7 +262,9 @@ void Peer::ProbeIfQuiet(Time now, bool waiting) {
 Status Peer::Progress(Time now, bool all) {
   if (!failure_.empty()) {
     if (failed_at_ == 0) failed_at_ = now;
-    if (!lost_ && now - failed_at_ > kLostAfter) {
+    if (!here_.ok()) {
+      lost_ = true;
+    } else if (!lost_ && now - failed_at_ > kLostAfter) {
       lost_ = true;
       failure_ += PortTrouble();  // the device may learn of it after the request has failed
     }
@@ -275,13 +295,50 @@ void Peer::Fail(std::string why) {
   failure_ = std::move(why);
 }
 
+void Peer::FailHere(Code code, const std::string& why) {
+  if (!failure_.empty()) return;
+  Fail(why);
+  here_ = Status(code, fmt::format("rank {}: verbs: {}: {}", rank_, device_->name(), why));
+}
+
+void Peer::FailToSend(uint64_t request, const std::string& why) {
+  for (const std::unique_ptr<SendEnd>& end : send_ends_) {
+    for (size_t i = 0; i < end->under_way.size(); ++i) {
+      const SendEnd::Slot& slot = end->under_way[i];
+      if (slot.request != request) continue;
+      const std::byte* const frame = end->slots.frame(i);
+      const auto& header = *reinterpret_cast<const FrameHeader*>(frame);
+      const bool of_gpu = (header.credit_lane & kUnread) != 0;
+      if (slot.from == nullptr || header.bytes == 0) {
+        return FailHere(Code::kSystemError, fmt::format("it cannot send the slot at {} of {}: {}",
+                                                        fmt::ptr(frame), Describe(end->spec), why));
+      }
+      const std::string what = MemoryAt(slot.from, header.bytes, of_gpu);
+      const std::string registration = memory_->RegistrationOf(slot.from, header.bytes);
+      if (registration.empty()) {
+        return FailHere(Code::kInvalidUsage,
+                        fmt::format("{} were freed or deregistered while a call was sending them: "
+                                    "{}",
+                                    what, why));
+      }
+      return FailHere(Code::kSystemError,
+                      fmt::format("it cannot read {}, of memory registered from {}, which a call "
+                                  "sends in place: {}",
+                                  what, registration, why));
+    }
+  }
+  FailHere(Code::kSystemError, why);
+}
+
 std::string Peer::PortTrouble() const {
   const std::string port = device_->PortTrouble();
   return port.empty() ? "" : "; " + port;
 }
 
-void Peer::OnFailure(ibv_wc_status status) {
+// Receives have the request 0.
+void Peer::OnFailure(uint64_t request, ibv_wc_status status) {
   std::string why = (device_->ibv().ibv_wc_status_str)(status);
+  if (request != 0 && IsOfThisEnd(status)) return FailToSend(request, why);
   if (status == IBV_WC_RETRY_EXC_ERR) {
     why += " (its process or host has gone, or the network between the devices is interrupted)";
   }
@@ -290,6 +347,7 @@ void Peer::OnFailure(ibv_wc_status status) {
 
 Status Peer::Lost() const {
   if (!lost_) return Status::Ok();
+  if (!here_.ok()) return here_;
   return RemoteError(fmt::format("{} is lost: {}", name_, failure_));
 }
 

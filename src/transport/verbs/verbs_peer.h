@@ -67,7 +67,7 @@ class Peer {
   // not send.
   Status OnMessage(uint32_t immediate, uint32_t bytes);
   void OnSent(uint64_t request) { completed_ = request; }
-  void OnFailure(ibv_wc_status status);
+  void OnFailure(uint64_t request, ibv_wc_status status);
 
   // Posts what waits for room. With `all`, because the rank waits, also the credits of less than
   // half a lane, and a probe of a quiet connection.
@@ -83,7 +83,7 @@ class Peer {
     return !failure_.empty() || (!unsent() && completed_ >= last_slice_);
   }
   // kRemoteError, some time after the connection failed, so that a more precise report from the
-  // control connection can come first.
+  // control connection can come first; at once where the cause lies at this end, which it names.
   Status Lost() const;
   // The device no longer touches memory for this peer, who learns of it.
   void Abort();
@@ -120,6 +120,10 @@ class Peer {
   // Joins the grant of this number and the end that this rank has opened. Returns what is wrong.
   std::string Join(size_t number, SendEnd* end);
   void Fail(std::string why);
+  // No peer and no network is to blame.
+  void FailHere(Code code, const std::string& why);
+  // What a device could not send that reports a fault of this end.
+  void FailToSend(uint64_t request, const std::string& why);
   std::string PortTrouble() const;
 
   const int rank_, peer_;
@@ -149,6 +153,7 @@ class Peer {
   uint32_t trial_bytes_ = 0;
   bool trial_arrived_ = false;
   std::string failure_;
+  Status here_;  // the failure, if its cause lies at this end
   Time failed_at_ = 0;
   bool lost_ = false;
   bool dropped_ = false;  // slices were under way when the connection failed

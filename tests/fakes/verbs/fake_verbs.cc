@@ -27,7 +27,8 @@
 namespace inccl::test::fake_verbs {
 namespace {
 
-// A queue that stops allocating once it has had its greatest length.
+// A queue that stops allocating once it has had its greatest length, and does not begin before it
+// has some: tests end without memory.
 template <typename T>
 class Ring {
  public:
@@ -50,7 +51,7 @@ class Ring {
   void clear() { size_ = 0; }
 
  private:
-  std::vector<T> items_;
+  std::vector<T> items_ = std::vector<T>(64);
   size_t head_ = 0, size_ = 0;
 };
 
@@ -123,6 +124,7 @@ struct Fabric {
   Machine machine = Standard();
   std::vector<std::unique_ptr<FakeDevice>> devices;
   std::map<uint32_t, FakeQp*> pairs;
+  std::vector<FakeQp*> busy;  // has room for all, because tests end without memory
   std::map<uint32_t, FakeMr*> regions;
   std::map<ibv_context*, int> domains;  // of each context
   uint32_t next_number = 100, next_key = 1000;
@@ -311,7 +313,8 @@ Outcome CarryOut(FakeQp* qp) {
 // A random step of a random queue pair. Returns false if there is none.
 bool Step() {
   Fabric& f = fabric();
-  std::vector<FakeQp*> busy;
+  std::vector<FakeQp*>& busy = f.busy;
+  busy.clear();
   for (const auto& [number, qp] : f.pairs) {
     if (!qp->queue.empty() || !qp->to_report.empty()) busy.push_back(qp);
   }
@@ -350,9 +353,9 @@ void RunAll() {
   Fabric& f = fabric();
   f.work.notify_one();
   if (f.machine.in_thread) return;
-  std::vector<FakeQp*> all;
-  for (const auto& [number, qp] : f.pairs) all.push_back(qp);
-  for (FakeQp* const qp : all) RunPair(qp);
+  f.busy.clear();
+  for (const auto& [number, qp] : f.pairs) f.busy.push_back(qp);
+  for (FakeQp* const qp : f.busy) RunPair(qp);
 }
 
 int PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
@@ -800,6 +803,7 @@ ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* init) {
   qp->most = init->cap.max_send_wr;
   qp->most_pieces = std::min(init->cap.max_send_sge, 2u);
   f.pairs[qp->base.qp_num] = qp;
+  f.busy.reserve(f.pairs.size());
   return Made(qp);
 }
 
@@ -838,6 +842,8 @@ int ibv_destroy_qp(ibv_qp* qp) {
 
 const char* ibv_wc_status_str(ibv_wc_status status) {
   switch (status) {
+    case IBV_WC_LOC_QP_OP_ERR: return "local QP operation error";
+    case IBV_WC_LOC_PROT_ERR: return "local protection error";
     case IBV_WC_RETRY_EXC_ERR: return "transport retry counter exceeded";
     case IBV_WC_RNR_RETRY_EXC_ERR: return "RNR retry counter exceeded";
     case IBV_WC_REM_ACCESS_ERR: return "remote access error";
