@@ -188,7 +188,9 @@ Result<Mesh> JoinWithId(const UniqueId& id, const JoinOptions& options) {
   Result<Key> key = DeriveKey(id.secret.bytes(), options.secret_file, id.nonce);
   if (!key.ok()) return OfRank(options, key.status());
   RootTarget target;
-  for (const UniqueIdAddress& address : id.addresses) {
+  std::vector<UniqueIdAddress> addresses = id.addresses;
+  SetScopes(options.socket_ifname, &addresses);
+  for (const UniqueIdAddress& address : addresses) {
     target.addresses.push_back(SocketAddress::Tcp(address));
   }
   return Join(target,

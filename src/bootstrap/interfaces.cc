@@ -164,6 +164,21 @@ Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view given) {
   return std::move(chosen->addresses);
 }
 
+void SetScopes(std::string_view given, std::vector<UniqueIdAddress>* addresses) {
+  const auto is_link_local = [](const UniqueIdAddress& address) {
+    in6_addr in{};
+    std::memcpy(&in, address.address.data(), sizeof in);
+    return address.family == 6 && IN6_IS_ADDR_LINKLOCAL(&in);
+  };
+  if (std::none_of(addresses->begin(), addresses->end(), is_link_local)) return;
+  const Result<Chosen> chosen = ChooseInterface(given);
+  const unsigned int index = chosen.ok() ? if_nametoindex(chosen->interface.c_str()) : 0;
+  if (index == 0) return;
+  for (UniqueIdAddress& address : *addresses) {
+    if (is_link_local(address)) address.scope = static_cast<uint16_t>(index);
+  }
+}
+
 uint32_t LinkMbps(std::string_view pattern) {
   const Result<Chosen> chosen = ChooseInterface(pattern);
   if (!chosen.ok() || chosen->interface.size() >= IFNAMSIZ) return 0;

@@ -25,6 +25,11 @@ bool MatchesInterface(std::string_view pattern, std::string_view name);
 // nothing matches another pattern, a kInvalidUsage lists the candidates.
 Result<std::vector<UniqueIdAddress>> ChooseAddresses(std::string_view pattern);
 
+// Link-local IPv6 addresses of other hosts are reached through the interface that the pattern
+// selects here: its index becomes their scope, in the place of the index on the host they come
+// from.
+void SetScopes(std::string_view pattern, std::vector<UniqueIdAddress>* addresses);
+
 // The rate of the link of that interface in Mbit/s, as its driver says; 0 if it does not know.
 uint32_t LinkMbps(std::string_view pattern);
 

@@ -103,7 +103,9 @@ Result<std::vector<LinkPlan>> PlanMesh(const JoinOptions& options, const RankTab
           "reach",
           NameOf(self), NameOf(record), NameOf(server)));
     }
-    for (const UniqueIdAddress& address : server.mesh_addresses) {
+    std::vector<UniqueIdAddress> addresses = server.mesh_addresses;
+    SetScopes(options.socket_ifname, &addresses);
+    for (const UniqueIdAddress& address : addresses) {
       plan.addresses.push_back(SocketAddress::Tcp(address));
     }
   }

@@ -96,7 +96,9 @@ std::string SocketAddress::ToString() const {
   if (storage.ss_family == AF_INET6) {
     const auto* const in = reinterpret_cast<const sockaddr_in6*>(&storage);
     inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text);
-    return fmt::format("[{}]:{}", text, ntohs(in->sin6_port));
+    const std::string scope =
+        IN6_IS_ADDR_LINKLOCAL(&in->sin6_addr) ? fmt::format("%{}", in->sin6_scope_id) : "";
+    return fmt::format("[{}{}]:{}", text, scope, ntohs(in->sin6_port));
   }
   constexpr size_t kPathAt = offsetof(sockaddr_un, sun_path) + 1;
   if (length <= kPathAt) return "unix socket";

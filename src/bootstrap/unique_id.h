@@ -9,7 +9,8 @@
 //        5    1  flags; bit 0: joining needs the content of a secret file too
 //        6    2  number of addresses, 0 to 2
 //        8   44  two addresses of 22 bytes: family u16 (4, 6; 0: none), address 16 (IPv4: the first
-//                4), port u16, scope u16 (the interface index of a link-local IPv6 address)
+//                4), port u16, scope u16 (the interface index of a link-local IPv6 address
+//                on the host that made the id)
 //       52   16  nonce, public
 //       68   32  secret
 //      100    4  CRC-32C of the bytes before

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstring>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -249,6 +250,35 @@ TEST_F(NetworkInitTest, Row20_AnAddressThatCannotBeBoundIsLeftOut) {
     EXPECT_EQ(hosts().Run(host, {"ip", "-6", "address", "show", "tentative"}, &output), 0);
     EXPECT_NE(output.find("fd77:1::1"), std::string::npos) << output;
   }
+  ProcessWorld& world = Start(1, kNetworkModes[0], CreateAndSum);
+  ExpectJoined(world);
+}
+
+// Hosts that have addresses of their link only, whose interface has another index on each.
+TEST_F(NetworkInitTest, Row20_AddressesOfTheLinkOnly) {
+  ForRow("20", "tcp");
+  MakeHosts(3);
+  if (!hosts().has_ipv6()) GTEST_SKIP() << "no IPv6 here";
+  std::set<std::string> indices;
+  for (int host = 0; host < 3; ++host) {
+    std::string output;
+    // A bridge in the place of the interface, behind as many others as the host's number.
+    std::string commands =
+        "ip -4 address flush dev e0 && ip -6 address flush dev e0 && "
+        "mac=$(ip -o link show e0 | sed 's/.*ether \\([^ ]*\\).*/\\1/') && "
+        "ip link set e0 down && ip link set e0 name wire";
+    for (int other = 0; other < host; ++other) {
+      commands += fmt::format(" && ip link add other{} type bridge", other);
+    }
+    commands += fmt::format(
+        " && ip link add e0 address $mac type bridge && ip link set wire master e0 && "
+        "ip link set wire up && ip link set e0 up && ip -6 address flush dev e0 && "
+        "ip address add fe80::77:{}/64 dev e0 nodad && ip -o link show e0 | cut -d: -f1",
+        host + 1);
+    ASSERT_EQ(hosts().Run(host, {"sh", "-c", commands}, &output), 0) << output;
+    indices.insert(output);
+  }
+  EXPECT_EQ(indices.size(), 3u) << "a wrong scope would not show";
   ProcessWorld& world = Start(1, kNetworkModes[0], CreateAndSum);
   ExpectJoined(world);
 }

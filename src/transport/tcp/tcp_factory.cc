@@ -123,6 +123,7 @@ Status TcpFactory::Attach(Peer* peer, std::span<const std::byte> payload) {
     return InternalError(
         fmt::format("tcp: peer rank {} sent no address to connect to", peer->info.rank));
   }
+  bootstrap::SetScopes(options_.interfaces, &theirs);
   peers_[peer->info.rank] = {.name = NameOf(peer->info), .addresses = std::move(theirs)};
   return Status::Ok();
 }
