@@ -23,6 +23,7 @@ constexpr Time kMostPatience = 64 * kSecond;  // the kernel forgets a connection
                                               // the peer's queue, and does not tell this rank
 constexpr Time kPause = 2 * kMillisecond;
 constexpr Time kUnreachablePause = 100 * kMillisecond;
+constexpr Time kSocketGrace = kSecond;  // for other threads to close descriptors
 constexpr int kMostRejections = 3;
 
 // Whether the other end has closed the connection, with nothing left to read.
@@ -164,11 +165,10 @@ Status LinkAttempt::Connect() {
     Pause(kPause);
     return Status::Ok();
   }
-  if (IsLack(error)) {  // other threads may close descriptors
-    last_failure_ = fmt::format("{}: no socket: {}", target().ToString(), SocketErrorText(error));
-    if (terms_->patient && now - unreachable_since_ >= terms_->timeout_ms * kMillisecond) {
-      return SystemError(
-          fmt::format("no connection within {} ms; {}", terms_->timeout_ms, last_failure_));
+  if (IsLack(error)) {
+    last_failure_ = fmt::format("no socket to {}: {}", target().ToString(), SocketErrorText(error));
+    if (terms_->patient && now - unreachable_since_ > kSocketGrace) {
+      return SystemError(last_failure_);
     }
     Pause(kUnreachablePause);
     return Status::Ok();

@@ -264,7 +264,7 @@ TEST_F(TcpConnect, TooFewDescriptorsAreAnErrorAtEitherEnd) {
     EXPECT_EQ(status.code(), Code::kSystemError);
     const std::string& error = status.message();
     EXPECT_NE(
-        error.find(accepts ? "peer 2@host:1: accept: " : "peer 1@host:1: socket to 127.0.0.1:"),
+        error.find(accepts ? "peer 2@host:1: accept: " : "peer 1@host:1: no socket to 127.0.0.1:"),
         std::string::npos)
         << error;
     EXPECT_NE(error.find("Too many open files"), std::string::npos) << error;
