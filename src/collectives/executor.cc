@@ -321,18 +321,29 @@ Result<bool> CollectiveRequest::RunSlice(const BoundStrand& strand, StrandState*
   return true;
 }
 
-Result<int> CollectiveRequest::Advance(int budget) {
-  int ran = 0;
-  const std::vector<BoundStrand>& strands = call_.program->strands;
-  for (size_t i = 0; i < strands.size(); ++i) {
-    StrandState& state = strands_[i];
-    while (!state.finished && ran < budget) {
-      Result<bool> progressed = RunSlice(strands[i], &state);
-      if (!progressed.ok()) return progressed.status();
-      if (!*progressed) break;
-      ++ran;
-    }
+Status CollectiveRequest::RunStrand(const BoundStrand& strand, int budget, StrandState* state,
+                                    int* ran) {
+  while (!state->finished && *ran < budget) {
+    Result<bool> progressed = RunSlice(strand, state);
+    if (!progressed.ok()) return progressed.status();
+    if (!*progressed) break;
+    ++*ran;
+    if (call_.turns && !state->placed) break;
   }
+  return Status::Ok();
+}
+
+Result<int> CollectiveRequest::Advance(int budget) {
+  int ran = 0, before = 0;
+  const std::vector<BoundStrand>& strands = call_.program->strands;
+  do {
+    before = ran;
+    for (size_t i = 0; i < strands.size(); ++i) {
+      if (Status status = RunStrand(strands[i], budget, &strands_[i], &ran); !status.ok()) {
+        return status;
+      }
+    }
+  } while (call_.turns && ran > before && ran < budget);
   if (unfinished_ == 0 && !zero_copy_lanes_.empty()) {
     if (Status status = AwaitReaders(); !status.ok()) return status;
   }

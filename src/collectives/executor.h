@@ -33,6 +33,9 @@ struct RequestArgs {
   MemoryHandle registered_input = {}, registered_output = {};
   // The output, from which peers read the parts of the result that this rank has made.
   MemoryHandle registered_result = {};
+  // Strands take turns at a group of a step's slices, so that peers read slices soon after this
+  // rank has written them. Otherwise each strand runs as far as it can.
+  bool turns = false;
   bool until_read = false;  // the call does not end before the peers have read its slices
   // Lanes may send elements from the caller's input and output. In place, input may be sent only if
   // no result of an element comes before the rank's own part of it has arrived at its consumers.
@@ -103,6 +106,8 @@ class CollectiveRequest final : public Request {
   bool WaitsDone(const BoundStrand& strand, const StrandState& state) const;
   // Returns true if the step ran or its completion completed.
   Result<bool> RunSlice(const BoundStrand& strand, StrandState* state);
+  // A strand's turn. Adds the slices that ran to *ran, which does not exceed the budget.
+  Status RunStrand(const BoundStrand& strand, int budget, StrandState* state, int* ran);
   Result<bool> FillTerms(const BoundStrand& strand, const BoundStep& step, const Range& range,
                          uint32_t tag, StrandState* state);
   Result<bool> FillInput(const BoundStrand& strand, const BoundOperand& operand, const Range& range,

@@ -256,12 +256,14 @@ Status CollectiveRunner::RunPlan(const Call& call, Engine* engine, const PlanCac
                   .registered_input = zero_copy_.input(),
                   .registered_output = zero_copy_.output(),
                   .registered_result = zero_copy_.result(),
+                  .turns = non_temporal_slots && moved >= kLeastTurns,
                   .until_read = way.until_read,
                   .sends_input = SendsInput(call, plan.choice.algorithm),
                   .sends_output = engine == nullptr,
                   .on_device = engine != nullptr});
   // Calls with zero copy hardly use slots.
-  const bool learns = non_temporal_slots && StorePolicy::Learns(moved) && !zero_copy_.any();
+  const bool learns =
+      non_temporal_slots && StorePolicy::Learns(moved, one_way) && !zero_copy_.any();
   const Time start = learns ? SystemClock().Now() : 0;
   status = progress_.Run(&request_, observer);
   if (learns) stores.Learn(moved, one_way, way, SystemClock().Now() - start);

@@ -154,6 +154,12 @@ bool IdentityState::IsNonTemporal(const Term& output) const {
 
 void IdentityState::Copy(const std::byte* in, uint32_t first, uint32_t end,
                          std::span<const Term> outputs) const {
+  if (outputs.size() == 2 && end - first >= kLeastStreamed && outputs[0].data != in &&
+      outputs[1].data != in &&
+      CopyToBoth({outputs[0].data + first, IsNonTemporal(outputs[0])},
+                 {outputs[1].data + first, IsNonTemporal(outputs[1])}, in + first, end - first)) {
+    return;
+  }
   const uint32_t tile = outputs.size() == 1 ? end - first : kTileBytes;
   for (uint32_t at = first; at < end; at += std::min(tile, end - at)) {
     const uint32_t length = std::min(tile, end - at);

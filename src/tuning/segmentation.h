@@ -19,6 +19,9 @@ inline constexpr uint16_t kDataDepth = 4;  // slots of a data lane
 // Slices of a chunk that a step handles before the next step: no more than the slots of a lane that
 // has found memory for half of them only.
 inline constexpr uint32_t kSlicesPerStep = kDataDepth / 2;
+// Calls that move fewer bytes find in their caches what they have written, without turns
+// (RequestArgs::turns).
+inline constexpr uint64_t kLeastTurns = uint64_t{4} << 20;
 
 Chunking CutCall(const CollectiveArgs& call, const Codec& codec, int channels,
                  uint32_t slice_bytes);

@@ -20,10 +20,13 @@ namespace inccl {
 // kind of store in the same call.
 class StorePolicy {
  public:
-  static constexpr uint64_t kLeast = 32 * 1024;         // smaller: ordinary stores
-  static constexpr uint64_t kMost = uint64_t{4} << 20;  // from here on: non-temporal stores
-  static constexpr uint32_t kProbe = 32;                // one call in this many tries the other
-                                                        // kind of store
+  static constexpr uint64_t kLeast = 32 * 1024;          // smaller: ordinary stores
+  static constexpr uint64_t kLarge = uint64_t{4} << 20;  // from here on: non-temporal stores if
+                                                         // nothing is known, or one way
+  static constexpr uint64_t kMost = uint64_t{64} << 20;  // from here on: non-temporal stores
+  // One call in this many tries the other kind of store; of a size with kFarProbe calls one in
+  // kFarProbe, if that takes half as long again.
+  static constexpr uint32_t kProbe = 32, kFarProbe = 256;
   static constexpr uint32_t kCold = 4;  // calls that may be the first to touch their slots
 
   struct Choice {
@@ -37,7 +40,9 @@ class StorePolicy {
   // Whether non-temporal stores have been faster so far; for calls that Learn does not see.
   bool NonTemporal(uint64_t bytes) const;
   // Whether Learn uses the time of such a call.
-  static bool Learns(uint64_t bytes) { return bytes >= kLeast && bytes < kMost; }
+  static bool Learns(uint64_t bytes, bool one_way) {
+    return bytes >= kLeast && bytes < (one_way ? kLarge : kMost);
+  }
   // Takes the time of a call that has followed Choose's choice.
   void Learn(uint64_t bytes, bool one_way, const Choice& way, Time took);
 
@@ -48,7 +53,7 @@ class StorePolicy {
   };
   static size_t Place(uint64_t bytes);
 
-  std::array<Size, 7> sizes_;  // by powers of two
+  std::array<Size, 11> sizes_;  // by powers of two
 };
 
 }  // namespace inccl

@@ -36,7 +36,7 @@ struct Scenario {
   int nranks, root, channels;
   bool hbi, side_one_shot, in_place, late_engine, multicast;
   ZeroCopy zero_copy;
-  bool noticed_soon, sends_from_caller;
+  bool noticed_soon, sends_from_caller, turns;
   uint64_t count, window_elements;
   uint32_t slice_elements, group;
   uint16_t depth;
@@ -70,6 +70,7 @@ struct Scenario {
     s.noticed_soon = rng->Below(2) == 0;
     s.zero_copy = can_register ? static_cast<ZeroCopy>(rng->Below(3)) : ZeroCopy::kNothing;
     s.sends_from_caller = s.zero_copy == ZeroCopy::kNothing && rng->Below(2) == 0;
+    s.turns = rng->Below(2) == 0;
     s.count = rng->Below(4) == 0 ? rng->Below(3) : rng->Below(12000);
     s.window_elements = s.hbi ? kWindow : kSuperblock * (1 + rng->Below(20));
     s.slice_elements = static_cast<uint32_t>(kSuperblock * (1 + rng->Below(4)));
@@ -115,6 +116,7 @@ struct Scenario {
            " depth=" + std::to_string(depth) + " group=" + std::to_string(group) +
            (hbi ? " hbi" : " none") + (in_place ? " in-place" : "") + (late_engine ? " late" : "") +
            (multicast ? " multicast" : " unicast") + (sends_from_caller ? " from-caller" : "") +
+           (turns ? " turns" : "") +
            (zero_copy == ZeroCopy::kNothing  ? ""
             : zero_copy == ZeroCopy::kOfHost ? " registered"
                                              : " registered, of a device");
@@ -360,6 +362,7 @@ class Simulation {
          .registered_input = r->registered_input,
          .registered_output = host ? r->registered_output : MemoryHandle{},
          .registered_result = host ? MemoryHandle{} : r->registered_output,
+         .turns = s.turns,
          .sends_input = !s.in_place || TraitsOf(s.algorithm).one_owner,
          .sends_output = true});
     return r;

@@ -200,37 +200,29 @@ TEST(ExecutorTest, EveryScheduleMovesTheRightElements) {
   }
 }
 
-// One rank's broadcast of a single slice from rank 0 to rank 1, run step by step.
-struct Broadcast {
-  Broadcast(int rank, Transport* transport, bool until_read) : lanes(transport), task(&engine) {
-    Result<Schedule> schedule = MakeSchedule(
-        {{.collective = Collective::kBroadcast, .nranks = 2, .rank = rank}, Algorithm::kTwoShot});
+// One rank's call on slices of a superblock, run step by step.
+struct Stepped {
+  Stepped(const CollectiveArgs& args, Transport* transport, bool until_read, bool turns = false)
+      : lanes(transport), task(&engine) {
+    Result<Schedule> schedule = MakeSchedule({args, Algorithm::kTwoShot});
     Result<std::unique_ptr<Program>> bound =
-        Bind(*std::move(schedule), {.data_bytes = 4096, .data_depth = 2}, &lanes);
+        Bind(*std::move(schedule), {.data_bytes = 4096, .data_depth = 4}, &lanes);
     program = *std::move(bound);
-    EXPECT_TRUE(codec
-                    ->Begin({.collective = Collective::kBroadcast,
-                             .type = DataType::kInt32,
-                             .nranks = 2,
-                             .rank = rank,
-                             .count = values.size()})
-                    .ok());
-    if (rank == 0) std::fill(values.begin(), values.end(), 7);
+    EXPECT_TRUE(codec->Begin(args).ok());
+    std::fill(input.begin(), input.end(), 7 + args.rank);
     task.Start({.program = program.get(),
-                .chunking = Chunking(
-                    {{.collective = Collective::kBroadcast, .nranks = 2, .count = values.size()},
-                     kSuperblock,
-                     kSuperblock,
-                     kSuperblock}),
+                .chunking = Chunking({args, 8 * kSuperblock, kSuperblock, kSuperblock, 2}),
                 .codec = codec.get(),
-                .input = reinterpret_cast<const std::byte*>(values.data()),
-                .output = reinterpret_cast<std::byte*>(values.data()),
+                .input = reinterpret_cast<const std::byte*>(input.data()),
+                .output = reinterpret_cast<std::byte*>(output.data()),
                 .signature = 1,
+                .turns = turns,
                 .until_read = until_read});
   }
-  void Advance() { EXPECT_TRUE(task.Advance(64).ok()); }
+  void Advance(int budget = 64) { EXPECT_TRUE(task.Advance(budget).ok()); }
 
-  std::vector<int32_t> values = std::vector<int32_t>(100);
+  std::vector<int32_t> input = std::vector<int32_t>(4 * kSuperblock);
+  std::vector<int32_t> output = std::vector<int32_t>(8 * kSuperblock);
   std::unique_ptr<CodecState> codec = IdentityCodec()->NewState();
   CpuEngine engine;
   LaneTable lanes;
@@ -241,7 +233,11 @@ struct Broadcast {
 TEST(ExecutorTest, ACallUntilReadLastsUntilTheOthersHaveReleasedItsSlices) {
   for (const bool until_read : {false, true}) {
     std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(2);
-    Broadcast root(0, ends[0].get(), until_read), reader(1, ends[1].get(), false);
+    CollectiveArgs args{
+        .collective = Collective::kBroadcast, .type = DataType::kInt32, .nranks = 2, .count = 100};
+    Stepped root(args, ends[0].get(), until_read);
+    args.rank = 1;
+    Stepped reader(args, ends[1].get(), false);
     root.Advance();
     EXPECT_EQ(root.task.done(), !until_read);
     if (until_read) {
@@ -250,9 +246,36 @@ TEST(ExecutorTest, ACallUntilReadLastsUntilTheOthersHaveReleasedItsSlices) {
     }
     reader.Advance();
     EXPECT_TRUE(reader.task.done());
-    EXPECT_EQ(reader.values, root.values);
+    EXPECT_EQ(std::count(reader.output.begin(), reader.output.end(), 7), 100);
     root.Advance();
     EXPECT_TRUE(root.task.done());
+  }
+}
+
+// Both a credit for every slice and all of the peer's slices are there.
+TEST(ExecutorTest, StrandsTakeTurnsAtGroupsOfSlices) {
+  for (const bool turns : {false, true}) {
+    std::vector<std::unique_ptr<Transport>> ends = MakeLoopback(2);
+    CollectiveArgs args{.collective = Collective::kAllGather,
+                        .type = DataType::kInt32,
+                        .nranks = 2,
+                        .count = 4 * kSuperblock};
+    Stepped first(args, ends[0].get(), false, turns);
+    args.rank = 1;
+    Stepped second(args, ends[1].get(), false, turns);
+    second.Advance();
+    ASSERT_EQ(second.task.stats().slices, 4u);
+    const auto received = [&] {
+      return std::count(first.output.begin(), first.output.end(), 8) /
+             static_cast<int64_t>(kSuperblock);
+    };
+    first.Advance(3);
+    EXPECT_EQ(first.task.stats().slices, turns ? 2u : 3u);
+    EXPECT_EQ(received(), turns ? 1 : 0);
+    first.Advance();
+    EXPECT_EQ(first.task.stats().slices, 4u);
+    EXPECT_EQ(received(), 4);
+    EXPECT_TRUE(first.task.done());
   }
 }
 

@@ -31,16 +31,29 @@ TEST(StorePolicyTest, TakesTheFasterWayAndProbesTheOther) {
   for (const uint64_t bytes : {StorePolicy::kLeast, kMedium, StorePolicy::kMost - 1}) {
     StorePolicy near, far;
     const int calls = 10 * static_cast<int>(StorePolicy::kProbe) + 1;
-    EXPECT_EQ(Calls(&near, bytes, calls, 100, 200), 4 + 10);
-    EXPECT_EQ(Calls(&far, bytes, calls, 500, 100), calls - 4 - 10);
+    EXPECT_EQ(Calls(&near, bytes, calls, 100, 140), 4 + 10);
+    EXPECT_EQ(Calls(&far, bytes, calls, 140, 100), calls - 4 - 10);
   }
 }
 
+// A call that takes the other way costs most where that is much slower.
+TEST(StorePolicyTest, ProbesRarelyWhatIsMuchSlower) {
+  StorePolicy near, far;
+  constexpr int kFar = static_cast<int>(StorePolicy::kFarProbe);
+  constexpr int kSoon = kFar / static_cast<int>(StorePolicy::kProbe) - 1;
+  EXPECT_EQ(Calls(&near, kMedium, 3 * kFar + 1, 100, 200), 4 + kSoon + 3);
+  EXPECT_EQ(Calls(&far, kMedium, 3 * kFar + 1, 500, 100), 3 * kFar + 1 - 4 - kSoon - 3);
+}
+
 TEST(StorePolicyTest, NoticesAChange) {
-  StorePolicy writes;
-  Calls(&writes, kMedium, 100, 100, 200);
-  EXPECT_GT(Calls(&writes, kMedium, 200, 1000, 200), 150);
-  EXPECT_LT(Calls(&writes, kMedium, 200, 100, 200), 50);
+  constexpr int kFar = static_cast<int>(StorePolicy::kFarProbe);
+  for (const int before : {100, 3 * kFar}) {
+    StorePolicy writes;
+    Calls(&writes, kMedium, before, 100, 200);
+    EXPECT_GT(Calls(&writes, kMedium, 200, 1000, 200), 150);
+    EXPECT_LT(Calls(&writes, kMedium, 2 * kFar, 100, 200), kFar + 50);
+    EXPECT_EQ(Calls(&writes, kMedium, kFar, 100, 200), 1);
+  }
 }
 
 TEST(StorePolicyTest, OneSlowCallIsForgiven) {
@@ -63,6 +76,14 @@ TEST(StorePolicyTest, ColdCallsTeachNothing) {
   EXPECT_FALSE(writes.NonTemporal(kMedium));
 }
 
+TEST(StorePolicyTest, WhatIsUnknownTakesNonTemporalStoresIfItIsLarge) {
+  StorePolicy writes;
+  EXPECT_FALSE(writes.NonTemporal(StorePolicy::kLarge - 1));
+  EXPECT_TRUE(writes.NonTemporal(StorePolicy::kLarge));
+  Calls(&writes, StorePolicy::kLarge, 20, 100, 200);
+  EXPECT_FALSE(writes.NonTemporal(StorePolicy::kLarge));
+}
+
 TEST(StorePolicyTest, SizesLearnByThemselves) {
   StorePolicy writes;
   Calls(&writes, kMedium, 50, 500, 100);
@@ -83,10 +104,12 @@ TEST(StorePolicyTest, WhoOnlyWritesLearnsFromCallsThatAwaitTheReaders) {
     const Time slots_filled = way.non_temporal ? 50 : 20, all_read = way.non_temporal ? 100 : 500;
     writes.Learn(kMedium, true, way, way.until_read ? all_read : slots_filled);
   }
-  EXPECT_EQ(non_temporal, kCalls - 4 - 9)
-      << "the other way four times at first, then once in kProbe calls";
-  EXPECT_EQ(awaited, 8 + 9 + 10);
-  EXPECT_FALSE(writes.Choose(StorePolicy::kMost, true).until_read);
+  constexpr int kProbes = static_cast<int>(StorePolicy::kFarProbe / StorePolicy::kProbe);
+  EXPECT_EQ(non_temporal, kCalls - 4 - kProbes)
+      << "the other way four times at first, then once in kProbe calls, up to kFarProbe";
+  EXPECT_EQ(awaited, 8 + kProbes + 10);
+  EXPECT_FALSE(writes.Choose(StorePolicy::kLarge, true).until_read);
+  EXPECT_TRUE(writes.Choose(StorePolicy::kLarge, true).non_temporal);
   EXPECT_FALSE(writes.Choose(StorePolicy::kLeast - 1, true).until_read);
 }
 
