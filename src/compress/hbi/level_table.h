@@ -8,6 +8,8 @@
 
 namespace inccl::hbi {
 
+class RequantTable;
+
 // factor: fp32 of 65536 K / M; step: fp32 of M / K; average: fp32 of M / (K n). The steps are at
 // most FLT_MAX. All are 0 for codes without elements to code; the steps of kPoison are NaN.
 struct LevelTable {
@@ -22,10 +24,11 @@ struct LevelTable {
 
 // A choice of levels for a superblock. A plan consists of indices into Planner::points().
 struct Point {
-  uint32_t cost = 0;                   // eighths of a bit per element over the plan's hops
-  uint16_t k = 0, k2 = 0;              // 0: not coded
-  const LevelTable* sum = nullptr;     // table of k
-  const LevelTable* result = nullptr;  // table of k2
+  uint32_t cost = 0;                            // eighths of a bit per element over the plan's hops
+  uint16_t k = 0, k2 = 0;                       // 0: not coded
+  const LevelTable* sum = nullptr;              // table of k
+  const LevelTable* result = nullptr;           // table of k2
+  const RequantTable* codes_of_sums = nullptr;  // may be nullptr
   // Widths of fields in half-bits: of one contribution, of a complete sum, and of a result.
   uint8_t own_width = 0, sum_width = 0, result_width = 0;
 };

@@ -111,6 +111,10 @@ void Planner::AddPoint(uint32_t cost, uint32_t k, uint32_t k2) {
                      .own_width = static_cast<uint8_t>(Width(1, k)),
                      .sum_width = static_cast<uint8_t>(Width(contributions(), k)),
                      .result_width = static_cast<uint8_t>(Width(1, k2))});
+  if (!requantizes() || config_.unbiased || group() != 0) return;
+  if (k == 0 || !RequantTable::Fits(contributions(), k, k2)) return;
+  requant_tables_.push_back(std::make_unique<const RequantTable>(points_.back()));
+  points_.back().codes_of_sums = requant_tables_.back().get();
 }
 
 Planner::Planner(Collective collective, int nranks, const Config& config)

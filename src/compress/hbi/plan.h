@@ -17,6 +17,7 @@
 #include "compress/codec.h"
 #include "compress/hbi/config.h"
 #include "compress/hbi/level_table.h"
+#include "compress/hbi/requant_table.h"
 
 namespace inccl::hbi {
 
@@ -107,6 +108,7 @@ class Planner {
   int affordable_ = -1;  // the largest distance whose cost is in the budget of a superblock
   std::vector<std::unique_ptr<LevelTable>> tables_;
   std::vector<uint32_t> table_levels_;
+  std::vector<std::unique_ptr<const RequantTable>> requant_tables_;
 };
 
 }  // namespace inccl::hbi

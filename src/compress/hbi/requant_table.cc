@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compress/hbi/requant_table.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "compress/hbi/format.h"
+#include "compress/hbi/level_table.h"
+
+namespace inccl::hbi {
+
+RequantTable::Row RequantTable::MakeRow(const Point& point, uint32_t agreed, uint32_t own) {
+  // A float of kOne + i has the integer i in its bits. Adding to it rounds to nearest even.
+  constexpr float kOne = 12582912.0f + kRoundHalfUp;
+  constexpr int32_t kLeast = -static_cast<int32_t>(kMostSum) - 1;
+  const int32_t k2 = point.k2;
+  const float limit = static_cast<float>(65536 * k2);
+  const float step = point.sum->step[agreed], factor = point.result->factor[own];
+  Row row{};
+  for (uint32_t i = 0; i < kSums; ++i) {
+    const float value = static_cast<float>(kLeast + static_cast<int32_t>(i)) * step;
+    float fixed = value * factor;
+    fixed = fixed < -limit ? -limit : fixed;
+    fixed = fixed > limit ? limit : fixed;
+    const int32_t code = (std::bit_cast<int32_t>(fixed + kOne) - 0x4b400000) >> 16;
+    row[i ^ (kSums / 2)] = static_cast<uint8_t>(code + k2);  // modulo kSums
+  }
+  return row;
+}
+
+RequantTable::RequantTable(const Point& point) {
+  constexpr uint32_t kMiddle = 130;  // of the fine codes, a multiple of 5
+  for (uint32_t difference = 0; difference < kDifferences; ++difference) {
+    const size_t first = codes_.size();
+    for (uint32_t agreed = kMiddle; agreed < kMiddle + 5; ++agreed) {
+      const uint32_t own = agreed + difference - kMostBelowAgreed;
+      const Row row = MakeRow(point, agreed, own);
+      const auto same =
+          std::find(codes_.begin() + static_cast<std::ptrdiff_t>(first), codes_.end(), row);
+      rows_[KeyOf(agreed, own)] = static_cast<uint8_t>(same - codes_.begin());
+      if (same == codes_.end()) codes_.push_back(row);
+    }
+  }
+}
+
+}  // namespace inccl::hbi
