@@ -127,6 +127,7 @@ Bench::Bench(const Options& options, uint32_t bits8)
     planner_.Plan(words.data() + s * hbi::kWordBytes, {host_points_.data() + s, now}, &summary);
   }
   points_.Put(host_points_.data(), host_points_.size());
+  planner_.MakeTables();
   std::vector<cuda::LevelChoice> choices;
   for (const hbi::Point& point : planner_.points()) {
     const size_t at = 2 * choices.size() * sizeof(hbi::LevelTable);

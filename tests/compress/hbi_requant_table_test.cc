@@ -59,6 +59,7 @@ TEST(RequantTableTest, EveryCodeIsTheReference) {
 
 TEST(RequantTableTest, EveryPlanOfTwoRanks) {
   const Planner planner(Collective::kAllReduce, 2, Config{.bits8 = 48});
+  planner.MakeTables();
   int tables = 0;
   for (const Point& point : planner.points()) {
     if (point.codes_of_sums == nullptr) continue;

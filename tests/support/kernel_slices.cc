@@ -159,6 +159,7 @@ Slice::Slice(KernelTarget* target, const SliceCase& which, const hbi::Kernels& k
   context_.points = points_.data();
   target_words_ = std::make_unique<TargetBytes>(target, words_);
   target_points_ = std::make_unique<TargetBytes>(target, points_);
+  planner_.MakeTables();
   std::vector<hbi::LevelTable> tables;
   for (const hbi::Point& point : planner_.points()) {
     tables.push_back(*point.sum);

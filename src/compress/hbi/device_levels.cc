@@ -18,6 +18,7 @@ DeviceLevels::DeviceLevels(const Planner& planner) {
     }
     return at;
   };
+  planner.MakeTables();
   for (const Point& point : planner.points()) {
     levels_.push_back(
         {.k = point.k, .k2 = point.k2, .sum = index(point.sum), .result = index(point.result)});

@@ -107,7 +107,8 @@ double ErrorBound(const Planner& planner, const Point& point, uint8_t top, DataT
   double sum_limit = n * magnitude;
   double error = sum_limit;  // dropped: zero instead of the sum
   if (point.k != 0) {
-    const auto scale = [&point](double largest) { return ScaleAbove(largest * point.result->own); };
+    const float own = OwnScale(point.k2, planner.config().unbiased);
+    const auto scale = [own](double largest) { return ScaleAbove(largest * own); };
     const PartialSum sum = BoundOfSum(planner, point, magnitude, scale);
     if (!(sum.largest <= std::numeric_limits<float>::max())) return kInfinity;
     error = sum.error;
@@ -133,7 +134,8 @@ double RelativeErrorBound(const Planner& planner, const Point& point) {
   // M is at most a fifth of an octave above the magnitude, and the second M above what it covers of
   // the largest sum.
   const double fifth = std::exp2(0.2) * (1 + 0x1p-20), n = planner.contributions();
-  const auto scale = [&](double largest) { return fifth * largest * point.result->own; };
+  const float own = OwnScale(point.k2, planner.config().unbiased);
+  const auto scale = [&](double largest) { return fifth * largest * own; };
   const PartialSum sum = BoundOfSum(planner, point, fifth, scale);
   double error = sum.error / n;
   if (planner.requantizes()) {

@@ -10,15 +10,21 @@ namespace inccl::hbi {
 
 class RequantTable;
 
+// A block is scaled for its own codes as if its largest magnitude were multiplied by this: fp32 of
+// 2 K / (2 K + 1), since to nearest the last level is good for half a step beyond M; 1 where the
+// rounding is stochastic.
+inline float OwnScale(uint32_t k, bool unbiased) {
+  const double levels = 2.0 * k;
+  return k == 0 || unbiased ? 1.0f : static_cast<float>(levels / (levels + 1));
+}
+
 // factor: fp32 of 65536 K / M; step: fp32 of M / K; average: fp32 of M / (K n). The steps are at
 // most FLT_MAX. All are 0 for codes without elements to code; the steps of kPoison are NaN.
 struct LevelTable {
   float factor[256];
   float step[256];
   float average[256];
-  // A block is scaled for its own codes as if its largest magnitude were multiplied by this: fp32
-  // of 2 K / (2 K + 1), since to nearest the last level is good for half a step beyond M; 1 where
-  // the rounding is stochastic.
+  // OwnScale(K, ...).
   float own;
 };
 

@@ -25,8 +25,8 @@ const std::array<double, 256>& Magnitudes() {
   return magnitudes;
 }
 
-std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks, bool unbiased) {
-  auto table = std::make_unique<LevelTable>();
+void FillTable(uint32_t k, int nranks, bool unbiased, LevelTable* table) {
+  *table = {};
   const std::array<double, 256>& magnitudes = Magnitudes();
   if (k > 0) {
     const double levels = k, summed = levels * nranks;
@@ -38,9 +38,7 @@ std::unique_ptr<LevelTable> MakeTable(uint32_t k, int nranks, bool unbiased) {
     }
   }
   table->step[kPoison] = table->average[kPoison] = std::numeric_limits<float>::quiet_NaN();
-  const double levels = 2.0 * k;
-  table->own = k == 0 || unbiased ? 1.0f : static_cast<float>(levels / (levels + 1));
-  return table;
+  table->own = OwnScale(k, unbiased);
 }
 
 // 2^16 * 2^(-2 d / 5): M^2 of a block d below the top, over that of the top.
@@ -93,48 +91,81 @@ int EnergyExponent(uint32_t word) {
   return 2 * FifthOctaves(static_cast<int>(TopOf(word))) - kStepsAbove(energy);
 }
 
-const LevelTable* Planner::TableOf(uint32_t k) {
-  for (size_t i = 0; i < table_levels_.size(); ++i) {
-    if (table_levels_[i] == k) return tables_[i].get();
-  }
-  table_levels_.push_back(k);
-  tables_.push_back(MakeTable(k, nranks_, config_.unbiased));
-  return tables_.back().get();
+LevelTable* Planner::TableOf(uint32_t k) {
+  const auto found = std::find(table_levels_.begin(), table_levels_.end(), k);
+  const auto at = static_cast<size_t>(found - table_levels_.begin());
+  if (found == table_levels_.end()) table_levels_.push_back(k);
+  return &tables_[at];
 }
 
-void Planner::AddPoint(uint32_t cost, uint32_t k, uint32_t k2) {
-  points_.push_back({.cost = cost,
-                     .k = static_cast<uint16_t>(k),
-                     .k2 = static_cast<uint16_t>(k2),
-                     .sum = TableOf(k),
-                     .result = TableOf(k2),
-                     .own_width = static_cast<uint8_t>(Width(1, k)),
-                     .sum_width = static_cast<uint8_t>(Width(contributions(), k)),
-                     .result_width = static_cast<uint8_t>(Width(1, k2))});
-  if (!requantizes() || config_.unbiased || group() != 0) return;
-  if (k == 0 || !RequantTable::Fits(contributions(), k, k2)) return;
-  requant_tables_.push_back(std::make_unique<const RequantTable>(points_.back()));
-  points_.back().codes_of_sums = requant_tables_.back().get();
+void Planner::AddPoints(std::span<const HullPoint> choices) {
+  const size_t points = choices.size() + 1;
+  tables_ = std::make_unique_for_overwrite<LevelTable[]>(2 * points);  // touched as they are made
+  ready_ = std::make_unique<std::atomic<bool>[]>(points);
+  requant_tables_.resize(points);
+  const auto add = [this](uint32_t cost, uint32_t k, uint32_t k2) {
+    std::unique_ptr<RequantTable>& codes = requant_tables_[points_.size()];
+    const bool looks_up = requantizes() && !config_.unbiased && group() == 0 && k != 0 &&
+                          RequantTable::Fits(contributions(), k, k2);
+    if (looks_up) codes = std::make_unique_for_overwrite<RequantTable>();
+    points_.push_back({.cost = cost,
+                       .k = static_cast<uint16_t>(k),
+                       .k2 = static_cast<uint16_t>(k2),
+                       .sum = TableOf(k),
+                       .result = TableOf(k2),
+                       .codes_of_sums = codes.get(),
+                       .own_width = static_cast<uint8_t>(Width(1, k)),
+                       .sum_width = static_cast<uint8_t>(Width(contributions(), k)),
+                       .result_width = static_cast<uint8_t>(Width(1, k2))});
+  };
+  add(0, 0, 0);
+  for (const HullPoint& choice : choices) add(choice.cost, choice.k, choice.k2);
+  const MutexLock lock(&mutex_);
+  made_.resize(2 * points);
+}
+
+void Planner::MakeTable(const LevelTable* table) const {
+  const auto at = static_cast<size_t>(table - tables_.get());
+  if (made_[at]) return;
+  FillTable(table_levels_[at], nranks_, config_.unbiased, &tables_[at]);
+  made_[at] = true;
+}
+
+void Planner::MakeTables(size_t point) const {
+  if (ready_[point].load(std::memory_order_acquire)) return;
+  const MutexLock lock(&mutex_);
+  if (ready_[point].load(std::memory_order_relaxed)) return;
+  MakeTable(points_[point].sum);
+  MakeTable(points_[point].result);
+  if (requant_tables_[point] != nullptr) requant_tables_[point]->Make(points_[point]);
+  ready_[point].store(true, std::memory_order_release);
+}
+
+void Planner::MakeTables() const {
+  for (size_t point = 0; point < points_.size(); ++point) MakeTables(point);
 }
 
 Planner::Planner(Collective collective, int nranks, const Config& config)
     : collective_(collective), nranks_(nranks), config_(config) {
-  AddPoint(0, 0, 0);
   if (config.bits8 == 0) {
     const uint32_t k2 = collective == Collective::kAllReduce ? config.k2 : 0;
-    AddPoint(0, config.k, k2);
+    const HullPoint fixed{.k = static_cast<uint16_t>(config.k), .k2 = static_cast<uint16_t>(k2)};
+    AddPoints({&fixed, 1});
+    MakeTables();
     return;
   }
   const std::vector<HullPoint> hull = BuildHull(collective, nranks, config);
-  for (const HullPoint& point : hull) AddPoint(point.cost, point.k, point.k2);
+  AddPoints(hull);
+  MakeTables(kDead);
   by_distance_.resize(kDistances);
   cost_by_distance_.resize(kDistances);
   size_t taken = 0;
+  const int64_t budget8 = Budget8(1);
   for (int i = 0; i < kDistances; ++i) {
     while (taken + 1 < hull.size() && hull[taken + 1].threshold <= kFirstDistance + i) ++taken;
     by_distance_[static_cast<size_t>(i)] = static_cast<uint8_t>(taken + 1);
     cost_by_distance_[static_cast<size_t>(i)] = hull[taken].cost;
-    if (hull[taken].cost <= Budget8(1)) affordable_ = i;
+    if (hull[taken].cost <= budget8) affordable_ = i;
   }
 }
 
@@ -243,6 +274,8 @@ void Planner::Spend(const uint8_t* words, const Energies& energies, std::span<ui
     top[point] = std::max(top[point], static_cast<uint8_t>(TopOf(LoadWord(words, s))));
   }
   for (size_t p = kDead + 1; p < points_.size(); ++p) {
+    if (superblocks[p] == 0) continue;
+    MakeTables(p);
     summary->top[p] = std::max(summary->top[p], top[p]);
     if (points_[p].k == 0) summary->dropped += superblocks[p];
   }

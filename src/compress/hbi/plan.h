@@ -2,20 +2,23 @@
 //
 // The plan: the levels of each superblock of a window, derived from the side words alone by
 // integer arithmetic, so it is the same on every rank. Its tables depend on the collective, n and
-// the options, and are built once.
+// the options. Those of a choice of levels are made when a plan first has it.
 #ifndef INCCL_COMPRESS_HBI_PLAN_H_
 #define INCCL_COMPRESS_HBI_PLAN_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/team.h"
 #include "base/types.h"
 #include "compress/codec.h"
 #include "compress/hbi/config.h"
+#include "compress/hbi/hull.h"
 #include "compress/hbi/level_table.h"
 #include "compress/hbi/requant_table.h"
 
@@ -30,7 +33,7 @@ struct PlanSummary {
 // Fifths of an octave of the mean of M^2 over the blocks of a live superblock, rounded down.
 int EnergyExponent(uint32_t word);
 
-// Immutable; shared by all calls and threads.
+// Shared by all calls and threads.
 class Planner {
  public:
   static constexpr uint8_t kDead = 0;  // the point of a superblock that is not live
@@ -54,7 +57,9 @@ class Planner {
   uint32_t group() const {
     return collective_ == Collective::kAllReduce ? config_.GroupOf(nranks_) : 0;
   }
+  // Their tables are there if a plan has the point, or after MakeTables.
   std::span<const Point> points() const { return points_; }
+  void MakeTables() const;  // of all points
 
   // Sets the points of points.size() superblocks of one window (at most kWindow elements) from
   // their agreed side words. The window's total cost never exceeds its budget. Adds to `summary`.
@@ -69,8 +74,11 @@ class Planner {
   static constexpr int kFirstDistance = kFirstExponent - kMaxDelta;
   static constexpr int kDistances = kLastExponent + kMaxDelta + 1 - kFirstDistance + 1;
 
-  const LevelTable* TableOf(uint32_t k);
-  void AddPoint(uint32_t cost, uint32_t k, uint32_t k2);
+  // The place of the table of k levels.
+  LevelTable* TableOf(uint32_t k);
+  void AddPoints(std::span<const HullPoint> choices);
+  void MakeTables(size_t point) const;
+  void MakeTable(const LevelTable* table) const INCCL_REQUIRES(mutex_);
   // The live superblocks of a window.
   struct Energies {
     static constexpr uint16_t kNotLive = 0xffff;
@@ -106,9 +114,13 @@ class Planner {
   std::vector<uint8_t> by_distance_;
   std::vector<uint32_t> cost_by_distance_;
   int affordable_ = -1;  // the largest distance whose cost is in the budget of a superblock
-  std::vector<std::unique_ptr<LevelTable>> tables_;
+  std::unique_ptr<LevelTable[]> tables_;  // of table_levels_; see made_
   std::vector<uint32_t> table_levels_;
-  std::vector<std::unique_ptr<const RequantTable>> requant_tables_;
+  std::vector<std::unique_ptr<RequantTable>> requant_tables_;  // by point
+  // By point: its tables are made.
+  std::unique_ptr<std::atomic<bool>[]> ready_;
+  mutable Mutex mutex_;
+  mutable std::vector<bool> made_ INCCL_GUARDED_BY(mutex_);  // by table
 };
 
 }  // namespace inccl::hbi

@@ -28,17 +28,18 @@ RequantTable::Row RequantTable::MakeRow(const Point& point, uint32_t agreed, uin
   return row;
 }
 
-RequantTable::RequantTable(const Point& point) {
+void RequantTable::Make(const Point& point) {
   constexpr uint32_t kMiddle = 130;  // of the fine codes, a multiple of 5
+  rows_ = {};
+  auto end = codes_.begin();
   for (uint32_t difference = 0; difference < kDifferences; ++difference) {
-    const size_t first = codes_.size();
+    const auto first = end;
     for (uint32_t agreed = kMiddle; agreed < kMiddle + 5; ++agreed) {
       const uint32_t own = agreed + difference - kMostBelowAgreed;
       const Row row = MakeRow(point, agreed, own);
-      const auto same =
-          std::find(codes_.begin() + static_cast<std::ptrdiff_t>(first), codes_.end(), row);
+      const auto same = std::find(first, end, row);
       rows_[KeyOf(agreed, own)] = static_cast<uint8_t>(same - codes_.begin());
-      if (same == codes_.end()) codes_.push_back(row);
+      if (same == end) *end++ = row;
     }
   }
 }

@@ -9,8 +9,8 @@
 #define INCCL_COMPRESS_HBI_REQUANT_TABLE_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace inccl::hbi {
 
@@ -39,7 +39,8 @@ class RequantTable {
     return k2 < 64 && contributions * k <= kMostSum;
   }
 
-  explicit RequantTable(const Point& point);
+  // Makes the tables of a point with tables of its levels.
+  void Make(const Point& point);
 
   const uint8_t* rows() const { return rows_.data(); }            // 128, by KeyOf
   const uint8_t* codes() const { return codes_.data()->data(); }  // kSums of each row
@@ -48,8 +49,8 @@ class RequantTable {
   struct alignas(64) Row : std::array<uint8_t, kSums> {};
   static Row MakeRow(const Point& point, uint32_t agreed, uint32_t own);
 
-  alignas(64) std::array<uint8_t, 128> rows_{};
-  std::vector<Row> codes_;  // rows that differ
+  alignas(64) std::array<uint8_t, 128> rows_;
+  std::array<Row, size_t{5} * kDifferences> codes_;  // first the rows that differ
 };
 
 }  // namespace inccl::hbi
