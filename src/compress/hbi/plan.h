@@ -116,7 +116,7 @@ class Planner {
   int affordable_ = -1;  // the largest distance whose cost is in the budget of a superblock
   std::unique_ptr<LevelTable[]> tables_;  // of table_levels_; see made_
   std::vector<uint32_t> table_levels_;
-  std::vector<std::unique_ptr<RequantTable>> requant_tables_;  // by point
+  std::unique_ptr<RequantTable[]> requant_tables_;  // by point
   // By point: its tables are made.
   std::unique_ptr<std::atomic<bool>[]> ready_;
   mutable Mutex mutex_;

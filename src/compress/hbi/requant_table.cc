@@ -12,19 +12,20 @@ namespace inccl::hbi {
 RequantTable::Row RequantTable::MakeRow(const Point& point, uint32_t agreed, uint32_t own) {
   // A float of kOne + i has the integer i in its bits. Adding to it rounds to nearest even.
   constexpr float kOne = 12582912.0f + kRoundHalfUp;
-  constexpr int32_t kLeast = -static_cast<int32_t>(kMostSum) - 1;
   const int32_t k2 = point.k2;
   const float limit = static_cast<float>(65536 * k2);
   const float step = point.sum->step[agreed], factor = point.result->factor[own];
-  Row row{};
-  for (uint32_t i = 0; i < kSums; ++i) {
-    const float value = static_cast<float>(kLeast + static_cast<int32_t>(i)) * step;
+  const auto code = [&](int32_t sum) {
+    const float value = static_cast<float>(sum) * step;
     float fixed = value * factor;
     fixed = fixed < -limit ? -limit : fixed;
     fixed = fixed > limit ? limit : fixed;
-    const int32_t code = (std::bit_cast<int32_t>(fixed + kOne) - 0x4b400000) >> 16;
-    row[i ^ (kSums / 2)] = static_cast<uint8_t>(code + k2);  // modulo kSums
-  }
+    return static_cast<uint8_t>(((std::bit_cast<int32_t>(fixed + kOne) - 0x4b400000) >> 16) + k2);
+  };
+  constexpr int32_t kHalf = kSums / 2;
+  Row row;
+  for (int32_t i = 0; i < kHalf; ++i) row[static_cast<size_t>(i)] = code(i);
+  for (int32_t i = 0; i < kHalf; ++i) row[static_cast<size_t>(i + kHalf)] = code(i - kHalf);
   return row;
 }
 
