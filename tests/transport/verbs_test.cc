@@ -304,6 +304,18 @@ TEST_F(VerbsTest, ADeadPeerAndAPortThatIsDown) {
   SendOne(0);
   EXPECT_TRUE(ProgressOf(0, 1).ok());
   EXPECT_CONTAINS(ProgressOf(0, 1 + kLater).message(), "; fake0:1 is DOWN");
+  fake::Get().SetPortState("fake0", 1, IBV_PORT_ACTIVE);
+  ends_.clear();
+
+  // As soft RoCE says it.
+  Connect();
+  OpenLane();
+  fake::Get().FailNextSend(IBV_WC_LOC_QP_OP_ERR, false);
+  SendOne(0);
+  EXPECT_TRUE(ProgressOf(0, 1).ok());
+  fake::Get().SetPortState("fake0", 1, IBV_PORT_DOWN);
+  const Status status = ProgressOf(0, 1 + kLater);
+  EXPECT_CONTAINS(status.message(), "peer 1@host:70 is lost: local QP operation error; fake0:1 ");
 }
 
 // The credits that no slice will use again are no reason to fail.
@@ -338,7 +350,7 @@ TEST_F(VerbsTest, ADeviceThatRefusesARequest) {
 // What a device says of this end accuses no peer, and needs no better report.
 TEST_F(VerbsTest, ADeviceThatCannotSendASlot) {
   for (const Failure& failure : {Failure{IBV_WC_LOC_PROT_ERR, "local protection error"},
-                                 Failure{IBV_WC_LOC_QP_OP_ERR, "local QP operation error"}}) {
+                                 Failure{IBV_WC_LOC_LEN_ERR, "local length error"}}) {
     SCOPED_TRACE(failure.text);
     Connect();
     OpenLane();

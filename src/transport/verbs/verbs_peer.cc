@@ -17,14 +17,14 @@ namespace {
 constexpr Time kLostAfter = kSecond;
 constexpr Time kProbeAfter = kSecond;
 
-// Of a request to send; other errors are the peer's or the network's, or follow an earlier one.
-bool IsOfThisEnd(ibv_wc_status status) {
+// A request to send whose memory the device could not read. Other errors are the peer's or the
+// network's, or follow an earlier one; soft RoCE reports a port that is down as
+// IBV_WC_LOC_QP_OP_ERR.
+bool IsOfMemory(ibv_wc_status status) {
   switch (status) {
     case IBV_WC_LOC_LEN_ERR:
-    case IBV_WC_LOC_QP_OP_ERR:
     case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_ACCESS_ERR:
-    case IBV_WC_FATAL_ERR: return true;
+    case IBV_WC_LOC_ACCESS_ERR: return true;
     default: return false;
   }
 }
@@ -338,7 +338,7 @@ std::string Peer::PortTrouble() const {
 // Receives have the request 0.
 void Peer::OnFailure(uint64_t request, ibv_wc_status status) {
   std::string why = (device_->ibv().ibv_wc_status_str)(status);
-  if (request != 0 && IsOfThisEnd(status)) return FailToSend(request, why);
+  if (request != 0 && IsOfMemory(status)) return FailToSend(request, why);
   if (status == IBV_WC_RETRY_EXC_ERR) {
     why += " (its process or host has gone, or the network between the devices is interrupted)";
   }

@@ -842,6 +842,7 @@ int ibv_destroy_qp(ibv_qp* qp) {
 
 const char* ibv_wc_status_str(ibv_wc_status status) {
   switch (status) {
+    case IBV_WC_LOC_LEN_ERR: return "local length error";
     case IBV_WC_LOC_QP_OP_ERR: return "local QP operation error";
     case IBV_WC_LOC_PROT_ERR: return "local protection error";
     case IBV_WC_RETRY_EXC_ERR: return "transport retry counter exceeded";
