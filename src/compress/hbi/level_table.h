@@ -8,8 +8,6 @@
 
 namespace inccl::hbi {
 
-class RequantTable;
-
 // A block is scaled for its own codes as if its largest magnitude were multiplied by this: fp32 of
 // 2 K / (2 K + 1), since to nearest the last level is good for half a step beyond M; 1 where the
 // rounding is stochastic.
@@ -30,11 +28,10 @@ struct LevelTable {
 
 // A choice of levels for a superblock. A plan consists of indices into Planner::points().
 struct Point {
-  uint32_t cost = 0;                            // eighths of a bit per element over the plan's hops
-  uint16_t k = 0, k2 = 0;                       // 0: not coded
-  const LevelTable* sum = nullptr;              // table of k
-  const LevelTable* result = nullptr;           // table of k2
-  const RequantTable* codes_of_sums = nullptr;  // may be nullptr
+  uint32_t cost = 0;                   // eighths of a bit per element over the plan's hops
+  uint16_t k = 0, k2 = 0;              // 0: not coded
+  const LevelTable* sum = nullptr;     // table of k
+  const LevelTable* result = nullptr;  // table of k2
   // Widths of fields in half-bits: of one contribution, of a complete sum, and of a result.
   uint8_t own_width = 0, sum_width = 0, result_width = 0;
 };

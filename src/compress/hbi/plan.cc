@@ -102,16 +102,12 @@ void Planner::AddPoints(std::span<const HullPoint> choices) {
   const size_t points = choices.size() + 1;
   tables_ = std::make_unique_for_overwrite<LevelTable[]>(2 * points);  // touched as they are made
   ready_ = std::make_unique<std::atomic<bool>[]>(points);
-  requant_tables_ = std::make_unique_for_overwrite<RequantTable[]>(points);
   const auto add = [this](uint32_t cost, uint32_t k, uint32_t k2) {
-    const bool looks_up = requantizes() && !config_.unbiased && group() == 0 && k != 0 &&
-                          RequantTable::Fits(contributions(), k, k2);
     points_.push_back({.cost = cost,
                        .k = static_cast<uint16_t>(k),
                        .k2 = static_cast<uint16_t>(k2),
                        .sum = TableOf(k),
                        .result = TableOf(k2),
-                       .codes_of_sums = looks_up ? &requant_tables_[points_.size()] : nullptr,
                        .own_width = static_cast<uint8_t>(Width(1, k)),
                        .sum_width = static_cast<uint8_t>(Width(contributions(), k)),
                        .result_width = static_cast<uint8_t>(Width(1, k2))});
@@ -135,7 +131,6 @@ void Planner::MakeTables(size_t point) const {
   if (ready_[point].load(std::memory_order_relaxed)) return;
   MakeTable(points_[point].sum);
   MakeTable(points_[point].result);
-  if (points_[point].codes_of_sums != nullptr) requant_tables_[point].Make(points_[point]);
   ready_[point].store(true, std::memory_order_release);
 }
 

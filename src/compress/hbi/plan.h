@@ -20,7 +20,6 @@
 #include "compress/hbi/config.h"
 #include "compress/hbi/hull.h"
 #include "compress/hbi/level_table.h"
-#include "compress/hbi/requant_table.h"
 
 namespace inccl::hbi {
 
@@ -116,7 +115,6 @@ class Planner {
   int affordable_ = -1;  // the largest distance whose cost is in the budget of a superblock
   std::unique_ptr<LevelTable[]> tables_;  // of table_levels_; see made_
   std::vector<uint32_t> table_levels_;
-  std::unique_ptr<RequantTable[]> requant_tables_;  // by point
   // By point: its tables are made.
   std::unique_ptr<std::atomic<bool>[]> ready_;
   mutable Mutex mutex_;

@@ -292,11 +292,10 @@ HWY_INLINE void PutUncoded(uint32_t word, std::byte* y) {
 }
 
 // Stores the largest magnitudes of a superblock's sums, as their own codes have them.
-template <typename Scale>
-HWY_INLINE void StoreLargest(const hbi::Point& point, const Scale* codes, __m256i most,
+HWY_INLINE void StoreLargest(const hbi::Point& point, const ScaleCodes& codes, __m256i most,
                              float* largest) {
   HWY_ALIGN float steps[hbi::kBlocks];
-  for (size_t b = 0; b < hbi::kBlocks; ++b) steps[b] = point.sum->step[codes[b]];
+  for (size_t b = 0; b < hbi::kBlocks; ++b) steps[b] = point.sum->step[codes.of[b]];
   const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(most), _mm256_load_ps(steps));
   _mm256_store_ps(largest, _mm256_mul_ps(scaled, _mm256_set1_ps(point.result->own)));
 }

@@ -131,8 +131,8 @@ class ByteNarrower {
 };
 
 // Quantizes two blocks; the result is not clamped.
-template <DataType kType, typename Scale, class MakeOffsets>
-HWY_INLINE __m512i QuantizeToBytes(const std::byte* x, const float* factors, const Scale* codes,
+template <DataType kType, class MakeOffsets>
+HWY_INLINE __m512i QuantizeToBytes(const std::byte* x, const float* factors, const uint32_t* codes,
                                    MakeOffsets* make, const ByteNarrower& narrow) {
   __m512 values[4];
   for (size_t b = 0; b < 2; ++b) {
@@ -223,8 +223,7 @@ class ByteDecoder {
         ones_(_mm512_set1_epi32(0x4b000000)) {}
 
   // Of two blocks with these steps.
-  template <typename Scale>
-  HWY_INLINE void operator()(__m512i codes, const float* steps, const Scale* scales,
+  HWY_INLINE void operator()(__m512i codes, const float* steps, const uint32_t* scales,
                              std::byte* y) const {
     for (size_t b = 0; b < 2; ++b) {
       const __m512 step = _mm512_set1_ps(steps[scales[b]]);
@@ -293,39 +292,37 @@ HWY_INLINE void DecodeBytes(uint32_t width, uint32_t zero, const float* steps, u
   DecodeBytesTo<kType, false>(width, zero, steps, word, in, y);
 }
 
-// Sums a superblock's contributions, less zero. `codes`: the blocks' scale codes.
+// Sums a superblock's contributions, less zero.
 template <DataType kType, Moves kMoves>
-HWY_INLINE void SumInBytes(const hbi::Point& point, const uint8_t* codes, const std::byte* x,
+HWY_INLINE void SumInBytes(const hbi::Point& point, uint32_t word, const std::byte* x,
                            uint32_t counter, const ByteOffsetsShared& offsets,
                            const hbi::StripFold& fold, int8_t* sums, float* largest) {
   const uint32_t width =
       fold.contributions == 1 ? point.own_width : hbi::Width(fold.contributions, point.k);
+  const ScaleCodes codes(word);
   const ByteUnpacker unpack(width);
   const ByteNarrower narrow(BytesOrderOf(width));
   const ByteClamp clamp(point.k);
   const __m512i in_order = Constant(BytesOrderOf(width).in_order);
   const __m512i zero = Bytes(fold.total * point.k);
   ByteOffsets<kMoves> make(offsets, counter);
-  // The distances from zero of two blocks. One call after the other: in a loop, the compiler would
-  // put them into memory.
-  const auto two_blocks = [&](size_t b) HWY_ATTR {
-    __m512i total = clamp(QuantizeToBytes<kType>(x + b * kBlock * kSize<kType>, point.sum->factor,
-                                                 codes + b, &make, narrow));
+  __m512i distances[hbi::kBlocks / 2];
+  for (size_t b = 0; b < hbi::kBlocks; b += 2, x += kTwoBlocks * kSize<kType>) {
+    __m512i total =
+        clamp(QuantizeToBytes<kType>(x, point.sum->factor, codes.of + b, &make, narrow));
     for (hbi::Source& source : fold.packed_sources) {
       total = _mm512_add_epi8(total, unpack(&source.at));
     }
     total = _mm512_permutexvar_epi8(in_order, _mm512_sub_epi8(total, zero));
     _mm512_store_si512(sums + b * kBlock, total);
-    return _mm512_abs_epi8(total);
-  };
-  const __m512i first = two_blocks(0), second = two_blocks(2);
-  const __m512i third = two_blocks(4), fourth = two_blocks(6);
+    distances[b / 2] = _mm512_abs_epi8(total);
+  }
   // The blocks' maxima: in 64-bit, then in 32-bit lanes, then in 128-bit parts.
   const auto pair = [](__m512i a, __m512i b) HWY_ATTR {
     return _mm512_max_epu8(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
   };
-  const __m512 p = _mm512_castsi512_ps(pair(first, second));
-  const __m512 q = _mm512_castsi512_ps(pair(third, fourth));
+  const __m512 p = _mm512_castsi512_ps(pair(distances[0], distances[1]));
+  const __m512 q = _mm512_castsi512_ps(pair(distances[2], distances[3]));
   const __m512i fours = _mm512_max_epu8(_mm512_castps_si512(_mm512_shuffle_ps(p, q, 0x88)),
                                         _mm512_castps_si512(_mm512_shuffle_ps(p, q, 0xdd)));
   const __m512i parts = _mm512_max_epu8(fours, _mm512_shuffle_i64x2(fours, fours, 0xb1));
@@ -338,6 +335,38 @@ HWY_INLINE void SumInBytes(const hbi::Point& point, const uint8_t* codes, const 
   most = _mm256_max_epu8(most, _mm256_srli_epi32(most, 8));
   most = _mm256_and_si256(most, _mm256_set1_epi32(0xff));
   StoreLargest(point, codes, most, largest);
+}
+
+// Quantizes a superblock's sums on the scales `own`, packs the codes and decodes them to y unless
+// it is nullptr.
+template <DataType kType, bool kStream>
+HWY_INLINE uint8_t* RequantizeBytes(const hbi::Point& point, const ScaleCodes& codes,
+                                    const ScaleCodes& own, const int8_t* sums, const float* results,
+                                    uint8_t* packed, std::byte* y) {
+  const BytePacker pack(point.result_width);
+  const ByteNarrower narrow(BytesOrderOf(point.result_width));
+  const ByteClamp clamp(point.k2);
+  const ByteDecoder<kType, kStream> decode(point.result_width, point.k2);
+  const __m512 half =
+      _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int32_t>(kOneBits + hbi::kRoundHalfUp)));
+  const float *const steps = point.sum->step, *const factors = point.result->factor;
+  for (size_t b = 0; b < hbi::kBlocks; b += 2, sums += kTwoBlocks) {
+    __m512 values[4];
+    for (size_t i = 0; i < 4; ++i) {
+      const __m512 step = _mm512_set1_ps(steps[codes.of[b + i / 2]]);
+      const __m512 factor = _mm512_set1_ps(factors[own.of[b + i / 2]]);
+      const __m512i sum =
+          _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(sums + i * 16)));
+      const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), step);
+      values[i] = _mm512_add_ps(_mm512_mul_ps(value, factor), half);
+    }
+    const __m512i made = clamp(narrow(values));
+    packed = pack(made, packed);
+    if (y == nullptr) continue;
+    decode(made, results, own.of + b, y);
+    y += kTwoBlocks * kSize<kType>;
+  }
+  return packed;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Whole strips (hbi_kernels.h), for one instruction set. Superblocks whose codes and sums fit bytes
-// go another way than the others. Included once per target, after hbi_strip_requant-inl.h.
+// go another way than the others. Included once per target, after hbi_strip_bytes-inl.h.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -9,12 +9,10 @@
 #include "base/types.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/level_table.h"
-#include "compress/hbi/requant_table.h"
 #include "compress/hbi/side_words.h"
 #include "compress/kernels/hbi_kernels.h"
 #include "compress/kernels/hbi_strip-inl.h"
 #include "compress/kernels/hbi_strip_bytes-inl.h"
-#include "compress/kernels/hbi_strip_requant-inl.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_FOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -97,6 +95,8 @@ const uint8_t* DecodeStripOf(const hbi::Strip& strip, const hbi::StripDecoding& 
 
 // ---------------------------------------------------------------- the owner's step
 
+inline constexpr uint32_t kFolded = kLanes64;  // superblocks at once: their words fill a vector
+
 // In each 128-bit part, the largest 16-bit lanes of that of a, then of that of b, in quarters.
 HWY_INLINE V16 LargestOfPair(V16 a, V16 b) {
   return V16{
@@ -142,7 +142,7 @@ HWY_INLINE void SumSuperblock(const hbi::Strip& strip, uint32_t s, const hbi::St
     distances[b / 2] =
         LargestOfPair(hn::BitCast(D16(), hn::Abs(lower)), hn::BitCast(D16(), hn::Abs(upper)));
   }
-  StoreLargest(point, codes.of, _mm512_cvtepi64_epi32(LargestLanes(distances).raw), largest);
+  StoreLargest(point, codes, _mm512_cvtepi64_epi32(LargestLanes(distances).raw), largest);
 }
 
 // Quantizes a superblock's sums on the scales `own` and replaces them by the signed codes; packs
@@ -176,14 +176,10 @@ HWY_INLINE uint8_t* RequantizeSuperblock(const hbi::Point& point, const ScaleCod
   return packed;
 }
 
-// How the sums of a superblock are kept.
-enum class Sums : uint8_t { kWide, kInBytes, kInTables };
-
-// Results of superblock s from its sums. `own`: its own scale codes; `keys`: RequantTable::KeyOf.
+// Results of superblock s from its sums.
 template <DataType kType>
-HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word, Sums kept,
-                          const uint8_t* own_codes, const uint8_t* keys, int16_t* sums,
-                          hbi::StripFold* fold) {
+HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word, bool in_bytes,
+                          int16_t* sums, hbi::StripFold* fold) {
   const hbi::Point& point = strip.points[strip.plan[s]];
   const uint32_t word = hbi::LoadWord(strip.words, s);
   std::byte* const y =
@@ -192,23 +188,23 @@ HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word
     if (y != nullptr) PutUncoded<kType>(word, y);
     return;
   }
-  const float* const results = fold->average ? point.result->average : point.result->step;
-  if (kept != Sums::kWide) {
-    auto* const bytes = reinterpret_cast<int8_t*>(sums);
-    const auto put = [&](const auto& make) HWY_ATTR {
-      if constexpr (kType == DataType::kFloat32) {
-        if (Streams<kType>(strip.stream, y)) {
-          fold->packed = PutCodes<kType, true>(point, make, results, own_codes, fold->packed, y);
-          return;
-        }
-      }
-      fold->packed = PutCodes<kType, false>(point, make, results, own_codes, fold->packed, y);
-    };
-    if (kept == Sums::kInTables) return put(SumTables(point, keys, bytes));
-    if (hbi::IsPoison(own_word)) std::memset(bytes, 0, kSuperblock);  // every code is K2
-    return put(SumQuantizer(point, word, own_word, bytes));
-  }
   const ScaleCodes own(own_word);
+  const float* const results = fold->average ? point.result->average : point.result->step;
+  if (in_bytes) {
+    auto* const bytes = reinterpret_cast<int8_t*>(sums);
+    if (hbi::IsPoison(own_word)) std::memset(bytes, 0, kSuperblock);  // every code is K2
+    const ScaleCodes codes(word);
+    if constexpr (kType == DataType::kFloat32) {
+      if (Streams<kType>(strip.stream, y)) {
+        fold->packed =
+            RequantizeBytes<kType, true>(point, codes, own, bytes, results, fold->packed, y);
+        return;
+      }
+    }
+    fold->packed =
+        RequantizeBytes<kType, false>(point, codes, own, bytes, results, fold->packed, y);
+    return;
+  }
   if (hbi::IsPoison(own_word)) {  // every code is K2
     const StripPacker pack(point.result_width);
     const V16 zero = Word(point.k2);
@@ -235,29 +231,22 @@ void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
   HWY_ALIGN int16_t sums[kFolded * kSuperblock];
   HWY_ALIGN float largest[kFolded * hbi::kBlocks] = {};
   static_assert(sizeof largest == 4 * sizeof(V32));
-  Sums kept[kFolded] = {};
-  FoldedCodes folded;
+  bool in_bytes[kFolded] = {};
   const ByteOffsetsShared offsets(fold->offsets);
   for (uint32_t first = 0; first < strip.superblocks; first += kFolded) {
     const uint32_t left = strip.superblocks - first, count = left < kFolded ? left : kFolded;
-    folded.SetAgreed(strip.words + size_t{first} * hbi::kWordBytes, count);
     for (uint32_t i = 0; i < count; ++i) {
       float* const blocks = largest + i * hbi::kBlocks;
       int16_t* const to = sums + i * kSuperblock;
       const uint32_t s = first + i, counter = fold->counter + s * (kSuperblock / 2);
       const hbi::Point& point = strip.points[strip.plan[s]];
-      const bool in_bytes = SumsInBytes<kMoves>(point, counter, *fold);
-      kept[i] =
-          !in_bytes ? Sums::kWide
-          : point.codes_of_sums != nullptr && fold->total * point.k <= hbi::RequantTable::kMostSum
-              ? Sums::kInTables
-              : Sums::kInBytes;
+      in_bytes[i] = SumsInBytes<kMoves>(point, counter, *fold);
       if (point.k == 0) {
         _mm256_store_ps(blocks, _mm256_setzero_ps());
-      } else if (!in_bytes) {
+      } else if (!in_bytes[i]) {
         SumSuperblock<kType, kMasked>(strip, s, *fold, to, blocks);
       } else if constexpr (kMoves != Moves::kNone) {
-        SumInBytes<kType, kMoves>(point, folded.agreed + i * hbi::kBlocks,
+        SumInBytes<kType, kMoves>(point, hbi::LoadWord(strip.words, s),
                                   fold->own + size_t{s} * kSuperblock * kSize<kType>, counter,
                                   offsets, *fold, reinterpret_cast<int8_t*>(to), blocks);
       }
@@ -268,13 +257,9 @@ void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
                         hn::Set(D32(), 0x7fffffffu));
     }
     uint8_t* const words = fold->words + size_t{first} * hbi::kWordBytes;
-    const V64 own_words = WordsOf(CodesOfMagnitudes(bits));
-    StoreWords(own_words, count, words);
-    uint64_t has_keys = folded.SetOwn(own_words);
-    for (uint32_t i = 0; i < count; ++i, has_keys >>= hbi::kBlocks) {
-      if (kept[i] == Sums::kInTables && (has_keys & 0xff) != 0xff) kept[i] = Sums::kInBytes;
-      PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), kept[i],
-                       folded.own + i * hbi::kBlocks, folded.keys + i * hbi::kBlocks,
+    StoreWords(WordsOf(CodesOfMagnitudes(bits)), count, words);
+    for (uint32_t i = 0; i < count; ++i) {
+      PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), in_bytes[i],
                        sums + i * kSuperblock, fold);
     }
   }

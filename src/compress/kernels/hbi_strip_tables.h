@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "compress/hbi/format.h"
-#include "compress/hbi/requant_table.h"
 
 namespace inccl::hbi {
 
@@ -95,21 +94,14 @@ struct ByteOrder {
   // second one go where `second` has a bit.
   alignas(64) uint8_t narrow[64];
   alignas(64) uint8_t in_order[64];  // to the order of elements
-  alignas(64) uint8_t in_pairs[64];  // and back
   alignas(64) uint8_t widen[4][64];  // 16 elements, in order, to the first bytes of 32-bit lanes
   uint64_t second;
-};
-
-// By agreed scale code: RequantTable::KeyOf without the block's own code, modulo 256.
-struct KeyTable {
-  alignas(64) uint8_t of[256];
 };
 
 struct StripTables {
   FieldTable fields[kWidestPair + 1];  // by w; [0] and [1] are not used
   PairOrder orders[2];
   ByteOrder bytes[2];
-  KeyTable keys;
 };
 
 constexpr StripTables MakeStripTables() {
@@ -133,16 +125,12 @@ constexpr StripTables MakeStripTables() {
     for (uint32_t e = 0; e < 64; ++e) {
       order.narrow[place(e)] = static_cast<uint8_t>(e % 32 * 4 + 2);
       order.in_order[e] = static_cast<uint8_t>(place(e));
-      order.in_pairs[place(e)] = static_cast<uint8_t>(e);
       order.second |= e >= 32 ? uint64_t{1} << place(e) : 0;
       for (uint32_t byte = 0; byte < 4; ++byte) {
         order.widen[e / 16][e % 16 * 4 + byte] =
             static_cast<uint8_t>(byte == 0 ? place(e) : 64 + byte);
       }
     }
-  }
-  for (uint32_t c = 0; c < 256; ++c) {
-    tables.keys.of[c] = static_cast<uint8_t>(RequantTable::KeyOf(c, 0));
   }
   return tables;
 }
