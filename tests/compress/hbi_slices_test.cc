@@ -2,7 +2,8 @@
 //
 // Whole slices on every instruction set against the scalar reference, byte for byte: side words,
 // payloads, the owner's step and results of plans in which neighbouring superblocks have other
-// widths, of fp32, bf16 and fp16, with superblocks that are zero or not finite; and results of any bytes.
+// widths, of fp32, bf16 and fp16, with superblocks that are zero or not finite; and results of any
+// bytes.
 #include <gtest/gtest.h>
 
 #include <cmath>
