@@ -161,16 +161,16 @@ Status LinkAttempt::Connect() {
   if (unreachable_since_ == 0) unreachable_since_ = now;
   Result<UniqueFd> fd = bootstrap::Connect(target(), &error);
   if (!fd.ok()) return fd.status();
-  if (error == EAGAIN) {  // the peer's backlog is full
-    Pause(kPause);
+  if (IsLack(error)) {
+    if (lacking_since_ == 0) lacking_since_ = now;
+    last_failure_ = fmt::format("no socket to {}: {}", target().ToString(), SocketErrorText(error));
+    if (terms_->patient && now - lacking_since_ > kSocketGrace) return SystemError(last_failure_);
+    Pause(kUnreachablePause);
     return Status::Ok();
   }
-  if (IsLack(error)) {
-    last_failure_ = fmt::format("no socket to {}: {}", target().ToString(), SocketErrorText(error));
-    if (terms_->patient && now - unreachable_since_ > kSocketGrace) {
-      return SystemError(last_failure_);
-    }
-    Pause(kUnreachablePause);
+  lacking_since_ = 0;
+  if (error == EAGAIN) {  // the peer's backlog is full
+    Pause(kPause);
     return Status::Ok();
   }
   if (error != 0 && (error == ECONNREFUSED || !is_unix())) return NextAddress(error);

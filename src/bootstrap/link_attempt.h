@@ -67,6 +67,7 @@ class LinkAttempt {
   Link link_;
   Time at_ = 0;
   Time unreachable_since_ = 0;  // 0: the last attempt has reached the peer
+  Time lacking_since_ = 0;      // 0: the last attempt had a socket
   Time patience_ = 0;           // how long this rank waited for the last greeting
   size_t address_ = 0;          // the address to try
   bool all_refused_ = true;     // by the addresses tried in this round

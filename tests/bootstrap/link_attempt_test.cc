@@ -122,6 +122,29 @@ TEST_F(LinkAttemptTest, WaitsForADescriptor) {
   EXPECT_TRUE(attempt.done());
 }
 
+// An attempt that has been under way for long has as much time to get a descriptor as a new one.
+TEST_F(LinkAttemptTest, WaitsForADescriptorAfterOtherFailures) {
+  Plan(1);
+  UniqueIdAddress nobodys = address_;
+  nobodys.port = 0;
+  ASSERT_TRUE(ListenAt(&nobodys).ok());  // and closed again
+  plan_.addresses.insert(plan_.addresses.begin(), SocketAddress::Tcp(nobodys));
+  terms_.patient = true;
+  terms_.timeout_ms = 1000 * 1000;
+  LinkAttempt attempt(&terms_, plan_);
+  ASSERT_TRUE(attempt.Start(SystemClock().Now()).ok());
+  while (attempt.last_failure().empty()) Step(&attempt);
+  SleepUntil(SystemClock().Now() + kSecond + kSecond / 10);
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{.rlim_cur = 3, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const Status status = attempt.Start(SystemClock().Now());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_NE(attempt.last_failure().find("errno 24"), std::string::npos) << attempt.last_failure();
+}
+
 TEST_F(LinkAttemptTest, AConnectionThatWasMadeWhileThisRankWasStoppedCounts) {
   Plan(1);
   LinkAttempt attempt(&terms_, plan_);

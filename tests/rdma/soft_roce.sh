@@ -50,13 +50,15 @@ if [ "${1:-}" != --in-guest ]; then
   last= rc=1
   while IFS= read -r line; do
     case $line in
-      guest-ended=*) rc=${line#*=}; continue ;;
-      ok:* | repeated:* | FAILED:*) last=$SECONDS ;;
+      *guest-ended=*)  # perhaps after half a line
+        rc=${line##*guest-ended=} line=${line%guest-ended=*}
+        [ -n "$line" ] || continue ;;
+      "the checks begin" | ok:* | repeated:* | FAILED:*) last=$SECONDS ;;
     esac
     echo "$line"
   done < <(tests/rdma/guest.sh tests/rdma/soft_roce.sh --in-guest "$build" "${expected[@]}" 2>&1; echo "guest-ended=$?")
   if [ "$rc" -eq 124 ] && [ -n "$last" ] && [ $((SECONDS - last)) -ge "$hang" ]; then
-    echo "FAILED: the check after the last one above hangs: no check has ended for $((SECONDS - last)) s"
+    echo "FAILED: the check after the last one above hangs: none has ended for $((SECONDS - last)) s"
     exit 1
   fi
   [ "$rc" -ne 124 ] || { echo "the machine is too busy: the guest has not ended within $GUEST_SECONDS s"; exit 77; }
@@ -195,6 +197,7 @@ limited() {
   return 1
 }
 
+echo "the checks begin"
 check "the devices are used" devices_work
 transport=verbs check "2 processes have the bits of shm and tcp" same_bits 2 "$3"
 [ -n "$long" ] || [ "$(up)" -lt 40 ] || finish "the machine is too busy: the first two checks took $(up) s, 15 on an idle one"

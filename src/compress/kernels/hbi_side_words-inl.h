@@ -336,15 +336,14 @@ HWY_INLINE void SideWordsOfNarrow(const uint16_t* x, size_t superblocks, uint8_t
   SideWordsOf(x, superblocks, 1.0f, largest, widen, words);
 }
 
-// Stores the codes of a superblock's blocks.
+// Stores the codes of a superblock's blocks, below 256 for any word, as hbi::CodeOf.
 HWY_INLINE void CodesOfWord(uint32_t word, uint32_t* codes) {
   const hn::CappedTag<uint32_t, hbi::kBlocks> d;
   HWY_ALIGN static constexpr uint32_t kShifts[hbi::kBlocks] = {8, 11, 14, 17, 20, 23, 26, 29};
-  const auto words = hn::Set(d, word);
-  const auto top = hn::And(words, hn::Set(d, 0xffu));
+  const auto words = hn::Set(d, word), byte = hn::Set(d, 0xffu);
   for (size_t i = 0; i < hbi::kBlocks; i += hn::MaxLanes(d)) {
     const auto below = hn::And(hn::Shr(words, hn::Load(d, kShifts + i)), hn::Set(d, 7u));
-    hn::Store(hn::Sub(top, below), d, codes + i);
+    hn::Store(hn::And(hn::Sub(words, below), byte), d, codes + i);
   }
 }
 
