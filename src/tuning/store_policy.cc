@@ -26,8 +26,8 @@ StorePolicy::Choice StorePolicy::Choose(uint64_t bytes, bool one_way) {
   const bool non_temporal = NonTemporal(bytes);
   const auto [least, most] = std::minmax(size.time[0], size.time[1]);
   const bool known = call >= kFarProbe && most > least + least / 2;
-  if (call % (known ? kFarProbe : kProbe) == 0)
-    return {.non_temporal = !non_temporal, .until_read = one_way};
+  const uint32_t probe = known ? kFarProbe : kProbe;
+  if (call % probe == 0) return {.non_temporal = !non_temporal, .until_read = one_way};
   return {.non_temporal = non_temporal, .until_read = one_way && call % kProbe == kProbe / 2};
 }
 

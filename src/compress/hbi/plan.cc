@@ -91,7 +91,7 @@ int EnergyExponent(uint32_t word) {
   return 2 * FifthOctaves(static_cast<int>(TopOf(word))) - kStepsAbove(energy);
 }
 
-LevelTable* Planner::TableOf(uint32_t k) {
+const LevelTable* Planner::TableOf(uint32_t k) {
   const auto found = std::find(table_levels_.begin(), table_levels_.end(), k);
   const auto at = static_cast<size_t>(found - table_levels_.begin());
   if (found == table_levels_.end()) table_levels_.push_back(k);

@@ -74,7 +74,7 @@ class Planner {
   static constexpr int kDistances = kLastExponent + kMaxDelta + 1 - kFirstDistance + 1;
 
   // The place of the table of k levels.
-  LevelTable* TableOf(uint32_t k);
+  const LevelTable* TableOf(uint32_t k);
   void AddPoints(std::span<const HullPoint> choices);
   void MakeTables(size_t point) const;
   void MakeTable(const LevelTable* table) const INCCL_REQUIRES(mutex_);
