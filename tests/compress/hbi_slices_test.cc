@@ -71,6 +71,19 @@ class Slices {
     slice_.points = points_.data();
   }
 
+  // The sum of the payloads of some ranks.
+  std::vector<uint8_t> Sum(std::span<const std::vector<uint8_t>> payloads) {
+    const SliceContext slice = At(0);
+    std::vector<Source> sources;
+    for (const std::vector<uint8_t>& payload : payloads) {
+      sources.push_back({.at = payload.data(), .end = payload.data() + payload.size()});
+    }
+    std::vector<uint8_t> sum(SumBytes(slice, static_cast<uint32_t>(payloads.size())));
+    SliceOutputs outputs;
+    outputs.sum = {sum.data(), sum.data() + sum.size()};
+    FoldSlice(slice, sources, outputs);
+    return sum;
+  }
   // Payloads end where their memory ends, or `room` bytes before.
   std::vector<uint8_t> Encode(size_t rank, size_t room = 0) {
     SliceContext slice = At(rank);
@@ -83,13 +96,16 @@ class Slices {
     payload.resize(bytes);
     return payload;
   }
-  // Without `result` it makes the elements alone.
+  // Payloads are of one rank each, or sums of `contributions`. Without `result` it makes the
+  // elements alone.
   void Own(std::span<const std::vector<uint8_t>> payloads, std::vector<uint8_t>* result,
-           Bytes* elements, size_t room = 0) {
+           Bytes* elements, size_t room = 0, uint32_t contributions = 1) {
     SliceContext slice = At(0);
     std::vector<Source> sources = {{.elements = ranks_[0].data()}};
     for (const std::vector<uint8_t>& payload : payloads) {
-      sources.push_back({.at = payload.data(), .end = payload.data() + payload.size()});
+      sources.push_back({.at = payload.data(),
+                         .end = payload.data() + payload.size(),
+                         .contributions = contributions});
     }
     elements->assign(count_ * SizeOf(slice.type), {});
     SliceOutputs outputs;
@@ -162,6 +178,20 @@ TEST_P(HbiSlicesTest, EqualTheReference) {
     ASSERT_EQ(slices.Decode(result), expected_elements);
     slices.Own(payloads, nullptr, &elements);
     ASSERT_EQ(elements, expected_elements);
+    // The same from sums of as many ranks each, as at the end of a ring.
+    std::vector<uint32_t> divisors;
+    for (uint32_t d = 2; d < ranks.size(); ++d) {
+      if (payloads.size() % d == 0) divisors.push_back(d);
+    }
+    if (divisors.empty()) continue;
+    const uint32_t contributions = divisors[rng.Below(divisors.size())];
+    std::vector<std::vector<uint8_t>> sums;
+    for (size_t i = 0; i < payloads.size(); i += contributions) {
+      sums.push_back(expected.Sum(std::span(payloads).subspan(i, contributions)));
+    }
+    slices.Own(sums, &result, &elements, 0, contributions);
+    ASSERT_EQ(result, expected_result) << "from sums of " << contributions;
+    ASSERT_EQ(elements, expected_elements) << "from sums of " << contributions;
   }
 }
 

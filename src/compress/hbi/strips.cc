@@ -50,6 +50,14 @@ Strip StripOf(const SliceContext& slice, uint32_t first, uint32_t superblocks,
           .stream = slice.stream};
 }
 
+// Kernels::strip_pays, of all superblocks within reach.
+bool Pays(const SliceContext& slice, const Reach& reach, const Offsets& offsets,
+          uint32_t contributions, uint32_t total) {
+  const auto pays = slice.kernels->strip_pays;
+  return pays == nullptr ||
+         pays(StripOf(slice, 0, reach.end(), slice.words), offsets, contributions, total);
+}
+
 uint32_t CounterOf(const SliceContext& slice, uint32_t s) {
   return slice.counter + s * (kSuperblock / 2);
 }
@@ -155,6 +163,7 @@ bool SetSources(std::span<Source> sources, StripFold* fold) {
 uint32_t EncodeStrips(const SliceContext& slice, const std::byte* elements, Sink* sum) {
   const std::optional<Reach> reach = ReachOf(slice);
   if (slice.kernels->encode_strip == nullptr || !reach) return 0;
+  if (!Pays(slice, *reach, slice.nearest ? Offsets() : slice.offsets, 1, 1)) return 0;
   const auto encode = [&](uint32_t first, uint32_t count, const std::byte* x, uint8_t* out) {
     return slice.kernels->encode_strip(StripOf(slice, first, count, slice.words), x,
                                        CounterOf(slice, first), slice.offsets, slice.nearest, out);
@@ -180,6 +189,7 @@ uint32_t FoldStrips(const SliceContext& slice, std::span<Source> sources, uint8_
   fold.offsets = slice.offsets;
   fold.average = slice.average;
   if (slice.kernels->fold_strip == nullptr || !reach || !SetSources(sources, &fold)) return 0;
+  if (!Pays(slice, *reach, slice.offsets, fold.contributions, fold.total)) return 0;
   const std::byte* const own = fold.own;
   Scratch scratch;
   uint32_t s = 0;  // the next superblock

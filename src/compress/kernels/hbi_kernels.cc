@@ -14,8 +14,10 @@
 #include "compress/kernels/hbi_rotate-inl.h"
 #include "compress/kernels/hbi_side_words-inl.h"
 #include "compress/kernels/hbi_strip-inl.h"
-#include "compress/kernels/hbi_strip_bytes-inl.h"
-#include "compress/kernels/hbi_strip_fold-inl.h"
+#include "compress/kernels/hbi_strip_avx2-inl.h"
+#include "compress/kernels/hbi_strip_common-inl.h"
+#include "compress/kernels/hbi_strip_vbmi-inl.h"
+#include "compress/kernels/hbi_strip_vbmi_bytes-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -269,6 +271,13 @@ HWY_INLINE auto WithType(DataType type, Work work) {
   }
 }
 
+#if INCCL_HBI_STRIPS_AVX2
+bool StripPays(const hbi::Strip& strip, const hbi::Offsets& offsets, uint32_t contributions,
+               uint32_t total) {
+  return MostInBytes(strip, offsets, contributions, total);
+}
+#endif
+
 bool IsMasked(const hbi::Offsets& offsets) { return (offsets.ranks & (offsets.ranks - 1)) == 0; }
 
 uint8_t* EncodeStrip(const hbi::Strip& strip, const std::byte* x, uint32_t counter,
@@ -289,6 +298,9 @@ uint8_t* EncodeStrip(const hbi::Strip& strip, const std::byte* x, uint32_t count
 
 const uint8_t* DecodeStrip(const hbi::Strip& strip, const hbi::StripDecoding& how,
                            const uint8_t* in, std::byte* y) {
+#if INCCL_HBI_STRIPS_AVX2  // the kernels of tiles take fewer instructions
+  if (strip.type == DataType::kFloat32 && !strip.stream) return DecodeRuns(strip, how, in, y);
+#endif
   return WithType(strip.type,
                   [&](auto type) HWY_ATTR { return DecodeStripOf<type()>(strip, how, in, y); });
 }
@@ -327,6 +339,11 @@ const hbi::Kernels& KernelsOfTarget() {
     Requantize,
     UnpackDecode,
 #if INCCL_HBI_STRIPS
+#if INCCL_HBI_STRIPS_AVX2
+    StripPays,
+#else
+    nullptr,
+#endif
     EncodeStrip,
     DecodeStrip,
     FoldStrip

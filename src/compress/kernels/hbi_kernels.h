@@ -130,6 +130,10 @@ struct Kernels {
   void (*unpack_decode)(const DecodeArgs& args, const uint8_t* in, uint32_t width, float* y);
 
   // Of strips; nullptr if the instruction set has none. They return where the next bytes are.
+  // strip_pays tells whether encoding (total = 1) or the owner's step of a strip is faster than
+  // with the kernels of tiles; nullptr: it always is.
+  bool (*strip_pays)(const Strip& strip, const Offsets& offsets, uint32_t contributions,
+                     uint32_t total) = nullptr;
   uint8_t* (*encode_strip)(const Strip& strip, const std::byte* x, uint32_t counter,
                            const Offsets& offsets, bool nearest, uint8_t* out) = nullptr;
   const uint8_t* (*decode_strip)(const Strip& strip, const StripDecoding& how, const uint8_t* in,

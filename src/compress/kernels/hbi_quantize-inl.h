@@ -159,13 +159,22 @@ HWY_INLINE void QuantizeWithHash(const hbi::QuantizeArgs& args, Sink sink) {
   }
 }
 
+// Makes the summands of K levels to nearest.
+class ToHalves {
+ public:
+  explicit HWY_INLINE ToHalves(const hbi::QuantizeArgs& args)
+      : half_(hn::Set(D32(), args.k << 16 | hbi::kRoundHalfUp)) {}
+  HWY_INLINE void operator()(V32*, V32* summands) const {
+    for (size_t i = 0; i < 2 * kHashes; ++i) summands[i] = half_;
+  }
+
+ private:
+  V32 half_;
+};
+
 template <class Sink>
 HWY_INLINE void QuantizeToNearest(const hbi::QuantizeArgs& args, Sink sink) {
-  const V32 half = hn::Set(D32(), args.k << 16 | hbi::kRoundHalfUp);
-  const auto offsets = [half](V32*, V32* summands) HWY_ATTR {
-    for (size_t i = 0; i < 2 * kHashes; ++i) summands[i] = half;
-  };
-  QuantizeBlocks(args, offsets, sink);
+  QuantizeBlocks(args, ToHalves(args), sink);
 }
 
 // ---------------------------------------------------------------- decoding

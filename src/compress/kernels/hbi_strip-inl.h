@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Strips (hbi_kernels.h) but for the owner's step, with the byte permutations of AVX-512 VBMI. All
-// widths of pairs take the same instructions, with other constants: the widths of neighbouring
-// superblocks often differ, and a branch on them would be unpredictable. Included once per target,
-// after hbi_quantize-inl.h.
+// Whole strips (hbi_kernels.h), for one instruction set. Superblocks whose codes and sums fit bytes
+// go another way than the others. Included once per target, after what makes superblocks of strips.
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <cstring>
 
 #include "base/types.h"
 #include "compress/hbi/format.h"
 #include "compress/hbi/level_table.h"
 #include "compress/hbi/side_words.h"
 #include "compress/kernels/hbi_kernels.h"
-#include "compress/kernels/hbi_quantize-inl.h"
-#include "compress/kernels/hbi_strip_tables.h"
+#include "compress/kernels/hbi_strip_avx2-inl.h"
+#include "compress/kernels/hbi_strip_common-inl.h"
+#include "compress/kernels/hbi_strip_vbmi-inl.h"
+#include "compress/kernels/hbi_strip_vbmi_bytes-inl.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,285 +24,132 @@
 #define INCCL_COMPRESS_KERNELS_HBI_STRIP_INL_H_
 #endif
 
-#undef INCCL_HBI_STRIPS
-#if INCCL_HBI_VECTORS && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
-#define INCCL_HBI_STRIPS 1
-#else
-#define INCCL_HBI_STRIPS 0
-#endif
-
 #if INCCL_HBI_STRIPS
 HWY_BEFORE_NAMESPACE();
 namespace inccl {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr size_t kTwoBlocks = 2 * kBlock;  // elements whose codes fill two vectors
-static_assert(kFields == kBlock);
-
-// The codes of two blocks, or sums of them.
-struct TwoBlocks {
-  V16 lower, upper;
-};
-
-// ---------------------------------------------------------------- elements
-
-template <DataType kType>
-inline constexpr size_t kSize = kType == DataType::kFloat32 ? 4 : 2;
-
-template <DataType kType>
-HWY_INLINE __m512 Load16(const std::byte* x) {
-  if constexpr (kType == DataType::kFloat32) {
-    return _mm512_loadu_ps(x);
-  } else {
-    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-    if constexpr (kType == DataType::kFloat16) return _mm512_cvtph_ps(narrow);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+template <DataType kType, class MakeOffsets, Moves kMoves>
+uint8_t* EncodeStripOf(const hbi::Strip& strip, const std::byte* x, uint32_t counter,
+                       const hbi::Offsets& offsets, uint8_t* out) {
+  const ByteOffsetsShared in_bytes(offsets);
+  for (uint32_t s = 0; s < strip.superblocks;
+       ++s, x += kSuperblock * kSize<kType>, counter += kSuperblock / 2) {
+    const hbi::Point& point = strip.points[strip.plan[s]];
+    if (point.k == 0) continue;
+    const uint32_t word = hbi::LoadWord(strip.words, s);
+    if constexpr (kMoves != Moves::kNone) {
+      if (InBytes(point.k, counter)) {
+        out = EncodeBytes<kType, kMoves>(point, word, x, counter, in_bytes, out);
+        continue;
+      }
+    }
+    out = EncodeWide<kType, MakeOffsets>(point, word, x, counter, offsets, out);
   }
-}
-
-// Stores the 32 elements of a block; kStream: fp32 without a place in the caches, aligned. No NaN
-// has bits set that rounding to bf16 would carry.
-template <DataType kType, bool kStream = false>
-HWY_INLINE void StoreBlock(__m512 low, __m512 high, std::byte* y) {
-  if constexpr (kStream) {
-    static_assert(kType == DataType::kFloat32);
-    _mm512_stream_ps(reinterpret_cast<float*>(y), low);
-    _mm512_stream_ps(reinterpret_cast<float*>(y + 64), high);
-  } else if constexpr (kType == DataType::kFloat32) {
-    _mm512_storeu_ps(y, low);
-    _mm512_storeu_ps(y + 64, high);
-  } else if constexpr (kType == DataType::kFloat16) {
-    const __m256i l = _mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m256i h = _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    _mm512_storeu_si512(y, _mm512_inserti64x4(_mm512_castsi256_si512(l), h, 1));
-  } else {
-    const auto rounded = [](__m512 v) HWY_ATTR {
-      const V32 bits{_mm512_castps_si512(v)};
-      const V32 odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(D32(), 1u));
-      return hn::BitCast(D16(), hn::Add(hn::Add(bits, hn::Set(D32(), 0x7FFFu)), odd));
-    };
-    _mm512_storeu_si512(y, hn::ConcatOdd(D16(), rounded(high), rounded(low)).raw);
-  }
-}
-
-// ---------------------------------------------------------------- packing
-
-HWY_INLINE __m512i Constant(const void* bytes) { return _mm512_load_si512(bytes); }
-HWY_INLINE V16 Word(uint16_t value) { return hn::Set(D16(), value); }
-HWY_INLINE V16 Chosen(TwoBlocks from, __m512i order) {
-  return V16{_mm512_permutex2var_epi16(from.lower.raw, order, from.upper.raw)};
-}
-HWY_INLINE TwoBlocks Sum(TwoBlocks a, TwoBlocks b) {
-  return {hn::Add(a.lower, b.lower), hn::Add(a.upper, b.upper)};
-}
-
-// The scale codes of a superblock, in memory: the compiler would take them out of a vector one by
-// one instead.
-struct ScaleCodes {
-  HWY_ALIGN uint32_t of[hbi::kBlocks];
-  explicit HWY_INLINE ScaleCodes(uint32_t word) {
-    CodesOfWord(word, of);
-    asm("" : "+m"(of));
-  }
-};
-
-HWY_INLINE const hbi::FieldTable& FieldsOf(uint32_t width) {
-  return hbi::kStripTables.fields[width <= hbi::kWidestPair ? width : width / 2];
-}
-HWY_INLINE const hbi::PairOrder& OrderOf(uint32_t width) {
-  return hbi::kStripTables.orders[width % 2];
-}
-
-// Packs fields by the constants of their FieldTable. Writes 64 bytes and returns `out`.
-HWY_INLINE uint8_t* StoreFields(__m512i fields, __m512i raises, __m512i rotations, __m512i shifts,
-                                __m512i gather, __m512i second, __mmask64 twice, uint8_t* out) {
-  const __m512i twos = _mm512_rolv_epi32(_mm512_mullo_epi16(fields, raises), rotations);
-  const __m512i fours = _mm512_multishift_epi64_epi8(shifts, twos);
-  const __m512i own = _mm512_permutexvar_epi8(gather, fours);
-  const __m512i shared = _mm512_maskz_permutexvar_epi8(twice, second, fours);
-  _mm512_storeu_si512(out, _mm512_or_si512(own, shared));
   return out;
 }
 
-// Packs two blocks of codes of a width in half-bits.
-class StripPacker {
- public:
-  explicit HWY_INLINE StripPacker(uint32_t width)
-      : StripPacker(width <= hbi::kWidestPair, FieldsOf(width), OrderOf(width)) {}
-
-  // Writes 4 w bytes, and others up to 64 from there. Returns where the next ones go.
-  HWY_INLINE uint8_t* operator()(TwoBlocks codes, uint8_t* out) const {
-    if (!paired_) return Store(codes.upper, Store(codes.lower, out));
-    const V16 first = Chosen(codes, first_), second = Chosen(codes, second_);
-    return Store(hn::Add(first, hn::Mul(second, base_)), out);
-  }
-
- private:
-  HWY_INLINE StripPacker(bool paired, const hbi::FieldTable& table, const hbi::PairOrder& order)
-      : paired_(paired),
-        bytes_(table.bytes),
-        twice_(table.twice),
-        first_(Constant(order.first)),
-        second_(Constant(order.second)),
-        shifts_(Constant(table.shifts)),
-        gather_(Constant(table.gather)),
-        gather_second_(Constant(table.second)),
-        rotations_(_mm512_set1_epi64(static_cast<int64_t>(table.rotations))),
-        raises_(_mm512_set1_epi32(static_cast<int32_t>(table.raises))),
-        base_(Word(table.base)) {}
-
-  HWY_INLINE uint8_t* Store(V16 fields, uint8_t* out) const {
-    return StoreFields(fields.raw, raises_, rotations_, shifts_, gather_, gather_second_, twice_,
-                       out) +
-           bytes_;
-  }
-
-  const bool paired_;
-  const size_t bytes_;
-  const __mmask64 twice_;
-  const __m512i first_, second_, shifts_, gather_, gather_second_, rotations_, raises_;
-  const V16 base_;
-};
-
-// Unpacks two blocks. The sums of what Fields returns have the order of pairs; InOrder changes it.
-class StripUnpacker {
- public:
-  explicit HWY_INLINE StripUnpacker(uint32_t width)
-      : StripUnpacker(width <= hbi::kWidestPair, FieldsOf(width), OrderOf(width)) {}
-
-  // Reads 64 bytes from each position; advances *in.
-  HWY_INLINE TwoBlocks Fields(const uint8_t** in) const {
-    const V16 fields = Load(in);
-    if (!paired_) return {fields, Load(in)};
-    const V16 second{_mm512_srl_epi16(hn::MulHigh(fields, times_).raw, shift_)};
-    return {hn::Sub(fields, hn::Mul(second, base_)), second};
-  }
-  HWY_INLINE TwoBlocks InOrder(TwoBlocks pairs) const {
-    if (!paired_) return pairs;
-    return {Chosen(pairs, lower_), Chosen(pairs, upper_)};
-  }
-
- private:
-  HWY_INLINE StripUnpacker(bool paired, const hbi::FieldTable& table, const hbi::PairOrder& order)
-      : paired_(paired),
-        bytes_(table.bytes),
-        spread_(Constant(table.spread)),
-        offsets_(Constant(paired ? table.pair_offsets : table.offsets)),
-        lower_(Constant(order.lower)),
-        upper_(Constant(order.upper)),
-        mask_(Word(paired ? table.pair_mask : table.mask)),
-        times_(Word(table.times)),
-        base_(Word(table.pair_base)),
-        shift_(_mm_cvtsi32_si128(table.shift)) {}
-
-  HWY_INLINE V16 Load(const uint8_t** in) const {
-    const __m512i lanes = _mm512_permutexvar_epi8(spread_, _mm512_loadu_si512(*in));
-    *in += bytes_;
-    return hn::And(V16{_mm512_multishift_epi64_epi8(offsets_, lanes)}, mask_);
-  }
-
-  const bool paired_;
-  const size_t bytes_;
-  const __m512i spread_, offsets_, lower_, upper_;
-  const V16 mask_, times_, base_;
-  const __m128i shift_;
-};
-
-// ---------------------------------------------------------------- quantization
-
-// Quantizes two blocks of elements, with the summands that offsets(counter, summands) makes.
-template <DataType kType, class MakeOffsets>
-HWY_INLINE TwoBlocks QuantizeTwoBlocks(const std::byte* x, const float* factors,
-                                       const uint32_t* codes, const MakeOffsets& offsets,
-                                       V32* counter, VI16 twice_k) {
-  const auto block = [&](size_t b) HWY_ATTR {
-    V32 summands[2];
-    offsets(counter, summands);
-    const __m512 factor = _mm512_set1_ps(factors[codes[b]]);
-    const auto fixed = [&](size_t i) HWY_ATTR {
-      const __m512 v = Load16<kType>(x + (2 * b + i) * 16 * kSize<kType>);
-      const VI32 value{_mm512_cvtps_epi32(_mm512_mul_ps(v, factor))};
-      return hn::Add(value, hn::BitCast(DI32(), summands[i]));
-    };
-    const VI32 low = fixed(0);
-    return CodesOfFixed(low, fixed(1), twice_k);
-  };
-  const V16 lower = block(0);
-  return {lower, block(1)};
-}
-
-// Makes the summands of K levels to nearest.
-class ToHalves {
- public:
-  explicit HWY_INLINE ToHalves(const hbi::QuantizeArgs& args)
-      : half_(hn::Set(D32(), args.k << 16 | hbi::kRoundHalfUp)) {}
-  HWY_INLINE void operator()(V32*, V32* summands) const { summands[0] = summands[1] = half_; }
-
- private:
-  V32 half_;
-};
-
-template <class MakeOffsets>
-HWY_INLINE MakeOffsets OffsetsFor(const hbi::Offsets& offsets, uint32_t k) {
-  hbi::QuantizeArgs args;
-  args.k = k;
-  args.offsets = offsets;
-  return MakeOffsets(args);
-}
-
-HWY_INLINE VI16 TwiceOf(uint32_t k) { return hn::Set(DI16(), static_cast<int16_t>(2 * k)); }
-
-// ---------------------------------------------------------------- decoding
-
-// Decodes a superblock's signed codes.
-template <DataType kType, bool kStream = false>
-HWY_INLINE void DecodeSignedTo(const int16_t* codes, const float* steps, const ScaleCodes& scales,
-                               std::byte* y) {
-  for (size_t b = 0; b < hbi::kBlocks; ++b, codes += kBlock, y += kBlock * kSize<kType>) {
-    const __m512 step = _mm512_set1_ps(steps[scales.of[b]]);
-    const auto value = [&](size_t i) HWY_ATTR {
-      const hn::Half<DI16> half;
-      const VI32 code = hn::PromoteTo(DI32(), hn::Load(half, codes + 16 * i));
-      return _mm512_mul_ps(_mm512_cvtepi32_ps(code.raw), step);
-    };
-    StoreBlock<kType, kStream>(value(0), value(1), y);
-  }
-}
-
 template <DataType kType>
-HWY_INLINE void DecodeSigned(const int16_t* codes, const float* steps, const ScaleCodes& scales,
-                             bool stream, std::byte* y) {
-  if constexpr (kType == DataType::kFloat32) {
-    if (stream && reinterpret_cast<uintptr_t>(y) % 64 == 0) {
-      return DecodeSignedTo<kType, true>(codes, steps, scales, y);
+const uint8_t* DecodeStripOf(const hbi::Strip& strip, const hbi::StripDecoding& how,
+                             const uint8_t* in, std::byte* y) {
+  for (uint32_t s = 0; s < strip.superblocks; ++s, y += kSuperblock * kSize<kType>) {
+    const hbi::Point& point = strip.points[strip.plan[s]];
+    const uint32_t word = hbi::LoadWord(strip.words, s);
+    if (point.k == 0) {
+      PutUncoded<kType>(hbi::LoadWord(how.agreed, s), y);
+      continue;
+    }
+    const DecodedFields fields(point, how);
+    if (fields.width <= kWidestInBytes) {
+      DecodeBytes<kType>(fields.width, fields.zero, fields.steps, word, strip.stream, &in, y);
+    } else {
+      DecodeWide<kType>(fields.width, fields.zero, fields.steps, word, strip.stream, &in, y);
     }
   }
-  DecodeSignedTo<kType>(codes, steps, scales, y);
+  if (strip.stream) _mm_sfence();
+  return in;
 }
 
-// Writes a superblock that has no levels.
+// ---------------------------------------------------------------- the owner's step
+
+inline constexpr uint32_t kFolded = kLanes64;  // superblocks at once: their words fill a vector
+
+// Results of superblock s from its sums.
 template <DataType kType>
-HWY_INLINE void PutUncoded(uint32_t word, std::byte* y) {
-  const __m512 value =
-      _mm512_set1_ps(hbi::IsPoison(word) ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
-  for (size_t b = 0; b < hbi::kBlocks; ++b) {
-    StoreBlock<kType>(value, value, y + b * kBlock * kSize<kType>);
+HWY_INLINE void PutResult(const hbi::Strip& strip, uint32_t s, uint32_t own_word, bool in_bytes,
+                          int16_t* sums, hbi::StripFold* fold) {
+  const hbi::Point& point = strip.points[strip.plan[s]];
+  const uint32_t word = hbi::LoadWord(strip.words, s);
+  std::byte* const y =
+      fold->elements == nullptr ? nullptr : fold->elements + size_t{s} * kSuperblock * kSize<kType>;
+  if (point.k == 0) {
+    if (y != nullptr) PutUncoded<kType>(word, y);
+    return;
   }
+  const float* const results = fold->average ? point.result->average : point.result->step;
+  if (!in_bytes) {
+    PutWide<kType>(strip, s, own_word, results, sums, fold, y);
+    return;
+  }
+  auto* const bytes = reinterpret_cast<int8_t*>(sums);
+  if (hbi::IsPoison(own_word)) std::memset(bytes, 0, kSuperblock);  // every code is K2
+  const ScaleCodes codes(word), own(own_word);
+  if constexpr (kType == DataType::kFloat32) {
+    if (Streams<kType>(strip.stream, y)) {
+      fold->packed =
+          RequantizeBytes<kType, true>(point, codes, own, bytes, results, fold->packed, y);
+      return;
+    }
+  }
+  fold->packed = RequantizeBytes<kType, false>(point, codes, own, bytes, results, fold->packed, y);
 }
 
-// Stores the largest magnitudes of a superblock's sums, as their own codes have them.
-HWY_INLINE void StoreLargest(const hbi::Point& point, const ScaleCodes& codes, __m256i most,
-                             float* largest) {
-  HWY_ALIGN float steps[hbi::kBlocks];
-  for (size_t b = 0; b < hbi::kBlocks; ++b) steps[b] = point.sum->step[codes.of[b]];
-  const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(most), _mm256_load_ps(steps));
-  _mm256_store_ps(largest, _mm256_mul_ps(scaled, _mm256_set1_ps(point.result->own)));
+// Whether the sums of superblock s fit bytes.
+template <Moves kMoves>
+HWY_INLINE bool SumsInBytes(const hbi::Point& point, uint32_t counter, const hbi::StripFold& fold) {
+  return kMoves != Moves::kNone && HasPlainCounters(counter) &&
+         SumsFitBytes(point, fold.contributions, fold.total);
 }
 
-HWY_INLINE void StoreMinus(TwoBlocks codes, V16 zero, int16_t* to) {
-  hn::Store(hn::BitCast(DI16(), hn::Sub(codes.lower, zero)), DI16(), to);
-  hn::Store(hn::BitCast(DI16(), hn::Sub(codes.upper, zero)), DI16(), to + kBlock);
+template <DataType kType, bool kMasked, Moves kMoves>
+void FoldStripOf(const hbi::Strip& strip, hbi::StripFold* fold) {
+  HWY_ALIGN int16_t sums[kFolded * kSuperblock];
+  HWY_ALIGN float largest[kFolded * hbi::kBlocks] = {};
+  static_assert(sizeof largest == 4 * sizeof(V32));
+  bool in_bytes[kFolded] = {};
+  const ByteOffsetsShared offsets(fold->offsets);
+  for (uint32_t first = 0; first < strip.superblocks; first += kFolded) {
+    const uint32_t left = strip.superblocks - first, count = left < kFolded ? left : kFolded;
+    for (uint32_t i = 0; i < count; ++i) {
+      float* const blocks = largest + i * hbi::kBlocks;
+      int16_t* const to = sums + i * kSuperblock;
+      const uint32_t s = first + i, counter = fold->counter + s * (kSuperblock / 2);
+      const hbi::Point& point = strip.points[strip.plan[s]];
+      in_bytes[i] = SumsInBytes<kMoves>(point, counter, *fold);
+      if (point.k == 0) {
+        _mm256_store_ps(blocks, _mm256_setzero_ps());
+      } else if (!in_bytes[i]) {
+        SumWide<kType, kMasked>(strip, s, *fold, to, blocks);
+      } else if constexpr (kMoves != Moves::kNone) {
+        SumInBytes<kType, kMoves>(point, hbi::LoadWord(strip.words, s),
+                                  fold->own + size_t{s} * kSuperblock * kSize<kType>, counter,
+                                  offsets, *fold, reinterpret_cast<int8_t*>(to), blocks);
+      }
+    }
+    V32 bits[4];
+    for (size_t i = 0; i < 4; ++i) {
+      bits[i] = hn::And(hn::BitCast(D32(), hn::Load(DF(), largest + i * kLanes32)),
+                        hn::Set(D32(), 0x7fffffffu));
+    }
+    uint8_t* const words = fold->words + size_t{first} * hbi::kWordBytes;
+    StoreWords(WordsOf(CodesOfMagnitudes(bits)), count, words);
+    for (uint32_t i = 0; i < count; ++i) {
+      PutResult<kType>(strip, first + i, hbi::LoadWord(words, i), in_bytes[i],
+                       sums + i * kSuperblock, fold);
+    }
+  }
+  if (strip.stream) _mm_sfence();
 }
 
 }  // namespace HWY_NAMESPACE

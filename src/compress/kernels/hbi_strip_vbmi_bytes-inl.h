@@ -1,60 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Strips (hbi_kernels.h) of superblocks whose codes and sums fit bytes, for one instruction set.
-// The 64 codes of two blocks are in one vector. Included once per target, after hbi_strip-inl.h.
+// The 64 codes of two blocks are in one vector. Included once per target, after
+// hbi_strip_vbmi-inl.h.
 #include <cstddef>
 #include <cstdint>
 
 #include "base/types.h"
 #include "compress/hbi/format.h"
 #include "compress/kernels/hbi_kernels.h"
-#include "compress/kernels/hbi_strip-inl.h"
-#include "compress/kernels/hbi_strip_tables.h"
+#include "compress/kernels/hbi_strip_vbmi-inl.h"
+#include "compress/kernels/hbi_strip_vbmi_tables.h"
 #include "hwy/highway.h"
 
-#if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_BYTES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef INCCL_COMPRESS_KERNELS_HBI_STRIP_BYTES_INL_H_
-#undef INCCL_COMPRESS_KERNELS_HBI_STRIP_BYTES_INL_H_
+#if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_VBMI_BYTES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef INCCL_COMPRESS_KERNELS_HBI_STRIP_VBMI_BYTES_INL_H_
+#undef INCCL_COMPRESS_KERNELS_HBI_STRIP_VBMI_BYTES_INL_H_
 #else
-#define INCCL_COMPRESS_KERNELS_HBI_STRIP_BYTES_INL_H_
+#define INCCL_COMPRESS_KERNELS_HBI_STRIP_VBMI_BYTES_INL_H_
 #endif
 
-#if INCCL_HBI_STRIPS
+#if INCCL_HBI_STRIPS_VBMI
 HWY_BEFORE_NAMESPACE();
 namespace inccl {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A float of kOne + i has the integer i in its bits, |i| <= 2^22; its third byte has i / 65536
-// rounded down, plus kOneByte. An addition to kOne + i, i even, rounds to nearest even as a
-// conversion to integers does. So the offsets are added to the values by the addition that rounds.
-inline constexpr uint32_t kOneBits = 0x4b400000;
-inline constexpr uint8_t kOneByte = 0x40;
-inline constexpr uint32_t kMostByteLevels = 63;  // 65536 K and the offset stay below 2^22
+inline constexpr uint32_t kWidestInBytes = hbi::kWidestPair;  // half-bits of codes to decode
+
+// Whether the codes that are summed and their sums fit bytes.
+HWY_INLINE bool SumsFitBytes(const hbi::Point& point, uint32_t, uint32_t total) {
+  return HasByteLevels(point.k) && HasByteLevels(point.k2) && total * point.k <= 127;
+}
 
 HWY_INLINE __m512i Bytes(uint32_t value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 
 HWY_INLINE const hbi::ByteOrder& BytesOrderOf(uint32_t width) {
   return hbi::kStripTables.bytes[width % 2];
-}
-
-// How the offsets of a rank follow from the random numbers: r goes to the middle of its cell and on
-// by the rank's shift.
-enum class Moves : uint8_t {
-  kNone,  // not in cells, or their number is not a power of two: not in bytes
-  kHalf,  // the shift is 0 or half of the circle
-  kAny,
-};
-
-inline Moves MovesOf(const hbi::Offsets& offsets) {
-  const uint32_t n = offsets.ranks;
-  if (n < 2 || n > 1 << 14 || (n & (n - 1)) != 0) return Moves::kNone;
-  return ((offsets.add - 32768 / n) & 0x7fff) == 0 ? Moves::kHalf : Moves::kAny;
-}
-
-// The hashes of a superblock have counters without a carry into the upper half.
-HWY_INLINE bool HasPlainCounters(uint32_t counter) {
-  return (counter & 0xffff) <= 0xffff - (kSuperblock / 2 - 1);
 }
 
 // What the offsets of all superblocks share.
@@ -245,8 +227,6 @@ class ByteDecoder {
 
 // ---------------------------------------------------------------- superblocks
 
-HWY_INLINE bool HasByteLevels(uint32_t k) { return k <= kMostByteLevels; }
-
 // Encodes a superblock.
 template <DataType kType, Moves kMoves>
 HWY_INLINE uint8_t* EncodeBytes(const hbi::Point& point, uint32_t word, const std::byte* x,
@@ -273,12 +253,6 @@ HWY_INLINE void DecodeBytesTo(uint32_t width, uint32_t zero, const float* steps,
   for (size_t b = 0; b < hbi::kBlocks; b += 2, y += kTwoBlocks * kSize<kType>) {
     decode(unpack(in), steps, scales.of + b, y);
   }
-}
-
-// Whether non-temporal stores to y are possible.
-template <DataType kType>
-HWY_INLINE bool Streams(bool stream, const std::byte* y) {
-  return kType == DataType::kFloat32 && stream && reinterpret_cast<uintptr_t>(y) % 64 == 0;
 }
 
 template <DataType kType>
@@ -372,6 +346,6 @@ HWY_INLINE uint8_t* RequantizeBytes(const hbi::Point& point, const ScaleCodes& c
 }  // namespace HWY_NAMESPACE
 }  // namespace inccl
 HWY_AFTER_NAMESPACE();
-#endif  // INCCL_HBI_STRIPS
+#endif  // INCCL_HBI_STRIPS_VBMI
 
 #endif  // per-target include guard
