@@ -5,7 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <iterator>
-#include <tuple>
+#include <span>
+#include <vector>
 
 #include "compress/hbi/format.h"
 
@@ -51,39 +52,70 @@ std::vector<uint32_t> UsefulLevels(uint32_t limit, Cost cost) {
   return levels;
 }
 
-// All choices that can be on the hull.
-std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& config) {
-  const auto n = static_cast<uint32_t>(nranks);
-  const uint32_t hops = Hops(collective, nranks), group = GroupOf(collective, nranks, config);
-  const uint32_t limit = (kFieldLimit + 2 * n - 1) / (2 * n);
-  const std::vector<uint32_t> sums = UsefulLevels(
-      limit, [&](uint32_t k) { return SumHalfBits(collective, nranks, config, k, kLevels[0]); });
-  const std::vector<uint32_t> results =
-      UsefulLevels(limit, [](uint32_t k2) { return Width(1, k2); });
-  std::vector<Choice> choices;
-  choices.reserve(1 + sums.size() * results.size());
-  if (!config.unbiased) choices.push_back({0, 6 * (int64_t{1} << 36) / 5, 0, 0});
-  for (const uint32_t k : sums) {
-    if (collective != Collective::kAllReduce) {
-      const int64_t cost = int64_t{4} * SumHalfBits(collective, nranks, config, k, 0);
-      choices.push_back({cost, SumError(k), k, 0});
-      continue;
-    }
-    for (const uint32_t k2 : results) {
-      const uint32_t sum = SumHalfBits(collective, nranks, config, k, k2);
-      choices.push_back({int64_t{4} * (sum + hops * Width(1, k2)),
-                         SumError(k) + ResultError(group, n, k2), k, k2});
-    }
-  }
-  std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
-    return std::tie(a.cost, a.error, a.k, a.k2) < std::tie(b.cost, b.error, b.k, b.k2);
-  });
-  return choices;
-}
-
 // True if b lies on or above the line from a to c. The products stay below 2^61.
 bool IsAbove(const Choice& a, const Choice& b, const Choice& c) {
   return (b.error - a.error) * (c.cost - a.cost) >= (c.error - a.error) * (b.cost - a.cost);
+}
+
+// The lower hull of choices of ascending cost, as far as errors fall.
+std::vector<Choice> LowerHull(std::span<const Choice> choices) {
+  std::vector<Choice> hull;
+  hull.reserve(choices.size());
+  for (const Choice& choice : choices) {
+    if (!hull.empty() && choice.error >= hull.back().error) continue;
+    if (!hull.empty() && choice.cost == hull.back().cost) hull.pop_back();
+    while (hull.size() >= 2 && IsAbove(hull[hull.size() - 2], hull.back(), choice)) hull.pop_back();
+    hull.push_back(choice);
+  }
+  return hull;
+}
+
+// The hull of all sums of a choice of K and one of K2: it has the edges of both hulls, the steepest
+// ones first.
+std::vector<Choice> SumOfHulls(std::span<const Choice> sums, std::span<const Choice> results) {
+  std::vector<Choice> hull;
+  hull.reserve(sums.size() + results.size());
+  size_t i = 0, j = 0;
+  const auto add = [&] {
+    hull.push_back({sums[i].cost + results[j].cost, sums[i].error + results[j].error, sums[i].k,
+                    results[j].k2});
+  };
+  add();
+  while (i + 1 < sums.size() || j + 1 < results.size()) {
+    bool next_sum = j + 1 == results.size();
+    if (!next_sum && i + 1 < sums.size()) {
+      const Choice &a = sums[i], &b = sums[i + 1], &c = results[j], &d = results[j + 1];
+      next_sum = (b.error - a.error) * (d.cost - c.cost) < (d.error - c.error) * (b.cost - a.cost);
+    }
+    ++(next_sum ? i : j);
+    add();
+  }
+  return hull;
+}
+
+// The hull of all choices of levels.
+std::vector<Choice> AllChoices(Collective collective, int nranks, const Config& config) {
+  const auto n = static_cast<uint32_t>(nranks);
+  const uint32_t hops = Hops(collective, nranks), group = GroupOf(collective, nranks, config);
+  const uint32_t limit = (kFieldLimit + 2 * n - 1) / (2 * n), least = kLevels[0];
+  const auto half_bits = [&](uint32_t k, uint32_t k2) {
+    return int64_t{SumHalfBits(collective, nranks, config, k, k2)};
+  };
+  std::vector<Choice> sums, results;
+  for (const uint32_t k : UsefulLevels(limit, [&](uint32_t k) { return half_bits(k, least); })) {
+    sums.push_back({4 * half_bits(k, least), SumError(k), k, 0});
+  }
+  if (collective == Collective::kAllReduce) {
+    // What K and K2 cost are summands of what both cost.
+    for (const uint32_t k2 : UsefulLevels(limit, [](uint32_t k2) { return Width(1, k2); })) {
+      const int64_t more = half_bits(least, k2) - half_bits(least, least);
+      results.push_back(
+          {4 * (more + int64_t{hops} * Width(1, k2)), ResultError(group, n, k2), 0, k2});
+    }
+    sums = SumOfHulls(LowerHull(sums), LowerHull(results));
+  }
+  if (!config.unbiased) sums.insert(sums.begin(), {0, 6 * (int64_t{1} << 36) / 5, 0, 0});
+  return LowerHull(sums);
 }
 
 // The smallest d >= 0 at which the step from a to b gains enough for what it costs.
@@ -92,7 +124,7 @@ int Threshold(const Choice& a, const Choice& b) {
                                1.7411011265922482};
   const auto gain = static_cast<double>(a.error - b.error);
   const auto price = static_cast<double>(b.cost - a.cost);
-  int d = 0;
+  int d = std::max(0, 5 * (32 + std::ilogb(price) - std::ilogb(gain)));  // not above it
   while (gain * kRoots[d % 5] < std::ldexp(price, 33 - d / 5)) ++d;
   return d;
 }
@@ -139,13 +171,7 @@ uint32_t LeastUnbiasedBits8(Collective collective, int nranks, const Config& con
 }
 
 std::vector<HullPoint> BuildHull(Collective collective, int nranks, const Config& config) {
-  std::vector<Choice> hull;
-  for (const Choice& choice : AllChoices(collective, nranks, config)) {
-    if (!hull.empty() && choice.error >= hull.back().error) continue;
-    if (!hull.empty() && choice.cost == hull.back().cost) hull.pop_back();
-    while (hull.size() >= 2 && IsAbove(hull[hull.size() - 2], hull.back(), choice)) hull.pop_back();
-    hull.push_back(choice);
-  }
+  const std::vector<Choice> hull = AllChoices(collective, nranks, config);
   std::vector<HullPoint> points;
   for (size_t i = 0; i < hull.size(); ++i) {
     points.push_back({.cost = static_cast<uint32_t>(hull[i].cost),

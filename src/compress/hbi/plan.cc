@@ -152,13 +152,17 @@ Planner::Planner(Collective collective, int nranks, const Config& config)
   MakeTables(kDead);
   by_distance_.resize(kDistances);
   cost_by_distance_.resize(kDistances);
-  size_t taken = 0;
   const int64_t budget8 = Budget8(1);
-  for (int i = 0; i < kDistances; ++i) {
-    while (taken + 1 < hull.size() && hull[taken + 1].threshold <= kFirstDistance + i) ++taken;
-    by_distance_[static_cast<size_t>(i)] = static_cast<uint8_t>(taken + 1);
-    cost_by_distance_[static_cast<size_t>(i)] = hull[taken].cost;
-    if (hull[taken].cost <= budget8) affordable_ = i;
+  const auto distance_of = [](int threshold) {
+    return std::clamp(threshold - kFirstDistance, 0, kDistances);
+  };
+  for (size_t i = 0; i < hull.size(); ++i) {  // the distances at which point i + 1 is taken
+    const int first = i == 0 ? 0 : distance_of(hull[i].threshold);
+    const int end = i + 1 == hull.size() ? kDistances : distance_of(hull[i + 1].threshold);
+    std::fill(by_distance_.begin() + first, by_distance_.begin() + end,
+              static_cast<uint8_t>(i + 1));
+    std::fill(cost_by_distance_.begin() + first, cost_by_distance_.begin() + end, hull[i].cost);
+    if (end > first && hull[i].cost <= budget8) affordable_ = end - 1;
   }
 }
 
