@@ -299,7 +299,7 @@ uint8_t* EncodeStrip(const hbi::Strip& strip, const std::byte* x, uint32_t count
 const uint8_t* DecodeStrip(const hbi::Strip& strip, const hbi::StripDecoding& how,
                            const uint8_t* in, std::byte* y) {
 #if INCCL_HBI_STRIPS_AVX2  // the kernels of tiles take fewer instructions
-  if (strip.type == DataType::kFloat32 && !strip.stream) return DecodeRuns(strip, how, in, y);
+  if (strip.type == DataType::kFloat32) return DecodeRuns(strip, how, in, y);
 #endif
   return WithType(strip.type,
                   [&](auto type) HWY_ATTR { return DecodeStripOf<type()>(strip, how, in, y); });

@@ -57,19 +57,13 @@ HWY_INLINE __m256 Load8(const std::byte* x) {
   }
 }
 
-// Stores 16 elements; kStream: fp32 without a place in the caches, aligned. No NaN has bits set
-// that rounding to bf16 would carry.
-template <DataType kType, bool kStream = false>
+// Stores 16 elements. No NaN has bits set that rounding to bf16 would carry. Non-temporal stores
+// gain nothing here.
+template <DataType kType>
 HWY_INLINE void Store16(__m256 low, __m256 high, std::byte* y) {
   if constexpr (kType == DataType::kFloat32) {
-    auto* const floats = reinterpret_cast<float*>(y);
-    if constexpr (kStream) {
-      _mm256_stream_ps(floats, low);
-      _mm256_stream_ps(floats + 8, high);
-    } else {
-      _mm256_storeu_ps(floats, low);
-      _mm256_storeu_ps(floats + 8, high);
-    }
+    _mm256_storeu_ps(reinterpret_cast<float*>(y), low);
+    _mm256_storeu_ps(reinterpret_cast<float*>(y + 32), high);
   } else if constexpr (kType == DataType::kFloat16) {
     const auto half = [&](__m256 v, std::byte* to) HWY_ATTR {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
@@ -356,7 +350,7 @@ HWY_INLINE __m256 FloatsOfBytes(const int8_t* bytes) {
 }
 
 // Decodes codes of which `zero` is 0.
-template <DataType kType, bool kStream, bool kOdd>
+template <DataType kType, bool kOdd>
 HWY_INLINE void DecodePairs(const Pairs& codes, __m256i zero, const float* steps,
                             const uint32_t* scales, std::byte* y) {
   HWY_ALIGN int8_t in_order[kTwoBlocks];
@@ -366,39 +360,31 @@ HWY_INLINE void DecodePairs(const Pairs& codes, __m256i zero, const float* steps
   for (size_t b = 0; b < 2; ++b) {
     const __m256 step = _mm256_set1_ps(steps[scales[b]]);
     for (size_t i = b * kBlock; i < (b + 1) * kBlock; i += 16) {
-      Store16<kType, kStream>(_mm256_mul_ps(FloatsOfBytes(in_order + i), step),
-                              _mm256_mul_ps(FloatsOfBytes(in_order + i + 8), step),
-                              y + i * kSize<kType>);
+      Store16<kType>(_mm256_mul_ps(FloatsOfBytes(in_order + i), step),
+                     _mm256_mul_ps(FloatsOfBytes(in_order + i + 8), step), y + i * kSize<kType>);
     }
   }
 }
 
-template <DataType kType, bool kStream, bool kOdd>
+template <DataType kType, bool kOdd>
 HWY_INLINE void DecodeBytesOf(uint32_t width, uint32_t zero, const float* steps, uint32_t word,
                               const uint8_t** in, std::byte* y) {
   const ScaleCodes scales(word);
   const ByteUnpacker<kOdd> unpack(width);
   const uint8_t* from = *in;
   for (size_t b = 0; b < hbi::kBlocks; b += 2, y += kTwoBlocks * kSize<kType>) {
-    DecodePairs<kType, kStream, kOdd>({{unpack(from, 0), unpack(from, 1)}}, Bytes(zero), steps,
-                                      scales.of + b, y);
+    DecodePairs<kType, kOdd>({{unpack(from, 0), unpack(from, 1)}}, Bytes(zero), steps,
+                             scales.of + b, y);
     from += unpack.bytes();
   }
   *in = from;
 }
 
 template <DataType kType>
-HWY_INLINE void DecodeBytes(uint32_t width, uint32_t zero, const float* steps, uint32_t word,
-                            bool stream, const uint8_t** in, std::byte* y) {
-  const bool odd = width % 2 != 0;
-  if constexpr (kType == DataType::kFloat32) {
-    if (Streams<kType>(stream, y)) {
-      return odd ? DecodeBytesOf<kType, true, true>(width, zero, steps, word, in, y)
-                 : DecodeBytesOf<kType, true, false>(width, zero, steps, word, in, y);
-    }
-  }
-  return odd ? DecodeBytesOf<kType, false, true>(width, zero, steps, word, in, y)
-             : DecodeBytesOf<kType, false, false>(width, zero, steps, word, in, y);
+HWY_INLINE void DecodeBytes(uint32_t width, uint32_t zero, const float* steps, uint32_t word, bool,
+                            const uint8_t** in, std::byte* y) {
+  return width % 2 != 0 ? DecodeBytesOf<kType, true>(width, zero, steps, word, in, y)
+                        : DecodeBytesOf<kType, false>(width, zero, steps, word, in, y);
 }
 
 // The largest byte of each of the eight vectors.
@@ -466,7 +452,7 @@ HWY_INLINE void SumInBytes(const hbi::Point& point, uint32_t word, const std::by
   StoreLargest(point, codes, LargestBytes(distances), largest);
 }
 
-template <DataType kType, bool kStream, bool kOdd>
+template <DataType kType, bool kOdd>
 HWY_INLINE uint8_t* RequantizeBytesOf(const hbi::Point& point, const ScaleCodes& codes,
                                       const ScaleCodes& own, const int8_t* sums,
                                       const float* results, uint8_t* packed, std::byte* y) {
@@ -493,7 +479,7 @@ HWY_INLINE uint8_t* RequantizeBytesOf(const hbi::Point& point, const ScaleCodes&
     }
     packed = pack(made, packed);
     if (y == nullptr) continue;
-    DecodePairs<kType, kStream, kOdd>(made, zero, results, own.of + b, y);
+    DecodePairs<kType, kOdd>(made, zero, results, own.of + b, y);
     y += kTwoBlocks * kSize<kType>;
   }
   return packed;
@@ -501,14 +487,14 @@ HWY_INLINE uint8_t* RequantizeBytesOf(const hbi::Point& point, const ScaleCodes&
 
 // Quantizes a superblock's sums on the scales `own`, packs the codes and decodes them to y unless
 // it is nullptr.
-template <DataType kType, bool kStream>
+template <DataType kType, bool>
 HWY_INLINE uint8_t* RequantizeBytes(const hbi::Point& point, const ScaleCodes& codes,
                                     const ScaleCodes& own, const int8_t* sums, const float* results,
                                     uint8_t* packed, std::byte* y) {
   if (point.result_width % 2 != 0) {
-    return RequantizeBytesOf<kType, kStream, true>(point, codes, own, sums, results, packed, y);
+    return RequantizeBytesOf<kType, true>(point, codes, own, sums, results, packed, y);
   }
-  return RequantizeBytesOf<kType, kStream, false>(point, codes, own, sums, results, packed, y);
+  return RequantizeBytesOf<kType, false>(point, codes, own, sums, results, packed, y);
 }
 
 // ---------------------------------------------------------------- other superblocks
@@ -565,7 +551,8 @@ HWY_INLINE uint8_t* EncodeWide(const hbi::Point& point, uint32_t word, const std
   return out + hbi::PackedBytes(point.own_width);
 }
 
-// Kernels::strip_pays: most superblocks with levels go in bytes.
+// Kernels::strip_pays: of the superblocks with levels, half go in bytes, or three quarters in the
+// owner's step.
 HWY_INLINE bool MostInBytes(const hbi::Strip& strip, const hbi::Offsets& offsets,
                             uint32_t contributions, uint32_t total) {
   if (MovesOf(offsets) == Moves::kNone) return false;
@@ -577,10 +564,10 @@ HWY_INLINE bool MostInBytes(const hbi::Strip& strip, const hbi::Offsets& offsets
     coded += point.k != 0 ? 1 : 0;
     in_bytes += point.k != 0 && fits ? 1 : 0;
   }
-  return 2 * in_bytes >= coded;
+  return 4 * in_bytes >= (total == 1 ? 2 : 3) * coded;
 }
 
-// Decodes a strip of fp32 without non-temporal stores, in runs of superblocks of the same point.
+// Decodes a strip of fp32, in runs of superblocks of the same point.
 HWY_INLINE const uint8_t* DecodeRuns(const hbi::Strip& strip, const hbi::StripDecoding& how,
                                      const uint8_t* in, std::byte* y) {
   for (uint32_t s = 0, run = 1; s < strip.superblocks; s += run, y += run * kSuperblock * 4) {
