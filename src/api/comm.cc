@@ -147,7 +147,7 @@ ccl_result_t ccl_comm_init_all(ccl_comm_t* comms, int ndev, const int* devices) 
     Status status = inccl::CatchOutOfMemory([&] {
       for (size_t i = 0; i < made->size(); ++i) {
         comms[i] = inccl::NewComm();
-        comms[i]->impl = std::move((*made)[i]);
+        inccl::Publish(comms[i], std::move((*made)[i]));
         comms[i]->options = *options;
         if (devices == nullptr) continue;
         comms[i]->device = devices[i];

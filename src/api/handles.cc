@@ -108,6 +108,7 @@ Status CheckHandle(const T* handle, const char* name, const char* what) {
 }
 
 std::atomic<uint64_t> fork_generation{0};
+std::atomic<int> latest_ranks{2};
 
 Status NoCommunicator() { return InvalidArgument("comm: not a communicator, or destroyed"); }
 
@@ -160,6 +161,7 @@ Status CreateInBackground(ccl_comm_t* comm, const InitOptions& options, Creation
 
 void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made) {
   if (made.ok()) {
+    latest_ranks.store((*made)->nranks(), std::memory_order_relaxed);
     comm->impl = *std::move(made);
     comm->state.store(ccl_comm::State::kReady);
   } else {
@@ -167,6 +169,8 @@ void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made) {
     comm->state.store(ccl_comm::State::kFailed);
   }
 }
+
+int LatestRanks() { return latest_ranks.load(std::memory_order_relaxed); }
 
 uint64_t ForkGeneration() {
   [[maybe_unused]] static const int registered =

@@ -173,6 +173,9 @@ using Creation =
 Status Create(ccl_comm_t* comm, const InitOptions& options, Creation creation);
 // Sets the communicator, or the error, of a handle in state kCreating.
 void Publish(ccl_comm_t comm, Result<std::shared_ptr<Communicator>> made);
+// The number of ranks of the communicator that this process published last, or 2: what a new codec
+// prepares for.
+int LatestRanks();
 
 }  // namespace inccl
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "api/handles.h"
+#include "compress/warm_up.h"
 
 using inccl::Guarded;
 using inccl::InvalidArgument;
@@ -81,6 +82,7 @@ ccl_result_t ccl_codec_create(ccl_codec_t* codec, const char* spec) {
     if (spec == nullptr) return InvalidArgument("spec: NULL");
     inccl::Result<std::shared_ptr<const inccl::Codec>> made = inccl::MakeCodec(spec);
     if (!made.ok()) return made.status();
+    inccl::WarmUp(**made, inccl::LatestRanks());
     *codec = inccl::NewCodec();
     (*codec)->impl = *std::move(made);
     return Status::Ok();

@@ -20,11 +20,6 @@ namespace inccl {
 namespace {
 
 constexpr size_t kCodecsKept = 16;
-// The calls of the warm-up, in elements of fp32, and the most ranks whose slots for the second one
-// fit the memory that shm commits at creation.
-constexpr uint64_t kWarmUpElements[] = {1024, 6144};
-constexpr int kMostWarmRanks = 8;
-constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in place of a call's signature
 
 std::vector<int> OtherRanks(int rank, int nranks) {
   std::vector<int> ranks;
@@ -366,34 +361,6 @@ bool CollectiveRunner::AllLanesMulticast() const {
     if (!transport_->CapsFor(producer, OtherRanks(producer, nranks_)).multicast) return false;
   }
   return true;
-}
-
-Status CollectiveRunner::WarmUp(WaitObserver* observer) {
-  if (nranks_ == 1 || !AllLanesMulticast()) return Status::Ok();
-  const uint64_t most = *std::max_element(std::begin(kWarmUpElements), std::end(kWarmUpElements));
-  const std::vector<float> input(most);
-  std::vector<float> output(most);
-  for (const uint64_t count : kWarmUpElements) {
-    Call call;  // an all-reduce of fp32
-    call.nranks = nranks_;
-    call.rank = rank_;
-    call.count = count;
-    call.send = input.data();
-    call.recv = output.data();
-    const Result<Choice> choice =
-        Choose(Tuned(call, false, hosts_), options_.algorithms, options_.tuner_table);
-    const bool warms =
-        choice.ok() && (choice->algorithm == Algorithm::kOneShot ||
-                        (choice->algorithm == Algorithm::kTwoShot && nranks_ <= kMostWarmRanks));
-    if (!warms) continue;
-    Result<PlanCache::Plan> made = plans_.Make(call, *IdentityCodec(), *choice, false);
-    if (!made.ok()) return made.status();
-    const PlanCache::Plan* const plan = plans_.Keep(*std::move(made));
-    Status status =
-        RunPlan(call, nullptr, *plan, StateOf(IdentityCodec()), kWarmUpSignature, observer);
-    if (!status.ok()) return status;
-  }
-  return Status::Ok();
 }
 
 }  // namespace inccl

@@ -51,7 +51,7 @@ class CollectiveRunner {
   Status Run(const Call& call, Engine* engine);
   // Runs sends and receives in host memory, all at the same time.
   Status RunSendRecv(const std::vector<Call>& calls);
-  // Runs small all-reduces of zeros.
+  // Runs small all-reduces, one of them with the default codec.
   Status WarmUp(WaitObserver* observer);
 
   // The number of collectives that have begun.
@@ -72,6 +72,7 @@ class CollectiveRunner {
   // Runs a call in which the ranks of each host add up their elements first.
   Status RunOnHosts(const Call& call);
   // Run of anything but a reducer or several vectors.
+  Status RunWarmUp(Call call, WaitObserver* observer);
   Status RunOne(const Call& call, Engine* engine);
   // Runs an all-reduce of several vectors, in host or device memory, on a copy of all of them.
   Status RunFused(const Call& call);

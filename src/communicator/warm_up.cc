@@ -9,14 +9,23 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "bootstrap/gathering.h"
+#include "communicator/collective_runner.h"
 #include "communicator/communicator.h"
+#include "compress/identity_codec.h"
 
 namespace inccl {
 namespace {
+
+// The calls of the warm-up, in elements of fp32, and the most ranks whose slots for the second one
+// fit the memory that shm commits at creation.
+constexpr uint64_t kWarmUpElements[] = {1024, 6144};
+constexpr int kMostWarmRanks = 8;
+constexpr uint64_t kWarmUpSignature = 0x5245484541525345;  // in place of a call's signature
 
 // Ends the wait at the deadline, on an error, or when the creation is cancelled.
 class Observer final : public WaitObserver {
@@ -62,6 +71,43 @@ Status OfInit(const Status& status, const std::string& name) {
 }
 
 }  // namespace
+
+Status CollectiveRunner::WarmUp(WaitObserver* observer) {
+  if (nranks_ == 1 || !AllLanesMulticast()) return Status::Ok();
+  Call call;  // an all-reduce of fp32
+  call.nranks = nranks_;
+  call.rank = rank_;
+  for (const uint64_t count : kWarmUpElements) {
+    call.count = count;
+    if (Status status = RunWarmUp(call, observer); !status.ok()) return status;
+  }
+  call.count = kWarmUpElements[0];
+  call.codec = options_.default_codec;
+  bool below_min_bytes = false;
+  const bool compressed = call.codec != nullptr && SettleCodec(&call, &below_min_bytes).ok() &&
+                          call.codec != nullptr &&
+                          !SumsHosts(call.codec->route(), call.collective, hosts_);
+  return compressed ? RunWarmUp(call, observer) : Status::Ok();
+}
+
+Status CollectiveRunner::RunWarmUp(Call call, WaitObserver* observer) {
+  const Result<Choice> choice =
+      Choose(Tuned(call, false, hosts_), options_.algorithms, options_.tuner_table);
+  const bool warms =
+      choice.ok() && (choice->algorithm == Algorithm::kOneShot ||
+                      (choice->algorithm == Algorithm::kTwoShot && nranks_ <= kMostWarmRanks));
+  if (!warms) return Status::Ok();
+  std::vector<float> input(call.count), output(call.count);
+  // A codec would drop zeros without a look at its tables.
+  for (size_t i = 0; i < input.size(); ++i) input[i] = 1.0f / static_cast<float>(1 + i % 8);
+  call.send = input.data();
+  call.recv = output.data();
+  const std::shared_ptr<const Codec>& codec = call.codec == nullptr ? IdentityCodec() : call.codec;
+  Result<PlanCache::Plan> made = plans_.Make(call, *codec, *choice, false);
+  if (!made.ok()) return made.status();
+  const PlanCache::Plan* const plan = plans_.Keep(*std::move(made));
+  return RunPlan(call, nullptr, *plan, StateOf(codec), kWarmUpSignature, observer);
+}
 
 Status Communicator::WarmUp(Time deadline, const std::atomic<bool>* cancelled) {
   FAULT_RANK(fault::kNoRank);  // fault points of calls are for users' calls only
