@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the kernels of strips (hbi_kernels.h) of all instruction sets share. Included once per
-// target, after hbi_quantize-inl.h.
+// target, after hbi_strip_elements-inl.h.
 #include <cstddef>
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 #include "compress/hbi/format.h"
 #include "compress/hbi/level_table.h"
 #include "compress/kernels/hbi_kernels.h"
-#include "compress/kernels/hbi_quantize-inl.h"
+#include "compress/kernels/hbi_strip_elements-inl.h"
 #include "hwy/highway.h"
 
 #if defined(INCCL_COMPRESS_KERNELS_HBI_STRIP_COMMON_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,22 +18,6 @@
 #else
 #define INCCL_COMPRESS_KERNELS_HBI_STRIP_COMMON_INL_H_
 #endif
-
-// With the byte permutations of AVX-512 VBMI, and with AVX2.
-#undef INCCL_HBI_STRIPS_VBMI
-#undef INCCL_HBI_STRIPS_AVX2
-#undef INCCL_HBI_STRIPS
-#if INCCL_HBI_VECTORS && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
-#define INCCL_HBI_STRIPS_VBMI 1
-#else
-#define INCCL_HBI_STRIPS_VBMI 0
-#endif
-#if HWY_TARGET == HWY_AVX2
-#define INCCL_HBI_STRIPS_AVX2 1
-#else
-#define INCCL_HBI_STRIPS_AVX2 0
-#endif
-#define INCCL_HBI_STRIPS (INCCL_HBI_STRIPS_VBMI || INCCL_HBI_STRIPS_AVX2)
 
 #if INCCL_HBI_STRIPS
 HWY_BEFORE_NAMESPACE();
@@ -44,9 +28,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using VF = hn::Vec<DF>;
 
 inline constexpr size_t kTwoBlocks = 2 * kBlock;  // elements whose codes are packed together
-
-template <DataType kType>
-inline constexpr size_t kSize = kType == DataType::kFloat32 ? 4 : 2;
 
 // The scale codes of a superblock, in memory: the compiler would take them out of a vector one by
 // one instead.

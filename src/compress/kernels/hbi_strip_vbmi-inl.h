@@ -6,7 +6,6 @@
 // per target, after hbi_strip_common-inl.h.
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "base/types.h"
 #include "compress/hbi/format.h"
@@ -37,44 +36,6 @@ static_assert(kFields == kBlock);
 struct TwoBlocks {
   V16 lower, upper;
 };
-
-// ---------------------------------------------------------------- elements
-
-template <DataType kType>
-HWY_INLINE __m512 Load16(const std::byte* x) {
-  if constexpr (kType == DataType::kFloat32) {
-    return _mm512_loadu_ps(x);
-  } else {
-    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-    if constexpr (kType == DataType::kFloat16) return _mm512_cvtph_ps(narrow);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
-  }
-}
-
-// Stores the 32 elements of a block; kStream: fp32 without a place in the caches, aligned. No NaN
-// has bits set that rounding to bf16 would carry.
-template <DataType kType, bool kStream = false>
-HWY_INLINE void StoreBlock(__m512 low, __m512 high, std::byte* y) {
-  if constexpr (kStream) {
-    static_assert(kType == DataType::kFloat32);
-    _mm512_stream_ps(reinterpret_cast<float*>(y), low);
-    _mm512_stream_ps(reinterpret_cast<float*>(y + 64), high);
-  } else if constexpr (kType == DataType::kFloat32) {
-    _mm512_storeu_ps(y, low);
-    _mm512_storeu_ps(y + 64, high);
-  } else if constexpr (kType == DataType::kFloat16) {
-    const __m256i l = _mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m256i h = _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    _mm512_storeu_si512(y, _mm512_inserti64x4(_mm512_castsi256_si512(l), h, 1));
-  } else {
-    const auto rounded = [](__m512 v) HWY_ATTR {
-      const V32 bits{_mm512_castps_si512(v)};
-      const V32 odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(D32(), 1u));
-      return hn::BitCast(D16(), hn::Add(hn::Add(bits, hn::Set(D32(), 0x7FFFu)), odd));
-    };
-    _mm512_storeu_si512(y, hn::ConcatOdd(D16(), rounded(high), rounded(low)).raw);
-  }
-}
 
 // ---------------------------------------------------------------- packing
 
@@ -248,16 +209,6 @@ HWY_INLINE void DecodeSigned(const int16_t* codes, const float* steps, const Sca
     }
   }
   DecodeSignedTo<kType>(codes, steps, scales, y);
-}
-
-// Writes a superblock that has no levels.
-template <DataType kType>
-HWY_INLINE void PutUncoded(uint32_t word, std::byte* y) {
-  const __m512 value =
-      _mm512_set1_ps(hbi::IsPoison(word) ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
-  for (size_t b = 0; b < hbi::kBlocks; ++b) {
-    StoreBlock<kType>(value, value, y + b * kBlock * kSize<kType>);
-  }
 }
 
 HWY_INLINE void StoreMinus(TwoBlocks codes, V16 zero, int16_t* to) {
