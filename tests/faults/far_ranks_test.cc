@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kRanks = 8;
 
-constexpr int kGone = 2, kDone = 3;  // stages after kJoined
+constexpr int kDone = 2, kGone = 3;  // stages after kJoined
 
 class FarRanksTest : public FaultTest {
  protected:
