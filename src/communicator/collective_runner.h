@@ -71,8 +71,9 @@ class CollectiveRunner {
   Status RunSettled(const Call& call, Engine* engine, bool below_min_bytes);
   // Runs a call in which the ranks of each host add up their elements first.
   Status RunOnHosts(const Call& call);
-  // Run of anything but a reducer or several vectors.
+  // Runs this call on data of its own, if a short algorithm takes it.
   Status RunWarmUp(Call call, WaitObserver* observer);
+  // Run of anything but a reducer or several vectors.
   Status RunOne(const Call& call, Engine* engine);
   // Runs an all-reduce of several vectors, in host or device memory, on a copy of all of them.
   Status RunFused(const Call& call);

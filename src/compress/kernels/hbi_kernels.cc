@@ -271,13 +271,6 @@ HWY_INLINE auto WithType(DataType type, Work work) {
   }
 }
 
-#if INCCL_HBI_STRIPS_AVX2
-bool StripPays(const hbi::Strip& strip, const hbi::Offsets& offsets, uint32_t contributions,
-               uint32_t total) {
-  return MostInBytes(strip, offsets, contributions, total);
-}
-#endif
-
 bool IsMasked(const hbi::Offsets& offsets) { return (offsets.ranks & (offsets.ranks - 1)) == 0; }
 
 uint8_t* EncodeStrip(const hbi::Strip& strip, const std::byte* x, uint32_t counter,

@@ -267,8 +267,8 @@ HWY_INLINE uint8_t* EncodeWide(const hbi::Point& point, uint32_t word, const std
 
 // Kernels::strip_pays: of the superblocks with levels, half go in bytes, or three quarters in the
 // owner's step.
-HWY_INLINE bool MostInBytes(const hbi::Strip& strip, const hbi::Offsets& offsets,
-                            uint32_t contributions, uint32_t total) {
+inline bool StripPays(const hbi::Strip& strip, const hbi::Offsets& offsets, uint32_t contributions,
+                      uint32_t total) {
   if (MovesOf(offsets) == Moves::kNone) return false;
   uint32_t coded = 0, in_bytes = 0;
   for (uint32_t s = 0; s < strip.superblocks; ++s) {
