@@ -5,15 +5,15 @@
 # usage: tools/check.sh [--all | --long] [--no-install] [-j JOBS]
 #   --all          also: PyTorch, in .venv, for its tests, which counts as a failure if it cannot be installed; RDMA in a
 #                  virtual machine, where one runs; the tests under the address and undefined-behaviour
-#                  sanitizers, those with threads under the thread sanitizer, which is clang's; lints of what has changed
-#                  since everything was last linted
-#   --long         all that, lints of everything, the tests seen by clang, PyTorch's own tests of its backends, the codecs'
+#                  sanitizers, those with threads under the thread sanitizer, which is clang's; lints of what the last
+#                  60 commits have changed
+#   --long         all that, the tests that the others leave out, lints of everything, the tests seen by clang, PyTorch's own tests of its backends, the codecs'
 #                  tests for 64-bit ARM in an emulator, every fuzz target for a minute, edits of the compressed format
 #                  that its tests must notice, stress tests of 10^5 operations on one host and on four, 256 ranks over
 #                  TCP, 600 rounds of ranks that die and are cut off (5 minutes or more; INCCL_TEST_ROUNDS), and 10 minutes
 #                  in which processors are scarce
 #   --no-install   installs nothing
-#   -j JOBS        parallel compilations and tests (default: the cores)
+#   -j JOBS        parallel compilations (default: the cores); twice as many tests run at a time, for most of them wait
 #
 # A step that fails outside ctest (a build, the format, the lints) counts as one failure. The last line of output is
 # "N passed, N failed".
@@ -31,18 +31,28 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-test_jobs=$jobs
+test_jobs=$((2 * jobs))
 
 # Open MPI: as root, and with more ranks than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_mpi_yield_when_idle=1
 export UBSAN_OPTIONS=print_stacktrace=1
 # Randomized tests draw the same numbers in each run, so that a change is judged by itself; with --long they draw new ones.
-[ "$long" = 1 ] || export INCCL_TEST_SEED=${INCCL_TEST_SEED:-1}
+if [ "$long" = 1 ]; then
+  export INCCL_TEST_LONG=1  # sanitized programs run all of their tests
+else
+  export INCCL_TEST_SEED=${INCCL_TEST_SEED:-1}
+fi
 
 passed=0 failed=0 summary=() failing_logs=()
 logs=build/check
 mkdir -p "$logs"
+
+# report BEGIN NAME TEXT: a line of the summary, with the minutes since BEGIN.
+report() {
+  local seconds=$((SECONDS - $1))
+  summary+=("$(printf '%3d min %2d s  %s: %s' $((seconds / 60)) $((seconds % 60)) "$2" "$3")")
+}
 
 # step NAME COMMAND...: runs it with its output in a log, whose end is shown if it fails.
 step() {
@@ -50,10 +60,10 @@ step() {
   shift
   echo "== $name"
   if "$@" > "$log" 2>&1; then
-    summary+=("$name: ok, $((SECONDS - begin)) s")
+    report "$begin" "$name" ok
   else
     tail -n 60 "$log"
-    summary+=("$name: FAILED, $((SECONDS - begin)) s, $log")
+    report "$begin" "$name" "FAILED, $log"
     failed=$((failed + 1))
     return 1
   fi
@@ -80,14 +90,14 @@ test_preset() {
     grep -Ev '^ *Start |^\[( RUN      |       OK )\] '
   read -r bad total < <(sed -n 's/^.*% tests passed, \([0-9]*\) tests\{0,1\} failed out of \([0-9]*\)$/\1 \2/p' "$log")
   if [ -z "${total:-}" ]; then
-    summary+=("test $1: FAILED, no result, $log")
+    report "$begin" "test $1" "FAILED, no result, $log"
     failed=$((failed + 1))
   else
     skipped=$(grep -c '\*\*\*Skipped' "$log")
     passed=$((passed + total - bad - skipped)) failed=$((failed + bad))
     [ "$bad" -eq 0 ] || failing_logs+=("$log")
     again=$(grep -c '^== the machine stood still' "build/$1/Testing/Temporary/LastTest.log")
-    summary+=("test $1: $((total - bad - skipped)) of $total passed, $skipped skipped, $again run again after a standstill, $((SECONDS - begin)) s")
+    report "$begin" "test $1" "$((total - bad - skipped)) of $total passed, $skipped skipped, $again run again after a standstill"
   fi
 }
 
@@ -97,7 +107,7 @@ sources() {
 check_format() { sources -print0 | xargs -0 clang-format-14 --dry-run --Werror; }
 # Other steps show the sources to clang; this shows it the tests, without headers that were compiled before.
 clang_tests() {
-  python3 - build/release/compile_commands.json "$PWD/tests/" << 'END' | xargs -0 -P "$jobs" -I {} sh -c {}
+  configure_lint && python3 - build/lint/compile_commands.json "$PWD/tests/" << 'END' | xargs -0 -P "$jobs" -I {} sh -c {}
 import json, re, sys
 for entry in json.load(open(sys.argv[1])):
     if entry["file"].startswith(sys.argv[2]):
@@ -107,17 +117,14 @@ for entry in json.load(open(sys.argv[1])):
         print("cd " + entry["directory"] + " && " + command, end="\0")
 END
 }
-lint() { run-clang-tidy-14 -quiet -j "$jobs" -p build/release "$1"; }
-# What has changed below src since the commit that tools/linted names, at which --long has linted everything; a header is
-# seen in a source that includes it.
+# clang-tidy sees each source by itself, not as units.
+configure_lint() { cmake --preset release -B build/lint -DCMAKE_UNITY_BUILD=OFF -DINCCL_CUDA=OFF > /dev/null; }
+lint() { configure_lint && run-clang-tidy-14 -quiet -j "$jobs" -p build/lint "$1"; }
+# What the last 60 commits have changed below src; a header is seen in a source that includes it.
 lint_changed() {
   local base file including files=()
-  base=$(cat tools/linted)
-  if ! git cat-file -e "$base^{commit}"; then
-    echo "no commit $base here: everything"
-    lint "^$PWD/src/.*\.cc$"
-    return
-  fi
+  base=$(git rev-list -n 60 HEAD | tail -n 1)
+  configure_lint || return
   while read -r file; do
     case $file in
       */device/cuda/*) ;;  # needs CUDA's headers
@@ -127,14 +134,14 @@ lint_changed() {
     esac
   done < <(git diff --name-only --diff-filter=d "$base" -- src)
   [ ${#files[@]} -gt 0 ] || { echo "nothing has changed"; return 0; }
-  printf '%s\n' "${files[@]}" | sort -u | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/release
+  printf '%s\n' "${files[@]}" | sort -u | tee /dev/stderr | xargs -P "$jobs" -n 4 clang-tidy-14 -quiet -p build/lint
 }
 # PyTorch, in .venv, for the tests of inccl.torch. --all requires it where it may install it; else they are skipped.
 python_environment() {
   if [ "$all" = 1 ] && [ "$install" = 1 ]; then
     step "Python environment" timeout 900 scripts/python_environment.sh
   elif ! .venv/bin/python -c "import torch" 2> /dev/null; then
-    summary+=("Python environment: skipped, and with it the tests of PyTorch, unless another Python has it")
+    report "$SECONDS" "Python environment" "skipped, and with it the tests of PyTorch, unless another Python has it"
   fi
 }
 # The transport verbs on soft RoCE, in a virtual machine; skipped where this machine cannot run it.
@@ -143,11 +150,13 @@ soft_roce() {
   echo "== soft RoCE"
   tests/rdma/soft_roce.sh build/release > "$log" 2>&1 || rc=$?
   case $rc in
-    0) summary+=("soft RoCE: ok, $((SECONDS - begin)) s") passed=$((passed + 1)) ;;
-    77) summary+=("soft RoCE: skipped, $(tail -n 1 "$log")") ;;
-    *) tail -n 60 "$log"; summary+=("soft RoCE: FAILED, $log") failed=$((failed + 1)) ;;
+    0) report "$begin" "soft RoCE" ok; passed=$((passed + 1)) ;;
+    77) report "$begin" "soft RoCE" "skipped, $(tail -n 1 "$log")" ;;
+    *) tail -n 60 "$log"; report "$begin" "soft RoCE" "FAILED, $log"; failed=$((failed + 1)) ;;
   esac
 }
+# Runs of programs and whole benchmarks that the other tests repeat in small.
+long_tests() { ctest --test-dir build/release -L '^long$' -j "$jobs" --output-on-failure; }
 pytorch_tests() {
   local rc=77
   if [ -x .venv/bin/python ]; then
@@ -181,6 +190,7 @@ if [ "$all" = 1 ]; then
   [ "$long" = 1 ] || step "lint" lint_changed
 fi
 if [ "$long" = 1 ]; then
+  step "long tests" long_tests
   step "lint" lint "^$PWD/(src|perf|tools)/.*\.cc$"
   step "tests with clang" clang_tests
   step "tests of PyTorch" pytorch_tests

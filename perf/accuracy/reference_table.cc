@@ -16,7 +16,7 @@
 namespace inccl::tools {
 namespace {
 
-constexpr uint64_t kSuperblock = 256;
+constexpr uint64_t kScaledTogether = 256;
 constexpr int kRecordedRanks = 8;
 
 bool IsRecorded(const std::string& data) {
@@ -40,7 +40,7 @@ std::optional<Way> WayOf(const std::string& name, const std::string& bits) {
 
 // The scales of the data set grad, one per superblock, shared by the ranks.
 std::vector<double> GradScales(NumpyRandom& random, uint64_t count) {
-  const size_t superblocks = count / kSuperblock;
+  const size_t superblocks = count / kScaledTogether;
   std::vector<bool> narrow(superblocks);
   std::vector<double> first(superblocks), second(superblocks);
   for (size_t i = 0; i < superblocks; ++i) narrow[i] = random.Uniform() < 0.79;
@@ -110,7 +110,7 @@ Result<Vectors> TableSample(const std::string& data, int nranks, uint32_t sample
   Vectors ranks(static_cast<size_t>(nranks), std::vector<float>(kTableCount));
   for (std::vector<float>& rank : ranks) {
     for (size_t i = 0; i < rank.size(); ++i) {
-      const double scale = scales.empty() ? 1.0 : scales[i / kSuperblock];
+      const double scale = scales.empty() ? 1.0 : scales[i / kScaledTogether];
       rank[i] = static_cast<float>(scale * (random.*draw)());
     }
   }

@@ -12,8 +12,8 @@
 namespace inccl::perf {
 namespace {
 
-constexpr uint64_t kChunk = 4096;  // a multiple of kBlock
-constexpr uint64_t kBlock = 256;   // elements that a codec poisons together
+constexpr uint64_t kChunk = 4096;         // a multiple of kPoisonedBlock
+constexpr uint64_t kPoisonedBlock = 256;  // elements that a codec poisons together
 
 bool SameClass(double result, double expected) {
   return std::isnan(expected) ? std::isnan(result) : result == expected;
@@ -35,8 +35,8 @@ void AddFinite(double result, double expected, double allowed, Accuracy* accurac
 // Whether the input of any rank is not finite in the block of `result` around element i.
 bool BlockIsPoisoned(const Oracle& oracle, uint64_t first, uint64_t i, uint64_t count) {
   if (oracle.non_finite.empty()) return false;
-  const uint64_t begin = i / kBlock * kBlock;
-  for (uint64_t j = begin; j < std::min(count, begin + kBlock); ++j) {
+  const uint64_t begin = i / kPoisonedBlock * kPoisonedBlock;
+  for (uint64_t j = begin; j < std::min(count, begin + kPoisonedBlock); ++j) {
     if (oracle.non_finite[(first + j) % oracle.period]) return true;
   }
   return false;
@@ -138,9 +138,9 @@ Accuracy VerifyLossyCopy(DataType type, const void* expected, const void* result
   Accuracy accuracy;
   const auto* a = static_cast<const std::byte*>(expected);
   const auto* b = static_cast<const std::byte*>(result);
-  std::vector<double> want(kBlock), got(kBlock);
-  for (uint64_t begin = 0; begin < count; begin += kBlock) {
-    const uint64_t now = std::min(kBlock, count - begin);
+  std::vector<double> want(kPoisonedBlock), got(kPoisonedBlock);
+  for (uint64_t begin = 0; begin < count; begin += kPoisonedBlock) {
+    const uint64_t now = std::min(kPoisonedBlock, count - begin);
     DecodeFloats(type, a + begin * SizeOf(type), now, want.data());
     DecodeFloats(type, b + begin * SizeOf(type), now, got.data());
     const auto end = want.begin() + static_cast<std::ptrdiff_t>(now);

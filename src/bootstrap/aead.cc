@@ -12,11 +12,6 @@ namespace {
 
 constexpr size_t kKeyBytes = 16;
 
-unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-const unsigned char* Unsigned(const std::byte* bytes) {
-  return reinterpret_cast<const unsigned char*>(bytes);
-}
-
 }  // namespace
 
 void Aead::Free::operator()(evp_cipher_ctx_st* context) const { EVP_CIPHER_CTX_free(context); }

@@ -15,7 +15,7 @@ namespace inccl::bootstrap {
 namespace {
 
 constexpr Time kServerLimit = 2 * kSecond;
-constexpr Time kPause = 2 * kMillisecond;
+constexpr Time kEntrancePause = 2 * kMillisecond;
 constexpr Time kAcceptGrace = kSecond;  // for other threads to close descriptors
 constexpr size_t kMostAcceptsAtOnce = 64;
 
@@ -163,7 +163,7 @@ int Connector::AcceptFrom(Entrance* entrance) {
       if (terms_->patient && now - entrance->failing_since > kAcceptGrace) {
         FailAwaited(*entrance, error);
       }
-      entrance->again_at = now + kPause;
+      entrance->again_at = now + kEntrancePause;
       return static_cast<int>(i);
     }
     entrance->failing_since = 0;

@@ -18,8 +18,6 @@
 namespace inccl::bootstrap {
 namespace {
 
-unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-
 // Uses each algorithm once. OpenSSL looks for an algorithm at its first use, and 3.0 never finds it
 // again if it runs out of memory then.
 bool FindAlgorithms() {

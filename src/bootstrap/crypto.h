@@ -23,6 +23,12 @@ namespace inccl::bootstrap {
 
 using Bytes = std::span<const std::byte>;
 
+// As libcrypto names bytes.
+inline unsigned char* Unsigned(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+inline const unsigned char* Unsigned(const std::byte* bytes) {
+  return reinterpret_cast<const unsigned char*>(bytes);
+}
+
 inline constexpr size_t kMacBytes = 32;
 inline constexpr size_t kNonceBytes = 16;
 using Mac = std::array<std::byte, kMacBytes>;

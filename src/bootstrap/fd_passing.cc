@@ -13,7 +13,7 @@
 namespace inccl::bootstrap {
 namespace {
 
-constexpr char kMagic[4] = {'i', 'c', 'f', '1'};
+constexpr char kMessageMagic[4] = {'i', 'c', 'f', '1'};
 
 struct alignas(cmsghdr) ControlBuffer {
   char bytes[CMSG_SPACE(sizeof(int) * kMaxSharedFds)];
@@ -27,7 +27,7 @@ Result<bool> SendFds(int socket, std::span<const int> fds) {
         fmt::format("{} descriptors to share, at most {}", fds.size(), kMaxSharedFds));
   }
   ByteWriter message;
-  message.Raw(std::as_bytes(std::span(kMagic)));
+  message.Raw(std::as_bytes(std::span(kMessageMagic)));
   message.U32(static_cast<uint32_t>(fds.size()));
   std::array<std::byte, kFdMessageBytes> bytes;
   std::copy(message.bytes().begin(), message.bytes().end(), bytes.begin());
@@ -87,9 +87,9 @@ Result<bool> FdReceiver::Receive(int socket) {
     have_ += static_cast<size_t>(got);
   }
   ByteReader reader(message_);
-  std::array<std::byte, sizeof kMagic> magic;
+  std::array<std::byte, sizeof kMessageMagic> magic;
   uint32_t count = 0;
-  if (!reader.Raw(magic) || std::memcmp(magic.data(), kMagic, sizeof kMagic) != 0 ||
+  if (!reader.Raw(magic) || std::memcmp(magic.data(), kMessageMagic, sizeof kMessageMagic) != 0 ||
       !reader.U32(&count) || count != fds_.size()) {
     return InternalError(fmt::format("sent {} descriptors and announced {}", fds_.size(), count));
   }

@@ -10,8 +10,8 @@
 namespace inccl::bootstrap {
 namespace {
 
-constexpr std::array<std::byte, 4> kMagic = {std::byte{'i'}, std::byte{'c'}, std::byte{'l'},
-                                             std::byte{'2'}};
+constexpr std::array<std::byte, 4> kHelloMagic = {std::byte{'i'}, std::byte{'c'}, std::byte{'l'},
+                                                  std::byte{'2'}};
 constexpr uint8_t kSecretFileFlag = 1;
 constexpr size_t kHelloSignedBytes = kHelloBytes - kMacBytes;
 constexpr std::string_view kClientLabel = "inccl-c2";
@@ -53,7 +53,9 @@ Result<ConnectionKeys> KeysOf(const Key& secret, Bytes greeting, Bytes hello) {
   return ConnectionKeys{*from_client, *from_server};
 }
 
-bool HasMagic(Bytes bytes) { return std::equal(kMagic.begin(), kMagic.end(), bytes.begin()); }
+bool HasMagic(Bytes bytes) {
+  return std::equal(kHelloMagic.begin(), kHelloMagic.end(), bytes.begin());
+}
 
 }  // namespace
 
@@ -91,7 +93,7 @@ void ServerHandshake::Start(const HandshakeTerms* terms, const Nonce& server_non
   state_ = State::kReading;
   fault_ = HandshakeFault::kNone;
   FixedWriter writer(greeting_);
-  writer.Raw(kMagic);
+  writer.Raw(kHelloMagic);
   writer.Integer(kProtocolVersion, 1);
   writer.Integer(terms->secret_file ? kSecretFileFlag : 0, 1);
   writer.Integer(0, 2);
@@ -109,7 +111,7 @@ ServerHandshake::State ServerHandshake::Feed(Bytes bytes) {
   std::memcpy(hello_.data() + have_, bytes.data(), bytes.size());
   have_ += bytes.size();
   // Refuse another protocol before the whole hello has arrived.
-  if (have_ >= kMagic.size() && !HasMagic(hello_)) {
+  if (have_ >= kHelloMagic.size() && !HasMagic(hello_)) {
     fault_ = HandshakeFault::kMagic;
     state_ = State::kFailed;
   } else if (have_ == kHelloBytes) {
@@ -126,8 +128,8 @@ HandshakeFault ServerHandshake::Check() {
   Nonce communicator, client_nonce;
   PublicKey client_key;
   Mac mac;
-  const bool complete = reader.Skip(kMagic.size()) && reader.U8(&version) && reader.U8(&role) &&
-                        reader.U16(&connection_) && reader.Raw(communicator) &&
+  const bool complete = reader.Skip(kHelloMagic.size()) && reader.U8(&version) &&
+                        reader.U8(&role) && reader.U16(&connection_) && reader.Raw(communicator) &&
                         reader.U32(&rank_) && reader.U32(&nranks_) && reader.U32(&server) &&
                         reader.U32(&zero) && reader.Raw(client_nonce) && reader.Raw(client_key) &&
                         reader.Raw(mac);
@@ -205,8 +207,8 @@ HandshakeFault ClientHandshake::MakeHello() {
   uint32_t server = 0, more_zeros = 0;
   Nonce server_nonce;
   PublicKey server_key;
-  const bool complete = reader.Skip(kMagic.size() + 1) && reader.U8(&flags) && reader.U16(&zero) &&
-                        reader.U32(&server) && reader.U32(&more_zeros) &&
+  const bool complete = reader.Skip(kHelloMagic.size() + 1) && reader.U8(&flags) &&
+                        reader.U16(&zero) && reader.U32(&server) && reader.U32(&more_zeros) &&
                         reader.Raw(server_nonce) && reader.Raw(server_key);
   if (!complete || zero != 0 || more_zeros != 0) return HandshakeFault::kMagic;
   const bool server_has_file = (flags & kSecretFileFlag) != 0;
@@ -223,7 +225,7 @@ HandshakeFault ClientHandshake::MakeHello() {
   }
   secret_ = *secret;
   FixedWriter writer(hello_);
-  writer.Raw(kMagic);
+  writer.Raw(kHelloMagic);
   writer.Integer(kProtocolVersion, 1);
   writer.Integer(static_cast<uint8_t>(terms_->role), 1);
   writer.Integer(identity_.connection, 2);

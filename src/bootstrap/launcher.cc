@@ -168,14 +168,14 @@ void ReadSlurm(Reader* r, Launcher* l) {
   }
 }
 
-struct Source {
+struct LauncherSource {
   const char* kind;
   Names present;  // this launcher is chosen if all of them are set
   void (*read)(Reader*, Launcher*);
 };
 
 // Launchers may start other launchers, so the most specific one comes first.
-const Source kSources[] = {
+const LauncherSource kSources[] = {
     {"INCCL_RANK", {"INCCL_RANK"}, ReadOwn},
     {"INCCL_RANK", {"INCCL_SIZE"}, ReadOwn},
     {"torchrun", {"RANK", "TORCHELASTIC_RUN_ID"}, ReadTorch},
@@ -188,7 +188,7 @@ const Source kSources[] = {
 }  // namespace
 
 Result<Launcher> FindLauncher(const GetEnv& get) {
-  for (const Source& source : kSources) {
+  for (const LauncherSource& source : kSources) {
     Launcher launcher;
     launcher.kind = source.kind;
     Reader reader(get, &launcher);

@@ -30,7 +30,7 @@ UniqueFd PeerPidFd(int fd) {
   return UniqueFd(pidfd);
 }
 
-bool HasEnded(int pidfd) {
+bool ProcessHasEnded(int pidfd) {
   pollfd ended = {.fd = pidfd, .events = POLLIN, .revents = 0};
   return poll(&ended, 1, 0) != 0;
 }
@@ -75,7 +75,7 @@ Status CheckPeerNamespaces(int fd) {
     }
   }
   // If the process has ended, another one may have its number now.
-  return pidfd.valid() && HasEnded(pidfd.get()) ? Ended(peer->pid) : Status::Ok();
+  return pidfd.valid() && ProcessHasEnded(pidfd.get()) ? Ended(peer->pid) : Status::Ok();
 }
 
 }  // namespace inccl::bootstrap

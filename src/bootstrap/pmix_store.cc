@@ -32,6 +32,8 @@ constexpr uint8_t kGlobalScope = 3;
 constexpr uint16_t kBool = 1, kString = 3;
 constexpr const char* kCollectData = "pmix.collect";
 
+}  // namespace
+
 struct PmixValue {
   uint16_t type = kString;
   alignas(8) union {
@@ -50,8 +52,6 @@ static_assert(offsetof(PmixInfo, value) == 520 && offsetof(PmixValue, data) == 8
 
 using ValueCallback = void (*)(int status, PmixValue* value, void* context);
 using DoneCallback = void (*)(int status, void* context);
-
-}  // namespace
 
 struct PmixLibrary {
   int (*init)(PmixProcess*, void*, size_t) = nullptr;

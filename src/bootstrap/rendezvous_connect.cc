@@ -24,8 +24,8 @@ namespace {
 constexpr Time kAttemptLimit = 4 * kSecond;
 constexpr Time kFirstPause = kMillisecond;
 constexpr Time kLongestPause = 50 * kMillisecond;
-constexpr int kMostRejections = 3;  // a root under attack may reject a correct client
-constexpr int kMostAbsences = 5;    // attempts without a listener where one must exist
+constexpr int kMostRootRejections = 3;  // a root under attack may reject a correct client
+constexpr int kMostAbsences = 5;        // attempts without a listener where one must exist
 
 // How one attempt to connect and authenticate ended.
 struct Attempt {
@@ -183,10 +183,10 @@ Attempt TryOnce(const SocketAddress& address, const RootTarget& target, const Ha
 Status GiveUp(const RootTarget& target, const HandshakeTerms& terms, const std::string& where,
               const Attempt& last, int rejections, int absences) {
   if (last.outcome == Attempt::Outcome::kHopeless) return last.status;
-  if (rejections >= kMostRejections && HasTheKey(target, terms)) {
+  if (rejections >= kMostRootRejections && HasTheKey(target, terms)) {
     return NotOfTheId(where, "it rejects this rank");
   }
-  if (rejections >= kMostRejections) {
+  if (rejections >= kMostRootRejections) {
     return InvalidUsage(fmt::format(
         "the rendezvous at {} rejects this rank: the ids (or secret files, or jobs) differ",
         where));

@@ -25,7 +25,7 @@
 namespace inccl::bootstrap {
 namespace {
 
-constexpr int kMostAcceptsAtOnce = 16;             // then it serves existing connections
+constexpr int kMostRootAccepts = 16;               // then it serves existing connections
 constexpr Time kAcceptPause = 50 * kMillisecond;   // after running out of descriptors
 constexpr Time kLateLimit = 2 * kSecond;           // for late ranks, with RootOptions::abandoned
 constexpr Time kLookInterval = 50 * kMillisecond;  // between looks at RootOptions::abandoned
@@ -186,7 +186,7 @@ void Root::Poll() {
 }
 
 void Root::AcceptFrom(int listener) {
-  for (int i = 0; i < kMostAcceptsAtOnce; ++i) {
+  for (int i = 0; i < kMostRootAccepts; ++i) {
     SocketAddress address;
     int error = 0;
     UniqueFd fd = Accept(listener, &address, &error);

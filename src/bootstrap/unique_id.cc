@@ -13,7 +13,7 @@
 namespace inccl {
 namespace {
 
-constexpr std::string_view kMagic = "iclu";
+constexpr std::string_view kIdMagic = "iclu";
 constexpr uint8_t kVersion = 1;
 constexpr uint8_t kNeedsSecretFile = 1;
 constexpr size_t kCrcOffset = 100;
@@ -58,7 +58,7 @@ bool ReadAddresses(ByteReader* reader, std::vector<UniqueIdAddress>* addresses) 
 
 void UniqueId::Encode(std::byte* out) const {
   ByteWriter writer;
-  writer.Raw(AsBytes(kMagic));
+  writer.Raw(AsBytes(kIdMagic));
   writer.U8(kVersion);
   writer.U8(needs_secret_file ? kNeedsSecretFile : 0);
   const size_t count = std::min(addresses.size(), kMaxAddresses);
@@ -90,7 +90,7 @@ Result<UniqueId> UniqueId::Decode(const std::byte* data) {
   reader.U8(&version);
   reader.U8(&flags);
   reader.U16(&count);
-  if (!std::equal(magic.begin(), magic.end(), AsBytes(kMagic).begin())) {
+  if (!std::equal(magic.begin(), magic.end(), AsBytes(kIdMagic).begin())) {
     return InvalidArgument("id: these bytes are not from ccl_get_unique_id");
   }
   if (version != kVersion) {

@@ -12,8 +12,6 @@ namespace inccl {
 namespace {
 
 constexpr int kMost16Bits = std::numeric_limits<uint16_t>::max();
-// Side information of window r overwrites that of window r - kSideWindows in the codec's state.
-constexpr int kSideWindows = 2;
 
 struct Entry {
   Collective collective;
@@ -94,8 +92,8 @@ bool HasTwoLevels(const HostMap* hosts) {
 
 // Contributions and the steps' operands are counted in 16 bits, chunks in 32.
 int MostRanks(Collective collective) {
-  constexpr uint64_t kMany = kMost16Bits;
-  return SegmentsOf(collective, kMany) > kMany ? kMaxRanks : kMost16Bits;
+  constexpr uint64_t kManyRanks = kMost16Bits;
+  return SegmentsOf(collective, kManyRanks) > kManyRanks ? kMaxRanks : kMost16Bits;
 }
 
 Status CheckRequest(const ScheduleRequest& request) {

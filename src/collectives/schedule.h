@@ -72,6 +72,8 @@ struct Strand {
 // The lanes of side phase p are on the planes from p * kSidePlanes; one that is alone may use all.
 inline constexpr int kLanePlanes = 4;
 inline constexpr int kSidePlanes = 2;
+// Side information of window r overwrites that of window r - kSideWindows in the codec's state.
+inline constexpr int kSideWindows = 2;
 inline constexpr int kMostSidePhases = kLanePlanes / kSidePlanes;
 inline constexpr int kMaxChannels = 256 / kLanePlanes;
 // With more ranks, a side phase of an all-reduce that is alone is a tree: to send to every rank

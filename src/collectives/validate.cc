@@ -44,7 +44,7 @@ Result<Proof> Prove(std::span<const Schedule> schedules, int windows, const Host
   for (const Schedule& schedule : schedules) {
     if (Status status = CheckStructure(schedule); !status.ok()) return status;
   }
-  const Result<LaneTable> table = MatchLanes(schedules);
+  const Result<SharedLanes> table = MatchLanes(schedules);
   if (!table.ok()) return table.status();
   return RunSymbolically(schedules, *table, windows, hosts);
 }

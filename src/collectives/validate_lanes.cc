@@ -65,8 +65,8 @@ Status FindStrands(const Schedule& schedule, std::vector<int>* strand_of) {
 
 }  // namespace
 
-Result<LaneTable> MatchLanes(std::span<const Schedule> schedules) {
-  LaneTable table;
+Result<SharedLanes> MatchLanes(std::span<const Schedule> schedules) {
+  SharedLanes table;
   table.ends.resize(schedules.size());
   std::map<const ScheduleLane*, int, LessLane> known;
   std::vector<std::vector<int>> strand_of(schedules.size());

@@ -33,21 +33,21 @@ struct SharedLane {
 
 // A lane as one rank's schedule names it.
 struct LaneEnd {
-  int shared = -1;    // into LaneTable::lanes
+  int shared = -1;    // into SharedLanes::lanes
   int consumer = -1;  // index of the rank among the consumers; -1: it is the producer
 };
 
-struct LaneTable {
+struct SharedLanes {
   std::vector<SharedLane> lanes;
   std::vector<std::vector<LaneEnd>> ends;  // [rank][index into Schedule::lanes]
 };
 
 // Checks that all ranks of a lane know it, and that exactly one strand uses every end. The
 // schedules have passed CheckStructure and outlive the table.
-Result<LaneTable> MatchLanes(std::span<const Schedule> schedules);
+Result<SharedLanes> MatchLanes(std::span<const Schedule> schedules);
 
 // Runs `windows` windows symbolically; each lane has one slot. `hosts` may be null.
-Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
+Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const SharedLanes& table,
                               int windows, const HostMap* hosts);
 
 }  // namespace inccl

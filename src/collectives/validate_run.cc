@@ -9,7 +9,7 @@
 
 namespace inccl {
 
-SymbolicRun::SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows,
+SymbolicRun::SymbolicRun(std::span<const Schedule> schedules, const SharedLanes& table, int windows,
                          const HostMap* hosts)
     : schedules_(schedules),
       table_(table),
@@ -199,7 +199,7 @@ Status SymbolicRun::Deadlock(const StrandState& first) const {
   return InternalError(text);
 }
 
-Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const LaneTable& table,
+Result<Proof> RunSymbolically(std::span<const Schedule> schedules, const SharedLanes& table,
                               int windows, const HostMap* hosts) {
   return SymbolicRun(schedules, table, windows, hosts).Run();
 }

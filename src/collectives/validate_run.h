@@ -22,7 +22,7 @@ namespace inccl {
 class SymbolicRun {
  public:
   // `table` belongs to the schedules; all of them outlive this.
-  SymbolicRun(std::span<const Schedule> schedules, const LaneTable& table, int windows,
+  SymbolicRun(std::span<const Schedule> schedules, const SharedLanes& table, int windows,
               const HostMap* hosts);
 
   Result<Proof> Run();
@@ -103,7 +103,7 @@ class SymbolicRun {
   Status CheckEnd() const;
 
   std::span<const Schedule> schedules_;
-  const LaneTable& table_;
+  const SharedLanes& table_;
   const int windows_;
   const HostMap* const hosts_;
   FoldExpressions expressions_;

@@ -10,9 +10,6 @@
 namespace inccl {
 namespace {
 
-// Windows of side information that a codec's state holds.
-constexpr int kSideWindows = 2;
-
 class StructureCheck {
  public:
   explicit StructureCheck(const Schedule& schedule) : schedule_(schedule) {}

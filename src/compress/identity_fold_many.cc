@@ -12,8 +12,8 @@
 namespace inccl {
 namespace {
 
-constexpr uint32_t kTileBytes = 8 * 1024;
-constexpr uint32_t kNarrowTile = kTileBytes / sizeof(float);  // elements
+constexpr uint32_t kFoldTileBytes = 8 * 1024;
+constexpr uint32_t kNarrowTile = kFoldTileBytes / sizeof(float);  // elements
 
 }  // namespace
 
@@ -37,7 +37,7 @@ void IdentityState::FoldNarrowTile(size_t offset, uint32_t count, std::span<cons
                                    std::byte* sum) const {
   alignas(64) float sum32[kNarrowTile];
   alignas(64) float part32[kNarrowTile];
-  alignas(64) std::byte product[kTileBytes / 2];
+  alignas(64) std::byte product[kFoldTileBytes / 2];
   const ReduceFn reduce32 = FindReduce(DataType::kFloat32, call_.op);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const std::byte* part = inputs[i].data + offset;
@@ -56,10 +56,10 @@ void IdentityState::FoldNarrowTile(size_t offset, uint32_t count, std::span<cons
 
 void IdentityState::FoldMany(uint32_t first, uint32_t end, bool divides,
                              std::span<const Term> inputs, std::span<const Term> outputs) const {
-  alignas(64) std::byte sum[kTileBytes];
+  alignas(64) std::byte sum[kFoldTileBytes];
   const size_t size = SizeOf(call_.type);
   const bool narrow = IsFloat(call_.type) && size < sizeof(float);
-  const uint32_t tile = narrow ? kNarrowTile : kTileBytes / static_cast<uint32_t>(size);
+  const uint32_t tile = narrow ? kNarrowTile : kFoldTileBytes / static_cast<uint32_t>(size);
   for (uint32_t at = first; at < end; at += std::min(tile, end - at)) {
     const size_t offset = at * size;
     const uint32_t length = std::min(tile, end - at);

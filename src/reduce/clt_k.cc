@@ -15,14 +15,14 @@
 namespace inccl {
 namespace {
 
-struct Config {
+struct CltConfig {
   double k = 0, beta = 1;
   bool residual = false;
 };
 
 class CltState final : public SharedPositionsState {
  public:
-  CltState(std::string identity, const TensorDesc& desc, const Config& config, RoundCodec codec)
+  CltState(std::string identity, const TensorDesc& desc, const CltConfig& config, RoundCodec codec)
       : SharedPositionsState({.identity = std::move(identity),
                               .tensor = desc,
                               .residual = config.residual,
@@ -83,8 +83,8 @@ MadeReducer MakeCltK(const CodecSpec& spec, RoundCodec codec) {
   const Result<bool> residual = ParseResidual(spec, true);
   if (!residual.ok()) return residual.status();
   std::string text = fmt::format("clt_k:beta={},k={},residual={}", *beta, *k, *residual ? 1 : 0);
-  return std::shared_ptr<const Reducer>(std::make_shared<const MethodReducer<CltState, Config>>(
-      std::move(text), Config{.k = *k, .beta = *beta, .residual = *residual}, std::move(codec)));
+  return std::shared_ptr<const Reducer>(std::make_shared<const MethodReducer<CltState, CltConfig>>(
+      std::move(text), CltConfig{.k = *k, .beta = *beta, .residual = *residual}, std::move(codec)));
 }
 
 }  // namespace inccl

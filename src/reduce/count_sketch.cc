@@ -19,7 +19,7 @@
 namespace inccl {
 namespace {
 
-struct Config {};
+struct CountSketchConfig {};
 
 // Sums of n integers below 2^62 / n fit 63 bits.
 constexpr int kGridBits = 62;
@@ -27,8 +27,8 @@ constexpr uint32_t kInfinity = 0x7F800000u;
 
 class CountSketchState final : public ReducerState {
  public:
-  CountSketchState(std::string identity, const TensorDesc& desc, const Config& /*config*/,
-                   const RoundCodec& /*codec*/)
+  CountSketchState(std::string identity, const TensorDesc& desc,
+                   const CountSketchConfig& /*config*/, const RoundCodec& /*codec*/)
       : ReducerState({.identity = std::move(identity), .tensor = desc}),
         bitmaps_(desc.count(), 1) {}
 
@@ -179,8 +179,8 @@ MadeReducer MakeCountSketch(const CodecSpec& spec, RoundCodec codec) {
         codec->spec()));
   }
   return std::shared_ptr<const Reducer>(
-      std::make_shared<const MethodReducer<CountSketchState, Config>>("count_sketch", Config(),
-                                                                      std::move(codec)));
+      std::make_shared<const MethodReducer<CountSketchState, CountSketchConfig>>(
+          "count_sketch", CountSketchConfig(), std::move(codec)));
 }
 
 }  // namespace inccl

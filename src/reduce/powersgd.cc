@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kMostRank = 1024;
 
-struct Config {
+struct PowerSgdConfig {
   uint64_t rank = 0;
   bool residual = false;
 };
@@ -44,7 +44,7 @@ std::vector<float> FirstColumns(const TensorDesc& tensor, uint64_t rank) {
 
 class PowerSgdState final : public ReducerState {
  public:
-  PowerSgdState(std::string identity, const TensorDesc& desc, const Config& config,
+  PowerSgdState(std::string identity, const TensorDesc& desc, const PowerSgdConfig& config,
                 RoundCodec codec)
       : ReducerState({.identity = std::move(identity),
                       .tensor = desc,
@@ -143,8 +143,8 @@ MadeReducer MakePowerSgd(const CodecSpec& spec, RoundCodec codec) {
   if (!residual.ok()) return residual.status();
   std::string text = fmt::format("powersgd:rank={},residual={}", *rank, *residual ? 1 : 0);
   return std::shared_ptr<const Reducer>(
-      std::make_shared<const MethodReducer<PowerSgdState, Config>>(
-          std::move(text), Config{.rank = *rank, .residual = *residual}, std::move(codec)));
+      std::make_shared<const MethodReducer<PowerSgdState, PowerSgdConfig>>(
+          std::move(text), PowerSgdConfig{.rank = *rank, .residual = *residual}, std::move(codec)));
 }
 
 }  // namespace inccl

@@ -16,7 +16,7 @@
 namespace inccl {
 namespace {
 
-struct Config {
+struct RandomKConfig {
   double k = 0;
   uint64_t block = 1;
   bool residual = false, unbiased = false;
@@ -24,7 +24,8 @@ struct Config {
 
 class RandomKState final : public SharedPositionsState {
  public:
-  RandomKState(std::string identity, const TensorDesc& desc, const Config& config, RoundCodec codec)
+  RandomKState(std::string identity, const TensorDesc& desc, const RandomKConfig& config,
+               RoundCodec codec)
       : SharedPositionsState(
             {.identity = std::move(identity), .tensor = desc, .residual = config.residual},
             std::move(codec)),
@@ -58,7 +59,7 @@ class RandomKState final : public SharedPositionsState {
     }
   }
 
-  const Config config_;
+  const RandomKConfig config_;
   const Blocks blocks_;
   float factor_ = 1;
 };
@@ -81,12 +82,13 @@ MadeReducer MakeRandomK(const CodecSpec& spec, RoundCodec codec) {
         "reducer random_k: unbiased=1 and residual=1: what the factor d/k stands for must not come "
         "again from a residual");
   }
-  const Config config = {
+  const RandomKConfig config = {
       .k = *k, .block = *block, .residual = *residual, .unbiased = *unbiased == 1};
   std::string text = fmt::format("random_k:block={},k={},residual={},unbiased={}", *block, *k,
                                  *residual ? 1 : 0, *unbiased);
-  return std::shared_ptr<const Reducer>(std::make_shared<const MethodReducer<RandomKState, Config>>(
-      std::move(text), config, std::move(codec)));
+  return std::shared_ptr<const Reducer>(
+      std::make_shared<const MethodReducer<RandomKState, RandomKConfig>>(std::move(text), config,
+                                                                         std::move(codec)));
 }
 
 }  // namespace inccl

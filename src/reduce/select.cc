@@ -11,7 +11,7 @@
 namespace inccl {
 namespace {
 
-constexpr size_t kBlock = 4096;  // elements that a kernel collects from at a time
+constexpr size_t kSelectTile = 4096;  // elements that a kernel collects from at a time
 // Of the sample that bounds the candidates of SelectLargest: a random element from each stretch of
 // kStretch elements or more.
 constexpr uint64_t kMostSamples = 16384, kStretch = 64, kLeastSamples = 64;
@@ -61,13 +61,13 @@ Cut CutAt(std::span<const float> x, uint64_t count) {
 
 // What is collected from one block of x.
 struct Block {
-  std::array<uint32_t, kBlock> indices;
-  std::array<float, kBlock> values;
+  std::array<uint32_t, kSelectTile> indices;
+  std::array<float, kSelectTile> values;
   size_t count = 0;
 
-  // Those of x[first, first + kBlock) whose magnitude exceeds `above`.
+  // Those of x[first, first + kSelectTile) whose magnitude exceeds `above`.
   void Collect(std::span<const float> x, size_t first, int32_t above) {
-    count = select::BestKernels().collect(x.data() + first, std::min(kBlock, x.size() - first),
+    count = select::BestKernels().collect(x.data() + first, std::min(kSelectTile, x.size() - first),
                                           above, static_cast<uint32_t>(first),
                                           {indices.data(), values.data()});
   }
@@ -83,7 +83,7 @@ bool CollectAbove(std::span<const float> x, int32_t above, uint64_t most, Elemen
   to->indices.clear();
   to->values.clear();
   Block block;
-  for (size_t i = 0; i < x.size(); i += kBlock) {
+  for (size_t i = 0; i < x.size(); i += kSelectTile) {
     block.Collect(x, i, above);
     if (to->indices.size() + block.count > most) return false;
     to->indices.insert(to->indices.end(), block.indices.data(), block.indices.data() + block.count);
@@ -109,7 +109,7 @@ void Append(const uint32_t* indices, const float* values, size_t count, Cut* cut
 
 void AppendFrom(std::span<const float> x, Cut cut, std::vector<uint32_t>* to) {
   Block block;
-  for (size_t i = 0; i < x.size(); i += kBlock) {
+  for (size_t i = 0; i < x.size(); i += kSelectTile) {
     block.Collect(x, i, static_cast<int32_t>(cut.magnitude) - (cut.ties > 0 ? 1 : 0));
     Append(block.indices.data(), block.values.data(), block.count, &cut, to);
   }
@@ -126,7 +126,7 @@ bool SelectBySample(std::span<const float> x, uint64_t count, std::vector<uint32
   const auto rank = static_cast<uint64_t>(expected + 4 * std::sqrt(expected) + 4);
   const std::vector<float> sample = SampleOf(x, samples, 0);
   const auto bound = static_cast<int32_t>(MagnitudeAt(sample, std::min(rank, samples)));
-  const auto most = static_cast<uint64_t>(2 * static_cast<double>(rank) * each) + kBlock;
+  const auto most = static_cast<uint64_t>(2 * static_cast<double>(rank) * each) + kSelectTile;
   Elements candidates;
   candidates.indices.reserve(most / 2);
   candidates.values.reserve(most / 2);
@@ -165,7 +165,7 @@ uint32_t MagnitudeAt(std::span<const float> x, uint64_t count) { return CutAt(x,
 void SelectFrom(std::span<const float> x, uint32_t magnitude, std::vector<uint32_t>* indices) {
   indices->clear();
   Block block;
-  for (size_t i = 0; i < x.size(); i += kBlock) {
+  for (size_t i = 0; i < x.size(); i += kSelectTile) {
     block.Collect(x, i, static_cast<int32_t>(magnitude) - 1);
     indices->insert(indices->end(), block.indices.data(), block.indices.data() + block.count);
   }

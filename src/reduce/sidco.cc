@@ -13,7 +13,7 @@
 namespace inccl::sidco {
 namespace {
 
-constexpr size_t kBlock = 4096;       // elements that a kernel takes at a time
+constexpr size_t kSidcoTile = 4096;   // elements that a kernel takes at a time
 constexpr uint64_t kSamples = 16384;  // of the first stage
 
 // Exceedances over a threshold: their number and the sums of them and of their squares.
@@ -31,8 +31,8 @@ struct Exceedances {
 
 Exceedances All(std::span<const float> x) {
   Exceedances all;
-  for (size_t i = 0; i < x.size(); i += kBlock) {
-    all.Add(x.data() + i, std::min(kBlock, x.size() - i), 0);
+  for (size_t i = 0; i < x.size(); i += kSidcoTile) {
+    all.Add(x.data() + i, std::min(kSidcoTile, x.size() - i), 0);
   }
   return all;
 }
@@ -43,10 +43,10 @@ Exceedances Keep(std::span<const float> x, double threshold, std::vector<float>*
   const auto rounded = static_cast<float>(threshold);
   const auto above = static_cast<int32_t>(MagnitudeOf(rounded)) -
                      (static_cast<double>(rounded) >= threshold ? 1 : 0);
-  std::array<uint32_t, kBlock> indices;
+  std::array<uint32_t, kSidcoTile> indices;
   Exceedances kept;
-  for (size_t i = 0; i < x.size(); i += kBlock) {
-    const size_t n = std::min(kBlock, x.size() - i), room = kept.count + n;
+  for (size_t i = 0; i < x.size(); i += kSidcoTile) {
+    const size_t n = std::min(kSidcoTile, x.size() - i), room = kept.count + n;
     if (to->size() < room) to->resize(std::max(room, x.size() * 3 / 10));
     float* const next = to->data() + kept.count;
     const size_t collected =

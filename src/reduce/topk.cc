@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint32_t kNoIndex = std::numeric_limits<uint32_t>::max();
 
-struct Config {
+struct TopkConfig {
   double k = 0;
   uint64_t block = 1;
   bool residual = false;
@@ -33,7 +33,8 @@ struct Config {
 
 class TopkState final : public ReducerState {
  public:
-  TopkState(std::string identity, const TensorDesc& desc, const Config& config, RoundCodec codec)
+  TopkState(std::string identity, const TensorDesc& desc, const TopkConfig& config,
+            RoundCodec codec)
       : ReducerState(
             {.identity = std::move(identity), .tensor = desc, .residual = config.residual}),
         selector_(config.select, config.k),
@@ -189,7 +190,7 @@ float MagnitudeOfBlock(std::span<const float> block, uint64_t size) {
 
 class BlockTopkState final : public SharedPositionsState {
  public:
-  BlockTopkState(std::string identity, const TensorDesc& desc, const Config& config,
+  BlockTopkState(std::string identity, const TensorDesc& desc, const TopkConfig& config,
                  RoundCodec codec)
       : SharedPositionsState(
             {.identity = std::move(identity), .tensor = desc, .residual = config.residual},
@@ -266,19 +267,20 @@ MadeReducer MakeTopk(const CodecSpec& spec, RoundCodec codec) {
   if (!residual.ok()) return residual.status();
   const Result<size_t> select = spec.Choice("select", 0, kSelectorNames);
   if (!select.ok()) return select.status();
-  const Config config = {.k = *k,
-                         .block = *block,
-                         .residual = *residual,
-                         .select = static_cast<SelectorKind>(*select)};
+  const TopkConfig config = {.k = *k,
+                             .block = *block,
+                             .residual = *residual,
+                             .select = static_cast<SelectorKind>(*select)};
   std::string text = fmt::format("topk:block={},k={},residual={},select={}", *block, *k,
                                  *residual ? 1 : 0, kSelectorNames[*select]);
   if (*block > 1) {
     return std::shared_ptr<const Reducer>(
-        std::make_shared<const MethodReducer<BlockTopkState, Config>>(std::move(text), config,
-                                                                      std::move(codec)));
+        std::make_shared<const MethodReducer<BlockTopkState, TopkConfig>>(std::move(text), config,
+                                                                          std::move(codec)));
   }
-  return std::shared_ptr<const Reducer>(std::make_shared<const MethodReducer<TopkState, Config>>(
-      std::move(text), config, std::move(codec)));
+  return std::shared_ptr<const Reducer>(
+      std::make_shared<const MethodReducer<TopkState, TopkConfig>>(std::move(text), config,
+                                                                   std::move(codec)));
 }
 
 }  // namespace inccl

@@ -14,7 +14,7 @@
 namespace inccl::test {
 namespace {
 
-#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+#define EXPECT_HAS_PART(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 class VerbsSelectionTest : public ::testing::Test {
  protected:
@@ -48,7 +48,7 @@ TEST_F(VerbsSelectionTest, TheVariablesArrive) {
     EXPECT_EQ(one.to_send.timeout, 20);
   }
   environment.ib_hca = "^fake0";
-  EXPECT_CONTAINS(
+  EXPECT_HAS_PART(
       Make(environment).status().message(),
       "INCCL_TRANSPORT=verbs: verbs: no usable port: fake0:1: excluded by INCCL_IB_HCA");
 }
@@ -64,7 +64,7 @@ TEST_F(VerbsSelectionTest, ReasonsAndTheNextOfTheList) {
   fake_verbs::Get().SetPortState("fake0", 1, IBV_PORT_DOWN);
   EXPECT_STREQ((*Make(environment))[0]->caps().name, "tcp");
   environment.transport = "verbs";
-  EXPECT_CONTAINS(Make(environment).status().message(), "fake0:1: the port is DOWN");
+  EXPECT_HAS_PART(Make(environment).status().message(), "fake0:1: the port is DOWN");
 }
 
 // Three ranks need 32 slots of 128 KiB for a two-shot call.
@@ -73,8 +73,8 @@ TEST_F(VerbsSelectionTest, TheLimitOfLockedMemoryShowsAtInit) {
   environment.transport = "verbs";
   fake_verbs::Get().SetLockableBytes(4 << 20);
   const Status status = Make(environment).status();
-  EXPECT_CONTAINS(status.message(), "registration of 4096 KiB");
-  EXPECT_CONTAINS(status.message(), "RLIMIT_MEMLOCK");
+  EXPECT_HAS_PART(status.message(), "registration of 4096 KiB");
+  EXPECT_HAS_PART(status.message(), "RLIMIT_MEMLOCK");
   fake_verbs::Get().SetLockableBytes(64 << 20);
   EXPECT_TRUE(Make(environment).ok());
 }

@@ -37,9 +37,9 @@ class SegmentsTest : public testing::TestWithParam<Collective> {
   }
 
   static void ExpectEverywhere(const Vectors& inputs, const CallOptions& options,
-                               const HbiOptions& oracle, const std::vector<Way>& ways) {
+                               const HbiOptions& oracle, const std::vector<Route>& ways) {
     const Vectors expected = Expected(inputs, oracle);
-    for (const Way& way : ways) {
+    for (const Route& way : ways) {
       const Outcome outcome = RunCompressed(GetParam(), inputs, options, way);
       for (size_t r = 0; r < inputs.size(); ++r) {
         ASSERT_EQ(Differences(outcome.outputs[r], expected[r]), 0u)
@@ -68,10 +68,10 @@ class SegmentsTest : public testing::TestWithParam<Collective> {
   }
 };
 
-const std::vector<Way> kAlgorithms = {{.algorithm = "ring"}, {.algorithm = "direct"}};
+const std::vector<Route> kAlgorithms = {{.algorithm = "ring"}, {.algorithm = "direct"}};
 
 TEST_P(SegmentsTest, SameBytesEveryWay) {
-  std::vector<Way> ways;
+  std::vector<Route> ways;
   for (const char* algorithm : {"ring", "direct"}) {
     for (const char* channels : {"1", "8"}) {
       for (const char* slice : {"16384", "1048576"}) {

@@ -18,14 +18,14 @@
 namespace inccl::test {
 namespace {
 
-Outcome AllReduce(const Vectors& inputs, const CallOptions& options, const Way& way) {
+Outcome AllReduce(const Vectors& inputs, const CallOptions& options, const Route& way) {
   return RunCompressed(Collective::kAllReduce, inputs, options, way);
 }
 
 void ExpectEverywhere(const Vectors& inputs, const CallOptions& options, const HbiOptions& oracle,
-                      const std::vector<Way>& ways) {
+                      const std::vector<Route>& ways) {
   const std::vector<float> expected = HbiAllReduce(inputs, oracle);
-  for (const Way& way : ways) {
+  for (const Route& way : ways) {
     const Outcome outcome = AllReduce(inputs, options, way);
     for (size_t r = 0; r < inputs.size(); ++r) {
       ASSERT_EQ(Differences(outcome.outputs[r], expected), 0u)
@@ -36,7 +36,7 @@ void ExpectEverywhere(const Vectors& inputs, const CallOptions& options, const H
   }
 }
 
-const std::vector<Way> kAlgorithms = {
+const std::vector<Route> kAlgorithms = {
     {.algorithm = "ring"},
     {.algorithm = "tree"},
     {.algorithm = "recursive_doubling"},
@@ -46,7 +46,7 @@ const std::vector<Way> kAlgorithms = {
 
 TEST(CompressedTest, SameBytesEveryWay) {
   const uint64_t seed = TestSeed();
-  std::vector<Way> ways;
+  std::vector<Route> ways;
   for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct_two_shot"}) {
     for (const char* channels : {"2", "8"}) {
       for (const char* slice : {"16384", "1048576"}) {
@@ -105,8 +105,8 @@ TEST(CompressedTest, EveryOption) {
   }
 }
 
-std::vector<Way> WaysOf(const std::vector<const char*>& algorithms) {
-  std::vector<Way> ways;
+std::vector<Route> WaysOf(const std::vector<const char*>& algorithms) {
+  std::vector<Route> ways;
   for (const char* algorithm : algorithms) {
     for (const char* transport : ThreadTransports()) {
       ways.push_back({algorithm, "1", "131072", transport, "best"});
@@ -119,7 +119,7 @@ std::vector<Way> WaysOf(const std::vector<const char*>& algorithms) {
 // Groups: the direct algorithms give the same, whether sums of groups travel (two shots) or are
 // taken by who wants them (one shot); so does a communicator that asks for reproducible results.
 TEST(CompressedTest, Groups) {
-  const std::vector<Way> direct = WaysOf({"direct_two_shot", "direct_one_shot"});
+  const std::vector<Route> direct = WaysOf({"direct_two_shot", "direct_one_shot"});
   for (const auto& [n, m] : {std::pair(4, 2), std::pair(7, 3)}) {
     for (const size_t count : {size_t{300}, size_t{30001}}) {
       const Vectors inputs = MakeInputs(n, count, TestSeed() + count);
@@ -223,7 +223,7 @@ TEST(CompressedTest, StatsAreTrue) {
 TEST(CompressedTest, StatsCountChecksums) {
   const Vectors inputs = MakeInputs(3, 100000, TestSeed() + 8);
   for (const char* algorithm : {"direct_two_shot", "ring"}) {
-    const Way way{.algorithm = algorithm, .slice_bytes = "16384"};
+    const Route way{.algorithm = algorithm, .slice_bytes = "16384"};
     const Outcome bare = AllReduce(inputs, {.spec = "hbi:bits=5"}, way);
     const Outcome checked = AllReduce(inputs, {.spec = "hbi:bits=5,checksum=1"}, way);
     for (size_t r = 0; r < inputs.size(); ++r) {
@@ -276,7 +276,7 @@ TEST(CompressedTest, BelowMinBytesIsTheSumInRankOrder) {
   for (size_t r = 1; r < inputs.size(); ++r) {
     for (size_t i = 0; i < kCount; ++i) expected[i] += inputs[r][i];
   }
-  const Way any{.algorithm = "ring,tree,recursive_doubling,direct"};
+  const Route any{.algorithm = "ring,tree,recursive_doubling,direct"};
   const Outcome small = AllReduce(inputs, {.spec = "hbi:min_bytes=401"}, any);
   const Outcome large = AllReduce(inputs, {.spec = "hbi:min_bytes=400"}, any);
   for (size_t r = 0; r < inputs.size(); ++r) {

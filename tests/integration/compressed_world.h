@@ -58,7 +58,7 @@ inline Vectors Gradients(int step, int n) {
   return inputs;
 }
 
-struct Way {
+struct Route {
   const char* algorithm = "direct_two_shot";
   const char* channels = "1";
   const char* slice_bytes = "131072";
@@ -66,7 +66,7 @@ struct Way {
   const char* simd = "best";
 };
 
-inline std::string Describe(const Way& way) {
+inline std::string Describe(const Route& way) {
   return std::string(way.algorithm) + " channels " + way.channels + " slices " + way.slice_bytes +
          " " + way.transport + " " + way.simd;
 }
@@ -98,7 +98,7 @@ inline ccl_result_t CallCompressed(Collective collective, const void* send, void
 
 // All-reduce, reduce-scatter or all-gather of fp32; inputs[r] is what rank r sends.
 inline Outcome RunCompressed(Collective collective, const Vectors& inputs,
-                             const CallOptions& options, const Way& way) {
+                             const CallOptions& options, const Route& way) {
   const ScopedEnv env({{"INCCL_ALGO", way.algorithm},
                        {"INCCL_CHANNELS", way.channels},
                        {"INCCL_SLICE_BYTES", way.slice_bytes},

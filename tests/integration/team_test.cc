@@ -57,7 +57,7 @@ TEST(CallTeams, CompressedCallsHaveTheBitsOfOneThread) {
         const bool in_place = random / 2 % 2 == 0;
         const CallOptions options{.spec = spec, .seed = seed, .in_place = in_place};
         const char* const algorithm = collective == Collective::kAllReduce ? "direct_two_shot" : "";
-        const Way way{.algorithm = algorithm, .slice_bytes = "262144", .transport = transport};
+        const Route way{.algorithm = algorithm, .slice_bytes = "262144", .transport = transport};
         const Outcome one = RunCompressed(collective, inputs, options, way);
         const ScopedEnv threads({{"INCCL_THREADS", "3"}});
         const Outcome many = RunCompressed(collective, inputs, options, way);
@@ -70,7 +70,7 @@ TEST(CallTeams, CompressedCallsHaveTheBitsOfOneThread) {
 TEST(CallTeams, RingsAndTrees) {
   const Vectors inputs = MakeInputs(4, 300'001, TestSeed());
   for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct_one_shot"}) {
-    const Way way{.algorithm = algorithm};
+    const Route way{.algorithm = algorithm};
     const Outcome one = RunCompressed(Collective::kAllReduce, inputs, {}, way);
     const ScopedEnv threads({{"INCCL_THREADS", "3"}});
     ExpectSame(one, RunCompressed(Collective::kAllReduce, inputs, {}, way), algorithm);

@@ -63,8 +63,8 @@ TEST_P(VerbsCollectivesTest, CompressedResultsHaveTheBitsOfLoopback) {
     for (const char* algorithm : {"direct_two_shot", "ring"}) {
       CallOptions options;
       options.spec = spec;
-      const Way loopback{.algorithm = algorithm, .slice_bytes = "8192"};
-      Way verbs = loopback;
+      const Route loopback{.algorithm = algorithm, .slice_bytes = "8192"};
+      Route verbs = loopback;
       verbs.transport = "verbs";
       const Outcome one = RunCompressed(Collective::kAllReduce, inputs, options, loopback);
       const Outcome two = RunCompressed(Collective::kAllReduce, inputs, options, verbs);

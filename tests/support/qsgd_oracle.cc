@@ -11,7 +11,7 @@ namespace inccl::test {
 namespace {
 
 constexpr size_t kSuper = 256, kWindowLength = size_t{1} << 20;
-constexpr uint32_t kNotFinite = 0x7f800000;
+constexpr uint32_t kQsgdNotFinite = 0x7f800000;
 
 uint64_t Mixed(uint64_t z) {
   z += 0x9e3779b97f4a7c15;
@@ -27,7 +27,7 @@ uint32_t Hashed(uint32_t x) {
 }
 
 uint32_t MagnitudeBits(float x) {
-  if (!std::isfinite(x)) return kNotFinite;
+  if (!std::isfinite(x)) return kQsgdNotFinite;
   const float magnitude = std::fabs(x);
   uint32_t bits;
   std::memcpy(&bits, &magnitude, sizeof bits);
@@ -89,7 +89,7 @@ void QsgdVector::Agree() {
 
 double QsgdVector::Factor(size_t window, int scale) const {
   const uint32_t bits = largest_[window];
-  return bits == 0 || bits == kNotFinite ? 0 : Levels(options_, scale) / ValueOf(bits);
+  return bits == 0 || bits == kQsgdNotFinite ? 0 : Levels(options_, scale) / ValueOf(bits);
 }
 
 int QsgdVector::FinestScale(size_t who, size_t element) const {
@@ -166,7 +166,7 @@ std::vector<float> QsgdVector::Result() const {
   for (size_t element = 0; element < length_; ++element) {
     const uint32_t largest = largest_[element / kWindowLength];
     double unit = ValueOf(largest) / Levels(options_, scale_[element]);
-    if (largest == kNotFinite) unit = std::numeric_limits<double>::quiet_NaN();
+    if (largest == kQsgdNotFinite) unit = std::numeric_limits<double>::quiet_NaN();
     if (options_.average) unit /= n;
     double sum = 0;
     for (const std::vector<uint32_t>& codes : codes_) sum += codes[element] - levels;

@@ -453,9 +453,8 @@ TEST(UcxTest, SignalsOutputAndFunctionsOfTheProcessAreLeftAlone) {
   EXPECT_EQ(processes.Wait(child), 0);
 }
 
-}  // namespace
-
 // Run by the test above.
 TEST(DISABLED_UcxAloneTest, LeavesTheProcessAlone) { _exit(LeavesTheProcessAlone()); }
 
+}  // namespace
 }  // namespace inccl

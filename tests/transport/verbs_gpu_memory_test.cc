@@ -70,7 +70,7 @@ class VerbsGpuMemoryTest : public VerbsTest {
     std::byte* const memory = Filled(gpu_.Allocate(kBytes));
     const Result<MemoryHandle> refused = Register(memory, kBytes, true);
     ASSERT_FALSE(refused.ok());
-    EXPECT_CONTAINS(refused.status().message(), why);
+    EXPECT_HAS_PART(refused.status().message(), why);
     EXPECT_FALSE(SendsFrom(memory));
     EXPECT_EQ(Registered(), 0u);
     SendOne(0);
@@ -143,7 +143,7 @@ TEST_F(VerbsGpuMemoryTest, MemoryThatIsFreedBeforeASliceIsPosted) {
   EXPECT_TRUE(ends_[0]->unsent());
   const Status status = ProgressOf(0, 1);
   EXPECT_EQ(status.code(), Code::kInvalidUsage);
-  EXPECT_CONTAINS(status.message(),
+  EXPECT_HAS_PART(status.message(),
                   fmt::format("rank 0: verbs: fake0:1: {} bytes at {} of a GPU were freed while a "
                               "call was sending them",
                               kSlotBytes, fmt::ptr(memory)));
@@ -172,9 +172,9 @@ TEST_F(VerbsGpuMemoryTest, MemoryThatTheDeviceCannotReadIsNamed) {
     fake::Get().Hold(QueuePairOf(0), false);
     const Status status = ProgressOf(0, 1);
     EXPECT_EQ(status.code(), freed ? Code::kInvalidUsage : Code::kSystemError);
-    EXPECT_CONTAINS(status.message(),
+    EXPECT_HAS_PART(status.message(),
                     fmt::format("{} bytes at {} of a GPU", kSlotBytes, fmt::ptr(memory)));
-    EXPECT_CONTAINS(status.message(),
+    EXPECT_HAS_PART(status.message(),
                     freed ? "were freed or deregistered" : "of memory registered from");
     EXPECT_EQ(status.message().find("peer"), std::string::npos) << status.message();
     if (!freed) {
@@ -187,7 +187,7 @@ TEST_F(VerbsGpuMemoryTest, MemoryThatTheDeviceCannotReadIsNamed) {
 TEST_F(VerbsGpuMemoryTest, WhereAPayloadIsToBeProtectedItGoesThroughSlots) {
   Open({}, {});
   ExpectRefused("INCCL_NET_SECURITY=auth");
-  EXPECT_CONTAINS(ends_[0]->CanRegister(&gpu_, 1, true).message(), "INCCL_NET_SECURITY=auth");
+  EXPECT_HAS_PART(ends_[0]->CanRegister(&gpu_, 1, true).message(), "INCCL_NET_SECURITY=auth");
 }
 
 TEST_F(VerbsGpuMemoryTest, AGpuWithoutDmaBufs) {
@@ -202,7 +202,7 @@ TEST_F(VerbsGpuMemoryTest, ADriverWithoutDmaBufs) {
   fake::Get().SetMachine(machine);
   Open();
   ExpectRefused("fake0:1: its driver registers no dma-bufs: Operation not supported");
-  EXPECT_CONTAINS((*ListVerbsPorts({}))[0].why_no_dma_bufs, "its driver registers no dma-bufs");
+  EXPECT_HAS_PART((*ListVerbsPorts({}))[0].why_no_dma_bufs, "its driver registers no dma-bufs");
 }
 
 TEST_F(VerbsGpuMemoryTest, AnOldLibibverbs) {
@@ -211,7 +211,7 @@ TEST_F(VerbsGpuMemoryTest, AnOldLibibverbs) {
   ASSERT_NE(kept, nullptr);
   Open();
   ExpectRefused("fake0:1: libibverbs has no ibv_reg_dmabuf_mr");
-  EXPECT_CONTAINS((*ListVerbsPorts({}))[0].why_no_dma_bufs, "libibverbs has no");
+  EXPECT_HAS_PART((*ListVerbsPorts({}))[0].why_no_dma_bufs, "libibverbs has no");
   library->reg_dmabuf_mr = kept;
   EXPECT_EQ((*ListVerbsPorts({}))[0].why_no_dma_bufs, "");
 }
@@ -227,14 +227,14 @@ TEST_F(VerbsGpuMemoryTest, EveryFlippedBitOfTheHeaderIsFound) {
     ASSERT_TRUE(Publish(memory, 100).ok());
     const Status status = ProgressOf(1, 1);
     EXPECT_EQ(status.code(), Code::kInternalError) << "bit " << bit;
-    EXPECT_CONTAINS(status.message(), "rank 1: verbs: peer 0@host:71 sent ");
+    EXPECT_HAS_PART(status.message(), "rank 1: verbs: peer 0@host:71 sent ");
     Close();
   }
   // The same bit in the header of a slice whose payload is covered.
   Open();
   fake::Get().FlipNextWrite(offsetof(tcp::FrameHeader, credit_lane), verbs::kUnread);
   SendOne(0);
-  EXPECT_CONTAINS(ProgressOf(1, 1).message(), "sent a damaged or forged slice");
+  EXPECT_HAS_PART(ProgressOf(1, 1).message(), "sent a damaged or forged slice");
 }
 
 // A peer must not talk a rank that protects its data out of the check.
@@ -243,7 +243,7 @@ TEST_F(VerbsGpuMemoryTest, ARankWithProtectionTakesNoUnprotectedPayload) {
   std::byte* const memory = Filled(gpu_.Allocate(kBytes));
   ASSERT_TRUE(Register(memory, kBytes, true).ok());
   ASSERT_TRUE(Publish(memory, 100).ok());
-  EXPECT_CONTAINS(ProgressOf(1, 1).message(), "sent a damaged or forged slice");
+  EXPECT_HAS_PART(ProgressOf(1, 1).message(), "sent a damaged or forged slice");
 }
 
 // After a failed call the caller writes to its memory, and the device must not send that.

@@ -52,7 +52,7 @@ inline fake::Port PortWith(std::vector<fake::Gid> gids) {
   return port;
 }
 
-#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+#define EXPECT_HAS_PART(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 // Two ranks in one thread.
 class VerbsTest : public ::testing::Test {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kName = "libnccl.so.2";
 
-std::string Directory(const std::string& own) {
+std::string DirectoryOf(const std::string& own) {
   return own.empty() ? "lib/inccl-nccl" : std::filesystem::path(own).parent_path().string();
 }
 
@@ -105,11 +105,11 @@ void CheckProgram(const std::string& program, const std::string& own, Findings* 
   }
   if (elf->Needs(kName)) {
     findings->push_back({Verdict::kFix, program + " needs libnccl.so.2, and the loader finds none",
-                         "start it with LD_LIBRARY_PATH=" + Directory(own)});
+                         "start it with LD_LIBRARY_PATH=" + DirectoryOf(own)});
   } else if (elf->opens_nccl) {
     findings->push_back(
         {Verdict::kNote, program + " is not linked against libnccl.so.2 and may open it by name",
-         Preload(own) + " reaches \"libnccl.so.2\", LD_LIBRARY_PATH=" + Directory(own) +
+         Preload(own) + " reaches \"libnccl.so.2\", LD_LIBRARY_PATH=" + DirectoryOf(own) +
              " also \"libnccl.so\", neither a path: see --pid when it runs"});
   } else {
     findings->push_back({Verdict::kNote, program + " does not need libnccl.so.2 itself",

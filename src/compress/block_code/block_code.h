@@ -15,12 +15,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 
 #include "compress/codec.h"
 
 namespace inccl {
+
+inline constexpr uint32_t kMostBlocks = kSuperblock / kBlock;  // with norms of their own
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // A code for at most kSuperblock elements; thread-safe. The code of a range consists of those of
 // its superblocks in order. Arrays of floats have room for kSuperblock elements.

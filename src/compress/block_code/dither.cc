@@ -23,10 +23,8 @@
 namespace inccl {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLeastNorm = 0x1p-100f;  // smaller ones count as zero: factors stay finite
-constexpr uint32_t kMostBlocks = kSuperblock / kBlock;
-constexpr uint32_t kDense = 255;  // instead of the number of codes that are not zero
+constexpr uint32_t kDense = 255;         // instead of the number of codes that are not zero
 
 struct Options {
   std::string spec;

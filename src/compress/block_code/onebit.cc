@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "compress/block_code/block_code.h"
@@ -16,9 +15,6 @@
 
 namespace inccl {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr uint32_t kMostBlocks = kSuperblock / kBlock;
 
 class OnebitCode final : public BlockCode {
  public:

@@ -22,7 +22,6 @@ cuda::ElementType TypeOf(DataType type) {
 }
 
 uint32_t* Words(std::byte* bytes) { return reinterpret_cast<uint32_t*>(bytes); }
-uint8_t* Unsigned(std::byte* bytes) { return reinterpret_cast<uint8_t*>(bytes); }
 const std::byte* AsBytes(const uint8_t* bytes) { return reinterpret_cast<const std::byte*>(bytes); }
 
 // The arguments of one kernel for one slice.

@@ -12,8 +12,6 @@
 namespace inccl::hbi {
 namespace {
 
-const uint8_t* Bytes(const std::byte* data) { return reinterpret_cast<const uint8_t*>(data); }
-
 Status Unexpected(const Term& term) {
   return InternalError(fmt::format("hbi: {} of {} contributions cannot be an input here",
                                    Name(term.format.form), term.format.contributions));
@@ -30,7 +28,7 @@ Status HbiState::CheckGroupedSum(const Range& range, const SliceContext& slice,
   const uint32_t h = input.format.contributions;
   const uint64_t bytes = GroupedSumBytes(slice, h);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-  if (h == 1 || AreValid(Bytes(input.data), slice.superblocks())) return Status::Ok();
+  if (h == 1 || AreValid(Unsigned(input.data), slice.superblocks())) return Status::Ok();
   return InternalError(fmt::format("hbi: an invalid side word in a sum of elements {} to {}",
                                    range.first, range.first + range.count));
 }
@@ -68,7 +66,7 @@ Status HbiState::TakeGroups(const Range& range, const SliceContext& slice,
       return Unexpected(input);
     }
     Group& group = groups_.back();
-    const uint8_t* at = Bytes(input.data);
+    const uint8_t* at = Unsigned(input.data);
     if (h != 1) {
       if (h != members) return Unexpected(input);
       group.words = at;

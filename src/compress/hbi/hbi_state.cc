@@ -19,8 +19,6 @@ namespace {
 
 constexpr uint32_t kWindowSuperblocks = kWindow / kSuperblock;
 
-uint8_t* Bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
-
 uint64_t Superblocks(uint64_t elements) { return (elements + kSuperblock - 1) / kSuperblock; }
 
 }  // namespace
@@ -141,7 +139,7 @@ Status HbiState::FoldSide(const Range& range, const SliceContext& slice, const u
                           std::span<const Term> inputs, std::span<Term> outputs) {
   const size_t superblocks = slice.superblocks(), bytes = superblocks * kWordBytes;
   // Fold in the final place: in the state if an output wants it there, else in the first lane.
-  uint8_t* to = Bytes(outputs[0].data);
+  uint8_t* to = Unsigned(outputs[0].data);
   for (Term& output : outputs) {
     if (output.data == nullptr) to = WordsAt(range);
   }
@@ -150,7 +148,7 @@ Status HbiState::FoldSide(const Range& range, const SliceContext& slice, const u
   for (Term& output : outputs) {
     output.bytes = static_cast<uint32_t>(bytes);
     if (output.data == nullptr) continue;
-    if (Bytes(output.data) != to) std::memcpy(output.data, to, bytes);
+    if (Unsigned(output.data) != to) std::memcpy(output.data, to, bytes);
     if (trailer_ != 0) PutChecksum(output.data, bytes);
     output.bytes += trailer_;
   }
@@ -209,8 +207,8 @@ void HbiState::CopyPart(std::span<const Term> outputs, const SliceOutputs& place
                         const PartExtents* part) const {
   for (const Term& output : outputs) {
     const bool elements = output.format.form == Form::kOutput;
-    const uint8_t* const from = elements ? Bytes(places.elements) : MadeIn(output, places);
-    uint8_t* const to = Bytes(output.data);
+    const uint8_t* const from = elements ? Unsigned(places.elements) : MadeIn(output, places);
+    uint8_t* const to = Unsigned(output.data);
     if (to == from) continue;
     Extent all{0, output.bytes - (elements ? 0 : trailer_)};
     if (part != nullptr) all = elements ? part->elements : part->sum;
@@ -234,7 +232,7 @@ void HbiState::PutChecksums(std::span<Term> outputs, const SliceOutputs& places)
   for (Term& output : outputs) {
     if (output.format.form == Form::kOutput) continue;
     auto* const from = reinterpret_cast<std::byte*>(MadeIn(output, places));
-    bool& done = sealed[Bytes(from) == places.result.at ? 1 : 0];
+    bool& done = sealed[Unsigned(from) == places.result.at ? 1 : 0];
     const size_t bytes = output.bytes - trailer_;
     if (!done) PutChecksum(from, bytes);
     done = true;
@@ -249,7 +247,7 @@ void HbiState::ForwardResult(const SliceContext& slice, const Term& input,
     if (output.format.form == Form::kResult) {
       if (input.bytes != 0) std::memcpy(output.data, input.data, input.bytes);
     } else if (decoded == nullptr) {
-      DecodeParts(team(), slice, Bytes(input.data), output.data);
+      DecodeParts(team(), slice, Unsigned(input.data), output.data);
       decoded = output.data;
     } else {
       std::memcpy(output.data, decoded, output.bytes);

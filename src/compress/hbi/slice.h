@@ -17,6 +17,12 @@
 
 namespace inccl::hbi {
 
+// Payloads as the kernels name them.
+inline uint8_t* Unsigned(std::byte* bytes) { return reinterpret_cast<uint8_t*>(bytes); }
+inline const uint8_t* Unsigned(const std::byte* bytes) {
+  return reinterpret_cast<const uint8_t*>(bytes);
+}
+
 // The values that a slice's superblocks share.
 struct SliceContext {
   const Kernels* kernels = nullptr;

@@ -12,8 +12,6 @@
 namespace inccl::hbi {
 namespace {
 
-uint8_t* Bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
-
 Status WrongLength(const Term& term, uint64_t expected) {
   return InternalError(fmt::format("hbi: {} payload: expected {} bytes, got {}",
                                    Name(term.format.form), expected, term.bytes));
@@ -84,7 +82,8 @@ Status HbiState::CheckSide(const Range& range, const SliceContext& slice,
     }
     if (input.format.form != Form::kSide) return Unexpected(input, "an input");
     if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-    if (!AreValidParts(team(), Bytes(input.data), slice.superblocks())) return InvalidWords(range);
+    if (!AreValidParts(team(), Unsigned(input.data), slice.superblocks()))
+      return InvalidWords(range);
   }
   for (const Term& output : outputs) {
     if (output.format.form != Form::kSide) return Unexpected(output, "an output");
@@ -113,7 +112,7 @@ Status HbiState::TakeInputs(const Range& range, const SliceContext& slice,
       if (h != known) known_bytes = SumBytes(slice, h);
       known = h;
       if (Status status = CheckPayload(range, input, known_bytes); !status.ok()) return status;
-      const uint8_t* at = Bytes(input.data);
+      const uint8_t* at = Unsigned(input.data);
       sources_.push_back({.at = at, .end = at + known_bytes, .contributions = h});
     } else {
       return Unexpected(input, "an input");
@@ -144,7 +143,7 @@ Status HbiState::PlaceOutputs(const SliceContext& slice, uint32_t contributions,
     if (form == Form::kSum) bytes = BytesOfSum(slice, contributions) + trailer_;
     if (form == Form::kResult) bytes = ResultBytes(slice) + trailer_;
     if (Status status = CheckCapacity(output, bytes); !status.ok()) return status;
-    uint8_t* data = Bytes(output.data);
+    uint8_t* data = Unsigned(output.data);
     const Sink sink{data, data + output.bytes};
     if (form == Form::kSum || (form == Form::kResult && !planner_->requantizes())) {
       if (places->sum.at == nullptr) places->sum = sink;
@@ -163,7 +162,7 @@ Status HbiState::CheckForward(const Range& range, const SliceContext& slice, con
   if (!Travels(call_.collective, input.format.form)) return Unexpected(input, "an input");
   const uint64_t bytes = ResultBytes(slice);
   if (Status status = CheckPayload(range, input, bytes); !status.ok()) return status;
-  if (planner_->requantizes() && !AreValid(Bytes(input.data), slice.superblocks())) {
+  if (planner_->requantizes() && !AreValid(Unsigned(input.data), slice.superblocks())) {
     return InternalError(
         fmt::format("hbi: an invalid side word in a result of {} elements", slice.count));
   }

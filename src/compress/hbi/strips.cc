@@ -8,13 +8,13 @@
 
 #include "compress/hbi/format.h"
 #include "compress/hbi/side_words.h"
+#include "compress/hbi/walker.h"
 
 namespace inccl::hbi {
 namespace {
 
 constexpr uint32_t kStripSlack = 64;  // bytes behind packed fields that strips read or write
-constexpr uint32_t kMaxPacked = PackedBytes(kMostHalfBits);
-constexpr uint32_t kTogether = 8;  // superblocks whose side words fold_strip computes at once
+constexpr uint32_t kTogether = 8;     // superblocks whose side words fold_strip computes at once
 // Copies of the end of packed sums.
 constexpr size_t kCopyBytes = 16384;
 constexpr size_t kMostCopies = kCopyBytes / (kMaxPacked + kStripSlack);

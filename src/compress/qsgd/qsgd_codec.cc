@@ -18,14 +18,12 @@
 namespace inccl {
 namespace {
 
-using qsgd::Config;
-using qsgd::Width;
-
 constexpr uint64_t kMaxQ = 16;
 
 class QsgdCodec final : public Codec {
  public:
-  explicit QsgdCodec(Config config) : config_(std::make_shared<const Config>(std::move(config))) {}
+  explicit QsgdCodec(qsgd::Config config)
+      : config_(std::make_shared<const qsgd::Config>(std::move(config))) {}
 
   const std::string& spec() const override { return config_->spec; }
   Status Supports(Collective collective, DataType type, ReduceOp op, int nranks) const override {
@@ -37,7 +35,7 @@ class QsgdCodec final : public Codec {
   uint64_t window_elements() const override { return kWindow; }
   uint32_t MaxBytes(DataType /*type*/, int nranks, uint32_t count) const override {
     const uint64_t superblocks = count / kSuperblock + (count % kSuperblock != 0 ? 1 : 0);
-    const uint32_t width = Width(static_cast<uint32_t>(nranks), config_->levels());
+    const uint32_t width = qsgd::Width(static_cast<uint32_t>(nranks), config_->levels());
     return static_cast<uint32_t>(
         std::min<uint64_t>(superblocks * FieldBytes(std::min(kSuperblock, count), width),
                            std::numeric_limits<uint32_t>::max()));
@@ -46,7 +44,8 @@ class QsgdCodec final : public Codec {
   void Bound(Collective collective, int nranks, double* bits,
              double* relative_error) const override {
     const auto n = static_cast<uint32_t>(nranks);
-    const double sum = Width(1, config_->levels()), result = Width(n, config_->levels());
+    const double sum = qsgd::Width(1, config_->levels()),
+                 result = qsgd::Width(n, config_->levels());
     *bits = sum;
     if (collective == Collective::kAllReduce) *bits = (sum + result) / 2;
     // An agreement sends the indices twice.
@@ -56,7 +55,7 @@ class QsgdCodec final : public Codec {
   std::unique_ptr<CodecState> NewState() const override { return qsgd::NewState(config_); }
 
  private:
-  std::shared_ptr<const Config> config_;
+  std::shared_ptr<const qsgd::Config> config_;
   // The largest magnitude of a window, and the indices of scales.
   const SidePhase side_phases_[2] = {
       {.bytes = qsgd::kLargestBytes},
@@ -98,8 +97,8 @@ std::string TextOf(const std::vector<uint32_t>& scales) {
 
 }  // namespace
 
-Status qsgd::CheckCall(const Config& config, Collective collective, DataType type, ReduceOp op,
-                       int nranks) {
+Status qsgd::CheckCall(const qsgd::Config& config, Collective collective, DataType type,
+                       ReduceOp op, int nranks) {
   Status status = CheckFloatCall(config.name, collective, type, op, nranks);
   if (!status.ok()) return status;
   if (uint64_t{2} * static_cast<uint64_t>(nranks) * config.levels() < kFieldLimit) {
@@ -116,7 +115,7 @@ MadeCodec MakeQuantizer(const CodecSpec& spec, const char* name, bool several) {
   if (Status status = spec.AllowOnly(kKeys); !status.ok()) return status;
   Result<std::vector<uint32_t>> scales = ParseScales(spec, several);
   if (!scales.ok()) return scales.status();
-  Config config;
+  qsgd::Config config;
   config.name = name;
   config.spec = fmt::format("{}:q={}", name, TextOf(*scales));
   config.scales = *std::move(scales);

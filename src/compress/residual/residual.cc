@@ -13,7 +13,7 @@
 namespace inccl {
 namespace {
 
-constexpr size_t kTile = 1024;
+constexpr size_t kResidualTile = 1024;
 
 Status InUse() { return InvalidUsage("residual: a call is using it"); }
 
@@ -78,9 +78,9 @@ void Residual::Scaled(uint64_t first, std::span<float> x) const {
 }
 
 void Residual::SetErrors(uint64_t first, std::span<const float> errors) {
-  float next[kTile], kept[kTile];
-  for (size_t at = 0; at < errors.size(); at += kTile) {
-    const size_t count = std::min(kTile, errors.size() - at);
+  float next[kResidualTile], kept[kResidualTile];
+  for (size_t at = 0; at < errors.size(); at += kResidualTile) {
+    const size_t count = std::min(kResidualTile, errors.size() - at);
     for (size_t i = 0; i < count; ++i) {
       next[i] = std::isfinite(errors[at + i]) ? errors[at + i] : 0.0f;
     }

@@ -16,7 +16,7 @@
 namespace inccl {
 namespace {
 
-constexpr uint32_t kTile = 4 * kSuperblock;
+constexpr uint32_t kWireTile = 4 * kSuperblock;
 
 class WireState final : public CheckedState {
  public:
@@ -24,8 +24,8 @@ class WireState final : public CheckedState {
       : CheckedState(wire->name()),
         wire_(std::move(wire)),
         add_(FindReduce(DataType::kFloat32, ReduceOp::kSum)),
-        sum_(kTile),
-        next_(kTile) {}
+        sum_(kWireTile),
+        next_(kWireTile) {}
 
   // Only plain casts have kernels, not sums and averages.
   Result<bool> Launch(const Range& range, std::span<const Term> inputs, std::span<Term> outputs,
@@ -64,8 +64,8 @@ class WireState final : public CheckedState {
  private:
   template <typename Body>
   static void ForEachTile(const Range& range, const Body& body) {
-    for (uint32_t at = 0; at < range.count; at += kTile)
-      body(at, std::min(kTile, range.count - at));
+    for (uint32_t at = 0; at < range.count; at += kWireTile)
+      body(at, std::min(kWireTile, range.count - at));
   }
   // True if Launch has kernels for these operands.
   bool IsCast(std::span<const Term> inputs, std::span<const Term> outputs) const;
